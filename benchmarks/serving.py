@@ -152,7 +152,7 @@ def served(ensemble: Ensemble, folder: Path, times: Times) -> Iterator[tuple[str
         times.wrap(accountant, "charge", "charge")
         engine = BatchEngine(ensemble, mechanism, accountant, memory_bytes=MEMORY)
         times.wrap(engine, "admit", "prompts")
-        times.wrap(engine, "_advance", "forward")
+        times.wrap(engine, "_compute", "forward")
         times.wrap(engine, "_answered", "mechanism")
         times.wrap(engine, "step", "step")
         scheduler = Scheduler(engine, ensemble.tokenizer, ensemble.end_tokens)
