@@ -147,6 +147,7 @@ class BatchEngine:
         Raises:
             BudgetSpentError: the plan is spent, although the server reserves its tokens.
             LedgerError: the charge could not be made durable. No token was released.
+            RuntimeError: more was charged than released, which could pay for a later step.
         """
         if not self._batches:
             return []
@@ -172,6 +173,8 @@ class BatchEngine:
         for batch in [one for one in self._batches if not one.decoder.unread]:
             batch.tokens = self._answered(batch)
             released += zip(batch.prompts, batch.tokens.tolist(), strict=True)
+        if self._prepaid is not None and self._prepaid.left:
+            raise RuntimeError("all queries that were charged must be released in the same step")
         return released
 
     def _charged_ahead(self) -> Prepaid | None:

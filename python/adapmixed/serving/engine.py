@@ -1,7 +1,8 @@
 """The interface of an engine: admit sequences, step, let them leave.
 
 An engine holds a batch of sequences. `step` makes one token for each of them whose prompt has been
-read, and charges all of these tokens before it returns any. Another engine needs these five methods alone.
+read, and charges all of these tokens before it returns any. Another engine needs these five methods
+alone.
 """
 
 from __future__ import annotations

@@ -12,10 +12,13 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+import h11
 import uvicorn
 from starlette.types import ASGIApp
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from adapmixed.serving.answers import SEND_SECONDS
+from adapmixed.serving.errors import bad_request, encoded
 from adapmixed.serving.scheduler import Scheduler
 
 HEADER_SECONDS = 60.0
@@ -86,7 +89,7 @@ def configuration(
     config = uvicorn.Config(
         app,
         loop="asyncio",
-        http="h11",
+        http=_Protocol,
         ws="none",
         lifespan="off",
         log_config=None,
@@ -99,6 +102,23 @@ def configuration(
     )
     config.load()
     return config
+
+
+class _Protocol(H11Protocol):
+    """uvicorn's protocol, with an error in OpenAI's form for what is no HTTP."""
+
+    def send_400_response(self, msg: str) -> None:
+        """Answer malformed HTTP, unless a response has begun, and close. uvicorn calls this."""
+        if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
+            body = encoded(bad_request(None, "the request must be valid HTTP/1.1").body)
+            headers = [
+                ("content-type", "application/json"),
+                ("content-length", str(len(body))),
+                ("connection", "close"),
+            ]
+            events = h11.Response(status_code=400, headers=headers), h11.Data(data=body)
+            self.transport.write(b"".join(self.conn.send(event) or b"" for event in events))
+        self.transport.close()
 
 
 class Listener(uvicorn.Server):
