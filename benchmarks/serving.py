@@ -39,7 +39,7 @@ from urllib.parse import urlsplit
 import torch
 
 from adapmixed.data.demo import demo_base
-from adapmixed.ensemble import Ensemble
+from adapmixed.ensemble import Decoder, Ensemble
 from adapmixed.generation import PrivateGenerator
 from adapmixed.generation.loop import Answerer
 from adapmixed.mechanisms import ClippedLogPool
@@ -179,8 +179,8 @@ def served(ensemble: Ensemble, folder: Path, times: Times) -> Iterator[tuple[str
     with Accountant(1e-5, path=folder / "ledger.db") as accountant:
         times.wrap(accountant, "charge", "charge")
         engine = BatchEngine(ensemble, mechanism, accountant, memory_bytes=MEMORY)
-        times.wrap(engine, "admit", "prompts")
-        times.wrap(engine, "_compute", "forward")
+        times.wrap(Decoder, "read", "prompts")
+        times.wrap(engine, "_advance", "forward")
         times.wrap(engine, "_answered", "mechanism")
         times.wrap(engine, "step", "step")
         scheduler = Scheduler(engine, ensemble.tokenizer, ensemble.end_tokens)
@@ -283,8 +283,9 @@ def main() -> None:
             cpu = time.clock_gettime(clock)
             seen = asked(url, streams, seconds)
             http = time.clock_gettime(clock) - cpu
+            spent = dict(times.seconds)
             rates += alone(ensemble, streams, length, seconds / 4)
-            row(report, streams, seen, rates, dict(times.seconds), http)
+            row(report, streams, seen, rates, spent, http)
     about["others"] = report.others(neighbours)
     if arguments.out is not None:
         report.write(arguments.out, machine=about, seconds=seconds)
@@ -302,7 +303,7 @@ def row(
     wall = seen.seconds
     rate = statistics.median(rates)
     ratio = seen.tokens_per_second / rate
-    waited = spent["step"] - spent["forward"] - spent["mechanism"]
+    waited = spent["step"] - spent["prompts"] - spent["forward"] - spent["mechanism"]
     parts = {
         "prompts": spent["prompts"],
         "forward": spent["forward"],
