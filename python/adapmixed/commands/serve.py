@@ -97,10 +97,13 @@ def add_parser(commands: Any) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Serve until a signal (status 0), or until the engine fails (status 1)."""
-    check_extra()
-    check_network(arguments)
-    check_limits(arguments)
     with ExitStack() as stack:
+        if arguments.keys is not None:  # a signal that comes too early waits for its handler
+            before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGHUP})
+            stack.callback(signal.pthread_sigmask, signal.SIG_SETMASK, before)
+        check_extra()
+        check_network(arguments)
+        check_limits(arguments)
         return _serve(arguments, stack)
 
 
@@ -122,8 +125,6 @@ def _serve(arguments: argparse.Namespace, stack: ExitStack) -> int:
     from adapmixed.serving.scheduler import Scheduler
 
     raise_file_limit()
-    if arguments.keys is not None:  # a signal that comes too early waits for its handler
-        stack.callback(signal.pthread_sigmask, signal.SIG_SETMASK, _blocked(signal.SIGHUP))
     keys = None if arguments.keys is None else read_keys(arguments.keys)
     listening = stack.enter_context(bound(arguments.host, arguments.port))
     figures = stack.enter_context(bound(LOOPBACK, arguments.metrics_port or 0))
@@ -236,11 +237,6 @@ def _clients(keys: list[Key], arguments: argparse.Namespace, stack: ExitStack) -
     usage = Usage(path)
     stack.callback(usage.close)
     return Clients(keys, usage)
-
-
-def _blocked(number: signal.Signals) -> set[int | signal.Signals]:
-    """Block a signal in this thread; return the signals that were blocked before."""
-    return signal.pthread_sigmask(signal.SIG_BLOCK, {number})
 
 
 def _reread(path: Path, clients: Clients, stack: ExitStack) -> None:

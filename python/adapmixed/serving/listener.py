@@ -116,8 +116,9 @@ class _Protocol(H11Protocol):
                 ("content-length", str(len(body))),
                 ("connection", "close"),
             ]
-            events = h11.Response(status_code=400, headers=headers), h11.Data(data=body)
-            self.transport.write(b"".join(self.conn.send(event) or b"" for event in events))
+            head = h11.Response(status_code=400, headers=headers, reason=b"Bad Request")
+            for event in (head, h11.Data(data=body)):
+                self.transport.write(self.conn.send(event) or b"")
         self.transport.close()
 
 
