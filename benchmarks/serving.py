@@ -82,7 +82,7 @@ class Seen:
 
 @dataclass
 class _Counts:
-    """What the clients of one run count.
+    """The counts and times of the clients of one run.
 
     Attributes:
         events: the time of each event that has text.

@@ -46,6 +46,7 @@ class Decoder:
         self._logits: Tensor
         self._going: Tensor | None = None  # the sequences of `_logits` that were not dropped
         self._room = LogitsRoom()
+        self._unread = 0  # positions at the end that the cache does not hold yet
         limit = forward.max_positions if slide else None
         if limit is not None:
             self._keep(limit, limit)
@@ -70,7 +71,7 @@ class Decoder:
 
     @property
     def unread(self) -> int:
-        """The number of positions of the prompts that have not been read; 0 is needed to go on."""
+        """The number of positions of the prompts still to `read`; all other methods need 0."""
         return self._unread
 
     def read(self, positions: int | None = None) -> None:
