@@ -152,7 +152,6 @@ def test_a_prompt_is_read_in_parts(base: Any, make_adapters: Callable[..., list[
         assert decoder.unread == left
         for call in (
             lambda: decoder.append(torch.tensor([1, 1])),
-            lambda: decoder.drop(torch.tensor([True, False])),
             lambda: decoder.join(ensemble.decoder(ids)),
             lambda: ensemble.decoder(ids).join(decoder),
         ):
@@ -163,3 +162,20 @@ def test_a_prompt_is_read_in_parts(base: Any, make_adapters: Callable[..., list[
     assert_alone(ensemble, decoder, held, 1e-5)
     append(decoder, held)
     assert_alone(ensemble, decoder, held, 1e-5)
+
+
+@pytest.mark.parametrize("read", [0, 2, 5])
+def test_a_sequence_leaves_before_all_is_read(
+    base: Any, make_adapters: Callable[..., list[Path]], read: int
+) -> None:
+    ensemble = Ensemble.from_pretrained(base, make_adapters(2))
+    lengths = {0: 9, 1: 4, 2: 6}
+    ids, mask = left_padded([TOKENS[row, :length].tolist() for row, length in lengths.items()])
+    decoder = ensemble.decoder(ids, attention_mask=mask, new_tokens=3, unread=True)
+    decoder.read(read)
+    drop(decoder, lengths, 0)
+    assert (decoder.length, decoder.unread, decoder.window) == (6, 6, 9)
+    decoder.read()
+    assert_alone(ensemble, decoder, lengths, 1e-5)
+    append(decoder, lengths)
+    assert_alone(ensemble, decoder, lengths, 1e-5)

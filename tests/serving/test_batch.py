@@ -200,6 +200,12 @@ def test_a_long_prompt_is_read_in_parts(
         engine.step()
         engine.leave([gone])
         assert not unread(engine) and len(engine.step()) == 3
+        short = [Prompt((3,), 1), Prompt((4,), 1)]
+        engine.admit([gone])
+        engine.admit(short)
+        engine.leave(short[:1])  # while it waits behind the long one
+        found = [[prompt for prompt, _ in engine.step()][3:] for _ in range(3)]
+        assert found == [[], [gone], [gone, short[1]]]
 
 
 def test_few_prompts_are_read_together_while_others_run(ensemble: Ensemble) -> None:

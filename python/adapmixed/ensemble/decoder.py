@@ -71,7 +71,7 @@ class Decoder:
 
     @property
     def unread(self) -> int:
-        """The number of positions of the prompts still to `read`; all other methods need 0."""
+        """The number of positions still to `read` before the decoder can go on."""
         return self._unread
 
     def read(self, positions: int | None = None) -> None:
@@ -130,28 +130,31 @@ class Decoder:
     def drop(self, ended: Tensor) -> None:
         """Drop sequences that ended; the others keep their order.
 
-        Padding that the others have in common is dropped, too.
+        Padding that the others have in common is dropped, too. If prompts are not read to the end,
+        the reading begins anew.
 
         Args:
             ended: (b,) bool, at least one of them False.
         """
         from adapmixed.ensemble.cache import keep_rows
 
-        self._check_read()
         going = (~ended).nonzero()[:, 0].to(self._ids.device)
         first = int(self._padding()[going].min())
         self._ends = self._ends[going]
-        blocks = torch.arange(self._forward.num_models + 1, device=going.device) * len(ended)
-        in_all_blocks = (blocks[:, None] + going).flatten()
-        for layer in self._cache.layers:
-            rows = going if len(layer.keys) == len(ended) else in_all_blocks
-            keep_rows(layer, rows, self.length - first, self.window)
-        # The logits are not copied here: usually nobody reads them again.
-        self._going = going if self._going is None else self._going[going]
+        if not self._unread:
+            blocks = torch.arange(self._forward.num_models + 1, device=going.device) * len(ended)
+            in_all_blocks = (blocks[:, None] + going).flatten()
+            for layer in self._cache.layers:
+                rows = going if len(layer.keys) == len(ended) else in_all_blocks
+                keep_rows(layer, rows, self.length - first, self.window)
+            # The logits are not copied here: usually nobody reads them again.
+            self._going = going if self._going is None else self._going[going]
         self._ids = self._ids[going]
         if self._mask is not None:
             self._mask = self._mask[going]
         self._cut(first)
+        if self._unread:
+            self._begin()
 
     def join(self, other: Decoder) -> None:
         """Add another decoder's sequences behind these, before `append` advances all of them.
