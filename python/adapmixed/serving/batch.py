@@ -44,9 +44,9 @@ class BatchEngine:
     """Answers a batch of sequences with every kind of mechanism and member, in one process.
 
     New prompts are read into a batch of their own, a long one over several steps, and join the
-    others after their first token. If the
-    mechanism's cost is fixed, all tokens of a step are one charge, which is written while the
-    models compute. Otherwise sequences with the same temperature and top-k are one charge.
+    others after their first token. If the mechanism's cost is fixed, all tokens of a step are one
+    charge, which is written while the models compute. Otherwise sequences with the same temperature
+    and top-k are one charge.
 
     Args:
         ensemble: the models that answer.
