@@ -3,12 +3,15 @@
     python -m benchmarks.serving [--quick] [--folder DISK] [--out PREFIX]
 
 1, 8 and 64 clients stream completions, one after the other, from a process of their own. The server
-runs in this process. Its answers are compared with those of `PrivateGenerator` first. A token
-counts if it adds text, since only then the client gets an event. Reported are:
+runs in this process. Its answers are compared with those of `PrivateGenerator` first. A client gets
+an event for a token that adds text. The server's usage has the tokens without text, too. Reported
+are:
 
-- tokens a second, and as a ratio to one `PrivateGenerator` that continues as many prompts at once,
-  before and after, without HTTP and without a ledger;
-- what the clients see between two tokens of one stream, in milliseconds (p50, p95, p99);
+- tokens a second while all streams go on, from the events and the usage. A ratio compares them with
+  one batch of as many sequences, none of which ends early, without HTTP and without a ledger: the
+  median of several runs before and after. Its answers are as long as those of the server on
+  average;
+- what the clients see between two events of one stream, in milliseconds (p50, p95, p99);
 - where the engine's thread spends its time. The charge is written meanwhile by another thread, so
   only the wait for it counts. HTTP is the event loop's CPU time, beside the engine.
 """
@@ -28,16 +31,20 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+import torch
+
 from adapmixed.data.demo import demo_base
-from adapmixed.ensemble import Ensemble
+from adapmixed.ensemble import Decoder, Ensemble
 from adapmixed.generation import PrivateGenerator
+from adapmixed.generation.loop import Answerer
 from adapmixed.mechanisms import ClippedLogPool
 from adapmixed.privacy import Accountant
+from adapmixed.rng import SecureRandom
 from benchmarks.demo import demo_ensemble
 from benchmarks.harness import Neighbours, Report, headline, machine
 
@@ -55,7 +62,8 @@ class Seen:
     """Figures of the clients of one run.
 
     Attributes:
-        tokens_per_second: of all streams together.
+        tokens_per_second: of all streams together, by the server's usage.
+        tokens_per_answer: their mean, by the server's usage.
         p50: seconds between two events of one stream that half of them do not exceed.
         p95: as p50, for 95 %.
         p99: as p50, for 99 %.
@@ -64,6 +72,7 @@ class Seen:
     """
 
     tokens_per_second: float
+    tokens_per_answer: float
     p50: float
     p95: float
     p99: float
@@ -71,16 +80,32 @@ class Seen:
     seconds: float
 
 
-async def _stream(url: str, until: float, tokens: list[float], gaps: list[float]) -> list[float]:
-    """Ask one question after another; return the seconds to each one's first event."""
+@dataclass
+class _Counts:
+    """The counts and times of the clients of one run.
+
+    Attributes:
+        events: the time of each event that has text.
+        gaps: seconds between two events of one stream.
+        firsts: seconds to the first event of each answer.
+        answered: tokens of each answer.
+    """
+
+    events: list[float] = field(default_factory=list)
+    gaps: list[float] = field(default_factory=list)
+    firsts: list[float] = field(default_factory=list)
+    answered: list[int] = field(default_factory=list)
+
+
+async def _stream(url: str, until: float, counts: _Counts) -> None:
+    """Ask one question after another."""
     place = urlsplit(url)
     body = {"model": MODEL, "prompt": PROMPT, "max_tokens": TOKENS, "stream": True}
-    content = json.dumps(body).encode()
+    content = json.dumps(body | {"stream_options": {"include_usage": True}}).encode()
     head = (
         f"POST {place.path}/completions HTTP/1.1\r\nhost: {place.netloc}\r\n"
         f"content-type: application/json\r\ncontent-length: {len(content)}\r\n\r\n"
     )
-    firsts = []
     reader, writer = await asyncio.open_connection(place.hostname, place.port)
     while time.perf_counter() < until:
         last = time.perf_counter()
@@ -93,27 +118,30 @@ async def _stream(url: str, until: float, tokens: list[float], gaps: list[float]
                 raise ValueError(f"the server answered {line.decode()}")
             if line.startswith(b"data: "):
                 now = time.perf_counter()
-                (firsts if first else gaps).append(now - last)
-                tokens.append(now)
-                last, first = now, False
+                found = json.loads(line[6:])
+                if found["usage"] is not None:
+                    counts.answered.append(found["usage"]["completion_tokens"])
+                elif found["choices"][0]["text"]:
+                    (counts.firsts if first else counts.gaps).append(now - last)
+                    counts.events.append(now)
+                    last, first = now, False
         while await reader.readline() != b"0\r\n":  # the last chunk
             pass
         await reader.readline()
     writer.close()
-    return firsts
 
 
 async def _client(url: str, streams: int, seconds: float) -> Seen:
-    tokens: list[float] = []
-    gaps: list[float] = []
+    counts = _Counts()
     start = time.perf_counter()
-    asked = [_stream(url, start + seconds, tokens, gaps) for _ in range(streams)]
-    firsts = [one for some in await asyncio.gather(*asked) for one in some]
-    within = [one for one in tokens if one < start + seconds]  # then fewer and fewer streams go on
-    cuts = statistics.quantiles(gaps, n=100)
-    rate = len(within) / (max(within) - start)
+    await asyncio.gather(*[_stream(url, start + seconds, counts) for _ in range(streams)])
     taken = time.perf_counter() - start
-    return Seen(rate, cuts[49], cuts[94], cuts[98], statistics.median(firsts), taken)
+    within = [one for one in counts.events if one < start + seconds]  # then fewer streams go on
+    tokens = sum(counts.answered) / len(counts.events)  # for each event
+    rate = tokens * len(within) / (max(within) - start)
+    mean = statistics.mean(counts.answered)
+    cuts = statistics.quantiles(counts.gaps, n=100)
+    return Seen(rate, mean, cuts[49], cuts[94], cuts[98], statistics.median(counts.firsts), taken)
 
 
 class Times:
@@ -151,7 +179,7 @@ def served(ensemble: Ensemble, folder: Path, times: Times) -> Iterator[tuple[str
     with Accountant(1e-5, path=folder / "ledger.db") as accountant:
         times.wrap(accountant, "charge", "charge")
         engine = BatchEngine(ensemble, mechanism, accountant, memory_bytes=MEMORY)
-        times.wrap(engine, "admit", "prompts")
+        times.wrap(Decoder, "read", "prompts")
         times.wrap(engine, "_advance", "forward")
         times.wrap(engine, "_answered", "mechanism")
         times.wrap(engine, "step", "step")
@@ -184,14 +212,25 @@ def asked(url: str, streams: int, seconds: float) -> Seen:
     return Seen(**json.loads(done.stdout))
 
 
-def alone(ensemble: Ensemble, streams: int) -> float:
-    """Return the tokens a second of one generator that continues so many prompts at once."""
+def alone(ensemble: Ensemble, streams: int, tokens: int, seconds: float) -> list[float]:
+    """Return the tokens a second of one batch that never shrinks, for each of several runs.
+
+    Args:
+        ensemble: the models.
+        streams: number of sequences.
+        tokens: number of tokens of each.
+        seconds: how long to begin new runs.
+    """
     mechanism = ClippedLogPool(-0.25, 1.0, 2.0, queries=PLAN)
-    generator = PrivateGenerator(ensemble, mechanism, Accountant(1e-5), memory_bytes=MEMORY)
-    start = time.perf_counter()
-    steps = generator.stream([PROMPT] * streams, max_new_tokens=TOKENS)
-    pieces = [sum(bool(text) for text in step) for step in steps]
-    return sum(pieces) / (time.perf_counter() - start)
+    one = Answerer(ensemble, mechanism, Accountant(1e-5), SecureRandom(), memory_bytes=MEMORY)
+    ids = torch.tensor([ensemble.tokenizer(PROMPT)["input_ids"]] * streams)
+    rates: list[float] = []
+    until = time.perf_counter() + seconds
+    while not rates or time.perf_counter() < until:
+        start = time.perf_counter()
+        count = sum(len(step) for step in one.stream(ids, max_new_tokens=tokens))
+        rates.append(count / (time.perf_counter() - start))
+    return rates
 
 
 def check(ensemble: Ensemble, url: str) -> None:
@@ -228,7 +267,7 @@ def main() -> None:
     report.say(headline(about))
     report.say(
         f"N = {ensemble.num_models} members of the output layer, V = {ensemble.vocab_size}, "
-        f"{TOKENS} tokens an answer, {seconds:g} s a run; ledger on a disk"
+        f"at most {TOKENS} tokens an answer, {seconds:g} s a run; ledger on a disk"
     )
     times = Times()
     with (
@@ -238,14 +277,15 @@ def main() -> None:
         check(ensemble, url)
         clock = time.pthread_getcpuclockid(loop)
         for streams in STREAMS:
-            asked(url, streams, min(seconds, 2.0))  # warms up
-            before = alone(ensemble, streams)
+            length = round(asked(url, streams, min(seconds, 3.0)).tokens_per_answer)  # warms up
+            rates = alone(ensemble, streams, length, seconds / 4)
             times.seconds.clear()
             cpu = time.clock_gettime(clock)
             seen = asked(url, streams, seconds)
             http = time.clock_gettime(clock) - cpu
-            rate = statistics.mean([before, alone(ensemble, streams)])
-            row(report, streams, seen, rate, dict(times.seconds), http)
+            spent = dict(times.seconds)
+            rates += alone(ensemble, streams, length, seconds / 4)
+            row(report, streams, seen, rates, spent, http)
     about["others"] = report.others(neighbours)
     if arguments.out is not None:
         report.write(arguments.out, machine=about, seconds=seconds)
@@ -255,14 +295,15 @@ def row(
     report: Report,
     streams: int,
     seen: Seen,
-    rate: float,
+    rates: list[float],
     spent: dict[str, float],
     http: float,
 ) -> None:
     """Print and keep the figures of one run."""
     wall = seen.seconds
+    rate = statistics.median(rates)
     ratio = seen.tokens_per_second / rate
-    waited = spent["step"] - spent["forward"] - spent["mechanism"]
+    waited = spent["step"] - spent["prompts"] - spent["forward"] - spent["mechanism"]
     parts = {
         "prompts": spent["prompts"],
         "forward": spent["forward"],
@@ -273,7 +314,8 @@ def row(
     shares["text, queue and idle"] = 1 - sum(shares.values())
     report.say(
         f"{streams:>3} streams: {seen.tokens_per_second:7.1f} tokens/s, {ratio:.2f} of one batch "
-        f"without HTTP and ledger ({rate:.1f})"
+        f"without HTTP and ledger ({rate:.1f}, {min(rates):.1f} to {max(rates):.1f} in "
+        f"{len(rates)} runs); {seen.tokens_per_answer:.0f} tokens an answer"
     )
     report.say(
         f"    between tokens p50 {1e3 * seen.p50:.1f}, p95 {1e3 * seen.p95:.1f}, p99 "
@@ -284,7 +326,7 @@ def row(
     report.say(
         f"    charges took {spent['charge'] / wall:.0%} of the time, beside the forward pass"
     )
-    kept = {"streams": streams, **asdict(seen), "batch_tokens_per_second": rate, "ratio": ratio}
+    kept = {"streams": streams, **asdict(seen), "batch_tokens_per_second": rates, "ratio": ratio}
     report.tables.setdefault("streams", []).append(
         {**kept, "shares": shares, "http_cpu": http / wall, "charge": spent["charge"] / wall}
     )

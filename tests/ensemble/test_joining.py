@@ -142,3 +142,40 @@ def test_decoders_that_cannot_join(base: Any, make_adapters: Callable[..., list[
         ensemble.decoder(ids).join(another.decoder(ids))
     with pytest.raises(ValueError, match="other must not join, because a window slides"):
         ensemble.decoder(ids).join(ensemble.decoder(ids, overflow="slide"))
+
+
+def test_a_prompt_is_read_in_parts(base: Any, make_adapters: Callable[..., list[Path]]) -> None:
+    ensemble = Ensemble.from_pretrained(base, make_adapters(2))
+    ids, mask = left_padded([TOKENS[row, :length].tolist() for row, length in ((0, 9), (1, 4))])
+    decoder = ensemble.decoder(ids, attention_mask=mask, new_tokens=3, unread=True)
+    for left in (9, 5, 1):
+        assert decoder.unread == left
+        for call in (
+            lambda: decoder.append(torch.tensor([1, 1])),
+            lambda: decoder.join(ensemble.decoder(ids)),
+            lambda: ensemble.decoder(ids).join(decoder),
+        ):
+            with pytest.raises(ValueError, match=rf"read\(\) must be called first: {left} posit"):
+                call()
+        decoder.read(4)
+    held = {0: 9, 1: 4}
+    assert_alone(ensemble, decoder, held, 1e-5)
+    append(decoder, held)
+    assert_alone(ensemble, decoder, held, 1e-5)
+
+
+@pytest.mark.parametrize("read", [0, 2, 5])
+def test_a_sequence_leaves_before_all_is_read(
+    base: Any, make_adapters: Callable[..., list[Path]], read: int
+) -> None:
+    ensemble = Ensemble.from_pretrained(base, make_adapters(2))
+    lengths = {0: 9, 1: 4, 2: 6}
+    ids, mask = left_padded([TOKENS[row, :length].tolist() for row, length in lengths.items()])
+    decoder = ensemble.decoder(ids, attention_mask=mask, new_tokens=3, unread=True)
+    decoder.read(read)
+    drop(decoder, lengths, 0)
+    assert (decoder.length, decoder.unread, decoder.window) == (6, 6, 9)
+    decoder.read()
+    assert_alone(ensemble, decoder, lengths, 1e-5)
+    append(decoder, lengths)
+    assert_alone(ensemble, decoder, lengths, 1e-5)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import socket
 import threading
@@ -19,7 +18,7 @@ from adapmixed.serving.admission import Admission
 from adapmixed.serving.app import Service, application
 from adapmixed.serving.clients import Clients
 from adapmixed.serving.fields import Defaults
-from adapmixed.serving.listener import bound, configuration
+from adapmixed.serving.listener import Listener, bound, configuration, url_of
 from adapmixed.serving.metrics import Metrics
 from adapmixed.serving.scheduler import Scheduler
 
@@ -93,20 +92,33 @@ def listening(app: Any, *, send_buffer: int | None = None, **tls: Any) -> Iterat
         send_buffer: bytes that the system holds for a client that does not read.
         tls: certificate and key, as for `configuration`.
     """
-    server = uvicorn.Server(configuration(app, **tls))
     with bound("127.0.0.1", 0) as address:
         if send_buffer is not None:
             address.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, send_buffer)
-        thread = threading.Thread(target=lambda: asyncio.run(server.serve([address])))
-        thread.start()
+        with _running(uvicorn.Server(configuration(app, **tls)), address):
+            yield address.getsockname()[1]
+
+
+@contextlib.contextmanager
+def stoppable(server: Served) -> Iterator[tuple[Listener, threading.Thread, str]]:
+    """Serve as the command does; yield the listener, its thread and the address for clients."""
+    listener = Listener(configuration(server.app), server.scheduler, 30.0)
+    with bound("127.0.0.1", 0) as address, _running(listener, address) as thread:
+        yield listener, thread, url_of(address, tls=False)
+
+
+@contextlib.contextmanager
+def _running(server: uvicorn.Server, address: socket.socket) -> Iterator[threading.Thread]:
+    thread = threading.Thread(target=server.run, args=([address],))
+    thread.start()
+    try:
         while not server.started:
             time.sleep(0.005)
             assert thread.is_alive()
-        try:
-            yield address.getsockname()[1]
-        finally:
-            server.should_exit = True
-            thread.join()
+        yield thread
+    finally:
+        server.should_exit = True
+        thread.join()
 
 
 def check_error(body: Any, status: int) -> dict[str, Any]:

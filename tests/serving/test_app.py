@@ -158,12 +158,14 @@ def test_a_page_of_another_site_cannot_spend_the_budget(server: Served) -> None:
     for headers in (
         {"origin": "http://evil.example"}, {"origin": "null"}, {"host": "evil.example"},
         {"host": ""}, {"origin": "http://["}, {"host": "127.0.0.1.evil.example:80"},
+        {"host": "192.168.0.1"}, {"host": "0.0.0.0:8000"},
     ):  # fmt: skip
         answer = client.post(COMPLETIONS, json=ASK, headers=headers)
         assert answer.status_code == 403, headers
         check_error(answer.json(), 403)
     for headers in (
         {"origin": "http://localhost:3000"}, {"host": "127.0.0.1:8000"}, {"host": "[::1]:80"},
+        {"host": "127.0.0.2:8000", "origin": "http://127.0.0.2:8000"},
     ):  # fmt: skip
         assert client.post(COMPLETIONS, json=ASK, headers=headers).status_code == 200
 

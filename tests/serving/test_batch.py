@@ -19,10 +19,11 @@ from adapmixed.ensemble import Ensemble
 from adapmixed.mechanisms import ClippedLogPool, ClippedMixing, PublicOnly, Unprotected
 from adapmixed.privacy import Accountant
 from adapmixed.rng import SeededRandom
+from adapmixed.serving import batch
 from adapmixed.serving.batch import BatchEngine
 from adapmixed.serving.engine import Prompt
 
-COLD = 1e-3  # the likeliest token is as good as certain
+COLD = 1e-5  # the likeliest token is as good as certain
 
 
 @pytest.fixture
@@ -47,6 +48,11 @@ def engine_of(ensemble: Ensemble, mechanism: Any = None, **settings: Any) -> Bat
     return BatchEngine(ensemble, mechanism, accountant, rng=SeededRandom(0), **settings)
 
 
+def unread(engine: BatchEngine) -> list[Any]:
+    """Return the batches whose prompts are not read to the end."""
+    return [one for one in engine._batches if one.tokens is None]
+
+
 def run(engine: BatchEngine, waiting: list[Prompt], seed: int = 1) -> dict[Prompt, list[int]]:
     """Let prompts join at random times, and leave when their answer is complete."""
     draw, found = random.Random(seed), {prompt: [] for prompt in waiting}  # type: ignore[var-annotated]
@@ -56,7 +62,7 @@ def run(engine: BatchEngine, waiting: list[Prompt], seed: int = 1) -> dict[Promp
         engine.admit(waiting[:room]) if room else None
         waiting, running = waiting[room:], running + room
         released = engine.step()
-        assert len(released) == running
+        assert len(released) == running - sum(len(one.prompts) for one in unread(engine))
         for prompt, token in released:
             found[prompt].append(token)
         ended = [prompt for prompt, _ in released if len(found[prompt]) == prompt.max_tokens]
@@ -66,8 +72,13 @@ def run(engine: BatchEngine, waiting: list[Prompt], seed: int = 1) -> dict[Promp
     return found
 
 
+@pytest.mark.parametrize("part", [64, 3], ids=["whole prompts", "parts"])
 @pytest.mark.parametrize("mechanism", [PublicOnly(), Unprotected()], ids=["public", "members"])
-def test_each_sequence_answers_as_it_does_alone(ensemble: Ensemble, mechanism: Any) -> None:
+def test_each_sequence_answers_as_it_does_alone(
+    ensemble: Ensemble, mechanism: Any, part: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(batch, "_PART", part)
+    monkeypatch.setattr(batch, "_PART_EACH", 1)
     asked = prompts(12, temperature=COLD)
     asked[3:6] = [replace(one, temperature=COLD / 2) for one in asked[3:6]]
     asked[6:9] = [replace(one, top_k=5) for one in asked[6:9]]
@@ -101,7 +112,10 @@ def test_what_is_one_charge(
         assert (accountant.charges, accountant.queries) == (2 + charges, 5)
         engine.step()  # all are one batch now, of two shapes
         assert (accountant.charges, accountant.queries) == (2 + 2 * charges, 8)
-        assert engine._prepaid is None or engine._prepaid.left == 0  # every row was paid for
+        if engine._prepaid is not None:
+            engine._prepaid.grant(1)  # as if a row had not been answered
+            with pytest.raises(RuntimeError, match="released in the same step"):
+                engine.step()
 
 
 def test_no_token_is_drawn_before_the_charge_is_written(ensemble: Ensemble) -> None:
@@ -159,6 +173,52 @@ def test_all_sequences_fit_the_memory(ensemble: Ensemble) -> None:
         engine_of(ensemble, memory_bytes=needed).check(wide)
 
 
+def test_a_long_prompt_is_read_in_parts(
+    ensemble: Ensemble, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Others get their tokens meanwhile, and what is charged is what is released."""
+    monkeypatch.setattr(batch, "_PART", 5)
+    first, long, late = Prompt((1, 2), 20), Prompt((1,) * 22, 2), Prompt((3,), 5)
+    with Accountant(1e-5, path=tmp_path / "ledger.db") as accountant:
+        engine = BatchEngine(ensemble, ClippedLogPool(-0.5, 0.5, queries=100), accountant)
+        engine.admit([long])
+        assert [prompt for prompt, _ in engine.step()] == [long]  # nobody waits: it is read at once
+        engine.leave([long])
+        engine.admit([first])
+        engine.step()
+        engine.admit([long])
+        engine.admit([late])
+        for left in (17, 12, 7, 2):
+            assert [prompt for prompt, _ in engine.step()] == [first]
+            assert unread(engine)[0].decoder.unread == left
+        assert accountant.queries == 6
+        assert [prompt for prompt, _ in engine.step()] == [first, long]
+        assert [prompt for prompt, _ in engine.step()] == [first, long, late]
+        assert accountant.queries == 11
+        gone = replace(long)
+        engine.admit([gone])
+        engine.step()
+        engine.leave([gone])
+        assert not unread(engine) and len(engine.step()) == 3
+        short = [Prompt((3,), 1), Prompt((4,), 1)]
+        engine.admit([gone])
+        engine.admit(short)
+        engine.leave(short[:1])  # while it waits behind the long one
+        found = [[prompt for prompt, _ in engine.step()][3:] for _ in range(3)]
+        assert found == [[], [gone], [gone, short[1]]]
+
+
+def test_few_prompts_are_read_together_while_others_run(ensemble: Ensemble) -> None:
+    engine, waiting = engine_of(ensemble), [Prompt((1,) * 10, 5) for _ in range(40)]
+    assert engine.room(waiting) == 40
+    engine.admit(waiting[:1])
+    engine.step()
+    assert engine.room(waiting[1:]) == 6
+    engine.admit(waiting[1:30])
+    engine.step()
+    assert engine.room(waiting[30:]) == 10
+
+
 def test_uneven_prompts_are_read_apart(ensemble: Ensemble) -> None:
     short, long = Prompt((1,), 2), Prompt((1,) * 25, 2)
     engine = engine_of(ensemble)
@@ -187,7 +247,7 @@ LONG = 4096
 
 def held(engine: BatchEngine) -> int:
     """Return the bytes of all blocks of keys and values."""
-    layers = [layer for batch in engine._batches for layer in batch.decoder._cache.layers]
+    layers = [layer for one in engine._batches for layer in one.decoder._cache.layers]
     return sum(block.numel() * block.element_size() for one in layers for block in one._blocks)
 
 
@@ -217,9 +277,11 @@ def test_a_long_sequence_that_left_leaves_no_room_behind(tmp_path: Path) -> None
     engine.step()
     engine.step()
     engine.leave([long])  # the window of the batch is 15 positions again
-    joined = engine.room(short[1:])
-    engine.admit(short[1 : 1 + joined])
-    engine.step()
+    joined = 1
+    while room := engine.room(short[joined:]):
+        engine.admit(short[joined : joined + room])
+        joined += room
+        engine.step()
     engine.step()
     engine.leave(short[:1])
     engine.step()

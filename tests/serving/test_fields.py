@@ -12,7 +12,7 @@ from starlette.testclient import TestClient
 from stub_engine import ByteTokenizer
 
 from adapmixed.generation.refused import NO_DRAW, REASONS
-from adapmixed.serving.fields import SERVED
+from adapmixed.serving.fields import SERVED, Defaults, asked_of
 from adapmixed.serving.refused import REFUSED
 
 PATHS = {False: "/v1/completions", True: "/v1/chat/completions"}
@@ -100,9 +100,21 @@ def test_true_is_no_number_and_a_number_is_no_flag(client: TestClient) -> None:
     refused(client, False, echo=0)
     for name in ("max_tokens", "top_k", "temperature", "stream", "stop"):
         refused(client, False, **{name: True if name not in ("stream", "stop") else 1})
+    for value in (False, -2, "-1"):
+        refused(client, False, top_k=value)
 
 
-NOT_NUMBERS = ["NaN", "Infinity", "-Infinity", "1e400", "-1e400", "-1", "1e-400", '"1"', "[1]"]
+@pytest.mark.parametrize("value", [0, -1])
+def test_values_of_top_k_for_all_tokens(client: TestClient, value: int) -> None:
+    """vLLM has these; they undo the server's own top-k, too."""
+    passes(client, False, top_k=value)
+    fields = {"model": "m", "prompt": "x"}
+    for given, found in ({}, 5), ({"top_k": None}, 5), ({"top_k": value}, None):
+        asked = asked_of(fields | given, Defaults("m", top_k=5), ByteTokenizer(), chat=False)
+        assert asked.query.top_k == found
+
+
+NOT_NUMBERS = ["NaN", "Infinity", "-Infinity", "1e400", "-1e400", "-2", "1e-400", '"1"', "[1]"]
 
 
 @pytest.mark.parametrize("value", NOT_NUMBERS)

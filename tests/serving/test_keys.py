@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import random
+import signal
 import stat
 import threading
+import time
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -15,12 +19,13 @@ from serving_cases import ASK, check_error, served
 from stub_engine import StubEngine
 
 from adapmixed.cli import main
+from adapmixed.commands.serve import _reread
 from adapmixed.files import sole_writer
 from adapmixed.serving import clients as clients_module
 from adapmixed.serving.clients import Client, Clients
 from adapmixed.serving.errors import RequestError
-from adapmixed.serving.keys import Key, add_key, read_keys
-from adapmixed.serving.usage import Usage
+from adapmixed.serving.keys import Key, add_key, read_keys, remove_key
+from adapmixed.serving.usage import Usage, read_usage
 
 COMPLETIONS = "/v1/completions"
 
@@ -54,6 +59,99 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     with sole_writer(file):
         assert main(["keys", "add", str(file), "carol"]) == 2
     assert len(read_keys(file)) == 2
+
+
+def test_the_list(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file, ledger = tmp_path / "keys.json", tmp_path / "ledger"
+    secrets = [add_key(file, "alice", tokens=40), add_key(file, "bob", max_tokens=3)]
+    usage = Usage(f"{ledger}.usage")
+    for name, tokens in (("bob", 7), ("carol", 5)):
+        assert usage.admit(name, tokens, None) == usage._admissions
+    listing = ["keys", "list", str(file)]
+    assert main(listing) == 0
+    shown = capsys.readouterr().out
+    assert [line.split() for line in shown.splitlines()] == [
+        ["name", "max_tokens", "tokens", "requests_per_minute"],
+        ["alice", "-", "40", "-"],
+        ["bob", "3", "-", "-"],
+    ]
+    assert main([*listing, "--ledger", str(ledger)]) == 0  # while the server has the file
+    shown += (whole := capsys.readouterr().out)
+    assert [line.split()[:3] for line in whole.splitlines()[1:]] == [
+        ["alice", "0", "-"], ["bob", "7", "3"], ["carol", "5", "removed"],
+    ]  # fmt: skip
+    hidden = [*secrets, *(key.sha256 for key in read_keys(file))]
+    assert not any(one in shown for one in hidden)
+    assert main([*listing, "--ledger", str(tmp_path / "mistyped")]) == 2
+    assert main(["keys", "list", str(tmp_path / "mistyped")]) == 2
+    error = capsys.readouterr().err.splitlines()
+    assert len(error) == 2 and "mistyped.usage is not there" in error[0]
+
+
+def test_a_key_is_removed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "keys.json"
+    for name in ("alice", "bob"):
+        add_key(file, name, tokens=9)
+    bob = read_keys(file)[1]
+    assert main(["keys", "remove", str(file), "alice"]) == 0
+    assert read_keys(file) == [bob] and stat.S_IMODE(file.stat().st_mode) == 0o600
+    assert main(["keys", "remove", str(file), "alice"]) == 2
+    assert "NAME must be that of a key in" in capsys.readouterr().err
+    with sole_writer(file):
+        assert main(["keys", "remove", str(file), "bob"]) == 2
+    assert read_keys(file) == [bob]
+
+
+def test_the_file_is_read_again(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """SIGHUP lets a new key in and a removed one out; a bad file changes nothing."""
+    file = tmp_path / "keys.json"
+    alice, bob = (bearer(add_key(file, name, requests_per_minute=2)) for name in ("alice", "bob"))
+    clients = Clients(read_keys(file), Usage(tmp_path / "usage"))
+    before = signal.getsignal(signal.SIGHUP)
+    with served(clients=clients) as server, ExitStack() as stack:
+        ask = functools.partial(server.client().post, COMPLETIONS, json=ASK)
+        _reread(file, clients, stack)
+
+        def reread() -> str:
+            os.kill(os.getpid(), signal.SIGHUP)
+            ends, said = time.monotonic() + 5, ""
+            while not said.endswith("\n") and time.monotonic() < ends:
+                said += capsys.readouterr().err
+                time.sleep(0.005)
+            return said
+
+        assert ask(headers=alice).is_success and ask(headers=bob).is_success
+        remove_key(file, "alice")
+        carol = bearer(add_key(file, "carol", tokens=9))
+        assert ask(headers=alice).is_success and ask(headers=carol).status_code == 401
+        assert reread() == f"Keys of {file} were read again: 2.\n"
+        assert ask(headers=alice).status_code == 401 and ask(headers=carol).is_success
+        assert ask(headers=bob).is_success
+        assert ask(headers=bob).status_code == 429  # it kept its rate
+        whole = file.read_text()
+        file.write_text(whole[:-9])
+        assert reread().startswith(f"The old keys stay: {file} must be a file of keys: ")
+        assert ask(headers=carol).status_code == 429
+        file.unlink()
+        assert reread().startswith("The old keys stay: ")
+        file.write_text(whole)
+        for name in ("bob", "carol"):
+            remove_key(file, name)
+        assert reread() == f"Keys of {file} were read again: 0.\n"
+        assert ask(headers=carol).status_code == 401
+    assert signal.getsignal(signal.SIGHUP) == before
+
+
+def test_a_key_without_a_share_is_counted(tmp_path: Path) -> None:
+    file, path = tmp_path / "keys.json", tmp_path / "usage"
+    headers = bearer(add_key(file, "alice"))
+    usage = Usage(path)
+    with served(StubEngine("ab", ends=True), clients=Clients(read_keys(file), usage)) as server:
+        assert server.client().post(COMPLETIONS, json=ASK, headers=headers).is_success
+        ends = time.monotonic() + 5
+        while usage.used("alice") != 3 and time.monotonic() < ends:
+            time.sleep(0.005)
+    assert read_usage(path) == {"alice": 3}
 
 
 def _file(*keys: object) -> str:

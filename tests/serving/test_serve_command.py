@@ -16,9 +16,10 @@ import urllib.error
 import urllib.request
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import pytest
-from serving_cases import ASK, check_error, listening, served
+from serving_cases import ASK, check_error, listening, served, stoppable
 from stub_engine import StubEngine
 from trained_demo import DEMO_ENSEMBLE
 
@@ -27,14 +28,8 @@ from adapmixed.data.demo import demo_base
 from adapmixed.errors import LedgerWriteError
 from adapmixed.privacy import read_ledger
 from adapmixed.serving import listener as listener_module
-from adapmixed.serving.listener import (
-    Listener,
-    bound,
-    configuration,
-    is_loopback,
-    raise_file_limit,
-    url_of,
-)
+from adapmixed.serving.guard import is_loopback
+from adapmixed.serving.listener import bound, raise_file_limit, url_of
 
 MODELS = ["--base", str(demo_base()), "--ensemble", str(DEMO_ENSEMBLE)]
 POOL = ["--mechanism", "clipped-log-pool lower=-0.5 upper=0.5 queries=500"]
@@ -144,13 +139,7 @@ def post(url: str, body: dict[str, Any], **headers: str) -> tuple[int, str]:
 def test_a_graceful_stop(twice: bool) -> None:
     """A running answer ends, or is cut by the second signal; new queries get 503 meanwhile."""
     with served(StubEngine(seconds=0.01), max_tokens=1000) as server:
-        with bound("127.0.0.1", 0) as address:
-            listener = Listener(configuration(server.app), server.scheduler, 30.0)
-            thread = threading.Thread(target=listener.run, args=([address],))
-            thread.start()
-            while not listener.started:
-                time.sleep(0.001)
-            url = url_of(address, tls=False)
+        with stoppable(server) as (listener, thread, url):
             found: list[tuple[int, str]] = []
             body = ASK | {"stream": True, "max_tokens": 1000 if twice else 60}
             client = threading.Thread(target=lambda: found.append(post(url, body)))
@@ -179,14 +168,9 @@ def test_a_graceful_stop(twice: bool) -> None:
 def test_a_failed_engine_ends_the_server() -> None:
     """So that whoever watches it starts it again; the client gets an error."""
     with served(StubEngine(seconds=0.01), max_tokens=1000) as server:
-        with bound("127.0.0.1", 0) as address:
-            listener = Listener(configuration(server.app), server.scheduler, 30.0)
-            thread = threading.Thread(target=listener.run, args=([address],))
-            thread.start()
-            while not listener.started:
-                time.sleep(0.001)
+        with stoppable(server) as (_, thread, url):
             server.engine.fail = LedgerWriteError("the disk is full")
-            status, text = post(url_of(address, tls=False), ASK)
+            status, text = post(url, ASK)
             assert status == 503 and check_error(json.loads(text), status)["code"] == "stopping"
             thread.join(5.0)
             assert not thread.is_alive() and server.scheduler.failed
@@ -195,24 +179,17 @@ def test_a_failed_engine_ends_the_server() -> None:
 def test_silent_connections_are_closed(monkeypatch: pytest.MonkeyPatch) -> None:
     """Half a header keeps no connection, neither as the first request nor as a later one."""
     monkeypatch.setattr(listener_module, "HEADER_SECONDS", 0.5)
-    with served() as server, bound("127.0.0.1", 0) as address:
-        listener = Listener(configuration(server.app), server.scheduler, 0.0)
-        thread = threading.Thread(target=listener.run, args=([address],))
-        thread.start()
-        while not listener.started:
-            time.sleep(0.001)
-        half = b"POST /v1/completions HTTP/1.1\r\nHost: loc"
-        try:
-            for before in (b"", b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n"):
-                with socket.create_connection(address.getsockname(), timeout=10.0) as connection:
-                    connection.sendall(before + half)
-                    answer = b""
-                    while part := connection.recv(1 << 16):  # until it is closed
-                        answer += part
-                    assert (b"200 OK" in answer) == bool(before)
-        finally:
-            listener.should_exit = True
-            thread.join()
+    half = b"POST /v1/completions HTTP/1.1\r\nHost: loc"
+    with served() as server, stoppable(server) as (_, _, url):
+        place = urlsplit(url)
+        for before in (b"", b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n"):
+            address = (str(place.hostname), int(place.port or 0))
+            with socket.create_connection(address, timeout=10.0) as connection:
+                connection.sendall(before + half)
+                answer = b""
+                while part := connection.recv(1 << 16):  # until it is closed
+                    answer += part
+                assert (b"200 OK" in answer) == bool(before)
 
 
 def started(arguments: list[str], cwd: Path) -> tuple[subprocess.Popen[str], str]:
@@ -271,6 +248,10 @@ def test_a_whole_life(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Non
     status, text = post(url, ASK | {"max_tokens": 51 - used}, **headers)
     assert status == 429 and f"{50 - used} tokens left" in text
     assert post(url, ASK | {"max_tokens": 50 - used}, **headers)[0] == 200
+    assert main(["keys", "remove", str(tmp_path / "keys.json"), "alice"]) == 0
+    run.send_signal(signal.SIGHUP)
+    assert run.stderr is not None and "keys.json were read again: 0." in run.stderr.readline()
+    assert post(url, ASK, **headers)[0] == 401
     run.send_signal(signal.SIGINT)
     run.communicate(timeout=30)
     assert run.returncode == 0

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import argparse
 import os
+import signal
 import sys
+import threading
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
@@ -57,8 +59,8 @@ def add_parser(commands: Any) -> None:
         help="answer OpenAI clients privately over HTTP",
         description="Serve /v1/completions and /v1/chat/completions. Every released token is one "
         "query, charged in the ledger before it is drawn. SIGTERM and SIGINT stop the server "
-        "gracefully. Other machines can reach it only with --keys and TLS, or with --keys behind a "
-        "proxy.",
+        "gracefully. SIGHUP reads the file of keys again. Other machines can reach it only with "
+        "--keys and TLS, or with --keys behind a proxy.",
     )
     parser.add_argument(
         "--demo",
@@ -95,10 +97,13 @@ def add_parser(commands: Any) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Serve until a signal (status 0), or until the engine fails (status 1)."""
-    check_extra()
-    check_network(arguments)
-    check_limits(arguments)
     with ExitStack() as stack:
+        if arguments.keys is not None:  # a signal that comes too early waits for its handler
+            before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGHUP})
+            stack.callback(signal.pthread_sigmask, signal.SIG_SETMASK, before)
+        check_extra()
+        check_network(arguments)
+        check_limits(arguments)
         return _serve(arguments, stack)
 
 
@@ -131,7 +136,10 @@ def _serve(arguments: argparse.Namespace, stack: ExitStack) -> int:
     accountant = stack.enter_context(accounted(arguments))
     engine = BatchEngine(ensemble, mechanism, accountant, memory_bytes=arguments.memory)
     engine.check(Prompt((0,), 1))  # else the memory holds no answer
-    clients = None if keys is None else _clients(keys, arguments, stack)
+    clients = None
+    if keys is not None:
+        clients = _clients(keys, arguments, stack)
+        _reread(arguments.keys, clients, stack)
     scheduler = Scheduler(
         engine, ensemble.tokenizer, ensemble.end_tokens, waiting=arguments.waiting
     )
@@ -221,16 +229,38 @@ def _clients(keys: list[Key], arguments: argparse.Namespace, stack: ExitStack) -
     from adapmixed.serving.clients import Clients
     from adapmixed.serving.usage import Usage
 
-    usage = None
-    if any(key.tokens is not None for key in keys):
-        path = Path(f"{arguments.ledger}.usage")
-        if not path.exists():
-            if arguments.no_create:
-                raise ValueError(f"{path} must exist with --no-create: it has what keys have used")
-            print(f"Used tokens of keys {path} are new.", file=sys.stderr)
-        usage = Usage(path)
-        stack.callback(usage.close)
+    path = Path(f"{arguments.ledger}.usage")
+    if not path.exists():
+        if arguments.no_create:
+            raise ValueError(f"{path} must exist with --no-create: it has what keys have used")
+        print(f"Used tokens of keys {path} are new.", file=sys.stderr)
+    usage = Usage(path)
+    stack.callback(usage.close)
     return Clients(keys, usage)
+
+
+def _reread(path: Path, clients: Clients, stack: ExitStack) -> None:
+    """Read the file of keys again at every SIGHUP. If it is bad, the old keys stay."""
+    from adapmixed.serving.keys import read_keys
+
+    lock = threading.Lock()
+
+    def read() -> None:
+        with lock:
+            try:
+                keys = read_keys(path)
+                clients.replace(keys)
+            except (ValueError, OSError) as error:
+                said = f"The old keys stay: {error}"
+            else:
+                said = f"Keys of {path} were read again: {len(keys)}."
+        print(said, file=sys.stderr, flush=True)
+
+    def handle(*_: object) -> None:  # not here: a handler may interrupt another print
+        threading.Thread(target=read, name="adapmixed-keys").start()
+
+    stack.callback(signal.signal, signal.SIGHUP, signal.signal(signal.SIGHUP, handle))
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGHUP})
 
 
 def _guarantee(

@@ -111,7 +111,7 @@ def check_network(arguments: argparse.Namespace) -> None:
     """Raise ValueError unless others can reach the server with keys and encryption alone."""
     import ssl
 
-    from adapmixed.serving.listener import is_loopback
+    from adapmixed.serving.guard import is_loopback
 
     if (arguments.tls_cert is None) != (arguments.tls_key is None):
         raise ValueError("--tls-cert and --tls-key must be given together")

@@ -33,6 +33,7 @@ class Decoder:
         slide: bool = False,
         new_tokens: int = 0,
         beside: Beside | None = None,
+        unread: bool = False,
     ) -> None:
         if mask is not None and not bool(mask[:, -1].all()):
             raise ValueError("attention_mask must end in 1 in every row: pad on the left to decode")
@@ -45,6 +46,7 @@ class Decoder:
         self._logits: Tensor
         self._going: Tensor | None = None  # the sequences of `_logits` that were not dropped
         self._room = LogitsRoom()
+        self._unread = 0  # positions at the end that the cache does not hold yet
         limit = forward.max_positions if slide else None
         if limit is not None:
             self._keep(limit, limit)
@@ -53,7 +55,9 @@ class Decoder:
         self._ends = self.length - self._padding() + new_tokens
         if forward.max_positions is not None:
             self._ends.clamp_(max=forward.max_positions)
-        self._read()
+        self._begin()
+        if not unread:
+            self.read()
 
     @property
     def length(self) -> int:
@@ -64,6 +68,25 @@ class Decoder:
     def window(self) -> int:
         """The largest number of positions that its sequences will need."""
         return int(self._ends.max())
+
+    @property
+    def unread(self) -> int:
+        """The number of positions still to `read` before the decoder can go on."""
+        return self._unread
+
+    def read(self, positions: int | None = None) -> None:
+        """Read the next positions of the prompts, in chunks that fit the memory.
+
+        Args:
+            positions: their number; None for all.
+        """
+        left = 0 if positions is None else max(0, self._unread - positions)
+        while self._unread > left:
+            start = self.length - self._unread
+            self._unread = max(left, self._unread - self._chunk)
+            stop = self.length - self._unread
+            part = None if self._mask is None else self._mask[:, :stop]
+            self._advance(self._ids[:, start:stop], part)
 
     @property
     def logits(self) -> tuple[Tensor, Tensor]:
@@ -85,6 +108,7 @@ class Decoder:
             ValueError: if the shape or a token is wrong, or if the context is full. Nothing
                 advances then.
         """
+        self._check_read()
         batch, length = self._ids.shape
         if tuple(tokens.shape) != (batch,):
             raise ValueError(f"tokens must have shape ({batch},), got {tuple(tokens.shape)}")
@@ -98,14 +122,16 @@ class Decoder:
             self._mask = torch.cat([self._mask, torch.ones_like(new)], dim=1)
         if full:
             self._keep(length, max(1, length // 2))
-            self._read()
+            self._begin()
+            self.read()
         else:
             self._advance(new, self._mask)
 
     def drop(self, ended: Tensor) -> None:
         """Drop sequences that ended; the others keep their order.
 
-        Padding that the others have in common is dropped, too.
+        Padding that the others have in common is dropped, too. If prompts are not read to the end,
+        the reading begins anew.
 
         Args:
             ended: (b,) bool, at least one of them False.
@@ -115,17 +141,20 @@ class Decoder:
         going = (~ended).nonzero()[:, 0].to(self._ids.device)
         first = int(self._padding()[going].min())
         self._ends = self._ends[going]
-        blocks = torch.arange(self._forward.num_models + 1, device=going.device) * len(ended)
-        in_all_blocks = (blocks[:, None] + going).flatten()
-        for layer in self._cache.layers:
-            rows = going if len(layer.keys) == len(ended) else in_all_blocks
-            keep_rows(layer, rows, self.length - first, self.window)
-        # The logits are not copied here: usually nobody reads them again.
-        self._going = going if self._going is None else self._going[going]
+        if not self._unread:
+            blocks = torch.arange(self._forward.num_models + 1, device=going.device) * len(ended)
+            in_all_blocks = (blocks[:, None] + going).flatten()
+            for layer in self._cache.layers:
+                rows = going if len(layer.keys) == len(ended) else in_all_blocks
+                keep_rows(layer, rows, self.length - first, self.window)
+            # The logits are not copied here: usually nobody reads them again.
+            self._going = going if self._going is None else self._going[going]
         self._ids = self._ids[going]
         if self._mask is not None:
             self._mask = self._mask[going]
         self._cut(first)
+        if self._unread:
+            self._begin()
 
     def join(self, other: Decoder) -> None:
         """Add another decoder's sequences behind these, before `append` advances all of them.
@@ -144,6 +173,8 @@ class Decoder:
             raise ValueError("other must be a decoder of the same ensemble")
         if self._slide or other._slide:
             raise ValueError("other must not join, because a window slides: each is read by itself")
+        self._check_read()
+        other._check_read()
         self._logits = other._logits = self._ids.new_empty(0)
         self._going = None
         self._ends = torch.cat([self._ends, other._ends])
@@ -187,18 +218,19 @@ class Decoder:
         self._ids = self._ids.gather(1, order)[:, -width:] * mask
         self._set_mask(mask)
 
-    def _read(self) -> None:
-        """Fill a new cache with all positions, chunk by chunk."""
+    def _check_read(self) -> None:
+        if self._unread:
+            raise ValueError(f"read() must be called first: {self._unread} positions are unread")
+
+    def _begin(self) -> None:
+        """Make a new cache, which holds no position yet."""
         batch, length = self._ids.shape
-        chunk = self._forward.chunk_size(
+        self._chunk = self._forward.chunk_size(
             batch, length, self._memory_bytes, last_only=True, window=self.window,
             beside=self._beside,
         )  # fmt: skip
         self._cache = self._forward.new_cache(self.window)
-        for start in range(0, length, chunk):
-            stop = min(start + chunk, length)
-            part = None if self._mask is None else self._mask[:, :stop]
-            self._advance(self._ids[:, start:stop], part)
+        self._unread = length
 
     def _advance(self, ids: Tensor, mask: Tensor | None) -> None:
         self._going = None

@@ -273,6 +273,7 @@ class Ensemble:
         overflow: str = "refuse",
         new_tokens: int = 0,
         beside: Beside | None = None,
+        unread: bool = False,
     ) -> Decoder:
         """Read a prompt and return a decoder that continues it.
 
@@ -288,9 +289,10 @@ class Ensemble:
                 for them, within `memory_bytes`. Beyond that it grows by a quarter, uncounted.
             beside: returns the bytes that the caller holds together with a position's logits, which
                 count towards `memory_bytes`.
+            unread: whether to leave the reading to `Decoder.read`, for prompts in parts.
 
         Returns:
-            the decoder, which holds the logits after the prompt.
+            the decoder, which holds the logits after the prompt unless it is unread.
 
         Raises:
             ValueError: as in `iter_logits`, or if a row ends in padding or `overflow` is unknown.
@@ -298,7 +300,7 @@ class Ensemble:
         check_option("overflow", overflow, OVERFLOWS)
         slide = overflow == "slide"
         ids, mask = self._forward.check_ids(input_ids, attention_mask, any_length=slide)
-        return Decoder(self._forward, ids, mask, memory_bytes, slide, new_tokens, beside)
+        return Decoder(self._forward, ids, mask, memory_bytes, slide, new_tokens, beside, unread)
 
     def sequence_bytes(
         self,

@@ -26,6 +26,9 @@ if TYPE_CHECKING:
 # Prompts are read together if the longest has at most this many times the tokens of the shortest,
 # and a few more: padding is computed, too.
 _UNEVEN, _FEW = 2, 16
+# A step reads so many tokens of prompts, or so many for each running sequence, so that those that
+# run wait a few times as long as for a step without prompts.
+_PART, _PART_EACH = 64, 4
 
 
 @dataclass
@@ -40,9 +43,10 @@ class _Batch:
 class BatchEngine:
     """Answers a batch of sequences with every kind of mechanism and member, in one process.
 
-    New prompts are read into a batch of their own, and join the others at the next step. If the
-    mechanism's cost is fixed, all tokens of a step are one charge, which is written while the
-    models compute. Otherwise sequences with the same temperature and top-k are one charge.
+    New prompts are read into a batch of their own, a long one over several steps, and join the
+    others after their first token. If the mechanism's cost is fixed, all tokens of a step are one
+    charge, which is written while the models compute. Otherwise sequences with the same temperature
+    and top-k are one charge.
 
     Args:
         ensemble: the models that answer.
@@ -102,8 +106,8 @@ class BatchEngine:
     def room(self, waiting: Sequence[Prompt]) -> int:
         """Return how many of the waiting prompts, from the first, should join now.
 
-        All sequences together fit the memory until they end. Prompts of very unequal lengths are
-        read one after the other.
+        All sequences together fit the memory until they end. Prompts are read together if they are
+        short and of similar lengths.
         """
         running = sum(len(batch.prompts) for batch in self._batches)
         window = max((batch.decoder.window for batch in self._batches), default=0)
@@ -113,6 +117,8 @@ class BatchEngine:
             lengths = [len(prompt.tokens) for prompt in joining]
             if max(lengths) > _UNEVEN * min(lengths) + _FEW:
                 break
+            if running and count > 1 and count * max(lengths) > _part(running):
+                break
             needed = (running + count) * self._bytes(max(window, _window(joining)))
             if needed > self._answerer.memory_bytes:
                 break
@@ -120,7 +126,7 @@ class BatchEngine:
         return found
 
     def admit(self, joining: Sequence[Prompt]) -> None:
-        """Read prompts into a batch of their own."""
+        """Add prompts as a batch of their own, which the next steps read."""
         ids, mask = left_padded([prompt.tokens for prompt in joining])
         held = sum(
             len(batch.prompts) * self._bytes(batch.decoder.window) for batch in self._batches
@@ -131,32 +137,44 @@ class BatchEngine:
             attention_mask=mask,
             new_tokens=max(prompt.max_tokens for prompt in joining) - 1,
             beside=self._beside,
+            unread=True,
         )
         self._batches.append(_Batch(decoder, list(joining)))
 
     def step(self) -> list[tuple[Prompt, int]]:
-        """Return the next token of every sequence, all of them charged.
+        """Return the next token of every sequence whose prompt is read, all of them charged.
 
         Raises:
             BudgetSpentError: the plan is spent, although the server reserves its tokens.
             LedgerError: the charge could not be made durable. No token was released.
+            RuntimeError: more was charged than released, which could pay for a later step.
         """
-        sequences = sum(len(batch.prompts) for batch in self._batches)
-        if not sequences:
+        if not self._batches:
             return []
+        running = [batch for batch in self._batches if batch.tokens is not None]
+        reading = next((batch for batch in self._batches if batch.tokens is None), None)
+        part = None  # several prompts are short, and read as a whole
+        if running and reading is not None and len(reading.prompts) == 1:
+            part = _part(sum(len(batch.prompts) for batch in running))
+        answering = list(running)
+        if reading is not None and (part is None or reading.decoder.unread <= part):
+            answering.append(reading)
+        sequences = sum(len(batch.prompts) for batch in answering)
         if self._prepaid is None:
-            self._advance()
+            self._compute(reading, part)
         else:
             charged = self._writer.submit(self._charge, sequences)
             try:
-                self._advance()
+                self._compute(reading, part)
             finally:
                 charged.result()
             self._prepaid.grant(sequences)
         released: list[tuple[Prompt, int]] = []
-        for batch in self._batches:
+        for batch in [one for one in self._batches if not one.decoder.unread]:
             batch.tokens = self._answered(batch)
             released += zip(batch.prompts, batch.tokens.tolist(), strict=True)
+        if self._prepaid is not None and self._prepaid.left:
+            raise RuntimeError("all queries that were charged must be released in the same step")
         return released
 
     def _charged_ahead(self) -> Prepaid | None:
@@ -188,6 +206,12 @@ class BatchEngine:
                 batch.decoder.drop(ends)
                 batch.prompts = [prompt for prompt in batch.prompts if prompt not in gone]
                 batch.tokens = None if batch.tokens is None else batch.tokens[~ends]
+
+    def _compute(self, reading: _Batch | None, part: int | None) -> None:
+        """Compute the next logits of running sequences, and read a part of the next prompts."""
+        self._advance()
+        if reading is not None:
+            reading.decoder.read(part)
 
     def _advance(self) -> None:
         """Join all answered batches into one, and append the tokens that were released."""
@@ -230,6 +254,11 @@ class BatchEngine:
         copied = shaped_bytes(rows, vocab_size, element, temperature=2.0, top_k=None)
         held = self._answerer.mechanism.held_bytes(rows, vocab_size, 4)
         return rows * vocab_size * element + copied + held
+
+
+def _part(running: int) -> int:
+    """Return how many tokens of prompts a step reads while so many sequences run."""
+    return max(_PART, _PART_EACH * running)
 
 
 def _window(joining: Sequence[Prompt]) -> int:

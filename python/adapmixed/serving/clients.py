@@ -18,7 +18,7 @@ class Client:
 
     Args:
         key: the key.
-        usage: the tokens that all keys have used; None if this key has no limit of tokens.
+        usage: counts the tokens that all keys have used; None to count none.
     """
 
     def __init__(self, key: Key, usage: Usage | None) -> None:
@@ -53,12 +53,12 @@ class Client:
             RequestError: 429: the key has fewer tokens left. None are counted.
             OSError: they could not be counted durably.
         """
-        if self.key.tokens is None or self._usage is None:
+        if self._usage is None:
             return Grant(None, None, "", tokens)
         name, limit = self.key.name, self.key.tokens
         admission = self._usage.admit(name, tokens, limit)
         if admission is None:
-            raise key_spent(max(0, limit - self._usage.used(name)))
+            raise key_spent(max(0, (limit or 0) - self._usage.used(name)))
         return Grant(self._usage, admission, name, tokens)
 
 
@@ -84,15 +84,30 @@ class Clients:
 
     Args:
         keys: keys with different names.
-        usage: the tokens that keys have used; None if no key has a limit of tokens.
+        usage: counts the tokens that keys have used; None to count none, if no key has a limit.
     """
 
     def __init__(self, keys: Sequence[Key], usage: Usage | None) -> None:
-        if usage is None and any(key.tokens is not None for key in keys):
-            raise ValueError("usage must be given for keys with a limit of tokens, got None")
         if not keys:
             raise ValueError("keys must hold at least one key, got none")
-        self._clients = [Client(key, usage) for key in keys]
+        self._usage, self._clients = usage, list[Client]()
+        self.replace(keys)
+
+    def replace(self, keys: Sequence[Key]) -> None:
+        """Let in these keys alone from now on. Answers that run already go on.
+
+        A key that stays as it was keeps its rate. Tokens are counted by name.
+
+        Args:
+            keys: keys with different names; none lets nobody in.
+
+        Raises:
+            ValueError: a key has a limit of tokens, but there is no usage. The old keys stay.
+        """
+        if self._usage is None and any(key.tokens is not None for key in keys):
+            raise ValueError("usage must be given for keys with a limit of tokens, got None")
+        old = {client.key: client for client in self._clients}
+        self._clients = [old.get(key) or Client(key, self._usage) for key in keys]
 
     def find(self, authorization: str | None) -> Client | None:
         """Return the client that a header belongs to, in the same time for every key; or None."""

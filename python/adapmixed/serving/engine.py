@@ -1,7 +1,8 @@
 """The interface of an engine: admit sequences, step, let them leave.
 
-An engine holds a batch of sequences. `step` makes one token for each of them, and charges all of
-these tokens before it returns any. Another engine needs these five methods alone.
+An engine holds a batch of sequences. `step` makes one token for each of them whose prompt has been
+read, and charges all of these tokens before it returns any. Another engine needs these five methods
+alone.
 """
 
 from __future__ import annotations
@@ -38,10 +39,10 @@ class Engine(Protocol):
         """Return how many of the waiting sequences, from the first, should join now."""
 
     def admit(self, joining: Sequence[Prompt]) -> None:
-        """Add sequences to the batch, and read their prompts."""
+        """Add sequences to the batch. This or later steps read their prompts."""
 
     def step(self) -> list[tuple[Prompt, int]]:
-        """Return the next token of every sequence in the batch, all of them charged.
+        """Return the next token of every sequence whose prompt has been read, all of them charged.
 
         Raises:
             LedgerError: the charge could not be made durable. No token was released, and the

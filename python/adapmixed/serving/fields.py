@@ -161,7 +161,11 @@ def _temperature(value: Any, default: float) -> float:
 
 
 def _top_k(value: Any, default: int | None) -> int | None:
-    return default if value is None else whole_of("top_k", value)
+    if value is None:
+        return default
+    if type(value) is int and value in (0, -1):  # vLLM's values for all tokens
+        return None
+    return whole_of("top_k", value)
 
 
 def _stops(value: Any) -> tuple[str, ...]:

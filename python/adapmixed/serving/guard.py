@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import ipaddress
 import logging
 import traceback
 from collections.abc import Collection
@@ -17,7 +19,6 @@ from adapmixed.serving.metrics import Metrics
 OPEN_PATHS = ("/health",)
 """Paths that need no key."""
 
-_LOCAL = ("localhost", "127.0.0.1", "::1")
 _LOG = logging.getLogger(__name__)
 _ACCESS = logging.getLogger("adapmixed.serving.access")
 
@@ -96,16 +97,23 @@ def _check_local(headers: Headers) -> None:
     """
     origin = headers.get("origin")
     hosts = [f"//{headers.get('host', '')}"] + ([] if origin is None else [origin])
-    if any(_host(one) not in _LOCAL for one in hosts):
+    if not all(is_loopback(_host(one)) for one in hosts):
         message = "a server without keys answers requests of its own machine alone"
         raise RequestError(403, message, code="not_local")
 
 
-def _host(address: str) -> str | None:
+def is_loopback(host: str) -> bool:
+    """Return whether an address belongs to this machine alone."""
+    with contextlib.suppress(ValueError):
+        return ipaddress.ip_address(host).is_loopback
+    return host == "localhost"
+
+
+def _host(address: str) -> str:
     try:
-        return urlsplit(address).hostname
+        return urlsplit(address).hostname or ""
     except ValueError:
-        return None
+        return ""
 
 
 def _place(error: Exception) -> str:

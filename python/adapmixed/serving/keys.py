@@ -7,6 +7,7 @@ import json
 import os
 import re
 import secrets
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -16,7 +17,8 @@ from adapmixed.files import sole_writer, write_file
 FORMAT_VERSION = 1
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _HASH = re.compile(r"[0-9a-f]{64}")
-_LIMITS = ("max_tokens", "tokens", "requests_per_minute")
+LIMITS = ("max_tokens", "tokens", "requests_per_minute")
+"""The limits that a key may have."""
 
 
 @dataclass(frozen=True)
@@ -45,7 +47,7 @@ class Key:
             )
         if not isinstance(self.sha256, str) or not _HASH.fullmatch(self.sha256):
             raise ValueError(f"sha256 of {self.name} must be 64 hexadecimal digits")
-        for limit in _LIMITS:
+        for limit in LIMITS:
             check_optional_count(f"{limit} of {self.name}", getattr(self, limit))
 
 
@@ -75,7 +77,7 @@ def add_key(path: str | os.PathLike[str], name: str, **limits: int | None) -> st
     Args:
         path: the file. It is replaced in one step, and its owner alone may read it.
         name: name of the new key.
-        limits: max_tokens, tokens and requests_per_minute; None for no limit.
+        limits: of `LIMITS`; None for no limit.
 
     Returns:
         The key. It is in no file, so it cannot be shown again.
@@ -90,7 +92,30 @@ def add_key(path: str | os.PathLike[str], name: str, **limits: int | None) -> st
         keys = read_keys(path) if Path(path).exists() else []
         if name in {one.name for one in keys}:
             raise ValueError(f"NAME must be new, but {path} has a key with the name {name}")
-        written = [{k: v for k, v in asdict(one).items() if v is not None} for one in [*keys, key]]
-        text = json.dumps({"format_version": FORMAT_VERSION, "keys": written}, indent=2) + "\n"
-        write_file(path, text.encode("ascii"), mode=0o600)
+        _write(path, [*keys, key])
     return secret
+
+
+def remove_key(path: str | os.PathLike[str], name: str) -> None:
+    """Remove a key from a file.
+
+    Args:
+        path: the file. It is replaced in one step.
+        name: name of the key.
+
+    Raises:
+        ValueError: the file has no such key, or it is no file of keys.
+        OSError: the file cannot be read or written, or another process is writing it.
+    """
+    with sole_writer(path):
+        keys = read_keys(path)
+        left = [key for key in keys if key.name != name]
+        if len(left) == len(keys):
+            raise ValueError(f"NAME must be that of a key in {path}, got {name!r}")
+        _write(path, left)
+
+
+def _write(path: str | os.PathLike[str], keys: Sequence[Key]) -> None:
+    written = [{k: v for k, v in asdict(one).items() if v is not None} for one in keys]
+    text = json.dumps({"format_version": FORMAT_VERSION, "keys": written}, indent=2) + "\n"
+    write_file(path, text.encode("ascii"), mode=0o600)

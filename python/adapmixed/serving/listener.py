@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import ipaddress
 import resource
 import socket
 import threading
@@ -13,10 +12,13 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+import h11
 import uvicorn
 from starlette.types import ASGIApp
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from adapmixed.serving.answers import SEND_SECONDS
+from adapmixed.serving.errors import bad_request, encoded
 from adapmixed.serving.scheduler import Scheduler
 
 HEADER_SECONDS = 60.0
@@ -24,13 +26,6 @@ HEADER_SECONDS = 60.0
 
 LAST_SECONDS = 5
 """Seconds for the last bytes of all responses, once no answer goes on."""
-
-
-def is_loopback(host: str) -> bool:
-    """Return whether an address belongs to this machine alone."""
-    with contextlib.suppress(ValueError):
-        return ipaddress.ip_address(host).is_loopback
-    return host == "localhost"
 
 
 def bound(host: str, port: int) -> socket.socket:
@@ -94,7 +89,7 @@ def configuration(
     config = uvicorn.Config(
         app,
         loop="asyncio",
-        http="h11",
+        http=_Protocol,
         ws="none",
         lifespan="off",
         log_config=None,
@@ -107,6 +102,24 @@ def configuration(
     )
     config.load()
     return config
+
+
+class _Protocol(H11Protocol):
+    """uvicorn's protocol, with an error in OpenAI's form for what is no HTTP."""
+
+    def send_400_response(self, msg: str) -> None:
+        """Answer malformed HTTP, unless a response has begun, and close. uvicorn calls this."""
+        if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
+            body = encoded(bad_request(None, "the request must be valid HTTP/1.1").body)
+            headers = [
+                ("content-type", "application/json"),
+                ("content-length", str(len(body))),
+                ("connection", "close"),
+            ]
+            head = h11.Response(status_code=400, headers=headers, reason=b"Bad Request")
+            for event in (head, h11.Data(data=body)):
+                self.transport.write(self.conn.send(event) or b"")
+        self.transport.close()
 
 
 class Listener(uvicorn.Server):

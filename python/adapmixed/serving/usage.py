@@ -37,7 +37,7 @@ class Usage:
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self._path, self._lock = Path(path), threading.Lock()
         remove_leftovers(self._path.parent, self._path.name)
-        self._used = _read(self._path)
+        self._used = read_usage(self._path) if self._path.exists() else {}
         self._admissions = 0
         line, self._checksum = _line({"format_version": FORMAT_VERSION, "used": self._used}, 0)
         write_file(self._path, line, mode=0o600)
@@ -48,13 +48,13 @@ class Usage:
         """Return the tokens that a key has used."""
         return self._used.get(name, 0)
 
-    def admit(self, name: str, tokens: int, limit: int) -> int | None:
+    def admit(self, name: str, tokens: int, limit: int | None) -> int | None:
         """Count tokens for a key, durably.
 
         Args:
             name: name of the key.
             tokens: largest number of tokens of an admission.
-            limit: largest number of tokens that the key may use.
+            limit: largest number of tokens that the key may use; None for any.
 
         Returns:
             The number of the admission, for `give_back`; None if the key has too few tokens left.
@@ -63,7 +63,7 @@ class Usage:
             OSError: the admission could not be written. Later ones will raise, too.
         """
         with self._lock:
-            if self.used(name) + tokens > limit:
+            if limit is not None and self.used(name) + tokens > limit:
                 return None
             self._admissions += 1
             self._append({"admission": self._admissions, "key": name, "tokens": tokens})
@@ -109,13 +109,14 @@ def _line(entry: dict[str, Any], before: int) -> tuple[bytes, int]:
     return b"%08x %s\n" % (checksum, text), checksum
 
 
-def _read(path: Path) -> dict[str, int]:
-    """Return the tokens that each key has used; nothing if there is no file."""
-    try:
-        data = path.read_bytes()
-    except FileNotFoundError:
-        return {}
-    *lines, _ = data.split(b"\n")
+def read_usage(path: str | os.PathLike[str]) -> dict[str, int]:
+    """Return the tokens that each key has used; a server may write the file meanwhile.
+
+    Raises:
+        ValueError: the file is damaged.
+        OSError: it cannot be read.
+    """
+    *lines, _ = Path(path).read_bytes().split(b"\n")
     if not lines:
         raise ValueError(f"{path} must be a file of used tokens, but its first line is damaged")
     used: dict[str, int] = {}

@@ -86,6 +86,14 @@ FAULTS: tuple[Fault, ...] = (
     ),
     Fault(
         "budgets hold",
+        "a key that was removed goes on spending until the server is started again",
+        "python/adapmixed/serving/clients.py",
+        "        self._clients = [old.get(key) or Client(key, self._usage) for key in keys]\n",
+        "        self._clients += [Client(key, self._usage) for key in keys if key not in old]\n",
+        ("tests/serving/test_keys.py::test_the_file_is_read_again",),
+    ),
+    Fault(
+        "budgets hold",
         "a key does not pay for the token that is under way when its client leaves",
         "python/adapmixed/serving/running.py",
         "        used = self._left + self._delivered  ",
