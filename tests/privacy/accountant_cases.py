@@ -51,6 +51,9 @@ class Kind:
     no_replacement: str = ""
     planned_queries: int | None = None
 
+    def largest_charge(self, num_models):
+        return None
+
 
 POOLED, BOXED = Kind(measure=("zcdp", None)), Kind(measure=("renyi", 4.0))
 

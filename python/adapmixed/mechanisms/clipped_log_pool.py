@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
+import numpy as np
 import torch
 
 import adapmixed_ext as ops
@@ -66,6 +67,15 @@ class ClippedLogPool(Mechanism):
     def measure(self) -> tuple[str, float | None] | None:
         """Unit of the individual charges: ("zcdp", None)."""
         return "zcdp", None
+
+    def largest_charge(self, num_models: int) -> float | None:
+        """Return the charge of a member whose log-ratios reach both clips, rounded up.
+
+        Args:
+            num_models: N.
+        """
+        span = np.array((self.upper - self.lower) * (1 + 1e-12))
+        return float(individual_rho(span, self.scale, self.lower, self.upper, num_models))
 
     def _prepare(self, rows: Rows, rng: RandomSource) -> Prepared:
         models, positions = rows.private.shape[:2]

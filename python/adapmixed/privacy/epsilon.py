@@ -20,11 +20,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from adapmixed.checks import check_question
+from adapmixed.privacy.bounded_range import adaptive_epsilon, bounded_range_epsilon
 from adapmixed.privacy.budget import ShardBudget
 from adapmixed.privacy.composition import clipped_mixing_epsilon
 from adapmixed.privacy.conversions import c_alpha, rdp_to_dp, replace_one_epsilon, zcdp_to_dp
 from adapmixed.privacy.costs.adapmixed import screening_rho
-from adapmixed.privacy.costs.clipped_log_pool import bounded_range_rho
+from adapmixed.privacy.costs.clipped_log_pool import answer_range, bounded_range_rho
 from adapmixed.privacy.events import (
     CAVEATS,
     BoundedRangeAnswer,
@@ -103,7 +104,7 @@ def parts_of(totals: Totals, delta: float, adjacency: str, budget: ShardBudget |
     - docs/theory/adapmixed.md for realised losses at one order or at several;
     - docs/theory/pmixed.md for PMixED;
     - docs/theory/clipped-mixing.md for ClippedMixing;
-    - docs/theory/clipped-log-pool.md for ClippedLogPool;
+    - docs/theory/clipped-log-pool.md and docs/theory/bounded-range.md for ClippedLogPool;
     - docs/theory/per-shard-budgets.md for per-shard budgets.
     """
     if totals.kind in ("none", "public"):
@@ -121,12 +122,23 @@ def parts_of(totals: Totals, delta: float, adjacency: str, budget: ShardBudget |
         return Parts(total, 0.0, 0.0, total)
     pools = totals.of(BoundedRangeAnswer)
     if pools:
-        rho = 0.0
-        for pool in pools:
-            cost = bounded_range_rho(pool.scale, pool.lower, pool.upper, pool.num_models, adjacency)
-            rho = add_up(rho, times_up(_charged_queries(totals, pool), cost))
-        return _zcdp(rho, 0.0, delta)
+        total = _bounded_range(totals, pools, delta, adjacency)
+        return Parts(total, 0.0, 0.0, total)
     return _renyi(totals, delta, adjacency)
+
+
+def _bounded_range(
+    totals: Totals, pools: list[BoundedRangeAnswer], delta: float, adjacency: str
+) -> float:
+    settings = [(one.scale, one.lower, one.upper, one.num_models, adjacency) for one in pools]
+    if len(pools) == 1:
+        span = answer_range(*settings[0])
+        return bounded_range_epsilon(span, _charged_queries(totals, pools[0]), delta)
+    costs = [bounded_range_rho(*setting) for setting in settings]
+    rho = 0.0
+    for pool, cost in zip(pools, costs, strict=True):
+        rho = add_up(rho, times_up(_charged_queries(totals, pool), cost))
+    return adaptive_epsilon(rho, max(costs), delta)
 
 
 def _charged_queries(totals: Totals, event: Counted) -> int:
@@ -202,7 +214,9 @@ def _method(totals: Totals) -> str:
         return "per-shard budget"
     if totals.of(ClippedAnswer):
         return "pld"
-    return "zcdp" if totals.of(BoundedRangeAnswer) or totals.renyi is None else "renyi"
+    if totals.of(BoundedRangeAnswer):
+        return "bounded range"
+    return "zcdp" if totals.renyi is None else "renyi"
 
 
 def _covered(totals: Totals) -> int | None:

@@ -1,0 +1,50 @@
+"""ε of Gaussian DP, against mpmath."""
+
+import math
+
+import mpmath
+import pytest
+
+from adapmixed.privacy.gaussian import gdp_to_dp
+
+
+def exact_delta(mu, epsilon):
+    """Return δ(ε) of μ-Gaussian DP, with 60 digits."""
+    with mpmath.workdps(60):
+        mu, epsilon = mpmath.mpf(mu), mpmath.mpf(epsilon)
+        first = mpmath.ncdf(mu / 2 - epsilon / mu)
+        return first - mpmath.exp(epsilon) * mpmath.ncdf(-mu / 2 - epsilon / mu)
+
+
+@pytest.mark.parametrize("delta", [0.3, 1e-2, 1e-5, 1e-9, 1e-15])
+@pytest.mark.parametrize("mu", [1e-3, 0.03, 0.3, 1.0, 4.0, 12.0, 25.0])
+def test_epsilon_keeps_delta_and_little_less_does_not(mu, delta):
+    found = gdp_to_dp(mu, delta)
+    assert exact_delta(mu, found) <= delta
+    if found > 0 and not math.isinf(found):
+        assert exact_delta(mu, found * (1 - 1e-6)) > delta
+    assert found < math.inf or mu > 20
+
+
+def test_small_and_infinite_distances():
+    assert gdp_to_dp(0.0, 1e-5) == 0.0
+    assert gdp_to_dp(math.inf, 1e-5) == math.inf
+    # δ(0) = 2 Φ(μ/2) - 1 is about 0.4 μ.
+    assert gdp_to_dp(1e-6, 1e-5) == 0.0 < gdp_to_dp(1e-4, 1e-5)
+    # δ is lost in the rounding of the two terms: nothing is stated.
+    assert gdp_to_dp(1e-15, 1e-17) == math.inf
+
+
+def test_it_grows_with_mu_and_falls_with_delta():
+    grid = [gdp_to_dp(0.1 * k, 1e-6) for k in range(1, 60)]
+    assert all(a < b for a, b in zip(grid, grid[1:], strict=False))
+    assert gdp_to_dp(1.0, 1e-6) > gdp_to_dp(1.0, 1e-5)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [((-1.0, 1e-5), "mu must be >= 0"), ((math.nan, 1e-5), "mu"), ((1.0, 0.0), "delta must be in")],
+)
+def test_bad_arguments(arguments, words):
+    with pytest.raises(ValueError, match=words):
+        gdp_to_dp(*arguments)
