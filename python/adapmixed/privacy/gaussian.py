@@ -22,8 +22,7 @@ def gdp_to_dp(mu: float, delta: float) -> float:
         delta: δ in (0, 1).
 
     Returns:
-        ε ≥ 0. It is +inf if no ε <= 700 is confirmed, which happens also if δ is not large against
-        the rounding errors of the two terms.
+        ε ≥ 0; +inf if it exceeds 700.
 
     Raises:
         ValueError: an argument is out of range.
