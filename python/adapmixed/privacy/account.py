@@ -221,7 +221,8 @@ class Account:
         budget = None
         if values["budget"] is not None:
             budget = read_fields(ShardBudget, values["budget"])
-            if budget != account._budget(budget.measure, budget.order):
+            largest = account.binding.largest if account.binding else None
+            if budget != account._budget(budget.measure, budget.order, largest):
                 raise ValueError(f"budget must follow from the settings, got {budget!r}")
         if account.budget not in (None, budget):
             raise ValueError(f"budget must be {account.budget!r}, got {budget!r}")
