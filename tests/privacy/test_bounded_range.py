@@ -6,48 +6,12 @@ import math
 import mpmath
 import numpy as np
 import pytest
+from range_cases import grid_delta, theorem_epsilon
 
 from adapmixed.privacy.bounded_range import FEW, adaptive_epsilon, bounded_range_epsilon
 from adapmixed.privacy.conversions import zcdp_to_dp
-from adapmixed.privacy.gaussian import gdp_to_dp
 
 DELTA = 1e-5
-
-
-def upward(x, span):
-    """Return the probability under Q of a step up to e^x; it goes down to e^(x - span) else."""
-    return -math.expm1(x - span) / (math.exp(x) - math.exp(x - span))
-
-
-def grid_price(span, queries, cells):
-    """Return log m and the best price that an adversary with steps x on a grid can reach.
-
-    It is a lower bound of the optimum, without any error of interpolation.
-    """
-    reach = cells * queries
-    position = np.arange(-reach, reach + 1)
-    price = np.maximum(np.expm1(position * span / cells), 0.0)
-    odds = [upward(span * k / cells, span) for k in range(1, cells)]
-    for _ in range(queries):
-        wide = np.concatenate([np.zeros(cells), price])
-        top = price[-1] + np.exp(reach * span / cells) * np.expm1(
-            np.arange(1, cells + 1) * span / cells
-        )
-        wide = np.concatenate([wide, top])
-        best = price
-        for k, odd in enumerate(odds, 1):
-            up = wide[cells + k : cells + k + len(price)]
-            best = np.maximum(best, odd * up + (1 - odd) * wide[k : k + len(price)])
-        price = best
-    return position * span / cells, price
-
-
-def grid_delta(span, queries, epsilon, cells=32):
-    """Return a lower bound of the optimum's δ at the next grid point above ε."""
-    position, price = grid_price(span, queries, cells)
-    at = int(np.searchsorted(-position[::-1], epsilon))
-    at = len(position) - 1 - at
-    return price[at] / math.exp(position[at])
 
 
 @pytest.mark.parametrize("span", [1e-3, 0.05, 0.5, 2.0])
@@ -58,8 +22,16 @@ def test_no_adversary_of_a_grid_passes_delta(span, queries):
         assert grid_delta(span, queries, stated) <= delta
 
 
+@pytest.mark.parametrize("span", [1e-3, 0.04, 0.5, 2.0])
+@pytest.mark.parametrize("delta", [1e-4, 1e-5, 1e-7])
+def test_one_answer_against_its_exact_epsilon(span, delta):
+    """A step up to (ε + η)/2 is the worst: δ = (1 - e^((ε - η)/2))²/(1 - e^-η)."""
+    exact = span + 2 * math.log(1 - math.sqrt(delta * -math.expm1(-span)))
+    assert exact <= bounded_range_epsilon(span, 1, delta) <= 1.02 * exact
+
+
 @pytest.mark.parametrize("span", [0.01, 0.1, 0.3])
-@pytest.mark.parametrize("queries", [16, 64, 256])
+@pytest.mark.parametrize("queries", [2, 8, 16, 64, 256])
 def test_few_answers_are_priced_within_two_percent_of_the_optimum(span, queries):
     stated = bounded_range_epsilon(span, queries, DELTA)
     assert grid_delta(span, queries, stated / 1.02, cells=16) > DELTA
@@ -149,11 +121,10 @@ def test_the_reserve_pays_for_every_step():
 
 
 def test_the_theorem_as_stated():
-    rho, largest = 0.2, 0.003
-    s, h = 2 * rho, 2 * largest
-    mu = math.sqrt(s + h * (2.5 + math.log1p(s / h)))
-    assert adaptive_epsilon(rho, largest, DELTA) == pytest.approx(gdp_to_dp(mu, DELTA), rel=1e-12)
-    assert adaptive_epsilon(rho, largest, DELTA) >= gdp_to_dp(mu, DELTA)
+    for rho, largest in ((0.2, 0.003), (1e-3, 1e-3), (2.0, 1e-5)):
+        exact = theorem_epsilon(rho, largest, DELTA)
+        found = adaptive_epsilon(rho, largest, DELTA)
+        assert exact * (1 - 1e-11) <= found <= exact * (1 + 1e-9)
 
 
 def test_bounds_never_exceed_what_was_known():

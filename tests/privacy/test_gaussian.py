@@ -2,18 +2,10 @@
 
 import math
 
-import mpmath
 import pytest
+from range_cases import exact_delta
 
 from adapmixed.privacy.gaussian import gdp_to_dp
-
-
-def exact_delta(mu, epsilon):
-    """Return δ(ε) of μ-Gaussian DP, with 60 digits."""
-    with mpmath.workdps(60):
-        mu, epsilon = mpmath.mpf(mu), mpmath.mpf(epsilon)
-        first = mpmath.ncdf(mu / 2 - epsilon / mu)
-        return first - mpmath.exp(epsilon) * mpmath.ncdf(-mu / 2 - epsilon / mu)
 
 
 @pytest.mark.parametrize("delta", [0.3, 1e-2, 1e-5, 1e-9, 1e-15])
