@@ -31,10 +31,10 @@ def test_one_answer_against_its_exact_epsilon(span, delta):
 
 
 @pytest.mark.parametrize("span", [0.01, 0.1, 0.3])
-@pytest.mark.parametrize("queries", [2, 8, 16, 64, 256])
-def test_few_answers_are_priced_within_two_percent_of_the_optimum(span, queries):
+@pytest.mark.parametrize(("queries", "cells"), [(2, 256), (8, 16), (16, 16), (64, 16), (256, 16)])
+def test_few_answers_are_priced_within_two_percent_of_the_optimum(span, queries, cells):
     stated = bounded_range_epsilon(span, queries, DELTA)
-    assert grid_delta(span, queries, stated / 1.02, cells=16) > DELTA
+    assert grid_delta(span, queries, stated / 1.02, cells) > DELTA
 
 
 @pytest.mark.parametrize("span", [0.01, 0.1])
@@ -121,7 +121,7 @@ def test_the_reserve_pays_for_every_step():
 
 
 def test_the_theorem_as_stated():
-    for rho, largest in ((0.2, 0.003), (1e-3, 1e-3), (2.0, 1e-5)):
+    for rho, largest in ((0.2, 0.003), (0.05, 1e-4), (2.0, 1e-5)):
         exact = theorem_epsilon(rho, largest, DELTA)
         found = adaptive_epsilon(rho, largest, DELTA)
         assert exact * (1 - 1e-11) <= found <= exact * (1 + 1e-9)

@@ -79,7 +79,7 @@ def test_every_event_is_replayed(path: Path, events: list[Any]) -> None:
     assert state(read_ledger(path).account) == state(without)
 
 
-@pytest.mark.parametrize("largest", [None, 0.2])
+@pytest.mark.parametrize("largest", [None, 0.07])
 def test_proposals_and_their_binding_are_replayed(path: Path, largest: float | None) -> None:
     """The binding is record 1, and a charge of budgets holds the payment of each shard."""
     pool = Kind("a pool", ("zcdp", None), largest=largest)

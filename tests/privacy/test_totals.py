@@ -144,9 +144,9 @@ def test_few_answers_of_the_log_pool_cost_what_the_worst_adversary_takes():
 
 
 def test_a_public_schedule_adds_up():
-    accountant = Accountant(DELTA).add([pooled(30), pooled(20, scale=1.0, upper=2.0)])
+    accountant = Accountant(DELTA).add([pooled(300), pooled(200, scale=1.0, upper=2.0)])
     largest = (2.25 / 20) ** 2 / 8
-    rho = 30 * (1.5 / 20) ** 2 / 8 + 20 * largest
+    rho = 300 * (1.5 / 20) ** 2 / 8 + 200 * largest
     guarantee = accountant.guarantee()
     exact = theorem_epsilon(rho, largest, DELTA)
     assert exact * (1 - 1e-11) <= guarantee.epsilon <= exact * (1 + 1e-8)

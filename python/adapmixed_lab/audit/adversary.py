@@ -145,27 +145,31 @@ def stated(game: Game, queries: int) -> float:
     return epsilon
 
 
+def finding(
+    game: Game, what: str, queries: int, epsilon: float, delta: float = DELTA, control: bool = False
+) -> Finding:
+    """Play the adversary for so many answers against (ε, δ)."""
+    name = f"clipped-log-pool, {what}, N = {game.models}, {game.adjacency}"
+    found, claim = game.reached(queries, epsilon), f"δ at ε = {epsilon:.4g}"
+    return Finding("adversary", name, claim, delta * (1 + SLACK), found, 1.0, control)
+
+
 def audit(effort: Effort) -> Iterator[Finding]:
     """Play the worst adversary against plans and budgets; the effort changes nothing."""
-
-    def finding(game: Game, what: str, queries: int, epsilon: float, control: bool) -> Finding:
-        name = f"clipped-log-pool, {what}, N = {game.models}, {game.adjacency}"
-        found = game.reached(queries, epsilon)
-        return Finding(
-            "adversary", name, f"δ at ε = {epsilon:.4g}", DELTA * (1 + SLACK), found, 1.0, control
-        )
-
     for adjacency in ("zero_out", "replace_one"):
         game = Game(POOL, MODELS, adjacency)
         for queries in (16, 64, 256):
-            yield finding(game, f"plan of {queries}", queries, stated(game, queries), False)
+            yield finding(game, f"plan of {queries}", queries, stated(game, queries))
         count = admitted(game)
-        yield finding(game, f"budget, {count} answers", count, BUDGET, False)
+        yield finding(game, f"budget, {count} answers", count, BUDGET)
     game = Game(POOL, MODELS, "zero_out")
-    for queries in (16, 256):
-        alone = gdp_to_dp(game.span / 2 * math.sqrt(queries), DELTA)
-        yield finding(game, f"plan of {queries}, no reserve", queries, alone, True)
-    yield finding(game, "plan of 64, 70 answered", 70, stated(game, 64), True)
-    yield finding(game, "budget, a tenth more answers", admitted(game) * 11 // 10, BUDGET, True)
+    # Without its reserve the theorem is wrong by little, and for a large δ only.
+    for queries, delta in ((16, 1e-3), (64, 1e-2)):
+        alone = gdp_to_dp(game.span / 2 * math.sqrt(queries), delta)
+        yield finding(game, f"{queries} answers, no reserve", queries, alone, delta, True)
+    late = stated(game, 64)
+    yield finding(game, "plan of 64, 70 answered", 70, late, control=True)
+    count = admitted(game) * 11 // 10
+    yield finding(game, "budget, a tenth more answers", count, BUDGET, control=True)
     doubled = replace(game, mechanism=replace(POOL, scale=2 * POOL.scale))
-    yield finding(doubled, "plan of 64, scale doubled", 64, stated(game, 64), True)
+    yield finding(doubled, "plan of 64, scale doubled", 64, late, control=True)
