@@ -25,9 +25,9 @@ class ClippedLogPool(Mechanism):
     """A logarithmic pool of clipped log-ratios, with a fixed (ε, δ) that may be published.
 
     The token is drawn from p(v) ∝ q(v) exp((κ/N) Σ_i clip(log p_i(v)/q(v), a, b)). If one shard is
-    emptied, or its member removed, log p changes within a range of κ(b−a)/N. That bounds every
-    Rényi divergence, so the answer is zCDP. N is a public constant. docs/theory/clipped-log-pool.md
-    states and proves the guarantee.
+    emptied, or its member removed, log p changes within a range of κ(b−a)/N, from which the ε of
+    all answers follows. N is a public constant. docs/theory/clipped-log-pool.md and
+    docs/theory/bounded-range.md state and prove the guarantee.
 
     Attributes:
         lower: a ≤ 0, in log units.
