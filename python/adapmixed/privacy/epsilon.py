@@ -153,7 +153,7 @@ def _renyi(totals: Totals, delta: float, adjacency: str) -> Parts:
         cost = screening_rho(event.weight, event.sigma, event.num_models)
         rho = add_up(rho, times_up(totals.counts[event], cost))
     if totals.renyi is None:  # screenings alone
-        return _zcdp(0.0, rho, delta)
+        return _screenings(rho, delta)
     orders, _ = totals.renyi
     mixing = np.zeros((1, len(orders))) if totals.losses is None else totals.losses.total
     for bound in totals.of(RenyiBound):
@@ -188,16 +188,16 @@ def _replaced(order: float, mixing: float, spent: float, delta: float) -> Parts:
     return Parts(mixing, spent - mixing, min(once, max(0.0, total - spent)), total, order)
 
 
-def _zcdp(mixing: float, screening: float, delta: float) -> Parts:
-    """Return ε of two zCDP costs at the best order, which is public because the costs are.
+def _screenings(rho: float, delta: float) -> Parts:
+    """Return ε of zCDP at the best order, which is public because the cost is.
 
     docs/theory/adapmixed.md proves it.
     """
-    total, order = zcdp_to_dp(add_up(mixing, screening), delta)
+    total, order = zcdp_to_dp(rho, delta)
     if math.isinf(order):
         return Parts(0.0, 0.0, 0.0, total)
-    parts = times_up(order, mixing), times_up(order, screening), c_alpha(order, delta)
-    return Parts(*parts, max(total, math.fsum(parts)), order)
+    parts = times_up(order, rho), c_alpha(order, delta)
+    return Parts(0.0, *parts, max(total, math.fsum(parts)), order)
 
 
 def _conversions(orders: tuple[float, ...], delta: float) -> NDArray[np.float64]:
