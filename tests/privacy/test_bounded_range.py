@@ -37,6 +37,16 @@ def test_few_answers_are_priced_within_two_percent_of_the_optimum(span, queries,
     assert grid_delta(span, queries, stated / 1.02, cells) > DELTA
 
 
+@pytest.mark.parametrize("span", [1e-9, 0.02, 0.7, 5.0])
+def test_one_answer_against_its_closed_form(span):
+    for share in (0.05, 1e-3, 1e-6):
+        delta = share * min(span, 1.0)
+        stated = bounded_range_epsilon(span, 1, delta)
+        with mpmath.workdps(40):
+            exact = span + 2 * mpmath.log1p(-mpmath.sqrt(-delta * mpmath.expm1(-span)))
+        assert exact <= stated <= exact * 1.01
+
+
 @pytest.mark.parametrize("span", [0.01, 0.1])
 @pytest.mark.parametrize(("queries", "cells"), [(FEW + 1, 8), (1024, 6), (4096, 4)])
 def test_many_answers_are_priced_within_two_percent_of_the_optimum(span, queries, cells):
@@ -134,6 +144,8 @@ def test_bounds_never_exceed_what_was_known():
         assert found <= zcdp_to_dp(rho * (1 + 1e-12), DELTA)[0] * (1 + 1e-9)
         assert found <= queries * span * (1 + 1e-12)
     assert adaptive_epsilon(math.inf, 1.0, DELTA) == math.inf
+    for span in (1e-200, 1e-17, 1e100, 1e308):
+        assert 0 <= bounded_range_epsilon(span, FEW, DELTA) <= FEW * span * (1 + 1e-12)
     assert bounded_range_epsilon(0.0, 5, DELTA) == bounded_range_epsilon(1.0, 0, DELTA) == 0.0
 
 

@@ -18,6 +18,14 @@ def test_epsilon_keeps_delta_and_little_less_does_not(mu, delta):
     assert found < math.inf or mu > 20
 
 
+@pytest.mark.parametrize(
+    ("mu", "delta"), [(31.88, 9.8e-10), (29.04, 2.7e-21), (23.67, 4.9e-50), (3.893, 8e-295)]
+)
+def test_it_rounds_up_where_doubles_end(mu, delta):
+    found = gdp_to_dp(mu, delta)
+    assert found == math.inf or exact_delta(mu, found) <= delta
+
+
 def test_small_and_infinite_distances():
     assert gdp_to_dp(0.0, 1e-5) == 0.0
     assert gdp_to_dp(math.inf, 1e-5) == math.inf

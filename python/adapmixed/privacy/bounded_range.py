@@ -22,8 +22,7 @@ from adapmixed.privacy.rounding import times_up, up
 FEW = 512
 """Largest number of answers for which the optimum is computed, in less than half a second."""
 
-_CELLS = 16  # grid points of log(p/p') in a range η
-_DEVIATIONS = 8.0  # standard deviations of log(p/p') that the grid covers on each side
+_SPANS = (1e-12, 50.0)  # ranges for which rounding stays far below the errors of the grid
 _LARGEST = 600.0  # largest log m on the grid, so that m stays finite in float64
 _STEP_ERROR = 2.0**-44  # relative error of one step of the programme, from some tens of roundings
 
@@ -74,7 +73,7 @@ def adaptive_epsilon(rho: float, largest: float, delta: float) -> float:
     """
     if rho == 0:
         return 0.0
-    zcdp = zcdp_to_dp(rho, delta)[0]
+    zcdp, largest = zcdp_to_dp(rho, delta)[0], min(largest, rho)
     if math.isinf(rho + largest):
         return zcdp
     mean_square = up(up(2 * rho) + 2 * largest * up(2.5 + up(math.log1p(up(rho / largest)))))
@@ -84,11 +83,15 @@ def adaptive_epsilon(rho: float, largest: float, delta: float) -> float:
 @lru_cache(maxsize=1024)
 def _optimum(span: float, queries: int, delta: float) -> float:
     """Return ε at `delta` of the worst adaptive adversary; +inf if it lies beyond the grid."""
-    wide = math.ceil(_DEVIATIONS * math.sqrt(queries) / 2 + queries * span / 8) + 1
+    if not _SPANS[0] <= span <= _SPANS[1]:
+        return math.inf
+    deviations = 3 + math.sqrt(-2 * math.log(delta))
+    wide = math.ceil(deviations * math.sqrt(queries) / 2 + queries * span / 8) + 1
     wide = min(queries, wide)
     if (wide + 1) * span > _LARGEST:
         return math.inf
-    value, point = _worst_price(span, queries, wide)
+    cells = 64 if queries <= 16 else 16
+    value, point = _worst_price(span, queries, wide, cells)
     # δ(ε) = V(m)/m at m = e^-ε. V is linear between grid points, so δ is linear in e^ε.
     found = (value / point)[: len(point) // 2 + 1][::-1] * (1 + 2.0**-40)
     if found[0] <= delta:
@@ -103,9 +106,11 @@ def _optimum(span: float, queries: int, delta: float) -> float:
 
 
 def _worst_price(
-    span: float, queries: int, wide: int
+    span: float, queries: int, wide: int, cells: int
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """Return upper bounds of V_0 on a grid of m, and the grid, with |log m| <= wide η.
+
+    `cells` grid points of log m lie in a range η.
 
     V_T(m) = (m - 1)_+, and V_t(m) is the largest value at m of a chord of V_{t+1} from b to e^η b
     with b <= m <= e^η b.
@@ -114,7 +119,7 @@ def _worst_price(
     is c0 + c1 b + c2/b. It exceeds the larger one of its values at the two by at most
     max |second derivative| (distance)²/8, which is added.
     """
-    cells, step = _CELLS, span / _CELLS
+    step = span / cells
     reach = wide * cells
     point = np.exp(np.arange(-reach, reach + 1) * step)
     value = np.maximum(np.expm1(np.arange(-reach, reach + 1) * step), 0.0)
@@ -122,7 +127,7 @@ def _worst_price(
     below = np.exp(np.arange(-cells, 0) * step)
     above = point[-1] * np.expm1(np.arange(1, cells + 1) * step)
     upward = [
-        -math.expm1(-back * step) / (math.exp(span - back * step) - math.exp(-back * step))
+        -math.expm1(-back * step) / (math.exp(-back * step) * math.expm1(span))
         for back in range(cells + 1)
     ]
     bend = [growth**2 / 4 * math.exp(back * step) / math.expm1(span) for back in range(cells + 1)]

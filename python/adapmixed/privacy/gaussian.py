@@ -8,6 +8,7 @@ from functools import lru_cache
 from adapmixed.checks import check_delta, check_real
 
 _LARGEST = 700.0  # e^ε stays finite in float64 up to here; beyond it nothing is stated
+_LEAST = 1e-290
 _ERROR = 2.0**-50  # relative error of erfc and of one product, in a unit of 1 + argument^2
 
 
@@ -53,4 +54,7 @@ def _delta(mu: float, epsilon: float) -> float:
 
 def _normal(x: float, side: int) -> float:
     """Return Φ(-x), rounded up for side 1 and down for side -1."""
-    return math.erfc(x / math.sqrt(2)) / 2 * (1 + side * _ERROR * (8 + x * x))
+    found = math.erfc(x / math.sqrt(2)) / 2 * (1 + side * _ERROR * (8 + x * x))
+    if found < _LEAST:  # where doubles lose digits
+        return _LEAST if side > 0 else 0.0
+    return found
