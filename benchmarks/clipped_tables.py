@@ -42,8 +42,8 @@ POOLS = [
 ]
 BOXES = [(-0.25, 0.25), (-0.5, 0.5), (-0.25, 1.0), (-1.0, 1.0), (-0.5, 2.0)]
 """Logarithms of lower and upper."""
-EPSILONS = (2.1, 2.2, 3.166, 5.673)
-"""AdaPMixED's ε over 1 024 queries, by the per-model and by the paper's rule, and where
+EPSILONS = (2.0, 2.1, 3.166, 5.673)
+"""AdaPMixED's ε over 1 024 queries, by the per-model and by the paper's rule, and two near which
 ClippedMixing and ClippedLogPool reach its perplexity."""
 
 

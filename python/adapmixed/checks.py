@@ -116,6 +116,17 @@ def check_measure(measure: Any, order: Any) -> float | None:
     return None if order is None else check_order(order)
 
 
+def check_largest(measure: str, largest: Any) -> float | None:
+    """Return the largest charge > 0 of one answer as a float; None if it is not known."""
+    if largest is None:
+        return None
+    if measure != "zcdp":
+        raise ValueError(f"largest must be None for {measure!r}, got {largest!r}")
+    if not (found := check_real("largest", largest)):
+        raise ValueError(f"largest must be > 0, got {largest!r}")
+    return found
+
+
 def check_order(value: Any, name: str = "order") -> float:
     """Return `value` as a finite Rényi order > 1."""
     order = _as_float(name, value)

@@ -82,6 +82,9 @@ class Spy(Mechanism):
     planned_queries = property(lambda self: self.inner.planned_queries)  # type: ignore[assignment]
     measure = property(lambda self: self.inner.measure)  # type: ignore[assignment]
 
+    def largest_charge(self, num_models: int) -> float | None:
+        return self.inner.largest_charge(num_models)
+
     @property
     def phases(self) -> list[str]:
         return [phase for phase, _ in self.log]

@@ -50,6 +50,10 @@ class Kind:
     no_total: str = ""
     no_replacement: str = ""
     planned_queries: int | None = None
+    largest: float | None = None
+
+    def largest_charge(self, num_models):
+        return self.largest
 
 
 POOLED, BOXED = Kind(measure=("zcdp", None)), Kind(measure=("renyi", 4.0))

@@ -12,7 +12,9 @@ from fractions import Fraction
 import numpy as np
 import pytest
 from accountant_cases import BOXED, DELTA, POOLED, Kind, Offer, bound, clipped, losses, pooled
+from range_cases import theorem_epsilon
 
+from adapmixed.mechanisms import ClippedLogPool
 from adapmixed.privacy import (
     Accountant,
     GaussianScreening,
@@ -22,6 +24,7 @@ from adapmixed.privacy import (
 )
 from adapmixed.privacy.budget import ShardBudget
 from adapmixed.privacy.conversions import c_alpha, zcdp_to_dp
+from adapmixed.privacy.costs.clipped_log_pool import bounded_range_rho
 from adapmixed.privacy.totals import Totals
 from adapmixed_lab.audit.trees import Adversary, largest_divergence, leaves
 
@@ -52,9 +55,57 @@ def test_a_budget_is_the_largest_for_its_epsilon(epsilon, order, adjacency):
         assert replaced == pytest.approx(2 * (budget.amount + c_alpha(order, share)), rel=1e-9)
 
 
+@pytest.mark.parametrize("adjacency", ["zero_out", "replace_one"])
+@pytest.mark.parametrize("epsilon", [0.5, 2.0, 8.0])
+@pytest.mark.parametrize("largest", [1e-7, 1e-5])
+def test_a_bounded_range_buys_a_larger_budget(epsilon, largest, adjacency):
+    budget = ShardBudget.for_epsilon(epsilon, DELTA, None, adjacency, largest)
+    assert budget.epsilon(DELTA, adjacency) <= epsilon and budget.largest == largest
+    assert budget.amount > 1.05 * ShardBudget.for_epsilon(epsilon, DELTA, None, adjacency).amount
+    larger = ShardBudget("zcdp", budget.amount * (1 + 1e-6), None, largest)
+    assert larger.epsilon(DELTA, adjacency) > epsilon
+    for way, factor in (("zero_out", 1), ("replace_one", 4)):
+        exact = theorem_epsilon(factor * budget.amount, factor * largest, DELTA)
+        assert exact * (1 - 1e-11) <= budget.epsilon(DELTA, way) <= exact * (1 + 1e-9)
+
+
+def test_a_charge_above_the_largest_raises_and_changes_nothing():
+    mechanism = Kind(measure=("zcdp", None), largest=0.01)
+    accountant = Accountant(DELTA, epsilon=2.0)
+    accountant.charge(Offer(charges=[[0.01], [0.002]], mechanism=mechanism))
+    before = accountant.state()
+    bad = Offer(charges=[[0.002], [math.nextafter(0.01, 1.0)]], mechanism=mechanism)
+    with pytest.raises(ValueError, match="charge must be <= 0.01, the largest of one answer"):
+        accountant.charge(bad)
+    assert bad.states == ["begun", "failed"] and accountant.state() == before
+
+
+@pytest.mark.parametrize("adjacency", ["zero_out", "replace_one"])
+def test_an_accountant_of_the_log_pool_uses_its_range(adjacency):
+    pool = ClippedLogPool(-0.25, 1.0, scale=2.0)
+    largest = pool.largest_charge(64)
+    nominal = (2.0 * 1.25 / 64) ** 2 / 8
+    assert nominal < largest < nominal * (1 + 1e-8)
+    assert largest >= bounded_range_rho(2.0, -0.25, 1.0, 64, "zero_out") * (1 - 1e-15)
+    accountant = Accountant(DELTA, epsilon=2.0, adjacency=adjacency)
+    accountant.bind(pool, 64)
+    factor = 4 if adjacency == "replace_one" else 1
+    exact = theorem_epsilon(factor * accountant.limit, factor * largest, DELTA)
+    assert exact == pytest.approx(2.0, rel=1e-8)
+    assert accountant.limit > ShardBudget.for_epsilon(2.0, DELTA, None, adjacency).amount
+    for _ in range(3):  # their sum exceeds the largest charge of one answer
+        accountant.charge(Offer(charges=np.full((64, 1), largest), mechanism=pool))
+    again = Accountant.from_state(accountant.state())
+    assert again.limit == accountant.limit
+    assert again.spent.tolist() == accountant.spent.tolist() and again.spent[0] > 2.9 * largest
+
+
 @pytest.mark.parametrize(
     ("make", "message"),
     [
+        (lambda: ShardBudget("zcdp", 1.0, None, 0.0), "largest must be > 0, got 0.0"),
+        (lambda: ShardBudget("zcdp", 1.0, None, math.inf), "largest must be finite"),
+        (lambda: ShardBudget("renyi", 1.0, 2.0, 0.1), "largest must be None for 'renyi', got 0.1"),
         (lambda: ShardBudget("pure", 1.0), "measure must be one of"),
         (lambda: ShardBudget("renyi", 1.0), "order must be given for 'renyi' and None for 'zcdp'"),
         (

@@ -65,7 +65,7 @@ def test_records_give_back_their_entries(count: int) -> None:
     assert not dataclasses.replace(record, sequence=4).follows(bytes(32))
     assert all(map(same, record.entry()["events"], events))
     assert len(record.entry()["events"]) == count
-    binding = Binding("a 'mechanism'", 3, "renyi", 2.5, None)
+    binding = Binding("a 'mechanism'", 3, "zcdp", None, 0.25, None)
     written = Record.make(1, bytes(32), {"binding": dataclasses.asdict(binding)})
     assert written.entry() == {"binding": binding}
 

@@ -79,9 +79,10 @@ def test_every_event_is_replayed(path: Path, events: list[Any]) -> None:
     assert state(read_ledger(path).account) == state(without)
 
 
-def test_proposals_and_their_binding_are_replayed(path: Path) -> None:
+@pytest.mark.parametrize("largest", [None, 0.07])
+def test_proposals_and_their_binding_are_replayed(path: Path, largest: float | None) -> None:
     """The binding is record 1, and a charge of budgets holds the payment of each shard."""
-    pool = Kind("a pool", ("zcdp", None))
+    pool = Kind("a pool", ("zcdp", None), largest=largest)
     charges = np.random.default_rng(1).exponential(0.01, (3, 40))
     without = Accountant(DELTA, epsilon=2.0)
     for part in range(4):
@@ -100,7 +101,8 @@ def test_proposals_and_their_binding_are_replayed(path: Path) -> None:
     records: list[Record] = []
     reading = read_ledger(path, seen=records.append)
     assert state(reading.account) == state(without) and reading.charges == 41
-    expected = Binding(repr(pool), 3, "zcdp", None, "e")
+    assert reading.account.budget is not None and reading.account.budget.largest == largest
+    expected = Binding(repr(pool), 3, "zcdp", None, largest, "e")
     assert records[0].entry() == {"binding": expected}
     paid = np.concatenate([one.entry()["events"][0].charge for one in records[1:]], axis=1)
     assert ((paid == charges) | (paid == 0)).all() and (paid != charges).any()

@@ -228,7 +228,7 @@ def test_the_command_names_its_choice_and_the_rule(capsys, tmp_path):
     assert main(asked) == 0
     said = capsys.readouterr().out
     assert "  clipped-mixing lower=0.775 upper=2.772: the widest box of shape log upper = 4" in said
-    clip = "scale=4 lower=-0.1754 upper=0.1754"
+    clip = "scale=4 lower=-0.1896 upper=0.1896"
     assert f"  clipped-log-pool {clip}: the widest clip at scale = 4" in said
     assert "from the built-in demo" in said and "the rest are alternatives" in said
     written = json.loads(path.read_text(encoding="utf-8"))["plans"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import json
 from contextlib import suppress
 from typing import Any
@@ -15,6 +16,7 @@ from hypothesis import strategies as st
 from state_cases import CASES, accountant
 
 from adapmixed.privacy import Accountant, Caveat, Event, PublicAnswer, UnprotectedAnswer
+from adapmixed.privacy.budget import ShardBudget
 from adapmixed.privacy.encoding import write_array
 
 
@@ -109,8 +111,10 @@ COUNT = (*TOTALS, "counts", 0)
         (("losses", *TOTALS, "losses", "total", write_array(np.full((5, 1), np.nan))), "not NaN"),
         (("losses", *TOTALS, "losses", "total", write_array(np.zeros((4, 1)))), "num_models must"),
         (("losses", *TOTALS, "spent", write_array(np.zeros(5))), "null without a budget"),
-        (("losses", "account", "budget", {"measure": "zcdp", "amount": 1.0, "order": None}),
+        (("losses", "account", "budget",
+          {"measure": "zcdp", "amount": 1.0, "order": None, "largest": None}),
          "budget must follow from the settings"),
+        (("a budget", "account", "budget", "largest", 0.1), "budget must follow from the settings"),
         (("clipped", *COUNT, "budget", 1), "queries must stay within the 1"),
         (("clipped", *COUNT, "budget", None), "budget must be int, got None"),
         (("a planned bound", *COUNT, "queries", 101), "queries must stay within the 100"),
@@ -131,6 +135,14 @@ COUNT = (*TOTALS, "counts", 0)
 def test_what_no_events_have_given_is_refused(changed: tuple[Any, ...], words: str) -> None:
     with pytest.raises(ValueError, match=words):
         Accountant.from_state(_changed(*changed))
+
+
+def test_without_a_mechanism_no_largest_charge_is_believed() -> None:
+    state = copy.deepcopy(accountant("a budget").state())
+    larger = ShardBudget.for_epsilon(3.0, DELTA, None, "zero_out", 1e-4)
+    state["account"]["budget"] = dataclasses.asdict(larger)
+    with pytest.raises(ValueError, match="budget must follow from the settings"):
+        Accountant.from_state(state)
 
 
 def test_a_state_of_something_else_is_refused() -> None:

@@ -5,6 +5,7 @@ import math
 import numpy as np
 import pytest
 from accountant_cases import DELTA, bound, clipped, losses, pooled
+from range_cases import grid_delta, theorem_epsilon
 
 from adapmixed.checks import QUESTIONS
 from adapmixed.errors import BudgetSpentError
@@ -16,7 +17,6 @@ from adapmixed.privacy import (
     UnprotectedAnswer,
 )
 from adapmixed.privacy.composition import clipped_mixing_epsilon
-from adapmixed.privacy.conversions import c_alpha, zcdp_to_dp
 from adapmixed.privacy.costs.clipped_log_pool import RANGE_ERROR, bounded_range_rho
 
 CONDITION = "may be published if the number of queries and the settings of each were fixed, too"
@@ -122,27 +122,34 @@ def test_public_and_unprotected_answers_beside_them():
     assert accountant.add(UnprotectedAnswer(1)).guarantee("replace_one").kind == "none"
 
 
-def test_the_log_pool_is_zcdp():
+def test_the_log_pool_is_composed_by_its_range():
     rho = (2 * 0.75 / 20) ** 2 / 8
     for way, factor in zip(QUESTIONS, (1, 4), strict=True):
         found = bounded_range_rho(2.0, -0.25, 0.5, 20, way)
         assert factor * rho < found <= factor * rho * (1 + 3 * RANGE_ERROR)
         accountant = Accountant(DELTA, adjacency=way).add([pooled(300), pooled(700)])
         guarantee, parts = accountant.guarantee(), accountant.breakdown()
-        exact, order = zcdp_to_dp(1000 * factor * rho, DELTA)
-        assert exact <= guarantee.epsilon <= exact * (1 + 1e-8)
-        assert guarantee.order == pytest.approx(order, rel=1e-3) and guarantee.method == "zcdp"
-        assert parts["mixing"] == pytest.approx(guarantee.order * 1000 * factor * rho)
-        assert parts["conversion"] == c_alpha(guarantee.order, DELTA)
-        assert parts["mixing"] + parts["conversion"] <= parts["total"] == guarantee.epsilon
+        exact = theorem_epsilon(1000 * factor * rho, factor * rho, DELTA)
+        assert exact * (1 - 1e-11) <= guarantee.epsilon <= exact * (1 + 1e-8)
+        assert guarantee.order is None and guarantee.method == "bounded range"
+        assert parts["mixing"] == parts["total"] == guarantee.epsilon
+        assert parts["screening"] == parts["conversion"] == 0.0
+
+
+def test_few_answers_of_the_log_pool_cost_what_the_worst_adversary_takes():
+    for way, factor in zip(QUESTIONS, (1, 2), strict=True):
+        span = factor * 2 * 0.75 / 20
+        epsilon = Accountant(DELTA, adjacency=way).add(pooled(16)).guarantee().epsilon
+        assert grid_delta(span, 16, epsilon) <= DELTA < grid_delta(span, 16, epsilon / 1.02)
 
 
 def test_a_public_schedule_adds_up():
-    accountant = Accountant(DELTA).add([pooled(30), pooled(20, scale=1.0, upper=2.0)])
-    rho = 30 * (1.5 / 20) ** 2 / 8 + 20 * (2.25 / 20) ** 2 / 8
+    accountant = Accountant(DELTA).add([pooled(300), pooled(200, scale=1.0, upper=2.0)])
+    largest = (2.25 / 20) ** 2 / 8
+    rho = 300 * (1.5 / 20) ** 2 / 8 + 200 * largest
     guarantee = accountant.guarantee()
-    assert guarantee.epsilon == pytest.approx(zcdp_to_dp(rho, DELTA)[0], rel=1e-8)
-    assert guarantee.epsilon >= zcdp_to_dp(rho, DELTA)[0]
+    exact = theorem_epsilon(rho, largest, DELTA)
+    assert exact * (1 - 1e-11) <= guarantee.epsilon <= exact * (1 + 1e-8)
     assert guarantee.budget is None and accountant.breakdown()["screening"] == 0
 
 
@@ -186,7 +193,7 @@ def test_sentences():
     assert "any change of the records in one shard (replace-one)" in replace_one
     assert "2ε" not in replace_one and "zero-out" not in replace_one
     pool = str(Accountant(DELTA).add(pooled(5)).guarantee("replace_one"))
-    assert "zero-concentrated DP at its best Rényi order" in pool
+    assert "composition of answers whose log-ratio has a bounded range" in pool
     assert CONDITION in pool
     for words in (zero_out, replace_one, pool):
         assert "None" not in words and "may be published" in words

@@ -212,7 +212,7 @@ def started(arguments: list[str], cwd: Path) -> tuple[subprocess.Popen[str], str
 @pytest.mark.parametrize(
     ("mechanism", "words"),
     [
-        ("clipped-log-pool lower=-0.25 upper=1 scale=2 queries=20000", "ε = 16.03 at δ = 1e-05"),
+        ("clipped-log-pool lower=-0.25 upper=1 scale=2 queries=20000", "ε = 15 at δ = 1e-05"),
         ("adapmixed", "depends on the private data"),
         ("unprotected", "Its answers have no privacy guarantee."),
     ],

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
+import numpy as np
 import torch
 
 import adapmixed_ext as ops
@@ -24,9 +25,9 @@ class ClippedLogPool(Mechanism):
     """A logarithmic pool of clipped log-ratios, with a fixed (ε, δ) that may be published.
 
     The token is drawn from p(v) ∝ q(v) exp((κ/N) Σ_i clip(log p_i(v)/q(v), a, b)). If one shard is
-    emptied, or its member removed, log p changes within a range of κ(b−a)/N. That bounds every
-    Rényi divergence, so the answer is zCDP. N is a public constant. docs/theory/clipped-log-pool.md
-    states and proves the guarantee.
+    emptied, or its member removed, log p changes within a range of κ(b−a)/N, from which the ε of
+    all answers follows. N is a public constant. docs/theory/clipped-log-pool.md and
+    docs/theory/bounded-range.md state and prove the guarantee.
 
     Attributes:
         lower: a ≤ 0, in log units.
@@ -66,6 +67,15 @@ class ClippedLogPool(Mechanism):
     def measure(self) -> tuple[str, float | None] | None:
         """Unit of the individual charges: ("zcdp", None)."""
         return "zcdp", None
+
+    def largest_charge(self, num_models: int) -> float | None:
+        """Return the charge of a member whose log-ratios reach both clips, rounded up.
+
+        Args:
+            num_models: N.
+        """
+        span = np.array((self.upper - self.lower) * (1 + 1e-12))
+        return float(individual_rho(span, self.scale, self.lower, self.upper, num_models))
 
     def _prepare(self, rows: Rows, rng: RandomSource) -> Prepared:
         models, positions = rows.private.shape[:2]

@@ -228,6 +228,14 @@ class Mechanism(ABC):
         """Unit of the individual charges: ("zcdp", None), ("renyi", order) or None without any."""
         return None
 
+    def largest_charge(self, num_models: int) -> float | None:
+        """Return the largest individual charge of one answer, if its log-ratio has a bounded range.
+
+        Args:
+            num_models: N.
+        """
+        return None
+
     def held_bytes(self, rows: int, vocab_size: int, element: int) -> int:
         """Return the largest number of bytes that one answer holds in addition to its logits.
 

@@ -49,6 +49,7 @@ class Binding:
         num_models: N.
         measure: unit of the individual charges, "renyi" or "zcdp"; None without such charges.
         order: Rényi order of the individual charges; None without one.
+        largest: largest individual charge of one answer, if answers have a bounded range.
         ensemble: the ensemble's fingerprint; None for proposals made by hand.
     """
 
@@ -56,6 +57,7 @@ class Binding:
     num_models: int
     measure: str | None
     order: float | None
+    largest: float | None
     ensemble: str | None
 
 
@@ -95,7 +97,7 @@ class Account:
                 if getattr(binding, name) != getattr(self.binding, name)
             ]
             # A fingerprint is a digest of the private members, so no message shows it.
-            told = [name for name in names if name != "ensemble"]
+            told = [name for name in names if name not in ("ensemble", "largest")]
             was, now = ({n: getattr(one, n) for n in told} for one in (self.binding, binding))
             differ = f"{was!r}, got {now!r}" if told else "got another ensemble"
             raise ValueError(
@@ -103,7 +105,8 @@ class Account:
                 "another mechanism or ensemble, also one with a member retrained or withdrawn, "
                 "needs an accountant of its own, whose ε and δ add"
             )
-        return replace(self, binding=binding, budget=self._budget(binding.measure, binding.order))
+        budget = self._budget(binding.measure, binding.order, binding.largest)
+        return replace(self, binding=binding, budget=budget)
 
     def added(self, events: Iterable[Event]) -> Account:
         """Return the account with all of these events.
@@ -122,11 +125,14 @@ class Account:
         totals = self.totals.add(listed, limit)
         return replace(self, budget=budget, totals=totals)
 
-    def _budget(self, measure: str | None, order: float | None) -> ShardBudget | None:
+    def _budget(
+        self, measure: str | None, order: float | None, largest: float | None = None
+    ) -> ShardBudget | None:
         epsilon, delta = self.settings.epsilon, self.settings.delta
         if epsilon is None or measure is None:
             return None
-        return ShardBudget.for_epsilon(epsilon, delta, order, self.settings.adjacency)
+        adjacency = self.settings.adjacency
+        return ShardBudget.for_epsilon(epsilon, delta, order, adjacency, largest)
 
     def guarantee(self, delta: float, adjacency: str) -> Guarantee:
         """Return the guarantee of all charges; see `guarantee_of`."""
@@ -215,7 +221,8 @@ class Account:
         budget = None
         if values["budget"] is not None:
             budget = read_fields(ShardBudget, values["budget"])
-            if budget != account._budget(budget.measure, budget.order):
+            largest = account.binding.largest if account.binding else None
+            if budget != account._budget(budget.measure, budget.order, largest):
                 raise ValueError(f"budget must follow from the settings, got {budget!r}")
         if account.budget not in (None, budget):
             raise ValueError(f"budget must be {account.budget!r}, got {budget!r}")

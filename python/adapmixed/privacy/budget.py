@@ -8,10 +8,12 @@ from functools import lru_cache
 from adapmixed.checks import (
     check_delta,
     check_epsilon,
+    check_largest,
     check_measure,
     check_question,
     check_real,
 )
+from adapmixed.privacy.bounded_range import adaptive_epsilon
 from adapmixed.privacy.conversions import larger_order, rdp_to_dp, replace_one_epsilon, zcdp_to_dp
 from adapmixed.privacy.rounding import times_up
 
@@ -27,19 +29,28 @@ class ShardBudget:
         measure: "renyi" if charges are D↔_order, "zcdp" if they are ρ.
         amount: B ≥ 0.
         order: Rényi order > 1 for "renyi", None for "zcdp".
+        largest: for "zcdp", largest charge η²/8 of one answer, if all charges are of answers of a
+            bounded range; ε is then smaller. None if that is not known.
     """
 
     measure: str
     amount: float
     order: float | None = None
+    largest: float | None = None
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "order", check_measure(self.measure, self.order))
         object.__setattr__(self, "amount", check_real("amount", self.amount))
+        object.__setattr__(self, "largest", check_largest(self.measure, self.largest))
 
     @classmethod
     def for_epsilon(
-        cls, epsilon: float, delta: float, order: float | None, adjacency: str = "zero_out"
+        cls,
+        epsilon: float,
+        delta: float,
+        order: float | None,
+        adjacency: str = "zero_out",
+        largest: float | None = None,
     ) -> ShardBudget:
         """Return the largest budget whose ε for these neighbours is at most `epsilon`.
 
@@ -50,18 +61,20 @@ class ShardBudget:
             delta: δ in (0, 1).
             order: Rényi order of the charges; None for zCDP.
             adjacency: "zero_out" or "replace_one".
+            largest: as in :class:`ShardBudget`.
 
         Raises:
             ValueError: the conversion to (ε, δ) at this order and delta costs more than epsilon.
         """
-        return _largest(check_epsilon(epsilon), check_delta(delta), order, adjacency)
+        return _widest(check_epsilon(epsilon), check_delta(delta), order, adjacency, largest)
 
     def epsilon(self, delta: float, adjacency: str = "zero_out") -> float:
         """Return ε at δ for any number of tokens, rounded up.
 
         The theorem is in docs/theory/per-shard-budgets.md. For replace-one, the statement passes
         through the emptied shard. With "renyi", twice the Rényi budget is no bound there, so the
-        result is 2 ε(δ₁) with δ₁ = δ/(1 + e^ε(δ₁)). With "zcdp", the budget becomes 4 B.
+        result is 2 ε(δ₁) with δ₁ = δ/(1 + e^ε(δ₁)). With "zcdp", all charges become four times as
+        large.
 
         Args:
             delta: δ in (0, 1).
@@ -74,18 +87,24 @@ class ShardBudget:
 def _epsilon(budget: ShardBudget, delta: float, adjacency: str) -> float:
     order, amount = budget.order, budget.amount
     if order is None:
-        return zcdp_to_dp(times_up(4, amount) if adjacency == "replace_one" else amount, delta)[0]
+        factor = 4 if adjacency == "replace_one" else 1
+        if budget.largest is not None:
+            largest = times_up(factor, budget.largest)
+            return adaptive_epsilon(times_up(factor, amount), largest, delta)
+        return zcdp_to_dp(times_up(factor, amount), delta)[0]
     if adjacency == "zero_out":
         return max(0.0, rdp_to_dp(order, amount, delta))
     return replace_one_epsilon(order, amount, delta)
 
 
 @lru_cache(maxsize=256)
-def _largest(epsilon: float, delta: float, order: float | None, adjacency: str) -> ShardBudget:
+def _widest(
+    epsilon: float, delta: float, order: float | None, adjacency: str, largest: float | None
+) -> ShardBudget:
     measure = "zcdp" if order is None else "renyi"
 
     def stated(amount: float) -> float:
-        return ShardBudget(measure, amount, order).epsilon(delta, adjacency)
+        return ShardBudget(measure, amount, order, largest).epsilon(delta, adjacency)
 
     if order is not None and stated(0.0) > epsilon:
 
@@ -104,4 +123,4 @@ def _largest(epsilon: float, delta: float, order: float | None, adjacency: str) 
         if middle in (low, high):
             break
         low, high = (middle, high) if stated(middle) <= epsilon else (low, middle)
-    return ShardBudget(measure, low, order)
+    return ShardBudget(measure, low, order, largest)

@@ -20,11 +20,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from adapmixed.checks import check_question
+from adapmixed.privacy.bounded_range import adaptive_epsilon, bounded_range_epsilon
 from adapmixed.privacy.budget import ShardBudget
 from adapmixed.privacy.composition import clipped_mixing_epsilon
 from adapmixed.privacy.conversions import c_alpha, rdp_to_dp, replace_one_epsilon, zcdp_to_dp
 from adapmixed.privacy.costs.adapmixed import screening_rho
-from adapmixed.privacy.costs.clipped_log_pool import bounded_range_rho
+from adapmixed.privacy.costs.clipped_log_pool import answer_range, bounded_range_rho
 from adapmixed.privacy.events import (
     CAVEATS,
     BoundedRangeAnswer,
@@ -103,7 +104,7 @@ def parts_of(totals: Totals, delta: float, adjacency: str, budget: ShardBudget |
     - docs/theory/adapmixed.md for realised losses at one order or at several;
     - docs/theory/pmixed.md for PMixED;
     - docs/theory/clipped-mixing.md for ClippedMixing;
-    - docs/theory/clipped-log-pool.md for ClippedLogPool;
+    - docs/theory/clipped-log-pool.md and docs/theory/bounded-range.md for ClippedLogPool;
     - docs/theory/per-shard-budgets.md for per-shard budgets.
     """
     if totals.kind in ("none", "public"):
@@ -121,12 +122,23 @@ def parts_of(totals: Totals, delta: float, adjacency: str, budget: ShardBudget |
         return Parts(total, 0.0, 0.0, total)
     pools = totals.of(BoundedRangeAnswer)
     if pools:
-        rho = 0.0
-        for pool in pools:
-            cost = bounded_range_rho(pool.scale, pool.lower, pool.upper, pool.num_models, adjacency)
-            rho = add_up(rho, times_up(_charged_queries(totals, pool), cost))
-        return _zcdp(rho, 0.0, delta)
+        total = _bounded_range(totals, pools, delta, adjacency)
+        return Parts(total, 0.0, 0.0, total)
     return _renyi(totals, delta, adjacency)
+
+
+def _bounded_range(
+    totals: Totals, pools: list[BoundedRangeAnswer], delta: float, adjacency: str
+) -> float:
+    settings = [(one.scale, one.lower, one.upper, one.num_models, adjacency) for one in pools]
+    if len(pools) == 1:
+        span = answer_range(*settings[0])
+        return bounded_range_epsilon(span, _charged_queries(totals, pools[0]), delta)
+    costs = [bounded_range_rho(*setting) for setting in settings]
+    rho = 0.0
+    for pool, cost in zip(pools, costs, strict=True):
+        rho = add_up(rho, times_up(_charged_queries(totals, pool), cost))
+    return adaptive_epsilon(rho, max(costs), delta)
 
 
 def _charged_queries(totals: Totals, event: Counted) -> int:
@@ -141,7 +153,7 @@ def _renyi(totals: Totals, delta: float, adjacency: str) -> Parts:
         cost = screening_rho(event.weight, event.sigma, event.num_models)
         rho = add_up(rho, times_up(totals.counts[event], cost))
     if totals.renyi is None:  # screenings alone
-        return _zcdp(0.0, rho, delta)
+        return _screenings(rho, delta)
     orders, _ = totals.renyi
     mixing = np.zeros((1, len(orders))) if totals.losses is None else totals.losses.total
     for bound in totals.of(RenyiBound):
@@ -176,16 +188,16 @@ def _replaced(order: float, mixing: float, spent: float, delta: float) -> Parts:
     return Parts(mixing, spent - mixing, min(once, max(0.0, total - spent)), total, order)
 
 
-def _zcdp(mixing: float, screening: float, delta: float) -> Parts:
-    """Return ε of two zCDP costs at the best order, which is public because the costs are.
+def _screenings(rho: float, delta: float) -> Parts:
+    """Return ε of zCDP at the best order, which is public because the cost is.
 
     docs/theory/adapmixed.md proves it.
     """
-    total, order = zcdp_to_dp(add_up(mixing, screening), delta)
+    total, order = zcdp_to_dp(rho, delta)
     if math.isinf(order):
         return Parts(0.0, 0.0, 0.0, total)
-    parts = times_up(order, mixing), times_up(order, screening), c_alpha(order, delta)
-    return Parts(*parts, max(total, math.fsum(parts)), order)
+    parts = times_up(order, rho), c_alpha(order, delta)
+    return Parts(0.0, *parts, max(total, math.fsum(parts)), order)
 
 
 def _conversions(orders: tuple[float, ...], delta: float) -> NDArray[np.float64]:
@@ -202,7 +214,9 @@ def _method(totals: Totals) -> str:
         return "per-shard budget"
     if totals.of(ClippedAnswer):
         return "pld"
-    return "zcdp" if totals.of(BoundedRangeAnswer) or totals.renyi is None else "renyi"
+    if totals.of(BoundedRangeAnswer):
+        return "bounded range"
+    return "zcdp" if totals.renyi is None else "renyi"
 
 
 def _covered(totals: Totals) -> int | None:

@@ -173,8 +173,8 @@ class ClippedAnswer:
 class BoundedRangeAnswer:
     """Queries answered by ClippedLogPool, p ∝ q exp((scale/N) Σ_i clip(log p_i/q, a, b)).
 
-    To empty one shard changes log p within a range of η = scale (b - a)/N, so each query is
-    (η²/8)-zCDP. For replace-one the range is 2η (docs/theory/clipped-log-pool.md). Costs add up.
+    To empty one shard changes log p within a range of η = scale (b - a)/N, for replace-one within
+    2η (docs/theory/clipped-log-pool.md). docs/theory/bounded-range.md composes the ranges.
     Events without a budget may have different settings if their schedule is fixed in advance.
 
     Attributes:

@@ -115,8 +115,10 @@ def read_totals(written: Any, budget: ShardBudget | None) -> Totals:
         if budget is None:
             raise ValueError("spent must be null without a budget of every shard")
         spent = checked_array("spent", read_array(values["spent"]), (None,))
-        # As an event of one position, so that the checks of events apply here, too.
-        found = found.add([IndividualCharge(budget.measure, budget.order, spent[:, None])], budget)
+        # As an event of one position, so that the checks of events apply here, too. It is the sum
+        # of many charges, so the largest of one answer is no bound of it.
+        whole = IndividualCharge(budget.measure, budget.order, spent[:, None])
+        found = found.add([whole], replace(budget, largest=None))
         found = replace(found, spent=spent, charged=charged)
     return found
 

@@ -11,9 +11,9 @@ from adapmixed.privacy.events import CAVEATS
 
 KINDS = ("public", "fixed", "data-dependent, ex-post", "published", "none")
 
-METHODS = ("renyi", "pld", "zcdp", "per-shard budget")
-"""Ways to compose a total: at fixed Rényi orders, by privacy loss distributions, by zCDP, or by
-per-shard budgets."""
+METHODS = ("renyi", "pld", "bounded range", "zcdp", "per-shard budget")
+"""Ways to compose a total: at fixed Rényi orders, by privacy loss distributions, by the ranges of
+log-ratios, by zCDP, or by per-shard budgets."""
 
 _NEIGHBOURS = {
     "zero_out": "one shard is emptied and its member answers the public distribution (zero-out)",
@@ -182,6 +182,8 @@ class Guarantee:
     def _basis(self) -> str:
         if self.method == "pld":
             return "privacy loss distribution of a dominating pair"
+        if self.method == "bounded range":
+            return "composition of answers whose log-ratio has a bounded range"
         if self.method == "per-shard budget":
             return "a budget of every shard that was fixed beforehand"
         if self.order is None:

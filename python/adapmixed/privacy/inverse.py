@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 
 from adapmixed.checks import check_delta, check_epsilon
+from adapmixed.privacy.bounded_range import bounded_range_epsilon
 from adapmixed.privacy.composition import clipped_mixing_epsilon
-from adapmixed.privacy.conversions import zcdp_to_dp
-from adapmixed.privacy.costs.clipped_log_pool import bounded_range_rho
+from adapmixed.privacy.costs.clipped_log_pool import answer_range
 
 FINE = 2**18
 """Number of grid points for a planned ε."""
@@ -49,8 +49,8 @@ def epsilon_of(
         return clipped_mixing_epsilon(
             lower, upper, num_models, queries, delta, adjacency, points=points
         )
-    rho = bounded_range_rho(scale, lower, upper, num_models, adjacency)
-    return zcdp_to_dp(math.nextafter(queries * rho, math.inf) if rho else 0.0, delta)[0]
+    span = answer_range(scale, lower, upper, num_models, adjacency)
+    return bounded_range_epsilon(span, queries, delta)
 
 
 def queries_for(

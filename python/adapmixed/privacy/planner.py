@@ -9,10 +9,11 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import lru_cache, partial
 
 from adapmixed.checks import check_count, check_delta, check_epsilon, check_question
 from adapmixed.privacy.beforehand import adapmixed_beforehand
+from adapmixed.privacy.bounded_range import FEW, bounded_range_epsilon
 from adapmixed.privacy.composition import renyi_epsilon
 from adapmixed.privacy.conversions import (
     c_alpha,
@@ -20,9 +21,11 @@ from adapmixed.privacy.conversions import (
     rdp_to_dp,
     replace_one_epsilon,
 )
+from adapmixed.privacy.costs.clipped_log_pool import RANGE_ERROR
 from adapmixed.privacy.costs.clipped_mixing import clipped_mixing_pair
 from adapmixed.privacy.costs.pmixed import radius_for_epsilon, sound_bound
 from adapmixed.privacy.inverse import FINE, epsilon_of, models_for, queries_for
+from adapmixed.privacy.rounding import lowered
 from adapmixed.privacy.search import largest_within
 
 __all__ = ["Plan", "adapmixed_beforehand", "epsilon_of", "models_for", "plan", "queries_for"]
@@ -186,10 +189,12 @@ def _log_pool(
 ) -> Plan:
     stated = partial(epsilon_of, scale=scale)
 
-    def cost(width: float) -> float:
-        return stated(delta, models, queries, adjacency, lower=-width, upper=0.0)
+    def fits(width: float) -> bool:
+        return stated(delta, models, queries, adjacency, lower=-width, upper=0.0) <= target
 
-    width = largest_within(cost, target, _WIDEST)
+    span = _largest_range(target, delta, queries) / (2 if adjacency == "replace_one" else 1)
+    width = min(span * models / scale * (1 - 2 * RANGE_ERROR), _WIDEST)
+    width = lowered(width, 0.0, fits)
     lower = -min(_CLIP, width / 2)
     upper = width + lower
     settings = {"scale": scale, "lower": lower, "upper": upper}
@@ -200,6 +205,17 @@ def _log_pool(
         lambda count: stated(delta, models, count, adjacency, lower=lower, upper=upper),
         f"no clip wider than {_WIDEST:g} is tried" if width == _WIDEST else "",
     )
+
+
+@lru_cache(maxsize=8)  # it is the same for every scale
+def _largest_range(target: float, delta: float, queries: int) -> float:
+    """Return the largest range η of one answer within (target, delta), up to `FIT`."""
+
+    def cost(span: float, few: int = FEW) -> float:
+        return bounded_range_epsilon(span, queries, delta, few=few)
+
+    span = largest_within(partial(cost, few=0), target, _WIDEST)
+    return largest_within(cost, target, _WIDEST, start=span)
 
 
 def _pmixed(target: float, delta: float, models: int, queries: int, adjacency: str) -> Plan | None:

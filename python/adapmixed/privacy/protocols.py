@@ -22,6 +22,9 @@ class Charged(Protocol):
     def measure(self) -> tuple[str, float | None] | None:
         """Unit of the individual charges: ("zcdp", None), ("renyi", order) or None without any."""
 
+    def largest_charge(self, num_models: int) -> float | None:
+        """Largest individual charge of one answer, if its log-ratio has a bounded range."""
+
     @property
     def no_budget(self) -> str:
         """The reason why per-shard budgets cannot be kept; "" if they can."""
@@ -77,7 +80,10 @@ def bound_to(
     """
     _check_fits(mechanism, account.settings)
     measure, order = mechanism.measure or (None, None)
-    return account.bound(Binding(_described(mechanism), num_models, measure, order, ensemble))
+    largest = mechanism.largest_charge(num_models)
+    return account.bound(
+        Binding(_described(mechanism), num_models, measure, order, largest, ensemble)
+    )
 
 
 def _described(mechanism: Charged) -> str:

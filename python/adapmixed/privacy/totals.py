@@ -149,6 +149,10 @@ class Totals:
                 f"{(budget.measure, budget.order)!r}, got {(event.measure, event.order)!r}"
             )
         self._check_family(event)
+        if budget.largest is not None and (event.charge > budget.largest).any():
+            raise ValueError(
+                f"charge must be <= {budget.largest!r}, the largest of one answer, got one above it"
+            )
         spent = np.zeros(event.num_models) if self.spent is None else self.spent
         for position in range(event.queries):
             spent = array_add_up(spent, event.charge[:, position])

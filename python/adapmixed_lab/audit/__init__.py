@@ -16,6 +16,7 @@ AUDITS = {
     "screening": "tell two neighbouring ensembles apart by the screening bit",
     "sampler": "check the distribution of drawn tokens, forks and replays",
     "budgets": "enumerate adaptive trees under a budget of every shard",
+    "adversary": "play the worst adaptive adversary against the log pool's many answers",
     "odometer": "enumerate adaptive trees under AdaPMixED's running ε(D)",
     "canaries": "plant secrets in training text: one-run audit and exposure",
 }

@@ -70,7 +70,7 @@ def _tree(setting: Setting, seed: int, amount: float) -> tuple[Tree, tuple[float
     models, vocab, depth, mechanism = setting
     assert mechanism.measure is not None
     measure, order = mechanism.measure
-    budget = ShardBudget(measure, amount, order)
+    budget = ShardBudget(measure, amount, order, mechanism.largest_charge(models))
     tree = Tree(mechanism, seed, models, vocab, depth, budget, SHAPES_ASKED)
     return tree, ZCDP_ORDERS if order is None else (order,)
 

@@ -1,6 +1,6 @@
-"""The zCDP cost of ClippedLogPool's answers, whose log-ratio has a bounded range.
+"""The range of ClippedLogPool's log-ratios, and the zCDP cost that follows from it.
 
-`costs/__init__.py` lists the costs of all mechanisms; `epsilon.parts_of` composes them.
+`costs/__init__.py` lists the costs of all mechanisms; `bounded_range` composes ranges.
 """
 
 from __future__ import annotations
@@ -31,14 +31,13 @@ def range_rounding(scale: float, lower: float, upper: float) -> float:
     return 2.0**-48 * (1 + scale * max(-lower, upper) + 750)
 
 
-def bounded_range_rho(
+def answer_range(
     scale: float, lower: float, upper: float, num_models: int, adjacency: str
 ) -> float:
-    """Return the zCDP cost ρ = η²/8 of one answer, rounded up.
+    """Return the range η of log p/p' of one answer, in nats, rounded up.
 
-    The answer costs α ρ at every Rényi order α, in both directions. η = κ (b - a)/N for "zero_out"
-    and twice that for "replace_one". N is a public constant, so a missing member costs as much as
-    an emptied one. docs/theory/clipped-log-pool.md has the proofs.
+    η = κ (b - a)/N for "zero_out" and twice that for "replace_one". N is a public constant, so a
+    missing member costs as much as an emptied one. docs/theory/clipped-log-pool.md has the proof.
 
     Args:
         scale: κ ≥ 0.
@@ -58,9 +57,19 @@ def bounded_range_rho(
     # A few roundings of 2^-53 here are far below RANGE_ERROR and one unit in the last place.
     wide = nominal * (1 + RANGE_ERROR) + range_rounding(scale, low, high)
     span = math.nextafter(wide, math.inf)
-    if adjacency == "replace_one":
-        span *= 2
-    return math.nextafter(math.nextafter(span * span, math.inf) / 8, math.inf)
+    return 2 * span if adjacency == "replace_one" else span
+
+
+def bounded_range_rho(
+    scale: float, lower: float, upper: float, num_models: int, adjacency: str
+) -> float:
+    """Return the zCDP cost ρ = η²/8 of one answer of range η, rounded up.
+
+    The answer costs α ρ at every Rényi order α, in both directions; see
+    docs/theory/clipped-log-pool.md. Arguments and errors are those of :func:`answer_range`.
+    """
+    span = answer_range(scale, lower, upper, num_models, adjacency)
+    return math.nextafter(math.nextafter(span * span, math.inf) / 8, math.inf) if span else 0.0
 
 
 def individual_rho(
