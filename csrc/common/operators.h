@@ -114,6 +114,8 @@ struct LogPoolOptions {
   double scale;             // kappa
   std::int64_t num_models;  // >= N; absent slots have u_i = 0
   const bool* active;       // (N, B) or null; inactive slots have u_i = 0
+  // (B, V) of log_pool's results, or null. On the CPU pool_mixture then reads no private row.
+  const double* log_weights = nullptr;
 };
 struct LogPoolResults {
   double* log_normaliser;       // (B) log sum_v q exp((kappa/N) sum_i u_i)
@@ -122,6 +124,8 @@ struct LogPoolResults {
   std::int32_t* status;         // (N, B)
   double* public_lse;           // (B)
   std::int32_t* public_status;  // (B)
+  // (B, V) or null: log q + (kappa/N) sum_i u_i, -inf if q = 0. On the CPU alone.
+  double* log_weights = nullptr;
 };
 
 namespace cpu {

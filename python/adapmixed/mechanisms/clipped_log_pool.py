@@ -69,12 +69,12 @@ class ClippedLogPool(Mechanism):
 
     def _prepare(self, rows: Rows, rng: RandomSource) -> Prepared:
         models, positions = rows.private.shape[:2]
-        public_lse = rows.public.double().logsumexp(-1)
-        asked = unsure(rows.public, public_lse, self.public_confidence)
+        asked = unsure(rows.public, self.public_confidence)
         takes_part = asked.expand(models, positions)
         pool = ops.log_pool(
             rows.private, rows.public, lower=self.lower, upper=self.upper, scale=self.scale,
             active=None if bool(asked.all()) else takes_part,
+            keep=rows.drawn,
         ).check()  # fmt: skip
         span = pool.span.cpu().numpy()
         rho = torch.from_numpy(individual_rho(span, self.scale, self.lower, self.upper, models))
