@@ -127,7 +127,7 @@ def log_pool(
     row: it may move the row's log-ratios inside the clip bounds and never out of them.
 
     The span is exactly that of the u_i that enter the pool. p_i = 0 < q clips to a.
-    Memory: at most 16·V + 2^14 bytes for each thread; on CUDA 8·B·V. ``keep`` adds 8·B·V on the CPU.
+    Memory: at most 16·V + 2^14 bytes for each thread, and 8·B·V with ``keep``; on CUDA 8·B·V.
 
     Args:
         private_logits: (N, B, V).

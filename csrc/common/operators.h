@@ -128,6 +128,14 @@ struct LogPoolResults {
   double* log_weights = nullptr;
 };
 
+struct LowRankInputs {
+  Shape shape;
+  const float* public_logits;  // (B, V)
+  const float* coefficients;   // (N, B, r)
+  const float* factors;        // (N, r, V)
+  std::int64_t rank;
+};
+
 namespace cpu {
 
 void log_sum_exp(const Logits& logits, std::int64_t models, std::int64_t positions,
@@ -150,6 +158,8 @@ void pool_mixture(const Ensemble& in, const LogPoolOptions& options, const doubl
                   double* probabilities, int threads);
 void pool_log_prob(const Ensemble& in, const LogPoolOptions& options, const double* log_normaliser,
                    const std::int64_t* targets, double* result, int threads);
+// private_logits: (N, B, V), public + sum_k coefficients[k] factors[k]. There is none for a GPU.
+void add_low_rank(const LowRankInputs& in, float* private_logits, int threads);
 // One pair of rows per position: in.shape.models == 1, private = P, public = Q.
 void renyi_divergence(const Ensemble& in, const double* orders, std::int64_t num_orders,
                       double* forward, double* backward, int threads);

@@ -246,7 +246,9 @@ def test_kept_weights_give_the_same_bits(case: Case, device: torch.device, isa: 
             assert (kept.log_weights is None) == (device.type != "cpu")
             assert torch.equal(kept.log_normaliser, pool.log_normaliser)
             assert torch.equal(kept.span, pool.span)
-            mixtures = (adapmixed_ext.mixture(case.private, case.public, one) for one in (kept, pool))
+            mixtures = (
+                adapmixed_ext.mixture(case.private, case.public, one) for one in (kept, pool)
+            )
             assert torch.equal(*mixtures)
 
 
