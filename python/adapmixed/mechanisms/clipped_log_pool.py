@@ -67,6 +67,10 @@ class ClippedLogPool(Mechanism):
         """Unit of the individual charges: ("zcdp", None)."""
         return "zcdp", None
 
+    def held_bytes(self, rows: int, vocab_size: int, element: int) -> int:
+        """Return the bytes of `Mechanism.held_bytes` and those of the pool's kept log-weights."""
+        return super().held_bytes(rows, vocab_size, element) + 8 * vocab_size
+
     def _prepare(self, rows: Rows, rng: RandomSource) -> Prepared:
         models, positions = rows.private.shape[:2]
         asked = unsure(rows.public, self.public_confidence)
