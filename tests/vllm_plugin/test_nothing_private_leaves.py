@@ -65,8 +65,8 @@ def answer(server: Server, method: str, path: str, body: Any = None) -> Any:
 
 FIGURES = re.compile(  # vLLM's own line of public figures, every few seconds
     r".*Engine 000: Avg prompt throughput: [\d.]+ tokens/s, Avg generation throughput: [\d.]+ "
-    r"tokens/s, Running: \d+ reqs, Waiting: \d+ reqs, CPU KV cache usage: [\d.]+%, Prefix cache hit "
-    r"rate: [\d.]+%"
+    r"tokens/s, Running: \d+ reqs, Waiting: \d+ reqs, CPU KV cache usage: [\d.]+%, "
+    r"Prefix cache hit rate: [\d.]+%"
 )
 
 
