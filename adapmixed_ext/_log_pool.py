@@ -28,23 +28,26 @@ _MOST_SUM = 2.0**31  # leaves 20 binary places to each u_i
 _OPTIONS = "Tensor? active, float lower, float upper, float scale, int num_models"
 
 
-def _options(active: Tensor | None, *numbers: Any) -> tuple[float | int, ...]:
-    return (*numbers, 0 if active is None else active.data_ptr())
+def _options(
+    active: Tensor | None, *numbers: Any, log_weights: Tensor | None = None
+) -> tuple[float | int, ...]:
+    masks = (0 if one is None else one.data_ptr() for one in (active, log_weights))
+    return (*numbers, *masks)
 
 
-# log_pool: (log_normaliser, span, private_lse, public_lse, status, public_status)
+# log_pool: (log_normaliser, span, private_lse, public_lse, status, public_status, log_weights);
+# the last one is (B, V), or (B, 0) unless they are kept.
 def _log_pool(*args: Any) -> tuple[Tensor, ...]:
-    private_logits, public_logits, *options = args
-    log_normaliser, span, private_lse, public_lse, status, public_status = results = _log_pool_fake(
-        *args
-    )
+    private_logits, public_logits, *options, keep = args
+    results = _log_pool_fake(*args)
+    log_normaliser, span, private_lse, public_lse, status, public_status, log_weights = results
     on = backend(private_logits.device)
     shape = tuple(private_logits.shape)
     found = log_normaliser, span, private_lse, status, public_lse, public_status
     on.call(
         "log_pool", private_logits, shape, rows(private_logits), rows(public_logits),
         _options(*options), *(result.data_ptr() for result in found),
-        workspace=on.workspace("log_pool", shape),
+        log_weights.data_ptr() if keep else 0, workspace=on.workspace("log_pool", shape),
     )  # fmt: skip
     if on.immediate:
         raise_row_errors("public_logits", public_status)
@@ -53,17 +56,18 @@ def _log_pool(*args: Any) -> tuple[Tensor, ...]:
 
 
 def _log_pool_fake(*args: Any) -> tuple[Tensor, ...]:
-    private_logits, public_logits = args[:2]
+    private_logits, public_logits, *_, keep = args
     span = private_logits.new_empty(private_logits.shape[:2], dtype=F64)
     log_normaliser = public_logits.new_empty(public_logits.shape[:1], dtype=F64)
     found = log_normaliser, span, torch.empty_like(span), torch.empty_like(log_normaliser)
     statuses = (torch.empty_like(like, dtype=torch.int32) for like in (span, log_normaliser))
-    return *found, *statuses
+    positions, vocab = public_logits.shape
+    return *found, *statuses, public_logits.new_empty((positions, vocab if keep else 0), dtype=F64)
 
 
 register(
-    f"log_pool(Tensor private_logits, Tensor public_logits, {_OPTIONS})"
-    " -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)",
+    f"log_pool(Tensor private_logits, Tensor public_logits, {_OPTIONS}, bool keep)"
+    " -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)",
     _log_pool,
     _log_pool_fake,
 )
@@ -111,6 +115,7 @@ def log_pool(
     scale: float,
     num_models: int | None = None,
     active: Tensor | None = None,
+    keep: bool = False,
 ) -> LogPool:
     """Compute the pool's log-normaliser, and the span of each model's clipped log-ratios.
 
@@ -122,7 +127,7 @@ def log_pool(
     row: it may move the row's log-ratios inside the clip bounds and never out of them.
 
     The span is exactly that of the u_i that enter the pool. p_i = 0 < q clips to a.
-    Memory: at most 16·V + 2^14 bytes for each thread; on CUDA 8·B·V.
+    Memory: at most 16·V + 2^14 bytes for each thread, and 8·B·V with ``keep``; on CUDA 8·B·V.
 
     Args:
         private_logits: (N, B, V).
@@ -133,6 +138,8 @@ def log_pool(
         num_models: public number of members, ≥ N, by which the sum is divided;
             N·max(−a, b) ≤ 2^31.
         active: (N, B) bool, the members that take part. None: all. Spans are those of all.
+        keep: on the CPU, keep the pool's log-weights, so that ``mixture`` need not read the rows
+            again. Its result has the same bits. CUDA ignores this.
 
     Returns:
         The log-normaliser, (B,), and the spans, (N, B), both float64 and in nats.
@@ -145,21 +152,24 @@ def log_pool(
     bounds = _bounds(lower, upper, num_models, private)
     scale = _scale(scale, bounds)
     active = _active(active, private)
-    log_normaliser, span, private_lse, public_lse, status, public_status = _ops.log_pool(
-        private, public, active, bounds.lower, bounds.upper, scale, bounds.num_models
+    kept = keep and private.device.type == "cpu"
+    log_normaliser, span, private_lse, public_lse, status, public_status, weights = _ops.log_pool(
+        private, public, active, bounds.lower, bounds.upper, scale, bounds.num_models, kept
     )
     return LogPool(
         log_normaliser, span, private_lse, public_lse, bounds.lower, bounds.upper, scale,
-        bounds.num_models, active, status, public_status,
+        bounds.num_models, active, status, public_status, weights if kept else None,
     )  # fmt: skip
 
 
 # pool_mixture: (B, V)
 def _pool_mixture(*args: Any) -> Tensor:
     *tensors, log_normaliser = args[:5]
+    *options, log_weights = args[5:]
     result = _pool_mixture_fake(*args)
     on = backend(result.device)
-    inputs = *ensemble(*tensors), _options(*args[5:]), log_normaliser.data_ptr()
+    chosen = _options(*options, log_weights=log_weights)
+    inputs = *ensemble(*tensors), chosen, log_normaliser.data_ptr()
     on.call("pool_mixture", result, *inputs, result.data_ptr())
     if on.immediate:
         refuse_foreign("position ", ~((result.sum(-1) - 1.0).abs() <= 1e-6))
@@ -172,7 +182,7 @@ def _pool_mixture_fake(*args: Any) -> Tensor:
 
 
 register(
-    f"pool_mixture({ENSEMBLE}, Tensor log_normaliser, {_OPTIONS}) -> Tensor",
+    f"pool_mixture({ENSEMBLE}, Tensor log_normaliser, {_OPTIONS}, Tensor? log_weights) -> Tensor",
     _pool_mixture,
     _pool_mixture_fake,
 )
@@ -225,7 +235,13 @@ def _pooled(private_logits: Tensor, public_logits: Tensor, pool: LogPool) -> tup
 
 def pool_mixture(private_logits: Tensor, public_logits: Tensor, pool: LogPool) -> Tensor:
     """Compute :func:`adapmixed_ext.mixture` of a LogPool. Internal."""
-    p: Tensor = _ops.pool_mixture(*_pooled(private_logits, public_logits, pool))
+    known, weights = _pooled(private_logits, public_logits, pool), pool.log_weights
+    if weights is not None:
+        shape = tuple(public_logits.shape)
+        weights = check.typed(
+            "projection.log_weights", weights, torch.float64, shape, private_logits
+        )
+    p: Tensor = _ops.pool_mixture(*known, weights)
     return p
 
 

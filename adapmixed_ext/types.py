@@ -140,6 +140,8 @@ class LogPool(_OfRows):
         active: (N, B) bool, the members that take part; None: all.
         status: (N, B) int32, 0 if the row and its public row are good.
         public_status: (B,) int32, 0 if the public row is good; None: not kept.
+        log_weights: (B, V) float64, log p + log_normaliser; None: not kept. Then `mixture` is that
+            of the rows that the pool was made from, and reads no others.
     """
 
     log_normaliser: Tensor
@@ -153,3 +155,4 @@ class LogPool(_OfRows):
     active: Tensor | None
     status: Tensor
     public_status: Tensor | None = None
+    log_weights: Tensor | None = None

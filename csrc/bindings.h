@@ -49,12 +49,17 @@ inline Weights weights_of(const WeightsTuple& t) {
           std::get<3>(t), std::get<4>(t), pointer<const bool>(std::get<2>(t))};
 }
 
-// (lower, upper, scale, num_models, active)
-using LogPoolTuple = std::tuple<double, double, double, std::int64_t, std::uintptr_t>;
+// (lower, upper, scale, num_models, active or 0, log_weights or 0)
+using LogPoolTuple =
+    std::tuple<double, double, double, std::int64_t, std::uintptr_t, std::uintptr_t>;
 
 inline LogPoolOptions log_pool_of(const LogPoolTuple& t) {
-  return {std::get<0>(t), std::get<1>(t), std::get<2>(t), std::get<3>(t),
-          pointer<const bool>(std::get<4>(t))};
+  return {std::get<0>(t),
+          std::get<1>(t),
+          std::get<2>(t),
+          std::get<3>(t),
+          pointer<const bool>(std::get<4>(t)),
+          pointer<const double>(std::get<5>(t))};
 }
 
 inline std::array<std::uint8_t, 32> key_of(std::uintptr_t address) {
@@ -159,14 +164,16 @@ void add_operators(py::module_ m) {
   m.def("log_pool", [](ShapeTuple shape, LogitsTuple private_logits, LogitsTuple public_logits,
                        LogPoolTuple options, std::uintptr_t log_normaliser, std::uintptr_t span,
                        std::uintptr_t private_lse, std::uintptr_t status, std::uintptr_t public_lse,
-                       std::uintptr_t public_status, typename Place<Backend>::Given place) {
+                       std::uintptr_t public_status, std::uintptr_t log_weights,
+                       typename Place<Backend>::Given place) {
     const py::gil_scoped_release nogil;
-    Backend::log_pool({shape_of(shape), logits_of(private_logits), logits_of(public_logits)},
-                      log_pool_of(options),
-                      {pointer<double>(log_normaliser), pointer<double>(span),
-                       pointer<double>(private_lse), pointer<std::int32_t>(status),
-                       pointer<double>(public_lse), pointer<std::int32_t>(public_status)},
-                      Place<Backend>::from(place));
+    Backend::log_pool(
+        {shape_of(shape), logits_of(private_logits), logits_of(public_logits)},
+        log_pool_of(options),
+        {pointer<double>(log_normaliser), pointer<double>(span), pointer<double>(private_lse),
+         pointer<std::int32_t>(status), pointer<double>(public_lse),
+         pointer<std::int32_t>(public_status), pointer<double>(log_weights)},
+        Place<Backend>::from(place));
   });
 
   m.def("pool_mixture", [](ShapeTuple shape, LogitsTuple private_logits, LogitsTuple public_logits,

@@ -14,6 +14,7 @@
   void add_leave_one_out(cpu::Table& table);    \
   void add_mixture(cpu::Table& table);          \
   void add_log_pool(cpu::Table& table);         \
+  void add_add_low_rank(cpu::Table& table);     \
   void add_renyi_divergence(cpu::Table& table); \
   void add_screen(cpu::Table& table);           \
   void add_sample(cpu::Table& table);           \
@@ -27,6 +28,7 @@
     add_leave_one_out(table);                   \
     add_mixture(table);                         \
     add_log_pool(table);                        \
+    add_add_low_rank(table);                    \
     add_renyi_divergence(table);                \
     add_screen(table);                          \
     add_sample(table);                          \
@@ -131,6 +133,9 @@ void pool_mixture(const Ensemble& in, const LogPoolOptions& options, const doubl
 void pool_log_prob(const Ensemble& in, const LogPoolOptions& options, const double* log_normaliser,
                    const std::int64_t* targets, double* result, int threads) {
   table().pool_log_prob(in, options, log_normaliser, targets, result, threads);
+}
+void add_low_rank(const LowRankInputs& in, float* private_logits, int threads) {
+  table().add_low_rank(in, private_logits, threads);
 }
 void renyi_divergence(const Ensemble& in, const double* orders, std::int64_t num_orders,
                       double* forward, double* backward, int threads) {

@@ -17,6 +17,7 @@ struct Table {
   decltype(&cpu::log_pool) log_pool;
   decltype(&cpu::pool_mixture) pool_mixture;
   decltype(&cpu::pool_log_prob) pool_log_prob;
+  decltype(&cpu::add_low_rank) add_low_rank;
   decltype(&cpu::renyi_divergence) renyi_divergence;
   decltype(&cpu::screen) screen;
   decltype(&cpu::keystream) keystream;
@@ -33,6 +34,7 @@ void add_clip_project(cpu::Table& table);
 void add_leave_one_out(cpu::Table& table);
 void add_mixture(cpu::Table& table);
 void add_log_pool(cpu::Table& table);
+void add_add_low_rank(cpu::Table& table);
 void add_renyi_divergence(cpu::Table& table);
 void add_screen(cpu::Table& table);
 void add_sample(cpu::Table& table);

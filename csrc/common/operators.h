@@ -114,6 +114,8 @@ struct LogPoolOptions {
   double scale;             // kappa
   std::int64_t num_models;  // >= N; absent slots have u_i = 0
   const bool* active;       // (N, B) or null; inactive slots have u_i = 0
+  // (B, V) of log_pool's results, or null. On the CPU pool_mixture then reads no private row.
+  const double* log_weights = nullptr;
 };
 struct LogPoolResults {
   double* log_normaliser;       // (B) log sum_v q exp((kappa/N) sum_i u_i)
@@ -122,6 +124,16 @@ struct LogPoolResults {
   std::int32_t* status;         // (N, B)
   double* public_lse;           // (B)
   std::int32_t* public_status;  // (B)
+  // (B, V) or null: log q + (kappa/N) sum_i u_i, -inf if q = 0. On the CPU alone.
+  double* log_weights = nullptr;
+};
+
+struct LowRankInputs {
+  Shape shape;
+  const float* public_logits;  // (B, V)
+  const float* coefficients;   // (N, B, r)
+  const float* factors;        // (N, r, V)
+  std::int64_t rank;
 };
 
 namespace cpu {
@@ -146,6 +158,8 @@ void pool_mixture(const Ensemble& in, const LogPoolOptions& options, const doubl
                   double* probabilities, int threads);
 void pool_log_prob(const Ensemble& in, const LogPoolOptions& options, const double* log_normaliser,
                    const std::int64_t* targets, double* result, int threads);
+// private_logits: (N, B, V), public + sum_k coefficients[k] factors[k]. There is none for a GPU.
+void add_low_rank(const LowRankInputs& in, float* private_logits, int threads);
 // One pair of rows per position: in.shape.models == 1, private = P, public = Q.
 void renyi_divergence(const Ensemble& in, const double* orders, std::int64_t num_orders,
                       double* forward, double* backward, int threads);

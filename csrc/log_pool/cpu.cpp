@@ -21,6 +21,13 @@ inline void store_doubles(Vec x, double* row, std::int64_t v, std::int64_t end) 
   for (int i = 0; v + i < end; ++i) row[v + i] = lanes[i];
 }
 
+inline Vec load_doubles(const double* row, std::int64_t v, std::int64_t end) {
+  if (v + Vec::kLanes <= end) return Vec::load(row + v);
+  double lanes[Vec::kLanes] = {};
+  for (int i = 0; v + i < end; ++i) lanes[i] = row[v + i];
+  return Vec::load(lanes);
+}
+
 // One position: first the public row, then the private rows in parts that threads share, then the
 // sums.
 template <Dtype D>
@@ -180,6 +187,9 @@ class Position {
       sum = vselect(log_q > Vec(-HUGE_VAL), sum, Vec(0.0));
       const Vec e = grid_.log_weight(sum, log_q);
       e.store(sums + v);
+      if (out_.log_weights != nullptr) {
+        store_doubles(e, out_.log_weights + position_ * vocab_, v, vocab_);
+      }
       most = vmax(e, most);
     }
     *largest = maximum(most);
@@ -259,6 +269,14 @@ void pool_mixture(const Ensemble& in, const LogPoolOptions& options, const doubl
     const Row public_row = row_of(in.public_logits, 0, position);
     const Vec lse(in.public_lse[position]);
     Vec normaliser(log_normaliser[position]);
+    if (options.log_weights != nullptr) {
+      const double* weights = options.log_weights + position * vocab;
+      for (std::int64_t v = begin; v < end; v += Vec::kLanes) {
+        const Vec weight = load_doubles(weights, v, vocab);
+        store_doubles(exp_(weight - normaliser), probabilities + position * vocab, v, vocab);
+      }
+      return;
+    }
     double sums[kTile];
     // Makes the probabilities infinite, which is noticed in their sum.
     if (!add_tile<D>(grid, in, options, position, begin, end, sums)) normaliser = Vec(-HUGE_VAL);

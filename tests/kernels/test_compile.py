@@ -24,7 +24,7 @@ def _inputs() -> dict[str, tuple[object, ...]]:
     key = torch.arange(32, dtype=torch.uint8)
     box = (-0.25, 1.0, 2.0, 5)
     pool = adapmixed_ext.log_pool(
-        private, public, lower=-0.25, upper=1.0, scale=2.0, num_models=5, active=active
+        private, public, lower=-0.25, upper=1.0, scale=2.0, num_models=5, active=active, keep=True
     )
     return {
         "log_sum_exp": (private, "private_logits"),
@@ -33,8 +33,8 @@ def _inputs() -> dict[str, tuple[object, ...]]:
         "leave_one_out": (*ensemble, weight, 1 - weight, *ball, [2.0, 18.0], False, 5),
         "mixture": (*ensemble, weight, 1 - weight, *ball),
         "log_prob": (*ensemble, weight, 1 - weight, *ball, torch.tensor([3, 16])),
-        "log_pool": (private, public, active, *box),
-        "pool_mixture": (*ensemble, pool.log_normaliser, active, *box),
+        "log_pool": (private, public, active, *box, True),
+        "pool_mixture": (*ensemble, pool.log_normaliser, active, *box, pool.log_weights),
         "pool_log_prob": (
             *ensemble,
             pool.log_normaliser,
@@ -110,6 +110,8 @@ def everything(
     box = {"lower": -0.25, "upper": 1.0, "num_models": private.shape[0]}
     pool = adapmixed_ext.log_pool(private, public, scale=2.0, **box)
     pooled = adapmixed_ext.mixture(private, public, pool)
+    kept = adapmixed_ext.log_pool(private, public, scale=2.0, keep=True, **box)
+    pooled_again = adapmixed_ext.mixture(private, public, kept)
     pooled_log = adapmixed_ext.log_prob(private, public, pool, targets)
     clipping = adapmixed_ext.clip_project(private, public, lower=0.5, upper=2.0, orders=3.0)
     assert clipping.charge is not None
@@ -119,7 +121,7 @@ def everything(
     return (
         projection.weight, projection.complement, projection.status, loss, mixture, log_prob,
         screening.divergence, screening.passed, forward, backward, bare,
-        pool.log_normaliser, pool.span, pooled, pooled_log,
+        pool.log_normaliser, pool.span, pooled, pooled_log, pooled_again,
         clipping.log_scale, clipping.residual, clipping.charge, clipped, clipped_log, clipped_loss,
     )  # fmt: skip
 

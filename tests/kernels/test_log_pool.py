@@ -235,6 +235,32 @@ def test_no_positions_and_one_token(device: torch.device) -> None:
     assert (pool.span == 0).all() and adapmixed_ext.mixture(one, one[0], pool).item() == 1.0
 
 
+@pytest.mark.parametrize("case", ALL + cases.wide()[:1], ids=cases.ids(ALL + cases.wide()[:1]))
+def test_kept_weights_give_the_same_bits(case: Case, device: torch.device, isa: str) -> None:
+    case = case.to(device)
+    active = torch.rand(case.private.shape[:2], generator=torch.Generator().manual_seed(1)) < 0.6
+    for chosen in (None, active.to(device)):
+        for setting in SETTINGS:
+            pool = pool_of(case.private, case.public, setting, active=chosen)
+            kept = pool_of(case.private, case.public, setting, active=chosen, keep=True)
+            assert (kept.log_weights is None) == (device.type != "cpu")
+            assert torch.equal(kept.log_normaliser, pool.log_normaliser)
+            assert torch.equal(kept.span, pool.span)
+            mixtures = (
+                adapmixed_ext.mixture(case.private, case.public, one) for one in (kept, pool)
+            )
+            assert torch.equal(*mixtures)
+
+
+def test_kept_weights_must_have_the_shape_of_the_rows() -> None:
+    private, public = cases.logits(66, 5, 2, 40, 2.0, 0.7)
+    pool = pool_of(private, public, keep=True)
+    assert pool.log_weights is not None
+    fewer = dataclasses.replace(pool, log_weights=pool.log_weights[:, 1:])
+    with pytest.raises(ValueError, match="log_weights"):
+        adapmixed_ext.mixture(private, public, fewer)
+
+
 @pytest.mark.parametrize("value", [math.nan, math.inf])
 def test_rows_that_are_not_those_of_the_pool_are_refused(value: float) -> None:
     private, public = cases.logits(66, 5, 2, 40, 2.0, 0.7)

@@ -42,18 +42,30 @@ class Reply:
         return [line if line == "[DONE]" else json.loads(line) for line in lines]
 
 
+def free_port() -> int:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return int(free.getsockname()[1])
+
+
 class Server:
     """A server that starts at once and is waited for."""
 
-    def __init__(self, folder: Path, *, queries: int, keys: Path | None = None) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        queries: int,
+        keys: Path | None = None,
+        port: int | None = None,
+        path: Path | None = None,  # put before PYTHONPATH
+    ) -> None:
         base, ensemble = folder / "base", folder / "ensemble"
         if not base.exists():
             write_base(base)
             write_ensemble(ensemble, base=base)
         self.ledger = folder / "ledger"
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            self.port = int(free.getsockname()[1])
+        self.port = free_port() if port is None else port
         mechanism = f"clipped-log-pool lower=-1 upper=1 scale=4 queries={queries}"
         options = ["--base", base, "--ensemble", ensemble, "--ledger", self.ledger, "--name", "m"]
         options += [
@@ -72,6 +84,8 @@ class Server:
         command[0] = sys.executable
         command += ["--enforce-eager", "--kv-cache-memory-bytes", str(1 << 28)]
         environment = os.environ | {"VLLM_CPU_OMP_THREADS_BIND": "nobind", "OMP_NUM_THREADS": "1"}
+        if path is not None:
+            environment["PYTHONPATH"] = f"{path}{os.pathsep}{environment.get('PYTHONPATH', '')}"
         self.log = folder / "server.log"
         with self.log.open("ab") as log:
             self.process = subprocess.Popen(

@@ -7,6 +7,7 @@ import json
 import threading
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -145,6 +146,37 @@ def test_a_full_queue_comes_before_a_spent_plan(tmp_path: Path) -> None:
         thread.join()
     assert case.ask(max_tokens=100).status_code == 429
     assert case.ask(max_tokens=30).status_code == 200
+
+
+def test_reserved_tokens_are_not_spent(tmp_path: Path) -> None:
+    case = Case(tmp_path, queries=30, sequences=2)
+    case.behind.go_on.clear()
+    running = threading.Thread(target=case.ask, kwargs={"max_tokens": 25})
+    running.start()
+    assert case.behind.inside.acquire(timeout=30)
+    case.charge(4)  # of the running answer
+    reply = case.ask(max_tokens=20)
+    assert reply.status_code == 503 and reply.json()["error"]["code"] == "reserved"
+    assert int(reply.headers["retry-after"]) >= 1
+    reply = case.ask(max_tokens=27)
+    assert reply.status_code == 429 and "26 tokens are left" in reply.json()["error"]["message"]
+    case.behind.go_on.set()
+    running.join()
+    assert case.ask(max_tokens=26).status_code == 200
+
+
+def test_a_server_that_stops_begins_no_answer(tmp_path: Path) -> None:
+    case, told = Case(tmp_path, queries=1000), []
+    engine = SimpleNamespace(shutdown=lambda timeout: told.append(timeout))
+    config = SimpleNamespace(timeout_graceful_shutdown=None)
+    case.client.app.state.engine_client = engine
+    case.client.app.state.server = SimpleNamespace(config=config)
+    assert case.ask().status_code == 200
+    engine.shutdown(timeout=30)
+    reply = case.ask()
+    assert reply.status_code == 503 and reply.json()["error"]["code"] == "stopping"
+    assert told == [30] and config.timeout_graceful_shutdown is not None
+    assert case.client.get("/health").status_code == 200
 
 
 def test_a_stream_hides_the_usage_that_nobody_asked_for(tmp_path: Path) -> None:

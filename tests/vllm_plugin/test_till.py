@@ -11,6 +11,7 @@ import pytest
 from adapmixed.mechanisms import ClippedLogPool, Origin
 from adapmixed.mechanisms.prepaid import Prepayment
 from adapmixed.privacy import Accountant, BudgetSpentError
+from adapmixed.serving.query import ReservedError
 from adapmixed.vllm.reserved import Reserved, charged_so_far
 from adapmixed.vllm.till import Till
 
@@ -49,7 +50,9 @@ def test_a_request_draws_no_more_than_it_reserved() -> None:
 def test_a_plan_is_reserved_once() -> None:
     till, _ = till_of(10)
     till.reserve("a", 6)
-    with pytest.raises(BudgetSpentError, match="at most the 4 tokens"):
+    with pytest.raises(BudgetSpentError, match="at most the 10 tokens"):
+        till.reserve("b", 11)
+    with pytest.raises(ReservedError, match="reserved 6 tokens"):
         till.reserve("b", 5)
     till.reserve("b", 4)
     till.close("a")
@@ -69,7 +72,7 @@ def test_random_requests_never_leave_the_plan() -> None:
             try:
                 till.reserve(str(number), tokens)
                 left[str(number)] = tokens
-            except BudgetSpentError:
+            except (BudgetSpentError, ReservedError):
                 assert tokens > before
             running = [name for name in left if draw.random() < 0.8]
             if running:
@@ -92,17 +95,21 @@ def test_reservations_read_the_ledger(tmp_path: Path) -> None:
         assert charged_so_far(str(path)) == 30
         reserved = Reserved(100, lambda: charged_so_far(str(path)))
         end = reserved.reserve(60)
-        with pytest.raises(BudgetSpentError, match="<= 10, got 11"):
+        with pytest.raises(ReservedError, match="reserved 60 tokens"):
             reserved.reserve(11)
+        with pytest.raises(BudgetSpentError, match="<= 70, got 71"):
+            reserved.reserve(71)
         accountant.charge(Prepayment(mechanism, 3, 20, ORIGIN))
         end()
         end()
-        assert reserved.left == 10  # not read again yet
+        assert reserved.unspent == 70  # not read again yet
         other = reserved.reserve(50)
-        with pytest.raises(BudgetSpentError, match="<= 0, got 1"):
+        with pytest.raises(ReservedError):
             reserved.reserve(1)
+        with pytest.raises(BudgetSpentError, match="<= 50, got 51"):
+            reserved.reserve(51)
         other()
-    assert Reserved(100, lambda: charged_so_far(str(path))).left == 50
+    assert Reserved(100, lambda: charged_so_far(str(path))).unspent == 50
 
 
 def test_threads_never_reserve_more_than_the_plan() -> None:
@@ -114,7 +121,7 @@ def test_threads_never_reserve_more_than_the_plan() -> None:
             try:
                 reserved.reserve(3)
                 taken.append(3)
-            except BudgetSpentError:
+            except ReservedError:
                 pass
 
     threads = [threading.Thread(target=take) for _ in range(4)]

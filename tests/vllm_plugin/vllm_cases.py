@@ -39,9 +39,9 @@ def write_base(folder: Path) -> Path:
     return folder
 
 
-def write_ensemble(folder: Path, models: int = MODELS, *, base: Path = BASE) -> Path:
+def write_ensemble(folder: Path, models: int = MODELS, *, base: Path = BASE, seed: int = 1) -> Path:
     """Write members with random output layers, whose logits differ by about 1."""
-    generator = torch.Generator().manual_seed(1)
+    generator = torch.Generator().manual_seed(seed)
     names: list[str | None] = []
     for number in range(models):
         name = f"member-{number:03d}"

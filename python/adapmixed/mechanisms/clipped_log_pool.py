@@ -77,14 +77,18 @@ class ClippedLogPool(Mechanism):
         span = np.array((self.upper - self.lower) * (1 + 1e-12))
         return float(individual_rho(span, self.scale, self.lower, self.upper, num_models))
 
+    def held_bytes(self, rows: int, vocab_size: int, element: int) -> int:
+        """Return the bytes of `Mechanism.held_bytes` and those of the pool's kept log-weights."""
+        return super().held_bytes(rows, vocab_size, element) + 8 * vocab_size
+
     def _prepare(self, rows: Rows, rng: RandomSource) -> Prepared:
         models, positions = rows.private.shape[:2]
-        public_lse = rows.public.double().logsumexp(-1)
-        asked = unsure(rows.public, public_lse, self.public_confidence)
+        asked = unsure(rows.public, self.public_confidence)
         takes_part = asked.expand(models, positions)
         pool = ops.log_pool(
             rows.private, rows.public, lower=self.lower, upper=self.upper, scale=self.scale,
             active=None if bool(asked.all()) else takes_part,
+            keep=rows.drawn,
         ).check()  # fmt: skip
         span = pool.span.cpu().numpy()
         rho = torch.from_numpy(individual_rho(span, self.scale, self.lower, self.upper, models))

@@ -88,7 +88,7 @@ class ClippedMixing(Mechanism):
         clipping = ops.clip_project(
             rows.private, rows.public, lower=self.lower, upper=self.upper, orders=self.order
         ).check()
-        asked = unsure(rows.public, clipping.public_lse, self.public_confidence)
+        asked = unsure(rows.public, self.public_confidence, clipping.public_lse)
         charges, takes_part = None, asked.expand(models, positions)
         if clipping.charge is not None and self.order is not None:
             # Also for a row that is q itself, since the mean of the other rows is rounded, too.

@@ -65,6 +65,7 @@ class Distribution:
         restricted = ops.log_pool(
             self.rows.private, self.rows.public, lower=pool.lower, upper=pool.upper,
             scale=pool.scale, num_models=pool.num_models, active=chosen,
+            keep=self.rows.drawn,
         )  # fmt: skip
         return replace(self, projection=restricted)
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 import os
 import threading
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar, NoReturn
 
 import torch
@@ -321,6 +321,7 @@ class Mechanism(ABC):
         check_rng(rng)
         if targets is not None:
             rows.check_targets(targets)
+            rows = replace(rows, drawn=False)
         versions = Versions(*given, rows.private, rows.public)
         prepared = self._prepare(rows, rng)
         return Proposal(self, len(rows.private), prepared, targets, rng, origin, versions)

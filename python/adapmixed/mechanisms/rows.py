@@ -24,12 +24,14 @@ class Rows:
         public: (B, k) public logits.
         tokens: (B, k) int64, ids of the kept tokens; None if all V are kept.
         vocab_size: V.
+        drawn: whether tokens are drawn; False if only log-probabilities are computed.
     """
 
     private: Tensor
     public: Tensor
     tokens: Tensor | None
     vocab_size: int
+    drawn: bool = True
 
     def apart_from(self, *logits: Tensor) -> Rows:
         """Return these rows, each copied if it shares memory with one of these logits."""
@@ -177,12 +179,20 @@ def check_confidence(public_confidence: float | None) -> None:
         check_number("public_confidence", public_confidence, least=0.0, most=1.0)
 
 
-def unsure(public: Tensor, public_lse: Tensor, public_confidence: float | None) -> Tensor:
+def unsure(
+    public: Tensor, public_confidence: float | None, public_lse: Tensor | None = None
+) -> Tensor:
     """Return (B,) bool, True if the likeliest public token has at most this probability.
 
     All are True if `public_confidence` is None.
+
+    Args:
+        public: (B, V) public logits.
+        public_confidence: the probability; None for no such rule.
+        public_lse: (B,) float64, their log-sum-exps; None to compute them.
     """
     if public_confidence is None:
-        return torch.ones_like(public_lse, dtype=torch.bool)
-    top = (public.double().amax(-1) - public_lse).exp()
-    return top <= public_confidence
+        return torch.ones(len(public), dtype=torch.bool, device=public.device)
+    exact = public.double()
+    lse = exact.logsumexp(-1) if public_lse is None else public_lse
+    return (exact.amax(-1) - lse).exp() <= public_confidence

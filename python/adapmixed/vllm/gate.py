@@ -1,7 +1,8 @@
 """The application in front of vLLM's HTTP server: the first check of every request.
 
 All checks come before a response starts and before a charge. Their order is 401 for a missing key,
-400 for a field, 503 for a full queue, 429 for a spent plan or key. A forwarded request holds
+400 for a field, 503 for a server that stops or has a full queue, 429 for a spent plan, 503 if
+running answers have reserved what is left of it, and 429 for a spent key. A forwarded request holds
 checked fields alone.
 """
 
@@ -31,16 +32,20 @@ from adapmixed.serving.errors import (
     no_model,
     plan_spent,
     queue_full,
+    reserved,
+    stopping,
 )
 from adapmixed.serving.fields import Asked, Defaults, asked_of
 from adapmixed.serving.guard import Guard
 from adapmixed.serving.keys import read_keys
 from adapmixed.serving.metrics import Metrics
+from adapmixed.serving.query import ReservedError
 from adapmixed.serving.usage import Usage
 from adapmixed.vllm.forward import forwarded, with_body
 from adapmixed.vllm.mark import read_mark
 from adapmixed.vllm.options import Options
 from adapmixed.vllm.reserved import Reserved, charged_so_far
+from adapmixed.vllm.stopping import Stopping
 from adapmixed.vllm.used import UsedTokens
 
 _CHAT = {"/v1/completions": False, "/v1/chat/completions": True}
@@ -125,8 +130,9 @@ class Gate:
         """Answer one request. Other protocols than HTTP are not served."""
         if self._guard is None:
             # A server that cannot be checked answers nothing: this raises for every request.
-            front = self._front(scope["app"].state)
-            door = _Door(self._app, front)
+            state = scope["app"].state
+            front = self._front(state)
+            door = _Door(self._app, front, Stopping(state))
             metrics = cast(Metrics, _Uncounted())  # vLLM has its own figures
             self._guard = Guard(door, front.clients, metrics, PATHS)
         if scope["type"] == "lifespan":
@@ -146,8 +152,8 @@ class _Uncounted:
 class _Door:
     """Answers requests whose key is known."""
 
-    def __init__(self, app: ASGIApp, front: Front) -> None:
-        self._app, self._front = app, front
+    def __init__(self, app: ASGIApp, front: Front, stop: Stopping) -> None:
+        self._app, self._front, self._stop = app, front, stop
         options = front.options
         self._reserved = Reserved(options.queries, partial(charged_so_far, options.ledger))
         self._places = front.sequences + options.waiting
@@ -186,13 +192,17 @@ class _Door:
         given, asked = await asyncio.to_thread(self._asked, body, client, chat)
         sequences = len(asked.query.prompts)
         async with self._turn:
+            if self._stop.begun:
+                raise stopping()
             if self._running + sequences > self._places:
                 raise queue_full()
             client.check_rate()
             try:
                 end = await asyncio.to_thread(self._reserved.reserve, asked.tokens)
             except BudgetSpentError:
-                raise plan_spent(self._reserved.left) from None
+                raise plan_spent(self._reserved.unspent) from None
+            except ReservedError:
+                raise reserved() from None
             try:
                 grant = await asyncio.to_thread(client.admit, asked.tokens)
             except BaseException:

@@ -3,7 +3,8 @@
 z_i = z_0 + scale_i (h A_i) B_i, as `adapmixed.ensemble.batched_lora.HeadLoRA` computes it but for
 the last bits. Here one step has few positions, so one product takes the A of all members. No
 operand's shape depends on which members are there or on their ranks, so that a member's row does
-not depend on another member.
+not depend on another member. If all members have one rank, fp32 rows on a CPU come from our own
+operator, which writes them once.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from adapmixed.ensemble.room import LogitsRoom
 from adapmixed.ensemble.vocabulary import unnamed_ids
 from adapmixed.mechanisms import Origin
 from adapmixed.ranks import ALONE
+from adapmixed_ext.low_rank import add_low_rank, can_add_low_rank
 
 _CAPS = ("final_logit_softcapping", "logit_scale", "logits_scaling", "lm_head_multiplier")
 
@@ -150,9 +152,12 @@ class Heads:
         whole = self._room.take((self.num_models + 1, *public.shape), public)
         whole[0] = public
         private = whole[1:]
-        private.copy_(public.expand_as(private))
-        for one in self._ranks:
-            one.add(private, inputs)
+        if len(self._ranks) == 1 and can_add_low_rank(public):
+            self._ranks[0].write(private, public, inputs)
+        else:
+            private.copy_(public.expand_as(private))
+            for one in self._ranks:
+                one.add(private, inputs)
         for member in self._zero:
             private[member] = public
         if self._masked is not None:
@@ -174,6 +179,22 @@ class _Rank:
         self._others = self._others.to(device)
         return self
 
+    def write(self, outputs: Tensor, public: Tensor, inputs: Tensor) -> None:
+        """Write the rows of all members; those of another rank get the public row.
+
+        Args:
+            outputs: (N, B, V) fp32.
+            public: (B, V) fp32.
+            inputs: (B, d) fp32.
+        """
+        add_low_rank(public, self._hidden(inputs), self._up, outputs)
+        if len(self._others):
+            outputs[self._others] = public
+
+    def _hidden(self, inputs: Tensor) -> Tensor:
+        """Return h A_i, (N, B, r)."""
+        return (inputs @ self._down).view(len(inputs), -1, self._rank).transpose(0, 1)
+
     def add(self, outputs: Tensor, inputs: Tensor) -> None:
         """Add the updates in place, in fp32; rows of members of another rank keep their bits.
 
@@ -182,7 +203,7 @@ class _Rank:
             inputs: (B, d) fp32.
         """
         kept = outputs.index_select(0, self._others) if len(self._others) else None
-        hidden = (inputs @ self._down).view(len(inputs), -1, self._rank).transpose(0, 1)
+        hidden = self._hidden(inputs)
         if outputs.dtype == self._up.dtype:
             outputs.baddbmm_(hidden, self._up)
         else:

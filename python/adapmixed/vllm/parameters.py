@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import Any
 
 from adapmixed.mechanisms.rows import check_shape
@@ -78,7 +79,11 @@ def shape_of(params: Any) -> tuple[float, int | None]:
     Raises:
         ValueError: the temperature is 0 or too small.
     """
-    temperature = float(params.temperature)
     top_k = None if params.top_k in (0, -1) else int(params.top_k)
+    return _checked_shape(float(params.temperature), top_k)
+
+
+@lru_cache  # every row of every step asks
+def _checked_shape(temperature: float, top_k: int | None) -> tuple[float, int | None]:
     check_shape(temperature, top_k)
     return temperature, top_k

@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 from adapmixed.errors import BudgetSpentError
 from adapmixed.privacy.ledger.store import Store
+from adapmixed.serving.query import ReservedError
 
 
 def charged_so_far(path: str) -> int:
@@ -41,24 +42,32 @@ class Reserved:
         self._since = 0  # reservations that were open at the last reading, or made since
 
     @property
-    def left(self) -> int:
-        """Number of tokens that can be reserved; the ledger may have more."""
-        return max(0, self._queries - self._read - self._since)
+    def unspent(self) -> int:
+        """Number of tokens that were not charged when the ledger was read last."""
+        return max(0, self._queries - self._read)
+
+    @property
+    def _left(self) -> int:
+        """Number of tokens that can be reserved; there may be more, but never fewer."""
+        return self._queries - self._read - self._since
 
     def reserve(self, tokens: int) -> Callable[[], None]:
         """Reserve tokens, all or none; return what ends the reservation. Repeats do nothing.
 
         Raises:
-            BudgetSpentError: fewer are left. Nothing is reserved.
+            BudgetSpentError: the ledger has fewer left. Nothing is reserved.
+            ReservedError: running answers might need the tokens. Nothing is reserved.
             LedgerError: the ledger cannot be read.
         """
         with self._lock:
-            if tokens > self.left:
+            if tokens > self._left:
                 # An answer may end during the reading, but none begins.
                 since, read = self._open, self._charged()
                 self._since, self._read = since, read
-            if tokens > self.left:
-                raise BudgetSpentError(f"tokens must be <= {self.left}, got {tokens}")
+            if tokens > self.unspent:
+                raise BudgetSpentError(f"tokens must be <= {self.unspent}, got {tokens}")
+            if tokens > self._left:
+                raise ReservedError(f"running answers have reserved {self._since} tokens")
             self._open += tokens
             self._since += tokens
         ended = threading.Event()

@@ -18,6 +18,7 @@ from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.engine import EngineCoreOutput, EngineCoreOutputs, FinishReason
 
 from adapmixed.privacy import Accountant
+from adapmixed.serving.query import ReservedError
 from adapmixed.vllm.checking import check_config
 from adapmixed.vllm.heads import load
 from adapmixed.vllm.mark import new_mark
@@ -46,13 +47,15 @@ class ChargingScheduler(Scheduler):  # type: ignore[misc]
         )
         self._mark = new_mark(options.ledger) if options.gate else None
         self._refused: list[Any] = []
+        self._late: list[Any] = []
         _end_with_parent()
 
     def add_request(self, request: Any) -> None:
         """Queue a request and reserve its max_tokens, or end it without a token.
 
         A client that came through the gate never sees such an end: the gate has checked and
-        reserved before.
+        reserved before. The gate may know of an ended answer before this process does. So a request
+        whose tokens others have reserved is kept until they are free.
         """
         try:
             if request.request_id in self.requests or request.resumable:
@@ -65,6 +68,9 @@ class ChargingScheduler(Scheduler):  # type: ignore[misc]
         except ValueError as error:  # an exception would end the engine
             _LOG.warning("a request was refused: %s", error)
             self._refused.append(request)
+            return
+        except ReservedError:
+            self._late.append(request)
             return
         super().add_request(request)
 
@@ -80,8 +86,19 @@ class ChargingScheduler(Scheduler):  # type: ignore[misc]
             )
 
     def get_num_unfinished_requests(self) -> int:
-        """Return the number of requests, with those whose refusal must still be told."""
-        return int(super().get_num_unfinished_requests()) + len(self._refused)
+        """Return the number of requests, with those that are refused or kept, and not yet told."""
+        others = len(self._refused) + len(self._late)
+        return int(super().get_num_unfinished_requests()) + others
+
+    def finish_requests(self, request_ids: Any, *args: Any, **kwargs: Any) -> Any:
+        """End requests from outside, such as those of clients that have left."""
+        late, self._late = self._late, []
+        if request_ids is None:
+            self._refused += late
+            return super().finish_requests(None, *args, **kwargs)
+        ended = {request_ids} if isinstance(request_ids, str) else set(request_ids)
+        self._late = [one for one in late if one.request_id not in ended]
+        return super().finish_requests(ended, *args, **kwargs)
 
     def schedule(self, *args: Any, **kwargs: Any) -> SchedulerOutput:
         """Schedule a step, and charge every token that it draws, durably.
@@ -90,6 +107,9 @@ class ChargingScheduler(Scheduler):  # type: ignore[misc]
             LedgerError: the charge could not be made durable. The step does not run, and the engine
                 ends.
         """
+        late, self._late = self._late, []
+        for request in late:
+            self.add_request(request)
         output = super().schedule(*args, **kwargs)
         drawing = {
             name: self.requests[name].num_output_tokens

@@ -12,6 +12,7 @@ from adapmixed.errors import BudgetSpentError
 from adapmixed.mechanisms import ClippedLogPool, Origin
 from adapmixed.mechanisms.prepaid import Prepayment
 from adapmixed.privacy import Accountant
+from adapmixed.serving.query import ReservedError
 
 
 @dataclass(frozen=True)
@@ -74,16 +75,20 @@ class Till:
         """Reserve the largest number of tokens that a request may draw.
 
         Raises:
-            BudgetSpentError: fewer are free. Nothing is reserved.
+            BudgetSpentError: the plan has fewer left. Nothing is reserved.
+            ReservedError: others have reserved them, but may not draw all. Nothing is reserved.
             ValueError: the request has a reservation.
         """
         if request in self._reserved:
             raise ValueError("request must be new: its tokens are reserved already")
-        if tokens > self.free:
+        held = sum(self._reserved.values())
+        if tokens > self.free + held:
             raise BudgetSpentError(
-                f"max_tokens must be at most the {max(0, self.free)} tokens that are left of the "
+                f"max_tokens must be at most the {self.free + held} tokens that are left of the "
                 f"plan, got {tokens}"
             )
+        if tokens > self.free:
+            raise ReservedError(f"running answers have reserved {held} tokens")
         self._reserved[request] = tokens
 
     def close(self, request: str) -> None:
