@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from . import _validate as check
-from ._registry import ENSEMBLE, F64, backend, ensemble, register, rows
+from ._registry import ENSEMBLE, F64, backend, ensemble, keeps_log_weights, register, rows
 from .inputs import refuse_foreign, refuse_targets
 from .types import LogPool, raise_row_errors
 
@@ -32,15 +32,15 @@ def _options(active: Tensor | None, *numbers: Any) -> tuple[float | int, ...]:
     return (*numbers, 0 if active is None else active.data_ptr())
 
 
-# log_pool: (log_normaliser, span, private_lse, public_lse, status, public_status)
+# log_pool: (log_normaliser, span, private_lse, public_lse, status, public_status, log_weights).
+# log_weights is for mixture: (B (V + 1),), or (0,) on the CPU, which goes over the rows again.
 def _log_pool(*args: Any) -> tuple[Tensor, ...]:
     private_logits, public_logits, *options = args
-    log_normaliser, span, private_lse, public_lse, status, public_status = results = _log_pool_fake(
-        *args
-    )
+    results = _log_pool_fake(*args)
+    log_normaliser, span, private_lse, public_lse, status, public_status, log_weights = results
     on = backend(private_logits.device)
     shape = tuple(private_logits.shape)
-    found = log_normaliser, span, private_lse, status, public_lse, public_status
+    found = log_normaliser, span, private_lse, status, public_lse, public_status, log_weights
     on.call(
         "log_pool", private_logits, shape, rows(private_logits), rows(public_logits),
         _options(*options), *(result.data_ptr() for result in found),
@@ -58,12 +58,14 @@ def _log_pool_fake(*args: Any) -> tuple[Tensor, ...]:
     log_normaliser = public_logits.new_empty(public_logits.shape[:1], dtype=F64)
     found = log_normaliser, span, torch.empty_like(span), torch.empty_like(log_normaliser)
     statuses = (torch.empty_like(like, dtype=torch.int32) for like in (span, log_normaliser))
-    return *found, *statuses
+    positions, vocab = public_logits.shape
+    size = positions * (vocab + 1) if keeps_log_weights(public_logits.device) else 0
+    return *found, *statuses, public_logits.new_empty(size, dtype=F64)
 
 
 register(
     f"log_pool(Tensor private_logits, Tensor public_logits, {_OPTIONS})"
-    " -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)",
+    " -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)",
     _log_pool,
     _log_pool_fake,
 )
@@ -122,7 +124,8 @@ def log_pool(
     row: it may move the row's log-ratios inside the clip bounds and never out of them.
 
     The span is exactly that of the u_i that enter the pool. p_i = 0 < q clips to a.
-    Memory: at most 16·V + 2^14 bytes for each thread; on CUDA 8·B·V.
+    Memory: at most 16·V + 2^14 bytes for each thread. On CUDA 8·B·(V + 1) bytes, which the result
+    keeps for ``mixture``, and during the call about N·B·V/64.
 
     Args:
         private_logits: (N, B, V).
@@ -145,22 +148,33 @@ def log_pool(
     bounds = _bounds(lower, upper, num_models, private)
     scale = _scale(scale, bounds)
     active = _active(active, private)
-    log_normaliser, span, private_lse, public_lse, status, public_status = _ops.log_pool(
-        private, public, active, bounds.lower, bounds.upper, scale, bounds.num_models
+    log_normaliser, span, private_lse, public_lse, status, public_status, log_weights = (
+        _ops.log_pool(
+            private, public, active, bounds.lower, bounds.upper, scale, bounds.num_models
+        )
     )
-    return LogPool(
+    pool = LogPool(
         log_normaliser, span, private_lse, public_lse, bounds.lower, bounds.upper, scale,
         bounds.num_models, active, status, public_status,
     )  # fmt: skip
+    if keeps_log_weights(public.device):
+        object.__setattr__(pool, "_log_weights", log_weights)
+    return pool
 
 
 # pool_mixture: (B, V)
 def _pool_mixture(*args: Any) -> Tensor:
-    *tensors, log_normaliser = args[:5]
+    *tensors, log_normaliser, log_weights = args[:6]
     result = _pool_mixture_fake(*args)
     on = backend(result.device)
-    inputs = *ensemble(*tensors), _options(*args[5:]), log_normaliser.data_ptr()
-    on.call("pool_mixture", result, *inputs, result.data_ptr())
+    if log_weights is not None and not on.immediate:
+        inputs = log_weights.data_ptr(), log_normaliser.data_ptr(), *result.shape
+        on.call("pool_probabilities", result, *inputs, result.data_ptr())
+        return result
+    on.call(
+        "pool_mixture", result, *ensemble(*tensors), _options(*args[6:]), log_normaliser.data_ptr(),
+        result.data_ptr(), workspace=on.workspace("mixture", tuple(tensors[0].shape)),
+    )  # fmt: skip
     if on.immediate:
         refuse_foreign("position ", ~((result.sum(-1) - 1.0).abs() <= 1e-6))
     return result
@@ -172,7 +186,7 @@ def _pool_mixture_fake(*args: Any) -> Tensor:
 
 
 register(
-    f"pool_mixture({ENSEMBLE}, Tensor log_normaliser, {_OPTIONS}) -> Tensor",
+    f"pool_mixture({ENSEMBLE}, Tensor log_normaliser, Tensor? log_weights, {_OPTIONS}) -> Tensor",
     _pool_mixture,
     _pool_mixture_fake,
 )
@@ -225,7 +239,12 @@ def _pooled(private_logits: Tensor, public_logits: Tensor, pool: LogPool) -> tup
 
 def pool_mixture(private_logits: Tensor, public_logits: Tensor, pool: LogPool) -> Tensor:
     """Compute :func:`adapmixed_ext.mixture` of a LogPool. Internal."""
-    p: Tensor = _ops.pool_mixture(*_pooled(private_logits, public_logits, pool))
+    known = _pooled(private_logits, public_logits, pool)
+    log_weights = pool._log_weights
+    if log_weights is not None:
+        size = public_logits.shape[0] * (public_logits.shape[1] + 1)
+        log_weights = check.typed("projection", log_weights, F64, (size,), public_logits)
+    p: Tensor = _ops.pool_mixture(*known[:5], log_weights, *known[5:])
     return p
 
 

@@ -1,6 +1,6 @@
 """Results of the operators, and the protocol of a random source."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol, Self
 
 from torch import Tensor
@@ -153,3 +153,5 @@ class LogPool(_OfRows):
     active: Tensor | None
     status: Tensor
     public_status: Tensor | None = None
+    # On CUDA, what mixture needs of the rows. A changed copy does not have it.
+    _log_weights: Tensor | None = field(default=None, init=False, repr=False, compare=False)

@@ -159,14 +159,16 @@ void add_operators(py::module_ m) {
   m.def("log_pool", [](ShapeTuple shape, LogitsTuple private_logits, LogitsTuple public_logits,
                        LogPoolTuple options, std::uintptr_t log_normaliser, std::uintptr_t span,
                        std::uintptr_t private_lse, std::uintptr_t status, std::uintptr_t public_lse,
-                       std::uintptr_t public_status, typename Place<Backend>::Given place) {
+                       std::uintptr_t public_status, std::uintptr_t log_weights,
+                       typename Place<Backend>::Given place) {
     const py::gil_scoped_release nogil;
-    Backend::log_pool({shape_of(shape), logits_of(private_logits), logits_of(public_logits)},
-                      log_pool_of(options),
-                      {pointer<double>(log_normaliser), pointer<double>(span),
-                       pointer<double>(private_lse), pointer<std::int32_t>(status),
-                       pointer<double>(public_lse), pointer<std::int32_t>(public_status)},
-                      Place<Backend>::from(place));
+    Backend::log_pool(
+        {shape_of(shape), logits_of(private_logits), logits_of(public_logits)},
+        log_pool_of(options),
+        {pointer<double>(log_normaliser), pointer<double>(span), pointer<double>(private_lse),
+         pointer<std::int32_t>(status), pointer<double>(public_lse),
+         pointer<std::int32_t>(public_status), pointer<double>(log_weights)},
+        Place<Backend>::from(place));
   });
 
   m.def("pool_mixture", [](ShapeTuple shape, LogitsTuple private_logits, LogitsTuple public_logits,
@@ -238,8 +240,20 @@ void add_operators(py::module_ m) {
         });
 }
 
-// Functions of the CUDA back end alone: the sizes of its workspaces in bytes.
-inline void add_workspaces(py::module_ m) {
+// Functions of the CUDA back end alone: the sizes of its workspaces in bytes, and the second half
+// of log_pool.
+inline void add_of_cuda(py::module_ m) {
+  m.def("mixture_workspace",
+        [](ShapeTuple shape) { return cuda::mixture_workspace(shape_of(shape)); });
+  m.def("sample_workspace", cuda::sample_workspace);
+  m.def("pool_probabilities",
+        [](std::uintptr_t log_weights, std::uintptr_t log_normaliser, std::int64_t positions,
+           std::int64_t vocab, std::uintptr_t probabilities, Place<Cuda>::Given place) {
+          const py::gil_scoped_release nogil;
+          cuda::pool_probabilities(pointer<const double>(log_weights),
+                                   pointer<const double>(log_normaliser), positions, vocab,
+                                   pointer<double>(probabilities), Place<Cuda>::from(place));
+        });
   m.def("project_workspace",
         [](ShapeTuple shape) { return cuda::project_workspace(shape_of(shape)); });
   m.def("leave_one_out_workspace", [](ShapeTuple shape, std::int64_t num_orders) {

@@ -26,6 +26,9 @@ struct Cpu {
 
 struct Cuda {
   ADAPMIXED_OPERATORS(cuda);
+  static constexpr auto pool_probabilities = &cuda::pool_probabilities;
+  static constexpr auto mixture_workspace = &cuda::mixture_workspace;
+  static constexpr auto sample_workspace = &cuda::sample_workspace;
 };
 
 #undef ADAPMIXED_OPERATORS

@@ -122,6 +122,8 @@ struct LogPoolResults {
   std::int32_t* status;         // (N, B)
   double* public_lse;           // (B)
   std::int32_t* public_status;  // (B)
+  // CUDA only, for pool_probabilities: log q + (kappa/N) sum_i u_i (B, V), then log_normaliser (B).
+  double* log_weights;
 };
 
 namespace cpu {
@@ -191,6 +193,7 @@ void clip_project(const ProjectInputs& in, const ClipOptions& options, const Cli
 std::int64_t leave_one_out_workspace(const Shape& shape, std::int64_t num_orders);
 void leave_one_out(const Ensemble& in, const Weights& weights, const LeaveOneOutOptions& options,
                    double* loss, double* balance, const Queue& queue);
+std::int64_t mixture_workspace(const Shape& shape);
 void mixture(const Ensemble& in, const Weights& weights, double* probabilities, const Queue& queue);
 // NaN for a target outside [0, V).
 void log_prob(const Ensemble& in, const Weights& weights, const std::int64_t* targets,
@@ -198,6 +201,11 @@ void log_prob(const Ensemble& in, const Weights& weights, const std::int64_t* ta
 std::int64_t log_pool_workspace(const Shape& shape);
 void log_pool(const LogPoolInputs& in, const LogPoolOptions& options, const LogPoolResults& out,
               const Queue& queue);
+// mixture of a pool, from its log_weights. NaN if its log-normaliser is not `log_normaliser`.
+void pool_probabilities(const double* log_weights, const double* log_normaliser,
+                        std::int64_t positions, std::int64_t vocab, double* probabilities,
+                        const Queue& queue);
+// The same from the rows. The workspace is that of mixture.
 void pool_mixture(const Ensemble& in, const LogPoolOptions& options, const double* log_normaliser,
                   double* probabilities, const Queue& queue);
 void pool_log_prob(const Ensemble& in, const LogPoolOptions& options, const double* log_normaliser,
@@ -209,6 +217,7 @@ void screen(const Ensemble& in, const ScreenOptions& options, double* divergence
             const Queue& queue);
 void gaussian(const std::uint8_t* key, std::uint64_t counter, double sigma, std::int64_t count,
               double* result, const Queue& queue);
+std::int64_t sample_workspace(std::int64_t positions, std::int64_t vocab);
 void sample(const double* probabilities, const Logits& public_logits, std::int64_t positions,
             std::int64_t vocab, const std::uint8_t* key, std::uint64_t counter,
             std::int64_t* tokens, std::int32_t* status, const Queue& queue);

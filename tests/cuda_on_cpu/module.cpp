@@ -17,7 +17,7 @@ __global__ void idle_kernel() {}
 
 PYBIND11_MODULE(_cuda_on_cpu, m) {
   adapmixed::bindings::add_operators<adapmixed::Cuda>(m);
-  adapmixed::bindings::add_workspaces(m);
+  adapmixed::bindings::add_of_cuda(m);
   m.def("set_order", [](const std::string& name, unsigned seed) {
     simt::config.order = name == "forward"   ? simt::Order::forward
                          : name == "reverse" ? simt::Order::reverse

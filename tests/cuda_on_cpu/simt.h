@@ -66,6 +66,9 @@ inline const char* cudaGetErrorName(cudaError_t error) {
 }
 inline cudaError_t cudaGetDevice(int* device) { return *device = 0, cudaSuccess; }
 inline cudaError_t cudaSetDevice(int) { return cudaSuccess; }
+inline cudaError_t cudaMemsetAsync(void* memory, int value, std::size_t bytes, cudaStream_t) {
+  return std::memset(memory, value, bytes), cudaSuccess;
+}
 
 namespace simt {
 
@@ -158,6 +161,7 @@ inline int __syncthreads_count(int vote, SIMT_LINE) {
   return count;
 }
 inline int __syncthreads_or(int vote, SIMT_LINE) { return __syncthreads_count(vote, line) != 0; }
+inline void __threadfence() { __atomic_thread_fence(__ATOMIC_SEQ_CST); }
 inline void __syncwarp(unsigned mask = 0xffffffffu, SIMT_LINE) { simt::sync_warp(mask, line); }
 
 template <class T>
