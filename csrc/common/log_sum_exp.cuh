@@ -46,9 +46,12 @@ class ExpFrom {
     const double f = vfma(x, kSixteenths, shifter - shifted);
     std::uint64_t n;
     std::memcpy(&n, &shifted, sizeof n);
-    const std::uint64_t bits = roots_[n % kRoots] + (n << 48);
+    // Adds n << 48. It changes the upper word alone.
+    std::uint32_t words[2];
+    std::memcpy(words, roots_ + n % kRoots, sizeof words);
+    words[1] += static_cast<std::uint32_t>(n) << 16;
     double scale;
-    std::memcpy(&scale, &bits, sizeof scale);
+    std::memcpy(&scale, words, sizeof scale);
     return vfma(scale * f, sixteenth_slope(f), scale);
   }
 

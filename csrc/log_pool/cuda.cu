@@ -69,26 +69,26 @@ __device__ inline void write_row(const PoolGrid& grid, const RowSum& sum, double
   out.status[at] = public_ok ? sum.status : kRowPublic;
 }
 
-// Adds the clipped log-ratios of one row, as the bits of their positions, to the sums of a lane.
-// Its tokens are kWarp apart; the tile has `size`.
-template <Dtype D>
-__device__ void add_row(const PoolGrid& grid, const PooledRow<D>& row, const double* public_logits,
-                        int size, std::int64_t* sums) {
-  typename Bits<D>::type bits[kPoolTokens];
-  const auto* own = row.logits + lane_id();
-  if (size == kPoolTile) {
-#pragma unroll
-    for (int k = 0; k < kPoolTokens; ++k) bits[k] = own[k * kWarp];
-  } else {
+// Adds the clipped log-ratios of some rows, as the bits of their positions, to the sums of a lane.
+// A warp takes every kPoolWarps-th row, a lane every kWarp-th of `size` tokens.
+template <Dtype D, bool kWhole>
+__device__ void add_rows(const PoolGrid& grid, const PooledRow<D>* rows, int count,
+                         const double* public_logits, int size, std::int64_t* sums) {
+#pragma unroll 2
+  for (int i = warp_id(); i < count; i += kPoolWarps) {
+    typename Bits<D>::type bits[kPoolTokens];
+    const auto* own = rows[i].logits + lane_id();
+    const double origin = rows[i].origin;
 #pragma unroll
     for (int k = 0; k < kPoolTokens; ++k) {
-      bits[k] = k * kWarp + lane_id() < size ? own[k * kWarp] : Bits<D>::kMasked;
+      const bool there = kWhole || k * kWarp + lane_id() < size;
+      bits[k] = there ? __ldg(own + k * kWarp) : Bits<D>::kMasked;
     }
-  }
 #pragma unroll
-  for (int k = 0; k < kPoolTokens; ++k) {
-    const double difference = float_of<D>(bits[k]) - public_logits[k];
-    sums[k] += bits_of(grid.clipped(grid.position(difference, row.origin)));
+    for (int k = 0; k < kPoolTokens; ++k) {
+      const double difference = float_of<D>(bits[k]) - public_logits[k];
+      sums[k] += bits_of(grid.clipped(grid.position(difference, origin)));
+    }
   }
 }
 
@@ -147,9 +147,10 @@ __global__ void __launch_bounds__(kPoolThreads, 2)
     }
     __syncthreads();
     const int count = cut.rows - first < kPoolThreads ? cut.rows - first : kPoolThreads;
-#pragma unroll 2
-    for (int k = warp_id(); k < count; k += kPoolWarps) {
-      add_row<D>(grid, rows[k], public_logits, size, sums);
+    if (size == kPoolTile) {
+      add_rows<D, true>(grid, rows, count, public_logits, size, sums);
+    } else {
+      add_rows<D, false>(grid, rows, count, public_logits, size, sums);
     }
     __syncthreads();  // the next rows take their place
   }
@@ -284,7 +285,7 @@ std::int64_t tiles_of(const Shape& shape) {
 
 // The workspace holds PoolMemory's arrays.
 std::int64_t log_pool_workspace(const Shape& shape) {
-  const device::RowParts cut(1 + shape.models, shape.vocab);
+  const device::RowParts cut(shape.positions, 1 + shape.models, shape.vocab);
   const std::int64_t parts = sizeof(device::RowPart) * cut.rows * cut.count;
   const std::int64_t tiles = sizeof(device::PoolTile) * tiles_of(shape);
   return shape.positions * (parts + tiles + static_cast<std::int64_t>(sizeof(unsigned)));
@@ -294,7 +295,7 @@ void log_pool(const LogPoolInputs& in, const LogPoolOptions& options, const LogP
               const Queue& queue) {
   const DeviceGuard guard(queue);
   const Shape& shape = in.shape;
-  const device::RowParts cut(1 + shape.models, shape.vocab);
+  const device::RowParts cut(shape.positions, 1 + shape.models, shape.vocab);
   const std::int64_t tiles = tiles_of(shape);
   device::PoolMemory memory{};
   memory.parts = static_cast<device::RowPart*>(queue.workspace);
