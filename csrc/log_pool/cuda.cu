@@ -157,7 +157,7 @@ __global__ void __launch_bounds__(kPoolThreads, 2)
 #pragma unroll
   for (int k = 0; k < kPoolTokens; ++k) partial[warp_id()][k * kWarp + lane_id()] = sums[k];
   bad |= !std::isfinite(public_lse);
-  bad = __syncthreads_or(bad);
+  bad = __syncthreads_or(bad) != 0;
 
   double log_weight = -HUGE_VAL;
   if (thread < size) {

@@ -93,8 +93,8 @@ __device__ void draw_token(const SampledRow<D>& row, const SampleChunk* chunks,
     present |= chunks[k].present;
     weight += weight_of(chunks[k]);
   }
-  invalid = __syncthreads_or(invalid);
-  present = __syncthreads_or(present);
+  invalid = __syncthreads_or(invalid) != 0;
+  present = __syncthreads_or(present) != 0;
   p_sum = block_sum(p_sum);
   const Prefix<uint128> prefix = block_prefix(weight);
   std::int32_t found = kSampled;
@@ -177,8 +177,8 @@ __global__ void __launch_bounds__(kSampleThreads, 3)
       weight += integer_weight(p);
     }
   }
-  invalid = __syncthreads_or(invalid);
-  present = __syncthreads_or(present);
+  invalid = __syncthreads_or(invalid) != 0;
+  present = __syncthreads_or(present) != 0;
   p_sum = block_sum(p_sum);
   const uint128 total = block_prefix(weight).total;
   if (threadIdx.x == 0) {
@@ -238,12 +238,13 @@ void sample(const double* probabilities, const Logits& public_logits, std::int64
   const std::int64_t chunks = chunks_of(vocab);
   auto* memory = static_cast<device::SampleChunk*>(queue.workspace);
   auto* counters = reinterpret_cast<unsigned*>(memory + positions * chunks);
+  const dim3 grid = grid_of(positions * chunks);
   clear(queue, counters, positions);
   with_dtype(public_logits.dtype, [&](auto dtype) {
-    launch(queue, device::sample_kernel<decltype(dtype)::value>, grid_of(positions * chunks),
-           dim3(device::kSampleThreads), 0, probabilities, public_logits, vocab,
-           static_cast<int>(tokens_each()), static_cast<int>(chunks), device::key_of(key), counter,
-           memory, counters, tokens, status);
+    launch(queue, device::sample_kernel<decltype(dtype)::value>, grid, dim3(device::kSampleThreads),
+           0, probabilities, public_logits, vocab, static_cast<int>(tokens_each()),
+           static_cast<int>(chunks), device::key_of(key), counter, memory, counters, tokens,
+           status);
   });
 }
 
