@@ -14,6 +14,13 @@ static __global__ void float_totals_kernel(const __grid_constant__ LossCall call
   const std::int64_t member = blockIdx.x / blocks;
   const std::int64_t at = blockIdx.x % blocks * kFloatThreads + threadIdx.x;
   if (at >= floats.layout.per_chunk || floats.failed[member]) return;
+  // A position of a low degree leaves the end of each model's place unwritten.
+  const int degree = degree_at(floats.positions[member].degree);
+  const std::int64_t own_size = ModelSums::size(degree, call.orders.count);
+  if (at < call.in.shape.models * floats.layout.per_model &&
+      at % floats.layout.per_model >= own_size) {
+    return;
+  }
   double* sums = float_sums(call, floats, member, 0) + at;
   const bool largest = at == floats.layout.per_chunk - 1;  // growth, the last of TokenSums
   double total = sums[0];

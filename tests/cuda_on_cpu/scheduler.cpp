@@ -6,6 +6,13 @@
 #include <mutex>
 #include <random>
 
+#if defined(ADAPMIXED_UNWRITTEN)
+#include "unwritten.h"
+#define SIMT_UNWRITTEN(x) x
+#else
+#define SIMT_UNWRITTEN(x)
+#endif
+
 namespace simt {
 namespace {
 
@@ -158,7 +165,9 @@ void run_block(const std::function<void()>& kernel, std::mt19937& random) {
     prepare(block.fibres[i], i);
   }
   SIMT_TSAN(__tsan_release(&block.begin_tag));
+  SIMT_UNWRITTEN(watch_block(shared_memory.data(), shared_memory.size() * 8));
   schedule(random);
+  SIMT_UNWRITTEN(watch_nothing());
   SIMT_TSAN(__tsan_acquire(&block.end_tag));
   the_block = nullptr;
   pool.fibres.swap(block.fibres);
@@ -170,7 +179,8 @@ void run_block(const std::function<void()>& kernel, std::mt19937& random) {
 int lane() { return the_block->current_index & 31; }
 
 void fail(const std::string& what, int line) {
-  the_block->error = "simt: " + what + ", line " + std::to_string(line);
+  the_block->error = "simt: " + what;
+  if (line > 0) the_block->error += ", line " + std::to_string(line);
   for (;;) to_scheduler();  // never resumed
 }
 
