@@ -161,7 +161,8 @@ inline int __syncthreads_count(int vote, SIMT_LINE) {
   return count;
 }
 inline int __syncthreads_or(int vote, SIMT_LINE) { return __syncthreads_count(vote, line) != 0; }
-inline void __threadfence() { __atomic_thread_fence(__ATOMIC_SEQ_CST); }
+// One block runs at a time, and a block's own threads need a barrier.
+inline void __threadfence() { asm volatile("" ::: "memory"); }
 inline void __syncwarp(unsigned mask = 0xffffffffu, SIMT_LINE) { simt::sync_warp(mask, line); }
 
 template <class T>
