@@ -30,6 +30,7 @@ from benchmarks.sass import Code, Instruction, Tools, Usage
 ROOT = Path(__file__).resolve().parents[1]
 DTYPES = {"bf16": ("LNS_5DtypeE1E", 2), "fp32": ("LNS_5DtypeE0E", 4)}
 ARCHITECTURES = ("sm_90", "sm_100")
+ALL_ARCHITECTURES = ("sm_80", *ARCHITECTURES)
 BARS = Path(__file__).with_name("cuda_static_bars.json")
 # An H200 under load.
 PROCESSORS, CLOCK, BANDWIDTH = 132, 1.7e9, 0.9 * 4.8e12
@@ -265,13 +266,17 @@ HOT = (
 )  # fmt: skip
 
 # The calls of a query: their loops, and the kernels that they queue, those that return at once
-# included (tests/cuda_on_cpu/test_launches.py counts them). A target is in microseconds a query.
+# included (tests/cuda_on_cpu/test_launches.py counts them), and at most how many are wanted.
 PIPELINES = {
-    "log_pool + mixture + sample": (("log_sum_exp", "log_pool", "sample"), 7, 4),
+    "log_pool + mixture + sample": (("log_sum_exp", "log_pool", "sample"), 8, 4),
     "project + leave_one_out": (("log_sum_exp", "project", "leave_one_out"), 15, 6),
 }
 NOT_IN_PIPELINES = {"small targets: moments"}
-TARGETS = {("bf16", 8): 16, ("fp32", 8): 20, ("bf16", 1): 40}
+# Microseconds a query, by dtype and B.
+TARGETS: dict[str, dict[tuple[str, int], int]] = {
+    "log_pool + mixture + sample": {("bf16", 8): 12},
+    "project + leave_one_out": {("bf16", 8): 16, ("fp32", 8): 20, ("bf16", 1): 40},
+}
 
 
 def lines_of(statement: Statement, csrc: Path = ROOT / "csrc") -> tuple[str, range]:
@@ -480,9 +485,7 @@ def estimate_text(table: Table, dtype: str) -> str:
             ]
             queued = launches * LAUNCH * 1e6 / positions
             total = sum(value for _, value in parts) + queued
-            target = TARGETS.get((dtype, positions))
-            if pipeline.startswith("log_pool"):
-                target = 12 if (dtype, positions) == ("bf16", 8) else None
+            target = TARGETS[pipeline].get((dtype, positions))
             lines.append(f"{pipeline}, {dtype}, B = {positions}: {total:.0f} µs a query"
                          + (f" (target {target})" if target else ""))  # fmt: skip
             lines += [f"  {value:7.2f}  {name}" for name, value in parts]
@@ -520,13 +523,79 @@ would make it faster, is not assumed.
 """  # noqa: E501
 
 
-def text_of(table: Table) -> str:
-    parts = [HEAD]
+def totals(table: Table) -> list[tuple[str, str, int, float, int | None]]:
+    """Return (calls, dtype, B, microseconds a query, target) of each estimate."""
+    found = []
+    for pipeline, (operators, launches, _) in PIPELINES.items():
+        for dtype, (_, size) in DTYPES.items():
+            for positions in (8, 1):
+                shape = Shape(positions=positions, size=size)
+                taken = launches * LAUNCH + sum(
+                    seconds(hot, figures, shape)
+                    for (arch, kind, _, _), (hot, figures) in table.items()
+                    if (arch, kind) == ("sm_90", dtype)
+                    and hot.operator in operators
+                    and hot.name not in NOT_IN_PIPELINES
+                )
+                found.append((pipeline, dtype, positions, taken / positions * 1e6,
+                              TARGETS[pipeline].get((dtype, positions))))  # fmt: skip
+    return found
+
+
+def summary_text(table: Table) -> str:
+    """Return the totals, which docs/develop/cuda.md shows."""
+    lines = [f"{'µs a query, estimated; H200':30}{'B':>3}  {'dtype':8}{'now':>6}{'wanted':>8}"]
+    lines += [
+        f"{calls:30}{positions:3}  {dtype:8}{taken:6.0f}{target or '-':>8}"
+        for calls, dtype, positions, taken, target in totals(table)
+    ]
+    return "\n".join(lines)
+
+
+def kernel_name(mangled: str) -> str:
+    """Return a kernel's name with its template's arguments, as in project_scan bf16 true."""
+    match = re.search(r"6deviceL?(\d+)", mangled)
+    if match is None:
+        return mangled
+    end = match.end() + int(match[1])
+    rest = mangled[end:]
+    given = re.findall(r"LNS_5DtypeE(\d)E|Lb(\d)E|Li(\d+)E", rest) if rest[:1] == "I" else []
+    words = [("fp32", "bf16", "fp16")[int(dtype)] if dtype else ("no", "yes")[int(flag)] if flag
+             else number for dtype, flag, number in given]  # fmt: skip
+    return " ".join([mangled[match.end() : end].removesuffix("_kernel"), *words])
+
+
+def registers_text(objects: Path, tools: Tools) -> str:
+    """Return registers a thread, static shared memory, and local memory, of every kernel."""
+    found: dict[str, dict[str, Usage]] = {}
+    for compiled in sorted(objects.glob("CMakeFiles/adapmixed_cuda.dir/csrc/*/*.cu.o")):
+        for architecture in ALL_ARCHITECTURES:
+            for mangled, usage in tools.usage(compiled, architecture).items():
+                if "6device" in mangled:
+                    name = f"{compiled.parent.name}: {kernel_name(mangled)}"
+                    found.setdefault(name, {})[architecture] = usage
+    lines = [f"{'kernel':52}" + "".join(f"{a:>8}" for a in ALL_ARCHITECTURES)
+             + "   shared   local and stack"]  # fmt: skip
+    for name, usages in sorted(found.items()):
+        registers = "".join(
+            f"{usages[a].registers if a in usages else '-':>8}" for a in ALL_ARCHITECTURES
+        )
+        shared = max(usage.shared for usage in usages.values())
+        local = max(usage.local + usage.stack for usage in usages.values())
+        lines.append(f"{name:52}{registers}{shared:9}{local:18}")
+    return "\n".join(lines)
+
+
+def text_of(table: Table, registers: str = "") -> str:
+    parts = [HEAD, f"== totals\n{summary_text(table)}\n"]
     for architecture in ARCHITECTURES:
         for dtype in DTYPES:
             parts += [f"== {architecture}, {dtype}", loops_text(table, architecture, dtype), ""]
     parts.append(ESTIMATE)
     parts += [estimate_text(table, dtype) for dtype in DTYPES]
+    if registers:
+        parts.append(f"== registers a thread of every kernel; bytes of static shared memory, of "
+                     f"which sm_90 and later take 1024 for themselves\n{registers}")  # fmt: skip
     return "\n".join(parts).rstrip() + "\n"
 
 
@@ -544,7 +613,7 @@ def main() -> int:
               file=sys.stderr)  # fmt: skip
         return 2
     table = read(options.objects, tools)
-    text = text_of(table)
+    text = text_of(table, registers_text(options.objects, tools))
     print(text, end="")
     if options.out:
         options.out.write_text(text)

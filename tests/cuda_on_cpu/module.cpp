@@ -42,6 +42,7 @@ PYBIND11_MODULE(_cuda_on_cpu, m) {
       simt::launch(idle_kernel<false>, dim3(1), dim3(32), shared);
     }
   });
+  m.def("launches", simt::launches);
   m.def("shared_limits", simt::shared_limits);
 #if defined(ADAPMIXED_UNWRITTEN)
   m.attr("sees_unwritten") = true;

@@ -20,7 +20,7 @@ __global__ void kernel(Fault fault, double* workspace) {
   __shared__ Many many;
   double* dynamic = adapmixed::ADAPMIXED_ISA::dynamic_shared<double>();
   const unsigned t = threadIdx.x;
-  if (t == 0 || fault != Fault::workspace) workspace[t] = 1.0;
+  if (t == 1 && fault != Fault::workspace) workspace[1] = 1.0;
   if (t == 0 || fault != Fault::dynamic) dynamic[t] = 1.0;
   if (t == 0 || fault != Fault::in_static) fixed[t] = 1.0;
   if (t == 0 && fault != Fault::atomic) count = 0;
@@ -41,6 +41,7 @@ void read_unwritten(const std::string& where, double* workspace) {
                       : where == "atomic"  ? Fault::atomic
                       : where == "copy"    ? Fault::copy
                                            : Fault::nothing;
+  cudaMemsetAsync(workspace, 0, 8, nullptr);
   adapmixed::cuda::launch({}, kernel<0>, dim3(1), dim3(2), 16, fault, workspace);
 }
 

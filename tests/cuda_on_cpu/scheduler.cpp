@@ -2,6 +2,7 @@
 #include "fibres.h"
 
 #include <algorithm>
+#include <atomic>
 #include <map>
 #include <mutex>
 #include <random>
@@ -266,12 +267,18 @@ void sync_warp(unsigned mask, int line) {
   });
 }
 
+namespace {
+std::atomic<std::size_t> launched{0};
+}
+std::size_t launches() { return launched; }
+
 void run(const std::function<void()>& call, const void* kernel, dim3 grid, dim3 block,
          std::size_t shared) {
   if (block.x * block.y * block.z > 1024 || grid.y > 65535 || grid.z > 65535 ||
       shared > allowed_shared(kernel)) {
     throw std::runtime_error("simt: no GPU could run a grid of this shape");
   }
+  ++launched;
   std::mt19937 random(config.seed);
   late.clear();
   gridDim = grid;

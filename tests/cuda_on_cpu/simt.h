@@ -105,6 +105,15 @@ void* dynamic_shared();
 void exchanged(std::int32_t* address, std::int32_t before, std::int32_t after);
 void run(const std::function<void()>& call, const void* kernel, dim3 grid, dim3 block,
          std::size_t shared);
+// The kernels that have been launched.
+std::size_t launches();
+
+// Tells unwritten.h what the host writes between kernels.
+#if defined(ADAPMIXED_UNWRITTEN)
+void host_wrote(const void* address, std::size_t bytes);
+#else
+inline void host_wrote(const void*, std::size_t) {}
+#endif
 
 template <class... P>
 void launch(void (*kernel)(P...), dim3 grid, dim3 block, std::size_t shared, P... arguments) {
@@ -133,6 +142,11 @@ T shuffle(unsigned mask, T value, int source, int line) {
 }
 
 }  // namespace simt
+
+inline cudaError_t cudaMemsetAsync(void* memory, int value, std::size_t bytes, cudaStream_t) {
+  std::memset(memory, value, bytes);
+  return simt::host_wrote(memory, bytes), cudaSuccess;
+}
 
 enum cudaDeviceAttr { cudaDevAttrMaxSharedMemoryPerBlockOptin };
 inline cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr, int) {

@@ -130,8 +130,7 @@ inline void load(const void* address, std::size_t length, const void* code) {
   }
 }
 
-inline void store(const void* address, std::size_t length) {
-  if (!watch.active) return;
+void mark_written(const void* address, std::size_t length) {
   const char* at = static_cast<const char*>(address);
   for (Region& region : watch.regions) {
     std::size_t first = 0, count = 0;
@@ -140,8 +139,13 @@ inline void store(const void* address, std::size_t length) {
     return;
   }
 }
+inline void store(const void* address, std::size_t length) {
+  if (watch.active) mark_written(address, length);
+}
 
 }  // namespace
+
+void host_wrote(const void* address, std::size_t bytes) { mark_written(address, bytes); }
 
 void declare_unwritten(Memory kind, const void* begin, std::size_t bytes) {
   watch.regions[static_cast<int>(kind)].declare_unwritten(static_cast<const char*>(begin), bytes);
