@@ -149,9 +149,7 @@ def log_pool(
     scale = _scale(scale, bounds)
     active = _active(active, private)
     log_normaliser, span, private_lse, public_lse, status, public_status, log_weights = (
-        _ops.log_pool(
-            private, public, active, bounds.lower, bounds.upper, scale, bounds.num_models
-        )
+        _ops.log_pool(private, public, active, bounds.lower, bounds.upper, scale, bounds.num_models)
     )
     pool = LogPool(
         log_normaliser, span, private_lse, public_lse, bounds.lower, bounds.upper, scale,

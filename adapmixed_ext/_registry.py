@@ -62,7 +62,7 @@ def backend(device: torch.device) -> Backend:
 
 
 def keeps_log_weights(device: torch.device) -> bool:
-    """Tell whether log_pool keeps its weights for mixture. Fakes ask for devices that are absent."""
+    """Tell whether log_pool keeps its weights for mixture; the device may be absent."""
     return device.type != "cpu" or not backends["cpu"].immediate
 
 

@@ -33,12 +33,12 @@ struct PoolMemory {
   unsigned* counters;  // (B), of finished tiles
 };
 
-ADAPMIXED_HD std::int64_t bits_of(double x) {
-  std::int64_t bits;
+ADAPMIXED_HD std::uint64_t bits_of(double x) {
+  std::uint64_t bits;
   std::memcpy(&bits, &x, sizeof bits);
   return bits;
 }
-ADAPMIXED_HD double from_bits(std::int64_t bits) {
+ADAPMIXED_HD double from_bits(std::uint64_t bits) {
   double x;
   std::memcpy(&x, &bits, sizeof x);
   return x;
@@ -73,7 +73,7 @@ __device__ inline void write_row(const PoolGrid& grid, const RowSum& sum, double
 // A warp takes every kPoolWarps-th row, a lane every kWarp-th of `size` tokens.
 template <Dtype D, bool kWhole>
 __device__ void add_rows(const PoolGrid& grid, const PooledRow<D>* rows, int count,
-                         const double* public_logits, int size, std::int64_t* sums) {
+                         const double* public_logits, int size, std::uint64_t* sums) {
 #pragma unroll 2
   for (int i = warp_id(); i < count; i += kPoolWarps) {
     typename Bits<D>::type bits[kPoolTokens];
@@ -103,7 +103,7 @@ __global__ void __launch_bounds__(kPoolThreads, 2)
                      const __grid_constant__ LogPoolResults out) {
   __shared__ PooledRow<D> rows[kPoolThreads];
   __shared__ double shared_lse;
-  __shared__ std::int64_t partial[kPoolWarps][kPoolTile];
+  __shared__ std::uint64_t partial[kPoolWarps][kPoolTile];
   const int thread = static_cast<int>(threadIdx.x);
   const unsigned tile = blockIdx.x % tiles;
   const std::int64_t position = in.shape.positions - 1 - blockIdx.x / tiles;
@@ -113,7 +113,7 @@ __global__ void __launch_bounds__(kPoolThreads, 2)
   const auto* public_row = row_bits<D>(in.public_logits, 0, position) + begin;
 
   double public_lse = 0.0, public_logits[kPoolTokens];
-  std::int64_t sums[kPoolTokens] = {};
+  std::uint64_t sums[kPoolTokens] = {};
   int bad = 0;
 #pragma unroll
   for (int k = 0; k < kPoolTokens; ++k) {
@@ -161,9 +161,10 @@ __global__ void __launch_bounds__(kPoolThreads, 2)
 
   double log_weight = -HUGE_VAL;
   if (thread < size) {
-    std::int64_t units = -cut.rows * bits_of(kGridZero);
-    for (int w = 0; w < kPoolWarps; ++w) units += partial[w][thread];
-    const double sum = grid.nats(from_bits(bits_of(kGridZero) + units));
+    // kGridZero plus the units of all rows.
+    std::uint64_t bits = bits_of(kGridZero) * static_cast<std::uint64_t>(1 - cut.rows);
+    for (int w = 0; w < kPoolWarps; ++w) bits += partial[w][thread];
+    const double sum = grid.nats(from_bits(bits));
     log_weight = grid.log_weight(sum, logit<D>(public_row, thread) - public_lse);
     out.log_weights[position * in.shape.vocab + begin + thread] = log_weight;
   }
