@@ -110,7 +110,7 @@ LSE, LOAD = "common/log_sum_exp.cuh", "common/load.cuh"
 TOKENS: Statement = (LOAD, "for (std::int64_t v = begin")
 SINGLE: Statement = (LOAD, "for (int k = 0; k < kPack; ++k) pack.bits[k] =")
 PACK: Statement = (LOAD, "if (aligned && v + kPack <= end) {")
-PARTS = "common/row_parts.cuh"
+PARTS, LOSS_PREPARE = "common/row_parts.cuh", "leave_one_out/cuda_float_prepare.cuh"
 LOSS_TILE = "leave_one_out/cuda_float_tile.cuh"
 TILE = 224  # tokens at N = 100
 
@@ -175,16 +175,16 @@ HOT = (
     ),
     Hot(
         "leave_one_out", "interpolants: divisions", "float_fits_kernel",
-        (("leave_one_out/fit.h", "for (int order = 1; order < degree; ++order) {"),),
-        ("leave_one_out/fit.h", "values[j] = (values[j] - values[j - 1])"),
-        lambda s: 8, 32, lambda s: 240.0, operation=r"MUFU\.RCP64H",
+        ((LOSS_PREPARE, "for (int order = 1; order < degree; ++order) {"),),
+        (LOSS_PREPARE, "if (lane >= order && lane < degree) value = (value - below)"),
+        lambda s: 2, 256, lambda s: 15.0, operation=r"MUFU\.RCP64H",
     ),
     Hot(
         "leave_one_out", "positions: distances", "float_positions_kernelI{dtype}",
-        (("leave_one_out/cuda_float_prepare.cuh",
-          "for (int k = 0; k < kSampledTokens; ++k) {\n      if (weight[k] == 0.0) continue;"),),
-        ("leave_one_out/cuda_float_prepare.cuh", "if (weight[k] == 0.0) continue;"),
-        lambda s: s.positions, 128, lambda s: 64.0, size=8, loads=("LDS",), scattered=True,
+        ((LOSS_PREPARE, "for (std::int64_t i = warp_id(); i < models; i += warp_count()) {"),),
+        (LOSS_PREPARE, "if (weight[k] == 0.0) continue;"),
+        lambda s: s.positions, 1024, lambda s: 2.0 * s.models / 32, size=8, loads=("LDS",),
+        scattered=True,
     ),
     Hot(
         "leave_one_out", "sums: deviations", "float_sums_kernelI{dtype}",
@@ -205,9 +205,9 @@ HOT = (
     ),
     Hot(
         "leave_one_out", "totals over chunks", "float_totals_kernel",
-        (("leave_one_out/cuda_float_finish.cuh", "for (std::int64_t chunk = 1; chunk <"),),
-        ("leave_one_out/cuda_float_finish.cuh", "const double own = sums[chunk"),
-        lambda s: -(-(s.models * 22 + 4) // 256) * s.positions, 256, tiles, size=8,
+        (("leave_one_out/cuda_float_finish.cuh", "for (std::int64_t chunk = warp_id(); chunk <"),),
+        ("leave_one_out/cuda_float_finish.cuh", "if (written) total = combine(total, sums[chunk"),
+        lambda s: -(-(s.models * 22 + 4) // 32) * s.positions, 256, lambda s: tiles(s) / 8, size=8,
     ),
     Hot(
         "log_pool", "rows: sums and extremes", "row_parts_kernelI{dtype}",
@@ -248,7 +248,7 @@ HOT = (
 # The calls of a query: their loops, and the kernels that they queue, those that return at once
 # included (tests/cuda_on_cpu/test_launches.py counts them), and at most how many are wanted.
 PIPELINES = {
-    "log_pool + mixture + sample": (("log_sum_exp", "log_pool", "sample"), 8, 4),
+    "log_pool + mixture + sample": (("log_pool", "sample"), 4, 4),
     "project + leave_one_out": (("log_sum_exp", "project", "leave_one_out"), 15, 6),
 }
 NOT_IN_PIPELINES = {"small targets: moments"}

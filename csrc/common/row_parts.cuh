@@ -15,6 +15,12 @@ constexpr int kRowThreads = 256;
 constexpr int kRowWarps = kRowThreads / kWarp;
 constexpr int kAtOnce = 32;  // tokens that a lane loads at once
 constexpr int kMostPart = 2048;
+// Blocks that a multiprocessor shall have room for. With three, code for sm_80 would spill.
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 900
+constexpr int kRowBlocks = 2;
+#else
+constexpr int kRowBlocks = 3;
+#endif
 
 // How the rows of some positions are cut into parts.
 struct RowParts {
@@ -111,7 +117,7 @@ __device__ RowPart row_part(const typename Bits<D>::type* row, std::int64_t begi
 // All rows of all positions: the public row first, then the models'. Clears a counter for each
 // position.
 template <Dtype D>
-__global__ void __launch_bounds__(kRowThreads, 3)
+__global__ void __launch_bounds__(kRowThreads, kRowBlocks)
     row_parts_kernel(const __grid_constant__ Logits private_logits,
                      const __grid_constant__ Logits public_logits,
                      const __grid_constant__ RowParts cut, RowPart* parts, unsigned* counters) {

@@ -66,9 +66,6 @@ inline const char* cudaGetErrorName(cudaError_t error) {
 }
 inline cudaError_t cudaGetDevice(int* device) { return *device = 0, cudaSuccess; }
 inline cudaError_t cudaSetDevice(int) { return cudaSuccess; }
-inline cudaError_t cudaMemsetAsync(void* memory, int value, std::size_t bytes, cudaStream_t) {
-  return std::memset(memory, value, bytes), cudaSuccess;
-}
 
 namespace simt {
 
