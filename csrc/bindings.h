@@ -53,12 +53,8 @@ inline Weights weights_of(const WeightsTuple& t) {
 using LogPoolTuple = std::tuple<double, double, double, std::int64_t, std::uintptr_t>;
 
 inline LogPoolOptions log_pool_of(const LogPoolTuple& t) {
-  return {std::get<0>(t),
-          std::get<1>(t),
-          std::get<2>(t),
-          std::get<3>(t),
-          pointer<const bool>(std::get<4>(t)),
-          pointer<const double>(std::get<5>(t))};
+  return {std::get<0>(t), std::get<1>(t), std::get<2>(t), std::get<3>(t),
+          pointer<const bool>(std::get<4>(t))};
 }
 
 inline std::array<std::uint8_t, 32> key_of(std::uintptr_t address) {
