@@ -44,7 +44,7 @@ def _log_pool(*args: Any) -> tuple[Tensor, ...]:
     on.call(
         "log_pool", private_logits, shape, rows(private_logits), rows(public_logits),
         _options(*options), *(result.data_ptr() for result in found),
-        log_weights.data_ptr(), workspace=on.workspace("log_pool", shape),
+        workspace=on.workspace("log_pool", shape),
     )  # fmt: skip
     if on.immediate:
         raise_row_errors("public_logits", public_status)
@@ -59,7 +59,7 @@ def _log_pool_fake(*args: Any) -> tuple[Tensor, ...]:
     found = log_normaliser, span, torch.empty_like(span), torch.empty_like(log_normaliser)
     statuses = (torch.empty_like(like, dtype=torch.int32) for like in (span, log_normaliser))
     positions, vocab = public_logits.shape
-    kept = args[-1] or always_keeps(public_logits.device)
+    kept = keep or always_keeps(public_logits.device)
     size = positions * (vocab + 1) if kept else 0
     return *found, *statuses, public_logits.new_empty(size, dtype=F64)
 
