@@ -110,12 +110,17 @@ LSE, LOAD = "common/log_sum_exp.cuh", "common/load.cuh"
 TOKENS: Statement = (LOAD, "for (std::int64_t v = begin")
 SINGLE: Statement = (LOAD, "for (int k = 0; k < kPack; ++k) pack.bits[k] =")
 PACK: Statement = (LOAD, "if (aligned && v + kPack <= end) {")
+PARTS = "common/row_parts.cuh"
 LOSS_TILE = "leave_one_out/cuda_float_tile.cuh"
 TILE = 224  # tokens at N = 100
 
 
 def kept(shape: Shape) -> int:
     return 4 * -(-shape.vocab // 4) * 2 if shape.size == 2 else 0
+
+
+def rows_a_block(shape: Shape) -> int:
+    return 8 if shape.positions < 4 else 16
 
 
 def loss_shared(shape: Shape) -> int:
@@ -204,58 +209,26 @@ HOT = (
         lambda s: -(-(s.models * 22 + 4) // 256) * s.positions, 256, tiles, size=8,
     ),
     Hot(
-        "log_pool", "rows: largest logit", "pool_row_kernelI{dtype}",
-        (TOKENS, (LSE, "for_each_token<D>(row, 0, vocab, [&](std::int64_t, float z) {\n    const")),
-        PACK, lambda s: s.rows, 256, lambda s: s.vocab / 256, first_read=True,
+        "log_pool", "rows: log-sum-exps and spans", "row_parts_kernelI{dtype}",
+        ((PARTS, "for (; begin < end; begin += kStretch, others += kStretch) {"),),
+        (PARTS, "for (int k = 0; k < kAtOnce; ++k) z[k] = float_of<D>(own[k * kWarp]);"),
+        lambda s: s.positions * -(-(1 + s.models) // rows_a_block(s)) * -(-s.vocab // 2048), 256,
+        lambda s: rows_a_block(s) // 8 * 2048 / 32,
+        work=(PARTS, "total += (e[0] + e[1]) + (e[2] + e[3]);"), first_read=True,
     ),
     Hot(
-        "log_pool", "rows: sum", "pool_row_kernelI{dtype}",
-        (TOKENS, (LSE, "for_each_token<D>(row, 0, vocab, [&](std::int64_t, float z) { total +=")),
-        PACK, lambda s: s.rows, 256, lambda s: s.vocab / 256,
-    ),
-    Hot(
-        "log_pool", "rows: span", "pool_row_kernelI{dtype}",
-        (TOKENS, ("log_pool/cuda.cu", "for_each_token<D>(row, 0, vocab, [&](std::int64_t v, float "
-                  "z) {")),
-        PACK, lambda s: s.rows, 256, lambda s: s.vocab / 256,
-        work=("log_pool/cuda.cu", "extremes[1] = vmax(-x, extremes[1]);"),
-    ),
-    Hot(
-        "log_pool", "sums over models", "pool_sum_kernelI{dtype}",
-        (("log_pool/cuda.cu", "for (std::int64_t i = 0; i < in.shape.models; ++i) {"),),
-        ("log_pool/cuda.cu", "const double z = logit<D>(row_bits<D>(in.private_logits"),
-        lambda s: -(-s.vocab // 256) * s.positions, 256, lambda s: s.models,
-    ),
-    Hot(
-        "log_pool", "normaliser: largest", "pool_normaliser_kernelI{dtype}",
-        (TOKENS,), ("log_pool/cuda.cu", "const double e = grid.log_weight(sum[v], z0 - lse);"),
-        lambda s: s.positions, 256, lambda s: s.vocab / 256, size=8,
-    ),
-    Hot(
-        "log_pool", "normaliser: sum", "pool_normaliser_kernelI{dtype}",
-        (TOKENS,), ("log_pool/cuda.cu", "total += exp_(grid.log_weight(sum[v], z0 - lse)"),
-        lambda s: s.positions, 256, lambda s: s.vocab / 256, size=8,
-    ),
-    Hot(
-        "log_pool", "mixture: sums over models", "pool_mixture_kernelI{dtype}",
-        (("log_pool/cuda.cu", "for (std::int64_t i = 0; i < in.shape.models; ++i) {"),),
-        ("log_pool/cuda.cu", "const double z = logit<D>(row_bits<D>(in.private_logits"),
-        lambda s: -(-s.vocab // 256) * s.positions, 256, lambda s: s.models,
-    ),
-    Hot(
-        "log_pool", "mixture: check", "check_mixture_kernel",
-        (("mixture/cuda_check.cuh", "for (std::int64_t v = threadIdx.x; v < vocab; v += blockDim.x)"
-          " total"),),
-        ("mixture/cuda_check.cuh", "for (std::int64_t v = threadIdx.x; v < vocab; v += blockDim.x)"
-         " total"),
-        lambda s: s.positions, 256, lambda s: s.vocab / 256, size=8,
+        "log_pool", "sums over models", "pool_sums_kernelI{dtype}",
+        (("log_pool/cuda.cu", "for (int i = warp_id(); i < count; i += kPoolWarps) {"),),
+        ("log_pool/cuda.cu", "bits[k] = there ? __ldg(own + k * kWarp)"),
+        lambda s: -(-s.vocab // 256) * s.positions, 256, lambda s: 1 + s.models,
+        work=("log_pool/cuda.cu", "sums[k] += bits_of(grid.clipped("),
     ),
     Hot(
         "sample", "weights", "sample_kernelI{dtype}",
         (("sample/cuda.cu", "for (std::int64_t v = begin; v < end; ++v) {"),),
-        ("sample/cuda.cu", "const double x = p[v];"),
-        lambda s: s.positions, 512, lambda s: s.vocab / 512, size=8,
-        work=("sample/cuda.cu", "weight += integer_weight(x);"),
+        ("sample/cuda.cu", "const double p = row.p[v];"),
+        lambda s: -(-s.vocab // 2048) * s.positions, 256, lambda s: 8.0, size=8,
+        work=("sample/cuda.cu", "weight += integer_weight(p);"),
     ),
     Hot(
         "mixture", "sums over models", "mixture_kernelI{dtype}",
@@ -268,7 +241,7 @@ HOT = (
 # The calls of a query: their loops, and the kernels that they queue, those that return at once
 # included (tests/cuda_on_cpu/test_launches.py counts them), and at most how many are wanted.
 PIPELINES = {
-    "log_pool + mixture + sample": (("log_sum_exp", "log_pool", "sample"), 8, 4),
+    "log_pool + mixture + sample": (("log_pool", "sample"), 4, 4),
     "project + leave_one_out": (("log_sum_exp", "project", "leave_one_out"), 15, 6),
 }
 NOT_IN_PIPELINES = {"small targets: moments"}
