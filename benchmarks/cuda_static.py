@@ -219,9 +219,9 @@ HOT = (
     Hot(
         "log_pool", "sums over models", "pool_sums_kernelI{dtype}",
         (("log_pool/cuda.cu", "for (int i = warp_id(); i < count; i += kPoolWarps) {"),),
-        ("log_pool/cuda.cu", "bits[k] = there ? __ldg(own + k * kWarp)"),
+        ("log_pool/cuda.cu", "next[k] = there ? own[k * kWarp]"),
         lambda s: -(-s.vocab // 256) * s.positions, 256, lambda s: 1 + s.models,
-        work=("log_pool/cuda.cu", "sums[k] += bits_of(grid.clipped("),
+        work=("log_pool/cuda.cu", "for (int k = 0; k < kPoolTokens; ++k) sums[k] += bits_of(x[k]);"),
     ),
     Hot(
         "sample", "weights", "sample_kernelI{dtype}",
