@@ -119,9 +119,8 @@ def kept(shape: Shape) -> int:
     return 4 * -(-shape.vocab // 4) * 2 if shape.size == 2 else 0
 
 
-def row_blocks(shape: Shape) -> int:
-    rows = 16 if shape.positions >= 4 else 8
-    return -(-shape.vocab // 2048) * -(-(shape.models + 1) // rows) * shape.positions
+def rows_a_block(shape: Shape) -> int:
+    return 8 if shape.positions < 4 else 16
 
 
 def loss_shared(shape: Shape) -> int:
@@ -210,25 +209,19 @@ HOT = (
         lambda s: -(-(s.models * 22 + 4) // 32) * s.positions, 256, lambda s: tiles(s) / 8, size=8,
     ),
     Hot(
-        "log_pool", "rows: sums and extremes", "row_parts_kernelI{dtype}",
+        "log_pool", "rows: log-sum-exps and spans", "row_parts_kernelI{dtype}",
         ((PARTS, "for (; begin < end; begin += kStretch, others += kStretch) {"),),
         (PARTS, "for (int k = 0; k < kAtOnce; ++k) z[k] = float_of<D>(own[k * kWarp]);"),
-        row_blocks, 256, lambda s: (s.models + 1) * s.vocab * s.positions / row_blocks(s) / 256,
-        first_read=True,
-    ),
-    Hot(
-        "log_pool", "log-sum-exps from parts", "pool_sums_kernelI{dtype}",
-        (("log_pool/cuda.cu", "if (row < cut.rows) sum = row_sum(parts, cut.count);"),
-         (PARTS, "total = vfma(parts[k].sum, scale_down")),
-        (PARTS, "total = vfma(parts[k].sum, scale_down"),
-        lambda s: -(-s.vocab // 256) * s.positions, 128, lambda s: -(-s.vocab // 2048),
-        operation="DFMA",
+        lambda s: s.positions * -(-(1 + s.models) // rows_a_block(s)) * -(-s.vocab // 2048), 256,
+        lambda s: rows_a_block(s) // 8 * 2048 / 32,
+        work=(PARTS, "total += (e[0] + e[1]) + (e[2] + e[3]);"), first_read=True,
     ),
     Hot(
         "log_pool", "sums over models", "pool_sums_kernelI{dtype}",
         (("log_pool/cuda.cu", "for (int i = warp_id(); i < count; i += kPoolWarps) {"),),
-        ("log_pool/cuda.cu", "bits[k] = there ? __ldg(own + k * kWarp) : Bits<D>::kMasked;"),
-        lambda s: -(-s.vocab // 256) * s.positions, 256, lambda s: s.models + 1,
+        ("log_pool/cuda.cu", "next[k] = there ? own[k * kWarp]"),
+        lambda s: -(-s.vocab // 256) * s.positions, 256, lambda s: 1 + s.models,
+        work=("log_pool/cuda.cu", "for (int k = 0; k < kPoolTokens; ++k) sums[k] += bits_of(x[k]);"),
     ),
     Hot(
         "sample", "weights", "sample_kernelI{dtype}",

@@ -122,8 +122,11 @@ def test_the_sizes_behind_the_elements_are_those_of_the_sources() -> None:
     assert constant("project/cuda_solve_lists.cuh", "kSolveThreads") == 64
     assert constant("leave_one_out/bound.h", "kSampledTokens") == 64
     assert constant("common/load.cuh", "kPack") == 4
-    assert constant("log_pool/cuda.cu", "kPoolThreads") == 256
-    assert constant("sample/cuda.cu", "kSampleThreads") == 512
+    assert constant("mixture/cuda_check.cuh", "kMixtureThreads") == 256
+    assert constant("common/row_parts.cuh", "kRowThreads") == 256
+    assert constant("common/row_parts.cuh", "kMostPart") == 2048
+    assert constant("sample/cuda.cu", "kSampleThreads") == 256
+    assert constant("sample/cuda.cu", "kMostSampleTokens") == 8
 
 
 def built() -> tuple[Path, sass.Tools]:

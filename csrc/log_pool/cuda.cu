@@ -74,21 +74,31 @@ __device__ inline void write_row(const PoolGrid& grid, const RowSum& sum, double
 template <Dtype D, bool kWhole>
 __device__ void add_rows(const PoolGrid& grid, const PooledRow<D>* rows, int count,
                          const double* public_logits, int size, std::uint64_t* sums) {
-#pragma unroll 2
-  for (int i = warp_id(); i < count; i += kPoolWarps) {
-    typename Bits<D>::type bits[kPoolTokens];
+  typename Bits<D>::type next[kPoolTokens];
+  const auto load = [&](int i) {
     const auto* own = rows[i].logits + lane_id();
-    const double origin = rows[i].origin;
 #pragma unroll
     for (int k = 0; k < kPoolTokens; ++k) {
       const bool there = kWhole || k * kWarp + lane_id() < size;
-      bits[k] = there ? __ldg(own + k * kWarp) : Bits<D>::kMasked;
+      next[k] = there ? own[k * kWarp] : Bits<D>::kMasked;
     }
+  };
+  if (warp_id() < count) load(warp_id());
+#pragma unroll 1
+  for (int i = warp_id(); i < count; i += kPoolWarps) {
+    double x[kPoolTokens];
 #pragma unroll
-    for (int k = 0; k < kPoolTokens; ++k) {
-      const double difference = float_of<D>(bits[k]) - public_logits[k];
-      sums[k] += bits_of(grid.clipped(grid.position(difference, origin)));
-    }
+    for (int k = 0; k < kPoolTokens; ++k) x[k] = float_of<D>(next[k]) - public_logits[k];
+    const double origin = rows[i].origin;
+    // The next row is on its way while this one is added.
+    if (i + kPoolWarps < count) load(i + kPoolWarps);
+    __syncwarp();  // for speed alone: loads are not moved beyond it
+#pragma unroll
+    for (int k = 0; k < kPoolTokens; ++k) x[k] = grid.position(x[k], origin);
+#pragma unroll
+    for (int k = 0; k < kPoolTokens; ++k) x[k] = grid.clipped(x[k]);
+#pragma unroll
+    for (int k = 0; k < kPoolTokens; ++k) sums[k] += bits_of(x[k]);
   }
 }
 
