@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from . import _validate as check
-from ._registry import ENSEMBLE, F64, backend, ensemble, always_keeps, register, rows
+from ._registry import ENSEMBLE, F64, always_keeps, backend, ensemble, register, rows
 from .inputs import refuse_foreign, refuse_targets
 from .types import LogPool, raise_row_errors
 
