@@ -93,14 +93,19 @@ NO_CMAKE := make sanitize needs cmake: install it, or run $(PIP) install cmake
 # Older ThreadSanitizers do not start where addresses are randomised far.
 FIXED_ADDRESSES = $(shell setarch -R true 2>/dev/null && echo setarch -R)
 
+# Reads of memory that nothing wrote are found with calls that g++ compiles in.
+IS_GNU = $(shell $(firstword $(CXX)) --version 2>/dev/null | grep -i 'g++\|gcc\|Free Software')
+
 sanitize: build/sanitize-address/sanitized build/sanitize-thread/sanitized \
-          build/simulated-address/sanitized build/simulated-thread/sanitized $(CASES)
+          build/simulated-address/sanitized build/simulated-thread/sanitized \
+          $(if $(IS_GNU),build/simulated-unwritten/sanitized) $(CASES)
 	@export UBSAN_OPTIONS=print_stacktrace=1; \
 	  ASAN_OPTIONS=detect_stack_use_after_return=1 build/sanitize-address/sanitized $(CASES) && \
 	  ASAN_OPTIONS=detect_stack_use_after_return=0 build/simulated-address/sanitized $(CASES)
 	@export TSAN_OPTIONS=halt_on_error=1; \
 	  $(FIXED_ADDRESSES) build/sanitize-thread/sanitized $(CASES) && \
 	  $(FIXED_ADDRESSES) build/simulated-thread/sanitized $(CASES)
+	@$(if $(IS_GNU),build/simulated-unwritten/sanitized $(CASES),echo "unwritten: not run, it needs g++")
 
 $(CASES): $(INSTALLED) tests/sanitize/dump_cases.py $(addprefix tests/kernels/,cases.py fuzz_cases.py \
                                                                    regressions.py)
@@ -136,12 +141,15 @@ isa: $(VENV)/.test
 	$(BIN)/python tests/isa/emulated.py tests/kernels/fuzz.py --isa avx512 --count 1000
 
 # The CUDA kernels for every architecture, warnings and spills being errors; then, where there is no
-# GPU, whether the module that holds them is imported and says so.
+# GPU, whether the module that holds them is imported and says so; then the figures that the machine
+# code of their hot loops gives, which may not rise (benchmarks/cuda_static.py).
+HAS_SASS = $(BIN)/python -c "import sys; from benchmarks.sass import Tools; sys.exit(Tools.find() is None)"
 cuda: $(VENV)/.test
 	@echo "building build/cuda"
 	@mkdir -p build/cuda
 	@export PATH="$(CURDIR)/$(BIN):$$PATH"; { cmake -S . -B build/cuda -G Ninja -DADAPMIXED_CUDA=ON \
 	  -DADAPMIXED_WERROR=ON -DCMAKE_BUILD_TYPE=Release -DPython_EXECUTABLE="$(CURDIR)/$(BIN)/python" \
+	  -DCMAKE_CUDA_FLAGS=-lineinfo \
 	  -Dpybind11_DIR="$$(python -m pybind11 --cmakedir)" && cmake --build build/cuda; \
 	  } >build/cuda.log 2>&1 || { cat build/cuda.log; exit 1; }
 	@rm -rf build/cuda/site && mkdir -p build/cuda/site/adapmixed_ext
@@ -149,6 +157,10 @@ cuda: $(VENV)/.test
 	@cp build/cuda/_C*.so build/cuda/site/adapmixed_ext/
 	@PYTHONSAFEPATH=1 PYTHONPATH="$(CURDIR)/build/cuda/site" $(BIN)/python -m pytest -q \
 	  -p no:cacheprovider tests/cuda/test_without_gpu.py
+	@$(HAS_SASS) || $(PIP) install "nvidia-cuda-cuobjdump==13.2.*" "nvidia-cuda-nvdisasm==13.2.*" || \
+	  echo "no cuobjdump and nvdisasm: the static figures are not read"
+	@PYTHONPATH="$(CURDIR)/python:$(CURDIR)" $(BIN)/python -m pytest -q -p no:cacheprovider \
+	  tests/test_cuda_static.py
 
 # The sdist and an x86-64 wheel for each of PYTHONS in dist, and each wheel tried in an environment of
 # its own: see docs/develop/releasing.md.

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from . import _validate as check
-from ._registry import ENSEMBLE, F64, backend, ensemble, register, rows
+from ._registry import ENSEMBLE, F64, always_keeps, backend, ensemble, register, rows
 from .inputs import refuse_foreign, refuse_targets
 from .types import LogPool, raise_row_errors
 
@@ -28,26 +28,23 @@ _MOST_SUM = 2.0**31  # leaves 20 binary places to each u_i
 _OPTIONS = "Tensor? active, float lower, float upper, float scale, int num_models"
 
 
-def _options(
-    active: Tensor | None, *numbers: Any, log_weights: Tensor | None = None
-) -> tuple[float | int, ...]:
-    masks = (0 if one is None else one.data_ptr() for one in (active, log_weights))
-    return (*numbers, *masks)
+def _options(active: Tensor | None, *numbers: Any) -> tuple[float | int, ...]:
+    return (*numbers, 0 if active is None else active.data_ptr())
 
 
 # log_pool: (log_normaliser, span, private_lse, public_lse, status, public_status, log_weights);
-# the last one is (B, V), or (B, 0) unless they are kept.
+# the last one is (B (V + 1),), log p + log_normaliser and then log_normaliser, or (0,).
 def _log_pool(*args: Any) -> tuple[Tensor, ...]:
-    private_logits, public_logits, *options, keep = args
+    private_logits, public_logits, *options, _ = args
     results = _log_pool_fake(*args)
     log_normaliser, span, private_lse, public_lse, status, public_status, log_weights = results
     on = backend(private_logits.device)
     shape = tuple(private_logits.shape)
-    found = log_normaliser, span, private_lse, status, public_lse, public_status
+    found = log_normaliser, span, private_lse, status, public_lse, public_status, log_weights
     on.call(
         "log_pool", private_logits, shape, rows(private_logits), rows(public_logits),
         _options(*options), *(result.data_ptr() for result in found),
-        log_weights.data_ptr() if keep else 0, workspace=on.workspace("log_pool", shape),
+        workspace=on.workspace("log_pool", shape),
     )  # fmt: skip
     if on.immediate:
         raise_row_errors("public_logits", public_status)
@@ -62,7 +59,9 @@ def _log_pool_fake(*args: Any) -> tuple[Tensor, ...]:
     found = log_normaliser, span, torch.empty_like(span), torch.empty_like(log_normaliser)
     statuses = (torch.empty_like(like, dtype=torch.int32) for like in (span, log_normaliser))
     positions, vocab = public_logits.shape
-    return *found, *statuses, public_logits.new_empty((positions, vocab if keep else 0), dtype=F64)
+    kept = keep or always_keeps(public_logits.device)
+    size = positions * (vocab + 1) if kept else 0
+    return *found, *statuses, public_logits.new_empty(size, dtype=F64)
 
 
 register(
@@ -127,7 +126,8 @@ def log_pool(
     row: it may move the row's log-ratios inside the clip bounds and never out of them.
 
     The span is exactly that of the u_i that enter the pool. p_i = 0 < q clips to a.
-    Memory: at most 16·V + 2^14 bytes for each thread, and 8·B·V with ``keep``; on CUDA 8·B·V.
+    Memory: at most 16·V + 2^14 bytes for each thread, and 8·B·(V + 1) that the result keeps with
+    ``keep``. CUDA always keeps them, and takes about N·B·V/64 more during the call.
 
     Args:
         private_logits: (N, B, V).
@@ -138,8 +138,8 @@ def log_pool(
         num_models: public number of members, ≥ N, by which the sum is divided;
             N·max(−a, b) ≤ 2^31.
         active: (N, B) bool, the members that take part. None: all. Spans are those of all.
-        keep: on the CPU, keep the pool's log-weights, so that ``mixture`` need not read the rows
-            again. Its result has the same bits. CUDA ignores this.
+        keep: keep the pool's log-weights, so that ``mixture`` need not read the rows again. On the
+            CPU its result has the same bits. CUDA always keeps them.
 
     Returns:
         The log-normaliser, (B,), and the spans, (N, B), both float64 and in nats.
@@ -152,25 +152,29 @@ def log_pool(
     bounds = _bounds(lower, upper, num_models, private)
     scale = _scale(scale, bounds)
     active = _active(active, private)
-    kept = keep and private.device.type == "cpu"
-    log_normaliser, span, private_lse, public_lse, status, public_status, weights = _ops.log_pool(
-        private, public, active, bounds.lower, bounds.upper, scale, bounds.num_models, kept
+    log_normaliser, span, private_lse, public_lse, status, public_status, log_weights = (
+        _ops.log_pool(
+            private, public, active, bounds.lower, bounds.upper, scale, bounds.num_models, keep
+        )
     )
-    return LogPool(
+    pool = LogPool(
         log_normaliser, span, private_lse, public_lse, bounds.lower, bounds.upper, scale,
-        bounds.num_models, active, status, public_status, weights if kept else None,
+        bounds.num_models, active, status, public_status,
     )  # fmt: skip
+    if log_weights.numel():
+        object.__setattr__(pool, "_log_weights", log_weights)
+    return pool
 
 
 # pool_mixture: (B, V)
 def _pool_mixture(*args: Any) -> Tensor:
     *tensors, log_normaliser = args[:5]
-    *options, log_weights = args[5:]
     result = _pool_mixture_fake(*args)
     on = backend(result.device)
-    chosen = _options(*options, log_weights=log_weights)
-    inputs = *ensemble(*tensors), chosen, log_normaliser.data_ptr()
-    on.call("pool_mixture", result, *inputs, result.data_ptr())
+    on.call(
+        "pool_mixture", result, *ensemble(*tensors), _options(*args[5:]), log_normaliser.data_ptr(),
+        result.data_ptr(), workspace=on.workspace("mixture", tuple(tensors[0].shape)),
+    )  # fmt: skip
     if on.immediate:
         refuse_foreign("position ", ~((result.sum(-1) - 1.0).abs() <= 1e-6))
     return result
@@ -182,9 +186,31 @@ def _pool_mixture_fake(*args: Any) -> Tensor:
 
 
 register(
-    f"pool_mixture({ENSEMBLE}, Tensor log_normaliser, {_OPTIONS}, Tensor? log_weights) -> Tensor",
+    f"pool_mixture({ENSEMBLE}, Tensor log_normaliser, {_OPTIONS}) -> Tensor",
     _pool_mixture,
     _pool_mixture_fake,
+)
+
+
+# pool_probabilities: (B, V), pool_mixture of the rows that log_pool has read
+def _pool_probabilities(log_weights: Tensor, log_normaliser: Tensor, vocab: int) -> Tensor:
+    result = _pool_probabilities_fake(log_weights, log_normaliser, vocab)
+    on = backend(result.device)
+    inputs = log_weights.data_ptr(), log_normaliser.data_ptr(), *result.shape
+    on.call("pool_probabilities", result, *inputs, result.data_ptr())
+    if on.immediate:
+        refuse_foreign("position ", ~((result.sum(-1) - 1.0).abs() <= 1e-6))
+    return result
+
+
+def _pool_probabilities_fake(log_weights: Tensor, log_normaliser: Tensor, vocab: int) -> Tensor:
+    return log_weights.new_empty((log_normaliser.shape[0], vocab))
+
+
+register(
+    "pool_probabilities(Tensor log_weights, Tensor log_normaliser, SymInt vocab) -> Tensor",
+    _pool_probabilities,
+    _pool_probabilities_fake,
 )
 
 
@@ -235,13 +261,14 @@ def _pooled(private_logits: Tensor, public_logits: Tensor, pool: LogPool) -> tup
 
 def pool_mixture(private_logits: Tensor, public_logits: Tensor, pool: LogPool) -> Tensor:
     """Compute :func:`adapmixed_ext.mixture` of a LogPool. Internal."""
-    known, weights = _pooled(private_logits, public_logits, pool), pool.log_weights
-    if weights is not None:
-        shape = tuple(public_logits.shape)
-        weights = check.typed(
-            "projection.log_weights", weights, torch.float64, shape, private_logits
-        )
-    p: Tensor = _ops.pool_mixture(*known, weights)
+    known, log_weights = _pooled(private_logits, public_logits, pool), pool._log_weights
+    if log_weights is None:
+        p: Tensor = _ops.pool_mixture(*known)
+        return p
+    positions, vocab = public_logits.shape
+    size = (positions * (vocab + 1),)
+    log_weights = check.typed("projection", log_weights, F64, size, public_logits)
+    p = _ops.pool_probabilities(log_weights, known[4], vocab)
     return p
 
 

@@ -18,7 +18,8 @@ _ops = torch.ops.adapmixed
 def _mixture(*args: Any) -> Tensor:
     result = _mixture_fake(*args)
     on = backend(result.device)
-    on.call("mixture", args[0], *weighted(*args), result.data_ptr())
+    memory = on.workspace("mixture", tuple(args[0].shape))
+    on.call("mixture", args[0], *weighted(*args), result.data_ptr(), workspace=memory)
     if on.immediate:
         refuse_foreign("position ", ~((result.sum(-1) - 1.0).abs() <= 1e-6))
     return result
@@ -41,7 +42,8 @@ def mixture(
 
     p = mean_i p̄_i for a Projection, a Clipping or weights; the pool's p for a LogPool. On CUDA
     nothing is raised for bad data, here or later. A whole row of the result is NaN if its logits
-    are bad or do not belong to the projection, or if a weight is outside [0, 1].
+    are bad or do not belong to the projection, or if a weight is outside [0, 1]. A LogPool made on
+    CUDA gives its p whatever the logits are by now.
 
     Args:
         private_logits: (N, B, V).

@@ -61,6 +61,11 @@ def backend(device: torch.device) -> Backend:
     return backends[device.type]
 
 
+def always_keeps(device: torch.device) -> bool:
+    """Tell whether log_pool keeps its weights without being asked; the device may be absent."""
+    return device.type != "cpu" or not backends["cpu"].immediate
+
+
 def register(schema: str, implementation: Callable[..., Any], fake: Callable[..., Any]) -> None:
     """Define one operator with its implementation, the same for all devices, and its fake."""
     name = schema.split("(")[0]

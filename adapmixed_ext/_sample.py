@@ -79,6 +79,7 @@ def _sample(probabilities: Tensor, public_logits: Tensor, key: Tensor, counter: 
         counter,
         tokens.data_ptr(),
         status.data_ptr(),
+        workspace=on.workspace("sample", positions, vocab),
     )
     if not on.immediate:
         return tokens
@@ -168,7 +169,8 @@ def sample(probabilities: Tensor, public_logits: Tensor, *, rng: RandomSource) -
             NaN, +inf or no finite value.
     """
     public = check.logits("public_logits", public_logits, 2)
-    log_sum_exp(public, "public_logits")
+    if backend(public.device).immediate:
+        log_sum_exp(public, "public_logits")  # for its errors
     p = check.typed("probabilities", probabilities, torch.float64, tuple(public.shape), public)
     key, counter = _reserve(rng)
     tokens: Tensor = _ops.sample(p, public, key, counter)

@@ -1,6 +1,6 @@
 """Results of the operators, and the protocol of a random source."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol, Self
 
 from torch import Tensor
@@ -140,8 +140,6 @@ class LogPool(_OfRows):
         active: (N, B) bool, the members that take part; None: all.
         status: (N, B) int32, 0 if the row and its public row are good.
         public_status: (B,) int32, 0 if the public row is good; None: not kept.
-        log_weights: (B, V) float64, log p + log_normaliser; None: not kept. Then `mixture` is that
-            of the rows that the pool was made from, and reads no others.
     """
 
     log_normaliser: Tensor
@@ -155,4 +153,5 @@ class LogPool(_OfRows):
     active: Tensor | None
     status: Tensor
     public_status: Tensor | None = None
-    log_weights: Tensor | None = None
+    # What mixture needs of the rows, if it was kept. A changed copy does not have it.
+    _log_weights: Tensor | None = field(default=None, init=False, repr=False, compare=False)

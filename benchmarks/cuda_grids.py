@@ -4,15 +4,18 @@ from collections.abc import Callable, Mapping
 
 import torch
 
+from adapmixed.rng import SeededRandom
+from benchmarks.calls import rotate
 from benchmarks.cuda_bench import GRAPH, Bench, base_of, ours
 from benchmarks.cuda_timing import COPY, Contestant, card_floors
 from benchmarks.harness import READ_ONCE, READ_TWICE, Call, Query, size
 from benchmarks.inputs import KINDS
 from benchmarks.orders import order_calls
-from benchmarks.scaling import ORDER, RADIUS, check
+from benchmarks.scaling import ORDER, RADIUS, check, check_pool, pool_mixture, pool_token
 from benchmarks.searches import search_calls
 
-DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+# What a model of today gives first: the time of a machine may end at any moment.
+DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32, "fp16": torch.float16}
 
 
 def _grid(
@@ -55,15 +58,49 @@ def dtypes(bench: Bench) -> None:
 
 
 def batches(bench: Bench) -> None:
-    """Time 1, 8 and 64 queries in one call."""
+    """Time 8, 1 and 64 queries in one call."""
     shape = {"models": bench.sizes.models, "vocab": bench.sizes.vocab}
     inputs = {
         f"{name}, B = {positions}": (shape | {"positions": positions}, name, {"batch": positions})
-        for name in ("fp32", "bf16")
-        for positions in (1, 8, 64)
+        for name in ("bf16", "fp32")
+        for positions in (8, 1, 64)
     }
     bench.report.say("batches: figures per query, ratios within a batch")
     _grid(bench, "batches", inputs)
+
+
+def pools(bench: Bench) -> None:
+    """Time `log_pool`, `mixture` and `sample`, the path to a token of the clipped pool."""
+    bench.report.say("pools: log_pool + mixture, and with sample; figures per query")
+    bench.report.head()
+    for name in ("bf16", "fp32"):
+        for positions in (8, 1):
+            label = f"{name}, B = {positions}"
+            if bench.late(f"pools: {label}"):
+                continue
+            queries = bench.queries(
+                bench.sizes.models, bench.sizes.vocab, positions=positions, dtype=DTYPES[name]
+            )
+            check_pool((queries[0][0][:20, :2], queries[0][1][:2]))
+            token = rotate(queries, pool_token, SeededRandom(0))
+            mixed = Contestant(rotate(queries, pool_mixture), len(queries), replay=True)
+            contestants = {
+                f"log_pool + mixture{GRAPH}": mixed,
+                "log_pool + mixture + sample": Contestant(token, len(queries)),
+            } | card_floors(queries)
+            del contestants[COPY]
+            timings = bench.time(contestants, dict.fromkeys(contestants, 20))
+            base, floor = (timings[n].per(positions) for n in (next(iter(timings)), READ_TWICE))
+            for contestant, timing in timings.items():
+                bench.report.row(
+                    "pools", f"{label}, {contestant}", timing, base=base, floor=floor,
+                    bytes_read=size(queries[0]) // positions, queries=positions, dtype=name,
+                    batch=positions,
+                )  # fmt: skip
+            bench.save()
+            del queries, contestants
+            bench.card.forget()
+    bench.report.say()
 
 
 def sizes(bench: Bench) -> None:

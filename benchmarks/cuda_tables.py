@@ -28,7 +28,7 @@ from benchmarks.contestants import (
     torch_programs,
 )
 from benchmarks.cuda_bench import GRAPH, Bench, base_of, ours
-from benchmarks.cuda_grids import batches, dtypes, orders, searches, sizes
+from benchmarks.cuda_grids import batches, dtypes, orders, pools, searches, sizes
 from benchmarks.cuda_timing import Card, Contestant, card_floors
 from benchmarks.harness import READ_ONCE, READ_TWICE, Query, Report, size
 from benchmarks.inputs import KINDS, few, judge
@@ -235,13 +235,14 @@ def evaluation(bench: Bench) -> None:
     )  # fmt: skip
 
 
-# The comparison first, which a run must have; its other settings last, since compiling the
-# contestants for them may take all the time there is.
+# First what needs no torch program compiled; the comparison, which a run must have; its other
+# settings last, since compiling the contestants for them may take all the time there is.
 TABLES: tuple[tuple[str, Callable[[Bench], None]], ...] = (
-    ("speed", speed),
-    ("batches", batches),
-    ("operators", operators),
     ("dtypes", dtypes),
+    ("pools", pools),
+    ("batches", batches),
+    ("speed", speed),
+    ("operators", operators),
     ("evaluation", evaluation),
     ("orders", orders),
     ("searches", searches),

@@ -132,8 +132,10 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     names = ["speed", *TABLES]
-    parser.add_argument("--only", nargs="+", choices=names, default=names, metavar="TABLE",
-                        help=f"of {', '.join(names)}")  # fmt: skip
+    of_a_gpu = [name for name, _ in cuda_tables.TABLES if name not in names]
+    parser.add_argument("--only", nargs="+", choices=[*names, *of_a_gpu], metavar="TABLE",
+                        help=f"of {', '.join(names)}, and with --device cuda "
+                        f"{', '.join(of_a_gpu)}")  # fmt: skip
     parser.add_argument("--models", type=int)
     parser.add_argument("--vocab", type=int)
     parser.add_argument("--threads", type=int, help="of the CPU; 2, where that is what is timed")
@@ -153,6 +155,9 @@ def main() -> None:
         parser.error("the checks need at least 4 models and 256 tokens")
     if arguments.device == "cpu" and (arguments.dry_run or arguments.seconds is not None):
         parser.error("--dry-run and --seconds belong to --device cuda")
+    if arguments.device == "cpu" and set(arguments.only or ()) & set(of_a_gpu):
+        parser.error(f"{', '.join(of_a_gpu)} need --device cuda")
+    arguments.only = arguments.only or [*names, *of_a_gpu]
     if arguments.device == "cpu" or arguments.threads:
         torch.set_num_threads(arguments.threads or 2)
     wanted = arguments.instruction_set

@@ -77,6 +77,24 @@ def check_setting(query: Query, order: float, radius: float) -> tuple[Tensor, Te
     return projection.weight[:, 0].cpu(), truth[:, 0, 0]
 
 
+def pool_mixture(query: Query) -> Tensor:
+    """Compute the mixture of a clipped pool."""
+    return adapmixed_ext.mixture(*query, adapmixed_ext.log_pool(*query, **POOL))
+
+
+def pool_token(query: Query, rng: SeededRandom) -> Tensor:
+    """Draw a token of a clipped pool."""
+    return adapmixed_ext.sample(pool_mixture(query), query[1], rng=rng)
+
+
+def check_pool(query: Query) -> None:
+    """Check the mixture of a clipped pool on some models against the reference."""
+    log_pooled, _, _ = oracle.log_pool(*on_cpu(query), **POOL)
+    found = pool_mixture(query).cpu()
+    if not torch.allclose(found, log_pooled.exp(), rtol=adapmixed_ext.loss_error, atol=1e-12):
+        raise SystemExit("the mixture of log_pool differs from the reference; nothing is timed")
+
+
 def check_single(query: Query, noise: Tensor) -> None:
     """Check the remaining operators against the reference on the CPU."""
     part = few(query[0]), query[1]

@@ -40,7 +40,7 @@ PYBIND11_MODULE(_C, m) {
   m.attr("with_cuda") = true;
   py::module_ cuda = m.def_submodule("cuda");
   bindings::add_operators<adapmixed::Cuda>(cuda);
-  bindings::add_workspaces(cuda);
+  bindings::add_of_cuda(cuda);
 #else
   m.attr("with_cuda") = false;
 #endif

@@ -49,17 +49,12 @@ inline Weights weights_of(const WeightsTuple& t) {
           std::get<3>(t), std::get<4>(t), pointer<const bool>(std::get<2>(t))};
 }
 
-// (lower, upper, scale, num_models, active or 0, log_weights or 0)
-using LogPoolTuple =
-    std::tuple<double, double, double, std::int64_t, std::uintptr_t, std::uintptr_t>;
+// (lower, upper, scale, num_models, active or 0)
+using LogPoolTuple = std::tuple<double, double, double, std::int64_t, std::uintptr_t>;
 
 inline LogPoolOptions log_pool_of(const LogPoolTuple& t) {
-  return {std::get<0>(t),
-          std::get<1>(t),
-          std::get<2>(t),
-          std::get<3>(t),
-          pointer<const bool>(std::get<4>(t)),
-          pointer<const double>(std::get<5>(t))};
+  return {std::get<0>(t), std::get<1>(t), std::get<2>(t), std::get<3>(t),
+          pointer<const bool>(std::get<4>(t))};
 }
 
 inline std::array<std::uint8_t, 32> key_of(std::uintptr_t address) {
@@ -187,6 +182,15 @@ void add_operators(py::module_ m) {
         Place<Backend>::from(place));
   });
 
+  m.def("pool_probabilities",
+        [](std::uintptr_t log_weights, std::uintptr_t log_normaliser, std::int64_t positions,
+           std::int64_t vocab, std::uintptr_t probabilities, typename Place<Backend>::Given place) {
+          const py::gil_scoped_release nogil;
+          Backend::pool_probabilities(pointer<const double>(log_weights),
+                                      pointer<const double>(log_normaliser), positions, vocab,
+                                      pointer<double>(probabilities), Place<Backend>::from(place));
+        });
+
   m.def("pool_log_prob", [](ShapeTuple shape, LogitsTuple private_logits, LogitsTuple public_logits,
                             std::uintptr_t private_lse, std::uintptr_t public_lse,
                             LogPoolTuple options, std::uintptr_t log_normaliser,
@@ -246,7 +250,10 @@ void add_operators(py::module_ m) {
 }
 
 // Functions of the CUDA back end alone: the sizes of its workspaces in bytes.
-inline void add_workspaces(py::module_ m) {
+inline void add_of_cuda(py::module_ m) {
+  m.def("mixture_workspace",
+        [](ShapeTuple shape) { return cuda::mixture_workspace(shape_of(shape)); });
+  m.def("sample_workspace", cuda::sample_workspace);
   m.def("project_workspace",
         [](ShapeTuple shape) { return cuda::project_workspace(shape_of(shape)); });
   m.def("leave_one_out_workspace", [](ShapeTuple shape, std::int64_t num_orders) {

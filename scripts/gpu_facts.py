@@ -22,6 +22,14 @@ PACKAGES = {
 OPTIONAL = {
     "hypothesis": "tests/kernels/test_properties.py is not run",
     "triton": "torch.compile does not work, and benchmarks without it fail",
+    "peft": "tests/cuda/test_commands.py is not run",
+    "dp_accounting": "tests/cuda/test_commands.py is not run",
+}
+
+TOOLS = {
+    "compute-sanitizer": "its stages fail",
+    "ncu": "its stage fails",
+    "nvidia-smi": "the clocks are not known",
 }
 
 
@@ -78,8 +86,9 @@ def main() -> int:
     for package, loss in OPTIONAL.items():
         if importlib.util.find_spec(package) is None:
             print(f"no {package}: {loss}", file=sys.stderr)
-    if shutil.which("compute-sanitizer") is None and not dry:
-        print("no compute-sanitizer: its stages fail", file=sys.stderr)
+    for tool, loss in TOOLS.items():
+        if shutil.which(tool) is None:
+            print(f"no {tool}: {loss}", file=sys.stderr)
     print(name, architecture, sep="\n")
     return 0
 

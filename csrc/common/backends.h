@@ -5,19 +5,20 @@
 
 namespace adapmixed {
 
-#define ADAPMIXED_OPERATORS(backend)                                   \
-  static constexpr auto log_sum_exp = &backend::log_sum_exp;           \
-  static constexpr auto project = &backend::project;                   \
-  static constexpr auto clip_project = &backend::clip_project;         \
-  static constexpr auto leave_one_out = &backend::leave_one_out;       \
-  static constexpr auto mixture = &backend::mixture;                   \
-  static constexpr auto log_prob = &backend::log_prob;                 \
-  static constexpr auto log_pool = &backend::log_pool;                 \
-  static constexpr auto pool_mixture = &backend::pool_mixture;         \
-  static constexpr auto pool_log_prob = &backend::pool_log_prob;       \
-  static constexpr auto renyi_divergence = &backend::renyi_divergence; \
-  static constexpr auto screen = &backend::screen;                     \
-  static constexpr auto gaussian = &backend::gaussian;                 \
+#define ADAPMIXED_OPERATORS(backend)                                       \
+  static constexpr auto log_sum_exp = &backend::log_sum_exp;               \
+  static constexpr auto project = &backend::project;                       \
+  static constexpr auto clip_project = &backend::clip_project;             \
+  static constexpr auto leave_one_out = &backend::leave_one_out;           \
+  static constexpr auto mixture = &backend::mixture;                       \
+  static constexpr auto log_prob = &backend::log_prob;                     \
+  static constexpr auto log_pool = &backend::log_pool;                     \
+  static constexpr auto pool_mixture = &backend::pool_mixture;             \
+  static constexpr auto pool_probabilities = &backend::pool_probabilities; \
+  static constexpr auto pool_log_prob = &backend::pool_log_prob;           \
+  static constexpr auto renyi_divergence = &backend::renyi_divergence;     \
+  static constexpr auto screen = &backend::screen;                         \
+  static constexpr auto gaussian = &backend::gaussian;                     \
   static constexpr auto sample = &backend::sample
 
 struct Cpu {
@@ -26,6 +27,8 @@ struct Cpu {
 
 struct Cuda {
   ADAPMIXED_OPERATORS(cuda);
+  static constexpr auto mixture_workspace = &cuda::mixture_workspace;
+  static constexpr auto sample_workspace = &cuda::sample_workspace;
 };
 
 #undef ADAPMIXED_OPERATORS

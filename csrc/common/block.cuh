@@ -88,6 +88,18 @@ __device__ inline bool block_flag(const std::int32_t* flag) {
   return __syncthreads_or(raised) != 0;
 }
 
+// Tells whether this block is the last of `count` that call this for the same counter, which starts
+// at 0. What the first threads of the others wrote before is then visible to the whole block.
+__device__ inline bool is_last_block(unsigned* counter, unsigned count) {
+  int last = 0;
+  if (threadIdx.x == 0) {
+    __threadfence();
+    last = atomicAdd(&counter[0], 1u) == count - 1;
+    __threadfence();
+  }
+  return __syncthreads_or(last) != 0;
+}
+
 // The sum over the threads before this one, and the sum over the whole block. T is an integer.
 template <class T>
 struct Prefix {

@@ -130,6 +130,12 @@ void pool_mixture(const Ensemble& in, const LogPoolOptions& options, const doubl
                   double* probabilities, int threads) {
   table().pool_mixture(in, options, log_normaliser, probabilities, threads);
 }
+
+void pool_probabilities(const double* log_weights, const double* log_normaliser,
+                        std::int64_t positions, std::int64_t vocab, double* probabilities,
+                        int threads) {
+  table().pool_probabilities(log_weights, log_normaliser, positions, vocab, probabilities, threads);
+}
 void pool_log_prob(const Ensemble& in, const LogPoolOptions& options, const double* log_normaliser,
                    const std::int64_t* targets, double* result, int threads) {
   table().pool_log_prob(in, options, log_normaliser, targets, result, threads);

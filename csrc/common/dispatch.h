@@ -16,6 +16,7 @@ struct Table {
   decltype(&cpu::log_prob) log_prob;
   decltype(&cpu::log_pool) log_pool;
   decltype(&cpu::pool_mixture) pool_mixture;
+  decltype(&cpu::pool_probabilities) pool_probabilities;
   decltype(&cpu::pool_log_prob) pool_log_prob;
   decltype(&cpu::add_low_rank) add_low_rank;
   decltype(&cpu::renyi_divergence) renyi_divergence;

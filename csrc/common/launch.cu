@@ -36,6 +36,12 @@ dim3 grid_of(std::int64_t blocks) {
   return dim3(static_cast<unsigned>(blocks));
 }
 
+void clear(const Queue& queue, unsigned* counters, std::int64_t count) {
+  if (count == 0) return;
+  check(cudaMemsetAsync(counters, 0, static_cast<std::size_t>(count) * sizeof *counters,
+                        static_cast<cudaStream_t>(queue.stream)));
+}
+
 std::int64_t most_shared_bytes() {
   int device = 0, bytes = 0;
   check(cudaGetDevice(&device));

@@ -55,6 +55,9 @@ void launch([[maybe_unused]] const Queue& queue, void (*kernel)(P...), dim3 grid
 #endif
 }
 
+// Queues the setting of counters to 0.
+void clear(const Queue& queue, unsigned* counters, std::int64_t count);
+
 // Calls f with the dtype as a compile-time constant, std::integral_constant<Dtype, ...>.
 template <class F>
 void with_dtype(Dtype dtype, const F& f) {

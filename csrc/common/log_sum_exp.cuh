@@ -13,22 +13,25 @@ struct RowSum {
   std::int32_t status;
 };
 
+// The roots 2^{j/16} in shared memory, the same for every row. A whole block must call this
+// together.
+__device__ inline const std::uint64_t* shared_roots() {
+  __shared__ std::uint64_t roots[kRoots];
+  const int j = static_cast<int>(threadIdx.x);
+  if (j < kRoots) roots[j] = root_bits(exp_(j / kSixteenths), j);
+  __syncthreads();
+  return roots;
+}
+
 // e^{z - m} for many z and one m (common/sixteenths.h). m is an integer times a sixteenth of an
 // octave, so one multiply-add subtracts the integer part of 16 z log2(e) - 16 m log2(e).
 class ExpFrom {
  public:
   // A whole block must call this together. m is chosen near `near`.
-  __device__ explicit ExpFrom(double near)
-      : steps_(vround(near * kSixteenths)), lowest_(static_cast<float>(near - kReach)) {
-    __shared__ std::uint64_t roots[kRoots];  // the same for every row
-    const int j = static_cast<int>(threadIdx.x);
-    if (j < kRoots) {
-      const std::uint64_t bits = root_bits(exp_(j / kSixteenths), j);
-      roots[j] = bits;
-    }
-    __syncthreads();
-    roots_ = roots;
-  }
+  __device__ explicit ExpFrom(double near) : ExpFrom(shared_roots(), vround(near * kSixteenths)) {}
+  // m is `steps` sixteenths of an octave.
+  __device__ ExpFrom(const std::uint64_t* roots, double steps)
+      : steps_(steps), lowest_(static_cast<float>(origin() - kReach)), roots_(roots) {}
 
   // The largest allowed distance of a logit below m; a smaller logit is raised to m - kReach.
   static constexpr double kReach = 600.0;
@@ -43,9 +46,12 @@ class ExpFrom {
     const double f = vfma(x, kSixteenths, shifter - shifted);
     std::uint64_t n;
     std::memcpy(&n, &shifted, sizeof n);
-    const std::uint64_t bits = roots_[n % kRoots] + (n << 48);
+    // Adds n << 48. It changes the upper word alone.
+    std::uint32_t words[2];
+    std::memcpy(words, roots_ + n % kRoots, sizeof words);
+    words[1] += static_cast<std::uint32_t>(n) << 16;
     double scale;
-    std::memcpy(&scale, &bits, sizeof scale);
+    std::memcpy(&scale, words, sizeof scale);
     return vfma(scale * f, sixteenth_slope(f), scale);
   }
 

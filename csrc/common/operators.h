@@ -114,8 +114,6 @@ struct LogPoolOptions {
   double scale;             // kappa
   std::int64_t num_models;  // >= N; absent slots have u_i = 0
   const bool* active;       // (N, B) or null; inactive slots have u_i = 0
-  // (B, V) of log_pool's results, or null. On the CPU pool_mixture then reads no private row.
-  const double* log_weights = nullptr;
 };
 struct LogPoolResults {
   double* log_normaliser;       // (B) log sum_v q exp((kappa/N) sum_i u_i)
@@ -124,8 +122,9 @@ struct LogPoolResults {
   std::int32_t* status;         // (N, B)
   double* public_lse;           // (B)
   std::int32_t* public_status;  // (B)
-  // (B, V) or null: log q + (kappa/N) sum_i u_i, -inf if q = 0. On the CPU alone.
-  double* log_weights = nullptr;
+  // For pool_probabilities: log q + (kappa/N) sum_i u_i (B, V), then log_normaliser (B). Null on
+  // the CPU if they are not kept.
+  double* log_weights;
 };
 
 struct LowRankInputs {
@@ -156,6 +155,10 @@ void log_pool(const LogPoolInputs& in, const LogPoolOptions& options, const LogP
 // mixture and log_prob of a pool, given its log-normaliser.
 void pool_mixture(const Ensemble& in, const LogPoolOptions& options, const double* log_normaliser,
                   double* probabilities, int threads);
+// pool_mixture from log_pool's log_weights, without the rows.
+void pool_probabilities(const double* log_weights, const double* log_normaliser,
+                        std::int64_t positions, std::int64_t vocab, double* probabilities,
+                        int threads);
 void pool_log_prob(const Ensemble& in, const LogPoolOptions& options, const double* log_normaliser,
                    const std::int64_t* targets, double* result, int threads);
 // private_logits: (N, B, V), public + sum_k coefficients[k] factors[k]. There is none for a GPU.
@@ -205,6 +208,7 @@ void clip_project(const ProjectInputs& in, const ClipOptions& options, const Cli
 std::int64_t leave_one_out_workspace(const Shape& shape, std::int64_t num_orders);
 void leave_one_out(const Ensemble& in, const Weights& weights, const LeaveOneOutOptions& options,
                    double* loss, double* balance, const Queue& queue);
+std::int64_t mixture_workspace(const Shape& shape);
 void mixture(const Ensemble& in, const Weights& weights, double* probabilities, const Queue& queue);
 // NaN for a target outside [0, V).
 void log_prob(const Ensemble& in, const Weights& weights, const std::int64_t* targets,
@@ -212,6 +216,11 @@ void log_prob(const Ensemble& in, const Weights& weights, const std::int64_t* ta
 std::int64_t log_pool_workspace(const Shape& shape);
 void log_pool(const LogPoolInputs& in, const LogPoolOptions& options, const LogPoolResults& out,
               const Queue& queue);
+// mixture of a pool, from its log_weights. NaN if its log-normaliser is not `log_normaliser`.
+void pool_probabilities(const double* log_weights, const double* log_normaliser,
+                        std::int64_t positions, std::int64_t vocab, double* probabilities,
+                        const Queue& queue);
+// The same from the rows. The workspace is that of mixture.
 void pool_mixture(const Ensemble& in, const LogPoolOptions& options, const double* log_normaliser,
                   double* probabilities, const Queue& queue);
 void pool_log_prob(const Ensemble& in, const LogPoolOptions& options, const double* log_normaliser,
@@ -223,6 +232,7 @@ void screen(const Ensemble& in, const ScreenOptions& options, double* divergence
             const Queue& queue);
 void gaussian(const std::uint8_t* key, std::uint64_t counter, double sigma, std::int64_t count,
               double* result, const Queue& queue);
+std::int64_t sample_workspace(std::int64_t positions, std::int64_t vocab);
 void sample(const double* probabilities, const Logits& public_logits, std::int64_t positions,
             std::int64_t vocab, const std::uint8_t* key, std::uint64_t counter,
             std::int64_t* tokens, std::int32_t* status, const Queue& queue);

@@ -70,10 +70,10 @@ void queue_floats(const device::LossCall& call, const device::FloatCall& floats,
                   const Queue& queue) {
   const dim3 positions = grid_of(here), threads(device::kFloatThreads);
   const dim3 chunks = grid_of(here * floats.layout.chunks);
-  const std::int64_t blocks =
-      (floats.layout.per_chunk + device::kFloatThreads - 1) / device::kFloatThreads;
+  const std::int64_t blocks = (floats.layout.per_chunk + device::kWarp - 1) / device::kWarp;
   const auto shared = static_cast<std::size_t>(floats.layout.shared_bytes(call.in.shape.models));
-  launch(queue, device::float_positions_kernel<D>, positions, threads, 0, call, floats);
+  launch(queue, device::float_positions_kernel<D>, positions, dim3(device::kPositionThreads), 0,
+         call, floats);
   launch(queue, device::float_sums_kernel<D>, chunks, threads, shared, call, floats);
   launch(queue, device::float_totals_kernel, grid_of(here * blocks), threads, 0, call, floats);
   launch(queue, device::float_loss_kernel, positions, threads, 0, call, floats);
@@ -109,8 +109,8 @@ void leave_one_out(const Ensemble& in, const Weights& weights, const LeaveOneOut
                           weights.upper == 0.0 && most_shared_bytes() >= device::kFloatShared;
   call.done = try_floats ? floats.done : nullptr;
   if (try_floats && in.shape.positions > 0) {
-    const auto fits = static_cast<unsigned>(device::kDegrees * call.orders.count * 2);
-    launch(queue, device::float_fits_kernel, dim3(fits), dim3(device::kWarp), 0, call, floats);
+    launch(queue, device::float_fits_kernel, grid_of(device::fit_blocks(call.orders.count)),
+           dim3(device::kFloatThreads), 0, call, floats);
   }
 
   const dim3 threads(device::kLossThreads), finish_threads(device::kFinishThreads);

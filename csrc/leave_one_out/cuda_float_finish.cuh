@@ -4,23 +4,37 @@
 
 #include "leave_one_out/cuda_finish.cuh"
 #include "leave_one_out/cuda_float_call.cuh"
+#include "leave_one_out/cuda_float_prepare.cuh"
 
 ADAPMIXED_CORE_BEGIN
 
-// Adds the chunks' sums, in order, into the sums of the first chunk: one number per thread.
+// Adds the chunks' sums into those of the first chunk. A lane takes one number, each warp of a
+// block some of the chunks.
 static __global__ void float_totals_kernel(const __grid_constant__ LossCall call,
                                            const __grid_constant__ FloatCall floats) {
-  const std::int64_t blocks = (floats.layout.per_chunk + kFloatThreads - 1) / kFloatThreads;
-  const std::int64_t member = blockIdx.x / blocks;
-  const std::int64_t at = blockIdx.x % blocks * kFloatThreads + threadIdx.x;
-  if (at >= floats.layout.per_chunk || floats.failed[member]) return;
+  __shared__ double partial[kFloatWarps][kWarp];
+  const std::int64_t blocks = (floats.layout.per_chunk + kWarp - 1) / kWarp;
+  const std::int64_t member = blockIdx.x / blocks, chunks = floats.layout.chunks;
+  const std::int64_t at = blockIdx.x % blocks * kWarp + lane_id();
+  if (floats.failed[member]) return;  // true for the whole block
+  // A position of a low degree leaves the end of each model's place unwritten.
+  const int degree = degree_at(floats.positions[member].degree);
+  const std::int64_t own_size = ModelSums::size(degree, call.orders.count);
+  const bool written =
+      at < floats.layout.per_chunk && (at >= call.in.shape.models * floats.layout.per_model ||
+                                       at % floats.layout.per_model < own_size);
   double* sums = float_sums(call, floats, member, 0) + at;
   const bool largest = at == floats.layout.per_chunk - 1;  // growth, the last of TokenSums
-  double total = sums[0];
-  for (std::int64_t chunk = 1; chunk < floats.layout.chunks; ++chunk) {
-    const double own = sums[chunk * floats.layout.per_chunk];
-    total = largest ? std::fmax(total, own) : total + own;
+  const auto combine = [&](double a, double b) { return largest ? std::fmax(a, b) : a + b; };
+  double total = 0.0;  // growth is not negative
+#pragma unroll 4
+  for (std::int64_t chunk = warp_id(); chunk < chunks; chunk += kFloatWarps) {
+    if (written) total = combine(total, sums[chunk * floats.layout.per_chunk]);
   }
+  partial[warp_id()][lane_id()] = total;
+  __syncthreads();
+  if (warp_id() != 0 || !written) return;
+  for (int w = 1; w < kFloatWarps; ++w) total = combine(total, partial[w][lane_id()]);
   sums[0] = total;
 }
 

@@ -8,47 +8,74 @@
 
 ADAPMIXED_CORE_BEGIN
 
-// A whole warp must call this together. scratch: 2 kMaxMoments doubles of shared memory.
-template <class Function>
-__device__ void fit_by_warp(const Function& f, double reach, int degree, double* scratch,
-                            SquareTimes* fit) {
-  if (lane_id() < degree) {
-    const double point = chebyshev_point(lane_id(), degree);
-    scratch[lane_id()] = point;
-    scratch[kMaxMoments + lane_id()] = f(reach * point);
+// Lane k gets coefficient k of interpolate() (leave_one_out/fit.h): the same operations, the lanes
+// side by side. A whole warp must call this together; lane j has point and value j.
+__device__ inline double interpolate_by_warp(double point, double value, int degree) {
+  const int lane = lane_id();
+  for (int order = 1; order < degree; ++order) {
+    const double below = __shfl_up_sync(kAllLanes, value, 1);
+    const double before = __shfl_up_sync(kAllLanes, point, order);
+    if (lane >= order && lane < degree) value = (value - below) / (point - before);
   }
-  __syncwarp();
-  if (lane_id() == 0) interpolate(scratch, scratch + kMaxMoments, degree, fit->coefficients);
-  __syncwarp();
+  double coefficient = 0.0;
+  for (int j = degree - 1; j >= 0; --j) {
+    const double at = __shfl_sync(kAllLanes, point, j);
+    const double first = __shfl_sync(kAllLanes, value, j);
+    const double below = __shfl_up_sync(kAllLanes, coefficient, 1);
+    coefficient = (lane == 0 ? first : below) - at * coefficient;
+  }
+  return coefficient;
+}
+
+// fit_square_times() of leave_one_out/fit.h. A whole warp must call this together.
+template <class Function>
+__device__ void fit_by_warp(const Function& f, double reach, int degree, SquareTimes* fit) {
+  const int lane = lane_id();
+  const double point = chebyshev_point(lane, degree);
+  const double coefficient =
+      interpolate_by_warp(point, lane < degree ? f(reach * point) : 0.0, degree);
   double error[1] = {0.0};
-  for (int j = lane_id(); j < probe_count(degree); j += kWarp) {
-    const double t = probe(j, degree);
-    error[0] =
-        std::fmax(error[0], std::fabs(interpolated(fit->coefficients, degree, t) - f(reach * t)));
+  for (int first = 0; first < probe_count(degree); first += kWarp) {
+    const double t = probe(first + lane, degree);
+    double found = 0.0;
+    for (int k = degree - 1; k >= 0; --k) {
+      found = found * t + __shfl_sync(kAllLanes, coefficient, k);
+    }
+    if (first + lane < probe_count(degree)) {
+      error[0] = std::fmax(error[0], std::fabs(found - f(reach * t)));
+    }
   }
   warp_reduce(error, Max{});
-  __syncwarp();  // all have read the coefficients and the scratch
-  if (lane_id() == 0) {
-    fit->error = error[0];
-    fit->set_scale(reach, degree);
+  if (lane < degree) fit->coefficients[lane] = coefficient * (reach * reach);
+  if (lane == 0) fit->error = error[0] * (1.3 * reach * reach);
+}
+
+constexpr int kFloatWarps = kFloatThreads / kWarp;
+
+// Blocks that compute the interpolants, a warp each: (degree, order, direction, function).
+inline std::int64_t fit_blocks(int orders) {
+  return (kDegrees * orders * 4 + kFloatWarps - 1) / kFloatWarps;
+}
+
+static __global__ void float_fits_kernel(const __grid_constant__ LossCall call,
+                                         const __grid_constant__ FloatCall floats) {
+  const int at = static_cast<int>(blockIdx.x) * kFloatWarps + warp_id();
+  const int orders = call.orders.count, fit_at = at / 2;
+  if (fit_at >= kDegrees * orders * 2) return;  // true for the whole warp
+  const int degree = degree_at(fit_at / (2 * orders));
+  const double order = call.orders.value[fit_at / 2 % orders];
+  const double s = fit_at % 2 == 0 ? order : 1.0 - order;
+  const double reach = moment_reach(call.all.largest_order, degree);
+  ExcessFit* fit = floats.fits + fit_at;
+  if (at % 2 == 0) {
+    fit_by_warp([s](double x) { return excess_over_square(x, s); }, reach, degree, &fit->excess);
+  } else {
+    fit_by_warp([s](double x) { return squared_slope_over_square(x, s); }, reach, degree,
+                &fit->squared_slope);
   }
 }
 
-// One warp per (degree, order, direction).
-static __global__ void float_fits_kernel(const __grid_constant__ LossCall call,
-                                         const __grid_constant__ FloatCall floats) {
-  __shared__ double scratch[2 * kMaxMoments];
-  const int orders = call.orders.count, at = static_cast<int>(blockIdx.x);
-  const int degree = degree_at(at / (2 * orders));
-  const double order = call.orders.value[at / 2 % orders];
-  const double s = at % 2 == 0 ? order : 1.0 - order;
-  const double reach = moment_reach(call.all.largest_order, degree);
-  ExcessFit* fit = floats.fits + at;
-  fit_by_warp([s](double x) { return excess_over_square(x, s); }, reach, degree, scratch,
-              &fit->excess);
-  fit_by_warp([s](double x) { return squared_slope_over_square(x, s); }, reach, degree, scratch,
-              &fit->squared_slope);
-}
+constexpr int kPositionThreads = 1024;  // a warp a token, then a warp a model
 
 // Looks at a few tokens to guess whether the models share more than they differ by. If so, returns
 // the model nearest to their mean, else -1. The bound checks the result of the guess. A whole block
@@ -86,16 +113,18 @@ __device__ int sampled_base(const LossCall& call, std::int64_t position) {
   if (threadIdx.x < kSampledTokens) {
     common = weight[threadIdx.x] * mean[threadIdx.x] * mean[threadIdx.x];
   }
-  for (std::int64_t i = threadIdx.x; i < models; i += blockDim.x) {
-    double distance = 0.0;
-    for (int k = 0; k < kSampledTokens; ++k) {
+  for (std::int64_t i = warp_id(); i < models; i += warp_count()) {
+    double distance[1] = {0.0};
+    for (int k = lane_id(); k < kSampledTokens; k += kWarp) {
       if (weight[k] == 0.0) continue;
       const double difference = delta(i, token(k)) - mean[k];
-      distance += weight[k] * difference * difference;
+      distance[0] += weight[k] * difference * difference;
     }
-    apart += distance / static_cast<double>(models);
-    if (distance < least) {
-      least = distance;
+    warp_reduce(distance, Add{});
+    if (lane_id() != 0) continue;
+    apart += distance[0] / static_cast<double>(models);
+    if (distance[0] < least) {
+      least = distance[0];
       nearest = i;
     }
   }
@@ -111,8 +140,9 @@ __device__ int sampled_base(const LossCall& call, std::int64_t position) {
 
 // One block per position.
 template <Dtype D>
-__global__ void float_positions_kernel(const __grid_constant__ LossCall call,
-                                       const __grid_constant__ FloatCall floats) {
+__global__ void __launch_bounds__(kPositionThreads)
+    float_positions_kernel(const __grid_constant__ LossCall call,
+                           const __grid_constant__ FloatCall floats) {
   const std::int64_t member = blockIdx.x, position = call.first + member;
   const std::int64_t models = call.in.shape.models;
   const double public_lse = call.in.public_lse[position];

@@ -22,7 +22,9 @@ __device__ inline void add_rare_tokens(const LossCall& call, std::int64_t positi
   }
   const bool counts = here && !shared[lane_id()].negligible;
   if (!__any_sync(kAllLanes, counts)) return;
-  const RareToken token(call.in, call.weights, position, v, call.all, shared[lane_id()]);
+  // A lane without a token reads nothing: nobody may have written there.
+  const RareSums own = counts ? shared[lane_id()] : RareSums{};
+  const RareToken token(call.in, call.weights, position, v, call.all, own);
   const double log_other = counts ? token.log_neighbour(model) : 0.0;
   for (int k = 0; k < call.orders.count; ++k) {
     double forward = 0.0, reverse = 0.0;

@@ -3,6 +3,8 @@
 //
 // A position's rows are read in groups. Each row is read for its log-sum-exp and then, from the
 // cache, for its clipped log-ratios, which are added to the position's sums (cpu_rows.h).
+#include <algorithm>
+
 #include "common/dispatch.h"
 #include "common/parallel.h"
 #include "common/row_sums.h"
@@ -225,6 +227,9 @@ void log_pool(const LogPoolInputs& in, const LogPoolOptions& options, const LogP
     for (std::int64_t b = begin; b < end; ++b) run(b, 1);
   });
   for (std::int64_t b = whole; b < in.shape.positions; ++b) run(b, threads);
+  if (out.log_weights == nullptr) return;
+  double* normalisers = out.log_weights + in.shape.positions * in.shape.vocab;
+  std::copy(out.log_normaliser, out.log_normaliser + in.shape.positions, normalisers);
 }
 
 // Writes the sums of u_i at [begin, end) of one position, plus kGridZero, to sums[0...]. Returns
@@ -269,14 +274,6 @@ void pool_mixture(const Ensemble& in, const LogPoolOptions& options, const doubl
     const Row public_row = row_of(in.public_logits, 0, position);
     const Vec lse(in.public_lse[position]);
     Vec normaliser(log_normaliser[position]);
-    if (options.log_weights != nullptr) {
-      const double* weights = options.log_weights + position * vocab;
-      for (std::int64_t v = begin; v < end; v += Vec::kLanes) {
-        const Vec weight = load_doubles(weights, v, vocab);
-        store_doubles(exp_(weight - normaliser), probabilities + position * vocab, v, vocab);
-      }
-      return;
-    }
     double sums[kTile];
     // Makes the probabilities infinite, which is noticed in their sum.
     if (!add_tile<D>(grid, in, options, position, begin, end, sums)) normaliser = Vec(-HUGE_VAL);
@@ -294,6 +291,23 @@ void pool_mixture(const Ensemble& in, const LogPoolOptions& options, const doubl
                      [&](auto tag) { fill(tag, task / tiles, task % tiles * kTile); });
         }
       });
+}
+
+void pool_probabilities(const double* log_weights, const double* log_normaliser,
+                        std::int64_t positions, std::int64_t vocab, double* probabilities,
+                        int threads) {
+  const std::int64_t tiles = (vocab + kTile - 1) / kTile;
+  cpu::parallel_for(positions * tiles, 4, threads, [&](std::int64_t first, std::int64_t last) {
+    for (std::int64_t task = first; task < last; ++task) {
+      const std::int64_t position = task / tiles, begin = task % tiles * kTile;
+      const std::int64_t end = begin + kTile < vocab ? begin + kTile : vocab;
+      const Vec normaliser(log_normaliser[position]);
+      for (std::int64_t v = begin; v < end; v += Vec::kLanes) {
+        const Vec weight = load_doubles(log_weights + position * vocab, v, vocab);
+        store_doubles(exp_(weight - normaliser), probabilities + position * vocab, v, vocab);
+      }
+    }
+  });
 }
 
 void pool_log_prob(const Ensemble& in, const LogPoolOptions& options, const double* log_normaliser,
@@ -319,6 +333,7 @@ void pool_log_prob(const Ensemble& in, const LogPoolOptions& options, const doub
 void add_log_pool(cpu::Table& table) {
   table.log_pool = log_pool;
   table.pool_mixture = pool_mixture;
+  table.pool_probabilities = pool_probabilities;
   table.pool_log_prob = pool_log_prob;
 }
 

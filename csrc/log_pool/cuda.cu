@@ -1,54 +1,200 @@
 // p(v) ~ q(v) exp((kappa/N) sum_i u_i(v)), u_i(v) = clip(log p_i(v) - log q(v), a, b).
 // log_pool/formula.h has the derivation and the rounding.
 //
-// One block per row finds its log-sum-exp and span. One thread per token adds up all models there.
-// One block per position sums the weights. Sums of u_i are exact, the extremes of a span do not
-// depend on their order, and the weights are added in a fixed order.
+// The pool takes two kernels. The first reads all rows for their log-sum-exps and the extremes of
+// their log-ratios (common/row_parts.cuh). The second reads them again, in the opposite order of
+// positions, as the last rows may still be in the L2 cache. It adds up the models at each token,
+// and its last block of a position takes the normaliser. `mixture` of the pool then needs no row.
+//
+// Sums of u_i are exact integers, so warps share the models. All else is added in a fixed order.
 #include "common/block.cuh"
 #include "common/launch.cuh"
 #include "common/load.cuh"
-#include "common/log_sum_exp.cuh"
+#include "common/row_parts.cuh"
 #include "log_pool/formula.h"
 #include "mixture/cuda_check.cuh"
 
 ADAPMIXED_CORE_BEGIN
 
-constexpr int kPoolThreads = 256;
+constexpr int kPoolThreads = kMixtureThreads;
+constexpr int kPoolWarps = kPoolThreads / kWarp;
+constexpr int kPoolTile = kPoolThreads;         // tokens of a block: in the end a thread takes one
+constexpr int kPoolTokens = kPoolTile / kWarp;  // tokens of a lane, while it adds up models
 
-// max u_i - min u_i of one row. A whole block must call this together.
-template <Dtype D>
-__device__ double row_span(const PoolGrid& grid, const typename Bits<D>::type* row,
-                           const typename Bits<D>::type* public_row, std::int64_t vocab,
-                           double origin) {
-  double extremes[2] = {-HUGE_VAL, -HUGE_VAL};  // of the positions, and of their negatives
-  for_each_token<D>(row, 0, vocab, [&](std::int64_t v, float z) {
-    const double z0 = logit<D>(public_row, v);
-    if (z0 == -HUGE_VAL) return;
-    const double x = grid.position(z - z0, origin);
-    extremes[0] = vmax(x, extremes[0]);
-    extremes[1] = vmax(-x, extremes[1]);
-  });
-  block_reduce(extremes, Max{});
-  return grid.span(-extremes[1], extremes[0]);
+// The weights of one tile of tokens, relative to the largest. NaN if a row is bad.
+struct PoolTile {
+  double largest, total;
+};
+
+// What the kernels of one call leave each other.
+struct PoolMemory {
+  RowPart* parts;      // (B, 1 + N, parts of a row)
+  PoolTile* tiles;     // (B, tiles)
+  unsigned* counters;  // (B), of finished tiles
+};
+
+ADAPMIXED_HD std::uint64_t bits_of(double x) {
+  std::uint64_t bits;
+  std::memcpy(&bits, &x, sizeof bits);
+  return bits;
+}
+ADAPMIXED_HD double from_bits(std::uint64_t bits) {
+  double x;
+  std::memcpy(&x, &bits, sizeof x);
+  return x;
 }
 
+// A row of logits from a tile's first token on, and its PoolGrid::origin.
 template <Dtype D>
-__global__ void pool_row_kernel(const __grid_constant__ LogPoolInputs in, PoolGrid grid,
-                                const __grid_constant__ LogPoolResults out) {
-  const std::int64_t at = blockIdx.x, position = at % in.shape.positions;
-  const auto* row = row_bits<D>(in.private_logits, at / in.shape.positions, position);
-  const RowSum sum = row_sum<D>(row, in.shape.vocab);
-  const double public_lse = out.public_lse[position];
-  const bool public_ok = std::isfinite(public_lse);
-  double span = NAN;
-  if (sum.status == kRowOk && public_ok) {
-    span = row_span<D>(grid, row, row_bits<D>(in.public_logits, 0, position), in.shape.vocab,
-                       grid.origin(sum.lse, public_lse));
+struct PooledRow {
+  const typename Bits<D>::type* logits;
+  double origin;
+};
+
+// Writes the results of one private row.
+__device__ inline void write_row(const PoolGrid& grid, const RowSum& sum, double public_lse,
+                                 const RowPart* parts, int count, std::int64_t at,
+                                 const LogPoolResults& out) {
+  double low = HUGE_VAL, high = -HUGE_VAL;
+  for (int k = 0; k < count; ++k) {
+    low = vmin(parts[k].low, low);
+    high = vmax(parts[k].high, high);
   }
-  if (threadIdx.x != 0) return;
-  out.span[at] = span;
+  const double origin = grid.origin(sum.lse, public_lse);
+  const bool public_ok = std::isfinite(public_lse);
+  out.span[at] = sum.status == kRowOk && public_ok
+                     ? grid.span(grid.position(low, origin), grid.position(high, origin))
+                     : NAN;
   out.private_lse[at] = sum.lse;
   out.status[at] = public_ok ? sum.status : kRowPublic;
+}
+
+// Adds the clipped log-ratios of some rows, as the bits of their positions, to the sums of a lane.
+// A warp takes every kPoolWarps-th row, a lane every kWarp-th of `size` tokens.
+template <Dtype D, bool kWhole>
+__device__ void add_rows(const PoolGrid& grid, const PooledRow<D>* rows, int count,
+                         const double* public_logits, int size, std::uint64_t* sums) {
+  typename Bits<D>::type next[kPoolTokens];
+  const auto load = [&](int i) {
+    const auto* own = rows[i].logits + lane_id();
+#pragma unroll
+    for (int k = 0; k < kPoolTokens; ++k) {
+      const bool there = kWhole || k * kWarp + lane_id() < size;
+      next[k] = there ? own[k * kWarp] : Bits<D>::kMasked;
+    }
+  };
+  if (warp_id() < count) load(warp_id());
+#pragma unroll 1
+  for (int i = warp_id(); i < count; i += kPoolWarps) {
+    double x[kPoolTokens];
+#pragma unroll
+    for (int k = 0; k < kPoolTokens; ++k) x[k] = float_of<D>(next[k]) - public_logits[k];
+    const double origin = rows[i].origin;
+    // The next row is on its way while this one is added.
+    if (i + kPoolWarps < count) load(i + kPoolWarps);
+    __syncwarp();  // for speed alone: loads are not moved beyond it
+#pragma unroll
+    for (int k = 0; k < kPoolTokens; ++k) x[k] = grid.position(x[k], origin);
+#pragma unroll
+    for (int k = 0; k < kPoolTokens; ++k) x[k] = grid.clipped(x[k]);
+#pragma unroll
+    for (int k = 0; k < kPoolTokens; ++k) sums[k] += bits_of(x[k]);
+  }
+}
+
+// One block takes one tile of one position.
+template <Dtype D>
+__global__ void __launch_bounds__(kPoolThreads, 2)
+    pool_sums_kernel(const __grid_constant__ LogPoolInputs in,
+                     const __grid_constant__ PoolGrid grid,
+                     const __grid_constant__ LogPoolOptions options,
+                     const __grid_constant__ RowParts cut,
+                     const __grid_constant__ PoolMemory memory, unsigned tiles,
+                     const __grid_constant__ LogPoolResults out) {
+  __shared__ PooledRow<D> rows[kPoolThreads];
+  __shared__ double shared_lse;
+  __shared__ std::uint64_t partial[kPoolWarps][kPoolTile];
+  const int thread = static_cast<int>(threadIdx.x);
+  const unsigned tile = blockIdx.x % tiles;
+  const std::int64_t position = in.shape.positions - 1 - blockIdx.x / tiles;
+  const std::int64_t begin = static_cast<std::int64_t>(tile) * kPoolTile;
+  const int size = static_cast<int>(in.shape.vocab - begin < kPoolTile ? in.shape.vocab - begin
+                                                                       : std::int64_t{kPoolTile});
+  const auto* public_row = row_bits<D>(in.public_logits, 0, position) + begin;
+
+  double public_lse = 0.0, public_logits[kPoolTokens];
+  std::uint64_t sums[kPoolTokens] = {};
+  int bad = 0;
+#pragma unroll
+  for (int k = 0; k < kPoolTokens; ++k) {
+    const int v = k * kWarp + lane_id();
+    public_logits[k] = v < size ? logit<D>(public_row, v) : 0.0f;
+  }
+  for (int first = 0; first < cut.rows; first += kPoolThreads) {
+    const int row = first + thread;
+    const std::int64_t at = (row - 1) * in.shape.positions + position;
+    const RowPart* parts = memory.parts + (position * cut.rows + row) * cut.count;
+    RowSum sum{};
+    if (row < cut.rows) sum = row_sum(parts, cut.count);
+    if (row == 0) {
+      shared_lse = sum.lse;
+      if (tile == 0) {
+        out.public_lse[position] = sum.lse;
+        out.public_status[position] = sum.status;
+      }
+    }
+    __syncthreads();
+    public_lse = shared_lse;
+    // The public row stands for itself and for rows without a part in the pool: its u_i are 0.
+    rows[thread] = {public_row, kGridZero};
+    if (row > 0 && row < cut.rows) {
+      if (tile == 0) write_row(grid, sum, public_lse, parts, cut.count, at, out);
+      if (takes_part(options, at)) {
+        rows[thread] = {row_bits<D>(in.private_logits, row - 1, position) + begin,
+                        grid.origin(sum.lse, public_lse)};
+        bad |= sum.status != kRowOk;
+      }
+    }
+    __syncthreads();
+    const int count = cut.rows - first < kPoolThreads ? cut.rows - first : kPoolThreads;
+    if (size == kPoolTile) {
+      add_rows<D, true>(grid, rows, count, public_logits, size, sums);
+    } else {
+      add_rows<D, false>(grid, rows, count, public_logits, size, sums);
+    }
+    __syncthreads();  // the next rows take their place
+  }
+#pragma unroll
+  for (int k = 0; k < kPoolTokens; ++k) partial[warp_id()][k * kWarp + lane_id()] = sums[k];
+  bad |= !std::isfinite(public_lse);
+  bad = __syncthreads_or(bad) != 0;
+
+  double log_weight = -HUGE_VAL;
+  if (thread < size) {
+    // kGridZero plus the units of all rows.
+    std::uint64_t bits = bits_of(kGridZero) * static_cast<std::uint64_t>(1 - cut.rows);
+    for (int w = 0; w < kPoolWarps; ++w) bits += partial[w][thread];
+    const double sum = grid.nats(from_bits(bits));
+    log_weight = grid.log_weight(sum, logit<D>(public_row, thread) - public_lse);
+    out.log_weights[position * in.shape.vocab + begin + thread] = log_weight;
+  }
+  const double largest = block_max(log_weight);
+  const double total = block_sum(largest > -HUGE_VAL ? exp_(log_weight - largest) : 0.0);
+  PoolTile* all = memory.tiles + position * tiles;
+  if (thread == 0) all[tile] = {largest, bad ? NAN : total};
+  if (!is_last_block(memory.counters + position, tiles)) return;
+
+  double most = -HUGE_VAL, weight = 0.0;
+  for (unsigned k = thread; k < tiles; k += kPoolThreads) most = vmax(all[k].largest, most);
+  most = block_max(most);
+  for (unsigned k = thread; k < tiles; k += kPoolThreads) {
+    weight += all[k].total * exp_(all[k].largest - most);
+  }
+  weight = block_sum(weight);
+  if (thread != 0) return;
+  const double found = most + std::log(weight);
+  out.log_normaliser[position] = found;
+  out.log_weights[in.shape.positions * in.shape.vocab + position] = found;
 }
 
 // sum_i u_i at one token with the public logit z0. NaN if an active row has no log-sum-exp, or
@@ -73,56 +219,40 @@ __device__ double summed_log_ratio(const PoolGrid& grid, const Ensemble& in,
   return sum;
 }
 
-// One thread per token; blocks_a_row blocks per position.
-template <Dtype D>
-__global__ void pool_sum_kernel(const __grid_constant__ Ensemble in, PoolGrid grid,
-                                const __grid_constant__ LogPoolOptions options,
-                                std::int64_t blocks_a_row, double* sums) {
+// p at one token for each thread, from the pool's own sums. NaN if `log_normaliser` is not theirs.
+static __global__ void pool_probabilities_kernel(const double* log_weights,
+                                                 const double* log_normaliser,
+                                                 std::int64_t positions, std::int64_t vocab,
+                                                 unsigned blocks_a_row, double* probabilities) {
   const std::int64_t position = blockIdx.x / blocks_a_row;
   const std::int64_t v = blockIdx.x % blocks_a_row * kPoolThreads + threadIdx.x;
-  if (v >= in.shape.vocab) return;
-  const double z0 = logit<D>(row_bits<D>(in.public_logits, 0, position), v);
-  sums[position * in.shape.vocab + v] = summed_log_ratio<D>(grid, in, options, position, v, z0);
+  if (v >= vocab) return;
+  const double given = log_normaliser[position], own = log_weights[positions * vocab + position];
+  const double log_p = log_weights[position * vocab + v] - given;
+  const bool good = std::fabs(given - own) <= kMixtureTolerance;
+  probabilities[position * vocab + v] = good ? exp_(log_p) : NAN;
 }
 
-// log sum_v q exp(share sum_i u_i); NaN if a term is NaN.
+// The same from the rows, and the sum of each block.
 template <Dtype D>
-__global__ void pool_normaliser_kernel(const __grid_constant__ Ensemble in, PoolGrid grid,
-                                       const double* sums, double* log_normaliser) {
-  const std::int64_t position = blockIdx.x, vocab = in.shape.vocab;
-  const auto* row = row_bits<D>(in.public_logits, 0, position);
-  const double* sum = sums + position * vocab;
-  const double lse = in.public_lse[position];
-  double found[2] = {-HUGE_VAL, 0.0};  // the largest term, and 1 if there is a NaN
-  for_each_token<D>(row, 0, vocab, [&](std::int64_t v, float z0) {
-    const double e = grid.log_weight(sum[v], z0 - lse);
-    found[0] = vmax(e, found[0]);
-    if (e != e) found[1] = 1.0;
-  });
-  block_reduce(found, Max{});
-  double total = 0.0;
-  for_each_token<D>(row, 0, vocab, [&](std::int64_t v, float z0) {
-    total += exp_(grid.log_weight(sum[v], z0 - lse) - found[0]);
-  });
-  total = block_sum(total);
-  if (threadIdx.x == 0) {
-    log_normaliser[position] = found[1] == 0.0 ? found[0] + std::log(total) : NAN;
-  }
-}
-
-template <Dtype D>
-__global__ void pool_mixture_kernel(const __grid_constant__ Ensemble in, PoolGrid grid,
+__global__ void pool_mixture_kernel(const __grid_constant__ Ensemble in,
+                                    const __grid_constant__ PoolGrid grid,
                                     const __grid_constant__ LogPoolOptions options,
-                                    const double* log_normaliser, std::int64_t blocks_a_row,
-                                    double* probabilities) {
+                                    const double* log_normaliser, unsigned blocks_a_row,
+                                    double* probabilities, double* block_sums) {
   const std::int64_t position = blockIdx.x / blocks_a_row, vocab = in.shape.vocab;
   const std::int64_t v = blockIdx.x % blocks_a_row * kPoolThreads + threadIdx.x;
-  if (v >= vocab) return;
-  const double z0 = logit<D>(row_bits<D>(in.public_logits, 0, position), v);
-  const double sum = summed_log_ratio<D>(grid, in, options, position, v, z0);
-  const double log_p =
-      grid.log_weight(sum, z0 - in.public_lse[position]) - log_normaliser[position];
-  probabilities[position * vocab + v] = log_p == log_p ? exp_(log_p) : NAN;
+  double p = 0.0;
+  if (v < vocab) {
+    const double z0 = logit<D>(row_bits<D>(in.public_logits, 0, position), v);
+    const double sum = summed_log_ratio<D>(grid, in, options, position, v, z0);
+    const double log_p =
+        grid.log_weight(sum, z0 - in.public_lse[position]) - log_normaliser[position];
+    p = log_p == log_p ? exp_(log_p) : NAN;
+    probabilities[position * vocab + v] = p;
+  }
+  p = block_sum(p);
+  if (threadIdx.x == 0) block_sums[blockIdx.x] = p;
 }
 
 // Single log-probabilities: one warp per position, whose lanes share the models.
@@ -158,52 +288,65 @@ namespace device = adapmixed::ADAPMIXED_ISA;
 
 namespace {
 
-std::int64_t blocks_a_row(const Shape& shape) {
-  return (shape.vocab + device::kPoolThreads - 1) / device::kPoolThreads;
+std::int64_t tiles_of(const Shape& shape) {
+  return (shape.vocab + device::kPoolTile - 1) / device::kPoolTile;
 }
 
 }  // namespace
 
-// The workspace holds the sums over the models.
+// The workspace holds PoolMemory's arrays.
 std::int64_t log_pool_workspace(const Shape& shape) {
-  return shape.positions * shape.vocab * static_cast<std::int64_t>(sizeof(double));
+  const device::RowParts cut(shape.positions, 1 + shape.models, shape.vocab);
+  const std::int64_t parts = sizeof(device::RowPart) * cut.rows * cut.count;
+  const std::int64_t tiles = sizeof(device::PoolTile) * tiles_of(shape);
+  return shape.positions * (parts + tiles + static_cast<std::int64_t>(sizeof(unsigned)));
 }
 
 void log_pool(const LogPoolInputs& in, const LogPoolOptions& options, const LogPoolResults& out,
               const Queue& queue) {
   const DeviceGuard guard(queue);
   const Shape& shape = in.shape;
-  const device::PoolGrid grid(options);
-  const dim3 threads(device::kPoolThreads);
-  log_sum_exp(in.public_logits, 1, shape.positions, shape.vocab, out.public_lse, out.public_status,
-              queue);
-  const Ensemble ensemble{shape, in.private_logits, in.public_logits, out.private_lse,
-                          out.public_lse};
+  const device::RowParts cut(shape.positions, 1 + shape.models, shape.vocab);
+  const std::int64_t tiles = tiles_of(shape);
+  device::PoolMemory memory{};
+  memory.parts = static_cast<device::RowPart*>(queue.workspace);
+  memory.tiles =
+      reinterpret_cast<device::PoolTile*>(memory.parts + shape.positions * cut.rows * cut.count);
+  memory.counters = reinterpret_cast<unsigned*>(memory.tiles + shape.positions * tiles);
   with_dtype(in.public_logits.dtype, [&](auto dtype) {
     constexpr Dtype kDtype = decltype(dtype)::value;
-    launch(queue, device::pool_row_kernel<kDtype>, grid_of(shape.models * shape.positions), threads,
-           0, in, grid, out);
-    auto* sums = static_cast<double*>(queue.workspace);
-    const std::int64_t blocks = blocks_a_row(shape);
-    launch(queue, device::pool_sum_kernel<kDtype>, grid_of(shape.positions * blocks), threads, 0,
-           ensemble, grid, options, blocks, sums);
-    launch(queue, device::pool_normaliser_kernel<kDtype>, grid_of(shape.positions), threads, 0,
-           ensemble, grid, static_cast<const double*>(sums), out.log_normaliser);
+    launch(queue, device::row_parts_kernel<kDtype>,
+           grid_of(shape.positions * cut.blocks_a_position()), dim3(device::kRowThreads), 0,
+           in.private_logits, in.public_logits, cut, memory.parts, memory.counters);
+    launch(queue, device::pool_sums_kernel<kDtype>, grid_of(shape.positions * tiles),
+           dim3(device::kPoolThreads), 0, in, device::PoolGrid(options), options, cut, memory,
+           static_cast<unsigned>(tiles), out);
   });
+}
+
+void pool_probabilities(const double* log_weights, const double* log_normaliser,
+                        std::int64_t positions, std::int64_t vocab, double* probabilities,
+                        const Queue& queue) {
+  const DeviceGuard guard(queue);
+  const std::int64_t blocks = tiles_of({1, positions, vocab});
+  launch(queue, device::pool_probabilities_kernel, grid_of(positions * blocks),
+         dim3(device::kPoolThreads), 0, log_weights, log_normaliser, positions, vocab,
+         static_cast<unsigned>(blocks), probabilities);
 }
 
 void pool_mixture(const Ensemble& in, const LogPoolOptions& options, const double* log_normaliser,
                   double* probabilities, const Queue& queue) {
   const DeviceGuard guard(queue);
-  const std::int64_t blocks = blocks_a_row(in.shape);
-  const dim3 threads(device::kPoolThreads);
+  const std::int64_t blocks = tiles_of(in.shape);
+  const dim3 grid = grid_of(in.shape.positions * blocks), threads(device::kPoolThreads);
+  auto* sums = static_cast<double*>(queue.workspace);
   with_dtype(in.public_logits.dtype, [&](auto dtype) {
-    launch(queue, device::pool_mixture_kernel<decltype(dtype)::value>,
-           grid_of(in.shape.positions * blocks), threads, 0, in, device::PoolGrid(options), options,
-           log_normaliser, blocks, probabilities);
+    launch(queue, device::pool_mixture_kernel<decltype(dtype)::value>, grid, threads, 0, in,
+           device::PoolGrid(options), options, log_normaliser, static_cast<unsigned>(blocks),
+           probabilities, sums);
   });
-  launch(queue, device::check_mixture_kernel, grid_of(in.shape.positions), threads, 0,
-         in.shape.vocab, probabilities);
+  launch(queue, device::check_mixture_kernel, grid, threads, 0, in.shape.vocab,
+         static_cast<unsigned>(blocks), static_cast<const double*>(sums), probabilities);
 }
 
 void pool_log_prob(const Ensemble& in, const LogPoolOptions& options, const double* log_normaliser,

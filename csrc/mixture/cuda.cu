@@ -1,5 +1,5 @@
-// p = mean_i p_bar_i: one thread per token. Then one block per position checks the sum, because a
-// kernel cannot raise an error for rows that do not belong to the projection. Single
+// p = mean_i p_bar_i: one thread per token. A second kernel checks the sums of the positions,
+// because a kernel cannot raise an error for rows that do not belong to the projection. Single
 // log-probabilities: one warp per position, whose lanes share the models.
 #include "common/block.cuh"
 #include "common/launch.cuh"
@@ -9,24 +9,25 @@
 
 ADAPMIXED_CORE_BEGIN
 
-constexpr int kMixtureThreads = 256;
-
 template <Dtype D>
 __global__ void mixture_kernel(const __grid_constant__ Ensemble in,
-                               const __grid_constant__ Weights weights, std::int64_t blocks_a_row,
-                               double* probabilities) {
+                               const __grid_constant__ Weights weights, unsigned blocks_a_row,
+                               double* probabilities, double* block_sums) {
   const std::int64_t position = blockIdx.x / blocks_a_row;
   const std::int64_t v = blockIdx.x % blocks_a_row * kMixtureThreads + threadIdx.x;
-  if (v >= in.shape.vocab) return;
-  const double z0 = logit<D>(row_bits<D>(in.public_logits, 0, position), v);
-  const double lq = z0 - in.public_lse[position];
   double p = 0.0;
-  if (lq < kWildLogQ) {
-    p = rare_mean(in, weights, position, v);
-  } else {
-    p = tame_probability(lq) * mean_projected<D>(in, weights, position, v, z0).ratio;
+  if (v < in.shape.vocab) {
+    const double z0 = logit<D>(row_bits<D>(in.public_logits, 0, position), v);
+    const double lq = z0 - in.public_lse[position];
+    if (lq < kWildLogQ) {
+      p = rare_mean(in, weights, position, v);
+    } else {
+      p = tame_probability(lq) * mean_projected<D>(in, weights, position, v, z0).ratio;
+    }
+    probabilities[position * in.shape.vocab + v] = p;
   }
-  probabilities[position * in.shape.vocab + v] = p;
+  p = block_sum(p);
+  if (threadIdx.x == 0) block_sums[blockIdx.x] = p;
 }
 
 // One warp per position, whose lanes share the models.
@@ -57,19 +58,31 @@ namespace adapmixed::cuda {
 
 namespace device = adapmixed::ADAPMIXED_ISA;
 
+namespace {
+
+std::int64_t blocks_of(const Shape& shape) {
+  return (shape.vocab + device::kMixtureThreads - 1) / device::kMixtureThreads;
+}
+
+}  // namespace
+
+// The workspace holds the sum of each block.
+std::int64_t mixture_workspace(const Shape& shape) {
+  return shape.positions * blocks_of(shape) * static_cast<std::int64_t>(sizeof(double));
+}
+
 void mixture(const Ensemble& in, const Weights& weights, double* probabilities,
              const Queue& queue) {
   const DeviceGuard guard(queue);
-  const dim3 threads(device::kMixtureThreads);
-  const std::int64_t blocks_a_row =
-      (in.shape.vocab + device::kMixtureThreads - 1) / device::kMixtureThreads;
+  const std::int64_t blocks = blocks_of(in.shape);
+  const dim3 grid = grid_of(in.shape.positions * blocks), threads(device::kMixtureThreads);
+  auto* sums = static_cast<double*>(queue.workspace);
   with_dtype(in.private_logits.dtype, [&](auto dtype) {
-    launch(queue, device::mixture_kernel<decltype(dtype)::value>,
-           grid_of(in.shape.positions * blocks_a_row), threads, 0, in, weights, blocks_a_row,
-           probabilities);
+    launch(queue, device::mixture_kernel<decltype(dtype)::value>, grid, threads, 0, in, weights,
+           static_cast<unsigned>(blocks), probabilities, sums);
   });
-  launch(queue, device::check_mixture_kernel, grid_of(in.shape.positions), threads, 0,
-         in.shape.vocab, probabilities);
+  launch(queue, device::check_mixture_kernel, grid, threads, 0, in.shape.vocab,
+         static_cast<unsigned>(blocks), static_cast<const double*>(sums), probabilities);
 }
 
 void log_prob(const Ensemble& in, const Weights& weights, const std::int64_t* targets,

@@ -15,13 +15,21 @@ constexpr double kMostLogProb = 1e-6;
 // A row whose sum is further from 1 is not the mixture of these rows.
 constexpr double kMixtureTolerance = 1e-6;
 
-static __global__ void check_mixture_kernel(std::int64_t vocab, double* probabilities) {
-  double* row = probabilities + blockIdx.x * vocab;
+constexpr int kMixtureThreads = 256;
+
+// A thread takes one token, as in the kernel that wrote the probabilities and the sum of each of
+// its blocks.
+static __global__ void check_mixture_kernel(std::int64_t vocab, unsigned blocks_a_row,
+                                            const double* block_sums, double* probabilities) {
+  const std::int64_t position = blockIdx.x / blocks_a_row;
+  const std::int64_t v = blockIdx.x % blocks_a_row * kMixtureThreads + threadIdx.x;
   double total = 0.0;
-  for (std::int64_t v = threadIdx.x; v < vocab; v += blockDim.x) total += row[v];
+  for (unsigned k = threadIdx.x; k < blocks_a_row; k += kMixtureThreads) {
+    total += block_sums[position * blocks_a_row + k];
+  }
   total = block_sum(total);
-  if (std::fabs(total - 1.0) <= kMixtureTolerance) return;
-  for (std::int64_t v = threadIdx.x; v < vocab; v += blockDim.x) row[v] = NAN;
+  if (std::fabs(total - 1.0) <= kMixtureTolerance || v >= vocab) return;
+  probabilities[position * vocab + v] = NAN;
 }
 
 ADAPMIXED_CORE_END

@@ -1,7 +1,7 @@
 // Tokens drawn exactly in proportion to their probabilities, and normal variates, both bit for bit
-// as on the CPU. Tokens: one block per position. Integers are added exactly, so the total and the
-// token do not depend on the order. Normal variates: one thread per block of the stream, eight
-// numbers each.
+// as on the CPU. Tokens: a position's blocks take a chunk each, and the last one to have done so
+// draws. Integers are added exactly, so the total and the token do not depend on the order. Normal
+// variates: one thread per block of the stream, eight numbers each.
 #include <cstdint>
 #include <cstring>
 
@@ -32,76 +32,162 @@ inline Key key_of(const std::uint8_t* bytes) {
   return key;
 }
 
-constexpr int kSampleThreads = 512;
+constexpr int kSampleThreads = 256;
+constexpr std::int64_t kMostSampleTokens = 8;  // of a thread
 
+// The weights of one chunk.
+struct SampleChunk {
+  std::uint64_t high, low;  // of the integer weights' sum
+  double p_sum;
+  std::int32_t invalid, present;  // whether a number is no probability; whether there is q > 0
+};
+
+// One row of probabilities, cut into chunks of kSampleThreads * tokens.
 template <Dtype D>
-__global__ void __launch_bounds__(kSampleThreads, 2)
-    sample_kernel(const double* probabilities, Logits public_logits, std::int64_t vocab, Key key,
-                  std::uint64_t counter, std::int64_t* tokens, std::int32_t* status) {
-  const std::int64_t b = blockIdx.x;
-  const double* p = probabilities + b * vocab;
-  const auto* row = row_bits<D>(public_logits, 0, b);
-  const std::int64_t length = (vocab + kSampleThreads - 1) / kSampleThreads;
-  const std::int64_t begin = length * threadIdx.x;
-  const std::int64_t end = begin + length < vocab ? begin + length : vocab;
-  double p_sum = 0.0, invalid = 0.0, present = 0.0;
-  uint128 weight = 0;
-  for (std::int64_t v = begin; v < end; ++v) {
-    const double x = p[v];
-    const bool supported = logit<D>(row, v) > -HUGE_VAL;
-    p_sum += x;
-    if (supported) present = 1.0;
-    if (!is_probability(x)) {
-      invalid = 1.0;
-    } else if (supported) {
-      weight += integer_weight(x);
-    }
+struct SampledRow {
+  const double* p;
+  const typename Bits<D>::type* public_row;
+  std::int64_t vocab;
+  int tokens, chunks;
+
+  __device__ bool supported(std::int64_t v) const { return logit<D>(public_row, v) > -HUGE_VAL; }
+  // The probability with which token v is drawn.
+  __device__ double operator()(std::int64_t v) const {
+    return drawn_probability(p[v], supported(v));
   }
-  invalid = block_max(invalid);
-  present = block_max(present);
+  // The first token of this thread in a chunk, or the end of the row.
+  __device__ std::int64_t first(std::int64_t chunk) const {
+    const std::int64_t v = (chunk * kSampleThreads + threadIdx.x) * tokens;
+    return v < vocab ? v : vocab;
+  }
+  __device__ std::int64_t end(std::int64_t first) const {
+    return first + tokens < vocab ? first + tokens : vocab;
+  }
+  // The integer weight of this thread's tokens in a chunk.
+  __device__ uint128 weight(std::int64_t chunk) const {
+    uint128 total = 0;
+    const std::int64_t begin = first(chunk), stop = end(begin);
+    for (std::int64_t v = begin; v < stop; ++v) total += integer_weight((*this)(v));
+    return total;
+  }
+};
+
+__device__ inline uint128 weight_of(const SampleChunk& chunk) {
+  return static_cast<uint128>(chunk.high) << 64 | chunk.low;
+}
+
+// Draws the token of a row from its chunks. A whole block must call this together.
+template <Dtype D>
+__device__ void draw_token(const SampledRow<D>& row, const SampleChunk* chunks,
+                           const Stream& stream, std::int64_t* token, std::int32_t* status) {
+  // Each thread takes some chunks in a row.
+  const int each = (row.chunks + kSampleThreads - 1) / kSampleThreads;
+  const int first = each * static_cast<int>(threadIdx.x);
+  const int end = first + each < row.chunks ? first + each : row.chunks;
+  double p_sum = 0.0;
+  int invalid = 0, present = 0;
+  uint128 weight = 0;
+  for (int k = first; k < end; ++k) {
+    p_sum += chunks[k].p_sum;
+    invalid |= chunks[k].invalid;
+    present |= chunks[k].present;
+    weight += weight_of(chunks[k]);
+  }
+  invalid = __syncthreads_or(invalid) != 0;
+  present = __syncthreads_or(present) != 0;
   p_sum = block_sum(p_sum);
   const Prefix<uint128> prefix = block_prefix(weight);
   std::int32_t found = kSampled;
-  if (invalid != 0.0 || !is_total(p_sum)) {
+  if (invalid != 0 || !is_total(p_sum)) {
     found = kNoDistribution;
-  } else if (present == 0.0) {
+  } else if (present == 0) {
     found = kNoSupport;
-  } else if (prefix.total < least_total(vocab)) {
+  } else if (prefix.total < least_total(row.vocab)) {
     found = kNoMass;
   }
-  if (threadIdx.x == 0) {
-    status[b] = found;
-    tokens[b] = -1;
+  if (threadIdx.x == 0) *status = found;
+  if (found != kSampled) {
+    if (threadIdx.x == 0) *token = -1;
+    return;
   }
-  if (found != kSampled) return;
-  // Every thread draws the same numbers. The thread whose stretch holds the draw looks for the
-  // token; the first thread does so if the draw lies at or beyond the total.
+  // Every thread draws the same numbers. One finds the chunk that holds the draw, and one of that
+  // chunk's threads the token. A draw at or beyond the total is left to the first thread.
   __shared__ std::int64_t answer;
+  __shared__ int chunk_found;
+  __shared__ std::uint64_t before_found[2];
   __shared__ std::uint64_t limbs[ExactDraw::kLimbs];
-  const auto probability = [&](std::int64_t v) {
-    return drawn_probability(p[v], logit<D>(row, v) > -HUGE_VAL);
-  };
-  const Stream stream{key.bytes(), counter, static_cast<std::uint32_t>(b)};
   const Draws draws(prefix.total);
   for (std::uint32_t number = 0;; ++number) {
     const uint128 draw = draws(stream, number);
-    if (draw >= prefix.total + static_cast<uint128>(vocab)) continue;
+    if (draw >= prefix.total + static_cast<uint128>(row.vocab)) continue;
     const bool inside = draw < prefix.total;
-    if (inside ? draw >= prefix.before && draw - prefix.before < weight : threadIdx.x == 0) {
-      std::int64_t token = -1;
-      if (inside) token = token_by_weights(draw - prefix.before, begin, probability);
-      if (token < 0) {
-        token = exact_token(ExactDraw(draw, stream, number, limbs), vocab, probability);
-      }
-      answer = token;
+    __syncthreads();  // the last number's answer has been read
+    if (inside && draw >= prefix.before && draw - prefix.before < weight) {
+      uint128 before = prefix.before;
+      int k = first;
+      for (; draw - before >= weight_of(chunks[k]); ++k) before += weight_of(chunks[k]);
+      chunk_found = k;
+      before_found[0] = static_cast<std::uint64_t>(before >> 64);
+      before_found[1] = static_cast<std::uint64_t>(before);
     }
     __syncthreads();
-    const std::int64_t token = answer;
+    uint128 own = 0, before = 0;
+    if (inside) {
+      own = row.weight(chunk_found);
+      before = static_cast<uint128>(before_found[0]) << 64 | before_found[1];
+    }
+    before += block_prefix(own).before;
+    if (inside ? draw >= before && draw - before < own : threadIdx.x == 0) {
+      std::int64_t v = -1;
+      if (inside) v = token_by_weights(draw - before, row.first(chunk_found), row);
+      if (v < 0) v = exact_token(ExactDraw(draw, stream, number, limbs), row.vocab, row);
+      answer = v;
+    }
     __syncthreads();
-    if (token < 0) continue;
-    if (threadIdx.x == 0) tokens[b] = token;
+    if (answer < 0) continue;
+    if (threadIdx.x == 0) *token = answer;
     return;
   }
+}
+
+// One block takes one chunk of one position. The counters (B) are 0.
+template <Dtype D>
+__global__ void __launch_bounds__(kSampleThreads, 3)
+    sample_kernel(const double* probabilities, const __grid_constant__ Logits public_logits,
+                  std::int64_t vocab, int tokens_each, int chunk_count,
+                  const __grid_constant__ Key key, std::uint64_t counter, SampleChunk* all_chunks,
+                  unsigned* counters, std::int64_t* tokens, std::int32_t* status) {
+  const std::int64_t b = blockIdx.x / static_cast<unsigned>(chunk_count);
+  const int chunk = static_cast<int>(blockIdx.x % static_cast<unsigned>(chunk_count));
+  const SampledRow<D> row{probabilities + b * vocab, row_bits<D>(public_logits, 0, b), vocab,
+                          tokens_each, chunk_count};
+  SampleChunk* chunks = all_chunks + b * chunk_count;
+  double p_sum = 0.0;
+  int invalid = 0, present = 0;
+  uint128 weight = 0;
+  const std::int64_t begin = row.first(chunk), end = row.end(begin);
+  for (std::int64_t v = begin; v < end; ++v) {
+    const double p = row.p[v];
+    const bool supported = row.supported(v);
+    p_sum += p;
+    present |= supported;
+    if (!is_probability(p)) {
+      invalid = 1;
+    } else if (supported) {
+      weight += integer_weight(p);
+    }
+  }
+  invalid = __syncthreads_or(invalid) != 0;
+  present = __syncthreads_or(present) != 0;
+  p_sum = block_sum(p_sum);
+  const uint128 total = block_prefix(weight).total;
+  if (threadIdx.x == 0) {
+    chunks[chunk] = {static_cast<std::uint64_t>(total >> 64), static_cast<std::uint64_t>(total),
+                     p_sum, invalid, present};
+  }
+  if (!is_last_block(counters + b, static_cast<unsigned>(chunk_count))) return;
+  const Stream stream{key.bytes(), counter, static_cast<std::uint32_t>(b)};
+  draw_token<D>(row, chunks, stream, tokens + b, status + b);
 }
 
 constexpr int kGaussianThreads = 128;
@@ -129,14 +215,36 @@ namespace adapmixed::cuda {
 
 namespace device = adapmixed::ADAPMIXED_ISA;
 
+namespace {
+
+std::int64_t tokens_each() { return simulated_or(device::kMostSampleTokens, 1); }
+
+std::int64_t chunks_of(std::int64_t vocab) {
+  const std::int64_t length = device::kSampleThreads * tokens_each();
+  return (vocab + length - 1) / length;
+}
+
+}  // namespace
+
+std::int64_t sample_workspace(std::int64_t positions, std::int64_t vocab) {
+  const std::int64_t chunks = chunks_of(vocab) * std::int64_t{sizeof(device::SampleChunk)};
+  return positions * (chunks + std::int64_t{sizeof(unsigned)});
+}
+
 void sample(const double* probabilities, const Logits& public_logits, std::int64_t positions,
             std::int64_t vocab, const std::uint8_t* key, std::uint64_t counter,
             std::int64_t* tokens, std::int32_t* status, const Queue& queue) {
   const DeviceGuard guard(queue);
+  const std::int64_t chunks = chunks_of(vocab);
+  auto* memory = static_cast<device::SampleChunk*>(queue.workspace);
+  auto* counters = reinterpret_cast<unsigned*>(memory + positions * chunks);
+  const dim3 grid = grid_of(positions * chunks);
+  clear(queue, counters, positions);
   with_dtype(public_logits.dtype, [&](auto dtype) {
-    launch(queue, device::sample_kernel<decltype(dtype)::value>, grid_of(positions),
-           dim3(device::kSampleThreads), 0, probabilities, public_logits, vocab,
-           device::key_of(key), counter, tokens, status);
+    launch(queue, device::sample_kernel<decltype(dtype)::value>, grid, dim3(device::kSampleThreads),
+           0, probabilities, public_logits, vocab, static_cast<int>(tokens_each()),
+           static_cast<int>(chunks), device::key_of(key), counter, memory, counters, tokens,
+           status);
   });
 }
 

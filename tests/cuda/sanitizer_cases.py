@@ -4,7 +4,9 @@
         python tests/cuda/sanitizer_cases.py
 
 Without torch's cache each tensor is an allocation of its own, so that an access beyond its ends is
-noticed. `--device cpu` runs the same calls without a GPU.
+noticed. `--device cpu` runs the same calls without a GPU. `--few` takes three shapes in two dtypes.
+`--ours-alone` is for initcheck, which watches our kernels alone: whatever they read was written by
+one of them or copied from the CPU, never computed by a kernel of torch.
 """
 
 from __future__ import annotations
@@ -22,6 +24,8 @@ sys.path[:0] = [str(HERE), str(HERE.parent / "kernels")]
 import cases  # noqa: E402
 import workload  # noqa: E402
 
+import adapmixed_ext  # noqa: E402
+
 # N, B, V, top k: one token, tails of vectors and warps, more models than a warp has threads, more
 # tokens than a tile, and a sort that needs a workspace.
 SHAPES = (
@@ -34,14 +38,19 @@ SHAPES = (
 )
 
 
-def inputs() -> Iterator[tuple[str, workload.Inputs]]:
+FEW = SHAPES[1:4]
+
+
+def inputs(few: bool = False) -> Iterator[tuple[str, workload.Inputs]]:
     """Yield named inputs on the CPU."""
-    for dtype in cases.DTYPES:
-        for seed, (models, positions, vocab, top_k) in enumerate(SHAPES):
+    for dtype in (torch.bfloat16, torch.float32) if few else cases.DTYPES:
+        for seed, (models, positions, vocab, top_k) in enumerate(FEW if few else SHAPES):
             x = workload.make(seed, models, positions, vocab, dtype, top_k)
             if vocab == 1:
                 x.private[:] = 0.0  # the only token must not be masked
             yield f"{(models, positions, vocab)} {dtype}", x
+    if few:
+        return
     for case in (*cases.masked(), *cases.identical()):
         models, positions, vocab = case.private.shape
         base = workload.make(1, models, positions, vocab, top_k=min(4, vocab))
@@ -59,12 +68,39 @@ def misaligned(x: workload.Inputs) -> workload.Inputs:
     return x._replace(private=shifted(x.private), public=shifted(x.public))
 
 
+def ours_alone(x: workload.Inputs, seed: int, device: str) -> int:
+    """Run the operators on copies from the CPU and on each other's results; return their number."""
+    private, public = x.private.to(device), x.public.to(device)
+    rng = workload.Source(seed)
+    calls = 1
+    for order, radius in ((18.0, 3.6), (3.0, 0.03), (2.5, 0.4)):
+        projection = adapmixed_ext.project(private, public, order=order, radius=radius)
+        for adjacency in ("add_remove", "zero_out"):
+            adapmixed_ext.leave_one_out(
+                private, public, projection, orders=[2.0, 18.0], adjacency=adjacency
+            )
+        adapmixed_ext.mixture(private, public, projection)
+        calls += 4
+    pool = adapmixed_ext.log_pool(private, public, lower=-0.25, upper=1.0, scale=2.0)
+    adapmixed_ext.mixture(private, public, pool)
+    probabilities = x.public.double().softmax(-1).to(device)
+    adapmixed_ext.sample(probabilities, public, rng=rng)
+    adapmixed_ext.gaussian((3, 7), sigma=0.7, rng=rng, device=torch.device(device))
+    return calls + 3
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--device", default="cuda")
-    device = parser.parse_args().device
-    calls = 0
-    for seed, (_, on_cpu) in enumerate(inputs()):
+    parser.add_argument("--few", action="store_true", help="three shapes, two dtypes")
+    parser.add_argument("--ours-alone", action="store_true", help="nothing computed by torch")
+    options = parser.parse_args()
+    device, calls = options.device, 0
+    for seed, (_, on_cpu) in enumerate(inputs(options.few)):
+        if options.ours_alone:
+            for given in (on_cpu, misaligned(on_cpu)):
+                calls += ours_alone(given, seed, device)
+            continue
         x = on_cpu.to(device)
         for given in (x, misaligned(x)):
             for operation in workload.OPERATIONS.values():

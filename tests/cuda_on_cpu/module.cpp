@@ -4,6 +4,10 @@
 #include "bindings.h"
 #include "common/launch.cuh"
 #include "simt.h"
+#if defined(ADAPMIXED_UNWRITTEN)
+#include "planted.h"
+#include "unwritten.h"
+#endif
 
 namespace py = pybind11;
 
@@ -17,7 +21,7 @@ __global__ void idle_kernel() {}
 
 PYBIND11_MODULE(_cuda_on_cpu, m) {
   adapmixed::bindings::add_operators<adapmixed::Cuda>(m);
-  adapmixed::bindings::add_workspaces(m);
+  adapmixed::bindings::add_of_cuda(m);
   m.def("set_order", [](const std::string& name, unsigned seed) {
     simt::config.order = name == "forward"   ? simt::Order::forward
                          : name == "reverse" ? simt::Order::reverse
@@ -38,6 +42,19 @@ PYBIND11_MODULE(_cuda_on_cpu, m) {
       simt::launch(idle_kernel<false>, dim3(1), dim3(32), shared);
     }
   });
+  m.def("launches", simt::launches);
   m.def("shared_limits", simt::shared_limits);
+#if defined(ADAPMIXED_UNWRITTEN)
+  m.attr("sees_unwritten") = true;
+  m.def("declare_unwritten", [](std::uintptr_t workspace, std::size_t bytes) {
+    simt::declare_unwritten(simt::Memory::workspace, reinterpret_cast<const void*>(workspace),
+                            bytes);
+  });
+  m.def("read_unwritten", [](const std::string& where, std::uintptr_t workspace) {
+    planted::read_unwritten(where, reinterpret_cast<double*>(workspace));
+  });
+#else
+  m.attr("sees_unwritten") = false;
+#endif
   m.def("set_sizes", [](bool of_a_gpu) { simt::config.sizes_of_a_gpu = of_a_gpu; });
 }

@@ -2,9 +2,17 @@
 #include "fibres.h"
 
 #include <algorithm>
+#include <atomic>
 #include <map>
 #include <mutex>
 #include <random>
+
+#if defined(ADAPMIXED_UNWRITTEN)
+#include "unwritten.h"
+#define SIMT_UNWRITTEN(x) x
+#else
+#define SIMT_UNWRITTEN(x)
+#endif
 
 namespace simt {
 namespace {
@@ -158,7 +166,9 @@ void run_block(const std::function<void()>& kernel, std::mt19937& random) {
     prepare(block.fibres[i], i);
   }
   SIMT_TSAN(__tsan_release(&block.begin_tag));
+  SIMT_UNWRITTEN(watch_block(shared_memory.data(), shared_memory.size() * 8));
   schedule(random);
+  SIMT_UNWRITTEN(watch_nothing());
   SIMT_TSAN(__tsan_acquire(&block.end_tag));
   the_block = nullptr;
   pool.fibres.swap(block.fibres);
@@ -170,7 +180,8 @@ void run_block(const std::function<void()>& kernel, std::mt19937& random) {
 int lane() { return the_block->current_index & 31; }
 
 void fail(const std::string& what, int line) {
-  the_block->error = "simt: " + what + ", line " + std::to_string(line);
+  the_block->error = "simt: " + what;
+  if (line > 0) the_block->error += ", line " + std::to_string(line);
   for (;;) to_scheduler();  // never resumed
 }
 
@@ -256,12 +267,18 @@ void sync_warp(unsigned mask, int line) {
   });
 }
 
+namespace {
+std::atomic<std::size_t> launched{0};
+}
+std::size_t launches() { return launched; }
+
 void run(const std::function<void()>& call, const void* kernel, dim3 grid, dim3 block,
          std::size_t shared) {
   if (block.x * block.y * block.z > 1024 || grid.y > 65535 || grid.z > 65535 ||
       shared > allowed_shared(kernel)) {
     throw std::runtime_error("simt: no GPU could run a grid of this shape");
   }
+  ++launched;
   std::mt19937 random(config.seed);
   late.clear();
   gridDim = grid;

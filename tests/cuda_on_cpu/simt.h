@@ -102,6 +102,15 @@ void* dynamic_shared();
 void exchanged(std::int32_t* address, std::int32_t before, std::int32_t after);
 void run(const std::function<void()>& call, const void* kernel, dim3 grid, dim3 block,
          std::size_t shared);
+// The kernels that have been launched.
+std::size_t launches();
+
+// Tells unwritten.h what the host writes between kernels.
+#if defined(ADAPMIXED_UNWRITTEN)
+void host_wrote(const void* address, std::size_t bytes);
+#else
+inline void host_wrote(const void*, std::size_t) {}
+#endif
 
 template <class... P>
 void launch(void (*kernel)(P...), dim3 grid, dim3 block, std::size_t shared, P... arguments) {
@@ -131,6 +140,11 @@ T shuffle(unsigned mask, T value, int source, int line) {
 
 }  // namespace simt
 
+inline cudaError_t cudaMemsetAsync(void* memory, int value, std::size_t bytes, cudaStream_t) {
+  std::memset(memory, value, bytes);
+  return simt::host_wrote(memory, bytes), cudaSuccess;
+}
+
 enum cudaDeviceAttr { cudaDevAttrMaxSharedMemoryPerBlockOptin };
 inline cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr, int) {
   return *value = static_cast<int>(simt::kMostShared), cudaSuccess;
@@ -158,6 +172,8 @@ inline int __syncthreads_count(int vote, SIMT_LINE) {
   return count;
 }
 inline int __syncthreads_or(int vote, SIMT_LINE) { return __syncthreads_count(vote, line) != 0; }
+// One block runs at a time, and a block's own threads need a barrier.
+inline void __threadfence() { asm volatile("" ::: "memory"); }
 inline void __syncwarp(unsigned mask = 0xffffffffu, SIMT_LINE) { simt::sync_warp(mask, line); }
 
 template <class T>

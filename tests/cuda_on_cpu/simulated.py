@@ -56,6 +56,11 @@ def _build() -> None:
     _run(_command("cmake"), "--build", BUILD)
 
 
+def has_addr2line() -> bool:
+    """Return whether the place of a faulty read can be told."""
+    return shutil.which("addr2line") is not None
+
+
 @cache
 def module() -> ModuleType:
     """Return the kernels as a module, built if they have changed, by one process at a time."""
@@ -87,14 +92,18 @@ def kernels(
         The workspaces of the calls, as the kernels left them.
     """
     workspaces: list[Tensor] = []
+    built = module()
 
     def where(like: Tensor, memory: Tensor | None) -> tuple[int, int, int]:
+        if built.sees_unwritten:
+            built.declare_unwritten(
+                *((0, 0) if memory is None else (memory.data_ptr(), len(memory)))
+            )
         if memory is None:
             return 0, 0, 0
         workspaces.append(memory.fill_(0xFF))  # NaN in all words that are never written
         return 0, 0, memory.data_ptr()
 
-    built = module()
     before = _registry.backends["cpu"]
     built.set_order(order, seed)
     built.set_sizes(sizes_of_a_gpu)

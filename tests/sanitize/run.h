@@ -7,6 +7,7 @@
 #include <memory>
 #include <stdexcept>
 #include <string>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
@@ -71,6 +72,12 @@ class Run {
     return backend_.where(Backend::leave_one_out_workspace(in_.shape, count));
   }
 
+  auto mixture_where() const { return backend_.where(Backend::mixture_workspace(in_.shape)); }
+
+  std::size_t log_weights_size() const {
+    return positions() * static_cast<std::size_t>(in_.shape.vocab + 1);
+  }
+
   adapmixed::Ensemble ensemble() const {
     return {in_.shape, in_.private_rows.logits(), in_.public_rows.logits(),
             in_.private_rows.lse.data(), in_.public_rows.lse.data()};
@@ -120,7 +127,7 @@ class Run {
     const auto* active = reinterpret_cast<const bool*>(box.active.data());
     const adapmixed::Weights weights{box.log_scale.data(), box.residual.data(), box.lower,
                                      box.upper, box.active.empty() ? nullptr : active};
-    Backend::mixture(ensemble(), weights, mixed.data(), backend_.where());
+    Backend::mixture(ensemble(), weights, mixed.data(), mixture_where());
     check("clipped mixture", mixed, box.mixture, 1e-9, 1e-300);
     Backend::leave_one_out(ensemble(), weights,
                            {box.orders.data(), orders, false, in_.shape.models}, loss.data(),
@@ -141,7 +148,7 @@ class Run {
 
   void mixture(const Weighted& given) const {
     std::vector<double> probabilities = unknown(given.mixture.size());
-    Backend::mixture(ensemble(), weights(given), probabilities.data(), backend_.where());
+    Backend::mixture(ensemble(), weights(given), probabilities.data(), mixture_where());
     check("mixture", probabilities, given.mixture, 1e-9, 1e-300);
   }
 
@@ -171,10 +178,11 @@ class Run {
     std::vector<double> normaliser = unknown(positions()), span = unknown(rows());
     std::vector<double> lse = unknown(rows()), public_lse = unknown(positions());
     std::vector<std::int32_t> status(rows(), -1), public_status(positions(), -1);
+    std::vector<double> log_weights = unknown(log_weights_size());
     const adapmixed::LogPoolOptions options = options_of(expected);
     Backend::log_pool(rows_alone(), options,
                       {normaliser.data(), span.data(), lse.data(), status.data(), public_lse.data(),
-                       public_status.data()},
+                       public_status.data(), log_weights.data()},
                       backend_.where(bytes));
     check("pool's log-normaliser", normaliser, expected.log_normaliser, 0.0,
           expected.scale * kPoolSum);
@@ -184,8 +192,12 @@ class Run {
     const adapmixed::Ensemble of{in_.shape, in_.private_rows.logits(), in_.public_rows.logits(),
                                  lse.data(), public_lse.data()};
     std::vector<double> probabilities = unknown(expected.mixture.size());
-    Backend::pool_mixture(of, options, normaliser.data(), probabilities.data(), backend_.where());
+    Backend::pool_mixture(of, options, normaliser.data(), probabilities.data(), mixture_where());
     check("pool's mixture", probabilities, expected.mixture, 2 * expected.scale * kPoolSum, 1e-300);
+    std::vector<double> same = unknown(expected.mixture.size());
+    Backend::pool_probabilities(log_weights.data(), normaliser.data(), in_.shape.positions,
+                                in_.shape.vocab, same.data(), backend_.where());
+    check("pool's mixture from its sums", same, probabilities, 0.0, 0.0);
     std::vector<double> result = unknown(positions());
     Backend::pool_log_prob(of, options, normaliser.data(), in_.targets.data(), result.data(),
                            backend_.where());
@@ -246,9 +258,10 @@ class Run {
                    const std::vector<std::int64_t>& expected, std::int32_t code) const {
     std::vector<std::int64_t> tokens(positions(), -2);
     std::vector<std::int32_t> status(positions(), -1);
-    Backend::sample(probabilities.data(), in_.public_rows.logits(), in_.shape.positions,
-                    in_.shape.vocab, in_.key.data(), in_.counter, tokens.data(), status.data(),
-                    backend_.where());
+    Backend::sample(
+        probabilities.data(), in_.public_rows.logits(), in_.shape.positions, in_.shape.vocab,
+        in_.key.data(), in_.counter, tokens.data(), status.data(),
+        backend_.where(Backend::sample_workspace(in_.shape.positions, in_.shape.vocab)));
     for (std::size_t b = 0; b < positions(); ++b) {
       expect("sample status", b, status[b], code, status[b] == code);
       expect("token", b, static_cast<double>(tokens[b]), static_cast<double>(expected.at(b)),
@@ -290,18 +303,19 @@ class Run {
                              {orders.data(), 2, zero_out, in_.shape.models}, loss.data(),
                              one.data(), loss_where(orders));
     }
-    Backend::mixture(rows_of, {half.data(), half.data()}, probabilities.data(), backend_.where());
+    Backend::mixture(rows_of, {half.data(), half.data()}, probabilities.data(), mixture_where());
     Backend::log_prob(rows_of, {half.data(), half.data()}, in_.targets.data(), one.data(),
                       backend_.where());
     const adapmixed::LogPoolOptions pool{-0.25, 1.0, 2.0, in_.shape.models, nullptr};
     std::vector<double> normaliser = unknown(positions()), found = unknown(positions());
     std::vector<std::int32_t> status(rows(), -1), public_status(positions(), -1);
+    std::vector<double> log_weights = unknown(log_weights_size());
     Backend::log_pool(rows_alone(), pool,
                       {normaliser.data(), one.data(), other.data(), status.data(), found.data(),
-                       public_status.data()},
+                       public_status.data(), log_weights.data()},
                       backend_.where(Backend::log_pool_workspace(in_.shape)));
     check_status("refused row's public status", in_.public_rows, public_status);
-    Backend::pool_mixture(rows_of, pool, normaliser.data(), probabilities.data(), backend_.where());
+    Backend::pool_mixture(rows_of, pool, normaliser.data(), probabilities.data(), mixture_where());
     Backend::pool_log_prob(rows_of, pool, normaliser.data(), in_.targets.data(), found.data(),
                            backend_.where());
   }

@@ -1,0 +1,152 @@
+"""The kernels of log_pool, mixture and sample: rows in parts, tiles of tokens, what they share."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+import cases
+import pools
+import pytest
+import simulated
+import torch
+from checks import Report
+from fuzz import Source
+from pools import SETTINGS, Setting
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+import adapmixed_ext
+from adapmixed_ext import LogPool, _log_pool, _sample
+
+USUAL = SETTINGS[0]
+
+
+def pool_of(private: Tensor, public: Tensor, **more: Any) -> LogPool:
+    return adapmixed_ext.log_pool(private, public, **{**USUAL.options(private.shape[0]), **more})
+
+
+@pytest.mark.parametrize("dtype", cases.DTYPES)
+@pytest.mark.parametrize("setting", [SETTINGS[0], SETTINGS[4]])
+def test_several_parts_and_tiles(setting: Setting, dtype: torch.dtype) -> None:
+    """Tokens 600: ten parts and three tiles, the last ones short; more rows than a block takes."""
+    private, public = cases.logits(5, 19, 2, 600, 3.0, 0.8)
+    private[2, :, 570], public[:, 5] = -math.inf, -math.inf
+    private, public = private.to(dtype), public.to(dtype)
+    active = torch.arange(38).reshape(19, 2) % 3 > 0
+    with simulated.kernels("random", 1):
+        pool = pool_of(private, public, **setting.options(19), active=active)
+        mixture = adapmixed_ext.mixture(private, public, pool)
+        targets = torch.tensor([[0, 255, 256, 599]]).expand(2, 4)
+        log_prob = torch.stack(
+            [adapmixed_ext.log_prob(private, public, pool, t) for t in targets.T.contiguous()], -1
+        )
+    truth = pools.Truth(private, public, setting, pool.private_lse, active)
+    report = Report()
+    pools.check_answers(truth, pool, mixture, targets, log_prob, report)
+    assert not report.failures, report.failures
+    assert abs(truth.lse - pool.private_lse.numpy()).max() < 5e-14
+
+
+def test_parts_and_tiles_of_a_gpu() -> None:
+    private, public = cases.logits(6, 2, 1, 4500, 2.0, 0.7)
+    with simulated.kernels("reverse", sizes_of_a_gpu=True):
+        pool = pool_of(private, public)
+        mixture = adapmixed_ext.mixture(private, public, pool)
+        token = adapmixed_ext.sample(mixture, public, rng=Source(4))
+    assert torch.equal(token, adapmixed_ext.sample(mixture, public, rng=Source(4)))
+    truth = pools.Truth(private, public, USUAL, pool.private_lse)
+    assert abs(truth.lse - pool.private_lse.numpy()).max() < 5e-14
+    assert abs(truth.log_p - mixture.log().numpy()).max() < truth.log_error.max()
+
+
+@pytest.mark.parametrize("scale", [0.01, 30.0, 3e5])
+def test_parts_far_from_each_other(scale: float) -> None:
+    """A row's parts differ by more than a double's range, in both orders."""
+    public = torch.zeros(2, 300)
+    steps = torch.linspace(-1.0, 1.0, 300) * scale
+    private = torch.stack([steps, steps.flip(0)]).expand(3, 2, 300).contiguous()
+    private[1] = 2 * private[0]
+    with simulated.kernels():
+        pool = pool_of(private, public, lower=-5.0, upper=5.0)
+    truth = pools.Truth(private, public, Setting(-5.0, 5.0, 2.0), pool.private_lse)
+    error = abs(truth.lse - pool.private_lse.numpy())
+    assert (error <= 5e-14 + 5e-16 * abs(truth.lse)).all()
+
+
+def test_the_faults_of_a_row_in_any_part() -> None:
+    """A NaN comes before +inf, wherever both are; the other rows are as ever."""
+    good = cases.logits(7, 6, 1, 500, 2.0, 0.7)
+    private, public = good[0].clone(), good[1]
+    private[0, 0, 3], private[0, 0, 400] = math.inf, math.nan
+    private[1, 0, 10], private[1, 0, 11] = math.nan, math.inf
+    private[2, 0, 450] = math.inf
+    private[3, 0] = -math.inf
+    private[4, 0, 499] = 2e6
+    with simulated.kernels("reverse"):
+        pool, clean = pool_of(private, public), pool_of(*good)
+    assert pool.status.flatten().tolist() == [1, 1, 2, 3, 4, 0]
+    assert pool.log_normaliser.isnan().all() and pool.span[:5].isnan().all()
+    assert pool.span[5] == clean.span[5] and pool.private_lse[5] == clean.private_lse[5]
+
+
+def test_a_mixture_is_that_of_the_rows() -> None:
+    """From the pool's sums, from the rows of a changed copy, and none for another normaliser."""
+    private, public = cases.logits(8, 5, 3, 700, 2.0, 0.7)
+    public[1, 40] = -math.inf
+    with simulated.kernels("reverse"):
+        pool = pool_of(private, public)
+        mixture = adapmixed_ext.mixture(private, public, pool)
+        copy = dataclasses.replace(pool)
+        assert torch.equal(adapmixed_ext.mixture(private, public, copy), mixture)
+        other = private.flip(1)
+        assert torch.equal(adapmixed_ext.mixture(other, public, pool), mixture)
+        assert adapmixed_ext.mixture(other, public, copy)[[0, 2]].isnan().all()
+        moved = dataclasses.replace(pool, log_normaliser=pool.log_normaliser + 1e-5)
+        assert adapmixed_ext.mixture(private, public, moved).isnan().all()
+        pool.log_normaliser[1] += 1e-5
+        changed = adapmixed_ext.mixture(private, public, pool)
+    assert changed[1].isnan().all() and torch.equal(changed[::2], mixture[::2])
+    assert (mixture.sum(-1) - 1.0).abs().max() < 1e-12
+
+
+class Torch(TorchDispatchMode):
+    """Counts the operators of torch that ours call."""
+
+    OURS: dict[Any, Callable[..., Any]] = {
+        torch.ops.adapmixed.log_pool.default: _log_pool._log_pool,
+        torch.ops.adapmixed.pool_mixture.default: _log_pool._pool_mixture,
+        torch.ops.adapmixed.pool_probabilities.default: _log_pool._pool_probabilities,
+        torch.ops.adapmixed.sample.default: _sample._sample,
+    }
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.called: Counter[str] = Counter()
+
+    def __torch_dispatch__(
+        self, func: Any, types: object, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        if func in self.OURS:
+            with self:
+                return self.OURS[func](*args)
+        self.called[str(func)] += 1
+        return func(*args, **(kwargs or {}))
+
+
+def test_torch_allocates_and_does_nothing_else() -> None:
+    private, public = cases.logits(9, 4, 2, 300, 2.0, 0.7)
+    source = Source(1)
+    key = source.reserve()[0]
+    source.reserve = lambda: (key, 2)  # type: ignore[method-assign]
+    with simulated.kernels() as workspaces, Torch() as torchs:
+        pool = pool_of(private, public, active=torch.ones(4, 2, dtype=torch.bool))
+        mixture = adapmixed_ext.mixture(private, public, pool)
+        adapmixed_ext.sample(mixture, public, rng=source)
+    # The simulation fills each workspace, and this test makes a mask.
+    assert torchs.called.pop("aten.fill_.Scalar") == len(workspaces) == 2
+    assert torchs.called.pop("aten.ones.default") == 1
+    assert set(torchs.called) <= {"aten.new_empty.default", "aten.empty_like.default"}
