@@ -1,0 +1,447 @@
+"""What private prediction costs: perplexity over fixed ε, and where it is the unprotected one.
+
+    python -m benchmarks.headline --out benchmarks/results/headline   # half an hour
+    python -m benchmarks.headline --quick                             # small, no meaning
+
+Members adapt the output layer of the built-in base, with the demonstration's settings:
+
+- builtin: the language reference. Each of five ensembles of 64 members is trained without a fifth
+  of the topics, and answers about these;
+- authors: 100 installed distributions, one shard for each (`benchmarks.authors`). They answer text
+  of the same authors that was held out and, as a control, text of other authors.
+
+The text is read in blocks of 256 tokens. For every ε the clips and κ with the best perplexity are
+chosen on some blocks, and reported on others. The planner's rule looks at no text at all.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import itertools
+import math
+import random
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+import adapmixed_ext as ops
+from adapmixed.data import Document, demo_base
+from adapmixed.data.builtin import HELD_OUT_KEY, topic_documents
+from adapmixed.ensemble import Ensemble
+from adapmixed.training.blocks import token_stream
+from adapmixed.training.demo import CONFIG, NUM_MODELS
+from adapmixed.training.member import MemberSettings
+from adapmixed.training.partition import assign_shards
+from adapmixed.training.pool import train_members
+from adapmixed.training.progress import Progress
+from adapmixed.training.shards import Spool
+from benchmarks.authors import authors, divide
+from benchmarks.frontier import (
+    Question,
+    Scorer,
+    Setting,
+    Shape,
+    choose,
+    cost_of,
+    crossing,
+    rule,
+    setting,
+    widest,
+)
+from benchmarks.harness import Report, headline, machine
+
+DELTA = 1e-5
+BLOCK = 256
+QUERIES = (1_024, 99_840)
+ADJACENCIES = ("zero_out", "replace_one")
+EPSILONS = (0.25, 0.5, 1.0, 2.0, 3.0, 5.0, 8.0)
+QUESTIONS = [Question(*one) for one in itertools.product(QUERIES, ADJACENCIES, EPSILONS)]
+LOWER = (0.0, -0.03, -0.06, -0.125, -0.25, -0.5, -1.0)
+UPPER = (0.06, 0.125, 0.25, 0.5, 1.0, 2.0, 3.0, 4.0)
+SHAPES: list[Shape] = list(itertools.product(LOWER, UPPER))
+FOLDS = 5
+KEY = hashlib.sha256(b"adapmixed demonstration shards").digest()  # that of training.demo
+
+
+@dataclass(frozen=True)
+class Part:
+    """An ensemble's shards, and the text that it answers.
+
+    Attributes:
+        shards: the documents of every member.
+        text: documents that no shard holds.
+        control: documents of other authors; empty if there are none.
+    """
+
+    shards: list[list[Document]]
+    text: list[Document]
+    control: list[Document]
+
+
+class Shards(Spool):
+    """Shards in memory."""
+
+    documents: list[list[Document]]
+
+    def read(self, shard: int) -> list[Document]:
+        return sorted(self.documents[shard], key=lambda document: document.identifier)
+
+
+@dataclass
+class Losses:
+    """Mean losses of every setting, and then of the unprotected and the public model.
+
+    Attributes:
+        values: (settings + 2, blocks) float64, mean nats of the queries of each block.
+        settings: the settings.
+    """
+
+    values: Tensor
+    settings: list[Setting]
+
+    def mean(self) -> dict[Setting, float]:
+        """Return the mean loss by setting."""
+        return dict(zip(self.settings, self.values.mean(1)[:-2].tolist(), strict=True))
+
+    def perplexity(self, of: Setting | int) -> float:
+        """Return the perplexity of a setting, of the unprotected (-2) or the public model (-1)."""
+        return math.exp(float(self._row(of).mean()))
+
+    def error(self, of: Setting | int) -> float:
+        """Return the standard error of the change against the public model, as a share."""
+        change = self._row(of) - self.values[-1]
+        return float(change.std()) / math.sqrt(max(1, len(change))) if len(change) > 1 else 0.0
+
+    def _row(self, of: Setting | int) -> Tensor:
+        return self.values[of if isinstance(of, int) else self.settings.index(of)]
+
+
+def builtin(models: int, folds: int) -> Iterator[Part]:
+    """Yield the ensembles of the language reference; each lacks one fold of the topics."""
+    topics = topic_documents()
+    for fold in range(folds):
+        shards: list[list[Document]] = [[] for _ in range(models)]
+        text: list[Document] = []
+        for topic, found in topics.items():
+            if fold_of(topic) == fold:
+                text += found
+            else:
+                (shard,) = assign_shards([topic], models, key=KEY)
+                shards[shard] += found
+        yield Part(shards, text, [])
+
+
+def fold_of(topic: str) -> int:
+    """Return the fold in which a topic is held out; fold 0 is the demonstration's."""
+    digest = hashlib.blake2b(topic.encode(), digest_size=8, key=HELD_OUT_KEY).digest()
+    return int(int.from_bytes(digest, "big") * FOLDS / 2**64)
+
+
+def by_author(models: int) -> Iterator[Part]:
+    """Yield the ensemble of the authors."""
+    members, others = divide(authors(), models)
+    yield Part(
+        [author.training for author in members],
+        [document for author in members for document in author.held_out],
+        [document for author in others for document in (*author.training, *author.held_out)],
+    )
+
+
+def train(part: Part, folder: Path, workers: int) -> Ensemble:
+    """Train a part's members with the settings of the demonstration."""
+    spool = Shards(folder, "", dict.fromkeys(range(len(part.shards)), 1))
+    object.__setattr__(spool, "documents", part.shards)
+    paths = {index: folder / f"member-{index:03}" for index in range(len(part.shards))}
+    base = str(demo_base())
+    settings = MemberSettings(base, None, base, CONFIG, 0, 0.0, "cpu", torch.float32)
+    progress = Progress(spool.sizes, lambda _: None, lambda *_: None)
+    missing = {index: path for index, path in paths.items() if not path.exists()}
+    if missing:
+        train_members(missing, settings, spool, KEY, workers=workers, threads=1, progress=progress)
+    return Ensemble.from_pretrained(base, list(paths.values()), adapted={"lm_head": (CONFIG.rank,)})
+
+
+def blocks_of(ensemble: Ensemble, documents: Sequence[Document]) -> list[Tensor]:
+    """Return whole blocks of tokens of the documents in their order."""
+    tokens = token_stream(ensemble.tokenizer, [document.text for document in documents])
+    return list(torch.tensor(tokens)[: len(tokens) // BLOCK * BLOCK].view(-1, BLOCK))
+
+
+def share(blocks: list[int], reported: int, chosen: int) -> tuple[list[set[int]], list[set[int]]]:
+    """Divide blocks at random into those that are reported and those on which settings are chosen.
+
+    Args:
+        blocks: the number of blocks of each part.
+        reported: how many to report on.
+        chosen: how many to choose on, if so many are left, and one at least.
+
+    Returns:
+        (reported, chosen) blocks of each part, which are disjoint.
+
+    Raises:
+        ValueError: if there are too few blocks.
+    """
+    places = [(part, at) for part, count in enumerate(blocks) for at in range(count)]
+    if len(places) <= reported:
+        raise ValueError(f"the text must have more than {reported} blocks, got {len(places)}")
+    random.Random(0).shuffle(places)
+    found: tuple[list[set[int]], list[set[int]]] = (
+        [set() for _ in blocks], [set() for _ in blocks]
+    )  # fmt: skip
+    for number, (part, at) in enumerate(places[: reported + chosen]):
+        found[number >= reported][part].add(at)
+    return found
+
+
+@torch.no_grad()
+def measure(
+    ensemble: Ensemble, blocks: Sequence[Tensor], settings: Sequence[Setting], what: str
+) -> Tensor:
+    """Return the mean losses of every block, (settings + 2, blocks)."""
+    scorer = Scorer(settings)
+    found = torch.empty(len(settings) + 2, len(blocks), dtype=torch.float64)
+    began = time.monotonic()
+    for number, ids in enumerate(blocks):
+        private, public = ensemble.logits(ids[None, :-1])
+        losses = scorer.losses(private[:, 0], public[0], ids[1:])
+        found[:, number] = losses.double().mean(1)
+        if number == 0:
+            for at in range(0, len(settings), 1 + len(settings) // 8):
+                few = private[:, 0, :4].contiguous(), public[0, :4].contiguous(), ids[1:5]
+                check(*few, settings[at], losses[at, :4])
+        if number % 20 == 0:
+            tell(f"{what}: block {number + 1} of {len(blocks)}, {time.monotonic() - began:.0f} s")
+    return found
+
+
+def check(private: Tensor, public: Tensor, targets: Tensor, one: Setting, losses: Tensor) -> None:
+    """Compare with the log-probabilities of the mechanism's operator.
+
+    Raises:
+        RuntimeError: if they differ.
+    """
+    lower, upper, scale = one
+    pool = ops.log_pool(private, public, lower=lower, upper=upper, scale=scale).check()
+    found = ops.log_prob(private, public, pool, targets)
+    if not torch.allclose(-found, losses.double(), atol=1e-4):
+        raise RuntimeError(f"the operator must score {one} alike, got {-found} and {losses}")
+
+
+def tell(line: str) -> None:
+    """Write a line of progress to standard error."""
+    print(line, file=sys.stderr, flush=True)
+
+
+def run(name: str, parts: Sequence[Part], report: Report, options: argparse.Namespace) -> None:
+    """Train, choose, measure and report one corpus."""
+    models = len(parts[0].shards)
+    widths = sorted({widest(question, models, DELTA) for question in QUESTIONS})
+    grid = [setting(shape, width) for width in widths for shape in SHAPES]
+    with tempfile.TemporaryDirectory() as folder:
+        ensembles = []
+        for number, part in enumerate(parts):
+            began = time.monotonic()
+            place = Path(options.keep or folder, f"{name}-{models}-{number}")
+            place.mkdir(parents=True, exist_ok=True)
+            ensembles.append(train(part, place, options.workers))
+            tell(f"{name} {number}: trained in {time.monotonic() - began:.0f} s")
+        texts = [blocks_of(one, part.text) for one, part in zip(ensembles, parts, strict=True)]
+        reported, chosen = share(
+            [len(text) for text in texts],
+            -(-options.queries // (BLOCK - 1)),
+            -(-options.choose // (BLOCK - 1)),
+        )
+
+        def measured(where: Sequence[set[int]], settings: list[Setting], what: str) -> Losses:
+            return Losses(
+                torch.cat(
+                    [
+                        measure(one, [text[at] for at in sorted(mine)], settings, f"{name} {what}")
+                        for one, text, mine in zip(ensembles, texts, where, strict=True)
+                        if mine
+                    ],
+                    dim=1,
+                ),
+                settings,
+            )
+
+        tried = measured(chosen, grid, "choosing")
+        losses = tried.mean()
+        best = {width: choose(losses, SHAPES, width) for width in widths}
+        rules = {question: rule(question, models, DELTA) for question in QUESTIONS}
+        settings = list(dict.fromkeys([*best.values(), *rules.values()]))
+        final = measured(reported, settings, "reported")
+        control = None
+        if any(part.control for part in parts):
+            (ensemble,), (part,) = ensembles, parts
+            blocks = blocks_of(ensemble, part.control)
+            random.Random(0).shuffle(blocks)
+            blocks = blocks[: -(-options.choose // (BLOCK - 1))]
+            control = Losses(measure(ensemble, blocks, settings, f"{name} control"), settings)
+    tables(name, parts, models, best, rules, tried, final, control, report)
+
+
+def tables(
+    name: str, parts: Sequence[Part], models: int, best: dict[float, Setting],
+    rules: dict[Question, Setting], tried: Losses, final: Losses, control: Losses | None,
+    report: Report,
+) -> None:  # fmt: skip
+    """Report all figures of a corpus."""
+    public, unprotected = final.perplexity(-1), final.perplexity(-2)
+    texts = {"reported": final, "choosing": tried} | ({"control": control} if control else {})
+    report.say(f"{name}: {models} members, {len(parts)} ensemble(s), δ = {DELTA:g}")
+    for text, one in texts.items():
+        row = {
+            "corpus": name, "text": text, "models": models,
+            "queries": one.values.shape[1] * (BLOCK - 1),
+            "public": one.perplexity(-1), "unprotected": one.perplexity(-2),
+            "error": one.error(-2),
+        }  # fmt: skip
+        report.tables.setdefault("levels", []).append(row)
+        report.say(
+            f"  {text:9}{row['queries']:8} queries: public {row['public']:.2f}, unprotected "
+            f"{row['unprotected']:.2f} ({row['unprotected'] / row['public'] - 1:+.1%} "
+            f"± {row['error']:.1%})"
+        )
+    curve = [(width, final.perplexity(one)) for width, one in best.items()]
+    across = crossing(curve, unprotected)
+    for queries, adjacency in itertools.product(QUERIES, ADJACENCIES):
+        report.say()
+        report.say(f"  {queries} queries, {adjacency.replace('_', '-')}")
+        report.say(
+            f"    {'ε':>5} {'best':>8} {'change':>8} {'± ':>6}  {'a':>6} {'b':>5} {'κ':>7}"
+            f"   {'rule':>8} {'change':>8}" + ("  control:  best     rule" if control else "")
+        )
+        for epsilon in EPSILONS:
+            question = Question(queries, adjacency, epsilon)
+            width = widest(question, models, DELTA)
+            one, ruled = best[width], rules[question]
+            row = {
+                "corpus": name, "models": models, **vars(question), "width": width,
+                "lower": one[0], "upper": one[1], "scale": one[2],
+                "perplexity": final.perplexity(one), "error": final.error(one),
+                "rule_lower": ruled[0], "rule_upper": ruled[1], "rule_scale": ruled[2],
+                "rule_perplexity": final.perplexity(ruled),
+            }  # fmt: skip
+            line = (
+                f"    {epsilon:5g} {row['perplexity']:8.2f} {row['perplexity'] / public - 1:8.1%} "
+                f"{row['error']:6.1%}  {one[0]:6g} {one[1]:5g} {one[2]:7.2f}   "
+                f"{row['rule_perplexity']:8.2f} {row['rule_perplexity'] / public - 1:8.1%}"
+            )
+            if control is not None:
+                row["control_perplexity"] = control.perplexity(one)
+                row["control_rule_perplexity"] = control.perplexity(ruled)
+                level = control.perplexity(-1)
+                line += (
+                    f"         {row['control_perplexity'] / level - 1:8.1%}"
+                    f" {row['control_rule_perplexity'] / level - 1:8.1%}"
+                )
+            report.say(line)
+            report.tables.setdefault("frontier", []).append(row)
+        where = None if across is None else cost_of(across, queries, adjacency, models, DELTA)
+        report.tables.setdefault("reached", []).append(
+            {"corpus": name, "models": models, "queries": queries, "adjacency": adjacency,
+             "width": across, "epsilon": where}
+        )  # fmt: skip
+        report.say(
+            "    the unprotected perplexity is "
+            + ("not reached" if where is None else f"reached at ε = {where:.2f}")
+        )
+    report.say()
+    mean = tried.mean()
+    report.tables.setdefault("grid", []).extend(
+        {"corpus": name, "width": width, "lower": lower, "upper": upper,
+         "loss": round(mean[setting((lower, upper), width)], 5)}
+        for width in best
+        for lower, upper in SHAPES
+    )  # fmt: skip
+
+
+def draw(content: dict[str, Any], file: Path) -> None:
+    """Draw perplexity over ε, with a panel for each corpus."""
+    from adapmixed_lab.figures.style import COLOURS, GREY, canvas, number_axis
+
+    levels = [row for row in content["levels"] if row["text"] == "reported"]
+    with canvas(4.3, 1, len(levels)) as (figure, panels):
+        for axes, level in zip([panels] if len(levels) == 1 else panels, levels, strict=True):
+            rows = [row for row in content["frontier"] if row["corpus"] == level["corpus"]]
+            for (queries, colour), (adjacency, dash) in itertools.product(
+                zip(QUERIES, COLOURS, strict=False),
+                zip(ADJACENCIES, ("-", (0, (4, 1.6))), strict=True),
+            ):
+                mine = [
+                    row for row in rows
+                    if (row["queries"], row["adjacency"]) == (queries, adjacency)
+                ]  # fmt: skip
+                axes.plot(
+                    [row["epsilon"] for row in mine], [row["perplexity"] for row in mine],
+                    color=colour, linestyle=dash, linewidth=1.6, marker="o", markersize=5,
+                    markerfacecolor=colour if adjacency == "zero_out" else "white",
+                    label=f"{queries:_} queries, {adjacency}".replace("_", "\u2009", 1).replace("_", "-"),
+                )  # fmt: skip
+            for value, words in (
+                (level["public"], "public model"),
+                (level["unprotected"], "unprotected ensemble"),
+            ):
+                axes.axhline(value, color=GREY, linestyle=(0, (2, 2)), linewidth=1.1)
+                axes.annotate(
+                    words, (0.99, value), xycoords=("axes fraction", "data"), ha="right",
+                    va="bottom", fontsize=9, color=GREY,
+                )  # fmt: skip
+            axes.set_xscale("log")
+            axes.set_xticks(EPSILONS)
+            number_axis(axes.xaxis)
+            axes.minorticks_off()
+            words = {"builtin": "Language reference", "authors": "Docstrings by author"}
+            axes.set(
+                title=f"{words[level['corpus']]}, N = {level['models']}",
+                xlabel="ε at δ = 1e-5, fixed in advance",
+            )
+        first = figure.axes[0]
+        first.set_ylabel("perplexity (lower is better)")
+        figure.legend(*first.get_legend_handles_labels(), loc="outside lower center", ncols=2)
+        figure.savefig(file, dpi=150, metadata={"Software": None})
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    names = ["builtin", "authors"]
+    parser.add_argument("--corpora", nargs="+", choices=names, default=names)
+    parser.add_argument("--queries", type=int, default=QUERIES[-1], help="that are reported")
+    parser.add_argument("--choose", type=int, default=10_200,
+                        help="on which settings are chosen, if there are so many")  # fmt: skip
+    parser.add_argument("--workers", type=int, default=2, help="processes that train")
+    parser.add_argument("--keep", type=Path, metavar="FOLDER", help="keep members for other runs")
+    parser.add_argument("--quick", action="store_true", help="few members and queries, no meaning")
+    parser.add_argument("--figure", type=Path, metavar="PNG")
+    parser.add_argument("--out", type=Path, metavar="PREFIX")
+    options = parser.parse_args()
+    if options.quick:
+        options.queries, options.choose, options.workers = 510, 255, 1
+    torch.set_num_threads(1)
+    about, report = machine(), Report()
+    report.say(f"{headline(about)}\n")
+    for name in options.corpora:
+        if name == "builtin":
+            parts = list(builtin(*((4, 1) if options.quick else (NUM_MODELS, FOLDS))))
+        else:
+            parts = list(by_author(4 if options.quick else 100))
+        run(name, parts, report, options)
+    if options.figure:
+        draw(report.tables, options.figure)
+    if options.out:
+        report.write(options.out, machine=about, quick=options.quick)
+
+
+if __name__ == "__main__":
+    main()
