@@ -175,13 +175,15 @@ def blocks_of(ensemble: Ensemble, documents: Sequence[Document]) -> list[Tensor]
     return list(torch.tensor(tokens)[: len(tokens) // BLOCK * BLOCK].view(-1, BLOCK))
 
 
-def share(blocks: list[int], reported: int, chosen: int) -> tuple[list[set[int]], list[set[int]]]:
+def share(blocks: list[int], reported: int, chosen: int) -> tuple[list[list[int]], list[list[int]]]:
     """Divide blocks at random into those that are reported and those on which settings are chosen.
+
+    With more reported blocks, the same ones are chosen, and those reported before are among them.
 
     Args:
         blocks: the number of blocks of each part.
         reported: how many to report on.
-        chosen: how many to choose on, if so many are left, and one at least.
+        chosen: how many to choose on.
 
     Returns:
         (reported, chosen) blocks of each part, which are disjoint.
@@ -190,36 +192,53 @@ def share(blocks: list[int], reported: int, chosen: int) -> tuple[list[set[int]]
         ValueError: if there are too few blocks.
     """
     places = [(part, at) for part, count in enumerate(blocks) for at in range(count)]
-    if len(places) <= reported:
-        raise ValueError(f"the text must have more than {reported} blocks, got {len(places)}")
+    if len(places) < reported + chosen:
+        raise ValueError(
+            f"the text must have {reported + chosen} blocks, got {len(places)}: reduce --choose"
+        )
     random.Random(0).shuffle(places)
-    found: tuple[list[set[int]], list[set[int]]] = (
-        [set() for _ in blocks], [set() for _ in blocks]
-    )  # fmt: skip
+    found: tuple[list[list[int]], list[list[int]]] = ([[] for _ in blocks], [[] for _ in blocks])
     for number, (part, at) in enumerate(places[: reported + chosen]):
-        found[number >= reported][part].add(at)
+        found[number < chosen][part].append(at)
     return found
 
 
 @torch.no_grad()
 def measure(
-    ensemble: Ensemble, blocks: Sequence[Tensor], settings: Sequence[Setting], what: str
+    ensemble: Ensemble,
+    blocks: Sequence[Tensor],
+    settings: Sequence[Setting],
+    what: str,
+    folder: Path,
 ) -> Tensor:
-    """Return the mean losses of every block, (settings + 2, blocks)."""
-    scorer = Scorer(settings)
-    found = torch.empty(len(settings) + 2, len(blocks), dtype=torch.float64)
-    began = time.monotonic()
+    """Return the mean losses of every block, (settings + 2, blocks).
+
+    Blocks that were measured before are read from the folder.
+    """
+    scorer, began = Scorer(settings), time.monotonic()
+    digest = hashlib.sha256(repr([scorer.settings, DELTA]).encode()).hexdigest()[:16]
+    file = folder / f"losses-{digest}.pt"
+    known: dict[str, Tensor] = torch.load(file) if file.exists() else {}
+    before = len(known)
     for number, ids in enumerate(blocks):
+        name = _digest(ids)
+        if name in known:
+            continue
         private, public = ensemble.logits(ids[None, :-1])
         losses = scorer.losses(private[:, 0], public[0], ids[1:])
-        found[:, number] = losses.double().mean(1)
-        if number == 0:
+        if len(known) == before:
             for at in range(0, len(settings), 1 + len(settings) // 8):
                 few = private[:, 0, :4].contiguous(), public[0, :4].contiguous(), ids[1:5]
                 check(*few, settings[at], losses[at, :4])
-        if number % 20 == 0:
+        known[name] = losses.double().mean(1)
+        if number % 10 == 9 or number + 1 == len(blocks):
+            torch.save(known, file)
             tell(f"{what}: block {number + 1} of {len(blocks)}, {time.monotonic() - began:.0f} s")
-    return found
+    return torch.stack([known[_digest(ids)] for ids in blocks], dim=1)
+
+
+def _digest(ids: Tensor) -> str:
+    return hashlib.sha256(ids.numpy().tobytes()).hexdigest()
 
 
 def check(private: Tensor, public: Tensor, targets: Tensor, one: Setting, losses: Tensor) -> None:
@@ -246,32 +265,29 @@ def run(name: str, parts: Sequence[Part], report: Report, options: argparse.Name
     widths = sorted({widest(question, models, DELTA) for question in QUESTIONS})
     grid = [setting(shape, width) for width in widths for shape in SHAPES]
     with tempfile.TemporaryDirectory() as folder:
-        ensembles = []
+        ensembles, places = [], []
         for number, part in enumerate(parts):
             began = time.monotonic()
             place = Path(options.keep or folder, f"{name}-{models}-{number}")
             place.mkdir(parents=True, exist_ok=True)
+            places.append(place)
             ensembles.append(train(part, place, options.workers))
             tell(f"{name} {number}: trained in {time.monotonic() - began:.0f} s")
         texts = [blocks_of(one, part.text) for one, part in zip(ensembles, parts, strict=True)]
+        tell(f"{name}: {[len(text) for text in texts]} blocks")
         reported, chosen = share(
             [len(text) for text in texts],
             -(-options.queries // (BLOCK - 1)),
             -(-options.choose // (BLOCK - 1)),
         )
 
-        def measured(where: Sequence[set[int]], settings: list[Setting], what: str) -> Losses:
-            return Losses(
-                torch.cat(
-                    [
-                        measure(one, [text[at] for at in sorted(mine)], settings, f"{name} {what}")
-                        for one, text, mine in zip(ensembles, texts, where, strict=True)
-                        if mine
-                    ],
-                    dim=1,
-                ),
-                settings,
-            )
+        def measured(where: Sequence[Sequence[int]], settings: list[Setting], what: str) -> Losses:
+            found = [
+                measure(one, [text[at] for at in mine], settings, f"{name} {what}", place)
+                for one, text, mine, place in zip(ensembles, texts, where, places, strict=True)
+                if mine
+            ]
+            return Losses(torch.cat(found, dim=1), settings)
 
         tried = measured(chosen, grid, "choosing")
         losses = tried.mean()
@@ -285,7 +301,8 @@ def run(name: str, parts: Sequence[Part], report: Report, options: argparse.Name
             blocks = blocks_of(ensemble, part.control)
             random.Random(0).shuffle(blocks)
             blocks = blocks[: -(-options.choose // (BLOCK - 1))]
-            control = Losses(measure(ensemble, blocks, settings, f"{name} control"), settings)
+            found = measure(ensemble, blocks, settings, f"{name} control", places[0])
+            control = Losses(found, settings)
     tables(name, parts, models, best, rules, tried, final, control, report)
 
 
@@ -381,11 +398,14 @@ def draw(content: dict[str, Any], file: Path) -> None:
                     row for row in rows
                     if (row["queries"], row["adjacency"]) == (queries, adjacency)
                 ]  # fmt: skip
+                words = f"{queries:,} queries, {adjacency.replace('_', '-')}".replace(
+                    ",", "\u2009", 1
+                )
                 axes.plot(
                     [row["epsilon"] for row in mine], [row["perplexity"] for row in mine],
                     color=colour, linestyle=dash, linewidth=1.6, marker="o", markersize=5,
                     markerfacecolor=colour if adjacency == "zero_out" else "white",
-                    label=f"{queries:_} queries, {adjacency}".replace("_", "\u2009", 1).replace("_", "-"),
+label=words,
                 )  # fmt: skip
             for value, words in (
                 (level["public"], "public model"),
@@ -418,10 +438,10 @@ def main() -> None:
     names = ["builtin", "authors"]
     parser.add_argument("--corpora", nargs="+", choices=names, default=names)
     parser.add_argument("--queries", type=int, default=QUERIES[-1], help="that are reported")
-    parser.add_argument("--choose", type=int, default=10_200,
+    parser.add_argument("--choose", type=int, default=9_690,
                         help="on which settings are chosen, if there are so many")  # fmt: skip
     parser.add_argument("--workers", type=int, default=2, help="processes that train")
-    parser.add_argument("--keep", type=Path, metavar="FOLDER", help="keep members for other runs")
+    parser.add_argument("--keep", type=Path, metavar="FOLDER", help="continue from here")
     parser.add_argument("--quick", action="store_true", help="few members and queries, no meaning")
     parser.add_argument("--figure", type=Path, metavar="PNG")
     parser.add_argument("--out", type=Path, metavar="PREFIX")
