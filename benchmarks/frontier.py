@@ -59,7 +59,7 @@ def setting(shape: Shape, width: float) -> Setting:
 
 
 @cache
-def rule(question: Question, models: int, delta: float) -> Setting:
+def planned(question: Question, models: int, delta: float) -> Setting:
     """Return the planner's chosen pool, which depends on public numbers alone."""
     (found,) = (
         one
@@ -70,6 +70,11 @@ def rule(question: Question, models: int, delta: float) -> Setting:
         if one.mechanism == "clipped-log-pool"
     )  # fmt: skip
     return found.settings["lower"], found.settings["upper"], found.settings["scale"]
+
+
+def rule(width: float) -> Setting:
+    """Return the rule of thumb for a width: a = 0 and κ = 4, or a lower κ that keeps b ≥ 1/4."""
+    return setting((0.0, max(0.25, width / 4)), width)
 
 
 def choose(losses: Mapping[Setting, float], shapes: Sequence[Shape], width: float) -> Setting:

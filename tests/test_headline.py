@@ -103,7 +103,8 @@ def test_settings_keep_their_epsilon_and_hardly_less(adjacency: str) -> None:
     width = frontier.widest(question, 100, 1e-5)
     for lower, upper, scale in (
         *(frontier.setting(shape, width) for shape in headline.SHAPES),
-        frontier.rule(question, 100, 1e-5),
+        frontier.rule(width),
+        frontier.planned(question, 100, 1e-5),
     ):
         cost = frontier.epsilon_of(
             1e-5, 100, 1024, adjacency, lower=lower, upper=upper, scale=scale
