@@ -11,8 +11,9 @@ Members adapt the output layer of the built-in base, with the demonstration's se
   of the same authors that was held out and, as a control, text of other authors.
 
 The text is read in blocks of 256 tokens. For every ε the clips and κ with the best perplexity are
-chosen on some blocks, and reported on others. The planner looks at no text at all. The rule of thumb
-(`frontier.rule`) was found on the blocks on which settings are chosen, of both corpora.
+chosen on some blocks, and reported on others. The rule of thumb (`frontier.rule`) was found on the
+blocks of both corpora on which settings are chosen. The planner looks at no text at all. "Kept" is
+the share of the unprotected ensemble's gain in log-perplexity.
 """
 
 from __future__ import annotations
@@ -116,6 +117,11 @@ class Losses:
     def perplexity(self, of: Setting | int) -> float:
         """Return the perplexity of a setting, of the unprotected (-2) or the public model (-1)."""
         return math.exp(float(self._row(of).mean()))
+
+    def kept(self, of: Setting) -> float:
+        """Return the share of the unprotected ensemble's gain in log-perplexity that is kept."""
+        public, unprotected = (float(self.values[at].mean()) for at in (-1, -2))
+        return (public - float(self._row(of).mean())) / (public - unprotected)
 
     def error(self, of: Setting | int) -> float:
         """Return the standard error of the change against the public model, as a share."""
@@ -340,11 +346,12 @@ def tables(
         report.say()
         report.say(f"  {queries} queries, {adjacency.replace('_', '-')}")
         report.say(
-            f"    {'':5} {'best of all (a, b, κ)':40} {'rule':>8} {'':8} {'planner':>8}"
-            + ("             control" if control else "")
+            f"    {'':5} {'the best of all (a, b, κ)':45} {'the rule':>17} {'planner':>8}"
+            + (f"{'other authors':>22}" if control else "")
         )
         report.say(
-            f"    {'ε':>5} {'perpl.':>8} {'change':>8} {'±':>5}  {'a':>6} {'b':>5} {'κ':>6} "
+            f"    {'ε':>5} {'perpl.':>8} {'change':>8} {'±':>5} {'kept':>4}  "
+            f"{'a':>6} {'b':>5} {'κ':>6} "
             f"{'perpl.':>8} {'change':>8} {'change':>8}"
             + (f"     {'best':>8} {'rule':>8}" if control else "")
         )
@@ -356,12 +363,13 @@ def tables(
                 "corpus": name, "models": models, **vars(question), "width": width,
                 "lower": one[0], "upper": one[1], "scale": one[2],
                 "perplexity": final.perplexity(one), "error": final.error(one),
+                "kept": final.kept(one),
                 "rule_lower": ruled[0], "rule_upper": ruled[1], "rule_scale": ruled[2],
                 "rule_perplexity": final.perplexity(ruled),
             }  # fmt: skip
             line = (
                 f"    {epsilon:5g} {row['perplexity']:8.2f} {row['perplexity'] / public - 1:8.1%} "
-                f"{row['error']:5.1%}  {one[0]:6g} {one[1]:5g} {one[2]:6.2f} "
+                f"{row['error']:5.1%} {row['kept']:4.0%}  {one[0]:6g} {one[1]:5g} {one[2]:6.2f} "
                 f"{row['rule_perplexity']:8.2f} {row['rule_perplexity'] / public - 1:8.1%} "
             )
             if plan is None:

@@ -1,6 +1,9 @@
 """The pieces of benchmarks.headline: authors, shares of the text, scores, choice and crossing."""
 
+import json
 import math
+import os
+import subprocess
 import sys
 from pathlib import Path
 
@@ -127,3 +130,20 @@ def test_a_crossing_is_between_two_points_or_nowhere() -> None:
     assert found == pytest.approx(math.sqrt(8.0))
     assert frontier.crossing(points, 90.0) == 1.0
     assert frontier.crossing(points, 39.9) is None
+
+
+@pytest.mark.slow
+def test_a_small_run_reports_every_epsilon_and_continues(tmp_path: Path) -> None:
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "python")])}
+    command = [sys.executable, "-m", "benchmarks.headline", "--quick", "--corpora", "builtin"]
+    command += ["--keep", str(tmp_path / "kept"), "--out", str(tmp_path / "found")]
+    contents = []
+    for _ in range(2):
+        subprocess.run(command, cwd=ROOT, env=environment, check=True, timeout=300)
+        contents.append(json.loads((tmp_path / "found.json").read_text())["tables"])
+    first, second = contents
+    assert first == second
+    assert len(first["frontier"]) == len(headline.QUESTIONS)
+    levels = {row["text"]: row for row in first["levels"]}
+    for row in first["frontier"]:
+        assert levels["reported"]["unprotected"] < row["perplexity"] < levels["reported"]["public"]
