@@ -398,11 +398,11 @@ def tables(
         )
     report.say()
     mean = tried.mean()
-    report.tables.setdefault("grid", []).extend(
-        {"corpus": name, "width": width, "lower": lower, "upper": upper,
-         "loss": round(mean[setting((lower, upper), width)], 5)}
+    report.tables["clips"] = [{"lower": lower, "upper": upper} for lower, upper in SHAPES]
+    report.tables.setdefault("choosing", []).extend(
+        {"corpus": name, "width": width,
+         "losses": [round(mean[setting(shape, width)], 5) for shape in SHAPES]}
         for width in best
-        for lower, upper in SHAPES
     )  # fmt: skip
 
 
