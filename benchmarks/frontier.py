@@ -1,4 +1,4 @@
-"""Perplexity of ClippedLogPool over its fixed ε, for many settings of the same rows of logits."""
+"""Perplexity over fixed ε, for many settings of the clipped mechanisms and the same logits."""
 
 from __future__ import annotations
 
@@ -10,13 +10,16 @@ from functools import cache
 import torch
 from torch import Tensor
 
-from adapmixed.privacy.planner import CHOSEN_SCALE, epsilon_of, plan
+import adapmixed_ext as ops
+from adapmixed.privacy.planner import CHOSEN_SCALE, CHOSEN_SHAPE, epsilon_of, plan
 from adapmixed.privacy.search import largest_within
 
 Shape = tuple[float, float]
 """Clips (a, b) of ClippedLogPool."""
 Setting = tuple[float, float, float]
 """(a, b, κ) of ClippedLogPool."""
+Box = tuple[float, float]
+"""Density ratios (c, C) of ClippedMixing."""
 
 WIDEST = 40.0  # of κ(b − a)
 
@@ -70,6 +73,20 @@ def planned(question: Question, models: int, delta: float) -> Setting:
         if one.mechanism == "clipped-log-pool"
     )  # fmt: skip
     return found.settings["lower"], found.settings["upper"], found.settings["scale"]
+
+
+@cache
+def planned_box(question: Question, models: int, delta: float) -> Box:
+    """Return the planner's chosen box of ClippedMixing."""
+    (found,) = (
+        one
+        for one in plan(
+            question.epsilon, delta, models, question.queries, question.adjacency,
+            shapes=(CHOSEN_SHAPE,), scales=(),
+        )
+        if one.mechanism == "clipped-mixing"
+    )  # fmt: skip
+    return found.settings["lower"], found.settings["upper"]
 
 
 def rule(width: float) -> Setting:
@@ -138,6 +155,23 @@ class Scorer:
         found[-2] = math.log(len(private)) - log_p[:, target].logsumexp(0)
         found[-1] = -log_q[target]
         return found
+
+
+class BoxScorer:
+    """Scores of ClippedMixing with many boxes, by the mechanism's own operators."""
+
+    def __init__(self, settings: Sequence[Box]) -> None:
+        """Prepare boxes, each once."""
+        self.settings = list(settings)
+
+    def losses(self, private: Tensor, public: Tensor, targets: Tensor) -> Tensor:
+        """Return −log p(target) of every box, (boxes, B) in nats; arguments as of `Scorer`."""
+        private = private.contiguous()
+        found = []
+        for lower, upper in self.settings:
+            clipping = ops.clip_project(private, public, lower=lower, upper=upper).check()
+            found.append(-ops.log_prob(private, public, clipping, targets))
+        return torch.stack(found)
 
 
 def crossing(points: Sequence[tuple[float, float]], level: float) -> float | None:

@@ -13,7 +13,8 @@ Members adapt the output layer of the built-in base, with the demonstration's se
 The text is read in blocks of 256 tokens. For every ε the clips and κ with the best perplexity are
 chosen on some blocks, and reported on others. The rule of thumb (`frontier.rule`) was found on the
 blocks of both corpora on which settings are chosen. The planner looks at no text at all. "Kept" is
-the share of the unprotected ensemble's gain in log-perplexity.
+the share of the unprotected ensemble's gain in log-perplexity. ClippedMixing with the planner's box
+("mixing") costs more time and answers a part of the blocks.
 """
 
 from __future__ import annotations
@@ -47,6 +48,7 @@ from adapmixed.training.progress import Progress
 from adapmixed.training.shards import Spool
 from benchmarks.authors import authors, divide
 from benchmarks.frontier import (
+    BoxScorer,
     Question,
     Scorer,
     Setting,
@@ -55,6 +57,7 @@ from benchmarks.frontier import (
     cost_of,
     crossing,
     planned,
+    planned_box,
     rule,
     setting,
     widest,
@@ -215,15 +218,15 @@ def share(blocks: list[int], reported: int, chosen: int) -> tuple[list[list[int]
 def measure(
     ensemble: Ensemble,
     blocks: Sequence[Tensor],
-    settings: Sequence[Setting],
+    scorer: Scorer | BoxScorer,
     what: str,
     folder: Path,
 ) -> Tensor:
-    """Return the mean losses of every block, (settings + 2, blocks).
+    """Return the mean losses of every block, (losses of the scorer, blocks).
 
     Blocks that were measured before are read from the folder.
     """
-    scorer, began = Scorer(settings), time.monotonic()
+    began = time.monotonic()
     digest = hashlib.sha256(repr([scorer.settings, DELTA]).encode()).hexdigest()[:16]
     file = folder / f"losses-{digest}.pt"
     known: dict[str, Tensor] = torch.load(file) if file.exists() else {}
@@ -234,10 +237,10 @@ def measure(
             continue
         private, public = ensemble.logits(ids[None, :-1])
         losses = scorer.losses(private[:, 0], public[0], ids[1:])
-        if len(known) == before:
-            for at in range(0, len(settings), 1 + len(settings) // 8):
+        if len(known) == before and isinstance(scorer, Scorer):
+            for at in range(0, len(scorer.settings), 1 + len(scorer.settings) // 8):
                 few = private[:, 0, :4].contiguous(), public[0, :4].contiguous(), ids[1:5]
-                check(*few, settings[at], losses[at, :4])
+                check(*few, scorer.settings[at], losses[at, :4])
         known[name] = losses.double().mean(1)
         if number % 10 == 9 or number + 1 == len(blocks):
             torch.save(known, file)
@@ -247,6 +250,18 @@ def measure(
 
 def _digest(ids: Tensor) -> str:
     return hashlib.sha256(ids.numpy().tobytes()).hexdigest()
+
+
+def change_of(boxes: Tensor, all_: Tensor) -> list[tuple[float, float]]:
+    """Return the change of perplexity against the public model, of every box, and its error.
+
+    Args:
+        boxes: (boxes, blocks) mean losses.
+        all_: those of a `Scorer` for the same blocks, the public model's last.
+    """
+    change = boxes - all_[-1]
+    errors = change.std(1) / math.sqrt(change.shape[1])
+    return list(zip(change.mean(1).expm1().tolist(), errors.tolist(), strict=True))
 
 
 def check(private: Tensor, public: Tensor, targets: Tensor, one: Setting, losses: Tensor) -> None:
@@ -283,21 +298,20 @@ def run(name: str, parts: Sequence[Part], report: Report, options: argparse.Name
             tell(f"{name} {number}: trained in {time.monotonic() - began:.0f} s")
         texts = [blocks_of(one, part.text) for one, part in zip(ensembles, parts, strict=True)]
         tell(f"{name}: {[len(text) for text in texts]} blocks")
-        reported, chosen = share(
-            [len(text) for text in texts],
-            -(-options.queries // (BLOCK - 1)),
-            -(-options.choose // (BLOCK - 1)),
-        )
+        counts, count = [len(text) for text in texts], -(-options.choose // (BLOCK - 1))
+        reported, chosen = share(counts, -(-options.queries // (BLOCK - 1)), count)
 
-        def measured(where: Sequence[Sequence[int]], settings: list[Setting], what: str) -> Losses:
+        def measured(
+            where: Sequence[Sequence[int]], scorer: Scorer | BoxScorer, what: str
+        ) -> Tensor:
             found = [
-                measure(one, [text[at] for at in mine], settings, f"{name} {what}", place)
+                measure(one, [text[at] for at in mine], scorer, f"{name} {what}", place)
                 for one, text, mine, place in zip(ensembles, texts, where, places, strict=True)
                 if mine
             ]
-            return Losses(torch.cat(found, dim=1), settings)
+            return torch.cat(found, dim=1)
 
-        tried = measured(chosen, grid, "choosing")
+        tried = Losses(measured(chosen, Scorer(grid), "choosing"), grid)
         losses = tried.mean()
         best = {width: choose(losses, SHAPES, width) for width in widths}
         plans = {
@@ -306,22 +320,34 @@ def run(name: str, parts: Sequence[Part], report: Report, options: argparse.Name
             if question.adjacency == "zero_out"  # each has two bounds of its own, which cost time
         }
         settings = list(dict.fromkeys([*best.values(), *map(rule, widths), *plans.values()]))
-        final = measured(reported, settings, "reported")
+        final = Losses(measured(reported, Scorer(settings), "reported"), settings)
+        boxes = {question: planned_box(question, models, DELTA) for question in QUESTIONS}
+        few, _ = share(counts, -(-options.mixing // (BLOCK - 1)), count)  # some of `reported`
+        mixing = dict(
+            zip(
+                boxes,
+                change_of(
+                    measured(few, BoxScorer(list(boxes.values())), "mixing"),
+                    measured(few, Scorer(settings), "reported"),
+                ),
+                strict=True,
+            )
+        )
         control = None
         if any(part.control for part in parts):
             (ensemble,), (part,) = ensembles, parts
             blocks = blocks_of(ensemble, part.control)
             random.Random(0).shuffle(blocks)
             blocks = blocks[: -(-options.choose // (BLOCK - 1))]
-            found = measure(ensemble, blocks, settings, f"{name} control", places[0])
+            found = measure(ensemble, blocks, Scorer(settings), f"{name} control", places[0])
             control = Losses(found, settings)
-    tables(name, parts, models, best, plans, tried, final, control, report)
+    tables(name, parts, models, best, plans, tried, final, control, mixing, report)
 
 
 def tables(
     name: str, parts: Sequence[Part], models: int, best: dict[float, Setting],
     plans: dict[Question, Setting], tried: Losses, final: Losses, control: Losses | None,
-    report: Report,
+    mixing: dict[Question, tuple[float, float]], report: Report,
 ) -> None:  # fmt: skip
     """Report all figures of a corpus."""
     public, unprotected = final.perplexity(-1), final.perplexity(-2)
@@ -347,16 +373,17 @@ def tables(
         report.say(f"  {queries} queries, {adjacency.replace('_', '-')}")
         report.say(
             f"    {'':5} {'the best of all (a, b, κ)':45} {'the rule':>17} {'planner':>8}"
-            + (f"{'other authors':>22}" if control else "")
+            f"{'mixing':>8} {'':5}" + (f"{'other authors':>22}" if control else "")
         )
         report.say(
             f"    {'ε':>5} {'perpl.':>8} {'change':>8} {'±':>5} {'kept':>4}  "
             f"{'a':>6} {'b':>5} {'κ':>6} "
-            f"{'perpl.':>8} {'change':>8} {'change':>8}"
+            f"{'perpl.':>8} {'change':>8} {'change':>8}{'change':>8} {'±':>5}"
             + (f"     {'best':>8} {'rule':>8}" if control else "")
         )
         for epsilon in EPSILONS:
             question = Question(queries, adjacency, epsilon)
+            mixed, mixed_error = mixing[question]
             width = widest(question, models, DELTA)
             one, ruled, plan = best[width], rule(width), plans.get(question)
             row: dict[str, Any] = {
@@ -366,6 +393,7 @@ def tables(
                 "kept": final.kept(one),
                 "rule_lower": ruled[0], "rule_upper": ruled[1], "rule_scale": ruled[2],
                 "rule_perplexity": final.perplexity(ruled),
+                "mixing_change": mixed, "mixing_error": mixed_error,
             }  # fmt: skip
             line = (
                 f"    {epsilon:5g} {row['perplexity']:8.2f} {row['perplexity'] / public - 1:8.1%} "
@@ -377,6 +405,7 @@ def tables(
             else:
                 row["planner_perplexity"] = final.perplexity(plan)
                 line += f"{row['planner_perplexity'] / public - 1:8.1%}"
+            line += f"{mixed:8.1%} {mixed_error:5.1%}"
             if control is not None:
                 row["control_perplexity"] = control.perplexity(one)
                 row["control_rule_perplexity"] = control.perplexity(ruled)
@@ -464,6 +493,7 @@ def main() -> None:
     parser.add_argument("--queries", type=int, default=QUERIES[-1], help="that are reported")
     parser.add_argument("--choose", type=int, default=5_100,
                         help="on which settings are chosen, if there are so many")  # fmt: skip
+    parser.add_argument("--mixing", type=int, default=25_500, help="that ClippedMixing answers")
     parser.add_argument("--workers", type=int, default=2, help="processes that train")
     parser.add_argument("--keep", type=Path, metavar="FOLDER", help="continue from here")
     parser.add_argument("--quick", action="store_true", help="few members and queries, no meaning")
@@ -472,6 +502,7 @@ def main() -> None:
     options = parser.parse_args()
     if options.quick:
         options.queries, options.choose, options.workers = 510, 255, 1
+        options.mixing = 510
     torch.set_num_threads(1)
     about, report = machine(), Report()
     report.say(f"{headline(about)}\n")
