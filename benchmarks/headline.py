@@ -15,8 +15,8 @@ chosen on some blocks, and reported on others. The rule of thumb (`frontier.rule
 blocks of both corpora on which settings are chosen. The planner looks at no text at all. "Kept" is
 the share of the unprotected ensemble's gain in log-perplexity. ClippedMixing with the planner's box
 ("mixing") takes more time and answers some of the blocks. The rule's pool answers the same ones,
-and the difference is added to the rule's loss on all blocks. The figure shows the better of the best
-pool and of ClippedMixing.
+and the difference is added to the rule's loss on all blocks. The figure shows the better one of
+the best pool and ClippedMixing.
 """
 
 from __future__ import annotations

@@ -100,6 +100,27 @@ def test_scores_are_those_of_the_operators() -> None:
     torch.testing.assert_close(found[-1], -public.log_softmax(-1)[rows, targets])
 
 
+def test_scores_of_boxes_are_those_of_the_clipped_mixture() -> None:
+    generator = torch.Generator().manual_seed(1)
+    private = torch.randn(6, 4, 50, generator=generator)
+    public = torch.randn(4, 50, generator=generator)
+    targets = torch.tensor([1, 49, 7, 7])
+    boxes = [(1.0, 1.0), (0.0, 1e9), (0.8, 1.2)]
+    found = frontier.BoxScorer(boxes).losses(private, public, targets)
+    q = public.double().softmax(-1)[range(4), targets]
+    mean = private.double().softmax(-1).mean(0)[range(4), targets]
+    torch.testing.assert_close(found[0].exp(), 1 / q, rtol=1e-5, atol=0)
+    torch.testing.assert_close(found[1].exp(), 1 / mean, rtol=1e-5, atol=0)
+    assert bool((-found[2] <= q.log() + math.log(1.2) + 1e-6).all())
+    assert bool((-found[2] >= q.log() + math.log(0.8) - 1e-6).all())
+
+
+def test_what_varies_between_blocks_cancels_in_a_difference() -> None:
+    blocks = torch.tensor([1.0, 9.0, 2.0, 5.0], dtype=torch.float64)
+    ((mean, error),) = headline.difference((blocks - 0.25)[None], blocks[None])
+    assert (mean, error) == (-0.25, 0.0)
+
+
 @pytest.mark.parametrize("adjacency", headline.ADJACENCIES)
 def test_settings_keep_their_epsilon_and_hardly_less(adjacency: str) -> None:
     question = frontier.Question(1024, adjacency, 1.0)
