@@ -1,4 +1,4 @@
-"""What private prediction costs: perplexity over fixed ε, and where it is the unprotected one.
+"""Measure perplexity over fixed ε, and find where it is that of the unprotected ensemble.
 
     python -m benchmarks.headline --out benchmarks/results/headline   # half an hour
     python -m benchmarks.headline --quick                             # small, no meaning
