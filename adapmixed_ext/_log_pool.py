@@ -272,6 +272,23 @@ def pool_mixture(private_logits: Tensor, public_logits: Tensor, pool: LogPool) -
     return p
 
 
+def kept_mixture(private_logits: Tensor, public_logits: Tensor, pool: LogPool) -> Tensor:
+    """Compute :func:`pool_mixture` without repeating the checks of `log_pool`. Internal.
+
+    Args:
+        private_logits: the rows that were given to `log_pool`.
+        public_logits: the public ones.
+        pool: its result, unchanged and with ``log_weights``.
+    """
+    if private_logits.stride(-1) != 1 or public_logits.stride(-1) != 1:
+        return pool_mixture(private_logits, public_logits, pool)
+    p: Tensor = _ops.pool_mixture(
+        private_logits, public_logits, pool.private_lse, pool.public_lse, pool.log_normaliser,
+        pool.active, pool.lower, pool.upper, pool.scale, pool.num_models, pool.log_weights,
+    )  # fmt: skip
+    return p
+
+
 def pool_log_prob(
     private_logits: Tensor, public_logits: Tensor, pool: LogPool, targets: Tensor
 ) -> Tensor:

@@ -77,7 +77,9 @@ def on_device(name: str, value: Tensor, other: Tensor) -> None:
 def number(name: str, value: object, *, above: float | None = None, least: float = -math.inf,
            most: float = math.inf) -> float:  # fmt: skip
     """Return a real number > above, >= least and <= most; never NaN."""
-    if isinstance(value, bool) or not isinstance(value, numbers.Real):
+    if type(value) is not float and (
+        isinstance(value, bool) or not isinstance(value, numbers.Real)
+    ):
         raise ValueError(f"{name} must be a number, got {value!r}")
     try:
         x = float(value)

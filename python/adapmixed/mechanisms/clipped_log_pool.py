@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import ClassVar
 
 import numpy as np
@@ -13,7 +14,7 @@ from adapmixed.checks import check_number, check_optional_count
 from adapmixed.mechanisms.distribution import Distribution, public_below
 from adapmixed.mechanisms.proposal import Mechanism, Prepared
 from adapmixed.mechanisms.rows import Rows, check_confidence, unsure
-from adapmixed.privacy import BoundedRangeAnswer, PublicAnswer
+from adapmixed.privacy import BoundedRangeAnswer, Event, PublicAnswer
 from adapmixed.privacy.costs.clipped_log_pool import individual_rho
 from adapmixed_ext.types import RandomSource
 
@@ -84,18 +85,27 @@ class ClippedLogPool(Mechanism):
     def _prepare(self, rows: Rows, rng: RandomSource) -> Prepared:
         models, positions = rows.private.shape[:2]
         asked = unsure(rows.public, self.public_confidence)
-        takes_part = asked.expand(models, positions)
+        answered, takes_part = positions, None
+        if self.public_confidence is not None:
+            answered, takes_part = int(asked.sum()), asked.expand(models, positions)
         pool = ops.log_pool(
             rows.private, rows.public, lower=self.lower, upper=self.upper, scale=self.scale,
-            active=None if bool(asked.all()) else takes_part,
+            active=None if answered == positions else takes_part,
             keep=rows.drawn,
         ).check()  # fmt: skip
         span = pool.span.cpu().numpy()
         rho = torch.from_numpy(individual_rho(span, self.scale, self.lower, self.upper, models))
-        charges = torch.where(asked.cpu(), rho, 0.0)
+        charges = rho if answered == positions else torch.where(asked.cpu(), rho, 0.0)
         rare = public_below(-self.scale * (self.upper - self.lower))
         found = Distribution(rows, pool, public_below=rare, takes_part=takes_part)
-        answered = int(asked.sum())
         setting = (self.scale, self.lower, self.upper, models, answered, self.queries)
-        events = (BoundedRangeAnswer(*setting), PublicAnswer(positions - answered))
-        return Prepared(found, ~asked, events, charges)
+        return Prepared(found, ~asked, _events(*setting, positions - answered), charges)
+
+
+@lru_cache  # every step asks, mostly with the same numbers
+def _events(
+    scale: float, lower: float, upper: float, models: int, answered: int, plan: int | None,
+    public: int,
+) -> tuple[Event, ...]:  # fmt: skip
+    """Return the costs of the answers, of which `public` cost nothing."""
+    return BoundedRangeAnswer(scale, lower, upper, models, answered, plan), PublicAnswer(public)

@@ -35,6 +35,8 @@ class Rows:
 
     def apart_from(self, *logits: Tensor) -> Rows:
         """Return these rows, each copied if it shares memory with one of these logits."""
+        if not logits:
+            return self
         memory = {one.untyped_storage().data_ptr() for one in logits}
         private, public = (
             one.clone() if one.untyped_storage().data_ptr() in memory else one
