@@ -261,31 +261,17 @@ def _pooled(private_logits: Tensor, public_logits: Tensor, pool: LogPool) -> tup
 
 def pool_mixture(private_logits: Tensor, public_logits: Tensor, pool: LogPool) -> Tensor:
     """Compute :func:`adapmixed_ext.mixture` of a LogPool. Internal."""
-    known, log_weights = _pooled(private_logits, public_logits, pool), pool._log_weights
+    log_weights = pool._log_weights
     if log_weights is None:
-        p: Tensor = _ops.pool_mixture(*known)
+        p: Tensor = _ops.pool_mixture(*_pooled(private_logits, public_logits, pool))
         return p
-    positions, vocab = public_logits.shape
-    size = (positions * (vocab + 1),)
-    log_weights = check.typed("projection", log_weights, F64, size, public_logits)
-    p = _ops.pool_probabilities(log_weights, known[4], vocab)
-    return p
-
-
-def kept_mixture(private_logits: Tensor, public_logits: Tensor, pool: LogPool) -> Tensor:
-    """Compute :func:`pool_mixture` without repeating the checks of `log_pool`. Internal.
-
-    Args:
-        private_logits: the rows that were given to `log_pool`.
-        public_logits: the public ones.
-        pool: its result, unchanged and with ``log_weights``.
-    """
-    if private_logits.stride(-1) != 1 or public_logits.stride(-1) != 1:
-        return pool_mixture(private_logits, public_logits, pool)
-    p: Tensor = _ops.pool_mixture(
-        private_logits, public_logits, pool.private_lse, pool.public_lse, pool.log_normaliser,
-        pool.active, pool.lower, pool.upper, pool.scale, pool.num_models, pool.log_weights,
-    )  # fmt: skip
+    _, public = check.ensemble_logits(private_logits, public_logits)
+    positions, vocab = public.shape
+    log_weights = check.typed("projection", log_weights, F64, (positions * (vocab + 1),), public)
+    log_normaliser = check.typed(
+        "projection.log_normaliser", pool.log_normaliser, F64, (positions,), public
+    )
+    p = _ops.pool_probabilities(log_weights, log_normaliser, vocab)
     return p
 
 

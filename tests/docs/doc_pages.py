@@ -18,7 +18,8 @@ CHECKED = ("python", "sh", "{code-cell}")
 SHOWN = (
     "", "text", "json", "toml", "yaml", "csv", "diff", "c", "cpp", "cmake", "tex", "bibtex",
     "dockerfile", "nginx", "ini",
-    "{toctree}", "{eval-rst}", "{image}", "{figure}", "{note}", "{warning}", "{tip}",
+    "{toctree}", "{eval-rst}", "{image}", "{figure}", "{literalinclude}", "{note}", "{warning}",
+    "{tip}",
 )  # fmt: skip
 """Languages of blocks that are only shown."""
 

@@ -1,4 +1,4 @@
-"""Every Python and shell block of the README and the site runs, but for eleven that are marked.
+"""Every Python and shell block of the README and the site runs, but for twelve that are marked.
 
 A page's blocks run in order in one folder, with stand-ins for the reader's files. Pages of
 `SCRIPTS` and notebooks run whole, in an empty folder. A block that builds, runs these tests, or
@@ -81,7 +81,7 @@ def test_few_blocks_cannot_run() -> None:
     checked = [one for one in ALL if one.language in CHECKED]
     marked = [str(one) for one in checked if not one.runs]
     assert len(checked) >= 75
-    assert len(marked) <= 11, marked
+    assert len(marked) <= 12, marked
 
 
 @pytest.mark.parametrize("block", PYTHON, ids=str)

@@ -9,7 +9,6 @@ from torch import Tensor
 
 import adapmixed_ext as ops
 from adapmixed.mechanisms.rows import Rows
-from adapmixed_ext._log_pool import kept_mixture
 from adapmixed_ext.inputs import prepare
 from adapmixed_ext.types import RandomSource
 
@@ -80,11 +79,8 @@ class Distribution:
 
     def probabilities(self) -> Tensor:
         """Return the probabilities, (B, k) float64. They are private."""
-        rows, projection = self.rows, self.projection
-        if isinstance(projection, ops.LogPool) and projection.log_weights is not None:
-            mixture = kept_mixture(rows.private, rows.public, projection)
-        else:
-            mixture = ops.mixture(rows.private, rows.public, projection)
+        rows = self.rows
+        mixture = ops.mixture(rows.private, rows.public, self.projection)
         if self.public_below > -torch.inf:
             rare = self._answered_from_q(rows.public)
             if bool(rare.any()):

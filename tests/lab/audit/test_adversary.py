@@ -70,8 +70,9 @@ def test_an_epsilon_that_is_one_percent_too_small_is_broken() -> None:
 def test_a_coarser_programme_states_more(monkeypatch: pytest.MonkeyPatch) -> None:
     """The programme bounds from above what lies between its grid points."""
     game = Game(POOL, MODELS, "zero_out")
+    exact = bounded_range._worst_price
+    monkeypatch.setattr(bounded_range, "_worst_price", lambda *size: exact(*size[:3], 2))
     bounded_range._optimum.cache_clear()
-    monkeypatch.setattr(bounded_range, "_CELLS", 2)
     wide = adversary.stated(game, 16)
     bounded_range._optimum.cache_clear()
     monkeypatch.undo()

@@ -112,7 +112,7 @@ FAULTS: tuple[Fault, ...] = (
         "python/adapmixed/privacy/gaussian.py",
         "(middle, high)\n    return high",
         "(middle, high)\n    return low",
-        (_PRIVACY + "test_gaussian.py::test_epsilon_keeps_delta_and_little_less_does_not",),
+        (_PRIVACY + "test_gaussian_dp.py::test_epsilon_keeps_delta_and_little_less_does_not",),
     ),
     Fault(
         "budgets hold",
