@@ -71,23 +71,27 @@ say() { echo "$*" | tee -a "$log"; }
 ended=false
 # Ends what runs, each stage's whole process group. What they said is told.
 leave() {
-  local file groups=() group name
+  local name
   trap '' INT TERM HUP
+  end_groups TERM
+  # A stage that has just begun has a group in a moment, if the shell that begins it lives on.
+  if [[ -n $(jobs -rp) ]]; then sleep 2; fi
   kill $(jobs -p) 2>/dev/null || true
-  for file in "$stages"/*.group; do
-    if [[ -f $file ]]; then groups+=("$(<"$file")"); fi
-  done
-  for group in "${groups[@]}"; do kill -TERM -- "-$group" 2>/dev/null || true; done
+  end_groups KILL
   if ! $ended; then
     for name in "${names[@]}"; do
       if [[ ! -f $stages/$name.status ]]; then tell "$name"; fi
     done
     say "stopped after $SECONDS s"
   fi
-  if ((${#groups[@]} > 0)); then
-    sleep 2
-    for group in "${groups[@]}"; do kill -KILL -- "-$group" 2>/dev/null || true; done
-  fi
+}
+
+# Sends a signal to the groups of all stages that run.
+end_groups() {
+  local file
+  for file in "$stages"/*.group; do
+    if [[ -f $file ]]; then kill "-$1" -- "-$(<"$file")" 2>/dev/null || true; fi
+  done
 }
 
 # What the stages need: two lines, the GPU's name and its architecture, or what is missing.
