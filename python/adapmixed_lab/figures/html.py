@@ -28,6 +28,7 @@ from adapmixed.report.view import (
     show_epsilon,
 )
 from adapmixed.report.write import write_report
+from adapmixed_lab.figures.cost import TITLES, cost_of
 from adapmixed_lab.figures.figures import draw
 from adapmixed_lab.figures.page import PAGE, STYLE, UNPROTECTED_NOTES
 from adapmixed_lab.figures.style import Drawing
@@ -81,6 +82,7 @@ def _page(report: Mapping[str, object], drawings: Iterable[Drawing]) -> str:
         for drawing in drawings
     )
     sections = [
+        _section("What privacy costs", _cost(methods)),
         _section("Summary", _summary(methods)),
         _section("Runs", _runs(runs) if isinstance(runs, list) else ""),
         _section("What each guarantee means", _guarantees(methods)),
@@ -96,6 +98,14 @@ def _page(report: Mapping[str, object], drawings: Iterable[Drawing]) -> str:
 
 def _section(title: str, body: str) -> str:
     return f"<section>\n<h2>{title}</h2>\n{body}</section>" if body else ""
+
+
+def _cost(methods: Sequence[Method]) -> str:
+    cost = cost_of(methods)
+    if cost is None:
+        return ""
+    rows = [tuple(_typeset(escape(cell)) for cell in row) for row in cost.rows]
+    return _table([TITLES, *rows], {0, 1, 2, 4, 5, 6}, escape(cost.summary).replace("-", "−"))
 
 
 def _summary(methods: Sequence[Method]) -> str:

@@ -12,6 +12,8 @@ from typing import Any
 
 from report_cases import HOSTILE, SAMPLE, Page, build, evaluation, every_kind
 
+from adapmixed.report.view import read_methods
+from adapmixed_lab.figures.cost import cost_of
 from adapmixed_lab.figures.figures import draw
 from adapmixed_lab.figures.html import render, write_page
 
@@ -82,6 +84,31 @@ def test_page_holds_its_sections_and_unique_ids() -> None:
     targets = {str(a["xlink:href"])[1:] for _, a in parsed.elements if "xlink:href" in a}
     assert targets <= set(ids)
     assert "Generated sample" not in Page(render(build())).text
+
+
+def test_what_privacy_costs_comes_first() -> None:
+    close = [evaluation(name, "fixed", epsilon=2.0, perplexity=51.96) for name in ("a", "b")]
+    page = render(build([*every_kind(), *close]))
+    assert page.index("What privacy costs") < page.index("Summary")
+    cost = cost_of(read_methods(build([*every_kind(), *close])))
+    assert cost is not None and escape(cost.summary).replace("-", "−") in page
+    assert cost.summary == (
+        "Without protection the ensemble's perplexity is -25.0%. "
+        "No fixed guarantee of this report reaches it."
+    )
+    # log(60/51.96) and log(60/57), of log(60/45); the smaller ε first.
+    kept = [(row[0], *row[4:]) for row in cost.rows]
+    assert kept == [
+        ("2", "51.96", "-13.4%", "50%", "a"),
+        ("2", "51.96", "-13.4%", "50%", "b"),
+        ("8", "57.00", "-5.0%", "18%", "PMixED"),
+    ]
+
+    reached = render(build([*every_kind(), evaluation("c", "fixed", epsilon=3, perplexity=45.0)]))
+    assert "It is reached at ε = 3." in reached
+    for missing in ("unprotected", "public"):
+        some = [one for one in every_kind() if one.name != missing]
+        assert "What privacy costs" not in render(build(some))
 
 
 def test_figures_are_the_same_bytes_and_leave_matplotlib_alone() -> None:
