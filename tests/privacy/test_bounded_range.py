@@ -162,6 +162,7 @@ def test_it_grows_with_range_and_number():
         ((-1.0, 3, DELTA), "span must be finite and >= 0"),
         ((math.inf, 3, DELTA), "span must be finite"),
         ((1.0, -3, DELTA), "queries must be an integer >= 0"),
+        ((1.0, 10**400, DELTA), r"queries must be <= 2\*\*63, got about 2\*\*1329"),
         ((1.0, 3, 1.0), "delta must be in"),
     ],
 )

@@ -1,19 +1,25 @@
 """Guarantees: their sentences, the display of ε, errors and caveats."""
 
 import math
+from dataclasses import replace
 
 import pytest
+import torch
 from accountant_cases import DELTA, bound, random_losses
 
+from adapmixed.mechanisms import ClippedLogPool
 from adapmixed.privacy import (
     Accountant,
     BoundedRangeAnswer,
     Caveat,
+    ClippedAnswer,
     Guarantee,
     PublicAnswer,
     UnprotectedAnswer,
 )
+from adapmixed.privacy.budget import ShardBudget
 from adapmixed.privacy.events import CAVEATS
+from adapmixed.rng import SeededRandom
 
 
 def test_sentences_say_what_is_promised_and_what_is_not():
@@ -64,9 +70,31 @@ def test_any_change_in_a_shard_is_stated_in_numbers(epsilon, words):
     assert f"inside one shard (replace-one) is {words}" in str(guarantee)
 
 
+def test_answers_of_a_bounded_range_state_replace_one_at_the_same_delta():
+    """The clause is what an accountant of replace-one states, for a plan and for a budget."""
+    plan = BoundedRangeAnswer(2.0, -0.25, 1.0, 64, 508, 508)
+    found = Accountant(DELTA).add(plan).guarantee()
+    assert found.replaced == Accountant(DELTA, adjacency="replace_one").add(plan).guarantee().epsilon
+    assert "(replace-one) is covered with ε = 3.792 at δ = 1e-05." in str(found)
+
+    mechanism = ClippedLogPool(-0.25, 1.0, 2.0)
+    accountant = Accountant(DELTA, epsilon=2.0)
+    rows = torch.zeros(4, 1, 3)
+    accountant.charge(mechanism.propose(rows, rows[0], rng=SeededRandom(0)))
+    budget = ShardBudget.for_epsilon(2.0, DELTA, None, largest=mechanism.largest_charge(4))
+    found = accountant.guarantee()
+    assert found.replaced == budget.epsilon(DELTA, "replace_one") > 2 * found.epsilon
+
+    for other in (ClippedAnswer(0.9, 1.1, 4, 5, 5), bound()):
+        assert Accountant(DELTA).add(other).guarantee().replaced is None
+    assert Accountant(DELTA, adjacency="replace_one").add(plan).guarantee().replaced is None
+    with pytest.raises(ValueError, match="replaced must be"):
+        replace(found, replaced=-1.0)
+
+
 def test_what_the_sentence_says_of_the_statement_of_its_own_is_true():
     """A zero-out total whose clause states nothing has an ε for replace-one, above it."""
-    answers = BoundedRangeAnswer(2.0, -0.25, 1.0, 64, 15_000, 15_000)
+    answers = ClippedAnswer(0.5, 2.0, 4, 500, 500)
     accountant = Accountant(DELTA).add(answers)
     assert "adjacency='replace_one' states its own ε." in str(accountant.guarantee())
     replaced = accountant.guarantee("replace_one")

@@ -23,6 +23,7 @@ FEW = 512
 """Largest number of answers for which the optimum is computed, in less than half a second."""
 
 _SPANS = (1e-12, 50.0)  # ranges for which rounding stays far below the errors of the grid
+_MOST = 2**63  # answers
 _LARGEST = 600.0  # largest log m on the grid, so that m stays finite in float64
 _STEP_ERROR = 2.0**-44  # relative error of one step of the programme, from some tens of roundings
 
@@ -35,7 +36,7 @@ def bounded_range_epsilon(span: float, queries: int, delta: float, *, few: int =
 
     Args:
         span: η ≥ 0, in nats.
-        queries: T ≥ 0, fixed in advance.
+        queries: T ≥ 0, at most 2^63, fixed in advance.
         delta: δ in (0, 1).
         few: largest T for which the optimum is computed.
 
@@ -47,6 +48,8 @@ def bounded_range_epsilon(span: float, queries: int, delta: float, *, few: int =
     """
     span, queries = check_real("span", span), check_count("queries", queries, 0)
     delta = check_delta(delta)
+    if queries > _MOST:
+        raise ValueError(f"queries must be <= 2**63, got about 2**{queries.bit_length()}")
     if span == 0 or queries == 0:
         return 0.0
     rho = times_up(queries, up(span * span / 8))

@@ -93,7 +93,21 @@ def guarantee_of(
         public_queries=public,
         budget=_covered(totals),
         caveats=tuple(name for name in CAVEATS if name in totals.caveats),
+        replaced=_replaced_epsilon(totals, delta, adjacency, budget),
     )
+
+
+def _replaced_epsilon(
+    totals: Totals, delta: float, adjacency: str, budget: ShardBudget | None
+) -> float | None:
+    """Return ε of replace-one beside that of zero-out, for answers of a bounded range alone."""
+    if totals.spent is not None and budget is not None:
+        bounded = budget.largest is not None
+    else:
+        bounded = bool(totals.of(BoundedRangeAnswer))
+    if totals.kind != "fixed" or adjacency != "zero_out" or not bounded:
+        return None
+    return parts_of(totals, delta, "replace_one", budget).total
 
 
 def parts_of(totals: Totals, delta: float, adjacency: str, budget: ShardBudget | None) -> Parts:

@@ -37,6 +37,8 @@ _CAVEATS = {
 WEAK_EPSILON, WEAK_DELTA = 10.0, 1e-3
 """Largest ε and δ that a fixed guarantee states without a warning. Both are conventions."""
 
+_LARGEST = 1400.0  # ε of replace-one; beyond it nothing is stated
+
 _WEAK_EPSILON = (
     "Warning, a weak guarantee: ε above 10 allows one shard to change the probability of an "
     "outcome by the factor e^ε, more than 22 000."
@@ -69,6 +71,8 @@ class Guarantee:
         caveats: names of `CAVEATS`, the assumptions that did not hold or were not checked. The
             sentence names each.
         unit: the protected unit, one whole "shard".
+        replaced: for "fixed" and "zero_out", ε of replace-one at the same δ, rounded up, if the
+            composition states it. None: the sentence says what follows from ε and δ.
     """
 
     epsilon: float | None
@@ -83,6 +87,7 @@ class Guarantee:
     budget: int | None = None
     caveats: tuple[str, ...] = ()
     unit: str = "shard"
+    replaced: float | None = None
 
     def __post_init__(self) -> None:
         if self.kind not in KINDS:
@@ -91,6 +96,8 @@ class Guarantee:
             raise ValueError(f"epsilon must be None iff kind is 'none', got {self.epsilon!r}")
         if self.epsilon is not None:
             check_real("epsilon", self.epsilon, infinite=True)
+        if self.replaced is not None:
+            check_real("replaced", self.replaced, infinite=True)
         if not 0 <= self.delta <= 1:
             raise ValueError(f"delta must be in [0, 1], got {self.delta!r}")
         if self.adjacency not in (None, *_NEIGHBOURS):
@@ -163,21 +170,26 @@ class Guarantee:
         return words
 
     def _replaced(self) -> str:
-        """Return the sentence about replace-one, (2ε, (1 + e^ε) δ), both rounded up.
+        """Return the sentence about replace-one, its numbers rounded up.
 
-        If that δ reaches 1, these numbers state nothing, but the mechanism's own bound may.
+        They are `replaced` at the same δ or, without it, (2ε, (1 + e^ε) δ). If that δ reaches 1,
+        the latter state nothing, but the mechanism's own bound may.
         """
         change = "Any change of the records inside one shard (replace-one) is"
         epsilon = self.epsilon or 0.0
-        if epsilon > 700:  # infinity included
+        found = 2 * epsilon if self.replaced is None else self.replaced
+        if max(epsilon, found) > _LARGEST:
             return f"{change} not covered by this statement."
-        delta = (1 + Decimal(epsilon).exp()) * Decimal(repr(float(self.delta)))
-        rounded = Context(prec=2, rounding=ROUND_CEILING).create_decimal(delta)
-        if rounded >= 1:
-            return (
-                f"{change} not covered by this statement; adjacency='replace_one' states its own ε."
-            )
-        return f"{change} covered with ε = {format_epsilon(2 * epsilon)} at δ = {float(rounded)!r}."
+        delta = float(self.delta)
+        if self.replaced is None:
+            passed = (1 + Decimal(epsilon).exp()) * Decimal(repr(delta))
+            delta = float(Context(prec=2, rounding=ROUND_CEILING).create_decimal(passed))
+            if delta >= 1:
+                return (
+                    f"{change} not covered by this statement; adjacency='replace_one' states its "
+                    "own ε."
+                )
+        return f"{change} covered with ε = {format_epsilon(found)} at δ = {delta!r}."
 
     def _basis(self) -> str:
         if self.method == "pld":

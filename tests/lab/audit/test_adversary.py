@@ -9,7 +9,7 @@ import pytest
 
 from adapmixed.privacy import bounded_range
 from adapmixed_lab.audit import Effort, adversary
-from adapmixed_lab.audit.adversary import DELTA, MODELS, POOL, Game
+from adapmixed_lab.audit.adversary import DELTA, MODELS, NARROW, POOL, Game
 
 
 @pytest.mark.parametrize("adjacency", ["zero_out", "replace_one"])
@@ -48,7 +48,7 @@ def test_three_answers_by_enumeration(epsilon: float) -> None:
 
 
 @pytest.mark.parametrize(("queries", "least"), [(16, 0.9), (64, 0.9)])
-def test_the_adversary_reaches_nine_tenths_of_delta(queries: int, least: float) -> None:
+def test_the_adversary_reaches_nine_tenths_of_delta_of_a_plan(queries: int, least: float) -> None:
     game = Game(POOL, MODELS, "zero_out")
     assert least * DELTA < game.reached(queries, adversary.stated(game, queries)) <= DELTA
 
@@ -88,6 +88,14 @@ def test_a_budget_of_more_answers_than_admitted_is_broken() -> None:
     assert game.reached(2 * count, adversary.BUDGET) > 10 * DELTA
     narrow = replace(game, mechanism=replace(POOL, lower=-0.025, upper=0.025))
     assert adversary.admitted(narrow) > 3.9 * count
+
+
+@pytest.mark.parametrize(("adjacency", "least"), [("zero_out", 0.9), ("replace_one", 0.8)])
+def test_the_adversary_comes_near_delta_under_a_budget(adjacency: str, least: float) -> None:
+    game = Game(NARROW, MODELS, adjacency)
+    count = adversary.admitted(game)
+    assert least * DELTA < game.reached(count, adversary.BUDGET) <= DELTA
+    assert game.reached(count * 11 // 10, adversary.BUDGET) > DELTA
 
 
 @pytest.mark.slow
