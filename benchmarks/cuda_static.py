@@ -173,12 +173,6 @@ HOT = (
         lambda s: s.rows, 256, lambda s: s.vocab / 256,
     ),
     Hot(
-        "leave_one_out", "interpolants: divisions", "float_fits_kernel",
-        ((LOSS_PREPARE, "for (int order = 1; order < degree; ++order) {"),),
-        (LOSS_PREPARE, "if (lane >= order && lane < degree) value = (value - below)"),
-        lambda s: 2, 256, lambda s: 15.0, operation=r"MUFU\.RCP64H",
-    ),
-    Hot(
         "leave_one_out", "positions: distances", "float_positions_kernelI{dtype}",
         ((LOSS_PREPARE, "for (std::int64_t i = warp_id(); i < models; i += warp_count()) {"),),
         (LOSS_PREPARE, "if (weight[k] == 0.0) continue;"),
@@ -203,9 +197,9 @@ HOT = (
         goal=20,
     ),
     Hot(
-        "leave_one_out", "totals over chunks", "float_totals_kernel",
-        (("leave_one_out/cuda_float_finish.cuh", "for (std::int64_t chunk = warp_id(); chunk <"),),
-        ("leave_one_out/cuda_float_finish.cuh", "if (written) total = combine(total, sums[chunk"),
+        "leave_one_out", "totals over chunks", "float_finish_kernelILi2E",
+        (("leave_one_out/cuda_float_finish.cuh", "for (int first = warp_id(); first < chunks;"),),
+        ("leave_one_out/cuda_float_finish.cuh", "own[j] = written && chunk < chunks ? sums["),
         lambda s: -(-(s.models * 22 + 4) // 32) * s.positions, 256, lambda s: tiles(s) / 8, size=8,
     ),
     Hot(
@@ -242,7 +236,7 @@ HOT = (
 # included (tests/cuda_on_cpu/test_launches.py counts them), and at most how many are wanted.
 PIPELINES = {
     "log_pool + mixture + sample": (("log_pool", "sample"), 4, 4),
-    "project + leave_one_out": (("log_sum_exp", "project", "leave_one_out"), 15, 6),
+    "project + leave_one_out": (("log_sum_exp", "project", "leave_one_out"), 8, 6),
 }
 NOT_IN_PIPELINES = {"small targets: moments"}
 # Microseconds a query, by dtype and B.

@@ -84,10 +84,9 @@ struct FloatLayout {
   // sums_bytes() is shared with the sums of the double-precision kernels; other_bytes() is in
   // addition to theirs.
   std::int64_t sums_bytes() const { return group * chunks * per_chunk * 8; }
-  std::int64_t other_bytes(std::int64_t models, std::int64_t orders) const {
-    return kDegrees * orders * 2 * static_cast<std::int64_t>(sizeof(ExcessFit)) +
-           group * (models * static_cast<std::int64_t>(sizeof(FloatModel)) +
-                    static_cast<std::int64_t>(sizeof(FloatPosition)) + 8);
+  std::int64_t other_bytes(std::int64_t models) const {
+    return group * (models * static_cast<std::int64_t>(sizeof(FloatModel)) +
+                    static_cast<std::int64_t>(sizeof(FloatPosition)));
   }
 
  private:
@@ -100,21 +99,14 @@ struct FloatLayout {
 // Passed next to a LossCall, whose workspace holds the sums.
 struct FloatCall {
   FloatLayout layout;
-  ExcessFit* fits;           // (kDegrees, K, 2): forward, reverse
   FloatModel* models;        // (group, N)
   FloatPosition* positions;  // (group)
-  std::int32_t* failed;      // (group)
-  std::int32_t* done;        // (group): the losses are written
 };
 
 // The sums of a chunk's models and of its tokens, in the workspace.
 __device__ inline double* float_sums(const LossCall& call, const FloatCall& floats,
                                      std::int64_t member, std::int64_t chunk) {
   return call.sums + (member * floats.layout.chunks + chunk) * floats.layout.per_chunk;
-}
-__device__ inline const ExcessFit& fit_of(const FloatCall& floats, int degree, int orders, int k,
-                                          bool reverse) {
-  return floats.fits[(degree * orders + k) * 2 + (reverse ? 1 : 0)];
 }
 
 ADAPMIXED_CORE_END

@@ -238,7 +238,7 @@ __global__ void __launch_bounds__(kFloatThreads, 2)
     float_sums_kernel(const __grid_constant__ LossCall call,
                       const __grid_constant__ FloatCall floats) {
   const std::int64_t member = blockIdx.x / floats.layout.chunks;
-  if (block_flag(&floats.failed[member])) return;  // other chunks of the position raise it
+  if (block_flag(&call.states[member].failed)) return;  // other chunks of the position raise it
   const std::int64_t chunk = blockIdx.x % floats.layout.chunks;
   double* sums = float_sums(call, floats, member, chunk);
   std::int64_t begin = chunk * floats.layout.chunk_length;
@@ -246,7 +246,7 @@ __global__ void __launch_bounds__(kFloatThreads, 2)
   for (int k = 0; k < tiles && begin < call.in.shape.vocab; ++k) {
     if (k > 0) __syncthreads();  // before the next tile overwrites this one
     if (!add_tile<D>(call, floats, member, begin, k == 0, sums)) {
-      if (threadIdx.x == 0) atomicExch(&floats.failed[member], 1);
+      if (threadIdx.x == 0) atomicExch(&call.states[member].failed, 1);
       return;
     }
     begin += floats.layout.tile;
