@@ -124,7 +124,7 @@ def rows_a_block(shape: Shape) -> int:
 
 
 def loss_shared(shape: Shape) -> int:
-    return 256 * 64 + 12 * TILE + 4 * shape.models * (TILE + 1)
+    return max(64 * TILE, 16 * shape.models) + 12 * TILE + 4 * shape.models * (TILE + 4)
 
 
 def tiles(shape: Shape) -> int:
@@ -181,20 +181,19 @@ HOT = (
     ),
     Hot(
         "leave_one_out", "sums: deviations", "float_sums_kernelI{dtype}",
-        ((LOSS_TILE, "for (std::int64_t first = 0; first < call.in.shape.models; first += kAt"),),
-        (LOSS_TILE, "z[g] = logit<D>(row_bits<D>(call.in.private_logits, i, position), v);"),
+        ((LOSS_TILE, "for (; left >= kModelsAtOnce; left -= kModelsAtOnce) {"),),
+        (LOSS_TILE, "for (int g = 0; g < kModelsAtOnce; ++g, at += stride) next[g] = __ldg(at);"),
         lambda s: tiles(s) * s.positions, TILE, lambda s: s.models, dynamic=loss_shared,
         work=(LOSS_TILE, "e[g] = vfma(ratio_excess(z[g], a_grid, a_rest, shift)"),
         first_read=True, goal=30,
     ),
     Hot(
         "leave_one_out", "sums: moments, degree 10", "float_sums_kernelI{dtype}",
-        ((LOSS_TILE, "for (int lane = start; lane < start + kBurst; ++lane)"),
-         (LOSS_TILE, "add_moments<10>(own")),
-        (LOSS_TILE, "float p = token.p, t = (token.middle - deviations[lane]) * token.factor;"),
-        lambda s: tiles(s) * s.positions, 128, lambda s: TILE, size=4, dynamic=loss_shared,
-        loads=("LDS",),
-        goal=20,
+        ((LOSS_TILE, "for (int lane = start; lane < start + kBurst; lane += 4)"),
+         (LOSS_TILE, "add_burst<false>(tile"), (LOSS_TILE, "add_moments<10>(tile")),
+        (LOSS_TILE, "float power = p * fourth;"),
+        lambda s: tiles(s) * s.positions, 128, lambda s: TILE, operation="FMUL",
+        dynamic=loss_shared, goal=20,
     ),
     Hot(
         "leave_one_out", "totals over chunks", "float_finish_kernelILi2E",

@@ -40,7 +40,7 @@ def test_few_and_many_models_in_tiles_of_a_gpu(models: int) -> None:
 def test_shared_memory_just_below_48_kib() -> None:
     """With the kernels' static memory this exceeds the limit for a kernel that has not asked.
 
-    N = 28 has 48 240 bytes of deviations; rows of 48 800 bytes stay in shared memory.
+    N = 28 has 48 576 bytes of deviations; rows of 48 800 bytes stay in shared memory.
     """
     private, public = ensemble(28, 300, shift=0.0, noise=0.5)
     weight = torch.full(private.shape[:2], 0.25, dtype=torch.float64)
@@ -97,7 +97,7 @@ def most(models: int, positions: int, vocab: int, orders: int) -> int:
 
 @pytest.mark.parametrize("orders", [1, 8, 32])
 @pytest.mark.parametrize("vocab", [1, 100, 129, 50_257, 262_144])
-@pytest.mark.parametrize("models", [1, 3, 100, 400, 726, 727, 4096])
+@pytest.mark.parametrize("models", [1, 3, 100, 400, 701, 702, 4096])
 def test_the_workspace_is_as_large_as_stated(models: int, vocab: int, orders: int) -> None:
     with simulated.kernels(sizes_of_a_gpu=True):
         built = simulated.module()
