@@ -198,7 +198,7 @@ HOT = (
     Hot(
         "leave_one_out", "totals over chunks", "float_finish_kernelILi2E",
         (("leave_one_out/cuda_float_finish.cuh", "for (int first = warp_id(); first < chunks;"),),
-        ("leave_one_out/cuda_float_finish.cuh", "own[j] = written && chunk < chunks ? sums["),
+        ("leave_one_out/cuda_float_finish.cuh", "own[j] = present ? *reinterpret_cast"),
         lambda s: -(-(s.models * 22 + 4) // 32) * s.positions, 256, lambda s: tiles(s) / 8, size=8,
     ),
     Hot(

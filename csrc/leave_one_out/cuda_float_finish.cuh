@@ -24,13 +24,17 @@ __device__ inline void add_chunks(const LossCall& call, const FloatLayout& layou
   const bool written =
       at < per_chunk && (at >= per_chunk - kTokenSums || at % per_model < own_size);
   const bool largest = at == per_chunk - 1;  // growth, the last of TokenSums, is not negative
+  // In bytes, of which a position has less than 2^32: the sum with the address needs no multiply.
+  const auto* begin = reinterpret_cast<const char*>(sums + at);
+  const auto step = static_cast<unsigned>(8 * kFloatWarps * layout.per_chunk);
+  auto from = static_cast<unsigned>(8 * warp_id() * layout.per_chunk);
   double total = 0.0;
   for (int first = warp_id(); first < chunks; first += kAtOnce * kFloatWarps) {
     double own[kAtOnce];
 #pragma unroll
-    for (int j = 0; j < kAtOnce; ++j) {
-      const int chunk = first + j * kFloatWarps;
-      own[j] = written && chunk < chunks ? sums[chunk * per_chunk + at] : 0.0;
+    for (int j = 0; j < kAtOnce; ++j, from += step) {
+      const bool present = written && first + j * kFloatWarps < chunks;
+      own[j] = present ? *reinterpret_cast<const double*>(begin + from) : 0.0;
     }
 #pragma unroll
     for (int j = 0; j < kAtOnce; ++j) {
@@ -86,6 +90,9 @@ __device__ bool write_losses(const LossCall& call, const FloatCall& floats,
   }
   return __syncthreads_or(refused) == 0;
 }
+
+static_assert(sizeof(LossCall) + sizeof(FloatCall) + sizeof(PackedFits<kMaxOrders>) <= 32764,
+              "the most that a kernel's arguments may take");
 
 // A block takes a warp's width of the numbers of one position. The position's last block computes
 // its losses.
