@@ -85,7 +85,7 @@ __device__ inline void wait_for_pieces(const LossProgress* progress, std::int64_
 }
 
 __device__ inline void piece_done(LossProgress* progress) {
-  __syncthreads();
+  __syncthreads();  // all threads have written
   if (threadIdx.x == 0) {
     __threadfence();
     atomicAdd(&progress->done, 1u);

@@ -50,7 +50,7 @@ __device__ inline void add_chunks(const LossCall& call, const FloatLayout& layou
     }
     sums[at] = total;
   }
-  __syncthreads();
+  __syncthreads();  // before the first thread tells other blocks that they are written
 }
 
 // Writes the balances and losses of a position. Returns whether all losses are within the bound. A
