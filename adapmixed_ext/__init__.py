@@ -22,8 +22,8 @@ their next call. None of it grows with N·V. CUDA positions share their memory i
 
 - ``project`` takes 18 536·N for each position of a group. A group has as many positions as fit
   64 MiB, at least one.
-- ``leave_one_out`` takes at most 64 MiB (or 8·N·(2K + 1), if that is more) and 4096·K. Each
-  position of a group adds 16·N + V/4 + 128. A group has at most 2^26 / (8·N·(2K + 1)) positions,
+- ``leave_one_out`` takes at most 64 MiB (or 8·N·(2K + 1), if that is more) and 64. Each
+  position of a group adds 16·N + 64. A group has at most 2^26 / (8·N·(2K + 1)) positions,
   at least one.
 """
 

@@ -124,7 +124,7 @@ def rows_a_block(shape: Shape) -> int:
 
 
 def loss_shared(shape: Shape) -> int:
-    return 256 * 64 + 12 * TILE + 4 * shape.models * (TILE + 1)
+    return max(64 * TILE, 16 * shape.models) + 12 * TILE + 4 * shape.models * (TILE + 4)
 
 
 def tiles(shape: Shape) -> int:
@@ -173,12 +173,6 @@ HOT = (
         lambda s: s.rows, 256, lambda s: s.vocab / 256,
     ),
     Hot(
-        "leave_one_out", "interpolants: divisions", "float_fits_kernel",
-        ((LOSS_PREPARE, "for (int order = 1; order < degree; ++order) {"),),
-        (LOSS_PREPARE, "if (lane >= order && lane < degree) value = (value - below)"),
-        lambda s: 2, 256, lambda s: 15.0, operation=r"MUFU\.RCP64H",
-    ),
-    Hot(
         "leave_one_out", "positions: distances", "float_positions_kernelI{dtype}",
         ((LOSS_PREPARE, "for (std::int64_t i = warp_id(); i < models; i += warp_count()) {"),),
         (LOSS_PREPARE, "if (weight[k] == 0.0) continue;"),
@@ -187,25 +181,24 @@ HOT = (
     ),
     Hot(
         "leave_one_out", "sums: deviations", "float_sums_kernelI{dtype}",
-        ((LOSS_TILE, "for (std::int64_t first = 0; first < call.in.shape.models; first += kAt"),),
-        (LOSS_TILE, "z[g] = logit<D>(row_bits<D>(call.in.private_logits, i, position), v);"),
+        ((LOSS_TILE, "for (; left >= kModelsAtOnce; left -= kModelsAtOnce) {"),),
+        (LOSS_TILE, "for (int g = 0; g < kModelsAtOnce; ++g, at += stride) next[g] = __ldg(at);"),
         lambda s: tiles(s) * s.positions, TILE, lambda s: s.models, dynamic=loss_shared,
         work=(LOSS_TILE, "e[g] = vfma(ratio_excess(z[g], a_grid, a_rest, shift)"),
         first_read=True, goal=30,
     ),
     Hot(
         "leave_one_out", "sums: moments, degree 10", "float_sums_kernelI{dtype}",
-        ((LOSS_TILE, "for (int lane = start; lane < start + kBurst; ++lane)"),
-         (LOSS_TILE, "add_moments<10>(own")),
-        (LOSS_TILE, "float p = token.p, t = (token.middle - deviations[lane]) * token.factor;"),
-        lambda s: tiles(s) * s.positions, 128, lambda s: TILE, size=4, dynamic=loss_shared,
-        loads=("LDS",),
-        goal=20,
+        ((LOSS_TILE, "for (int lane = start; lane < start + kBurst; lane += 4)"),
+         (LOSS_TILE, "add_burst<false>(tile"), (LOSS_TILE, "add_moments<10>(tile")),
+        (LOSS_TILE, "float power = p * fourth;"),
+        lambda s: tiles(s) * s.positions, 128, lambda s: TILE, operation="FMUL",
+        dynamic=loss_shared, goal=20,
     ),
     Hot(
-        "leave_one_out", "totals over chunks", "float_totals_kernel",
-        (("leave_one_out/cuda_float_finish.cuh", "for (std::int64_t chunk = warp_id(); chunk <"),),
-        ("leave_one_out/cuda_float_finish.cuh", "if (written) total = combine(total, sums[chunk"),
+        "leave_one_out", "totals over chunks", "float_finish_kernelILi2E",
+        (("leave_one_out/cuda_float_finish.cuh", "for (int first = warp_id(); first < chunks;"),),
+        ("leave_one_out/cuda_float_finish.cuh", "own[j] = present ? *reinterpret_cast"),
         lambda s: -(-(s.models * 22 + 4) // 32) * s.positions, 256, lambda s: tiles(s) / 8, size=8,
     ),
     Hot(
@@ -242,7 +235,7 @@ HOT = (
 # included (tests/cuda_on_cpu/test_launches.py counts them), and at most how many are wanted.
 PIPELINES = {
     "log_pool + mixture + sample": (("log_pool", "sample"), 4, 4),
-    "project + leave_one_out": (("log_sum_exp", "project", "leave_one_out"), 15, 6),
+    "project + leave_one_out": (("log_sum_exp", "project", "leave_one_out"), 8, 6),
 }
 NOT_IN_PIPELINES = {"small targets: moments"}
 # Microseconds a query, by dtype and B.

@@ -43,7 +43,11 @@ ADAPMIXED_HD float vmax(float a, float b) { return a > b ? a : b; }
 // more than any r at q >= e^-62.
 constexpr float kMostOctaves = kFloatShifter + 100.0f;
 ADAPMIXED_HD float exp2_integer(float shifted) {
+#if defined(__CUDA_ARCH__)
+  shifted = fminf(kMostOctaves, shifted);  // one instruction; of NaN, any result serves
+#else
   shifted = vmin(kMostOctaves, shifted);
+#endif
   std::uint32_t bits;
   std::memcpy(&bits, &shifted, sizeof bits);
   bits = (bits << 23) + 0x3f800000u;
@@ -95,10 +99,23 @@ ADAPMIXED_HD FloatShift make_shift(double private_lse, double public_lse) {
 constexpr double kRatioUnits = 5.6;
 constexpr double kRatioAbsolute = 5e-11;
 
+// The larger of the two; NaN if z is, as vmax passes its second operand then.
+template <class F>
+ADAPMIXED_HD_INLINE F at_least(float least, F z) {
+  return vmax(F(least), z);
+}
+#if defined(__CUDA_ARCH__)
+ADAPMIXED_HD_INLINE float at_least(float least, float z) {
+  float larger;
+  asm("max.NaN.f32 %0, %1, %2;" : "=f"(larger) : "f"(least), "f"(z));
+  return larger;
+}
+#endif
+
 // r' - 1 from z and the two parts of the token's a. NaN stays NaN.
 template <class F>
 ADAPMIXED_HD_INLINE F ratio_excess(F z, F a_grid, F a_rest, const FloatShift& shift) {
-  z = vmax(F(shift.lowest), z);  // vmax passes its second operand if that is NaN
+  z = at_least(shift.lowest, z);
   const F a = a_grid + F(shift.c);
   const F shifted = vfma(vfms(z, F(kOctavesPerNat), a), F(kOctaveInverse), F(kFloatShifter));
   const F n = shifted - F(kFloatShifter);

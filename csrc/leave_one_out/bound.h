@@ -102,8 +102,9 @@ class LossBound {
 
   // Computes the loss at order k. Returns whether it is within kLossError (or 1e-12 nats) of the
   // truth.
-  ADAPMIXED_HD bool loss(const ModelSums& m, std::int64_t k, const ExcessFit& forward_fit,
-                         const ExcessFit& reverse_fit, double order, double& result) const {
+  template <class T>
+  ADAPMIXED_HD bool loss(const ModelSums& m, std::int64_t k, const ExcessFitView<T>& forward_fit,
+                         const ExcessFitView<T>& reverse_fit, double order, double& result) const {
     const ListedSums& listed = m.listed(k);
     const double size = std::sqrt(m.second(reach_));
     // |c''| = order (order - 1) (1 + x)^s, s = order - 2 or -order - 1.
@@ -125,7 +126,8 @@ class LossBound {
     double value, error;
   };
 
-  ADAPMIXED_HD Sum direction(const ExcessFit& fit, const ModelSums& m, double size,
+  template <class T>
+  ADAPMIXED_HD Sum direction(const ExcessFitView<T>& fit, const ModelSums& m, double size,
                              double own_listed, const ListedSums& listed) const {
     const double u = kFloatUnit;
     const double* moments = m.moments();

@@ -190,8 +190,8 @@ class Call {
     for (std::int64_t i = 0; i < models; ++i) {
       double* out = loss_ + (i * in_.shape.positions + position) * orders;
       for (std::int64_t k = 0; k < orders; ++k) {
-        if (!bound.loss(model(i), k, fit.forward[k], fit.reverse[k], plan_.options.orders[k],
-                        out[k])) {
+        if (!bound.loss(model(i), k, fit.forward[k].view(), fit.reverse[k].view(),
+                        plan_.options.orders[k], out[k])) {
           return false;
         }
       }

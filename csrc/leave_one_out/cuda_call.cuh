@@ -1,7 +1,7 @@
 // The arguments of the kernels of one leave-one-out call, and the division of the work.
 //
-// The vocabulary is cut into chunks of a whole number of tiles. Each chunk is the work of one
-// block, which leaves its sums in the workspace; the sums are added in order. The number of chunks
+// The vocabulary is cut into chunks of a whole number of tiles. One block takes a chunk and leaves
+// its sums in the workspace; the sums are added in order. The number of chunks
 // depends on V, N and K alone, so results are the same on every device and in every batch.
 // Positions are queued in groups that share the workspace.
 #pragma once
@@ -14,13 +14,13 @@ ADAPMIXED_CORE_BEGIN
 constexpr int kLossThreads = 128;
 constexpr int kLossTile = kLossThreads;  // tokens: one per thread in the work that models share
 constexpr int kTileWords = kLossTile / 32;
+constexpr std::int64_t kMostLossBlocks = 512;  // they share the work of double_loss_kernel
 constexpr std::int64_t kMostLossChunks = 512;
 constexpr std::int64_t kLossMemory = std::int64_t{1} << 23;  // doubles: 64 MiB
 
 struct LossLayout {
   std::int64_t per_chunk;  // doubles: (N, K, 2) sums, then (N) balances
   std::int64_t chunk_length, chunks;
-  std::int64_t words;  // one bit for each token of the chunks
   std::int64_t group;  // positions that fit the workspace
 
   LossLayout() = default;
@@ -33,15 +33,12 @@ struct LossLayout {
     const std::int64_t tiles_a_chunk = (tiles + most - 1) / most;
     chunk_length = tiles_a_chunk * kLossTile;
     chunks = (tiles + tiles_a_chunk - 1) / tiles_a_chunk;
-    words = chunks * tiles_a_chunk * kTileWords;
     const std::int64_t rows = kLossMemory / (chunks * per_chunk);
     group = rows < 1 ? 1 : rows < shape.positions ? rows : shape.positions;
   }
 
-  // The sums take at most 64 MiB, or the sums of one chunk if those are larger. In addition there
-  // are a bit for each token and two flags.
+  // The sums take at most 64 MiB, or the sums of one chunk if those are larger.
   std::int64_t sums_bytes() const { return group * chunks * per_chunk * 8; }
-  std::int64_t other_bytes() const { return group * (words + 2) * 4; }
 };
 
 struct LossOrders {
@@ -51,21 +48,33 @@ struct LossOrders {
   bool all_integer;
 };
 
+// What the blocks of a call tell each other about one position. All words begin as 0.
+struct LossState {
+  std::int32_t failed;      // floats do not serve here
+  unsigned totalled;        // blocks of float_finish_kernel that are done
+  std::int32_t foreign;     // the rows are invalid or not those of the projection
+  std::int32_t overflowed;  // some sum left the range of double
+  unsigned left_at;         // of the k-th position left to double_loss_kernel: its index
+};
+struct LossProgress {
+  unsigned left;         // positions left to double_loss_kernel
+  unsigned taken, done;  // its pieces of work
+  unsigned unused;
+};
+
 struct LossCall {
   Ensemble in;
   Weights weights;
   Neighbours all;
   LossOrders orders;
   LossLayout layout;
-  std::int64_t first;         // first position of this group
-  double* sums;               // (group, chunks, per_chunk)
-  std::uint32_t* rare_lanes;  // (group, words): tokens that need the log domain
-  // (group): the rows are invalid or not those of the projection; some sum overflowed.
-  std::int32_t *foreign, *overflowed;
+  std::int64_t first;  // first position of this group
+  double* sums;        // (group, chunks, per_chunk)
+  LossProgress* progress;
+  LossState* states;  // (group)
   double *loss, *balance;
-  const std::int32_t* done;  // (group), or null: the float kernels have written the losses
+  bool after_floats;  // only positions that these left are summed in double
 
-  __device__ bool finished(std::int64_t member) const { return done != nullptr && done[member]; }
   // The places of the sums of (model, order) and of the balance among the sums of one chunk.
   ADAPMIXED_HD std::int64_t sums_at(std::int64_t model, std::int64_t order) const {
     return 2 * (model * orders.count + order);
@@ -78,29 +87,18 @@ struct LossCall {
   }
 };
 
-// The chunk that a block works on.
+// A chunk of the vocabulary at one position.
 struct LossChunk {
-  std::int64_t member;  // index in the group
   std::int64_t position, begin, end;
   double* sums;
-  std::uint32_t* row_lanes;  // the bits of all tokens of the position
-
-  // The words of the tile that begins at `tile_begin`.
-  __device__ std::uint32_t* rare_lanes(std::int64_t tile_begin) const {
-    return row_lanes + tile_begin / 32;
-  }
 };
 
-__device__ inline LossChunk loss_chunk(const LossCall& call) {
-  const std::int64_t member = blockIdx.x / call.layout.chunks;
-  const std::int64_t begin = blockIdx.x % call.layout.chunks * call.layout.chunk_length;
+__device__ inline LossChunk loss_chunk(const LossCall& call, std::int64_t member,
+                                       std::int64_t chunk) {
+  const std::int64_t begin = chunk * call.layout.chunk_length;
   const std::int64_t end = begin + call.layout.chunk_length;
-  return {member,
-          call.first + member,
-          begin,
-          end < call.in.shape.vocab ? end : call.in.shape.vocab,
-          call.sums + blockIdx.x * call.layout.per_chunk,
-          call.rare_lanes + member * call.layout.words};
+  return {call.first + member, begin, end < call.in.shape.vocab ? end : call.in.shape.vocab,
+          call.sums + (member * call.layout.chunks + chunk) * call.layout.per_chunk};
 }
 
 ADAPMIXED_CORE_END

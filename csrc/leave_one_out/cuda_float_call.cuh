@@ -8,6 +8,7 @@
 // the workspace.
 #pragma once
 
+#include "common/block.cuh"
 #include "leave_one_out/bound.h"
 #include "leave_one_out/cuda_call.cuh"
 
@@ -42,9 +43,10 @@ struct ExactToken {
   MixtureToken<double> mixture;
 };
 
-// The numbers of a token that all threads read.
+// The numbers of a token that all threads read, and t = x / reach of a model there.
 struct TileToken {
   float middle, factor, p;
+  __device__ float t(float deviation) const { return (middle - deviation) * factor; }
 };
 
 struct FloatLayout {
@@ -58,12 +60,10 @@ struct FloatLayout {
   FloatLayout(const Shape& shape, std::int64_t orders) {
     per_model = ModelSums::size(kMaxMoments, orders);
     per_chunk = shape.models * per_model + kTokenSums;
-    const std::int64_t room = kFloatShared - kStaticShared - list_bytes();
-    const std::int64_t most = simulated_or(kMostTile, 64);
-    tile = room / (4 * shape.models + static_cast<std::int64_t>(sizeof(TileToken))) - 1;
-    tile = tile < most ? tile / 32 * 32 : most;
-    if (tile <= 0) {
-      tile = chunk_length = chunks = group = 0;
+    tile = simulated_or(kMostTile, 64);
+    while (tile > 0 && kStaticShared + shared_bytes(shape.models) > kFloatShared) tile -= kWarp;
+    if (tile == 0) {
+      chunk_length = chunks = group = 0;
       return;
     }
     const std::int64_t fit = simulated_or(kLossMemory / per_chunk, 3);
@@ -75,46 +75,63 @@ struct FloatLayout {
     group = rows < shape.positions ? rows : shape.positions;
   }
 
-  // One more than a tile, so that the models' deviations at a token lie in different banks.
-  ADAPMIXED_HD std::int64_t pitch() const { return tile + 1; }
-  std::int64_t shared_bytes(std::int64_t models) const {
-    return list_bytes() + tile * static_cast<std::int64_t>(sizeof(TileToken)) +
-           4 * models * pitch();
+  // 4 times an odd number: lanes that read four tokens of their own models use different banks.
+  ADAPMIXED_HD int pitch() const { return static_cast<int>(tile) + 4; }
+  // The list takes the place of the models' constants.
+  ADAPMIXED_HD std::int64_t list_bytes(std::int64_t models) const {
+    const std::int64_t list = tile * static_cast<std::int64_t>(sizeof(ExactToken));
+    const std::int64_t constants = models * static_cast<std::int64_t>(sizeof(FloatModel));
+    return list > constants ? list : constants;
+  }
+  ADAPMIXED_HD std::int64_t shared_bytes(std::int64_t models) const {
+    return list_bytes(models) + 4 * (3 * tile + models * pitch());
   }
   // sums_bytes() is shared with the sums of the double-precision kernels; other_bytes() is in
   // addition to theirs.
   std::int64_t sums_bytes() const { return group * chunks * per_chunk * 8; }
-  std::int64_t other_bytes(std::int64_t models, std::int64_t orders) const {
-    return kDegrees * orders * 2 * static_cast<std::int64_t>(sizeof(ExcessFit)) +
-           group * (models * static_cast<std::int64_t>(sizeof(FloatModel)) +
-                    static_cast<std::int64_t>(sizeof(FloatPosition)) + 8);
+  std::int64_t other_bytes(std::int64_t models) const {
+    return group * (models * static_cast<std::int64_t>(sizeof(FloatModel)) +
+                    static_cast<std::int64_t>(sizeof(FloatPosition)));
   }
 
  private:
   static constexpr std::int64_t kStaticShared = 2048;  // more than the kernel's static memory
-  static std::int64_t list_bytes() {
-    return kMostTile * static_cast<std::int64_t>(sizeof(ExactToken));
+};
+
+struct alignas(16) Four {
+  float v[4];
+};
+__device__ inline Four four_at(const float* from) { return *reinterpret_cast<const Four*>(from); }
+
+// The shared memory of a block of the sums.
+struct TileMemory {
+  FloatModel* models;          // while the deviations are computed
+  ExactToken* list;            // afterwards, at the same place
+  float *middle, *factor, *p;  // of each token
+  float* deviations;           // (N, pitch)
+  const std::uint32_t* wide;   // bits of tokens with |t| > 1
+
+  __device__ TileMemory(const FloatLayout& layout, std::int64_t count, const std::uint32_t* bits)
+      : models(dynamic_shared<FloatModel>()), list(dynamic_shared<ExactToken>()), wide(bits) {
+    middle = reinterpret_cast<float*>(dynamic_shared<char>() + layout.list_bytes(count));
+    factor = middle + layout.tile;
+    p = factor + layout.tile;
+    deviations = p + layout.tile;
   }
+  __device__ TileToken token(int lane) const { return {middle[lane], factor[lane], p[lane]}; }
 };
 
 // Passed next to a LossCall, whose workspace holds the sums.
 struct FloatCall {
   FloatLayout layout;
-  ExcessFit* fits;           // (kDegrees, K, 2): forward, reverse
   FloatModel* models;        // (group, N)
   FloatPosition* positions;  // (group)
-  std::int32_t* failed;      // (group)
-  std::int32_t* done;        // (group): the losses are written
 };
 
 // The sums of a chunk's models and of its tokens, in the workspace.
 __device__ inline double* float_sums(const LossCall& call, const FloatCall& floats,
                                      std::int64_t member, std::int64_t chunk) {
   return call.sums + (member * floats.layout.chunks + chunk) * floats.layout.per_chunk;
-}
-__device__ inline const ExcessFit& fit_of(const FloatCall& floats, int degree, int orders, int k,
-                                          bool reverse) {
-  return floats.fits[(degree * orders + k) * 2 + (reverse ? 1 : 0)];
 }
 
 ADAPMIXED_CORE_END

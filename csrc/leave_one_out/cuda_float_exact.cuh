@@ -9,11 +9,11 @@ ADAPMIXED_CORE_BEGIN
 
 // Lists the tokens whose bits are set, in order, and returns their number. A whole block must call
 // this together.
-__device__ inline int list_exact(const std::uint32_t* exact, const std::uint32_t* for_all,
+__device__ inline int list_exact(const std::uint32_t* wide, const std::uint32_t* for_all,
                                  ExactToken* list) {
   int count = 0;
   for (int w = 0; w < kMostTile / 32; ++w) {
-    const std::uint32_t bits = exact[w] | for_all[w];
+    const std::uint32_t bits = wide[w] | for_all[w];
     const int thread = static_cast<int>(threadIdx.x);
     if (thread < 32 && (bits >> thread & 1u) != 0) {
       std::uint32_t before = bits & ((1u << thread) - 1);
@@ -83,12 +83,11 @@ __device__ void add_exact_token(const LossCall& call, std::int64_t position, std
 // together.
 template <Dtype D>
 __device__ double add_exact_tokens(const LossCall& call, const FloatCall& floats,
-                                   std::int64_t member, std::int64_t begin,
-                                   const std::uint32_t* exact, const std::uint32_t* for_all,
-                                   ExactToken* list, const TileToken* tokens,
-                                   const float* deviations, double* sums, bool& served) {
+                                   std::int64_t member, std::int64_t begin, const TileMemory& tile,
+                                   const std::uint32_t* for_all, double* sums, bool& served) {
   const std::int64_t position = call.first + member;
-  const int count = list_exact(exact, for_all, list);
+  ExactToken* list = tile.list;
+  const int count = list_exact(tile.wide, for_all, list);
   if (count == 0 || !served) return 0.0;  // the same for every thread of the block
   __syncthreads();
   const auto* public_row = row_bits<D>(call.in.public_logits, 0, position);
@@ -111,12 +110,11 @@ __device__ double add_exact_tokens(const LossCall& call, const FloatCall& floats
   const int degree = degree_at(floats.positions[member].degree);
   for (std::int64_t i = threadIdx.x; i < call.in.shape.models; i += blockDim.x) {
     const ModelSums to{sums + i * floats.layout.per_model, degree};
-    const float* own = deviations + i * floats.layout.pitch();
+    const float* own = tile.deviations + i * floats.layout.pitch();
     for (int j = 0; j < count; ++j) {
       const ExactToken& token = list[j];
-      const TileToken& floats_at = tokens[token.lane];
-      const float t = (floats_at.middle - own[token.lane]) * floats_at.factor;
-      if (!token.for_all && !(t * t > 1.0f)) continue;
+      const float t = tile.token(token.lane).t(own[token.lane]);
+      if (!token.for_all && std::fabs(t) <= 1.0f) continue;
       add_exact_token<D>(call, position, i, begin + token.lane, token, to);
     }
   }

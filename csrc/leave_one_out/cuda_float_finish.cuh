@@ -1,84 +1,122 @@
-// Computes the losses from the chunks' single-precision sums, if the bound on their error allows
-// it.
+// Adds up the chunks' single-precision sums, and computes the losses if the bound on their error
+// allows it.
 #pragma once
 
-#include "leave_one_out/cuda_finish.cuh"
+#include "common/block.cuh"
+#include "leave_one_out/cuda_fits.cuh"
 #include "leave_one_out/cuda_float_call.cuh"
-#include "leave_one_out/cuda_float_prepare.cuh"
 
 ADAPMIXED_CORE_BEGIN
 
-// Adds the chunks' sums into those of the first chunk. A lane takes one number, each warp of a
+constexpr int kFloatWarps = kFloatThreads / kWarp;
+
+// Adds the chunks' sums into those of the first chunk. A lane takes one number, each warp of the
 // block some of the chunks.
-static __global__ void float_totals_kernel(const __grid_constant__ LossCall call,
-                                           const __grid_constant__ FloatCall floats) {
+__device__ inline void add_chunks(const LossCall& call, const FloatLayout& layout, int degree,
+                                  int at, double* sums) {
+  constexpr int kAtOnce = 16;  // loads on their way
   __shared__ double partial[kFloatWarps][kWarp];
-  const std::int64_t blocks = (floats.layout.per_chunk + kWarp - 1) / kWarp;
-  const std::int64_t member = blockIdx.x / blocks, chunks = floats.layout.chunks;
-  const std::int64_t at = blockIdx.x % blocks * kWarp + lane_id();
-  if (floats.failed[member]) return;  // true for the whole block
+  const int per_chunk = static_cast<int>(layout.per_chunk);
+  const int per_model = static_cast<int>(layout.per_model);
+  const int chunks = static_cast<int>(layout.chunks);
+  const int own_size = static_cast<int>(ModelSums::size(degree, call.orders.count));
   // A position of a low degree leaves the end of each model's place unwritten.
-  const int degree = degree_at(floats.positions[member].degree);
-  const std::int64_t own_size = ModelSums::size(degree, call.orders.count);
   const bool written =
-      at < floats.layout.per_chunk && (at >= call.in.shape.models * floats.layout.per_model ||
-                                       at % floats.layout.per_model < own_size);
-  double* sums = float_sums(call, floats, member, 0) + at;
-  const bool largest = at == floats.layout.per_chunk - 1;  // growth, the last of TokenSums
-  const auto combine = [&](double a, double b) { return largest ? std::fmax(a, b) : a + b; };
-  double total = 0.0;  // growth is not negative
-#pragma unroll 4
-  for (std::int64_t chunk = warp_id(); chunk < chunks; chunk += kFloatWarps) {
-    if (written) total = combine(total, sums[chunk * floats.layout.per_chunk]);
+      at < per_chunk && (at >= per_chunk - kTokenSums || at % per_model < own_size);
+  const bool largest = at == per_chunk - 1;  // growth, the last of TokenSums, is not negative
+  // In bytes, of which a position has less than 2^32: the sum with the address needs no multiply.
+  const auto* begin = reinterpret_cast<const char*>(sums + at);
+  const auto step = static_cast<unsigned>(8 * kFloatWarps * layout.per_chunk);
+  auto from = static_cast<unsigned>(8 * warp_id() * layout.per_chunk);
+  double total = 0.0;
+  for (int first = warp_id(); first < chunks; first += kAtOnce * kFloatWarps) {
+    double own[kAtOnce];
+#pragma unroll
+    for (int j = 0; j < kAtOnce; ++j, from += step) {
+      const bool present = written && first + j * kFloatWarps < chunks;
+      own[j] = present ? *reinterpret_cast<const double*>(begin + from) : 0.0;
+    }
+#pragma unroll
+    for (int j = 0; j < kAtOnce; ++j) {
+      total = largest ? std::fmax(total, own[j]) : total + own[j];
+    }
   }
   partial[warp_id()][lane_id()] = total;
   __syncthreads();
-  if (warp_id() != 0 || !written) return;
-  for (int w = 1; w < kFloatWarps; ++w) total = combine(total, partial[w][lane_id()]);
-  sums[0] = total;
+  if (warp_id() == 0 && written) {
+    for (int w = 1; w < kFloatWarps; ++w) {
+      const double other = partial[w][lane_id()];
+      total = largest ? std::fmax(total, other) : total + other;
+    }
+    sums[at] = total;
+  }
+  __syncthreads();  // before the first thread tells other blocks that they are written
 }
 
-// One block per position.
-static __global__ void float_loss_kernel(const __grid_constant__ LossCall call,
-                                         const __grid_constant__ FloatCall floats) {
-  const std::int64_t member = blockIdx.x, position = call.first + member;
-  if (floats.failed[member]) return;
+// Writes the balances and losses of a position. Returns whether all losses are within the bound. A
+// whole block must call this together.
+template <int kOrders>
+__device__ bool write_losses(const LossCall& call, const FloatCall& floats,
+                             const PackedFits<kOrders>& fits, std::int64_t member, double* sums) {
+  const std::int64_t position = call.first + member;
   const FloatPosition found = floats.positions[member];
-  const std::int64_t models = call.in.shape.models;
-  const int degree = degree_at(found.degree), orders = call.orders.count;
+  const int models = static_cast<int>(call.in.shape.models), orders = call.orders.count;
+  const int degree = degree_at(found.degree);
   const double reach = moment_reach(call.all.largest_order, degree);
-  double* sums = float_sums(call, floats, member, 0);
   const double* last = sums + models * floats.layout.per_model;
   const TokenSums tokens{last[0], last[1], last[2], last[3], 0.0};
-  const auto model = [&](std::int64_t i) {
-    return ModelSums{sums + i * floats.layout.per_model, degree};
-  };
+  const auto model = [&](int i) { return ModelSums{sums + i * floats.layout.per_model, degree}; };
   double mean_norm[1] = {0.0};
-  for (std::int64_t i = threadIdx.x; i < models; i += blockDim.x) {
+  for (int i = static_cast<int>(threadIdx.x); i < models; i += kFloatThreads) {
     mean_norm[0] += std::sqrt(model(i).second(reach)) / static_cast<double>(models);
   }
   block_sum(mean_norm);
   const LossBound bound(call.all, reach, degree, tokens, found.precision, mean_norm[0]);
-  double refused = std::fabs(tokens.balance) < kMostBalance ? 0.0 : 1.0;
-  for (std::int64_t i = threadIdx.x; i < models; i += blockDim.x) {
-    const double first = model(i).first();
-    const double balance = call.all.against_public
-                               ? -call.all.slots * first
-                               : tokens.balance - (call.all.slots - 1.0) * first;
-    call.balance[i * call.in.shape.positions + position] = balance;
-    if (!(std::fabs(balance) < kMostBalance)) refused = 1.0;
-  }
-  for (std::int64_t at = threadIdx.x; at < models * orders; at += blockDim.x) {
-    const std::int64_t i = at / orders;
-    const int k = static_cast<int>(at % orders);
-    if (!bound.loss(model(i), k, fit_of(floats, found.degree, orders, k, false),
-                    fit_of(floats, found.degree, orders, k, true), call.orders.value[k],
-                    call.loss_of(i, position)[k])) {
-      refused = 1.0;
+  bool refused = !(std::fabs(tokens.balance) < kMostBalance);
+  for (int at = static_cast<int>(threadIdx.x); at < models * orders; at += kFloatThreads) {
+    const int i = at / orders, k = at % orders;
+    const ModelSums own = model(i);
+    if (k == 0) {
+      const double balance = call.all.against_public
+                                 ? -call.all.slots * own.first()
+                                 : tokens.balance - (call.all.slots - 1.0) * own.first();
+      call.balance[i * call.in.shape.positions + position] = balance;
+      refused = refused || !(std::fabs(balance) < kMostBalance);
     }
+    const bool within =
+        bound.loss(own, k, fits.forward[k].at(found.degree), fits.reverse[k].at(found.degree),
+                   call.orders.value[k], call.loss_of(i, position)[k]);
+    refused = refused || !within;
   }
-  refused = block_max(refused);
-  if (threadIdx.x == 0) floats.done[member] = refused == 0.0;
+  return __syncthreads_or(refused) == 0;
+}
+
+static_assert(sizeof(LossCall) + sizeof(FloatCall) + sizeof(PackedFits<kMaxOrders>) <= 32764,
+              "the most that a kernel's arguments may take");
+
+// A block takes a warp's width of the numbers of one position. The position's last block computes
+// its losses.
+template <int kOrders>
+__global__ void __launch_bounds__(kFloatThreads, 2)
+    float_finish_kernel(const __grid_constant__ LossCall call,
+                        const __grid_constant__ FloatCall floats,
+                        const __grid_constant__ PackedFits<kOrders> fits) {
+  const auto blocks = static_cast<unsigned>((floats.layout.per_chunk + kWarp - 1) / kWarp);
+  const std::int64_t member = blockIdx.x / blocks;
+  LossState& state = call.states[member];
+  bool served = state.failed == 0;  // the same for every thread: this kernel does not write it
+  if (served) {
+    double* sums = float_sums(call, floats, member, 0);
+    add_chunks(call, floats.layout, degree_at(floats.positions[member].degree),
+               static_cast<int>(blockIdx.x % blocks) * kWarp + lane_id(), sums);
+    if (!is_last_block(&state.totalled, blocks)) return;
+    served = write_losses(call, floats, fits, member, sums);
+  } else if (blockIdx.x % blocks != 0) {
+    return;
+  }
+  if (!served && threadIdx.x == 0) {
+    call.states[atomicAdd(&call.progress->left, 1u)].left_at = static_cast<unsigned>(member);
+  }
 }
 
 ADAPMIXED_CORE_END

@@ -1,5 +1,4 @@
-// Runs before the single-precision sums: one warp computes each interpolant, and one block finds
-// out what each position needs.
+// Runs before the single-precision sums: one block finds out what each position needs.
 #pragma once
 
 #include "common/block.cuh"
@@ -7,73 +6,6 @@
 #include "mixture/cuda_projected.cuh"
 
 ADAPMIXED_CORE_BEGIN
-
-// Lane k gets coefficient k of interpolate() (leave_one_out/fit.h): the same operations, the lanes
-// side by side. A whole warp must call this together; lane j has point and value j.
-__device__ inline double interpolate_by_warp(double point, double value, int degree) {
-  const int lane = lane_id();
-  for (int order = 1; order < degree; ++order) {
-    const double below = __shfl_up_sync(kAllLanes, value, 1);
-    const double before = __shfl_up_sync(kAllLanes, point, order);
-    if (lane >= order && lane < degree) value = (value - below) / (point - before);
-  }
-  double coefficient = 0.0;
-  for (int j = degree - 1; j >= 0; --j) {
-    const double at = __shfl_sync(kAllLanes, point, j);
-    const double first = __shfl_sync(kAllLanes, value, j);
-    const double below = __shfl_up_sync(kAllLanes, coefficient, 1);
-    coefficient = (lane == 0 ? first : below) - at * coefficient;
-  }
-  return coefficient;
-}
-
-// fit_square_times() of leave_one_out/fit.h. A whole warp must call this together.
-template <class Function>
-__device__ void fit_by_warp(const Function& f, double reach, int degree, SquareTimes* fit) {
-  const int lane = lane_id();
-  const double point = chebyshev_point(lane, degree);
-  const double coefficient =
-      interpolate_by_warp(point, lane < degree ? f(reach * point) : 0.0, degree);
-  double error[1] = {0.0};
-  for (int first = 0; first < probe_count(degree); first += kWarp) {
-    const double t = probe(first + lane, degree);
-    double found = 0.0;
-    for (int k = degree - 1; k >= 0; --k) {
-      found = found * t + __shfl_sync(kAllLanes, coefficient, k);
-    }
-    if (first + lane < probe_count(degree)) {
-      error[0] = std::fmax(error[0], std::fabs(found - f(reach * t)));
-    }
-  }
-  warp_reduce(error, Max{});
-  if (lane < degree) fit->coefficients[lane] = coefficient * (reach * reach);
-  if (lane == 0) fit->error = error[0] * (1.3 * reach * reach);
-}
-
-constexpr int kFloatWarps = kFloatThreads / kWarp;
-
-// Blocks that compute the interpolants, a warp each: (degree, order, direction, function).
-inline std::int64_t fit_blocks(int orders) {
-  return (kDegrees * orders * 4 + kFloatWarps - 1) / kFloatWarps;
-}
-
-static __global__ void float_fits_kernel(const __grid_constant__ LossCall call,
-                                         const __grid_constant__ FloatCall floats) {
-  const int at = static_cast<int>(blockIdx.x) * kFloatWarps + warp_id();
-  const int orders = call.orders.count, fit_at = at / 2;
-  if (fit_at >= kDegrees * orders * 2) return;  // true for the whole warp
-  const int degree = degree_at(fit_at / (2 * orders));
-  const double order = call.orders.value[fit_at / 2 % orders];
-  const double s = fit_at % 2 == 0 ? order : 1.0 - order;
-  const double reach = moment_reach(call.all.largest_order, degree);
-  ExcessFit* fit = floats.fits + fit_at;
-  if (at % 2 == 0) {
-    fit_by_warp([s](double x) { return excess_over_square(x, s); }, reach, degree, &fit->excess);
-  } else {
-    fit_by_warp([s](double x) { return squared_slope_over_square(x, s); }, reach, degree,
-                &fit->squared_slope);
-  }
-}
 
 constexpr int kPositionThreads = 1024;  // a warp a token, then a warp a model
 
@@ -138,7 +70,7 @@ __device__ int sampled_base(const LossCall& call, std::int64_t position) {
   return first < static_cast<double>(models) ? static_cast<int>(first) : -1;
 }
 
-// One block per position.
+// One block per position. It also clears what the blocks of later kernels tell each other.
 template <Dtype D>
 __global__ void __launch_bounds__(kPositionThreads)
     float_positions_kernel(const __grid_constant__ LossCall call,
@@ -176,8 +108,8 @@ __global__ void __launch_bounds__(kPositionThreads)
   found.precision = {found.base_model >= 0, most[1], most[2]};
   if (threadIdx.x == 0) {
     floats.positions[member] = found;
-    floats.failed[member] = found.degree < 0;
-    floats.done[member] = 0;
+    call.states[member] = {found.degree < 0, 0, 0, 0, 0};
+    if (member == 0) *call.progress = {0, 0, 0, 0};
   }
 }
 

@@ -16,7 +16,7 @@ __device__ inline void add_rare_tokens(const LossCall& call, std::int64_t positi
                                        const RareSums* shared, LaneSums& sums) {
   const bool here = lanes >> lane_id() & 1u;
   const std::int64_t v = begin + lane_id();
-  // loss_sums_kernel has already balanced a token whose mixture alone is rare.
+  // add_tokens has already balanced a token whose mixture alone is rare.
   if (here && shared[lane_id()].log_q < kWildLogQ) {
     sums.gained += rare_gain(call.in, call.weights, model, position, v);
   }
@@ -33,52 +33,64 @@ __device__ inline void add_rare_tokens(const LossCall& call, std::int64_t positi
   }
 }
 
-// Adds the tokens that loss_sums_kernel marked. Mostly there are none, or masked tokens that no
-// model has.
-static __global__ void rare_sums_kernel(const __grid_constant__ LossCall call) {
-  __shared__ RareSums shared[kLossTile];
-  const LossChunk chunk = loss_chunk(call);
-  if (call.finished(chunk.member)) return;
+// Finds the shared numbers of the tile's tokens whose bits are set in `lanes`. A whole block must
+// call this together.
+__device__ inline void load_rare(const LossCall& call, std::int64_t position, std::int64_t begin,
+                                 const std::uint32_t* lanes, RareSums* shared) {
+  if (lanes[warp_id()] >> lane_id() & 1u) {
+    // Via a local variable: ThreadSanitizer misses a return directly into shared memory (g++ 12).
+    const RareSums own = rare_sums(call.in, call.weights, position, begin + threadIdx.x, call.all);
+    shared[threadIdx.x] = own;
+  }
+  __syncthreads();
+}
+
+// Sums a chunk. A whole block must call this together.
+template <Dtype D>
+__device__ void sum_chunk(const LossCall& call, const LossChunk& chunk, LossTile& tile,
+                          RareSums* shared) {
+  __shared__ std::uint32_t rare_lanes[kTileWords];
   for (std::int64_t begin = chunk.begin; begin < chunk.end; begin += kLossTile) {
-    const std::uint32_t* lanes = chunk.rare_lanes(begin);
-    std::uint32_t any = 0;
-    for (int w = 0; w < kTileWords; ++w) any |= lanes[w];
-    if (any == 0) continue;  // the same for every thread of the block
-    if (lanes[warp_id()] >> lane_id() & 1u) {
-      // Via a local variable: ThreadSanitizer misses a return directly into shared memory (g++ 12).
-      const RareSums own =
-          rare_sums(call.in, call.weights, chunk.position, begin + threadIdx.x, call.all);
-      shared[threadIdx.x] = own;
-    }
+    load_tile<D>(call, chunk.position, begin, chunk.end, tile, rare_lanes);
     __syncthreads();
-    for (std::int64_t i = warp_id(); i < call.in.shape.models; i += warp_count()) {
+    for (int i = warp_id(); i < call.in.shape.models; i += warp_count()) {
+      const ModelRow<D> row = model_row<D>(call.in, call.weights, i, chunk.position);
       LaneSums sums{0.0, 0.0, 0.0};
-      for (int w = 0; w < kTileWords; ++w) {
-        if (lanes[w] == 0) continue;
-        add_rare_tokens(call, chunk.position, i, begin + w * kWarp, lanes[w], shared + w * kWarp,
-                        sums);
-      }
-      store_sums(call, i, sums, false, chunk.sums);
+      add_tokens<D>(call, chunk.position, i, row, begin, tile, sums);
+      store_sums(call, i, sums, begin == chunk.begin, chunk.sums);
     }
-    __syncthreads();  // before the next tokens are written
+    std::uint32_t any = 0;
+    for (int w = 0; w < kTileWords; ++w) any |= rare_lanes[w];
+    // Mostly there are none, or masked tokens that no model has.
+    if (any != 0) {  // the same for every thread of the block
+      load_rare(call, chunk.position, begin, rare_lanes, shared);
+      for (int i = warp_id(); i < call.in.shape.models; i += warp_count()) {
+        LaneSums sums{0.0, 0.0, 0.0};
+        for (int w = 0; w < kTileWords; ++w) {
+          if (rare_lanes[w] == 0) continue;
+          add_rare_tokens(call, chunk.position, i, begin + w * kWarp, rare_lanes[w],
+                          shared + w * kWarp, sums);
+        }
+        store_sums(call, i, sums, false, chunk.sums);
+      }
+    }
+    __syncthreads();  // before the next tile is written
   }
 }
 
 // Computes sums that left the range of double again in the log domain: a divergence of 42 nats at
-// order 18 is finite. The logarithms replace the sums. Nearly always there is nothing to do.
-static __global__ void log_sums_kernel(const __grid_constant__ LossCall call) {
-  __shared__ RareSums shared[kLossTile];
-  const LossChunk chunk = loss_chunk(call);
-  if (call.finished(chunk.member) || !call.overflowed[chunk.member]) return;
+// order 18 is finite. The logarithms replace the sums. A whole block must call this together.
+__device__ inline void log_sum_chunk(const LossCall& call, const LossChunk& chunk,
+                                     RareSums* shared) {
   for (std::int64_t begin = chunk.begin; begin < chunk.end; begin += kLossTile) {
-    const std::int64_t v = begin + threadIdx.x;
-    if (v < chunk.end) {
-      const RareSums own = rare_sums(call.in, call.weights, chunk.position, v, call.all);
+    const std::int64_t left = chunk.end - begin;
+    const int count = left < kLossTile ? static_cast<int>(left) : kLossTile;
+    if (static_cast<int>(threadIdx.x) < count) {
+      const RareSums own =
+          rare_sums(call.in, call.weights, chunk.position, begin + threadIdx.x, call.all);
       shared[threadIdx.x] = own;  // as above
     }
     __syncthreads();
-    const std::int64_t left = chunk.end - begin;
-    const int count = left < kLossTile ? static_cast<int>(left) : kLossTile;
     for (std::int64_t i = warp_id(); i < call.in.shape.models; i += warp_count()) {
       for (int k = 0; k < call.orders.count; ++k) {
         if (call.loss_of(i, chunk.position)[k] != HUGE_VAL) continue;

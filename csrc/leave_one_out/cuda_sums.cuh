@@ -1,11 +1,11 @@
-// The excess sums of every model over one chunk of the vocabulary in double, for every input. The
+// The excess sums of every model over one tile of the vocabulary in double, for every input. The
 // formulas are those of leave_one_out/formula.h.
 //
-// A block takes its chunk tile by tile. First each thread finds the numbers that all models share
-// at its token and reads the models' logits once. Then each warp takes models in turn and computes
-// their terms at all tokens of the tile; the logits are in the cache by now. Only one warp touches
-// the sums of a model, so no barrier is needed in between. Tokens that need the log domain are only
-// marked here; see cuda_rare.cuh.
+// First each thread finds the numbers that all models share at its token and reads the models'
+// logits once. Then each warp takes models in turn and computes their terms at all tokens of the
+// tile; the logits are in the cache by now. Only one warp touches the sums of a model, so no
+// barrier is needed in between. Tokens that need the log domain are only marked here; see
+// cuda_rare.cuh.
 #pragma once
 
 #include "common/block.cuh"
@@ -157,25 +157,6 @@ __device__ void add_tokens(const LossCall& call, std::int64_t position, int mode
   }
   __syncwarp();  // for speed alone: all lanes start the long part together
   add_excesses(call.orders, excess_token(neighbour), sums);
-}
-
-template <Dtype D>
-__global__ void __launch_bounds__(kLossThreads, 3)
-    loss_sums_kernel(const __grid_constant__ LossCall call) {
-  __shared__ LossTile tile;
-  const LossChunk chunk = loss_chunk(call);
-  if (call.finished(chunk.member)) return;
-  for (std::int64_t begin = chunk.begin; begin < chunk.end; begin += kLossTile) {
-    load_tile<D>(call, chunk.position, begin, chunk.end, tile, chunk.rare_lanes(begin));
-    __syncthreads();
-    for (int i = warp_id(); i < call.in.shape.models; i += warp_count()) {
-      const ModelRow<D> row = model_row<D>(call.in, call.weights, i, chunk.position);
-      LaneSums sums{0.0, 0.0, 0.0};
-      add_tokens<D>(call, chunk.position, i, row, begin, tile, sums);
-      store_sums(call, i, sums, begin == chunk.begin, chunk.sums);
-    }
-    __syncthreads();  // before the next tile is written
-  }
 }
 
 ADAPMIXED_CORE_END

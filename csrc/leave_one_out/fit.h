@@ -28,17 +28,11 @@ ADAPMIXED_HD double squared_slope_over_square(double x, double s) {
   return slope * slope;
 }
 
-// x^2 times an interpolant, as a polynomial in t.
-struct SquareTimes {
-  double coefficients[kMaxMoments];  // of t^{2+k}
-  double error;                      // a bound on the error, divided by t^2
-
-  // Turns the coefficients and the largest observed error of an interpolant into those of x^2 times
-  // the interpolant, in powers of t.
-  ADAPMIXED_HD void set_scale(double reach, int degree) {
-    error *= 1.3 * reach * reach;
-    for (int k = 0; k < degree; ++k) coefficients[k] *= reach * reach;
-  }
+// x^2 times an interpolant, as a polynomial in t: a view of its coefficients.
+template <class T>
+struct SquareTimesView {
+  const T* coefficients;  // of t^{2+k}
+  double error;           // a bound on the error, divided by t^2
 
   // The sum over k of coefficients[k] moments[k], with moments[k] = sum p t^{2+k}. `slope`: the
   // same for x times the derivative.
@@ -60,19 +54,33 @@ struct SquareTimes {
       const double size = k % 2 == 0       ? moments[k]
                           : k + 1 < degree ? std::sqrt(moments[k - 1] * moments[k + 1])
                                            : moments[k - 1];
-      total += (first + step * k) * std::fabs(coefficients[k]) * size;
+      total += (first + step * k) * std::fabs(static_cast<double>(coefficients[k])) * size;
     }
     return total;
   }
 };
 
+// The same with its coefficients.
+struct SquareTimes {
+  double coefficients[kMaxMoments];
+  double error;
+
+  // Turns the coefficients and the largest observed error of an interpolant into those of x^2 times
+  // the interpolant, in powers of t.
+  ADAPMIXED_HD void set_scale(double reach, int degree) {
+    error *= 1.3 * reach * reach;
+    for (int k = 0; k < degree; ++k) coefficients[k] *= reach * reach;
+  }
+
+  ADAPMIXED_HD SquareTimesView<double> view() const { return {coefficients, error}; }
+  ADAPMIXED_HD double sum(const double* moments, int degree, double& slope) const {
+    return view().sum(moments, degree, slope);
+  }
+};
+
 // Chebyshev point j of `degree`, in t.
 ADAPMIXED_HD double chebyshev_point(int j, int degree) {
-#if defined(__CUDA_ARCH__)
-  return cospi((j + 0.5) / degree);  // cos would reserve memory to reduce large arguments
-#else
   return std::cos(3.14159265358979324 * (j + 0.5) / degree);
-#endif
 }
 
 // Newton's interpolation of the values at the points, expanded in powers of t. Overwrites the
@@ -123,9 +131,15 @@ ADAPMIXED_HD SquareTimes fit_square_times(const Function& f, double reach, int d
 }
 
 // One direction of one order: its excess, and the square of the excess's derivative with respect to
-// x.
+// x, of which only the bound makes use.
+template <class T>
+struct ExcessFitView {
+  SquareTimesView<double> excess;
+  SquareTimesView<T> squared_slope;
+};
 struct ExcessFit {
   SquareTimes excess, squared_slope;
+  ADAPMIXED_HD ExcessFitView<double> view() const { return {excess.view(), squared_slope.view()}; }
 };
 
 ADAPMIXED_HD ExcessFit fit_excess(double s, double reach, int degree) {

@@ -174,6 +174,10 @@ inline int __syncthreads_count(int vote, SIMT_LINE) {
 inline int __syncthreads_or(int vote, SIMT_LINE) { return __syncthreads_count(vote, line) != 0; }
 // One block runs at a time, and a block's own threads need a barrier.
 inline void __threadfence() { asm volatile("" ::: "memory"); }
+// What a block waits for was done by an earlier one, or never is.
+inline void __nanosleep(unsigned, SIMT_LINE) {
+  simt::fail("a block waits for another one that does not run", line);
+}
 inline void __syncwarp(unsigned mask = 0xffffffffu, SIMT_LINE) { simt::sync_warp(mask, line); }
 
 template <class T>

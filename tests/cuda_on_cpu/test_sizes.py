@@ -40,7 +40,7 @@ def test_few_and_many_models_in_tiles_of_a_gpu(models: int) -> None:
 def test_shared_memory_just_below_48_kib() -> None:
     """With the kernels' static memory this exceeds the limit for a kernel that has not asked.
 
-    N = 28 has 48 240 bytes of deviations; rows of 48 800 bytes stay in shared memory.
+    N = 28 has 48 576 bytes of deviations; rows of 48 800 bytes stay in shared memory.
     """
     private, public = ensemble(28, 300, shift=0.0, noise=0.5)
     weight = torch.full(private.shape[:2], 0.25, dtype=torch.float64)
@@ -88,23 +88,23 @@ def test_screening_sorts_many_tokens_in_the_workspace() -> None:
         assert torch.equal(got.passed, expected.passed)
 
 
-def most(models: int, positions: int, vocab: int, orders: int) -> int:
+def most(models: int, positions: int, orders: int) -> int:
     """Return the most bytes that ``adapmixed_ext`` states for ``leave_one_out`` on CUDA."""
     sums = 8 * models * (2 * orders + 1)
     sharing = min(positions, max(1, 2**26 // sums))
-    return max(2**26, sums) + sharing * (16 * models + vocab // 4 + 128) + 2**12 * orders
+    return max(2**26, sums) + sharing * (16 * models + 64) + 64
 
 
 @pytest.mark.parametrize("orders", [1, 8, 32])
 @pytest.mark.parametrize("vocab", [1, 100, 129, 50_257, 262_144])
-@pytest.mark.parametrize("models", [1, 3, 100, 400, 726, 727, 4096])
+@pytest.mark.parametrize("models", [1, 3, 100, 400, 701, 702, 4096])
 def test_the_workspace_is_as_large_as_stated(models: int, vocab: int, orders: int) -> None:
     with simulated.kernels(sizes_of_a_gpu=True):
         built = simulated.module()
         for positions in (1, 8, 64, 100_000, 1_000_000):
             shape = models, positions, vocab
             size = built.leave_one_out_workspace(shape, orders)
-            assert size <= most(*shape, orders), shape
+            assert size <= most(models, positions, orders), shape
             first = built.project_workspace(shape)
             row = 18_536 * models
             assert row <= first <= max(row, min(positions * row, 2**26)), shape
