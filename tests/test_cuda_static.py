@@ -118,8 +118,8 @@ def test_the_sizes_behind_the_elements_are_those_of_the_sources() -> None:
     # As FloatLayout: tiles of whole warps whose deviations fit 112 KiB.
     room = 112 * 1024 - constant(loss, "kStaticShared") - 256 * 64
     assert (room // (4 * 100 + 12) - 1) // 32 * 32 == cuda_static.TILE
-    assert constant("project/cuda_call.cuh", "kScanThreads") == 384
-    assert constant("project/cuda_solve_lists.cuh", "kSolveThreads") == 64
+    assert constant("project/cuda.cu", "kListThreads") == 128
+    assert constant("project/cuda.cu", "kRowSearchThreads") == 256
     assert constant("leave_one_out/bound.h", "kSampledTokens") == 64
     assert constant("common/load.cuh", "kPack") == 4
     assert constant("mixture/cuda_check.cuh", "kMixtureThreads") == 256
