@@ -70,7 +70,8 @@ def project(
     rounding of the log-sum-exps. It matters only if these are near 10⁶ and R is small.
 
     A token masked in the public row but not in the private one gives λ_i = 0.
-    Memory: at most 96·V + 2^14 bytes for each thread.
+    Memory: at most 96·V + 2^14 bytes for each thread. CUDA takes about (N + 1)·B·V/7 bytes during
+    the call.
 
     Args:
         private_logits: (N, B, V).

@@ -487,7 +487,7 @@ def summary_text(table: Table) -> str:
 
 
 def kernel_name(mangled: str) -> str:
-    """Return a kernel's name with its template's arguments, as in project_scan bf16 true."""
+    """Return a kernel's name with its template's arguments, as in project bf16 true."""
     match = re.search(r"6deviceL?(\d+)", mangled)
     if match is None:
         return mangled
