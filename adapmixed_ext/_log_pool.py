@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from . import _validate as check
-from ._registry import ENSEMBLE, F64, always_keeps, backend, ensemble, register, rows
+from ._registry import ENSEMBLE, F64, backend, ensemble, queues, register, rows
 from .inputs import refuse_foreign, refuse_targets
 from .types import LogPool, raise_row_errors
 
@@ -59,7 +59,7 @@ def _log_pool_fake(*args: Any) -> tuple[Tensor, ...]:
     found = log_normaliser, span, torch.empty_like(span), torch.empty_like(log_normaliser)
     statuses = (torch.empty_like(like, dtype=torch.int32) for like in (span, log_normaliser))
     positions, vocab = public_logits.shape
-    kept = keep or always_keeps(public_logits.device)
+    kept = keep or queues(public_logits.device)
     size = positions * (vocab + 1) if kept else 0
     return *found, *statuses, public_logits.new_empty(size, dtype=F64)
 

@@ -60,7 +60,8 @@ def mixture(
     """
     if isinstance(projection, LogPool):
         return pool_mixture(private_logits, public_logits, projection)
-    p: Tensor = _ops.mixture(*weighted_inputs(private_logits, public_logits, projection))
+    known = weighted_inputs(private_logits, public_logits, projection, by_kernel=False)
+    p: Tensor = _ops.mixture(*known)
     return p
 
 

@@ -10,16 +10,16 @@ import torch
 from torch import Tensor
 
 from . import _validate as check
-from ._registry import backend, register, rows
-from .inputs import Inputs, log_sum_exp
+from ._registry import F64, backend, register, rows
+from .inputs import Inputs
 from .types import Projection, raise_row_errors
 
 _ops = torch.ops.adapmixed
 
 
-# project: (weight, complement, private_lse, status)
+# project: (weight, complement, private_lse, status, public_lse, public_status)
 def _project(*args: Any) -> tuple[Tensor, ...]:
-    private_logits, public_logits, public_lse, order, radius = args
+    private_logits, public_logits, order, radius = args
     results = _project_fake(*args)
     on = backend(private_logits.device)
     on.call(
@@ -28,27 +28,30 @@ def _project(*args: Any) -> tuple[Tensor, ...]:
         tuple(private_logits.shape),
         rows(private_logits),
         rows(public_logits),
-        public_lse.data_ptr(),
         order,
         radius,
         *(result.data_ptr() for result in results),
         workspace=on.workspace("project", tuple(private_logits.shape)),
     )
     if on.immediate:
+        raise_row_errors("public_logits", results[5])
         raise_row_errors("private_logits", results[3])
     return results
 
 
 def _project_fake(*args: Any) -> tuple[Tensor, ...]:
-    private_logits, public_lse = args[0], args[2]
-    weight = public_lse.new_empty(private_logits.shape[:2])
+    private_logits, public_logits = args[:2]
+    weight = private_logits.new_empty(private_logits.shape[:2], dtype=F64)
     status = torch.empty_like(weight, dtype=torch.int32)
-    return weight, torch.empty_like(weight), torch.empty_like(weight), status
+    public_lse = public_logits.new_empty(public_logits.shape[:1], dtype=F64)
+    public_status = torch.empty_like(public_lse, dtype=torch.int32)
+    own = weight, torch.empty_like(weight), torch.empty_like(weight), status
+    return *own, public_lse, public_status
 
 
 register(
-    "project(Tensor private_logits, Tensor public_logits, Tensor public_lse, float order,"
-    " float radius) -> (Tensor, Tensor, Tensor, Tensor)",
+    "project(Tensor private_logits, Tensor public_logits, float order, float radius)"
+    " -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)",
     _project,
     _project_fake,
 )
@@ -67,7 +70,8 @@ def project(
     rounding of the log-sum-exps. It matters only if these are near 10⁶ and R is small.
 
     A token masked in the public row but not in the private one gives λ_i = 0.
-    Memory: at most 96·V + 2^14 bytes for each thread.
+    Memory: at most 96·V + 2^14 bytes for each thread. CUDA takes about (N + 1)·B·V/7 bytes during
+    the call.
 
     Args:
         private_logits: (N, B, V).
@@ -93,9 +97,8 @@ def project_inputs(
     order = check.order("order", order)
     radius = check.number("radius", radius, least=0.0)
     private, public = check.ensemble_logits(private_logits, public_logits)
-    public_lse, public_status = log_sum_exp(public, "public_logits")
-    weight, complement, private_lse, status = _ops.project(
-        private, public, public_lse, order, radius
+    weight, complement, private_lse, status, public_lse, public_status = _ops.project(
+        private, public, order, radius
     )
     rows = private_lse, public_lse, status, public_status
     return Inputs(private, public, *rows), Projection(weight, complement, *rows)

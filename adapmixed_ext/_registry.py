@@ -61,8 +61,8 @@ def backend(device: torch.device) -> Backend:
     return backends[device.type]
 
 
-def always_keeps(device: torch.device) -> bool:
-    """Tell whether log_pool keeps its weights without being asked; the device may be absent."""
+def queues(device: torch.device) -> bool:
+    """Tell whether calls on a device only queue work; the device may be absent."""
     return device.type != "cpu" or not backends["cpu"].immediate
 
 

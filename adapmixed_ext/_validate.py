@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from . import _C
+from ._registry import queues
 from .types import Clipping, Projection
 
 _LOGIT_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
@@ -157,37 +158,45 @@ def box(lower: object, upper: object) -> tuple[float, float]:
     return (1.0, 1.0) if c == 1.0 or d == 1.0 else (c, d)
 
 
-def weights(projection: object, private_logits: Tensor) -> tuple[object, ...]:
-    """Return (weight, complement, active, lower, upper), see csrc/common/operators.h."""
+def weights(
+    projection: object, private_logits: Tensor, *, by_kernel: bool = False
+) -> tuple[object, ...]:
+    """Return (weight, complement, active, lower, upper), see csrc/common/operators.h.
+
+    by_kernel: the operator's own CUDA kernels check the values of a result's weights.
+    """
+    check = not (by_kernel and queues(private_logits.device))
     if isinstance(projection, Clipping):
-        return _box_weights(projection, private_logits)
-    return *_ball_weights(projection, private_logits), None, 0.0, 0.0
+        return _box_weights(projection, private_logits, check)
+    return *_ball_weights(projection, private_logits, check), None, 0.0, 0.0
 
 
-def _box_weights(clipping: Clipping, private_logits: Tensor) -> tuple[object, ...]:
+def _box_weights(clipping: Clipping, private_logits: Tensor, check: bool) -> tuple[object, ...]:
     shape = tuple(private_logits.shape[:2])
     lower, upper = box(clipping.lower, clipping.upper)
     scale = typed("projection.log_scale", clipping.log_scale, torch.float64, shape, private_logits)
     residual = typed("projection.residual", clipping.residual, torch.float64, shape, private_logits)
-    residual = torch.ops.adapmixed.checked(residual, "projection.residual", lower, upper)
+    if check:
+        residual = torch.ops.adapmixed.checked(residual, "projection.residual", lower, upper)
     active = clipping.active
     if active is not None:
         active = typed("projection.active", active, torch.bool, shape, private_logits)
     return scale, residual, active, lower, upper
 
 
-def _ball_weights(projection: object, private_logits: Tensor) -> tuple[Tensor, Tensor]:
+def _ball_weights(projection: object, private_logits: Tensor, check: bool) -> tuple[Tensor, Tensor]:
     """Return (weight, complement), float64, from a Projection or a bare weight tensor."""
     shape = tuple(private_logits.shape[:2])
     if isinstance(projection, Projection):
         weight, complement = (
-            torch.ops.adapmixed.checked(
-                typed(f"projection.{field}", getattr(projection, field), torch.float64, shape,
-                      private_logits),
-                f"projection.{field}", 0.0, 1.0,
-            )
+            typed(f"projection.{field}", getattr(projection, field), torch.float64, shape,
+                  private_logits)
             for field in ("weight", "complement")
         )  # fmt: skip
+        if not check:
+            return weight, complement
+        weight = torch.ops.adapmixed.checked(weight, "projection.weight", 0.0, 1.0)
+        complement = torch.ops.adapmixed.checked(complement, "projection.complement", 0.0, 1.0)
         name = "projection.weight + projection.complement"
         torch.ops.adapmixed.checked(weight + complement, name, 1.0 - 1e-9, 1.0 + 1e-9)
         return weight, complement

@@ -99,15 +99,22 @@ def prepare(private_logits: Tensor, public_logits: Tensor) -> Inputs:
 
 
 def weighted_inputs(
-    private_logits: Tensor, public_logits: Tensor, projection: Projection | Clipping | Tensor
+    private_logits: Tensor,
+    public_logits: Tensor,
+    projection: Projection | Clipping | Tensor,
+    *,
+    by_kernel: bool = True,
 ) -> tuple[Any, ...]:
-    """Return the first arguments of operators on projected rows: logits, sums, weights."""
+    """Return the first arguments of operators on projected rows: logits, sums, weights.
+
+    by_kernel: the operator's own CUDA kernels check the values of a result's weights.
+    """
     if isinstance(projection, Projection | Clipping):
         private, public = check.ensemble_logits(private_logits, public_logits)
         known = (private, public, *check.row_sums(projection, private))
     else:
         known = prepare(private_logits, public_logits)[:4]
-    return *known, *check.weights(projection, known[0])
+    return *known, *check.weights(projection, known[0], by_kernel=by_kernel)
 
 
 def refuse_foreign(name: str, foreign: Tensor) -> None:

@@ -75,8 +75,6 @@ class Hot:
         first_read: whether the elements come from memory, not from the L2 cache.
         scattered: whether the other loads of the loop miss the L1 cache, too.
         goal: instructions an element that are wanted.
-        narrow: whether the path with loads of single logits counts, that of unaligned rows.
-        share: part of the rows that take this path.
     """
 
     operator: str
@@ -95,28 +93,12 @@ class Hot:
     first_read: bool = False
     scattered: bool = False
     goal: float | None = None
-    narrow: bool = False
-    share: float = 1.0
-
-    @property
-    def file(self) -> str:
-        """The source that is compiled to the object."""
-        return {"leave_one_out": "leave_one_out", "log_sum_exp": "common"}.get(
-            self.operator, self.operator
-        )
 
 
-LSE, LOAD = "common/log_sum_exp.cuh", "common/load.cuh"
-TOKENS: Statement = (LOAD, "for (std::int64_t v = begin")
-SINGLE: Statement = (LOAD, "for (int k = 0; k < kPack; ++k) pack.bits[k] =")
-PACK: Statement = (LOAD, "if (aligned && v + kPack <= end) {")
-PARTS, LOSS_PREPARE = "common/row_parts.cuh", "leave_one_out/cuda_float_prepare.cuh"
+PARTS, SCORES = "common/row_parts.cuh", "project/cuda_scores.cuh"
+LOSS_PREPARE = "leave_one_out/cuda_float_prepare.cuh"
 LOSS_TILE = "leave_one_out/cuda_float_tile.cuh"
 TILE = 224  # tokens at N = 100
-
-
-def kept(shape: Shape) -> int:
-    return 4 * -(-shape.vocab // 4) * 2 if shape.size == 2 else 0
 
 
 def rows_a_block(shape: Shape) -> int:
@@ -132,41 +114,30 @@ def tiles(shape: Shape) -> int:
 
 
 HOT = (
-    Hot(
-        "log_sum_exp", "public row: largest logit", "log_sum_exp_kernelI{dtype}",
-        (TOKENS, (LSE, "for_each_token<D>(row, 0, vocab, [&](std::int64_t, float z) {\n    const")),
-        PACK, lambda s: s.positions, 256, lambda s: s.vocab / 256, first_read=True,
-    ),
-    Hot(
-        "log_sum_exp", "public row: sum", "log_sum_exp_kernelI{dtype}",
-        (TOKENS, (LSE, "for_each_token<D>(row, 0, vocab, [&](std::int64_t, float z) { total +=")),
-        PACK, lambda s: s.positions, 256, lambda s: s.vocab / 256,
-    ),
     *(
         Hot(
-            "project", f"first look: log-sum-exp{unaligned}", "project_scan_kernelI{dtype}Lb1E",
-            ((LSE, "for (int v = static_cast<int>(threadIdx.x) * kPack; v < vocab; v += kAhead"),),
-            (LSE, "packs[a] = load_pack<D>(row, v + a * stride, vocab, aligned);"),
-            lambda s: s.rows, 384, lambda s: s.vocab / 384,
-            work=(LSE, "total += (e[0] + e[1]) + (e[2] + e[3]);"), dynamic=kept, first_read=True,
-            goal=16, narrow=bool(unaligned), share=0.75 if unaligned else 0.25,
+            operator, name, "row_parts_kernelI{dtype}" + look,
+            ((PARTS, "for (int at = 0; at < length; at += kStretch) {"),),
+            (PARTS, "packs[k] = *reinterpret_cast<const Pack<D>*>(own + k * kWarp * kPack);"),
+            lambda s: s.positions * -(-(1 + s.models) // rows_a_block(s)) * -(-s.vocab // 2048),
+            256, lambda s: rows_a_block(s) // 8 * 2048 / 32,
+            work=(PARTS, "total = exp_from.add(total, z);"), first_read=True,
+            goal=goal,
         )
-        for unaligned in ("", ", unaligned")
+        for operator, name, look, goal in (
+            ("project", "rows: log-sum-exps and scores", "NS0_9ScoreLookE", 16),
+            ("project", "small targets: log-sum-exps", "NS0_6NoLookE", 16),
+            ("log_pool", "rows: log-sum-exps and spans", "NS0_8PoolLookE", None),
+        )
     ),
     Hot(
-        "project", "first look: lists", "project_scan_kernelI{dtype}Lb1E",
-        (("project/cuda_scan.cuh", "for (int first = warp * kWarp * kPack; first < vocab;"),),
-        ("project/cuda_scan.cuh", "const Pack<D> pack = load_pack<D>(private_row, v"),
-        lambda s: s.rows, 384, lambda s: s.vocab / 384, dynamic=kept, goal=16,
+        "project", "lists: largest scores", "project_kernelI{dtype}Lb1E",
+        ((SCORES, "for (int item = warp_id(); item < items; item += warp_count()) {"),),
+        (SCORES, "const std::uint32_t word = scores["),
+        lambda s: s.rows, 128, lambda s: s.vocab / 32 / 128, size=4,
     ),
     Hot(
-        "project", "search: reading 12 segments", "project_lists_kernelI{dtype}",
-        (("project/cuda_solve_lists.cuh", "for (int warp = 0; warp < kScanWarps; ++warp)"),),
-        ("project/cuda_solve_lists.cuh", "const int count = stored_.count[way][warp];"),
-        lambda s: s.rows, 64, lambda s: 12.0, size=4, scattered=True,
-    ),
-    Hot(
-        "project", "small targets: moments", "project_floats_kernelI{dtype}",
+        "project", "small targets: moments", "project_kernelI{dtype}Lb0E",
         (("project/cuda_floats.cuh", "for (int step = 0; step < kBurst && v < vocab_; ++step)"),
          ("project/cuda_floats.cuh", "for_each(\n        [&](const float* z, const float* z0,")),
         ("project/cuda_floats.cuh", "const Pack<D> pack = load_pack<D>(private_row_"),
@@ -202,14 +173,6 @@ HOT = (
         lambda s: -(-(s.models * 22 + 4) // 32) * s.positions, 256, lambda s: tiles(s) / 8, size=8,
     ),
     Hot(
-        "log_pool", "rows: log-sum-exps and spans", "row_parts_kernelI{dtype}",
-        ((PARTS, "for (; begin < end; begin += kStretch, others += kStretch) {"),),
-        (PARTS, "for (int k = 0; k < kAtOnce; ++k) z[k] = float_of<D>(own[k * kWarp]);"),
-        lambda s: s.positions * -(-(1 + s.models) // rows_a_block(s)) * -(-s.vocab // 2048), 256,
-        lambda s: rows_a_block(s) // 8 * 2048 / 32,
-        work=(PARTS, "total += (e[0] + e[1]) + (e[2] + e[3]);"), first_read=True,
-    ),
-    Hot(
         "log_pool", "sums over models", "pool_sums_kernelI{dtype}",
         (("log_pool/cuda.cu", "for (int i = warp_id(); i < count; i += kPoolWarps) {"),),
         ("log_pool/cuda.cu", "next[k] = there ? own[k * kWarp]"),
@@ -235,9 +198,9 @@ HOT = (
 # included (tests/cuda_on_cpu/test_launches.py counts them), and at most how many are wanted.
 PIPELINES = {
     "log_pool + mixture + sample": (("log_pool", "sample"), 4, 4),
-    "project + leave_one_out": (("log_sum_exp", "project", "leave_one_out"), 8, 6),
+    "project + leave_one_out": (("project", "leave_one_out"), 6, 6),
 }
-NOT_IN_PIPELINES = {"small targets: moments"}
+NOT_IN_PIPELINES = {"small targets: log-sum-exps", "small targets: moments"}
 # Microseconds a query, by dtype and B.
 TARGETS: dict[str, dict[tuple[str, int], int]] = {
     "log_pool + mixture + sample": {("bf16", 8): 12},
@@ -303,16 +266,15 @@ def figures(hot: Hot, code: Code, usage: Usage, logit: int) -> Figures:
         LookupError: no loop of the kernel has the statements of `hot`.
     """
     places = [lines_of(statement) for statement in hot.within]
-    counted = [lines_of(hot.element), *([lines_of(SINGLE)] if hot.narrow else [])]
+    element = lines_of(hot.element)
     work = lines_of(hot.work) if hot.work else None
 
     def elements(one: Instruction) -> float:
-        if not any(inside(one, place) for place in counted):
+        if not inside(one, element):
             return 0.0
         if hot.operation:
             return float(re.fullmatch(hot.operation, one.operation) is not None)
-        counts = one.name in hot.loads and not (hot.narrow and one.loaded_bytes > logit)
-        return one.loaded_bytes / (hot.size or logit) if counts else 0.0
+        return one.loaded_bytes / (hot.size or logit) if one.name in hot.loads else 0.0
 
     def score(one: Instruction) -> tuple[float, ...]:
         return elements(one), float(work is not None and inside(one, work))
@@ -361,7 +323,7 @@ def seconds(hot: Hot, found: Figures, shape: Shape) -> float:
     while blocks > 0:
         here = min(blocks_at_once, -(-blocks // PROCESSORS))
         rounds = max(1, blocks // (here * PROCESSORS))
-        cycles += hot.share * rounds * trips * max(alone, here * warps / 4 * busy)
+        cycles += rounds * trips * max(alone, here * warps / 4 * busy)
         blocks -= rounds * here * PROCESSORS
     read = hot.blocks(shape) * hot.threads * hot.elements(shape) * (hot.size or shape.size)
     return max(cycles / CLOCK, read / BANDWIDTH if hot.first_read else 0.0)
@@ -379,22 +341,22 @@ def read(objects: Path, tools: Tools, architectures: Sequence[str] = ARCHITECTUR
         for dtype, (mangled, logit) in DTYPES.items():
             for hot in HOT:
                 compiled = object_of(objects, hot)
-                if hot.file not in usages:
-                    usages[hot.file] = tools.usage(compiled, architecture)
+                if hot.operator not in usages:
+                    usages[hot.operator] = tools.usage(compiled, architecture)
                 part = hot.kernel.replace("{dtype}", mangled)
-                if (hot.file, part) not in codes:
+                if (hot.operator, part) not in codes:
                     kernels = list(tools.kernels(compiled, architecture, part))
                     if len(kernels) != 1:
                         raise LookupError(f"{compiled.name} has {len(kernels)} kernels {part}")
-                    codes[hot.file, part] = kernels[0]
-                code = codes[hot.file, part]
-                found = figures(hot, code, usages[hot.file][code.name], logit)
+                    codes[hot.operator, part] = kernels[0]
+                code = codes[hot.operator, part]
+                found = figures(hot, code, usages[hot.operator][code.name], logit)
                 table[architecture, dtype, hot.operator, hot.name] = hot, found
     return table
 
 
 def object_of(objects: Path, hot: Hot) -> Path:
-    pattern = f"{hot.file}/cuda.cu.o" if hot.file != "common" else "common/log_sum_exp.cu.o"
+    pattern = f"{hot.operator}/cuda.cu.o"
     found = list(objects.glob(f"CMakeFiles/adapmixed_cuda.dir/csrc/{pattern}"))
     if not found:
         raise LookupError(f"{objects} has no {pattern}: run `make cuda`")
@@ -481,8 +443,7 @@ elements takes {FROM_MEMORY:g} cycles if it is the first of them, and {FROM_CACH
 {LAUNCH * 1e6:g} µs.
 
 How wrong it may be: assume a factor of two both ways. It leaves out what surrounds the loops, tokens
-and rows that take a rarer path, bank conflicts and bandwidth of the caches. At an odd V three of four
-rows are loaded token by token; it knows that of "first look" alone. Kernels that issue without a
+and rows that take a rarer path, bank conflicts and bandwidth of the caches. Kernels that issue without a
 pause are rare: 60 to 80 % of the rate is usual, so a loop bound by the issue takes 1.3 to 1.7 times
 as long. A loop that waits is as wrong as the latencies, by some 30 %. Overlap of kernels, which
 would make it faster, is not assumed.
@@ -519,7 +480,7 @@ def summary_text(table: Table) -> str:
 
 
 def kernel_name(mangled: str) -> str:
-    """Return a kernel's name with its template's arguments, as in project_scan bf16 true."""
+    """Return a kernel's name with its template's arguments, as in project bf16 true."""
     match = re.search(r"6deviceL?(\d+)", mangled)
     if match is None:
         return mangled

@@ -93,15 +93,15 @@ void add_operators(py::module_ m) {
   });
 
   m.def("project", [](ShapeTuple shape, LogitsTuple private_logits, LogitsTuple public_logits,
-                      std::uintptr_t public_lse, double order, double radius, std::uintptr_t weight,
-                      std::uintptr_t complement, std::uintptr_t private_lse, std::uintptr_t status,
-                      typename Place<Backend>::Given place) {
+                      double order, double radius, std::uintptr_t weight, std::uintptr_t complement,
+                      std::uintptr_t private_lse, std::uintptr_t status, std::uintptr_t public_lse,
+                      std::uintptr_t public_status, typename Place<Backend>::Given place) {
     const py::gil_scoped_release nogil;
-    Backend::project({shape_of(shape), logits_of(private_logits), logits_of(public_logits),
-                      pointer<const double>(public_lse)},
-                     order, radius,
+    Backend::project({shape_of(shape), logits_of(private_logits), logits_of(public_logits)}, order,
+                     radius,
                      {pointer<double>(weight), pointer<double>(complement),
-                      pointer<double>(private_lse), pointer<std::int32_t>(status)},
+                      pointer<double>(private_lse), pointer<std::int32_t>(status),
+                      pointer<double>(public_lse), pointer<std::int32_t>(public_status)},
                      Place<Backend>::from(place));
   });
 

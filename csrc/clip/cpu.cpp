@@ -123,7 +123,7 @@ class Charges {
 // Solves the rows of one call, position by position, with this thread's copy of the public row.
 class Rows {
  public:
-  Rows(const ProjectInputs& in, const ClipOptions& options, const Charges& charges,
+  Rows(const ClipInputs& in, const ClipOptions& options, const Charges& charges,
        const ClipResults& out)
       : in_(in), options_(options), charges_(charges), out_(out), vocab_(in.shape.vocab) {
     memory_ =
@@ -216,7 +216,7 @@ class Rows {
 
   double* charge(std::int64_t at) const { return out_.charge + at * options_.num_orders; }
 
-  const ProjectInputs& in_;
+  const ClipInputs& in_;
   const ClipOptions& options_;
   const Charges& charges_;
   const ClipResults& out_;
@@ -226,7 +226,7 @@ class Rows {
   std::int64_t position_ = -1;
 };
 
-void clip_project(const ProjectInputs& in, const ClipOptions& options, const ClipResults& out,
+void clip_project(const ClipInputs& in, const ClipOptions& options, const ClipResults& out,
                   int threads) {
   const Charges charges(options);
   const std::int64_t models = in.shape.models;

@@ -13,7 +13,7 @@ constexpr int kClipThreads = 256;
 
 // The options by value, because the orders of ClipOptions are in host memory.
 struct ClipCall {
-  ProjectInputs in;
+  ClipInputs in;
   ClipResults out;
   double lower, upper;
   std::int64_t num_models;
@@ -149,7 +149,7 @@ namespace adapmixed::cuda {
 
 namespace device = adapmixed::ADAPMIXED_ISA;
 
-void clip_project(const ProjectInputs& in, const ClipOptions& options, const ClipResults& out,
+void clip_project(const ClipInputs& in, const ClipOptions& options, const ClipResults& out,
                   const Queue& queue) {
   const DeviceGuard guard(queue);
   device::ClipCall call{};

@@ -107,7 +107,7 @@ void project(const ProjectInputs& in, double order, double radius, const Project
              int threads) {
   table().project(in, order, radius, out, threads);
 }
-void clip_project(const ProjectInputs& in, const ClipOptions& options, const ClipResults& out,
+void clip_project(const ClipInputs& in, const ClipOptions& options, const ClipResults& out,
                   int threads) {
   table().clip_project(in, options, out, threads);
 }

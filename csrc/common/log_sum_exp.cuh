@@ -1,5 +1,5 @@
 // lse = log sum_v exp(z_v) of every row, or the status of a row without one. One block takes one
-// row. It reads the row twice, or once if a number near its lse is known.
+// row and reads it twice.
 #pragma once
 
 #include "common/block.cuh"
@@ -38,9 +38,9 @@ class ExpFrom {
 
   __device__ double origin() const { return steps_ / kSixteenths; }
 
-  // NaN gives NaN. The result is meaningless for z far above m.
-  __device__ double operator()(float z) const {
-    const double x = z < lowest_ ? lowest_ : z;
+  // Returns total + e^{z - m}. NaN gives NaN. The result is meaningless for z far above m.
+  __device__ double add(double total, float z) const {
+    const double x = raised(z, lowest_);
     const double shifter = kShifter - steps_;
     const double shifted = vfma(x, kSixteenths, shifter);
     const double f = vfma(x, kSixteenths, shifter - shifted);
@@ -52,10 +52,21 @@ class ExpFrom {
     words[1] += static_cast<std::uint32_t>(n) << 16;
     double scale;
     std::memcpy(&scale, words, sizeof scale);
-    return vfma(scale * f, sixteenth_slope(f), scale);
+    return vfma(scale, vfma(f, sixteenth_slope(f), 1.0), total);
   }
 
  private:
+  // The larger of the two, or NaN if z is.
+  __device__ static float raised(float z, float least) {
+#if defined(ADAPMIXED_SIMT)
+    return z < least ? least : z;
+#else
+    float larger;  // fmaxf would drop the NaN, and a comparison takes two instructions
+    asm("max.NaN.f32 %0, %1, %2;" : "=f"(larger) : "f"(z), "f"(least));
+    return larger;
+#endif
+  }
+
   static constexpr double kShifter = 6755399441055744.0;  // 1.5 * 2^52: adding it rounds
   double steps_;
   float lowest_;
@@ -79,48 +90,8 @@ __device__ RowSum row_sum(const typename Bits<D>::type* row, std::int64_t vocab)
   if (std::fabs(largest) > kMaxLogit) return {NAN, kRowTooLarge};
   const ExpFrom exp_from(largest);
   double total = 0.0;
-  for_each_token<D>(row, 0, vocab, [&](std::int64_t, float z) { total += exp_from(z); });
+  for_each_token<D>(row, 0, vocab, [&](std::int64_t, float z) { total = exp_from.add(total, z); });
   return {exp_from.origin() + std::log(block_sum(total)), kRowOk};
-}
-
-// The same in one pass, given a number near the row's lse. Returns NaN if `near` was too far off,
-// or if the row has a status. `vocab` is at most 2^30. keep(v, pack) is called for each pack as it
-// is read.
-template <Dtype D, class Keep>
-__device__ double row_sum_near(const typename Bits<D>::type* row, int vocab, double near,
-                               const Keep& keep) {
-  constexpr int kAhead = D == Dtype::f32 ? 2 : 3;  // packs that a thread loads at once
-  constexpr double kFar = 500.0;
-  const ExpFrom exp_from(near);
-  const bool aligned = pack_aligned<D>(row);
-  const int stride = static_cast<int>(blockDim.x) * kPack;
-  double total = 0.0;
-  float largest = -HUGE_VALF;
-  for (int v = static_cast<int>(threadIdx.x) * kPack; v < vocab; v += kAhead * stride) {
-    Pack<D> packs[kAhead];
-#pragma unroll
-    for (int a = 0; a < kAhead; ++a) {
-      packs[a] = load_pack<D>(row, v + a * stride, vocab, aligned);
-    }
-#pragma unroll
-    for (int a = 0; a < kAhead; ++a) {
-      if (v + a * stride >= vocab) break;
-      keep(v + a * stride, packs[a]);
-      double e[kPack];
-#pragma unroll
-      for (int k = 0; k < kPack; ++k) {
-        const float z = float_of<D>(packs[a].bits[k]);
-        largest = std::fmax(largest, z);
-        e[k] = exp_from(z);
-      }
-      total += (e[0] + e[1]) + (e[2] + e[3]);
-    }
-  }
-  const double most = block_max(largest);
-  const double lse = exp_from.origin() + std::log(block_sum(total));
-  const bool near_enough = std::fabs(lse - near) < kFar && most <= near + kFar &&
-                           std::fabs(most) <= kMaxLogit && std::fabs(near) <= 2.0 * kMaxLogit;
-  return near_enough ? lse : NAN;
 }
 
 template <Dtype D>

@@ -46,18 +46,19 @@ struct Ensemble {
   const double* public_lse;   // (B)
 };
 
-// The inputs of a projection. It reads the private rows first, so it computes their log-sum-exps.
+// The inputs of a projection. It reads the rows first, so it computes their log-sum-exps.
 struct ProjectInputs {
   Shape shape;
   Logits private_logits;
   Logits public_logits;
-  const double* public_lse;  // (B)
 };
 struct ProjectResults {
-  double* weight;        // (N, B)
-  double* complement;    // (N, B)
-  double* private_lse;   // (N, B)
-  std::int32_t* status;  // (N, B)
+  double* weight;               // (N, B)
+  double* complement;           // (N, B)
+  double* private_lse;          // (N, B)
+  std::int32_t* status;         // (N, B)
+  double* public_lse;           // (B)
+  std::int32_t* public_status;  // (B)
 };
 
 // How the projected distribution follows from p and q. Renyi ball: p_bar = weight p + complement q.
@@ -72,6 +73,12 @@ struct Weights {
 
 constexpr std::int64_t kMaxOrders = 32;
 
+struct ClipInputs {
+  Shape shape;
+  Logits private_logits;
+  Logits public_logits;
+  const double* public_lse;  // (B)
+};
 // The bounds of the box of ratios to q, and the orders of the charges, if charges are wanted.
 struct ClipOptions {
   double lower, upper;      // 0 <= lower <= 1 <= upper
@@ -141,7 +148,7 @@ void log_sum_exp(const Logits& logits, std::int64_t models, std::int64_t positio
                  std::int64_t vocab, double* lse, std::int32_t* status, int threads);
 void project(const ProjectInputs& in, double order, double radius, const ProjectResults& out,
              int threads);
-void clip_project(const ProjectInputs& in, const ClipOptions& options, const ClipResults& out,
+void clip_project(const ClipInputs& in, const ClipOptions& options, const ClipResults& out,
                   int threads);
 // loss: (N, B, K). balance: (N, B), sum_v (p_bar_i - q), which is 0 up to rounding if the rows
 // belong to the log-sum-exps.
@@ -203,7 +210,7 @@ void log_sum_exp(const Logits& logits, std::int64_t models, std::int64_t positio
 std::int64_t project_workspace(const Shape& shape);
 void project(const ProjectInputs& in, double order, double radius, const ProjectResults& out,
              const Queue& queue);
-void clip_project(const ProjectInputs& in, const ClipOptions& options, const ClipResults& out,
+void clip_project(const ClipInputs& in, const ClipOptions& options, const ClipResults& out,
                   const Queue& queue);
 std::int64_t leave_one_out_workspace(const Shape& shape, std::int64_t num_orders);
 void leave_one_out(const Ensemble& in, const Weights& weights, const LeaveOneOutOptions& options,

@@ -33,6 +33,34 @@ struct PoolMemory {
   unsigned* counters;  // (B), of finished tiles
 };
 
+// What a pool looks for in its first read: the extremes of z - z_0 over the tokens with q > 0.
+// Clears the position's counter for the second.
+struct PoolLook {
+  static constexpr int kBlocks = kRowBlocks;
+  using Other = double;
+  struct Found {
+    double low = HUGE_VAL, high = -HUGE_VAL;
+  };
+
+  unsigned* counters;
+
+  __device__ Other other(float z0) const { return z0 == -HUGE_VALF ? NAN : z0; }
+  __device__ void see(Found& found, float z, Other z0) const {
+    const double difference = z - z0;
+    found.low = vmin(difference, found.low);  // NaN changes nothing
+    found.high = vmax(difference, found.high);
+  }
+  __device__ void leave(Found&, std::int64_t) const {}
+  __device__ void finish(const Found& found, RowPart& part) const {
+    double extremes[2] = {-found.low, found.high};
+    warp_reduce(extremes, Max{});
+    part.low = -extremes[0], part.high = extremes[1];
+  }
+  template <Dtype D>
+  __device__ void finish_public(const typename Bits<D>::type*, int, int, RowPart&) const {}
+  __device__ void begin(std::int64_t position) const { counters[position] = 0; }
+};
+
 ADAPMIXED_HD std::uint64_t bits_of(double x) {
   std::uint64_t bits;
   std::memcpy(&bits, &x, sizeof bits);
@@ -135,7 +163,7 @@ __global__ void __launch_bounds__(kPoolThreads, 2)
     const std::int64_t at = (row - 1) * in.shape.positions + position;
     const RowPart* parts = memory.parts + (position * cut.rows + row) * cut.count;
     RowSum sum{};
-    if (row < cut.rows) sum = row_sum(parts, cut.count);
+    if (row < cut.rows) sum = row_sum<1>(parts, cut.count);
     if (row == 0) {
       shared_lse = sum.lse;
       if (tile == 0) {
@@ -315,9 +343,10 @@ void log_pool(const LogPoolInputs& in, const LogPoolOptions& options, const LogP
   memory.counters = reinterpret_cast<unsigned*>(memory.tiles + shape.positions * tiles);
   with_dtype(in.public_logits.dtype, [&](auto dtype) {
     constexpr Dtype kDtype = decltype(dtype)::value;
-    launch(queue, device::row_parts_kernel<kDtype>,
+    launch(queue, (device::row_parts_kernel<kDtype, device::PoolLook>),
            grid_of(shape.positions * cut.blocks_a_position()), dim3(device::kRowThreads), 0,
-           in.private_logits, in.public_logits, cut, memory.parts, memory.counters);
+           in.private_logits, in.public_logits, cut, device::PoolLook{memory.counters},
+           memory.parts);
     launch(queue, device::pool_sums_kernel<kDtype>, grid_of(shape.positions * tiles),
            dim3(device::kPoolThreads), 0, in, device::PoolGrid(options), options, cut, memory,
            static_cast<unsigned>(tiles), out);

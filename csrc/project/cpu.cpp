@@ -1,4 +1,5 @@
-// lambda_i = max{lambda : D<->_alpha(lambda p_i + (1-lambda) q || q) <= R} and lse_i of every row.
+// lambda_i = max{lambda : D<->_alpha(lambda p_i + (1-lambda) q || q) <= R} of every private row,
+// and the log-sum-exps of all rows.
 //
 // A row is solved in one of three ways, by the target T = e^{(alpha-1) R} and by what floats can
 // decide: from a short list of tokens (cpu_listed_row.h), from float sums over the row
@@ -40,7 +41,7 @@ class Rows {
  private:
   template <Dtype D>
   void solve_row(const Row& row, std::int64_t position, std::int64_t at) {
-    const double public_lse = in_.public_lse[position];
+    const double public_lse = out_.public_lse[position];
     out_.status[at] = kRowOk;
     if (!std::isfinite(public_lse)) {
       log_sum_exp_row<D>(row.data, vocab_, out_.private_lse + at, out_.status + at);
@@ -89,7 +90,7 @@ class Rows {
     const std::int64_t padded = round_up(vocab_, 8);
     const std::int64_t public_size = PublicRow::scratch_size(padded, vocab_);
     double* memory = cpu::thread_scratch(public_size + ExactRow::scratch_size(padded, vocab_), 1);
-    const double public_lse = in_.public_lse[position];
+    const double public_lse = out_.public_lse[position];
     if (exact_position_ != position) {
       exact_public_.load(row_of(in_.public_logits, 0, position), public_lse, vocab_, padded,
                          memory);
@@ -115,6 +116,15 @@ class Rows {
 
 void project(const ProjectInputs& in, double order, double radius, const ProjectResults& out,
              int threads) {
+  cpu::parallel_for(in.shape.positions, 1, threads, [&](std::int64_t begin, std::int64_t end) {
+    for (std::int64_t k = begin; k < end; ++k) {
+      const Row row = row_of(in.public_logits, 0, k);
+      with_dtype(row.dtype, [&](auto tag) {
+        log_sum_exp_row<decltype(tag)::value>(row.data, in.shape.vocab, out.public_lse + k,
+                                              out.public_status + k);
+      });
+    }
+  });
   const std::int64_t models = in.shape.models;
   // One range of rows per thread: a range shares the public row's tables, and all rows take about
   // the same time.

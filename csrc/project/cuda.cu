@@ -1,66 +1,96 @@
-// lambda_i = max{lambda : D<->_alpha(lambda p_i + (1-lambda) q || q) <= R} and lse_i of every row.
-// One block solves one row. All its threads search together: each evaluates its own tokens, and all
-// see the same sums.
+// lambda_i = max{lambda : D<->_alpha(lambda p_i + (1-lambda) q || q) <= R} of every private row,
+// and the log-sum-exps of all rows.
+//
+// The first kernel reads all rows for their log-sum-exps (common/row_parts.cuh) and, for large
+// targets, the scores of their tokens (cuda_scores.cuh). In the second a block solves a row: from
+// short lists in double (cuda_block_lists.cuh), from sums in floats (cuda_floats.cuh), or, where
+// these do not serve, from sums over the whole row in double (cuda_block_row.cuh). All its threads
+// search together: each evaluates its own tokens, and all see the same sums.
 #include <algorithm>
 
 #include "common/launch.cuh"
-#include "common/log_sum_exp.cuh"
 #include "common/row_pair.cuh"
+#include "common/row_parts.cuh"
 #include "project/cuda_block_lists.cuh"
 #include "project/cuda_block_row.cuh"
-#include "project/cuda_call.cuh"
 #include "project/cuda_floats.cuh"
-#include "project/cuda_scan.cuh"
-#include "project/cuda_solve_lists.cuh"
+#include "project/cuda_scores.cuh"
+#include "project/float_search.h"
 #include "project/row_search.h"
 
 ADAPMIXED_CORE_BEGIN
 
+// Lists have some hundred tokens: many blocks of few threads overlap their waiting.
+constexpr int kListThreads = 128;
 // The most threads that leave each the registers that the search needs.
-constexpr int kProjectThreads = 256;
+constexpr int kRowSearchThreads = 256;
 
-// A whole block must call this together. ratio_error: the relative error of p/q. kLists: use lists,
-// for scaled targets only. Scaled targets can be solved without lists, but slowly.
+struct ProjectCall {
+  ProjectInputs in;
+  double order, radius;
+  ProjectResults out;
+  RowParts cut;
+  const RowPart* parts;         // (B, 1 + N, parts of a row)
+  const std::uint32_t* scores;  // (B, 1 + N, parts, stretches, kWarp), for lists
+};
+
+// A whole block must call this together. ratio_error: the relative error of p/q.
 template <Dtype D, bool kLists>
-__device__ Point project_row(const RowPair<D>& pair, double order, double radius,
-                             double ratio_error) {
-  if (pair.uncovers()) return {0.0, 1.0};
-  const double log_target = (order - 1.0) * radius;
+__device__ Point solve_row(const ProjectCall& call, const RowPair<D>& pair, double private_lse,
+                           const std::uint32_t* scores, const RowPart* public_parts) {
+  const FloatProblem problem(call.order, call.radius);
+  const double ratio_error = double_ratio_error(private_lse, pair.public_lse);
+  Point found{0.0, 1.0};
   if constexpr (kLists) {
     __shared__ double log_q[kListCapacity], t[kListCapacity];
-    BlockLists<D> lists(pair, order, log_target, log_q, t);
-    Point found{0.0, 1.0};
-    if (solve_lists(lists, order, radius, ratio_error, found)) return found;
+    const ScoredRow<D> scored{pair, call.cut, scores, public_parts, call.order};
+    BlockLists<D> lists(scored, problem.log_target(), log_q, t);
+    if (solve_lists(lists, call.order, call.radius, ratio_error, found)) return found;
+    if (lists.uncovers()) return {0.0, 1.0};
+  } else {
+    if (problem.floats_serve() && pair.vocab <= std::int64_t{1} << 30) {
+      FloatRow<D> row(pair.private_row, pair.public_row, static_cast<int>(pair.vocab), private_lse,
+                      pair.public_lse, call.order);
+      const auto loaded = row.load();
+      if (loaded == row.kUncovered) return found;
+      if (loaded == row.kServed && problem.solve(row, found)) return found;
+    }
+    if (pair.uncovers()) return {0.0, 1.0};
   }
-  BlockRow<RowPair<D>> row(pair, order);
-  row.survey(log_target);
-  return solve_whole(row, order, radius, ratio_error);
+  BlockRow<RowPair<D>> row(pair, call.order);
+  row.survey(problem.log_target());
+  return solve_whole(row, call.order, call.radius, ratio_error);
 }
 
-// Solves the rows that a first attempt has left, or every row if there was no attempt.
+// One block takes one row. The rows of a position are next to each other.
 template <Dtype D, bool kLists>
-__global__ void __launch_bounds__(kProjectThreads, 1)
+__global__ void __launch_bounds__(kLists ? kListThreads : kRowSearchThreads, 1)
     project_kernel(const __grid_constant__ ProjectCall call) {
-  const RowAt at = row_at(call);
-  if (call.done != nullptr && call.done[at.row]) return;
-  const std::int64_t vocab = call.in.shape.vocab;
-  const auto* row = row_bits<D>(call.in.private_logits, at.model, at.position);
-  const RowSum sum = row_sum<D>(row, vocab);
-  const double public_lse = call.in.public_lse[at.position];
-  const bool public_ok = std::isfinite(public_lse);
+  const std::int64_t models = call.in.shape.models, positions = call.in.shape.positions;
+  const std::int64_t model = blockIdx.x % models, position = blockIdx.x / models;
+  const std::int64_t at = model * positions + position;
+  const std::int64_t public_at = position * call.cut.rows, row_at = public_at + 1 + model;
+  const RowPart* public_parts = call.parts + public_at * call.cut.count;
+  const RowSum public_sum = row_sum<kWarp>(public_parts, call.cut.count);
+  const RowSum sum = row_sum<kWarp>(call.parts + row_at * call.cut.count, call.cut.count);
+  const bool public_ok = public_sum.status == kRowOk;
   Point found{0.0, 1.0};
   if (sum.status == kRowOk && public_ok) {
-    const RowPair<D> pair{row, row_bits<D>(call.in.public_logits, 0, at.position), vocab,
-                          public_lse, sum.lse - public_lse};
-    found = project_row<D, kLists>(pair, call.order, call.radius,
-                                   double_ratio_error(sum.lse, public_lse));
+    const RowPair<D> pair{row_bits<D>(call.in.private_logits, model, position),
+                          row_bits<D>(call.in.public_logits, 0, position), call.in.shape.vocab,
+                          public_sum.lse, sum.lse - public_sum.lse};
+    const std::uint32_t* scores =
+        call.scores + row_at * call.cut.count * call.cut.stretches() * kWarp;
+    found = solve_row<D, kLists>(call, pair, sum.lse, scores, public_parts);
   }
-  if (threadIdx.x == 0) {
-    call.out.weight[at.at] = found.weight;
-    call.out.complement[at.at] = found.complement;
-    call.out.private_lse[at.at] = sum.lse;
-    call.out.status[at.at] = public_ok ? sum.status : kRowPublic;
-  }
+  if (threadIdx.x != 0) return;
+  call.out.weight[at] = found.weight;
+  call.out.complement[at] = found.complement;
+  call.out.private_lse[at] = sum.lse;
+  call.out.status[at] = public_ok ? sum.status : kRowPublic;
+  if (model != 0) return;
+  call.out.public_lse[position] = public_sum.lse;
+  call.out.public_status[position] = public_sum.status;
 }
 
 ADAPMIXED_CORE_END
@@ -71,78 +101,57 @@ namespace device = adapmixed::ADAPMIXED_ISA;
 
 namespace {
 
-// Returns a number of threads: whole warps, and no more of them than there is work for.
+device::RowParts cut_of(const Shape& shape) {
+  return {shape.positions, 1 + shape.models, shape.vocab};
+}
+std::int64_t parts_of(const Shape& shape) {
+  const device::RowParts cut = cut_of(shape);
+  return shape.positions * cut.rows * cut.count;
+}
+
+// Whole warps, and no more of them than there is work for.
 dim3 threads_for(std::int64_t items, std::int64_t most) {
   const std::int64_t warps = (items + device::kWarp - 1) / device::kWarp;
   return dim3(static_cast<unsigned>(std::min(warps * device::kWarp, most)));
 }
 
-// The bytes of a row that stays in shared memory between two reads; 0 if it does not.
-std::int64_t kept_bytes(const ProjectInputs& in) {
-  const std::int64_t packs = (in.shape.vocab + device::kPack - 1) / device::kPack;
-  const std::int64_t bytes = packs * device::kPack * device::element_size(in.private_logits.dtype);
-  const bool kept = bytes <= device::kKeptBytes && most_shared_bytes() >= 2 * device::kKeptBytes;
-  return kept ? bytes : 0;
-}
-
-// Queues the attempt that reads a row once or twice. call.done then marks the rows it has solved.
-template <Dtype D>
-void queue_first(const device::ProjectCall& call, bool lists, std::int64_t kept, dim3 grid,
-                 const Queue& queue) {
-  const std::int64_t packs = (call.in.shape.vocab + device::kPack - 1) / device::kPack;
-  const dim3 scan = threads_for(packs, device::kScanThreads);
-  if (lists) {
-    launch(queue, device::project_scan_kernel<D, true>, grid, scan, static_cast<std::size_t>(kept),
-           call);
-    launch(queue, device::project_lists_kernel<D>, grid, dim3(device::kSolveThreads), 0, call);
-  } else {
-    launch(queue, device::project_scan_kernel<D, false>, grid, scan, 0, call);
-    launch(queue, device::project_floats_kernel<D>, grid,
-           threads_for(packs, device::kFloatSearchThreads), 0, call);
-  }
-}
-
 }  // namespace
 
+// The parts of all rows and, behind them, their scores.
 std::int64_t project_workspace(const Shape& shape) {
-  return device::ProjectLayout(shape).bytes(shape);
+  const std::int64_t words = cut_of(shape).stretches() * device::kWarp;
+  return parts_of(shape) *
+         static_cast<std::int64_t>(sizeof(device::RowPart) + words * sizeof(std::uint32_t));
 }
 
 void project(const ProjectInputs& in, double order, double radius, const ProjectResults& out,
              const Queue& queue) {
   const DeviceGuard guard(queue);
-  // Throws if the whole call is too large for one grid, although it is queued in groups.
-  grid_of(in.shape.models * in.shape.positions);
-  const device::FloatProblem problem(order, radius);
-  const bool lists = problem.listing();
-  const bool first_in_floats =
-      (lists || problem.floats_serve()) && in.shape.vocab <= std::int64_t{1} << 30;
-  const device::ProjectLayout layout(in.shape);
-  const std::int64_t kept = lists ? kept_bytes(in) : 0;
-  device::ProjectCall call{};
-  call.in = in;
-  call.order = order;
-  call.radius = radius;
-  call.out = out;
-  call.kept = kept > 0;
-  if (first_in_floats) {
-    call.lists = static_cast<device::RowLists*>(queue.workspace);
-    const std::int64_t rows = layout.group * in.shape.models;
-    call.found = reinterpret_cast<std::int32_t*>(call.lists + rows);
-    call.done = call.found + rows;
-  }
-  const std::int64_t group = first_in_floats ? layout.group : in.shape.positions;
-  for (call.first = 0; call.first < in.shape.positions; call.first += group) {
-    const std::int64_t here = std::min(group, in.shape.positions - call.first);
-    const dim3 grid = grid_of(in.shape.models * here);
-    with_dtype(in.private_logits.dtype, [&](auto dtype) {
-      constexpr Dtype kDtype = decltype(dtype)::value;
-      if (first_in_floats) queue_first<kDtype>(call, lists, kept, grid, queue);
-      const auto kernel =
-          lists ? device::project_kernel<kDtype, true> : device::project_kernel<kDtype, false>;
-      launch(queue, kernel, grid, threads_for(in.shape.vocab, device::kProjectThreads), 0, call);
-    });
-  }
+  const Shape& shape = in.shape;
+  const device::RowParts cut = cut_of(shape);
+  const dim3 rows = grid_of(shape.models * shape.positions);
+  const dim3 parts_grid = grid_of(shape.positions * cut.blocks_a_position());
+  auto* parts = static_cast<device::RowPart*>(queue.workspace);
+  auto* scores = reinterpret_cast<std::uint32_t*>(parts + parts_of(shape));
+  const device::ProjectCall call{in, order, radius, out, cut, parts, scores};
+  const bool lists = device::FloatProblem(order, radius).listing();
+  with_dtype(in.private_logits.dtype, [&](auto dtype) {
+    constexpr Dtype kDtype = decltype(dtype)::value;
+    if (lists) {
+      const device::ScoreLook look{static_cast<float>(order), static_cast<float>(1.0 - order),
+                                   scores};
+      launch(queue, device::row_parts_kernel<kDtype, device::ScoreLook>, parts_grid,
+             dim3(device::kRowThreads), 0, in.private_logits, in.public_logits, cut, look, parts);
+      launch(queue, device::project_kernel<kDtype, true>, rows,
+             threads_for(shape.vocab, device::kListThreads), 0, call);
+    } else {
+      launch(queue, device::row_parts_kernel<kDtype, device::NoLook>, parts_grid,
+             dim3(device::kRowThreads), 0, in.private_logits, in.public_logits, cut,
+             device::NoLook{}, parts);
+      launch(queue, device::project_kernel<kDtype, false>, rows,
+             threads_for(shape.vocab, device::kRowSearchThreads), 0, call);
+    }
+  });
 }
 
 }  // namespace adapmixed::cuda

@@ -4,13 +4,11 @@
 #pragma once
 
 #include "common/block.cuh"
+#include "common/load.cuh"
 #include "common/quad.cuh"
-#include "project/cuda_call.cuh"
 #include "project/float_search.h"
 
 ADAPMIXED_CORE_BEGIN
-
-constexpr int kFloatSearchThreads = 256;
 
 // A sum of a few terms at a time in floats, and of these sums in double.
 class BurstSum {
@@ -160,21 +158,5 @@ class FloatRow {
   float least_logit_;
   double second_ = 0.0, third_ = 0.0, least_ = 0.0;
 };
-
-template <Dtype D>
-__global__ void __launch_bounds__(kFloatSearchThreads, 2)
-    project_floats_kernel(const __grid_constant__ ProjectCall call) {
-  const RowAt at = row_at(call);
-  if (!call.found[at.row]) return;
-  FloatRow<D> row(row_bits<D>(call.in.private_logits, at.model, at.position),
-                  row_bits<D>(call.in.public_logits, 0, at.position),
-                  static_cast<int>(call.in.shape.vocab), call.out.private_lse[at.at],
-                  call.in.public_lse[at.position], call.order);
-  Point found{0.0, 1.0};
-  const auto loaded = row.load();
-  bool solved = loaded == row.kUncovered;
-  if (loaded == row.kServed) solved = FloatProblem(call.order, call.radius).solve(row, found);
-  if (solved && threadIdx.x == 0) set_weight(call, at, found);
-}
 
 ADAPMIXED_CORE_END

@@ -43,7 +43,7 @@ def test_more_blocks_than_a_gpu_takes_are_refused(name: str) -> None:
     arguments = {
         "log_sum_exp": (shape, logits, 0, 0),
         "mixture": (shape, logits, logits, 0, 0, weights, 0),
-        "project": (shape, logits, logits, 0, 18.0, 3.6, 0, 0, 0, 0),
+        "project": (shape, logits, logits, 18.0, 3.6, 0, 0, 0, 0, 0, 0),
         "sample": (0, logits, 2**31, 1, key.data_ptr(), 1, 0, 0),
         "screen": (shape, logits, logits, 0, 0, 0, 0, 0.1, 2.0, 1.0, 1, 1, 0, 0),
     }

@@ -32,15 +32,15 @@ def pool_of(private: Tensor, public: Tensor, **more: Any) -> LogPool:
 @pytest.mark.parametrize("dtype", cases.DTYPES)
 @pytest.mark.parametrize("setting", [SETTINGS[0], SETTINGS[4]])
 def test_several_parts_and_tiles(setting: Setting, dtype: torch.dtype) -> None:
-    """Tokens 600: ten parts and three tiles, the last ones short; more rows than a block takes."""
-    private, public = cases.logits(5, 19, 2, 600, 3.0, 0.8)
+    """Tokens 1100: two parts and five tiles, the last ones short; more rows than a block takes."""
+    private, public = cases.logits(5, 19, 2, 1100, 3.0, 0.8)
     private[2, :, 570], public[:, 5] = -math.inf, -math.inf
     private, public = private.to(dtype), public.to(dtype)
     active = torch.arange(38).reshape(19, 2) % 3 > 0
     with simulated.kernels("random", 1):
         pool = pool_of(private, public, **setting.options(19), active=active)
         mixture = adapmixed_ext.mixture(private, public, pool)
-        targets = torch.tensor([[0, 255, 256, 599]]).expand(2, 4)
+        targets = torch.tensor([[0, 255, 256, 1099]]).expand(2, 4)
         log_prob = torch.stack(
             [adapmixed_ext.log_prob(private, public, pool, t) for t in targets.T.contiguous()], -1
         )

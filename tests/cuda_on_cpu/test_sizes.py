@@ -40,17 +40,11 @@ def test_few_and_many_models_in_tiles_of_a_gpu(models: int) -> None:
 def test_shared_memory_just_below_48_kib() -> None:
     """With the kernels' static memory this exceeds the limit for a kernel that has not asked.
 
-    N = 28 has 48 576 bytes of deviations; rows of 48 800 bytes stay in shared memory.
+    N = 28 has 48 576 bytes of deviations.
     """
     private, public = ensemble(28, 300, shift=0.0, noise=0.5)
     weight = torch.full(private.shape[:2], 0.25, dtype=torch.float64)
     assert worst_error(private, public, weight, orders=[3.0], sizes_of_a_gpu=True) > DOUBLE
-    for vocab, dtype in ((12_200, torch.float32), (24_400, torch.bfloat16)):
-        private, public = (x.to(dtype) for x in ensemble(1, vocab, shift=0.0, noise=0.5))
-        expected = adapmixed_ext.project(private, public, order=18, radius=3.6)
-        with simulated.kernels(sizes_of_a_gpu=True):
-            found = adapmixed_ext.project(private, public, order=18, radius=3.6)
-        torch.testing.assert_close(found.weight, expected.weight, rtol=1e-5, atol=0.0)
 
 
 @pytest.mark.slow
@@ -106,5 +100,5 @@ def test_the_workspace_is_as_large_as_stated(models: int, vocab: int, orders: in
             size = built.leave_one_out_workspace(shape, orders)
             assert size <= most(models, positions, orders), shape
             first = built.project_workspace(shape)
-            row = 18_536 * models
-            assert row <= first <= max(row, min(positions * row, 2**26)), shape
+            parts = -(-(vocab + 3) // 2048)  # 64 groups of 32 tokens each
+            assert first == positions * (1 + models) * parts * (32 + 4 * 64), shape

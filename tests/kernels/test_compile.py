@@ -28,7 +28,7 @@ def _inputs() -> dict[str, tuple[object, ...]]:
     )
     return {
         "log_sum_exp": (private, "private_logits"),
-        "project": (private, public, public_lse, 18.0, 3.6),
+        "project": (private, public, 18.0, 3.6),
         "clip_project": (private, public, public_lse, 0.5, 2.0, [2.0, 18.0], 5),
         "leave_one_out": (*ensemble, weight, 1 - weight, *ball, [2.0, 18.0], False, 5),
         "mixture": (*ensemble, weight, 1 - weight, *ball),

@@ -84,8 +84,22 @@ class Run {
   }
 
   adapmixed::ProjectInputs inputs() const {
-    return {in_.shape, in_.private_rows.logits(), in_.public_rows.logits(),
-            in_.public_rows.lse.data()};
+    return {in_.shape, in_.private_rows.logits(), in_.public_rows.logits()};
+  }
+
+  adapmixed::ClipInputs clip_inputs(const std::vector<double>& public_lse) const {
+    return {in_.shape, in_.private_rows.logits(), in_.public_rows.logits(), public_lse.data()};
+  }
+
+  // The log-sum-exps and statuses that a projection finds.
+  struct Found {
+    std::vector<double> lse, public_lse;
+    std::vector<std::int32_t> status, public_status;
+  };
+
+  Found found() const {
+    return {unknown(rows()), unknown(positions()), std::vector<std::int32_t>(rows(), -1),
+            std::vector<std::int32_t>(positions(), -1)};
   }
 
   void log_sum_exp(const char* what, const Rows& given, std::int64_t models) const {
@@ -98,17 +112,18 @@ class Run {
 
   void project(const Weighted& expected) const {
     std::vector<double> weight = unknown(rows()), complement = unknown(rows());
-    std::vector<double> lse = unknown(rows());
-    std::vector<std::int32_t> status(rows(), -1);
+    Found sums = found();
     Backend::project(inputs(), expected.ball.at(0), expected.ball.at(1),
-                     {weight.data(), complement.data(), lse.data(), status.data()},
+                     {weight.data(), complement.data(), sums.lse.data(), sums.status.data(),
+                      sums.public_lse.data(), sums.public_status.data()},
                      backend_.where(Backend::project_workspace(in_.shape)));
     check("weight", weight, expected.weight, 1e-5, 0.0);
     // 1 - weight has more digits of its own, but only weight has an error bound between instruction
     // sets.
     check("complement", complement, expected.complement, 1e-12, 1e-5);
-    check("projection's log-sum-exp", lse, in_.private_rows.lse, 0.0, kLse);
-    check_status("projection's status", in_.private_rows, status);
+    check("projection's log-sum-exp", sums.lse, in_.private_rows.lse, 0.0, kLse);
+    check_status("projection's status", in_.private_rows, sums.status);
+    check_rows("projection's public row", in_.public_rows, sums.public_lse, sums.public_status);
   }
 
   void clip_project(const Box& box) const {
@@ -117,7 +132,7 @@ class Run {
     std::vector<double> mixed = unknown(box.mixture.size()), loss = unknown(box.loss.size());
     std::vector<std::int32_t> status(rows(), -1);
     const auto orders = static_cast<std::int64_t>(box.orders.size());
-    Backend::clip_project(inputs(),
+    Backend::clip_project(clip_inputs(in_.public_rows.lse),
                           {box.lower, box.upper, box.orders.data(), orders, box.num_models},
                           {scale.data(), residual.data(), charge.data(), lse.data(), status.data()},
                           backend_.where());
@@ -278,24 +293,22 @@ class Run {
     const std::vector<double> half(rows(), 0.5), orders{1.5, 18.0};
     std::vector<double> one = unknown(rows()), other = unknown(rows()), loss = unknown(2 * rows());
     std::vector<double> probabilities = unknown(positions() * in_.shape.vocab);
-    adapmixed::ProjectInputs projected = inputs();
-    projected.public_lse = public_lse.data();
     constexpr double kBalls[][2] = {{18.0, 3.6}, {3.0, 0.03}, {2.0, 0.5}, {18.0, 0.3}};
     for (const auto& ball : kBalls) {
-      std::vector<double> lse = unknown(rows());
-      std::vector<std::int32_t> status(rows(), -1);
-      Backend::project(projected, ball[0], ball[1],
-                       {one.data(), other.data(), lse.data(), status.data()},
+      Found sums = found();
+      Backend::project(inputs(), ball[0], ball[1],
+                       {one.data(), other.data(), sums.lse.data(), sums.status.data(),
+                        sums.public_lse.data(), sums.public_status.data()},
                        backend_.where(Backend::project_workspace(in_.shape)));
       // A private row's status does not depend on the public row.
-      check_status("refused row's status", in_.private_rows, status);
+      check_status("refused row's status", in_.private_rows, sums.status);
     }
     for (const double lower : {0.5, 0.0}) {
       std::vector<double> lse = unknown(rows());
       std::vector<std::int32_t> status(rows(), -1);
-      Backend::clip_project(projected, {lower, 2.0, orders.data(), 2, in_.shape.models},
-                            {one.data(), other.data(), loss.data(), lse.data(), status.data()},
-                            backend_.where());
+      Backend::clip_project(
+          clip_inputs(public_lse), {lower, 2.0, orders.data(), 2, in_.shape.models},
+          {one.data(), other.data(), loss.data(), lse.data(), status.data()}, backend_.where());
       check_status("refused row's status", in_.private_rows, status);
     }
     for (const bool zero_out : {false, true}) {
