@@ -19,6 +19,7 @@ from typing import Any
 import psutil
 from vllm_cases import write_base, write_ensemble
 
+from adapmixed.serving.usage import read_usage
 from adapmixed.vllm.reserved import charged_so_far
 
 START_SECONDS = 240.0
@@ -114,6 +115,10 @@ class Server:
 
     def charged(self) -> int:
         return charged_so_far(str(self.ledger))
+
+    def used(self, name: str) -> int:
+        """Return the tokens that a key has used."""
+        return read_usage(f"{self.ledger}.usage").get(name, 0)
 
     def get(self, path: str, key: str | None = None, method: str = "GET") -> Reply:
         return self.send(method, path, None, key)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import threading
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -27,13 +27,18 @@ from adapmixed.privacy import Accountant
 from adapmixed.serving.clients import Clients
 from adapmixed.serving.fields import Defaults
 from adapmixed.serving.keys import add_key, read_keys
-from adapmixed.serving.usage import Usage
+from adapmixed.serving.usage import Usage, read_usage
 from adapmixed.vllm.gate import Front, Gate
 from adapmixed.vllm.options import Options
 
 ORIGIN = Origin("ab" * 32, ())
-CHUNK = {"choices": [{"index": 0, "text": "x"}]}
 LAST = {"choices": [], "usage": {"completion_tokens": 3}}
+
+
+def chunk(tokens: int, index: int = 0, finish: str | None = None) -> dict[str, Any]:
+    """Return an event as vLLM sends it, after so many tokens of an answer."""
+    choice = {"index": index, "text": "x", "finish_reason": finish}
+    return {"choices": [choice], "usage": {"prompt_tokens": 1, "completion_tokens": tokens}}
 
 
 class Behind:
@@ -45,15 +50,31 @@ class Behind:
         self.inside = threading.Semaphore(0)
         self.go_on = threading.Event()
         self.go_on.set()
+        self.events: list[Any] = [chunk(1), chunk(3, finish="stop"), LAST]
+        self.stays = False  # whether a stream goes on after its events
+        self.fault: Response | Exception | None = None
+
+    async def stream(self) -> AsyncIterator[str]:
+        for one in self.events:
+            yield f"data: {json.dumps(one)}\n\n"
+        if self.stays:
+            await asyncio.sleep(60)
+        yield "data: [DONE]\n\n"
 
     async def complete(self, request: Request) -> Response:
         self.bodies.append(await request.json())
         self.headers.append(dict(request.headers))
         self.inside.release()
         await asyncio.to_thread(self.go_on.wait, 30)
+        if isinstance(self.fault, Exception):
+            raise self.fault
+        if self.fault is not None:
+            return self.fault
         if self.bodies[-1]["stream"]:
-            events = [f"data: {json.dumps(one)}\n\n" for one in (CHUNK, CHUNK, LAST)]
-            return StreamingResponse([*events, "data: [DONE]\n\n"])
+            return StreamingResponse(self.stream())
+        if self.stays:
+            assert (await request.receive())["type"] == "http.disconnect"
+            return JSONResponse(None)
         used = sum(map(len, self.bodies[-1].get("prompt", [[0]])))
         return JSONResponse({"choices": [], "usage": {"completion_tokens": used}})
 
@@ -79,10 +100,17 @@ class Case:
         keys = folder / "keys"
         self.key = add_key(keys, "a")
         self.other = add_key(keys, "b", tokens=20)
-        clients = Clients(read_keys(keys), Usage(folder / "usage"))
+        self.usage = folder / "usage"
+        clients = Clients(read_keys(keys), Usage(self.usage))
         tokenizer = AutoTokenizer.from_pretrained(BASE)
         defaults = Defaults("m", options.tokens, options.max_tokens)
-        whole = {"window": 256, "sequences": 1, "mark": "secret", "clients": clients} | front
+        whole = {
+            "vocab": 300,
+            "window": 256,
+            "sequences": 1,
+            "mark": "secret",
+            "clients": clients,
+        } | front
         self.front = Front(options, defaults, tokenizer, **whole)
         app = Starlette(
             routes=[
@@ -98,6 +126,38 @@ class Case:
         headers = {} if key is None else {"Authorization": f"Bearer {key}"}
         body = {"model": "m", "prompt": "The", **fields}
         return self.client.post("/v1/completions?x=1", json=body, headers=headers)
+
+    def leave(self, *, events: int, slow: bool = False, **fields: Any) -> int:
+        """Ask, and leave after so many events; return the tokens that the key has then used."""
+        before = read_usage(self.usage).get("a", 0)
+        body = json.dumps({"model": "m", "prompt": "The", **fields}).encode()
+        headers = [(b"authorization", b"Bearer " + self.key.encode())]
+        scope = {
+            "type": "http", "asgi": {"version": "3.0", "spec_version": "2.3"}, "method": "POST",
+            "path": "/v1/completions", "raw_path": b"/v1/completions", "query_string": b"",
+            "headers": headers, "http_version": "1.1", "scheme": "http", "root_path": "",
+            "client": None, "server": None,
+        }  # fmt: skip
+        got, given = 0, False
+
+        async def receive() -> Any:
+            nonlocal given
+            if not given:
+                given = True
+                return {"type": "http.request", "body": body, "more_body": False}
+            while got < events:
+                await asyncio.sleep(0.01)
+            return {"type": "http.disconnect"}
+
+        async def send(message: Any) -> None:
+            nonlocal got
+            if slow and message.get("body"):
+                await asyncio.sleep(0.2)
+            got += message.get("body", b"").count(b"data: ")
+
+        asyncio.run(self.client.app(scope, receive, send))
+        assert got >= events
+        return read_usage(self.usage)["a"] - before
 
 
 def test_what_is_forwarded(tmp_path: Path) -> None:
@@ -181,10 +241,13 @@ def test_a_server_that_stops_begins_no_answer(tmp_path: Path) -> None:
 
 def test_a_stream_hides_the_usage_that_nobody_asked_for(tmp_path: Path) -> None:
     case = Case(tmp_path, queries=1000)
-    assert case.ask(stream=True).text.count("choices") == 2
-    assert case.behind.bodies[-1]["stream_options"] == {"include_usage": True}
+    text = case.ask(stream=True).text
+    assert text.count("choices") == 2 and "usage" not in text
+    options = {"include_usage": True, "continuous_usage_stats": True}
+    assert case.behind.bodies[-1]["stream_options"] == options
     asked = case.ask(stream=True, stream_options={"include_usage": True}).text
-    assert '"completion_tokens": 3' in asked and asked.endswith("data: [DONE]\n\n")
+    assert asked.count("usage") == 1 and '"completion_tokens":3' in asked
+    assert asked.endswith("data: [DONE]\n\n")
 
 
 def test_a_key_gets_back_what_it_did_not_use(tmp_path: Path) -> None:
@@ -194,6 +257,45 @@ def test_a_key_gets_back_what_it_did_not_use(tmp_path: Path) -> None:
     assert case.ask(case.other, max_tokens=21).status_code == 429
     assert case.ask(case.other, max_tokens=20 - used).status_code == 200
     assert case.ask(case.other, max_tokens=20).status_code == 429
+
+
+def test_a_client_that_leaves_pays_what_may_have_been_drawn(tmp_path: Path) -> None:
+    case = Case(tmp_path, queries=1000, sequences=2)
+    block = case.front.options.block
+    case.behind.stays = True
+    case.behind.events = [chunk(1), chunk(4), chunk(7)]
+    assert case.leave(events=3, stream=True, max_tokens=100) == 7 + block
+    assert case.leave(events=3, stream=True, max_tokens=10) == 10
+    two = {"prompt": ["The", "An"], "stream": True, "max_tokens": 90}
+    case.behind.events = [chunk(2), chunk(5, 1, "stop")]
+    assert case.leave(events=2, **two) == 2 + block + 5
+    assert case.leave(events=2, slow=True, **two) == 180  # the engine may be far ahead
+    assert case.leave(events=0, max_tokens=9) == 9  # no stream: nothing tells how much was drawn
+
+
+def test_faults_of_vllm_cost_nothing_and_have_our_form(tmp_path: Path) -> None:
+    case = Case(tmp_path, queries=1000)
+    refused = JSONResponse({"error": {"message": "secret", "code": 422}}, 422)
+    failed = JSONResponse({"detail": "secret"}, 500)
+    for fault, status in ((refused, 422), (failed, 500), (RuntimeError("secret"), 500)):
+        case.behind.fault = fault
+        for stream in (False, True):
+            reply = case.ask(case.other, max_tokens=20, stream=stream)
+            assert reply.status_code == status and "secret" not in reply.text
+            assert reply.json()["error"].keys() == {"message", "type", "param", "code"}
+            assert read_usage(case.usage)["b"] == 0
+    case.behind.fault = None
+    case.behind.events = [chunk(2), {"error": {"message": "secret", "code": 500}}]
+    text = case.ask(case.other, max_tokens=20, stream=True).text
+    assert "secret" not in text and '"code":"internal_error"' in text
+    assert read_usage(case.usage)["b"] == 2 + case.front.options.block
+
+
+def test_top_k_has_at_most_the_vocabulary(tmp_path: Path) -> None:
+    case = Case(tmp_path, queries=1000)
+    for given, sent in ((10**30, 300), (301, 300), (300, 300), (1, 1), (0, 0), (-1, 0), (None, 0)):
+        assert case.ask(top_k=given).status_code == 200
+        assert case.behind.bodies[-1]["top_k"] == sent
 
 
 def test_other_paths(tmp_path: Path) -> None:

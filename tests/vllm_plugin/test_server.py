@@ -84,6 +84,7 @@ def test_completions(server: Server, keys: dict[str, str]) -> None:
     }
     assert server.ask(keys["a"], max_tokens=3, temperature=0.7, top_k=5, **neutral).status == 200
     assert server.ask(keys["a"], prompt=[5, 6, 7], max_tokens=3, stop=["e"]).status == 200
+    assert server.ask(keys["a"], max_tokens=3, top_k=10**30).status == 200
 
 
 def test_chat(server: Server, keys: dict[str, str]) -> None:
@@ -193,7 +194,7 @@ def test_a_key_has_its_own_tokens(server: Server, keys: dict[str, str]) -> None:
 
 
 def test_a_client_that_leaves_is_not_charged_further(server: Server, keys: dict[str, str]) -> None:
-    before = server.charged()
+    before, counted = server.charged(), server.used("a")
     body = json.dumps({"model": "m", "prompt": "The", "max_tokens": 200, "stream": True}).encode()
     with socket.create_connection(("127.0.0.1", server.port), 30) as connection:
         connection.sendall(
@@ -206,6 +207,7 @@ def test_a_client_that_leaves_is_not_charged_further(server: Server, keys: dict[
     time.sleep(2)
     charged = server.charged()
     assert before < charged < before + 200
+    assert 0 < server.used("a") - counted < 200
     time.sleep(2)
     assert server.charged() == charged
     assert server.ask(keys["a"], max_tokens=3).status == 200

@@ -28,14 +28,14 @@ def forwarded(asked: Asked, given: dict[str, Any], front: Front, salt: str, *, c
     fields: dict[str, Any] = {
         "model": front.defaults.model,
         "temperature": query.temperature,
-        "top_k": query.top_k or 0,
+        "top_k": min(query.top_k or 0, front.vocab),
         "stop": list(query.stop),
         "stream": asked.stream,
         "cache_salt": salt,
         "vllm_xargs": {MARK: front.mark},
     }
     if asked.stream:
-        fields["stream_options"] = {"include_usage": True}
+        fields["stream_options"] = {"include_usage": True, "continuous_usage_stats": True}
     if chat:
         fields["messages"] = given["messages"]
         fields["max_completion_tokens"] = query.max_tokens

@@ -29,6 +29,7 @@ from adapmixed.serving.errors import (
     JsonResponse,
     RequestError,
     bad_request,
+    internal,
     no_model,
     plan_spent,
     queue_full,
@@ -59,6 +60,7 @@ class Front:
         options: the plugin's options.
         defaults: the served model's name, and what requests leave out.
         tokenizer: the public model's tokenizer.
+        vocab: number of tokens that the public model has logits of.
         window: largest number of tokens of a prompt and its answer.
         sequences: number of answers that run at the same time.
         mark: the secret that the scheduler asks for.
@@ -69,6 +71,7 @@ class Front:
     options: Options
     defaults: Defaults
     tokenizer: Any
+    vocab: int
     window: int
     sequences: int
     mark: str
@@ -107,6 +110,7 @@ class Front:
             options,
             defaults,
             AutoTokenizer.from_pretrained(model.tokenizer),
+            int(model.get_vocab_size()),
             int(model.max_model_len),
             int(config.scheduler_config.max_num_seqs),
             read_mark(options.ledger),
@@ -209,15 +213,29 @@ class _Door:
                 end()
                 raise
             self._running += sequences
-        used = UsedTokens(send, asked, shown=asked.include_usage)
+        used = UsedTokens(send, asked, self._front.options.block, self._fault)
+        left = False
+
+        def leave() -> None:
+            nonlocal left
+            left = True
+
         try:
             again = forwarded(asked, given, self._front, self._salted(client), chat=chat)
-            await self._app(with_body(scope, again), _once(again, receive), used.send)
+            await self._app(with_body(scope, again), _once(again, receive, leave), used.send)
         finally:
             self._running -= sequences
             end()
-            if used.count is not None:  # else the key has used all that it asked for
-                await asyncio.to_thread(grant.end, used.count)
+            nothing = not left and (used.status >= 400 or not used.status)
+            await asyncio.to_thread(grant.end, 0 if nothing else used.most)
+        if used.status >= 400:
+            raise self._fault(used.status)
+
+    def _fault(self, status: int = 500) -> RequestError:
+        """Return the error in the place of vLLM's own, whose form and text are not OpenAI's."""
+        if self._stop.begun:
+            return stopping()
+        return internal() if status >= 500 else RequestError(status, "vLLM refuses the request")
 
     def _asked(self, body: bytes, client: Client, chat: bool) -> tuple[dict[str, Any], Asked]:
         front, fields = self._front, parsed(body)
@@ -245,8 +263,8 @@ async def _no_body() -> dict[str, Any]:
     return {"type": "http.request", "body": b"", "more_body": False}
 
 
-def _once(body: bytes, receive: Receive) -> Receive:
-    """Return a receiver of this body; then it waits for the client to leave."""
+def _once(body: bytes, receive: Receive, leave: Callable[[], None]) -> Receive:
+    """Return a receiver of this body; then it waits for the client to leave, and tells it."""
     told = False
 
     async def receiver() -> Any:
@@ -256,6 +274,7 @@ def _once(body: bytes, receive: Receive) -> Receive:
             return {"type": "http.request", "body": body, "more_body": False}
         while (message := await receive())["type"] != "http.disconnect":
             pass
+        leave()
         return message
 
     return receiver
