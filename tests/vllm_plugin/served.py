@@ -60,6 +60,7 @@ class Server:
         keys: Path | None = None,
         port: int | None = None,
         path: Path | None = None,  # put before PYTHONPATH
+        others: tuple[str, ...] = (),  # further options of vLLM
     ) -> None:
         base, ensemble = folder / "base", folder / "ensemble"
         if not base.exists():
@@ -83,7 +84,7 @@ class Server:
         printed = subprocess.run(config, capture_output=True, text=True, check=True).stdout
         command = shlex.split(printed.replace("\\\n", " "))
         command[0] = sys.executable
-        command += ["--enforce-eager", "--kv-cache-memory-bytes", str(1 << 28)]
+        command += ["--enforce-eager", "--kv-cache-memory-bytes", str(1 << 28), *others]
         environment = os.environ | {"VLLM_CPU_OMP_THREADS_BIND": "nobind", "OMP_NUM_THREADS": "1"}
         if path is not None:
             environment["PYTHONPATH"] = f"{path}{os.pathsep}{environment.get('PYTHONPATH', '')}"

@@ -319,6 +319,23 @@ def test_a_server_that_cannot_be_checked_answers_nothing(tmp_path: Path) -> None
     assert reply.status_code == 500 and "path" not in reply.text
 
 
+def test_a_server_that_cannot_be_checked_does_not_start(tmp_path: Path) -> None:
+    def fail(state: Any) -> Front:
+        raise ValueError("--uds cannot be used")
+
+    app = Starlette(middleware=[Middleware(Gate, front=fail)])
+    sent: list[Any] = []
+
+    async def receive() -> Any:
+        return {"type": "lifespan.startup"}
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    asyncio.run(app({"type": "lifespan", "asgi": {"version": "3.0"}}, receive, send))
+    assert sent == [{"type": "lifespan.startup.failed", "message": "--uds cannot be used"}]
+
+
 def test_websockets_are_not_served(tmp_path: Path) -> None:
     case = Case(tmp_path, queries=1000)
     with pytest.raises(WebSocketDisconnect), case.client.websocket_connect("/v1/realtime"):

@@ -236,6 +236,11 @@ def test_the_end_of_the_plan(server: Server, keys: dict[str, str]) -> None:
     assert "Traceback" not in log and "The function" not in log
 
 
+def test_an_option_that_opens_the_server_ends_the_start(tmp_path: Path) -> None:
+    with pytest.raises(RuntimeError, match="--host 0.0.0.0 needs keys, and TLS or a proxy"):
+        Server(tmp_path, queries=100, others=("--host", "0.0.0.0"))
+
+
 @pytest.mark.parametrize("engine", [True, False], ids=["engine core", "front"])
 def test_kill_under_load(tmp_path: Path, engine: bool) -> None:
     """The ledger has at least what clients counted, also after a restart over the same ledger."""

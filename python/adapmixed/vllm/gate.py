@@ -42,6 +42,7 @@ from adapmixed.serving.keys import read_keys
 from adapmixed.serving.metrics import Metrics
 from adapmixed.serving.query import ReservedError
 from adapmixed.serving.usage import Usage
+from adapmixed.vllm.arguments import check_arguments
 from adapmixed.vllm.forward import forwarded, with_body
 from adapmixed.vllm.mark import read_mark
 from adapmixed.vllm.options import Options
@@ -92,10 +93,11 @@ class Front:
 
         from adapmixed.vllm.checking import check_config
 
-        config = getattr(state, "vllm_config", None)
-        if config is None:
+        config, arguments = getattr(state, "vllm_config", None), getattr(state, "args", None)
+        if config is None or arguments is None:
             raise ValueError("the gate must stand before a server of vLLM")
         options = check_config(config)
+        check_arguments(arguments, options)
         model = config.model_config
         name = model.served_model_name
         defaults = Defaults(
@@ -132,20 +134,32 @@ class Gate:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request. Other protocols than HTTP are not served."""
+        if scope["type"] == "lifespan":
+            await self._start(scope, receive, send)
+        elif scope["type"] == "http":
+            await self._opened(scope)(scope, receive, send)
+        else:
+            await send({"type": "websocket.close", "code": 1008})
+
+    async def _start(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Start vLLM's application, or end the server if it cannot be served."""
+        try:
+            self._opened(scope)
+        except Exception as error:
+            await receive()
+            await send({"type": "lifespan.startup.failed", "message": str(error)})
+            return
+        await self._app(scope, receive, send)
+
+    def _opened(self, scope: Scope) -> Guard:
+        """Return what answers. A server that cannot be checked answers nothing: this raises."""
         if self._guard is None:
-            # A server that cannot be checked answers nothing: this raises for every request.
             state = scope["app"].state
             front = self._front(state)
             door = _Door(self._app, front, Stopping(state))
             metrics = cast(Metrics, _Uncounted())  # vLLM has its own figures
             self._guard = Guard(door, front.clients, metrics, PATHS)
-        if scope["type"] == "lifespan":
-            await self._app(scope, receive, send)
-            return
-        if scope["type"] != "http":
-            await send({"type": "websocket.close", "code": 1008})
-            return
-        await self._guard(scope, receive, send)
+        return self._guard
 
 
 class _Uncounted:
