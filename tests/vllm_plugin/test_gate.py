@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
+import signal
 import threading
 from collections.abc import AsyncIterator, Callable
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -28,7 +31,8 @@ from adapmixed.serving.clients import Clients
 from adapmixed.serving.fields import Defaults
 from adapmixed.serving.keys import add_key, read_keys
 from adapmixed.serving.usage import Usage, read_usage
-from adapmixed.vllm.gate import Front, Gate
+from adapmixed.vllm.gate import Front, Gate, clients_of
+from adapmixed.vllm.malformed import answer_malformed
 from adapmixed.vllm.options import Options
 
 ORIGIN = Origin("ab" * 32, ())
@@ -95,13 +99,21 @@ class Case:
         if charged:
             self.charge(charged)
         options = Options.of(
-            mechanism, ensemble="/e", ledger=str(self.ledger), tokens=8, max_tokens=100, waiting=1
+            mechanism,
+            ensemble="/e",
+            ledger=str(self.ledger),
+            tokens=8,
+            max_tokens=100,
+            waiting=1,
+            keys=str(folder / "keys"),
         )
         keys = folder / "keys"
         self.key = add_key(keys, "a")
         self.other = add_key(keys, "b", tokens=20)
         self.usage = folder / "usage"
-        clients = Clients(read_keys(keys), Usage(self.usage))
+        self.counts = Usage(self.usage)
+        clients = Clients(read_keys(keys), self.counts)
+        self.sent: list[str] = []
         tokenizer = AutoTokenizer.from_pretrained(BASE)
         defaults = Defaults("m", options.tokens, options.max_tokens)
         whole = {
@@ -127,8 +139,11 @@ class Case:
         body = {"model": "m", "prompt": "The", **fields}
         return self.client.post("/v1/completions?x=1", json=body, headers=headers)
 
-    def leave(self, *, events: int, slow: bool = False, **fields: Any) -> int:
-        """Ask, and leave after so many events; return the tokens that the key has then used."""
+    def leave(self, *, events: int, slow: bool = False, sends: bool = True, **fields: Any) -> int:
+        """Ask, and leave after so many events; return the tokens that the key has then used.
+
+        Without `sends` the client leaves before it has sent its body.
+        """
         before = read_usage(self.usage).get("a", 0)
         body = json.dumps({"model": "m", "prompt": "The", **fields}).encode()
         headers = [(b"authorization", b"Bearer " + self.key.encode())]
@@ -142,7 +157,7 @@ class Case:
 
         async def receive() -> Any:
             nonlocal given
-            if not given:
+            if sends and not given:
                 given = True
                 return {"type": "http.request", "body": body, "more_body": False}
             while got < events:
@@ -157,7 +172,7 @@ class Case:
 
         asyncio.run(self.client.app(scope, receive, send))
         assert got >= events
-        return read_usage(self.usage)["a"] - before
+        return read_usage(self.usage).get("a", 0) - before
 
 
 def test_what_is_forwarded(tmp_path: Path) -> None:
@@ -306,6 +321,8 @@ def test_other_paths(tmp_path: Path) -> None:
         assert case.client.get(path).status_code == 401
     assert case.client.get("/v1/completions", headers=headers).status_code == 405
     assert case.client.get("/health").json() == {"path": "/health"}
+    assert case.client.head("/health").status_code == 200
+    assert case.client.head("/v1/models", headers=headers).status_code == 200
     assert case.client.get("/v1/models", headers=headers).json()["data"][0]["id"] == "m"
     assert case.client.get("/v1/models/m", headers=headers).json()["id"] == "m"
     assert case.client.get("/v1/models/x", headers=headers).status_code == 404
@@ -334,6 +351,83 @@ def test_a_server_that_cannot_be_checked_does_not_start(tmp_path: Path) -> None:
 
     asyncio.run(app({"type": "lifespan", "asgi": {"version": "3.0"}}, receive, send))
     assert sent == [{"type": "lifespan.startup.failed", "message": "--uds cannot be used"}]
+
+
+def test_keys_are_read_again_after_sighup(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    case = Case(tmp_path, queries=1000)
+    path, new = tmp_path / "keys", ""
+
+    async def receive() -> Any:
+        if not case.sent:
+            return {"type": "lifespan.startup"}
+        nonlocal new
+        new = add_key(path, "c", tokens=5)
+        for text in (None, "bad"):  # a bad file leaves the keys as they are
+            if text is not None:
+                path.write_text(text)
+            os.kill(os.getpid(), signal.SIGHUP)
+            await asyncio.sleep(0.1)
+        return {"type": "lifespan.shutdown"}
+
+    async def send(message: Any) -> None:
+        case.sent.append(message["type"])
+
+    before = signal.getsignal(signal.SIGHUP)
+    scope = {"type": "lifespan", "asgi": {"version": "3.0"}, "state": {}}
+    try:
+        asyncio.run(case.client.app(scope, receive, send))
+    finally:
+        signal.signal(signal.SIGHUP, before)
+    assert case.sent == ["lifespan.startup.complete", "lifespan.shutdown.complete"]
+    told = capsys.readouterr().err
+    assert "were read again: 3" in told and "The old keys stay" in told
+    assert case.ask(new, max_tokens=5).status_code == 200
+    assert case.ask(new, max_tokens=9).status_code == 429
+
+
+def test_keys_without_limits_can_get_limits_later(tmp_path: Path) -> None:
+    case, keys = Case(tmp_path, queries=1000), tmp_path / "unlimited"
+    add_key(keys, "a")
+    clients = clients_of(replace(case.front.options, keys=str(keys)))
+    assert clients is not None and clients_of(replace(case.front.options, keys=None)) is None
+    key = add_key(keys, "b", tokens=3)
+    clients.replace(read_keys(keys))
+    client = clients.find(f"Bearer {key}")
+    assert client is not None
+    client.admit(3)
+    assert read_usage(f"{case.ledger}.usage") == {"b": 3}
+
+
+def test_a_client_that_leaves_while_it_sends_is_no_fault(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    case = Case(tmp_path, queries=1000)
+    assert case.leave(events=0, sends=False) == 0
+    assert "a request has failed" not in caplog.text and case.behind.bodies == []
+
+
+def test_tokens_that_cannot_be_counted_end_the_server(tmp_path: Path) -> None:
+    case = Case(tmp_path, queries=1000)
+    server = SimpleNamespace(config=SimpleNamespace(), should_exit=False)
+    case.client.app.state.server = server
+    case.counts.close()
+    for key in (case.other, case.key):
+        reply = case.ask(key)
+        assert reply.status_code == 503 and reply.json()["error"]["code"] == "stopping"
+    assert server.should_exit and case.behind.bodies == []
+
+
+def test_malformed_http_gets_our_form() -> None:
+    written: list[bytes] = []
+    transport = SimpleNamespace(write=written.append, close=lambda: written.append(b"closed"))
+    config = SimpleNamespace(http_protocol_class=SimpleNamespace)
+    answer_malformed(SimpleNamespace(server=SimpleNamespace(config=config)))
+    config.http_protocol_class(transport=transport).send_400_response("Invalid")
+    head, _, body = written[0].partition(b"\r\n\r\n")
+    assert b"content-length: %d\r\n" % len(body) in head and written[1:] == [b"closed"]
+    assert json.loads(body)["error"]["type"] == "invalid_request_error"
 
 
 def test_websockets_are_not_served(tmp_path: Path) -> None:

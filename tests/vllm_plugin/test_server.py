@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import http.client
 import json
+import signal
 import socket
 import threading
 import time
@@ -191,6 +192,25 @@ def test_a_key_has_its_own_tokens(server: Server, keys: dict[str, str]) -> None:
     assert reply.status == 429 and reply.json["error"]["code"] == "insufficient_quota"
     assert reply.headers["x-should-retry"] == "false"
     assert 30 < counted <= 50
+
+
+def test_keys_are_read_again_after_sighup(server: Server, keys: dict[str, str]) -> None:
+    late = add_key(server.ledger.parent / "keys", "late", tokens=3)
+    assert server.ask(late, max_tokens=3).status == 401
+    server.process.send_signal(signal.SIGHUP)
+    end = time.monotonic() + 10
+    while (reply := server.ask(late, max_tokens=3)).status == 401 and time.monotonic() < end:
+        time.sleep(0.1)
+    assert reply.status == 200
+    assert server.ask(late, max_tokens=4).status == 429
+
+
+def test_malformed_http_and_head(server: Server) -> None:
+    with socket.create_connection(("127.0.0.1", server.port), 30) as connection:
+        connection.sendall(b"no HTTP at all\r\n\r\n")
+        reply = b"".join(iter(lambda: connection.recv(1 << 12), b""))
+    assert reply.startswith(b"HTTP/1.1 400 ") and b'"type":"invalid_request_error"' in reply
+    assert server.get("/health", method="HEAD").status == 200
 
 
 def test_a_client_that_leaves_is_not_charged_further(server: Server, keys: dict[str, str]) -> None:

@@ -12,13 +12,16 @@ import asyncio
 import hashlib
 import hmac
 import secrets
+import signal
+import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, cast
 
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from adapmixed.errors import BudgetSpentError
@@ -44,6 +47,7 @@ from adapmixed.serving.query import ReservedError
 from adapmixed.serving.usage import Usage
 from adapmixed.vllm.arguments import check_arguments
 from adapmixed.vllm.forward import forwarded, with_body
+from adapmixed.vllm.malformed import answer_malformed
 from adapmixed.vllm.mark import read_mark
 from adapmixed.vllm.options import Options
 from adapmixed.vllm.reserved import Reserved, charged_so_far
@@ -103,11 +107,6 @@ class Front:
         defaults = Defaults(
             name if isinstance(name, str) else name[0], options.tokens, options.max_tokens
         )
-        clients = None
-        if options.keys is not None:
-            keys = read_keys(options.keys)
-            limited = any(key.tokens is not None for key in keys)
-            clients = Clients(keys, Usage(f"{options.ledger}.usage") if limited else None)
         return Front(
             options,
             defaults,
@@ -116,8 +115,18 @@ class Front:
             int(model.max_model_len),
             int(config.scheduler_config.max_num_seqs),
             read_mark(options.ledger),
-            clients,
+            clients_of(options),
         )
+
+
+def clients_of(options: Options) -> Clients | None:
+    """Return the keys in use, with the file of their used tokens; None if there are no keys.
+
+    The file is open although no key may have a limit, for later keys can have one.
+    """
+    if options.keys is None:
+        return None
+    return Clients(read_keys(options.keys), Usage(f"{options.ledger}.usage"))
 
 
 class Gate:
@@ -131,6 +140,7 @@ class Gate:
     def __init__(self, app: ASGIApp, front: Callable[[Any], Front] = Front.of) -> None:
         self._app, self._front = app, front
         self._guard: Guard | None = None
+        self._reread: Callable[[], None] | None = None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request. Other protocols than HTTP are not served."""
@@ -149,6 +159,9 @@ class Gate:
             await receive()
             await send({"type": "lifespan.startup.failed", "message": str(error)})
             return
+        if self._reread is not None:
+            asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, self._reread)
+        answer_malformed(scope["app"].state)
         await self._app(scope, receive, send)
 
     def _opened(self, scope: Scope) -> Guard:
@@ -156,10 +169,23 @@ class Gate:
         if self._guard is None:
             state = scope["app"].state
             front = self._front(state)
+            if front.clients is not None and front.options.keys is not None:
+                self._reread = partial(_reread, front.options.keys, front.clients)
             door = _Door(self._app, front, Stopping(state))
             metrics = cast(Metrics, _Uncounted())  # vLLM has its own figures
             self._guard = Guard(door, front.clients, metrics, PATHS)
         return self._guard
+
+
+def _reread(path: str, clients: Clients) -> None:
+    """Read the file of keys again. If it is bad, the old keys stay."""
+    try:
+        keys = read_keys(path)
+        clients.replace(keys)
+    except (ValueError, OSError) as error:
+        print(f"The old keys stay: {error}", file=sys.stderr, flush=True)
+    else:
+        print(f"Keys of {path} were read again: {len(keys)}.", file=sys.stderr, flush=True)
 
 
 class _Uncounted:
@@ -183,9 +209,9 @@ class _Door:
         path, method = scope["path"], scope["method"]
         if path in _CHAT and method == "POST":
             await self._answer(scope, receive, send, chat=_CHAT[path])
-        elif method == "GET" and path == "/health":
-            await self._app(with_body(scope, b""), _no_body, send)
-        elif method == "GET" and path.startswith("/v1/models"):
+        elif method in ("GET", "HEAD") and path == "/health":
+            await self._app({**with_body(scope, b""), "method": "GET"}, _no_body, send)
+        elif method in ("GET", "HEAD") and path.startswith("/v1/models"):
             await JsonResponse(self._models(path))(scope, receive, send)
         elif path in PATHS:
             raise RequestError(405, "this path does not take this method")
@@ -206,7 +232,11 @@ class _Door:
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send, *, chat: bool) -> None:
         client: Client = scope["state"]["client"]
-        body = await _body(Request(scope, receive))
+        try:
+            body = await _body(Request(scope, receive))
+        except ClientDisconnect:
+            await Response(status_code=499)(scope, receive, send)
+            return
         given, asked = await asyncio.to_thread(self._asked, body, client, chat)
         sequences = len(asked.query.prompts)
         async with self._turn:
@@ -223,6 +253,10 @@ class _Door:
                 raise reserved() from None
             try:
                 grant = await asyncio.to_thread(client.admit, asked.tokens)
+            except OSError:  # no later answer could be counted either
+                end()
+                self._stop.fail("the tokens of a key could not be counted durably")
+                raise stopping() from None
             except BaseException:
                 end()
                 raise
