@@ -8,7 +8,6 @@ from starlette.types import Scope
 
 from adapmixed.serving.errors import encoded
 from adapmixed.serving.fields import Asked
-from adapmixed.vllm.parameters import MARK
 
 if TYPE_CHECKING:
     from adapmixed.vllm.gate import Front
@@ -31,8 +30,7 @@ def forwarded(asked: Asked, given: dict[str, Any], front: Front, salt: str, *, c
         "top_k": min(query.top_k or 0, front.vocab),
         "stop": list(query.stop),
         "stream": asked.stream,
-        "cache_salt": salt,
-        "vllm_xargs": {MARK: front.mark},
+        "cache_salt": front.mark + salt,  # the scheduler looks for the mark
     }
     if asked.stream:
         fields["stream_options"] = {"include_usage": True, "continuous_usage_stats": True}
