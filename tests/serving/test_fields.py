@@ -260,3 +260,10 @@ def test_the_window(client: TestClient) -> None:
     assert error["param"] == "max_tokens"
     assert error["message"].startswith("max_tokens must be <= ")
     assert refused(client, False, prompt=["x"] * 65)["param"] == "prompt"
+
+
+def test_tokens_outside_the_vocabulary_are_not_too_long(client: TestClient) -> None:
+    for prompt in ([-1], [99999999], [[1, 2], [3, 1 << 40]]):
+        error = refused(client, False, prompt=prompt)
+        assert error["code"] is None and error["param"] == "prompt"
+        assert error["message"].startswith("prompt must hold tokens in [0, ")

@@ -19,6 +19,7 @@ from typing import Any
 import psutil
 from vllm_cases import write_base, write_ensemble
 
+from adapmixed.serving.usage import read_usage
 from adapmixed.vllm.reserved import charged_so_far
 
 START_SECONDS = 240.0
@@ -59,6 +60,7 @@ class Server:
         keys: Path | None = None,
         port: int | None = None,
         path: Path | None = None,  # put before PYTHONPATH
+        others: tuple[str, ...] = (),  # further options of vLLM
     ) -> None:
         base, ensemble = folder / "base", folder / "ensemble"
         if not base.exists():
@@ -82,7 +84,7 @@ class Server:
         printed = subprocess.run(config, capture_output=True, text=True, check=True).stdout
         command = shlex.split(printed.replace("\\\n", " "))
         command[0] = sys.executable
-        command += ["--enforce-eager", "--kv-cache-memory-bytes", str(1 << 28)]
+        command += ["--enforce-eager", "--kv-cache-memory-bytes", str(1 << 28), *others]
         environment = os.environ | {"VLLM_CPU_OMP_THREADS_BIND": "nobind", "OMP_NUM_THREADS": "1"}
         if path is not None:
             environment["PYTHONPATH"] = f"{path}{os.pathsep}{environment.get('PYTHONPATH', '')}"
@@ -114,6 +116,10 @@ class Server:
 
     def charged(self) -> int:
         return charged_so_far(str(self.ledger))
+
+    def used(self, name: str) -> int:
+        """Return the tokens that a key has used."""
+        return read_usage(f"{self.ledger}.usage").get(name, 0)
 
     def get(self, path: str, key: str | None = None, method: str = "GET") -> Reply:
         return self.send(method, path, None, key)

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
+import re
+import signal
 import threading
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -27,13 +31,19 @@ from adapmixed.privacy import Accountant
 from adapmixed.serving.clients import Clients
 from adapmixed.serving.fields import Defaults
 from adapmixed.serving.keys import add_key, read_keys
-from adapmixed.serving.usage import Usage
-from adapmixed.vllm.gate import Front, Gate
+from adapmixed.serving.usage import Usage, read_usage
+from adapmixed.vllm.gate import Front, Gate, clients_of
+from adapmixed.vllm.malformed import answer_malformed
 from adapmixed.vllm.options import Options
 
 ORIGIN = Origin("ab" * 32, ())
-CHUNK = {"choices": [{"index": 0, "text": "x"}]}
 LAST = {"choices": [], "usage": {"completion_tokens": 3}}
+
+
+def chunk(tokens: int, index: int = 0, finish: str | None = None) -> dict[str, Any]:
+    """Return an event as vLLM sends it, after so many tokens of an answer."""
+    choice = {"index": index, "text": "x", "finish_reason": finish}
+    return {"choices": [choice], "usage": {"prompt_tokens": 1, "completion_tokens": tokens}}
 
 
 class Behind:
@@ -45,15 +55,31 @@ class Behind:
         self.inside = threading.Semaphore(0)
         self.go_on = threading.Event()
         self.go_on.set()
+        self.events: list[Any] = [chunk(1), chunk(3, finish="stop"), LAST]
+        self.stays = False  # whether a stream goes on after its events
+        self.fault: Response | Exception | None = None
+
+    async def stream(self) -> AsyncIterator[str]:
+        for one in self.events:
+            yield f"data: {json.dumps(one)}\n\n"
+        if self.stays:
+            await asyncio.sleep(60)
+        yield "data: [DONE]\n\n"
 
     async def complete(self, request: Request) -> Response:
         self.bodies.append(await request.json())
         self.headers.append(dict(request.headers))
         self.inside.release()
         await asyncio.to_thread(self.go_on.wait, 30)
+        if isinstance(self.fault, Exception):
+            raise self.fault
+        if self.fault is not None:
+            return self.fault
         if self.bodies[-1]["stream"]:
-            events = [f"data: {json.dumps(one)}\n\n" for one in (CHUNK, CHUNK, LAST)]
-            return StreamingResponse([*events, "data: [DONE]\n\n"])
+            return StreamingResponse(self.stream())
+        if self.stays:
+            assert (await request.receive())["type"] == "http.disconnect"
+            return JSONResponse(None)
         used = sum(map(len, self.bodies[-1].get("prompt", [[0]])))
         return JSONResponse({"choices": [], "usage": {"completion_tokens": used}})
 
@@ -74,15 +100,30 @@ class Case:
         if charged:
             self.charge(charged)
         options = Options.of(
-            mechanism, ensemble="/e", ledger=str(self.ledger), tokens=8, max_tokens=100, waiting=1
+            mechanism,
+            ensemble="/e",
+            ledger=str(self.ledger),
+            tokens=8,
+            max_tokens=100,
+            waiting=1,
+            keys=str(folder / "keys"),
         )
         keys = folder / "keys"
         self.key = add_key(keys, "a")
         self.other = add_key(keys, "b", tokens=20)
-        clients = Clients(read_keys(keys), Usage(folder / "usage"))
+        self.usage = folder / "usage"
+        self.counts = Usage(self.usage)
+        clients = Clients(read_keys(keys), self.counts)
+        self.sent: list[str] = []
         tokenizer = AutoTokenizer.from_pretrained(BASE)
         defaults = Defaults("m", options.tokens, options.max_tokens)
-        whole = {"window": 256, "sequences": 1, "mark": "secret", "clients": clients} | front
+        whole = {
+            "vocab": 300,
+            "window": 256,
+            "sequences": 1,
+            "mark": "secret",
+            "clients": clients,
+        } | front
         self.front = Front(options, defaults, tokenizer, **whole)
         app = Starlette(
             routes=[
@@ -99,17 +140,53 @@ class Case:
         body = {"model": "m", "prompt": "The", **fields}
         return self.client.post("/v1/completions?x=1", json=body, headers=headers)
 
+    def leave(self, *, events: int, slow: bool = False, sends: bool = True, **fields: Any) -> int:
+        """Ask, and leave after so many events; return the tokens that the key has then used.
+
+        Without `sends` the client leaves before it has sent its body.
+        """
+        before = read_usage(self.usage).get("a", 0)
+        body = json.dumps({"model": "m", "prompt": "The", **fields}).encode()
+        headers = [(b"authorization", b"Bearer " + self.key.encode())]
+        scope = {
+            "type": "http", "asgi": {"version": "3.0", "spec_version": "2.3"}, "method": "POST",
+            "path": "/v1/completions", "raw_path": b"/v1/completions", "query_string": b"",
+            "headers": headers, "http_version": "1.1", "scheme": "http", "root_path": "",
+            "client": None, "server": None,
+        }  # fmt: skip
+        got, given = 0, False
+
+        async def receive() -> Any:
+            nonlocal given
+            if sends and not given:
+                given = True
+                return {"type": "http.request", "body": body, "more_body": False}
+            while got < events:
+                await asyncio.sleep(0.01)
+            return {"type": "http.disconnect"}
+
+        async def send(message: Any) -> None:
+            nonlocal got
+            if slow and message.get("body"):
+                await asyncio.sleep(0.2)
+            got += message.get("body", b"").count(b"data: ")
+
+        asyncio.run(self.client.app(scope, receive, send))
+        assert got >= events
+        return read_usage(self.usage).get("a", 0) - before
+
 
 def test_what_is_forwarded(tmp_path: Path) -> None:
     case = Case(tmp_path, queries=1000)
     assert case.ask(user="me", top_p=1, n=1, temperature=0.5, top_k=3, stop="x").status_code == 200
     assert case.ask(case.other, max_tokens=4).status_code == 200
     first, second = case.behind.bodies
-    assert first.pop("cache_salt") != second["cache_salt"]
+    salts = first.pop("cache_salt"), second["cache_salt"]
+    assert len({*salts}) == 2 and all(re.fullmatch("secret[0-9a-f]{64}", one) for one in salts)
     tokens = case.front.tokenizer("The")["input_ids"]
     assert first == {
         "model": "m", "prompt": [tokens], "max_tokens": 8, "temperature": 0.5, "top_k": 3,
-        "stop": ["x"], "stream": False, "vllm_xargs": {"adapmixed": "secret"},
+        "stop": ["x"], "stream": False,
     }  # fmt: skip
     assert second["max_tokens"] == 4
     for headers in case.behind.headers:
@@ -181,10 +258,13 @@ def test_a_server_that_stops_begins_no_answer(tmp_path: Path) -> None:
 
 def test_a_stream_hides_the_usage_that_nobody_asked_for(tmp_path: Path) -> None:
     case = Case(tmp_path, queries=1000)
-    assert case.ask(stream=True).text.count("choices") == 2
-    assert case.behind.bodies[-1]["stream_options"] == {"include_usage": True}
+    text = case.ask(stream=True).text
+    assert text.count("choices") == 2 and "usage" not in text
+    options = {"include_usage": True, "continuous_usage_stats": True}
+    assert case.behind.bodies[-1]["stream_options"] == options
     asked = case.ask(stream=True, stream_options={"include_usage": True}).text
-    assert '"completion_tokens": 3' in asked and asked.endswith("data: [DONE]\n\n")
+    assert asked.count("usage") == 1 and '"completion_tokens":3' in asked
+    assert asked.endswith("data: [DONE]\n\n")
 
 
 def test_a_key_gets_back_what_it_did_not_use(tmp_path: Path) -> None:
@@ -196,6 +276,45 @@ def test_a_key_gets_back_what_it_did_not_use(tmp_path: Path) -> None:
     assert case.ask(case.other, max_tokens=20).status_code == 429
 
 
+def test_a_client_that_leaves_pays_what_may_have_been_drawn(tmp_path: Path) -> None:
+    case = Case(tmp_path, queries=1000, sequences=2)
+    block = case.front.options.block
+    case.behind.stays = True
+    case.behind.events = [chunk(1), chunk(4), chunk(7)]
+    assert case.leave(events=3, stream=True, max_tokens=100) == 7 + block
+    assert case.leave(events=3, stream=True, max_tokens=10) == 10
+    two = {"prompt": ["The", "An"], "stream": True, "max_tokens": 90}
+    case.behind.events = [chunk(2), chunk(5, 1, "stop")]
+    assert case.leave(events=2, **two) == 2 + block + 5
+    assert case.leave(events=2, slow=True, **two) == 180  # the engine may be far ahead
+    assert case.leave(events=0, max_tokens=9) == 9  # no stream: nothing tells how much was drawn
+
+
+def test_faults_of_vllm_cost_nothing_and_have_our_form(tmp_path: Path) -> None:
+    case = Case(tmp_path, queries=1000)
+    refused = JSONResponse({"error": {"message": "secret", "code": 422}}, 422)
+    failed = JSONResponse({"detail": "secret"}, 500)
+    for fault, status in ((refused, 422), (failed, 500), (RuntimeError("secret"), 500)):
+        case.behind.fault = fault
+        for stream in (False, True):
+            reply = case.ask(case.other, max_tokens=20, stream=stream)
+            assert reply.status_code == status and "secret" not in reply.text
+            assert reply.json()["error"].keys() == {"message", "type", "param", "code"}
+            assert read_usage(case.usage)["b"] == 0
+    case.behind.fault = None
+    case.behind.events = [chunk(2), {"error": {"message": "secret", "code": 500}}]
+    text = case.ask(case.other, max_tokens=20, stream=True).text
+    assert "secret" not in text and '"code":"internal_error"' in text
+    assert read_usage(case.usage)["b"] == 2 + case.front.options.block
+
+
+def test_top_k_has_at_most_the_vocabulary(tmp_path: Path) -> None:
+    case = Case(tmp_path, queries=1000)
+    for given, sent in ((10**30, 300), (301, 300), (300, 300), (1, 1), (0, 0), (-1, 0), (None, 0)):
+        assert case.ask(top_k=given).status_code == 200
+        assert case.behind.bodies[-1]["top_k"] == sent
+
+
 def test_other_paths(tmp_path: Path) -> None:
     case = Case(tmp_path, queries=1000)
     headers = {"Authorization": f"Bearer {case.key}"}
@@ -204,6 +323,8 @@ def test_other_paths(tmp_path: Path) -> None:
         assert case.client.get(path).status_code == 401
     assert case.client.get("/v1/completions", headers=headers).status_code == 405
     assert case.client.get("/health").json() == {"path": "/health"}
+    assert case.client.head("/health").status_code == 200
+    assert case.client.head("/v1/models", headers=headers).status_code == 200
     assert case.client.get("/v1/models", headers=headers).json()["data"][0]["id"] == "m"
     assert case.client.get("/v1/models/m", headers=headers).json()["id"] == "m"
     assert case.client.get("/v1/models/x", headers=headers).status_code == 404
@@ -215,6 +336,100 @@ def test_a_server_that_cannot_be_checked_answers_nothing(tmp_path: Path) -> None
     client = TestClient(app, raise_server_exceptions=False)
     reply = client.get("/health")
     assert reply.status_code == 500 and "path" not in reply.text
+
+
+def test_a_server_that_cannot_be_checked_does_not_start(tmp_path: Path) -> None:
+    def fail(state: Any) -> Front:
+        raise ValueError("--uds cannot be used")
+
+    app = Starlette(middleware=[Middleware(Gate, front=fail)])
+    sent: list[Any] = []
+
+    async def receive() -> Any:
+        return {"type": "lifespan.startup"}
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    asyncio.run(app({"type": "lifespan", "asgi": {"version": "3.0"}}, receive, send))
+    assert sent == [{"type": "lifespan.startup.failed", "message": "--uds cannot be used"}]
+
+
+def test_keys_are_read_again_after_sighup(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    case = Case(tmp_path, queries=1000)
+    path, new = tmp_path / "keys", ""
+
+    async def receive() -> Any:
+        if not case.sent:
+            return {"type": "lifespan.startup"}
+        nonlocal new
+        new = add_key(path, "c", tokens=5)
+        for text in (None, "bad"):  # a bad file leaves the keys as they are
+            if text is not None:
+                path.write_text(text)
+            os.kill(os.getpid(), signal.SIGHUP)
+            await asyncio.sleep(0.1)
+        return {"type": "lifespan.shutdown"}
+
+    async def send(message: Any) -> None:
+        case.sent.append(message["type"])
+
+    before = signal.getsignal(signal.SIGHUP)
+    scope = {"type": "lifespan", "asgi": {"version": "3.0"}, "state": {}}
+    try:
+        asyncio.run(case.client.app(scope, receive, send))
+    finally:
+        signal.signal(signal.SIGHUP, before)
+    assert case.sent == ["lifespan.startup.complete", "lifespan.shutdown.complete"]
+    told = capsys.readouterr().err
+    assert "were read again: 3" in told and "The old keys stay" in told
+    assert case.ask(new, max_tokens=5).status_code == 200
+    assert case.ask(new, max_tokens=9).status_code == 429
+
+
+def test_keys_without_limits_can_get_limits_later(tmp_path: Path) -> None:
+    case, keys = Case(tmp_path, queries=1000), tmp_path / "unlimited"
+    add_key(keys, "a")
+    clients = clients_of(replace(case.front.options, keys=str(keys)))
+    assert clients is not None and clients_of(replace(case.front.options, keys=None)) is None
+    key = add_key(keys, "b", tokens=3)
+    clients.replace(read_keys(keys))
+    client = clients.find(f"Bearer {key}")
+    assert client is not None
+    client.admit(3)
+    assert read_usage(f"{case.ledger}.usage") == {"b": 3}
+
+
+def test_a_client_that_leaves_while_it_sends_is_no_fault(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    case = Case(tmp_path, queries=1000)
+    assert case.leave(events=0, sends=False) == 0
+    assert "a request has failed" not in caplog.text and case.behind.bodies == []
+
+
+def test_tokens_that_cannot_be_counted_end_the_server(tmp_path: Path) -> None:
+    case = Case(tmp_path, queries=1000)
+    server = SimpleNamespace(config=SimpleNamespace(), should_exit=False)
+    case.client.app.state.server = server
+    case.counts.close()
+    for key in (case.other, case.key):
+        reply = case.ask(key)
+        assert reply.status_code == 503 and reply.json()["error"]["code"] == "stopping"
+    assert server.should_exit and case.behind.bodies == []
+
+
+def test_malformed_http_gets_our_form() -> None:
+    written: list[bytes] = []
+    transport = SimpleNamespace(write=written.append, close=lambda: written.append(b"closed"))
+    config = SimpleNamespace(http_protocol_class=SimpleNamespace)
+    answer_malformed(SimpleNamespace(server=SimpleNamespace(config=config)))
+    config.http_protocol_class(transport=transport).send_400_response("Invalid")
+    head, _, body = written[0].partition(b"\r\n\r\n")
+    assert b"content-length: %d\r\n" % len(body) in head and written[1:] == [b"closed"]
+    assert json.loads(body)["error"]["type"] == "invalid_request_error"
 
 
 def test_websockets_are_not_served(tmp_path: Path) -> None:

@@ -46,10 +46,10 @@ def scheduler(monkeypatch: pytest.MonkeyPatch) -> Any:
     return found
 
 
-def request(name: str, tokens: int) -> Any:
+def request(name: str, tokens: int, salt: str | None = None) -> Any:
     return SimpleNamespace(
         request_id=name, max_tokens=tokens, resumable=False, pooling_params=None,
-        sampling_params=SimpleNamespace(extra_args=None),
+        sampling_params=SimpleNamespace(), cache_salt=salt,
     )  # fmt: skip
 
 
@@ -80,3 +80,13 @@ def test_a_spent_plan_keeps_nobody_waiting(scheduler: Any) -> None:
     scheduler._till.pay(["a"])
     scheduler.add_request(request("c", 10))
     assert [one.request_id for one in scheduler._refused] == ["b", "c"]
+
+
+def test_a_request_must_come_through_the_gate(scheduler: Any) -> None:
+    scheduler._mark = b"secret"
+    for salt in (None, "", "secre", "xsecret", "\ud800"):
+        scheduler.add_request(request("a", 1, salt))
+        assert [one.request_id for one in scheduler._refused] == ["a"]
+        scheduler._refused.clear()
+    scheduler.add_request(request("a", 1, "secret0123"))
+    assert set(scheduler.requests) == {"a"} and scheduler._refused == []

@@ -130,7 +130,7 @@ def test_members_change_nothing_but_the_tokens(tmp_path: Path) -> None:
     for one, other in zip(first, second, strict=True):
         assert one == other
     assert {one[0] for one in first} == {200, 400, 404, 429}
-    assert running and running == other_running
+    assert running == other_running
     assert end and end == other_end
     assert start and without_figures(start) == without_figures(other_start)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import http.client
 import json
+import signal
 import socket
 import threading
 import time
@@ -84,6 +85,7 @@ def test_completions(server: Server, keys: dict[str, str]) -> None:
     }
     assert server.ask(keys["a"], max_tokens=3, temperature=0.7, top_k=5, **neutral).status == 200
     assert server.ask(keys["a"], prompt=[5, 6, 7], max_tokens=3, stop=["e"]).status == 200
+    assert server.ask(keys["a"], max_tokens=3, top_k=10**30).status == 200
 
 
 def test_chat(server: Server, keys: dict[str, str]) -> None:
@@ -192,8 +194,27 @@ def test_a_key_has_its_own_tokens(server: Server, keys: dict[str, str]) -> None:
     assert 30 < counted <= 50
 
 
+def test_keys_are_read_again_after_sighup(server: Server, keys: dict[str, str]) -> None:
+    late = add_key(server.ledger.parent / "keys", "late", tokens=3)
+    assert server.ask(late, max_tokens=3).status == 401
+    server.process.send_signal(signal.SIGHUP)
+    end = time.monotonic() + 10
+    while (reply := server.ask(late, max_tokens=3)).status == 401 and time.monotonic() < end:
+        time.sleep(0.1)
+    assert reply.status == 200
+    assert server.ask(late, max_tokens=4).status == 429
+
+
+def test_malformed_http_and_head(server: Server) -> None:
+    with socket.create_connection(("127.0.0.1", server.port), 30) as connection:
+        connection.sendall(b"no HTTP at all\r\n\r\n")
+        reply = b"".join(iter(lambda: connection.recv(1 << 12), b""))
+    assert reply.startswith(b"HTTP/1.1 400 ") and b'"type":"invalid_request_error"' in reply
+    assert server.get("/health", method="HEAD").status == 200
+
+
 def test_a_client_that_leaves_is_not_charged_further(server: Server, keys: dict[str, str]) -> None:
-    before = server.charged()
+    before, counted = server.charged(), server.used("a")
     body = json.dumps({"model": "m", "prompt": "The", "max_tokens": 200, "stream": True}).encode()
     with socket.create_connection(("127.0.0.1", server.port), 30) as connection:
         connection.sendall(
@@ -206,6 +227,7 @@ def test_a_client_that_leaves_is_not_charged_further(server: Server, keys: dict[
     time.sleep(2)
     charged = server.charged()
     assert before < charged < before + 200
+    assert 0 < server.used("a") - counted < 200
     time.sleep(2)
     assert server.charged() == charged
     assert server.ask(keys["a"], max_tokens=3).status == 200
@@ -232,6 +254,11 @@ def test_the_end_of_the_plan(server: Server, keys: dict[str, str]) -> None:
     assert server.charged() == QUERIES
     log = server.log.read_text()
     assert "Traceback" not in log and "The function" not in log
+
+
+def test_an_option_that_opens_the_server_ends_the_start(tmp_path: Path) -> None:
+    with pytest.raises(RuntimeError, match="--host 0.0.0.0 needs keys, and TLS or a proxy"):
+        Server(tmp_path, queries=100, others=("--host", "0.0.0.0"))
 
 
 @pytest.mark.parametrize("engine", [True, False], ids=["engine core", "front"])

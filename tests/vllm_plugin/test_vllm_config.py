@@ -8,6 +8,7 @@ import shlex
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -18,8 +19,9 @@ from adapmixed import cli
 from adapmixed.mechanisms import ClippedLogPool, Origin, PublicOnly
 from adapmixed.mechanisms.prepaid import Prepayment
 from adapmixed.privacy import Accountant
+from adapmixed.vllm.arguments import check_arguments
 from adapmixed.vllm.heads import check_heads, load
-from adapmixed.vllm.options import KEY, Options, read_options
+from adapmixed.vllm.options import GATE, KEY, Options, read_options
 
 MECHANISM = "clipped-log-pool lower=-1 upper=1 scale=4 queries=1000"
 
@@ -40,8 +42,9 @@ def test_the_command_holds_every_option(
     assert cli.main(config(ensemble, tmp_path / "ledger", "--block", "8")) == 0
     command = shlex.split(capsys.readouterr().out.replace("\\\n", " "))
     assert command[:3] == ["python", "-m", "vllm.entrypoints.openai.api_server"]
-    given = dict(zip(command[3:-2:2], command[4:-2:2], strict=True))
+    given = dict(zip(command[3:-3:2], command[4:-3:2], strict=True))
     assert given["--host"] == "127.0.0.1" and given["--generation-config"] == "vllm"
+    assert command[-1] == "--disable-uvicorn-access-log"
     options = read_options(json.loads(given["--additional-config"]))
     assert options.mechanism == ClippedLogPool(-1.0, 1.0, 4.0, 1000)
     assert (options.block, options.gate) == (8, True)
@@ -125,6 +128,57 @@ def test_rows_equal_our_own_engine(ensemble: Path) -> None:
     assert float((found - private[:, :, -1]).abs().max()) <= 1e-5
 
 
+SAFE: dict[str, Any] = {
+    "enable_log_requests": False, "enable_log_outputs": False, "log_error_stack": False,
+    "uvicorn_log_level": "info", "disable_uvicorn_access_log": True, "api_key": None,
+    "enable_per_request_metrics": False, "middleware": [GATE], "uds": None, "host": "127.0.0.1",
+    "ssl_certfile": None, "ssl_keyfile": None,
+}  # fmt: skip
+TLS = {"ssl_certfile": "c", "ssl_keyfile": "k"}
+
+
+@pytest.mark.parametrize(
+    "changes,given,named",
+    [
+        ({}, {}, None),
+        ({"host": "::1"}, {}, None),
+        ({"host": "0.0.0.0", **TLS}, {"keys": "/k"}, None),
+        ({"host": None}, {"keys": "/k", "behind_proxy": True}, None),
+        ({"host": "0.0.0.0"}, {}, "--host 0.0.0.0"),
+        ({"host": None, **TLS}, {}, "--host 0.0.0.0"),
+        ({"host": "10.0.0.1"}, {"keys": "/k"}, "--host 10.0.0.1"),
+        ({"host": "0.0.0.0", "ssl_certfile": "c"}, {"keys": "/k"}, "--host 0.0.0.0"),
+        ({"enable_log_requests": True}, {}, "--enable-log-requests"),
+        ({"enable_log_outputs": True}, {}, "--enable-log-outputs"),
+        ({"log_error_stack": True}, {}, "--log-error-stack"),
+        ({"uvicorn_log_level": "trace"}, {}, "--uvicorn-log-level"),
+        ({"disable_uvicorn_access_log": False}, {}, "--disable-uvicorn-access-log"),
+        ({"enable_per_request_metrics": True}, {}, "--enable-per-request-metrics"),
+        ({"api_key": ["x"]}, {}, "--api-key"),
+        ({"middleware": [GATE, "other"]}, {}, "--middleware"),
+        ({"middleware": []}, {}, "--middleware"),
+        ({"uds": "/tmp/socket"}, {}, "--uds"),
+    ],
+)
+def test_arguments_of_the_http_server(
+    changes: dict[str, Any], given: dict[str, Any], named: str | None
+) -> None:
+    arguments = SimpleNamespace(**(SAFE | changes))
+    whole = Options.of(POOL, ensemble="/e", ledger="/l", **given)
+    if named is None:
+        check_arguments(arguments, whole)
+    else:
+        with pytest.raises(ValueError, match=f"^{named} "):
+            check_arguments(arguments, whole)
+
+
+@pytest.mark.parametrize("name", ["VLLM_DEBUG_LOG_API_SERVER_RESPONSE", "VLLM_API_KEY"])
+def test_variables_of_the_http_server(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(name, "true")
+    with pytest.raises(ValueError, match=f"^{name} "):
+        check_arguments(SimpleNamespace(**SAFE), Options.of(POOL, ensemble="/e", ledger="/l"))
+
+
 def options(**changes: Any) -> dict[str, Any]:
     whole = Options.of(POOL, ensemble="/e", ledger="/l").written()
     return {KEY: whole[KEY] | changes}
@@ -140,6 +194,7 @@ def options(**changes: Any) -> dict[str, Any]:
         (options(queries=None), "queries must be given"),
         (options(queries=0), "queries"),
         (options(ledger="relative"), "ledger must be an absolute path"),
+        (options(behind_proxy=1), "behind_proxy must be True or False"),
         (options(gate=1), "gate must be True or False"),
         (options(block=0), "block must be an integer >= 1"),
         (options(lower=1.0), "lower"),

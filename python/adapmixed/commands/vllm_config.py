@@ -111,6 +111,7 @@ def _options(arguments: argparse.Namespace) -> Options:
         max_tokens=arguments.max_tokens,
         waiting=arguments.waiting,
         keys=None if arguments.keys is None else str(arguments.keys.resolve()),
+        behind_proxy=arguments.behind_proxy,
     )
 
 
@@ -177,4 +178,5 @@ def _command(arguments: argparse.Namespace, options: Options) -> list[str]:
         *given,
         "--no-async-scheduling",
         "--disable-fastapi-docs",
+        "--disable-uvicorn-access-log",  # it would have the addresses of clients
     ]

@@ -111,12 +111,14 @@ def _part(name: str, value: Any) -> str:
 
 def window_error(error: ValueError, *, chat: bool) -> RequestError:
     """Return the error for a query that an engine could not answer, even alone."""
-    text = str(error)
+    text, param = str(error), "messages" if chat else "prompt"
     if text.startswith("prompts "):
         return bad_request("prompt", text)
+    if text.startswith("prompt must hold "):
+        return bad_request(param, text)
     if text.startswith("max_new_tokens "):
         return bad_request("max_tokens", f"max_tokens {text.partition(' ')[2]}", _TOO_LONG)
-    return bad_request("messages" if chat else "prompt", text, _TOO_LONG)
+    return bad_request(param, text, _TOO_LONG)
 
 
 _TOO_LONG = "context_length_exceeded"

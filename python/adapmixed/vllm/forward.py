@@ -8,7 +8,6 @@ from starlette.types import Scope
 
 from adapmixed.serving.errors import encoded
 from adapmixed.serving.fields import Asked
-from adapmixed.vllm.parameters import MARK
 
 if TYPE_CHECKING:
     from adapmixed.vllm.gate import Front
@@ -28,14 +27,13 @@ def forwarded(asked: Asked, given: dict[str, Any], front: Front, salt: str, *, c
     fields: dict[str, Any] = {
         "model": front.defaults.model,
         "temperature": query.temperature,
-        "top_k": query.top_k or 0,
+        "top_k": min(query.top_k or 0, front.vocab),
         "stop": list(query.stop),
         "stream": asked.stream,
-        "cache_salt": salt,
-        "vllm_xargs": {MARK: front.mark},
+        "cache_salt": front.mark + salt,  # the scheduler looks for the mark
     }
     if asked.stream:
-        fields["stream_options"] = {"include_usage": True}
+        fields["stream_options"] = {"include_usage": True, "continuous_usage_stats": True}
     if chat:
         fields["messages"] = given["messages"]
         fields["max_completion_tokens"] = query.max_tokens

@@ -12,13 +12,16 @@ import asyncio
 import hashlib
 import hmac
 import secrets
+import signal
+import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, cast
 
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from adapmixed.errors import BudgetSpentError
@@ -29,6 +32,7 @@ from adapmixed.serving.errors import (
     JsonResponse,
     RequestError,
     bad_request,
+    internal,
     no_model,
     plan_spent,
     queue_full,
@@ -41,7 +45,9 @@ from adapmixed.serving.keys import read_keys
 from adapmixed.serving.metrics import Metrics
 from adapmixed.serving.query import ReservedError
 from adapmixed.serving.usage import Usage
+from adapmixed.vllm.arguments import check_arguments
 from adapmixed.vllm.forward import forwarded, with_body
+from adapmixed.vllm.malformed import answer_malformed
 from adapmixed.vllm.mark import read_mark
 from adapmixed.vllm.options import Options
 from adapmixed.vllm.reserved import Reserved, charged_so_far
@@ -59,6 +65,7 @@ class Front:
         options: the plugin's options.
         defaults: the served model's name, and what requests leave out.
         tokenizer: the public model's tokenizer.
+        vocab: number of tokens that the public model has logits of.
         window: largest number of tokens of a prompt and its answer.
         sequences: number of answers that run at the same time.
         mark: the secret that the scheduler asks for.
@@ -69,6 +76,7 @@ class Front:
     options: Options
     defaults: Defaults
     tokenizer: Any
+    vocab: int
     window: int
     sequences: int
     mark: str
@@ -89,29 +97,36 @@ class Front:
 
         from adapmixed.vllm.checking import check_config
 
-        config = getattr(state, "vllm_config", None)
-        if config is None:
+        config, arguments = getattr(state, "vllm_config", None), getattr(state, "args", None)
+        if config is None or arguments is None:
             raise ValueError("the gate must stand before a server of vLLM")
         options = check_config(config)
+        check_arguments(arguments, options)
         model = config.model_config
         name = model.served_model_name
         defaults = Defaults(
             name if isinstance(name, str) else name[0], options.tokens, options.max_tokens
         )
-        clients = None
-        if options.keys is not None:
-            keys = read_keys(options.keys)
-            limited = any(key.tokens is not None for key in keys)
-            clients = Clients(keys, Usage(f"{options.ledger}.usage") if limited else None)
         return Front(
             options,
             defaults,
             AutoTokenizer.from_pretrained(model.tokenizer),
+            int(model.get_vocab_size()),
             int(model.max_model_len),
             int(config.scheduler_config.max_num_seqs),
             read_mark(options.ledger),
-            clients,
+            clients_of(options),
         )
+
+
+def clients_of(options: Options) -> Clients | None:
+    """Return the keys in use, with the file of their used tokens; None if there are no keys.
+
+    The file is open although no key may have a limit, for later keys can have one.
+    """
+    if options.keys is None:
+        return None
+    return Clients(read_keys(options.keys), Usage(f"{options.ledger}.usage"))
 
 
 class Gate:
@@ -125,23 +140,52 @@ class Gate:
     def __init__(self, app: ASGIApp, front: Callable[[Any], Front] = Front.of) -> None:
         self._app, self._front = app, front
         self._guard: Guard | None = None
+        self._reread: Callable[[], None] | None = None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request. Other protocols than HTTP are not served."""
+        if scope["type"] == "lifespan":
+            await self._start(scope, receive, send)
+        elif scope["type"] == "http":
+            await self._opened(scope)(scope, receive, send)
+        else:
+            await send({"type": "websocket.close", "code": 1008})
+
+    async def _start(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Start vLLM's application, or end the server if it cannot be served."""
+        try:
+            self._opened(scope)
+        except Exception as error:
+            await receive()
+            await send({"type": "lifespan.startup.failed", "message": str(error)})
+            return
+        if self._reread is not None:
+            asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, self._reread)
+        answer_malformed(scope["app"].state)
+        await self._app(scope, receive, send)
+
+    def _opened(self, scope: Scope) -> Guard:
+        """Return what answers. A server that cannot be checked answers nothing: this raises."""
         if self._guard is None:
-            # A server that cannot be checked answers nothing: this raises for every request.
             state = scope["app"].state
             front = self._front(state)
+            if front.clients is not None and front.options.keys is not None:
+                self._reread = partial(_reread, front.options.keys, front.clients)
             door = _Door(self._app, front, Stopping(state))
             metrics = cast(Metrics, _Uncounted())  # vLLM has its own figures
             self._guard = Guard(door, front.clients, metrics, PATHS)
-        if scope["type"] == "lifespan":
-            await self._app(scope, receive, send)
-            return
-        if scope["type"] != "http":
-            await send({"type": "websocket.close", "code": 1008})
-            return
-        await self._guard(scope, receive, send)
+        return self._guard
+
+
+def _reread(path: str, clients: Clients) -> None:
+    """Read the file of keys again. If it is bad, the old keys stay."""
+    try:
+        keys = read_keys(path)
+        clients.replace(keys)
+    except (ValueError, OSError) as error:
+        print(f"The old keys stay: {error}", file=sys.stderr, flush=True)
+    else:
+        print(f"Keys of {path} were read again: {len(keys)}.", file=sys.stderr, flush=True)
 
 
 class _Uncounted:
@@ -165,9 +209,9 @@ class _Door:
         path, method = scope["path"], scope["method"]
         if path in _CHAT and method == "POST":
             await self._answer(scope, receive, send, chat=_CHAT[path])
-        elif method == "GET" and path == "/health":
-            await self._app(with_body(scope, b""), _no_body, send)
-        elif method == "GET" and path.startswith("/v1/models"):
+        elif method in ("GET", "HEAD") and path == "/health":
+            await self._app({**with_body(scope, b""), "method": "GET"}, _no_body, send)
+        elif method in ("GET", "HEAD") and path.startswith("/v1/models"):
             await JsonResponse(self._models(path))(scope, receive, send)
         elif path in PATHS:
             raise RequestError(405, "this path does not take this method")
@@ -188,7 +232,11 @@ class _Door:
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send, *, chat: bool) -> None:
         client: Client = scope["state"]["client"]
-        body = await _body(Request(scope, receive))
+        try:
+            body = await _body(Request(scope, receive))
+        except ClientDisconnect:
+            await Response(status_code=499)(scope, receive, send)
+            return
         given, asked = await asyncio.to_thread(self._asked, body, client, chat)
         sequences = len(asked.query.prompts)
         async with self._turn:
@@ -205,19 +253,37 @@ class _Door:
                 raise reserved() from None
             try:
                 grant = await asyncio.to_thread(client.admit, asked.tokens)
+            except OSError:  # no later answer could be counted either
+                end()
+                self._stop.fail("the tokens of a key could not be counted durably")
+                raise stopping() from None
             except BaseException:
                 end()
                 raise
             self._running += sequences
-        used = UsedTokens(send, asked, shown=asked.include_usage)
+        used = UsedTokens(send, asked, self._front.options.block, self._fault)
+        left = False
+
+        def leave() -> None:
+            nonlocal left
+            left = True
+
         try:
             again = forwarded(asked, given, self._front, self._salted(client), chat=chat)
-            await self._app(with_body(scope, again), _once(again, receive), used.send)
+            await self._app(with_body(scope, again), _once(again, receive, leave), used.send)
         finally:
             self._running -= sequences
             end()
-            if used.count is not None:  # else the key has used all that it asked for
-                await asyncio.to_thread(grant.end, used.count)
+            nothing = not left and (used.status >= 400 or not used.status)
+            await asyncio.to_thread(grant.end, 0 if nothing else used.most)
+        if used.status >= 400:
+            raise self._fault(used.status)
+
+    def _fault(self, status: int = 500) -> RequestError:
+        """Return the error in the place of vLLM's own, whose form and text are not OpenAI's."""
+        if self._stop.begun:
+            return stopping()
+        return internal() if status >= 500 else RequestError(status, "vLLM refuses the request")
 
     def _asked(self, body: bytes, client: Client, chat: bool) -> tuple[dict[str, Any], Asked]:
         front, fields = self._front, parsed(body)
@@ -245,8 +311,8 @@ async def _no_body() -> dict[str, Any]:
     return {"type": "http.request", "body": b"", "more_body": False}
 
 
-def _once(body: bytes, receive: Receive) -> Receive:
-    """Return a receiver of this body; then it waits for the client to leave."""
+def _once(body: bytes, receive: Receive, leave: Callable[[], None]) -> Receive:
+    """Return a receiver of this body; then it waits for the client to leave, and tells it."""
     told = False
 
     async def receiver() -> Any:
@@ -256,6 +322,7 @@ def _once(body: bytes, receive: Receive) -> Receive:
             return {"type": "http.request", "body": body, "more_body": False}
         while (message := await receive())["type"] != "http.disconnect":
             pass
+        leave()
         return message
 
     return receiver

@@ -42,6 +42,7 @@ class Options:
         max_tokens: largest max_tokens of a request.
         waiting: number of answers that may wait for a place in the batch.
         keys: file of the clients' keys; None for a server without keys.
+        behind_proxy: whether a proxy encrypts what clients send.
         gate: whether requests must come through `Gate`. False for vLLM's Python class `LLM`.
 
     Raises:
@@ -61,6 +62,7 @@ class Options:
     max_tokens: int = 1024
     waiting: int = 256
     keys: str | None = None
+    behind_proxy: bool = False
     gate: bool = True
 
     def __post_init__(self) -> None:
@@ -70,7 +72,8 @@ class Options:
                 raise ValueError(f"{name} must be an absolute path, got {value!r}")
         for name in ("block", "tokens", "max_tokens", "waiting"):
             check_count(name, getattr(self, name))
-        check_flag("gate", self.gate)
+        for name in ("behind_proxy", "gate"):
+            check_flag(name, getattr(self, name))
         if self.queries is None:
             raise ValueError("queries must be given: vLLM serves planned mechanisms alone")
         check_fixed(self.mechanism)

@@ -7,9 +7,6 @@ from typing import Any
 
 from adapmixed.mechanisms.rows import check_shape
 
-MARK = "adapmixed"
-"""Name of the extra argument that shows that a request has passed the gate."""
-
 _NEUTRAL: dict[str, tuple[Any, ...]] = {
     "n": (1,),
     "top_p": (1.0,),
@@ -34,6 +31,7 @@ _NEUTRAL: dict[str, tuple[Any, ...]] = {
     "routed_experts_prompt_start": (0, None),
     "watermarking": (None, False),
     "_watermarking_skipped": (False,),
+    "extra_args": (None, {}),
 }
 _SHAPE = {"temperature", "top_k", "max_tokens"}
 _OWN = {  # these decide what is told of a token, and where an answer ends
@@ -53,9 +51,6 @@ def check_parameters(params: Any) -> None:
         value = getattr(params, name)
         if name in _SHAPE or name in _OWN:
             continue
-        if name == "extra_args":
-            _check_extra(value)
-            continue
         neutral = _NEUTRAL.get(name)
         if neutral is None:
             raise ValueError(f"{name} is not a parameter of private answers")
@@ -64,13 +59,6 @@ def check_parameters(params: Any) -> None:
     if params.max_tokens is None:
         raise ValueError("max_tokens must be given: it is reserved before the answer starts")
     shape_of(params)
-
-
-def _check_extra(given: Any) -> None:
-    """Raise ValueError unless these are no extra arguments but the gate's mark."""
-    for name, value in (given or {}).items():
-        if name != MARK or not isinstance(value, str):
-            raise ValueError("extra_args is not a parameter of private answers")
 
 
 def shape_of(params: Any) -> tuple[float, int | None]:

@@ -22,7 +22,7 @@ from adapmixed.serving.query import ReservedError
 from adapmixed.vllm.checking import check_config
 from adapmixed.vllm.heads import load
 from adapmixed.vllm.mark import new_mark
-from adapmixed.vllm.parameters import MARK, check_parameters
+from adapmixed.vllm.parameters import check_parameters
 from adapmixed.vllm.till import Grants, Till
 
 GRANTS = "adapmixed_grants"
@@ -62,7 +62,7 @@ class ChargingScheduler(Scheduler):  # type: ignore[misc]
                 raise ValueError("request must not be continued by another one")
             if request.pooling_params is not None or request.sampling_params is None:
                 raise ValueError("request must ask for a completion")
-            self._check_mark(request.sampling_params)
+            self._check_mark(request.cache_salt)
             check_parameters(request.sampling_params)
             self._till.reserve(request.request_id, request.max_tokens)
         except ValueError as error:  # an exception would end the engine
@@ -74,12 +74,15 @@ class ChargingScheduler(Scheduler):  # type: ignore[misc]
             return
         super().add_request(request)
 
-    def _check_mark(self, params: Any) -> None:
-        """Raise ValueError unless the request has passed the gate."""
+    def _check_mark(self, salt: str | None) -> None:
+        """Raise ValueError unless the request has passed the gate, which begins every salt.
+
+        A salt is in no line that vLLM logs at its usual level; sampling parameters can be.
+        """
         if self._mark is None:
             return
-        given = (params.extra_args or {}).get(MARK, "")
-        if not isinstance(given, str) or not hmac.compare_digest(given.encode(), self._mark):
+        given = (salt or "").encode("utf-8", "surrogatepass")[: len(self._mark)]
+        if not hmac.compare_digest(given, self._mark):
             raise ValueError(
                 "request must come through adapmixed.vllm.gate.Gate: start the server with "
                 "--middleware adapmixed.vllm.gate.Gate"

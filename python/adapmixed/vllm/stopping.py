@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import logging
 from typing import Any
 
 CUT_SECONDS = 5
 """Time that answers have after the engine has ended, until they are cut."""
+
+_LOG = logging.getLogger(__name__)
 
 
 class Stopping:
@@ -21,9 +24,9 @@ class Stopping:
 
     def __init__(self, state: Any) -> None:
         self._begun = False
-        server, engine = getattr(state, "server", None), getattr(state, "engine_client", None)
-        if server is not None:
-            server.config.timeout_graceful_shutdown = CUT_SECONDS
+        self._server, engine = getattr(state, "server", None), getattr(state, "engine_client", None)
+        if self._server is not None:
+            self._server.config.timeout_graceful_shutdown = CUT_SECONDS
         if engine is not None:
             end = engine.shutdown
 
@@ -33,7 +36,14 @@ class Stopping:
 
             engine.shutdown = shutdown
 
+    def fail(self, why: str) -> None:
+        """End the server after a fault, as vLLM does if its engine fails."""
+        _LOG.error("the server ends: %s", why)
+        self._begun = True
+        if self._server is not None:
+            self._server.should_exit = True
+
     @property
     def begun(self) -> bool:
-        """Whether the engine ends, so that no new answer can begin."""
+        """Whether the server ends, so that no new answer can begin."""
         return self._begun
