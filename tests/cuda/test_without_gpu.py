@@ -39,8 +39,9 @@ CALLS: dict[str, tuple[object, ...]] = {
     "leave_one_out": (*ENSEMBLE, WEIGHTS, [2.0], False, 1, 0, 0),
     "mixture": (*ENSEMBLE, WEIGHTS, 0),
     "log_prob": (*ENSEMBLE, WEIGHTS, 0, 0),
-    "log_pool": (SHAPE, LOGITS, LOGITS, POOL, 0, 0, 0, 0, 0, 0),
+    "log_pool": (SHAPE, LOGITS, LOGITS, POOL, 0, 0, 0, 0, 0, 0, 0),
     "pool_mixture": (*ENSEMBLE, POOL, 0, 0),
+    "pool_probabilities": (0, 0, 1, 1, 0),
     "pool_log_prob": (*ENSEMBLE, POOL, 0, 0, 0),
     "renyi_divergence": (SHAPE, LOGITS, LOGITS, 0, 0, [2.0], 0, 0),
     "screen": (*ENSEMBLE, 0, 0, 0.1, 2.0, 1.0, 1, 1, 0, 0),
@@ -58,7 +59,7 @@ CALLS = {name: call for name, call in CALLS.items() if name in operators(getattr
 
 
 def test_every_operator_is_called() -> None:
-    sized = ("leave_one_out", "log_pool", "project", "screen")
+    sized = ("leave_one_out", "log_pool", "mixture", "project", "sample", "screen")
     workspaces = {f"{name}_workspace" for name in sized}
     assert operators(_C.cuda) == set(CALLS) | workspaces
     assert set(CALLS) <= operators(_C.cpu)
@@ -81,7 +82,8 @@ def test_a_call_says_that_there_is_no_gpu(name: str) -> None:
 def test_the_sizes_of_workspaces_need_no_gpu() -> None:
     least = 8 * 100 * 3  # the sums of one chunk
     assert least <= _C.cuda.leave_one_out_workspace((100, 1, 50_257), 1) < 2**28
-    assert _C.cuda.log_pool_workspace((100, 2, 50_257)) == 8 * 2 * 50_257
+    # For each position 25 parts of each row, 197 tiles and a counter.
+    assert _C.cuda.log_pool_workspace((100, 2, 50_257)) == 2 * (101 * 25 * 32 + 197 * 16 + 4)
     assert _C.cuda.screen_workspace((100, 1, 50_257), 60) == 0
     assert _C.cuda.screen_workspace((100, 2, 50_257), 5_000) > 0
     assert 0 < _C.cuda.project_workspace((100, 1, 50_257)) < 100 * 50_257 / 5

@@ -74,7 +74,9 @@ def test_answers_of_a_bounded_range_state_replace_one_at_the_same_delta():
     """The clause is what an accountant of replace-one states, for a plan and for a budget."""
     plan = BoundedRangeAnswer(2.0, -0.25, 1.0, 64, 508, 508)
     found = Accountant(DELTA).add(plan).guarantee()
-    assert found.replaced == Accountant(DELTA, adjacency="replace_one").add(plan).guarantee().epsilon
+    assert (
+        found.replaced == Accountant(DELTA, adjacency="replace_one").add(plan).guarantee().epsilon
+    )
     assert "(replace-one) is covered with ε = 3.792 at δ = 1e-05." in str(found)
 
     mechanism = ClippedLogPool(-0.25, 1.0, 2.0)

@@ -175,6 +175,8 @@ def audit(effort: Effort) -> Iterator[Finding]:
     yield finding(game, "plan of 64, 70 answered", 70, plan, control=True)
     for adjacency, count in counts.items():
         narrow = Game(NARROW, MODELS, adjacency)
-        yield finding(narrow, "budget, a tenth more answers", count * 11 // 10, BUDGET, control=True)
+        yield finding(
+            narrow, "budget, a tenth more answers", count * 11 // 10, BUDGET, control=True
+        )
     doubled = replace(game, mechanism=replace(POOL, scale=2 * POOL.scale))
     yield finding(doubled, "plan of 64, scale doubled", 64, plan, control=True)
