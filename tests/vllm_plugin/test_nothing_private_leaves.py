@@ -78,6 +78,13 @@ NOT_FREED = re.compile(  # nanobind's list of other libraries' objects when Pyth
 )
 
 
+ENGINE_FIRST = re.compile(  # the front may see that the engine has ended, before it ends itself
+    r"\(APIServer pid=\d+\) ERROR [\d-]+ [\d:]+ \[async_llm\.py:\d+\] ?"
+    r"(AsyncLLM output_handler failed\.|Traceback \(most recent call last\):| {2,}.*"
+    r"|vllm\.v1\.engine\.exceptions\.EngineDeadError: .*)"
+)
+
+
 def lines(log: str, *without: re.Pattern[str]) -> list[str]:
     """Return the lines of a log without times, process ids, random names and ports of clients.
 
@@ -111,7 +118,7 @@ def seen(folder: Path, port: int) -> tuple[list[Any], list[str], list[str], list
         server.clear()
     log = server.log.read_text()
     server.log.unlink()
-    ended = lines(log[end:], FIGURES, NOT_FREED)
+    ended = lines(log[end:], FIGURES, NOT_FREED, ENGINE_FIRST)
     return answers, lines(log[:start]), lines(log[start:end], FIGURES), ended
 
 
