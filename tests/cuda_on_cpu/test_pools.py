@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections import Counter
-from collections.abc import Callable
 from typing import Any
 
 import cases
@@ -17,10 +15,9 @@ from checks import Report
 from fuzz import Source
 from pools import SETTINGS, Setting
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
 
 import adapmixed_ext
-from adapmixed_ext import LogPool, _log_pool, _sample
+from adapmixed_ext import LogPool
 
 USUAL = SETTINGS[0]
 
@@ -111,42 +108,3 @@ def test_a_mixture_is_that_of_the_rows() -> None:
         changed = adapmixed_ext.mixture(private, public, pool)
     assert changed[1].isnan().all() and torch.equal(changed[::2], mixture[::2])
     assert (mixture.sum(-1) - 1.0).abs().max() < 1e-12
-
-
-class Torch(TorchDispatchMode):
-    """Counts the operators of torch that ours call."""
-
-    OURS: dict[Any, Callable[..., Any]] = {
-        torch.ops.adapmixed.log_pool.default: _log_pool._log_pool,
-        torch.ops.adapmixed.pool_mixture.default: _log_pool._pool_mixture,
-        torch.ops.adapmixed.pool_probabilities.default: _log_pool._pool_probabilities,
-        torch.ops.adapmixed.sample.default: _sample._sample,
-    }
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.called: Counter[str] = Counter()
-
-    def __torch_dispatch__(
-        self, func: Any, types: object, args: tuple[Any, ...] = (), kwargs: Any = None
-    ) -> Any:
-        if func in self.OURS:
-            with self:
-                return self.OURS[func](*args)
-        self.called[str(func)] += 1
-        return func(*args, **(kwargs or {}))
-
-
-def test_torch_allocates_and_does_nothing_else() -> None:
-    private, public = cases.logits(9, 4, 2, 300, 2.0, 0.7)
-    source = Source(1)
-    key = source.reserve()[0]
-    source.reserve = lambda: (key, 2)  # type: ignore[method-assign]
-    with simulated.kernels() as workspaces, Torch() as torchs:
-        pool = pool_of(private, public, active=torch.ones(4, 2, dtype=torch.bool))
-        mixture = adapmixed_ext.mixture(private, public, pool)
-        adapmixed_ext.sample(mixture, public, rng=source)
-    # The simulation fills each workspace, and this test makes a mask.
-    assert torchs.called.pop("aten.fill_.Scalar") == len(workspaces) == 2
-    assert torchs.called.pop("aten.ones.default") == 1
-    assert set(torchs.called) <= {"aten.new_empty.default", "aten.empty_like.default"}
