@@ -65,8 +65,10 @@ def cost_of(methods: Sequence[Method]) -> Cost | None:
         else f"It is reached at ε = {show_epsilon(reached)}."
     )
     change = format_change(unprotected / public - 1)
-    return Cost(f"Without protection the ensemble's perplexity is {change}. {end}", rows)
+    words = f"Without protection the perplexity is {change} against the public model's."
+    return Cost(f"{words} {end}", rows)
 
 
 def _perplexity(methods: Sequence[Method], kind: str) -> float | None:
-    return next((m.perplexity for m in methods if m.kind == kind), None)
+    values = (m.perplexity for m in methods if m.kind == kind)
+    return next(filter(math.isfinite, values), None)

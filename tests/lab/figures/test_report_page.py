@@ -93,7 +93,7 @@ def test_what_privacy_costs_comes_first() -> None:
     cost = cost_of(read_methods(build([*every_kind(), *close])))
     assert cost is not None and escape(cost.summary).replace("-", "−") in page
     assert cost.summary == (
-        "Without protection the ensemble's perplexity is -25.0%. "
+        "Without protection the perplexity is -25.0% against the public model's. "
         "No fixed guarantee of this report reaches it."
     )
     # log(60/51.96) and log(60/57), of log(60/45); the smaller ε first.
