@@ -18,13 +18,12 @@ losses and divergences of +inf, probabilities of NaN and the token -1. ``check()
 a status then raises what the CPU raises at once.
 
 Memory is stated in bytes beyond inputs, that copy and results. On the CPU, threads keep theirs for
-their next call. None of it grows with N·V. CUDA positions share their memory in groups:
+their next call, and none of it grows with N·V. On CUDA:
 
-- ``project`` takes 18 536·N for each position of a group. A group has as many positions as fit
-  64 MiB, at least one.
-- ``leave_one_out`` takes at most 64 MiB (or 8·N·(2K + 1), if that is more) and 64. Each
-  position of a group adds 16·N + 64. A group has at most 2^26 / (8·N·(2K + 1)) positions,
-  at least one.
+- ``project`` takes 288·(N + 1) for every 2 048 tokens of each position, or fewer of them.
+- ``leave_one_out`` takes at most 64 MiB (or 8·N·(2K + 1), if that is more) and 64. Positions share
+  it in groups. Each position of a group adds 16·N + 64. A group has at most
+  2^26 / (8·N·(2K + 1)) positions, at least one.
 """
 
 try:

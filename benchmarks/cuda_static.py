@@ -117,11 +117,11 @@ HOT = (
     *(
         Hot(
             operator, name, "row_parts_kernelI{dtype}" + look,
-            ((PARTS, "for (int at = 0; at < length; at += kStretch) {"),),
-            (PARTS, "packs[k] = *reinterpret_cast<const Pack<D>*>(own + k * kWarp * kPack);"),
+            ((PARTS, "for (int at = lane_id(); at < length; at += kStretch) {"),),
+            (PARTS, "for (int k = 0; k < kAtOnce; ++k) z[k] = float_of<D>(row[at + k * kWarp]);"),
             lambda s: s.positions * -(-(1 + s.models) // rows_a_block(s)) * -(-s.vocab // 2048),
             256, lambda s: rows_a_block(s) // 8 * 2048 / 32,
-            work=(PARTS, "total = exp_from.add(total, z);"), first_read=True,
+            work=(PARTS, "total = exp_from.add(total, z[k]);"), first_read=True,
             goal=goal,
         )
         for operator, name, look, goal in (

@@ -1,9 +1,8 @@
 // The log-sum-exps of many rows, each of which several warps share. A warp takes one part of a row
 // and reads it once. Whoever needs a log-sum-exp adds up the row's parts, in order.
 //
-// A lane reads kPack neighbouring tokens at once, where the row's own address is a multiple of
-// their size. A vocabulary of odd length leaves most rows without that alignment, so parts and
-// packs of two rows do not begin at the same token.
+// A lane reads one token at a time, next to its neighbours' tokens. So rows need no alignment,
+// which a vocabulary of odd length leaves most of them without, and no bit depends on it.
 #pragma once
 
 #include "common/block.cuh"
@@ -15,15 +14,9 @@ ADAPMIXED_CORE_BEGIN
 constexpr int kRowThreads = 256;
 constexpr int kRowWarps = kRowThreads / kWarp;
 constexpr int kAtOnce = 32;  // tokens that a lane loads at once
-constexpr int kPacks = kAtOnce / kPack;
 constexpr int kStretch = kAtOnce * kWarp;
 constexpr int kMostPart = 2048;
-// Blocks that a multiprocessor shall have room for. With three, code for sm_80 would spill.
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 900
-constexpr int kRowBlocks = 2;
-#else
-constexpr int kRowBlocks = 3;
-#endif
+constexpr int kRowBlocks = 2;  // that a multiprocessor has room for; with three, code would spill
 
 // How the rows of some positions are cut into parts.
 struct RowParts {
@@ -39,7 +32,7 @@ struct RowParts {
         // More share the public row; few positions need more blocks.
         rows_a_block(positions < simulated_or(4, 2) ? kRowWarps : 2 * kRowWarps),
         length(static_cast<int>(simulated_or(kMostPart, kStretch))),
-        count(static_cast<int>((vocab_ + kPack - 1 + length - 1) / length)) {}
+        count(static_cast<int>((vocab_ + length - 1) / length)) {}
 
   ADAPMIXED_HD int groups() const { return (rows + rows_a_block - 1) / rows_a_block; }
   ADAPMIXED_HD int stretches() const { return length / kStretch; }  // of a part
@@ -61,59 +54,30 @@ __device__ inline int octaves_of(float z) {
 // 2^n for n <= 0; 2^-1000 stands for all below it.
 __device__ inline double scale_down(int n) { return power_of_two(n < -1000 ? -1000 : n); }
 
-// The tokens of a row before its first aligned pack, up to kPack: parts begin so much earlier.
-template <Dtype D>
-__device__ inline int row_phase(const typename Bits<D>::type* row) {
-  return static_cast<int>(reinterpret_cast<std::uintptr_t>(row) / sizeof(*row) % kPack);
-}
-
-// What is kept of a part's public logits, for rows of every phase: z[j % kPack][j / kPack] is that
-// of token begin - kPack + j, so that neighbouring lanes read neighbouring words.
-template <class T>
-struct PublicPart {
-  static constexpr int kColumns = kMostPart / kPack + 1;
-  T z[kPack][kColumns];
-};
-
-// One part of a row, by one warp. begin: its first token, aligned. Tokens of [low, high) from there
-// on are those of the row.
+// One part of a row, by one warp: `length` tokens, of which the row has `size`. others: what is
+// kept of the public logits of these tokens.
 template <Dtype D, class Look>
-__device__ RowPart row_part(const typename Bits<D>::type* begin, int low, int high, int length,
-                            int phase, const Look& look,
-                            const PublicPart<typename Look::Other>& others,
+__device__ RowPart row_part(const typename Bits<D>::type* row, int size, int length,
+                            const Look& look, const typename Look::Other* others,
                             const std::uint64_t* roots, std::int64_t left) {
   float largest = -HUGE_VALF;
   int octaves = octaves_of(largest);
   double total = 0.0;
   typename Look::Found found;
-  const typename Look::Other* other[kPack];
-#pragma unroll
-  for (int j = 0; j < kPack; ++j) {
-    const int at = kPack + j - phase;
-    other[j] = &others.z[at % kPack][at / kPack + lane_id()];
-  }
   bool has_nan = false;
-  for (int at = 0; at < length; at += kStretch) {
-    Pack<D> packs[kPacks];
-    const auto* own = begin + at + lane_id() * kPack;
-    if (at >= low && at + kStretch <= high) {
+  for (int at = lane_id(); at < length; at += kStretch) {
+    float z[kAtOnce];
+    if (at - lane_id() + kStretch <= size) {
 #pragma unroll
-      for (int k = 0; k < kPacks; ++k) {
-        packs[k] = *reinterpret_cast<const Pack<D>*>(own + k * kWarp * kPack);
-      }
+      for (int k = 0; k < kAtOnce; ++k) z[k] = float_of<D>(row[at + k * kWarp]);
     } else {
 #pragma unroll
       for (int k = 0; k < kAtOnce; ++k) {
-        const int offset = k / kPack * (kWarp * kPack) + k % kPack;
-        const int v = at + lane_id() * kPack + offset;
-        const bool there = v >= low && v < high;
-        packs[k / kPack].bits[k % kPack] = there ? own[offset] : Bits<D>::kMasked;
+        z[k] = at + k * kWarp < size ? float_of<D>(row[at + k * kWarp]) : -HUGE_VALF;
       }
     }
 #pragma unroll
-    for (int k = 0; k < kAtOnce; ++k) {
-      largest = std::fmax(largest, float_of<D>(packs[k / kPack].bits[k % kPack]));
-    }
+    for (int k = 0; k < kAtOnce; ++k) largest = std::fmax(largest, z[k]);
 #pragma unroll
     for (int step = kWarp / 2; step > 0; step /= 2) {
       largest = std::fmax(largest, __shfl_xor_sync(kAllLanes, largest, step));
@@ -123,25 +87,17 @@ __device__ RowPart row_part(const typename Bits<D>::type* begin, int low, int hi
     total *= scale_down(before - octaves);
     const ExpFrom exp_from(roots, kRoots * static_cast<double>(octaves));
 #pragma unroll
-    for (int k = 0; k < kPacks; ++k) {
-#pragma unroll
-      for (int j = 0; j < kPack; ++j) {
-        const float z = float_of<D>(packs[k].bits[j]);
-        total = exp_from.add(total, z);
-        look.see(found, z, other[j][k * kWarp]);
-      }
+    for (int k = 0; k < kAtOnce; ++k) {
+      total = exp_from.add(total, z[k]);
+      look.see(found, z[k], others[at + k * kWarp]);
     }
     if (total != total) {  // a NaN, or +inf
 #pragma unroll
-      for (int k = 0; k < kAtOnce; ++k) {
-        has_nan = has_nan || std::isnan(float_of<D>(packs[k / kPack].bits[k % kPack]));
-      }
+      for (int k = 0; k < kAtOnce; ++k) has_nan = has_nan || std::isnan(z[k]);
       total = has_nan ? NAN : 0.0;
     }
     look.leave(found, left);
     left += kWarp;
-#pragma unroll
-    for (int j = 0; j < kPack; ++j) other[j] += kPacks * kWarp;
   }
   double sums[1] = {total};
   warp_reduce(sums, Add{});
@@ -153,35 +109,32 @@ __device__ RowPart row_part(const typename Bits<D>::type* begin, int low, int hi
 // All rows of all positions: the public row first, then the models'. Look says what else is looked
 // for, of each token together with its public logit.
 template <Dtype D, class Look>
-__global__ void __launch_bounds__(kRowThreads, Look::kBlocks)
+__global__ void __launch_bounds__(kRowThreads, kRowBlocks)
     row_parts_kernel(const __grid_constant__ Logits private_logits,
                      const __grid_constant__ Logits public_logits,
                      const __grid_constant__ RowParts cut, const __grid_constant__ Look look,
                      RowPart* parts) {
-  __shared__ PublicPart<typename Look::Other> others;
+  __shared__ typename Look::Other others[kMostPart];
   const unsigned groups = cut.groups();
   const unsigned part = blockIdx.x / groups % cut.count;
   const std::int64_t position = blockIdx.x / groups / cut.count;
   const std::int64_t begin = static_cast<std::int64_t>(part) * cut.length;
+  const std::int64_t left = cut.vocab - begin;
+  const int size = left < cut.length ? static_cast<int>(left) : cut.length;
   const auto* public_row = row_bits<D>(public_logits, 0, position);
-  for (int k = static_cast<int>(threadIdx.x); k < kPack * others.kColumns; k += kRowThreads) {
-    const std::int64_t v = begin - kPack + k;
-    const bool there = v >= 0 && v < cut.vocab;
-    others.z[k % kPack][k / kPack] = look.other(there ? logit<D>(public_row, v) : -HUGE_VALF);
+  for (int k = static_cast<int>(threadIdx.x); k < cut.length; k += kRowThreads) {
+    others[k] = look.other(k < size ? logit<D>(public_row, begin + k) : -HUGE_VALF);
   }
   const std::uint64_t* roots = shared_roots();  // with a barrier
   const int first = static_cast<int>(blockIdx.x % groups) * cut.rows_a_block;
   const int last = first + cut.rows_a_block < cut.rows ? first + cut.rows_a_block : cut.rows;
   for (int row = first + warp_id(); row < last; row += kRowWarps) {
-    const auto* logits = row == 0 ? public_row : row_bits<D>(private_logits, row - 1, position);
+    const auto* logits =
+        (row == 0 ? public_row : row_bits<D>(private_logits, row - 1, position)) + begin;
     const std::int64_t at = (position * cut.rows + row) * cut.count + part;
-    const int phase = row_phase<D>(logits);
-    const std::int64_t start = begin - phase, left = cut.vocab - start;
-    const int low = start < 0 ? phase : 0;
-    const int high = left < cut.length ? static_cast<int>(left) : cut.length;
-    RowPart found = row_part<D>(logits + start, low, high, cut.length, phase, look, others, roots,
-                                at * cut.stretches() * kWarp);
-    if (row == 0) look.template finish_public<D>(logits + start, low, high, found);
+    RowPart found =
+        row_part<D>(logits, size, cut.length, look, others, roots, at * cut.stretches() * kWarp);
+    if (row == 0) look.template finish_public<D>(logits, size, found);
     if (lane_id() == 0) parts[at] = found;
   }
   if (part == 0 && first == 0 && threadIdx.x == 0) look.begin(position);

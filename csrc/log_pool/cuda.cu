@@ -36,7 +36,6 @@ struct PoolMemory {
 // What a pool looks for in its first read: the extremes of z - z_0 over the tokens with q > 0.
 // Clears the position's counter for the second.
 struct PoolLook {
-  static constexpr int kBlocks = kRowBlocks;
   using Other = double;
   struct Found {
     double low = HUGE_VAL, high = -HUGE_VAL;
@@ -57,7 +56,7 @@ struct PoolLook {
     part.low = -extremes[0], part.high = extremes[1];
   }
   template <Dtype D>
-  __device__ void finish_public(const typename Bits<D>::type*, int, int, RowPart&) const {}
+  __device__ void finish_public(const typename Bits<D>::type*, int, RowPart&) const {}
   __device__ void begin(std::int64_t position) const { counters[position] = 0; }
 };
 

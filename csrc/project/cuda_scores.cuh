@@ -34,7 +34,6 @@ ADAPMIXED_HD double unpacked_above(std::uint32_t half) {
 
 // For row_parts_kernel. A part of the public row gets its largest |z_0|, masked tokens aside.
 struct ScoreLook {
-  static constexpr int kBlocks = 2;  // with three, code for sm_90 would spill
   struct alignas(8) Other {
     float of_forward, of_reverse;  // (1 - s) z_0
   };
@@ -58,11 +57,10 @@ struct ScoreLook {
   }
   __device__ void finish(const Found&, RowPart&) const {}
   template <Dtype D>
-  __device__ void finish_public(const typename Bits<D>::type* begin, int low, int high,
-                                RowPart& part) const {
+  __device__ void finish_public(const typename Bits<D>::type* row, int size, RowPart& part) const {
     double largest[1] = {0.0};
-    for (int v = low + lane_id(); v < high; v += kWarp) {
-      const float z0 = logit<D>(begin, v);
+    for (int v = lane_id(); v < size; v += kWarp) {
+      const float z0 = logit<D>(row, v);
       if (z0 > -HUGE_VALF) largest[0] = vmax(static_cast<double>(std::fabs(z0)), largest[0]);
     }
     warp_reduce(largest, Max{});
@@ -73,7 +71,6 @@ struct ScoreLook {
 
 // For targets without lists.
 struct NoLook {
-  static constexpr int kBlocks = kRowBlocks;
   using Other = char;
   struct Found {};
 
@@ -82,7 +79,7 @@ struct NoLook {
   __device__ void leave(Found&, std::int64_t) const {}
   __device__ void finish(const Found&, RowPart&) const {}
   template <Dtype D>
-  __device__ void finish_public(const typename Bits<D>::type*, int, int, RowPart&) const {}
+  __device__ void finish_public(const typename Bits<D>::type*, int, RowPart&) const {}
   __device__ void begin(std::int64_t) const {}
 };
 
@@ -102,30 +99,25 @@ struct ScoredRow {
   __device__ void for_each(bool reverse, double threshold, const Visit& visit) const {
     const double s = reverse ? 1.0 - order : order;
     const double wanted = threshold + pair.public_lse + s * pair.shift;
-    const int stretches = cut.stretches(), phase = row_phase<D>(pair.private_row);
+    const int stretches = cut.stretches();
     const int items = cut.count * stretches;
     for (int item = warp_id(); item < items; item += warp_count()) {
       const int part = item / stretches;
       const std::uint32_t word = scores[static_cast<std::int64_t>(item) * kWarp + lane_id()];
       const double score = unpacked_above(reverse ? word >> 16 : word & 0xffffu);
-      // Parts of two rows begin up to kPack - 1 tokens apart.
-      double far = public_parts[part].high;
-      if (part > 0) far = vmax(public_parts[part - 1].high, far);
-      if (part + 1 < cut.count) far = vmax(public_parts[part + 1].high, far);
-      far *= order;
+      const double far = order * public_parts[part].high;
       const double slack = 1e-3 + 4.0 * kFloatUnit * (std::fabs(wanted) + far);
       unsigned hits = __ballot_sync(kAllLanes, score > wanted - slack || !(far < 1e30));
-      const std::int64_t begin = static_cast<std::int64_t>(part) * cut.length - phase;
       // The token of the group of lane 0 that this lane looks at.
-      const std::int64_t own = begin + item % stretches * kStretch + lane_id() % kPack +
-                               lane_id() / kPack * (kWarp * kPack);
+      const std::int64_t own = static_cast<std::int64_t>(part) * cut.length +
+                               item % stretches * kStretch + lane_id() * kWarp;
       while (hits != 0) {
         double log_q[kHitsAtOnce], t[kHitsAtOnce];
         bool there[kHitsAtOnce];
 #pragma unroll
         for (int k = 0; k < kHitsAtOnce; ++k) {
-          const std::int64_t v = own + (__ffs(static_cast<int>(hits)) - 1) * kPack;
-          there[k] = hits != 0 && v >= 0 && v < pair.vocab;
+          const std::int64_t v = own + __ffs(static_cast<int>(hits)) - 1;
+          there[k] = hits != 0 && v < pair.vocab;
           hits &= hits - 1;
           const double z = there[k] ? logit<D>(pair.private_row, v) : 0.0f;
           const double z0 = there[k] ? logit<D>(pair.public_row, v) : 0.0f;
