@@ -96,8 +96,8 @@ class Hot:
 
 
 PARTS, SCORES = "common/row_parts.cuh", "project/cuda_scores.cuh"
-LOSS_PREPARE = "leave_one_out/cuda_float_prepare.cuh"
-LOSS_TILE = "leave_one_out/cuda_float_tile.cuh"
+LOSS_DEVIATIONS = "leave_one_out/cuda_float_deviations.cuh"
+LOSS_MOMENTS = "leave_one_out/cuda_float_moments.cuh"
 TILE = 224  # tokens at N = 100
 
 
@@ -144,25 +144,17 @@ HOT = (
         lambda s: s.rows, 256, lambda s: s.vocab / 256,
     ),
     Hot(
-        "leave_one_out", "positions: distances", "float_positions_kernelI{dtype}",
-        ((LOSS_PREPARE, "for (std::int64_t i = warp_id(); i < models; i += warp_count()) {"),),
-        (LOSS_PREPARE, "if (weight[k] == 0.0) continue;"),
-        lambda s: s.positions, 1024, lambda s: 2.0 * s.models / 32, size=8, loads=("LDS",),
-        scattered=True,
-    ),
-    Hot(
         "leave_one_out", "sums: deviations", "float_sums_kernelI{dtype}",
-        ((LOSS_TILE, "for (; left >= kModelsAtOnce; left -= kModelsAtOnce) {"),),
-        (LOSS_TILE, "for (int g = 0; g < kModelsAtOnce; ++g, at += stride) next[g] = __ldg(at);"),
-        lambda s: tiles(s) * s.positions, TILE, lambda s: s.models, dynamic=loss_shared,
-        work=(LOSS_TILE, "e[g] = vfma(ratio_excess(z[g], a_grid, a_rest, shift)"),
-        first_read=True, goal=30,
+        ((LOSS_DEVIATIONS, "for (int k = 2 * kModelsAtOnce; k <= count; k += kModelsAtOnce)"),),
+        (LOSS_DEVIATIONS, "column[g * pitch] = e[g];"),
+        lambda s: tiles(s) * s.positions, TILE, lambda s: s.models, operation="STS",
+        dynamic=loss_shared, scattered=True, first_read=True, goal=30,
     ),
     Hot(
         "leave_one_out", "sums: moments, degree 10", "float_sums_kernelI{dtype}",
-        ((LOSS_TILE, "for (int lane = start; lane < start + kBurst; lane += 4)"),
-         (LOSS_TILE, "add_burst<false>(tile"), (LOSS_TILE, "add_moments<10>(tile")),
-        (LOSS_TILE, "float power = p * fourth;"),
+        ((LOSS_MOMENTS, "for (int k = 0; k < kBurst; k += 4, ++tokens, deviations += 4)"),
+         (LOSS_MOMENTS, "add_burst<false>(tile.tokens"), (LOSS_MOMENTS, "add_moments<10>(tile")),
+        (LOSS_MOMENTS, "float power = p * fourth;"),
         lambda s: tiles(s) * s.positions, 128, lambda s: TILE, operation="FMUL",
         dynamic=loss_shared, goal=20,
     ),
@@ -194,11 +186,11 @@ HOT = (
     ),
 )  # fmt: skip
 
-# The calls of a query: their loops, and the kernels that they queue, those that return at once
-# included (tests/cuda_on_cpu/test_launches.py counts them), and at most how many are wanted.
+# The calls of a query: their loops; the kernels and the memsets that they queue, kernels that return
+# at once included (tests/cuda_on_cpu/test_launches.py counts them); how many kernels are wanted.
 PIPELINES = {
-    "log_pool + mixture + sample": (("log_pool", "sample"), 4, 4),
-    "project + leave_one_out": (("project", "leave_one_out"), 6, 6),
+    "log_pool + mixture + sample": (("log_pool", "sample"), 4, 1, 4),
+    "project + leave_one_out": (("project", "leave_one_out"), 5, 1, 6),
 }
 NOT_IN_PIPELINES = {"small targets: log-sum-exps", "small targets: moments"}
 # Microseconds a query, by dtype and B.
@@ -401,7 +393,7 @@ def loops_text(table: Table, architecture: str, dtype: str) -> str:
 def estimate_text(table: Table, dtype: str) -> str:
     lines = []
     size = DTYPES[dtype][1]
-    for pipeline, (operators, launches, wanted) in PIPELINES.items():
+    for pipeline, (operators, kernels, memsets, wanted) in PIPELINES.items():
         for positions in (1, 8):
             shape = Shape(positions=positions, size=size)
             parts = [
@@ -411,13 +403,14 @@ def estimate_text(table: Table, dtype: str) -> str:
                 and hot.operator in operators
                 and hot.name not in NOT_IN_PIPELINES
             ]
-            queued = launches * LAUNCH * 1e6 / positions
+            queued = (kernels + memsets) * LAUNCH * 1e6 / positions
             total = sum(value for _, value in parts) + queued
             target = TARGETS[pipeline].get((dtype, positions))
             lines.append(f"{pipeline}, {dtype}, B = {positions}: {total:.0f} µs a query"
                          + (f" (target {target})" if target else ""))  # fmt: skip
             lines += [f"  {value:7.2f}  {name}" for name, value in parts]
-            lines.append(f"  {queued:7.2f}  {launches} launches (wanted: at most {wanted})")
+            lines.append(f"  {queued:7.2f}  {kernels} kernels (wanted: at most {wanted}) and "
+                         f"{memsets} memset queued")  # fmt: skip
             floor = shape.rows * shape.vocab * size / BANDWIDTH / positions * 1e6
             lines += [f"  {floor:7.2f}  of these for one read of the rows, at the least", ""]
     return "\n".join(lines)
@@ -439,8 +432,8 @@ Estimate for N = 100, V = 50 257 on an H200 ({PROCESSORS} multiprocessors at {CL
 {BANDWIDTH / 1e12:.2f} TB/s), from the figures of sm_90
 A loop takes its trips times the cycles of a trip. These are those of the busiest pipe, for all warps
 of a quarter of a multiprocessor, or those that one warp waits for, whichever is more. A load of
-elements takes {FROM_MEMORY:g} cycles if it is the first of them, and {FROM_CACHE:g} from the L2 cache; a launch adds
-{LAUNCH * 1e6:g} µs.
+elements takes {FROM_MEMORY:g} cycles if it is the first of them, and {FROM_CACHE:g} from the L2 cache; each kernel and
+each memset adds {LAUNCH * 1e6:g} µs.
 
 How wrong it may be: assume a factor of two both ways. It leaves out what surrounds the loops, tokens
 and rows that take a rarer path, bank conflicts and bandwidth of the caches. Kernels that issue without a
@@ -453,11 +446,11 @@ would make it faster, is not assumed.
 def totals(table: Table) -> list[tuple[str, str, int, float, int | None]]:
     """Return (calls, dtype, B, microseconds a query, target) of each estimate."""
     found = []
-    for pipeline, (operators, launches, _) in PIPELINES.items():
+    for pipeline, (operators, kernels, memsets, _) in PIPELINES.items():
         for dtype, (_, size) in DTYPES.items():
             for positions in (8, 1):
                 shape = Shape(positions=positions, size=size)
-                taken = launches * LAUNCH + sum(
+                taken = (kernels + memsets) * LAUNCH + sum(
                     seconds(hot, figures, shape)
                     for (arch, kind, _, _), (hot, figures) in table.items()
                     if (arch, kind) == ("sm_90", dtype)

@@ -15,8 +15,10 @@
 //   shared, as a norm: 8.6 (or 2) units of middle F, plus 10.6 (or 0) units of the mean
 //   |delta_j| F, which is at most the mean of the norms of x_j plus that of mu F; plus the absolute
 //   errors;
-//   growth, through the error eta of 1 + mu in F and p: 10.6 units of the mean
+//   growth, through the error eta of 1 + mu in F and p: 10.6 (or 0) units of the mean
 //   |delta_j| / (1 + mu), which is replaced by its upper bound (mu + 2 mean weight) / (1 + mu).
+// A position may have tokens of both kinds. Then own and the factor of middle F are those of floats
+// for all tokens; what is 0 in double takes its norm and maximum over the tokens in floats alone.
 // The excess sum p c(x) moves by at most own sum p x c'(x), plus the norm of c'(x) times shared,
 // plus eta sum p (x c'(x) - c(x)), and in second order by half the largest c'' within reach times
 // the square of the norm of x's error. If the computed x are 0, only the second-order term is left.
@@ -58,6 +60,7 @@ struct TokenSums {
   double common = 0.0;   // norm of mu F
   double middle = 0.0;   // norm of (mu - base) F
   double growth = 0.0;   // the largest (mu + 2 mean weight) / (1 + mu)
+  double float_common = 0.0, float_growth = 0.0;  // the same of tokens with deviations in floats
   double rough = 0.0;    // the largest mean |delta_j| / (1 + mu) of listed tokens with a float mu
 
   ADAPMIXED_HD void add(const TokenSums& other) {
@@ -65,14 +68,14 @@ struct TokenSums {
     common += other.common;
     middle += other.middle;
     growth = std::fmax(growth, other.growth);
+    float_common += other.float_common;
+    float_growth = std::fmax(float_growth, other.float_growth);
     rough = std::fmax(rough, other.rough);
   }
 };
 
-// The arithmetic of the deviations of one position, the largest weight, and the error of p/q in
-// double.
+// The largest weight of a position, and the largest error of p/q in double.
 struct LossPrecision {
-  bool in_double;
   double largest_weight, ratio_error;
 };
 
@@ -83,20 +86,25 @@ class LossBound {
                          const LossPrecision& precision, double mean_norm)
       : reach_(reach), degree_(degree) {
     const double u = kFloatUnit;
-    const double one = precision.in_double ? u : (kRatioUnits + 2.0) * u;  // error of a delta
-    const double mean = precision.in_double ? 0.0 : (kRatioUnits + 2.0 + 3.0) * u;  // error of mu
-    const double absolute = precision.ratio_error + (precision.in_double ? 0.0 : kRatioAbsolute);
+    // Without deviations in floats this is 0. It is 0 with them only if all weights are.
+    const bool floats = sums.float_growth > 0.0;
+    const double one = floats ? (kRatioUnits + 2.0) * u : u;           // error of a delta
+    const double mean = floats ? (kRatioUnits + 2.0 + 3.0) * u : 0.0;  // error of mu
+    const double exact = precision.ratio_error, rounded = floats ? kRatioAbsolute : 0.0;
     const double divisor = all.against_public ? all.slots : all.slots - 1.0;
-    const double common = std::sqrt(sums.common);
+    const double common = std::sqrt(sums.common), float_common = std::sqrt(sums.float_common);
+    // A bound on the norm of weight F.
+    const auto weights = [&](bool in_double) {
+      return precision.largest_weight / (divisor * std::sqrt(least_ratio(in_double)));
+    };
     own_ = one + 3.0 * u;
     shared_ = (one + u) * std::sqrt(sums.middle) +
-              (all.against_public ? 0.0 : mean * (mean_norm + common)) +
-              absolute * (2.0 * common + mean_norm +
-                          2.0 * precision.largest_weight /
-                              (divisor * std::sqrt(least_ratio(precision.in_double))));
-    size_absolute_ = absolute;
-    growth_ = (mean + 2.0 * absolute) * sums.growth;
-    rough_ = (mean + 2.0 * absolute) * sums.rough * (2.0 + 1.0 / (divisor * reach));
+              (all.against_public ? 0.0 : mean * (mean_norm + float_common)) +
+              exact * (2.0 * common + mean_norm + 2.0 * weights(true)) +
+              rounded * (2.0 * float_common + mean_norm + 2.0 * weights(false));
+    size_absolute_ = exact + rounded;
+    growth_ = (mean + 2.0 * rounded) * sums.float_growth + 2.0 * exact * sums.growth;
+    rough_ = (mean + 2.0 * (exact + rounded)) * sums.rough * (2.0 + 1.0 / (divisor * reach));
     listed_ = precision.ratio_error * (2.0 + 16.0 * (1.0 + sums.growth) / (divisor * reach));
   }
 

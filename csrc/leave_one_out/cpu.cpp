@@ -171,7 +171,7 @@ class Call {
     const auto model = [&](std::int64_t i) {
       return ModelSums{sums + i * stride(fit.degree), fit.degree};
     };
-    LossPrecision precision{arithmetic_[position].in_double, 0.0, 0.0};
+    LossPrecision precision{0.0, 0.0};
     double mean_norm = 0.0;
     for (std::int64_t i = 0; i < models; ++i) {
       const std::int64_t at = i * in_.shape.positions + position;

@@ -187,7 +187,12 @@ class DeviationTile {
         add_rare_token(begin + lane + __builtin_ctz(lost));
       }
     }
-    sums_.add({sum(balance), sum(common), sum(between), maximum(growth), 0.0});
+    TokenSums sums{sum(balance), sum(common), sum(between), maximum(growth)};
+    if (!arithmetic_.in_double) {
+      sums.float_common = sums.common;
+      sums.float_growth = sums.growth;
+    }
+    sums_.add(sums);
   }
 
   const Ensemble& in_;

@@ -4,7 +4,6 @@
 #include "common/launch.cuh"
 #include "leave_one_out/cuda_finish.cuh"
 #include "leave_one_out/cuda_float_finish.cuh"
-#include "leave_one_out/cuda_float_prepare.cuh"
 #include "leave_one_out/cuda_float_tile.cuh"
 
 namespace adapmixed::cuda {
@@ -18,24 +17,20 @@ namespace {
 struct LossWorkspace {
   device::LossLayout layout;
   device::FloatLayout floats;
-  std::int64_t models;
 
   LossWorkspace(const Shape& shape, std::int64_t num_orders)
-      : layout(shape, num_orders), floats(shape, num_orders), models(shape.models) {
+      : layout(shape, num_orders), floats(shape, num_orders) {
     if (floats.group > 0) layout.group = floats.group = std::min(layout.group, floats.group);
   }
 
-  // A multiple of 16, to which the models' constants are aligned.
-  std::int64_t sums_bytes() const {
-    return (std::max(layout.sums_bytes(), floats.sums_bytes()) + 15) / 16 * 16;
-  }
+  std::int64_t sums_bytes() const { return std::max(layout.sums_bytes(), floats.sums_bytes()); }
   // Words that are 0 at first.
   std::int64_t progress_bytes() const {
     return static_cast<std::int64_t>(sizeof(device::LossProgress)) +
            layout.group * static_cast<std::int64_t>(sizeof(device::LossState));
   }
   std::int64_t bytes() const {
-    return sums_bytes() + floats.other_bytes(models) + progress_bytes();
+    return sums_bytes() + floats.other_bytes() + progress_bytes();
   }
 
   void place(void* workspace, device::LossCall& call, device::FloatCall& float_call) const {
@@ -48,7 +43,6 @@ struct LossWorkspace {
     float_call.layout = floats;
     call.sums = reinterpret_cast<double*>(at);
     at += sums_bytes();
-    take(float_call.models, floats.group * models);
     take(float_call.positions, floats.group);
     take(call.progress, 1);
     take(call.states, layout.group);
@@ -64,8 +58,6 @@ void queue_floats(const device::LossCall& call, const device::FloatCall& floats,
   const auto shared = static_cast<std::size_t>(floats.layout.shared_bytes(call.in.shape.models));
   const dim3 totals =
       grid_of(here * ((floats.layout.per_chunk + device::kWarp - 1) / device::kWarp));
-  launch(queue, device::float_positions_kernel<D>, grid_of(here), dim3(device::kPositionThreads), 0,
-         call, floats);
   launch(queue, device::float_sums_kernel<D>, grid_of(here * floats.layout.chunks), threads, shared,
          call, floats);
   if (call.orders.count <= device::kFewOrders) {
@@ -107,9 +99,7 @@ void leave_one_out(const Ensemble& in, const Weights& weights, const LeaveOneOut
       call.after_floats ? device::fits_of(call.orders, call.all.largest_order) : nullptr;
   for (call.first = 0; call.first < in.shape.positions; call.first += call.layout.group) {
     const std::int64_t here = std::min(call.layout.group, in.shape.positions - call.first);
-    if (!call.after_floats) {
-      clear(queue, reinterpret_cast<unsigned*>(call.progress), workspace.progress_bytes() / 4);
-    }
+    clear(queue, reinterpret_cast<unsigned*>(call.progress), workspace.progress_bytes() / 4);
     const std::int64_t pieces = device::loss_pieces(call, here);
     with_dtype(in.private_logits.dtype, [&](auto dtype) {
       constexpr Dtype kDtype = decltype(dtype)::value;

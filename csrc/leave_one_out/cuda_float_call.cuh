@@ -16,21 +16,23 @@ ADAPMIXED_CORE_BEGIN
 
 constexpr int kFloatThreads = 256;
 constexpr int kMostTile = 256;
+constexpr int kModelsAtOnce = 8;  // that a thread reads; their deviations are added in floats
 // Two such blocks fit a multiprocessor of sm_90 and later, one fits that of sm_80. Smaller
 // architectures use the double-precision kernels alone.
 constexpr std::int64_t kFloatShared = 112 * 1024;
 
-constexpr int kTokenSums = 4;  // TokenSums without `rough`: all listed tokens are in double
+// TokenSums without `rough`, as all listed tokens are in double: four sums, then two maxima.
+constexpr int kTokenSums = 6;
+constexpr int kTokenMaxima = 2;
 
 // The constants with which one model's row is read (common/float_ratio.h).
 struct alignas(16) FloatModel {
   float c, lowest, slope, offset;  // delta = slope (r' - 1) + offset
 };
 
-// The findings of the first kernel for one position.
+// What the weights and log-sum-exps of a position say about single precision.
 struct FloatPosition {
-  int degree;      // index for degree_at; -1: floats do not serve
-  int base_model;  // for deviations in double; -1: none, base 0
+  int degree;  // index for degree_at; -1: floats do not serve
   double mean_weight;
   LossPrecision precision;
 };
@@ -89,9 +91,8 @@ struct FloatLayout {
   // sums_bytes() is shared with the sums of the double-precision kernels; other_bytes() is in
   // addition to theirs.
   std::int64_t sums_bytes() const { return group * chunks * per_chunk * 8; }
-  std::int64_t other_bytes(std::int64_t models) const {
-    return group * (models * static_cast<std::int64_t>(sizeof(FloatModel)) +
-                    static_cast<std::int64_t>(sizeof(FloatPosition)));
+  std::int64_t other_bytes() const {
+    return group * static_cast<std::int64_t>(sizeof(FloatPosition));
   }
 
  private:
@@ -103,28 +104,34 @@ struct alignas(16) Four {
 };
 __device__ inline Four four_at(const float* from) { return *reinterpret_cast<const Four*>(from); }
 
+// Four tokens next to each other, as a lane reads them.
+struct TileTokens {
+  Four middle, factor, p;
+  __device__ TileToken at(int k) const { return {middle.v[k], factor.v[k], p.v[k]}; }
+  __device__ void set(int k, const TileToken& token) {
+    middle.v[k] = token.middle, factor.v[k] = token.factor, p.v[k] = token.p;
+  }
+};
+
 // The shared memory of a block of the sums.
 struct TileMemory {
-  FloatModel* models;          // while the deviations are computed
-  ExactToken* list;            // afterwards, at the same place
-  float *middle, *factor, *p;  // of each token
-  float* deviations;           // (N, pitch)
-  const std::uint32_t* wide;   // bits of tokens with |t| > 1
+  FloatModel* models;         // while the deviations are computed
+  ExactToken* list;           // afterwards, at the same place
+  TileTokens* tokens;         // of the tile, in fours
+  float* deviations;          // (N, pitch)
+  const std::uint32_t* wide;  // bits of tokens with |t| > 1
 
   __device__ TileMemory(const FloatLayout& layout, std::int64_t count, const std::uint32_t* bits)
       : models(dynamic_shared<FloatModel>()), list(dynamic_shared<ExactToken>()), wide(bits) {
-    middle = reinterpret_cast<float*>(dynamic_shared<char>() + layout.list_bytes(count));
-    factor = middle + layout.tile;
-    p = factor + layout.tile;
-    deviations = p + layout.tile;
+    tokens = reinterpret_cast<TileTokens*>(dynamic_shared<char>() + layout.list_bytes(count));
+    deviations = reinterpret_cast<float*>(tokens + layout.tile / 4);
   }
-  __device__ TileToken token(int lane) const { return {middle[lane], factor[lane], p[lane]}; }
+  __device__ TileToken token(int lane) const { return tokens[lane / 4].at(lane % 4); }
 };
 
 // Passed next to a LossCall, whose workspace holds the sums.
 struct FloatCall {
   FloatLayout layout;
-  FloatModel* models;        // (group, N)
   FloatPosition* positions;  // (group)
 };
 

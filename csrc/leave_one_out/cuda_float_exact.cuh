@@ -82,13 +82,13 @@ __device__ void add_exact_token(const LossCall& call, std::int64_t position, std
 // of the balance. `served` becomes false if a token is too rare. A whole block must call this
 // together.
 template <Dtype D>
-__device__ double add_exact_tokens(const LossCall& call, const FloatCall& floats,
-                                   std::int64_t member, std::int64_t begin, const TileMemory& tile,
-                                   const std::uint32_t* for_all, double* sums, bool& served) {
-  const std::int64_t position = call.first + member;
+__device__ double add_exact_tokens(const LossCall& call, const FloatLayout& layout, int degree,
+                                   std::int64_t position, std::int64_t begin,
+                                   const TileMemory& tile, const std::uint32_t* for_all,
+                                   double* sums, bool& served) {
   ExactToken* list = tile.list;
   const int count = list_exact(tile.wide, for_all, list);
-  if (count == 0 || !served) return 0.0;  // the same for every thread of the block
+  if (count == 0) return 0.0;  // the same for every thread of the block
   __syncthreads();
   const auto* public_row = row_bits<D>(call.in.public_logits, 0, position);
   double rare_tokens = 0.0;
@@ -107,10 +107,9 @@ __device__ double add_exact_tokens(const LossCall& call, const FloatCall& floats
   }
   served = block_max(rare_tokens) == 0.0;  // its barrier also completes the list
   if (!served) return 0.0;
-  const int degree = degree_at(floats.positions[member].degree);
   for (std::int64_t i = threadIdx.x; i < call.in.shape.models; i += blockDim.x) {
-    const ModelSums to{sums + i * floats.layout.per_model, degree};
-    const float* own = tile.deviations + i * floats.layout.pitch();
+    const ModelSums to{sums + i * layout.per_model, degree};
+    const float* own = tile.deviations + i * layout.pitch();
     for (int j = 0; j < count; ++j) {
       const ExactToken& token = list[j];
       const float t = tile.token(token.lane).t(own[token.lane]);

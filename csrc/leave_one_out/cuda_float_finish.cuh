@@ -23,7 +23,7 @@ __device__ inline void add_chunks(const LossCall& call, const FloatLayout& layou
   // A position of a low degree leaves the end of each model's place unwritten.
   const bool written =
       at < per_chunk && (at >= per_chunk - kTokenSums || at % per_model < own_size);
-  const bool largest = at == per_chunk - 1;  // growth, the last of TokenSums, is not negative
+  const bool largest = at >= per_chunk - kTokenMaxima;  // these are not negative
   // In bytes, of which a position has less than 2^32: the sum with the address needs no multiply.
   const auto* begin = reinterpret_cast<const char*>(sums + at);
   const auto step = static_cast<unsigned>(8 * kFloatWarps * layout.per_chunk);
@@ -64,7 +64,7 @@ __device__ bool write_losses(const LossCall& call, const FloatCall& floats,
   const int degree = degree_at(found.degree);
   const double reach = moment_reach(call.all.largest_order, degree);
   const double* last = sums + models * floats.layout.per_model;
-  const TokenSums tokens{last[0], last[1], last[2], last[3], 0.0};
+  const TokenSums tokens{last[0], last[1], last[2], last[4], last[3], last[5]};
   const auto model = [&](int i) { return ModelSums{sums + i * floats.layout.per_model, degree}; };
   double mean_norm[1] = {0.0};
   for (int i = static_cast<int>(threadIdx.x); i < models; i += kFloatThreads) {

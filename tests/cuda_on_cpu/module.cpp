@@ -43,6 +43,7 @@ PYBIND11_MODULE(_cuda_on_cpu, m) {
     }
   });
   m.def("launches", simt::launches);
+  m.def("memsets", simt::memsets);
   m.def("shared_limits", simt::shared_limits);
 #if defined(ADAPMIXED_UNWRITTEN)
   m.attr("sees_unwritten") = true;

@@ -268,9 +268,11 @@ void sync_warp(unsigned mask, int line) {
 }
 
 namespace {
-std::atomic<std::size_t> launched{0};
+std::atomic<std::size_t> launched{0}, cleared{0};
 }
 std::size_t launches() { return launched; }
+std::size_t memsets() { return cleared; }
+void count_memset() { ++cleared; }
 
 void run(const std::function<void()>& call, const void* kernel, dim3 grid, dim3 block,
          std::size_t shared) {

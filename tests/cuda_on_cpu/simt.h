@@ -102,8 +102,10 @@ void* dynamic_shared();
 void exchanged(std::int32_t* address, std::int32_t before, std::int32_t after);
 void run(const std::function<void()>& call, const void* kernel, dim3 grid, dim3 block,
          std::size_t shared);
-// The kernels that have been launched.
+// The kernels and the memsets that have been queued.
 std::size_t launches();
+std::size_t memsets();
+void count_memset();
 
 // Tells unwritten.h what the host writes between kernels.
 #if defined(ADAPMIXED_UNWRITTEN)
@@ -142,6 +144,7 @@ T shuffle(unsigned mask, T value, int source, int line) {
 
 inline cudaError_t cudaMemsetAsync(void* memory, int value, std::size_t bytes, cudaStream_t) {
   std::memset(memory, value, bytes);
+  simt::count_memset();
   return simt::host_wrote(memory, bytes), cudaSuccess;
 }
 

@@ -69,6 +69,20 @@ def test_floats_serve(shift: float, noise: float, dtype: torch.dtype, adjacency:
     assert worst_error(private, public, projection, **options) > DOUBLE
 
 
+def test_models_that_share_much_in_some_tiles_alone() -> None:
+    """There deviations are computed in double, beside others in floats.
+
+    Of the three chunks the first shares a shift, the second none. The third begins with a tile that
+    shares one, which decides for its second tile, too.
+    """
+    private, public = ensemble(16, 384, shift=0.0, noise=0.3)
+    shift = 2 * torch.randn(384, generator=torch.Generator().manual_seed(1))
+    shift[128:256] = shift[320:] = 0.0
+    private = private + shift
+    projection = adapmixed_ext.project(private, public, order=3, radius=0.03)
+    assert worst_error(private, public, projection, orders=[2.0, 18.0]) > DOUBLE
+
+
 def test_tokens_left_to_double_within_floats() -> None:
     """A canary of one model, a token that the mixture has nearly lost, and one with q < e^-62."""
     private, public = ensemble(20, 300, shift=0.0, noise=0.5)

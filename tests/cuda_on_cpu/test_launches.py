@@ -1,4 +1,4 @@
-"""How many kernels a query queues. Each adds about a microsecond to it, even if it has no work."""
+"""How many kernels and memsets a query queues. Each adds about a microsecond, even without work."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def test_the_kernels_of_a_query(name: str) -> None:
     private, public = ensemble(5, 90, shift=0.0, noise=0.5)
     built = simulated.module()
     with simulated.kernels(sizes_of_a_gpu=True):
-        before = built.launches()
+        before = built.launches(), built.memsets()
         CALLS[name](private, public)
-        found = built.launches() - before
-    assert found == cuda_static.PIPELINES[name][1]
+        found = built.launches() - before[0], built.memsets() - before[1]
+    assert found == cuda_static.PIPELINES[name][1:3]

@@ -1,0 +1,203 @@
+// The deviations delta_i - base of all models at the tokens of a tile, a thread a token. base is 0,
+// and deviations are computed in floats. If the models share more than they differ by, base is
+// delta of one model, and deviations are computed in double and rounded.
+#pragma once
+
+#include "leave_one_out/cuda_float_call.cuh"
+#include "mixture/cuda_projected.cuh"
+
+ADAPMIXED_CORE_BEGIN
+
+// What the weights and log-sum-exps of a position say. A whole block must call this together.
+__device__ inline FloatPosition float_position(const LossCall& call, std::int64_t position) {
+  const double public_lse = call.in.public_lse[position];
+  double total = 0.0;                // the sum of the weights
+  double most[3] = {0.0, 0.0, 0.0};  // 1 if floats fail on a row; weight; ratio error
+  for (std::int64_t i = threadIdx.x; i < call.in.shape.models; i += blockDim.x) {
+    const std::int64_t at = i * call.in.shape.positions + position;
+    const double weight = call.weights.weight[at], lse = call.in.private_lse[at];
+    const bool serves =
+        admissible(call.in, call.weights, at) && std::fabs(lse - public_lse) < kFloatDifference;
+    if (!serves) most[0] = 1.0;
+    total += weight;
+    most[1] = std::fmax(most[1], weight);
+    most[2] = std::fmax(most[2], double_ratio_error(lse, public_lse));
+  }
+  total = block_sum(total);
+  block_reduce(most, Max{});
+  // False also if the public log-sum-exp is NaN.
+  const bool serves = most[0] == 0.0 && std::fabs(public_lse) < kFloatLargest + kFloatLogQ;
+  return {serves ? loss_degree(call.all, most[1]) : -1, total / call.all.slots, {most[1], most[2]}};
+}
+
+__device__ inline FloatModel float_model(const LossCall& call, std::int64_t position,
+                                         std::int64_t model) {
+  const std::int64_t at = model * call.in.shape.positions + position;
+  const double weight = call.weights.weight[at];
+  const FloatShift shift = make_shift(call.in.private_lse[at], call.in.public_lse[position]);
+  return {shift.c, shift.lowest, static_cast<float>(weight * (1.0 + shift.residual)),
+          static_cast<float>(weight * shift.residual)};
+}
+
+// The deviations of all models at one token: their sum and the largest of their sizes.
+struct Deviations {
+  double total = 0.0;
+  float largest = 0.0f;
+
+  __device__ void include(float e) { largest = std::fmax(largest, std::fabs(e)); }  // but for NaN
+};
+
+// Writes delta_i of a few models with logits z at one token to `column`, a pitch apart, and returns
+// their sum. `kWhole`: all of them exist.
+template <bool kWhole>
+__device__ double add_deviations(const FloatModel* models, int count, const float* z, float a_grid,
+                                 float a_rest, float* column, int pitch, Deviations& found) {
+  float e[kModelsAtOnce];
+#pragma unroll
+  for (int g = 0; g < kModelsAtOnce; ++g) {
+    e[g] = 0.0f;
+    if (!kWhole && g >= count) continue;
+    const FloatModel model = models[g];
+    const FloatShift shift{model.c, model.lowest, 0.0};
+    e[g] = vfma(ratio_excess(z[g], a_grid, a_rest, shift), model.slope, model.offset);
+    column[g * pitch] = e[g];
+    found.include(e[g]);
+  }
+  return static_cast<double>(((e[0] + e[1]) + (e[2] + e[3])) + ((e[4] + e[5]) + (e[6] + e[7])));
+}
+
+template <Dtype D>
+__device__ Deviations float_deviations(const LossCall& call, const FloatModel* models,
+                                       std::int64_t position, std::int64_t v, double z0,
+                                       float* column, int pitch) {
+  const double a = z0 * static_cast<double>(kOctavesPerNat), grid = on_grid(a);
+  const auto a_grid = static_cast<float>(grid), a_rest = static_cast<float>(a - grid);
+  const auto* at = row_bits<D>(call.in.private_logits, 0, position) + v;
+  const std::int64_t stride = call.in.private_logits.stride_model;
+  typename Bits<D>::type next[kModelsAtOnce];
+  const auto load = [&] {
+#pragma unroll
+    for (int g = 0; g < kModelsAtOnce; ++g, at += stride) next[g] = __ldg(at);
+  };
+  Deviations found;
+  float z[kModelsAtOnce] = {};
+  const auto add = [&](bool last) {
+#pragma unroll
+    for (int g = 0; g < kModelsAtOnce; ++g) z[g] = float_of<D>(next[g]);
+    if (!last) load();  // on their way while these are added
+    found.total += add_deviations<true>(models, kModelsAtOnce, z, a_grid, a_rest, column, pitch,
+                                        found);
+    models += kModelsAtOnce;
+    column += kModelsAtOnce * pitch;
+  };
+  const int count = static_cast<int>(call.in.shape.models), left = count % kModelsAtOnce;
+  if (count >= kModelsAtOnce) {
+    load();
+#pragma unroll 1
+    for (int k = 2 * kModelsAtOnce; k <= count; k += kModelsAtOnce) add(false);
+    add(true);
+  }
+  if (left > 0) {
+#pragma unroll
+    for (int g = 0; g < kModelsAtOnce; ++g) {
+      if (g < left) z[g] = float_of<D>(at[g * stride]);
+    }
+    found.total += add_deviations<false>(models, left, z, a_grid, a_rest, column, pitch, found);
+  }
+  return found;
+}
+
+template <Dtype D>
+__device__ Deviations double_deviations(const LossCall& call, int base_model, std::int64_t position,
+                                        std::int64_t v, double z0, float* column, int pitch,
+                                        double& base) {
+  const auto delta = [&](std::int64_t i) {
+    const ModelRow<D> row = model_row<D>(call.in, call.weights, i, position);
+    return row.weight * ratio_excess(row.log_ratio(v, z0));
+  };
+  base = delta(base_model);
+  Deviations found;
+  for (std::int64_t i = 0; i < call.in.shape.models; ++i, column += pitch) {
+    const double e = delta(i) - base;
+    *column = static_cast<float>(e);
+    found.include(*column);
+    found.total += e;
+  }
+  return found;
+}
+
+// Returns whether some model would answer a token that the public row masks. NaN counts, too.
+template <Dtype D>
+__device__ bool any_private(const LossCall& call, std::int64_t position, std::int64_t v) {
+  bool any = false;
+  for (std::int64_t i = 0; i < call.in.shape.models; ++i) {
+    const bool weighs = call.weights.weight[i * call.in.shape.positions + position] > 0.0;
+    const float z = logit<D>(row_bits<D>(call.in.private_logits, i, position), v);
+    any = any || (weighs && !(z == -HUGE_VALF));
+  }
+  return any;
+}
+
+// What a thread finds at its token.
+struct TokenFindings {
+  TileToken token{};
+  TokenSums sums;
+  double shared = 0.0;   // its part of the norm that the models share
+  bool wide = false;     // some |t| may exceed 1: these models are summed in double
+  bool for_all = false;  // all models are
+  bool failed = false;   // floats do not serve the position
+};
+
+// Reads token v and writes the models' deviations there to `column`, a pitch apart. `base_model`:
+// -1 for deviations in floats.
+template <Dtype D>
+__device__ TokenFindings load_token(const LossCall& call, const FloatPosition& position_facts,
+                                    double reach, int base_model, std::int64_t position,
+                                    std::int64_t v, const FloatModel* constants, float* column,
+                                    int pitch) {
+  TokenFindings found;
+  const int models = static_cast<int>(call.in.shape.models);
+  const Neighbours& all = call.all;
+  const float z0 = v < call.in.shape.vocab
+                       ? logit<D>(row_bits<D>(call.in.public_logits, 0, position), v)
+                       : -HUGE_VALF;
+  const double lq = z0 - call.in.public_lse[position];
+  if (!(lq >= kFloatLogQ)) {
+    if (z0 == -HUGE_VALF) {
+      found.failed = v < call.in.shape.vocab && any_private<D>(call, position, v);
+    } else {
+      found.for_all = lq >= kWildLogQ;
+      found.failed = !found.for_all;  // too rare, or NaN
+    }
+    for (int i = 0; i < models; ++i) column[i * pitch] = 0.0f;
+    return found;
+  }
+  const bool in_double = base_model >= 0;
+  double base = 0.0;
+  const Deviations own =
+      in_double ? double_deviations<D>(call, base_model, position, v, z0, column, pitch, base)
+                : float_deviations<D>(call, constants, position, v, z0, column, pitch);
+  const double others = own.total / all.slots;
+  const double mean = vfma(base, models / all.slots, others);
+  const double middle = all.against_public ? -base : others - base * (all.absent / all.slots);
+  const double q = exp_(lq), ratio = 1.0 + mean;
+  found.shared = q * mean * mean / std::fmax(ratio, 1e-3);
+  if (!(ratio >= least_ratio(in_double))) {
+    found.for_all = true;  // the mixture is far below q, so 1 + mean cancels too much
+    found.failed = mean != mean;
+    return found;  // all t are 0, as the deviations are finite unless this position fails
+  }
+  const double relative = 1.0 / (ratio * (all.against_public ? all.slots : all.slots - 1.0));
+  const double p = q * ratio, part = mean * relative, distance = middle * relative;
+  found.sums.balance = q * mean;
+  found.sums.common = p * part * part;
+  found.sums.middle = p * distance * distance;
+  found.sums.growth = (mean + 2.0 * position_facts.mean_weight) / ratio;
+  found.token = {static_cast<float>(middle), static_cast<float>(relative / reach),
+                 static_cast<float>(p)};
+  // Rounding keeps order, so no |t| of a model is larger.
+  found.wide = !((std::fabs(found.token.middle) + own.largest) * found.token.factor <= 1.0f);
+  return found;
+}
+
+ADAPMIXED_CORE_END
