@@ -56,12 +56,12 @@ ADAPMIXED_HD double least_ratio(bool in_double) { return in_double ? 1e-3 : 0.25
 
 // Sums over all tokens of a position. Norms are squared.
 struct TokenSums {
-  double balance = 0.0;  // sum q mu
-  double common = 0.0;   // norm of mu F
-  double middle = 0.0;   // norm of (mu - base) F
-  double growth = 0.0;   // the largest (mu + 2 mean weight) / (1 + mu)
+  double balance = 0.0;                           // sum q mu
+  double common = 0.0;                            // norm of mu F
+  double middle = 0.0;                            // norm of (mu - base) F
+  double growth = 0.0;                            // the largest (mu + 2 mean weight) / (1 + mu)
   double float_common = 0.0, float_growth = 0.0;  // the same of tokens with deviations in floats
-  double rough = 0.0;    // the largest mean |delta_j| / (1 + mu) of listed tokens with a float mu
+  double rough = 0.0;  // the largest mean |delta_j| / (1 + mu) of listed tokens with a float mu
 
   ADAPMIXED_HD void add(const TokenSums& other) {
     balance += other.balance;

@@ -19,7 +19,7 @@ struct LossWorkspace {
   device::FloatLayout floats;
 
   LossWorkspace(const Shape& shape, std::int64_t num_orders)
-      : layout(shape, num_orders), floats(shape, num_orders) {
+      : layout(device::double_layout(shape, num_orders)), floats(shape, num_orders) {
     if (floats.group > 0) layout.group = floats.group = std::min(layout.group, floats.group);
   }
 
@@ -30,7 +30,8 @@ struct LossWorkspace {
            layout.group * static_cast<std::int64_t>(sizeof(device::LossState));
   }
   std::int64_t bytes() const {
-    return sums_bytes() + floats.other_bytes() + progress_bytes();
+    return sums_bytes() + progress_bytes() +
+           floats.group * static_cast<std::int64_t>(sizeof(device::FloatPosition));
   }
 
   void place(void* workspace, device::LossCall& call, device::FloatCall& float_call) const {

@@ -6,6 +6,8 @@
 // Positions are queued in groups that share the workspace.
 #pragma once
 
+#include <algorithm>
+
 #include "common/runtime.cuh"
 #include "leave_one_out/formula.h"
 
@@ -18,28 +20,31 @@ constexpr std::int64_t kMostLossBlocks = 512;  // they share the work of double_
 constexpr std::int64_t kMostLossChunks = 512;
 constexpr std::int64_t kLossMemory = std::int64_t{1} << 23;  // doubles: 64 MiB
 
+// How one kind of sums divides the vocabulary.
 struct LossLayout {
-  std::int64_t per_chunk;  // doubles: (N, K, 2) sums, then (N) balances
-  std::int64_t chunk_length, chunks;
-  std::int64_t group;  // positions that fit the workspace
+  std::int64_t tile = 0, per_chunk = 0;       // tokens, doubles
+  std::int64_t chunk_length = 0, chunks = 0;  // whole tiles
+  std::int64_t group = 0;                     // positions that fit the workspace
 
   LossLayout() = default;
-  LossLayout(const Shape& shape, std::int64_t orders) {
-    per_chunk = shape.models * (2 * orders + 1);
-    const std::int64_t fit = kLossMemory / per_chunk;
-    const std::int64_t allowed = simulated_or(kMostLossChunks, 2);
-    const std::int64_t most = fit < 1 ? 1 : fit < allowed ? fit : allowed;
-    const std::int64_t tiles = (shape.vocab + kLossTile - 1) / kLossTile;
-    const std::int64_t tiles_a_chunk = (tiles + most - 1) / most;
-    chunk_length = tiles_a_chunk * kLossTile;
+  LossLayout(const Shape& shape, std::int64_t tile_, std::int64_t per_chunk_, std::int64_t most)
+      : tile(tile_), per_chunk(per_chunk_) {
+    const std::int64_t fit = std::min(kLossMemory / per_chunk, most);
+    const std::int64_t tiles = (shape.vocab + tile - 1) / tile;
+    const std::int64_t tiles_a_chunk = fit < 1 ? tiles : (tiles + fit - 1) / fit;
+    chunk_length = tiles_a_chunk * tile;
     chunks = (tiles + tiles_a_chunk - 1) / tiles_a_chunk;
-    const std::int64_t rows = kLossMemory / (chunks * per_chunk);
-    group = rows < 1 ? 1 : rows < shape.positions ? rows : shape.positions;
+    group = std::clamp<std::int64_t>(kLossMemory / (chunks * per_chunk), 1, shape.positions);
   }
 
   // The sums take at most 64 MiB, or the sums of one chunk if those are larger.
   std::int64_t sums_bytes() const { return group * chunks * per_chunk * 8; }
 };
+
+// Those in double: (N, K, 2) sums, then (N) balances.
+inline LossLayout double_layout(const Shape& shape, std::int64_t orders) {
+  return {shape, kLossTile, shape.models * (2 * orders + 1), simulated_or(kMostLossChunks, 2)};
+}
 
 struct LossOrders {
   double value[kMaxOrders];

@@ -51,30 +51,19 @@ struct TileToken {
   __device__ float t(float deviation) const { return (middle - deviation) * factor; }
 };
 
-struct FloatLayout {
-  std::int64_t tile;
-  std::int64_t chunk_length, chunks;  // whole tiles; they depend on V, N and K alone
-  std::int64_t per_model;             // doubles
-  std::int64_t per_chunk;             // doubles: the models' sums and TokenSums
-  std::int64_t group;                 // positions that fit the workspace; 0: floats do not serve
+struct FloatLayout : LossLayout {
+  std::int64_t per_model = 0;  // doubles; per_chunk has those of all models, then TokenSums
 
   FloatLayout() = default;
+  // `group` is 0 if the deviations of so many models do not fit.
   FloatLayout(const Shape& shape, std::int64_t orders) {
-    per_model = ModelSums::size(kMaxMoments, orders);
-    per_chunk = shape.models * per_model + kTokenSums;
     tile = simulated_or(kMostTile, 64);
     while (tile > 0 && kStaticShared + shared_bytes(shape.models) > kFloatShared) tile -= kWarp;
-    if (tile == 0) {
-      chunk_length = chunks = group = 0;
-      return;
-    }
-    const std::int64_t fit = simulated_or(kLossMemory / per_chunk, 3);
-    const std::int64_t tiles = (shape.vocab + tile - 1) / tile;
-    const std::int64_t tiles_a_chunk = (tiles + fit - 1) / fit;
-    chunk_length = tiles_a_chunk * tile;
-    chunks = (tiles + tiles_a_chunk - 1) / tiles_a_chunk;
-    const std::int64_t rows = kLossMemory / (chunks * per_chunk);
-    group = rows < shape.positions ? rows : shape.positions;
+    if (tile == 0) return;
+    const std::int64_t own = ModelSums::size(kMaxMoments, orders);
+    static_cast<LossLayout&>(*this) = {shape, tile, shape.models * own + kTokenSums,
+                                       simulated_or(kLossMemory, 3)};
+    per_model = own;
   }
 
   // 4 times an odd number: lanes that read four tokens of their own models use different banks.
@@ -87,12 +76,6 @@ struct FloatLayout {
   }
   ADAPMIXED_HD std::int64_t shared_bytes(std::int64_t models) const {
     return list_bytes(models) + 4 * (3 * tile + models * pitch());
-  }
-  // sums_bytes() is shared with the sums of the double-precision kernels; other_bytes() is in
-  // addition to theirs.
-  std::int64_t sums_bytes() const { return group * chunks * per_chunk * 8; }
-  std::int64_t other_bytes() const {
-    return group * static_cast<std::int64_t>(sizeof(FloatPosition));
   }
 
  private:

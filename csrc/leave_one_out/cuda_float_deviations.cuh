@@ -85,8 +85,8 @@ __device__ Deviations float_deviations(const LossCall& call, const FloatModel* m
 #pragma unroll
     for (int g = 0; g < kModelsAtOnce; ++g) z[g] = float_of<D>(next[g]);
     if (!last) load();  // on their way while these are added
-    found.total += add_deviations<true>(models, kModelsAtOnce, z, a_grid, a_rest, column, pitch,
-                                        found);
+    found.total +=
+        add_deviations<true>(models, kModelsAtOnce, z, a_grid, a_rest, column, pitch, found);
     models += kModelsAtOnce;
     column += kModelsAtOnce * pitch;
   };

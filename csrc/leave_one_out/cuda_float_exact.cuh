@@ -50,14 +50,9 @@ template <Dtype D>
 __device__ void add_exact_token(const LossCall& call, std::int64_t position, std::int64_t model,
                                 std::int64_t v, const ExactToken& token, const ModelSums& to) {
   const ModelRow<D> row = model_row<D>(call.in, call.weights, model, position);
-  const Projected<double> own = projected_at(row, v, token.z0);
-  bool dominated = false;
-  NeighbourToken<double> neighbour = neighbour_token(call.all, token.mixture, own, dominated);
-  if (dominated) {
-    const double rest = rest_of_slots<D>(call, position, static_cast<int>(model), v, token.z0);
-    neighbour.X = ratio_from_rest(call.all, rest, token.mixture.total);
-  }
-  const ExcessToken<double> x = excess_token(neighbour);
+  const ExcessToken<double> x =
+      excess_without<D>(call, position, static_cast<int>(model), v, token.z0,
+                        projected_at(row, v, token.z0), token.mixture);
   to.first() += x.p * x.x;
   to.listed_second() += x.p * x.x * x.x;
   const LogParts<double> log = log_parts(x.x, x.X);

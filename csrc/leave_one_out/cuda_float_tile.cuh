@@ -18,8 +18,8 @@ __device__ inline int base_for_double(const LossCall& call, const FloatLayout& l
   const int models = static_cast<int>(call.in.shape.models);
   double apart = 0.0, least = HUGE_VAL, nearest = models;
   for (int i = static_cast<int>(threadIdx.x); i < models; i += kFloatThreads) {
-    const double distance = ModelSums{const_cast<double*>(sums) + i * layout.per_model, degree}
-                                .moments()[0];
+    const double distance =
+        ModelSums{const_cast<double*>(sums) + i * layout.per_model, degree}.moments()[0];
     apart += distance / models;
     if (distance < least) least = distance, nearest = i;
   }

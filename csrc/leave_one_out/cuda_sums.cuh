@@ -9,7 +9,6 @@
 #pragma once
 
 #include "common/block.cuh"
-#include "common/quad.cuh"
 #include "leave_one_out/cuda_call.cuh"
 #include "mixture/cuda_projected.cuh"
 
@@ -63,11 +62,11 @@ __device__ void load_tile(const LossCall& call, std::int64_t position, std::int6
   const int lane = static_cast<int>(threadIdx.x);
   const std::int64_t v = begin + lane;
   double q = 0.0;
+  float z0 = 0.0f;
   MixtureToken<double> token{};
   bool rare = false;
   if (v < end) {
-    const float z0 = logit<D>(row_bits<D>(call.in.public_logits, 0, position), v);
-    tile.z0[lane] = z0;
+    z0 = logit<D>(row_bits<D>(call.in.public_logits, 0, position), v);
     const double lq = z0 - call.in.public_lse[position];
     if (lq < kWildLogQ) {
       rare = true;
@@ -77,6 +76,7 @@ __device__ void load_tile(const LossCall& call, std::int64_t position, std::int6
       token = mixture_token(call.all, q, with_absent(call.all, present), rare);
     }
   }
+  tile.z0[lane] = z0;
   tile.q[lane] = q;
   tile.p[lane] = token.p;
   tile.mean_excess[lane] = token.mean.excess;
@@ -99,64 +99,74 @@ __device__ double rest_of_slots(const LossCall& call, std::int64_t position, int
   return rest;
 }
 
-// First all integer orders, then the others, so that no registers are kept for both kinds.
-__device__ inline void add_excesses(const LossOrders& orders, const ExcessToken<Quad>& token,
+constexpr int kLaneTokens = kLossTile / kWarp;  // that a lane adds of a tile
+
+// x of one model at one token, from its p_bar / q and the numbers that all models share there.
+template <Dtype D>
+__device__ ExcessToken<double> excess_without(const LossCall& call, std::int64_t position,
+                                              int model, std::int64_t v, double z0,
+                                              const Projected<double>& own,
+                                              const MixtureToken<double>& mixture) {
+  bool dominated = false;
+  NeighbourToken<double> neighbour = neighbour_token(call.all, mixture, own, dominated);
+  // A token with p = 0 adds nothing, and may lie past the end of the rows.
+  if (dominated && mixture.p != 0.0) {
+    const double rest = rest_of_slots<D>(call, position, model, v, z0);
+    neighbour.X = ratio_from_rest(call.all, rest, mixture.total);
+  }
+  return excess_token(neighbour);
+}
+
+// Adds a lane's tokens: first all integer orders, then the others, so that no registers are kept
+// for both kinds.
+__device__ inline void add_excesses(const LossOrders& orders,
+                                    const ExcessToken<double> (&tokens)[kLaneTokens],
                                     LaneSums& sums) {
   for (int k = 0; k < orders.count; ++k) {
     if (orders.integer[k] == 0) continue;
-    Quad forward(0.0), reverse(0.0);
-    add_excess(token, orders.integer[k], forward, reverse);
-    sums.add(k, sum(forward), sum(reverse));
+    double forward = 0.0, reverse = 0.0;
+#pragma unroll
+    for (int j = 0; j < kLaneTokens; ++j) {
+      add_excess(tokens[j], orders.integer[k], forward, reverse);
+    }
+    sums.add(k, forward, reverse);
   }
   if (orders.all_integer) return;
-  const LogParts<Quad> log = log_parts(token.x, token.X);
+  LogParts<double> logs[kLaneTokens];
+#pragma unroll
+  for (int j = 0; j < kLaneTokens; ++j) logs[j] = log_parts(tokens[j].x, tokens[j].X);
   for (int k = 0; k < orders.count; ++k) {
     if (orders.integer[k] != 0) continue;
-    Quad forward(0.0), reverse(0.0);
-    add_excess(token, log, orders.value[k], forward, reverse);
-    sums.add(k, sum(forward), sum(reverse));
+    double forward = 0.0, reverse = 0.0;
+#pragma unroll
+    for (int j = 0; j < kLaneTokens; ++j) {
+      add_excess(tokens[j], logs[j], orders.value[k], forward, reverse);
+    }
+    sums.add(k, forward, reverse);
   }
 }
 
-// Adds all tokens of the tile that begins at `begin`, four per lane.
+// Adds all tokens of the tile that begins at `begin`, those kWarp apart to each lane.
 template <Dtype D>
 __device__ void add_tokens(const LossCall& call, std::int64_t position, int model,
                            const ModelRow<D>& row, std::int64_t begin, const LossTile& tile,
                            LaneSums& sums) {
-  static_assert(kLossTile == kWarp * Quad::kLanes, "one quad covers the tile");
-  const int lane = lane_id();
-  Quad q, t;
+  ExcessToken<double> tokens[kLaneTokens];
 #pragma unroll
-  for (int k = 0; k < Quad::kLanes; ++k) {
-    const int at = lane + k * kWarp;
-    q.v[k] = tile.q[at];
+  for (int k = 0; k < kLaneTokens; ++k) {
+    const int at = lane_id() + k * kWarp;
+    const double q = tile.q[at], z0 = tile.z0[at];
     // A token with q = 0 may lie past the end of the row, so it is not read.
-    t.v[k] = q.v[k] == 0.0 ? 0.0 : row.log_ratio(begin + at, tile.z0[at]);
-  }
-  const Projected<Quad> own = row.projected_from(t);
-  sums.gained += sum(q * own.excess);
-  MixtureToken<Quad> shared;
-#pragma unroll
-  for (int k = 0; k < Quad::kLanes; ++k) {
-    const int at = lane + k * kWarp;
-    shared.p.v[k] = tile.p[at];
-    shared.mean.excess.v[k] = tile.mean_excess[at];
-    shared.mean.ratio.v[k] = tile.mean_ratio[at];
-    shared.scale.v[k] = tile.scale[at];
-  }
-  shared.total = slots_total(call.all, shared.mean.ratio);
-  QuadMask dominated;
-  NeighbourToken<Quad> neighbour = neighbour_token(call.all, shared, own, dominated);
-#pragma unroll
-  for (int k = 0; k < Quad::kLanes; ++k) {
-    // A token with p = 0 adds nothing, and may lie past the end of the rows.
-    if (!dominated.v[k] || shared.p.v[k] == 0.0) continue;
-    const int at = lane + k * kWarp;
-    const double rest = rest_of_slots<D>(call, position, model, begin + at, tile.z0[at]);
-    neighbour.X.v[k] = ratio_from_rest(call.all, rest, shared.total.v[k]);
+    const Projected<double> own =
+        row.projected_from(q == 0.0 ? 0.0 : row.log_ratio(begin + at, z0));
+    sums.gained += q * own.excess;
+    const Projected<double> mean{tile.mean_excess[at], tile.mean_ratio[at]};
+    tokens[k] =
+        excess_without<D>(call, position, model, begin + at, z0, own,
+                          {tile.p[at], slots_total(call.all, mean.ratio), mean, tile.scale[at]});
   }
   __syncwarp();  // for speed alone: all lanes start the long part together
-  add_excesses(call.orders, excess_token(neighbour), sums);
+  add_excesses(call.orders, tokens, sums);
 }
 
 ADAPMIXED_CORE_END
