@@ -121,7 +121,6 @@ def test_the_sizes_behind_the_elements_are_those_of_the_sources() -> None:
     assert sum(size <= room for size in sizes) * 32 == cuda_static.TILE
     assert constant("project/cuda.cu", "kListThreads") == 128
     assert constant("project/cuda.cu", "kRowSearchThreads") == 256
-    assert constant("leave_one_out/bound.h", "kSampledTokens") == 64
     assert constant("common/load.cuh", "kPack") == 4
     assert constant("mixture/cuda_check.cuh", "kMixtureThreads") == 256
     assert constant("common/row_parts.cuh", "kRowThreads") == 256
