@@ -113,7 +113,7 @@ def test_the_sizes_behind_the_elements_are_those_of_the_sources() -> None:
         assert found, name
         return int(found[1])
 
-    loss = "leave_one_out/cuda_float_call.cuh"
+    loss = "leave_one_out/cuda_float_memory.cuh"
     assert constant(loss, "kMostTile") == constant(loss, "kFloatThreads") == 256
     # As FloatLayout: tiles of whole warps whose deviations fit 112 KiB.
     room = 112 * 1024 - constant(loss, "kStaticShared")

@@ -3,7 +3,7 @@
 // delta of one model, and deviations are computed in double and rounded.
 #pragma once
 
-#include "leave_one_out/cuda_float_call.cuh"
+#include "leave_one_out/cuda_call.cuh"
 #include "mixture/cuda_projected.cuh"
 
 ADAPMIXED_CORE_BEGIN

@@ -2,7 +2,7 @@
 // the numbers that all models share; then one thread per model adds its terms.
 #pragma once
 
-#include "leave_one_out/cuda_float_call.cuh"
+#include "leave_one_out/cuda_call.cuh"
 #include "leave_one_out/cuda_sums.cuh"
 
 ADAPMIXED_CORE_BEGIN
@@ -77,10 +77,9 @@ __device__ void add_exact_token(const LossCall& call, std::int64_t position, std
 // of the balance. `served` becomes false if a token is too rare. A whole block must call this
 // together.
 template <Dtype D>
-__device__ double add_exact_tokens(const LossCall& call, const FloatLayout& layout, int degree,
-                                   std::int64_t position, std::int64_t begin,
-                                   const TileMemory& tile, const std::uint32_t* for_all,
-                                   double* sums, bool& served) {
+__device__ double add_exact_tokens(const LossCall& call, int degree, std::int64_t position,
+                                   std::int64_t begin, const TileMemory& tile,
+                                   const std::uint32_t* for_all, double* sums, bool& served) {
   ExactToken* list = tile.list;
   const int count = list_exact(tile.wide, for_all, list);
   if (count == 0) return 0.0;  // the same for every thread of the block
@@ -103,8 +102,8 @@ __device__ double add_exact_tokens(const LossCall& call, const FloatLayout& layo
   served = block_max(rare_tokens) == 0.0;  // its barrier also completes the list
   if (!served) return 0.0;
   for (std::int64_t i = threadIdx.x; i < call.in.shape.models; i += blockDim.x) {
-    const ModelSums to{sums + i * layout.per_model, degree};
-    const float* own = tile.deviations + i * layout.pitch();
+    const ModelSums to{sums + i * call.floats.per_model, degree};
+    const float* own = tile.deviations + i * call.floats.pitch();
     for (int j = 0; j < count; ++j) {
       const ExactToken& token = list[j];
       const float t = tile.token(token.lane).t(own[token.lane]);

@@ -3,8 +3,8 @@
 #pragma once
 
 #include "common/block.cuh"
+#include "leave_one_out/cuda_call.cuh"
 #include "leave_one_out/cuda_fits.cuh"
-#include "leave_one_out/cuda_float_call.cuh"
 
 ADAPMIXED_CORE_BEGIN
 
@@ -12,13 +12,12 @@ constexpr int kFloatWarps = kFloatThreads / kWarp;
 
 // Adds the chunks' sums into those of the first chunk. A lane takes one number, each warp of the
 // block some of the chunks.
-__device__ inline void add_chunks(const LossCall& call, const FloatLayout& layout, int degree,
-                                  int at, double* sums) {
+__device__ inline void add_chunks(const LossCall& call, int degree, int at, double* sums) {
   constexpr int kAtOnce = 16;  // loads on their way
   __shared__ double partial[kFloatWarps][kWarp];
-  const int per_chunk = static_cast<int>(layout.per_chunk);
-  const int per_model = static_cast<int>(layout.per_model);
-  const int chunks = static_cast<int>(layout.chunks);
+  const int per_chunk = static_cast<int>(call.floats.per_chunk);
+  const int per_model = static_cast<int>(call.floats.per_model);
+  const int chunks = static_cast<int>(call.floats.chunks);
   const int own_size = static_cast<int>(ModelSums::size(degree, call.orders.count));
   // A position of a low degree leaves the end of each model's place unwritten.
   const bool written =
@@ -26,8 +25,8 @@ __device__ inline void add_chunks(const LossCall& call, const FloatLayout& layou
   const bool largest = at >= per_chunk - kTokenMaxima;  // these are not negative
   // In bytes, of which a position has less than 2^32: the sum with the address needs no multiply.
   const auto* begin = reinterpret_cast<const char*>(sums + at);
-  const auto step = static_cast<unsigned>(8 * kFloatWarps * layout.per_chunk);
-  auto from = static_cast<unsigned>(8 * warp_id() * layout.per_chunk);
+  const auto step = static_cast<unsigned>(8 * kFloatWarps * call.floats.per_chunk);
+  auto from = static_cast<unsigned>(8 * warp_id() * call.floats.per_chunk);
   double total = 0.0;
   for (int first = warp_id(); first < chunks; first += kAtOnce * kFloatWarps) {
     double own[kAtOnce];
@@ -56,16 +55,16 @@ __device__ inline void add_chunks(const LossCall& call, const FloatLayout& layou
 // Writes the balances and losses of a position. Returns whether all losses are within the bound. A
 // whole block must call this together.
 template <int kOrders>
-__device__ bool write_losses(const LossCall& call, const FloatCall& floats,
-                             const PackedFits<kOrders>& fits, std::int64_t member, double* sums) {
+__device__ bool write_losses(const LossCall& call, const PackedFits<kOrders>& fits,
+                             std::int64_t member, double* sums) {
   const std::int64_t position = call.first + member;
-  const FloatPosition found = floats.positions[member];
+  const FloatPosition found = call.states[member].floats;
   const int models = static_cast<int>(call.in.shape.models), orders = call.orders.count;
   const int degree = degree_at(found.degree);
   const double reach = moment_reach(call.all.largest_order, degree);
-  const double* last = sums + models * floats.layout.per_model;
+  const double* last = sums + models * call.floats.per_model;
   const TokenSums tokens{last[0], last[1], last[2], last[4], last[3], last[5]};
-  const auto model = [&](int i) { return ModelSums{sums + i * floats.layout.per_model, degree}; };
+  const auto model = [&](int i) { return ModelSums{sums + i * call.floats.per_model, degree}; };
   double mean_norm[1] = {0.0};
   for (int i = static_cast<int>(threadIdx.x); i < models; i += kFloatThreads) {
     mean_norm[0] += std::sqrt(model(i).second(reach)) / static_cast<double>(models);
@@ -91,7 +90,7 @@ __device__ bool write_losses(const LossCall& call, const FloatCall& floats,
   return __syncthreads_or(refused) == 0;
 }
 
-static_assert(sizeof(LossCall) + sizeof(FloatCall) + sizeof(PackedFits<kMaxOrders>) <= 32764,
+static_assert(sizeof(LossCall) + sizeof(PackedFits<kMaxOrders>) <= 32764,
               "the most that a kernel's arguments may take");
 
 // A block takes a warp's width of the numbers of one position. The position's last block computes
@@ -99,18 +98,17 @@ static_assert(sizeof(LossCall) + sizeof(FloatCall) + sizeof(PackedFits<kMaxOrder
 template <int kOrders>
 __global__ void __launch_bounds__(kFloatThreads, 2)
     float_finish_kernel(const __grid_constant__ LossCall call,
-                        const __grid_constant__ FloatCall floats,
                         const __grid_constant__ PackedFits<kOrders> fits) {
-  const auto blocks = static_cast<unsigned>((floats.layout.per_chunk + kWarp - 1) / kWarp);
+  const auto blocks = static_cast<unsigned>((call.floats.per_chunk + kWarp - 1) / kWarp);
   const std::int64_t member = blockIdx.x / blocks;
   LossState& state = call.states[member];
   bool served = state.failed == 0;  // the same for every thread: this kernel does not write it
   if (served) {
-    double* sums = float_sums(call, floats, member, 0);
-    add_chunks(call, floats.layout, degree_at(floats.positions[member].degree),
+    double* sums = float_sums(call, member, 0);
+    add_chunks(call, degree_at(call.states[member].floats.degree),
                static_cast<int>(blockIdx.x % blocks) * kWarp + lane_id(), sums);
     if (!is_last_block(&state.totalled, blocks)) return;
-    served = write_losses(call, floats, fits, member, sums);
+    served = write_losses(call, fits, member, sums);
   } else if (blockIdx.x % blocks != 0) {
     return;
   }

@@ -2,7 +2,7 @@
 // goes through the tokens, so nothing is added across lanes.
 #pragma once
 
-#include "leave_one_out/cuda_float_call.cuh"
+#include "leave_one_out/cuda_call.cuh"
 
 ADAPMIXED_CORE_BEGIN
 
@@ -68,13 +68,13 @@ __device__ void add_moments(const TileMemory& tile, const float* deviations, int
 }
 
 // A whole block must call this together; each lane takes one model.
-__device__ inline void add_all_moments(const LossCall& call, const FloatLayout& layout,
-                                       const TileMemory& tile, int degree, double reach, bool fresh,
-                                       double* sums) {
-  const int count = static_cast<int>(layout.tile), models = static_cast<int>(call.in.shape.models);
+__device__ inline void add_all_moments(const LossCall& call, const TileMemory& tile, int degree,
+                                       double reach, bool fresh, double* sums) {
+  const int count = static_cast<int>(call.floats.tile),
+            models = static_cast<int>(call.in.shape.models);
   for (int i = static_cast<int>(threadIdx.x); i < models; i += kFloatThreads) {
-    const float* own = tile.deviations + i * layout.pitch();
-    double* out = sums + i * layout.per_model;
+    const float* own = tile.deviations + i * call.floats.pitch();
+    double* out = sums + i * call.floats.per_model;
     if (degree == 4) {
       add_moments<4>(tile, own, count, reach, fresh, out);
     } else if (degree == 6) {

@@ -13,13 +13,12 @@ ADAPMIXED_CORE_BEGIN
 // If so, returns the model nearest to their mean, else -1. The bound checks the result of the
 // guess. `shared`: what they share. A whole block must call this together, after the threads have
 // written the moments of their own models.
-__device__ inline int base_for_double(const LossCall& call, const FloatLayout& layout, int degree,
-                                      double reach, double shared, const double* sums) {
+__device__ inline int base_for_double(const LossCall& call, int degree, double reach, double shared,
+                                      double* sums) {
   const int models = static_cast<int>(call.in.shape.models);
   double apart = 0.0, least = HUGE_VAL, nearest = models;
   for (int i = static_cast<int>(threadIdx.x); i < models; i += kFloatThreads) {
-    const double distance =
-        ModelSums{const_cast<double*>(sums) + i * layout.per_model, degree}.moments()[0];
+    const double distance = ModelSums{sums + i * call.floats.per_model, degree}.moments()[0];
     apart += distance / models;
     if (distance < least) least = distance, nearest = i;
   }
@@ -34,22 +33,21 @@ __device__ inline int base_for_double(const LossCall& call, const FloatLayout& l
 // Adds the tile at `begin` to the chunk's sums. Returns whether floats serve there. `fresh`: this
 // is the chunk's first tile, which chooses the base. A whole block must call this together.
 template <Dtype D>
-__device__ bool add_tile(const LossCall& call, const FloatLayout& layout,
-                         const FloatPosition& found, std::int64_t position, std::int64_t begin,
-                         bool fresh, int& base, double* sums) {
+__device__ bool add_tile(const LossCall& call, const FloatPosition& found, std::int64_t position,
+                         std::int64_t begin, bool fresh, int& base, double* sums) {
   __shared__ std::uint32_t wide[kMostTile / 32], for_all[kMostTile / 32];
-  __shared__ double token_sums[kTokenSums];
-  const int degree = degree_at(found.degree), pitch = layout.pitch();
+  __shared__ double token_sums[kTokenSums];  // the first thread's: registers are scarce
+  const int degree = degree_at(found.degree), pitch = call.floats.pitch();
   const double reach = moment_reach(call.all.largest_order, degree);
   const int thread = static_cast<int>(threadIdx.x), models = static_cast<int>(call.in.shape.models);
-  const TileMemory tile(layout, models, wide);
+  const TileMemory tile(call.floats, models, wide);
   for (int i = thread; i < models; i += kFloatThreads) {
     tile.models[i] = float_model(call, position, i);
   }
   __syncthreads();
   for (;;) {
     TokenFindings own;
-    if (thread < layout.tile) {
+    if (thread < call.floats.tile) {
       own = load_token<D>(call, found, reach, base, position, begin + thread, tile.models,
                           tile.deviations + thread, pitch);
       tile.tokens[thread / 4].set(thread % 4, own.token);
@@ -70,16 +68,16 @@ __device__ bool add_tile(const LossCall& call, const FloatLayout& layout,
       token_sums[3] = in_floats ? totals[1] : 0.0;
       token_sums[4] = growth, token_sums[5] = in_floats ? growth : 0.0;
     }
-    add_all_moments(call, layout, tile, degree, reach, fresh, sums);
+    add_all_moments(call, tile, degree, reach, fresh, sums);
     if (!fresh || base >= 0 || call.all.against_public) break;
-    base = base_for_double(call, layout, degree, reach, totals[3], sums);
+    base = base_for_double(call, degree, reach, totals[3], sums);
     if (base < 0) break;
   }
   bool served = true;
   const double balance =
-      add_exact_tokens<D>(call, layout, degree, position, begin, tile, for_all, sums, served);
+      add_exact_tokens<D>(call, degree, position, begin, tile, for_all, sums, served);
   if (thread == 0) {
-    double* out = sums + models * layout.per_model;
+    double* out = sums + models * call.floats.per_model;
     token_sums[0] += balance;
     for (int k = 0; k < kTokenSums; ++k) {
       const bool largest = k >= kTokenSums - kTokenMaxima;
@@ -93,22 +91,21 @@ __device__ bool add_tile(const LossCall& call, const FloatLayout& layout,
 // One block per chunk.
 template <Dtype D>
 __global__ void __launch_bounds__(kFloatThreads, 2)
-    float_sums_kernel(const __grid_constant__ LossCall call,
-                      const __grid_constant__ FloatCall floats) {
-  const FloatLayout& layout = floats.layout;
+    float_sums_kernel(const __grid_constant__ LossCall call) {
+  const FloatLayout& layout = call.floats;
   const std::int64_t member = blockIdx.x / layout.chunks, chunk = blockIdx.x % layout.chunks;
   const std::int64_t position = call.first + member;
   if (block_flag(&call.states[member].failed)) return;  // other chunks of the position raise it
   const FloatPosition found = float_position(call, position);
-  if (chunk == 0 && threadIdx.x == 0) floats.positions[member] = found;
+  if (chunk == 0 && threadIdx.x == 0) call.states[member].floats = found;
   bool served = found.degree >= 0;
-  double* sums = float_sums(call, floats, member, chunk);
+  double* sums = float_sums(call, member, chunk);
   std::int64_t begin = chunk * layout.chunk_length;
   int base = -1;
   const int tiles = static_cast<int>(layout.chunk_length / layout.tile);
   for (int k = 0; served && k < tiles && begin < call.in.shape.vocab; ++k) {
     if (k > 0) __syncthreads();  // before the next tile overwrites this one
-    served = add_tile<D>(call, layout, found, position, begin, k == 0, base, sums);
+    served = add_tile<D>(call, found, position, begin, k == 0, base, sums);
     begin += layout.tile;
   }
   if (!served && threadIdx.x == 0) atomicExch(&call.states[member].failed, 1);

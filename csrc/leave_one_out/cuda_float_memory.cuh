@@ -1,16 +1,15 @@
-// The arguments of the single-precision kernels of one leave-one-out call. They are the first
-// attempt at every position; their bound (leave_one_out/bound.h) tells whether the sums in double
-// are needed.
+// How the single-precision sums of leave_one_out divide the vocabulary, and what a block of theirs
+// keeps in shared memory.
 //
 // A block takes a chunk of the vocabulary tile by tile, with the deviations of all models at a tile
-// in its shared memory. It leaves the models' sums in the workspace; the double-precision kernels
-// overwrite them if they run. A chunk is one tile, unless the sums of all tiles of a row do not fit
+// in its shared memory. It leaves the models' sums in the workspace; the kernel in double
+// overwrites them if it runs. A chunk is one tile, unless the sums of all tiles of a row do not fit
 // the workspace.
 #pragma once
 
 #include "common/block.cuh"
 #include "leave_one_out/bound.h"
-#include "leave_one_out/cuda_call.cuh"
+#include "leave_one_out/cuda_layout.cuh"
 
 ADAPMIXED_CORE_BEGIN
 
@@ -28,13 +27,6 @@ constexpr int kTokenMaxima = 2;
 // The constants with which one model's row is read (common/float_ratio.h).
 struct alignas(16) FloatModel {
   float c, lowest, slope, offset;  // delta = slope (r' - 1) + offset
-};
-
-// What the weights and log-sum-exps of a position say about single precision.
-struct FloatPosition {
-  int degree;  // index for degree_at; -1: floats do not serve
-  double mean_weight;
-  LossPrecision precision;
 };
 
 // The numbers that all models share at a token which is summed in double.
@@ -111,17 +103,5 @@ struct TileMemory {
   }
   __device__ TileToken token(int lane) const { return tokens[lane / 4].at(lane % 4); }
 };
-
-// Passed next to a LossCall, whose workspace holds the sums.
-struct FloatCall {
-  FloatLayout layout;
-  FloatPosition* positions;  // (group)
-};
-
-// The sums of a chunk's models and of its tokens, in the workspace.
-__device__ inline double* float_sums(const LossCall& call, const FloatCall& floats,
-                                     std::int64_t member, std::int64_t chunk) {
-  return call.sums + (member * floats.layout.chunks + chunk) * floats.layout.per_chunk;
-}
 
 ADAPMIXED_CORE_END
