@@ -29,6 +29,9 @@ class DeviceGuard {
 // Returns a grid of this many blocks. Throws std::invalid_argument if it exceeds the limit of CUDA.
 dim3 grid_of(std::int64_t blocks);
 
+// Returns a block with a thread for each item, in whole warps, but with `most` threads at most.
+dim3 block_of(std::int64_t items, std::int64_t most);
+
 // Returns the most shared memory, static and dynamic, that a block of the current device may use.
 std::int64_t most_shared_bytes();
 

@@ -337,15 +337,12 @@ void log_pool(const LogPoolInputs& in, const LogPoolOptions& options, const LogP
   const std::int64_t tiles = tiles_of(shape);
   device::PoolMemory memory{};
   memory.parts = static_cast<device::RowPart*>(queue.workspace);
-  memory.tiles =
-      reinterpret_cast<device::PoolTile*>(memory.parts + shape.positions * cut.rows * cut.count);
+  memory.tiles = reinterpret_cast<device::PoolTile*>(memory.parts + cut.parts());
   memory.counters = reinterpret_cast<unsigned*>(memory.tiles + shape.positions * tiles);
   with_dtype(in.public_logits.dtype, [&](auto dtype) {
     constexpr Dtype kDtype = decltype(dtype)::value;
-    launch(queue, (device::row_parts_kernel<kDtype, device::PoolLook>),
-           grid_of(shape.positions * cut.blocks_a_position()), dim3(device::kRowThreads), 0,
-           in.private_logits, in.public_logits, cut, device::PoolLook{memory.counters},
-           memory.parts);
+    launch_row_parts<kDtype>(queue, in.private_logits, in.public_logits, cut,
+                             device::PoolLook{memory.counters}, memory.parts);
     launch(queue, device::pool_sums_kernel<kDtype>, grid_of(shape.positions * tiles),
            dim3(device::kPoolThreads), 0, in, device::PoolGrid(options), options, cut, memory,
            static_cast<unsigned>(tiles), out);
