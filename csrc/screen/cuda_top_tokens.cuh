@@ -75,7 +75,7 @@ __device__ std::uint64_t last_key(const typename Bits<D>::type* row, std::int64_
     }
     __syncthreads();
     const std::uint64_t above = ~std::uint64_t{0} << shift << (kDigitBits - 1) << 1;
-    for_each_token<D>(row, 0, vocab, [&](std::int64_t v, float z) {
+    for_each_token<D>(row, vocab, [&](std::int64_t v, float z) {
       const std::uint64_t key = token_key(z, v);
       if (key != kNoKey && (key & above) == prefix) {
         atomicAdd(&histogram[key >> shift & (kDigits - 1)], 1u);
@@ -128,7 +128,7 @@ __device__ void top_keys(const typename Bits<D>::type* row, std::int64_t vocab,
   const std::int64_t size = sort_size(count);
   for (std::int64_t j = count + threadIdx.x; j < size; j += blockDim.x) keys[j] = kNoKey;
   __syncthreads();
-  for_each_token<D>(row, 0, vocab, [&](std::int64_t v, float z) {
+  for_each_token<D>(row, vocab, [&](std::int64_t v, float z) {
     const std::uint64_t key = token_key(z, v);
     if (key <= last) keys[atomicAdd(&filled, 1u)] = key;  // in any order
   });
