@@ -106,7 +106,10 @@ struct Prefix {
   T before, total;
 };
 
-__device__ inline int shuffle_up(int value, int by) { return __shfl_up_sync(kAllLanes, value, by); }
+template <class T>
+__device__ T shuffle_up(T value, int by) {
+  return __shfl_up_sync(kAllLanes, value, by);
+}
 __device__ inline unsigned __int128 shuffle_up(unsigned __int128 value, int by) {
   const std::uint64_t high = __shfl_up_sync(kAllLanes, static_cast<std::uint64_t>(value >> 64), by);
   const std::uint64_t low = __shfl_up_sync(kAllLanes, static_cast<std::uint64_t>(value), by);

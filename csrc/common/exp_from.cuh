@@ -31,8 +31,7 @@ class ExpFrom {
     const double shifter = kShifter - steps_;
     const double shifted = vfma(x, kSixteenths, shifter);
     const double f = vfma(x, kSixteenths, shifter - shifted);
-    std::uint64_t n;
-    std::memcpy(&n, &shifted, sizeof n);
+    const auto n = bit_cast<std::uint64_t>(shifted);
     // Adds n << 48. It changes the upper word alone.
     std::uint32_t words[2];
     std::memcpy(words, roots_ + n % kRoots, sizeof words);

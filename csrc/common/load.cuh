@@ -23,26 +23,16 @@ struct Bits<Dtype::f32> {
 template <Dtype D>
 __device__ inline float float_of(typename Bits<D>::type bits) {
   if constexpr (D == Dtype::f32) {
-    float x;
-    std::memcpy(&x, &bits, sizeof x);
-    return x;
+    return bit_cast<float>(bits);
   } else if constexpr (D == Dtype::bf16) {
-    const std::uint32_t wide = static_cast<std::uint32_t>(bits) << 16;
-    float x;
-    std::memcpy(&x, &wide, sizeof x);
-    return x;
+    return bit_cast<float>(static_cast<std::uint32_t>(bits) << 16);
   } else {
     // Multiplying by 2^112 turns the exponent of a half into that of a float. Infinities and NaNs
     // get the largest exponent explicitly.
     const std::uint32_t magnitude = (bits & 0x7fffu) << 13, sign = (bits & 0x8000u) << 16;
-    float x;
-    std::memcpy(&x, &magnitude, sizeof x);
-    x *= 0x1p112f;
-    std::uint32_t wide;
-    std::memcpy(&wide, &x, sizeof wide);
-    wide |= sign | ((bits & 0x7c00u) == 0x7c00u ? 0x7f800000u : 0u);
-    std::memcpy(&x, &wide, sizeof x);
-    return x;
+    const std::uint32_t exponent = (bits & 0x7c00u) == 0x7c00u ? 0x7f800000u : 0u;
+    const auto wide = bit_cast<std::uint32_t>(bit_cast<float>(magnitude) * 0x1p112f);
+    return bit_cast<float>(wide | sign | exponent);
   }
 }
 

@@ -60,17 +60,6 @@ struct PoolLook {
   __device__ void begin(std::int64_t position) const { counters[position] = 0; }
 };
 
-ADAPMIXED_HD std::uint64_t bits_of(double x) {
-  std::uint64_t bits;
-  std::memcpy(&bits, &x, sizeof bits);
-  return bits;
-}
-ADAPMIXED_HD double from_bits(std::uint64_t bits) {
-  double x;
-  std::memcpy(&x, &bits, sizeof x);
-  return x;
-}
-
 // A row of logits from a tile's first token on, and its PoolGrid::origin.
 template <Dtype D>
 struct PooledRow {
@@ -125,7 +114,7 @@ __device__ void add_rows(const PoolGrid& grid, const PooledRow<D>* rows, int cou
 #pragma unroll
     for (int k = 0; k < kPoolTokens; ++k) x[k] = grid.clipped(x[k]);
 #pragma unroll
-    for (int k = 0; k < kPoolTokens; ++k) sums[k] += bits_of(x[k]);
+    for (int k = 0; k < kPoolTokens; ++k) sums[k] += bit_cast<std::uint64_t>(x[k]);
   }
 }
 
@@ -199,9 +188,10 @@ __global__ void __launch_bounds__(kPoolThreads, 2)
   double log_weight = -HUGE_VAL;
   if (thread < size) {
     // kGridZero plus the units of all rows.
-    std::uint64_t bits = bits_of(kGridZero) * static_cast<std::uint64_t>(1 - cut.rows);
+    std::uint64_t bits =
+        bit_cast<std::uint64_t>(kGridZero) * static_cast<std::uint64_t>(1 - cut.rows);
     for (int w = 0; w < kPoolWarps; ++w) bits += partial[w][thread];
-    const double sum = grid.nats(from_bits(bits));
+    const double sum = grid.nats(bit_cast<double>(bits));
     log_weight = grid.log_weight(sum, logit<D>(public_row, thread) - public_lse);
     out.log_weights[position * in.shape.vocab + begin + thread] = log_weight;
   }
@@ -313,19 +303,11 @@ namespace adapmixed::cuda {
 
 namespace device = adapmixed::ADAPMIXED_ISA;
 
-namespace {
-
-std::int64_t tiles_of(const Shape& shape) {
-  return (shape.vocab + device::kPoolTile - 1) / device::kPoolTile;
-}
-
-}  // namespace
-
 // The workspace holds PoolMemory's arrays.
 std::int64_t log_pool_workspace(const Shape& shape) {
   const device::RowParts cut(shape.positions, 1 + shape.models, shape.vocab);
   const std::int64_t parts = sizeof(device::RowPart) * cut.rows * cut.count;
-  const std::int64_t tiles = sizeof(device::PoolTile) * tiles_of(shape);
+  const std::int64_t tiles = sizeof(device::PoolTile) * mixture_blocks(shape);
   return shape.positions * (parts + tiles + static_cast<std::int64_t>(sizeof(unsigned)));
 }
 
@@ -334,7 +316,7 @@ void log_pool(const LogPoolInputs& in, const LogPoolOptions& options, const LogP
   const DeviceGuard guard(queue);
   const Shape& shape = in.shape;
   const device::RowParts cut(shape.positions, 1 + shape.models, shape.vocab);
-  const std::int64_t tiles = tiles_of(shape);
+  const std::int64_t tiles = mixture_blocks(shape);
   device::PoolMemory memory{};
   memory.parts = static_cast<device::RowPart*>(queue.workspace);
   memory.tiles = reinterpret_cast<device::PoolTile*>(memory.parts + cut.parts());
@@ -353,7 +335,7 @@ void pool_probabilities(const double* log_weights, const double* log_normaliser,
                         std::int64_t positions, std::int64_t vocab, double* probabilities,
                         const Queue& queue) {
   const DeviceGuard guard(queue);
-  const std::int64_t blocks = tiles_of({1, positions, vocab});
+  const std::int64_t blocks = mixture_blocks({1, positions, vocab});
   launch(queue, device::pool_probabilities_kernel, grid_of(positions * blocks),
          dim3(device::kPoolThreads), 0, log_weights, log_normaliser, positions, vocab,
          static_cast<unsigned>(blocks), probabilities);
@@ -362,16 +344,10 @@ void pool_probabilities(const double* log_weights, const double* log_normaliser,
 void pool_mixture(const Ensemble& in, const LogPoolOptions& options, const double* log_normaliser,
                   double* probabilities, const Queue& queue) {
   const DeviceGuard guard(queue);
-  const std::int64_t blocks = tiles_of(in.shape);
-  const dim3 grid = grid_of(in.shape.positions * blocks), threads(device::kPoolThreads);
-  auto* sums = static_cast<double*>(queue.workspace);
   with_dtype(in.public_logits.dtype, [&](auto dtype) {
-    launch(queue, device::pool_mixture_kernel<decltype(dtype)::value>, grid, threads, 0, in,
-           device::PoolGrid(options), options, log_normaliser, static_cast<unsigned>(blocks),
-           probabilities, sums);
+    launch_mixture(queue, device::pool_mixture_kernel<decltype(dtype)::value>, in.shape,
+                   probabilities, in, device::PoolGrid(options), options, log_normaliser);
   });
-  launch(queue, device::check_mixture_kernel, grid, threads, 0, in.shape.vocab,
-         static_cast<unsigned>(blocks), static_cast<const double*>(sums), probabilities);
 }
 
 void pool_log_prob(const Ensemble& in, const LogPoolOptions& options, const double* log_normaliser,

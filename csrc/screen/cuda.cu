@@ -8,6 +8,7 @@
 ADAPMIXED_CORE_BEGIN
 
 constexpr int kScreenThreads = 512;
+static_assert(kScreenThreads >= kDigits);
 
 // Up to this many tokens, their keys and numbers are kept in shared memory; else in the workspace.
 constexpr std::int64_t kMostShared = 2048;
