@@ -214,24 +214,18 @@ __global__ void __launch_bounds__(kPoolThreads, 2)
   out.log_weights[in.shape.positions * in.shape.vocab + position] = found;
 }
 
-// sum_i u_i at one token with the public logit z0. NaN if an active row has no log-sum-exp, or
-// holds a NaN or +inf here.
-template <Dtype D>
-__device__ double summed_log_ratio(const PoolGrid& grid, const Ensemble& in,
-                                   const LogPoolOptions& options, std::int64_t position,
-                                   std::int64_t v, double z0) {
-  const double public_lse = in.public_lse[position];
-  double sum = std::isfinite(public_lse) && z0 < HUGE_VAL ? 0.0 : NAN;
-  if (z0 == -HUGE_VAL) return sum;
+// The sum of u_i of the models first, first + step, ... at one token with q > 0. NaN if an active
+// row has no log-sum-exp, or holds a NaN or +inf here.
+__device__ inline double summed_log_ratio(const PoolGrid& grid, const Ensemble& in,
+                                          const LogPoolOptions& options, std::int64_t position,
+                                          std::int64_t v, double z0, int first, int step) {
+  double sum = 0.0;
 #pragma unroll 4
-  for (std::int64_t i = 0; i < in.shape.models; ++i) {
+  for (std::int64_t i = first; i < in.shape.models; i += step) {
     const std::int64_t at = i * in.shape.positions + position;
     if (!takes_part(options, at)) continue;
-    const double private_lse = in.private_lse[at];
-    const double z = logit<D>(row_bits<D>(in.private_logits, i, position), v);
-    const double x = grid.clipped(grid.position(z - z0, grid.origin(private_lse, public_lse)));
-    const bool good = std::fabs(private_lse) < HUGE_VAL && z < HUGE_VAL;
-    sum += good ? grid.nats(x) : NAN;
+    const bool good = std::fabs(in.private_lse[at]) < HUGE_VAL;
+    sum += good ? pooled_log_ratio(grid, in, i, position, v, z0) : NAN;
   }
   return sum;
 }
@@ -251,21 +245,21 @@ static __global__ void pool_probabilities_kernel(const double* log_weights,
 }
 
 // The same from the rows, and the sum of each block.
-template <Dtype D>
-__global__ void pool_mixture_kernel(const __grid_constant__ Ensemble in,
-                                    const __grid_constant__ PoolGrid grid,
-                                    const __grid_constant__ LogPoolOptions options,
-                                    const double* log_normaliser, unsigned blocks_a_row,
-                                    double* probabilities, double* block_sums) {
+static __global__ void pool_mixture_kernel(const __grid_constant__ Ensemble in,
+                                           const __grid_constant__ PoolGrid grid,
+                                           const __grid_constant__ LogPoolOptions options,
+                                           const double* log_normaliser, unsigned blocks_a_row,
+                                           double* probabilities, double* block_sums) {
   const std::int64_t position = blockIdx.x / blocks_a_row, vocab = in.shape.vocab;
   const std::int64_t v = blockIdx.x % blocks_a_row * kPoolThreads + threadIdx.x;
   double p = 0.0;
   if (v < vocab) {
-    const double z0 = logit<D>(row_bits<D>(in.public_logits, 0, position), v);
-    const double sum = summed_log_ratio<D>(grid, in, options, position, v, z0);
+    const double z0 = row_of(in.public_logits, 0, position).at(v);
+    const double sum =
+        z0 > -HUGE_VAL ? summed_log_ratio(grid, in, options, position, v, z0, 0, 1) : 0.0;
     const double log_p =
         grid.log_weight(sum, z0 - in.public_lse[position]) - log_normaliser[position];
-    p = log_p == log_p ? exp_(log_p) : NAN;
+    p = log_p < HUGE_VAL ? exp_(log_p) : NAN;
     probabilities[position * vocab + v] = p;
   }
   p = block_sum(p);
@@ -282,15 +276,8 @@ static __global__ void pool_log_prob_kernel(const __grid_constant__ Ensemble in,
   const std::int64_t v = targets[b];
   const bool inside = v >= 0 && v < in.shape.vocab;
   const double z0 = inside ? row_of(in.public_logits, 0, b).at(v) : NAN;
-  double sum[1] = {0.0};
-  if (z0 > -HUGE_VAL) {
-    for (std::int64_t i = lane_id(); i < in.shape.models; i += kWarp) {
-      const std::int64_t at = i * in.shape.positions + b;
-      if (!takes_part(options, at)) continue;
-      const bool good = std::fabs(in.private_lse[at]) < HUGE_VAL;
-      sum[0] += good ? pooled_log_ratio(grid, in, i, b, v, z0) : NAN;
-    }
-  }
+  double sum[1] = {z0 > -HUGE_VAL ? summed_log_ratio(grid, in, options, b, v, z0, lane_id(), kWarp)
+                                  : 0.0};
   warp_reduce(sum, Add{});
   if (lane_id() != 0) return;
   const double found = grid.log_weight(sum[0], z0 - in.public_lse[b]) - log_normaliser[b];
@@ -344,10 +331,8 @@ void pool_probabilities(const double* log_weights, const double* log_normaliser,
 void pool_mixture(const Ensemble& in, const LogPoolOptions& options, const double* log_normaliser,
                   double* probabilities, const Queue& queue) {
   const DeviceGuard guard(queue);
-  with_dtype(in.public_logits.dtype, [&](auto dtype) {
-    launch_mixture(queue, device::pool_mixture_kernel<decltype(dtype)::value>, in.shape,
-                   probabilities, in, device::PoolGrid(options), options, log_normaliser);
-  });
+  launch_mixture(queue, device::pool_mixture_kernel, in.shape, probabilities, in,
+                 device::PoolGrid(options), options, log_normaliser);
 }
 
 void pool_log_prob(const Ensemble& in, const LogPoolOptions& options, const double* log_normaliser,
