@@ -6,10 +6,8 @@
 #include <cstring>
 
 #include "common/block.cuh"
-#include "common/config.h"
 #include "common/launch.cuh"
 #include "common/load.cuh"
-#include "common/runtime.cuh"
 #include "sample/chacha.h"
 #include "sample/formula.h"
 #include "sample/normal.h"
@@ -18,17 +16,12 @@ ADAPMIXED_CORE_BEGIN
 
 // The generator's key, as an argument of a kernel.
 struct Key {
-  std::uint32_t words[8];
-
-  ADAPMIXED_HD const std::uint8_t* bytes() const {
-    return reinterpret_cast<const std::uint8_t*>(words);
-  }
+  alignas(4) std::uint8_t bytes[32];
 };
 
-// `bytes`: 32 bytes in host memory.
 inline Key key_of(const std::uint8_t* bytes) {
   Key key;
-  std::memcpy(key.words, bytes, sizeof key.words);
+  std::memcpy(key.bytes, bytes, sizeof key.bytes);
   return key;
 }
 
@@ -178,7 +171,7 @@ __global__ void __launch_bounds__(kSampleThreads, 3)
   const SampleChunk total = block_total(own).all;
   if (threadIdx.x == 0) chunks[chunk] = total;
   if (!is_last_block(counters + b, static_cast<unsigned>(chunk_count))) return;
-  const Stream stream{key.bytes(), counter, static_cast<std::uint32_t>(b)};
+  const Stream stream{key.bytes, counter, static_cast<std::uint32_t>(b)};
   draw_token<D>(row, chunks, stream, tokens + b, status + b);
 }
 
@@ -189,7 +182,7 @@ static __global__ void gaussian_kernel(Key key, std::uint64_t counter, double si
   const std::int64_t index = static_cast<std::int64_t>(blockIdx.x) * kGaussianThreads + threadIdx.x;
   if (8 * index >= count) return;
   // First the blocks of one lane, then those of the next.
-  const Stream stream{key.bytes(), counter, static_cast<std::uint32_t>(index >> 32)};
+  const Stream stream{key.bytes, counter, static_cast<std::uint32_t>(index >> 32)};
   std::uint64_t words[8];
   stream.block(static_cast<std::uint32_t>(index), words);
 #pragma unroll
