@@ -16,6 +16,10 @@ constexpr unsigned kAllLanes = 0xffffffffu;
 __device__ inline int lane_id() { return static_cast<int>(threadIdx.x) % kWarp; }
 __device__ inline int warp_id() { return static_cast<int>(threadIdx.x) / kWarp; }
 __device__ inline int warp_count() { return static_cast<int>(blockDim.x) / kWarp; }
+// The number of this warp among those of all blocks.
+__device__ inline std::int64_t warp_of_grid() {
+  return static_cast<std::int64_t>(blockIdx.x) * warp_count() + warp_id();
+}
 
 struct Add {
   __device__ double operator()(double a, double b) const { return a + b; }

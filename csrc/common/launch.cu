@@ -38,7 +38,7 @@ dim3 grid_of(std::int64_t blocks) {
 }
 
 dim3 block_of(std::int64_t items, std::int64_t most) {
-  constexpr std::int64_t kWarp = 32;
+  constexpr std::int64_t kWarp = ADAPMIXED_ISA::kWarp;
   return dim3(static_cast<unsigned>(std::min((items + kWarp - 1) / kWarp * kWarp, most)));
 }
 

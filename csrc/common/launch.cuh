@@ -6,6 +6,7 @@
 #include <stdexcept>
 #include <string>
 
+#include "common/block.cuh"
 #include "common/operators.h"
 #include "common/runtime.cuh"
 
@@ -56,6 +57,14 @@ void launch([[maybe_unused]] const Queue& queue, void (*kernel)(P...), dim3 grid
   config.stream = stream;
   check(cudaLaunchKernelEx(&config, kernel, static_cast<P>(arguments)...));
 #endif
+}
+
+// Queues kernel(arguments...) with a warp, or a few more, for each of `count` items.
+template <class... P, class... A>
+void launch_warps(const Queue& queue, void (*kernel)(P...), std::int64_t count, A... arguments) {
+  constexpr int kWarps = 4;  // of a block
+  launch(queue, kernel, grid_of((count + kWarps - 1) / kWarps), dim3(kWarps * ADAPMIXED_ISA::kWarp),
+         0, arguments...);
 }
 
 // Queues the setting of counters to 0.

@@ -7,7 +7,7 @@ ADAPMIXED_CORE_BEGIN
 static __global__ void log_sum_exp_kernel(const RowPart* parts,
                                           const __grid_constant__ RowParts cut, double* lse,
                                           std::int32_t* status) {
-  const std::int64_t at = static_cast<std::int64_t>(blockIdx.x) * kRowWarps + warp_id();
+  const std::int64_t at = warp_of_grid();
   if (at >= cut.positions * cut.rows) return;  // true for the whole warp
   const RowSum sum = row_sum<kWarp>(parts + at * cut.count, cut.count);
   if (lane_id() != 0) return;
@@ -38,9 +38,7 @@ void log_sum_exp(const Logits& logits, std::int64_t models, std::int64_t positio
   with_dtype(logits.dtype, [&](auto dtype) {
     launch_row_parts<decltype(dtype)::value>(queue, others, logits, cut, device::NoLook{}, parts);
   });
-  const std::int64_t blocks = (models * positions + device::kRowWarps - 1) / device::kRowWarps;
-  launch(queue, device::log_sum_exp_kernel, grid_of(blocks), dim3(device::kRowThreads), 0, parts,
-         cut, lse, status);
+  launch_warps(queue, device::log_sum_exp_kernel, models * positions, parts, cut, lse, status);
 }
 
 }  // namespace adapmixed::cuda

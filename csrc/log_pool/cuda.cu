@@ -271,7 +271,7 @@ static __global__ void pool_log_prob_kernel(const __grid_constant__ Ensemble in,
                                             const __grid_constant__ LogPoolOptions options,
                                             const double* log_normaliser,
                                             const std::int64_t* targets, double* result) {
-  const std::int64_t b = static_cast<std::int64_t>(blockIdx.x) * kLogProbWarps + warp_id();
+  const std::int64_t b = warp_of_grid();
   if (b >= in.shape.positions) return;  // true for the whole warp
   const std::int64_t v = targets[b];
   const bool inside = v >= 0 && v < in.shape.vocab;
@@ -338,11 +338,8 @@ void pool_mixture(const Ensemble& in, const LogPoolOptions& options, const doubl
 void pool_log_prob(const Ensemble& in, const LogPoolOptions& options, const double* log_normaliser,
                    const std::int64_t* targets, double* result, const Queue& queue) {
   const DeviceGuard guard(queue);
-  const std::int64_t blocks =
-      (in.shape.positions + device::kLogProbWarps - 1) / device::kLogProbWarps;
-  launch(queue, device::pool_log_prob_kernel, grid_of(blocks),
-         dim3(device::kLogProbWarps * device::kWarp), 0, in, device::PoolGrid(options), options,
-         log_normaliser, targets, result);
+  launch_warps(queue, device::pool_log_prob_kernel, in.shape.positions, in,
+               device::PoolGrid(options), options, log_normaliser, targets, result);
 }
 
 }  // namespace adapmixed::cuda

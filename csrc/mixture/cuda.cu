@@ -30,10 +30,9 @@ __global__ void mixture_kernel(const __grid_constant__ Ensemble in,
   if (threadIdx.x == 0) block_sums[blockIdx.x] = p;
 }
 
-// One warp per position, whose lanes share the models.
 static __global__ void log_prob_kernel(Ensemble in, Weights weights, const std::int64_t* targets,
                                        double* result) {
-  const std::int64_t b = static_cast<std::int64_t>(blockIdx.x) * kLogProbWarps + warp_id();
+  const std::int64_t b = warp_of_grid();
   if (b >= in.shape.positions) return;  // true for the whole warp
   const std::int64_t v = targets[b];
   const bool inside = v >= 0 && v < in.shape.vocab;
@@ -74,10 +73,7 @@ void mixture(const Ensemble& in, const Weights& weights, double* probabilities,
 void log_prob(const Ensemble& in, const Weights& weights, const std::int64_t* targets,
               double* result, const Queue& queue) {
   const DeviceGuard guard(queue);
-  const std::int64_t blocks =
-      (in.shape.positions + device::kLogProbWarps - 1) / device::kLogProbWarps;
-  launch(queue, device::log_prob_kernel, grid_of(blocks),
-         dim3(device::kLogProbWarps * device::kWarp), 0, in, weights, targets, result);
+  launch_warps(queue, device::log_prob_kernel, in.shape.positions, in, weights, targets, result);
 }
 
 }  // namespace adapmixed::cuda

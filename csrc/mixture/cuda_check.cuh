@@ -1,5 +1,4 @@
-// Checks that rows belong to the log-sum-exps, and the block size of the log_prob kernels. Shared
-// by the mixture and the logarithmic pool.
+// Checks that rows belong to the log-sum-exps, for the mixture and the logarithmic pool.
 #pragma once
 
 #include "common/block.cuh"
@@ -7,8 +6,6 @@
 
 ADAPMIXED_CORE_BEGIN
 
-// Warps in a block; each takes one position.
-constexpr int kLogProbWarps = 4;
 // The largest log-probability that rounding explains. A larger one shows that the rows do not
 // belong to the log-sum-exps.
 constexpr double kMostLogProb = 1e-6;
