@@ -24,7 +24,15 @@ def _log_sum_exp(logits: Tensor, name: str) -> tuple[Tensor, Tensor]:
     status = logits.new_empty(logits.shape[:-1], dtype=torch.int32)
     shape = tuple(logits.shape) if logits.dim() == 3 else (1, *logits.shape)
     on = backend(logits.device)
-    on.call("log_sum_exp", logits, shape, rows(logits), lse.data_ptr(), status.data_ptr())
+    on.call(
+        "log_sum_exp",
+        logits,
+        shape,
+        rows(logits),
+        lse.data_ptr(),
+        status.data_ptr(),
+        workspace=on.workspace("log_sum_exp", shape),
+    )
     if on.immediate:
         raise_row_errors(name, status)
     return lse, status

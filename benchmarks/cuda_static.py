@@ -169,7 +169,7 @@ HOT = (
         (("log_pool/cuda.cu", "for (int i = warp_id(); i < count; i += kPoolWarps) {"),),
         ("log_pool/cuda.cu", "next[k] = there ? own[k * kWarp]"),
         lambda s: -(-s.vocab // 256) * s.positions, 256, lambda s: 1 + s.models,
-        work=("log_pool/cuda.cu", "for (int k = 0; k < kPoolTokens; ++k) sums[k] += bits_of"),
+        work=("log_pool/cuda.cu", "for (int k = 0; k < kPoolTokens; ++k) sums[k] += bit_cast"),
     ),
     Hot(
         "sample", "weights", "sample_kernelI{dtype}",

@@ -251,6 +251,8 @@ void add_operators(py::module_ m) {
 
 // Functions of the CUDA back end alone: the sizes of its workspaces in bytes.
 inline void add_of_cuda(py::module_ m) {
+  m.def("log_sum_exp_workspace",
+        [](ShapeTuple shape) { return cuda::log_sum_exp_workspace(shape_of(shape)); });
   m.def("mixture_workspace",
         [](ShapeTuple shape) { return cuda::mixture_workspace(shape_of(shape)); });
   m.def("sample_workspace", cuda::sample_workspace);

@@ -1,10 +1,10 @@
-// p_bar_i = clip(s p_i, c q, C q) of every row, and its charges. One block takes one row. Its
-// threads search for log s together: each sums its own tokens, and all see the same sums.
+// p_bar_i = clip(s p_i, c q, C q) of every row, and its charges. log_sum_exp reads all private rows
+// first. Then one block takes one row. Its threads search for log s together: each sums its own
+// tokens, and all see the same sums.
 #include "clip/charge.h"
 #include "clip/formula.h"
 #include "common/block.cuh"
 #include "common/launch.cuh"
-#include "common/log_sum_exp.cuh"
 #include "common/row_pair.cuh"
 
 ADAPMIXED_CORE_BEGIN
@@ -14,7 +14,7 @@ constexpr int kClipThreads = 256;
 // The options by value, because the orders of ClipOptions are in host memory.
 struct ClipCall {
   ClipInputs in;
-  ClipResults out;
+  ClipResults out;  // private_lse and status as log_sum_exp left them
   double lower, upper;
   std::int64_t num_models;
   int num_orders;
@@ -114,33 +114,30 @@ __device__ bool same_rows(const RowPair<D>& pair) {
 template <Dtype D>
 __global__ void __launch_bounds__(kClipThreads, 1)
     clip_project_kernel(const __grid_constant__ ClipCall call) {
-  const std::int64_t at = blockIdx.x, vocab = call.in.shape.vocab;
-  const std::int64_t positions = call.in.shape.positions;
+  const std::int64_t at = blockIdx.x, positions = call.in.shape.positions;
   const std::int64_t model = at / positions, position = at % positions;
-  const auto* row = row_bits<D>(call.in.private_logits, model, position);
-  RowSum sum = row_sum<D>(row, vocab);
-  const double public_lse = call.in.public_lse[position];
-  const bool public_ok = std::isfinite(public_lse), good = public_ok && sum.status == kRowOk;
-  const RowPair<D> pair{row, row_bits<D>(call.in.public_logits, 0, position), vocab, public_lse,
-                        sum.lse - public_lse};
+  const double public_lse = call.in.public_lse[position], lse = call.out.private_lse[at];
+  const bool public_ok = std::isfinite(public_lse);
+  const bool good = public_ok && call.out.status[at] == kRowOk;
+  const RowPair<D> pair{row_bits<D>(call.in.private_logits, model, position),
+                        row_bits<D>(call.in.public_logits, 0, position), call.in.shape.vocab,
+                        public_lse, lse - public_lse};
   BlockClip<D> block(pair, call);
   const bool same = good && same_rows(pair);
   // Then p_bar = q, and nothing is charged.
   const bool unmoved = same || call.lower == 1.0 || call.upper == 1.0;
   Clip clip{0.0, same ? call.lower : 1.0};
-  if (same) sum.lse = public_lse;  // exactly, so that p/q is 1
   if (good && !unmoved) clip = block.solve();
   for (int k = 0; k < call.num_orders; ++k) {
     double charge = good ? 0.0 : HUGE_VAL;
     if (good && !unmoved) charge = block.charge(clip, call.orders[k]);
     if (threadIdx.x == 0) call.out.charge[at * call.num_orders + k] = charge;
   }
-  if (threadIdx.x == 0) {
-    call.out.log_scale[at] = clip.log_scale;
-    call.out.residual[at] = clip.residual;
-    call.out.private_lse[at] = sum.lse;
-    call.out.status[at] = public_ok ? sum.status : kRowPublic;
-  }
+  if (threadIdx.x != 0) return;
+  call.out.log_scale[at] = clip.log_scale;
+  call.out.residual[at] = clip.residual;
+  if (same) call.out.private_lse[at] = public_lse;  // exactly, so that p/q is 1
+  if (!public_ok) call.out.status[at] = kRowPublic;
 }
 
 ADAPMIXED_CORE_END
@@ -165,12 +162,10 @@ void clip_project(const ClipInputs& in, const ClipOptions& options, const ClipRe
     largest = largest < options.orders[k] ? options.orders[k] : largest;
   }
   call.far = device::ChargeScale(options.lower, options.upper, options.num_models).far(largest);
-  // Whole warps, and no more of them than there are tokens for.
-  constexpr std::int64_t kWarp = device::kWarp, kMost = device::kClipThreads;
-  const std::int64_t warps = (in.shape.vocab + kWarp - 1) / kWarp;
-  const std::int64_t threads = warps * kWarp < kMost ? warps * kWarp : kMost;
   const dim3 grid = grid_of(in.shape.models * in.shape.positions);
-  const dim3 block(static_cast<unsigned>(threads));
+  const dim3 block = block_of(in.shape.vocab, device::kClipThreads);
+  log_sum_exp(in.private_logits, in.shape.models, in.shape.positions, in.shape.vocab,
+              out.private_lse, out.status, queue);
   with_dtype(in.private_logits.dtype, [&](auto dtype) {
     launch(queue, device::clip_project_kernel<decltype(dtype)::value>, grid, block, 0, call);
   });

@@ -16,6 +16,10 @@ constexpr unsigned kAllLanes = 0xffffffffu;
 __device__ inline int lane_id() { return static_cast<int>(threadIdx.x) % kWarp; }
 __device__ inline int warp_id() { return static_cast<int>(threadIdx.x) / kWarp; }
 __device__ inline int warp_count() { return static_cast<int>(blockDim.x) / kWarp; }
+// The number of this warp among those of all blocks.
+__device__ inline std::int64_t warp_of_grid() {
+  return static_cast<std::int64_t>(blockIdx.x) * warp_count() + warp_id();
+}
 
 struct Add {
   __device__ double operator()(double a, double b) const { return a + b; }
@@ -106,7 +110,10 @@ struct Prefix {
   T before, total;
 };
 
-__device__ inline int shuffle_up(int value, int by) { return __shfl_up_sync(kAllLanes, value, by); }
+template <class T>
+__device__ T shuffle_up(T value, int by) {
+  return __shfl_up_sync(kAllLanes, value, by);
+}
 __device__ inline unsigned __int128 shuffle_up(unsigned __int128 value, int by) {
   const std::uint64_t high = __shfl_up_sync(kAllLanes, static_cast<std::uint64_t>(value >> 64), by);
   const std::uint64_t low = __shfl_up_sync(kAllLanes, static_cast<std::uint64_t>(value), by);

@@ -1,5 +1,6 @@
 #include "common/launch.cuh"
 
+#include <algorithm>
 #include <map>
 #include <mutex>
 #include <utility>
@@ -34,6 +35,11 @@ dim3 grid_of(std::int64_t blocks) {
                                 std::to_string(blocks) + ": pass fewer positions at a time");
   }
   return dim3(static_cast<unsigned>(blocks));
+}
+
+dim3 block_of(std::int64_t items, std::int64_t most) {
+  constexpr std::int64_t kWarp = ADAPMIXED_ISA::kWarp;
+  return dim3(static_cast<unsigned>(std::min((items + kWarp - 1) / kWarp * kWarp, most)));
 }
 
 void clear(const Queue& queue, unsigned* counters, std::int64_t count) {

@@ -6,6 +6,7 @@
 #include <stdexcept>
 #include <string>
 
+#include "common/block.cuh"
 #include "common/operators.h"
 #include "common/runtime.cuh"
 
@@ -28,6 +29,9 @@ class DeviceGuard {
 
 // Returns a grid of this many blocks. Throws std::invalid_argument if it exceeds the limit of CUDA.
 dim3 grid_of(std::int64_t blocks);
+
+// Returns a block with a thread for each item, in whole warps, but with `most` threads at most.
+dim3 block_of(std::int64_t items, std::int64_t most);
 
 // Returns the most shared memory, static and dynamic, that a block of the current device may use.
 std::int64_t most_shared_bytes();
@@ -53,6 +57,14 @@ void launch([[maybe_unused]] const Queue& queue, void (*kernel)(P...), dim3 grid
   config.stream = stream;
   check(cudaLaunchKernelEx(&config, kernel, static_cast<P>(arguments)...));
 #endif
+}
+
+// Queues kernel(arguments...) with a warp, or a few more, for each of `count` items.
+template <class... P, class... A>
+void launch_warps(const Queue& queue, void (*kernel)(P...), std::int64_t count, A... arguments) {
+  constexpr int kWarps = 4;  // of a block
+  launch(queue, kernel, grid_of((count + kWarps - 1) / kWarps), dim3(kWarps * ADAPMIXED_ISA::kWarp),
+         0, arguments...);
 }
 
 // Queues the setting of counters to 0.

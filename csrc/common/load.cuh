@@ -1,6 +1,5 @@
-// Reads rows of logits for a block of threads. Thread t takes the tokens kPack t to
-// kPack t + kPack - 1, then those one block width further, and so on. The order does not depend on
-// the alignment of a row.
+// Reads rows of logits for a block of threads. Neighbouring threads read neighbouring tokens, so
+// rows need no alignment, and the order does not depend on it.
 #pragma once
 
 #include "common/runtime.cuh"
@@ -24,26 +23,16 @@ struct Bits<Dtype::f32> {
 template <Dtype D>
 __device__ inline float float_of(typename Bits<D>::type bits) {
   if constexpr (D == Dtype::f32) {
-    float x;
-    std::memcpy(&x, &bits, sizeof x);
-    return x;
+    return bit_cast<float>(bits);
   } else if constexpr (D == Dtype::bf16) {
-    const std::uint32_t wide = static_cast<std::uint32_t>(bits) << 16;
-    float x;
-    std::memcpy(&x, &wide, sizeof x);
-    return x;
+    return bit_cast<float>(static_cast<std::uint32_t>(bits) << 16);
   } else {
     // Multiplying by 2^112 turns the exponent of a half into that of a float. Infinities and NaNs
     // get the largest exponent explicitly.
     const std::uint32_t magnitude = (bits & 0x7fffu) << 13, sign = (bits & 0x8000u) << 16;
-    float x;
-    std::memcpy(&x, &magnitude, sizeof x);
-    x *= 0x1p112f;
-    std::uint32_t wide;
-    std::memcpy(&wide, &x, sizeof wide);
-    wide |= sign | ((bits & 0x7c00u) == 0x7c00u ? 0x7f800000u : 0u);
-    std::memcpy(&x, &wide, sizeof x);
-    return x;
+    const std::uint32_t exponent = (bits & 0x7c00u) == 0x7c00u ? 0x7f800000u : 0u;
+    const auto wide = bit_cast<std::uint32_t>(bit_cast<float>(magnitude) * 0x1p112f);
+    return bit_cast<float>(wide | sign | exponent);
   }
 }
 
@@ -80,20 +69,21 @@ __device__ inline bool pack_aligned(const typename Bits<D>::type* row) {
   return reinterpret_cast<std::uintptr_t>(row) % sizeof(Pack<D>) == 0;
 }
 
-// Calls visit(v, z) for every token of this thread in [begin, end). `begin` is a multiple of kPack.
+// Calls visit(v, z) for every token of this thread. A few loads are on their way together.
 template <Dtype D, class Visit>
-__device__ void for_each_token(const typename Bits<D>::type* row, std::int64_t begin,
-                               std::int64_t end, const Visit& visit) {
-  const bool aligned = pack_aligned<D>(row);
-  const std::int64_t stride = static_cast<std::int64_t>(blockDim.x) * kPack;
-  for (std::int64_t v = begin + static_cast<std::int64_t>(threadIdx.x) * kPack; v < end;
-       v += stride) {
-    if (aligned && v + kPack <= end) {
-      const Pack<D> pack = *reinterpret_cast<const Pack<D>*>(row + v);
+__device__ void for_each_token(const typename Bits<D>::type* row, std::int64_t vocab,
+                               const Visit& visit) {
+  constexpr int kLoads = 4;
+  const std::int64_t width = blockDim.x;
+  for (std::int64_t v = threadIdx.x; v < vocab; v += kLoads * width) {
+    typename Bits<D>::type bits[kLoads];
 #pragma unroll
-      for (int k = 0; k < kPack; ++k) visit(v + k, float_of<D>(pack.bits[k]));
-    } else {
-      for (int k = 0; k < kPack && v + k < end; ++k) visit(v + k, logit<D>(row, v + k));
+    for (int k = 0; k < kLoads; ++k) {
+      bits[k] = v + k * width < vocab ? row[v + k * width] : Bits<D>::kMasked;
+    }
+#pragma unroll
+    for (int k = 0; k < kLoads; ++k) {
+      if (v + k * width < vocab) visit(v + k * width, float_of<D>(bits[k]));
     }
   }
 }

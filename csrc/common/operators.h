@@ -205,11 +205,13 @@ struct Queue {
   void* workspace;  // 16-byte aligned, as large as the operation's _workspace function returns
 };
 
+std::int64_t log_sum_exp_workspace(const Shape& shape);
 void log_sum_exp(const Logits& logits, std::int64_t models, std::int64_t positions,
                  std::int64_t vocab, double* lse, std::int32_t* status, const Queue& queue);
 std::int64_t project_workspace(const Shape& shape);
 void project(const ProjectInputs& in, double order, double radius, const ProjectResults& out,
              const Queue& queue);
+// The workspace is that of log_sum_exp.
 void clip_project(const ClipInputs& in, const ClipOptions& options, const ClipResults& out,
                   const Queue& queue);
 std::int64_t leave_one_out_workspace(const Shape& shape, std::int64_t num_orders);

@@ -6,8 +6,9 @@
 #pragma once
 
 #include "common/block.cuh"
+#include "common/exp_from.cuh"
+#include "common/launch.cuh"
 #include "common/load.cuh"
-#include "common/log_sum_exp.cuh"
 
 ADAPMIXED_CORE_BEGIN
 
@@ -20,14 +21,15 @@ constexpr int kRowBlocks = 2;  // that a multiprocessor has room for; with three
 
 // How the rows of some positions are cut into parts.
 struct RowParts {
-  std::int64_t vocab;
+  std::int64_t positions, vocab;
   int rows;          // of a position
   int rows_a_block;  // each of its warps takes some
   int length;        // tokens of a part, whole stretches
   int count;         // parts of a row
 
-  RowParts(std::int64_t positions, std::int64_t rows_, std::int64_t vocab_)
-      : vocab(vocab_),
+  RowParts(std::int64_t positions_, std::int64_t rows_, std::int64_t vocab_)
+      : positions(positions_),
+        vocab(vocab_),
         rows(static_cast<int>(rows_)),
         // More share the public row; few positions need more blocks.
         rows_a_block(positions < simulated_or(4, 2) ? kRowWarps : 2 * kRowWarps),
@@ -37,6 +39,7 @@ struct RowParts {
   ADAPMIXED_HD int groups() const { return (rows + rows_a_block - 1) / rows_a_block; }
   ADAPMIXED_HD int stretches() const { return length / kStretch; }  // of a part
   std::int64_t blocks_a_position() const { return static_cast<std::int64_t>(groups()) * count; }
+  std::int64_t parts() const { return positions * rows * count; }
 };
 
 struct alignas(16) RowPart {
@@ -44,6 +47,20 @@ struct alignas(16) RowPart {
   float largest;     // logit
   int octaves;       // octaves_of(largest)
   double low, high;  // what the caller looks for
+};
+
+// For callers that look for nothing but log-sum-exps.
+struct NoLook {
+  using Other = char;
+  struct Found {};
+
+  __device__ Other other(float) const { return 0; }
+  __device__ void see(Found&, float, Other) const {}
+  __device__ void leave(Found&, std::int64_t) const {}
+  __device__ void finish(const Found&, RowPart&) const {}
+  template <Dtype D>
+  __device__ void finish_public(const typename Bits<D>::type*, int, RowPart&) const {}
+  __device__ void begin(std::int64_t) const {}
 };
 
 // About log2(e^z). Beyond the logits that a row may have, that of the nearest of these.
@@ -85,7 +102,7 @@ __device__ RowPart row_part(const typename Bits<D>::type* row, int size, int len
     const int before = octaves;
     octaves = octaves_of(largest);
     total *= scale_down(before - octaves);
-    const ExpFrom exp_from(roots, kRoots * static_cast<double>(octaves));
+    const ExpFrom exp_from(roots, octaves);
 #pragma unroll
     for (int k = 0; k < kAtOnce; ++k) {
       total = exp_from.add(total, z[k]);
@@ -122,13 +139,13 @@ __global__ void __launch_bounds__(kRowThreads, kRowBlocks)
   const std::int64_t left = cut.vocab - begin;
   const int size = left < cut.length ? static_cast<int>(left) : cut.length;
   const auto* public_row = row_bits<D>(public_logits, 0, position);
-  for (int k = static_cast<int>(threadIdx.x); k < cut.length; k += kRowThreads) {
+  for (int k = static_cast<int>(threadIdx.x); k < cut.length; k += static_cast<int>(blockDim.x)) {
     others[k] = look.other(k < size ? logit<D>(public_row, begin + k) : -HUGE_VALF);
   }
   const std::uint64_t* roots = shared_roots();  // with a barrier
   const int first = static_cast<int>(blockIdx.x % groups) * cut.rows_a_block;
   const int last = first + cut.rows_a_block < cut.rows ? first + cut.rows_a_block : cut.rows;
-  for (int row = first + warp_id(); row < last; row += kRowWarps) {
+  for (int row = first + warp_id(); row < last; row += warp_count()) {
     const auto* logits =
         (row == 0 ? public_row : row_bits<D>(private_logits, row - 1, position)) + begin;
     const std::int64_t at = (position * cut.rows + row) * cut.count + part;
@@ -139,6 +156,11 @@ __global__ void __launch_bounds__(kRowThreads, kRowBlocks)
   }
   if (part == 0 && first == 0 && threadIdx.x == 0) look.begin(position);
 }
+
+struct RowSum {
+  double lse;
+  std::int32_t status;
+};
 
 // The log-sum-exp of a row, or its status, from its parts. kLanes: 1, or those of a warp, which
 // calls this together and shares the parts.
@@ -165,3 +187,18 @@ __device__ RowSum row_sum(const RowPart* parts, int count) {
 }
 
 ADAPMIXED_CORE_END
+
+namespace adapmixed::cuda {
+
+// Queues row_parts_kernel.
+template <Dtype D, class Look>
+void launch_row_parts(const Queue& queue, const Logits& private_logits, const Logits& public_logits,
+                      const ADAPMIXED_ISA::RowParts& cut, const Look& look,
+                      ADAPMIXED_ISA::RowPart* parts) {
+  launch(queue, ADAPMIXED_ISA::row_parts_kernel<D, Look>,
+         grid_of(cut.positions * cut.blocks_a_position()),
+         block_of(cut.rows * std::int64_t{ADAPMIXED_ISA::kWarp}, ADAPMIXED_ISA::kRowThreads), 0,
+         private_logits, public_logits, cut, look, parts);
+}
+
+}  // namespace adapmixed::cuda

@@ -3,6 +3,10 @@
 #pragma once
 
 #include <cstdint>
+#include <cstring>
+#include <type_traits>
+
+#include "common/config.h"
 
 #if defined(ADAPMIXED_SIMT)
 #include "simt.h"
@@ -19,6 +23,15 @@ inline std::int64_t simulated_or(std::int64_t limit, [[maybe_unused]] std::int64
   if (!simt::config.sizes_of_a_gpu) return lower;
 #endif
   return limit;
+}
+
+// The number of another type with the same bits.
+template <class To, class From>
+ADAPMIXED_HD To bit_cast(From from) {
+  static_assert(std::is_arithmetic_v<From> && sizeof(To) == sizeof(From));
+  To to;
+  std::memcpy(&to, &from, sizeof to);
+  return to;
 }
 
 }  // namespace adapmixed

@@ -60,17 +60,6 @@ struct PoolLook {
   __device__ void begin(std::int64_t position) const { counters[position] = 0; }
 };
 
-ADAPMIXED_HD std::uint64_t bits_of(double x) {
-  std::uint64_t bits;
-  std::memcpy(&bits, &x, sizeof bits);
-  return bits;
-}
-ADAPMIXED_HD double from_bits(std::uint64_t bits) {
-  double x;
-  std::memcpy(&x, &bits, sizeof x);
-  return x;
-}
-
 // A row of logits from a tile's first token on, and its PoolGrid::origin.
 template <Dtype D>
 struct PooledRow {
@@ -125,7 +114,7 @@ __device__ void add_rows(const PoolGrid& grid, const PooledRow<D>* rows, int cou
 #pragma unroll
     for (int k = 0; k < kPoolTokens; ++k) x[k] = grid.clipped(x[k]);
 #pragma unroll
-    for (int k = 0; k < kPoolTokens; ++k) sums[k] += bits_of(x[k]);
+    for (int k = 0; k < kPoolTokens; ++k) sums[k] += bit_cast<std::uint64_t>(x[k]);
   }
 }
 
@@ -199,9 +188,10 @@ __global__ void __launch_bounds__(kPoolThreads, 2)
   double log_weight = -HUGE_VAL;
   if (thread < size) {
     // kGridZero plus the units of all rows.
-    std::uint64_t bits = bits_of(kGridZero) * static_cast<std::uint64_t>(1 - cut.rows);
+    std::uint64_t bits =
+        bit_cast<std::uint64_t>(kGridZero) * static_cast<std::uint64_t>(1 - cut.rows);
     for (int w = 0; w < kPoolWarps; ++w) bits += partial[w][thread];
-    const double sum = grid.nats(from_bits(bits));
+    const double sum = grid.nats(bit_cast<double>(bits));
     log_weight = grid.log_weight(sum, logit<D>(public_row, thread) - public_lse);
     out.log_weights[position * in.shape.vocab + begin + thread] = log_weight;
   }
@@ -224,24 +214,18 @@ __global__ void __launch_bounds__(kPoolThreads, 2)
   out.log_weights[in.shape.positions * in.shape.vocab + position] = found;
 }
 
-// sum_i u_i at one token with the public logit z0. NaN if an active row has no log-sum-exp, or
-// holds a NaN or +inf here.
-template <Dtype D>
-__device__ double summed_log_ratio(const PoolGrid& grid, const Ensemble& in,
-                                   const LogPoolOptions& options, std::int64_t position,
-                                   std::int64_t v, double z0) {
-  const double public_lse = in.public_lse[position];
-  double sum = std::isfinite(public_lse) && z0 < HUGE_VAL ? 0.0 : NAN;
-  if (z0 == -HUGE_VAL) return sum;
+// The sum of u_i of the models first, first + step, ... at one token with q > 0. NaN if an active
+// row has no log-sum-exp, or holds a NaN or +inf here.
+__device__ inline double summed_log_ratio(const PoolGrid& grid, const Ensemble& in,
+                                          const LogPoolOptions& options, std::int64_t position,
+                                          std::int64_t v, double z0, int first, int step) {
+  double sum = 0.0;
 #pragma unroll 4
-  for (std::int64_t i = 0; i < in.shape.models; ++i) {
+  for (std::int64_t i = first; i < in.shape.models; i += step) {
     const std::int64_t at = i * in.shape.positions + position;
     if (!takes_part(options, at)) continue;
-    const double private_lse = in.private_lse[at];
-    const double z = logit<D>(row_bits<D>(in.private_logits, i, position), v);
-    const double x = grid.clipped(grid.position(z - z0, grid.origin(private_lse, public_lse)));
-    const bool good = std::fabs(private_lse) < HUGE_VAL && z < HUGE_VAL;
-    sum += good ? grid.nats(x) : NAN;
+    const bool good = std::fabs(in.private_lse[at]) < HUGE_VAL;
+    sum += good ? pooled_log_ratio(grid, in, i, position, v, z0) : NAN;
   }
   return sum;
 }
@@ -261,21 +245,21 @@ static __global__ void pool_probabilities_kernel(const double* log_weights,
 }
 
 // The same from the rows, and the sum of each block.
-template <Dtype D>
-__global__ void pool_mixture_kernel(const __grid_constant__ Ensemble in,
-                                    const __grid_constant__ PoolGrid grid,
-                                    const __grid_constant__ LogPoolOptions options,
-                                    const double* log_normaliser, unsigned blocks_a_row,
-                                    double* probabilities, double* block_sums) {
+static __global__ void pool_mixture_kernel(const __grid_constant__ Ensemble in,
+                                           const __grid_constant__ PoolGrid grid,
+                                           const __grid_constant__ LogPoolOptions options,
+                                           const double* log_normaliser, unsigned blocks_a_row,
+                                           double* probabilities, double* block_sums) {
   const std::int64_t position = blockIdx.x / blocks_a_row, vocab = in.shape.vocab;
   const std::int64_t v = blockIdx.x % blocks_a_row * kPoolThreads + threadIdx.x;
   double p = 0.0;
   if (v < vocab) {
-    const double z0 = logit<D>(row_bits<D>(in.public_logits, 0, position), v);
-    const double sum = summed_log_ratio<D>(grid, in, options, position, v, z0);
+    const double z0 = row_of(in.public_logits, 0, position).at(v);
+    const double sum =
+        z0 > -HUGE_VAL ? summed_log_ratio(grid, in, options, position, v, z0, 0, 1) : 0.0;
     const double log_p =
         grid.log_weight(sum, z0 - in.public_lse[position]) - log_normaliser[position];
-    p = log_p == log_p ? exp_(log_p) : NAN;
+    p = log_p < HUGE_VAL ? exp_(log_p) : NAN;
     probabilities[position * vocab + v] = p;
   }
   p = block_sum(p);
@@ -287,20 +271,13 @@ static __global__ void pool_log_prob_kernel(const __grid_constant__ Ensemble in,
                                             const __grid_constant__ LogPoolOptions options,
                                             const double* log_normaliser,
                                             const std::int64_t* targets, double* result) {
-  const std::int64_t b = static_cast<std::int64_t>(blockIdx.x) * kLogProbWarps + warp_id();
+  const std::int64_t b = warp_of_grid();
   if (b >= in.shape.positions) return;  // true for the whole warp
   const std::int64_t v = targets[b];
   const bool inside = v >= 0 && v < in.shape.vocab;
   const double z0 = inside ? row_of(in.public_logits, 0, b).at(v) : NAN;
-  double sum[1] = {0.0};
-  if (z0 > -HUGE_VAL) {
-    for (std::int64_t i = lane_id(); i < in.shape.models; i += kWarp) {
-      const std::int64_t at = i * in.shape.positions + b;
-      if (!takes_part(options, at)) continue;
-      const bool good = std::fabs(in.private_lse[at]) < HUGE_VAL;
-      sum[0] += good ? pooled_log_ratio(grid, in, i, b, v, z0) : NAN;
-    }
-  }
+  double sum[1] = {z0 > -HUGE_VAL ? summed_log_ratio(grid, in, options, b, v, z0, lane_id(), kWarp)
+                                  : 0.0};
   warp_reduce(sum, Add{});
   if (lane_id() != 0) return;
   const double found = grid.log_weight(sum[0], z0 - in.public_lse[b]) - log_normaliser[b];
@@ -313,19 +290,11 @@ namespace adapmixed::cuda {
 
 namespace device = adapmixed::ADAPMIXED_ISA;
 
-namespace {
-
-std::int64_t tiles_of(const Shape& shape) {
-  return (shape.vocab + device::kPoolTile - 1) / device::kPoolTile;
-}
-
-}  // namespace
-
 // The workspace holds PoolMemory's arrays.
 std::int64_t log_pool_workspace(const Shape& shape) {
   const device::RowParts cut(shape.positions, 1 + shape.models, shape.vocab);
   const std::int64_t parts = sizeof(device::RowPart) * cut.rows * cut.count;
-  const std::int64_t tiles = sizeof(device::PoolTile) * tiles_of(shape);
+  const std::int64_t tiles = sizeof(device::PoolTile) * mixture_blocks(shape);
   return shape.positions * (parts + tiles + static_cast<std::int64_t>(sizeof(unsigned)));
 }
 
@@ -334,18 +303,15 @@ void log_pool(const LogPoolInputs& in, const LogPoolOptions& options, const LogP
   const DeviceGuard guard(queue);
   const Shape& shape = in.shape;
   const device::RowParts cut(shape.positions, 1 + shape.models, shape.vocab);
-  const std::int64_t tiles = tiles_of(shape);
+  const std::int64_t tiles = mixture_blocks(shape);
   device::PoolMemory memory{};
   memory.parts = static_cast<device::RowPart*>(queue.workspace);
-  memory.tiles =
-      reinterpret_cast<device::PoolTile*>(memory.parts + shape.positions * cut.rows * cut.count);
+  memory.tiles = reinterpret_cast<device::PoolTile*>(memory.parts + cut.parts());
   memory.counters = reinterpret_cast<unsigned*>(memory.tiles + shape.positions * tiles);
   with_dtype(in.public_logits.dtype, [&](auto dtype) {
     constexpr Dtype kDtype = decltype(dtype)::value;
-    launch(queue, (device::row_parts_kernel<kDtype, device::PoolLook>),
-           grid_of(shape.positions * cut.blocks_a_position()), dim3(device::kRowThreads), 0,
-           in.private_logits, in.public_logits, cut, device::PoolLook{memory.counters},
-           memory.parts);
+    launch_row_parts<kDtype>(queue, in.private_logits, in.public_logits, cut,
+                             device::PoolLook{memory.counters}, memory.parts);
     launch(queue, device::pool_sums_kernel<kDtype>, grid_of(shape.positions * tiles),
            dim3(device::kPoolThreads), 0, in, device::PoolGrid(options), options, cut, memory,
            static_cast<unsigned>(tiles), out);
@@ -356,7 +322,7 @@ void pool_probabilities(const double* log_weights, const double* log_normaliser,
                         std::int64_t positions, std::int64_t vocab, double* probabilities,
                         const Queue& queue) {
   const DeviceGuard guard(queue);
-  const std::int64_t blocks = tiles_of({1, positions, vocab});
+  const std::int64_t blocks = mixture_blocks({1, positions, vocab});
   launch(queue, device::pool_probabilities_kernel, grid_of(positions * blocks),
          dim3(device::kPoolThreads), 0, log_weights, log_normaliser, positions, vocab,
          static_cast<unsigned>(blocks), probabilities);
@@ -365,26 +331,15 @@ void pool_probabilities(const double* log_weights, const double* log_normaliser,
 void pool_mixture(const Ensemble& in, const LogPoolOptions& options, const double* log_normaliser,
                   double* probabilities, const Queue& queue) {
   const DeviceGuard guard(queue);
-  const std::int64_t blocks = tiles_of(in.shape);
-  const dim3 grid = grid_of(in.shape.positions * blocks), threads(device::kPoolThreads);
-  auto* sums = static_cast<double*>(queue.workspace);
-  with_dtype(in.public_logits.dtype, [&](auto dtype) {
-    launch(queue, device::pool_mixture_kernel<decltype(dtype)::value>, grid, threads, 0, in,
-           device::PoolGrid(options), options, log_normaliser, static_cast<unsigned>(blocks),
-           probabilities, sums);
-  });
-  launch(queue, device::check_mixture_kernel, grid, threads, 0, in.shape.vocab,
-         static_cast<unsigned>(blocks), static_cast<const double*>(sums), probabilities);
+  launch_mixture(queue, device::pool_mixture_kernel, in.shape, probabilities, in,
+                 device::PoolGrid(options), options, log_normaliser);
 }
 
 void pool_log_prob(const Ensemble& in, const LogPoolOptions& options, const double* log_normaliser,
                    const std::int64_t* targets, double* result, const Queue& queue) {
   const DeviceGuard guard(queue);
-  const std::int64_t blocks =
-      (in.shape.positions + device::kLogProbWarps - 1) / device::kLogProbWarps;
-  launch(queue, device::pool_log_prob_kernel, grid_of(blocks),
-         dim3(device::kLogProbWarps * device::kWarp), 0, in, device::PoolGrid(options), options,
-         log_normaliser, targets, result);
+  launch_warps(queue, device::pool_log_prob_kernel, in.shape.positions, in,
+               device::PoolGrid(options), options, log_normaliser, targets, result);
 }
 
 }  // namespace adapmixed::cuda

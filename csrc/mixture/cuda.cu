@@ -30,10 +30,9 @@ __global__ void mixture_kernel(const __grid_constant__ Ensemble in,
   if (threadIdx.x == 0) block_sums[blockIdx.x] = p;
 }
 
-// One warp per position, whose lanes share the models.
 static __global__ void log_prob_kernel(Ensemble in, Weights weights, const std::int64_t* targets,
                                        double* result) {
-  const std::int64_t b = static_cast<std::int64_t>(blockIdx.x) * kLogProbWarps + warp_id();
+  const std::int64_t b = warp_of_grid();
   if (b >= in.shape.positions) return;  // true for the whole warp
   const std::int64_t v = targets[b];
   const bool inside = v >= 0 && v < in.shape.vocab;
@@ -58,40 +57,23 @@ namespace adapmixed::cuda {
 
 namespace device = adapmixed::ADAPMIXED_ISA;
 
-namespace {
-
-std::int64_t blocks_of(const Shape& shape) {
-  return (shape.vocab + device::kMixtureThreads - 1) / device::kMixtureThreads;
-}
-
-}  // namespace
-
-// The workspace holds the sum of each block.
 std::int64_t mixture_workspace(const Shape& shape) {
-  return shape.positions * blocks_of(shape) * static_cast<std::int64_t>(sizeof(double));
+  return shape.positions * mixture_blocks(shape) * static_cast<std::int64_t>(sizeof(double));
 }
 
 void mixture(const Ensemble& in, const Weights& weights, double* probabilities,
              const Queue& queue) {
   const DeviceGuard guard(queue);
-  const std::int64_t blocks = blocks_of(in.shape);
-  const dim3 grid = grid_of(in.shape.positions * blocks), threads(device::kMixtureThreads);
-  auto* sums = static_cast<double*>(queue.workspace);
   with_dtype(in.private_logits.dtype, [&](auto dtype) {
-    launch(queue, device::mixture_kernel<decltype(dtype)::value>, grid, threads, 0, in, weights,
-           static_cast<unsigned>(blocks), probabilities, sums);
+    launch_mixture(queue, device::mixture_kernel<decltype(dtype)::value>, in.shape, probabilities,
+                   in, weights);
   });
-  launch(queue, device::check_mixture_kernel, grid, threads, 0, in.shape.vocab,
-         static_cast<unsigned>(blocks), static_cast<const double*>(sums), probabilities);
 }
 
 void log_prob(const Ensemble& in, const Weights& weights, const std::int64_t* targets,
               double* result, const Queue& queue) {
   const DeviceGuard guard(queue);
-  const std::int64_t blocks =
-      (in.shape.positions + device::kLogProbWarps - 1) / device::kLogProbWarps;
-  launch(queue, device::log_prob_kernel, grid_of(blocks),
-         dim3(device::kLogProbWarps * device::kWarp), 0, in, weights, targets, result);
+  launch_warps(queue, device::log_prob_kernel, in.shape.positions, in, weights, targets, result);
 }
 
 }  // namespace adapmixed::cuda

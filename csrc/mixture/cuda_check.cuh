@@ -1,14 +1,11 @@
-// Checks that rows belong to the log-sum-exps, and the block size of the log_prob kernels. Shared
-// by the mixture and the logarithmic pool.
+// Checks that rows belong to the log-sum-exps, for the mixture and the logarithmic pool.
 #pragma once
 
 #include "common/block.cuh"
-#include "common/runtime.cuh"
+#include "common/launch.cuh"
 
 ADAPMIXED_CORE_BEGIN
 
-// Warps in a block; each takes one position.
-constexpr int kLogProbWarps = 4;
 // The largest log-probability that rounding explains. A larger one shows that the rows do not
 // belong to the log-sum-exps.
 constexpr double kMostLogProb = 1e-6;
@@ -33,3 +30,27 @@ static __global__ void check_mixture_kernel(std::int64_t vocab, unsigned blocks_
 }
 
 ADAPMIXED_CORE_END
+
+namespace adapmixed::cuda {
+
+// Blocks of a row of which each thread takes a token.
+inline std::int64_t mixture_blocks(const Shape& shape) {
+  constexpr std::int64_t kThreads = ADAPMIXED_ISA::kMixtureThreads;
+  return (shape.vocab + kThreads - 1) / kThreads;
+}
+
+// Queues kernel(arguments..., blocks of a row, probabilities, their sum in each block), a thread a
+// token, and the check of these sums. They are kept in the workspace.
+template <class... P, class... A>
+void launch_mixture(const Queue& queue, void (*kernel)(P...), const Shape& shape,
+                    double* probabilities, A... arguments) {
+  const std::int64_t blocks = mixture_blocks(shape);
+  const dim3 grid = grid_of(shape.positions * blocks), threads(ADAPMIXED_ISA::kMixtureThreads);
+  auto* sums = static_cast<double*>(queue.workspace);
+  const auto blocks_a_row = static_cast<unsigned>(blocks);
+  launch(queue, kernel, grid, threads, 0, arguments..., blocks_a_row, probabilities, sums);
+  launch(queue, ADAPMIXED_ISA::check_mixture_kernel, grid, threads, 0, shape.vocab, blocks_a_row,
+         sums, probabilities);
+}
+
+}  // namespace adapmixed::cuda

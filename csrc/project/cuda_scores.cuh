@@ -69,20 +69,6 @@ struct ScoreLook {
   __device__ void begin(std::int64_t) const {}
 };
 
-// For targets without lists.
-struct NoLook {
-  using Other = char;
-  struct Found {};
-
-  __device__ Other other(float) const { return 0; }
-  __device__ void see(Found&, float, Other) const {}
-  __device__ void leave(Found&, std::int64_t) const {}
-  __device__ void finish(const Found&, RowPart&) const {}
-  template <Dtype D>
-  __device__ void finish_public(const typename Bits<D>::type*, int, RowPart&) const {}
-  __device__ void begin(std::int64_t) const {}
-};
-
 // A row with the scores that the first kernel has left.
 template <Dtype D>
 struct ScoredRow {

@@ -22,7 +22,7 @@ struct TwoRows {
   // Calls visit(token) for every token of this thread.
   template <class Visit>
   __device__ void for_each(const Visit& visit) const {
-    for_each_token<D>(p, 0, vocab, [&](std::int64_t v, float z) {
+    for_each_token<D>(p, vocab, [&](std::int64_t v, float z) {
       visit(token_pair<double>(z, logit<D>(q, v), p_lse, q_lse));
     });
   }
@@ -44,7 +44,7 @@ template <Dtype D>
 __device__ PairFacts pair_facts(const TwoRows<D>& x) {
   double found[4] = {-HUGE_VAL, -HUGE_VAL, 0.0, 0.0};
   double outside = 0.0;
-  for_each_token<D>(x.p, 0, x.vocab, [&](std::int64_t v, float z) {
+  for_each_token<D>(x.p, x.vocab, [&](std::int64_t v, float z) {
     const double zp = z, zq = logit<D>(x.q, v);
     const TokenPair<double> token = token_pair(zp, zq, x.p_lse, x.q_lse);
     found[0] = vmax(signed_log_ratio(token, 1.0), found[0]);

@@ -6,10 +6,8 @@
 #include <cstring>
 
 #include "common/block.cuh"
-#include "common/config.h"
 #include "common/launch.cuh"
 #include "common/load.cuh"
-#include "common/runtime.cuh"
 #include "sample/chacha.h"
 #include "sample/formula.h"
 #include "sample/normal.h"
@@ -18,29 +16,38 @@ ADAPMIXED_CORE_BEGIN
 
 // The generator's key, as an argument of a kernel.
 struct Key {
-  std::uint32_t words[8];
-
-  ADAPMIXED_HD const std::uint8_t* bytes() const {
-    return reinterpret_cast<const std::uint8_t*>(words);
-  }
+  alignas(4) std::uint8_t bytes[32];
 };
 
-// `bytes`: 32 bytes in host memory.
 inline Key key_of(const std::uint8_t* bytes) {
   Key key;
-  std::memcpy(key.words, bytes, sizeof key.words);
+  std::memcpy(key.bytes, bytes, sizeof key.bytes);
   return key;
 }
 
 constexpr int kSampleThreads = 256;
 constexpr std::int64_t kMostSampleTokens = 8;  // of a thread
 
-// The weights of one chunk.
+// The weights of one chunk, or of one thread's share of it.
 struct SampleChunk {
-  std::uint64_t high, low;  // of the integer weights' sum
+  uint128 weight;  // the sum of the integer weights
   double p_sum;
   std::int32_t invalid, present;  // whether a number is no probability; whether there is q > 0
 };
+
+// What the threads of a block have together, and the weight of the threads before this one.
+struct SampleTotal {
+  SampleChunk all;
+  uint128 before;
+};
+
+// A whole block must call this together.
+__device__ inline SampleTotal block_total(const SampleChunk& own) {
+  const Prefix<uint128> weight = block_prefix(own.weight);
+  return {{weight.total, block_sum(own.p_sum), __syncthreads_or(own.invalid) != 0,
+           __syncthreads_or(own.present) != 0},
+          weight.before};
+}
 
 // One row of probabilities, cut into chunks of kSampleThreads * tokens.
 template <Dtype D>
@@ -72,10 +79,6 @@ struct SampledRow {
   }
 };
 
-__device__ inline uint128 weight_of(const SampleChunk& chunk) {
-  return static_cast<uint128>(chunk.high) << 64 | chunk.low;
-}
-
 // Draws the token of a row from its chunks. A whole block must call this together.
 template <Dtype D>
 __device__ void draw_token(const SampledRow<D>& row, const SampleChunk* chunks,
@@ -84,25 +87,20 @@ __device__ void draw_token(const SampledRow<D>& row, const SampleChunk* chunks,
   const int each = (row.chunks + kSampleThreads - 1) / kSampleThreads;
   const int first = each * static_cast<int>(threadIdx.x);
   const int end = first + each < row.chunks ? first + each : row.chunks;
-  double p_sum = 0.0;
-  int invalid = 0, present = 0;
-  uint128 weight = 0;
+  SampleChunk own{};
   for (int k = first; k < end; ++k) {
-    p_sum += chunks[k].p_sum;
-    invalid |= chunks[k].invalid;
-    present |= chunks[k].present;
-    weight += weight_of(chunks[k]);
+    own.weight += chunks[k].weight;
+    own.p_sum += chunks[k].p_sum;
+    own.invalid |= chunks[k].invalid;
+    own.present |= chunks[k].present;
   }
-  invalid = __syncthreads_or(invalid) != 0;
-  present = __syncthreads_or(present) != 0;
-  p_sum = block_sum(p_sum);
-  const Prefix<uint128> prefix = block_prefix(weight);
+  const SampleTotal total = block_total(own);
   std::int32_t found = kSampled;
-  if (invalid != 0 || !is_total(p_sum)) {
+  if (total.all.invalid != 0 || !is_total(total.all.p_sum)) {
     found = kNoDistribution;
-  } else if (present == 0) {
+  } else if (total.all.present == 0) {
     found = kNoSupport;
-  } else if (prefix.total < least_total(row.vocab)) {
+  } else if (total.all.weight < least_total(row.vocab)) {
     found = kNoMass;
   }
   if (threadIdx.x == 0) *status = found;
@@ -114,30 +112,25 @@ __device__ void draw_token(const SampledRow<D>& row, const SampleChunk* chunks,
   // chunk's threads the token. A draw at or beyond the total is left to the first thread.
   __shared__ std::int64_t answer;
   __shared__ int chunk_found;
-  __shared__ std::uint64_t before_found[2];
+  __shared__ uint128 before_found;
   __shared__ std::uint64_t limbs[ExactDraw::kLimbs];
-  const Draws draws(prefix.total);
+  const Draws draws(total.all.weight);
   for (std::uint32_t number = 0;; ++number) {
     const uint128 draw = draws(stream, number);
-    if (draw >= prefix.total + static_cast<uint128>(row.vocab)) continue;
-    const bool inside = draw < prefix.total;
+    if (draw >= total.all.weight + static_cast<uint128>(row.vocab)) continue;
+    const bool inside = draw < total.all.weight;
     __syncthreads();  // the last number's answer has been read
-    if (inside && draw >= prefix.before && draw - prefix.before < weight) {
-      uint128 before = prefix.before;
+    if (inside && draw >= total.before && draw - total.before < own.weight) {
+      uint128 before = total.before;
       int k = first;
-      for (; draw - before >= weight_of(chunks[k]); ++k) before += weight_of(chunks[k]);
+      for (; draw - before >= chunks[k].weight; ++k) before += chunks[k].weight;
       chunk_found = k;
-      before_found[0] = static_cast<std::uint64_t>(before >> 64);
-      before_found[1] = static_cast<std::uint64_t>(before);
+      before_found = before;
     }
     __syncthreads();
-    uint128 own = 0, before = 0;
-    if (inside) {
-      own = row.weight(chunk_found);
-      before = static_cast<uint128>(before_found[0]) << 64 | before_found[1];
-    }
-    before += block_prefix(own).before;
-    if (inside ? draw >= before && draw - before < own : threadIdx.x == 0) {
+    const uint128 weight = inside ? row.weight(chunk_found) : 0;
+    const uint128 before = (inside ? before_found : 0) + block_prefix(weight).before;
+    if (inside ? draw >= before && draw - before < weight : threadIdx.x == 0) {
       std::int64_t v = -1;
       if (inside) v = token_by_weights(draw - before, row.first(chunk_found), row);
       if (v < 0) v = exact_token(ExactDraw(draw, stream, number, limbs), row.vocab, row);
@@ -162,31 +155,23 @@ __global__ void __launch_bounds__(kSampleThreads, 3)
   const SampledRow<D> row{probabilities + b * vocab, row_bits<D>(public_logits, 0, b), vocab,
                           tokens_each, chunk_count};
   SampleChunk* chunks = all_chunks + b * chunk_count;
-  double p_sum = 0.0;
-  int invalid = 0, present = 0;
-  uint128 weight = 0;
+  SampleChunk own{};
   const std::int64_t begin = row.first(chunk), end = row.end(begin);
   for (std::int64_t v = begin; v < end; ++v) {
     const double p = row.p[v];
     const bool supported = row.supported(v);
-    p_sum += p;
-    present |= supported;
+    own.p_sum += p;
+    own.present |= supported;
     if (!is_probability(p)) {
-      invalid = 1;
+      own.invalid = 1;
     } else if (supported) {
-      weight += integer_weight(p);
+      own.weight += integer_weight(p);
     }
   }
-  invalid = __syncthreads_or(invalid) != 0;
-  present = __syncthreads_or(present) != 0;
-  p_sum = block_sum(p_sum);
-  const uint128 total = block_prefix(weight).total;
-  if (threadIdx.x == 0) {
-    chunks[chunk] = {static_cast<std::uint64_t>(total >> 64), static_cast<std::uint64_t>(total),
-                     p_sum, invalid, present};
-  }
+  const SampleChunk total = block_total(own).all;
+  if (threadIdx.x == 0) chunks[chunk] = total;
   if (!is_last_block(counters + b, static_cast<unsigned>(chunk_count))) return;
-  const Stream stream{key.bytes(), counter, static_cast<std::uint32_t>(b)};
+  const Stream stream{key.bytes, counter, static_cast<std::uint32_t>(b)};
   draw_token<D>(row, chunks, stream, tokens + b, status + b);
 }
 
@@ -197,7 +182,7 @@ static __global__ void gaussian_kernel(Key key, std::uint64_t counter, double si
   const std::int64_t index = static_cast<std::int64_t>(blockIdx.x) * kGaussianThreads + threadIdx.x;
   if (8 * index >= count) return;
   // First the blocks of one lane, then those of the next.
-  const Stream stream{key.bytes(), counter, static_cast<std::uint32_t>(index >> 32)};
+  const Stream stream{key.bytes, counter, static_cast<std::uint32_t>(index >> 32)};
   std::uint64_t words[8];
   stream.block(static_cast<std::uint32_t>(index), words);
 #pragma unroll

@@ -8,6 +8,7 @@
 ADAPMIXED_CORE_BEGIN
 
 constexpr int kScreenThreads = 512;
+static_assert(kScreenThreads >= kDigits);
 
 // Up to this many tokens, their keys and numbers are kept in shared memory; else in the workspace.
 constexpr std::int64_t kMostShared = 2048;
@@ -83,7 +84,7 @@ __device__ double screened_divergence(const Ensemble& in, const ScreenOptions& o
   // The numbers of tokens that are not masked, of active rows, and of active rows without a
   // log-sum-exp.
   double found[3] = {0.0, 0.0, 0.0};
-  for_each_token<D>(row, 0, vocab, [&](std::int64_t v, float z) {
+  for_each_token<D>(row, vocab, [&](std::int64_t v, float z) {
     if (token_key(z, v) != kNoKey) found[0] += 1.0;
   });
   for (std::int64_t i = threadIdx.x; i < in.shape.models; i += blockDim.x) {

@@ -14,18 +14,13 @@ constexpr std::uint64_t kNoKey = ~std::uint64_t{0};  // of a masked token; large
 
 __device__ inline std::uint64_t token_key(float z, std::int64_t v) {
   if (!(z > -HUGE_VALF)) return kNoKey;
-  std::uint32_t bits;
-  std::memcpy(&bits, &z, sizeof bits);
-  if (z == 0.0f) bits = 0;  // -0 ranks as 0
+  const std::uint32_t bits = z == 0.0f ? 0 : bit_cast<std::uint32_t>(z);  // -0 ranks as 0
   const std::uint32_t descending = bits >> 31 != 0 ? bits : bits ^ 0x7fffffffu;
   return static_cast<std::uint64_t>(descending) << 32 | static_cast<std::uint32_t>(v);
 }
 __device__ inline float logit_of_key(std::uint64_t key) {
   const auto descending = static_cast<std::uint32_t>(key >> 32);
-  const std::uint32_t bits = descending >> 31 != 0 ? descending : descending ^ 0x7fffffffu;
-  float z;
-  std::memcpy(&z, &bits, sizeof z);
-  return z;
+  return bit_cast<float>(descending >> 31 != 0 ? descending : descending ^ 0x7fffffffu);
 }
 __device__ inline std::int64_t token_of_key(std::uint64_t key) {
   return static_cast<std::uint32_t>(key);
@@ -40,27 +35,10 @@ struct Digit {
   unsigned same;    // keys with this digit
 };
 
-// Called by the first warp, whose lanes share the digits evenly; one lane writes the result.
-__device__ inline void find_digit(const unsigned* histogram, unsigned left, Digit* found) {
-  constexpr int kShare = kDigits / kWarp;
-  const unsigned* own = histogram + kShare * lane_id();
-  unsigned count = 0;
-  for (int i = 0; i < kShare; ++i) count += own[i];
-  unsigned upto = count;
-  for (int step = 1; step < kWarp; step *= 2) {
-    const unsigned other = __shfl_up_sync(kAllLanes, upto, step);
-    if (lane_id() >= step) upto += other;
-  }
-  unsigned before = upto - count;
-  if (before >= left || upto < left) return;
-  int i = 0;
-  while (before + own[i] < left) before += own[i++];
-  *found = {static_cast<unsigned>(kShare * lane_id() + i), before, own[i]};
-}
-
 // Returns a bound such that exactly the `count` best tokens have keys at or below it. Requires
 // 0 < count < the number of tokens that are not masked. Works digit by digit from the highest,
-// until a digit has no more keys than are still wanted.
+// until a digit has no more keys than are still wanted. A thread takes a digit, so there are at
+// least kDigits of them.
 template <Dtype D>
 __device__ std::uint64_t last_key(const typename Bits<D>::type* row, std::int64_t vocab,
                                   std::int64_t count) {
@@ -70,19 +48,19 @@ __device__ std::uint64_t last_key(const typename Bits<D>::type* row, std::int64_
   std::uint64_t prefix = 0;
   for (int shift = 64 - kDigitBits; shift >= 0; shift -= kDigitBits) {
     if (shift < 32 && (vocab - 1) >> shift == 0) continue;  // this digit is 0 in every index
-    for (int i = static_cast<int>(threadIdx.x); i < kDigits; i += static_cast<int>(blockDim.x)) {
-      histogram[i] = 0;
-    }
+    if (threadIdx.x < kDigits) histogram[threadIdx.x] = 0;
     __syncthreads();
     const std::uint64_t above = ~std::uint64_t{0} << shift << (kDigitBits - 1) << 1;
-    for_each_token<D>(row, 0, vocab, [&](std::int64_t v, float z) {
+    for_each_token<D>(row, vocab, [&](std::int64_t v, float z) {
       const std::uint64_t key = token_key(z, v);
       if (key != kNoKey && (key & above) == prefix) {
         atomicAdd(&histogram[key >> shift & (kDigits - 1)], 1u);
       }
     });
     __syncthreads();
-    if (warp_id() == 0) find_digit(histogram, left, &found);
+    const unsigned same = threadIdx.x < kDigits ? histogram[threadIdx.x] : 0;
+    const unsigned before = block_prefix(same).before;
+    if (before < left && left <= before + same) found = {threadIdx.x, before, same};
     __syncthreads();
     const Digit digit = found;
     prefix |= static_cast<std::uint64_t>(digit.value) << shift;
@@ -128,7 +106,7 @@ __device__ void top_keys(const typename Bits<D>::type* row, std::int64_t vocab,
   const std::int64_t size = sort_size(count);
   for (std::int64_t j = count + threadIdx.x; j < size; j += blockDim.x) keys[j] = kNoKey;
   __syncthreads();
-  for_each_token<D>(row, 0, vocab, [&](std::int64_t v, float z) {
+  for_each_token<D>(row, vocab, [&](std::int64_t v, float z) {
     const std::uint64_t key = token_key(z, v);
     if (key <= last) keys[atomicAdd(&filled, 1u)] = key;  // in any order
   });

@@ -170,3 +170,28 @@ def test_weights_that_are_none_give_no_answer() -> None:
             assert adapmixed_ext.mixture(*given).isnan().all()
             targets = torch.zeros(1, dtype=torch.int64)
             assert adapmixed_ext.log_prob(*given, targets).isnan().all(), (weight, complement)
+
+
+@pytest.mark.parametrize("vocab", [40, 1100])
+def test_a_log_sum_exp_has_the_same_bits_wherever_its_row_is(vocab: int) -> None:
+    """Alone, among the rows of a batch, and in each operator that takes it: one or two parts."""
+    generator = torch.Generator().manual_seed(vocab)
+    rows = 3 * torch.randn(9, 2, vocab, generator=generator)
+    rows[5, 1, 7], rows[6, 1], rows[7, 1, 39] = math.nan, -math.inf, math.inf
+    with simulated.kernels("reverse"):
+        lse, status = torch.ops.adapmixed.log_sum_exp(rows, "private_logits")
+        for model, position in ((0, 0), (8, 0), (3, 1), (5, 1), (7, 1)):
+            own = torch.ops.adapmixed.log_sum_exp(rows[model, position : position + 1], "rows")
+            assert torch.equal(own[0].nan_to_num(), lse[model, position][None].nan_to_num())
+            assert torch.equal(own[1], status[model, position][None])
+        projection = adapmixed_ext.project(rows[1:], rows[0], order=18.0, radius=3.6)
+        clipping = adapmixed_ext.clip_project(rows[1:], rows[0], lower=0.5, upper=2.0)
+    assert status[:, 0].tolist() == [0] * 9
+    assert status[:, 1].tolist() == [0] * 5 + [1, 3, 2, 0]
+    expected = rows.double().logsumexp(-1)
+    torch.testing.assert_close(lse[status == 0], expected[status == 0], rtol=5e-16, atol=3e-14)
+    assert lse[status != 0].isnan().all()
+    for found in (projection, clipping):
+        assert torch.equal(found.status, status[1:])
+        assert torch.equal(found.private_lse.nan_to_num(), lse[1:].nan_to_num())
+        assert torch.equal(found.public_lse, lse[0])

@@ -102,3 +102,4 @@ def test_the_workspace_is_as_large_as_stated(models: int, vocab: int, orders: in
             first = built.project_workspace(shape)
             parts = -(-vocab // 2048)  # 64 groups of 32 tokens each
             assert first == positions * (1 + models) * parts * (32 + 4 * 64), shape
+            assert built.log_sum_exp_workspace(shape) == positions * models * parts * 32, shape

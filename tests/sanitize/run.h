@@ -105,8 +105,9 @@ class Run {
   void log_sum_exp(const char* what, const Rows& given, std::int64_t models) const {
     std::vector<double> lse = unknown(given.lse.size());
     std::vector<std::int32_t> status(given.status.size(), -1);
-    Backend::log_sum_exp(given.logits(), models, in_.shape.positions, in_.shape.vocab, lse.data(),
-                         status.data(), backend_.where());
+    const adapmixed::Shape shape{models, in_.shape.positions, in_.shape.vocab};
+    Backend::log_sum_exp(given.logits(), models, shape.positions, shape.vocab, lse.data(),
+                         status.data(), backend_.where(Backend::log_sum_exp_workspace(shape)));
     check_rows(what, given, lse, status);
   }
 
@@ -135,7 +136,7 @@ class Run {
     Backend::clip_project(clip_inputs(in_.public_rows.lse),
                           {box.lower, box.upper, box.orders.data(), orders, box.num_models},
                           {scale.data(), residual.data(), charge.data(), lse.data(), status.data()},
-                          backend_.where());
+                          backend_.where(Backend::log_sum_exp_workspace(in_.shape)));
     check("charge", charge, box.charge, 1e-5, 1e-12);
     check("clipping's log-sum-exp", lse, in_.private_rows.lse, 0.0, kLse);
     check_status("clipping's status", in_.private_rows, status);
@@ -312,9 +313,10 @@ class Run {
     for (const double lower : {0.5, 0.0}) {
       std::vector<double> lse = unknown(rows());
       std::vector<std::int32_t> status(rows(), -1);
-      Backend::clip_project(
-          clip_inputs(public_lse), {lower, 2.0, orders.data(), 2, in_.shape.models},
-          {one.data(), other.data(), loss.data(), lse.data(), status.data()}, backend_.where());
+      Backend::clip_project(clip_inputs(public_lse),
+                            {lower, 2.0, orders.data(), 2, in_.shape.models},
+                            {one.data(), other.data(), loss.data(), lse.data(), status.data()},
+                            backend_.where(Backend::log_sum_exp_workspace(in_.shape)));
       check_status("refused row's status", in_.private_rows, status);
     }
     for (const bool zero_out : {false, true}) {
