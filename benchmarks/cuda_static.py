@@ -118,7 +118,7 @@ HOT = (
         Hot(
             operator, name, "row_parts_kernelI{dtype}" + look,
             ((PARTS, "for (int at = lane_id(); at < length; at += kStretch) {"),),
-            (PARTS, "for (int k = 0; k < kAtOnce; ++k) z[k] = float_of<D>(row[at + k * kWarp]);"),
+            (PARTS, "load_tokens<D>(row + at, size - at, z);"),
             lambda s: s.positions * -(-(1 + s.models) // rows_a_block(s)) * -(-s.vocab // 2048),
             256, lambda s: rows_a_block(s) // 8 * 2048 / 32,
             work=(PARTS, "total = exp_from.add(total, z[k]);"), first_read=True,
