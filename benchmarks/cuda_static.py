@@ -96,6 +96,7 @@ class Hot:
 
 
 PARTS, SCORES = "common/row_parts.cuh", "project/cuda_scores.cuh"
+FLOATS = "project/cuda_floats.cuh"
 LOSS_PREPARE = "leave_one_out/cuda_float_prepare.cuh"
 LOSS_TILE = "leave_one_out/cuda_float_tile.cuh"
 TILE = 224  # tokens at N = 100
@@ -138,10 +139,11 @@ HOT = (
     ),
     Hot(
         "project", "small targets: moments", "project_kernelI{dtype}Lb0E",
-        (("project/cuda_floats.cuh", "for (int step = 0; step < kBurst && v < vocab_; ++step)"),
-         ("project/cuda_floats.cuh", "for_each(\n        [&](const float* z, const float* z0,")),
-        ("project/cuda_floats.cuh", "const Pack<D> pack = load_pack<D>(private_row_"),
+        ((FLOATS, "for (int v = first; v < vocab_; v += stride) {"),
+         (FLOATS, "for_each([&](const float* z, const float* z0,")),
+        (FLOATS, "load_tokens<D>(private_row_ + v, vocab_ - v, z);"),
         lambda s: s.rows, 256, lambda s: s.vocab / 256,
+        work=(FLOATS, "const float mass = probability(read, probability_);"),
     ),
     Hot(
         "leave_one_out", "positions: distances", "float_positions_kernelI{dtype}",
