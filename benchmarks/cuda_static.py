@@ -95,8 +95,8 @@ class Hot:
     goal: float | None = None
 
 
-PARTS, SCORES = "common/row_parts.cuh", "project/cuda_scores.cuh"
-FLOATS = "project/cuda_floats.cuh"
+PARTS = "common/row_parts.cuh"
+FLOATS, LISTS = "project/cuda_floats.cuh", "project/cuda_block_lists.cuh"
 LOSS_PREPARE = "leave_one_out/cuda_float_prepare.cuh"
 LOSS_TILE = "leave_one_out/cuda_float_tile.cuh"
 TILE = 224  # tokens at N = 100
@@ -133,16 +133,16 @@ HOT = (
     ),
     Hot(
         "project", "lists: largest scores", "project_kernelI{dtype}Lb1E",
-        ((SCORES, "for (int item = warp_id(); item < items; item += warp_count()) {"),),
-        (SCORES, "const std::uint32_t word = scores["),
-        lambda s: s.rows, 128, lambda s: s.vocab / 32 / 128, size=4,
+        ((LISTS, "for (int first = warp_id(); first < items; first += kWordsAtOnce * warps) {"),),
+        (LISTS, "const std::uint32_t word = at < items ? scores_["),
+        lambda s: s.rows, 64, lambda s: s.vocab / 32 / 64, size=4,
     ),
     Hot(
         "project", "small targets: moments", "project_kernelI{dtype}Lb0E",
         ((FLOATS, "for (int v = first; v < vocab_; v += stride) {"),
          (FLOATS, "for_each([&](const float* z, const float* z0,")),
         (FLOATS, "load_tokens<D>(private_row_ + v, vocab_ - v, z);"),
-        lambda s: s.rows, 256, lambda s: s.vocab / 256,
+        lambda s: s.rows, 384, lambda s: s.vocab / 384,
         work=(FLOATS, "const float mass = probability(read, probability_);"),
     ),
     Hot(

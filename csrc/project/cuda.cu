@@ -21,9 +21,10 @@
 ADAPMIXED_CORE_BEGIN
 
 // Lists have some hundred tokens: many blocks of few threads overlap their waiting.
-constexpr int kListThreads = 128;
+constexpr int kListThreads = 64;
+constexpr int kListBlocks = 6;  // that a multiprocessor has room for
 // The most threads that leave each the registers that the search needs.
-constexpr int kRowSearchThreads = 256;
+constexpr int kRowSearchThreads = 384;
 
 struct ProjectCall {
   ProjectInputs in;
@@ -38,42 +39,55 @@ struct ProjectCall {
 template <Dtype D, bool kLists>
 __device__ Point solve_row(const ProjectCall& call, const RowPair<D>& pair, double private_lse,
                            const std::uint32_t* scores, const RowPart* public_parts) {
-  const FloatProblem problem(call.order, call.radius);
+  const double order = call.order, radius = call.radius;
+  const FloatProblem problem(order, radius);
   const double ratio_error = double_ratio_error(private_lse, pair.public_lse);
   Point found{0.0, 1.0};
+  // The host has chosen so. The compiler, being told, leaves out the sums of the other form.
+  if (problem.listing() != kLists) return found;
   if constexpr (kLists) {
-    __shared__ double log_q[kListCapacity], t[kListCapacity];
-    const ScoredRow<D> scored{pair, call.cut, scores, public_parts, call.order};
-    BlockLists<D> lists(scored, problem.log_target(), log_q, t);
-    if (solve_lists(lists, call.order, call.radius, ratio_error, found)) return found;
+    __shared__ ListedToken listed[kListThreads / kWarp][kListCapacity];
+    BlockLists<D> lists(pair, call.cut, scores, public_parts, order, problem.log_target(),
+                        listed[warp_id()]);
+    if (solve_lists(lists, order, radius, ratio_error, found)) return found;
     if (lists.uncovers()) return {0.0, 1.0};
   } else {
     if (problem.floats_serve() && pair.vocab <= std::int64_t{1} << 30) {
       FloatRow<D> row(pair.private_row, pair.public_row, static_cast<int>(pair.vocab), private_lse,
-                      pair.public_lse, call.order);
+                      pair.public_lse, order);
       const auto loaded = row.load();
       if (loaded == row.kUncovered) return found;
       if (loaded == row.kServed && problem.solve(row, found)) return found;
     }
     if (pair.uncovers()) return {0.0, 1.0};
   }
-  BlockRow<RowPair<D>> row(pair, call.order);
+  BlockRow<RowPair<D>> row(pair, order);
   row.survey(problem.log_target());
-  return solve_whole(row, call.order, call.radius, ratio_error);
+  return solve_whole(row, order, radius, ratio_error);
 }
 
 // One block takes one row. The rows of a position are next to each other.
 template <Dtype D, bool kLists>
-__global__ void __launch_bounds__(kLists ? kListThreads : kRowSearchThreads, 1)
+__global__ void __launch_bounds__(kLists ? kListThreads : kRowSearchThreads,
+                                  kLists ? kListBlocks : 1)
     project_kernel(const __grid_constant__ ProjectCall call) {
-  const std::int64_t models = call.in.shape.models, positions = call.in.shape.positions;
-  const std::int64_t model = blockIdx.x % models, position = blockIdx.x / models;
-  const std::int64_t at = model * positions + position;
-  const std::int64_t public_at = position * call.cut.rows, row_at = public_at + 1 + model;
+  const unsigned models = static_cast<unsigned>(call.in.shape.models);
+  const unsigned model = blockIdx.x % models, position = blockIdx.x / models;
+  const std::int64_t at = model * call.in.shape.positions + position;
+  const std::int64_t public_at = std::int64_t{position} * call.cut.rows;
+  const std::int64_t row_at = public_at + 1 + model;
   const RowPart* public_parts = call.parts + public_at * call.cut.count;
   const RowSum public_sum = row_sum<kWarp>(public_parts, call.cut.count);
   const RowSum sum = row_sum<kWarp>(call.parts + row_at * call.cut.count, call.cut.count);
   const bool public_ok = public_sum.status == kRowOk;
+  if (threadIdx.x == 0) {  // before the search, which has no register to spare
+    call.out.private_lse[at] = sum.lse;
+    call.out.status[at] = public_ok ? sum.status : kRowPublic;
+    if (model == 0) {
+      call.out.public_lse[position] = public_sum.lse;
+      call.out.public_status[position] = public_sum.status;
+    }
+  }
   Point found{0.0, 1.0};
   if (sum.status == kRowOk && public_ok) {
     const RowPair<D> pair{row_bits<D>(call.in.private_logits, model, position),
@@ -86,11 +100,6 @@ __global__ void __launch_bounds__(kLists ? kListThreads : kRowSearchThreads, 1)
   if (threadIdx.x != 0) return;
   call.out.weight[at] = found.weight;
   call.out.complement[at] = found.complement;
-  call.out.private_lse[at] = sum.lse;
-  call.out.status[at] = public_ok ? sum.status : kRowPublic;
-  if (model != 0) return;
-  call.out.public_lse[position] = public_sum.lse;
-  call.out.public_status[position] = public_sum.status;
 }
 
 ADAPMIXED_CORE_END
