@@ -141,7 +141,7 @@ HOT = (
         "project", "small targets: moments", "project_kernelI{dtype}Lb0E",
         ((FLOATS, "for (int v = first; v < vocab_; v += stride) {"),
          (FLOATS, "for_each([&](const float* z, const float* z0,")),
-        (FLOATS, "load_tokens<D>(private_row_ + v, vocab_ - v, z);"),
+        (FLOATS, "load_tokens<D>(pair_.private_row + v, vocab_ - v, z);"),
         lambda s: s.rows, 384, lambda s: s.vocab / 384,
         work=(FLOATS, "const float mass = probability(read, probability_);"),
     ),

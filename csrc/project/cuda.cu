@@ -6,7 +6,7 @@
 // short lists in double (cuda_block_lists.cuh), from sums in floats (cuda_floats.cuh), or, where
 // these do not serve, from sums over the whole row in double (cuda_block_row.cuh). All its threads
 // search together: each evaluates its own tokens, and all see the same sums.
-#include <algorithm>
+#include <type_traits>
 
 #include "common/launch.cuh"
 #include "common/row_pair.cuh"
@@ -53,8 +53,7 @@ __device__ Point solve_row(const ProjectCall& call, const RowPair<D>& pair, doub
     if (lists.uncovers()) return {0.0, 1.0};
   } else {
     if (problem.floats_serve() && pair.vocab <= std::int64_t{1} << 30) {
-      FloatRow<D> row(pair.private_row, pair.public_row, static_cast<int>(pair.vocab), private_lse,
-                      pair.public_lse, order);
+      FloatRow<D> row(pair, private_lse, order);
       const auto loaded = row.load();
       if (loaded == row.kUncovered) return found;
       if (loaded == row.kServed && problem.solve(row, found)) return found;
@@ -118,12 +117,6 @@ std::int64_t parts_of(const Shape& shape) {
   return shape.positions * cut.rows * cut.count;
 }
 
-// Whole warps, and no more of them than there is work for.
-dim3 threads_for(std::int64_t items, std::int64_t most) {
-  const std::int64_t warps = (items + device::kWarp - 1) / device::kWarp;
-  return dim3(static_cast<unsigned>(std::min(warps * device::kWarp, most)));
-}
-
 }  // namespace
 
 // The parts of all rows and, behind them, their scores.
@@ -146,19 +139,18 @@ void project(const ProjectInputs& in, double order, double radius, const Project
   const bool lists = device::FloatProblem(order, radius).listing();
   with_dtype(in.private_logits.dtype, [&](auto dtype) {
     constexpr Dtype kDtype = decltype(dtype)::value;
+    const auto run = [&](const auto& look, auto kernel, std::int64_t threads) {
+      using Look = std::decay_t<decltype(look)>;
+      launch(queue, device::row_parts_kernel<kDtype, Look>, parts_grid, dim3(device::kRowThreads),
+             0, in.private_logits, in.public_logits, cut, look, parts);
+      launch(queue, kernel, rows, dim3(static_cast<unsigned>(threads)), 0, call);
+    };
     if (lists) {
-      const device::ScoreLook look{static_cast<float>(order), static_cast<float>(1.0 - order),
-                                   scores};
-      launch(queue, device::row_parts_kernel<kDtype, device::ScoreLook>, parts_grid,
-             dim3(device::kRowThreads), 0, in.private_logits, in.public_logits, cut, look, parts);
-      launch(queue, device::project_kernel<kDtype, true>, rows,
-             threads_for(shape.vocab, device::kListThreads), 0, call);
+      run(device::ScoreLook{static_cast<float>(order), static_cast<float>(1.0 - order), scores},
+          device::project_kernel<kDtype, true>, device::kListThreads);
     } else {
-      launch(queue, device::row_parts_kernel<kDtype, device::NoLook>, parts_grid,
-             dim3(device::kRowThreads), 0, in.private_logits, in.public_logits, cut,
-             device::NoLook{}, parts);
-      launch(queue, device::project_kernel<kDtype, false>, rows,
-             threads_for(shape.vocab, device::kRowSearchThreads), 0, call);
+      run(device::NoLook{}, device::project_kernel<kDtype, false>,
+          simulated_or(device::kRowSearchThreads, 64));
     }
   });
 }

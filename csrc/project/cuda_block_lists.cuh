@@ -144,25 +144,21 @@ class BlockLists {
         token[k].z0 = there ? logit<D>(pair_.public_row, v) : -HUGE_VALF;
       }
 #pragma unroll
-      for (int k = 0; k < kHitsAtOnce; ++k) add(token[k], draft);
+      for (int k = 0; k < kHitsAtOnce; ++k) {
+        const double z = token[k].z, z0 = token[k].z0;
+        // If both rows mask the token, t is NaN, and nothing changes.
+        const double log_q = z0 - pair_.public_lse, t = z - z0 - pair_.shift, gain = draft.s * t;
+        // Half a nat, so rather too many tokens matter; and the rounding of logits far from 0.
+        const double slack = 0.5 + 1e-15 * (std::fabs(log_q) + std::fabs(gain));
+        const bool matters = log_q + gain > threshold_ - slack;
+        draft.uncovers = draft.uncovers || t == HUGE_VAL;
+        draft.wild = draft.wild || (matters && log_q < kWildLogQ);
+        const unsigned all = __ballot_sync(kAllLanes, matters);
+        const int at = draft.count + __popc(all & ((1u << lane_id()) - 1u));
+        if (matters && at < draft.room) draft.tokens[at] = token[k];
+        if (draft.count <= draft.room) draft.count += __popc(all);  // no row can overflow it
+      }
     }
-  }
-
-  // A token that both rows mask has t = NaN, and changes nothing.
-  __device__ void add(const ListedToken& token, Draft& draft) const {
-    const double z = token.z, z0 = token.z0;
-    const double log_q = z0 - pair_.public_lse, t = z - z0 - pair_.shift;
-    const double gain = draft.s * t;
-    // Takes rather too many tokens: the slack is half a nat, plus the rounding of logits far from
-    // 0.
-    const double slack = 0.5 + 1e-15 * (std::fabs(log_q) + std::fabs(gain));
-    const bool matters = log_q + gain > threshold_ - slack;
-    draft.uncovers = draft.uncovers || t == HUGE_VAL;
-    draft.wild = draft.wild || (matters && log_q < kWildLogQ);
-    const unsigned all = __ballot_sync(kAllLanes, matters);
-    const int at = draft.count + __popc(all & ((1u << lane_id()) - 1u));
-    if (matters && at < draft.room) draft.tokens[at] = token;
-    if (draft.count <= draft.room) draft.count += __popc(all);  // so that no row can overflow it
   }
 
   const RowPair<D>& pair_;

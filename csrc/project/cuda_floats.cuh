@@ -3,13 +3,14 @@
 // cost as much L2 bandwidth as computing them costs arithmetic.
 #pragma once
 
-#include "common/block.cuh"
+#include "common/row_pair.cuh"
 #include "common/row_parts.cuh"
 #include "project/float_search.h"
 
 ADAPMIXED_CORE_BEGIN
 
-// A thread takes so many tokens at a time, each next to those of its neighbours.
+// A thread takes so many tokens at a time, each next to those of its neighbours. Their terms are
+// added in floats, and these sums in double.
 constexpr int kTogether = 8;
 
 // One number of each of these tokens, for chain(): they share its loop over the bits of an order.
@@ -42,60 +43,43 @@ __device__ inline float reciprocal(float x) {
 #endif
 }
 
-// A sum of the terms of these tokens in floats, and of these sums in double.
-class BurstSum {
- public:
-  __device__ void add(float a) { burst_ += a; }
-  __device__ void widen() {
-    total_ += static_cast<double>(burst_);
-    burst_ = 0.0f;
-  }
-  __device__ double total() const { return total_; }
-
- private:
-  double total_ = 0.0;
-  float burst_ = 0.0f;
-};
-
 // A whole block must call each member together, and all its threads get the same result.
 template <Dtype D>
 class FloatRow {
  public:
-  using Word = typename Bits<D>::type;
   enum Found { kServed, kNotServed, kUncovered };
 
-  __device__ FloatRow(const Word* private_row, const Word* public_row, int vocab,
-                      double private_lse, double public_lse, double order)
-      : private_row_(private_row),
-        public_row_(public_row),
-        vocab_(vocab),
+  // For up to 2^30 tokens.
+  __device__ FloatRow(const RowPair<D>& pair, double private_lse, double order)
+      : pair_(pair),
+        vocab_(static_cast<int>(pair.vocab)),
         private_lse_(private_lse),
-        public_lse_(public_lse),
         order_(order),
-        ratio_(make_shift(private_lse, public_lse)),
-        probability_(make_shift(public_lse, 0.0)),
-        least_logit_(static_cast<float>(public_lse + kFloatLogQ)) {}
+        ratio_(make_shift(private_lse, pair.public_lse)),
+        probability_(make_shift(pair.public_lse, 0.0)),
+        least_logit_(static_cast<float>(pair.public_lse + kFloatLogQ)) {}
 
   // Computes the moments and the least d. Returns whether floats serve this row.
   __device__ Found load() {
-    if (!(std::fabs(private_lse_ - public_lse_) < kFloatDifference &&
-          std::fabs(public_lse_) < kFloatSplit + kFloatLogQ)) {
+    if (!(std::fabs(private_lse_ - pair_.public_lse) < kFloatDifference &&
+          std::fabs(pair_.public_lse) < kFloatSplit + kFloatLogQ)) {
       return kNotServed;
     }
-    BurstSum second, third;
+    double sums[2] = {0.0, 0.0};
     float least = 0.0f;
     bool too_rare = false, uncovered = false;
     for_each([&](const float* z, const float* z0, const float* q, const float* d) {
+      float second = 0.0f, third = 0.0f;
       bool present = true;
 #pragma unroll
       for (int k = 0; k < kTogether; ++k) {
         present = present && z0[k] >= least_logit_;
         least = std::fmin(d[k], least);
         const float w = q[k] * d[k] * d[k];
-        second.add(w);
-        third.add(w * d[k]);
+        second += w;
+        third += w * d[k];
       }
-      second.widen(), third.widen();
+      sums[0] += second, sums[1] += third;
       if (present) return;
 #pragma unroll
       for (int k = 0; k < kTogether; ++k) {
@@ -103,7 +87,6 @@ class FloatRow {
         too_rare = too_rare || (z0[k] > -HUGE_VALF && z0[k] < least_logit_);
       }
     });
-    double sums[2] = {second.total(), third.total()};
     block_sum(sums);
     second_ = sums[0], third_ = sums[1];
     least_ = (1.0 + ratio_.residual) * -block_max(-least) + ratio_.residual;
@@ -128,34 +111,35 @@ class FloatRow {
     const float at_zero = static_cast<float>(weight * ratio_.residual);
     const float order = static_cast<float>(order_);
     const int power = integer_order(order_) - 1;
-    BurstSum f, fs, g, gs;
+    double sums[4] = {0.0, 0.0, 0.0, 0.0};
     for_each([&](const float*, const float*, const float* q, const float* d) {
       Together x, y;
 #pragma unroll
       for (int k = 0; k < kTogether; ++k) x.v[k] = vfma(d[k], slope, at_zero);
       if constexpr (kForward) {
         const Chain<Together> w = chain(x, power);
+        float a = 0.0f, a_slope = 0.0f;
 #pragma unroll
         for (int k = 0; k < kTogether; ++k) {
-          f.add(q[k] * vfma(w.e.v[k], x.v[k], w.c.v[k]));
-          fs.add(q[k] * x.v[k] * w.e.v[k]);
+          a += q[k] * vfma(w.e.v[k], x.v[k], w.c.v[k]);
+          a_slope += q[k] * x.v[k] * w.e.v[k];
         }
-        f.widen(), fs.widen();
+        sums[0] += a, sums[1] += a_slope;
       }
       if constexpr (kReverse) {
 #pragma unroll
         for (int k = 0; k < kTogether; ++k) y.v[k] = -x.v[k] * reciprocal(1.0f + x.v[k]);
         const Chain<Together> w = chain(y, power);
+        float b = 0.0f, b_slope = 0.0f;
 #pragma unroll
         for (int k = 0; k < kTogether; ++k) {
           const float c = vfma(w.e.v[k], y.v[k], w.c.v[k]);
-          g.add(q[k] * ((1.0f + x.v[k]) * c));
-          gs.add(q[k] * x.v[k] * vfma(order, y.v[k], c));
+          b += q[k] * ((1.0f + x.v[k]) * c);
+          b_slope += q[k] * x.v[k] * vfma(order, y.v[k], c);
         }
-        g.widen(), gs.widen();
+        sums[2] += b, sums[3] += b_slope;
       }
     });
-    double sums[4] = {f.total(), fs.total(), g.total(), gs.total()};
     block_sum(sums);
     const double scale = 1.0 + probability_.residual;  // what probability() leaves out of q
     return {scale * sums[0], scale * order_ * sums[1] / weight, scale * sums[2],
@@ -170,8 +154,8 @@ class FloatRow {
     const int stride = static_cast<int>(blockDim.x) * kTogether;
     for (int v = first; v < vocab_; v += stride) {
       float z[kTogether], z0[kTogether], q[kTogether], d[kTogether];
-      load_tokens<D>(private_row_ + v, vocab_ - v, z);
-      load_tokens<D>(public_row_ + v, vocab_ - v, z0);
+      load_tokens<D>(pair_.private_row + v, vocab_ - v, z);
+      load_tokens<D>(pair_.public_row + v, vocab_ - v, z0);
 #pragma unroll
       for (int k = 0; k < kTogether; ++k) {
         const bool present = z0[k] >= least_logit_;
@@ -186,9 +170,9 @@ class FloatRow {
     }
   }
 
-  const Word *private_row_, *public_row_;
+  const RowPair<D>& pair_;
   int vocab_;
-  double private_lse_, public_lse_, order_;
+  double private_lse_, order_;
   FloatShift ratio_, probability_;
   float least_logit_;
   double second_ = 0.0, third_ = 0.0, least_ = 0.0;
