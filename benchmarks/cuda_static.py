@@ -133,17 +133,16 @@ HOT = (
     ),
     Hot(
         "project", "lists: largest scores", "project_kernelI{dtype}Lb1E",
-        ((LISTS, "for (int first = warp_id(); first < items; first += kWordsAtOnce * warps) {"),),
-        (LISTS, "const std::uint32_t word = at < items ? scores_["),
+        ((LISTS, "for (int first = warp_id(); first < items;"),),
+        (LISTS, "const std::uint32_t word ="),
         lambda s: s.rows, 64, lambda s: s.vocab / 32 / 64, size=4,
     ),
     Hot(
         "project", "small targets: moments", "project_kernelI{dtype}Lb0E",
         ((FLOATS, "for (int v = first; v < vocab_; v += stride) {"),
          (FLOATS, "for_each([&](const float* z, const float* z0,")),
-        (FLOATS, "load_tokens<D>(pair_.private_row + v, vocab_ - v, z);"),
-        lambda s: s.rows, 384, lambda s: s.vocab / 384,
-        work=(FLOATS, "const float mass = probability(read, probability_);"),
+        (FLOATS, "second += w;"),
+        lambda s: s.rows, 384, lambda s: s.vocab / 384, operation="FADD", scattered=True,
     ),
     Hot(
         "leave_one_out", "positions: distances", "float_positions_kernelI{dtype}",

@@ -119,7 +119,7 @@ def test_the_sizes_behind_the_elements_are_those_of_the_sources() -> None:
     room = 112 * 1024 - constant(loss, "kStaticShared")
     sizes = (64 * tile + 12 * tile + 4 * 100 * (tile + 4) for tile in range(32, 257, 32))
     assert sum(size <= room for size in sizes) * 32 == cuda_static.TILE
-    assert constant("project/cuda.cu", "kListThreads") == 64
+    assert constant("project/cuda_block_lists.cuh", "kListThreads") == 64
     assert constant("project/cuda.cu", "kRowSearchThreads") == 384
     assert constant("leave_one_out/bound.h", "kSampledTokens") == 64
     assert constant("common/load.cuh", "kPack") == 4

@@ -20,9 +20,6 @@
 
 ADAPMIXED_CORE_BEGIN
 
-// Lists have some hundred tokens: many blocks of few threads overlap their waiting.
-constexpr int kListThreads = 64;
-constexpr int kListBlocks = 6;  // that a multiprocessor has room for
 // The most threads that leave each the registers that the search needs.
 constexpr int kRowSearchThreads = 384;
 
@@ -46,7 +43,7 @@ __device__ Point solve_row(const ProjectCall& call, const RowPair<D>& pair, doub
   // The host has chosen so. The compiler, being told, leaves out the sums of the other form.
   if (problem.listing() != kLists) return found;
   if constexpr (kLists) {
-    __shared__ ListedToken listed[kListThreads / kWarp][kListCapacity];
+    __shared__ ListedToken listed[kListWarps][kListCapacity];
     BlockLists<D> lists(pair, call.cut, scores, public_parts, order, problem.log_target(),
                         listed[warp_id()]);
     if (solve_lists(lists, order, radius, ratio_error, found)) return found;

@@ -10,8 +10,11 @@
 
 ADAPMIXED_CORE_BEGIN
 
-// The tokens of both lists together, for each warp. A block may have this much without asking for
-// more shared memory.
+// Lists have some hundred tokens: many blocks of few threads overlap their waiting.
+constexpr int kListThreads = 64;
+constexpr int kListWarps = kListThreads / kWarp;
+constexpr int kListBlocks = 6;  // that a multiprocessor has room for
+// The tokens of both lists together, for each warp.
 constexpr int kListCapacity = 1536;
 
 struct alignas(8) ListedToken {
@@ -88,15 +91,14 @@ class BlockLists {
   __device__ bool list(bool reverse, Row& out) {
     Draft draft{reverse ? 1.0 - order_ : order_, memory_ + used_, kListCapacity - used_};
     const int stretches = cut_.stretches(), items = cut_.count * stretches;
-    const int warps = warp_count();
-    for (int first = warp_id(); first < items; first += kWordsAtOnce * warps) {
-      const int mine = first + lane_id() * warps;
+    for (int first = warp_id(); first < items; first += kWordsAtOnce * kListWarps) {
+      const int mine = first + lane_id() * kListWarps;
       const float bound = mine < items ? least_score(draft.s, mine / stretches) : HUGE_VALF;
+      const std::uint32_t* words = scores_ + std::int64_t{first} * kWarp + lane_id();
       float score[kWordsAtOnce];
 #pragma unroll
       for (int k = 0; k < kWordsAtOnce; ++k) {
-        const std::int64_t at = first + k * warps;
-        const std::uint32_t word = at < items ? scores_[at * kWarp + lane_id()] : 0;
+        const std::uint32_t word = first + k * kListWarps < items ? words[k * kListThreads] : 0;
         score[k] = float_of<Dtype::bf16>(reverse ? word >> 16 : word & 0xffffu);
       }
       unsigned hits = 0;  // of the stretch `mine`, by the lanes that summed up a group
@@ -109,7 +111,7 @@ class BlockLists {
       unsigned hit = __ballot_sync(kAllLanes, hits != 0);
       for (; hit != 0; hit &= hit - 1) {
         const int k = __ffs(static_cast<int>(hit)) - 1;
-        look(first + k * warps, __shfl_sync(kAllLanes, hits, k), draft);
+        look(first + k * kListWarps, __shfl_sync(kAllLanes, hits, k), draft);
       }
     }
     uncovers_ = __syncthreads_or(draft.uncovers) != 0 || uncovers_;
