@@ -95,7 +95,8 @@ class Hot:
     goal: float | None = None
 
 
-PARTS, SCORES = "common/row_parts.cuh", "project/cuda_scores.cuh"
+PARTS = "common/row_parts.cuh"
+FLOATS, LISTS = "project/cuda_floats.cuh", "project/cuda_block_lists.cuh"
 LOSS_DEVIATIONS = "leave_one_out/cuda_float_deviations.cuh"
 LOSS_MOMENTS = "leave_one_out/cuda_float_moments.cuh"
 TILE = 224  # tokens at N = 100
@@ -118,7 +119,7 @@ HOT = (
         Hot(
             operator, name, "row_parts_kernelI{dtype}" + look,
             ((PARTS, "for (int at = lane_id(); at < length; at += kStretch) {"),),
-            (PARTS, "for (int k = 0; k < kAtOnce; ++k) z[k] = float_of<D>(row[at + k * kWarp]);"),
+            (PARTS, "load_tokens<D>(row + at, size - at, z);"),
             lambda s: s.positions * -(-(1 + s.models) // rows_a_block(s)) * -(-s.vocab // 2048),
             256, lambda s: rows_a_block(s) // 8 * 2048 / 32,
             work=(PARTS, "total = exp_from.add(total, z[k]);"), first_read=True,
@@ -132,16 +133,16 @@ HOT = (
     ),
     Hot(
         "project", "lists: largest scores", "project_kernelI{dtype}Lb1E",
-        ((SCORES, "for (int item = warp_id(); item < items; item += warp_count()) {"),),
-        (SCORES, "const std::uint32_t word = scores["),
-        lambda s: s.rows, 128, lambda s: s.vocab / 32 / 128, size=4,
+        ((LISTS, "for (int first = warp_id(); first < items;"),),
+        (LISTS, "const std::uint32_t word ="),
+        lambda s: s.rows, 64, lambda s: s.vocab / 32 / 64, size=4,
     ),
     Hot(
         "project", "small targets: moments", "project_kernelI{dtype}Lb0E",
-        (("project/cuda_floats.cuh", "for (int step = 0; step < kBurst && v < vocab_; ++step)"),
-         ("project/cuda_floats.cuh", "for_each(\n        [&](const float* z, const float* z0,")),
-        ("project/cuda_floats.cuh", "const Pack<D> pack = load_pack<D>(private_row_"),
-        lambda s: s.rows, 256, lambda s: s.vocab / 256,
+        ((FLOATS, "for (int v = first; v < vocab_; v += stride) {"),
+         (FLOATS, "for_each([&](const float* z, const float* z0,")),
+        (FLOATS, "second += w;"),
+        lambda s: s.rows, 384, lambda s: s.vocab / 384, operation="FADD", scattered=True,
     ),
     Hot(
         "leave_one_out", "sums: deviations", "float_sums_kernelI{dtype}",

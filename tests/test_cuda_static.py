@@ -119,9 +119,8 @@ def test_the_sizes_behind_the_elements_are_those_of_the_sources() -> None:
     room = 112 * 1024 - constant(loss, "kStaticShared")
     sizes = (64 * tile + 12 * tile + 4 * 100 * (tile + 4) for tile in range(32, 257, 32))
     assert sum(size <= room for size in sizes) * 32 == cuda_static.TILE
-    assert constant("project/cuda.cu", "kListThreads") == 128
-    assert constant("project/cuda.cu", "kRowSearchThreads") == 256
-    assert constant("common/load.cuh", "kPack") == 4
+    assert constant("project/cuda_block_lists.cuh", "kListThreads") == 64
+    assert constant("project/cuda.cu", "kRowSearchThreads") == 384
     assert constant("mixture/cuda_check.cuh", "kMixtureThreads") == 256
     assert constant("common/row_parts.cuh", "kRowThreads") == 256
     assert constant("common/row_parts.cuh", "kMostPart") == 2048

@@ -7,8 +7,6 @@
 
 ADAPMIXED_CORE_BEGIN
 
-constexpr int kPack = 4;
-
 template <Dtype D>
 struct Bits {
   using type = std::uint16_t;
@@ -36,11 +34,6 @@ __device__ inline float float_of(typename Bits<D>::type bits) {
   }
 }
 
-template <Dtype D>
-struct alignas(kPack * sizeof(typename Bits<D>::type)) Pack {
-  typename Bits<D>::type bits[kPack];
-};
-
 // The first token of row (model, position); D is the dtype of the logits.
 template <Dtype D>
 __device__ inline const typename Bits<D>::type* row_bits(const Logits& logits, std::int64_t model,
@@ -51,22 +44,6 @@ __device__ inline const typename Bits<D>::type* row_bits(const Logits& logits, s
 template <Dtype D>
 __device__ inline float logit(const typename Bits<D>::type* row, std::int64_t v) {
   return float_of<D>(row[v]);
-}
-
-// Four tokens from v on; those at `end` and beyond are -inf. `aligned`: the row is aligned to
-// Pack<D>.
-template <Dtype D>
-__device__ inline Pack<D> load_pack(const typename Bits<D>::type* row, std::int64_t v,
-                                    std::int64_t end, bool aligned) {
-  if (aligned && v + kPack <= end) return *reinterpret_cast<const Pack<D>*>(row + v);
-  Pack<D> pack;
-#pragma unroll
-  for (int k = 0; k < kPack; ++k) pack.bits[k] = v + k < end ? row[v + k] : Bits<D>::kMasked;
-  return pack;
-}
-template <Dtype D>
-__device__ inline bool pack_aligned(const typename Bits<D>::type* row) {
-  return reinterpret_cast<std::uintptr_t>(row) % sizeof(Pack<D>) == 0;
 }
 
 // Calls visit(v, z) for every token of this thread. A few loads are on their way together.

@@ -71,6 +71,20 @@ __device__ inline int octaves_of(float z) {
 // 2^n for n <= 0; 2^-1000 stands for all below it.
 __device__ inline double scale_down(int n) { return power_of_two(n < -1000 ? -1000 : n); }
 
+// A lane's tokens of a row: the first of `left` and every 32nd after it. Beyond these, -inf.
+template <Dtype D, int kCount>
+__device__ void load_tokens(const typename Bits<D>::type* row, int left, float (&z)[kCount]) {
+  if (left > (kCount - 1) * kWarp) {
+#pragma unroll
+    for (int k = 0; k < kCount; ++k) z[k] = float_of<D>(row[k * kWarp]);
+  } else {
+#pragma unroll
+    for (int k = 0; k < kCount; ++k) {
+      z[k] = k * kWarp < left ? float_of<D>(row[k * kWarp]) : -HUGE_VALF;
+    }
+  }
+}
+
 // One part of a row, by one warp: `length` tokens, of which the row has `size`. others: what is
 // kept of the public logits of these tokens.
 template <Dtype D, class Look>
@@ -84,15 +98,7 @@ __device__ RowPart row_part(const typename Bits<D>::type* row, int size, int len
   bool has_nan = false;
   for (int at = lane_id(); at < length; at += kStretch) {
     float z[kAtOnce];
-    if (at - lane_id() + kStretch <= size) {
-#pragma unroll
-      for (int k = 0; k < kAtOnce; ++k) z[k] = float_of<D>(row[at + k * kWarp]);
-    } else {
-#pragma unroll
-      for (int k = 0; k < kAtOnce; ++k) {
-        z[k] = at + k * kWarp < size ? float_of<D>(row[at + k * kWarp]) : -HUGE_VALF;
-      }
-    }
+    load_tokens<D>(row + at, size - at, z);
 #pragma unroll
     for (int k = 0; k < kAtOnce; ++k) largest = std::fmax(largest, z[k]);
 #pragma unroll

@@ -6,8 +6,6 @@
 // short lists in double (cuda_block_lists.cuh), from sums in floats (cuda_floats.cuh), or, where
 // these do not serve, from sums over the whole row in double (cuda_block_row.cuh). All its threads
 // search together: each evaluates its own tokens, and all see the same sums.
-#include <algorithm>
-
 #include "common/launch.cuh"
 #include "common/row_pair.cuh"
 #include "common/row_parts.cuh"
@@ -20,10 +18,8 @@
 
 ADAPMIXED_CORE_BEGIN
 
-// Lists have some hundred tokens: many blocks of few threads overlap their waiting.
-constexpr int kListThreads = 128;
 // The most threads that leave each the registers that the search needs.
-constexpr int kRowSearchThreads = 256;
+constexpr int kRowSearchThreads = 384;
 
 struct ProjectCall {
   ProjectInputs in;
@@ -38,42 +34,54 @@ struct ProjectCall {
 template <Dtype D, bool kLists>
 __device__ Point solve_row(const ProjectCall& call, const RowPair<D>& pair, double private_lse,
                            const std::uint32_t* scores, const RowPart* public_parts) {
-  const FloatProblem problem(call.order, call.radius);
+  const double order = call.order, radius = call.radius;
+  const FloatProblem problem(order, radius);
   const double ratio_error = double_ratio_error(private_lse, pair.public_lse);
   Point found{0.0, 1.0};
+  // The host has chosen so. The compiler, being told, leaves out the sums of the other form.
+  if (problem.listing() != kLists) return found;
   if constexpr (kLists) {
-    __shared__ double log_q[kListCapacity], t[kListCapacity];
-    const ScoredRow<D> scored{pair, call.cut, scores, public_parts, call.order};
-    BlockLists<D> lists(scored, problem.log_target(), log_q, t);
-    if (solve_lists(lists, call.order, call.radius, ratio_error, found)) return found;
+    __shared__ ListedToken listed[kListWarps][kListCapacity];
+    BlockLists<D> lists(pair, call.cut, scores, public_parts, order, problem.log_target(),
+                        listed[warp_id()]);
+    if (solve_lists(lists, order, radius, ratio_error, found)) return found;
     if (lists.uncovers()) return {0.0, 1.0};
   } else {
     if (problem.floats_serve() && pair.vocab <= std::int64_t{1} << 30) {
-      FloatRow<D> row(pair.private_row, pair.public_row, static_cast<int>(pair.vocab), private_lse,
-                      pair.public_lse, call.order);
+      FloatRow<D> row(pair, private_lse, order);
       const auto loaded = row.load();
       if (loaded == row.kUncovered) return found;
       if (loaded == row.kServed && problem.solve(row, found)) return found;
     }
     if (pair.uncovers()) return {0.0, 1.0};
   }
-  BlockRow<RowPair<D>> row(pair, call.order);
+  BlockRow<RowPair<D>> row(pair, order);
   row.survey(problem.log_target());
-  return solve_whole(row, call.order, call.radius, ratio_error);
+  return solve_whole(row, order, radius, ratio_error);
 }
 
 // One block takes one row. The rows of a position are next to each other.
 template <Dtype D, bool kLists>
-__global__ void __launch_bounds__(kLists ? kListThreads : kRowSearchThreads, 1)
+__global__ void __launch_bounds__(kLists ? kListThreads : kRowSearchThreads,
+                                  kLists ? kListBlocks : 1)
     project_kernel(const __grid_constant__ ProjectCall call) {
-  const std::int64_t models = call.in.shape.models, positions = call.in.shape.positions;
-  const std::int64_t model = blockIdx.x % models, position = blockIdx.x / models;
-  const std::int64_t at = model * positions + position;
-  const std::int64_t public_at = position * call.cut.rows, row_at = public_at + 1 + model;
+  const unsigned models = static_cast<unsigned>(call.in.shape.models);
+  const unsigned model = blockIdx.x % models, position = blockIdx.x / models;
+  const std::int64_t at = model * call.in.shape.positions + position;
+  const std::int64_t public_at = std::int64_t{position} * call.cut.rows;
+  const std::int64_t row_at = public_at + 1 + model;
   const RowPart* public_parts = call.parts + public_at * call.cut.count;
   const RowSum public_sum = row_sum<kWarp>(public_parts, call.cut.count);
   const RowSum sum = row_sum<kWarp>(call.parts + row_at * call.cut.count, call.cut.count);
   const bool public_ok = public_sum.status == kRowOk;
+  if (threadIdx.x == 0) {  // before the search, which has no register to spare
+    call.out.private_lse[at] = sum.lse;
+    call.out.status[at] = public_ok ? sum.status : kRowPublic;
+    if (model == 0) {
+      call.out.public_lse[position] = public_sum.lse;
+      call.out.public_status[position] = public_sum.status;
+    }
+  }
   Point found{0.0, 1.0};
   if (sum.status == kRowOk && public_ok) {
     const RowPair<D> pair{row_bits<D>(call.in.private_logits, model, position),
@@ -86,11 +94,6 @@ __global__ void __launch_bounds__(kLists ? kListThreads : kRowSearchThreads, 1)
   if (threadIdx.x != 0) return;
   call.out.weight[at] = found.weight;
   call.out.complement[at] = found.complement;
-  call.out.private_lse[at] = sum.lse;
-  call.out.status[at] = public_ok ? sum.status : kRowPublic;
-  if (model != 0) return;
-  call.out.public_lse[position] = public_sum.lse;
-  call.out.public_status[position] = public_sum.status;
 }
 
 ADAPMIXED_CORE_END
@@ -104,23 +107,14 @@ namespace {
 device::RowParts cut_of(const Shape& shape) {
   return {shape.positions, 1 + shape.models, shape.vocab};
 }
-std::int64_t parts_of(const Shape& shape) {
-  const device::RowParts cut = cut_of(shape);
-  return shape.positions * cut.rows * cut.count;
-}
-
-// Whole warps, and no more of them than there is work for.
-dim3 threads_for(std::int64_t items, std::int64_t most) {
-  const std::int64_t warps = (items + device::kWarp - 1) / device::kWarp;
-  return dim3(static_cast<unsigned>(std::min(warps * device::kWarp, most)));
-}
 
 }  // namespace
 
 // The parts of all rows and, behind them, their scores.
 std::int64_t project_workspace(const Shape& shape) {
-  const std::int64_t words = cut_of(shape).stretches() * device::kWarp;
-  return parts_of(shape) *
+  const device::RowParts cut = cut_of(shape);
+  const std::int64_t words = cut.stretches() * device::kWarp;
+  return cut.parts() *
          static_cast<std::int64_t>(sizeof(device::RowPart) + words * sizeof(std::uint32_t));
 }
 
@@ -130,26 +124,22 @@ void project(const ProjectInputs& in, double order, double radius, const Project
   const Shape& shape = in.shape;
   const device::RowParts cut = cut_of(shape);
   const dim3 rows = grid_of(shape.models * shape.positions);
-  const dim3 parts_grid = grid_of(shape.positions * cut.blocks_a_position());
   auto* parts = static_cast<device::RowPart*>(queue.workspace);
-  auto* scores = reinterpret_cast<std::uint32_t*>(parts + parts_of(shape));
+  auto* scores = reinterpret_cast<std::uint32_t*>(parts + cut.parts());
   const device::ProjectCall call{in, order, radius, out, cut, parts, scores};
   const bool lists = device::FloatProblem(order, radius).listing();
   with_dtype(in.private_logits.dtype, [&](auto dtype) {
     constexpr Dtype kDtype = decltype(dtype)::value;
+    const auto run = [&](const auto& look, auto kernel, std::int64_t threads) {
+      launch_row_parts<kDtype>(queue, in.private_logits, in.public_logits, cut, look, parts);
+      launch(queue, kernel, rows, dim3(static_cast<unsigned>(threads)), 0, call);
+    };
     if (lists) {
-      const device::ScoreLook look{static_cast<float>(order), static_cast<float>(1.0 - order),
-                                   scores};
-      launch(queue, device::row_parts_kernel<kDtype, device::ScoreLook>, parts_grid,
-             dim3(device::kRowThreads), 0, in.private_logits, in.public_logits, cut, look, parts);
-      launch(queue, device::project_kernel<kDtype, true>, rows,
-             threads_for(shape.vocab, device::kListThreads), 0, call);
+      run(device::ScoreLook{static_cast<float>(order), static_cast<float>(1.0 - order), scores},
+          device::project_kernel<kDtype, true>, device::kListThreads);
     } else {
-      launch(queue, device::row_parts_kernel<kDtype, device::NoLook>, parts_grid,
-             dim3(device::kRowThreads), 0, in.private_logits, in.public_logits, cut,
-             device::NoLook{}, parts);
-      launch(queue, device::project_kernel<kDtype, false>, rows,
-             threads_for(shape.vocab, device::kRowSearchThreads), 0, call);
+      run(device::NoLook{}, device::project_kernel<kDtype, false>,
+          simulated_or(device::kRowSearchThreads, 64));
     }
   });
 }

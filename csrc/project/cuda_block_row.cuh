@@ -50,11 +50,13 @@ class BlockRow {
 
   // Computes the wanted ones of the Sums.
   __device__ Sums sums(const Point& x, bool forward, bool reverse, const Target& target) const {
-    Sums s = integer_ != 0 ? by_multiplication(x, forward, reverse, target)
-                           : by_logarithm(x, forward, reverse, target);
-    if (reverse && !target.scaled && integer_ != 0 && overflowed(x, s)) {
-      s = by_logarithm(x, forward, reverse, target);
+    Sums s;
+    bool multiply = integer_ != 0;
+    if (multiply) {
+      s = by_multiplication(x, forward, reverse, target);
+      multiply = !(reverse && !target.scaled && overflowed(x, s));
     }
+    if (!multiply) s = by_logarithm(x, forward, reverse, target);
     s.forward_slope *= order_;
     s.reverse_slope *= 1.0 - order_;
     if constexpr (Tokens::kWild) {
@@ -67,23 +69,24 @@ class BlockRow {
   __device__ Sums by_logarithm(const Point& x, bool forward, bool reverse,
                                const Target& target) const {
     const LogarithmTerms<double> terms(x, order_, target.log_target);
-    TermSums<double> s;
-    tokens_.for_each([&](double log_q, double t) {
-      if (!(log_q >= kWildLogQ)) return;
-      const Ratio<double> p = ratio(t);
-      terms.add(forward, reverse, target.scaled, exp_(log_q), log_q, p.d, p.r, s);
+    return summed([&](double q, double log_q, const Ratio<double>& p, TermSums<double>& s) {
+      terms.add(forward, reverse, target.scaled, q, log_q, p.d, p.r, s);
     });
-    return total({s.forward, s.forward_slope, s.reverse, s.reverse_slope});
   }
 
   __device__ Sums by_multiplication(const Point& x, bool forward, bool reverse,
                                     const Target& target) const {
     const MultiplicationTerms<double> terms(x, order_, integer_, target.log_target);
+    return summed([&](double q, double, const Ratio<double>& p, TermSums<double>& s) {
+      terms.add(forward, reverse, target.scaled, q, p.d, p.r, s);
+    });
+  }
+
+  template <class AddTerms>
+  __device__ Sums summed(const AddTerms& add) const {
     TermSums<double> s;
     tokens_.for_each([&](double log_q, double t) {
-      if (!(log_q >= kWildLogQ)) return;
-      const Ratio<double> p = ratio(t);
-      terms.add(forward, reverse, target.scaled, exp_(log_q), p.d, p.r, s);
+      if (log_q >= kWildLogQ) add(exp_(log_q), log_q, ratio(t), s);
     });
     return total({s.forward, s.forward_slope, s.reverse, s.reverse_slope});
   }

@@ -1,8 +1,8 @@
 // The largest weight of one row from sums over its tokens in single precision, with a bound on the
 // rounding error: for small targets at integer orders.
 //
-// A row that sums in floats computes d = r - 1 by common/float_ratio.h, sums four neighbours and
-// then eight of those sums in floats, the rest in double:
+// A row that sums in floats computes d = r - 1 by common/float_ratio.h. It adds up to 32 terms in
+// floats, each in at most ten additions, and these sums in double:
 //   second_moment(), third_moment(): sum q d^2, sum q d^3;
 //   least_excess(): the least d;
 //   sums(weight, forward, reverse): A and B of project/formula.h, if wanted, with their slopes.
@@ -13,10 +13,9 @@
 //   relative: 7.6 for x = weight d, from d and the affine map; at most 4 of x or y for a power
 //   above 1 of 1 + x or 1 + y, y = -x / (1 + x); 4 for y itself; 1 for the absolute error of d if
 //   |d| > 8e-4.
-//   constant: 3 for q, 5 for products, 10 for sums of 4 and then 8 terms; for a power below 1,
-//   whose excess doubles the error with each doubling of the exponent, 1 for each unit of the
-//   order; if |d| <= 8e-4, the absolute error of d, relative to an excess of
-//   order (order - 1) x^2 / 2.
+//   constant: 3 for q, 5 for products, 10 for the additions; for a power below 1, whose excess
+//   doubles the error with each doubling of the exponent, 1 for each unit of the order; if
+//   |d| <= 8e-4, the absolute error of d, relative to an excess of order (order - 1) x^2 / 2.
 #pragma once
 
 #include "common/float_ratio.h"
