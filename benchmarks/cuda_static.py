@@ -147,7 +147,7 @@ HOT = (
     Hot(
         "leave_one_out", "sums: deviations", "float_sums_kernelI{dtype}",
         ((LOSS_DEVIATIONS, "for (int k = 2 * kModelsAtOnce; k <= count; k += kModelsAtOnce)"),),
-        (LOSS_DEVIATIONS, "column[g * pitch] = e[g];"),
+        (LOSS_DEVIATIONS, "if (kWhole || g < count) column[g * pitch] = e[g];"),
         lambda s: tiles(s) * s.positions, TILE, lambda s: s.models, operation="STS",
         dynamic=loss_shared, scattered=True, first_read=True, goal=30,
     ),

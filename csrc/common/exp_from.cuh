@@ -22,7 +22,7 @@ class ExpFrom {
  public:
   __device__ ExpFrom(const std::uint64_t* roots, int octaves)
       : steps_(kRoots * static_cast<double>(octaves)),
-        lowest_(static_cast<float>(steps_ / kSixteenths - kReach)),
+        lowest_(static_cast<float>(octaves * (1.0 / kLog2e) - kReach)),
         roots_(roots) {}
 
   // Returns total + e^{z - m}. NaN gives NaN. The result is meaningless for z far above m.

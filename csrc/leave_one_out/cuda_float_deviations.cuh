@@ -52,16 +52,27 @@ struct Deviations {
 template <bool kWhole>
 __device__ double add_deviations(const FloatModel* models, int count, const float* z, float a_grid,
                                  float a_rest, float* column, int pitch, Deviations& found) {
-  float e[kModelsAtOnce];
+  constexpr int kTogether = 2;  // models whose chains of operations overlap
+  float e[kModelsAtOnce] = {};
 #pragma unroll
-  for (int g = 0; g < kModelsAtOnce; ++g) {
-    e[g] = 0.0f;
-    if (!kWhole && g >= count) continue;
-    const FloatModel model = models[g];
-    const FloatShift shift{model.c, model.lowest, 0.0};
-    e[g] = vfma(ratio_excess(z[g], a_grid, a_rest, shift), model.slope, model.offset);
-    column[g * pitch] = e[g];
-    found.include(e[g]);
+  for (int first = 0; first < kModelsAtOnce; first += kTogether) {
+    FloatModel model[kTogether] = {};
+#pragma unroll
+    for (int j = 0; j < kTogether; ++j) {
+      if (kWhole || first + j < count) model[j] = models[first + j];
+    }
+#pragma unroll
+    for (int j = 0; j < kTogether; ++j) {
+      const FloatShift shift{model[j].c, model[j].lowest, 0.0};
+      e[first + j] = ratio_excess(z[first + j], a_grid, a_rest, shift);
+    }
+#pragma unroll
+    for (int j = 0; j < kTogether; ++j) {
+      const int g = first + j;
+      e[g] = vfma(e[g], model[j].slope, model[j].offset);
+      if (kWhole || g < count) column[g * pitch] = e[g];
+      found.include(e[g]);
+    }
   }
   return static_cast<double>(((e[0] + e[1]) + (e[2] + e[3])) + ((e[4] + e[5]) + (e[6] + e[7])));
 }
