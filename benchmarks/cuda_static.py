@@ -102,10 +102,6 @@ LOSS_MOMENTS = "leave_one_out/cuda_float_moments.cuh"
 TILE = 224  # tokens at N = 100
 
 
-def rows_a_block(shape: Shape) -> int:
-    return 8 if shape.positions < 4 else 16
-
-
 def loss_shared(shape: Shape) -> int:
     return max(64 * TILE, 16 * shape.models) + 12 * TILE + 4 * shape.models * (TILE + 4)
 
@@ -120,8 +116,8 @@ HOT = (
             operator, name, "row_parts_kernelI{dtype}" + look,
             ((PARTS, "for (int at = lane_id(); at < length; at += kStretch) {"),),
             (PARTS, "load_tokens<D>(row + at, size - at, z);"),
-            lambda s: s.positions * -(-(1 + s.models) // rows_a_block(s)) * -(-s.vocab // 2048),
-            256, lambda s: rows_a_block(s) // 8 * 2048 / 32,
+            lambda s: s.positions * -(-(1 + s.models) // 8) * -(-s.vocab // 2048),
+            256, lambda s: 2048 / 32,
             work=(PARTS, "total = exp_from.add(total, z[k]);"), first_read=True,
             goal=goal,
         )

@@ -22,21 +22,18 @@ constexpr int kRowBlocks = 2;  // that a multiprocessor has room for; with three
 // How the rows of some positions are cut into parts.
 struct RowParts {
   std::int64_t positions, vocab;
-  int rows;          // of a position
-  int rows_a_block;  // each of its warps takes some
-  int length;        // tokens of a part, whole stretches
-  int count;         // parts of a row
+  int rows;    // of a position
+  int length;  // tokens of a part, whole stretches
+  int count;   // parts of a row
 
   RowParts(std::int64_t positions_, std::int64_t rows_, std::int64_t vocab_)
       : positions(positions_),
         vocab(vocab_),
         rows(static_cast<int>(rows_)),
-        // More share the public row; few positions need more blocks.
-        rows_a_block(positions < simulated_or(4, 2) ? kRowWarps : 2 * kRowWarps),
         length(static_cast<int>(simulated_or(kMostPart, kStretch))),
         count(static_cast<int>((vocab_ + length - 1) / length)) {}
 
-  ADAPMIXED_HD int groups() const { return (rows + rows_a_block - 1) / rows_a_block; }
+  ADAPMIXED_HD int groups() const { return (rows + kRowWarps - 1) / kRowWarps; }
   ADAPMIXED_HD int stretches() const { return length / kStretch; }  // of a part
   std::int64_t blocks_a_position() const { return static_cast<std::int64_t>(groups()) * count; }
   std::int64_t parts() const { return positions * rows * count; }
@@ -149,18 +146,16 @@ __global__ void __launch_bounds__(kRowThreads, kRowBlocks)
     others[k] = look.other(k < size ? logit<D>(public_row, begin + k) : -HUGE_VALF);
   }
   const std::uint64_t* roots = shared_roots();  // with a barrier
-  const int first = static_cast<int>(blockIdx.x % groups) * cut.rows_a_block;
-  const int last = first + cut.rows_a_block < cut.rows ? first + cut.rows_a_block : cut.rows;
-  for (int row = first + warp_id(); row < last; row += warp_count()) {
-    const auto* logits =
-        (row == 0 ? public_row : row_bits<D>(private_logits, row - 1, position)) + begin;
-    const std::int64_t at = (position * cut.rows + row) * cut.count + part;
-    RowPart found =
-        row_part<D>(logits, size, cut.length, look, others, roots, at * cut.stretches() * kWarp);
-    if (row == 0) look.template finish_public<D>(logits, size, found);
-    if (lane_id() == 0) parts[at] = found;
-  }
-  if (part == 0 && first == 0 && threadIdx.x == 0) look.begin(position);
+  const int row = static_cast<int>(blockIdx.x % groups) * kRowWarps + warp_id();
+  if (row >= cut.rows) return;
+  const auto* logits =
+      (row == 0 ? public_row : row_bits<D>(private_logits, row - 1, position)) + begin;
+  const std::int64_t at = (position * cut.rows + row) * cut.count + part;
+  RowPart found =
+      row_part<D>(logits, size, cut.length, look, others, roots, at * cut.stretches() * kWarp);
+  if (row == 0) look.template finish_public<D>(logits, size, found);
+  if (lane_id() == 0) parts[at] = found;
+  if (part == 0 && row == 0 && lane_id() == 0) look.begin(position);
 }
 
 struct RowSum {
