@@ -183,8 +183,8 @@ HOT = (
     ),
 )  # fmt: skip
 
-# The calls of a query: their loops; the kernels and the memsets that they queue, kernels that return
-# at once included (tests/cuda_on_cpu/test_launches.py counts them); how many kernels are wanted.
+# The calls of a query: their loops; the kernels and the memsets that they queue, also kernels that
+# return at once (tests/cuda_on_cpu/test_launches.py counts them); how many kernels are wanted.
 PIPELINES = {
     "log_pool + mixture + sample": (("log_pool", "sample"), 4, 1, 4),
     "project + leave_one_out": (("project", "leave_one_out"), 5, 1, 6),
