@@ -95,7 +95,7 @@ class Hot:
     goal: float | None = None
 
 
-PARTS = "common/row_parts.cuh"
+PARTS, POOL = "common/row_parts.cuh", "log_pool/cuda_sums.cuh"
 FLOATS, LISTS = "project/cuda_floats.cuh", "project/cuda_block_lists.cuh"
 LOSS_DEVIATIONS = "leave_one_out/cuda_float_deviations.cuh"
 LOSS_MOMENTS = "leave_one_out/cuda_float_moments.cuh"
@@ -163,10 +163,10 @@ HOT = (
     ),
     Hot(
         "log_pool", "sums over models", "pool_sums_kernelI{dtype}",
-        (("log_pool/cuda.cu", "for (int i = warp_id(); i < count; i += kPoolWarps) {"),),
-        ("log_pool/cuda.cu", "next[k] = there ? own[k * kWarp]"),
+        ((POOL, "for (int i = warp_id(); i < count; i += kPoolWarps) {"),),
+        (POOL, "next[k] = there ? own[k * kWarp]"),
         lambda s: -(-s.vocab // 256) * s.positions, 256, lambda s: 1 + s.models,
-        work=("log_pool/cuda.cu", "for (int k = 0; k < kPoolTokens; ++k) sums[k] += bit_cast"),
+        work=(POOL, "for (int k = 0; k < kPoolTokens; ++k) sums[k] += bit_cast"),
     ),
     Hot(
         "sample", "weights", "sample_kernelI{dtype}",
