@@ -24,8 +24,8 @@ their next call, and none of it grows with N·V. On CUDA:
 - ``clip_project``, and every operator that is given rows without their log-sum-exps, takes 32 for
   every 2 048 tokens of each row, or fewer of them.
 - ``leave_one_out`` takes at most 64 MiB (or 8·N·(2K + 1), if that is more) and 64. Positions share
-  it in groups. Each position of a group adds 64. A group has at most 2^26 / (8·N·(2K + 1))
-  positions, at least one.
+  it in groups. Each position of a group adds 16·N + 128. A group has at most
+  2^26 / (8·N·(2K + 1)) positions, at least one.
 """
 
 try:

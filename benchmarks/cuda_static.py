@@ -20,8 +20,8 @@ import json
 import math
 import re
 import sys
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from benchmarks import sass
@@ -99,6 +99,7 @@ PARTS, POOL = "common/row_parts.cuh", "log_pool/cuda_sums.cuh"
 FLOATS, LISTS = "project/cuda_floats.cuh", "project/cuda_block_lists.cuh"
 LOSS_DEVIATIONS = "leave_one_out/cuda_float_deviations.cuh"
 LOSS_MOMENTS = "leave_one_out/cuda_float_moments.cuh"
+DOUBLE, MOMENTS = "sums: deviations in double", "sums: moments, degree 10"
 TILE = 224  # tokens at N = 100
 
 
@@ -148,7 +149,7 @@ HOT = (
         dynamic=loss_shared, scattered=True, first_read=True, goal=30,
     ),
     Hot(
-        "leave_one_out", "sums: moments, degree 10", "float_sums_kernelI{dtype}",
+        "leave_one_out", MOMENTS, "float_sums_kernelI{dtype}",
         ((LOSS_MOMENTS, "for (int k = 0; k < kBurst; k += 4, ++tokens, deviations += 4)"),
          (LOSS_MOMENTS, "add_burst<false>(tile.tokens"), (LOSS_MOMENTS, "add_moments<10>(tile")),
         (LOSS_MOMENTS, "float power = p * fourth;"),
@@ -156,10 +157,31 @@ HOT = (
         dynamic=loss_shared, goal=20,
     ),
     Hot(
+        "leave_one_out", DOUBLE, "float_sums_kernelI{dtype}",
+        ((LOSS_DEVIATIONS, "for (int first = 0; first < count; first += kModelsAtOnce"),),
+        (LOSS_DEVIATIONS, "*column = static_cast<float>(e);"),
+        lambda s: tiles(s) * s.positions, TILE, lambda s: s.models, operation="STS",
+        dynamic=loss_shared, scattered=True,
+    ),
+    Hot(
         "leave_one_out", "totals over chunks", "float_finish_kernelILi2E",
         (("leave_one_out/cuda_float_finish.cuh", "for (int first = warp_id(); first < chunks;"),),
         ("leave_one_out/cuda_float_finish.cuh", "own[j] = present ? *reinterpret_cast"),
-        lambda s: -(-(s.models * 22 + 4) // 32) * s.positions, 256, lambda s: tiles(s) / 8, size=8,
+        lambda s: -(-(s.models * 22 + 6) // 32) * s.positions, 256, lambda s: tiles(s) / 8, size=8,
+    ),
+    *(
+        Hot(
+            "log_pool", name, "pool_sums_kernelI{dtype}",
+            ((POOL, "if (row < cut.rows) sum = row_sum<1>(parts, cut.count);"), (PARTS, loop)),
+            (PARTS, element), lambda s: -(-s.vocab // 256) * s.positions, 256,
+            lambda s: -(-s.vocab // 2048), size=size,
+        )
+        for name, loop, element, size in (
+            ("sums: largest of a row's parts", "const RowPart part = parts[k];",
+             "const RowPart part = parts[k];", 8),
+            ("sums: a row's parts", "total[0] = vfma(parts[k].sum",
+             "total[0] = vfma(parts[k].sum", 12),
+        )
     ),
     Hot(
         "log_pool", "sums over models", "pool_sums_kernelI{dtype}",
@@ -183,17 +205,52 @@ HOT = (
     ),
 )  # fmt: skip
 
-# The calls of a query: their loops; the kernels and the memsets that they queue, also kernels that
-# return at once (tests/cuda_on_cpu/test_launches.py counts them); how many kernels are wanted.
+
+@dataclass(frozen=True)
+class Pipeline:
+    """The calls of a query.
+
+    Attributes:
+        operators: those whose loops count.
+        kernels, memsets: what they queue, also kernels that return at once.
+            tests/cuda_on_cpu/test_launches.py counts them.
+        wanted: at most so many kernels.
+        times: how often each loop of NOT_ALWAYS runs, and loops that run more than once.
+        targets: microseconds a query, by dtype and B.
+    """
+
+    operators: tuple[str, ...]
+    kernels: int
+    memsets: int
+    wanted: int
+    times: Mapping[str, int] = field(default_factory=dict)
+    targets: Mapping[tuple[str, int], int] = field(default_factory=dict)
+
+    def loops(self, table: Table, dtype: str, shape: Shape) -> list[tuple[str, float]]:
+        """Return the name of each loop that runs, and its microseconds a query."""
+        return [
+            (f"{hot.operator}, {hot.name}" + (f", {times} times" if times > 1 else ""),
+             times * seconds(hot, found, shape) / shape.positions * 1e6)
+            for (arch, kind, operator, name), (hot, found) in table.items()
+            if (arch, kind) == ("sm_90", dtype) and operator in self.operators
+            and (times := self.times.get(name, int(name not in NOT_ALWAYS)))
+        ]  # fmt: skip
+
+    def queued(self, shape: Shape) -> float:
+        return (self.kernels + self.memsets) * LAUNCH * 1e6 / shape.positions
+
+
+LOSSES = ("project", "leave_one_out")
+NOT_ALWAYS = {"small targets: log-sum-exps", "small targets: moments", DOUBLE}
 PIPELINES = {
-    "log_pool + mixture + sample": (("log_pool", "sample"), 4, 1, 4),
-    "project + leave_one_out": (("project", "leave_one_out"), 5, 1, 6),
-}
-NOT_IN_PIPELINES = {"small targets: log-sum-exps", "small targets: moments"}
-# Microseconds a query, by dtype and B.
-TARGETS: dict[str, dict[tuple[str, int], int]] = {
-    "log_pool + mixture + sample": {("bf16", 8): 12},
-    "project + leave_one_out": {("bf16", 8): 16, ("fp32", 8): 20, ("bf16", 1): 40},
+    "log_pool + mixture + sample": Pipeline(
+        ("log_pool", "sample"), 4, 1, 4, targets={("bf16", 8): 12}
+    ),
+    "project + leave_one_out": Pipeline(
+        LOSSES, 6, 0, 6, targets={("bf16", 8): 16, ("fp32", 8): 20, ("bf16", 1): 40}
+    ),
+    # Every tile is computed again in double.
+    "the same, if models share much": Pipeline(LOSSES, 6, 0, 6, {DOUBLE: 1, MOMENTS: 2}),
 }
 
 
@@ -390,24 +447,17 @@ def loops_text(table: Table, architecture: str, dtype: str) -> str:
 def estimate_text(table: Table, dtype: str) -> str:
     lines = []
     size = DTYPES[dtype][1]
-    for pipeline, (operators, kernels, memsets, wanted) in PIPELINES.items():
+    for name, pipeline in PIPELINES.items():
         for positions in (1, 8):
             shape = Shape(positions=positions, size=size)
-            parts = [
-                (f"{hot.operator}, {hot.name}", seconds(hot, found, shape) / positions * 1e6)
-                for (arch, kind, _, _), (hot, found) in table.items()
-                if (arch, kind) == ("sm_90", dtype)
-                and hot.operator in operators
-                and hot.name not in NOT_IN_PIPELINES
-            ]
-            queued = (kernels + memsets) * LAUNCH * 1e6 / positions
+            parts, queued = pipeline.loops(table, dtype, shape), pipeline.queued(shape)
             total = sum(value for _, value in parts) + queued
-            target = TARGETS[pipeline].get((dtype, positions))
-            lines.append(f"{pipeline}, {dtype}, B = {positions}: {total:.0f} µs a query"
+            target = pipeline.targets.get((dtype, positions))
+            lines.append(f"{name}, {dtype}, B = {positions}: {total:.0f} µs a query"
                          + (f" (target {target})" if target else ""))  # fmt: skip
-            lines += [f"  {value:7.2f}  {name}" for name, value in parts]
-            lines.append(f"  {queued:7.2f}  {kernels} kernels (wanted: at most {wanted}) and "
-                         f"{memsets} memset queued")  # fmt: skip
+            lines += [f"  {value:7.2f}  {loop}" for loop, value in parts]
+            lines.append(f"  {queued:7.2f}  {pipeline.kernels} kernels (wanted: at most "
+                         f"{pipeline.wanted}) and {pipeline.memsets} memsets queued")  # fmt: skip
             floor = shape.rows * shape.vocab * size / BANDWIDTH / positions * 1e6
             lines += [f"  {floor:7.2f}  of these for one read of the rows, at the least", ""]
     return "\n".join(lines)
@@ -444,19 +494,13 @@ would make it faster, is not assumed.
 def totals(table: Table) -> list[tuple[str, str, int, float, int | None]]:
     """Return (calls, dtype, B, microseconds a query, target) of each estimate."""
     found = []
-    for pipeline, (operators, kernels, memsets, _) in PIPELINES.items():
+    for name, pipeline in PIPELINES.items():
         for dtype, (_, size) in DTYPES.items():
             for positions in (8, 1):
                 shape = Shape(positions=positions, size=size)
-                taken = (kernels + memsets) * LAUNCH + sum(
-                    seconds(hot, figures, shape)
-                    for (arch, kind, _, _), (hot, figures) in table.items()
-                    if (arch, kind) == ("sm_90", dtype)
-                    and hot.operator in operators
-                    and hot.name not in NOT_IN_PIPELINES
-                )
-                found.append((pipeline, dtype, positions, taken / positions * 1e6,
-                              TARGETS[pipeline].get((dtype, positions))))  # fmt: skip
+                taken = sum(value for _, value in pipeline.loops(table, dtype, shape))
+                found.append((name, dtype, positions, taken + pipeline.queued(shape),
+                              pipeline.targets.get((dtype, positions))))  # fmt: skip
     return found
 
 

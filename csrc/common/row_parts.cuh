@@ -168,14 +168,18 @@ struct RowSum {
 template <int kLanes>
 __device__ RowSum row_sum(const RowPart* parts, int count) {
   const int first = kLanes == 1 ? 0 : lane_id();
-  double most[2] = {-HUGE_VAL, -HUGE_VAL};  // logit, octaves
+  float largest = -HUGE_VALF;
+  int octaves = octaves_of(largest);
+#pragma unroll 8
   for (int k = first; k < count; k += kLanes) {
-    most[0] = vmax(static_cast<double>(parts[k].largest), most[0]);
-    most[1] = vmax(static_cast<double>(parts[k].octaves), most[1]);
+    const RowPart part = parts[k];
+    largest = std::fmax(part.largest, largest);
+    octaves = part.octaves > octaves ? part.octaves : octaves;
   }
+  double most[2] = {largest, static_cast<double>(octaves)}, total[1] = {0.0};
   if constexpr (kLanes > 1) warp_reduce(most, Max{});
-  const int octaves = static_cast<int>(most[1]);
-  double total[1] = {0.0};
+  octaves = static_cast<int>(most[1]);
+#pragma unroll 8
   for (int k = first; k < count; k += kLanes) {
     total[0] = vfma(parts[k].sum, scale_down(parts[k].octaves - octaves), total[0]);
   }

@@ -46,7 +46,8 @@ constexpr double kLossError = 9.8e-6;
 constexpr double kFewSlots = 4.0;
 
 // Deviations are computed in double if the models have much in common: the mean of delta, as a norm
-// over kSampledTokens tokens, exceeds kMostCommon times the models' distance from it.
+// over some tokens, exceeds kMostCommon times the models' distance from it. The CPU takes
+// kSampledTokens of the row, CUDA the first tile of a chunk.
 constexpr int kSampledTokens = 64;
 constexpr double kMostCommon = 0.8;
 

@@ -1,8 +1,10 @@
 #include <algorithm>
+#include <type_traits>
 
 #include "common/launch.cuh"
 #include "leave_one_out/cuda_finish.cuh"
 #include "leave_one_out/cuda_float_finish.cuh"
+#include "leave_one_out/cuda_float_models.cuh"
 #include "leave_one_out/cuda_float_tile.cuh"
 
 namespace adapmixed::cuda {
@@ -22,13 +24,27 @@ device::LossCall divided(const Shape& shape, std::int64_t num_orders) {
   }
   return call;
 }
-std::int64_t sums_bytes(const device::LossCall& call) {
-  return std::max(call.layout.sums_bytes(), call.floats.sums_bytes());
-}
-// Behind the sums: words that are 0 at first.
+// Words behind the rest of the workspace that are 0 at first.
 std::int64_t progress_bytes(const device::LossCall& call) {
   return static_cast<std::int64_t>(sizeof(device::LossProgress)) +
          call.layout.group * static_cast<std::int64_t>(sizeof(device::LossState));
+}
+// Places the arrays of a call in its workspace, and returns the bytes that it takes.
+std::int64_t place(device::LossCall& call, std::int64_t models, void* workspace) {
+  std::int64_t bytes = 0;
+  const auto take = [&](auto*& array, std::int64_t size) {
+    array = reinterpret_cast<std::remove_reference_t<decltype(array)>>(
+        reinterpret_cast<std::uintptr_t>(workspace) + static_cast<std::uintptr_t>(bytes));
+    bytes += (size + 15) / 16 * 16;
+  };
+  const auto size_of = [](auto* array) { return static_cast<std::int64_t>(sizeof *array); };
+  const std::int64_t group = call.floats.group;
+  take(call.sums, std::max(call.layout.sums_bytes(), call.floats.sums_bytes()));
+  take(call.models, group * models * size_of(call.models));
+  take(call.facts, group * device::float_facts_of(models) * size_of(call.facts));
+  take(call.progress, progress_bytes(call));
+  call.states = reinterpret_cast<device::LossState*>(call.progress + 1);
+  return bytes;
 }
 
 // Queues the attempt in single precision at `here` positions.
@@ -38,6 +54,8 @@ void queue_floats(const device::LossCall& call, const device::PackedFits<kMaxOrd
   const dim3 threads(device::kFloatThreads);
   const auto shared = static_cast<std::size_t>(call.floats.shared_bytes(call.in.shape.models));
   const dim3 totals = grid_of(here * ((call.floats.per_chunk + device::kWarp - 1) / device::kWarp));
+  launch(queue, device::float_models_kernel,
+         grid_of(here * device::float_facts_of(call.in.shape.models)), threads, 0, call);
   launch(queue, device::float_sums_kernel<D>, grid_of(here * call.floats.chunks), threads, shared,
          call);
   if (call.orders.count <= device::kFewOrders) {
@@ -51,18 +69,15 @@ void queue_floats(const device::LossCall& call, const device::PackedFits<kMaxOrd
 }  // namespace
 
 std::int64_t leave_one_out_workspace(const Shape& shape, std::int64_t num_orders) {
-  const device::LossCall call = divided(shape, num_orders);
-  return sums_bytes(call) + progress_bytes(call);
+  device::LossCall call = divided(shape, num_orders);
+  return place(call, shape.models, nullptr);
 }
 
 void leave_one_out(const Ensemble& in, const Weights& weights, const LeaveOneOutOptions& options,
                    double* loss, double* balance, const Queue& queue) {
   const DeviceGuard guard(queue);
   device::LossCall call = divided(in.shape, options.num_orders);
-  call.sums = static_cast<double*>(queue.workspace);
-  call.progress = reinterpret_cast<device::LossProgress*>(static_cast<char*>(queue.workspace) +
-                                                          sums_bytes(call));
-  call.states = reinterpret_cast<device::LossState*>(call.progress + 1);
+  place(call, in.shape.models, queue.workspace);
   call.in = in;
   call.weights = weights;
   call.all = device::neighbours_of(in.shape, options);
@@ -81,7 +96,9 @@ void leave_one_out(const Ensemble& in, const Weights& weights, const LeaveOneOut
       call.after_floats ? device::fits_of(call.orders, call.all.largest_order) : nullptr;
   for (call.first = 0; call.first < in.shape.positions; call.first += call.layout.group) {
     const std::int64_t here = std::min(call.layout.group, in.shape.positions - call.first);
-    clear(queue, reinterpret_cast<unsigned*>(call.progress), progress_bytes(call) / 4);
+    if (!call.after_floats) {
+      clear(queue, reinterpret_cast<unsigned*>(call.progress), progress_bytes(call) / 4);
+    }
     const std::int64_t pieces = device::loss_pieces(call, here);
     with_dtype(in.private_logits.dtype, [&](auto dtype) {
       constexpr Dtype kDtype = decltype(dtype)::value;

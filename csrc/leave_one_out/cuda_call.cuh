@@ -14,7 +14,16 @@ struct LossOrders {
   bool all_integer;
 };
 
-// What the weights and log-sum-exps of a position say about single precision.
+// What the weights and log-sum-exps of up to kFloatThreads models say about single precision.
+struct FloatFacts {
+  double failed;                                // 1 if it does not serve one of them
+  double weights, largest_weight, ratio_error;  // a sum, and maxima
+};
+ADAPMIXED_HD std::int64_t float_facts_of(std::int64_t models) {
+  return (models + kFloatThreads - 1) / kFloatThreads;
+}
+
+// The same of all models of a position.
 struct FloatPosition {
   int degree;  // index for degree_at; -1: floats do not serve
   double mean_weight;
@@ -28,7 +37,6 @@ struct LossState {
   std::int32_t foreign;     // the rows are invalid or not those of the projection
   std::int32_t overflowed;  // some sum left the range of double
   unsigned left_at;         // of the k-th position left to double_loss_kernel: its index
-  FloatPosition floats;
 };
 struct LossProgress {
   unsigned left;         // positions left to double_loss_kernel
@@ -45,6 +53,8 @@ struct LossCall {
   FloatLayout floats;  // of those in single precision
   std::int64_t first;  // first position of this group
   double* sums;        // (group, chunks, per_chunk) of either
+  FloatModel* models;  // (group, N)
+  FloatFacts* facts;   // (group, float_facts_of(N))
   LossProgress* progress;
   LossState* states;  // (group)
   double *loss, *balance;

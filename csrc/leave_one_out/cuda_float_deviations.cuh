@@ -8,37 +8,6 @@
 
 ADAPMIXED_CORE_BEGIN
 
-// What the weights and log-sum-exps of a position say. A whole block must call this together.
-__device__ inline FloatPosition float_position(const LossCall& call, std::int64_t position) {
-  const double public_lse = call.in.public_lse[position];
-  double total = 0.0;                // the sum of the weights
-  double most[3] = {0.0, 0.0, 0.0};  // 1 if floats fail on a row; weight; ratio error
-  for (std::int64_t i = threadIdx.x; i < call.in.shape.models; i += blockDim.x) {
-    const std::int64_t at = i * call.in.shape.positions + position;
-    const double weight = call.weights.weight[at], lse = call.in.private_lse[at];
-    const bool serves =
-        admissible(call.in, call.weights, at) && std::fabs(lse - public_lse) < kFloatDifference;
-    if (!serves) most[0] = 1.0;
-    total += weight;
-    most[1] = std::fmax(most[1], weight);
-    most[2] = std::fmax(most[2], double_ratio_error(lse, public_lse));
-  }
-  total = block_sum(total);
-  block_reduce(most, Max{});
-  // False also if the public log-sum-exp is NaN.
-  const bool serves = most[0] == 0.0 && std::fabs(public_lse) < kFloatLargest + kFloatLogQ;
-  return {serves ? loss_degree(call.all, most[1]) : -1, total / call.all.slots, {most[1], most[2]}};
-}
-
-__device__ inline FloatModel float_model(const LossCall& call, std::int64_t position,
-                                         std::int64_t model) {
-  const std::int64_t at = model * call.in.shape.positions + position;
-  const double weight = call.weights.weight[at];
-  const FloatShift shift = make_shift(call.in.private_lse[at], call.in.public_lse[position]);
-  return {shift.c, shift.lowest, static_cast<float>(weight * (1.0 + shift.residual)),
-          static_cast<float>(weight * shift.residual)};
-}
-
 // The deviations of all models at one token: their sum and the largest of their sizes.
 struct Deviations {
   double total = 0.0;
@@ -119,20 +88,32 @@ __device__ Deviations float_deviations(const LossCall& call, const FloatModel* m
 }
 
 template <Dtype D>
-__device__ Deviations double_deviations(const LossCall& call, int base_model, std::int64_t position,
-                                        std::int64_t v, double z0, float* column, int pitch,
-                                        double& base) {
-  const auto delta = [&](std::int64_t i) {
-    const ModelRow<D> row = model_row<D>(call.in, call.weights, i, position);
-    return row.weight * ratio_excess(row.log_ratio(v, z0));
+__device__ Deviations double_deviations(const LossCall& call, const DoubleModel* models,
+                                        int base_model, std::int64_t position, std::int64_t v,
+                                        double z0, float* column, int pitch, double& base) {
+  const auto* at = row_bits<D>(call.in.private_logits, 0, position) + v;
+  const std::int64_t stride = call.in.private_logits.stride_model;
+  const auto delta = [z0](const DoubleModel& model, float z) {
+    return model.weight * ratio_excess(z - z0 - model.shift);
   };
-  base = delta(base_model);
+  base = delta(models[base_model], float_of<D>(at[base_model * stride]));
+  const int count = static_cast<int>(call.in.shape.models);
   Deviations found;
-  for (std::int64_t i = 0; i < call.in.shape.models; ++i, column += pitch) {
-    const double e = delta(i) - base;
-    *column = static_cast<float>(e);
-    found.include(*column);
-    found.total += e;
+#pragma unroll 1
+  for (int first = 0; first < count; first += kModelsAtOnce, at += kModelsAtOnce * stride) {
+    float z[kModelsAtOnce];
+#pragma unroll
+    for (int g = 0; g < kModelsAtOnce; ++g) {
+      z[g] = first + g < count ? float_of<D>(at[g * stride]) : 0.0f;
+    }
+#pragma unroll
+    for (int g = 0; g < kModelsAtOnce; ++g, column += pitch) {
+      if (first + g >= count) continue;
+      const double e = delta(models[first + g], z[g]) - base;
+      *column = static_cast<float>(e);
+      found.include(*column);
+      found.total += e;
+    }
   }
   return found;
 }
@@ -164,7 +145,7 @@ struct TokenFindings {
 template <Dtype D>
 __device__ TokenFindings load_token(const LossCall& call, const FloatPosition& position_facts,
                                     double reach, int base_model, std::int64_t position,
-                                    std::int64_t v, const FloatModel* constants, float* column,
+                                    std::int64_t v, const TileMemory& tile, float* column,
                                     int pitch) {
   TokenFindings found;
   const int models = static_cast<int>(call.in.shape.models);
@@ -186,8 +167,9 @@ __device__ TokenFindings load_token(const LossCall& call, const FloatPosition& p
   const bool in_double = base_model >= 0;
   double base = 0.0;
   const Deviations own =
-      in_double ? double_deviations<D>(call, base_model, position, v, z0, column, pitch, base)
-                : float_deviations<D>(call, constants, position, v, z0, column, pitch);
+      in_double ? double_deviations<D>(call, tile.doubles, base_model, position, v, z0, column,
+                                       pitch, base)
+                : float_deviations<D>(call, tile.models, position, v, z0, column, pitch);
   const double others = own.total / all.slots;
   const double mean = vfma(base, models / all.slots, others);
   const double middle = all.against_public ? -base : others - base * (all.absent / all.slots);

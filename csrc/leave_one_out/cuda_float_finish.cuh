@@ -3,8 +3,8 @@
 #pragma once
 
 #include "common/block.cuh"
-#include "leave_one_out/cuda_call.cuh"
 #include "leave_one_out/cuda_fits.cuh"
+#include "leave_one_out/cuda_float_models.cuh"
 
 ADAPMIXED_CORE_BEGIN
 
@@ -35,17 +35,16 @@ __device__ inline void add_chunks(const LossCall& call, int degree, int at, doub
       const bool present = written && first + j * kFloatWarps < chunks;
       own[j] = present ? *reinterpret_cast<const double*>(begin + from) : 0.0;
     }
+    __syncwarp();  // for speed alone: loads are not moved beyond it
 #pragma unroll
-    for (int j = 0; j < kAtOnce; ++j) {
-      total = largest ? std::fmax(total, own[j]) : total + own[j];
-    }
+    for (int j = 0; j < kAtOnce; ++j) total = largest ? vmax(own[j], total) : total + own[j];
   }
   partial[warp_id()][lane_id()] = total;
   __syncthreads();
   if (warp_id() == 0 && written) {
     for (int w = 1; w < kFloatWarps; ++w) {
       const double other = partial[w][lane_id()];
-      total = largest ? std::fmax(total, other) : total + other;
+      total = largest ? vmax(other, total) : total + other;
     }
     sums[at] = total;
   }
@@ -56,9 +55,7 @@ __device__ inline void add_chunks(const LossCall& call, int degree, int at, doub
 // whole block must call this together.
 template <int kOrders>
 __device__ bool write_losses(const LossCall& call, const PackedFits<kOrders>& fits,
-                             std::int64_t member, double* sums) {
-  const std::int64_t position = call.first + member;
-  const FloatPosition found = call.states[member].floats;
+                             const FloatPosition& found, std::int64_t position, double* sums) {
   const int models = static_cast<int>(call.in.shape.models), orders = call.orders.count;
   const int degree = degree_at(found.degree);
   const double reach = moment_reach(call.all.largest_order, degree);
@@ -104,11 +101,12 @@ __global__ void __launch_bounds__(kFloatThreads, 2)
   LossState& state = call.states[member];
   bool served = state.failed == 0;  // the same for every thread: this kernel does not write it
   if (served) {
+    const FloatPosition found = float_position(call, member);
     double* sums = float_sums(call, member, 0);
-    add_chunks(call, degree_at(call.states[member].floats.degree),
+    add_chunks(call, degree_at(found.degree),
                static_cast<int>(blockIdx.x % blocks) * kWarp + lane_id(), sums);
     if (!is_last_block(&state.totalled, blocks)) return;
-    served = write_losses(call, fits, member, sums);
+    served = write_losses(call, fits, found, call.first + member, sums);
   } else if (blockIdx.x % blocks != 0) {
     return;
   }

@@ -29,6 +29,11 @@ struct alignas(16) FloatModel {
   float c, lowest, slope, offset;  // delta = slope (r' - 1) + offset
 };
 
+// The same for deviations in double: delta = weight (e^{z - z_0 - shift} - 1).
+struct alignas(16) DoubleModel {
+  double shift, weight;
+};
+
 // The numbers that all models share at a token which is summed in double.
 struct ExactToken {
   int lane;      // index in the tile
@@ -90,14 +95,20 @@ struct TileTokens {
 
 // The shared memory of a block of the sums.
 struct TileMemory {
-  FloatModel* models;         // while the deviations are computed
-  ExactToken* list;           // afterwards, at the same place
+  // While the deviations are computed, the models' constants of either kind; afterwards, at the
+  // same place, the list.
+  FloatModel* models;
+  DoubleModel* doubles;
+  ExactToken* list;
   TileTokens* tokens;         // of the tile, in fours
   float* deviations;          // (N, pitch)
   const std::uint32_t* wide;  // bits of tokens with |t| > 1
 
   __device__ TileMemory(const FloatLayout& layout, std::int64_t count, const std::uint32_t* bits)
-      : models(dynamic_shared<FloatModel>()), list(dynamic_shared<ExactToken>()), wide(bits) {
+      : models(dynamic_shared<FloatModel>()),
+        doubles(dynamic_shared<DoubleModel>()),
+        list(dynamic_shared<ExactToken>()),
+        wide(bits) {
     tokens = reinterpret_cast<TileTokens*>(dynamic_shared<char>() + layout.list_bytes(count));
     deviations = reinterpret_cast<float*>(tokens + layout.tile / 4);
   }

@@ -5,6 +5,7 @@
 
 #include "leave_one_out/cuda_float_deviations.cuh"
 #include "leave_one_out/cuda_float_exact.cuh"
+#include "leave_one_out/cuda_float_models.cuh"
 #include "leave_one_out/cuda_float_moments.cuh"
 
 ADAPMIXED_CORE_BEGIN
@@ -41,14 +42,20 @@ __device__ bool add_tile(const LossCall& call, const FloatPosition& found, std::
   const double reach = moment_reach(call.all.largest_order, degree);
   const int thread = static_cast<int>(threadIdx.x), models = static_cast<int>(call.in.shape.models);
   const TileMemory tile(call.floats, models, wide);
-  for (int i = thread; i < models; i += kFloatThreads) {
-    tile.models[i] = float_model(call, position, i);
-  }
-  __syncthreads();
   for (;;) {
+    for (int i = thread; i < models; i += kFloatThreads) {
+      const std::int64_t at = i * call.in.shape.positions + position;
+      if (base < 0) {
+        tile.models[i] = call.models[(position - call.first) * models + i];
+      } else {
+        tile.doubles[i] = {call.in.private_lse[at] - call.in.public_lse[position],
+                           call.weights.weight[at]};
+      }
+    }
+    __syncthreads();
     TokenFindings own;
     if (thread < call.floats.tile) {
-      own = load_token<D>(call, found, reach, base, position, begin + thread, tile.models,
+      own = load_token<D>(call, found, reach, base, position, begin + thread, tile,
                           tile.deviations + thread, pitch);
       tile.tokens[thread / 4].set(thread % 4, own.token);
     }
@@ -96,8 +103,7 @@ __global__ void __launch_bounds__(kFloatThreads, 2)
   const std::int64_t member = blockIdx.x / layout.chunks, chunk = blockIdx.x % layout.chunks;
   const std::int64_t position = call.first + member;
   if (block_flag(&call.states[member].failed)) return;  // other chunks of the position raise it
-  const FloatPosition found = float_position(call, position);
-  if (chunk == 0 && threadIdx.x == 0) call.states[member].floats = found;
+  const FloatPosition found = float_position(call, member);
   bool served = found.degree >= 0;
   double* sums = float_sums(call, member, chunk);
   std::int64_t begin = chunk * layout.chunk_length;

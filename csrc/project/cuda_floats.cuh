@@ -37,7 +37,7 @@ __device__ inline float reciprocal(float x) {
 #if defined(ADAPMIXED_SIMT)
   return 1.0f / x;
 #else
-  float near;  // within four units
+  float near;  // within two units
   asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(near) : "f"(x));
   return vfma(vfma(-x, near, 1.0f), near, near);
 #endif

@@ -86,7 +86,7 @@ def most(models: int, positions: int, orders: int) -> int:
     """Return the most bytes that ``adapmixed_ext`` states for ``leave_one_out`` on CUDA."""
     sums = 8 * models * (2 * orders + 1)
     sharing = min(positions, max(1, 2**26 // sums))
-    return max(2**26, sums) + sharing * 64 + 64
+    return max(2**26, sums) + sharing * (16 * models + 128) + 64
 
 
 @pytest.mark.parametrize("orders", [1, 8, 32])
