@@ -158,7 +158,7 @@ HOT = (
     ),
     Hot(
         "leave_one_out", DOUBLE, "float_sums_kernelI{dtype}",
-        ((LOSS_DEVIATIONS, "for (int first = 0; first < count; first += kModelsAtOnce"),),
+        ((LOSS_DEVIATIONS, "for (int first = 0; first < count; first += kAtOnce"),),
         (LOSS_DEVIATIONS, "*column = static_cast<float>(e);"),
         lambda s: tiles(s) * s.positions, TILE, lambda s: s.models, operation="STS",
         dynamic=loss_shared, scattered=True,

@@ -97,17 +97,18 @@ __device__ Deviations double_deviations(const LossCall& call, const DoubleModel*
     return model.weight * ratio_excess(z - z0 - model.shift);
   };
   base = delta(models[base_model], float_of<D>(at[base_model * stride]));
+  constexpr int kAtOnce = 4;
   const int count = static_cast<int>(call.in.shape.models);
   Deviations found;
 #pragma unroll 1
-  for (int first = 0; first < count; first += kModelsAtOnce, at += kModelsAtOnce * stride) {
-    float z[kModelsAtOnce];
+  for (int first = 0; first < count; first += kAtOnce, at += kAtOnce * stride) {
+    float z[kAtOnce];
 #pragma unroll
-    for (int g = 0; g < kModelsAtOnce; ++g) {
+    for (int g = 0; g < kAtOnce; ++g) {
       z[g] = first + g < count ? float_of<D>(at[g * stride]) : 0.0f;
     }
 #pragma unroll
-    for (int g = 0; g < kModelsAtOnce; ++g, column += pitch) {
+    for (int g = 0; g < kAtOnce; ++g, column += pitch) {
       if (first + g >= count) continue;
       const double e = delta(models[first + g], z[g]) - base;
       *column = static_cast<float>(e);

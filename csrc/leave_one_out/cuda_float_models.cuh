@@ -10,7 +10,7 @@ ADAPMIXED_CORE_BEGIN
 
 // A thread takes a model of a position. It also clears what the blocks of later kernels tell each
 // other.
-__global__ static void __launch_bounds__(kFloatThreads)
+static __global__ void __launch_bounds__(kFloatThreads)
     float_models_kernel(const __grid_constant__ LossCall call) {
   const std::int64_t models = call.in.shape.models, blocks = float_facts_of(models);
   const std::int64_t member = blockIdx.x / blocks, position = call.first + member;
