@@ -482,12 +482,12 @@ of a quarter of a multiprocessor, or those that one warp waits for, whichever is
 elements takes {FROM_MEMORY:g} cycles if it is the first of them, and {FROM_CACHE:g} from the L2 cache; each kernel and
 each memset adds {LAUNCH * 1e6:g} µs.
 
-How wrong it may be: assume a factor of two both ways. It leaves out what surrounds the loops, tokens
-and rows that take a rarer path, bank conflicts and bandwidth of the caches. Models are near the public
-one: no group of scores is looked at, and the search ends at once. Kernels that issue without a pause are
-rare: 60 to 80 % of the rate is usual, so a loop bound by the issue takes 1.3 to 1.7 times
-as long. A loop that waits is as wrong as the latencies, by some 30 %. Overlap of kernels, which
-would make it faster, is not assumed.
+How wrong it may be: assume a factor of two, rather too low than too high. It leaves out what
+surrounds the loops, tokens and rows that take a rarer path, bank conflicts and bandwidth of the
+caches. Models are near the public one: no group of scores is looked at, and the search ends at
+once. Kernels that issue without a pause are rare: 60 to 80 % of the rate is usual, so a loop bound
+by the issue takes 1.3 to 1.7 times as long. A loop that waits is as wrong as the latencies, by some
+30 %. Overlap of kernels, which would make it faster, is not assumed.
 """  # noqa: E501
 
 
