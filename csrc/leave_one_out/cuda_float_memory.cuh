@@ -102,7 +102,7 @@ struct TileMemory {
   ExactToken* list;
   TileTokens* tokens;         // of the tile, in fours
   float* deviations;          // (N, pitch)
-  const std::uint32_t* wide;  // bits of tokens with |t| > 1
+  const std::uint32_t* wide;  // bits of tokens at which some |t| may exceed 1
 
   __device__ TileMemory(const FloatLayout& layout, std::int64_t count, const std::uint32_t* bits)
       : models(dynamic_shared<FloatModel>()),

@@ -34,7 +34,8 @@ struct LossLayout {
     const std::int64_t tiles_a_chunk = fit < 1 ? tiles : (tiles + fit - 1) / fit;
     chunk_length = tiles_a_chunk * tile;
     chunks = (tiles + tiles_a_chunk - 1) / tiles_a_chunk;
-    group = std::clamp<std::int64_t>(kLossMemory / (chunks * per_chunk), 1, shape.positions);
+    const std::int64_t rows = std::max<std::int64_t>(kLossMemory / (chunks * per_chunk), 1);
+    group = std::min(rows, shape.positions);  // there may be none
   }
 
   // The sums take at most 64 MiB, or the sums of one chunk if those are larger.

@@ -82,6 +82,19 @@ def test_screening_sorts_many_tokens_in_the_workspace() -> None:
         assert torch.equal(got.passed, expected.passed)
 
 
+def test_calls_without_a_position() -> None:
+    private, public = torch.zeros(5, 0, 90), torch.zeros(0, 90)
+    with simulated.kernels():
+        projection = adapmixed_ext.project(private, public, order=18, radius=3.6)
+        assert projection.weight.shape == (5, 0)
+        loss = adapmixed_ext.leave_one_out(private, public, projection, orders=[2.0, 18.0])
+        assert loss.shape == (5, 0, 2)
+        pool = adapmixed_ext.log_pool(private, public, lower=-0.25, upper=1.0, scale=2.0)
+        assert adapmixed_ext.mixture(private, public, pool).shape == (0, 90)
+        clipping = adapmixed_ext.clip_project(private, public, lower=0.5, upper=2.0)
+        assert clipping.log_scale.shape == (5, 0)
+
+
 def most(models: int, positions: int, orders: int) -> int:
     """Return the most bytes that ``adapmixed_ext`` states for ``leave_one_out`` on CUDA."""
     sums = 8 * models * (2 * orders + 1)
