@@ -259,7 +259,7 @@ speed() {
   stage must kernels 90 "$python" -m benchmarks.cuda_profile --out "$results/$gpu-kernels.txt" \
     "${small[@]}"
   # One launch of each kernel and shape.
-  stage may ncu 120 ncu --target-processes all --kernel-name-base mangled \
+  stage may ncu 120 ncu --clock-control none --target-processes all --kernel-name-base mangled \
     --kernel-name regex:adapmixed --filter-mode per-launch-config --launch-count 1 \
     --section SpeedOfLight --section Occupancy --section WarpStateStats \
     --section InstructionStats --section MemoryWorkloadAnalysis \
