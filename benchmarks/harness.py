@@ -265,6 +265,7 @@ def machine() -> dict[str, Any]:
     model = re.search(r"model name\s*:\s*(.*)", _read("/proc/cpuinfo"))
     memory = re.search(r"MemTotal:\s*(\d+) kB", _read("/proc/meminfo"))
     build = adapmixed_ext.build_info()
+    given, here = os.environ.get("ADAPMIXED_COMMIT"), _git("rev-parse", "HEAD")
     return {
         "cpu": model[1] if model else platform.processor() or platform.machine(),
         "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else None,
@@ -277,11 +278,11 @@ def machine() -> dict[str, Any]:
         "torch": torch.__version__,
         "python": platform.python_version(),
         "adapmixed": adapmixed.__version__,
-        # A copy of the sources may have its commit from the environment.
-        "commit": _git("rev-parse", "HEAD") or os.environ.get("ADAPMIXED_COMMIT") or "unknown",
-        # Without git nothing is known about changes.
+        # A copy of the sources has its commit from the environment. Nothing is known about changes
+        # there, nor without git.
+        "commit": given or here or "unknown",
         "dirty": bool(_git("status", "--porcelain", "--untracked-files=no", ":!benchmarks/results"))
-        if _git("rev-parse", "HEAD")
+        if here and not given
         else None,
     }
 

@@ -28,8 +28,9 @@ __device__ inline std::int64_t token_of_key(std::uint64_t key) {
 
 constexpr int kDigitBits = 8, kDigits = 1 << kDigitBits;
 
-// The digit of the key that is number `left` among the counted keys.
-struct Digit {
+// The digit of the key that is number `left` among the counted keys. Aligned, so that the wide load
+// of a Digit in shared memory reads nothing else, which another thread may write.
+struct alignas(16) Digit {
   unsigned value;
   unsigned before;  // keys with smaller digits
   unsigned same;    // keys with this digit

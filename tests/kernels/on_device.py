@@ -19,7 +19,7 @@ def moved(value: Any, device: torch.device | str) -> Any:
     if isinstance(value, tuple):
         return tuple(moved(part, device) for part in value)
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        fields = {f.name: getattr(value, f.name) for f in dataclasses.fields(value)}
+        fields = {f.name: getattr(value, f.name) for f in dataclasses.fields(value) if f.init}
         return type(value)(**{name: moved(part, device) for name, part in fields.items()})
     return value
 
