@@ -6,12 +6,32 @@
 
 ADAPMIXED_CORE_BEGIN
 
+// 2^{j/16}.
+static __device__ const double kRootValues[kRoots] = {
+    1.0,
+    1.0442737824274138403,
+    1.0905077326652576592,
+    1.1387886347566916537,
+    1.1892071150027210667,
+    1.2418578120734840486,
+    1.2968395546510096659,
+    1.3542555469368927283,
+    1.4142135623730950488,
+    1.4768261459394993114,
+    1.5422108254079408236,
+    1.6104903319492543082,
+    1.6817928305074290861,
+    1.7562521603732994831,
+    1.8340080864093424635,
+    1.9152065613971472939,
+};
+
 // The roots 2^{j/16} in shared memory, the same for every row. A whole block must call this
 // together.
 __device__ inline const std::uint64_t* shared_roots() {
   __shared__ std::uint64_t roots[kRoots];
   const int j = static_cast<int>(threadIdx.x);
-  if (j < kRoots) roots[j] = root_bits(exp_(j / kSixteenths), j);
+  if (j < kRoots) roots[j] = root_bits(kRootValues[j], j);
   __syncthreads();
   return roots;
 }

@@ -48,6 +48,17 @@ void clear(const Queue& queue, unsigned* counters, std::int64_t count) {
                         static_cast<cudaStream_t>(queue.stream)));
 }
 
+std::int64_t multiprocessors() {
+#if defined(ADAPMIXED_SIMT)
+  return 1;
+#else
+  int device = 0, count = 0;
+  check(cudaGetDevice(&device));
+  check(cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, device));
+  return count;
+#endif
+}
+
 std::int64_t most_shared_bytes() {
   int device = 0, bytes = 0;
   check(cudaGetDevice(&device));

@@ -1,6 +1,7 @@
 // Queueing of kernels, and the errors that report why a kernel could not be queued.
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <stdexcept>
@@ -32,6 +33,9 @@ dim3 grid_of(std::int64_t blocks);
 
 // Returns a block with a thread for each item, in whole warps, but with `most` threads at most.
 dim3 block_of(std::int64_t items, std::int64_t most);
+
+// Returns the number of multiprocessors of the current device.
+std::int64_t multiprocessors();
 
 // Returns the most shared memory, static and dynamic, that a block of the current device may use.
 std::int64_t most_shared_bytes();

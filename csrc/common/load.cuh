@@ -46,6 +46,15 @@ __device__ inline float logit(const typename Bits<D>::type* row, std::int64_t v)
   return float_of<D>(row[v]);
 }
 
+// Asks for the first words of an array, a line of 32 for each thread. Nothing waits for them.
+__device__ inline void prefetch_words([[maybe_unused]] const std::uint32_t* words,
+                                      [[maybe_unused]] std::int64_t count) {
+#if !defined(ADAPMIXED_SIMT)
+  const std::int64_t at = std::int64_t{threadIdx.x} * 32;
+  if (at < count) asm volatile("prefetch.global.L1 [%0];" ::"l"(words + at));
+#endif
+}
+
 // Calls visit(v, z) for every token of this thread. A few loads are on their way together.
 template <Dtype D, class Visit>
 __device__ void for_each_token(const typename Bits<D>::type* row, std::int64_t vocab,

@@ -17,6 +17,8 @@ struct RowPair {
   double public_lse;
   double shift;  // private lse - public lse
 
+  __device__ static constexpr bool empty() { return false; }
+
   // Calls visit(log q, t) for every token of this thread. A token that the public row masks has log
   // q = -inf, and t = +inf if the private row has it.
   template <class Visit>

@@ -14,10 +14,10 @@ ADAPMIXED_CORE_BEGIN
 
 constexpr int kRowThreads = 256;
 constexpr int kRowWarps = kRowThreads / kWarp;
-constexpr int kAtOnce = 32;  // tokens that a lane loads at once
+constexpr int kAtOnce = 32;  // tokens of a lane in a stretch
 constexpr int kStretch = kAtOnce * kWarp;
+constexpr int kBatch = 16;  // tokens that a lane loads together
 constexpr int kMostPart = 2048;
-constexpr int kRowBlocks = 2;  // that a multiprocessor has room for; with three, code would spill
 
 // How the rows of some positions are cut into parts.
 struct RowParts {
@@ -25,36 +25,45 @@ struct RowParts {
   int rows;    // of a position
   int length;  // tokens of a part, whole stretches
   int count;   // parts of a row
+  // Where RowPart lies: those of a row follow each other, or those of a part.
+  std::int64_t row_step, part_step;
 
-  RowParts(std::int64_t positions_, std::int64_t rows_, std::int64_t vocab_)
+  RowParts(std::int64_t positions_, std::int64_t rows_, std::int64_t vocab_,
+           bool rows_together = false)
       : positions(positions_),
         vocab(vocab_),
         rows(static_cast<int>(rows_)),
         length(static_cast<int>(simulated_or(kMostPart, kStretch))),
-        count(static_cast<int>((vocab_ + length - 1) / length)) {}
+        count(static_cast<int>((vocab_ + length - 1) / length)),
+        row_step(rows_together ? 1 : count),
+        part_step(rows_together ? rows : 1) {}
 
   ADAPMIXED_HD int groups() const { return (rows + kRowWarps - 1) / kRowWarps; }
-  ADAPMIXED_HD int stretches() const { return length / kStretch; }  // of a part
   std::int64_t blocks_a_position() const { return static_cast<std::int64_t>(groups()) * count; }
-  std::int64_t parts() const { return positions * rows * count; }
+  ADAPMIXED_HD int stretches() const { return length / kStretch; }  // of a part
+  ADAPMIXED_HD std::int64_t parts() const { return positions * rows * count; }
+  ADAPMIXED_HD std::int64_t first(std::int64_t position) const { return position * rows * count; }
 };
 
 struct alignas(16) RowPart {
   double sum;        // sum_v e^{z_v} 2^-octaves; NaN if a logit is NaN
   float largest;     // logit
-  int octaves;       // octaves_of(largest)
+  int octaves;       // those of a logit of the part, at most kHeadroom below the largest
   double low, high;  // what the caller looks for
 };
 
 // For callers that look for nothing but log-sum-exps.
 struct NoLook {
+  static constexpr int kBlocks = 3;  // that a multiprocessor has room for
   using Other = char;
   struct Found {};
 
   __device__ Other other(float) const { return 0; }
   __device__ void see(Found&, float, Other) const {}
   __device__ void leave(Found&, std::int64_t) const {}
-  __device__ void finish(const Found&, RowPart&) const {}
+  template <Dtype D>
+  __device__ void finish(const Found&, const typename Bits<D>::type*, int, const Other*,
+                         RowPart&) const {}
   template <Dtype D>
   __device__ void finish_public(const typename Bits<D>::type*, int, RowPart&) const {}
   __device__ void begin(std::int64_t) const {}
@@ -82,54 +91,69 @@ __device__ void load_tokens(const typename Bits<D>::type* row, int left, float (
   }
 }
 
+// The sum of a part stays below e^{kHeadroom} times the number of its tokens.
+constexpr float kHeadroom = 40.0f;
+
 // One part of a row, by one warp: `length` tokens, of which the row has `size`. others: what is
 // kept of the public logits of these tokens.
 template <Dtype D, class Look>
 __device__ RowPart row_part(const typename Bits<D>::type* row, int size, int length,
                             const Look& look, const typename Look::Other* others,
                             const std::uint64_t* roots, std::int64_t left) {
-  float largest = -HUGE_VALF;
+  float largest = -HUGE_VALF, bearable = -HUGE_VALF;
   int octaves = octaves_of(largest);
   double total = 0.0;
   typename Look::Found found;
-  bool has_nan = false;
+#pragma unroll 1
   for (int at = lane_id(); at < length; at += kStretch) {
-    float z[kAtOnce];
-    load_tokens<D>(row + at, size - at, z);
 #pragma unroll
-    for (int k = 0; k < kAtOnce; ++k) largest = std::fmax(largest, z[k]);
+    for (int half = 0; half < kAtOnce; half += kBatch) {
+      const int first = at + half * kWarp;
+      float z[kBatch];
+      load_tokens<D>(row + first, size - first, z);
 #pragma unroll
-    for (int step = kWarp / 2; step > 0; step /= 2) {
-      largest = std::fmax(largest, __shfl_xor_sync(kAllLanes, largest, step));
-    }
-    const int before = octaves;
-    octaves = octaves_of(largest);
-    total *= scale_down(before - octaves);
-    const ExpFrom exp_from(roots, octaves);
+      for (int k = 0; k < kBatch; ++k) largest = std::fmax(largest, z[k]);
+      // True for the first logits, and hardly ever afterwards.
+      if (__any_sync(kAllLanes, largest > bearable)) {
 #pragma unroll
-    for (int k = 0; k < kAtOnce; ++k) {
-      total = exp_from.add(total, z[k]);
-      look.see(found, z[k], others[at + k * kWarp]);
-    }
-    if (total != total) {  // a NaN, or +inf
+        for (int step = kWarp / 2; step > 0; step /= 2) {
+          largest = std::fmax(largest, __shfl_xor_sync(kAllLanes, largest, step));
+        }
+        const int before = octaves;
+        octaves = octaves_of(largest);
+        total *= scale_down(before - octaves);
+        bearable = largest + kHeadroom;
+      }
+      const ExpFrom exp_from(roots, octaves);
 #pragma unroll
-      for (int k = 0; k < kAtOnce; ++k) has_nan = has_nan || std::isnan(z[k]);
-      total = has_nan ? NAN : 0.0;
+      for (int k = 0; k < kBatch; ++k) {
+        total = exp_from.add(total, z[k]);
+        look.see(found, z[k], others[first + k * kWarp]);
+      }
     }
     look.leave(found, left);
     left += kWarp;
   }
+  if (total != total) {  // a NaN, or +inf
+    bool has_nan = false;
+    for (int v = lane_id(); v < size; v += kWarp) has_nan = has_nan || std::isnan(logit<D>(row, v));
+    total = has_nan ? NAN : 0.0;
+  }
+#pragma unroll
+  for (int step = kWarp / 2; step > 0; step /= 2) {
+    largest = std::fmax(largest, __shfl_xor_sync(kAllLanes, largest, step));
+  }
   double sums[1] = {total};
   warp_reduce(sums, Add{});
   RowPart part{sums[0], largest, octaves, 0.0, 0.0};
-  look.finish(found, part);
+  look.template finish<D>(found, row, size, others, part);
   return part;
 }
 
 // All rows of all positions: the public row first, then the models'. Look says what else is looked
 // for, of each token together with its public logit.
 template <Dtype D, class Look>
-__global__ void __launch_bounds__(kRowThreads, kRowBlocks)
+__global__ void __launch_bounds__(kRowThreads, Look::kBlocks)
     row_parts_kernel(const __grid_constant__ Logits private_logits,
                      const __grid_constant__ Logits public_logits,
                      const __grid_constant__ RowParts cut, const __grid_constant__ Look look,
@@ -150,11 +174,13 @@ __global__ void __launch_bounds__(kRowThreads, kRowBlocks)
   if (row >= cut.rows) return;
   const auto* logits =
       (row == 0 ? public_row : row_bits<D>(private_logits, row - 1, position)) + begin;
-  const std::int64_t at = (position * cut.rows + row) * cut.count + part;
-  RowPart found =
-      row_part<D>(logits, size, cut.length, look, others, roots, at * cut.stretches() * kWarp);
+  const std::int64_t scores = ((position * cut.rows + row) * cut.count + part) *
+                              static_cast<std::int64_t>(cut.stretches() * kWarp);
+  RowPart found = row_part<D>(logits, size, cut.length, look, others, roots, scores);
   if (row == 0) look.template finish_public<D>(logits, size, found);
-  if (lane_id() == 0) parts[at] = found;
+  if (lane_id() == 0) {
+    parts[cut.first(position) + row * cut.row_step + part * cut.part_step] = found;
+  }
   if (part == 0 && row == 0 && lane_id() == 0) look.begin(position);
 }
 
@@ -162,6 +188,15 @@ struct RowSum {
   double lse;
   std::int32_t status;
 };
+
+// From a row's sum times 2^-octaves, and its largest logit.
+__device__ inline RowSum row_sum_of(double total, double largest, int octaves) {
+  if (total != total) return {NAN, kRowNan};
+  if (largest == HUGE_VAL) return {NAN, kRowPlusInf};
+  if (largest == -HUGE_VAL) return {NAN, kRowEmpty};
+  if (std::fabs(largest) > kMaxLogit) return {NAN, kRowTooLarge};
+  return {octaves / kLog2e + std::log(total), kRowOk};
+}
 
 // The log-sum-exp of a row, or its status, from its parts. kLanes: 1, or those of a warp, which
 // calls this together and shares the parts.
@@ -184,11 +219,7 @@ __device__ RowSum row_sum(const RowPart* parts, int count) {
     total[0] = vfma(parts[k].sum, scale_down(parts[k].octaves - octaves), total[0]);
   }
   if constexpr (kLanes > 1) warp_reduce(total, Add{});
-  if (total[0] != total[0]) return {NAN, kRowNan};
-  if (most[0] == HUGE_VAL) return {NAN, kRowPlusInf};
-  if (most[0] == -HUGE_VAL) return {NAN, kRowEmpty};
-  if (std::fabs(most[0]) > kMaxLogit) return {NAN, kRowTooLarge};
-  return {octaves / kLog2e + std::log(total[0]), kRowOk};
+  return row_sum_of(total[0], most[0], octaves);
 }
 
 ADAPMIXED_CORE_END

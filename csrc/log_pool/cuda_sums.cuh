@@ -14,44 +14,94 @@ ADAPMIXED_CORE_BEGIN
 
 constexpr int kPoolThreads = kMixtureThreads;
 constexpr int kPoolWarps = kPoolThreads / kWarp;
-constexpr int kPoolTile = kPoolThreads;         // tokens of a block: in the end a thread takes one
-constexpr int kPoolTokens = kPoolTile / kWarp;  // tokens of a lane, while it adds up models
+constexpr int kPoolTile = kPoolThreads;  // tokens of a tile: in the end a thread takes one
+// While models are added up, a lane takes these tokens, and two warps share the tokens of a tile.
+constexpr int kPoolTokens = 4;
+constexpr int kPoolShares = kPoolTile / (kPoolTokens * kWarp);  // warps that share the tokens
+constexpr int kPoolModels = kPoolWarps / kPoolShares;           // warps that share the models
+constexpr int kPoolAhead = 4;  // rows of a warp that are on their way
 
-// The weights of one tile of tokens, relative to the largest. NaN if a row is bad.
+constexpr int kPoolBlocks = 3;  // that a multiprocessor has room for
+
+// The weights of one warp's tokens in a tile, relative to the largest. NaN if a row is bad.
 struct PoolTile {
   double largest, total;
 };
 
 // What the kernels of one call leave each other.
 struct PoolMemory {
-  RowPart* parts;      // (B, 1 + N, parts of a row)
-  PoolTile* tiles;     // (B, tiles)
-  unsigned* counters;  // (B), of finished tiles
+  RowPart* parts;      // (B, parts of a row, 1 + N)
+  PoolTile* tiles;     // (B, tiles, kPoolWarps)
+  unsigned* counters;  // (B), of finished blocks
 };
+
+// fl(a - b), rounded down and up.
+__device__ inline float difference_down(float a, float b) {
+#if defined(ADAPMIXED_SIMT)
+  const double exact = static_cast<double>(a) - b;
+  const float near = static_cast<float>(exact);
+  return near > exact ? std::nextafterf(near, -HUGE_VALF) : near;
+#else
+  return __fsub_rd(a, b);
+#endif
+}
+__device__ inline float difference_up(float a, float b) { return -difference_down(b, a); }
 
 // What a pool looks for in its first read: the extremes of z - z_0 over the tokens with q > 0.
 // Clears the position's counter for the second.
+//
+// fp32: in double. 16 bits: in floats, rounded down and up. The extremes of both are the same if
+// the extreme differences are floats, as they nearly always are. If not, the part is read again.
+template <Dtype D>
 struct PoolLook {
-  using Other = double;
-  struct Found {
+  static constexpr bool kFloats = D != Dtype::f32;
+  static constexpr int kBlocks = kFloats ? 3 : 2;  // that a multiprocessor has room for
+  using Other = std::conditional_t<kFloats, float, double>;
+  struct Doubles {
     double low = HUGE_VAL, high = -HUGE_VAL;
   };
+  struct Floats {
+    float low_down = HUGE_VALF, low_up = HUGE_VALF;
+    float high_down = -HUGE_VALF, high_up = -HUGE_VALF;
+  };
+  using Found = std::conditional_t<kFloats, Floats, Doubles>;
 
   unsigned* counters;
 
   __device__ Other other(float z0) const { return z0 == -HUGE_VALF ? NAN : z0; }
-  __device__ void see(Found& found, float z, Other z0) const {
+  // NaN changes nothing.
+  __device__ void see(Doubles& found, float z, double z0) const {
     const double difference = z - z0;
-    found.low = vmin(difference, found.low);  // NaN changes nothing
+    found.low = vmin(difference, found.low);
     found.high = vmax(difference, found.high);
   }
+  __device__ void see(Floats& found, float z, float z0) const {
+    const float down = difference_down(z, z0), up = difference_up(z, z0);
+    found.low_down = std::fmin(found.low_down, down);
+    found.low_up = std::fmin(found.low_up, up);
+    found.high_down = std::fmax(found.high_down, down);
+    found.high_up = std::fmax(found.high_up, up);
+  }
   __device__ void leave(Found&, std::int64_t) const {}
-  __device__ void finish(const Found& found, RowPart& part) const {
-    double extremes[2] = {-found.low, found.high};
+  template <Dtype>
+  __device__ void finish(const Found& found, const typename Bits<D>::type* row, int size,
+                         const Other* others, RowPart& part) const {
+    Doubles exact;
+    if constexpr (kFloats) {
+      exact = {found.low_down, found.high_up};
+      const bool rounded = found.low_down != found.low_up || found.high_down != found.high_up;
+      if (__any_sync(kAllLanes, rounded)) {
+        exact = {};
+        for (int v = lane_id(); v < size; v += kWarp) see(exact, logit<D>(row, v), others[v]);
+      }
+    } else {
+      exact = found;
+    }
+    double extremes[2] = {-exact.low, exact.high};
     warp_reduce(extremes, Max{});
     part.low = -extremes[0], part.high = extremes[1];
   }
-  template <Dtype D>
+  template <Dtype>
   __device__ void finish_public(const typename Bits<D>::type*, int, RowPart&) const {}
   __device__ void begin(std::int64_t position) const { counters[position] = 0; }
 };
@@ -63,15 +113,10 @@ struct PooledRow {
   double origin;
 };
 
-// Writes the results of one private row.
+// Writes the results of one private row, of whose log-ratios these are the extremes.
 __device__ inline void write_row(const PoolGrid& grid, const RowSum& sum, double public_lse,
-                                 const RowPart* parts, int count, std::int64_t at,
+                                 double low, double high, std::int64_t at,
                                  const LogPoolResults& out) {
-  double low = HUGE_VAL, high = -HUGE_VAL;
-  for (int k = 0; k < count; ++k) {
-    low = vmin(parts[k].low, low);
-    high = vmax(parts[k].high, high);
-  }
   const double origin = grid.origin(sum.lse, public_lse);
   const bool public_ok = std::isfinite(public_lse);
   out.span[at] = sum.status == kRowOk && public_ok
@@ -81,126 +126,226 @@ __device__ inline void write_row(const PoolGrid& grid, const RowSum& sum, double
   out.status[at] = public_ok ? sum.status : kRowPublic;
 }
 
+// The smallest and the largest log-ratio of a row by two neighbouring lanes, as in row_sum_of_two.
+struct PoolExtremes {
+  double low = HUGE_VAL, high = -HUGE_VAL;
+};
+__device__ inline PoolExtremes extremes_by_two(const RowPart* parts, const RowParts& cut,
+                                               bool there) {
+  PoolExtremes own;
+#pragma unroll 8
+  for (int k = lane_id() % 2; k < cut.count; k += 2) {
+    if (there) own.low = vmin(parts[k * cut.part_step].low, own.low);
+    if (there) own.high = vmax(parts[k * cut.part_step].high, own.high);
+  }
+  own.low = vmin(__shfl_xor_sync(kAllLanes, own.low, 1), own.low);
+  own.high = vmax(__shfl_xor_sync(kAllLanes, own.high, 1), own.high);
+  return own;
+}
+
+// row_sum of one row by two neighbouring lanes, each of which takes every second part. A whole warp
+// must call this together.
+__device__ inline RowSum row_sum_of_two(const RowPart* parts, const RowParts& cut, bool there) {
+  constexpr int kLoads = 7;
+  float largest = -HUGE_VALF;
+  int octaves = octaves_of(largest);
+  double total = 0.0;
+  for (int first = lane_id() % 2; first < cut.count; first += 2 * kLoads) {
+    double sums[kLoads];
+    int of[kLoads], most = octaves;
+#pragma unroll
+    for (int j = 0; j < kLoads; ++j) {
+      const int k = first + 2 * j;
+      const bool present = there && k < cut.count;
+      const RowPart* part = parts + k * cut.part_step;
+      sums[j] = present ? part->sum : 0.0;
+      of[j] = present ? part->octaves : octaves;
+      largest = std::fmax(largest, present ? part->largest : -HUGE_VALF);
+    }
+#pragma unroll
+    for (int j = 0; j < kLoads; ++j) most = of[j] > most ? of[j] : most;
+    total *= scale_down(octaves - most);
+    octaves = most;
+#pragma unroll
+    for (int j = 0; j < kLoads; ++j) total = vfma(sums[j], scale_down(of[j] - octaves), total);
+  }
+  largest = std::fmax(largest, __shfl_xor_sync(kAllLanes, largest, 1));
+  const int other = __shfl_xor_sync(kAllLanes, octaves, 1);
+  const int most = other > octaves ? other : octaves;
+  total *= scale_down(octaves - most);
+  total += __shfl_xor_sync(kAllLanes, total, 1);
+  return row_sum_of(total, largest, most);
+}
+
 // Adds the clipped log-ratios of some rows, as the bits of their positions, to the sums of a lane.
-// A warp takes every kPoolWarps-th row, a lane every kWarp-th of `size` tokens.
+// A warp takes every kPoolModels-th row, a lane every kWarp-th of `size` tokens from `begin` on.
+// Behind the last row there are kPoolModels * kPoolAhead more, which are loaded and not added.
 template <Dtype D, bool kWhole>
 __device__ void add_rows(const PoolGrid& grid, const PooledRow<D>* rows, int count,
-                         const double* public_logits, int size, std::uint64_t* sums) {
-  typename Bits<D>::type next[kPoolTokens];
-  const auto load = [&](int i) {
-    const auto* own = rows[i].logits + lane_id();
+                         std::int64_t begin, const double* public_logits, int size,
+                         std::uint64_t* sums) {
+  std::uint32_t bits[kPoolAhead][kPoolTokens];  // a register each
+  const auto load = [&](int j, const PooledRow<D>& row) {
+    const auto* own = row.logits + begin;
 #pragma unroll
     for (int k = 0; k < kPoolTokens; ++k) {
-      const bool there = kWhole || k * kWarp + lane_id() < size;
-      next[k] = there ? own[k * kWarp] : Bits<D>::kMasked;
+      bits[j][k] = kWhole || k * kWarp < size ? own[k * kWarp] : Bits<D>::kMasked;
     }
   };
-  if (warp_id() < count) load(warp_id());
+  const PooledRow<D>* row = rows + warp_id() / kPoolShares;
+  int left = count - warp_id() / kPoolShares;
+#pragma unroll
+  for (int j = 0; j < kPoolAhead; ++j) load(j, row[j * kPoolModels]);
 #pragma unroll 1
-  for (int i = warp_id(); i < count; i += kPoolWarps) {
-    double x[kPoolTokens];
+  for (; left > 0; left -= kPoolAhead * kPoolModels, row += kPoolAhead * kPoolModels) {
 #pragma unroll
-    for (int k = 0; k < kPoolTokens; ++k) x[k] = float_of<D>(next[k]) - public_logits[k];
-    const double origin = rows[i].origin;
-    // The next row is on its way while this one is added.
-    if (i + kPoolWarps < count) load(i + kPoolWarps);
-    __syncwarp();  // for speed alone: loads are not moved beyond it
+    for (int j = 0; j < kPoolAhead; ++j) {
+      if (left > j * kPoolModels) {
+        const double origin = row[j * kPoolModels].origin;
 #pragma unroll
-    for (int k = 0; k < kPoolTokens; ++k) x[k] = grid.position(x[k], origin);
-#pragma unroll
-    for (int k = 0; k < kPoolTokens; ++k) x[k] = grid.clipped(x[k]);
-#pragma unroll
-    for (int k = 0; k < kPoolTokens; ++k) sums[k] += bit_cast<std::uint64_t>(x[k]);
+        for (int k = 0; k < kPoolTokens; ++k) {
+          const double z = float_of<D>(static_cast<typename Bits<D>::type>(bits[j][k]));
+          const double position = grid.position(z - public_logits[k], origin);
+          sums[k] += bit_cast<std::uint64_t>(grid.clipped(position));
+        }
+        load(j, row[(j + kPoolAhead) * kPoolModels]);
+        __syncwarp();  // for speed alone: loads are not moved beyond it
+      }
+    }
   }
 }
 
-// One block takes one tile of one position.
+// The log-sum-exps of rows `first` to `first` + kPoolThreads - 1 of a position, and what add_rows
+// needs of them. Returns whether one of them is bad. Writes results if `write`. A whole block must
+// call this together.
 template <Dtype D>
-__global__ void __launch_bounds__(kPoolThreads, 2)
-    pool_sums_kernel(const __grid_constant__ LogPoolInputs in,
-                     const __grid_constant__ PoolGrid grid,
-                     const __grid_constant__ LogPoolOptions options,
-                     const __grid_constant__ RowParts cut,
-                     const __grid_constant__ PoolMemory memory, unsigned tiles,
-                     const __grid_constant__ LogPoolResults out) {
-  __shared__ PooledRow<D> rows[kPoolThreads];
-  __shared__ double shared_lse;
-  __shared__ std::uint64_t partial[kPoolWarps][kPoolTile];
-  const int thread = static_cast<int>(threadIdx.x);
-  const unsigned tile = blockIdx.x % tiles;
-  const std::int64_t position = in.shape.positions - 1 - blockIdx.x / tiles;
-  const std::int64_t begin = static_cast<std::int64_t>(tile) * kPoolTile;
-  const int size = static_cast<int>(in.shape.vocab - begin < kPoolTile ? in.shape.vocab - begin
-                                                                       : std::int64_t{kPoolTile});
-  const auto* public_row = row_bits<D>(in.public_logits, 0, position) + begin;
-
-  double public_lse = 0.0, public_logits[kPoolTokens];
-  std::uint64_t sums[kPoolTokens] = {};
-  int bad = 0;
-#pragma unroll
-  for (int k = 0; k < kPoolTokens; ++k) {
-    const int v = k * kWarp + lane_id();
-    public_logits[k] = v < size ? logit<D>(public_row, v) : 0.0f;
-  }
-  for (int first = 0; first < cut.rows; first += kPoolThreads) {
-    const int row = first + thread;
-    const std::int64_t at = (row - 1) * in.shape.positions + position;
-    const RowPart* parts = memory.parts + (position * cut.rows + row) * cut.count;
-    RowSum sum{};
-    if (row < cut.rows) sum = row_sum<1>(parts, cut.count);
-    if (row == 0) {
+__device__ bool prepare_rows(const LogPoolInputs& in, const PoolGrid& grid,
+                             const LogPoolOptions& options, const RowParts& cut,
+                             const RowPart* all_parts, std::int64_t position, int first, bool write,
+                             PooledRow<D>* rows, double& shared_lse, const LogPoolResults& out) {
+  constexpr int kPairs = kPoolThreads / 2;
+  bool bad = false;
+#pragma unroll 1
+  for (int from = 0; from < kPoolThreads && first + from < cut.rows; from += kPairs) {
+    const int slot = from + static_cast<int>(threadIdx.x) / 2, row = first + slot;
+    const bool there = row < cut.rows;
+    const RowPart* parts = all_parts + cut.first(position) + row * cut.row_step;
+    const RowSum sum = row_sum_of_two(parts, cut, there);
+    PoolExtremes extremes;
+    if (write) extremes = extremes_by_two(parts, cut, there);
+    const bool writes = there && threadIdx.x % 2 == 0;
+    if (row == 0 && writes) {
       shared_lse = sum.lse;
-      if (tile == 0) {
+      if (write) {
         out.public_lse[position] = sum.lse;
         out.public_status[position] = sum.status;
       }
     }
-    __syncthreads();
-    public_lse = shared_lse;
+    if (first + from == 0) __syncthreads();
+    const double public_lse = shared_lse;
+    bad |= !std::isfinite(public_lse);
+    if (!writes) continue;
     // The public row stands for itself and for rows without a part in the pool: its u_i are 0.
-    rows[thread] = {public_row, kGridZero};
-    if (row > 0 && row < cut.rows) {
-      if (tile == 0) write_row(grid, sum, public_lse, parts, cut.count, at, out);
-      if (takes_part(options, at)) {
-        rows[thread] = {row_bits<D>(in.private_logits, row - 1, position) + begin,
-                        grid.origin(sum.lse, public_lse)};
-        bad |= sum.status != kRowOk;
+    rows[slot] = {row_bits<D>(in.public_logits, 0, position), kGridZero};
+    if (row == 0) continue;
+    const std::int64_t at = (row - 1) * in.shape.positions + position;
+    if (write) write_row(grid, sum, public_lse, extremes.low, extremes.high, at, out);
+    if (takes_part(options, at)) {
+      rows[slot] = {row_bits<D>(in.private_logits, row - 1, position),
+                    grid.origin(sum.lse, public_lse)};
+      bad |= sum.status != kRowOk;
+    }
+  }
+  const int end = cut.rows - first < kPoolThreads ? cut.rows - first : kPoolThreads;
+  if (threadIdx.x < kPoolAhead * kPoolModels) {
+    rows[end + threadIdx.x] = {row_bits<D>(in.public_logits, 0, position), kGridZero};
+  }
+  return __syncthreads_or(bad) != 0;
+}
+
+// One block takes `each` tiles of one position, one after the other.
+template <Dtype D>
+__global__ void __launch_bounds__(kPoolThreads, kPoolBlocks)
+    pool_sums_kernel(const __grid_constant__ LogPoolInputs in,
+                     const __grid_constant__ PoolGrid grid,
+                     const __grid_constant__ LogPoolOptions options,
+                     const __grid_constant__ RowParts cut,
+                     const __grid_constant__ PoolMemory memory, int tiles, int each,
+                     const __grid_constant__ LogPoolResults out) {
+  __shared__ PooledRow<D> rows[kPoolThreads + kPoolAhead * kPoolModels];
+  __shared__ double public_lse;
+  __shared__ std::uint64_t partial[kPoolModels][kPoolTile];
+  const int thread = static_cast<int>(threadIdx.x);
+  const unsigned blocks = (tiles + each - 1) / each;  // of a position
+  const unsigned block = blockIdx.x % blocks;
+  const std::int64_t position = in.shape.positions - 1 - blockIdx.x / blocks;
+  const auto* public_row = row_bits<D>(in.public_logits, 0, position);
+  PoolTile* all = memory.tiles + position * tiles * kPoolWarps;
+  bool bad = false;
+#pragma unroll 1
+  for (int tile = block * each; tile < tiles && tile < static_cast<int>(block + 1) * each; ++tile) {
+    const bool begins = tile == static_cast<int>(block) * each;
+    const std::int64_t begin = static_cast<std::int64_t>(tile) * kPoolTile;
+    const int size =
+        in.shape.vocab - begin < kPoolTile ? static_cast<int>(in.shape.vocab - begin) : kPoolTile;
+    const int own = warp_id() % kPoolShares * (kPoolTokens * kWarp) + lane_id();
+    std::uint64_t sums[kPoolTokens] = {};
+#pragma unroll 1
+    for (int first = 0; first < cut.rows; first += kPoolThreads) {
+      // If all rows fit, they are prepared once.
+      if (begins || cut.rows > kPoolThreads) {
+        if (!begins || first > 0) __syncthreads();  // the rows take the place of others
+        bad |= prepare_rows<D>(in, grid, options, cut, memory.parts, position, first, tile == 0,
+                               rows, public_lse, out);
+      }
+      double public_logits[kPoolTokens];
+#pragma unroll
+      for (int k = 0; k < kPoolTokens; ++k) {
+        const int v = k * kWarp + own;
+        public_logits[k] = v < size ? logit<D>(public_row, begin + v) : 0.0f;
+      }
+      const int count = cut.rows - first < kPoolThreads ? cut.rows - first : kPoolThreads;
+      if (size == kPoolTile) {
+        add_rows<D, true>(grid, rows, count, begin + own, public_logits, size - own, sums);
+      } else {
+        add_rows<D, false>(grid, rows, count, begin + own, public_logits, size - own, sums);
       }
     }
-    __syncthreads();
-    const int count = cut.rows - first < kPoolThreads ? cut.rows - first : kPoolThreads;
-    if (size == kPoolTile) {
-      add_rows<D, true>(grid, rows, count, public_logits, size, sums);
-    } else {
-      add_rows<D, false>(grid, rows, count, public_logits, size, sums);
-    }
-    __syncthreads();  // the next rows take their place
-  }
+    if (!begins) __syncthreads();  // the last tile's sums have been read
 #pragma unroll
-  for (int k = 0; k < kPoolTokens; ++k) partial[warp_id()][k * kWarp + lane_id()] = sums[k];
-  bad |= !std::isfinite(public_lse);
-  bad = __syncthreads_or(bad) != 0;
+    for (int k = 0; k < kPoolTokens; ++k) {
+      partial[warp_id() / kPoolShares][k * kWarp + own] = sums[k];
+    }
+    __syncthreads();
 
-  double log_weight = -HUGE_VAL;
-  if (thread < size) {
-    // kGridZero plus the units of all rows.
-    std::uint64_t bits =
-        bit_cast<std::uint64_t>(kGridZero) * static_cast<std::uint64_t>(1 - cut.rows);
-    for (int w = 0; w < kPoolWarps; ++w) bits += partial[w][thread];
-    const double sum = grid.nats(bit_cast<double>(bits));
-    log_weight = grid.log_weight(sum, logit<D>(public_row, thread) - public_lse);
-    out.log_weights[position * in.shape.vocab + begin + thread] = log_weight;
+    double log_weight = -HUGE_VAL;
+    if (thread < size) {
+      // kGridZero plus the units of all rows.
+      std::uint64_t bits =
+          bit_cast<std::uint64_t>(kGridZero) * static_cast<std::uint64_t>(1 - cut.rows);
+#pragma unroll
+      for (int w = 0; w < kPoolModels; ++w) bits += partial[w][thread];
+      const double sum = grid.nats(bit_cast<double>(bits));
+      log_weight = grid.log_weight(sum, logit<D>(public_row, begin + thread) - public_lse);
+      out.log_weights[position * in.shape.vocab + begin + thread] = log_weight;
+    }
+    double largest[1] = {log_weight};
+    warp_reduce(largest, Max{});
+    double total[1] = {largest[0] > -HUGE_VAL ? exp_(log_weight - largest[0]) : 0.0};
+    warp_reduce(total, Add{});
+    if (lane_id() == 0) all[tile * kPoolWarps + warp_id()] = {largest[0], bad ? NAN : total[0]};
   }
-  const double largest = block_max(log_weight);
-  const double total = block_sum(largest > -HUGE_VAL ? exp_(log_weight - largest) : 0.0);
-  PoolTile* all = memory.tiles + position * tiles;
-  if (thread == 0) all[tile] = {largest, bad ? NAN : total};
-  if (!is_last_block(memory.counters + position, tiles)) return;
+  __threadfence();
+  __syncthreads();
+  if (!is_last_block(memory.counters + position, blocks)) return;
 
   double most = -HUGE_VAL, weight = 0.0;
-  for (unsigned k = thread; k < tiles; k += kPoolThreads) most = vmax(all[k].largest, most);
+  const int count = tiles * kPoolWarps;
+#pragma unroll 4
+  for (int k = thread; k < count; k += kPoolThreads) most = vmax(all[k].largest, most);
   most = block_max(most);
-  for (unsigned k = thread; k < tiles; k += kPoolThreads) {
+#pragma unroll 4
+  for (int k = thread; k < count; k += kPoolThreads) {
     weight += all[k].total * exp_(all[k].largest - most);
   }
   weight = block_sum(weight);

@@ -42,6 +42,9 @@ class ListedRow {
   const ExactRow& forward() const { return forward_; }
   const ExactRow& reverse() const { return reverse_; }
 
+  // Whether one token of the reverse list alone exceeds the target at lambda = 1.
+  bool reverse_exceeds() const { return exceeds_; }
+
  private:
   std::int64_t half() const { return 5 * (capacity(q_.vocab) + 16); }
 
@@ -85,10 +88,12 @@ class ListedRow {
     double* log_q = memory;
     double* t = log_q + round_up(count, 8);
     const Row public_row{q_.data, D};
+    exceeds_ = false;
     for (std::int64_t k = 0; k < count; ++k) {
       const double z0 = public_row.at(indices_[k]);
       log_q[k] = z0 - q_.lse;
       t[k] = row_.at(indices_[k]) - z0 - shift;
+      exceeds_ = exceeds_ || log_q[k] + s * t[k] > log_target_;
     }
     for (std::int64_t k = count; k < round_up(count, 8); ++k) log_q[k] = -HUGE_VAL, t[k] = 0.0;
     out.list(log_q, t, count, log_target_, t + round_up(count, 8));
@@ -100,6 +105,7 @@ class ListedRow {
   double lse_, order_, log_target_, unlisted_ = 0.0;
   double* memory_;
   std::int32_t* indices_;
+  bool exceeds_ = false;  // of the last list
   ExactRow forward_, reverse_;
 };
 

@@ -30,7 +30,14 @@ struct ProjectCall {
   const std::uint32_t* scores;  // (B, 1 + N, parts, stretches, kWarp), for lists
 };
 
-// A whole block must call this together. ratio_error: the relative error of p/q.
+// These must be called by a whole block together. ratio_error: the relative error of p/q.
+template <bool kScaled, class Tokens>
+__device__ Point solve_double(const Tokens& tokens, const ProjectCall& call, double ratio_error) {
+  BlockRow<Tokens, kScaled> row(tokens, call.order);
+  row.survey((call.order - 1.0) * call.radius);
+  return solve_whole(row, call.order, call.radius, ratio_error);
+}
+
 template <Dtype D, bool kLists>
 __device__ Point solve_row(const ProjectCall& call, const RowPair<D>& pair, double private_lse,
                            const std::uint32_t* scores, const RowPart* public_parts) {
@@ -41,11 +48,13 @@ __device__ Point solve_row(const ProjectCall& call, const RowPair<D>& pair, doub
   // The host has chosen so. The compiler, being told, leaves out the sums of the other form.
   if (problem.listing() != kLists) return found;
   if constexpr (kLists) {
-    __shared__ ListedToken listed[kListWarps][kListCapacity];
-    BlockLists<D> lists(pair, call.cut, scores, public_parts, order, problem.log_target(),
-                        listed[warp_id()]);
+    __shared__ ListSource<D> source;
+    source.set(pair, call.cut, public_parts, order, problem.log_target());
+    auto* listed = dynamic_shared<ListedToken<D>>() + warp_id() * kListCapacity<D>;
+    BlockLists<D> lists(source, scores, listed);
     if (solve_lists(lists, order, radius, ratio_error, found)) return found;
     if (lists.uncovers()) return {0.0, 1.0};
+    return solve_double<kLists>(SourceTokens<D>{&source}, call, ratio_error);
   } else {
     if (problem.floats_serve() && pair.vocab <= std::int64_t{1} << 30) {
       FloatRow<D> row(pair, private_lse, order);
@@ -54,10 +63,8 @@ __device__ Point solve_row(const ProjectCall& call, const RowPair<D>& pair, doub
       if (loaded == row.kServed && problem.solve(row, found)) return found;
     }
     if (pair.uncovers()) return {0.0, 1.0};
+    return solve_double<kLists>(pair, call, ratio_error);
   }
-  BlockRow<RowPair<D>> row(pair, order);
-  row.survey(problem.log_target());
-  return solve_whole(row, order, radius, ratio_error);
 }
 
 // One block takes one row. The rows of a position are next to each other.
@@ -71,8 +78,18 @@ __global__ void __launch_bounds__(kLists ? kListThreads : kRowSearchThreads,
   const std::int64_t public_at = std::int64_t{position} * call.cut.rows;
   const std::int64_t row_at = public_at + 1 + model;
   const RowPart* public_parts = call.parts + public_at * call.cut.count;
-  const RowSum public_sum = row_sum<kWarp>(public_parts, call.cut.count);
-  const RowSum sum = row_sum<kWarp>(call.parts + row_at * call.cut.count, call.cut.count);
+  const std::int64_t words = std::int64_t{call.cut.count} * call.cut.stretches() * kWarp;
+  const std::uint32_t* scores = call.scores + row_at * words;
+  if (kLists) prefetch_words(scores, words);
+  // One warp for each of the two rows.
+  __shared__ RowSum row_sums[2];
+  if (warp_id() < 2) {
+    const RowPart* parts = warp_id() == 0 ? public_parts : call.parts + row_at * call.cut.count;
+    const RowSum found = row_sum<kWarp>(parts, call.cut.count);
+    if (lane_id() == 0) row_sums[warp_id()] = found;
+  }
+  __syncthreads();
+  const RowSum public_sum = row_sums[0], sum = row_sums[1];
   const bool public_ok = public_sum.status == kRowOk;
   if (threadIdx.x == 0) {  // before the search, which has no register to spare
     call.out.private_lse[at] = sum.lse;
@@ -87,8 +104,6 @@ __global__ void __launch_bounds__(kLists ? kListThreads : kRowSearchThreads,
     const RowPair<D> pair{row_bits<D>(call.in.private_logits, model, position),
                           row_bits<D>(call.in.public_logits, 0, position), call.in.shape.vocab,
                           public_sum.lse, sum.lse - public_sum.lse};
-    const std::uint32_t* scores =
-        call.scores + row_at * call.cut.count * call.cut.stretches() * kWarp;
     found = solve_row<D, kLists>(call, pair, sum.lse, scores, public_parts);
   }
   if (threadIdx.x != 0) return;
@@ -130,16 +145,16 @@ void project(const ProjectInputs& in, double order, double radius, const Project
   const bool lists = device::FloatProblem(order, radius).listing();
   with_dtype(in.private_logits.dtype, [&](auto dtype) {
     constexpr Dtype kDtype = decltype(dtype)::value;
-    const auto run = [&](const auto& look, auto kernel, std::int64_t threads) {
+    const auto run = [&](const auto& look, auto kernel, std::int64_t threads, int shared) {
       launch_row_parts<kDtype>(queue, in.private_logits, in.public_logits, cut, look, parts);
-      launch(queue, kernel, rows, dim3(static_cast<unsigned>(threads)), 0, call);
+      launch(queue, kernel, rows, dim3(static_cast<unsigned>(threads)), shared, call);
     };
     if (lists) {
       run(device::ScoreLook{static_cast<float>(order), static_cast<float>(1.0 - order), scores},
-          device::project_kernel<kDtype, true>, device::kListThreads);
+          device::project_kernel<kDtype, true>, device::kListThreads, device::kListBytes);
     } else {
       run(device::NoLook{}, device::project_kernel<kDtype, false>,
-          simulated_or(device::kRowSearchThreads, 64));
+          simulated_or(device::kRowSearchThreads, 64), 0);
     }
   });
 }

@@ -10,62 +10,216 @@
 
 ADAPMIXED_CORE_BEGIN
 
-// Lists have some hundred tokens: many blocks of few threads overlap their waiting.
-constexpr int kListThreads = 64;
+// Few threads, since all of them search; enough for the thousands of tokens of a long list.
+constexpr int kListThreads = 128;
 constexpr int kListWarps = kListThreads / kWarp;
-constexpr int kListBlocks = 6;  // that a multiprocessor has room for
-// The tokens of both lists together, for each warp.
-constexpr int kListCapacity = 1536;
+constexpr int kListBlocks = 4;         // that a multiprocessor has room for
+constexpr int kListBytes = 52 * 1024;  // of dynamic shared memory
 
-struct alignas(8) ListedToken {
-  float z, z0;
+// The logits' own bits.
+template <Dtype D>
+struct alignas(2 * sizeof(typename Bits<D>::type)) ListedToken {
+  typename Bits<D>::type z, z0;
+};
+// The tokens of both lists together, for each warp.
+template <Dtype D>
+constexpr int kListCapacity = kListBytes / kListWarps / static_cast<int>(sizeof(ListedToken<D>));
+
+// A list under construction: where this warp's tokens go, and what was seen on the way.
+template <Dtype D>
+struct ListDraft {
+  ListedToken<D>* tokens;
+  int room, count = 0;
+  bool uncovers = false, wild = false, exceeds = false;
 };
 
-// Those on the list of this warp.
-struct ListTokens {
-  static constexpr bool kWild = false;
+// Tells which tokens of a row matter: s = order or 1 - order, and log q + s log r counts. In shared
+// memory, so that it takes no registers while the search runs.
+template <Dtype D>
+struct ListSource {
+  RowPair<D> pair;
+  const RowPart* public_parts;
+  double order, log_target, threshold;
+  int stretches, of_part;  // of the row, and of a part of it
+  float least_logit;       // no wild token's public logit is larger
+  // Of both lists, the forward one first, for each warp: where its tokens begin and how many there
+  // are; whether the lists of all warps are empty, and whether all fit their memory.
+  struct Kept {
+    int first, count;
+    bool none, fit;
+  } kept[2][kListWarps];
 
-  const ListedToken* tokens;
-  int count;
-  double public_lse, shift;  // as in RowPair
+  // A whole block must call these together.
+  __device__ void set(const RowPair<D>& row, const RowParts& cut, const RowPart* parts,
+                      double order_, double log_target_) {
+    if (threadIdx.x == 0) {
+      pair = row;
+      public_parts = parts;
+      order = order_;
+      log_target = log_target_;
+      of_part = cut.stretches();
+      stretches = cut.count * of_part;
+      const double least = row.public_lse + kWildLogQ;
+      least_logit = static_cast<float>(least + 1e-3 + 1e-6 * std::fabs(row.public_lse));
+    }
+    __syncthreads();
+  }
+  __device__ void set_threshold(double value) {  // after a barrier since it was last read
+    if (threadIdx.x == 0) threshold = value;
+    __syncthreads();
+  }
 
+  // Tokens of a stretch with a smaller score do not matter. One that the public row alone masks has
+  // the score +inf. rough: too many tokens have that score.
+  struct Least {
+    float score;
+    bool rough;
+  };
+  // About the score of a token whose term is T at lambda = 1.
+  __device__ float score_at_target(bool reverse) const {
+    return static_cast<float>(log_target + pair.public_lse + power(reverse) * pair.shift);
+  }
+  __device__ Least least_score(bool reverse, int stretch) const {
+    const double s = power(reverse);
+    const double wanted = threshold + pair.public_lse + s * pair.shift;
+    const double far = order * public_parts[stretch / of_part].high;
+    const double slack = 1e-3 + 4.0 * kFloatUnit * (std::fabs(wanted) + far);
+    return {far < 1e30 ? static_cast<float>(wanted - slack) : -HUGE_VALF, !(slack < 0.25)};
+  }
+
+  // Lists those tokens of one stretch that matter. steps: which of them this lane looks at, one for
+  // each bit; across: whether neighbouring lanes look at neighbouring tokens, or a lane's steps are
+  // neighbours (a bit is then a group of cuda_scores.cuh). kTake: loads that a lane has on their
+  // way together, of each row. A whole warp must call this together.
+  template <int kTake>
+  __device__ void look(bool reverse, int stretch, unsigned steps, bool across, const Least& least,
+                       ListDraft<D>& draft) const {
+    using Word = typename Bits<D>::type;
+    const std::int64_t begin = static_cast<std::int64_t>(stretch) * kStretch;
+    const std::int64_t rest = pair.vocab - begin;
+    const int left = rest < kStretch ? static_cast<int>(rest) : kStretch;
+    const Word *private_row = pair.private_row + begin, *public_row = pair.public_row + begin;
+    const int own = across ? lane_id() : lane_id() * kWarp, stride = across ? kWarp : 1;
+    // As the first kernel rounds them.
+    const float by_private = static_cast<float>(power(reverse));
+    const float by_public = static_cast<float>(power(!reverse));
+    const float at_target = score_at_target(reverse);
+    while (steps != 0) {
+      ListedToken<D> token[kTake];
+#pragma unroll
+      for (int k = 0; k < kTake; ++k) {
+        const int at = own + (__ffs(static_cast<int>(steps)) - 1) * stride;
+        const bool there = steps != 0 && at < left;
+        steps &= steps - 1;
+        token[k].z = there ? private_row[at] : Bits<D>::kMasked;
+        token[k].z0 = there ? public_row[at] : Bits<D>::kMasked;
+      }
+#pragma unroll
+      for (int k = 0; k < kTake; ++k) {
+        const float z = float_of<D>(token[k].z), z0 = float_of<D>(token[k].z0);
+        // NaN if both rows mask the token, which then does not matter.
+        const float score = vfma(z, by_private, by_public * z0);
+        bool matters = score >= least.score;
+        draft.exceeds = draft.exceeds || score > at_target;
+        if (least.rough) matters = matters && matters_in_double(reverse, z, z0);
+        draft.uncovers = draft.uncovers || (z0 == -HUGE_VALF && z > -HUGE_VALF);
+        draft.wild = draft.wild || (matters && z0 < least_logit);
+        const unsigned all = __ballot_sync(kAllLanes, matters);
+        const int at = draft.count + __popc(all & ((1u << lane_id()) - 1u));
+        if (matters && at < draft.room) draft.tokens[at] = token[k];
+        if (draft.count <= draft.room) draft.count += __popc(all);  // no row can overflow it
+      }
+    }
+  }
+
+  __device__ double power(bool reverse) const { return reverse ? 1.0 - order : order; }
+
+  __device__ bool matters_in_double(bool reverse, double z, double z0) const {
+    const double log_q = z0 - pair.public_lse, gain = power(reverse) * (z - z0 - pair.shift);
+    // Half a nat, so rather too many tokens matter; and the rounding of logits far from 0.
+    const double slack = 0.5 + 1e-15 * (std::fabs(log_q) + std::fabs(gain));
+    return log_q + gain > threshold - slack;
+  }
+};
+
+// All tokens of the row.
+template <Dtype D>
+struct SourceTokens {
+  static constexpr bool kWild = true;
+
+  const ListSource<D>* source;
+
+  __device__ static constexpr bool empty() { return false; }
   template <class Visit>
   __device__ void for_each(const Visit& visit) const {
-    for (int k = lane_id(); k < count; k += kWarp) {
-      const double z = tokens[k].z, z0 = tokens[k].z0;
-      visit(z0 - public_lse, z - z0 - shift);
-    }
+    source->pair.for_each(visit);
+  }
+};
+
+// The tokens on the list of this warp. A list that does not fit its memory is made anew, piece by
+// piece, for each evaluation.
+template <Dtype D>
+struct ListTokens {
+  static constexpr bool kWild = false;
+  // The tokens of a stretch that are looked at together, and the least memory of a piece.
+  static constexpr int kTake = 4, kPiece = kTake * kWarp;
+
+  const ListSource<D>* source;
+  ListedToken<D>* memory;  // of this warp
+  bool reverse;
+
+  __device__ const typename ListSource<D>::Kept& kept() const {
+    return source->kept[reverse][warp_id()];
+  }
+  __device__ bool empty() const { return kept().none; }
+  template <class Visit>
+  __device__ void for_each(const Visit& visit) const {
+    constexpr int kPieces = kStretch / kPiece;
+    const RowPair<D>& pair = source->pair;
+    ListedToken<D>* tokens = memory + kept().first;
+    const int pieces = kept().fit ? 0 : source->stretches * kPieces;
+    int next = warp_id(), listed = kept().count;
+    do {
+      if (pieces > 0) {
+        ListDraft<D> draft{tokens, kListCapacity<D> - kept().first};
+        for (; next < pieces && draft.count + kPiece <= draft.room; next += kListWarps) {
+          const int stretch = next / kPieces;
+          const unsigned steps = ((1u << kTake) - 1u) << (next % kPieces * kTake);
+          source->template look<kTake>(reverse, stretch, steps, true,
+                                       source->least_score(reverse, stretch), draft);
+        }
+        listed = draft.count;
+        __syncwarp();
+      }
+      for (int k = lane_id(); k < listed; k += kWarp) {
+        const ListedToken<D> token = tokens[k];
+        const double z = float_of<D>(token.z), z0 = float_of<D>(token.z0);
+        visit(z0 - pair.public_lse, z - z0 - pair.shift);
+      }
+      __syncwarp();  // the next piece goes to the same memory
+    } while (next < pieces);
   }
 };
 
 template <Dtype D>
 class BlockLists {
  public:
-  using Row = BlockRow<ListTokens>;
+  using Row = BlockRow<ListTokens<D>, true>;
 
-  // scores: those of the row. public_parts: of its position. memory: shared memory of this warp,
-  // for kListCapacity tokens.
-  __device__ BlockLists(const RowPair<D>& pair, const RowParts& cut, const std::uint32_t* scores,
-                        const RowPart* public_parts, double order, double log_target,
-                        ListedToken* memory)
-      : pair_(pair),
-        cut_(cut),
-        scores_(scores),
-        public_parts_(public_parts),
-        order_(order),
-        log_target_(log_target),
-        memory_(memory) {}
+  // scores: those of the row. memory: shared memory of this warp, for kListCapacity<D> tokens.
+  __device__ BlockLists(ListSource<D>& source, const std::uint32_t* scores, ListedToken<D>* memory)
+      : source_(source), scores_(scores), memory_(memory) {}
 
   // Empties the lists.
   __device__ void set_unlisted(double unlisted) {
-    threshold_ = list_threshold(log_target_, unlisted, pair_.vocab);
+    source_.set_threshold(list_threshold(source_.log_target, unlisted, source_.pair.vocab));
     used_ = 0;
   }
 
-  // Return false if too many tokens matter, or if a wild token does.
+  // Return false if a wild token matters, or if too little memory is left for a long list.
   __device__ bool list_forward() {
     if (!list(false, forward_)) return false;
-    forward_.survey(log_target_);
+    forward_.survey(source_.log_target);
     return true;
   }
   __device__ bool list_reverse() { return list(true, reverse_); }
@@ -76,24 +230,22 @@ class BlockLists {
   __device__ const Row& forward() const { return forward_; }
   __device__ const Row& reverse() const { return reverse_; }
 
- private:
-  static constexpr int kWordsAtOnce = 8, kHitsAtOnce = 4;  // loads that are on their way together
+  // Whether one token of the reverse list alone exceeds the target at lambda = 1, more or less.
+  __device__ bool reverse_exceeds() const { return exceeds_; }
 
-  // A list under construction: where this warp's tokens go, and what was seen on the way.
-  struct Draft {
-    double s;  // log q + s log r counts
-    ListedToken* tokens;
-    int room, count = 0;
-    bool uncovers = false, wild = false;
-  };
+ private:
+  static constexpr int kWordsAtOnce = 16;  // loads that are on their way together
+  static constexpr int kTake = 8;
+  static constexpr int kManyGroups = 16;  // with more than these, all of a stretch is looked at
 
   // Each warp lists tokens of its own stretches, in the row's order: the same on every run.
   __device__ bool list(bool reverse, Row& out) {
-    Draft draft{reverse ? 1.0 - order_ : order_, memory_ + used_, kListCapacity - used_};
-    const int stretches = cut_.stretches(), items = cut_.count * stretches;
+    ListDraft<D> draft{memory_ + used_, kListCapacity<D> - used_};
+    const int items = source_.stretches;
     for (int first = warp_id(); first < items; first += kWordsAtOnce * kListWarps) {
       const int mine = first + lane_id() * kListWarps;
-      const float bound = mine < items ? least_score(draft.s, mine / stretches) : HUGE_VALF;
+      typename ListSource<D>::Least least{HUGE_VALF, false};
+      if (mine < items) least = source_.least_score(reverse, mine);
       const std::uint32_t* words = scores_ + std::int64_t{first} * kWarp + lane_id();
       float score[kWordsAtOnce];
 #pragma unroll
@@ -104,73 +256,47 @@ class BlockLists {
       unsigned hits = 0;  // of the stretch `mine`, by the lanes that summed up a group
 #pragma unroll
       for (int k = 0; k < kWordsAtOnce; ++k) {
-        const float least = __shfl_sync(kAllLanes, bound, k);
-        const unsigned found = __ballot_sync(kAllLanes, score[k] >= least);
+        const float bound = __shfl_sync(kAllLanes, least.score, k);
+        const unsigned found = __ballot_sync(kAllLanes, score[k] >= bound);
         if (lane_id() == k) hits = found;
       }
+      const unsigned rough = __ballot_sync(kAllLanes, least.rough);
       unsigned hit = __ballot_sync(kAllLanes, hits != 0);
       for (; hit != 0; hit &= hit - 1) {
         const int k = __ffs(static_cast<int>(hit)) - 1;
-        look(first + k * kListWarps, __shfl_sync(kAllLanes, hits, k), draft);
+        const unsigned groups = __shfl_sync(kAllLanes, hits, k);
+        const float bound = __shfl_sync(kAllLanes, least.score, k);
+        const bool many = __popc(groups) > kManyGroups;
+        source_.template look<kTake>(reverse, first + k * kListWarps, many ? kAllLanes : groups,
+                                     many, {bound, (rough >> k & 1u) != 0}, draft);
       }
     }
-    uncovers_ = __syncthreads_or(draft.uncovers) != 0 || uncovers_;
-    const bool fits = __syncthreads_or(draft.wild || draft.count > draft.room) == 0;
-    if (uncovers_ || !fits) return false;  // no further list is made after this
-    out = Row({draft.tokens, draft.count, pair_.public_lse, pair_.shift}, order_);
-    used_ += draft.count;
+    const bool none = __syncthreads_or(draft.uncovers || draft.count > 0) == 0;
+    bool fits = true;
+    exceeds_ = false;
+    if (!none) {
+      if (reverse) exceeds_ = __syncthreads_or(draft.exceeds) != 0;
+      const bool too_many = draft.count > draft.room;
+      if (__syncthreads_or(draft.uncovers || draft.wild || too_many)) {
+        uncovers_ = __syncthreads_or(draft.uncovers) != 0;
+        fits = __syncthreads_or(too_many) == 0;
+        const bool no_piece = !fits && draft.room < ListTokens<D>::kPiece;
+        // No further list is made after this.
+        if (__syncthreads_or(draft.uncovers || draft.wild || no_piece)) return false;
+      }
+    }
+    if (lane_id() == 0) source_.kept[reverse][warp_id()] = {used_, draft.count, none, fits};
+    __syncwarp();
+    out = Row({&source_, memory_, reverse}, source_.order);
+    used_ = fits ? used_ + draft.count : kListCapacity<D>;
     return true;
   }
 
-  // Groups with a smaller score have no token that matters; nor one that the public row alone
-  // masks, whose score is +inf.
-  __device__ float least_score(double s, int part) const {
-    const double wanted = threshold_ + pair_.public_lse + s * pair_.shift;
-    const double far = order_ * public_parts_[part].high;
-    const double slack = 1e-3 + 4.0 * kFloatUnit * (std::fabs(wanted) + far);
-    return far < 1e30 ? static_cast<float>(wanted - slack) : -HUGE_VALF;
-  }
-
-  // Lists tokens of the hit groups of one stretch. A whole warp must call this together.
-  __device__ void look(int stretch, unsigned hits, Draft& draft) const {
-    // The token of the group of lane 0 that this lane looks at.
-    const std::int64_t own = static_cast<std::int64_t>(stretch) * kStretch + lane_id() * kWarp;
-    while (hits != 0) {
-      ListedToken token[kHitsAtOnce];
-#pragma unroll
-      for (int k = 0; k < kHitsAtOnce; ++k) {
-        const std::int64_t v = own + __ffs(static_cast<int>(hits)) - 1;
-        const bool there = hits != 0 && v < pair_.vocab;
-        hits &= hits - 1;
-        token[k].z = there ? logit<D>(pair_.private_row, v) : -HUGE_VALF;
-        token[k].z0 = there ? logit<D>(pair_.public_row, v) : -HUGE_VALF;
-      }
-#pragma unroll
-      for (int k = 0; k < kHitsAtOnce; ++k) {
-        const double z = token[k].z, z0 = token[k].z0;
-        // If both rows mask the token, t is NaN, and nothing changes.
-        const double log_q = z0 - pair_.public_lse, t = z - z0 - pair_.shift, gain = draft.s * t;
-        // Half a nat, so rather too many tokens matter; and the rounding of logits far from 0.
-        const double slack = 0.5 + 1e-15 * (std::fabs(log_q) + std::fabs(gain));
-        const bool matters = log_q + gain > threshold_ - slack;
-        draft.uncovers = draft.uncovers || t == HUGE_VAL;
-        draft.wild = draft.wild || (matters && log_q < kWildLogQ);
-        const unsigned all = __ballot_sync(kAllLanes, matters);
-        const int at = draft.count + __popc(all & ((1u << lane_id()) - 1u));
-        if (matters && at < draft.room) draft.tokens[at] = token[k];
-        if (draft.count <= draft.room) draft.count += __popc(all);  // no row can overflow it
-      }
-    }
-  }
-
-  const RowPair<D>& pair_;
-  const RowParts& cut_;
+  ListSource<D>& source_;
   const std::uint32_t* scores_;
-  const RowPart* public_parts_;
-  double order_, log_target_, threshold_ = 0.0;
-  ListedToken* memory_;
+  ListedToken<D>* memory_;
   int used_ = 0;
-  bool uncovers_ = false;
+  bool uncovers_ = false, exceeds_ = false;
   Row forward_, reverse_;
 };
 

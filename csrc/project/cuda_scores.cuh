@@ -23,6 +23,7 @@ ADAPMIXED_HD std::uint32_t upper_half(float x) {
 
 // For row_parts_kernel. A part of the public row gets its largest |z_0|, masked tokens aside.
 struct ScoreLook {
+  static constexpr int kBlocks = 3;  // that a multiprocessor has room for
   struct alignas(8) Other {
     float of_forward, of_reverse;  // (1 - s) z_0
   };
@@ -44,7 +45,9 @@ struct ScoreLook {
     scores[at + lane_id()] = upper_half(found.forward) | upper_half(found.reverse) << 16;
     found = {};
   }
-  __device__ void finish(const Found&, RowPart&) const {}
+  template <Dtype D>
+  __device__ void finish(const Found&, const typename Bits<D>::type*, int, const Other*,
+                         RowPart&) const {}
   template <Dtype D>
   __device__ void finish_public(const typename Bits<D>::type* row, int size, RowPart& part) const {
     double largest[1] = {0.0};

@@ -128,6 +128,12 @@ ADAPMIXED_HD Point middle(const Point& lower, const Point& upper) {
                            : 1e-3 * lower.complement);
 }
 
+// G <= (1-lambda)^{1-alpha} always, so the reverse constraint holds if 1-lambda >= e^{-R}, this
+// much. If R is so large that e^{-R} underflows, lambda = 1 is still not free.
+ADAPMIXED_HD double reverse_free(double radius) {
+  return std::fmax(std::exp(-radius) * (1.0 + 1e-7), 2.3e-308);
+}
+
 // Searches with evaluate(point, want_forward, want_reverse, Bound& forward, Bound& reverse).
 // `upper`: any upper bound on the answer, (1, 0) included. `start`: the first point tried.
 ADAPMIXED_HD_CALLBACK
@@ -140,14 +146,12 @@ ADAPMIXED_HD Point largest_weight(const Evaluate& evaluate, double radius, Point
   bool one_failed = false;
   int slow = 0;            // infeasible points without a useful proposal since the last halving
   Point barren{2.0, 0.0};  // the last infeasible point without a tangent
-  // G <= (1-lambda)^{1-alpha} always, so the reverse constraint holds if 1-lambda >= e^{-R}. If R
-  // is so large that e^{-R} underflows, lambda = 1 is still not free.
-  const double reverse_free = std::fmax(std::exp(-radius) * (1.0 + 1e-7), 2.3e-308);
-  double towards_one = 0.5 * reverse_free;
+  const double free_complement = reverse_free(radius);
+  double towards_one = 0.5 * free_complement;
   Point x = below(start, upper) ? start : upper;
   for (int trial = 0; trial < 80; ++trial) {
     const bool want_forward = below(forward_holds, x);
-    const bool want_reverse = x.complement < reverse_free && below(reverse_holds, x);
+    const bool want_reverse = x.complement < free_complement && below(reverse_holds, x);
     Bound forward, reverse;
     evaluate(x, want_forward, want_reverse, forward, reverse);
     const bool forward_ok = !want_forward || forward.value <= 0.0;

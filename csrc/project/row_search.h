@@ -78,6 +78,18 @@ ADAPMIXED_HD Point solve_whole(const RowSums& row, double order, double radius,
 constexpr double kUnlisted = 1e-6;
 constexpr double kUnlistedDelicate = 1e-11;
 
+// Bounds the relative error of the complement if log F or log G is off by `error` near log T.
+// F^{1/alpha} is convex and G^{-1/(alpha-1)} concave, and both are 1 at lambda = 0. So log F rises
+// at least by alpha (1 - T^{-1/alpha}) for each unit of lambda, and log G by (alpha-1) (e^R - 1),
+// which is more.
+ADAPMIXED_HD double complement_error(double error, double order, double radius, bool by_forward,
+                                     double complement) {
+  const double slope = by_forward ? -order * std::expm1(-(order - 1.0) * radius / order)
+                                  : (order - 1.0) * std::expm1(radius);
+  return error / (slope * complement);
+}
+constexpr double kComplementError = 1e-6;  // of which the first list may be the cause
+
 // A token with log q + s log r above this, s = alpha or 1 - alpha, must be listed: q r^s / T is an
 // upper bound on its share of the sum, for every lambda.
 ADAPMIXED_HD double list_threshold(double log_target, double unlisted, std::int64_t vocab) {
@@ -86,7 +98,8 @@ ADAPMIXED_HD double list_threshold(double log_target, double unlisted, std::int6
 
 // Solves a row from lists of tokens; returns false if too many tokens matter. lists:
 // set_unlisted(share); list_forward() and list_reverse(), which return false if too many matter;
-// and the rows forward() and reverse() made from them.
+// the rows forward() and reverse() made from them; and reverse_exceeds(), whether one token of the
+// reverse list alone exceeds T at lambda = 1. Without list_reverse(), the last two are not used.
 ADAPMIXED_HD_CALLBACK
 template <class Lists>
 ADAPMIXED_HD bool solve_lists(Lists& lists, double order, double radius, double ratio_error,
@@ -97,25 +110,33 @@ ADAPMIXED_HD bool solve_lists(Lists& lists, double order, double radius, double 
     if (!lists.list_forward()) return false;
     Target target = make_target(order, radius, ratio_error);
     target.log_margin += 2.0 * unlisted;
-    bool have_reverse = false, too_many = false;
+    const Point upper = lists.forward().upper(target.log_target);
+    // No point above `upper` is tried.
+    const bool reverse_counts = upper.complement < reverse_free(radius) * (1.0 + 1e-6);
+    if (reverse_counts && !lists.list_reverse()) return false;
+    bool by_forward = upper.complement > 0.0;  // whether F may be what limits lambda
     const auto sums = [&](const Point& x, bool forward, bool reverse) {
       Sums s;
-      if (forward) s = lists.forward().sums(x, true, false, target);
-      if (reverse && !have_reverse) {
-        too_many = too_many || !lists.list_reverse();
-        have_reverse = true;
+      if (forward) {
+        s = lists.forward().sums(x, true, false, target);
+        by_forward = by_forward || !(s.forward < 0.9);
       }
-      if (reverse && !too_many) {
+      if (reverse) {
         const Sums back = lists.reverse().sums(x, false, true, target);
         s.reverse = back.reverse;
         s.reverse_slope = back.reverse_slope;
       }
       return s;
     };
-    const Point upper = lists.forward().upper(target.log_target);
-    found = search(sums, target, order, radius, upper, upper, Precision{});
-    if (too_many) return false;
+    // If lambda = 1 fails for sure, the search begins where it would propose to go on.
+    const bool below_one = reverse_counts && lists.reverse_exceeds();
+    const Point start = below_one ? at_complement(0.5 * reverse_free(radius)) : upper;
+    found = search(sums, target, order, radius, start, upper, Precision{});
     if (!delicate(found)) break;
+    const double error = 2.0 * unlisted;
+    if (complement_error(error, order, radius, by_forward, found.complement) <= kComplementError) {
+      break;
+    }
   }
   return true;
 }

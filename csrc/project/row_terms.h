@@ -169,10 +169,7 @@ ADAPMIXED_HD void add_wild(const Point& x, double order, bool scaled, double log
                            double log_q, double t, Sums& s) {
   const double offset = scaled ? log_target : 0.0;
   const double log_r = std::log(x.weight) + t, log_c = std::log(x.complement);
-  const double high = vmax(log_r, log_c);
-  const double log_X = high == -HUGE_VAL
-                           ? -HUGE_VAL
-                           : high + std::log(std::exp(log_r - high) + std::exp(log_c - high));
+  const double log_X = log_add(log_r, log_c);
   const double log_d = t > 0.0 ? t : 0.0;  // |d| <= max(r, 1), to far below any rounding
   const double sign = t > 0.0 ? 1.0 : -1.0;
   const double forward = log_q + order * log_X - offset;

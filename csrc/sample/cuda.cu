@@ -26,27 +26,46 @@ inline Key key_of(const std::uint8_t* bytes) {
 }
 
 constexpr int kSampleThreads = 256;
-constexpr std::int64_t kMostSampleTokens = 8;  // of a thread
+constexpr int kSampleWarps = kSampleThreads / kWarp;
+constexpr int kMostSampleTokens = 4;  // of a thread
 
-// The weights of one chunk, or of one thread's share of it.
+// The weights of one chunk, or of some threads' share of it.
 struct SampleChunk {
   uint128 weight;  // the sum of the integer weights
   double p_sum;
   std::int32_t invalid, present;  // whether a number is no probability; whether there is q > 0
 };
 
-// What the threads of a block have together, and the weight of the threads before this one.
-struct SampleTotal {
-  SampleChunk all;
-  uint128 before;
-};
+__device__ inline uint128 shuffle_xor(uint128 value, int by) {
+  const std::uint64_t high =
+      __shfl_xor_sync(kAllLanes, static_cast<std::uint64_t>(value >> 64), by);
+  const std::uint64_t low = __shfl_xor_sync(kAllLanes, static_cast<std::uint64_t>(value), by);
+  return static_cast<uint128>(high) << 64 | low;
+}
 
-// A whole block must call this together.
-__device__ inline SampleTotal block_total(const SampleChunk& own) {
-  const Prefix<uint128> weight = block_prefix(own.weight);
-  return {{weight.total, block_sum(own.p_sum), __syncthreads_or(own.invalid) != 0,
-           __syncthreads_or(own.present) != 0},
-          weight.before};
+// All lanes' sums. The weights are integers, so their order is free.
+__device__ inline SampleChunk warp_total(SampleChunk own) {
+#pragma unroll
+  for (int step = kWarp / 2; step > 0; step /= 2) own.weight += shuffle_xor(own.weight, step);
+  double sum[1] = {own.p_sum};
+  warp_reduce(sum, Add{});
+  return {own.weight, sum[0], __any_sync(kAllLanes, own.invalid) != 0,
+          __any_sync(kAllLanes, own.present) != 0};
+}
+
+__device__ inline SampleChunk both(const SampleChunk& a, const SampleChunk& b) {
+  return {a.weight + b.weight, a.p_sum + b.p_sum, a.invalid | b.invalid, a.present | b.present};
+}
+
+// The weight of the lanes of this warp before this one.
+__device__ inline uint128 weight_before(uint128 weight) {
+  uint128 through = weight;
+#pragma unroll
+  for (int step = 1; step < kWarp; step *= 2) {
+    const uint128 below = shuffle_up(through, step);
+    if (lane_id() >= step) through += below;
+  }
+  return through - weight;
 }
 
 // One row of probabilities, cut into chunks of kSampleThreads * tokens.
@@ -83,24 +102,42 @@ struct SampledRow {
 template <Dtype D>
 __device__ void draw_token(const SampledRow<D>& row, const SampleChunk* chunks,
                            const Stream& stream, std::int64_t* token, std::int32_t* status) {
+  __shared__ SampleChunk totals[kSampleWarps];
+  __shared__ uint128 weights[kSampleWarps];
+  __shared__ std::uint64_t words[8];
+  __shared__ int chunk_found;
+  __shared__ uint128 before_found;
+  __shared__ std::uint64_t limbs[ExactDraw::kLimbs];
   // Each thread takes some chunks in a row.
   const int each = (row.chunks + kSampleThreads - 1) / kSampleThreads;
   const int first = each * static_cast<int>(threadIdx.x);
   const int end = first + each < row.chunks ? first + each : row.chunks;
   SampleChunk own{};
-  for (int k = first; k < end; ++k) {
-    own.weight += chunks[k].weight;
-    own.p_sum += chunks[k].p_sum;
-    own.invalid |= chunks[k].invalid;
-    own.present |= chunks[k].present;
+  for (int k = first; k < end; ++k) own = both(own, chunks[k]);
+  // The numbers are drawn meanwhile.
+  if (warp_id() == kSampleWarps - 1) {
+    std::uint64_t drawn[8];
+    stream.block(0, drawn);
+    if (lane_id() == 0) {
+#pragma unroll
+      for (int i = 0; i < 8; ++i) words[i] = drawn[i];
+    }
   }
-  const SampleTotal total = block_total(own);
+  const SampleChunk of_warp = warp_total(own);
+  uint128 own_before = weight_before(own.weight);
+  if (lane_id() == 0) totals[warp_id()] = of_warp;
+  __syncthreads();
+  SampleChunk all{};
+  for (int w = 0; w < kSampleWarps; ++w) {
+    if (w == warp_id()) own_before += all.weight;
+    all = both(all, totals[w]);
+  }
   std::int32_t found = kSampled;
-  if (total.all.invalid != 0 || !is_total(total.all.p_sum)) {
+  if (all.invalid != 0 || !is_total(all.p_sum)) {
     found = kNoDistribution;
-  } else if (total.all.present == 0) {
+  } else if (all.present == 0) {
     found = kNoSupport;
-  } else if (total.all.weight < least_total(row.vocab)) {
+  } else if (all.weight < least_total(row.vocab)) {
     found = kNoMass;
   }
   if (threadIdx.x == 0) *status = found;
@@ -108,20 +145,25 @@ __device__ void draw_token(const SampledRow<D>& row, const SampleChunk* chunks,
     if (threadIdx.x == 0) *token = -1;
     return;
   }
-  // Every thread draws the same numbers. One finds the chunk that holds the draw, and one of that
+  // Every thread sees the same numbers. One finds the chunk that holds the draw, and one of that
   // chunk's threads the token. A draw at or beyond the total is left to the first thread.
-  __shared__ std::int64_t answer;
-  __shared__ int chunk_found;
-  __shared__ uint128 before_found;
-  __shared__ std::uint64_t limbs[ExactDraw::kLimbs];
-  const Draws draws(total.all.weight);
+  const Draws draws(all.weight);
   for (std::uint32_t number = 0;; ++number) {
-    const uint128 draw = draws(stream, number);
-    if (draw >= total.all.weight + static_cast<uint128>(row.vocab)) continue;
-    const bool inside = draw < total.all.weight;
-    __syncthreads();  // the last number's answer has been read
-    if (inside && draw >= total.before && draw - total.before < own.weight) {
-      uint128 before = total.before;
+    if (number > 0 && number % 4 == 0) {
+      __syncthreads();  // the last words have been read
+      if (threadIdx.x == 0) {
+        std::uint64_t drawn[8];
+        stream.block(number / 4, drawn);
+#pragma unroll
+        for (int i = 0; i < 8; ++i) words[i] = drawn[i];
+      }
+      __syncthreads();
+    }
+    const uint128 draw = draws(words, number);
+    if (draw >= all.weight + static_cast<uint128>(row.vocab)) continue;
+    const bool inside = draw < all.weight;
+    if (inside && draw >= own_before && draw - own_before < own.weight) {
+      uint128 before = own_before;
       int k = first;
       for (; draw - before >= chunks[k].weight; ++k) before += chunks[k].weight;
       chunk_found = k;
@@ -129,17 +171,20 @@ __device__ void draw_token(const SampledRow<D>& row, const SampleChunk* chunks,
     }
     __syncthreads();
     const uint128 weight = inside ? row.weight(chunk_found) : 0;
-    const uint128 before = (inside ? before_found : 0) + block_prefix(weight).before;
+    uint128 before = weight_before(weight);
+    if (lane_id() == kWarp - 1) weights[warp_id()] = before + weight;
+    __syncthreads();
+    for (int w = 0; w < warp_id(); ++w) before += weights[w];
+    if (inside) before += before_found;
+    bool drawn = false;
     if (inside ? draw >= before && draw - before < weight : threadIdx.x == 0) {
       std::int64_t v = -1;
       if (inside) v = token_by_weights(draw - before, row.first(chunk_found), row);
       if (v < 0) v = exact_token(ExactDraw(draw, stream, number, limbs), row.vocab, row);
-      answer = v;
+      if (v >= 0) *token = v;
+      drawn = v >= 0;
     }
-    __syncthreads();
-    if (answer < 0) continue;
-    if (threadIdx.x == 0) *token = answer;
-    return;
+    if (__syncthreads_or(drawn) != 0) return;
   }
 }
 
@@ -150,26 +195,41 @@ __global__ void __launch_bounds__(kSampleThreads, 3)
                   std::int64_t vocab, int tokens_each, int chunk_count,
                   const __grid_constant__ Key key, std::uint64_t counter, SampleChunk* all_chunks,
                   unsigned* counters, std::int64_t* tokens, std::int32_t* status) {
+  __shared__ SampleChunk totals[kSampleWarps];
   const std::int64_t b = blockIdx.x / static_cast<unsigned>(chunk_count);
   const int chunk = static_cast<int>(blockIdx.x % static_cast<unsigned>(chunk_count));
   const SampledRow<D> row{probabilities + b * vocab, row_bits<D>(public_logits, 0, b), vocab,
                           tokens_each, chunk_count};
   SampleChunk* chunks = all_chunks + b * chunk_count;
+  // Neighbouring threads read neighbouring tokens here: a sum needs no order.
+  const std::int64_t begin = static_cast<std::int64_t>(chunk) * kSampleThreads * tokens_each;
+  double p[kMostSampleTokens];
+  bool supported[kMostSampleTokens];
+#pragma unroll
+  for (int k = 0; k < kMostSampleTokens; ++k) {
+    const std::int64_t v = begin + k * kSampleThreads + threadIdx.x;
+    const bool there = k < tokens_each && v < vocab;
+    p[k] = there ? row.p[v] : 0.0;
+    supported[k] = there && row.supported(v);
+  }
   SampleChunk own{};
-  const std::int64_t begin = row.first(chunk), end = row.end(begin);
-  for (std::int64_t v = begin; v < end; ++v) {
-    const double p = row.p[v];
-    const bool supported = row.supported(v);
-    own.p_sum += p;
-    own.present |= supported;
-    if (!is_probability(p)) {
+#pragma unroll
+  for (int k = 0; k < kMostSampleTokens; ++k) {
+    own.p_sum += p[k];
+    own.present |= supported[k];
+    if (!is_probability(p[k])) {
       own.invalid = 1;
-    } else if (supported) {
-      own.weight += integer_weight(p);
+    } else if (supported[k]) {
+      own.weight += integer_weight(p[k]);
     }
   }
-  const SampleChunk total = block_total(own).all;
-  if (threadIdx.x == 0) chunks[chunk] = total;
+  own = warp_total(own);
+  if (lane_id() == 0) totals[warp_id()] = own;
+  __syncthreads();
+  if (threadIdx.x == 0) {
+    for (int w = 1; w < kSampleWarps; ++w) own = both(own, totals[w]);
+    chunks[chunk] = own;
+  }
   if (!is_last_block(counters + b, static_cast<unsigned>(chunk_count))) return;
   const Stream stream{key.bytes, counter, static_cast<std::uint32_t>(b)};
   draw_token<D>(row, chunks, stream, tokens + b, status + b);

@@ -9,6 +9,7 @@
 
 #include <cmath>
 #include <cstdint>
+#include <cstring>
 
 #include "common/config.h"
 #include "sample/chacha.h"
@@ -46,10 +47,11 @@ struct FixedPoint {
 
   ADAPMIXED_HD FixedPoint(double p, int k) : bits(0), shift(0) {
     if (!(p > 0.0)) return;
-    int exponent = 0;
-    const double mantissa = std::frexp(p, &exponent);  // p = mantissa 2^exponent, in [1/2, 1)
-    bits = static_cast<std::uint64_t>(std::ldexp(mantissa, 53));
-    shift = exponent - 53 + k;
+    std::memcpy(&bits, &p, sizeof bits);
+    const int exponent = static_cast<int>(bits >> 52);  // 0: below 2^-1022
+    constexpr std::uint64_t kOne = std::uint64_t(1) << 52;
+    bits = (bits & (kOne - 1)) | (exponent > 0 ? kOne : 0);
+    shift = (exponent > 0 ? exponent : 1) - 1075 + k;
     if (shift < 0) bits = shift > -64 ? bits >> -shift : 0, shift = 0;
   }
 };
@@ -72,6 +74,10 @@ class Draws {
   ADAPMIXED_HD uint128 operator()(const Stream& stream, std::uint32_t number) const {
     std::uint64_t words[8];
     stream.block(number / 4, words);
+    return (*this)(words, number);
+  }
+  // The same, given the words of the block.
+  ADAPMIXED_HD uint128 operator()(const std::uint64_t* words, std::uint32_t number) const {
     uint128 draw = 0;
     for (std::uint32_t i = 0; i < 4; ++i) {  // every index is known at compile time
       if (i == number % 4) draw = static_cast<uint128>(words[2 * i + 1]) << 64 | words[2 * i];
