@@ -8,7 +8,7 @@ from torch import Tensor
 
 from . import _validate as check
 from ._registry import WEIGHTED, backend, register, weighted
-from .inputs import refuse_foreign, weighted_inputs
+from .inputs import log_sum_exp, refuse_foreign, weighted_inputs
 from .types import Clipping, Projection
 
 _ops = torch.ops.adapmixed
@@ -32,6 +32,9 @@ def _leave_one_out(*args: Any) -> Tensor:
     on.call("leave_one_out", inputs[0], *arguments, workspace=size)
     if on.immediate:
         refuse_foreign("private_logits", ~(balance.abs() <= 1e-5))
+        # The balance tells of p̄_i − q alone. CUDA's kernels add up q themselves.
+        own, _ = log_sum_exp(inputs[1], "public_logits")
+        refuse_foreign("public_logits", ~((own - inputs[3]).abs() <= 1e-5))
     return loss
 
 

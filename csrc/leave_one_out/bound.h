@@ -10,9 +10,9 @@
 // mean of the delta_j, of which 3 additions are in floats, is off by 10.6 units of the mean
 // |delta_j|. In double, e_i is off by its own rounding, and it differs from middle = mu - base by
 // x_i / F; against the public distribution middle is 0. Last, middle, the difference, F and the
-// product are rounded. So x_i is off by
+// product are rounded; or F, its product with middle and, once, middle F - e_i F. So x_i is off by
 //   own: 10.6 (floats) or 4 (double) units of x_i;
-//   shared, as a norm: 8.6 (or 2) units of middle F, plus 10.6 (or 0) units of the mean
+//   shared, as a norm: 9.6 (or 3) units of middle F, plus 10.6 (or 0) units of the mean
 //   |delta_j| F, which is at most the mean of the norms of x_j plus that of mu F; plus the absolute
 //   errors;
 //   growth, through the error eta of 1 + mu in F and p: 10.6 (or 0) units of the mean
@@ -28,7 +28,8 @@
 // most x times its derivative. In addition p is off by 4 units.
 //
 // Moments. In addition to eta, p is off by 4 units, and a term p t^{2+k} by 2 + k more; 16 terms
-// are added in floats.
+// are added in floats. On CUDA a moment is a sum of multiples of a unit, and off by moment_error at
+// most. That includes what the same does to the other terms of the bound, which is far smaller.
 #pragma once
 
 #include <cmath>
@@ -47,7 +48,7 @@ constexpr double kFewSlots = 4.0;
 
 // Deviations are computed in double if the models have much in common: the mean of delta, as a norm
 // over some tokens, exceeds kMostCommon times the models' distance from it. The CPU takes
-// kSampledTokens of the row, CUDA the first tile of a chunk.
+// kSampledTokens of the row, CUDA each tile.
 constexpr int kSampledTokens = 64;
 constexpr double kMostCommon = 0.8;
 
@@ -99,7 +100,7 @@ class LossBound {
       return precision.largest_weight / (divisor * std::sqrt(least_ratio(in_double)));
     };
     own_ = one + 3.0 * u;
-    shared_ = (one + u) * std::sqrt(sums.middle) +
+    shared_ = (one + 2.0 * u) * std::sqrt(sums.middle) +
               (all.against_public ? 0.0 : mean * (mean_norm + float_common)) +
               exact * (2.0 * common + mean_norm + 2.0 * weights(true)) +
               rounded * (2.0 * float_common + mean_norm + 2.0 * weights(false));
@@ -109,19 +110,41 @@ class LossBound {
     listed_ = precision.ratio_error * (2.0 + 16.0 * (1.0 + sums.growth) / (divisor * reach));
   }
 
-  // Computes the loss at order k. Returns whether it is within kLossError (or 1e-12 nats) of the
-  // truth.
-  template <class T>
-  ADAPMIXED_HD bool loss(const ModelSums& m, std::int64_t k, const ExcessFitView<T>& forward_fit,
-                         const ExcessFitView<T>& reverse_fit, double order, double& result) const {
-    const ListedSums& listed = m.listed(k);
-    const double size = std::sqrt(m.second(reach_));
+  // The excess of one direction, and a bound on its error but for the second order.
+  struct Excess {
+    double value, error;
+  };
+
+  // Sums: ModelSums, or what has the same members. size: the norm of x. own_listed: the direction's
+  // part of `listed`.
+  template <class Sums, class T>
+  ADAPMIXED_HD Excess direction(const ExcessFitView<T>& fit, const Sums& m, double size,
+                                double own_listed, const ListedSums& listed) const {
+    const double u = kFloatUnit;
+    const auto moments = m.moments();
+    double slope, unused;
+    const double bulk = fit.excess.sum(moments, degree_, slope);
+    const double squared_slope = fit.squared_slope.sum(moments, degree_, unused) +
+                                 fit.squared_slope.error * moments[0] +
+                                 m.moment_error() * fit.squared_slope.size(degree_);
+    const double error =
+        own_ * std::fabs(slope) +
+        (shared_ + size_absolute_ * size) * std::sqrt(std::fmax(squared_slope, 0.0)) +
+        growth_ * std::fabs(slope - bulk) + fit.excess.rounding(moments, degree_, 22.0 * u, u) +
+        fit.excess.error * moments[0] + m.moment_error() * fit.excess.size(degree_) +
+        4.0 * u * std::fabs(own_listed) + rough_ * listed.rough_slope +
+        listed_ * (listed.slope + listed.rough_slope);
+    return {bulk + own_listed, error};
+  }
+
+  // Computes the loss from both directions. Returns whether it is within kLossError (or 1e-12 nats)
+  // of the truth.
+  ADAPMIXED_HD bool loss(const Excess& forward, const Excess& reverse, double size, double order,
+                         double& result) const {
     // |c''| = order (order - 1) (1 + x)^s, s = order - 2 or -order - 1.
     const double moved = own_ * size + shared_ + size_absolute_ * size;
     const double curvature = order * (order - 1.0) * std::exp(-(order + 1.0) * std::log1p(-reach_));
     const double second_order = 0.5 * curvature * moved * moved;
-    const Sum forward = direction(forward_fit, m, size, listed.forward, listed);
-    const Sum reverse = direction(reverse_fit, m, size, listed.reverse, listed);
     const double excess = std::fmax(std::fmax(forward.value, reverse.value), 0.0);
     result = std::log1p(excess) / (order - 1.0);
     if (!std::isfinite(forward.value) || !std::isfinite(reverse.value)) return false;
@@ -131,28 +154,6 @@ class LossBound {
   }
 
  private:
-  struct Sum {
-    double value, error;
-  };
-
-  template <class T>
-  ADAPMIXED_HD Sum direction(const ExcessFitView<T>& fit, const ModelSums& m, double size,
-                             double own_listed, const ListedSums& listed) const {
-    const double u = kFloatUnit;
-    const double* moments = m.moments();
-    double slope, unused;
-    const double bulk = fit.excess.sum(moments, degree_, slope);
-    const double squared_slope =
-        fit.squared_slope.sum(moments, degree_, unused) + fit.squared_slope.error * moments[0];
-    const double error =
-        own_ * std::fabs(slope) +
-        (shared_ + size_absolute_ * size) * std::sqrt(std::fmax(squared_slope, 0.0)) +
-        growth_ * std::fabs(slope - bulk) + fit.excess.rounding(moments, degree_, 22.0 * u, u) +
-        fit.excess.error * moments[0] + 4.0 * u * std::fabs(own_listed) +
-        rough_ * listed.rough_slope + listed_ * (listed.slope + listed.rough_slope);
-    return {bulk + own_listed, error};
-  }
-
   double reach_;
   int degree_;
   double own_, shared_, size_absolute_, growth_, rough_, listed_;

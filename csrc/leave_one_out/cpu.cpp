@@ -189,11 +189,15 @@ class Call {
     const LossBound bound(plan_, fit.reach, fit.degree, tokens, precision, mean_norm);
     for (std::int64_t i = 0; i < models; ++i) {
       double* out = loss_ + (i * in_.shape.positions + position) * orders;
+      const ModelSums own = model(i);
+      const double size = std::sqrt(own.second(fit.reach));
       for (std::int64_t k = 0; k < orders; ++k) {
-        if (!bound.loss(model(i), k, fit.forward[k].view(), fit.reverse[k].view(),
-                        plan_.options.orders[k], out[k])) {
-          return false;
-        }
+        const ListedSums& listed = own.listed(k);
+        const auto forward =
+            bound.direction(fit.forward[k].view(), own, size, listed.forward, listed);
+        const auto reverse =
+            bound.direction(fit.reverse[k].view(), own, size, listed.reverse, listed);
+        if (!bound.loss(forward, reverse, size, plan_.options.orders[k], out[k])) return false;
       }
     }
     return true;

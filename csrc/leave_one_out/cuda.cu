@@ -13,15 +13,14 @@ namespace device = adapmixed::ADAPMIXED_ISA;
 
 namespace {
 
-// A call with its layouts. The kernel in double writes its sums over those of the kernels in single
-// precision, which are done by then.
+// A call with its layouts. The positions of a group also share 64 MiB for the sums in floats.
 device::LossCall divided(const Shape& shape, std::int64_t num_orders) {
   device::LossCall call{};
   call.layout = device::double_layout(shape, num_orders);
-  call.floats = device::FloatLayout(shape, num_orders);
-  if (call.floats.group > 0) {
-    call.layout.group = call.floats.group = std::min(call.layout.group, call.floats.group);
-  }
+  call.floats = device::FloatLayout(shape);
+  const std::int64_t words = device::ModelTotals::words(shape.models, num_orders);
+  call.layout.group =
+      std::min(call.layout.group, std::max<std::int64_t>(device::kLossMemory / words, 1));
   return call;
 }
 // Words behind the rest of the workspace that are 0 at first.
@@ -30,7 +29,8 @@ std::int64_t progress_bytes(const device::LossCall& call) {
          call.layout.group * static_cast<std::int64_t>(sizeof(device::LossState));
 }
 // Places the arrays of a call in its workspace, and returns the bytes that it takes.
-std::int64_t place(device::LossCall& call, std::int64_t models, void* workspace) {
+std::int64_t place(device::LossCall& call, const Shape& shape, std::int64_t orders,
+                   void* workspace) {
   std::int64_t bytes = 0;
   const auto take = [&](auto*& array, std::int64_t size) {
     array = reinterpret_cast<std::remove_reference_t<decltype(array)>>(
@@ -38,9 +38,13 @@ std::int64_t place(device::LossCall& call, std::int64_t models, void* workspace)
     bytes += (size + 15) / 16 * 16;
   };
   const auto size_of = [](auto* array) { return static_cast<std::int64_t>(sizeof *array); };
-  const std::int64_t group = call.floats.group;
-  take(call.sums, std::max(call.layout.sums_bytes(), call.floats.sums_bytes()));
+  const std::int64_t group = call.layout.group, models = shape.models;
+  take(call.sums, call.layout.sums_bytes());
+  take(call.totals, group * size_of(call.totals));
+  take(call.model_totals,
+       group * device::ModelTotals::words(models, orders) * size_of(call.model_totals));
   take(call.models, group * models * size_of(call.models));
+  take(call.doubles, group * models * size_of(call.doubles));
   take(call.facts, group * device::float_facts_of(models) * size_of(call.facts));
   take(call.progress, progress_bytes(call));
   call.states = reinterpret_cast<device::LossState*>(call.progress + 1);
@@ -53,16 +57,17 @@ void queue_floats(const device::LossCall& call, const device::PackedFits<kMaxOrd
                   std::int64_t here, const Queue& queue) {
   const dim3 threads(device::kFloatThreads);
   const auto shared = static_cast<std::size_t>(call.floats.shared_bytes(call.in.shape.models));
-  const dim3 totals = grid_of(here * ((call.floats.per_chunk + device::kWarp - 1) / device::kWarp));
+  const dim3 losses = grid_of(here * device::float_finish_blocks(call));
   launch(queue, device::float_models_kernel,
-         grid_of(here * device::float_facts_of(call.in.shape.models)), threads, 0, call);
-  launch(queue, device::float_sums_kernel<D>, grid_of(here * call.floats.chunks), threads, shared,
+         grid_of(here * device::float_models_blocks(call.in.shape.models, call.orders.count)),
+         threads, 0, call);
+  launch(queue, device::float_sums_kernel<D>, grid_of(here * call.floats.tiles), threads, shared,
          call);
   if (call.orders.count <= device::kFewOrders) {
-    launch(queue, device::float_finish_kernel<device::kFewOrders>, totals, threads, 0, call,
+    launch(queue, device::float_finish_kernel<device::kFewOrders>, losses, threads, 0, call,
            device::first_of<device::kFewOrders>(fits));
   } else {
-    launch(queue, device::float_finish_kernel<kMaxOrders>, totals, threads, 0, call, fits);
+    launch(queue, device::float_finish_kernel<kMaxOrders>, losses, threads, 0, call, fits);
   }
 }
 
@@ -70,14 +75,14 @@ void queue_floats(const device::LossCall& call, const device::PackedFits<kMaxOrd
 
 std::int64_t leave_one_out_workspace(const Shape& shape, std::int64_t num_orders) {
   device::LossCall call = divided(shape, num_orders);
-  return place(call, shape.models, nullptr);
+  return place(call, shape, num_orders, nullptr);
 }
 
 void leave_one_out(const Ensemble& in, const Weights& weights, const LeaveOneOutOptions& options,
                    double* loss, double* balance, const Queue& queue) {
   const DeviceGuard guard(queue);
   device::LossCall call = divided(in.shape, options.num_orders);
-  place(call, in.shape.models, queue.workspace);
+  place(call, in.shape, options.num_orders, queue.workspace);
   call.in = in;
   call.weights = weights;
   call.all = device::neighbours_of(in.shape, options);
@@ -90,8 +95,15 @@ void leave_one_out(const Ensemble& in, const Weights& weights, const LeaveOneOut
   }
   call.loss = loss;
   call.balance = balance;
-  call.after_floats = call.floats.group > 0 && call.all.slots >= device::kFewSlots &&
-                      weights.upper == 0.0 && most_shared_bytes() >= device::kFloatShared;
+  for (int k = 0; k < device::kDegrees; ++k) {
+    call.reach[k] = device::moment_reach(call.all.largest_order, device::degree_at(k));
+    call.a_reach[k] = 1.0 / call.reach[k];
+  }
+  call.a_slot = 1.0 / call.all.slots;
+  call.a_neighbour = 1.0 / (call.all.against_public ? call.all.slots : call.all.slots - 1.0);
+  call.after_floats = call.floats.tile > 0 && call.all.slots >= device::kFewSlots &&
+                      weights.upper == 0.0 &&
+                      most_shared_bytes() >= call.floats.shared_bytes(in.shape.models);
   const auto fits =
       call.after_floats ? device::fits_of(call.orders, call.all.largest_order) : nullptr;
   for (call.first = 0; call.first < in.shape.positions; call.first += call.layout.group) {

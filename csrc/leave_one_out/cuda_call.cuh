@@ -16,24 +16,18 @@ struct LossOrders {
 
 // What the weights and log-sum-exps of up to kFloatThreads models say about single precision.
 struct FloatFacts {
-  double failed;                                // 1 if it does not serve one of them
-  double weights, largest_weight, ratio_error;  // a sum, and maxima
+  double mean_weight;  // their part of it
+  double largest_weight, ratio_error;
+  int degree;  // index for degree_at; -1: floats do not serve
 };
 ADAPMIXED_HD std::int64_t float_facts_of(std::int64_t models) {
   return (models + kFloatThreads - 1) / kFloatThreads;
 }
 
-// The same of all models of a position.
-struct FloatPosition {
-  int degree;  // index for degree_at; -1: floats do not serve
-  double mean_weight;
-  LossPrecision precision;
-};
-
 // What the blocks of a call tell each other about one position. All words begin as 0.
 struct LossState {
   std::int32_t failed;      // floats do not serve here
-  unsigned totalled;        // blocks of float_finish_kernel that are done
+  std::int32_t refused;     // a loss exceeds its bound
   std::int32_t foreign;     // the rows are invalid or not those of the projection
   std::int32_t overflowed;  // some sum left the range of double
   unsigned left_at;         // of the k-th position left to double_loss_kernel: its index
@@ -49,24 +43,31 @@ struct LossCall {
   Weights weights;
   Neighbours all;
   LossOrders orders;
-  LossLayout layout;   // of the sums in double
-  FloatLayout floats;  // of those in single precision
-  std::int64_t first;  // first position of this group
-  double* sums;        // (group, chunks, per_chunk) of either
-  FloatModel* models;  // (group, N)
-  FloatFacts* facts;   // (group, float_facts_of(N))
+  LossLayout layout;                          // of the sums in double
+  FloatLayout floats;                         // of those in single precision
+  double reach[kDegrees], a_reach[kDegrees];  // moment_reach, and 1 over it
+  double a_slot, a_neighbour;  // 1 over the number of slots, and of those of the neighbour
+  std::int64_t first;          // first position of this group
+  double* sums;                // in double: (group, chunks, per_chunk)
+  TokenTotals* totals;         // in single precision: (group)
+  Word* model_totals;          // (group), ModelTotals::words each
+  FloatModel* models;          // (group, N)
+  DoubleModel* doubles;        // (group, N)
+  FloatFacts* facts;           // (group, float_facts_of(N))
   LossProgress* progress;
   LossState* states;  // (group)
   double *loss, *balance;
   bool after_floats;  // only positions that these left are summed in double
 
-  // The places of the sums of (model, order) and of the balance among the sums of one chunk.
+  // The places of the sums of (model, order), of the balances and of the mass among the sums of one
+  // chunk.
   ADAPMIXED_HD std::int64_t sums_at(std::int64_t model, std::int64_t order) const {
     return 2 * (model * orders.count + order);
   }
   ADAPMIXED_HD std::int64_t balance_at(std::int64_t model) const {
     return 2 * in.shape.models * orders.count + model;
   }
+  ADAPMIXED_HD std::int64_t mass_at() const { return balance_at(in.shape.models); }
   ADAPMIXED_HD double* loss_of(std::int64_t model, std::int64_t position) const {
     return loss + (model * in.shape.positions + position) * orders.count;
   }
@@ -86,10 +87,10 @@ __device__ inline LossChunk loss_chunk(const LossCall& call, std::int64_t member
           call.sums + (member * call.layout.chunks + chunk) * call.layout.per_chunk};
 }
 
-// The sums of a chunk's models and of its tokens in single precision.
-__device__ inline double* float_sums(const LossCall& call, std::int64_t member,
-                                     std::int64_t chunk) {
-  return call.sums + (member * call.floats.chunks + chunk) * call.floats.per_chunk;
+// The models' sums in single precision.
+__device__ inline ModelTotals model_totals(const LossCall& call, std::int64_t member) {
+  const std::int64_t models = call.in.shape.models, orders = call.orders.count;
+  return {call.model_totals + member * ModelTotals::words(models, orders), models, orders};
 }
 
 ADAPMIXED_CORE_END

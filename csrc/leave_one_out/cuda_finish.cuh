@@ -29,7 +29,9 @@ __device__ inline void find_balance(const LossCall& call, std::int64_t member, s
   const std::int64_t at = i * call.in.shape.positions + position;
   const double balance = chunks_total(call, member, call.balance_at(i));
   call.balance[at] = balance;
-  const bool good = std::fabs(balance) <= kMostBalance && admissible(call.in, call.weights, at) &&
+  const double mass = chunks_total(call, member, call.mass_at());
+  const bool good = std::fabs(balance) <= kMostBalance && std::fabs(mass - 1.0) <= kMostBalance &&
+                    admissible(call.in, call.weights, at) &&
                     std::fabs(call.in.public_lse[position]) < HUGE_VAL;
   if (!good) atomicExch(&call.states[member].foreign, 1);
 }

@@ -8,12 +8,16 @@
 
 ADAPMIXED_CORE_BEGIN
 
-// The deviations of all models at one token: their sum and the largest of their sizes.
+// The deviations of all models at one token: their sum, that of their squares, and the largest of
+// their sizes.
 struct Deviations {
   double total = 0.0;
-  float largest = 0.0f;
+  float squares = 0.0f, largest = 0.0f;
 
-  __device__ void include(float e) { largest = std::fmax(largest, std::fabs(e)); }  // but for NaN
+  __device__ void include(float e) {
+    squares = vfma(e, e, squares);
+    largest = std::fmax(largest, std::fabs(e));  // but for NaN
+  }
 };
 
 // Writes delta_i of a few models with logits z at one token to `column`, a pitch apart, and returns
@@ -38,7 +42,7 @@ __device__ double add_deviations(const FloatModel* models, int count, const floa
 #pragma unroll
     for (int j = 0; j < kTogether; ++j) {
       const int g = first + j;
-      e[g] = vfma(e[g], model[j].slope, model[j].offset);
+      e[g] = kWhole || g < count ? vfma(e[g], model[j].slope, model[j].offset) : 0.0f;
       if (kWhole || g < count) column[g * pitch] = e[g];
       found.include(e[g]);
     }
@@ -93,10 +97,7 @@ __device__ Deviations double_deviations(const LossCall& call, const DoubleModel*
                                         double z0, float* column, int pitch, double& base) {
   const auto* at = row_bits<D>(call.in.private_logits, 0, position) + v;
   const std::int64_t stride = call.in.private_logits.stride_model;
-  const auto delta = [z0](const DoubleModel& model, float z) {
-    return model.weight * ratio_excess(z - z0 - model.shift);
-  };
-  base = delta(models[base_model], float_of<D>(at[base_model * stride]));
+  base = models[base_model].delta(float_of<D>(at[base_model * stride]), z0);
   constexpr int kAtOnce = 4;
   const int count = static_cast<int>(call.in.shape.models);
   Deviations found;
@@ -110,7 +111,7 @@ __device__ Deviations double_deviations(const LossCall& call, const DoubleModel*
 #pragma unroll
     for (int g = 0; g < kAtOnce; ++g, column += pitch) {
       if (first + g >= count) continue;
-      const double e = delta(models[first + g], z[g]) - base;
+      const double e = models[first + g].delta(z[g], z0) - base;
       *column = static_cast<float>(e);
       found.include(*column);
       found.total += e;
@@ -134,27 +135,37 @@ __device__ bool any_private(const LossCall& call, std::int64_t position, std::in
 // What a thread finds at its token.
 struct TokenFindings {
   TileToken token{};
-  TokenSums sums;
-  double shared = 0.0;   // its part of the norm that the models share
-  bool wide = false;     // some |t| may exceed 1: these models are summed in double
-  bool for_all = false;  // all models are
-  bool failed = false;   // floats do not serve the position
+  double mass = 0.0, balance = 0.0, common = 0.0, middle = 0.0, growth = 0.0;  // as in TokenTotals
+  double shared = 0.0, apart = 0.0;  // norms of what the models share and of what they do not
+  bool wide = false;                 // some |t| may exceed 1: these models are summed in double
+  bool for_all = false;              // all models are
+  bool failed = false;               // floats do not serve the position
 };
+
+// A token of the public row; past its end, as if it were masked.
+struct PublicToken {
+  float z0;
+  double log_q;
+};
+template <Dtype D>
+__device__ PublicToken public_token(const LossCall& call, std::int64_t position, std::int64_t v) {
+  const float z0 = v < call.in.shape.vocab
+                       ? logit<D>(row_bits<D>(call.in.public_logits, 0, position), v)
+                       : -HUGE_VALF;
+  return {z0, z0 - call.in.public_lse[position]};
+}
 
 // Reads token v and writes the models' deviations there to `column`, a pitch apart. `base_model`:
 // -1 for deviations in floats.
 template <Dtype D>
-__device__ TokenFindings load_token(const LossCall& call, const FloatPosition& position_facts,
-                                    double reach, int base_model, std::int64_t position,
-                                    std::int64_t v, const TileMemory& tile, float* column,
-                                    int pitch) {
+__device__ TokenFindings load_token(const LossCall& call, const FloatFacts& facts, int base_model,
+                                    std::int64_t position, std::int64_t v, const PublicToken& token,
+                                    const TileMemory& tile, float* column, int pitch) {
   TokenFindings found;
   const int models = static_cast<int>(call.in.shape.models);
   const Neighbours& all = call.all;
-  const float z0 = v < call.in.shape.vocab
-                       ? logit<D>(row_bits<D>(call.in.public_logits, 0, position), v)
-                       : -HUGE_VALF;
-  const double lq = z0 - call.in.public_lse[position];
+  const float z0 = token.z0;
+  const double lq = token.log_q;
   if (!(lq >= kFloatLogQ)) {
     if (z0 == -HUGE_VALF) {
       found.failed = v < call.in.shape.vocab && any_private<D>(call, position, v);
@@ -171,26 +182,31 @@ __device__ TokenFindings load_token(const LossCall& call, const FloatPosition& p
       in_double ? double_deviations<D>(call, tile.doubles, base_model, position, v, z0, column,
                                        pitch, base)
                 : float_deviations<D>(call, tile.models, position, v, z0, column, pitch);
-  const double others = own.total / all.slots;
-  const double mean = vfma(base, models / all.slots, others);
-  const double middle = all.against_public ? -base : others - base * (all.absent / all.slots);
+  const double others = own.total * call.a_slot;
+  const double mean = vfma(base, models * call.a_slot, others);
+  const double middle = all.against_public ? -base : others - base * (all.absent * call.a_slot);
   const double q = exp_(lq), ratio = 1.0 + mean;
-  found.shared = q * mean * mean / std::fmax(ratio, 1e-3);
   if (!(ratio >= least_ratio(in_double))) {
     found.for_all = true;  // the mixture is far below q, so 1 + mean cancels too much
     found.failed = mean != mean;
     return found;  // all t are 0, as the deviations are finite unless this position fails
   }
-  const double relative = 1.0 / (ratio * (all.against_public ? all.slots : all.slots - 1.0));
+  const double inverse = 1.0 / ratio, relative = inverse * call.a_neighbour;
   const double p = q * ratio, part = mean * relative, distance = middle * relative;
-  found.sums.balance = q * mean;
-  found.sums.common = p * part * part;
-  found.sums.middle = p * distance * distance;
-  found.sums.growth = (mean + 2.0 * position_facts.mean_weight) / ratio;
-  found.token = {static_cast<float>(middle), static_cast<float>(relative / reach),
+  found.mass = p;
+  found.balance = q * mean;
+  found.common = p * part * part;
+  found.middle = p * distance * distance;
+  found.growth = (mean + 2.0 * facts.mean_weight) * inverse;
+  const double factor = relative * call.a_reach[facts.degree];
+  found.token = {static_cast<float>(middle * factor), static_cast<float>(factor),
                  static_cast<float>(p)};
   // Rounding keeps order, so no |t| of a model is larger.
-  found.wide = !((std::fabs(found.token.middle) + own.largest) * found.token.factor <= 1.0f);
+  found.wide = !(vfma(own.largest, found.token.factor, std::fabs(found.token.middle)) <= 1.0f);
+  found.shared = q * inverse * mean * mean;
+  // The mean of (mean - e_i)^2 over the models, in case of floats.
+  const double spread = own.squares + mean * (models * mean - 2.0 * own.total);
+  found.apart = q * inverse * spread / models;
   return found;
 }
 

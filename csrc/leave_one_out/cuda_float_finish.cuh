@@ -1,5 +1,4 @@
-// Adds up the chunks' single-precision sums, and computes the losses if the bound on their error
-// allows it.
+// Computes the losses from the single-precision sums if the bound on their error allows it.
 #pragma once
 
 #include "common/block.cuh"
@@ -8,109 +7,106 @@
 
 ADAPMIXED_CORE_BEGIN
 
-constexpr int kFloatWarps = kFloatThreads / kWarp;
+// A block's losses: two lanes share one, each with one direction.
+constexpr int kFloatLosses = kFloatThreads / 2;
 
-// Adds the chunks' sums into those of the first chunk. A lane takes one number, each warp of the
-// block some of the chunks.
-__device__ inline void add_chunks(const LossCall& call, int degree, int at, double* sums) {
-  constexpr int kAtOnce = 16;  // loads on their way
-  __shared__ double partial[kFloatWarps][kWarp];
-  const int per_chunk = static_cast<int>(call.floats.per_chunk);
-  const int per_model = static_cast<int>(call.floats.per_model);
-  const int chunks = static_cast<int>(call.floats.chunks);
-  const int own_size = static_cast<int>(ModelSums::size(degree, call.orders.count));
-  // A position of a low degree leaves the end of each model's place unwritten.
-  const bool written =
-      at < per_chunk && (at >= per_chunk - kTokenSums || at % per_model < own_size);
-  const bool largest = at >= per_chunk - kTokenMaxima;  // these are not negative
-  // In bytes, of which a position has less than 2^32: the sum with the address needs no multiply.
-  const auto* begin = reinterpret_cast<const char*>(sums + at);
-  const auto step = static_cast<unsigned>(8 * kFloatWarps * call.floats.per_chunk);
-  auto from = static_cast<unsigned>(8 * warp_id() * call.floats.per_chunk);
-  double total = 0.0;
-  for (int first = warp_id(); first < chunks; first += kAtOnce * kFloatWarps) {
-    double own[kAtOnce];
-#pragma unroll
-    for (int j = 0; j < kAtOnce; ++j, from += step) {
-      const bool present = written && first + j * kFloatWarps < chunks;
-      own[j] = present ? *reinterpret_cast<const double*>(begin + from) : 0.0;
-    }
-    __syncwarp();  // for speed alone: loads are not moved beyond it
-#pragma unroll
-    for (int j = 0; j < kAtOnce; ++j) total = largest ? vmax(own[j], total) : total + own[j];
-  }
-  partial[warp_id()][lane_id()] = total;
-  __syncthreads();
-  if (warp_id() == 0 && written) {
-    for (int w = 1; w < kFloatWarps; ++w) {
-      const double other = partial[w][lane_id()];
-      total = largest ? vmax(other, total) : total + other;
-    }
-    sums[at] = total;
-  }
-  __syncthreads();  // before the first thread tells other blocks that they are written
+// Blocks for the losses of one position.
+ADAPMIXED_HD std::int64_t float_finish_blocks(const LossCall& call) {
+  return (call.in.shape.models * call.orders.count + kFloatLosses - 1) / kFloatLosses;
 }
 
-// Writes the balances and losses of a position. Returns whether all losses are within the bound. A
-// whole block must call this together.
+// The sums of a position's tokens, and its mass. A thread takes a sum.
+struct TokenValues {
+  static constexpr int kSums = 5;
+  double sums[kSums];
+
+  __device__ void set(const TokenTotals& totals) {
+    const WideSum* all = &totals.mass;
+    if (threadIdx.x < kSums) sums[threadIdx.x] = all[threadIdx.x].value();
+  }
+  __device__ double mass() const { return sums[0]; }
+  __device__ TokenSums with(const TokenTotals& totals) const {
+    return {sums[1], sums[2],
+            sums[3], bit_cast<double>(totals.growth),
+            sums[4], bit_cast<double>(totals.float_growth)};
+  }
+};
+
+// Writes this lane's loss and, for the first order, the balance: number `at` of the (K, N) of a
+// position, so that most lanes of a warp read the same interpolants. Returns whether the loss is
+// within its bound. A whole block must call this together.
 template <int kOrders>
-__device__ bool write_losses(const LossCall& call, const PackedFits<kOrders>& fits,
-                             const FloatPosition& found, std::int64_t position, double* sums) {
-  const int models = static_cast<int>(call.in.shape.models), orders = call.orders.count;
-  const int degree = degree_at(found.degree);
-  const double reach = moment_reach(call.all.largest_order, degree);
-  const double* last = sums + models * call.floats.per_model;
-  const TokenSums tokens{last[0], last[1], last[2], last[4], last[3], last[5]};
-  const auto model = [&](int i) { return ModelSums{sums + i * call.floats.per_model, degree}; };
-  double mean_norm[1] = {0.0};
-  for (int i = static_cast<int>(threadIdx.x); i < models; i += kFloatThreads) {
-    mean_norm[0] += std::sqrt(model(i).second(reach)) / static_cast<double>(models);
+__device__ bool write_loss(const LossCall& call, const PackedFits<kOrders>& fits,
+                           const FloatFacts& facts, std::int64_t member, std::int64_t at) {
+  __shared__ double moments[kMaxMoments][kFloatThreads];
+  __shared__ TokenValues values;
+  const std::int64_t models = call.in.shape.models, position = call.first + member;
+  const int degree = degree_at(facts.degree), thread = static_cast<int>(threadIdx.x);
+  const double reach = call.reach[facts.degree];
+  const double error = 0.55 * kFixedUnit * call.floats.tiles;  // 0.5, and what else it changes
+  const ModelTotals totals = model_totals(call, member);
+  const bool present = at < models * call.orders.count;
+  // A lane without a loss takes the last one's place.
+  const std::int64_t i = present ? at % models : models - 1;
+  const int k = present ? static_cast<int>(at / models) : 0, side = thread % 2;
+  values.set(call.totals[member]);
+#pragma unroll
+  for (int m = 0; m < kMaxMoments; ++m) {
+    if (m < degree) moments[m][thread] = totals.moment(i, m);
   }
-  block_sum(mean_norm);
-  const LossBound bound(call.all, reach, degree, tokens, found.precision, mean_norm[0]);
-  bool refused = !(std::fabs(tokens.balance) < kMostBalance);
-  for (int at = static_cast<int>(threadIdx.x); at < models * orders; at += kFloatThreads) {
-    const int i = at / orders, k = at % orders;
-    const ModelSums own = model(i);
-    if (k == 0) {
-      const double balance = call.all.against_public
-                                 ? -call.all.slots * own.first()
-                                 : tokens.balance - (call.all.slots - 1.0) * own.first();
-      call.balance[i * call.in.shape.positions + position] = balance;
-      refused = refused || !(std::fabs(balance) < kMostBalance);
-    }
-    const bool within =
-        bound.loss(own, k, fits.forward[k].at(found.degree), fits.reverse[k].at(found.degree),
-                   call.orders.value[k], call.loss_of(i, position)[k]);
-    refused = refused || !within;
+  const ListedTotals& own_listed = totals.listed[i * totals.orders + k];
+  const double listed = own_listed.excess[side].value();
+  // One lane has the slope, the other what is left of the balance.
+  const double half = (side == 0 ? own_listed.slope : totals.firsts[i]).value();
+  const double other_half = __shfl_xor_sync(kAllLanes, half, 1);
+  const double slope = side == 0 ? half : other_half, rest = side == 0 ? other_half : half;
+  const double size = std::sqrt(totals.second(i, reach, error));
+  double mean_norm = 0.0;
+  for (std::int64_t j = thread; j < models; j += kFloatThreads) {
+    mean_norm += std::sqrt(totals.second(j, reach, error));
   }
-  return __syncthreads_or(refused) == 0;
+  mean_norm = block_sum(mean_norm) / static_cast<double>(models);
+  const TokenSums tokens = values.with(call.totals[member]);
+  // If the mass is 1 no sum of p t^k has left the range of its fixed-point number.
+  const bool balanced = std::fabs(tokens.balance) < kMostBalance;
+  if (!balanced || !(std::fabs(values.mass() - 1.0) < kMostBalance)) return false;
+  const LossBound bound(call.all, reach, degree, tokens, {facts.largest_weight, facts.ratio_error},
+                        mean_norm);
+  const PackedFit& fit = side == 0 ? fits.forward[k] : fits.reverse[k];
+  const FixedMoments own{{&moments[0][thread]}, error};
+  const LossBound::Excess mine =
+      bound.direction(fit.at(facts.degree), own, size, listed, {listed, listed, 0.0, slope});
+  const LossBound::Excess other{__shfl_xor_sync(kAllLanes, mine.value, 1),
+                                __shfl_xor_sync(kAllLanes, mine.error, 1)};
+  double loss = 0.0;
+  const bool within = bound.loss(mine, other, size, call.orders.value[k], loss);
+  const double first = totals.first(i, reach, rest);
+  const double balance = call.all.against_public ? -call.all.slots * first
+                                                 : tokens.balance - (call.all.slots - 1.0) * first;
+  if (present && side == 0) {
+    call.loss_of(i, position)[k] = loss;
+    if (k == 0) call.balance[i * call.in.shape.positions + position] = balance;
+  }
+  return within && std::fabs(balance) < kMostBalance;
 }
 
 static_assert(sizeof(LossCall) + sizeof(PackedFits<kMaxOrders>) <= 32764,
               "the most that a kernel's arguments may take");
 
-// A block takes a warp's width of the numbers of one position. The position's last block computes
-// its losses.
+// The first block of a position to find a loss that is not within its bound leaves the position to
+// the kernel in double.
 template <int kOrders>
-__global__ void __launch_bounds__(kFloatThreads, 2)
+__global__ void __launch_bounds__(kFloatThreads)
     float_finish_kernel(const __grid_constant__ LossCall call,
                         const __grid_constant__ PackedFits<kOrders> fits) {
-  const auto blocks = static_cast<unsigned>((call.floats.per_chunk + kWarp - 1) / kWarp);
-  const std::int64_t member = blockIdx.x / blocks;
+  const std::int64_t blocks = float_finish_blocks(call), member = blockIdx.x / blocks;
+  const std::int64_t at = blockIdx.x % blocks * kFloatLosses + threadIdx.x / 2;
+  const FloatFacts facts = float_facts(call, member);
   LossState& state = call.states[member];
-  bool served = state.failed == 0;  // the same for every thread: this kernel does not write it
-  if (served) {
-    const FloatPosition found = float_position(call, member);
-    double* sums = float_sums(call, member, 0);
-    add_chunks(call, degree_at(found.degree),
-               static_cast<int>(blockIdx.x % blocks) * kWarp + lane_id(), sums);
-    if (!is_last_block(&state.totalled, blocks)) return;
-    served = write_losses(call, fits, found, call.first + member, sums);
-  } else if (blockIdx.x % blocks != 0) {
-    return;
-  }
-  if (!served && threadIdx.x == 0) {
+  // The same for every thread: this kernel does not write it.
+  bool served = facts.degree >= 0 && state.failed == 0;
+  if (served) served = write_loss(call, fits, facts, member, at);
+  if (__syncthreads_or(!served) && threadIdx.x == 0 && atomicExch(&state.refused, 1) == 0) {
     call.states[atomicAdd(&call.progress->left, 1u)].left_at = static_cast<unsigned>(member);
   }
 }

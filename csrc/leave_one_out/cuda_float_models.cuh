@@ -8,13 +8,31 @@
 
 ADAPMIXED_CORE_BEGIN
 
-// A thread takes a model of a position. It also clears what the blocks of later kernels tell each
-// other.
+constexpr int kCleared = 8;  // words that a thread clears
+
+// Blocks for one position: those that take models, and those that clear the models' sums.
+ADAPMIXED_HD std::int64_t float_models_blocks(std::int64_t models, std::int64_t orders) {
+  constexpr std::int64_t kEach = kFloatThreads * kCleared;
+  return float_facts_of(models) + (ModelTotals::words(models, orders) + kEach - 1) / kEach;
+}
+
+// A thread takes a model of a position, or clears what blocks of later kernels add to.
 static __global__ void __launch_bounds__(kFloatThreads)
     float_models_kernel(const __grid_constant__ LossCall call) {
-  const std::int64_t models = call.in.shape.models, blocks = float_facts_of(models);
-  const std::int64_t member = blockIdx.x / blocks, position = call.first + member;
-  const std::int64_t i = blockIdx.x % blocks * kFloatThreads + threadIdx.x;
+  const std::int64_t models = call.in.shape.models, of_models = float_facts_of(models);
+  const std::int64_t blocks = float_models_blocks(models, call.orders.count);
+  const std::int64_t member = blockIdx.x / blocks, part = blockIdx.x % blocks;
+  if (part >= of_models) {
+    const std::int64_t words = ModelTotals::words(models, call.orders.count);
+    std::int64_t at = (part - of_models) * kFloatThreads * kCleared + threadIdx.x;
+    for (int k = 0; k < kCleared && at < words; ++k, at += kFloatThreads) {
+      call.model_totals[member * words + at] = 0;
+    }
+    return;
+  }
+  const std::int64_t position = call.first + member, i = part * kFloatThreads + threadIdx.x;
+  auto* of_tokens = reinterpret_cast<Word*>(call.totals + member);
+  if (part == 0 && threadIdx.x < TokenTotals::words()) of_tokens[threadIdx.x] = 0;
   double weight = 0.0, most[3] = {0.0, 0.0, 0.0};  // 1 if floats fail; weight; ratio error
   if (i < models) {
     const std::int64_t at = i * call.in.shape.positions + position;
@@ -29,31 +47,34 @@ static __global__ void __launch_bounds__(kFloatThreads)
     call.models[member * models + i] = {shift.c, shift.lowest,
                                         static_cast<float>(weight * (1.0 + shift.residual)),
                                         static_cast<float>(weight * shift.residual)};
+    call.doubles[member * models + i] = {lse - public_lse, weight};
   }
   weight = block_sum(weight);
   block_reduce(most, Max{});
   if (threadIdx.x != 0) return;
-  call.facts[blockIdx.x] = {most[0], weight, most[1], most[2]};
-  if (blockIdx.x % blocks == 0) call.states[member] = {};
+  // False also if the public log-sum-exp is NaN.
+  const bool serves =
+      most[0] == 0.0 && std::fabs(call.in.public_lse[position]) < kFloatLargest + kFloatLogQ;
+  call.facts[member * of_models + part] = {weight / call.all.slots, most[1], most[2],
+                                           serves ? loss_degree(call.all, most[1]) : -1};
+  if (part == 0) call.states[member] = {};
   if (blockIdx.x == 0) *call.progress = {};
 }
 
-__device__ inline FloatPosition float_position(const LossCall& call, std::int64_t member) {
+// The same of all models of a position: the degree grows with the largest weight.
+__device__ inline FloatFacts float_facts(const LossCall& call, std::int64_t member) {
   const std::int64_t blocks = float_facts_of(call.in.shape.models);
   const FloatFacts* facts = call.facts + member * blocks;
   FloatFacts all = facts[0];
   for (int k = 1; k < blocks; ++k) {
-    all.failed = std::fmax(facts[k].failed, all.failed);
-    all.weights += facts[k].weights;
-    all.largest_weight = std::fmax(facts[k].largest_weight, all.largest_weight);
-    all.ratio_error = std::fmax(facts[k].ratio_error, all.ratio_error);
+    const FloatFacts other = facts[k];
+    all.mean_weight += other.mean_weight;
+    all.largest_weight = std::fmax(other.largest_weight, all.largest_weight);
+    all.ratio_error = std::fmax(other.ratio_error, all.ratio_error);
+    const bool fails = all.degree < 0 || other.degree < 0;
+    all.degree = fails ? -1 : other.degree > all.degree ? other.degree : all.degree;
   }
-  // False also if the public log-sum-exp is NaN.
-  const bool serves = all.failed == 0.0 && std::fabs(call.in.public_lse[call.first + member]) <
-                                               kFloatLargest + kFloatLogQ;
-  return {serves ? loss_degree(call.all, all.largest_weight) : -1,
-          all.weights / call.all.slots,
-          {all.largest_weight, all.ratio_error}};
+  return all;
 }
 
 ADAPMIXED_CORE_END

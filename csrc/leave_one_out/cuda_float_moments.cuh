@@ -1,5 +1,5 @@
-// The moments of every model over a tile of tokens in single precision. Each lane takes a model and
-// goes through the tokens, so nothing is added across lanes.
+// The moments of every model over a tile of tokens in single precision. A lane goes through the
+// tokens for one model, so hardly anything is added across lanes.
 #pragma once
 
 #include "leave_one_out/cuda_call.cuh"
@@ -42,50 +42,55 @@ __device__ void add_burst(const TileTokens* tokens, const float* deviations, flo
   }
 }
 
-// Adds the moments of one model over the tile to its sums. `fresh`: this is the first tile, and the
-// sums are written, not added to.
+// Lanes that share a model: each takes a part of the tile. Each half of a warp takes as many models
+// as it has lanes.
+constexpr int kTileParts = 2;
+constexpr int kModelLanes = kWarp / kTileParts;
+
+// Adds the moments over the tile of the models from `first` on to their totals. `wide`: bits of the
+// tokens at which some |t| may exceed 1. A whole warp must call this together.
 template <int kDegree>
-__device__ void add_moments(const TileMemory& tile, const float* deviations, int count,
-                            double reach, bool fresh, double* sums) {
+__device__ void add_moments(const FloatLayout& layout, const TileMemory& tile,
+                            const std::uint32_t* wide, int first, const ModelTotals& totals) {
+  const int models = static_cast<int>(totals.models), i = first + lane_id() % kModelLanes;
+  const int part = lane_id() / kModelLanes, length = layout.tile / kTileParts;
+  // A lane without a model reads the last one's deviations.
+  const float* deviations = tile.deviations + (i < models ? i : models - 1) * layout.pitch();
   double total[kDegree + 1] = {};
 #pragma unroll 1
-  for (int start = 0; start < count; start += kBurst) {
+  for (int start = 0; start < length; start += kBurst) {
     float s[kDegree + 1] = {};
-    if ((tile.wide[start / 32] >> start % 32 & 0xffffu) == 0) {  // the same for all lanes
-      add_burst<false>(tile.tokens + start / 4, deviations + start, s);
+    const int at = part * length + start, of_other = (1 - part) * length + start;
+    const std::uint32_t bits = wide[at / 32] >> at % 32 | wide[of_other / 32] >> of_other % 32;
+    if ((bits & 0xffffu) == 0) {  // the same for all lanes
+      add_burst<false>(tile.tokens + at / 4, deviations + at, s);
     } else {
-      add_burst<true>(tile.tokens + start / 4, deviations + start, s);
+      add_burst<true>(tile.tokens + at / 4, deviations + at, s);
     }
 #pragma unroll
     for (int k = 0; k <= kDegree; ++k) total[k] += static_cast<double>(s[k]);
   }
-  const ModelSums out{sums, kDegree};
-  const auto add = [fresh](double& to, double value) { to = fresh ? value : to + value; };
-  add(out.first(), total[0] * reach);
-  if (fresh) out.listed_second() = 0.0;
 #pragma unroll
-  for (int k = 0; k < kDegree; ++k) add(out.moments()[k], total[1 + k]);
+  for (int k = 0; k <= kDegree; ++k) {
+    total[k] += __shfl_xor_sync(kAllLanes, total[k], kModelLanes);
+    if (k % kTileParts == part && i < models) add_fixed(totals.fixed + k * models + i, total[k]);
+  }
 }
 
-// A whole block must call this together; each lane takes one model.
-__device__ inline void add_all_moments(const LossCall& call, const TileMemory& tile, int degree,
-                                       double reach, bool fresh, double* sums) {
-  const int count = static_cast<int>(call.floats.tile),
-            models = static_cast<int>(call.in.shape.models);
-  for (int i = static_cast<int>(threadIdx.x); i < models; i += kFloatThreads) {
-    const float* own = tile.deviations + i * call.floats.pitch();
-    double* out = sums + i * call.floats.per_model;
+// A whole block must call this together.
+__device__ inline void add_all_moments(const FloatLayout& layout, const TileMemory& tile,
+                                       const std::uint32_t* wide, int degree,
+                                       const ModelTotals& totals) {
+  for (int first = warp_id() * kModelLanes; first < totals.models;
+       first += kFloatWarps * kModelLanes) {
     if (degree == 4) {
-      add_moments<4>(tile, own, count, reach, fresh, out);
+      add_moments<4>(layout, tile, wide, first, totals);
     } else if (degree == 6) {
-      add_moments<6>(tile, own, count, reach, fresh, out);
+      add_moments<6>(layout, tile, wide, first, totals);
     } else if (degree == 10) {
-      add_moments<10>(tile, own, count, reach, fresh, out);
+      add_moments<10>(layout, tile, wide, first, totals);
     } else {
-      add_moments<kMaxMoments>(tile, own, count, reach, fresh, out);
-    }
-    for (int k = 0; fresh && k < call.orders.count; ++k) {
-      ModelSums{out, degree}.listed(k) = {0.0, 0.0, 0.0, 0.0};
+      add_moments<kMaxMoments>(layout, tile, wide, first, totals);
     }
   }
 }

@@ -1,6 +1,6 @@
-// The single-precision sums of a chunk, tile by tile: first the deviations of all models, a thread
-// a token (cuda_float_deviations.cuh), then the models' moments, a lane a model
-// (cuda_float_moments.cuh), then in double the tokens left out (cuda_float_exact.cuh).
+// The single-precision sums of a tile: first the deviations of all models, a thread a token
+// (cuda_float_deviations.cuh), then the models' moments (cuda_float_moments.cuh), then in double
+// the tokens left out (cuda_float_exact.cuh).
 #pragma once
 
 #include "leave_one_out/cuda_float_deviations.cuh"
@@ -10,111 +10,137 @@
 
 ADAPMIXED_CORE_BEGIN
 
-// Tells from the moments of a chunk's first tile whether the models share more than they differ by.
-// If so, returns the model nearest to their mean, else -1. The bound checks the result of the
-// guess. `shared`: what they share. A whole block must call this together, after the threads have
-// written the moments of their own models.
-__device__ inline int base_for_double(const LossCall& call, int degree, double reach, double shared,
-                                      double* sums) {
+// What the warps of a block find at their tokens of a tile.
+struct TileFindings {
+  enum Name { kMass, kBalance, kCommon, kMiddle, kShared, kApart, kSums };
+  double sums[kSums][kFloatWarps], growth[kFloatWarps];
+
+  // A whole warp must call this together.
+  __device__ void set(const TokenFindings& own) {
+    double all[kSums] = {own.mass, own.balance, own.common, own.middle, own.shared, own.apart};
+    double most[1] = {own.growth};
+    warp_reduce(all, Add{});
+    warp_reduce(most, Max{});
+    if (lane_id() != 0) return;
+#pragma unroll
+    for (int k = 0; k < kSums; ++k) sums[k][warp_id()] = all[k];
+    growth[warp_id()] = most[0];
+  }
+  __device__ double sum(Name name) const {
+    double total = 0.0;
+    for (int w = 0; w < kFloatWarps; ++w) total += sums[name][w];
+    return total;
+  }
+  // Whether the models share more than they differ by. The bound checks the result of the guess.
+  __device__ bool share() const { return sum(kShared) > kMostCommon * kMostCommon * sum(kApart); }
+  // One thread calls this. Returns whether the sums are within range.
+  __device__ bool add_to(TokenTotals& totals, bool in_floats) const {
+    const double mass = sum(kMass), balance = sum(kBalance);
+    const double common = sum(kCommon), middle = sum(kMiddle);
+    double most = 0.0;
+    for (int w = 0; w < kFloatWarps; ++w) most = std::fmax(growth[w], most);
+    if (!(mass < WideSum::kLimit && std::fabs(balance) < WideSum::kLimit &&
+          common < WideSum::kLimit && middle < WideSum::kLimit)) {
+      return false;
+    }
+    totals.mass.add(mass);
+    totals.balance.add(balance);
+    totals.common.add(common);
+    totals.middle.add(middle);
+    add_largest(&totals.growth, most);
+    if (in_floats) {
+      totals.float_common.add(common);
+      add_largest(&totals.float_growth, most);
+    }
+    return true;
+  }
+};
+
+// The model that is nearest to the mean over the tile; any serves as base, and this one best. A
+// whole block must call this together.
+__device__ inline int nearest_model(const LossCall& call, const TileMemory& tile) {
   const int models = static_cast<int>(call.in.shape.models);
-  double apart = 0.0, least = HUGE_VAL, nearest = models;
+  double least = HUGE_VAL, nearest = 0.0;
   for (int i = static_cast<int>(threadIdx.x); i < models; i += kFloatThreads) {
-    const double distance = ModelSums{sums + i * call.floats.per_model, degree}.moments()[0];
-    apart += distance / models;
+    const float* own = tile.deviations + i * call.floats.pitch();
+    float distance = 0.0f;
+    for (int j = 0; j < call.floats.tile; ++j) {
+      const TileToken token = tile.token(j);
+      const float t = vmin(std::fabs(token.t(own[j])), 1.0f);
+      distance = vfma(token.p * t, t, distance);
+    }
     if (distance < least) least = distance, nearest = i;
   }
-  const double unit = reach * (call.all.slots - 1.0);  // of a deviation, where t is 1
-  apart = block_sum(apart) * unit * unit;
-  if (!(shared > kMostCommon * kMostCommon * apart)) return -1;
   const double least_of_all = -block_max(-least);
-  const double first = -block_max(least == least_of_all ? -nearest : -HUGE_VAL);
-  return static_cast<int>(first);
+  return static_cast<int>(-block_max(least == least_of_all ? -nearest : -HUGE_VAL));
 }
 
-// Adds the tile at `begin` to the chunk's sums. Returns whether floats serve there. `fresh`: this
-// is the chunk's first tile, which chooses the base. A whole block must call this together.
+// One block per tile of a position.
 template <Dtype D>
-__device__ bool add_tile(const LossCall& call, const FloatPosition& found, std::int64_t position,
-                         std::int64_t begin, bool fresh, int& base, double* sums) {
-  __shared__ std::uint32_t wide[kMostTile / 32], for_all[kMostTile / 32];
-  __shared__ double token_sums[kTokenSums];  // the first thread's: registers are scarce
-  const int degree = degree_at(found.degree), pitch = call.floats.pitch();
-  const double reach = moment_reach(call.all.largest_order, degree);
+__global__ void __launch_bounds__(kFloatThreads, kFloatBlocks)
+    float_sums_kernel(const __grid_constant__ LossCall call) {
+  __shared__ ListedTokens listed;
+  __shared__ TileFindings findings;
+  __shared__ PairQueue queues[kFloatWarps];
+  const FloatLayout& layout = call.floats;
+  const auto tiles = static_cast<unsigned>(layout.tiles);
+  const std::int64_t member = blockIdx.x / tiles, position = call.first + member;
+  const std::int64_t begin = static_cast<std::int64_t>(blockIdx.x % tiles) * layout.tile;
   const int thread = static_cast<int>(threadIdx.x), models = static_cast<int>(call.in.shape.models);
-  const TileMemory tile(call.floats, models, wide);
-  for (;;) {
+  const FloatFacts facts = float_facts(call, member);
+  if (facts.degree < 0) return;
+  const PublicToken token = public_token<D>(call, position, begin + thread);
+  const TileMemory tile(layout, models);
+  const ModelTotals totals = model_totals(call, member);
+  bool served = true;
+  for (int base = -1;;) {
     for (int i = thread; i < models; i += kFloatThreads) {
-      const std::int64_t at = i * call.in.shape.positions + position;
       if (base < 0) {
-        tile.models[i] = call.models[(position - call.first) * models + i];
+        tile.models[i] = call.models[member * models + i];
       } else {
-        tile.doubles[i] = {call.in.private_lse[at] - call.in.public_lse[position],
-                           call.weights.weight[at]};
+        tile.doubles[i] = call.doubles[member * models + i];
       }
     }
     __syncthreads();
     TokenFindings own;
-    if (thread < call.floats.tile) {
-      own = load_token<D>(call, found, reach, base, position, begin + thread, tile,
-                          tile.deviations + thread, pitch);
+    if (thread < layout.tile) {
+      own = load_token<D>(call, facts, base, position, begin + thread, token, tile,
+                          tile.deviations + thread, layout.pitch());
       tile.tokens[thread / 4].set(thread % 4, own.token);
     }
+    findings.set(own);
     const unsigned any_wide = __ballot_sync(kAllLanes, own.wide);
     const unsigned any_for_all = __ballot_sync(kAllLanes, own.for_all);
     if (lane_id() == 0) {
-      wide[warp_id()] = any_wide;
-      for_all[warp_id()] = any_for_all;
+      listed.wide[warp_id()] = any_wide;
+      listed.for_all[warp_id()] = any_for_all;
     }
-    double totals[4] = {own.sums.balance, own.sums.common, own.sums.middle, own.shared};
-    block_sum(totals);  // its barriers also complete the tile
-    const double growth = block_max(own.sums.growth);
-    if (__syncthreads_or(own.failed)) return false;
-    if (thread == 0) {
-      const bool in_floats = base < 0;
-      token_sums[0] = totals[0], token_sums[1] = totals[1], token_sums[2] = totals[2];
-      token_sums[3] = in_floats ? totals[1] : 0.0;
-      token_sums[4] = growth, token_sums[5] = in_floats ? growth : 0.0;
+    if (__syncthreads_or(own.failed)) {  // its barrier also completes the tile
+      if (thread == 0) atomicExch(&call.states[member].failed, 1);
+      return;
     }
-    add_all_moments(call, tile, degree, reach, fresh, sums);
-    if (!fresh || base >= 0 || call.all.against_public) break;
-    base = base_for_double(call, degree, reach, totals[3], sums);
-    if (base < 0) break;
-  }
-  bool served = true;
-  const double balance =
-      add_exact_tokens<D>(call, degree, position, begin, tile, for_all, sums, served);
-  if (thread == 0) {
-    double* out = sums + models * call.floats.per_model;
-    token_sums[0] += balance;
-    for (int k = 0; k < kTokenSums; ++k) {
-      const bool largest = k >= kTokenSums - kTokenMaxima;
-      const double before = fresh ? 0.0 : out[k];
-      out[k] = largest ? std::fmax(before, token_sums[k]) : before + token_sums[k];
+    if (base < 0 && !call.all.against_public && findings.share()) {
+      base = nearest_model(call, tile);  // with barriers
+      continue;
     }
+    if (thread == 0) served = findings.add_to(call.totals[member], base < 0);
+    break;
   }
-  return served;
-}
-
-// One block per chunk.
-template <Dtype D>
-__global__ void __launch_bounds__(kFloatThreads, 2)
-    float_sums_kernel(const __grid_constant__ LossCall call) {
-  const FloatLayout& layout = call.floats;
-  const std::int64_t member = blockIdx.x / layout.chunks, chunk = blockIdx.x % layout.chunks;
-  const std::int64_t position = call.first + member;
-  if (block_flag(&call.states[member].failed)) return;  // other chunks of the position raise it
-  const FloatPosition found = float_position(call, member);
-  bool served = found.degree >= 0;
-  double* sums = float_sums(call, member, chunk);
-  std::int64_t begin = chunk * layout.chunk_length;
-  int base = -1;
-  const int tiles = static_cast<int>(layout.chunk_length / layout.tile);
-  for (int k = 0; served && k < tiles && begin < call.in.shape.vocab; ++k) {
-    if (k > 0) __syncthreads();  // before the next tile overwrites this one
-    served = add_tile<D>(call, found, position, begin, k == 0, base, sums);
-    begin += layout.tile;
+  // The list of the first tokens is made before the moments, so that no warp waits for another.
+  const int count = listed.count();
+  for (int first = 0;; first += kWarp) {
+    served = share_listed<D>(call, member, begin, tile, listed, first, count) && served;
+    if (first == 0) {
+      add_all_moments(layout, tile, listed.wide, degree_at(facts.degree), totals);
+    }
+    if (count == 0) break;                 // the same for every thread of the block
+    if (__syncthreads_or(!served)) break;  // its barrier also completes the list
+    const int here = count - first < kWarp ? count - first : kWarp;
+    served = add_listed<D>(call, position, begin, tile, listed, here, queues[warp_id()], totals);
+    if (first + kWarp >= count) break;
+    __syncthreads();  // the list has been read
   }
-  if (!served && threadIdx.x == 0) atomicExch(&call.states[member].failed, 1);
+  if (!served) atomicExch(&call.states[member].failed, 1);
 }
 
 ADAPMIXED_CORE_END

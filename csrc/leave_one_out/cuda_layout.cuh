@@ -42,9 +42,9 @@ struct LossLayout {
   std::int64_t sums_bytes() const { return group * chunks * per_chunk * 8; }
 };
 
-// Those in double: (N, K, 2) sums, then (N) balances.
+// Those in double: (N, K, 2) sums, (N) balances, then the mass of q.
 inline LossLayout double_layout(const Shape& shape, std::int64_t orders) {
-  return {shape, kLossTile, shape.models * (2 * orders + 1), simulated_or(kMostLossChunks, 2)};
+  return {shape, kLossTile, shape.models * (2 * orders + 1) + 1, simulated_or(kMostLossChunks, 2)};
 }
 
 ADAPMIXED_CORE_END

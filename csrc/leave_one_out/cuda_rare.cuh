@@ -53,6 +53,7 @@ __device__ void sum_chunk(const LossCall& call, const LossChunk& chunk, LossTile
   for (std::int64_t begin = chunk.begin; begin < chunk.end; begin += kLossTile) {
     load_tile<D>(call, chunk.position, begin, chunk.end, tile, rare_lanes);
     __syncthreads();
+    if (warp_id() == 0) store_mass(tile, begin == chunk.begin, chunk.sums[call.mass_at()]);
     for (int i = warp_id(); i < call.in.shape.models; i += warp_count()) {
       const ModelRow<D> row = model_row<D>(call.in, call.weights, i, chunk.position);
       LaneSums sums{0.0, 0.0, 0.0};

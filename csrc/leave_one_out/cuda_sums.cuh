@@ -54,6 +54,14 @@ struct LossTile {
   float z0[kLossTile];
 };
 
+// Adds the q of a tile to the chunk's. A whole warp must call this together.
+__device__ inline void store_mass(const LossTile& tile, bool fresh, double& mass) {
+  double total[1] = {0.0};
+  for (int k = lane_id(); k < kLossTile; k += kWarp) total[0] += tile.q[k];
+  warp_reduce(total, Add{});
+  if (lane_id() == 0) mass = fresh ? total[0] : mass + total[0];
+}
+
 // A whole block must call this together. It sets a bit of `rare_lanes` for each token that is left
 // to the log domain.
 template <Dtype D>

@@ -36,7 +36,8 @@ struct SquareTimesView {
 
   // The sum over k of coefficients[k] moments[k], with moments[k] = sum p t^{2+k}. `slope`: the
   // same for x times the derivative.
-  ADAPMIXED_HD double sum(const double* moments, int degree, double& slope) const {
+  template <class Moments>
+  ADAPMIXED_HD double sum(const Moments& moments, int degree, double& slope) const {
     double total = 0.0;
     slope = 0.0;
     for (int k = degree - 1; k >= 0; --k) {
@@ -47,7 +48,9 @@ struct SquareTimesView {
   }
 
   // The error of sum() if sum p |t|^{2+k} has the relative error first + step k.
-  ADAPMIXED_HD double rounding(const double* moments, int degree, double first, double step) const {
+  template <class Moments>
+  ADAPMIXED_HD double rounding(const Moments& moments, int degree, double first,
+                               double step) const {
     double total = 0.0;
     for (int k = 0; k < degree; ++k) {
       // An odd moment is replaced by a bound from its even neighbours.
@@ -56,6 +59,13 @@ struct SquareTimesView {
                                            : moments[k - 1];
       total += (first + step * k) * std::fabs(static_cast<double>(coefficients[k])) * size;
     }
+    return total;
+  }
+
+  // How far sum() moves if every moment moves by 1.
+  ADAPMIXED_HD double size(int degree) const {
+    double total = 0.0;
+    for (int k = 0; k < degree; ++k) total += std::fabs(static_cast<double>(coefficients[k]));
     return total;
   }
 };
@@ -73,7 +83,8 @@ struct SquareTimes {
   }
 
   ADAPMIXED_HD SquareTimesView<double> view() const { return {coefficients, error}; }
-  ADAPMIXED_HD double sum(const double* moments, int degree, double& slope) const {
+  template <class Moments>
+  ADAPMIXED_HD double sum(const Moments& moments, int degree, double& slope) const {
     return view().sum(moments, degree, slope);
   }
 };
@@ -190,6 +201,7 @@ struct ModelSums {
   ADAPMIXED_HD double& first() const { return data[0]; }          // sum p x
   ADAPMIXED_HD double& listed_second() const { return data[1]; }  // sum p x^2 beyond the reach
   ADAPMIXED_HD double* moments() const { return data + 2; }       // sum p t^{2+k}, |t| <= 1
+  ADAPMIXED_HD double moment_error() const { return 0.0; }
   // The excesses beyond the reach.
   ADAPMIXED_HD ListedSums& listed(std::int64_t k) const {
     return reinterpret_cast<ListedSums*>(data + 2 + degree)[k];

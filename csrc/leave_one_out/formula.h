@@ -79,8 +79,8 @@ struct NeighbourToken {
   T p, x, X;
 };
 
-// `dominated`: one model makes up most of the mixture and S - Y_i cancels. X must then be computed
-// from the others' sum by ratio_from_rest.
+// `dominated`: one model makes up nearly all of the mixture and S - Y_i cancels. X must then be
+// computed from the others' sum by ratio_from_rest. Below that X has ten times the error of S.
 template <class T>
 ADAPMIXED_HD_INLINE NeighbourToken<T> neighbour_token(const Neighbours& all,
                                                       const MixtureToken<T>& token,
@@ -94,7 +94,7 @@ ADAPMIXED_HD_INLINE NeighbourToken<T> neighbour_token(const Neighbours& all,
                 token.mean.ratio - own.ratio);
   }
   x = x * token.scale;
-  dominated = own.ratio > (all.alone ? T(HUGE_VAL) : T(0.25) * token.total);
+  dominated = own.ratio > (all.alone ? T(HUGE_VAL) : T(0.9) * token.total);
   return {token.p, x, all.alone ? T(1.0) / token.total : x + T(1.0)};
 }
 
@@ -135,7 +135,7 @@ ADAPMIXED_HD_INLINE void add_excess(const ExcessToken<T>& token, const LogParts<
   reverse = vfma(token.p, power(token.x, log, T(1.0) - T(order)).excess, reverse);
 }
 
-// A larger |sum of p_bar_i - q| shows that the projection belongs to other rows.
+// A larger |sum of p_bar_i - q|, or |sum of q - 1|, shows that the projection belongs to other rows.
 constexpr double kMostBalance = 1e-5;
 
 // D<->_alpha = log1p(max(A, B)) / (alpha - 1). NaN gives +inf, because the loss may not be small.

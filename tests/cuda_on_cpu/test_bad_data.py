@@ -47,6 +47,17 @@ def test_a_projection_made_by_hand_knows_which_public_rows_are_bad() -> None:
         bare.check()
 
 
+@pytest.mark.parametrize("by", [1e-3, -20.0])
+@pytest.mark.parametrize("models", [2, 5])  # the sums in double, and those in floats
+def test_rows_moved_by_a_constant_are_those_of_no_projection(models: int, by: float) -> None:
+    private, public = logits()
+    private = private[:models]
+    with simulated.kernels():
+        projection = adapmixed_ext.project(private, public, order=18, radius=3.6)
+        loss = adapmixed_ext.leave_one_out(private + by, public + by, projection, orders=[2.0, 18])
+    assert (loss == math.inf).all()
+
+
 @pytest.mark.parametrize("value", [math.nan, math.inf])
 def test_a_bad_row_under_bare_weights(value: float) -> None:
     """Only the position of the bad row is without an answer."""

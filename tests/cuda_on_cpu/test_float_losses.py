@@ -72,8 +72,7 @@ def test_floats_serve(shift: float, noise: float, dtype: torch.dtype, adjacency:
 def test_models_that_share_much_in_some_tiles_alone() -> None:
     """There deviations are computed in double, beside others in floats.
 
-    Of the three chunks the first shares a shift, the second none. The third begins with a tile that
-    shares one, which decides for its second tile, too.
+    Of six tiles three share a shift.
     """
     private, public = ensemble(16, 384, shift=0.0, noise=0.3)
     shift = 2 * torch.randn(384, generator=torch.Generator().manual_seed(1))
@@ -94,12 +93,41 @@ def test_tokens_left_to_double_within_floats() -> None:
 
 
 def test_losses_outside_the_bound_are_done_in_double() -> None:
-    """Weights differ by a rounding, and the order is high enough to show it."""
-    private, public = ensemble(4, 128, shift=0.0, noise=0.0)
-    private[..., 1] += 5.0
-    weight = torch.full((4, 2), 0.5000000689178705, dtype=torch.float64)
-    weight[0] = 0.5000000111758709
-    assert worst_error(private, public, weight, orders=[1e4]) < 1e-6
+    """Some likely tokens nearly reach the end of the interpolants, where errors count most."""
+    private, public = ensemble(40, 256, shift=0.0, noise=0.5)
+    private[..., 200:] += 2.0
+    weight = torch.full((40, 2), 0.9, dtype=torch.float64)
+    assert worst_error(private, public, weight, orders=[100.0]) < DOUBLE
+
+
+def test_excesses_beyond_the_range_of_the_sums_are_done_in_double() -> None:
+    """At this order the excess of a canary is e^700, more than the listed tokens' sums hold."""
+    private, public = ensemble(8, 256, shift=0.0, noise=0.1)
+    private[0, :, 3] += 12.0
+    weight = torch.ones(8, 2, dtype=torch.float64)
+    assert worst_error(private, public, weight, orders=[400.0]) < DOUBLE
+
+
+@pytest.mark.parametrize("adjacency", ["add_remove", "zero_out"])
+def test_more_listed_tokens_than_a_list_holds(adjacency: str) -> None:
+    """Nearly all tokens of a tile are listed, each for many models: two lists, full queues."""
+    private, public = ensemble(70, 200, shift=0.0, noise=2.0)
+    weight = torch.full((70, 2), 0.7, dtype=torch.float64)
+    options = {"orders": [2.0, 60.0, 7.5], "adjacency": adjacency}
+    for sizes_of_a_gpu in (False, True):
+        worst_error(private, public, weight, sizes_of_a_gpu=sizes_of_a_gpu, **options)
+
+
+def test_bits_do_not_depend_on_the_batch() -> None:
+    """A position gives the same losses alone and among others, whichever way it is divided."""
+    private, public = ensemble(33, 500, shift=0.3, noise=0.7)
+    projection = adapmixed_ext.project(private, public, order=18, radius=3.6)
+    with simulated.kernels("random", 3):
+        both = adapmixed_ext.leave_one_out(private, public, projection.weight, orders=[2.0, 18.0])
+        for b in range(2):
+            one = (private[:, b : b + 1], public[b : b + 1], projection.weight[:, b : b + 1])
+            alone = adapmixed_ext.leave_one_out(*one, orders=[2.0, 18.0])
+            assert torch.equal(alone[:, 0], both[:, b])
 
 
 def test_slots_without_a_model() -> None:
@@ -114,6 +142,17 @@ def test_identical_models_lose_nothing() -> None:
     projection = adapmixed_ext.project(private, public, order=3, radius=0.03)
     with simulated.kernels():
         loss = adapmixed_ext.leave_one_out(private, public, projection, orders=[3.0, 64.0])
+    assert torch.all(loss == 0.0)
+
+
+def test_identical_models_lose_nothing_at_a_likely_token() -> None:
+    """The last tile has one token, far beyond the reach of the interpolants for all models."""
+    private, public = ensemble(1, 129, shift=0.5, noise=0.0)
+    private[..., -1] += 8.0
+    private = private.expand(5, 2, 129)
+    weight = torch.ones(5, 2, dtype=torch.float64)
+    with simulated.kernels(sizes_of_a_gpu=True):
+        loss = adapmixed_ext.leave_one_out(private, public, weight, orders=[2.0, 3.0])
     assert torch.all(loss == 0.0)
 
 

@@ -97,9 +97,10 @@ def test_calls_without_a_position() -> None:
 
 def most(models: int, positions: int, orders: int) -> int:
     """Return the most bytes that ``adapmixed_ext`` states for ``leave_one_out`` on CUDA."""
-    sums = 8 * models * (2 * orders + 1)
-    sharing = min(positions, max(1, 2**26 // sums))
-    return max(2**26, sums) + sharing * (16 * models + 128) + 64
+    in_double = 8 * (models * (2 * orders + 1) + 1)
+    in_floats = 8 * models * (36 * orders + 41)
+    sharing = min(positions, max(1, 2**26 // max(in_double, in_floats)))
+    return max(2**26, in_double) + sharing * (in_floats + 33 * models + 640) + 128
 
 
 @pytest.mark.parametrize("orders", [1, 8, 32])

@@ -60,6 +60,26 @@ def test_a_projection_of_other_rows_is_refused() -> None:
     assert bool(ops.leave_one_out(private, public, good, orders=18).isfinite().all())
 
 
+@pytest.mark.parametrize("models", [3, 6])
+def test_rows_that_are_normalised_otherwise_are_refused(models: int, device: torch.device) -> None:
+    """All rows moved by a constant, or normalised after the projection: p̄ and q agree in size."""
+    torch.manual_seed(4)
+    public = 18.0 + 2.0 * torch.randn(2, 300, device=device)
+    private = public + torch.randn(models, 2, 300, device=device)
+    projection = ops.project(private, public, order=18, radius=3.6)
+    for rows in (
+        (private.log_softmax(-1), public.log_softmax(-1)),
+        (private - 20.0, public - 20.0),
+        (private + 1e-3, public + 1e-3),
+    ):
+        if device.type == "cpu":
+            with pytest.raises(ValueError, match="must belong to these logits"):
+                ops.leave_one_out(*rows, projection, orders=[2.0, 18.0])
+        else:
+            loss = ops.leave_one_out(*rows, projection, orders=[2.0, 18.0])
+            assert bool((loss == math.inf).all())
+
+
 def test_bare_weights_on_masked_tokens_pass() -> None:
     private, public = _pair()
     public[:, 4] = -math.inf
