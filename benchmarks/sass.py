@@ -1,4 +1,4 @@
-"""Read the machine code of CUDA kernels: hot loops, what a trip issues, and what it waits for.
+"""Read the machine code of CUDA kernels: hot loops, and what a trip of them issues.
 
 `cuobjdump` and `nvdisasm` of the toolkit, or of the packages nvidia-cuda-cuobjdump and
 nvidia-cuda-nvdisasm, print the code. Lines of source (-lineinfo) tell which loop is which.
@@ -246,25 +246,6 @@ def pipe(one: Instruction) -> tuple[str, float]:
     return "integer", 2.0
 
 
-def latency(one: Instruction) -> float:
-    """Return the cycles until the result of an instruction can be used.
-
-    They are what microbenchmarks of these architectures report, rounded. A load is taken to find
-    its line in the L1 cache.
-    """
-    if one.name in ("LDG", "LD"):
-        return 40.0
-    if one.name in DOUBLES:
-        return 12.0
-    if one.name in ("LDS", "SHFL", "ATOMS"):
-        return 28.0
-    if one.name in SLOW | CONVERSIONS:
-        return 22.0
-    if one.name in ("LDC", "S2R", "S2UR", "VOTE", "POPC"):
-        return 16.0
-    return 5.0
-
-
 def busy_cycles(path: Sequence[Instruction]) -> dict[str, float]:
     """Return the cycles that one warp's trip takes of each pipe, and of the issue."""
     cycles: dict[str, float] = {"issue": float(len(path))}
@@ -319,27 +300,6 @@ def sources(one: Instruction) -> list[str]:
         if stored:
             found += _following(stored[0][0], _wide(one))
     return found
-
-
-def alone_cycles(
-    path: Sequence[Instruction], wait: Callable[[Instruction], float] = latency
-) -> float:
-    """Return the cycles of a trip if a warp has its part of a multiprocessor for itself.
-
-    A warp issues in order, and waits for the operands of its next instruction. `wait` tells how
-    long the result of an instruction takes.
-    """
-    ready: dict[str, float] = {}
-    now, ends = 0.0, []
-    for _ in range(6):
-        for one in path:
-            now = max([now + 1.0, *(ready.get(name, 0.0) for name in sources(one))])
-            for name in results(one):
-                ready[name] = now + wait(one)
-            if one.name == "BRA":
-                now += 4.0
-        ends.append(now)
-    return (ends[-1] - ends[2]) / 3.0
 
 
 def address_multiplies(path: Sequence[Instruction]) -> int:
