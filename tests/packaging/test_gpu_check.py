@@ -92,8 +92,8 @@ def test_its_stages_and_their_order(tmp_path: Path) -> None:
         "ncu",
     ]
     assert list(checkout.table("checks")) == [
-        "import", "tests-cuda-test_a", "tests-cuda-test_b", "sanitizer-initcheck",
-        "sanitizer-memcheck", "sanitizer-racecheck", "sanitizer-synccheck",
+        "import", "tests-cuda-test_a", "tests-cuda-test_b", "sanitizer-memcheck",
+        "sanitizer-racecheck", "sanitizer-synccheck", "sanitizer-initcheck",
     ]  # fmt: skip
     assert list(checkout.table("compare")) == ["import", "benchmarks-compare"]
     results = {path.name for path in checkout.results.iterdir()}
