@@ -82,8 +82,8 @@ def test_a_call_says_that_there_is_no_gpu(name: str) -> None:
 def test_the_sizes_of_workspaces_need_no_gpu() -> None:
     least = 8 * 100 * 3  # the sums of one chunk
     assert least <= _C.cuda.leave_one_out_workspace((100, 1, 50_257), 1) < 2**28
-    # For each position 25 parts of each row, 197 tiles and a counter.
-    assert _C.cuda.log_pool_workspace((100, 2, 50_257)) == 2 * (101 * 25 * 32 + 197 * 16 + 4)
+    # For each position 25 parts of each row, the sums of 8 warps for each of 197 tiles, a counter.
+    assert _C.cuda.log_pool_workspace((100, 2, 50_257)) == 2 * (101 * 25 * 32 + 197 * 8 * 16 + 4)
     assert _C.cuda.screen_workspace((100, 1, 50_257), 60) == 0
     assert _C.cuda.screen_workspace((100, 2, 50_257), 5_000) > 0
     assert 0 < _C.cuda.project_workspace((100, 1, 50_257)) < 100 * 50_257 / 5
