@@ -11,24 +11,8 @@ ADAPMIXED_CORE_BEGIN
 class ExpFrom {
  public:
   explicit ExpFrom(double m) : m_(m), scaled_(m * kScale), offset_(scaled_) {
-    const double roots[kRoots] = {1.0,
-                                  1.0442737824274138403,
-                                  1.0905077326652576592,
-                                  1.1387886347566916537,
-                                  1.1892071150027210667,
-                                  1.2418578120734840486,
-                                  1.2968395546510096659,
-                                  1.3542555469368927283,
-                                  1.4142135623730950488,
-                                  1.4768261459394993114,
-                                  1.5422108254079408236,
-                                  1.6104903319492543082,
-                                  1.6817928305074290861,
-                                  1.7562521603732994831,
-                                  1.8340080864093424635,
-                                  1.9152065613971472939};
     std::uint64_t bits[kRoots];
-    for (int j = 0; j < kRoots; ++j) bits[j] = root_bits(roots[j], j);
+    for (int j = 0; j < kRoots; ++j) bits[j] = root_bits(kRootValues[j], j);
     low_ = _mm512_loadu_si512(bits);
     high_ = _mm512_loadu_si512(bits + 8);
   }

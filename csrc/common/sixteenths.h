@@ -16,6 +16,29 @@ ADAPMIXED_CORE_BEGIN
 constexpr double kSixteenths = 16.0 * kLog2e;  // sixteenths of an octave in a nat
 constexpr int kRoots = 16;
 
+// 2^{j/16}.
+#if defined(__CUDACC__)
+__device__
+#endif
+    static const double kRootValues[kRoots] = {
+        1.0,
+        1.0442737824274138403,
+        1.0905077326652576592,
+        1.1387886347566916537,
+        1.1892071150027210667,
+        1.2418578120734840486,
+        1.2968395546510096659,
+        1.3542555469368927283,
+        1.4142135623730950488,
+        1.4768261459394993114,
+        1.5422108254079408236,
+        1.6104903319492543082,
+        1.6817928305074290861,
+        1.7562521603732994831,
+        1.8340080864093424635,
+        1.9152065613971472939,
+};
+
 // The bits of a root 2^{j/16} minus j << 48: adding (16 e + j) << 48 then multiplies by 2^e.
 ADAPMIXED_HD std::uint64_t root_bits(double root, int j) {
   std::uint64_t bits;
