@@ -135,7 +135,8 @@ ADAPMIXED_HD_INLINE void add_excess(const ExcessToken<T>& token, const LogParts<
   reverse = vfma(token.p, power(token.x, log, T(1.0) - T(order)).excess, reverse);
 }
 
-// A larger |sum of p_bar_i - q|, or |sum of q - 1|, shows that the projection belongs to other rows.
+// A larger |sum of p_bar_i - q|, or |sum of q - 1|, shows that the projection belongs to other
+// rows.
 constexpr double kMostBalance = 1e-5;
 
 // D<->_alpha = log1p(max(A, B)) / (alpha - 1). NaN gives +inf, because the loss may not be small.
