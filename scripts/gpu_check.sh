@@ -300,7 +300,7 @@ checks() {
   if [[ $sanitizer_help != *'--kernel-name '* ]]; then  # older versions
     only_ours=(--kernel-regex kns=adapmixed)
   fi
-  for tool in memcheck racecheck synccheck initcheck; do  # the last one takes longest
+  for tool in memcheck racecheck synccheck initcheck; do
     command=(compute-sanitizer --tool "$tool" --error-exitcode 99 --target-processes all
       --print-limit 20)
     chosen=(--few)
