@@ -1,14 +1,15 @@
 // The log-sum-exps of many rows, each of which several warps share. A warp takes one part of a row
 // and reads it once. Whoever needs a log-sum-exp adds up the row's parts, in order.
 //
-// A lane reads one token at a time, next to its neighbours' tokens. So rows need no alignment,
-// which a vocabulary of odd length leaves most of them without, and no bit depends on it.
+// The warp copies its part to shared memory in stages, one of which is on its way while another is
+// read. There a lane reads one token at a time, next to its neighbours' tokens. So rows need no
+// alignment, which a vocabulary of odd length leaves most of them without, and no bit depends on it.
 #pragma once
 
 #include "common/block.cuh"
 #include "common/exp_from.cuh"
 #include "common/launch.cuh"
-#include "common/load.cuh"
+#include "common/staged.cuh"
 
 ADAPMIXED_CORE_BEGIN
 
@@ -16,7 +17,7 @@ constexpr int kRowThreads = 256;
 constexpr int kRowWarps = kRowThreads / kWarp;
 constexpr int kAtOnce = 32;  // tokens of a lane in a stretch
 constexpr int kStretch = kAtOnce * kWarp;
-constexpr int kBatch = 16;  // tokens that a lane loads together
+constexpr int kBatch = 16;  // tokens that a lane has in registers together
 constexpr int kMostPart = 2048;
 
 // How the rows of some positions are cut into parts.
@@ -54,7 +55,7 @@ struct alignas(16) RowPart {
 
 // For callers that look for nothing but log-sum-exps.
 struct NoLook {
-  static constexpr int kBlocks = 3;  // that a multiprocessor has room for
+  static constexpr int blocks(Dtype) { return 4; }  // that a multiprocessor has room for
   using Other = char;
   struct Found {};
 
@@ -91,26 +92,62 @@ __device__ void load_tokens(const typename Bits<D>::type* row, int left, float (
   }
 }
 
+// A warp's part of a row, in stages of 2 KiB. Shared memory holds a ring of them.
+template <Dtype D>
+struct StagedPart {
+  using Word = typename Bits<D>::type;
+  static constexpr int kRing = 2;
+  static constexpr int kTokens = 2048 / static_cast<int>(sizeof(Word));  // of a stage
+  static constexpr int kStage = staged_bytes<D>(kTokens), kBytes = kRing * kStage;
+
+  Word* memory;
+  const Word* row;
+  int size;
+
+  __device__ Word* place(int stage) const {
+    return memory + stage % kRing * (kStage / static_cast<int>(sizeof(Word)));
+  }
+  // Begins to copy a stage, if there is one. A whole warp must call this together, and all its
+  // lanes must have read the stage that was there.
+  __device__ void begin(int stage, int stages) const {
+    const int first = stage * kTokens;
+    if (stage < stages) stage_tokens<D, kTokens>(place(stage), row + first, size - first);
+    end_copies();
+  }
+  // Waits for a stage, the last but kRing - 1 that has begun, and returns its tokens. A whole warp
+  // must call this together.
+  __device__ const Word* await(int stage) const {
+    await_copies<kRing - 1>();
+    __syncwarp();
+    return place(stage) + tokens_before<D>(row);
+  }
+};
+
 // The sum of a part stays below e^{kHeadroom} times the number of its tokens.
 constexpr float kHeadroom = 40.0f;
 
-// One part of a row, by one warp: `length` tokens, of which the row has `size`. others: what is
+// One part of a row, by one warp, whose first stages have begun: `length` tokens. others: what is
 // kept of the public logits of these tokens.
 template <Dtype D, class Look>
-__device__ RowPart row_part(const typename Bits<D>::type* row, int size, int length,
-                            const Look& look, const typename Look::Other* others,
-                            const std::uint64_t* roots, std::int64_t left) {
+__device__ RowPart row_part(const StagedPart<D>& staged, int length, const Look& look,
+                            const typename Look::Other* others, const std::uint64_t* roots,
+                            std::int64_t left) {
+  using Staged = StagedPart<D>;
+  const auto* row = staged.row;
+  const int size = staged.size, stages = length / Staged::kTokens;
   float largest = -HUGE_VALF, bearable = -HUGE_VALF;
   int octaves = octaves_of(largest);
   double total = 0.0;
   typename Look::Found found;
 #pragma unroll 1
-  for (int at = lane_id(); at < length; at += kStretch) {
+  for (int stage = 0; stage < stages; ++stage) {
+    const auto* tokens = staged.await(stage);
+    const int begin = stage * Staged::kTokens;
 #pragma unroll
-    for (int half = 0; half < kAtOnce; half += kBatch) {
-      const int first = at + half * kWarp;
+    for (int batch = 0; batch < Staged::kTokens; batch += kBatch * kWarp) {
+      const int own = batch + lane_id(), first = begin + own;
       float z[kBatch];
-      load_tokens<D>(row + first, size - first, z);
+      load_tokens<D>(tokens + own, size - first, z);
 #pragma unroll
       for (int k = 0; k < kBatch; ++k) largest = std::fmax(largest, z[k]);
       // True for the first logits, and hardly ever afterwards.
@@ -131,8 +168,12 @@ __device__ RowPart row_part(const typename Bits<D>::type* row, int size, int len
         look.see(found, z[k], others[first + k * kWarp]);
       }
     }
-    look.leave(found, left);
-    left += kWarp;
+    if ((begin + Staged::kTokens) % kStretch == 0) {
+      look.leave(found, left);
+      left += kWarp;
+    }
+    __syncwarp();  // all lanes have read the stage
+    staged.begin(stage + Staged::kRing, stages);
   }
   if (total != total) {  // a NaN, or +inf
     bool has_nan = false;
@@ -150,15 +191,20 @@ __device__ RowPart row_part(const typename Bits<D>::type* row, int size, int len
   return part;
 }
 
+// Bytes of shared memory for what is kept of the public logits of a part.
+template <class Look>
+ADAPMIXED_HD int look_bytes(const RowParts& cut) {
+  return cut.length * static_cast<int>(sizeof(typename Look::Other));
+}
+
 // All rows of all positions: the public row first, then the models'. Look says what else is looked
 // for, of each token together with its public logit.
 template <Dtype D, class Look>
-__global__ void __launch_bounds__(kRowThreads, Look::kBlocks)
+__global__ void __launch_bounds__(kRowThreads, Look::blocks(D))
     row_parts_kernel(const __grid_constant__ Logits private_logits,
                      const __grid_constant__ Logits public_logits,
                      const __grid_constant__ RowParts cut, const __grid_constant__ Look look,
                      RowPart* parts) {
-  __shared__ typename Look::Other others[kMostPart];
   const unsigned groups = cut.groups();
   const unsigned part = blockIdx.x / groups % cut.count;
   const std::int64_t position = blockIdx.x / groups / cut.count;
@@ -166,18 +212,26 @@ __global__ void __launch_bounds__(kRowThreads, Look::kBlocks)
   const std::int64_t left = cut.vocab - begin;
   const int size = left < cut.length ? static_cast<int>(left) : cut.length;
   const auto* public_row = row_bits<D>(public_logits, 0, position);
+  const int row = static_cast<int>(blockIdx.x % groups) * kRowWarps + warp_id();
+  const auto* logits =
+      row == 0 || row >= cut.rows ? public_row : row_bits<D>(private_logits, row - 1, position);
+  auto* others = dynamic_shared<typename Look::Other>();
+  char* memory = dynamic_shared<char>() + look_bytes<Look>(cut) + warp_id() * StagedPart<D>::kBytes;
+  const StagedPart<D> staged{reinterpret_cast<typename Bits<D>::type*>(memory), logits + begin,
+                             size};
+  const int stages = cut.length / StagedPart<D>::kTokens;
+#pragma unroll
+  for (int stage = 0; stage < StagedPart<D>::kRing; ++stage) staged.begin(stage, stages);
+#pragma unroll 8
   for (int k = static_cast<int>(threadIdx.x); k < cut.length; k += static_cast<int>(blockDim.x)) {
     others[k] = look.other(k < size ? logit<D>(public_row, begin + k) : -HUGE_VALF);
   }
   const std::uint64_t* roots = shared_roots();  // with a barrier
-  const int row = static_cast<int>(blockIdx.x % groups) * kRowWarps + warp_id();
   if (row >= cut.rows) return;
-  const auto* logits =
-      (row == 0 ? public_row : row_bits<D>(private_logits, row - 1, position)) + begin;
   const std::int64_t scores = ((position * cut.rows + row) * cut.count + part) *
                               static_cast<std::int64_t>(cut.stretches() * kWarp);
-  RowPart found = row_part<D>(logits, size, cut.length, look, others, roots, scores);
-  if (row == 0) look.template finish_public<D>(logits, size, found);
+  RowPart found = row_part<D>(staged, cut.length, look, others, roots, scores);
+  if (row == 0) look.template finish_public<D>(staged.row, size, found);
   if (lane_id() == 0) {
     parts[cut.first(position) + row * cut.row_step + part * cut.part_step] = found;
   }
@@ -231,10 +285,13 @@ template <Dtype D, class Look>
 void launch_row_parts(const Queue& queue, const Logits& private_logits, const Logits& public_logits,
                       const ADAPMIXED_ISA::RowParts& cut, const Look& look,
                       ADAPMIXED_ISA::RowPart* parts) {
-  launch(queue, ADAPMIXED_ISA::row_parts_kernel<D, Look>,
-         grid_of(cut.positions * cut.blocks_a_position()),
-         block_of(cut.rows * std::int64_t{ADAPMIXED_ISA::kWarp}, ADAPMIXED_ISA::kRowThreads), 0,
-         private_logits, public_logits, cut, look, parts);
+  namespace device = ADAPMIXED_ISA;
+  const dim3 threads = block_of(cut.rows * std::int64_t{device::kWarp}, device::kRowThreads);
+  const int ring = static_cast<int>(threads.x) / device::kWarp * device::StagedPart<D>::kBytes;
+  launch(queue, device::row_parts_kernel<D, Look>,
+         grid_of(cut.positions * cut.blocks_a_position()), threads,
+         static_cast<std::size_t>(device::look_bytes<Look>(cut) + ring), private_logits,
+         public_logits, cut, look, parts);
 }
 
 }  // namespace adapmixed::cuda

@@ -127,9 +127,9 @@ void log_pool(const LogPoolInputs& in, const LogPoolOptions& options, const LogP
     launch_row_parts<kDtype>(queue, in.private_logits, in.public_logits, cut,
                              device::PoolLook<kDtype>{memory.counters}, memory.parts);
     launch(queue, device::pool_sums_kernel<kDtype>,
-           grid_of(shape.positions * ((tiles + each - 1) / each)), dim3(device::kPoolThreads), 0,
-           in, device::PoolGrid(options), options, cut, memory, static_cast<int>(tiles),
-           static_cast<int>(each), out);
+           grid_of(shape.positions * ((tiles + each - 1) / each)), dim3(device::kPoolThreads),
+           device::pool_shared_bytes<kDtype>(), in, device::PoolGrid(options), options, cut, memory,
+           static_cast<int>(tiles), static_cast<int>(each), out);
   });
 }
 

@@ -15,12 +15,10 @@ ADAPMIXED_CORE_BEGIN
 constexpr int kPoolThreads = kMixtureThreads;
 constexpr int kPoolWarps = kPoolThreads / kWarp;
 constexpr int kPoolTile = kPoolThreads;  // tokens of a tile: in the end a thread takes one
-// While models are added up, a lane takes these tokens, and two warps share the tokens of a tile.
-constexpr int kPoolTokens = 4;
-constexpr int kPoolShares = kPoolTile / (kPoolTokens * kWarp);  // warps that share the tokens
-constexpr int kPoolModels = kPoolWarps / kPoolShares;           // warps that share the models
-constexpr int kPoolAhead = 4;  // rows of a warp that are on their way
+constexpr int kPoolTokens = kPoolTile / kWarp;  // of a lane, while its warp adds up some models
+constexpr int kPoolRing = 4;  // rows of a warp in shared memory, all but one of them on their way
 
+constexpr int kPublicRow = kPoolThreads + kPoolWarps;  // behind the rows that a block prepares
 constexpr int kPoolBlocks = 3;  // that a multiprocessor has room for
 
 // The weights of one warp's tokens in a tile, relative to the largest. NaN if a row is bad.
@@ -55,7 +53,7 @@ __device__ inline float difference_up(float a, float b) { return -difference_dow
 template <Dtype D>
 struct PoolLook {
   static constexpr bool kFloats = D != Dtype::f32;
-  static constexpr int kBlocks = kFloats ? 3 : 2;  // that a multiprocessor has room for
+  static constexpr int blocks(Dtype) { return kFloats ? 4 : 2; }  // that a multiprocessor has room for
   using Other = std::conditional_t<kFloats, float, double>;
   struct Doubles {
     double low = HUGE_VAL, high = -HUGE_VAL;
@@ -177,40 +175,75 @@ __device__ inline RowSum row_sum_of_two(const RowPart* parts, const RowParts& cu
   return row_sum_of(total, largest, most);
 }
 
-// Adds the clipped log-ratios of some rows, as the bits of their positions, to the sums of a lane.
-// A warp takes every kPoolModels-th row, a lane every kWarp-th of `size` tokens from `begin` on.
-// Behind the last row there are kPoolModels * kPoolAhead more, which are loaded and not added.
-template <Dtype D, bool kWhole>
-__device__ void add_rows(const PoolGrid& grid, const PooledRow<D>* rows, int count,
-                         std::int64_t begin, const double* public_logits, int size,
-                         std::uint64_t* sums) {
-  std::uint32_t bits[kPoolAhead][kPoolTokens];  // a register each
-  const auto load = [&](int j, const PooledRow<D>& row) {
-    const auto* own = row.logits + begin;
+// What a warp reads of some tiles, on its way to shared memory: of each tile the public row, then
+// every kPoolWarps-th of the rows. A whole warp must call each member together.
+template <Dtype D>
+class StagedRows {
+ public:
+  using Word = typename Bits<D>::type;
+  static constexpr int kRow = staged_bytes<D>(kPoolTile), kBytes = kPoolRing * kRow;
+
+  // memory: kBytes of this warp's own. rows: the public one at kPublicRow, and no logits behind the
+  // others.
+  __device__ StagedRows(char* memory, const PooledRow<D>* rows, const std::int64_t& vocab)
+      : memory_(memory), rows_(rows), vocab_(vocab) {}
+
+  // Begins with these tiles. Nothing is on its way.
+  __device__ void start(int tile, int end) {
+    row_ = kPublicRow, tile_ = tile, end_ = end, read_ = 0;
+#pragma unroll
+    for (int k = 0; k < kPoolRing - 1; ++k) copy(place(k));
+  }
+
+  // Waits for the next row, of which this is the tile's first token, and begins to copy another one.
+  __device__ const Word* await(const Word* row) {
+    await_copies<kPoolRing - 2>();
+    __syncwarp();
+    copy(place(read_ + kPoolRing - 1));
+    return place(read_++) + tokens_before<D>(row);
+  }
+
+ private:
+  __device__ Word* place(int k) const {
+    return reinterpret_cast<Word*>(memory_ + k % kPoolRing * kRow);
+  }
+  __device__ void copy(Word* to) {
+    if (tile_ < end_) {
+      const std::int64_t begin = std::int64_t{tile_} * kPoolTile, left = vocab_ - begin;
+      stage_tokens<D, kPoolTile>(to, rows_[row_].logits + begin,
+                                 left < kPoolTile ? static_cast<int>(left) : kPoolTile);
+      row_ = row_ == kPublicRow ? warp_id() : row_ + kPoolWarps;
+      if (rows_[row_].logits == nullptr) row_ = kPublicRow, ++tile_;
+    }
+    end_copies();
+  }
+
+  char* memory_;
+  const PooledRow<D>* rows_;
+  const std::int64_t& vocab_;
+  int row_ = kPublicRow, tile_ = 0, end_ = 0, read_ = 0;
+};
+
+// Adds the clipped log-ratios of a warp's rows, as the bits of their positions, to the sums of its
+// lanes, each of which takes every kWarp-th of a tile's tokens from `begin` on.
+template <Dtype D>
+__device__ void add_rows(const PoolGrid& grid, StagedRows<D>& staged, const PooledRow<D>* rows,
+                         std::int64_t begin, std::uint64_t* sums) {
+  double public_logits[kPoolTokens];
+  const auto* tokens = staged.await(rows[kPublicRow].logits + begin);
+#pragma unroll
+  for (int k = 0; k < kPoolTokens; ++k) {
+    public_logits[k] = float_of<D>(tokens[k * kWarp + lane_id()]);
+  }
+#pragma unroll 1
+  for (rows += warp_id(); rows->logits != nullptr; rows += kPoolWarps) {
+    tokens = staged.await(rows->logits + begin);
+    const double origin = rows->origin;
 #pragma unroll
     for (int k = 0; k < kPoolTokens; ++k) {
-      bits[j][k] = kWhole || k * kWarp < size ? own[k * kWarp] : Bits<D>::kMasked;
-    }
-  };
-  const PooledRow<D>* row = rows + warp_id() / kPoolShares;
-  int left = count - warp_id() / kPoolShares;
-#pragma unroll
-  for (int j = 0; j < kPoolAhead; ++j) load(j, row[j * kPoolModels]);
-#pragma unroll 1
-  for (; left > 0; left -= kPoolAhead * kPoolModels, row += kPoolAhead * kPoolModels) {
-#pragma unroll
-    for (int j = 0; j < kPoolAhead; ++j) {
-      if (left > j * kPoolModels) {
-        const double origin = row[j * kPoolModels].origin;
-#pragma unroll
-        for (int k = 0; k < kPoolTokens; ++k) {
-          const double z = float_of<D>(static_cast<typename Bits<D>::type>(bits[j][k]));
-          const double position = grid.position(z - public_logits[k], origin);
-          sums[k] += bit_cast<std::uint64_t>(grid.clipped(position));
-        }
-        load(j, row[(j + kPoolAhead) * kPoolModels]);
-        __syncwarp();  // for speed alone: loads are not moved beyond it
-      }
+      const double z = float_of<D>(tokens[k * kWarp + lane_id()]);
+      const double position = grid.position(z - public_logits[k], origin);
+      sums[k] += bit_cast<std::uint64_t>(grid.clipped(position));
     }
   }
 }
@@ -257,10 +290,16 @@ __device__ bool prepare_rows(const LogPoolInputs& in, const PoolGrid& grid,
     }
   }
   const int end = cut.rows - first < kPoolThreads ? cut.rows - first : kPoolThreads;
-  if (threadIdx.x < kPoolAhead * kPoolModels) {
-    rows[end + threadIdx.x] = {row_bits<D>(in.public_logits, 0, position), kGridZero};
-  }
+  if (threadIdx.x < kPoolWarps) rows[end + threadIdx.x] = {nullptr, 0.0};
+  if (threadIdx.x == 0) rows[kPublicRow] = {row_bits<D>(in.public_logits, 0, position), kGridZero};
   return __syncthreads_or(bad) != 0;
+}
+
+// Of a block's shared memory: the warps' sums of a tile, and the rows of a warp on their way.
+constexpr int kPoolPartial = kPoolWarps * kPoolTile * static_cast<int>(sizeof(std::uint64_t));
+template <Dtype D>
+constexpr int pool_shared_bytes() {
+  return kPoolPartial + kPoolWarps * StagedRows<D>::kBytes;
 }
 
 // One block takes `each` tiles of one position, one after the other.
@@ -272,49 +311,40 @@ __global__ void __launch_bounds__(kPoolThreads, kPoolBlocks)
                      const __grid_constant__ RowParts cut,
                      const __grid_constant__ PoolMemory memory, int tiles, int each,
                      const __grid_constant__ LogPoolResults out) {
-  __shared__ PooledRow<D> rows[kPoolThreads + kPoolAhead * kPoolModels];
+  __shared__ PooledRow<D> rows[kPublicRow + 1];
   __shared__ double public_lse;
-  __shared__ std::uint64_t partial[kPoolModels][kPoolTile];
+  auto* partial = dynamic_shared<std::uint64_t>();  // (kPoolWarps, kPoolTile)
+  StagedRows<D> staged(dynamic_shared<char>() + kPoolPartial + warp_id() * StagedRows<D>::kBytes,
+                       rows, in.shape.vocab);
   const int thread = static_cast<int>(threadIdx.x);
   const unsigned blocks = (tiles + each - 1) / each;  // of a position
   const unsigned block = blockIdx.x % blocks;
   const std::int64_t position = in.shape.positions - 1 - blockIdx.x / blocks;
-  const auto* public_row = row_bits<D>(in.public_logits, 0, position);
-  PoolTile* all = memory.tiles + position * tiles * kPoolWarps;
   bool bad = false;
+  const int first_tile = static_cast<int>(block) * each;
+  const int last = first_tile + each < tiles ? first_tile + each : tiles;
 #pragma unroll 1
-  for (int tile = block * each; tile < tiles && tile < static_cast<int>(block + 1) * each; ++tile) {
-    const bool begins = tile == static_cast<int>(block) * each;
+  for (int tile = first_tile; tile < last; ++tile) {
+    const bool begins = tile == first_tile, together = cut.rows <= kPoolThreads;
     const std::int64_t begin = static_cast<std::int64_t>(tile) * kPoolTile;
     const int size =
         in.shape.vocab - begin < kPoolTile ? static_cast<int>(in.shape.vocab - begin) : kPoolTile;
-    const int own = warp_id() % kPoolShares * (kPoolTokens * kWarp) + lane_id();
     std::uint64_t sums[kPoolTokens] = {};
 #pragma unroll 1
     for (int first = 0; first < cut.rows; first += kPoolThreads) {
-      // If all rows fit, they are prepared once.
-      if (begins || cut.rows > kPoolThreads) {
+      // If all rows fit, they are prepared once, and tiles follow each other without a pause.
+      if (begins || !together) {
         if (!begins || first > 0) __syncthreads();  // the rows take the place of others
         bad |= prepare_rows<D>(in, grid, options, cut, memory.parts, position, first, tile == 0,
                                rows, public_lse, out);
+        staged.start(tile, together ? last : tile + 1);
       }
-      double public_logits[kPoolTokens];
-#pragma unroll
-      for (int k = 0; k < kPoolTokens; ++k) {
-        const int v = k * kWarp + own;
-        public_logits[k] = v < size ? logit<D>(public_row, begin + v) : 0.0f;
-      }
-      const int count = cut.rows - first < kPoolThreads ? cut.rows - first : kPoolThreads;
-      if (size == kPoolTile) {
-        add_rows<D, true>(grid, rows, count, begin + own, public_logits, size - own, sums);
-      } else {
-        add_rows<D, false>(grid, rows, count, begin + own, public_logits, size - own, sums);
-      }
+      add_rows<D>(grid, staged, rows, begin, sums);
     }
     if (!begins) __syncthreads();  // the last tile's sums have been read
 #pragma unroll
     for (int k = 0; k < kPoolTokens; ++k) {
-      partial[warp_id() / kPoolShares][k * kWarp + own] = sums[k];
+      partial[warp_id() * kPoolTile + k * kWarp + lane_id()] = sums[k];
     }
     __syncthreads();
 
@@ -324,21 +354,25 @@ __global__ void __launch_bounds__(kPoolThreads, kPoolBlocks)
       std::uint64_t bits =
           bit_cast<std::uint64_t>(kGridZero) * static_cast<std::uint64_t>(1 - cut.rows);
 #pragma unroll
-      for (int w = 0; w < kPoolModels; ++w) bits += partial[w][thread];
+      for (int w = 0; w < kPoolWarps; ++w) bits += partial[w * kPoolTile + thread];
       const double sum = grid.nats(bit_cast<double>(bits));
-      log_weight = grid.log_weight(sum, logit<D>(public_row, begin + thread) - public_lse);
+      log_weight = grid.log_weight(sum, logit<D>(rows[kPublicRow].logits, begin + thread) - public_lse);
       out.log_weights[position * in.shape.vocab + begin + thread] = log_weight;
     }
     double largest[1] = {log_weight};
     warp_reduce(largest, Max{});
     double total[1] = {largest[0] > -HUGE_VAL ? exp_(log_weight - largest[0]) : 0.0};
     warp_reduce(total, Add{});
-    if (lane_id() == 0) all[tile * kPoolWarps + warp_id()] = {largest[0], bad ? NAN : total[0]};
+    if (lane_id() == 0) {
+      memory.tiles[(position * tiles + tile) * kPoolWarps + warp_id()] = {largest[0],
+                                                                         bad ? NAN : total[0]};
+    }
   }
   __threadfence();
   __syncthreads();
   if (!is_last_block(memory.counters + position, blocks)) return;
 
+  const PoolTile* all = memory.tiles + position * tiles * kPoolWarps;
   double most = -HUGE_VAL, weight = 0.0;
   const int count = tiles * kPoolWarps;
 #pragma unroll 4

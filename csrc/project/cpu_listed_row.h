@@ -34,6 +34,7 @@ class ListedRow {
 
   // Makes solve_lists() list again.
   void set_unlisted(double unlisted) { unlisted_ = unlisted; }
+  double unlisted() const { return unlisted_; }
 
   // Return false if too many tokens matter.
   bool list_forward() { return list(order_, forward_, memory_); }

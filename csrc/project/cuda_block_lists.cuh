@@ -39,7 +39,7 @@ template <Dtype D>
 struct ListSource {
   RowPair<D> pair;
   const RowPart* public_parts;
-  double order, log_target, threshold;
+  double order, log_target, unlisted, threshold;
   int stretches, of_part;  // of the row, and of a part of it
   float least_logit;       // no wild token's public logit is larger
   // Of both lists, the forward one first, for each warp: where its tokens begin and how many there
@@ -64,8 +64,12 @@ struct ListSource {
     }
     __syncthreads();
   }
-  __device__ void set_threshold(double value) {  // after a barrier since it was last read
-    if (threadIdx.x == 0) threshold = value;
+  __device__ void set_unlisted(double share) {
+    __syncthreads();  // the last threshold has been read
+    if (threadIdx.x == 0) {
+      unlisted = share;
+      threshold = list_threshold(log_target, share, pair.vocab);
+    }
     __syncthreads();
   }
 
@@ -212,9 +216,10 @@ class BlockLists {
 
   // Empties the lists.
   __device__ void set_unlisted(double unlisted) {
-    source_.set_threshold(list_threshold(source_.log_target, unlisted, source_.pair.vocab));
+    source_.set_unlisted(unlisted);
     used_ = 0;
   }
+  __device__ double unlisted() const { return source_.unlisted; }
 
   // Return false if a wild token matters, or if too little memory is left for a long list.
   __device__ bool list_forward() {

@@ -23,7 +23,8 @@ ADAPMIXED_HD std::uint32_t upper_half(float x) {
 
 // For row_parts_kernel. A part of the public row gets its largest |z_0|, masked tokens aside.
 struct ScoreLook {
-  static constexpr int kBlocks = 3;  // that a multiprocessor has room for
+  // That a multiprocessor has room for.
+  static constexpr int blocks(Dtype dtype) { return dtype == Dtype::f32 ? 3 : 4; }
   struct alignas(8) Other {
     float of_forward, of_reverse;  // (1 - s) z_0
   };

@@ -74,21 +74,21 @@ ADAPMIXED_HD Point solve_whole(const RowSums& row, double order, double radius,
 }
 
 // Large targets T = e^{(alpha-1) R}: the tokens that are not listed may together add this much to
-// F / T or G / T. The second value is used if the first leaves the complement too uncertain.
-constexpr double kUnlisted = 1e-6;
-constexpr double kUnlistedDelicate = 1e-11;
+// F / T or G / T. If that leaves the complement too uncertain, less is allowed, down to the second
+// value.
+constexpr double kUnlisted = 1e-6, kLeastUnlisted = 1e-11;
+constexpr double kComplementError = 1e-6;  // relative, of which unlisted tokens may be the cause
 
-// Bounds the relative error of the complement if log F or log G is off by `error` near log T.
-// F^{1/alpha} is convex and G^{-1/(alpha-1)} concave, and both are 1 at lambda = 0. So log F rises
-// at least by alpha (1 - T^{-1/alpha}) for each unit of lambda, and log G by (alpha-1) (e^R - 1),
-// which is more.
-ADAPMIXED_HD double complement_error(double error, double order, double radius, bool by_forward,
+// How much unlisted tokens may add for that. F^{1/alpha} is convex and G^{-1/(alpha-1)} concave,
+// and both are 1 at lambda = 0. So near the answer log F rises at least by
+// alpha (1 - T^{-1/alpha}) for each unit of lambda, and log G by (alpha-1) (e^R - 1), which is more.
+// They are off by twice what is left out.
+ADAPMIXED_HD double allowed_unlisted(double order, double radius, bool by_forward,
                                      double complement) {
   const double slope = by_forward ? -order * std::expm1(-(order - 1.0) * radius / order)
                                   : (order - 1.0) * std::expm1(radius);
-  return error / (slope * complement);
+  return 0.5 * kComplementError * slope * complement;
 }
-constexpr double kComplementError = 1e-6;  // of which the first list may be the cause
 
 // A token with log q + s log r above this, s = alpha or 1 - alpha, must be listed: q r^s / T is an
 // upper bound on its share of the sum, for every lambda.
@@ -97,48 +97,51 @@ ADAPMIXED_HD double list_threshold(double log_target, double unlisted, std::int6
 }
 
 // Solves a row from lists of tokens; returns false if too many tokens matter. lists:
-// set_unlisted(share); list_forward() and list_reverse(), which return false if too many matter;
+// set_unlisted(share) and unlisted(); list_forward() and list_reverse(), which return false if too many matter;
 // the rows forward() and reverse() made from them; and reverse_exceeds(), whether one token of the
-// reverse list alone exceeds T at lambda = 1. Without list_reverse(), the last two are not used.
+// reverse list alone exceeds T at lambda = 1. The last three are used after their list only.
+//
+// F alone comes first. Few rows need the reverse list then, which can be long.
 ADAPMIXED_HD_CALLBACK
 template <class Lists>
 ADAPMIXED_HD bool solve_lists(Lists& lists, double order, double radius, double ratio_error,
                               Point& found) {
-  for (int attempt = 0; attempt < 2; ++attempt) {
-    const double unlisted = attempt == 0 ? kUnlisted : kUnlistedDelicate;
-    lists.set_unlisted(unlisted);
+  lists.set_unlisted(kUnlisted);
+  for (;;) {
     if (!lists.list_forward()) return false;
     Target target = make_target(order, radius, ratio_error);
-    target.log_margin += 2.0 * unlisted;
-    const Point upper = lists.forward().upper(target.log_target);
-    // No point above `upper` is tried.
-    const bool reverse_counts = upper.complement < reverse_free(radius) * (1.0 + 1e-6);
-    if (reverse_counts && !lists.list_reverse()) return false;
-    bool by_forward = upper.complement > 0.0;  // whether F may be what limits lambda
+    target.log_margin += 2.0 * lists.unlisted();
+    found = lists.forward().upper(target.log_target);
+    enum { kForward, kReverse, kLimitedByReverse } phase = kForward;
+    // The sum that is not asked for stays 0: its constraint holds.
     const auto sums = [&](const Point& x, bool forward, bool reverse) {
       Sums s;
-      if (forward) {
-        s = lists.forward().sums(x, true, false, target);
-        by_forward = by_forward || !(s.forward < 0.9);
-      }
-      if (reverse) {
-        const Sums back = lists.reverse().sums(x, false, true, target);
-        s.reverse = back.reverse;
-        s.reverse_slope = back.reverse_slope;
+      if (phase == kForward) {
+        if (forward) s = lists.forward().sums(x, true, false, target);
+      } else if (reverse) {
+        s = lists.reverse().sums(x, false, true, target);
+        if (!(s.reverse <= 1.0)) phase = kLimitedByReverse;
       }
       return s;
     };
-    // If lambda = 1 fails for sure, the search begins where it would propose to go on.
-    const bool below_one = reverse_counts && lists.reverse_exceeds();
-    const Point start = below_one ? at_complement(0.5 * reverse_free(radius)) : upper;
-    found = search(sums, target, order, radius, start, upper, Precision{});
-    if (!delicate(found)) break;
-    const double error = 2.0 * unlisted;
-    if (complement_error(error, order, radius, by_forward, found.complement) <= kComplementError) {
-      break;
+    for (;;) {
+      // If lambda = 1 fails for sure, the search begins where it would propose to go on.
+      const bool below_one = phase != kForward && lists.reverse_exceeds();
+      const Point start = below_one ? at_complement(0.5 * reverse_free(radius)) : found;
+      found = search(sums, target, order, radius, start, found, Precision{});
+      if (phase != kForward || found.complement >= reverse_free(radius) * (1.0 + 1e-6)) break;
+      if (!lists.list_reverse()) return false;
+      phase = kReverse;
     }
+    if (!delicate(found)) return true;
+    const double allowed =
+        allowed_unlisted(order, radius, phase != kLimitedByReverse, found.complement);
+    const double unlisted = lists.unlisted();
+    if (unlisted <= allowed || unlisted == kLeastUnlisted) return true;
+    // The complement may turn out to be smaller yet.
+    lists.set_unlisted(unlisted == kUnlisted ? std::fmax(0.25 * allowed, kLeastUnlisted)
+                                             : kLeastUnlisted);
   }
-  return true;
 }
 
 ADAPMIXED_CORE_END

@@ -54,6 +54,7 @@ struct Fibre {
   unsigned mask = 0;
   int operation = 0;
   std::uint64_t value = 0, received[32] = {};
+  Copies copies;
   // Two tags take turns: a release at one barrier must not be acquired at the next.
   unsigned block_barriers = 0, warp_barriers = 0;
   char tag[2] = {};

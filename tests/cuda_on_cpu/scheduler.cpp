@@ -179,6 +179,8 @@ void run_block(const std::function<void()>& kernel, std::mt19937& random) {
 
 int lane() { return the_block->current_index & 31; }
 
+Copies& copies() { return the_block->current->copies; }
+
 void fail(const std::string& what, int line) {
   the_block->error = "simt: " + what;
   if (line > 0) the_block->error += ", line " + std::to_string(line);

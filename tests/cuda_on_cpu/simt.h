@@ -67,6 +67,9 @@ inline const char* cudaGetErrorName(cudaError_t error) {
 inline cudaError_t cudaGetDevice(int* device) { return *device = 0, cudaSuccess; }
 inline cudaError_t cudaSetDevice(int) { return cudaSuccess; }
 
+// The line of the call, for error messages.
+#define SIMT_LINE int line = __builtin_LINE()
+
 namespace simt {
 
 // The shared memory of a block in bytes: the maximum of an H100; the limit for a kernel that has
@@ -100,6 +103,18 @@ int lane();
 void* dynamic_shared();
 // Called by atomicExch for a word that all blocks of the grid share; see Late in scheduler.cpp.
 void exchanged(std::int32_t* address, std::int32_t before, std::int32_t after);
+// The copies of one thread from global to shared memory that have not arrived. They arrive when the
+// thread waits for them or, in reverse order, at once: a kernel must bear both.
+struct Copies {
+  struct Copy {
+    char* to;
+    const char* from;
+    int bytes;
+  };
+  std::vector<Copy> copies;
+  std::vector<std::size_t> ends;  // of its groups
+};
+Copies& copies();
 void run(const std::function<void()>& call, const void* kernel, dim3 grid, dim3 block,
          std::size_t shared);
 // The kernels and the memsets that have been queued.
@@ -142,6 +157,31 @@ T shuffle(unsigned mask, T value, int source, int line) {
 
 }  // namespace simt
 
+namespace simt {
+
+inline void arrive(const Copies::Copy& copy) {
+  for (int k = 0; k < 16; ++k) copy.to[k] = k < copy.bytes ? copy.from[k] : 0;
+}
+// Copies `bytes` of 16 bytes; the rest becomes 0.
+inline void copy_later(void* to, const void* from, int bytes, SIMT_LINE) {
+  if ((pack(to) | pack(from)) % 16 != 0) fail("an unaligned copy", line);
+  const Copies::Copy copy{static_cast<char*>(to), static_cast<const char*>(from), bytes};
+  if (config.order == Order::reverse) return arrive(copy);
+  copies().copies.push_back(copy);
+}
+inline void end_copies() { copies().ends.push_back(copies().copies.size()); }
+inline void await_copies(std::size_t later) {
+  Copies& own = copies();
+  std::size_t done = 0;
+  for (; own.ends.size() > later; own.ends.erase(own.ends.begin())) {
+    for (; done < own.ends.front(); ++done) arrive(own.copies[done]);
+  }
+  own.copies.erase(own.copies.begin(), own.copies.begin() + static_cast<std::ptrdiff_t>(done));
+  for (std::size_t& end : own.ends) end -= done;
+}
+
+}  // namespace simt
+
 inline cudaError_t cudaMemsetAsync(void* memory, int value, std::size_t bytes, cudaStream_t) {
   std::memset(memory, value, bytes);
   simt::count_memset();
@@ -164,9 +204,6 @@ inline cudaError_t cudaFuncSetAttribute(const void* kernel, cudaFuncAttribute, i
   if (bytes < 0 || wanted + simt::kStaticShared > simt::kMostShared) return cudaErrorInvalidValue;
   return simt::allow_shared(kernel, wanted), cudaSuccess;
 }
-
-// The line of the call, for error messages.
-#define SIMT_LINE int line = __builtin_LINE()
 
 inline void __syncthreads(SIMT_LINE) { simt::sync_block(line); }
 inline int __syncthreads_count(int vote, SIMT_LINE) {

@@ -1,0 +1,73 @@
+// Copies of rows from global to shared memory that are on their way while the threads do something
+// else. A copy moves 16 bytes, as aligned as that. So the tokens of a row lie as far behind a
+// multiple of 16 bytes in shared memory as they do in global memory.
+#pragma once
+
+#include "common/load.cuh"
+
+ADAPMIXED_CORE_BEGIN
+
+constexpr int kCopied = 16;  // bytes of a copy
+
+// Copies the first `bytes` of 16, from 0 to 16; zeros follow. Both addresses are multiples of 16.
+__device__ inline void copy_later(void* shared, const void* global, int bytes) {
+#if defined(ADAPMIXED_SIMT)
+  simt::copy_later(shared, global, bytes);
+#else
+  const auto to = static_cast<unsigned>(__cvta_generic_to_shared(shared));
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(global), "r"(bytes));
+#endif
+}
+
+// Makes one group of the thread's copies since the last group.
+__device__ inline void end_copies() {
+#if defined(ADAPMIXED_SIMT)
+  simt::end_copies();
+#else
+  asm volatile("cp.async.commit_group;" ::: "memory");
+#endif
+}
+
+// Waits for all groups of this thread's copies but the last kLater. A barrier must follow before
+// another thread's copies are read.
+template <int kLater>
+__device__ void await_copies() {
+#if defined(ADAPMIXED_SIMT)
+  simt::await_copies(kLater);
+#else
+  asm volatile("cp.async.wait_group %0;" ::"n"(kLater) : "memory");
+#endif
+}
+
+// How many tokens lie between the last multiple of 16 bytes and a token.
+template <Dtype D>
+__device__ int tokens_before(const typename Bits<D>::type* token) {
+  constexpr auto kSize = sizeof(typename Bits<D>::type);
+  return static_cast<int>(reinterpret_cast<std::uintptr_t>(token) % kCopied / kSize);
+}
+
+// Bytes of shared memory for `count` tokens of a row, wherever they begin.
+template <Dtype D>
+constexpr int staged_bytes(int count) {
+  const int size = static_cast<int>(sizeof(typename Bits<D>::type));
+  return (count * size + kCopied - size + kCopied - 1) / kCopied * kCopied;
+}
+
+// A warp begins to copy kCount tokens of a row, of which there are `left`, to shared memory; zeros
+// stand for the rest. The first comes tokens_before(row) behind `shared`.
+template <Dtype D, int kCount>
+__device__ void stage_tokens(typename Bits<D>::type* shared, const typename Bits<D>::type* row,
+                             int left) {
+  constexpr int kCopies = staged_bytes<D>(kCount) / kCopied;
+  constexpr int kSize = static_cast<int>(sizeof *row), kTokens = kCopied / kSize;
+  const int before = tokens_before<D>(row), tokens = before + left;
+  const auto* from = row - before;
+#pragma unroll
+  for (int first = 0; first < kCopies; first += kWarp) {
+    const int piece = first + lane_id(), rest = tokens - piece * kTokens;
+    const int bytes = rest > kTokens ? kCopied : rest > 0 ? rest * kSize : 0;
+    if (piece < kCopies) copy_later(shared + piece * kTokens, from + piece * kTokens, bytes);
+  }
+}
+
+ADAPMIXED_CORE_END
