@@ -143,7 +143,7 @@ __device__ RowPart row_part(const StagedPart<D>& staged, int length, const Look&
   for (int stage = 0; stage < stages; ++stage) {
     const auto* tokens = staged.await(stage);
     const int begin = stage * Staged::kTokens;
-#pragma unroll
+#pragma unroll 1
     for (int batch = 0; batch < Staged::kTokens; batch += kBatch * kWarp) {
       const int own = batch + lane_id(), first = begin + own;
       float z[kBatch];

@@ -9,7 +9,16 @@ ADAPMIXED_CORE_BEGIN
 
 constexpr int kCopied = 16;  // bytes of a copy
 
-// Copies the first `bytes` of 16, from 0 to 16; zeros follow. Both addresses are multiples of 16.
+// Copies 16 bytes; with `bytes`, from 0 to 16, only the first of them, and zeros follow. Both
+// addresses are multiples of 16.
+__device__ inline void copy_later(void* shared, const void* global) {
+#if defined(ADAPMIXED_SIMT)
+  simt::copy_later(shared, global, kCopied);
+#else
+  const auto to = static_cast<unsigned>(__cvta_generic_to_shared(shared));
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(global));
+#endif
+}
 __device__ inline void copy_later(void* shared, const void* global, int bytes) {
 #if defined(ADAPMIXED_SIMT)
   simt::copy_later(shared, global, bytes);
@@ -60,13 +69,22 @@ __device__ void stage_tokens(typename Bits<D>::type* shared, const typename Bits
                              int left) {
   constexpr int kCopies = staged_bytes<D>(kCount) / kCopied;
   constexpr int kSize = static_cast<int>(sizeof *row), kTokens = kCopied / kSize;
-  const int before = tokens_before<D>(row), tokens = before + left;
-  const auto* from = row - before;
+  const int before = tokens_before<D>(row), own = lane_id() * kTokens;
+  const auto* from = row - before + own;
+  shared += own;
+  const auto each = [&](const auto& copy) {
 #pragma unroll
-  for (int first = 0; first < kCopies; first += kWarp) {
-    const int piece = first + lane_id(), rest = tokens - piece * kTokens;
-    const int bytes = rest > kTokens ? kCopied : rest > 0 ? rest * kSize : 0;
-    if (piece < kCopies) copy_later(shared + piece * kTokens, from + piece * kTokens, bytes);
+    for (int first = 0; first < kCopies; first += kWarp) {
+      if (first + kWarp <= kCopies || first + lane_id() < kCopies) copy(first * kTokens);
+    }
+  };
+  if (before + left >= kCopies * kTokens) {  // the same for all lanes
+    each([&](int at) { copy_later(shared + at, from + at); });
+  } else {
+    each([&](int at) {
+      const int rest = (before + left - at - own) * kSize;
+      copy_later(shared + at, from + at, rest > kCopied ? kCopied : rest > 0 ? rest : 0);
+    });
   }
 }
 

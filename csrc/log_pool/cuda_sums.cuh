@@ -185,8 +185,9 @@ class StagedRows {
 
   // memory: kBytes of this warp's own. rows: the public one at kPublicRow, and no logits behind the
   // others.
-  __device__ StagedRows(char* memory, const PooledRow<D>* rows, const std::int64_t& vocab)
-      : memory_(memory), rows_(rows), vocab_(vocab) {}
+  __device__ StagedRows(char* memory, const PooledRow<D>* rows, const std::int64_t& vocab,
+                        int tiles)
+      : memory_(memory), rows_(rows), vocab_(vocab), near_end_(tiles - 2) {}
 
   // Begins with these tiles. Nothing is on its way.
   __device__ void start(int tile, int end) {
@@ -204,14 +205,15 @@ class StagedRows {
   }
 
  private:
-  __device__ Word* place(int k) const {
+  __device__ Word* place(unsigned k) const {
     return reinterpret_cast<Word*>(memory_ + k % kPoolRing * kRow);
   }
   __device__ void copy(Word* to) {
     if (tile_ < end_) {
-      const std::int64_t begin = std::int64_t{tile_} * kPoolTile, left = vocab_ - begin;
-      stage_tokens<D, kPoolTile>(to, rows_[row_].logits + begin,
-                                 left < kPoolTile ? static_cast<int>(left) : kPoolTile);
+      const std::int64_t begin = std::int64_t{tile_} * kPoolTile;
+      int left = 2 * kPoolTile;  // that many or more
+      if (tile_ >= near_end_) left = static_cast<int>(vocab_ - begin);
+      stage_tokens<D, kPoolTile>(to, rows_[row_].logits + begin, left);
       row_ = row_ == kPublicRow ? warp_id() : row_ + kPoolWarps;
       if (rows_[row_].logits == nullptr) row_ = kPublicRow, ++tile_;
     }
@@ -221,7 +223,9 @@ class StagedRows {
   char* memory_;
   const PooledRow<D>* rows_;
   const std::int64_t& vocab_;
-  int row_ = kPublicRow, tile_ = 0, end_ = 0, read_ = 0;
+  const int near_end_;  // the first tile with fewer than two tiles' tokens from its begin on
+  int row_ = kPublicRow, tile_ = 0, end_ = 0;
+  unsigned read_ = 0;
 };
 
 // Adds the clipped log-ratios of a warp's rows, as the bits of their positions, to the sums of its
@@ -315,7 +319,7 @@ __global__ void __launch_bounds__(kPoolThreads, kPoolBlocks)
   __shared__ double public_lse;
   auto* partial = dynamic_shared<std::uint64_t>();  // (kPoolWarps, kPoolTile)
   StagedRows<D> staged(dynamic_shared<char>() + kPoolPartial + warp_id() * StagedRows<D>::kBytes,
-                       rows, in.shape.vocab);
+                       rows, in.shape.vocab, tiles);
   const int thread = static_cast<int>(threadIdx.x);
   const unsigned blocks = (tiles + each - 1) / each;  // of a position
   const unsigned block = blockIdx.x % blocks;
