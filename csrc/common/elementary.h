@@ -86,10 +86,10 @@ ADAPMIXED_HD double double_ratio_error(double private_lse, double public_lse) {
   return kDoubleRatioError + 4.5e-16 * (std::fabs(private_lse) + std::fabs(public_lse));
 }
 
-// d alone, for -100 <= t <= 100; t outside is clamped to this range. NaN stays NaN.
+// d alone, for -100 <= t <= 700; t outside is clamped to this range. NaN stays NaN.
 template <class T>
 ADAPMIXED_HD_INLINE T ratio_excess(T t) {
-  const ExpParts<T> e = finite_exp_parts(vmax(T(-100.0), vmin(T(100.0), t)));
+  const ExpParts<T> e = finite_exp_parts(vmax(T(-100.0), vmin(T(700.0), t)));
   const T scale = power_of_two(e.n);
   return vfma(scale, e.f + e.tail, scale - T(1.0));
 }

@@ -28,8 +28,7 @@ constexpr float kOctavesPerNat = 2.6825111f;
 constexpr double kGrid = 0x1p-11;
 // That holds up to these |z0| and |lse - lse_0|.
 constexpr double kFloatLargest = 1300.0, kFloatDifference = 1000.0;
-// Tokens with a smaller q are not computed in floats: r could exceed 2^100, and q r^2 could leave
-// the range.
+// Tokens with a smaller q are not computed in floats: q r^2 could leave the range.
 constexpr double kFloatLogQ = -62.0;
 // A smaller log p is replaced by this value. Floats serve q >= e^-62, so the replaced r is at most
 // e^-23. That exceeds kRatioAbsolute only if q < e^-61, and such tokens have no mass to speak of.
@@ -39,9 +38,9 @@ ADAPMIXED_HD float vfma(float a, float b, float c) { return std::fma(a, b, c); }
 ADAPMIXED_HD float vfms(float a, float b, float c) { return std::fma(a, b, -c); }
 ADAPMIXED_HD float vmin(float a, float b) { return a < b ? a : b; }
 ADAPMIXED_HD float vmax(float a, float b) { return a > b ? a : b; }
-// 2^n for an integer n >= -126, with shifted = n + kFloatShifter. n >= 100 gives 2^100, which is
-// more than any r at q >= e^-62.
-constexpr float kMostOctaves = kFloatShifter + 100.0f;
+// 2^n for an integer n >= -126, with shifted = n + kFloatShifter. n >= 128 gives +inf: p/q is at
+// most 1/q, so at q >= e^-62 such rows are not those of the log-sum-exps.
+constexpr float kMostOctaves = kFloatShifter + 128.0f;
 ADAPMIXED_HD float exp2_integer(float shifted) {
 #if defined(__CUDA_ARCH__)
   shifted = fminf(kMostOctaves, shifted);  // one instruction; of NaN, any result serves

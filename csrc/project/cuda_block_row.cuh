@@ -120,7 +120,7 @@ class BlockRow {
   __device__ Sums summed(bool forward, const AddTerms& add) const {
     TermSums<double> s;
     tokens_.for_each([&](double log_q, double t) {
-      if (log_q >= kWildLogQ) add(token_q(log_q), log_q, token_ratio(t), s);
+      if (!Tokens::kWild || log_q >= kWildLogQ) add(token_q(log_q), log_q, token_ratio(t), s);
     });
     if constexpr (kScaled) {
       double values[2] = {forward ? s.forward : s.reverse,

@@ -80,6 +80,27 @@ def test_rows_that_are_normalised_otherwise_are_refused(models: int, device: tor
             assert bool((loss == math.inf).all())
 
 
+@pytest.mark.parametrize("models", [3, 6])
+@pytest.mark.parametrize("weight, gain", [(1e-33, 110.0), (1e-33, 300.0), (1e-100, 650.0)])
+def test_a_tiny_weight_hides_no_foreign_row(
+    models: int, weight: float, gain: float, device: torch.device
+) -> None:
+    """λ p/q may be huge although λ is below 2^-100: p/q of a foreign row has no bound."""
+    torch.manual_seed(3)
+    public = 2.0 * torch.randn(1, 300)
+    private = public + 0.3 * torch.randn(models, 1, 300)
+    rows = (private.to(device), public.to(device))
+    projection = ops.project(*rows, order=18, radius=3.6)
+    projection.weight[0, 0], projection.complement[0, 0] = weight, 1.0
+    assert bool(ops.leave_one_out(*rows, projection, orders=18.0).isfinite().all())
+    rows[0][0, 0, 7] += gain
+    if device.type == "cpu":
+        with pytest.raises(ValueError, match="must belong to these logits"):
+            ops.leave_one_out(*rows, projection, orders=18.0)
+    else:
+        assert bool((ops.leave_one_out(*rows, projection, orders=18.0) == math.inf).all())
+
+
 def test_bare_weights_on_masked_tokens_pass() -> None:
     private, public = _pair()
     public[:, 4] = -math.inf
