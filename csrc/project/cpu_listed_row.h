@@ -12,7 +12,7 @@ class ListedRow {
  public:
   static std::int64_t capacity(std::int64_t vocab) { return vocab / 16 + 64; }
   static std::int64_t scratch_size(std::int64_t vocab) {  // in doubles
-    return 2 * (5 * (capacity(vocab) + 16)) + capacity(vocab) / 2 + 16;
+    return doubles(vocab) + capacity(vocab) / 2 + 16;
   }
   // Returns whether float scores are accurate enough: they find the tokens that matter within half
   // a nat.
@@ -28,39 +28,30 @@ class ListedRow {
         order_(order),
         log_target_(log_target),
         memory_(scratch),
-        indices_(reinterpret_cast<std::int32_t*>(scratch + 2 * half())),
-        forward_(order),
-        reverse_(order) {}
+        indices_(reinterpret_cast<std::int32_t*>(scratch + doubles(q.vocab))),
+        listed_(order) {}
 
-  // Makes solve_lists() list again.
-  void set_unlisted(double unlisted) { unlisted_ = unlisted; }
-  double unlisted() const { return unlisted_; }
-
-  // Return false if too many tokens matter.
-  bool list_forward() { return list(order_, forward_, memory_); }
-  bool list_reverse() { return list(1.0 - order_, reverse_, memory_ + half()); }
-
-  const ExactRow& forward() const { return forward_; }
-  const ExactRow& reverse() const { return reverse_; }
-
-  // Whether one token of the reverse list alone exceeds the target at lambda = 1.
-  bool reverse_exceeds() const { return exceeds_; }
-
- private:
-  std::int64_t half() const { return 5 * (capacity(q_.vocab) + 16); }
-
-  bool list(double s, ExactRow& out, double* memory) {
+  // Makes the list of F or G. Returns false if too many tokens matter.
+  bool list(bool reverse, double unlisted) {
+    const double s = reverse ? 1.0 - order_ : order_;
     bool fits = false;
-    with_dtype(row_.dtype, [&](auto tag) { fits = list<decltype(tag)::value>(s, out, memory); });
+    with_dtype(row_.dtype, [&](auto tag) { fits = list<decltype(tag)::value>(s, unlisted); });
     return fits;
   }
+  const ExactRow& row() const { return listed_; }
+
+  // Whether one token of the list alone exceeds the target at lambda = 1.
+  bool exceeds() const { return exceeds_; }
+
+ private:
+  static std::int64_t doubles(std::int64_t vocab) { return 5 * (capacity(vocab) + 16); }
 
   template <Dtype D>
-  bool list(double s, ExactRow& out, double* memory) {
+  bool list(double s, double unlisted) {
     const double shift = lse_ - q_.lse;
     // The score s z + (1 - s) z_0 is computed in floats; half a nat is left for its rounding.
     const double threshold =
-        list_threshold(log_target_, unlisted_, q_.vocab) + q_.lse + s * shift - 0.5;
+        list_threshold(log_target_, unlisted, q_.vocab) + q_.lse + s * shift - 0.5;
     const Flt by_private(static_cast<float>(s)), by_public(static_cast<float>(1.0 - s));
     const Flt least(static_cast<float>(threshold));
     std::int64_t count = 0;
@@ -86,7 +77,7 @@ class ListedRow {
     }
     for (; v < q_.vocab; v += Flt::kLanes) take(v, score(v).bits());
     if (count > most) return false;
-    double* log_q = memory;
+    double* log_q = memory_;
     double* t = log_q + round_up(count, 8);
     const Row public_row{q_.data, D};
     exceeds_ = false;
@@ -97,17 +88,17 @@ class ListedRow {
       exceeds_ = exceeds_ || log_q[k] + s * t[k] > log_target_;
     }
     for (std::int64_t k = count; k < round_up(count, 8); ++k) log_q[k] = -HUGE_VAL, t[k] = 0.0;
-    out.list(log_q, t, count, log_target_, t + round_up(count, 8));
+    listed_.list(log_q, t, count, log_target_, t + round_up(count, 8));
     return true;
   }
 
   const FloatPublic& q_;
   const Row row_;
-  double lse_, order_, log_target_, unlisted_ = 0.0;
+  double lse_, order_, log_target_;
   double* memory_;
   std::int32_t* indices_;
-  bool exceeds_ = false;  // of the last list
-  ExactRow forward_, reverse_;
+  bool exceeds_ = false;
+  ExactRow listed_;
 };
 
 ADAPMIXED_CORE_END

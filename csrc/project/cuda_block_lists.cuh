@@ -21,7 +21,7 @@ template <Dtype D>
 struct alignas(2 * sizeof(typename Bits<D>::type)) ListedToken {
   typename Bits<D>::type z, z0;
 };
-// The tokens of both lists together, for each warp.
+// The tokens of a list, for each warp.
 template <Dtype D>
 constexpr int kListCapacity = kListBytes / kListWarps / static_cast<int>(sizeof(ListedToken<D>));
 
@@ -39,15 +39,15 @@ template <Dtype D>
 struct ListSource {
   RowPair<D> pair;
   const RowPart* public_parts;
-  double order, log_target, unlisted, threshold;
+  double order, log_target, threshold;
   int stretches, of_part;  // of the row, and of a part of it
   float least_logit;       // no wild token's public logit is larger
-  // Of both lists, the forward one first, for each warp: where its tokens begin and how many there
-  // are; whether the lists of all warps are empty, and whether all fit their memory.
+  // For each warp: how many tokens its list has; whether the lists of all warps are empty, and
+  // whether all fit their memory.
   struct Kept {
-    int first, count;
+    int count;
     bool none, fit;
-  } kept[2][kListWarps];
+  } kept[kListWarps];
 
   // A whole block must call these together.
   __device__ void set(const RowPair<D>& row, const RowParts& cut, const RowPart* parts,
@@ -64,12 +64,9 @@ struct ListSource {
     }
     __syncthreads();
   }
-  __device__ void set_unlisted(double share) {
-    __syncthreads();  // the last threshold has been read
-    if (threadIdx.x == 0) {
-      unlisted = share;
-      threshold = list_threshold(log_target, share, pair.vocab);
-    }
+  __device__ void set_threshold(double value) {
+    __syncthreads();  // the last one has been read
+    if (threadIdx.x == 0) threshold = value;
     __syncthreads();
   }
 
@@ -173,19 +170,18 @@ struct ListTokens {
   bool reverse;
 
   __device__ const typename ListSource<D>::Kept& kept() const {
-    return source->kept[reverse][warp_id()];
+    return source->kept[warp_id()];
   }
   __device__ bool empty() const { return kept().none; }
   template <class Visit>
   __device__ void for_each(const Visit& visit) const {
     constexpr int kPieces = kStretch / kPiece;
     const RowPair<D>& pair = source->pair;
-    ListedToken<D>* tokens = memory + kept().first;
     const int pieces = kept().fit ? 0 : source->stretches * kPieces;
     int next = warp_id(), listed = kept().count;
     do {
       if (pieces > 0) {
-        ListDraft<D> draft{tokens, kListCapacity<D> - kept().first};
+        ListDraft<D> draft{memory, kListCapacity<D>};
         for (; next < pieces && draft.count + kPiece <= draft.room; next += kListWarps) {
           const int stretch = next / kPieces;
           const unsigned steps = ((1u << kTake) - 1u) << (next % kPieces * kTake);
@@ -196,7 +192,7 @@ struct ListTokens {
         __syncwarp();
       }
       for (int k = lane_id(); k < listed; k += kWarp) {
-        const ListedToken<D> token = tokens[k];
+        const ListedToken<D> token = memory[k];
         const double z = float_of<D>(token.z), z0 = float_of<D>(token.z0);
         visit(z0 - pair.public_lse, z - z0 - pair.shift);
       }
@@ -214,29 +210,21 @@ class BlockLists {
   __device__ BlockLists(ListSource<D>& source, const std::uint32_t* scores, ListedToken<D>* memory)
       : source_(source), scores_(scores), memory_(memory) {}
 
-  // Empties the lists.
-  __device__ void set_unlisted(double unlisted) {
-    source_.set_unlisted(unlisted);
-    used_ = 0;
-  }
-  __device__ double unlisted() const { return source_.unlisted; }
-
-  // Return false if a wild token matters, or if too little memory is left for a long list.
-  __device__ bool list_forward() {
-    if (!list(false, forward_)) return false;
-    forward_.survey(source_.log_target);
+  // Makes the list of F or G. Returns false if a wild token matters.
+  __device__ bool list(bool reverse, double unlisted) {
+    source_.set_threshold(list_threshold(source_.log_target, unlisted, source_.pair.vocab));
+    if (!list_tokens(reverse)) return false;
+    if (!reverse) row_.survey(source_.log_target);
     return true;
   }
-  __device__ bool list_reverse() { return list(true, reverse_); }
 
-  // Whether the public row masks a token that the private row has; known from list_forward().
+  // Whether the public row masks a token that the private row has; known from the list of F.
   __device__ bool uncovers() const { return uncovers_; }
 
-  __device__ const Row& forward() const { return forward_; }
-  __device__ const Row& reverse() const { return reverse_; }
+  __device__ const Row& row() const { return row_; }
 
-  // Whether one token of the reverse list alone exceeds the target at lambda = 1, more or less.
-  __device__ bool reverse_exceeds() const { return exceeds_; }
+  // Whether one token of the list alone exceeds the target at lambda = 1, more or less.
+  __device__ bool exceeds() const { return exceeds_; }
 
  private:
   static constexpr int kWordsAtOnce = 16;  // loads that are on their way together
@@ -244,8 +232,8 @@ class BlockLists {
   static constexpr int kManyGroups = 16;  // with more than these, all of a stretch is looked at
 
   // Each warp lists tokens of its own stretches, in the row's order: the same on every run.
-  __device__ bool list(bool reverse, Row& out) {
-    ListDraft<D> draft{memory_ + used_, kListCapacity<D> - used_};
+  __device__ bool list_tokens(bool reverse) {
+    ListDraft<D> draft{memory_, kListCapacity<D>};
     const int items = source_.stretches;
     for (int first = warp_id(); first < items; first += kWordsAtOnce * kListWarps) {
       const int mine = first + lane_id() * kListWarps;
@@ -280,29 +268,26 @@ class BlockLists {
     bool fits = true;
     exceeds_ = false;
     if (!none) {
-      if (reverse) exceeds_ = __syncthreads_or(draft.exceeds) != 0;
+      exceeds_ = __syncthreads_or(draft.exceeds) != 0;
       const bool too_many = draft.count > draft.room;
       if (__syncthreads_or(draft.uncovers || draft.wild || too_many)) {
         uncovers_ = __syncthreads_or(draft.uncovers) != 0;
-        fits = __syncthreads_or(too_many) == 0;
-        const bool no_piece = !fits && draft.room < ListTokens<D>::kPiece;
         // No further list is made after this.
-        if (__syncthreads_or(draft.uncovers || draft.wild || no_piece)) return false;
+        if (__syncthreads_or(draft.uncovers || draft.wild)) return false;
+        fits = false;
       }
     }
-    if (lane_id() == 0) source_.kept[reverse][warp_id()] = {used_, draft.count, none, fits};
+    if (lane_id() == 0) source_.kept[warp_id()] = {draft.count, none, fits};
     __syncwarp();
-    out = Row({&source_, memory_, reverse}, source_.order);
-    used_ = fits ? used_ + draft.count : kListCapacity<D>;
+    row_ = Row({&source_, memory_, reverse}, source_.order);
     return true;
   }
 
   ListSource<D>& source_;
   const std::uint32_t* scores_;
   ListedToken<D>* memory_;
-  int used_ = 0;
   bool uncovers_ = false, exceeds_ = false;
-  Row forward_, reverse_;
+  Row row_;
 };
 
 ADAPMIXED_CORE_END

@@ -97,50 +97,50 @@ ADAPMIXED_HD double list_threshold(double log_target, double unlisted, std::int6
 }
 
 // Solves a row from lists of tokens; returns false if too many tokens matter. lists:
-// set_unlisted(share) and unlisted(); list_forward() and list_reverse(), which return false if too many matter;
-// the rows forward() and reverse() made from them; and reverse_exceeds(), whether one token of the
-// reverse list alone exceeds T at lambda = 1. The last three are used after their list only.
+// list(reverse, unlisted) makes the list of F or G and returns false if too many tokens matter;
+// row() is the row made from it; exceeds() tells of a reverse list whether one of its tokens alone
+// exceeds T at lambda = 1.
 //
-// F alone comes first. Few rows need the reverse list then, which can be long.
+// F comes first, as few rows then need the list of G, which can be long.
 ADAPMIXED_HD_CALLBACK
 template <class Lists>
 ADAPMIXED_HD bool solve_lists(Lists& lists, double order, double radius, double ratio_error,
                               Point& found) {
-  lists.set_unlisted(kUnlisted);
+  bool reverse = false;
+  double unlisted = kUnlisted;
+  Point upper{1.0, 0.0};
   for (;;) {
-    if (!lists.list_forward()) return false;
+    if (!lists.list(reverse, unlisted)) return false;
     Target target = make_target(order, radius, ratio_error);
-    target.log_margin += 2.0 * lists.unlisted();
-    found = lists.forward().upper(target.log_target);
-    enum { kForward, kReverse, kLimitedByReverse } phase = kForward;
-    // The sum that is not asked for stays 0: its constraint holds.
-    const auto sums = [&](const Point& x, bool forward, bool reverse) {
-      Sums s;
-      if (phase == kForward) {
-        if (forward) s = lists.forward().sums(x, true, false, target);
-      } else if (reverse) {
-        s = lists.reverse().sums(x, false, true, target);
-        if (!(s.reverse <= 1.0)) phase = kLimitedByReverse;
-      }
-      return s;
-    };
-    for (;;) {
-      // If lambda = 1 fails for sure, the search begins where it would propose to go on.
-      const bool below_one = phase != kForward && lists.reverse_exceeds();
-      const Point start = below_one ? at_complement(0.5 * reverse_free(radius)) : found;
-      found = search(sums, target, order, radius, start, found, Precision{});
-      if (phase != kForward || found.complement >= reverse_free(radius) * (1.0 + 1e-6)) break;
-      if (!lists.list_reverse()) return false;
-      phase = kReverse;
+    target.log_margin += 2.0 * unlisted;
+    if (!reverse) upper = lists.row().upper(target.log_target);
+    Point start = upper;
+    if (unlisted < kUnlisted) {
+      start = found;
+    } else if (reverse && lists.exceeds()) {
+      // lambda = 1 fails for sure: the search begins where it would propose to go on.
+      start = at_complement(0.5 * reverse_free(radius));
     }
-    if (!delicate(found)) return true;
-    const double allowed =
-        allowed_unlisted(order, radius, phase != kLimitedByReverse, found.complement);
-    const double unlisted = lists.unlisted();
-    if (unlisted <= allowed || unlisted == kLeastUnlisted) return true;
-    // The complement may turn out to be smaller yet.
-    lists.set_unlisted(unlisted == kUnlisted ? std::fmax(0.25 * allowed, kLeastUnlisted)
-                                             : kLeastUnlisted);
+    // The sum of the other side stays 0: its constraint holds.
+    const auto sums = [&](const Point& x, bool want_forward, bool want_reverse) {
+      const bool wanted = reverse ? want_reverse : want_forward;
+      return wanted ? lists.row().sums(x, !reverse, reverse, target) : Sums{};
+    };
+    found = search(sums, target, order, radius, start, upper, Precision{});
+    // If F or G limits lambda, the complement must be accurate.
+    if (delicate(found) && unlisted > kLeastUnlisted && !(reverse && !below(found, upper))) {
+      const double allowed = allowed_unlisted(order, radius, !reverse, found.complement);
+      if (unlisted > allowed) {
+        // The complement may turn out to be smaller yet.
+        unlisted = unlisted == kUnlisted ? std::fmax(0.25 * allowed, kLeastUnlisted)
+                                         : kLeastUnlisted;
+        continue;
+      }
+    }
+    if (reverse || found.complement >= reverse_free(radius) * (1.0 + 1e-6)) return true;
+    reverse = true;
+    unlisted = kUnlisted;
+    upper = found;
   }
 }
 
