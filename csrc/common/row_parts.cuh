@@ -3,8 +3,11 @@
 //
 // The warp copies its part to shared memory in stages, one of which is on its way while another is
 // read. There a lane reads one token at a time, next to its neighbours' tokens. So rows need no
-// alignment, which a vocabulary of odd length leaves most of them without, and no bit depends on it.
+// alignment, which a vocabulary of odd length leaves most of them without, and no bit depends on
+// it.
 #pragma once
+
+#include <limits>
 
 #include "common/block.cuh"
 #include "common/exp_from.cuh"
@@ -39,8 +42,6 @@ struct RowParts {
         row_step(rows_together ? 1 : count),
         part_step(rows_together ? rows : 1) {}
 
-  ADAPMIXED_HD int groups() const { return (rows + kRowWarps - 1) / kRowWarps; }
-  std::int64_t blocks_a_position() const { return static_cast<std::int64_t>(groups()) * count; }
   ADAPMIXED_HD int stretches() const { return length / kStretch; }  // of a part
   ADAPMIXED_HD std::int64_t parts() const { return positions * rows * count; }
   ADAPMIXED_HD std::int64_t first(std::int64_t position) const { return position * rows * count; }
@@ -92,56 +93,75 @@ __device__ void load_tokens(const typename Bits<D>::type* row, int left, float (
   }
 }
 
-// A warp's part of a row, in stages of 2 KiB. Shared memory holds a ring of them.
+// A part of some rows, in stages of 2 KiB: every kRowWarps-th row. A whole warp must call each
+// member together.
 template <Dtype D>
-struct StagedPart {
-  using Word = typename Bits<D>::type;
-  static constexpr int kRing = 2;
-  static constexpr int kTokens = 2048 / static_cast<int>(sizeof(Word));  // of a stage
-  static constexpr int kStage = staged_bytes<D>(kTokens), kBytes = kRing * kStage;
+class StagedParts {
+ public:
+  static constexpr int kTokens = 2048 / static_cast<int>(sizeof(typename Bits<D>::type));
+  using Pieces = StagedPieces<D, kTokens, 2>;
+  using Word = typename Pieces::Word;
 
-  Word* memory;
-  const Word* row;
-  int size;
+  // memory: Pieces::kBytes of this warp's own. The part begins at token `begin` and has `size`
+  // tokens in so many stages.
+  __device__ StagedParts(const Logits& private_logits, const Logits& public_logits,
+                         std::int64_t position, std::int64_t begin, int size, int stages,
+                         char* memory)
+      : pieces_(memory),
+        private_rows_(row_bits<D>(private_logits, 0, position) + begin),
+        public_row_(row_bits<D>(public_logits, 0, position) + begin),
+        stride_(private_logits.stride_model),
+        size_(size),
+        stages_(stages) {}
 
-  __device__ Word* place(int stage) const {
-    return memory + stage % kRing * (kStage / static_cast<int>(sizeof(Word)));
+  // Begins with the part of row `row`. The last row is before `end`.
+  __device__ void start(int row, int end) {
+    row_ = row, end_ = end;
+    pieces_.start([this](Word* to) { copy(to); });
   }
-  // Begins to copy a stage, if there is one. A whole warp must call this together, and all its
-  // lanes must have read the stage that was there.
-  __device__ void begin(int stage, int stages) const {
-    const int first = stage * kTokens;
-    if (stage < stages) stage_tokens<D, kTokens>(place(stage), row + first, size - first);
-    end_copies();
+  // The part's first token of a row; the public row is the first one.
+  __device__ const Word* part(int row) const {
+    return row == 0 ? public_row_ : private_rows_ + (row - 1) * stride_;
   }
-  // Waits for a stage, the last but kRing - 1 that has begun, and returns its tokens. A whole warp
-  // must call this together.
-  __device__ const Word* await(int stage) const {
-    await_copies<kRing - 1>();
-    __syncwarp();
-    return place(stage) + tokens_before<D>(row);
+  __device__ int size() const { return size_; }
+  __device__ int stages() const { return stages_; }
+  // The next stage of a row, of which this is the part's first token.
+  __device__ const Word* await(const Word* part) {
+    return pieces_.await(part, [this](Word* to) { copy(to); });
   }
+
+ private:
+  __device__ void copy(Word* to) {
+    if (row_ >= end_) return;
+    const int first = stage_ * kTokens;
+    stage_tokens<D, kTokens>(to, part(row_) + first, size_ - first);
+    if (++stage_ == stages_) stage_ = 0, row_ += kRowWarps;
+  }
+
+  Pieces pieces_;
+  const Word *private_rows_, *public_row_;
+  const std::int64_t& stride_;
+  int size_, stages_, row_ = 0, end_ = 0, stage_ = 0;
 };
 
 // The sum of a part stays below e^{kHeadroom} times the number of its tokens.
 constexpr float kHeadroom = 40.0f;
 
-// One part of a row, by one warp, whose first stages have begun: `length` tokens. others: what is
-// kept of the public logits of these tokens.
+// One part of a row, by one warp, which copies on while it reads. others: what is kept of the
+// public logits of these tokens.
 template <Dtype D, class Look>
-__device__ RowPart row_part(const StagedPart<D>& staged, int length, const Look& look,
-                            const typename Look::Other* others, const std::uint64_t* roots,
-                            std::int64_t left) {
-  using Staged = StagedPart<D>;
-  const auto* row = staged.row;
-  const int size = staged.size, stages = length / Staged::kTokens;
+__device__ RowPart row_part(StagedParts<D>& staged, const typename Bits<D>::type* row,
+                            const Look& look, const typename Look::Other* others,
+                            const std::uint64_t* roots, std::int64_t left) {
+  using Staged = StagedParts<D>;
+  const int size = staged.size();
   float largest = -HUGE_VALF, bearable = -HUGE_VALF;
   int octaves = octaves_of(largest);
   double total = 0.0;
   typename Look::Found found;
 #pragma unroll 1
-  for (int stage = 0; stage < stages; ++stage) {
-    const auto* tokens = staged.await(stage);
+  for (int stage = 0; stage < staged.stages(); ++stage) {
+    const auto* tokens = staged.await(row);
     const int begin = stage * Staged::kTokens;
 #pragma unroll 1
     for (int batch = 0; batch < Staged::kTokens; batch += kBatch * kWarp) {
@@ -172,8 +192,6 @@ __device__ RowPart row_part(const StagedPart<D>& staged, int length, const Look&
       look.leave(found, left);
       left += kWarp;
     }
-    __syncwarp();  // all lanes have read the stage
-    staged.begin(stage + Staged::kRing, stages);
   }
   if (total != total) {  // a NaN, or +inf
     bool has_nan = false;
@@ -199,43 +217,40 @@ ADAPMIXED_HD int look_bytes(const RowParts& cut) {
 
 // All rows of all positions: the public row first, then the models'. Look says what else is looked
 // for, of each token together with its public logit.
+// A warp takes `each` rows, one after the other.
 template <Dtype D, class Look>
 __global__ void __launch_bounds__(kRowThreads, Look::blocks(D))
     row_parts_kernel(const __grid_constant__ Logits private_logits,
                      const __grid_constant__ Logits public_logits,
-                     const __grid_constant__ RowParts cut, const __grid_constant__ Look look,
-                     RowPart* parts) {
-  const unsigned groups = cut.groups();
+                     const __grid_constant__ RowParts cut, unsigned groups, int each,
+                     const __grid_constant__ Look look, RowPart* parts) {
   const unsigned part = blockIdx.x / groups % cut.count;
   const std::int64_t position = blockIdx.x / groups / cut.count;
   const std::int64_t begin = static_cast<std::int64_t>(part) * cut.length;
   const std::int64_t left = cut.vocab - begin;
   const int size = left < cut.length ? static_cast<int>(left) : cut.length;
-  const auto* public_row = row_bits<D>(public_logits, 0, position);
-  const int row = static_cast<int>(blockIdx.x % groups) * kRowWarps + warp_id();
-  const auto* logits =
-      row == 0 || row >= cut.rows ? public_row : row_bits<D>(private_logits, row - 1, position);
   auto* others = dynamic_shared<typename Look::Other>();
-  char* memory = dynamic_shared<char>() + look_bytes<Look>(cut) + warp_id() * StagedPart<D>::kBytes;
-  const StagedPart<D> staged{reinterpret_cast<typename Bits<D>::type*>(memory), logits + begin,
-                             size};
-  const int stages = cut.length / StagedPart<D>::kTokens;
-#pragma unroll
-  for (int stage = 0; stage < StagedPart<D>::kRing; ++stage) staged.begin(stage, stages);
+  StagedParts<D> staged(
+      private_logits, public_logits, position, begin, size, cut.length / StagedParts<D>::kTokens,
+      dynamic_shared<char>() + look_bytes<Look>(cut) + warp_id() * StagedParts<D>::Pieces::kBytes);
+  const int first = static_cast<int>(blockIdx.x % groups) * each * kRowWarps;
+  const int end = first + each * kRowWarps < cut.rows ? first + each * kRowWarps : cut.rows;
+  staged.start(first + warp_id(), end);
 #pragma unroll 8
   for (int k = static_cast<int>(threadIdx.x); k < cut.length; k += static_cast<int>(blockDim.x)) {
-    others[k] = look.other(k < size ? logit<D>(public_row, begin + k) : -HUGE_VALF);
+    others[k] = look.other(k < size ? logit<D>(staged.part(0), k) : -HUGE_VALF);
   }
   const std::uint64_t* roots = shared_roots();  // with a barrier
-  if (row >= cut.rows) return;
-  const std::int64_t scores = ((position * cut.rows + row) * cut.count + part) *
-                              static_cast<std::int64_t>(cut.stretches() * kWarp);
-  RowPart found = row_part<D>(staged, cut.length, look, others, roots, scores);
-  if (row == 0) look.template finish_public<D>(staged.row, size, found);
-  if (lane_id() == 0) {
+#pragma unroll 1
+  for (int row = first + warp_id(); row < end; row += kRowWarps) {
+    const std::int64_t scores = ((position * cut.rows + row) * cut.count + part) *
+                                static_cast<std::int64_t>(cut.stretches() * kWarp);
+    RowPart found = row_part<D>(staged, staged.part(row), look, others, roots, scores);
+    if (row == 0) look.template finish_public<D>(staged.part(0), size, found);
+    if (lane_id() != 0) continue;
     parts[cut.first(position) + row * cut.row_step + part * cut.part_step] = found;
+    if (part == 0 && row == 0) look.begin(position);
   }
-  if (part == 0 && row == 0 && lane_id() == 0) look.begin(position);
 }
 
 struct RowSum {
@@ -280,18 +295,35 @@ ADAPMIXED_CORE_END
 
 namespace adapmixed::cuda {
 
+// How many rows a warp takes. More leave fewer blocks to look at the public logits, which takes two
+// thirds of a row's time. But the blocks should fill the GPU, all of them or none.
+inline int rows_of_a_warp(const ADAPMIXED_ISA::RowParts& cut, int blocks_at_once) {
+  constexpr std::int64_t kWarps = ADAPMIXED_ISA::kRowWarps;
+  const std::int64_t room = multiprocessors() * blocks_at_once;
+  std::int64_t best = 1, least = std::numeric_limits<std::int64_t>::max();
+  for (std::int64_t each = 1; each <= 16; ++each) {
+    const std::int64_t groups = (cut.rows + each * kWarps - 1) / (each * kWarps);
+    const std::int64_t blocks = cut.positions * cut.count * groups;
+    const std::int64_t time = (blocks + room - 1) / room * (3 * each + 2);
+    if (time < least) best = each, least = time;
+  }
+  return static_cast<int>(best);
+}
+
 // Queues row_parts_kernel.
 template <Dtype D, class Look>
 void launch_row_parts(const Queue& queue, const Logits& private_logits, const Logits& public_logits,
                       const ADAPMIXED_ISA::RowParts& cut, const Look& look,
                       ADAPMIXED_ISA::RowPart* parts) {
   namespace device = ADAPMIXED_ISA;
+  const int each = rows_of_a_warp(cut, Look::blocks(D));
+  const int groups = (cut.rows + each * device::kRowWarps - 1) / (each * device::kRowWarps);
   const dim3 threads = block_of(cut.rows * std::int64_t{device::kWarp}, device::kRowThreads);
-  const int ring = static_cast<int>(threads.x) / device::kWarp * device::StagedPart<D>::kBytes;
-  launch(queue, device::row_parts_kernel<D, Look>,
-         grid_of(cut.positions * cut.blocks_a_position()), threads,
-         static_cast<std::size_t>(device::look_bytes<Look>(cut) + ring), private_logits,
-         public_logits, cut, look, parts);
+  const int staged =
+      static_cast<int>(threads.x) / device::kWarp * device::StagedParts<D>::Pieces::kBytes;
+  launch(queue, device::row_parts_kernel<D, Look>, grid_of(cut.positions * cut.count * groups),
+         threads, static_cast<std::size_t>(device::look_bytes<Look>(cut) + staged), private_logits,
+         public_logits, cut, static_cast<unsigned>(groups), each, look, parts);
 }
 
 }  // namespace adapmixed::cuda

@@ -88,4 +88,45 @@ __device__ void stage_tokens(typename Bits<D>::type* shared, const typename Bits
   }
 }
 
+// Pieces of kTokens tokens that a warp reads one after the other, from a ring of kPlaces in shared
+// memory. While it reads one, the next are on their way. A whole warp must call each member
+// together. copy(to) begins to copy the next piece, or does nothing if there is none.
+template <Dtype D, int kTokens, int kPlaces>
+class StagedPieces {
+ public:
+  using Word = typename Bits<D>::type;
+  static constexpr int kPiece = staged_bytes<D>(kTokens), kBytes = kPlaces * kPiece;
+
+  // memory: kBytes of this warp's own.
+  __device__ explicit StagedPieces(char* memory) : memory_(memory) {}
+
+  // Nothing may be on its way.
+  template <class Copy>
+  __device__ void start(const Copy& copy) {
+    read_ = 0;
+#pragma unroll
+    for (int k = 0; k < kPlaces - 1; ++k) {
+      copy(place(k));
+      end_copies();
+    }
+  }
+  // Waits for the next piece and returns it. `from`: its first token in global memory.
+  template <class Copy>
+  __device__ const Word* await(const Word* from, const Copy& copy) {
+    await_copies<kPlaces - 2>();
+    __syncwarp();
+    copy(place(read_ + kPlaces - 1));  // where all lanes have read the last piece
+    end_copies();
+    return place(read_++) + tokens_before<D>(from);
+  }
+
+ private:
+  __device__ Word* place(unsigned k) const {
+    return reinterpret_cast<Word*>(memory_ + k % kPlaces * kPiece);
+  }
+
+  char* memory_;
+  unsigned read_ = 0;
+};
+
 ADAPMIXED_CORE_END

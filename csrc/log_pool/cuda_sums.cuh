@@ -14,12 +14,12 @@ ADAPMIXED_CORE_BEGIN
 
 constexpr int kPoolThreads = kMixtureThreads;
 constexpr int kPoolWarps = kPoolThreads / kWarp;
-constexpr int kPoolTile = kPoolThreads;  // tokens of a tile: in the end a thread takes one
+constexpr int kPoolTile = kPoolThreads;         // tokens of a tile: in the end a thread takes one
 constexpr int kPoolTokens = kPoolTile / kWarp;  // of a lane, while its warp adds up some models
 constexpr int kPoolRing = 4;  // rows of a warp in shared memory, all but one of them on their way
 
 constexpr int kPublicRow = kPoolThreads + kPoolWarps;  // behind the rows that a block prepares
-constexpr int kPoolBlocks = 3;  // that a multiprocessor has room for
+constexpr int kPoolBlocks = 3;                         // that a multiprocessor has room for
 
 // The weights of one warp's tokens in a tile, relative to the largest. NaN if a row is bad.
 struct PoolTile {
@@ -53,7 +53,9 @@ __device__ inline float difference_up(float a, float b) { return -difference_dow
 template <Dtype D>
 struct PoolLook {
   static constexpr bool kFloats = D != Dtype::f32;
-  static constexpr int blocks(Dtype) { return kFloats ? 4 : 2; }  // that a multiprocessor has room for
+  static constexpr int blocks(Dtype) {
+    return kFloats ? 4 : 2;
+  }  // that a multiprocessor has room for
   using Other = std::conditional_t<kFloats, float, double>;
   struct Doubles {
     double low = HUGE_VAL, high = -HUGE_VAL;
@@ -175,57 +177,46 @@ __device__ inline RowSum row_sum_of_two(const RowPart* parts, const RowParts& cu
   return row_sum_of(total, largest, most);
 }
 
-// What a warp reads of some tiles, on its way to shared memory: of each tile the public row, then
-// every kPoolWarps-th of the rows. A whole warp must call each member together.
+// What a warp reads of some tiles: of each tile the public row, then every kPoolWarps-th of the
+// rows. A whole warp must call each member together.
 template <Dtype D>
 class StagedRows {
  public:
-  using Word = typename Bits<D>::type;
-  static constexpr int kRow = staged_bytes<D>(kPoolTile), kBytes = kPoolRing * kRow;
+  using Pieces = StagedPieces<D, kPoolTile, kPoolRing>;
+  using Word = typename Pieces::Word;
 
-  // memory: kBytes of this warp's own. rows: the public one at kPublicRow, and no logits behind the
-  // others.
+  // memory: Pieces::kBytes of this warp's own. rows: the public one at kPublicRow, and no logits
+  // behind the others. `tiles`: of a row.
   __device__ StagedRows(char* memory, const PooledRow<D>* rows, const std::int64_t& vocab,
                         int tiles)
-      : memory_(memory), rows_(rows), vocab_(vocab), near_end_(tiles - 2) {}
+      : pieces_(memory), rows_(rows), vocab_(vocab), near_end_(tiles - 2) {}
 
   // Begins with these tiles. Nothing is on its way.
   __device__ void start(int tile, int end) {
-    row_ = kPublicRow, tile_ = tile, end_ = end, read_ = 0;
-#pragma unroll
-    for (int k = 0; k < kPoolRing - 1; ++k) copy(place(k));
+    row_ = kPublicRow, tile_ = tile, end_ = end;
+    pieces_.start([this](Word* to) { copy(to); });
   }
-
-  // Waits for the next row, of which this is the tile's first token, and begins to copy another one.
-  __device__ const Word* await(const Word* row) {
-    await_copies<kPoolRing - 2>();
-    __syncwarp();
-    copy(place(read_ + kPoolRing - 1));
-    return place(read_++) + tokens_before<D>(row);
+  // The next row's tokens of a tile, the first of which is `from` in global memory.
+  __device__ const Word* await(const Word* from) {
+    return pieces_.await(from, [this](Word* to) { copy(to); });
   }
 
  private:
-  __device__ Word* place(unsigned k) const {
-    return reinterpret_cast<Word*>(memory_ + k % kPoolRing * kRow);
-  }
   __device__ void copy(Word* to) {
-    if (tile_ < end_) {
-      const std::int64_t begin = std::int64_t{tile_} * kPoolTile;
-      int left = 2 * kPoolTile;  // that many or more
-      if (tile_ >= near_end_) left = static_cast<int>(vocab_ - begin);
-      stage_tokens<D, kPoolTile>(to, rows_[row_].logits + begin, left);
-      row_ = row_ == kPublicRow ? warp_id() : row_ + kPoolWarps;
-      if (rows_[row_].logits == nullptr) row_ = kPublicRow, ++tile_;
-    }
-    end_copies();
+    if (tile_ >= end_) return;
+    const std::int64_t begin = std::int64_t{tile_} * kPoolTile;
+    int left = 2 * kPoolTile;  // that many or more
+    if (tile_ >= near_end_) left = static_cast<int>(vocab_ - begin);
+    stage_tokens<D, kPoolTile>(to, rows_[row_].logits + begin, left);
+    row_ = row_ == kPublicRow ? warp_id() : row_ + kPoolWarps;
+    if (rows_[row_].logits == nullptr) row_ = kPublicRow, ++tile_;
   }
 
-  char* memory_;
+  Pieces pieces_;
   const PooledRow<D>* rows_;
   const std::int64_t& vocab_;
   const int near_end_;  // the first tile with fewer than two tiles' tokens from its begin on
   int row_ = kPublicRow, tile_ = 0, end_ = 0;
-  unsigned read_ = 0;
 };
 
 // Adds the clipped log-ratios of a warp's rows, as the bits of their positions, to the sums of its
@@ -303,7 +294,7 @@ __device__ bool prepare_rows(const LogPoolInputs& in, const PoolGrid& grid,
 constexpr int kPoolPartial = kPoolWarps * kPoolTile * static_cast<int>(sizeof(std::uint64_t));
 template <Dtype D>
 constexpr int pool_shared_bytes() {
-  return kPoolPartial + kPoolWarps * StagedRows<D>::kBytes;
+  return kPoolPartial + kPoolWarps * StagedRows<D>::Pieces::kBytes;
 }
 
 // One block takes `each` tiles of one position, one after the other.
@@ -318,8 +309,9 @@ __global__ void __launch_bounds__(kPoolThreads, kPoolBlocks)
   __shared__ PooledRow<D> rows[kPublicRow + 1];
   __shared__ double public_lse;
   auto* partial = dynamic_shared<std::uint64_t>();  // (kPoolWarps, kPoolTile)
-  StagedRows<D> staged(dynamic_shared<char>() + kPoolPartial + warp_id() * StagedRows<D>::kBytes,
-                       rows, in.shape.vocab, tiles);
+  constexpr int kBytes = StagedRows<D>::Pieces::kBytes;
+  StagedRows<D> staged(dynamic_shared<char>() + kPoolPartial + warp_id() * kBytes, rows,
+                       in.shape.vocab, tiles);
   const int thread = static_cast<int>(threadIdx.x);
   const unsigned blocks = (tiles + each - 1) / each;  // of a position
   const unsigned block = blockIdx.x % blocks;
@@ -360,7 +352,8 @@ __global__ void __launch_bounds__(kPoolThreads, kPoolBlocks)
 #pragma unroll
       for (int w = 0; w < kPoolWarps; ++w) bits += partial[w * kPoolTile + thread];
       const double sum = grid.nats(bit_cast<double>(bits));
-      log_weight = grid.log_weight(sum, logit<D>(rows[kPublicRow].logits, begin + thread) - public_lse);
+      log_weight =
+          grid.log_weight(sum, logit<D>(rows[kPublicRow].logits, begin + thread) - public_lse);
       out.log_weights[position * in.shape.vocab + begin + thread] = log_weight;
     }
     double largest[1] = {log_weight};
@@ -369,7 +362,7 @@ __global__ void __launch_bounds__(kPoolThreads, kPoolBlocks)
     warp_reduce(total, Add{});
     if (lane_id() == 0) {
       memory.tiles[(position * tiles + tile) * kPoolWarps + warp_id()] = {largest[0],
-                                                                         bad ? NAN : total[0]};
+                                                                          bad ? NAN : total[0]};
     }
   }
   __threadfence();

@@ -169,9 +169,7 @@ struct ListTokens {
   ListedToken<D>* memory;  // of this warp
   bool reverse;
 
-  __device__ const typename ListSource<D>::Kept& kept() const {
-    return source->kept[warp_id()];
-  }
+  __device__ const typename ListSource<D>::Kept& kept() const { return source->kept[warp_id()]; }
   __device__ bool empty() const { return kept().none; }
   template <class Visit>
   __device__ void for_each(const Visit& visit) const {

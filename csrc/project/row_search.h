@@ -81,8 +81,8 @@ constexpr double kComplementError = 1e-6;  // relative, of which unlisted tokens
 
 // How much unlisted tokens may add for that. F^{1/alpha} is convex and G^{-1/(alpha-1)} concave,
 // and both are 1 at lambda = 0. So near the answer log F rises at least by
-// alpha (1 - T^{-1/alpha}) for each unit of lambda, and log G by (alpha-1) (e^R - 1), which is more.
-// They are off by twice what is left out.
+// alpha (1 - T^{-1/alpha}) for each unit of lambda, and log G by (alpha-1) (e^R - 1), which is
+// more. They are off by twice what is left out.
 ADAPMIXED_HD double allowed_unlisted(double order, double radius, bool by_forward,
                                      double complement) {
   const double slope = by_forward ? -order * std::expm1(-(order - 1.0) * radius / order)
@@ -132,8 +132,8 @@ ADAPMIXED_HD bool solve_lists(Lists& lists, double order, double radius, double 
       const double allowed = allowed_unlisted(order, radius, !reverse, found.complement);
       if (unlisted > allowed) {
         // The complement may turn out to be smaller yet.
-        unlisted = unlisted == kUnlisted ? std::fmax(0.25 * allowed, kLeastUnlisted)
-                                         : kLeastUnlisted;
+        unlisted =
+            unlisted == kUnlisted ? std::fmax(0.25 * allowed, kLeastUnlisted) : kLeastUnlisted;
         continue;
       }
     }
