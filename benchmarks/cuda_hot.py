@@ -47,7 +47,8 @@ class Hot:
         return (*self.within, self.element, *((self.work,) if self.work else ()))
 
 
-PARTS, POOL = "common/row_parts.cuh", "log_pool/cuda_sums.cuh"
+PARTS = "common/row_parts.cuh"
+POOL, POOL_ROWS = "log_pool/cuda_sums.cuh", "log_pool/cuda_rows.cuh"
 FLOATS, LISTS = "project/cuda_floats.cuh", "project/cuda_block_lists.cuh"
 DEVIATIONS = "leave_one_out/cuda_float_deviations.cuh"
 MOMENTS = "leave_one_out/cuda_float_moments.cuh"
@@ -57,8 +58,8 @@ HOT = (
     *(
         Hot(
             operator, name, "row_parts_kernelI{dtype}" + look,
-            ((PARTS, "for (int at = lane_id(); at < length; at += kStretch) {"),),
-            (PARTS, "load_tokens<D>(row + first, size - first, z);"),
+            ((PARTS, "for (int batch = 0; batch < Staged::kTokens; batch += kBatch * kWarp) {"),),
+            (PARTS, "load_tokens<D>(tokens + own, size - first, z);"), operation="LDS",
             work=(PARTS, "total = exp_from.add(total, z[k]);"), goal=goal,
         )
         for operator, name, look, goal in (
@@ -97,14 +98,13 @@ HOT = (
     ),
     Hot(
         "log_pool", "sums: a row's parts", "pool_sums_kernelI{dtype}",
-        ((POOL, "for (int first = lane_id() % 2; first < cut.count; first += 2 * kLoads)"),),
-        (POOL, "sums[j] = present ? part->sum : 0.0;"), size=8,
+        ((POOL_ROWS, "for (int first = lane_id() % 2; first < cut.count; first += 2 * kLoads)"),),
+        (POOL_ROWS, "sums[j] = present ? part->sum : 0.0;"), size=8,
     ),
     Hot(
         "log_pool", "sums over models", "pool_sums_kernelI{dtype}",
-        ((POOL, "for (; left > 0; left -= kPoolAhead * kPoolModels,"),),
-        (POOL, "bits[j][k] = kWhole"),
-        work=(POOL, "sums[k] += bit_cast<std::uint64_t>(grid.clipped(position));"),
+        ((POOL, "for (rows += warp_id(); rows->logits != nullptr; rows += kPoolWarps) {"),),
+        (POOL, "const double z = float_of<D>(tokens[k * kWarp + lane_id()]);"), operation="LDS",
     ),
     Hot(
         "mixture", "sums over models", "mixture_kernelI{dtype}",

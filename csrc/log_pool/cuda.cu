@@ -7,6 +7,7 @@
 
 #include "common/block.cuh"
 #include "common/launch.cuh"
+#include "log_pool/cuda_look.cuh"
 #include "log_pool/cuda_sums.cuh"
 #include "log_pool/formula.h"
 #include "mixture/cuda_check.cuh"

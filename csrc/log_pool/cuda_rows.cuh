@@ -1,0 +1,134 @@
+// The rows that a block of a pool's second kernel adds up, prepared from the parts that the first
+// one left: their log-sum-exps, spans and statuses, and where they are.
+#pragma once
+
+#include "common/row_parts.cuh"
+#include "log_pool/formula.h"
+#include "mixture/cuda_check.cuh"
+
+ADAPMIXED_CORE_BEGIN
+
+constexpr int kPoolThreads = kMixtureThreads;
+constexpr int kPoolWarps = kPoolThreads / kWarp;
+constexpr int kPoolTile = kPoolThreads;  // tokens of a tile: in the end a thread takes one
+constexpr int kPublicRow = kPoolThreads + kPoolWarps;  // behind the rows that a block prepares
+
+// A row of logits and its PoolGrid::origin.
+template <Dtype D>
+struct PooledRow {
+  const typename Bits<D>::type* logits;
+  double origin;
+};
+
+// Writes the results of one private row, of whose log-ratios these are the extremes.
+__device__ inline void write_row(const PoolGrid& grid, const RowSum& sum, double public_lse,
+                                 double low, double high, std::int64_t at,
+                                 const LogPoolResults& out) {
+  const double origin = grid.origin(sum.lse, public_lse);
+  const bool public_ok = std::isfinite(public_lse);
+  out.span[at] = sum.status == kRowOk && public_ok
+                     ? grid.span(grid.position(low, origin), grid.position(high, origin))
+                     : NAN;
+  out.private_lse[at] = sum.lse;
+  out.status[at] = public_ok ? sum.status : kRowPublic;
+}
+
+// The smallest and the largest log-ratio of a row by two neighbouring lanes, as in row_sum_of_two.
+struct PoolExtremes {
+  double low = HUGE_VAL, high = -HUGE_VAL;
+};
+__device__ inline PoolExtremes extremes_by_two(const RowPart* parts, const RowParts& cut,
+                                               bool there) {
+  PoolExtremes own;
+#pragma unroll 8
+  for (int k = lane_id() % 2; k < cut.count; k += 2) {
+    if (there) own.low = vmin(parts[k * cut.part_step].low, own.low);
+    if (there) own.high = vmax(parts[k * cut.part_step].high, own.high);
+  }
+  own.low = vmin(__shfl_xor_sync(kAllLanes, own.low, 1), own.low);
+  own.high = vmax(__shfl_xor_sync(kAllLanes, own.high, 1), own.high);
+  return own;
+}
+
+// row_sum of one row by two neighbouring lanes, each of which takes every second part. A whole warp
+// must call this together.
+__device__ inline RowSum row_sum_of_two(const RowPart* parts, const RowParts& cut, bool there) {
+  constexpr int kLoads = 7;
+  float largest = -HUGE_VALF;
+  int octaves = octaves_of(largest);
+  double total = 0.0;
+  for (int first = lane_id() % 2; first < cut.count; first += 2 * kLoads) {
+    double sums[kLoads];
+    int of[kLoads], most = octaves;
+#pragma unroll
+    for (int j = 0; j < kLoads; ++j) {
+      const int k = first + 2 * j;
+      const bool present = there && k < cut.count;
+      const RowPart* part = parts + k * cut.part_step;
+      sums[j] = present ? part->sum : 0.0;
+      of[j] = present ? part->octaves : octaves;
+      largest = std::fmax(largest, present ? part->largest : -HUGE_VALF);
+    }
+#pragma unroll
+    for (int j = 0; j < kLoads; ++j) most = of[j] > most ? of[j] : most;
+    total *= scale_down(octaves - most);
+    octaves = most;
+#pragma unroll
+    for (int j = 0; j < kLoads; ++j) total = vfma(sums[j], scale_down(of[j] - octaves), total);
+  }
+  largest = std::fmax(largest, __shfl_xor_sync(kAllLanes, largest, 1));
+  const int other = __shfl_xor_sync(kAllLanes, octaves, 1);
+  const int most = other > octaves ? other : octaves;
+  total *= scale_down(octaves - most);
+  total += __shfl_xor_sync(kAllLanes, total, 1);
+  return row_sum_of(total, largest, most);
+}
+
+// The log-sum-exps of rows `first` to `first` + kPoolThreads - 1 of a position, and what add_rows
+// needs of them. Returns whether one of them is bad. Writes results if `write`. A whole block must
+// call this together.
+template <Dtype D>
+__device__ bool prepare_rows(const LogPoolInputs& in, const PoolGrid& grid,
+                             const LogPoolOptions& options, const RowParts& cut,
+                             const RowPart* all_parts, std::int64_t position, int first, bool write,
+                             PooledRow<D>* rows, double& shared_lse, const LogPoolResults& out) {
+  constexpr int kPairs = kPoolThreads / 2;
+  bool bad = false;
+#pragma unroll 1
+  for (int from = 0; from < kPoolThreads && first + from < cut.rows; from += kPairs) {
+    const int slot = from + static_cast<int>(threadIdx.x) / 2, row = first + slot;
+    const bool there = row < cut.rows;
+    const RowPart* parts = all_parts + cut.first(position) + row * cut.row_step;
+    const RowSum sum = row_sum_of_two(parts, cut, there);
+    PoolExtremes extremes;
+    if (write) extremes = extremes_by_two(parts, cut, there);
+    const bool writes = there && threadIdx.x % 2 == 0;
+    if (row == 0 && writes) {
+      shared_lse = sum.lse;
+      if (write) {
+        out.public_lse[position] = sum.lse;
+        out.public_status[position] = sum.status;
+      }
+    }
+    if (first + from == 0) __syncthreads();
+    const double public_lse = shared_lse;
+    bad |= !std::isfinite(public_lse);
+    if (!writes) continue;
+    // The public row stands for itself and for rows without a part in the pool: its u_i are 0.
+    rows[slot] = {row_bits<D>(in.public_logits, 0, position), kGridZero};
+    if (row == 0) continue;
+    const std::int64_t at = (row - 1) * in.shape.positions + position;
+    if (write) write_row(grid, sum, public_lse, extremes.low, extremes.high, at, out);
+    if (takes_part(options, at)) {
+      rows[slot] = {row_bits<D>(in.private_logits, row - 1, position),
+                    grid.origin(sum.lse, public_lse)};
+      bad |= sum.status != kRowOk;
+    }
+  }
+  const int end = cut.rows - first < kPoolThreads ? cut.rows - first : kPoolThreads;
+  if (threadIdx.x < kPoolWarps) rows[end + threadIdx.x] = {nullptr, 0.0};
+  if (threadIdx.x == 0) rows[kPublicRow] = {row_bits<D>(in.public_logits, 0, position), kGridZero};
+  return __syncthreads_or(bad) != 0;
+}
+
+ADAPMIXED_CORE_END
