@@ -59,7 +59,7 @@ HOT = (
         Hot(
             operator, name, "row_parts_kernelI{dtype}" + look,
             ((PARTS, "for (int batch = 0; batch < Staged::kTokens; batch += kBatch * kWarp) {"),),
-            (PARTS, "load_tokens<D>(tokens + own, size - first, z);"), operation="LDS",
+            (PARTS, "load_tokens<D>(tokens + own, staged.left - first, z);"), operation="LDS",
             work=(PARTS, "total = exp_from.add(total, z[k]);"), goal=goal,
         )
         for operator, name, look, goal in (

@@ -7,15 +7,15 @@
 // it.
 #pragma once
 
-#include <limits>
-
 #include "common/block.cuh"
 #include "common/exp_from.cuh"
 #include "common/launch.cuh"
-#include "common/staged_parts.cuh"
+#include "common/staged.cuh"
 
 ADAPMIXED_CORE_BEGIN
 
+constexpr int kRowThreads = 256;
+constexpr int kRowWarps = kRowThreads / kWarp;
 constexpr int kAtOnce = 32;  // tokens of a lane in a stretch
 constexpr int kStretch = kAtOnce * kWarp;
 constexpr int kBatch = 16;  // tokens that a lane has in registers together
@@ -40,6 +40,8 @@ struct RowParts {
         row_step(rows_together ? 1 : count),
         part_step(rows_together ? rows : 1) {}
 
+  ADAPMIXED_HD int groups() const { return (rows + kRowWarps - 1) / kRowWarps; }
+  std::int64_t blocks_a_position() const { return static_cast<std::int64_t>(groups()) * count; }
   ADAPMIXED_HD int stretches() const { return length / kStretch; }  // of a part
   ADAPMIXED_HD std::int64_t parts() const { return positions * rows * count; }
   ADAPMIXED_HD std::int64_t first(std::int64_t position) const { return position * rows * count; }
@@ -91,30 +93,61 @@ __device__ void load_tokens(const typename Bits<D>::type* row, int left, float (
   }
 }
 
+// A warp's part of a row, in stages of 2 KiB. Shared memory holds a ring of them.
+template <Dtype D>
+struct StagedPart {
+  using Word = typename Bits<D>::type;
+  static constexpr int kRing = 2;
+  static constexpr int kTokens = 2048 / static_cast<int>(sizeof(Word));  // of a stage
+  static constexpr int kStage = staged_bytes<D>(kTokens), kBytes = kRing * kStage;
+
+  Word* memory;
+  const Word* row;
+  int left;  // tokens of the row from the part's first on, or as many as matter
+
+  __device__ Word* place(int stage) const {
+    return memory + stage % kRing * (kStage / static_cast<int>(sizeof(Word)));
+  }
+  // Begins to copy a stage, if there is one. A whole warp must call this together, and all its
+  // lanes must have read the stage that was there.
+  __device__ void begin(int stage, int stages) const {
+    const int first = stage * kTokens;
+    if (stage < stages) stage_tokens<D, kTokens>(place(stage), row + first, left - first);
+    end_copies();
+  }
+  // Waits for a stage, the last but kRing - 1 that has begun, and returns its tokens. A whole warp
+  // must call this together.
+  __device__ const Word* await(int stage) const {
+    await_copies<kRing - 1>();
+    __syncwarp();
+    return place(stage) + tokens_before<D>(row);
+  }
+};
+
 // The sum of a part stays below e^{kHeadroom} times the number of its tokens.
 constexpr float kHeadroom = 40.0f;
 
-// One part of a row, by one warp, which copies on while it reads. others: what is kept of the
-// public logits of these tokens.
+// One part of a row, by one warp, whose first stages have begun: `length` tokens. others: what is
+// kept of the public logits of these tokens.
 template <Dtype D, class Look>
-__device__ RowPart row_part(StagedParts<D>& staged, const typename Bits<D>::type* row,
-                            const Look& look, const typename Look::Other* others,
-                            const std::uint64_t* roots, std::int64_t left) {
-  using Staged = StagedParts<D>;
-  const int size = staged.size();
+__device__ RowPart row_part(const StagedPart<D>& staged, int length, const Look& look,
+                            const typename Look::Other* others, const std::uint64_t* roots,
+                            std::int64_t left) {
+  using Staged = StagedPart<D>;
+  const auto* row = staged.row;
   float largest = -HUGE_VALF, bearable = -HUGE_VALF;
   int octaves = octaves_of(largest);
   double total = 0.0;
   typename Look::Found found;
 #pragma unroll 1
-  for (int stage = 0; stage < staged.stages(); ++stage) {
-    const auto* tokens = staged.await(row);
+  for (int stage = 0; stage < length / Staged::kTokens; ++stage) {
+    const auto* tokens = staged.await(stage);
     const int begin = stage * Staged::kTokens;
 #pragma unroll 1
     for (int batch = 0; batch < Staged::kTokens; batch += kBatch * kWarp) {
       const int own = batch + lane_id(), first = begin + own;
       float z[kBatch];
-      load_tokens<D>(tokens + own, size - first, z);
+      load_tokens<D>(tokens + own, staged.left - first, z);
 #pragma unroll
       for (int k = 0; k < kBatch; ++k) largest = std::fmax(largest, z[k]);
       // True for the first logits, and hardly ever afterwards.
@@ -139,7 +172,10 @@ __device__ RowPart row_part(StagedParts<D>& staged, const typename Bits<D>::type
       look.leave(found, left);
       left += kWarp;
     }
+    __syncwarp();  // all lanes have read the stage
+    staged.begin(stage + Staged::kRing, length / Staged::kTokens);
   }
+  const int size = staged.left < length ? staged.left : length;
   if (total != total) {  // a NaN, or +inf
     bool has_nan = false;
     for (int v = lane_id(); v < size; v += kWarp) has_nan = has_nan || std::isnan(logit<D>(row, v));
@@ -164,40 +200,43 @@ ADAPMIXED_HD int look_bytes(const RowParts& cut) {
 
 // All rows of all positions: the public row first, then the models'. Look says what else is looked
 // for, of each token together with its public logit.
-// A warp takes `each` rows, one after the other.
 template <Dtype D, class Look>
 __global__ void __launch_bounds__(kRowThreads, Look::blocks(D))
     row_parts_kernel(const __grid_constant__ Logits private_logits,
                      const __grid_constant__ Logits public_logits,
-                     const __grid_constant__ RowParts cut, unsigned groups, int each,
-                     const __grid_constant__ Look look, RowPart* parts) {
+                     const __grid_constant__ RowParts cut, const __grid_constant__ Look look,
+                     RowPart* parts) {
+  const unsigned groups = cut.groups();
   const unsigned part = blockIdx.x / groups % cut.count;
   const std::int64_t position = blockIdx.x / groups / cut.count;
   const std::int64_t begin = static_cast<std::int64_t>(part) * cut.length;
   const std::int64_t left = cut.vocab - begin;
   const int size = left < cut.length ? static_cast<int>(left) : cut.length;
+  const auto* public_row = row_bits<D>(public_logits, 0, position);
+  const int row = static_cast<int>(blockIdx.x % groups) * kRowWarps + warp_id();
+  const auto* logits =
+      row == 0 || row >= cut.rows ? public_row : row_bits<D>(private_logits, row - 1, position);
   auto* others = dynamic_shared<typename Look::Other>();
-  StagedParts<D> staged(
-      private_logits, public_logits, position, begin, size, cut.length / StagedParts<D>::kTokens,
-      dynamic_shared<char>() + look_bytes<Look>(cut) + warp_id() * StagedParts<D>::Pieces::kBytes);
-  const int first = static_cast<int>(blockIdx.x % groups) * each * kRowWarps;
-  const int end = first + each * kRowWarps < cut.rows ? first + each * kRowWarps : cut.rows;
-  staged.start(first + warp_id(), end);
+  char* memory = dynamic_shared<char>() + look_bytes<Look>(cut) + warp_id() * StagedPart<D>::kBytes;
+  const StagedPart<D> staged{reinterpret_cast<typename Bits<D>::type*>(memory), logits + begin,
+                             left < 2 * kMostPart ? static_cast<int>(left) : 2 * kMostPart};
+  const int stages = row < cut.rows ? cut.length / StagedPart<D>::kTokens : 0;
+#pragma unroll
+  for (int stage = 0; stage < StagedPart<D>::kRing; ++stage) staged.begin(stage, stages);
 #pragma unroll 8
   for (int k = static_cast<int>(threadIdx.x); k < cut.length; k += static_cast<int>(blockDim.x)) {
-    others[k] = look.other(k < size ? logit<D>(staged.part(0), k) : -HUGE_VALF);
+    others[k] = look.other(k < size ? logit<D>(public_row, begin + k) : -HUGE_VALF);
   }
   const std::uint64_t* roots = shared_roots();  // with a barrier
-#pragma unroll 1
-  for (int row = first + warp_id(); row < end; row += kRowWarps) {
-    const std::int64_t scores = ((position * cut.rows + row) * cut.count + part) *
-                                static_cast<std::int64_t>(cut.stretches() * kWarp);
-    RowPart found = row_part<D>(staged, staged.part(row), look, others, roots, scores);
-    if (row == 0) look.template finish_public<D>(staged.part(0), size, found);
-    if (lane_id() != 0) continue;
+  if (row >= cut.rows) return;
+  const std::int64_t scores = ((position * cut.rows + row) * cut.count + part) *
+                              static_cast<std::int64_t>(cut.stretches() * kWarp);
+  RowPart found = row_part<D>(staged, cut.length, look, others, roots, scores);
+  if (row == 0) look.template finish_public<D>(staged.row, size, found);
+  if (lane_id() == 0) {
     parts[cut.first(position) + row * cut.row_step + part * cut.part_step] = found;
-    if (part == 0 && row == 0) look.begin(position);
   }
+  if (part == 0 && row == 0 && lane_id() == 0) look.begin(position);
 }
 
 struct RowSum {
@@ -242,35 +281,17 @@ ADAPMIXED_CORE_END
 
 namespace adapmixed::cuda {
 
-// How many rows a warp takes. More leave fewer blocks to look at the public logits, which takes two
-// thirds of a row's time. But the blocks should fill the GPU, all of them or none.
-inline int rows_of_a_warp(const ADAPMIXED_ISA::RowParts& cut, int blocks_at_once) {
-  constexpr std::int64_t kWarps = ADAPMIXED_ISA::kRowWarps;
-  const std::int64_t room = multiprocessors() * blocks_at_once;
-  std::int64_t best = 1, least = std::numeric_limits<std::int64_t>::max();
-  for (std::int64_t each = 1; each <= 16; ++each) {
-    const std::int64_t groups = (cut.rows + each * kWarps - 1) / (each * kWarps);
-    const std::int64_t blocks = cut.positions * cut.count * groups;
-    const std::int64_t time = (blocks + room - 1) / room * (3 * each + 2);
-    if (time < least) best = each, least = time;
-  }
-  return static_cast<int>(best);
-}
-
 // Queues row_parts_kernel.
 template <Dtype D, class Look>
 void launch_row_parts(const Queue& queue, const Logits& private_logits, const Logits& public_logits,
                       const ADAPMIXED_ISA::RowParts& cut, const Look& look,
                       ADAPMIXED_ISA::RowPart* parts) {
   namespace device = ADAPMIXED_ISA;
-  const int each = rows_of_a_warp(cut, Look::blocks(D));
-  const int groups = (cut.rows + each * device::kRowWarps - 1) / (each * device::kRowWarps);
   const dim3 threads = block_of(cut.rows * std::int64_t{device::kWarp}, device::kRowThreads);
-  const int staged =
-      static_cast<int>(threads.x) / device::kWarp * device::StagedParts<D>::Pieces::kBytes;
-  launch(queue, device::row_parts_kernel<D, Look>, grid_of(cut.positions * cut.count * groups),
-         threads, static_cast<std::size_t>(device::look_bytes<Look>(cut) + staged), private_logits,
-         public_logits, cut, static_cast<unsigned>(groups), each, look, parts);
+  const int ring = static_cast<int>(threads.x) / device::kWarp * device::StagedPart<D>::kBytes;
+  launch(queue, device::row_parts_kernel<D, Look>, grid_of(cut.positions * cut.blocks_a_position()),
+         threads, static_cast<std::size_t>(device::look_bytes<Look>(cut) + ring), private_logits,
+         public_logits, cut, look, parts);
 }
 
 }  // namespace adapmixed::cuda

@@ -221,7 +221,7 @@ class BlockLists {
 
   __device__ const Row& row() const { return row_; }
 
-  // Whether one token of the list alone exceeds the target at lambda = 1, more or less.
+  // Whether one token of the list of G alone exceeds the target at lambda = 1, more or less.
   __device__ bool exceeds() const { return exceeds_; }
 
  private:
@@ -266,7 +266,7 @@ class BlockLists {
     bool fits = true;
     exceeds_ = false;
     if (!none) {
-      exceeds_ = __syncthreads_or(draft.exceeds) != 0;
+      if (reverse) exceeds_ = __syncthreads_or(draft.exceeds) != 0;
       const bool too_many = draft.count > draft.room;
       if (__syncthreads_or(draft.uncovers || draft.wild || too_many)) {
         uncovers_ = __syncthreads_or(draft.uncovers) != 0;
