@@ -9,22 +9,13 @@ ADAPMIXED_CORE_BEGIN
 
 constexpr int kCopied = 16;  // bytes of a copy
 
-// Copies 16 bytes; with `bytes`, from 0 to 16, only the first of them, and zeros follow. Both
-// addresses are multiples of 16.
+// Copies 16 bytes. Both addresses are multiples of 16.
 __device__ inline void copy_later(void* shared, const void* global) {
 #if defined(ADAPMIXED_SIMT)
-  simt::copy_later(shared, global, kCopied);
+  simt::copy_later(shared, global);
 #else
   const auto to = static_cast<unsigned>(__cvta_generic_to_shared(shared));
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(global));
-#endif
-}
-__device__ inline void copy_later(void* shared, const void* global, int bytes) {
-#if defined(ADAPMIXED_SIMT)
-  simt::copy_later(shared, global, bytes);
-#else
-  const auto to = static_cast<unsigned>(__cvta_generic_to_shared(shared));
-  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(global), "r"(bytes));
 #endif
 }
 
@@ -68,7 +59,7 @@ template <Dtype D, int kCount>
 __device__ void stage_tokens(typename Bits<D>::type* shared, const typename Bits<D>::type* row,
                              int left) {
   constexpr int kCopies = staged_bytes<D>(kCount) / kCopied;
-  constexpr int kSize = static_cast<int>(sizeof *row), kTokens = kCopied / kSize;
+  constexpr int kTokens = kCopied / static_cast<int>(sizeof *row);
   const int before = tokens_before<D>(row), own = lane_id() * kTokens;
   const auto* from = row - before + own;
   shared += own;
@@ -82,8 +73,10 @@ __device__ void stage_tokens(typename Bits<D>::type* shared, const typename Bits
     each([&](int at) { copy_later(shared + at, from + at); });
   } else {
     each([&](int at) {
-      const int rest = (before + left - at - own) * kSize;
-      copy_later(shared + at, from + at, rest > kCopied ? kCopied : rest > 0 ? rest : 0);
+      const int rest = before + left - at - own;
+      if (rest >= kTokens) return copy_later(shared + at, from + at);
+#pragma unroll 1
+      for (int k = 0; k < kTokens; ++k) shared[at + k] = k < rest ? from[at + k] : 0;
     });
   }
 }
@@ -104,7 +97,7 @@ class StagedPieces {
   template <class Copy>
   __device__ void start(const Copy& copy) {
     read_ = 0;
-#pragma unroll
+#pragma unroll 1
     for (int k = 0; k < kPlaces - 1; ++k) {
       copy(place(k));
       end_copies();

@@ -11,8 +11,13 @@
 ADAPMIXED_CORE_BEGIN
 
 constexpr int kPoolTokens = kPoolTile / kWarp;  // of a lane, while its warp adds up some models
-constexpr int kPoolRing = 4;    // rows of a warp in shared memory, all but one of them on their way
-constexpr int kPoolBlocks = 3;  // that a multiprocessor has room for
+constexpr int kPoolRing = 4;  // rows of a warp in shared memory, all but one of them on their way
+// Blocks that a multiprocessor has room for.
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 900
+constexpr int kPoolBlocks = 2;
+#else
+constexpr int kPoolBlocks = 3;
+#endif
 
 // The weights of one warp's tokens in a tile, relative to the largest. NaN if a row is bad.
 struct PoolTile {
@@ -37,8 +42,8 @@ class StagedRows {
   // memory: Pieces::kBytes of this warp's own. rows: the public one at kPublicRow, and no logits
   // behind the others. `tiles`: of a row.
   __device__ StagedRows(char* memory, const PooledRow<D>* rows, const std::int64_t& vocab,
-                        int tiles)
-      : pieces_(memory), rows_(rows), vocab_(vocab), near_end_(tiles - 2) {}
+                        const int& tiles)
+      : pieces_(memory), rows_(rows), vocab_(vocab), tiles_(tiles) {}
 
   // Begins with these tiles. Nothing is on its way.
   __device__ void start(int tile, int end) {
@@ -54,8 +59,8 @@ class StagedRows {
   __device__ void copy(Word* to) {
     if (tile_ >= end_) return;
     const std::int64_t begin = std::int64_t{tile_} * kPoolTile;
-    int left = 2 * kPoolTile;  // that many or more
-    if (tile_ >= near_end_) left = static_cast<int>(vocab_ - begin);
+    int left = 2 * kPoolTile;  // that many or more, but for the last two tiles
+    if (tile_ + 2 >= tiles_) left = static_cast<int>(vocab_ - begin);
     stage_tokens<D, kPoolTile>(to, rows_[row_].logits + begin, left);
     row_ = row_ == kPublicRow ? warp_id() : row_ + kPoolWarps;
     if (rows_[row_].logits == nullptr) row_ = kPublicRow, ++tile_;
@@ -64,7 +69,7 @@ class StagedRows {
   Pieces pieces_;
   const PooledRow<D>* rows_;
   const std::int64_t& vocab_;
-  const int near_end_;  // the first tile with fewer than two tiles' tokens from its begin on
+  const int& tiles_;
   int row_ = kPublicRow, tile_ = 0, end_ = 0;
 };
 

@@ -109,7 +109,6 @@ struct Copies {
   struct Copy {
     char* to;
     const char* from;
-    int bytes;
   };
   std::vector<Copy> copies;
   std::vector<std::size_t> ends;  // of its groups
@@ -160,12 +159,11 @@ T shuffle(unsigned mask, T value, int source, int line) {
 namespace simt {
 
 inline void arrive(const Copies::Copy& copy) {
-  for (int k = 0; k < 16; ++k) copy.to[k] = k < copy.bytes ? copy.from[k] : 0;
+  for (int k = 0; k < 16; ++k) copy.to[k] = copy.from[k];
 }
-// Copies `bytes` of 16 bytes; the rest becomes 0.
-inline void copy_later(void* to, const void* from, int bytes, SIMT_LINE) {
+inline void copy_later(void* to, const void* from, SIMT_LINE) {
   if ((pack(to) | pack(from)) % 16 != 0) fail("an unaligned copy", line);
-  const Copies::Copy copy{static_cast<char*>(to), static_cast<const char*>(from), bytes};
+  const Copies::Copy copy{static_cast<char*>(to), static_cast<const char*>(from)};
   if (config.order == Order::reverse) return arrive(copy);
   copies().copies.push_back(copy);
 }
