@@ -59,7 +59,7 @@ HOT = (
         Hot(
             operator, name, "row_parts_kernelI{dtype}" + look,
             ((PARTS, "for (int batch = 0; batch < Staged::kTokens; batch += kBatch * kWarp) {"),),
-            (PARTS, "load_tokens<D>(tokens + own, staged.left - first, z);"), operation="LDS",
+            (PARTS, "load_tokens<D>(tokens + own, staged.left - first, z);"), operation=r"LDS.*",
             work=(PARTS, "total = exp_from.add(total, z[k]);"), goal=goal,
         )
         for operator, name, look, goal in (
@@ -104,7 +104,7 @@ HOT = (
     Hot(
         "log_pool", "sums over models", "pool_sums_kernelI{dtype}",
         ((POOL, "for (rows += warp_id(); rows->logits != nullptr; rows += kPoolWarps) {"),),
-        (POOL, "const double z = float_of<D>(tokens[k * kWarp + lane_id()]);"), operation="LDS",
+        (POOL, "const double z = float_of<D>(tokens[k * kWarp + lane_id()]);"), operation=r"LDS.*",
     ),
     Hot(
         "mixture", "sums over models", "mixture_kernelI{dtype}",
