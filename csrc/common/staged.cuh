@@ -53,31 +53,29 @@ constexpr int staged_bytes(int count) {
   return (count * size + kCopied - size + kCopied - 1) / kCopied * kCopied;
 }
 
-// A warp begins to copy kCount tokens of a row, of which there are `left`, to shared memory; zeros
-// stand for the rest. The first comes tokens_before(row) behind `shared`.
+// A warp begins to copy kCount tokens of a row, of which there are `left`, to shared memory. The
+// first comes tokens_before(row) behind `shared`. Where the row ends, each lane copies tokens by
+// itself, and zeros stand for the rest: nothing is read behind a tensor.
 template <Dtype D, int kCount>
 __device__ void stage_tokens(typename Bits<D>::type* shared, const typename Bits<D>::type* row,
                              int left) {
   constexpr int kCopies = staged_bytes<D>(kCount) / kCopied;
   constexpr int kTokens = kCopied / static_cast<int>(sizeof *row);
-  const int before = tokens_before<D>(row), own = lane_id() * kTokens;
-  const auto* from = row - before + own;
-  shared += own;
-  const auto each = [&](const auto& copy) {
+  const int before = tokens_before<D>(row), end = before + left, own = lane_id() * kTokens;
+  const auto* from = row - before;
+  if (end >= kCopies * kTokens) {  // the same for all lanes
 #pragma unroll
     for (int first = 0; first < kCopies; first += kWarp) {
-      if (first + kWarp <= kCopies || first + lane_id() < kCopies) copy(first * kTokens);
+      const int at = first * kTokens + own;
+      if (first + kWarp <= kCopies || first + lane_id() < kCopies) {
+        copy_later(shared + at, from + at);
+      }
     }
-  };
-  if (before + left >= kCopies * kTokens) {  // the same for all lanes
-    each([&](int at) { copy_later(shared + at, from + at); });
-  } else {
-    each([&](int at) {
-      const int rest = before + left - at - own;
-      if (rest >= kTokens) return copy_later(shared + at, from + at);
-#pragma unroll 1
-      for (int k = 0; k < kTokens; ++k) shared[at + k] = k < rest ? from[at + k] : 0;
-    });
+    return;
+  }
+#pragma unroll 4
+  for (int k = lane_id(); k < kCopies * kTokens; k += kWarp) {
+    shared[k] = k < end ? from[k] : 0;
   }
 }
 
