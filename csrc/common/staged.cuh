@@ -73,7 +73,7 @@ __device__ void stage_tokens(typename Bits<D>::type* shared, const typename Bits
     }
     return;
   }
-#pragma unroll 4
+#pragma unroll 2
   for (int k = lane_id(); k < kCopies * kTokens; k += kWarp) {
     shared[k] = k < end ? from[k] : 0;
   }
