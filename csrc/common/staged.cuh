@@ -73,7 +73,8 @@ __device__ void stage_tokens(typename Bits<D>::type* shared, const typename Bits
     }
     return;
   }
-  constexpr int kTogether = 8 / static_cast<int>(sizeof *row);  // loads, as registers allow
+  // Loads together, as registers allow.
+  [[maybe_unused]] constexpr int kTogether = 8 / static_cast<int>(sizeof *row);
 #pragma unroll kTogether
   for (int k = lane_id(); k < kCopies * kTokens; k += kWarp) {
     shared[k] = k < end ? from[k] : 0;
