@@ -128,11 +128,11 @@ struct StagedPart {
 constexpr float kHeadroom = 40.0f;
 
 // One part of a row, by one warp, whose first stages have begun: `length` tokens. others: what is
-// kept of the public logits of these tokens.
+// kept of the public logits of these tokens. at: where `look` leaves what it finds.
 template <Dtype D, class Look>
 __device__ RowPart row_part(const StagedPart<D>& staged, int length, const Look& look,
                             const typename Look::Other* others, const std::uint64_t* roots,
-                            std::int64_t left) {
+                            std::int64_t at) {
   using Staged = StagedPart<D>;
   const auto* row = staged.row;
   float largest = -HUGE_VALF, bearable = -HUGE_VALF;
@@ -169,8 +169,8 @@ __device__ RowPart row_part(const StagedPart<D>& staged, int length, const Look&
       }
     }
     if ((begin + Staged::kTokens) % kStretch == 0) {
-      look.leave(found, left);
-      left += kWarp;
+      look.leave(found, at);
+      at += kWarp;
     }
     __syncwarp();  // all lanes have read the stage
     staged.begin(stage + Staged::kRing, length / Staged::kTokens);

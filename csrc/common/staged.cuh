@@ -55,7 +55,8 @@ constexpr int staged_bytes(int count) {
 
 // A warp begins to copy kCount tokens of a row, of which there are `left`, to shared memory. The
 // first comes tokens_before(row) behind `shared`. Where the row ends, each lane copies tokens by
-// itself, and zeros stand for the rest: nothing is read behind a tensor.
+// itself, and zeros stand for the rest: nothing is read behind a tensor. What shares 16 bytes with
+// the first token is read, too.
 template <Dtype D, int kCount>
 __device__ void stage_tokens(typename Bits<D>::type* shared, const typename Bits<D>::type* row,
                              int left) {

@@ -12,7 +12,7 @@ ADAPMIXED_CORE_BEGIN
 
 constexpr int kPoolTokens = kPoolTile / kWarp;  // of a lane, while its warp adds up some models
 constexpr int kPoolRing = 4;  // rows of a warp in shared memory, all but one of them on their way
-// Blocks that a multiprocessor has room for.
+// Blocks that a multiprocessor has room for; the host counts on the larger number.
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 900
 constexpr int kPoolBlocks = 2;
 #else

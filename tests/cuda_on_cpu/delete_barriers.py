@@ -2,12 +2,12 @@
 
     python tests/cuda_on_cpu/delete_barriers.py [PART OF FILE:LINE]
 
-Each mutant is a copy of the sources with one change. It lacks one __syncthreads or __syncwarp, or
-a vote by which one thread's answer reaches all threads, or one atomic operation is a plain one. It
-is built with ThreadSanitizer and runs the "tiles-" cases of tests/sanitize/dump_cases.py. A race, a
-wrong answer, a crash and a standstill count as noticed. The exit status is 1 if a mutant goes
-unnoticed. Run this by hand, a part at a time: each mutant takes about a minute on two busy cores.
-docs/develop/testing.md tells which one is known to be missed.
+Each mutant is a copy of the sources with one change. It lacks one __syncthreads, __syncwarp or
+await_copies, or a vote by which one thread's answer reaches all threads, or one atomic operation is
+a plain one. It is built with ThreadSanitizer and runs the "tiles-" cases of
+tests/sanitize/dump_cases.py. A race, a wrong answer, a crash and a standstill count as noticed. The
+exit status is 1 if a mutant goes unnoticed. Run this by hand, a part at a time: each mutant takes
+about a minute on two busy cores. docs/develop/testing.md tells which are known to be missed.
 """
 
 from __future__ import annotations
@@ -30,7 +30,9 @@ LONGEST = 120.0  # seconds, about ten times the duration of the cases
 LONGEST_BUILD = 900.0
 
 # A barrier that only regroups lanes orders no memory, and its comment says so.
-BARRIER = re.compile(r"__sync(?:threads|warp)\w*\([^()]*\);(?!\s*// for speed alone)")
+BARRIER = re.compile(
+    r"(?:__sync(?:threads|warp)\w*|await_copies<[^<>]*>)\([^()]*\);(?!\s*// for speed alone)"
+)
 # Each atomic operation, with a statement in its place that two threads may not run at once.
 ATOMICS = (
     (re.compile(r"atomicAdd\(&((?:[^(),]|\([^()]*\))+), 1u\)"), r"(\1)++"),

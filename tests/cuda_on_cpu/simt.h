@@ -154,10 +154,6 @@ T shuffle(unsigned mask, T value, int source, int line) {
   return unpack<T>(brought[source]);
 }
 
-}  // namespace simt
-
-namespace simt {
-
 inline void arrive(const Copies::Copy& copy) {
   for (int k = 0; k < 16; ++k) copy.to[k] = copy.from[k];
 }
