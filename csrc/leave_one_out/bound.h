@@ -27,9 +27,10 @@
 // eta (|x| + 1 / divisor) and p by eta, where eta uses the mean |delta_j| itself. An excess is at
 // most x times its derivative. In addition p is off by 4 units.
 //
-// Moments. In addition to eta, p is off by 4 units, and a term p t^{2+k} by 2 + k more; 16 terms
-// are added in floats. On CUDA a moment is a sum of multiples of a unit, and off by moment_error at
-// most. That includes what the same does to the other terms of the bound, which is far smaller.
+// Moments. In addition to eta, p is off by 4 units, and a term p t^{2+k} by 2 + k more; it
+// takes part in kMomentAdditions additions in floats. On CUDA a moment is a sum of multiples of a
+// unit, and off by moment_error at most. That includes what the same does to the other terms of the
+// bound, which is far smaller.
 #pragma once
 
 #include <cmath>
@@ -42,6 +43,9 @@ ADAPMIXED_CORE_BEGIN
 // The largest relative error of a loss from the float sums. Python adds loss_error, which is
 // larger.
 constexpr double kLossError = 9.8e-6;
+
+// The most additions in floats through which a term of a moment goes.
+constexpr int kMomentAdditions = 20;
 
 // With fewer slots most x are large, so everything is computed in double from the start.
 constexpr double kFewSlots = 4.0;
@@ -130,7 +134,7 @@ class LossBound {
     const double error =
         own_ * std::fabs(slope) +
         (shared_ + size_absolute_ * size) * std::sqrt(std::fmax(squared_slope, 0.0)) +
-        growth_ * std::fabs(slope - bulk) + fit.excess.rounding(moments, degree_, 22.0 * u, u) +
+        growth_ * std::fabs(slope - bulk) + fit.excess.rounding(moments, degree_, (6.0 + kMomentAdditions) * u, u) +
         fit.excess.error * moments[0] + m.moment_error() * fit.excess.size(degree_) +
         4.0 * u * std::fabs(own_listed) + rough_ * listed.rough_slope +
         listed_ * (listed.slope + listed.rough_slope);

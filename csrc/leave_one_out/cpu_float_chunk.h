@@ -75,6 +75,7 @@ class FloatChunk {
  private:
   static constexpr double kSteep = 5.0;  // limit on order |x|
   static constexpr int kBurst = 16;      // vectors summed in floats before the sums are widened
+  static_assert(kBurst <= kMomentAdditions);
 
   ModelSums model_sums(double* sums, std::int64_t i) const {
     return {sums + i * ModelSums::size(fit_.degree, plan_.options.num_orders), fit_.degree};

@@ -29,6 +29,7 @@ __device__ double add_deviations(const FloatModel* models, int count, const floa
   float e[kModelsAtOnce] = {};
 #pragma unroll
   for (int first = 0; first < kModelsAtOnce; first += kTogether) {
+    if (!kWhole && first >= count) continue;
     FloatModel model[kTogether] = {};
 #pragma unroll
     for (int j = 0; j < kTogether; ++j) {

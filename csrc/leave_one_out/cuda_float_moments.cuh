@@ -24,7 +24,7 @@ __device__ inline void add_powers(float p, float t, float (&s)[kCount]) {
   }
 }
 
-constexpr int kBurst = 16;  // tokens whose terms are added in floats
+constexpr int kBurst = 16;  // tokens whose terms are added one by one; then bursts are added
 
 // Adds up a burst. `kWide`: some |t| may exceed 1, and those terms are left out.
 template <bool kWide, int kCount>
@@ -46,6 +46,9 @@ __device__ void add_burst(const TileTokens* tokens, const float* deviations, flo
 // as it has lanes.
 constexpr int kTileParts = 2;
 constexpr int kModelLanes = kWarp / kTileParts;
+// A lane's bursts are added up from 0, then the lanes' sums.
+static_assert(kBurst + kFloatThreads / kTileParts / kBurst - 1 + kTileParts - 1 <=
+              kMomentAdditions);
 
 // Adds the moments over the tile of the models from `first` on to their totals. `wide`: bits of the
 // tokens at which some |t| may exceed 1. A whole warp must call this together.
@@ -56,7 +59,7 @@ __device__ void add_moments(const FloatLayout& layout, const TileMemory& tile,
   const int part = lane_id() / kModelLanes, length = layout.tile / kTileParts;
   // A lane without a model reads the last one's deviations.
   const float* deviations = tile.deviations + (i < models ? i : models - 1) * layout.pitch();
-  double total[kDegree + 1] = {};
+  float total[kDegree + 1] = {};
 #pragma unroll 1
   for (int start = 0; start < length; start += kBurst) {
     float s[kDegree + 1] = {};
@@ -68,12 +71,12 @@ __device__ void add_moments(const FloatLayout& layout, const TileMemory& tile,
       add_burst<true>(tile.tokens + at / 4, deviations + at, s);
     }
 #pragma unroll
-    for (int k = 0; k <= kDegree; ++k) total[k] += static_cast<double>(s[k]);
+    for (int k = 0; k <= kDegree; ++k) total[k] = total[k] + s[k];
   }
 #pragma unroll
   for (int k = 0; k <= kDegree; ++k) {
-    total[k] += __shfl_xor_sync(kAllLanes, total[k], kModelLanes);
-    if (k % kTileParts == part && i < models) add_fixed(totals.fixed + k * models + i, total[k]);
+    const float sum = total[k] + __shfl_xor_sync(kAllLanes, total[k], kModelLanes);
+    if (k % kTileParts == part && i < models) add_fixed(totals.fixed + k * models + i, sum);
   }
 }
 
