@@ -47,7 +47,7 @@ class Charges {
       for (std::int64_t v = 0; v < q.vocab; ++v) {
         const double z0 = q.row.at(v);
         if (z0 == -HUGE_VAL) continue;
-        const double t = row.at(v) - z0 - (lse - q.lse);
+        const double t = (row.at(v) - lse) - (z0 - q.lse);  // rounded as in the mixture
         const double log_ratio =
             log_clipped_ratio(t, log_scale, residual, options_.lower, options_.upper);
         scale_.add_log(z0 - q.lse, log_ratio, options_.orders[k], forward, reverse);

@@ -53,6 +53,22 @@ ADAPMIXED_HD RareSums rare_sums(const Ensemble& in, const Weights& weights, std:
   return sums;
 }
 
+// p ((p'/p)^s - 1 - s (p'/p - 1)) of a token with t = log p'/p, s > 1 or s < 0. p may be 0 and the
+// result large.
+ADAPMIXED_HD double rare_excess(double p, double log_p, double t, double s) {
+  // It is base (e^{power t} - 1) - power (p' - p); for s near 1 or 0 both parts are small.
+  const double power_of_base = s > 0.0 ? s - 1.0 : s;
+  const double gap = std::fabs(t) < 1.0 ? p * std::expm1(t) : std::exp(log_p + t) - p;  // p' - p
+  if (!(std::fabs(power_of_base * t) < 1.0)) {
+    return std::exp(log_p + s * t) - (s > 0.0 ? p + gap : p) - power_of_base * gap;
+  }
+  if (std::fabs(t) < 0.2) {  // the parts are nearly the same
+    const double d = std::expm1(t);
+    return p * power(d, log_parts(d, 1.0 + d), s).excess;
+  }
+  return (s > 0.0 ? std::exp(log_p + t) : p) * std::expm1(power_of_base * t) - power_of_base * gap;
+}
+
 // The terms of one token in the leave-one-out sums.
 class RareToken {
  public:
@@ -81,10 +97,9 @@ class RareToken {
       forward = reverse = HUGE_VAL;  // one of the two can never produce the token
       return;
     }
-    const double log_ratio = log_other - sums_.log_p;
-    const double p = std::exp(sums_.log_p), other = std::exp(log_other);
-    forward += std::exp(sums_.log_p + order * log_ratio) - p - order * (other - p);
-    reverse += std::exp(sums_.log_p + (1.0 - order) * log_ratio) - p - (1.0 - order) * (other - p);
+    const double t = log_other - sums_.log_p, p = std::exp(sums_.log_p);
+    forward += rare_excess(p, sums_.log_p, t, order);
+    reverse += rare_excess(p, sums_.log_p, t, 1.0 - order);
   }
 
   // The same terms without their linear part, added to the logarithms of the two sums.

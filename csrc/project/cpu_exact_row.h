@@ -40,7 +40,7 @@ class ExactRow {
     for (std::int64_t k = 0; k < q.wild_count; ++k) {
       const std::int64_t v = q.wild[k];
       const double t = private_row.at(v) - q.logits[v] - shift;
-      if (!wild_counts(t)) continue;
+      if (!wild_counts(t, order_)) continue;
       wild_lq_[wild_] = q.logits[v] - q.lse;
       wild_t_[wild_++] = t;
     }
@@ -70,7 +70,7 @@ class ExactRow {
   Point upper(double log_target) const {
     double wild_reach = HUGE_VAL;
     for (std::int64_t k = 0; k < wild_; ++k) {
-      if (wild_t_[k] <= 1.0) continue;
+      if (wild_t_[k] <= 0.0) continue;
       const double reach = wild_log_reach(wild_lq_[k], wild_t_[k], order_, log_target);
       wild_reach = std::fmin(wild_reach, reach);
     }

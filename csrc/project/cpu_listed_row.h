@@ -2,6 +2,8 @@
 // One pass over the logits finds them without an exponential; they are then solved in double.
 #pragma once
 
+#include <limits>
+
 #include "common/float_public.h"
 #include "project/cpu_exact_row.h"
 #include "project/row_search.h"
@@ -53,7 +55,8 @@ class ListedRow {
     const double threshold =
         list_threshold(log_target_, unlisted, q_.vocab) + q_.lse + s * shift - 0.5;
     const Flt by_private(static_cast<float>(s)), by_public(static_cast<float>(1.0 - s));
-    const Flt least(static_cast<float>(threshold));
+    // A token that this row alone masks has the score +inf in the list of G.
+    const Flt least(static_cast<float>(std::fmin(threshold, std::numeric_limits<float>::max())));
     std::int64_t count = 0;
     const std::int64_t most = capacity(q_.vocab);
     const auto take = [&](std::int64_t v, unsigned bits) {

@@ -43,9 +43,9 @@ class BlockRow {
         const double d = token_ratio(t).d;
         if constexpr (!kScaled) moment = vfma(token_q(log_q) * d, d, moment);
         largest[0] = vmax(d * inverse_reach(log_q, order_, log_target), largest[0]);
-      } else if (Tokens::kWild && log_q > -HUGE_VAL && wild_counts(t)) {
+      } else if (Tokens::kWild && log_q > -HUGE_VAL && wild_counts(t, order_)) {
         largest[2] = 1.0;
-        if (t > 1.0) {
+        if (t > 0.0) {
           largest[1] = vmax(-wild_log_reach(log_q, t, order_, log_target), largest[1]);
         }
       }
@@ -154,7 +154,7 @@ class BlockRow {
                                double& done) const {
     double sum = 0.0;
     tokens_.for_each([&](double log_q, double t) {
-      if (log_q >= kWildLogQ || log_q == -HUGE_VAL || !wild_counts(t)) return;
+      if (log_q >= kWildLogQ || log_q == -HUGE_VAL || !wild_counts(t, order_)) return;
       Sums wild;
       add_wild(x, order_, kScaled, target.log_target, log_q, t, wild);
       sum += wild.*which;

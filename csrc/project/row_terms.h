@@ -146,13 +146,19 @@ ADAPMIXED_HD bool overflowed(const Point& x, const Sums& s) {
 
 // Functions of a wild token, by its log q and t = log r.
 
-// If this is false, q < e^-680 multiplies a bounded excess, which is negligible.
-ADAPMIXED_HD bool wild_counts(double t) { return std::fabs(t) > 1.0; }
+// If this is false, X^alpha and X^{1-alpha} are at most e^600, which q < e^-680 makes negligible.
+ADAPMIXED_HD bool wild_counts(double t, double order) {
+  return std::fabs(t) > 1.0 || order * std::fabs(t) > 600.0;
+}
 
-// The log of a bound on lambda, from q (lambda r)^alpha <= T. For t > 1, where 1 - lambda does not
-// matter.
+// log |e^t - 1|.
+ADAPMIXED_HD double log_size_of_excess(double t) {
+  return std::fmax(t, 0.0) + std::log(-std::expm1(-std::fabs(t)));
+}
+
+// The log of a bound on lambda for t > 0, from q (1 + lambda d)^alpha <= T.
 ADAPMIXED_HD double wild_log_reach(double log_q, double t, double order, double log_target) {
-  return (log_target - log_q) / order - t + 1.0;
+  return log_size_of_excess((log_target - log_q) / order) - log_size_of_excess(t);
 }
 
 // F >= q_v (1 + lambda d_v)^alpha for each v alone, so every token gives an upper bound on lambda.
@@ -168,9 +174,11 @@ ADAPMIXED_HD Point upper_bound(double steepest, double wild_log_reach) {
 ADAPMIXED_HD void add_wild(const Point& x, double order, bool scaled, double log_target,
                            double log_q, double t, Sums& s) {
   const double offset = scaled ? log_target : 0.0;
-  const double log_r = std::log(x.weight) + t, log_c = std::log(x.complement);
-  const double log_X = log_add(log_r, log_c);
-  const double log_d = t > 0.0 ? t : 0.0;  // |d| <= max(r, 1), to far below any rounding
+  // A large order multiplies the error of log X.
+  const double log_X = std::fabs(t) <= 1.0
+                           ? std::log1p(x.weight * std::expm1(t))
+                           : log_add(std::log(x.weight) + t, std::log(x.complement));
+  const double log_d = log_size_of_excess(t);
   const double sign = t > 0.0 ? 1.0 : -1.0;
   const double forward = log_q + order * log_X - offset;
   const double reverse = log_q + (1.0 - order) * log_X - offset;

@@ -33,9 +33,10 @@ template <class T>
 ADAPMIXED_HD_INLINE TokenPair<T> token_pair(T zp, T zq, double p_lse, double q_lse) {
   const T none(-HUGE_VAL);
   const auto has_p = zp > none, has_q = zq > none;
-  const T both = zp - zq - T(p_lse - q_lse);
-  return {vselect(has_q, zp - T(p_lse), none), vselect(has_q, zq - T(q_lse), none),
-          vselect(has_p & has_q, both, vselect(has_q, none, T(0.0)))};
+  // All three are rounded alike, however large the log-sum-exps are.
+  const T log_p = zp - T(p_lse), log_q = zq - T(q_lse);
+  return {vselect(has_q, log_p, none), vselect(has_q, log_q, none),
+          vselect(has_p & has_q, log_p - log_q, vselect(has_q, none, T(0.0)))};
 }
 
 // Whether the row of `a` has the token and that of `b` lacks it.
@@ -50,14 +51,19 @@ ADAPMIXED_HD_INLINE T log_term(const TokenPair<T>& x, double s) {
   return vfma(T(s), x.t, x.log_q);
 }
 
-// q ((p/q)^s - 1 - s (p/q - 1)), if log_term is at most kLogDomainFrom.
+// q ((p/q)^s - 1 - s (p/q - 1)), s > 1 or s < 0, if log_term is at most kLogDomainFrom.
 template <class T>
 ADAPMIXED_HD_INLINE T excess_term(const TokenPair<T>& x, double s) {
   const T q = exp_(x.log_q), p = exp_(x.log_p);
   const Ratio<T> r = ratio(x.t);
   const Power<T> w = power(r.d, log_parts(r.d, r.r), T(s));
-  // Far from p = q nothing cancels, and the powers of r alone could overflow.
-  const T apart = exp_(log_term(x, s)) - q - T(s) * (p - q);
+  // Far from p = q the powers of r alone could overflow. It is base (e^{power t} - 1) - power
+  // (p - q); for s near 1 or 0 both parts are small.
+  const double power_of_base = s > 0.0 ? s - 1.0 : s;
+  const T base = s > 0.0 ? p : q, raised = T(power_of_base) * x.t;
+  const T grown =
+      vselect(vabs(raised) < T(1.0), base * ratio(raised).d, exp_(log_term(x, s)) - base);
+  const T apart = grown - T(power_of_base) * (p - q);
   return vselect(vabs(x.t) < T(0.2), q * w.excess, apart);
 }
 
