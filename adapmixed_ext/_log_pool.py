@@ -152,6 +152,8 @@ def log_pool(
     bounds = _bounds(lower, upper, num_models, private)
     scale = _scale(scale, bounds)
     active = _active(active, private)
+    if not isinstance(keep, bool):
+        raise ValueError(f"keep must be True or False, got {keep!r}")
     log_normaliser, span, private_lse, public_lse, status, public_status, log_weights = (
         _ops.log_pool(
             private, public, active, bounds.lower, bounds.upper, scale, bounds.num_models, keep

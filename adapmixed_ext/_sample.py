@@ -14,16 +14,21 @@ from .types import RandomSource
 _ops = torch.ops.adapmixed
 
 
-# key (32,) uint8, counter a call number never used with this key before
-def _check_key(key: Tensor, counter: int, device: torch.device) -> None:
-    # 32 bytes are read from its address.
-    if key.dtype != torch.uint8 or tuple(key.shape) != (32,) or not key.is_contiguous():
+# 32 bytes are read from the key's address. A call number is never used twice with the same key.
+def _check_key(key: object, counter: object) -> None:
+    if not isinstance(key, Tensor):
+        raise ValueError(f"rng must give a key that is a torch.Tensor, got {type(key).__name__}")
+    here = key.device.type == "cpu" and key.layout == torch.strided
+    if key.dtype != torch.uint8 or tuple(key.shape) != (32,) or not here or key.stride() != (1,):
         raise ValueError(
-            f"rng must give a contiguous key of dtype torch.uint8 and shape (32,), got "
-            f"{key.dtype} {tuple(key.shape)}"
+            f"rng must give a contiguous key on the CPU, of dtype torch.uint8 and shape (32,), got "
+            f"{key.dtype} {tuple(key.shape)}, {key.layout}, on {key.device}"
         )
-    if not 0 <= counter < 2**63:
-        raise ValueError(f"rng must give a counter in [0, 2**63), got {counter}")
+    if isinstance(counter, bool) or not isinstance(counter, int) or not 0 <= counter < 2**63:
+        raise ValueError(f"rng must give a counter, an integer in [0, 2**63), got {counter!r}")
+
+
+def _check_capture(device: torch.device) -> None:
     if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
         raise RuntimeError(
             "random numbers cannot be captured in a CUDA graph: every replay would draw the same"
@@ -38,10 +43,12 @@ def _gaussian(
     device: torch.device | None = None,
 ) -> Tensor:
     device = device or key.device
-    _check_key(key, counter, device)
+    on = backend(device)
+    _check_capture(device)
+    _check_key(key, counter)
     result = torch.empty(tuple(shape), dtype=F64, device=device)
     inputs = key.data_ptr(), counter, sigma, result.numel(), result.data_ptr()
-    backend(device).call("gaussian", result, *inputs)
+    on.call("gaussian", result, *inputs)
     return result
 
 
@@ -63,7 +70,8 @@ register(
 
 
 def _sample(probabilities: Tensor, public_logits: Tensor, key: Tensor, counter: int) -> Tensor:
-    _check_key(key, counter, probabilities.device)
+    _check_capture(probabilities.device)
+    _check_key(key, counter)
     positions, vocab = probabilities.shape
     tokens = probabilities.new_empty(positions, dtype=torch.int64)
     status = probabilities.new_empty(positions, dtype=torch.int32)
@@ -114,7 +122,22 @@ register(
 def _reserve(rng: RandomSource) -> tuple[Tensor, int]:
     if not callable(getattr(rng, "reserve", None)):
         raise ValueError(f"rng must be a random source (adapmixed.rng), got {type(rng).__name__}")
-    return rng.reserve()
+    drawn: object = rng.reserve()
+    if not isinstance(drawn, tuple) or len(drawn) != 2:
+        raise ValueError(f"rng must give a key and a counter, got {type(drawn).__name__}")
+    key, counter = drawn
+    _check_key(key, counter)
+    return key, counter
+
+
+def _device(device: object) -> torch.device:
+    try:
+        found = torch.device(device)  # type: ignore[call-overload]
+    except (RuntimeError, TypeError):
+        found = torch.device("meta")
+    if found.type not in ("cpu", "cuda"):
+        raise ValueError(f"device must be a CPU or CUDA device, got {device!r}")
+    return found
 
 
 def gaussian(
@@ -136,16 +159,17 @@ def gaussian(
         float64 tensor of that shape.
 
     Raises:
-        ValueError: sigma, shape or rng out of range or of another type.
+        ValueError: sigma, shape, rng or device out of range or of another type.
     """
     sigma = check.finite("sigma", sigma, least=0.0)
-    if not isinstance(shape, int | Sequence):
+    on = _device(device)
+    if not isinstance(shape, int | Sequence) or isinstance(shape, str | bytes):
         raise ValueError(f"shape must be an integer or a sequence of integers, got {shape!r}")
     sizes = [check.integer("shape", n, 0) for n in ([shape] if isinstance(shape, int) else shape)]
     if math.prod(sizes) >= 2**40:
         raise ValueError(f"shape must hold fewer than 2**40 numbers, got {shape!r}")
     key, counter = _reserve(rng)
-    result: Tensor = _ops.gaussian(key, counter, sizes, sigma, torch.device(device))
+    result: Tensor = _ops.gaussian(key, counter, sizes, sigma, on)
     return result
 
 

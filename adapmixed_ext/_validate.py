@@ -114,11 +114,16 @@ def integer(name: str, value: object, least: int) -> int:
     return count
 
 
+def _has_axes(value: object) -> bool:
+    """Return False for a tensor or array of one number, which cannot be iterated over."""
+    return getattr(value, "ndim", 1) > 0
+
+
 def orders(value: float | Sequence[float], *, limits: bool) -> list[float]:
     """Return Rényi orders as a list: > 1 and finite, or with ``limits`` also 1 and inf."""
     if isinstance(value, numbers.Real):
         values: list[object] = [value]
-    elif isinstance(value, Iterable) and not isinstance(value, str):
+    elif isinstance(value, Iterable) and not isinstance(value, str | bytes) and _has_axes(value):
         values = list(value)
     else:
         raise ValueError(f"orders must be a number or a sequence of numbers, got {value!r}")

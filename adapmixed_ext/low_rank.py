@@ -31,8 +31,9 @@ def add_low_rank(
     Raises:
         ValueError: wrong shapes, dtypes or devices, or rows that are not contiguous.
     """
-    if factors.dim() != 3:
-        raise ValueError(f"factors must have 3 dimensions, got {factors.dim()}")
+    for name, one, axes in (("public_logits", public_logits, 2), ("factors", factors, 3)):
+        if check.tensor(name, one).dim() != axes:
+            raise ValueError(f"{name} must have {axes} dimensions, got {one.dim()}")
     models, rank, vocab = factors.shape
     positions = public_logits.shape[0]
     shapes = {
@@ -45,6 +46,8 @@ def add_low_rank(
         check.typed(name, one, torch.float32, shape, public_logits)
         if one.device.type != "cpu":
             raise ValueError(f"{name} must lie on the CPU, got {one.device}")
+        if one.is_neg():  # its memory holds the numbers with the other sign
+            raise ValueError(f"{name} must not be a lazily negated view: call resolve_neg()")
     for name in ("factors", "private_logits"):
         if not shapes[name][0].is_contiguous():
             raise ValueError(f"{name} must be contiguous")

@@ -102,4 +102,25 @@ REGRESSIONS: list[Regression] = [
         ),
         order=1.01, radius=1e-6,
     ),
+    # q < e^-680 and |log p/q| < 1: these tokens decide at a large order, and were left out.
+    Regression(_one_row("rare", [0.0, -699.05], [0.0, -700.0]), order=800.0, radius=0.01),
+    Regression(_one_row("rare-reverse", [0.0, -800.9], [0.0, -800.0]), order=1e3, radius=0.05),
+    Regression(_one_row("rare-far", [0.0, -999.5], [0.0, -1e3]), order=1e6, radius=1e-4),
+    # The same with a log-ratio a little above 1: the weight was 15 % below the optimum.
+    Regression(
+        _one_row("rare-steep", [0.0, 0.0, -698.7660522460938], [0.0, 0.0, -700.0]),
+        order=1e3, radius=0.5,
+    ),
+    # The target is beyond the range of float: the token that p lacks was not on the list.
+    Regression(_one_row("infinite-score", [0.0, -math.inf], [0.0, 0.0]), order=18.0, radius=1e39),
+    # Losses of a token with q = e^-2000 near order 1 were 8 % too small.
+    Regression(
+        Case(
+            "rare-near-one",
+            torch.tensor([[[-0.71, -0.41]], [[-0.44, 1.05]], [[0.55, -0.38]], [[-0.21, -0.84]]]),
+            torch.tensor([[0.0, -2000.0]]),
+        ),
+        order=2.0, radius=1.0, weight=0.001,
+        loss_orders=(1.0 + 1e-8, 1.0 + 1e-6, 1.0 + 1e-5, 2.0),
+    ),
 ]  # fmt: skip

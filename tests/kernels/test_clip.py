@@ -141,6 +141,20 @@ def test_a_break_that_carries_half_of_the_mass() -> None:
         check_row(Case("", private, public), got, Box(private[0, 0], public[0], lower, upper), 0, 0)
 
 
+@pytest.mark.parametrize(("upper", "order"), [(1 + 1e-6, 1e5), (1 + 1e-5, 1e4)])
+def test_charges_at_large_orders_of_logits_far_from_0(upper: float, order: float, isa: str) -> None:
+    """The charge is that of the distribution which `mixture` returns."""
+    private = torch.tensor([[[-989999.625, -990003.375, -990003.125]]])
+    public = torch.tensor([[990001.0, 989999.0, 990000.0]])
+    got = adapmixed_ext.clip_project(private, public, lower=0.0, upper=upper, orders=order)
+    box = Box(private[0, 0], public[0], 0.0, upper)
+    rows = (mpf(value) for value in adapmixed_ext.mixture(private, public, got)[0].tolist())
+    bar = list(rows)
+    exact = box.charge([value / mp.fsum(bar) for value in bar], order, 1)
+    assert got.charge is not None
+    assert abs(mpf(got.charge.item()) - exact) <= adapmixed_ext.loss_error * exact
+
+
 @pytest.mark.parametrize("mask", [-3.4e38, -1e30, -2e4])
 def test_masks_that_are_finite(mask: float, isa: str) -> None:
     """A very low finite logit counts like -inf on tokens that the public row has."""

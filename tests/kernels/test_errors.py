@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 import adapmixed_ext
+from adapmixed_ext.low_rank import add_low_rank
 
 N, B, V, K = 3, 2, 5, 2
 NAN, INF = math.nan, math.inf
@@ -152,6 +153,8 @@ def test_orders_of_the_divergence(orders: list[float]) -> None:
     words = ["orders"] + [str(a) for a in orders if not a >= 1]
     refuses(lambda: adapmixed_ext.renyi_divergence(private(), private(), orders), *words)
     refuses(lambda: _loss(private(), public(), orders=[]), "orders")
+    for odd in (torch.tensor(2.0), b"22"):
+        refuses(lambda o=odd: _loss(private(), public(), orders=o), "orders", odd)
 
 
 @pytest.mark.parametrize("radius", [-1e-9, -1.0, NAN, -INF, "1"])
@@ -278,6 +281,52 @@ def test_gaussian_arguments() -> None:
     for sigma in (-1.0, NAN, INF):
         refuses(lambda s=sigma: call((3,), sigma=s, rng=Rng()), "sigma", sigma)
     refuses(lambda: call((3, -2), sigma=1.0, rng=Rng()), "shape", -2)
+
+
+    for device in ("meta", "nowhere", None, 3.5):
+        refuses(lambda d=device: call((3,), sigma=1.0, rng=Rng(), device=d), "device", device)
+    refuses(lambda: call(b"ab", sigma=1.0, rng=Rng()), "shape", b"ab")
+
+
+GOOD_KEY = torch.zeros(32, dtype=torch.uint8)
+
+
+@pytest.mark.parametrize(
+    ("drawn", "value"),
+    [
+        ((GOOD_KEY.to("meta"), 0), "meta"),  # its numbers would be what memory held
+        ((GOOD_KEY.to_sparse(), 0), torch.sparse_coo),
+        ((GOOD_KEY.float(), 0), torch.float32),
+        ((bytes(32), 0), "bytes"),
+        ((GOOD_KEY, 2**63), 2**63),
+        ((GOOD_KEY, -1), -1),
+        ((GOOD_KEY, 1.5), 1.5),
+        ((GOOD_KEY, True), True),
+        ((GOOD_KEY,), "tuple"),
+        (None, "NoneType"),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_what_a_random_source_gives(drawn: Any, value: object) -> None:
+    class Odd:
+        seeded = True
+
+        def reserve(self) -> Any:
+            return drawn
+
+    p = torch.softmax(public().double(), -1)
+    refuses(lambda: adapmixed_ext.gaussian((3,), sigma=1.0, rng=Odd()), "rng", value)
+    refuses(lambda: adapmixed_ext.sample(p, public(), rng=Odd()), "rng", value)
+
+
+def test_low_rank_arguments() -> None:
+    start, chosen = torch.zeros(B, V), torch.zeros(N, B, 2)
+    factors, result = torch.zeros(N, 2, V), torch.zeros(N, B, V)
+    call = add_low_rank
+    refuses(lambda: call(start, chosen, 3, result), "factors", "int")
+    refuses(lambda: call(torch.tensor(1.0), chosen, factors, result), "public_logits")
+    negative = torch._neg_view(start)
+    refuses(lambda: call(negative, chosen, factors, result), "public_logits", "negated")
 
 
 def test_sample_arguments() -> None:

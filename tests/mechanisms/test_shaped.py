@@ -184,6 +184,37 @@ def test_rows_that_are_no_logits_raise_shaped_or_not(bad: float, shape: dict[str
         PublicOnly().propose(rows()[0], nothing, rng=SeededRandom(0), **shape)
 
 
+@pytest.mark.parametrize("shape", [{}, {"temperature": 0.7}, {"top_k": 5}], ids=str)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("inner", INNER, ids=lambda m: m.name)
+def test_no_private_row_raises_once_rows_are_answerable(
+    inner: Mechanism, dtype: torch.dtype, shape: dict[str, Any]
+) -> None:
+    """An error would tell that a member is not finite, or very large."""
+    private, public = rows(dtype)
+    odd = private.repeat(2, 1, 1)
+    best = public.argmax(-1, keepdim=True)  # a top-k keeps it
+    for member, value in enumerate((math.nan, math.inf, -math.inf)):
+        odd[member].scatter_(-1, best, value)
+    odd[3] = -math.inf
+    odd[4] += 1e7 if dtype == torch.float32 else 6e4
+    found = shaped(odd, public, **shape).answerable()
+    for member in (0, 1, 3):
+        assert torch.equal(found.private[member], found.public)
+    exact = shaped(private[1:2], public, **shape).private[0]  # the same row before it was moved
+    if dtype == torch.float32:
+        moved = found.private[4] - found.private[4].amax(-1, keepdim=True)
+        assert torch.allclose(moved, exact - exact.amax(-1, keepdim=True), atol=2.0)
+    proposal = inner.propose_rows(found, rng=SeededRandom(0))
+    assert stated(proposal).queries == 4
+    proposal.release()
+
+
+def test_good_rows_are_answered_as_they_are() -> None:
+    found = shaped(*rows())
+    assert found.answerable() is found
+
+
 @pytest.mark.parametrize("temperature", [LEAST, 1e-30, 1e-3, 0.3, 1.0, 7.0, 1e5, 1e20])
 def test_far_rows_keep_their_differences_and_other_rows_their_bits(temperature: float) -> None:
     private, public = rows()

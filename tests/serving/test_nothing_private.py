@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 from prometheus_client import generate_latest
+from safetensors.torch import load_file, save_file
 from serving_cases import CHAT, MODEL
 from starlette.testclient import TestClient
 from stub_engine import ByteTokenizer
@@ -84,18 +85,28 @@ def seen(client: TestClient, metrics: Metrics, log: pytest.LogCaptureFixture) ->
     return found
 
 
+def heat(folder: Path, factor: float) -> None:
+    """Multiply half of an adapter's weights, the same that `zero` leaves 0."""
+    path = folder / "adapter_model.safetensors"
+    weights = load_file(path)
+    save_file({k: v * factor if "lora_B" in k else v for k, v in weights.items()}, path)
+
+
 @pytest.mark.parametrize(
-    ("mechanism", "epsilon"),
+    ("mechanism", "epsilon", "factor"),
     [
-        (ClippedLogPool(-1.0, 1.0, queries=10_000), None),
-        (ClippedLogPool(-1.0, 1.0), EPSILON),
-        (AdaPMixED(order=3.0, target_leakage=0.05), None),
+        (ClippedLogPool(-1.0, 1.0, queries=10_000), None, 1.0),
+        (ClippedLogPool(-1.0, 1.0, queries=10_000), None, 1e36),  # its rows are not finite
+        (ClippedLogPool(-1.0, 1.0), EPSILON, 1.0),
+        (AdaPMixED(order=3.0, target_leakage=0.05), None, 1.0),
+        (AdaPMixED(order=3.0, target_leakage=0.05), None, 1e36),
     ],
-    ids=["a plan", "budgets of shards", "adapmixed"],
+    ids=["a plan", "overflow", "budgets of shards", "adapmixed", "adapmixed, overflow"],
 )
 def test_members_change_nothing_but_the_tokens(
     mechanism: Mechanism,
     epsilon: float | None,
+    factor: float,
     base: Any,
     family: str,
     tmp_path: Path,
@@ -122,6 +133,8 @@ def test_members_change_nothing_but_the_tokens(
                   target_modules=TARGETS[family])
             for i in range(3)
         ]  # fmt: skip
+        if number == 1:
+            heat(folders[0], factor)
         ensemble = Ensemble.from_pretrained(base, folders)
         drawn = 0
         with answering(mechanism, ensemble, epsilon) as (client, accountant, metrics):

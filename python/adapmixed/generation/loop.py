@@ -263,7 +263,9 @@ class Answerer:
         def drawn() -> Tensor:
             assert private is not None and self.accountant is not None  # on the main process
             proposal = self.mechanism.propose_rows(
-                replace(rows, private=private), rng=self.rng, origin=Origin.of(self.ensemble)
+                replace(rows, private=private).answerable(),
+                rng=self.rng,
+                origin=Origin.of(self.ensemble),
             )
             (self.accountant if payer is None else payer).charge(proposal)
             tokens = proposal.release().tokens

@@ -44,6 +44,21 @@ class Rows:
         )
         return replace(self, private=private, public=public)
 
+    def answerable(self) -> Rows:
+        """Return rows for which no operator raises an error that depends on a private row.
+
+        A private row with NaN or +inf, or without a finite logit, becomes the public row. If its
+        largest logit is beyond ±2^18, that is subtracted from the row, which changes no probability
+        but for rounding. A new row depends on the old one and on the public row alone, so every
+        guarantee holds. Private logits are copied only if a row changes.
+        """
+        largest = self.private.amax(-1, keepdim=True)
+        bad, far = ~largest.isfinite(), largest.abs() > LARGEST
+        if not bool((bad | far).any()):
+            return self
+        private = torch.where(far, self.private - largest, self.private)
+        return replace(self, private=torch.where(bad, self.public, private))
+
     def check_targets(self, targets: Tensor) -> None:
         """Raise ValueError unless these are (B,) int64 tokens of the vocabulary."""
         positions = len(self.public)

@@ -147,7 +147,7 @@ class PrivateSampler(nn.Module):
         private, public = self._heads.rows(hidden, logits)
         temperature, top_k = shape
         proposal = self._mechanism.propose_rows(
-            shaped(private, public, temperature=temperature, top_k=top_k),
+            shaped(private, public, temperature=temperature, top_k=top_k).answerable(),
             rng=self._rng,
             origin=self._origin,
         )
