@@ -70,7 +70,7 @@ def test_a_growing_epsilon_is_that_of_the_ledger(text: str) -> None:
 
 def test_public_answers_are_not_those_to_come() -> None:
     """A ledger of public answers alone has ε = 0, which the next answer can end."""
-    accountant, mechanism = Accountant(DELTA), made(f"{POOL} queries=none public_confidence=0.6")
+    accountant, mechanism = Accountant(DELTA), made(f"{POOL} queries=none public_confidence=0.4")
     answer(accountant, mechanism, 3)
     assert accountant.guarantee().kind == "public"
     line = promise(accountant, mechanism, MODELS, UNKNOWN)
