@@ -34,6 +34,22 @@ def test_a_weak_answer_warns_as_its_guarantee_will(capsys):
     assert capsys.readouterr().out.count("Warning, a weak guarantee") == 2
 
 
+def test_neither_epsilon_nor_delta_is_shown_smaller_than_it_is(capsys):
+    delta, clip = "1.00000449e-05", ["--lower=-0.25", "--upper=1", "--scale=2"]
+    asked = ["--epsilon=1.0000001", f"--delta={delta}", "--queries=9"]
+    for command in (
+        [*asked, "--models=64"],
+        [*asked, *clip],
+        [*asked[:2], "--models=64", *clip],
+        [*asked[1:], "--models=64", *clip],
+    ):
+        assert main(["plan", *command]) == 0
+        printed = capsys.readouterr().out
+        assert f"at δ = {delta}" in printed
+        assert "ε = 1.001" in printed or "--epsilon=1.0000001" not in command
+        assert "ε = 1 " not in printed
+
+
 @pytest.mark.parametrize("order", [2.0, 8.0])
 @pytest.mark.parametrize("adjacency", ["zero_out", "replace_one"])
 def test_an_order_that_costs_too_much_names_one_that_does_not(order, adjacency):

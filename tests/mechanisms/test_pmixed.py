@@ -194,6 +194,8 @@ def test_no_rounding_exceeds_the_configured_epsilon() -> None:
         (dict(queries=0), "queries must be an integer >= 1, got 0"),
         (dict(queries=1.0), "queries must be an integer, got 1.0"),
         (dict(queries=True), "queries must be an integer >= 1, got True"),
+        (dict(queries=2**63 + 1), r"queries must be <= 2\*\*63, got 9223372036854775809"),
+        (dict(queries=10**400), r"queries must be <= 2\*\*63, got about 2\*\*1329"),
         (dict(order=1.0), "order must be > 1, got 1.0"),
         (dict(order=math.inf), "order must be finite"),
         (dict(sample_rate=0.0), "sample_rate must be > 0, got 0.0"),

@@ -72,6 +72,17 @@ def test_overlapping_shards_are_refused(tmp_path: Path) -> None:
         shard("alice", key=b"short")
 
 
+@pytest.mark.parametrize("named", [False, True])
+def test_records_that_show_nothing_prove_nothing(named: bool) -> None:
+    """An empty list of identifiers is that of an empty shard only if its record says so."""
+    alice, bob = shard("alice"), shard("bob")
+    record = {"identifiers": [], "identifier_key": alice["identifier_key"]} if named else {}
+    for others in ((alice, bob), (record, record)):
+        assert not Manifest("", ("m0", "m1", "m2"), ADAPTED, shards=(*others, record)).disjoint
+    empty = record | {"documents": 0}
+    assert Manifest("", ("m0", "m1", "m2"), ADAPTED, shards=(alice, bob, empty)).disjoint
+
+
 def test_a_guarantee_says_that_shards_were_not_verified(adapters: list[Path]) -> None:
     folder, words = adapters[0].parent, "Disjointness of the shards was not verified"
     digests = ({"documents": 3, "sha256": "1" * 64}, {"documents": 2, "sha256": "2" * 64})

@@ -247,9 +247,18 @@ def test_any_delta():
     assert composed_epsilon(pair, 3, 1e-300) <= 3 * pair.largest_loss() * (1 + 1e-9)
 
 
+@pytest.mark.parametrize("queries", [10**18, 2**63])
+def test_so_many_queries_that_no_delta_is_left(queries):
+    """The rounding of all answers takes the whole δ, so no finite ε holds."""
+    assert clipped_mixing_epsilon(0.5, 2.0, 100, queries, DELTA, "zero_out") == math.inf
+    assert composed_epsilon(DominatingPair((0.6, 0.4), (0.4, 0.6)), queries, DELTA) == math.inf
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
+        ({"queries": 2**63 + 1}, r"queries must be <= 2\*\*63, got 9223372036854775809"),
+        ({"queries": 10**400}, r"queries must be <= 2\*\*63, got about 2\*\*1329"),
         ({"queries": -1}, "queries must be an integer >= 0"),
         ({"delta": 1.0}, r"delta must be in \(0, 1\), got 1.0"),
         ({"delta": 0.0}, r"delta must be in \(0, 1\), got 0.0"),

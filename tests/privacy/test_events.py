@@ -123,6 +123,8 @@ def test_renyi_bound_errors(arguments, message):
         (lambda: pooled(upper=-0.1), "upper must be finite and >= 0, got -0.1"),
         (lambda: pooled(scale=-1.0), "scale must be finite and >= 0, got -1.0"),
         (lambda: pooled(lower="a"), "lower must be a number, got 'a'"),
+        (lambda: pooled(budget=2**64), r"budget must be <= 2\*\*63, got 18446744073709551616"),
+        (lambda: clipped(budget=10**400), r"budget must be <= 2\*\*63, got about 2\*\*1329"),
         (lambda: pooled(budget=1.5), "budget must be an integer, got 1.5"),
     ],
 )

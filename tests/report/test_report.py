@@ -220,6 +220,13 @@ def test_epsilon_is_rounded_up(epsilon: float) -> None:
     assert shown in render(build([source]))
 
 
+@pytest.mark.parametrize("delta", [1.00000449e-5, 1e-5, 0.001])
+def test_delta_is_not_rounded(delta: float) -> None:
+    source = evaluation("m", "fixed", epsilon=3.0)
+    source = replace(source, guarantee=replace(source.guarantee, delta=delta))
+    assert cells(table(build([source])), "m")[4] == str(delta)
+
+
 @pytest.mark.slow
 def test_files_are_replaced_as_a_whole(tmp_path: Path) -> None:
     folder = tmp_path / "a" / "b"

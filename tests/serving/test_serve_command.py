@@ -33,6 +33,7 @@ from adapmixed.serving.listener import bound, raise_file_limit, url_of
 
 MODELS = ["--base", str(demo_base()), "--ensemble", str(DEMO_ENSEMBLE)]
 POOL = ["--mechanism", "clipped-log-pool lower=-0.5 upper=0.5 queries=500"]
+UNPLANNED = "clipped-log-pool lower=-0.25 upper=1 scale=2"
 
 
 @pytest.mark.parametrize(
@@ -192,6 +193,10 @@ def test_silent_connections_are_closed(monkeypatch: pytest.MonkeyPatch) -> None:
                 assert (b"200 OK" in answer) == bool(before)
 
 
+LINES: dict[int, str] = {}
+"""The line that each started process has printed about its answers."""
+
+
 def started(arguments: list[str], cwd: Path) -> tuple[subprocess.Popen[str], str]:
     """Start the command, and return its process and its address once it answers."""
     run = subprocess.Popen(
@@ -203,6 +208,7 @@ def started(arguments: list[str], cwd: Path) -> tuple[subprocess.Popen[str], str
     for line in run.stderr:
         lines.append(line)
         if line.startswith("Serving "):
+            LINES[run.pid] = line
             return run, line.split(" at ")[1].split(". ")[0]
     raise AssertionError("".join(lines))
 
@@ -212,7 +218,10 @@ def started(arguments: list[str], cwd: Path) -> tuple[subprocess.Popen[str], str
 @pytest.mark.parametrize(
     ("mechanism", "words"),
     [
-        ("clipped-log-pool lower=-0.25 upper=1 scale=2 queries=20000", "ε = 15 at δ = 1e-05"),
+        (f"{UNPLANNED} queries=20000", "ε = 15 at δ = 1e-05"),
+        ("adapmixed loss=fixed target_leakage=0.02", "no option of adapmixed limits it"),
+        (f"{UNPLANNED} queries=none", "queries= in --mechanism or --epsilon would limit it"),
+        (f"{UNPLANNED} queries=none public_confidence=0.4", "has no limit and grows with every"),
         ("adapmixed", "depends on the private data"),
         ("unprotected", "Its answers have no privacy guarantee."),
     ],
@@ -226,6 +235,24 @@ def test_a_weak_guarantee_must_be_allowed(
     error = capsys.readouterr().err
     assert "--allow-weak must be given" in error and words in error
     assert not ledger.exists()
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("demo_ensemble")
+def test_the_line_is_about_the_whole_ledger(tmp_path: Path) -> None:
+    """Over two runs. It had the ε of one answer beside the number of all."""
+    mechanism = ["--mechanism", f"{UNPLANNED} queries=none", "--allow-weak"]
+    arguments = [*MODELS, *mechanism, "--ledger", "ledger", "--name", "demo"]
+    for answered in (False, True):
+        run, url = started(arguments, tmp_path)
+        if not answered:
+            assert post(url, ASK | {"max_tokens": 30})[0] == 200
+        run.send_signal(signal.SIGTERM)
+        run.communicate(timeout=30)
+        line = LINES[run.pid]
+        assert "ε of all answers has no limit and grows with every answer." in line
+        guarantee = read_ledger(tmp_path / "ledger").guarantee
+        assert guarantee.queries and (str(guarantee) in line) == answered
 
 
 @pytest.mark.slow

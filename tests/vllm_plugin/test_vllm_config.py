@@ -105,6 +105,24 @@ def test_a_ledger_must_fit(
     assert "--ledger must lie in a folder" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("spent", [1, 1000])
+def test_caveats_of_the_ledger_are_named(
+    ensemble: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], spent: int
+) -> None:
+    path, loaded = tmp_path / "ledger", load(str(BASE), ensemble)
+    mechanism = ClippedLogPool(-1.0, 1.0, 4.0, 1000)
+    origin = Origin(loaded.origin.ensemble, ("positions",))
+    with Accountant(1e-5, path=path) as accountant:
+        accountant.charge(Prepayment(mechanism, loaded.num_models, spent, origin))
+    before = path.read_bytes()
+    assert cli.main(config(ensemble, path)) == 0
+    told = capsys.readouterr().err
+    assert "Up to 1000 answered queries are" in told and "assigned by positions" in told
+    # Once the plan is spent, no answer can follow that the ensemble's own caveats are about.
+    assert ("Disjointness of the shards was not verified" in told) == (spent == 1)
+    assert path.read_bytes() == before
+
+
 @pytest.mark.parametrize("adapted", [{"lm_head": [8], "h.0": [8]}, {"h.0": [8]}, {}])
 def test_members_must_adapt_the_output_layer_alone(adapted: dict[str, list[int]]) -> None:
     with pytest.raises(ValueError, match="adapt the output layer lm_head alone inside vLLM"):

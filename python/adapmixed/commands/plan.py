@@ -117,17 +117,19 @@ def _answer(arguments: argparse.Namespace, asked: str) -> dict[str, object]:
         )
         more = " or more" if found == MOST_QUERIES else ""
         said = f"{_plural(found, 'query')}{more} to {_plural(arguments.models, 'model')}"
-        said += f" within ε = {arguments.epsilon:g}"
+        said += f" within ε = {format_epsilon(arguments.epsilon)}"
     else:
         found = models_for(
             arguments.epsilon, delta, arguments.queries, way, **settings, most=MOST_MODELS
         )
         least = f"more than {MOST_MODELS} models" if found is None else _plural(found, "model")
-        said = f"{least} for {_plural(arguments.queries, 'query')} within ε = {arguments.epsilon:g}"
+        said = f"{least} for {_plural(arguments.queries, 'query')}"
+        said += f" within ε = {format_epsilon(arguments.epsilon)}"
     name = "clipped-mixing" if settings["scale"] is None else "clipped-log-pool"
     given = {key: value for key, value in settings.items() if value is not None}
     listed = " ".join(f"{key}={value!r}" for key, value in given.items())
-    print(f"{name} {listed}: {said} at δ = {delta:g};\nneighbouring ({way}): {_NEIGHBOURS[way]}.")
+    print(f"{name} {listed}: {said} at δ = {float(delta)!r};")
+    print(f"neighbouring ({way}): {_NEIGHBOURS[way]}.")
     _warn(arguments.epsilon if found is None or asked != "epsilon" else found, delta)
     known = {key: getattr(arguments, key) for key in _ASKED if key != asked}
     shown = found if found is None or math.isfinite(found) else str(found)
@@ -156,6 +158,7 @@ def _plural(number: int, noun: str) -> str:
 
 def _plans(arguments: argparse.Namespace) -> dict[str, object]:
     """Print the settings that the budget allows."""
+    from adapmixed.privacy.guarantee import format_epsilon
     from adapmixed.privacy.planner import adapmixed_beforehand, plan
 
     question = (
@@ -167,8 +170,8 @@ def _plans(arguments: argparse.Namespace) -> dict[str, object]:
     )
     plans, adaptive = plan(*question), adapmixed_beforehand(*question)
     print(
-        f"Within ε = {arguments.epsilon:g} at δ = {arguments.delta:g} for {arguments.queries} "
-        f"queries to {arguments.models} models;\n"
+        f"Within ε = {format_epsilon(arguments.epsilon)} at δ = {float(arguments.delta)!r} for "
+        f"{arguments.queries} queries to {arguments.models} models;\n"
         f"neighbouring ({arguments.adjacency}): {_NEIGHBOURS[arguments.adjacency]}.\n"
     )
     print(_overview(plans))
@@ -240,6 +243,7 @@ def _chosen_words(plans: "list[Plan]") -> str:
 def _adaptive_words(one: "Beforehand", epsilon: float) -> str:
     from adapmixed.privacy.guarantee import format_epsilon
 
+    shown = format_epsilon(epsilon)
     words = (
         "adapmixed: its ε depends on the private data, is known only after the answers, and must "
         "not be\npublished.\n"
@@ -248,10 +252,8 @@ def _adaptive_words(one: "Beforehand", epsilon: float) -> str:
         f"  ε = {format_epsilon(one.epsilon)}; "
     )
     if one.largest_leakage is None:
-        return words + f"no target_leakage keeps ε = {epsilon:g}."
-    return (
-        words + f"ε = {epsilon:g} is kept with {_values({'target_leakage': one.largest_leakage})}."
-    )
+        return words + f"no target_leakage keeps ε = {shown}."
+    return words + f"ε = {shown} is kept with {_values({'target_leakage': one.largest_leakage})}."
 
 
 def _adaptive_entry(one: "Beforehand") -> dict[str, object]:

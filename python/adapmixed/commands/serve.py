@@ -8,7 +8,6 @@ import signal
 import sys
 import threading
 from contextlib import ExitStack
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +19,7 @@ from adapmixed.commands.mechanisms import (
 )
 from adapmixed.commands.options import check_output, quiet_libraries
 from adapmixed.commands.placing import add_device_options, check_device, load_ensemble
+from adapmixed.commands.promise import checked, promise, promised
 from adapmixed.commands.serve_options import (
     DEMO_DEFAULT_TOKENS,
     add_allow_weak,
@@ -28,8 +28,6 @@ from adapmixed.commands.serve_options import (
     check_extra,
     check_limits,
     check_network,
-    checked,
-    said,
 )
 from adapmixed.commands.serving import (
     accounted,
@@ -43,7 +41,6 @@ from adapmixed.commands.serving import (
 if TYPE_CHECKING:
     from adapmixed.ensemble import Ensemble
     from adapmixed.mechanisms import Mechanism
-    from adapmixed.privacy import Guarantee
     from adapmixed.serving.clients import Clients
     from adapmixed.serving.keys import Key
 
@@ -108,6 +105,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _serve(arguments: argparse.Namespace, stack: ExitStack) -> int:
+    from adapmixed.mechanisms import Origin
     from adapmixed.serving.admission import Admission
     from adapmixed.serving.app import Service, application
     from adapmixed.serving.batch import BatchEngine
@@ -132,7 +130,7 @@ def _serve(arguments: argparse.Namespace, stack: ExitStack) -> int:
     quiet_libraries()
     print(f"Loading {arguments.ensemble} ...", file=sys.stderr, flush=True)
     ensemble = _ensemble(arguments)
-    guarantee = _guarantee(arguments, mechanism, ensemble)
+    _check_promise(arguments, mechanism, ensemble)
     accountant = stack.enter_context(accounted(arguments))
     engine = BatchEngine(ensemble, mechanism, accountant, memory_bytes=arguments.memory)
     engine.check(Prompt((0,), 1))  # else the memory holds no answer
@@ -168,8 +166,8 @@ def _serve(arguments: argparse.Namespace, stack: ExitStack) -> int:
     )
     left = f" {admission.left} tokens are left of the plan." if planned else ""
     url = url_of(listening, tls=arguments.tls_cert is not None)
-    promise = said(replace(guarantee, queries=accountant.queries))
-    line = f"Serving {defaults.model} at {url}. {promise}{left}"
+    words = promise(accountant, mechanism, ensemble.num_models, Origin.of(ensemble))
+    line = f"Serving {defaults.model} at {url}. {words}{left}"
 
     def ready() -> None:
         print(line, file=sys.stderr, flush=True)
@@ -263,23 +261,16 @@ def _reread(path: Path, clients: Clients, stack: ExitStack) -> None:
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGHUP})
 
 
-def _guarantee(
-    arguments: argparse.Namespace, mechanism: Mechanism, ensemble: Ensemble
-) -> Guarantee:
-    """Return the guarantee of all answers to come.
-
-    It is found by charging one made-up answer to an account that is thrown away.
+def _check_promise(arguments: argparse.Namespace, mechanism: Mechanism, ensemble: Ensemble) -> None:
+    """Check that the answers to come may be served, before a ledger is made or opened.
 
     Raises:
-        ValueError: the guarantee is weak, private or none, and --allow-weak is not given.
+        ValueError: the guarantee is weak, without a limit, private or none, and --allow-weak is not
+            given.
     """
-    import torch
-
-    from adapmixed.mechanisms import Origin, Rows
+    from adapmixed.mechanisms import Origin
     from adapmixed.privacy import Accountant
-    from adapmixed.rng import SecureRandom
 
-    trial = Accountant(arguments.delta, epsilon=arguments.epsilon, adjacency=arguments.adjacency)
-    rows = Rows(torch.zeros(ensemble.num_models, 1, 2), torch.zeros(1, 2), None, 2)
-    trial.charge(mechanism.propose_rows(rows, rng=SecureRandom(), origin=Origin.of(ensemble)))
-    return checked(trial.guarantee(), allow_weak=arguments.allow_weak)
+    empty = Accountant(arguments.delta, epsilon=arguments.epsilon, adjacency=arguments.adjacency)
+    found = promised(empty, mechanism, ensemble.num_models, Origin.of(ensemble))
+    checked(found, mechanism, allow_weak=arguments.allow_weak)

@@ -4,12 +4,8 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from adapmixed.checks import check_count, check_real
-
-if TYPE_CHECKING:
-    from adapmixed.privacy import Guarantee
 
 DEFAULT_TOKENS, DEMO_DEFAULT_TOKENS = 256, 64
 
@@ -65,34 +61,9 @@ def add_allow_weak(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--allow-weak",
         action="store_true",
-        help="serve although the guarantee is weak (epsilon above 10, delta above 0.001), depends "
-        "on the private data, or there is none",
+        help="serve although the guarantee is weak (epsilon above 10, delta above 0.001), its "
+        "epsilon has no limit, it depends on the private data, or there is none",
     )
-
-
-def checked(guarantee: Guarantee, *, allow_weak: bool) -> Guarantee:
-    """Return a guarantee that may be served.
-
-    Raises:
-        ValueError: it is weak, private or none, and --allow-weak is not given.
-    """
-    from adapmixed.privacy.guarantee import WEAK_DELTA, WEAK_EPSILON
-
-    strong = guarantee.kind in ("fixed", "public")
-    if guarantee.kind == "fixed" and guarantee.epsilon is not None:
-        strong = guarantee.epsilon <= WEAK_EPSILON and guarantee.delta <= WEAK_DELTA
-    if not strong and not allow_weak:
-        raise ValueError(f"--allow-weak must be given to serve this mechanism: {said(guarantee)}")
-    return guarantee
-
-
-def said(guarantee: Guarantee) -> str:
-    """Return what may be published of a guarantee."""
-    if guarantee.kind.startswith("data-dependent"):
-        return "The cost of its answers depends on the private data and is for the operator alone."
-    if guarantee.kind == "none":
-        return "Its answers have no privacy guarantee."
-    return str(guarantee)
 
 
 def check_extra() -> None:

@@ -6,27 +6,25 @@ import argparse
 import json
 import shlex
 import sys
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from adapmixed.commands.mechanisms import add_mechanism_options, check_chosen, mechanism_of
 from adapmixed.commands.options import quiet_libraries
+from adapmixed.commands.promise import checked, promise, promised
 from adapmixed.commands.serve_options import (
     DEFAULT_TOKENS,
     add_allow_weak,
     add_limit_options,
     add_network_options,
     check_network,
-    checked,
-    said,
 )
 
 SHUTDOWN_SECONDS = 30
 """Seconds that running answers have after SIGTERM. With 0, vLLM waits for ever for open streams."""
 
 if TYPE_CHECKING:
-    from adapmixed.privacy import Guarantee
+    from adapmixed.privacy import Accountant
     from adapmixed.vllm.heads import Loaded
     from adapmixed.vllm.options import Options
 
@@ -77,8 +75,9 @@ def run(arguments: argparse.Namespace) -> int:
     loaded = load(str(arguments.base.resolve()), options.ensemble)
     if loaded.parts.tokenizer is None:
         raise ValueError("--base must have a tokenizer to be served, but has none")
-    _check_ledger(options, loaded)
-    print(said(_guarantee(options, loaded, allow_weak=arguments.allow_weak)), file=sys.stderr)
+    asked = _account(options, loaded), options.mechanism, loaded.num_models, loaded.origin
+    checked(promised(*asked), options.mechanism, allow_weak=arguments.allow_weak)
+    print(promise(*asked), file=sys.stderr)
     print(" \\\n  ".join(_command(arguments, options)))
     return 0
 
@@ -115,9 +114,13 @@ def _options(arguments: argparse.Namespace) -> Options:
     )
 
 
-def _check_ledger(options: Options, loaded: Loaded) -> None:
-    """Check that the ledger can be charged, without making or changing it."""
-    from adapmixed.privacy import read_ledger
+def _account(options: Options, loaded: Loaded) -> Accountant:
+    """Return a copy of the ledger's account, without making or changing the ledger.
+
+    Raises:
+        ValueError: the ledger cannot be charged.
+    """
+    from adapmixed.privacy import Accountant, read_ledger
     from adapmixed.privacy.account import Account, Settings
     from adapmixed.privacy.protocols import bound_to
 
@@ -137,20 +140,7 @@ def _check_ledger(options: Options, loaded: Loaded) -> None:
         from adapmixed.serving.keys import read_keys
 
         read_keys(options.keys)
-
-
-def _guarantee(options: Options, loaded: Loaded, *, allow_weak: bool) -> Guarantee:
-    """Return the guarantee of all answers to come.
-
-    Raises:
-        ValueError: it is weak, and --allow-weak is not given.
-    """
-    from adapmixed.mechanisms.prepaid import Prepayment
-    from adapmixed.privacy import Accountant
-
-    trial = Accountant(options.delta, adjacency=options.adjacency)
-    trial.charge(Prepayment(options.mechanism, loaded.num_models, 1, loaded.origin))
-    return checked(replace(trial.guarantee(), queries=0), allow_weak=allow_weak)
+    return Accountant.from_state(account.state())
 
 
 def _command(arguments: argparse.Namespace, options: Options) -> list[str]:

@@ -53,8 +53,9 @@ def check_shards(members: Sequence[str | None], shards: Sequence[Mapping[str, An
                 raise ValueError(
                     f"shards must be disjoint, {other} and {member} hold the same content"
                 )
-        if shard.get("identifiers") is None:
+        if not shard.get("identifiers"):  # an empty list, too, unless the shard is empty
             known = known and shard.get("documents") == 0
+        if shard.get("identifiers") is None:
             continue
         if first_key is None:
             first_key = (key, member)

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 import adapmixed_ext as ops
-from adapmixed.checks import check_number, check_optional_count
+from adapmixed.checks import check_number, check_optional_queries
 from adapmixed.mechanisms.distribution import Distribution, public_below
 from adapmixed.mechanisms.proposal import Mechanism, Prepared
 from adapmixed.mechanisms.rows import Rows, check_confidence, unsure
@@ -34,9 +34,9 @@ class ClippedLogPool(Mechanism):
         lower: a ≤ 0, in log units.
         upper: b ≥ 0, in log units.
         scale: κ ≥ 0. A scale above 1 sharpens the log-ratios on which the shards agree.
-        queries: T ≥ 1, number of queries that the guarantee is planned for. The first query charges
-            all of them. None charges every query as it comes. Their number must then be fixed in
-            advance, unless every shard has a budget.
+        queries: T in [1, 2^63], number of queries that the guarantee is planned for. The first
+            query charges all of them. None charges every query as it comes. Their number must then
+            be fixed in advance, unless every shard has a budget.
         public_confidence: probability in [0, 1]. If the likeliest public token has a larger one,
             the query is answered from q and costs nothing. None for no such rule.
 
@@ -56,7 +56,7 @@ class ClippedLogPool(Mechanism):
         check_number("lower", self.lower, least=-1e6, most=0.0)
         check_number("upper", self.upper, least=0.0, most=1e6)
         check_number("scale", self.scale, least=0.0)
-        check_optional_count("queries", self.queries)
+        check_optional_queries("queries", self.queries)
         if self.scale * (self.upper - self.lower) > _MOST_DEPTH:
             raise ValueError(
                 f"scale * (upper - lower) must be <= {_MOST_DEPTH:g}, got {self.scale!r} * "

@@ -9,7 +9,7 @@ from typing import ClassVar
 import torch
 
 import adapmixed_ext as ops
-from adapmixed.checks import check_number, check_optional_count
+from adapmixed.checks import check_number, check_optional_queries
 from adapmixed.mechanisms.distribution import Distribution, public_below
 from adapmixed.mechanisms.proposal import Mechanism, Prepared
 from adapmixed.mechanisms.rows import Rows, check_confidence, unsure
@@ -31,8 +31,8 @@ class ClippedMixing(Mechanism):
     Attributes:
         lower: c in [0, 1], the least ratio p̄_i/q. With an order it is at least 1e-30.
         upper: C in [1, 1e60], the largest ratio p̄_i/q.
-        queries: T ≥ 1, number of queries that the fixed guarantee is for. None with per-shard
-            budgets.
+        queries: T in [1, 2^63], number of queries that the fixed guarantee is for. None with
+            per-shard budgets.
         order: Rényi order α > 1 of the charges against per-shard budgets. None without budgets.
         public_confidence: probability in [0, 1]. If the likeliest public token has a larger one,
             the query is answered from q and costs nothing. None for no such rule.
@@ -52,7 +52,7 @@ class ClippedMixing(Mechanism):
     def __post_init__(self) -> None:
         check_number("lower", self.lower, least=LEAST_LOWER if self.order else 0.0, most=1.0)
         check_number("upper", self.upper, least=1.0, most=1e60)
-        check_optional_count("queries", self.queries)
+        check_optional_queries("queries", self.queries)
         if self.order is not None:
             check_number("order", self.order, above=1.0)
         check_confidence(self.public_confidence)

@@ -9,7 +9,7 @@ from typing import ClassVar
 import torch
 
 import adapmixed_ext as ops
-from adapmixed.checks import check_count, check_delta, check_number, check_question
+from adapmixed.checks import check_delta, check_number, check_queries, check_question
 from adapmixed.mechanisms.distribution import Distribution
 from adapmixed.mechanisms.proposal import Mechanism, Prepared
 from adapmixed.mechanisms.rows import Rows
@@ -34,8 +34,8 @@ class PMixED(Mechanism):
         epsilon: ε > c_α(δ) of the final (ε, δ) guarantee. For replace-one, half of it must be above
             c_α(δ/(1 + e^{ε/2})).
         delta: δ in (0, 1).
-        queries: T ≥ 1, number of queries that the budget is for. The first query charges all of
-            them, so the decision to stop may depend on the answers.
+        queries: T in [1, 2^63], number of queries that the budget is for. The first query charges
+            all of them, so the decision to stop may depend on the answers.
         order: Rényi order α > 1, fixed in advance.
         sample_rate: s in (0, 1], probability that a model takes part in a query.
         adjacency: neighbours of epsilon, "zero_out" or "replace_one", which is two zero-outs.
@@ -60,7 +60,7 @@ class PMixED(Mechanism):
     def __post_init__(self) -> None:
         check_number("epsilon", self.epsilon, above=0.0)
         check_delta(self.delta)
-        check_count("queries", self.queries)
+        check_queries("queries", self.queries)
         check_number("order", self.order, above=1.0)
         check_number("sample_rate", self.sample_rate, above=0.0, most=1.0)
         check_question(self.adjacency)

@@ -9,6 +9,7 @@ from adapmixed.checks import (
     check_delta,
     check_epsilon,
     check_order,
+    check_queries,
     check_question,
     check_real,
 )
@@ -74,7 +75,7 @@ def adapmixed_beforehand(
         ValueError: an argument is out of range.
     """
     target, delta, order = check_epsilon(epsilon), check_delta(delta), check_order(order)
-    models, queries = check_count("num_models", num_models, 1), check_count("queries", queries, 1)
+    models, queries = check_count("num_models", num_models, 1), check_queries("queries", queries)
     beta = check_real("target_leakage", target_leakage)
     screening = screening_rdp(order, screen_weight, sigma, models)
     check_question(adjacency)

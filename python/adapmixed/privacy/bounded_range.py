@@ -14,7 +14,7 @@ from functools import lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
-from adapmixed.checks import check_count, check_delta, check_real
+from adapmixed.checks import check_delta, check_queries, check_real
 from adapmixed.privacy.conversions import zcdp_to_dp
 from adapmixed.privacy.gaussian import gdp_to_dp
 from adapmixed.privacy.rounding import times_up, up
@@ -23,7 +23,6 @@ FEW = 512
 """Largest number of answers for which the optimum is computed, in less than half a second."""
 
 _SPANS = (1e-12, 50.0)  # ranges for which rounding stays far below the errors of the grid
-_MOST = 2**63  # answers
 _LARGEST = 600.0  # largest log m on the grid, so that m stays finite in float64
 _STEP_ERROR = 2.0**-44  # relative error of one step of the programme, from some tens of roundings
 
@@ -46,10 +45,8 @@ def bounded_range_epsilon(span: float, queries: int, delta: float, *, few: int =
     Raises:
         ValueError: an argument is out of range.
     """
-    span, queries = check_real("span", span), check_count("queries", queries, 0)
+    span, queries = check_real("span", span), check_queries("queries", queries, 0)
     delta = check_delta(delta)
-    if queries > _MOST:
-        raise ValueError(f"queries must be <= 2**63, got about 2**{queries.bit_length()}")
     if span == 0 or queries == 0:
         return 0.0
     rho = times_up(queries, up(span * span / 8))

@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 
-from adapmixed.checks import check_count, check_delta, check_real
+from adapmixed.checks import check_count, check_delta, check_queries, check_real
 from adapmixed.privacy.conversions import rdp_to_dp
 from adapmixed.privacy.costs.clipped_mixing import (
     DominatingPair,
@@ -61,7 +61,7 @@ def clipped_mixing_epsilon(
             is added.
         upper: C of the nominal box.
         num_models: N ≥ 1.
-        queries: T ≥ 0, number of answers.
+        queries: T ≥ 0, number of answers, at most 2^63.
         delta: δ in (0, 1).
         adjacency: "zero_out" or "replace_one".
         points: number of grid points, ≥ 16. ε is valid with any number of them, and fewer are
@@ -95,7 +95,7 @@ def composed_epsilon(
 
     Args:
         pair: dominating pair of one answer, fixed in advance. Inputs may be adaptive.
-        queries: T ≥ 0, number of answers, fixed in advance.
+        queries: T ≥ 0, number of answers, at most 2^63, fixed in advance.
         delta: δ in (0, 1).
         error: η ≥ 0. The probability of each outcome is within e^±η of what `pair` dominates.
         points: number of grid points, ≥ 16.
@@ -106,13 +106,15 @@ def composed_epsilon(
     Raises:
         ValueError: an argument is out of range.
     """
-    queries, points = check_count("queries", queries, 0), check_count("points", points, 16)
+    queries, points = check_queries("queries", queries, 0), check_count("points", points, 16)
     delta, loss = check_delta(delta), pair.largest_loss()
     if queries == 0 or loss == 0:
         return 0.0
     # A relative error η per query turns (ε, δ e^{-Tη}) into (ε + 2Tη, δ): docs/theory/numerics.md.
     slack = queries * (_MASS_ERROR + check_real("error", error)) * (1 + 2.0**-50)
     share = delta * math.exp(-slack) * (1 - 2.0**-50)
+    if share == 0:  # rounding alone takes the whole δ
+        return math.inf
     bound = min(queries * loss, renyi_epsilon(pair, queries, share))
     room = share - queries * _FFT_ERROR
     if room > share / 2:

@@ -25,8 +25,9 @@ from adapmixed.checks import (
     check_flag,
     check_measure,
     check_neighbours,
-    check_optional_count,
+    check_optional_queries,
     check_order,
+    check_queries,
     check_real,
 )
 
@@ -154,7 +155,7 @@ class ClippedAnswer:
         upper: C of the nominal box, ≥ 1 and finite.
         num_models: N ≥ 1.
         queries: number of queries answered here, ≥ 0.
-        budget: number of queries that the guarantee is for, ≥ 1.
+        budget: number of queries that the guarantee is for, in [1, 2^63].
     """
 
     lower: float
@@ -165,7 +166,7 @@ class ClippedAnswer:
 
     def __post_init__(self) -> None:
         low, high = check_box(self.lower, self.upper)
-        _set(self, lower=low, upper=high, budget=check_count("budget", self.budget))
+        _set(self, lower=low, upper=high, budget=check_queries("budget", self.budget))
         _check_counts(self)
 
 
@@ -321,7 +322,7 @@ def checked_array(name: str, values: Any, shape: tuple[int | None, ...]) -> NDAr
 def _check_counts(event: RenyiBound | ClippedAnswer | BoundedRangeAnswer) -> None:
     _set(event, num_models=check_count("num_models", event.num_models))
     _set(event, queries=check_count("queries", event.queries, 0))
-    _set(event, budget=check_optional_count("budget", event.budget))
+    _set(event, budget=check_optional_queries("budget", event.budget))
 
 
 def _set(event: object, **fields: object) -> None:

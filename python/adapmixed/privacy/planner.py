@@ -11,7 +11,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 
-from adapmixed.checks import check_count, check_delta, check_epsilon, check_question
+from adapmixed.checks import (
+    check_count,
+    check_delta,
+    check_epsilon,
+    check_queries,
+    check_question,
+)
 from adapmixed.privacy.beforehand import adapmixed_beforehand
 from adapmixed.privacy.bounded_range import FEW, bounded_range_epsilon
 from adapmixed.privacy.composition import renyi_epsilon
@@ -121,7 +127,7 @@ def plan(
         check_delta(delta),
         check_question(adjacency),
     )
-    models, queries = check_count("num_models", num_models, 1), check_count("queries", queries, 1)
+    models, queries = check_count("num_models", num_models, 1), check_queries("queries", queries)
     for name, values in (("shapes", shapes), ("scales", scales)):
         if not all(0 < value < math.inf for value in values):
             raise ValueError(f"{name} must be > 0 and finite, got {values!r}")

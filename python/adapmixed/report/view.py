@@ -100,8 +100,8 @@ def show_epsilon(epsilon: float | None) -> str:
 
 
 def format_delta(method: Method) -> str:
-    """Return δ, or `MISSING` without a guarantee."""
-    return MISSING if method.epsilon is None else f"{method.delta:g}"
+    """Return δ without rounding, or `MISSING` without a guarantee."""
+    return MISSING if method.epsilon is None else repr(method.delta).removesuffix(".0")
 
 
 def format_neighbours(adjacency: str | None) -> str:

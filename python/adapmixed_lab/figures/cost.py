@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from adapmixed.report.view import (
     Method,
     format_change,
+    format_delta,
     format_neighbours,
     format_perplexity,
     show_epsilon,
@@ -48,7 +49,7 @@ def cost_of(methods: Sequence[Method]) -> Cost | None:
     rows = tuple(
         (
             show_epsilon(epsilon),
-            f"{method.delta:g}",
+            format_delta(method),
             f"{method.queries:,}",
             format_neighbours(method.adjacency),
             format_perplexity(perplexity),

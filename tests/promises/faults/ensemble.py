@@ -147,6 +147,14 @@ FAULTS: tuple[Fault, ...] = (
     ),
     Fault(
         "shards are disjoint",
+        "an empty list of identifiers proves that a shard is empty",
+        "python/adapmixed/ensemble/shards.py",
+        '        if not shard.get("identifiers"):',
+        '        if shard.get("identifiers") is None:',
+        ("tests/misuse/test_misuse_shards.py::test_records_that_show_nothing_prove_nothing",),
+    ),
+    Fault(
+        "shards are disjoint",
         "identifiers hashed under different keys are compared",
         "python/adapmixed/ensemble/shards.py",
         "        elif key != first_key[0]:\n",

@@ -1,0 +1,164 @@
+"""What a server says of its answers: for every mechanism, with and without a ledger's charges."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from adapmixed.commands.mechanisms import mechanism_of
+from adapmixed.commands.promise import checked, is_limited, promise, promised
+from adapmixed.mechanisms import Mechanism, Origin, Rows
+from adapmixed.privacy import Accountant, Guarantee
+from adapmixed.rng import SecureRandom
+
+MODELS, DELTA = 4, 1e-5
+KNOWN, UNKNOWN = Origin("ab" * 32, ()), Origin("ab" * 32, ("base",))
+GROWS = "has no limit and grows with every answer"
+LIMITS = "queries= in --mechanism or --epsilon would limit it"
+DISJOINT, BASE = "Disjointness of the shards was not verified", "The public model was not compared"
+FIXED = "adapmixed loss=fixed target_leakage=0.02"
+POOL = "clipped-log-pool lower=-0.25 upper=1 scale=2"
+CONFIDENCES = ("none", "0", "0.4", "1")
+
+
+def made(text: str, epsilon: float | None = None) -> Mechanism:
+    return mechanism_of(text, delta=DELTA, epsilon=epsilon, queries=1, way="zero_out")
+
+
+def answer(
+    accountant: Accountant, mechanism: Mechanism, queries: int, origin: Origin = KNOWN
+) -> None:
+    """Charge answers to rows of four tokens, whose likeliest public token has probability 0.7."""
+    public = torch.tensor([0.7, 0.1, 0.1, 0.1]).log().expand(queries, 4).clone()
+    private = public.expand(MODELS, queries, 4) + torch.randn(MODELS, queries, 4)
+    rows = Rows(private, public, None, 4)
+    accountant.charge(mechanism.propose_rows(rows, rng=SecureRandom(), origin=origin))
+
+
+def gated(mechanism: Mechanism, epsilon: float | None = None) -> Guarantee:
+    """Return the guarantee of all answers to come, as the gate sees it."""
+    return promised(Accountant(DELTA, epsilon=epsilon), mechanism, MODELS, KNOWN)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [(FIXED, "no option of adapmixed limits it")]
+    + [(f"{POOL} queries=none public_confidence={one}", LIMITS) for one in CONFIDENCES],
+)
+def test_without_a_plan_epsilon_has_no_limit(text: str, words: str) -> None:
+    mechanism = made(text)
+    found = gated(mechanism)
+    assert found.kind == "fixed" and not is_limited(found)
+    with pytest.raises(ValueError, match=f"^--allow-weak must be given .* {GROWS}") as raised:
+        checked(found, mechanism, allow_weak=False)
+    assert str(raised.value).endswith(words)
+    assert checked(found, mechanism, allow_weak=True) == found
+
+
+@pytest.mark.parametrize("text", [FIXED, f"{POOL} queries=none"])
+def test_a_growing_epsilon_is_that_of_the_ledger(text: str) -> None:
+    """The line gave ε of one answer and the number of all."""
+    accountant, mechanism = Accountant(DELTA), made(text)
+    empty = promise(accountant, mechanism, MODELS, UNKNOWN)
+    assert GROWS in empty and "ε = " not in empty and BASE in empty and "weak guarantee" in empty
+    answer(accountant, mechanism, 200)
+    line = promise(accountant, mechanism, MODELS, KNOWN)
+    assert GROWS in line and line.endswith(str(accountant.guarantee()))
+    assert "The 200 answered queries are" in line
+    assert accountant.queries == 200  # the trial charged a copy
+
+
+def test_public_answers_are_not_those_to_come() -> None:
+    """A ledger of public answers alone has ε = 0, which the next answer can end."""
+    accountant, mechanism = Accountant(DELTA), made(f"{POOL} queries=none public_confidence=0.4")
+    answer(accountant, mechanism, 3)
+    assert accountant.guarantee().kind == "public"
+    line = promise(accountant, mechanism, MODELS, UNKNOWN)
+    assert GROWS in line and "the 3 answered queries used public values only" in line
+    assert BASE in line
+
+
+@pytest.mark.parametrize("confidence", CONFIDENCES)
+@pytest.mark.parametrize("text", [POOL, "clipped-mixing lower=0.8 upper=1.5"])
+def test_a_plan_states_its_epsilon(text: str, confidence: str) -> None:
+    plain = gated(made(f"{text} queries=50"))
+    mechanism = made(f"{text} queries=50 public_confidence={confidence}")
+    found = gated(mechanism)
+    assert found == plain and found.budget == 50 and found.epsilon
+    checked(found, mechanism, allow_weak=found.epsilon > 10)
+    accountant = Accountant(DELTA)
+    answer(accountant, mechanism, 20)
+    line = promise(accountant, mechanism, MODELS, KNOWN)
+    assert line == str(accountant.guarantee()) and line.startswith("Up to 50 answered queries")
+    if confidence in ("0", "0.4"):
+        assert "not counting 20 from public values only" in line
+
+
+@pytest.mark.parametrize("confidence", CONFIDENCES)
+@pytest.mark.parametrize("text", [POOL, "clipped-mixing lower=0.8 upper=1.5 order=8"])
+def test_a_budget_states_its_epsilon(text: str, confidence: str) -> None:
+    accountant = Accountant(DELTA, epsilon=2.0)
+    mechanism = made(f"{text} queries=none public_confidence={confidence}", 2.0)
+    found = gated(mechanism, 2.0)
+    assert (found.method, found.epsilon) == ("per-shard budget", 2.0) and is_limited(found)
+    checked(found, mechanism, allow_weak=False)
+    answer(accountant, mechanism, 7)
+    line = promise(accountant, mechanism, MODELS, KNOWN)
+    assert line == str(accountant.guarantee()) and line.startswith("All answers (7 so far)")
+
+
+@pytest.mark.parametrize(
+    ("text", "kind", "words"),
+    [
+        ("adapmixed", "data-dependent, ex-post", "depends on the private data"),
+        ("adapmixed screen=none", "data-dependent, ex-post", "depends on the private data"),
+        ("pmixed epsilon=3 order=8 queries=40", "fixed", "Up to 40 answered queries are"),
+        ("public", "public", "ε = 0, δ = 0"),
+        ("unprotected", "none", "no privacy guarantee"),
+    ],
+)
+def test_other_mechanisms(text: str, kind: str, words: str) -> None:
+    mechanism, accountant = made(text), Accountant(DELTA)
+    found = gated(mechanism)
+    assert found.kind == kind and is_limited(found)
+    if kind in ("fixed", "public"):
+        checked(found, mechanism, allow_weak=False)
+    else:
+        with pytest.raises(ValueError, match="^--allow-weak must be given to serve this mechanism"):
+            checked(found, mechanism, allow_weak=False)
+    answer(accountant, mechanism, 5)
+    line = promise(accountant, mechanism, MODELS, KNOWN)
+    assert words in line
+    if kind == "fixed":
+        assert line == str(accountant.guarantee())
+    if kind == "public":
+        assert "the 5 answered queries" in line
+
+
+@pytest.mark.parametrize(
+    ("text", "epsilon"),
+    [(f"{POOL} queries=9", None), (f"{POOL} queries=none", None), (FIXED, None),
+     (f"{POOL} queries=none", 2.0), ("adapmixed", None)],
+)  # fmt: skip
+def test_caveats_of_the_ledger_and_of_the_ensemble(text: str, epsilon: float | None) -> None:
+    accountant, mechanism = Accountant(DELTA, epsilon=epsilon), made(text, epsilon)
+    answer(accountant, mechanism, 2, Origin(KNOWN.ensemble, ("shards", "positions")))
+    line = promise(accountant, mechanism, MODELS, UNKNOWN)
+    assert DISJOINT in line and "assigned by positions" in line and BASE in line
+    assert line.count(DISJOINT) == 1
+
+
+@pytest.mark.parametrize("confidence", CONFIDENCES)
+def test_a_plan_that_is_spent(confidence: str) -> None:
+    accountant, mechanism = Accountant(DELTA), made(f"{POOL} queries=3")
+    answer(accountant, mechanism, 3, UNKNOWN)
+    assert promise(accountant, mechanism, MODELS, UNKNOWN) == str(accountant.guarantee())
+
+
+@pytest.mark.parametrize("loss", ["fixed", "data-dependent"])
+@pytest.mark.parametrize("screen", ["noisy", "public"])
+def test_the_gate_does_not_depend_on_chance(loss: str, screen: str) -> None:
+    """Noise decides which answers pass a screening, and the others are public."""
+    mechanism = made(f"adapmixed loss={loss} screen={screen} threshold=0 sigma=5")
+    kinds = {gated(mechanism).kind for _ in range(20)}
+    assert kinds == {"fixed" if loss == "fixed" else "data-dependent, ex-post"}
