@@ -11,7 +11,7 @@ import stat
 import threading
 import time
 from argparse import Namespace
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
@@ -278,6 +278,20 @@ def test_the_rate(monkeypatch: pytest.MonkeyPatch) -> None:
         client.check_rate()
     with pytest.raises(RequestError):
         client.check_rate()
+
+
+def test_a_minute_has_at_most_twice_the_rate(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [100.0]
+    monkeypatch.setattr(clients_module.time, "monotonic", lambda: now[0])
+    client, passed = Client(Key("a", "0" * 64, requests_per_minute=6), None), list[float]()
+    for step in range(960):  # four minutes
+        now[0] = 100 + step / 4
+        with suppress(RequestError):
+            while True:
+                client.check_rate()
+                passed.append(now[0])
+    in_a_minute = [sum(start <= one <= start + 60 for one in passed) for start in passed]
+    assert in_a_minute[0] == max(in_a_minute) == 12 and len(passed) == 6 + 23
 
 
 def test_a_share_of_the_budget(tmp_path: Path) -> None:

@@ -12,7 +12,8 @@ if TYPE_CHECKING:
 LIMITS = {
     "max-tokens": "largest max_tokens of a request (default: the server's)",
     "tokens": "share of the budget: tokens that all answers may have together (default: no limit)",
-    "requests-per-minute": "requests in a minute, which may all come at once (default: no limit)",
+    "requests-per-minute": "largest number of requests at once, and of further ones in each minute "
+    "(default: no limit)",
 }
 
 
