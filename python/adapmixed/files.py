@@ -2,6 +2,7 @@
 
 A new file is written next to its place, flushed to the device, and moved to its place in one step.
 A killed process leaves at most names that begin with ".tmp-", which `remove_leftovers` removes.
+The place of a file is where its path leads through links, so every name of a file stays its name.
 """
 
 from __future__ import annotations
@@ -10,8 +11,9 @@ import fcntl
 import os
 import secrets
 import shutil
+import stat
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 _PREFIX = ".tmp-"
@@ -21,12 +23,15 @@ def write_file(path: str | os.PathLike[str], data: bytes, *, mode: int = 0o600) 
     """Write or replace a file in one step.
 
     Args:
-        path: path of the file.
+        path: path of the file, or a link to it, which stays.
         data: its whole content.
         mode: permissions, before the process's umask is applied. Most files depend on private data,
             so others may not read them unless the caller says so.
+
+    Raises:
+        OSError: the file cannot be written, or a link cannot be followed.
     """
-    target = Path(path)
+    target = _place(path)
     temporary = _written_beside(target, data, mode)
     try:
         os.replace(temporary, target)
@@ -37,12 +42,25 @@ def write_file(path: str | os.PathLike[str], data: bytes, *, mode: int = 0o600) 
 
 
 def create_file(path: str | os.PathLike[str], data: bytes, *, mode: int = 0o600) -> bool:
-    """Write a file unless it exists; return True in exactly one of several processes."""
+    """Write a file unless it exists; return True in exactly one of several processes.
+
+    Args:
+        path: path of the file. None is created through a link: its file may be on a disk that is
+            not there, and another user may have made the link.
+        data: as in `write_file`.
+        mode: as in `write_file`.
+
+    Raises:
+        FileNotFoundError: the path is a link to a missing file.
+        OSError: the file cannot be written.
+    """
     target = Path(path)
     temporary = _written_beside(target, data, mode)
     try:
         os.link(temporary, target)
     except FileExistsError:
+        if target.is_symlink() and not target.exists():
+            raise FileNotFoundError(f"{target} must not be a link to a missing file") from None
         return False
     finally:
         temporary.unlink()
@@ -51,14 +69,19 @@ def create_file(path: str | os.PathLike[str], data: bytes, *, mode: int = 0o600)
 
 
 def temporary_folder(target: str | os.PathLike[str]) -> Path:
-    """Make an empty folder next to `target`, to fill and pass to `publish_folder`."""
+    """Make an empty folder next to `target`, to fill and pass to `publish_folder`.
+
+    Only its owner can open it until it is published.
+    """
     folder = _beside(Path(target))
-    folder.mkdir()
+    folder.mkdir(mode=0o700)
     return folder
 
 
 def publish_folder(temporary: Path, target: str | os.PathLike[str]) -> bool:
     """Flush a folder of files and move it to its place in one step.
+
+    It gets the permissions of a new folder. Its files keep theirs.
 
     Returns:
         True if it was moved. False if another process was first; the temporary folder is then
@@ -66,6 +89,7 @@ def publish_folder(temporary: Path, target: str | os.PathLike[str]) -> bool:
     """
     for file in temporary.iterdir():
         flush(file)
+    temporary.chmod(_mode_of_new_folder(Path(target)))
     flush(temporary)
     try:
         os.rename(temporary, target)
@@ -79,11 +103,18 @@ def publish_folder(temporary: Path, target: str | os.PathLike[str]) -> bool:
 
 
 def remove_leftovers(folder: str | os.PathLike[str], name: str) -> None:
-    """Remove the temporary files that killed processes left next to `folder / name`."""
-    for path in Path(folder).glob(f"{_PREFIX}{name}-*"):
+    """Remove the temporary files that killed processes left next to `folder / name`.
+
+    If that is a link, files that were left next to the file that it leads to are removed, too.
+    """
+    named = Path(folder) / name
+    for path in _leftovers(named):
         if path.is_dir():
             shutil.rmtree(path)
         else:
+            path.unlink(missing_ok=True)
+    for path in _leftovers(Path(os.path.realpath(named))):
+        if not path.is_dir():  # `temporary_folder` follows no link
             path.unlink(missing_ok=True)
 
 
@@ -91,12 +122,17 @@ def remove_leftovers(folder: str | os.PathLike[str], name: str) -> None:
 def sole_writer(path: str | os.PathLike[str]) -> Iterator[None]:
     """Hold a lock that only one process can have.
 
-    The lock is a file next to `path`, which is removed at the end.
+    The lock is a file next to the file, which is removed at the end.
+
+    Args:
+        path: path of the file, or a link to it. All its names have the same lock.
 
     Raises:
         BlockingIOError: another process holds the lock.
+        OSError: the lock cannot be made, or a link cannot be followed.
     """
-    lock = Path(path).with_name(f".{Path(path).name}.lock")
+    place = _place(path)
+    lock = place.with_name(f".{place.name}.lock")
     while True:
         descriptor = os.open(lock, os.O_RDWR | os.O_CREAT, 0o600)
         try:
@@ -128,6 +164,31 @@ def flush(path: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def _place(path: str | os.PathLike[str]) -> Path:
+    """Return where a file is or will be, through links.
+
+    Raises:
+        OSError: a link cannot be followed.
+    """
+    with suppress(FileNotFoundError):
+        os.stat(path)  # raises for a loop, and for a link that the system does not let us follow
+    return Path(os.path.realpath(path))
+
+
+def _mode_of_new_folder(target: Path) -> int:
+    """Return the permissions that a new folder gets next to `target`."""
+    # The umask could only be read by changing it, which other threads would notice.
+    probe = _beside(target)
+    probe.mkdir()
+    mode = stat.S_IMODE(probe.stat().st_mode)
+    probe.rmdir()
+    return mode
+
+
+def _leftovers(target: Path) -> list[Path]:
+    return list(target.parent.glob(f"{_PREFIX}{target.name}-*"))
 
 
 def _beside(target: Path) -> Path:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import ctypes
 import math
 import os
 import pickle
@@ -208,17 +209,24 @@ def test_copies_and_pickles_raise() -> None:
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="this system does not fork")
-def test_a_forked_child_releases_nothing() -> None:
-    count = prepaid(3)
-    child = os.fork()
-    if child == 0:
-        try:
-            count.grant(1)
-        except ValueError:
-            os._exit(7)
-        os._exit(0)
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
-    count.charge(proposed(3))
+@pytest.mark.parametrize("kind", ["of Python", "of C", "with its parent's id"])
+def test_a_forked_child_releases_nothing(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Python does not see a fork of C code. A new namespace can give a child its parent's id."""
+    parent = os.getpid()
+    if kind == "with its parent's id":
+        monkeypatch.setattr(os, "getpid", lambda: parent)
+    count, proposal = prepaid(3), proposed(3)
+    for ask in (lambda: count.grant(1), lambda: count.charge(proposal)):
+        child = ctypes.PyDLL(None).fork() if kind == "of C" else os.fork()
+        if child == 0:
+            try:
+                ask()
+            except ValueError as error:
+                os._exit(7 if "prepaid queries must be" in str(error) else 1)
+            finally:
+                os._exit(0)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+    count.charge(proposal)
 
 
 @pytest.mark.parametrize("queries", [-1, 1.0, math.nan, False])

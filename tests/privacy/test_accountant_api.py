@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import ctypes
 import dataclasses
 import os
 import pickle
@@ -44,8 +45,15 @@ def test_there_are_no_copies(kind: str, copied: Callable[[Any], Any], tmp_path: 
         copied(made)
 
 
-def in_a_child(ask: Callable[[], object], words: str) -> None:
-    child = os.fork()
+def fork_of_c() -> int:
+    """Fork as C code does, which Python does not see."""
+    return int(ctypes.PyDLL(None).fork())
+
+
+def in_a_child(
+    ask: Callable[[], object], words: str, fork: Callable[[], int] | None = None
+) -> None:
+    child = (fork or os.fork)()
     if child == 0:
         try:
             ask()
@@ -82,6 +90,21 @@ def test_a_child_of_a_fork_spends_nothing(
         durable.charge(waiting)
         assert charged.release().tokens is not None and waiting.release().tokens is not None
         assert (durable.queries, shared.queries) == (2, 0)
+
+
+def test_a_child_of_a_fork_that_python_does_not_see_spends_nothing(tmp_path: Path) -> None:
+    charged, waiting = proposed(BOX), proposed(BOX)
+    with Accountant(DELTA, path=tmp_path / "ledger.db") as accountant:
+        accountant.charge(charged)
+        for ask in (
+            charged.release,
+            lambda: charged._distribution,
+            lambda: Accountant(DELTA).charge(waiting),
+            lambda: accountant.charge(waiting),
+        ):
+            in_a_child(ask, "in the process that made it", fork_of_c)
+        accountant.charge(waiting)
+        assert charged.release().tokens is not None and waiting.release().tokens is not None
 
 
 def test_closing_ends_charging(tmp_path: Path) -> None:

@@ -10,7 +10,8 @@ import signal
 import stat
 import threading
 import time
-from contextlib import ExitStack
+from argparse import Namespace
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
@@ -19,13 +20,13 @@ from serving_cases import ASK, check_error, served
 from stub_engine import StubEngine
 
 from adapmixed.cli import main
-from adapmixed.commands.serve import _reread
+from adapmixed.commands.serve import _clients, _reread
 from adapmixed.files import sole_writer
 from adapmixed.serving import clients as clients_module
 from adapmixed.serving.clients import Client, Clients
 from adapmixed.serving.errors import RequestError
 from adapmixed.serving.keys import Key, add_key, read_keys, remove_key
-from adapmixed.serving.usage import Usage, read_usage
+from adapmixed.serving.usage import Usage, read_usage, usage_path
 
 COMPLETIONS = "/v1/completions"
 
@@ -100,6 +101,52 @@ def test_a_key_is_removed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
     with sole_writer(file):
         assert main(["keys", "remove", str(file), "bob"]) == 2
     assert read_keys(file) == [bob]
+
+
+def test_a_key_is_removed_through_a_link(tmp_path: Path) -> None:
+    """The server may have the file under another name than the operator."""
+    file, link = tmp_path / "keys.json", tmp_path / "link.json"
+    link.symlink_to(file)
+    for name in ("alice", "bob"):
+        add_key(link, name)
+    remove_key(link, "alice")
+    assert [key.name for key in read_keys(file)] == ["bob"]
+    with sole_writer(file), pytest.raises(BlockingIOError):
+        remove_key(link, "bob")
+
+
+def test_a_ledger_has_one_file_of_used_tokens(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Under a second name of the ledger a key does not get its share again."""
+    file, ledger, link = (tmp_path / name for name in ("keys.json", "real.db", "current.db"))
+    link.symlink_to(ledger.name)
+    add_key(file, "alice", tokens=9)
+    for path, used in ((link, 4), (ledger, 8)):
+        with ExitStack() as stack:
+            given = Namespace(ledger=path, no_create=path == ledger)
+            clients = _clients(read_keys(file), given, stack)
+            usage = clients._usage
+            assert usage is not None and usage.admit("alice", 4, 9) is not None
+            assert usage.used("alice") == used
+    assert capsys.readouterr().err == f"Used tokens of keys {tmp_path}/real.db.usage are new.\n"
+    assert not (tmp_path / "current.db.usage").exists()
+    listed = []
+    for path in (link, ledger):
+        assert main(["keys", "list", str(file), "--ledger", str(path)]) == 0
+        listed.append(capsys.readouterr().out)
+    assert listed[0] == listed[1] and listed[0].splitlines()[1].split()[:2] == ["alice", "8"]
+
+
+def test_used_tokens_are_found_from_every_name_of_a_ledger(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "link.db").symlink_to("folder/real.db")
+    (tmp_path / "other").symlink_to("folder")
+    monkeypatch.chdir(tmp_path / "folder")
+    for name in ("../link.db", "real.db", tmp_path / "other" / "real.db"):
+        assert usage_path(name) == tmp_path / "folder" / "real.db.usage"
 
 
 def test_the_file_is_read_again(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -231,6 +278,20 @@ def test_the_rate(monkeypatch: pytest.MonkeyPatch) -> None:
         client.check_rate()
     with pytest.raises(RequestError):
         client.check_rate()
+
+
+def test_a_minute_has_at_most_twice_the_rate(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [100.0]
+    monkeypatch.setattr(clients_module.time, "monotonic", lambda: now[0])
+    client, passed = Client(Key("a", "0" * 64, requests_per_minute=6), None), list[float]()
+    for step in range(960):  # four minutes
+        now[0] = 100 + step / 4
+        with suppress(RequestError):
+            while True:
+                client.check_rate()
+                passed.append(now[0])
+    in_a_minute = [sum(start <= one <= start + 60 for one in passed) for start in passed]
+    assert in_a_minute[0] == max(in_a_minute) == 12 and len(passed) == 6 + 23
 
 
 def test_a_share_of_the_budget(tmp_path: Path) -> None:

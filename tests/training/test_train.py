@@ -409,6 +409,29 @@ def test_a_member_appears_whole(
     assert not list(run.output.glob("member-*"))
 
 
+def test_nobody_else_reads_a_member_before_it_is_published(
+    base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A run that is killed at any moment leaves nothing that other users can read."""
+    run = a_run(tmp_path, base, num_models=1, config=replace(CONFIG, epochs=1))
+    modes: dict[str, int] = {}
+
+    def interrupted(*_: object) -> None:
+        (folder,) = run.output.glob(".tmp-*")
+        modes.update((path.name, path.stat().st_mode & 0o777) for path in folder.iterdir())
+        modes["folder"] = folder.stat().st_mode & 0o777
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Path, "chmod", interrupted)
+    before = os.umask(0o022)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            quietly(run)
+    finally:
+        os.umask(before)
+    assert (modes["folder"], modes["shard.json"]) == (0o700, 0o600)
+
+
 @pytest.mark.slow
 def test_a_script_without_its_guard_is_told_so(base: Path, tmp_path: Path) -> None:
     """Every worker would run the whole script again."""

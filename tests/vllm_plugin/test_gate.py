@@ -392,7 +392,8 @@ def test_keys_are_read_again_after_sighup(
 def test_keys_without_limits_can_get_limits_later(tmp_path: Path) -> None:
     case, keys = Case(tmp_path, queries=1000), tmp_path / "unlimited"
     add_key(keys, "a")
-    clients = clients_of(replace(case.front.options, keys=str(keys)))
+    (link := tmp_path / "link.db").symlink_to(case.ledger)
+    clients = clients_of(replace(case.front.options, keys=str(keys), ledger=str(link)))
     assert clients is not None and clients_of(replace(case.front.options, keys=None)) is None
     key = add_key(keys, "b", tokens=3)
     clients.replace(read_keys(keys))

@@ -12,7 +12,8 @@ if TYPE_CHECKING:
 LIMITS = {
     "max-tokens": "largest max_tokens of a request (default: the server's)",
     "tokens": "share of the budget: tokens that all answers may have together (default: no limit)",
-    "requests-per-minute": "requests in a minute, which may all come at once (default: no limit)",
+    "requests-per-minute": "largest number of requests at once, and of further ones in each minute "
+    "(default: no limit)",
 }
 
 
@@ -92,12 +93,12 @@ def _remove(arguments: argparse.Namespace) -> int:
 
 def _list(arguments: argparse.Namespace) -> int:
     from adapmixed.serving.keys import read_keys
-    from adapmixed.serving.usage import read_usage
+    from adapmixed.serving.usage import read_usage, usage_path
 
     used = None
     keys = read_keys(arguments.file)
     if arguments.ledger is not None:
-        path = Path(f"{arguments.ledger}.usage")
+        path = usage_path(arguments.ledger)
         if not path.exists():
             raise ValueError(
                 f"--ledger must be that of a server that has run with keys, but {path} is not there"

@@ -225,9 +225,9 @@ def _ensemble(arguments: argparse.Namespace) -> Ensemble:
 def _clients(keys: list[Key], arguments: argparse.Namespace, stack: ExitStack) -> Clients:
     """Return the keys in use, with the file of their used tokens next to the ledger."""
     from adapmixed.serving.clients import Clients
-    from adapmixed.serving.usage import Usage
+    from adapmixed.serving.usage import Usage, usage_path
 
-    path = Path(f"{arguments.ledger}.usage")
+    path = usage_path(arguments.ledger)
     if not path.exists():
         if arguments.no_create:
             raise ValueError(f"{path} must exist with --no-create: it has what keys have used")

@@ -18,9 +18,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from adapmixed.checks import check_count
-from adapmixed.mechanisms import proposal as _proposals
 from adapmixed.mechanisms.clipped_log_pool import ClippedLogPool
-from adapmixed.mechanisms.proposal import BY_HAND, Mechanism, Origin, Proposal
+from adapmixed.mechanisms.proposal import BY_HAND, Mechanism, Origin, Proposal, this_process
 from adapmixed.mechanisms.single_charge import Charge
 from adapmixed.privacy import BoundedRangeAnswer, BudgetSpentError, Caveat, Event
 
@@ -134,7 +133,7 @@ class Prepaid:
     ) -> None:
         self._of = check_fixed(mechanism), check_count("num_models", num_models), origin.ensemble
         self._caveats = frozenset(caveats(origin, seeded))
-        self._lock, self._forks = threading.Lock(), _proposals._forks
+        self._lock, self._process = threading.Lock(), this_process()
         self._left = 0
 
     @property
@@ -199,7 +198,7 @@ class Prepaid:
 
     def _check_process(self) -> None:
         # Checked before the lock, which a thread of the parent may have held at the fork.
-        if self._forks != _proposals._forks:
+        if self._process != this_process():
             raise ValueError(
                 "prepaid queries must be released in the process that counts them: parent and "
                 "child of a fork would each release them"

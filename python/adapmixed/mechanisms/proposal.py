@@ -116,7 +116,7 @@ class Proposal:
         charges = None if prepared.charges is None else prepared.charges.cpu().numpy()
         self._charge = Charge(prepared.events, caveats, charges, mechanism.measure)
         self._answer: Answer | None = None
-        self._lock, self._forks = threading.Lock(), _forks
+        self._lock, self._process = threading.Lock(), this_process()
 
     def _begin(self) -> Charge:
         """Begin the one charge of this proposal. Only an accountant may call this.
@@ -179,7 +179,7 @@ class Proposal:
 
     def _check_process(self) -> None:
         # Checked before the lock, which a thread of the parent may have held at the fork.
-        if self._forks != _forks:
+        if self._process != this_process():
             raise ValueError(
                 "proposal must be used in the process that made it: parent and child of a fork "
                 "would each draw an answer for one charge"
@@ -190,7 +190,16 @@ class Proposal:
 
 
 _forks = 0
-"""Number of forks from the first process to this one. A process id can recur in a new namespace."""
+"""Number of forks from the first process to this one, without forks that Python does not see."""
+
+
+def this_process() -> tuple[int, int]:
+    """Return what differs between a process and its forks.
+
+    An id of a process can recur in a new namespace. Python does not count a fork of C code. So both
+    are needed, and a fork that is hidden in both ways is not noticed.
+    """
+    return _forks, os.getpid()
 
 
 def _count_fork() -> None:

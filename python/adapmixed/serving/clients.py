@@ -29,8 +29,11 @@ class Client:
     def check_rate(self) -> None:
         """Count a request.
 
+        A key that has been idle for a minute may send as many requests at once as its limit says,
+        and as many again, evenly, in each minute after. So at most twice as many pass in a minute.
+
         Raises:
-            RequestError: 429: too many requests came in the last minute. This one is not counted.
+            RequestError: 429: more requests came than that. This one is not counted.
         """
         most = self.key.requests_per_minute
         if most is None:

@@ -30,7 +30,8 @@ class Key:
         sha256: SHA-256 of the key, in hexadecimal digits.
         max_tokens: largest max_tokens of a request; None for the server's.
         tokens: largest number of tokens that all answers may have together; None for all.
-        requests_per_minute: largest number of requests in a minute; None for any.
+        requests_per_minute: largest number of requests at once, and of further ones in each minute;
+            None for any.
     """
 
     name: str

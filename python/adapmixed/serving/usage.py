@@ -20,6 +20,15 @@ from adapmixed.files import remove_leftovers, write_file
 FORMAT_VERSION = 1
 
 
+def usage_path(ledger: str | os.PathLike[str]) -> Path:
+    """Return the file of used tokens, next to a ledger.
+
+    Args:
+        ledger: path of the ledger. All paths that lead to it have the same file of used tokens.
+    """
+    return Path(f"{os.path.realpath(ledger)}.usage")
+
+
 class Usage:
     """Used tokens by the name of a key. Any thread may call every method.
 

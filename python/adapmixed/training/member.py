@@ -13,7 +13,7 @@ import torch
 
 from adapmixed.data.builtin import Document
 from adapmixed.ensemble.public_model import load_base
-from adapmixed.files import publish_folder, temporary_folder
+from adapmixed.files import publish_folder, temporary_folder, write_file
 from adapmixed.training.adapter import save_adapter
 from adapmixed.training.blocks import token_stream
 from adapmixed.training.config import FinetuneConfig
@@ -112,8 +112,8 @@ class MemberTrainer:
         temporary = temporary_folder(folder)
         save_adapter(trained.model, temporary, config, base_name=settings.base_name)
         text = json.dumps(record, indent=1) + "\n"
-        (temporary / MEMBER_FILE).write_text(text, encoding="utf-8")
-        for file in temporary.iterdir():  # weights, losses and digests of private text
+        write_file(temporary / MEMBER_FILE, text.encode())
+        for file in temporary.iterdir():  # the weights, too, depend on private text
             file.chmod(0o600)
         publish_folder(temporary, folder)
 

@@ -44,7 +44,7 @@ from adapmixed.serving.guard import Guard
 from adapmixed.serving.keys import read_keys
 from adapmixed.serving.metrics import Metrics
 from adapmixed.serving.query import ReservedError
-from adapmixed.serving.usage import Usage
+from adapmixed.serving.usage import Usage, usage_path
 from adapmixed.vllm.arguments import check_arguments
 from adapmixed.vllm.forward import forwarded, with_body
 from adapmixed.vllm.malformed import answer_malformed
@@ -126,7 +126,7 @@ def clients_of(options: Options) -> Clients | None:
     """
     if options.keys is None:
         return None
-    return Clients(read_keys(options.keys), Usage(f"{options.ledger}.usage"))
+    return Clients(read_keys(options.keys), Usage(usage_path(options.ledger)))
 
 
 class Gate:

@@ -95,9 +95,20 @@ FAULTS: tuple[Fault, ...] = (
         "one draw for one charge",
         "parent and child of a fork draw for one charge",
         "python/adapmixed/mechanisms/proposal.py",
-        "        if self._forks != _forks:\n",
-        "        if self._forks > _forks:\n",
+        "    return _forks, os.getpid()\n",
+        "    return 0, os.getpid()\n",
         (_PRIVACY + "test_accountant_api.py::test_a_child_of_a_fork_spends_nothing",),
+    ),
+    Fault(
+        "one draw for one charge",
+        "parent and child of a fork of C code draw for one charge",
+        "python/adapmixed/mechanisms/proposal.py",
+        "    return _forks, os.getpid()\n",
+        "    return _forks, 0\n",
+        (
+            _PRIVACY + "test_accountant_api.py::"
+            "test_a_child_of_a_fork_that_python_does_not_see_spends_nothing",
+        ),
     ),
     Fault(
         "retirement is silent",

@@ -118,6 +118,22 @@ FAULTS: tuple[Fault, ...] = (
     ),
     Fault(
         "budgets hold",
+        "a second name of the ledger gives every key its share again",
+        "python/adapmixed/serving/usage.py",
+        'Path(f"{os.path.realpath(ledger)}.usage")',
+        'Path(f"{ledger}.usage")',
+        ("tests/serving/test_keys.py::test_a_ledger_has_one_file_of_used_tokens",),
+    ),
+    Fault(
+        "budgets hold",
+        "a key that was removed through a link stays in the server's file",
+        "python/adapmixed/files.py",
+        "    return Path(os.path.realpath(path))\n",
+        "    return Path(path)\n",
+        ("tests/serving/test_keys.py::test_a_key_is_removed_through_a_link",),
+    ),
+    Fault(
+        "budgets hold",
         "a key does not pay for the token that is under way when its client leaves",
         "python/adapmixed/serving/running.py",
         "        used = self._left + self._delivered  ",

@@ -17,6 +17,14 @@ FAULTS: tuple[Fault, ...] = (
         ),
     ),
     Fault(
+        "nothing private in the open",
+        "other users can open a member's folder before its files are closed to them",
+        "python/adapmixed/files.py",
+        "    folder.mkdir(mode=0o700)\n",
+        "    folder.mkdir()\n",
+        ("tests/training/test_train.py::test_nobody_else_reads_a_member_before_it_is_published",),
+    ),
+    Fault(
         "resumable",
         "a member's folder appears before it is whole",
         "python/adapmixed/training/member.py",

@@ -1,0 +1,123 @@
+"""Files that are replaced through links, and folders that nobody else reads before their time."""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from adapmixed.files import (
+    create_file,
+    publish_folder,
+    remove_leftovers,
+    sole_writer,
+    temporary_folder,
+    write_file,
+)
+
+
+@pytest.fixture
+def umask() -> Iterator[None]:
+    """Let files be readable by all users unless their writer says otherwise."""
+    before = os.umask(0o022)
+    yield
+    os.umask(before)
+
+
+def linked(folder: Path) -> tuple[Path, Path]:
+    """Return a file's path in a new folder, and a link to it; the file is not there yet."""
+    (folder / "etc").mkdir()
+    link = folder / "short.json"
+    link.symlink_to("etc/keys.json")
+    return folder / "etc" / "keys.json", link
+
+
+def mode(path: Path) -> int:
+    return stat.S_IMODE(path.stat().st_mode)
+
+
+def test_a_write_through_a_link_replaces_the_file(tmp_path: Path) -> None:
+    file, link = linked(tmp_path)
+    second = tmp_path / "second.json"
+    second.symlink_to(link)
+    for number, path in enumerate((link, second, file)):
+        write_file(path, b"%d" % number)
+        assert link.is_symlink() and second.is_symlink() and not file.is_symlink()
+        assert file.read_bytes() == b"%d" % number and mode(file) == 0o600
+    assert sorted(path.name for path in tmp_path.rglob("*")) == [
+        "etc", "keys.json", "second.json", "short.json",
+    ]  # fmt: skip
+
+
+def test_a_link_to_itself_is_not_replaced(tmp_path: Path) -> None:
+    link = tmp_path / "link"
+    link.symlink_to("link")
+    with pytest.raises(OSError, match="link"):
+        write_file(link, b"x")
+    assert list(tmp_path.iterdir()) == [link] and link.is_symlink()
+
+
+def test_no_file_is_created_through_a_link(tmp_path: Path) -> None:
+    """A link that leads nowhere may be a disk that is missing, or another user's trap."""
+    file, link = linked(tmp_path)
+    with pytest.raises(FileNotFoundError, match="must not be a link to a missing file"):
+        create_file(link, b"new")
+    assert not file.exists() and os.listdir(file.parent) == []
+    file.write_bytes(b"old")
+    assert not create_file(link, b"new")
+    assert file.read_bytes() == b"old" and link.is_symlink()
+
+
+@pytest.mark.parametrize("there", [False, True])
+def test_a_file_has_one_writer_under_all_its_names(tmp_path: Path, there: bool) -> None:
+    file, link = linked(tmp_path)
+    if there:
+        file.write_bytes(b"")
+    for held, other in ((file, link), (link, file)):
+        with sole_writer(held), pytest.raises(BlockingIOError), sole_writer(other):
+            pass
+        with sole_writer(other):
+            pass
+    assert os.listdir(file.parent) == ["keys.json"] * there
+
+
+def test_leftovers_lie_next_to_the_file_that_a_link_leads_to(tmp_path: Path) -> None:
+    file, link = linked(tmp_path)
+    for folder, name in ((file.parent, file.name), (tmp_path, link.name)):
+        (folder / f".tmp-{name}-0").write_bytes(b"x")
+        (folder / ".tmp-other-0").write_bytes(b"x")
+        (folder / f".tmp-{name}-1").mkdir()
+    remove_leftovers(link.parent, link.name)
+    left = sorted(str(path.relative_to(tmp_path)) for path in tmp_path.rglob(".tmp-*"))
+    assert left == [".tmp-other-0", "etc/.tmp-keys.json-1", "etc/.tmp-other-0"]
+
+
+@pytest.mark.usefixtures("umask")
+def test_a_folder_is_closed_to_others_until_it_is_published(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    target = tmp_path / "member"
+    folder = temporary_folder(target)
+    assert mode(folder) == 0o700
+    (folder / "file").write_bytes(b"x")
+    assert publish_folder(folder, target)
+    assert mode(target) == 0o755 and os.listdir(tmp_path) == ["member"]
+    late = temporary_folder(target)
+    assert not publish_folder(late, target)
+    assert mode(target) == 0o755 and os.listdir(tmp_path) == ["member"]
+    monkeypatch.setattr(os, "umask", None)  # other threads write files meanwhile
+    assert publish_folder(temporary_folder(tmp_path / "second"), tmp_path / "second")
+
+
+@pytest.mark.usefixtures("umask")
+def test_a_published_folder_belongs_to_the_group_of_its_place(tmp_path: Path) -> None:
+    tmp_path.chmod(0o2755)
+    target = tmp_path / "member"
+    folder = temporary_folder(target)
+    assert mode(folder) & 0o077 == 0
+    assert publish_folder(folder, target)
+    (other := tmp_path / "other").mkdir()
+    assert mode(target) == mode(other)
