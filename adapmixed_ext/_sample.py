@@ -25,7 +25,7 @@ def _check_key(key: object, counter: object) -> None:
             f"{key.dtype} {tuple(key.shape)}, {key.layout}, on {key.device}"
         )
     if isinstance(counter, bool) or not isinstance(counter, int) or not 0 <= counter < 2**63:
-        raise ValueError(f"rng must give a counter, an integer in [0, 2**63), got {counter!r}")
+        raise ValueError(f"rng must give a counter in [0, 2**63), got {counter!r}")
 
 
 def _check_capture(device: torch.device) -> None:

@@ -143,7 +143,7 @@ class Source:
 @pytest.mark.parametrize(
     ("source", "words"),
     [
-        (Source(torch.zeros(4, dtype=torch.uint8)), r"key of dtype torch.uint8 and shape \(32,\)"),
+        (Source(torch.zeros(4, dtype=torch.uint8)), r"of dtype torch.uint8 and shape \(32,\)"),
         (Source(torch.zeros(32)), "got torch.float32"),
         (Source(torch.zeros(64, dtype=torch.uint8)[::2]), "contiguous"),
         (Source(torch.zeros(32, dtype=torch.uint8), -1), "counter in"),
