@@ -130,9 +130,9 @@ def _reserve(rng: RandomSource) -> tuple[Tensor, int]:
     return key, counter
 
 
-def _device(device: object) -> torch.device:
+def _device(device: torch.device | str) -> torch.device:
     try:
-        found = torch.device(device)  # type: ignore[call-overload]
+        found = torch.device(device)
     except (RuntimeError, TypeError):
         found = torch.device("meta")
     if found.type not in ("cpu", "cuda"):

@@ -134,7 +134,8 @@ class LossBound {
     const double error =
         own_ * std::fabs(slope) +
         (shared_ + size_absolute_ * size) * std::sqrt(std::fmax(squared_slope, 0.0)) +
-        growth_ * std::fabs(slope - bulk) + fit.excess.rounding(moments, degree_, (6.0 + kMomentAdditions) * u, u) +
+        growth_ * std::fabs(slope - bulk) +
+        fit.excess.rounding(moments, degree_, (6.0 + kMomentAdditions) * u, u) +
         fit.excess.error * moments[0] + m.moment_error() * fit.excess.size(degree_) +
         4.0 * u * std::fabs(own_listed) + rough_ * listed.rough_slope +
         listed_ * (listed.slope + listed.rough_slope);

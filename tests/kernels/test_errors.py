@@ -282,7 +282,6 @@ def test_gaussian_arguments() -> None:
         refuses(lambda s=sigma: call((3,), sigma=s, rng=Rng()), "sigma", sigma)
     refuses(lambda: call((3, -2), sigma=1.0, rng=Rng()), "shape", -2)
 
-
     for device in ("meta", "nowhere", None, 3.5):
         refuses(lambda d=device: call((3,), sigma=1.0, rng=Rng(), device=d), "device", device)
     refuses(lambda: call(b"ab", sigma=1.0, rng=Rng()), "shape", b"ab")

@@ -52,13 +52,17 @@ def compare(case: Case, device: torch.device, exact_below: float) -> None:
 @pytest.mark.parametrize(
     ("far", "eta"), [(9.8e5, 1e-8), (9.8e5, 1e-5), (9.8e4, 1e-6), (9.8e3, 1e-7), (40.0, 1e-8)]
 )
-def test_log_sum_exps_far_apart_near_order_one(far: float, eta: float, device: torch.device) -> None:
+def test_log_sum_exps_far_apart_near_order_one(
+    far: float, eta: float, device: torch.device
+) -> None:
     """The divergence of ordinary rows, however far the logits are from 0."""
     rows = torch.tensor([[far, far + 1.375], [-far, -far + 1.625]], device=device)
     order = 1.0 + eta
     got = [one.item() for one in adapmixed_ext.renyi_divergence(rows[:1], rows[1:], order)]
     p, q = (oracle.softmax(row) for row in rows.cpu())
-    for value, exact in zip(got, (oracle.renyi(p, q, order), oracle.renyi(q, p, order)), strict=True):
+    for value, exact in zip(
+        got, (oracle.renyi(p, q, order), oracle.renyi(q, p, order)), strict=True
+    ):
         assert abs(mpf(value) - exact) <= adapmixed_ext.loss_error * exact, (value, exact)
 
 
