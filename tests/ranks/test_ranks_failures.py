@@ -143,13 +143,13 @@ def test_a_silent_rank_ends_the_run(tmp_path: Path) -> None:
 
 def test_a_rank_that_raises_ends_the_run(tmp_path: Path) -> None:
     def work(ranks: Group) -> None:
-        if ranks.rank:
+        if ranks.is_main:
             inner, step = SpreadEnsemble.logits, [0]
 
             def broken(self: SpreadEnsemble, ids: Tensor, **named: Any) -> tuple[Tensor, Tensor]:
                 private, public = inner(self, ids, **named)
                 step[0] += 1
-                return private * (float("nan") if step[0] == 2 else 1.0), public
+                return private, public * (float("nan") if step[0] == 2 else 1.0)
 
             SpreadEnsemble.logits = broken  # type: ignore[method-assign]
         serve(ranks, tmp_path, ADAPTIVE)
@@ -157,7 +157,7 @@ def test_a_rank_that_raises_ends_the_run(tmp_path: Path) -> None:
     children = started(2, work, tmp_path)
     assert [status_of(child) for child in children] == [0, 0]
     first, second = result(tmp_path, 0), result(tmp_path, 1)
-    assert isinstance(first, ValueError) and "contains NaN" in str(first)  # it sees all rows
+    assert isinstance(first, ValueError) and "contains NaN" in str(first)
     assert isinstance(second, ProcessError) and "another rank has ended" in str(second)
     assert released(tmp_path) == SEQUENCES == charged(tmp_path)
 
