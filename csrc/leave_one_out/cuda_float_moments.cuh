@@ -75,8 +75,12 @@ __device__ void add_moments(const FloatLayout& layout, const TileMemory& tile,
   }
 #pragma unroll
   for (int k = 0; k <= kDegree; ++k) {
-    const float sum = total[k] + __shfl_xor_sync(kAllLanes, total[k], kModelLanes);
-    if (k % kTileParts == part && i < models) add_fixed(totals.fixed + k * models + i, sum);
+    total[k] = total[k] + __shfl_xor_sync(kAllLanes, total[k], kModelLanes);
+  }
+  if (i >= models) return;
+#pragma unroll
+  for (int k = 0; k <= kDegree; ++k) {
+    if (k % kTileParts == part) add_fixed(totals.fixed + k * models + i, total[k]);
   }
 }
 
