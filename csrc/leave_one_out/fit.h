@@ -162,7 +162,7 @@ ADAPMIXED_HD ExcessFit fit_excess(double s, double reach, int degree) {
 // The largest |x| for which an interpolant of this degree serves: its error is below 1e-7 of the
 // function's value at 0 for all orders up to the largest. `extent` is in units of order * |x|.
 ADAPMIXED_HD double moment_reach(double largest_order, int degree) {
-  const double extent = degree <= 4 ? 0.12 : degree <= 6 ? 0.6 : degree <= 10 ? 2.35 : 4.8;
+  const double extent = degree <= 4 ? 0.12 : degree <= 6 ? 0.6 : degree <= 10 ? 2.35 : 4.7;
   return std::fmin(extent / (largest_order + 5.0), 0.08 * extent);
 }
 

@@ -114,13 +114,13 @@ class ScreeningSums {
  private:
   // q ((s/q)^alpha - 1 - alpha (s/q - 1)), with log_ratio = log(s/q).
   ADAPMIXED_HD double excess(double log_ratio, double log_q) const {
-    const double q = std::exp(log_q);
-    if (std::fabs(log_ratio) < 0.2) {
+    const double q = std::exp(log_q), eta = order_ - 1.0, u = eta * log_ratio;
+    if (std::fabs(log_ratio) < 0.2 && std::fabs(u) < 1.0) {  // else the power might overflow
       const double x = std::expm1(log_ratio);
       return q * power(x, log_parts(x, 1.0 + x), order_).excess;
     }
     // (s (s/q)^eta - s) - eta (s - q): if eta is small, all terms are of its size.
-    const double s = std::exp(log_q + log_ratio), eta = order_ - 1.0, u = eta * log_ratio;
+    const double s = std::exp(log_q + log_ratio);
     return (u < 1.0 ? s * std::expm1(u) : std::exp(log_q + order_ * log_ratio) - s) - eta * (s - q);
   }
 

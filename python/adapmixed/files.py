@@ -2,7 +2,7 @@
 
 A new file is written next to its place, flushed to the device, and moved to its place in one step.
 A killed process leaves at most names that begin with ".tmp-", which `remove_leftovers` removes.
-The place of a file is where its path leads through links, so every name of a file stays its name.
+The place of a file is where its path leads through links, so every link to a file stays a link.
 """
 
 from __future__ import annotations
@@ -125,7 +125,7 @@ def sole_writer(path: str | os.PathLike[str]) -> Iterator[None]:
     The lock is a file next to the file, which is removed at the end.
 
     Args:
-        path: path of the file, or a link to it. All its names have the same lock.
+        path: path of the file, or a link to it. All symbolic links to it have the same lock.
 
     Raises:
         BlockingIOError: another process holds the lock.

@@ -66,6 +66,17 @@ def test_log_sum_exps_far_apart_near_order_one(
         assert abs(mpf(value) - exact) <= adapmixed_ext.loss_error * exact, (value, exact)
 
 
+@pytest.mark.parametrize(("depth", "order"), [(-760.0, 15000.0), (-720.0, 7100.0), (-600.0, 1e6)])
+def test_rare_tokens_at_large_orders(depth: float, order: float, device: torch.device) -> None:
+    """Their powers leave the range of double, though log p/q is small."""
+    q = torch.tensor([[0.0, 0.0, depth]], device=device)
+    p = torch.tensor([[1e-4, 0.0, depth + 0.05]], device=device)
+    got = adapmixed_ext.renyi_divergence(p, q, order)
+    rows = oracle.softmax(p[0].cpu()), oracle.softmax(q[0].cpu())
+    for value, (a, b) in zip(got, (rows, rows[::-1]), strict=True):
+        check(value.item(), oracle.renyi(a, b, order), (depth, order), math.inf)
+
+
 def check(got: float, truth: mpf, where: object, exact_below: float) -> None:
     if mp.isinf(truth):
         assert got == math.inf, where

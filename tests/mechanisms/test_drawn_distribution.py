@@ -21,7 +21,7 @@ CASES: dict[str, tuple[Mechanism, float, float, float]] = {
     "charged": (ClippedMixing(0.25, 8.0, order=3.0), -math.log(4), math.log(8.0), -698.614),
     "least": (ClippedMixing(1e-30, 3.0, order=2.0), math.log(1e-30), 1.1, -630.922),
     "pool": (ClippedLogPool(-1.0, 2.0, 1.5), -4.5, 4.5, -695.5),
-    "wide-pool": (ClippedLogPool(-250.0, 350.0, 1.0), -600.0, 600.0, -100.0),
+    "wide-pool": (ClippedLogPool(-150.0, 180.0, 1.0), -330.0, 330.0, -370.0),
 }
 
 
@@ -86,8 +86,20 @@ def test_an_evaluated_distribution_is_the_drawn_one(name: str) -> None:
             assert stated == pytest.approx(exact, abs=1e-9)
 
 
+@pytest.mark.parametrize(("lower", "upper"), [(-165.0, 165.0), (-30.0, 300.0), (-300.0, 30.0)])
+def test_mass_on_tokens_that_take_q_raises_no_error(lower: float, upper: float) -> None:
+    """An error would tell that a member has its mass where the public model has none."""
+    private, public = torch.tensor([[[-2000.0, 0.0]]]), torch.tensor([[0.0, 0.0]])
+    for rare in (-201.0, -340.0, -369.0, -371.0, -500.0):
+        public[0, 1] = rare
+        proposal = settled(
+            ClippedLogPool(lower, upper, 1.0).propose(private, public, rng=SeededRandom(0))
+        )
+        assert abs(float(proposal._distribution.probabilities().sum()) - 1.0) < 1e-12
+
+
 def test_settings_that_would_lose_tokens_raise() -> None:
-    with pytest.raises(ValueError, match=r"scale \* \(upper - lower\) must be <= 600, got 2.0 \*"):
+    with pytest.raises(ValueError, match=r"scale \* \(upper - lower\) must be <= 330, got 2.0 \*"):
         ClippedLogPool(-100.0, 201.0, 2.0)
     with pytest.raises(ValueError, match="lower must be >= 1e-30, got 0.0"):
         ClippedMixing(0.0, 2.0, order=3.0)

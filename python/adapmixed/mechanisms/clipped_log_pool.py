@@ -18,7 +18,9 @@ from adapmixed.privacy import BoundedRangeAnswer, Event, PublicAnswer
 from adapmixed.privacy.costs.clipped_log_pool import individual_rho
 from adapmixed_ext.types import RandomSource
 
-_MOST_DEPTH = 600.0  # largest range of log p/q, so that tokens of q >= e^-100 stay representable
+_MOST_DEPTH = 330.0
+"""Largest range of log p/q. Tokens that are too rare for a double keep their public probability,
+and what the pool gave each of them is then below e^-40: no row's sum depends on a member."""
 
 
 @dataclass(frozen=True)

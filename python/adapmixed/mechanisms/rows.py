@@ -56,8 +56,11 @@ class Rows:
         bad, far = ~largest.isfinite(), largest.abs() > LARGEST
         if not bool((bad | far).any()):
             return self
-        private = torch.where(far, self.private - largest, self.private)
-        return replace(self, private=torch.where(bad, self.public, private))
+        private = self.private.clone()
+        for i, b in (bad | far).squeeze(-1).nonzero().tolist():
+            row = self.public[b] if bool(bad[i, b]) else private[i, b] - largest[i, b]
+            private[i, b] = row
+        return replace(self, private=private)
 
     def check_targets(self, targets: Tensor) -> None:
         """Raise ValueError unless these are (B,) int64 tokens of the vocabulary."""
