@@ -24,7 +24,8 @@ def usage_path(ledger: str | os.PathLike[str]) -> Path:
     """Return the file of used tokens, next to a ledger.
 
     Args:
-        ledger: path of the ledger. Symbolic links to it have the same file of used tokens, hard links do not.
+        ledger: path of the ledger. Symbolic links to it have the same file of used tokens; hard
+            links do not.
     """
     return Path(f"{os.path.realpath(ledger)}.usage")
 
