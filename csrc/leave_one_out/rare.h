@@ -56,7 +56,8 @@ ADAPMIXED_HD RareSums rare_sums(const Ensemble& in, const Weights& weights, std:
 // p ((p'/p)^s - 1 - s (p'/p - 1)) of a token with t = log p'/p, s > 1 or s < 0. p may be 0 and the
 // result large.
 ADAPMIXED_HD double rare_excess(double p, double log_p, double t, double s) {
-  // It is base (e^{power t} - 1) - power (p' - p); for s near 1 or 0 both parts are small.
+  // It is base (e^{power t} - 1) - power (p' - p), base p' for s > 1 and p for s < 0. For s near 1
+  // or 0 both parts are small.
   const double power_of_base = s > 0.0 ? s - 1.0 : s;
   const double gap = std::fabs(t) < 1.0 ? p * std::expm1(t) : std::exp(log_p + t) - p;  // p' - p
   if (!(std::fabs(power_of_base * t) < 1.0)) {

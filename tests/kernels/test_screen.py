@@ -229,3 +229,15 @@ def test_what_does_not_move_is_exactly_public(device: torch.device) -> None:
             private, case.public, noise, weight=weight, order=1.5, threshold=0.0, top_k=top_k
         )
         assert (found.divergence == 0).all() and found.passed.all(), weight
+
+
+def test_rare_tokens_at_large_orders(device: torch.device) -> None:
+    """A power leaves the range of double, though log s/q is small; a position must not pass so."""
+    public = torch.tensor([[0.0, 0.0, -760.0]], device=device)
+    private = torch.tensor([[[1e-4, 0.0, -759.95]]], device=device)
+    noise = torch.zeros(1, 3, dtype=torch.float64, device=device)
+    result = adapmixed_ext.screen(
+        private, public, noise, weight=1.0, order=15000.0, threshold=1e-6, top_k=3
+    )
+    truth = oracle.screening(private[:, 0], public[0], noise[0], weight=1.0, order=15000.0, top_k=3)
+    assert close(result.divergence.item(), truth) and not result.passed.item()
