@@ -49,17 +49,22 @@ ADAPMIXED_HD Point shifted(const Point& p, double computed_step, double error = 
 
 // One constraint at one point. value is <= 0 if it holds, margin included. step leads, in lambda,
 // to the point where the tangent meets the bound; it is not finite if the sums overflowed. Rounding
-// can make a slope near 0 negative, and large slopes overflow; such a tangent gives no bound, and
-// the steps stay infinite. log_step is Newton's step in -log(1 - lambda): a proposal, not a bound.
+// can make a slope near 0 negative, and large slopes overflow; sums near the least double lack terms
+// that underflowed. Such a tangent gives no bound, and the steps stay infinite. log_step is Newton's
+// step in -log(1 - lambda): a proposal, not a bound.
 struct Bound {
   double value = 0.0;
   double step = HUGE_VAL;
   double log_step = HUGE_VAL;
 };
+constexpr double kLeastSum = 1e-290;
+ADAPMIXED_HD bool has_tangent(double sum, double slope) {
+  return sum > kLeastSum && slope > kLeastSum && slope < HUGE_VAL;
+}
 
 // f is F = 1 + A in excess form, F / T in scaled form; slope is its derivative.
 ADAPMIXED_HD Bound forward_bound(double log_gap, double f, double slope, double order) {
-  if (!(slope > 0.0 && slope < HUGE_VAL)) return {log_gap, HUGE_VAL, HUGE_VAL};
+  if (!has_tangent(f, slope)) return {log_gap, HUGE_VAL, HUGE_VAL};
   return {log_gap, std::expm1(-log_gap / order) * order * f / slope, HUGE_VAL};
 }
 // b is the excess B, or G / T in scaled form. Tokens that only p lacks make it grow like
@@ -67,7 +72,7 @@ ADAPMIXED_HD Bound forward_bound(double log_gap, double f, double slope, double 
 // nearly useless. log_ratio: the log of B over its bound.
 ADAPMIXED_HD Bound reverse_bound(double log_gap, double g, double b, double log_ratio, double slope,
                                  double order, double complement) {
-  if (!(slope > 0.0 && slope < HUGE_VAL)) return {log_gap, HUGE_VAL, HUGE_VAL};
+  if (!has_tangent(g, slope)) return {log_gap, HUGE_VAL, HUGE_VAL};
   return {log_gap, -std::expm1(log_gap / (order - 1.0)) * (order - 1.0) * g / slope,
           -log_ratio * b / (slope * complement)};
 }

@@ -111,6 +111,13 @@ REGRESSIONS: list[Regression] = [
         _one_row("rare-steep", [0.0, 0.0, -698.7660522460938], [0.0, 0.0, -700.0]),
         order=1e3, radius=0.5,
     ),
+    # Tangents of sums near the least double: the weight was 23 %, 5 % below the optimum.
+    Regression(
+        _one_row("tiny-sums", [-0.55, 1.2, -0.31], [0.1, 1.0, -0.5]), order=1.59e5, radius=0.01
+    ),
+    Regression(
+        _one_row("tiny-sums-too", [-2.89, -2.86, 0.89], [-2.7, -2.6, 0.7]), order=5.3e4, radius=0.03
+    ),
     # The target is beyond the range of float: the token that p lacks was not on the list.
     Regression(_one_row("infinite-score", [0.0, -math.inf], [0.0, 0.0]), order=18.0, radius=1e39),
     # Losses of a token with q = e^-2000 near order 1 were 8 % too small.
