@@ -87,12 +87,22 @@ def test_a_file_has_one_writer_under_all_its_names(tmp_path: Path, there: bool) 
 def test_leftovers_lie_next_to_the_file_that_a_link_leads_to(tmp_path: Path) -> None:
     file, link = linked(tmp_path)
     for folder, name in ((file.parent, file.name), (tmp_path, link.name)):
-        (folder / f".tmp-{name}-0").write_bytes(b"x")
-        (folder / ".tmp-other-0").write_bytes(b"x")
-        (folder / f".tmp-{name}-1").mkdir()
+        (folder / f".tmp-{name}-{0:016x}").write_bytes(b"x")
+        (folder / f".tmp-other-{0:016x}").write_bytes(b"x")
+        temporary_folder(folder / name)
     remove_leftovers(link.parent, link.name)
-    left = sorted(str(path.relative_to(tmp_path)) for path in tmp_path.rglob(".tmp-*"))
-    assert left == [".tmp-other-0", "etc/.tmp-keys.json-1", "etc/.tmp-other-0"]
+    left = sorted(path.relative_to(tmp_path) for path in tmp_path.rglob(".tmp-*"))
+    assert [str(path.parent) for path in left] == [".", "etc", "etc"]
+    assert ["other" in path.name for path in left] == [True, False, True]
+
+
+@pytest.mark.parametrize("name", ["a", "[a]*?.json"])
+def test_only_a_files_own_leftovers_are_removed(tmp_path: Path, name: str) -> None:
+    own = temporary_folder(tmp_path / name)
+    longer = temporary_folder(tmp_path / f"{name}-b")
+    remove_leftovers(tmp_path, name)
+    assert not own.exists() and longer.exists()
+    remove_leftovers(tmp_path / "missing", name)
 
 
 @pytest.mark.usefixtures("umask")

@@ -49,9 +49,9 @@ ADAPMIXED_HD Point shifted(const Point& p, double computed_step, double error = 
 
 // One constraint at one point. value is <= 0 if it holds, margin included. step leads, in lambda,
 // to the point where the tangent meets the bound; it is not finite if the sums overflowed. Rounding
-// can make a slope near 0 negative, and large slopes overflow; sums near the least double lack terms
-// that underflowed. Such a tangent gives no bound, and the steps stay infinite. log_step is Newton's
-// step in -log(1 - lambda): a proposal, not a bound.
+// can make a slope near 0 negative, and large slopes overflow; sums near the least double lack
+// terms that underflowed. Such a tangent gives no bound, and the steps stay infinite. log_step is
+// Newton's step in -log(1 - lambda): a proposal, not a bound.
 struct Bound {
   double value = 0.0;
   double step = HUGE_VAL;

@@ -21,9 +21,6 @@ QUESTIONS = ("zero_out", "replace_one")
 MEASURES = ("renyi", "zcdp")
 """Units of individual charges: D↔_order at one Rényi order, or ρ of zCDP."""
 
-MOST_QUERIES = 2**63
-"""Largest number of queries that one guarantee covers."""
-
 OVERFLOWS = ("refuse", "slide")
 """Ways to decode when the model's window is full."""
 
@@ -44,18 +41,18 @@ def check_optional_count(name: str, value: Any) -> int | None:
     return None if value is None else check_count(name, value)
 
 
-def check_queries(name: str, value: Any, minimum: int = 1) -> int:
-    """Return `value` as an int that is at least `minimum` and at most `MOST_QUERIES`."""
+def check_queries(name: str, value: Any, minimum: int = 1, log2_most: int = 63) -> int:
+    """Return `value` as an int that is at least `minimum` and at most 2^`log2_most`."""
     count = check_count(name, value, minimum)
-    if count > MOST_QUERIES:
+    if count > 2**log2_most:
         bits = count.bit_length()
         shown = str(count) if bits < 128 else f"about 2**{bits}"
-        raise ValueError(f"{name} must be <= 2**63, got {shown}")
+        raise ValueError(f"{name} must be <= 2**{log2_most}, got {shown}")
     return count
 
 
 def check_optional_queries(name: str, value: Any) -> int | None:
-    """Return `value` as an int that is at least 1 and at most `MOST_QUERIES`, or None."""
+    """Return `value` as an int that is at least 1 and at most 2^63, or None."""
     return None if value is None else check_queries(name, value)
 
 

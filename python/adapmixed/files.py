@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import re
 import secrets
 import shutil
 import stat
@@ -188,7 +189,10 @@ def _mode_of_new_folder(target: Path) -> int:
 
 
 def _leftovers(target: Path) -> list[Path]:
-    return list(target.parent.glob(f"{_PREFIX}{target.name}-*"))
+    if not target.parent.is_dir():
+        return []
+    name = re.compile(re.escape(f"{_PREFIX}{target.name}-") + "[0-9a-f]{16}")
+    return [path for path in target.parent.iterdir() if name.fullmatch(path.name)]
 
 
 def _beside(target: Path) -> Path:

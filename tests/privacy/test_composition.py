@@ -21,6 +21,7 @@ from adapmixed.privacy.conversions import rdp_to_dp
 from adapmixed.privacy.costs.clipped_mixing import (
     DominatingPair,
     accounted_box,
+    answer_error,
     clipped_mixing_pair,
 )
 
@@ -252,6 +253,13 @@ def test_so_many_queries_that_no_delta_is_left(queries):
     """The rounding of all answers takes the whole δ, so no finite ε holds."""
     assert clipped_mixing_epsilon(0.5, 2.0, 100, queries, DELTA, "zero_out") == math.inf
     assert composed_epsilon(DominatingPair((0.6, 0.4), (0.4, 0.6)), queries, DELTA) == math.inf
+
+
+@pytest.mark.parametrize("num_models", [10**15, 10**17, 10**19])
+def test_so_many_models_that_a_loss_rounds_to_zero(num_models):
+    """The error of an answer grows with N, and ε is at least that."""
+    found = clipped_mixing_epsilon(0.5, 2.0, num_models, 1, DELTA, "zero_out")
+    assert found >= 2 * answer_error(0.5, 2.0, num_models)
 
 
 @pytest.mark.parametrize(

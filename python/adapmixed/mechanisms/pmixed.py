@@ -34,7 +34,7 @@ class PMixED(Mechanism):
         epsilon: ε > c_α(δ) of the final (ε, δ) guarantee. For replace-one, half of it must be above
             c_α(δ/(1 + e^{ε/2})).
         delta: δ in (0, 1).
-        queries: T in [1, 2^63], number of queries that the budget is for. The first query charges
+        queries: T in [1, 2^50], number of queries that the budget is for. The first query charges
             all of them, so the decision to stop may depend on the answers.
         order: Rényi order α > 1, fixed in advance.
         sample_rate: s in (0, 1], probability that a model takes part in a query.
@@ -60,7 +60,7 @@ class PMixED(Mechanism):
     def __post_init__(self) -> None:
         check_number("epsilon", self.epsilon, above=0.0)
         check_delta(self.delta)
-        check_queries("queries", self.queries)
+        check_queries("queries", self.queries, log2_most=50)  # rounding takes the costs of more
         check_number("order", self.order, above=1.0)
         check_number("sample_rate", self.sample_rate, above=0.0, most=1.0)
         check_question(self.adjacency)

@@ -107,11 +107,12 @@ def composed_epsilon(
         ValueError: an argument is out of range.
     """
     queries, points = check_queries("queries", queries, 0), check_count("points", points, 16)
-    delta, loss = check_delta(delta), pair.largest_loss()
-    if queries == 0 or loss == 0:
+    delta, error, loss = check_delta(delta), check_real("error", error), pair.largest_loss()
+    # The loss of very many models rounds to 0, and their error remains.
+    if queries == 0 or (loss == 0 and error == 0):
         return 0.0
     # A relative error η per query turns (ε, δ e^{-Tη}) into (ε + 2Tη, δ): docs/theory/numerics.md.
-    slack = queries * (_MASS_ERROR + check_real("error", error)) * (1 + 2.0**-50)
+    slack = queries * (_MASS_ERROR + error) * (1 + 2.0**-50)
     share = delta * math.exp(-slack) * (1 - 2.0**-50)
     if share == 0:  # rounding alone takes the whole δ
         return math.inf
