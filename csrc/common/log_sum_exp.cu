@@ -9,7 +9,7 @@ static __global__ void log_sum_exp_kernel(const RowPart* parts,
                                           std::int32_t* status) {
   const std::int64_t at = warp_of_grid();
   if (at >= cut.positions * cut.rows) return;  // true for the whole warp
-  const RowSum sum = row_sum<kWarp>(parts + at * cut.count, cut.count);
+  const RowSum sum = row_sum<kWarp, 1>(parts + at * cut.count, 1, cut.count);
   if (lane_id() != 0) return;
   const std::int64_t position = at / cut.rows, model = at % cut.rows;
   lse[model * cut.positions + position] = sum.lse;

@@ -244,37 +244,46 @@ struct RowSum {
   std::int32_t status;
 };
 
-// From a row's sum times 2^-octaves, and its largest logit.
-__device__ inline RowSum row_sum_of(double total, double largest, int octaves) {
-  if (total != total) return {NAN, kRowNan};
-  if (largest == HUGE_VAL) return {NAN, kRowPlusInf};
-  if (largest == -HUGE_VAL) return {NAN, kRowEmpty};
-  if (std::fabs(largest) > kMaxLogit) return {NAN, kRowTooLarge};
-  return {octaves / kLog2e + std::log(total), kRowOk};
-}
-
-// The log-sum-exp of a row, or its status, from its parts. kLanes: 1, or those of a warp, which
-// calls this together and shares the parts.
-template <int kLanes>
-__device__ RowSum row_sum(const RowPart* parts, int count) {
-  const int first = kLanes == 1 ? 0 : lane_id();
+// The log-sum-exp of a row, or its status, from its parts, which lie `step` apart. Neighbouring
+// lanes share them, kLanes for a row; each has kLoads on their way together. A whole warp must call
+// this together.
+template <int kLanes, int kLoads>
+__device__ RowSum row_sum(const RowPart* parts, std::int64_t step, int count) {
   float largest = -HUGE_VALF;
   int octaves = octaves_of(largest);
-#pragma unroll 8
-  for (int k = first; k < count; k += kLanes) {
-    const RowPart part = parts[k];
-    largest = std::fmax(part.largest, largest);
-    octaves = part.octaves > octaves ? part.octaves : octaves;
+  double total = 0.0;
+  for (int first = lane_id() % kLanes; first < count; first += kLanes * kLoads) {
+    double sums[kLoads];
+    int of[kLoads], most = octaves;
+#pragma unroll
+    for (int j = 0; j < kLoads; ++j) {
+      const int k = first + kLanes * j;
+      const RowPart* part = parts + k * step;
+      sums[j] = k < count ? part->sum : 0.0;
+      of[j] = k < count ? part->octaves : octaves;
+      largest = std::fmax(largest, k < count ? part->largest : -HUGE_VALF);
+    }
+#pragma unroll
+    for (int j = 0; j < kLoads; ++j) most = of[j] > most ? of[j] : most;
+    total *= scale_down(octaves - most);
+    octaves = most;
+#pragma unroll
+    for (int j = 0; j < kLoads; ++j) total = vfma(sums[j], scale_down(of[j] - octaves), total);
   }
-  double most[2] = {largest, static_cast<double>(octaves)}, total[1] = {0.0};
-  if constexpr (kLanes > 1) warp_reduce(most, Max{});
-  octaves = static_cast<int>(most[1]);
-#pragma unroll 8
-  for (int k = first; k < count; k += kLanes) {
-    total[0] = vfma(parts[k].sum, scale_down(parts[k].octaves - octaves), total[0]);
+#pragma unroll
+  for (int by = kLanes / 2; by > 0; by /= 2) {
+    largest = std::fmax(largest, __shfl_xor_sync(kAllLanes, largest, by));
+    const int other = __shfl_xor_sync(kAllLanes, octaves, by);
+    const int most = other > octaves ? other : octaves;
+    total *= scale_down(octaves - most);
+    total += __shfl_xor_sync(kAllLanes, total, by);
+    octaves = most;
   }
-  if constexpr (kLanes > 1) warp_reduce(total, Add{});
-  return row_sum_of(total[0], most[0], octaves);
+  if (total != total) return {NAN, kRowNan};
+  if (largest == HUGE_VALF) return {NAN, kRowPlusInf};
+  if (largest == -HUGE_VALF) return {NAN, kRowEmpty};
+  if (std::fabs(largest) > kMaxLogit) return {NAN, kRowTooLarge};
+  return {octaves / kLog2e + std::log(total), kRowOk};
 }
 
 ADAPMIXED_CORE_END

@@ -33,7 +33,7 @@ __device__ inline void write_row(const PoolGrid& grid, const RowSum& sum, double
   out.status[at] = public_ok ? sum.status : kRowPublic;
 }
 
-// The smallest and the largest log-ratio of a row by two neighbouring lanes, as in row_sum_of_two.
+// The smallest and the largest log-ratio of a row by two neighbouring lanes, as in row_sum.
 struct PoolExtremes {
   double low = HUGE_VAL, high = -HUGE_VAL;
 };
@@ -48,40 +48,6 @@ __device__ inline PoolExtremes extremes_by_two(const RowPart* parts, const RowPa
   own.low = vmin(__shfl_xor_sync(kAllLanes, own.low, 1), own.low);
   own.high = vmax(__shfl_xor_sync(kAllLanes, own.high, 1), own.high);
   return own;
-}
-
-// row_sum of one row by two neighbouring lanes, each of which takes every second part. A whole warp
-// must call this together.
-__device__ inline RowSum row_sum_of_two(const RowPart* parts, const RowParts& cut, bool there) {
-  constexpr int kLoads = 7;
-  float largest = -HUGE_VALF;
-  int octaves = octaves_of(largest);
-  double total = 0.0;
-  for (int first = lane_id() % 2; first < cut.count; first += 2 * kLoads) {
-    double sums[kLoads];
-    int of[kLoads], most = octaves;
-#pragma unroll
-    for (int j = 0; j < kLoads; ++j) {
-      const int k = first + 2 * j;
-      const bool present = there && k < cut.count;
-      const RowPart* part = parts + k * cut.part_step;
-      sums[j] = present ? part->sum : 0.0;
-      of[j] = present ? part->octaves : octaves;
-      largest = std::fmax(largest, present ? part->largest : -HUGE_VALF);
-    }
-#pragma unroll
-    for (int j = 0; j < kLoads; ++j) most = of[j] > most ? of[j] : most;
-    total *= scale_down(octaves - most);
-    octaves = most;
-#pragma unroll
-    for (int j = 0; j < kLoads; ++j) total = vfma(sums[j], scale_down(of[j] - octaves), total);
-  }
-  largest = std::fmax(largest, __shfl_xor_sync(kAllLanes, largest, 1));
-  const int other = __shfl_xor_sync(kAllLanes, octaves, 1);
-  const int most = other > octaves ? other : octaves;
-  total *= scale_down(octaves - most);
-  total += __shfl_xor_sync(kAllLanes, total, 1);
-  return row_sum_of(total, largest, most);
 }
 
 // The log-sum-exps of rows `first` to `first` + kPoolThreads - 1 of a position, and what add_rows
@@ -99,7 +65,7 @@ __device__ bool prepare_rows(const LogPoolInputs& in, const PoolGrid& grid,
     const int slot = from + static_cast<int>(threadIdx.x) / 2, row = first + slot;
     const bool there = row < cut.rows;
     const RowPart* parts = all_parts + cut.first(position) + row * cut.row_step;
-    const RowSum sum = row_sum_of_two(parts, cut, there);
+    const RowSum sum = row_sum<2, 7>(parts, cut.part_step, there ? cut.count : 0);
     PoolExtremes extremes;
     if (write) extremes = extremes_by_two(parts, cut, there);
     const bool writes = there && threadIdx.x % 2 == 0;

@@ -85,7 +85,7 @@ __global__ void __launch_bounds__(kLists ? kListThreads : kRowSearchThreads,
   __shared__ RowSum row_sums[2];
   if (warp_id() < 2) {
     const RowPart* parts = warp_id() == 0 ? public_parts : call.parts + row_at * call.cut.count;
-    const RowSum found = row_sum<kWarp>(parts, call.cut.count);
+    const RowSum found = row_sum<kWarp, 1>(parts, 1, call.cut.count);
     if (lane_id() == 0) row_sums[warp_id()] = found;
   }
   __syncthreads();
