@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from adapmixed.data import Corpus, private_documents
+from adapmixed.data.text import read_text
 
 ROWS = [
     {"user": "ann", "text": "one"},
@@ -114,6 +117,10 @@ def test_parquet(tmp_path: Path) -> None:
     assert (len(found), found[0], found[-1]) == (6000, ("a0", "text 0"), ("b2999", "text 2999"))
     with pytest.raises(ValueError, match="column must be one of other, text, user, got 'who'"):
         pairs(Corpus(str(tmp_path), id_column="who"))
+    two = Table.from_arrays([["ann"], ["bob"], ["x"]], names=["user", "user", "text"])
+    parquet.write_table(two, tmp_path / "two.parquet")
+    with pytest.raises(ValueError, match="columns must differ, got two with the name 'user'"):
+        pairs(Corpus(str(tmp_path / "two.parquet"), id_column="user"))
     (tmp_path / "a.parquet").write_bytes(b"no parquet")
     with pytest.raises(ValueError, match="must be a Parquet file"):
         pairs(corpus)
@@ -162,13 +169,17 @@ def test_bad_rows_are_named(tmp_path: Path, row: dict[str, Any], reason: str) ->
     [
         ("a.jsonl", b"[1]\n", "line 1 must be a JSON object, got list"),
         ("a.jsonl", b'{"text": "x"}\n{\n', "line 2 must be a JSON object"),
+        ("a.jsonl", b'{"text": "x", "text": "y"}\n', "line 1: names in an object must differ, got"),
+        ("a.jsonl", b"[" * 100_000 + b"\n", "line 1 must be a JSON object"),
         ("a.txt", b"\xff\xfe", "must be UTF-8"),
         ("a.json", b"[]", "one JSON object a line"),
         ("a.JSON", b"[]", "one JSON object a line"),
         ("a.JSONL", b"[1]\n", "line 1 must be a JSON object, got list"),
         ("a.csv", b"user,text\nann,one\n", "corpus must hold rows of JSON lines .* got .*a.csv"),
         ("a.Tsv", b"user\ttext\nann\tone\n", "corpus must hold rows of JSON lines"),
+        ("a.ods", b"", "corpus must hold rows of JSON lines"),
         ("a.txt.gz", b"", "corpus must hold unpacked files"),
+        ("a.TGZ", b"", "corpus must hold unpacked files"),
     ],
 )
 def test_bad_files_are_named(tmp_path: Path, name: str, content: bytes, reason: str) -> None:
@@ -193,3 +204,15 @@ def test_refused_sources(tmp_path: Path) -> None:
     rows = str(tmp_path / "a.jsonl")
     refuses("must be unset if documents have names", rows, id_column="u", new_document="x")
     refuses("must be a regular expression", rows, new_document="(")
+    refuses("id_column must not be the text_column, got 'text'", rows, id_column="text")
+
+
+@pytest.mark.parametrize("link", [os.symlink, os.link])
+def test_a_file_must_have_one_name(tmp_path: Path, link: Callable[[Path, Path], None]) -> None:
+    """Otherwise its text would be two documents, in two shards."""
+    (tmp_path / "a.txt").write_text("x")
+    link(tmp_path / "a.txt", tmp_path / "b.txt")
+    with pytest.raises(ValueError, match="each file once, but .*a.txt and .*b.txt are one"):
+        Corpus(str(tmp_path))
+    with pytest.raises(ValueError, match="each file once"):
+        read_text(tmp_path)

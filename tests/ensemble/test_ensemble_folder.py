@@ -14,8 +14,8 @@ import torch
 from ensemble_cases import Make
 from tiny_models import ADAPTED, adapted_layers, write_adapter
 
-from adapmixed.ensemble import Ensemble, Manifest, read_manifest, write_manifest
-from adapmixed.ensemble.provenance import fingerprint
+from adapmixed.ensemble import Ensemble, Manifest, parts, read_manifest, write_manifest
+from adapmixed.ensemble.provenance import fingerprint, member_digests
 from adapmixed.ensemble.public_model import load_base
 
 
@@ -222,11 +222,10 @@ def test_a_fingerprint_is_of_the_members_in_their_order(
     """Charges belong to members, so in another order one shard would pay for another."""
     one, two = make_adapters(2)
     found = {
-        fingerprint("base", members, {})
+        fingerprint("base", member_digests(members), {})
         for members in ([one, two], [two, one], [one, None], [None, one], [one, one])
     }
     assert len(found) == 5
-    assert fingerprint("base", [one, two], {}) == fingerprint("base", [one, two], {})
 
 
 def test_a_fingerprint_is_of_what_answers(make_adapters: Make) -> None:
@@ -234,14 +233,32 @@ def test_a_fingerprint_is_of_what_answers(make_adapters: Make) -> None:
     (member,) = make_adapters(1)
     path = member / "adapter_config.json"
     config = json.loads(path.read_text(encoding="utf-8"))
-    before = fingerprint("me/base", [member], {}, "abc")
-    assert fingerprint("me/base", [member], {}, "abd") != before
-    assert fingerprint("you/base", [member], {}, "abc") != before
+    before = fingerprint("me/base", member_digests([member]), {}, "abc")
+    assert fingerprint("me/base", member_digests([member]), {}, "abd") != before
+    assert fingerprint("you/base", member_digests([member]), {}, "abc") != before
     for name in ("peft_version", "base_model_name_or_path", "inference_mode"):
         path.write_text(json.dumps(config | {name: "other"}, indent=3))
-        assert fingerprint("me/base", [member], {}, "abc") == before
+        assert fingerprint("me/base", member_digests([member]), {}, "abc") == before
     path.write_text(json.dumps(config | {"lora_alpha": 17}))
-    assert fingerprint("me/base", [member], {}, "abc") != before
+    assert fingerprint("me/base", member_digests([member]), {}, "abc") != before
+
+
+def test_members_must_not_change_while_they_are_read(
+    make_adapters: Make, base: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Otherwise old weights could answer under the fingerprint of the new ones."""
+    one, two = make_adapters(2)
+    read = parts.read_adapter
+
+    def changed(model: Any, path: Path) -> Any:
+        found = read(model, path)
+        if path == one:
+            shutil.copy(two / "adapter_model.safetensors", one)
+        return found
+
+    monkeypatch.setattr(parts, "read_adapter", changed)
+    with pytest.raises(ValueError, match="members must not change while they are read"):
+        Ensemble.from_pretrained(base, [one, two])
 
 
 def test_a_fingerprint_does_not_tell_where_the_base_lies(
@@ -255,4 +272,4 @@ def test_a_fingerprint_does_not_tell_where_the_base_lies(
     assert Ensemble.from_pretrained(tmp_path / "renamed", members).fingerprint == before
     (tmp_path / "renamed" / "special_tokens_map.json").write_text("{}")
     assert Ensemble.from_pretrained(tmp_path / "renamed", members).fingerprint != before
-    assert fingerprint("base", members, {}) != fingerprint("renamed", members, {})
+    assert fingerprint("base", [], {}) != fingerprint("renamed", [], {})

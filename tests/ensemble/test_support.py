@@ -6,12 +6,14 @@ import copy
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from families import linear_names, tiny
 from tiny_models import VOCAB, write_adapter
 
 from adapmixed.ensemble import Adapter, Ensemble
+from adapmixed.ensemble.digests import TOKENIZER_FILES
 from adapmixed.ensemble.member import layer_shape
 from adapmixed.ensemble.support import TESTED
 
@@ -180,3 +182,18 @@ def test_capped_logits_are_counted_twice() -> None:
             forward.chunk_size(3, 9, 1, last_only=False)
         needed.append(int(str(caught.value).split(">= ")[1].split()[0]))
     assert needed[1] - needed[0] == 2 * 3 * VOCAB * 4
+
+
+@pytest.mark.slow
+def test_the_files_of_every_tokenizer_are_compared() -> None:
+    """A vocabulary under another name would not be: another one could take its place."""
+    import transformers
+    from transformers.models.auto.tokenization_auto import TOKENIZER_MAPPING_NAMES as NAMES
+
+    found = {name for of_type in NAMES.values() for name in np.atleast_1d(of_type or [])}
+    kinds = [getattr(transformers, str(name), None) for name in sorted(found)]
+    base = transformers.PreTrainedTokenizerBase  # what misses a requirement is of no such class
+    real = [one for one in kinds if isinstance(one, type) and issubclass(one, base)]
+    files = {file for one in real for file in one.vocab_files_names.values()}
+    assert "merges.txt" in files
+    assert files <= set(TOKENIZER_FILES)

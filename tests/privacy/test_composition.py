@@ -11,6 +11,7 @@ from dp_accounting.pld import privacy_loss_distribution
 
 from adapmixed.checks import QUESTIONS
 from adapmixed.privacy.composition import (
+    PLANNED_POINTS,
     _interval,
     _split,
     clipped_mixing_epsilon,
@@ -220,6 +221,40 @@ def test_splitting_keeps_both_distributions():
             assert math.fsum(backward.values()) == pytest.approx(1, abs=1e-14)
             for index, mass in forward.items():
                 assert backward[-index] == pytest.approx(mass * math.exp(-index * interval))
+
+
+@pytest.mark.parametrize("offset", [0.1, 3.0, 40.0, 250.0])
+def test_splitting_far_from_a_grid_point_keeps_both_masses(offset):
+    """The Q-mass of the lower point was a difference near 0 times e^offset, and was lost."""
+    loss, interval = 300.0 + offset, 300.0
+    pair = DominatingPair((1.0 - 2.0**-40, 2.0**-40), (math.exp(-loss), 1.0 - math.exp(-loss)))
+    forward, backward = _split(pair, interval)
+    assert math.fsum(forward.values()) == pytest.approx(1, rel=2**-50)
+    expected = math.exp(-loss)
+    assert backward[-1] + backward[-2] == pytest.approx(expected, rel=1e-13)
+    for index in (1, 2):
+        assert backward[-index] == pytest.approx(forward[index] * math.exp(-index * interval))
+
+
+@pytest.mark.parametrize(
+    ("box", "num_models", "queries", "delta", "points"),
+    [
+        ((6.3e-70, 8.25e54), 2, 1, 0.013, 24),
+        ((2.92e-22, 4.509e6), 3, 3, 0.00208, 17),
+        ((7.64e-24, 2.06), 1, 3, 5.03e-9, 20),
+    ],
+)
+def test_a_coarse_grid_states_no_smaller_epsilon(box, num_models, queries, delta, points):
+    at = (*box, num_models, queries, delta, "zero_out")
+    coarse, fine = (clipped_mixing_epsilon(*at, points=n) for n in (points, points * 2**12))
+    assert coarse >= fine * (1 - 1e-9)
+
+
+@pytest.mark.parametrize("delta", [1e-11, 1e-12])
+def test_an_accountants_epsilon_is_no_larger_than_a_planned_one(delta):
+    """At a tiny δ the noise of the FFT can make the finer grid's ε the larger one."""
+    at = (math.exp(-1), math.e, 10, 400, delta, "zero_out")
+    assert clipped_mixing_epsilon(*at) <= clipped_mixing_epsilon(*at, points=PLANNED_POINTS)
 
 
 def test_costs_rise_with_everything_that_costs():

@@ -13,7 +13,7 @@ from adapmixed.commands import plan as plan_command
 from adapmixed.errors import BudgetSpentError
 from adapmixed.mechanisms.planned import planned
 from adapmixed.privacy import Accountant, BoundedRangeAnswer, ClippedAnswer, RenyiBound, planner
-from adapmixed.privacy.composition import composed_epsilon
+from adapmixed.privacy.composition import PLANNED_POINTS, composed_epsilon
 from adapmixed.privacy.conversions import c_alpha
 from adapmixed.privacy.costs.clipped_mixing import (
     accounted_box,
@@ -97,7 +97,7 @@ def test_a_box_beyond_what_its_widening_covers_is_planned_with_the_rounding():
     error = answer_error(*box, 1000)
     assert box[1] / box[0] > 150 and error > 0
     pair = clipped_mixing_pair(*accounted_box(*box), 1000, "zero_out")
-    bare = composed_epsilon(pair, 508, DELTA, points=planner.FINE)
+    bare = composed_epsilon(pair, 508, DELTA, points=PLANNED_POINTS)
     assert bare + 2 * 508 * error <= found.epsilon <= 1.0
 
 

@@ -150,11 +150,38 @@ def test_a_withdrawn_member_stays_so(base: Path, tmp_path: Path, folders: Path) 
         assert train(run) == []
 
 
-def withdraw(folder: Path, member: int) -> None:
+def withdraw(folder: Path, member: int, name: str | None = None) -> None:
     path = folder / "ensemble.json"
     data = json.loads(path.read_text())
-    data["members"][member] = None
+    data["members"][member] = name
     path.write_text(json.dumps(data))
+
+
+def test_a_name_put_back_by_hand_brings_nothing_back(
+    base: Path, tmp_path: Path, folders: Path
+) -> None:
+    """The corpus, to which the other members were compared, may lack the member's text."""
+    other = next(home for home in HOMES if home != HOME)
+    run = old_copy(folders, tmp_path, base, "ensemble")
+    withdraw(run.output, other)
+    train(run, retrain=HOME)
+    withdraw(run.output, other, f"member-{other:03d}")
+    with pytest.raises(ValueError, match="ensemble.json must be as training wrote it"):
+        train(run)
+    assert train(run, retrain=other) == []
+    assert contents(run.output) == contents(folders / "new")
+    assert train(run) == []
+
+
+def test_a_member_must_not_be_a_link(base: Path, tmp_path: Path, folders: Path) -> None:
+    run = old_copy(folders, tmp_path, base, "ensemble")
+    place = run.output / f"member-{HOME:03d}"
+    place.rename(tmp_path / "elsewhere")
+    place.symlink_to("../elsewhere")
+    before = contents(run.output)
+    with pytest.raises(ValueError, match="members must be folders in the output, not links"):
+        train(run, retrain=HOME)
+    assert contents(run.output) == before
 
 
 def test_refusals(base: Path, tmp_path: Path, folders: Path) -> None:

@@ -289,9 +289,12 @@ def test_a_run_goes_on_with_the_same_only(base: Path, tmp_path: Path) -> None:
 
 
 def test_hidden_states_are_no_larger_than_said(
-    base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    base: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """This holds even for a short text, whose blocks are mostly padding."""
+    """This holds even for a short text, whose blocks are mostly padding. No line says it."""
     stored: list[int] = []
     storage = head._storage
 
@@ -305,11 +308,29 @@ def test_hidden_states_are_no_larger_than_said(
     run = replace(a_run(tmp_path, base), config=config, num_models=1)
     corpus = write_corpus(tmp_path / "short.jsonl", [{"user": "u", "text": "a b c d e f g h"}])
     lines: list[str] = []
-    train_ensemble(replace(run, corpus=corpus), say=lines.append)
-    (said,) = (line for line in lines if line.startswith("hidden states: at most"))
+    with caplog.at_level("INFO", "adapmixed"):
+        train_ensemble(replace(run, corpus=corpus), say=lines.append)
+    (said,) = (line for line in caplog.messages if line.startswith("hidden states: at most"))
+    assert not any("hidden states" in line for line in lines)
     allowed = int(said.split("at most ")[1].split(" bytes")[0].replace(",", ""))
     hidden = Ensemble.from_pretrained(base, run.output).config.hidden_size
     assert max(stored) == 2 * 32 * hidden * 4 <= allowed
+
+
+def test_the_text_of_killed_ranks_is_removed(base: Path, tmp_path: Path) -> None:
+    """A run that goes on with fewer ranks removes what the others left; a living one keeps it."""
+    run = a_run(tmp_path, base)
+    quietly(run)
+    private = tmp_path / "ensemble.private"
+    left, living = private / "shards-003", private / "shards-004"
+    for folder in (left, living):
+        folder.mkdir()
+        (folder / "shard-00001.jsonl").write_text("private")
+    with Place(4, 5).lock(private):
+        quietly(run)
+        assert not left.exists() and living.exists()
+    quietly(run)
+    assert not living.exists()
 
 
 def test_refusals_before_any_work(base: Path, tmp_path: Path) -> None:

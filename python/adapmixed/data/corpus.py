@@ -79,6 +79,11 @@ class Corpus:
                     raise ValueError(f"{name} applies to hub data sets, got {getattr(self, name)}")
         if self.id_column is not None and not rows:
             raise ValueError(f"id_column applies to rows, not to {self.name}: {self.id_column!r}")
+        if self.id_column == self.text_column:
+            raise ValueError(
+                f"id_column must not be the text_column, got {self.id_column!r}: an edit of a text "
+                "would move it to another shard"
+            )
         if self.new_document is None:
             return
         if self._has_names:

@@ -11,9 +11,29 @@ KINDS = {
 _ROWS = "rows of JSON lines (*.jsonl) or Parquet"
 # As plain text, all rows of a table would be one document, although they belong to many people.
 _REFUSED = {
-    **dict.fromkeys((".csv", ".tsv", ".tab", ".xls", ".xlsx", ".arrow", ".feather"), _ROWS),
+    **dict.fromkeys(
+        (".csv", ".tsv", ".tab", ".xls", ".xlsx", ".xlsm", ".xlsb", ".ods", ".arrow", ".feather"),
+        _ROWS,
+    ),
     ".json": "one JSON object a line (*.jsonl)",
-    **dict.fromkeys((".gz", ".bz2", ".xz", ".zst", ".zip", ".tar"), "unpacked files"),
+    **dict.fromkeys(
+        (
+            ".gz",
+            ".bz2",
+            ".xz",
+            ".zst",
+            ".lz4",
+            ".lzma",
+            ".zip",
+            ".7z",
+            ".rar",
+            ".tar",
+            ".tgz",
+            ".tbz2",
+            ".txz",
+        ),
+        "unpacked files",
+    ),
 }
 
 
@@ -42,12 +62,18 @@ def files_below(name: str, folder: Path) -> dict[str, list[Path]]:
     """Return the files below a folder by kind, sorted, without files of other suffixes.
 
     Raises:
-        ValueError: if there are tables or archives, which must not be left out silently.
+        ValueError: if there are tables or archives, which must not be left out silently, or a file
+            has two names there: its text would be two documents, which may be in two shards.
     """
     found: dict[str, list[Path]] = {}
+    names: dict[tuple[int, int], Path] = {}
     for file in sorted(path for path in folder.rglob("*") if path.is_file()):
         kind = kind_of(file)
         if kind is not None:
+            status = file.stat()
+            other = names.setdefault((status.st_dev, status.st_ino), file)
+            if other is not file:
+                raise ValueError(f"{name} must hold each file once, but {other} and {file} are one")
             found.setdefault(kind, []).append(file)
         elif file.suffix.lower() != ".json":  # data sets describe themselves in such files
             check_kind(name, file)

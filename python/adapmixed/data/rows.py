@@ -15,7 +15,7 @@ def json_rows(file: Path) -> Iterator[Row]:
     """Yield the objects of a file of JSON lines, without blank lines.
 
     Raises:
-        ValueError: if a line is no JSON object; the message names it.
+        ValueError: if a line is no JSON object, or one with a name twice; the message names it.
     """
     with open(file, "rb") as lines:
         for number, line in enumerate(lines, start=1):
@@ -23,9 +23,11 @@ def json_rows(file: Path) -> Iterator[Row]:
                 continue
             where = f"{file}, line {number}"
             try:
-                row = json.loads(line)
-            except (UnicodeDecodeError, json.JSONDecodeError) as error:
+                row = json.loads(line, object_pairs_hook=_object)
+            except (UnicodeDecodeError, json.JSONDecodeError, RecursionError) as error:
                 raise ValueError(f"{where} must be a JSON object: {error}") from error
+            except ValueError as error:
+                raise ValueError(f"{where}: {error}") from error
             if not isinstance(row, dict):
                 raise ValueError(f"{where} must be a JSON object, got {type(row).__name__}")
             yield where, row
@@ -81,10 +83,21 @@ def hub_rows(name: str, config: str | None, split: str, revision: str | None) ->
 
 
 def check_column(where: str, column: str, names: Sequence[str]) -> None:
-    """Raise ValueError if there is no such column; the message names those that exist."""
+    """Raise ValueError unless there is one such column; the message names those that exist."""
     if column not in names:
         listed = ", ".join(sorted(map(str, names)))
         raise ValueError(f"{where}: column must be one of {listed}, got {column!r}")
+    if names.count(column) > 1:
+        raise ValueError(f"{where}: columns must differ, got two with the name {column!r}")
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        names = [name for name, _ in pairs]
+        twice = next(name for name in names if names.count(name) > 1)
+        raise ValueError(f"names in an object must differ, got {twice!r} twice")
+    return found
 
 
 def missing_extra(what: str, package: str, extra: str, error: ImportError) -> ValueError:

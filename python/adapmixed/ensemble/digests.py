@@ -18,7 +18,9 @@ _SETTINGS = ("tokenizer_config.json", "special_tokens_map.json")
 _VOCABULARIES = (
     "vocab.json", "vocab.txt", "merges.txt", "tokenizer.model", "spiece.model", "spm.model",
     "sentencepiece.bpe.model", "sentencepiece.model", "qwen.tiktoken", "tiktoken.model",
-    "tekken.json", "emoji.json",
+    "tekken.json", "emoji.json", "bpe.codes", "vocab-src.json", "vocab-tgt.json",
+    "entity_vocab.json", "byte_maps.json", "prophetnet.tokenizer", "word_pronunciation.json",
+    "word_shape.json", "normalizer.json",
 )  # fmt: skip
 TOKENIZER_FILES = (_TOKENIZER, *_SETTINGS, ADDED_TOKENS, *_VOCABULARIES)
 """Files that determine which token ids a text becomes."""

@@ -179,7 +179,7 @@ class Ensemble:
             ranks=parts.ranks,
             num_models=len(parts.paths),
         )
-        ensemble.fingerprint = fingerprint(base, parts.paths, parts.base_files, parts.commit)
+        ensemble.fingerprint = fingerprint(base, parts.digests, parts.base_files, parts.commit)
         if not parts.ranks.alone:  # devices may differ, but all caches must have the same rows
             facts = {"what members share": ensemble.trunk, "all files": ensemble.fingerprint}
             parts.ranks.agree(facts)

@@ -25,6 +25,7 @@ from adapmixed.ensemble.provenance import (
     check_one_base,
     found_files,
     is_hub_name,
+    member_digests,
     source_of,
 )
 from adapmixed.ensemble.public_model import check_base, load_base
@@ -43,6 +44,7 @@ class Parts:
         model: the public model; the ensemble may change it.
         tokenizer: the public model's tokenizer, or None.
         paths: the folders of all members, None for a missing member.
+        digests: `provenance.member_digests` of all members, as they were read.
         adapters: the adapters of this process's members.
         adapted: the layers that members may adapt, each with its ranks.
         ranks: the processes that share the members.
@@ -55,6 +57,7 @@ class Parts:
     model: Any
     tokenizer: Any
     paths: Sequence[Path | None]
+    digests: Sequence[str]
     adapters: Sequence[Adapter]
     adapted: Mapping[str, Sequence[int]]
     ranks: Ranks
@@ -96,7 +99,10 @@ def read_parts(
     vocab_size = model.config.get_text_config().vocab_size
     check_tokenizers(present, tokenizer, name, int(vocab_size))
     _LOG.info("public model %s: %s on %s", name, model.dtype, model.device)
+    digests = member_digests(paths)
     read = {path: read_adapter(model, path) for path in present}
+    if member_digests(paths) != digests:
+        raise ValueError(f"{root}: members must not change while they are read: load them again")
     _check_records(manifest, paths, read)
     names = {str(path): one.base_name for path, one in read.items()}
     if same_base:
@@ -128,6 +134,7 @@ def read_parts(
         model=model,
         tokenizer=tokenizer,
         paths=paths,
+        digests=digests,
         adapters=[MISSING if path is None else read[path] for path in mine],
         adapted=adapted,
         ranks=ranks,

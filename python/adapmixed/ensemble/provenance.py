@@ -144,9 +144,20 @@ def _local_folder(source: str | None, revision: str | None) -> Path | None:
     return Path(found).parent if isinstance(found, str) else None
 
 
+def member_digests(members: Sequence[Path | None]) -> list[str]:
+    """Return a text with the digests of each member's files, "missing" for None."""
+    return [
+        "missing"
+        if path is None
+        else f"{WEIGHTS_FILE} {file_sha256(path / WEIGHTS_FILE)}\n"
+        f"{CONFIG_FILE} {adapter_sha256(path / CONFIG_FILE)}"
+        for path in members
+    ]
+
+
 def fingerprint(
     base: object,
-    members: Sequence[Path | None],
+    members: Sequence[str],
     files: Mapping[str, str],
     commit: str | None = None,
 ) -> str:
@@ -157,7 +168,7 @@ def fingerprint(
 
     Args:
         base: the base as given to `Ensemble.from_pretrained`.
-        members: peft folders, None for missing members.
+        members: `member_digests` of all members.
         files: digests of the base's files.
         commit: the hub's commit of the base, or None.
 
@@ -170,11 +181,4 @@ def fingerprint(
         facts = [f"name {base}", f"commit {commit}"]
     else:
         facts = [f"name {_last(source_of(base) or '')}"]
-    digest = hashlib.sha256("\n".join(facts).encode())
-    for path in members:
-        if path is None:
-            digest.update(b"\nmissing")
-            continue
-        weights, config = file_sha256(path / WEIGHTS_FILE), adapter_sha256(path / CONFIG_FILE)
-        digest.update(f"\n{WEIGHTS_FILE} {weights}\n{CONFIG_FILE} {config}".encode())
-    return digest.hexdigest()
+    return hashlib.sha256("\n".join([*facts, *members]).encode()).hexdigest()

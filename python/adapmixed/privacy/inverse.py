@@ -6,11 +6,8 @@ import math
 
 from adapmixed.checks import check_delta, check_epsilon
 from adapmixed.privacy.bounded_range import bounded_range_epsilon
-from adapmixed.privacy.composition import clipped_mixing_epsilon
+from adapmixed.privacy.composition import PLANNED_POINTS, clipped_mixing_epsilon
 from adapmixed.privacy.costs.clipped_log_pool import answer_range
-
-FINE = 2**18
-"""Number of grid points for a planned ε."""
 
 
 def epsilon_of(
@@ -22,7 +19,7 @@ def epsilon_of(
     lower: float,
     upper: float,
     scale: float | None = None,
-    points: int = FINE,
+    points: int = PLANNED_POINTS,
 ) -> float:
     """Return ε of `queries` answers of ClippedMixing, or of ClippedLogPool if `scale` is given.
 

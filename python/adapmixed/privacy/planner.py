@@ -20,7 +20,7 @@ from adapmixed.checks import (
 )
 from adapmixed.privacy.beforehand import adapmixed_beforehand
 from adapmixed.privacy.bounded_range import FEW, bounded_range_epsilon
-from adapmixed.privacy.composition import renyi_epsilon
+from adapmixed.privacy.composition import PLANNED_POINTS, renyi_epsilon
 from adapmixed.privacy.conversions import (
     c_alpha,
     emptied_share,
@@ -30,7 +30,7 @@ from adapmixed.privacy.conversions import (
 from adapmixed.privacy.costs.clipped_log_pool import RANGE_ERROR
 from adapmixed.privacy.costs.clipped_mixing import clipped_mixing_pair
 from adapmixed.privacy.costs.pmixed import radius_for_epsilon, sound_bound
-from adapmixed.privacy.inverse import FINE, epsilon_of, models_for, queries_for
+from adapmixed.privacy.inverse import epsilon_of, models_for, queries_for
 from adapmixed.privacy.rounding import lowered
 from adapmixed.privacy.search import largest_within
 
@@ -51,7 +51,7 @@ their perplexity; see docs/how-to/plan-a-budget.md."""
 
 _CLIP = 0.25  # |a| of the log pool if the width allows it
 _ORDERS = (-3.0, 9.0)  # log(order - 1): PMixED's orders from 1.05 to 8 100
-_SEARCH, _SHOWN = 2**14, 2**16  # grid points while searching and for partial counts; else FINE
+_SEARCH, _SHOWN = 2**14, 2**16  # grid points while searching and for partial counts
 _LARGEST = 20.0  # |log| of a box's farther side: ratios beyond e^20 are no limit in practice
 _WIDEST = 2 * _LARGEST  # the widest clip range of the log pool
 
@@ -165,7 +165,7 @@ def _clipped_mixing(
     def roughly(size: float) -> float:
         return renyi_epsilon(clipped_mixing_pair(*box(size), models, adjacency), queries, delta)
 
-    def cost(size: float, points: int = FINE) -> float:
+    def cost(size: float, points: int = PLANNED_POINTS) -> float:
         lower, upper = box(size)
         common = (delta, models, queries, adjacency)
         return epsilon_of(*common, lower=lower, upper=upper, points=points)
@@ -176,7 +176,7 @@ def _clipped_mixing(
     lower, upper = box(size)
 
     def shown(count: int) -> float:
-        points = FINE if count == queries else _SHOWN
+        points = PLANNED_POINTS if count == queries else _SHOWN
         common = (delta, models, count, adjacency)
         return epsilon_of(*common, lower=lower, upper=upper, points=points)
 

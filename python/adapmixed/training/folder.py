@@ -19,9 +19,11 @@ from typing import Any
 
 from adapmixed.ensemble.manifest import FILE_NAME, Manifest, read_manifest, write_manifest
 from adapmixed.files import create_file, flush, remove_leftovers, temporary_folder, write_file
+from adapmixed.training.ranks import idle
 from adapmixed.training.shards import create_key, load_key
 
 MEMBER_FILE = "shard.json"
+_WITHDRAWN = "withdrawn.json"
 FORMAT_VERSION = 1
 
 
@@ -63,8 +65,8 @@ class TrainingFolder:
         """Create both folders.
 
         Raises:
-            ValueError: if the output holds an ensemble without the record of its run, or if other
-                users can open the private folder.
+            ValueError: if the output holds an ensemble without the record of its run, or a member
+                is a link, or other users can open the private folder.
         """
         begun = (self.private / "run.json").exists()
         if not begun and any(self.output.glob("member-*")) | (self.output / FILE_NAME).exists():
@@ -76,6 +78,12 @@ class TrainingFolder:
         self.private.mkdir(mode=0o700, exist_ok=True)
         if self.private.stat().st_mode & 0o077:
             raise ValueError(f"{self.private} must be open to its owner alone (chmod 700)")
+        for name in self.members:
+            if (self.output / name).is_symlink():
+                raise ValueError(
+                    f"members must be folders in the output, not links, got {self.output / name}: "
+                    "training could not remove the old files of a member that it replaces"
+                )
 
     def check_settings(self, settings: Mapping[str, Any]) -> None:
         """Check that the settings equal those that the run was begun with, if it was.
@@ -102,30 +110,42 @@ class TrainingFolder:
                 )
 
     def withdrawn(self) -> dict[int, dict[str, Any]]:
-        """Return the members that are `null` in `ensemble.json`, with their records in "shards".
+        """Return the members that were ever `null` in `ensemble.json`, with their shards' records.
 
-        A copy is kept in the private folder, because `ensemble.json` may be removed meanwhile.
+        They are kept in the private folder, until `keep_withdrawn` changes that: a name that is put
+        back by hand does not bring back what is no longer in the corpus.
 
         Raises:
             ValueError: if a file has another format.
         """
-        path = self.private / "withdrawn.json"
         with self._alone():  # several processes begin at the same time
-            remove_leftovers(self.private, path.name)
+            remove_leftovers(self.private, _WITHDRAWN)
+            path = self.private / _WITHDRAWN
+            found = _read_withdrawn(path) if path.exists() else {}
             if not (self.output / FILE_NAME).exists():
-                return _read_withdrawn(path) if path.exists() else {}
+                return found
             manifest = read_manifest(self.output)
             shards = manifest.shards or ({},) * len(manifest.members)
-            found = {
+            new = {
                 number: dict(record)
                 for number, (name, record) in enumerate(zip(manifest.members, shards, strict=True))
                 if name is None
             }
-            if found:
-                write_file(path, json.dumps(found).encode(), mode=0o600)
-            else:
-                path.unlink(missing_ok=True)
+            if new.keys() - found.keys():
+                self._write_withdrawn(found := found | new)
         return found
+
+    def keep_withdrawn(self, withdrawn: Mapping[int, Mapping[str, Any]]) -> None:
+        """Record these members alone as withdrawn."""
+        with self._alone():
+            self._write_withdrawn(withdrawn)
+
+    def _write_withdrawn(self, withdrawn: Mapping[int, Mapping[str, Any]]) -> None:
+        path = self.private / _WITHDRAWN
+        if withdrawn:
+            write_file(path, json.dumps(withdrawn).encode(), mode=0o600)
+        else:
+            path.unlink(missing_ok=True)
 
     def begin(self, settings: Mapping[str, Any]) -> None:
         """Record the settings of the run, which only a run with the same settings may continue.
@@ -189,10 +209,14 @@ class TrainingFolder:
     def shards_folder(self, rank: int) -> Iterator[Path]:
         """Yield an empty folder for the text of a process's shards, and remove it at the end.
 
-        Leftovers of a killed process are removed first.
+        Leftovers of killed processes are removed first, of other ranks, too.
         """
         folder = self.private / f"shards-{rank:03d}"
         shutil.rmtree(folder, ignore_errors=True)
+        for left in self.private.glob("shards-*"):
+            with idle(self.private, int(left.name.removeprefix("shards-"))) as removable:
+                if removable:
+                    shutil.rmtree(left)
         folder.mkdir(mode=0o700)
         try:
             yield folder

@@ -83,6 +83,16 @@ class Place(ranks.Place):
             time.sleep(_POLL_SECONDS)
 
 
+@contextmanager
+def idle(folder: Path, rank: int) -> Iterator[bool]:
+    """Yield whether no process has a rank's lock in `folder`, and meanwhile let none take it."""
+    descriptor = os.open(_lock_file(folder, rank), os.O_RDWR | os.O_CREAT, 0o600)
+    try:
+        yield _lock(descriptor, fcntl.LOCK_EX)
+    finally:
+        os.close(descriptor)
+
+
 def _lock_file(folder: Path, rank: int) -> Path:
     return folder / f"rank-{rank:03d}.lock"
 

@@ -188,7 +188,7 @@ def train_ensemble(
                 if empty:
                     shown.say(_empty_shards(empty, len(paths)))
                 if targets == (facts.head,):
-                    shown.say(_hidden_states(facts, run, spooled, workers))
+                    _LOG.info("%s", _hidden_states(facts, run, spooled, workers))
                 try:
                     train_members(
                         paths,
@@ -229,6 +229,8 @@ def train_ensemble(
                 for index in range(run.num_models)
             ),
         )
+        if retrain is not None:
+            folder.keep_withdrawn(withdrawn)
         folder.finish(manifest)
         _LOG.info("%s is complete", folder.output)
     return manifest
@@ -244,7 +246,10 @@ def _empty_shards(empty: int, trained: int) -> str:
 
 
 def _hidden_states(facts: BaseFacts, run: TrainingRun, spooled: Spool, workers: int) -> str:
-    """Return a line with the largest size of hidden states; a token has at least one byte."""
+    """Return the largest size of hidden states; a token has at least one byte.
+
+    It depends on the largest shard's text.
+    """
     # Training and held-out text are each padded to whole blocks.
     tokens = max(spooled.sizes.values(), default=0) + 2 * run.config.block_size
     size = tokens * facts.hidden_bytes * DTYPES[run.dtype].itemsize // 4

@@ -85,7 +85,7 @@ def load(base: str, folder: str | os.PathLike[str], dtype: torch.dtype | None = 
         value = getattr(config, name, None)
         if value not in (None, 1, 1.0):
             raise ValueError(f"base must not cap or scale its logits inside vLLM: {name} = {value}")
-    digest = fingerprint(base, parts.paths, parts.base_files, parts.commit)
+    digest = fingerprint(base, parts.digests, parts.base_files, parts.commit)
     return Loaded(parts, Origin(digest, parts.unverified))
 
 
