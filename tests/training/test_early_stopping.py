@@ -14,10 +14,10 @@ from training_cases import CONFIG as RUN_CONFIG
 from training_cases import NUM_MODELS, USERS, a_run, rows, write_base, write_corpus
 
 from adapmixed.ensemble import Ensemble
+from adapmixed.ensemble.member_record import read_member_record
 from adapmixed.training import FinetuneConfig, train_adapter, train_ensemble
 from adapmixed.training.blocks import token_blocks
 from adapmixed.training.finetune import mean_loss
-from adapmixed.training.folder import read_member_record
 from adapmixed.training.shards import hold_out_end
 
 TARGETS = {"head": ("lm_head",), "deep": ("q_proj", "v_proj")}

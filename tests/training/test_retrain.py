@@ -173,6 +173,18 @@ def test_a_name_put_back_by_hand_brings_nothing_back(
     assert train(run) == []
 
 
+def test_a_member_of_an_older_training_does_not_load(
+    base: Path, tmp_path: Path, folders: Path
+) -> None:
+    """For instance one that a backup brings back after a user has withdrawn a document."""
+    folder = Path(shutil.copytree(folders / "new", tmp_path / "ensemble"))
+    place = folder / f"member-{HOME:03d}"
+    shutil.rmtree(place)
+    shutil.copytree(folders / "old" / place.name, place)
+    with pytest.raises(ValueError, match="shard.json differs from ensemble.json"):
+        Ensemble.from_pretrained(base, folder)
+
+
 def test_a_member_must_not_be_a_link(base: Path, tmp_path: Path, folders: Path) -> None:
     run = old_copy(folders, tmp_path, base, "ensemble")
     place = run.output / f"member-{HOME:03d}"

@@ -19,6 +19,7 @@ from adapmixed.ensemble.digests import CONFIG
 from adapmixed.ensemble.layers import head_name
 from adapmixed.ensemble.manifest import FILE_NAME, Manifest, read_manifest
 from adapmixed.ensemble.member import CONFIG_FILE, MISSING, Adapter, read_adapter
+from adapmixed.ensemble.member_record import MEMBER_FILE, read_member_record
 from adapmixed.ensemble.provenance import (
     check_files,
     check_names,
@@ -196,10 +197,21 @@ def _check_folder(path: Path, file: str, wanted: str) -> None:
 def _check_records(
     manifest: Manifest | None, paths: Sequence[Path | None], read: Mapping[Path, Adapter]
 ) -> None:
-    """Raise ValueError for an adapter that is not zero although its shard's record is empty."""
+    """Raise ValueError for an adapter that is not what its shard's record says.
+
+    Its own record may be missing. Another one than in `ensemble.json` shows an older or a swapped
+    member.
+    """
     for path, record in zip(paths, manifest.shards if manifest else (), strict=False):
-        adapter = None if path is None else read.get(path)
-        if adapter is not None and record.get("documents") == 0 and not adapter.is_zero:
+        if path is None or path not in read:
+            continue
+        own = read_member_record(path)["shard"] if (path / MEMBER_FILE).is_file() else record
+        if own != record:
+            raise ValueError(
+                f"shards must describe what each member was trained on, but {path / MEMBER_FILE} "
+                f"differs from {FILE_NAME}: the member may be of another training"
+            )
+        if record.get("documents") == 0 and not read[path].is_zero:
             raise ValueError(
                 f"shards must describe what each member was trained on: the record of {path} "
                 "has 0 documents, but its adapter is not zero"

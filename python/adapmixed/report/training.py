@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from adapmixed.ensemble.manifest import FILE_NAME, read_manifest
-from adapmixed.training.folder import MEMBER_FILE, read_member_record
+from adapmixed.ensemble.member_record import MEMBER_FILE, read_member_record
 
 
 def training_losses(folder: Path) -> list[dict[str, object]]:

@@ -12,13 +12,13 @@ from typing import Any
 import torch
 
 from adapmixed.data.builtin import Document
+from adapmixed.ensemble.member_record import FORMAT_VERSION, MEMBER_FILE
 from adapmixed.ensemble.public_model import load_base
 from adapmixed.files import publish_folder, temporary_folder, write_file
 from adapmixed.training.adapter import save_adapter
 from adapmixed.training.blocks import token_stream
 from adapmixed.training.config import FinetuneConfig
 from adapmixed.training.finetune import Trained, train_adapter
-from adapmixed.training.folder import FORMAT_VERSION, MEMBER_FILE
 from adapmixed.training.partition import shard_record
 from adapmixed.training.shards import Spool, hold_out, hold_out_end
 

@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from adapmixed.training.folder import read_member_record
+from adapmixed.ensemble.member_record import read_member_record
 from adapmixed.training.member import MemberSettings, MemberTrainer
 from adapmixed.training.progress import Progress
 from adapmixed.training.shards import Spool

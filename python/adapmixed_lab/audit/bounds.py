@@ -81,6 +81,13 @@ def _halved_target() -> Target:
     return Target(name, base.claim, base.mechanism, base.shape, "zero_out", ratio, True)
 
 
+def _wider_target() -> Target:
+    box = (math.exp(-0.5), math.exp(0.5))
+    stated = _pair_target(box, 2, "zero_out", "D_α")
+    wider = ClippedMixing(box[0] * 0.95, box[1] * 1.05)
+    return replace(stated, name=f"{stated.name}, box 5 % wider", mechanism=wider, control=True)
+
+
 def present_target() -> Target:
     """Return a control: the bound for constant N, but a mean over the present members alone.
 
@@ -113,7 +120,7 @@ def targets() -> list[Target]:
         _charge_target(ClippedMixing(0.5, 4.0, order=1.5), 2),
         _charge_target(ClippedLogPool(-0.25, 0.5, 2.0), 3),
     ]
-    return [*found, _halved_target(), present_target(), *ball_targets()]
+    return [*found, _halved_target(), _wider_target(), present_target(), *ball_targets()]
 
 
 def attack(target: Target, steps: int, generator: np.random.Generator) -> float:

@@ -42,7 +42,7 @@ class Target:
     charged: bool = False
 
     def objective(self, vectors: Array) -> Array:
-        """Return the ratios of the ensembles that the vectors encode."""
+        """Return the ratios of the ensembles that the vectors encode; +inf for any NaN."""
         private, public, other = self.shape.ensembles(vectors)
         there = neighbour(private, public, other, self.adjacency)
         charge = None
@@ -55,7 +55,8 @@ class Target:
             p = self.answers(self.mechanism, private, public)
             q = self.answers(self.mechanism, there, public)
             ratio = self.ratio(p, q, charge)
-        return np.where(np.isnan(ratio), -math.inf, ratio)
+        bad = np.isnan(ratio) | np.isnan(p).any(-1) | np.isnan(q).any(-1)
+        return np.where(bad, math.inf, ratio)
 
 
 def largest(ratios: list[Array]) -> Array:

@@ -118,6 +118,17 @@ def test_a_pair_of_a_narrower_box_is_broken() -> None:
     assert 0.98 < bounds.attack(target, 20, generators[1]) <= 1 + 1e-9
 
 
+@pytest.mark.parametrize("number", [0, 4])
+def test_a_probability_that_is_no_number_breaks_a_claim(number: int) -> None:
+    def answers(*given: object) -> search.Array:
+        found = search.distribution(*given)  # type: ignore[arg-type]
+        found[0, 0] = math.nan
+        return found
+
+    broken = replace(bounds.targets()[number], answers=answers)
+    assert bounds.attack(broken, 2, np.random.default_rng(0)) == math.inf
+
+
 @pytest.mark.parametrize(
     ("name", "least"),
     [
