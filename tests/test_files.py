@@ -106,28 +106,13 @@ def test_only_a_files_own_leftovers_are_removed(tmp_path: Path, name: str) -> No
 
 
 @pytest.mark.usefixtures("umask")
-def test_a_folder_is_closed_to_others_until_it_is_published(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_published_folder_is_closed_to_others(tmp_path: Path) -> None:
     target = tmp_path / "member"
     folder = temporary_folder(target)
     assert mode(folder) == 0o700
     (folder / "file").write_bytes(b"x")
     assert publish_folder(folder, target)
-    assert mode(target) == 0o755 and os.listdir(tmp_path) == ["member"]
+    assert mode(target) == 0o700 and os.listdir(tmp_path) == ["member"]
     late = temporary_folder(target)
     assert not publish_folder(late, target)
-    assert mode(target) == 0o755 and os.listdir(tmp_path) == ["member"]
-    monkeypatch.setattr(os, "umask", None)  # other threads write files meanwhile
-    assert publish_folder(temporary_folder(tmp_path / "second"), tmp_path / "second")
-
-
-@pytest.mark.usefixtures("umask")
-def test_a_published_folder_belongs_to_the_group_of_its_place(tmp_path: Path) -> None:
-    tmp_path.chmod(0o2755)
-    target = tmp_path / "member"
-    folder = temporary_folder(target)
-    assert mode(folder) & 0o077 == 0
-    assert publish_folder(folder, target)
-    (other := tmp_path / "other").mkdir()
-    assert mode(target) == mode(other)
+    assert mode(target) == 0o700 and os.listdir(tmp_path) == ["member"]

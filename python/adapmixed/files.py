@@ -12,7 +12,6 @@ import os
 import re
 import secrets
 import shutil
-import stat
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -72,7 +71,7 @@ def create_file(path: str | os.PathLike[str], data: bytes, *, mode: int = 0o600)
 def temporary_folder(target: str | os.PathLike[str]) -> Path:
     """Make an empty folder next to `target`, to fill and pass to `publish_folder`.
 
-    Only its owner can open it until it is published.
+    Only its owner can open it: sizes of files could tell how much text a shard has.
     """
     folder = _beside(Path(target))
     folder.mkdir(mode=0o700)
@@ -82,15 +81,12 @@ def temporary_folder(target: str | os.PathLike[str]) -> Path:
 def publish_folder(temporary: Path, target: str | os.PathLike[str]) -> bool:
     """Flush a folder of files and move it to its place in one step.
 
-    It gets the permissions of a new folder. Its files keep theirs.
-
     Returns:
         True if it was moved. False if another process was first; the temporary folder is then
         removed.
     """
     for file in temporary.iterdir():
         flush(file)
-    temporary.chmod(_mode_of_new_folder(Path(target)))
     flush(temporary)
     try:
         os.rename(temporary, target)
@@ -176,16 +172,6 @@ def _place(path: str | os.PathLike[str]) -> Path:
     with suppress(FileNotFoundError):
         os.stat(path)  # raises for a loop, and for a link that the system does not let us follow
     return Path(os.path.realpath(path))
-
-
-def _mode_of_new_folder(target: Path) -> int:
-    """Return the permissions that a new folder gets next to `target`."""
-    # The umask could only be read by changing it, which other threads would notice.
-    probe = _beside(target)
-    probe.mkdir()
-    mode = stat.S_IMODE(probe.stat().st_mode)
-    probe.rmdir()
-    return mode
 
 
 def _leftovers(target: Path) -> list[Path]:
