@@ -261,6 +261,14 @@ def test_members_must_not_change_while_they_are_read(
         Ensemble.from_pretrained(base, [one, two])
 
 
+@pytest.mark.parametrize("name", ["adapter_config.json", "adapter_model.safetensors"])
+def test_a_member_without_a_file(make_adapters: Make, base: Any, name: str) -> None:
+    members = make_adapters(2)
+    (members[1] / name).unlink()
+    with pytest.raises(ValueError, match=f"must be a peft folder, but .* no {name}"):
+        Ensemble.from_pretrained(base, members)
+
+
 def test_a_fingerprint_does_not_tell_where_the_base_lies(
     make_adapters: Make, base: Any, tmp_path: Path
 ) -> None:

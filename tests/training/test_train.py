@@ -8,6 +8,8 @@ import os
 import stat
 import subprocess
 import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -32,6 +34,7 @@ from training_cases import (
 from adapmixed.data import Document
 from adapmixed.ensemble import Ensemble, read_manifest
 from adapmixed.training import TrainingRun, assign_shards, head, ranks, train_ensemble
+from adapmixed.training.folder import TrainingFolder
 from adapmixed.training.ranks import Place
 from adapmixed.training.shards import spool
 
@@ -331,6 +334,32 @@ def test_the_text_of_killed_ranks_is_removed(base: Path, tmp_path: Path) -> None
         assert not left.exists() and living.exists()
     quietly(run)
     assert not living.exists()
+    (private / "shards-001").mkdir()  # of a rank that does not begin again
+    (private / "shards-old").mkdir()
+    train_ensemble(run, place=Place(0, 4), say=lambda line: None)
+    assert not (private / "shards-001").exists() and (private / "shards-old").exists()
+
+
+def test_ranks_that_begin_together_after_a_kill(base: Path, tmp_path: Path) -> None:
+    """Each removes what it left itself, so none meets another that removes the same."""
+    run = a_run(tmp_path, base)
+    folder = TrainingFolder(run.output, 4)
+    folder.prepare()
+    for rank in range(8):
+        (folder.private / f"shards-{rank:03d}").mkdir()
+    started = threading.Barrier(4)
+
+    def begins(rank: int) -> None:
+        with Place(rank, 4).lock(folder.private):
+            started.wait()
+            folder.remove_shards(4)
+            with folder.shards_folder(rank) as shards:
+                started.wait()
+                assert list(shards.iterdir()) == []
+
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(begins, range(4)))
+    assert list(folder.private.glob("shards-*")) == []
 
 
 def test_refusals_before_any_work(base: Path, tmp_path: Path) -> None:

@@ -103,7 +103,7 @@ def read_parts(
     digests = member_digests(paths)
     read = {path: read_adapter(model, path) for path in present}
     if member_digests(paths) != digests:
-        raise ValueError(f"{root}: members must not change while they are read: load them again")
+        raise ValueError("members must not change while they are read: load the ensemble again")
     _check_records(manifest, paths, read)
     names = {str(path): one.base_name for path, one in read.items()}
     if same_base:
@@ -199,14 +199,13 @@ def _check_records(
 ) -> None:
     """Raise ValueError for an adapter that is not what its shard's record says.
 
-    Its own record may be missing. Another one than in `ensemble.json` shows an older or a swapped
-    member.
+    A member's own record that says otherwise shows an older or a swapped member.
     """
     for path, record in zip(paths, manifest.shards if manifest else (), strict=False):
         if path is None or path not in read:
             continue
-        own = read_member_record(path)["shard"] if (path / MEMBER_FILE).is_file() else record
-        if own != record:
+        own = _own_record(path)
+        if any(own[name] != record[name] for name in _comparable(own, record)):
             raise ValueError(
                 f"shards must describe what each member was trained on, but {path / MEMBER_FILE} "
                 f"differs from {FILE_NAME}: the member may be of another training"
@@ -216,6 +215,22 @@ def _check_records(
                 f"shards must describe what each member was trained on: the record of {path} "
                 "has 0 documents, but its adapter is not zero"
             )
+
+
+def _own_record(path: Path) -> Mapping[str, Any]:
+    """Return the record that training left in a member's folder, {} if there is none to read."""
+    try:
+        record = read_member_record(path)["shard"]
+    except (OSError, ValueError):  # a service need not have the file, nor be able to read it
+        return {}
+    return record if isinstance(record, Mapping) else {}
+
+
+def _comparable(one: Mapping[str, Any], other: Mapping[str, Any]) -> set[str]:
+    """Return the entries that two records have and that mean the same."""
+    keyed = {"sha256", "identifiers"}
+    same_key = one.get("identifier_key") == other.get("identifier_key")
+    return (one.keys() & other.keys()) - {"identifier_key"} - (set() if same_key else keyed)
 
 
 def _unverified_shards(manifest: Manifest | None, num_models: int) -> tuple[str, ...]:

@@ -145,14 +145,23 @@ def _local_folder(source: str | None, revision: str | None) -> Path | None:
 
 
 def member_digests(members: Sequence[Path | None]) -> list[str]:
-    """Return a text with the digests of each member's files, "missing" for None."""
-    return [
-        "missing"
-        if path is None
-        else f"{WEIGHTS_FILE} {file_sha256(path / WEIGHTS_FILE)}\n"
-        f"{CONFIG_FILE} {adapter_sha256(path / CONFIG_FILE)}"
-        for path in members
-    ]
+    """Return a text with the digests of each member's files, "missing" for None.
+
+    Raises:
+        ValueError: if a file is missing.
+    """
+    found = []
+    for path in members:
+        if path is None:
+            found.append("missing")
+            continue
+        try:
+            config, weights = adapter_sha256(path / CONFIG_FILE), file_sha256(path / WEIGHTS_FILE)
+        except FileNotFoundError as error:
+            name = Path(error.filename).name
+            raise ValueError(f"{path} must be a peft folder, but has no {name}") from error
+        found.append(f"{WEIGHTS_FILE} {weights}\n{CONFIG_FILE} {config}")
+    return found
 
 
 def fingerprint(

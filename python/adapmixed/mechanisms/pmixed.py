@@ -15,7 +15,11 @@ from adapmixed.mechanisms.proposal import Mechanism, Prepared
 from adapmixed.mechanisms.rows import Rows
 from adapmixed.privacy import RenyiBound
 from adapmixed.privacy.conversions import c_alpha, emptied_share, larger_order
-from adapmixed.privacy.costs.pmixed import radius_for_epsilon, sound_bound
+from adapmixed.privacy.costs.pmixed import (
+    LOG2_MOST_QUERIES,
+    radius_for_epsilon,
+    sound_bound,
+)
 from adapmixed_ext.types import RandomSource
 
 
@@ -60,7 +64,7 @@ class PMixED(Mechanism):
     def __post_init__(self) -> None:
         check_number("epsilon", self.epsilon, above=0.0)
         check_delta(self.delta)
-        check_queries("queries", self.queries, log2_most=50)  # rounding takes the costs of more
+        check_queries("queries", self.queries, log2_most=LOG2_MOST_QUERIES)
         check_number("order", self.order, above=1.0)
         check_number("sample_rate", self.sample_rate, above=0.0, most=1.0)
         check_question(self.adjacency)

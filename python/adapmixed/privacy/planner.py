@@ -29,7 +29,11 @@ from adapmixed.privacy.conversions import (
 )
 from adapmixed.privacy.costs.clipped_log_pool import RANGE_ERROR
 from adapmixed.privacy.costs.clipped_mixing import clipped_mixing_pair
-from adapmixed.privacy.costs.pmixed import radius_for_epsilon, sound_bound
+from adapmixed.privacy.costs.pmixed import (
+    LOG2_MOST_QUERIES,
+    radius_for_epsilon,
+    sound_bound,
+)
 from adapmixed.privacy.inverse import epsilon_of, models_for, queries_for
 from adapmixed.privacy.rounding import lowered
 from adapmixed.privacy.search import largest_within
@@ -225,12 +229,13 @@ def _largest_range(target: float, delta: float, queries: int) -> float:
 
 
 def _pmixed(target: float, delta: float, models: int, queries: int, adjacency: str) -> Plan | None:
-    """Return the plan of the order with the largest β = R/α; None if no order up to 8 100 fits."""
+    """Return the plan of the order with the largest β = R/α; None if no order up to 8 100 fits,
+    or for more queries than PMixED takes."""
     inner_delta, inner = delta, target
     if adjacency == "replace_one":  # two zero-outs: (2ε, (1 + e^ε) δ)
         inner = target / 2
         inner_delta = emptied_share(inner, delta)
-    if inner_delta == 0:
+    if inner_delta == 0 or queries > 2**LOG2_MOST_QUERIES:
         return None
 
     def ball(position: float) -> tuple[float, float, float]:

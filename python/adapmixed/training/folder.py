@@ -11,6 +11,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import re
 import shutil
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
@@ -83,14 +84,17 @@ class TrainingFolder:
                     f"{given[name]!r}: use the same settings and corpus, or another output"
                 )
 
-    def withdrawn(self) -> dict[int, dict[str, Any]]:
+    def withdrawn(self, retrained: int | None = None) -> dict[int, dict[str, Any]]:
         """Return the members that were ever `null` in `ensemble.json`, with their shards' records.
 
-        They are kept in the private folder, until `keep_withdrawn` changes that: a name that is put
-        back by hand does not bring back what is no longer in the corpus.
+        They are kept in the private folder, until `keep_withdrawn` changes that.
+
+        Args:
+            retrained: the member that this run brings back, if it was withdrawn.
 
         Raises:
-            ValueError: if a file has another format.
+            ValueError: if a file has another format, or if the name of another withdrawn member was
+                put back by hand: its text may no longer be in the corpus.
         """
         with self._alone():  # several processes begin at the same time
             remove_leftovers(self.private, _WITHDRAWN)
@@ -99,6 +103,12 @@ class TrainingFolder:
             if not (self.output / FILE_NAME).exists():
                 return found
             manifest = read_manifest(self.output)
+            for number in found:
+                if number != retrained and manifest.members[number] is not None:
+                    raise ValueError(
+                        f"{self.output / FILE_NAME} must have null for {self.members[number]}, "
+                        f"which was withdrawn: only training with retrain={number} brings it back"
+                    )
             shards = manifest.shards or ({},) * len(manifest.members)
             new = {
                 number: dict(record)
@@ -120,6 +130,7 @@ class TrainingFolder:
             write_file(path, json.dumps(withdrawn).encode(), mode=0o600)
         else:
             path.unlink(missing_ok=True)
+            flush(self.private)
 
     def begin(self, settings: Mapping[str, Any]) -> None:
         """Record the settings of the run, which only a run with the same settings may continue.
@@ -183,19 +194,24 @@ class TrainingFolder:
     def shards_folder(self, rank: int) -> Iterator[Path]:
         """Yield an empty folder for the text of a process's shards, and remove it at the end.
 
-        Leftovers of killed processes are removed first, of other ranks, too.
+        What a killed process of this rank left is removed first.
         """
         folder = self.private / f"shards-{rank:03d}"
         shutil.rmtree(folder, ignore_errors=True)
-        for left in self.private.glob("shards-*"):
-            with idle(self.private, int(left.name.removeprefix("shards-"))) as removable:
-                if removable:
-                    shutil.rmtree(left)
         folder.mkdir(mode=0o700)
         try:
             yield folder
         finally:
             shutil.rmtree(folder)
+
+    def remove_shards(self, least: int) -> None:
+        """Remove what killed processes of rank `least` and above left of their shards' text."""
+        for left in self.private.iterdir():
+            match = re.fullmatch(r"shards-(\d{3,})", left.name)
+            if match is not None and int(match[1]) >= least:
+                with idle(self.private, int(match[1])) as removable:
+                    if removable:
+                        shutil.rmtree(left, ignore_errors=True)
 
     def is_finished(self, member: int) -> bool:
         """Return whether a member is finished; its folder appears complete or not at all."""

@@ -163,17 +163,19 @@ def train_ensemble(
         key = folder.key(run.key_file)
         settings["key_check"] = hmac.new(key, b"adapmixed key", hashlib.sha256).hexdigest()
         folder.check_settings(settings)
-        withdrawn = folder.withdrawn()
         if retrain is None:
+            withdrawn = folder.withdrawn()
             missing = folder.missing(withdrawn)
             mine = [i for i in place.members(run.num_models) if i in missing]
             wanted = set(mine)
         else:
             mine = [member_number(retrain, folder.members)]
             wanted = set(range(run.num_models))
+            withdrawn = folder.withdrawn(mine[0])
             withdrawn.pop(mine[0], None)
         if place.rank == 0:
             remove_leftovers(folder.output, RETRAINED)
+            folder.remove_shards(place.world)  # no rank of this run begins with these
         _LOG.info("rank %d of %d trains %d members", place.rank, place.world, len(mine))
         with folder.shards_folder(place.rank) as shards:
             spooled = spool(
@@ -232,6 +234,7 @@ def train_ensemble(
         if retrain is not None:
             folder.keep_withdrawn(withdrawn)
         folder.finish(manifest)
+        folder.remove_shards(0)  # of ranks that did not begin again
         _LOG.info("%s is complete", folder.output)
     return manifest
 

@@ -60,18 +60,18 @@ def test_epsilon_of_a_gaussian_against_its_definition(shift: float) -> None:
 
 def test_chi_square_and_its_limit() -> None:
     assert chi_square([55, 45], [0.5, 0.5]) == (pytest.approx(1.0), 1)
-    # Cells are merged until 20 draws are expected in each.
+    # Cells are merged until 25 draws are expected in each.
     assert chi_square([1, 2, 97], [0.01, 0.01, 0.98])[1] == 0
     # Equally likely tokens are not sorted by their counts before they are merged.
-    assert chi_square([0, 20, 0, 20, 160, 200], [0.025] * 4 + [0.4, 0.5]) == (0.0, 3)
+    assert chi_square([0, 25, 0, 25, 200, 250], [0.025] * 4 + [0.4, 0.5]) == (0.0, 3)
 
 
 def test_chi_square_errs_no_more_often_than_stated() -> None:
     assert chi_square_limit(1) == pytest.approx(12.116, abs=1e-3)
     generator = np.random.default_rng(0)
     for cells in (2, 12, 64):
-        counts = generator.poisson(20, (100_000, cells))
-        above = ((counts - 20) ** 2 / 20).sum(1) > chi_square_limit(cells)
+        counts = generator.poisson(25, (100_000, cells))
+        above = ((counts - 25) ** 2 / 25).sum(1) > chi_square_limit(cells)
         assert above.mean() < 1e-3
 
 

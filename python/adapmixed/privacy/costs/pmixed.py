@@ -11,6 +11,9 @@ import math
 from adapmixed.checks import check_count, check_order, check_rate, check_real
 from adapmixed.privacy.rounding import log_expm1_up, lowered, softplus_up, sum_up, up
 
+LOG2_MOST_QUERIES = 50
+"""Rounding takes the costs of more queries than 2 to this power."""
+
 _EXP_LIMIT = 700.0  # exp and expm1 stay finite in float64 below this
 
 
