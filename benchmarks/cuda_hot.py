@@ -48,7 +48,7 @@ class Hot:
 
 
 PARTS = "common/row_parts.cuh"
-POOL, POOL_ROWS = "log_pool/cuda_sums.cuh", "log_pool/cuda_rows.cuh"
+POOL = "log_pool/cuda_sums.cuh"
 FLOATS, LISTS = "project/cuda_floats.cuh", "project/cuda_block_lists.cuh"
 DEVIATIONS = "leave_one_out/cuda_float_deviations.cuh"
 MOMENTS = "leave_one_out/cuda_float_moments.cuh"
@@ -98,8 +98,8 @@ HOT = (
     ),
     Hot(
         "log_pool", "sums: a row's parts", "pool_sums_kernelI{dtype}",
-        ((POOL_ROWS, "for (int first = lane_id() % 2; first < cut.count; first += 2 * kLoads)"),),
-        (POOL_ROWS, "sums[j] = present ? part->sum : 0.0;"), size=8,
+        ((PARTS, "for (int first = lane_id() % kLanes; first < count; first += kLanes * kLoads)"),),
+        (PARTS, "sums[j] = k < count ? part->sum : 0.0;"), size=8,
     ),
     Hot(
         "log_pool", "sums over models", "pool_sums_kernelI{dtype}",

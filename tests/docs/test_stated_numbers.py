@@ -13,7 +13,7 @@ import adapmixed
 
 FORMATS = {
     "`ensemble.json`": "adapmixed.ensemble.manifest",
-    "`shard.json`, `run.json`": "adapmixed.training.folder",
+    "`shard.json`, `run.json`": "adapmixed.ensemble.member_record",
     "result file": "adapmixed.evaluation.result_file",
     "`report.json`": "adapmixed.report.view",
     "ledger": "adapmixed.privacy.ledger.records",

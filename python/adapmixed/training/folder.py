@@ -19,13 +19,12 @@ from pathlib import Path
 from typing import Any
 
 from adapmixed.ensemble.manifest import FILE_NAME, Manifest, read_manifest, write_manifest
-from adapmixed.ensemble.member_record import read_member_record
+from adapmixed.ensemble.member_record import FORMAT_VERSION, read_member_record
 from adapmixed.files import create_file, flush, remove_leftovers, temporary_folder, write_file
 from adapmixed.training.ranks import idle
 from adapmixed.training.shards import create_key, load_key
 
 _WITHDRAWN = "withdrawn.json"
-FORMAT_VERSION = 1
 
 
 class TrainingFolder:

@@ -120,7 +120,7 @@ def targets() -> list[Target]:
         _charge_target(ClippedMixing(0.5, 4.0, order=1.5), 2),
         _charge_target(ClippedLogPool(-0.25, 0.5, 2.0), 3),
     ]
-    return [*found, _halved_target(), _wider_target(), present_target(), *ball_targets()]
+    return [*found, _halved_target(), present_target(), *ball_targets(), _wider_target()]
 
 
 def attack(target: Target, steps: int, generator: np.random.Generator) -> float:
