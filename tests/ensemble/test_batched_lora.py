@@ -246,6 +246,9 @@ def test_no_adapters_refused(base: Any) -> None:
         ({"r": 0}, "r must be"),
         ({"lora_alpha": "six"}, "lora_alpha"),
         ({"rank_pattern": {".*": 2}}, "must have shapes"),
+        ({"rank_pattern": {"(": 2}}, "must be named by regular expressions, got '\\('"),
+        ({"alpha_pattern": [2]}, "alpha_pattern must map layers to numbers"),
+        ({"target_modules": "("}, "must be named by regular expressions"),
         ({"target_modules": ["other"]}, "must agree"),
     ],
 )

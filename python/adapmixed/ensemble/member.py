@@ -151,7 +151,26 @@ def _read_config(path: Path) -> dict[str, Any]:
         raise ValueError(f"{path}: r must be an integer >= 1, got {config.get('r')!r}")
     if not _is_number(config.get("lora_alpha")):
         raise ValueError(f"{path}: lora_alpha must be finite, got {config.get('lora_alpha')!r}")
+    _check_patterns(path, config)
     return config
+
+
+def _check_patterns(path: Path, config: Mapping[str, Any]) -> None:
+    """Raise ValueError unless what names layers by regular expressions has such ones."""
+    targets = config.get("target_modules")
+    patterns = [targets] if isinstance(targets, str) else []
+    for setting in ("rank_pattern", "alpha_pattern"):
+        found = config.get(setting) or {}
+        if not isinstance(found, dict):
+            raise ValueError(f"{path}: {setting} must map layers to numbers, got {found!r}")
+        patterns += found
+    for pattern in patterns:
+        try:
+            re.compile(pattern)
+        except re.error as error:
+            raise ValueError(
+                f"{path}: layers must be named by regular expressions, got {pattern!r}: {error}"
+            ) from error
 
 
 def _read_weights(path: Path) -> dict[str, Tensor]:
