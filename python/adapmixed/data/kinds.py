@@ -11,28 +11,10 @@ KINDS = {
 _ROWS = "rows of JSON lines (*.jsonl) or Parquet"
 # As plain text, all rows of a table would be one document, although they belong to many people.
 _REFUSED = {
-    **dict.fromkeys(
-        (".csv", ".tsv", ".tab", ".xls", ".xlsx", ".xlsm", ".xlsb", ".ods", ".arrow", ".feather"),
-        _ROWS,
-    ),
+    **dict.fromkeys(".csv .tsv .tab .xls .xlsx .xlsm .xlsb .ods .arrow .feather".split(), _ROWS),
     ".json": "one JSON object a line (*.jsonl)",
     **dict.fromkeys(
-        (
-            ".gz",
-            ".bz2",
-            ".xz",
-            ".zst",
-            ".lz4",
-            ".lzma",
-            ".zip",
-            ".7z",
-            ".rar",
-            ".tar",
-            ".tgz",
-            ".tbz2",
-            ".txz",
-        ),
-        "unpacked files",
+        ".gz .bz2 .xz .zst .lz4 .lzma .zip .7z .rar .tar .tgz .tbz2 .txz".split(), "unpacked files"
     ),
 }
 

@@ -228,9 +228,10 @@ def _own_record(path: Path) -> Mapping[str, Any]:
 
 def _comparable(one: Mapping[str, Any], other: Mapping[str, Any]) -> set[str]:
     """Return the entries that two records have and that mean the same."""
-    keyed = {"sha256", "identifiers"}
-    same_key = one.get("identifier_key") == other.get("identifier_key")
-    return (one.keys() & other.keys()) - {"identifier_key"} - (set() if same_key else keyed)
+    names = one.keys() & other.keys()
+    if one.get("identifier_key") == other.get("identifier_key"):
+        return names
+    return names - {"identifier_key", "identifiers", "sha256"}
 
 
 def _unverified_shards(manifest: Manifest | None, num_models: int) -> tuple[str, ...]:
