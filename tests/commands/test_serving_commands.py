@@ -46,12 +46,12 @@ def typed(monkeypatch: pytest.MonkeyPatch, text: str) -> None:
 
 def test_several_prompts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "prompts.txt"
-    file.write_text("The value\nIf the name\n\n", encoding="utf-8")
+    file.write_text("\ufeffThe\fvalue\nIf the name\n\n", encoding="utf-8")
     arguments = ["generate", *MODELS, *FIRST, "--max-new-tokens", "5"]
     assert main([*arguments, "--prompt", "The try", "--prompts", str(file)]) == 0
     out = capsys.readouterr()
     answers = [json.loads(line) for line in out.out.splitlines()]
-    assert [a["prompt"] for a in answers] == ["The try", "The value", "If the name"]
+    assert [a["prompt"] for a in answers] == ["The try", "The\fvalue", "If the name"]
     assert main([*arguments, "--prompt", "If the name"]) == 0
     alone = capsys.readouterr().out
     assert alone == answers[2]["text"] + "\n"

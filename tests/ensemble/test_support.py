@@ -49,11 +49,19 @@ def adapters(model: Any, count: int = 2, only: str = "") -> list[Adapter]:
         ("qwen3_moe", "no mixture-of-experts layers, got qwen3_moe"),
         ("mamba", "key/value cache|attention layers only"),  # by the version of transformers
         ("lfm2", "attention layers only, got lfm2"),
+        ("falcon_h1", "attention layers only, got falcon_h1"),  # a state besides attention
     ],
 )
 def test_refused_families(family: str, reason: str) -> None:
     model = tiny(family)
     with pytest.raises(ValueError, match=reason):
+        Ensemble(model, [Adapter({})])
+
+
+@pytest.mark.parametrize("family", ["gemma", "gemma3_text"])
+def test_attention_to_later_tokens_is_refused(family: str) -> None:
+    model = tiny(family, use_bidirectional_attention=True)
+    with pytest.raises(ValueError, match=f"causal, got {family} with use_bidirectional_attention"):
         Ensemble(model, [Adapter({})])
 
 
@@ -146,6 +154,25 @@ def test_arguments_that_a_model_ignores_are_found(ignored: str, reason: str) -> 
 
     model.forward = deaf
     with pytest.raises(ValueError, match=reason):
+        Ensemble(model, adapters(model))
+
+
+def test_padding_that_enters_a_state_is_found() -> None:
+    """A single pass hides its padding from the state; the parts of a chunked one do not."""
+    model = tiny("gpt2")
+    model.config.model_type = "new"
+    forward = type(model).forward
+
+    def recurrent(past_key_values: Any = None, **given: Any) -> Any:
+        held = 0 if past_key_values is None else past_key_values.get_seq_length()
+        output = forward(model, past_key_values=past_key_values, **given)
+        mask = given.get("attention_mask")
+        if held and mask is not None:  # it may have taken in what is hidden
+            output.logits += 10.0 * (1 - mask[:, :held]).sum()
+        return output
+
+    model.forward = recurrent
+    with pytest.raises(ValueError, match="left padding changes its logits in chunks"):
         Ensemble(model, adapters(model))
 
 

@@ -17,6 +17,7 @@ from transformers import (
     InfNanRemoveLogitsProcessor,
     MaxTimeCriteria,
     StoppingCriteriaList,
+    TopKLogitsWarper,
 )
 from transformers.generation.streamers import BaseStreamer
 
@@ -69,9 +70,17 @@ class Streamer(BaseStreamer):
         pass
 
 
+class OneToken(TopKLogitsWarper):  # type: ignore[misc]  # transformers is not followed
+    """Inherits from a processor that is honoured, and does something else."""
+
+
 @pytest.mark.parametrize(
     "given,message",
     [
+        (
+            {"inputs_embeds": torch.zeros(1, 3, 16), "position_ids": torch.zeros(1, 9)},
+            "attention_mask, got inputs_embeds, too",
+        ),
         ({"token_type_ids": torch.zeros(1, 3)}, "attention_mask, got token_type_ids, too"),
         ({"streamer": Streamer()}, "streamer must not be 'Streamer'"),
         ({"past_key_values": "filled"}, "past_key_values must be empty, got 2 positions"),
@@ -124,6 +133,19 @@ def test_transformers_stop_strings(demo: Ensemble, base: Any, ensemble: Ensemble
 
 
 @pytest.mark.slow
+def test_a_criterion_sees_what_is_returned(base: Any, ensemble: Ensemble) -> None:
+    seen: list[torch.Tensor] = []
+
+    def first_ends(ids: torch.Tensor, scores: None, **unused: Any) -> torch.Tensor:
+        seen.append(ids)
+        return torch.tensor([True, ids.shape[1] == 6])
+
+    prompt = torch.tensor([[1, 2, 3], [4, 5, 6]])
+    result = hf(base, ensemble, prompt, stopping_criteria=StoppingCriteriaList([first_ends]))
+    assert result[0, 4:].tolist() == [9, 9]
+    assert all(torch.equal(ids, result[:, : ids.shape[1]]) for ids in seen) and len(seen) == 3
+
+
 def test_transformers_with_a_window_that_slides(base: Any, ensemble: Ensemble) -> None:
     prompt = torch.tensor([[1, 2, 3]])
     settings: dict[str, Any] = {"max_new_tokens": 2 * POSITIONS, "mechanism": Unprotected()}
@@ -188,6 +210,12 @@ def test_transformers_temperature_and_top_k_come_before_projection(
         ({"top_p": 0.9}, "top_p must not be 0.9 .* but None or 1.0: .* another distri"),
         ({"repetition_penalty": 1.2}, "repetition_penalty must not be 1.2"),
         ({"logits_processor": [InfNanRemoveLogitsProcessor()]}, "must not be 'InfNanRemove"),
+        ({"logits_processor": [OneToken(2)]}, "logits_processor must not be 'OneToken'"),
+        ({"logits_processor": [TopKLogitsWarper(2)], "top_k": 5}, "must not be 'TopKLogitsWarper'"),
+        (
+            {"stopping_criteria": [StoppingCriteriaList([MaxTimeCriteria(5.0)])]},
+            "max_time must not be 5.0",
+        ),
         ({"penalty_alpha": 0.6, "top_k": 4}, "penalty_alpha must not be 0.6 .* a search keeps"),
         ({"return_dict_in_generate": True}, "return_dict_in_generate must not be True"),
         ({"min_new_tokens": 3}, "min_new_tokens must not be 3"),

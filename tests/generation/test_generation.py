@@ -205,6 +205,8 @@ def test_what_a_chat_template_refuses_is_said(
     for template, why in (
         ("{{ raise_exception('System role not supported') }}", "System role not supported"),
         ("{{ messages[0]['content'].nothing() }}", "has no attribute 'nothing'"),
+        ("{{ messages[0]['content'] + 1 }}", "can only concatenate str"),
+        ("{{ 1 / 0 }}", "division by zero"),
         ("{% if %}", "Expected an expression"),
     ):
         monkeypatch.setattr(demo.tokenizer, "chat_template", template)
@@ -232,6 +234,16 @@ def test_what_is_refused(demo: Ensemble, base: Any, make_adapters: Callable[...,
         ("generate", {"prompts": None}, "prompts must be a string or a list of strings, got None"),
         ("generate", {"prompts": b"a"}, "prompts must be a string or a list of strings, got b'a'"),
         ("stream", {"prompts": ["a", 3]}, r"prompts\[1\] must be a string, got 3"),
+        (
+            "stream",
+            {"prompts": "a\udcffb"},
+            r"prompts\[0\] must hold Unicode .* surrogate pair at 1",
+        ),
+        (
+            "chat",
+            {"messages": [{"role": "user", "content": "\ud800"}]},
+            r"messages\[0\]\['content'\] must hold Unicode characters",
+        ),
         ("stream", {"max_new_tokens": "3"}, "max_new_tokens must be an integer, got '3'"),
         ("stream", {"max_new_tokens": None}, "max_new_tokens must be an integer, got None"),
         ("stream", {"max_new_tokens": True}, "max_new_tokens must be an integer >= 1, got True"),

@@ -62,6 +62,14 @@ SETTINGS: dict[str, dict[str, Any]] = {
     # These raise, or are tried on loading.
     "bart": {"d_model": 16, "decoder_layers": 1, "encoder_layers": 1},
     "bert": {},
+    "falcon_h1": {
+        "mamba_d_ssm": 32,
+        "mamba_n_heads": 4,
+        "mamba_d_head": 8,
+        "mamba_n_groups": 1,
+        "mamba_d_state": 8,
+        "mamba_chunk_size": 8,
+    },  # fmt: skip
     "glm": {"pad_token_id": 0},
     "lfm2": {"layer_types": ["conv", "full_attention"]},
     "mamba": {},

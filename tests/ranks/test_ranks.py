@@ -131,6 +131,11 @@ def test_processes_that_differ_raise(tmp_path: Path) -> None:
         ranks.agree({"a": "same", "the mechanism": MECHANISMS["pmixed"]})
         ranks.agree({"a": "same", "the mechanism": f"one of rank {ranks.rank}"})
 
+    def more_facts(ranks: Group) -> None:
+        ranks.agree({"a": "same"} if ranks.is_main else {"a": "same", "b": "more"})
+
+    for error in in_ranks(2, more_facts, tmp_path):
+        assert "ranks must agree on what is compared" in str(error)
     for error in in_ranks(2, more_than_members, tmp_path):
         assert "at most as many as members, got 2 processes for 1 members" in str(error)
     for rank, error in enumerate(in_ranks(2, other_facts, tmp_path)):

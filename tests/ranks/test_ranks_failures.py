@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import time
 from pathlib import Path
 from typing import Any
@@ -14,13 +15,13 @@ from fake_ensemble import SpreadEnsemble
 from rank_cases import Group, in_ranks, result, started, status_of
 from torch import Tensor
 
-from adapmixed.errors import ProcessError
+from adapmixed.errors import BudgetSpentError, ProcessError
 from adapmixed.generation.loop import Answerer
 from adapmixed.mechanisms import AdaPMixED, ClippedLogPool, Mechanism
 from adapmixed.privacy import Accountant, read_ledger
 from adapmixed.privacy.ledger import LedgerFile
 from adapmixed.ranks import ALONE, Place, joined
-from adapmixed.rng import SecureRandom
+from adapmixed.rng import SecureRandom, SeededRandom
 
 STEPS, SEQUENCES = 4, 2
 PROMPT = torch.tensor([[1, 2], [3, 4]])
@@ -68,9 +69,10 @@ def dies_before(number: int, victim: int, how: int) -> Any:
     return arm
 
 
-# Collective 1 belongs to the construction, 2 and 3 to the agreement; then two to every query.
+# Collective 1 belongs to the construction, 2 and 3 to the agreement, 4 to the check; then three to
+# every step: the rows, the tokens, and which sequences go on.
 @pytest.mark.parametrize("victim", [0, 1])
-@pytest.mark.parametrize("number", [1, 3, 4, 5, 6, 7, 8])
+@pytest.mark.parametrize("number", [1, 3, 5, 6, 7, 8, 9, 10])
 def test_a_killed_rank_ends_the_run(number: int, victim: int, tmp_path: Path) -> None:
     arm = dies_before(number, victim, signal.SIGKILL)
 
@@ -86,7 +88,7 @@ def test_a_killed_rank_ends_the_run(number: int, victim: int, tmp_path: Path) ->
     assert f"another rank has ended while rank {1 - victim} of 2 waited for it" in str(error)
     known, paid = released(tmp_path), charged(tmp_path)
     assert known <= paid <= known + SEQUENCES
-    assert (number <= 5) == (known == 0)  # the others are in the middle
+    assert (number <= 6) == (known == 0)  # the others are in the middle
 
 
 def test_no_rank_knows_a_token_before_it_is_charged(tmp_path: Path) -> None:
@@ -123,7 +125,7 @@ def test_a_run_that_nothing_happens_to(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_a_silent_rank_ends_the_run(tmp_path: Path) -> None:
-    arm = dies_before(7, 1, signal.SIGSTOP)
+    arm = dies_before(9, 1, signal.SIGSTOP)
 
     def work(ranks: Group) -> None:
         arm(ranks)
@@ -180,6 +182,50 @@ def test_a_broken_group_answers_nothing_more(tmp_path: Path) -> None:
     assert len(set(texts)) == 1 and "nothing more is released" in texts[0]
 
 
+def test_the_main_process_that_raised_answers_nothing_more(tmp_path: Path) -> None:
+    """The others wait for its answer; they must not take another one for it."""
+
+    def work(ranks: Group) -> object:
+        if ranks.rank:
+            return ranks.same(torch.zeros(1))
+
+        def fails() -> Tensor:
+            raise OSError("disk full")
+
+        with pytest.raises(OSError, match="disk full"):
+            ranks.tell(fails, (1,), torch.float32, torch.device("cpu"))
+        return ranks.same(torch.ones(1))
+
+    main, other = in_ranks(2, work, tmp_path)
+    assert isinstance(main, ProcessError)
+    assert "rank 0 raised OSError while the others waited" in str(main)
+    assert isinstance(other, ProcessError) and "another rank has ended" in str(other)
+
+
+def test_the_main_process_says_which_sequences_end(tmp_path: Path) -> None:
+    """Otherwise ranks with other stop rules would go on with rows of other texts."""
+
+    def tokens(ranks: Any, ends: int) -> list[list[int]]:
+        accountant = Accountant(1e-5) if ranks.is_main else None
+        answerer = Answerer(SpreadEnsemble(ranks), POOL, accountant, SeededRandom(1))  # type: ignore[arg-type]
+        steps = answerer.stream(
+            PROMPT,
+            max_new_tokens=STEPS,
+            stop=lambda released: torch.arange(2) == (ends if released.shape[1] == 2 else -1),
+        )
+        return [one.tolist() for one in steps]
+
+    expected = tokens(ALONE, 0)
+    assert [one[0] for one in expected[2:]] == [-1, -1]
+    assert in_ranks(2, lambda ranks: tokens(ranks, ranks.rank), tmp_path) == [expected] * 2
+
+
+def test_a_spent_plan_raises_the_same_everywhere(tmp_path: Path) -> None:
+    spent = ClippedLogPool(lower=-0.5, upper=0.5, queries=SEQUENCES * STEPS - 1)
+    for error in in_ranks(2, lambda ranks: serve(ranks, tmp_path, spent), tmp_path):
+        assert isinstance(error, BudgetSpentError)
+
+
 def test_ranks_that_run_something_else(tmp_path: Path) -> None:
     def work(ranks: Group) -> None:
         serve(ranks, tmp_path, POOL if ranks.is_main else ADAPTIVE)
@@ -197,9 +243,10 @@ def test_ranks_that_do_not_come(tmp_path: Path) -> None:
     error = result(tmp_path, 0)
     assert isinstance(error, ProcessError)
     assert str(error) == "the 2 ranks did not come together within 2 s"
-    with pytest.raises(ValueError, match="timeout_seconds must be > 0, got 0"):
-        with joined(timeout_seconds=0):
-            pass
+    for seconds in (0, float("inf"), float("nan")):
+        with pytest.raises(ValueError, match=f"timeout_seconds must be > 0 .* got {seconds}"):
+            with joined(timeout_seconds=seconds):
+                pass
     with joined(place=Place()) as ranks:
         assert ranks is ALONE
 
@@ -212,3 +259,25 @@ def test_an_accountant_of_another_process_raises(tmp_path: Path) -> None:
     main, other = in_ranks(2, work, tmp_path)
     assert "accountant must be an Accountant" in str(main)
     assert "accountant must be None on all processes but the main one" in str(other)
+
+
+def test_ranks_that_cannot_join(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def again(ranks: Group) -> None:
+        with joined():
+            pass
+
+    for error in in_ranks(2, again, tmp_path):
+        assert "processes must join once" in str(error)
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
+        monkeypatch.setenv("MASTER_PORT", str(taken.getsockname()[1]))
+        with pytest.raises(ProcessError, match=r"did not come together \(.*address"):
+            with joined(place=Place(0, 2)):
+                pass
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setenv("LOCAL_RANK", "x")
+    with pytest.raises(ValueError, match="LOCAL_RANK must be an integer >= 0, got 'x'"):
+        Place.from_environment()

@@ -93,6 +93,12 @@ def test_chat(server: Server, keys: dict[str, str]) -> None:
     reply = server.ask(keys["a"], "chat/completions", messages=messages, max_completion_tokens=5)
     assert reply.status == 200 and 1 <= used(reply) <= 5
     assert reply.json["choices"][0]["message"]["role"] == "assistant"
+    # vLLM gets the messages as they were checked: other forms would be another prompt to it.
+    parts = [{"type": "text", "text": text} for text in ("A function", " that returns")]
+    messages = [{"role": "user", "content": parts, "name": None}]
+    again = server.ask(keys["a"], "chat/completions", messages=messages, max_tokens=5)
+    assert again.status == 200
+    assert again.json["usage"]["prompt_tokens"] == reply.json["usage"]["prompt_tokens"]
 
 
 def test_streams(server: Server, keys: dict[str, str]) -> None:

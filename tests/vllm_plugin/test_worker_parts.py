@@ -152,6 +152,7 @@ def config_of(folder: Path, ensemble: Path, **changes: Any) -> Any:
             {"kv_transfer_config": {"kv_connector": "ExampleConnector", "kv_role": "kv_both"}},
             "--kv-transfer-config",
         ),
+        ({"otlp_traces_endpoint": "http://127.0.0.1:9/v1/traces"}, "--otlp-traces-endpoint"),
         ({"logprobs_mode": "processed_logprobs"}, "--logprobs-mode"),
         ({"scheduler_cls": None}, "--scheduler-cls"),
         ({"worker_cls": "auto"}, "--worker-cls"),

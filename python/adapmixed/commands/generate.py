@@ -83,7 +83,7 @@ def _show(pieces: Iterator[str], is_main: bool) -> None:
 def _prompts(arguments: argparse.Namespace) -> list[str]:
     prompts = list(arguments.prompt)
     if arguments.prompts is not None:
-        lines = arguments.prompts.read_text(encoding="utf-8").splitlines()
+        lines = arguments.prompts.read_text(encoding="utf-8-sig").split("\n")
         while lines and not lines[-1].strip():
             lines.pop()
         for number, line in enumerate(lines, start=1):

@@ -36,6 +36,12 @@ def key_value_cache(config: Any, positions: int) -> DynamicCache:
     return cache
 
 
+def has_recurrent_layers(config: Any) -> bool:
+    """Return whether some layer has a recurrent state, alone or besides keys and values."""
+    layers = DynamicCache(config=config).layers
+    return any(hasattr(layer, "update_recurrent_state") for layer in layers)
+
+
 def cache_argument(model: Any) -> str:
     """Return the name of the argument by which a model takes a cache.
 

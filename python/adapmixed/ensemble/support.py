@@ -37,10 +37,10 @@ def check_model(model: Any) -> None:
 
     Raises:
         ValueError: if the model has an encoder, mixture-of-experts layers, recurrent layers (state
-            space, linear attention, convolution), no key/value cache, quantised weights, or an
-            output layer whose width is not the configuration's vocab_size.
+            space, linear attention, convolution), attention to later tokens, no key/value cache,
+            quantised weights, or an output layer whose width is not the configuration's vocab_size.
     """
-    from adapmixed.ensemble.cache import cache_argument, key_value_cache
+    from adapmixed.ensemble.cache import cache_argument, has_recurrent_layers
 
     kind = model.config.model_type
     if getattr(model.config, "is_encoder_decoder", False):
@@ -56,11 +56,16 @@ def check_model(model: Any) -> None:
                 "the shape of a product, and so the last bits of other members' logits"
             )
     cache_argument(model)
-    if any(getattr(key_value_cache(model.config, 0), "is_linear", ())):
+    if has_recurrent_layers(model.config):
         raise ValueError(
             f"base must have attention layers only, got {kind} with recurrent ones: their state "
             "depends on padding and chunk boundaries, so that a batch would answer otherwise "
             "than single prompts"
+        )
+    if getattr(model.config.get_text_config(), "use_bidirectional_attention", None):
+        raise ValueError(
+            f"base must be causal, got {kind} with use_bidirectional_attention: a later token "
+            "would change earlier logits"
         )
     if getattr(model, "is_quantized", False) or hasattr(model.config, "quantization_config"):
         raise ValueError(
@@ -137,6 +142,11 @@ def _fault(forward: BatchedForward) -> str | None:
     mask[:, :_PADDING] = 0
     if _differ(forward(padded, mask, None)[:, :, _PADDING:], whole):
         return "left padding changes its logits"
+    cache, parts = forward.new_cache(_TOKENS + _PADDING), []
+    for end in range(1, padded.shape[1] + 1):
+        parts.append(forward(padded[:, end - 1 : end], mask[:, :end], cache))
+    if _differ(torch.cat(parts[_PADDING:], dim=2), whole):
+        return "left padding changes its logits in chunks"
     return None
 
 

@@ -61,8 +61,8 @@ def private_generate(
         input_ids: (b, t) int64 prompts, padded on the left if their lengths differ.
         logits_processor: processors for temperature and top-k, which are applied before projection.
             Any other raises.
-        stopping_criteria: called after every token without scores. A criterion that looks at the
-            clock raises.
+        stopping_criteria: called after every token without scores, on what has been released,
+            padded as the result is. `MaxTimeCriteria` of transformers raises.
         generation_config: settings of transformers. `do_sample` must be True; see
             `settings.check_settings` for the others.
         ensemble: as in :class:`PrivateGenerator`; must be given.
@@ -98,11 +98,15 @@ def private_generate(
     _check_criteria(stopping_criteria)
     shape = _shape(logits_processor)
     found = _stop_strings(ensemble, stop_strings)
-    prompt = input_ids.cpu()
+    pad = generation_config.pad_token_id
+    fill = pad if isinstance(pad, int) else 0
+
+    def continued(released: Tensor) -> Tensor:
+        tokens = released.masked_fill(released < 0, fill)
+        return torch.cat([input_ids, tokens.to(input_ids.device)], dim=1)
 
     def ended(released: Tensor) -> Tensor:
-        tokens = torch.cat([prompt, released.clamp_min(0)], dim=1).to(input_ids.device)
-        ends = stopping_criteria(tokens, None).cpu()
+        ends = stopping_criteria(continued(released), None).cpu()
         return ends if found is None else ends | found(released)
 
     source = SecureRandom() if rng is None else rng
@@ -114,11 +118,7 @@ def private_generate(
         stop=ended,
         **shape,
     )
-    released = torch.stack(list(steps), dim=1)
-    pad = generation_config.pad_token_id
-    fill = pad if isinstance(pad, int) else 0
-    released = released.masked_fill(released < 0, fill).to(input_ids.device)
-    return torch.cat([input_ids, released], dim=1)
+    return continued(torch.stack(list(steps), dim=1))
 
 
 def _stop_strings(ensemble: Ensemble, strings: str | Sequence[str] | None) -> StopRule | None:
@@ -133,26 +133,32 @@ def _stop_strings(ensemble: Ensemble, strings: str | Sequence[str] | None) -> St
 
 
 def _shape(processors: Iterable[Any]) -> dict[str, Any]:
-    """Return the temperature and top-k of these processors; raise ValueError for any other."""
+    """Return the temperature and top-k of these processors, at most one of each.
+
+    Raises:
+        ValueError: there is any other processor.
+    """
     from transformers import TemperatureLogitsWarper, TopKLogitsWarper
 
     found: dict[str, Any] = {}
     for processor in processors:
-        if isinstance(processor, TemperatureLogitsWarper):
+        # A subclass may do something else.
+        if type(processor) is TemperatureLogitsWarper and "temperature" not in found:
             found["temperature"] = float(processor.temperature)
-        elif isinstance(processor, TopKLogitsWarper):
+        elif type(processor) is TopKLogitsWarper and "top_k" not in found:
             found["top_k"] = int(processor.top_k)
         else:
             raise refused("logits_processor", type(processor).__name__)
     return found
 
 
-def _check_criteria(criteria: Callable[..., Tensor]) -> None:
+def _check_criteria(criteria: Any) -> None:
     from transformers import MaxTimeCriteria
 
-    for one in criteria if isinstance(criteria, Iterable) else (criteria,):
-        if isinstance(one, MaxTimeCriteria):
-            raise refused("max_time", one.max_time)
+    if isinstance(criteria, MaxTimeCriteria):
+        raise refused("max_time", criteria.max_time)
+    for one in criteria if isinstance(criteria, Iterable) else ():
+        _check_criteria(one)
 
 
 def _check_callers(frame: FrameType | None) -> None:
@@ -179,6 +185,14 @@ def _check_inputs(inputs: Mapping[str, Any], prompt: Tensor) -> None:
                 f"{name} must be empty, got {cache.get_seq_length()} positions: the ensemble reads "
                 "the whole prompt itself"
             )
+    unknown = sorted(
+        name for name, value in inputs.items() if value is not None and name not in _PREPARED
+    )
+    if unknown:
+        raise ValueError(
+            f"model inputs must be input_ids and attention_mask, got {', '.join(unknown)}, too: "
+            "the ensemble reads no others"
+        )
     places = inputs.get("position_ids")
     if places is not None:
         mask = inputs.get("attention_mask")
@@ -189,11 +203,3 @@ def _check_inputs(inputs: Mapping[str, Any], prompt: Tensor) -> None:
                 "position_ids must count the tokens that attention_mask does not hide, got other "
                 "positions: the ensemble computes them from the mask"
             )
-    unknown = sorted(
-        name for name, value in inputs.items() if value is not None and name not in _PREPARED
-    )
-    if unknown:
-        raise ValueError(
-            f"model inputs must be input_ids and attention_mask, got {', '.join(unknown)}, too: "
-            "the ensemble reads no others"
-        )

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from adapmixed.checks import OVERFLOWS, check_count, check_option, check_rng, check_type
+from adapmixed.errors import BudgetSpentError
 from adapmixed.generation.refused import refuse
 from adapmixed.mechanisms import Mechanism, Origin, shaped
 from adapmixed.mechanisms.rows import check_shape, shaped_bytes
@@ -94,13 +95,16 @@ class Answerer:
                 accountant.check_left(self.mechanism, queries)
             except Exception as error:
                 raised.append(error)
-            return torch.tensor([not raised])
+            spent = any(isinstance(error, BudgetSpentError) for error in raised)
+            return torch.tensor([bool(raised), spent])
 
-        fine = ensemble.ranks.tell(checked, (1,), torch.bool, torch.device("cpu"))
+        found = ensemble.ranks.tell(checked, (2,), torch.bool, torch.device("cpu"))
+        failed, spent = found.tolist()
         if raised:
             raise raised[0]
-        if not bool(fine):
-            raise ValueError("accountant cannot be charged: see the error of the main process")
+        if failed:
+            kind = BudgetSpentError if spent else ValueError
+            raise kind("accountant cannot be charged: see the error of the main process")
 
     def check_window(self, length: int, max_new_tokens: int) -> None:
         """Raise ValueError if answers to prompts of this length do not fit the model's window."""
@@ -156,6 +160,7 @@ class Answerer:
             attention_mask: (b, t), 0 at padding; None without padding.
             stop_token: one token or several that end a sequence once released.
             stop: function of the released tokens that ends sequences, for example at stop strings.
+                The main process alone calls it.
             refused: options of other libraries, which raise because they would void the guarantee.
 
         Returns:
@@ -218,9 +223,7 @@ class Answerer:
             tokens[going] = self.answer(*decoder.logits, **shape)
             yield tokens.clone()
             released = torch.cat([released, tokens[:, None]], dim=1)
-            before = going.clone()
-            for stop in stops:
-                going &= ~stop(released)
+            before, going = going, self._still_going(going, released, stops)
             if step + 1 == max_new_tokens or not bool(going.any()):
                 _LOG.info("released %d tokens", int((released >= 0).sum()))
                 return
@@ -228,6 +231,17 @@ class Answerer:
             if bool(ended.any()):
                 decoder.drop(ended)
             decoder.append(tokens[going])
+
+    def _still_going(self, going: Tensor, released: Tensor, stops: tuple[StopRule, ...]) -> Tensor:
+        """Return which sequences go on. The main process decides: all must drop the same ones."""
+
+        def decided() -> Tensor:
+            still = going.clone()
+            for stop in stops:
+                still &= ~stop(released)
+            return still
+
+        return self.ensemble.ranks.tell(decided, (len(going),), torch.bool, going.device)
 
     def answer(
         self,

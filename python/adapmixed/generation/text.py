@@ -14,42 +14,74 @@ from adapmixed.generation.loop import StopRule
 # Prompt tokens that are decoded along, because some tokenizers drop the space of the first token.
 _CONTEXT = 8
 _LONGEST = 64
+_OTHERS = 3  # tokens of a character besides its last one: a character has at most 4 bytes
+_UNKNOWN = "\ufffd"
 
 
 class Continuation:
-    """A continuation that is decoded token by token."""
+    """A continuation that is decoded token by token.
+
+    Some tokenizers spell rare characters in bytes, a token each, and decode neighbouring bytes
+    together: if one byte is wrong or missing, all of them become "\ufffd".
+    """
 
     def __init__(self, tokenizer: Any, prompt: list[int]) -> None:
         self._tokenizer = tokenizer
+        self._text = ""
         self._begin(prompt)
 
     def add(self, token: int) -> str:
-        """Return the text that this token adds; "" if it ends inside a character."""
+        """Return the text that this token adds; what ends inside a character is held back."""
         self._ids.append(token)
-        text = self._decoded()
-        if text.endswith("\ufffd"):
-            return ""
-        piece = self._new(text)
-        if len(self._ids) > _LONGEST:  # so that a token's cost does not grow with the text
+        before, self._text = self._text, self._decoded(self._ids)
+        whole = self._text.rstrip(_UNKNOWN)
+        shown = self._still_shown()
+        if shown is not None:
+            piece = whole[shown:]
+            if piece:
+                self._shown = self._whole = whole
+        elif whole != self._text:  # the next token may complete a character
+            piece = ""
+        else:  # the bytes before this token are no characters
+            piece = _UNKNOWN + self._text[len(before) :]
+            self._shown = self._whole = self._text
+        # So that a token's cost does not grow with the text.
+        if len(self._ids) > (2 * _LONGEST if shown is None else _LONGEST):
+            piece += self.rest() if shown is None else ""
             self._begin(self._ids)
         return piece
 
     def rest(self) -> str:
         """Return the text that was held back for an incomplete character."""
-        return self._new(self._decoded())
-
-    def _begin(self, ids: list[int]) -> None:
-        self._ids = ids[-_CONTEXT:]
-        self._shown = len(self._decoded())
-
-    def _new(self, text: str) -> str:
-        piece, self._shown = text[self._shown :], max(self._shown, len(text))
+        shown = self._still_shown()
+        piece = _UNKNOWN if shown is None else self._text[shown:]
+        self._shown = self._whole = self._text
         return piece
 
-    def _decoded(self) -> str:
+    def _begin(self, ids: list[int]) -> None:
+        """Go on from the last of these tokens, all of which have been shown."""
+        # The window begins with a whole character: otherwise its text would begin with "\ufffd".
+        # Its last character may lack bytes that are still to come.
+        start = max(len(ids) - _CONTEXT, 0)
+        for first in range(start, max(start - _OTHERS, 0) - 1, -1):
+            self._ids = ids[first:]
+            texts = [self._decoded(self._ids[: len(self._ids) - n]) for n in range(_OTHERS + 1)]
+            if not all(text.startswith(_UNKNOWN) for text in texts):
+                break
+        self._text = self._shown = texts[0]
+        self._whole = max((text.rstrip(_UNKNOWN) for text in texts), key=len)
+
+    def _still_shown(self) -> int | None:
+        """Return how much of the text has been shown, or None if that was decoded otherwise."""
+        for shown in (self._shown, self._whole):
+            if self._text.startswith(shown):
+                return len(shown)
+        return None if _UNKNOWN in self._text else len(self._shown)
+
+    def _decoded(self, ids: list[int]) -> str:
         return str(
             self._tokenizer.decode(
-                self._ids, skip_special_tokens=True, clean_up_tokenization_spaces=False
+                ids, skip_special_tokens=True, clean_up_tokenization_spaces=False
             )
         )
 
@@ -105,14 +137,14 @@ def texts_of(prompts: object) -> list[str]:
     """Return one or several prompts as a list.
 
     Raises:
-        ValueError: the prompts are neither a string nor a list of strings.
+        ValueError: the prompts are neither a string nor a list of strings, or one is not Unicode.
     """
     if isinstance(prompts, str):
-        return [prompts]
+        prompts = [prompts]
     if not isinstance(prompts, Collection) or isinstance(prompts, bytes | dict | set | frozenset):
         raise ValueError(f"prompts must be a string or a list of strings, got {prompts!r}")
     for index, prompt in enumerate(prompts):
-        check_type(f"prompts[{index}]", prompt, str, "a string")
+        _check_text(f"prompts[{index}]", prompt)
     return list(prompts)
 
 
@@ -130,11 +162,23 @@ def messages_of(messages: object) -> list[dict[str, Any]]:
         if not isinstance(message, Mapping) or not {"role", "content"} <= message.keys():
             raise ValueError(f"{name} must be {{'role': ..., 'content': ...}}, got {message!r}")
         for key in ("role", "content"):
-            check_type(f"{name}[{key!r}]", message[key], str, "a string")
+            _check_text(f"{name}[{key!r}]", message[key])
         found.append(dict(message))
     if not found:
         raise ValueError("messages must hold at least one message, got none")
     return found
+
+
+def _check_text(name: str, text: object) -> None:
+    """Raise ValueError unless this is a string that UTF-8 can express."""
+    check_type(name, text, str, "a string")
+    assert isinstance(text, str)
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:  # from bytes that are no UTF-8, for instance
+        raise ValueError(
+            f"{name} must hold Unicode characters, got half of a surrogate pair at {error.start}"
+        ) from None
 
 
 def templated(tokenizer: Any, messages: list[dict[str, Any]]) -> str:
@@ -153,7 +197,8 @@ def templated(tokenizer: Any, messages: list[dict[str, Any]]) -> str:
         return str(
             tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
         )
-    except TemplateError as error:  # the template's `raise_exception`, or a fault in it
+    # The template's `raise_exception`, or a fault in it: it may not expect these messages.
+    except (TemplateError, ArithmeticError, AttributeError, LookupError, TypeError) as error:
         raise ValueError(
             f"messages must fit the base's chat template, which rejects them: {error}"
         ) from error

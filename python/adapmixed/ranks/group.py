@@ -24,6 +24,7 @@ from adapmixed.ranks.place import Place
 _LOG = logging.getLogger(__name__)
 TIMEOUT_SECONDS = 300.0
 """Seconds that a process waits for the others before it raises."""
+_LONGEST_TIMEOUT = 1e6
 
 
 class Group(Ranks):
@@ -113,7 +114,7 @@ class Group(Ranks):
 
         found = torch.empty(shape, dtype=dtype, device=device)
         if self.is_main:
-            made = make()
+            made = self._made(make)
             if tuple(made.shape) != shape or made.dtype != dtype:
                 raise ValueError(
                     f"make must give {dtype} of shape {shape}, got {made.dtype} {tuple(made.shape)}"
@@ -125,10 +126,15 @@ class Group(Ranks):
     def agree(self, facts: Mapping[str, object]) -> None:
         """Check that all processes have the same facts; see `Ranks.agree`.
 
-        32 bytes are sent for each fact.
+        32 bytes are sent for each fact, and 32 for their names.
         """
         names = sorted(facts)
-        digests = [hashlib.sha256(str(facts[name]).encode()).digest() for name in names]
+        # Their names first, since another number of facts has another size.
+        self._agree_on(["what is compared"], [", ".join(names)])
+        self._agree_on(names, [str(facts[name]) for name in names])
+
+    def _agree_on(self, names: list[str], values: list[str]) -> None:
+        digests = [hashlib.sha256(value.encode()).digest() for value in values]
         own = torch.frombuffer(bytearray(b"".join(digests)), dtype=torch.uint8)
         found = self._each(own.reshape(len(names), 32))
         differ = (found != found[0]).any(-1).nonzero().tolist()
@@ -136,8 +142,21 @@ class Group(Ranks):
             rank, fact = min(differ, key=lambda pair: (pair[1], pair[0]))
             raise ValueError(
                 f"ranks must agree on {names[fact]}, but rank {rank} differs from rank 0 (here, "
-                f"rank {self.rank} has {str(facts[names[fact]])[:200]})"
+                f"rank {self.rank} has {values[fact][:200]})"
             )
+
+    def _made(self, make: Callable[[], Tensor]) -> Tensor:
+        """Return what the main process tells. After an error the others wait in vain."""
+        if self._broken:
+            raise ProcessError(self._broken[0])
+        try:
+            return make()
+        except BaseException as error:
+            self._broken.append(
+                f"rank 0 raised {type(error).__name__} while the others waited for its answer: the "
+                "run is over and nothing more is released; what was charged stays charged"
+            )
+            raise
 
     def _each(self, value: Tensor) -> Tensor:
         """Return the values of all processes, (world, ...), on every process.
@@ -206,7 +225,7 @@ def joined(
 
     Args:
         timeout_seconds: how long a process waits for the others, at the start and in every step;
-            > 0.
+            > 0 and at most a million.
         place: this process's rank; None to read it from the environment.
         cuda: whether tensors are on GPUs, which communicate through NCCL.
 
@@ -214,12 +233,15 @@ def joined(
         the processes, or `ALONE` if there is only one.
 
     Raises:
-        ValueError: if `timeout_seconds` is out of range, or if the processes have other versions
-            of adapmixed or torch or another instruction set, since these may round differently.
+        ValueError: if `timeout_seconds` is out of range, if this process has joined before and
+            not left without an error, or if the processes have other versions of adapmixed or
+            torch or another instruction set, since these may round differently.
         ProcessError: if the other processes do not appear, or if one has ended.
     """
-    if not timeout_seconds > 0:
-        raise ValueError(f"timeout_seconds must be > 0, got {timeout_seconds!r}")
+    if not 0 < timeout_seconds <= _LONGEST_TIMEOUT:
+        raise ValueError(
+            f"timeout_seconds must be > 0 and <= {_LONGEST_TIMEOUT:g}, got {timeout_seconds!r}"
+        )
     place = Place.from_environment() if place is None else place
     if place.world == 1:
         yield ALONE
@@ -233,6 +255,9 @@ def joined(
     from adapmixed import __version__
     from adapmixed_ext import build_info
 
+    if dist.is_initialized():
+        raise ValueError("processes must join once: this one is still joined to others")
+    started = time.monotonic()
     try:
         dist.init_process_group(
             "cpu:gloo,cuda:nccl" if cuda else "gloo",
@@ -241,9 +266,9 @@ def joined(
             timeout=timedelta(seconds=timeout_seconds),
         )
     except RuntimeError as error:
-        raise ProcessError(
-            f"the {place.world} ranks did not come together within {timeout_seconds:g} s"
-        ) from error
+        late = time.monotonic() - started >= 0.9 * timeout_seconds
+        why = f"within {timeout_seconds:g} s" if late else f"({str(error)[:200]})"
+        raise ProcessError(f"the {place.world} ranks did not come together {why}") from error
     group = Group(place, timeout_seconds)
     group.agree(
         {

@@ -28,7 +28,8 @@ class Place:
         Without them the process is the only one.
 
         Raises:
-            ValueError: if only one of RANK and WORLD_SIZE is set, or RANK is not below WORLD_SIZE.
+            ValueError: if only one of RANK and WORLD_SIZE is set, one of the three is no integer,
+                or RANK is not below WORLD_SIZE.
         """
         names = ("RANK", "WORLD_SIZE")
         given = [os.environ.get(name) for name in names]
@@ -39,4 +40,7 @@ class Place:
         rank, world = (int(value or 0) for value in given)
         if rank >= world:
             raise ValueError(f"RANK must be below WORLD_SIZE {world}, got {rank}")
-        return cls(rank, world, int(os.environ.get("LOCAL_RANK", "0")))
+        local = os.environ.get("LOCAL_RANK", "0")
+        if not local.isdecimal():
+            raise ValueError(f"LOCAL_RANK must be an integer >= 0, got {local!r}")
+        return cls(rank, world, int(local))

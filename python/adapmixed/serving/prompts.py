@@ -62,10 +62,7 @@ def conversation_of(tokenizer: Any, value: Any) -> tuple[tuple[int, ...], ...]:
         RequestError: 400: it has another form, there is no chat template, or it rejects these
             messages.
     """
-    if not isinstance(value, list) or not value:
-        message = f"messages must be a list of at least one message, got {shortened(value)}"
-        raise bad_request("messages", message)
-    messages = [_message(f"messages[{index}]", one) for index, one in enumerate(value)]
+    messages = messages_of(value)
     if not getattr(tokenizer, "chat_template", None):
         message = "the model has no chat template: use /v1/completions"
         raise bad_request("messages", message, "no_chat_template")
@@ -73,13 +70,25 @@ def conversation_of(tokenizer: Any, value: Any) -> tuple[tuple[int, ...], ...]:
         text = templated(tokenizer, messages)
     except ValueError as error:
         raise bad_request("messages", str(error)) from None
-    except (ArithmeticError, AttributeError, LookupError, TypeError):
-        # A template can fail on messages that it was not written for.
-        raise bad_request("messages", "messages must fit the model's chat template") from None
     tokens = tuple(tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"])
     if not tokens:
         raise bad_request("messages", "messages must hold at least one token, got none")
     return (tokens,)
+
+
+def messages_of(value: Any) -> list[dict[str, str]]:
+    """Return a conversation as roles and texts alone.
+
+    Args:
+        value: the field `messages`.
+
+    Raises:
+        RequestError: 400: it has another form.
+    """
+    if not isinstance(value, list) or not value:
+        message = f"messages must be a list of at least one message, got {shortened(value)}"
+        raise bad_request("messages", message)
+    return [_message(f"messages[{index}]", one) for index, one in enumerate(value)]
 
 
 def _message(name: str, value: Any) -> dict[str, str]:

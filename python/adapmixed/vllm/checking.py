@@ -63,6 +63,11 @@ def _refused(config: Any, options: Options) -> list[tuple[str, bool, str]]:
         ("--weight-transfer-config", config.weight_transfer_config is not None, none),
         ("--diffusion-config", config.diffusion_config is not None, none),
         ("--watermark-config", config.watermark_config is not None, none),
+        (
+            "--otlp-traces-endpoint",
+            bool(config.observability_config.otlp_traces_endpoint),
+            f"{none}: it exports the settings of every request",
+        ),
         ("--reasoning-config", config.reasoning_config is not None, none),
         ("--quantization", model.quantization is not None, none),
         ("--runner", model.runner_type != "generate", "must be generate"),

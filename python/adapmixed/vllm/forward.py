@@ -8,6 +8,7 @@ from starlette.types import Scope
 
 from adapmixed.serving.errors import encoded
 from adapmixed.serving.fields import Asked
+from adapmixed.serving.prompts import messages_of
 
 if TYPE_CHECKING:
     from adapmixed.vllm.gate import Front
@@ -35,7 +36,7 @@ def forwarded(asked: Asked, given: dict[str, Any], front: Front, salt: str, *, c
     if asked.stream:
         fields["stream_options"] = {"include_usage": True, "continuous_usage_stats": True}
     if chat:
-        fields["messages"] = given["messages"]
+        fields["messages"] = messages_of(given["messages"])  # as they were checked
         fields["max_completion_tokens"] = query.max_tokens
     else:
         fields["prompt"] = [list(prompt) for prompt in query.prompts]

@@ -54,6 +54,8 @@ from adapmixed.vllm.reserved import Reserved, charged_so_far
 from adapmixed.vllm.stopping import Stopping
 from adapmixed.vllm.used import UsedTokens
 
+_COLDEST, _HOTTEST = 0.01, 2.0
+"""The temperatures that vLLM takes as they are. It raises a lower one, and logs that."""
 _CHAT = {"/v1/completions": False, "/v1/chat/completions": True}
 
 
@@ -289,6 +291,12 @@ class _Door:
         front, fields = self._front, parsed(body)
         limit = client.key.max_tokens
         asked = asked_of(fields, front.defaults, front.tokenizer, chat=chat, max_tokens=limit)
+        if not _COLDEST <= asked.query.temperature <= _HOTTEST:
+            message = (
+                f"temperature must be in [{_COLDEST:g}, {_HOTTEST:g}] inside vLLM, got "
+                f"{asked.query.temperature:g}"
+            )
+            raise bad_request("temperature", message)
         vocab = len(front.tokenizer)
         for prompt in asked.query.prompts:
             if not all(0 <= token < vocab for token in prompt):

@@ -1,0 +1,80 @@
+"""The text that tokens add, with a tokenizer that spells rare characters in bytes."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import pytest
+from tokenizers import Tokenizer, decoders, models, normalizers
+from transformers import PreTrainedTokenizerFast
+
+from adapmixed.generation.text import Continuation
+
+WORLD = "世"
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> Any:
+    """A tokenizer like those of Llama 2, Mistral and Gemma."""
+    tokens = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256)), *"▁abok.,"]
+    vocab = {token: index for index, token in enumerate(tokens)}
+    backend = Tokenizer(models.BPE(vocab, [], unk_token="<unk>", byte_fallback=True))
+    backend.normalizer = normalizers.Sequence(
+        [normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")]
+    )
+    backend.decoder = decoders.Sequence(
+        [
+            decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(),
+            decoders.Strip(" ", 1, 0),
+        ]
+    )  # fmt: skip
+    return PreTrainedTokenizerFast(tokenizer_object=backend, bos_token="<s>", unk_token="<unk>")
+
+
+def tokens_of(tokenizer: Any, text: str) -> list[int]:
+    return list(tokenizer(text, add_special_tokens=False)["input_ids"])
+
+
+def spelled(tokenizer: Any, text: str) -> list[int]:
+    return tokens_of(tokenizer, text)[1:]  # without the first space
+
+
+def shown(tokenizer: Any, prompt: list[int], answer: list[int]) -> str:
+    continuation = Continuation(tokenizer, prompt)
+    return "".join([*map(continuation.add, answer), continuation.rest()])
+
+
+def test_pieces_are_the_text(tokenizer: Any) -> None:
+    draw = random.Random(3)
+    for _ in range(200):
+        letters = draw.choice(["世界é 𝄞ab.", "世界"])
+        text = "".join(draw.choices(letters, k=draw.randint(2, 70)))
+        ids = tokens_of(tokenizer, text)
+        whole = tokenizer.decode(ids)
+        # The prompt may end inside a character, which is part of the answer then.
+        cut = draw.randint(1, len(ids) - 1)
+        before = tokenizer.decode(ids[:cut])
+        answer = shown(tokenizer, ids[:cut], ids[cut:])
+        assert whole.endswith(answer) and "\ufffd" not in answer
+        if "\ufffd" not in before:
+            assert before + answer == whole
+
+
+def test_an_answer_may_end_inside_a_character(tokenizer: Any) -> None:
+    prompt, answer = tokens_of(tokenizer, "a"), spelled(tokenizer, WORLD * 3)
+    assert shown(tokenizer, prompt, answer[:7]) == WORLD * 2 + "\ufffd"
+    assert shown(tokenizer, prompt, answer[:8]) == WORLD * 2 + "\ufffd"
+    assert shown(tokenizer, prompt + answer[:4], []) == ""
+
+
+@pytest.mark.parametrize("count", [3, 100])
+def test_bytes_that_are_no_character_become_one_sign(tokenizer: Any, count: int) -> None:
+    """All bytes beside a wrong one are lost, as they are decoded together."""
+    spelling = spelled(tokenizer, WORLD)
+    wrong = spelling + spelling[:1] + spelling * count
+    continuation = Continuation(tokenizer, tokens_of(tokenizer, "a"))
+    before = "".join(map(continuation.add, wrong))
+    assert before.startswith(WORLD) and before.count("\ufffd") == (count > 50)
+    after = "".join(map(continuation.add, spelled(tokenizer, " ok.") + spelling))
+    assert after == ("" if count > 50 else "\ufffd") + " ok." + WORLD
