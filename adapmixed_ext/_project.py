@@ -69,7 +69,8 @@ def project(
     λ ≥ 1e-90. Otherwise rounding takes more of λ, always to the safe side. The second term is the
     rounding of the log-sum-exps. It matters only if these are near 10⁶ and R is small.
 
-    A token masked in the public row but not in the private one gives λ_i = 0.
+    A token masked in the public row but not in the private one gives λ_i = 0. At R = 0 a row has
+    λ_i = 1 if its divergence is 0 in double, and else 0.
     Memory: at most 96·V + 2^14 bytes for each thread. CUDA takes about (N + 1)·B·V/7 bytes during
     the call.
 

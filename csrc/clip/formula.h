@@ -73,8 +73,10 @@ ADAPMIXED_HD_INLINE Projected<T> clipped(T t, T log_scale, T residual, T lower, 
   const Ratio<T> r = ratio(t + log_scale);
   const T one(1.0);
   const auto absent = t < T(kClipAbsent);
-  return {vselect(absent, residual - one, vmin(upper - one, vmax(r.d, lower - one))),
-          vselect(absent, residual, vmin(upper, vmax(r.r, lower)))};
+  const T d = vselect(absent, residual - one, vmin(upper - one, vmax(r.d, lower - one)));
+  const T whole = vselect(absent, residual, vmin(upper, vmax(r.r, lower)));
+  const auto known = t == t;  // NaN stays NaN, so that a row which is not a distribution is noticed
+  return {vselect(known, d, t), vselect(known, whole, t)};
 }
 
 // log p_bar of one model at a token.

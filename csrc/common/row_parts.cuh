@@ -176,7 +176,7 @@ __device__ RowPart row_part(const StagedPart<D>& staged, int length, const Look&
     staged.begin(stage + Staged::kRing, length / Staged::kTokens);
   }
   const int size = staged.left < length ? staged.left : length;
-  if (total != total) {  // a NaN, or +inf
+  if (!(std::fabs(total) < HUGE_VAL)) {  // a NaN, +inf or a logit far beyond kMaxLogit
     bool has_nan = false;
     for (int v = lane_id(); v < size; v += kWarp) has_nan = has_nan || std::isnan(logit<D>(row, v));
     total = has_nan ? NAN : 0.0;

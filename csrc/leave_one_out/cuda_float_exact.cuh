@@ -17,12 +17,14 @@ __device__ MixtureToken<double> exact_mixture(const LossCall& call, std::int64_t
   const std::int64_t position = call.first + member;
   const int models = static_cast<int>(call.in.shape.models);
   double total[2] = {0.0, 0.0};
+  Projected<double> first{0.0, 1.0};  // identical models have exactly their own value as mean
   if (far_below) {
+    first = projected_at(model_row<D>(call.in, call.weights, 0, position), v, z0);
     for (int i = lane_id(); i < models; i += kWarp) {
       const Projected<double> own =
           projected_at(model_row<D>(call.in, call.weights, i, position), v, z0);
-      total[0] += own.excess;
-      total[1] += own.ratio;
+      total[0] += own.excess - first.excess;
+      total[1] += own.ratio - first.ratio;
     }
   } else {
     const DoubleModel* of_models = call.doubles + member * models;
@@ -32,9 +34,11 @@ __device__ MixtureToken<double> exact_mixture(const LossCall& call, std::int64_t
     }
   }
   warp_reduce(total, Add{});
-  if (!far_below) total[1] = total[0] + models;
+  if (!far_below) total[1] = total[0];
   q = exp_(z0 - call.in.public_lse[position]);
-  const Projected<double> mean{total[0] * call.a_slot, (total[1] + call.all.absent) * call.a_slot};
+  const Projected<double> present{mean_from(first.excess, total[0], models),
+                                  mean_from(first.ratio, total[1], models)};
+  const Projected<double> mean = with_absent(call.all, present);
   return mixture_token(call.all, q, mean, rare);
 }
 

@@ -33,7 +33,9 @@ constexpr int kMostSampleTokens = 4;  // of a thread
 struct SampleChunk {
   uint128 weight;  // the sum of the integer weights
   double p_sum;
-  std::int32_t invalid, present;  // whether a number is no probability; whether there is q > 0
+  // 1 if a number is no probability, or a public logit is NaN or too large; if there is q > 0; if
+  // the public row's largest logit is not too small.
+  std::int32_t invalid, present, usable;
 };
 
 __device__ inline uint128 shuffle_xor(uint128 value, int by) {
@@ -50,11 +52,12 @@ __device__ inline SampleChunk warp_total(SampleChunk own) {
   double sum[1] = {own.p_sum};
   warp_reduce(sum, Add{});
   return {own.weight, sum[0], __any_sync(kAllLanes, own.invalid) != 0,
-          __any_sync(kAllLanes, own.present) != 0};
+          __any_sync(kAllLanes, own.present) != 0, __any_sync(kAllLanes, own.usable) != 0};
 }
 
 __device__ inline SampleChunk both(const SampleChunk& a, const SampleChunk& b) {
-  return {a.weight + b.weight, a.p_sum + b.p_sum, a.invalid | b.invalid, a.present | b.present};
+  return {a.weight + b.weight, a.p_sum + b.p_sum, a.invalid | b.invalid, a.present | b.present,
+          a.usable | b.usable};
 }
 
 // The weight of the lanes of this warp before this one.
@@ -133,7 +136,7 @@ __device__ void draw_token(const SampledRow<D>& row, const SampleChunk* chunks,
     all = both(all, totals[w]);
   }
   std::int32_t found = kSampled;
-  if (all.invalid != 0 || !is_total(all.p_sum)) {
+  if (all.invalid != 0 || all.present > all.usable || !is_total(all.p_sum)) {
     found = kNoDistribution;
   } else if (all.present == 0) {
     found = kNoSupport;
@@ -204,22 +207,23 @@ __global__ void __launch_bounds__(kSampleThreads, 3)
   // Neighbouring threads read neighbouring tokens here: a sum needs no order.
   const std::int64_t begin = static_cast<std::int64_t>(chunk) * kSampleThreads * tokens_each;
   double p[kMostSampleTokens];
-  bool supported[kMostSampleTokens];
+  float z0[kMostSampleTokens];
 #pragma unroll
   for (int k = 0; k < kMostSampleTokens; ++k) {
     const std::int64_t v = begin + k * kSampleThreads + threadIdx.x;
     const bool there = k < tokens_each && v < vocab;
     p[k] = there ? row.p[v] : 0.0;
-    supported[k] = there && row.supported(v);
+    z0[k] = there ? logit<D>(row.public_row, v) : -HUGE_VALF;
   }
   SampleChunk own{};
 #pragma unroll
   for (int k = 0; k < kMostSampleTokens; ++k) {
     own.p_sum += p[k];
-    own.present |= supported[k];
-    if (!is_probability(p[k])) {
+    own.present |= z0[k] > -HUGE_VALF;
+    own.usable |= z0[k] >= -kMaxLogit;
+    if (!is_probability(p[k]) || !(z0[k] <= kMaxLogit)) {
       own.invalid = 1;
-    } else if (supported[k]) {
+    } else if (z0[k] > -HUGE_VALF) {
       own.weight += integer_weight(p[k]);
     }
   }

@@ -20,7 +20,7 @@ using uint128 = unsigned __int128;
 
 enum SampleStatus : std::int32_t {
   kSampled = 0,
-  kNoDistribution = 1,  // a number is not a probability, or the sum is not 1
+  kNoDistribution = 1,  // a number is not a probability, the sum is not 1, or a bad public row
   kNoSupport = 2,       // no token with q > 0
   kNoMass = 3,          // hardly any probability where q > 0
 };

@@ -107,6 +107,7 @@ class ScreeningSums {
     return excess(t - log_scale_, l - log_q_total_);
   }
   ADAPMIXED_HD double divergence(double total) const {
+    if (top_ == HUGE_VAL) return HUGE_VAL;  // at an order near the largest double
     return top_ > kLogDomainFrom ? divergence_of_log(top_ + std::log(total), order_)
                                  : divergence_of_excess(total, order_);
   }

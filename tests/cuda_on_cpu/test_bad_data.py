@@ -38,6 +38,18 @@ def test_bad_rows_are_told_as_on_the_cpu(name: str) -> None:
             assert bad_rows.said(name, private, public) == expected
 
 
+@pytest.mark.parametrize("name", bad_rows.CALLS)
+def test_rows_far_beyond_the_limit_are_told_as_on_the_cpu(name: str) -> None:
+    generator = torch.Generator().manual_seed(3)
+    public = torch.randn(3, 300, generator=generator)
+    private = public + 0.3 * torch.randn(4, 3, 300, generator=generator)
+    private[1] = 1e30 * torch.randn(3, 300, generator=generator)
+    expected = bad_rows.said(name, private, public)
+    assert "has its largest logit beyond" in expected
+    with simulated.kernels():
+        assert bad_rows.said(name, private, public) == expected
+
+
 def test_a_projection_made_by_hand_knows_which_public_rows_are_bad() -> None:
     private, public = bad_rows.logits("public rows")
     with simulated.kernels():
@@ -117,3 +129,13 @@ def test_what_is_no_distribution_has_no_token() -> None:
     with simulated.kernels():
         tokens = adapmixed_ext.sample(p, public, rng=fuzz.Source(1))
     assert (tokens[:3] == -1).all() and tokens[3] >= 0
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, 2e6, -2e6])
+def test_a_bad_public_row_has_no_token(value: float) -> None:
+    public = torch.zeros(2, 30)
+    public[0, slice(None) if value == -2e6 else 7] = value
+    p = torch.full((2, 30), 1 / 30, dtype=torch.float64)
+    with simulated.kernels():
+        tokens = adapmixed_ext.sample(p, public, rng=fuzz.Source(1))
+    assert tokens[0] == -1 and tokens[1] >= 0

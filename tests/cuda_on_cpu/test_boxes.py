@@ -80,6 +80,24 @@ def test_bad_rows_say_nothing() -> None:
         assert other.isnan().all()
 
 
+def test_a_logit_that_becomes_nan_at_a_rare_token() -> None:
+    """The box would clip it, and neither the balance nor the sum of the row would notice."""
+    public = torch.zeros(1, 200)
+    public[0, 7] = -20.0
+    private = public.expand(4, 1, 200).clone()
+    private[0, 0, :100] += 1.0
+    box = adapmixed_ext.clip_project(private, public, lower=0.5, upper=2.0)
+    private[0, 0, 7] = math.nan
+    with simulated.kernels():
+        assert adapmixed_ext.mixture(private, public, box).isnan().all()
+        loss = adapmixed_ext.leave_one_out(private, public, box, orders=[18.0])
+    assert (loss == math.inf).all()
+    with pytest.raises(ValueError):
+        adapmixed_ext.mixture(private, public, box)
+    with pytest.raises(ValueError):
+        adapmixed_ext.leave_one_out(private, public, box, orders=[18.0])
+
+
 @pytest.mark.parametrize("offsets", ((-8.7e5, 9.3e5), (9.9e5, 9.9e5)))
 def test_large_logits(offsets: tuple[float, float]) -> None:
     """All rows of a position sum alike: see tests/kernels/test_clip_offsets.py."""

@@ -156,6 +156,19 @@ def test_identical_models_lose_nothing_at_a_likely_token() -> None:
     assert torch.all(loss == 0.0)
 
 
+def test_identical_models_lose_nothing_at_a_rare_token() -> None:
+    public = torch.randn(20, 5, generator=torch.Generator().manual_seed(2))
+    public[:, 0] -= 100.0
+    private = public.clone()
+    private[:, 0] += 100.5
+    weight = torch.full((5, 20), 0.7, dtype=torch.float64)
+    with simulated.kernels():
+        loss = adapmixed_ext.leave_one_out(
+            private.expand(5, 20, 5), public, weight, orders=[18.0, 2.5]
+        )
+    assert torch.all(loss == 0.0)
+
+
 def test_rows_of_another_projection_have_no_loss() -> None:
     private, public = ensemble(12, 200, shift=0.0, noise=0.5)
     projection = adapmixed_ext.project(private, public, order=3, radius=0.03)

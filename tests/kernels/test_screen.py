@@ -125,6 +125,16 @@ def test_only_tokens_of_the_public_support_are_kept(device: torch.device) -> Non
     assert close(result.divergence.item(), truth)
 
 
+def test_an_order_whose_power_overflows_does_not_pass(device: torch.device) -> None:
+    private = torch.tensor([[[6.0, 0.0, 0.0, 0.0]]], device=device)
+    noise = torch.zeros(1, 4, dtype=torch.float64, device=device)
+    result = adapmixed_ext.screen(
+        private, torch.zeros(1, 4, device=device), noise,
+        weight=1.0, order=1.7e308, threshold=0.5, top_k=4,
+    )  # fmt: skip
+    assert result.divergence.item() >= 1.37 and not result.passed.any()
+
+
 def test_nothing_left_counts_infinite(device: torch.device) -> None:
     case = cases.ordinary()[3].to(device)
     noise = torch.full((2, 3), -2.0, dtype=torch.float64, device=device)
