@@ -100,6 +100,7 @@ def test_perplexity_of_sliding_windows(stride: int | None, memory_bytes: int) ->
         (dict(runs=4, queries=30), "runs must be at most 3, .* 30 queries"),
         (dict(runs=3, queries=32), "runs must be at most 2, .* 32 queries"),
         (dict(runs=2, queries=94), "runs must be at most 1"),
+        (dict(runs=2, block=200), "the text must offer at least 1 query .* got only 100 tokens"),
     ],
 )
 def test_refusals(settings: dict[str, Any], words: str) -> None:

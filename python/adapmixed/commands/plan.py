@@ -276,7 +276,8 @@ def _settings(one: "Plan") -> str:
 def _values(settings: "Mapping[str, float]") -> str:
     """Return settings to four digits, rounded inward, so that copied values keep ε.
 
-    An order is shown as planned, and ε as it was given.
+    An order is shown as planned, and ε as it was given. Of a box near 1 four digits of its distance
+    from 1 are shown.
     """
     from adapmixed.privacy.rounding import four_digits
 

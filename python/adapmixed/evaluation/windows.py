@@ -90,6 +90,11 @@ def plan_runs(
         most += _offered(_cut(length - most * stretch, block, stride)) >= queries
     if runs > most:
         wanted = "at least 1 query" if queries is None else f"{queries} queries"
+        if most == 0:
+            raise ValueError(
+                f"the text must offer {wanted} on their own {_cuts(block, stride)}, got only "
+                f"{length} tokens"
+            )
         raise ValueError(
             f"runs must be at most {most}, since {length} tokens offer no more runs with "
             f"{wanted} on their own {_cuts(block, stride)}, got {runs}"

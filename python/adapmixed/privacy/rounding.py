@@ -76,10 +76,14 @@ def array_add_up(a: NDArray[np.float64], b: NDArray[np.float64]) -> NDArray[np.f
 
 
 def four_digits(value: float, rounding: str) -> str:
-    """Return `value` as text with four significant digits.
+    """Return `value` as text with four significant digits, near 1 of its distance from 1.
 
     Args:
         value: number to write.
         rounding: ROUND_FLOOR or ROUND_CEILING of the module decimal.
     """
-    return f"{float(Context(prec=4, rounding=rounding).create_decimal(Decimal(value))):.4g}"
+    context = Context(prec=4, rounding=rounding)
+    if 0 < abs(value - 1.0) < 0.01:
+        near = 1 + context.create_decimal(Decimal(value) - 1)
+        return f"{near:f}".rstrip("0")
+    return f"{float(context.create_decimal(Decimal(value))):.4g}"

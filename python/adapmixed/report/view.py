@@ -70,11 +70,11 @@ def read_methods(report: Mapping[str, object]) -> tuple[Method, ...]:
 def _method(entry: Mapping[str, Any]) -> Method:
     return Method(
         name=entry["name"],
-        perplexity=float(entry["perplexity"]),
+        perplexity=_cost(entry["perplexity"]),
         change=_optional(entry["change"]),
         queries=entry["queries"],
-        epsilon=_optional(entry["epsilon"]),
-        delta=float(entry["delta"]),
+        epsilon=None if entry["epsilon"] is None else _cost(entry["epsilon"]),
+        delta=_cost(entry["delta"]),
         kind=entry["kind"],
         guarantee=entry["guarantee"],
         unit=entry["unit"],
@@ -88,6 +88,13 @@ def _method(entry: Mapping[str, Any]) -> Method:
         perplexities=tuple((queries, float(value)) for queries, value in entry["perplexities"]),
         diagnostics=entry.get("diagnostics"),
     )
+
+
+def _cost(value: float | str) -> float:
+    found = float(value)
+    if not found >= 0:
+        raise ValueError(f"a perplexity, ε or δ must be >= 0, got {found!r}")
+    return found
 
 
 def _optional(value: float | str | None) -> float | None:

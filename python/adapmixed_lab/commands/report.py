@@ -7,7 +7,7 @@ from typing import Any
 
 from adapmixed.commands.options import check_output
 
-_MALFORMED = (AttributeError, IndexError, KeyError, TypeError)
+_MALFORMED = (AttributeError, IndexError, KeyError, OverflowError, TypeError, ValueError)
 
 
 def add_parser(commands: Any) -> None:
@@ -34,6 +34,8 @@ def run(arguments: argparse.Namespace) -> int:
     try:
         redraw(path, content, arguments.out)
     except _MALFORMED as error:
+        if isinstance(error, ValueError) and str(path) in str(error):
+            raise
         raise ValueError(
             f"{path} must be an unchanged result file, reading it raised {error!r}"
         ) from error

@@ -14,7 +14,7 @@ class PrivacyTarget:
     """The privacy that a DP-SGD adapter must reach.
 
     Attributes:
-        epsilon: target, > 0.
+        epsilon: target, in (0, 200]. Opacus searches for larger ones without an end.
         delta: target, in (0, 1).
         clipping_norm: C, the norm to which every record's gradient is clipped, > 0.
         blocks_per_identifier: most records that one identifier contributes, its first ones; None:
@@ -30,6 +30,8 @@ class PrivacyTarget:
         for name in ("epsilon", "clipping_norm"):
             if not (math.isfinite(getattr(self, name)) and getattr(self, name) > 0):
                 raise ValueError(f"{name} must be positive and finite, got {getattr(self, name)}")
+        if self.epsilon > 200:
+            raise ValueError(f"epsilon must be <= 200, got {self.epsilon}")
         if not 0 < self.delta < 1:
             raise ValueError(f"delta must be in (0, 1), got {self.delta}")
         if self.blocks_per_identifier is not None and self.blocks_per_identifier < 1:
@@ -135,7 +137,7 @@ def plan_noise(
             accountant = PRVAccountant()
             accountant.history = [(sigma, rate, steps)]
             epsilon = float(accountant.get_epsilon(delta=target.delta))
-    except ValueError as error:
+    except (RuntimeError, ValueError) as error:
         raise ValueError(
             f"epsilon {target.epsilon!r} at delta {target.delta!r} cannot be reached in {steps} "
             f"steps: {error}"

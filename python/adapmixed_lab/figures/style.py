@@ -5,6 +5,7 @@ input gives the same bytes. They are legible in print, because kinds differ in s
 well as in colour.
 """
 
+import html
 import io
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -150,4 +151,5 @@ def svg_text(figure: Figure, name: str, title: str) -> str:
     text = re.sub(r"<!--.*?-->\s*", "", text[text.index("<svg") :], flags=re.DOTALL)
     text = re.sub(r'( id="| xlink:href="#|url\(#)', rf"\g<1>{name}-", text)
     text = re.sub(r'^<svg([^>]*?) width="[^"]*" height="[^"]*"', r"<svg\1", text)
-    return text.replace("<svg", f'<svg role="img" aria-label="{title}"', 1).strip()
+    label = html.escape(title)
+    return text.replace("<svg", f'<svg role="img" aria-label="{label}"', 1).strip()

@@ -7,6 +7,7 @@ answers. The unit is one *record*, a block of tokens, unless each name gave only
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -83,23 +84,30 @@ def read_dp_adapter(folder: Path) -> DPAdapter:
     """Read an adapter that ``adapmixed-lab dp-sgd`` wrote.
 
     Raises:
-        ValueError: if the folder holds no readable guarantee of this format.
+        ValueError: if the folder holds no readable guarantee of this format, or one at another δ
+            than that of the tables.
     """
     content = _read(folder)
     try:
         single = content["blocks_per_identifier"] == 1
         unit = content["unit"] if single else f"block of {content['block_size']} tokens"
-        return DPAdapter(
+        found = DPAdapter(
             folder,
             float(content["epsilon"]),
             float(content["delta"]),
             str(unit),
             str(content["statement"]),
         )
-    except (KeyError, TypeError, ValueError) as error:
+    except (KeyError, OverflowError, TypeError, ValueError) as error:
         raise ValueError(
             f"{folder / GUARANTEE_FILE} must be a guarantee, reading it raised {error!r}"
         ) from error
+    if found.delta != DELTA or not 0 < found.epsilon < math.inf:
+        raise ValueError(
+            f"{folder / GUARANTEE_FILE} must have a finite ε > 0 at δ = {DELTA:g}, as the tables "
+            f"do, got ε = {found.epsilon:g} at δ = {found.delta:g}"
+        )
+    return found
 
 
 def builtin_dp_adapter(

@@ -14,6 +14,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -92,7 +93,8 @@ def read_experiment(path: Path) -> dict[str, Any]:
     """Read a result file.
 
     Raises:
-        ValueError: if it is not JSON, has another format version, or lacks a part.
+        ValueError: if it is not JSON, has another format version, lacks a part, or names a data
+            set that could lead out of a folder.
     """
     try:
         result = json.loads(path.read_text(encoding="utf-8"))
@@ -105,6 +107,9 @@ def read_experiment(path: Path) -> dict[str, Any]:
     if missing:
         raise ValueError(f"{path} must be a result file, it lacks {', '.join(missing)}")
     found: dict[str, Any] = result
+    dataset = found["inputs"]["dataset"]
+    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", dataset):  # it becomes a file's name
+        raise ValueError(f"{path} must be an unchanged result file, got the dataset {dataset!r}")
     return found
 
 

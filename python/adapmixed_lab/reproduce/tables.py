@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from adapmixed.report import aligned
+from adapmixed.report.table import printable
 from adapmixed.report.view import KIND_LABELS, MISSING, format_neighbours, format_perplexity
 from adapmixed_lab.reproduce.result import relation, show_cost
 
@@ -44,7 +45,7 @@ def text(result: Mapping[str, Any]) -> str:
     lines.append("")
     for note in [KINDS, *result["notes"]]:
         lines += textwrap.wrap(note, _WIDTH, subsequent_indent="  ", break_on_hyphens=False)
-    return "\n".join(lines)
+    return "\n".join(map(printable, lines))
 
 
 def _heading(result: Mapping[str, Any], group: str) -> list[str]:

@@ -252,6 +252,7 @@ def test_the_statement_of_whole_identifiers() -> None:
     [
         ({"epsilon": 0.0}, "epsilon must be positive"),
         ({"epsilon": math.inf}, "epsilon must be positive and finite"),
+        ({"epsilon": 200.1}, "epsilon must be <= 200"),
         ({"delta": 0.0}, "delta must be in"),
         ({"delta": 1.0}, "delta must be in"),
         ({"clipping_norm": -1.0}, "clipping_norm must be positive"),

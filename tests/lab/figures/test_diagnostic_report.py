@@ -9,6 +9,7 @@ import shutil
 import subprocess
 import sys
 import warnings
+import xml.etree.ElementTree as ElementTree
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -267,12 +268,23 @@ def _changed(change: dict[str, Any]) -> Callable[[str], str]:
     return lambda text: json.dumps(json.loads(text) | change)
 
 
+def _first_method(change: dict[str, Any]) -> Callable[[str], str]:
+    def changed(text: str) -> str:
+        content = json.loads(text)
+        content["methods"][0] |= change
+        return json.dumps(content)
+
+    return changed
+
+
 REFUSED: list[tuple[str, Callable[[str], str], str]] = [
     ("report", lambda text: text[: len(text) // 2], "truncated or not JSON"),
     ("report", _changed({"format_version": 1}), "format_version must be 2, got 1"),
     ("report", _changed({"format_version": 3}), "format_version must be 2, got 3"),
     ("report", _changed({"methods": [{"name": "x"}]}), "must be an unchanged result file"),
     ("report", _changed({"methods": [3]}), "must be an unchanged result file"),
+    ("report", _first_method({"perplexity": "nan"}), "must be an unchanged result file"),
+    ("report", _first_method({"screened": 10**400}), "must be an unchanged result file"),
     ("report", _changed({"kind": "horoscope"}), "another kind of file (its kind is 'horoscope')"),
     ("report", lambda text: text.replace("7.99", "NaN, 7.99", 1), "truncated or not JSON"),
     ("report", lambda text: "[]", "must hold a JSON object, got list"),
@@ -284,6 +296,7 @@ REFUSED: list[tuple[str, Callable[[str], str], str]] = [
     ("reproduction", lambda text: text[: len(text) // 2], "truncated or not JSON"),
     ("reproduction", _changed({"format_version": 99}), ", got 99"),
     ("reproduction", _changed({"rows": [{}]}), "must be an unchanged result file"),
+    ("reproduction", _changed({"inputs": {"dataset": "/../../elsewhere"}}), "got the dataset"),
     ("ensemble", lambda text: text, "another kind of file"),
 ]
 
@@ -300,6 +313,22 @@ def test_what_is_no_result_is_refused_in_words(
     output = capsys.readouterr()
     assert message in output.err and str(path) in output.err
     assert not output.out and not list((tmp_path / "out").glob("*"))
+
+
+def test_a_foreign_result_cannot_steer_a_terminal_or_a_drawing(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from adapmixed_lab.figures.style import canvas, svg_text
+
+    path = tmp_path / "file.json"
+    original = SPECIMENS["reproduction"].read_text(encoding="utf-8")
+    path.write_text(_changed({"notes": ["\x1b[2Jall safe"]})(original), encoding="utf-8")
+    assert main(["report", str(path)]) == 0
+    printed = capsys.readouterr().out
+    assert "[2Jall safe" in printed and "\x1b" not in printed
+    with canvas(1.0) as (figure, _):
+        svg = svg_text(figure, "name", '<a" onload="alert()')
+    assert ElementTree.fromstring(svg).get("aria-label") == '<a" onload="alert()'
 
 
 def test_missing_and_binary_files_are_refused(

@@ -215,3 +215,7 @@ def test_an_adapter_of_other_settings_is_refused(stand_ins: dict[str, str], tmp_
         builtin_dp_adapter(other, stand_ins["base"], epsilon=1.0)
     with pytest.raises(ValueError, match="other settings"):
         builtin_dp_adapter(other, stand_ins["base"], blocks_per_identifier=1)
+    for wrong in ({"delta": 0.01}, {"epsilon": "nan"}):
+        (other / "guarantee.json").write_text(json.dumps(content | wrong), encoding="utf-8")
+        with pytest.raises(ValueError, match="must have a finite ε > 0 at δ = 1e-05, .* got"):
+            read_dp_adapter(other)
