@@ -148,11 +148,18 @@ def _dp_adapters(
 ) -> "list[DPAdapter]":
     """Return the given adapter, or at builtin scale train one for each (ε, blocks of a name)."""
     from adapmixed_lab.reproduce.dp_adapter import builtin_dp_adapter, read_dp_adapter
+    from adapmixed_lab.reproduce.paper import DELTA
 
     if arguments.without_dp_sgd:
         return []
     if arguments.dp_adapter is not None:
-        return [read_dp_adapter(arguments.dp_adapter)]
+        adapter = read_dp_adapter(arguments.dp_adapter)
+        if adapter.delta != DELTA:
+            raise ValueError(
+                f"--dp-adapter must have its ε at δ = {DELTA:g}, as the tables do, got one at "
+                f"{adapter.delta:g}"
+            )
+        return [adapter]
     if arguments.scale == "full":
         raise ValueError(
             "--dp-adapter or --without-dp-sgd must be given at --scale full, got neither; "
