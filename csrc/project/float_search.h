@@ -35,7 +35,7 @@ class FloatProblem {
   ADAPMIXED_HD FloatProblem(double order, double radius)
       : order_(order),
         radius_(radius),
-        log_target_(std::fmin((order - 1.0) * radius, 1e300)),
+        log_target_((order - 1.0) * radius),
         excess_(std::expm1(std::fmin(log_target_, kScaledFrom))),
         listing_(log_target_ >= kScaledFrom) {}
 
