@@ -83,7 +83,7 @@ struct ListSource {
   __device__ Least least_score(bool reverse, int stretch) const {
     const double s = power(reverse);
     const double wanted = threshold + pair.public_lse + s * pair.shift;
-    const double far = order * std::fmax(public_parts[stretch / of_part].high, 1.0);
+    const double far = order * public_parts[stretch / of_part].high;
     const double slack = 1e-3 + 4.0 * kFloatUnit * (std::fabs(wanted) + far);
     return {far < 1e30 ? static_cast<float>(wanted - slack) : -HUGE_VALF, !(slack < 0.25)};
   }
@@ -120,8 +120,9 @@ struct ListSource {
         const float z = float_of<D>(token[k].z), z0 = float_of<D>(token[k].z0);
         // NaN if both rows mask the token, which then does not matter.
         const float score = vfma(z, by_private, by_public * z0);
-        const bool matters = least.rough ? matters_in_double(reverse, z, z0) : score >= least.score;
+        bool matters = score >= least.score;
         draft.exceeds = draft.exceeds || score > at_target;
+        if (least.rough) matters = matters && matters_in_double(reverse, z, z0);
         draft.uncovers = draft.uncovers || (z0 == -HUGE_VALF && z > -HUGE_VALF);
         draft.wild = draft.wild || (matters && z0 < least_logit);
         const unsigned all = __ballot_sync(kAllLanes, matters);
