@@ -69,7 +69,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
         "mamba_n_groups": 1,
         "mamba_d_state": 8,
         "mamba_chunk_size": 8,
-    },  # fmt: skip
+    },
     "glm": {"pad_token_id": 0},
     "lfm2": {"layer_types": ["conv", "full_attention"]},
     "mamba": {},

@@ -60,8 +60,8 @@ class Continuation:
 
     def _begin(self, ids: list[int]) -> None:
         """Go on from the last of these tokens, all of which have been shown."""
-        # The window begins with a whole character: otherwise its text would begin with "\ufffd".
-        # Its last character may lack bytes that are still to come.
+        # The text of a window that begins inside a character begins with "\ufffd". So may that of
+        # one that ends inside a character, unless its last tokens are left out.
         start = max(len(ids) - _CONTEXT, 0)
         for first in range(start, max(start - _OTHERS, 0) - 1, -1):
             self._ids = ids[first:]
@@ -69,6 +69,7 @@ class Continuation:
             if not all(text.startswith(_UNKNOWN) for text in texts):
                 break
         self._text = self._shown = texts[0]
+        # What stays of the shown text when the bytes of its last character have come.
         self._whole = max((text.rstrip(_UNKNOWN) for text in texts), key=len)
 
     def _still_shown(self) -> int | None:
