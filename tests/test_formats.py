@@ -27,7 +27,7 @@ FORMATS = Path(__file__).parent / "formats"
 
 def test_ensembles(tmp_path: Path) -> None:
     """The ensemble has shards without identifiers and a missing member, so it is not verified."""
-    shutil.copyfile(FORMATS / "ensemble-3.json", tmp_path / "ensemble.json")
+    shutil.copyfile(FORMATS / "ensemble-4.json", tmp_path / "ensemble.json")
     read = manifest.read_manifest(tmp_path)
     assert read.base_model == "adapmixed-demo-base"
     assert read.members == ("member-000", "member-001", None)

@@ -168,8 +168,8 @@ def test_members_are_counted_once(base: Any, make_adapters: Make, tmp_path: Path
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
-        ({"format_version": 4}, "written by a newer adapmixed"),
-        ({"format_version": 2}, "written by an older adapmixed"),
+        ({"format_version": 5}, "written by a newer adapmixed"),
+        ({"format_version": 3}, "written by an older adapmixed"),
         ({"format_version": 0}, "format_version"),
         ({"adapted": None}, "adapted must map layers"),
         ({"adapted": {"lm_head": []}}, "adapted must map layer names"),

@@ -49,6 +49,7 @@ class FakeEnsemble:
     ) -> None:
         generator = torch.Generator().manual_seed(seed)
         self.num_models, self.vocab_size, self.max_positions = models, vocab, max_positions
+        self.longest_text, self.beginning = max_positions, ()
         self.device = torch.device("cpu")
         self.unverified: tuple[str, ...] = ()
         self.fingerprint: str | None = None

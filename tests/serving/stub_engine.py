@@ -23,6 +23,7 @@ class ByteTokenizer:
     """Bytes as tokens, so that a character may take several. 256 ends a text."""
 
     chat_template: str | None = "there is one"
+    bos_token_id = eos_token_id = None
 
     def __call__(self, text: str, **options: object) -> dict[str, list[int]]:
         return {"input_ids": list(text.encode("utf-8"))}

@@ -107,7 +107,7 @@ def test_one_users_records_stay_together() -> None:
 def test_blocks_cover_the_stream_and_score_no_filling() -> None:
     inputs, labels = token_blocks(list(range(1, 12)), 4)
     assert inputs.tolist() == [[1, 2, 3, 4], [5, 6, 7, 8], [9, 10, 11, 0]]
-    assert labels.tolist() == [[1, 2, 3, 4], [5, 6, 7, 8], [9, 10, 11, -100]]
+    assert labels.tolist() == [[-100, 2, 3, 4], [-100, 6, 7, 8], [-100, 10, 11, -100]]
     assert token_blocks(list(range(9)), 4)[0].shape == (2, 4)
     assert token_blocks([3], 4)[0].shape == (0, 4)
     with pytest.raises(ValueError, match="block_size"):

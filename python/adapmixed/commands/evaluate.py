@@ -118,7 +118,7 @@ def _run(arguments: argparse.Namespace, ranks: "Ranks") -> int:
     tokens = token_stream(ensemble.tokenizer, [document.text for document in documents])
     total = plan_runs(
         tokens,
-        ensemble.max_positions,
+        ensemble.longest_text,
         arguments.block,
         arguments.queries,
         runs=arguments.runs,

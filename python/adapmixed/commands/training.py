@@ -22,7 +22,7 @@ _NUMBERS = {
     "rank": (int, "rank of the adapters"),
     "alpha": (float, "scale of the adapters: the update is multiplied by alpha / rank"),
     "batch_size": (int, "blocks per step"),
-    "block_size": (int, "tokens per block (default: 512, or the base's window if shorter)"),
+    "block_size": (int, "tokens of text per block (default: 512, or what the base's window holds)"),
 }
 
 
@@ -163,7 +163,7 @@ def config_of(
 ) -> FinetuneConfig:
     """Return the training settings from the options, else `settings`, else the defaults.
 
-    A block that is not given is no longer than the base's window.
+    A block that is not given fits the base's window.
 
     Args:
         arguments: the command's arguments.
@@ -181,6 +181,6 @@ def config_of(
     given = {name: getattr(arguments, name) for name in (*_NUMBERS, *more)}
     given = {name: value for name, value in given.items() if value is not None}
     config = FinetuneConfig(**settings | given, target_modules=targets)
-    if "block_size" in given or facts.positions is None:
+    if "block_size" in given or facts.longest_block is None:
         return config
-    return replace(config, block_size=min(config.block_size, facts.positions))
+    return replace(config, block_size=min(config.block_size, facts.longest_block))

@@ -23,7 +23,7 @@ from adapmixed.ensemble.provenance import fingerprint
 from adapmixed.ensemble.room import LogitsRoom
 from adapmixed.ensemble.support import TESTED, check_behaviour, check_model, max_positions
 from adapmixed.ensemble.trunk import find_trunk, repeat_at
-from adapmixed.ensemble.vocabulary import unnamed_ids
+from adapmixed.ensemble.vocabulary import beginning_of, unnamed_ids
 from adapmixed.ranks import ALONE, Ranks
 
 _LOG = logging.getLogger(__name__)
@@ -50,6 +50,7 @@ class Ensemble:
         config: the base's transformers configuration.
         trunk: the layers that members share with the public model, computed once. `str(trunk)` is
             a phrase for people.
+        beginning: the tokens with which the tokenizer begins every text, mostly BOS or none.
         max_positions: longest input in tokens, or None if the base sets no limit.
         unverified: what loading could not verify, which every guarantee repeats as a caveat.
             "shards": shards may overlap.
@@ -108,6 +109,7 @@ class Ensemble:
         self.num_models = len(adapters) if num_models is None else num_models
         self.vocab_size = vocab_size
         self.tokenizer = tokenizer
+        self.beginning = beginning_of(tokenizer)
         self.config = model.config
         self.max_positions = max_positions(text_config)
         self.unverified = unverified
@@ -198,6 +200,11 @@ class Ensemble:
         """The device that the model computes on."""
         device: torch.device = self._forward.model.device
         return device
+
+    @property
+    def longest_text(self) -> int | None:
+        """The longest text in tokens that fits behind `beginning`, or None without a limit."""
+        return None if self.max_positions is None else self.max_positions - len(self.beginning)
 
     @property
     def end_tokens(self) -> frozenset[int]:

@@ -1,9 +1,9 @@
 """Read and write `ensemble.json`, which describes an ensemble folder.
 
-    {"format_version": 3, "base_model": "...", "num_models": N,
+    {"format_version": 4, "base_model": "...", "num_models": N,
      "adapted": {"lm_head": [8], ...}, "members": ["member-000", null, ...],
      "base_files": {"config.json": "...", "model.safetensors": "...", ...}, "training": {...},
-     "document_names": "stable",
+     "document_names": "stable", "beginning": [2],
      "shards": [{"documents": n, "sha256": "...", "identifiers": [...], "identifier_key": "..."}]}
 
 The members are ordinary peft folders in the same folder. `null` stands for a missing member, which
@@ -29,7 +29,7 @@ from adapmixed.ensemble.member import CONFIG_FILE
 from adapmixed.ensemble.shards import check_shards
 from adapmixed.files import write_file
 
-FORMAT_VERSION = 3
+FORMAT_VERSION = 4
 FILE_NAME = "ensemble.json"
 DOCUMENT_NAMES = ("stable", "positions")
 """How documents are named for their shards: by names that no other document can change ("stable"),
@@ -51,6 +51,8 @@ class Manifest:
         shards: one `training.shard_record` per member; empty if not recorded.
         document_names: one of `DOCUMENT_NAMES`, or None if not recorded. With "positions", one edit
             can move all later documents of a file to other shards.
+        beginning: the tokens with which every training block began
+            (`vocabulary.beginning_of`), or None if not recorded.
         disjoint: whether `shards` shows that no two members share an identifier.
     """
 
@@ -62,6 +64,7 @@ class Manifest:
     training: Mapping[str, Any] = field(default_factory=dict)
     shards: tuple[Mapping[str, Any], ...] = ()
     document_names: str | None = None
+    beginning: tuple[int, ...] | None = None
     disjoint: bool = field(init=False, default=False)
 
     def __post_init__(self) -> None:
@@ -135,6 +138,7 @@ def read_manifest(folder: str | os.PathLike[str]) -> Manifest:
             training=dict(data.get("training") or {}),
             shards=tuple(data.get("shards") or ()),
             document_names=data.get("document_names"),
+            beginning=_tokens(data.get("beginning")),
         )
     except (TypeError, ValueError) as error:
         raise ValueError(f"{path}: {error}") from error
@@ -152,6 +156,7 @@ def write_manifest(folder: str | os.PathLike[str], manifest: Manifest) -> None:
         "revision": manifest.revision,
         "training": dict(manifest.training),
         "document_names": manifest.document_names,
+        "beginning": None if manifest.beginning is None else list(manifest.beginning),
         "shards": [dict(shard) for shard in manifest.shards],
     }
     text = json.dumps(data, indent=1) + "\n"
@@ -162,6 +167,14 @@ def _text_or_none(value: Any, name: str) -> str | None:
     if value is not None and not isinstance(value, str):
         raise ValueError(f"{name} must be a string or null, got {value!r}")
     return value
+
+
+def _tokens(value: Any) -> tuple[int, ...] | None:
+    if value is None:
+        return None
+    if not isinstance(value, list) or not all(type(token) is int for token in value):
+        raise ValueError(f"beginning must be a list of token ids or null, got {value!r}")
+    return tuple(value)
 
 
 def _digests(value: Any) -> dict[str, str]:

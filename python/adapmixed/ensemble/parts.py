@@ -30,7 +30,7 @@ from adapmixed.ensemble.provenance import (
     source_of,
 )
 from adapmixed.ensemble.public_model import check_base, load_base
-from adapmixed.ensemble.vocabulary import check_tokenizers
+from adapmixed.ensemble.vocabulary import beginning_of, check_tokenizers
 from adapmixed.ranks import Ranks
 
 _LOG = logging.getLogger(__name__)
@@ -86,6 +86,7 @@ def read_parts(
     found = found_files(source, revision) if recorded or local else {}  # hashing takes its time
     compared = check_files(source, found, root, recorded)
     model, tokenizer = load_base(base, dtype, revision=revision)
+    _check_beginning(manifest, tokenizer)
     if recorded and not all(compared):  # loading has downloaded the files of a hub name
         found = found_files(source, revision)
         compared = check_files(source, found, root, recorded)
@@ -175,6 +176,17 @@ def _listed(
         twice = next(path for path in resolved if resolved.count(path) > 1)
         raise ValueError(f"members must be distinct, got {str(twice)!r} more than once")
     return manifest, root, paths, adapted
+
+
+def _check_beginning(manifest: Manifest | None, tokenizer: Any) -> None:
+    """Raise ValueError if members were trained on texts that begin otherwise than prompts do."""
+    trained = None if manifest is None else manifest.beginning
+    if trained is None or tokenizer is None or trained == (here := beginning_of(tokenizer)):
+        return
+    raise ValueError(
+        f"beginning in {FILE_NAME} must be {list(here)}, the tokens with which the base's "
+        f"tokenizer begins a text, got {list(trained)}: train the ensemble again"
+    )
 
 
 def _check_folder(path: Path, file: str, wanted: str) -> None:

@@ -101,7 +101,7 @@ def reading_base(base: str | os.PathLike[str]) -> Iterator[None]:
 
 def _read(name: str, dtype: torch.dtype | None, revision: str | None) -> tuple[Any, Any]:
     """Return the model and the tokenizer of a folder or hub name."""
-    from transformers import AutoModelForCausalLM, AutoTokenizer
+    from transformers import AutoModelForCausalLM
 
     try:
         with _quiet_off_terminal():
@@ -117,10 +117,17 @@ def _read(name: str, dtype: torch.dtype | None, revision: str | None) -> tuple[A
             f"base must be the plain public model, got {name} with adapter_config.json, which "
             "makes an adapter part of it"
         )
+    return model, load_tokenizer(name, revision)
+
+
+def load_tokenizer(name: str, revision: str | None = None) -> Any:
+    """Return the tokenizer of a folder or hub name; None for a folder without one."""
+    from transformers import AutoTokenizer
+
     local = Path(name)
     if local.is_dir() and not has_tokenizer(local):
-        return model, None
-    return model, AutoTokenizer.from_pretrained(name, revision=revision)
+        return None
+    return AutoTokenizer.from_pretrained(name, revision=revision)
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""Find the ids that stand for tokens, and check that adapters use the base's tokenizer."""
+"""Say how a text begins, which ids stand for tokens, and check the tokenizers of adapters."""
 
 from __future__ import annotations
 
@@ -12,6 +12,47 @@ import torch
 from torch import Tensor
 
 from adapmixed.ensemble.digests import ADDED_TOKENS, TOKENIZER_FILES, has_tokenizer
+
+
+def beginning_of(tokenizer: Any) -> tuple[int, ...]:
+    """Return the tokens with which a tokenizer begins every text, mostly BOS or none.
+
+    A model that was trained so answers badly without them. So training blocks, scored windows and
+    prompts begin with them.
+
+    Args:
+        tokenizer: a tokenizer, or None.
+    """
+    if tokenizer is None:
+        return ()
+    plain = _plain(tokenizer, "a")
+    whole = tokenizer("a", verbose=False)["input_ids"]
+    for start in range(len(whole) - len(plain) + 1):
+        if whole[start : start + len(plain)] == plain:
+            return tuple(whole[:start])
+    return ()
+
+
+def begun(beginning: Sequence[int], ids: Sequence[int]) -> list[int]:
+    """Return ids that begin with `beginning`, which is added unless it is there."""
+    there = list(ids[: len(beginning)]) == list(beginning)
+    return list(ids) if there else [*beginning, *ids]
+
+
+def text_ids(tokenizer: Any, text: str) -> list[int]:
+    """Return the ids of a text with its beginning.
+
+    An empty text is BOS if the tokenizer has one, else the end of a text before it, else nothing.
+    """
+    ids = begun(beginning_of(tokenizer), _plain(tokenizer, text))
+    for token in () if ids else (tokenizer.bos_token_id, tokenizer.eos_token_id):
+        if token is not None:
+            return [int(token)]
+    return ids
+
+
+def _plain(tokenizer: Any, text: str) -> list[int]:
+    return list(tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"])
 
 
 def unnamed_ids(tokenizer: Any, vocab_size: int) -> Tensor:

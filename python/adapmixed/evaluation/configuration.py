@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
+from adapmixed.ensemble.vocabulary import begun
 from adapmixed.evaluation.methods import Settings
 from adapmixed.evaluation.windows import Window, block_of
 from adapmixed.rng import SecureRandom, SeededRandom
@@ -36,10 +37,11 @@ def describe(
             "num_models": ensemble.num_models,
             "vocab_size": ensemble.vocab_size,
             "max_positions": ensemble.max_positions,
+            "beginning": list(ensemble.beginning),
             "unverified": list(ensemble.unverified),
             "fingerprint": ensemble.fingerprint,
         },
-        "block": block_of(ensemble.max_positions, block),
+        "block": block_of(ensemble.longest_text, block),
         "stride": stride,
         "runs": len(windows),
         "queries": sum(one.queries for one in windows[0]),
@@ -75,7 +77,9 @@ def _probe(
     ensemble: "Ensemble", tokens: Sequence[int], window: Window, memory_bytes: int
 ) -> list[float]:
     """Return each model's mean log-probability of the first tokens, the public model's last."""
-    read = list(tokens[window.start : min(window.stop, window.start + _PROBED + 1)])
+    read = begun(
+        ensemble.beginning, tokens[window.start : min(window.stop, window.start + _PROBED + 1)]
+    )
     inputs = torch.tensor([read[:-1]], device=ensemble.device)
     sums: torch.Tensor | float = 0.0
     for where, private, public in ensemble.iter_logits(inputs, memory_bytes=memory_bytes):

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Never
 
 import torch
 
+from adapmixed.ensemble.vocabulary import begun, text_ids
 from adapmixed.generation.loop import DEFAULT_MEMORY_BYTES, check_source
 from adapmixed.mechanisms import Mechanism, Origin, shaped
 from adapmixed.privacy import Accountant, Guarantee
@@ -85,24 +86,24 @@ class MixtureLM(TemplateLM):  # type: ignore[misc]
 
     @property
     def eot_token_id(self) -> int:
-        """The token that replaces an empty context."""
-        token = self.tokenizer.eos_token_id
-        if token is None:
-            raise ValueError("the base's tokenizer must have an end-of-text token, but has none")
-        return int(token)
+        """The token that replaces an empty context: BOS, else the end of a text."""
+        tokens = text_ids(self.tokenizer, "")
+        if not tokens:
+            raise ValueError("the base's tokenizer must have BOS or an end-of-text token")
+        return tokens[-1]
 
     @property
     def max_length(self) -> int:
         """The number of tokens of a window, with the scored ones."""
-        return (self._ensemble.max_positions or 2048) + 1
+        return (self._ensemble.longest_text or 2048) + 1
 
     def tok_encode(
         self, string: str, add_special_tokens: bool | None = None, **settings: Any
     ) -> list[int]:
-        """Return the token ids of a text, by default without special tokens."""
-        return list(
-            self.tokenizer(string, add_special_tokens=bool(add_special_tokens))["input_ids"]
-        )
+        """Return the token ids of a text, by default with what the tokenizer begins a text with."""
+        if add_special_tokens is False or not string:
+            return list(self.tokenizer(string, add_special_tokens=False)["input_ids"])
+        return text_ids(self.tokenizer, string)
 
     def loglikelihood_rolling(
         self, requests: Sequence[Any], disable_tqdm: bool = False
@@ -111,7 +112,7 @@ class MixtureLM(TemplateLM):  # type: ignore[misc]
         texts: list[list[_Scored]] = []
         for (text,) in (request.args for request in requests):
             windows = get_rolling_token_windows(
-                token_list=self.tok_encode(text),
+                token_list=self.tok_encode(text, add_special_tokens=False),
                 prefix_token=self.prefix_token_id,
                 max_seq_len=self.max_length - 1,
                 context_len=1,
@@ -147,7 +148,7 @@ class MixtureLM(TemplateLM):  # type: ignore[misc]
         self._accountant.check_left(self._mechanism, queries)
 
     def _score(self, context: list[int], continuation: list[int]) -> tuple[float, bool]:
-        tokens = [*context, *continuation][-self.max_length :]
+        tokens = begun(self._ensemble.beginning, [*context, *continuation][-self.max_length :])
         inputs = torch.tensor([tokens[:-1]], device=self._ensemble.device)
         labels = torch.tensor(tokens[1:], device=self._ensemble.device)
         first = len(tokens) - 1 - len(continuation)

@@ -154,7 +154,7 @@ def evaluate_runs(
     if resume and result is None:
         raise ValueError("resume needs the result file to continue from, got result=None")
     windows, total = plan_runs(
-        tokens, ensemble.max_positions, block, queries, runs=runs, stride=stride
+        tokens, ensemble.longest_text, block, queries, runs=runs, stride=stride
     )
     epsilons = _by_name("epsilon", epsilon, mechanisms)
     adjacencies = _by_name("adjacency", adjacency, mechanisms)

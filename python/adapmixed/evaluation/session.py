@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from adapmixed.ensemble.room import LogitsRoom
+from adapmixed.ensemble.vocabulary import begun
 from adapmixed.evaluation.methods import Method
 from adapmixed.evaluation.result import Runs
 from adapmixed.evaluation.windows import Window
@@ -125,10 +126,10 @@ class Session:
         self._forward_seconds.append(0.0)
 
     def _answer(self, window: Window) -> None:
-        read = list(self._tokens[window.start : window.stop])
+        read = begun(self._ensemble.beginning, self._tokens[window.start : window.stop])
         inputs = torch.tensor([read[:-1]], device=self._ensemble.device)
         labels = torch.tensor(read[1:], device=self._ensemble.device)
-        context = window.first - window.start - 1  # positions that another window scores
+        context = len(labels) - window.queries  # what begins a text, what another window scores
         start = time.perf_counter()
         chunks = self._ensemble.iter_logits(
             inputs, memory_bytes=self._memory_bytes, room=self._room

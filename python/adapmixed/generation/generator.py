@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Never
 from torch import Tensor
 
 from adapmixed.checks import check_count, check_optional_count
+from adapmixed.ensemble.vocabulary import text_ids
 from adapmixed.generation.loop import DEFAULT_MEMORY_BYTES, Answerer
 from adapmixed.generation.refused import refuse
 from adapmixed.generation.text import (
@@ -254,8 +255,7 @@ class PrivateGenerator:
         refuse(refused)
         self.check_chat()
         text = templated(self._tokenizer, messages_of(messages))
-        tokens = self._tokenizer(text, add_special_tokens=False)["input_ids"]
-        pieces = self._stream([list(tokens)], max_new_tokens, temperature, top_k, stop_strings)
+        pieces = self._stream([self._ids(text)], max_new_tokens, temperature, top_k, stop_strings)
         return (piece for (piece,) in pieces)
 
     def check_chat(self, opening: Sequence[Mapping[str, str]] = ()) -> None:
@@ -276,7 +276,7 @@ class PrivateGenerator:
             templated(self._tokenizer, messages_of([*opening, {"role": "user", "content": "?"}]))
 
     def _ids(self, text: str) -> list[int]:
-        return list(self._tokenizer(text)["input_ids"])
+        return text_ids(self._tokenizer, text)
 
     def _stream(
         self,

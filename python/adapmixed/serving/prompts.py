@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from adapmixed.ensemble.vocabulary import text_ids
 from adapmixed.generation.text import templated
 from adapmixed.serving.bodies import text_of
 from adapmixed.serving.errors import RequestError, bad_request, shortened
@@ -44,7 +45,7 @@ def prompts_of(tokenizer: Any, value: Any) -> tuple[tuple[int, ...], ...]:
 
 def _tokens(tokenizer: Any, prompt: Any) -> tuple[int, ...]:
     if isinstance(prompt, str):
-        return tuple(tokenizer(text_of("prompt", prompt), verbose=False)["input_ids"])
+        return tuple(text_ids(tokenizer, text_of("prompt", prompt)))
     if isinstance(prompt, list):
         if all(isinstance(one, int) and not isinstance(one, bool) for one in prompt):
             return tuple(prompt)
@@ -70,7 +71,7 @@ def conversation_of(tokenizer: Any, value: Any) -> tuple[tuple[int, ...], ...]:
         text = templated(tokenizer, messages)
     except ValueError as error:
         raise bad_request("messages", str(error)) from None
-    tokens = tuple(tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"])
+    tokens = tuple(text_ids(tokenizer, text))
     if not tokens:
         raise bad_request("messages", "messages must hold at least one token, got none")
     return (tokens,)

@@ -10,7 +10,9 @@ from typing import Any
 
 from adapmixed.ensemble.digests import base_files, file_digests
 from adapmixed.ensemble.layers import block_names, head_name, linear_names
+from adapmixed.ensemble.public_model import load_tokenizer
 from adapmixed.ensemble.support import check_model
+from adapmixed.ensemble.vocabulary import beginning_of
 
 
 @dataclass(frozen=True)
@@ -22,7 +24,8 @@ class BaseFacts:
         revision: the hub's commit; None for a folder.
         files: digests of the files that the model and its tokenizer are loaded from
             (`adapmixed.ensemble.base_files`).
-        positions: longest input in tokens, or None.
+        beginning: the tokens with which the tokenizer begins every text.
+        longest_block: tokens of text that fit behind `beginning`, or None without a limit.
         linear_layers: full names of the layers that a LoRA can adapt, in the model's order.
         default_targets: names of the layers that peft adapts by default in this architecture; () if
             it has no default.
@@ -34,7 +37,8 @@ class BaseFacts:
     name: str
     revision: str | None
     files: dict[str, str]
-    positions: int | None
+    beginning: tuple[int, ...]
+    longest_block: int | None
     linear_layers: tuple[str, ...]
     default_targets: tuple[str, ...]
     head: str
@@ -107,6 +111,7 @@ def base_facts(base: str, revision: str | None = None) -> BaseFacts:
         model = AutoModelForCausalLM.from_config(config)
     check_model(model)
     commit = None if local else getattr(config, "_commit_hash", None) or revision
+    beginning = beginning_of(load_tokenizer(base, revision))
     positions = getattr(config.get_text_config(), "max_position_embeddings", None)
     return BaseFacts(
         name=Path(base).resolve().name if local else base,
@@ -114,7 +119,8 @@ def base_facts(base: str, revision: str | None = None) -> BaseFacts:
         files=(
             base_files(base) if local else file_digests(lambda name: _cached(base, name, commit))
         ),
-        positions=None if positions is None else int(positions),
+        beginning=beginning,
+        longest_block=None if positions is None else int(positions) - len(beginning),
         linear_layers=linear_names(model),
         default_targets=tuple(TARGETS.get(config.model_type, ())),
         head=head_name(model),

@@ -28,16 +28,19 @@ def token_stream(tokenizer: Any, texts: Sequence[str]) -> list[int]:
     return stream
 
 
-def token_blocks(tokens: Sequence[int], block_size: int) -> tuple[Tensor, Tensor]:
+def token_blocks(
+    tokens: Sequence[int], block_size: int, beginning: Sequence[int] = ()
+) -> tuple[Tensor, Tensor]:
     """Cut one shard's token stream into blocks, with the last one padded.
 
     Args:
         tokens: the stream; fewer than two tokens give no block, since nothing can be predicted.
-        block_size: t, tokens per block, >= 2.
+        block_size: t, tokens of the stream per block, >= 2.
+        beginning: the k tokens that every block begins with (`vocabulary.beginning_of`).
 
     Returns:
-        (input_ids, labels), each (blocks, t) int64. Labels are -100 at padding, which is not
-        scored.
+        (input_ids, labels), each (blocks, k + t) int64. Labels are -100 where nothing is scored: at
+        the beginning, at the first token of the stream in each block and at padding.
 
     Raises:
         ValueError: if `block_size` is below 2.
@@ -45,10 +48,11 @@ def token_blocks(tokens: Sequence[int], block_size: int) -> tuple[Tensor, Tensor
     if block_size < 2:
         raise ValueError(f"block_size must be >= 2, got {block_size}")
     starts = [i for i in range(0, len(tokens), block_size) if len(tokens) - i >= 2]
-    inputs = torch.zeros((len(starts), block_size), dtype=torch.int64)
-    labels = torch.full((len(starts), block_size), IGNORED, dtype=torch.int64)
+    inputs = torch.zeros((len(starts), len(beginning) + block_size), dtype=torch.int64)
+    labels = torch.full(inputs.shape, IGNORED, dtype=torch.int64)
+    first = len(beginning) + 1
     for row, start in enumerate(starts):
-        block = torch.tensor(tokens[start : start + block_size], dtype=torch.int64)
+        block = torch.tensor([*beginning, *tokens[start : start + block_size]], dtype=torch.int64)
         inputs[row, : block.numel()] = block
-        labels[row, : block.numel()] = block
+        labels[row, first : block.numel()] = block[first:]
     return inputs, labels

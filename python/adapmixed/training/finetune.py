@@ -66,6 +66,7 @@ def train_adapter(
     *,
     seed: int,
     shard: int,
+    beginning: Sequence[int] = (),
     held_out: Sequence[int] = (),
     scratch: Path | None = None,
     progress: Progress | None = None,
@@ -83,6 +84,7 @@ def train_adapter(
         config: the settings.
         seed: the run's seed.
         shard: the shard's number, >= 0.
+        beginning: the tokens that every block begins with (`vocabulary.beginning_of`).
         held_out: tokens of the same shard, on which the loss is measured after each epoch.
         scratch: a private folder for hidden states that are too large for memory; None to keep
             them in memory.
@@ -92,13 +94,13 @@ def train_adapter(
         ValueError: if a block is longer than the base's context.
         RuntimeError: if `scratch` is full.
     """
-    check_block_size(base, config)
+    inputs, labels = token_blocks(tokens, config.block_size, beginning)
+    held_inputs, held_labels = token_blocks(held_out, config.block_size, beginning)
+    check_positions(base, inputs)
     devices = [base.device] if base.device.type == "cuda" else []
     with torch.random.fork_rng(devices):
         torch.manual_seed(shard_seed(seed, shard))
         model = adapted_copy(base, config).eval()
-        inputs, labels = token_blocks(tokens, config.block_size)
-        held_inputs, held_labels = token_blocks(held_out, config.block_size)
         blocks = inputs.shape[0]
         losses: list[float] = []
         with trunk_once(model, torch.cat([inputs, held_inputs]), scratch) as rows:
@@ -154,12 +156,13 @@ class _Best:
         return ((name, p) for name, p in self._model.named_parameters() if p.requires_grad)
 
 
-def check_block_size(base: Any, config: FinetuneConfig) -> None:
-    """Raise ValueError if blocks are longer than the base's context."""
+def check_positions(base: Any, inputs: Tensor) -> None:
+    """Raise ValueError if blocks (blocks, t) are longer than the base's context."""
     limit = getattr(base.config.get_text_config(), "max_position_embeddings", None)
-    if limit is not None and config.block_size > limit:
+    if limit is not None and inputs.shape[1] > limit:
         raise ValueError(
-            f"block_size must be <= the base's {limit} positions, got {config.block_size}"
+            f"block_size must be <= the base's {limit} positions, the tokens that begin a block "
+            f"included, got {inputs.shape[1]}"
         )
 
 

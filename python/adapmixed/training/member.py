@@ -14,6 +14,7 @@ import torch
 from adapmixed.data.builtin import Document
 from adapmixed.ensemble.member_record import FORMAT_VERSION, MEMBER_FILE
 from adapmixed.ensemble.public_model import load_base
+from adapmixed.ensemble.vocabulary import beginning_of
 from adapmixed.files import publish_folder, temporary_folder, write_file
 from adapmixed.training.adapter import save_adapter
 from adapmixed.training.blocks import token_stream
@@ -95,6 +96,7 @@ class MemberTrainer:
             config,
             seed=settings.seed,
             shard=shard,
+            beginning=beginning_of(self._tokenizer),
             held_out=held,
             scratch=self._spool.folder,
             progress=lambda done, steps: progress(done / steps),

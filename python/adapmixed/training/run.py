@@ -145,16 +145,17 @@ def train_ensemble(
         start_server()
     with reading_base(run.base):
         facts = base_facts(run.base, run.revision)
-    if facts.positions is not None and run.config.block_size > facts.positions:
+    if facts.longest_block is not None and run.config.block_size > facts.longest_block:
         raise ValueError(
-            f"block_size must be <= the base's {facts.positions} positions, got "
-            f"{run.config.block_size}"
+            f"block_size must be <= {facts.longest_block}, the base's window without "
+            f"{len(facts.beginning)} tokens of a beginning, got {run.config.block_size}"
         )
     targets = facts.targets(run.config.target_modules)
     settings = {
         "base_model": facts.name,
         "revision": facts.revision,
         "base_files": facts.files,
+        "beginning": list(facts.beginning),
         **_training(run),
     }
     folder = TrainingFolder(run.output, run.num_models)
@@ -226,6 +227,7 @@ def train_ensemble(
             revision=facts.revision,
             training={**_training(run), "corpus_hmac": spooled.fingerprint},
             document_names="positions" if run.corpus.positional else "stable",
+            beginning=facts.beginning,
             shards=tuple(
                 withdrawn[index] if index in withdrawn else folder.record(index)["shard"]
                 for index in range(run.num_models)

@@ -33,6 +33,7 @@ from torch import Tensor
 import adapmixed_ext as ops
 from adapmixed.data.builtin import Document
 from adapmixed.ensemble.public_model import load_base
+from adapmixed.ensemble.vocabulary import beginning_of
 from adapmixed.files import publish_folder, temporary_folder
 from adapmixed.rng import SecureRandom
 from adapmixed.training.adapter import adapted_copy, save_adapter
@@ -40,7 +41,7 @@ from adapmixed.training.blocks import IGNORED, token_blocks, token_stream
 from adapmixed.training.config import FinetuneConfig
 from adapmixed.training.finetune import (
     Progress,
-    check_block_size,
+    check_positions,
     linear_schedule,
 )
 from adapmixed_lab.dp_sgd.guarantee import AdapterGuarantee, PrivacyTarget, plan_noise
@@ -62,18 +63,20 @@ def record_blocks(
     Args:
         tokenizer: of the public model.
         documents: the corpus.
-        block_size: t >= 2, the tokens of a record.
+        block_size: t >= 2, the tokens of text in a record; what the tokenizer begins a text with
+            comes before them.
         blocks_per_identifier: blocks kept of each identifier, the first ones; None: all.
 
     Returns:
-        (input_ids, labels), each (records, t) int64, as `token_blocks` returns them.
+        (input_ids, labels), each (records, k + t) int64, as `token_blocks` returns them.
     """
     streams: dict[str, list[int]] = {}
     for document in documents:
         streams.setdefault(document.identifier, []).extend(token_stream(tokenizer, [document.text]))
+    beginning = beginning_of(tokenizer)
     parts = [
-        tuple(part[:blocks_per_identifier] for part in token_blocks(streams[name], block_size))
-        for name in sorted(streams)
+        tuple(part[:blocks_per_identifier] for part in token_blocks(stream, block_size, beginning))
+        for _, stream in sorted(streams.items())
     ]
     if not any(len(inputs) for inputs, _ in parts):
         raise ValueError("corpus must hold at least one record of two tokens, got none")
@@ -110,7 +113,7 @@ def train_dp_adapter(
     sigma, epsilon, rate, steps = plan_noise(
         target, inputs.shape[0], config.batch_size, config.epochs
     )
-    check_block_size(base, config)
+    check_positions(base, inputs)
     from opacus import GradSampleModule
 
     model = adapted_copy(base, config)

@@ -100,7 +100,7 @@ def queries_of(inputs: Inputs, paper: int, given: int | None) -> int:
         return given
     if inputs.sources.scale == "full":
         return paper  # a text that is too short raises later
-    _, available = plan(inputs.tokens, inputs.ensemble.max_positions, None, None)
+    _, available = plan(inputs.tokens, inputs.ensemble.longest_text, None, None)
     return min(paper, available, BUILTIN_QUERIES)
 
 

@@ -149,7 +149,7 @@ def test_a_model_that_was_charged_more_is_drawn_higher() -> None:
 
 def test_losses_come_from_the_members_folders(tmp_path: Path) -> None:
     assert training_losses(tmp_path) == []
-    shutil.copyfile(FORMATS / "ensemble-3.json", tmp_path / "ensemble.json")
+    shutil.copyfile(FORMATS / "ensemble-4.json", tmp_path / "ensemble.json")
     assert training_losses(tmp_path) == []
     records = (
         ({"documents": 3, "loss": 4.25, "public_loss": 4.5}, [5.0, 4.5]),

@@ -59,7 +59,7 @@ def rows(inputs: Inputs, run: Run, queries: int) -> list[dict[str, object]]:
     most = max(setting.screen_top_k for setting in tried.values())
     in_band = torch.zeros(BANDS, dtype=torch.int64)
     rng = SeededRandom(run.seed).child("screening")
-    windows, _ = plan(inputs.tokens, inputs.ensemble.max_positions, None, queries)
+    windows, _ = plan(inputs.tokens, inputs.ensemble.longest_text, None, queries)
     done = 0
     for window in windows:
         ids = torch.tensor([inputs.tokens[window.start : window.stop - 1]])

@@ -1,0 +1,205 @@
+"""BOS: every training block, scored window and prompt begins as the tokenizer begins a text."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from training_cases import a_run, write_base
+
+from adapmixed import Accountant, Ensemble, PublicOnly
+from adapmixed.ensemble.vocabulary import beginning_of, begun, text_ids
+from adapmixed.evaluation import evaluate
+from adapmixed.rng import SeededRandom
+from adapmixed.serving.errors import RequestError
+from adapmixed.serving.prompts import conversation_of, prompts_of
+from adapmixed.training import finetune, token_blocks, train_ensemble
+from adapmixed_lab.dp_sgd.training import record_blocks
+
+BOS = 5
+TEXT = "The try statement specifies exception handlers and cleanup code for a group of statements."
+TEMPLATE = "{% for m in messages %}{{ m['content'] }}{% endfor %}"
+
+
+def write_tokenizer(folder: Path, *before: int, after: tuple[int, ...] = ()) -> None:
+    """Let a base's tokenizer put these tokens around every text; the first one is BOS."""
+    path = folder / "tokenizer.json"
+    content = json.loads(path.read_text(encoding="utf-8"))
+    names = {index: token for token, index in content["model"]["vocab"].items()}
+    one = [{"SpecialToken": {"id": names[i], "type_id": 0}} for i in before]
+    other = [{"SpecialToken": {"id": names[i], "type_id": 0}} for i in after]
+    content["post_processor"] |= {
+        "single": [*one, {"Sequence": {"id": "A", "type_id": 0}}, *other],
+        "special_tokens": {
+            names[i]: {"id": names[i], "ids": [i], "tokens": [names[i]]} for i in (*before, *after)
+        },
+    }
+    path.write_text(json.dumps(content), encoding="utf-8")
+    config = folder / "tokenizer_config.json"
+    content = json.loads(config.read_text(encoding="utf-8"))
+    content |= {"bos_token": names[before[0]]} if before else {}
+    config.write_text(json.dumps(content | {"chat_template": TEMPLATE}), encoding="utf-8")
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = write_base(tmp_path_factory.mktemp("base") / "model")
+    write_tokenizer(folder, BOS)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def ensemble(base: Path) -> Ensemble:
+    return Ensemble.from_pretrained(base, [None, None], adapted={"lm_head": [4]})
+
+
+def plain(ensemble: Ensemble, text: str = TEXT) -> list[int]:
+    return list(ensemble.tokenizer(text, add_special_tokens=False)["input_ids"])
+
+
+def losses(ensemble: Ensemble, ids: list[int]) -> torch.Tensor:
+    """Return the public model's loss at every token but the first, from transformers' logits."""
+    model = ensemble._forward.model
+    with torch.no_grad():
+        logits = model(input_ids=torch.tensor([ids] * 3)).logits[0]
+    return -logits.double().log_softmax(-1)[range(len(ids) - 1), ids[1:]]
+
+
+def test_a_beginning_is_what_stands_before_a_text(tmp_path: Path) -> None:
+    from transformers import AutoTokenizer
+
+    for number, (before, after) in enumerate([((), ()), ((BOS,), ()), ((BOS, 7), (0,))]):
+        folder = write_base(tmp_path / str(number))
+        write_tokenizer(folder, *before, after=after)
+        tokenizer = AutoTokenizer.from_pretrained(folder)
+        assert beginning_of(tokenizer) == before
+        ids = list(tokenizer(TEXT, add_special_tokens=False)["input_ids"])
+        assert text_ids(tokenizer, TEXT) == [*before, *ids]
+        assert text_ids(tokenizer, "") == list(before) or [0]  # the end of a text, without BOS
+    assert beginning_of(None) == ()
+    assert begun((1, 2), [1, 2, 3]) == [1, 2, 3] and begun((1, 2), [2, 3]) == [1, 2, 2, 3]
+
+
+def test_training_blocks_begin_with_it_and_score_the_same_tokens() -> None:
+    inputs, labels = token_blocks([1, 2, 3, 4, 5], 3, (8, 9))
+    assert inputs.tolist() == [[8, 9, 1, 2, 3], [8, 9, 4, 5, 0]]
+    assert labels.tolist() == [[-100, -100, -100, 2, 3], [-100, -100, -100, 5, -100]]
+    with_none = token_blocks([1, 2, 3, 4, 5], 3)[1]
+    assert [row[row >= 0].tolist() for row in labels] == [
+        row[row >= 0].tolist() for row in with_none
+    ]
+
+
+def test_records_of_dp_sgd_begin_with_it(ensemble: Ensemble) -> None:
+    from adapmixed.data import Document
+
+    inputs, labels = record_blocks(ensemble.tokenizer, [Document("a", TEXT)], 6)
+    assert inputs.shape[1] == 7 and bool((inputs[:, 0] == BOS).all())
+    assert bool((labels[:, :2] == -100).all()) and labels[0, 2:].tolist() == inputs[0, 2:].tolist()
+
+
+@pytest.mark.parametrize(("block", "stride"), [(8, None), (None, None), (8, 3)])
+def test_scored_windows_begin_with_it(
+    ensemble: Ensemble, block: int | None, stride: int | None
+) -> None:
+    tokens = plain(ensemble)
+    length = block or len(tokens)
+    parts, first = [], 1
+    for start in range(0, len(tokens), stride or length):
+        if first >= len(tokens):
+            break
+        window = tokens[start : start + length]
+        scored = len(window) - (first - start if stride else 1)
+        parts.append(losses(ensemble, [BOS, *window])[-scored:])
+        first = start + len(window)
+    (found,) = evaluate(
+        ensemble, tokens, {"public": PublicOnly()}, delta=1e-5, rng=SeededRandom(0), block=block,
+        stride=stride,
+    )  # fmt: skip
+    expected = torch.cat(parts)
+    assert found.queries == len(expected)
+    assert math.log(found.perplexity) == pytest.approx(float(expected.mean()), abs=1e-5)
+    (again,) = evaluate(
+        ensemble, [BOS, *tokens], {"public": PublicOnly()}, delta=1e-5, rng=SeededRandom(0)
+    )  # one that stands there counts, and the first token of the text is scored
+    expected = losses(ensemble, [BOS, *tokens])
+    assert math.log(again.perplexity) == pytest.approx(float(expected.mean()), abs=1e-5)
+
+
+def test_the_window_has_room_for_it(ensemble: Ensemble) -> None:
+    assert (ensemble.max_positions, ensemble.longest_text) == (32, 31)
+    with pytest.raises(ValueError, match=r"block must be in \[2, 31\], got 32"):
+        evaluate(
+            ensemble, range(64), {"public": PublicOnly()}, delta=1e-5, rng=SeededRandom(0), block=32
+        )
+
+
+def test_the_harness_scores_it_as_context(ensemble: Ensemble) -> None:
+    pytest.importorskip("lm_eval", reason="lm_eval is not installed (the lm-eval extra)")
+    from lm_eval.api.instance import Instance
+
+    from adapmixed.evaluation.lm_eval import MixtureLM
+
+    lm = MixtureLM(ensemble, PublicOnly(), accountant=Accountant(1e-5), rng=SeededRandom(0))
+    ids, cut = plain(ensemble), len(plain(ensemble, "The try"))
+    expected = losses(ensemble, [BOS, *ids])
+
+    def request(kind: str, *arguments: str) -> Any:
+        return [Instance(request_type=kind, doc={}, arguments=arguments, idx=0)]
+
+    (rolling,) = lm.loglikelihood_rolling(request("loglikelihood_rolling", TEXT))
+    assert -rolling == pytest.approx(float(expected.sum()), rel=1e-6)
+    for context, scored in (("The try", expected[cut:]), ("", expected)):
+        ((value, _),) = lm.loglikelihood(
+            request("loglikelihood", context, TEXT.removeprefix(context))
+        )
+        assert -value == pytest.approx(float(scored.sum()), rel=1e-6)
+
+
+def test_prompts_begin_with_one(ensemble: Ensemble) -> None:
+    tokenizer, ids = ensemble.tokenizer, plain(ensemble)
+    assert prompts_of(tokenizer, [TEXT, "", tokenizer.bos_token + TEXT]) == (
+        (BOS, *ids), (BOS,), (BOS, *ids),
+    )  # fmt: skip
+    assert prompts_of(tokenizer, [[3, 4]]) == ((3, 4),)  # ids are taken as they are
+    for content in (TEXT, tokenizer.bos_token + TEXT):
+        (found,) = conversation_of(tokenizer, [{"role": "user", "content": content}])
+        assert found == (BOS, *ids)
+    with pytest.raises(RequestError):
+        prompts_of(tokenizer, [[]])
+
+
+def test_members_see_it_and_another_beginning_is_refused(
+    base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    blocks: list[torch.Tensor] = []
+
+    def recorded(*arguments: Any) -> tuple[torch.Tensor, torch.Tensor]:
+        found = token_blocks(*arguments)
+        blocks.append(found[0])
+        return found
+
+    monkeypatch.setattr(finetune, "token_blocks", recorded)
+    run = a_run(tmp_path, base)
+    manifest = train_ensemble(run, say=lambda _: None)
+    assert manifest.beginning == (BOS,)
+    assert sum(map(len, blocks)) > 8 and all(bool((ids[:, 0] == BOS).all()) for ids in blocks)
+    ensemble = Ensemble.from_pretrained(base, run.output)
+    assert ensemble.beginning == (BOS,)
+    path = run.output / "ensemble.json"
+    content = json.loads(path.read_text(encoding="utf-8"))
+    for beginning, error in (([], "beginning .*must be \\[5\\].*got \\[\\]: train"), ("5", "list")):
+        path.write_text(json.dumps(content | {"beginning": beginning}), encoding="utf-8")
+        with pytest.raises(ValueError, match=error):
+            Ensemble.from_pretrained(base, run.output)
+    path.write_text(json.dumps(content | {"beginning": None}), encoding="utf-8")
+    Ensemble.from_pretrained(base, run.output)  # of adapters that were trained elsewhere
+    with pytest.raises(ValueError, match="block_size must be <= 31"):
+        train_ensemble(
+            a_run(tmp_path, base, "long", config=run.config.__class__(block_size=32)),
+            say=lambda _: None,
+        )
