@@ -19,12 +19,6 @@ PROMPT = "The try statement"
 SAMPLE_TOKENS = 40
 DELTA = 1e-5
 BUDGETS = (1.0, 3.0)
-# Quoted from benchmarks/results/reproduce-kinds.json, since the training takes hours.
-DEEP = (
-    "deeper members (from 'adapmixed-lab reproduce kinds': this corpus, 100 members of rank 8,\n"
-    "clipped-log-pool, ε ≤ 3): perplexity 68.62 if all linear layers are adapted, 71.62 if the\n"
-    "output layer is, at 107 and 2.66 times the public model's multiply-adds for a token"
-)
 
 
 def add_parser(commands: Any) -> None:
@@ -35,6 +29,9 @@ def add_parser(commands: Any) -> None:
         description="Divide the built-in corpus into 64 shards, train a member on each that is "
         "not empty, and evaluate every method on held-out text. The table is printed and written "
         "to report.json. No network is needed.",
+    )
+    parser.add_argument(
+        "--base", help="public model, folder or hub name (default: a small one that comes along)"
     )
     parser.add_argument(
         "--out", type=Path, default=Path("report"),
@@ -113,7 +110,8 @@ def run(arguments: argparse.Namespace) -> int:
     from adapmixed.report.text import report_text
     from adapmixed.training.demo import CONFIG, NUM_MODELS, train_demo
 
-    tokens = _tokens(arguments.queries)
+    base = str(arguments.base or demo_base())
+    tokens = _tokens(base, arguments.queries)
     folder = arguments.out / "ensemble"
     left = NUM_MODELS - len(list(folder.glob("member-*")))
     if left:
@@ -121,9 +119,9 @@ def run(arguments: argparse.Namespace) -> int:
             f"training {left} members that adapt the output layer with rank {CONFIG.rank}, each on "
             "a shard of the language reference"
         )
-    train_demo(folder)
+    train_demo(folder, base=base)
     print(f"{folder} is whole after {time.perf_counter() - started:.0f} s", flush=True)
-    ensemble = Ensemble.from_pretrained(demo_base(), folder)
+    ensemble = Ensemble.from_pretrained(base, folder)
     adjacency = arguments.adjacency
     compared = methods(arguments.queries, ensemble.num_models, adjacency)
     missing = left_out(compared, adjacency)
@@ -145,6 +143,7 @@ def run(arguments: argparse.Namespace) -> int:
         evaluations,
         config={
             "command": "demo",
+            "base": "built-in" if arguments.base is None else Path(base).name,
             "num_models": ensemble.num_models,
             "queries": arguments.queries,
             "adjacency": adjacency,
@@ -154,7 +153,7 @@ def run(arguments: argparse.Namespace) -> int:
         environment=environment(),
         sample=_sample(ensemble, compared, adjacency),
     )
-    print(f"{report_text(report)}\n\n{DEEP}\n")
+    print(f"{report_text(report)}\n")
     for name, reason in missing.items():
         print(f"{name} is left out: {reason}")
     print(f"wrote {write_report(report, arguments.out)}")
@@ -162,17 +161,22 @@ def run(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _tokens(queries: int) -> list[int]:
+def _tokens(base: str, queries: int) -> list[int]:
     """Return the tokens of the held-out text; raise ValueError if there are too few."""
-    from transformers import AutoConfig, AutoTokenizer
+    from transformers import AutoConfig
 
-    from adapmixed.data.demo import demo_base, held_out_tokens
+    from adapmixed.data.demo import held_out_tokens
+    from adapmixed.ensemble.public_model import load_tokenizer, reading_base
     from adapmixed.ensemble.support import max_positions
+    from adapmixed.ensemble.vocabulary import beginning_of
     from adapmixed.evaluation.windows import plan_runs
 
-    tokens = held_out_tokens(AutoTokenizer.from_pretrained(demo_base()))
-    window = max_positions(AutoConfig.from_pretrained(demo_base()))
-    plan_runs(tokens, window, None, queries, runs=1)
+    with reading_base(base):
+        window = max_positions(AutoConfig.from_pretrained(base).get_text_config())
+        tokenizer = load_tokenizer(base)
+    tokens = held_out_tokens(tokenizer)
+    longest = None if window is None else window - len(beginning_of(tokenizer))
+    plan_runs(tokens, longest, None, queries, runs=1)
     return tokens
 
 

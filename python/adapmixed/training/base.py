@@ -11,7 +11,7 @@ from typing import Any
 from adapmixed.ensemble.digests import base_files, file_digests
 from adapmixed.ensemble.layers import block_names, head_name, linear_names
 from adapmixed.ensemble.public_model import load_tokenizer
-from adapmixed.ensemble.support import check_model
+from adapmixed.ensemble.support import check_model, max_positions
 from adapmixed.ensemble.vocabulary import beginning_of
 
 
@@ -112,7 +112,7 @@ def base_facts(base: str, revision: str | None = None) -> BaseFacts:
     check_model(model)
     commit = None if local else getattr(config, "_commit_hash", None) or revision
     beginning = beginning_of(load_tokenizer(base, revision))
-    positions = getattr(config.get_text_config(), "max_position_embeddings", None)
+    positions = max_positions(config.get_text_config())
     return BaseFacts(
         name=Path(base).resolve().name if local else base,
         revision=commit,
@@ -120,7 +120,7 @@ def base_facts(base: str, revision: str | None = None) -> BaseFacts:
             base_files(base) if local else file_digests(lambda name: _cached(base, name, commit))
         ),
         beginning=beginning,
-        longest_block=None if positions is None else int(positions) - len(beginning),
+        longest_block=None if positions is None else positions - len(beginning),
         linear_layers=linear_names(model),
         default_targets=tuple(TARGETS.get(config.model_type, ())),
         head=head_name(model),

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from pathlib import Path
 
 from adapmixed.data.corpus import BUILTIN, Corpus
 from adapmixed.data.demo import demo_base
+from adapmixed.ensemble.public_model import reading_base
+from adapmixed.training.base import base_facts
 from adapmixed.training.config import FinetuneConfig
 from adapmixed.training.presets import HEAD
 from adapmixed.training.run import TrainingRun, train_ensemble
@@ -23,14 +26,16 @@ CONFIG = FinetuneConfig(
 """Few passes at a high learning rate, because the user waits for them."""
 
 
-def train_demo(folder: Path, *, workers: int | None = None) -> Path:
+def train_demo(folder: Path, *, base: str | None = None, workers: int | None = None) -> Path:
     """Train members that adapt the output layer on the built-in private text.
 
-    This takes seconds and shows a progress bar on a terminal. Members that are already trained are
-    kept. `<folder>.private` is made, too. The text is public, and so is the key that divides it.
+    This takes seconds with the built-in public model, and shows a progress bar on a terminal.
+    Members that are already trained are kept. `<folder>.private` is made, too. The text is public,
+    and so is the key that divides it.
 
     Args:
         folder: the ensemble folder.
+        base: public model, a folder or hub name; None for the one that comes with the package.
         workers: number of processes that train; None for one per core. With more than one, a script
             must call this under `if __name__ == "__main__":`.
 
@@ -45,12 +50,15 @@ def train_demo(folder: Path, *, workers: int | None = None) -> Path:
     key = folder.with_name(folder.name + ".key")
     folder.parent.mkdir(parents=True, exist_ok=True)
     create_public_key(key, "adapmixed demonstration shards")
+    base = str(demo_base()) if base is None else base
+    with reading_base(base):
+        head = base_facts(base).head
     run = TrainingRun(
-        base=str(demo_base()),
+        base=base,
         corpus=Corpus(BUILTIN),
         output=folder,
         num_models=NUM_MODELS,
-        config=CONFIG,
+        config=replace(CONFIG, target_modules=(head,)),
         key_file=key,
         validation_fraction=0.0,
     )

@@ -20,6 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from adapmixed.ensemble.support import max_positions
 from adapmixed.training.adapter import adapted_copy
 from adapmixed.training.blocks import IGNORED, token_blocks
 from adapmixed.training.config import FinetuneConfig
@@ -158,7 +159,7 @@ class _Best:
 
 def check_positions(base: Any, inputs: Tensor) -> None:
     """Raise ValueError if blocks (blocks, t) are longer than the base's context."""
-    limit = getattr(base.config.get_text_config(), "max_position_embeddings", None)
+    limit = max_positions(base.config.get_text_config())
     if limit is not None and inputs.shape[1] > limit:
         raise ValueError(
             f"block_size must be <= the base's {limit} positions, the tokens that begin a block "

@@ -11,7 +11,6 @@ import pytest
 import torch
 from families import tiny
 
-from adapmixed.commands.demo import DEEP
 from adapmixed.data import demo_base, held_out_documents, private_documents
 from adapmixed.ensemble.layers import linear_names
 from adapmixed.ensemble.trunk import find_trunk
@@ -49,23 +48,6 @@ def test_cost_of_a_token() -> None:
         layers = dict.fromkeys(adapted, (RANK,))
         found = token_cost(base, find_trunk(base, adapted), layers, N)
         assert found == pytest.approx(count / sum(size.values()), rel=1e-12)
-
-
-def test_what_the_demo_quotes() -> None:
-    rows = read_experiment(RESULT)["rows"]
-    corpus = rows[0]["group"]
-    quoted = " ".join(DEEP.split())
-    ours = {
-        one["ours"]["adapt"]: one["ours"]
-        for one in rows
-        if one["group"] == corpus
-        and one["method"] == "ClippedLogPool, ε ≤ 3"
-        and one["label"].endswith("r = 8, N = 100")
-    }
-    deep, head = ours["all"], ours["head"]
-    assert f"perplexity {deep['perplexity']:.2f} if all linear layers" in quoted
-    assert f"adapted, {head['perplexity']:.2f} if the output layer" in quoted
-    assert f"at {deep['cost']:.0f} and {head['cost']:.2f} times" in quoted
 
 
 @pytest.fixture
