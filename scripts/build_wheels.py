@@ -4,9 +4,10 @@
     python scripts/build_wheels.py --check wheelhouse/*.whl
 
 The second line checks the modules of wheels that were built in another way. The first needs g++,
-CMake's requirements and scripts/wheels/requirements.txt, on x86-64 Linux. The compiler is the g++
-that developers test with. The module is linked against the interface of glibc 2.28, which zig
-carries, with libstdc++ inside, so that it runs on every system that torch's wheels run on.
+CMake's requirements and scripts/wheels/requirements.txt, on x86-64 Linux. It leaves out, and names,
+a Python that does not run or has no pip. The compiler is the g++ that developers test with. The
+module is linked against the interface of glibc 2.28, which zig carries, with libstdc++ inside, so
+that it runs on every system that torch's wheels run on.
 """
 
 from __future__ import annotations
@@ -39,6 +40,28 @@ def run(command: Sequence[str | Path], **environment: str) -> str:
     if done.returncode:
         raise SystemExit(f"{' '.join(text)} failed:\n{done.stdout}{done.stderr}")
     return done.stdout
+
+
+def runnable(pythons: Iterable[str], module: str) -> list[str]:
+    """Return the Pythons that run and import a module, and print which others are left out.
+
+    A version manager puts commands on PATH that end with an error where their Python is missing.
+    """
+    found = []
+    for python in pythons:
+        try:
+            done = subprocess.run(
+                [python, "-c", f"import {module}"], capture_output=True, text=True
+            )
+        except OSError as error:
+            done = subprocess.CompletedProcess([python], 127, stderr=str(error))
+        if done.returncode:
+            print(f"left out {python}: {' '.join(done.stderr.split())}", flush=True)
+        else:
+            found.append(python)
+    if not found:
+        raise SystemExit(f"PYTHON must name at least one that runs and has {module}")
+    return found
 
 
 def link_older_glibc(folder: Path) -> str:
@@ -152,6 +175,7 @@ def main() -> None:
         return
     if (sys.platform, platform.machine()) != ("linux", "x86_64"):
         raise SystemExit("make wheels builds for x86-64 Linux alone; release.yml builds the others")
+    pythons = runnable(parsed.pythons, "pip")
     out = parsed.out.resolve()
     out.mkdir(parents=True, exist_ok=True)
     for old in (*out.glob("adapmixed-*.whl"), *out.glob("adapmixed-*.tar.gz")):
@@ -161,7 +185,7 @@ def main() -> None:
     made = [sdist]
     with tempfile.TemporaryDirectory() as folder:
         flags = link_older_glibc(Path(folder))
-        for python in parsed.pythons:
+        for python in pythons:
             print(f"building the wheel of {python}", flush=True)
             made.append(build_wheel(python, sdist, flags, out))
     print(sizes(made))

@@ -2,12 +2,13 @@
 
     python scripts/test_wheels.py --dist dist python3.11 python3.12 python3.13
 
-Each Python gets an empty environment with its wheel, the tests' packages, and the dependencies at
-their newest versions, as a user gets them. Torch alone has the version of constraints.txt, because
-a newer one may come with gigabytes of CUDA. From a folder outside the repository, every module must
-come from the wheel and the kernel tests must pass. `adapmixed demo` must work without a compiler
-and without a network. Two files of tests are left out, since they compile headers of csrc.
-`--installed` does the same in the environment of the Python that runs it.
+A Python that does not run is left out. Each other one gets an empty environment with its wheel, the
+tests' packages, and the dependencies at their newest versions, as a user gets them. Torch alone has
+the version of constraints.txt, because a newer one may come with gigabytes of CUDA. From a folder
+outside the repository, every module must come from the wheel and the kernel tests must pass.
+`adapmixed demo` must work without a compiler and without a network. Two files of tests are left
+out, since they compile headers of csrc. `--installed` does the same in the environment of the
+Python that runs it.
 """
 
 from __future__ import annotations
@@ -152,7 +153,10 @@ def main() -> None:
     if parsed.installed:
         # Not resolved: the link lies in the environment, what it points to does not.
         try_installed(Path(sys.executable).absolute(), parsed.select)
-    for python in parsed.pythons:
+        return
+    from build_wheels import runnable
+
+    for python in runnable(parsed.pythons, "ensurepip"):
         try_wheel(wheel_of(parsed.dist.resolve(), python), python, parsed.select)
 
 

@@ -229,3 +229,21 @@ def test_every_package_is_in_the_wheel() -> None:
         for init in folder.rglob("__init__.py"):
             found.add(".".join((package, *init.parent.relative_to(folder).parts)))
     assert found == set(PROJECT["tool"]["setuptools"]["packages"])
+
+
+def test_pythons_that_do_not_run_are_left_out(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A version manager's stub ends with an error."""
+    import sys
+
+    stub = tmp_path / "python3.12"
+    stub.write_text("#!/bin/sh\necho 'manager: python3.12: command not found' >&2\nexit 127\n")
+    stub.chmod(0o755)
+    runnable, missing = script("build_wheels").runnable, str(tmp_path / "python3.13")
+    assert runnable([str(stub), sys.executable, missing], "json") == [sys.executable]
+    said = capsys.readouterr().out.splitlines()
+    assert said[0] == f"left out {stub}: manager: python3.12: command not found"
+    assert len(said) == 2 and said[1].startswith(f"left out {missing}: [Errno 2]")
+    with pytest.raises(SystemExit, match="PYTHON must name at least one that runs and has json"):
+        runnable([str(stub), missing], "json")
