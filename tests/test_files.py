@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import os
 import stat
 from collections.abc import Iterator
@@ -116,3 +118,18 @@ def test_a_published_folder_is_closed_to_others(tmp_path: Path) -> None:
     late = temporary_folder(target)
     assert not publish_folder(late, target)
     assert mode(target) == 0o700 and os.listdir(tmp_path) == ["member"]
+
+
+@pytest.mark.parametrize("code", [errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP])
+def test_a_file_system_without_locks(
+    tmp_path: Path, code: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*arguments: object) -> None:
+        raise OSError(code, os.strerror(code))
+
+    monkeypatch.setattr(fcntl, "flock", fail)
+    for file in (tmp_path / "result.json", tmp_path / "none" / "result.json"):
+        words = f"{file} must lie on a file system with locks, such as a local disk"
+        with pytest.raises(ValueError, match=words), sole_writer(file):
+            pass
+    assert list(tmp_path.iterdir()) == []

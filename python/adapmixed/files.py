@@ -15,6 +15,7 @@ import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from tempfile import TemporaryFile
 
 _PREFIX = ".tmp-"
 
@@ -115,6 +116,18 @@ def remove_leftovers(folder: str | os.PathLike[str], name: str) -> None:
             path.unlink(missing_ok=True)
 
 
+def check_locks(path: str | os.PathLike[str]) -> None:
+    """Raise ValueError unless the file system of a path has locks; no file is left."""
+    place = Path(path).absolute()
+    with TemporaryFile(dir=next(one for one in (place, *place.parents) if one.is_dir())) as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX)
+        except OSError as error:
+            raise ValueError(
+                f"{path} must lie on a file system with locks, such as a local disk: {error}"
+            ) from error
+
+
 @contextmanager
 def sole_writer(path: str | os.PathLike[str]) -> Iterator[None]:
     """Hold a lock that only one process can have.
@@ -126,9 +139,11 @@ def sole_writer(path: str | os.PathLike[str]) -> Iterator[None]:
 
     Raises:
         BlockingIOError: another process holds the lock.
+        ValueError: the file system has no locks.
         OSError: the lock cannot be made, or a link cannot be followed.
     """
     place = _place(path)
+    check_locks(place)
     lock = place.with_name(f".{place.name}.lock")
     while True:
         descriptor = os.open(lock, os.O_RDWR | os.O_CREAT, 0o600)

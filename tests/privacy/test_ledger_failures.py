@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import os
 import resource
 import shutil
@@ -24,6 +25,7 @@ from adapmixed.errors import (
     LedgerWriteError,
 )
 from adapmixed.privacy import Accountant, PublicAnswer, read_ledger
+from adapmixed.privacy.ledger import database
 from adapmixed.privacy.ledger import head as heads
 from adapmixed.privacy.ledger.records import Checkpoint, Record, charged
 from adapmixed.privacy.ledger.store import Store
@@ -249,6 +251,40 @@ def test_another_program_that_writes_is_refused(path: Path, monkeypatch: Any) ->
     other.execute("ROLLBACK")
     other.close()
     refuses_until_reopened(ledger, path, spent=(1,))
+
+
+def test_a_file_system_without_locks(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*arguments: object) -> None:
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+    make(path.with_name("other.db"), 1).close()
+    before = set(path.parent.iterdir())
+    monkeypatch.setattr(fcntl, "flock", fail)
+    for file in (path, path.with_name("other.db")):
+        words = f"{file}-head.* could not be locked, .* a file system with locks, such as a local"
+        with pytest.raises(LedgerWriteError, match=words):
+            Accountant(DELTA, path=file)
+        assert set(path.parent.iterdir()) == before
+
+
+@pytest.mark.parametrize("name", ["SQLITE_IOERR_LOCK", "SQLITE_BUSY"])
+def test_a_file_system_without_the_locks_of_sqlite(
+    path: Path, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """SQLite takes ENOLCK for a lock of somebody else, and ENOSYS for a fault of the device."""
+
+    def fail(*arguments: object, **named: object) -> None:
+        error = sqlite3.OperationalError("no")
+        error.sqlite_errorname, error.sqlite_errorcode = name, getattr(sqlite3, name)
+        raise error
+
+    with monkeypatch.context() as patched:
+        patched.setattr(database, "connect", fail)
+        words = f"{path} .*a ledger must lie on a file system with locks, such as a local disk"
+        with pytest.raises(LedgerWriteError, match=words):
+            Accountant(DELTA, path=path)
+    assert list(path.parent.iterdir()) == []
+    make(path, 1).close()
 
 
 def test_a_foreign_record_is_seen_at_once(path: Path) -> None:

@@ -53,6 +53,7 @@ _DEVICE = {
     sqlite3.SQLITE_CANTOPEN,
     sqlite3.SQLITE_PERM,
 }
+_NEEDS_LOCKS = "a ledger must lie on a file system with locks, such as a local disk"
 _BUSY = {sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED}
 
 
@@ -73,10 +74,12 @@ def _from_sqlite(path: str, error: sqlite3.Error) -> LedgerError:
     An error that neither a lock nor the device explains counts as corruption.
     """
     primary = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_CORRUPT) & 0xFF
-    if primary in _BUSY:
-        return LedgerBusyError(f"{path} is locked by another program: {error}")
+    if primary in _BUSY:  # SQLite says so after ENOLCK, too
+        return LedgerBusyError(
+            f"{path} is locked by another program, or cannot be locked ({_NEEDS_LOCKS}): {error}"
+        )
     if primary in _DEVICE:
-        advice = ""
+        advice = f"; {_NEEDS_LOCKS}" if "LOCK" in error.sqlite_errorname else ""
         if os.path.lexists(f"{path}-wal") and not os.access(os.path.dirname(path) or ".", os.W_OK):
             advice = (
                 f"; copy it, with {path}-wal and {path}-head, to a folder that you may write to"
@@ -133,9 +136,7 @@ def create_database(path: str, description: Description, checkpoint: Checkpoint)
         raise LedgerCorruptError(f"{path} must exist if {path}-wal does, but there is no such file")
     fresh = f"{path}-new"
     try:
-        for suffix in ("", "-journal", "-wal", "-shm"):
-            with suppress(FileNotFoundError):
-                os.unlink(fresh + suffix)
+        _remove(fresh)
         os.close(os.open(fresh, os.O_CREAT | os.O_EXCL | os.O_RDWR | os.O_CLOEXEC, 0o600))
         with translated(path):
             connection = connect(fresh, "rw")
@@ -166,3 +167,11 @@ def create_database(path: str, description: Description, checkpoint: Checkpoint)
         if isinstance(error, LedgerWriteError):
             raise
         raise LedgerWriteError(f"{path} could not be created: {error}") from error
+    finally:
+        _remove(fresh)
+
+
+def _remove(path: str) -> None:
+    for suffix in ("", "-journal", "-wal", "-shm"):
+        with suppress(FileNotFoundError):
+            os.unlink(path + suffix)

@@ -158,8 +158,10 @@ class HeadFile:
             raise LedgerWriteError(f"{path} could not be opened for writing: {error}") from error
         try:
             self._lock()
-        except BaseException:
+        except BaseException as error:
             self.close()
+            if empty and isinstance(error, LedgerWriteError):
+                os.unlink(path)
             raise
 
     @staticmethod
@@ -200,7 +202,10 @@ class HeadFile:
                     f"{self.path} is held by another writer: one process at a time may charge a "
                     "ledger"
                 ) from None
-            raise LedgerWriteError(f"{self.path} could not be locked: {error}") from error
+            raise LedgerWriteError(
+                f"{self.path} could not be locked, and a ledger must lie on a file system with "
+                f"locks, such as a local disk: {error}"
+            ) from error
         self.check_in_place()
 
     def check_in_place(self) -> None:

@@ -229,6 +229,8 @@ def _begin(path: str, account: Account) -> HeadFile:
     try:
         create_database(path, description, Checkpoint.make(Chain.start(description)))
     except BaseException:
+        if not os.path.lexists(path):  # so nothing can have been charged
+            os.unlink(place)
         head.close()
         raise
     return head
