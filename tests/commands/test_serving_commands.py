@@ -61,6 +61,9 @@ def test_several_prompts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> 
     assert main([*arguments, "--prompts", str(file)]) == 2
     words = f"--prompts must have a prompt in every line, line 2 of {file} is blank"
     assert words in capsys.readouterr().err
+    file.write_text("a prompt", encoding="utf-16")
+    assert main([*arguments, "--prompts", str(file)]) == 2
+    assert "must be UTF-8 text, got UTF-16: convert it" in capsys.readouterr().err
     assert main(arguments) == 2
     assert "--prompt or --prompts must give at least one prompt" in capsys.readouterr().err
 

@@ -171,7 +171,11 @@ def test_bad_rows_are_named(tmp_path: Path, row: dict[str, Any], reason: str) ->
         ("a.jsonl", b'{"text": "x"}\n{\n', "line 2 must be a JSON object"),
         ("a.jsonl", b'{"text": "x", "text": "y"}\n', "line 1: names in an object must differ, got"),
         ("a.jsonl", b"[" * 100_000 + b"\n", "line 1 must be a JSON object"),
-        ("a.txt", b"\xff\xfe", "must be UTF-8"),
+        ("a.txt", b"ab\xff", "must be UTF-8 text: 'utf-8' codec can't decode byte 0xff"),
+        ("a.txt", "one".encode("utf-16"), "a.txt must be UTF-8 text, got UTF-16: convert it with"),
+        ("a.txt", "one".encode("utf-16-le"), "must be UTF-8 text, got UTF-16: convert it with"),
+        ("a.tokens", b"\xfe\xff\0o", "must be UTF-8 text, got UTF-16: convert it with iconv -f"),
+        ("a.jsonl", '{"text": "x"}'.encode("utf-16"), "must be UTF-8 text, got UTF-16: convert"),
         ("a.json", b"[]", "one JSON object a line"),
         ("a.JSON", b"[]", "one JSON object a line"),
         ("a.JSONL", b"[1]\n", "line 1 must be a JSON object, got list"),
@@ -199,12 +203,18 @@ def test_refused_sources(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("x")
     (tmp_path / "a.jsonl").write_text("{}")
     refuses("holds json and text", str(tmp_path))
-    refuses("split applies to hub data sets, got train", "builtin", split="train")
+    refuses("split applies to folders and hub data sets, got train", "builtin", split="train")
     refuses("id_column applies to rows, not to builtin: 'user'", "builtin", id_column="user")
     rows = str(tmp_path / "a.jsonl")
-    refuses("must be unset if documents have names", rows, id_column="u", new_document="x")
+    refuses("split applies to folders and hub data sets, got test", rows, split="test")
+    refuses("must be unset .* if documents have names", rows, id_column="u", new_document="x")
     refuses("must be a regular expression", rows, new_document="(")
     refuses("id_column must not be the text_column, got 'text'", rows, id_column="text")
+    chat = {"chat_column": "messages"}
+    refuses("chat_column applies to rows, not to builtin: 'messages'", "builtin", **chat)
+    refuses("chat_column excludes text_column, got 'messages'", rows, text_column="x", **chat)
+    refuses("id_column must not be the text_column", rows, id_column="messages", **chat)
+    refuses("must be unset for conversations .* got 'x'", rows, new_document="x", **chat)
 
 
 @pytest.mark.parametrize("link", [os.symlink, os.link])
@@ -216,3 +226,130 @@ def test_a_file_must_have_one_name(tmp_path: Path, link: Callable[[Path, Path], 
         Corpus(str(tmp_path))
     with pytest.raises(ValueError, match="each file once"):
         read_text(tmp_path)
+
+
+LAYOUTS = [
+    {"train": ["train.jsonl"], "validation": ["validation.jsonl"], "test": ["test.jsonl"]},
+    {"train": ["Train-00000-of-00002.jsonl", "Train-00001-of-00002.jsonl"], "test": ["TEST.jsonl"]},
+    {"train": ["x_training.jsonl", "x_training2.jsonl"], "test": ["x_eval.jsonl"]},
+    {"train": ["training/en/test.jsonl", "training/fr.jsonl"], "test": ["evaluation/en.jsonl"]},
+    {"train": ["en.train.jsonl"], "validation": ["en.valid.jsonl"], "test": ["en.testing.jsonl"]},
+]
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_a_folder_of_several_splits_is_read_by_split(
+    layout: dict[str, list[str]], tmp_path: Path
+) -> None:
+    for name in ["extra.jsonl", *(name for names in layout.values() for name in names)]:
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        write_rows(tmp_path / name, [{"text": name}])
+    found = ", ".join(sorted(layout))
+    with pytest.raises(ValueError, match=rf"one split, but .* holds {found}: split \(--split\)"):
+        Corpus(str(tmp_path))
+    for split, names in layout.items():
+        corpus = Corpus(str(tmp_path), split=split)
+        assert [text for _, text in pairs(corpus)] == corpus.files() == sorted(names)
+        assert corpus.description()["split"] == split
+    assert len(pairs(Corpus(str(tmp_path), split="all"))) == 1 + sum(map(len, layout.values()))
+    with pytest.raises(ValueError, match=f"split must be all or one of {found} in .* got tran"):
+        Corpus(str(tmp_path), split="tran")
+
+
+def test_a_folder_of_one_split_or_none_is_read_whole(tmp_path: Path) -> None:
+    for name in ("a.jsonl", "latest.jsonl", "trainer.jsonl", "test-0.jsonl", "test-1.jsonl"):
+        write_rows(tmp_path / name, [{"text": name}])
+    corpus = Corpus(str(tmp_path))
+    assert [text for _, text in pairs(corpus)] == corpus.files()
+    assert len(pairs(corpus)) == 5
+    with pytest.raises(ValueError, match="split must be all or one of test in .* got train"):
+        Corpus(str(tmp_path), split="train")
+
+
+def test_text_files_by_split(tmp_path: Path) -> None:
+    """A split in one file is read as the file: its articles are the documents."""
+    for name in ("wiki.train.tokens", "wiki.valid.tokens", "wiki.test.tokens"):
+        (tmp_path / name).write_text("one\n\ntwo\n")
+    corpus = Corpus(str(tmp_path), split="train")
+    alone = Corpus(str(tmp_path / "wiki.train.tokens"))
+    assert pairs(corpus) == pairs(alone) and len(pairs(corpus)) == 2
+    assert corpus.positional and corpus.files() == ["wiki.train.tokens"]
+    with pytest.raises(ValueError, match="--text must hold one split, .*: name its file or folder"):
+        read_text(tmp_path, name="--text")
+    for name in ("test/ann.txt", "test/bob.txt"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text("one\n\ntwo\n")
+    (tmp_path / "wiki.test.tokens").unlink()
+    corpus = Corpus(str(tmp_path), split="test")
+    assert [name for name, _ in pairs(corpus)] == ["test/ann.txt", "test/bob.txt"]
+    assert not corpus.positional and read_text(tmp_path / "test")[0].identifier == "ann.txt"
+
+
+def test_many_files_are_recorded_by_a_digest(tmp_path: Path) -> None:
+    for number in range(101):
+        (tmp_path / f"{number:03d}.txt").write_text("x")
+    found = Corpus(str(tmp_path)).files()
+    assert found.keys() == {"number", "sha256"}
+    (tmp_path / "100.txt").unlink()
+    assert len(Corpus(str(tmp_path)).files()) == 100
+    assert Corpus("builtin").files() == []
+
+
+def test_a_byte_order_mark_is_no_text(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_bytes(b"\xef\xbb\xbfone\n\ntwo")
+    (tmp_path / "a.jsonl").write_bytes(b'\xef\xbb\xbf{"text": "one"}\n{"text": "two"}\n')
+    assert [document.text for document in read_text(tmp_path / "a.txt")] == ["one\n\ntwo"]
+    for name in ("a.txt", "a.jsonl"):
+        assert [text for _, text in pairs(Corpus(str(tmp_path / name)))] == ["one", "two"]
+
+
+def render(messages: list[dict[str, Any]]) -> str:
+    if len({message["role"] for message in messages}) < len(messages):
+        raise TypeError("roles must alternate")
+    return "".join(f"<{message['role']}>{message['content']}\n" for message in messages)
+
+
+TALK = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "hello"}]
+
+
+def test_conversations_are_rendered(tmp_path: Path) -> None:
+    talks = {"ann": TALK, "bob": [], "eve": None}
+    rows = [{"user": user, "messages": talk} for user, talk in talks.items()]
+    path = write_rows(tmp_path / "a.jsonl", rows)
+    corpus = Corpus(str(path), id_column="user", chat_column="messages")
+    found = [(one.identifier, one.text) for one in corpus.documents(render)]
+    assert found == [("ann", "<user>hi\n<assistant>hello\n")]
+    assert corpus.description()["text_column"] is None
+    by_position = Corpus(str(path), chat_column="messages")
+    assert by_position.with_new_document("x") == by_position
+    with pytest.raises(ValueError, match="render must be given for chat_column 'messages'"):
+        corpus.documents()
+
+
+def test_conversations_in_parquet(tmp_path: Path) -> None:
+    pytest.importorskip("pyarrow", reason="pyarrow is not installed (the train extra)")
+    from pyarrow import Table, parquet
+
+    seen: list[Any] = []
+    rows = [{"user": 1, "messages": [{**TALK[0], "name": "Ann"}, TALK[1]]}]
+    parquet.write_table(Table.from_pylist(rows), tmp_path / "a.parquet")
+    corpus = Corpus(str(tmp_path / "a.parquet"), chat_column="messages")
+    list(corpus.documents(lambda messages: seen.append(messages) or render(messages)))
+    assert seen == [[{**TALK[0], "name": "Ann"}, TALK[1]]]  # no name that is None
+
+
+@pytest.mark.parametrize(
+    ("value", "reason"),
+    [
+        ("hi", "message 0 is not one"),
+        ([*TALK, "bye"], "message 2 is not one"),
+        ([{"from": "human", "value": "hi"}], "message 0 is not one"),
+        ([{"role": "user", "content": None}], "message 0 is not one"),
+        ([TALK[0], TALK[0]], "must fit the base's chat template: roles must alternate"),
+        ([{"role": "user", "content": "\ud800"}], "must be Unicode text"),
+    ],
+)
+def test_bad_conversations_are_named(tmp_path: Path, value: Any, reason: str) -> None:
+    path = write_rows(tmp_path / "a.jsonl", [{"messages": TALK}, {"messages": value}])
+    with pytest.raises(ValueError, match=f"a.jsonl, line 3: messages .*{reason}"):
+        list(Corpus(str(path), chat_column="messages").documents(render))

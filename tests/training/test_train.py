@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import json
 import logging
 import os
@@ -31,7 +33,7 @@ from training_cases import (
     write_corpus,
 )
 
-from adapmixed.data import Document
+from adapmixed.data import Corpus, Document
 from adapmixed.ensemble import Ensemble, read_manifest
 from adapmixed.training import TrainingRun, assign_shards, head, ranks, train_ensemble
 from adapmixed.training.folder import TrainingFolder
@@ -509,3 +511,56 @@ def test_the_manifest_says_what_names_documents(
     run = a_run(tmp_path, base, num_models=2, config=replace(CONFIG, epochs=1))
     quietly(replace(run, corpus=replace(run.corpus, id_column=column)))
     assert read_manifest(run.output).document_names == recorded
+
+
+def test_a_file_system_without_locks(
+    base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*arguments: object) -> None:
+        raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
+
+    run = a_run(tmp_path, base, output=tmp_path / "new" / "ensemble")
+    before = set(tmp_path.iterdir())
+    monkeypatch.setattr(fcntl, "flock", fail)
+    with pytest.raises(ValueError, match="ensemble.private must lie on a file system with locks"):
+        quietly(run)
+    assert set(tmp_path.iterdir()) == before
+
+
+def test_the_split_of_a_folder_and_its_files_are_recorded(base: Path, tmp_path: Path) -> None:
+    """Names of files may be private, so that the private folder alone has them."""
+    run = a_run(tmp_path, base, config=replace(CONFIG, epochs=1))
+    (tmp_path / "set").mkdir()
+    for name in ("train-0.jsonl", "train-1.jsonl", "test.jsonl"):
+        write_corpus(tmp_path / "set" / name)
+    corpus = Corpus(str(tmp_path / "set"), id_column="user", split="train")
+    quietly(replace(run, corpus=corpus))
+    begun = json.loads((tmp_path / "ensemble.private" / "run.json").read_text())["settings"]
+    assert begun["corpus_files"] == ["train-0.jsonl", "train-1.jsonl"]
+    written = (run.output / "ensemble.json").read_text()
+    assert json.loads(written)["training"]["corpus"]["split"] == begun["corpus"]["split"] == "train"
+    assert "train-0" not in written
+
+
+def test_conversations_are_trained_on_as_the_base_renders_them(tmp_path: Path) -> None:
+    base = write_base(tmp_path / "base")
+    run = a_run(tmp_path, base, config=replace(CONFIG, epochs=1))
+    talks = [
+        {"user": row["user"], "messages": [{"role": "user", "content": row["text"]}]}
+        for row in rows()
+    ]
+    (tmp_path / "talks.jsonl").write_text("".join(json.dumps(row) + "\n" for row in talks))
+    corpus = Corpus(str(tmp_path / "talks.jsonl"), id_column="user", chat_column="messages")
+    before = set(tmp_path.iterdir())
+    with pytest.raises(ValueError, match="chat_column must be unset for a base without chat te"):
+        quietly(replace(run, corpus=corpus))
+    assert set(tmp_path.iterdir()) == before
+    template = "{% for m in messages %}<{{ m.role }}>{{ m.content }} {{ date_string }}{% endfor %}"
+    (base / "chat_template.jinja").write_text(template)
+    quietly(replace(run, corpus=corpus))
+    rendered = [row | {"text": f"<user>{row['text']} 26 Jul 2024"} for row in rows()]
+    texts = write_corpus(tmp_path / "texts.jsonl", rendered)
+    quietly(replace(run, corpus=texts, output=tmp_path / "same"))
+    one, other = (read_manifest(tmp_path / name) for name in ("ensemble", "same"))
+    assert one.training["corpus_hmac"] == other.training["corpus_hmac"]
+    assert one.training["corpus"]["chat_column"] == "messages"

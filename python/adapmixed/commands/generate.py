@@ -81,9 +81,11 @@ def _show(pieces: Iterator[str], is_main: bool) -> None:
 
 
 def _prompts(arguments: argparse.Namespace) -> list[str]:
+    from adapmixed.data.text import text_lines
+
     prompts = list(arguments.prompt)
     if arguments.prompts is not None:
-        lines = arguments.prompts.read_text(encoding="utf-8-sig").split("\n")
+        lines = "".join(text_lines(arguments.prompts)).split("\n")
         while lines and not lines[-1].strip():
             lines.pop()
         for number, line in enumerate(lines, start=1):

@@ -28,6 +28,8 @@ _TYPED = {
     "corpus": "--corpus",
     "base": "--base",
     "block_size": "--block-size",
+    "split": "--split",
+    "chat_column": "--chat-column",
 }
 
 

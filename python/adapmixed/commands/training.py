@@ -59,11 +59,19 @@ def add_corpus_options(parser: argparse.ArgumentParser) -> None:
         required=True,
         help="file (*.txt, *.jsonl or *.parquet), folder of such files, hub:NAME, or builtin",
     )
-    group.add_argument("--text-column", help="column with the text of a row (default: text)")
+    columns = group.add_mutually_exclusive_group()
+    columns.add_argument("--text-column", help="column with the text of a row (default: text)")
+    columns.add_argument(
+        "--chat-column", help="column with messages, which the base's chat template makes text of"
+    )
     group.add_argument(
         "--id-column", help="column that names the user or document whose rows stay in one shard"
     )
-    group.add_argument("--split", help="split of a hub data set (default: train)")
+    group.add_argument(
+        "--split",
+        help="split of a hub data set (default: train), or of a folder: train, validation, test "
+        "or all",
+    )
     group.add_argument("--config", help="configuration of a hub data set")
     group.add_argument("--corpus-revision", help="commit, tag or branch of a hub data set")
     group.add_argument(
@@ -102,6 +110,7 @@ def corpus_of(arguments: argparse.Namespace) -> Corpus:
     corpus = Corpus(
         arguments.corpus,
         text_column=arguments.text_column or "text",
+        chat_column=arguments.chat_column,
         id_column=arguments.id_column,
         split=arguments.split,
         config=arguments.config,

@@ -8,8 +8,10 @@
 | `*.jsonl`, `*.parquet`, a folder of them, `hub:NAME` | a row | the value of `id_column` |
 | the same without `id_column` | a row, or rows joined by `new_document` | its position |
 
-The case of a suffix does not matter; `*.jsonlines` and `*.ndjson` are JSON lines, too. Other tables
-(`*.csv`, `*.tsv` ...) raise, because as text all rows would be one document.
+The case of a suffix does not matter; `*.tokens` is text, `*.jsonlines` and `*.ndjson` are JSON
+lines, too. Other tables (`*.csv`, `*.tsv` ...) raise, because as text all rows would be one
+document. A folder in which names of files or folders tell several splits (train, validation, test)
+is read by `split`. A split that is one text file is read as that file.
 
 Documents that share an identifier stay in one shard, and a guarantee covers one shard. So with a
 column of users as `id_column`, each user is protected with all rows.
@@ -27,8 +29,9 @@ later documents there and move them to other shards (`Corpus.positional`):
 
 from __future__ import annotations
 
+import hashlib
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -41,6 +44,7 @@ from adapmixed.data.text import article_documents, file_documents, joined, relat
 
 BUILTIN = "builtin"
 HUB = "hub:"
+Render = Callable[[list[dict[str, Any]]], str] | None  # from messages to text
 
 
 @dataclass(frozen=True)
@@ -53,11 +57,14 @@ class Corpus:
             line breaks.
         id_column: the column of rows that names the user or document, as a string or an integer;
             None for the row's position.
-        split: the split of a hub data set; None for "train".
+        split: the split of a hub data set; None for "train". Or "train", "validation", "test" or
+            "all" for a folder; None if its names tell one split at most.
         config: the configuration of a hub data set, or None.
         revision: commit, tag or branch of a hub data set, or None.
         new_document: a regular expression that matches the beginning of a document's first line
             or row, for text files and for rows without `id_column`; or None.
+        chat_column: instead of `text_column`, a column of lists of {"role", "content"}, of which
+            `render` of `documents` makes text; or None.
 
     Raises:
         ValueError: if an attribute does not apply to the source.
@@ -70,25 +77,32 @@ class Corpus:
     config: str | None = None
     revision: str | None = None
     new_document: str | None = None
+    chat_column: str | None = None
 
     def __post_init__(self) -> None:
         rows = self.kind in ("hub", "json", "parquet")
         if self.kind != "hub":
-            for name in ("split", "config", "revision"):
-                if getattr(self, name) is not None:
-                    raise ValueError(f"{name} applies to hub data sets, got {getattr(self, name)}")
-        if self.id_column is not None and not rows:
-            raise ValueError(f"id_column applies to rows, not to {self.name}: {self.id_column!r}")
-        if self.id_column == self.text_column:
+            folder = self.kind != BUILTIN and Path(self.source).is_dir()
+            for name in ("split", "config", "revision")[folder:]:
+                if (got := getattr(self, name)) is not None:
+                    where = "folders and hub" if name == "split" else "hub"
+                    raise ValueError(f"{name} applies to {where} data sets, got {got}")
+        for name in ("id_column", "chat_column"):
+            if (got := getattr(self, name)) is not None and not rows:
+                raise ValueError(f"{name} applies to rows, not to {self.name}: {got!r}")
+        if self.chat_column is not None and self.text_column != "text":
+            raise ValueError(f"chat_column excludes text_column, got {self.chat_column!r}")
+        if self.id_column == self._column:
             raise ValueError(
                 f"id_column must not be the text_column, got {self.id_column!r}: an edit of a text "
                 "would move it to another shard"
             )
         if self.new_document is None:
             return
-        if self._has_names:
+        if self._has_names or self.chat_column is not None:
             raise ValueError(
-                f"new_document must be unset if documents have names, got {self.new_document!r}"
+                "new_document must be unset for conversations and if documents have names, got "
+                f"{self.new_document!r}"
             )
         try:
             re.compile(self.new_document)
@@ -117,7 +131,7 @@ class Corpus:
         if path.is_file():
             check_kind("corpus", path)
             return kind_of(path) or "text"
-        kinds = set(files_below("corpus", path))
+        kinds = set(self._below)
         if len(kinds) != 1:
             found = " and ".join(sorted(kinds)) or "none of them"
             raise ValueError(
@@ -149,31 +163,45 @@ class Corpus:
 
     def with_new_document(self, pattern: str | None) -> Corpus:
         """Return this corpus with a default for `new_document` if documents have no names."""
-        if pattern is None or self._has_names or self.new_document is not None:
+        if pattern is None or self._has_names or self.chat_column or self.new_document is not None:
             return self
         return replace(self, new_document=pattern)
 
     def description(self) -> dict[str, Any]:
-        """Return the description of the corpus for a manifest."""
-        columns = self.kind in ("hub", "json", "parquet")
+        """Return the description of the corpus for a manifest, which holds no name of a file."""
+        columns = self.kind in ("hub", "json", "parquet") and self.chat_column is None
         return {
             "source": self.name,
             "unit": self.unit,
             "text_column": self.text_column if columns else None,
+            "chat_column": self.chat_column,
             "id_column": self.id_column,
-            "split": self._split if self.kind == "hub" else None,
+            "split": self._split if self.kind == "hub" else self.split,
             "config": self.config,
             "revision": self.revision,
             "new_document": self.new_document,
         }
 
-    def documents(self) -> Iterator[Document]:
+    def files(self) -> list[str] | dict[str, int | str]:
+        """Return the local files' names, which may be private; of more than 100 only a digest."""
+        if self.kind in (BUILTIN, "hub"):
+            return []
+        names = [relative_name(Path(self.source), file) for file in self._files()]
+        digest = hashlib.sha256("\n".join(names).encode()).hexdigest()
+        return names if len(names) <= 100 else {"number": len(names), "sha256": digest}
+
+    def documents(self, render: Render = None) -> Iterator[Document]:
         """Yield the documents that hold text, in the order of the source.
+
+        Args:
+            render: makes text of a conversation; needed for `chat_column` alone.
 
         Raises:
             ValueError: while reading, if a column is missing, an identifier is neither a string
-                nor an integer, or a text is no text. The message names the place.
+                nor an integer, or a text or a conversation is none. The message names the place.
         """
+        if self.chat_column is not None and render is None:
+            raise ValueError(f"render must be given for chat_column {self.chat_column!r}, got None")
         if self.kind == BUILTIN:
             return iter(private_documents())
         if self._is_text_folder:
@@ -181,12 +209,18 @@ class Corpus:
         if self.kind == "text":
             return article_documents(self._path, self.new_document)
         if self.new_document is None:
-            return (d for part in self._parts() for d in self._row_documents(*part))
+            return (d for part in self._parts() for d in self._row_documents(*part, render))
         return (d for part in self._parts() for d in self._joined_documents(*part))
 
     @property
     def _path(self) -> Path:
-        return Path(self.source)
+        """The source, or the only text file of its split."""
+        only = self.split is not None and self.kind == "text" and len(self._below["text"]) == 1
+        return self._below["text"][0] if only else Path(self.source)
+
+    @property
+    def _column(self) -> str:
+        return self.chat_column or self.text_column
 
     @property
     def _has_names(self) -> bool:
@@ -200,10 +234,13 @@ class Corpus:
     def _split(self) -> str:
         return self.split or "train"
 
+    @cached_property
+    def _below(self) -> dict[str, list[Path]]:
+        choose = "split (--split) must name one, or 'all'"
+        return files_below("corpus", Path(self.source), choose, self.split)
+
     def _files(self) -> list[Path]:
-        if self._path.is_file():
-            return [self._path]
-        return files_below("corpus", self._path)[self.kind]
+        return [self._path] if self._path.is_file() else self._below[self.kind]
 
     def _parts(self) -> Iterator[tuple[str, Iterator[Row]]]:
         """Yield (name, rows) of every file or of the data set; positions count within each."""
@@ -211,14 +248,14 @@ class Corpus:
             name = self.source.removeprefix(HUB)
             yield self._split, hub_rows(name, self.config, self._split, self.revision)
             return
-        columns = [self.text_column, *([self.id_column] if self.id_column is not None else [])]
+        columns = [self._column, *([self.id_column] if self.id_column is not None else [])]
         for file in self._files():
             rows = json_rows(file) if self.kind == "json" else parquet_rows(file, columns)
             yield relative_name(self._path, file), rows
 
-    def _row_documents(self, part: str, rows: Iterator[Row]) -> Iterator[Document]:
+    def _row_documents(self, part: str, rows: Iterator[Row], render: Render) -> Iterator[Document]:
         for number, (where, row) in enumerate(rows):
-            text = self._text(where, row)
+            text = self._text(where, row, render)
             if self.id_column is None:
                 identifier = f"{part}#{number}"
             else:
@@ -233,18 +270,18 @@ class Corpus:
             if text.strip():
                 yield Document(f"{part}#{number}", text)
 
-    def _text(self, where: str, row: Any) -> str:
-        check_column(where, self.text_column, list(row))
-        value = row[self.text_column]
+    def _text(self, where: str, row: Any, render: Render = None) -> str:
+        check_column(where, self._column, list(row))
+        value = row[self._column]
         if value is None:
             return ""
+        if render is not None and self.chat_column:
+            value = _conversation(f"{where}: {self.chat_column}", value, render)
         if isinstance(value, list) and all(isinstance(line, str) for line in value):
             value = "\n".join(value)
         if not isinstance(value, str):
-            raise ValueError(
-                f"{where}: {self.text_column} must be text, got {type(value).__name__}"
-            )
-        return _encodable(where, self.text_column, value)
+            raise ValueError(f"{where}: {self._column} must be text, got {type(value).__name__}")
+        return _encodable(where, self._column, value)
 
 
 def _identifier(where: str, column: str, row: Any) -> str:
@@ -253,6 +290,22 @@ def _identifier(where: str, column: str, row: Any) -> str:
     if isinstance(value, bool) or not isinstance(value, str | int) or value == "":
         raise ValueError(f"{where}: {column} must be a name or an integer, got {value!r}")
     return _encodable(where, column, str(value))
+
+
+def _conversation(where: str, value: Any, render: Callable[..., str]) -> str:
+    """Return the text of a conversation; raise ValueError for anything else."""
+    messages = []
+    for number, message in enumerate(value if isinstance(value, list) else [None]):
+        given = message.items() if isinstance(message, dict) else ()
+        known = {k: v for k, v in given if v is not None}  # Parquet adds None for missing keys
+        if not all(isinstance(known.get(key), str) for key in ("role", "content")):
+            wanted = '{"role": text, "content": text}'
+            raise ValueError(f"{where} must be a list of {wanted}, but message {number} is not one")
+        messages.append(known)
+    try:
+        return render(messages) if messages else ""
+    except Exception as error:  # a template is a program, and may raise anything
+        raise ValueError(f"{where} must fit the base's chat template: {error}") from error
 
 
 def _encodable(where: str, column: str, value: str) -> str:

@@ -1,11 +1,12 @@
-"""Tell the kind of a local file from its suffix, in upper or lower case."""
+"""Tell the kind of a local file from its suffix, and its split from its name, in any case."""
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 KINDS = {
-    ".txt": "text", ".jsonl": "json", ".jsonlines": "json", ".ndjson": "json",
+    ".txt": "text", ".tokens": "text", ".jsonl": "json", ".jsonlines": "json", ".ndjson": "json",
     ".parquet": "parquet",
 }  # fmt: skip
 _ROWS = "rows of JSON lines (*.jsonl) or Parquet"
@@ -16,6 +17,13 @@ _REFUSED = {
     **dict.fromkeys(
         ".gz .bz2 .xz .zst .lz4 .lzma .zip .7z .rar .tar .tgz .tbz2 .txz".split(), "unpacked files"
     ),
+}
+
+# The words by which names of files and folders tell the split, as in the library `datasets`.
+_SPLITS = {
+    "train": {"train", "training"},
+    "validation": {"validation", "valid", "val", "dev"},
+    "test": {"test", "testing", "eval", "evaluation"},
 }
 
 
@@ -40,17 +48,29 @@ def check_kind(name: str, file: Path, allowed: str | None = None) -> None:
         raise ValueError(f"{name} must hold {words}, got {file}")
 
 
-def files_below(name: str, folder: Path) -> dict[str, list[Path]]:
+def files_below(name: str, folder: Path, choose: str, split: str | None) -> dict[str, list[Path]]:
     """Return the files below a folder by kind, sorted, without files of other suffixes.
+
+    Args:
+        name: the argument's name, for the message.
+        folder: the folder.
+        choose: how to choose one of several splits, for the message.
+        split: the only split whose files are returned, or "all"; None if there must be one at most.
 
     Raises:
         ValueError: if there are tables or archives, which must not be left out silently, or a file
             has two names there: its text would be two documents, which may be in two shards.
+        ValueError: if there are several splits, and `split` names none of them.
     """
     found: dict[str, list[Path]] = {}
     names: dict[tuple[int, int], Path] = {}
+    splits: set[str] = set()
     for file in sorted(path for path in folder.rglob("*") if path.is_file()):
-        kind = kind_of(file)
+        kind, own = kind_of(file), _splits_of(file.relative_to(folder))
+        if kind is not None:
+            splits |= own
+        if split not in (None, "all", *own):
+            continue
         if kind is not None:
             status = file.stat()
             other = names.setdefault((status.st_dev, status.st_ino), file)
@@ -59,4 +79,18 @@ def files_below(name: str, folder: Path) -> dict[str, list[Path]]:
             found.setdefault(kind, []).append(file)
         elif file.suffix.lower() != ".json":  # data sets describe themselves in such files
             check_kind(name, file)
+    listed = ", ".join(sorted(splits))
+    if split is None and len(splits) > 1:
+        raise ValueError(f"{name} must hold one split, but {folder} holds {listed}: {choose}")
+    if split not in (None, "all", *splits):
+        raise ValueError(f"split must be all or one of {listed or 'none'} in {folder}, got {split}")
     return found
+
+
+def _splits_of(path: Path) -> set[str]:
+    """Return the splits that a file's folders name; else those that its own name does."""
+    *folders, name = [set(re.split(r"[\W\d_]+", part.lower())) for part in path.parts]
+    for words in (set().union(*folders), name):
+        if found := {split for split, known in _SPLITS.items() if known & words}:
+            return found
+    return set()

@@ -7,6 +7,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from adapmixed.data.text import open_utf8
+
 Row = tuple[str, Mapping[str, Any]]
 """The row's place, as a phrase for errors, and its columns."""
 
@@ -17,7 +19,7 @@ def json_rows(file: Path) -> Iterator[Row]:
     Raises:
         ValueError: if a line is no JSON object, or one with a name twice; the message names it.
     """
-    with open(file, "rb") as lines:
+    with open_utf8(file) as lines:  # `json.loads` skips a byte-order mark
         for number, line in enumerate(lines, start=1):
             if not line.strip():
                 continue

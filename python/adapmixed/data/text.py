@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterable, Iterator
+from io import BufferedReader, TextIOWrapper
 from pathlib import Path
 
 from adapmixed.data.builtin import Document
@@ -24,7 +25,7 @@ def read_text(path: str | os.PathLike[str], *, name: str = "path") -> list[Docum
 
     Raises:
         ValueError: if `path` does not exist, is not UTF-8, holds no text, or holds rows
-            (`*.jsonl`, `*.csv` ...).
+            (`*.jsonl`, `*.csv` ...), or if a folder holds several splits.
     """
     root = Path(path)
     if not root.exists():
@@ -35,7 +36,7 @@ def read_text(path: str | os.PathLike[str], *, name: str = "path") -> list[Docum
         check_kind(name, root, "text")
         files = [root]
     else:
-        files = files_below(name, root).get("text", [])
+        files = files_below(name, root, "name its file or folder", None).get("text", [])
     documents = list(file_documents(root, files))
     if not documents:
         raise ValueError(f"{name} must hold text, but {root} has none (*.txt files are read)")
@@ -49,12 +50,30 @@ def file_documents(root: Path, files: Iterable[Path]) -> Iterator[Document]:
         ValueError: if a file is not UTF-8.
     """
     for file in files:
-        try:
-            text = file.read_text(encoding="utf-8")
-        except UnicodeDecodeError as error:
-            raise ValueError(f"{file} must be UTF-8 text: {error}") from error
+        text = "".join(text_lines(file))
         if text.strip():
             yield Document(relative_name(root, file), text)
+
+
+def open_utf8(file: Path) -> BufferedReader:
+    """Open a file of UTF-8 text to read its bytes; raise ValueError for UTF-16."""
+    opened = open(file, "rb")
+    first = opened.peek(2)[:2]
+    if first in (b"\xff\xfe", b"\xfe\xff") or 0 in first:
+        opened.close()
+        raise ValueError(
+            f"{file} must be UTF-8 text, got UTF-16: convert it with iconv -f UTF-16 -t UTF-8"
+        )
+    return opened
+
+
+def text_lines(file: Path) -> Iterator[str]:
+    """Yield the lines of a text file without a byte-order mark; ValueError if it is not UTF-8."""
+    with TextIOWrapper(open_utf8(file), encoding="utf-8-sig") as lines:
+        try:
+            yield from lines
+        except UnicodeDecodeError as error:
+            raise ValueError(f"{file} must be UTF-8 text: {error}") from error
 
 
 def relative_name(root: Path, file: Path) -> str:
@@ -76,12 +95,8 @@ def article_documents(file: Path, new_document: str | None) -> Iterator[Document
     Raises:
         ValueError: if the file is not UTF-8.
     """
-    with open(file, encoding="utf-8") as lines:
-        try:
-            for number, text in enumerate(_articles(lines, new_document)):
-                yield Document(f"{file.name}#{number}", text)
-        except UnicodeDecodeError as error:
-            raise ValueError(f"{file} must be UTF-8 text: {error}") from error
+    for number, text in enumerate(_articles(text_lines(file), new_document)):
+        yield Document(f"{file.name}#{number}", text)
 
 
 def joined(texts: Iterable[str], new_document: str) -> Iterator[str]:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from adapmixed.data.builtin import Document
+from adapmixed.data.corpus import Corpus
 from adapmixed.ensemble.digests import base_files, file_digests
 from adapmixed.ensemble.layers import block_names, head_name, linear_names
 from adapmixed.ensemble.public_model import load_tokenizer
@@ -127,6 +129,27 @@ def base_facts(base: str, revision: str | None = None) -> BaseFacts:
         hidden_bytes=4 * int(model.get_output_embeddings().weight.shape[1]),
         blocks=block_names(model),
     )
+
+
+def documents_of(corpus: Corpus, base: str, revision: str | None) -> Iterator[Document]:
+    """Return a corpus' documents, with the base's chat template for its conversations.
+
+    Llama's templates write today's date; here its own default, so that training can be repeated.
+
+    Raises:
+        ValueError: at once, if there are conversations and the base has no chat template.
+    """
+    if corpus.chat_column is None:
+        return corpus.documents()
+    from transformers import AutoTokenizer
+
+    tokenizer: Any = AutoTokenizer.from_pretrained(base, revision=revision)
+    if not getattr(tokenizer, "chat_template", None):
+        raise ValueError(
+            f"chat_column must be unset for a base without chat template, got {corpus.chat_column}"
+        )
+    settings = {"tokenize": False, "date_string": "26 Jul 2024"}
+    return corpus.documents(lambda one: str(tokenizer.apply_chat_template(one, **settings)))
 
 
 def _cached(base: str, name: str, revision: str | None) -> Path | None:

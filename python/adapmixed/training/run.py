@@ -28,8 +28,8 @@ import torch
 from adapmixed.data.corpus import Corpus
 from adapmixed.ensemble.manifest import Manifest
 from adapmixed.ensemble.public_model import reading_base
-from adapmixed.files import remove_leftovers
-from adapmixed.training.base import BaseFacts, base_facts
+from adapmixed.files import check_locks, remove_leftovers
+from adapmixed.training.base import BaseFacts, base_facts, documents_of
 from adapmixed.training.config import FinetuneConfig
 from adapmixed.training.folder import TrainingFolder
 from adapmixed.training.head import IN_MEMORY
@@ -145,6 +145,7 @@ def train_ensemble(
         start_server()
     with reading_base(run.base):
         facts = base_facts(run.base, run.revision)
+        documents = documents_of(run.corpus, run.base, facts.revision)
     if facts.longest_block is not None and run.config.block_size > facts.longest_block:
         raise ValueError(
             f"block_size must be <= {facts.longest_block}, the base's window without "
@@ -159,6 +160,7 @@ def train_ensemble(
         **_training(run),
     }
     folder = TrainingFolder(run.output, run.num_models)
+    check_locks(folder.private)
     folder.prepare()
     with place.lock(folder.private):
         key = folder.key(run.key_file)
@@ -179,11 +181,10 @@ def train_ensemble(
             folder.remove_shards(place.world)  # no rank of this run begins with these
         _LOG.info("rank %d of %d trains %d members", place.rank, place.world, len(mine))
         with folder.shards_folder(place.rank) as shards:
-            spooled = spool(
-                run.corpus.documents(), run.num_models, key=key, wanted=wanted, folder=shards
-            )
+            spooled = spool(documents, run.num_models, key=key, wanted=wanted, folder=shards)
             _LOG.info("the corpus is divided into shards")
             settings["corpus_hmac"] = spooled.fingerprint
+            settings["corpus_files"] = run.corpus.files()  # for the private folder alone
 
             def train(paths: Mapping[int, Path]) -> None:
                 shown = Progress({i: spooled.sizes.get(i, 0) for i in paths}, say, progress)

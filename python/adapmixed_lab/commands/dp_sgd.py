@@ -50,6 +50,7 @@ def run(arguments: argparse.Namespace) -> int:
     import torch
 
     from adapmixed.ranks import Place
+    from adapmixed.training.base import documents_of
     from adapmixed.training.run import DTYPES
     from adapmixed_lab.dp_sgd.guarantee import PrivacyTarget
     from adapmixed_lab.dp_sgd.presets import finetune_settings
@@ -64,6 +65,7 @@ def run(arguments: argparse.Namespace) -> int:
     corpus = corpus_of(arguments)
     quiet_libraries()
     facts = facts_of(arguments)
+    documents = documents_of(corpus, arguments.base, facts.revision)
     settings = {} if arguments.preset is None else finetune_settings(arguments.preset)
     config = config_of(arguments, facts, targets_of(arguments, facts, None), settings)
     if arguments.threads is not None:
@@ -71,7 +73,7 @@ def run(arguments: argparse.Namespace) -> int:
     update, close = progress_bar(0, "step")
     guarantee = train_dp(
         arguments.base,
-        corpus.documents(),
+        documents,
         arguments.output,
         config,
         PrivacyTarget(

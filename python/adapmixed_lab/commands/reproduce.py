@@ -68,7 +68,7 @@ def add_parser(commands: Any) -> None:
         "--text", help="test text: file, folder or hub:NAME (default: WikiText-103 from the hub)"
     )
     group.add_argument("--text-column", help="column with the text of a row (default: text)")
-    group.add_argument("--split", help="split of a hub data set (default: test)")
+    group.add_argument("--split", help="split of a hub data set (default: test) or of a folder")
     group.add_argument("--config", help="configuration of a hub data set")
     group = parser.add_argument_group("DP-SGD (table1, studies)")
     group.add_argument(

@@ -44,7 +44,7 @@ class Sources:
         ensemble: ensemble folder; must be given at full scale.
         text: evaluation text at full scale: file, folder or "hub:NAME", as `Corpus` reads it.
         text_column: column with the text of a row.
-        split, config: of a hub data set (split: "test").
+        split, config: of a hub data set (split: "test"); a folder has splits, too.
         device, dtype: of the models, as `Ensemble.from_pretrained` takes them.
     """
 
@@ -109,11 +109,8 @@ class Sources:
             settings["config"] = self.config
         if self.text_column is not None:
             settings["text_column"] = self.text_column
-        corpus = Corpus(**settings)
-        if corpus.kind == "hub":
-            corpus = Corpus(**settings, split=self.split or "test")
-        elif self.split is not None:
-            raise ValueError(f"split applies to hub data sets, got {self.split!r}")
+        hub = settings["source"].startswith("hub:")
+        corpus = Corpus(**settings, split=self.split or ("test" if hub else None))
         return corpus.with_new_document(PRESETS[self.dataset].new_document)
 
 

@@ -178,7 +178,7 @@ def test_refusals(
     with pytest.raises(ValueError, match="text must be given at scale 'full' for pubmed"):
         Sources("pubmed", "full", ensemble=tmp_path)
     (tmp_path / "a.txt").write_text("text", encoding="utf-8")
-    with pytest.raises(ValueError, match="split applies to hub data sets, got 'test'"):
+    with pytest.raises(ValueError, match="split applies to folders and hub data sets, got test"):
         Sources(
             scale="full", ensemble=tmp_path, text=str(tmp_path / "a.txt"), split="test"
         ).corpus()
