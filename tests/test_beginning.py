@@ -198,7 +198,7 @@ def test_members_see_it_and_another_beginning_is_refused(
             Ensemble.from_pretrained(base, run.output)
     path.write_text(json.dumps(content | {"beginning": None}), encoding="utf-8")
     Ensemble.from_pretrained(base, run.output)  # of adapters that were trained elsewhere
-    with pytest.raises(ValueError, match="block_size must be <= 31"):
+    with pytest.raises(ValueError, match="<= the base's 31 positions after the 1 that"):
         train_ensemble(
             a_run(tmp_path, base, "long", config=run.config.__class__(block_size=32)),
             say=lambda _: None,

@@ -147,9 +147,10 @@ def train_ensemble(
         facts = base_facts(run.base, run.revision)
         documents = documents_of(run.corpus, run.base, facts.revision)
     if facts.longest_block is not None and run.config.block_size > facts.longest_block:
+        before = f" after the {len(facts.beginning)} that begin a text" if facts.beginning else ""
         raise ValueError(
-            f"block_size must be <= {facts.longest_block}, the base's window without "
-            f"{len(facts.beginning)} tokens of a beginning, got {run.config.block_size}"
+            f"block_size must be <= the base's {facts.longest_block} positions{before}, got "
+            f"{run.config.block_size}"
         )
     targets = facts.targets(run.config.target_modules)
     settings = {
