@@ -97,7 +97,8 @@ def private_generate(
     _check_inputs(inputs, input_ids)
     _check_criteria(stopping_criteria)
     shape = _shape(logits_processor)
-    strings = [stop_strings] if isinstance(stop_strings, str) else stop_strings or ()
+    given = stop_strings or ()
+    strings = [given] if isinstance(given, str) else given
     if strings and ensemble.tokenizer is None:
         raise ValueError(
             f"stop_strings must be None if the ensemble has no tokenizer, got {stop_strings!r}: "
