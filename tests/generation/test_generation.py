@@ -157,7 +157,40 @@ def test_a_stop_string_ends_its_own_text_and_is_charged(demo: Ensemble) -> None:
     assert here.guarantee.queries < 60
     again = continued(demo, PROMPT, max_new_tokens=5, stop_strings=["The statement"])
     assert whole.startswith(again[0]) and len(again[0]) > 0
-    assert stop_rule(demo.tokenizer, []) is None
+    assert stop_rule(demo.tokenizer, [], []) is None
+
+
+def test_each_text_ends_with_the_token_that_completes_a_stop_string(
+    demo: Ensemble, endless: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A character of two tokens, a string that ends inside a token's text, and none."""
+    c, a, f, *accent = tokens_of(demo, "café")[0].tolist()
+    (name,) = tokens_of(demo, " name")[0].tolist()
+    assert len(accent) == 2
+    rows = ((c, a, name), (a, name, name), (f, name), *((part, name) for part in accent), (name,))
+    here = generator(demo, Spy(FIRST, forced=rows))
+    # Looking at every token of the vocabulary would take seconds for each call.
+    monkeypatch.delattr(type(demo.tokenizer), "get_vocab")
+    strings = {"stop_strings": ["é", "a na", "aé"], "max_new_tokens": 6}
+    answers = here.generate(["The", "a na", "If"], **strings)
+    assert answers == ["café", "a name", " name" * 6]
+    assert here.guarantee.queries == 5 + 2 + 6
+
+
+def test_a_special_token_ends_a_text_as_a_stop_string(demo: Ensemble, endless: None) -> None:
+    end = "<|endoftext|>"
+    one, two = tokens_of(demo, " value of")[0].tolist()
+    spy = Spy(FIRST, forced=((one, 0), (two,), (0,)))
+    accountant = Accountant(1e-5)
+    here = generator(demo, spy, accountant)
+    answers = here.generate(["The", "If"], max_new_tokens=9, stop_strings=["\n", end])
+    assert answers == [" value of", ""]
+    assert accountant.queries == 4  # both ends are charged, and nothing after them
+    why = r"stop_strings must have the special token '<\|endoftext\|>' as a string of its own"
+    for stop in (f"{end}\n", f".{end}", end * 2):
+        with pytest.raises(ValueError, match=why):
+            here.stream("The", max_new_tokens=9, stop_strings=[stop])
+    assert accountant.queries == 4
 
 
 def test_a_chat_template_is_needed_and_used(

@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 
-from adapmixed.generation.text import Continuation
-from adapmixed.serving.text import AnswerText
+from adapmixed.generation.text import AnswerText, Continuation
 
 
 class Letters:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import pytest
 from serving_cases import ASK, CHAT, Served, check_error, served
 from starlette.testclient import TestClient
-from stub_engine import ByteTokenizer
+from stub_engine import VOCAB, ByteTokenizer, StubEngine
 
 from adapmixed.generation.refused import NO_DRAW, REASONS
 from adapmixed.serving.fields import SERVED, Defaults, asked_of
@@ -50,7 +50,7 @@ ASKED_FOR: dict[str, Any] = {
     "n": 2, "seed": 7, "top_p": 0.9, "min_p": 0.1, "typical_p": 0.5, "presence_penalty": 0.5,
     "frequency_penalty": -1, "repetition_penalty": 1.2, "length_penalty": 2,
     "logit_bias": {"50256": -100}, "min_tokens": 3, "ignore_eos": True, "bad_words": ["no"],
-    "allowed_token_ids": [1, 2], "stop_token_ids": [3], "logits_processors": ["x"],
+    "allowed_token_ids": [1, 2], "logits_processors": ["x"],
     "response_format": {"type": "json_object"}, "structured_outputs": {"choice": ["a"]},
     "guided_json": {}, "guided_regex": "a*", "guided_choice": ["a"], "guided_grammar": "g",
     "use_beam_search": True, "num_beams": 4, "best_of": 3, "prompt_logprobs": 1, "echo": True,
@@ -201,6 +201,51 @@ def test_stops(client: TestClient) -> None:
     passes(client, False, stop=[])
     for stop in ("", [""], ["a"] * 5, [1], {}, "\ud800", "x" * 257):
         assert refused(client, False, stop=stop)["param"] == "stop"
+
+
+class Special(ByteTokenizer):
+    """Byte 1 is a special token with the name "<mid>"."""
+
+    def __call__(self, text: str, **options: object) -> dict[str, list[int]]:
+        return super().__call__(text.replace("<mid>", "\x01"))
+
+    def decode(self, ids: Sequence[int], **options: object) -> str:
+        name = "" if options["skip_special_tokens"] else "<mid>"
+        return super().decode(ids).replace("\x01", name)
+
+
+def test_stop_tokens() -> None:
+    engine = StubEngine("one\x01two<mid>.")
+    with served(engine, tokenizer=Special(), vocab=VOCAB) as server:
+        client, ends = server.client(), {"finish_reason": "stop"}
+        for stop, text, used in (
+            ({"stop": "<mid>"}, "one", 4),  # before, the text "<mid>" alone ended it: 12
+            ({"stop": ["x", "<mid>"], "stream": False}, "one", 4),
+            ({"stop_token_ids": [1]}, "one", 4),
+            ({"stop_token_ids": [1] * 64, "stop": "n"}, "o", 2),
+            ({"stop_token_ids": [VOCAB - 1, ord("w")]}, "onet", 6),
+        ):
+            for chat in (False, True):
+                charged = engine.accountant.queries
+                found = passes(client, chat, max_tokens=20, **stop)
+                choice = found["choices"][0]
+                assert (choice["message"]["content"] if chat else choice["text"]) == text
+                assert choice.items() >= ends.items()
+                assert found["usage"]["completion_tokens"] == used
+                assert engine.accountant.queries == charged + used
+        for free in (None, []):
+            passes(client, False, stop_token_ids=free)
+        for stop in ("<mid>\n", "a<mid>", "<mid><mid>"):
+            error = refused(client, False, stop=["x", stop])
+            assert error["param"] == "stop"
+            assert "stop must have the special token '<mid>' as a string of its own" in str(error)
+        for ids in (1, 0, False, "", "1", {}, ["1"], [True], [1.0], [-1], [VOCAB], [[1]], [1] * 65):
+            error = refused(client, False, stop_token_ids=ids)
+            assert error["param"] == "stop_token_ids"
+            assert "must be a list of at most 64 tokens in [0, 257), got" in error["message"]
+    # The models have no such token, so it is a text as any other.
+    with served(engine, tokenizer=Special(), vocab=1) as server:
+        assert passes(server.client(), False, stop="<mid>", max_tokens=20)["usage"]
 
 
 def test_stream_options(client: TestClient) -> None:

@@ -116,9 +116,8 @@ class Case:
         clients = Clients(read_keys(keys), self.counts)
         self.sent: list[str] = []
         tokenizer = AutoTokenizer.from_pretrained(BASE)
-        defaults = Defaults("m", options.tokens, options.max_tokens)
+        defaults = Defaults("m", options.tokens, options.max_tokens, vocab=300)
         whole = {
-            "vocab": 300,
             "window": 256,
             "sequences": 1,
             "mark": "secret",
@@ -186,9 +185,16 @@ def test_what_is_forwarded(tmp_path: Path) -> None:
     tokens = case.front.tokenizer("The")["input_ids"]
     assert first == {
         "model": "m", "prompt": [tokens], "max_tokens": 8, "temperature": 0.5, "top_k": 3,
-        "stop": ["x"], "stream": False,
+        "stop": ["x"], "stop_token_ids": [], "stream": False,
     }  # fmt: skip
     assert second["max_tokens"] == 4
+    assert case.ask(stop=["<|endoftext|>", "x"], stop_token_ids=[299, 7, 7]).status_code == 200
+    third = case.behind.bodies[2]
+    assert third["stop"] == ["<|endoftext|>", "x"] and third["stop_token_ids"] == [0, 7, 299]
+    for bad in ({"stop": "<|endoftext|>\n"}, {"stop_token_ids": [300]}, {"stop_token_ids": [-1]}):
+        reply = case.ask(**bad)
+        assert reply.status_code == 400 and reply.json()["error"]["param"] == [*bad][0]
+    assert len(case.behind.bodies) == 3
     for headers in case.behind.headers:
         assert headers.keys() == {"host", "content-type", "content-length"}
 

@@ -18,6 +18,8 @@ import pytest
 pytest.importorskip("vllm.v1", reason="vllm is not installed: `make test-vllm` has it")
 
 from served import Load, Reply, Server  # noqa: E402
+from transformers import AutoModelForCausalLM, AutoTokenizer  # noqa: E402
+from vllm_cases import BASE  # noqa: E402
 
 from adapmixed.serving.keys import add_key  # noqa: E402
 
@@ -101,6 +103,31 @@ def test_chat(server: Server, keys: dict[str, str]) -> None:
     assert again.json["usage"]["prompt_tokens"] == reply.json["usage"]["prompt_tokens"]
 
 
+def test_a_stop_token_ends_an_answer(server: Server, keys: dict[str, str]) -> None:
+    """With top_k = 1 the tokens are the likeliest public ones, so the stop surely comes."""
+    base = AutoModelForCausalLM.from_pretrained(BASE)
+    tokenizer = AutoTokenizer.from_pretrained(BASE)
+    asked = {"prompt": "If the name", "top_k": 1, "max_tokens": 20}
+    ids = tokenizer(asked["prompt"], return_tensors="pt")["input_ids"]
+    *shown, end = base.generate(ids, do_sample=False, max_new_tokens=3)[0, ids.shape[1] :].tolist()
+    assert end not in shown
+    charged = server.charged()
+    for stream in (False, True):
+        reply = server.ask(
+            keys["a"], stop_token_ids=[end], stream=stream,
+            **({"stream_options": {"include_usage": True}} if stream else {}), **asked,
+        )  # fmt: skip
+        if stream:
+            *pieces, last, done = reply.events
+            choices, usage = [one["choices"][0] for one in pieces], last["usage"]
+        else:
+            choices, usage = reply.json["choices"], reply.json["usage"]
+        assert "".join(one["text"] for one in choices) == tokenizer.decode(shown)
+        assert choices[-1]["finish_reason"] == "stop"
+        assert usage["completion_tokens"] == 3
+    assert server.charged() - charged <= 2 * 3 + 16  # a block may be left over
+
+
 def test_streams(server: Server, keys: dict[str, str]) -> None:
     events = server.ask(keys["a"], max_tokens=5, stream=True).events
     assert events[-1] == "[DONE]" and all(one["choices"] for one in events[:-1])
@@ -168,11 +195,11 @@ def test_a_key_is_needed(server: Server) -> None:
         {"response_format": {"type": "json_object"}}, {"use_beam_search": True},
         {"vllm_xargs": {"adapmixed": "x"}}, {"cache_salt": "x"}, {"return_token_ids": True},
         {"priority": 1}, {"request_id": "x"}, {"kv_transfer_params": {}}, {"ignore_eos": True},
-        {"stop_token_ids": [1]}, {"prompt_embeds": "x"}, {"truncate_prompt_tokens": 1},
+        {"stop_token_ids": [2048]}, {"prompt_embeds": "x"}, {"truncate_prompt_tokens": 1},
         {"add_special_tokens": False}, {"logprob_token_ids": [1]}, {"unknown": 1},
         {"repetition_detection": {}}, {"max_tokens": 0}, {"max_tokens": 201},
         {"max_tokens": "5"}, {"max_tokens": True}, {"prompt": []}, {"prompt": [1 << 40]},
-        {"prompt": "x " * 300}, {"stop": [""]}, {"stream": "yes"},
+        {"prompt": "x " * 300}, {"stop": [""]}, {"stream": "yes"}, {"stop": "a<|endoftext|>"},
     ],
     ids=lambda fields: json.dumps(fields)[:40],
 )  # fmt: skip

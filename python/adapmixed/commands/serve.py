@@ -159,6 +159,7 @@ def _serve(arguments: argparse.Namespace, stack: ExitStack) -> int:
         arguments.temperature,
         arguments.top_k,
         ensemble.max_positions,
+        ensemble.vocab_size,
     )
     service = Service(scheduler, admission, ensemble.tokenizer, defaults, metrics, clients)
     config = configuration(

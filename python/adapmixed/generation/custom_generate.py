@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from adapmixed.generation.loop import DEFAULT_MEMORY_BYTES, Answerer, StopRule
+from adapmixed.generation.loop import DEFAULT_MEMORY_BYTES, Answerer
 from adapmixed.generation.settings import check_settings, refused
-from adapmixed.generation.text import stop_rule
+from adapmixed.generation.text import stop_rule, stop_tokens
 from adapmixed.mechanisms import Mechanism
 from adapmixed.privacy import Accountant
 from adapmixed.rng import SecureRandom
@@ -97,7 +97,16 @@ def private_generate(
     _check_inputs(inputs, input_ids)
     _check_criteria(stopping_criteria)
     shape = _shape(logits_processor)
-    found = _stop_strings(ensemble, stop_strings)
+    given = stop_strings or ()
+    strings = [given] if isinstance(given, str) else given
+    if strings and ensemble.tokenizer is None:
+        raise ValueError(
+            f"stop_strings must be None if the ensemble has no tokenizer, got {stop_strings!r}: "
+            "load it from a base that has one, or use PrivateGenerator"
+        )
+    stops = stop_tokens(ensemble.tokenizer, strings, ensemble.vocab_size)
+    prompts = input_ids.clamp(0, ensemble.vocab_size - 1).tolist()
+    found = stop_rule(ensemble.tokenizer, prompts, strings)
     pad = generation_config.pad_token_id
     fill = pad if isinstance(pad, int) else 0
 
@@ -115,21 +124,11 @@ def private_generate(
         input_ids,
         attention_mask=inputs.get("attention_mask"),
         max_new_tokens=generation_config.max_length - input_ids.shape[1],
+        stop_token=stops,
         stop=ended,
         **shape,
     )
     return continued(torch.stack(list(steps), dim=1))
-
-
-def _stop_strings(ensemble: Ensemble, strings: str | Sequence[str] | None) -> StopRule | None:
-    if not strings:
-        return None
-    if ensemble.tokenizer is None:
-        raise ValueError(
-            f"stop_strings must be None if the ensemble has no tokenizer, got {strings!r}: load it "
-            "from a base that has one, or use PrivateGenerator"
-        )
-    return stop_rule(ensemble.tokenizer, [strings] if isinstance(strings, str) else strings)
 
 
 def _shape(processors: Iterable[Any]) -> dict[str, Any]:

@@ -16,6 +16,7 @@ from adapmixed.generation.text import (
     left_padded,
     messages_of,
     stop_rule,
+    stop_tokens,
     templated,
     texts_of,
 )
@@ -146,7 +147,7 @@ class PrivateGenerator:
             top_k: number of the likeliest public tokens that all rows keep before they are
                 projected; None for all.
             stop_strings: strings that end a continuation once it contains one. They are released
-                and charged.
+                and charged. A string may be the name of a special token, which is not shown.
             refused: options of other libraries, which raise because they would void the guarantee.
 
         Returns:
@@ -287,14 +288,15 @@ class PrivateGenerator:
         stop_strings: Sequence[str],
     ) -> Iterator[list[str]]:
         ids, mask = left_padded(prompts)
+        stops = stop_tokens(self._tokenizer, stop_strings, self.ensemble.vocab_size)
         steps = self._answerer.stream(
             ids,
             max_new_tokens=max_new_tokens,
             temperature=temperature,
             top_k=top_k,
             attention_mask=mask,
-            stop_token=self.ensemble.end_tokens,
-            stop=stop_rule(self._tokenizer, stop_strings),
+            stop_token=self.ensemble.end_tokens | stops,
+            stop=stop_rule(self._tokenizer, prompts, stop_strings),
         )
         return self._pieces([Continuation(self._tokenizer, prompt) for prompt in prompts], steps)
 

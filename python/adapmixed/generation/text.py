@@ -87,6 +87,48 @@ class Continuation:
         )
 
 
+class AnswerText:
+    """Decodes an answer token by token, and holds back text that may begin a stop string.
+
+    Args:
+        tokenizer: the public model's tokenizer.
+        prompt: token ids of the prompt.
+        stop: strings that end the answer. The text ends before the first of them.
+    """
+
+    def __init__(self, tokenizer: Any, prompt: Sequence[int], stop: Sequence[str]) -> None:
+        self._decoded = Continuation(tokenizer, list(prompt))
+        self._stop = stop
+        self._held = ""
+
+    def add(self, token: int) -> tuple[str, bool]:
+        """Return the text that is certain now, and whether a stop string has ended the answer."""
+        self._held += self._decoded.add(token)
+        return self._certain()
+
+    def rest(self) -> tuple[str, bool]:
+        """Return the text that was held back, at the end of the answer, and as :meth:`add`."""
+        self._held += self._decoded.rest()
+        text, stopped = self._certain()
+        return (text, True) if stopped else (text + self._held, False)
+
+    def _certain(self) -> tuple[str, bool]:
+        found = [place for one in self._stop if (place := self._held.find(one)) >= 0]
+        if found:
+            return self._held[: min(found)], True
+        cut = len(self._held) - self._begun()
+        text, self._held = self._held[:cut], self._held[cut:]
+        return text, False
+
+    def _begun(self) -> int:
+        """Return the length of the longest end of the text that a stop string begins with."""
+        longest = max(map(len, self._stop), default=1) - 1
+        for length in range(min(longest, len(self._held)), 0, -1):
+            if any(one.startswith(self._held[-length:]) for one in self._stop):
+                return length
+        return 0
+
+
 def left_padded(prompts: Sequence[Sequence[int]]) -> tuple[Tensor, Tensor | None]:
     """Return prompts as one batch, padded on the left.
 
@@ -107,29 +149,50 @@ def left_padded(prompts: Sequence[Sequence[int]]) -> tuple[Tensor, Tensor | None
     return ids, None if bool(mask.all()) else mask
 
 
-def stop_rule(tokenizer: Any, strings: Sequence[str]) -> StopRule | None:
-    """Return the rule that ends a sequence once its released text contains one of the strings.
+def stop_tokens(tokenizer: Any, strings: Sequence[str], vocab_size: int) -> frozenset[int]:
+    """Return the stop strings that are special tokens, such as "<|im_end|>", as tokens.
 
-    Returns:
-        The rule; None without strings.
+    Decoding hides these tokens, so no text contains their names.
 
     Raises:
-        ValueError: the strings are not a list of strings, or one is empty.
+        ValueError: the strings are not a list of strings, one is empty, or one holds the name of a
+            special token and more.
     """
     several = isinstance(strings, Sequence) and not isinstance(strings, str | bytes)
     if not several or not all(isinstance(s, str) and s for s in strings):
         raise ValueError(
             f"stop_strings must be a list of strings that are not empty, got {strings!r}"
         )
+    found = set()
+    for string in strings:
+        for token in tokenizer(string, add_special_tokens=False, verbose=False)["input_ids"]:
+            name = tokenizer.decode([token], skip_special_tokens=False)
+            hidden = name in string and not tokenizer.decode([token], skip_special_tokens=True)
+            if not name or not hidden or token >= vocab_size:
+                continue
+            if name != string:
+                raise ValueError(
+                    f"stop_strings must have the special token {name!r} as a string of its own, "
+                    f"because it is hidden in the text, got {string!r}"
+                )
+            found.add(token)
+    return frozenset(found)
+
+
+def stop_rule(
+    tokenizer: Any, prompts: Sequence[Sequence[int]], strings: Sequence[str]
+) -> StopRule | None:
+    """Return the rule that ends a sequence once its released text contains one of the strings.
+
+    It must be asked once after every token. Without strings there is no rule.
+    """
     if not strings:
         return None
-    from transformers.generation.stopping_criteria import StopStringCriteria
-
-    criteria = StopStringCriteria(tokenizer=tokenizer, stop_strings=list(strings))
+    texts = [AnswerText(tokenizer, prompt, tuple(strings)) for prompt in prompts]
 
     def ended(released: Tensor) -> Tensor:
-        result: Tensor = criteria(released.clamp_min(0), None)
-        return result
+        last = zip(texts, released[:, -1].tolist(), strict=True)
+        return torch.tensor([token >= 0 and text.add(token)[1] for text, token in last])
 
     return ended
 

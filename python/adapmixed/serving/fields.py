@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from adapmixed.checks import check_number
+from adapmixed.generation.text import stop_tokens
 from adapmixed.mechanisms.rows import check_shape
 from adapmixed.serving.bodies import flag_of, text_of, whole_of
 from adapmixed.serving.errors import bad_request, no_model, shortened
@@ -15,7 +16,11 @@ from adapmixed.serving.refused import GREEDY, REFUSED, allowed, why_not
 
 MAX_STOPS = 4
 MAX_STOP_CHARACTERS = 256
-_SERVED = {"model", "max_tokens", "temperature", "top_k", "stop", "stream", "stream_options"}
+MAX_STOP_TOKENS = 64
+_SERVED = {
+    "model", "max_tokens", "temperature", "top_k", "stop", "stop_token_ids", "stream",
+    "stream_options",
+}  # fmt: skip
 SERVED = {False: _SERVED | {"prompt"}, True: _SERVED | {"messages", "max_completion_tokens"}}
 """The fields of completions (False) and chat completions (True) that have an effect."""
 
@@ -32,6 +37,7 @@ class Defaults:
         top_k: number of the likeliest public tokens that all rows keep; None for all.
         window: positions of the model's window; None for any number. Without max_tokens an answer
             ends where the window does.
+        vocab: number of tokens that the models have logits of.
     """
 
     model: str
@@ -40,6 +46,7 @@ class Defaults:
     temperature: float = 1.0
     top_k: int | None = None
     window: int | None = None
+    vocab: int = 1 << 20
 
 
 @dataclass(frozen=True)
@@ -104,7 +111,7 @@ def asked_of(
     settings = (
         _temperature(fields.get("temperature"), defaults.temperature),
         _top_k(fields.get("top_k"), defaults.top_k),
-        _stops(fields.get("stop")),
+        *_stops(fields, tokenizer, defaults.vocab),
     )
     if chat:
         prompts = conversation_of(tokenizer, fields.get("messages"))
@@ -168,14 +175,26 @@ def _top_k(value: Any, default: int | None) -> int | None:
     return whole_of("top_k", value)
 
 
-def _stops(value: Any) -> tuple[str, ...]:
-    if value is None:
-        return ()
-    texts = value if isinstance(value, list) else [value]
+def _stops(
+    fields: dict[str, Any], tokenizer: Any, vocab: int
+) -> tuple[tuple[str, ...], frozenset[int]]:
+    """Return the strings and the tokens that end an answer."""
+    value = fields.get("stop")
+    texts = value if isinstance(value, list) else [] if value is None else [value]
     if len(texts) > MAX_STOPS:
         raise bad_request("stop", f"stop must be at most {MAX_STOPS} strings, got {len(texts)}")
     stops = tuple(text_of("stop", text) for text in texts)
     if not all(1 <= len(text) <= MAX_STOP_CHARACTERS for text in stops):
         message = f"stop must be strings of 1 to {MAX_STOP_CHARACTERS} characters"
         raise bad_request("stop", message)
-    return stops
+    try:
+        special = stop_tokens(tokenizer, stops, vocab)
+    except ValueError as error:
+        raise bad_request("stop", str(error).replace("stop_strings", "stop", 1)) from None
+    ids = [] if fields.get("stop_token_ids") is None else fields["stop_token_ids"]
+    fits = isinstance(ids, list) and len(ids) <= MAX_STOP_TOKENS
+    if not fits or not all(type(one) is int and 0 <= one < vocab for one in ids):
+        allows = f"a list of at most {MAX_STOP_TOKENS} tokens in [0, {vocab})"
+        message = f"stop_token_ids must be {allows}, got {shortened(ids)}"
+        raise bad_request("stop_token_ids", message)
+    return stops, special | frozenset(ids)

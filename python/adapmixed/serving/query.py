@@ -27,6 +27,7 @@ class Query:
         temperature: divides all rows before the mechanism, > 0.
         top_k: number of the likeliest public tokens that all rows keep; None for all.
         stop: strings that end an answer. They are charged, but not part of its text.
+        stop_tokens: tokens that end an answer, as such strings do.
     """
 
     prompts: tuple[tuple[int, ...], ...]
@@ -34,6 +35,7 @@ class Query:
     temperature: float = 1.0
     top_k: int | None = None
     stop: tuple[str, ...] = ()
+    stop_tokens: frozenset[int] = frozenset()
 
 
 @dataclass(frozen=True)

@@ -34,7 +34,6 @@ _BOTH: Mapping[str, tuple[tuple[object, ...], str]] = {
     "ignore_eos": ((False,), REASONS["forced_eos_token_id"]),
     "bad_words": (([],), REASONS["bad_words_ids"]),
     "allowed_token_ids": (_NEVER, _FORCED),
-    "stop_token_ids": (([],), f"{NOT_OFFERED}. stop takes strings"),
     "logits_processors": (([],), REASONS["logits_processor"]),
     "response_format": (({"type": "text"},), _FORCED),
     "structured_outputs": (_NEVER, _FORCED),

@@ -11,10 +11,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from adapmixed.errors import LedgerError
+from adapmixed.generation.text import AnswerText
 from adapmixed.serving.admission import Reservation
 from adapmixed.serving.engine import Engine, Prompt
 from adapmixed.serving.query import Piece, Query, QueueFullError, StoppedError
-from adapmixed.serving.text import AnswerText
 
 _LOG = logging.getLogger(__name__)
 Deliver = Callable[[Piece | Exception], None]
@@ -29,6 +29,7 @@ class _Run:
     index: int
     prompt: Prompt
     text: AnswerText
+    ends: frozenset[int]
     released: int = 0
 
 
@@ -118,8 +119,11 @@ class Scheduler:
         `finish`, or until an exception: StoppedError if the engine has stopped.
         """
         answer = Answer(self, reservation, deliver)
+        ends = self._end_tokens | query.stop_tokens
         runs = [
-            _Run(answer, index, prompt, AnswerText(self._tokenizer, prompt.tokens, query.stop))
+            _Run(
+                answer, index, prompt, AnswerText(self._tokenizer, prompt.tokens, query.stop), ends
+            )
             for index, prompt in enumerate(_prompts(query))
         ]
         answer._open = len(runs)
@@ -225,7 +229,7 @@ class Scheduler:
 
     def _piece(self, run: _Run, token: int) -> Piece:
         run.released += 1
-        stopped = token in self._end_tokens
+        stopped = token in run.ends
         text = ""
         if not stopped:
             text, stopped = run.text.add(token)

@@ -28,8 +28,9 @@ def forwarded(asked: Asked, given: dict[str, Any], front: Front, salt: str, *, c
     fields: dict[str, Any] = {
         "model": front.defaults.model,
         "temperature": query.temperature,
-        "top_k": min(query.top_k or 0, front.vocab),
+        "top_k": min(query.top_k or 0, front.defaults.vocab),
         "stop": list(query.stop),
+        "stop_token_ids": sorted(query.stop_tokens),
         "stream": asked.stream,
         "cache_salt": front.mark + salt,  # the scheduler looks for the mark
     }

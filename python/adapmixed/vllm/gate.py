@@ -67,7 +67,6 @@ class Front:
         options: the plugin's options.
         defaults: the served model's name, and what requests leave out.
         tokenizer: the public model's tokenizer.
-        vocab: number of tokens that the public model has logits of.
         window: largest number of tokens of a prompt and its answer.
         sequences: number of answers that run at the same time.
         mark: the secret that the scheduler asks for.
@@ -78,7 +77,6 @@ class Front:
     options: Options
     defaults: Defaults
     tokenizer: Any
-    vocab: int
     window: int
     sequences: int
     mark: str
@@ -107,13 +105,15 @@ class Front:
         model = config.model_config
         name = model.served_model_name
         defaults = Defaults(
-            name if isinstance(name, str) else name[0], options.tokens, options.max_tokens
+            name if isinstance(name, str) else name[0],
+            options.tokens,
+            options.max_tokens,
+            vocab=int(model.get_vocab_size()),
         )
         return Front(
             options,
             defaults,
             AutoTokenizer.from_pretrained(model.tokenizer),
-            int(model.get_vocab_size()),
             int(model.max_model_len),
             int(config.scheduler_config.max_num_seqs),
             read_mark(options.ledger),
