@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from starlette.types import Scope
 
+from adapmixed.generation.text import templated
 from adapmixed.serving.errors import encoded
 from adapmixed.serving.fields import Asked
 from adapmixed.serving.prompts import messages_of
@@ -37,7 +38,11 @@ def forwarded(asked: Asked, given: dict[str, Any], front: Front, salt: str, *, c
     if asked.stream:
         fields["stream_options"] = {"include_usage": True, "continuous_usage_stats": True}
     if chat:
-        fields["messages"] = messages_of(given["messages"])  # as they were checked
+        messages = messages_of(given["messages"])  # as they were checked
+        fields["messages"] = messages
+        # Whether vLLM must put BOS itself, or the template has written it.
+        begun = front.tokenizer(templated(front.tokenizer, messages), verbose=False)["input_ids"]
+        fields["add_special_tokens"] = [tuple(begun)] == list(query.prompts)
         fields["max_completion_tokens"] = query.max_tokens
     else:
         fields["prompt"] = [list(prompt) for prompt in query.prompts]
