@@ -70,8 +70,8 @@ class Guarantee:
             the sentence then says that number and schedule must have been fixed in advance.
         caveats: names of `CAVEATS`, the assumptions that did not hold or were not checked. The
             sentence names each.
-        unit: the protected unit, one whole "shard". For answers of members that hold something else,
-            name it: `dataclasses.replace(guarantee, unit="reference text")`.
+        unit: the protected unit, one whole "shard". If members hold something else, name that:
+            `dataclasses.replace(guarantee, unit="reference text")`.
         replaced: for "fixed" and "zero_out", ε of replace-one at the same δ, rounded up, if the
             composition states it. None: the sentence says what follows from ε and δ.
     """
