@@ -39,7 +39,7 @@ require = $(if $(shell { $(1); } >/dev/null 2>&1 && echo yes),,$(error $(2)))
 extra = $$($(BIN)/python -c "import tomllib; \
   print(*tomllib.load(open('pyproject.toml', 'rb'))['project']['optional-dependencies']['$(1)'])")
 
-.PHONY: demo test test-slow test-vllm docs bench lint sanitize isa cuda wheels test-wheels clean rebuild
+.PHONY: demo test test-slow test-vllm docs proofs bench lint sanitize isa cuda wheels test-wheels clean rebuild
 
 demo: $(VENV)/.lab
 	$(BIN)/adapmixed demo --out report
@@ -76,6 +76,23 @@ docs: $(VENV)/.docs
 	OMP_WAIT_POLICY=PASSIVE $(BIN)/python -m sphinx -W --keep-going -q -b html \
 	  -d build/docs-doctrees docs build/docs
 	@echo "wrote build/docs/index.html"
+
+# The proofs as one document: build/docs/proofs.pdf, by pandoc and typst.
+THEORY := ../concepts/guarantees.md $(addsuffix .md,pmixed adapmixed clipped-mixing \
+          clipped-log-pool bounded-range per-shard-budgets numerics errata)
+cited = $(shell sed -n 's/^$(1): //p' CITATION.cff)
+
+proofs: $(VENV)/.proofs
+	@mkdir -p build/docs
+	@awk '/^```/ { inside = /bibtex/; next } inside' docs/how-to/cite.md > build/docs/proofs.bib
+	cd docs/theory && $$($(CURDIR)/$(BIN)/python -c "import pypandoc as p; print(p.get_pandoc_path())") \
+	  --file-scope -f gfm+tex_math_dollars -s --toc --toc-depth=2 --lua-filter=../_ext/proofs.lua \
+	  --citeproc --bibliography=../../build/docs/proofs.bib -M reference-section-title=Bibliography \
+	  -M title="adapmixed: statements and proofs" -M author="The adapmixed developers" \
+	  -M date="Version $(call cited,version), $(call cited,date-released)" --fail-if-warnings \
+	  $(THEORY) -o ../../build/docs/proofs.typ
+	$(BIN)/python -c "import typst; typst.compile('build/docs/proofs.typ', 'build/docs/proofs.pdf')"
+	@echo "wrote build/docs/proofs.pdf"
 
 # The tables and, with machine, versions and commit, benchmarks/results/local.json (and .txt).
 bench: $(INSTALLED)
@@ -205,6 +222,10 @@ $(VENV)/.test: $(VENV)/.lab
 
 $(VENV)/.docs: $(INSTALLED)
 	$(PIP) install -c constraints.txt $(call extra,docs)
+	@touch $@
+
+$(VENV)/.proofs: $(VENV)/.created
+	$(PIP) install -c constraints.txt $(call extra,proofs)
 	@touch $@
 
 $(VENV)/.dev: $(VENV)/.test

@@ -79,8 +79,8 @@ class _Bounds(NamedTuple):
 
 
 def _bounds(lower: object, upper: object, num_models: int | None, private: Tensor) -> _Bounds:
-    low = check.finite("lower", lower, least=-_MOST, most=0.0)
-    high = check.finite("upper", upper, least=0.0, most=_MOST)
+    low = check.finite("lower (a log-ratio)", lower, least=-_MOST, most=0.0)
+    high = check.finite("upper (a log-ratio)", upper, least=0.0, most=_MOST)
     slots = check.slots(num_models, private)
     reach = max(-low, high)
     if slots * reach > _MOST_SUM:
@@ -132,8 +132,8 @@ def log_pool(
     Args:
         private_logits: (N, B, V).
         public_logits: (B, V), same dtype and device.
-        lower: a ≤ 0, at least −1e6.
-        upper: b ≥ 0, at most 1e6.
+        lower: a ≤ 0, a log-ratio, at least −1e6.
+        upper: b ≥ 0, a log-ratio, at most 1e6.
         scale: κ ≥ 0; above 1 it sharpens what the models agree on. κ·max(−a, b) ≤ 1e6.
         num_models: public number of members, ≥ N, by which the sum is divided;
             N·max(−a, b) ≤ 2^31.

@@ -158,8 +158,8 @@ def slots(num_models: int | None, private_logits: Tensor) -> int:
 
 def box(lower: object, upper: object) -> tuple[float, float]:
     """Return the ratios c in [0, 1] and C in [1, 1e60], both 1 if one is: p̄ = q then."""
-    c = number("lower", lower, least=0.0, most=1.0)
-    d = number("upper", upper, least=1.0, most=1e60)
+    c = number("lower (a ratio)", lower, least=0.0, most=1.0)
+    d = number("upper (a ratio)", upper, least=1.0, most=1e60)
     return (1.0, 1.0) if c == 1.0 or d == 1.0 else (c, d)
 
 

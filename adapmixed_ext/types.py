@@ -90,7 +90,7 @@ class Clipping(_OfRows):
         private_lse: (N, B) float64, log-sum-exp of each private row.
         public_lse: (B,) float64, log-sum-exp of each public row.
         status: (N, B) int32, 0 if the row and its public row are good.
-        lower: c.
+        lower: c, a ratio.
         upper: C; both are 1 if one of them is, since p̄_i = q then.
         public_status: (B,) int32, 0 if the public row is good; None: not kept.
     """
@@ -133,7 +133,7 @@ class LogPool(_OfRows):
         span: (N, B) float64, max u_i − min u_i over the tokens with q > 0, of every member.
         private_lse: (N, B) float64, log-sum-exp of each private row; on the CPU within 7e-7.
         public_lse: (B,) float64, log-sum-exp of each public row.
-        lower: lower clip bound, a ≤ 0.
+        lower: lower clip bound of the log-ratios, a ≤ 0.
         upper: upper clip bound, b ≥ 0.
         scale: κ, the factor of the mean of the u_i.
         num_models: public number of members, by which the sum is divided.

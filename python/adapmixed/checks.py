@@ -190,11 +190,11 @@ def check_question(value: Any) -> str:
 
 def check_box(lower: Any, upper: Any) -> tuple[float, float]:
     """Return the box (lower, upper) of p̄_i/q as floats, 0 <= lower <= 1 <= upper."""
-    low, high = check_real("lower", lower), check_real("upper", upper)
+    low, high = check_real("lower (a ratio)", lower), check_real("upper (a ratio)", upper)
     if low > 1:
-        raise ValueError(f"lower must be in [0, 1], got {lower!r}")
+        raise ValueError(f"lower (a ratio) must be in [0, 1], got {lower!r}")
     if high < 1:
-        raise ValueError(f"upper must be >= 1, got {upper!r}")
+        raise ValueError(f"upper (a ratio) must be >= 1, got {upper!r}")
     return low, high
 
 
@@ -202,8 +202,8 @@ def check_clip(lower: Any, upper: Any) -> tuple[float, float]:
     """Return the clip range of log p_i/q as floats, lower <= 0 <= upper."""
     low, high = _as_float("lower", lower), _as_float("upper", upper)
     if not -math.inf < low <= 0:
-        raise ValueError(f"lower must be finite and <= 0, got {lower!r}")
-    return low, check_real("upper", high)
+        raise ValueError(f"lower (a log-ratio) must be finite and <= 0, got {lower!r}")
+    return low, check_real("upper (a log-ratio)", high)
 
 
 def _as_float(name: str, value: Any) -> float:

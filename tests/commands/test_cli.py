@@ -3,6 +3,7 @@
 import argparse
 import json
 import re
+import shlex
 from importlib import metadata
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from adapmixed.cli import _parser, main
 from adapmixed.data.demo import demo_base, held_out_text
 from adapmixed.doctor import TESTED_TRANSFORMERS, report_lines
 from adapmixed.privacy import Accountant, read_ledger
+from adapmixed_lab.cli import main as laboratory
 
 pytestmark = pytest.mark.usefixtures("demo_ensemble")
 
@@ -265,7 +267,7 @@ def test_evaluate_with_a_budget_of_every_shard(
     ("options", "words"),
     [
         (["--mechanism", "clipped-mixing"], "--mechanism clipped-mixing needs lower, upper"),
-        (["--mechanism", "clipped-log-pool lower=1 upper=2"], "lower must be <= 0"),
+        (["--mechanism", "clipped-log-pool lower=1 upper=2"], "lower (a log-ratio) must be <= 0"),
         (["--epsilon", "0", *POOL], "--epsilon must be > 0"),
         (["--delta", "1", *POOL], "--delta must be in (0, 1)"),
         (
@@ -370,3 +372,33 @@ def test_missing_files_are_named(tmp_path: Path, capsys: pytest.CaptureFixture[s
     missing = ["--base", str(demo_base()), "--ensemble", str(tmp_path)]
     assert main(["generate", *missing, "--prompt", "x", *POOL]) == 2
     assert "ensemble.json" in capsys.readouterr().err
+
+
+ANSWERS = "--ensemble e --mechanism 'clipped-log-pool lower=0 upper=1 queries=9'"
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "train --corpus builtin --output out",
+        "evaluate --ensemble e --text text.txt",
+        f"generate {ANSWERS} --prompt x",
+        f"chat {ANSWERS}",
+        f"serve {ANSWERS} --ledger ledger",
+        f"vllm-config {ANSWERS} --ledger ledger",
+        "doctor",
+        "dp-sgd --corpus builtin --output out --epsilon 1 --delta 1e-5",
+        "reproduce table2 --scale full --ensemble e --text text.txt",
+    ],
+)
+def test_a_base_below_a_folder_that_is_here_is_no_hub_name(
+    command: str, text: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(text.parent)
+    Path("models").mkdir()
+    program = laboratory if command.startswith(("dp-sgd", "reproduce")) else main
+    assert program([*shlex.split(command), "--base", "models/none"]) == 2
+    printed = capsys.readouterr()
+    words = "a folder" if command.startswith("vllm") else "an existing folder or a hub name"
+    assert f": --base must be {words}, got " in printed.err.splitlines()[-1]
+    assert "asking the model hub" not in printed.err and printed.out == ""

@@ -89,10 +89,16 @@ def test_a_base_folder_with_an_adapter_is_refused(
         Ensemble.from_pretrained(tmp_path / "base", [member])
 
 
-@pytest.mark.parametrize("name", ["./modle", "../m", "/modle", "~/m", "a/b/c", "m\\n", "m/", ""])
+@pytest.mark.parametrize(
+    "name",
+    ["./modle", "../m", "/modle", "~/m", "a/b/c", "m\\n", "m/", "", "models/modle", "my modle"],
+)
 def test_a_path_is_not_asked_of_the_hub(
-    name: str, make_adapters: Make, monkeypatch: pytest.MonkeyPatch
+    name: str, make_adapters: Make, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("models").mkdir()
+
     def asked(*_: Any, **__: Any) -> None:
         raise OSError("the hub is asked")
 
@@ -104,6 +110,11 @@ def test_a_path_is_not_asked_of_the_hub(
         Ensemble.from_pretrained(name, make_adapters(1))
     with pytest.raises(OSError, match="the hub is asked"):
         load_base("some-org/modle", None)
+    # A model that was downloaded before keeps its name, whatever folders are here.
+    cached = "adapmixed.ensemble.public_model.try_to_load_from_cache"
+    monkeypatch.setattr(cached, lambda name, file: f"{name}/{file}")
+    with pytest.raises(OSError, match="the hub is asked"):
+        load_base("models/modle", None)
 
 
 def test_a_file_is_no_base(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

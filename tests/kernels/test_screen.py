@@ -144,6 +144,17 @@ def test_nothing_left_counts_infinite(device: torch.device) -> None:
     assert (result.divergence == math.inf).all() and not result.passed.any()
 
 
+def test_a_negative_entry_counts_zero_and_one_direction_is_tested(device: torch.device) -> None:
+    """s = (1/2, 3/10, -3/10) becomes (5/8, 3/8, 0): D(s‖q) = log(5/4), and D(q‖s) is infinite."""
+    public = torch.tensor([[0.5, 0.3, 0.2]], device=device).double().log().float()
+    noise = torch.tensor([[0.0, 0.0, -0.5]], dtype=torch.float64, device=device)
+    result = adapmixed_ext.screen(
+        public.unsqueeze(0), public, noise, weight=0.5, order=18.0, threshold=4.5, top_k=3
+    )
+    assert result.divergence.item() == pytest.approx(math.log(5 / 4), rel=1e-6)
+    assert result.passed.item()
+
+
 def test_inactive_slots_answer_the_public_distribution(device: torch.device) -> None:
     case = cases.ordinary()[2].to(device)
     noise = gaussian_noise(1, 5, 0.01, device)

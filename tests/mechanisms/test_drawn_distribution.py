@@ -101,6 +101,6 @@ def test_mass_on_tokens_that_take_q_raises_no_error(lower: float, upper: float) 
 def test_settings_that_would_lose_tokens_raise() -> None:
     with pytest.raises(ValueError, match=r"scale \* \(upper - lower\) must be <= 330, got 2.0 \*"):
         ClippedLogPool(-100.0, 201.0, 2.0)
-    with pytest.raises(ValueError, match="lower must be >= 1e-30, got 0.0"):
+    with pytest.raises(ValueError, match=r"lower \(a ratio\) must be >= 1e-30, got 0.0"):
         ClippedMixing(0.0, 2.0, order=3.0)
     assert ClippedMixing(0.0, 2.0, 5).lower == 0.0

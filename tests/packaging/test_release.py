@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import re
 import tomllib
+from datetime import date
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -61,15 +62,32 @@ def pythons() -> list[str]:
 
 def test_the_version_stands_in_one_place() -> None:
     assert "version" not in PROJECT["project"]
-    assert "version" not in read_yaml("CITATION.cff")
     assert PROJECT["project"]["dynamic"] == ["version"]
     assert PROJECT["tool"]["setuptools"]["dynamic"]["version"] == {"attr": "adapmixed.__version__"}
     # setuptools reads a literal without importing the package.
     source = (ROOT / "python" / "adapmixed" / "__init__.py").read_text(encoding="utf-8")
     assert f'\n__version__ = "{adapmixed.__version__}"\n' in source
     changelog = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
-    latest = re.search(r"^## (\S+)", changelog, re.MULTILINE)
+    latest = re.search(r"^## (\S+) \((.+)\)", changelog, re.MULTILINE)
     assert latest is not None and latest[1] == adapmixed.__version__
+
+    citation = read_yaml("CITATION.cff")
+    released = str(citation["date-released"])
+    assert citation["version"] == adapmixed.__version__
+    assert latest[2] in ("unreleased", released)
+    page = (ROOT / "docs" / "how-to" / "cite.md").read_text(encoding="utf-8")
+    entry = page[page.index("@misc{adapmixed,") :].split("\n}", 1)[0]
+    day = date.fromisoformat(released)
+    for field in (f"year = {{{day.year}}}", f"month = {day:%b}".lower(), f"date = {{{released}}}"):
+        assert field in entry
+
+
+def test_the_citable_document_holds_every_page_of_the_theory() -> None:
+    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
+    listed = re.search(r"^THEORY := \S+ \$\(addsuffix \.md,(.*?)\)$", makefile, re.M | re.S)
+    assert listed is not None
+    index = (ROOT / "docs" / "index.md").read_text(encoding="utf-8")
+    assert listed[1].replace("\\", "").split() == re.findall(r"^theory/(\S+)$", index, re.M)
 
 
 def test_the_citation_names_the_software_and_the_papers() -> None:

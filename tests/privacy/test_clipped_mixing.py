@@ -200,10 +200,10 @@ def test_divergences_of_a_pair():
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ((1.1, 2.0, 3, "zero_out"), r"lower must be in \[0, 1\], got 1.1"),
-        ((-0.1, 2.0, 3, "zero_out"), "lower must be finite and >= 0, got -0.1"),
-        ((0.5, 0.9, 3, "zero_out"), "upper must be >= 1, got 0.9"),
-        ((0.5, math.inf, 3, "zero_out"), "upper must be finite"),
+        ((1.1, 2.0, 3, "zero_out"), r"lower \(a ratio\) must be in \[0, 1\], got 1.1"),
+        ((-0.1, 2.0, 3, "zero_out"), r"lower \(a ratio\) must be finite and >= 0, got -0.1"),
+        ((0.5, 0.9, 3, "zero_out"), r"upper \(a ratio\) must be >= 1, got 0.9"),
+        ((0.5, math.inf, 3, "zero_out"), r"upper \(a ratio\) must be finite"),
         ((0.5, 2.0, 0, "zero_out"), "num_models must be an integer >= 1, got 0"),
         ((0.5, 2.0, 3, "swap"), "adjacency must be one of .*'replace_one'.*, got 'swap'"),
         ((0.5, 2.0, 3, "add_remove"), "adjacency must be one of .*, got 'add_remove'"),

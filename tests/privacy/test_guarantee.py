@@ -3,6 +3,7 @@
 import math
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 from accountant_cases import DELTA, bound, random_losses
@@ -14,6 +15,7 @@ from adapmixed.privacy import (
     Caveat,
     ClippedAnswer,
     Guarantee,
+    IndividualCharge,
     PublicAnswer,
     UnprotectedAnswer,
 )
@@ -170,3 +172,23 @@ def test_every_caveat_has_its_sentence():
     every = Accountant(DELTA).add([bound(), *map(Caveat, reversed(CAVEATS)), Caveat("base")])
     assert every.guarantee().caveats == CAVEATS
     assert len(set(every.guarantee().warnings)) == len(CAVEATS)
+
+
+def test_a_unit_of_ones_own_is_named_wherever_the_shard_was():
+    one = BoundedRangeAnswer(2.0, 0.0, 1.0, 20, 1, budget=16)
+    individual = IndividualCharge("zcdp", None, np.full((20, 1), 1e-6))
+    for way, words in (
+        ("zero_out", "one reference text is emptied and its member answers the public"),
+        ("zero_out", "Any change of one reference text (replace-one) is covered"),
+        ("replace_one", "neighbouring: any change of one reference text (replace-one)"),
+    ):
+        for accountant, event in (
+            (Accountant(DELTA, adjacency=way), one),
+            (Accountant(DELTA, epsilon=1.0, adjacency=way), individual),
+        ):
+            stated = accountant.add(event).guarantee()
+            named = str(replace(stated, unit="reference text"))
+            assert words in named and "shard" in str(stated) and "shard" not in named
+            assert replace(stated, unit="shard") == stated
+    with pytest.raises(ValueError, match="unit must be the name of one protected unit, got ''"):
+        replace(stated, unit="")

@@ -21,8 +21,11 @@ def add_parser(commands: Any) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Print a line for every fact."""
+    from adapmixed.commands.options import say_hub
     from adapmixed.doctor import report_lines, sharing_lines
 
+    if arguments.base is not None:
+        say_hub(arguments.base)
     print("\n".join(report_lines()))
     if arguments.base is not None:
         print("\n".join(sharing_lines(arguments.base)))

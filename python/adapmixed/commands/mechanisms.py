@@ -34,7 +34,8 @@ def add_mechanism_options(parser: argparse.ArgumentParser, *, several: bool = Fa
         "--mechanism",
         action="append" if several else "store",
         metavar='"NAME KEY=VALUE ..."',
-        help="mechanism and its settings, such as 'clipped-log-pool lower=-0.25 upper=1 scale=2'; "
+        help="mechanism and its settings, such as 'clipped-log-pool lower=-0.25 upper=1 scale=2' "
+        "(lower and upper are log-ratios) or 'clipped-mixing lower=0.78 upper=2.7' (ratios); "
         "'adapmixed mechanisms' lists names and keys"
         + ("; may be repeated (default: adapmixed)" if several else "; must be given"),
     )

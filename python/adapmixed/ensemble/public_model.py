@@ -11,6 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from huggingface_hub import try_to_load_from_cache
+from huggingface_hub.errors import HFValidationError
 
 from adapmixed.ensemble.batched_lora import BatchedLoRA, HeadLoRA
 from adapmixed.ensemble.digests import CONFIG, has_tokenizer
@@ -65,11 +67,16 @@ def check_base(base: Any) -> None:
     name = os.fspath(base)
     local = Path(name)
     if not name or not local.is_dir():
-        is_path = name.startswith((".", "/", "~")) or name.count("/") > 1 or "\\" in name
-        if not name or is_path or name.endswith("/") or local.exists():
-            raise ValueError(f"base must be an existing folder or a hub name, got {name!r}")
         if isinstance(base, os.PathLike):
             raise ValueError(f"base must be an existing folder, got {name!r}")
+        # What the hub has no such name for is a path; so is a name below a folder that is here.
+        try:
+            cached = isinstance(try_to_load_from_cache(name, CONFIG), str)
+            is_path = local.exists() or ("/" in name and local.parent.is_dir() and not cached)
+        except HFValidationError:
+            is_path = True
+        if is_path:
+            raise ValueError(f"base must be an existing folder or a hub name, got {name!r}")
         return
     for file, kind in ((FILE_NAME, "an ensemble"), (CONFIG_FILE, "an adapter")):
         if (local / file).is_file() and not (local / CONFIG).is_file():

@@ -33,8 +33,8 @@ class ClippedLogPool(Mechanism):
     docs/theory/bounded-range.md state and prove the guarantee.
 
     Attributes:
-        lower: a ≤ 0, in log units.
-        upper: b ≥ 0, in log units.
+        lower: a ≤ 0, the least log p_i/q, a logarithm and not a ratio as in ClippedMixing.
+        upper: b ≥ 0, the largest log p_i/q.
         scale: κ ≥ 0. A scale above 1 sharpens the log-ratios on which the shards agree.
         queries: T in [1, 2^63], number of queries that the guarantee is planned for. The first
             query charges all of them. None charges every query as it comes. Their number must then
@@ -55,8 +55,8 @@ class ClippedLogPool(Mechanism):
     public_confidence: float | None = None
 
     def __post_init__(self) -> None:
-        check_number("lower", self.lower, least=-1e6, most=0.0)
-        check_number("upper", self.upper, least=0.0, most=1e6)
+        check_number("lower (a log-ratio)", self.lower, least=-1e6, most=0.0)
+        check_number("upper (a log-ratio)", self.upper, least=0.0, most=1e6)
         check_number("scale", self.scale, least=0.0)
         check_optional_queries("queries", self.queries)
         if self.scale * (self.upper - self.lower) > _MOST_DEPTH:

@@ -21,7 +21,7 @@ from adapmixed_ext.types import RandomSource
 
 @dataclass(frozen=True)
 class ClippedMixing(Mechanism):
-    """A mean of clipped distributions, with a fixed (ε, δ) that may be published.
+    """A mean of distributions whose ratios to q are clipped, with a fixed, publishable (ε, δ).
 
     The token is drawn from p = (1/N) Σ_i p̄_i, where p̄_i = clip(s_i p_i, c q, C q) and s_i makes it
     sum to 1. The guarantee composes a dominating pair for a number of queries that is fixed in
@@ -29,7 +29,8 @@ class ClippedMixing(Mechanism):
     in docs/theory/clipped-mixing.md and docs/theory/per-shard-budgets.md.
 
     Attributes:
-        lower: c in [0, 1], the least ratio p̄_i/q. With an order it is at least 1e-30.
+        lower: c in [0, 1], the least ratio p̄_i/q, not its logarithm as in ClippedLogPool. With an
+            order it is at least 1e-30.
         upper: C in [1, 1e60], the largest ratio p̄_i/q.
         queries: T in [1, 2^63], number of queries that the fixed guarantee is for. None with
             per-shard budgets.
@@ -50,8 +51,9 @@ class ClippedMixing(Mechanism):
     public_confidence: float | None = None
 
     def __post_init__(self) -> None:
-        check_number("lower", self.lower, least=LEAST_LOWER if self.order else 0.0, most=1.0)
-        check_number("upper", self.upper, least=1.0, most=1e60)
+        least = LEAST_LOWER if self.order else 0.0
+        check_number("lower (a ratio)", self.lower, least=least, most=1.0)
+        check_number("upper (a ratio)", self.upper, least=1.0, most=1e60)
         check_optional_queries("queries", self.queries)
         if self.order is not None:
             check_number("order", self.order, above=1.0)

@@ -151,7 +151,8 @@ class ClippedAnswer:
     The contexts and the decision to stop may depend on the answers.
 
     Attributes:
-        lower: c of the nominal box of p̄_i/q, in [0, 1]. The accounted box is wider by `BOX_ERROR`.
+        lower: c of the nominal box of p̄_i/q, a ratio in [0, 1]. The accounted box is wider by
+            `BOX_ERROR`.
         upper: C of the nominal box, ≥ 1 and finite.
         num_models: N ≥ 1.
         queries: number of queries answered here, ≥ 0.
@@ -180,8 +181,8 @@ class BoundedRangeAnswer:
 
     Attributes:
         scale: κ ≥ 0, finite.
-        lower: a ≤ 0, finite, in log units.
-        upper: b ≥ 0, finite, in log units.
+        lower: a ≤ 0, finite, a log-ratio.
+        upper: b ≥ 0, finite, a log-ratio.
         num_models: N ≥ 1, a public constant.
         queries: number of queries answered here, ≥ 0.
         budget: number of queries that the guarantee is for. The first query charges all of them,

@@ -16,9 +16,9 @@ METHODS = ("renyi", "pld", "bounded range", "zcdp", "per-shard budget")
 log-ratios, by zCDP, or by per-shard budgets."""
 
 _NEIGHBOURS = {
-    "zero_out": "one shard is emptied and its member answers the public distribution (zero-out)",
+    "zero_out": "one {unit} is emptied and its member answers the public distribution (zero-out)",
     "add_remove": "the mean is taken over all members but one (the paper's leave-one-out)",
-    "replace_one": "any change of the records in one shard (replace-one)",
+    "replace_one": "any change of {content} (replace-one)",
 }
 
 _CAVEATS = {
@@ -70,7 +70,8 @@ class Guarantee:
             the sentence then says that number and schedule must have been fixed in advance.
         caveats: names of `CAVEATS`, the assumptions that did not hold or were not checked. The
             sentence names each.
-        unit: the protected unit, one whole "shard".
+        unit: the protected unit, one whole "shard". If members hold something else, name that:
+            `dataclasses.replace(guarantee, unit="reference text")`.
         replaced: for "fixed" and "zero_out", ε of replace-one at the same δ, rounded up, if the
             composition states it. None: the sentence says what follows from ε and δ.
     """
@@ -106,6 +107,8 @@ class Guarantee:
             )
         if self.method not in (None, *METHODS):
             raise ValueError(f"method must be one of {METHODS}, got {self.method!r}")
+        if not isinstance(self.unit, str) or not self.unit.strip():
+            raise ValueError(f"unit must be the name of one protected unit, got {self.unit!r}")
         if not set(self.caveats) <= set(CAVEATS):
             raise ValueError(f"caveats must be of {CAVEATS}, got {self.caveats!r}")
 
@@ -131,7 +134,9 @@ class Guarantee:
         if self.kind == "public":
             return f"ε = 0, δ = 0 for one whole {self.unit}: the {answers} used public values only."
         pair = f"ε = {format_epsilon(self.epsilon)} at δ = {float(self.delta)!r}"
-        basis = f"{self._basis()}; neighbouring: {_NEIGHBOURS[self.adjacency or '']}"
+        content = "the records in one shard" if self.unit == "shard" else f"one {self.unit}"
+        neighbours = _NEIGHBOURS[self.adjacency or ""].format(unit=self.unit, content=content)
+        basis = f"{self._basis()}; neighbouring: {neighbours}"
         if self.kind == "published":
             return (
                 f"{pair} for one whole {self.unit} over {answers} is the number claimed by the "
@@ -175,7 +180,8 @@ class Guarantee:
         They are `replaced` at the same δ or, without it, (2ε, (1 + e^ε) δ). If that δ reaches 1,
         the latter state nothing, but the mechanism's own bound may.
         """
-        change = "Any change of the records inside one shard (replace-one) is"
+        content = "the records inside one shard" if self.unit == "shard" else f"one {self.unit}"
+        change = f"Any change of {content} (replace-one) is"
         epsilon = self.epsilon or 0.0
         found = 2 * epsilon if self.replaced is None else self.replaced
         if max(epsilon, found) > _LARGEST:
@@ -197,7 +203,7 @@ class Guarantee:
         if self.method == "bounded range":
             return "composition of answers whose log-ratio has a bounded range"
         if self.method == "per-shard budget":
-            return "a budget of every shard that was fixed beforehand"
+            return f"a budget of every {self.unit} that was fixed beforehand"
         if self.order is None:
             return "no Rényi order"
         if self.method == "zcdp":
