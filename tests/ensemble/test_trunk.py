@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from families import linear_names, tiny
+from families import SHARES_NO_BLOCK, linear_names, tiny
 from tiny_models import VOCAB, adapted_layers, peft_logits, write_adapter
 from torch import Tensor
 from transformers import BertConfig, BertLMHeadModel
@@ -77,7 +77,7 @@ def test_every_way_of_reading_equals_the_peft_loop(written: Any, kind: str, dtyp
     base, folders = copy.deepcopy(written[0]).to(dtype), written[1][kind]
     ensemble = Ensemble.from_pretrained(base, folders, adapted=adapted_layers(folders))
     depth = len(block_names(base))
-    if base.config.model_type == "gpt_bigcode" and kind != "head":
+    if base.config.model_type in SHARES_NO_BLOCK and kind != "head":
         assert ensemble.trunk.repeats_input  # its blocks cannot be shared
     elif kind == "head":
         assert ensemble.trunk.head == "lm_head"
