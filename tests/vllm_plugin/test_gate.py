@@ -116,7 +116,7 @@ class Case:
         clients = Clients(read_keys(keys), self.counts)
         self.sent: list[str] = []
         tokenizer = AutoTokenizer.from_pretrained(BASE)
-        defaults = Defaults("m", options.tokens, options.max_tokens, vocab=300)
+        defaults = Defaults("m", options.tokens, options.max_tokens, vocab=2048)
         whole = {
             "window": 256,
             "sequences": 1,
@@ -319,7 +319,15 @@ def test_faults_of_vllm_cost_nothing_and_have_our_form(tmp_path: Path) -> None:
 
 def test_top_k_has_at_most_the_vocabulary(tmp_path: Path) -> None:
     case = Case(tmp_path, queries=1000)
-    for given, sent in ((10**30, 300), (301, 300), (300, 300), (1, 1), (0, 0), (-1, 0), (None, 0)):
+    for given, sent in (
+        (10**30, 2048),
+        (2049, 2048),
+        (2048, 2048),
+        (1, 1),
+        (0, 0),
+        (-1, 0),
+        (None, 0),
+    ):
         assert case.ask(top_k=given).status_code == 200
         assert case.behind.bodies[-1]["top_k"] == sent
 

@@ -249,7 +249,7 @@ def _are_roundings(own: Tensor, copy: Tensor) -> bool:
     if own.dtype == copy.dtype or not copy.is_floating_point():
         return torch.equal(own, copy)
     step = max(torch.finfo(one.dtype).eps for one in (own, copy))
-    parts = zip(own.split(_ROWS), copy.split(_ROWS), strict=True)
+    parts = zip(torch.split(own, _ROWS), torch.split(copy, _ROWS), strict=True)
     return all(
         torch.allclose(one.float(), other.float(), rtol=step, atol=_SMALLEST)
         for one, other in parts

@@ -20,6 +20,7 @@ from torch import Tensor
 from adapmixed.ensemble.batched_lora import RankGroup
 from adapmixed.ensemble.decoder import Decoder
 from adapmixed.ensemble.forward import BatchedForward
+from adapmixed.ensemble.vocabulary import beginning_of
 
 # `model_type` of the families in tests/helpers/families.py.
 TESTED = frozenset(
@@ -34,14 +35,19 @@ _TOKENS = 6
 _PADDING = 2
 
 
-def check_model(model: Any) -> None:
+def check_model(model: Any, tokenizer: Any = None) -> None:
     """Raise ValueError for a model that is known not to separate members or positions exactly.
+
+    Args:
+        model: the public model; without weights (on the device "meta") it is checked as well.
+        tokenizer: its tokenizer, or None.
 
     Raises:
         ValueError: if the model has an encoder, mixture-of-experts layers, recurrent layers (state
             space, linear attention, convolution) or another memory than keys and values, attention
             to later tokens, no key/value cache, quantised weights, or an output layer whose width
             is not the configuration's vocab_size.
+        ValueError: if the tokenizer begins a text with a token that the model does not have.
     """
     from adapmixed.ensemble.cache import cache_argument, check_cache
 
@@ -76,6 +82,12 @@ def check_model(model: Any) -> None:
         raise ValueError(
             f"base must have an output layer as wide as its vocab_size = {vocab_size}, got {width}"
         )
+    for token in beginning_of(tokenizer):
+        if token >= vocab_size:
+            raise ValueError(
+                f"base must have the tokens with which its tokenizer begins a text, got {token} "
+                f"with vocab_size = {vocab_size}"
+            )
 
 
 def max_positions(config: Any) -> int | None:
