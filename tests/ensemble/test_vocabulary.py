@@ -89,27 +89,24 @@ def test_tokens_that_the_model_lacks_are_never_released_and_refused_in_prompts()
     assert token_stream(tokenizer([0, 1, VOCAB], eos_token="w0"), ["w1 w61 w1"], VOCAB) == [1, 1, 0]
 
 
-@pytest.mark.parametrize("kind", ["begins", "ends"])
-def test_a_base_must_have_the_tokens_around_a_text(kind: str, tmp_path: Path) -> None:
-    base = tiny("gpt2")
+@pytest.mark.parametrize(
+    ("name", "reason"), [("bos_token", "begins a text"), ("eos_token", "an end-of-text token")]
+)
+def test_a_base_must_have_the_tokens_around_a_text(name: str, reason: str, tmp_path: Path) -> None:
+    base, last = tiny("gpt2"), f"w{VOCAB}"
     base.save_pretrained(tmp_path)
-    wide = tokenizer(
-        list(range(VOCAB + 1)), **{"bos_token" if kind == "begins" else "eos_token": f"w{VOCAB}"}
-    )
-    if kind == "begins":
-        wide._tokenizer.post_processor = TemplateProcessing(
-            single=f"w{VOCAB} $A", special_tokens=[(f"w{VOCAB}", VOCAB)]
-        )
-        wide.eos_token = "w0"
+    wide = tokenizer(list(range(VOCAB + 1)), **({"eos_token": "w0"} | {name: last}))
+    if name == "bos_token":
+        begins = TemplateProcessing(single=f"{last} $A", special_tokens=[(last, VOCAB)])
+        wide._tokenizer.post_processor = begins
         with pytest.raises(ValueError, match=f"begins a text, got {VOCAB} with vocab_size"):
             Ensemble(base, [Adapter({})], tokenizer=wide)
     wide.save_pretrained(tmp_path)
-    reason = "begins a text" if kind == "begins" else "an end-of-text token"
     for refuse in (sharing_lines, base_facts):
         with pytest.raises(ValueError, match=f"{reason}.*, got {VOCAB} with vocab_size = {VOCAB}"):
             refuse(str(tmp_path))
-    for name in ("tokenizer.json", "tokenizer_config.json"):
-        (tmp_path / name).unlink()
+    for file in ("tokenizer.json", "tokenizer_config.json"):
+        (tmp_path / file).unlink()
     for refuse in (sharing_lines, base_facts):
         with pytest.raises(ValueError, match=r"\(eos_token\), got no tokenizer"):
             refuse(str(tmp_path))

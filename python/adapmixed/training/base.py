@@ -47,7 +47,7 @@ class BaseFacts:
     head: str
     hidden_bytes: int
     blocks: tuple[str, ...]
-    tested: bool
+    tested: bool = True
 
     def adapt(self, what: str) -> tuple[str, ...]:
         """Return the full names of the layers that members adapt.
