@@ -191,7 +191,7 @@ def test_what_is_forwarded(tmp_path: Path) -> None:
     assert case.ask(stop=["<|endoftext|>", "x"], stop_token_ids=[299, 7, 7]).status_code == 200
     third = case.behind.bodies[2]
     assert third["stop"] == ["<|endoftext|>", "x"] and third["stop_token_ids"] == [0, 7, 299]
-    for bad in ({"stop": "<|endoftext|>\n"}, {"stop_token_ids": [300]}, {"stop_token_ids": [-1]}):
+    for bad in ({"stop": "<|endoftext|>\n"}, {"stop_token_ids": [2048]}, {"stop_token_ids": [-1]}):
         reply = case.ask(**bad)
         assert reply.status_code == 400 and reply.json()["error"]["param"] == [*bad][0]
     assert len(case.behind.bodies) == 3
