@@ -43,27 +43,23 @@ def sharing_lines(base: str) -> list[str]:
         ValueError: no ensemble can be built on the model.
         OSError: there is no such model.
     """
-    import torch
-
-    from adapmixed.ensemble import Ensemble
+    from adapmixed.ensemble.ensemble import try_members
     from adapmixed.ensemble.layers import block_names, head_name, linear_names
-    from adapmixed.ensemble.member import Adapter
     from adapmixed.ensemble.public_model import load_base
     from adapmixed.ensemble.support import TESTED, check_model
     from adapmixed.ensemble.trunk import find_trunk
+    from adapmixed.ensemble.vocabulary import end_of_text
 
-    model, _ = load_base(base, None)
-    check_model(model)
+    model, tokenizer = load_base(base, None)
+    end_of_text(tokenizer, model.config.get_text_config().vocab_size)
+    check_model(model, tokenizer)
     kind = model.config.model_type
     lines = [f"base: {base} ({kind}, {'tested' if kind in TESTED else 'not tested, tried here'})"]
     lines.append(f"head members share {find_trunk(model, [head_name(model)])}")
     blocks = block_names(model)
     last = [name for name in linear_names(model) if blocks and name.startswith(f"{blocks[-1]}.")]
     lines.append(f"members of the last block share {find_trunk(model, last)}")
-    if kind not in TESTED:
-        size, vocab_size = model.get_output_embeddings().weight.T.shape
-        update = torch.full((size, 1), 0.1), torch.full((1, vocab_size), 0.1)
-        Ensemble(model, [Adapter({head_name(model): update})])  # raises if the model does not fit
+    try_members(model, tokenizer, [head_name(model)])  # raises if the model does not fit
     return lines
 
 

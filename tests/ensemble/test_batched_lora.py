@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -10,9 +11,10 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from tiny_models import adapted_layers, peft_logits, write_adapter
+from tiny_models import TARGETS, VOCAB, adapted_layers, peft_logits, write_adapter
 
 from adapmixed.ensemble import BatchedLoRA, Ensemble, read_adapter, stack_adapters
+from adapmixed.ensemble.adapted_layers import adapter_layers
 
 Make = Callable[..., list[Path]]
 Update = tuple[torch.Tensor, torch.Tensor]
@@ -86,6 +88,113 @@ def test_adapted_output_head(base: Any, make_adapters: Make, ids: torch.Tensor) 
 
     with pytest.raises(ValueError, match="must equal the base's weights"):
         read_adapter(base, rewrite(folders[0], train_head))
+
+
+DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+
+
+@pytest.mark.filterwarnings("ignore:Setting `save_embedding_layers`")
+@pytest.mark.parametrize("trained", DTYPES)
+@pytest.mark.parametrize("served", DTYPES)
+def test_a_copy_of_the_head_may_be_rounded_otherwise(
+    base: Any, tmp_path: Path, ids: torch.Tensor, trained: torch.dtype, served: torch.dtype
+) -> None:
+    """peft stores the head in the dtype of the training, whatever the base is served in."""
+    with torch.no_grad():
+        base.get_output_embeddings().weight[0] *= 2.0**-24  # the smallest numbers of fp16
+    low, base = copy.deepcopy(base).to(trained), base.to(served)
+    folder = write_adapter(low, tmp_path / "a", seed=1, target_modules=["lm_head"])
+    (stored,) = (
+        value
+        for name, value in load_file(folder / "adapter_model.safetensors").items()
+        if "base_layer" in name
+    )
+    assert stored.dtype == trained
+    private, _ = Ensemble.from_pretrained(base, [folder]).logits(ids)
+    expected = peft_logits(base, [folder], ids).float()  # with the copy as its head
+    allowed = float(expected.abs().max()) * max(torch.finfo(one).eps for one in (trained, served))
+    torch.testing.assert_close(private.float(), expected, rtol=0, atol=4 * allowed)
+
+    def train_head(weights: dict[str, torch.Tensor]) -> None:
+        next(value for name, value in weights.items() if "base_layer" in name)[7, 3] *= 1.05
+
+    with pytest.raises(ValueError, match="must equal the base's weights"):
+        read_adapter(base, rewrite(folder, train_head))
+
+
+@pytest.mark.filterwarnings("ignore")  # peft's, about saved embeddings and tied heads
+@pytest.mark.parametrize("target", ["lm_head", ""])
+def test_resized_embeddings_are_refused_with_their_sizes(
+    base: Any, family: str, tmp_path: Path, target: str
+) -> None:
+    wide = copy.deepcopy(base)
+    wide.resize_token_embeddings(VOCAB + 3)
+    base.save_pretrained(tmp_path / "base")  # peft looks there whether the sizes differ
+    wide.name_or_path = wide.config._name_or_path = str(tmp_path / "base")
+    folder = write_adapter(
+        wide, tmp_path / "a", seed=1, target_modules=[target or TARGETS[family][0]]
+    )
+    reason = f"must have the {VOCAB} rows of the base, got {VOCAB + 3}: .*resized embeddings"
+    with pytest.raises(ValueError, match=reason):
+        Ensemble.from_pretrained(base, [folder])
+
+    def lora_alone(weights: dict[str, torch.Tensor]) -> None:
+        for key in [key for key in weights if "lora_" not in key]:
+            del weights[key]
+
+    if target:
+        with pytest.raises(ValueError, match=reason):
+            read_adapter(base, rewrite(folder, lora_alone))
+
+
+def test_names_of_the_adapter_in_keys_are_read(
+    base: Any, make_adapters: Make, ids: torch.Tensor
+) -> None:
+    """A saved state dict has the adapter's name in its keys, and the base's weights."""
+    (folder,) = make_adapters(1)
+    layers, (expected, _) = (
+        adapted_layers([folder]),
+        Ensemble.from_pretrained(base, [folder]).logits(ids),
+    )
+
+    def name(weights: dict[str, torch.Tensor]) -> None:
+        for key in list(weights):
+            weights[key.removesuffix("weight") + "default.weight"] = weights.pop(key)
+        for key, value in base.state_dict().items():
+            weights[f"base_model.model.{key}"] = value.clone()
+
+    rewrite(folder, name)
+    assert adapted_layers([folder]) == layers
+    assert torch.equal(Ensemble.from_pretrained(base, [folder]).logits(ids)[0], expected)
+
+    def two(weights: dict[str, torch.Tensor]) -> None:
+        for key in [key for key in weights if ".default." in key]:
+            weights[key.replace(".default.", ".")] = weights[key].clone()
+
+    with pytest.raises(ValueError, match="weights must be of one adapter, got .*lora_"):
+        read_adapter(base, rewrite(folder, two))
+
+
+def test_pickled_weights_are_refused_with_the_lines_that_convert_them(
+    base: Any, make_adapters: Make, ids: torch.Tensor
+) -> None:
+    (folder,) = make_adapters(1)
+    expected, _ = Ensemble.from_pretrained(base, [folder]).logits(ids)
+    file = folder / "adapter_model.safetensors"
+    torch.save(
+        {key: value.T.clone().T for key, value in load_file(file).items()},
+        folder / "adapter_model.bin",
+    )
+    file.unlink()
+    for read in (adapter_layers, lambda folder: read_adapter(base, folder)):
+        with pytest.raises(
+            ValueError, match="must be a peft folder with adapter_model.saf"
+        ) as caught:
+            read(folder)
+    head, *lines = str(caught.value).splitlines()
+    assert "got adapter_model.bin" in head and len(lines) == 2
+    exec("\n".join(lines), {})
+    assert torch.equal(Ensemble.from_pretrained(base, [folder]).logits(ids)[0], expected)
 
 
 def test_bfloat16_base_keeps_adapters_in_float32(
@@ -235,7 +344,7 @@ def test_no_adapters_refused(base: Any) -> None:
     ("settings", "reason"),
     [
         ({"peft_type": "IA3"}, "peft_type must be LORA"),
-        ({"use_dora": True}, "use_dora"),
+        ({"use_dora": True}, "use_dora must be false.*got True"),
         ({"bias": "all"}, "bias must be none"),
         ({"lora_bias": True}, "lora_bias"),
         ({"modules_to_save": ["lm_head"]}, "modules_to_save"),
@@ -308,7 +417,7 @@ def test_refused_folders(base: Any, make_adapters: Make, tmp_path: Path) -> None
         read_adapter(base, tmp_path)
     first, second, third = make_adapters(3)
     (first / "adapter_model.safetensors").unlink()
-    with pytest.raises(ValueError, match="pickled weights are not read"):
+    with pytest.raises(ValueError, match="there is no adapter_model.safetensors$"):
         read_adapter(base, first)
     (second / "adapter_model.safetensors").write_bytes(b"not safetensors at all")
     with pytest.raises(ValueError, match="readable safetensors"):

@@ -58,6 +58,32 @@ def test_refused_families(family: str, reason: str) -> None:
         Ensemble(model, [Adapter({})])
 
 
+def test_a_cache_of_more_than_keys_and_values_is_refused() -> None:
+    model = tiny("llama")
+    model.config.layer_types = ["full_attention", "indexed_attention"]
+    with pytest.raises(ValueError, match="values alone, got llama with DynamicIndexedLayer"):
+        Ensemble(model, [Adapter({})])
+
+
+@pytest.mark.parametrize("family", ["gemma3n_text", "gemma4_text"])
+@pytest.mark.parametrize("kind", ["head", "all"])
+def test_shared_keys_and_values(family: str, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The upper layers cache nothing: memory is counted, decoding works and passes the trial."""
+    monkeypatch.setattr("adapmixed.ensemble.ensemble.TESTED", frozenset())
+    model = tiny(family)
+    head, layers = model.get_output_embeddings(), len(model.model.layers)
+    update = {"lm_head": (torch.ones(head.in_features, 2), torch.ones(2, VOCAB))}
+    ensemble = Ensemble(model, [Adapter(update)] if kind == "head" else adapters(model))
+    forward = ensemble._forward
+    assert len(forward._cached_bytes) == 2 < layers == 4
+    assert forward.cache_bytes(1, 1) > 0
+    decoder = ensemble.decoder(torch.tensor([[5, 9, 2]]), new_tokens=1)
+    decoder.append(torch.tensor([7]))
+    whole = ensemble.logits(torch.tensor([[5, 9, 2, 7]]))
+    for found, expected in zip(decoder.logits, whole, strict=True):
+        torch.testing.assert_close(found, expected[..., -1, :], rtol=0, atol=1e-4)
+
+
 @pytest.mark.parametrize("family", ["gemma", "gemma3_text"])
 def test_attention_to_later_tokens_is_refused(family: str) -> None:
     model = tiny(family, use_bidirectional_attention=True)
@@ -128,6 +154,7 @@ def look_ahead(hidden: torch.Tensor) -> torch.Tensor:
         (look_ahead, "a later token"),
         (lambda hidden: hidden * hidden.shape[1], "cache changes"),
         (lambda hidden: hidden[..., :3], "RuntimeError"),
+        (lambda hidden: hidden + (len(hidden) == 2 * 3) * 0.5, "join and leave a batch"),
     ],
 )
 def test_faults_are_found_on_loading(fault: Any, reason: str) -> None:

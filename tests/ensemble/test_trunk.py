@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 import torch
-from families import linear_names, tiny
-from tiny_models import VOCAB, adapted_layers, peft_logits, write_adapter
+from families import SHARES_NO_BLOCK, linear_names, tiny
+from tiny_models import VOCAB, adapted_layers, peft_logits, tokenizer, write_adapter
 from torch import Tensor
 from transformers import BertConfig, BertLMHeadModel
 
@@ -77,7 +77,7 @@ def test_every_way_of_reading_equals_the_peft_loop(written: Any, kind: str, dtyp
     base, folders = copy.deepcopy(written[0]).to(dtype), written[1][kind]
     ensemble = Ensemble.from_pretrained(base, folders, adapted=adapted_layers(folders))
     depth = len(block_names(base))
-    if base.config.model_type == "gpt_bigcode" and kind != "head":
+    if base.config.model_type in SHARES_NO_BLOCK and kind != "head":
         assert ensemble.trunk.repeats_input  # its blocks cannot be shared
     elif kind == "head":
         assert ensemble.trunk.head == "lm_head"
@@ -261,6 +261,7 @@ def test_threads_share_an_ensemble(kind: str, tmp_path: Path) -> None:
 def test_what_a_model_can_share_is_said(tmp_path: Path) -> None:
     for family, said in (("gpt2", "the first 1 of 2 blocks"), ("gpt_bigcode", "no block")):
         tiny(family).save_pretrained(tmp_path / family)
+        tokenizer([0, 1], eos_token="w0").save_pretrained(tmp_path / family)
         base, head, last = sharing_lines(str(tmp_path / family))
         assert base.endswith("tested)") and "all blocks" in head and said in last
 
@@ -272,5 +273,6 @@ def test_a_model_of_an_untested_kind_is_tried_before_anything_is_said(tmp_path: 
     )  # fmt: skip
     torch.manual_seed(0)
     BertLMHeadModel(config).save_pretrained(tmp_path)
+    tokenizer([0, 1], eos_token="w0").save_pretrained(tmp_path)
     with pytest.raises(ValueError, match="base must answer as an ensemble needs it, bert does not"):
         sharing_lines(str(tmp_path))

@@ -61,6 +61,18 @@ def tiny_model(family: str, seed: int = 0) -> Any:
     return model.eval()
 
 
+def tokenizer(ids: list[int], lower: bool = False, **settings: Any) -> Any:
+    """Return a tokenizer with one word for each of the ids."""
+    from tokenizers import Tokenizer, models, normalizers, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    backend = Tokenizer(models.WordLevel({f"w{i}": i for i in ids}, unk_token=f"w{ids[0]}"))
+    backend.pre_tokenizer = pre_tokenizers.Whitespace()
+    if lower:
+        backend.normalizer = normalizers.Lowercase()
+    return PreTrainedTokenizerFast(tokenizer_object=backend, **settings)
+
+
 def write_adapter(base: Any, folder: Path, *, seed: int, **settings: Any) -> Path:
     """Write a peft folder with random A and B (`zero=True` keeps B = 0)."""
     from peft import LoraConfig, get_peft_model

@@ -230,7 +230,7 @@ def test_uneven_prompts_are_read_apart(ensemble: Ensemble) -> None:
     ("prompt", "match"),
     [
         (Prompt((), 1), "prompt must hold at least one token, got none"),
-        (Prompt((VOCAB,), 1), rf"prompt must hold tokens in \[0, {VOCAB}\), got {VOCAB}"),
+        (Prompt((VOCAB,), 1), rf"prompt must hold tokens in \[0, {VOCAB}\), .* got {VOCAB}"),
         (Prompt((1,), 1, temperature=0.0), "temperature must"),
         (Prompt((1,), 1, top_k=0), "top_k must"),
         (Prompt((1,) * 99, 1), "prompt must have at most"),

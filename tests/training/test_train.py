@@ -18,6 +18,7 @@ from typing import Any
 
 import pytest
 import torch
+from families import tiny
 from torch import Tensor
 from training_cases import (
     CONFIG,
@@ -396,6 +397,24 @@ def test_refusals_before_any_work(base: Path, tmp_path: Path) -> None:
     (tmp_path / "open.private").mkdir()
     (tmp_path / "open.private").chmod(0o755)
     refuses("open to its owner alone", replace(run, output=tmp_path / "open"))
+
+
+def test_a_base_that_could_not_be_loaded_is_refused_before_any_work(tmp_path: Path) -> None:
+    base = write_base(tmp_path / "base")
+    run = a_run(tmp_path, base)
+    model = tiny("bert", vocab_size=2048)  # of an untested type: it is tried
+    model.save_pretrained(base)
+    query = replace(run, config=replace(CONFIG, target_modules=("query",)))
+    with pytest.raises(ValueError, match="bert does not: a later token changes earlier logits"):
+        quietly(query)
+    tiny("mamba", vocab_size=2048).save_pretrained(base)
+    with pytest.raises(ValueError, match="key/value cache|attention layers only"):
+        quietly(run)
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        (base / name).unlink()
+    with pytest.raises(ValueError, match=r"\(eos_token\), got no tokenizer"):
+        quietly(run)
+    assert not run.output.exists() and not run.output.with_name("ensemble.private").exists()
 
 
 @pytest.mark.parametrize(

@@ -116,7 +116,7 @@ class Case:
         clients = Clients(read_keys(keys), self.counts)
         self.sent: list[str] = []
         tokenizer = AutoTokenizer.from_pretrained(BASE)
-        defaults = Defaults("m", options.tokens, options.max_tokens, vocab=300)
+        defaults = Defaults("m", options.tokens, options.max_tokens, vocab=2048)
         whole = {
             "window": 256,
             "sequences": 1,
@@ -191,7 +191,7 @@ def test_what_is_forwarded(tmp_path: Path) -> None:
     assert case.ask(stop=["<|endoftext|>", "x"], stop_token_ids=[299, 7, 7]).status_code == 200
     third = case.behind.bodies[2]
     assert third["stop"] == ["<|endoftext|>", "x"] and third["stop_token_ids"] == [0, 7, 299]
-    for bad in ({"stop": "<|endoftext|>\n"}, {"stop_token_ids": [300]}, {"stop_token_ids": [-1]}):
+    for bad in ({"stop": "<|endoftext|>\n"}, {"stop_token_ids": [2048]}, {"stop_token_ids": [-1]}):
         reply = case.ask(**bad)
         assert reply.status_code == 400 and reply.json()["error"]["param"] == [*bad][0]
     assert len(case.behind.bodies) == 3
@@ -319,7 +319,15 @@ def test_faults_of_vllm_cost_nothing_and_have_our_form(tmp_path: Path) -> None:
 
 def test_top_k_has_at_most_the_vocabulary(tmp_path: Path) -> None:
     case = Case(tmp_path, queries=1000)
-    for given, sent in ((10**30, 300), (301, 300), (300, 300), (1, 1), (0, 0), (-1, 0), (None, 0)):
+    for given, sent in (
+        (10**30, 2048),
+        (2049, 2048),
+        (2048, 2048),
+        (1, 1),
+        (0, 0),
+        (-1, 0),
+        (None, 0),
+    ):
         assert case.ask(top_k=given).status_code == 200
         assert case.behind.bodies[-1]["top_k"] == sent
 

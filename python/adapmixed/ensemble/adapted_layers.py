@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from adapmixed.ensemble.member import LAYER_PREFIX, WEIGHTS_FILE
+from adapmixed.ensemble.member import LORA_WEIGHT, weights_file
 
 
 def adapter_layers(folder: str | os.PathLike[str]) -> dict[str, tuple[int, ...]]:
@@ -22,21 +21,14 @@ def adapter_layers(folder: str | os.PathLike[str]) -> dict[str, tuple[int, ...]]
     """
     from safetensors import SafetensorError, safe_open
 
-    file = Path(folder) / WEIGHTS_FILE
+    file = weights_file(Path(folder))
     found: dict[str, tuple[int, ...]] = {}
     try:
-        file.open("rb").close()  # safetensors calls a file missing that it may not read
         with safe_open(str(file), framework="pt") as weights:
             for key in weights.keys():
-                match = re.fullmatch(re.escape(LAYER_PREFIX) + r"(.+)\.lora_A\.weight", key)
-                if match is not None:
+                match = LORA_WEIGHT.fullmatch(key)
+                if match is not None and match[2] == "A":
                     found[match[1]] = (int(weights.get_slice(key).get_shape()[0]),)
-    except FileNotFoundError as error:
-        missing = file.name if file.parent.is_dir() else "folder there"
-        raise ValueError(
-            f"{folder} must be a peft folder, but there is no {missing}: put it back, or give null "
-            "(None in a list) in its place, for a missing member"
-        ) from error
     except SafetensorError as error:
         raise ValueError(f"{file} is not a readable safetensors file: {error}") from error
     return found

@@ -15,6 +15,7 @@ from torch import Tensor
 from transformers.cache_utils import DynamicCache, DynamicLayer
 
 _GROWTH = 4  # a full layer grows by a quarter
+_LAYERS = ("DynamicLayer", "DynamicSlidingWindowLayer", "DummyLayer")  # the last one holds nothing
 
 
 def key_value_cache(config: Any, positions: int) -> DynamicCache:
@@ -36,10 +37,29 @@ def key_value_cache(config: Any, positions: int) -> DynamicCache:
     return cache
 
 
-def has_recurrent_layers(config: Any) -> bool:
-    """Return whether some layer has a recurrent state, alone or besides keys and values."""
-    layers = DynamicCache(config=config).layers
-    return any(hasattr(layer, "update_recurrent_state") for layer in layers)
+def written_layers(cache: Any) -> list[Any]:
+    """Return the layers that hold keys and values; the others read those of a layer below."""
+    return [layer for layer in cache.layers if layer.keys is not None]
+
+
+def check_cache(config: Any) -> None:
+    """Check that a model keeps nothing between positions but keys and values.
+
+    Raises:
+        ValueError: if a layer has a recurrent state, or another kind of memory.
+    """
+    for layer in DynamicCache(config=config).layers:
+        if hasattr(layer, "update_recurrent_state"):
+            raise ValueError(
+                f"base must have attention layers only, got {config.model_type} with recurrent "
+                "ones: their state depends on padding and chunk boundaries, so that a batch would "
+                "answer otherwise than single prompts"
+            )
+        if type(layer).__name__ not in _LAYERS:
+            raise ValueError(
+                f"base must have layers that cache keys and values alone, got {config.model_type} "
+                f"with {type(layer).__name__}"
+            )
 
 
 def cache_argument(model: Any) -> str:

@@ -136,7 +136,7 @@ class Decoder:
         Args:
             ended: (b,) bool, at least one of them False.
         """
-        from adapmixed.ensemble.cache import keep_rows
+        from adapmixed.ensemble.cache import keep_rows, written_layers
 
         going = (~ended).nonzero()[:, 0].to(self._ids.device)
         first = int(self._padding()[going].min())
@@ -144,7 +144,7 @@ class Decoder:
         if not self._unread:
             blocks = torch.arange(self._forward.num_models + 1, device=going.device) * len(ended)
             in_all_blocks = (blocks[:, None] + going).flatten()
-            for layer in self._cache.layers:
+            for layer in written_layers(self._cache):
                 rows = going if len(layer.keys) == len(ended) else in_all_blocks
                 keep_rows(layer, rows, self.length - first, self.window)
             # The logits are not copied here: usually nobody reads them again.
@@ -167,7 +167,7 @@ class Decoder:
         Raises:
             ValueError: if the other decoder is of another ensemble, or if a window slides.
         """
-        from adapmixed.ensemble.cache import join_rows
+        from adapmixed.ensemble.cache import join_rows, written_layers
 
         if other._forward is not self._forward:
             raise ValueError("other must be a decoder of the same ensemble")
@@ -179,7 +179,8 @@ class Decoder:
         self._going = None
         self._ends = torch.cat([self._ends, other._ends])
         sequences = len(self._ids), len(other._ids)
-        for layer, joining in zip(self._cache.layers, other._cache.layers, strict=True):
+        pairs = zip(written_layers(self._cache), written_layers(other._cache), strict=True)
+        for layer, joining in pairs:
             join_rows(layer, joining, sequences, self.window)
         width = max(self.length, other.length)
         masks = [one._all_masked(width) for one in (self, other)]

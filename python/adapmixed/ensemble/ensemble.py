@@ -17,7 +17,7 @@ from adapmixed.ensemble.batched_lora import stack_adapters
 from adapmixed.ensemble.decoder import Decoder
 from adapmixed.ensemble.forward import DEFAULT_MEMORY_BYTES, BatchedForward, Beside
 from adapmixed.ensemble.layers import head_name
-from adapmixed.ensemble.member import Adapter
+from adapmixed.ensemble.member import Adapter, layer_shape
 from adapmixed.ensemble.parts import read_parts
 from adapmixed.ensemble.provenance import fingerprint
 from adapmixed.ensemble.room import LogitsRoom
@@ -94,7 +94,7 @@ class Ensemble:
         """
         if not adapters:
             raise ValueError("an ensemble must have at least one private model, got 0")
-        check_model(model)
+        check_model(model, tokenizer)
         text_config = model.config.get_text_config()
         vocab_size = int(text_config.vocab_size)
         masked = None if tokenizer is None else unnamed_ids(tokenizer, vocab_size)
@@ -331,3 +331,27 @@ class Ensemble:
         if overflow == "slide" and self.max_positions is not None:
             window = min(window, self.max_positions)
         return self._forward.sequence_bytes(window, beside)
+
+
+def try_members(model: Any, tokenizer: Any, layers: Sequence[str]) -> None:
+    """Check that an ensemble can be loaded whose members adapt these layers.
+
+    Models of a tested type are only looked at. Others are tried, which changes them.
+
+    Args:
+        model: the public model; of a tested type it needs no weights.
+        tokenizer: its tokenizer.
+        layers: full names of layers.
+
+    Raises:
+        ValueError: as :class:`Ensemble`.
+    """
+    check_model(model, tokenizer)
+    if model.config.model_type in TESTED:
+        return
+    shapes = {name: layer_shape(model.get_submodule(name)) for name in layers}
+    updates = {
+        name: (torch.full((size_in, 1), 0.1), torch.full((1, size_out), 0.1))
+        for name, (size_in, size_out) in shapes.items()
+    }
+    Ensemble(model, [Adapter(updates)], tokenizer=tokenizer)

@@ -12,6 +12,8 @@ import torch
 from torch import Tensor
 
 from adapmixed.ensemble.batched_lora import HEAD_MEMBERS
+from adapmixed.ensemble.layers import head_name, linear_names
+from adapmixed.ensemble.member import layer_shape
 from adapmixed.ensemble.room import LogitsRoom
 from adapmixed.ensemble.trunk import Trunk
 from adapmixed.ranks import ALONE, Ranks
@@ -195,15 +197,27 @@ class BatchedForward:
         The window is None if it does not slide. The sizes are read from a cache with one position,
         because configurations name the heads in many ways.
         """
+        from adapmixed.ensemble.cache import written_layers
+
         cache = self.new_cache()
         token = torch.zeros((1, 1), dtype=torch.int64, device=self.model.device)
         replace(self, ranks=ALONE)(token, None, cache, last_only=True)
         found = []
-        for layer in cache.layers:
+        for layer in written_layers(cache):
             rows = len(layer.keys)
             size = sum(part.numel() * part.element_size() for part in (layer.keys, layer.values))
             found.append((size // rows, rows > 1, getattr(layer, "sliding_window", None)))
         return tuple(found)
+
+    @cached_property
+    def _widest(self) -> int:
+        """Return the width of the widest linear layer below the output layer.
+
+        Configurations name it in many ways, and it may differ from block to block.
+        """
+        head = head_name(self.model)
+        below = [name for name in linear_names(self.model) if not f"{name}.".startswith(f"{head}.")]
+        return max(max(layer_shape(self.model.get_submodule(name))) for name in below)
 
     def cache_bytes(self, batch: int, positions: int) -> int:
         """Return the bytes of a key/value cache of `batch` = b sequences.
@@ -295,8 +309,8 @@ class BatchedForward:
         """Return the bytes of one position's logits, and those of a layer's activations."""
         rows = self._rows(batch)
         config = self.model.config.get_text_config()
-        hidden = int(config.hidden_size)
-        inner = int(getattr(config, "intermediate_size", None) or 4 * hidden)
+        hidden = int(config.hidden_size) * int(getattr(config, "altup_num_inputs", 1))
+        inner = self._widest
         element = int(next(self.model.parameters()).element_size())
         # Capping or scaling the output needs a second copy of it.
         logits = (2 if self._scales_logits else 1) * rows * self.vocab_size * element

@@ -14,9 +14,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from adapmixed.ensemble.layers import head_name
+
 CONFIG_FILE = "adapter_config.json"
 WEIGHTS_FILE = "adapter_model.safetensors"
-LAYER_PREFIX = "base_model.model."
+_PICKLED = "adapter_model.bin"
+_LAYER_PREFIX = "base_model.model."
+LORA_WEIGHT = re.compile(re.escape(_LAYER_PREFIX) + r"(.+)\.lora_([AB])(?:\.[^.]+)?\.weight")
+"""A layer's name and A or B; a state dict puts the adapter's name, often default, behind them."""
 
 # Settings that are read here, or that do not change the trained adapter's computation.
 # Any other setting must be unset.
@@ -29,6 +34,8 @@ _READ = frozenset(
         "megatron_core", "eva_config", "qalora_group_size", "runtime_config",
     }
 )  # fmt: skip
+_ROWS = 4096  # compared at once
+_SMALLEST = 2.0**-24  # the step of the smallest numbers in fp16
 _INITIALISATIONS = (True, False, None, "gaussian", "eva", "orthogonal")
 
 
@@ -78,24 +85,53 @@ def read_adapter(model: nn.Module, folder: str | os.PathLike[str]) -> Adapter:
     weights = _read_weights(path)
     pairs: dict[str, dict[str, Tensor]] = {}
     for key, value in weights.items():
-        match = re.fullmatch(re.escape(LAYER_PREFIX) + r"(.+)\.lora_([AB])\.weight", key)
+        match = LORA_WEIGHT.fullmatch(key)
         if match is None and _is_copy_of_base(path, model, key, value):
             continue
         if match is None:
             raise ValueError(
-                f"{path}: weights must be lora_A and lora_B of linear layers, got {key}"
+                f"{path}: weights must be lora_A and lora_B of linear layers, got {key} with "
+                f"target_modules={config.get('target_modules')!r}"
             )
-        pairs.setdefault(match[1], {})[match[2]] = value
+        pair = pairs.setdefault(match[1], {})
+        if match[2] in pair:
+            raise ValueError(f"{path}: weights must be of one adapter, got {key} besides another")
+        pair[match[2]] = value
     if not pairs:
         raise ValueError(f"{path}: the adapter holds no weights")
-    modules = dict(model.named_modules())
+    modules, head = dict(model.named_modules()), head_name(model)
     updates: dict[str, tuple[Tensor, Tensor]] = {}
     for name, pair in sorted(pairs.items()):
         if name not in modules:
             raise ValueError(f"{path}: the adapter adapts {name}, which the base does not have")
+        if name == head and "B" in pair:
+            _check_rows(path, f"lora_B of {name}", pair["B"], modules[name].weight)
         updates[name] = _update(path, config, name, modules[name], pair)
     _check_targets(path, config, modules, set(updates))
     return Adapter(updates, config.get("base_model_name_or_path"))
+
+
+def weights_file(folder: Path) -> Path:
+    """Return the file of a peft folder's weights.
+
+    Raises:
+        ValueError: if there is none. For pickled weights the message has the lines to convert them.
+        OSError: if it may not be read.
+    """
+    file, pickled = folder / WEIGHTS_FILE, folder / _PICKLED
+    if pickled.is_file() and not file.is_file():
+        raise ValueError(
+            f"{folder} must be a peft folder with {WEIGHTS_FILE}, got {_PICKLED}, which two lines "
+            "of Python convert:\nimport torch, safetensors.torch as st\n"
+            "st.save_file({k: v.contiguous().clone() for k, v in torch.load("
+            f"{str(pickled)!r}, 'cpu', weights_only=True).items()}}, {str(file)!r})"
+        )
+    try:
+        file.open("rb").close()  # safetensors calls a file missing that it may not read
+    except FileNotFoundError as error:
+        missing = file.name if folder.is_dir() else "folder there"
+        raise ValueError(f"{folder} must be a peft folder, but there is no {missing}") from error
+    return file
 
 
 def layer_shape(layer: nn.Module) -> tuple[int, int]:
@@ -125,7 +161,10 @@ def _read_config(path: Path) -> dict[str, Any]:
     if not isinstance(config, dict) or kind != "LORA":
         raise ValueError(f"{path}: peft_type must be LORA, got {kind!r}")
     if config.get("use_dora"):
-        raise ValueError(f"{path}: use_dora must be false, DoRA rescales the base's weights")
+        raise ValueError(
+            f"{path}: use_dora must be false, because DoRA rescales the base's weights, got "
+            f"{config['use_dora']!r}"
+        )
     if config.get("bias", "none") != "none" or config.get("lora_bias"):
         raise ValueError(
             f"{path}: bias must be none and lora_bias false, got bias={config.get('bias')!r}, "
@@ -177,9 +216,7 @@ def _read_weights(path: Path) -> dict[str, Tensor]:
     from safetensors import SafetensorError
     from safetensors.torch import load_file
 
-    file = path / WEIGHTS_FILE
-    if not file.is_file():
-        raise ValueError(f"{path} must hold {WEIGHTS_FILE} (pickled weights are not read)")
+    file = weights_file(path)
     try:
         weights: dict[str, Tensor] = load_file(str(file))
     except SafetensorError as error:
@@ -193,13 +230,40 @@ def _is_copy_of_base(path: Path, model: nn.Module, key: str, value: Tensor) -> b
     Raises:
         ValueError: if the tensor differs from the base's, which all members share.
     """
-    name = key.removeprefix(LAYER_PREFIX).replace(".base_layer.", ".")
+    name = key.removeprefix(_LAYER_PREFIX).replace(".base_layer.", ".")
     own = dict(model.named_parameters(remove_duplicate=False)).get(name)
     if own is None:
         return False
-    if own.shape != value.shape or not torch.equal(own.detach().cpu(), value.to(own.dtype)):
+    if own.ndim == 2 and own.shape[1:] == value.shape[1:]:
+        _check_rows(path, key, value, own)
+    if own.shape != value.shape or not _are_roundings(own.detach().cpu(), value):
         raise ValueError(f"{path}: {key} must equal the base's weights, which all members share")
     return True
+
+
+def _are_roundings(own: Tensor, copy: Tensor) -> bool:
+    """Return whether two tensors may be the same numbers, each rounded to its own dtype.
+
+    The base's file may hold the numbers in a third dtype, so neither need be the other's rounding.
+    """
+    if own.dtype == copy.dtype or not copy.is_floating_point():
+        return torch.equal(own, copy)
+    step = max(torch.finfo(one.dtype).eps for one in (own, copy))
+    parts = zip(torch.split(own, _ROWS), torch.split(copy, _ROWS), strict=True)
+    return all(
+        torch.allclose(one.float(), other.float(), rtol=step, atol=_SMALLEST)
+        for one, other in parts
+    )
+
+
+def _check_rows(path: Path, key: str, found: Tensor, own: Tensor) -> None:
+    """Raise ValueError if a tensor with a row for each token has other rows than the base."""
+    if len(found) != len(own):
+        raise ValueError(
+            f"{path}: {key} must have the {len(own)} rows of the base, got {len(found)}: the "
+            "adapter was trained with resized embeddings, which members cannot share; train it "
+            "without resize_token_embeddings"
+        )
 
 
 def _update(
@@ -220,7 +284,8 @@ def _update(
     if tuple(a.shape) != (rank, size_in) or tuple(b.shape) != (size_out, rank):
         raise ValueError(
             f"{path}: {name}: lora_A and lora_B must have shapes {(rank, size_in)} and "
-            f"{(size_out, rank)}, got {tuple(a.shape)} and {tuple(b.shape)}"
+            f"{(size_out, rank)} with {rank} of r or rank_pattern, got {tuple(a.shape)} and "
+            f"{tuple(b.shape)}"
         )
     scale = alpha / (math.sqrt(rank) if config.get("use_rslora") else rank)
     up = b.T * scale

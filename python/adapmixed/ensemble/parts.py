@@ -99,10 +99,10 @@ def read_parts(
     mine = paths[ranks.own(len(paths))]
     present = [path for path in mine if path is not None]
     vocab_size = model.config.get_text_config().vocab_size
-    check_tokenizers(present, tokenizer, name, int(vocab_size))
     _LOG.info("public model %s: %s on %s", name, model.dtype, model.device)
     digests = member_digests(paths)
     read = {path: read_adapter(model, path) for path in present}
+    check_tokenizers(present, tokenizer, name, int(vocab_size))
     if member_digests(paths) != digests:
         raise ValueError("members must not change while they are read: load the ensemble again")
     _check_records(manifest, paths, read)

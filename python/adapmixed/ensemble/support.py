@@ -18,29 +18,38 @@ import torch
 from torch import Tensor
 
 from adapmixed.ensemble.batched_lora import RankGroup
+from adapmixed.ensemble.decoder import Decoder
 from adapmixed.ensemble.forward import BatchedForward
+from adapmixed.ensemble.vocabulary import beginning_of
 
 # `model_type` of the families in tests/helpers/families.py.
 TESTED = frozenset(
     {
-        "bloom", "cohere", "cohere2", "falcon", "gemma", "gemma2", "gemma3_text", "gpt2",
-        "gpt_bigcode", "gpt_neo", "gpt_neox", "gptj", "granite", "llama", "mistral", "mpt", "olmo2",
-        "opt", "phi", "phi3", "qwen2", "qwen3", "stablelm", "starcoder2",
+        "bloom", "cohere", "cohere2", "falcon", "gemma", "gemma2", "gemma3_text",
+        "gemma3n_text", "gemma4_text", "gpt2", "gpt_bigcode", "gpt_neo", "gpt_neox", "gptj",
+        "granite", "llama", "mistral", "mpt", "olmo2", "opt", "phi", "phi3", "qwen2", "qwen3",
+        "stablelm", "starcoder2",
     }
 )  # fmt: skip
 _TOKENS = 6
 _PADDING = 2
 
 
-def check_model(model: Any) -> None:
+def check_model(model: Any, tokenizer: Any = None) -> None:
     """Raise ValueError for a model that is known not to separate members or positions exactly.
+
+    Args:
+        model: the public model; without weights (on the device "meta") it is checked as well.
+        tokenizer: its tokenizer, or None.
 
     Raises:
         ValueError: if the model has an encoder, mixture-of-experts layers, recurrent layers (state
-            space, linear attention, convolution), attention to later tokens, no key/value cache,
-            quantised weights, or an output layer whose width is not the configuration's vocab_size.
+            space, linear attention, convolution) or another memory than keys and values, attention
+            to later tokens, no key/value cache, quantised weights, or an output layer whose width
+            is not the configuration's vocab_size.
+        ValueError: if the tokenizer begins a text with a token that the model does not have.
     """
-    from adapmixed.ensemble.cache import cache_argument, has_recurrent_layers
+    from adapmixed.ensemble.cache import cache_argument, check_cache
 
     kind = model.config.model_type
     if getattr(model.config, "is_encoder_decoder", False):
@@ -56,12 +65,7 @@ def check_model(model: Any) -> None:
                 "the shape of a product, and so the last bits of other members' logits"
             )
     cache_argument(model)
-    if has_recurrent_layers(model.config):
-        raise ValueError(
-            f"base must have attention layers only, got {kind} with recurrent ones: their state "
-            "depends on padding and chunk boundaries, so that a batch would answer otherwise "
-            "than single prompts"
-        )
+    check_cache(model.config)
     if getattr(model.config.get_text_config(), "use_bidirectional_attention", None):
         raise ValueError(
             f"base must be causal, got {kind} with use_bidirectional_attention: a later token "
@@ -78,6 +82,12 @@ def check_model(model: Any) -> None:
         raise ValueError(
             f"base must have an output layer as wide as its vocab_size = {vocab_size}, got {width}"
         )
+    for token in beginning_of(tokenizer):
+        if token >= vocab_size:
+            raise ValueError(
+                f"base must have the tokens with which its tokenizer begins a text, got {token} "
+                f"with vocab_size = {vocab_size}"
+            )
 
 
 def max_positions(config: Any) -> int | None:
@@ -102,8 +112,9 @@ def check_behaviour(forward: BatchedForward) -> None:
     """Try a model of an untested type on a few tokens.
 
     A member's rows must keep every bit if all other updates are removed. Up to rounding, a later
-    token must not change earlier logits. Up to rounding, a cache and left padding must give the
-    logits of a single pass. This finds gross faults only: longer windows are not tried.
+    token must not change earlier logits. Up to rounding, a cache, left padding and a decoder whose
+    sequences join and leave must give the logits of a single pass. This finds gross faults only:
+    longer windows are not tried.
 
     Raises:
         ValueError: if one of these fails; the message names the model type and what failed.
@@ -147,6 +158,16 @@ def _fault(forward: BatchedForward) -> str | None:
         parts.append(forward(padded[:, end - 1 : end], mask[:, :end], cache))
     if _differ(torch.cat(parts[_PADDING:], dim=2), whole):
         return "left padding changes its logits in chunks"
+    memory = forward.sequence_bytes(_TOKENS + _PADDING, None)
+    decoder, joining = (
+        Decoder(forward, row[:, :-1], None, memory, new_tokens=1) for row in (padded, ids)
+    )
+    decoder.join(joining)
+    decoder.append(tokens[-1:].repeat(2))
+    decoder.drop(torch.tensor([True, False], device=device))
+    private, public = decoder.logits
+    if _differ(torch.cat([public[None], private]), whole[:, :, -1]):
+        return "sequences that join and leave a batch change its logits"
     return None
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +39,21 @@ def begun(beginning: Sequence[int], ids: Sequence[int]) -> list[int]:
     return list(ids) if there else [*beginning, *ids]
 
 
+def end_of_text(tokenizer: Any, vocab_size: int | None = None) -> int:
+    """Return the token that ends a text of a training.
+
+    Raises:
+        ValueError: if there is no tokenizer, or none with such a token below `vocab_size`.
+    """
+    end = None if tokenizer is None else tokenizer.eos_token_id
+    if end is None or end >= (end + 1 if vocab_size is None else vocab_size):
+        found = "no tokenizer" if tokenizer is None else f"{end} with vocab_size = {vocab_size}"
+        raise ValueError(
+            f"base must have a tokenizer with an end-of-text token (eos_token), got {found}"
+        )
+    return int(end)
+
+
 def text_ids(tokenizer: Any, text: str) -> list[int]:
     """Return the ids of a text with its beginning.
 
@@ -58,32 +73,41 @@ def _plain(tokenizer: Any, text: str) -> list[int]:
 def unnamed_ids(tokenizer: Any, vocab_size: int) -> Tensor:
     """Return the ids in [0, vocab_size) that stand for no token, ascending, int64.
 
-    Models pad their vocabulary to a round number, and the padding's logits are arbitrary.
-
-    Raises:
-        ValueError: if a token's id is not below `vocab_size`.
+    Models pad their vocabulary to a round number, and the padding's logits are arbitrary. Ids from
+    `vocab_size` on, which some tokenizers have, need no mask: the model has no logit for them.
     """
     named = torch.tensor(sorted(tokenizer.get_vocab().values()), dtype=torch.int64)
-    if len(named) and int(named[-1]) >= vocab_size:
-        raise ValueError(
-            f"tokenizer must have ids below the base's vocab_size = {vocab_size}, "
-            f"got {int(named[-1])}"
-        )
     unnamed = torch.ones(vocab_size, dtype=torch.bool)
-    unnamed[named] = False
+    unnamed[named[named < vocab_size]] = False
     return unnamed.nonzero()[:, 0]
+
+
+def check_prompt(ids: Sequence[int], vocab_size: int, tokenizer: Any) -> None:
+    """Check that the base has every token of a prompt; a tokenizer may have more.
+
+    Raises:
+        ValueError: if it does not; the message names the token and `vocab_size`.
+    """
+    outside = next((one for one in ids if not 0 <= one < vocab_size), None)
+    if outside is not None:
+        known = tokenizer is not None and 0 <= outside < len(tokenizer)
+        name = f" ({tokenizer.convert_ids_to_tokens(outside)})" if known else ""
+        raise ValueError(
+            f"prompt must hold tokens in [0, {vocab_size}), the base's vocab_size, "
+            f"got {outside}{name}"
+        )
 
 
 def check_tokenizers(folders: Sequence[Path], tokenizer: Any, base: str, vocab_size: int) -> None:
     """Check that adapter folders hold no tokenizer other than the public model's.
 
     Trainers often save a copy of the tokenizer with the adapter. If they added tokens to it, the
-    adapter was trained on ids with another meaning. Equal copies pass. Without a tokenizer of the
-    base, only the range of ids is checked.
+    adapter was trained on ids with another meaning. Copies pass that cut text into the same ids. So
+    they may have other tokens without an embedding in the base, and a pad token of their own.
 
     Args:
         folders: peft folders.
-        tokenizer: the base's tokenizer, or None.
+        tokenizer: the base's tokenizer; None to check nothing.
         base: the base's name in messages.
         vocab_size: V of the base.
 
@@ -92,7 +116,7 @@ def check_tokenizers(folders: Sequence[Path], tokenizer: Any, base: str, vocab_s
             difference.
     """
     seen: set[str] = set()
-    for folder in folders:
+    for folder in folders if tokenizer is not None else ():
         found = [folder / name for name in TOKENIZER_FILES if (folder / name).is_file()]
         digest = hashlib.sha256()
         for file in found:
@@ -112,18 +136,18 @@ def check_tokenizers(folders: Sequence[Path], tokenizer: Any, base: str, vocab_s
 def _difference(folder: Path, tokenizer: Any, vocab_size: int) -> str | None:
     loaded = _load(folder) if has_tokenizer(folder) else None
     own = _added_tokens(folder / ADDED_TOKENS) if loaded is None else loaded.get_vocab()
-    expected = None if tokenizer is None else tokenizer.get_vocab()
-    largest = max(own.values(), default=-1)
-    if largest >= vocab_size:
-        return f"its ids reach {largest}, but the base's vocab_size is {vocab_size}"
-    if expected is None:
-        return None
+    vocabulary = tokenizer.get_vocab().items()
+    expected = {token: index for token, index in vocabulary if index < vocab_size}
+    aside = {None if loaded is None else loaded.pad_token} - expected.keys()  # it cuts no text
+    own = {
+        token: index for token, index in own.items() if index < vocab_size and token not in aside
+    }
     for token, index in sorted(own.items(), key=lambda item: item[1]):
         if expected.get(token) != index:
             return f"token {token!r} has id {index} there and {expected.get(token)} in the base"
     if loaded is not None and len(own) < len(expected):
         return f"it has {len(own)} tokens, the base {len(expected)}"
-    if loaded is not None and _rules(loaded) != _rules(tokenizer):
+    if loaded is not None and _rules(loaded, expected) != _rules(tokenizer, expected):
         return "the tokens are the same but other rules cut text into them"
     return None
 
@@ -149,10 +173,11 @@ def _added_tokens(path: Path) -> dict[str, int]:
     return tokens
 
 
-def _rules(tokenizer: Any) -> Any:
-    """Return the rules that cut text into tokens, without padding and truncation."""
+def _rules(tokenizer: Any, known: Mapping[str, int]) -> Any:
+    """Return the rules that cut text into `known` tokens, without padding and truncation."""
     backend = getattr(tokenizer, "backend_tokenizer", None)
     if backend is None:
         return type(tokenizer).__name__
-    content = json.loads(backend.to_str())
-    return {key: value for key, value in content.items() if key not in ("padding", "truncation")}
+    content = json.loads(backend.to_str()) | {"padding": None, "truncation": None}
+    content["added_tokens"] = [one for one in content["added_tokens"] if one["content"] in known]
+    return content

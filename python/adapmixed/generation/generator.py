@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Never
 from torch import Tensor
 
 from adapmixed.checks import check_count, check_optional_count
-from adapmixed.ensemble.vocabulary import text_ids
+from adapmixed.ensemble.vocabulary import check_prompt, text_ids
 from adapmixed.generation.loop import DEFAULT_MEMORY_BYTES, Answerer
 from adapmixed.generation.refused import refuse
 from adapmixed.generation.text import (
@@ -277,7 +277,9 @@ class PrivateGenerator:
             templated(self._tokenizer, messages_of([*opening, {"role": "user", "content": "?"}]))
 
     def _ids(self, text: str) -> list[int]:
-        return text_ids(self._tokenizer, text)
+        ids = text_ids(self._tokenizer, text)
+        check_prompt(ids, self.ensemble.vocab_size, self._tokenizer)
+        return ids
 
     def _stream(
         self,

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from adapmixed.ensemble.vocabulary import check_prompt
 from adapmixed.generation.loop import DEFAULT_MEMORY_BYTES, Answerer
 from adapmixed.generation.text import left_padded
 from adapmixed.mechanisms import Mechanism, Origin
@@ -82,14 +83,10 @@ class BatchEngine:
         """Raise ValueError if this prompt could not be answered, even alone."""
         if not prompt.tokens:
             raise ValueError("prompt must hold at least one token, got none")
-        outside = [t for t in prompt.tokens if not 0 <= t < self._answerer.ensemble.vocab_size]
-        if outside:
-            raise ValueError(
-                f"prompt must hold tokens in [0, {self._answerer.ensemble.vocab_size}), "
-                f"got {outside[0]}"
-            )
+        ensemble = self._answerer.ensemble
+        check_prompt(prompt.tokens, ensemble.vocab_size, ensemble.tokenizer)
         check_shape(prompt.temperature, prompt.top_k)
-        most = self._answerer.ensemble.max_positions
+        most = ensemble.max_positions
         if most is not None and len(prompt.tokens) > most:
             raise ValueError(
                 f"prompt must have at most {most} tokens, the model's window, got "

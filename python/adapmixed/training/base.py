@@ -13,8 +13,8 @@ from adapmixed.data.corpus import Corpus
 from adapmixed.ensemble.digests import base_files, file_digests
 from adapmixed.ensemble.layers import block_names, head_name, linear_names
 from adapmixed.ensemble.public_model import load_tokenizer
-from adapmixed.ensemble.support import check_model, max_positions
-from adapmixed.ensemble.vocabulary import beginning_of
+from adapmixed.ensemble.support import TESTED, check_model, max_positions
+from adapmixed.ensemble.vocabulary import beginning_of, end_of_text
 
 
 @dataclass(frozen=True)
@@ -34,6 +34,7 @@ class BaseFacts:
         head: full name of the output layer.
         hidden_bytes: bytes of one token's hidden state in fp32.
         blocks: full names of the decoder blocks, () if they are not in a single list.
+        tested: whether the library was tested with models of its type.
     """
 
     name: str
@@ -46,6 +47,7 @@ class BaseFacts:
     head: str
     hidden_bytes: int
     blocks: tuple[str, ...]
+    tested: bool = True
 
     def adapt(self, what: str) -> tuple[str, ...]:
         """Return the full names of the layers that members adapt.
@@ -98,8 +100,8 @@ def base_facts(base: str, revision: str | None = None) -> BaseFacts:
 
     Raises:
         OSError: if there is no such model.
-        ValueError: if an ensemble cannot be built on it (`support.check_model`), or if `revision`
-            is given for a folder.
+        ValueError: if an ensemble cannot be built on it (`support.check_model`), if it has no token
+            that ends a text, or if `revision` is given for a folder.
     """
     import torch
     from peft.utils import TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING as TARGETS
@@ -111,9 +113,11 @@ def base_facts(base: str, revision: str | None = None) -> BaseFacts:
     config = AutoConfig.from_pretrained(base, revision=revision)
     with torch.device("meta"):  # build the modules without weights
         model = AutoModelForCausalLM.from_config(config)
-    check_model(model)
+    tokenizer = load_tokenizer(base, revision)
+    end_of_text(tokenizer, config.get_text_config().vocab_size)
+    check_model(model, tokenizer)
     commit = None if local else getattr(config, "_commit_hash", None) or revision
-    beginning = beginning_of(load_tokenizer(base, revision))
+    beginning = beginning_of(tokenizer)
     positions = max_positions(config.get_text_config())
     return BaseFacts(
         name=Path(base).resolve().name if local else base,
@@ -128,6 +132,7 @@ def base_facts(base: str, revision: str | None = None) -> BaseFacts:
         head=head_name(model),
         hidden_bytes=4 * int(model.get_output_embeddings().weight.shape[1]),
         blocks=block_names(model),
+        tested=model.config.model_type in TESTED,
     )
 
 

@@ -8,23 +8,29 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from adapmixed.ensemble.vocabulary import end_of_text
+
 IGNORED = -100
 """The label that torch's cross entropy ignores."""
 
 
-def token_stream(tokenizer: Any, texts: Sequence[str]) -> list[int]:
+def token_stream(tokenizer: Any, texts: Sequence[str], vocab_size: int | None = None) -> list[int]:
     """Return the token ids of all texts in order, each followed by the end-of-text token.
+
+    Args:
+        tokenizer: the base's tokenizer.
+        texts: the texts.
+        vocab_size: V of the base, to leave out what only the tokenizer has; None for all tokens.
 
     Raises:
         ValueError: if the tokenizer has no end-of-text token.
     """
-    end = tokenizer.eos_token_id
-    if end is None:
-        raise ValueError("tokenizer must have an end-of-text token (eos_token), got None")
+    end = end_of_text(tokenizer, vocab_size)
     stream: list[int] = []
     for text in texts:
-        stream += tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
-        stream.append(int(end))
+        ids = tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
+        stream += ids if vocab_size is None else [one for one in ids if one < vocab_size]
+        stream.append(end)
     return stream
 
 

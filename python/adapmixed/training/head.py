@@ -49,14 +49,15 @@ def trunk_once(model: Any, inputs: Tensor, scratch: Path | None = None) -> Itera
         RuntimeError: if `scratch` has no room for the states.
     """
     inner = model.get_base_model()
-    name = _trunk_name(inner) if inputs.shape[0] and adapts_head_alone(inner) else None
-    if name is None:
+    found = _trial(inner) if inputs.shape[0] and adapts_head_alone(inner) else None
+    if found is None:
         yield inputs
         return
+    name, kind = found
     trunk = inner.get_submodule(name)
     head = head_name(inner)
     layer = inner.get_submodule(head)
-    stored = _Stored(_states(trunk, inputs, scratch))
+    stored = _Stored(_states(trunk, inputs, scratch), kind)
     inner.set_submodule(name, stored)
     if layer.base_layer.weight.dtype == torch.float32:
         inner.set_submodule(head, _Head(layer))
@@ -74,19 +75,15 @@ def adapts_head_alone(inner: Any) -> bool:
 
 
 class _Stored(nn.Module):
-    """A substitute for the trunk that answers with stored hidden states."""
+    """A substitute for the trunk that answers with stored hidden states, as `kind` of output."""
 
-    def __init__(self, states: Tensor) -> None:
+    def __init__(self, states: Tensor, kind: type) -> None:
         super().__init__()
-        self.states = states
+        self.states, self._kind = states, kind
 
     def forward(self, input_ids: Tensor, **_: Any) -> Any:
-        from transformers.modeling_outputs import BaseModelOutputWithPastAndCrossAttentions
-
         states = self.states[input_ids[:, 0].to(self.states.device)]
-        return BaseModelOutputWithPastAndCrossAttentions(
-            last_hidden_state=states.to(input_ids.device)
-        )
+        return self._kind(last_hidden_state=states.to(input_ids.device))
 
 
 class _Head(nn.Module):
@@ -111,8 +108,8 @@ class _Head(nn.Module):
         return logits.view(*states.shape[:-1], -1)
 
 
-def _trunk_name(inner: Any) -> str | None:
-    """Return the name of the module whose output alone determines the logits, or None.
+def _trial(inner: Any) -> tuple[str, type] | None:
+    """Return the module whose output alone determines the logits, and the output's type, or None.
 
     A few public tokens are tried: from the trunk's stored output the model must give the same bits.
     """
@@ -123,11 +120,11 @@ def _trunk_name(inner: Any) -> str | None:
     try:
         with torch.no_grad():
             expected = inner(input_ids=ids, use_cache=False).logits
-            stored = _Stored(trunk(input_ids=ids, use_cache=False)[0])
-            inner.set_submodule(name, stored)
+            output = trunk(input_ids=ids, use_cache=False)
+            inner.set_submodule(name, _Stored(output[0], type(output)))
             found = inner(input_ids=torch.zeros_like(ids[:, :1]), use_cache=False).logits
         if torch.equal(found, expected):
-            return name
+            return name, type(output)
     except Exception as error:  # a model's own code may raise anything
         _LOG.info("%s: %s", type(error).__name__, error)
     finally:

@@ -59,13 +59,8 @@ class MemberTrainer:
             settings: the settings of all members.
             spool: the shards.
             key: the key of the partition.
-
-        Raises:
-            ValueError: if the public model has no tokenizer.
         """
         model, tokenizer = load_base(settings.base, settings.dtype, revision=settings.revision)
-        if tokenizer is None:
-            raise ValueError(f"base must have a tokenizer, but {settings.base} has none")
         self._settings = settings
         self._spool = spool
         self._key = key
@@ -120,7 +115,9 @@ class MemberTrainer:
         publish_folder(temporary, folder)
 
     def _tokens(self, documents: Sequence[Document]) -> list[int]:
-        return token_stream(self._tokenizer, [document.text for document in documents])
+        texts = [document.text for document in documents]
+        vocab_size = self._base.config.get_text_config().vocab_size
+        return token_stream(self._tokenizer, texts, vocab_size)
 
 
 def _is_finite(trained: Trained) -> bool:

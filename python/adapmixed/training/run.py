@@ -26,8 +26,9 @@ from typing import Any
 import torch
 
 from adapmixed.data.corpus import Corpus
+from adapmixed.ensemble.ensemble import try_members
 from adapmixed.ensemble.manifest import Manifest
-from adapmixed.ensemble.public_model import reading_base
+from adapmixed.ensemble.public_model import load_base, reading_base
 from adapmixed.files import check_locks, remove_leftovers
 from adapmixed.training.base import BaseFacts, base_facts, documents_of
 from adapmixed.training.config import FinetuneConfig
@@ -131,6 +132,7 @@ def train_ensemble(
         ValueError: if the output was begun with other settings or another corpus.
         ValueError: if an argument is out of range, or the corpus or the base cannot be used (see
             `Corpus`, `TrainingFolder` and `base_facts`).
+        ValueError: if the trial of a base of an untested type fails (`try_members`).
         ValueError: if other shards than that of `retrain` have changed.
         RuntimeError: if a worker or another rank was killed, or the disk is full.
     """
@@ -153,6 +155,8 @@ def train_ensemble(
             f"{run.config.block_size}"
         )
     targets = facts.targets(run.config.target_modules)
+    if not facts.tested:  # refuse now what could not be loaded after the training
+        try_members(*load_base(run.base, DTYPES[run.dtype], revision=facts.revision), targets)
     settings = {
         "base_model": facts.name,
         "revision": facts.revision,

@@ -24,6 +24,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from adapmixed.ensemble.vocabulary import check_prompt
 from adapmixed.errors import BudgetSpentError
 from adapmixed.serving.app import PATHS, _body
 from adapmixed.serving.bodies import parsed
@@ -297,10 +298,11 @@ class _Door:
                 f"{asked.query.temperature:g}"
             )
             raise bad_request("temperature", message)
-        vocab = len(front.tokenizer)
         for prompt in asked.query.prompts:
-            if not all(0 <= token < vocab for token in prompt):
-                raise bad_request("prompt", f"prompt must hold tokens in [0, {vocab})")
+            try:
+                check_prompt(prompt, front.defaults.vocab, front.tokenizer)
+            except ValueError as error:
+                raise bad_request("messages" if chat else "prompt", str(error)) from None
             if len(prompt) + asked.query.max_tokens > front.window:
                 message = (
                     f"prompt and max_tokens must have at most {front.window} tokens together, got "
