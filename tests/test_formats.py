@@ -47,7 +47,7 @@ def test_reproductions(path: Path, tmp_path: Path) -> None:
     result = reproduction.read_experiment(path)
     printed = text(result)
     assert "48.68" in printed and "0.924" in printed and "published, invalid" in printed
-    assert len(write_outputs(result, tmp_path)) == 4
+    assert len(write_outputs(result, tmp_path)) == 6
 
 
 @pytest.mark.parametrize("path", sorted(FORMATS.glob("run-*.json")), ids=lambda p: p.stem)

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
         PMixED,
         PublicOnly,
         Unprotected,
+        UnprotectedPool,
     )
     from adapmixed.privacy import Accountant, Guarantee, read_ledger
 
@@ -32,6 +33,7 @@ _HOMES = {
     "PrivateGenerator": "adapmixed.generation",
     "PublicOnly": "adapmixed.mechanisms",
     "Unprotected": "adapmixed.mechanisms",
+    "UnprotectedPool": "adapmixed.mechanisms",
     "evaluate": "adapmixed.evaluation",
     "read_ledger": "adapmixed.privacy",
 }
@@ -47,6 +49,7 @@ __all__ = [
     "PrivateGenerator",
     "PublicOnly",
     "Unprotected",
+    "UnprotectedPool",
     "evaluate",
     "read_ledger",
 ]

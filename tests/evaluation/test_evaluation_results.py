@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+import report_cases
 import torch
 from evaluation_cases import DELTA, DETERMINISTIC, SCREENED, run, stream
 from fake_ensemble import FakeEnsemble
 
-from adapmixed.evaluation import evaluate
+from adapmixed.evaluation import Evaluation, evaluate
+from adapmixed.evaluation.result import paired_difference
 from adapmixed.mechanisms import (
     AdaPMixED,
     ClippedLogPool,
@@ -21,6 +25,7 @@ from adapmixed.mechanisms import (
     PMixED,
     PublicOnly,
     Unprotected,
+    UnprotectedPool,
 )
 from adapmixed.privacy import Accountant, BudgetSpentError
 from adapmixed.privacy.budget import ShardBudget
@@ -150,7 +155,7 @@ def test_a_mechanism_does_not_depend_on_its_neighbours() -> None:
     assert alone[0].perplexity == both[2].perplexity
     assert alone[0].screened == both[2].screened
     assert 0 < alone[0].screened < 1
-    assert both[0].screened != both[2].screened
+    assert both[0].screened == both[2].screened  # of one kind: the same noise, whatever the name
 
 
 @pytest.mark.parametrize(
@@ -235,3 +240,56 @@ def test_neighbours() -> None:
     fixed = {"ada": AdaPMixED(**SCREENED | dict(loss="fixed"))}
     found = run(FakeEnsemble(), stream(101), fixed, adjacency="replace_one")[0].guarantee
     assert (found.kind, found.adjacency) == ("fixed", "replace_one")
+
+
+def blocks_of(losses: list[float]) -> Evaluation:
+    """Return an evaluation whose blocks of 64 queries have these mean losses."""
+    so_far = [math.exp(sum(losses[:k]) / k) for k in range(1, len(losses) + 1)]
+    points = tuple((64 * (k + 1), value) for k, value in enumerate(so_far))
+    one = report_cases.evaluation("m", "fixed", epsilon=1.0, perplexity=so_far[-1])
+    return replace(one, queries=64 * len(losses), perplexities=points)
+
+
+def test_paired_differences_have_the_interval_of_a_block_bootstrap() -> None:
+    """The text's own spread, which both share, leaves the interval."""
+    text = np.random.default_rng(1).normal(4.0, 1.0, 40)
+    gaps = np.random.default_rng(2).normal(-0.1, 0.02, 40)
+    public, method = blocks_of(list(text)), blocks_of(list(text + gaps))
+    found = paired_difference([method], [public])
+    assert found is not None and found["blocks"] == 40
+    low, mean, high = (float(found[name] or 0.0) for name in ("low", "mean", "high"))
+    assert mean == pytest.approx(float(gaps.mean()), abs=1e-9)
+    error = float(gaps.std()) / math.sqrt(40)
+    assert (low, high) == pytest.approx((mean - 1.96 * error, mean + 1.96 * error), abs=0.1 * error)
+    assert paired_difference([method], [public]) == found  # seeded
+    # Runs count by their blocks; few blocks, or an infinite loss, have no interval.
+    parts = (slice(20), slice(20, 40))
+    halves = [[blocks_of(list(text[s])), blocks_of(list((text + gaps)[s]))] for s in parts]
+    both = paired_difference([own for _, own in halves], [other for other, _ in halves])
+    assert both is not None and both["mean"] == pytest.approx(mean, abs=1e-9)
+    few = paired_difference([blocks_of([4.0] * 7)], [blocks_of([4.5] * 7)])
+    assert few == {"mean": pytest.approx(-0.5), "low": None, "high": None, "blocks": 7}
+    assert paired_difference([blocks_of([math.inf])], [blocks_of([4.0])]) is None
+    # A long text has no more than 64 blocks.
+    many = paired_difference([blocks_of([4.0] * 500)], [blocks_of([4.5] * 500)])
+    assert many is not None and many["blocks"] == 64
+
+
+def test_the_unprotected_pool_is_its_formula() -> None:
+    """p ∝ q exp(κ mean_i log p_i/q), the members unclipped."""
+    ensemble, tokens = FakeEnsemble(5), [1, 2, 3, 0, 2, 1, 3, 3, 0, 1] * 6
+    settings: dict[str, Any] = {"delta": 1e-5, "rng": SeededRandom(3)}
+    (found,) = evaluate(ensemble, tokens, {"pool": UnprotectedPool(3.0)}, **settings)
+    ids = torch.tensor([tokens[:-1]])
+    loss = 0.0
+    for where, private, public in ensemble.iter_logits(ids, memory_bytes=1 << 30):
+        own, q = private[:, 0].double().log_softmax(-1), public[0].double().log_softmax(-1)
+        pooled = (q + 3.0 * (own - q).mean(0)).log_softmax(-1)
+        loss -= float(pooled.gather(1, torch.tensor(tokens[1:])[where][:, None]).sum())
+    assert math.log(found.perplexity) == pytest.approx(loss / 59, abs=1e-6)
+    assert found.guarantee.kind == "none" and found.guarantee.epsilon is None
+    with pytest.raises(ValueError, match="it has no bound that could be charged"):
+        evaluate(ensemble, tokens, {"pool": UnprotectedPool()}, epsilon=1.0, **settings)
+    for scale in (0.0, 101.0, math.nan):
+        with pytest.raises(ValueError, match="scale must be"):
+            UnprotectedPool(scale)

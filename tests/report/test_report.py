@@ -41,9 +41,9 @@ def test_every_method_has_every_field() -> None:
     assert [m["name"] for m in report["methods"]] == [e.name for e in evaluations]
     for method, source in zip(report["methods"], evaluations, strict=True):
         assert set(method) == {
-            "name", "perplexity", "change", "queries", "epsilon", "delta", "kind", "guarantee",
-            "unit", "adjacency", "method", "order", "screened", "tokens_per_second", "breakdown",
-            "curve", "perplexities",
+            "name", "perplexity", "change", "difference", "queries", "epsilon", "delta", "kind",
+            "guarantee", "unit", "adjacency", "method", "order", "screened", "tokens_per_second",
+            "breakdown", "curve", "perplexities",
         }  # fmt: skip
         assert method["guarantee"] == str(source.guarantee) != ""
         assert method["kind"] == source.guarantee.kind

@@ -144,6 +144,7 @@ def run(arguments: argparse.Namespace) -> int:
         config={
             "command": "demo",
             "base": "built-in" if arguments.base is None else Path(base).name,
+            "text": "held-out topics",
             "num_models": ensemble.num_models,
             "queries": arguments.queries,
             "adjacency": adjacency,

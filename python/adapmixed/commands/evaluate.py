@@ -57,8 +57,7 @@ def add_parser(commands: Any) -> None:
         "--runs",
         type=int,
         default=1,
-        help="number of runs on disjoint parts of the text, shown as mean ± standard deviation "
-        "(default: 1)",
+        help="number of runs on disjoint parts of the text, shown as means (default: 1)",
     )
     parser.add_argument(
         "--result",
@@ -158,10 +157,10 @@ def _check_accounts(arguments: argparse.Namespace) -> None:
 
 
 def _epsilon(arguments: argparse.Namespace, mechanism: "Mechanism") -> float | None:
-    """Return the budget of every shard; None for the two baselines, which take no budget."""
-    from adapmixed.mechanisms import PublicOnly, Unprotected
+    """Return the budget of every shard; None for the baselines, which take no budget."""
+    from adapmixed.mechanisms import PublicOnly, Unprotected, UnprotectedPool
 
-    baseline = isinstance(mechanism, PublicOnly | Unprotected)
+    baseline = isinstance(mechanism, PublicOnly | Unprotected | UnprotectedPool)
     return None if baseline else arguments.epsilon
 
 

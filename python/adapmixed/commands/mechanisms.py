@@ -13,6 +13,7 @@ if TYPE_CHECKING:
 
 NAMES = (
     "adapmixed", "pmixed", "clipped-mixing", "clipped-log-pool", "public", "unprotected",
+    "unprotected-pool",
 )  # fmt: skip
 
 _PAPER = {"adapmixed": {"order": 18.0, "target_leakage": 0.2}, "pmixed": {"order": 3.0}}
@@ -91,7 +92,7 @@ def check_chosen(text: str | None) -> str:
         raise ValueError(
             "--mechanism must be given: clipped-log-pool, clipped-mixing and pmixed have an "
             "epsilon that is fixed in advance, that of adapmixed is private, that of public is 0, "
-            "and unprotected has none"
+            "and unprotected and unprotected-pool have none"
         )
     return text
 
@@ -250,6 +251,7 @@ def _classes() -> dict[str, type[Mechanism]]:
         mechanisms.ClippedLogPool,
         mechanisms.PublicOnly,
         mechanisms.Unprotected,
+        mechanisms.UnprotectedPool,
     )
     return {kind.name: kind for kind in kinds}
 

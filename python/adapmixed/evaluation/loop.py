@@ -60,7 +60,8 @@ def evaluate(
         mechanisms: the mechanisms by the name to report.
         delta: δ of the guarantees.
         rng: the source of randomness; a seeded one makes the evaluation repeatable. Every mechanism
-            draws from its own child, so its result does not depend on the other mechanisms.
+            draws from its own child, so its result does not depend on the other mechanisms. With a
+            seed, mechanisms of one kind draw the same noise, so that their settings compare.
         block: tokens per block, >= 2; None for 512, or for the model's window if that is shorter.
         stride: in [1, block − 1]. Windows of `block` tokens begin every `stride` tokens, and each
             scores the tokens after the window before it. So a scored token has at least
@@ -176,7 +177,7 @@ def evaluate_runs(
 
     def methods(run: int) -> list[Method]:
         source = rng if run == 0 else rng.child(f"run {run}")
-        return [Method(name, settings, source.child(name)) for name in mechanisms]
+        return [Method(name, settings, source.child(one.name)) for name, one in mechanisms.items()]
 
     for one in methods(0):  # raises before the models run if no accountant takes a mechanism
         one.tally.accountant.check_left(one.mechanism, total)

@@ -1,7 +1,7 @@
 """Mechanisms, which turn logits into a proposal that is charged and then released."""
 
 from adapmixed.mechanisms.adapmixed import AdaPMixED
-from adapmixed.mechanisms.baselines import PublicOnly, Unprotected
+from adapmixed.mechanisms.baselines import PublicOnly, Unprotected, UnprotectedPool
 from adapmixed.mechanisms.clipped_log_pool import ClippedLogPool
 from adapmixed.mechanisms.clipped_mixing import ClippedMixing
 from adapmixed.mechanisms.planned import planned
@@ -21,6 +21,7 @@ __all__ = [
     "PublicOnly",
     "Rows",
     "Unprotected",
+    "UnprotectedPool",
     "planned",
     "shaped",
 ]

@@ -1,4 +1,4 @@
-"""Baselines: the public model alone, and the private models without protection."""
+"""Baselines: the public model alone, and two mixtures of the private models without protection."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ from typing import ClassVar
 
 import torch
 
+import adapmixed_ext as ops
+from adapmixed.checks import check_number
 from adapmixed.mechanisms.distribution import Distribution, public_distribution
 from adapmixed.mechanisms.proposal import Mechanism, Prepared
 from adapmixed.mechanisms.rows import Rows
@@ -14,6 +16,9 @@ from adapmixed.privacy import PublicAnswer, UnprotectedAnswer
 from adapmixed_ext import Projection
 from adapmixed_ext.inputs import prepare
 from adapmixed_ext.types import RandomSource
+
+_UNCLIPPED = 1e4
+"""A log-ratio beyond this many nats counts as a probability of 0."""
 
 
 @dataclass(frozen=True)
@@ -42,3 +47,35 @@ class Unprotected(Mechanism):
         public = torch.zeros_like(inputs.public_lse, dtype=torch.bool)
         events = (UnprotectedAnswer(len(public)),)
         return Prepared(Distribution(rows, projection, public_support=False), public, events)
+
+
+@dataclass(frozen=True)
+class UnprotectedPool(Mechanism):
+    """Answers from an unclipped logarithmic pool of the private distributions, without a guarantee.
+
+    p(v) ∝ q(v) exp((κ/N) Σ_i log p_i(v)/q(v)). It is a reference for what protection costs, often a
+    better one than the mean of `Unprotected`. Choose κ on other text than that of the evaluation.
+
+    Attributes:
+        scale: κ in (0, 100].
+    """
+
+    name: ClassVar[str] = "unprotected-pool"
+    no_budget: ClassVar[str] = Unprotected.no_budget
+
+    scale: float = 1.0
+
+    def __post_init__(self) -> None:
+        check_number("scale", self.scale, above=0.0, most=100.0)
+
+    def held_bytes(self, rows: int, vocab_size: int, element: int) -> int:
+        """Return the bytes of `Mechanism.held_bytes` and those of the pool's kept log-weights."""
+        return super().held_bytes(rows, vocab_size, element) + 8 * vocab_size
+
+    def _prepare(self, rows: Rows, rng: RandomSource) -> Prepared:
+        pool = ops.log_pool(
+            rows.private, rows.public, lower=-_UNCLIPPED, upper=_UNCLIPPED, scale=self.scale,
+            keep=rows.drawn,
+        )  # fmt: skip
+        public = torch.zeros(len(rows.public), dtype=torch.bool, device=rows.public.device)
+        return Prepared(Distribution(rows, pool), public, (UnprotectedAnswer(len(public)),))

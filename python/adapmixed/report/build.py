@@ -43,12 +43,14 @@ def build_report(
 
     Returns:
         {"format_version": 2, "methods": [...], "sample", "environment", "config"}, and "training"
-        unless it is empty. Each method has "name", "perplexity", "change", "queries", "epsilon"
-        (nats; null without a guarantee), "delta", "kind", "guarantee" (a sentence), "unit",
-        "adjacency", "method", "order", "screened" (a share of the queries), "tokens_per_second",
-        "breakdown" (nats), "curve" and "perplexities". "change" is the relative change of
-        perplexity against the first method whose guarantee is of kind "public". It is null without
-        such a method, or if neither perplexity is finite. "curve" is [[queries, ε or null], ...]
+        unless it is empty. Each method has "name", "perplexity", "change", "difference", "queries",
+        "epsilon" (nats; null without a guarantee), "delta", "kind", "guarantee" (a sentence),
+        "unit", "adjacency", "method", "order", "screened" (a share of the queries),
+        "tokens_per_second", "breakdown" (nats), "curve" and "perplexities". "change" is the
+        relative change of perplexity against the first method whose guarantee is of kind "public".
+        It is null without such a method, or if neither perplexity is finite. "difference" is that
+        of log-perplexity per token, see :func:`adapmixed.evaluation.result.paired_difference`; it
+        is null for the public method, too. "curve" is [[queries, ε or null], ...]
         and "perplexities" [[queries, perplexity so far], ...], each with at most 200 points and
         always the last. With diagnostics there is also "diagnostics", see
         :class:`adapmixed.evaluation.Diagnosis`.
@@ -63,7 +65,7 @@ def build_report(
     names = [evaluation.name for evaluation in evaluations]
     if len(set(names)) < len(names):
         raise ValueError(f"evaluations must have distinct names, got {names!r}")
-    public = next((e.perplexity for e in evaluations if e.guarantee.kind == "public"), None)
+    public = next((e for e in evaluations if e.guarantee.kind == "public"), None)
     return {
         "format_version": FORMAT_VERSION,
         "methods": [_method(evaluation, public) for evaluation in evaluations],
@@ -100,12 +102,17 @@ def environment() -> dict[str, object]:
     }
 
 
-def _method(evaluation: "Evaluation", public: float | None) -> dict[str, object]:
+def _method(evaluation: "Evaluation", public: "Evaluation | None") -> dict[str, object]:
+    from adapmixed.evaluation.result import paired_difference
+
     guarantee = evaluation.guarantee
     entry: dict[str, object] = {
         "name": evaluation.name,
         "perplexity": evaluation.perplexity,
-        "change": _change(evaluation.perplexity, public),
+        "change": _change(evaluation.perplexity, None if public is None else public.perplexity),
+        "difference": None
+        if public is None or guarantee.kind == "public"
+        else paired_difference([evaluation], [public]),
         "queries": evaluation.queries,
         "epsilon": guarantee.epsilon,
         "delta": guarantee.delta,

@@ -1,4 +1,4 @@
-"""Report several runs of every method as mean ± deviation, as in the paper's Table 1."""
+"""Report several runs of every method, as in the paper's Table 1."""
 
 import math
 import textwrap
@@ -7,8 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 from adapmixed.report.table import aligned, printable
 from adapmixed.report.view import (
+    INTERVAL_WORDS,
     KIND_LABELS,
     MISSING,
+    format_against,
     format_neighbours,
     format_perplexity,
     show_epsilon,
@@ -20,6 +22,9 @@ if TYPE_CHECKING:
 
 def runs_entry(runs: Sequence["Runs"]) -> list[dict[str, object]]:
     """Return every method's values by run, means and deviations as JSON values."""
+    from adapmixed.evaluation.result import paired_difference
+
+    public = next((one for one in runs if one.guarantees[0].kind == "public"), None)
     return [
         {
             "name": one.name,
@@ -29,6 +34,9 @@ def runs_entry(runs: Sequence["Runs"]) -> list[dict[str, object]]:
             "perplexity": [_number(e.perplexity) for e in one.evaluations],
             "perplexity_mean": _number(one.perplexity_mean),
             "perplexity_deviation": _number(one.perplexity_deviation),
+            "difference": None
+            if public in (None, one)
+            else paired_difference(one.evaluations, public.evaluations),
             "epsilon": [_number(guarantee.epsilon) for guarantee in one.guarantees],
             "epsilon_mean": _number(one.epsilon_mean),
             "epsilon_deviation": _number(one.epsilon_deviation),
@@ -40,15 +48,16 @@ def runs_entry(runs: Sequence["Runs"]) -> list[dict[str, object]]:
 
 def runs_rows(entries: Sequence[Mapping[str, Any]]) -> list[list[str]]:
     """Return the titles and the cells of every method."""
-    rows = [["method", "perplexity", "ε of a run", "kind", "neighbours"]]
+    rows = [["method", "perplexity", "vs public", "ε of a run", "kind", "neighbours"]]
     for one in entries:
         perplexity, epsilon = _read(one["perplexity_mean"]), _read(one["epsilon_mean"])
         assert perplexity is not None
         rows.append(
             [
                 one["name"],
-                _with(format_perplexity(perplexity), one["perplexity_deviation"], ".2f"),
-                _with(show_epsilon(epsilon), one["epsilon_deviation"], ".2g"),
+                format_perplexity(perplexity),
+                format_against(None, one.get("difference")),
+                _with(show_epsilon(epsilon), one["epsilon_deviation"]),
                 KIND_LABELS.get(one["kind"], one["kind"]),
                 format_neighbours(one.get("adjacency")),
             ]
@@ -60,8 +69,9 @@ def runs_words(entries: Sequence[Mapping[str, Any]]) -> str:
     """Return the sentences that explain the table's numbers."""
     count, queries = len(entries[0]["perplexity"]), entries[0]["queries"]
     return (
-        f"Mean ± standard deviation (n − 1) of {count} runs of {queries} queries. Every ε covers "
-        "one run alone; it does not cover all runs together, whose costs add up."
+        f"Means of {count} runs of {queries} queries, and ε ± its standard deviation (n − 1). "
+        "Every ε covers one run alone; it does not cover all runs together, whose costs add up. "
+        f"{INTERVAL_WORDS}"
     )
 
 
@@ -71,15 +81,15 @@ def runs_table(entries: Sequence[Mapping[str, Any]]) -> str:
     Args:
         entries: the result of `runs_entry`.
     """
-    lines = aligned(runs_rows(entries), [False] * 5)
+    lines = aligned(runs_rows(entries), [False] * 6)
     lines += ["", *textwrap.wrap(runs_words(entries), 88)]
     for one in entries:
         lines += ["", printable(f"{one['name']}, run 1: {one['guarantees'][0]}")]
     return "\n".join(lines)
 
 
-def _with(mean: str, deviation: float | None, how: str) -> str:
-    return mean if deviation is None or mean == MISSING else f"{mean} ± {deviation:{how}}"
+def _with(mean: str, deviation: float | None) -> str:
+    return mean if deviation is None or mean == MISSING else f"{mean} ± {deviation:.2g}"
 
 
 def _number(value: float | None) -> float | str | None:

@@ -5,8 +5,9 @@ import unicodedata
 from collections.abc import Mapping, Sequence
 
 from adapmixed.report.view import (
+    INTERVAL_WORDS,
     KIND_LABELS,
-    format_change,
+    format_against,
     format_delta,
     format_neighbours,
     format_perplexity,
@@ -46,7 +47,7 @@ def table(report: Mapping[str, object]) -> str:
             [
                 method.name,
                 format_perplexity(method.perplexity),
-                format_change(method.change),
+                format_against(method.change, method.difference),
                 show_epsilon(method.epsilon),
                 format_delta(method),
                 KIND_LABELS.get(method.kind, method.kind),
@@ -57,6 +58,8 @@ def table(report: Mapping[str, object]) -> str:
             ]
         )
     lines = aligned(rows, [number for _, number in _COLUMNS])
+    if any(method.difference and method.difference["low"] is not None for method in methods):
+        lines += ["", *textwrap.wrap(INTERVAL_WORDS, _SENTENCE_WIDTH)]
     for method in methods:
         sentence = f"{printable(method.name)}: {printable(method.guarantee)}"
         lines.append("")

@@ -6,14 +6,15 @@ from typing import Any
 from adapmixed.report.diagnostics import utility_table
 from adapmixed.report.over_time import over_time
 from adapmixed.report.runs import runs_table
-from adapmixed.report.table import table
-from adapmixed.report.view import read_methods
+from adapmixed.report.table import printable, table
+from adapmixed.report.view import read_methods, run_words
 
 
 def report_text(report: Mapping[str, Any]) -> str:
-    """Return the tables of methods or runs, of perplexity over time, and of diagnostics."""
+    """Return what was run, and the tables of methods or runs, of diagnostics and over time."""
     methods, runs = read_methods(report), report.get("runs")
-    lines = [runs_table(runs) if runs else table(report)]
+    lines = [printable(run_words(report["config"], methods)), ""]
+    lines.append(runs_table(runs) if runs else table(report))
     if not runs and any(method.method == "per-shard budget" for method in methods):
         lines += ["", *over_time(methods)]
     utility = utility_table(methods)

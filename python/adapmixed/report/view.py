@@ -1,8 +1,9 @@
 """Read a report into typed rows, and format its numbers."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import PurePath
 from typing import Any
 
 from adapmixed.privacy.guarantee import format_epsilon
@@ -37,6 +38,7 @@ class Method:
     name: str
     perplexity: float
     change: float | None
+    difference: Mapping[str, Any] | None
     queries: int
     epsilon: float | None
     delta: float
@@ -72,6 +74,7 @@ def _method(entry: Mapping[str, Any]) -> Method:
         name=entry["name"],
         perplexity=_cost(entry["perplexity"]),
         change=_optional(entry["change"]),
+        difference=entry.get("difference"),
         queries=entry["queries"],
         epsilon=None if entry["epsilon"] is None else _cost(entry["epsilon"]),
         delta=_cost(entry["delta"]),
@@ -134,6 +137,38 @@ def format_change(change: float | None) -> str:
         return "inf"
     text = f"{100 * change:+.1f}%"
     return "0.0%" if text in ("+0.0%", "-0.0%") else text
+
+
+def format_against(change: float | None, difference: Mapping[str, Any] | None) -> str:
+    """Return a relative change of perplexity in percent, with its interval if there is one.
+
+    Args:
+        change: None: that of the difference.
+        difference: of log-perplexity, from `paired_difference`; or None.
+    """
+    if difference is None:
+        return format_change(change)
+    words = format_change(math.expm1(difference["mean"]) if change is None else change)
+    if difference["low"] is None:
+        return words
+    low, high = (100 * math.expm1(difference[end]) for end in ("low", "high"))
+    return f"{words} [{low:+.1f}, {high:+.1f}]"
+
+
+INTERVAL_WORDS = (
+    "[…]: 95 % intervals of the change against the public model, by a block bootstrap of paired "
+    "differences in log-perplexity, for the same models on other text like this."
+)
+
+
+def run_words(config: Mapping[str, Any], methods: Sequence[Method]) -> str:
+    """Return what a report's numbers are of: base, text, models and queries, as far as known."""
+    names = [config.get(name) for name in ("base", "text")]
+    where = " on ".join(PurePath(name).name for name in names if isinstance(name, str))
+    count, runs = config.get("num_models"), config.get("runs", 1)
+    facts = [f"{count} models"] if count else []
+    facts.append(f"{runs} runs of " * (runs != 1) + f"{methods[0].queries:,} queries")
+    return f"{where}: {', '.join(facts)}".removeprefix(": ")
 
 
 def format_screened(method: Method) -> str:

@@ -26,7 +26,9 @@ CONFIG = FinetuneConfig(
 """Few passes at a high learning rate, because the user waits for them."""
 
 
-def train_demo(folder: Path, *, base: str | None = None, workers: int | None = None) -> Path:
+def train_demo(
+    folder: Path, *, base: str | None = None, seed: int = 0, workers: int | None = None
+) -> Path:
     """Train members that adapt the output layer on the built-in private text.
 
     This takes seconds with the built-in public model, and shows a progress bar on a terminal.
@@ -36,6 +38,7 @@ def train_demo(folder: Path, *, base: str | None = None, workers: int | None = N
     Args:
         folder: the ensemble folder.
         base: public model, a folder or hub name; None for the one that comes with the package.
+        seed: of the training; every seed has a division of its own.
         workers: number of processes that train; None for one per core. With more than one, a script
             must call this under `if __name__ == "__main__":`.
 
@@ -49,7 +52,7 @@ def train_demo(folder: Path, *, base: str | None = None, workers: int | None = N
     """
     key = folder.with_name(folder.name + ".key")
     folder.parent.mkdir(parents=True, exist_ok=True)
-    create_public_key(key, "adapmixed demonstration shards")
+    create_public_key(key, "adapmixed demonstration shards" + (f" {seed}" if seed else ""))
     base = str(demo_base()) if base is None else base
     with reading_base(base):
         head = base_facts(base).head
@@ -59,6 +62,7 @@ def train_demo(folder: Path, *, base: str | None = None, workers: int | None = N
         output=folder,
         num_models=NUM_MODELS,
         config=replace(CONFIG, target_modules=(head,)),
+        seed=seed,
         key_file=key,
         validation_fraction=0.0,
     )

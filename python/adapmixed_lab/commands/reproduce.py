@@ -27,19 +27,23 @@ def add_parser(commands: Any) -> None:
     parser = commands.add_parser(
         "reproduce",
         help="reproduce the paper's tables and figures",
-        description="Run an experiment of the paper, print its numbers next to ours, and write "
-        "JSON, CSV and SVG. 'studies' is what the paper does not have. 'kinds' compares what "
-        "members adapt, and takes hours. A killed 'kinds', or a killed run at full scale except "
-        "for its screening study, goes on with the same command. At builtin scale trained adapters "
-        "are kept. Results are for the operator: perplexities and data-dependent ε depend on the "
-        "private data.",
+        description="Run an experiment of the paper, print its tables, and write JSON, CSV, SVG "
+        "and PDF. 'studies' is what the paper does not have. 'kinds' compares what members adapt, "
+        "and takes hours. A killed 'kinds', or a killed run at full scale except for its screening "
+        "study, goes on with the same command. At builtin scale trained adapters are kept. Results "
+        "are for the operator: perplexities and data-dependent ε depend on the private data.",
     )
     parser.add_argument("experiment", choices=EXPERIMENTS)
     parser.add_argument(
         "--dataset",
         choices=PRESETS,
         default=PRESETS[0],
-        help="data set whose settings and numbers are used (default: wikitext-103)",
+        help="data set whose settings are used (default: wikitext-103)",
+    )
+    parser.add_argument(
+        "--paper",
+        action="store_true",
+        help="put the paper's numbers for the data set next to these (table1, table2, figure2)",
     )
     parser.add_argument(
         "--scale",
@@ -56,6 +60,12 @@ def add_parser(commands: Any) -> None:
     parser.add_argument(
         "--seed", type=int, default=0, help="seed of the evaluation's randomness (default: 0)"
     )
+    parser.add_argument(
+        "--seeds",
+        type=int,
+        help="trainings with divisions of their own, over which results are means (default: 1, "
+        "kinds: 2; at full scale the number of --ensemble)",
+    )
     add_device_options(parser)
     group = parser.add_argument_group("size (defaults: the paper's)")
     group.add_argument("--queries", type=int, help="queries of one run")
@@ -63,7 +73,9 @@ def add_parser(commands: Any) -> None:
     group.add_argument("--long-queries", type=int, help="queries of table1's long run; 0: none")
     group = parser.add_argument_group("inputs of --scale full")
     group.add_argument("--base", help="public model: folder or hub name (default: gpt2)")
-    group.add_argument("--ensemble", type=Path, help="ensemble folder of 'adapmixed train'")
+    group.add_argument(
+        "--ensemble", type=Path, nargs="+", help="ensemble folders of 'adapmixed train'"
+    )
     group.add_argument(
         "--text", help="test text: file, folder or hub:NAME (default: WikiText-103 from the hub)"
     )
@@ -77,13 +89,13 @@ def add_parser(commands: Any) -> None:
         help="folder of 'adapmixed-lab dp-sgd' (builtin scale: trained here)",
     )
     group.add_argument("--without-dp-sgd", action="store_true", help="leave out DP-SGD")
-    group = parser.add_argument_group("shards of other sizes (studies)")
+    group = parser.add_argument_group("the same text in other shards (table1, table2, studies)")
     group.add_argument(
         "--divided", type=Path, nargs="+", metavar="ENSEMBLE",
-        help="folders of 'adapmixed train' over the same text in other numbers of shards (builtin "
-        "scale: trained here)",
+        help="folders of 'adapmixed train' over the same text in other numbers of shards; one of a "
+        "single member is the reference 'one adapter' (builtin scale: trained here)",
     )  # fmt: skip
-    group.add_argument("--without-divided", action="store_true", help="leave out this study")
+    group.add_argument("--without-divided", action="store_true", help="leave them out")
     parser.set_defaults(run=run)
 
 
@@ -94,18 +106,28 @@ def run(arguments: argparse.Namespace) -> int:
     quiet_libraries()
     check_device(arguments)
     from adapmixed_lab.reproduce.inputs import Sources
-    from adapmixed_lab.reproduce.measure import Run
+    from adapmixed_lab.reproduce.measure import Run, merge
     from adapmixed_lab.reproduce.outputs import write_outputs
     from adapmixed_lab.reproduce.tables import text
 
+    ensembles = arguments.ensemble or [None] * _or_default(arguments.seeds, 1)
+    if arguments.experiment == "kinds":
+        ensembles = [None]
     names = [field.name for field in fields(Sources)]
-    sources = Sources(**{name: getattr(arguments, name) for name in names})
+    given = {name: getattr(arguments, name) for name in names}
     check_output(arguments.out, folder=True)
     update, close = progress_bar(0, "token")
-    # At builtin scale an experiment of the paper takes minutes, so a killed one starts again.
-    keep = arguments.out if sources.scale == "full" else None
-    result = _experiment(arguments, sources, Run(arguments.seed, keep, update))
+    results = []
+    for seed, ensemble in enumerate(ensembles):
+        sources = Sources(**given | {"ensemble": ensemble})
+        # At builtin scale an experiment of the paper takes minutes, so a killed one starts again.
+        keep = arguments.out if sources.scale == "full" else None
+        if keep is not None and seed:
+            keep = keep / f"training-{seed}"
+            keep.mkdir(parents=True, exist_ok=True)
+        results.append(_experiment(arguments, sources, Run(arguments.seed, keep, update), seed))
     close()
+    result = merge(results)
     print(text(result))
     for path in write_outputs(result, arguments.out):
         print(f"wrote {path}")
@@ -113,7 +135,10 @@ def run(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _experiment(arguments: argparse.Namespace, sources: "Sources", run: "Run") -> dict[str, Any]:
+def _experiment(
+    arguments: argparse.Namespace, sources: "Sources", run: "Run", seed: int
+) -> dict[str, Any]:
+    from adapmixed.ensemble import read_manifest
     from adapmixed_lab.reproduce.figure2 import figure2
     from adapmixed_lab.reproduce.inputs import load_inputs
     from adapmixed_lab.reproduce.kinds import kinds
@@ -123,15 +148,20 @@ def _experiment(arguments: argparse.Namespace, sources: "Sources", run: "Run") -
 
     given = {} if arguments.queries is None else {"queries": arguments.queries}
     if arguments.experiment == "kinds":
-        return kinds(arguments.out / "kinds", run, **given)
-    inputs = load_inputs(sources, arguments.out, most=_most_tokens(arguments))
+        seeds = {} if arguments.seeds is None else {"seeds": arguments.seeds}
+        return kinds(arguments.out / "kinds", run, **given, **seeds)
+    divided = _divided(arguments, sources, seed)
+    whole = next((one for one in divided if len(read_manifest(one).members) == 1), None)
+    divided = [one for one in divided if one != whole]
+    most = _most_tokens(arguments)
+    inputs = load_inputs(sources, arguments.out, most=most, seed=seed, whole=whole)
     if arguments.experiment == "table2":
         return table2(inputs, run, **given)
     if arguments.experiment == "figure2":
         return figure2(inputs, run, **given)
     if arguments.experiment == "studies":
         adapters = _dp_adapters(arguments, inputs, ((8.0, None), (8.0, 1), (2.0, 1)))
-        return studies(inputs, run, adapters, divided=_divided(arguments, inputs), **given)
+        return studies(inputs, run, adapters, divided=divided, **given)
     if arguments.runs is not None:
         given["runs"] = arguments.runs
     return table1(inputs, _dp_adapter(arguments, inputs), run, long=arguments.long_queries, **given)
@@ -179,15 +209,16 @@ def _dp_adapters(
     return found
 
 
-def _divided(arguments: argparse.Namespace, inputs: "Inputs") -> "list[Path]":
+def _divided(arguments: argparse.Namespace, sources: "Sources", seed: int) -> "list[Path]":
     """Return the given ensembles, or at builtin scale train some; at full scale return none."""
-    from adapmixed_lab.reproduce.divided import builtin_divided
+    from adapmixed_lab.reproduce.divided import SIZES, builtin_divided
 
     if arguments.divided is not None:
         return list(arguments.divided)
     if arguments.without_divided or arguments.scale == "full":
         return []
-    return builtin_divided(arguments.out, inputs.sources.public_model)
+    sizes = (1, *SIZES) if arguments.experiment == "studies" else (1,)
+    return builtin_divided(arguments.out, sources.public_model, sizes, seed=seed)
 
 
 def _refuse(arguments: argparse.Namespace) -> None:
@@ -201,14 +232,17 @@ def _refuse(arguments: argparse.Namespace) -> None:
         "long_queries": ("table1",),
         "dp_adapter": ("table1", "studies"),
         "without_dp_sgd": ("table1", "studies"),
-        "divided": ("studies",),
-        "without_divided": ("studies",),
+        "paper": ("table1", "table2", "figure2"),
+        "divided": ("table1", "table2", "figure2", "studies"),
+        "without_divided": ("table1", "table2", "figure2", "studies"),
     }
     for name, experiments in applies.items():
         value = getattr(arguments, name)
         if value not in (None, False) and arguments.experiment not in experiments:
             flag = "--" + name.replace("_", "-")
             raise ValueError(f"{flag} does not apply to {arguments.experiment}, got {value}")
+    if arguments.seeds is not None and (arguments.seeds < 1 or arguments.scale == "full"):
+        raise ValueError(f"--seeds must be >= 1 and at builtin scale, got {arguments.seeds}")
     if arguments.experiment == "kinds":
         only = {"scale": "builtin", "dataset": PRESETS[0], "device": "cpu", "dtype": "float32"}
         for name, value in only.items():

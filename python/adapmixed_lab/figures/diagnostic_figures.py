@@ -7,8 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from adapmixed.report.view import Method
-from adapmixed_lab.figures.labels import short
-from adapmixed_lab.figures.style import COLOURS, GREY, Drawing, canvas, number_axis, svg_text
+from adapmixed_lab.figures.style import COLOURS, GREY, Drawing, canvas, number_axis, wrapped
 
 _OPERATOR = "For the operator only."
 _DASHES = ("-", (0, (4, 1.6)), (0, (1, 1.6)))
@@ -25,20 +24,18 @@ def draw_weights(methods: Sequence[Method]) -> Drawing | None:
     with canvas(0.9 + _ROW * len(found), len(found)) as (figure, grid):
         for axes, (method, weights) in zip(_each(grid), found, strict=True):
             _plot_weights(axes, weights)
-            axes.set_title(short(method.name), fontsize=10, fontweight="normal")
+            axes.set_title(wrapped(method.name), fontsize=10, fontweight="normal")
             axes.set_ylabel("share (%)")
         axes.set_xlabel("weight λ: exactly 0, in bins between, exactly 1")
-        figure.suptitle(title, fontsize=11, fontweight="bold", x=0.01, ha="left")
         if any(weights["screened"] for _, weights in found):
             handles, labels = _each(grid)[0].get_legend_handles_labels()
             figure.legend(handles, labels, loc="outside lower right", ncols=2, handlelength=1.4)
-        svg = svg_text(figure, "weights", title)
     caption = (
         "Bars are shares of all (model, query) pairs. At a weight of 1 a model answers unchanged, "
         "and at 0 it answers as the public model. Hatched bars are queries that screening sent to "
         f"the public model, for which all weights are 0. {_OPERATOR}"
     )
-    return Drawing("weights", title, caption, svg)
+    return Drawing("weights", title, caption, figure)
 
 
 def _plot_weights(axes: Any, weights: Mapping[str, Any]) -> None:
@@ -71,7 +68,7 @@ def draw_charges(methods: Sequence[Method]) -> Drawing | None:
             queries = [0, *(done for done, _ in kept["charges"])]
             rows = [[0.0] * len(kept["charges"][0][1]), *(row for _, row in kept["charges"])]
             count = kept["charged_models"]
-            words = f"{short(method.name)} ({count} model{'s' if count > 1 else ''})"
+            words = f"{wrapped(method.name)} ({count} model{'s' if count > 1 else ''})"
             _plot_charges(axes, queries, rows, kept["quantiles"])
             axes.set_title(words, fontsize=10, fontweight="normal")
             axes.set_ylabel("charged so far")
@@ -80,8 +77,6 @@ def draw_charges(methods: Sequence[Method]) -> Drawing | None:
             axes.xaxis.set_major_formatter(lambda value, _: f"{value:,.0f}")
             number_axis(axes.yaxis)
         axes.set_xlabel("queries answered")
-        figure.suptitle(title, fontsize=11, fontweight="bold", x=0.01, ha="left")
-        svg = svg_text(figure, "charges", title)
     caption = (
         "Thin lines are single models; for more than 128 models, bands are quantiles over them. "
         "Dark lines are the median and the largest. Values are realised losses: Rényi divergences "
@@ -89,7 +84,7 @@ def draw_charges(methods: Sequence[Method]) -> Drawing | None:
         "for all models. Under a budget of every shard, values are the charges of each shard. "
         f"{_OPERATOR}"
     )
-    return Drawing("charges", title, caption, svg)
+    return Drawing("charges", title, caption, figure)
 
 
 def _plot_charges(
@@ -133,19 +128,18 @@ def draw_screened(methods: Sequence[Method]) -> Drawing | None:
             axes.stairs(
                 shares, [queries for queries, _ in points], baseline=None, linewidth=1.6,
                 color=COLOURS[index % len(COLOURS)], linestyle=_DASHES[index % len(_DASHES)],
-                label=short(method.name),
+                label=wrapped(method.name),
             )  # fmt: skip
         axes.set_xlim(left=0)
         axes.set_ylim(bottom=0)
-        axes.set(title=title, xlabel="queries answered", ylabel="share of a stretch (%)")
+        axes.set(xlabel="queries answered", ylabel="share of a stretch (%)")
         axes.xaxis.set_major_formatter(lambda value, _: f"{value:,.0f}")
         figure.legend(loc="outside lower left", ncols=2, handlelength=3)
-        svg = svg_text(figure, "screened", title)
     caption = (
         "Queries that screening, or a rule of the public distribution, sent to the public model, "
         f"as a share of each stretch between two recorded points. {_OPERATOR}"
     )
-    return Drawing("screened", title, caption, svg)
+    return Drawing("screened", title, caption, figure)
 
 
 def draw_validation(training: object) -> Drawing | None:
@@ -161,17 +155,16 @@ def draw_validation(training: object) -> Drawing | None:
         axes.vlines(places, loss, public, color="#CCCCCC", linewidth=0.8)
         axes.plot(places, public, "o", color=GREY, fillstyle="none", label="public model")
         axes.plot(places, loss, "o", color=COLOURS[0], label="member")
-        axes.set(title=title, xlabel="members, sorted by loss", ylabel="nats per held-out token")
+        axes.set(xlabel="members, sorted by loss", ylabel="nats per held-out token")
         axes.set_xlim(left=0)
         axes.xaxis.get_major_locator().set_params(integer=True)
         number_axis(axes.yaxis)
         figure.legend(loc="outside lower left", ncols=2, handlelength=1.4)
-        svg = svg_text(figure, "validation", title)
     caption = (
         "Losses at the end of training, on the text that was held out of each member’s own shard. "
         f"The public model’s loss is on the same text. {_OPERATOR}"
     )
-    return Drawing("validation", title, caption, svg)
+    return Drawing("validation", title, caption, figure)
 
 
 def draw_training(training: object) -> Drawing | None:
@@ -189,15 +182,14 @@ def draw_training(training: object) -> Drawing | None:
             range(1, len(middle) + 1), middle, "o-", color=COLOURS[0], markersize=3.5,
             label="member with the median final loss",
         )  # fmt: skip
-        axes.set(title=title, xlabel="epochs", ylabel="nats per token of the own shard")
+        axes.set(xlabel="epochs", ylabel="nats per token of the own shard")
         axes.xaxis.get_major_locator().set_params(integer=True)
         number_axis(axes.yaxis)
         figure.legend(loc="outside lower left", handlelength=2.5)
-        svg = svg_text(figure, "training", title)
     caption = (
         f"Mean loss of each epoch on the training text, with one line for each member. {_OPERATOR}"
     )
-    return Drawing("training", title, caption, svg)
+    return Drawing("training", title, caption, figure)
 
 
 def _with(training: object, name: str) -> list[Any]:

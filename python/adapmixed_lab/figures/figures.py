@@ -1,9 +1,20 @@
-"""The report's figures as inline SVG: self-contained, and the same bytes for the same input."""
+"""The report's figures: self-contained, and the same bytes for the same input."""
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from itertools import cycle
+from typing import Any
 
-from adapmixed.report.view import Method, read_methods, show_epsilon
+from matplotlib.lines import Line2D
+
+from adapmixed.report.view import (
+    Method,
+    format_perplexity,
+    read_methods,
+    run_words,
+    show_epsilon,
+)
 from adapmixed_lab.figures.diagnostic_figures import (
     draw_charges,
     draw_screened,
@@ -11,26 +22,28 @@ from adapmixed_lab.figures.diagnostic_figures import (
     draw_validation,
     draw_weights,
 )
-from adapmixed_lab.figures.labels import draw_references, place_labels, short, side_by_side
 from adapmixed_lab.figures.style import (
+    BARS,
     COLOURS,
+    DASHES,
+    GREY,
     LINE_STYLES,
     MARKERS,
     Drawing,
+    bar_of,
     canvas,
+    draw_plane,
     filling,
     format_promise,
     is_wide,
     number_axis,
-    promises_legend,
     stack_parts,
-    svg_text,
+    wrapped,
 )
 
 __all__ = ["Drawing", "draw"]
 
-_MARK = 8.0  # points
-_TWO_COLUMNS = 40  # longest legend entry, in characters, that allows two columns
+_LINE = 0.17  # inches of a line of a legend
 _CURVE_WORDS = {
     "fixed": (
         "A fixed guarantee (solid line) is the planned ε from the first query on, however early "
@@ -63,49 +76,44 @@ def draw(report: Mapping[str, object]) -> tuple[Drawing, ...]:
         draw_training(report.get("training")),
         draw_validation(report.get("training")),
     )
-    return tuple(drawing for drawing in drawings if drawing is not None)
+    config: Any = report["config"]
+    run = run_words(config, methods)
+    return tuple(replace(drawing, run=run) for drawing in drawings if drawing is not None)
 
 
 def _draw_curves(methods: Sequence[Method]) -> Drawing | None:
+    """Draw ε over queries if any grows with them; curves that coincide are one line."""
     title = "Privacy spent against queries answered"
-    shown = [(m, colour) for m, colour in _coloured(methods) if _finite_curve(m)]
-    if not shown:
+    groups: list[list[tuple[Method, str]]] = []
+    for method, colour in _coloured(methods):
+        if _finite_curve(method):
+            alike = next((group for group in groups if _alike(group[0][0], method)), None)
+            groups.append([(method, colour)]) if alike is None else alike.append((method, colour))
+    if all(_is_constant(group[0][0]) for group in groups):
         return None
-    above = _count_above([_finite_curve(method) for method, _ in shown])
-    with canvas(3.9) as (figure, axes):
-        for (method, colour), others in zip(shown, above, strict=True):
+    labels = [_named([one for one, _ in group], values=False) for group in groups]
+    with canvas(3.6 + _LINE * sum(label.count("\n") + 1 for label in labels)) as (figure, axes):
+        for (method, colour), *_ in groups:
             points = _finite_curve(method)
+            start = [(0, points[0][1])] if _is_constant(method) else []
             axes.plot(
-                [queries for queries, _ in points],
-                [epsilon for _, epsilon in points],
-                color=colour,
+                *zip(*start, *points, strict=True), color=colour,
                 linestyle=LINE_STYLES.get(method.kind, "-"),
-                marker=MARKERS.get(method.kind, "o"),
-                **filling(method.adjacency),
-                markevery=[len(points) - 1],
-                linewidth=2 + 3 * others,
-                markersize=6 + 3 * others,
-                zorder=(2.0 if method.kind == "fixed" else 2.5) - 0.1 * others,
-                clip_on=False,
-            )
+                marker=MARKERS.get(method.kind, "o"), **filling(method.adjacency),
+                markevery=[len(start) + len(points) - 1], markersize=6, clip_on=False,
+            )  # fmt: skip
         axes.set_xlim(left=0)
-        if is_wide([epsilon for m, _ in shown for _, epsilon in _finite_curve(m)]):
+        if is_wide([epsilon for group in groups for _, epsilon in _finite_curve(group[0][0])]):
             axes.set_yscale("log")
         else:
             axes.set_ylim(bottom=0)
-        axes.set(title=title, xlabel="queries answered", ylabel="ε (nats)")
+        axes.set(xlabel="queries answered", ylabel="ε (nats)")
         axes.xaxis.set_major_formatter(lambda value, _: f"{value:,.0f}")
         number_axis(axes.yaxis)
-        labels = [f"{short(m.name)}: {format_promise(m.kind, m.adjacency)}" for m, _ in shown]
-        columns = 2 if len(shown) > 1 and max(map(len, labels)) <= _TWO_COLUMNS else 1
-        figure.set_figheight(3.6 + 0.2 * math.ceil(len(shown) / columns))
-        figure.legend(axes.get_lines(), labels, loc="outside lower left", ncols=columns)
-        svg = svg_text(figure, "curves", title)
-    kinds = {method.kind for method, _ in shown}
+        figure.legend(axes.get_lines(), labels, loc="outside lower left")
+    kinds = {group[0][0].kind for group in groups}
     caption = " ".join(words for kind, words in _CURVE_WORDS.items() if kind in kinds)
-    if any(above):
-        caption += " If curves coincide, a wider one lies beneath a narrower one."
-    return Drawing("curves", title, caption, svg)
+    return Drawing("curves", title, caption, figure)
 
 
 def _draw_tradeoff(methods: Sequence[Method]) -> Drawing | None:
@@ -114,46 +122,52 @@ def _draw_tradeoff(methods: Sequence[Method]) -> Drawing | None:
     if not finite:
         return None
     lines = [m for m in methods if m.kind in ("public", "none") and math.isfinite(m.perplexity)]
-    with canvas(3.9) as (figure, axes):
-        values = [m.epsilon for m, _ in finite if m.epsilon is not None]
-        paid = [m.perplexity for m, _ in finite]
-        if is_wide(values):
-            axes.set_xscale("log")
-            axes.set_xlim(min(values) / 2.5, max(values) * 2.5)
-        else:
-            axes.set_xlim(0, 1.3 * max(values))
-        heights = paid + [m.perplexity for m in lines]
-        margin = 0.14 * (max(heights) - min(heights)) or 0.05 * max(heights)
-        axes.set_ylim(min(heights) - margin, max(heights) + margin)
-        axes.set(title=title, xlabel="ε (nats)", ylabel="perplexity (lower is better)")
-        number_axis(axes.xaxis)
-        shown = [(m.kind, m.adjacency) for m, _ in finite]
-        promises_legend(figure, shown, loc="outside lower left")
-        taken = draw_references(axes, lines)
-        places = side_by_side(axes, [(x, y, y) for x, y in zip(values, paid, strict=True)], _MARK)
-        for (method, colour), place in zip(finite, places, strict=True):
-            marker = MARKERS.get(method.kind, "o")
-            at = (place, method.perplexity)
-            look = {"color": colour, "markersize": _MARK, **filling(method.adjacency)}
-            axes.plot(*at, marker, **look)
-        names = [short(method.name) for method, _ in finite]
-        place_labels(axes, list(zip(names, places, paid, strict=True)), taken)
-        svg = svg_text(figure, "tradeoff", title)
+    looks: list[dict[str, Any]] = [
+        {"color": colour, "marker": MARKERS.get(m.kind, "o"), **filling(m.adjacency)}
+        for m, colour in finite
+    ]
+    dashes = zip(lines, cycle(DASHES), strict=False)
+    levels: list[dict[str, Any]] = [
+        {"color": GREY, "linewidth": 1.2, "linestyle": dash} for _, dash in dashes
+    ]
+    labels = [_named([m]) for m in [*(m for m, _ in finite), *lines]]
+    rows = sum(label.count("\n") + 1 for label in labels) / 2
+    with canvas(3.6 + _LINE * math.ceil(rows)) as (figure, axes):
+        marks = [
+            (m.epsilon or 0.0, m.perplexity, bar_of(m.perplexity, m.difference), look)
+            for (m, _), look in zip(finite, looks, strict=True)
+        ]
+        references = [(m.perplexity, look) for m, look in zip(lines, levels, strict=True)]
+        draw_plane(axes, marks, references)
+        handles = [Line2D([], [], linestyle="none", **look) for look in looks]
+        handles += [Line2D([], [], **look) for look in levels]
+        figure.legend(
+            handles, labels, loc="outside lower left", ncols=2, fontsize=8, handlelength=2
+        )
     caption = (
         "Lower and further to the left is better, but only among marks of one shape and filling. "
         "Circles are fixed guarantees, and diamonds are data-dependent values. Full marks are for "
         "zero-out, empty marks for leave-one-out, and half marks for replace-one. The same ε in "
-        "another shape or filling is not the same guarantee. Lines are methods without an ε: the "
-        "public model, and answers without any protection."
+        "another shape or filling is not the same guarantee. Lines are references without an ε. "
+        f"A larger mark lies beneath a smaller one. {BARS}"
     )
-    if any(abs(x - place) > 1e-9 * x for x, place in zip(values, places, strict=True)):
-        caption += " Marks that would cover one another stand side by side, a little off their ε."
     if any(method.kind == "published" for method, _ in finite):
         caption += " Crosses are claims of the published bound, which is invalid."
     missing = [m.name for m in methods if math.isinf(m.perplexity) or m.epsilon == math.inf]
     if missing:
         caption += f" Not shown, because a value is infinite: {', '.join(missing)}."
-    return Drawing("tradeoff", title, caption, svg)
+    return Drawing("tradeoff", title, caption, figure)
+
+
+def _named(methods: Sequence[Method], *, values: bool = True) -> str:
+    """Return a legend's entry: whole names, and the promise that they share, with the values."""
+    one = methods[0]
+    words = "no guarantee" if one.kind == "none" else format_promise(one.kind, one.adjacency)
+    if values and _has_budget(one):
+        words += f": ε = {show_epsilon(one.epsilon)}"
+    if values:
+        words += f", perplexity {format_perplexity(one.perplexity)}"
+    return "\n".join([*(wrapped(m.name) for m in methods), wrapped(words)])
 
 
 def _draw_breakdown(methods: Sequence[Method]) -> Drawing | None:
@@ -167,22 +181,21 @@ def _draw_breakdown(methods: Sequence[Method]) -> Drawing | None:
         for row, (method, end) in enumerate(zip(shown, ends, strict=True)):
             text = f"ε = {show_epsilon(method.epsilon)}"
             axes.annotate(text, (end, row), (6, 0), textcoords="offset points", va="center")
-        axes.set_yticks(range(len(shown)), [short(m.name) for m in shown])
+        axes.set_yticks(range(len(shown)), [wrapped(m.name) for m in shown])
         axes.invert_yaxis()
         axes.grid(False, axis="y")
         axes.tick_params(axis="y", length=0)
         axes.set_xlim(start, 1.25 * max(ends))
-        axes.set(title=title, xlabel="part of ε (nats)")
+        axes.set(xlabel="part of ε (nats)")
         number_axis(axes.xaxis)
         handles, labels = axes.get_legend_handles_labels()
         figure.legend(handles, labels, loc="outside lower right", ncols=3, handlelength=1.4)
-        svg = svg_text(figure, "breakdown", title)
     caption = (
         "The parts are those of the shard with the largest ε. Mixing is the sum of its realised "
         "losses. Screening is the cost of the noisy test that sends a query to the public model. "
         "Conversion is the fixed cost of turning Rényi divergence into (ε,\u00a0δ)."
     )
-    return Drawing("breakdown", title, caption, svg)
+    return Drawing("breakdown", title, caption, figure)
 
 
 def _has_budget(method: Method) -> bool:
@@ -196,18 +209,18 @@ def _coloured(methods: Sequence[Method]) -> list[tuple[Method, str]]:
     return [(m, COLOURS[i % len(COLOURS)]) for i, m in enumerate(shown)]
 
 
-def _count_above(curves: Sequence[Sequence[tuple[int, float]]]) -> list[int]:
-    """Return how many later curves coincide with each one, to half a percent at all points."""
+def _alike(one: Method, other: Method) -> bool:
+    """Return whether two curves of one kind coincide, to half a percent at all points."""
+    same = (one.kind, one.adjacency) == (other.kind, other.adjacency)
+    points = _finite_curve(one), _finite_curve(other)
+    return same and len(points[0]) == len(points[1]) and all(
+        queries == others and math.isclose(epsilon, another, rel_tol=5e-3)
+        for (queries, epsilon), (others, another) in zip(*points, strict=True)
+    )  # fmt: skip
 
-    def alike(one: Sequence[tuple[int, float]], other: Sequence[tuple[int, float]]) -> bool:
-        return len(one) == len(other) and all(
-            queries == others and math.isclose(epsilon, another, rel_tol=5e-3)
-            for (queries, epsilon), (others, another) in zip(one, other, strict=True)
-        )
 
-    return [
-        sum(alike(one, other) for other in curves[index + 1 :]) for index, one in enumerate(curves)
-    ]
+def _is_constant(method: Method) -> bool:
+    return len({epsilon for _, epsilon in _finite_curve(method)}) == 1
 
 
 def _finite_curve(method: Method) -> list[tuple[int, float]]:

@@ -1,5 +1,6 @@
 """The report as one self-contained HTML page."""
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from html import escape
 from pathlib import Path
@@ -14,10 +15,11 @@ from adapmixed.report.diagnostics import (
 )
 from adapmixed.report.runs import runs_rows, runs_words
 from adapmixed.report.view import (
+    INTERVAL_WORDS,
     KIND_LABELS,
     MISSING,
     Method,
-    format_change,
+    format_against,
     format_delta,
     format_neighbours,
     format_perplexity,
@@ -25,6 +27,7 @@ from adapmixed.report.view import (
     format_screened,
     format_unit,
     read_methods,
+    run_words,
     show_epsilon,
 )
 from adapmixed.report.write import write_report
@@ -50,7 +53,7 @@ def write_page(
     Args:
         report: from `build_report`, or the same read back from JSON.
         folder: created if it is missing.
-        figures: also write every figure as NAME.svg.
+        figures: also write every figure as NAME.svg and NAME.pdf.
 
     Returns:
         the paths of report.json (UTF-8, strict JSON), report.html (no scripts, no network) and of
@@ -60,13 +63,13 @@ def write_page(
         ValueError: the report has another format version, or a value that strict JSON cannot hold.
     """
     drawings = draw(report)
-    texts = {"report.html": _page(report, drawings)}
-    if figures:
-        texts |= {f"{drawing.name}.svg": drawing.svg + "\n" for drawing in drawings}
+    files = {"report.html": _page(report, drawings).encode()}
+    for one in drawings if figures else ():
+        files |= {f"{one.name}.svg": f"{one.svg}\n".encode(), f"{one.name}.pdf": one.pdf}
     paths = [write_report(report, folder)]
-    for name, text in texts.items():
+    for name, content in files.items():
         paths.append(Path(folder) / name)
-        write_file(paths[-1], text.encode("utf-8"))
+        write_file(paths[-1], content)
     return tuple(paths)
 
 
@@ -93,7 +96,9 @@ def _page(report: Mapping[str, object], drawings: Iterable[Drawing]) -> str:
         _section("Configuration", _settings(report.get("config"))),
         _section("Environment", _settings(report.get("environment"))),
     ]
-    return PAGE.format(style=STYLE, sections="\n".join(filter(None, sections)))
+    config: Any = report["config"]
+    run = escape(run_words(config, methods))
+    return PAGE.format(style=STYLE, run=run, sections="\n".join(filter(None, sections)))
 
 
 def _section(title: str, body: str) -> str:
@@ -105,7 +110,7 @@ def _cost(methods: Sequence[Method]) -> str:
     if cost is None:
         return ""
     rows = [tuple(_typeset(escape(cell)) for cell in row) for row in cost.rows]
-    return _table([TITLES, *rows], {0, 1, 2, 4, 5, 6}, escape(cost.summary).replace("-", "−"))
+    return _table([TITLES, *rows], {0, 1, 2, 4, 5, 6}, escape(cost.summary))
 
 
 def _summary(methods: Sequence[Method]) -> str:
@@ -119,7 +124,7 @@ def _summary(methods: Sequence[Method]) -> str:
         cells = (
             escape(method.name),
             format_perplexity(method.perplexity),
-            format_change(method.change),
+            format_against(method.change, method.difference),
             f"{method.queries:,}",
             show_epsilon(method.epsilon),
             format_delta(method),
@@ -135,7 +140,7 @@ def _summary(methods: Sequence[Method]) -> str:
         numbers,
         "ε is in nats and rounded up. Compare values of ε only if the kind of guarantee, the "
         "neighbours and the unit are the same. Perplexity and a data-dependent ε come from private "
-        "data and are for the operator only.",
+        f"data and are for the operator only. {INTERVAL_WORDS}",
     )
 
 
@@ -174,7 +179,7 @@ def _typeset(cell: str) -> str:
     """Return the text with a typographic minus sign or dash."""
     if cell == MISSING:
         return "–"
-    return f"−{cell[1:]}" if cell.startswith("-") and cell.endswith("%") else cell
+    return cell.replace("-", "−") if re.fullmatch(r"[-+0-9.,%\[\] ]+", cell) else cell
 
 
 def _badge(kind: str) -> str:

@@ -19,6 +19,7 @@ PAGE = """<!DOCTYPE html>
 <p class="lead">This report shows what answers from an ensemble of private models cost in privacy
 and gain in quality. It is for the operator of the models: not every number here may be
 published.</p>
+<p>{run}</p>
 </header>
 {sections}
 </main>

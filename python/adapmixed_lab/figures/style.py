@@ -1,4 +1,4 @@
-"""The look of every figure: colours, marks for the kinds of guarantee, paper size, SVG as text.
+"""The look of every figure: colours, marks for the kinds of guarantee, paper size, SVG and PDF.
 
 Importing this module imports matplotlib. Figures are self-contained SVG elements, and the same
 input gives the same bytes. They are legible in print, because kinds differ in shape and dash as
@@ -7,16 +7,18 @@ well as in colour.
 
 import html
 import io
+import math
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import textwrap
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 from matplotlib import style
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
-from matplotlib.lines import Line2D
 
 from adapmixed.report.view import KIND_LABELS, format_neighbours
 
@@ -27,6 +29,9 @@ MARKERS = {"fixed": "o", "data-dependent, ex-post": "D", "published": "X"}
 FILLS = {"zero_out": "full", "add_remove": "none", "add/remove": "none", "replace_one": "left"}
 """How the mark of an ε is filled, by its neighbours."""
 GREY = "#555555"
+DASHES = ((0, (2, 2)), (0, (6, 2)), "-", (0, (6, 2, 1, 2)))
+"""Lines of the references, which have no ε."""
+MARK = 7.0  # points
 _PARTS = (
     ("mixing", "#0072B2", ""),
     ("screening", "#D55E00", "////"),
@@ -51,21 +56,55 @@ _SETTINGS: Mapping[str, Any] = {
     "lines.linewidth": 2.0,
     "svg.fonttype": "path",
     "svg.hashsalt": "adapmixed",
+    "pdf.fonttype": 42,
     # Names come from the user, so a dollar sign does not start a formula.
     "text.parse_math": False,
 }
 _WIDTH = 7.2  # inches
-_LOG_RATIO = 30.0  # a linear axis hides values that lie further apart
+_ENDS = ("low", "high")
+_LOG_RATIO = 10.0  # a linear axis hides values that lie further apart
 
 
 @dataclass(frozen=True)
 class Drawing:
-    """A figure of a report: its SVG element (without XML prologue), title and caption."""
+    """A figure with its title and caption.
+
+    Attributes:
+        name: of its files.
+        title: what is drawn.
+        caption: how to read it.
+        figure: the drawing, without its title.
+        run: what it was measured on, the second line of the title.
+    """
 
     name: str
     title: str
     caption: str
-    svg: str
+    figure: Figure
+    run: str = ""
+
+    @cached_property
+    def svg(self) -> str:
+        """The figure as an SVG element without XML prologue."""
+        return svg_text(self._titled(), self.name, self.title)
+
+    @cached_property
+    def pdf(self) -> bytes:
+        """The figure as a PDF."""
+        buffer = io.BytesIO()
+        nothing = dict.fromkeys(("Creator", "Producer", "CreationDate"))
+        with _look():
+            self._titled().savefig(buffer, format="pdf", metadata=nothing)
+        return buffer.getvalue()
+
+    def _titled(self) -> Figure:
+        if self.figure.get_suptitle() == "":
+            with _look():
+                words = "\n".join(filter(None, (self.title, wrapped(self.run, 90))))
+                self.figure.suptitle(words, fontsize=10, fontweight="bold", x=0.01, ha="left")
+                self.figure.draw_without_rendering()
+                self.figure.set_layout_engine("none")  # SVG and PDF then have one layout
+        return self.figure
 
 
 def is_wide(values: Sequence[float]) -> bool:
@@ -79,14 +118,23 @@ def number_axis(axis: Any) -> None:
     axis.set_minor_formatter(lambda value, _: "")
 
 
+def wrapped(name: str, width: int = 46) -> str:
+    """Return a whole name on lines of bounded length; a name that is cut could be another's."""
+    return textwrap.fill("".join(c if c.isprintable() else " " for c in name), width)
+
+
+def _look() -> Any:
+    return style.context(["default", dict(_SETTINGS)])
+
+
 @contextmanager
 def canvas(height: float, rows: int = 1, columns: int = 1) -> Iterator[tuple[Figure, Any]]:
     """Yield a figure of this height in inches with one pair of axes, or an array of them.
 
-    Draw and save the figure inside the context. The user's own matplotlib settings then neither
+    Draw the figure inside the context. The user's own matplotlib settings then neither
     change the figure nor are changed.
     """
-    with style.context(["default", dict(_SETTINGS)]):
+    with _look():
         figure = Figure(figsize=(_WIDTH, height), layout="constrained")
         FigureCanvasAgg(figure)
         yield figure, figure.subplots(rows, columns)
@@ -104,20 +152,53 @@ def format_promise(kind: str, adjacency: str | None) -> str:
     return words if adjacency is None else f"{words}, {format_neighbours(adjacency)}"
 
 
-def promises_legend(
-    figure: Figure, promises: Iterable[tuple[str, str | None]], **settings: Any
+BARS = "Bars are 95 % intervals of the paired difference to the public model."
+
+
+def bar_of(perplexity: float, difference: Mapping[str, Any] | None) -> tuple[float, float]:
+    """Return the ends of a perplexity's bar, both the perplexity itself without an interval."""
+    if difference is None or difference["low"] is None:
+        return perplexity, perplexity
+    low, high = (perplexity * math.exp(difference[end] - difference["mean"]) for end in _ENDS)
+    return low, high
+
+
+def draw_plane(
+    axes: Any,
+    marks: Sequence[tuple[float, float, tuple[float, float], Mapping[str, Any]]],
+    levels: Sequence[tuple[float, Mapping[str, Any]]],
 ) -> None:
-    """Add a legend of the marks, with an entry for each (kind, neighbours) of a figure."""
-    found = list(dict.fromkeys(promises))
-    handles = [
-        Line2D(
-            [], [], color=GREY, marker=MARKERS.get(kind, "o"), linestyle="none", markersize=7,
-            **filling(adjacency),
-        )
-        for kind, adjacency in found
-    ]  # fmt: skip
-    words = [format_promise(*promise) for promise in found]
-    figure.legend(handles, words, ncols=len(found), handlelength=1.2, **settings)
+    """Draw perplexity against ε: marks exactly at their values, and lines without an ε.
+
+    Later marks are smaller than those that they cover, so that every rim is seen.
+
+    Args:
+        axes: empty ones.
+        marks: (ε, perplexity, the ends of its bar, style), at least one mark or line in all.
+        levels: (perplexity, style).
+    """
+    paid = [x for x, *_ in marks]
+    if paid and is_wide(paid):
+        axes.set_xscale("log")
+        axes.set_xlim(min(paid) / 2.5, max(paid) * 2.5)
+    elif paid:
+        axes.set_xlim(0, 1.2 * max(paid))
+    ends = [end for *_, bar, _ in marks for end in bar] + [y for y, _ in levels]
+    margin = 0.1 * (max(ends) - min(ends)) or 0.05 * max(ends)
+    axes.set_ylim(min(ends) - margin, max(ends) + margin)
+    axes.set(xlabel="ε (nats)", ylabel="perplexity (lower is better)")
+    number_axis(axes.xaxis)
+    number_axis(axes.yaxis)
+    for y, look in levels:
+        axes.axhline(y, **look)
+    places = [tuple(axes.transData.transform((x, y))) for x, y, *_ in marks]
+    reach = MARK * axes.figure.dpi / 72
+    for number, (x, y, (low, high), look) in enumerate(marks):
+        covered = sum(math.dist(places[number], other) < reach for other in places[number + 1 :])
+        axes.errorbar(
+            x, y, yerr=[[y - low], [high - y]] if low < high else None, elinewidth=1.0,
+            capsize=2.5, linestyle="none", markersize=MARK + 4 * covered, clip_on=False, **look,
+        )  # fmt: skip
 
 
 def stack_parts(axes: Any, breakdowns: Sequence[Mapping[str, float]]) -> tuple[float, list[float]]:
@@ -145,7 +226,8 @@ def svg_text(figure: Figure, name: str, title: str) -> str:
     buffer = io.StringIO()
     # Without these entries there is no metadata, hence no date and no foreign address.
     nothing = dict.fromkeys(("Date", "Creator", "Format", "Type"))
-    figure.savefig(buffer, format="svg", metadata=nothing)
+    with _look():
+        figure.savefig(buffer, format="svg", metadata=nothing)
     text = buffer.getvalue()
     # Comments spell out the text of glyphs; the drawing does not need them.
     text = re.sub(r"<!--.*?-->\s*", "", text[text.index("<svg") :], flags=re.DOTALL)

@@ -31,6 +31,7 @@ def builtin_divided(
     *,
     documents: Iterable[Document] | None = None,
     config: FinetuneConfig = CONFIG,
+    seed: int = 0,
     workers: int | None = None,
 ) -> list[Path]:
     """Train an ensemble of each size and return the folders; existing members are kept.
@@ -41,6 +42,7 @@ def builtin_divided(
         sizes: numbers of models N.
         documents: the text; None: the built-in private text.
         config: settings of every member's training, by default the demonstration's.
+        seed: of the training and the division.
         workers: processes that train; None: one for each core.
 
     Raises:
@@ -48,13 +50,14 @@ def builtin_divided(
             an ensemble of other settings.
         RuntimeError: if a worker was killed.
     """
-    text, key = folder / "divided-text.jsonl", folder / "divided.key"
+    other = f"-seed-{seed}" if seed else ""
+    text, key = folder / "divided-text.jsonl", folder / f"divided{other}.key"
     write_corpus(text, paragraphs(documents))
-    create_public_key(key, "adapmixed built-in text, divided")
+    create_public_key(key, f"adapmixed built-in text, divided{other}")
     return [
         trained(
-            folder / f"divided-{size}", base=base, text=text, key=key, num_models=size,
-            config=config, workers=workers,
+            folder / f"divided-{size}{other}", base=base, text=text, key=key, num_models=size,
+            config=config, seed=seed, workers=workers,
         )
         for size in sizes
     ]  # fmt: skip

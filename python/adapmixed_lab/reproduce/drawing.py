@@ -3,56 +3,48 @@
 from __future__ import annotations
 
 import math
-import textwrap
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from itertools import cycle
 from typing import Any, NamedTuple
 
 from matplotlib.lines import Line2D
 
 from adapmixed.report.view import KIND_LABELS, format_perplexity
-from adapmixed_lab.figures.figures import Drawing
-from adapmixed_lab.figures.labels import settle, side_by_side
 from adapmixed_lab.figures.style import (
+    BARS,
     COLOURS,
+    DASHES,
     GREY,
+    Drawing,
+    bar_of,
     canvas,
-    is_wide,
-    number_axis,
+    draw_plane,
     stack_parts,
-    svg_text,
+    wrapped,
 )
 from adapmixed_lab.reproduce.kinds.drawing import draw_kinds
 from adapmixed_lab.reproduce.marks import LEGEND, look, promise
 from adapmixed_lab.reproduce.panels import draw_panels
-from adapmixed_lab.reproduce.result import show_cost
+from adapmixed_lab.reproduce.result import run_words, show_cost
 from adapmixed_lab.reproduce.studies.drawing import draw_studies
 
 _FONT_SIZE = 8.0
 _COLUMNS = 2  # of a legend
-_MARK = 6.5  # size, in points
 _PARTS = ("mixing", "screening", "conversion")
-_SIDES = (("ours", "Ours"), ("paper", "The paper"))
-
-_NATS = "ε (nats; marks that would meet\nstand next to their ε)"
+_SIDES = ("ours", "paper")
 
 Row = Mapping[str, Any]
 
 
 def draw(result: Mapping[str, Any]) -> list[Drawing]:
     """Draw the figures of a result of any experiment."""
-    if result["experiment"] == "figure2":
-        return [draw_panels(result)]
-    if result["experiment"] == "table1":
-        return _table1(result)
-    if result["experiment"] == "table2":
-        return [
-            _breakdown(result),
-            _tradeoff("table2", "Table 2: perplexity against ε", result["rows"]),
-        ]
-    if result["experiment"] == "kinds":
-        return draw_kinds(result)
-    return draw_studies(result)
+    kinds: dict[str, Callable[[Mapping[str, Any]], list[Drawing]]] = {
+        "figure2": lambda found: [draw_panels(found)], "table1": _table1, "table2": _table2,
+        "kinds": draw_kinds, "studies": draw_studies,
+    }  # fmt: skip
+    run = run_words(result)
+    return [replace(one, run=run) for one in kinds[result["experiment"]](result)]
 
 
 def _table1(result: Mapping[str, Any]) -> list[Drawing]:
@@ -60,71 +52,66 @@ def _table1(result: Mapping[str, Any]) -> list[Drawing]:
     found = []
     for number, group in enumerate(groups, start=1):
         rows = [one for one in result["rows"] if one["group"] == group]
-        title = f"Table 1, {result['inputs']['dataset']}: {group}"
-        found.append(_tradeoff(f"table1-{number}", title, rows))
+        found.append(_tradeoff(f"table1-{number}", f"Table 1: {group}", rows))
     return found
 
 
+def _table2(result: Mapping[str, Any]) -> list[Drawing]:
+    rows = result["rows"]
+    return [_breakdown(result), _tradeoff("table2", "Table 2: perplexity against ε", rows)]
+
+
 def _tradeoff(name: str, title: str, rows: Sequence[Row]) -> Drawing:
-    """Draw perplexity against ε, ours and the paper's side by side, each on its own axes."""
-    sides = [
-        (words, {one["method"]: point for one in rows if (point := _point(one[side]))})
-        for side, words in _SIDES
-    ]
-    sides = [(words, points) for words, points in sides if points]
-    levels = {name for _, points in sides for name, point in points.items() if point.level}
-    shown = [one for one in rows if any(one["method"] in points for _, points in sides)]
-    looks = _looks(shown, levels)
-    with canvas(3.5 + 0.31 * math.ceil(len(shown) / _COLUMNS), 1, len(sides)) as (figure, grid):
-        panels = list(zip(getattr(grid, "flat", [grid]), sides, strict=True))
-        for axes, (words, points) in panels:
-            _limit(axes, list(points.values()))
-            axes.set(title=words, xlabel=_NATS, ylabel="perplexity (lower is better)")
-        figure.suptitle(title, fontsize=11, fontweight="bold", x=0.01, ha="left")
+    """Draw perplexity against ε; ours, and the paper's on axes of its own if it is there."""
+    sides = [(side, [(one, p) for one in rows if (p := _point(one[side]))]) for side in _SIDES]
+    sides = [(side, points) for side, points in sides if points]
+    shown = [one for one in rows if any(_point(one[side]) for side, _ in sides)]
+    looks = _looks(shown)
+    entries = [_entry(one) for one in shown]
+    lines = sum(entry.count("\n") + 1.5 for entry in entries) / _COLUMNS
+    with canvas(3.6 + 0.14 * math.ceil(lines), 1, len(sides)) as (figure, grid):
+        panels = getattr(grid, "flat", [grid])
+        for axes, (side, points) in zip(panels, sides, strict=True):
+            marks = [(*p[:3], looks[one["method"]]) for one, p in points if not p.level]
+            levels = [(p.perplexity, looks[one["method"]]) for one, p in points if p.level]
+            draw_plane(axes, marks, levels)
+            if len(sides) > 1:
+                axes.set_title("The paper" if side == "paper" else "This run")
         figure.legend(
-            [Line2D([], [], **looks[one["method"]]) for one in shown],
-            [_entry(one, level=one["method"] in levels) for one in shown],
-            loc="outside lower center", ncols=_COLUMNS, fontsize=_FONT_SIZE, handlelength=1.6,
+            [Line2D([], [], **{"linestyle": "none", **looks[one["method"]]}) for one in shown],
+            entries, loc="outside lower center", ncols=_COLUMNS, fontsize=_FONT_SIZE,
+            handlelength=2,
         )  # fmt: skip
-        settle(figure)
-        for axes, (_, points) in panels:
-            _draw_points(axes, points, looks)
-        svg = svg_text(figure, name, title)
-    caption = (
-        "Bars are one standard deviation over runs. Marks that would cover one another stand side "
-        f"by side, a little off their ε. {LEGEND}"
-    )
-    return Drawing(name, title, caption, svg)
+    spread = " The paper's are one standard deviation over its runs." if len(sides) > 1 else ""
+    return Drawing(name, title, f"{BARS}{spread} {LEGEND}", figure)
 
 
-def _looks(rows: Sequence[Row], levels: Collection[str]) -> dict[str, dict[str, Any]]:
+def _looks(rows: Sequence[Row]) -> dict[str, dict[str, Any]]:
     """Return the look of each method: a mark of its own colour, or a grey line for a level."""
-    colours, dashes = cycle(COLOURS), cycle(((0, (2, 2)), (0, (6, 2)), "-"))
-    return {
-        one["method"]: {"color": GREY, "linewidth": 1.1, "linestyle": next(dashes)}
-        if one["method"] in levels
-        else {"color": next(colours), "linestyle": "none", "markersize": _MARK, **look(one)}
-        for one in rows
-    }
+    colours, dashes = cycle(COLOURS), cycle(DASHES)
+    found: dict[str, dict[str, Any]] = {}
+    for one in rows:
+        level = any(point.level for side in _SIDES if (point := _point(one[side])))
+        line = {"color": GREY, "linewidth": 1.1, "linestyle": next(dashes)} if level else {}
+        found[one["method"]] = line or {"color": next(colours), **look(one)}
+    return found
 
 
-def _entry(one: Row, *, level: bool) -> str:
-    """Return two lines of the legend: the name with its values, and the promise.
-
-    The values are needed because a mark may stand next to its ε.
-    """
+def _entry(one: Row) -> str:
+    """Return lines of the legend: the name, the values, and the promise."""
     values = []
-    for side, _ in _SIDES:
+    for side in _SIDES:
         if point := _point(one[side]):
-            value = format_perplexity(point.perplexity) if level else show_cost(one[side])
-            values.append(f"paper {value}" if side == "paper" else value)
-    return f"{one['method']} ({'perplexity' if level else 'ε'} {', '.join(values)})\n{promise(one)}"
+            epsilon = "" if point.level else f"ε = {show_cost(one[side])}, "
+            words = f"{epsilon}perplexity {format_perplexity(point.perplexity)}"
+            values.append(f"paper: {words}" if side == "paper" else words)
+    return "\n".join([wrapped(one["method"]), *values, wrapped(promise(one))])
 
 
 class _Point(NamedTuple):
     epsilon: float
     perplexity: float
-    deviation: float
+    bar: tuple[float, float]
     level: bool
     """Whether it is drawn as a line, because it has no ε."""
 
@@ -136,41 +123,11 @@ def _point(side: Mapping[str, Any] | None) -> _Point | None:
     level = side.get("epsilon") is None or side["kind"] == "public"
     epsilon = 0.0 if level else float(side["epsilon"])
     perplexity = float(side["perplexity"])
-    deviation = 0.0 if level else float(side.get("perplexity_deviation") or 0.0)
     if math.isinf(perplexity) or math.isinf(epsilon):
         return None
-    return _Point(epsilon, perplexity, deviation, level)
-
-
-def _limit(axes: Any, points: Sequence[_Point]) -> None:
-    """Set the limits of the axes, which decide the places of marks."""
-    paid = [point.epsilon for point in points if not point.level]
-    if paid and is_wide(paid):
-        axes.set_xscale("log")
-        axes.set_xlim(min(paid) / 3, max(paid) * 3)
-    elif paid:
-        axes.set_xlim(0, 1.2 * max(paid))
-    low = min(point.perplexity - point.deviation for point in points)
-    high = max(point.perplexity + point.deviation for point in points)
-    margin = 0.08 * (high - low) or 0.05 * high
-    axes.set_ylim(low - margin, high + margin)
-    number_axis(axes.xaxis)
-
-
-def _draw_points(
-    axes: Any, points: Mapping[str, _Point], looks: Mapping[str, Mapping[str, Any]]
-) -> None:
-    marks = {name: point for name, point in points.items() if not point.level}
-    bars = [(x, y - spread, y + spread) for x, y, spread, _ in marks.values()]
-    places = side_by_side(axes, bars, _MARK)
-    for (name, point), x in zip(marks.items(), places, strict=True):
-        axes.errorbar(
-            x, point.perplexity, yerr=point.deviation or None, elinewidth=1.0, capsize=2.5,
-            **looks[name],
-        )  # fmt: skip
-    for name, point in points.items():
-        if point.level:
-            axes.axhline(point.perplexity, zorder=0, **looks[name])
+    spread = float(side.get("perplexity_deviation") or 0.0) if "place" in side else 0.0
+    bar = bar_of(perplexity, side.get("difference"))
+    return _Point(epsilon, perplexity, (bar[0] - spread, bar[1] + spread), level)
 
 
 def _breakdown(result: Mapping[str, Any]) -> Drawing:
@@ -187,7 +144,7 @@ def _breakdown(result: Mapping[str, Any]) -> Drawing:
             if 0 < whole < math.inf:
                 shares = {part: 100 * value / whole for part, value in parts.items()}
                 total = show_cost(found, "total")
-                name = textwrap.fill(f"{one['method']}{words}", 32)
+                name = wrapped(f"{one['method']}{words}", 32)
                 shown.append((f"{name}\n[{KIND_LABELS[found['kind']]}]", shares, total))
     with canvas(1.3 + 0.5 * len(shown)) as (figure, axes):
         _, ends = stack_parts(axes, [shares for _, shares, _ in shown])
@@ -201,12 +158,11 @@ def _breakdown(result: Mapping[str, Any]) -> Drawing:
         axes.grid(False, axis="y")
         axes.set_xlim(0, 120)
         axes.set_xticks(range(0, 101, 20))
-        axes.set(title=title, xlabel="part of ε (%)")
+        axes.set(xlabel="part of ε (%)")
         handles, labels = axes.get_legend_handles_labels()
         figure.legend(handles, labels, loc="outside lower right", ncols=3, handlelength=1.4)
-        svg = svg_text(figure, "table2-parts", title)
     caption = (
         "Mixing is the loss of the answers, screening the cost of the noisy test, and conversion "
         "the cost of turning Rényi divergence into (ε, δ). ε is in nats."
     )
-    return Drawing("table2-parts", title, caption, svg)
+    return Drawing("table2-parts", title, caption, figure)

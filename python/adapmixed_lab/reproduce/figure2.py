@@ -7,17 +7,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from adapmixed.mechanisms import AdaPMixED, Mechanism, PublicOnly
+from adapmixed.mechanisms import AdaPMixED, Mechanism
 from adapmixed.privacy.conversions import c_alpha
 from adapmixed_lab.reproduce.inputs import Inputs
-from adapmixed_lab.reproduce.measure import Run, measure
+from adapmixed_lab.reproduce.measure import Run, compare
 from adapmixed_lab.reproduce.members import FirstMembers, sizes
 from adapmixed_lab.reproduce.paper import (
     ADAPMIXED,
     DELTA,
     FIGURE_2,
     FIGURE_2_DATASET,
-    PUBLIC,
     RUN_QUERIES,
     Panel,
 )
@@ -94,16 +93,14 @@ def figure2(inputs: Inputs, run: Run, *, queries: int = RUN_QUERIES) -> dict[str
     distinct: dict[Mechanism, str] = {}
     for point in points:
         distinct.setdefault(mechanism_of(point, preset, models), point.name)
-    compared: dict[str, Mechanism] = {PUBLIC: PublicOnly()}
-    compared |= {name: mechanism for mechanism, name in distinct.items()}
-    ours = measure(
-        inputs.ensemble, inputs.tokens, compared, queries, run, state="figure2",
-    )  # fmt: skip
-    rows: list[dict[str, Any]] = [row(PUBLIC, ours[PUBLIC], group="public")]
+    compared = {name: mechanism for mechanism, name in distinct.items()}
+    ours = compare(inputs, compared, queries, run, state="figure2")
+    references = [name for name in ours if name not in compared]
+    rows: list[dict[str, Any]] = [row(name, ours[name], group="references") for name in references]
     for panel in FIGURE_2:
         here = [point for point in points if point.panel is panel]
         found = {p.label: ours[distinct[mechanism_of(p, preset, models)]] for p in here}
-        with_paper = inputs.sources.dataset == FIGURE_2_DATASET
+        with_paper = inputs.sources.paper and inputs.sources.dataset == FIGURE_2_DATASET
         rows += _panel_rows(panel, found, preset.order, with_paper=with_paper)
     return build_result(
         "figure2",
@@ -173,13 +170,14 @@ def _anchors(panel: Panel, points: list[Setting], preset: AdaPMixED) -> dict[str
 
 def _notes(inputs: Inputs) -> list[str]:
     notes = [
-        "Every panel is drawn relative to its reference setting (ringed), because our ε and "
-        "perplexity differ in size from the paper's. The figure shows how a setting moves them. ε "
-        "is drawn without its conversion from Rényi divergence, which α alone moves and which is "
-        "0.450 of the paper's 0.489. The panel that varies α includes the conversion.",
+        "Every panel is drawn relative to its reference setting (ringed), as multiples of its ε "
+        "and changes of its perplexity. ε is drawn without its conversion from Rényi divergence, "
+        "which α alone moves. The panel that varies α includes the conversion.",
         "ε follows the paper's rule. Our smaller ensembles are the first members of the whole one, "
         "whose shards keep their size. The paper distributes all text over fewer, larger shards.",
     ]
+    if not inputs.sources.paper:
+        return notes
     if inputs.sources.dataset != FIGURE_2_DATASET:
         notes.append(
             f"The paper's Figure 2 covers {FIGURE_2_DATASET} alone, so no points of it are shown."

@@ -14,16 +14,21 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from adapmixed.data import Corpus, Document, demo_base, held_out_documents
-from adapmixed.ensemble import read_manifest
+from adapmixed.evaluation import evaluate
+from adapmixed.mechanisms import Mechanism, UnprotectedPool
+from adapmixed.rng import SeededRandom
 from adapmixed.training.blocks import token_stream
 from adapmixed.training.demo import train_demo
 from adapmixed.training.presets import PRESETS
-from adapmixed_lab.reproduce.paper import DATASETS
+from adapmixed_lab.reproduce.paper import DATASETS, DELTA
 
 if TYPE_CHECKING:
     from adapmixed.ensemble import Ensemble
 
 SCALES = ("builtin", "full")
+SCALES_TRIED = (1, 2, 4, 8)
+"""κ of the non-private pools of which the best is shown."""
+_OTHER = 1024  # tokens to choose κ on
 BASE = "gpt2"
 """The paper's public model, by its hub name."""
 
@@ -38,7 +43,8 @@ class Sources:
     """The sources of the inputs; None chooses the scale's own.
 
     Attributes:
-        dataset: whose presets and paper numbers are used, one of `DATASETS`.
+        dataset: whose presets are used, one of `DATASETS`.
+        paper: whether the paper's numbers stand next to ours.
         scale: one of `SCALES`.
         base: folder or hub name of the public model (full: "gpt2").
         ensemble: ensemble folder; must be given at full scale.
@@ -49,6 +55,7 @@ class Sources:
     """
 
     dataset: str = "wikitext-103"
+    paper: bool = False
     scale: str = "builtin"
     base: str | None = None
     ensemble: Path | None = None
@@ -123,14 +130,16 @@ class Inputs:
         ensemble: the models.
         tokens: the evaluation text as one stream, each document followed by the end-of-text token.
         text: name of the text, without a path.
-        empty: number of shards of the built-in ensemble that hold no text.
+        pool: κ of the best non-private pool, chosen on other text; None without such text.
+        whole: folder of one adapter that was trained on the text of all shards; None for none.
     """
 
     sources: Sources
     ensemble: Ensemble
     tokens: tuple[int, ...]
     text: str
-    empty: int = 0
+    pool: float | None = None
+    whole: Path | None = None
 
     def description(self) -> dict[str, object]:
         """Describe the inputs for a result file, without paths."""
@@ -138,7 +147,7 @@ class Inputs:
         return {
             "dataset": sources.dataset,
             "scale": sources.scale,
-            "base": _name(sources.public_model),
+            "base": "built-in" if sources.scale == "builtin" else _name(sources.public_model),
             "ensemble": "built-in" if sources.ensemble is None else sources.ensemble.name,
             "num_models": self.ensemble.num_models,
             "vocab_size": self.ensemble.vocab_size,
@@ -150,37 +159,54 @@ class Inputs:
         }
 
     def notes(self) -> list[str]:
-        """Return the notes that a reader needs before comparing with the paper."""
+        """Return the notes on the references and on what the models stand for."""
+        notes = []
+        if self.pool is not None:
+            notes.append(
+                "The best non-private pool is the unclipped logarithmic pool, with the best κ of "
+                f"{SCALES_TRIED} on text after the evaluation's: {self.pool:g}. No line is bounded "
+                "by it or by the unprotected ensemble."
+            )
         if self.sources.scale == "full":
-            return []
+            return notes
         return [
+            *notes,
             f"builtin: a 1.1-million-parameter GPT-2 with {self.ensemble.num_models} members over "
             "Python's documentation stands in for GPT-2 small over "
-            f"{self.sources.dataset}. The members adapt the output layer alone. {self.empty} of "
-            f"the {self.ensemble.num_models} shards are empty, and their members answer as the "
-            f"public model. The paper's settings are those of {self.sources.dataset}. Perplexities "
-            "and ε are comparable in their order at best, not in their size. A DP-SGD adapter "
-            "trained here had a minute of training, and is no measure of what DP-SGD can do."
+            f"{self.sources.dataset}. The members adapt the output layer alone. Some shards "
+            "are empty, and their members answer as the public model. The paper's settings are "
+            f"those of {self.sources.dataset}. Perplexities and ε are comparable in their order at "
+            "best, not in their size. A DP-SGD adapter trained here had a minute of training, and "
+            "is no measure of what DP-SGD can do.",
         ]
 
 
-def load_inputs(sources: Sources, folder: Path, *, most: int | None = None) -> Inputs:
-    """Load models and text.
+def load_inputs(
+    sources: Sources,
+    folder: Path,
+    *,
+    most: int | None = None,
+    seed: int = 0,
+    whole: Path | None = None,
+) -> Inputs:
+    """Load models and text, and choose the scale of the best non-private pool.
+
+    It is chosen on the last documents, which are then no part of the evaluation.
 
     Args:
         sources: where they come from.
         folder: parent of the built-in ensemble's folder ``ensemble``, which is trained if missing.
         most: most tokens wanted; reading stops after the document that reaches this number.
+        seed: of the built-in ensemble's training and division.
+        whole: as in `Inputs`.
 
     Raises:
         ValueError, OSError: as `Ensemble.from_pretrained` and `Corpus`, or if the base has no
             tokenizer.
     """
     documents: Iterable[Document]
-    empty = 0
     if sources.scale == "builtin":
-        adapters = train_demo(folder / "ensemble")
-        empty = sum(shard["documents"] == 0 for shard in read_manifest(adapters).shards)
+        adapters = train_demo(folder / (f"ensemble-{seed}" if seed else "ensemble"), seed=seed)
         documents, name = held_out_documents(), "held-out topics"
     else:
         assert sources.ensemble is not None  # checked by Sources
@@ -189,12 +215,25 @@ def load_inputs(sources: Sources, folder: Path, *, most: int | None = None) -> I
     ensemble = sources.load(adapters)
     if ensemble.tokenizer is None:
         raise ValueError(f"base must have a tokenizer, {sources.public_model} has none")
-    tokens: list[int] = []
+    streams: list[list[int]] = []
+    count = 0
     for document in documents:
-        tokens += token_stream(ensemble.tokenizer, [document.text])
-        if most is not None and len(tokens) >= most:
+        streams.append(token_stream(ensemble.tokenizer, [document.text]))
+        count += len(streams[-1])
+        if most is not None and count >= most + _OTHER:
             break
-    return Inputs(sources, ensemble, tuple(tokens), name, empty)
+    other: list[int] = []
+    while len(streams) > 1 and len(other) + len(streams[-1]) <= min(_OTHER, count // 8):
+        other = streams.pop() + other
+    tokens = tuple(token for stream in streams for token in stream)
+    pool = _best_scale(ensemble, other) if len(other) > 1 else None
+    return Inputs(sources, ensemble, tokens, name, pool, whole)
+
+
+def _best_scale(ensemble: Ensemble, other: Sequence[int]) -> float:
+    pools: dict[str, Mechanism] = {repr(one): UnprotectedPool(one) for one in SCALES_TRIED}
+    found = evaluate(ensemble, other, pools, delta=DELTA, rng=SeededRandom(0))
+    return float(min(found, key=lambda one: one.perplexity).name)
 
 
 def _name(base: str) -> str:

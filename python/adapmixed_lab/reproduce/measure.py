@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import math
+import statistics
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from adapmixed.evaluation import Runs, evaluate_runs, plan
-from adapmixed.mechanisms import Mechanism
+from adapmixed.evaluation.result import paired_difference
+from adapmixed.mechanisms import Mechanism, PublicOnly, Unprotected, UnprotectedPool
 from adapmixed.rng import SeededRandom
 from adapmixed_lab.reproduce.inputs import Inputs
-from adapmixed_lab.reproduce.paper import DELTA
+from adapmixed_lab.reproduce.paper import DELTA, PUBLIC
 from adapmixed_lab.reproduce.published import PaperRule, PublishedPMixED
 
 if TYPE_CHECKING:
@@ -22,6 +25,8 @@ Progress = Callable[[int, int], None]
 Ours = dict[str, object]
 
 UNPROTECTED = "unprotected ensemble"
+POOL = "best non-private pool"
+WHOLE = "one adapter, all text"
 PUBLISHED = "PMixED, published analysis"
 PER_MODEL = "AdaPMixED, per-model rule"
 """Names of methods that the paper does not have."""
@@ -84,7 +89,98 @@ def measure(
         result=run.keep / f"{state}.state.json" if run.keep is not None and state else None,
         resume=run.keep is not None and bool(state),
     )
-    return {one.name: _ours(one, mechanisms[one.name]) for one in found}
+    public = next((one for one in found if one.name == PUBLIC), None)
+    return {one.name: _ours(one, mechanisms[one.name], public) for one in found}
+
+
+def compare(
+    inputs: Inputs,
+    mechanisms: Mapping[str, Mechanism],
+    queries: int,
+    run: Run,
+    *,
+    runs: int = 1,
+    state: str,
+) -> dict[str, Ours]:
+    """Measure the references, then these mechanisms, on the same tokens; see `measure`."""
+    compared: dict[str, Mechanism] = {PUBLIC: PublicOnly(), UNPROTECTED: Unprotected()}
+    if inputs.pool is not None:
+        compared[POOL] = UnprotectedPool(inputs.pool)
+    count, tokens = len(compared), inputs.tokens
+    compared |= mechanisms
+    found = measure(inputs.ensemble, tokens, compared, queries, run, runs=runs, state=state)
+    if inputs.whole is None:
+        return found
+    lines = list(found.items())
+    whole = measure_alone(
+        inputs.sources.load(inputs.whole), tokens, queries, run, runs=runs, state=f"{state}-whole"
+    )
+    return dict([*lines[:count], (WHOLE, whole), *lines[count:]])
+
+
+def measure_alone(
+    ensemble: Ensemble, tokens: Sequence[int], queries: int, run: Run, *, runs: int = 1, state: str
+) -> Ours:
+    """Measure an ensemble of one, without protection, against its public model."""
+    both: dict[str, Mechanism] = {PUBLIC: PublicOnly(), WHOLE: Unprotected()}
+    return measure(ensemble, tokens, both, queries, run, runs=runs, state=state)[WHOLE]
+
+
+def over_trainings(several: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Return one line for the same method of several trainings, with the means of all numbers.
+
+    "difference" becomes the mean over trainings, with Student's 95 % interval. The text is the
+    same, so the interval is about other trainings and divisions.
+    """
+    found = dict(several[0])
+    for key in found:
+        values = [one[key] for one in several]
+        if all(isinstance(v, float | int) or v == "inf" for v in values) and len(set(values)) > 1:
+            found[key] = statistics.fmean(map(float, values))
+    perplexities = [float(one["perplexity"]) for one in several]
+    found["perplexities"], found["epsilons"] = perplexities, [one["epsilon"] for one in several]
+    spread = len(several) > 1 and all(map(math.isfinite, perplexities))
+    found["perplexity_deviation"] = statistics.stdev(perplexities) if spread else None
+    gaps = [one["difference"]["mean"] for one in several if one.get("difference")]
+    if len(several) > 1 and len(gaps) == len(several):
+        mean = statistics.fmean(gaps)
+        reach = _student(len(gaps)) * statistics.stdev(gaps) / math.sqrt(len(gaps))
+        ends = {"mean": mean, "low": mean - reach, "high": mean + reach}
+        found["difference"] = ends | {"trainings": len(gaps)}
+    return found
+
+
+def merge(results: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Return one result for the same experiment with several trainings, in their order.
+
+    Rows belong together by their place. A row's label names all settings that were chosen.
+    """
+    first = dict(results[0])
+    if len(results) == 1:
+        return first
+    rows = []
+    for same in zip(*(one["rows"] for one in results), strict=True):
+        sides = [one["ours"] for one in same]
+        label = " or ".join(dict.fromkeys(one["label"] for one in same))
+        ours = None if None in sides else over_trainings(sides)
+        rows.append(same[0] | {"label": label, "ours": ours})
+    notes = dict.fromkeys(note for one in results for note in one["notes"])
+    words = (
+        f"Numbers are means over {len(results)} trainings, each with its own division of the text. "
+        "[…] is Student's 95 % interval over trainings, for this text."
+    )
+    return first | {
+        "rows": rows,
+        "notes": [*notes, words],
+        "settings": first["settings"] | {"trainings": len(results)},
+        "seconds": round(sum(one["seconds"] for one in results), 1),
+    }
+
+
+def _student(count: int) -> float:
+    """Return the 97.5 % quantile of Student's t for this many values, or a larger one."""
+    table = (12.71, 4.31, 3.19, 2.78, 2.58, 2.45, 2.37, 2.31, 2.27)
+    return table[min(count - 2, len(table) - 1)]
 
 
 def queries_of(inputs: Inputs, paper: int, given: int | None) -> int:
@@ -104,7 +200,7 @@ def queries_of(inputs: Inputs, paper: int, given: int | None) -> int:
     return min(paper, available, BUILTIN_QUERIES)
 
 
-def _ours(runs: Runs, mechanism: Mechanism) -> Ours:
+def _ours(runs: Runs, mechanism: Mechanism, public: Runs | None) -> Ours:
     """Return means and deviations over the runs, and the sentence of the largest ε.
 
     `screened` counts queries of one run.
@@ -116,6 +212,9 @@ def _ours(runs: Runs, mechanism: Mechanism) -> Ours:
         "perplexity": runs.perplexity_mean,
         "perplexity_deviation": runs.perplexity_deviation,
         "perplexities": [one.perplexity for one in evaluations],
+        "difference": paired_difference(evaluations, public.evaluations)
+        if public is not None and guarantee.kind != "public"
+        else None,
         "epsilon": runs.epsilon_mean,
         "epsilon_deviation": runs.epsilon_deviation,
         "epsilons": [one.guarantee.epsilon for one in evaluations],

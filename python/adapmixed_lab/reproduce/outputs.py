@@ -13,7 +13,7 @@ from adapmixed_lab.reproduce.result import csv_text, write_result
 
 
 def write_outputs(result: Mapping[str, Any], folder: Path) -> list[Path]:
-    """Write NAME.json, NAME.csv and an SVG for every figure; NAME is EXPERIMENT-DATASET.
+    """Write NAME.json, NAME.csv, and SVG and PDF of every figure; NAME is EXPERIMENT-DATASET.
 
     CSV and figures follow from the JSON alone. A figure's caption is its SVG's description.
 
@@ -25,9 +25,10 @@ def write_outputs(result: Mapping[str, Any], folder: Path) -> list[Path]:
     write_result(result, paths[0])
     write_file(paths[1], csv_text(result).encode())
     for drawing in draw(result):
-        suffix = drawing.name.removeprefix(result["experiment"])
-        paths.append(folder / f"{stem}{suffix}.svg")
+        name = stem + drawing.name.removeprefix(result["experiment"])
         start, rest = drawing.svg.split(">", 1)
         svg = f"{start}>\n <desc>{escape(drawing.caption)}</desc>{rest}\n"
-        write_file(paths[-1], svg.encode())
+        for suffix, content in ((".svg", svg.encode()), (".pdf", drawing.pdf)):
+            paths.append(folder / f"{name}{suffix}")
+            write_file(paths[-1], content)
     return paths

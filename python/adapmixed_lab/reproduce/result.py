@@ -125,6 +125,17 @@ def relation(side: Mapping[str, Any]) -> str | None:
     return "add/remove" if records else side.get("adjacency")
 
 
+def run_words(result: Mapping[str, Any]) -> str:
+    """Return what a result was measured on, for titles: base, text, models and settings."""
+    inputs, settings = result["inputs"], result["settings"]
+    where = " on ".join(filter(None, (inputs["base"], inputs.get("text"))))
+    trained = settings.get("trainings", 1)
+    facts = [f"{trained} trainings of " * (trained > 1) + f"{inputs['num_models']} models"]
+    facts += [f"{settings['queries']:,} queries"] * ("long_queries" not in settings)
+    facts += [f"settings of {inputs['dataset']}"] * (inputs["dataset"] != "builtin")
+    return f"{where}: {', '.join(facts)}, δ = {settings['delta']:g}"
+
+
 def csv_text(result: Mapping[str, Any]) -> str:
     """Return the rows as CSV, with a column for each number, empty if there is none."""
     output = io.StringIO()

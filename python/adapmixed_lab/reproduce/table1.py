@@ -8,15 +8,19 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
 
-from adapmixed.mechanisms import AdaPMixED, Mechanism, PMixED, PublicOnly, Unprotected
+from adapmixed.evaluation import plan_runs
+from adapmixed.mechanisms import AdaPMixED, Mechanism, PMixED
 from adapmixed_lab.reproduce.dp_adapter import UNSEEDED, DPAdapter
-from adapmixed_lab.reproduce.inputs import Inputs
+from adapmixed_lab.reproduce.inputs import Inputs, Sources
 from adapmixed_lab.reproduce.measure import (
     PER_MODEL,
+    POOL,
     PUBLISHED,
     UNPROTECTED,
+    WHOLE,
     Run,
-    measure,
+    compare,
+    measure_alone,
     published_pmixed,
     queries_of,
 )
@@ -35,7 +39,9 @@ from adapmixed_lab.reproduce.published import PaperRule
 from adapmixed_lab.reproduce.result import build_result, row, show_cost
 
 SMALLER = "AdaPMixED, β = 0.1"
-METHODS = (PUBLIC, UNPROTECTED, DP_SGD, PUBLISHED, PMIXED, ADAPMIXED, PER_MODEL, SMALLER)
+METHODS = (
+    PUBLIC, UNPROTECTED, POOL, WHOLE, DP_SGD, PUBLISHED, PMIXED, ADAPMIXED, PER_MODEL, SMALLER,
+)  # fmt: skip
 """Methods in the order of the table; `AdaPMixED` is summed by the paper's rule, as there."""
 EPSILON = 8.0  # the paper's, for PMixED and DP-SGD
 ORDER = 3.0  # of PMixED; the paper gives none for this table
@@ -57,7 +63,7 @@ class Part:
 
 
 def methods(dataset: str, scale: str, queries: int) -> dict[str, Mechanism]:
-    """Return the compared mechanisms except DP-SGD, with budgets for `queries` queries.
+    """Return the private mechanisms, with budgets for `queries` queries.
 
     The built-in members differ more from their public model than the paper's do from GPT-2. The
     preset's β then costs far more, so builtin scale has a smaller β, too.
@@ -66,8 +72,6 @@ def methods(dataset: str, scale: str, queries: int) -> dict[str, Mechanism]:
     less = PaperRule(replace(adaptive, target_leakage=0.1))
     smaller: dict[str, Mechanism] = {SMALLER: less} if scale == "builtin" else {}
     return {
-        PUBLIC: PublicOnly(),
-        UNPROTECTED: Unprotected(),
         PUBLISHED: published_pmixed(EPSILON, queries, ORDER),
         PMIXED: PMixED(EPSILON, DELTA, queries, ORDER),
         ADAPMIXED: PaperRule(adaptive),
@@ -96,29 +100,27 @@ def table1(
             fewer (`queries_of`).
 
     Raises:
-        ValueError: if the text is too short.
+        ValueError: if the text is too short for any part, before the first answer.
     """
     started = time.perf_counter()
     dataset, tokens = inputs.sources.dataset, inputs.tokens
     long = queries_of(inputs, LONG_QUERIES[dataset], long)
     parts = [Part(runs, queries)] + ([Part(1, long)] if long else [])
+    for part in parts:
+        plan_runs(tokens, inputs.ensemble.max_positions, None, part.queries, runs=part.runs)
     one = None if dp is None else dp.load(inputs.sources)
     rows = []
     for number, part in enumerate(parts, start=1):
         compared = methods(dataset, inputs.sources.scale, part.queries)
-        found = measure(
-            inputs.ensemble, tokens, compared, part.queries, run,
-            runs=part.runs, state=f"table1-{number}",
-        )  # fmt: skip
+        size: dict[str, Any] = {"queries": part.queries, "runs": part.runs, "run": run}
+        found = compare(inputs, compared, state=f"table1-{number}", **size)
         if dp is not None and one is not None:
-            alone = measure(
-                one, tokens, {DP_SGD: Unprotected()}, part.queries, run,
-                runs=part.runs, state=f"table1-{number}-dp",
-            )  # fmt: skip
-            found[DP_SGD] = alone[DP_SGD] | dp.promise()
+            alone = measure_alone(one, tokens, state=f"table1-{number}-dp", **size)
+            found[DP_SGD] = alone | dp.promise()
         for name in METHODS:
             if name in found:
-                paper = table_1(dataset, _paper_name(name), long=number > 1)
+                printed = table_1(dataset, _paper_name(name), long=number > 1)
+                paper = printed if inputs.sources.paper else None
                 rows.append(row(name, found[name], paper, group=part.group))
     return build_result(
         "table1",
@@ -128,7 +130,7 @@ def table1(
             "runs": runs, "queries": queries, "long_queries": long, "seed": run.seed,
             "delta": DELTA, "pmixed_order": ORDER,
         },
-        notes=[*inputs.notes(), *_notes(rows, parts, dataset, dp)],
+        notes=[*inputs.notes(), *_notes(rows, parts, inputs.sources, dp)],
         seconds=time.perf_counter() - started,
     )  # fmt: skip
 
@@ -139,7 +141,7 @@ def _paper_name(name: str) -> str:
 
 
 def _notes(
-    rows: Sequence[Mapping[str, Any]], parts: Sequence[Part], dataset: str, dp: DPAdapter | None
+    rows: Sequence[Mapping[str, Any]], parts: Sequence[Part], sources: Sources, dp: DPAdapter | None
 ) -> list[str]:
     notes = []
     if parts[0].runs > 1:
@@ -147,14 +149,13 @@ def _notes(
             f"Each of the {parts[0].runs} runs has its own accountant. ε is the cost of one run; "
             "all runs together cost the sum."
         )
-    if len(parts) > 1 and parts[1].queries != LONG_QUERIES[dataset]:
-        notes.append(
-            f"The long run has {parts[1].queries:,} queries, the paper's {LONG_QUERIES[dataset]:,}."
-        )
+    long = LONG_QUERIES[sources.dataset]
+    if sources.paper and len(parts) > 1 and parts[1].queries != long:
+        notes.append(f"The long run has {parts[1].queries:,} queries, the paper's {long:,}.")
     notes.append(
         "AdaPMixED's losses are summed by the paper's rule (the sum over queries of the largest "
         "loss), as in the paper. The per-model rule (the largest sum over queries) states the same "
-        "guarantee and is never larger."
+        "guarantee and is never larger. Both lines are of one run of noise."
     )
     notes.append(
         "The paper's PMixED rests on a bound that is not valid. Its ε, and the ε of our line with "
@@ -170,7 +171,7 @@ def _notes(
         )
     if dp is not None:
         notes.append(UNSEEDED)
-    for part in parts:
+    for part in parts if sources.paper else ():
         notes += _order_notes(rows, part.group)
     return notes
 

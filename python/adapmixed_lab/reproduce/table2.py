@@ -13,7 +13,7 @@ from adapmixed_lab.reproduce.measure import (
     PER_MODEL,
     PUBLISHED,
     Run,
-    measure,
+    compare,
     published_pmixed,
     queries_of,
 )
@@ -77,13 +77,15 @@ def table2(inputs: Inputs, run: Run, *, queries: int | None = None) -> dict[str,
     started = time.perf_counter()
     dataset = inputs.sources.dataset
     queries = queries_of(inputs, TABLE_2_QUERIES, queries)
-    found = measure(
-        inputs.ensemble, inputs.tokens, methods(dataset, queries), queries, run, state="table2",
-    )  # fmt: skip
-    rows = [row(name, ours, _paper(name, dataset)) for name, ours in found.items()]
-    if dataset == TABLE_2_DATASET:
+    found = compare(inputs, methods(dataset, queries), queries, run, state="table2")
+    paper = dataset if inputs.sources.paper else ""
+    rows = [row(name, ours, _paper(name, paper)) for name, ours in found.items()]
+    if paper == TABLE_2_DATASET:
         # There is no line of ours to compare it with; the notes say why.
-        rows.insert(3, row(f"{PMIXED_SCREENED}, as published", None, _PLACES[PMIXED_SCREENED]))
+        rows.insert(
+            list(found).index(PMIXED_SCREENED) + 1,
+            row(f"{PMIXED_SCREENED}, as published", None, _PLACES[PMIXED_SCREENED]),
+        )
     return build_result(
         "table2",
         rows,
@@ -95,7 +97,7 @@ def table2(inputs: Inputs, run: Run, *, queries: int | None = None) -> dict[str,
             "pmixed_order": PMIXED_ORDER,
             "pmixed_target_leakage": PMIXED_LEAKAGE,
         },
-        notes=[*inputs.notes(), *_notes(queries, dataset), *_order_notes(found)],
+        notes=[*inputs.notes(), *_notes(queries, paper), *(_order_notes(found) if paper else [])],
         seconds=time.perf_counter() - started,
     )
 
@@ -113,10 +115,11 @@ def _paper(name: str, dataset: str) -> Mapping[str, object] | PaperRow | None:
 
 
 def _notes(queries: int, dataset: str) -> list[str]:
+    """Return the notes; `dataset` is "" if the paper's numbers are not shown."""
     notes = []
-    if dataset != TABLE_2_DATASET:
+    if dataset and dataset != TABLE_2_DATASET:
         notes.append(f"The paper's Table 2 covers {TABLE_2_DATASET} alone.")
-    elif queries != TABLE_2_QUERIES:
+    elif dataset and queries != TABLE_2_QUERIES:
         notes.append(f"{queries:,} queries here, {TABLE_2_QUERIES:,} in the paper.")
     return [
         *notes,

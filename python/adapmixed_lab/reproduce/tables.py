@@ -8,8 +8,15 @@ from typing import Any
 
 from adapmixed.report import aligned
 from adapmixed.report.table import printable
-from adapmixed.report.view import KIND_LABELS, MISSING, format_neighbours, format_perplexity
-from adapmixed_lab.reproduce.result import relation, show_cost
+from adapmixed.report.view import (
+    INTERVAL_WORDS,
+    KIND_LABELS,
+    MISSING,
+    format_against,
+    format_neighbours,
+    format_perplexity,
+)
+from adapmixed_lab.reproduce.result import relation, run_words, show_cost
 
 _WIDTH = 100
 _PARTS = ("mixing", "screening", "conversion", "total")
@@ -31,11 +38,7 @@ Row = Mapping[str, Any]
 
 def text(result: Mapping[str, Any]) -> str:
     """Return the tables of a result and its notes; ε is in nats, and "-" is a missing number."""
-    inputs = result["inputs"]
-    lines = [
-        f"{_TITLES[result['experiment']]} ({inputs['dataset']}, scale {inputs['scale']}, "
-        f"{inputs['num_models']} models, δ = {result['settings']['delta']:g})"
-    ]
+    lines = [_TITLES[result["experiment"]], run_words(result)]
     groups = list(dict.fromkeys(one["group"] for one in result["rows"]))
     for group in groups:
         rows = [one for one in result["rows"] if one["group"] == group]
@@ -43,7 +46,8 @@ def text(result: Mapping[str, Any]) -> str:
         if any(_has_parts(one["paper"]) for one in rows):
             lines += ["", "Parts of ε:", *_breakdown(rows)]
     lines.append("")
-    for note in [KINDS, *result["notes"]]:
+    pairs = [INTERVAL_WORDS] * ("trainings" not in result["settings"])
+    for note in [KINDS, *pairs, *result["notes"]]:
         lines += textwrap.wrap(note, _WIDTH, subsequent_indent="  ", break_on_hyphens=False)
     return "\n".join(map(printable, lines))
 
@@ -67,6 +71,8 @@ def _table(rows: Sequence[Row]) -> list[str]:
         ("ε", True, lambda one: _epsilon(one["ours"])),
         ("perplexity", True, lambda one: _perplexity(one["ours"])),
     ]
+    if any((one["ours"] or {}).get("difference") for one in rows):
+        columns.append(("vs public", True, lambda one: _against(one["ours"])))
     if any((one["ours"] or {}).get("cost") is not None for one in rows):
         columns.append(("cost", True, lambda one: f"{one['ours']['cost']:.3g}x"))
     if screened:
@@ -115,9 +121,13 @@ def _epsilon(side: Mapping[str, Any] | None) -> str:
 def _perplexity(side: Mapping[str, Any] | None) -> str:
     if side is None or side.get("perplexity") is None:
         return MISSING
-    deviation = side.get("perplexity_deviation")
+    deviation = side.get("perplexity_deviation") if "place" in side else None
     spread = "" if deviation is None else f" ± {float(deviation):.2f}"
     return format_perplexity(float(side["perplexity"])) + spread
+
+
+def _against(side: Mapping[str, Any] | None) -> str:
+    return MISSING if side is None else format_against(None, side.get("difference"))
 
 
 def _count(one: Row, side: str) -> float:

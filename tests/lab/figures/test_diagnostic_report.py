@@ -33,6 +33,7 @@ from adapmixed.evaluation import (
     result_file,
 )
 from adapmixed.evaluation.diagnosis import QUANTILES
+from adapmixed.evaluation.result import paired_difference
 from adapmixed.report import report_text, view
 from adapmixed.report.training import training_losses
 from adapmixed.report.view import read_methods
@@ -128,7 +129,8 @@ def test_figures_of_diagnostics() -> None:
         "training",
         "validation",
     ]
-    assert draw_charges(read_methods(report)) == figures["charges"]  # the same bytes
+    charges = draw_charges(read_methods(report))
+    assert charges is not None and charges.name == figures["charges"].name
     for name in ("weights", "charges", "screened", "training", "validation"):
         assert figures[name].svg.startswith("<svg") and "nan" not in figures[name].svg.lower()
         assert "For the operator only" in figures[name].caption
@@ -207,17 +209,21 @@ def test_a_result_file_is_redrawn(tmp_path: Path, capsys: pytest.CaptureFixture[
     evaluations = [one.evaluations[0] for one in found]
     fresh = build(evaluations, config=report["config"], environment={})
     assert report["methods"] == fresh["methods"]
-    assert {"weights.svg", "charges.svg", "screened.svg"} <= {file.name for file in out.iterdir()}
+    names = {file.name for file in out.iterdir()}
+    assert {"weights.svg", "charges.svg", "screened.svg", "screened.pdf"} <= names
     assert "probe" not in report["config"] and "fingerprint" not in report["config"]["ensemble"]
     assert "answered" not in report["config"]
     assert "environment" in report and not report["environment"]  # none was given
     assert "Under way" not in printed and "PRIVATE" in printed
     entry = report["runs"][2]
     assert entry["perplexity"] == [e.perplexity for e in found[2].evaluations]
-    deviation = found[2].perplexity_deviation
-    assert deviation is not None
     line = next(line for line in printed.splitlines() if line.startswith("noisy  "))
-    assert f"{found[2].perplexity_mean:.2f} ± {deviation:.2f}" in line
+    gap = paired_difference(found[2].evaluations, found[0].evaluations)
+    assert gap == entry["difference"] and gap is not None and gap["mean"] is not None
+    assert line.split()[1:3] == [
+        f"{found[2].perplexity_mean:.2f}",
+        f"{100 * math.expm1(gap['mean']):+.1f}%",
+    ]
     assert "of 2 runs of 38 queries" in printed
     assert "of 2 runs of 38 queries" in (out / "report.html").read_text(encoding="utf-8")
     assert redrawn(out / "report.json", capsys) == printed[: printed.index("wrote")]

@@ -12,10 +12,12 @@ from typing import Any
 
 from report_cases import HOSTILE, SAMPLE, Page, build, evaluation, every_kind
 
+from adapmixed.report import report_text
 from adapmixed.report.view import read_methods
 from adapmixed_lab.figures.cost import cost_of
 from adapmixed_lab.figures.figures import draw
 from adapmixed_lab.figures.html import render, write_page
+from adapmixed_lab.figures.style import Drawing
 
 
 def hostile_report() -> dict[str, Any]:
@@ -91,9 +93,9 @@ def test_what_privacy_costs_comes_first() -> None:
     page = render(build([*every_kind(), *close]))
     assert page.index("What privacy costs") < page.index("Summary")
     cost = cost_of(read_methods(build([*every_kind(), *close])))
-    assert cost is not None and escape(cost.summary).replace("-", "−") in page
+    assert cost is not None and escape(cost.summary) in page
     assert cost.summary == (
-        "Without protection the perplexity is -25.0% against the public model's. "
+        "Without protection the perplexity is -25.0% against the public model's (unprotected). "
         "No fixed guarantee of this report reaches it."
     )
     # log(60/51.96) and log(60/57), of log(60/45); the smaller ε first.
@@ -119,9 +121,11 @@ def test_figures_are_the_same_bytes_and_leave_matplotlib_alone() -> None:
     assert dict(matplotlib.rcParams) == before
     assert [drawing.name for drawing in first] == ["curves", "tradeoff", "breakdown"]
     with matplotlib.rc_context({"font.size": 20, "svg.fonttype": "none", "axes.grid": False}):
-        assert draw(build()) == first
+        again = draw(build())
+        assert [(d.svg, d.pdf) for d in again] == [(d.svg, d.pdf) for d in first]
     for drawing in first:
         assert drawing.svg.startswith("<svg") and drawing.svg.endswith("</svg>")
+        assert drawing.pdf.startswith(b"%PDF") and b"CreationDate" not in drawing.pdf
         assert re.findall(r"https?://[^\"'\s<]*", drawing.svg) == [
             "http://www.w3.org/1999/xlink",
             "http://www.w3.org/2000/svg",
@@ -137,7 +141,7 @@ def test_figures_appear_only_with_data_and_without_warnings() -> None:
         warnings.simplefilter("error")
         assert draw(build([evaluation("a", "none"), evaluation("b", "public", epsilon=0.0)])) == ()
         names = [d.name for d in draw(build([evaluation("a", "fixed", epsilon=1.0, points=1)]))]
-        assert names == ["curves", "tradeoff"]
+        assert names == ["tradeoff"]
         lost = [evaluation("a", "fixed", epsilon=1.0, perplexity=math.inf)]
         assert [d.name for d in draw(build(lost))] == ["curves"]
         # Values far apart, odd names, and parts below 0.
@@ -149,15 +153,39 @@ def test_figures_appear_only_with_data_and_without_warnings() -> None:
     assert "infinite: lost" in caption
 
 
-def test_coinciding_marks_and_curves_are_all_seen() -> None:
-    apart = [evaluation(f"method {e}", "fixed", epsilon=e, perplexity=50) for e in (1.0, 9.0)]
-    curves, tradeoff, *_ = draw(build(apart))
-    assert "coincide" not in curves.caption and "side by side" not in tradeoff.caption
-    alike = [evaluation(f"method {n}", "fixed", epsilon=1.0, perplexity=50) for n in range(3)]
-    curves, tradeoff, *_ = draw(build(alike))
-    assert "a wider one lies beneath" in curves.caption
-    assert {"8", "5", "2"} <= set(re.findall(r"stroke-width: (\d+)[;\"]", curves.svg))
-    assert "side by side, a little off their ε" in tradeoff.caption
+def test_equal_epsilons_are_drawn_once_and_as_constant() -> None:
+    """A fixed ε is a level from the first query, and methods of one ε share its line."""
+    parts = [("fixed", 2.042, "a"), ("fixed", 2.042, "b"), ("data-dependent, ex-post", 1.0, "c")]
+    found = [evaluation(name, kind, epsilon=e, perplexity=50) for kind, e, name in parts]
+    flat = [replace(one, curve=tuple((n, 2.042) for n, _ in one.curve)) for one in found[:2]]
+    assert [d.name for d in draw(build(flat))] == ["tradeoff"]  # nothing grows
+    curves, tradeoff, *_ = draw(build([*flat, found[2]]))
+    lines = curves.figure.axes[0].get_lines()
+    assert len(lines) == 2 and len({line.get_linewidth() for line in lines}) == 1
+    assert set(lines[0].get_ydata()) == {2.042} and lines[0].get_xdata()[0] == 0
+    assert legend_of(curves)[0] == "a\nb\nfixed, zero-out"
+    marks = [line for line in tradeoff.figure.axes[0].get_lines() if line.get_marker() in "oD"]
+    assert [float(line.get_xdata()[0]) for line in marks] == [2.042, 2.042, 1.0]
+    assert marks[0].get_markersize() > marks[1].get_markersize()
+
+
+def test_titles_name_the_run_and_long_names_are_whole() -> None:
+    """Two names that agree in their first 60 letters are told apart in every figure."""
+    long = "clipped-log-pool lower=-0.25 upper=1 scale=2 public_confidence=0.9"
+    some = [evaluation(name, "fixed", epsilon=2.0) for name in (long, f"{long}5")]
+    config = {"base": "/models/gpt2", "text": "/data/mine.txt", "num_models": 7, "runs": 2}
+    report = build([*some, evaluation("public", "public", epsilon=0.0)], config=config)
+    for drawing in draw(report):
+        assert drawing.svg
+        words = "gpt2 on mine.txt: 7 models, 2 runs of 120 queries"
+        assert drawing.figure.get_suptitle().splitlines()[-1] == words
+        labels = "".join(legend_of(drawing)).replace("\n", " ")
+        assert f"{long} " in labels and f"{long}5 " in labels
+    assert words in render(report) and words in report_text(report)
+
+
+def legend_of(drawing: Drawing) -> list[str]:
+    return [text.get_text() for text in drawing.figure.legends[0].get_texts()]
 
 
 def test_end_marks_of_curves_are_filled_by_their_neighbours() -> None:
@@ -168,29 +196,3 @@ def test_end_marks_of_curves_are_filled_by_their_neighbours() -> None:
         for drawing in draw(build([other]))[:2]:
             marks = re.findall(r"<use [^>]*style=\"(fill: [^;\"]*)", drawing.svg)
             assert marks.count("fill: #ffffff") == white, (drawing.name, way)
-
-
-def test_names_of_close_points_do_not_overlap() -> None:
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    from adapmixed.report.view import read_methods
-    from adapmixed_lab.figures.labels import draw_references, place_labels
-
-    epsilons = (1.0, 1.02, 1.5, 9.8)
-    evaluations = [evaluation(f"method {e}", "fixed", epsilon=e, perplexity=50) for e in epsilons]
-    evaluations.append(evaluation("line", "none", perplexity=50.1))
-    methods = read_methods(build(evaluations))
-    figure = Figure(figsize=(7, 4))
-    canvas = FigureCanvasAgg(figure)
-    axes = figure.add_subplot()
-    axes.set(xlim=(0, 10), ylim=(49, 51))
-    points = [(method.name, method.epsilon, method.perplexity) for method in methods[:-1]]
-    place_labels(axes, points, draw_references(axes, methods[-1:]))
-    renderer = canvas.get_renderer()
-    boxes = [text.get_window_extent(renderer) for text in axes.texts]
-    assert len(boxes) == 5
-    frame = axes.get_window_extent(renderer)
-    for i, box in enumerate(boxes):
-        assert frame.x0 <= box.x0 and box.x1 <= frame.x1
-        assert not any(box.overlaps(other) for other in boxes[:i])

@@ -12,9 +12,7 @@ from fake_ensemble import FakeEnsemble
 from torch import Tensor
 
 from adapmixed.mechanisms import Mechanism
-from adapmixed_lab.figures.labels import settle
-from adapmixed_lab.figures.style import canvas
-from adapmixed_lab.reproduce import drawing
+from adapmixed_lab.figures.style import canvas, draw_plane
 from adapmixed_lab.reproduce.dp_adapter import DPAdapter
 from adapmixed_lab.reproduce.measure import Run
 from adapmixed_lab.reproduce.studies import frontiers
@@ -74,16 +72,14 @@ def test_dp_sgd_reads_the_windows_of_the_frontier(monkeypatch: pytest.MonkeyPatc
 @pytest.mark.slow
 def test_the_frontier_keeps_the_best_setting(monkeypatch: pytest.MonkeyPatch) -> None:
     every: dict[str, float] = {}
-    measured = frontiers.measure
+    measured = frontiers.compare
 
-    def noted(
-        ensemble: Any, tokens: Any, mechanisms: Mapping[str, Mechanism], *more: Any, **rest: Any
-    ) -> Any:
-        found = measured(ensemble, tokens, mechanisms, *more, **rest)
+    def noted(given: Any, mechanisms: Mapping[str, Mechanism], *more: Any, **rest: Any) -> Any:
+        found = measured(given, mechanisms, *more, **rest)
         every.update({name: float(str(ours["perplexity"])) for name, ours in found.items()})
         return found
 
-    monkeypatch.setattr(frontiers, "measure", noted)
+    monkeypatch.setattr(frontiers, "compare", noted)
     monkeypatch.setattr(frontiers, "BUDGETS", (1.0, 8.0))
     monkeypatch.setattr(frontiers, "LEAKAGES", (0.1,))
     given = inputs(10)
@@ -103,25 +99,16 @@ def test_the_frontier_keeps_the_best_setting(monkeypatch: pytest.MonkeyPatch) ->
         assert best == f"{one['method']}, {budget}, {one['label'].removeprefix(budget).strip()}"
 
 
-@pytest.mark.parametrize("epsilons", [(1.0, 5.0), (0.01, 5.0)])
+@pytest.mark.parametrize("epsilons", [(1.0, 2.042, 2.042, 2.042, 5.0), (0.01, 5.0, 5.0)])
 def test_marks_stand_at_their_epsilon(epsilons: tuple[float, ...]) -> None:
-    """Axes are linear or logarithmic, and no mark has to make room."""
-    points = {
-        f"method {x}": drawing._Point(x, 10.0 + x, 0.5 if x > 1 else 0.0, False) for x in epsilons
-    }
-    with canvas(3.0) as (figure, axes):
-        drawing._limit(axes, list(points.values()))
-        settle(figure)
-        drawing._draw_points(axes, points, {name: {"marker": "o"} for name in points})
-        drawn = {
-            (float(line.get_xdata()[0]), float(line.get_ydata()[0]))
-            for line in axes.lines
-            if line.get_marker() == "o"
-        }
-        shown = axes.get_xscale(), axes.get_xlim()
-    wanted = sorted((point.epsilon, point.perplexity) for point in points.values())
-    assert [mark for x in sorted(drawn) for mark in x] == pytest.approx(
-        [mark for x in wanted for mark in x], rel=1e-6
-    )
-    assert shown[0] == ("log" if epsilons[0] < 0.1 else "linear")
-    assert shown[1][0] < epsilons[0] and epsilons[-1] < shown[1][1]
+    """Axes are linear or logarithmic, and marks that meet differ in size, not in place."""
+    marks = [(x, 10.0 + x, (10.0, 12.0 + x), {"marker": "o"}) for x in epsilons]
+    with canvas(3.0) as (_, axes):
+        draw_plane(axes, marks, [(11.0, {})])
+        found = [line for line in axes.lines if line.get_marker() == "o"]
+    places = [(float(line.get_xdata()[0]), float(line.get_ydata()[0])) for line in found]
+    assert places == [(x, y) for x, y, *_ in marks]
+    assert axes.get_xscale() == ("log" if epsilons[0] < 0.1 else "linear")
+    assert axes.get_xlim()[0] < epsilons[0] and epsilons[-1] < axes.get_xlim()[1]
+    together = [line.get_markersize() for line, x in zip(found, epsilons, strict=True) if x > 2]
+    assert together[:2] == sorted(set(together[:2]), reverse=True)  # a rim of each is seen

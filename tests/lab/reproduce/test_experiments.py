@@ -7,7 +7,8 @@ import io
 import json
 import math
 import re
-from itertools import pairwise
+import statistics
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,39 +16,41 @@ import pytest
 from experiment_cases import check_redrawn, drawn, inputs, rows_of
 from fake_ensemble import FakeEnsemble
 
-from adapmixed.evaluation import evaluate
-from adapmixed.mechanisms import AdaPMixED, ClippedMixing, PMixED, PublicOnly
+from adapmixed.evaluation import evaluate, evaluate_runs
+from adapmixed.mechanisms import AdaPMixED, ClippedMixing, PMixED, PublicOnly, Unprotected
 from adapmixed.privacy.conversions import c_alpha
 from adapmixed.rng import SeededRandom
-from adapmixed_lab.figures.labels import settle, side_by_side
 from adapmixed_lab.figures.style import canvas
 from adapmixed_lab.reproduce import figure2 as figure2_module
-from adapmixed_lab.reproduce import panels, paper
+from adapmixed_lab.reproduce import paper
 from adapmixed_lab.reproduce import table1 as table1_module
 from adapmixed_lab.reproduce.dp_adapter import DPAdapter
+from adapmixed_lab.reproduce.drawing import draw
 from adapmixed_lab.reproduce.figure2 import figure2, mechanism_of, settings
+from adapmixed_lab.reproduce.inputs import Sources
 from adapmixed_lab.reproduce.marks import look, promise
-from adapmixed_lab.reproduce.measure import PER_MODEL, PUBLISHED, Run
+from adapmixed_lab.reproduce.measure import PER_MODEL, PUBLISHED, WHOLE, Run, merge
 from adapmixed_lab.reproduce.members import FirstMembers, sizes
 from adapmixed_lab.reproduce.outputs import write_outputs
-from adapmixed_lab.reproduce.panels import _edge, _joined, relative
+from adapmixed_lab.reproduce.panels import _label, relative
 from adapmixed_lab.reproduce.published import PaperRule
 from adapmixed_lab.reproduce.result import read_experiment
 from adapmixed_lab.reproduce.table1 import DP_SGD, METHODS, table1
 from adapmixed_lab.reproduce.table2 import table2
 from adapmixed_lab.reproduce.tables import text
 
+ROOT = Path(__file__).parents[3]
 PRESET = AdaPMixED.preset("wikitext-103")
 
 
 @pytest.fixture(scope="module")
 def results() -> dict[str, dict[str, Any]]:
     """Run every experiment once, small."""
-    given, run = inputs(), Run()
+    given, run = inputs(paper=True), Run()
     return {
         "table1": table1(given, None, run, runs=3, queries=40, long=100),
         "table2": table2(given, run, queries=120),
-        "figure2": figure2(inputs(20), run, queries=24),
+        "figure2": figure2(inputs(20, paper=True), run, queries=24),
     }
 
 
@@ -144,7 +147,7 @@ def test_settings_of_figure_2() -> None:
 def test_table_1(results: dict[str, dict[str, Any]]) -> None:
     result = results["table1"]
     short, long = "3 runs of 40 queries", "one run of 100 queries"
-    names = [name for name in METHODS if name != DP_SGD]
+    names = [name for name in METHODS if name not in (DP_SGD, WHOLE)]
     assert [(r["group"], r["method"]) for r in result["rows"]] == [
         (group, name) for group in (short, long) for name in names
     ]
@@ -153,20 +156,80 @@ def test_table_1(results: dict[str, dict[str, Any]]) -> None:
     assert [r["ours"]["rule"] for r in per_model] == ["per_model", "per_model"]
     for one, other in zip(adaptive, per_model, strict=True):
         assert one["ours"]["adjacency"] == other["ours"]["adjacency"] == "add_remove"  # the paper's
-        assert other["ours"]["epsilon"] <= one["ours"]["epsilon"]
+        assert other["ours"]["epsilon"] < one["ours"]["epsilon"]
+        # One run of noise: the two lines differ by accounting alone.
+        assert other["ours"]["perplexities"] == one["ours"]["perplexities"]
+        assert other["ours"]["screened"] == one["ours"]["screened"]
     assert adaptive[0]["paper"]["epsilon"] == 0.494 and adaptive[1]["paper"]["epsilon"] == 5.248
     ours = adaptive[0]["ours"]
     assert ours["runs"] == len(ours["perplexities"]) == 3 and ours["queries"] == 40
     assert ours["perplexity"] == pytest.approx(sum(ours["perplexities"]) / 3)
     assert ours["perplexity_deviation"] > 0 and adaptive[1]["ours"]["perplexity_deviation"] is None
+    gap = ours["difference"]["mean"]
+    public = rows_of(result, paper.PUBLIC)[0]["ours"]
+    logs = [sum(map(math.log, one["perplexities"])) / 3 for one in (ours, public)]
+    assert gap == pytest.approx(logs[0] - logs[1], abs=1e-9) and public["difference"] is None
     # PMixED's two analyses: the paper's numbers are those of the published one.
     (published, _), (sound, _) = rows_of(result, PUBLISHED), rows_of(result, paper.PMIXED)
     assert (published["ours"]["kind"], sound["ours"]["kind"]) == ("published", "fixed")
     assert published["paper"]["epsilon"] == 8.0 and sound["paper"] is None
 
 
+def test_the_papers_numbers_are_shown_on_request() -> None:
+    result = table1(inputs(), None, Run(), runs=2, queries=40, long=0)
+    assert all(one["paper"] is None for one in result["rows"])
+    printed = text(result)
+    assert "gpt2" not in printed and "paper:" not in printed and "The paper's order" not in printed
+    assert "built-in on random: 3 models, settings of wikitext-103, δ = 1e-05" in printed
+    (drawing,) = draw(result)
+    assert len(drawing.figure.axes) == 1
+    assert drawing.svg
+    assert drawing.figure.get_suptitle().splitlines() == [
+        "Table 1: 2 runs of 40 queries",
+        "built-in on random: 3 models, settings of wikitext-103, δ = 1e-05",
+    ]
+
+
+def test_every_part_of_table_1_is_checked_before_the_first_answer() -> None:
+    given, done = inputs(tokens=300), []
+    run = Run(progress=lambda *progress: done.append(progress))
+    with pytest.raises(ValueError, match=r"queries must be in \[1, \d+\] .* got 1000"):
+        table1(given, None, run, runs=2, queries=20, long=1000)
+    assert not done
+
+
+def test_one_adapter_on_all_text_is_a_reference(monkeypatch: pytest.MonkeyPatch) -> None:
+    one = FakeEnsemble(1, spread=0.3, max_positions=32)
+    monkeypatch.setattr(Sources, "load", lambda self, adapters: one)
+    result = table1(replace(inputs(), whole=Path("one")), None, Run(), runs=2, queries=40, long=0)
+    (line,) = rows_of(result, WHOLE)
+    alone = evaluate_runs(
+        one, inputs().tokens, {"m": Unprotected()}, runs=2, queries=40, delta=1e-5,
+        rng=SeededRandom(0),
+    )[0]  # fmt: skip
+    assert line["ours"]["perplexities"] == [e.perplexity for e in alone.evaluations]
+    assert line["ours"]["kind"] == "none" and line["ours"]["difference"] is not None
+
+
+def test_several_trainings_are_one_result() -> None:
+    """The interval is Student's over the trainings, from hand-made numbers."""
+    made = [table2(inputs(models, tokens=600), Run(), queries=100) for models in (3, 4, 5)]
+    merged = merge(made)
+    assert merged["settings"]["trainings"] == 3 and merge(made[:1])["rows"] == made[0]["rows"]
+    for number, one in enumerate(merged["rows"]):
+        several = [result["rows"][number]["ours"] for result in made]
+        assert one["ours"]["perplexity"] == pytest.approx(sum(s["perplexity"] for s in several) / 3)
+        assert one["ours"]["epsilons"] == [s["epsilon"] for s in several]
+        gaps = [s["difference"]["mean"] for s in several if s["difference"]]
+        if one["method"] != paper.PUBLIC:
+            found, reach = one["ours"]["difference"], 4.31 * statistics.stdev(gaps) / math.sqrt(3)
+            assert found["mean"] == pytest.approx(statistics.mean(gaps), abs=1e-12)
+            assert found["high"] - found["low"] == pytest.approx(2 * reach, rel=1e-9)
+    assert "3 trainings of 3 models" in text(merged)
+
+
 def test_the_lines_of_dp_sgd(monkeypatch: pytest.MonkeyPatch) -> None:
-    given = inputs()
+    given = inputs(paper=True)
     adapter = DPAdapter(Path("dp"), 7.5, 1e-5, "block of 16 tokens", "The adapter is ...")
     worse = FakeEnsemble(1, spread=3.0, max_positions=32)
     monkeypatch.setattr(DPAdapter, "load", lambda self, base: worse)
@@ -201,7 +264,7 @@ def test_table_2(results: dict[str, dict[str, Any]]) -> None:
     adaptive = found[paper.ADAPMIXED]
     assert adaptive["paper"]["mixing"] == 0.472 and adaptive["paper"]["screened"] == 1026
     for one in found.values():
-        if one["ours"] is not None:
+        if one["ours"] is not None and one["ours"]["kind"] != "none":
             parts = [one["ours"][part] for part in ("mixing", "screening", "conversion")]
             assert math.fsum(parts) == pytest.approx(one["ours"]["total"], rel=1e-9)
     printed = text(results["table2"])
@@ -212,7 +275,7 @@ def test_table_2(results: dict[str, dict[str, Any]]) -> None:
 def test_figure_2(results: dict[str, dict[str, Any]]) -> None:
     result = results["figure2"]
     panels = result["settings"]["panels"]
-    ours = [one["ours"] for one in result["rows"] if one["ours"] and one["group"] != "public"]
+    ours = [one["ours"] for one in result["rows"] if one["ours"] and one["group"] != "references"]
     assert {(one["rule"], one["adjacency"]) for one in ours} == {("paper", "add_remove")}
     assert panels["d"] | {"remark": ""} == {
         "title": "models N", "anchor": "16", "paper_anchor": "16", "remark": "",
@@ -292,7 +355,9 @@ def test_a_result_is_enough_to_redraw(
     check_redrawn(first, tmp_path)
     assert text(read_experiment(first[0])) == text(results[experiment])
     assert first[0].name == f"{experiment}-wikitext-103.json"
-    assert [p.suffix for p in first[2:]] == [".svg"] * (1 if experiment == "figure2" else 2)
+    figures = 1 if experiment == "figure2" else 2
+    assert [p.suffix for p in first[2:]] == [".svg", ".pdf"] * figures
+    assert all(p.read_bytes().startswith(b"%PDF") for p in first[3::2])
     json.loads(first[0].read_text(encoding="utf-8"), parse_constant=pytest.fail)
     lines = list(csv.DictReader(io.StringIO(first[1].read_text(encoding="utf-8"))))
     assert len(lines) == len(results[experiment]["rows"])
@@ -318,43 +383,12 @@ def test_damaged_results(tmp_path: Path, results: dict[str, dict[str, Any]]) -> 
 
 
 def test_labels_of_points_on_one_another_are_joined() -> None:
-    with canvas(3.0) as (figure, axes):
-        axes.set_xlim(0, 1)
-        axes.set_ylim(0, 1)
-        settle(figure)
-        words = [("4", 0.5, 0.5), ("4.5", 0.501, 0.5), ("x", 0.5, 0.501), ("∞", 0.9, 0.5)]
-        joined = _joined(axes, words, ["blue", "blue", "red", "blue"])
-    assert [word for word, _, _ in joined] == ["4 · 4.5", "", "x", "∞"]
-    assert [place for _, *place in joined] == [place for _, *place in words]
-
-
-def test_marks_that_would_cover_one_another_stand_side_by_side() -> None:
-    """Marks move too little to meet the next one, and the others stay, whatever their bars."""
-    bars = [(8.0, 90.0, 110.0), (2.0, 70.0, 120.0), (7.9, 95.0, 99.0), (8.0, 60.0, 61.0)]
-    for scale in ("linear", "log"):
-        with canvas(3.0) as (figure, axes):
-            axes.set(xlim=(0.5, 20.0), ylim=(50.0, 130.0), xscale=scale)
-            settle(figure)
-            size = 7.0 * figure.dpi / 72
-
-            def pixel(x: float, axes: Any = axes) -> float:
-                return float(axes.transData.transform((x, 90.0))[0])
-
-            found = side_by_side(axes, bars, 7.0)
-            assert found[1] == pytest.approx(2.0) and found[3] == pytest.approx(8.0)
-            assert found[2] < 7.9 < 8.0 < found[0]  # in the order of their ε
-            assert size < pixel(found[0]) - pixel(found[2]) < 1.5 * size
-            # All at one place, and a neighbour that they would be moved onto.
-            crowd = [(8.0, 90.0, 90.0)] * 5 + [(8.0 * 1.1, 90.0, 91.0)]
-            places = [pixel(x) for x in side_by_side(axes, crowd, 7.0)]
-            assert places == sorted(places)
-            assert min(b - a for a, b in pairwise(places)) > size
-            # Near an edge they stay whole, in their order.
-            for edge, x in zip(axes.bbox.intervalx, (0.5, 20.0), strict=True):
-                places = [pixel(x) for x in side_by_side(axes, [(x, 90.0, 90.0)] * 4, 7.0)]
-                assert places == sorted(places)
-                assert min(abs(place - edge) for place in places) >= size / 2
-                assert axes.bbox.x0 < places[0] < places[-1] < axes.bbox.x1
+    with canvas(3.0) as (_, axes):
+        axes.set(xlim=(0, 1), ylim=(0, 1))
+        points = [("4", 0.5, 0.5), ("4.5", 0.501, 0.5), ("x", 0.7, 0.5), ("∞", 0.9, 0.5)]
+        _label(axes, points, "blue", above=True)
+    assert [one.get_text() for one in axes.texts] == ["4 · 4.5", "x", "∞"]
+    assert [one.xy for one in axes.texts] == [(x, y) for _, x, y in (points[0], *points[2:])]
 
 
 def test_what_a_legend_says_of_a_method(results: dict[str, dict[str, Any]]) -> None:
@@ -375,22 +409,24 @@ def test_what_a_legend_says_of_a_method(results: dict[str, dict[str, Any]]) -> N
     assert re.search(rf"^{paper.ADAPMIXED} .* leave-one-out  shard", text(results["table2"]), re.M)
 
 
-def test_points_that_would_squeeze_a_panel_stand_at_its_edge() -> None:
-    assert _edge([1.0, 0.3, 0.02]) == 0.0
-    assert _edge([1.0, 0.3, 1e-5, 0.0]) == pytest.approx(0.18)
-
-
 @pytest.mark.slow
-def test_figure_2_says_what_an_arrow_stands_for(
-    monkeypatch: pytest.MonkeyPatch, results: dict[str, dict[str, Any]], tmp_path: Path
+def test_figure_2_places_its_marks_and_names_those_that_it_leaves_out(
+    results: dict[str, dict[str, Any]], tmp_path: Path
 ) -> None:
-    """The figure says it if it has an arrow, and the file holds the whole caption."""
-    (figure,) = drawn(monkeypatch, panels, "reproduce-figure2.json", "figure2")
-    words = [one.get_text() for axes in figure.axes for one in axes.texts]
-    assert [one for one in words if one.startswith("←")] == ["← 2000 · 3000", "← 0.05"]
-    assert figure.get_supxlabel().endswith("(←: less than 0.005)")
-    monkeypatch.setattr(panels, "_FAR", 0.0)
-    (figure,) = drawn(monkeypatch, panels, "reproduce-figure2.json", "figure2")
-    assert "←" not in figure.get_supxlabel()
-    svg = write_outputs(results["figure2"], tmp_path)[-1].read_text(encoding="utf-8")
-    assert re.search(r"<svg [^>]*>\s*<desc>At the preset: [^<]* far to the left\.</desc>", svg)
+    figure = drawn("reproduce-figure2.json", "figure2")
+    titles = [axes.get_title("left") for axes in figure.axes]
+    assert titles[1:3] == [
+        "(b) screened tokens k\nfar to the left: 2000, 3000",
+        "(c) target leakage β\nfar to the left: 0.05",
+    ]
+    content = read_experiment(ROOT / "benchmarks" / "results" / "reproduce-figure2.json")
+    rows = [one for one in content["rows"] if one["group"] == "c"]
+    (line,) = (
+        one
+        for one in figure.axes[2].lines
+        if one.get_marker() == "D" and one.get_fillstyle() == "full"
+    )
+    near = [(x, y) for _, x, y in relative(rows, "ours", "0.2") if x >= 0.005]
+    assert list(zip(*line.get_data(), strict=True)) == near
+    svg = write_outputs(results["figure2"], tmp_path)[2].read_text(encoding="utf-8")
+    assert re.search(r"<svg [^>]*>\s*<desc>At the preset: [^<]* and not drawn\.</desc>", svg)

@@ -105,7 +105,8 @@ def test_the_command(
     assert main(["reproduce", "kinds", "--queries", "5", "--out", str(tmp_path)]) == 0
     assert "head, r = 1, N = 2" in capsys.readouterr().out
     names = {path.name for path in tmp_path.iterdir()}
-    assert names == {"kinds", "kinds-builtin.json", "kinds-builtin.csv", "kinds-builtin-1.svg"}
+    files = {f"kinds-builtin{end}" for end in (".json", ".csv", "-1.svg", "-1.pdf")}
+    assert names == {"kinds", *files}
 
 
 def test_corpora_of_authors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

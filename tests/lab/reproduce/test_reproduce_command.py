@@ -20,6 +20,7 @@ from adapmixed_lab.reproduce.dp_adapter import (
     read_dp_adapter,
 )
 from adapmixed_lab.reproduce.inputs import Sources
+from adapmixed_lab.reproduce.measure import POOL, WHOLE
 from adapmixed_lab.reproduce.studies import frontiers
 
 
@@ -32,8 +33,8 @@ def result_of(folder: Path, name: str) -> dict[str, Any]:
     ("experiment", "options"),
     [
         ("table1", ["--runs", "2", "--queries", "12", "--long-queries", "24", "--without-dp-sgd"]),
-        ("table2", ["--queries", "24", "--dataset", "pubmed"]),
-        ("figure2", ["--queries", "8"]),
+        ("table2", ["--queries", "24", "--dataset", "pubmed", "--paper", "--without-divided"]),
+        ("figure2", ["--queries", "8", "--seeds", "2"]),
     ],
 )
 @pytest.mark.slow
@@ -46,6 +47,12 @@ def test_builtin_sample(
     result = result_of(tmp_path, f"{experiment}-{dataset}.json")
     assert result["inputs"]["num_models"] == 64 and result["inputs"]["scale"] == "builtin"
     assert f"stands in for GPT-2 small over {dataset}" in " ".join(printed.split())
+    found = {one["method"] for one in result["rows"]}
+    assert (WHOLE in found) == (experiment != "table2") and POOL in found
+    if experiment == "figure2":
+        assert result["settings"]["trainings"] == 2 and (tmp_path / "ensemble-1").is_dir()
+        ours = result["rows"][1]["ours"]
+        assert len(set(ours["perplexities"])) == ours["difference"]["trainings"] == 2
     if experiment == "table2":
         assert "The paper's Table 2 covers wikitext-103 alone." in printed
         assert all(one["paper"] is None for one in result["rows"])
@@ -88,7 +95,7 @@ def test_full_scale_with_stand_ins(
     options = ["reproduce", "table1", "--scale", "full", "--out", str(tmp_path)]
     options += ["--base", stand_ins["base"], "--ensemble", stand_ins["ensemble"]]
     options += ["--text", stand_ins["text"], "--dp-adapter", stand_ins["dp"]]
-    options += ["--runs", "2", "--queries", "20", "--long-queries", "64"]
+    options += ["--paper", "--runs", "2", "--queries", "20", "--long-queries", "64"]
     capsys.readouterr()
     assert main(options) == 0
     printed = capsys.readouterr().out
@@ -134,7 +141,7 @@ def test_full_scale_of_the_others(
     asked += ["--text", stand_ins["text"]]
     capsys.readouterr()
     assert main([*asked, *(stand_ins.get(one, one) for one in options)]) == 0
-    assert "scale full, 10 models" in capsys.readouterr().out
+    assert "gpt2 on wikitext: 10 models" in capsys.readouterr().out
     result = result_of(tmp_path, f"{experiment}-wikitext-103.json")
     assert result["inputs"]["base"] == "gpt2" and result["inputs"]["text"].endswith("wikitext")
     found = {one["method"] for one in result["rows"]}
@@ -161,7 +168,9 @@ def test_refusals(
     refuses("--without-dp-sgd excludes --dp-adapter", "table1", *both)
     both = ["--without-divided", "--divided", str(tmp_path)]
     refuses("--without-divided excludes --divided", "studies", *both)
-    refuses("--divided does not apply to table1", "table1", "--divided", str(tmp_path))
+    refuses("--divided does not apply to kinds", "kinds", "--divided", str(tmp_path))
+    refuses("--paper does not apply to studies", "studies", "--paper")
+    refuses("--seeds must be >= 1 and at builtin scale, got 0", "table2", "--seeds", "0")
     refuses("--scale must be builtin for kinds", "kinds", "--scale", "full")
     refuses("--device must be cpu for kinds", "kinds", "--device", "cuda")
     refuses("--runs does not apply to kinds", "kinds", "--runs", "2")

@@ -7,7 +7,6 @@ queries.
 
 from __future__ import annotations
 
-import statistics
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -25,7 +24,7 @@ from adapmixed.training.config import FinetuneConfig
 from adapmixed.training.shards import create_public_key
 from adapmixed_lab.reproduce.kinds.corpora import NO_CHANGELOGS, Domain, domains
 from adapmixed_lab.reproduce.kinds.cost import token_cost
-from adapmixed_lab.reproduce.measure import UNPROTECTED, Ours, Run, measure
+from adapmixed_lab.reproduce.measure import UNPROTECTED, Ours, Run, measure, over_trainings
 from adapmixed_lab.reproduce.paper import ADAPMIXED, DELTA, PUBLIC, RUN_QUERIES
 from adapmixed_lab.reproduce.result import build_result, row
 from adapmixed_lab.reproduce.trained import trained
@@ -195,17 +194,6 @@ def _rows(seeds: Sequence[Mapping[str, Ours]], facts: Mapping[str, Any]) -> list
     lines = []
     for name in seeds[0]:
         several = [one[name] for one in seeds]
-        values: list[Any] = [one["perplexity"] for one in several]
-        epsilons: list[Any] = [one["epsilon"] for one in several]
-        seconds: list[Any] = [one["seconds"] for one in several]
-        ours = several[0] | {
-            "perplexity": statistics.mean(values),
-            "perplexities": values,
-            "perplexity_deviation": statistics.stdev(values) if len(values) > 1 else None,
-            "epsilon": None if None in epsilons else statistics.mean(epsilons),
-            "epsilons": epsilons,
-            "seconds": sum(seconds),
-            **{name: value for name, value in facts.items() if name != "domain"},
-        }
+        ours = over_trainings(several) | {k: v for k, v in facts.items() if k != "domain"}
         lines.append(row(name, ours, group=facts["domain"], label=label))
     return lines

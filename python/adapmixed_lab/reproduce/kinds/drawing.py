@@ -7,8 +7,7 @@ from typing import Any
 
 from matplotlib.lines import Line2D
 
-from adapmixed_lab.figures.figures import Drawing
-from adapmixed_lab.figures.style import COLOURS, GREY, canvas, number_axis, svg_text
+from adapmixed_lab.figures.style import COLOURS, GREY, Drawing, canvas, number_axis
 from adapmixed_lab.reproduce.measure import UNPROTECTED
 from adapmixed_lab.reproduce.paper import PUBLIC
 
@@ -81,10 +80,9 @@ def _figure(group: str, rows: Sequence[Row], number: int) -> Drawing:
         figure.legend(
             entries, words, loc="outside lower center", ncols=len(words), handlelength=1.8
         )
-        svg = svg_text(figure, f"kinds-{number}", title)
     caption = (
         f"Perplexity against the cost of a token. Lines join ranks {ranks}, which grow to the "
         "right. All kinds of members have the same shards, queries and passes. Values are means "
         f"over {len(rows[0]['ours']['perplexities'])} seeds."
     )
-    return Drawing(f"kinds-{number}", title, caption, svg)
+    return Drawing(f"kinds-{number}", title, caption, figure)

@@ -5,25 +5,22 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from itertools import cycle, pairwise
+from itertools import cycle
 from typing import Any
 
 from matplotlib.ticker import LogLocator
 
-from adapmixed_lab.figures.figures import Drawing
-from adapmixed_lab.figures.labels import boxes_of, place_labels, settle
 from adapmixed_lab.figures.style import (
     COLOURS,
+    DASHES,
     GREY,
     LINE_STYLES,
+    Drawing,
     canvas,
     number_axis,
-    promises_legend,
-    svg_text,
 )
 from adapmixed_lab.reproduce.marks import LEGEND, look, promise
 from adapmixed_lab.reproduce.paper import PUBLIC
-from adapmixed_lab.reproduce.result import relation
 
 _FONT_SIZE = 8.0
 _KINDS = f"Solid lines are fixed guarantees, and dashed lines data-dependent values. {LEGEND}"
@@ -88,8 +85,7 @@ def _sizes(study: str, words: str, rows: Sequence[Row]) -> Drawing:
         right.set(title="quality", ylabel="perplexity")
         handles, labels = right.get_legend_handles_labels()
         figure.legend(handles, labels, loc="outside lower center", ncols=2, handlelength=3)
-        svg = svg_text(figure, f"studies-{study}", title)
-    return Drawing(f"studies-{study}", title, f"{words} text. {_KINDS}", svg)
+    return Drawing(f"studies-{study}", title, f"{words} text. {_KINDS}", figure)
 
 
 def _screening(rows: Sequence[Row]) -> Drawing:
@@ -136,74 +132,41 @@ def _screening(rows: Sequence[Row]) -> Drawing:
         right.set_xlim(0, 1)
         handles, labels = right.get_legend_handles_labels()
         figure.legend(handles, labels, loc="outside lower right", ncols=4, handlelength=2.5)
-        svg = svg_text(figure, "studies-screening", title)
     caption = (
         "Left: the share of queries whose bit stays the same, under the same noise, if the public "
         "model replaces every private one, and the share of screened queries. Right: the share of "
         "screened queries against the public model's largest probability, for several values of "
         "noise, threshold and number of screened tokens."
     )
-    return Drawing("studies-screening", title, caption, svg)
+    return Drawing("studies-screening", title, caption, figure)
 
 
 def _frontiers(rows: Sequence[Row]) -> Drawing:
     title = "Perplexity against ε, for one whole shard unless stated"
     names = list(dict.fromkeys(one["method"] for one in rows))
-    with canvas(4.3) as (figure, axes):
-        words: list[tuple[str, float, float]] = []
-        inks: list[str] = []
-        levels: list[Any] = []
-        colours = iter(COLOURS)
+    with canvas(3.9 + 0.17 * len(names)) as (figure, axes):
+        colours, dashes = cycle(COLOURS), cycle(DASHES)
         for name in names:
-            mine = [one["ours"] for one in rows if one["method"] == name]
-            level = float(mine[0]["perplexity"])
-            if mine[0]["kind"] in ("public", "none"):
-                axes.axhline(level, color=GREY, linestyle=(0, (2, 2)), linewidth=1.1)
-                label = axes.annotate(
-                    name, (0.995, level), (0, 2), ha="right",
-                    xycoords=("axes fraction", "data"), textcoords="offset points",
-                    fontsize=_FONT_SIZE, color=GREY,
-                )  # fmt: skip
-                levels.append(label)
+            mine = [one for one in rows if one["method"] == name]
+            ours, label = [one["ours"] for one in mine], f"{name}: {promise(mine[0])}"
+            if ours[0]["epsilon"] is None or ours[0]["kind"] == "public":
+                level = float(ours[0]["perplexity"])
+                axes.axhline(level, color=GREY, linestyle=next(dashes), linewidth=1.1, label=label)
                 continue
-            points = sorted(
-                (float(one["epsilon"]), float(one["perplexity"]))
-                for one in mine
-                if math.isfinite(float(one["epsilon"]))
-            )
-            colour = next(colours)
-            kind = mine[0]["kind"]
+            points = sorted((float(one["epsilon"]), float(one["perplexity"])) for one in ours)
             axes.plot(
-                [x for x, _ in points], [y for _, y in points], color=colour,
-                linestyle=LINE_STYLES.get(kind, "-"), markersize=6, linewidth=1.5,
-                **look(next(one for one in rows if one["method"] == name)),
+                *zip(*(p for p in points if math.isfinite(p[0])), strict=True),
+                color=next(colours), linestyle=LINE_STYLES.get(ours[0]["kind"], "-"),
+                markersize=6, linewidth=1.5, label=label, **look(mine[0]),
             )  # fmt: skip
-            free = _along(points)  # keeps words off the curve
-            words += [("", x, y) for x, y in free] + [(name, *points[-1])]
-            inks += [colour] * (len(free) + 1)
         axes.set_xscale("log")
         axes.xaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
-        axes.margins(x=0.1)
-        axes.set_xlim(right=axes.get_xlim()[1] * 4)  # room for the names next to the last marks
-        axes.set(title=title, xlabel="ε (nats)", ylabel="perplexity (lower is better)")
+        axes.set(xlabel="ε (nats)", ylabel="perplexity (lower is better)")
         number_axis(axes.xaxis)
-        ours = [one["ours"] for one in rows if one["ours"]["kind"] not in ("public", "none")]
-        promises = [(one["kind"], relation(one)) for one in ours]
-        promises_legend(figure, promises, loc="outside lower center")
-        settle(figure)
-        place_labels(axes, words, boxes_of(levels), font_size=_FONT_SIZE, colours=inks)
-        svg = svg_text(figure, "studies-frontiers", title)
+        number_axis(axes.yaxis)
+        figure.legend(*axes.get_legend_handles_labels(), loc="outside lower left", fontsize=8)
     caption = (
         f"{_KINDS} DP-SGD's ε is for adding or removing the unit in its name. A block of text is "
         "far less than a whole topic, and a shard may hold several topics."
     )
-    return Drawing("studies-frontiers", title, caption, svg)
-
-
-def _along(points: Sequence[tuple[float, float]], parts: int = 12) -> list[tuple[float, float]]:
-    """Return the points but the last, and others between them on a logarithmic axis of ε."""
-    return [
-        (x * (end_x / x) ** (part / parts), y + (end_y - y) * part / parts)
-        for (x, y), (end_x, end_y) in pairwise(points)
-        for part in range(parts)
-    ]
+    return Drawing("studies-frontiers", title, caption, figure)

@@ -12,15 +12,13 @@ from adapmixed.mechanisms import (
     ClippedLogPool,
     ClippedMixing,
     Mechanism,
-    PublicOnly,
-    Unprotected,
 )
 from adapmixed.mechanisms.planned import planned
 from adapmixed.privacy.planner import plan
 from adapmixed_lab.reproduce.dp_adapter import DPAdapter
 from adapmixed_lab.reproduce.inputs import Inputs
-from adapmixed_lab.reproduce.measure import UNPROTECTED, Run, measure
-from adapmixed_lab.reproduce.paper import ADAPMIXED, DELTA, DP_SGD, PUBLIC
+from adapmixed_lab.reproduce.measure import Run, compare, measure_alone
+from adapmixed_lab.reproduce.paper import ADAPMIXED, DELTA, DP_SGD
 from adapmixed_lab.reproduce.result import row
 
 GROUP = "frontiers"
@@ -62,11 +60,10 @@ def rows(
     inputs: Inputs, run: Run, queries: int, adapters: Sequence[DPAdapter]
 ) -> list[dict[str, object]]:
     """Return a line for every mechanism and budget, and for every DP-SGD adapter."""
-    compared: dict[str, Mechanism] = {PUBLIC: PublicOnly(), UNPROTECTED: Unprotected()}
     planned = methods(inputs.sources.dataset, inputs.ensemble.num_models, queries)
-    compared |= {", ".join(key): mechanism for key, mechanism in planned.items()}
-    found = measure(inputs.ensemble, inputs.tokens, compared, queries, run, state="frontiers")
-    lines = [row(name, found[name], group=GROUP) for name in (PUBLIC, UNPROTECTED)]
+    compared = {", ".join(key): mechanism for key, mechanism in planned.items()}
+    found = compare(inputs, compared, queries, run, state="frontiers")
+    lines = [row(name, found[name], group=GROUP) for name in found if name not in compared]
     best: dict[tuple[str, str], tuple[float, str, dict[str, Any]]] = {}
     for key in planned:
         name, label, shape = key
@@ -78,10 +75,8 @@ def rows(
         row(name, ours, group=GROUP, label=label) for (name, _), (_, label, ours) in best.items()
     ]
     for number, adapter in enumerate(adapters):
-        alone = measure(
-            adapter.load(inputs.sources), inputs.tokens, {DP_SGD: Unprotected()},
-            queries, run, state=f"frontiers-dp-{number}",
-        )  # fmt: skip
-        ours = alone[DP_SGD] | adapter.promise()
+        alone = adapter.load(inputs.sources)
+        state = f"frontiers-dp-{number}"
+        ours = measure_alone(alone, inputs.tokens, queries, run, state=state) | adapter.promise()
         lines.append(row(f"{DP_SGD}, one {adapter.unit}", ours, group=GROUP))
     return lines
