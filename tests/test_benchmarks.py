@@ -141,21 +141,6 @@ def test_an_evaluation_is_timed_against_the_published_way(tmp_path: Path) -> Non
 
 
 @pytest.mark.slow
-def test_a_long_evaluation_is_watched_killed_and_resumed(tmp_path: Path) -> None:
-    words = [sys.executable, "-m", "benchmarks.long_evaluation", "--queries", "100"]
-    words += ["--kill", "1", "--out", str(tmp_path / "long")]
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "python")])}
-    run = subprocess.run(
-        words, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=300
-    )
-    assert run.returncode == 0, run.stderr
-    tables = json.loads((tmp_path / "long.json").read_text())["tables"]
-    assert [row["queries"] for row in tables["methods"]] == [100] * 5
-    assert all(row["queries"] == 100 and row["peak"] > 2**26 for row in tables["memory"])
-    assert tables["resumed"] == [{"kills": [1], "equal": True}]
-
-
-@pytest.mark.slow
 def test_the_tables_of_a_gpu_run_without_one(tmp_path: Path) -> None:
     """Everything but events and graphs, which a dry run does not have."""
     run = run_quick("--device", "cuda", "--dry-run", "--out", tmp_path / "dry")

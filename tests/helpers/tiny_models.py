@@ -99,9 +99,7 @@ def adapted_layers(folders: Sequence[Path]) -> dict[str, tuple[int, ...]]:
     return merged_layers(adapter_layers(folder) for folder in folders)
 
 
-def peft_logits(
-    base: Any, folders: list[Path], ids: torch.Tensor, **settings: Any
-) -> torch.Tensor:
+def peft_logits(base: Any, folders: list[Path], ids: torch.Tensor, **settings: Any) -> torch.Tensor:
     """Return the reference logits (N, b, t, V), from peft itself with one adapter at a time."""
     from peft import PeftModel
 

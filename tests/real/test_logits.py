@@ -12,6 +12,8 @@ from torch import Tensor
 
 from adapmixed import Ensemble
 
+pytestmark = pytest.mark.real
+
 TARGETS = {"head": ["lm_head"], "attention": ["q_proj", "k_proj", "v_proj", "o_proj"]}
 LENGTHS = (20, 7)
 NEW = 3

@@ -8,36 +8,35 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import PARAGRAPHS
 
 from adapmixed import Accountant, Ensemble, PublicOnly
 from adapmixed.evaluation import evaluate
 from adapmixed.rng import SeededRandom
 
+pytestmark = pytest.mark.real
+
 BLOCK = 64
 
 
 @pytest.fixture(scope="module")
-def stream(tokenizer: Any) -> list[int]:
-    texts = [tokenizer(text, add_special_tokens=False).input_ids for text in PARAGRAPHS]
+def stream(tokenizer: Any, paragraphs: list[str]) -> list[int]:
+    texts = [tokenizer(text, add_special_tokens=False).input_ids for text in paragraphs]
     return [token for text in texts for token in [*text, tokenizer.eos_token_id]]
 
 
 def of_transformers(base: Any, begin: list[int], stream: list[int], stride: int | None) -> float:
     """Return the perplexity by the model's own loss, over the same windows."""
-    total, count, done = 0.0, 0, 1
-    for start in range(0, len(stream) - 1, stride or BLOCK):
+    total, count, start, done = 0.0, 0, 0, 1
+    while done < len(stream):
         window = stream[start : start + BLOCK]
         known = 1 if stride is None else done - start
         ids = torch.tensor([[*begin, *window]])
         labels = ids.clone()
         labels[:, : len(begin) + known] = -100
-        done, queries = start + len(window), len(window) - known
+        queries, done, start = len(window) - known, start + len(window), start + (stride or BLOCK)
         with torch.no_grad():
             total += queries * float(base(input_ids=ids, labels=labels).loss)
         count += queries
-        if done == len(stream):
-            break
     return math.exp(total / count)
 
 
@@ -57,14 +56,13 @@ def test_an_evaluation_is_transformers_own_loss(
     assert stride or found.perplexity == pytest.approx(measured, abs=0.05)
 
 
-QUESTIONS = [
-    ("The capital of France is", [" Paris", " Rome", " London"]),
-    ("Question: How many legs has a spider?\nAnswer: ", ["eight", "six", "two"]),
-    ("", ["The city of Paris", "Wien 😀"]),
-]
+CHOICES = [("The capital of France is", city) for city in (" Paris", " Rome", " London")]
+CHOICES += [("How many legs has a spider? ", "eight"), ("", "The city of Paris"), ("", "Wien 😀")]
 
 
-def test_the_harness_gets_the_scores_of_its_own_backend(public: Ensemble, base: Any) -> None:
+def test_the_harness_gets_the_scores_of_its_own_backend(
+    public: Ensemble, base: Any, paragraphs: list[str]
+) -> None:
     pytest.importorskip("lm_eval", reason="lm_eval is not installed (the lm-eval extra)")
     from lm_eval.api.instance import Instance
     from lm_eval.models.huggingface import HFLM
@@ -72,20 +70,17 @@ def test_the_harness_gets_the_scores_of_its_own_backend(public: Ensemble, base: 
     from adapmixed.evaluation.lm_eval import MixtureLM
 
     ours = MixtureLM(public, PublicOnly(), accountant=Accountant(1e-5), rng=SeededRandom(0))
-    begins = bool(public.beginning)
-    theirs = HFLM(
-        base, tokenizer=public.tokenizer, backend="causal", device="cpu", add_bos_token=begins
-    )
+    settings = {"device": "cpu", "add_bos_token": bool(public.beginning)}
+    theirs = HFLM(base, tokenizer=public.tokenizer, backend="causal", **settings)
 
     def asked(kind: str, *given: tuple[str, ...]) -> list[Instance]:
         return [Instance(kind, {}, arguments, number) for number, arguments in enumerate(given)]
 
-    pairs = [(context, choice) for context, choices in QUESTIONS for choice in choices]
-    choices = asked("loglikelihood", *pairs)
+    choices = asked("loglikelihood", *CHOICES)
     found, expected = ours.loglikelihood(choices), theirs.loglikelihood(choices)
     assert [one[0] for one in found] == pytest.approx([one[0] for one in expected], rel=1e-3)
     assert [one[1] for one in found] == [bool(one[1]) for one in expected]
     assert found[0] == max(found[:3])  # Paris
-    texts = asked("loglikelihood_rolling", *((text,) for text in PARAGRAPHS))
+    texts = asked("loglikelihood_rolling", *((text,) for text in paragraphs))
     rolling = [float(value) for value in theirs.loglikelihood_rolling(texts)]
     assert ours.loglikelihood_rolling(texts) == pytest.approx(rolling, rel=1e-3)

@@ -12,17 +12,15 @@ import torch
 from adapmixed import Accountant, Ensemble, PrivateGenerator, PublicOnly
 from adapmixed.generation.loop import Answerer
 
-MESSAGES = [
-    {"role": "user", "content": "Where is Paris?"},
-    {"role": "assistant", "content": "In France 🗼."},
-    {"role": "user", "content": "Which river? 🇫🇷"},
-]
-GEMMA = (
+pytestmark = pytest.mark.real
+
+QUESTION = {"role": "user", "content": "Where is Paris? 🗼"}
+MESSAGES = [QUESTION, {"role": "assistant", "content": "In France 🇫🇷."}, QUESTION]
+GEMMA = (  # the form of the template that Google's instruction-tuned models have
     "{{ bos_token }}{% for m in messages %}<start_of_turn>"
     "{{ 'model' if m['role'] == 'assistant' else m['role'] }}\n{{ m['content'] }}<end_of_turn>\n"
     "{% endfor %}{% if add_generation_prompt %}<start_of_turn>model\n{% endif %}"
 )
-"""The form of the template that Google's instruction-tuned models come with."""
 TEXT = "😀👩‍👩‍👧 你好，世界。𠮷野家 مرحبا بالعالم 𒀀𓂀 naïve é 🫨!"
 
 
@@ -37,13 +35,10 @@ def test_a_conversation_is_read_as_the_template_writes_it(
     if tokenizer.chat_template is None:
         monkeypatch.setattr(tokenizer, "chat_template", GEMMA)
     read: list[list[int]] = []
-
-    def reading(self: Answerer, ids: torch.Tensor, **_: Any) -> Any:
-        read.extend(ids.tolist())
-        return iter([])
-
-    monkeypatch.setattr(Answerer, "stream", reading)
-    assert list(generator.chat(MESSAGES, max_new_tokens=1)) in ([], [""])
+    monkeypatch.setattr(
+        Answerer, "stream", lambda _, ids, **__: iter(read.extend(ids.tolist()) or ())
+    )
+    assert not "".join(generator.chat(MESSAGES, max_new_tokens=1))
     settings = {"add_generation_prompt": True, "tokenize": True, "return_dict": False}
     expected = tokenizer.apply_chat_template(MESSAGES, **settings)
     assert read == [expected]
@@ -65,16 +60,14 @@ def test_pieces_of_characters_are_joined(
     assert "".join(said) == " " + TEXT and not any("\ufffd" in piece for piece in said)
 
 
-def test_a_tokenizer_with_an_id_too_many(
-    public: Ensemble, folder: Path, tmp_path: Path
-) -> None:
+def test_a_tokenizer_with_an_id_too_many(public: Ensemble, folder: Path, tmp_path: Path) -> None:
     """Google's tokenizers of Gemma 3 name one id more than its text models have."""
     for file in folder.iterdir():
         (tmp_path / file.name).symlink_to(file)
     tokenizer, token = tmp_path / "tokenizer.json", "<image_soft_token>"
     content = json.loads(tokenizer.read_text(encoding="utf-8"))
-    added = dict(content["added_tokens"][0], id=public.vocab_size, content=token)
-    content["added_tokens"].append(added)
+    first = content["added_tokens"][0]
+    content["added_tokens"].append(first | {"id": public.vocab_size, "content": token})
     tokenizer.unlink()
     tokenizer.write_text(json.dumps(content), encoding="utf-8")
     longer = Ensemble.from_pretrained(tmp_path, [None, None], adapted={"lm_head": [4]})
