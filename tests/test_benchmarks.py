@@ -64,16 +64,6 @@ def test_a_module_agrees_with_itself(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(sys.platform != "linux", reason="the bindings are compiled as on Linux")
-def test_the_bindings_agree(tmp_path: Path) -> None:
-    run = run_quick("--out", tmp_path / "b", module="bindings")
-    assert run.returncode == 0, run.stderr
-    assert (tmp_path / "b.txt").read_text().strip() == run.stdout.strip()
-    rows = json.loads((tmp_path / "b.json").read_text())["rows"]
-    assert len(rows) == 5 and all(row["median"] > 0 for row in rows)
-
-
-@pytest.mark.slow
 def test_quick_run_writes_what_is_promised(tmp_path: Path) -> None:
     run = run_quick("--out", tmp_path / "cpu")
     assert run.returncode == 0, run.stderr
