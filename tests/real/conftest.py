@@ -50,8 +50,3 @@ def base(folder: Path) -> Any:
 def public(folder: Path) -> Ensemble:
     """Return two absent members, which answer as the public model does."""
     return Ensemble.from_pretrained(folder, [None, None], adapted={"lm_head": [4]})
-
-
-@pytest.fixture(scope="session")
-def tokenizer(public: Ensemble) -> Any:
-    return public.tokenizer

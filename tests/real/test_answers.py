@@ -75,6 +75,7 @@ def test_serve(
                     said.append("".join(part.choices[0].delta.content or "" for part in parts))
         finally:
             server.send_signal(signal.SIGINT)
+            server.communicate(timeout=60)
     with capsys.disabled():
         print(f"\nserved: {said}")
     assert server.returncode == 0 and all("Paris" in text for text in said)

@@ -39,10 +39,12 @@ def ensemble(folder: Path, members: list[Path]) -> Ensemble:
 
 
 @pytest.fixture(scope="module")
-def ids(base: Any, tokenizer: Any) -> Tensor:
+def ids(base: Any, public: Ensemble) -> Tensor:
     """Return a text that is longer than the sliding window, if the model has one."""
     length = (getattr(base.config, "sliding_window", None) or 50) + 10
-    return torch.tensor([tokenizer("The Seine flows through Paris 🫨. " * 80).input_ids[:length]])
+    return torch.tensor(
+        [public.tokenizer("The Seine flows through Paris 🫨. " * 80).input_ids[:length]]
+    )
 
 
 def close(found: Tensor, expected: Tensor) -> None:

@@ -19,7 +19,8 @@ BLOCK = 64
 
 
 @pytest.fixture(scope="module")
-def stream(tokenizer: Any, paragraphs: list[str]) -> list[int]:
+def stream(public: Ensemble, paragraphs: list[str]) -> list[int]:
+    tokenizer = public.tokenizer
     texts = [tokenizer(text, add_special_tokens=False).input_ids for text in paragraphs]
     return [token for text in texts for token in [*text, tokenizer.eos_token_id]]
 

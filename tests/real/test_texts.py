@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -30,8 +29,9 @@ def generator(public: Ensemble) -> PrivateGenerator:
 
 
 def test_a_conversation_is_read_as_the_template_writes_it(
-    generator: PrivateGenerator, tokenizer: Any, monkeypatch: pytest.MonkeyPatch
+    generator: PrivateGenerator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    tokenizer = generator.ensemble.tokenizer
     if tokenizer.chat_template is None:
         monkeypatch.setattr(tokenizer, "chat_template", GEMMA)
     read: list[list[int]] = []
@@ -47,15 +47,14 @@ def test_a_conversation_is_read_as_the_template_writes_it(
 
 
 def test_pieces_of_characters_are_joined(
-    generator: PrivateGenerator, tokenizer: Any, monkeypatch: pytest.MonkeyPatch
+    generator: PrivateGenerator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    prompt = "He said: "
-    whole = tokenizer(prompt + TEXT).input_ids
-    begun = len(tokenizer(prompt.rstrip()).input_ids)
+    prompt, tokenizer = "He said:", generator.ensemble.tokenizer
+    whole, begun = tokenizer(f"{prompt} {TEXT}").input_ids, len(tokenizer(prompt).input_ids)
     assert any("\ufffd" in tokenizer.decode(token) for token in whole[begun:])
     forced = iter(whole[begun:])
     monkeypatch.setattr(Answerer, "answer", lambda *_, **__: torch.tensor([next(forced)]))
-    pieces = generator.stream(prompt.rstrip(), max_new_tokens=len(whole) - begun)
+    pieces = generator.stream(prompt, max_new_tokens=len(whole) - begun)
     said = [piece for (piece,) in pieces]
     assert "".join(said) == " " + TEXT and not any("\ufffd" in piece for piece in said)
 
