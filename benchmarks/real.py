@@ -3,13 +3,15 @@
     python scripts/real_models.py                                # makes both models' folders
     python -m benchmarks.real [--only NAME] [--out PREFIX]
 
-Each part is a process of its own, so that its peak memory counts nothing else:
+Each part is a process of its own, so that its peak memory counts nothing else. Times are those of
+the clock and, since others may use the machine, of the processor.
 
-- train: one member on 2 048 tokens in one thread, and then `adapmixed train --workers 2` over 40 kB
-  of Python's standard library. One epoch, blocks of 128 tokens. Memory is the largest process'.
-- answer: load the ensemble, then the time until the first token after a prompt of 200 tokens, and
-  of each token after it, with ClippedLogPool and an accountant in memory.
-- evaluate: score a text in blocks of 256 tokens with ClippedLogPool.
+- train: `adapmixed train --workers 2` over 20 kB of Python's standard library (`all`), and one
+  member on 1 024 tokens in one thread (`one`). One epoch, blocks of 128 tokens. Memory is that of
+  the largest process.
+- answer: load the ensemble (`load`), then read a prompt of 200 tokens and draw the first token
+  (`first`) and 15 more (`token`, the median), with ClippedLogPool and an accountant in memory.
+- evaluate: score a block of 256 tokens with ClippedLogPool.
 
 ADAPMIXED_REAL_MODELS names the folder of the models, if it is not build/models.
 """
@@ -20,7 +22,6 @@ import argparse
 import json
 import os
 import resource
-import statistics
 import subprocess
 import sys
 import tempfile
@@ -43,28 +44,34 @@ from benchmarks.training import documents, timed
 
 MODELS = Path(os.environ.get("ADAPMIXED_REAL_MODELS") or "build/models")
 NAMES, MEMBERS = ("smollm2", "gemma3"), (20, 100)
-BLOCK, TEXT_BYTES, DOCUMENT, TRAINED = 128, 40_000, 400, 2048
-PROMPT, TOKENS, RUNS, SCORED = 200, 32, 5, 510
+BLOCK, TEXT_BYTES, DOCUMENT, TRAINED = 128, 20_000, 200, 1024
+PROMPT, TOKENS, RUNS, SCORED = 200, 16, 3, 255
 POOL = ClippedLogPool(-0.25, 1.0, 2.0)
 Row = dict[str, Any]
 
 
+def clock() -> torch.Tensor:
+    """Return the seconds of the clock and of this process's cores."""
+    return torch.tensor([time.perf_counter(), time.process_time()], dtype=torch.float64)
+
+
 def train(base: Path, members: int, folder: Path) -> Row:
-    """Return the whole time of a training, and the tokens a second of one member."""
+    """Return the seconds of a whole training, and of one member."""
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     texts = documents(TEXT_BYTES, DOCUMENT)
     options = ("--epochs", "1", "--block-size", str(BLOCK))
-    whole = timed(texts, members, "head", folder, base, *options)["seconds"]
+    whole = timed(texts, members, "head", folder, base, *options)
     peak = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss
     tokens = token_stream(AutoTokenizer.from_pretrained(base), texts)
     config = FinetuneConfig(**HEAD, target_modules=("lm_head",), epochs=1, block_size=BLOCK)
-    model = AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32)
+    model = AutoModelForCausalLM.from_pretrained(base)
     torch.set_num_threads(1)
-    begun = time.perf_counter()
+    begun = clock()
     train_adapter(model, tokens[:TRAINED], config, seed=0, shard=0)
-    rate = TRAINED / (time.perf_counter() - begun)
-    return {"seconds": whole, "tokens": len(tokens), "rate": rate, "peak": 1024 * peak}
+    one = (clock() - begun).tolist()
+    every = [whole["seconds"], whole["processor"]]
+    return {"all": every, "tokens": len(tokens), "one": one, "peak": 1024 * peak}
 
 
 def load(base: Path, folder: Path) -> tuple[Ensemble, list[int]]:
@@ -74,30 +81,31 @@ def load(base: Path, folder: Path) -> tuple[Ensemble, list[int]]:
 
 def answer(base: Path, members: int, folder: Path) -> Row:
     """Return the seconds of loading, of a first token and of a later one, as medians."""
-    begun = time.perf_counter()
+    begun = clock()
     ensemble, tokens = load(base, folder)
-    loaded = time.perf_counter() - begun
+    loaded = clock() - begun
     answerer = Answerer(ensemble, POOL, Accountant(1e-5), SecureRandom(), memory_bytes=2 << 30)
     first, later = [], []
     for run in range(RUNS):
         prompt = [*ensemble.beginning, *tokens[PROMPT * run : PROMPT * (run + 1)]][:PROMPT]
-        before = time.perf_counter()
+        times = [clock()]
         for _ in answerer.stream(torch.tensor([prompt]), max_new_tokens=TOKENS):
-            now = time.perf_counter()
-            later.append(now - before)
-            before = now
-        first.append(later.pop(-TOKENS))
-    return {"load": loaded, "first": statistics.median(first), "token": statistics.median(later)}
+            times.append(clock())
+        first.append(times[1] - times[0])
+        later += torch.stack(times)[1:].diff(dim=0)
+    medians = [torch.stack(found).median(0).values.tolist() for found in (first, later)]
+    return {"load": loaded.tolist(), "first": medians[0], "token": medians[1]}
 
 
 def score(base: Path, members: int, folder: Path) -> Row:
-    """Return the tokens a second of an evaluation, without loading."""
+    """Return the seconds of an evaluation, without loading."""
     ensemble, tokens = load(base, folder)
-    begun = time.perf_counter()
-    (found,) = evaluate(
-        ensemble, tokens, {"pool": POOL}, delta=1e-5, rng=SecureRandom(), block=256, queries=SCORED
-    )
-    return {"rate": found.queries / (time.perf_counter() - begun)}
+    begun = clock()
+    evaluate(
+        ensemble, tokens, {"pool": POOL}, delta=1e-5, rng=SecureRandom(), block=SCORED + 1,
+        queries=SCORED,
+    )  # fmt: skip
+    return {"evaluate": (clock() - begun).tolist()}
 
 
 PARTS = {"train": train, "answer": answer, "evaluate": score}
@@ -116,15 +124,26 @@ def measure(report: Report, model: str, members: int) -> None:
     """Measure all parts of one model and number of members."""
     with tempfile.TemporaryDirectory() as folder:
         rows = {name: part(name, model, members, Path(folder)) for name in PARTS}
-    one, two, three = rows.values()
-    peaks = "  ".join(f"{row['peak'] / 1e9:4.1f}" for row in rows.values())
-    others = max(row["others"] or 0.0 for row in rows.values())
-    report.say(
-        f"  {model:8} {members:4}  {two['load']:6.1f}  {1e3 * two['first']:6.0f}"
-        f"  {1e3 * two['token']:6.0f}  {three['rate']:8.1f}  {one['rate']:8.0f}"
-        f"  {one['seconds']:8.0f}    {peaks}  {others:6.0%}"
-    )
-    report.tables.setdefault("real", []).append({"model": model, "members": members, **rows})
+    found = {
+        "model": model,
+        "members": members,
+        **rows["answer"],
+        **rows["evaluate"],
+        **rows["train"],
+    }
+    found["peak"] = {name: row["peak"] for name, row in rows.items()}
+    found["others"] = max(row["others"] or 0.0 for row in rows.values())
+    report.tables.setdefault("real", []).append(found)
+    report.say(f"{model}, N = {members}; others used up to {found['others']:.0%} of the cores")
+    each = {"load": 1.0, "first": 1.0, "token": 1.0, "evaluate": SCORED, "one": TRAINED}
+    each["all"] = 1.0
+    for name, count in each.items():
+        wall, processor = (1e3 * seconds / count for seconds in found[name])
+        report.say(
+            f"  {name:10} {wall:10.1f} ms{' a token' * (count > 1):8} (processor {processor:.1f})"
+        )
+    peaks = ", ".join(f"{name} {peak / 1e9:.1f} GB" for name, peak in found["peak"].items())
+    report.say(f"  peak memory: {peaks}")
 
 
 def main() -> None:
@@ -144,13 +163,11 @@ def main() -> None:
         return
     about, report = machine(), Report()
     report.say(f"{headline(about)}, load average {os.getloadavg()[0]:.1f}\n")
-    report.say("                 load   first   token  evaluate   train 1   train N    peak GB of")
-    report.say("              N      s      ms      ms  tokens/s  tokens/s         s    the parts")
     for model in (given.only,) if given.only else NAMES:
         for members in given.members:
             measure(report, model, members)
-    if given.out:
-        report.write(given.out, machine=about)
+            if given.out:
+                report.write(given.out, machine=about)
 
 
 if __name__ == "__main__":
