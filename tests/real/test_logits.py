@@ -17,7 +17,6 @@ pytestmark = pytest.mark.real
 TARGETS = {"head": ["lm_head"], "attention": ["q_proj", "k_proj", "v_proj", "o_proj"]}
 LENGTHS = (20, 7)
 NEW = 3
-PADDING = 5  # any id
 
 
 @pytest.fixture(scope="module", params=TARGETS)
@@ -70,7 +69,7 @@ def test_members_answer_as_peft(
 def test_padded_batches_in_chunks_answer_as_single_passes(ensemble: Ensemble, ids: Tensor) -> None:
     singles = [rows(*ensemble.logits(ids[:, : length + NEW]))[:, 0] for length in LENGTHS]
     width = max(LENGTHS)
-    padded, mask = torch.full((2, width), PADDING), torch.zeros(2, width, dtype=torch.int64)
+    padded, mask = torch.full((2, width), 5), torch.zeros(2, width, dtype=torch.int64)
     for row, length in enumerate(LENGTHS):
         padded[row, width - length :], mask[row, width - length :] = ids[0, :length], 1
     whole = rows(*ensemble.logits(padded, mask))
