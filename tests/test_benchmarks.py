@@ -64,16 +64,6 @@ def test_a_module_agrees_with_itself(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(sys.platform != "linux", reason="the bindings are compiled as on Linux")
-def test_the_bindings_agree(tmp_path: Path) -> None:
-    run = run_quick("--out", tmp_path / "b", module="bindings")
-    assert run.returncode == 0, run.stderr
-    assert (tmp_path / "b.txt").read_text().strip() == run.stdout.strip()
-    rows = json.loads((tmp_path / "b.json").read_text())["rows"]
-    assert len(rows) == 5 and all(row["median"] > 0 for row in rows)
-
-
-@pytest.mark.slow
 def test_quick_run_writes_what_is_promised(tmp_path: Path) -> None:
     run = run_quick("--out", tmp_path / "cpu")
     assert run.returncode == 0, run.stderr
@@ -138,21 +128,6 @@ def test_an_evaluation_is_timed_against_the_published_way(tmp_path: Path) -> Non
     for published, ours in (rows[:2], rows[2:]):
         assert ours["ratio"] == published["median"] / ours["median"] > 1
     assert rows[-1]["alike"] is True
-
-
-@pytest.mark.slow
-def test_a_long_evaluation_is_watched_killed_and_resumed(tmp_path: Path) -> None:
-    words = [sys.executable, "-m", "benchmarks.long_evaluation", "--queries", "100"]
-    words += ["--kill", "1", "--out", str(tmp_path / "long")]
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "python")])}
-    run = subprocess.run(
-        words, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=300
-    )
-    assert run.returncode == 0, run.stderr
-    tables = json.loads((tmp_path / "long.json").read_text())["tables"]
-    assert [row["queries"] for row in tables["methods"]] == [100] * 5
-    assert all(row["queries"] == 100 and row["peak"] > 2**26 for row in tables["memory"])
-    assert tables["resumed"] == [{"kills": [1], "equal": True}]
 
 
 @pytest.mark.slow

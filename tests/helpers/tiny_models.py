@@ -77,7 +77,8 @@ def write_adapter(base: Any, folder: Path, *, seed: int, **settings: Any) -> Pat
     """Write a peft folder with random A and B (`zero=True` keeps B = 0)."""
     from peft import LoraConfig, get_peft_model
 
-    zero = settings.pop("zero", False)
+    zero, std = settings.pop("zero", False), settings.pop("std", 0.3)
+    saved = settings.pop("save_embedding_layers", "auto")
     arguments = {"r": 3, "lora_alpha": 6, "task_type": "CAUSAL_LM"} | settings
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -86,8 +87,8 @@ def write_adapter(base: Any, folder: Path, *, seed: int, **settings: Any) -> Pat
     if not zero:
         for name, parameter in model.named_parameters():
             if "lora_B" in name:
-                torch.nn.init.normal_(parameter.data, std=0.3)
-    model.save_pretrained(folder)
+                torch.nn.init.normal_(parameter.data, std=std)
+    model.save_pretrained(folder, save_embedding_layers=saved)
     return folder
 
 
@@ -98,7 +99,7 @@ def adapted_layers(folders: Sequence[Path]) -> dict[str, tuple[int, ...]]:
     return merged_layers(adapter_layers(folder) for folder in folders)
 
 
-def peft_logits(base: Any, folders: list[Path], ids: torch.Tensor) -> torch.Tensor:
+def peft_logits(base: Any, folders: list[Path], ids: torch.Tensor, **settings: Any) -> torch.Tensor:
     """Return the reference logits (N, b, t, V), from peft itself with one adapter at a time."""
     from peft import PeftModel
 
@@ -112,5 +113,5 @@ def peft_logits(base: Any, folders: list[Path], ids: torch.Tensor) -> torch.Tens
     for index in range(len(folders)):
         model.set_adapter(str(index))
         with torch.no_grad():
-            rows.append(model(input_ids=ids).logits)
+            rows.append(model(input_ids=ids, **settings).logits)
     return torch.stack(rows)

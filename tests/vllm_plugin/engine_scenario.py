@@ -21,6 +21,8 @@ os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")
 import torch  # noqa: E402
 from vllm_cases import BASE, POOL, TEXTS, arguments, options, write_ensemble  # noqa: E402
 
+from adapmixed import ClippedLogPool  # noqa: E402
+
 LONG = [f"{'The function returns a new list of the names in the module. ' * 6}{t}" for t in TEXTS]
 ROWS: list[tuple[str, int, torch.Tensor, torch.Tensor, int]] = []
 PREEMPTED: list[int] = []
@@ -202,6 +204,16 @@ def differing(folder: Path) -> dict[str, Any]:
         return {"error": None}
     except RuntimeError as error:
         return {"error": str(error)}
+
+
+def real(folder: Path) -> dict[str, Any]:
+    base = Path(os.environ.get("ADAPMIXED_REAL_MODELS", "build/models"), "smollm2")
+    assert base.is_dir(), f"python scripts/real_models.py --only smollm2 makes {base}"
+    write_ensemble(folder / "ensemble", 4, base=base)
+    run = Run(folder, {"mechanism": ClippedLogPool(-0.1, 0.1, queries=100)}, model=str(base))
+    question = "The capital of Spain is Madrid. The capital of France is"
+    (answer,) = run.ask([question], 8, temperature=0.1)
+    return {"text": answer.outputs[0].text, "charged": run.charged()}
 
 
 def main() -> None:

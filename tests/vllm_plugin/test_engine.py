@@ -83,3 +83,9 @@ def test_other_rows_than_our_own_are_not_served(tmp_path: Path) -> None:
     error = scenario("differing", tmp_path)["error"]
     assert "vLLM must compute the rows of adapmixed's own engine, but they differ" in error
     assert not any(character.isdigit() for character in error)
+
+
+@pytest.mark.real
+def test_a_pretrained_model_answers(tmp_path: Path) -> None:
+    found = scenario("real", tmp_path)
+    assert "Paris" in found["text"] and found["charged"] >= 8

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from safetensors.torch import save_file
+from transformers import AutoConfig
 
 import adapmixed
 from adapmixed.ensemble import Manifest, base_files, write_manifest
@@ -17,7 +18,7 @@ from adapmixed.vllm.options import PARAMS, SCHEDULER, WORKER, Options
 
 BASE = Path(adapmixed.__file__).parent / "assets" / "demo" / "base"
 POOL = ClippedLogPool(-1.0, 1.0, 4.0, queries=100_000)
-MODELS, RANK, WIDTH, VOCAB = 64, 8, 128, 2048
+MODELS, RANK = 64, 8
 TEXTS = [
     "The",
     "A function that returns a list of the names",
@@ -41,13 +42,14 @@ def write_base(folder: Path) -> Path:
 
 def write_ensemble(folder: Path, models: int = MODELS, *, base: Path = BASE, seed: int = 1) -> Path:
     """Write members with random output layers, whose logits differ by about 1."""
-    generator = torch.Generator().manual_seed(seed)
+    generator, sizes = torch.Generator().manual_seed(seed), AutoConfig.from_pretrained(base)
+    width, vocab = sizes.hidden_size, sizes.vocab_size
     names: list[str | None] = []
     for number in range(models):
         name = f"member-{number:03d}"
         (folder / name).mkdir(parents=True)
-        down = torch.randn(RANK, WIDTH, generator=generator) / WIDTH**0.5
-        up = torch.randn(VOCAB, RANK, generator=generator) / RANK**0.5
+        down = torch.randn(RANK, width, generator=generator) / width**0.5
+        up = torch.randn(vocab, RANK, generator=generator) / RANK**0.5
         prefix = "base_model.model.lm_head"
         save_file(
             {f"{prefix}.lora_A.weight": down, f"{prefix}.lora_B.weight": up},

@@ -1,0 +1,78 @@
+"""Text and ids of pretrained models' tokenizers: templates, bytes, ids beyond the model."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from adapmixed import Accountant, Ensemble, PrivateGenerator, PublicOnly
+from adapmixed.generation.loop import Answerer
+
+pytestmark = pytest.mark.real
+
+QUESTION = {"role": "user", "content": "Where is Paris? 🗼"}
+MESSAGES = [QUESTION, {"role": "assistant", "content": "In France 🇫🇷."}, QUESTION]
+GEMMA = (  # the form of the template that Google's instruction-tuned models have
+    "{{ bos_token }}{% for m in messages %}<start_of_turn>"
+    "{{ 'model' if m['role'] == 'assistant' else m['role'] }}\n{{ m['content'] }}<end_of_turn>\n"
+    "{% endfor %}{% if add_generation_prompt %}<start_of_turn>model\n{% endif %}"
+)
+TEXT = "😀👩‍👩‍👧 你好，世界。𠮷野家 مرحبا بالعالم 𒀀𓂀 naïve é 🫨!"
+
+
+@pytest.fixture
+def generator(public: Ensemble) -> PrivateGenerator:
+    return PrivateGenerator(public, PublicOnly(), Accountant(1e-5))
+
+
+def test_a_conversation_is_read_as_the_template_writes_it(
+    generator: PrivateGenerator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tokenizer = generator.ensemble.tokenizer
+    if tokenizer.chat_template is None:
+        monkeypatch.setattr(tokenizer, "chat_template", GEMMA)
+    read: list[list[int]] = []
+    monkeypatch.setattr(
+        Answerer, "stream", lambda _, ids, **__: iter(read.extend(ids.tolist()) or ())
+    )
+    assert not "".join(generator.chat(MESSAGES, max_new_tokens=1))
+    settings = {"add_generation_prompt": True, "tokenize": True, "return_dict": False}
+    expected = tokenizer.apply_chat_template(MESSAGES, **settings)
+    assert read == [expected]
+    begin = generator.ensemble.beginning
+    assert tuple(expected[: len(begin)]) == begin and expected[len(begin)] not in begin
+
+
+def test_pieces_of_characters_are_joined(
+    generator: PrivateGenerator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prompt, tokenizer = "He said:", generator.ensemble.tokenizer
+    whole, begun = tokenizer(f"{prompt} {TEXT}").input_ids, len(tokenizer(prompt).input_ids)
+    assert any("\ufffd" in tokenizer.decode(token) for token in whole[begun:])
+    forced = iter(whole[begun:])
+    monkeypatch.setattr(Answerer, "answer", lambda *_, **__: torch.tensor([next(forced)]))
+    pieces = generator.stream(prompt, max_new_tokens=len(whole) - begun)
+    said = [piece for (piece,) in pieces]
+    assert "".join(said) == " " + TEXT and not any("\ufffd" in piece for piece in said)
+
+
+def test_a_tokenizer_with_an_id_too_many(public: Ensemble, folder: Path, tmp_path: Path) -> None:
+    """Google's tokenizers of Gemma 3 name one id more than its text models have."""
+    for file in folder.iterdir():
+        (tmp_path / file.name).symlink_to(file)
+    tokenizer, token = tmp_path / "tokenizer.json", "<image_soft_token>"
+    content = json.loads(tokenizer.read_text(encoding="utf-8"))
+    first = content["added_tokens"][0]
+    content["added_tokens"].append(first | {"id": public.vocab_size, "content": token})
+    tokenizer.unlink()
+    tokenizer.write_text(json.dumps(content), encoding="utf-8")
+    longer = Ensemble.from_pretrained(tmp_path, [None, None], adapted={"lm_head": [4]})
+    assert longer.tokenizer.convert_tokens_to_ids(token) == public.vocab_size
+    ids = torch.tensor([public.tokenizer("The capital of France").input_ids])
+    assert torch.equal(longer.logits(ids)[1], public.logits(ids)[1])
+    generator = PrivateGenerator(longer, PublicOnly(), Accountant(1e-5))
+    with pytest.raises(ValueError, match=f"{public.vocab_size}"):
+        generator.generate(f"An image: {token}", max_new_tokens=1)
