@@ -642,6 +642,7 @@ def draw(rows: Sequence[dict[str, Any]], base: str, file: Path) -> None:
     from adapmixed_lab.figures.style import COLOURS, GREY, MARKERS, canvas, number_axis
 
     level = {row["method"]: row["perplexity"] for row in rows if "queries" not in row}
+    below = {"one adapter": level.pop("one adapter")}  # far from all others
     with canvas(4.6, 1, len(QUERIES)) as (figure, panels):
         for axes, queries in zip(panels, QUERIES, strict=True):
             ticks = list(EPSILONS)
@@ -688,11 +689,12 @@ def draw(rows: Sequence[dict[str, Any]], base: str, file: Path) -> None:
         for axes in panels:
             axes.set_ylim(low, high)
         place = -math.inf
-        for method, value in sorted(level.items(), key=lambda one: one[1]):
-            place = max(value, place + (high - low) * 0.045)  # labels keep apart
+        for method, value in sorted((level | below).items(), key=lambda one: one[1]):
+            place = max(value, place + (high - low) * 0.05, low)  # labels keep apart
             panels[-1].annotate(
-                f" {method} {value:.1f}", (1.0, place), xycoords=("axes fraction", "data"),
-                va="center", fontsize=8.5, color=GREY, annotation_clip=False,
+                f" {method} {value:.1f}{' ↓' if value < low else ''}", (1.0, place),
+                xycoords=("axes fraction", "data"), va="center", fontsize=8.5, color=GREY,
+                annotation_clip=False,
             )  # fmt: skip
         panels[0].set_ylabel("perplexity (lower is better)")
         figure.suptitle(f"{base}, text by 100 authors", fontsize=11, ha="left", x=0.01)
