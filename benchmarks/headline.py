@@ -211,9 +211,10 @@ class Bench:
 
         def logits(states: Tensor) -> Tensor:
             if self._logits is None:
-                return answer(states)
-            parts = []
-            for block in states.detach().flatten(0, -2).split(BLOCK + len(self.text.beginning)):
+                found: Tensor = answer(states)
+                return found
+            parts, size = [], BLOCK + len(self.text.beginning)
+            for block in torch.split(states.detach().flatten(0, -2), size):
                 if (key := block[-1].numpy().tobytes()) not in self._logits:
                     with torch.no_grad():
                         self._logits[key] = answer(block)
@@ -230,7 +231,7 @@ class Bench:
             parts = [trunk.forward(ids[None]).last_hidden_state for ids in blocks]
             return blocks, torch.cat(parts)
 
-        _, found = kept(self.folder / f"states-{name}.pt", compute)
+        found: Tensor = kept(self.folder / f"states-{name}.pt", compute)[1]
         self._states |= {ids.numpy().tobytes(): one for ids, one in zip(blocks, found, strict=True)}
         return found
 
@@ -261,8 +262,8 @@ class Bench:
         else:
             parts, count = [], ANSWERS
             for at, author in enumerate(self.text.members):
-                known = self.states(f"{at:03}", torch.cat(author)).split(list(map(len, author)))
-                parts.append((known[fold], author[fold]))
+                known = self.states(f"{at:03}", torch.cat(author))
+                parts.append((torch.split(known, list(map(len, author)))[fold], author[fold]))
         each = -(-count // sum(len(blocks) for _, blocks in parts))
         draw, first = torch.Generator().manual_seed(fold or 0), len(self.text.beginning)
         states, targets, groups = [], [], []
