@@ -1,9 +1,9 @@
 """A corpus by author: the docstrings of installed Python distributions.
 
 An author is one installed distribution, for instance `networkx`. A document is what one file says
-about one of its functions or classes, with all methods, or about the module itself. A keyed hash of
-the document's name decides whether it is held out. Authors differ a little between machines, as
-their versions do, and so do numbers computed from them.
+about one of its functions or classes, with all methods, or about the module itself. Documents are
+divided into folds of about equal size, in the order of a keyed hash of their names. Authors differ
+a little between machines, as their versions do, and so do numbers computed from them.
 """
 
 from __future__ import annotations
@@ -20,11 +20,8 @@ from pathlib import PurePath
 from adapmixed.data import Document
 
 KEY = b"adapmixed authors"
-HELD_OUT_FRACTION = 0.25
-TRAINING, HELD_OUT = 30_000, 6_000
-"""Characters of training and of held-out text that are kept of one author, at most."""
-LEAST = 7_000
-"""Characters of training text of an author who gets a shard, at least."""
+LEAST = 8_000
+"""Characters of an author who gets a shard, at least."""
 
 _LONGEST = 4_000  # characters of a document
 _SHORTEST = 40
@@ -37,36 +34,42 @@ class Author:
 
     Attributes:
         name: the distribution's name.
-        training: documents to train on.
-        held_out: documents to evaluate on.
+        documents: the documents, in the order of a keyed hash of their names.
     """
 
     name: str
-    training: list[Document] = field(default_factory=list)
-    held_out: list[Document] = field(default_factory=list)
+    documents: list[Document] = field(default_factory=list)
 
     def size(self) -> int:
-        """Return the characters of training text."""
-        return _size(self.training)
+        """Return the characters of text."""
+        return sum(len(document.text) for document in self.documents)
+
+    def folds(self, count: int) -> list[list[Document]]:
+        """Divide the documents; each goes to the fold that has the least text so far."""
+        found: list[list[Document]] = [[] for _ in range(count)]
+        for document in self.documents:
+            min(found, key=lambda fold: sum(len(one.text) for one in fold)).append(document)
+        return found
 
 
-def authors() -> list[Author]:
+def authors(most: int) -> list[Author]:
     """Return all authors who have text, in the order of a keyed hash of their names.
 
-    A repeated document is kept once. One that is trained on is never held out, of any author.
+    A repeated document is kept once.
+
+    Args:
+        most: the characters of one author after which no more files are read.
     """
     found = {}
     for one in metadata.distributions():
         name = (one.metadata["Name"] or "").lower().replace("_", "-")
         if name and name != "adapmixed" and name not in found:
-            found[name] = _read(name, one)
+            found[name] = _read(name, one, most)
     ordered = sorted(found.values(), key=lambda author: _hash(author.name))
     seen: set[str] = set()
     for author in ordered:
-        author.training = _new(author.training, seen)
-    for author in ordered:
-        author.held_out = _new(author.held_out, seen)
-    return [author for author in ordered if author.training or author.held_out]
+        author.documents = _new(author.documents, seen)
+    return [author for author in ordered if author.documents]
 
 
 def divide(found: list[Author], count: int) -> tuple[list[Author], list[Author]]:
@@ -82,11 +85,6 @@ def divide(found: list[Author], count: int) -> tuple[list[Author], list[Author]]
             f"{len(chosen)}: install the extras, with constraints.txt"
         )
     return chosen, [author for author in found if author not in chosen]
-
-
-def is_held_out(name: str) -> bool:
-    """Return whether a document is held out, by a keyed hash of its name alone."""
-    return _hash(name) < HELD_OUT_FRACTION * 2.0**64
 
 
 def documents(source: str, place: str) -> Iterator[Document]:
@@ -114,7 +112,7 @@ def documents(source: str, place: str) -> Iterator[Document]:
             yield Document(f"{place}:{name}", text)
 
 
-def _read(name: str, distribution: metadata.Distribution) -> Author:
+def _read(name: str, distribution: metadata.Distribution, most: int) -> Author:
     """Read an author's files in the order of their hashes until enough is found."""
     author = Author(name)
     files = [
@@ -122,19 +120,15 @@ def _read(name: str, distribution: metadata.Distribution) -> Author:
         for path in distribution.files or ()
         if path.suffix == ".py" and not _SKIPPED & set(PurePath(path).parts)
     ]
-    left = {False: TRAINING, True: HELD_OUT}
     for path in sorted(files, key=lambda path: _hash(path.as_posix())):
-        if max(left.values()) <= 0:
+        if author.size() >= most:
             break
         try:
             source = path.read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError):
             continue
-        for document in documents(source, path.as_posix()):
-            held = is_held_out(document.identifier)
-            if left[held] > 0:
-                left[held] -= len(document.text)
-                (author.held_out if held else author.training).append(document)
+        author.documents += documents(source, path.as_posix())
+    author.documents.sort(key=lambda document: _hash(document.identifier))
     return author
 
 
@@ -147,10 +141,6 @@ def _new(found: list[Document], seen: set[str]) -> list[Document]:
             seen.add(key)
             kept.append(document)
     return kept
-
-
-def _size(found: list[Document]) -> int:
-    return sum(len(document.text) for document in found)
 
 
 def _hash(name: str) -> int:

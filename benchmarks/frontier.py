@@ -10,18 +10,16 @@ from functools import cache
 import torch
 from torch import Tensor
 
-import adapmixed_ext as ops
-from adapmixed.privacy.planner import CHOSEN_SCALE, CHOSEN_SHAPE, epsilon_of, plan
+from adapmixed.privacy.planner import CHOSEN_SCALE, CHOSEN_SHAPE, Plan, epsilon_of, plan
 from adapmixed.privacy.search import largest_within
+from adapmixed_ext.inputs import prepare
 
 Shape = tuple[float, float]
 """Clips (a, b) of ClippedLogPool."""
 Setting = tuple[float, float, float]
 """(a, b, κ) of ClippedLogPool."""
-Box = tuple[float, float]
-"""Density ratios (c, C) of ClippedMixing."""
-
 WIDEST = 40.0  # of κ(b − a)
+_CHUNK = 2048  # tokens whose ratios fit into a core's cache
 
 
 @dataclass(frozen=True)
@@ -61,32 +59,10 @@ def setting(shape: Shape, width: float) -> Setting:
     return lower, upper, width / (upper - lower) * (1 - 2.0**-40)
 
 
-@cache
-def planned(question: Question, models: int, delta: float) -> Setting:
-    """Return the planner's chosen pool, which depends on public numbers alone."""
-    (found,) = (
-        one
-        for one in plan(
-            question.epsilon, delta, models, question.queries, question.adjacency,
-            shapes=(), scales=(CHOSEN_SCALE,),
-        )
-        if one.mechanism == "clipped-log-pool"
-    )  # fmt: skip
-    return found.settings["lower"], found.settings["upper"], found.settings["scale"]
-
-
-@cache
-def planned_box(question: Question, models: int, delta: float) -> Box:
-    """Return the planner's chosen box of ClippedMixing."""
-    (found,) = (
-        one
-        for one in plan(
-            question.epsilon, delta, models, question.queries, question.adjacency,
-            shapes=(CHOSEN_SHAPE,), scales=(),
-        )
-        if one.mechanism == "clipped-mixing"
-    )  # fmt: skip
-    return found.settings["lower"], found.settings["upper"]
+def plans(question: Question, models: int, delta: float) -> list[Plan]:
+    """Return the planner's chosen settings of each mechanism, which look at no text."""
+    common = (delta, models, question.queries, question.adjacency)
+    return plan(question.epsilon, *common, shapes=(CHOSEN_SHAPE,), scales=(CHOSEN_SCALE,))
 
 
 def rule(width: float) -> Setting:
@@ -94,9 +70,11 @@ def rule(width: float) -> Setting:
     return setting((0.0, max(0.25, width / 4)), width)
 
 
-def choose(losses: Mapping[Setting, float], shapes: Sequence[Shape], width: float) -> Setting:
-    """Return the setting of least loss among those of a width, one of each shape."""
-    return min((setting(shape, width) for shape in shapes), key=lambda one: losses[one])
+def choose(losses: Mapping[Setting, float], width: float) -> Setting:
+    """Return the setting of least loss among those of at most this width κ(b − a)."""
+    return min(
+        (one for one in losses if one[2] * (one[1] - one[0]) <= width), key=lambda one: losses[one]
+    )
 
 
 class Scorer:
@@ -126,7 +104,7 @@ class Scorer:
             targets: (B,) int64.
 
         Returns:
-            (settings + 2, B) in nats.
+            (settings + 2, B) float32 in nats.
 
         Raises:
             ValueError: if a public logit is not finite.
@@ -134,59 +112,27 @@ class Scorer:
         if not bool(public.isfinite().all()):
             raise ValueError("the public model must give every token a probability")
         rows = zip(private.unbind(1), public, targets.tolist(), strict=True)
-        # The ratios of one row fit into a core's cache.
         return torch.stack([self._row(*row) for row in rows], dim=1)
 
     def _row(self, private: Tensor, public: Tensor, target: int) -> Tensor:
-        log_p, log_q = private.log_softmax(-1), public.log_softmax(-1)
-        ratio, q = log_p - log_q, log_q.exp()
+        log_q = public.log_softmax(-1)
+        lse = prepare(private[:, None], public[None]).private_lse.float()
+        q = log_q.exp()
         each = torch.full((1, len(private)), 1 / len(private))
-        room = torch.empty_like(ratio)
-        halves: dict[float, Tensor] = {}
-        for bound in self._bounds:
-            torch.clamp(ratio, min(bound, 0.0), max(bound, 0.0), out=room)
-            halves[bound] = (each @ room)[0]
+        halves = {bound: torch.empty_like(log_q) for bound in self._bounds}
+        for start in range(0, len(log_q) if halves else 0, _CHUNK):
+            where = slice(start, start + _CHUNK)
+            ratio = private[:, where] - lse
+            ratio -= log_q[where]
+            for bound in self._bounds:
+                clipped = ratio.clamp(min(bound, 0.0), max(bound, 0.0))
+                torch.mm(each, clipped, out=halves[bound][None, where])
         found = torch.empty(len(self.settings) + 2)
         for (lower, upper), (places, scales) in self._shapes.items():
             pooled = halves[lower] + halves[upper]
             # The exponent stays within ±κ max(−a, b): no largest value has to be subtracted.
             mass = (scales * pooled).exp_() @ q
             found[places] = mass.log() - scales[:, 0] * pooled[target] - log_q[target]
-        found[-2] = math.log(len(private)) - log_p[:, target].logsumexp(0)
+        found[-2] = math.log(len(private)) - (private[:, target] - lse[:, 0]).logsumexp(0)
         found[-1] = -log_q[target]
         return found
-
-
-class BoxScorer:
-    """Scores of ClippedMixing with many boxes, by the mechanism's own operators."""
-
-    def __init__(self, settings: Sequence[Box]) -> None:
-        """Prepare boxes, each once."""
-        self.settings = list(settings)
-
-    def losses(self, private: Tensor, public: Tensor, targets: Tensor) -> Tensor:
-        """Return −log p(target) of every box, (boxes, B) in nats; arguments as of `Scorer`."""
-        private = private.contiguous()
-        found = []
-        for lower, upper in self.settings:
-            clipping = ops.clip_project(private, public, lower=lower, upper=upper).check()
-            found.append(-ops.log_prob(private, public, clipping, targets))
-        return torch.stack(found)
-
-
-def crossing(points: Sequence[tuple[float, float]], level: float) -> float | None:
-    """Return the least x at which a curve falls to `level`, or None if it never does.
-
-    Args:
-        points: (x > 0, y > 0) of the curve, straight between points if both axes are logarithmic.
-        level: > 0.
-    """
-    ordered = sorted(points)
-    for at, (x, y) in enumerate(ordered):
-        if y <= level:
-            if at == 0:
-                return x
-            before, above = ordered[at - 1]
-            share = math.log(above / level) / math.log(above / y)
-            return before * (x / before) ** share
-    return None

@@ -1,22 +1,21 @@
-"""Measure perplexity over fixed ε, and find where it is that of the unprotected ensemble.
+"""Measure what a fixed ε costs in perplexity, on text by 100 authors.
 
-    python -m benchmarks.headline --out benchmarks/results/headline   # half an hour
-    python -m benchmarks.headline --quick                             # small, no meaning
+    python -m benchmarks.headline --base FOLDER --keep WORK --out PREFIX --figure PNG
+    python -m benchmarks.headline --quick     # the built-in base and few members, no meaning
 
-Members adapt the output layer of the built-in base, with the demonstration's settings:
+An author is an installed distribution, and the text is its docstrings (`benchmarks.authors`). Each
+author's documents are divided into three folds. For every fold an ensemble is trained on the others
+with its own seed, one member for each author, and answers that fold. So the three ensembles differ
+in their text and in their seeds. Members adapt the output layer as `adapmixed train` does.
 
-- builtin: the language reference. Each of five ensembles of 64 members is trained without a fifth
-  of the topics, and answers about these;
-- authors: 100 installed distributions, one shard for each (`benchmarks.authors`). They answer text
-  of the same authors that was held out and, as a control, text of other authors.
+Clips and κ of ClippedLogPool are chosen on text of other authors, who have no member. So are those
+of the best pool without protection. The rule is a = 0 and κ = 4, or a lower κ that keeps b at 1/4.
+ClippedMixing and PMixED have the planner's settings, which look at no text. AdaPMixED has the
+paper's; its ε is known afterwards.
 
-The text is read in blocks of 256 tokens. For every ε the clips and κ with the best perplexity are
-chosen on some blocks, and reported on others. The rule of thumb (`frontier.rule`) was found on the
-blocks of both corpora on which settings are chosen. The planner looks at no text at all. "Kept" is
-the share of the unprotected ensemble's gain in log-perplexity. ClippedMixing with the planner's box
-("mixing") takes more time and answers some of the blocks. The rule's pool answers the same ones,
-and the difference is added to the rule's loss on all blocks. The figure shows the better one of
-the best pool and ClippedMixing.
+ClippedMixing and PMixED answer some of the positions only. What a regression on the public, the
+unprotected and the rule's losses leaves there is added to what it gives at all positions. Intervals
+come from a bootstrap over authors and ensembles, with all methods compared at the same positions.
 """
 
 from __future__ import annotations
@@ -25,40 +24,43 @@ import argparse
 import hashlib
 import itertools
 import math
-import random
+import multiprocessing
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
+from transformers.modeling_outputs import BaseModelOutputWithPastAndCrossAttentions
 
 import adapmixed_ext as ops
 from adapmixed.data import Document, demo_base
-from adapmixed.data.builtin import HELD_OUT_KEY, topic_documents
-from adapmixed.ensemble import Ensemble
+from adapmixed.ensemble.public_model import load_base
+from adapmixed.ensemble.vocabulary import beginning_of
+from adapmixed.mechanisms import AdaPMixED, Mechanism
+from adapmixed.mechanisms.planned import planned
+from adapmixed.mechanisms.rows import shaped
+from adapmixed.privacy import Accountant
+from adapmixed.privacy.planner import Plan
+from adapmixed.rng import SeededRandom
 from adapmixed.training.blocks import token_stream
-from adapmixed.training.demo import CONFIG, NUM_MODELS
-from adapmixed.training.member import MemberSettings
-from adapmixed.training.partition import assign_shards
-from adapmixed.training.pool import train_members
-from adapmixed.training.progress import Progress
-from adapmixed.training.shards import Spool
+from adapmixed.training.config import FinetuneConfig
+from adapmixed.training.finetune import train_adapter
+from adapmixed.training.pool import _keep_freed_memory
 from benchmarks.authors import authors, divide
 from benchmarks.frontier import (
-    BoxScorer,
     Question,
     Scorer,
     Setting,
     Shape,
     choose,
-    crossing,
-    planned,
-    planned_box,
+    plans,
     rule,
     setting,
     widest,
@@ -67,205 +69,335 @@ from benchmarks.harness import Report, headline, machine
 
 DELTA = 1e-5
 BLOCK = 256
+CHARACTERS = 6_000
+"""Characters of an author that are read for each block of a fold."""
 QUERIES = (1_024, 99_840)
 ADJACENCIES = ("zero_out", "replace_one")
-EPSILONS = (0.25, 0.5, 1.0, 2.0, 3.0, 5.0, 8.0)
+EPSILONS = (0.5, 1.0, 2.0, 3.0, 5.0, 8.0)
+MAIN = (1.0, 3.0, 8.0)
+"""The ε at which all mechanisms are measured."""
 QUESTIONS = [Question(*one) for one in itertools.product(QUERIES, ADJACENCIES, EPSILONS)]
-LOWER = (0.0, -0.03, -0.06, -0.125, -0.25, -0.5, -1.0)
-UPPER = (0.06, 0.125, 0.25, 0.5, 1.0, 2.0, 3.0, 4.0)
-SHAPES: list[Shape] = list(itertools.product(LOWER, UPPER))
-FOLDS = 5
-KEY = hashlib.sha256(b"adapmixed demonstration shards").digest()  # that of training.demo
+SHAPES: list[Shape] = list(itertools.product((0.0, -0.25), (0.25, 0.5, 1.0, 2.0, 4.0)))
+FREE: list[Setting] = [
+    (lower, upper, scale)
+    for (lower, upper), scale in itertools.product(
+        ((-8.0, 8.0), (0.0, 8.0), (0.0, 2.0), (0.0, 1.0)), (1.0, 2.0, 4.0, 8.0)
+    )
+]
+"""Pools without protection; hardly any mean log-ratio is beyond ±8."""
+FOLDS = 3
+CONFIG = FinetuneConfig(
+    rank=4, alpha=32.0, learning_rate=6e-3, target_modules=("lm_head",), epochs=2, batch_size=1,
+    block_size=BLOCK,
+)  # fmt: skip
+ANSWERS, CHOOSING, PLANNED = 1_024, 320, 96
+"""Positions that every ensemble answers, those of other authors' text on which settings are chosen,
+and those among the first that the planner's mechanisms answer."""
+ADAPMIXED = AdaPMixED.preset("wikitext-103")
+WHOLE = replace(CONFIG, batch_size=4, epochs=1)
+METHODS, MARKS = ("ClippedLogPool", "ClippedMixing", "PMixED"), ("o", "s", "^")
+DASHES = ("-", (0, (4, 1.6)))
+_ROWS = 8  # positions of one call
+_TASK = 64  # positions of one task
 
 
 @dataclass(frozen=True)
-class Part:
-    """An ensemble's shards, and the text that it answers.
+class Text:
+    """The blocks of all authors; each begins with the tokenizer's first k tokens.
 
     Attributes:
-        shards: the documents of every member.
-        text: documents that no shard holds.
-        control: documents of other authors; empty if there are none.
+        members: blocks by author and fold, each (blocks, k + BLOCK) int64.
+        others: (blocks, k + BLOCK) int64, of authors who have no member.
+        beginning: the k tokens.
     """
 
-    shards: list[list[Document]]
-    text: list[Document]
-    control: list[Document]
+    members: list[list[Tensor]]
+    others: Tensor
+    beginning: tuple[int, ...]
 
+    @staticmethod
+    def read(tokenizer: Any, models: int, blocks: int) -> Text:
+        """Read the text of the authors who are installed here.
 
-class Shards(Spool):
-    """Shards in memory."""
+        Args:
+            tokenizer: the base's.
+            models: the number of authors who get a member.
+            blocks: the largest number of blocks of an author and fold.
+        """
+        beginning = beginning_of(tokenizer)
 
-    documents: list[list[Document]]
+        def cut(documents: Sequence[Document]) -> Tensor:
+            tokens = token_stream(tokenizer, [document.text for document in documents])
+            count = min(blocks, len(tokens) // BLOCK)
+            found = torch.tensor(tokens[: count * BLOCK], dtype=torch.int64).view(count, BLOCK)
+            first = torch.tensor(beginning, dtype=torch.int64).expand(count, -1)
+            return torch.cat([first, found], dim=1)
 
-    def read(self, shard: int) -> list[Document]:
-        return sorted(self.documents[shard], key=lambda document: document.identifier)
-
-
-@dataclass
-class Losses:
-    """Mean losses of every setting, and then of the unprotected and the public model.
-
-    Attributes:
-        values: (settings + 2, blocks) float64, mean nats of the queries of each block.
-        settings: the settings.
-    """
-
-    values: Tensor
-    settings: list[Setting]
-
-    def mean(self) -> dict[Setting, float]:
-        """Return the mean loss by setting."""
-        return dict(zip(self.settings, self.values.mean(1)[:-2].tolist(), strict=True))
-
-    def perplexity(self, of: Setting | int) -> float:
-        """Return the perplexity of a setting, of the unprotected (-2) or the public model (-1)."""
-        return math.exp(float(self.row(of).mean()))
-
-    def kept(self, of: Setting) -> float:
-        """Return the share of the unprotected ensemble's gain in log-perplexity that is kept."""
-        public, unprotected = (float(self.values[at].mean()) for at in (-1, -2))
-        return (public - float(self.row(of).mean())) / (public - unprotected)
-
-    def error(self, of: Setting | int) -> float:
-        """Return the standard error of the change against the public model, as a share."""
-        change = self.row(of) - self.values[-1]
-        return float(change.std()) / math.sqrt(max(1, len(change))) if len(change) > 1 else 0.0
-
-    def row(self, of: Setting | int) -> Tensor:
-        """Return the losses of a setting, of the unprotected (-2) or the public model (-1)."""
-        return self.values[of if isinstance(of, int) else self.settings.index(of)]
-
-
-def builtin(models: int, folds: int) -> Iterator[Part]:
-    """Yield the ensembles of the language reference; each lacks one fold of the topics."""
-    topics = topic_documents()
-    for fold in range(folds):
-        shards: list[list[Document]] = [[] for _ in range(models)]
-        text: list[Document] = []
-        for topic, found in topics.items():
-            if fold_of(topic) == fold:
-                text += found
-            else:
-                (shard,) = assign_shards([topic], models, key=KEY)
-                shards[shard] += found
-        yield Part(shards, text, [])
-
-
-def fold_of(topic: str) -> int:
-    """Return the fold in which a topic is held out; fold 0 is the demonstration's."""
-    digest = hashlib.blake2b(topic.encode(), digest_size=8, key=HELD_OUT_KEY).digest()
-    return int(int.from_bytes(digest, "big") * FOLDS / 2**64)
-
-
-def by_author(models: int) -> Iterator[Part]:
-    """Yield the ensemble of the authors."""
-    members, others = divide(authors(), models)
-    yield Part(
-        [author.training for author in members],
-        [document for author in members for document in author.held_out],
-        [document for author in others for document in (*author.training, *author.held_out)],
-    )
-
-
-def train(part: Part, folder: Path, workers: int) -> Ensemble:
-    """Train a part's members with the settings of the demonstration."""
-    spool = Shards(folder, "", dict.fromkeys(range(len(part.shards)), 1))
-    object.__setattr__(spool, "documents", part.shards)
-    paths = {index: folder / f"member-{index:03}" for index in range(len(part.shards))}
-    base = str(demo_base())
-    settings = MemberSettings(base, None, base, CONFIG, 0, 0.0, "cpu", torch.float32)
-    progress = Progress(spool.sizes, lambda _: None, lambda *_: None)
-    missing = {index: path for index, path in paths.items() if not path.exists()}
-    if missing:
-        train_members(missing, settings, spool, KEY, workers=workers, threads=1, progress=progress)
-    return Ensemble.from_pretrained(base, list(paths.values()), adapted={"lm_head": (CONFIG.rank,)})
-
-
-def blocks_of(ensemble: Ensemble, documents: Sequence[Document]) -> list[Tensor]:
-    """Return whole blocks of tokens of the documents in their order."""
-    tokens = token_stream(ensemble.tokenizer, [document.text for document in documents])
-    return list(torch.tensor(tokens)[: len(tokens) // BLOCK * BLOCK].view(-1, BLOCK))
-
-
-def share(blocks: list[int], reported: int, chosen: int) -> tuple[list[list[int]], list[list[int]]]:
-    """Divide blocks at random into those that are reported and those on which settings are chosen.
-
-    With more reported blocks, the same ones are chosen, and those reported before are among them.
-
-    Args:
-        blocks: the number of blocks of each part.
-        reported: how many to report on.
-        chosen: how many to choose on.
-
-    Returns:
-        (reported, chosen) blocks of each part, which are disjoint.
-
-    Raises:
-        ValueError: if there are too few blocks.
-    """
-    places = [(part, at) for part, count in enumerate(blocks) for at in range(count)]
-    if len(places) < reported + chosen:
-        raise ValueError(
-            f"the text must have {reported + chosen} blocks, got {len(places)}: reduce --choose"
+        members, others = divide(authors(CHARACTERS * blocks), models)
+        return Text(
+            [[cut(fold) for fold in author.folds(FOLDS)] for author in members],
+            torch.cat([cut(author.documents) for author in others])[: models * blocks // 5],
+            beginning,
         )
-    random.Random(0).shuffle(places)
-    found: tuple[list[list[int]], list[list[int]]] = ([[] for _ in blocks], [[] for _ in blocks])
-    for number, (part, at) in enumerate(places[: reported + chosen]):
-        found[number < chosen][part].append(at)
-    return found
+
+    def shard(self, author: int, fold: int) -> list[int]:
+        """Return the tokens on which a fold's ensemble trains an author's member."""
+        parts = [part for at, part in enumerate(self.members[author]) if at != fold]
+        return [int(one) for one in torch.cat(parts)[:, len(self.beginning) :].flatten()]
 
 
-@torch.no_grad()
-def measure(
-    ensemble: Ensemble,
-    blocks: Sequence[Tensor],
-    scorer: Scorer | BoxScorer,
-    what: str,
-    folder: Path,
+@dataclass(frozen=True)
+class Adapter:
+    """An adapter of the output layer, which adds scale · (h Aᵀ) Bᵀ to the logits of h."""
+
+    a: Tensor
+    b: Tensor
+    scale: float
+
+
+@dataclass(frozen=True)
+class Positions:
+    """Positions that are scored, in random order.
+
+    Attributes:
+        states: (n, d) hidden states.
+        targets: (n,) int64, the next tokens.
+        groups: (n,) int64, the author or block; what is alike in a group is one for the bootstrap.
+    """
+
+    states: Tensor
+    targets: Tensor
+    groups: Tensor
+
+    def part(self, start: int, stop: int) -> Positions:
+        """Return some of the positions."""
+        where = slice(start, stop)
+        return Positions(self.states[where], self.targets[where], self.groups[where])
+
+
+class Bench:
+    """The base, the text, and a folder with all that was computed.
+
+    The layers below the output layer and the public logits depend on the text alone. They are the
+    same for every seed, fold and epoch, so a block is answered once.
+    """
+
+    def __init__(self, base: str, folder: Path, models: int, blocks: int) -> None:
+        """Load the base and read the text, unless the folder has it."""
+        self.folder = folder
+        self.name = "the built-in base" if base == str(demo_base()) else Path(base).name
+        self.model, tokenizer = load_base(base, torch.float32)
+        self.text: Text = kept(folder / "text.pt", lambda: Text.read(tokenizer, models, blocks))
+        self.settings: list[Setting] = []
+        self.plans: list[Plan] = []
+        self._positions: dict[int | None, Positions] = {}
+        self._members: dict[int, tuple[Tensor, Tensor]] = {}
+        self._states: dict[bytes, Tensor] = {}
+        self._logits: dict[bytes, Tensor] | None = None
+        self._remember(self.model.eval().get_decoder(), self.model.get_output_embeddings())
+
+    def _remember(self, trunk: Any, head: Any) -> None:
+        """Let the layers answer a block once; copies of the model share what is known."""
+        compute, answer = trunk.forward, head.forward
+
+        @torch.no_grad()
+        def states(input_ids: Tensor, **_: Any) -> BaseModelOutputWithPastAndCrossAttentions:
+            for ids in input_ids:
+                if (key := ids.numpy().tobytes()) not in self._states:
+                    found = compute(input_ids=ids[None], use_cache=False)
+                    self._states[key] = found.last_hidden_state[0]
+            found = torch.stack([self._states[ids.numpy().tobytes()] for ids in input_ids])
+            return BaseModelOutputWithPastAndCrossAttentions(last_hidden_state=found)
+
+        def logits(states: Tensor) -> Tensor:
+            if self._logits is None:
+                found: Tensor = answer(states)
+                return found
+            parts, size = [], BLOCK + len(self.text.beginning)
+            for block in torch.split(states.detach().flatten(0, -2), size):
+                if (key := block[-1].numpy().tobytes()) not in self._logits:
+                    with torch.no_grad():
+                        self._logits[key] = answer(block)
+                parts.append(self._logits[key])
+            return torch.cat(parts).view(*states.shape[:-1], -1)
+
+        trunk.forward, head.forward = states, logits
+
+    def states(self, name: str, blocks: Tensor) -> Tensor:
+        """Return the hidden states of blocks, (blocks, t, d)."""
+        trunk = self.model.get_decoder()
+
+        def compute() -> tuple[Tensor, Tensor]:
+            parts = [trunk.forward(ids[None]).last_hidden_state for ids in blocks]
+            return blocks, torch.cat(parts)
+
+        found: Tensor = kept(self.folder / f"states-{name}.pt", compute)[1]
+        self._states |= {ids.numpy().tobytes(): one for ids, one in zip(blocks, found, strict=True)}
+        return found
+
+    def author(self, at: int) -> list[Adapter]:
+        """Return an author's members, one for each fold's ensemble."""
+        self.states(f"{at:03}", torch.cat(self.text.members[at]))
+        self._logits = {}
+        try:
+            return [
+                self._train(self.text.shard(at, fold), CONFIG, fold, at) for fold in range(FOLDS)
+            ]
+        finally:
+            self._logits = None
+
+    def planning(self, question: Question) -> list[Plan]:
+        """Return the planner's plans for a question."""
+        return plans(question, len(self.text.members), DELTA)
+
+    def positions(self, fold: int | None) -> Positions:
+        """Return `ANSWERS` positions of a fold's text, or `CHOOSING` of other authors' for None.
+
+        They are in random order, and about as many in each block.
+        """
+        if fold in self._positions:
+            return self._positions[fold]
+        if fold is None:
+            parts, count = [(self.states("others", self.text.others), self.text.others)], CHOOSING
+        else:
+            parts, count = [], ANSWERS
+            for at, author in enumerate(self.text.members):
+                known = self.states(f"{at:03}", torch.cat(author))
+                parts.append((torch.split(known, list(map(len, author)))[fold], author[fold]))
+        each = -(-count // sum(len(blocks) for _, blocks in parts))
+        draw, first = torch.Generator().manual_seed(fold or 0), len(self.text.beginning)
+        states, targets, groups = [], [], []
+        for group, (known_, blocks) in enumerate(parts):
+            for row, ids in zip(known_, blocks, strict=True):
+                at_ = first + torch.randperm(BLOCK - 1, generator=draw)[:each]
+                states.append(row[at_])
+                targets.append(ids[at_ + 1])
+                groups.append(torch.full_like(at_, group))
+        order = torch.randperm(sum(map(len, targets)), generator=draw)[:count]
+        found = Positions(*(torch.cat(one)[order] for one in (states, targets, groups)))
+        self._positions[fold] = found
+        return found
+
+    def score(self, fold: int, text: int | None, start: int) -> Tensor:
+        """Return the losses of `settings`, of the unprotected and of the public model.
+
+        Args:
+            fold: the fold whose ensemble answers.
+            text: the fold that is answered; None for other authors' text.
+            start: the first of `_TASK` positions.
+
+        Returns:
+            (settings + 2, positions) in nats.
+        """
+        scorer = Scorer(self.settings)
+        found = []
+        for part in self._parts(text, start, start + _TASK):
+            logits = self._logits_of(fold, part.states)
+            found.append(scorer.losses(*logits, part.targets))
+            if len(found) == 1:
+                for at in range(0, len(self.settings), 1 + len(self.settings) // 8):
+                    check(*logits, part.targets, self.settings[at], found[0][at])
+        return torch.cat(found, dim=1).double()
+
+    @torch.no_grad()
+    def alone(self, fold: int) -> Tensor:
+        """Return the losses of one adapter that is trained on all text of a fold's ensemble, less
+        those of the public model."""
+        for at, author in enumerate(self.text.members):
+            self.states(f"{at:03}", torch.cat(author))
+        tokens = [one for at in range(len(self.text.members)) for one in self.text.shard(at, fold)]
+        with torch.enable_grad():
+            whole = self._train(tokens, WHOLE, fold, 0)
+        found = []
+        for part in self._parts(fold, 0, ANSWERS):
+            public = self.model.get_output_embeddings()(part.states)
+            logits = public + whole.scale * (part.states @ whole.a.T) @ whole.b.T
+            gain = logits.log_softmax(-1) - public.log_softmax(-1)
+            found.append(-gain.gather(1, part.targets[:, None])[:, 0])
+        return torch.cat(found).double()
+
+    def answer(self, fold: int) -> Tensor:
+        """Return the losses of the planner's mechanisms, (mechanisms, positions) in nats."""
+        accountants = [Accountant(DELTA, adjacency=one.adjacency) for one in self.plans]
+        found = []
+        for part in self._parts(fold, 0, PLANNED):
+            logits = self._logits_of(fold, part.states)
+            found.append(
+                torch.stack(
+                    [
+                        answered(planned(one), accountant, *logits, part.targets)
+                        for one, accountant in zip(self.plans, accountants, strict=True)
+                    ]
+                )  # fmt: skip
+            )
+        return torch.cat(found, dim=1)
+
+    def adapmixed(self, fold: int) -> tuple[Tensor, float]:
+        """Return the losses of AdaPMixED less the unprotected, and ε of these answers."""
+        accountant, found, mean = Accountant(DELTA), [], Scorer([])
+        for part in self._parts(fold, 0, ANSWERS):
+            logits = self._logits_of(fold, part.states)
+            loss = answered(ADAPMIXED, accountant, *logits, part.targets)
+            found.append(loss - mean.losses(*logits, part.targets)[0])
+        return torch.cat(found), float(accountant.guarantee().epsilon or math.inf)
+
+    def _parts(self, text: int | None, start: int, stop: int) -> list[Positions]:
+        found = self.positions(text).part(start, stop)
+        return [found.part(at, at + _ROWS) for at in range(0, len(found.targets), _ROWS)]
+
+    def _logits_of(self, fold: int, states: Tensor) -> tuple[Tensor, Tensor]:
+        """Return (private, public) logits of the fold's ensemble, (N, B, V) and (B, V)."""
+        if fold not in self._members:
+            members = [
+                kept(self.folder / f"author-{at:03}.pt", partial(self.author, at))[fold]
+                for at in range(len(self.text.members))
+            ]
+            stacked = (
+                torch.stack([one.a for one in members]),
+                torch.stack([one.scale * one.b.T for one in members]),
+            )
+            self._members = {fold: stacked}
+        a, b = self._members[fold]
+        with torch.no_grad():
+            public = self.model.get_output_embeddings()(states)
+            low = torch.einsum("nrd,bd->nbr", a, states)
+            return torch.baddbmm(public.expand(len(a), -1, -1), low, b), public
+
+    def _train(self, tokens: list[int], config: FinetuneConfig, seed: int, shard: int) -> Adapter:
+        found = train_adapter(
+            self.model, tokens, config, seed=seed, shard=shard, beginning=self.text.beginning
+        )
+        layer = found.model.get_base_model().get_output_embeddings()
+        (name,) = layer.active_adapters
+        a, b = (one[name].weight.detach().clone() for one in (layer.lora_A, layer.lora_B))
+        return Adapter(a, b, layer.scaling[name])
+
+
+def kept(file: Path, compute: Callable[[], Any]) -> Any:
+    """Return what a file holds, or compute it and write a file that is whole if it exists."""
+    if not file.exists():
+        partial_file = file.with_suffix(".new")
+        torch.save(compute(), partial_file)
+        partial_file.rename(file)
+    return torch.load(file, weights_only=False)
+
+
+def tell(line: str) -> None:
+    """Write a line of progress to standard error."""
+    print(line, file=sys.stderr, flush=True)
+
+
+def answered(
+    mechanism: Mechanism, accountant: Accountant, private: Tensor, public: Tensor, targets: Tensor
 ) -> Tensor:
-    """Return the mean losses of every block, (losses of the scorer, blocks).
-
-    Blocks that were measured before are read from the folder.
-    """
-    began = time.monotonic()
-    digest = hashlib.sha256(repr([scorer.settings, DELTA]).encode()).hexdigest()[:16]
-    file = folder / f"losses-{digest}.pt"
-    known: dict[str, Tensor] = torch.load(file) if file.exists() else {}
-    before = len(known)
-    for number, ids in enumerate(blocks):
-        name = _digest(ids)
-        if name in known:
-            continue
-        private, public = ensemble.logits(ids[None, :-1])
-        losses = scorer.losses(private[:, 0], public[0], ids[1:])
-        if len(known) == before and isinstance(scorer, Scorer):
-            for at in range(0, len(scorer.settings), 1 + len(scorer.settings) // 8):
-                few = private[:, 0, :4].contiguous(), public[0, :4].contiguous(), ids[1:5]
-                check(*few, scorer.settings[at], losses[at, :4])
-        known[name] = losses.double().mean(1)
-        if number % 10 == 9 or number + 1 == len(blocks):
-            torch.save(known, file)
-            tell(f"{what}: block {number + 1} of {len(blocks)}, {time.monotonic() - began:.0f} s")
-    return torch.stack([known[_digest(ids)] for ids in blocks], dim=1)
-
-
-def _digest(ids: Tensor) -> str:
-    return hashlib.sha256(ids.numpy().tobytes()).hexdigest()
-
-
-def difference(boxes: Tensor, pools: Tensor) -> list[tuple[float, float]]:
-    """Return the mean of the losses of boxes less those of pools, and its standard error.
-
-    Both answered the same blocks, so most of what varies between blocks cancels.
-
-    Args:
-        boxes: (questions, blocks) mean losses.
-        pools: (questions, blocks) mean losses.
-    """
-    found = boxes - pools
-    errors = found.std(1) / math.sqrt(found.shape[1])
-    return list(zip(found.mean(1).tolist(), errors.tolist(), strict=True))
+    """Return the losses of a mechanism's answers after they are charged, (B,) in nats."""
+    proposal = mechanism.propose_rows(
+        shaped(private, public), targets=targets, rng=SeededRandom(accountant.queries)
+    )
+    accountant.charge(proposal)
+    found = proposal.release().log_prob
+    assert found is not None
+    return -found
 
 
 def check(private: Tensor, public: Tensor, targets: Tensor, one: Setting, losses: Tensor) -> None:
@@ -281,210 +413,293 @@ def check(private: Tensor, public: Tensor, targets: Tensor, one: Setting, losses
         raise RuntimeError(f"the operator must score {one} alike, got {-found} and {losses}")
 
 
-def tell(line: str) -> None:
-    """Write a line of progress to standard error."""
-    print(line, file=sys.stderr, flush=True)
+def run(
+    tasks: dict[str, tuple[str, tuple[Any, ...]]], bench: Bench, workers: int
+) -> dict[str, Any]:
+    """Compute methods of the bench in several processes; return their results.
+
+    Args:
+        tasks: (name of a method, arguments) by the name of the file that keeps the result.
+        bench: the bench.
+        workers: the number of processes.
+    """
+    global _bench
+    _bench = bench
+    missing = [name for name in tasks if not (bench.folder / f"{name}.pt").exists()]
+    began = time.monotonic()
+    context = multiprocessing.get_context("fork")
+    with ProcessPoolExecutor(workers, context, initializer=_keep_freed_memory) as pool:
+        futures = [pool.submit(_compute, name, *tasks[name]) for name in missing]
+        for number, future in enumerate(as_completed(futures)):
+            seconds = time.monotonic() - began
+            tell(f"{future.result()}: {number + 1} of {len(missing)}, {seconds:.0f} s")
+    return {name: torch.load(bench.folder / f"{name}.pt", weights_only=False) for name in tasks}
 
 
-def run(name: str, parts: Sequence[Part], report: Report, options: argparse.Namespace) -> None:
-    """Train, choose, measure and report one corpus."""
-    models = len(parts[0].shards)
-    widths = sorted({widest(question, models, DELTA) for question in QUESTIONS})
-    grid = [setting(shape, width) for width in widths for shape in SHAPES]
-    with tempfile.TemporaryDirectory() as folder:
-        ensembles, places = [], []
-        for number, part in enumerate(parts):
-            began = time.monotonic()
-            place = Path(options.keep or folder, f"{name}-{models}-{number}")
-            place.mkdir(parents=True, exist_ok=True)
-            places.append(place)
-            ensembles.append(train(part, place, options.workers))
-            tell(f"{name} {number}: trained in {time.monotonic() - began:.0f} s")
-        texts = [blocks_of(one, part.text) for one, part in zip(ensembles, parts, strict=True)]
-        tell(f"{name}: {[len(text) for text in texts]} blocks")
-        counts, count = [len(text) for text in texts], -(-options.choose // (BLOCK - 1))
-        reported, chosen = share(counts, -(-options.queries // (BLOCK - 1)), count)
+_bench: Bench | None = None
 
-        def measured(
-            where: Sequence[Sequence[int]], scorer: Scorer | BoxScorer, what: str
-        ) -> Tensor:
-            found = [
-                measure(one, [text[at] for at in mine], scorer, f"{name} {what}", place)
-                for one, text, mine, place in zip(ensembles, texts, where, places, strict=True)
-                if mine
-            ]
-            return torch.cat(found, dim=1)
 
-        tried = Losses(measured(chosen, Scorer(grid), "choosing"), grid)
-        losses = tried.mean()
-        best = {width: choose(losses, SHAPES, width) for width in widths}
-        plans = {
-            question: planned(question, models, DELTA)
-            for question in QUESTIONS
-            if question.adjacency == "zero_out"  # each has two bounds of its own, which cost time
-        }
-        settings = list(dict.fromkeys([*best.values(), *map(rule, widths), *plans.values()]))
-        final = Losses(measured(reported, Scorer(settings), "reported"), settings)
-        boxes = {question: planned_box(question, models, DELTA) for question in QUESTIONS}
-        few, _ = share(counts, -(-options.mixing // (BLOCK - 1)), count)  # some of `reported`
-        mixed = measured(few, BoxScorer(list(boxes.values())), "mixing")
-        pools = Losses(measured(few, Scorer(settings), "reported"), settings)
-        ruled = torch.stack([pools.row(rule(widest(one, models, DELTA))) for one in boxes])
-        mixing = dict(zip(boxes, difference(mixed, ruled), strict=True))
-        control = None
-        if any(part.control for part in parts):
-            (ensemble,), (part,) = ensembles, parts
-            blocks = blocks_of(ensemble, part.control)
-            random.Random(0).shuffle(blocks)
-            blocks = blocks[: -(-options.choose // (BLOCK - 1))]
-            found = measure(ensemble, blocks, Scorer(settings), f"{name} control", places[0])
-            control = Losses(found, settings)
-    tables(name, parts, models, best, plans, tried, final, control, mixing, report)
+def _compute(name: str, method: str, arguments: tuple[Any, ...]) -> str:
+    assert _bench is not None
+    kept(_bench.folder / f"{name}.pt", partial(getattr(_bench, method), *arguments))
+    return name
+
+
+class Estimates:
+    """Mean losses of methods over all ensembles, and how they vary.
+
+    Row 0 is the estimate. The other rows are those of a bootstrap, for which authors and ensembles
+    are drawn with replacement, the same for all methods.
+    """
+
+    def __init__(self, groups: Tensor, draws: int = 1_000) -> None:
+        """Draw the weights.
+
+        Args:
+            groups: (ensembles, n) int64, the authors of the positions.
+            draws: the rows of the bootstrap.
+        """
+        self._groups, self.size, (folds, _) = groups, groups.numel(), groups.shape
+        count = int(groups.max()) + 1
+        generator = torch.Generator().manual_seed(0)
+        self._weights = []
+        for size in (folds, count):
+            picked = torch.randint(size, (draws, size), generator=generator)
+            drawn = torch.zeros(draws, size, dtype=torch.float64)
+            drawn.scatter_add_(1, picked, torch.ones_like(drawn))
+            self._weights.append(torch.cat([torch.ones_like(drawn[:1]), drawn]))
+        self.losses: dict[Any, Tensor] = {}
+
+    def add(
+        self, name: Any, losses: Tensor, known: dict[Any, float] | None = None, first: int = 0
+    ) -> None:
+        """Add the losses of a method.
+
+        Args:
+            name: the method.
+            losses: (ensembles, m) at the first m positions, less those of known methods there.
+            known: the factors of these methods, which answered all positions; None if none.
+            first: the first of the ensembles; they are those from here to the last.
+        """
+        of_folds, of_authors = self._weights
+        groups = self._groups[first:, : losses.shape[1]]
+        weights = of_authors[:, groups] * of_folds[:, first:, None]
+        mean = (weights * losses).sum((1, 2)) / weights.sum((1, 2))
+        for other, factor in (known or {}).items():
+            mean = mean + factor * self.losses[other]
+        self.losses[name] = mean
+
+    def perplexity(self, name: Any) -> float:
+        """Return the perplexity of a method."""
+        return math.exp(float(self.losses[name][0]))
+
+    def change(self, name: Any) -> list[float]:
+        """Return the change of perplexity against the public model, and its 95 % interval."""
+        return _interval((self.losses[name] - self.losses["public"]).exp() - 1)
+
+
+def explained(losses: Tensor, known: Tensor) -> tuple[Tensor, list[float]]:
+    """Return what known losses leave unexplained of a method's, and their factors.
+
+    Args:
+        losses: (ensembles, m) of the method.
+        known: (ensembles, n, k) of k methods at n >= m positions.
+    """
+    at = known[:, : losses.shape[1]]
+    columns = torch.cat([torch.ones_like(at[..., :1]), at], dim=-1).flatten(0, 1)
+    factors = torch.linalg.lstsq(columns, losses.flatten()[:, None]).solution[1:, 0]
+    return losses - at @ factors, factors.tolist()
+
+
+def _interval(values: Tensor) -> list[float]:
+    low, high = values[1:].nanquantile(torch.tensor([0.025, 0.975], dtype=torch.float64)).tolist()
+    return [round(value, 5) for value in (float(values[0]), low, high)]
+
+
+def measure(bench: Bench, report: Report, workers: int) -> None:
+    """Train, choose, measure and report."""
+    models = len(bench.text.members)
+    run({f"author-{at:03}": ("author", (at,)) for at in range(models)}, bench, workers)
+    widths = {question: widest(question, models, DELTA) for question in QUESTIONS}
+    grid = [setting(shape, width) for width in widths.values() for shape in SHAPES]
+    tried = scored(bench, None, [*grid, *FREE], workers)
+    losses = dict(zip(bench.settings, tried.mean((0, 2)).tolist(), strict=False))
+    best = {question: choose(losses, width) for question, width in widths.items()}
+    free = min(losses, key=lambda one: losses[one])
+    asked = [question for question in QUESTIONS if question.epsilon in MAIN]
+    found = run(
+        {f"plans-{at}": ("planning", (one,)) for at, one in enumerate(asked)}, bench, workers
+    )
+    bench.plans = [
+        one for plans in found.values() for one in plans if one.mechanism != "clipped-log-pool"
+    ]
+    ruled = {question: rule(width) for question, width in widths.items()}
+    chosen = list(dict.fromkeys([free, *best.values(), *ruled.values()]))
+    values = scored(bench, 0, chosen, workers)
+    groups = torch.stack([bench.positions(fold).groups for fold in range(FOLDS)])
+    estimates = Estimates(groups)
+    names = [*chosen, "unprotected", "public"]
+    for at, name in enumerate(names):
+        estimates.add(name, values[:, at])
+    control = Estimates(torch.zeros_like(tried[:, 0], dtype=torch.int64), 1)
+    for at, name in enumerate([*grid, *FREE, "unprotected", "public"]):
+        control.add(name, tried[:, at])
+
+    def of_folds(method: str) -> list[Any]:
+        tasks = {f"{method}-{fold}": (method, (fold,)) for fold in range(FOLDS)}
+        return list(run(tasks, bench, workers).values())
+
+    answers = torch.stack(of_folds("answer"), dim=1)
+    for plan, losses_of in zip(bench.plans, answers, strict=True):
+        question = Question(plan.queries, plan.adjacency, nearest(plan.epsilon))
+        controls = ["public", "unprotected", ruled[question]]
+        known = torch.stack([values[:, names.index(one)] for one in controls], dim=-1)
+        rest, factors = explained(losses_of, known)
+        estimates.add((plan.mechanism, question), rest, dict(zip(controls, factors, strict=True)))
+    adaptive = of_folds("adapmixed")
+    estimates.add("adapmixed", torch.stack([one for one, _ in adaptive]), {"unprotected": 1.0})
+    last = FOLDS - 1  # one adapter takes about as long as all members: it has one ensemble's text
+    (alone,) = run({f"alone-{last}": ("alone", (last,))}, bench, workers).values()
+    estimates.add("alone", alone[None], {"public": 1.0}, first=last)
+    tables(bench, estimates, control, best, free, [epsilon for _, epsilon in adaptive], report)
+
+
+def scored(bench: Bench, text: int | None, settings: list[Setting], workers: int) -> Tensor:
+    """Return the losses of all folds' ensembles, (folds, settings + 2, positions).
+
+    Args:
+        bench: the bench.
+        text: 0 for text of each fold, None for text of other authors.
+        settings: the pools.
+        workers: the number of processes.
+    """
+    bench.settings = settings
+    digest = hashlib.sha256(repr((settings, ANSWERS, CHOOSING)).encode()).hexdigest()[:8]
+    folds = []
+    for fold in range(FOLDS):
+        of = fold if text is not None else None
+        starts = range(0, len(bench.positions(of).targets), _TASK)
+        folds.append({f"losses-{digest}-{fold}-{at}": ("score", (fold, of, at)) for at in starts})
+    found = run({name: task for one in folds for name, task in one.items()}, bench, workers)
+    return torch.stack([torch.cat([found[name] for name in one], dim=1) for one in folds])
+
+
+def nearest(epsilon: float) -> float:
+    """Return the ε of `MAIN` for which a plan was made."""
+    return min(MAIN, key=lambda one: abs(one - epsilon))
 
 
 def tables(
-    name: str, parts: Sequence[Part], models: int, best: dict[float, Setting],
-    plans: dict[Question, Setting], tried: Losses, final: Losses, control: Losses | None,
-    mixing: dict[Question, tuple[float, float]], report: Report,
+    bench: Bench, found: Estimates, control: Estimates, best: dict[Question, Setting],
+    free: Setting, adaptive: list[float], report: Report,
 ) -> None:  # fmt: skip
-    """Report all figures of a corpus."""
-    public, unprotected = final.perplexity(-1), final.perplexity(-2)
-    texts = {"reported": final, "choosing": tried} | ({"control": control} if control else {})
-    report.say(f"{name}: {models} members, {len(parts)} ensemble(s), δ = {DELTA:g}")
-    for text, one in texts.items():
-        row = {
-            "corpus": name, "text": text, "models": models,
-            "queries": one.values.shape[1] * (BLOCK - 1),
-            "public": one.perplexity(-1), "unprotected": one.perplexity(-2),
-            "error": one.error(-2),
+    """Report all figures."""
+    models = len(bench.text.members)
+    report.say(
+        f"{bench.name}: {models} members, {FOLDS} ensembles, {bench.text.members[0][0].numel()} "
+        f"tokens an author and fold, {found.size} positions, δ = {DELTA:g}\n\n"
+        f"{'':40}{'ε':>10} {'perplexity':>10} {'change, 95 %':>24}"
+        f"  {'a':>5} {'b':>4} {'κ':>5} {'rule':>6} {'other authors':>13}"
+    )
+
+    def row(method: str, name: Any, **more: Any) -> None:
+        entry = {
+            "method": method, "perplexity": round(found.perplexity(name), 3),
+            "change": found.change(name), **more,
         }  # fmt: skip
-        report.tables.setdefault("levels", []).append(row)
-        report.say(
-            f"  {text:9}{row['queries']:8} queries: public {row['public']:.2f}, unprotected "
-            f"{row['unprotected']:.2f} ({row['unprotected'] / row['public'] - 1:+.1%} "
-            f"± {row['error']:.1%})"
+        report.tables.setdefault("rows", []).append(entry)
+        question = f"{method:15}{more.get('queries', ''):>7} {more.get('adjacency', ''):12}"
+        spent = more.get("epsilon", "")
+        epsilon = "–".join(f"{one:g}" for one in spent) if isinstance(spent, list) else str(spent)
+        line = (
+            f"  {question:38}{epsilon:>10} {entry['perplexity']:10.2f} "
+            "{:+8.1%} [{:+6.1%}, {:+6.1%}]".format(*entry["change"])
         )
-    for queries, adjacency in itertools.product(QUERIES, ADJACENCIES):
-        curve: list[tuple[float, float]] = []
-        report.say()
-        report.say(f"  {queries} queries, {adjacency.replace('_', '-')}")
-        report.say(
-            f"    {'':5} {'the best of all (a, b, κ)':45} {'the rule':>17} {'planner':>8}"
-            f"{'mixing':>8} {'':5}" + (f"{'other authors':>22}" if control else "")
-        )
-        report.say(
-            f"    {'ε':>5} {'perpl.':>8} {'change':>8} {'±':>5} {'kept':>4}  "
-            f"{'a':>6} {'b':>5} {'κ':>6} "
-            f"{'perpl.':>8} {'change':>8} {'change':>8}{'change':>8} {'±':>5}"
-            + (f"     {'best':>8} {'rule':>8}" if control else "")
-        )
-        for epsilon in EPSILONS:
-            question = Question(queries, adjacency, epsilon)
-            more, more_error = mixing[question]
-            width = widest(question, models, DELTA)
-            one, ruled, plan = best[width], rule(width), plans.get(question)
-            row: dict[str, Any] = {
-                "corpus": name, "models": models, **vars(question), "width": width,
-                "lower": one[0], "upper": one[1], "scale": one[2],
-                "perplexity": final.perplexity(one), "error": final.error(one),
-                "kept": final.kept(one),
-                "rule_lower": ruled[0], "rule_upper": ruled[1], "rule_scale": ruled[2],
-                "rule_perplexity": final.perplexity(ruled),
-                "mixing_perplexity": final.perplexity(ruled) * math.exp(more),
-                "mixing_error": more_error,
-            }  # fmt: skip
-            line = (
-                f"    {epsilon:5g} {row['perplexity']:8.2f} {row['perplexity'] / public - 1:8.1%} "
-                f"{row['error']:5.1%} {row['kept']:4.0%}  {one[0]:6g} {one[1]:5g} {one[2]:6.2f} "
-                f"{row['rule_perplexity']:8.2f} {row['rule_perplexity'] / public - 1:8.1%} "
-            )
-            if plan is None:
-                line += f"{'':8}"
-            else:
-                row["planner_perplexity"] = final.perplexity(plan)
-                line += f"{row['planner_perplexity'] / public - 1:8.1%}"
-            line += f"{row['mixing_perplexity'] / public - 1:8.1%} {more_error:5.1%}"
-            if control is not None:
-                row["control_perplexity"] = control.perplexity(one)
-                row["control_rule_perplexity"] = control.perplexity(ruled)
-                level = control.perplexity(-1)
-                line += (
-                    f"     {row['control_perplexity'] / level - 1:8.1%}"
-                    f" {row['control_rule_perplexity'] / level - 1:8.1%}"
-                )
-            report.say(line)
-            report.tables.setdefault("frontier", []).append(row)
-            curve.append((epsilon, min(row["perplexity"], row["mixing_perplexity"])))
-        where = crossing(curve, unprotected)
-        report.tables.setdefault("reached", []).append(
-            {"corpus": name, "models": models, "queries": queries, "adjacency": adjacency,
-             "epsilon": where}
-        )  # fmt: skip
-        report.say(
-            "    the unprotected perplexity is "
-            + (
-                f"not reached at ε = {EPSILONS[-1]:g}"
-                if where is None
-                else f"reached at ε = {where:.2f}"
-            )
-        )
-    report.say()
-    mean = tried.mean()
-    report.tables["clips"] = [{"lower": lower, "upper": upper} for lower, upper in SHAPES]
-    report.tables.setdefault("choosing", []).extend(
-        {"corpus": name, "width": width,
-         "losses": [round(mean[setting(shape, width)], 5) for shape in SHAPES]}
-        for width in best
+        if "setting" in more:
+            line += "  {:5g} {:4g} {:5.2f}".format(*more["setting"])
+            line += f" {more['rule']:+6.1%} {more['others']:+13.1%}"
+        report.say(line)
+
+    row("public", "public")
+    row("unprotected", "unprotected")
+    row("best pool", free)
+    row("one adapter", "alone")
+    row(
+        "AdaPMixED", "adapmixed", queries=ANSWERS, adjacency="zero_out",
+        epsilon=[round(min(adaptive), 3), round(max(adaptive), 3)], kind="data-dependent, ex-post",
     )  # fmt: skip
+    for question, one in best.items():
+        asked = dict(vars(question), kind="fixed")
+        ruled = found.change(rule(widest(question, models, DELTA)))[0]
+        others = control.change(one)[0]
+        row("ClippedLogPool", one, **asked, setting=one, rule=ruled, others=others)
+        for method, title in (("clipped-mixing", "ClippedMixing"), ("pmixed", "PMixED")):
+            if (method, question) in found.losses:
+                row(title, (method, question), **asked)
 
 
-def draw(content: dict[str, Any], file: Path) -> None:
-    """Draw perplexity over ε, with a panel for each corpus."""
-    from adapmixed_lab.figures.style import COLOURS, GREY, canvas, number_axis
+def draw(rows: Sequence[dict[str, Any]], base: str, file: Path) -> None:
+    """Draw perplexity over ε, with a panel for each number of answers."""
+    from adapmixed_lab.figures.style import COLOURS, GREY, MARKERS, canvas, number_axis
 
-    levels = [row for row in content["levels"] if row["text"] == "reported"]
-    with canvas(4.3, 1, len(levels)) as (figure, panels):
-        for axes, level in zip([panels] if len(levels) == 1 else panels, levels, strict=True):
-            rows = [row for row in content["frontier"] if row["corpus"] == level["corpus"]]
-            for (queries, colour), (adjacency, dash) in itertools.product(
-                zip(QUERIES, COLOURS, strict=False),
-                zip(ADJACENCIES, ("-", (0, (4, 1.6))), strict=True),
+    level = {row["method"]: row["perplexity"] for row in rows if "queries" not in row}
+    below = {"one adapter": level.pop("one adapter")}  # far from all others
+    with canvas(4.6, 1, len(QUERIES)) as (figure, panels):
+        for axes, queries in zip(panels, QUERIES, strict=True):
+            ticks = list(EPSILONS)
+            for value in level.values():
+                axes.axhline(value, color=GREY, linestyle=(0, (1, 2)), linewidth=1.1)
+            for (method, colour, mark), (adjacency, dash) in itertools.product(
+                zip(METHODS, COLOURS, MARKS, strict=False), zip(ADJACENCIES, DASHES, strict=True)
             ):
                 mine = [
                     row for row in rows
-                    if (row["queries"], row["adjacency"]) == (queries, adjacency)
+                    if (row["method"], row.get("queries"), row.get("adjacency"))
+                    == (method, queries, adjacency)
                 ]  # fmt: skip
-                words = f"{queries:,} queries, {adjacency.replace('_', '-')}".replace(
-                    ",", "\u2009", 1
-                )
+                if not mine:
+                    continue
+                epsilons = [row["epsilon"] for row in mine]
                 axes.plot(
-                    [row["epsilon"] for row in mine],
-                    [min(row["perplexity"], row["mixing_perplexity"]) for row in mine],
-                    color=colour, linestyle=dash, linewidth=1.6, marker="o", markersize=5,
+                    epsilons, [row["perplexity"] for row in mine], color=colour, linestyle=dash,
+                    linewidth=1.5, marker=mark, markersize=5.5, clip_on=False,
                     markerfacecolor=colour if adjacency == "zero_out" else "white",
-label=words,
+                    label=f"{method}, {adjacency.replace('_', '-')}",
                 )  # fmt: skip
-            for value, words in (
-                (level["public"], "public model"),
-                (level["unprotected"], "unprotected ensemble"),
-            ):
-                axes.axhline(value, color=GREY, linestyle=(0, (2, 2)), linewidth=1.1)
-                axes.annotate(
-                    words, (0.99, value), xycoords=("axes fraction", "data"), ha="right",
-                    va="bottom", fontsize=9, color=GREY,
-                )  # fmt: skip
+                if method == METHODS[0]:
+                    low, high = (
+                        [level["public"] * (1 + row["change"][at]) for row in mine] for at in (1, 2)
+                    )
+                    axes.fill_between(epsilons, low, high, color=colour, alpha=0.15, linewidth=0)
+            for row in rows:
+                if row["method"] == "AdaPMixED" and row["queries"] == queries:
+                    ticks += [round(one) for one in row["epsilon"] if one > max(EPSILONS)]
+                    axes.plot(
+                        row["epsilon"], [row["perplexity"]] * len(row["epsilon"]), color="black",
+                        linestyle="none", marker=MARKERS[row["kind"]], markersize=6,
+                        label="AdaPMixED, ε known afterwards",
+                    )  # fmt: skip
             axes.set_xscale("log")
-            axes.set_xticks(EPSILONS)
+            axes.set_xticks(ticks)
             number_axis(axes.xaxis)
             axes.minorticks_off()
-            words = {"builtin": "Language reference", "authors": "Docstrings by author"}
-            axes.set(
-                title=f"{words[level['corpus']]}, N = {level['models']}",
-                xlabel="ε at δ = 1e-5, fixed in advance",
-            )
-        first = figure.axes[0]
-        first.set_ylabel("perplexity (lower is better)")
-        figure.legend(*first.get_legend_handles_labels(), loc="outside lower center", ncols=2)
+            axes.set(title=f"{queries:,} answers".replace(",", "\u2009"), xlabel="ε at δ = 1e-5")
+        low, high = (
+            pick(axes.get_ylim()[at] for axes in panels) for at, pick in ((0, min), (1, max))
+        )
+        for axes in panels:
+            axes.set_ylim(low, high)
+        place = -math.inf
+        for method, value in sorted((level | below).items(), key=lambda one: one[1]):
+            place = max(value, place + (high - low) * 0.05, low)  # labels keep apart
+            panels[-1].annotate(
+                f" {method} {value:.1f}{' ↓' if value < low else ''}", (1.0, place),
+                xycoords=("axes fraction", "data"), va="center", fontsize=8.5, color=GREY,
+                annotation_clip=False,
+            )  # fmt: skip
+        panels[0].set_ylabel("perplexity (lower is better)")
+        figure.suptitle(f"{base}, text by 100 authors", fontsize=11, ha="left", x=0.01)
+        figure.legend(*panels[0].get_legend_handles_labels(), loc="outside lower center", ncols=2)
         figure.savefig(file, dpi=150, metadata={"Software": None})
 
 
@@ -492,34 +707,26 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    names = ["builtin", "authors"]
-    parser.add_argument("--corpora", nargs="+", choices=names, default=names)
-    parser.add_argument("--queries", type=int, default=QUERIES[-1], help="that are reported")
-    parser.add_argument("--choose", type=int, default=5_100,
-                        help="on which settings are chosen, if there are so many")  # fmt: skip
-    parser.add_argument("--mixing", type=int, default=25_500, help="that ClippedMixing answers")
-    parser.add_argument("--workers", type=int, default=2, help="processes that train")
+    parser.add_argument("--base", default=str(demo_base()), help="default: the built-in base")
+    parser.add_argument("--blocks", type=int, default=2, help="of each author and fold, at most")
+    parser.add_argument("--workers", type=int, default=2, help="processes")
     parser.add_argument("--keep", type=Path, metavar="FOLDER", help="continue from here")
-    parser.add_argument("--quick", action="store_true", help="few members and queries, no meaning")
+    parser.add_argument("--quick", action="store_true", help="four members, no meaning")
     parser.add_argument("--figure", type=Path, metavar="PNG")
     parser.add_argument("--out", type=Path, metavar="PREFIX")
     options = parser.parse_args()
-    if options.quick:
-        options.queries, options.choose, options.workers = 510, 255, 1
-        options.mixing = 510
     torch.set_num_threads(1)
     about, report = machine(), Report()
     report.say(f"{headline(about)}\n")
-    for name in options.corpora:
-        if name == "builtin":
-            parts = list(builtin(*((4, 1) if options.quick else (NUM_MODELS, FOLDS))))
-        else:
-            parts = list(by_author(4 if options.quick else 100))
-        run(name, parts, report, options)
+    with tempfile.TemporaryDirectory() as folder:
+        keep = options.keep or Path(folder)
+        keep.mkdir(parents=True, exist_ok=True)
+        bench = Bench(options.base, keep, 4 if options.quick else 100, options.blocks)
+        measure(bench, report, options.workers)
     if options.figure:
-        draw(report.tables, options.figure)
+        draw(report.tables["rows"], bench.name, options.figure)
     if options.out:
-        report.write(options.out, machine=about, quick=options.quick)
+        report.write(options.out, machine=about, quick=options.quick, base=bench.name)
 
 
 if __name__ == "__main__":

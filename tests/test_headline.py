@@ -1,4 +1,4 @@
-"""The pieces of benchmarks.headline: authors, shares of the text, scores, choice and crossing."""
+"""The pieces of benchmarks.headline: authors, members, scores, choice and intervals."""
 
 import json
 import math
@@ -11,8 +11,9 @@ import pytest
 import torch
 
 import adapmixed_ext as ops
-from adapmixed.data import Document
-from adapmixed.data.builtin import is_held_out, topic_documents
+from adapmixed.data import Document, demo_base
+from adapmixed.ensemble.public_model import load_base
+from adapmixed.training.finetune import train_adapter
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.append(str(ROOT))  # benchmarks are not installed, and pytest may be started anywhere
@@ -57,29 +58,56 @@ def test_authors_without_enough_text_get_no_shard() -> None:
         authors.divide(found, 4)
 
 
-def test_folds_cover_all_topics_once_and_the_first_is_that_of_the_demonstration() -> None:
-    topics = topic_documents()
-    assert {fold for fold in map(headline.fold_of, topics)} == set(range(headline.FOLDS))
-    assert all((headline.fold_of(topic) == 0) == is_held_out(topic) for topic in topics)
-    held_out: list[str] = []
-    for part in headline.builtin(8, headline.FOLDS):
-        trained = {one.identifier for shard in part.shards for one in shard}
-        mine = {one.identifier for one in part.text}
-        assert not trained & mine and trained | mine == set(topics)
-        held_out += mine
-    assert sorted(held_out) == sorted(topics)
+def test_folds_hold_every_document_once_and_about_as_much_text() -> None:
+    documents = [Document(str(number), "x" * (50 + 37 * number % 90)) for number in range(40)]
+    folds = authors.Author("a", documents).folds(3)
+    assert sorted(one.identifier for fold in folds for one in fold) == sorted(map(str, range(40)))
+    sizes = [sum(len(one.text) for one in fold) for fold in folds]
+    assert max(sizes) - min(sizes) <= 140
 
 
-def test_settings_are_chosen_on_other_blocks_than_they_are_reported_on() -> None:
-    reported, chosen = headline.share([5, 0, 9], 6, 8)
-    assert sum(map(len, reported)) == 6 and sum(map(len, chosen)) == 8
-    for mine, other, count in zip(reported, chosen, (5, 0, 9), strict=True):
-        assert sorted([*mine, *other]) == list(range(count))
-    fewer, same = headline.share([5, 0, 9], 4, 8)
-    assert same == chosen
-    assert all(set(one) <= set(all_) for one, all_ in zip(fewer, reported, strict=True))
-    with pytest.raises(ValueError, match="must have 15 blocks, got 14"):
-        headline.share([5, 9], 14, 1)
+@pytest.fixture
+def bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> headline.Bench:
+    words = "an array of the values that are given by name and returned in their order".split()
+
+    def author(number: int) -> authors.Author:
+        texts = [
+            " ".join(words[(number + 3 * i + j * j) % 15] for j in range(400)) for i in range(6)
+        ]
+        return authors.Author(str(number), [Document(str(i), text) for i, text in enumerate(texts)])
+
+    monkeypatch.setattr(headline, "authors", lambda _: [author(number) for number in range(5)])
+    return headline.Bench(str(demo_base()), tmp_path, 3, 1)
+
+
+def test_members_are_those_of_plain_training(bench: headline.Bench) -> None:
+    found = bench.author(1)
+    model, _ = load_base(str(demo_base()), torch.float32)
+    for fold, adapter in enumerate(found):
+        tokens = bench.text.shard(1, fold)
+        own = set(bench.text.members[1][fold].flatten().tolist())
+        assert len(tokens) == 2 * headline.BLOCK and own
+        plain = train_adapter(model, tokens, headline.CONFIG, seed=fold, shard=1)
+        layer = plain.model.get_base_model().get_output_embeddings()
+        torch.testing.assert_close(adapter.b, layer.lora_B["default"].weight.detach())
+    assert not torch.equal(found[0].b, found[1].b)
+
+
+def test_logits_are_those_of_the_base_and_its_adapters(bench: headline.Bench) -> None:
+    positions = bench.positions(2)
+    assert positions.groups.bincount().tolist() == [headline.BLOCK - 1] * 3
+    private, public = bench._logits_of(2, positions.states)
+    model, _ = load_base(str(demo_base()), torch.float32)
+    ids = bench.text.members[0][2]
+    with torch.no_grad():
+        expected = model(ids).logits[0]
+    at = int((positions.groups == 0).nonzero()[0])
+    place = (expected - public[at]).abs().amax(-1).argmin()
+    torch.testing.assert_close(public[at], expected[place], rtol=0, atol=1e-4)
+    assert positions.targets[at] == ids[0, place + 1]
+    one = bench.author(0)[2]
+    added = one.scale * one.b @ (one.a @ positions.states[at])
+    torch.testing.assert_close(private[0, at], public[at] + added, rtol=0, atol=1e-4)
 
 
 def test_scores_are_those_of_the_operators() -> None:
@@ -100,25 +128,21 @@ def test_scores_are_those_of_the_operators() -> None:
     torch.testing.assert_close(found[-1], -public.log_softmax(-1)[rows, targets])
 
 
-def test_scores_of_boxes_are_those_of_the_clipped_mixture() -> None:
-    generator = torch.Generator().manual_seed(1)
-    private = torch.randn(6, 4, 50, generator=generator)
-    public = torch.randn(4, 50, generator=generator)
-    targets = torch.tensor([1, 49, 7, 7])
-    boxes = [(1.0, 1.0), (0.0, 1e9), (0.8, 1.2)]
-    found = frontier.BoxScorer(boxes).losses(private, public, targets)
-    q = public.double().softmax(-1)[range(4), targets]
-    mean = private.double().softmax(-1).mean(0)[range(4), targets]
-    torch.testing.assert_close(found[0].exp(), 1 / q, rtol=1e-5, atol=0)
-    torch.testing.assert_close(found[1].exp(), 1 / mean, rtol=1e-5, atol=0)
-    assert bool((-found[2] <= q.log() + math.log(1.2) + 1e-6).all())
-    assert bool((-found[2] >= q.log() + math.log(0.8) - 1e-6).all())
-
-
-def test_what_varies_between_blocks_cancels_in_a_difference() -> None:
-    blocks = torch.tensor([1.0, 9.0, 2.0, 5.0], dtype=torch.float64)
-    ((mean, error),) = headline.difference((blocks - 0.25)[None], blocks[None])
-    assert (mean, error) == (-0.25, 0.0)
+def test_what_varies_between_authors_cancels_in_a_comparison() -> None:
+    groups = torch.arange(40).remainder(4).expand(3, -1)
+    public = groups.double() + torch.arange(3)[:, None]
+    found = headline.Estimates(groups, draws=50)
+    found.add("public", public)
+    found.add("unprotected", public - 0.5)
+    found.add("some", torch.full((3, 8), 0.25), {"unprotected": 1.0})
+    found.add("of one", torch.full((1, 9), -0.25), {"public": 1.0}, first=2)
+    for name in ("some", "of one"):
+        assert found.change(name) == pytest.approx([math.exp(-0.25) - 1] * 3, abs=1e-5)
+    rest, factors = headline.explained(public[:, :8] / 2 + 1, torch.stack([public], dim=-1))
+    found.add("half", rest, {"public": factors[0]})
+    torch.testing.assert_close(found.losses["half"], found.losses["public"] / 2 + 1)
+    assert found.perplexity("public") == pytest.approx(math.exp(2.5))
+    assert float(found.losses["public"].std()) > 0.1
 
 
 @pytest.mark.parametrize("adjacency", headline.ADJACENCIES)
@@ -128,7 +152,6 @@ def test_settings_keep_their_epsilon_and_hardly_less(adjacency: str) -> None:
     for lower, upper, scale in (
         *(frontier.setting(shape, width) for shape in headline.SHAPES),
         frontier.rule(width),
-        frontier.planned(question, 100, 1e-5),
     ):
         cost = frontier.epsilon_of(
             1e-5, 100, 1024, adjacency, lower=lower, upper=upper, scale=scale
@@ -136,35 +159,30 @@ def test_settings_keep_their_epsilon_and_hardly_less(adjacency: str) -> None:
         assert 0.999 < cost <= 1.0
 
 
-def test_the_least_loss_of_a_width_is_chosen() -> None:
+def test_the_least_loss_within_a_width_is_chosen() -> None:
     shapes = [(0.0, 1.0), (-0.25, 1.0), (-0.5, 0.5)]
     losses = {
-        frontier.setting(shape, 2.0): loss for shape, loss in zip(shapes, (3, 1, 2), strict=True)
+        frontier.setting(shape, width): loss
+        for shape, loss in zip(shapes, (3, 1, 2), strict=True)
+        for width, loss in ((2.0, loss), (4.0, loss / 10), (1.0, loss * 10))
     }
-    assert frontier.choose(losses, shapes, 2.0) == frontier.setting((-0.25, 1.0), 2.0)
-
-
-def test_a_crossing_is_between_two_points_or_nowhere() -> None:
-    points = [(4.0, 40.0), (1.0, 80.0), (2.0, 60.0)]
-    assert frontier.crossing(points, 60.0) == 2.0
-    found = frontier.crossing(points, math.sqrt(60.0 * 40.0))
-    assert found == pytest.approx(math.sqrt(8.0))
-    assert frontier.crossing(points, 90.0) == 1.0
-    assert frontier.crossing(points, 39.9) is None
+    assert frontier.choose(losses, 2.0) == frontier.setting((-0.25, 1.0), 2.0)
+    assert frontier.choose(losses, 3.9) == frontier.setting((-0.25, 1.0), 2.0)
 
 
 @pytest.mark.slow
 def test_a_small_run_reports_every_epsilon_and_continues(tmp_path: Path) -> None:
     environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "python")])}
-    command = [sys.executable, "-m", "benchmarks.headline", "--quick", "--corpora", "builtin"]
+    command = [sys.executable, "-m", "benchmarks.headline", "--quick", "--workers", "1"]
     command += ["--keep", str(tmp_path / "kept"), "--out", str(tmp_path / "found")]
     contents = []
     for _ in range(2):
-        subprocess.run(command, cwd=ROOT, env=environment, check=True, timeout=300)
+        subprocess.run(command, cwd=ROOT, env=environment, check=True, timeout=600)
         contents.append(json.loads((tmp_path / "found.json").read_text())["tables"])
     first, second = contents
     assert first == second
-    assert len(first["frontier"]) == len(headline.QUESTIONS)
-    levels = {row["text"]: row for row in first["levels"]}
-    for row in first["frontier"]:
-        assert levels["reported"]["unprotected"] < row["perplexity"] < levels["reported"]["public"]
+    rows = first["rows"]
+    pools = [row for row in rows if row["method"] == "ClippedLogPool"]
+    assert len(pools) == len(headline.QUESTIONS)
+    assert {row["epsilon"] for row in rows if row["method"] == "PMixED"} == set(headline.MAIN)
+    assert all(low <= value <= high for value, low, high in (row["change"] for row in pools))
