@@ -20,7 +20,7 @@ from adapmixed.training.base import BaseFacts
 from adapmixed.training.presets import PRESETS
 
 FACTS = BaseFacts(
-    name="gpt2", revision=None, files={}, positions=1024,
+    name="gpt2", revision=None, files={}, beginning=(), longest_block=1024,
     linear_layers=(
         "h.0.c_attn", "h.0.c_proj", "h.1.c_attn", "h.1.c_proj", "h.10.c_attn", "lm_head"
     ),
@@ -98,7 +98,7 @@ def test_adapted_layers() -> None:
 
 def test_a_block_is_no_longer_than_the_window_unless_it_is_given() -> None:
     for positions, size in ((32, 32), (2048, 512), (None, 512)):
-        facts = replace(FACTS, positions=positions)
+        facts = replace(FACTS, longest_block=positions)
         for options in ((), ("--preset", "pubmed")):
             assert train._config(parsed(*options), facts).block_size == size
         assert train._config(parsed("--block-size", "64"), facts).block_size == 64

@@ -104,7 +104,7 @@ def test_experts_show_in_other_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     """Mixtures of experts raise, because the public row's last bits depend on the adapters."""
     from adapmixed.ensemble import ensemble
 
-    monkeypatch.setattr(ensemble, "check_model", lambda model: None)
+    monkeypatch.setattr(ensemble, "check_model", lambda *_: None)
     monkeypatch.setattr(ensemble, "check_behaviour", lambda forward: None)
     model = tiny("mixtral", hidden_size=64, intermediate_size=96, head_dim=16)
     ids = torch.tensor([[5, 9, 2]])

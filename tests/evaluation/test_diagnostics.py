@@ -193,7 +193,7 @@ def test_weights_charges_and_screening_are_those_of_the_proposals() -> None:
     done, screened = diagnosis(one).screened[-1]
     assert (done, screened) == (QUERIES, round(one.screened * QUERIES))
     # Answered again in a single proposal, the weights are the same.
-    rng = SeededRandom(5).child("noisy")
+    rng = SeededRandom(5).child("adapmixed")
     expected = torch.zeros(BINS + 2)
     for start in (0, 20):
         ids = torch.tensor([stream(40)[start : start + 20]])

@@ -129,7 +129,7 @@ def test_batches_answer_as_one_and_are_checked_at_once(demo: Ensemble) -> None:
     assert [len(one) for one in generator(demo, memory_bytes=1).batches(prompts, 3)] == [1] * 5
     planned = generator(demo, PMixED(8.0, 1e-5, 8, 3.0))
     for given, message in (
-        ((["a", ""], 3), r"prompts\[1\]"),
+        ((["a", 3], 3), r"prompts\[1\]"),
         (
             (["a", "x " * 3000], 3),
             "prompt must have at most 256 tokens, the model's window, got 3001",
@@ -210,25 +210,24 @@ def test_a_chat_template_is_needed_and_used(
     assert "".join(pieces) == plain[0]
 
 
-def test_a_chat_adds_no_special_tokens_to_its_template(
-    demo: Ensemble, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A tokenizer may put a token before every text, but the template has its own."""
+def test_a_chat_begins_as_a_text_does_once(demo: Ensemble, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A tokenizer may put a token before every text, and so may the template."""
     tokenizer = copy.deepcopy(demo.tokenizer)
     first = tokenizer.convert_ids_to_tokens(0)
     tokenizer.backend_tokenizer.post_processor = TemplateProcessing(
         single=f"{first} $A", special_tokens=[(first, 0)]
     )
-    tokenizer.chat_template = "{{ messages[0]['content'] }}"
     monkeypatch.setattr(demo, "tokenizer", tokenizer)
     read: list[list[int]] = []
     monkeypatch.setattr(
         Answerer, "stream", lambda _, ids, **__: iter(read.extend(ids.tolist()) or ())
     )
     here = generator(demo)
-    list(here.chat([{"role": "user", "content": PROMPT}], max_new_tokens=2))
+    for before in ("", first):
+        tokenizer.chat_template = before + "{{ messages[0]['content'] }}"
+        list(here.chat([{"role": "user", "content": PROMPT}], max_new_tokens=2))
     list(here.stream(PROMPT, max_new_tokens=2))
-    assert read[1] == [0, *read[0]] and read[0][0] != 0
+    assert read[0] == read[1] == read[2] and read[0][0] == 0 != read[0][1]
 
 
 def test_what_a_chat_template_refuses_is_said(
@@ -248,7 +247,7 @@ def test_what_a_chat_template_refuses_is_said(
 
 
 def test_what_is_refused(demo: Ensemble, base: Any, make_adapters: Callable[..., Any]) -> None:
-    for prompts in ([], [""], ["a", ""]):
+    for prompts in ([], [3], ["a", 3]):
         with pytest.raises(ValueError, match="prompts"):
             generator(demo).stream(prompts, max_new_tokens=3)
     for strings in ("stop", [""], [3]):

@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING, Any
 
 from starlette.types import Scope
 
-from adapmixed.generation.text import templated
 from adapmixed.serving.errors import encoded
 from adapmixed.serving.fields import Asked
 from adapmixed.serving.prompts import messages_of
@@ -40,9 +39,11 @@ def forwarded(asked: Asked, given: dict[str, Any], front: Front, salt: str, *, c
     if chat:
         messages = messages_of(given["messages"])  # as they were checked
         fields["messages"] = messages
-        # Whether vLLM must put BOS itself, or the template has written it.
-        begun = front.tokenizer(templated(front.tokenizer, messages), verbose=False)["input_ids"]
-        fields["add_special_tokens"] = [tuple(begun)] == list(query.prompts)
+        # vLLM must put BOS unless the template has written it.
+        plain = front.tokenizer.apply_chat_template(
+            messages, add_generation_prompt=True, return_dict=False
+        )
+        fields["add_special_tokens"] = [list(prompt) for prompt in query.prompts] != [plain]
         fields["max_completion_tokens"] = query.max_tokens
     else:
         fields["prompt"] = [list(prompt) for prompt in query.prompts]

@@ -100,8 +100,8 @@ FAULTS: tuple[Fault, ...] = (
         "repeatable evaluation",
         "the mechanisms of an evaluation share one source",
         "python/adapmixed/evaluation/loop.py",
-        "[Method(name, settings, source.child(name)) for name in mechanisms]",
-        "[Method(name, settings, source) for name in mechanisms]",
+        "Method(name, settings, source.child(one.name)) for name, one in mechanisms.items()",
+        "Method(name, settings, source) for name, one in mechanisms.items()",
         (
             "tests/evaluation/test_evaluation_results.py::"
             "test_a_mechanism_does_not_depend_on_its_neighbours",

@@ -240,7 +240,7 @@ FAULTS: tuple[Fault, ...] = (
         "whole statements",
         "a guarantee does not say who is a neighbour",
         "python/adapmixed/privacy/guarantee.py",
-        "; neighbouring: {_NEIGHBOURS[self.adjacency or '']}",
+        "; neighbouring: {neighbours}",
         "",
         (_PRIVACY + "test_guarantee.py::test_sentences_say_what_is_promised_and_what_is_not",),
     ),
