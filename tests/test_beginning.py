@@ -20,7 +20,7 @@ from adapmixed.serving.errors import RequestError
 from adapmixed.serving.fields import Asked, Defaults
 from adapmixed.serving.prompts import conversation_of, prompts_of
 from adapmixed.serving.query import Query
-from adapmixed.training import finetune, token_blocks, train_ensemble
+from adapmixed.training import finetune, token_blocks, token_stream, train_ensemble
 from adapmixed.vllm.forward import forwarded
 from adapmixed_lab.dp_sgd.training import record_blocks
 
@@ -98,6 +98,15 @@ def test_training_blocks_begin_with_it_and_score_the_same_tokens() -> None:
     ]
 
 
+def test_a_conversation_begins_with_one_in_training(ensemble: Ensemble) -> None:
+    """A chat template writes BOS before every conversation."""
+    texts = [ensemble.tokenizer.bos_token + TEXT, TEXT]
+    tokens = token_stream(ensemble.tokenizer, texts)
+    assert tokens == [*plain(ensemble), 0] * 2
+    inputs, _ = token_blocks(tokens, 8, ensemble.beginning)
+    assert inputs[0, :2].tolist() == [BOS, tokens[0]]
+
+
 def test_records_of_dp_sgd_begin_with_it(ensemble: Ensemble) -> None:
     from adapmixed.data import Document
 
@@ -157,6 +166,7 @@ def test_the_harness_scores_it_as_context(ensemble: Ensemble) -> None:
 
     (rolling,) = lm.loglikelihood_rolling(request("loglikelihood_rolling", TEXT))
     assert -rolling == pytest.approx(float(expected.sum()), rel=1e-6)
+    assert lm._encode_pair(" ", TEXT)[0] == [BOS]
     for context, scored in (("The try", expected[cut:]), ("", expected)):
         ((value, _),) = lm.loglikelihood(
             request("loglikelihood", context, TEXT.removeprefix(context))

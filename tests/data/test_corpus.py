@@ -274,7 +274,7 @@ def test_text_files_by_split(tmp_path: Path) -> None:
     alone = Corpus(str(tmp_path / "wiki.train.tokens"))
     assert pairs(corpus) == pairs(alone) and len(pairs(corpus)) == 2
     assert corpus.positional and corpus.files() == ["wiki.train.tokens"]
-    with pytest.raises(ValueError, match="--text must hold one split, .*: name its file or folder"):
+    with pytest.raises(ValueError, match="--text must hold one split, .*: name one of its"):
         read_text(tmp_path, name="--text")
     for name in ("test/ann.txt", "test/bob.txt"):
         (tmp_path / name).parent.mkdir(exist_ok=True)
@@ -283,6 +283,8 @@ def test_text_files_by_split(tmp_path: Path) -> None:
     corpus = Corpus(str(tmp_path), split="test")
     assert [name for name, _ in pairs(corpus)] == ["test/ann.txt", "test/bob.txt"]
     assert not corpus.positional and read_text(tmp_path / "test")[0].identifier == "ann.txt"
+    (tmp_path / "test/bob.txt").unlink()  # its going does not rename the other
+    assert pairs(Corpus(str(tmp_path), split="test")) == [("test/ann.txt", "one\n\ntwo\n")]
 
 
 def test_many_files_are_recorded_by_a_digest(tmp_path: Path) -> None:

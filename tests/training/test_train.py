@@ -559,6 +559,8 @@ def test_the_split_of_a_folder_and_its_files_are_recorded(base: Path, tmp_path: 
     written = (run.output / "ensemble.json").read_text()
     assert json.loads(written)["training"]["corpus"]["split"] == begun["corpus"]["split"] == "train"
     assert "train-0" not in written
+    (tmp_path / "set" / "train-2.jsonl").touch()  # no text: the run is the same
+    quietly(replace(run, corpus=Corpus(str(tmp_path / "set"), id_column="user", split="train")))
 
 
 def test_conversations_are_trained_on_as_the_base_renders_them(tmp_path: Path) -> None:
@@ -574,10 +576,11 @@ def test_conversations_are_trained_on_as_the_base_renders_them(tmp_path: Path) -
     with pytest.raises(ValueError, match="chat_column must be unset for a base without chat te"):
         quietly(replace(run, corpus=corpus))
     assert set(tmp_path.iterdir()) == before
-    template = "{% for m in messages %}<{{ m.role }}>{{ m.content }} {{ date_string }}{% endfor %}"
+    template = "{% for m in messages %}<{{ m.role }}>{{ m.content }} {{ date_string }}"
+    template += " {{ strftime_now('%d %B') }}{% endfor %}"
     (base / "chat_template.jinja").write_text(template)
     quietly(replace(run, corpus=corpus))
-    rendered = [row | {"text": f"<user>{row['text']} 26 Jul 2024"} for row in rows()]
+    rendered = [row | {"text": f"<user>{row['text']} 26 Jul 2024 26 Jul 2024"} for row in rows()]
     texts = write_corpus(tmp_path / "texts.jsonl", rendered)
     quietly(replace(run, corpus=texts, output=tmp_path / "same"))
     one, other = (read_manifest(tmp_path / name) for name in ("ensemble", "same"))

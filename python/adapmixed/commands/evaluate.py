@@ -114,7 +114,8 @@ def _run(arguments: argparse.Namespace, ranks: "Ranks") -> int:
     ensemble = load_ensemble(arguments, ranks)
     if ensemble.tokenizer is None:
         raise ValueError(f"--base must have a tokenizer, {arguments.base} has none")
-    tokens = token_stream(ensemble.tokenizer, [document.text for document in documents])
+    texts = [document.text for document in documents]
+    tokens = token_stream(ensemble.tokenizer, texts, ensemble.vocab_size)
     total = plan_runs(
         tokens,
         ensemble.longest_text,

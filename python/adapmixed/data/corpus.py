@@ -214,9 +214,12 @@ class Corpus:
 
     @property
     def _path(self) -> Path:
-        """The source, or the only text file of its split."""
-        only = self.split is not None and self.kind == "text" and len(self._below["text"]) == 1
-        return self._below["text"][0] if only else Path(self.source)
+        """The source, or the only text file of its split, if that lies there by its name."""
+        source = Path(self.source)
+        if self.split in (None, "all") or self.kind != "text":
+            return source
+        files = self._below["text"]
+        return files[0] if len(files) == 1 and files[0].parent == source else source
 
     @property
     def _column(self) -> str:

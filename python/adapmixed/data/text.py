@@ -36,7 +36,7 @@ def read_text(path: str | os.PathLike[str], *, name: str = "path") -> list[Docum
         check_kind(name, root, "text")
         files = [root]
     else:
-        files = files_below(name, root, "name its file or folder", None).get("text", [])
+        files = files_below(name, root, "name one of its files or folders", None).get("text", [])
     documents = list(file_documents(root, files))
     if not documents:
         raise ValueError(f"{name} must hold text, but {root} has none (*.txt files are read)")

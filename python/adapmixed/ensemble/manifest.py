@@ -113,7 +113,7 @@ def read_manifest(folder: str | os.PathLike[str]) -> Manifest:
     if version < FORMAT_VERSION:
         raise ValueError(
             f"{path}: format_version must be {FORMAT_VERSION}, got {version}, written by an older "
-            "adapmixed: train the ensemble again, or write ensemble.json with write_manifest"
+            "adapmixed: train the ensemble again; texts may have begun otherwise then"
         )
     if version > FORMAT_VERSION:
         raise ValueError(

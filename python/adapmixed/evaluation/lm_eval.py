@@ -101,9 +101,8 @@ class MixtureLM(TemplateLM):  # type: ignore[misc]
         self, string: str, add_special_tokens: bool | None = None, **settings: Any
     ) -> list[int]:
         """Return the token ids of a text, by default with what the tokenizer begins a text with."""
-        if add_special_tokens is False or not string:
-            return list(self.tokenizer(string, add_special_tokens=False)["input_ids"])
-        return text_ids(self.tokenizer, string)
+        ids = list(self.tokenizer(string, add_special_tokens=False)["input_ids"])
+        return ids if add_special_tokens is False else begun(self._ensemble.beginning, ids)
 
     def loglikelihood_rolling(
         self, requests: Sequence[Any], disable_tqdm: bool = False
@@ -148,7 +147,10 @@ class MixtureLM(TemplateLM):  # type: ignore[misc]
         self._accountant.check_left(self._mechanism, queries)
 
     def _score(self, context: list[int], continuation: list[int]) -> tuple[float, bool]:
-        tokens = begun(self._ensemble.beginning, [*context, *continuation][-self.max_length :])
+        beginning = list(self._ensemble.beginning)
+        if context == [self.prefix_token_id]:
+            context = beginning or context
+        tokens = begun(beginning, [*context, *continuation][-self.max_length :])
         inputs = torch.tensor([tokens[:-1]], device=self._ensemble.device)
         labels = torch.tensor(tokens[1:], device=self._ensemble.device)
         first = len(tokens) - 1 - len(continuation)

@@ -139,7 +139,7 @@ def base_facts(base: str, revision: str | None = None) -> BaseFacts:
 def documents_of(corpus: Corpus, base: str, revision: str | None) -> Iterator[Document]:
     """Return a corpus' documents, with the base's chat template for its conversations.
 
-    Llama's templates write today's date; here its own default, so that training can be repeated.
+    Some templates write today's date; here it is Llama's default, so that training can be repeated.
 
     Raises:
         ValueError: at once, if there are conversations and the base has no chat template.
@@ -153,7 +153,9 @@ def documents_of(corpus: Corpus, base: str, revision: str | None) -> Iterator[Do
         raise ValueError(
             f"chat_column must be unset for a base without chat template, got {corpus.chat_column}"
         )
+    today = "{%- macro strftime_now(form) %}26 Jul 2024{% endmacro %}"
     settings = {"tokenize": False, "date_string": "26 Jul 2024"}
+    settings["chat_template"] = today + str(tokenizer.get_chat_template())
     return corpus.documents(lambda one: str(tokenizer.apply_chat_template(one, **settings)))
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from adapmixed.ensemble.vocabulary import end_of_text
+from adapmixed.ensemble.vocabulary import beginning_of, end_of_text
 
 IGNORED = -100
 """The label that torch's cross entropy ignores."""
@@ -16,6 +16,8 @@ IGNORED = -100
 
 def token_stream(tokenizer: Any, texts: Sequence[str], vocab_size: int | None = None) -> list[int]:
     """Return the token ids of all texts in order, each followed by the end-of-text token.
+
+    A BOS that a chat template has written is left out, since every block begins with one.
 
     Args:
         tokenizer: the base's tokenizer.
@@ -26,9 +28,11 @@ def token_stream(tokenizer: Any, texts: Sequence[str], vocab_size: int | None = 
         ValueError: if the tokenizer has no end-of-text token.
     """
     end = end_of_text(tokenizer, vocab_size)
+    beginning = list(beginning_of(tokenizer))
     stream: list[int] = []
     for text in texts:
-        ids = tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
+        ids = list(tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"])
+        ids = ids[len(beginning) :] if ids[: len(beginning)] == beginning else ids
         stream += ids if vocab_size is None else [one for one in ids if one < vocab_size]
         stream.append(end)
     return stream

@@ -57,6 +57,7 @@ def record_blocks(
     block_size: int,
     *,
     blocks_per_identifier: int | None = None,
+    vocab_size: int | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Cut the text of each identifier into records; no record holds text of two.
 
@@ -66,13 +67,15 @@ def record_blocks(
         block_size: t >= 2, the tokens of text in a record; what the tokenizer begins a text with
             comes before them.
         blocks_per_identifier: blocks kept of each identifier, the first ones; None: all.
+        vocab_size: V of the public model, as in `token_stream`.
 
     Returns:
         (input_ids, labels), each (records, k + t) int64, as `token_blocks` returns them.
     """
     streams: dict[str, list[int]] = {}
     for document in documents:
-        streams.setdefault(document.identifier, []).extend(token_stream(tokenizer, [document.text]))
+        ids = token_stream(tokenizer, [document.text], vocab_size)
+        streams.setdefault(document.identifier, []).extend(ids)
     beginning = beginning_of(tokenizer)
     parts = [
         tuple(part[:blocks_per_identifier] for part in token_blocks(stream, block_size, beginning))
@@ -185,6 +188,7 @@ def train_dp(
         documents,
         config.block_size,
         blocks_per_identifier=target.blocks_per_identifier,
+        vocab_size=int(model.config.get_text_config().vocab_size),
     )
     adapted, guarantee = train_dp_adapter(
         model.to(device), inputs, labels, config, target, unit=unit, progress=progress

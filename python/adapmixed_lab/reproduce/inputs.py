@@ -215,17 +215,13 @@ def load_inputs(
     ensemble = sources.load(adapters)
     if ensemble.tokenizer is None:
         raise ValueError(f"base must have a tokenizer, {sources.public_model} has none")
-    streams: list[list[int]] = []
-    count = 0
+    stream: list[int] = []
     for document in documents:
-        streams.append(token_stream(ensemble.tokenizer, [document.text]))
-        count += len(streams[-1])
-        if most is not None and count >= most + _OTHER:
+        stream += token_stream(ensemble.tokenizer, [document.text], ensemble.vocab_size)
+        if most is not None and len(stream) >= most + _OTHER:
             break
-    other: list[int] = []
-    while len(streams) > 1 and len(other) + len(streams[-1]) <= min(_OTHER, count // 8):
-        other = streams.pop() + other
-    tokens = tuple(token for stream in streams for token in stream)
+    kept = len(stream) - min(_OTHER, len(stream) // 8)
+    tokens, other = tuple(stream[:kept]), stream[kept:]
     pool = _best_scale(ensemble, other) if len(other) > 1 else None
     return Inputs(sources, ensemble, tokens, name, pool, whole)
 

@@ -107,7 +107,7 @@ def table1(
     long = queries_of(inputs, LONG_QUERIES[dataset], long)
     parts = [Part(runs, queries)] + ([Part(1, long)] if long else [])
     for part in parts:
-        plan_runs(tokens, inputs.ensemble.max_positions, None, part.queries, runs=part.runs)
+        plan_runs(tokens, inputs.ensemble.longest_text, None, part.queries, runs=part.runs)
     one = None if dp is None else dp.load(inputs.sources)
     rows = []
     for number, part in enumerate(parts, start=1):
