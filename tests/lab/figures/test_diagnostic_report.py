@@ -188,7 +188,7 @@ def test_a_report_is_redrawn_as_it_was(tmp_path: Path, capsys: pytest.CaptureFix
     out = tmp_path / "again"
     printed = redrawn(first[0], capsys, out)
     assert printed.startswith(report_text(report)) and "perplexity of queries" in printed
-    assert len(first) == 2 + 8
+    assert len(first) == 2 + 2 * 8  # SVG and PDF
     assert [(out / path.name).read_bytes() for path in first] == [p.read_bytes() for p in first]
     assert re.findall(r"^wrote .*/(.*)$", printed, re.MULTILINE) == [p.name for p in first]
     assert sorted(path.name for path in out.iterdir()) == sorted(path.name for path in first)
