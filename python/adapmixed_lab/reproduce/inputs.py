@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from adapmixed.data import Corpus, Document, demo_base, held_out_documents
+from adapmixed.data.corpus import HUB
 from adapmixed.evaluation import evaluate
 from adapmixed.mechanisms import Mechanism, UnprotectedPool
 from adapmixed.rng import SeededRandom
@@ -44,7 +45,6 @@ class Sources:
 
     Attributes:
         dataset: whose presets are used, one of `DATASETS`.
-        paper: whether the paper's numbers stand next to ours.
         scale: one of `SCALES`.
         base: folder or hub name of the public model (full: "gpt2").
         ensemble: ensemble folder; must be given at full scale.
@@ -52,10 +52,10 @@ class Sources:
         text_column: column with the text of a row.
         split, config: of a hub data set (split: "test"); a folder has splits, too.
         device, dtype: of the models, as `Ensemble.from_pretrained` takes them.
+        paper: whether the paper's numbers stand next to ours.
     """
 
     dataset: str = "wikitext-103"
-    paper: bool = False
     scale: str = "builtin"
     base: str | None = None
     ensemble: Path | None = None
@@ -65,6 +65,7 @@ class Sources:
     config: str | None = None
     device: str = "cpu"
     dtype: str = "float32"
+    paper: bool = False
 
     def __post_init__(self) -> None:
         for name, allowed in (("dataset", DATASETS), ("scale", SCALES)):
@@ -211,7 +212,8 @@ def load_inputs(
     else:
         assert sources.ensemble is not None  # checked by Sources
         corpus = sources.corpus()
-        adapters, documents, name = sources.ensemble, corpus.documents(), corpus.name
+        adapters, documents = sources.ensemble, corpus.documents()
+        name = corpus.name.removeprefix(HUB).rpartition("/")[2]
     ensemble = sources.load(adapters)
     if ensemble.tokenizer is None:
         raise ValueError(f"base must have a tokenizer, {sources.public_model} has none")
