@@ -20,7 +20,7 @@ from adapmixed.training.base import BaseFacts
 from adapmixed.training.presets import PRESETS
 
 FACTS = BaseFacts(
-    name="gpt2", revision=None, files={}, beginning=(), longest_block=1024,
+    name="gpt2", revision=None, files={}, beginning=(), tested=True, longest_block=1024,
     linear_layers=(
         "h.0.c_attn", "h.0.c_proj", "h.1.c_attn", "h.1.c_proj", "h.10.c_attn", "lm_head"
     ),

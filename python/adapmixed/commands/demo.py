@@ -164,21 +164,16 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _tokens(base: str, queries: int) -> list[int]:
     """Return the tokens of the held-out text; raise ValueError if there are too few."""
-    from transformers import AutoConfig
-
     from adapmixed.data.demo import held_out_text
     from adapmixed.ensemble.public_model import load_tokenizer, reading_base
-    from adapmixed.ensemble.support import max_positions
-    from adapmixed.ensemble.vocabulary import beginning_of
     from adapmixed.evaluation.windows import plan_runs
+    from adapmixed.training.base import base_facts
     from adapmixed.training.blocks import token_stream
 
     with reading_base(base):
-        window = max_positions(AutoConfig.from_pretrained(base).get_text_config())
-        tokenizer = load_tokenizer(base)
-    tokens = token_stream(tokenizer, held_out_text())
-    longest = None if window is None else window - len(beginning_of(tokenizer))
-    plan_runs(tokens, longest, None, queries, runs=1)
+        facts = base_facts(base)
+    tokens = token_stream(load_tokenizer(base), held_out_text())
+    plan_runs(tokens, facts.longest_block, None, queries, runs=1)
     return tokens
 
 

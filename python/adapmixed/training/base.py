@@ -47,7 +47,7 @@ class BaseFacts:
     head: str
     hidden_bytes: int
     blocks: tuple[str, ...]
-    tested: bool = True
+    tested: bool
 
     def adapt(self, what: str) -> tuple[str, ...]:
         """Return the full names of the layers that members adapt.
@@ -146,9 +146,7 @@ def documents_of(corpus: Corpus, base: str, revision: str | None) -> Iterator[Do
     """
     if corpus.chat_column is None:
         return corpus.documents()
-    from transformers import AutoTokenizer
-
-    tokenizer: Any = AutoTokenizer.from_pretrained(base, revision=revision)
+    tokenizer = load_tokenizer(base, revision)
     if not getattr(tokenizer, "chat_template", None):
         raise ValueError(
             f"chat_column must be unset for a base without chat template, got {corpus.chat_column}"

@@ -36,8 +36,8 @@ FAULTS: tuple[Fault, ...] = (
         "resumable",
         "training goes on with other settings",
         "python/adapmixed/training/folder.py",
-        "            if name in given and known.get(name) != given[name]:\n",
-        "            if name in given and name not in known:\n",
+        " and known.get(name) != given[name]:\n",
+        " and name not in known:\n",
         ("tests/training/test_train.py::test_a_run_goes_on_with_the_same_only",),
     ),
     Fault(
