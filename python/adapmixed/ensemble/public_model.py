@@ -72,11 +72,13 @@ def check_base(base: Any) -> None:
         # What the hub has no such name for is a path; so is a name below a folder that is here.
         try:
             cached = isinstance(try_to_load_from_cache(name, CONFIG), str)
-            is_path = local.exists() or ("/" in name and local.parent.is_dir() and not cached)
+            below = "/" in name and local.parent.is_dir() and not cached
+            is_path = below or local.exists()
         except HFValidationError:
-            is_path = True
+            below, is_path = False, True
         if is_path:
-            raise ValueError(f"base must be an existing folder or a hub name, got {name!r}")
+            why = f", which is a path since {local.parent} is a folder here" if below else ""
+            raise ValueError(f"base must be an existing folder or a hub name, got {name!r}{why}")
         return
     for file, kind in ((FILE_NAME, "an ensemble"), (CONFIG_FILE, "an adapter")):
         if (local / file).is_file() and not (local / CONFIG).is_file():
