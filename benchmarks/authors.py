@@ -1,31 +1,21 @@
-"""A corpus by author: the docstrings of installed Python distributions.
+"""A corpus by author: the change logs of the installed Debian packages, divided into folds.
 
-An author is one installed distribution, for instance `networkx`. A document is what one file says
-about one of its functions or classes, with all methods, or about the module itself. Documents are
-divided into folds of about equal size, in the order of a keyed hash of their names. Authors differ
-a little between machines, as their versions do, and so do numbers computed from them.
+A document is one signed entry. Documents are divided into folds of about equal size, in the order
+of a keyed hash of their text. Authors differ a little between machines, as their packages do, and
+so do numbers computed from them.
 """
 
 from __future__ import annotations
 
-import ast
 import hashlib
-import re
-import warnings
-from collections.abc import Iterator
 from dataclasses import dataclass, field
-from importlib import metadata
-from pathlib import PurePath
 
 from adapmixed.data import Document
+from adapmixed_lab.reproduce.kinds.changelogs import changelog_documents
 
 KEY = b"adapmixed authors"
-LEAST = 8_000
+LEAST = 4_800
 """Characters of an author who gets a shard, at least."""
-
-_LONGEST = 4_000  # characters of a document
-_SHORTEST = 40
-_SKIPPED = {"test", "tests", "testing", "_vendor", "vendor", "conftest.py"}
 
 
 @dataclass
@@ -33,8 +23,8 @@ class Author:
     """The text of one author.
 
     Attributes:
-        name: the distribution's name.
-        documents: the documents, in the order of a keyed hash of their names.
+        name: the author's name.
+        documents: the documents, in the order of a keyed hash of their text.
     """
 
     name: str
@@ -55,21 +45,16 @@ class Author:
 def authors(most: int) -> list[Author]:
     """Return all authors who have text, in the order of a keyed hash of their names.
 
-    A repeated document is kept once.
-
     Args:
-        most: the characters of one author after which no more files are read.
+        most: the characters that are read of one author.
     """
-    found = {}
-    for one in metadata.distributions():
-        name = (one.metadata["Name"] or "").lower().replace("_", "-")
-        if name and name != "adapmixed" and name not in found:
-            found[name] = _read(name, one, most)
-    ordered = sorted(found.values(), key=lambda author: _hash(author.name))
-    seen: set[str] = set()
-    for author in ordered:
-        author.documents = _new(author.documents, seen)
-    return [author for author in ordered if author.documents]
+    found: dict[str, Author] = {}
+    for document in changelog_documents(most=most):
+        name = document.identifier
+        found.setdefault(name, Author(name)).documents.append(document)
+    for author in found.values():
+        author.documents.sort(key=lambda document: _hash(document.text))
+    return sorted(found.values(), key=lambda author: _hash(author.name))
 
 
 def divide(found: list[Author], count: int) -> tuple[list[Author], list[Author]]:
@@ -81,66 +66,11 @@ def divide(found: list[Author], count: int) -> tuple[list[Author], list[Author]]
     chosen = [author for author in found if author.size() >= LEAST][:count]
     if len(chosen) < count:
         raise ValueError(
-            f"{count} installed distributions must have {LEAST} characters of docstrings, got "
-            f"{len(chosen)}: install the extras, with constraints.txt"
+            f"{count} authors must have {LEAST} characters in the change logs below "
+            f"/usr/share/doc, got {len(chosen)}: Debian and Ubuntu have these files with most "
+            "packages"
         )
     return chosen, [author for author in found if author not in chosen]
-
-
-def documents(source: str, place: str) -> Iterator[Document]:
-    """Yield the documents of a Python file; none if it cannot be parsed.
-
-    Args:
-        source: the file's content.
-        place: the file's name, which begins the documents' names.
-    """
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            tree = ast.parse(source)
-    except (SyntaxError, ValueError, RecursionError):
-        return
-    kinds = (ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
-    parts: dict[str, list[str]] = {"": [ast.get_docstring(tree) or ""]}
-    for top in tree.body:
-        if isinstance(top, kinds):
-            inner = (node for node in ast.walk(top) if isinstance(node, kinds))
-            parts.setdefault(top.name, []).extend(ast.get_docstring(one) or "" for one in inner)
-    for name, texts in parts.items():
-        text = "\n\n".join(filter(None, texts))[:_LONGEST].strip()
-        if len(text) >= _SHORTEST:
-            yield Document(f"{place}:{name}", text)
-
-
-def _read(name: str, distribution: metadata.Distribution, most: int) -> Author:
-    """Read an author's files in the order of their hashes until enough is found."""
-    author = Author(name)
-    files = [
-        path
-        for path in distribution.files or ()
-        if path.suffix == ".py" and not _SKIPPED & set(PurePath(path).parts)
-    ]
-    for path in sorted(files, key=lambda path: _hash(path.as_posix())):
-        if author.size() >= most:
-            break
-        try:
-            source = path.read_text(encoding="utf-8")
-        except (OSError, UnicodeDecodeError):
-            continue
-        author.documents += documents(source, path.as_posix())
-    author.documents.sort(key=lambda document: _hash(document.identifier))
-    return author
-
-
-def _new(found: list[Document], seen: set[str]) -> list[Document]:
-    """Return the documents whose text, up to white space, is not in `seen`, and add it there."""
-    kept = []
-    for document in found:
-        key = re.sub(r"\s+", " ", document.text)
-        if key not in seen:
-            seen.add(key)
-            kept.append(document)
-    return kept
 
 
 def _hash(name: str) -> int:

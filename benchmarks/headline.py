@@ -3,10 +3,10 @@
     python -m benchmarks.headline --base FOLDER --keep WORK --out PREFIX --figure PNG
     python -m benchmarks.headline --quick     # the built-in base and few members, no meaning
 
-An author is an installed distribution, and the text is its docstrings (`benchmarks.authors`). Each
-author's documents are divided into three folds. For every fold an ensemble is trained on the others
-with its own seed, one member for each author, and answers that fold. So the three ensembles differ
-in their text and in their seeds. Members adapt the output layer as `adapmixed train` does.
+The text is the change logs of the installed Debian packages (`benchmarks.authors`). Each author's
+documents are divided into three folds. For every fold an ensemble is trained on the others with its
+own seed, one member for each author, and answers that fold. So the three ensembles differ in their
+text and in their seeds. Members adapt the output layer as `adapmixed train` does.
 
 Clips and κ of ClippedLogPool are chosen on text of other authors, who have no member. So are those
 of the best pool without protection. The rule is a = 0 and κ = 4, or a lower κ that keeps b at 1/4.
@@ -53,7 +53,7 @@ from adapmixed.training.blocks import token_stream
 from adapmixed.training.config import FinetuneConfig
 from adapmixed.training.finetune import train_adapter
 from adapmixed.training.pool import _keep_freed_memory
-from benchmarks.authors import authors, divide
+from benchmarks.authors import LEAST, authors, divide
 from benchmarks.frontier import (
     Question,
     Scorer,
@@ -69,7 +69,7 @@ from benchmarks.harness import Report, headline, machine
 
 DELTA = 1e-5
 BLOCK = 256
-CHARACTERS = 6_000
+CHARACTERS = 2_400
 """Characters of an author that are read for each block of a fold."""
 QUERIES = (1_024, 99_840)
 ADJACENCIES = ("zero_out", "replace_one")
@@ -133,7 +133,7 @@ class Text:
             first = torch.tensor(beginning, dtype=torch.int64).expand(count, -1)
             return torch.cat([first, found], dim=1)
 
-        members, others = divide(authors(CHARACTERS * blocks), models)
+        members, others = divide(authors(max(2 * LEAST, CHARACTERS * blocks)), models)
         return Text(
             [[cut(fold) for fold in author.folds(FOLDS)] for author in members],
             torch.cat([cut(author.documents) for author in others])[: models * blocks // 5],

@@ -20,30 +20,6 @@ sys.path.append(str(ROOT))  # benchmarks are not installed, and pytest may be st
 
 from benchmarks import authors, frontier, headline  # noqa: E402
 
-SOURCE = '''
-"""A module about nothing in particular, whose docstring is long enough."""
-
-class Thing:
-    """A thing, which is described here in more than forty characters."""
-
-    def act(self):
-        """Act on something."""
-
-def short():
-    """Too short."""
-
-if True:
-    def hidden():
-        """A function below an if statement, which is no document of its own."""
-'''
-
-
-def test_a_document_is_what_a_file_says_about_one_thing() -> None:
-    found = {one.identifier: one.text for one in authors.documents(SOURCE, "a/b.py")}
-    assert set(found) == {"a/b.py:", "a/b.py:Thing"}
-    assert found["a/b.py:Thing"].endswith("\n\nAct on something.")
-    assert list(authors.documents("def broken(", "a.py")) == []
-
 
 def test_authors_without_enough_text_get_no_shard() -> None:
     def author(name: str, size: int) -> authors.Author:
@@ -54,7 +30,7 @@ def test_authors_without_enough_text_get_no_shard() -> None:
     members, others = authors.divide(found, 2)
     assert [one.name for one in members] == ["b", "c"]
     assert [one.name for one in others] == ["a", "d"]
-    with pytest.raises(ValueError, match="4 installed distributions must have .* got 3"):
+    with pytest.raises(ValueError, match="4 authors must have .* got 3"):
         authors.divide(found, 4)
 
 
@@ -172,6 +148,8 @@ def test_the_least_loss_within_a_width_is_chosen() -> None:
 
 @pytest.mark.slow
 def test_a_small_run_reports_every_epsilon_and_continues(tmp_path: Path) -> None:
+    if sum(one.size() >= authors.LEAST for one in authors.authors(2 * authors.LEAST)) < 4:
+        pytest.skip("this machine has no change logs below /usr/share/doc")
     environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "python")])}
     command = [sys.executable, "-m", "benchmarks.headline", "--quick", "--workers", "1"]
     command += ["--keep", str(tmp_path / "kept"), "--out", str(tmp_path / "found")]

@@ -3,9 +3,6 @@
 import gzip
 from pathlib import Path
 
-import pytest
-
-from adapmixed_lab.reproduce.kinds import changelogs
 from adapmixed_lab.reproduce.kinds.changelogs import changelog_documents
 
 LOG = """\
@@ -49,10 +46,9 @@ def test_entries_by_author(tmp_path: Path) -> None:
     ]
 
 
-def test_no_author_has_more_than_a_part(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(changelogs, "AUTHOR_CHARACTERS", 30)
+def test_no_author_has_more_than_a_part(tmp_path: Path) -> None:
     write(tmp_path, "tool", LOG + LOG.replace("First", "Other").replace("Say", "Write"))
-    found = changelog_documents(tmp_path)
+    found = changelog_documents(tmp_path, most=30)
     sizes = {
         name: sum(len(one.text) for one in found if one.identifier == name)
         for name in ("Ada Lovelace", "Grace Hopper")

@@ -15,19 +15,21 @@ from pathlib import Path
 from adapmixed.data.builtin import Document
 
 FOLDER = Path("/usr/share/doc")
-AUTHOR_CHARACTERS = 3_000
-"""Characters kept of each author, so that no shard consists of one person's text."""
 
 _BEGINS = re.compile(r"^\S+ \([^()\s]+\) [^;]+; ", re.MULTILINE)
 _SIGNED = re.compile(r"^ -- (.+?) +<[^>]*>  .*$", re.MULTILINE)
 
 
-def changelog_documents(folder: Path = FOLDER) -> list[Document]:
+def changelog_documents(folder: Path = FOLDER, most: int = 3_000) -> list[Document]:
     """Return the entries of all change logs below a folder, by author, every text once.
 
     A document is the text of an entry, without its first line and its signature. The author's name
-    is the identifier. The first `AUTHOR_CHARACTERS` characters of each author are kept, in the
-    order of the files' names. An entry that is too long for the rest is cut at the end of a line.
+    is the identifier. Entries are kept in the order of the files' names. One that is too long for
+    the rest of its author's characters is cut at the end of a line.
+
+    Args:
+        folder: has a folder for each package.
+        most: characters kept of each author; few, so that no shard is one person's text.
 
     Returns:
         documents sorted by author; none if there are no change logs.
@@ -40,7 +42,7 @@ def changelog_documents(folder: Path = FOLDER) -> list[Document]:
             if text in seen:
                 continue
             seen.add(text)
-            part = text[: left.setdefault(author, AUTHOR_CHARACTERS)]
+            part = text[: left.setdefault(author, most)]
             if part != text:
                 part = part.rpartition("\n")[0]
             if part:
