@@ -6,7 +6,7 @@
 The text is the change logs of the installed Debian packages (`benchmarks.authors`). Each author's
 documents are divided into three folds. For every fold an ensemble is trained on the others with its
 own seed, one member for each author, and answers that fold. So the three ensembles differ in their
-text and in their seeds. Members adapt the output layer as `adapmixed train` does.
+text and in their seeds. Members are those of `adapmixed train`'s defaults.
 
 Clips and κ of ClippedLogPool are chosen on text of other authors, who have no member. So are those
 of the best pool without protection. The rule is a = 0 and κ = 4, or a lower κ that keeps b at 1/4.
@@ -53,6 +53,7 @@ from adapmixed.training.blocks import token_stream
 from adapmixed.training.config import FinetuneConfig
 from adapmixed.training.finetune import train_adapter
 from adapmixed.training.pool import _keep_freed_memory
+from adapmixed.training.presets import HEAD
 from benchmarks.authors import LEAST, authors, divide
 from benchmarks.frontier import (
     Question,
@@ -68,7 +69,7 @@ from benchmarks.frontier import (
 from benchmarks.harness import Report, headline, machine
 
 DELTA = 1e-5
-BLOCK = 256
+BLOCK = HEAD["block_size"]
 CHARACTERS = 2_400
 """Characters of an author that are read for each block of a fold."""
 QUERIES = (1_024, 99_840)
@@ -86,10 +87,7 @@ FREE: list[Setting] = [
 ]
 """Pools without protection; hardly any mean log-ratio is beyond ±8."""
 FOLDS = 3
-CONFIG = FinetuneConfig(
-    rank=4, alpha=32.0, learning_rate=6e-3, target_modules=("lm_head",), epochs=2, batch_size=1,
-    block_size=BLOCK,
-)  # fmt: skip
+CONFIG = FinetuneConfig(**HEAD, target_modules=("lm_head",))
 ANSWERS, CHOOSING, PLANNED = 1_024, 320, 96
 """Positions that every ensemble answers, those of other authors' text on which settings are chosen,
 and those among the first that the planner's mechanisms answer."""
@@ -595,9 +593,11 @@ def tables(
 ) -> None:  # fmt: skip
     """Report all figures."""
     models = len(bench.text.members)
+    sizes = sorted(sum(map(len, author)) * BLOCK // FOLDS * 2 for author in bench.text.members)
     report.say(
-        f"{bench.name}: {models} members, {FOLDS} ensembles, {bench.text.members[0][0].numel()} "
-        f"tokens an author and fold, {found.size} positions, δ = {DELTA:g}\n\n"
+        f"{bench.name}: {models} members, {FOLDS} ensembles, {found.size} positions, δ = {DELTA:g}"
+        f"\nA member learns about {sizes[0]} to {sizes[-1]} tokens, the median is "
+        f"{sizes[models // 2]}.\n\n"
         f"{'':40}{'ε':>10} {'perplexity':>10} {'change, 95 %':>24}"
         f"  {'a':>5} {'b':>4} {'κ':>5} {'rule':>6} {'other authors':>13}"
     )
@@ -673,7 +673,7 @@ def draw(rows: Sequence[dict[str, Any]], base: str, file: Path) -> None:
                     axes.fill_between(epsilons, low, high, color=colour, alpha=0.15, linewidth=0)
             for row in rows:
                 if row["method"] == "AdaPMixED" and row["queries"] == queries:
-                    ticks += [round(one) for one in row["epsilon"] if one > max(EPSILONS)]
+                    ticks += [round(one) for one in row["epsilon"][1:] if one > max(EPSILONS)]
                     axes.plot(
                         row["epsilon"], [row["perplexity"]] * len(row["epsilon"]), color="black",
                         linestyle="none", marker=MARKERS[row["kind"]], markersize=6,

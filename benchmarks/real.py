@@ -62,7 +62,8 @@ def train(base: Path, members: int, folder: Path) -> Row:
     options = ("--epochs", "1", "--block-size", str(BLOCK))
     whole = timed(texts, members, "head", folder, base, *options)
     tokens = token_stream(AutoTokenizer.from_pretrained(base), texts)
-    config = FinetuneConfig(**HEAD, target_modules=("lm_head",), epochs=1, block_size=BLOCK)
+    settings = HEAD | {"epochs": 1, "block_size": BLOCK}
+    config = FinetuneConfig(**settings, target_modules=("lm_head",))
     model = AutoModelForCausalLM.from_pretrained(base)
     torch.set_num_threads(1)
     begun = clock()
