@@ -77,7 +77,7 @@ def test_adapted_layers() -> None:
     )  # fmt: skip
     assert config("--adapt", "all").target_modules == FACTS.linear_layers[:-1]
     # The defaults of output-layer members hold for every way to request them, and for no others.
-    assert (config().rank, config().learning_rate) == (8, 6e-3)
+    assert (config().rank, config().epochs, config().batch_size) == (8, 2, 1)
     assert config("--target-modules", "lm_head") == config()
     assert config("--rank", "2", "--early-stopping") == replace(
         config(), rank=2, early_stopping=True
@@ -97,10 +97,11 @@ def test_adapted_layers() -> None:
 
 
 def test_a_block_is_no_longer_than_the_window_unless_it_is_given() -> None:
-    for positions, size in ((32, 32), (2048, 512), (None, 512)):
+    for positions in (32, 2048, None):
         facts = replace(FACTS, longest_block=positions)
-        for options in ((), ("--preset", "pubmed")):
-            assert train._config(parsed(*options), facts).block_size == size
+        for options, size in (((), 256), (("--preset", "pubmed"), 512)):
+            fits = min(size, positions or size)
+            assert train._config(parsed(*options), facts).block_size == fits
         assert train._config(parsed("--block-size", "64"), facts).block_size == 64
 
 

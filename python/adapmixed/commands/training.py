@@ -22,7 +22,7 @@ _NUMBERS = {
     "rank": (int, "rank of the adapters"),
     "alpha": (float, "scale of the adapters: the update is multiplied by alpha / rank"),
     "batch_size": (int, "blocks per step"),
-    "block_size": (int, "tokens of text per block (default: 512, or what the base's window holds)"),
+    "block_size": (int, "tokens of text per block, at most what the base's window holds"),
 }
 
 
