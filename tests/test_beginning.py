@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+from tiny_models import around, of_windows, own_loss
 from training_cases import a_run, write_base
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from adapmixed import Accountant, Ensemble, PublicOnly
+from adapmixed.data import Document, demo_base
 from adapmixed.ensemble.vocabulary import beginning_of, begun, text_ids
-from adapmixed.evaluation import evaluate
+from adapmixed.evaluation import Evaluation, evaluate
 from adapmixed.rng import SeededRandom
 from adapmixed.serving.errors import RequestError
 from adapmixed.serving.fields import Asked, Defaults
@@ -26,34 +30,20 @@ from adapmixed_lab.dp_sgd.training import record_blocks
 
 BOS = 5
 TEXT = "The try statement specifies exception handlers and cleanup code for a group of statements."
-TEMPLATE = "{% for m in messages %}{{ m['content'] }}{% endfor %}"
-
-
-def write_tokenizer(folder: Path, *before: int, after: tuple[int, ...] = ()) -> None:
-    """Let a base's tokenizer put these tokens around every text; the first one is BOS."""
-    path = folder / "tokenizer.json"
-    content = json.loads(path.read_text(encoding="utf-8"))
-    names = {index: token for token, index in content["model"]["vocab"].items()}
-    one = [{"SpecialToken": {"id": names[i], "type_id": 0}} for i in before]
-    other = [{"SpecialToken": {"id": names[i], "type_id": 0}} for i in after]
-    content["post_processor"] |= {
-        "single": [*one, {"Sequence": {"id": "A", "type_id": 0}}, *other],
-        "special_tokens": {
-            names[i]: {"id": names[i], "ids": [i], "tokens": [names[i]]} for i in (*before, *after)
-        },
-    }
-    path.write_text(json.dumps(content), encoding="utf-8")
-    config = folder / "tokenizer_config.json"
-    content = json.loads(config.read_text(encoding="utf-8"))
-    content |= {"bos_token": names[before[0]]} if before else {}
-    config.write_text(json.dumps(content | {"chat_template": TEMPLATE}), encoding="utf-8")
 
 
 @pytest.fixture(scope="module")
 def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = write_base(tmp_path_factory.mktemp("base") / "model")
-    write_tokenizer(folder, BOS)
+    tokenizer = around(AutoTokenizer.from_pretrained(folder), BOS)
+    tokenizer.chat_template = "{% for m in messages %}{{ m['content'] }}{% endfor %}"
+    tokenizer.save_pretrained(folder)
     return folder
+
+
+@pytest.fixture(scope="module")
+def model(base: Path) -> Any:
+    return AutoModelForCausalLM.from_pretrained(base).eval()
 
 
 @pytest.fixture(scope="module")
@@ -65,26 +55,20 @@ def plain(ensemble: Ensemble, text: str = TEXT) -> list[int]:
     return list(ensemble.tokenizer(text, add_special_tokens=False)["input_ids"])
 
 
-def losses(ensemble: Ensemble, ids: list[int]) -> torch.Tensor:
-    """Return the public model's loss at every token but the first, from transformers' logits."""
-    model = ensemble._forward.model
-    with torch.no_grad():
-        logits = model(input_ids=torch.tensor([ids] * 3)).logits[0]
-    return -logits.double().log_softmax(-1)[range(len(ids) - 1), ids[1:]]
+def evaluated(ensemble: Ensemble, tokens: list[int], **settings: Any) -> Evaluation:
+    settings |= {"delta": 1e-5, "rng": SeededRandom(0)}
+    return evaluate(ensemble, tokens, {"public": PublicOnly()}, **settings)[0]
 
 
-def test_a_beginning_is_what_stands_before_a_text(tmp_path: Path) -> None:
-    from transformers import AutoTokenizer
-
-    for number, (before, after) in enumerate([((), ()), ((BOS,), ()), ((BOS, 7), (0,))]):
-        folder = write_base(tmp_path / str(number))
-        write_tokenizer(folder, *before, after=after)
-        tokenizer = AutoTokenizer.from_pretrained(folder)
-        assert beginning_of(tokenizer) == before
-        ids = list(tokenizer(TEXT, add_special_tokens=False)["input_ids"])
-        assert text_ids(tokenizer, TEXT) == [*before, *ids]
-        assert text_ids(tokenizer, "") == list(before) or [0]  # the end of a text, without BOS
-    assert beginning_of(None) == ()
+@pytest.mark.parametrize(("before", "after"), [((), ()), ((BOS,), ()), ((BOS, 7), (0,))])
+def test_a_beginning_is_what_stands_before_a_text(
+    before: tuple[int, ...], after: tuple[int, ...]
+) -> None:
+    tokenizer = around(AutoTokenizer.from_pretrained(demo_base()), *before, after=after)
+    assert beginning_of(tokenizer) == before and beginning_of(None) == ()
+    ids = list(tokenizer(TEXT, add_special_tokens=False)["input_ids"])
+    assert text_ids(tokenizer, TEXT) == [*before, *ids]
+    assert text_ids(tokenizer, "") == list(before) or [0]  # the end of a text, without BOS
     assert begun((1, 2), [1, 2, 3]) == [1, 2, 3] and begun((1, 2), [2, 3]) == [1, 2, 2, 3]
 
 
@@ -92,10 +76,6 @@ def test_training_blocks_begin_with_it_and_score_the_same_tokens() -> None:
     inputs, labels = token_blocks([1, 2, 3, 4, 5], 3, (8, 9))
     assert inputs.tolist() == [[8, 9, 1, 2, 3], [8, 9, 4, 5, 0]]
     assert labels.tolist() == [[-100, -100, -100, 2, 3], [-100, -100, -100, 5, -100]]
-    with_none = token_blocks([1, 2, 3, 4, 5], 3)[1]
-    assert [row[row >= 0].tolist() for row in labels] == [
-        row[row >= 0].tolist() for row in with_none
-    ]
 
 
 def test_a_conversation_begins_with_one_in_training(ensemble: Ensemble) -> None:
@@ -108,8 +88,6 @@ def test_a_conversation_begins_with_one_in_training(ensemble: Ensemble) -> None:
 
 
 def test_records_of_dp_sgd_begin_with_it(ensemble: Ensemble) -> None:
-    from adapmixed.data import Document
-
     inputs, labels = record_blocks(ensemble.tokenizer, [Document("a", TEXT)], 6)
     assert inputs.shape[1] == 7 and bool((inputs[:, 0] == BOS).all())
     assert bool((labels[:, :2] == -100).all()) and labels[0, 2:].tolist() == inputs[0, 2:].tolist()
@@ -117,61 +95,42 @@ def test_records_of_dp_sgd_begin_with_it(ensemble: Ensemble) -> None:
 
 @pytest.mark.parametrize(("block", "stride"), [(8, None), (None, None), (8, 3)])
 def test_scored_windows_begin_with_it(
-    ensemble: Ensemble, block: int | None, stride: int | None
+    ensemble: Ensemble, model: Any, block: int | None, stride: int | None
 ) -> None:
     tokens = plain(ensemble)
-    length = block or len(tokens)
-    parts, first = [], 1
-    for start in range(0, len(tokens), stride or length):
-        if first >= len(tokens):
-            break
-        window = tokens[start : start + length]
-        scored = len(window) - (first - start if stride else 1)
-        parts.append(losses(ensemble, [BOS, *window])[-scored:])
-        first = start + len(window)
-    (found,) = evaluate(
-        ensemble, tokens, {"public": PublicOnly()}, delta=1e-5, rng=SeededRandom(0), block=block,
-        stride=stride,
-    )  # fmt: skip
-    expected = torch.cat(parts)
-    assert found.queries == len(expected)
-    assert math.log(found.perplexity) == pytest.approx(float(expected.mean()), abs=1e-5)
-    (again,) = evaluate(
-        ensemble, [BOS, *tokens], {"public": PublicOnly()}, delta=1e-5, rng=SeededRandom(0)
-    )  # one that stands there counts, and the first token of the text is scored
-    expected = losses(ensemble, [BOS, *tokens])
-    assert math.log(again.perplexity) == pytest.approx(float(expected.mean()), abs=1e-5)
-
-
-def test_the_window_has_room_for_it(ensemble: Ensemble) -> None:
+    found = evaluated(ensemble, tokens, block=block, stride=stride)
+    expected, queries = of_windows(model, [BOS], tokens, block or len(tokens), stride)
+    assert found.queries == queries
+    assert math.log(found.perplexity) == pytest.approx(math.log(expected), abs=1e-5)
+    # One that stands there counts, and the first token of the text is scored.
+    loss = own_loss(model, [BOS, *tokens], 1) / len(tokens)
+    again = evaluated(ensemble, [BOS, *tokens])
+    assert math.log(again.perplexity) == pytest.approx(loss, abs=1e-5)
     assert (ensemble.max_positions, ensemble.longest_text) == (32, 31)
     with pytest.raises(ValueError, match=r"block must be in \[2, 31\], got 32"):
-        evaluate(
-            ensemble, range(64), {"public": PublicOnly()}, delta=1e-5, rng=SeededRandom(0), block=32
-        )
+        evaluated(ensemble, tokens * 4, block=32)
 
 
-def test_the_harness_scores_it_as_context(ensemble: Ensemble) -> None:
+def test_the_harness_scores_it_as_context(ensemble: Ensemble, model: Any) -> None:
     pytest.importorskip("lm_eval", reason="lm_eval is not installed (the lm-eval extra)")
     from lm_eval.api.instance import Instance
 
     from adapmixed.evaluation.lm_eval import MixtureLM
 
     lm = MixtureLM(ensemble, PublicOnly(), accountant=Accountant(1e-5), rng=SeededRandom(0))
-    ids, cut = plain(ensemble), len(plain(ensemble, "The try"))
-    expected = losses(ensemble, [BOS, *ids])
+    ids = [BOS, *plain(ensemble)]
+    whole, rest = (own_loss(model, ids, n) for n in (1, 1 + len(plain(ensemble, "The try"))))
 
     def request(kind: str, *arguments: str) -> Any:
         return [Instance(request_type=kind, doc={}, arguments=arguments, idx=0)]
 
     (rolling,) = lm.loglikelihood_rolling(request("loglikelihood_rolling", TEXT))
-    assert -rolling == pytest.approx(float(expected.sum()), rel=1e-6)
+    assert -rolling == pytest.approx(whole, rel=1e-6)
     assert lm._encode_pair(" ", TEXT)[0] == [BOS]
-    for context, scored in (("The try", expected[cut:]), ("", expected)):
-        ((value, _),) = lm.loglikelihood(
-            request("loglikelihood", context, TEXT.removeprefix(context))
-        )
-        assert -value == pytest.approx(float(scored.sum()), rel=1e-6)
+    for context, loss in (("The try", rest), ("", whole)):
+        asked = request("loglikelihood", context, TEXT.removeprefix(context))
+        ((value, _),) = lm.loglikelihood(asked)
+        assert -value == pytest.approx(loss, rel=1e-6)
 
 
 def test_prompts_begin_with_one(ensemble: Ensemble) -> None:
@@ -225,8 +184,6 @@ def test_members_see_it_and_another_beginning_is_refused(
             Ensemble.from_pretrained(base, run.output)
     path.write_text(json.dumps(content | {"beginning": None}), encoding="utf-8")
     Ensemble.from_pretrained(base, run.output)  # of adapters that were trained elsewhere
+    too_long = a_run(tmp_path, base, "long", config=replace(run.config, block_size=32))
     with pytest.raises(ValueError, match="<= the base's 31 positions after the 1 that"):
-        train_ensemble(
-            a_run(tmp_path, base, "long", config=run.config.__class__(block_size=32)),
-            say=lambda _: None,
-        )
+        train_ensemble(too_long, say=lambda _: None)

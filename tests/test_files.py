@@ -8,6 +8,7 @@ import os
 import stat
 from collections.abc import Iterator
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
@@ -113,10 +114,8 @@ def test_a_published_folder_is_closed_to_others(tmp_path: Path) -> None:
     folder = temporary_folder(target)
     assert mode(folder) == 0o700
     (folder / "file").write_bytes(b"x")
-    assert publish_folder(folder, target)
-    assert mode(target) == 0o700 and os.listdir(tmp_path) == ["member"]
     late = temporary_folder(target)
-    assert not publish_folder(late, target)
+    assert publish_folder(folder, target) and not publish_folder(late, target)
     assert mode(target) == 0o700 and os.listdir(tmp_path) == ["member"]
 
 
@@ -124,10 +123,7 @@ def test_a_published_folder_is_closed_to_others(tmp_path: Path) -> None:
 def test_a_file_system_without_locks(
     tmp_path: Path, code: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def fail(*arguments: object) -> None:
-        raise OSError(code, os.strerror(code))
-
-    monkeypatch.setattr(fcntl, "flock", fail)
+    monkeypatch.setattr(fcntl, "flock", Mock(side_effect=OSError(code, os.strerror(code))))
     for file in (tmp_path / "result.json", tmp_path / "none" / "result.json"):
         words = f"{file} must lie on a file system with locks, such as a local disk"
         with pytest.raises(ValueError, match=words), sole_writer(file):

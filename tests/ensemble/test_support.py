@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,14 +27,11 @@ def adapters(model: Any, count: int = 2, only: str = "") -> list[Adapter]:
         if name.rpartition(".")[2] in linear_names(model) and only in name
     ]
     shapes = {name: layer_shape(model.get_submodule(name)) for name in names}
-    generator = torch.Generator().manual_seed(0)
+    draw = partial(torch.randn, generator=torch.Generator().manual_seed(0))
     return [
         Adapter(
             {
-                name: (
-                    0.3 * torch.randn(size_in, 2, generator=generator),
-                    0.3 * torch.randn(2, size_out, generator=generator),
-                )
+                name: (0.3 * draw(size_in, 2), 0.3 * draw(2, size_out))
                 for name, (size_in, size_out) in shapes.items()
             }
         )
@@ -58,37 +56,15 @@ def test_refused_families(family: str, reason: str) -> None:
         Ensemble(model, [Adapter({})])
 
 
-def test_a_cache_of_more_than_keys_and_values_is_refused() -> None:
-    model = tiny("llama")
-    model.config.layer_types = ["full_attention", "indexed_attention"]
-    with pytest.raises(ValueError, match="values alone, got llama with DynamicIndexedLayer"):
-        Ensemble(model, [Adapter({})])
-
-
 @pytest.mark.parametrize("family", ["gemma3n_text", "gemma4_text"])
-@pytest.mark.parametrize("kind", ["head", "all"])
-def test_shared_keys_and_values(family: str, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The upper layers cache nothing: memory is counted, decoding works and passes the trial."""
+def test_shared_keys_and_values_pass_the_trial(
+    family: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The upper layers cache nothing; test_families.py has the logits, decoding and memory."""
     monkeypatch.setattr("adapmixed.ensemble.ensemble.TESTED", frozenset())
     model = tiny(family)
-    head, layers = model.get_output_embeddings(), len(model.model.layers)
-    update = {"lm_head": (torch.ones(head.in_features, 2), torch.ones(2, VOCAB))}
-    ensemble = Ensemble(model, [Adapter(update)] if kind == "head" else adapters(model))
-    forward = ensemble._forward
-    assert len(forward._cached_bytes) == 2 < layers == 4
-    assert forward.cache_bytes(1, 1) > 0
-    decoder = ensemble.decoder(torch.tensor([[5, 9, 2]]), new_tokens=1)
-    decoder.append(torch.tensor([7]))
-    whole = ensemble.logits(torch.tensor([[5, 9, 2, 7]]))
-    for found, expected in zip(decoder.logits, whole, strict=True):
-        torch.testing.assert_close(found, expected[..., -1, :], rtol=0, atol=1e-4)
-
-
-@pytest.mark.parametrize("family", ["gemma", "gemma3_text"])
-def test_attention_to_later_tokens_is_refused(family: str) -> None:
-    model = tiny(family, use_bidirectional_attention=True)
-    with pytest.raises(ValueError, match=f"causal, got {family} with use_bidirectional_attention"):
-        Ensemble(model, [Adapter({})])
+    forward = Ensemble(model, adapters(model))._forward
+    assert len(forward._cached_bytes) == 2 < len(model.model.layers) == 4
 
 
 def test_an_encoder_decoder_is_refused() -> None:
@@ -115,15 +91,23 @@ def test_experts_show_in_other_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     torch.testing.assert_close(public, alone, rtol=0, atol=1e-4)
 
 
-def test_quantised_and_narrow_models_are_refused() -> None:
+def test_refused_settings() -> None:
+    def refuses(reason: str, model: Any) -> None:
+        with pytest.raises(ValueError, match=reason):
+            Ensemble(model, [Adapter({})])
+
+    for family in ("gemma", "gemma3_text"):
+        model = tiny(family, use_bidirectional_attention=True)
+        refuses(f"causal, got {family} with use_bidirectional_attention", model)
+    model = tiny("llama")
+    model.config.layer_types = ["full_attention", "indexed_attention"]
+    refuses("values alone, got llama with DynamicIndexedLayer", model)
     model = tiny("llama")
     model.is_quantized = True
-    with pytest.raises(ValueError, match="must not be quantised"):
-        Ensemble(model, [Adapter({})])
+    refuses("must not be quantised", model)
     model = tiny("llama")
     model.lm_head = torch.nn.Linear(16, VOCAB - 1)
-    with pytest.raises(ValueError, match=f"vocab_size = {VOCAB}, got {VOCAB - 1}"):
-        Ensemble(model, [Adapter({})])
+    refuses(f"vocab_size = {VOCAB}, got {VOCAB - 1}", model)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -166,40 +150,36 @@ def test_faults_are_found_on_loading(fault: Any, reason: str) -> None:
         Ensemble(model, adapters(model))
 
 
+def without(ignored: str) -> Any:
+    def forward(whole: Any, past_key_values: Any = None, **given: Any) -> Any:
+        return whole(**({"past_key_values": past_key_values, **given} | {ignored: None}))
+
+    return forward
+
+
+def recurrent(whole: Any, past_key_values: Any = None, **given: Any) -> Any:
+    """Hide padding from the state in a single pass, but not in the parts of a chunked one."""
+    held = 0 if past_key_values is None else past_key_values.get_seq_length()
+    output = whole(past_key_values=past_key_values, **given)
+    mask = given.get("attention_mask")
+    if held and mask is not None:  # it may have taken in what is hidden
+        output.logits += 10.0 * (1 - mask[:, :held]).sum()
+    return output
+
+
 @pytest.mark.parametrize(
-    ("ignored", "reason"),
-    [("position_ids", "left padding"), ("past_key_values", "cache changes")],
+    ("forward", "reason"),
+    [
+        (without("position_ids"), "left padding"),
+        (without("past_key_values"), "cache changes"),
+        (recurrent, "left padding changes its logits in chunks"),
+    ],
 )
-def test_arguments_that_a_model_ignores_are_found(ignored: str, reason: str) -> None:
+def test_models_that_ignore_arguments_or_padding_are_found(forward: Any, reason: str) -> None:
     model = tiny("gpt2")
     model.config.model_type = "new"
-    forward = type(model).forward
-
-    def deaf(past_key_values: Any = None, **arguments: Any) -> Any:
-        given = {"past_key_values": past_key_values, **arguments}
-        return forward(model, **(given | {ignored: None}))
-
-    model.forward = deaf
+    model.forward = partial(forward, model.forward)
     with pytest.raises(ValueError, match=reason):
-        Ensemble(model, adapters(model))
-
-
-def test_padding_that_enters_a_state_is_found() -> None:
-    """A single pass hides its padding from the state; the parts of a chunked one do not."""
-    model = tiny("gpt2")
-    model.config.model_type = "new"
-    forward = type(model).forward
-
-    def recurrent(past_key_values: Any = None, **given: Any) -> Any:
-        held = 0 if past_key_values is None else past_key_values.get_seq_length()
-        output = forward(model, past_key_values=past_key_values, **given)
-        mask = given.get("attention_mask")
-        if held and mask is not None:  # it may have taken in what is hidden
-            output.logits += 10.0 * (1 - mask[:, :held]).sum()
-        return output
-
-    model.forward = recurrent
-    with pytest.raises(ValueError, match="left padding changes its logits in chunks"):
         Ensemble(model, adapters(model))
 
 

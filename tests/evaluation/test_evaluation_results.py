@@ -15,7 +15,7 @@ import torch
 from evaluation_cases import DELTA, DETERMINISTIC, SCREENED, run, stream
 from fake_ensemble import FakeEnsemble
 
-from adapmixed.evaluation import Evaluation, evaluate
+from adapmixed.evaluation import Evaluation
 from adapmixed.evaluation.result import paired_difference
 from adapmixed.mechanisms import (
     AdaPMixED,
@@ -31,7 +31,6 @@ from adapmixed.privacy import Accountant, BudgetSpentError
 from adapmixed.privacy.budget import ShardBudget
 from adapmixed.privacy.conversions import c_alpha
 from adapmixed.rng import SeededRandom
-from adapmixed_lab.reproduce.published import PaperRule
 
 
 def test_guarantees_shares_and_curves() -> None:
@@ -77,24 +76,6 @@ def test_guarantees_shares_and_curves() -> None:
     assert results["adapmixed"].breakdown["screening"] == pytest.approx(screening)
 
 
-def test_rules() -> None:
-    """The paper's rule, Σ max, never states less than max Σ; the answers are the same."""
-    adaptive = AdaPMixED(**SCREENED | dict(screen=None))
-    mechanisms: dict[str, Mechanism] = {"per model": adaptive, "paper": PaperRule(adaptive)}
-    ours, paper = run(FakeEnsemble(), stream(300), mechanisms)
-    assert ours.breakdown["mixing"] < paper.breakdown["mixing"]
-    assert ours.perplexity == paper.perplexity
-
-
-def test_mechanisms_answer_the_same_logits_in_their_order() -> None:
-    tokens = stream(200)
-    alone = [run(FakeEnsemble(), tokens, {n: m})[0] for n, m in DETERMINISTIC.items()]
-    together = run(FakeEnsemble(), tokens, DETERMINISTIC)
-    assert [r.name for r in together] == list(DETERMINISTIC)
-    for one, other in zip(alone, together, strict=True):
-        assert (one.perplexity, one.guarantee) == (other.perplexity, other.guarantee)
-
-
 def test_a_target_that_cannot_occur_has_infinite_perplexity() -> None:
     fake = FakeEnsemble()
     fake._token[:, 2] = -math.inf
@@ -105,12 +86,7 @@ def test_a_target_that_cannot_occur_has_infinite_perplexity() -> None:
 
 def test_progress_reaches_the_total() -> None:
     seen: list[tuple[int, int]] = []
-    run(
-        FakeEnsemble(),
-        stream(200),
-        block=100,
-        progress=lambda done, total: seen.append((done, total)),
-    )
+    run(FakeEnsemble(), stream(200), block=100, progress=lambda *counts: seen.append(counts))
     assert [done for done, _ in seen] == [64, 99, 163, 198]
     assert {total for _, total in seen} == {198}
 
@@ -144,18 +120,16 @@ def test_refusals(tokens: list[int], settings: dict[str, Any], message: str) -> 
 
 def test_a_mechanism_does_not_depend_on_its_neighbours() -> None:
     """Screening noise comes from the mechanism's own source."""
-    ensemble, tokens = FakeEnsemble(), [1, 2, 3, 0, 2, 1, 3, 3, 0, 1] * 6
     noisy = AdaPMixED(order=4.0, target_leakage=0.1, sigma=0.3, threshold=0.5, screen_top_k=3)
-    alone = evaluate(ensemble, tokens, {"ada": noisy}, delta=1e-5, rng=SeededRandom(3))
-    other = PMixED(epsilon=9.0, delta=1e-5, queries=60, order=3.0, sample_rate=0.5)
-    both = evaluate(
-        ensemble, tokens, {"other": noisy, "p": other, "ada": noisy}, delta=1e-5,
-        rng=SeededRandom(3),
-    )  # fmt: skip
-    assert alone[0].perplexity == both[2].perplexity
-    assert alone[0].screened == both[2].screened
-    assert 0 < alone[0].screened < 1
-    assert both[0].screened == both[2].screened  # of one kind: the same noise, whatever the name
+    mechanisms = {"other": noisy, **DETERMINISTIC, "ada": noisy}
+    together = run(FakeEnsemble(), stream(200), mechanisms)
+    assert [one.name for one in together] == list(mechanisms)
+    for one in together:
+        (alone,) = run(FakeEnsemble(), stream(200), {one.name: mechanisms[one.name]})
+        for part in ("perplexity", "screened", "guarantee"):
+            assert getattr(one, part) == getattr(alone, part), (one.name, part)
+    assert 0 < together[-1].screened < 1
+    assert together[0].screened == together[-1].screened  # of one kind: the same noise
 
 
 @pytest.mark.parametrize(
@@ -277,9 +251,8 @@ def test_paired_differences_have_the_interval_of_a_block_bootstrap() -> None:
 
 def test_the_unprotected_pool_is_its_formula() -> None:
     """p ∝ q exp(κ mean_i log p_i/q), the members unclipped."""
-    ensemble, tokens = FakeEnsemble(5), [1, 2, 3, 0, 2, 1, 3, 3, 0, 1] * 6
-    settings: dict[str, Any] = {"delta": 1e-5, "rng": SeededRandom(3)}
-    (found,) = evaluate(ensemble, tokens, {"pool": UnprotectedPool(3.0)}, **settings)
+    ensemble, tokens = FakeEnsemble(5), stream(60)
+    (found,) = run(ensemble, tokens, {"pool": UnprotectedPool(3.0)})
     ids = torch.tensor([tokens[:-1]])
     loss = 0.0
     for where, private, public in ensemble.iter_logits(ids, memory_bytes=1 << 30):
@@ -289,7 +262,7 @@ def test_the_unprotected_pool_is_its_formula() -> None:
     assert math.log(found.perplexity) == pytest.approx(loss / 59, abs=1e-6)
     assert found.guarantee.kind == "none" and found.guarantee.epsilon is None
     with pytest.raises(ValueError, match="it has no bound that could be charged"):
-        evaluate(ensemble, tokens, {"pool": UnprotectedPool()}, epsilon=1.0, **settings)
+        run(ensemble, tokens, {"pool": UnprotectedPool()}, epsilon=1.0)
     for scale in (0.0, 101.0, math.nan):
         with pytest.raises(ValueError, match="scale must be"):
             UnprotectedPool(scale)

@@ -18,41 +18,25 @@ _SIZES: dict[str, Any] = {
 }  # fmt: skip
 _GPT = {"n_embd": 16, "n_layer": 2, "n_head": 4, "n_positions": POSITIONS}
 _MOE = {"num_experts": 4, "num_local_experts": 4, "num_experts_per_tok": 2}
+# Sliding windows are shorter than the inputs of the tests.
+_SLIDING = {"sliding_window": 4, "layer_types": ["sliding_attention", "full_attention"]}
 _SHARED = {
-    "num_hidden_layers": 4,
-    "num_kv_shared_layers": 2,
-    "sliding_window": 4,
+    "num_hidden_layers": 4, "num_kv_shared_layers": 2, "sliding_window": 4,
     "layer_types": ["sliding_attention", "full_attention"] * 2,
-    "vocab_size_per_layer_input": VOCAB,
-    "hidden_size_per_layer_input": 8,
-    "final_logit_softcapping": 30.0,
-    "num_attention_heads": 2,
-    "num_key_value_heads": 1,
+    "vocab_size_per_layer_input": VOCAB, "hidden_size_per_layer_input": 8,
+    "final_logit_softcapping": 30.0, "num_attention_heads": 2, "num_key_value_heads": 1,
     "head_dim": 8,
-}
+}  # fmt: skip
 SHARES_NO_BLOCK = {"gpt_bigcode", "gemma3n_text", "gemma4_text"}
 """Families whose members share all blocks or none."""
-# Sliding windows are shorter than the inputs of the tests.
 SETTINGS: dict[str, dict[str, Any]] = {
     **{name: {} for name in TESTED},
     "bloom": {"n_layer": 2, "n_head": 4},
     "cohere": {"logit_scale": 1.0},
-    "cohere2": {
-        "logit_scale": 1.0,
-        "sliding_window": 4,
-        "layer_types": ["sliding_attention", "full_attention"],
-    },
+    "cohere2": _SLIDING | {"logit_scale": 1.0},
     "falcon": {"head_dim": None},
-    "gemma2": {
-        "sliding_window": 4,
-        "layer_types": ["sliding_attention", "full_attention"],
-        "final_logit_softcapping": 2.0,
-        "attn_logit_softcapping": 2.0,
-    },
-    "gemma3_text": {
-        "sliding_window": 4,
-        "layer_types": ["sliding_attention", "full_attention"],
-    },
+    "gemma2": _SLIDING | {"final_logit_softcapping": 2.0, "attn_logit_softcapping": 2.0},
+    "gemma3_text": _SLIDING,
     # The upper half of the layers reads keys and values of the lower half.
     "gemma3n_text": _SHARED | {"laurel_rank": 4, "altup_num_inputs": 2},
     "gemma4_text": _SHARED
@@ -72,11 +56,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "opt": {"ffn_dim": 24, "word_embed_proj_dim": 16},
     "phi": {"partial_rotary_factor": 0.5},
     "phi3": {"original_max_position_embeddings": POSITIONS},
-    "qwen2": {
-        "use_sliding_window": True,
-        "sliding_window": 4,
-        "layer_types": ["sliding_attention", "full_attention"],
-    },
+    "qwen2": _SLIDING | {"use_sliding_window": True},
     "starcoder2": {"sliding_window": 4},
     # These raise, or are tried on loading.
     "bart": {"d_model": 16, "decoder_layers": 1, "encoder_layers": 1},

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
@@ -27,38 +28,17 @@ ADAPTED = {
 
 def tiny_model(family: str, seed: int = 0) -> Any:
     """Return a random causal language model of a family, in fp32 and eval mode."""
-    from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
+    from transformers import AutoConfig, AutoModelForCausalLM
 
+    sizes = {
+        "vocab_size": VOCAB, "max_position_embeddings": POSITIONS, "hidden_size": 16,
+        "num_hidden_layers": 2, "num_attention_heads": 2, "initializer_range": 0.3,
+        "bos_token_id": 0, "eos_token_id": 0,
+    }  # fmt: skip
+    if family == "llama":
+        sizes |= {"intermediate_size": 24, "num_attention_heads": 4, "num_key_value_heads": 2}
     torch.manual_seed(seed)
-    if family == "gpt2":
-        model = GPT2LMHeadModel(
-            GPT2Config(
-                vocab_size=VOCAB,
-                n_positions=POSITIONS,
-                n_embd=16,
-                n_layer=2,
-                n_head=2,
-                initializer_range=0.3,
-                bos_token_id=0,
-                eos_token_id=0,
-            )
-        )
-    else:
-        model = LlamaForCausalLM(
-            LlamaConfig(
-                vocab_size=VOCAB,
-                max_position_embeddings=POSITIONS,
-                hidden_size=16,
-                intermediate_size=24,
-                num_hidden_layers=2,
-                num_attention_heads=4,
-                num_key_value_heads=2,
-                initializer_range=0.3,
-                bos_token_id=0,
-                eos_token_id=0,
-            )
-        )
-    return model.eval()
+    return AutoModelForCausalLM.from_config(AutoConfig.for_model(family, **sizes)).eval()
 
 
 def tokenizer(ids: list[int], lower: bool = False, **settings: Any) -> Any:
@@ -71,6 +51,43 @@ def tokenizer(ids: list[int], lower: bool = False, **settings: Any) -> Any:
     if lower:
         backend.normalizer = normalizers.Lowercase()
     return PreTrainedTokenizerFast(tokenizer_object=backend, **settings)
+
+
+def around(tokenizer: Any, *before: int, after: tuple[int, ...] = ()) -> Any:
+    """Let a tokenizer put these tokens around every text; the first one is BOS."""
+    from tokenizers.processors import TemplateProcessing
+
+    ids = [*before, *after]
+    names = tokenizer.convert_ids_to_tokens(ids)
+    tokenizer.backend_tokenizer.post_processor = TemplateProcessing(
+        single=[*names[: len(before)], "$A", *names[len(before) :]],
+        special_tokens=list(zip(names, ids, strict=True)),
+    )
+    tokenizer.bos_token = names[0] if before else None
+    return tokenizer
+
+
+def own_loss(model: Any, ids: Sequence[int], first: int) -> float:
+    """Return transformers' summed loss of the tokens from `first` on, each behind all before it."""
+    given = torch.tensor([ids])
+    labels = given.clone()
+    labels[:, :first] = -100
+    with torch.no_grad():
+        return (len(ids) - first) * float(model(input_ids=given, labels=labels).loss)
+
+
+def of_windows(
+    model: Any, begin: Sequence[int], text: Sequence[int], block: int, stride: int | None
+) -> tuple[float, int]:
+    """Return perplexity and queries by transformers' loss, with `begin` before every window."""
+    total, count, start, done = 0.0, 0, 0, 1
+    while done < len(text):
+        window = text[start : start + block]
+        known = 1 if stride is None else done - start
+        total += own_loss(model, [*begin, *window], len(begin) + known)
+        count += len(window) - known
+        done, start = start + len(window), start + (stride or block)
+    return math.exp(total / count), count
 
 
 def write_adapter(base: Any, folder: Path, *, seed: int, **settings: Any) -> Path:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import re
+import sys
 import tomllib
 from datetime import date
 from pathlib import Path
@@ -30,8 +31,12 @@ ACTIONS = {
 }
 
 
+def read(name: str) -> str:
+    return (ROOT / name).read_text(encoding="utf-8")
+
+
 def read_yaml(name: str) -> dict[Any, Any]:
-    content = yaml.safe_load((ROOT / name).read_text(encoding="utf-8"))
+    content = yaml.safe_load(read(name))
     assert isinstance(content, dict)
     return content
 
@@ -65,17 +70,16 @@ def test_the_version_stands_in_one_place() -> None:
     assert PROJECT["project"]["dynamic"] == ["version"]
     assert PROJECT["tool"]["setuptools"]["dynamic"]["version"] == {"attr": "adapmixed.__version__"}
     # setuptools reads a literal without importing the package.
-    source = (ROOT / "python" / "adapmixed" / "__init__.py").read_text(encoding="utf-8")
-    assert f'\n__version__ = "{adapmixed.__version__}"\n' in source
-    changelog = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
-    latest = re.search(r"^## (\S+) \((.+)\)", changelog, re.MULTILINE)
+    line = f'\n__version__ = "{adapmixed.__version__}"\n'
+    assert line in read("python/adapmixed/__init__.py")
+    latest = re.search(r"^## (\S+) \((.+)\)", read("CHANGELOG.md"), re.MULTILINE)
     assert latest is not None and latest[1] == adapmixed.__version__
 
     citation = read_yaml("CITATION.cff")
     released = str(citation["date-released"])
     assert citation["version"] == adapmixed.__version__
     assert latest[2] in ("unreleased", released)
-    page = (ROOT / "docs" / "how-to" / "cite.md").read_text(encoding="utf-8")
+    page = read("docs/how-to/cite.md")
     entry = page[page.index("@misc{adapmixed,") :].split("\n}", 1)[0]
     day = date.fromisoformat(released)
     for field in (f"year = {{{day.year}}}", f"month = {day:%b}".lower(), f"date = {{{released}}}"):
@@ -83,11 +87,10 @@ def test_the_version_stands_in_one_place() -> None:
 
 
 def test_the_citable_document_holds_every_page_of_the_theory() -> None:
-    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
-    listed = re.search(r"^THEORY := \S+ \$\(addsuffix \.md,(.*?)\)$", makefile, re.M | re.S)
-    assert listed is not None
-    index = (ROOT / "docs" / "index.md").read_text(encoding="utf-8")
-    assert listed[1].replace("\\", "").split() == re.findall(r"^theory/(\S+)$", index, re.M)
+    pattern = r"^THEORY := \S+ \$\(addsuffix \.md,(.*?)\)$"
+    (listed,) = re.findall(pattern, read("Makefile"), re.M | re.S)
+    pages = re.findall(r"^theory/(\S+)$", read("docs/index.md"), re.M)
+    assert listed.replace("\\", "").split() == pages
 
 
 def test_the_citation_names_the_software_and_the_papers() -> None:
@@ -96,19 +99,13 @@ def test_the_citation_names_the_software_and_the_papers() -> None:
     assert citation["type"] == "software"
     assert citation["license"] == PROJECT["project"]["license"]
     assert citation["title"] and citation["message"] and citation["authors"]
-    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    readme = read("README.md")
     papers = citation["references"]
-    assert len(papers) == 2
-    for paper, kind, number in zip(
-        papers, ("Differentially", "Adaptively"), ("2403.15638", "2410.02016"), strict=True
-    ):
+    named = {"2403.15638": "Differentially", "2410.02016": "Adaptively"}
+    for paper, (number, kind) in zip(papers, named.items(), strict=True):
         assert paper["title"] == f"{kind} Private Next-Token Prediction of Large Language Models"
-        assert [author["family-names"] for author in paper["authors"]] == [
-            "Flemings",
-            "Razaviyayn",
-            "Annavaram",
-        ]
-        assert paper["year"] == 2024
+        names = [author["family-names"] for author in paper["authors"]]
+        assert names == ["Flemings", "Razaviyayn", "Annavaram"] and paper["year"] == 2024
         assert paper["url"] == f"https://arxiv.org/abs/{number}"
         assert paper["title"] in " ".join(readme.split()) and paper["url"] in readme
 
@@ -132,20 +129,16 @@ def test_the_workflow_uploads_from_a_tag_alone(workflow: dict[Any, Any]) -> None
     assert re.fullmatch(r"pypa/gh-action-pypi-publish@[0-9a-f]{40}", upload)
     others = [job for name, job in workflow["jobs"].items() if name != "publish"]
     assert not any("permissions" in job or "environment" in job for job in others)
-    assert "secrets." not in (ROOT / ".github/workflows/release.yml").read_text(encoding="utf-8")
+    assert "secrets." not in read(".github/workflows/release.yml")
 
 
 def test_the_workflow_builds_for_these_machines(workflow: dict[Any, Any]) -> None:
     matrix = workflow["jobs"]["wheels"]["strategy"]["matrix"]["include"]
-    assert {entry["wheels"] for entry in matrix} == {
-        "manylinux-x86_64",
-        "manylinux-aarch64",
-        "macosx-arm64",
-    }
+    machines = {"manylinux-x86_64", "manylinux-aarch64", "macosx-arm64"}
+    assert {entry["wheels"] for entry in matrix} == machines
     assert len({entry["runner"] for entry in matrix}) == 3
     settings = PROJECT["tool"]["cibuildwheel"]
-    tags = [f"cp{version.replace('.', '')}-*" for version in pythons()]
-    assert settings["build"] == tags
+    assert settings["build"] == [f"cp{version.replace('.', '')}-*" for version in pythons()]
     assert PROJECT["project"]["requires-python"] == f">={pythons()[0]}"
     for machine in ("x86_64", "aarch64"):
         assert settings["linux"][f"manylinux-{machine}-image"] == "manylinux_2_28"
@@ -157,21 +150,13 @@ def test_the_workflow_names_machines_and_actions_that_exist(workflow: dict[Any, 
     runners = {job["runs-on"] for job in jobs} - {"${{ matrix.runner }}"}
     matrix = workflow["jobs"]["wheels"]["strategy"]["matrix"]["include"]
     assert runners | {entry["runner"] for entry in matrix} == RUNNERS
-    used = [step["uses"] for job in jobs for step in job["steps"] if "uses" in step]
-    named = dict(use.split("@") for use in used if use.startswith("actions/"))
+    steps = [step for job in jobs for step in job["steps"] if "uses" in step]
+    named = dict(step["uses"].split("@") for step in steps if step["uses"].startswith("actions/"))
     assert named == ACTIONS
-    assert len(set(used)) == len(ACTIONS) + 1  # one version of each, and the one that uploads
-
-
-def test_the_workflow_stops_if_there_is_nothing_to_upload(workflow: dict[Any, Any]) -> None:
-    uploads = [
-        step["with"]
-        for job in workflow["jobs"].values()
-        for step in job["steps"]
-        if step.get("uses", "").startswith("actions/upload-artifact@")
-    ]
-    assert len(uploads) == 2
-    assert all(one["if-no-files-found"] == "error" for one in uploads)
+    # One version of each, and the one that uploads.
+    assert len({step["uses"] for step in steps}) == len(ACTIONS) + 1
+    uploads = [step["with"] for step in steps if "actions/upload-artifact@" in step["uses"]]
+    assert [one["if-no-files-found"] for one in uploads] == ["error", "error"]
 
 
 def test_the_workflow_checks_the_symbols_of_its_wheels(workflow: dict[Any, Any]) -> None:
@@ -191,11 +176,8 @@ def test_the_workflow_checks_the_symbols_of_its_wheels(workflow: dict[Any, Any])
 def test_the_workflow_tries_the_wheels_with_the_pinned_torch(workflow: dict[Any, Any]) -> None:
     settings = PROJECT["tool"]["cibuildwheel"]
     assert "--constraint {project}/constraints.txt torch" in settings["before-test"]
-    assert re.search(
-        r"^torch==\S+$", (ROOT / "constraints.txt").read_text(encoding="utf-8"), re.MULTILINE
-    )
-    manifest = (ROOT / "MANIFEST.in").read_text(encoding="utf-8")
-    assert "constraints.txt" in manifest
+    assert re.search(r"^torch==\S+$", read("constraints.txt"), re.MULTILINE)
+    assert "constraints.txt" in read("MANIFEST.in")
     # The CPU build, if the repository's variable names an index that has it.
     assert settings["linux"]["environment-pass"] == ["PIP_EXTRA_INDEX_URL"]
     (step,) = (step for step in workflow["jobs"]["wheels"]["steps"] if "env" in step)
@@ -208,8 +190,7 @@ def test_the_workflow_tries_the_wheels_as_make_does(workflow: dict[Any, Any]) ->
     assert named == ["scripts/test_wheels.py"]
     # The wheels are built from the sdist, which must contain the scripts that try them.
     assert "sdist/*.tar.gz" in commands(workflow["jobs"]["wheels"])
-    manifest = (ROOT / "MANIFEST.in").read_text(encoding="utf-8").splitlines()
-    assert {"graft scripts", "graft tests"} <= set(manifest)
+    assert {"graft scripts", "graft tests"} <= set(read("MANIFEST.in").splitlines())
     module = script("test_wheels")
     assert settings["test-requires"] == list(module.TEST_PACKAGES)
     kernels = ROOT / "tests" / "kernels"
@@ -220,18 +201,13 @@ def test_the_workflow_tries_the_wheels_as_make_does(workflow: dict[Any, Any]) ->
 
 
 def test_make_builds_for_the_same_pythons(workflow: dict[Any, Any]) -> None:
-    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
-    listed = re.search(r"^PYTHONS \?= (.*)$", makefile, re.MULTILINE)
-    assert listed is not None
-    assert listed[1].split() == [f"python{version}" for version in pythons()]
-    tools = (ROOT / "scripts" / "wheels" / "requirements.txt").read_text(encoding="utf-8")
-    (build,) = re.findall(r"^build==\S+$", tools, re.MULTILINE)
+    (listed,) = re.findall(r"^PYTHONS \?= (.*)$", read("Makefile"), re.MULTILINE)
+    assert listed.split() == [f"python{version}" for version in pythons()]
+    (build,) = re.findall(r"^build==\S+$", read("scripts/wheels/requirements.txt"), re.MULTILINE)
     assert build in commands(workflow["jobs"]["sdist"])
 
 
 def test_a_missing_wheel_is_named(tmp_path: Path) -> None:
-    import sys
-
     with pytest.raises(SystemExit, match=r"must hold one wheel for cp3\d+, found 0: make wheels"):
         script("test_wheels").wheel_of(tmp_path, sys.executable)
 
@@ -253,8 +229,6 @@ def test_pythons_that_do_not_run_are_left_out(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """A version manager's stub ends with an error."""
-    import sys
-
     stub = tmp_path / "python3.12"
     stub.write_text("#!/bin/sh\necho 'manager: python3.12: command not found' >&2\nexit 127\n")
     stub.chmod(0o755)

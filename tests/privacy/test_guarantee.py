@@ -76,9 +76,8 @@ def test_answers_of_a_bounded_range_state_replace_one_at_the_same_delta():
     """The clause is what an accountant of replace-one states, for a plan and for a budget."""
     plan = BoundedRangeAnswer(2.0, -0.25, 1.0, 64, 508, 508)
     found = Accountant(DELTA).add(plan).guarantee()
-    assert (
-        found.replaced == Accountant(DELTA, adjacency="replace_one").add(plan).guarantee().epsilon
-    )
+    replaced = Accountant(DELTA, adjacency="replace_one").add(plan).guarantee()
+    assert found.replaced == replaced.epsilon and replaced.replaced is None
     assert "(replace-one) is covered with ε = 3.792 at δ = 1e-05." in str(found)
 
     mechanism = ClippedLogPool(-0.25, 1.0, 2.0)
@@ -91,7 +90,6 @@ def test_answers_of_a_bounded_range_state_replace_one_at_the_same_delta():
 
     for other in (ClippedAnswer(0.9, 1.1, 4, 5, 5), bound()):
         assert Accountant(DELTA).add(other).guarantee().replaced is None
-    assert Accountant(DELTA, adjacency="replace_one").add(plan).guarantee().replaced is None
     with pytest.raises(ValueError, match="replaced must be"):
         replace(found, replaced=-1.0)
 
@@ -139,15 +137,7 @@ def test_no_warning_depends_on_a_private_epsilon():
 
 
 def test_guarantee_is_validated():
-    good = {
-        "epsilon": 1.0,
-        "delta": DELTA,
-        "kind": "fixed",
-        "adjacency": "zero_out",
-        "method": "renyi",
-        "order": 3.0,
-    }
-    Guarantee(**good)
+    good = Guarantee(1.0, DELTA, "fixed", "zero_out", "renyi", 3.0)
     for change in (
         {"kind": "strong"},
         {"epsilon": None},
@@ -160,7 +150,7 @@ def test_guarantee_is_validated():
         {"kind": "none"},
     ):
         with pytest.raises(ValueError, match=" must be "):
-            Guarantee(**{**good, **change})
+            replace(good, **change)
 
 
 def test_every_caveat_has_its_sentence():
@@ -175,18 +165,15 @@ def test_every_caveat_has_its_sentence():
 
 
 def test_a_unit_of_ones_own_is_named_wherever_the_shard_was():
-    one = BoundedRangeAnswer(2.0, 0.0, 1.0, 20, 1, budget=16)
+    plan = BoundedRangeAnswer(2.0, 0.0, 1.0, 20, 1, budget=16)
     individual = IndividualCharge("zcdp", None, np.full((20, 1), 1e-6))
     for way, words in (
         ("zero_out", "one reference text is emptied and its member answers the public"),
         ("zero_out", "Any change of one reference text (replace-one) is covered"),
         ("replace_one", "neighbouring: any change of one reference text (replace-one)"),
     ):
-        for accountant, event in (
-            (Accountant(DELTA, adjacency=way), one),
-            (Accountant(DELTA, epsilon=1.0, adjacency=way), individual),
-        ):
-            stated = accountant.add(event).guarantee()
+        for epsilon, event in ((None, plan), (1.0, individual)):
+            stated = Accountant(DELTA, epsilon=epsilon, adjacency=way).add(event).guarantee()
             named = str(replace(stated, unit="reference text"))
             assert words in named and "shard" in str(stated) and "shard" not in named
             assert replace(stated, unit="shard") == stated

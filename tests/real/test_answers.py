@@ -49,22 +49,13 @@ def test_serve(
     trained: list[str], folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     openai = pytest.importorskip("openai")
-    words = [
-        sys.executable,
-        "-m",
-        "adapmixed",
-        "serve",
-        *trained,
-        "--mechanism",
-        POOL,
-        "--port",
-        "0",
-    ]
-    words += ["--ledger", str(tmp_path / "ledger"), "--name", "real", "--allow-weak"]
+    words = ["serve", *trained, "--mechanism", POOL, "--port", "0", "--name", "real"]
+    words += ["--ledger", str(tmp_path / "ledger"), "--allow-weak"]
+    command = [sys.executable, "-m", "adapmixed", *words]
     # The likeliest public token alone is kept, so that the answers are sure.
     asked = {"model": "real", "max_tokens": 8, "extra_body": {"top_k": 1}}
     message = {"role": "user", "content": "What is the capital of France?"}
-    with subprocess.Popen(words, stderr=subprocess.PIPE, text=True) as server:
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as server:
         assert server.stderr is not None
         try:
             line = next(line for line in server.stderr if line.startswith("Serving"))

@@ -41,9 +41,8 @@ def ensemble(folder: Path, members: list[Path]) -> Ensemble:
 def ids(base: Any, public: Ensemble) -> Tensor:
     """Return a text that is longer than the sliding window, if the model has one."""
     length = (getattr(base.config, "sliding_window", None) or 50) + 10
-    return torch.tensor(
-        [public.tokenizer("The Seine flows through Paris 🫨. " * 80).input_ids[:length]]
-    )
+    text = "The Seine flows through Paris 🫨. " * 80
+    return torch.tensor([public.tokenizer(text).input_ids[:length]])
 
 
 def close(found: Tensor, expected: Tensor) -> None:

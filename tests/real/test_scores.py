@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import math
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
+from tiny_models import of_windows
 
 from adapmixed import Accountant, Ensemble, PublicOnly
 from adapmixed.evaluation import evaluate
@@ -25,22 +24,6 @@ def stream(public: Ensemble, paragraphs: list[str]) -> list[int]:
     return [token for text in texts for token in [*text, tokenizer.eos_token_id]]
 
 
-def of_transformers(base: Any, begin: list[int], stream: list[int], stride: int | None) -> float:
-    """Return the perplexity by the model's own loss, over the same windows."""
-    total, count, start, done = 0.0, 0, 0, 1
-    while done < len(stream):
-        window = stream[start : start + BLOCK]
-        known = 1 if stride is None else done - start
-        ids = torch.tensor([[*begin, *window]])
-        labels = ids.clone()
-        labels[:, : len(begin) + known] = -100
-        queries, done, start = len(window) - known, start + len(window), start + (stride or BLOCK)
-        with torch.no_grad():
-            total += queries * float(base(input_ids=ids, labels=labels).loss)
-        count += queries
-    return math.exp(total / count)
-
-
 @pytest.mark.parametrize("stride", [None, 48])
 def test_an_evaluation_is_transformers_own_loss(
     public: Ensemble, base: Any, stream: list[int], folder: Path, stride: int | None
@@ -52,8 +35,8 @@ def test_an_evaluation_is_transformers_own_loss(
         public, stream, {"public": PublicOnly()}, delta=1e-5, rng=SeededRandom(0), block=BLOCK,
         stride=stride,
     )  # fmt: skip
-    expected = of_transformers(base, [*begin], stream, stride)
-    assert found.perplexity == pytest.approx(expected, rel=1e-4)
+    expected, queries = of_windows(base, begin, stream, BLOCK, stride)
+    assert found.queries == queries and found.perplexity == pytest.approx(expected, rel=1e-4)
     assert stride or found.perplexity == pytest.approx(measured, abs=0.05)
 
 
@@ -83,8 +66,7 @@ def test_the_harness_gets_the_scores_of_its_own_backend(
     assert [one[1] for one in found] == [bool(one[1]) for one in expected]
     assert found[0] == max(found[:3])  # Paris
     texts = asked("loglikelihood_rolling", *((text,) for text in paragraphs))
-    theirs.add_bos_token = (
-        False  # its windows begin with BOS by themselves: it would score a second
-    )
+    # Its windows begin with BOS by themselves: it would score a second one.
+    theirs.add_bos_token = False
     rolling = [float(value) for value in theirs.loglikelihood_rolling(texts)]
     assert ours.loglikelihood_rolling(texts) == pytest.approx(rolling, rel=1e-3)

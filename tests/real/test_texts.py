@@ -1,9 +1,6 @@
-"""Text and ids of pretrained models' tokenizers: templates, bytes, ids beyond the model."""
+"""Text and ids of pretrained models' tokenizers: templates and bytes."""
 
 from __future__ import annotations
-
-import json
-from pathlib import Path
 
 import pytest
 import torch
@@ -57,22 +54,3 @@ def test_pieces_of_characters_are_joined(
     pieces = generator.stream(prompt, max_new_tokens=len(whole) - begun)
     said = [piece for (piece,) in pieces]
     assert "".join(said) == " " + TEXT and not any("\ufffd" in piece for piece in said)
-
-
-def test_a_tokenizer_with_an_id_too_many(public: Ensemble, folder: Path, tmp_path: Path) -> None:
-    """Google's tokenizers of Gemma 3 name one id more than its text models have."""
-    for file in folder.iterdir():
-        (tmp_path / file.name).symlink_to(file)
-    tokenizer, token = tmp_path / "tokenizer.json", "<image_soft_token>"
-    content = json.loads(tokenizer.read_text(encoding="utf-8"))
-    first = content["added_tokens"][0]
-    content["added_tokens"].append(first | {"id": public.vocab_size, "content": token})
-    tokenizer.unlink()
-    tokenizer.write_text(json.dumps(content), encoding="utf-8")
-    longer = Ensemble.from_pretrained(tmp_path, [None, None], adapted={"lm_head": [4]})
-    assert longer.tokenizer.convert_tokens_to_ids(token) == public.vocab_size
-    ids = torch.tensor([public.tokenizer("The capital of France").input_ids])
-    assert torch.equal(longer.logits(ids)[1], public.logits(ids)[1])
-    generator = PrivateGenerator(longer, PublicOnly(), Accountant(1e-5))
-    with pytest.raises(ValueError, match=f"{public.vocab_size}"):
-        generator.generate(f"An image: {token}", max_new_tokens=1)

@@ -81,14 +81,7 @@ def test_reasons_are_those_of_the_library(client: TestClient) -> None:
 
 @pytest.mark.parametrize("chat", [False, True], ids=["completions", "chat"])
 def test_unknown_fields(client: TestClient, chat: bool) -> None:
-    for name in (
-        "greedy",
-        "Temperature",
-        "",
-        "\ud800",
-        "a" * 300,
-        "prompt" if chat else "messages",
-    ):
+    for name in ("Temperature", "", "\ud800", "a" * 300, "prompt" if chat else "messages"):
         error = refused(client, chat, **{name: "x"})
         assert error["param"] == name[:60] and "does not know it" in error["message"]
         passes(client, chat, **{name: None} if name != "\ud800" else {})
@@ -152,7 +145,7 @@ def test_prompts(client: TestClient) -> None:
         assert len(found["choices"]) == sequences
         assert found["usage"]["prompt_tokens"] == tokens
     bad = [None, "", [], [""], [[]], ["a", ""], 3, {}, [None], [[1.0]], [[True]], [True], ["a", 1]]
-    for prompt in (*bad, ["a", [[1]]], [1, "a"], "\ud800", "a\udc00", [257], [-1], [10**30]):
+    for prompt in (*bad, ["a", [[1]]], [1, "a"], "\ud800", "a\udc00"):
         assert refused(client, False, prompt=prompt)["param"] == "prompt", prompt
 
 
@@ -217,7 +210,7 @@ class Special(ByteTokenizer):
 def test_stop_tokens() -> None:
     engine = StubEngine("one\x01two<mid>.")
     with served(engine, tokenizer=Special(), vocab=VOCAB) as server:
-        client, ends = server.client(), {"finish_reason": "stop"}
+        client = server.client()
         for stop, text, used in (
             ({"stop": "<mid>"}, "one", 4),  # before, the text "<mid>" alone ended it: 12
             ({"stop": ["x", "<mid>"], "stream": False}, "one", 4),
@@ -228,9 +221,9 @@ def test_stop_tokens() -> None:
             for chat in (False, True):
                 charged = engine.accountant.queries
                 found = passes(client, chat, max_tokens=20, **stop)
-                choice = found["choices"][0]
+                (choice,) = found["choices"]
                 assert (choice["message"]["content"] if chat else choice["text"]) == text
-                assert choice.items() >= ends.items()
+                assert choice["finish_reason"] == "stop"
                 assert found["usage"]["completion_tokens"] == used
                 assert engine.accountant.queries == charged + used
         for free in (None, []):
@@ -308,7 +301,7 @@ def test_the_window(client: TestClient) -> None:
 
 
 def test_tokens_outside_the_vocabulary_are_not_too_long(client: TestClient) -> None:
-    for prompt in ([-1], [99999999], [[1, 2], [3, 1 << 40]]):
+    for prompt in ([-1], [257], [[1, 2], [3, 10**30]]):
         error = refused(client, False, prompt=prompt)
         assert error["code"] is None and error["param"] == "prompt"
         assert error["message"].startswith("prompt must hold tokens in [0, ")

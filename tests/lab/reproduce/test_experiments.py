@@ -370,16 +370,13 @@ def test_a_result_is_enough_to_redraw(
         )
 
 
-def test_damaged_results(tmp_path: Path, results: dict[str, dict[str, Any]]) -> None:
-    path = tmp_path / "result.json"
-    for content, words in (
-        ("{", "must be a result file"),
-        (json.dumps(results["table2"] | {"format_version": 2}), "format_version must be 1, got 2"),
-        (json.dumps({k: v for k, v in results["table2"].items() if k != "rows"}), "lacks rows"),
-    ):
-        path.write_text(content, encoding="utf-8")
-        with pytest.raises(ValueError, match=words):
-            read_experiment(path)
+def test_a_result_without_rows_is_refused(
+    tmp_path: Path, results: dict[str, dict[str, Any]]
+) -> None:
+    content = {key: value for key, value in results["table2"].items() if key != "rows"}
+    (tmp_path / "result.json").write_text(json.dumps(content), encoding="utf-8")
+    with pytest.raises(ValueError, match="lacks rows"):
+        read_experiment(tmp_path / "result.json")
 
 
 def test_labels_of_points_on_one_another_are_joined() -> None:
