@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from adapmixed_lab.reproduce.inputs import Inputs, Sources
     from adapmixed_lab.reproduce.measure import Run
 
-EXPERIMENTS = ("table1", "table2", "figure2", "studies", "kinds")
+EXPERIMENTS = ("table1", "table2", "figure2", "studies")
 
 
 def add_parser(commands: Any) -> None:
@@ -28,10 +28,10 @@ def add_parser(commands: Any) -> None:
         "reproduce",
         help="reproduce the paper's tables and figures",
         description="Run an experiment of the paper, print its tables, and write JSON, CSV, SVG "
-        "and PDF. 'studies' is what the paper does not have. 'kinds' compares what members adapt, "
-        "and takes hours. A killed 'kinds', or a killed run at full scale except for its screening "
-        "study, goes on with the same command. At builtin scale trained adapters are kept. Results "
-        "are for the operator: perplexities and data-dependent ε depend on the private data.",
+        "and PDF. 'studies' is what the paper does not have. A killed run at full scale, except "
+        "for its screening study, goes on with the same command. At builtin scale trained adapters "
+        "are kept. Results are for the operator: perplexities and data-dependent ε depend on the "
+        "private data.",
     )
     parser.add_argument("experiment", choices=EXPERIMENTS)
     parser.add_argument(
@@ -63,8 +63,8 @@ def add_parser(commands: Any) -> None:
     parser.add_argument(
         "--seeds",
         type=int,
-        help="trainings with divisions of their own, over which results are means (default: 1, "
-        "kinds: 2; at full scale the number of --ensemble)",
+        help="trainings with divisions of their own, over which results are means (default: 1; "
+        "at full scale the number of --ensemble)",
     )
     add_device_options(parser)
     group = parser.add_argument_group("size (defaults: the paper's)")
@@ -111,8 +111,6 @@ def run(arguments: argparse.Namespace) -> int:
     from adapmixed_lab.reproduce.tables import text
 
     ensembles = arguments.ensemble or [None] * _or_default(arguments.seeds, 1)
-    if arguments.experiment == "kinds":
-        ensembles = [None]
     names = [field.name for field in fields(Sources)]
     given = {name: getattr(arguments, name) for name in names}
     check_output(arguments.out, folder=True)
@@ -141,15 +139,11 @@ def _experiment(
     from adapmixed.ensemble import read_manifest
     from adapmixed_lab.reproduce.figure2 import figure2
     from adapmixed_lab.reproduce.inputs import load_inputs
-    from adapmixed_lab.reproduce.kinds import kinds
     from adapmixed_lab.reproduce.studies import studies
     from adapmixed_lab.reproduce.table1 import table1
     from adapmixed_lab.reproduce.table2 import table2
 
     given = {} if arguments.queries is None else {"queries": arguments.queries}
-    if arguments.experiment == "kinds":
-        seeds = {} if arguments.seeds is None else {"seeds": arguments.seeds}
-        return kinds(arguments.out / "kinds", run, **given, **seeds)
     divided = _divided(arguments, sources, seed)
     whole = next((one for one in divided if len(read_manifest(one).members) == 1), None)
     divided = [one for one in divided if one != whole]
@@ -233,8 +227,6 @@ def _refuse(arguments: argparse.Namespace) -> None:
         "dp_adapter": ("table1", "studies"),
         "without_dp_sgd": ("table1", "studies"),
         "paper": ("table1", "table2", "figure2"),
-        "divided": ("table1", "table2", "figure2", "studies"),
-        "without_divided": ("table1", "table2", "figure2", "studies"),
     }
     for name, experiments in applies.items():
         value = getattr(arguments, name)
@@ -243,14 +235,6 @@ def _refuse(arguments: argparse.Namespace) -> None:
             raise ValueError(f"{flag} does not apply to {arguments.experiment}, got {value}")
     if arguments.seeds is not None and (arguments.seeds < 1 or arguments.scale == "full"):
         raise ValueError(f"--seeds must be >= 1 and at builtin scale, got {arguments.seeds}")
-    if arguments.experiment == "kinds":
-        only = {"scale": "builtin", "dataset": PRESETS[0], "device": "cpu", "dtype": "float32"}
-        for name, value in only.items():
-            if getattr(arguments, name) != value:
-                raise ValueError(
-                    f"--{name} must be {value} for kinds, which trains ensembles of its own, got "
-                    f"{getattr(arguments, name)}"
-                )
     if arguments.without_divided and arguments.divided is not None:
         raise ValueError(f"--without-divided excludes --divided, got {arguments.divided}")
     if arguments.without_dp_sgd and arguments.dp_adapter is not None:

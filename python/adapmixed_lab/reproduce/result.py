@@ -29,7 +29,7 @@ _KEYS = ("experiment", "inputs", "settings", "notes", "rows", "environment", "se
 _OURS = (
     "perplexity", "perplexity_deviation", "epsilon", "epsilon_deviation", "delta", "kind",
     "queries", "runs", "unit", "adjacency", "rule", "screened", "mixing", "screening",
-    "conversion", "total", "num_models", "adapt", "rank", "cost", "equal_bits", "mechanism",
+    "conversion", "total", "num_models", "equal_bits", "mechanism",
 )  # fmt: skip
 _PAPER = (
     "perplexity", "perplexity_deviation", "epsilon", "kind", "queries", "screened", "place",
@@ -128,11 +128,11 @@ def relation(side: Mapping[str, Any]) -> str | None:
 def run_words(result: Mapping[str, Any]) -> str:
     """Return what a result was measured on, for titles: base, text, models and settings."""
     inputs, settings = result["inputs"], result["settings"]
-    where = " on ".join(filter(None, (inputs["base"], inputs.get("text"))))
+    where = f"{inputs['base']} on {inputs['text']}"
     trained = settings.get("trainings", 1)
     facts = [f"{trained} trainings of " * (trained > 1) + f"{inputs['num_models']} models"]
     facts += [f"{settings['queries']:,} queries"] * ("long_queries" not in settings)
-    facts += [f"settings of {inputs['dataset']}"] * (inputs["dataset"] != "builtin")
+    facts += [f"settings of {inputs['dataset']}"]
     return f"{where}: {', '.join(facts)}, δ = {settings['delta']:g}"
 
 

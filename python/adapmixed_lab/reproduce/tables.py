@@ -25,7 +25,6 @@ _TITLES = {
     "table2": "Table 2: screening and data-dependent analysis",
     "figure2": "Figure 2: one setting of AdaPMixED varied at a time",
     "studies": "Studies that the paper does not have",
-    "kinds": "What members adapt: perplexity against the cost of a token",
 }
 KINDS = (
     "Guarantees: 'fixed' holds in advance and may be published. 'data-dependent, ex-post' depends "
@@ -73,8 +72,6 @@ def _table(rows: Sequence[Row]) -> list[str]:
     ]
     if any((one["ours"] or {}).get("difference") for one in rows):
         columns.append(("vs public", True, lambda one: _against(one["ours"])))
-    if any((one["ours"] or {}).get("cost") is not None for one in rows):
-        columns.append(("cost", True, lambda one: f"{one['ours']['cost']:.3g}x"))
     if screened:
         columns.append(("screened", True, lambda one: _screened(one, "ours")))
     if any((one["ours"] or {}).get("equal_bits") is not None for one in rows):

@@ -168,12 +168,8 @@ def test_refusals(
     refuses("--without-dp-sgd excludes --dp-adapter", "table1", *both)
     both = ["--without-divided", "--divided", str(tmp_path)]
     refuses("--without-divided excludes --divided", "studies", *both)
-    refuses("--divided does not apply to kinds", "kinds", "--divided", str(tmp_path))
     refuses("--paper does not apply to studies", "studies", "--paper")
     refuses("--seeds must be >= 1 and at builtin scale, got 0", "table2", "--seeds", "0")
-    refuses("--scale must be builtin for kinds", "kinds", "--scale", "full")
-    refuses("--device must be cpu for kinds", "kinds", "--device", "cuda")
-    refuses("--runs does not apply to kinds", "kinds", "--runs", "2")
     with monkeypatch.context() as ranks:
         ranks.setenv("RANK", "0")
         ranks.setenv("WORLD_SIZE", "2")
