@@ -1,21 +1,29 @@
 """A corpus by author: the change logs of the installed Debian packages, divided into folds.
 
-A document is one signed entry. Documents are divided into folds of about equal size, in the order
-of a keyed hash of their text. Authors differ a little between machines, as their packages do, and
-so do numbers computed from them.
+A document is one signed entry, without its first line and its signature. Documents are divided into
+folds of about equal size, in the order of a keyed hash of their text. Authors differ a little
+between machines, as their packages do, and so do numbers computed from them. The text is public,
+and plays the part of private text.
 """
 
 from __future__ import annotations
 
+import gzip
 import hashlib
+import re
+from collections.abc import Iterator
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from adapmixed.data import Document
-from adapmixed_lab.reproduce.kinds.changelogs import changelog_documents
 
+FOLDER = Path("/usr/share/doc")
 KEY = b"adapmixed authors"
 LEAST = 4_800
 """Characters of an author who gets a shard, at least."""
+
+_BEGINS = re.compile(r"^\S+ \([^()\s]+\) [^;]+; ", re.MULTILINE)
+_SIGNED = re.compile(r"^ -- (.+?) +<[^>]*>  .*$", re.MULTILINE)
 
 
 @dataclass
@@ -42,19 +50,35 @@ class Author:
         return found
 
 
-def authors(most: int) -> list[Author]:
+def authors(most: int, folder: Path = FOLDER) -> list[Author]:
     """Return all authors who have text, in the order of a keyed hash of their names.
 
+    A text that several change logs have is kept once. One that is too long for the rest of its
+    author's characters is cut at the end of a line.
+
     Args:
-        most: the characters that are read of one author.
+        most: the characters that are kept of one author.
+        folder: has a folder for each package.
     """
     found: dict[str, Author] = {}
-    for document in changelog_documents(most=most):
-        name = document.identifier
-        found.setdefault(name, Author(name)).documents.append(document)
+    seen: set[str] = set()
+    for path in sorted(folder.glob("*/changelog.Debian.gz")):
+        for name, text in _entries(path):
+            if text in seen:
+                continue
+            seen.add(text)
+            author = found.setdefault(name, Author(name))
+            part = text[: most - author.size()]
+            if part != text:
+                part = part.rpartition("\n")[0]
+            if part:
+                author.documents.append(Document(name, part))
     for author in found.values():
         author.documents.sort(key=lambda document: _hash(document.text))
-    return sorted(found.values(), key=lambda author: _hash(author.name))
+    return sorted(
+        (author for author in found.values() if author.documents),
+        key=lambda author: _hash(author.name),
+    )
 
 
 def divide(found: list[Author], count: int) -> tuple[list[Author], list[Author]]:
@@ -71,6 +95,25 @@ def divide(found: list[Author], count: int) -> tuple[list[Author], list[Author]]
             "packages"
         )
     return chosen, [author for author in found if author not in chosen]
+
+
+def _entries(path: Path) -> Iterator[tuple[str, str]]:
+    """Yield author and text of every entry of one change log."""
+    try:
+        with gzip.open(path, "rt", encoding="utf-8", errors="replace") as file:
+            log = file.read()
+    except (OSError, EOFError):
+        return  # a dangling link, or no gzip file
+    starts = [match.start() for match in _BEGINS.finditer(log)]
+    for start, stop in zip(starts, [*starts[1:], len(log)], strict=True):
+        entry = log[start:stop]
+        signed = _SIGNED.search(entry)
+        if signed is None:
+            continue
+        text = "\n".join(line.strip() for line in entry[: signed.start()].split("\n")[1:])
+        text = re.sub(r"\n{2,}", "\n", text).strip()
+        if text:
+            yield signed[1].strip().strip('"'), text
 
 
 def _hash(name: str) -> int:

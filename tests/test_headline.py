@@ -1,5 +1,6 @@
 """The pieces of benchmarks.headline: authors, members, scores, choice and intervals."""
 
+import gzip
 import json
 import math
 import os
@@ -19,6 +20,45 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.append(str(ROOT))  # benchmarks are not installed, and pytest may be started anywhere
 
 from benchmarks import authors, frontier, headline  # noqa: E402
+
+LOG = """\
+some-tool (1.2-3) unstable; urgency=medium
+
+  [ Somebody Else ]
+  * Say what is wrong
+    on two lines.
+
+  * Second.
+
+ -- Ada Lovelace <ada@example.org>  Mon, 01 Jan 2024 00:00:00 +0000
+
+some-tool (1.2-2) unstable; urgency=low, binary-only=yes
+
+  * First.
+
+ -- "Grace Hopper" <grace@example.org>  Sun, 31 Dec 2023 00:00:00 +0000
+
+some-tool (1.2-1) unstable; urgency=low
+
+  * Nobody has signed this.
+"""
+
+
+def test_change_logs_give_the_signed_entries_by_author(tmp_path: Path) -> None:
+    def read(most: int) -> dict[str, list[str]]:
+        found = authors.authors(most, tmp_path)
+        return {one.name: [document.text for document in one.documents] for one in found}
+
+    assert read(99) == {}
+    for package in ("tool", "libtool"):  # built from the same source
+        (tmp_path / package).mkdir()
+        (tmp_path / package / "changelog.Debian.gz").write_bytes(gzip.compress(LOG.encode()))
+    (tmp_path / "broken").mkdir()
+    (tmp_path / "broken" / "changelog.Debian.gz").write_bytes(b"no gzip")
+    whole = "[ Somebody Else ]\n* Say what is wrong\non two lines.\n* Second."
+    assert read(99) == {"Ada Lovelace": [whole], "Grace Hopper": ["* First."]}
+    cut = "[ Somebody Else ]"  # at a line's end
+    assert read(30) == {"Ada Lovelace": [cut], "Grace Hopper": ["* First."]}
 
 
 def test_authors_without_enough_text_get_no_shard() -> None:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from adapmixed_lab.reproduce.inputs import Inputs, Sources
     from adapmixed_lab.reproduce.measure import Run
 
-EXPERIMENTS = ("table1", "table2", "figure2", "studies", "kinds")
+EXPERIMENTS = ("table1", "table2", "figure2")
 
 
 def add_parser(commands: Any) -> None:
@@ -28,10 +28,9 @@ def add_parser(commands: Any) -> None:
         "reproduce",
         help="reproduce the paper's tables and figures",
         description="Run an experiment of the paper, print its tables, and write JSON, CSV, SVG "
-        "and PDF. 'studies' is what the paper does not have. 'kinds' compares what members adapt, "
-        "and takes hours. A killed 'kinds', or a killed run at full scale except for its screening "
-        "study, goes on with the same command. At builtin scale trained adapters are kept. Results "
-        "are for the operator: perplexities and data-dependent ε depend on the private data.",
+        "and PDF. A killed run at full scale goes on with the same command. At builtin scale "
+        "trained adapters are kept. Results are for the operator: perplexities and data-dependent "
+        "ε depend on the private data.",
     )
     parser.add_argument("experiment", choices=EXPERIMENTS)
     parser.add_argument(
@@ -43,7 +42,7 @@ def add_parser(commands: Any) -> None:
     parser.add_argument(
         "--paper",
         action="store_true",
-        help="put the paper's numbers for the data set next to these (table1, table2, figure2)",
+        help="put the paper's numbers for the data set next to these",
     )
     parser.add_argument(
         "--scale",
@@ -63,8 +62,8 @@ def add_parser(commands: Any) -> None:
     parser.add_argument(
         "--seeds",
         type=int,
-        help="trainings with divisions of their own, over which results are means (default: 1, "
-        "kinds: 2; at full scale the number of --ensemble)",
+        help="trainings with divisions of their own, over which results are means (default: 1; "
+        "at full scale the number of --ensemble)",
     )
     add_device_options(parser)
     group = parser.add_argument_group("size (defaults: the paper's)")
@@ -82,20 +81,20 @@ def add_parser(commands: Any) -> None:
     group.add_argument("--text-column", help="column with the text of a row (default: text)")
     group.add_argument("--split", help="split of a hub data set (default: test) or of a folder")
     group.add_argument("--config", help="configuration of a hub data set")
-    group = parser.add_argument_group("DP-SGD (table1, studies)")
+    group = parser.add_argument_group("DP-SGD (table1)")
     group.add_argument(
         "--dp-adapter",
         type=Path,
         help="folder of 'adapmixed-lab dp-sgd' (builtin scale: trained here)",
     )
     group.add_argument("--without-dp-sgd", action="store_true", help="leave out DP-SGD")
-    group = parser.add_argument_group("the same text in other shards (table1, table2, studies)")
+    group = parser.add_argument_group("the reference 'one adapter, all text'")
     group.add_argument(
-        "--divided", type=Path, nargs="+", metavar="ENSEMBLE",
-        help="folders of 'adapmixed train' over the same text in other numbers of shards; one of a "
-        "single member is the reference 'one adapter' (builtin scale: trained here)",
+        "--one-adapter", type=Path, metavar="ENSEMBLE",
+        help="folder of 'adapmixed train --models 1' over the text of all shards (builtin scale: "
+        "trained here)",
     )  # fmt: skip
-    group.add_argument("--without-divided", action="store_true", help="leave them out")
+    group.add_argument("--without-one-adapter", action="store_true", help="leave it out")
     parser.set_defaults(run=run)
 
 
@@ -111,8 +110,6 @@ def run(arguments: argparse.Namespace) -> int:
     from adapmixed_lab.reproduce.tables import text
 
     ensembles = arguments.ensemble or [None] * _or_default(arguments.seeds, 1)
-    if arguments.experiment == "kinds":
-        ensembles = [None]
     names = [field.name for field in fields(Sources)]
     given = {name: getattr(arguments, name) for name in names}
     check_output(arguments.out, folder=True)
@@ -138,50 +135,31 @@ def run(arguments: argparse.Namespace) -> int:
 def _experiment(
     arguments: argparse.Namespace, sources: "Sources", run: "Run", seed: int
 ) -> dict[str, Any]:
-    from adapmixed.ensemble import read_manifest
     from adapmixed_lab.reproduce.figure2 import figure2
     from adapmixed_lab.reproduce.inputs import load_inputs
-    from adapmixed_lab.reproduce.kinds import kinds
-    from adapmixed_lab.reproduce.studies import studies
     from adapmixed_lab.reproduce.table1 import table1
     from adapmixed_lab.reproduce.table2 import table2
 
     given = {} if arguments.queries is None else {"queries": arguments.queries}
-    if arguments.experiment == "kinds":
-        seeds = {} if arguments.seeds is None else {"seeds": arguments.seeds}
-        return kinds(arguments.out / "kinds", run, **given, **seeds)
-    divided = _divided(arguments, sources, seed)
-    whole = next((one for one in divided if len(read_manifest(one).members) == 1), None)
-    divided = [one for one in divided if one != whole]
+    whole = _one_adapter(arguments, sources, seed)
     most = _most_tokens(arguments)
     inputs = load_inputs(sources, arguments.out, most=most, seed=seed, whole=whole)
     if arguments.experiment == "table2":
         return table2(inputs, run, **given)
     if arguments.experiment == "figure2":
         return figure2(inputs, run, **given)
-    if arguments.experiment == "studies":
-        adapters = _dp_adapters(arguments, inputs, ((8.0, None), (8.0, 1), (2.0, 1)))
-        return studies(inputs, run, adapters, divided=divided, **given)
     if arguments.runs is not None:
         given["runs"] = arguments.runs
     return table1(inputs, _dp_adapter(arguments, inputs), run, long=arguments.long_queries, **given)
 
 
 def _dp_adapter(arguments: argparse.Namespace, inputs: "Inputs") -> "DPAdapter | None":
-    """Return the adapter that protects single blocks, as the paper's does."""
-    found = _dp_adapters(arguments, inputs, ((8.0, None),))
-    return found[0] if found else None
-
-
-def _dp_adapters(
-    arguments: argparse.Namespace, inputs: "Inputs", targets: "tuple[tuple[float, int | None], ...]"
-) -> "list[DPAdapter]":
-    """Return the given adapter, or at builtin scale train one for each (ε, blocks of a name)."""
-    from adapmixed_lab.reproduce.dp_adapter import builtin_dp_adapter, read_dp_adapter
+    """Return the given adapter, or at builtin scale train one; None to leave DP-SGD out."""
+    from adapmixed_lab.reproduce.dp_adapter import EPSILON, builtin_dp_adapter, read_dp_adapter
     from adapmixed_lab.reproduce.paper import DELTA
 
     if arguments.without_dp_sgd:
-        return []
+        return None
     if arguments.dp_adapter is not None:
         adapter = read_dp_adapter(arguments.dp_adapter)
         if adapter.delta != DELTA:
@@ -189,36 +167,33 @@ def _dp_adapters(
                 f"--dp-adapter must have its ε at δ = {DELTA:g}, as the tables do, got one at "
                 f"{adapter.delta:g}"
             )
-        return [adapter]
+        return adapter
     if arguments.scale == "full":
         raise ValueError(
             "--dp-adapter or --without-dp-sgd must be given at --scale full, got neither; "
             "'adapmixed-lab dp-sgd' writes an adapter"
         )
-    found = []
-    base = inputs.sources.public_model
-    for epsilon, count in targets:
-        update, close = progress_bar(0, "step")
-        name = f"dp-sgd-builtin-{'block' if count is None else 'topic'}-{epsilon:g}"
-        adapter = builtin_dp_adapter(
-            arguments.out / name, base, epsilon=epsilon, blocks_per_identifier=count,
-            progress=update,
-        )  # fmt: skip
-        found.append(adapter)
-        close()
-    return found
+    folder = arguments.out / f"dp-sgd-builtin-block-{EPSILON:g}"
+    update, close = progress_bar(0, "step")
+    adapter = builtin_dp_adapter(folder, inputs.sources.public_model, progress=update)
+    close()
+    return adapter
 
 
-def _divided(arguments: argparse.Namespace, sources: "Sources", seed: int) -> "list[Path]":
-    """Return the given ensembles, or at builtin scale train some; at full scale return none."""
-    from adapmixed_lab.reproduce.divided import SIZES, builtin_divided
+def _one_adapter(arguments: argparse.Namespace, sources: "Sources", seed: int) -> Path | None:
+    """Return the given ensemble of one, or at builtin scale train it; None at full scale."""
+    from adapmixed.ensemble import read_manifest
+    from adapmixed_lab.reproduce.whole import builtin_whole
 
-    if arguments.divided is not None:
-        return list(arguments.divided)
-    if arguments.without_divided or arguments.scale == "full":
-        return []
-    sizes = (1, *SIZES) if arguments.experiment == "studies" else (1,)
-    return builtin_divided(arguments.out, sources.public_model, sizes, seed=seed)
+    given: Path | None = arguments.one_adapter
+    if given is not None:
+        count = len(read_manifest(given).members)
+        if count != 1:
+            raise ValueError(f"--one-adapter must be an ensemble of one member, got {count}")
+        return given
+    if arguments.without_one_adapter or arguments.scale == "full":
+        return None
+    return builtin_whole(arguments.out, sources.public_model, seed=seed)
 
 
 def _refuse(arguments: argparse.Namespace) -> None:
@@ -227,32 +202,17 @@ def _refuse(arguments: argparse.Namespace) -> None:
 
     if Place.from_environment().world > 1:
         raise ValueError("reproduce must run in one process, got several ranks")
-    applies = {
-        "runs": ("table1",),
-        "long_queries": ("table1",),
-        "dp_adapter": ("table1", "studies"),
-        "without_dp_sgd": ("table1", "studies"),
-        "paper": ("table1", "table2", "figure2"),
-        "divided": ("table1", "table2", "figure2", "studies"),
-        "without_divided": ("table1", "table2", "figure2", "studies"),
-    }
-    for name, experiments in applies.items():
+    for name in ("runs", "long_queries", "dp_adapter", "without_dp_sgd"):
         value = getattr(arguments, name)
-        if value not in (None, False) and arguments.experiment not in experiments:
+        if value not in (None, False) and arguments.experiment != "table1":
             flag = "--" + name.replace("_", "-")
             raise ValueError(f"{flag} does not apply to {arguments.experiment}, got {value}")
     if arguments.seeds is not None and (arguments.seeds < 1 or arguments.scale == "full"):
         raise ValueError(f"--seeds must be >= 1 and at builtin scale, got {arguments.seeds}")
-    if arguments.experiment == "kinds":
-        only = {"scale": "builtin", "dataset": PRESETS[0], "device": "cpu", "dtype": "float32"}
-        for name, value in only.items():
-            if getattr(arguments, name) != value:
-                raise ValueError(
-                    f"--{name} must be {value} for kinds, which trains ensembles of its own, got "
-                    f"{getattr(arguments, name)}"
-                )
-    if arguments.without_divided and arguments.divided is not None:
-        raise ValueError(f"--without-divided excludes --divided, got {arguments.divided}")
+    if arguments.without_one_adapter and arguments.one_adapter is not None:
+        raise ValueError(
+            f"--without-one-adapter excludes --one-adapter, got {arguments.one_adapter}"
+        )
     if arguments.without_dp_sgd and arguments.dp_adapter is not None:
         raise ValueError(f"--without-dp-sgd excludes --dp-adapter, got {arguments.dp_adapter}")
 

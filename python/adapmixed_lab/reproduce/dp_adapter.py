@@ -28,10 +28,6 @@ BUILTIN_CONFIG = FinetuneConfig(
     learning_rate=3e-3, epochs=2, batch_size=64, block_size=64, target_modules=("c_attn",)
 )
 """For the built-in corpus: a minute of training, which is not DP-SGD at its best."""
-BUILTIN_CONFIG_OF_NAMES = FinetuneConfig(
-    learning_rate=3e-3, epochs=8, batch_size=16, block_size=128, target_modules=("c_attn",)
-)
-"""The same for one block of each topic, which makes some sixty records."""
 EPSILON = 8.0  # the paper's
 UNSEEDED = (
     "DP-SGD's noise comes from the operating system, whatever the seed. An adapter that is trained "
@@ -112,28 +108,24 @@ def builtin_dp_adapter(
     folder: Path,
     base: str,
     *,
-    epsilon: float = EPSILON,
-    config: FinetuneConfig | None = None,
-    blocks_per_identifier: int | None = None,
+    config: FinetuneConfig = BUILTIN_CONFIG,
     progress: Callable[[int, int], None] | None = None,
 ) -> DPAdapter:
     """Train an adapter by DP-SGD on the built-in private text; an existing one is kept.
 
+    It protects single blocks, as the paper's does, at the paper's ε and δ.
+
     Args:
         folder: of the adapter.
         base: folder of the public model.
-        epsilon: its target, at the paper's δ.
-        config: None: `BUILTIN_CONFIG`, or `BUILTIN_CONFIG_OF_NAMES` with `blocks_per_identifier`.
-        blocks_per_identifier: 1 protects a whole topic instead of a block.
+        config: settings of the training.
         progress: called after every step with (steps done, steps in all).
 
     Raises:
         ValueError: if the folder holds an adapter of other settings, or Opacus is not installed.
     """
-    if config is None:
-        config = BUILTIN_CONFIG if blocks_per_identifier is None else BUILTIN_CONFIG_OF_NAMES
     if folder.exists():
-        _check_same(folder, epsilon, config, blocks_per_identifier)
+        _check_same(folder, config)
         return read_dp_adapter(folder)
     corpus = Corpus("builtin")
     train_dp(
@@ -141,7 +133,7 @@ def builtin_dp_adapter(
         corpus.documents(),
         folder,
         config,
-        PrivacyTarget(epsilon, DELTA, blocks_per_identifier=blocks_per_identifier),
+        PrivacyTarget(EPSILON, DELTA),
         unit=corpus.unit,
         base_name=base_facts(base).name,
         progress=progress,
@@ -149,16 +141,14 @@ def builtin_dp_adapter(
     return read_dp_adapter(folder)
 
 
-def _check_same(
-    folder: Path, epsilon: float, config: FinetuneConfig, blocks_per_identifier: int | None
-) -> None:
+def _check_same(folder: Path, config: FinetuneConfig) -> None:
     content = _read(folder)
     wanted = json.loads(json.dumps(asdict(config)))
     # For this target ε is at most the target, and lower only by the noise search's tolerance.
     found = content.get("epsilon")
-    near = isinstance(found, float) and 0.95 * epsilon <= found <= epsilon
+    near = isinstance(found, float) and 0.95 * EPSILON <= found <= EPSILON
     same = content.get("training") == wanted and near and content.get("delta") == DELTA
-    if not same or content.get("blocks_per_identifier") != blocks_per_identifier:
+    if not same or content.get("blocks_per_identifier") is not None:
         raise ValueError(
             f"{folder} must hold the DP-SGD adapter of this experiment, it holds one of other "
             "settings; remove it or give another --out"

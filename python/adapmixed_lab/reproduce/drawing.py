@@ -23,11 +23,9 @@ from adapmixed_lab.figures.style import (
     stack_parts,
     wrapped,
 )
-from adapmixed_lab.reproduce.kinds.drawing import draw_kinds
 from adapmixed_lab.reproduce.marks import LEGEND, look, promise
 from adapmixed_lab.reproduce.panels import draw_panels
 from adapmixed_lab.reproduce.result import run_words, show_cost
-from adapmixed_lab.reproduce.studies.drawing import draw_studies
 
 _FONT_SIZE = 8.0
 _COLUMNS = 2  # of a legend
@@ -40,9 +38,10 @@ Row = Mapping[str, Any]
 def draw(result: Mapping[str, Any]) -> list[Drawing]:
     """Draw the figures of a result of any experiment."""
     kinds: dict[str, Callable[[Mapping[str, Any]], list[Drawing]]] = {
-        "figure2": lambda found: [draw_panels(found)], "table1": _table1, "table2": _table2,
-        "kinds": draw_kinds, "studies": draw_studies,
-    }  # fmt: skip
+        "figure2": lambda found: [draw_panels(found)],
+        "table1": _table1,
+        "table2": _table2,
+    }
     run = run_words(result)
     return [replace(one, run=run) for one in kinds[result["experiment"]](result)]
 

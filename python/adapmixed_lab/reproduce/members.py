@@ -9,38 +9,29 @@ from adapmixed.checks import check_count
 from adapmixed.mechanisms import Mechanism, Rows
 from adapmixed.mechanisms.proposal import Prepared
 from adapmixed_ext.types import RandomSource
+from adapmixed_lab.reproduce.published import PaperRule
 
 
 @dataclass(frozen=True)
 class FirstMembers(Mechanism):
-    """A mechanism over the first `count` models; `count` is then the N of its costs.
+    """AdaPMixED over the first `count` models; `count` is then the N of its costs.
 
     Shards keep their size, so a smaller ensemble has seen less text. The paper distributes all text
     over fewer and larger shards instead.
 
     Attributes:
-        mechanism: answers the queries.
+        mechanism: answers the queries, whose number no plan fixes.
         count: number of its models, >= 1 and at most the ensemble's.
     """
 
     name: ClassVar[str] = "first-members"
-    no_budget: ClassVar[str] = "it is for studies of realised losses"
+    no_budget: ClassVar[str] = "it is for comparisons of realised losses"
 
-    mechanism: Mechanism
+    mechanism: PaperRule
     count: int
 
     def __post_init__(self) -> None:
         check_count("count", self.count)
-
-    @property
-    def planned_queries(self) -> int | None:
-        """The planned queries of the inner mechanism."""
-        return self.mechanism.planned_queries
-
-    @property
-    def no_total(self) -> str:
-        """The reason of the inner mechanism."""
-        return self.mechanism.no_total
 
     @property
     def no_replacement(self) -> str:
@@ -59,8 +50,6 @@ class FirstMembers(Mechanism):
         return self.mechanism._prepare(replace(rows, private=rows.private[: self.count]), rng)
 
 
-def sizes(
-    num_models: int, wanted: tuple[int, ...] = (8, 16, 32, 64, 80, 100, 128)
-) -> tuple[int, ...]:
-    """Return the wanted sizes below `num_models`, then `num_models` itself."""
-    return (*(count for count in wanted if count < num_models), num_models)
+def sizes(num_models: int) -> tuple[int, ...]:
+    """Return the sizes to compare: those of the list below `num_models`, then `num_models`."""
+    return (*(n for n in (8, 16, 32, 64, 80, 100, 128) if n < num_models), num_models)

@@ -4,7 +4,7 @@
      "notes": [...], "rows": [{"group", "method", "label", "ours", "paper"}, ...],
      "environment": {...}, "seconds": s}
 
-`group` names the rows that belong together: a part of a table, a panel of a figure, or a study.
+`group` names the rows that belong together: a part of a table or a panel of a figure.
 `label` is the setting if a group varies one. `ours` and `paper` may each be null. Infinities are
 the string "inf". A result holds perplexities and data-dependent ε, so it is for the operator only.
 """
@@ -29,7 +29,7 @@ _KEYS = ("experiment", "inputs", "settings", "notes", "rows", "environment", "se
 _OURS = (
     "perplexity", "perplexity_deviation", "epsilon", "epsilon_deviation", "delta", "kind",
     "queries", "runs", "unit", "adjacency", "rule", "screened", "mixing", "screening",
-    "conversion", "total", "num_models", "adapt", "rank", "cost", "equal_bits", "mechanism",
+    "conversion", "total", "mechanism",
 )  # fmt: skip
 _PAPER = (
     "perplexity", "perplexity_deviation", "epsilon", "kind", "queries", "screened", "place",
@@ -128,11 +128,11 @@ def relation(side: Mapping[str, Any]) -> str | None:
 def run_words(result: Mapping[str, Any]) -> str:
     """Return what a result was measured on, for titles: base, text, models and settings."""
     inputs, settings = result["inputs"], result["settings"]
-    where = " on ".join(filter(None, (inputs["base"], inputs.get("text"))))
+    where = f"{inputs['base']} on {inputs['text']}"
     trained = settings.get("trainings", 1)
     facts = [f"{trained} trainings of " * (trained > 1) + f"{inputs['num_models']} models"]
     facts += [f"{settings['queries']:,} queries"] * ("long_queries" not in settings)
-    facts += [f"settings of {inputs['dataset']}"] * (inputs["dataset"] != "builtin")
+    facts.append(f"settings of {inputs['dataset']}")
     return f"{where}: {', '.join(facts)}, δ = {settings['delta']:g}"
 
 

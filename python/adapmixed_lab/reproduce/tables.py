@@ -24,8 +24,6 @@ _TITLES = {
     "table1": "Table 1: perplexity and privacy",
     "table2": "Table 2: screening and data-dependent analysis",
     "figure2": "Figure 2: one setting of AdaPMixED varied at a time",
-    "studies": "Studies that the paper does not have",
-    "kinds": "What members adapt: perplexity against the cost of a token",
 }
 KINDS = (
     "Guarantees: 'fixed' holds in advance and may be published. 'data-dependent, ex-post' depends "
@@ -56,8 +54,7 @@ def _heading(result: Mapping[str, Any], group: str) -> list[str]:
     settings = result["settings"]
     if group in settings.get("panels", {}):
         return [f"({group}) {settings['panels'][group]['title']}"]
-    title = settings.get("titles", {}).get(group, group)
-    return [title] if title else []
+    return [group] if group else []
 
 
 def _table(rows: Sequence[Row]) -> list[str]:
@@ -73,12 +70,8 @@ def _table(rows: Sequence[Row]) -> list[str]:
     ]
     if any((one["ours"] or {}).get("difference") for one in rows):
         columns.append(("vs public", True, lambda one: _against(one["ours"])))
-    if any((one["ours"] or {}).get("cost") is not None for one in rows):
-        columns.append(("cost", True, lambda one: f"{one['ours']['cost']:.3g}x"))
     if screened:
         columns.append(("screened", True, lambda one: _screened(one, "ours")))
-    if any((one["ours"] or {}).get("equal_bits") is not None for one in rows):
-        columns.append(("same bit", True, lambda one: f"{100 * one['ours']['equal_bits']:.2f}%"))
     columns += [
         ("guarantee", False, lambda one: _kind(one["ours"])),
         ("neighbours", False, lambda one: format_neighbours(relation(one["ours"] or {}))),

@@ -1,8 +1,8 @@
-"""The text, the setting and the place in the figure of an experiment's line."""
+"""The text of an experiment's line, and its place in the figure."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,11 +11,9 @@ from experiment_cases import inputs, rows_of
 from fake_ensemble import FakeEnsemble
 from torch import Tensor
 
-from adapmixed.mechanisms import Mechanism
 from adapmixed_lab.figures.style import canvas, draw_plane
 from adapmixed_lab.reproduce.dp_adapter import DPAdapter
 from adapmixed_lab.reproduce.measure import Run
-from adapmixed_lab.reproduce.studies import frontiers
 from adapmixed_lab.reproduce.table1 import DP_SGD, table1
 
 ADAPTER = DPAdapter(Path("dp"), 7.5, 1e-5, "name", "The adapter is ...")
@@ -57,46 +55,6 @@ def test_dp_sgd_reads_the_windows_of_table_1(monkeypatch: pytest.MonkeyPatch) ->
         assert ours[DP_SGD]["perplexities"] == pytest.approx(
             ours["public model"]["perplexities"], rel=1e-9
         )
-
-
-@pytest.mark.slow
-def test_dp_sgd_reads_the_windows_of_the_frontier(monkeypatch: pytest.MonkeyPatch) -> None:
-    given, ensemble, alone = compared(monkeypatch)
-    monkeypatch.setattr(frontiers, "BUDGETS", (4.0,))
-    monkeypatch.setattr(frontiers, "LEAKAGES", (0.1,))
-    found = frontiers.rows(given, Run(), 40, [ADAPTER])
-    assert found[-1]["method"] == "DP-SGD, one name"
-    assert alone.read == ensemble.read and len(alone.read) > 1
-
-
-@pytest.mark.slow
-def test_the_frontier_keeps_the_best_setting(monkeypatch: pytest.MonkeyPatch) -> None:
-    every: dict[str, float] = {}
-    measured = frontiers.compare
-
-    def noted(given: Any, mechanisms: Mapping[str, Mechanism], *more: Any, **rest: Any) -> Any:
-        found = measured(given, mechanisms, *more, **rest)
-        every.update({name: float(str(ours["perplexity"])) for name, ours in found.items()})
-        return found
-
-    monkeypatch.setattr(frontiers, "compare", noted)
-    monkeypatch.setattr(frontiers, "BUDGETS", (1.0, 8.0))
-    monkeypatch.setattr(frontiers, "LEAKAGES", (0.1,))
-    given = inputs(10)
-    rows = frontiers.rows(given, Run(), 30, [])
-    chosen: list[Any] = [one for one in rows if str(one["method"]).startswith("Clipped")]
-    assert len(chosen) == 4
-    for one in chosen:
-        budget = " ".join(one["label"].split()[:3])  # "ε ≤ 4", then shape or scale
-        settings = {
-            name: perplexity
-            for name, perplexity in every.items()
-            if name.startswith(f"{one['method']}, {budget}, ")
-        }
-        assert len(settings) == len(set(settings.values())) > 1
-        best = min(settings, key=lambda name: settings[name])
-        assert one["ours"]["perplexity"] == settings[best]
-        assert best == f"{one['method']}, {budget}, {one['label'].removeprefix(budget).strip()}"
 
 
 @pytest.mark.parametrize("epsilons", [(1.0, 2.042, 2.042, 2.042, 5.0), (0.01, 5.0, 5.0)])

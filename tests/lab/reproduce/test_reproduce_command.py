@@ -11,17 +11,18 @@ import pytest
 from training_cases import rows, write_base, write_corpus
 
 from adapmixed.cli import main as library
-from adapmixed.data import demo_base
+from adapmixed.data import demo_base, private_documents
+from adapmixed.ensemble import read_manifest
+from adapmixed.training.config import FinetuneConfig
 from adapmixed_lab.cli import main
 from adapmixed_lab.reproduce.dp_adapter import (
     BUILTIN_CONFIG,
-    BUILTIN_CONFIG_OF_NAMES,
     builtin_dp_adapter,
     read_dp_adapter,
 )
 from adapmixed_lab.reproduce.inputs import Sources
 from adapmixed_lab.reproduce.measure import POOL, WHOLE
-from adapmixed_lab.reproduce.studies import frontiers
+from adapmixed_lab.reproduce.whole import builtin_whole
 
 
 def result_of(folder: Path, name: str) -> dict[str, Any]:
@@ -33,7 +34,7 @@ def result_of(folder: Path, name: str) -> dict[str, Any]:
     ("experiment", "options"),
     [
         ("table1", ["--runs", "2", "--queries", "12", "--long-queries", "24", "--without-dp-sgd"]),
-        ("table2", ["--queries", "24", "--dataset", "pubmed", "--paper", "--without-divided"]),
+        ("table2", ["--queries", "24", "--dataset", "pubmed", "--paper", "--without-one-adapter"]),
         ("figure2", ["--queries", "8", "--seeds", "2"]),
     ],
 )
@@ -122,7 +123,6 @@ def test_full_scale_with_stand_ins(
     [
         ("table2", ["--queries", "20"]),
         ("figure2", ["--queries", "8"]),
-        ("studies", ["--queries", "8", "--dp-adapter", "dp", "--divided", "ensemble"]),
     ],
 )
 @pytest.mark.slow
@@ -132,10 +132,8 @@ def test_full_scale_of_the_others(
     stand_ins: dict[str, str],
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The other experiments run with the same stand-ins."""
-    monkeypatch.setattr(frontiers, "BUDGETS", (4.0,))  # planning is most of the time
     asked = ["reproduce", experiment, "--scale", "full", "--out", str(tmp_path)]
     asked += ["--base", stand_ins["base"], "--ensemble", stand_ins["ensemble"]]
     asked += ["--text", stand_ins["text"]]
@@ -145,11 +143,10 @@ def test_full_scale_of_the_others(
     result = result_of(tmp_path, f"{experiment}-wikitext-103.json")
     assert result["inputs"]["base"] == "gpt2" and result["inputs"]["text"].endswith("wikitext")
     found = {one["method"] for one in result["rows"]}
-    assert "AdaPMixED" in found
-    assert ("DP-SGD, one block of 16 tokens" in found) == (experiment == "studies")
+    assert "AdaPMixED" in found and WHOLE not in found
     if experiment == "table2":  # the paper's number of queries, for which this text is too short
         assert main(asked) == 2
-        assert "queries must be in [1, " in capsys.readouterr().err
+        assert "queries" in capsys.readouterr().err
 
 
 @pytest.mark.slow
@@ -160,34 +157,28 @@ def test_refusals(
         assert main(["reproduce", *options, "--out", str(tmp_path)]) == 2
         assert words in capsys.readouterr().err
 
-    refuses("ensemble must be given at scale 'full'", "table2", "--scale", "full")
-    refuses("base applies to scale 'full', got gpt2 at 'builtin'", "table2", "--base", "gpt2")
-    refuses("--runs does not apply to figure2, got 3", "figure2", "--runs", "3")
-    refuses("--without-dp-sgd does not apply to table2", "table2", "--without-dp-sgd")
+    refuses("ensemble", "table2", "--scale", "full")
+    refuses("base", "table2", "--base", "gpt2")
+    refuses("--runs", "figure2", "--runs", "3")
+    refuses("--without-dp-sgd", "table2", "--without-dp-sgd")
     both = ["--without-dp-sgd", "--dp-adapter", str(tmp_path)]
     refuses("--without-dp-sgd excludes --dp-adapter", "table1", *both)
-    both = ["--without-divided", "--divided", str(tmp_path)]
-    refuses("--without-divided excludes --divided", "studies", *both)
-    refuses("--divided does not apply to kinds", "kinds", "--divided", str(tmp_path))
-    refuses("--paper does not apply to studies", "studies", "--paper")
-    refuses("--seeds must be >= 1 and at builtin scale, got 0", "table2", "--seeds", "0")
-    refuses("--scale must be builtin for kinds", "kinds", "--scale", "full")
-    refuses("--device must be cpu for kinds", "kinds", "--device", "cuda")
-    refuses("--runs does not apply to kinds", "kinds", "--runs", "2")
+    both = ["--without-one-adapter", "--one-adapter", str(tmp_path)]
+    refuses("--without-one-adapter excludes --one-adapter", "table2", *both)
+    refuses("--seeds", "table2", "--seeds", "0")
     with monkeypatch.context() as ranks:
         ranks.setenv("RANK", "0")
         ranks.setenv("WORLD_SIZE", "2")
-        refuses("reproduce must run in one process", "figure2")
+        refuses("in one process", "figure2")
     refuses("dp-sgd' wrote", "table1", "--dp-adapter", str(tmp_path), "--queries", "4")
     specimen = Path(__file__).parents[2] / "formats" / "guarantee-1.json"
     (tmp_path / "guarantee.json").write_bytes(specimen.read_bytes())
-    words = "--dp-adapter must have its ε at δ = 1e-05, as the tables do, got one at 0.0001"
-    refuses(words, "table1", "--dp-adapter", str(tmp_path), "--queries", "4")
-    refuses("queries must be in [1, ", "table2", "--queries", "1000000000")
-    with pytest.raises(ValueError, match="text must be given at scale 'full' for pubmed"):
+    refuses("--dp-adapter", "table1", "--dp-adapter", str(tmp_path), "--queries", "4")
+    refuses("queries", "table2", "--queries", "1000000000")
+    with pytest.raises(ValueError, match="^text"):
         Sources("pubmed", "full", ensemble=tmp_path)
     (tmp_path / "a.txt").write_text("text", encoding="utf-8")
-    with pytest.raises(ValueError, match="split applies to folders and hub data sets, got test"):
+    with pytest.raises(ValueError, match="^split"):
         Sources(
             scale="full", ensemble=tmp_path, text=str(tmp_path / "a.txt"), split="test"
         ).corpus()
@@ -198,22 +189,50 @@ def test_refusals(
 
 
 @pytest.mark.slow
+def test_one_adapter_is_trained_once_on_all_text(tmp_path: Path) -> None:
+    few = FinetuneConfig(rank=2, learning_rate=3e-3, epochs=1, batch_size=64, block_size=256)
+    base, documents = str(demo_base()), private_documents()[:40]
+
+    def trained(**given: Any) -> dict[Path, int]:
+        folder = builtin_whole(tmp_path, base, **{"documents": documents, "config": few} | given)
+        assert len(read_manifest(folder).members) == 1
+        return {path: path.stat().st_mtime_ns for path in folder.rglob("*")}
+
+    made = trained()
+    assert trained() == made
+    for other in ({"config": replace(few, rank=3)}, {"documents": documents[::-1]}):
+        with pytest.raises(ValueError):
+            trained(**other)
+    assert {path: path.stat().st_mtime_ns for path in made} == made
+    assert not trained(seed=1).keys() & made.keys()
+
+
+@pytest.mark.slow
+def test_an_ensemble_of_several_is_not_one_adapter(
+    stand_ins: dict[str, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    given = ["--one-adapter", stand_ins["ensemble"], "--out", str(tmp_path)]
+    assert main(["reproduce", "table2", *given]) == 2
+    assert "--one-adapter" in capsys.readouterr().err
+
+
+@pytest.mark.slow
 def test_a_dp_adapter_of_the_builtin_text(tmp_path: Path) -> None:
-    """Whole topics give one record each, and the adapter is trained once."""
+    """It protects single blocks, and is trained once."""
     pytest.importorskip("opacus", reason="opacus is not installed (the lab extra)")
-    few = replace(BUILTIN_CONFIG_OF_NAMES, epochs=1, block_size=32)
+    few = replace(BUILTIN_CONFIG, epochs=1, batch_size=256)
     folder, base = tmp_path / "dp", str(demo_base())
-    given: dict[str, Any] = {"epsilon": 4.0, "config": few, "blocks_per_identifier": 1}
-    adapter = builtin_dp_adapter(folder, base, **given)
-    assert 3.8 <= adapter.epsilon <= 4.0 and adapter.unit == "topic" and adapter.delta == 1e-5
+    adapter = builtin_dp_adapter(folder, base, config=few)
+    assert 7.6 <= adapter.epsilon <= 8.0 and adapter.delta == 1e-5
+    assert adapter.unit == "block of 64 tokens"
     weights = (folder / "adapter_model.safetensors").read_bytes()
-    assert builtin_dp_adapter(folder, base, **given) == adapter
+    assert builtin_dp_adapter(folder, base, config=few) == adapter
     assert (folder / "adapter_model.safetensors").read_bytes() == weights
     assert adapter.load(Sources()).num_models == 1
 
 
 def test_an_adapter_of_other_settings_is_refused(stand_ins: dict[str, str], tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="it holds one of other settings"):
+    with pytest.raises(ValueError, match="other settings"):
         builtin_dp_adapter(Path(stand_ins["dp"]), stand_ins["base"])
     # An adapter that has the requested settings is kept as it is.
     folder = Path(stand_ins["dp"])
@@ -224,10 +243,12 @@ def test_an_adapter_of_other_settings_is_refused(stand_ins: dict[str, str], tmp_
     changed = json.dumps(content | {"training": training})
     (other / "guarantee.json").write_text(changed, encoding="utf-8")
     assert builtin_dp_adapter(other, stand_ins["base"]) == read_dp_adapter(other)
-    with pytest.raises(ValueError, match="other settings"):
-        builtin_dp_adapter(other, stand_ins["base"], epsilon=1.0)
-    with pytest.raises(ValueError, match="other settings"):
-        builtin_dp_adapter(other, stand_ins["base"], blocks_per_identifier=1)
+    for another in ({"epsilon": 1.0}, {"blocks_per_identifier": 1}):
+        (other / "guarantee.json").write_text(
+            json.dumps(content | {"training": training} | another), encoding="utf-8"
+        )
+        with pytest.raises(ValueError, match="other settings"):
+            builtin_dp_adapter(other, stand_ins["base"])
     (other / "guarantee.json").write_text(json.dumps(content | {"epsilon": "nan"}))
-    with pytest.raises(ValueError, match="must have a finite ε > 0, got nan"):
+    with pytest.raises(ValueError, match="finite ε"):
         read_dp_adapter(other)
