@@ -53,17 +53,6 @@ def run_quick(*options: object, module: str = "operators") -> subprocess.Complet
 
 
 @pytest.mark.slow
-def test_a_module_agrees_with_itself(tmp_path: Path) -> None:
-    run = run_quick(f"copy={adapmixed_ext._C.__file__}", "--out", tmp_path / "a", module="modules")
-    assert run.returncode == 0, run.stderr
-    assert (tmp_path / "a.txt").read_text().strip() == run.stdout.strip()
-    content = json.loads((tmp_path / "a.json").read_text())
-    assert content["same"] is True
-    for row in content["tables"]["modules"]:
-        assert set(row["ratios"]) == {"copy"} and row["installed"] > 0
-
-
-@pytest.mark.slow
 def test_quick_run_writes_what_is_promised(tmp_path: Path) -> None:
     run = run_quick("--out", tmp_path / "cpu")
     assert run.returncode == 0, run.stderr
