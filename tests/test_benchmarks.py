@@ -97,17 +97,6 @@ def test_an_ensemble_is_timed_against_the_loop(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_sending_rows_is_timed(tmp_path: Path) -> None:
-    run = run_quick("--out", tmp_path / "ranks", module="ranks")
-    assert run.returncode == 0, run.stderr  # it fails if rows change on the way
-    tables = json.loads((tmp_path / "ranks.json").read_text())["tables"]
-    assert [row["bytes"] for row in tables["gather"]] == [2 * 512 * 4]
-    assert len(tables["steps"]) == 3
-    for step in tables["steps"]:
-        assert set(step["seconds"]) == {"forward pass", "sending", "answer"}
-
-
-@pytest.mark.slow
 def test_an_evaluation_is_timed_against_the_published_way(tmp_path: Path) -> None:
     run = run_quick("--out", tmp_path / "evaluation", module="evaluation")
     assert run.returncode == 0, run.stderr  # it fails if the scores differ
