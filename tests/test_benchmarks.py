@@ -90,7 +90,7 @@ def test_private_tokens_are_timed_against_the_public_and_the_loop(tmp_path: Path
     for (_, queries), row in rows.items():
         assert row["ratio"] == row["median"] / rows["public model", queries]["median"]
     held = {name: row["cache_bytes"] for (name, queries), row in rows.items() if queries == 1}
-    assert held["head"] == held["public model"] == 2 * 2 * (8 + 1) * 32 * 4  # a prompt, a token
+    assert held["head"] == held["public model"] == 2 * 2 * 8 * 32 * 4  # of the prompt
     assert held["deep (c_attn)"] == 5 * held["public model"]  # N = 4 and the public model
     loop, batched = content["tables"]["loop"]
     assert batched["ratio"] == loop["median"] / batched["median"]
