@@ -262,8 +262,8 @@ def main() -> None:
         print(json.dumps(asdict(asyncio.run(_client(url, int(streams), arguments.seconds)))))
         return
     seconds = 1.0 if arguments.quick else arguments.seconds
-    with tempfile.TemporaryDirectory() as folder:
-        ensemble = Ensemble.from_pretrained(str(demo_base()), train_demo(Path(folder, "ensemble")))
+    trained = tempfile.TemporaryDirectory()  # removed when the program ends
+    ensemble = Ensemble.from_pretrained(str(demo_base()), train_demo(Path(trained.name, "demo")))
     report, neighbours, about = Report(), Neighbours(), machine()
     report.say(headline(about))
     report.say(
