@@ -1,6 +1,6 @@
-"""Tables on a GPU over dtypes, batches, sizes and orders, of our calls and the floors alone."""
+"""Tables on a GPU over dtypes, batches and sizes, of our calls and the floors alone."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
 import torch
 
@@ -8,11 +8,8 @@ from adapmixed.rng import SeededRandom
 from benchmarks.calls import rotate
 from benchmarks.cuda_bench import GRAPH, Bench, base_of, ours
 from benchmarks.cuda_timing import COPY, Contestant, card_floors
-from benchmarks.harness import READ_ONCE, READ_TWICE, Call, Query, size
-from benchmarks.inputs import KINDS
-from benchmarks.orders import order_calls
+from benchmarks.harness import READ_TWICE, size
 from benchmarks.scaling import ORDER, RADIUS, check, check_pool, pool_mixture, pool_token
-from benchmarks.searches import search_calls
 
 # What a model of today gives first: the time of a machine may end at any moment.
 DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32, "fp16": torch.float16}
@@ -115,34 +112,3 @@ def sizes(bench: Bench) -> None:
             inputs[f"N = {models}, V = {vocab}"] = (shape, "fp32", {**shape})
     bench.report.say("sizes: one query in fp32; ratios within a size")
     _grid(bench, "sizes", inputs)
-
-
-def orders(bench: Bench) -> None:
-    """Time `project` and `leave_one_out` at several orders."""
-    _replayed(bench, "orders", "far", order_calls)
-
-
-def searches(bench: Bench) -> None:
-    """Time `clip_project` and `project` on every kind of input."""
-    for kind in KINDS:
-        _replayed(bench, "searches", kind, search_calls)
-
-
-def _replayed(
-    bench: Bench, table: str, kind: str, calls: Callable[[list[Query]], dict[str, Call]]
-) -> None:
-    models, vocab, _ = bench.sizes
-    queries = bench.queries(models, vocab, kind=kind)
-    contestants = {
-        name + GRAPH: Contestant(call, len(queries), replay=True)
-        for name, call in calls(queries).items()
-    } | card_floors(queries)
-    timings = bench.time(contestants, dict.fromkeys(contestants, 20))
-    bench.report.say(
-        f"{table}: {kind} inputs, {models} models, {vocab} tokens, fp32, one query, replayed; "
-        "ratios to the first"
-    )
-    bench.report.add(
-        table, timings, base=next(iter(timings)), floor=READ_ONCE, bytes_read=size(queries[0]),
-        kind=kind, models=models, vocab=vocab,
-    )  # fmt: skip

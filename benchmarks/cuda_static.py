@@ -1,6 +1,6 @@
 """What the machine code of the CUDA kernels says about their hot loops, without a GPU.
 
-    python -m benchmarks.cuda_static --objects build/cuda --out benchmarks/results/cuda-static.txt
+    python -m benchmarks.cuda_static --objects build/cuda --out cuda-static.txt
 
 For the loops of HOT (cuda_hot.py) it prints how many instructions a trip issues for each element.
 For each kernel it prints registers and memory. `make cuda` compiles the objects; they must have

@@ -28,7 +28,7 @@ from benchmarks.contestants import (
     torch_programs,
 )
 from benchmarks.cuda_bench import GRAPH, Bench, base_of, ours
-from benchmarks.cuda_grids import batches, dtypes, orders, pools, searches, sizes
+from benchmarks.cuda_grids import batches, dtypes, pools, sizes
 from benchmarks.cuda_timing import Card, Contestant, card_floors
 from benchmarks.harness import READ_ONCE, READ_TWICE, Query, Report, size
 from benchmarks.inputs import KINDS, few, judge
@@ -244,8 +244,6 @@ TABLES: tuple[tuple[str, Callable[[Bench], None]], ...] = (
     ("speed", speed),
     ("operators", operators),
     ("evaluation", evaluation),
-    ("orders", orders),
-    ("searches", searches),
     ("sizes", sizes),
     ("speed", more_speed),
 )

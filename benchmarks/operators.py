@@ -20,7 +20,7 @@ from pathlib import Path
 import torch
 
 from adapmixed_ext import _C
-from benchmarks import cuda_tables, orders, scaling, searches
+from benchmarks import cuda_tables, scaling
 from benchmarks.calls import (
     AFTER_TORCH,
     OURS,
@@ -52,8 +52,6 @@ SETTINGS = ((18.0, 3.6), (3.0, 0.03), (17.5, 3.6))
 TABLES = {
     "operators": scaling.operators,
     "evaluation": scaling.evaluation,
-    "orders": orders.orders,
-    "searches": searches.searches,
     "dtypes": scaling.dtypes,
     "batches": scaling.batches,
     "sizes": scaling.sizes,

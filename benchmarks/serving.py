@@ -45,7 +45,7 @@ from adapmixed.generation.loop import Answerer
 from adapmixed.mechanisms import ClippedLogPool
 from adapmixed.privacy import Accountant
 from adapmixed.rng import SecureRandom
-from benchmarks.demo import demo_ensemble
+from adapmixed.training.demo import train_demo
 from benchmarks.harness import Neighbours, Report, headline, machine
 
 STREAMS = (1, 8, 64)
@@ -262,7 +262,8 @@ def main() -> None:
         print(json.dumps(asdict(asyncio.run(_client(url, int(streams), arguments.seconds)))))
         return
     seconds = 1.0 if arguments.quick else arguments.seconds
-    ensemble = Ensemble.from_pretrained(str(demo_base()), demo_ensemble())
+    trained = tempfile.TemporaryDirectory()  # removed when the program ends
+    ensemble = Ensemble.from_pretrained(str(demo_base()), train_demo(Path(trained.name, "demo")))
     report, neighbours, about = Report(), Neighbours(), machine()
     report.say(headline(about))
     report.say(

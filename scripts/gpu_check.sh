@@ -320,7 +320,7 @@ checks() {
 compare() {
   begin_part compare
   build
-  bench compare --only speed operators evaluation orders searches sizes
+  bench compare --only speed operators evaluation sizes
   end_part
 }
 

@@ -1,4 +1,4 @@
-"""What pages repeat: versions of the program and of its files, costs, and an error message."""
+"""What pages repeat: versions of the program and of its files, and an error message."""
 
 from __future__ import annotations
 
@@ -69,55 +69,6 @@ def test_pages_name_the_version_of_the_program(page: Path) -> None:
         entry = text[text.index("@misc{adapmixed,") :].split("\n}", 1)[0]
         (number,) = re.findall(r"note = \{Version ([^}]+)\}", entry)
         assert number == adapmixed.__version__
-
-
-def results(name: str) -> str:
-    return (ROOT / "benchmarks" / "results" / name).read_text(encoding="utf-8")
-
-
-def test_the_costs_of_the_readme_stand_in_the_named_results() -> None:
-    readme = (ROOT / "README.md").read_text(encoding="utf-8")
-    section = readme[readme.index("## What it costs") : readme.index("## What it does not")]
-    rows = [
-        [cell.strip() for cell in line.split("|")[1:-1]]
-        for line in section.splitlines()
-        if line.startswith("|")
-    ]
-    assert "benchmarks/results/cpu-trunk-avx512.txt" in rows[0][0]
-    assert "benchmarks/results/cpu-avx512.txt" in rows[0][0]
-
-    trunk = results("cpu-trunk-avx512.txt")
-    trunk = trunk[trunk.index("token: 1 queries") : trunk.index("token: 8 queries")]
-    for row, kind in zip(rows[2:5], ("head", "last:1", r"deep \(c_attn\)"), strict=True):
-        measured = re.search(rf"^  {kind} +([\d.]+ ms) .*? ([\d.]+)x   cache", trunk, re.MULTILINE)
-        assert measured is not None, kind
-        assert row[1] == measured[1]
-        assert row[2].split(" times")[0] == measured[2]
-
-    operators = results("cpu-avx512.txt")
-    parts = {}
-    for inputs in ("near", "far", "shared"):
-        start = operators.index(f"speed: order 18, radius 3.6, {inputs} inputs")
-        parts[inputs] = operators[start : operators.index("how many times", start)]
-
-    def measured_in(inputs: str, program: str) -> tuple[float, float]:
-        """Return the median in milliseconds and its ratio to ours."""
-        line = re.search(
-            rf"^  {re.escape(program)} +([\d.]+) ms .*?\] +([\d.]+)x", parts[inputs], re.MULTILINE
-        )
-        assert line is not None, program
-        return float(line[1]), float(line[2])
-
-    ours, _ = measured_in("near", "ours: project + leave_one_out")
-    loop, _ = measured_in("near", "published algorithm, loop over models")
-    newton = "smart (Newton), compiled, order constant"
-    torch, times = measured_in("near", newton)
-    other = sorted(measured_in(inputs, newton)[1] for inputs in ("far", "shared"))
-    assert rows[5][1] == f"{ours:.2g} ms"
-    assert rows[5][2].startswith(f"{loop:.0f} ms: our float32 version")
-    assert rows[6][2].startswith(f"{torch:.0f} ms: the fastest torch program")
-    assert f"{times:.0f} times as long" in rows[6][2]
-    assert rows[6][2].endswith(f"other inputs tried {other[0]:.2g} and {other[1]:.2g} times")
 
 
 def test_the_page_of_training_quotes_the_error_of_another_member() -> None:

@@ -1,7 +1,7 @@
 """A key/value cache with room for later positions, so that a token is written in place.
 
 transformers' own cache copies all past positions at every step (`torch.cat`), which takes a large
-part of a step (`benchmarks.forward`).
+part of a step.
 """
 
 from __future__ import annotations
