@@ -107,7 +107,7 @@ def test_the_citation_names_the_software_and_the_papers() -> None:
         names = [author["family-names"] for author in paper["authors"]]
         assert names == ["Flemings", "Razaviyayn", "Annavaram"] and paper["year"] == 2024
         assert paper["url"] == f"https://arxiv.org/abs/{number}"
-        assert paper["title"] in " ".join(readme.split()) and paper["url"] in readme
+        assert paper["url"] in readme
 
 
 def test_the_library_needs_these_packages_alone() -> None:
