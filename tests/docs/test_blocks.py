@@ -363,5 +363,5 @@ def test_there_are_three_notebooks_without_outputs() -> None:
 def test_the_quickstart_prints_what_it_shows(tmp_path: Path) -> None:
     page = ROOT / "docs" / "quickstart.md"
     printed = run_whole(page, tmp_path)
-    (shown,) = (one for one in blocks(page) if one.language == "text")
+    shown, *_ = (one for one in blocks(page) if one.language == "text")
     assert not missing(shown, printed), printed
