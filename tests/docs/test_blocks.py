@@ -352,11 +352,11 @@ def test_notebooks_run(page: Path, tmp_path: Path) -> None:
     assert "ε" in run_whole(page, tmp_path)
 
 
-def test_there_are_three_notebooks_without_outputs() -> None:
-    assert len(notebooks()) >= 3
+def test_there_is_a_notebook_without_outputs() -> None:
+    assert notebooks()
     for page in notebooks():
         assert page.read_text(encoding="utf-8").startswith("---\nfile_format: mystnb\n")
-        assert sum(one.language == "{code-cell}" for one in blocks(page)) >= 5
+        assert any(one.language == "{code-cell}" for one in blocks(page))
 
 
 @pytest.mark.slow
