@@ -1,4 +1,4 @@
-"""What pages repeat: versions of the program and of its files, and an error message."""
+"""What pages repeat: versions of the program and of its files."""
 
 from __future__ import annotations
 
@@ -50,36 +50,8 @@ def test_the_page_of_file_formats_states_the_versions_of_the_code() -> None:
     assert stated == {name: version_of(module) for name, module in FORMATS.items()}
 
 
-def test_the_examples_of_file_formats_have_these_versions() -> None:
-    page = (DOCS / "reference" / "file-formats.md").read_text(encoding="utf-8")
-    ensemble = version_of(FORMATS["`ensemble.json`"])
-    (example,) = re.findall(r'\{"format_version": (\d+), "base_model"', page)
-    (entry,) = re.findall(r"^\| `format_version` \| (\d+) \| required", page, re.MULTILINE)
-    assert int(example) == int(entry) == ensemble
-    (report,) = re.findall(r'\{"format_version": (\d+), "methods"', page)
-    assert int(report) == version_of(FORMATS["`report.json`"])
-
-
 @pytest.mark.parametrize("page", pages(), ids=name_of)
 def test_pages_name_the_version_of_the_program(page: Path) -> None:
     text = page.read_text(encoding="utf-8")
     for number in re.findall(r"adapmixed[- ]v?(\d+\.\d+\.\d+)", text):
         assert number == adapmixed.__version__
-    if page.name == "cite.md":
-        entry = text[text.index("@misc{adapmixed,") :].split("\n}", 1)[0]
-        (number,) = re.findall(r"note = \{Version ([^}]+)\}", entry)
-        assert number == adapmixed.__version__
-
-
-def test_the_page_of_training_quotes_the_error_of_another_member() -> None:
-    page = " ".join((DOCS / "how-to" / "train.md").read_text(encoding="utf-8").split())
-    source = (ROOT / "python" / "adapmixed" / "training" / "retrain.py").read_text(encoding="utf-8")
-    found = [page]
-    for words in (
-        "retrain must name the only member whose shard has changed, got ",
-        ", but ",
-        " would have to be trained again too",
-    ):
-        assert words in source
-        found = found[-1].split(words, 1)
-        assert len(found) == 2, words
