@@ -18,9 +18,9 @@ BUDGETS = {
     "python/adapmixed_lab": 7_904,
     "adapmixed_ext": 2_477,
     "csrc": 14_297,
-    "benchmarks": 3_500,
-    "tests": 51_029,
-    "docs": 7_880,
+    "benchmarks": 3_463,
+    "tests": 50_963,
+    "docs": 6_302,
 }
 
 
