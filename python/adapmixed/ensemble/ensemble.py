@@ -24,6 +24,7 @@ from adapmixed.ensemble.room import LogitsRoom
 from adapmixed.ensemble.support import TESTED, check_behaviour, check_model, max_positions
 from adapmixed.ensemble.trunk import find_trunk, repeat_at
 from adapmixed.ensemble.vocabulary import beginning_of, unnamed_ids
+from adapmixed.limits import check_models, check_vocabulary
 from adapmixed.ranks import ALONE, Ranks
 
 _LOG = logging.getLogger(__name__)
@@ -92,11 +93,11 @@ class Ensemble:
             ValueError: if there are no adapters, if tokenizer and model do not fit, or if an
                 ensemble cannot be built on the model (docs/reference/supported-models.md).
         """
-        if not adapters:
-            raise ValueError("an ensemble must have at least one private model, got 0")
+        self.num_models = check_models(len(adapters) if num_models is None else num_models)
         check_model(model, tokenizer)
         text_config = model.config.get_text_config()
         vocab_size = int(text_config.vocab_size)
+        check_vocabulary(vocab_size, "model")
         masked = None if tokenizer is None else unnamed_ids(tokenizer, vocab_size)
         adapted = merged_layers([one.layers for one in adapters]) if adapted is None else adapted
         self.trunk = find_trunk(model, adapted)
@@ -106,7 +107,6 @@ class Ensemble:
         model.eval()
         model.requires_grad_(False)
         self.ranks = ranks
-        self.num_models = len(adapters) if num_models is None else num_models
         self.vocab_size = vocab_size
         self.tokenizer = tokenizer
         self.beginning = beginning_of(tokenizer)

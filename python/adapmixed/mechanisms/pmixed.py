@@ -9,17 +9,14 @@ from typing import ClassVar
 import torch
 
 import adapmixed_ext as ops
-from adapmixed.checks import check_delta, check_number, check_queries, check_question
+from adapmixed.checks import check_epsilon, check_number, check_question
+from adapmixed.limits import MOST_EXPONENT, check_delta, check_order, check_queries
 from adapmixed.mechanisms.distribution import Distribution
 from adapmixed.mechanisms.proposal import Mechanism, Prepared
 from adapmixed.mechanisms.rows import Rows
 from adapmixed.privacy import RenyiBound
 from adapmixed.privacy.conversions import c_alpha, emptied_share, larger_order
-from adapmixed.privacy.costs.pmixed import (
-    LOG2_MOST_QUERIES,
-    radius_for_epsilon,
-    sound_bound,
-)
+from adapmixed.privacy.costs.pmixed import radius_for_epsilon, sound_bound
 from adapmixed_ext.types import RandomSource
 
 
@@ -37,10 +34,10 @@ class PMixED(Mechanism):
     Attributes:
         epsilon: ε > c_α(δ) of the final (ε, δ) guarantee. For replace-one, half of it must be above
             c_α(δ/(1 + e^{ε/2})).
-        delta: δ in (0, 1).
-        queries: T in [1, 2^50], number of queries that the budget is for. The first query charges
+        delta: δ in [1e-15, 0.1].
+        queries: T in [1, 2^40], number of queries that the budget is for. The first query charges
             all of them, so the decision to stop may depend on the answers.
-        order: Rényi order α > 1, fixed in advance.
+        order: Rényi order α in (1, 1 024], fixed in advance.
         sample_rate: s in (0, 1], probability that a model takes part in a query.
         adjacency: neighbours of epsilon, "zero_out" or "replace_one", which is two zero-outs.
 
@@ -62,10 +59,10 @@ class PMixED(Mechanism):
     adjacency: str = "zero_out"
 
     def __post_init__(self) -> None:
-        check_number("epsilon", self.epsilon, above=0.0)
+        check_epsilon(self.epsilon)
         check_delta(self.delta)
-        check_queries("queries", self.queries, log2_most=LOG2_MOST_QUERIES)
-        check_number("order", self.order, above=1.0)
+        check_queries(self.queries)
+        check_order(self.order)
         check_number("sample_rate", self.sample_rate, above=0.0, most=1.0)
         check_question(self.adjacency)
         epsilon, conversion = self._step(self.order)
@@ -104,8 +101,9 @@ class PMixED(Mechanism):
         return epsilon, c_alpha(order, share) if share > 0 else math.inf
 
     def radius(self, num_models: int) -> float:
-        """Return the radius R of the ball for N models, in nats."""
-        return radius_for_epsilon(self.order, self.per_query, num_models, self.sample_rate)
+        """Return the radius R of the ball for N models, in nats, at most 600/(α − 1)."""
+        largest = radius_for_epsilon(self.order, self.per_query, num_models, self.sample_rate)
+        return min(largest, MOST_EXPONENT / (self.order - 1))
 
     def _prepare(self, rows: Rows, rng: RandomSource) -> Prepared:
         """Prepare lines 2–8 of Algorithm 2, up to the draw of the token."""

@@ -328,6 +328,7 @@ class Mechanism(ABC):
     ) -> Proposal:
         """Return the proposal for these rows. Neither they nor the given logits may change."""
         check_rng(rng)
+        rows = rows.without_tail()
         if targets is not None:
             rows.check_targets(targets)
             rows = replace(rows, drawn=False)

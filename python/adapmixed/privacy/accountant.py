@@ -11,6 +11,7 @@ from typing import Any, NoReturn
 import numpy as np
 from numpy.typing import NDArray
 
+from adapmixed.limits import check_delta
 from adapmixed.privacy.account import Account, Settings
 from adapmixed.privacy.encoding import write_fields
 from adapmixed.privacy.events import Caveat, Event
@@ -27,7 +28,7 @@ class Accountant:
     pickled, and a forked child cannot use it: two holders would each spend the same budget.
 
     Args:
-        delta: δ of the statement, in (0, 1).
+        delta: δ of the statement, in [1e-15, 0.1].
         epsilon: ε > 0 of a budget for every shard, or None for no budgets. Once a shard has spent
             its budget, its member answers the public distribution without any notice. Any number
             of queries then keeps (epsilon, delta). Needs a mechanism with individual charges:
@@ -245,13 +246,13 @@ class Accountant:
         docs/concepts/guarantees.md.
 
         Args:
-            delta: δ in (0, 1).
+            delta: δ in [1e-15, 0.1].
 
         Raises:
-            ValueError: the total depends on private data, it rests on the published bound, or
-                there is no guarantee. `guarantee()` says which.
+            ValueError: delta is out of range, the total depends on private data, it rests on the
+                published bound, or there is no guarantee. `guarantee()` says which.
         """
-        return self._account.fixed_epsilon(delta)
+        return self._account.fixed_epsilon(check_delta(delta))
 
     def breakdown(self) -> dict[str, float]:
         """Return the parts of ε, as in Table 2b of the paper.
