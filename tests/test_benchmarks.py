@@ -7,7 +7,6 @@ import sys
 from pathlib import Path
 
 import pytest
-import torch
 
 import adapmixed_ext
 
@@ -127,15 +126,6 @@ def test_the_tables_of_a_gpu_run_without_one(tmp_path: Path) -> None:
     assert "FAILED: speed: not compared with" in late.stdout
 
 
-@pytest.mark.slow
-def test_without_a_gpu_nothing_is_timed() -> None:
-    if torch.cuda.is_available():
-        pytest.skip("there is a GPU")
-    for module in ("operators", "generation"):
-        run = run_quick("--device", "cuda", module=module)
-        assert run.returncode == 1 and "no CUDA device is reachable" in run.stderr
-
-
 @pytest.mark.parametrize(("order", "radius"), [(18.0, 3.6), (3.0, 0.03), (17.5, 3.6), (3.0, 2.0)])
 @pytest.mark.parametrize("kind", ["near", "far", "shared"])
 def test_the_smart_program_is_a_fair_peer(kind: str, order: float, radius: float) -> None:
@@ -143,27 +133,6 @@ def test_the_smart_program_is_a_fair_peer(kind: str, order: float, radius: float
     projection = adapmixed_ext.project(*query, order=order, radius=radius)
     weight, _ = contestants.Smart()(*query, order, radius)
     assert ((weight - projection.weight[:, 0]) / projection.weight[:, 0]).abs().max() < 1e-3
-
-
-def test_torch_programs_agree_where_float32_holds_them(query: harness.Query) -> None:
-    results = [
-        program(*query, 3.0, 0.03)
-        for program in (contestants.published, contestants.vectorised, contestants.Smart())
-    ]
-    for weight, loss in results[1:]:
-        torch.testing.assert_close(weight, results[0][0], rtol=1e-3, atol=0)
-        torch.testing.assert_close(loss, results[0][1], rtol=5e-2, atol=0)
-
-
-def test_torch_programs_take_batches() -> None:
-    private, public = inputs.make_query(5, 300, positions=3, seed=2)
-    for program in (contestants.vectorised, contestants.Smart()):
-        weight, loss = program(private, public, 3.0, 0.03)
-        assert weight.shape == loss.shape == (5, 3)
-        for b in range(3):
-            one = program(private[:, b : b + 1], public[b : b + 1], 3.0, 0.03)
-            torch.testing.assert_close(weight[:, b], one[0], rtol=1e-5, atol=0)
-            torch.testing.assert_close(loss[:, b], one[1], rtol=1e-2, atol=1e-6)
 
 
 @pytest.mark.parametrize("factor", [1 + 1e-4, 1 - 1e-4])
@@ -181,24 +150,6 @@ def test_a_wrong_loss_is_refused(query: harness.Query) -> None:
     for wrong in (truth * (1 - 2 * adapmixed_ext.loss_error), truth * float("nan")):
         with pytest.raises(SystemExit, match="loss"):
             inputs.check_losses(wrong, truth)
-
-
-def test_interleaving_counts_and_spreads_the_runs() -> None:
-    order: list[str] = []
-    calls = {name: (lambda turn, name=name: order.append(name)) for name in ("slow", "fast")}
-    timings = harness.interleave(calls, {"slow": 2, "fast": 6})
-    assert {name: t.runs for name, t in timings.items()} == {"slow": 2, "fast": 6}
-    # Two calls of each come first. Such quick calls are then warmed up by eight more.
-    counted = order[4 + 8 :: 9]
-    assert len(order) == 4 + 9 * 8
-    assert [i for i, name in enumerate(counted) if name == "slow"] == [0, 4]
-
-
-def test_queries_in_rotation_exceed_the_cache() -> None:
-    last = max(harness.caches().values(), default=0)
-    each = 20 * 2**20
-    assert inputs.rotation(each) * each > 2 * last
-    assert inputs.rotation(2**40) == 2
 
 
 @pytest.mark.slow
