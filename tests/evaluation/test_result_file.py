@@ -31,7 +31,6 @@ from adapmixed.evaluation.result_file import FORMAT_VERSION
 from adapmixed.privacy import Accountant
 from adapmixed.rng import SecureRandom, SeededRandom
 
-FORMATS = Path(__file__).parents[1] / "formats"
 # Every call through which a result file is changed.
 CALLS = ("open", "fsync", "replace", "unlink")
 

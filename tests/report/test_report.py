@@ -18,8 +18,6 @@ from adapmixed.report.view import NEIGHBOUR_LABELS
 from adapmixed_lab.figures.figures import draw
 from adapmixed_lab.figures.html import render
 
-FORMATS = Path(__file__).parents[1] / "formats"
-
 
 def not_strict(constant: str) -> NoReturn:
     raise AssertionError(f"{constant} is no JSON")

@@ -33,7 +33,6 @@ from adapmixed_lab.reproduce.table1 import DP_SGD, METHODS, table1
 from adapmixed_lab.reproduce.table2 import table2
 from adapmixed_lab.reproduce.tables import text
 
-ROOT = Path(__file__).parents[3]
 PRESET = AdaPMixED.preset("wikitext-103")
 
 
