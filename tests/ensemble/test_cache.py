@@ -8,13 +8,12 @@ from typing import Any
 
 import pytest
 import torch
-from families import tiny
 from tiny_models import POSITIONS, VOCAB
 from torch import Tensor
-from transformers.cache_utils import DynamicCache, DynamicLayer, DynamicSlidingWindowLayer
+from transformers.cache_utils import DynamicLayer
 
 from adapmixed.ensemble import Decoder, Ensemble
-from adapmixed.ensemble.cache import PreallocatedLayer, key_value_cache
+from adapmixed.ensemble.cache import PreallocatedLayer
 
 ROWS, HEADS, WIDTH = 3, 2, 4
 
@@ -106,13 +105,6 @@ def test_what_transformers_may_do_to_a_layer(change: str, room: int) -> None:
         for layer in (ours, theirs):
             layer.update(*states(length, step, rows))
         assert same(ours, theirs), step
-
-
-def test_other_kinds_of_layers_are_transformers_own() -> None:
-    config = tiny("gemma2").config
-    kinds = [type(layer) for layer in key_value_cache(config, 9).layers]
-    assert kinds == [DynamicSlidingWindowLayer, PreallocatedLayer]
-    assert [type(layer) for layer in DynamicCache(config=config).layers][1] is DynamicLayer
 
 
 def held(decoder: Decoder) -> int:
