@@ -23,21 +23,12 @@ PACKAGES = {
 # Part -> parts it may import. A part is a module or package directly below `adapmixed`; a module
 # of a part may always import its own part. "ext" is adapmixed_ext, "lab" adapmixed_lab, which no
 # part of the library may import.
-BELOW_GENERATION = {
-    "ext",
-    "limits",
-    "checks",
-    "errors",
-    "ranks",
-    "ensemble",
-    "mechanisms",
-    "privacy",
-    "rng",
-}
+BASICS = {"limits", "checks"}
+BELOW_GENERATION = BASICS | {"ext", "errors", "ranks", "ensemble", "mechanisms", "privacy", "rng"}
 BELOW_REPORT = BELOW_GENERATION | {"generation", "evaluation", "data", "training", "files"}
 BELOW_COMMANDS = BELOW_REPORT | {"report", "doctor", "workers", "serving", "vllm"}
 IMPORTS: dict[str, set[str]] = {
-    "ext": {"limits", "checks"},
+    "ext": BASICS,
     "limits": {"checks"},
     "checks": set(),
     "errors": set(),
@@ -45,16 +36,11 @@ IMPORTS: dict[str, set[str]] = {
     "files": set(),
     "workers": set(),
     "ranks": {"ext", "errors"},
-    "privacy": {"limits", "checks", "errors"},
-    "mechanisms": {
-        "ext",
-        "limits",
-        "checks",
-        "privacy",
-    },  # of privacy, costs and events only: see below
-    "ensemble": {"ext", "limits", "checks", "ranks", "files"},
+    "privacy": BASICS | {"errors"},
+    "mechanisms": BASICS | {"ext", "privacy"},  # of privacy, costs and events only: see below
+    "ensemble": BASICS | {"ext", "ranks", "files"},
     "data": set(),
-    "training": {"ext", "checks", "limits", "ranks", "ensemble", "data", "rng", "files", "workers"},
+    "training": BASICS | {"ext", "ranks", "ensemble", "data", "rng", "files", "workers"},
     "generation": BELOW_GENERATION,
     "serving": BELOW_GENERATION | {"generation", "files"},
     "vllm": BELOW_GENERATION | {"files", "serving"},

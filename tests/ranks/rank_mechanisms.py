@@ -57,4 +57,3 @@ def logits(seed: int = 3) -> tuple[Tensor, Tensor]:
     public[:, 3] = private[:, :, 3] = -math.inf
     private[2, :, 5] = -math.inf
     return private, public
-
