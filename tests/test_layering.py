@@ -34,7 +34,7 @@ IMPORTS: dict[str, set[str]] = {
     "files": set(),
     "workers": set(),
     "ranks": {"ext", "errors"},
-    "privacy": {"checks", "errors"},
+    "privacy": {"checks", "errors", "files"},
     "mechanisms": {"ext", "checks", "privacy"},  # of privacy, costs and events only: see below
     "ensemble": {"ext", "checks", "ranks", "files"},
     "data": set(),
