@@ -35,8 +35,6 @@ class Rows:
 
     def apart_from(self, *logits: Tensor) -> Rows:
         """Return these rows, each copied if it shares memory with one of these logits."""
-        if not logits:
-            return self
         memory = {one.untyped_storage().data_ptr() for one in logits}
         private, public = (
             one.clone() if one.untyped_storage().data_ptr() in memory else one
@@ -91,21 +89,6 @@ class Rows:
             return targets, torch.ones_like(targets, dtype=torch.bool)
         found = self.tokens == targets.unsqueeze(1)
         return found.to(torch.int64).argmax(1), found.any(1)
-
-
-class Versions:
-    """Torch's present counts of in-place changes of some tensors, except inference tensors."""
-
-    def __init__(self, *tensors: Tensor) -> None:
-        self._found = [(one, one._version) for one in tensors if not one.is_inference()]
-
-    def check(self) -> None:
-        """Raise ValueError if one of the logits has been changed in place."""
-        if any(one._version != version for one, version in self._found):
-            raise ValueError(
-                "private_logits and public_logits must not be changed between propose and release: "
-                "the charged distribution is that of the proposed values"
-            )
 
 
 LARGEST = 2.0**18
