@@ -45,7 +45,6 @@ def test_the_other_public_names_are_documented() -> None:
     assert {
         "adapmixed.rng.SecureRandom",
         "adapmixed.rng.SeededRandom",
-        "adapmixed.generation.custom_generate.private_generate",
     } <= set(DOCUMENTED)
 
 

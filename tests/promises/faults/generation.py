@@ -49,17 +49,6 @@ FAULTS: tuple[Fault, ...] = (
         ("tests/misuse/test_misuse.py::test_python_arguments",),
     ),
     Fault(
-        "voiding raises",
-        "settings of transformers that are not known are ignored",
-        "python/adapmixed/generation/settings.py",
-        "value in NEUTRAL.get(name, ()):\n            continue",
-        "value in NEUTRAL.get(name, (value,)):\n            continue",
-        (
-            "tests/generation/test_custom_generate.py::"
-            "test_every_setting_of_transformers_is_honoured_refused_or_of_a_pass_that_is_not_run",
-        ),
-    ),
-    Fault(
         "nothing private in the open",
         "the log tells what was spent",
         "python/adapmixed/generation/loop.py",
