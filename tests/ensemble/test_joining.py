@@ -140,8 +140,6 @@ def test_decoders_that_cannot_join(base: Any, make_adapters: Callable[..., list[
     ids: Tensor = TOKENS[:1, :4]
     with pytest.raises(ValueError, match="other must be a decoder of the same ensemble"):
         ensemble.decoder(ids).join(another.decoder(ids))
-    with pytest.raises(ValueError, match="other must not join, because a window slides"):
-        ensemble.decoder(ids).join(ensemble.decoder(ids, overflow="slide"))
 
 
 def test_a_prompt_is_read_in_parts(base: Any, make_adapters: Callable[..., list[Path]]) -> None:
