@@ -145,7 +145,6 @@ def test_published_analysis_needs_integer_orders_under_subsampling() -> None:
     with pytest.raises(ValueError, match="order must be an integer .*got 2.5"):
         published(2.5, 0.1, sample_rate=0.5)
     published(2.5, 0.1)
-    budget(2.5, 0.1, sample_rate=0.5)
 
 
 @pytest.mark.slow
