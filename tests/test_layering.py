@@ -36,7 +36,7 @@ IMPORTS: dict[str, set[str]] = {
     "files": set(),
     "workers": set(),
     "ranks": {"ext", "errors"},
-    "privacy": BASICS | {"errors"},
+    "privacy": BASICS | {"errors", "files"},
     "mechanisms": BASICS | {"ext", "privacy"},  # of privacy, costs and events only: see below
     "ensemble": BASICS | {"ext", "ranks", "files"},
     "data": set(),

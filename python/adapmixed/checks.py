@@ -21,9 +21,6 @@ QUESTIONS = ("zero_out", "replace_one")
 MEASURES = ("renyi", "zcdp")
 """Units of individual charges: D↔_order at one Rényi order, or ρ of zCDP."""
 
-OVERFLOWS = ("refuse", "slide")
-"""Ways to decode when the model's window is full."""
-
 
 def check_count(name: str, value: Any, minimum: int = 1, most: int | None = None) -> int:
     """Return `value` as an int that is at least `minimum`, and at most `most`."""

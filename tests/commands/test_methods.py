@@ -80,7 +80,7 @@ def test_the_public_model_comes_first_and_adapmixed_is_the_default() -> None:
     assert list(asked("unprotected", "public")) == ["public", "unprotected"]
 
 
-KEYS = "keys are epsilon, queries, order, sample_rate"
+KEYS = "keys are epsilon, queries, order"
 
 
 @pytest.mark.parametrize(

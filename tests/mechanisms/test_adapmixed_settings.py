@@ -104,6 +104,7 @@ def test_paper_screening_total() -> None:
         (dict(screen_top_k=2.0), "screen_top_k must be an integer, got 2.0"),
         (dict(loss="fix"), "loss must be one of .*'data-dependent', 'fixed'.* got 'fix'"),
         (dict(loss_orders=(2.0, 1.0)), "loss_orders must be > 1, got 1.0"),
+        (dict(loss_orders=tuple(range(2, 11))), "loss_orders must be at most 8"),
         (dict(loss="fixed", loss_orders=(2.0,)), "loss_orders must be empty with loss='fixed'"),
         (dict(loss="fixed", adjacency="add_remove"), "adjacency must be 'zero_out' with loss='fix"),
         (dict(adjacency="replace_one"), "adjacency must be one of .*got 'replace_one'"),

@@ -27,7 +27,7 @@ from adapmixed_ext._screen import screen_prepared
 from adapmixed_ext.inputs import Inputs
 from adapmixed_ext.types import RandomSource
 
-MAX_ORDERS = 32
+MAX_ORDERS = 8
 Screen = Literal["noisy", "public"]
 Loss = Literal["data-dependent", "fixed"]
 

@@ -37,8 +37,6 @@ class Rows:
 
     def apart_from(self, *logits: Tensor) -> Rows:
         """Return these rows, each copied if it shares memory with one of these logits."""
-        if not logits:
-            return self
         memory = {one.untyped_storage().data_ptr() for one in logits}
         private, public = (
             one.clone() if one.untyped_storage().data_ptr() in memory else one
@@ -79,8 +77,9 @@ class Rows:
         # A superset of the tail, found without a sum, is in most cases what is masked everywhere.
         largest = self.public.amax(-1, keepdim=True).float()
         highest = largest + (LEAST_PUBLIC + math.log(self.vocab_size))
-        at = (slice(None), *(self.public < highest).nonzero(as_tuple=True))
-        if bool(self.public[at[1:]].isneginf().all()) and bool(self.private[at].isneginf().all()):
+        positions, tokens = (self.public < highest).nonzero(as_tuple=True)
+        low = self.public[positions, tokens], self.private[:, positions, tokens]
+        if all(bool(one.isneginf().all()) for one in low):
             return self
         public_lse, _ = log_sum_exp(self.public, "public_logits")
         tail = self.public < (public_lse + LEAST_PUBLIC).unsqueeze(-1)
@@ -125,21 +124,6 @@ class Rows:
             return targets, torch.ones_like(targets, dtype=torch.bool)
         found = self.tokens == targets.unsqueeze(1)
         return found.to(torch.int64).argmax(1), found.any(1)
-
-
-class Versions:
-    """Torch's present counts of in-place changes of some tensors, except inference tensors."""
-
-    def __init__(self, *tensors: Tensor) -> None:
-        self._found = [(one, one._version) for one in tensors if not one.is_inference()]
-
-    def check(self) -> None:
-        """Raise ValueError if one of the logits has been changed in place."""
-        if any(one._version != version for one, version in self._found):
-            raise ValueError(
-                "private_logits and public_logits must not be changed between propose and release: "
-                "the charged distribution is that of the proposed values"
-            )
 
 
 LARGEST = 2.0**18

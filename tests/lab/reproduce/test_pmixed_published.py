@@ -108,7 +108,6 @@ def test_published_analysis_needs_integer_orders_under_subsampling() -> None:
     with pytest.raises(ValueError, match="order must be an integer .*got 2.5"):
         published(2.5, 0.1, sample_rate=0.5)
     published(2.5, 0.1)
-    budget(2.5, 0.1, sample_rate=0.5)
 
 
 def test_guarantee_of_the_published_analysis_promises_nothing() -> None:

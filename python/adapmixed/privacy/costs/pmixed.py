@@ -43,28 +43,27 @@ def sound_bound(order: float, radius: float, num_models: int, rate: float = 1.0)
     return min(radius, up(total / (order - 1)))  # by convexity the exact value is at most R
 
 
-def radius_for_epsilon(order: float, epsilon: float, num_models: int, rate: float = 1.0) -> float:
-    """Return the largest radius R with sound_bound(order, R, num_models, rate) <= epsilon.
+def radius_for_epsilon(order: float, epsilon: float, num_models: int) -> float:
+    """Return the largest radius R with sound_bound(order, R, num_models) <= epsilon.
 
-    R = log(1 + (N/g)(e^{(α-1)ε} - 1)) / (α-1), lowered by a few ulp until the evaluated bound is at
+    R = log(1 + N (e^{(α-1)ε} - 1)) / (α-1), lowered by a few ulp until the evaluated bound is at
     most epsilon. It inverts the theorem of docs/theory/pmixed.md.
 
     Args:
         order: Rényi order α > 1.
         epsilon: Rényi cost ≥ 0 of one query; +inf allowed.
         num_models: N ≥ 1.
-        rate: g in [0, 1], as in :func:`sound_bound`.
 
     Returns:
-        R, rounded down. epsilon = 0 gives 0; epsilon = inf or rate = 0 gives inf.
+        R, rounded down. epsilon = 0 gives 0; epsilon = inf gives inf.
     """
-    if math.isinf(epsilon) or rate == 0:
+    if math.isinf(epsilon):
         return math.inf
     exponent = (order - 1) * epsilon
     if exponent == 0:
         return 0.0
-    growth = sum_up(log_expm1_up(exponent), math.log(num_models), -math.log(rate))
+    growth = sum_up(log_expm1_up(exponent), math.log(num_models))
     guess = softplus_up(growth) / (order - 1)
     if math.isinf(guess):
         return epsilon  # representable and safe: the bound never exceeds the radius
-    return lowered(guess, epsilon, lambda r: sound_bound(order, r, num_models, rate) <= epsilon)
+    return lowered(guess, epsilon, lambda r: sound_bound(order, r, num_models) <= epsilon)
