@@ -172,7 +172,7 @@ def test_wide_vocabularies(models: int, spread: float, device: torch.device) -> 
 @pytest.mark.parametrize("models", (1, 3, 100))
 @pytest.mark.slow
 def test_a_part_on_every_path(models: int, isa: str) -> None:
-    """Each spread has a small and a wide case; `make isa` runs all cases with AVX-512."""
+    """Each spread has a small and a wide case."""
     report, device = Report(), torch.device("cpu")
     for k, spread in enumerate(SPREADS if models < 100 else SPREADS[::2]):
         small, wide = list(tiny_cases(models, spread)), list(wide_cases(models, spread))
