@@ -119,22 +119,16 @@ NO_CMAKE := make sanitize needs cmake: install it, or run $(PIP) install cmake
 # Older ThreadSanitizers do not start where addresses are randomised far.
 FIXED_ADDRESSES = $(shell setarch -R true 2>/dev/null && echo setarch -R)
 
-# Reads of memory that nothing wrote are found with calls that g++ compiles in.
-IS_GNU = $(shell $(firstword $(CXX)) --version 2>/dev/null | grep -i 'g++\|gcc\|Free Software')
-
 sanitize: build/sanitize-address/sanitized build/sanitize-thread/sanitized \
-          build/simulated-address/sanitized build/simulated-thread/sanitized \
-          $(if $(IS_GNU),build/simulated-unwritten/sanitized) $(CASES)
+          build/simulated-address/sanitized build/simulated-thread/sanitized $(CASES)
 	@export UBSAN_OPTIONS=print_stacktrace=1; \
 	  ASAN_OPTIONS=detect_stack_use_after_return=1 build/sanitize-address/sanitized $(CASES) && \
 	  ASAN_OPTIONS=detect_stack_use_after_return=0 build/simulated-address/sanitized $(CASES)
 	@export TSAN_OPTIONS=halt_on_error=1; \
 	  $(FIXED_ADDRESSES) build/sanitize-thread/sanitized $(CASES) && \
 	  $(FIXED_ADDRESSES) build/simulated-thread/sanitized $(CASES)
-	@$(if $(IS_GNU),build/simulated-unwritten/sanitized $(CASES),echo "unwritten: not run, it needs g++")
 
-$(CASES): $(INSTALLED) tests/sanitize/dump_cases.py $(addprefix tests/kernels/,cases.py fuzz_cases.py \
-                                                                   regressions.py)
+$(CASES): $(INSTALLED) tests/sanitize/dump_cases.py tests/kernels/cases.py
 	@mkdir -p $(@D)
 	$(BIN)/python tests/sanitize/dump_cases.py $@
 
