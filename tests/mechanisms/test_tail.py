@@ -58,6 +58,8 @@ def test_emptied_and_silent_members_are_the_public_row_to_the_last_bit(dtype: to
     private = public.expand(3, 3, 64).clone()
     private[1] = torch.where(public.double().log_softmax(-1) < LEAST_PUBLIC, public, -math.inf)
     private[2, :, ::2] += 1
+    if dtype != torch.float16:  # which has no such number
+        private[1, 0] = torch.where(private[1, 0].isneginf(), -2e6, private[1, 0])
     rows = shaped(private, public).without_tail()
     assert torch.equal(rows.private[0], public) and torch.equal(rows.private[1], public)
     assert not torch.equal(rows.private[2], private[2]) and rows.private.dtype == dtype

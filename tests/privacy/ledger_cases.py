@@ -55,13 +55,13 @@ def every_event() -> list[Event]:
     odd = np.array([0.0, -0.0, tiny, 1 / 3, huge, np.inf, 1e-12, 0.1]).reshape(2, 2, 2)
     return [
         GaussianScreening(7, 3, 0.1, 1 / 3),
-        GaussianScreening(1, 0, 0.0, tiny),
+        GaussianScreening(1, 0, 0.0, 1e-6),
         LeaveOneOutLoss((1.0 + 2**-52, 18.0), odd, "zero_out", 1e-5),
         LeaveOneOutLoss((2.5,), np.zeros((3, 0, 1)), "add_remove", 0.0),
         LeaveOneOutLoss((3.0,), np.asfortranarray(odd[..., :1]), "add_remove", 0.0),
         RenyiBound(3.0, 0.1 + 0.2, 5, 4, True, 10),
         RenyiBound(1e308, float("inf"), 1, 0),
-        ClippedAnswer(1 / 3, 1e100, 7, 3, 2**40),
+        ClippedAnswer(1 / 3, 1e5, 7, 3, 2**40),
         ClippedAnswer(0.0, 1.0, 1, 0, 1),
         BoundedRangeAnswer(2.0, -0.25, 1 / 3, 5, 4, 10),
         BoundedRangeAnswer(0.0, 0.0, tiny, 1, 0),

@@ -157,7 +157,7 @@ def test_changed_settings_are_refused(path: Path, changes: Any, words: str) -> N
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"delta": 0.0}, "delta must be in"),
+        ({"delta": 0.0}, "delta must be"),
         ({"epsilon": -1.0}, "epsilon must be"),
         ({"adjacency": "add_remove"}, "adjacency must be one of"),
     ],

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from adapmixed.checks import check_number, check_optional_count
-from adapmixed.limits import LEAST_PUBLIC, check_temperature
+from adapmixed.limits import LEAST_LOGIT, LEAST_PUBLIC, check_temperature
 from adapmixed_ext.inputs import ensemble_logits, log_sum_exp
 
 
@@ -86,7 +86,8 @@ class Rows:
         if not bool(tail.any()):
             return self
         public = self.public.masked_fill(tail, -math.inf)
-        private = self.private.masked_fill(tail, -math.inf)
+        least = self.private.amax(-1, keepdim=True).float() + LEAST_LOGIT
+        private = self.private.masked_fill(tail | (self.private < least), -math.inf)
         silent = private.amax(-1).isneginf()
         private[silent] = public.expand_as(private)[silent]
         shift = log_sum_exp(private, "private_logits")[0] - log_sum_exp(public, "public_logits")[0]
