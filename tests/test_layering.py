@@ -25,7 +25,7 @@ PACKAGES = {
 # part of the library may import.
 BELOW_GENERATION = {"ext", "checks", "errors", "ranks", "ensemble", "mechanisms", "privacy", "rng"}
 BELOW_REPORT = BELOW_GENERATION | {"generation", "evaluation", "data", "training", "files"}
-BELOW_COMMANDS = BELOW_REPORT | {"report", "doctor", "workers", "serving", "vllm"}
+BELOW_COMMANDS = BELOW_REPORT | {"report", "workers", "serving", "vllm"}
 IMPORTS: dict[str, set[str]] = {
     "ext": set(),
     "checks": set(),
@@ -44,7 +44,6 @@ IMPORTS: dict[str, set[str]] = {
     "vllm": BELOW_GENERATION | {"files", "serving"},
     "evaluation": BELOW_GENERATION | {"generation", "files"},
     "report": BELOW_REPORT,
-    "doctor": {"ext", "ensemble", "rng"},
     "commands": BELOW_COMMANDS,
     "cli": BELOW_COMMANDS | {"commands"},
     "__main__": {"cli"},
@@ -186,7 +185,7 @@ def test_doors(module: str) -> None:
         there = part(used.target)
         where = f"{modules()[module]}:{used.line} imports {used.target}"
         if there is None:  # `from adapmixed import __version__`
-            assert here in ("cli", "commands", "doctor", "ranks", "report", "__main__"), where
+            assert here in ("cli", "commands", "ranks", "report", "__main__"), where
             continue
         assert there == here or there in IMPORTS[here], where
         if here == "mechanisms" and there == "privacy":
@@ -253,7 +252,7 @@ def test_parts_form_no_cycle() -> None:
     order = [
         "ext", "checks", "errors", "rng", "files", "workers", "ranks", "privacy", "data",
         "ensemble", "mechanisms", "training", "generation", "serving", "vllm", "evaluation",
-        "report", "doctor", "commands", "cli", "__main__", "lab",
+        "report", "commands", "cli", "__main__", "lab",
     ]  # fmt: skip
     assert set(order) == set(IMPORTS)
     for here, doors in IMPORTS.items():

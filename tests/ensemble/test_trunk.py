@@ -14,7 +14,7 @@ from tiny_models import VOCAB, adapted_layers, peft_logits, tokenizer, write_ada
 from torch import Tensor
 from transformers import BertConfig, BertLMHeadModel
 
-from adapmixed.doctor import sharing_lines
+from adapmixed.commands.doctor import sharing
 from adapmixed.ensemble import Ensemble, Manifest, batched_lora, write_manifest
 from adapmixed.ensemble.layers import block_names
 from adapmixed.ensemble.room import LogitsRoom
@@ -262,7 +262,7 @@ def test_what_a_model_can_share_is_said(tmp_path: Path) -> None:
     for family, said in (("gpt2", "the first 1 of 2 blocks"), ("gpt_bigcode", "no block")):
         tiny(family).save_pretrained(tmp_path / family)
         tokenizer([0, 1], eos_token="w0").save_pretrained(tmp_path / family)
-        base, head, last = sharing_lines(str(tmp_path / family))
+        base, head, last = map(str, sharing(str(tmp_path / family)).values())
         assert base.endswith("tested)") and "all blocks" in head and said in last
 
 
@@ -275,4 +275,4 @@ def test_a_model_of_an_untested_kind_is_tried_before_anything_is_said(tmp_path: 
     BertLMHeadModel(config).save_pretrained(tmp_path)
     tokenizer([0, 1], eos_token="w0").save_pretrained(tmp_path)
     with pytest.raises(ValueError, match="base must answer as an ensemble needs it, bert does not"):
-        sharing_lines(str(tmp_path))
+        sharing(str(tmp_path))
