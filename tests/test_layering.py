@@ -26,7 +26,7 @@ PACKAGES = {
 BASICS = {"limits", "checks"}
 BELOW_GENERATION = BASICS | {"ext", "errors", "ranks", "ensemble", "mechanisms", "privacy", "rng"}
 BELOW_REPORT = BELOW_GENERATION | {"generation", "evaluation", "data", "training", "files"}
-BELOW_COMMANDS = BELOW_REPORT | {"report", "doctor", "workers", "serving", "vllm"}
+BELOW_COMMANDS = BELOW_REPORT | {"report", "workers", "serving", "vllm"}
 IMPORTS: dict[str, set[str]] = {
     "ext": BASICS,
     "limits": {"checks"},
@@ -46,7 +46,6 @@ IMPORTS: dict[str, set[str]] = {
     "vllm": BELOW_GENERATION | {"files", "serving"},
     "evaluation": BELOW_GENERATION | {"generation", "files"},
     "report": BELOW_REPORT,
-    "doctor": {"ext", "ensemble", "rng"},
     "commands": BELOW_COMMANDS,
     "cli": BELOW_COMMANDS | {"commands"},
     "__main__": {"cli"},
@@ -179,7 +178,7 @@ def test_doors(module: str) -> None:
         there = part(used.target)
         where = f"{modules()[module]}:{used.line} imports {used.target}"
         if there is None:  # `from adapmixed import __version__`
-            assert here in ("cli", "commands", "doctor", "ranks", "report", "__main__"), where
+            assert here in ("cli", "commands", "ranks", "report", "__main__"), where
             continue
         assert there == here or there in IMPORTS[here], where
         if here == "mechanisms" and there == "privacy":

@@ -53,6 +53,7 @@ def run(arguments: argparse.Namespace) -> int:
     """
     if arguments.action == "export":
         return _export(arguments.path)
+    from adapmixed.commands.options import print_facts
     from adapmixed.errors import LedgerCorruptError
     from adapmixed.privacy import read_ledger
 
@@ -69,17 +70,11 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.json:
         print(json.dumps(facts, indent=2, ensure_ascii=False, allow_nan=False))
         return 0
-    for name, value in facts.items():
-        if name == "guarantee":
-            print("All lines above are for the operator only.")
-        print(f"{name.replace('_', ' ')}: {_words(value)}")
+    guarantee = facts.pop("guarantee", None)
+    print_facts(facts)
+    if guarantee is not None:
+        print(f"All lines above are for the operator only.\nguarantee: {guarantee}")
     return 0
-
-
-def _words(value: object) -> object:
-    if isinstance(value, bool):
-        return "yes" if value else "no"
-    return "-" if value is None else value
 
 
 def _facts(reading: Reading) -> dict[str, Any]:
