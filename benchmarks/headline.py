@@ -11,13 +11,14 @@ text and in their seeds. Members are those of `adapmixed train`'s defaults.
 ClippedLogPool has a = 0, κ = 2 and the largest b that keeps ε. ClippedMixing and PMixED have the
 planner's settings. None of these looks at text or at a member: a setting chosen by the scores of
 private members, even on public text, would depend on them. AdaPMixED has the paper's setting; its
-ε is known afterwards. The best pool without protection is chosen on text of authors who have no
-member. One adapter is trained on all text of the last of the three ensembles.
+ε is known afterwards. The best pool is that of least perplexity, found with hindsight among one
+that was chosen on text of authors who have no member, and the settings of all ε. One adapter is
+trained on all text of the last of the three ensembles.
 
 ClippedMixing and PMixED answer some of the positions only. What a regression on the losses of the
 public model, the unprotected ensemble and ClippedLogPool leaves there is added to what it gives at
 all positions. Intervals come from a bootstrap over authors and ensembles, with all methods compared
-at the same positions.
+at the same positions; that of one adapter is over authors alone.
 """
 
 from __future__ import annotations
@@ -514,6 +515,7 @@ def measure(bench: Bench, report: Report, workers: int) -> None:
     names = [*chosen, "unprotected", "public"]
     for at, name in enumerate(names):
         estimates.add(name, values[:, at])
+    free = min(chosen, key=estimates.perplexity)
 
     def of_folds(method: str) -> list[Any]:
         tasks = {f"{method}-{fold}": (method, (fold,)) for fold in range(FOLDS)}
@@ -684,9 +686,11 @@ def main() -> None:
     about, report = machine(), Report()
     report.say(f"{headline(about)}\n")
     with tempfile.TemporaryDirectory() as folder:
-        keep = options.keep or Path(folder)
+        models = 4 if options.quick else 100
+        of = f"{Path(options.base).name}-{models}x{options.blocks}"  # results of other sizes differ
+        keep = (options.keep or Path(folder)) / of
         keep.mkdir(parents=True, exist_ok=True)
-        bench = Bench(options.base, keep, 4 if options.quick else 100, options.blocks)
+        bench = Bench(options.base, keep, models, options.blocks)
         measure(bench, report, options.workers)
     if options.figure:
         draw(report.tables["rows"], bench.name, options.figure)
