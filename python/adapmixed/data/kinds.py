@@ -91,7 +91,8 @@ def files_below(name: str, folder: Path, choose: str, split: str | None) -> dict
 
 def _splits_of(path: Path) -> set[str]:
     """Return the splits that a file's folders name; else those that its own name does."""
-    *folders, name = [set(re.split(r"[\W\d_]+", part.lower())) for part in path.parts]
+    parts = [re.sub(r"(?<=[a-z])(?=[A-Z])", " ", part).lower() for part in path.parts]
+    *folders, name = [set(re.split(r"[\W\d_]+", part)) for part in parts]
     for words in (set().union(*folders), name):
         if found := {split for split, known in _SPLITS.items() if known & words}:
             return found
