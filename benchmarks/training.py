@@ -30,13 +30,13 @@ SHARDS = 100
 PART = 10  # members of all layers are trained on one document of so many
 
 
-def documents(size: int) -> list[str]:
+def documents(size: int, length: int = DOCUMENT) -> list[str]:
     """Return parts of the standard library's modules in alphabetical order, up to `size` bytes."""
     found, left = [], size
     for path in sorted(Path(sysconfig.get_paths()["stdlib"]).glob("*.py")):
         text = path.read_text(encoding="utf-8", errors="replace")
-        for start in range(0, len(text), DOCUMENT):
-            part = text[start : start + DOCUMENT]
+        for start in range(0, len(text), length):
+            part = text[start : start + length]
             left -= len(part.encode())
             if left < 0:
                 return found
@@ -44,15 +44,21 @@ def documents(size: int) -> list[str]:
     return found
 
 
-def timed(texts: list[str], shards: int, adapt: str, folder: Path) -> dict[str, float]:
+def timed(
+    texts: list[str],
+    shards: int,
+    adapt: str,
+    folder: Path,
+    base: Path | None = None,
+    options: tuple[str, ...] = ("--epochs", "3", "--block-size", "256", "--learning-rate", "3e-3"),
+) -> dict[str, float]:
     """Train once; return seconds in all, until the first member, and of the processor."""
     corpus = folder / f"{adapt}.jsonl"
     rows = ({"id": str(number), "text": text} for number, text in enumerate(texts))
     corpus.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
-    words = [sys.executable, "-m", "adapmixed", "train", "--base", str(demo_base())]
+    words = [sys.executable, "-m", "adapmixed", "train", "--base", str(base or demo_base())]
     words += ["--corpus", str(corpus), "--id-column", "id", "--output", str(folder / adapt)]
-    words += ["--models", str(shards), "--epochs", "3", "--block-size", "256", "--workers", "2"]
-    words += ["--rank", "8", "--learning-rate", "3e-3", "--adapt", adapt]
+    words += ["--models", str(shards), "--workers", "2", "--rank", "8", "--adapt", adapt, *options]
     begun, first, before = time.perf_counter(), 0.0, os.times()
     process = subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     while process.poll() is None:
