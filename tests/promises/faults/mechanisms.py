@@ -76,14 +76,6 @@ FAULTS: tuple[Fault, ...] = (
         (_MECHANISMS + "test_protocol.py::test_a_charge_is_begun_once_and_ends_once",),
     ),
     Fault(
-        "one draw for one charge",
-        "a mask that the caller changes later is the charged one",
-        "python/adapmixed/mechanisms/single_charge.py",
-        "np.array(active)",
-        "np.asarray(active)",
-        (_MECHANISMS + "test_members.py::test_a_mask_changed_in_place_is_another_one",),
-    ),
-    Fault(
         "retirement is silent",
         "an answer says that it is public if all members are exhausted",
         "python/adapmixed/mechanisms/proposal.py",

@@ -123,14 +123,6 @@ FAULTS: tuple[Fault, ...] = (
         (_PRIVACY + "test_budget.py::test_a_charge_above_the_largest_raises_and_changes_nothing",),
     ),
     Fault(
-        "ledger notices",
-        "a budget that claims another largest charge is believed",
-        "python/adapmixed/privacy/account.py",
-        "largest = account.binding.largest if account.binding else None",
-        "largest = budget.largest",
-        (_PRIVACY + "test_state.py::test_without_a_mechanism_no_largest_charge_is_believed",),
-    ),
-    Fault(
         "costs are the theorems'",
         "a replaced shard of a pool costs what an emptied one does",
         "python/adapmixed/privacy/costs/clipped_log_pool.py",
