@@ -277,32 +277,3 @@ def test_refusals_name_the_options(
         assert left.code == 2
     error = capsys.readouterr().err
     assert words in error and "Shaped" not in error and "memory_bytes" not in error
-
-
-def test_files_that_cannot_be_read_are_named_with_their_option(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def refused(words: str, *given: str) -> None:
-        assert main(["generate", *MODELS, *POOL, *given]) == 2
-        assert capsys.readouterr().err == f"adapmixed generate: {words}\n"
-
-    missing = tmp_path / "nofile.txt"
-    words = "--prompts must name an existing file, got"
-    refused(f"{words} {missing}: no such file or directory", "--prompts", str(missing))
-    refused(f"{words} {tmp_path}: is a directory", f"--prompts={tmp_path}")
-    folder = tmp_path / "ensemble"
-    shutil.copytree(DEMO_ENSEMBLE, folder)
-    weights = folder / "member-003" / "adapter_model.safetensors"
-    weights.unlink()
-    words = f"{weights.parent} must be a peft folder, but there is no"
-    given = ["--prompt", "The", "--ensemble", str(folder)]
-    refused(f"{words} adapter_model.safetensors", *given)
-    shutil.rmtree(weights.parent)
-    refused(f"{words} folder there", *given)
-
-    def closed(base: str) -> None:
-        raise PermissionError(13, "Permission denied", f"{base}/config.json")
-
-    monkeypatch.setattr("adapmixed.ensemble.public_model.check_base", closed)
-    words = "--base must name a file or folder that this user may open, got noread/a/config.json"
-    refused(f"{words}: permission denied", "--prompt", "The", "--base", "noread/a")

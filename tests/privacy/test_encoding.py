@@ -55,13 +55,6 @@ def test_round_trip_of_every_event() -> None:
     assert not loss.loss.flags.writeable and loss.loss.dtype == np.float64
 
 
-losses_at_random = hnp.arrays(
-    np.float64,
-    hnp.array_shapes(min_dims=3, max_dims=3, min_side=1, max_side=4),
-    elements=st.floats(0.0, allow_nan=False, allow_infinity=True),
-)
-
-
 @settings(max_examples=100, deadline=None)
 @given(
     st.floats(1.0, exclude_min=True, allow_infinity=False),
@@ -75,9 +68,6 @@ def test_bounds_at_random(
 ) -> None:
     event = RenyiBound(order, epsilon, 3, queries, published, budget)
     assert same(again(event), event)
-
-
-NAN = np.array([np.nan]).tobytes()
 
 
 @pytest.mark.parametrize(

@@ -65,10 +65,6 @@ def test_a_bound_accountant_goes_on_bound(individual: bool, ensemble: str | None
     assert "a fingerprint" not in str(caught.value)  # a digest of the members
 
 
-TOTALS = ("account", "totals")
-COUNT = (*TOTALS, "counts", 0)
-
-
 def test_a_state_of_something_else_is_refused() -> None:
     for state in ({}, {"settings": {}}, {"settings": {}, "account": []}):
         with pytest.raises(ValueError, match="must have"):
