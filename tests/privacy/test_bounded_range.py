@@ -6,7 +6,7 @@ import math
 import mpmath
 import numpy as np
 import pytest
-from range_cases import grid_delta
+from range_cases import grid_delta, theorem_epsilon
 
 from adapmixed.privacy.bounded_range import FEW, adaptive_epsilon, bounded_range_epsilon
 from adapmixed.privacy.conversions import zcdp_to_dp
