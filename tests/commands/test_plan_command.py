@@ -97,18 +97,6 @@ def test_a_ball_is_found_at_a_small_budget(capsys):
     assert 0.29 < replace_one_epsilon(mechanism.order, spent, DELTA) <= 0.3
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("adjacency", ["zero_out", "replace_one"])
-@pytest.mark.parametrize("queries", [10_000, 10_000_000])
-def test_a_page_of_100_columns_shows_the_table(queries, adjacency, capsys):
-    command = ["plan", "--epsilon=1", "--models=64", f"--queries={queries}"]
-    assert main([*command, f"--adjacency={adjacency}"]) == 0
-    lines = capsys.readouterr().out.splitlines()
-    header = next(line for line in lines if line.endswith(f"ε({queries})"))
-    assert header.count("ε(") == (4 if queries == 10_000 else 3)
-    assert max(map(len, lines)) <= 100
-
-
 def test_settings_are_shown_inward():
     shown = plan_command._values({"lower": 0.77791, "upper": 1.60699, "scale": 1.99999})
     assert shown == "lower=0.778 upper=1.606 scale=1.999"

@@ -5,12 +5,9 @@ from __future__ import annotations
 import io
 import json
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 from trained_demo import DEMO_ENSEMBLE
 
@@ -19,7 +16,6 @@ from adapmixed.commands.mechanisms import NAMES
 from adapmixed.data.demo import demo_base
 from adapmixed.ensemble import Manifest, read_manifest, write_manifest
 from adapmixed.generation import PrivateGenerator
-from adapmixed.privacy import Accountant, LeaveOneOutLoss
 
 pytestmark = pytest.mark.usefixtures("demo_ensemble")
 
@@ -281,47 +277,3 @@ def test_refusals_name_the_options(
         assert left.code == 2
     error = capsys.readouterr().err
     assert words in error and "Shaped" not in error and "memory_bytes" not in error
-
-
-def test_files_that_cannot_be_read_are_named_with_their_option(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def refused(words: str, *given: str) -> None:
-        assert main(["generate", *MODELS, *POOL, *given]) == 2
-        assert capsys.readouterr().err == f"adapmixed generate: {words}\n"
-
-    missing = tmp_path / "nofile.txt"
-    words = "--prompts must name an existing file, got"
-    refused(f"{words} {missing}: no such file or directory", "--prompts", str(missing))
-    refused(f"{words} {tmp_path}: is a directory", f"--prompts={tmp_path}")
-    folder = tmp_path / "ensemble"
-    shutil.copytree(DEMO_ENSEMBLE, folder)
-    weights = folder / "member-003" / "adapter_model.safetensors"
-    weights.unlink()
-    words = f"{weights.parent} must be a peft folder, but there is no"
-    given = ["--prompt", "The", "--ensemble", str(folder)]
-    refused(f"{words} adapter_model.safetensors", *given)
-    shutil.rmtree(weights.parent)
-    refused(f"{words} folder there", *given)
-
-    def closed(base: str) -> None:
-        raise PermissionError(13, "Permission denied", f"{base}/config.json")
-
-    monkeypatch.setattr("adapmixed.ensemble.public_model.check_base", closed)
-    words = "--base must name a file or folder that this user may open, got noread/a/config.json"
-    refused(f"{words}: permission denied", "--prompt", "The", "--base", "noread/a")
-
-
-def test_a_reader_that_has_seen_enough(tmp_path: Path) -> None:
-    """A closed pipe, as with `ledger export | head -n 1`, prints nothing on standard error."""
-    path = tmp_path / "ledger.db"
-    with Accountant(1e-5, path=path) as accountant:
-        for _ in range(3):
-            accountant.add(LeaveOneOutLoss((2.0,), np.ones((8, 2000, 1)), "zero_out", 0.0))
-    command = [sys.executable, "-m", "adapmixed", "ledger", "export", str(path)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as run:
-        assert run.stdout is not None and run.stderr is not None
-        assert run.stdout.read(10)
-        run.stdout.close()
-        assert run.stderr.read() == b""
-    assert run.returncode == 141

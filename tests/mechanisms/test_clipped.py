@@ -14,7 +14,7 @@ from adapmixed.privacy import Accountant, IndividualCharge
 from adapmixed.privacy.budget import ShardBudget
 from adapmixed.privacy.costs.clipped_log_pool import bounded_range_rho
 from adapmixed.privacy.costs.clipped_mixing import DominatingPair, clipped_mixing_pair
-from adapmixed.rng import SecureRandom, SeededRandom
+from adapmixed.rng import SeededRandom
 from adapmixed_lab.audit import search
 
 BOXES = [(0.6, 1.6), (0.8, 2.7), (0.3, 1.2), (0.0, 1.5), (0.9, 1.0)]
@@ -260,14 +260,3 @@ def test_a_sure_query_is_answered_from_q_for_nothing(mechanism: Mechanism) -> No
     there = log_probs(mechanism, private, public)
     assert torch.allclose(there[1], q[1], atol=1e-12)
     assert not torch.allclose(there[0], q[0], atol=1e-3)
-
-
-@pytest.mark.parametrize("queries", [10**12, 2**40])
-def test_the_largest_plans_have_a_guarantee(queries: int) -> None:
-    for mechanism in (ClippedMixing(0.5, 2.0, queries), ClippedLogPool(-1.0, 1.0, 1.0, queries)):
-        accountant = Accountant(1e-5)
-        private, public = torch.zeros(3, 1, 5), torch.zeros(1, 5)
-        accountant.charge(mechanism.propose(private, public, rng=SecureRandom()))
-        found = accountant.guarantee()
-        assert found.budget == queries and found.epsilon is not None and found.epsilon > 1e9
-        assert f"Up to {queries} answered queries" in str(found)

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from exact import costs, log_probs, losses, settled
+from exact import log_probs, losses, settled
 from test_clipped import hockey_stick, of_pair
 from test_enumerated import GRIDS, both_ways, everything
 from tiny_models import ADAPTED, VOCAB, tiny_model, write_adapter
@@ -19,15 +19,11 @@ from torch import Tensor
 
 from adapmixed.ensemble import Ensemble
 from adapmixed.generation.loop import Answerer
-from adapmixed.mechanisms import AdaPMixED, ClippedLogPool, ClippedMixing, Mechanism, PMixED
+from adapmixed.mechanisms import AdaPMixED, ClippedLogPool, ClippedMixing, Mechanism
 from adapmixed.privacy import Accountant
 from adapmixed.privacy.costs.clipped_log_pool import bounded_range_rho
 from adapmixed.privacy.costs.clipped_mixing import clipped_mixing_pair
 from adapmixed.rng import SeededRandom
-from adapmixed_lab.audit.bounds import attack, present_target
-from adapmixed_lab.audit.search import Array, Shape
-from adapmixed_lab.audit.search import both_ways as larger
-from adapmixed_lab.audit.target import Target, largest
 
 SETTING = (-0.25, 0.5, 2.0)
 ORDERS = (1.5, 2.0, 9.0)
@@ -235,51 +231,3 @@ def test_adapmixed_divides_by_the_constant_unless_it_is_the_papers(adjacency: st
     accountant = Accountant(DELTA)
     accountant.charge(mechanism.propose(private, public, rng=SeededRandom(0)))
     assert accountant.guarantee().adjacency == adjacency
-
-
-def searched(mechanism: ClippedLogPool, models: int, adjacency: str) -> Target:
-    lower, upper, scale = SETTING
-    rho = bounded_range_rho(scale, lower, upper, models, "zero_out")
-
-    def ratio(p: Array, q: Array, _: Array | None) -> Array:
-        return largest([larger(p, q, order) / (order * rho) for order in ORDERS])
-
-    return Target("pool", "true D_α / (α ρ)", mechanism, Shape(models, 4), adjacency, ratio)
-
-
-@pytest.mark.parametrize("models", [1, 2, 3])
-@pytest.mark.parametrize("rules", [{}, {"public_confidence": 0.3}], ids=str)
-def test_no_search_exceeds_the_bound(models: int, rules: dict[str, Any]) -> None:
-    mechanism = ClippedLogPool(*SETTING, **rules)
-    found = attack(searched(mechanism, models, "zero_out"), 25, np.random.default_rng(3))
-    assert 0.9 < found <= 1 + 1e-9
-    if models > 1:
-        counted = searched(mechanism, models, "add_remove")
-        assert attack(counted, 25, np.random.default_rng(3)) > 1.5
-
-
-def test_the_control_of_the_audit_is_caught() -> None:
-    assert attack(present_target(), 20, np.random.default_rng(5)) > 3
-
-
-@pytest.mark.parametrize(
-    "mechanism",
-    [
-        ClippedLogPool(*SETTING, 20),
-        ClippedMixing(0.6, 1.7, 20),
-        PMixED(8.0, DELTA, 20, 3.0),
-        AdaPMixED(3.0, 0.05),
-    ],
-    ids=lambda one: one.name,
-)
-def test_events_of_another_n_have_no_total(mechanism: Mechanism) -> None:
-    private, public = drawn(3, 5)
-    proposals = [mechanism.propose(private[:n], public, rng=SeededRandom(0)) for n in (3, 5)]
-    events = [costs(one)[0] for one in proposals]
-    assert [event.num_models for event in events] == [3, 5]
-    with pytest.raises(ValueError, match="num_models must be the same in every"):
-        Accountant(DELTA).add(events)
-    accountant = Accountant(DELTA)
-    accountant.charge(proposals[0])
-    with pytest.raises(ValueError, match="bound to, {'num_models': 3}, got {'num_models': 5}"):
-        accountant.charge(proposals[1])

@@ -54,11 +54,6 @@ def test_other_mechanisms_have_no_cost_in_advance(mechanism: Any) -> None:
             made()
 
 
-def test_public_answers_have_no_cost_in_advance() -> None:
-    with pytest.raises(ValueError, match="public_confidence must be None"):
-        Prepayment(replace(POOL, public_confidence=0.5), MODELS, 1)
-
-
 def test_per_shard_budgets_are_not_charged_in_advance() -> None:
     accountant = Accountant(1e-5, epsilon=4.0)
     before = accountant.state()
@@ -68,16 +63,6 @@ def test_per_shard_budgets_are_not_charged_in_advance() -> None:
     assert accountant.state() == before
     with pytest.raises(ValueError, match="must be charged once"):
         Accountant(1e-5).charge(payment)
-
-
-def test_a_plan_is_spent_in_advance_and_not_exceeded() -> None:
-    accountant = Accountant(1e-5)
-    accountant.charge(Prepayment(POOL, MODELS, 96))
-    before = accountant.state()
-    with pytest.raises(BudgetSpentError, match="within the 100"):
-        accountant.charge(Prepayment(POOL, MODELS, 5))
-    assert accountant.state() == before
-    accountant.charge(Prepayment(POOL, MODELS, 4))
 
 
 def test_a_prepayment_is_charged_once() -> None:

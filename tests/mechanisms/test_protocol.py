@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 import torch
-from exact import answered_from_q, settled, stated
+from exact import answered_from_q, stated
 from protocol_cases import MECHANISMS, MODELS, VOCAB, CountingRandom, every, logits, propose, same
 from torch import Tensor
 
-from adapmixed.mechanisms import Answer, Proposal, PublicOnly, shaped
-from adapmixed.privacy import Accountant, BudgetSpentError, Caveat
+from adapmixed.mechanisms import Answer, Proposal, PublicOnly
+from adapmixed.privacy import Accountant, Caveat
 from adapmixed.rng import SecureRandom, SeededRandom
 
 
@@ -123,19 +123,6 @@ def test_a_failed_charge_kills_the_proposal(name: str) -> None:
     assert rng.draws == draws
 
 
-@pytest.mark.parametrize("name", ["pmixed", "clipped-mixing", "clipped-log-pool"])
-def test_a_spent_plan_kills_the_proposal(name: str) -> None:
-    accountant = Accountant(1e-5)
-    for _ in range(8):  # of 12 answers each; 100 were planned
-        accountant.charge(propose(name))
-    before, proposal = accountant.state(), propose(name)
-    with pytest.raises(BudgetSpentError, match="within the 100"):
-        accountant.charge(proposal)
-    assert accountant.state() == before
-    with pytest.raises(ValueError, match="its charge failed"):
-        proposal.release()
-
-
 @every
 def test_seeded_answers_repeat(name: str) -> None:
     runs = []
@@ -193,33 +180,6 @@ def test_bad_targets_raise_before_anything_is_charged(
         propose(name, targets=targets)
 
 
-@every
-def test_a_bad_random_source_raises_before_anything_is_charged(name: str) -> None:
-    with pytest.raises(ValueError, match=r"rng must be SecureRandom\(\) or .* got 7"):
-        propose(name, rng=7)
-
-
-@every
-def test_no_positions(name: str) -> None:
-    proposal, accountant = propose(name, positions=0), Accountant(1e-5)
-    accountant.charge(proposal)
-    assert accountant.guarantee().queries == 0
-    answer = proposal.release()
-    assert answer.tokens.shape == (0,) and answer.tokens.dtype == torch.int64
-    assert answer.public.shape == (0,) and answer.public.dtype == torch.bool
-    scored = charged(propose(name, positions=0, targets=torch.empty(0, dtype=torch.int64)))
-    assert scored.log_prob.shape == (0,) and scored.log_prob.dtype == torch.float64
-
-
-@every
-def test_shapes_that_do_not_fit_raise(name: str) -> None:
-    private, public = logits(4)
-    rng = SeededRandom(0)
-    for bad in (private[:, :3], private[0], private[..., :5]):
-        with pytest.raises(ValueError, match="private_logits|public_logits"):
-            MECHANISMS[name].propose(bad, public, rng=rng)
-
-
 def test_public_only_never_reads_the_private_values() -> None:
     _, public = logits(5)
     nothing = torch.full((MODELS, 5, VOCAB), math.nan)
@@ -230,13 +190,6 @@ def test_public_only_never_reads_the_private_values() -> None:
     assert (guarantee.kind, guarantee.epsilon, guarantee.delta) == ("public", 0.0, 0.0)
     answer = proposal.release()
     assert bool(answer.public.all()) and answer.tokens.shape == (5,)
-
-
-def test_unprotected_has_no_guarantee() -> None:
-    accountant = Accountant(1e-5)
-    accountant.charge(propose("unprotected"))
-    guarantee = accountant.guarantee()
-    assert (guarantee.kind, guarantee.epsilon) == ("none", None)
 
 
 @every
@@ -252,24 +205,6 @@ def test_logits_changed_after_proposing_have_no_effect(name: str, shape: dict[st
         for one in rows:
             one.mul_(-3.0)
         assert torch.equal(charged(proposal).log_prob, expected)
-
-
-def test_rows_are_copied_once_and_only_if_the_caller_has_them() -> None:
-    private, public = logits(3)
-    spread = torch.stack([private, private], -1)[..., 0], torch.stack([public, public], -1)[..., 0]
-    for given, shape, copied in (
-        ((private, public), {}, True),
-        (spread, {}, False),
-        ((private, public), {"top_k": 3}, False),
-        ((private, public), {"temperature": 0.5}, False),
-    ):
-        rows = shaped(*given, **shape)
-        own = rows.apart_from(*given)
-        assert (own.private is rows.private, own.public is rows.public) == (not copied, not copied)
-        assert torch.equal(own.private, rows.private) and torch.equal(own.public, rows.public)
-    rows = shaped(private, public)
-    proposal = settled(MECHANISMS["unprotected"].propose_rows(rows, rng=SeededRandom(0)))
-    assert proposal._distribution.rows.private is private
 
 
 @every

@@ -134,7 +134,8 @@ def test_a_member_that_is_public_stays_public() -> None:
     "shape",
     [
         {"temperature": 0.01},
-        {"temperature": 100, "top_k": 5},
+        {"temperature": 0.01, "top_k": 5},
+        {"temperature": 100.0, "top_k": 5},
         {"top_k": 5},
     ],
     ids=str,
@@ -202,34 +203,6 @@ def test_no_private_row_raises_once_rows_are_answerable(
     proposal = inner.propose_rows(found, rng=SeededRandom(0))
     assert stated(proposal).queries == 4
     proposal.release()
-
-
-def test_good_rows_are_answered_as_they_are() -> None:
-    found = shaped(*rows())
-    assert found.answerable() is found
-
-
-@pytest.mark.parametrize("temperature", [0.01, 0.3, 1.0, 7.0, 100.0])
-def test_far_rows_keep_their_differences_and_other_rows_their_bits(temperature: float) -> None:
-    private, public = rows()
-    top_k = 6 if temperature == 1.0 else None
-    kept = torch.arange(11).expand(4, 11) if top_k is None else public.topk(top_k).indices
-    for scale, offset in ((1.0, 0.0), (1.0, 2e5), (1.0, -2e6), (1.0, 2e6), (1e6, 1e12)):
-        given = temperature * private.double()
-        given[1] = temperature * (scale * private[1].double() + offset)
-        found = shaped(
-            given.float(), temperature * public, temperature=temperature, top_k=top_k
-        ).private
-        exact = given.float().gather(-1, kept.expand(3, *kept.shape))
-        assert torch.equal(found[0], exact[0] / temperature)
-        assert torch.equal(found[2], exact[2] / temperature)
-        if abs(offset) < 2**18:
-            assert torch.equal(found[1], exact[1] / temperature)
-            continue
-        differences = exact[1].double() - exact[1].double().amax(-1, keepdim=True)
-        torch.testing.assert_close(
-            found[1].double(), differences / temperature, rtol=1e-6, atol=0.0
-        )
 
 
 def test_every_call_has_a_shape_of_its_own() -> None:

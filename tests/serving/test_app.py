@@ -256,23 +256,6 @@ def test_an_engine_that_fails(stream: bool, caplog: pytest.LogCaptureFixture) ->
         assert client.get("/v1/models").is_success
 
 
-@pytest.mark.parametrize("stream", [False, True])
-def test_a_stop_cuts_answers_at_its_deadline(stream: bool) -> None:
-    with served(StubEngine(seconds=0.01)) as server:
-        timer = threading.Timer(0.1, server.scheduler.stop, (0.05,))
-        timer.start()
-        answer = server.client().post(COMPLETIONS, json=ASK | {"stream": stream, "max_tokens": 250})
-        timer.join()
-        if stream:
-            *pieces, last = events(answer.text)
-            assert pieces and check_error(last, 503)["code"] == "stopping"
-        else:
-            assert answer.status_code == 503 and answer.headers["x-should-retry"] == "false"
-            check_error(answer.json(), 503)
-        assert 5 < server.engine.accountant.queries < 100 and server.admission.reserved == 0
-        assert server.client().post(COMPLETIONS, json=ASK).status_code == 503
-
-
 def test_a_fault_of_the_server_says_nothing(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

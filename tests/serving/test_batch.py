@@ -210,24 +210,6 @@ def test_a_long_prompt_is_read_in_parts(
         assert found == [[], [gone], [gone, short[1]]]
 
 
-def test_few_prompts_are_read_together_while_others_run(ensemble: Ensemble) -> None:
-    engine, waiting = engine_of(ensemble), [Prompt((1,) * 10, 5) for _ in range(40)]
-    assert engine.room(waiting) == 40
-    engine.admit(waiting[:1])
-    engine.step()
-    assert engine.room(waiting[1:]) == 6
-    engine.admit(waiting[1:30])
-    engine.step()
-    assert engine.room(waiting[30:]) == 10
-
-
-def test_uneven_prompts_are_read_apart(ensemble: Ensemble) -> None:
-    short, long = Prompt((1,), 2), Prompt((1,) * 25, 2)
-    engine = engine_of(ensemble)
-    assert engine.room([short, replace(short), long]) == 2
-    assert engine.room([long, short]) == 1
-
-
 @pytest.mark.parametrize(
     ("prompt", "match"),
     [

@@ -15,7 +15,6 @@ from serving_cases import ASK, Served, check_error, listening, served
 from stub_engine import StubEngine
 
 from adapmixed.serving import answers, app
-from adapmixed.serving.listener import bound, configuration, raise_file_limit
 
 
 def opened(port: int, body: dict[str, Any], *, path: str = "/v1/completions") -> socket.socket:
@@ -93,19 +92,6 @@ def test_a_client_that_does_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
         stuck.close()
 
 
-def test_the_system_closes_connections_that_are_not_read() -> None:
-    if not hasattr(socket, "TCP_USER_TIMEOUT"):
-        pytest.skip("only Linux has TCP_USER_TIMEOUT")
-    with bound("127.0.0.1", 0) as listener:
-        listener.listen()
-        client = socket.create_connection(listener.getsockname())
-        accepted, _ = listener.accept()
-        option = (socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT)
-        assert accepted.getsockopt(*option) == 1000 * answers.SEND_SECONDS
-        accepted.close()
-        client.close()
-
-
 def test_a_body_that_does_not_come(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(app, "BODY_SECONDS", 0.2)
     with served() as server, listening(server.app) as port:
@@ -154,34 +140,6 @@ def test_malformed_http(sent: bytes, caplog: pytest.LogCaptureFixture) -> None:
         assert server.settled() and "Traceback" not in caplog.text
 
 
-def test_a_body_that_breaks_off_in_nonsense() -> None:
-    """Once a response has begun, the connection is closed without another one."""
-    with served(StubEngine(seconds=0.01)) as server, listening(server.app) as port:
-        with socket.create_connection(("127.0.0.1", port)) as connection:
-            connection.sendall(b"POST /nowhere HTTP/1.1\r\nHost: localhost\r\n")
-            connection.sendall(b"Transfer-Encoding: chunked\r\n\r\n")
-            assert b" 404 " in connection.recv(1 << 16)
-            connection.sendall(b"ZZ\r\n")
-            rest = b""
-            while part := connection.recv(1 << 16):
-                rest += part
-            assert b"HTTP/1.1" not in rest
-
-
-def test_a_thousand_idle_connections() -> None:
-    raise_file_limit()
-    with served() as server, listening(server.app) as port:
-        idle = [socket.create_connection(("127.0.0.1", port)) for _ in range(1000)]
-        for connection in idle[:500]:
-            connection.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: loc")
-        started = time.monotonic()
-        assert answered(port, ASK)[0] == 200
-        assert time.monotonic() - started < 10.0  # not a time-out of 60 s
-        for connection in idle:
-            connection.close()
-        assert answered(port, ASK)[0] == 200 and server.settled()
-
-
 def test_many_clients_at_once() -> None:
     """Each gets the whole text, and all tokens are charged once."""
     with served(StubEngine(batch=8), waiting=64) as server, listening(server.app) as port:
@@ -200,27 +158,3 @@ def test_many_clients_at_once() -> None:
         assert len({body["choices"][0]["text"] for _, body in found}) == 1
         assert len({body["id"] for _, body in found}) == 60
         assert server.settled() and server.engine.accountant.queries == 60 * 20
-
-
-def test_a_connection_is_used_again() -> None:
-    with served() as server, listening(server.app) as port:
-        connection = http.client.HTTPConnection("127.0.0.1", port)
-        for body in (ASK, ASK | {"stream": True}, ASK | {"seed": 1}, ASK):
-            connection.request("POST", "/v1/completions", json.dumps(body), {"Host": "localhost"})
-            answer = connection.getresponse()
-            assert answer.status == (400 if "seed" in body else 200)
-            assert answer.read()
-        connection.close()
-        assert server.settled()
-
-
-def test_no_websocket_and_no_server_name() -> None:
-    with served() as server:
-        config = configuration(server.app)
-        assert config.ws_protocol_class is None and not config.access_log
-        with listening(server.app) as port:
-            connection = http.client.HTTPConnection("127.0.0.1", port)
-            headers = {"Upgrade": "websocket", "Connection": "Upgrade", "Host": "localhost"}
-            connection.request("GET", "/v1/completions", headers=headers)
-            assert connection.getresponse().status == 405
-            connection.close()

@@ -11,8 +11,6 @@ from serving_cases import ASK, CHAT, Served, check_error, served
 from starlette.testclient import TestClient
 from stub_engine import VOCAB, ByteTokenizer, StubEngine
 
-from adapmixed.generation.refused import NO_DRAW, REASONS
-from adapmixed.serving.fields import SERVED, Defaults, asked_of
 from adapmixed.serving.refused import REFUSED
 
 PATHS = {False: "/v1/completions", True: "/v1/chat/completions"}
@@ -72,51 +70,12 @@ def test_every_refused_field_has_its_reason(client: TestClient, chat: bool) -> N
             passes(client, chat, **{name: value})
 
 
-def test_reasons_are_those_of_the_library(client: TestClient) -> None:
-    for name in ("top_p", "logit_bias", "logprobs", "best_of", "presence_penalty"):
-        assert REASONS[name] in refused(client, False, **{name: ASKED_FOR[name]})["message"]
-    for zero in (0, 0.0, -0.0):
-        assert NO_DRAW in refused(client, False, temperature=zero)["message"]
-
-
 @pytest.mark.parametrize("chat", [False, True], ids=["completions", "chat"])
 def test_unknown_fields(client: TestClient, chat: bool) -> None:
     for name in ("Temperature", "", "\ud800", "a" * 300, "prompt" if chat else "messages"):
         error = refused(client, chat, **{name: "x"})
         assert error["param"] == name[:60] and "does not know it" in error["message"]
         passes(client, chat, **{name: None} if name != "\ud800" else {})
-
-
-def test_true_is_no_number_and_a_number_is_no_flag(client: TestClient) -> None:
-    for name in ("n", "best_of", "top_p"):
-        refused(client, False, **{name: True})
-    refused(client, False, echo=0)
-    for name in ("max_tokens", "top_k", "temperature", "stream", "stop"):
-        refused(client, False, **{name: True if name not in ("stream", "stop") else 1})
-    for value in (False, -2, "-1"):
-        refused(client, False, top_k=value)
-
-
-@pytest.mark.parametrize("value", [0, -1])
-def test_values_of_top_k_for_all_tokens(client: TestClient, value: int) -> None:
-    """vLLM has these; they undo the server's own top-k, too."""
-    passes(client, False, top_k=value)
-    fields = {"model": "m", "prompt": "x"}
-    for given, found in ({}, 5), ({"top_k": None}, 5), ({"top_k": value}, None):
-        asked = asked_of(fields | given, Defaults("m", top_k=5), ByteTokenizer(), chat=False)
-        assert asked.query.top_k == found
-
-
-NOT_NUMBERS = ["NaN", "Infinity", "-Infinity", "1e400", "-1e400", "-2", "1e-400", '"1"', "[1]"]
-
-
-@pytest.mark.parametrize("value", NOT_NUMBERS)
-@pytest.mark.parametrize("name", ["temperature", "max_tokens", "top_k"])
-def test_numbers_that_are_none(client: TestClient, name: str, value: str) -> None:
-    head = json.dumps({key: one for key, one in ASK.items() if key != name})[:-1]
-    answer = client.post(PATHS[False], content=f'{head}, "{name}": {value}}}')
-    assert answer.status_code == 400
-    assert check_error(answer.json(), 400)["param"] in (name, None)
 
 
 def test_caps(client: TestClient) -> None:
@@ -277,18 +236,6 @@ def test_bodies_that_are_no_request(client: TestClient, body: bytes) -> None:
     answer = client.post(PATHS[False], content=body)
     assert answer.status_code == 400, answer.text
     check_error(answer.json(), 400)
-
-
-def test_deep_values_in_every_field(client: TestClient) -> None:
-    """A value just below the parser's limit of depth must not fail anywhere behind it."""
-    for depth in (10, 100, 200, 400, 700, 900, 1500):
-        for name in (*sorted(SERVED[True] | SERVED[False]), "tools", "response_format", "zzz"):
-            deep = "[" * depth + "]" * depth
-            for chat in (False, True):
-                head = json.dumps({k: v for k, v in BODIES[chat].items() if k != name})[:-1]
-                answer = client.post(PATHS[chat], content=f'{head}, "{name}": {deep}}}')
-                assert answer.status_code == 400, (depth, name)
-                check_error(answer.json(), 400)
 
 
 def test_the_window(client: TestClient) -> None:

@@ -79,8 +79,3 @@ def test_the_listener() -> None:
         close()
     with pytest.raises(OSError):
         urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics")
-
-
-def test_no_figure_of_a_plan_without_one() -> None:
-    metrics = Metrics(lambda: 0, lambda: 0)
-    assert value(metrics, "plan_tokens_left") is None

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 from serving_cases import Served, listening, served
@@ -62,26 +60,6 @@ def test_streaming(server: tuple[Served, str, str]) -> None:
         assert "".join(part.choices[0].text for part in parts) == EXPECTED
 
 
-def test_asynchronous(server: tuple[Served, str, str]) -> None:
-    _, url, secret = server
-
-    async def ask() -> list[str]:
-        async with openai.AsyncOpenAI(base_url=url, api_key=secret) as client:
-            stream = await client.chat.completions.create(
-                model="demo", messages=MESSAGES, max_tokens=20, stream=True
-            )
-            parts = [part.choices[0].delta.content or "" async for part in stream]
-            several = [
-                client.completions.create(model="demo", prompt="Once", max_tokens=20)
-                for _ in range(10)
-            ]
-            return ["".join(parts)] + [
-                done.choices[0].text for done in await asyncio.gather(*several)
-            ]
-
-    assert asyncio.run(ask()) == [EXPECTED] * 11
-
-
 def test_errors(server: tuple[Served, str, str]) -> None:
     _, url, secret = server
     with openai.OpenAI(base_url=url, api_key="wrong") as client:
@@ -130,8 +108,3 @@ def test_the_end_of_a_with_block_ends_the_answer() -> None:
             with client.completions.create(**asked) as stream:
                 next(iter(stream))
             assert found.settled(2.0) and found.engine.released < 100
-
-
-def test_keys_are_made_by_the_command(tmp_path: Path) -> None:
-    secret = add_key(tmp_path / "keys.json", "a")
-    assert secret.isascii() and not set(secret) & set(" \t\r\n")

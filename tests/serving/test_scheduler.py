@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from adapmixed.errors import BudgetSpentError, LedgerWriteError
+from adapmixed.errors import BudgetSpentError
 from adapmixed.mechanisms import ClippedLogPool
 from adapmixed.privacy import Accountant, BoundedRangeAnswer
 from adapmixed.serving.admission import Admission
@@ -245,13 +245,3 @@ def test_a_failed_engine_ends_all_answers(caplog: pytest.LogCaptureFixture) -> N
     served.scheduler.stop(20)
     assert served.admission.reserved == 0 and served.scheduler.stopped and served.scheduler.failed
     assert "ValueError" in caplog.text and "private_logits" not in caplog.text
-
-
-def test_the_log_names_the_failure_of_a_ledger(caplog: pytest.LogCaptureFixture) -> None:
-    served = Served(Steps(permits=0))
-    _, pieces = served.ask("a")
-    served.engine.fails.append(LedgerWriteError("/data/ledger could not be written: disk full"))
-    served.engine.permits.release(1)  # type: ignore[union-attr]
-    assert isinstance(pieces.get(timeout=20), StoppedError)
-    served.scheduler.stop(20)
-    assert "/data/ledger could not be written" in caplog.text

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import resource
 import shutil
 import signal
 import socket
@@ -28,8 +27,6 @@ from adapmixed.data.demo import demo_base
 from adapmixed.errors import LedgerWriteError
 from adapmixed.privacy import read_ledger
 from adapmixed.serving import listener as listener_module
-from adapmixed.serving.guard import is_loopback
-from adapmixed.serving.listener import bound, raise_file_limit, url_of
 
 MODELS = ["--base", str(demo_base()), "--ensemble", str(DEMO_ENSEMBLE)]
 POOL = ["--mechanism", "clipped-log-pool lower=-0.5 upper=0.5 queries=500"]
@@ -111,20 +108,6 @@ def test_tls(tmp_path: Path) -> None:
         url = f"https://127.0.0.1:{port}/v1/models"
         with urllib.request.urlopen(url, context=trusting) as answer:
             assert json.load(answer)["data"][0]["id"] == "demo"
-
-
-def test_addresses() -> None:
-    assert all(map(is_loopback, ("127.0.0.1", "127.8.8.8", "::1", "localhost")))
-    assert not any(map(is_loopback, ("0.0.0.0", "::", "192.168.0.1", "example.org", "")))
-    with bound("127.0.0.1", 0) as listening:
-        port = listening.getsockname()[1]
-        assert url_of(listening, tls=False) == f"http://127.0.0.1:{port}/v1"
-        assert url_of(listening, tls=True).startswith("https://")
-        # A first token must not wait for the client to acknowledge the headers.
-        assert listening.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
-    raise_file_limit()
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    assert soft == hard
 
 
 def post(url: str, body: dict[str, Any], **headers: str) -> tuple[int, str]:
