@@ -316,7 +316,7 @@ checks() {
 compare() {
   begin_part compare
   build
-  bench compare --only speed operators evaluation sizes
+  bench compare --only operators sizes speed
   end_part
 }
 

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import errno
-import fcntl
 import os
 import stat
 from collections.abc import Iterator
 from pathlib import Path
-from unittest.mock import Mock
 
 import pytest
 
@@ -55,14 +52,6 @@ def test_a_write_through_a_link_replaces_the_file(tmp_path: Path) -> None:
     ]  # fmt: skip
 
 
-def test_a_link_to_itself_is_not_replaced(tmp_path: Path) -> None:
-    link = tmp_path / "link"
-    link.symlink_to("link")
-    with pytest.raises(OSError, match="link"):
-        write_file(link, b"x")
-    assert list(tmp_path.iterdir()) == [link] and link.is_symlink()
-
-
 def test_no_file_is_created_through_a_link(tmp_path: Path) -> None:
     """A link that leads nowhere may be a disk that is missing, or another user's trap."""
     file, link = linked(tmp_path)
@@ -87,18 +76,6 @@ def test_a_file_has_one_writer_under_all_its_names(tmp_path: Path, there: bool) 
     assert os.listdir(file.parent) == ["keys.json"] * there
 
 
-def test_leftovers_lie_next_to_the_file_that_a_link_leads_to(tmp_path: Path) -> None:
-    file, link = linked(tmp_path)
-    for folder, name in ((file.parent, file.name), (tmp_path, link.name)):
-        (folder / f".tmp-{name}-{0:016x}").write_bytes(b"x")
-        (folder / f".tmp-other-{0:016x}").write_bytes(b"x")
-        temporary_folder(folder / name)
-    remove_leftovers(link.parent, link.name)
-    left = sorted(path.relative_to(tmp_path) for path in tmp_path.rglob(".tmp-*"))
-    assert [str(path.parent) for path in left] == [".", "etc", "etc"]
-    assert ["other" in path.name for path in left] == [True, False, True]
-
-
 @pytest.mark.parametrize("name", ["a", "[a]*?.json"])
 def test_only_a_files_own_leftovers_are_removed(tmp_path: Path, name: str) -> None:
     own = temporary_folder(tmp_path / name)
@@ -117,15 +94,3 @@ def test_a_published_folder_is_closed_to_others(tmp_path: Path) -> None:
     late = temporary_folder(target)
     assert publish_folder(folder, target) and not publish_folder(late, target)
     assert mode(target) == 0o700 and os.listdir(tmp_path) == ["member"]
-
-
-@pytest.mark.parametrize("code", [errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP])
-def test_a_file_system_without_locks(
-    tmp_path: Path, code: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(fcntl, "flock", Mock(side_effect=OSError(code, os.strerror(code))))
-    for file in (tmp_path / "result.json", tmp_path / "none" / "result.json"):
-        words = f"{file} must lie on a file system with locks, such as a local disk"
-        with pytest.raises(ValueError, match=words), sole_writer(file):
-            pass
-    assert list(tmp_path.iterdir()) == []

@@ -61,27 +61,6 @@ def test_change_logs_give_the_signed_entries_by_author(tmp_path: Path) -> None:
     assert read(30) == {"Ada Lovelace": [cut], "Grace Hopper": ["* First."]}
 
 
-def test_authors_without_enough_text_get_no_shard() -> None:
-    def author(name: str, size: int) -> authors.Author:
-        return authors.Author(name, [Document(name, "x" * size)])
-
-    much, little = authors.LEAST, authors.LEAST - 1
-    found = [author("a", little), author("b", much), author("c", much), author("d", much)]
-    members, others = authors.divide(found, 2)
-    assert [one.name for one in members] == ["b", "c"]
-    assert [one.name for one in others] == ["a", "d"]
-    with pytest.raises(ValueError, match="4 authors must have .* got 3"):
-        authors.divide(found, 4)
-
-
-def test_folds_hold_every_document_once_and_about_as_much_text() -> None:
-    documents = [Document(str(number), "x" * (50 + 37 * number % 90)) for number in range(40)]
-    folds = authors.Author("a", documents).folds(3)
-    assert sorted(one.identifier for fold in folds for one in fold) == sorted(map(str, range(40)))
-    sizes = [sum(len(one.text) for one in fold) for fold in folds]
-    assert max(sizes) - min(sizes) <= 140
-
-
 @pytest.fixture
 def bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> headline.Bench:
     words = "an array of the values that are given by name and returned in their order".split()

@@ -269,7 +269,7 @@ def test_evaluate_with_a_budget_of_every_shard(
         (["--mechanism", "clipped-mixing"], "--mechanism clipped-mixing needs lower, upper"),
         (["--mechanism", "clipped-log-pool lower=1 upper=2"], "lower (a log-ratio) must be <= 0"),
         (["--epsilon", "0", *POOL], "--epsilon must be > 0"),
-        (["--delta", "1", *POOL], "--delta must be in (0, 1)"),
+        (["--delta", "1", *POOL], "--delta must be <= 0.1"),
         (
             ["--epsilon", "2", "--mechanism", "adapmixed"],
             "--epsilon must be None for AdaPMixED, got 2.0: its losses",

@@ -9,15 +9,13 @@ import sys
 from pathlib import Path
 
 import pytest
-import torch
 from trained_demo import DEMO_ENSEMBLE
 
-from adapmixed.data import demo_base, held_out_documents, held_out_tokens, private_documents
+from adapmixed.data import demo_base, held_out_documents, private_documents
 from adapmixed.data.builtin import is_held_out, topic_documents
 from adapmixed.data.demo import held_out_text
 from adapmixed.data.text import read_text
-from adapmixed.ensemble import Ensemble, read_manifest
-from adapmixed.training.partition import partition_documents
+from adapmixed.ensemble import read_manifest
 
 pytestmark = pytest.mark.usefixtures("demo_ensemble")
 
@@ -36,11 +34,6 @@ def test_held_out_topics_are_in_no_shard() -> None:
 def test_no_paragraph_occurs_twice() -> None:
     texts = [" ".join(d.text.split()) for d in private_documents() + held_out_documents()]
     assert len(set(texts)) == len(texts)
-
-
-def test_whether_a_topic_is_held_out_does_not_change() -> None:
-    names = ["if", "while", "specialnames", "yield", "lists", "types"]
-    assert [is_held_out(name) for name in names] == [False, False, True, True, True, False]
 
 
 def test_read_text(tmp_path: Path) -> None:
@@ -101,36 +94,3 @@ def _names_no_place_and_no_held_out_text(files: list[Path]) -> None:
             text = path.read_text(encoding="utf-8")
             assert "/root" not in text and "/home" not in text and "/work" not in text
             assert not any(paragraph in text for paragraph in held_out)
-
-
-@pytest.mark.slow
-def test_demo_ensemble_beats_the_public_model_on_held_out_text() -> None:
-    ensemble = Ensemble.from_pretrained(demo_base(), DEMO_ENSEMBLE)
-    assert ensemble.num_models == 64
-    assert ensemble.tokenizer is not None
-    text = "def f(x):\n\treturn 'é'  # ok"
-    assert ensemble.tokenizer.decode(ensemble.tokenizer(text)["input_ids"]) == text
-    tokens = held_out_tokens(ensemble.tokenizer)
-    assert len(tokens) > 5000
-    length = 192
-    assert ensemble.max_positions is not None and ensemble.max_positions >= length
-    stride = (len(tokens) - length) // 3
-    gain = 0.0
-    for start in range(0, 3 * stride, stride):
-        ids = torch.tensor([tokens[start : start + length]])
-        private, public = ensemble.logits(ids)
-        index = ids[0, 1:, None]
-        mixed = private[:, 0, :-1].double().softmax(dim=-1).mean(dim=0).gather(1, index).log()
-        alone = public[0, :-1].double().log_softmax(dim=-1).gather(1, index)
-        gain += float((mixed - alone).mean()) / 3
-    assert gain > 0.03  # nats per token
-
-
-def test_a_topic_is_in_one_shard() -> None:
-    shards = partition_documents(private_documents(), 64, key=b"any key of some length")
-    homes: dict[str, set[int]] = {}
-    for number, shard in enumerate(shards):
-        for document in shard:
-            homes.setdefault(document.identifier, set()).add(number)
-    assert len(homes) > 40
-    assert all(len(where) == 1 for where in homes.values())

@@ -10,12 +10,10 @@ from typing import Any
 import pytest
 import torch
 from decoding_cases import answered
-from trained_demo import DEMO_ENSEMBLE
 from training_cases import write_base
 
 from adapmixed.cli import main
 from adapmixed.data import Corpus
-from adapmixed.data.demo import demo_base
 from adapmixed.ensemble import Ensemble, read_manifest
 from adapmixed.mechanisms import ClippedLogPool
 from adapmixed.privacy import Accountant, read_ledger
@@ -207,32 +205,3 @@ def test_a_guarantee_says_that_positions_assigned_the_shards(
     assert Ensemble.from_pretrained(base, known).unverified == ("shards", "positions")
     with pytest.raises(ValueError, match="document_names must be one of .* got 'often'"):
         read_manifest(named(ensemble, tmp_path / "wrong", "often"))
-
-
-def test_commands_say_it(
-    trained: tuple[Path, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    base, ensemble = trained
-    (tmp_path / "held-out.txt").write_text("The function returns a list of values.")
-    models = ["--base", str(base), "--ensemble", str(ensemble)]
-    pool = ["--mechanism", "clipped-log-pool lower=-0.25 upper=0.5"]
-    short = ["--prompt", "The function", "--max-new-tokens", "2"]
-    assert main(["generate", *models, *short, *pool]) == 0
-    assert POSITIONS in "".join(capsys.readouterr())
-    held_out = ["--text", str(tmp_path / "held-out.txt"), "--json", str(tmp_path / "report.json")]
-    assert main(["evaluate", *models, *held_out, *pool]) == 0
-    assert POSITIONS in "".join(capsys.readouterr())
-    assert POSITIONS in (tmp_path / "report.json").read_text(encoding="utf-8")
-
-
-def test_a_single_member_has_all_documents(trained: tuple[Path, Path], tmp_path: Path) -> None:
-    base, ensemble = trained
-    content = json.loads((ensemble / "ensemble.json").read_text())
-    parts = {name: content[name][:1] for name in ("members", "shards")}
-    alone = named(ensemble, tmp_path / "alone", "positions", num_models=1, **parts)
-    assert Ensemble.from_pretrained(base, alone).unverified == ()
-
-
-def test_the_demonstration_has_names() -> None:
-    assert read_manifest(DEMO_ENSEMBLE).document_names == "stable"
-    assert Ensemble.from_pretrained(demo_base(), DEMO_ENSEMBLE).unverified == ()

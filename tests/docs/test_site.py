@@ -8,12 +8,9 @@ import re
 import subprocess
 import sys
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
-from doc_pages import DOCS, name_of, pages
-from outside import files
-from test_formulas import formulas
+from doc_pages import DOCS
 
 
 def unread(page: str) -> list[str]:
@@ -21,32 +18,6 @@ def unread(page: str) -> list[str]:
     page = re.sub(r"<(pre|code|script|style|dt)\b.*?</\1>", "", page, flags=re.DOTALL)
     text = html.unescape(re.sub(r"<[^>]+>", "", page))
     return re.findall(r".{0,40}(?:`|\]\(|\{download\}).{0,40}", text)
-
-
-def linked(text: str) -> str:
-    """Return a page's source as the site reads it, with links to files as downloads."""
-    source = [text]
-    app = SimpleNamespace(srcdir=str(DOCS), env=SimpleNamespace(doc2path=lambda _: PAGE))
-    files(app, "theory/numerics", source)
-    return source[0]
-
-
-PAGE = str(DOCS / "theory" / "numerics.md")
-
-
-def test_a_link_to_a_file_begins_at_its_own_bracket() -> None:
-    makefile = "[the Makefile](../../Makefile)"
-    download = "{download}`the Makefile <../../Makefile>`"
-    assert linked(f"in $[0, 1)$, or ({makefile})") == f"in $[0, 1)$, or ({download})"
-    assert linked("[pages](../index.md), [tests](../../tests)") == "[pages](../index.md), tests"
-    assert unread("<p>in download`0, 1)</p>") and not unread("<p>in <code>`0`</code></p>")
-
-
-@pytest.mark.parametrize("page", pages(), ids=name_of)
-def test_no_formula_is_taken_for_a_link(page: Path) -> None:
-    text = page.read_text(encoding="utf-8")
-    kept = {latex for latex, _ in formulas(linked(text))}
-    assert kept == {latex for latex, _ in formulas(text)}
 
 
 @pytest.mark.slow

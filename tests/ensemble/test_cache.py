@@ -8,13 +8,12 @@ from typing import Any
 
 import pytest
 import torch
-from families import tiny
-from tiny_models import POSITIONS, VOCAB
+from tiny_models import VOCAB
 from torch import Tensor
-from transformers.cache_utils import DynamicCache, DynamicLayer, DynamicSlidingWindowLayer
+from transformers.cache_utils import DynamicLayer
 
 from adapmixed.ensemble import Decoder, Ensemble
-from adapmixed.ensemble.cache import PreallocatedLayer, key_value_cache
+from adapmixed.ensemble.cache import PreallocatedLayer
 
 ROWS, HEADS, WIDTH = 3, 2, 4
 
@@ -108,13 +107,6 @@ def test_what_transformers_may_do_to_a_layer(change: str, room: int) -> None:
         assert same(ours, theirs), step
 
 
-def test_other_kinds_of_layers_are_transformers_own() -> None:
-    config = tiny("gemma2").config
-    kinds = [type(layer) for layer in key_value_cache(config, 9).layers]
-    assert kinds == [DynamicSlidingWindowLayer, PreallocatedLayer]
-    assert [type(layer) for layer in DynamicCache(config=config).layers][1] is DynamicLayer
-
-
 def held(decoder: Decoder) -> int:
     return sum(
         part.untyped_storage().nbytes()
@@ -143,9 +135,3 @@ def test_a_decoder_has_room_for_all_that_was_counted_and_no_more(
     for _ in range(2):
         decoder.append(ids[:2, 0])
     assert set(blocks(decoder._cache)) == {12} and held(decoder) == counted * 4 // 9
-
-    decoder = ensemble.decoder(ids, overflow="slide", new_tokens=POSITIONS)
-    for _ in range(POSITIONS):
-        decoder.append(ids[:, 0])
-        assert set(blocks(decoder._cache)) == {POSITIONS}
-    assert decoder.length < POSITIONS

@@ -12,7 +12,6 @@ import torch
 from families import linear_names, tiny
 from tiny_models import VOCAB, adapted_layers, peft_logits, write_adapter
 from torch import Tensor
-from transformers import DynamicCache
 
 from adapmixed.ensemble import Ensemble
 from adapmixed.ensemble.cache import written_layers
@@ -122,30 +121,6 @@ def test_chunks_and_decoding_equal_one_pass(family: Family) -> None:
         private, public = decoder.logits
         family.close(torch.cat([public[None], private]), whole[:, :, position - 1])
         decoder.append(family.ids[:, position])
-
-
-@pytest.mark.slow
-def test_room_in_the_cache_changes_no_bit(family: Family) -> None:
-    """It agrees with transformers' cache for little or much room: chunks, padding, after an end."""
-    ensemble, mask = family.ensemble, torch.ones_like(family.ids)
-    mask[0, :PADDING] = 0
-    longer = torch.cat([mask, mask[:, -1:]], dim=1)
-    first = torch.arange(len(family.folders) + 1) * len(mask)
-    for chunk, padded in ((4, True), (1, False)):
-        results = []
-        for cache in (
-            DynamicCache(config=family.base.config),
-            ensemble._forward.new_cache(),
-            ensemble._forward.new_cache(4 * LENGTH),
-        ):
-            whole = passes(ensemble, family.ids, mask if padded else None, chunk, cache)
-            cache.reorder_cache(first)
-            token = family.ids[:1, :1]
-            after = ensemble._forward(token, longer[:1] if padded else None, cache)
-            results.append((whole, after))
-        for found in results[1:]:
-            assert torch.equal(found[0], results[0][0])
-            assert torch.equal(found[1], results[0][1])
 
 
 def test_left_padding_equals_single_prompts(family: Family) -> None:

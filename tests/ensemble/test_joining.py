@@ -10,7 +10,6 @@ import pytest
 import torch
 from families import linear_names, tiny
 from tiny_models import POSITIONS, VOCAB, write_adapter
-from torch import Tensor
 
 from adapmixed.ensemble import Decoder, Ensemble
 from adapmixed.ensemble.support import TESTED
@@ -123,25 +122,6 @@ def test_room_is_reserved_for_those_who_are_left(
     assert set(blocks) == {9}
     drop(decoder, held, 1)
     assert decoder.window == 5
-
-
-def test_padding_is_cut_from_the_start(base: Any, make_adapters: Callable[..., list[Path]]) -> None:
-    ensemble = Ensemble.from_pretrained(base, make_adapters(2))
-    ids = torch.cat([torch.zeros(1, 4, dtype=torch.int64), TOKENS[:1, :3]], dim=1)
-    mask = torch.tensor([[0, 0, 0, 0, 1, 1, 1]])
-    decoder = ensemble.decoder(ids, attention_mask=mask, new_tokens=2)
-    assert (decoder.length, decoder.window) == (3, 5)
-    assert_alone(ensemble, decoder, {0: 3}, 1e-5)
-
-
-def test_decoders_that_cannot_join(base: Any, make_adapters: Callable[..., list[Path]]) -> None:
-    adapters = make_adapters(2)
-    ensemble, another = (Ensemble.from_pretrained(base, adapters) for _ in range(2))
-    ids: Tensor = TOKENS[:1, :4]
-    with pytest.raises(ValueError, match="other must be a decoder of the same ensemble"):
-        ensemble.decoder(ids).join(another.decoder(ids))
-    with pytest.raises(ValueError, match="other must not join, because a window slides"):
-        ensemble.decoder(ids).join(ensemble.decoder(ids, overflow="slide"))
 
 
 def test_a_prompt_is_read_in_parts(base: Any, make_adapters: Callable[..., list[Path]]) -> None:

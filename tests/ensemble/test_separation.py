@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import copy
 from typing import Any
 
 import pytest
 import torch
 from ensemble_cases import Make, budget
 
-from adapmixed.ensemble import Adapter, BatchedLoRA, Ensemble, read_adapter
+from adapmixed.ensemble import BatchedLoRA, Ensemble
 
 
 def assert_only_one_member_differs(
@@ -61,42 +60,6 @@ def test_changing_one_adapter_leaves_all_other_rows_bit_identical(
         assert_only_one_member_differs(ensemble, neighbour, ids, mask, changed, limit)
 
 
-@pytest.mark.parametrize("ranks", [(3, 3, 3, 3), (3, 2, 7, 3)])
-@pytest.mark.parametrize("threads", [1, 2])
-@pytest.mark.slow
-def test_changing_rank_or_targets_leaves_all_other_rows_bit_identical(
-    base: Any,
-    family: str,
-    make_adapters: Make,
-    ids: torch.Tensor,
-    ranks: tuple[int, ...],
-    threads: int,
-) -> None:
-    torch.set_num_threads(threads)
-    folders = [make_adapters(1, first=i, r=rank)[0] for i, rank in enumerate(ranks)]
-    members = [read_adapter(base, folder) for folder in folders]
-    fewer, others = (["c_attn"], ["c_fc"]) if family == "gpt2" else (["v_proj"], ["o_proj"])
-    settings: list[dict[str, Any]] = [
-        {"r": 1},
-        {"r": 7},
-        {"r": 64},
-        {"r": 64, "zero": True},
-        {"target_modules": fewer},
-        {"target_modules": others},
-        {"target_modules": fewer + others, "r": 7},
-    ]
-    replacements = [
-        read_adapter(base, make_adapters(1, first=50 + i, **s)[0]) for i, s in enumerate(settings)
-    ]
-    ensemble = Ensemble(copy.deepcopy(base), members)
-    limit = budget(ensemble, 2, 9, 4, False)
-    mask = torch.ones_like(ids)
-    mask[0, :3] = 0
-    for replacement in [*replacements, Adapter({})]:
-        neighbour = Ensemble(copy.deepcopy(base), [members[0], replacement, *members[2:]])
-        assert_only_one_member_differs(ensemble, neighbour, ids, mask, 1, limit)
-
-
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), 3e38])
 def test_broken_member_stays_in_its_rows(
     base: Any, make_adapters: Make, ids: torch.Tensor, value: float
@@ -111,18 +74,6 @@ def test_broken_member_stays_in_its_rows(
     assert not torch.equal(private[1], wild[1])
     assert torch.equal(public, public_2)
     assert torch.equal(private[0], wild[0]) and torch.equal(private[2], wild[2])
-
-
-def test_zero_adapter_answers_exactly_the_public_model(
-    base: Any, make_adapters: Make, ids: torch.Tensor
-) -> None:
-    folders = make_adapters(4) + make_adapters(2, first=50, zero=True)
-    ensemble = Ensemble.from_pretrained(base, folders)
-    private, public = ensemble.logits(ids)
-    assert torch.equal(private[4], public) and torch.equal(private[5], public)
-    decoder = ensemble.decoder(ids)
-    private, public = decoder.logits
-    assert torch.equal(private[4], public) and not torch.equal(private[3], public)
 
 
 @pytest.mark.parametrize("missing", [False, True])

@@ -7,14 +7,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from families import linear_names, tiny
 from tiny_models import VOCAB, write_adapter
 
 from adapmixed.ensemble import Adapter, Ensemble
-from adapmixed.ensemble.digests import TOKENIZER_FILES
 from adapmixed.ensemble.member import layer_shape
 from adapmixed.ensemble.support import TESTED
 
@@ -74,21 +72,6 @@ def test_an_encoder_decoder_is_refused() -> None:
     model = BartForConditionalGeneration(BartConfig(**sizes))
     with pytest.raises(ValueError, match="decoder-only model, got bart"):
         Ensemble(model, [Adapter({})])
-
-
-def test_experts_show_in_other_rows(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Mixtures of experts raise, because the public row's last bits depend on the adapters."""
-    from adapmixed.ensemble import ensemble
-
-    monkeypatch.setattr(ensemble, "check_model", lambda *_: None)
-    monkeypatch.setattr(ensemble, "check_behaviour", lambda forward: None)
-    model = tiny("mixtral", hidden_size=64, intermediate_size=96, head_dim=16)
-    ids = torch.tensor([[5, 9, 2]])
-    members = adapters(model, 5, "self_attn")
-    public = Ensemble(copy.deepcopy(model), members).logits(ids)[1]
-    alone = Ensemble(copy.deepcopy(model), [Adapter({})] * 5).logits(ids)[1]
-    assert not torch.equal(public, alone)
-    torch.testing.assert_close(public, alone, rtol=0, atol=1e-4)
 
 
 def test_refused_settings() -> None:
@@ -157,22 +140,11 @@ def without(ignored: str) -> Any:
     return forward
 
 
-def recurrent(whole: Any, past_key_values: Any = None, **given: Any) -> Any:
-    """Hide padding from the state in a single pass, but not in the parts of a chunked one."""
-    held = 0 if past_key_values is None else past_key_values.get_seq_length()
-    output = whole(past_key_values=past_key_values, **given)
-    mask = given.get("attention_mask")
-    if held and mask is not None:  # it may have taken in what is hidden
-        output.logits += 10.0 * (1 - mask[:, :held]).sum()
-    return output
-
-
 @pytest.mark.parametrize(
     ("forward", "reason"),
     [
         (without("position_ids"), "left padding"),
         (without("past_key_values"), "cache changes"),
-        (recurrent, "left padding changes its logits in chunks"),
     ],
 )
 def test_models_that_ignore_arguments_or_padding_are_found(forward: Any, reason: str) -> None:
@@ -205,29 +177,3 @@ def test_adapted_embeddings_are_refused(tmp_path: Path) -> None:
     folder = write_adapter(model, tmp_path / "a", seed=0, target_modules=["embed_tokens"])
     with pytest.raises(ValueError, match="lora_A and lora_B of linear layers"):
         Ensemble.from_pretrained(model, [folder])
-
-
-def test_capped_logits_are_counted_twice() -> None:
-    forward = Ensemble(tiny("gemma2"), [Adapter({})])._forward
-    needed = []
-    for cap in (None, 2.0):
-        forward.model.config.final_logit_softcapping = cap
-        with pytest.raises(ValueError, match="memory_bytes must be >= ") as caught:
-            forward.chunk_size(3, 9, 1, last_only=False)
-        needed.append(int(str(caught.value).split(">= ")[1].split()[0]))
-    assert needed[1] - needed[0] == 2 * 3 * VOCAB * 4
-
-
-@pytest.mark.slow
-def test_the_files_of_every_tokenizer_are_compared() -> None:
-    """A vocabulary under another name would not be: another one could take its place."""
-    import transformers
-    from transformers.models.auto.tokenization_auto import TOKENIZER_MAPPING_NAMES as NAMES
-
-    found = {name for of_type in NAMES.values() for name in np.atleast_1d(of_type or [])}
-    kinds = [getattr(transformers, str(name), None) for name in sorted(found)]
-    base = transformers.PreTrainedTokenizerBase  # what misses a requirement is of no such class
-    real = [one for one in kinds if isinstance(one, type) and issubclass(one, base)]
-    files = {file for one in real for file in one.vocab_files_names.values()}
-    assert "merges.txt" in files
-    assert files <= set(TOKENIZER_FILES)

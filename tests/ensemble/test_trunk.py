@@ -10,11 +10,9 @@ from typing import Any
 import pytest
 import torch
 from families import SHARES_NO_BLOCK, linear_names, tiny
-from tiny_models import VOCAB, adapted_layers, peft_logits, tokenizer, write_adapter
+from tiny_models import VOCAB, adapted_layers, peft_logits, write_adapter
 from torch import Tensor
-from transformers import BertConfig, BertLMHeadModel
 
-from adapmixed.doctor import sharing_lines
 from adapmixed.ensemble import Ensemble, Manifest, batched_lora, write_manifest
 from adapmixed.ensemble.layers import block_names
 from adapmixed.ensemble.room import LogitsRoom
@@ -256,23 +254,3 @@ def test_threads_share_an_ensemble(kind: str, tmp_path: Path) -> None:
 
     with ThreadPoolExecutor(3) as threads:
         assert all(threads.map(asks, range(3)))
-
-
-def test_what_a_model_can_share_is_said(tmp_path: Path) -> None:
-    for family, said in (("gpt2", "the first 1 of 2 blocks"), ("gpt_bigcode", "no block")):
-        tiny(family).save_pretrained(tmp_path / family)
-        tokenizer([0, 1], eos_token="w0").save_pretrained(tmp_path / family)
-        base, head, last = sharing_lines(str(tmp_path / family))
-        assert base.endswith("tested)") and "all blocks" in head and said in last
-
-
-def test_a_model_of_an_untested_kind_is_tried_before_anything_is_said(tmp_path: Path) -> None:
-    config = BertConfig(
-        vocab_size=50, hidden_size=16, num_hidden_layers=2, num_attention_heads=2,
-        intermediate_size=32, max_position_embeddings=32,
-    )  # fmt: skip
-    torch.manual_seed(0)
-    BertLMHeadModel(config).save_pretrained(tmp_path)
-    tokenizer([0, 1], eos_token="w0").save_pretrained(tmp_path)
-    with pytest.raises(ValueError, match="base must answer as an ensemble needs it, bert does not"):
-        sharing_lines(str(tmp_path))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import json
 from pathlib import Path
 from typing import Any
 
@@ -110,16 +109,6 @@ def test_a_base_must_have_the_tokens_around_a_text(wide: Any, reason: str, tmp_p
             Ensemble(base, [Adapter({})], tokenizer=wide)
 
 
-def test_a_base_with_resized_embeddings_loads(folders: tuple[Path, Path]) -> None:
-    base, _ = folders
-    model = tiny("gpt2")
-    model.resize_token_embeddings(VOCAB + 3)
-    model.save_pretrained(base)
-    tokenizer(list(range(VOCAB + 1)), eos_token="w0").save_pretrained(base)
-    adapter = write_adapter(model, base.parent / "wide", seed=0, target_modules=["c_attn"])
-    assert Ensemble.from_pretrained(base, [adapter]).vocab_size == VOCAB + 3
-
-
 @pytest.fixture
 def folders(tmp_path: Path) -> tuple[Path, Path]:
     """Return the folders of a public model with its tokenizer, and of an adapter."""
@@ -167,27 +156,3 @@ def test_another_tokenizer_is_refused(folders: tuple[Path, Path], other: Any, re
     with pytest.raises(ValueError, match=reason) as caught:
         Ensemble.from_pretrained(base, [adapter])
     assert str(adapter) in str(caught.value) and str(base) in str(caught.value)
-
-
-def test_added_tokens_alone_are_compared(folders: tuple[Path, Path]) -> None:
-    base, adapter = folders
-    file = adapter / "added_tokens.json"
-    file.write_text(json.dumps({"w3": 3, "<new>": VOCAB}))
-    Ensemble.from_pretrained(base, [adapter])
-    for tokens, reason in (({"<new>": KNOWN}, "'<new>' has id"), ([1], "must map tokens to ids")):
-        file.write_text(json.dumps(tokens))
-        with pytest.raises(ValueError, match=reason):
-            Ensemble.from_pretrained(base, [adapter])
-
-
-def test_a_model_object_compares_no_tokenizer(folders: tuple[Path, Path]) -> None:
-    _, adapter = folders
-    tokenizer(list(range(VOCAB + 1))).save_pretrained(adapter)
-    Ensemble.from_pretrained(tiny("gpt2"), [adapter])
-
-
-def test_a_damaged_tokenizer_is_refused(folders: tuple[Path, Path]) -> None:
-    base, adapter = folders
-    (adapter / "tokenizer.json").write_text("{")
-    with pytest.raises(ValueError, match="its tokenizer cannot be read"):
-        Ensemble.from_pretrained(base, [adapter])

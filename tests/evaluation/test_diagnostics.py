@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Callable
 from pathlib import Path
@@ -20,10 +19,8 @@ from logit_tables import (
     diagnosed,
     diagnosis,
     equal,
-    single,
     tables,
 )
-from rank_cases import in_ranks, write_models
 from result_cases import (
     DELTA,
     EPSILONS,
@@ -36,26 +33,14 @@ from result_cases import (
     stream,
 )
 from torch import Tensor
-from trained_demo import DEMO_ENSEMBLE
 
 from adapmixed.evaluation import Diagnosis, read_result
-from adapmixed.evaluation.diagnosis import QUANTILES
-from adapmixed.evaluation.diagnostics import BINS, POINTS, Diagnostics, utility_terms
-from adapmixed.mechanisms import AdaPMixED, Answer, ClippedLogPool, Mechanism, Proposal, Unprotected
-from adapmixed.privacy import Accountant
+from adapmixed.evaluation.diagnostics import BINS, utility_terms
+from adapmixed.mechanisms import Unprotected
 from adapmixed.privacy.budget import ShardBudget
-from adapmixed.privacy.encoding import canonical, parse, write_array
 from adapmixed.rng import SeededRandom
 
 pytestmark = pytest.mark.usefixtures("demo_ensemble")
-
-
-SHAPE: dict[str, Any] = dict(temperature=0.5, top_k=4)
-
-
-def answer_of(proposal: Proposal) -> Answer:
-    Accountant(1e-5).charge(proposal)
-    return proposal.release()
 
 
 def at_most(least: float, most: float) -> bool:
@@ -84,43 +69,6 @@ def test_the_theorem_holds(table: Callable[[int], tuple[Tensor, Tensor]]) -> Non
             assert utility.ensemble_loss == pytest.approx(unprotected, rel=1e-12, abs=1e-12)
 
 
-@pytest.mark.parametrize("table", TABLES, ids=lambda table: table.__name__)
-@pytest.mark.slow
-def test_every_query_keeps_to_its_own_bound(
-    table: Callable[[int], tuple[Tensor, Tensor]],
-) -> None:
-    """The theorem also holds for plain softmaxes, with p̄ formed from λ as in the paper."""
-    private, public = table(0)
-    for token in range(len(public)):
-        for target in range(5):
-            for mechanism, shape in [*((one, {}) for one in MIXING.values()), (NOISY, SHAPE)]:
-                targets = torch.tensor([target])
-                proposal = mechanism.propose(
-                    private[:, token : token + 1], public[token : token + 1],
-                    targets=targets, rng=SeededRandom(target), **shape,
-                )  # fmt: skip
-                kept = Diagnostics()
-                kept.add(proposal, answer_of(proposal), targets)
-                check_bound(kept.diagnosis())
-                utility = kept.diagnosis().utility
-                assert utility is not None and utility.bound == utility.mean_bound
-                if shape:  # another ensemble: that of its own rows
-                    continue
-                p = private[:, token].double().softmax(-1)[:, target]
-                q = public[token].double().softmax(-1)[target]
-                projection: Any = proposal._distribution.projection
-                weight, complement = projection.weight[:, 0], projection.complement[:, 0]
-                mixed = (weight * p + complement * q).mean()
-                assert utility.loss == pytest.approx(-float(mixed.log()), rel=1e-9, abs=1e-9)
-                assert utility.ensemble_loss == pytest.approx(-float(p.mean().log()), rel=1e-9)
-                terms = [
-                    -INF if p_j == 0 else 0.0 if c == 0 else INF if q == 0
-                    else c * math.log(p_j / q)
-                    for p_j, c in zip(p.tolist(), complement.tolist(), strict=True)
-                ]  # fmt: skip
-                assert utility.bound == pytest.approx(max(terms), rel=1e-9, abs=1e-9)
-
-
 def test_what_the_edges_are() -> None:
     tokens = [0, 3] * 12  # reads 0 and 3, whose next are 3 and 0
     private, public = tables(0)
@@ -133,11 +81,8 @@ def test_what_the_edges_are() -> None:
     weights = diagnosis(screened).weights
     assert screened.screened == 1.0 and weights is not None
     assert weights.zero == weights.screened == 3 * screened.queries
-    # The public model lacks a token that the private ones give, so its bound and gap are infinite.
     lacking = public.clone()
     lacking[:, 3] = -INF
-    utility = diagnosis(diagnosed(TableEnsemble(private, lacking), MIXING, tokens)["noisy"]).utility
-    assert utility is not None and utility.bound == utility.mean_bound == utility.gap == INF
     # The private models lack a token that the public model gives, so nothing can be lost.
     without = private.clone()
     without[:, :, 3] = -INF
@@ -148,18 +93,6 @@ def test_what_the_edges_are() -> None:
     found = diagnosed(TableEnsemble(without, lacking), MIXING, tokens)["noisy"]
     utility = diagnosis(found).utility
     assert utility is not None and utility.gap is None and found.perplexity == INF
-
-
-def test_an_infinite_bound_outweighs_what_has_nothing_to_lose() -> None:
-    private, public = tables(0)
-    public[:, 3] = private[:, :, 4] = -INF
-    for block in (3, 20):  # in calls of their own, and in the same
-        found = diagnosed(
-            TableEnsemble(private, public), {"m": NOISY}, [0, 4, 0, 3] * 6, block=block
-        )
-        utility = diagnosis(found["m"]).utility
-        assert utility is not None and utility.gap is None
-        assert utility.bound == utility.mean_bound == INF
 
 
 def test_terms_where_a_probability_or_a_weight_is_zero() -> None:
@@ -241,104 +174,3 @@ def test_interrupted_diagnostics_go_on_to_the_same_bits(tmp_path: Path) -> None:
         answer(path, resume=True)
     assert found(answer(path, resume=True, diagnostics=True)) == reference
     assert found(read_result(path).runs) == reference
-
-
-@pytest.mark.slow
-def test_several_processes_find_what_one_does(tmp_path: Path) -> None:
-    """The results agree in every bit, because the main process has the rows of all members."""
-    from adapmixed.ensemble import Ensemble
-    from adapmixed.ranks import ALONE, Ranks
-
-    write_models(tmp_path, members=3, zero=2)
-    tokens = torch.randint(3, 60, (60,), generator=torch.Generator().manual_seed(5)).tolist()
-
-    def found(ranks: Ranks) -> dict[str, Diagnosis | None]:
-        ensemble = Ensemble.from_pretrained(tmp_path / "base", tmp_path / "ensemble", ranks=ranks)
-        evaluations = diagnosed(
-            ensemble, MECHANISMS, tokens, queries=QUERIES, epsilon=EPSILONS, memory_bytes=1 << 26
-        )
-        return {name: one.diagnosis for name, one in evaluations.items()}
-
-    reference = found(ALONE)
-    assert list(reference) == list(MECHANISMS) and None not in reference.values()
-    assert in_ranks(2, found, tmp_path) == [reference, {}]
-
-
-@pytest.mark.slow
-def test_memory_does_not_grow_with_queries_or_models() -> None:
-    rows = tables(0, models=200)
-    ensemble = TableEnsemble(*rows)
-    mechanism = {"m": AdaPMixED(order=3.0, target_leakage=0.05, screen="public", threshold=1.0)}
-    one = diagnosed(ensemble, mechanism, stream(300), block=3)["m"]
-    found = diagnosis(one)
-    assert len(found.charges) == len(found.screened) <= POINTS + 1 < one.queries // 2
-    assert found.charges[-1][0] == one.queries
-    assert found.quantiles and found.models == 200
-    least, *_, most = found.charges[-1][1]
-    assert len(found.charges[-1][1]) == len(QUANTILES)
-    assert most == pytest.approx(one.breakdown["mixing"], rel=1e-4) and 0 < least < most
-    sizes = [len(canonical(_state(ensemble, mechanism["m"], 8 * n * POINTS))) for n in (1, 2)]
-    assert sizes[1] < sizes[0] + 50 < 12_000
-
-
-def _state(ensemble: TableEnsemble, mechanism: Mechanism, calls: int) -> dict[str, Any]:
-    kept, targets = Diagnostics(), torch.tensor([1, 2])
-    private, public = ensemble.logits(torch.tensor([[0, 1]]))
-    proposal = mechanism.propose(private[:, 0], public[0], targets=targets, rng=SeededRandom(0))
-    released = answer_of(proposal)
-    for _ in range(calls):
-        kept.add(proposal, released, targets)
-    state = kept.state()
-    again = Diagnostics.from_state(parse(canonical(state)))
-    assert again.diagnosis() == kept.diagnosis() and again.state() == state
-    return state
-
-
-def test_states_that_can_be_none_are_refused() -> None:
-    ensemble = TableEnsemble(*tables(0))
-    state = _state(ensemble, NOISY, 3)
-    assert Diagnostics.from_state(Diagnostics().state()).state() == Diagnostics().state()
-    for changed, message in (
-        ({"step": 0}, "step must be >= 1"),
-        ({"weights": [3]}, "must be dict"),
-        ({"weights": write_array(np.zeros(3))}, "diagnostics.weights must have shape"),
-        ({"queries": "4"}, "must be int, got '4'"),
-        ({"more": 1}, "diagnostics must have"),
-    ):
-        with pytest.raises(ValueError, match=message):
-            Diagnostics.from_state(json.loads(json.dumps(state | changed)))
-
-
-def test_public_answers_of_a_single_model_are_no_mixture() -> None:
-    from adapmixed.mechanisms import PublicOnly
-
-    mechanisms: dict[str, Mechanism] = {"public": PublicOnly(), "pool": ClippedLogPool(-1.0, 1.0)}
-    found = diagnosed(TableEnsemble(*single(0)), mechanisms, stream(10))
-    assert all(diagnosis(one).utility is None for one in found.values())
-
-
-@pytest.mark.slow
-def test_the_theorem_holds_on_the_built_in_models() -> None:
-    from adapmixed.data.demo import demo_base, held_out_tokens
-    from adapmixed.ensemble import Ensemble
-
-    ensemble = Ensemble.from_pretrained(demo_base(), DEMO_ENSEMBLE)
-    found = diagnosed(
-        ensemble,
-        {
-            "adapmixed": AdaPMixED(order=18.0, target_leakage=0.1),
-            "screened": AdaPMixED(order=18.0, target_leakage=0.1, screen="public", threshold=2.0),
-            "unprotected": Unprotected(),
-        },
-        held_out_tokens(ensemble.tokenizer),
-        queries=200,
-        block=64,
-        memory_bytes=1 << 28,
-    )
-    unprotected = math.log(found.pop("unprotected").perplexity)
-    assert 0 < found["screened"].screened < 1
-    for one in found.values():
-        check_bound(diagnosis(one))
-        utility = diagnosis(one).utility
-        assert utility is not None and utility.gap is not None
-        assert 0 < utility.gap == pytest.approx(math.log(one.perplexity) - unprotected, rel=1e-9)

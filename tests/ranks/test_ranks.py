@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
-import os
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +9,8 @@ import pytest
 import torch
 import torch.distributed as dist
 from fake_ensemble import SpreadEnsemble
-from memory_cases import status
 from rank_cases import Group, in_ranks
-from rank_mechanisms import MECHANISMS, MODELS, POSITIONS, TARGETS, logits
+from rank_mechanisms import MECHANISMS, MODELS, POSITIONS, logits
 from torch import Tensor
 
 from adapmixed.evaluation import evaluate
@@ -25,38 +21,6 @@ from adapmixed.ranks import ALONE, Place, Ranks
 from adapmixed.rng import SeededRandom
 
 SHAPES: tuple[dict[str, Any], ...] = ({}, {"temperature": 0.7, "top_k": 11})
-
-
-def answered(ranks: Ranks) -> dict[str, Any]:
-    """Return the mechanisms' tokens, log-probabilities, charges and guarantees."""
-    found: dict[str, Any] = {}
-    if isinstance(ranks, Group):
-        ranks = ranks.over(MODELS)
-    own = ranks.own(MODELS)
-    for name, (mechanism, epsilon) in MECHANISMS.items():
-        for number, shape in enumerate(SHAPES):
-            accountant = Accountant(1e-5, epsilon=epsilon) if ranks.is_main else None
-            for step in range(4):
-                private, public = logits(step)
-                rows = shaped(private[own], public, **shape)
-                whole = ranks.gather(rows.private)
-                if whole is None:
-                    continue
-                assert accountant is not None
-                proposal = mechanism.propose_rows(
-                    replace(rows, private=whole),
-                    targets=TARGETS if step % 2 else None,
-                    rng=SeededRandom(step, name),
-                )
-                accountant.charge(proposal)
-                kept, answer = proposal._prepared, proposal.release()
-                found[f"{name}, {number}, {step}"] = [
-                    answer.tokens, answer.log_prob, answer.public, kept.charges, kept.losses,
-                ]  # fmt: skip
-            if accountant is not None:
-                spent = [] if epsilon is None else accountant.spent.tolist()
-                found[f"{name}, {number}"] = [str(accountant.guarantee()), spent]
-    return found
 
 
 def same(found: Any, expected: Any) -> bool:
@@ -102,23 +66,6 @@ def test_generation_and_evaluation_charge_as_one_process(world: int, tmp_path: P
         for name in MECHANISMS:
             assert torch.equal(found[name], expected[name]), name
     assert main.keys() == expected.keys()
-    for name in expected:
-        assert same(main[name], expected[name]), name
-
-
-@pytest.mark.parametrize("world", [2, 3])
-@pytest.mark.slow
-def test_processes_answer_as_one(world: int, tmp_path: Path) -> None:
-    """Neither number divides 5 members. Only the main process gets the answers."""
-    expected = answered(ALONE)
-    for name in ("clipped-mixing, budgets", "clipped-log-pool, budgets"):
-        spent = expected[f"{name}, 0"][1]
-        assert 0 < sum(one > 0.5 * max(spent) for one in spent), f"{name}: nobody has spent"
-    assert expected["adapmixed, 0, 0"][2].any() and not expected["adapmixed, 0, 0"][2].all()
-    main, *others = in_ranks(world, answered, tmp_path)
-    if isinstance(main, Exception):
-        raise main
-    assert main.keys() == expected.keys() and others == [{}] * (world - 1)
     for name in expected:
         assert same(main[name], expected[name]), name
 
@@ -198,34 +145,3 @@ def test_what_is_sent(tmp_path: Path) -> None:
                 raise found
             told = {"tell": 4 * POSITIONS}
             assert found == [{"gather": 4 * members * POSITIONS * 7, **told}, told]
-
-
-@pytest.mark.skipif(
-    not os.access("/proc/self/clear_refs", os.W_OK),
-    reason="the peak of the resident memory cannot be begun anew (/proc/self/clear_refs)",
-)
-@pytest.mark.slow
-def test_what_gathering_holds(tmp_path: Path) -> None:
-    """The main process holds the rows of all members once, as `--memory` counts (`Ranks.held`)."""
-
-    def work(ranks: Group) -> Any:
-        found = []
-        for members in (8, 9):
-            spread = ranks.over(members)
-            own = spread.own(members)
-            rows = torch.ones(own.stop - own.start, 1, 1 << 20)
-            spread.gather(rows[:, :, :5])  # what libraries keep from their first use
-            # Freed pages that stay resident would be used again and not be seen.
-            ctypes.CDLL(None).malloc_trim(0)
-            Path("/proc/self/clear_refs").write_text("5")
-            before = status("VmRSS")
-            whole = spread.gather(rows)
-            held = status("VmHWM") - before
-            counted = spread.held(len(rows))[1] * 4 << 20
-            found.append((held, counted, whole is None))
-        return found
-
-    main, other = in_ranks(2, work, tmp_path)
-    for held, counted, empty in main:
-        assert 0.9 * counted < held <= 1.05 * counted and not empty
-    assert all(held <= 0.1 * counted and empty for held, counted, empty in other)

@@ -72,7 +72,7 @@ def dies_before(number: int, victim: int, how: int) -> Any:
 # Collective 1 belongs to the construction, 2 and 3 to the agreement, 4 to the check; then three to
 # every step: the rows, the tokens, and which sequences go on.
 @pytest.mark.parametrize("victim", [0, 1])
-@pytest.mark.parametrize("number", [1, 3, 5, 6, 7, 8, 9, 10])
+@pytest.mark.parametrize("number", [3, 5, 6, 7, 8])
 def test_a_killed_rank_ends_the_run(number: int, victim: int, tmp_path: Path) -> None:
     arm = dies_before(number, victim, signal.SIGKILL)
 
@@ -162,24 +162,6 @@ def test_a_rank_that_raises_ends_the_run(tmp_path: Path) -> None:
     assert isinstance(first, ValueError) and "contains NaN" in str(first)
     assert isinstance(second, ProcessError) and "another rank has ended" in str(second)
     assert released(tmp_path) == SEQUENCES == charged(tmp_path)
-
-
-def test_a_broken_group_answers_nothing_more(tmp_path: Path) -> None:
-    def work(ranks: Group) -> list[str]:
-        if ranks.rank:
-            os._exit(0)
-        texts = []
-        spread = ranks.over(2)
-        for call in (spread.gather, spread.same, spread.gather):
-            with pytest.raises(ProcessError) as caught:
-                call(torch.zeros(1, dtype=torch.float64))
-            texts.append(str(caught.value))
-        return texts
-
-    children = started(2, work, tmp_path)
-    assert [status_of(child) for child in children] == [0, 0]
-    texts = result(tmp_path, 0)
-    assert len(set(texts)) == 1 and "nothing more is released" in texts[0]
 
 
 def test_the_main_process_that_raised_answers_nothing_more(tmp_path: Path) -> None:

@@ -16,9 +16,7 @@ from result_cases import DELTA, EPSILONS, MECHANISMS, numbers
 from training_cases import status_of, until
 
 from adapmixed.ensemble import Ensemble
-from adapmixed.errors import ProcessError
 from adapmixed.evaluation import evaluate_runs, read_result
-from adapmixed.files import sole_writer
 from adapmixed.ranks import ALONE, Ranks
 from adapmixed.rng import SeededRandom
 
@@ -101,39 +99,3 @@ def test_resumed_over_another_number_of_ranks(models: Path, tmp_path: Path) -> N
         assert mine[0] == theirs[0] and mine[2] == theirs[2] == QUERIES
         # The forward pass over two processes has other batches, which round differently.
         assert mine[1] == pytest.approx(theirs[1], rel=1e-6)
-
-
-@pytest.mark.slow
-def test_what_the_main_process_refuses_ends_all(models: Path, tmp_path: Path) -> None:
-    """No rank answers anything, and the file does not change."""
-    path = tmp_path / "result.json"
-
-    def refused() -> str:
-        before = path.read_bytes()
-        first, second = in_ranks(2, lambda ranks: answer(models, path, ranks), tmp_path)
-        assert isinstance(first, ValueError) and isinstance(second, ProcessError)
-        assert path.read_bytes() == before
-        return str(first)
-
-    killed(models, path, tmp_path, 16)
-    whole = path.read_bytes()
-    with sole_writer(path):
-        assert "must name a file that no other process writes" in refused()
-    path.write_bytes(whole[:-9])
-    assert "it is truncated or corrupted" in refused()
-    path.write_text('{"methods": []}')
-    assert "it is another kind of file" in refused()
-
-
-@pytest.mark.slow
-def test_ranks_agree_on_whether_a_file_is_kept(models: Path, tmp_path: Path) -> None:
-    path = tmp_path / "result.json"
-    for keeps in (0, 1):
-
-        def work(ranks: Group, keeps: int = keeps) -> list[Any]:
-            return answer(models, path if ranks.rank == keeps else None, ranks)
-
-        for error in in_ranks(2, work, tmp_path):
-            assert isinstance(error, ValueError)
-            assert "ranks must agree on whether a result file is kept" in str(error)
-    assert not path.exists()

@@ -127,13 +127,6 @@ def test_every_shard_of_some_text_is_validated(tmp_path: Path, target: str) -> N
             assert (validation["documents"], validation["tokens"]) == (0, int(0.1 * whole))
 
 
-def test_divergence_is_an_error_with_early_stopping_too(tmp_path: Path) -> None:
-    config = replace(RUN_CONFIG, learning_rate=1e30, epochs=8, early_stopping=True)
-    run = a_run(tmp_path, write_base(tmp_path / "tiny-base"), config=config)
-    with pytest.raises(ValueError, match="member-00.: training diverged"):
-        train_ensemble(run, say=lambda line: None)
-
-
 def test_a_shards_hold_out_depends_on_it_alone(tmp_path: Path) -> None:
     """A user's text changes no other member, even if the end of the text is held out."""
     folder = write_base(tmp_path / "tiny-base")

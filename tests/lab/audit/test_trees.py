@@ -3,14 +3,12 @@
 import math
 from dataclasses import replace
 
-import numpy as np
 import pytest
 
 from adapmixed.mechanisms import ClippedLogPool, clipped_log_pool, clipped_mixing
 from adapmixed.privacy import account
 from adapmixed.privacy.budget import ShardBudget
 from adapmixed.privacy.totals import Totals
-from adapmixed.rng import SecureRandom
 from adapmixed_lab.audit import budgets as audit
 from adapmixed_lab.audit.mechanism_trees import Tree
 from adapmixed_lab.audit.trees import Adversary, largest_divergence
@@ -119,22 +117,3 @@ def test_written_charges_that_are_not_kept_are_seen(monkeypatch: pytest.MonkeyPa
     )
     monkeypatch.setattr(Totals, "_charged", lambda self, event, budget: self)
     assert largest_divergence(adversary, 5, 0.1, audit.ORDER) / 0.1 > 1.0
-
-
-def test_the_spent_totals_of_a_leaf_are_those_of_its_charges() -> None:
-    """The charges of one branch are written out."""
-    tree, _ = audit._tree(audit.POOLS[0], 5, 9.0)
-    history = (0, 1, 1, 0, 1, 0, 0)
-    total = np.zeros(tree.models)
-    for t in range(tree.depth):
-        private, public = tree.node(history[:t])
-        temperature, top_k = tree.shapes[sum(history[:t]) % len(tree.shapes)]
-        proposal = tree.mechanism.propose(
-            private[:, None],
-            public[None],
-            rng=SecureRandom(),
-            temperature=temperature,
-            top_k=top_k,
-        )
-        total += proposal._begin().individual_charges()[:, 0]
-    assert tree.leaves()[history].spent == pytest.approx(total.tolist(), rel=1e-12)

@@ -20,11 +20,9 @@ from adapmixed.ensemble import Ensemble
 from adapmixed.training.adapter import adapted_copy
 from adapmixed.training.blocks import IGNORED
 from adapmixed.training.config import FinetuneConfig
-from adapmixed.training.presets import PRESETS
 from adapmixed_lab.cli import main
 from adapmixed_lab.dp_sgd import training as dp_sgd
-from adapmixed_lab.dp_sgd.guarantee import AdapterGuarantee, PrivacyTarget, plan_noise
-from adapmixed_lab.dp_sgd.presets import finetune_settings
+from adapmixed_lab.dp_sgd.guarantee import AdapterGuarantee, PrivacyTarget
 from adapmixed_lab.dp_sgd.training import poisson_sample, record_blocks, train_dp_adapter
 
 pytest.importorskip("opacus", reason="opacus is not installed (the lab extra)")
@@ -251,23 +249,16 @@ def test_the_statement_of_whole_identifiers() -> None:
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
-        ({"epsilon": 0.0}, "epsilon must be positive"),
-        ({"epsilon": math.inf}, "epsilon must be positive and finite"),
-        ({"epsilon": 200.1}, "epsilon must be <= 200"),
-        ({"delta": 0.0}, "delta must be in"),
-        ({"delta": 1.0}, "delta must be in"),
-        ({"clipping_norm": -1.0}, "clipping_norm must be positive"),
-        ({"blocks_per_identifier": 0}, "blocks_per_identifier must be >= 1"),
+        ({"epsilon": 0.0}, "epsilon"),
+        ({"epsilon": 200.1}, "epsilon"),
+        ({"delta": 1.0}, "delta"),
+        ({"clipping_norm": -1.0}, "clipping_norm"),
+        ({"blocks_per_identifier": 0}, "blocks_per_identifier"),
     ],
 )
 def test_target_refusals(change: dict[str, Any], reason: str) -> None:
     with pytest.raises(ValueError, match=reason):
         PrivacyTarget(**{"epsilon": 1.0, "delta": 1e-5} | change)
-
-
-def test_plan_refusals() -> None:
-    with pytest.raises(ValueError, match="batch_size must be at most the 8 records"):
-        plan_noise(PrivacyTarget(1, 1e-5), 8, 9, 1)
 
 
 def test_command_refusals(
@@ -283,26 +274,3 @@ def test_command_refusals(
 
     refuses("delta must be in (0, 1), got 2.0", "--delta", "2")
     refuses("output must be a new folder", where=output)
-
-
-# Epochs of DP-SGD from the paper's table of training parameters; the rest is a member's.
-@pytest.mark.parametrize(
-    ("name", "epochs"),
-    [("wikitext-103", 20), ("one-billion-word", 9), ("pubmed", 5), ("air-dialogue", 10)],
-)
-def test_presets(name: str, epochs: int) -> None:
-    members = PRESETS[name].finetune_settings()
-    assert finetune_settings(name) == members | {"epochs": epochs, "batch_size": 256}
-
-
-def test_one_process(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    base = write_base(tmp_path / "tiny-base")
-    monkeypatch.setenv("RANK", "1")
-    monkeypatch.setenv("WORLD_SIZE", "2")
-    arguments = ["dp-sgd", "--base", str(base), "--corpus", "builtin", "--block-size", "16"]
-    arguments += ["--epsilon", "2", "--delta", "1e-4", "--output", str(tmp_path / "dp")]
-    assert main(arguments) == 2
-    assert "dp-sgd must run in one process, got 2 ranks" in capsys.readouterr().err
-    assert not (tmp_path / "dp").exists()

@@ -6,10 +6,7 @@ import json
 import math
 import re
 import shutil
-import subprocess
-import sys
 import warnings
-import xml.etree.ElementTree as ElementTree
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -17,7 +14,7 @@ from typing import Any
 
 import pytest
 from report_cases import HOSTILE, SAMPLE, Page, build, evaluation
-from result_cases import NOISY, answer
+from result_cases import answer
 from trained_demo import DEMO_ENSEMBLE
 
 from adapmixed.cli import main as library
@@ -33,7 +30,6 @@ from adapmixed.evaluation import (
     result_file,
 )
 from adapmixed.evaluation.diagnosis import QUANTILES
-from adapmixed.evaluation.result import paired_difference
 from adapmixed.report import report_text, view
 from adapmixed.report.training import training_losses
 from adapmixed.report.view import read_methods
@@ -137,18 +133,6 @@ def test_figures_of_diagnostics() -> None:
     assert {"training"}.isdisjoint(build()) and "diagnostics" not in build()["methods"][0]
 
 
-@pytest.mark.slow
-def test_a_model_that_was_charged_more_is_drawn_higher() -> None:
-    def figure(largest: float) -> str:
-        found = diagnosis(charges=((60, (0.1, 0.2, 0.1)), (120, (0.2, largest, 0.3))), models=3)
-        methods = read_methods(build([evaluation("m", "fixed", epsilon=1.0, diagnosis=found)]))
-        drawing = draw_charges(methods)
-        assert drawing is not None
-        return drawing.svg
-
-    assert figure(0.9) != figure(1.8) and figure(0.9) == figure(0.9)
-
-
 def test_losses_come_from_the_members_folders(tmp_path: Path) -> None:
     assert training_losses(tmp_path) == []
     shutil.copyfile(FORMATS / "ensemble-4.json", tmp_path / "ensemble.json")
@@ -200,39 +184,6 @@ def test_a_report_is_redrawn_as_it_was(tmp_path: Path, capsys: pytest.CaptureFix
     assert main(["report", str(SPECIMENS["report"])]) == 0
 
 
-@pytest.mark.slow
-def test_a_result_file_is_redrawn(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    path, out = tmp_path / "result.json", tmp_path / "out"
-    found = answer(path, diagnostics=True)
-    printed = redrawn(path, capsys, out)
-    report = json.loads((out / "report.json").read_text(encoding="utf-8"))
-    evaluations = [one.evaluations[0] for one in found]
-    fresh = build(evaluations, config=report["config"], environment={})
-    assert report["methods"] == fresh["methods"]
-    names = {file.name for file in out.iterdir()}
-    assert {"weights.svg", "charges.svg", "screened.svg", "screened.pdf"} <= names
-    assert "probe" not in report["config"] and "fingerprint" not in report["config"]["ensemble"]
-    assert "answered" not in report["config"]
-    assert "environment" in report and not report["environment"]  # none was given
-    assert "Under way" not in printed and "PRIVATE" in printed
-    entry = report["runs"][2]
-    assert entry["perplexity"] == [e.perplexity for e in found[2].evaluations]
-    line = next(line for line in printed.splitlines() if line.startswith("noisy  "))
-    gap = paired_difference(found[2].evaluations, found[0].evaluations)
-    assert gap == entry["difference"] and gap is not None and gap["mean"] is not None
-    assert line.split()[1:3] == [
-        f"{found[2].perplexity_mean:.2f}",
-        f"{100 * math.expm1(gap['mean']):+.1f}%",
-    ]
-    assert "of 2 runs of 38 queries" in printed
-    assert "of 2 runs of 38 queries" in (out / "report.html").read_text(encoding="utf-8")
-    assert redrawn(out / "report.json", capsys) == printed[: printed.index("wrote")]
-    # One run under budgets of shards: how perplexity changed as they were spent.
-    answer(tmp_path / "one.json", runs=1)
-    printed = redrawn(tmp_path / "one.json", capsys)
-    assert "perplexity of queries" in printed and "± " not in printed
-
-
 def test_an_evaluation_under_way_is_drawn_as_far_as_it_is(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -258,18 +209,6 @@ def test_an_evaluation_under_way_is_drawn_as_far_as_it_is(
     assert "nothing is answered yet" in capsys.readouterr().err
 
 
-@pytest.mark.slow
-def test_a_reproduction_is_redrawn(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    original = SPECIMENS["reproduction"]
-    printed = redrawn(original, capsys, tmp_path)
-    assert "PMixED" in printed and "Parts of ε:" in printed
-    written = sorted(path.name for path in tmp_path.iterdir())
-    assert written == sorted(re.findall(r"^wrote .*/(.*)$", printed, re.MULTILINE))
-    assert {"table2-wikitext-103.json", "table2-wikitext-103.csv"} < set(written)
-    again = json.loads((tmp_path / "table2-wikitext-103.json").read_text(encoding="utf-8"))
-    assert again == json.loads(original.read_text(encoding="utf-8"))
-
-
 def _changed(change: dict[str, Any]) -> Callable[[str], str]:
     return lambda text: json.dumps(json.loads(text) | change)
 
@@ -284,25 +223,13 @@ def _first_method(change: dict[str, Any]) -> Callable[[str], str]:
 
 
 REFUSED: list[tuple[str, Callable[[str], str], str]] = [
-    ("report", lambda text: text[: len(text) // 2], "truncated or not JSON"),
-    ("report", _changed({"format_version": 1}), "format_version must be 2, got 1"),
-    ("report", _changed({"format_version": 3}), "format_version must be 2, got 3"),
-    ("report", _changed({"methods": [{"name": "x"}]}), "must be an unchanged result file"),
-    ("report", _changed({"methods": [3]}), "must be an unchanged result file"),
+    ("report", lambda text: text[: len(text) // 2], "not JSON"),
+    ("report", _changed({"format_version": 3}), "format_version"),
     ("report", _first_method({"perplexity": "nan"}), "must be an unchanged result file"),
-    ("report", _first_method({"screened": 10**400}), "must be an unchanged result file"),
-    ("report", _changed({"kind": "horoscope"}), "another kind of file (its kind is 'horoscope')"),
-    ("report", lambda text: text.replace("7.99", "NaN, 7.99", 1), "truncated or not JSON"),
-    ("report", lambda text: "[]", "must hold a JSON object, got list"),
-    ("report", lambda text: "# Not JSON", "truncated or not JSON"),
-    ("evaluation", lambda text: text[: len(text) // 2], "truncated or not JSON"),
-    ("evaluation", _changed({"format_version": 2}), "format_version must be 3, got 2"),
-    ("evaluation", _changed({"format_version": 4}), "format_version must be 3, got 4"),
-    ("evaluation", _changed({"complete": False}), "truncated or corrupted"),
-    ("reproduction", lambda text: text[: len(text) // 2], "truncated or not JSON"),
-    ("reproduction", _changed({"format_version": 99}), ", got 99"),
+    ("report", _changed({"kind": "horoscope"}), "another kind of file"),
+    ("evaluation", _changed({"format_version": 4}), "format_version"),
+    ("evaluation", _changed({"complete": False}), "corrupted"),
     ("reproduction", _changed({"rows": [{}]}), "must be an unchanged result file"),
-    ("reproduction", _changed({"inputs": {"dataset": "/../../elsewhere"}}), "got the dataset"),
     ("ensemble", lambda text: text, "another kind of file"),
 ]
 
@@ -319,46 +246,6 @@ def test_what_is_no_result_is_refused_in_words(
     output = capsys.readouterr()
     assert message in output.err and str(path) in output.err
     assert not output.out and not list((tmp_path / "out").glob("*"))
-
-
-def test_a_foreign_result_cannot_steer_a_terminal_or_a_drawing(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    from adapmixed_lab.figures.style import canvas, svg_text
-
-    path = tmp_path / "file.json"
-    original = SPECIMENS["reproduction"].read_text(encoding="utf-8")
-    path.write_text(_changed({"notes": ["\x1b[2Jall safe"]})(original), encoding="utf-8")
-    assert main(["report", str(path)]) == 0
-    printed = capsys.readouterr().out
-    assert "[2Jall safe" in printed and "\x1b" not in printed
-    with canvas(1.0) as (figure, _):
-        svg = svg_text(figure, "name", '<a" onload="alert()')
-    assert ElementTree.fromstring(svg).get("aria-label") == '<a" onload="alert()'
-
-
-def test_missing_and_binary_files_are_refused(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(["report", str(tmp_path / "none.json")]) == 2
-    (tmp_path / "bytes").write_bytes(b"\xff\xfe\x00")
-    assert main(["report", str(tmp_path / "bytes")]) == 2
-    assert "truncated or not JSON" in capsys.readouterr().err
-
-
-@pytest.mark.slow
-def test_redrawing_needs_no_torch(tmp_path: Path) -> None:
-    path = tmp_path / "result.json"
-    answer(path, diagnostics=True, runs=1, mechanisms={"noisy": NOISY}, epsilon=None)
-    program = (
-        "import sys\n"
-        "for name in ('torch', 'transformers', 'peft', 'adapmixed_ext'): sys.modules[name] = None\n"
-        "from adapmixed_lab.cli import main\n"
-        f"sys.exit(main(['report', {str(path)!r}, '--out', {str(tmp_path / 'out')!r}]))"
-    )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    assert (tmp_path / "out" / "weights.svg").exists()
 
 
 @pytest.mark.parametrize("options", [["--diagnostics"], ["--runs", "2"]])

@@ -5,19 +5,16 @@ from __future__ import annotations
 import math
 import re
 import warnings
-from dataclasses import replace
 from html import escape
 from pathlib import Path
 from typing import Any
 
 from report_cases import HOSTILE, SAMPLE, Page, build, evaluation, every_kind
 
-from adapmixed.report import report_text
 from adapmixed.report.view import read_methods
 from adapmixed_lab.figures.cost import cost_of
 from adapmixed_lab.figures.figures import draw
 from adapmixed_lab.figures.html import render, write_page
-from adapmixed_lab.figures.style import Drawing
 
 
 def hostile_report() -> dict[str, Any]:
@@ -151,48 +148,3 @@ def test_figures_appear_only_with_data_and_without_warnings() -> None:
         assert len(draw(hostile_report())) == 3
     caption = draw(build())[1].caption
     assert "infinite: lost" in caption
-
-
-def test_equal_epsilons_are_drawn_once_and_as_constant() -> None:
-    """A fixed ε is a level from the first query, and methods of one ε share its line."""
-    parts = [("fixed", 2.042, "a"), ("fixed", 2.042, "b"), ("data-dependent, ex-post", 1.0, "c")]
-    found = [evaluation(name, kind, epsilon=e, perplexity=50) for kind, e, name in parts]
-    flat = [replace(one, curve=tuple((n, 2.042) for n, _ in one.curve)) for one in found[:2]]
-    assert [d.name for d in draw(build(flat))] == ["tradeoff"]  # nothing grows
-    curves, tradeoff, *_ = draw(build([*flat, found[2]]))
-    lines = curves.figure.axes[0].get_lines()
-    assert len(lines) == 2 and len({line.get_linewidth() for line in lines}) == 1
-    assert set(lines[0].get_ydata()) == {2.042} and lines[0].get_xdata()[0] == 0
-    assert legend_of(curves)[0] == "a\nb\nfixed, zero-out"
-    marks = [line for line in tradeoff.figure.axes[0].get_lines() if line.get_marker() in "oD"]
-    assert [float(line.get_xdata()[0]) for line in marks] == [2.042, 2.042, 1.0]
-    assert marks[0].get_markersize() > marks[1].get_markersize()
-
-
-def test_titles_name_the_run_and_long_names_are_whole() -> None:
-    """Two names that agree in their first 60 letters are told apart in every figure."""
-    long = "clipped-log-pool lower=-0.25 upper=1 scale=2 public_confidence=0.9"
-    some = [evaluation(name, "fixed", epsilon=2.0) for name in (long, f"{long}5")]
-    config = {"base": "/models/gpt2", "text": "/data/mine.txt", "num_models": 7, "runs": 2}
-    report = build([*some, evaluation("public", "public", epsilon=0.0)], config=config)
-    for drawing in draw(report):
-        assert drawing.svg
-        words = "gpt2 on mine.txt: 7 models, 2 runs of 120 queries"
-        assert drawing.figure.get_suptitle().splitlines()[-1] == words
-        labels = "".join(legend_of(drawing)).replace("\n", " ")
-        assert f"{long} " in labels and f"{long}5 " in labels
-    assert words in render(report) and words in report_text(report)
-
-
-def legend_of(drawing: Drawing) -> list[str]:
-    return [text.get_text() for text in drawing.figure.legends[0].get_texts()]
-
-
-def test_end_marks_of_curves_are_filled_by_their_neighbours() -> None:
-    """The second figure fills its marks alike, and each legend holds one more mark."""
-    source = evaluation("m", "data-dependent, ex-post", epsilon=1.0)
-    for way, white in (("zero_out", 0), ("add_remove", 2)):
-        other = replace(source, guarantee=replace(source.guarantee, adjacency=way))
-        for drawing in draw(build([other]))[:2]:
-            marks = re.findall(r"<use [^>]*style=\"(fill: [^;\"]*)", drawing.svg)
-            assert marks.count("fill: #ffffff") == white, (drawing.name, way)

@@ -7,12 +7,9 @@ from typing import Any
 
 import torch
 from fake_ensemble import FakeEnsemble
-from matplotlib.figure import Figure
 
 from adapmixed_lab.cli import main
-from adapmixed_lab.reproduce.drawing import draw
 from adapmixed_lab.reproduce.inputs import Inputs, Sources
-from adapmixed_lab.reproduce.result import read_experiment
 
 
 def inputs(models: int = 3, tokens: int = 2000, **sources: Any) -> Inputs:
@@ -25,14 +22,6 @@ def inputs(models: int = 3, tokens: int = 2000, **sources: Any) -> Inputs:
 
 def rows_of(result: dict[str, Any], method: str) -> list[dict[str, Any]]:
     return [one for one in result["rows"] if one["method"] == method]
-
-
-def drawn(file: str, name: str) -> Figure:
-    """Return the figure of this name of a committed result, as it is written."""
-    found = draw(read_experiment(Path(__file__).parents[3] / "benchmarks" / "results" / file))
-    (drawing,) = (one for one in found if one.name == name)
-    assert drawing.svg.startswith("<svg")
-    return drawing.figure
 
 
 def check_redrawn(written: list[Path], folder: Path) -> None:

@@ -11,7 +11,6 @@ from experiment_cases import inputs, rows_of
 from fake_ensemble import FakeEnsemble
 from torch import Tensor
 
-from adapmixed_lab.figures.style import canvas, draw_plane
 from adapmixed_lab.reproduce.dp_adapter import DPAdapter
 from adapmixed_lab.reproduce.measure import Run
 from adapmixed_lab.reproduce.table1 import DP_SGD, table1
@@ -55,18 +54,3 @@ def test_dp_sgd_reads_the_windows_of_table_1(monkeypatch: pytest.MonkeyPatch) ->
         assert ours[DP_SGD]["perplexities"] == pytest.approx(
             ours["public model"]["perplexities"], rel=1e-9
         )
-
-
-@pytest.mark.parametrize("epsilons", [(1.0, 2.042, 2.042, 2.042, 5.0), (0.01, 5.0, 5.0)])
-def test_marks_stand_at_their_epsilon(epsilons: tuple[float, ...]) -> None:
-    """Axes are linear or logarithmic, and marks that meet differ in size, not in place."""
-    marks = [(x, 10.0 + x, (10.0, 12.0 + x), {"marker": "o"}) for x in epsilons]
-    with canvas(3.0) as (_, axes):
-        draw_plane(axes, marks, [(11.0, {})])
-        found = [line for line in axes.lines if line.get_marker() == "o"]
-    places = [(float(line.get_xdata()[0]), float(line.get_ydata()[0])) for line in found]
-    assert places == [(x, y) for x, y, *_ in marks]
-    assert axes.get_xscale() == ("log" if epsilons[0] < 0.1 else "linear")
-    assert axes.get_xlim()[0] < epsilons[0] and epsilons[-1] < axes.get_xlim()[1]
-    together = [line.get_markersize() for line, x in zip(found, epsilons, strict=True) if x > 2]
-    assert together[:2] == sorted(set(together[:2]), reverse=True)  # a rim of each is seen

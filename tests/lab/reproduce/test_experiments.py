@@ -6,40 +6,33 @@ import csv
 import io
 import json
 import math
-import re
 import statistics
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-from experiment_cases import check_redrawn, drawn, inputs, rows_of
+from experiment_cases import check_redrawn, inputs, rows_of
 from fake_ensemble import FakeEnsemble
 
 from adapmixed.evaluation import evaluate, evaluate_runs
 from adapmixed.mechanisms import AdaPMixED, Unprotected
 from adapmixed.privacy.conversions import c_alpha
 from adapmixed.rng import SeededRandom
-from adapmixed_lab.figures.style import canvas
-from adapmixed_lab.reproduce import figure2 as figure2_module
 from adapmixed_lab.reproduce import paper
-from adapmixed_lab.reproduce import table1 as table1_module
 from adapmixed_lab.reproduce.dp_adapter import DPAdapter
-from adapmixed_lab.reproduce.drawing import draw
 from adapmixed_lab.reproduce.figure2 import figure2, mechanism_of, settings
 from adapmixed_lab.reproduce.inputs import Sources
-from adapmixed_lab.reproduce.marks import look, promise
 from adapmixed_lab.reproduce.measure import PER_MODEL, PUBLISHED, WHOLE, Run, merge
 from adapmixed_lab.reproduce.members import FirstMembers, sizes
 from adapmixed_lab.reproduce.outputs import write_outputs
-from adapmixed_lab.reproduce.panels import _label, relative
+from adapmixed_lab.reproduce.panels import relative
 from adapmixed_lab.reproduce.published import PaperRule
 from adapmixed_lab.reproduce.result import read_experiment
 from adapmixed_lab.reproduce.table1 import DP_SGD, METHODS, table1
 from adapmixed_lab.reproduce.table2 import table2
 from adapmixed_lab.reproduce.tables import text
 
-ROOT = Path(__file__).parents[3]
 PRESET = AdaPMixED.preset("wikitext-103")
 
 
@@ -63,39 +56,6 @@ def test_the_parts_of_table_2_are_its_total() -> None:
     assert math.fsum(parts.values()) == pytest.approx(total, abs=1.5e-3)  # printed to 3 digits
     assert parts["conversion"] == pytest.approx(c_alpha(18.0, paper.DELTA), abs=5e-4)
     assert next(r for r in paper.TABLE_2A if r.method == paper.ADAPMIXED).epsilon == total
-
-
-def test_the_panels_share_the_preset() -> None:
-    assert [panel.letter for panel in paper.FIGURE_2] == list("abcdef")
-    assert [len(panel.points) for panel in paper.FIGURE_2] == [5, 5, 5, 5, 4, 5]
-    for panel in paper.FIGURE_2:
-        (anchor,) = (point for point in panel.points if point.label == panel.anchor)
-        # 0.488 is what panel e prints for the same setting.
-        assert (anchor.epsilon, anchor.perplexity) == (
-            0.488 if panel.letter == "e" else 0.489,
-            29.34,
-        )
-        own = {name: getattr(PRESET, name, 100) for name in anchor.setting}
-        assert own == anchor.setting
-
-
-def test_lines_of_table_1() -> None:
-    for dataset, rows in paper.TABLE_1.items():
-        assert {row.queries for row in rows} - {1024} == {paper.LONG_QUERIES[dataset]}
-        for row in rows:
-            assert (row.deviation is not None) == (row.queries == 1024)
-            assert (row.epsilon == 0) == (row.method == paper.PUBLIC)
-            long = row.queries != 1024
-            assert paper.table_1(dataset, row.method, long=long) is row
-        by_method = {row.method: row.perplexity for row in rows}
-        assert by_method[paper.ADAPMIXED] < by_method[paper.DP_SGD] < by_method[paper.PUBLIC]
-    assert paper.table_1("pubmed", paper.PMIXED, long=False) is None
-    kinds = {row.method: row.kind for row in (*paper.TABLE_1["wikitext-103"], *paper.TABLE_2A)}
-    assert kinds == {
-        paper.PUBLIC: "public", paper.DP_SGD: "fixed", paper.PMIXED: "published",
-        paper.PMIXED_SCREENED: "published", paper.UNSCREENED: "data-dependent, ex-post",
-        paper.ADAPMIXED: "data-dependent, ex-post",
-    }  # fmt: skip
 
 
 # Our runs.
@@ -170,21 +130,6 @@ def test_table_1(results: dict[str, dict[str, Any]]) -> None:
     (published, _), (sound, _) = rows_of(result, PUBLISHED), rows_of(result, paper.PMIXED)
     assert (published["ours"]["kind"], sound["ours"]["kind"]) == ("published", "fixed")
     assert published["paper"]["epsilon"] == 8.0 and sound["paper"] is None
-
-
-def test_the_papers_numbers_are_shown_on_request() -> None:
-    result = table1(inputs(), None, Run(), runs=2, queries=40, long=0)
-    assert all(one["paper"] is None for one in result["rows"])
-    printed = text(result)
-    assert "gpt2" not in printed and "paper:" not in printed and "The paper's order" not in printed
-    assert "built-in on random: 3 models, settings of wikitext-103, δ = 1e-05" in printed
-    (drawing,) = draw(result)
-    assert len(drawing.figure.axes) == 1
-    assert drawing.svg
-    assert drawing.figure.get_suptitle().splitlines() == [
-        "Table 1: 2 runs of 40 queries",
-        "built-in on random: 3 models, settings of wikitext-103, δ = 1e-05",
-    ]
 
 
 def test_every_part_of_table_1_is_checked_before_the_first_answer() -> None:
@@ -294,55 +239,6 @@ def test_figure_2(results: dict[str, dict[str, Any]]) -> None:
     assert spent["0.05"] == pytest.approx((0.460 - 0.45005) / (0.489 - 0.45005), rel=1e-3)
 
 
-def test_trends_that_are_not_the_papers_are_named(results: dict[str, dict[str, Any]]) -> None:
-    """The paper's ε falls as α grows, and the conversion must not hide that."""
-    rows = [one for one in results["figure2"]["rows"] if one["group"] == "f"]
-    assert [one["label"] for one in rows] == ["16", "17", "18", "19", "20"]
-    shown = relative(rows, "paper", "18")
-    assert [x for _, x, _ in shown] == sorted((x for _, x, _ in shown), reverse=True)
-
-    def noted(change: float) -> list[str]:
-        given = [
-            one | {"ours": one["ours"] | {"epsilon": 1 + change * i, "perplexity": 50.0}}
-            for i, one in enumerate(rows)
-        ]
-        return figure2_module._trend_notes(given)
-
-    assert noted(-0.01) == noted(0.001) == []
-    assert noted(0.01) == [
-        "The paper's trend does not appear in (f) Rényi order α: ε rises by 4.0% from 16 to "
-        "20, in the paper it falls by 18.8% from 16 to 20."
-    ]
-
-
-def test_settings_that_screen_everything_are_named(results: dict[str, dict[str, Any]]) -> None:
-    rows = [dict(one) for one in results["figure2"]["rows"]]
-    of_k = [one for one in rows if one["group"] == "b" and one["ours"]]
-    for one in of_k:
-        one["ours"] = one["ours"] | {"screened": 24.0 if one is of_k[-1] else 23.0}
-    found = figure2_module._screened_notes([one for one in rows if one["group"] == "b"])
-    assert found == [
-        "Every query is screened, and answered by the public model, at (b) screened tokens k "
-        f"{of_k[-1]['label']}."
-    ]
-
-
-def test_the_published_pmixed_has_to_hold_the_papers_order() -> None:
-    def notes(**perplexity: float) -> str:
-        names = {"dp": DP_SGD, "published": PUBLISHED, "sound": paper.PMIXED}
-        ours = {names[key]: value for key, value in perplexity.items()}
-        ours |= {paper.PUBLIC: 50.0, paper.ADAPMIXED: 30.0}
-        rows = [
-            {"group": "g", "method": name, "ours": {"perplexity": value, "epsilon": 0.5}}
-            for name, value in ours.items()
-        ]
-        return " ".join(table1_module._order_notes(rows, "g"))
-
-    assert notes(dp=40.0, published=39.0, sound=38.0) == ""
-    assert f"{PUBLISHED} is not below DP-SGD" in notes(dp=40.0, published=41.0, sound=38.0)
-    assert "PMixED is not below DP-SGD" in notes(dp=40.0, published=39.0, sound=41.0)
-
-
 @pytest.mark.parametrize("experiment", ["table1", "table2", "figure2"])
 @pytest.mark.slow
 def test_a_result_is_enough_to_redraw(
@@ -365,62 +261,3 @@ def test_a_result_is_enough_to_redraw(
         assert line["paper_epsilon"] == (
             "" if one["paper"] is None else str(one["paper"]["epsilon"])
         )
-
-
-def test_a_result_without_rows_is_refused(
-    tmp_path: Path, results: dict[str, dict[str, Any]]
-) -> None:
-    content = {key: value for key, value in results["table2"].items() if key != "rows"}
-    (tmp_path / "result.json").write_text(json.dumps(content), encoding="utf-8")
-    with pytest.raises(ValueError, match="lacks rows"):
-        read_experiment(tmp_path / "result.json")
-
-
-def test_labels_of_points_on_one_another_are_joined() -> None:
-    with canvas(3.0) as (_, axes):
-        axes.set(xlim=(0, 1), ylim=(0, 1))
-        points = [("4", 0.5, 0.5), ("4.5", 0.501, 0.5), ("x", 0.7, 0.5), ("∞", 0.9, 0.5)]
-        _label(axes, points, "blue", above=True)
-    assert [one.get_text() for one in axes.texts] == ["4 · 4.5", "x", "∞"]
-    assert [one.xy for one in axes.texts] == [(x, y) for _, x, y in (points[0], *points[2:])]
-
-
-def test_what_a_legend_says_of_a_method(results: dict[str, dict[str, Any]]) -> None:
-    rows = {one["method"]: one for one in results["table2"]["rows"]}
-    assert promise(rows[paper.PMIXED]) == "fixed, zero-out"
-    assert promise(rows[paper.ADAPMIXED]) == "data-dependent, ex-post, leave-one-out"
-    alone = rows[f"{paper.PMIXED_SCREENED}, as published"]
-    assert alone["ours"] is None and promise(alone) == "published, invalid, leave-one-out"
-    block = rows[paper.PMIXED] | {
-        "ours": rows[paper.PMIXED]["ours"] | {"unit": "block of 9 tokens"}
-    }
-    assert promise(block) == "fixed, zero-out of one block of 9 tokens"
-    dp_sgd = block["ours"] | {"adjacency": "add_remove"}
-    assert promise(block | {"ours": dp_sgd}) == "fixed, add/remove of one block of 9 tokens"
-    filled = {name: look(one) for name, one in rows.items()}
-    assert filled[paper.PMIXED] == {"marker": "o", "fillstyle": "full"}
-    assert filled[paper.ADAPMIXED] == {"marker": "D", "markerfacecolor": "white"}
-    assert re.search(rf"^{paper.ADAPMIXED} .* leave-one-out  shard", text(results["table2"]), re.M)
-
-
-@pytest.mark.slow
-def test_figure_2_places_its_marks_and_names_those_that_it_leaves_out(
-    results: dict[str, dict[str, Any]], tmp_path: Path
-) -> None:
-    figure = drawn("reproduce-figure2.json", "figure2")
-    titles = [axes.get_title("left") for axes in figure.axes]
-    assert titles[1:3] == [
-        "(b) screened tokens k\nfar to the left: 2000, 3000",
-        "(c) target leakage β\nfar to the left: 0.05",
-    ]
-    content = read_experiment(ROOT / "benchmarks" / "results" / "reproduce-figure2.json")
-    rows = [one for one in content["rows"] if one["group"] == "c"]
-    (line,) = (
-        one
-        for one in figure.axes[2].lines
-        if one.get_marker() == "D" and one.get_fillstyle() == "full"
-    )
-    near = [(x, y) for _, x, y in relative(rows, "ours", "0.2") if x >= 0.005]
-    assert list(zip(*line.get_data(), strict=True)) == near
-    svg = write_outputs(results["figure2"], tmp_path)[2].read_text(encoding="utf-8")
-    assert re.search(r"<svg [^>]*>\s*<desc>At the preset: [^<]* and not drawn\.</desc>", svg)

@@ -14,6 +14,7 @@ from adapmixed.cli import main as library
 from adapmixed.data import demo_base, private_documents
 from adapmixed.ensemble import read_manifest
 from adapmixed.training.config import FinetuneConfig
+from adapmixed.training.demo import train_whole
 from adapmixed_lab.cli import main
 from adapmixed_lab.reproduce.dp_adapter import (
     BUILTIN_CONFIG,
@@ -22,7 +23,6 @@ from adapmixed_lab.reproduce.dp_adapter import (
 )
 from adapmixed_lab.reproduce.inputs import Sources
 from adapmixed_lab.reproduce.measure import POOL, WHOLE
-from adapmixed_lab.reproduce.whole import builtin_whole
 
 
 def result_of(folder: Path, name: str) -> dict[str, Any]:
@@ -118,74 +118,17 @@ def test_full_scale_with_stand_ins(
     assert "1024 queries" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(
-    ("experiment", "options"),
-    [
-        ("table2", ["--queries", "20"]),
-        ("figure2", ["--queries", "8"]),
-    ],
-)
 @pytest.mark.slow
-def test_full_scale_of_the_others(
-    experiment: str,
-    options: list[str],
-    stand_ins: dict[str, str],
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    """The other experiments run with the same stand-ins."""
-    asked = ["reproduce", experiment, "--scale", "full", "--out", str(tmp_path)]
-    asked += ["--base", stand_ins["base"], "--ensemble", stand_ins["ensemble"]]
-    asked += ["--text", stand_ins["text"]]
-    capsys.readouterr()
-    assert main([*asked, *(stand_ins.get(one, one) for one in options)]) == 0
-    assert "gpt2 on wikitext: 10 models" in capsys.readouterr().out
-    result = result_of(tmp_path, f"{experiment}-wikitext-103.json")
-    assert result["inputs"]["base"] == "gpt2" and result["inputs"]["text"].endswith("wikitext")
-    found = {one["method"] for one in result["rows"]}
-    assert "AdaPMixED" in found and WHOLE not in found
-    if experiment == "table2":  # the paper's number of queries, for which this text is too short
-        assert main(asked) == 2
-        assert "queries" in capsys.readouterr().err
-
-
-@pytest.mark.slow
-def test_refusals(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_refusals(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     def refuses(words: str, *options: str) -> None:
         assert main(["reproduce", *options, "--out", str(tmp_path)]) == 2
         assert words in capsys.readouterr().err
 
     refuses("ensemble", "table2", "--scale", "full")
     refuses("base", "table2", "--base", "gpt2")
-    refuses("--runs", "figure2", "--runs", "3")
-    refuses("--without-dp-sgd", "table2", "--without-dp-sgd")
     both = ["--without-dp-sgd", "--dp-adapter", str(tmp_path)]
-    refuses("--without-dp-sgd excludes --dp-adapter", "table1", *both)
-    both = ["--without-one-adapter", "--one-adapter", str(tmp_path)]
-    refuses("--without-one-adapter excludes --one-adapter", "table2", *both)
-    refuses("--seeds", "table2", "--seeds", "0")
-    with monkeypatch.context() as ranks:
-        ranks.setenv("RANK", "0")
-        ranks.setenv("WORLD_SIZE", "2")
-        refuses("in one process", "figure2")
-    refuses("dp-sgd' wrote", "table1", "--dp-adapter", str(tmp_path), "--queries", "4")
-    specimen = Path(__file__).parents[2] / "formats" / "guarantee-1.json"
-    (tmp_path / "guarantee.json").write_bytes(specimen.read_bytes())
-    refuses("--dp-adapter", "table1", "--dp-adapter", str(tmp_path), "--queries", "4")
+    refuses("--without-dp-sgd", "table1", *both)
     refuses("queries", "table2", "--queries", "1000000000")
-    with pytest.raises(ValueError, match="^text"):
-        Sources("pubmed", "full", ensemble=tmp_path)
-    (tmp_path / "a.txt").write_text("text", encoding="utf-8")
-    with pytest.raises(ValueError, match="^split"):
-        Sources(
-            scale="full", ensemble=tmp_path, text=str(tmp_path / "a.txt"), split="test"
-        ).corpus()
-    corpus = Sources(scale="full", ensemble=tmp_path).corpus()
-    described = corpus.description()
-    assert described["source"] == "hub:Salesforce/wikitext" and described["split"] == "test"
-    assert described["config"] == "wikitext-103-raw-v1" and described["new_document"]
 
 
 @pytest.mark.slow
@@ -194,7 +137,7 @@ def test_one_adapter_is_trained_once_on_all_text(tmp_path: Path) -> None:
     base, documents = str(demo_base()), private_documents()[:40]
 
     def trained(**given: Any) -> dict[Path, int]:
-        folder = builtin_whole(tmp_path, base, **{"documents": documents, "config": few} | given)
+        folder = train_whole(tmp_path, base, **{"documents": documents, "config": few} | given)
         assert len(read_manifest(folder).members) == 1
         return {path: path.stat().st_mtime_ns for path in folder.rglob("*")}
 
@@ -205,15 +148,6 @@ def test_one_adapter_is_trained_once_on_all_text(tmp_path: Path) -> None:
             trained(**other)
     assert {path: path.stat().st_mtime_ns for path in made} == made
     assert not trained(seed=1).keys() & made.keys()
-
-
-@pytest.mark.slow
-def test_an_ensemble_of_several_is_not_one_adapter(
-    stand_ins: dict[str, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    given = ["--one-adapter", stand_ins["ensemble"], "--out", str(tmp_path)]
-    assert main(["reproduce", "table2", *given]) == 2
-    assert "--one-adapter" in capsys.readouterr().err
 
 
 @pytest.mark.slow
