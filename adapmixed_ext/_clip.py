@@ -89,8 +89,8 @@ def clip_project(
         private_logits: (N, B, V).
         public_logits: (B, V), same dtype and device.
         lower: c in [0, 1], a ratio.
-        upper: C in [1, 1e60], a ratio.
-        orders: Rényi orders of the charges, each > 1, at most 32. None: no charges.
+        upper: C in [1, 1e6], a ratio; C/c ≤ 1e6 unless c is 0.
+        orders: Rényi orders of the charges, each in (1, 1 024], at most 32. None: no charges.
         num_models: public number of members, ≥ N, for the charges.
         active: (N, B) bool, the members that take part; the others answer q. None: all.
 
@@ -103,7 +103,7 @@ def clip_project(
             range; a tensor that requires grad; a row with NaN, +inf or no finite value.
     """
     c, d = check.box(lower, upper)
-    values = [] if orders is None else check.orders(orders, limits=False)
+    values = [] if orders is None else check.orders(orders)
     private, public = check.ensemble_logits(private_logits, public_logits)
     slots = check.slots(num_models, private)
     if active is not None:

@@ -78,7 +78,7 @@ def leave_one_out(
         private_logits: (N, B, V).
         public_logits: (B, V), same dtype and device.
         projection: a Projection or Clipping of these logits, or a weight tensor (N, B) in [0, 1].
-        orders: one order or up to 32 orders, each > 1.
+        orders: one order or up to 32 orders, each in (1, 1 024].
         adjacency: "add_remove" or "zero_out".
         num_models: public number of members, ≥ N; an absent member answers q.
 
@@ -87,10 +87,10 @@ def leave_one_out(
         of the two mixtures lacks a token of the other.
 
     Raises:
-        ValueError: wrong shapes, dtypes or devices; an order ≤ 1; an unknown adjacency; num_models
-            < N; bad rows, or rows that do not belong to the projection.
+        ValueError: wrong shapes, dtypes or devices; an argument outside the limits; num_models < N;
+            bad rows, or rows that do not belong to the projection.
     """
-    values = check.orders(orders, limits=False)
+    values = check.orders(orders)
     if adjacency not in ("add_remove", "zero_out"):
         raise ValueError(f"adjacency must be 'add_remove' or 'zero_out', got {adjacency!r}")
     ensemble = weighted_inputs(private_logits, public_logits, projection)

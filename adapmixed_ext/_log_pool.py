@@ -11,10 +11,12 @@ at most 2^−49 (1 + κ·max(−a, b) + L) to the range, L the largest −log q 
 is in csrc/log_pool/formula.h.
 """
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
+
+from adapmixed import limits
 
 from . import _validate as check
 from ._registry import ENSEMBLE, F64, backend, ensemble, queues, register, rows
@@ -23,8 +25,6 @@ from .types import LogPool, raise_row_errors
 
 _ops = torch.ops.adapmixed
 
-_MOST = 1e6  # of a clip bound and of κ times it, as of logits
-_MOST_SUM = 2.0**31  # leaves 20 binary places to each u_i
 _OPTIONS = "Tensor? active, float lower, float upper, float scale, int num_models"
 
 
@@ -72,34 +72,6 @@ register(
 )
 
 
-class _Bounds(NamedTuple):
-    lower: float
-    upper: float
-    num_models: int
-
-
-def _bounds(lower: object, upper: object, num_models: int | None, private: Tensor) -> _Bounds:
-    low = check.finite("lower (a log-ratio)", lower, least=-_MOST, most=0.0)
-    high = check.finite("upper (a log-ratio)", upper, least=0.0, most=_MOST)
-    slots = check.slots(num_models, private)
-    reach = max(-low, high)
-    if slots * reach > _MOST_SUM:
-        raise ValueError(
-            f"num_models * max(-lower, upper) must be <= 2**31, got {slots} * {reach:g}"
-        )
-    return _Bounds(low, high, slots)
-
-
-def _scale(scale: object, bounds: _Bounds) -> float:
-    value = check.finite("scale", scale, least=0.0)
-    reach = max(-bounds.lower, bounds.upper)
-    if value * reach > _MOST:
-        raise ValueError(
-            f"scale * max(-lower, upper) must be <= {_MOST:g}, got {value:g} * {reach:g}"
-        )
-    return value
-
-
 def _active(active: Tensor | None, private: Tensor, name: str = "active") -> Tensor | None:
     shape = tuple(private.shape[:2])
     return None if active is None else check.typed(name, active, torch.bool, shape, private)
@@ -132,11 +104,10 @@ def log_pool(
     Args:
         private_logits: (N, B, V).
         public_logits: (B, V), same dtype and device.
-        lower: a ≤ 0, a log-ratio, at least −1e6.
-        upper: b ≥ 0, a log-ratio, at most 1e6.
-        scale: κ ≥ 0; above 1 it sharpens what the models agree on. κ·max(−a, b) ≤ 1e6.
-        num_models: public number of members, ≥ N, by which the sum is divided;
-            N·max(−a, b) ≤ 2^31.
+        lower: a ≤ 0, a log-ratio.
+        upper: b ≥ 0, a log-ratio; b − a ≤ 64.
+        scale: κ ≥ 0; above 1 it sharpens what the models agree on. κ (b − a) ≤ 330.
+        num_models: public number of members, ≥ N, by which the sum is divided.
         active: (N, B) bool, the members that take part. None: all. Spans are those of all.
         keep: keep the pool's log-weights, so that ``mixture`` need not read the rows again. On the
             CPU its result has the same bits. CUDA always keeps them.
@@ -149,19 +120,17 @@ def log_pool(
             tensor that requires grad; a row with NaN, +inf or no finite value.
     """
     private, public = check.ensemble_logits(private_logits, public_logits)
-    bounds = _bounds(lower, upper, num_models, private)
-    scale = _scale(scale, bounds)
+    lower, upper = limits.check_clip(lower, upper)
+    scale, slots = limits.check_scale(scale, lower, upper), check.slots(num_models, private)
     active = _active(active, private)
     if not isinstance(keep, bool):
         raise ValueError(f"keep must be True or False, got {keep!r}")
     log_normaliser, span, private_lse, public_lse, status, public_status, log_weights = (
-        _ops.log_pool(
-            private, public, active, bounds.lower, bounds.upper, scale, bounds.num_models, keep
-        )
+        _ops.log_pool(private, public, active, lower, upper, scale, slots, keep)
     )
     pool = LogPool(
-        log_normaliser, span, private_lse, public_lse, bounds.lower, bounds.upper, scale,
-        bounds.num_models, active, status, public_status,
+        log_normaliser, span, private_lse, public_lse, lower, upper, scale, slots, active, status,
+        public_status,
     )  # fmt: skip
     if log_weights.numel():
         object.__setattr__(pool, "_log_weights", log_weights)
@@ -253,11 +222,10 @@ def _pooled(private_logits: Tensor, public_logits: Tensor, pool: LogPool) -> tup
         check.typed(f"projection.{name}", getattr(pool, name), torch.float64, (positions,), private)
         for name in ("public_lse", "log_normaliser")
     )
-    bounds = _bounds(pool.lower, pool.upper, pool.num_models, private)
     return (
         private, public, of_rows, *of_positions,
         _active(pool.active, private, "projection.active"),
-        bounds.lower, bounds.upper, _scale(pool.scale, bounds), bounds.num_models,
+        pool.lower, pool.upper, pool.scale, pool.num_models,
     )  # fmt: skip
 
 

@@ -9,6 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from adapmixed import limits
+
 from . import _validate as check
 from ._registry import F64, backend, register, rows
 from .inputs import Inputs
@@ -77,15 +79,15 @@ def project(
     Args:
         private_logits: (N, B, V).
         public_logits: (B, V), same dtype and device.
-        order: Rényi order α > 1.
-        radius: R = βα ≥ 0, in nats.
+        order: Rényi order α in (1, 1 024].
+        radius: R = βα ≥ 0, in nats, (α − 1) R ≤ 600.
 
     Returns:
         The weights λ and their complements 1−λ, each (N, B) float64.
 
     Raises:
-        ValueError: wrong shapes, dtypes or devices; order ≤ 1; radius < 0 or NaN; N = 0 or V = 0;
-            a tensor that requires grad; a row with NaN, +inf or no finite value. On CUDA such a
+        ValueError: wrong shapes, dtypes or devices; an argument outside the limits; a tensor that
+            requires grad; a row with NaN, +inf or no finite value. On CUDA such a
             row has weight 0, and ``check()`` of the result raises.
     """
     return project_inputs(private_logits, public_logits, order=order, radius=radius)[1]
@@ -95,8 +97,8 @@ def project_inputs(
     private_logits: Tensor, public_logits: Tensor, *, order: float, radius: float
 ) -> tuple[Inputs, Projection]:
     """Return the result of :func:`project` with the checked logits for further operators."""
-    order = check.order("order", order)
-    radius = check.number("radius", radius, least=0.0)
+    order = limits.check_order(order)
+    radius = limits.check_radius(radius, order)
     private, public = check.ensemble_logits(private_logits, public_logits)
     weight, complement, private_lse, status, public_lse, public_status = _ops.project(
         private, public, order, radius

@@ -71,15 +71,15 @@ def renyi_divergence(
     Args:
         p_logits: (..., V).
         q_logits: (..., V), broadcast against `p_logits` in the leading axes.
-        orders: one order or K orders, each in [1, inf].
+        orders: one order or K orders, each in [1, 1 024] or inf.
 
     Returns:
         (forward, backward), each (..., K) float64, in nats. On CUDA nothing is raised for a bad
         row, here or later: both are +inf.
 
     Raises:
-        ValueError: wrong shapes, dtypes or devices; an order < 1 or NaN; a row with NaN, +inf or
-            no finite value.
+        ValueError: wrong shapes, dtypes or devices; an order outside the limits; a row with NaN,
+            +inf or no finite value.
     """
     p, q = check.tensor("p_logits", p_logits), check.tensor("q_logits", q_logits)
     for name, t in (("p_logits", p), ("q_logits", q)):
@@ -87,7 +87,7 @@ def renyi_divergence(
             raise ValueError(f"{name} must have shape (..., V >= 1), got {tuple(t.shape)}")
     if p.shape[-1] != q.shape[-1]:
         raise ValueError(f"q_logits must have V = {p.shape[-1]} tokens, got {q.shape[-1]}")
-    values = check.orders(orders, limits=True)
+    values = check.orders(orders, ends=True)
     try:
         shape = torch.broadcast_shapes(p.shape, q.shape)  # type: ignore[no-untyped-call]
     except RuntimeError:

@@ -6,6 +6,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from adapmixed.checks import check_count, check_number
+
 from . import _validate as check
 from ._registry import F64, backend, register, rows
 from .inputs import log_sum_exp
@@ -161,11 +163,11 @@ def gaussian(
     Raises:
         ValueError: sigma, shape, rng or device out of range or of another type.
     """
-    sigma = check.finite("sigma", sigma, least=0.0)
+    sigma = check_number("sigma", sigma, least=0.0)
     on = _device(device)
     if not isinstance(shape, int | Sequence) or isinstance(shape, str | bytes):
         raise ValueError(f"shape must be an integer or a sequence of integers, got {shape!r}")
-    sizes = [check.integer("shape", n, 0) for n in ([shape] if isinstance(shape, int) else shape)]
+    sizes = [check_count("shape", n, 0) for n in ([shape] if isinstance(shape, int) else shape)]
     if math.prod(sizes) >= 2**40:
         raise ValueError(f"shape must hold fewer than 2**40 numbers, got {shape!r}")
     key, counter = _reserve(rng)

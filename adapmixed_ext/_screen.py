@@ -10,6 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from adapmixed import limits
+from adapmixed.checks import check_count, check_number
+
 from . import _validate as check
 from ._registry import ENSEMBLE, backend, ensemble, register
 from .inputs import Inputs, prepare
@@ -76,7 +79,7 @@ def screen(
         public_logits: (B, V), same dtype and device.
         noise: (B, top_k) float64, N(0, σ²) by rank of the token; zeros give the noiseless test.
         weight: λ_s in [0, 1].
-        order: Rényi order α > 1.
+        order: Rényi order α in (1, 1 024].
         threshold: T_s ≥ 0, in nats; inf lets everything pass.
         top_k: k ≥ 1.
         num_models: public number of members, ≥ N, the divisor of the mean; an absent member
@@ -115,10 +118,10 @@ def screen_prepared(
 ) -> Screening:
     """Run :func:`screen` on prepared inputs."""
     private = inputs.private
-    weight = check.number("weight", weight, least=0.0, most=1.0)
-    order = check.order("order", order)
-    threshold = check.number("threshold", threshold, least=0.0)
-    top_k = check.integer("top_k", top_k, 1)
+    weight = check_number("weight", weight, least=0.0, most=1.0)
+    order = limits.check_order(order)
+    threshold = check_number("threshold", threshold, least=0.0, infinite=True)
+    top_k = check_count("top_k", top_k)
     models, positions = private.shape[:2]
     noise = check.typed("noise", noise, torch.float64, (positions, top_k), private)
     noise = _ops.checked(noise, "noise", -math.inf, math.inf)

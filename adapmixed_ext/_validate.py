@@ -7,6 +7,8 @@ from collections.abc import Iterable, Sequence
 import torch
 from torch import Tensor
 
+from adapmixed import limits
+
 from . import _C
 from ._registry import queues
 from .types import Clipping, Projection
@@ -38,10 +40,9 @@ def logits(name: str, value: object, dims: int) -> Tensor:
         raise ValueError(f"{name} must have shape {axes}, got {tuple(t.shape)}")
     if t.dtype not in _LOGIT_DTYPES:
         raise ValueError(f"{name} must be float32, bfloat16 or float16, got {t.dtype}")
-    if t.shape[-1] == 0:
-        raise ValueError(f"{name} must have at least one token (V >= 1), got {tuple(t.shape)}")
-    if dims == 3 and t.shape[0] == 0:
-        raise ValueError(f"{name} must have at least one model (N >= 1), got {tuple(t.shape)}")
+    limits.check_vocabulary(t.shape[-1], name)
+    if dims == 3:
+        limits.check_models(t.shape[0], f"{name}.shape[0]")
     return t if t.stride(-1) == 1 or t.shape[-1] == 1 else t.contiguous()
 
 
@@ -75,91 +76,36 @@ def on_device(name: str, value: Tensor, other: Tensor) -> None:
         raise ValueError(f"{name} must be on device {other.device}, got {value.device}")
 
 
-def number(name: str, value: object, *, above: float | None = None, least: float = -math.inf,
-           most: float = math.inf) -> float:  # fmt: skip
-    """Return a real number > above, >= least and <= most; never NaN."""
-    if type(value) is not float and (
-        isinstance(value, bool) or not isinstance(value, numbers.Real)
-    ):
-        raise ValueError(f"{name} must be a number, got {value!r}")
-    try:
-        x = float(value)
-    except OverflowError:
-        raise ValueError(f"{name} must be a number that a float64 can hold, got {value}") from None
-    if above is not None and not x > above:
-        raise ValueError(f"{name} must be > {above:g}, got {value}")
-    if not x >= least:
-        raise ValueError(f"{name} must be >= {least:g}, got {value}")
-    if not x <= most:
-        raise ValueError(f"{name} must be <= {most:g}, got {value}")
-    return x
-
-
-def finite(name: str, value: object, *, above: float | None = None, least: float = -math.inf,
-           most: float = math.inf) -> float:  # fmt: skip
-    """Return what :func:`number` returns, if it is finite."""
-    x = number(name, value, above=above, least=least, most=most)
-    if math.isinf(x):
-        raise ValueError(f"{name} must be finite, got {value}")
-    return x
-
-
-def integer(name: str, value: object, least: int) -> int:
-    """Return an integer >= least."""
-    if isinstance(value, bool) or not isinstance(value, numbers.Integral):
-        raise ValueError(f"{name} must be an integer, got {value!r}")
-    count = int(value)
-    if not least <= count < 2**62:
-        raise ValueError(f"{name} must be >= {least} and < 2**62, got {value}")
-    return count
-
-
 def _has_axes(value: object) -> bool:
     """Return False for a tensor or array of one number, which cannot be iterated over."""
     return getattr(value, "ndim", 1) > 0
 
 
-def orders(value: float | Sequence[float], *, limits: bool) -> list[float]:
-    """Return Rényi orders as a list: > 1 and finite, or with ``limits`` also 1 and inf."""
+def orders(value: float | Sequence[float], *, ends: bool = False) -> list[float]:
+    """Return Rényi orders as a list, with ``ends`` also 1 and inf."""
     if isinstance(value, numbers.Real):
         values: list[object] = [value]
     elif isinstance(value, Iterable) and not isinstance(value, str | bytes) and _has_axes(value):
         values = list(value)
     else:
         raise ValueError(f"orders must be a number or a sequence of numbers, got {value!r}")
-    if not values:
-        raise ValueError("orders must name at least one order, got none")
-    if len(values) > _C.max_orders:
-        raise ValueError(f"orders must be at most {_C.max_orders} orders, got {len(values)}")
-    if limits:
-        limit = {1.0, math.inf}
-        return [
-            x if x in limit else order("orders", x)
-            for x in (number("orders", value, least=1.0) for value in values)
-        ]
-    return [order("orders", x) for x in values]
-
-
-def order(name: str, value: object) -> float:
-    """Return a finite Rényi order > 1, by enough that float64 resolves α − 1."""
-    x = finite(name, value, above=1.0)
-    if x < 1.0 + 1e-8:
-        raise ValueError(
-            f"{name} must be > 1 by at least 1e-8 (float64 resolves no less), got {x!r}"
-        )
-    return x
+    if not 1 <= len(values) <= _C.max_orders:
+        raise ValueError(f"orders must be 1 to {_C.max_orders} orders, got {len(values)}")
+    return [
+        float(x) if ends and x in (1.0, math.inf) else limits.check_order(x, "orders")
+        for x in values
+    ]
 
 
 def slots(num_models: int | None, private_logits: Tensor) -> int:
     """Return the public number of members: N unless stated, never fewer than are present."""
     present = private_logits.shape[0]
-    return present if num_models is None else integer("num_models", num_models, present)
+    return present if num_models is None else limits.check_models(num_models, least=present)
 
 
 def box(lower: object, upper: object) -> tuple[float, float]:
-    """Return the ratios c in [0, 1] and C in [1, 1e60], both 1 if one is: p̄ = q then."""
-    c = number("lower (a ratio)", lower, least=0.0, most=1.0)
-    d = number("upper (a ratio)", upper, least=1.0, most=1e60)
+    """Return the ratios c and C of a box, both 1 if one is: p̄ = q then."""
+    c, d = limits.check_box(lower, upper)
     return (1.0, 1.0) if c == 1.0 or d == 1.0 else (c, d)
 
 

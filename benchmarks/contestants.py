@@ -6,15 +6,12 @@ weights and the losses of all models: (N, B), or (N,) if B is 1. ``published`` t
 * ``published``: the published algorithm as written. A Python loop over models finds each weight by
   20 bisection steps on the plain Rényi sums. The mean of the others is taken from the running sum,
   which is cheaper than summing N - 1 rows N times.
-* ``vectorised``: the same mathematics over all models at once. It is one tensor function without a
-  synchronisation, so that torch.compile takes it whole.
 * ``smart``: the program of a careful user of torch, and the fair peer. Its sums are scaled so that
   float32 holds them, it uses Newton's method from above, and its losses do not cancel.
 """
 
 import math
-import time
-from collections.abc import Callable, Container
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -29,13 +26,8 @@ BISECTIONS = 20
 NEWTON_STEPS = 5
 
 LOOP = "published algorithm, loop over models"
-EAGER = "the same vectorised, eager"
-RUN_TIME = "the same compiled, order at run time"
-CONSTANT = "the same compiled, order constant"
 SMART = "smart (Newton), eager"
 SMART_CONSTANT = "smart (Newton), compiled, order constant"
-ALL = (LOOP, EAGER, RUN_TIME, CONSTANT, SMART, SMART_CONSTANT)
-SLOW = (LOOP, EAGER, RUN_TIME)  # a second each: timed a few times only
 
 
 def divergence(p: Tensor, q: Tensor, order: float | Tensor) -> Tensor:
@@ -71,25 +63,6 @@ def published(private: Tensor, public: Tensor, order: float, radius: float) -> R
     mean = total / len(mixed)
     losses = [divergence(mean, (total - row) / (len(mixed) - 1), order) for row in mixed]
     return torch.tensor(weights, device=q.device), torch.stack(losses)
-
-
-def vectorised(
-    private: Tensor, public: Tensor, order: float | Tensor, radius: float | Tensor
-) -> Result:
-    """Do the same for all models at once."""
-    q, p = public.softmax(-1), private.softmax(-1)
-    models, positions = p.shape[:2]
-    low, high = q.new_zeros(models, positions, 1), q.new_ones(models, positions, 1)
-    whole = divergence(p, q, order)[..., None] <= radius
-    for _ in range(BISECTIONS):
-        middle = (low + high) / 2
-        inside = divergence(middle * p + (1 - middle) * q, q, order)[..., None] <= radius
-        low, high = torch.where(inside, middle, low), torch.where(inside, high, middle)
-    weight = torch.where(whole, 1.0, low)
-    mixed = weight * p + (1 - weight) * q
-    mean = mixed.mean(0)
-    others = (models * mean - mixed) / (models - 1)
-    return weight[..., 0].squeeze(1), divergence(mean, others, order).squeeze(1)
 
 
 def _forward_weights(
@@ -179,45 +152,26 @@ class Smart:
 
 def torch_programs(
     order: float, radius: float, inputs: tuple[Tensor, Tensor], *, backend: str = "inductor",
-    refused: Callable[[str, Exception], None] | None = None, only: Container[str] = ALL,
-) -> tuple[dict[str, Program], dict[str, float]]:  # fmt: skip
-    """Compile the contestants for the shape of ``inputs``; return them by name, and the seconds.
+    refused: Callable[[str, Exception], None],
+) -> dict[str, Program]:  # fmt: skip
+    """Compile the contestants for the shape of ``inputs``; return them by name.
 
-    Only the names in ``only`` are compiled and returned, if it is given.
-
-    The compiler gets the order in two ways, which differ tenfold. As a constant, it turns an
-    integer power into multiplications. As a tensor at run time, one program serves all orders.
-    If ``refused`` is given, it is called with a program that the compiler does not take (on a GPU
-    that needs more than torch), and the program is left out.
+    The compiler gets the order as a constant: it turns an integer power into multiplications, and
+    is tenfold faster than with an order at run time. ``refused`` is called with a program that the
+    compiler does not take (on a GPU that needs more than torch), and the program is left out.
     """
     torch._dynamo.reset()
     # fullgraph: an error instead of a program that is compiled in pieces.
     compiler = partial(torch.compile, dynamic=False, fullgraph=True, backend=backend)
-    constant = compiler(lambda z, z0: vectorised(z, z0, order, radius))
-    generic = compiler(vectorised)
     smart, smart_compiled = Smart(), Smart(compiler)
-    given = tuple(torch.tensor(x, device=inputs[0].device) for x in (order, radius))
     programs: dict[str, Program] = {
         LOOP: lambda z, z0: published(z, z0, order, radius),
-        EAGER: lambda z, z0: vectorised(z, z0, order, radius),
-        RUN_TIME: lambda z, z0: generic(z, z0, *given),
-        CONSTANT: constant,
         SMART: lambda z, z0: smart(z, z0, order, radius),
         SMART_CONSTANT: lambda z, z0, *known: smart_compiled(z, z0, order, radius, *known),
     }
-    programs = {name: program for name, program in programs.items() if name in only}
-    seconds = {}
-    for name in (RUN_TIME, CONSTANT, SMART_CONSTANT):
-        if name not in only:
-            continue
-        start = time.perf_counter()
-        try:
-            programs[name](*inputs)
-        except Exception as error:
-            if refused is None:
-                raise
-            refused(name, error)
-            del programs[name]
-            continue
-        seconds[name] = time.perf_counter() - start
-    return programs, seconds
+    try:
+        programs[SMART_CONSTANT](*inputs)
+    except Exception as error:
+        refused(SMART_CONSTANT, error)
+        del programs[SMART_CONSTANT]
+    return programs

@@ -10,7 +10,7 @@ bf16 and fp32. `--dry-run` runs them on the CPU, whatever that tells.
 from __future__ import annotations
 
 import argparse
-import sys
+import itertools
 from collections.abc import Callable
 from pathlib import Path
 
@@ -19,11 +19,9 @@ from torch.profiler import ProfilerActivity, profile
 
 import adapmixed_ext
 from adapmixed.rng import SeededRandom
-from benchmarks.calls import two_calls
-from benchmarks.cuda_timing import Card
 from benchmarks.harness import Query
-from benchmarks.inputs import make_query
-from benchmarks.scaling import ORDER, RADIUS, pool_token
+from benchmarks.inputs import ORDER, RADIUS, make_query, pool_token, two_calls
+from benchmarks.timing import Device
 
 DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
 STEPS = 20
@@ -36,19 +34,19 @@ def steps(query: Query, rng: SeededRandom) -> dict[str, Callable[[], object]]:
     }
 
 
-def table(call: Callable[[], object], positions: int, dry: bool) -> list[str]:
+def table(call: Callable[[], object], positions: int, gpu: bool) -> list[str]:
     """Return a line for each kernel: microseconds a query, launches a call, name."""
     for _ in range(3):
         call()
-    activity = ProfilerActivity.CPU if dry else ProfilerActivity.CUDA
+    activity = ProfilerActivity.CUDA if gpu else ProfilerActivity.CPU
     with profile(activities=[activity]) as watched:
         for _ in range(STEPS):
             call()
-        if not dry:
+        if gpu:
             torch.cuda.synchronize()
     rows = []
     for event in watched.key_averages():
-        taken = event.self_cpu_time_total if dry else event.self_device_time_total
+        taken = event.self_device_time_total if gpu else event.self_cpu_time_total
         if taken > 0:
             rows.append((taken / STEPS / positions, event.count / STEPS, event.key))
     rows.sort(reverse=True)
@@ -60,41 +58,33 @@ def table(call: Callable[[], object], positions: int, dry: bool) -> list[str]:
     ]
 
 
-def main() -> int:
+def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--out", type=Path, help="file for the tables, besides the screen")
     parser.add_argument("--once", action="store_true", help="run each call once, without profiler")
     parser.add_argument("--dry-run", action="store_true", help="run on the CPU, tiny")
     options = parser.parse_args()
-    card, rng = Card(options.dry_run), SeededRandom(0)
+    device, rng = Device("cuda", options.dry_run), SeededRandom(0)
     models, vocab = (6, 512) if options.dry_run else (100, 50_257)
     built = adapmixed_ext.build_info()["cuda_architectures"]
     lines = [
         f"{models} models, {vocab} tokens, order {ORDER:g}, radius {RADIUS:g}; "
         f"torch {torch.__version__}, built for {built}"
     ]
-
-    def say(*more: str) -> None:
-        lines.extend(more)
-        print("\n".join(more), flush=True)
-        if options.out:
-            options.out.write_text("\n".join(lines) + "\n")
-
-    for dtype, kind in DTYPES.items():
-        for positions in (8, 1):
-            query = make_query(models, vocab, kind="near", positions=positions, dtype=kind,
-                               device=card.device)  # fmt: skip
-            for name, call in steps(query, rng).items():
-                if options.once:
-                    call()
-                    continue
-                say("", f"{name}, {dtype}, B = {positions}", *table(call, positions, card.dry))
-    if options.once:
-        if not card.dry:
-            torch.cuda.synchronize()
-        say("each call was run once")
-    return 0
+    for (dtype, kind), positions in itertools.product(DTYPES.items(), (8, 1)):
+        query = make_query(models, vocab, positions=positions, dtype=kind, device=device.device)
+        for name, call in steps(query, rng).items():
+            if options.once:
+                call()
+            else:
+                lines += ["", f"{name}, {dtype}, B = {positions}"]
+                lines += table(call, positions, device.gpu)
+    if device.gpu:
+        torch.cuda.synchronize()
+    print("\n".join(lines), flush=True)
+    if options.out:
+        options.out.write_text("\n".join(lines) + "\n")
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

@@ -42,21 +42,10 @@ def widest(question: Question, models: int, delta: float) -> float:
     """Return the largest width κ(b − a) that keeps ε: ε depends on the width alone."""
 
     def cost(width: float) -> float:
-        return cost_of(width, question.queries, question.adjacency, models, delta)
+        common = (delta, models, question.queries, question.adjacency)
+        return epsilon_of(*common, lower=-width, upper=0.0, scale=1.0)
 
     return largest_within(cost, question.epsilon, WIDEST)
-
-
-def cost_of(width: float, queries: int, adjacency: str, models: int, delta: float) -> float:
-    """Return ε of `queries` answers of a pool of this width κ(b − a)."""
-    common = (delta, models, queries, adjacency)
-    return epsilon_of(*common, lower=-width, upper=0.0, scale=1.0)
-
-
-def setting(shape: Shape, width: float) -> Setting:
-    """Return the setting with these clips and this width κ(b − a), a hair below it."""
-    lower, upper = shape
-    return lower, upper, width / (upper - lower) * (1 - 2.0**-40)
 
 
 def plans(question: Question, models: int, delta: float) -> list[Plan]:
@@ -66,8 +55,8 @@ def plans(question: Question, models: int, delta: float) -> list[Plan]:
 
 
 def rule(width: float) -> Setting:
-    """Return the setting a = 0 and κ = 2 with this width κ(b − a), which looks at no text."""
-    return setting((0.0, width / 2), width)
+    """Return the setting a = 0 and κ = 2, a hair below this width κ(b − a); it looks at no text."""
+    return 0.0, width / 2, 2 * (1 - 2.0**-40)
 
 
 class Scorer:

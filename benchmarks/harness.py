@@ -1,13 +1,12 @@
-"""Times of contestants on the same inputs, interleaved in one run, against a measured floor."""
+"""Reports of measurements, floors that contestants are compared with, and the machine."""
 
 import json
 import os
 import platform
 import re
-import statistics
 import subprocess
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -17,76 +16,13 @@ from torch import Tensor
 
 import adapmixed
 import adapmixed_ext
+from benchmarks.timing import Call, Timing
 
 Query = tuple[Tensor, Tensor]  # private logits (N, B, V), public logits (B, V)
-Call = Callable[[int], object]
 
-WARM_UP = 0.02  # seconds
 QUIET = 0.05  # share of the cores that others may use
 READ_ONCE = "floor: reading the logits once"
 READ_TWICE = "floor: reading the logits twice"
-
-
-@dataclass(frozen=True)
-class Timing:
-    """Seconds per call of one contestant."""
-
-    median: float
-    fastest: float
-    slowest: float
-    runs: int
-
-    def per(self, queries: int) -> "Timing":
-        """Return the time for each of ``queries`` that one call answers."""
-        times = (s / queries for s in (self.median, self.fastest, self.slowest))
-        return Timing(*times, self.runs)
-
-
-def interleave(
-    contestants: Mapping[str, Call],
-    runs: Mapping[str, int],
-    before: Mapping[str, Callable[[], object]] | None = None,
-) -> dict[str, Timing]:
-    """Call every contestant ``runs[name]`` times, in turn, so that noise falls on all alike.
-
-    Contestants with fewer runs are spread over the whole time. Before each timed call a contestant
-    is called untimed for 20 ms on other inputs, at least once if it takes less than half a second.
-    The reason: after another's turn one library's threads still spin and the other's are asleep.
-    That costs milliseconds, which belong to neither.
-
-    Args:
-        contestants: by name; called with the number of the call, from which they choose inputs.
-        runs: per contestant, after two uncounted calls.
-        before: by name, an untimed action before each call, instead of a call.
-    """
-    warm_ups = {}
-    for name, call in contestants.items():
-        call(0)
-        start = time.perf_counter()
-        call(0)
-        taken = time.perf_counter() - start
-        warm_ups[name] = min(8, max(int(WARM_UP / taken), int(taken < 0.5)))
-    seconds: dict[str, list[float]] = {name: [] for name in contestants}
-    calls = dict.fromkeys(contestants, 0)
-    rounds = max(runs.values())
-    for turn in range(rounds):
-        for name, call in contestants.items():
-            done = len(seconds[name])
-            if done * rounds > turn * runs[name] or done >= runs[name]:
-                continue
-            if before and name in before:
-                before[name]()
-            else:
-                for _ in range(warm_ups[name]):
-                    calls[name] += 1
-                    call(calls[name])
-            calls[name] += 1
-            start = time.perf_counter()
-            call(calls[name])
-            seconds[name].append(time.perf_counter() - start)
-    return {
-        name: Timing(statistics.median(s), min(s), max(s), len(s)) for name, s in seconds.items()
-    }
 
 
 def size(query: Query) -> int:
@@ -142,10 +78,10 @@ class Report:
         print(line, flush=True)
         self.lines.append(line)
 
-    def head(self, ratio: str = "ratio") -> None:
+    def head(self) -> None:
         """Print the heading of a table."""
-        heading = f"  {'':41}{'median':>10}  {'[fastest, slowest]':>20}{ratio:>9}{'GB/s':>8}  floor"
-        self.say(heading)
+        spread = "[fastest, slowest]"
+        self.say(f"  {'':41}{'median':>10}  {spread:>20}{'ratio':>9}{'GB/s':>8}  floor")
 
     def row(
         self, table: str, name: str, timing: Timing, *, base: Timing, floor: Timing,
@@ -172,21 +108,6 @@ class Report:
         )
         row = {"name": name, **asdict(t), "ratio": ratio, "gb_per_s": rate}
         self.tables.setdefault(table, []).append(row | {"share_of_floor": share, **fields})
-
-    def add(
-        self, table: str, timings: Mapping[str, Timing], *, base: str, floor: str,
-        bytes_read: int, extra: Mapping[str, Mapping[str, object]] | None = None,
-        **setting: object,
-    ) -> None:  # fmt: skip
-        """Add a table of one interleaved run; ``extra`` holds further fields by contestant."""
-        self.head()
-        for name, timing in timings.items():
-            fields = {**setting, **(extra or {}).get(name, {})}
-            self.row(
-                table, name, timing, base=timings[base], floor=timings[floor],
-                bytes_read=bytes_read, **fields,
-            )  # fmt: skip
-        self.say()
 
     def others(self, neighbours: "Neighbours") -> float | None:
         """Report and return the share that other processes used since `neighbours` was made."""
@@ -263,18 +184,13 @@ class Neighbours:
 def machine() -> dict[str, Any]:
     """Return the machine, versions and commit of a measurement."""
     model = re.search(r"model name\s*:\s*(.*)", _read("/proc/cpuinfo"))
-    memory = re.search(r"MemTotal:\s*(\d+) kB", _read("/proc/meminfo"))
-    build = adapmixed_ext.build_info()
     given, here = os.environ.get("ADAPMIXED_COMMIT"), _git("rev-parse", "HEAD")
     return {
         "cpu": model[1] if model else platform.processor() or platform.machine(),
         "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else None,
         "threads": torch.get_num_threads(),
         "caches": caches(),
-        "memory": int(memory[1]) * 1024 if memory else None,
-        "system": f"{platform.system()} {platform.release()}",
-        "instruction_set": build["instruction_set"],
-        "compiler": build["compiler"],
+        "instruction_set": adapmixed_ext.build_info()["instruction_set"],
         "torch": torch.__version__,
         "python": platform.python_version(),
         "adapmixed": adapmixed.__version__,

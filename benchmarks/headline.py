@@ -41,7 +41,6 @@ import torch
 from torch import Tensor
 from transformers.modeling_outputs import BaseModelOutputWithPastAndCrossAttentions
 
-import adapmixed_ext as ops
 from adapmixed.data import Document, demo_base
 from adapmixed.ensemble.public_model import load_base
 from adapmixed.ensemble.vocabulary import beginning_of
@@ -290,9 +289,6 @@ class Bench:
         for part in self._parts(text, start, start + _TASK):
             logits = self._logits_of(fold, part.states)
             found.append(scorer.losses(*logits, part.targets))
-            if len(found) == 1:
-                for at in range(0, len(self.settings), 1 + len(self.settings) // 8):
-                    check(*logits, part.targets, self.settings[at], found[0][at])
         return torch.cat(found, dim=1).double()
 
     @torch.no_grad()
@@ -378,11 +374,6 @@ def kept(file: Path, compute: Callable[[], Any]) -> Any:
     return torch.load(file, weights_only=False)
 
 
-def tell(line: str) -> None:
-    """Write a line of progress to standard error."""
-    print(line, file=sys.stderr, flush=True)
-
-
 def answered(
     mechanism: Mechanism, accountant: Accountant, private: Tensor, public: Tensor, targets: Tensor
 ) -> Tensor:
@@ -394,19 +385,6 @@ def answered(
     found = proposal.release().log_prob
     assert found is not None
     return -found
-
-
-def check(private: Tensor, public: Tensor, targets: Tensor, one: Setting, losses: Tensor) -> None:
-    """Compare with the log-probabilities of the mechanism's operator.
-
-    Raises:
-        RuntimeError: if they differ.
-    """
-    lower, upper, scale = one
-    pool = ops.log_pool(private, public, lower=lower, upper=upper, scale=scale).check()
-    found = ops.log_prob(private, public, pool, targets)
-    if not torch.allclose(-found, losses.double(), atol=5e-5 * max(2.0, scale)):  # κ single sums
-        raise RuntimeError(f"the operator must score {one} alike, got {-found} and {losses}")
 
 
 def run(
@@ -428,7 +406,8 @@ def run(
         futures = [pool.submit(_compute, name, *tasks[name]) for name in missing]
         for number, future in enumerate(as_completed(futures)):
             seconds = time.monotonic() - began
-            tell(f"{future.result()}: {number + 1} of {len(missing)}, {seconds:.0f} s")
+            line = f"{future.result()}: {number + 1} of {len(missing)}, {seconds:.0f} s"
+            print(line, file=sys.stderr, flush=True)
     return {name: torch.load(bench.folder / f"{name}.pt", weights_only=False) for name in tasks}
 
 
@@ -542,7 +521,8 @@ def measure(bench: Bench, report: Report, workers: int) -> None:
 
     answers = torch.stack(of_folds("answer"), dim=1)
     for plan, losses_of in zip(bench.plans, answers, strict=True):
-        question = Question(plan.queries, plan.adjacency, nearest(plan.epsilon))
+        epsilon = min(MAIN, key=lambda one: abs(one - plan.epsilon))  # it was made for
+        question = Question(plan.queries, plan.adjacency, epsilon)
         controls = ["public", "unprotected", pools[question]]
         known = torch.stack([values[:, names.index(one)] for one in controls], dim=-1)
         rest, factors = explained(losses_of, known)
@@ -573,11 +553,6 @@ def scored(bench: Bench, text: int | None, settings: list[Setting], workers: int
         folds.append({f"losses-{digest}-{fold}-{at}": ("score", (fold, of, at)) for at in starts})
     found = run({name: task for one in folds for name, task in one.items()}, bench, workers)
     return torch.stack([torch.cat([found[name] for name in one], dim=1) for one in folds])
-
-
-def nearest(epsilon: float) -> float:
-    """Return the ε of `MAIN` for which a plan was made."""
-    return min(MAIN, key=lambda one: abs(one - epsilon))
 
 
 def tables(

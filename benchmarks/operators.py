@@ -4,182 +4,429 @@
     python -m benchmarks.operators --only speed       # one or several of them
     python -m benchmarks.operators --out PREFIX       # also PREFIX.txt and PREFIX.json
     python -m benchmarks.operators --quick            # tiny sizes: does everything run?
-    python -m benchmarks.operators --device cuda      # the tables on a GPU
+    python -m benchmarks.operators --device cuda      # the same tables on a GPU
 
-Every timed call is checked first against the float64 reference. The contestants of a table take
-turns in one run, on inputs in rotation that are larger than the cache. Figures are medians with the
-fastest and slowest call, and ratios are those of medians. GB/s counts the bytes of the logits once.
-"floor" is the measured time for reading them twice with the same threads, as a share of the call's
-time. In the table of single operators they are read once.
+The contestants of a run take turns on inputs in rotation that are larger than the cache. Torch
+programs are marked where their weights or losses differ from ours, which tests/kernels compares
+with the float64 reference. Figures are per query: medians with the fastest and slowest call. GB/s
+counts the bytes of the logits once. "floor" is the measured time for reading them twice with the
+same threads, as a share of the call's time. In the table of single operators they are read once.
+
+On a GPU, "graph" means replayed CUDA graphs: the time of the GPU alone. Figures without it are of
+calls as Python makes them. Draws cannot be captured, since a replay would repeat them.
 """
 
 import argparse
+import itertools
+import math
 import sys
+import time
+import traceback
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
+from torch import Tensor
 
-from adapmixed_ext import _C
-from benchmarks import cuda_tables, scaling
-from benchmarks.calls import (
-    AFTER_TORCH,
-    OURS,
-    OURS_8,
-    keep_torch_busy,
-    our_calls,
-    rotate,
+import adapmixed_ext as ops
+from adapmixed.rng import SeededRandom
+from benchmarks.contestants import (
+    LOOP,
+    SMART_CONSTANT,
+    Program,
+    Smart,
+    torch_programs,
 )
-from benchmarks.contestants import LOOP, RUN_TIME, SLOW, Program, torch_programs
 from benchmarks.harness import (
+    READ_ONCE,
     READ_TWICE,
     Neighbours,
     Query,
     Report,
-    Timing,
     floors,
-    interleave,
+    headline,
     machine,
     size,
 )
 from benchmarks.inputs import (
     KINDS,
+    ORDER,
+    POOL,
+    RADIUS,
     judge,
     make_queries,
+    pool_mixture,
+    pool_token,
+    two_calls,
 )
-from benchmarks.scaling import Sizes, check_setting
+from benchmarks.timing import Call, Contestant, Device, interleave
 
-SETTINGS = ((18.0, 3.6), (3.0, 0.03), (17.5, 3.6))
-TABLES = {
-    "operators": scaling.operators,
-    "evaluation": scaling.evaluation,
-    "dtypes": scaling.dtypes,
-    "batches": scaling.batches,
-    "sizes": scaling.sizes,
-}
+SETTINGS = ((ORDER, RADIUS), (3.0, 0.03))
+EIGHT_ORDERS = (2.0, 4.0, 8.0, 12.0, 18.0, 32.0, 64.0, 128.0)
+# The boxes of clip_project: symmetric, and one that lets much through.
+BOXES = ((0.6, 1.65), (0.78, 2.72))
+SCREEN = {"weight": 1e-4, "order": ORDER, "threshold": 1.0, "top_k": 60}
+# What a model of today gives first: the time of a machine may end at any moment.
+DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32, "fp16": torch.float16}
+OURS = "ours: two calls, K = 1"
+OURS_8 = "ours: two calls, K = 8"
+GRAPH = ", graph"
+BATCH = 8
 
 
-def speed(report: Report, sizes: Sizes) -> None:
-    """Time all contestants on one query: three settings, three kinds of input at two of them."""
-    inputs = {kind: make_queries(sizes.models, sizes.vocab, kind=kind) for kind in KINDS}
-    for order, radius in SETTINGS[:1] if sizes.quick else SETTINGS:
-        programs, seconds = torch_programs(
-            order, radius, inputs["near"][0], backend="eager" if sizes.quick else "inductor"
+class Sizes(NamedTuple):
+    """Sizes of the tables that are about one size; ``quick`` shrinks the others too."""
+
+    models: int
+    vocab: int
+    quick: bool
+
+
+@dataclass
+class Bench:
+    """The device, the limits and the report that every table uses.
+
+    Attributes:
+        device: the CPU or a GPU.
+        until: a ``time.monotonic()``; nothing new begins after it.
+        left_out: the runs left out for lack of time, or because the compiler refused them.
+        save: writes the results so far, since the program may be ended at any time.
+    """
+
+    device: Device
+    report: Report
+    sizes: Sizes
+    until: float = math.inf
+    left_out: list[str] = field(default_factory=list)
+    save: Callable[[], None] = lambda: None
+
+    def late(self, what: str) -> bool:
+        """Return whether the time is over, and say so."""
+        if time.monotonic() < self.until:
+            return False
+        self.leave_out(what, "the time is over")
+        return True
+
+    def leave_out(self, what: str, why: object) -> None:
+        """Report and keep that there is no figure."""
+        first = str(why).strip().partition("\n")[0]
+        self.report.say(f"  left out: {what}: {first}")
+        self.left_out.append(f"{what}: {first}")
+
+    def queries(
+        self, models: int = 0, vocab: int = 0, *, kind: str = "near", positions: int = 1,
+        dtype: torch.dtype = torch.float32,
+    ) -> list[Query]:  # fmt: skip
+        """Return queries in rotation on the device, of the table's size unless given."""
+        return make_queries(
+            models or self.sizes.models, vocab or self.sizes.vocab, kind=kind,
+            positions=positions, dtype=dtype, device=self.device.device, cache=self.device.cache,
+        )  # fmt: skip
+
+    def contestants(
+        self, calls: Mapping[str, Call], turns: int, drawn: Iterable[str] = ()
+    ) -> dict[str, Contestant]:
+        """Return calls as Python makes them and, on a GPU, replayed; not those that draw."""
+        found = {}
+        for name, call in calls.items():
+            found[name] = Contestant(call, turns)
+            if self.device.graphs and name not in drawn:
+                found[name + GRAPH] = Contestant(call, turns, replay=True)
+        return found
+
+    def run(
+        self, table: str, contestants: Mapping[str, Contestant], queries: list[Query], *,
+        base: str, floor: str = READ_TWICE, runs: Mapping[str, int] | int = 20, label: str = "",
+        extra: Mapping[str, Mapping[str, object]] | None = None, **fields: object,
+    ) -> None:  # fmt: skip
+        """Time one interleaved run, with the floors, and add it to a table.
+
+        Args:
+            base: the contestant of ratios; on a GPU its graph.
+            floor: the floor of shares.
+            runs: of each contestant; by name, 20 for those without one.
+            label: what the names of the rows begin with.
+            extra: further fields by contestant.
+            fields: further fields of all.
+        """
+        reads = floors(queries).items()
+        whole = dict(contestants) | {
+            name: Contestant(call, len(queries), replay=True) for name, call in reads
+        }
+        counts = dict.fromkeys(whole, 20) | (
+            dict.fromkeys(whole, runs) if isinstance(runs, int) else dict(runs)
         )
-        for kind, queries in inputs.items():
-            if kind == "near":
-                _compare(report, sizes, kind, queries, order, radius, programs)
-            elif order != SETTINGS[2][0]:
-                # The two slowest say nothing new here and would take most of the time.
-                some = {n: p for n, p in programs.items() if n not in (LOOP, RUN_TIME)}
-                _compare(report, sizes, kind, queries, order, radius, some)
-        for name, taken in seconds.items():
-            report.say(f"  first call of '{name}', which compiles it: {taken:.1f} s")
-            row = {"name": name, "order": order, "radius": radius, "seconds": taken}
-            report.tables.setdefault("compilation", []).append(row)
-        report.say("  (less where torch finds an earlier run's result in its cache)\n")
+        if self.sizes.quick:
+            counts = dict.fromkeys(whole, 2)
+        timings = interleave(self.device, whole, counts, self.leave_out)
+        models, positions, vocab = queries[0][0].shape
+        one, least = (
+            timings[f"{name}{GRAPH}" if f"{name}{GRAPH}" in timings else name].per(positions)
+            for name in (base, floor)
+        )
+        self.report.head()
+        for name, timing in timings.items():
+            each = 1e12 * timing.median / (models * positions * vocab)
+            more = {"note": f"{each:.2f} ps per element"} | dict((extra or {}).get(name, {}))
+            self.report.row(
+                table, label + name.removeprefix("ours: " * bool(label)), timing, base=one,
+                floor=least, bytes_read=size(queries[0]) // positions, queries=positions,
+                models=models, vocab=vocab, batch=positions, **fields, **more,
+            )  # fmt: skip
+        self.report.say()
+        self.save()
+        self.device.forget()
+
+
+def rotate(queries: list[Query], call: Callable[..., object], *arguments: object) -> Call:
+    """Return ``call`` on the query of the turn."""
+    return lambda turn: call(queries[turn % len(queries)], *arguments)
+
+
+def our_calls(queries: list[Query], order: float, radius: float) -> dict[str, Call]:
+    """Return the two calls, for one order and for eight."""
+    return {
+        OURS: rotate(queries, two_calls, order, radius, order),
+        OURS_8: rotate(queries, two_calls, order, radius, EIGHT_ORDERS),
+    }
+
+
+def speed(bench: Bench) -> None:
+    """Compare with torch programs at two settings, on a GPU a batch of queries, too."""
+    quick = bench.sizes.quick
+    batches = (1, BATCH) if bench.device.graphs else (1,)
+    for (order, radius), positions in itertools.product(SETTINGS[: 1 if quick else 2], batches):
+        if bench.late(f"speed at order {order:g}, {positions} queries"):
+            continue
+        programs = torch_programs(
+            order, radius, bench.queries(positions=positions)[0],
+            backend="eager" if quick else "inductor", refused=bench.leave_out,
+        )  # fmt: skip
+        for kind in KINDS if positions == 1 else ("near",):
+            if kind != "near" or positions > 1:
+                # The loop takes one query, says nothing new here and would take most of the time.
+                programs.pop(LOOP, None)
+            if not bench.late(f"speed at order {order:g}, {kind} inputs"):
+                queries = bench.queries(kind=kind, positions=positions)
+                _compare(bench, kind, queries, order, radius, programs)
 
 
 def _compare(
-    report: Report, sizes: Sizes, kind: str, queries: list[Query], order: float, radius: float,
+    bench: Bench, kind: str, queries: list[Query], order: float, radius: float,
     programs: dict[str, Program],
 ) -> None:  # fmt: skip
-    first = queries[0]
-    weight, truth = check_setting(first, order, radius)
-    extra = {name: judge(p(*first), weight, truth) for name, p in programs.items()}
-    calls = {
-        name: rotate(queries, lambda query, program: program(*query), program)
-        for name, program in programs.items()
-    }
-    calls |= our_calls(queries, order, radius) | floors(queries)
-    runs = {n: 3 if n in SLOW else 7 if n in programs else 40 for n in calls}
-    timings = interleave(
-        calls, dict.fromkeys(runs, 2) if sizes.quick else runs, {AFTER_TORCH: keep_torch_busy}
-    )
-    report.say(
+    projection, loss = two_calls(queries[0], order, radius, order)
+    weight = projection.weight
+    extra = {name: judge(p(*queries[0]), weight, loss[..., 0]) for name, p in programs.items()}
+    extra |= {name + GRAPH: fields for name, fields in extra.items()}
+    contestants = {}
+    for name, program in programs.items():
+        turn = rotate(queries, lambda query, p: p(*query), program)
+        contestants[name] = Contestant(turn, len(queries))
+        if bench.device.graphs and name == SMART_CONSTANT:
+            # It looks at its weights to save a solve. A graph cannot: it is told.
+            known = any(Smart().backward(*query, order, radius) for query in queries)
+            turn = rotate(queries, lambda query, p, known: p(*query, known), program, known)
+            contestants[name + GRAPH] = Contestant(turn, len(queries), replay=True)
+    contestants |= bench.contestants(our_calls(queries, order, radius), len(queries))
+    bench.report.say(
         f"speed: order {order:g}, radius {radius:g}, {kind} inputs (weights "
-        f"{float(weight.min()):.3g} to {float(weight.max()):.3g}), {sizes.models} models, "
-        f"{sizes.vocab} tokens, fp32, one query"
+        f"{float(weight.min()):.3g} to {float(weight.max()):.3g}), {len(queries[0][0])} models, "
+        f"{bench.sizes.vocab} tokens, fp32, {len(queries[0][1])} queries in a call"
     )
-    report.add(
-        "speed", timings, base=OURS, floor=READ_TWICE, bytes_read=size(first), extra=extra,
-        kind=kind, order=order, radius=radius, models=sizes.models, vocab=sizes.vocab,
+    runs = {n: 3 if n == LOOP else 10 if n in programs else 30 for n in contestants}
+    bench.run(
+        "speed", contestants, queries, base=OURS, runs=runs, extra=extra, kind=kind, order=order,
+        radius=radius,
     )  # fmt: skip
-    _advantages(report, timings, list(programs), kind=kind, order=order, radius=radius)
 
 
-def _advantages(
-    report: Report, timings: dict[str, Timing], programs: list[str], **setting: object
-) -> None:
-    """Return how many times faster our calls are than each torch program, at one order."""
-    ours = [name for name in (OURS, OURS_8) if name in timings]
-    short = [
-        name.removeprefix("ours: ").replace("project + leave_one_out", "ours") for name in ours
-    ]
-    report.say(f"  {'how many times as fast':41}" + "".join(f"{name:>20}" for name in short))
-    for program in programs:
-        ratios = [timings[program].median / timings[name].median for name in ours]
-        report.say(f"  {program:41}" + "".join(f"{ratio:19.1f}x" for ratio in ratios))
-        row = {**setting, "program": program, **dict(zip(ours, ratios, strict=True))}
-        report.tables.setdefault("advantages", []).append(row)
-    report.say()
+def _grid(bench: Bench, table: str, shapes: Iterable[tuple[str, int, int, int]]) -> None:
+    """Time the two calls for each (dtype, N, V, B)."""
+    for dtype, models, vocab, positions in shapes:
+        label = f"{dtype}, N = {models}, V = {vocab}, B = {positions}"
+        if bench.late(f"{table}: {label}"):
+            continue
+        queries = bench.queries(models, vocab, positions=positions, dtype=DTYPES[dtype])
+        contestants = bench.contestants(our_calls(queries, ORDER, RADIUS), len(queries))
+        bench.report.say(f"{table}: {label}")
+        bench.run(table, contestants, queries, base=OURS, label=f"{dtype}, ", dtype=dtype)
 
 
-def main() -> None:
-    """Measure and print the tables, and write them if asked."""
+def dtypes(bench: Bench) -> None:
+    """Time bf16, fp32 and fp16 logits, on a GPU 8 queries in one call."""
+    models, vocab, _ = bench.sizes
+    positions = BATCH if bench.device.graphs else 1
+    _grid(bench, "dtypes", ((dtype, models, vocab, positions) for dtype in DTYPES))
+
+
+def batches(bench: Bench) -> None:
+    """Time 8, 1 and 64 queries in one call."""
+    models, vocab, _ = bench.sizes
+    each = itertools.product(("bf16", "fp32"), (8, 1, 64))
+    _grid(bench, "batches", ((dtype, models, vocab, count) for dtype, count in each))
+
+
+def sizes(bench: Bench) -> None:
+    """Time one query against N and V, to see whether time is linear in N V."""
+    numbers, vocabs = (8, 100, 1000), (32_000, 50_257, 128_256)
+    if bench.sizes.quick:
+        numbers, vocabs = (8, 12, 40), (256, 512, 700)
+    _grid(bench, "sizes", (("fp32", *shape, 1) for shape in itertools.product(numbers, vocabs)))
+
+
+def pools(bench: Bench) -> None:
+    """Time `log_pool`, `mixture` and `sample`, the path to a token of the clipped pool."""
+    for dtype, positions in itertools.product(("bf16", "fp32"), (8, 1)):
+        label = f"{dtype}, B = {positions}"
+        if bench.late(f"pools: {label}"):
+            continue
+        queries = bench.queries(positions=positions, dtype=DTYPES[dtype])
+        mixed, drawn = "log_pool + mixture", "log_pool + mixture + sample"
+        calls = {
+            mixed: rotate(queries, pool_mixture),
+            drawn: rotate(queries, pool_token, SeededRandom(0)),
+        }
+        contestants = bench.contestants(calls, len(queries), {drawn})
+        bench.report.say(f"pools: {label}")
+        bench.run("pools", contestants, queries, base=mixed, label=f"{dtype}, ", dtype=dtype)
+
+
+def operators(bench: Bench) -> None:
+    """Time every operator by itself on one query, and what a perplexity and a token need."""
+    queries, rng = bench.queries(), SeededRandom(0)
+    device = queries[0][0].device
+
+    def gaussian() -> Tensor:
+        return ops.gaussian((1, SCREEN["top_k"]), sigma=0.01, rng=rng, device=device)
+
+    noise = gaussian()
+    known = []
+    for query in queries:
+        projection = ops.project(*query, order=ORDER, radius=RADIUS)
+        pool = ops.log_pool(*query, **POOL)
+        known.append((query, projection, ops.mixture(*query, projection), pool))
+    target = queries[0][1].argmax(-1)
+
+    def each(call: Callable[..., object]) -> Call:
+        return lambda turn: call(*known[turn % len(known)])
+
+    def score(query: Query, *_: object) -> Tensor:
+        projection = ops.project(*query, order=ORDER, radius=RADIUS)
+        return ops.log_prob(*query, projection, target)
+
+    def draw(query: Query, *_: object) -> Tensor:
+        projection = ops.project(*query, order=ORDER, radius=RADIUS)
+        return ops.sample(ops.mixture(*query, projection), query[1], rng=rng)
+
+    def loss(orders: object, adjacency: str) -> Call:
+        return each(
+            lambda q, found, *_: ops.leave_one_out(*q, found, orders=orders, adjacency=adjacency)
+        )
+
+    def clip(box: tuple[float, float], orders: float | None) -> Call:
+        return each(lambda q, *_: ops.clip_project(*q, lower=box[0], upper=box[1], orders=orders))
+
+    calls: dict[str, Call] = {
+        "log_sum_exp": each(lambda q, *_: torch.ops.adapmixed.log_sum_exp(q[0], "private_logits")),
+        "project": each(lambda q, *_: ops.project(*q, order=ORDER, radius=RADIUS)),
+        **{
+            f"clip_project [{box[0]:g}, {box[1]:g}]{words}": clip(box, orders)
+            for box in BOXES
+            for orders, words in ((None, ""), (ORDER, ", charges"))
+        },
+        "leave_one_out": loss(ORDER, "add_remove"),
+        "leave_one_out, K = 8": loss(EIGHT_ORDERS, "add_remove"),
+        "leave_one_out, zero-out": loss(ORDER, "zero_out"),
+        "mixture": each(lambda q, found, *_: ops.mixture(*q, found)),
+        "log_prob": each(lambda q, found, *_: ops.log_prob(*q, found, target)),
+        "log_pool": each(lambda q, *_: ops.log_pool(*q, **POOL)),
+        "mixture of a LogPool": each(lambda q, _found, _p, pool: ops.mixture(*q, pool)),
+        "screen": each(lambda q, *_: ops.screen(*q, noise, **SCREEN)),
+        "renyi_divergence (N rows)": each(lambda q, *_: ops.renyi_divergence(*q, ORDER)),
+        "evaluation: project + log_prob": each(score),
+        "sampling: project + mixture + sample": each(draw),
+        "sample": each(lambda q, _found, p, _pool: ops.sample(p, q[1], rng=rng)),
+        "gaussian (k = 60)": lambda turn: gaussian(),
+    }
+    contestants = bench.contestants(calls, len(queries), list(calls)[-3:])
+    bench.report.say(
+        f"operators: order {ORDER:g}, radius {RADIUS:g}, {len(queries[0][0])} models, "
+        f"{bench.sizes.vocab} tokens, fp32, one query; log_prob, sample and gaussian hardly read "
+        "logits"
+    )
+    bench.run("operators", contestants, queries, base=READ_ONCE, floor=READ_ONCE, runs=30)
+
+
+# The comparison comes last, since compiling its contestants may take all the time there is.
+TABLES = {
+    "dtypes": dtypes,
+    "pools": pools,
+    "batches": batches,
+    "operators": operators,
+    "sizes": sizes,
+    "speed": speed,
+}
+
+
+def measure(bench: Bench, only: list[str]) -> list[str]:
+    """Measure tables; return those that failed, which do not end the others."""
+    failed: list[str] = []
+    for name in only:
+        try:
+            if not bench.late(name):
+                TABLES[name](bench)
+        except (Exception, SystemExit) as error:
+            traceback.print_exc()
+            bench.report.say(f"FAILED: {name}: {str(error).strip().partition(chr(10))[0]}\n")
+            failed.append(name)
+    if "speed" in only and bench.left_out:  # a comparison must be whole
+        bench.report.say("FAILED: speed: something was left out\n")
+        failed.append("speed")
+    return failed
+
+
+def main() -> int:
+    """Measure and print the tables, and write them if asked; return the exit status."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    names = ["speed", *TABLES]
-    of_a_gpu = [name for name, _ in cuda_tables.TABLES if name not in names]
-    parser.add_argument("--only", nargs="+", choices=[*names, *of_a_gpu], metavar="TABLE",
-                        help=f"of {', '.join(names)}, and with --device cuda "
-                        f"{', '.join(of_a_gpu)}")  # fmt: skip
-    parser.add_argument("--models", type=int)
-    parser.add_argument("--vocab", type=int)
-    parser.add_argument("--threads", type=int, help="of the CPU; 2, where that is what is timed")
-    parser.add_argument("--instruction-set", choices=("scalar", "avx2", "avx512"),
-                        help="of the CPU; the best, where it is not given")  # fmt: skip
+    parser.add_argument("--only", nargs="+", choices=TABLES, default=list(TABLES), metavar="TABLE",
+                        help=f"of {', '.join(TABLES)}")  # fmt: skip
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--dry-run", action="store_true",
                         help="--device cuda on the CPU: does it run?")  # fmt: skip
-    parser.add_argument("--seconds", type=float,
-                        help="--device cuda: nothing new begins after so many")  # fmt: skip
+    parser.add_argument("--seconds", type=float, default=math.inf,
+                        help="nothing new begins after so many")  # fmt: skip
     parser.add_argument("--quick", action="store_true", help="tiny sizes, few runs, no meaning")
     parser.add_argument("--out", type=Path, metavar="PREFIX")
     arguments = parser.parse_args()
-    default = (6, 512) if arguments.quick else (100, 50257)
-    sizes = Sizes(arguments.models or default[0], arguments.vocab or default[1], arguments.quick)
-    if sizes.models < 4 or sizes.vocab < 256:
-        parser.error("the checks need at least 4 models and 256 tokens")
-    if arguments.device == "cpu" and (arguments.dry_run or arguments.seconds is not None):
-        parser.error("--dry-run and --seconds belong to --device cuda")
-    if arguments.device == "cpu" and set(arguments.only or ()) & set(of_a_gpu):
-        parser.error(f"{', '.join(of_a_gpu)} need --device cuda")
-    arguments.only = arguments.only or [*names, *of_a_gpu]
-    if arguments.device == "cpu" or arguments.threads:
-        torch.set_num_threads(arguments.threads or 2)
-    wanted = arguments.instruction_set
-    if wanted is not None and not _C.use_instruction_set(wanted):
-        parser.error(f"--instruction-set {wanted}: this processor or build does not have it")
+    device = Device(arguments.device, arguments.dry_run)
+    if arguments.device == "cpu":
+        torch.set_num_threads(2)
+    quick = arguments.quick
+    sizes = Sizes(6, 512, True) if quick else Sizes(100, 50257, False)
     about = machine()
-    if arguments.device == "cuda":
-        sys.exit(cuda_tables.run(arguments, sizes, about))
-    report = Report()
-    caches = ", ".join(f"{k} {v >> 10} KiB" for k, v in about["caches"].items())
-    report.say(
-        f"{about['cpu']}, {about['cores']} cores ({caches}), {about['threads']} threads, "
-        f"{about['instruction_set']}\nadapmixed {about['adapmixed']}, torch {about['torch']}, "
-        f"Python {about['python']}, commit {about['commit'][:12]}"
-        f"{' with changes' if about['dirty'] else ''}\n"
-    )
+    until = time.monotonic() + arguments.seconds
+    bench = Bench(device, Report(unit="µs" if device.graphs else "ms"), sizes, until)
+    if device.graphs:
+        about["gpu"] = device.about()
+        bench.report.say("{name}, driver {driver}, CUDA {cuda}".format(**about["gpu"]))
+    bench.report.say(f"{headline(about)}\n")
     neighbours = Neighbours()
-    for name in names:
-        if name in arguments.only:
-            (speed if name == "speed" else TABLES[name])(report, sizes)
-    others = report.others(neighbours)
-    if arguments.out is not None:
-        report.write(arguments.out, machine=about, quick=sizes.quick, others=others)
+
+    def save(complete: bool = False, others: float | None = None) -> None:
+        if arguments.out is not None:
+            bench.report.write(arguments.out, machine=about, quick=quick, complete=complete,
+                               left_out=bench.left_out, others=others)  # fmt: skip
+
+    bench.save = save
+    failed = measure(bench, arguments.only)
+    save(not failed and not bench.left_out, bench.report.others(neighbours))
+    return int(bool(failed))
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

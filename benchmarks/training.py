@@ -28,16 +28,15 @@ TEXT_BYTES = 2_000_000
 DOCUMENT = 2_000  # characters
 SHARDS = 100
 PART = 10  # members of all layers are trained on one document of so many
-TICKS = os.sysconf("SC_CLK_TCK")
 
 
-def documents(size: int, length: int = DOCUMENT) -> list[str]:
+def documents(size: int) -> list[str]:
     """Return parts of the standard library's modules in alphabetical order, up to `size` bytes."""
     found, left = [], size
     for path in sorted(Path(sysconfig.get_paths()["stdlib"]).glob("*.py")):
         text = path.read_text(encoding="utf-8", errors="replace")
-        for start in range(0, len(text), length):
-            part = text[start : start + length]
+        for start in range(0, len(text), DOCUMENT):
+            part = text[start : start + DOCUMENT]
             left -= len(part.encode())
             if left < 0:
                 return found
@@ -45,71 +44,27 @@ def documents(size: int, length: int = DOCUMENT) -> list[str]:
     return found
 
 
-def processor_seconds(root: int) -> dict[int, float]:
-    """Return the processor time of a process and its descendants so far, by process id."""
-    fields = {}
-    for stat in Path("/proc").glob("[0-9]*/stat"):
-        try:
-            fields[int(stat.parent.name)] = stat.read_text().rpartition(")")[2].split()
-        except OSError:  # it has ended meanwhile
-            continue
-    family = {root}
-    while new := {pid for pid, one in fields.items() if int(one[1]) in family} - family:
-        family |= new
-    return {
-        pid: (int(fields[pid][11]) + int(fields[pid][12])) / TICKS for pid in family & fields.keys()
-    }
-
-
-def timed(
-    texts: list[str], shards: int, adapt: str, folder: Path, base: Path | None = None, *more: str
-) -> dict[str, float]:
+def timed(texts: list[str], shards: int, adapt: str, folder: Path) -> dict[str, float]:
     """Train once; return seconds in all, until the first member, and of the processor."""
     corpus = folder / f"{adapt}.jsonl"
     rows = ({"id": str(number), "text": text} for number, text in enumerate(texts))
     corpus.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
-    words = [sys.executable, "-m", "adapmixed", "train", "--base", str(base or demo_base())]
+    words = [sys.executable, "-m", "adapmixed", "train", "--base", str(demo_base())]
     words += ["--corpus", str(corpus), "--id-column", "id", "--output", str(folder / adapt)]
     words += ["--models", str(shards), "--epochs", "3", "--block-size", "256", "--workers", "2"]
-    words += ["--rank", "8", "--learning-rate", "3e-3", "--adapt", adapt, *more]
-    begun, first = time.perf_counter(), 0.0
-    used: dict[int, float] = {}
+    words += ["--rank", "8", "--learning-rate", "3e-3", "--adapt", adapt]
+    begun, first, before = time.perf_counter(), 0.0, os.times()
     process = subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     while process.poll() is None:
-        used |= processor_seconds(process.pid)
         if not first and any((folder / adapt).glob("member-*")):
             first = time.perf_counter() - begun
         time.sleep(0.1)
     if process.returncode != 0:
         raise SystemExit(f"training ended with status {process.returncode}")
-    return {
-        "seconds": time.perf_counter() - begun,
-        "first": first,
-        "processor": sum(used.values()),
-    }
-
-
-def training(report: Report, *, quick: bool) -> None:
-    """Train members of both kinds; add lines and the table "training"."""
-    texts = documents(TEXT_BYTES // (100 if quick else 1))
-    shards = 10 if quick else SHARDS
-    with tempfile.TemporaryDirectory() as folder:
-        head = timed(texts, shards, "head", Path(folder))
-        part = timed(texts[::PART], shards // PART, "all", Path(folder))
-    whole = part["first"] + PART * (part["seconds"] - part["first"])
-    report.say(f"training: {len(texts)} documents, {shards} members, 3 epochs, 2 workers")
-    report.say(
-        f"  head: {head['seconds']:.0f} s ({head['processor']:.0f} s of the processor), the first "
-        f"member after {head['first']:.0f} s"
-    )
-    report.say(
-        f"  all:  {whole:.0f} s, from {part['seconds']:.0f} s for one part of {PART} "
-        f"({part['processor']:.0f} s of the processor)"
-    )
-    report.tables["training"] = [
-        {"adapt": "head", **head},
-        {"adapt": "all", "part": PART, "whole": whole, **part},
-    ]
+    seconds = time.perf_counter() - begun
+    used = os.times()  # of the command and its workers, which it has waited for
+    processor = sum(used[2:4]) - sum(before[2:4])
+    return {"seconds": seconds, "first": first, "processor": processor}
 
 
 def main() -> None:
@@ -121,7 +76,20 @@ def main() -> None:
     arguments = parser.parse_args()
     about, report = machine(), Report()
     report.say(f"{headline(about)}\n")
-    training(report, quick=arguments.quick)
+    texts = documents(TEXT_BYTES // (100 if arguments.quick else 1))
+    shards = 10 if arguments.quick else SHARDS
+    with tempfile.TemporaryDirectory() as folder:
+        head = timed(texts, shards, "head", Path(folder))
+        part = timed(texts[::PART], shards // PART, "all", Path(folder))
+    whole = part["first"] + PART * (part["seconds"] - part["first"])
+    report.say(f"training: {len(texts)} documents, {shards} members, 3 epochs, 2 workers")
+    report.say(
+        f"  head: {head['seconds']:.0f} s ({head['processor']:.0f} s of the processor), the first "
+        f"member after {head['first']:.0f} s\n"
+        f"  all:  {whole:.0f} s, from {part['seconds']:.0f} s for one part of {PART} "
+        f"({part['processor']:.0f} s of the processor)"
+    )
+    report.tables["training"] = [{"adapt": "head", **head}, {"adapt": "all", **part}]
     if arguments.out:
         report.write(arguments.out, machine=about)
 

@@ -62,6 +62,7 @@ nb_output_stderr = "remove"
 nb_merge_streams = True
 
 # Docstrings.
+autodoc_default_options = {"members": True}
 autodoc_member_order = "bysource"
 autodoc_typehints = "description"
 autodoc_typehints_description_target = "documented"

@@ -20,7 +20,6 @@ PACKAGES = {
     "pytest": "the tests need it",
 }
 OPTIONAL = {
-    "hypothesis": "tests/kernels/test_properties.py is not run",
     "triton": "torch.compile does not work, and benchmarks without it fail",
     "peft": "tests/cuda/test_commands.py is not run",
     "dp_accounting": "tests/cuda/test_commands.py is not run",

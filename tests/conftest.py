@@ -23,7 +23,6 @@ if TYPE_CHECKING:
 
 _FIRST = (
     "packaging/test_distribution.py",
-    "isa/test_emulated_avx512.py",
     "cuda_on_cpu/test_sizes.py",
     "training/test_train_kill.py",
     "docs/test_tutorial.py",

@@ -1,4 +1,4 @@
-"""The static figures of the CUDA kernels: how they are read, and that none of them rises."""
+"""The static figures of the CUDA kernels: none of them rises."""
 
 from __future__ import annotations
 
@@ -18,80 +18,6 @@ from benchmarks import cuda_static, sass  # noqa: E402
 from benchmarks.cuda_hot import HOT, lines_of  # noqa: E402
 
 OBJECTS = ROOT / "build" / "cuda"
-
-# A loop over packs of four numbers. A slow path loads them one by one, and an inner loop of it is
-# passed once; a rare path reads local memory.
-LISTING = """
-        /*0000*/                   LDC R1, c[0x0][0x28] ;
-\t//## File "/x/csrc/a.cuh", line 10
-        /*0010*/                   MOV R2, RZ ;
-.L_x_1:
-\t//## File "/x/csrc/b.cuh", line 3 inlined at "/x/csrc/a.cuh", line 12
-\t//## File "/x/csrc/a.cuh", line 12
-        /*0020*/                   BSSY B0, `(.L_x_4) ;
-        /*0030*/              @!P3 BRA P0, `(.L_x_2) ;
-.L_x_3:
-        /*0040*/                   LDG.E R4, desc[UR8][R2.64] ;
-        /*0050*/               @P1 BRA `(.L_x_3) ;
-        /*0060*/                   LDL R9, [R1] ;
-        /*0070*/                   BRA `(.L_x_5) ;
-.L_x_2:
-        /*0080*/                   IMAD.WIDE R6, R2, 0x4, R10 ;
-        /*0090*/                   LDG.E.128 R4, desc[UR8][R6.64] ;
-.L_x_5:
-        /*00a0*/                   BSYNC B0 ;
-.L_x_4:
-\t//## File "/x/csrc/a.cuh", line 14
-        /*00b0*/                   DADD R20, R20, R4 ;
-        /*00c0*/                   ISETP.GE.AND P0, PT, R2, R8, PT ;
-        /*00d0*/              @!P0 BRA `(.L_x_1) ;
-        /*00e0*/                   EXIT ;
-"""
-
-
-def outer() -> tuple[sass.Code, sass.Loop]:
-    code = sass.Code("kernel", LISTING)
-    assert [loop.header for loop in code.loops] == [0x20, 0x40]
-    return code, code.loops[0]
-
-
-def loaded(one: sass.Instruction) -> tuple[float, ...]:
-    return (one.loaded_bytes / 4 if one.name == "LDG" else 0.0,)
-
-
-def test_a_trip_takes_the_path_with_most_elements() -> None:
-    code, loop = outer()
-    path = code.hot_path(loop, loaded)
-    assert [one.offset for one in path] == [0x20, 0x30, 0x80, 0x90, 0xA0, 0xB0, 0xC0, 0xD0]
-    narrow = code.hot_path(loop, lambda one: (float(one.operation == "LDG.E"),))
-    assert 0x40 in [one.offset for one in narrow] and 0x90 not in [one.offset for one in narrow]
-    assert "LDL" in [one.name for one in code.instructions_of(loop)]
-
-
-def test_the_lines_of_source_are_those_of_all_calls() -> None:
-    code, _ = outer()
-    chains = {one.offset: one.chain for one in code.instructions}
-    assert chains[0x00] == ()
-    assert chains[0x90] == (("b.cuh", 3), ("a.cuh", 12))
-    assert chains[0xB0] == (("a.cuh", 14),)
-
-
-def test_what_a_trip_costs() -> None:
-    code, loop = outer()
-    path = code.hot_path(loop, loaded)
-    assert sass.address_multiplies(path) == 1
-    assert sass.busy_cycles(path)["issue"] == len(path)
-    assert sass.busy_cycles(path)["fp64"] == 2.0
-
-
-def test_registers_read_and_written() -> None:
-    code, _ = outer()
-    by_offset = {one.offset: one for one in code.instructions}
-    assert sass.results(by_offset[0x90]) == ["R4", "R5", "R6", "R7"]
-    assert sass.sources(by_offset[0x90]) == ["UR8", "R6", "R7"]
-    assert sass.results(by_offset[0xB0]) == ["R20", "R21"]
-    assert sass.sources(by_offset[0xB0]) == ["R20", "R21", "R4", "R5"]
-    assert sass.results(by_offset[0xC0]) == ["P0"]
 
 
 def test_every_hot_loop_is_a_statement_of_the_sources() -> None:

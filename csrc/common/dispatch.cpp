@@ -52,13 +52,9 @@ bool has_avx2() {
          __builtin_cpu_supports("f16c");
 }
 bool has_avx512() {
-#if defined(ADAPMIXED_EMULATE_AVX512)
-  return has_avx2();
-#else
   return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512dq") &&
          __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl") &&
          __builtin_cpu_supports("fma");
-#endif
 }
 #endif
 

@@ -12,7 +12,7 @@ class LedgerError(Exception):
 
 
 class LedgerCorruptError(LedgerError, ValueError):
-    """The files are not an intact ledger: altered, truncated, rolled back or of another format."""
+    """The files are not an intact ledger: altered, damaged or of another format."""
 
 
 class LedgerMismatchError(LedgerError, ValueError):

@@ -4,15 +4,14 @@ import argparse
 import json
 import re
 import shlex
-from importlib import metadata
 from pathlib import Path
 
 import pytest
 from trained_demo import DEMO_ENSEMBLE
 
 from adapmixed.cli import _parser, main
+from adapmixed.commands.doctor import TESTED_TRANSFORMERS
 from adapmixed.data.demo import demo_base, held_out_text
-from adapmixed.doctor import TESTED_TRANSFORMERS, report_lines
 from adapmixed.privacy import Accountant, read_ledger
 from adapmixed_lab.cli import main as laboratory
 
@@ -35,19 +34,8 @@ def text(tmp_path: Path) -> Path:
 def test_doctor(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["doctor"]) == 0
     output = capsys.readouterr().out
-    for word in ("instruction set:", "CUDA kernels:", "GPU:", "randomness:", "torch:"):
+    for word in ("instruction set:", "CUDA kernels:", "GPU:", "torch:", "transformers is tested: "):
         assert word in output
-
-
-@pytest.mark.parametrize(
-    ("installed", "words"), [("5.23.4", "tested"), ("5.24.0", "tested"), ("6.5.23", "not tested")]
-)
-def test_doctor_says_whether_transformers_is_tested(
-    installed: str, words: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(metadata, "version", lambda name: installed)
-    (line,) = (line for line in report_lines() if line.startswith("transformers: "))
-    assert line == f"transformers: {installed} ({words}; tested versions: 5.23, 5.24)"
 
 
 def test_the_pinned_transformers_is_a_tested_one() -> None:
@@ -269,7 +257,7 @@ def test_evaluate_with_a_budget_of_every_shard(
         (["--mechanism", "clipped-mixing"], "--mechanism clipped-mixing needs lower, upper"),
         (["--mechanism", "clipped-log-pool lower=1 upper=2"], "lower (a log-ratio) must be <= 0"),
         (["--epsilon", "0", *POOL], "--epsilon must be > 0"),
-        (["--delta", "1", *POOL], "--delta must be in (0, 1)"),
+        (["--delta", "1", *POOL], "--delta must be <= 0.1"),
         (
             ["--epsilon", "2", "--mechanism", "adapmixed"],
             "--epsilon must be None for AdaPMixED, got 2.0: its losses",

@@ -35,7 +35,7 @@ def made(text: str, epsilon: float | None = None, queries: int = 100) -> Any:
         ("adapmixed preset=pubmed sigma=0.5 screen_top_k=7",
          AdaPMixED(15.0, 0.3, sigma=0.5, screen_weight=1e-3, screen_top_k=7)),
         ("pmixed epsilon=8", PMixED(8.0, 1e-5, 100, 3.0)),
-        ("pmixed epsilon=8 queries=7 sample_rate=0.5", PMixED(8.0, 1e-5, 7, 3.0, 0.5)),
+        ("pmixed epsilon=8 queries=7", PMixED(8.0, 1e-5, 7, 3.0)),
         ("clipped-mixing lower=0.5 upper=2", ClippedMixing(0.5, 2.0, 100)),
         ("clipped-log-pool lower=-0.5 upper=1 scale=2", ClippedLogPool(-0.5, 1.0, 2.0, 100)),
         ("clipped-log-pool lower=-0.5 upper=1 queries=none", ClippedLogPool(-0.5, 1.0)),

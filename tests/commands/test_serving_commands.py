@@ -193,7 +193,7 @@ def test_temperature_and_the_window(capsys: pytest.CaptureFixture[str]) -> None:
     assert main([*arguments[:-4], *FIRST, "--max-new-tokens", "6"]) == 0
     assert capsys.readouterr().out == first  # one token is left: the likeliest of q
     assert main([*arguments, "--temperature", "0"]) == 2
-    assert "temperature must be > 0" in capsys.readouterr().err
+    assert "temperature must be >= 0.01" in capsys.readouterr().err
     long = ["--max-new-tokens", "100000"]
     assert main([*arguments, *long]) == 2
     assert "the model's window is" in capsys.readouterr().err
@@ -267,7 +267,7 @@ def test_chat_remembers_the_conversation(
         (["--memory", "1K"], "adapmixed generate: --memory must be >= "),
         (["--max-new-tokens", "0"], "adapmixed generate: --max-new-tokens must be an integer >= 1"),
         (["--max-new-tokens", "99999"], "adapmixed generate: --max-new-tokens must be <= "),
-        (["--temperature", "0"], "adapmixed generate: --temperature must be > 0"),
+        (["--temperature", "0"], "adapmixed generate: --temperature must be >= 0.01"),
         (["--top-k", "0"], "adapmixed generate: --top-k must be an integer >= 1"),
         (["--top-p", "0.9"], "argument --top-p: must not be given: the token would be drawn from"),
     ],

@@ -1,8 +1,7 @@
 """Fixtures of what only a GPU can test: streams, graphs, large sizes, agreement with the CPU.
 
 The accuracy tests of tests/kernels also run on a GPU, through their `device` fixture. Without a
-GPU, only test_workload.py and test_without_gpu.py run here. The latter needs a build with CUDA and
-no driver.
+GPU, only test_without_gpu.py runs here. It needs a build with CUDA and no driver.
 """
 
 from __future__ import annotations

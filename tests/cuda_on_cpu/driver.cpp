@@ -9,9 +9,6 @@
 
 #include "../sanitize/run.h"
 #include "simt.h"
-#if defined(ADAPMIXED_UNWRITTEN)
-#include "unwritten.h"
-#endif
 
 namespace {
 
@@ -32,9 +29,6 @@ struct Simulated : adapmixed::Cuda {
   // The workspace has exactly this size, and is new for every call.
   adapmixed::cuda::Queue where(std::int64_t bytes = 0) const {
     std::vector<char>(static_cast<std::size_t>(bytes), static_cast<char>(0xff)).swap(workspace);
-#if defined(ADAPMIXED_UNWRITTEN)
-    simt::declare_unwritten(simt::Memory::workspace, workspace.data(), workspace.size());
-#endif
     return {0, nullptr, workspace.data()};
   }
 };

@@ -26,7 +26,7 @@
 #define SIMT_ASAN(x)
 #endif
 
-#if defined(ADAPMIXED_SANITIZE) && !defined(ADAPMIXED_UNWRITTEN)
+#if defined(ADAPMIXED_SANITIZE)
 // The sanitizers intercept the library's jumps and take them for frames that were left for good.
 using Jump = void* [5];
 #define SIMT_SETJMP __builtin_setjmp

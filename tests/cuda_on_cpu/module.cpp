@@ -4,10 +4,6 @@
 #include "bindings.h"
 #include "common/launch.cuh"
 #include "simt.h"
-#if defined(ADAPMIXED_UNWRITTEN)
-#include "planted.h"
-#include "unwritten.h"
-#endif
 
 namespace py = pybind11;
 
@@ -45,17 +41,5 @@ PYBIND11_MODULE(_cuda_on_cpu, m) {
   m.def("launches", simt::launches);
   m.def("memsets", simt::memsets);
   m.def("shared_limits", simt::shared_limits);
-#if defined(ADAPMIXED_UNWRITTEN)
-  m.attr("sees_unwritten") = true;
-  m.def("declare_unwritten", [](std::uintptr_t workspace, std::size_t bytes) {
-    simt::declare_unwritten(simt::Memory::workspace, reinterpret_cast<const void*>(workspace),
-                            bytes);
-  });
-  m.def("read_unwritten", [](const std::string& where, std::uintptr_t workspace) {
-    planted::read_unwritten(where, reinterpret_cast<double*>(workspace));
-  });
-#else
-  m.attr("sees_unwritten") = false;
-#endif
   m.def("set_sizes", [](bool of_a_gpu) { simt::config.sizes_of_a_gpu = of_a_gpu; });
 }

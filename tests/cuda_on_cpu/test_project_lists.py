@@ -34,9 +34,9 @@ def check_lists(private: Tensor, public: Tensor, order: float, radius: float) ->
 @pytest.mark.parametrize(
     "dtype,vocab",
     [(torch.float32, 700), (torch.float32, 7000), (torch.float32, 14000), (torch.bfloat16, 7000),
-     (torch.bfloat16, 14000), (torch.float16, 22000)],
+     (torch.float16, 22000)],
 )  # fmt: skip
-@pytest.mark.parametrize("order,radius", [(18.0, 1.2), (64.0, 0.4), (64.5, 0.4)])
+@pytest.mark.parametrize("order,radius", [(18.0, 1.2), (64.5, 0.4)])
 def test_lists_that_do_and_do_not_fit(
     vocab: int, dtype: torch.dtype, order: float, radius: float
 ) -> None:
@@ -64,21 +64,3 @@ def test_a_reverse_list_of_thousands(dtype: torch.dtype) -> None:
     with simulated.kernels():
         got = adapmixed_ext.project(private, public, order=18.0, radius=3.6)
     assert 0.9 < got.weight[0, 0] < 1.0
-
-
-@pytest.mark.parametrize("depth", [-1e3, -1e9, -1e30, -3e38])
-@pytest.mark.parametrize("both", [False, True])
-def test_tokens_far_below_a_double(depth: float, both: bool) -> None:
-    generator = torch.Generator().manual_seed(1)
-    private = 2 * torch.randn(2, 1, 40, generator=generator)
-    public = 2 * torch.randn(1, 40, generator=generator)
-    public[0, 5] = depth
-    if both:
-        private[0, 0, 5], private[1, 0, 5] = depth, max(2 * depth, -3.4e38)
-    for order, radius in ((18.0, 3.6), (3.0, 0.03), (2.5, 0.5)):
-        with simulated.kernels("reverse"):
-            got = adapmixed_ext.project(private, public, order=order, radius=radius)
-        report = check_weights(
-            private[:, 0], public.expand(2, -1), got.weight.T, got.complement.T, order, [radius]
-        )
-        assert not report.failures, report.failures

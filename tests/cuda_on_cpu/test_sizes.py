@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import math
 
-import fuzz
-import fuzz_cases
 import pytest
 import simulated
 import torch
-from checks import Report
 from test_float_losses import DOUBLE, ensemble, worst_error
 
 import adapmixed_ext
@@ -48,19 +45,6 @@ def test_shared_memory_just_below_48_kib() -> None:
 
 
 @pytest.mark.slow
-def test_fuzzed_calls_in_tiles_of_a_gpu() -> None:
-    total = Report()
-    for seed in range(3000, 3060):
-        call = fuzz_cases.build(seed)
-        if call.expected is None and call.private.numel() <= 1500:
-            order = simulated.ORDERS[seed % len(simulated.ORDERS)]
-            with simulated.kernels(*order, sizes_of_a_gpu=True):
-                total.add(fuzz.run(call))
-    assert total.values > 100
-    assert not total.failures, "\n".join(total.failures[:5])
-
-
-@pytest.mark.slow
 def test_screening_sorts_many_tokens_in_the_workspace() -> None:
     """More than 2048 tokens are kept; in one row fewer than top_k are not masked."""
     top_k, vocab = 2100, 2300
@@ -82,19 +66,6 @@ def test_screening_sorts_many_tokens_in_the_workspace() -> None:
         assert torch.equal(got.passed, expected.passed)
 
 
-def test_calls_without_a_position() -> None:
-    private, public = torch.zeros(5, 0, 90), torch.zeros(0, 90)
-    with simulated.kernels():
-        projection = adapmixed_ext.project(private, public, order=18, radius=3.6)
-        assert projection.weight.shape == (5, 0)
-        loss = adapmixed_ext.leave_one_out(private, public, projection, orders=[2.0, 18.0])
-        assert loss.shape == (5, 0, 2)
-        pool = adapmixed_ext.log_pool(private, public, lower=-0.25, upper=1.0, scale=2.0)
-        assert adapmixed_ext.mixture(private, public, pool).shape == (0, 90)
-        clipping = adapmixed_ext.clip_project(private, public, lower=0.5, upper=2.0)
-        assert clipping.log_scale.shape == (5, 0)
-
-
 def most(models: int, positions: int, orders: int) -> int:
     """Return the most bytes that ``adapmixed_ext`` states for ``leave_one_out`` on CUDA."""
     in_double = 8 * (models * (2 * orders + 1) + 1)
@@ -104,8 +75,8 @@ def most(models: int, positions: int, orders: int) -> int:
 
 
 @pytest.mark.parametrize("orders", [1, 8, 32])
-@pytest.mark.parametrize("vocab", [1, 100, 129, 50_257, 262_144])
-@pytest.mark.parametrize("models", [1, 3, 100, 400, 701, 702, 4096])
+@pytest.mark.parametrize("vocab", [2, 129, 50_257, 2**20])
+@pytest.mark.parametrize("models", [1, 3, 100, 701, 702, 65_536])
 def test_the_workspace_is_as_large_as_stated(models: int, vocab: int, orders: int) -> None:
     with simulated.kernels(sizes_of_a_gpu=True):
         built = simulated.module()

@@ -226,10 +226,10 @@ def test_a_folder_of_several_splits_is_read_by_split(
     layout: dict[str, list[str]], tmp_path: Path
 ) -> None:
     write_named(tmp_path, ["extra.jsonl", *(name for names in layout.values() for name in names)])
-    found = ", ".join(sorted(layout))
+    found = ", ".join(sorted([*layout, "unnamed"]))
     with pytest.raises(ValueError, match=rf"one split, but .* holds {found}: split \(--split\)"):
         Corpus(str(tmp_path))
-    for split, names in layout.items():
+    for split, names in [*layout.items(), ("unnamed", ["extra.jsonl"])]:
         corpus = Corpus(str(tmp_path), split=split)
         assert [text for _, text in pairs(corpus)] == corpus.files() == sorted(names)
         assert corpus.description()["split"] == split
@@ -238,12 +238,20 @@ def test_a_folder_of_several_splits_is_read_by_split(
         Corpus(str(tmp_path), split="tran")
 
 
-def test_a_folder_of_one_split_or_none_is_read_whole(tmp_path: Path) -> None:
-    names = ["a.jsonl", "latest.jsonl", "test-0.jsonl", "test-1.jsonl", "trainer.jsonl"]
+@pytest.mark.parametrize(
+    ("split", "names"),
+    [
+        ("unnamed", ["a.jsonl", "latest.jsonl", "trainer.jsonl"]),
+        ("test", ["test-0.jsonl", "test-1.jsonl"]),
+    ],
+)
+def test_a_folder_of_one_split_or_none_is_read_whole(
+    split: str, names: list[str], tmp_path: Path
+) -> None:
     write_named(tmp_path, names)
     corpus = Corpus(str(tmp_path))
     assert [text for _, text in pairs(corpus)] == corpus.files() == names
-    with pytest.raises(ValueError, match="split must be all or one of test in .* got train"):
+    with pytest.raises(ValueError, match=f"split must be all or one of {split} in .* got train"):
         Corpus(str(tmp_path), split="train")
 
 

@@ -47,7 +47,6 @@ SCRIPTS = ("docs/tutorial.md", "docs/quickstart.md")
 """Pages that run whole: shell and Python in order, as a reader types them."""
 
 EXACT = (
-    "docs/concepts/guarantees.md",
     "docs/concepts/per-shard-budgets.md",
     "docs/theory/errata.md",
 )

@@ -16,6 +16,12 @@ from adapmixed.commands.mechanisms import NAMES, _classes, _keys
 
 PYTHON = (DOCS / "reference" / "python.md").read_text(encoding="utf-8")
 DOCUMENTED = re.findall(r"^\.\. auto(?:class|function|exception|data):: ([\w.]+)", PYTHON, re.M)
+DOCUMENTED += [
+    f"{module}.{name}"
+    for module in re.findall(r"^\.\. automodule:: ([\w.]+)", PYTHON, re.M)
+    for name in getattr(importlib.import_module(module), "__all__", ())
+    if f"{module}.{name}" not in DOCUMENTED
+]
 MODULES = ("adapmixed", "adapmixed_ext", "adapmixed.privacy", "adapmixed.training")
 
 

@@ -20,7 +20,7 @@ def test_the_commands_run(tmp_path: Path) -> None:
     for shown in (one for one in blocks(PAGE) if one.language == "text"):
         assert not missing(shown, output), f"{shown}:\n{output}"
     printed = output.lower()
-    assert {block.language for block in blocks(PAGE)} >= {"sh", "python"}
+    assert {block.language for block in blocks(PAGE)} >= {"sh", "text"}
     for words in ("clipped-log-pool", "clipped-mixing", "perplexity", "Ledger"):
         assert words.lower() in printed, words
     manifest = json.loads((tmp_path / "my-ensemble" / "ensemble.json").read_text(encoding="utf-8"))

@@ -138,7 +138,7 @@ def test_members_are_counted_once(base: Any, make_adapters: Make, tmp_path: Path
         Ensemble.from_pretrained(base, [])
     with pytest.raises(ValueError, match="members must be distinct, got .* more than once"):
         Ensemble.from_pretrained(base, [folder, folder.parent / "." / folder.name])
-    with pytest.raises(ValueError, match="at least one private model"):
+    with pytest.raises(ValueError, match="num_models"):
         Ensemble(base, [])
 
 

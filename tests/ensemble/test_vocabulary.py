@@ -13,7 +13,7 @@ from families import tiny
 from tiny_models import VOCAB, around, tokenizer, write_adapter
 
 from adapmixed import Accountant, PrivateGenerator
-from adapmixed.doctor import sharing_lines
+from adapmixed.commands.doctor import sharing
 from adapmixed.ensemble import Adapter, Ensemble
 from adapmixed.mechanisms import ClippedLogPool, Unprotected
 from adapmixed.rng import SeededRandom
@@ -101,7 +101,7 @@ def test_a_base_must_have_the_tokens_around_a_text(wide: Any, reason: str, tmp_p
     base.save_pretrained(tmp_path)
     if wide is not None:
         wide.save_pretrained(tmp_path)
-    for refuse in (sharing_lines, base_facts):
+    for refuse in (sharing, base_facts):
         with pytest.raises(ValueError, match=reason):
             refuse(str(tmp_path))
     if reason.startswith("begins"):

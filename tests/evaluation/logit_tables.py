@@ -23,7 +23,6 @@ MIXING: dict[str, Mechanism] = {
     "always screened": AdaPMixED(order=3.0, target_leakage=0.05, screen="public", threshold=0.0),
     "wide": AdaPMixED(order=2.0, target_leakage=50.0, screen=None),
     "pmixed": PMixED(8.0, DELTA, 10_000, 6.0),
-    "thinned": PMixED(8.0, DELTA, 10_000, 6.0, sample_rate=0.5),
 }
 
 

@@ -178,6 +178,21 @@ def test_window() -> None:
     assert answered(endless, PublicOnly(), max_new_tokens=7).shape == (3, 7)
 
 
+def test_memory_is_enough_to_the_end_or_nothing_is_answered(ensemble: Ensemble) -> None:
+    """The whole answer is counted before the first token is charged."""
+    ids, accountant, count = torch.tensor([[1, 2, 3]]), Accountant(1e-5), POSITIONS - 2
+    arguments: dict[str, Any] = dict(max_new_tokens=count, accountant=accountant)
+    with pytest.raises(ValueError, match="memory_bytes must be >= ") as caught:
+        steps(ensemble, PublicOnly(), ids, memory_bytes=1, **arguments)
+    needed = int(str(caught.value).split(">= ")[1].split()[0])
+    with pytest.raises(ValueError, match=f"memory_bytes must be >= {needed} "):
+        steps(ensemble, PublicOnly(), ids, memory_bytes=needed - 1, **arguments)
+    assert accountant.queries == 0
+    ensemble.decoder(ids, memory_bytes=needed - 1)  # the prompt alone would need less
+    tokens = answered(ensemble, PublicOnly(), ids, memory_bytes=needed, **arguments)
+    assert tokens.shape[1] == count
+
+
 def test_window_of_a_real_model(ensemble: Ensemble) -> None:
     prompt = torch.arange(POSITIONS - 3)[None]
     assert answered(ensemble, PublicOnly(), prompt, max_new_tokens=4).shape == (1, 4)

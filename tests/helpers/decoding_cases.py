@@ -47,7 +47,6 @@ def steps(
     max_new_tokens: int = 4,
     accountant: Accountant | None = None,
     rng: Any = None,
-    overflow: str = "refuse",
     memory_bytes: int = 1 << 30,
     **settings: Any,
 ) -> Iterator[Tensor]:
@@ -57,7 +56,7 @@ def steps(
     """
     accountant = Accountant(1e-5) if accountant is None else accountant
     rng = SeededRandom(0) if rng is None else rng
-    answerer = Answerer(ensemble, mechanism, accountant, rng, overflow, memory_bytes)
+    answerer = Answerer(ensemble, mechanism, accountant, rng, memory_bytes)
     return answerer.stream(prompt, max_new_tokens=max_new_tokens, **settings)
 
 

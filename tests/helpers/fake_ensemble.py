@@ -81,11 +81,10 @@ class FakeEnsemble:
         *,
         memory_bytes: int,
         attention_mask: Tensor | None = None,
-        overflow: str = "refuse",
         new_tokens: int,
         beside: Any,
     ) -> FakeDecoder:
-        assert attention_mask is None and memory_bytes > 0 and overflow == "refuse"
+        assert attention_mask is None and memory_bytes > 0
         assert new_tokens >= 0
         self.decoders.append(FakeDecoder(self, ids))
         return self.decoders[-1]

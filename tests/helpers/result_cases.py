@@ -31,7 +31,7 @@ MECHANISMS: dict[str, Mechanism] = {
     "unprotected": Unprotected(),
     "noisy": NOISY,
     "fixed": replace(NOISY, loss="fixed"),
-    "pmixed": PMixED(8.0, DELTA, QUERIES, 6.0, sample_rate=0.5),
+    "pmixed": PMixED(8.0, DELTA, QUERIES, 6.0),
     "pool": ClippedLogPool(-0.5, 0.5, queries=QUERIES),
     "box": ClippedMixing(0.8, 1.5, queries=QUERIES),
     "budgeted": ClippedMixing(0.5, 2.0, order=4.0),

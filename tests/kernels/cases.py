@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 ORDERS = (1.01, 1.5, 2.0, 3.0, 6.0, 15.0, 18.0, 32.0, 64.0)
-EXTREME_ORDERS = (*ORDERS, 128.0, 256.0)
+EXTREME_ORDERS = (*ORDERS, 256.0, 1024.0)
 RADII = (1e-6, 1e-3, 0.03, 0.5, 3.6, 50.0)
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 INF = math.inf
@@ -63,7 +63,6 @@ def ordinary() -> list[Case]:
         (20.0, 1.0, 2, 1, 17, torch.float32),
         (20.0, 8.0, 2, 1, 17, torch.float32),
         (2.0, 0.3, 1, 2, 17, torch.float32),
-        (2.0, 0.3, 3, 1, 1, torch.float32),
         (2.0, 1.0, 3, 2, 2, torch.float32),
         (2.0, 0.5, 2, 2, 17, torch.bfloat16),
         (2.0, 0.5, 2, 2, 17, torch.float16),
@@ -105,19 +104,7 @@ def masked() -> list[Case]:
         Case("private-point-mass", point, public),
         Case("both-point-mass", point[:2], point[0]),
         Case("masked-rare-token", rare_private, rare),
-        _lost_tokens(),
     ]
-
-
-def _lost_tokens() -> Case:
-    """Return models that hardly differ from the public one, except on a token they lack.
-
-    The weight is close to 1, and only the reverse divergence of that token decides how close.
-    """
-    public = torch.tensor([[0.0, -40.0, -2.0], [0.0, -80.0, -2.0], [0.0, -100.0, -2.0]])
-    private = public.expand(3, 3, 3).clone()
-    private[0, :, 1], private[1, :, 1], private[2, :, 1] = -120.0, -400.0, -INF
-    return Case("lost-tokens", private, public)
 
 
 def identical() -> list[Case]:
@@ -163,9 +150,9 @@ def canary() -> list[Case]:
 
 
 def corners() -> list[Case]:
-    """Return cases far outside ordinary use.
+    """Return cases at the limits, for which answers must be sound but need not be close.
 
-    They have large offsets, spread 80, and q below 1e-38 or below the range of float64.
+    They have large offsets, logits 10⁴ below the row's largest, spread 80, and q below e^-70.
     """
     private, public = logits(500, 3, 1, 17, 2.0, 0.7)
     small = public.clone()
@@ -178,9 +165,9 @@ def corners() -> list[Case]:
     wide, wide_public = logits(501, 3, 1, 17, 80.0, 3.0)
     apart, apart_public = logits(502, 3, 1, 17, 80.0, 80.0)
     far = private.clone()
-    far[0, :, 3], far[1, :, 4], far[2, :, 5] = -1e30, -3e38, -1e4
+    far[0, :, 3], far[1, :, 4], far[2, :, 5] = -9.9e3, -9e3, -9.9e3
     far_public = public.clone()
-    far_public[:, 5], far_public[:, 6] = -3e38, -1e30
+    far_public[:, 5], far_public[:, 6] = -9.9e3, -9e3
     return [
         Case("offset-both", private + 1000, public + 1000),
         Case("offset-private", private + 1000, public),
@@ -191,7 +178,6 @@ def corners() -> list[Case]:
         Case("spread80-apart", apart, apart_public),
         Case("very-negative", far, far_public),
         Case("mixture-underflows", *_underflowing()),
-        Case("mixture-underflows-N1", _underflowing()[0][:1], _underflowing()[1]),
     ]
 
 
@@ -204,46 +190,14 @@ def _underflowing() -> tuple[Tensor, Tensor]:
     return private, public
 
 
-def huge() -> list[Case]:
-    """Return finite logits whose log-sum-exp a double cannot resolve.
-
-    An operator may raise an error or answer correctly.
-    """
-    ties = torch.tensor([[[1e30, 1e30, 0.0, -1e30]]])
-    return [
-        Case("huge-ties", ties, torch.tensor([[0.0, 1.0, 2.0, 3.0]])),
-        Case("huge-public", torch.tensor([[[0.0, 1.0, 2.0, 3.0]]]), ties[0]),
-        Case("huge-both", ties, torch.tensor([[1e30, 0.0, 1e30, 3e38]])),
-        Case("huge-max", torch.tensor([[[3e38, 3e38, -3e38]]]), torch.tensor([[3e38, 3e38, 3e38]])),
-        Case("huge-negative", torch.full((1, 1, 3), -3e38), torch.tensor([[0.0, 1.0, 2.0]])),
-    ]
+def most_radius(order: float) -> float:
+    """Return the largest radius with (order - 1) radius <= 600."""
+    return math.nextafter(600.0 / (order - 1.0), 0.0)
 
 
-def planted() -> list[Case]:
-    """Return canaries, masks and rare tokens among 1200 ordinary tokens, for N up to 100."""
-    result = []
-    for k, (models, noise) in enumerate(((1, 0.3), (2, 0.05), (3, 1.0), (100, 0.1))):
-        private, public = logits(700 + k, models, 1, 1200, 3.0, noise)
-        lse = torch.logsumexp(public, -1)
-        canary = private.clone(), public.clone()
-        canary[1][:, 777] = lse + math.log(1e-12)
-        canary[0][..., 777] = canary[1][:, 777]
-        canary[0][0, :, 777] = torch.logsumexp(private[0], -1) + math.log(1e12)
-        result.append(Case(f"planted-canary-N{models}", *canary))
-        both, lost = (private.clone(), public.clone()), (private.clone(), public.clone())
-        both[0][..., 100:140] = both[1][:, 100:140] = -INF
-        result.append(Case(f"planted-masks-N{models}", *both))
-        shown = both[0].clone()
-        shown[-1, :, 120] = 0.0
-        result.append(Case(f"planted-public-mask-N{models}", shown, both[1]))
-        lost[0][0, :, [5, 640, 1199]] = -INF
-        result.append(Case(f"planted-private-mask-N{models}", *lost))
-        rare = private.clone(), public.clone()
-        rare[1][:, 3:40:4], rare[0][..., 3:40:4] = -95.0, -95.0
-        rare[0][0, :, 7], rare[0][-1, :, 11], rare[1][:, 15] = -20.0, -140.0, -800.0
-        result.append(Case(f"planted-rare-N{models}", *rare))
-        result.append(Case(f"planted-identical-N{models}", private[:1].expand_as(private), public))
-    return result
+def balls(orders: tuple[float, ...]) -> list[tuple[float, float]]:
+    """Return pairs of each order with each radius, the largest ones cut at the limit."""
+    return [(a, min(r, most_radius(a))) for a in orders for r in RADII]
 
 
 def small() -> list[Case]:

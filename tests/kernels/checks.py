@@ -23,7 +23,7 @@ import adapmixed_ext
 TOLERANCE = 1e-5
 FLOOR = 1e-12
 LEAST = 1e-90  # below this optimum any smaller weight is allowed
-LEAST_COMPLEMENT = 1e-307
+LEAST_COMPLEMENT = 1e-6  # below it only the weight is near the optimum
 RADIUS_TOLERANCE = 1e-6
 ENOUGH = 3  # failures reported for one call, because mpmath is slow
 ADJACENCIES = ("add_remove", "zero_out")

@@ -112,7 +112,7 @@ class Ball:
             w = max(w, mpf(5e-324)) / (1 - mpf(tolerance))
             return not self.feasible(w, 1 - w, order, radius)
         c = c / (1 + mpf(tolerance))
-        return c < mpf(1e-307) or not self.feasible(1 - c, c, order, radius)
+        return c < mpf(1e-6) or not self.feasible(1 - c, c, order, radius)
 
     def optimum(self, order: float, radius: float, digits: int = 25) -> tuple[mpf, mpf]:
         """Return (weight, complement) of the largest feasible weight.

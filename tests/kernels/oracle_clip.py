@@ -6,6 +6,7 @@ search over its breakpoints finds the piece on which it passes 1.
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Sequence
 
@@ -13,6 +14,9 @@ import mpmath as mp
 from mpmath import mpf
 from oracle import INF, ONE, ZERO, both_ways, mean, neighbour, softmax
 from torch import Tensor
+
+import adapmixed_ext
+from adapmixed_ext import Clipping
 
 
 class Box:
@@ -126,4 +130,48 @@ def loss(
     return both_ways(mean(bars), neighbour(bars, q, model, adjacency), order)
 
 
-__all__ = ["ONE", "Box", "distributions", "loss"]
+def row_of(clipping: Clipping, i: int, b: int | None = None) -> Clipping:
+    """Return the clipping of one model, at one position or at all."""
+    at = slice(None) if b is None else slice(b, b + 1)
+    model = slice(i, i + 1)
+    return dataclasses.replace(
+        clipping, charge=None, active=None, public_status=None,
+        log_scale=clipping.log_scale[model, at], residual=clipping.residual[model, at],
+        private_lse=clipping.private_lse[model, at], public_lse=clipping.public_lse[at],
+        status=clipping.status[model, at],
+    )  # fmt: skip
+
+
+def check_row(private: Tensor, public: Tensor, clipping: Clipping, i: int, b: int) -> Box:
+    """Check the distribution of one row, as the mixture of one model; return the exact box."""
+    box = Box(private[i, b].cpu(), public[b].cpu(), clipping.lower, clipping.upper)
+    one = row_of(clipping, i, b)
+    bar = adapmixed_ext.mixture(private[i : i + 1, b : b + 1], public[b : b + 1], one)[0]
+    log_scale = clipping.log_scale[i, b].item()
+    rounded = abs(clipping.public_lse[b].item()) + (abs(log_scale) if log_scale < math.inf else 0)
+    rounding = 1e-12 + 2**-52 * rounded
+    assert abs(bar.sum().item() - 1) <= rounding
+    # Tokens inside the box inherit the error of s; clipped tokens inherit the error of q.
+    moving = 1e-9 + 1e-14 / max(float(box.inside()), 1e-300)
+    for v, (got, exact, q) in enumerate(zip(bar.tolist(), box.bar, box.q, strict=True)):
+        least, most = box.lower * q, box.upper * q
+        error = moving if least < exact < most else rounding
+        assert abs(mpf(got) - exact) <= error * exact + mpf(1e-300), (i, b, v, got)
+        assert got >= least * (1 - mpf(rounding)) - mpf(1e-300), (i, b, v, got)
+        assert got <= most * (1 + mpf(rounding)) + mpf(1e-300), (i, b, v, got)
+    return box
+
+
+def check_charges(
+    clipping: Clipping, box: Box, i: int, b: int, orders: Sequence[float], slots: int
+) -> None:
+    """Check the charges of one row, which are those of the distribution that is returned."""
+    assert clipping.charge is not None
+    bar = box.at(clipping.log_scale[i, b].item(), clipping.residual[i, b].item())
+    for got, order in zip(clipping.charge[i, b].tolist(), orders, strict=True):
+        exact = box.charge(bar, order, slots)
+        if mp.isinf(exact) or math.isinf(got):
+            assert mp.isinf(exact) and got == math.inf, (i, b, order, got)
+        else:
+            error = adapmixed_ext.loss_error * exact + mpf(1e-12)
+            assert abs(mpf(got) - exact) <= error, (i, b, order, got, mp.nstr(exact, 17))

@@ -47,8 +47,7 @@ SETTINGS = (
     Setting(-0.25, 0.5, 1.0, 3),
     Setting(-2.0, 0.0, 0.7),
     Setting(0.0, 3.0, 1.5, 1),
-    Setting(-40.0, 50.0, 3.0),
-    Setting(-1e6, 1e6, 1.0),
+    Setting(-32.0, 32.0, 330 / 64),  # the widest clip range, and the most κ (b − a)
     Setting(-1e-9, 1e-9, 1e5),
 )
 

@@ -5,8 +5,10 @@ from __future__ import annotations
 import cases
 import pytest
 import torch
+import workload
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from workload import Inputs
 
 import adapmixed_ext
 
@@ -99,77 +101,36 @@ def test_fakes_on_a_gpu(name: str) -> None:
         assert fake.stride() == real.stride()
 
 
-def everything(
-    private: Tensor, public: Tensor, noise: Tensor, targets: Tensor
-) -> tuple[Tensor, ...]:
-    projection = adapmixed_ext.project(private, public, order=18.0, radius=3.6)
-    loss = adapmixed_ext.leave_one_out(private, public, projection, orders=[2.0, 18.0])
-    mixture = adapmixed_ext.mixture(private, public, projection)
-    log_prob = adapmixed_ext.log_prob(private, public, projection, targets)
-    screening = adapmixed_ext.screen(
-        private, public, noise, weight=0.1, order=18.0, threshold=1.0, top_k=noise.shape[1]
-    )
-    forward, backward = adapmixed_ext.renyi_divergence(private, public, [1.0, 3.0])
-    bare = adapmixed_ext.mixture(private, public, 0.5 * projection.weight)
-    box = {"lower": -0.25, "upper": 1.0, "num_models": private.shape[0]}
-    pool = adapmixed_ext.log_pool(private, public, scale=2.0, **box)
-    pooled = adapmixed_ext.mixture(private, public, pool)
-    kept = adapmixed_ext.log_pool(private, public, scale=2.0, keep=True, **box)
-    pooled_again = adapmixed_ext.mixture(private, public, kept)
-    pooled_log = adapmixed_ext.log_prob(private, public, pool, targets)
-    clipping = adapmixed_ext.clip_project(private, public, lower=0.5, upper=2.0, orders=3.0)
-    assert clipping.charge is not None
-    clipped = adapmixed_ext.mixture(private, public, clipping)
-    clipped_log = adapmixed_ext.log_prob(private, public, clipping, targets)
-    clipped_loss = adapmixed_ext.leave_one_out(private, public, clipping, orders=3.0)
-    return (
-        projection.weight, projection.complement, projection.status, loss, mixture, log_prob,
-        screening.divergence, screening.passed, forward, backward, bare,
-        pool.log_normaliser, pool.span, pooled, pooled_log, pooled_again,
-        clipping.log_scale, clipping.residual, clipping.charge, clipped, clipped_log, clipped_loss,
-    )  # fmt: skip
-
-
-def _arguments(dtype: torch.dtype, positions: int, vocab: int) -> tuple[Tensor, ...]:
-    private, public = cases.logits(21, 3, positions, vocab, 2.0, 0.5)
-    noise = 0.01 * torch.arange(4 * positions, dtype=torch.float64).reshape(positions, 4)
-    return private.to(dtype), public.to(dtype), noise, torch.arange(positions) % vocab
-
-
-@pytest.mark.parametrize("dtype", cases.DTYPES)
+@pytest.mark.parametrize("name", workload.OPERATIONS)
 @pytest.mark.slow
-def test_compiled_equals_eager(dtype: torch.dtype) -> None:
+def test_compiled_equals_eager(name: str) -> None:
+    """The compiled program serves other shapes and dtypes, too."""
     torch._dynamo.reset()
-    compiled = torch.compile(everything, fullgraph=True, backend="aot_eager")
-    arguments = _arguments(dtype, 2, 17)
-    for got, expected in zip(compiled(*arguments), everything(*arguments), strict=True):
-        assert torch.equal(got, expected)
+    operation = workload.OPERATIONS[name]
+    compiled = torch.compile(operation, fullgraph=True, backend="aot_eager", dynamic=True)
+    for positions, vocab, dtype in (
+        (2, 17, torch.float32),
+        (3, 40, torch.float32),
+        (5, 9, torch.bfloat16),
+    ):
+        x = workload.make(21, 3, positions, vocab, dtype, top_k=4)
+        assert workload.same(compiled(x), operation(x))
 
 
-@pytest.mark.parametrize("dtype", cases.DTYPES)
-def test_the_public_operators_take_fakes_of_a_gpu(dtype: torch.dtype) -> None:
-    arguments = _arguments(dtype, 2, 17)
+@pytest.mark.parametrize("name", workload.OPERATIONS)
+def test_the_public_operators_take_fakes_of_a_gpu(name: str) -> None:
+    x = workload.make(21, 3, 2, 17, torch.bfloat16, top_k=4)
     with FakeTensorMode():
-        results = everything(*map(_on_cuda, arguments))
-    for fake, real in zip(results, everything(*arguments), strict=True):
+        found = workload.OPERATIONS[name](Inputs(*map(_on_cuda, x)))
+    for fake, real in zip(found, workload.OPERATIONS[name](x), strict=True):
         assert fake.device == torch.device("cuda:0")
         assert (fake.shape, fake.dtype) == (real.shape, real.dtype)
-
-
-@pytest.mark.slow
-def test_compiled_with_dynamic_shapes() -> None:
-    torch._dynamo.reset()
-    compiled = torch.compile(everything, fullgraph=True, backend="aot_eager", dynamic=True)
-    for positions, vocab in ((2, 17), (3, 40), (5, 9)):
-        arguments = _arguments(torch.float32, positions, vocab)
-        for got, expected in zip(compiled(*arguments), everything(*arguments), strict=True):
-            assert torch.equal(got, expected)
 
 
 def test_compiled_programs_still_refuse_bad_data() -> None:
     """The checks of the data survive the compiler, although it drops calls without a result."""
     torch._dynamo.reset()
-    private, public, noise, _ = _arguments(torch.float32, 2, 17)
+    private, public, noise, *_ = workload.make(21, 3, 2, 17, top_k=4)
 
     def mix(weight: Tensor) -> Tensor:
         return adapmixed_ext.mixture(private, public, weight)
@@ -197,22 +158,6 @@ def test_compiled_programs_still_refuse_bad_data() -> None:
     private[2, 1, 3] = float("nan")
     with pytest.raises(ValueError, match="private_logits"):
         compiled(project)(private)
-
-
-def test_autocast_has_no_effect() -> None:
-    arguments = _arguments(torch.float32, 2, 17)
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        inside = everything(*arguments)
-    for got, expected in zip(inside, everything(*arguments), strict=True):
-        assert torch.equal(got, expected)
-
-
-def test_inference_mode_and_vmap_free_tensors() -> None:
-    arguments = _arguments(torch.float32, 2, 17)
-    with torch.inference_mode():
-        inside = everything(*(argument.clone() for argument in arguments))
-    for got, expected in zip(inside, everything(*arguments), strict=True):
-        assert torch.equal(got, expected)
 
 
 def test_random_operators_compile() -> None:

@@ -4,9 +4,12 @@ import os
 import subprocess
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).resolve().parents[2]
 
 
+@pytest.mark.slow
 def test_errors_are_as_counted(tmp_path: Path) -> None:
     program = tmp_path / "float_ratio_errors"
     source = Path(__file__).with_name("float_ratio_errors.cpp")

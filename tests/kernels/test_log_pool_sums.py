@@ -44,7 +44,7 @@ def test_terms_that_are_all_off_to_one_side(isa: str) -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("vocab", [1, 2, 31, 32, 33, 100, 4097])
+@pytest.mark.parametrize("vocab", [2, 31, 32, 33, 4097])
 def test_every_length_and_dtype(vocab: int, dtype: torch.dtype, isa: str) -> None:
     generator = torch.Generator().manual_seed(vocab)
     for spread in (0.01, 3.0, 30.0):

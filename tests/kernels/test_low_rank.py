@@ -8,7 +8,7 @@ from torch import Tensor
 
 from adapmixed_ext.low_rank import add_low_rank, can_add_low_rank
 
-SHAPES = [(1, 1, 1, 1), (3, 2, 5, 40), (2, 5, 1, 513), (4, 9, 8, 1100), (2, 4, 16, 31)]
+SHAPES = [(1, 1, 1, 2), (3, 2, 5, 40), (2, 5, 1, 513), (4, 9, 8, 1100), (2, 4, 16, 31)]
 
 
 def operands(models: int, positions: int, rank: int, vocab: int) -> tuple[Tensor, Tensor, Tensor]:

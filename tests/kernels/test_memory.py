@@ -8,7 +8,6 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from functools import cache
 from pathlib import Path
 
 import pytest
@@ -24,8 +23,8 @@ pytestmark = pytest.mark.skipif(
 )
 
 # Prints how the peak grows: over two pools; over three balls that are solved in different ways
-# (lists, float sums, double sums) and losses in single and double precision; and over a tensor of
-# one byte per logit, which shows that the measurement works.
+# (lists, float sums, double sums) and losses in single and double precision; over boxes with and
+# without charges; and over a tensor of one byte per logit, which shows that the measurement works.
 PROGRAM = """
 import ctypes, sys
 import torch
@@ -62,7 +61,7 @@ def losses(private, public):
         projection = adapmixed_ext.project(private, public, order=order, radius=radius)
         yield projection, adapmixed_ext.leave_one_out(private, public, projection, orders=orders)
         if order == 2.5:  # rare tokens: losses need double precision
-            public[:, :100] = private[:, :, :100] = -300.0
+            public[:, :100] = private[:, :, :100] = -55.0
 
 
 def pool(private, public):
@@ -72,12 +71,21 @@ def pool(private, public):
         yield adapmixed_ext.log_pool(*rows, scale=2.0, **box)
 
 
+def clip(private, public):
+    for lower, upper in ((0.5, 2.0), (0.9, 9e5)):
+        for orders in (None, 18.0):
+            yield adapmixed_ext.clip_project(
+                private, public, lower=lower, upper=upper, orders=orders
+            )
+
+
 torch.manual_seed(0)
-for call in (pool, losses):
+for call in (pool, losses, clip):
     list(call(*logits(5, 640)))  # loads the code, starts the threads
 private, public = logits(models, vocab)
 print(growth(lambda: list(pool(private, public))))
 print(growth(lambda: list(losses(private, public))))
+print(growth(lambda: list(clip(private, public))))
 print(growth(lambda: torch.zeros(private.numel(), dtype=torch.uint8)))
 """
 
@@ -93,9 +101,13 @@ def pool_bound(vocab: int, threads: int) -> int:
     return threads * (16 * vocab + 2**14)
 
 
-@cache
-def measured(models: int, vocab: int, threads: int) -> tuple[int, int]:
-    """Return how far the peak grows over weights and losses, and over pools."""
+def clip_bound(vocab: int, threads: int) -> int:
+    """Return the bytes that the docstring of ``clip_project`` states."""
+    return threads * (37 * vocab + 2**17)
+
+
+def measured(models: int, vocab: int, threads: int) -> tuple[int, int, int]:
+    """Return how far the peak grows over pools, over weights and losses, and over boxes."""
     done = subprocess.run(
         [sys.executable, "-c", PROGRAM, str(models), str(vocab), str(threads)],
         check=True,
@@ -105,35 +117,20 @@ def measured(models: int, vocab: int, threads: int) -> tuple[int, int]:
         # Freed memory goes back at once, so that only memory in use is measured.
         env={**os.environ, "MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "65536"},
     )
-    pool, growth, control = map(int, done.stdout.split())
+    pool, growth, clip, control = map(int, done.stdout.split())
     logits = models * vocab
     assert 0.9 * logits < control < 1.1 * logits + SLACK, "a tensor of known size is not seen"
-    return growth, pool
+    return pool, growth, clip
 
 
 @pytest.mark.parametrize(
-    "models,vocab,threads",
-    [(64, VOCAB, 1), (128, VOCAB, 1), (256, VOCAB, 1), (256, VOCAB, 2), (64, 4 * VOCAB, 1)],
+    "models,vocab,threads", [(64, VOCAB, 1), (256, VOCAB, 2), (64, 4 * VOCAB, 1)]
 )
 @pytest.mark.slow
 def test_the_stated_bound_holds(models: int, vocab: int, threads: int) -> None:
-    got, pool = measured(models, vocab, threads)
-    assert got <= bound(models, vocab, threads) + SLACK
-    # The scratch memory that the bound allows was really used.
-    assert got >= 40 * vocab
-    assert pool <= pool_bound(vocab, threads) + SLACK
-    assert pool >= 4 * vocab
-
-
-def test_the_bound_is_far_below_the_logits() -> None:
-    """The bound is below one byte for each logit."""
+    """The scratch memory that a bound allows is really used, and far below the logits."""
+    pool, growth, clip = measured(models, vocab, threads)
+    assert 40 * vocab <= growth <= bound(models, vocab, threads) + SLACK
+    assert 4 * vocab <= pool <= pool_bound(vocab, threads) + SLACK
+    assert 20 * vocab <= clip <= clip_bound(vocab, threads) + SLACK // 2
     assert bound(256, VOCAB, 1) + SLACK < 256 * VOCAB
-    assert pool_bound(VOCAB, 1) + SLACK < 64 * VOCAB
-
-
-@pytest.mark.parametrize("models", [64, 128])
-def test_twice_the_models_cost_what_the_bound_says(models: int) -> None:
-    more = measured(2 * models, VOCAB, 1)[0] - measured(models, VOCAB, 1)[0]
-    stated = bound(2 * models, VOCAB, 1) - bound(models, VOCAB, 1)
-    assert more <= stated + SLACK
-    assert stated + SLACK < models * VOCAB

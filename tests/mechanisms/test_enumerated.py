@@ -22,6 +22,7 @@ GRIDS = {
     "V2-N2": (2, 2, (-3.0, 0.0, 0.5, 3.0)),
     "V2-N3": (2, 3, (-3.0, 0.0, 3.0)),
     "V3-N2": (3, 2, (-2.0, 0.0, 4.0)),
+    "tail": (3, 2, (-90.0, 0.0, 90.0)),  # tokens about which no member speaks
 }
 
 
@@ -74,14 +75,13 @@ def test_no_neighbour_costs_more_than_its_charge(
 
 
 @pytest.mark.parametrize("grid", GRIDS)
-@pytest.mark.parametrize("rate", [1.0, 0.3])
-def test_no_neighbour_costs_more_than_the_fixed_bound(grid: str, rate: float) -> None:
+def test_no_neighbour_costs_more_than_the_fixed_bound(grid: str) -> None:
     private, public = everything(*GRIDS[grid])
-    mechanism = PMixED(8.0, 1e-5, len(public), 6.0, sample_rate=rate)
+    mechanism = PMixED(8.0, 1e-5, len(public), 6.0)
     (event,) = costs(mechanism.propose(private, public, rng=SeededRandom(0)))
     assert isinstance(event, RenyiBound)
     radius = mechanism.radius(len(private))
-    assert event.epsilon == sound_bound(6.0, radius, len(private), rate)
+    assert event.epsilon == sound_bound(6.0, radius, len(private))
     here = log_probs(mechanism, private, public)
     worst = 0.0
     for neighbour in neighbours(private, public, "zero_out"):

@@ -176,21 +176,3 @@ def test_a_budget_cannot_be_outrun_by_releasing_first() -> None:
     assert proposal._active is not None and not bool(proposal._active.any())
     last = proposal._distribution.probabilities()
     torch.testing.assert_close(last, torch.full_like(last, 1 / VOCAB), rtol=1e-13, atol=0.0)
-
-
-@pytest.mark.parametrize(
-    "mechanism", [ClippedMixing(0.6, 1.6, order=5.0), ClippedLogPool(-0.25, 0.5)]
-)
-def test_logits_changed_under_a_budget_raise(mechanism: Mechanism) -> None:
-    """The error also comes if the answer is computed again for the remaining members."""
-    generator = torch.Generator().manual_seed(2)
-    public = torch.randn(2, 9, generator=generator)
-    contributing = np.ones((3, 2), bool)
-    contributing[0] = False
-    for active in (np.ones((3, 2), bool), contributing):
-        private = public.expand(3, 2, 9) + torch.randn(3, 2, 9, generator=generator)
-        proposal = mechanism.propose(private, public, rng=SeededRandom(0))
-        settled(proposal, active)
-        private.copy_(private.flip(-1))
-        with pytest.raises(ValueError, match="must not be changed between propose and release"):
-            proposal.release()

@@ -35,7 +35,7 @@ LEAKAGES = (1e-9, 1e-4, 0.01, 0.2, 1.0, 20.0)
 
 def answer(mechanism: AdaPMixED, private: Tensor, public: Tensor) -> list[mpmath.mpf]:
     proposal = mechanism.propose(private, public, rng=SeededRandom(0))
-    return mean(members(proposal, private, public, 0)[0])
+    return mean(members(proposal, public, 0)[0])
 
 
 def neighbour(mechanism: AdaPMixED, private: Tensor, public: Tensor, i: int) -> list[mpmath.mpf]:
@@ -54,7 +54,8 @@ def neighbour(mechanism: AdaPMixED, private: Tensor, public: Tensor, i: int) -> 
 def test_every_neighbour_costs_at_most_its_charge(adjacency: str) -> None:
     tight = 0
     for turn, (private, public) in enumerate(islice(random_ensembles(5), 500)):
-        order, beta = ORDERS[turn % 7], LEAKAGES[turn % 6]
+        order = ORDERS[turn % 7]
+        beta = min(LEAKAGES[turn % 6], 599 / ((order - 1) * order))  # the limit of the radius
         mechanism = AdaPMixED(order, beta, screen=None, adjacency=adjacency)
         proposal = mechanism.propose(private, public, rng=SeededRandom(0))
         (event,) = [e for e in stated(proposal) if isinstance(e, LeaveOneOutLoss)]
@@ -105,7 +106,7 @@ def test_identical_models_cost_the_absolute_error_alone() -> None:
 @pytest.mark.parametrize("beta", [0.01, 0.2])
 def test_fixed_loss_covers_every_emptied_member(beta: float) -> None:
     for turn, (private, public) in enumerate(islice(random_ensembles(7), 250)):
-        order = ORDERS[turn % 7]
+        order = ORDERS[turn % 6]  # at 64 the ball of β = 0.2 is beyond the limit
         mechanism = AdaPMixED(order, beta, screen=None, loss="fixed")
         (event,) = costs(mechanism.propose(private, public, rng=SeededRandom(0)))
         here = answer(mechanism, private, public)

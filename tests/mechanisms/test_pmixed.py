@@ -10,24 +10,22 @@ from typing import Any
 
 import pytest
 import torch
-from exact import both_ways, costs, mean, members, mix, mpf, random_ensembles, softmax
-from pmixed_cases import DELTA, answer, budget, log_probs, rows
+from exact import both_ways, costs, mean, members, mpf, random_ensembles
+from pmixed_cases import DELTA, answer, budget, rows
 
-import adapmixed_ext as ops
 from adapmixed.mechanisms import PMixED
 from adapmixed.privacy import Accountant
 from adapmixed.privacy.conversions import c_alpha
-from adapmixed.rng import SecureRandom, SeededRandom
+from adapmixed.rng import SecureRandom
 
 
-@pytest.mark.parametrize("rate", [1.0, 0.3, 0.02])
 @pytest.mark.parametrize("order,per_query", [(1.5, 1e-3), (3.0, 0.02), (6.0, 0.0078), (18.0, 0.4)])
-def test_radius_spends_the_budget_and_no_more(order: float, per_query: float, rate: float) -> None:
+def test_radius_spends_the_budget_and_no_more(order: float, per_query: float) -> None:
     for models in (1, 2, 80):
-        mechanism = budget(order, per_query, 10, sample_rate=rate)
+        mechanism = budget(order, per_query, 10)
         radius = mechanism.radius(models)
-        # R = log(1 + (N/s)(e^{(order-1) eps} - 1)) / (order - 1)
-        growth = models / rate * math.expm1((order - 1) * mechanism.per_query)
+        # R = log(1 + N (e^{(order-1) eps} - 1)) / (order - 1)
+        growth = models * math.expm1((order - 1) * mechanism.per_query)
         assert radius == pytest.approx(math.log1p(growth) / (order - 1), rel=1e-11)
         private, public = torch.randn(models, 2, 5), torch.randn(2, 5)
         (event,) = costs(answer(mechanism, private, public))
@@ -42,13 +40,10 @@ PRIVATE_ROWS = ([0.5, 0.5], [1e-3, 1 - 1e-3], [0.9, 0.1], [1 - 1e-12, 1e-12], [0
 
 
 @pytest.mark.parametrize("order,per_query", [(1.5, 0.3), (3.0, 0.05), (3.0, 1e-4), (18.0, 0.01)])
-@pytest.mark.parametrize("rate", [1.0, 0.25])
-def test_bound_holds_for_every_ensemble_on_a_grid(
-    order: float, per_query: float, rate: float
-) -> None:
+def test_bound_holds_for_every_ensemble_on_a_grid(order: float, per_query: float) -> None:
     """The grid has two tokens, N = 1 to 3, and every combination of public row and members."""
     largest = 0.0
-    mechanism = budget(order, per_query, sample_rate=rate)
+    mechanism = budget(order, per_query)
     for models in (1, 2, 3):
         ensembles = list(itertools.product(PUBLIC_ROWS, *[PRIVATE_ROWS] * models))
         public = rows([list(e[0]) for e in ensembles])
@@ -56,15 +51,13 @@ def test_bound_holds_for_every_ensemble_on_a_grid(
         proposal = answer(mechanism, private, public)
         (event,) = costs(proposal)
         for b in range(len(ensembles)):
-            bars, q = members(proposal, private, public, b)
+            bars, q = members(proposal, public, b)
             here = mean(bars)
             # By symmetry of the product, member 0 stands for every member.
             true = both_ways(here, mean([q, *bars[1:]]), order)
             assert true <= mpf(event.epsilon), (models, ensembles[b])
             largest = max(largest, float(true / event.epsilon))
-    # A smaller bound would have been broken. With subsampling, q stays in every mixture, so the
-    # supremum of the bound is not attained.
-    assert largest > (0.9 if rate == 1.0 else 0.2)
+    assert largest > 0.9  # a smaller bound would have been broken
 
 
 @pytest.mark.parametrize("vocab_offset", [0, 1])
@@ -73,11 +66,10 @@ def test_bound_holds_on_random_ensembles(vocab_offset: int) -> None:
     ensembles = itertools.islice(random_ensembles(20 + vocab_offset), 300)
     for turn, (private, public) in enumerate(ensembles):
         order = (1.5, 2.0, 3.0, 6.0, 18.0, 64.0)[turn % 6]
-        rate = (1.0, 0.5, 0.03)[turn % 3]
-        mechanism = budget(order, 10.0 ** (turn % 11 - 9), sample_rate=rate)
+        mechanism = budget(order, 10.0 ** (turn % 11 - 9))
         proposal = answer(mechanism, private, public)
         (event,) = costs(proposal)
-        bars, q = members(proposal, private, public, 0)
+        bars, q = members(proposal, public, 0)
         here = mean(bars)
         for i in range(len(bars)):
             true = both_ways(here, mean([*bars[:i], q, *bars[i + 1 :]]), order)
@@ -89,49 +81,19 @@ def test_the_emptied_neighbour_is_the_mechanism_on_public_logits() -> None:
     generator = torch.Generator().manual_seed(4)
     public = torch.randn(6, 4, generator=generator)
     private = public + torch.randn(3, 6, 4, generator=generator)
-    for rate in (1.0, 0.3):
-        mechanism = budget(3.0, 0.02, sample_rate=rate)
-        emptied = private.clone()
-        emptied[1] = public
-        proposal, other = (answer(mechanism, x, public) for x in (private, emptied))
-        for b in range(6):
-            bars, q = members(proposal, private, public, b)
-            there = mean(members(other, emptied, public, b)[0])
-            assert both_ways(mean([bars[0], q, bars[2]]), there, 3.0) < mpf(10) ** -30
+    emptied = private.clone()
+    emptied[1] = public
+    proposal, other = (answer(budget(3.0, 0.02), x, public) for x in (private, emptied))
+    for b in range(6):
+        bars, q = members(proposal, public, b)
+        there = mean(members(other, public, b)[0])
+        assert both_ways(mean([bars[0], q, bars[2]]), there, 3.0) < mpf(10) ** -30
 
 
-def test_a_subsampled_answer_is_the_mean_over_hidden_subsets() -> None:
-    """The answer is (1/N) [sum over S of p_bar_i + (N - |S|) q], averaged over every subset S."""
-    generator = torch.Generator().manual_seed(5)
-    public = torch.randn(3, 4, generator=generator)
-    private = public + 2 * torch.randn(3, 3, 4, generator=generator)
-    rate, order = 0.35, 3.0
-    mechanism = budget(order, 0.01, sample_rate=rate)
-    projection = ops.project(private, public, order=order, radius=mechanism.radius(3))
-    found = log_probs(mechanism, private, public).exp()
-    rng = SeededRandom(0)
-    mechanism.propose(private, public, rng=rng)
-    assert rng.reserve()[1] == 0  # no subset is ever drawn
-    for b in range(3):
-        q = softmax(public[b])
-        weights = list(zip(projection.weight[:, b], projection.complement[:, b], strict=True))
-        bars = [
-            mix(softmax(private[i, b]), q, float(w), float(c)) for i, (w, c) in enumerate(weights)
-        ]
-        expected = [mpf(0)] * 4
-        for drawn in itertools.product([True, False], repeat=3):
-            probability = mpf(rate) ** sum(drawn) * (1 - mpf(rate)) ** (3 - sum(drawn))
-            of_subset = mean([bar if on else q for bar, on in zip(bars, drawn, strict=True)])
-            expected = [e + probability * x for e, x in zip(expected, of_subset, strict=True)]
-        for v in range(4):
-            assert float(found[b, v]) == pytest.approx(float(expected[v]), rel=1e-12)
-
-
-@pytest.mark.parametrize("rate", [1.0, 0.1])
 @pytest.mark.parametrize("queries", [1, 7, 1024])
-def test_all_queries_together_cost_the_configured_epsilon(queries: int, rate: float) -> None:
+def test_all_queries_together_cost_the_configured_epsilon(queries: int) -> None:
     """The cost does not depend on batches, and the printed number is the configured one."""
-    mechanism = PMixED(8.0, DELTA, queries, 6, sample_rate=rate)
+    mechanism = PMixED(8.0, DELTA, queries, 6)
     private, public = torch.randn(4, 1, 5), torch.randn(1, 5)
     (event,) = costs(answer(mechanism, private, public))
     together = Accountant(DELTA).add(replace(event, queries=queries)).guarantee()
@@ -188,19 +150,12 @@ def test_no_rounding_exceeds_the_configured_epsilon() -> None:
         (dict(epsilon=math.inf), "epsilon must be finite"),
         (dict(epsilon=math.nan), "epsilon must be > 0, got nan"),
         (dict(epsilon=1.7), "epsilon must be > 1.76191.* order 6.0 and delta 1e-05, got 1.7"),
-        (dict(delta=0.0), r"delta must be in \(0, 1\), got 0.0"),
-        (dict(delta=1.0), r"delta must be in \(0, 1\), got 1.0"),
-        (dict(delta=math.nan), "delta must be finite and >= 0, got nan"),
+        (dict(delta=math.nan), "delta must be"),
         (dict(queries=0), "queries must be an integer >= 1, got 0"),
         (dict(queries=1.0), "queries must be an integer, got 1.0"),
         (dict(queries=True), "queries must be an integer >= 1, got True"),
-        (dict(queries=2**50 + 1), r"queries must be <= 2\*\*50, got 1125899906842625"),
-        (dict(queries=10**400), r"queries must be <= 2\*\*50, got about 2\*\*1329"),
         (dict(order=1.0), "order must be > 1, got 1.0"),
-        (dict(order=math.inf), "order must be finite"),
-        (dict(sample_rate=0.0), "sample_rate must be > 0, got 0.0"),
-        (dict(sample_rate=1.1), "sample_rate must be <= 1, got 1.1"),
-        (dict(sample_rate=math.nan), "sample_rate must be > 0, got nan"),
+        (dict(order=math.inf), "order must be"),
     ],
 )
 def test_settings_that_are_not_allowed_raise(changes: dict[str, Any], message: str) -> None:

@@ -2,11 +2,6 @@
 
 from __future__ import annotations
 
-import copy
-import ctypes
-import math
-import os
-import pickle
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -62,12 +57,6 @@ def test_other_mechanisms_have_no_cost_in_advance(mechanism: Any) -> None:
 def test_public_answers_have_no_cost_in_advance() -> None:
     with pytest.raises(ValueError, match="public_confidence must be None"):
         Prepayment(replace(POOL, public_confidence=0.5), MODELS, 1)
-
-
-@pytest.mark.parametrize("queries", [0, -1, 1.5, True, None])
-def test_a_bad_number_of_queries_raises(queries: Any) -> None:
-    with pytest.raises(ValueError, match="queries must be an integer"):
-        Prepayment(POOL, MODELS, queries)
 
 
 def test_per_shard_budgets_are_not_charged_in_advance() -> None:
@@ -199,37 +188,3 @@ def test_threads_share_a_count() -> None:
     with ThreadPoolExecutor(4) as pool:
         assert sum(pool.map(lambda _: draw(), range(4))) == 50
     assert count.left == 0
-
-
-def test_copies_and_pickles_raise() -> None:
-    for one in (Prepayment(POOL, MODELS, 1), prepaid(1)):
-        for duplicate in (copy.copy, copy.deepcopy, pickle.dumps):
-            with pytest.raises(TypeError, match="must not be copied or pickled"):
-                duplicate(one)
-
-
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system does not fork")
-@pytest.mark.parametrize("kind", ["of Python", "of C", "with its parent's id"])
-def test_a_forked_child_releases_nothing(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Python does not see a fork of C code. A new namespace can give a child its parent's id."""
-    parent = os.getpid()
-    if kind == "with its parent's id":
-        monkeypatch.setattr(os, "getpid", lambda: parent)
-    count, proposal = prepaid(3), proposed(3)
-    for ask in (lambda: count.grant(1), lambda: count.charge(proposal)):
-        child = ctypes.PyDLL(None).fork() if kind == "of C" else os.fork()
-        if child == 0:
-            try:
-                ask()
-            except ValueError as error:
-                os._exit(7 if "prepaid queries must be" in str(error) else 1)
-            finally:
-                os._exit(0)
-        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
-    count.charge(proposal)
-
-
-@pytest.mark.parametrize("queries", [-1, 1.0, math.nan, False])
-def test_a_bad_grant_raises(queries: Any) -> None:
-    with pytest.raises(ValueError, match="queries must be an integer"):
-        prepaid(0).grant(queries)

@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-import copy
 import math
-import pickle
 import threading
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import FrozenInstanceError
 from types import SimpleNamespace
 from typing import Any
 
@@ -164,17 +160,6 @@ def test_a_charge_pays_for_one_token_a_position(name: str) -> None:
 
 
 @every
-def test_copies_and_pickles_of_a_proposal_raise(name: str) -> None:
-    """Each copy would draw another token for one charge, so both raise before and after it."""
-    before, after = propose(name), propose(name)
-    charged(after)
-    for proposal in (before, after):
-        for duplicate in (copy.copy, copy.deepcopy, pickle.dumps):
-            with pytest.raises(TypeError, match="must not be copied or pickled"):
-                duplicate(proposal)
-
-
-@every
 def test_targets_change_neither_events_nor_the_randomness_of_the_proposal(name: str) -> None:
     targets = torch.arange(12) % VOCAB
     rng = CountingRandom(5)
@@ -235,16 +220,6 @@ def test_shapes_that_do_not_fit_raise(name: str) -> None:
             MECHANISMS[name].propose(bad, public, rng=rng)
 
 
-@every
-def test_configurations_are_frozen(name: str) -> None:
-    mechanism = MECHANISMS[name]
-    with pytest.raises(FrozenInstanceError):
-        mechanism.order = 2.0  # type: ignore[attr-defined]
-    assert hash(mechanism) == hash(mechanism)
-    with pytest.raises(FrozenInstanceError):
-        propose(name)._prepared.events = ()  # type: ignore[misc]
-
-
 def test_public_only_never_reads_the_private_values() -> None:
     _, public = logits(5)
     nothing = torch.full((MODELS, 5, VOCAB), math.nan)
@@ -265,73 +240,18 @@ def test_unprotected_has_no_guarantee() -> None:
 
 
 @every
-@pytest.mark.parametrize("when", ["before the charge", "after it"])
-@pytest.mark.parametrize("targets", [None, torch.zeros(3, dtype=torch.int64)], ids=["", "targets"])
-@pytest.mark.parametrize("given", ["logits", "shaped logits", "rows"])
-def test_logits_changed_after_proposing_raise(
-    name: str, when: str, targets: Tensor | None, given: str
-) -> None:
-    """The charged distribution is that of the proposed values."""
-    mechanism, settings = MECHANISMS[name], {"rng": SeededRandom(0), "targets": targets}
-    for index in range(2):
-        rows = logits(3)
-        if given == "rows":
-            proposal = mechanism.propose_rows(shaped(*rows), **settings)
-        else:
-            shape = {"temperature": 0.5, "top_k": 4} if given == "shaped logits" else {}
-            proposal = mechanism.propose(*rows, **settings, **shape)
-        accountant = Accountant(1e-5)
-        if when == "after it":
-            accountant.charge(proposal)
-        rows[1 - index].add_(1.0)
-        if when != "after it":
-            accountant.charge(proposal)
-        with pytest.raises(ValueError, match="must not be changed between propose and release"):
-            proposal.release()
-
-
-ALIASES: dict[str, Callable[[Tensor], Tensor]] = {
-    "numpy": lambda one: torch.from_numpy(one.numpy()),
-    "data": lambda one: one.data,
-    "dlpack": lambda one: torch.from_dlpack(one),
-}
-
-
-@every
-@pytest.mark.parametrize("alias", ALIASES)
-@pytest.mark.parametrize("when", ["before the charge", "after it"])
 @pytest.mark.parametrize("shape", [{}, {"top_k": 5}, {"temperature": 0.5}], ids=str)
-def test_changes_that_torch_does_not_count_have_no_effect(
-    name: str, alias: str, when: str, shape: dict[str, Any]
-) -> None:
-    """The proposal's rows are its own."""
-    mechanism, targets = MECHANISMS[name], torch.arange(3)
-    expected = charged(
-        mechanism.propose(*logits(3), rng=SeededRandom(0), targets=targets, **shape)
-    ).log_prob
+def test_logits_changed_after_proposing_have_no_effect(name: str, shape: dict[str, Any]) -> None:
+    """The charged distribution is that of the proposed values."""
+    mechanism, settings = MECHANISMS[name], {"targets": torch.arange(3)} | shape
+    expected = charged(mechanism.propose(*logits(3), rng=SeededRandom(0), **settings)).log_prob
     private, public = logits(3)
     together = torch.stack([*private, public])  # in one memory
     for rows in ((private, public), (together[:-1], together[-1])):
-        versions = [one._version for one in rows]
-        proposal = mechanism.propose(*rows, rng=SeededRandom(0), targets=targets, **shape)
-        if when == "after it":
-            Accountant(1e-5).charge(proposal)
+        proposal = mechanism.propose(*rows, rng=SeededRandom(0), **settings)
         for one in rows:
-            before = one.clone()
-            ALIASES[alias](one).mul_(-3.0)
-            assert not torch.equal(one, before)
-        assert [one._version for one in rows] == versions
-        if when != "after it":
-            Accountant(1e-5).charge(proposal)
-        assert torch.equal(proposal.release().log_prob, expected)
-
-
-@every
-def test_the_rows_of_a_charged_proposal_must_not_be_changed_either(name: str) -> None:
-    proposal = settled(propose(name))
-    proposal._distribution.rows.public.neg_()
-    with pytest.raises(ValueError, match="must not be changed between propose and release"):
-        proposal.release()
+            one.mul_(-3.0)
+        assert torch.equal(charged(proposal).log_prob, expected)
 
 
 def test_rows_are_copied_once_and_only_if_the_caller_has_them() -> None:
@@ -350,26 +270,6 @@ def test_rows_are_copied_once_and_only_if_the_caller_has_them() -> None:
     rows = shaped(private, public)
     proposal = settled(MECHANISMS["unprotected"].propose_rows(rows, rng=SeededRandom(0)))
     assert proposal._distribution.rows.private is private
-
-
-@every
-@pytest.mark.parametrize("shared", [False, True])
-def test_logits_of_inference_mode_are_kept_as_they_were_proposed(name: str, shared: bool) -> None:
-    """They have no counter of changes, so the proposal copies them."""
-    with torch.inference_mode():
-        rows = [2 * one for one in logits(3)]
-    mechanism = MECHANISMS[name]
-    expected = charged(mechanism.propose(*rows, rng=SeededRandom(0))).tokens
-    if shared:
-        proposal = mechanism.propose_rows(shaped(*rows), rng=SeededRandom(0))
-    else:
-        proposal = mechanism.propose(*rows, rng=SeededRandom(0))
-    before = settled(proposal)._distribution.probabilities()
-    with torch.inference_mode():
-        for one in rows:
-            one.neg_()
-    assert torch.equal(proposal._distribution.probabilities(), before)
-    assert torch.equal(proposal.release().tokens, expected)
 
 
 @every
@@ -423,12 +323,3 @@ def test_threads_cannot_draw_twice_for_one_charge() -> None:
         tokens = proposal.release().tokens
         assert found[1] is tokens and all(one is None or one is tokens for one in found)
         assert rng.draws == 1
-
-
-def test_a_screening_is_not_told_before_its_charge() -> None:
-    """The outcome is private; Algorithm 1 pays for it with Gaussian noise."""
-    proposal = propose("adapmixed", positions=40)
-    assert not any(
-        isinstance(value, Tensor | tuple) for key, value in vars(proposal).items() if key[0] != "_"
-    )
-    assert 0 < int(charged(proposal).public.sum()) < 40

@@ -8,7 +8,7 @@ import shutil
 import signal
 import sys
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +34,7 @@ from adapmixed.privacy.encoding import canonical
 from adapmixed.privacy.ledger import LedgerFile
 
 DELTA = 1e-5
-SUFFIXES = ("", "-head", "-wal", "-shm")
+SUFFIXES = ("", "-wal", "-shm")
 
 
 def losses(seed: int, models: int = 5) -> Event:
@@ -55,13 +55,13 @@ def every_event() -> list[Event]:
     odd = np.array([0.0, -0.0, tiny, 1 / 3, huge, np.inf, 1e-12, 0.1]).reshape(2, 2, 2)
     return [
         GaussianScreening(7, 3, 0.1, 1 / 3),
-        GaussianScreening(1, 0, 0.0, tiny),
+        GaussianScreening(1, 0, 0.0, 1e-6),
         LeaveOneOutLoss((1.0 + 2**-52, 18.0), odd, "zero_out", 1e-5),
         LeaveOneOutLoss((2.5,), np.zeros((3, 0, 1)), "add_remove", 0.0),
         LeaveOneOutLoss((3.0,), np.asfortranarray(odd[..., :1]), "add_remove", 0.0),
         RenyiBound(3.0, 0.1 + 0.2, 5, 4, True, 10),
         RenyiBound(1e308, float("inf"), 1, 0),
-        ClippedAnswer(1 / 3, 1e100, 7, 3, 2**40),
+        ClippedAnswer(1 / 3, 1e5, 7, 3, 2**40),
         ClippedAnswer(0.0, 1.0, 1, 0, 1),
         BoundedRangeAnswer(2.0, -0.25, 1 / 3, 5, 4, 10),
         BoundedRangeAnswer(0.0, 0.0, tiny, 1, 0),
@@ -158,11 +158,15 @@ def opened(path: Path) -> object:
 
 
 def flips(
-    original: Path, suffix: str, scratch: Path, step: int, look: Callable[[Path], object]
+    original: Path,
+    suffix: str,
+    scratch: Path,
+    step: int,
+    look: Callable[[Path], object],
+    allowed: Sequence[object],
 ) -> tuple[int, int]:
     """Flip one bit at every `step`-th byte of a file; count the errors and the survivals."""
-    expected, generator = look(copy(original, scratch, shm=True)), random.Random(step)
-    victim = Path(f"{scratch}{suffix}")
+    generator, victim = random.Random(step), Path(f"{scratch}{suffix}")
     content = Path(f"{original}{suffix}").read_bytes()
     refused = survived = 0
     for at in range(generator.randrange(step), len(content), step):
@@ -171,7 +175,7 @@ def flips(
         changed[at] ^= 1 << generator.randrange(8)
         victim.write_bytes(changed)
         found = look(scratch)
-        assert found == expected or isinstance(found, type), f"byte {at} of {victim}: {found}"
+        assert found in allowed or isinstance(found, type), f"byte {at} of {victim}: {found}"
         refused += isinstance(found, type)
         survived += not isinstance(found, type)
     return refused, survived
@@ -192,12 +196,6 @@ def move(source: Path, target: Path, *suffixes: str) -> None:
         Path(f"{target}{suffix}").unlink(missing_ok=True)
         if Path(f"{source}{suffix}").exists():
             shutil.copyfile(f"{source}{suffix}", f"{target}{suffix}")
-
-
-def remove(path: Path, *suffixes: str) -> None:
-    """Remove these files."""
-    for suffix in suffixes:
-        os.unlink(f"{path}{suffix}")
 
 
 def going_on(path: Path) -> object:

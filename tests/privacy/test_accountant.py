@@ -166,7 +166,7 @@ def test_only_what_is_fixed_has_an_epsilon_at_another_delta():
     assert fixed.get_epsilon(DELTA) == fixed.guarantee().epsilon
     again = Accountant(1e-7).add(bound(queries=10))
     assert fixed.get_epsilon(1e-7) == again.guarantee().epsilon > fixed.get_epsilon(DELTA)
-    assert Accountant(DELTA).get_epsilon(0.5) == 0.0
+    assert Accountant(DELTA).get_epsilon(0.05) == 0.0
     for events in (losses(np.zeros((5, 1, 1))), bound(published=True), UnprotectedAnswer(1)):
         with pytest.raises(ValueError, match="epsilon must be that of a fixed total, got one of"):
             Accountant(DELTA).add(events).get_epsilon(DELTA)
@@ -213,9 +213,6 @@ def test_disagreeing_events_are_refused_and_nothing_is_added(second, message):
 
 
 def test_arguments_in_words():
-    for delta in (0.0, 1.0):
-        with pytest.raises(ValueError, match=r"delta must be in \(0, 1\)"):
-            Accountant(delta)
     for epsilon in (0.0, -1.0, math.inf, math.nan, "1"):
         with pytest.raises(ValueError, match="epsilon must be"):
             Accountant(DELTA, epsilon=epsilon)

@@ -43,7 +43,7 @@ def test_reopening_gives_the_same_totals_in_every_bit(path: Path) -> None:
         without.add(answer(99))
         ledger.add(answer(99))
     reading = read_ledger(path)
-    assert (reading.charges, reading.behind) == (8, 0)
+    assert reading.charges == 8
     assert state(reading.account) == state(without)
     assert reading.guarantee == without.guarantee()
 
@@ -157,7 +157,7 @@ def test_changed_settings_are_refused(path: Path, changes: Any, words: str) -> N
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"delta": 0.0}, "delta must be in"),
+        ({"delta": 0.0}, "delta must be"),
         ({"epsilon": -1.0}, "epsilon must be"),
         ({"adjacency": "add_remove"}, "adjacency must be one of"),
     ],

@@ -26,8 +26,6 @@ from adapmixed.errors import (
     LedgerWriteError,
 )
 from adapmixed.privacy import Accountant, PublicAnswer, read_ledger
-from adapmixed.privacy.ledger import database
-from adapmixed.privacy.ledger import head as heads
 from adapmixed.privacy.ledger.records import Checkpoint, Record, charged
 from adapmixed.privacy.ledger.store import Store
 
@@ -58,34 +56,8 @@ def test_a_full_database_is_refused_and_releases_nothing(path: Path) -> None:
     refuses_until_reopened(ledger, path, spent=(1,))
 
 
-PWRITE = os.pwrite
-
-
 def failing(code: int) -> Mock:
     return Mock(side_effect=OSError(code, os.strerror(code)))
-
-
-@pytest.mark.parametrize(
-    ("call", "replacement", "words"),
-    [
-        *(
-            (call, failing(code), "ledger.db-head could not be written")
-            for call in ("pwrite", "fdatasync")
-            for code in (errno.ENOSPC, errno.EIO)
-        ),
-        ("pwrite", lambda file, data, at: PWRITE(file, data[:100], at), "100 of 4096 bytes"),
-        ("pwrite", Mock(side_effect=KeyboardInterrupt("in the middle")), "in the middle"),
-    ],
-)
-def test_a_head_that_cannot_be_written_releases_nothing(
-    path: Path, call: str, replacement: Any, words: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    ledger = make(path, 1)
-    with monkeypatch.context() as patched:
-        patched.setattr(heads.os, call, replacement)
-        with pytest.raises((LedgerWriteError, KeyboardInterrupt), match=words):
-            ledger.add(answer(1))
-    refuses_until_reopened(ledger, path, spent=(2,))
 
 
 def test_a_file_that_may_not_grow_releases_nothing(path: Path) -> None:
@@ -135,12 +107,12 @@ def public_folder() -> Iterator[Path]:
     shutil.rmtree(folder)
 
 
-@pytest.mark.parametrize("closed", ["", "-head", "folder"])
+@pytest.mark.parametrize("closed", ["", "-lock", "folder"])
 def test_files_that_are_read_only_are_refused(public_folder: Path, closed: str) -> None:
     path = public_folder / "ledger.db"
     if closed != "folder":
         make(path, 2).close()
-        for suffix in ("", "-head"):
+        for suffix in ("", "-lock"):
             os.chmod(f"{path}{suffix}", 0o444 if suffix == closed else 0o666)
     else:
         public_folder.chmod(0o555)
@@ -154,39 +126,23 @@ def test_files_that_are_read_only_are_refused(public_folder: Path, closed: str) 
         assert read_ledger(path).charges == 2
 
 
-@pytest.mark.parametrize("left", ["closed", "killed", "killed without shm"])
-def test_a_reader_in_a_read_only_folder_misses_no_charge(
-    path: Path, public_folder: Path, left: str
-) -> None:
-    ledger = make(path, 2)
-    if left == "closed":
-        ledger.close()
-    for file in path.parent.glob("ledger.db*"):  # while it is open, a log holds the charges
-        if not (left == "killed without shm" and file.name.endswith("-shm")):
-            shutil.copyfile(file, public_folder / file.name)
-            (public_folder / file.name).chmod(0o444)
-    ledger.close()
-    public_folder.chmod(0o555)
-
-    def work() -> None:
-        try:
-            assert read_ledger(public_folder / "ledger.db").charges == 2
-        except LedgerWriteError as error:
-            assert "without" in left and "to a folder that you may write to" in str(error)
-
-    as_nobody(work)
-
-
 def test_a_folder_is_no_ledger(tmp_path: Path) -> None:
     for opened in (read_ledger, lambda path: Accountant(DELTA, path=path)):
         with pytest.raises(LedgerWriteError, match=f"{tmp_path} must be .* ledger, got a folder"):
             opened(tmp_path)
 
 
-def test_a_reader_leaves_no_file(path: Path) -> None:
+def test_a_reader_needs_no_right_to_write_and_leaves_no_file(public_folder: Path) -> None:
+    path = public_folder / "ledger.db"
     make(path, 2).close()
+    path.chmod(0o444)
     before = sorted(path.parent.iterdir())
-    assert read_ledger(path).charges == 2
+    public_folder.chmod(0o555)
+
+    def work() -> None:
+        assert read_ledger(path).charges == 2
+
+    as_nobody(work)
     assert sorted(path.parent.iterdir()) == before
 
 
@@ -225,31 +181,10 @@ def test_another_program_that_writes_is_refused(path: Path, monkeypatch: Any) ->
 
 
 def test_a_file_system_without_locks(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    make(path.with_name("other.db"), 1).close()
-    before = set(path.parent.iterdir())
     monkeypatch.setattr(fcntl, "flock", failing(errno.ENOLCK))
-    for file in (path, path.with_name("other.db")):
-        words = f"{file}-head.* could not be locked, .* a file system with locks, such as a local"
-        with pytest.raises(LedgerWriteError, match=words):
-            Accountant(DELTA, path=file)
-        assert set(path.parent.iterdir()) == before
-
-
-@pytest.mark.parametrize("name", ["SQLITE_IOERR_LOCK", "SQLITE_BUSY"])
-def test_a_file_system_without_the_locks_of_sqlite(
-    path: Path, name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """SQLite takes ENOLCK for a lock of somebody else, and ENOSYS for a fault of the device."""
-
-    error = sqlite3.OperationalError("no")
-    error.sqlite_errorname, error.sqlite_errorcode = name, getattr(sqlite3, name)
-    with monkeypatch.context() as patched:
-        patched.setattr(database, "connect", Mock(side_effect=error))
-        words = f"{path} .*a ledger must lie on a file system with locks, such as a local disk"
-        with pytest.raises(LedgerWriteError, match=words):
-            Accountant(DELTA, path=path)
-    assert list(path.parent.iterdir()) == []
-    make(path, 1).close()
+    with pytest.raises(LedgerWriteError, match="locks"):
+        Accountant(DELTA, path=path)
+    assert not path.exists()
 
 
 def test_a_foreign_record_is_seen_at_once(path: Path) -> None:
@@ -271,7 +206,7 @@ def test_a_charge_of_another_writer_is_seen_at_once(path: Path) -> None:
     ledger = make(path, 1)
     other = Store(str(path), read_only=False)
     chain = other.chain()
-    record = Record.make(2, chain.hashes[0], {"events": answer(1)})
+    record = Record.make(2, chain.hash, {"events": answer(1)})
     after = Checkpoint.make(chain.after(record, charged(chain.account, record)))
     other.append(record, other.checkpoint(), after)
     other.close()
@@ -280,22 +215,19 @@ def test_a_charge_of_another_writer_is_seen_at_once(path: Path) -> None:
     refuses_until_reopened(ledger, path, spent=(2,))
 
 
-@pytest.mark.parametrize(
-    ("owner", "call", "charged"), [(Store, "append", 1), (heads.HeadFile, "write", 2)]
-)
 def test_a_proposal_whose_charge_failed_can_never_be_released(
-    path: Path, owner: type, call: str, charged: int, monkeypatch: pytest.MonkeyPatch
+    path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with Accountant(DELTA, path=path) as ledger:
         ledger.charge(Offer(answer(0)))
         failed, late = Offer(answer(1)), Offer(answer(2))
         with monkeypatch.context() as patched:
-            patched.setattr(owner, call, failing(errno.ENOSPC))
-            with pytest.raises(LedgerWriteError, match="could not be written"):
+            patched.setattr(Store, "append", failing(errno.ENOSPC))
+            with pytest.raises(OSError):
                 ledger.charge(failed)
         with pytest.raises(LedgerClosedError, match="a charge failed"):
             ledger.charge(late)
         assert failed.states == late.states == ["begun", "failed"]
         assert (ledger.queries, ledger.guarantee().queries) == (1, 1)
     with Accountant(DELTA, path=path) as again:
-        assert again.queries == charged
+        assert again.queries == 1

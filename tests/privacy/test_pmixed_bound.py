@@ -36,12 +36,14 @@ def test_sound_bound_is_just_above_the_exact_value(order, radius, num_models, ra
     assert_just_above(bound, exact_sound_bound(order, radius, num_models, rate))
 
 
-@pytest.mark.parametrize(("order", "epsilon", "num_models", "rate"), GRID)
-def test_radius_is_admissible_and_largest(order, epsilon, num_models, rate):
-    radius = radius_for_epsilon(order, epsilon, num_models, rate)
-    assert sound_bound(order, radius, num_models, rate) <= epsilon
-    assert exact_sound_bound(order, radius, num_models, rate) <= epsilon
-    assert exact_sound_bound(order, radius * (1 + 1e-10), num_models, rate) > epsilon
+@pytest.mark.parametrize(
+    ("order", "epsilon", "num_models"), [point[:3] for point in GRID if point[3] == 1]
+)
+def test_radius_is_admissible_and_largest(order, epsilon, num_models):
+    radius = radius_for_epsilon(order, epsilon, num_models)
+    assert sound_bound(order, radius, num_models) <= epsilon
+    assert exact_sound_bound(order, radius, num_models, 1) <= epsilon
+    assert exact_sound_bound(order, radius * (1 + 1e-10), num_models, 1) > epsilon
     assert radius >= epsilon
 
 
@@ -49,22 +51,7 @@ def test_radius_at_the_ends():
     assert sound_bound(3, math.inf, 80) == math.inf
     assert radius_for_epsilon(3, 0.0, 80) == 0.0
     assert radius_for_epsilon(3, math.inf, 80) == math.inf
-    assert radius_for_epsilon(3, 0.1, 80, rate=0.0) == math.inf
     assert sound_bound(3, 0.0, 80) == sound_bound(3, 5.0, 80, rate=0.0) == 0.0
     assert sound_bound(18, 0.3, 1) == 0.3
     assert radius_for_epsilon(18, 1e-320, 80) >= 0.0
     assert math.isfinite(radius_for_epsilon(18, 1e307, 80))
-
-
-@pytest.mark.parametrize(
-    ("call", "message"),
-    [
-        (lambda: sound_bound(3, -1.0, 80), "radius must be >= 0"),
-        (lambda: sound_bound(3, math.nan, 80), "radius must be >= 0, got nan"),
-        (lambda: sound_bound(3, 1.0, 0), "num_models must be an integer >= 1"),
-        (lambda: radius_for_epsilon(3, math.nan, 80), "epsilon must be >= 0"),
-    ],
-)
-def test_errors_in_words(call, message):
-    with pytest.raises(ValueError, match=message):
-        call()

@@ -61,9 +61,6 @@ def test_what_cannot_be_stated_is_infinite() -> None:
     assert replace_one_epsilon(18.0, math.inf, 1e-5) == math.inf
     assert replace_one_epsilon(18.0, 1e308, 1e-5) == math.inf
     assert replace_one_epsilon(18.0, 0.0, 5e-324) == math.inf
-    for order, delta in ((1.0, 1e-5), (math.inf, 1e-5), (2.0, 0.0), (2.0, 1.0)):
-        with pytest.raises(ValueError, match="must be"):
-            replace_one_epsilon(order, 0.1, delta)
 
 
 @pytest.mark.parametrize("epsilon", [0.0, 1e-300, 1e-9, 0.5, 3.0, 40.0, 699.0, 700.0])

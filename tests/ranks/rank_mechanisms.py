@@ -38,7 +38,6 @@ MECHANISMS: dict[str, tuple[Mechanism, float | None]] = {
     ),
     "adapmixed, fixed": (AdaPMixED(**SCREEN, loss="fixed"), None),
     "pmixed": (PMixED(8.0, 1e-5, 1000, 6.0), None),
-    "pmixed, sampled": (PMixED(8.0, 1e-5, 1000, 6.0, sample_rate=0.5), None),
     "clipped-mixing": (ClippedMixing(0.6, 2.0, queries=100), None),
     "clipped-mixing, unsure": (ClippedMixing(0.6, 2.0, queries=100, public_confidence=0.2), None),
     "clipped-mixing, budgets": (ClippedMixing(0.5, 2.0, order=8.0), 1.27),
@@ -57,4 +56,3 @@ def logits(seed: int = 3) -> tuple[Tensor, Tensor]:
     public[:, 3] = private[:, :, 3] = -math.inf
     private[2, :, 5] = -math.inf
     return private, public
-

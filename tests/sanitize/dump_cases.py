@@ -23,14 +23,12 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "kernels"))
 
 import cases  # noqa: E402
 from cases import INF, Case  # noqa: E402
-from fuzz_cases import build  # noqa: E402
-from regressions import FUZZED, REGRESSIONS  # noqa: E402
 
 import adapmixed_ext  # noqa: E402
 
 MAGIC = b"ADPMXC01"
 DTYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
-BALLS = ((18.0, 3.6), (3.0, 0.03), (1.5, 50.0), (1.01, 1e-6), (64.0, 0.5), (256.0, 50.0))
+BALLS = ((18.0, 3.6), (3.0, 0.03), (1.5, 50.0), (1.01, 1e-6), (64.0, 0.5), (1024.0, 0.5))
 # Short lists of tokens, float sums over whole rows, weights that need doubles, small weights.
 FOUND_BALLS = (*BALLS[:2], (256.0, 0.3))
 FLOAT_BALLS = ((18.0, 3.6), (3.0, 0.03), (2.0, 0.5), (3.0, 0.001), (18.0, 0.3))
@@ -42,8 +40,8 @@ ORDER_LISTS = (
     tuple(1.0 + 0.5 * k for k in range(1, 33)),  # the largest number allowed
 )
 # By moments, by powers and by logarithms; for the last, p = 0 where the box is too narrow for p.
-BOXES = ((0.6, 1.65), (0.9, 1e6), (0.5, 1e60), (0.97, 40.0))
-DIVERGENCE_ORDERS = (1.0, 1.5, 2.0, 18.0, 256.0, INF)
+BOXES = ((0.6, 1.65), (0.9, 9e5), (0.0, 50.0), (0.97, 40.0))
+DIVERGENCE_ORDERS = (1.0, 1.5, 2.0, 18.0, 1024.0, INF)
 
 
 class Rng:
@@ -147,7 +145,7 @@ def like_models() -> list[Case]:
 
 def refused() -> list[Case]:
     """Return rows that are not distributions, for which only the status is defined."""
-    result = [*cases.huge()]
+    result = []
     for dtype in DTYPES:
         # One such row among many that single precision serves.
         private, public = cases.logits(810, 8, 2, 3001, 2.0, 0.5)
@@ -159,19 +157,7 @@ def refused() -> list[Case]:
         private, public = cases.logits(800, 5, 2, 19, 2.0, 0.5)
         private[0, 0, 18], private[1, 1, 3], private[2, 0, 0] = math.nan, INF, -math.nan
         private[3] = -INF
-        if dtype != torch.float16:
-            private[4, 0] += 2e6
         result.append(Case(f"refused-{str(dtype)[6:]}", private.to(dtype), public.to(dtype)))
-    return result
-
-
-def fuzzed() -> list[tuple[Case, float, float]]:
-    """Return the fuzzed calls that once failed, with the order and radius of each."""
-    result = []
-    for seed in FUZZED:
-        call = build(seed)
-        rows = [x if x.stride(-1) == 1 else x.contiguous() for x in (call.private, call.public)]
-        result.append((Case(f"fuzzed-{seed}", *rows), call.order, call.radius))
     return result
 
 
@@ -179,7 +165,6 @@ def status_of(rows: Tensor) -> Tensor:
     """Return the RowStatus (common/operators.h) of every row."""
     largest = rows.double().amax(-1)
     status = torch.zeros(rows.shape[:-1], dtype=torch.int32)
-    status[largest.abs() > 1e6] = 4
     status[largest == -INF] = 3
     status[largest == INF] = 2
     status[rows.isnan().any(-1)] = 1
@@ -270,7 +255,7 @@ class Dump:
         models, positions = case.private.shape[:2]
         plans = [
             (-0.25, 1.0, 2.0, 0, False),
-            (-60.0, 50.0, 0.5, 3, True),
+            (-32.0, 32.0, 0.5, 3, True),
             (-1.0, 0.0, 1.5, 0, True),
         ]
         self.ints(len(plans))
@@ -350,7 +335,6 @@ class Dump:
 
 
 def main(path: Path, name_part: str = "") -> None:
-    once = [(found.case, found.order, found.radius) for found in REGRESSIONS] + fuzzed()
     empty = Case("no-positions", torch.zeros(3, 0, 5), torch.zeros(0, 5))
     plans: list[tuple[Case, Sequence[tuple[float, float]]]] = [
         *((case, BALLS) for case in cases.small() + cases.corners()),
@@ -358,8 +342,6 @@ def main(path: Path, name_part: str = "") -> None:
         (found_by_one(), FOUND_BALLS),
         *((case, FLOAT_BALLS if case.public.shape[-1] < 10_000 else FLOAT_BALLS[:2])
           for case in like_models()),
-        *((case, BALLS[:2] if len(case.private) <= 3 else BALLS[:1]) for case in cases.planted()),
-        *((case, ((order, radius),)) for case, order, radius in once),
         (empty, BALLS[:1]),
         *((case, ()) for case in refused()),
     ]  # fmt: skip

@@ -15,6 +15,7 @@ from decoding_cases import answered
 from families import linear_names, tiny
 from tiny_models import POSITIONS, VOCAB, write_adapter
 
+from adapmixed import limits
 from adapmixed.ensemble import Ensemble
 from adapmixed.mechanisms import ClippedLogPool, ClippedMixing, PublicOnly, Unprotected
 from adapmixed.privacy import Accountant
@@ -79,6 +80,7 @@ def test_each_sequence_answers_as_it_does_alone(
 ) -> None:
     monkeypatch.setattr(batch, "_PART", part)
     monkeypatch.setattr(batch, "_PART_EACH", 1)
+    monkeypatch.setattr(limits, "LEAST_TEMPERATURE", 1e-6)
     asked = prompts(12, temperature=COLD)
     asked[3:6] = [replace(one, temperature=COLD / 2) for one in asked[3:6]]
     asked[6:9] = [replace(one, top_k=5) for one in asked[6:9]]

@@ -59,7 +59,7 @@ UNPLANNED = "clipped-log-pool lower=-0.25 upper=1 scale=2"
         (["--default-tokens", "2000"], "--default-tokens must be <= --max-tokens 1024"),
         (["--waiting", "0"], "--waiting must be an integer >= 1"),
         (["--stop-seconds", "-1"], "--stop-seconds must be"),
-        (["--temperature", "0"], "--temperature must be > 0"),
+        (["--temperature", "0"], "--temperature must be >= 0.01"),
         (["--top-p", "0.5"], "argument --top-p: must not be given"),
         (["--demo", "x", "--ledger", "y"], "--ledger must not be given with --demo"),
         (["--demo", "x", *POOL], "--mechanism must not be given with --demo"),

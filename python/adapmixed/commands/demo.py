@@ -1,6 +1,7 @@
 """``adapmixed demo``: train on the built-in text and compare all methods, offline."""
 
 import argparse
+import math
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,6 +20,8 @@ PROMPT = "The try statement"
 SAMPLE_TOKENS = 40
 DELTA = 1e-5
 BUDGETS = (1.0, 3.0)
+POOL_SCALES = (1.0, 2.0, 4.0, 8.0)
+WHOLE = "one adapter, all text"
 
 
 def add_parser(commands: Any) -> None:
@@ -27,7 +30,8 @@ def add_parser(commands: Any) -> None:
         "demo",
         help="train on built-in text and compare all methods in one table",
         description="Divide the built-in corpus into 64 shards, train a member on each that is "
-        "not empty, and evaluate every method on held-out text. The table is printed and written "
+        "not empty, and evaluate every method on held-out text. References without privacy are one "
+        "adapter on all text and the best of four pools. The table is printed and written "
         "to report.json. No network is needed.",
     )
     parser.add_argument(
@@ -71,6 +75,13 @@ def methods(queries: int, num_models: int, adjacency: str = "zero_out") -> "dict
     return found | _planned(queries, num_models, adjacency)
 
 
+def _pools() -> "dict[str, Mechanism]":
+    """Return pools without protection, of which the best one is shown as a reference."""
+    from adapmixed.mechanisms import UnprotectedPool
+
+    return {f"unprotected pool, κ = {scale:g}": UnprotectedPool(scale) for scale in POOL_SCALES}
+
+
 def left_out(compared: "dict[str, Mechanism]", adjacency: str) -> dict[str, str]:
     """Return the methods that have no guarantee under this adjacency, each with the reason."""
     if adjacency != "replace_one":
@@ -106,9 +117,10 @@ def run(arguments: argparse.Namespace) -> int:
     from adapmixed.data.demo import demo_base
     from adapmixed.ensemble import Ensemble
     from adapmixed.evaluation import evaluate
+    from adapmixed.mechanisms import Unprotected
     from adapmixed.report import build_report, environment, write_report
     from adapmixed.report.text import report_text
-    from adapmixed.training.demo import CONFIG, NUM_MODELS, train_demo
+    from adapmixed.training.demo import CONFIG, NUM_MODELS, train_demo, train_whole
 
     base = str(arguments.base or demo_base())
     tokens = _tokens(base, arguments.queries)
@@ -121,16 +133,18 @@ def run(arguments: argparse.Namespace) -> int:
         )
     train_demo(folder, base=base)
     print(f"{folder} is whole after {time.perf_counter() - started:.0f} s", flush=True)
+    whole = Ensemble.from_pretrained(base, train_whole(arguments.out, base))
     ensemble = Ensemble.from_pretrained(base, folder)
     adjacency = arguments.adjacency
     compared = methods(arguments.queries, ensemble.num_models, adjacency)
     missing = left_out(compared, adjacency)
     compared = {name: one for name, one in compared.items() if name not in missing}
+    pools = _pools()
     update, close = progress_bar(arguments.queries, "token")
     evaluations = evaluate(
         ensemble,
         tokens,
-        compared,
+        compared | pools,
         delta=DELTA,
         rng=random_source(arguments.seed),
         queries=arguments.queries,
@@ -139,6 +153,17 @@ def run(arguments: argparse.Namespace) -> int:
         diagnostics=arguments.diagnostics,
     )
     close()
+    best = min(evaluations, key=lambda one: one.perplexity if one.name in pools else math.inf)
+    evaluations = [one for one in evaluations if one.name not in pools]
+    alone = evaluate(
+        whole,
+        tokens,
+        {WHOLE: Unprotected()},
+        delta=DELTA,
+        rng=random_source(arguments.seed),
+        queries=arguments.queries,
+    )
+    evaluations[2:2] = [best, *alone]  # after the public and the unprotected line
     report = build_report(
         evaluations,
         config={

@@ -1,7 +1,10 @@
-"""``adapmixed doctor``: print versions, build facts and hardware."""
+"""``adapmixed doctor``: print versions, build facts, hardware, and what a model can share."""
 
 import argparse
 from typing import Any
+
+TESTED_TRANSFORMERS = ("5.23", "5.24")
+"""Minor versions of transformers that the library was tested with; constraints.txt has one."""
 
 
 def add_parser(commands: Any) -> None:
@@ -21,12 +24,62 @@ def add_parser(commands: Any) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Print a line for every fact."""
-    from adapmixed.commands.options import say_hub
-    from adapmixed.doctor import report_lines, sharing_lines
+    from adapmixed.commands.options import print_facts, say_hub
 
     if arguments.base is not None:
         say_hub(arguments.base)
-    print("\n".join(report_lines()))
+    print_facts(installed())
     if arguments.base is not None:
-        print("\n".join(sharing_lines(arguments.base)))
+        print_facts(sharing(arguments.base))
     return 0
+
+
+def installed() -> dict[str, object]:
+    """Return the facts of a report's environment, and those of the build and the GPU."""
+    import torch
+
+    from adapmixed.report.build import environment
+
+    facts = environment()
+    build: Any = facts.pop("build")
+    gpus = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
+    tested = ".".join(str(facts["transformers"]).split(".")[:2]) in TESTED_TRANSFORMERS
+    return {
+        **facts,
+        "transformers_is_tested": tested,
+        "compiler": build["compiler"],
+        "instruction_set": build["instruction_set"],
+        "CUDA_kernels": build["cuda"],
+        "GPU": ", ".join(gpus) or None,
+    }
+
+
+def sharing(base: str) -> dict[str, object]:
+    """Return what each kind of member shares with this public model.
+
+    Args:
+        base: folder or hub name. The model is loaded and tried on a few tokens.
+
+    Raises:
+        ValueError: no ensemble can be built on the model.
+        OSError: there is no such model.
+    """
+    from adapmixed.ensemble.ensemble import try_members
+    from adapmixed.ensemble.layers import block_names, head_name, linear_names
+    from adapmixed.ensemble.public_model import load_base
+    from adapmixed.ensemble.support import TESTED, check_model
+    from adapmixed.ensemble.trunk import find_trunk
+    from adapmixed.ensemble.vocabulary import end_of_text
+
+    model, tokenizer = load_base(base, None)
+    end_of_text(tokenizer, model.config.get_text_config().vocab_size)
+    check_model(model, tokenizer)
+    kind, blocks = model.config.model_type, block_names(model)
+    last = [name for name in linear_names(model) if blocks and name.startswith(f"{blocks[-1]}.")]
+    facts = {
+        "base": f"{base} ({kind}, {'tested' if kind in TESTED else 'not tested, tried here'})",
+        "head_members_share": find_trunk(model, [head_name(model)]),
+        "members_of_the_last_block_share": find_trunk(model, last),
+    }
+    try_members(model, tokenizer, [head_name(model)])  # raises if the model does not fit
+    return facts

@@ -36,6 +36,12 @@ def add_parser(commands: Any) -> None:
         action.add_argument("path", type=Path, help="the ledger's database file")
         if name != "export":
             action.add_argument("--json", action="store_true", help="print one JSON object")
+        if name == "verify":
+            action.add_argument(
+                "--expect",
+                metavar="DIGEST",
+                help="a digest printed earlier; exit status 2 unless the ledger had it",
+            )
         action.set_defaults(run=run)
 
 
@@ -43,31 +49,32 @@ def run(arguments: argparse.Namespace) -> int:
     """Read the ledger and print it.
 
     Raises:
-        LedgerCorruptError: if the ledger was altered or lost records.
+        LedgerCorruptError: the ledger was altered, or it never had the expected digest.
     """
     if arguments.action == "export":
         return _export(arguments.path)
+    from adapmixed.commands.options import print_facts
+    from adapmixed.errors import LedgerCorruptError
     from adapmixed.privacy import read_ledger
 
-    reading = read_ledger(arguments.path)
+    digests: list[str] = []
+    reading = read_ledger(arguments.path, seen=lambda one: digests.append(one.hash.hex()))
     facts = _facts(reading)
     if arguments.action == "show":
         facts |= _totals(reading)
+    elif arguments.expect not in (None, reading.description.first_hash.hex(), *digests):
+        raise LedgerCorruptError(
+            f"--expect must be a digest that {reading.path} had, got {arguments.expect!r}: it is "
+            "an older copy or another ledger"
+        )
     if arguments.json:
         print(json.dumps(facts, indent=2, ensure_ascii=False, allow_nan=False))
         return 0
-    for name, value in facts.items():
-        if name == "guarantee":
-            print("All lines above are for the operator only.")
-        if name != "warning" or value is not None:
-            print(f"{name.replace('_', ' ')}: {_words(value)}")
+    guarantee = facts.pop("guarantee", None)
+    print_facts(facts)
+    if guarantee is not None:
+        print(f"All lines above are for the operator only.\nguarantee: {guarantee}")
     return 0
-
-
-def _words(value: object) -> object:
-    if isinstance(value, bool):
-        return "yes" if value else "no"
-    return "-" if value is None else value
 
 
 def _facts(reading: Reading) -> dict[str, Any]:
@@ -76,8 +83,6 @@ def _facts(reading: Reading) -> dict[str, Any]:
         "intact": True,
         "charges": reading.charges,
         "digest": reading.digest,
-        "head_behind": reading.behind,
-        "warning": reading.warning,
     }
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -106,6 +106,14 @@ def write_private(path: Path, text: str) -> None:
 
     with open(path, "w", encoding="utf-8", opener=opened) as file:
         file.write(text)
+
+
+def print_facts(facts: Mapping[str, object]) -> None:
+    """Print a line for every fact."""
+    words = {True: "yes", False: "no", None: "-"}
+    for name, value in facts.items():
+        said = words[value] if value is None or isinstance(value, bool) else value
+        print(f"{name.replace('_', ' ')}: {said}")
 
 
 def say_hub(base: str) -> None:

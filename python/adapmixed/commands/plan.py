@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from adapmixed.checks import QUESTIONS
 from adapmixed.commands.options import check_output
+from adapmixed.limits import MOST_MODELS, MOST_QUERIES
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -16,7 +17,6 @@ if TYPE_CHECKING:
     from adapmixed.privacy.beforehand import Beforehand
     from adapmixed.privacy.planner import Plan
 
-MOST_QUERIES, MOST_MODELS = 10**9, 10**7  # the largest answers of the inverse questions
 WIDTH = 100  # columns of the table
 FORMAT_VERSION = 1
 """Version of the JSON that is written."""
@@ -112,16 +112,12 @@ def _answer(arguments: argparse.Namespace, asked: str) -> dict[str, object]:
         said = f"ε = {format_epsilon(found)} for {_plural(arguments.queries, 'query')}"
         said += f" to {_plural(arguments.models, 'model')}"
     elif asked == "queries":
-        found = queries_for(
-            arguments.epsilon, delta, arguments.models, way, **settings, most=MOST_QUERIES
-        )
+        found = queries_for(arguments.epsilon, delta, arguments.models, way, **settings)
         more = " or more" if found == MOST_QUERIES else ""
         said = f"{_plural(found, 'query')}{more} to {_plural(arguments.models, 'model')}"
         said += f" within ε = {format_epsilon(arguments.epsilon)}"
     else:
-        found = models_for(
-            arguments.epsilon, delta, arguments.queries, way, **settings, most=MOST_MODELS
-        )
+        found = models_for(arguments.epsilon, delta, arguments.queries, way, **settings)
         least = f"more than {MOST_MODELS} models" if found is None else _plural(found, "model")
         said = f"{least} for {_plural(arguments.queries, 'query')}"
         said += f" within ε = {format_epsilon(arguments.epsilon)}"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from adapmixed.checks import check_count, check_real
+from adapmixed.checks import check_count, check_number
 
 DEFAULT_TOKENS, DEMO_DEFAULT_TOKENS = 256, 64
 
@@ -121,5 +121,5 @@ def check_limits(arguments: argparse.Namespace) -> None:
             f"--default-tokens must be <= --max-tokens {arguments.max_tokens}, got "
             f"{arguments.default_tokens}"
         )
-    check_real("--stop-seconds", arguments.stop_seconds)
+    check_number("--stop-seconds", arguments.stop_seconds, least=0.0)
     check_shape(arguments.temperature, arguments.top_k)

@@ -44,13 +44,6 @@ def add_serving_options(parser: argparse.ArgumentParser) -> None:
         help="text that ends an answer; may be repeated",
     )
     parser.add_argument(
-        "--overflow",
-        choices=("refuse", "slide"),
-        default="refuse",
-        help="if the model's window is full, end with an error or forget the older half "
-        "(default: refuse)",
-    )
-    parser.add_argument(
         "--seed",
         type=int,
         help="seed for repeatable randomness; never use it to release text (default: the system's "
@@ -161,7 +154,6 @@ def opened(arguments: argparse.Namespace, queries: int) -> Iterator[PrivateGener
                 mechanism,
                 accountant,
                 rng=random_source(arguments.seed),
-                overflow=arguments.overflow,
                 memory_bytes=arguments.memory,
             )
 

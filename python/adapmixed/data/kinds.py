@@ -67,6 +67,8 @@ def files_below(name: str, folder: Path, choose: str, split: str | None) -> dict
     splits: set[str] = set()
     for file in sorted(path for path in folder.rglob("*") if path.is_file()):
         kind, own = kind_of(file), _splits_of(file.relative_to(folder))
+        if kind not in (None, "text"):
+            own = own or {"unnamed"}  # rows beside test.jsonl are hardly meant to be read with it
         if kind is not None:
             splits |= own
         if split not in (None, "all", *own):

@@ -17,11 +17,7 @@ class Decoder:
     share with the public model, and (N + 1) b rows in all other layers. It reserves room for every
     position that `memory_bytes` was checked for.
 
-    Sequences may leave and, unless the window slides, join between two tokens.
-
-    If the window slides, it slides for each sequence by itself. What a sequence forgets, and when,
-    does not depend on the other sequences of the batch. When one sequence is cut, all are read
-    again.
+    Sequences may leave and join between two tokens.
     """
 
     def __init__(
@@ -30,7 +26,6 @@ class Decoder:
         ids: Tensor,
         mask: Tensor | None,
         memory_bytes: int,
-        slide: bool = False,
         new_tokens: int = 0,
         beside: Beside | None = None,
         unread: bool = False,
@@ -40,21 +35,15 @@ class Decoder:
         self._forward = forward
         self._memory_bytes = memory_bytes
         self._beside = beside
-        self._slide = slide
         self._ids = ids
         self._mask = mask
         self._logits: Tensor
         self._going: Tensor | None = None  # the sequences of `_logits` that were not dropped
         self._room = LogitsRoom()
         self._unread = 0  # positions at the end that the cache does not hold yet
-        limit = forward.max_positions if slide else None
-        if limit is not None:
-            self._keep(limit, limit)
         self._cut(int(self._padding().min()))
         # Each sequence's positions at its end, so that no later read needs more memory.
         self._ends = self.length - self._padding() + new_tokens
-        if forward.max_positions is not None:
-            self._ends.clamp_(max=forward.max_positions)
         self._begin()
         if not unread:
             self.read()
@@ -99,8 +88,6 @@ class Decoder:
     def append(self, tokens: Tensor) -> None:
         """Advance by one token per sequence, the same for every member.
 
-        If a sequence's window is full and may slide, its later half and the new token are kept.
-
         Args:
             tokens: (b,) int64 or int32.
 
@@ -113,19 +100,12 @@ class Decoder:
         if tuple(tokens.shape) != (batch,):
             raise ValueError(f"tokens must have shape ({batch},), got {tuple(tokens.shape)}")
         self._forward.check_tokens("tokens", tokens)
-        full = length == self._forward.max_positions
-        if not (full and self._slide):
-            self._forward.check_length(length + 1)
+        self._forward.check_length(length + 1)
         new = tokens.to(self._forward.model.device, torch.int64)[:, None]
         self._ids = torch.cat([self._ids, new], dim=1)
         if self._mask is not None:
             self._mask = torch.cat([self._mask, torch.ones_like(new)], dim=1)
-        if full:
-            self._keep(length, max(1, length // 2))
-            self._begin()
-            self.read()
-        else:
-            self._advance(new, self._mask)
+        self._advance(new, self._mask)
 
     def drop(self, ended: Tensor) -> None:
         """Drop sequences that ended; the others keep their order.
@@ -165,14 +145,12 @@ class Decoder:
             other: of the same ensemble.
 
         Raises:
-            ValueError: if the other decoder is of another ensemble, or if a window slides.
+            ValueError: if the other decoder is of another ensemble.
         """
         from adapmixed.ensemble.cache import join_rows, written_layers
 
         if other._forward is not self._forward:
             raise ValueError("other must be a decoder of the same ensemble")
-        if self._slide or other._slide:
-            raise ValueError("other must not join, because a window slides: each is read by itself")
         self._check_read()
         other._check_read()
         self._logits = other._logits = self._ids.new_empty(0)
@@ -206,18 +184,6 @@ class Decoder:
         if self._mask is None:
             return torch.zeros_like(self._ids[:, 0])
         return (self._mask.cumsum(dim=1) == 0).sum(dim=1)
-
-    def _keep(self, limit: int, count: int) -> None:
-        """Cut sequences of more than `limit` tokens to their last `count`; trim the padding."""
-        mask = self._all_masked(self.length)
-        held = mask.sum(dim=1)
-        held = torch.where(held > limit, held.clamp_max(count), held)
-        order = mask.argsort(dim=1, stable=True)  # padding first; tokens keep their order
-        width = int(held.max())
-        place = torch.arange(width, device=held.device)
-        mask = (place >= width - held[:, None]).to(mask.dtype)
-        self._ids = self._ids.gather(1, order)[:, -width:] * mask
-        self._set_mask(mask)
 
     def _check_read(self) -> None:
         if self._unread:

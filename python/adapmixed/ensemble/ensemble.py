@@ -11,7 +11,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from adapmixed.checks import OVERFLOWS, check_option
 from adapmixed.ensemble.adapted_layers import merged_layers
 from adapmixed.ensemble.batched_lora import stack_adapters
 from adapmixed.ensemble.decoder import Decoder
@@ -24,6 +23,7 @@ from adapmixed.ensemble.room import LogitsRoom
 from adapmixed.ensemble.support import TESTED, check_behaviour, check_model, max_positions
 from adapmixed.ensemble.trunk import find_trunk, repeat_at
 from adapmixed.ensemble.vocabulary import beginning_of, unnamed_ids
+from adapmixed.limits import check_models, check_vocabulary
 from adapmixed.ranks import ALONE, Ranks
 
 _LOG = logging.getLogger(__name__)
@@ -92,11 +92,11 @@ class Ensemble:
             ValueError: if there are no adapters, if tokenizer and model do not fit, or if an
                 ensemble cannot be built on the model (docs/reference/supported-models.md).
         """
-        if not adapters:
-            raise ValueError("an ensemble must have at least one private model, got 0")
+        self.num_models = check_models(len(adapters) if num_models is None else num_models)
         check_model(model, tokenizer)
         text_config = model.config.get_text_config()
         vocab_size = int(text_config.vocab_size)
+        check_vocabulary(vocab_size, "model")
         masked = None if tokenizer is None else unnamed_ids(tokenizer, vocab_size)
         adapted = merged_layers([one.layers for one in adapters]) if adapted is None else adapted
         self.trunk = find_trunk(model, adapted)
@@ -106,7 +106,6 @@ class Ensemble:
         model.eval()
         model.requires_grad_(False)
         self.ranks = ranks
-        self.num_models = len(adapters) if num_models is None else num_models
         self.vocab_size = vocab_size
         self.tokenizer = tokenizer
         self.beginning = beginning_of(tokenizer)
@@ -277,7 +276,6 @@ class Ensemble:
         *,
         memory_bytes: int = DEFAULT_MEMORY_BYTES,
         attention_mask: Tensor | None = None,
-        overflow: str = "refuse",
         new_tokens: int = 0,
         beside: Beside | None = None,
         unread: bool = False,
@@ -285,13 +283,9 @@ class Ensemble:
         """Read a prompt and return a decoder that continues it.
 
         Args:
-            input_ids: (b, t) prompts, with t <= max_positions unless the window slides.
+            input_ids: (b, t) prompts, with t <= max_positions.
             memory_bytes: as in `iter_logits`; it must hold the cache of all positions to come.
             attention_mask: (b, t) of 0 and 1; prompts of unequal length are padded on the left.
-            overflow: what happens when the context is full, one of `OVERFLOWS`. "refuse" raises.
-                "slide" forgets the older half of a sequence and reads the rest again; of a longer
-                prompt only the last max_positions tokens are read. Each sequence has its own
-                window, without padding.
             new_tokens: the largest number of tokens that will be appended. The cache reserves room
                 for them, within `memory_bytes`. Beyond that it grows by a quarter, uncounted.
             beside: returns the bytes that the caller holds together with a position's logits, which
@@ -302,19 +296,16 @@ class Ensemble:
             the decoder, which holds the logits after the prompt unless it is unread.
 
         Raises:
-            ValueError: as in `iter_logits`, or if a row ends in padding or `overflow` is unknown.
+            ValueError: as in `iter_logits`, or if a row ends in padding.
         """
-        check_option("overflow", overflow, OVERFLOWS)
-        slide = overflow == "slide"
-        ids, mask = self._forward.check_ids(input_ids, attention_mask, any_length=slide)
-        return Decoder(self._forward, ids, mask, memory_bytes, slide, new_tokens, beside, unread)
+        ids, mask = self._forward.check_ids(input_ids, attention_mask)
+        return Decoder(self._forward, ids, mask, memory_bytes, new_tokens, beside, unread)
 
     def sequence_bytes(
         self,
         length: int,
         *,
         new_tokens: int = 0,
-        overflow: str = "refuse",
         beside: Beside | None = None,
     ) -> int:
         """Return the least `memory_bytes` with which `decoder` takes one prompt of this length.
@@ -324,13 +315,9 @@ class Ensemble:
         Args:
             length: of the prompt, in tokens.
             new_tokens: as in `decoder`.
-            overflow: as in `decoder`.
             beside: as in `decoder`.
         """
-        window = length + new_tokens
-        if overflow == "slide" and self.max_positions is not None:
-            window = min(window, self.max_positions)
-        return self._forward.sequence_bytes(window, beside)
+        return self._forward.sequence_bytes(length + new_tokens, beside)
 
 
 def try_members(model: Any, tokenizer: Any, layers: Sequence[str]) -> None:

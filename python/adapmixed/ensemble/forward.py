@@ -58,15 +58,12 @@ class BatchedForward:
     # Hooks at the end of the trunk store the shapes of the current pass.
     _lock: threading.Lock = field(default_factory=threading.Lock, repr=False, compare=False)
 
-    def check_ids(
-        self, input_ids: Tensor, attention_mask: Tensor | None, *, any_length: bool = False
-    ) -> tuple[Tensor, Any]:
+    def check_ids(self, input_ids: Tensor, attention_mask: Tensor | None) -> tuple[Tensor, Any]:
         """Return the validated ids and mask, int64 and on the model's device.
 
         Args:
             input_ids: as in `Ensemble.logits`.
             attention_mask: as in `Ensemble.logits`.
-            any_length: whether inputs may be longer than `max_positions`.
 
         Raises:
             ValueError: as `Ensemble.logits`.
@@ -76,8 +73,7 @@ class BatchedForward:
                 f"input_ids must have shape (b, t) with b, t >= 1, got {tuple(input_ids.shape)}"
             )
         self.check_tokens("input_ids", input_ids)
-        if not any_length:
-            self.check_length(input_ids.shape[1])
+        self.check_length(input_ids.shape[1])
         ids = input_ids.to(self.model.device, torch.int64)
         if attention_mask is None:
             return ids, None

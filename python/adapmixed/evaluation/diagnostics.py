@@ -58,7 +58,7 @@ class Diagnostics:
         self.queries += len(targets)
         self.screened += int(answer.public.sum())
         found = proposal._distribution
-        if proposal.mechanism.name != "public" and _is_mixture(found):
+        if proposal.mechanism.name not in ("public", "unprotected") and _is_mixture(found):
             self._add_mixture(found, answer, targets)
         charges = _charges(proposal)
         if charges is not None:
@@ -204,7 +204,7 @@ def _is_mixture(found: Distribution) -> bool:
     from adapmixed_ext import Projection
 
     whole = type(found) is Distribution  # not a mixture over a subset of the members
-    return whole and isinstance(found.projection, Projection) and found.public_support
+    return whole and isinstance(found.projection, Projection)
 
 
 def _charges(proposal: Proposal) -> NDArray[np.float64] | None:

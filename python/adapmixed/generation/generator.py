@@ -43,8 +43,6 @@ class PrivateGenerator:
         accountant: charged for every answer before it is drawn. If several processes run, the main
             process has the accountant, and the others are given None.
         rng: source of all randomness; None for `SecureRandom()`.
-        overflow: "refuse" raises ValueError for text beyond the model's window. With "slide", a
-            sequence that fills the window forgets its older half.
         memory_bytes: limit for logits, activations, keys and values, in bytes.
         refused: options of other libraries, which raise because they would void the guarantee.
 
@@ -61,7 +59,6 @@ class PrivateGenerator:
         accountant: Accountant | None,
         *,
         rng: RandomSource | None = None,
-        overflow: str = "refuse",
         memory_bytes: int = DEFAULT_MEMORY_BYTES,
         **refused: Never,
     ) -> None:
@@ -69,7 +66,7 @@ class PrivateGenerator:
         if getattr(ensemble, "tokenizer", "") is None:
             raise ValueError("ensemble must have a tokenizer, but its base has none")
         rng = SecureRandom() if rng is None else rng
-        self._answerer = Answerer(ensemble, mechanism, accountant, rng, overflow, memory_bytes)
+        self._answerer = Answerer(ensemble, mechanism, accountant, rng, memory_bytes)
         self._tokenizer = ensemble.tokenizer
 
     @property
@@ -215,12 +212,7 @@ class PrivateGenerator:
         """Return how many prompts, padded to this length, one batch may hold."""
         if size is not None:
             return size
-        one = self.ensemble.sequence_bytes(
-            length,
-            new_tokens=max_new_tokens - 1,
-            overflow=self._answerer.overflow,
-            beside=beside,
-        )
+        one = self.ensemble.sequence_bytes(length, new_tokens=max_new_tokens - 1, beside=beside)
         return int(self._answerer.memory_bytes // one)
 
     def chat(

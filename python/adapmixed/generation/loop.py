@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Never
 import torch
 from torch import Tensor
 
-from adapmixed.checks import OVERFLOWS, check_count, check_option, check_rng, check_type
+from adapmixed.checks import check_count, check_rng, check_type
 from adapmixed.errors import BudgetSpentError
 from adapmixed.generation.refused import refuse
 from adapmixed.mechanisms import Mechanism, Origin, shaped
@@ -40,8 +40,6 @@ class Answerer:
         mechanism: how a query is answered.
         accountant: charged for every answer; None on all processes but the main one.
         rng: source of all randomness.
-        overflow: "refuse" raises ValueError for text beyond the model's window. With "slide", a
-            sequence that fills the window forgets its older half, and the rest is read again.
         memory_bytes: limit for the logits, activations, keys and values that are held until the
             last token, in bytes. Weights and adapters are not included.
     """
@@ -50,7 +48,6 @@ class Answerer:
     mechanism: Mechanism
     accountant: Accountant | None
     rng: RandomSource
-    overflow: str = "refuse"
     memory_bytes: int = DEFAULT_MEMORY_BYTES
 
     def __post_init__(self) -> None:
@@ -67,7 +64,6 @@ class Answerer:
                 "accountant must be None on all processes but the main one, which is charged"
             )
         check_rng(self.rng)
-        check_option("overflow", self.overflow, OVERFLOWS)
         check_count("memory_bytes", self.memory_bytes)
         self.check(0)
 
@@ -108,12 +104,11 @@ class Answerer:
 
     def check_window(self, length: int, max_new_tokens: int) -> None:
         """Raise ValueError if answers to prompts of this length do not fit the model's window."""
-        limit = self.ensemble.max_positions if self.overflow == "refuse" else None
+        limit = self.ensemble.max_positions
         # The last token is released but never read back.
         if limit is not None and length > limit:
             raise ValueError(
-                f"prompt must have at most {limit} tokens, the model's window, got {length} "
-                "(overflow='slide' reads the last of them)"
+                f"prompt must have at most {limit} tokens, the model's window, got {length}"
             )
         if limit is not None and length + max_new_tokens - 1 > limit:
             raise ValueError(
@@ -186,7 +181,7 @@ class Answerer:
             {
                 "the mechanism": self.mechanism,
                 "the prompt": (input_ids.tolist(), mask),
-                "the settings of the answer": (settings, self.overflow, self.memory_bytes),
+                "the settings of the answer": (settings, self.memory_bytes),
             }
         )
         self.check(len(input_ids) * max_new_tokens)
@@ -194,7 +189,6 @@ class Answerer:
             input_ids,
             memory_bytes=self.memory_bytes,
             attention_mask=attention_mask,
-            overflow=self.overflow,
             new_tokens=max_new_tokens - 1,
             beside=self.held_bytes(temperature, top_k),
         )

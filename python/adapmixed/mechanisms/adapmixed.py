@@ -10,6 +10,7 @@ from torch import Tensor
 
 import adapmixed_ext as ops
 from adapmixed.checks import check_count, check_number, check_option
+from adapmixed.limits import check_order, check_radius, check_sigma
 from adapmixed.mechanisms.distribution import Distribution
 from adapmixed.mechanisms.proposal import Mechanism, Prepared
 from adapmixed.mechanisms.rows import Rows
@@ -26,7 +27,7 @@ from adapmixed_ext._screen import screen_prepared
 from adapmixed_ext.inputs import Inputs
 from adapmixed_ext.types import RandomSource
 
-MAX_ORDERS = 32
+MAX_ORDERS = 8
 Screen = Literal["noisy", "public"]
 Loss = Literal["data-dependent", "fixed"]
 
@@ -42,12 +43,12 @@ class AdaPMixED(Mechanism):
     paper's ablations are options. docs/theory/adapmixed.md states and proves the guarantee.
 
     Attributes:
-        order: Rényi order α > 1 of the ball, the screening and the loss.
-        target_leakage: β ≥ 0 of the paper; the ball has radius R = βα in nats.
+        order: Rényi order α in (1, 1 024] of the ball, the screening and the loss.
+        target_leakage: β ≥ 0 of the paper; the ball has radius R = βα in nats, (α − 1) R ≤ 600.
         screen: "noisy" as in the paper, "public" or None. "public" tests q in place of the mixture
             with the same noise, so it uses no private value and costs nothing.
         screen_weight: λ_s in [0, 1], weight of the private models in the screened mixture.
-        sigma: standard deviation σ > 0 of the screening noise.
+        sigma: standard deviation σ ≥ 1e-6 of the screening noise.
         threshold: T_s ≥ 0 in nats. A query whose divergence is above it is answered from q.
         screen_top_k: k ≥ 1, number of public top tokens that are screened.
         loss: "data-dependent" for the realised loss of every model, which gives an ex-post
@@ -81,8 +82,9 @@ class AdaPMixED(Mechanism):
     _orders: tuple[float, ...] = field(init=False, repr=False, compare=False, default=())
 
     def __post_init__(self) -> None:
-        check_number("order", self.order, above=1.0)
+        check_order(self.order)
         check_number("target_leakage", self.target_leakage, least=0.0)
+        check_radius(self.radius, self.order)
         if self.screen not in ("noisy", "public", None):
             raise ValueError(
                 f"screen must be one of ('noisy', 'public', None), got {self.screen!r}; noise is "
@@ -92,13 +94,13 @@ class AdaPMixED(Mechanism):
         check_option("loss", self.loss, ("data-dependent", "fixed"))
         check_option("adjacency", self.adjacency, ("zero_out", "add_remove"))
         check_number("screen_weight", self.screen_weight, least=0.0, most=1.0)
-        check_number("sigma", self.sigma, above=0.0)
+        check_sigma(self.sigma)
         check_number("threshold", self.threshold, least=0.0, infinite=True)
         check_count("screen_top_k", self.screen_top_k)
         if not isinstance(self.loss_orders, tuple):
             raise ValueError(f"loss_orders must be a tuple of orders, got {self.loss_orders!r}")
         for order in self.loss_orders:
-            check_number("loss_orders", order, above=1.0)
+            check_order(order, "loss_orders")
         distinct = len(set(self.loss_orders)) == len(self.loss_orders)
         if not distinct or len(self.loss_orders) > MAX_ORDERS:
             raise ValueError(

@@ -9,6 +9,7 @@ import torch
 
 import adapmixed_ext as ops
 from adapmixed.checks import check_number
+from adapmixed.limits import MOST_DEPTH, MOST_RANGE
 from adapmixed.mechanisms.distribution import Distribution, public_distribution
 from adapmixed.mechanisms.proposal import Mechanism, Prepared
 from adapmixed.mechanisms.rows import Rows
@@ -16,9 +17,6 @@ from adapmixed.privacy import PublicAnswer, UnprotectedAnswer
 from adapmixed_ext import Projection
 from adapmixed_ext.inputs import prepare
 from adapmixed_ext.types import RandomSource
-
-_UNCLIPPED = 1e4
-"""A log-ratio beyond this many nats counts as a probability of 0."""
 
 
 @dataclass(frozen=True)
@@ -46,15 +44,16 @@ class Unprotected(Mechanism):
         projection = Projection(weight, torch.zeros_like(weight), *inputs[2:])
         public = torch.zeros_like(inputs.public_lse, dtype=torch.bool)
         events = (UnprotectedAnswer(len(public)),)
-        return Prepared(Distribution(rows, projection, public_support=False), public, events)
+        return Prepared(Distribution(rows, projection), public, events)
 
 
 @dataclass(frozen=True)
 class UnprotectedPool(Mechanism):
-    """Answers from an unclipped logarithmic pool of the private distributions, without a guarantee.
+    """Answers from a logarithmic pool of the private distributions, without a guarantee.
 
-    p(v) ∝ q(v) exp((κ/N) Σ_i log p_i(v)/q(v)). It is a reference for what protection costs, often a
-    better one than the mean of `Unprotected`. Choose κ on other text than that of the evaluation.
+    p(v) ∝ q(v) exp((κ/N) Σ_i log p_i(v)/q(v)), with log-ratios up to ±min(32, 165/κ). It is a
+    reference for what protection costs, often a better one than the mean of `Unprotected`. Choose κ
+    on other text than that of the evaluation.
 
     Attributes:
         scale: κ in (0, 100].
@@ -73,8 +72,9 @@ class UnprotectedPool(Mechanism):
         return super().held_bytes(rows, vocab_size, element) + 8 * vocab_size
 
     def _prepare(self, rows: Rows, rng: RandomSource) -> Prepared:
+        widest = min(MOST_RANGE, MOST_DEPTH / self.scale) / 2
         pool = ops.log_pool(
-            rows.private, rows.public, lower=-_UNCLIPPED, upper=_UNCLIPPED, scale=self.scale,
+            rows.private, rows.public, lower=-widest, upper=widest, scale=self.scale,
             keep=rows.drawn,
         )  # fmt: skip
         public = torch.zeros(len(rows.public), dtype=torch.bool, device=rows.public.device)

@@ -10,17 +10,13 @@ import numpy as np
 import torch
 
 import adapmixed_ext as ops
-from adapmixed.checks import check_number, check_optional_queries
-from adapmixed.mechanisms.distribution import Distribution, public_below
+from adapmixed.limits import check_clip, check_optional_queries, check_scale
+from adapmixed.mechanisms.distribution import Distribution
 from adapmixed.mechanisms.proposal import Mechanism, Prepared
 from adapmixed.mechanisms.rows import Rows, check_confidence, unsure
 from adapmixed.privacy import BoundedRangeAnswer, Event, PublicAnswer
 from adapmixed.privacy.costs.clipped_log_pool import individual_rho
 from adapmixed_ext.types import RandomSource
-
-_MOST_DEPTH = 330.0
-"""Largest range of log p/q. Tokens that are too rare for a double keep their public probability,
-and what the pool gave each of them is then below e^-40: no row's sum depends on a member."""
 
 
 @dataclass(frozen=True)
@@ -34,9 +30,10 @@ class ClippedLogPool(Mechanism):
 
     Attributes:
         lower: a ≤ 0, the least log p_i/q, a logarithm and not a ratio as in ClippedMixing.
-        upper: b ≥ 0, the largest log p_i/q.
-        scale: κ ≥ 0. A scale above 1 sharpens the log-ratios on which the shards agree.
-        queries: T in [1, 2^63], number of queries that the guarantee is planned for. The first
+        upper: b ≥ 0, the largest log p_i/q; b − a ≤ 64.
+        scale: κ ≥ 0, κ (b − a) ≤ 330. A scale above 1 sharpens the log-ratios on which the shards
+            agree.
+        queries: T in [1, 2^40], number of queries that the guarantee is planned for. The first
             query charges all of them. None charges every query as it comes. Their number must then
             be fixed in advance, unless every shard has a budget.
         public_confidence: probability in [0, 1]. If the likeliest public token has a larger one,
@@ -55,15 +52,8 @@ class ClippedLogPool(Mechanism):
     public_confidence: float | None = None
 
     def __post_init__(self) -> None:
-        check_number("lower (a log-ratio)", self.lower, least=-1e6, most=0.0)
-        check_number("upper (a log-ratio)", self.upper, least=0.0, most=1e6)
-        check_number("scale", self.scale, least=0.0)
-        check_optional_queries("queries", self.queries)
-        if self.scale * (self.upper - self.lower) > _MOST_DEPTH:
-            raise ValueError(
-                f"scale * (upper - lower) must be <= {_MOST_DEPTH:g}, got {self.scale!r} * "
-                f"{self.upper - self.lower!r}: tokens may be lost where doubles end"
-            )
+        check_scale(self.scale, *check_clip(self.lower, self.upper))
+        check_optional_queries(self.queries)
         check_confidence(self.public_confidence)
 
     @property
@@ -98,8 +88,7 @@ class ClippedLogPool(Mechanism):
         span = pool.span.cpu().numpy()
         rho = torch.from_numpy(individual_rho(span, self.scale, self.lower, self.upper, models))
         charges = rho if answered == positions else torch.where(asked.cpu(), rho, 0.0)
-        rare = public_below(-self.scale * (self.upper - self.lower))
-        found = Distribution(rows, pool, public_below=rare, takes_part=takes_part)
+        found = Distribution(rows, pool, takes_part)
         setting = (self.scale, self.lower, self.upper, models, answered, self.queries)
         return Prepared(found, ~asked, _events(*setting, positions - answered), charges)
 

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
 
 import adapmixed_ext as ops
-from adapmixed.checks import check_number, check_optional_queries
-from adapmixed.mechanisms.distribution import Distribution, public_below
+from adapmixed.limits import check_box, check_optional_queries, check_order
+from adapmixed.mechanisms.distribution import Distribution
 from adapmixed.mechanisms.proposal import Mechanism, Prepared
 from adapmixed.mechanisms.rows import Rows, check_confidence, unsure
 from adapmixed.privacy import ClippedAnswer, Event, PublicAnswer
-from adapmixed.privacy.costs.clipped_mixing import LEAST_LOWER, MAX_VOCABULARY, charge_rounding
+from adapmixed.privacy.costs.clipped_mixing import charge_rounding
 from adapmixed.privacy.events import LOSS_ABSOLUTE_ERROR
 from adapmixed_ext.types import RandomSource
 
@@ -30,11 +29,12 @@ class ClippedMixing(Mechanism):
 
     Attributes:
         lower: c in [0, 1], the least ratio p̄_i/q, not its logarithm as in ClippedLogPool. With an
-            order it is at least 1e-30.
-        upper: C in [1, 1e60], the largest ratio p̄_i/q.
-        queries: T in [1, 2^63], number of queries that the fixed guarantee is for. None with
+            order it is above 0.
+        upper: C in [1, 1e6], the largest ratio p̄_i/q; C/c ≤ 1e6 unless c is 0.
+        queries: T in [1, 2^40], number of queries that the fixed guarantee is for. None with
             per-shard budgets.
-        order: Rényi order α > 1 of the charges against per-shard budgets. None without budgets.
+        order: Rényi order α in (1, 1 024] of the charges against per-shard budgets. None without
+            budgets.
         public_confidence: probability in [0, 1]. If the likeliest public token has a larger one,
             the query is answered from q and costs nothing. None for no such rule.
 
@@ -51,12 +51,12 @@ class ClippedMixing(Mechanism):
     public_confidence: float | None = None
 
     def __post_init__(self) -> None:
-        least = LEAST_LOWER if self.order else 0.0
-        check_number("lower (a ratio)", self.lower, least=least, most=1.0)
-        check_number("upper (a ratio)", self.upper, least=1.0, most=1e60)
-        check_optional_queries("queries", self.queries)
+        lower, _ = check_box(self.lower, self.upper)
+        check_optional_queries(self.queries)
         if self.order is not None:
-            check_number("order", self.order, above=1.0)
+            check_order(self.order)
+            if lower == 0:
+                raise ValueError(f"lower (a ratio) must be > 0 with an order, got {self.lower!r}")
         check_confidence(self.public_confidence)
 
     @property
@@ -81,12 +81,6 @@ class ClippedMixing(Mechanism):
 
     def _prepare(self, rows: Rows, rng: RandomSource) -> Prepared:
         models, positions = rows.private.shape[:2]
-        if rows.public.shape[-1] > MAX_VOCABULARY:
-            raise ValueError(
-                f"public_logits must have at most {MAX_VOCABULARY} tokens, for which the rounding "
-                f"of the rows' sums is accounted, got {rows.public.shape[-1]}"
-            )
-        rare = public_below(math.log(self.lower)) if self.lower >= LEAST_LOWER else -math.inf
         clipping = ops.clip_project(
             rows.private, rows.public, lower=self.lower, upper=self.upper, orders=self.order
         ).check()
@@ -102,7 +96,7 @@ class ClippedMixing(Mechanism):
             # A row of charge 0 is an emptied shard's. It answers q as a missing member does, to
             # the last bit.
             takes_part = asked & (charge > 0)
-        found = Distribution(rows, clipping, public_below=rare, takes_part=takes_part)
+        found = Distribution(rows, clipping, takes_part)
         every = torch.ones(models, positions, dtype=torch.bool, device=rows.public.device)
         answered = int(asked.sum())
         events: tuple[Event, ...] = (PublicAnswer(positions - answered),)

@@ -3,23 +3,20 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
 
 import adapmixed_ext as ops
-from adapmixed.checks import check_delta, check_number, check_queries, check_question
+from adapmixed.checks import check_epsilon, check_question
+from adapmixed.limits import MOST_EXPONENT, check_delta, check_order, check_queries
 from adapmixed.mechanisms.distribution import Distribution
 from adapmixed.mechanisms.proposal import Mechanism, Prepared
 from adapmixed.mechanisms.rows import Rows
 from adapmixed.privacy import RenyiBound
 from adapmixed.privacy.conversions import c_alpha, emptied_share, larger_order
-from adapmixed.privacy.costs.pmixed import (
-    LOG2_MOST_QUERIES,
-    radius_for_epsilon,
-    sound_bound,
-)
+from adapmixed.privacy.costs.pmixed import radius_for_epsilon, sound_bound
 from adapmixed_ext.types import RandomSource
 
 
@@ -28,20 +25,17 @@ class PMixED(Mechanism):
     """Mixing within a Rényi ball around the public distribution, with a fixed (ε, δ).
 
     Algorithm 2 of the paper, for a fixed number of queries, with a sound analysis. Under zero-out,
-    one query costs D↔_α ≤ log(1 + (s/N)(e^{(α−1)R} − 1)) / (α−1), and R is the largest radius that
-    spends epsilon over all queries. Subsampling at rate s leaves the other members at q, so a
-    token's distribution is the full mixture with weights s λ_i. The program draws from that mixture
-    and never draws a subset. docs/theory/pmixed.md has the proof, and docs/theory/errata.md
-    explains why the published rule is not valid.
+    one query costs D↔_α ≤ log(1 + (e^{(α−1)R} − 1)/N) / (α−1), and R is the largest radius that
+    spends epsilon over all queries. No subset of the members is drawn. docs/theory/pmixed.md has
+    the proof, and docs/theory/errata.md explains why the published rule is not valid.
 
     Attributes:
         epsilon: ε > c_α(δ) of the final (ε, δ) guarantee. For replace-one, half of it must be above
             c_α(δ/(1 + e^{ε/2})).
-        delta: δ in (0, 1).
-        queries: T in [1, 2^50], number of queries that the budget is for. The first query charges
+        delta: δ in [1e-15, 0.1].
+        queries: T in [1, 2^40], number of queries that the budget is for. The first query charges
             all of them, so the decision to stop may depend on the answers.
-        order: Rényi order α > 1, fixed in advance.
-        sample_rate: s in (0, 1], probability that a model takes part in a query.
+        order: Rényi order α in (1, 1 024], fixed in advance.
         adjacency: neighbours of epsilon, "zero_out" or "replace_one", which is two zero-outs.
 
     Raises:
@@ -58,15 +52,13 @@ class PMixED(Mechanism):
     delta: float
     queries: int
     order: float
-    sample_rate: float = 1.0
     adjacency: str = "zero_out"
 
     def __post_init__(self) -> None:
-        check_number("epsilon", self.epsilon, above=0.0)
+        check_epsilon(self.epsilon)
         check_delta(self.delta)
-        check_queries("queries", self.queries, log2_most=LOG2_MOST_QUERIES)
-        check_number("order", self.order, above=1.0)
-        check_number("sample_rate", self.sample_rate, above=0.0, most=1.0)
+        check_queries(self.queries)
+        check_order(self.order)
         check_question(self.adjacency)
         epsilon, conversion = self._step(self.order)
         if not epsilon > conversion:
@@ -104,22 +96,16 @@ class PMixED(Mechanism):
         return epsilon, c_alpha(order, share) if share > 0 else math.inf
 
     def radius(self, num_models: int) -> float:
-        """Return the radius R of the ball for N models, in nats."""
-        return radius_for_epsilon(self.order, self.per_query, num_models, self.sample_rate)
+        """Return the radius R of the ball for N models, in nats, at most 600/(α − 1)."""
+        largest = radius_for_epsilon(self.order, self.per_query, num_models)
+        return min(largest, MOST_EXPONENT / (self.order - 1))
 
     def _prepare(self, rows: Rows, rng: RandomSource) -> Prepared:
         """Prepare lines 2–8 of Algorithm 2, up to the draw of the token."""
         models, positions = rows.private.shape[:2]
         radius = self.radius(models)
         projection = ops.project(rows.private, rows.public, order=self.order, radius=radius)
-        if self.sample_rate < 1.0:  # a member that answers q with probability 1 − s
-            rate = self.sample_rate
-            projection = replace(
-                projection,
-                weight=rate * projection.weight,
-                complement=(1.0 - rate) + rate * projection.complement,
-            )
-        spent = sound_bound(self.order, radius, models, self.sample_rate)
+        spent = sound_bound(self.order, radius, models)
         event = RenyiBound(self.order, spent, models, positions, budget=self.queries)
         public = torch.zeros(positions, dtype=torch.bool, device=rows.public.device)
         return Prepared(Distribution(rows, projection), public, (event,))

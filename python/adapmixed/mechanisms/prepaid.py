@@ -12,14 +12,13 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
-from typing import NoReturn
 
 import numpy as np
 from numpy.typing import NDArray
 
 from adapmixed.checks import check_count
 from adapmixed.mechanisms.clipped_log_pool import ClippedLogPool
-from adapmixed.mechanisms.proposal import BY_HAND, Mechanism, Origin, Proposal, this_process
+from adapmixed.mechanisms.proposal import BY_HAND, Mechanism, Origin, Proposal
 from adapmixed.mechanisms.single_charge import Charge
 from adapmixed.privacy import BoundedRangeAnswer, BudgetSpentError, Caveat, Event
 
@@ -98,9 +97,6 @@ class Prepayment:
         self._charge.begin()
         return self._charge
 
-    def __reduce__(self) -> NoReturn:
-        raise TypeError("a prepayment must not be copied or pickled: it is charged once")
-
 
 def caveats(origin: Origin, seeded: bool) -> list[Caveat]:
     """Return the caveats of answers from this origin."""
@@ -110,8 +106,7 @@ def caveats(origin: Origin, seeded: bool) -> list[Caveat]:
 class Prepaid:
     """A count of queries that are paid for, in the process that draws their tokens.
 
-    It stands where an accountant would: `charge` lets a proposal be released, or raises. A forked
-    child cannot use it.
+    It stands where an accountant would: `charge` lets a proposal be released, or raises.
 
     Args:
         mechanism: the mechanism that was charged.
@@ -133,7 +128,7 @@ class Prepaid:
     ) -> None:
         self._of = check_fixed(mechanism), check_count("num_models", num_models), origin.ensemble
         self._caveats = frozenset(caveats(origin, seeded))
-        self._lock, self._process = threading.Lock(), this_process()
+        self._lock = threading.Lock()
         self._left = 0
 
     @property
@@ -148,7 +143,6 @@ class Prepaid:
             queries: their number, ≥ 0.
         """
         count = check_count("queries", queries, 0)
-        self._check_process()
         with self._lock:
             self._left += count
 
@@ -164,7 +158,6 @@ class Prepaid:
             ValueError: the proposal is not what was charged, or it was charged before.
             BudgetSpentError: fewer queries are left.
         """
-        self._check_process()
         with self._lock:
             begun = proposal._begin()
             try:
@@ -195,16 +188,3 @@ class Prepaid:
             )
         answers = [event for event in events if isinstance(event, BoundedRangeAnswer)]
         return sum(event.queries for event in answers)
-
-    def _check_process(self) -> None:
-        # Checked before the lock, which a thread of the parent may have held at the fork.
-        if self._process != this_process():
-            raise ValueError(
-                "prepaid queries must be released in the process that counts them: parent and "
-                "child of a fork would each release them"
-            )
-
-    def __reduce__(self) -> NoReturn:
-        raise TypeError(
-            "prepaid queries must not be copied or pickled: each copy would release them"
-        )

@@ -9,18 +9,17 @@ Shapes are written with N models, B positions, V tokens and K orders, as in ``ad
 
 from __future__ import annotations
 
-import os
 import threading
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, NoReturn
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
 from adapmixed.checks import check_rng
 from adapmixed.mechanisms.distribution import Distribution
-from adapmixed.mechanisms.rows import Rows, Versions, shaped
+from adapmixed.mechanisms.rows import Rows, shaped
 from adapmixed.mechanisms.single_charge import Charge
 from adapmixed.privacy import Caveat, Event
 from adapmixed_ext.types import RandomSource
@@ -86,8 +85,7 @@ class Prepared:
 class Proposal:
     """An answer that waits to be charged. One charge pays for one answer.
 
-    `Accountant.charge` must come before :meth:`release`. A proposal cannot be copied or pickled,
-    and a forked child cannot use it.
+    `Accountant.charge` must come before :meth:`release`.
 
     Attributes:
         mechanism: mechanism that made the proposal.
@@ -103,29 +101,25 @@ class Proposal:
         targets: Tensor | None,
         rng: RandomSource,
         origin: Origin,
-        versions: Versions,
     ) -> None:
         self.mechanism = mechanism
         self.num_models = num_models
         self.ensemble = origin.ensemble
         self._prepared, self._targets, self._rng = prepared, targets, rng
-        self._versions = versions
         caveats = [Caveat(name) for name in origin.caveats]
         if getattr(rng, "seeded", True):
             caveats.insert(0, Caveat("seeded"))
         charges = None if prepared.charges is None else prepared.charges.cpu().numpy()
         self._charge = Charge(prepared.events, caveats, charges, mechanism.measure)
         self._answer: Answer | None = None
-        self._lock, self._process = threading.Lock(), this_process()
+        self._lock = threading.Lock()
 
     def _begin(self) -> Charge:
         """Begin the one charge of this proposal. Only an accountant may call this.
 
         Raises:
-            ValueError: the proposal was charged before, its charge failed, or another process made
-                it.
+            ValueError: the proposal was charged before, or its charge failed.
         """
-        self._check_process()
         self._charge.begin()
         return self._charge
 
@@ -138,10 +132,8 @@ class Proposal:
             The answers to all B queries.
 
         Raises:
-            ValueError: the proposal was not charged, logits were changed since it was made, or
-                another process made it.
+            ValueError: the proposal was not charged.
         """
-        self._check_process()
         with self._lock:
             if self._answer is None:
                 self._answer = self._drawn()
@@ -154,12 +146,9 @@ class Proposal:
         Evaluation reads it, too.
 
         Raises:
-            ValueError: the proposal was not charged, logits were changed since it was made, or
-                another process made it.
+            ValueError: the proposal was not charged.
         """
-        self._check_process()
         active = self._active
-        self._versions.check()
         found = self._prepared.distribution
         if active is None or self._prepared.charges is None:
             return found
@@ -176,38 +165,6 @@ class Proposal:
         if self._targets is not None:
             return Answer(None, distribution.log_prob(self._targets), public)
         return Answer(distribution.sample(self._rng), None, public)
-
-    def _check_process(self) -> None:
-        # Checked before the lock, which a thread of the parent may have held at the fork.
-        if self._process != this_process():
-            raise ValueError(
-                "proposal must be used in the process that made it: parent and child of a fork "
-                "would each draw an answer for one charge"
-            )
-
-    def __reduce__(self) -> NoReturn:
-        raise TypeError("a proposal must not be copied or pickled: one charge pays for one answer")
-
-
-_forks = 0
-"""Number of forks from the first process to this one, without forks that Python does not see."""
-
-
-def this_process() -> tuple[int, int]:
-    """Return what differs between a process and its forks.
-
-    An id of a process can recur in a new namespace. Python does not count a fork of C code. So both
-    are needed, and a fork that is hidden in both ways is not noticed.
-    """
-    return _forks, os.getpid()
-
-
-def _count_fork() -> None:
-    global _forks
-    _forks += 1
-
-
-os.register_at_fork(after_in_child=_count_fork)
 
 
 class Mechanism(ABC):
@@ -269,9 +226,8 @@ class Mechanism(ABC):
     ) -> Proposal:
         """Prepare the answers to B queries without releasing anything.
 
-        The proposal holds its own copy of the rows, (N + 1) B V logits. It also refers to the given
-        tensors until it is dropped. If one of them is changed in place, :meth:`Proposal.release`
-        raises ValueError. A change that torch does not count has no effect on the answer.
+        The proposal holds its own copy of the rows, (N + 1) B V logits, so a later change of the
+        given tensors has no effect on the answer.
 
         Args:
             private_logits: (N, B, V) raw logits, float32, bfloat16 or float16.
@@ -289,8 +245,8 @@ class Mechanism(ABC):
             ValueError: logits, rng, targets, temperature or top_k are not valid.
         """
         rows = shaped(private_logits, public_logits, temperature=temperature, top_k=top_k)
-        given = private_logits, public_logits
-        return self._proposal(rows.apart_from(*given), given, rng, targets, BY_HAND)
+        own = rows.apart_from(private_logits, public_logits)
+        return self._proposal(own, rng, targets, BY_HAND)
 
     def propose_rows(
         self,
@@ -302,8 +258,8 @@ class Mechanism(ABC):
     ) -> Proposal:
         """Prepare the answers to shaped rows.
 
-        It works as :meth:`propose`, but the rows belong to the proposal from here on and are not
-        copied. Rows of inference mode are copied, because torch does not count their changes.
+        It works as :meth:`propose`, but the rows belong to the proposal from here on: they are not
+        copied and must not be changed.
 
         Args:
             rows: shaped rows from :func:`shaped`.
@@ -314,26 +270,23 @@ class Mechanism(ABC):
         Raises:
             ValueError: logits, rng or targets are not valid.
         """
-        given = rows.private, rows.public
-        own = rows.apart_from(*(one for one in given if one.is_inference()))
-        return self._proposal(own, given, rng, targets, origin)
+        return self._proposal(rows, rng, targets, origin)
 
     def _proposal(
         self,
         rows: Rows,
-        given: tuple[Tensor, Tensor],
         rng: RandomSource,
         targets: Tensor | None,
         origin: Origin,
     ) -> Proposal:
-        """Return the proposal for these rows. Neither they nor the given logits may change."""
+        """Return the proposal for these rows, which may not change."""
         check_rng(rng)
+        rows = rows.without_tail()
         if targets is not None:
             rows.check_targets(targets)
             rows = replace(rows, drawn=False)
-        versions = Versions(*given, rows.private, rows.public)
         prepared = self._prepare(rows, rng)
-        return Proposal(self, len(rows.private), prepared, targets, rng, origin, versions)
+        return Proposal(self, len(rows.private), prepared, targets, rng, origin)
 
     @abstractmethod
     def _prepare(self, rows: Rows, rng: RandomSource) -> Prepared:

@@ -6,13 +6,15 @@ so every guarantee holds for the shaped rows.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
 from adapmixed.checks import check_number, check_optional_count
-from adapmixed_ext.inputs import ensemble_logits
+from adapmixed.limits import LEAST_LOGIT, LEAST_PUBLIC, check_temperature
+from adapmixed_ext.inputs import ensemble_logits, log_sum_exp
 
 
 @dataclass(frozen=True)
@@ -35,8 +37,6 @@ class Rows:
 
     def apart_from(self, *logits: Tensor) -> Rows:
         """Return these rows, each copied if it shares memory with one of these logits."""
-        if not logits:
-            return self
         memory = {one.untyped_storage().data_ptr() for one in logits}
         private, public = (
             one.clone() if one.untyped_storage().data_ptr() in memory else one
@@ -60,6 +60,40 @@ class Rows:
         for i, b in (bad | far).squeeze(-1).nonzero().tolist():
             row = self.public[b] if bool(bad[i, b]) else private[i, b] - largest[i, b]
             private[i, b] = row
+        return replace(self, private=private)
+
+    def without_tail(self) -> Rows:
+        """Return rows whose members do not speak about the tail, tokens below `LEAST_PUBLIC`.
+
+        On the tail a member's probability becomes q, and on the other tokens it is re-scaled. A
+        private row without a finite logit there becomes the public row. A new row depends on the
+        old one and on the public row alone, so every guarantee holds (docs/theory/numerics.md). A
+        row with the bits of the public one keeps them. Private logits are copied only if a member
+        speaks about the tail.
+
+        Raises:
+            ValueError: a row has NaN, +inf or no finite logit.
+        """
+        # A superset of the tail, found without a sum, is in most cases what is masked everywhere.
+        largest = self.public.amax(-1, keepdim=True).float()
+        highest = largest + (LEAST_PUBLIC + math.log(self.vocab_size))
+        positions, tokens = (self.public < highest).nonzero(as_tuple=True)
+        low = self.public[positions, tokens], self.private[:, positions, tokens]
+        if all(bool(one.isneginf().all()) for one in low):
+            return self
+        public_lse, _ = log_sum_exp(self.public, "public_logits")
+        tail = self.public < (public_lse + LEAST_PUBLIC).unsqueeze(-1)
+        if not bool(tail.any()):
+            return self
+        public = self.public.masked_fill(tail, -math.inf)
+        least = self.private.amax(-1, keepdim=True).float() + LEAST_LOGIT
+        private = self.private.masked_fill(tail | (self.private < least), -math.inf)
+        silent = private.amax(-1).isneginf()
+        private[silent] = public.expand_as(private)[silent]
+        shift = log_sum_exp(private, "private_logits")[0] - log_sum_exp(public, "public_logits")[0]
+        positions, tokens = tail.nonzero(as_tuple=True)
+        kept = self.public[positions, tokens] + shift[:, positions]
+        private[:, positions, tokens] = kept.to(private.dtype)
         return replace(self, private=private)
 
     def check_targets(self, targets: Tensor) -> None:
@@ -93,31 +127,14 @@ class Rows:
         return found.to(torch.int64).argmax(1), found.any(1)
 
 
-class Versions:
-    """Torch's present counts of in-place changes of some tensors, except inference tensors."""
-
-    def __init__(self, *tensors: Tensor) -> None:
-        self._found = [(one, one._version) for one in tensors if not one.is_inference()]
-
-    def check(self) -> None:
-        """Raise ValueError if one of the logits has been changed in place."""
-        if any(one._version != version for one, version in self._found):
-            raise ValueError(
-                "private_logits and public_logits must not be changed between propose and release: "
-                "the charged distribution is that of the proposed values"
-            )
-
-
 LARGEST = 2.0**18
 """Size of the largest logit beyond which a shaped row is shifted. The operators raise at 1e6, and
 that error would reveal a private row. Every dtype represents this number, or no larger one."""
 
-_FLOAT32 = torch.finfo(torch.float32)
-
 
 def check_shape(temperature: float, top_k: int | None) -> None:
     """Raise ValueError unless rows can have this temperature and top-k."""
-    check_number("temperature", temperature, above=0.0, least=_FLOAT32.tiny, most=_FLOAT32.max)
+    check_temperature(temperature)
     check_optional_count("top_k", top_k)
 
 
@@ -138,7 +155,7 @@ def shaped(
     Args:
         private_logits: (N, B, V) raw logits.
         public_logits: (B, V) raw logits.
-        temperature: divides every logit; > 0 and a normal float32 number.
+        temperature: divides every logit; in [0.01, 100].
         top_k: number of tokens to keep, ≥ 1; None keeps all.
 
     Returns:

@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from adapmixed.checks import check_delta, check_epsilon, check_question
+from adapmixed.checks import check_epsilon, check_question
+from adapmixed.limits import check_delta
 from adapmixed.privacy.budget import ShardBudget
 from adapmixed.privacy.encoding import check_keys, read_fields, write_fields
 from adapmixed.privacy.epsilon import Parts, guarantee_of, parts_of
@@ -24,7 +25,7 @@ class Settings:
     """The settings of an accountant.
 
     Attributes:
-        delta: δ in (0, 1).
+        delta: δ in [1e-15, 0.1].
         epsilon: ε of every shard's own budget; None without budgets.
         adjacency: neighbours of the statement, "zero_out" or "replace_one".
     """

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import os
 import threading
-import weakref
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, NoReturn
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from adapmixed.limits import check_delta
 from adapmixed.privacy.account import Account, Settings
 from adapmixed.privacy.encoding import write_fields
 from adapmixed.privacy.events import Caveat, Event
@@ -23,11 +23,11 @@ class Accountant:
     """The charges of one mechanism on one ensemble, composed into a `Guarantee`.
 
     The first charge binds the accountant to its mechanism, ensemble and N. A charge of any other
-    raises ValueError. Threads and generators may share an accountant. It cannot be copied or
-    pickled, and a forked child cannot use it: two holders would each spend the same budget.
+    raises ValueError. Threads and generators may share an accountant. A forked child cannot use its
+    parent's: each of the two would spend the same budget.
 
     Args:
-        delta: δ of the statement, in (0, 1).
+        delta: δ of the statement, in [1e-15, 0.1].
         epsilon: ε > 0 of a budget for every shard, or None for no budgets. Once a shard has spent
             its budget, its member answers the public distribution without any notice. Any number
             of queries then keeps (epsilon, delta). Needs a mechanism with individual charges:
@@ -56,7 +56,6 @@ class Accountant:
         self._file: LedgerFile | None = None
         if path is not None:
             self._file, self._account = LedgerFile.open(path, self._account, create=create)
-        _accountants.add(self)
 
     @property
     def delta(self) -> float:
@@ -126,8 +125,8 @@ class Accountant:
                 be kept within per-shard budgets, or they give no guarantee without budgets.
             LedgerError: the binding could not be written.
         """
+        self._check_usable()
         with self._lock:
-            self._check_usable()
             self._bind(bound_to(self._account, mechanism, num_models, ensemble))
 
     def _bind(self, account: Account) -> None:
@@ -163,10 +162,10 @@ class Accountant:
             LedgerError: the charge could not be made durable. The ledger may hold it when it is
                 opened again. This accountant can charge no more.
         """
+        self._check_usable()
         with self._lock:
             begun = proposal._begin()
             try:
-                self._check_usable()
                 of = (proposal.mechanism, proposal.num_models, proposal.ensemble)
                 bound = bound_to(self._account, *of)
                 active = None
@@ -197,8 +196,8 @@ class Accountant:
             ValueError: a proposal was charged here, or the costs have no common total.
             LedgerError: as :meth:`charge`.
         """
+        self._check_usable()
         with self._lock:
-            self._check_usable()
             if self._account.binding is not None:
                 raise ValueError(
                     "accountant must not be bound to a mechanism to take events: its proposals are "
@@ -245,13 +244,13 @@ class Accountant:
         docs/concepts/guarantees.md.
 
         Args:
-            delta: δ in (0, 1).
+            delta: δ in [1e-15, 0.1].
 
         Raises:
-            ValueError: the total depends on private data, it rests on the published bound, or
-                there is no guarantee. `guarantee()` says which.
+            ValueError: delta is out of range, the total depends on private data, it rests on the
+                published bound, or there is no guarantee. `guarantee()` says which.
         """
-        return self._account.fixed_epsilon(delta)
+        return self._account.fixed_epsilon(check_delta(delta))
 
     def breakdown(self) -> dict[str, float]:
         """Return the parts of ε, as in Table 2b of the paper.
@@ -296,8 +295,8 @@ class Accountant:
 
     def close(self) -> None:
         """Close the ledger file, so that another writer can open it. To close twice is allowed."""
-        with self._lock:
-            if self._file is not None:
+        if self._file is not None and os.getpid() == self._process:
+            with self._lock:
                 self._file.close()
 
     def __enter__(self) -> Accountant:
@@ -306,28 +305,9 @@ class Accountant:
     def __exit__(self, *raised: object) -> None:
         self.close()
 
-    def __reduce__(self) -> NoReturn:
-        raise TypeError(
-            "an accountant must not be copied or pickled: each of the two would spend the budget"
-        )
-
     def _check_usable(self) -> None:
         if os.getpid() != self._process:
             raise ValueError(
                 "an accountant must be used in the process that made it: parent and child of a "
                 "fork would each spend its budget"
             )
-
-
-_accountants: weakref.WeakSet[Accountant] = weakref.WeakSet()
-
-
-def _leave_in_child() -> None:
-    # A child in a new namespace can have its parent's process id, so the stored id is cleared. A
-    # lock may be held by a thread of the parent that does not exist in the child.
-    for one in list(_accountants):
-        one._lock = threading.Lock()
-        one._process = 0
-
-
-os.register_at_fork(after_in_child=_leave_in_child)

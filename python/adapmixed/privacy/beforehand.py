@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from adapmixed.checks import (
-    check_count,
+from adapmixed.checks import check_epsilon, check_number, check_question
+from adapmixed.limits import (
+    MOST_EXPONENT,
     check_delta,
-    check_epsilon,
+    check_models,
     check_order,
     check_queries,
-    check_question,
-    check_real,
+    check_radius,
+    check_sigma,
 )
 from adapmixed.privacy.conversions import rdp_to_dp, replace_one_epsilon
 from adapmixed.privacy.costs.adapmixed import screening_rdp
@@ -75,9 +76,11 @@ def adapmixed_beforehand(
         ValueError: an argument is out of range.
     """
     target, delta, order = check_epsilon(epsilon), check_delta(delta), check_order(order)
-    models, queries = check_count("num_models", num_models, 1), check_queries("queries", queries)
-    beta = check_real("target_leakage", target_leakage)
-    screening = screening_rdp(order, screen_weight, sigma, models)
+    models, queries = check_models(num_models), check_queries(queries)
+    beta = check_number("target_leakage", target_leakage, least=0.0)
+    check_radius(beta * order, order)
+    weight = check_number("screen_weight", screen_weight, least=0.0, most=1.0)
+    screening = screening_rdp(order, weight, check_sigma(sigma), models)
     check_question(adjacency)
 
     def cost(leakage: float) -> float:
@@ -87,11 +90,11 @@ def adapmixed_beforehand(
             return rdp_to_dp(order, spent, delta)
         return replace_one_epsilon(order, spent, delta)
 
-    low, high = 0.0, 1.0
     if cost(0.0) > target:  # screening and conversion alone take more
         return Beforehand(order, beta, cost(beta), None)
-    while cost(high) <= target:
-        low, high = high, 2 * high
+    low, high = 0.0, MOST_EXPONENT / ((order - 1) * order) * (1 - 2.0**-50)
+    if cost(high) <= target:
+        return Beforehand(order, beta, cost(beta), high)
     while (middle := (low + high) / 2) not in (low, high):
         low, high = (middle, high) if cost(middle) <= target else (low, middle)
     return Beforehand(order, beta, cost(beta), low)

@@ -6,12 +6,9 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from adapmixed.checks import (
-    check_delta,
-    check_epsilon,
     check_largest,
     check_measure,
-    check_question,
-    check_real,
+    check_number,
 )
 from adapmixed.privacy.bounded_range import adaptive_epsilon
 from adapmixed.privacy.conversions import larger_order, rdp_to_dp, replace_one_epsilon, zcdp_to_dp
@@ -40,7 +37,7 @@ class ShardBudget:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "order", check_measure(self.measure, self.order))
-        object.__setattr__(self, "amount", check_real("amount", self.amount))
+        object.__setattr__(self, "amount", check_number("amount", self.amount, least=0.0))
         object.__setattr__(self, "largest", check_largest(self.measure, self.largest))
 
     @classmethod
@@ -66,7 +63,7 @@ class ShardBudget:
         Raises:
             ValueError: the conversion to (ε, δ) at this order and delta costs more than epsilon.
         """
-        return _widest(check_epsilon(epsilon), check_delta(delta), order, adjacency, largest)
+        return _widest(epsilon, delta, order, adjacency, largest)
 
     def epsilon(self, delta: float, adjacency: str = "zero_out") -> float:
         """Return ε at δ for any number of tokens, rounded up.
@@ -80,7 +77,7 @@ class ShardBudget:
             delta: δ in (0, 1).
             adjacency: "zero_out" or "replace_one".
         """
-        return _epsilon(self, check_delta(delta), check_question(adjacency))
+        return _epsilon(self, delta, adjacency)
 
 
 @lru_cache(maxsize=256)

@@ -20,7 +20,6 @@ from typing import Any
 
 import numpy as np
 
-from adapmixed.checks import check_count, check_delta, check_queries, check_real
 from adapmixed.privacy.conversions import rdp_to_dp
 from adapmixed.privacy.costs.clipped_mixing import (
     DominatingPair,
@@ -64,7 +63,7 @@ def clipped_mixing_epsilon(
             is added.
         upper: C of the nominal box.
         num_models: N ≥ 1.
-        queries: T ≥ 0, number of answers, at most 2^63.
+        queries: T ≥ 0, number of answers.
         delta: δ in (0, 1).
         adjacency: "zero_out" or "replace_one".
         points: number of grid points, ≥ 16. ε is valid with any number of them, and fewer are
@@ -73,9 +72,6 @@ def clipped_mixing_epsilon(
 
     Returns:
         ε ≥ 0, rounded up; +inf allowed.
-
-    Raises:
-        ValueError: an argument is out of range.
     """
     low, high = accounted_box(lower, upper)
     pair = clipped_mixing_pair(low, high, num_models, adjacency)
@@ -98,19 +94,15 @@ def composed_epsilon(
 
     Args:
         pair: dominating pair of one answer, fixed in advance. Inputs may be adaptive.
-        queries: T ≥ 0, number of answers, at most 2^63, fixed in advance.
+        queries: T ≥ 0, number of answers, fixed in advance.
         delta: δ in (0, 1).
         error: η ≥ 0. The probability of each outcome is within e^±η of what `pair` dominates.
         points: number of grid points, ≥ 16.
 
     Returns:
         ε ≥ 0, rounded up; +inf allowed.
-
-    Raises:
-        ValueError: an argument is out of range.
     """
-    queries, points = check_queries("queries", queries, 0), check_count("points", points, 16)
-    delta, error, loss = check_delta(delta), check_real("error", error), pair.largest_loss()
+    loss = pair.largest_loss()
     # The loss of very many models rounds to 0, and their error remains.
     if queries == 0 or (loss == 0 and error == 0):
         return 0.0

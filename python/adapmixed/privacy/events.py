@@ -19,16 +19,19 @@ import numpy as np
 from numpy.typing import NDArray
 
 from adapmixed.checks import (
-    check_box,
-    check_clip,
     check_count,
     check_flag,
     check_measure,
     check_neighbours,
+    check_number,
+)
+from adapmixed.limits import (
+    check_box,
+    check_clip,
     check_optional_queries,
-    check_order,
     check_queries,
-    check_real,
+    check_scale,
+    check_sigma,
 )
 
 LOSS_ABSOLUTE_ERROR = 1e-12
@@ -66,11 +69,8 @@ class GaussianScreening:
     def __post_init__(self) -> None:
         _set(self, num_models=check_count("num_models", self.num_models))
         _set(self, queries=check_count("queries", self.queries, 0))
-        _set(self, weight=check_real("weight", self.weight), sigma=check_real("sigma", self.sigma))
-        if self.weight > 1:
-            raise ValueError(f"weight must be in [0, 1], got {self.weight!r}")
-        if self.sigma == 0:
-            raise ValueError("sigma must be > 0, got 0.0")
+        _set(self, weight=check_number("weight", self.weight, least=0.0, most=1.0))
+        _set(self, sigma=check_sigma(self.sigma))
 
 
 @dataclass(frozen=True, eq=False)
@@ -93,13 +93,13 @@ class LeaveOneOutLoss:
     def __post_init__(self) -> None:
         if not isinstance(self.orders, Iterable) or isinstance(self.orders, str):
             raise ValueError(f"orders must be a sequence of Rényi orders, got {self.orders!r}")
-        orders = tuple(check_order(order, "orders") for order in self.orders)
+        orders = tuple(check_number("orders", order, above=1.0) for order in self.orders)
         if not orders or len(set(orders)) != len(orders):
             raise ValueError(f"orders must be one or more distinct Rényi orders, got {orders!r}")
         shape = (None, None, len(orders))
         _set(self, orders=orders, loss=checked_array("loss", self.loss, shape))
         _set(self, adjacency=check_neighbours(self.adjacency))
-        _set(self, loss_error=check_real("loss_error", self.loss_error))
+        _set(self, loss_error=check_number("loss_error", self.loss_error, least=0.0))
 
     @property
     def num_models(self) -> int:
@@ -136,8 +136,8 @@ class RenyiBound:
     budget: int | None = None
 
     def __post_init__(self) -> None:
-        _set(self, order=check_order(self.order))
-        _set(self, epsilon=check_real("epsilon", self.epsilon, infinite=True))
+        _set(self, order=check_number("order", self.order, above=1.0))
+        _set(self, epsilon=check_number("epsilon", self.epsilon, least=0.0, infinite=True))
         check_flag("published", self.published)
         _check_counts(self)
 
@@ -156,7 +156,7 @@ class ClippedAnswer:
         upper: C of the nominal box, ≥ 1 and finite.
         num_models: N ≥ 1.
         queries: number of queries answered here, ≥ 0.
-        budget: number of queries that the guarantee is for, in [1, 2^63].
+        budget: number of queries that the guarantee is for, in [1, 2^40].
     """
 
     lower: float
@@ -167,7 +167,7 @@ class ClippedAnswer:
 
     def __post_init__(self) -> None:
         low, high = check_box(self.lower, self.upper)
-        _set(self, lower=low, upper=high, budget=check_queries("budget", self.budget))
+        _set(self, lower=low, upper=high, budget=check_queries(self.budget, "budget"))
         _check_counts(self)
 
 
@@ -199,7 +199,7 @@ class BoundedRangeAnswer:
 
     def __post_init__(self) -> None:
         low, high = check_clip(self.lower, self.upper)
-        _set(self, scale=check_real("scale", self.scale), lower=low, upper=high)
+        _set(self, scale=check_scale(self.scale, low, high), lower=low, upper=high)
         _check_counts(self)
 
 
@@ -323,7 +323,7 @@ def checked_array(name: str, values: Any, shape: tuple[int | None, ...]) -> NDAr
 def _check_counts(event: RenyiBound | ClippedAnswer | BoundedRangeAnswer) -> None:
     _set(event, num_models=check_count("num_models", event.num_models))
     _set(event, queries=check_count("queries", event.queries, 0))
-    _set(event, budget=check_optional_queries("budget", event.budget))
+    _set(event, budget=check_optional_queries(event.budget, "budget"))
 
 
 def _set(event: object, **fields: object) -> None:

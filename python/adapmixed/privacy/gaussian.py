@@ -5,13 +5,12 @@ from __future__ import annotations
 import math
 from functools import lru_cache
 
-from adapmixed.checks import check_delta, check_real
-
 _LARGEST = 700.0  # e^ε stays finite in float64 up to here; beyond it nothing is stated
 _LEAST = 1e-290
 _ERROR = 2.0**-50  # relative error of erfc and of one product, in a unit of 1 + argument^2
 
 
+@lru_cache(maxsize=1024)
 def gdp_to_dp(mu: float, delta: float) -> float:
     """Return the ε at `delta` of μ-Gaussian DP, rounded up.
 
@@ -24,15 +23,7 @@ def gdp_to_dp(mu: float, delta: float) -> float:
 
     Returns:
         ε ≥ 0; +inf if it exceeds 700.
-
-    Raises:
-        ValueError: an argument is out of range.
     """
-    return _smallest(check_real("mu", mu, infinite=True), check_delta(delta))
-
-
-@lru_cache(maxsize=1024)
-def _smallest(mu: float, delta: float) -> float:
     if mu == 0:
         return 0.0
     if math.isinf(mu) or _delta(mu, _LARGEST) > delta:

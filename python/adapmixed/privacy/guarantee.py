@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 from decimal import ROUND_CEILING, Context, Decimal
 
-from adapmixed.checks import check_real
+from adapmixed.checks import check_number
 from adapmixed.privacy.events import CAVEATS
 
 KINDS = ("public", "fixed", "data-dependent, ex-post", "published", "none")
@@ -96,9 +96,9 @@ class Guarantee:
         if (self.epsilon is None) != (self.kind == "none"):
             raise ValueError(f"epsilon must be None iff kind is 'none', got {self.epsilon!r}")
         if self.epsilon is not None:
-            check_real("epsilon", self.epsilon, infinite=True)
+            check_number("epsilon", self.epsilon, least=0.0, infinite=True)
         if self.replaced is not None:
-            check_real("replaced", self.replaced, infinite=True)
+            check_number("replaced", self.replaced, least=0.0, infinite=True)
         if not 0 <= self.delta <= 1:
             raise ValueError(f"delta must be in [0, 1], got {self.delta!r}")
         if self.adjacency not in (None, *_NEIGHBOURS):

@@ -4,7 +4,17 @@ from __future__ import annotations
 
 import math
 
-from adapmixed.checks import check_delta, check_epsilon
+from adapmixed.checks import check_count, check_epsilon, check_question
+from adapmixed.limits import (
+    MOST_MODELS,
+    MOST_QUERIES,
+    check_box,
+    check_clip,
+    check_delta,
+    check_models,
+    check_queries,
+    check_scale,
+)
 from adapmixed.privacy.bounded_range import bounded_range_epsilon
 from adapmixed.privacy.composition import PLANNED_POINTS, clipped_mixing_epsilon
 from adapmixed.privacy.costs.clipped_log_pool import answer_range
@@ -42,11 +52,17 @@ def epsilon_of(
     Raises:
         ValueError: an argument is out of range.
     """
+    delta, models, queries = (
+        check_delta(delta),
+        check_models(num_models),
+        check_queries(queries, least=0),
+    )
+    check_question(adjacency)
     if scale is None:
-        return clipped_mixing_epsilon(
-            lower, upper, num_models, queries, delta, adjacency, points=points
-        )
-    span = answer_range(scale, lower, upper, num_models, adjacency)
+        points, box = check_count("points", points, 16), check_box(lower, upper)
+        return clipped_mixing_epsilon(*box, models, queries, delta, adjacency, points=points)
+    low, high = check_clip(lower, upper)
+    span = answer_range(check_scale(scale, low, high), low, high, models, adjacency)
     return bounded_range_epsilon(span, queries, delta)
 
 
@@ -59,7 +75,7 @@ def queries_for(
     lower: float,
     upper: float,
     scale: float | None = None,
-    most: int = 10**9,
+    most: int = MOST_QUERIES,
 ) -> int:
     """Return the largest number of queries within (epsilon, delta).
 
@@ -82,7 +98,7 @@ def queries_for(
     Raises:
         ValueError: an argument is out of range.
     """
-    target, delta = check_epsilon(epsilon), check_delta(delta)
+    target = check_epsilon(epsilon)
 
     def fits(queries: int) -> bool:
         setting = (delta, num_models, queries, adjacency)
@@ -108,7 +124,7 @@ def models_for(
     lower: float,
     upper: float,
     scale: float | None = None,
-    most: int = 10**7,
+    most: int = MOST_MODELS,
 ) -> int | None:
     """Return the smallest number of models, two or more, that keeps (epsilon, delta).
 
@@ -132,7 +148,7 @@ def models_for(
     Raises:
         ValueError: an argument is out of range.
     """
-    target, delta = check_epsilon(epsilon), check_delta(delta)
+    target = check_epsilon(epsilon)
 
     def fits(models: int) -> bool:
         setting = (delta, models, queries, adjacency)

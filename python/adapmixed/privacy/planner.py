@@ -11,29 +11,32 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 
-from adapmixed.checks import (
-    check_count,
+from adapmixed.checks import check_epsilon, check_question
+from adapmixed.limits import (
+    MOST_BOX,
+    MOST_DEPTH,
+    MOST_EXPONENT,
+    MOST_ORDER,
     check_delta,
-    check_epsilon,
+    check_models,
     check_queries,
-    check_question,
 )
 from adapmixed.privacy.beforehand import adapmixed_beforehand
 from adapmixed.privacy.bounded_range import FEW, bounded_range_epsilon
-from adapmixed.privacy.composition import PLANNED_POINTS, renyi_epsilon
+from adapmixed.privacy.composition import (
+    PLANNED_POINTS,
+    clipped_mixing_epsilon,
+    renyi_epsilon,
+)
 from adapmixed.privacy.conversions import (
     c_alpha,
     emptied_share,
     rdp_to_dp,
     replace_one_epsilon,
 )
-from adapmixed.privacy.costs.clipped_log_pool import RANGE_ERROR
+from adapmixed.privacy.costs.clipped_log_pool import RANGE_ERROR, answer_range
 from adapmixed.privacy.costs.clipped_mixing import clipped_mixing_pair
-from adapmixed.privacy.costs.pmixed import (
-    LOG2_MOST_QUERIES,
-    radius_for_epsilon,
-    sound_bound,
-)
+from adapmixed.privacy.costs.pmixed import radius_for_epsilon, sound_bound
 from adapmixed.privacy.inverse import epsilon_of, models_for, queries_for
 from adapmixed.privacy.rounding import lowered
 from adapmixed.privacy.search import largest_within
@@ -54,9 +57,9 @@ CHOSEN_SHAPE, CHOSEN_SCALE = 4.0, 4.0
 their perplexity; see docs/how-to/plan-a-budget.md."""
 
 _CLIP = 0.25  # |a| of the log pool if the width allows it
-_ORDERS = (-3.0, 9.0)  # log(order - 1): PMixED's orders from 1.05 to 8 100
+_ORDERS = (-3.0, 9.0)  # log(order - 1): PMixED's orders from 1.05, at most `MOST_ORDER`
 _SEARCH, _SHOWN = 2**14, 2**16  # grid points while searching and for partial counts
-_LARGEST = 20.0  # |log| of a box's farther side: ratios beyond e^20 are no limit in practice
+_LARGEST = 20.0  # |log| of a box's farther side, where the search ends
 _WIDEST = 2 * _LARGEST  # the widest clip range of the log pool
 
 
@@ -131,7 +134,7 @@ def plan(
         check_delta(delta),
         check_question(adjacency),
     )
-    models, queries = check_count("num_models", num_models, 1), check_queries("queries", queries)
+    models, queries = check_models(num_models), check_queries(queries)
     for name, values in (("shapes", shapes), ("scales", scales)):
         if not all(0 < value < math.inf for value in values):
             raise ValueError(f"{name} must be > 0 and finite, got {values!r}")
@@ -170,22 +173,20 @@ def _clipped_mixing(
         return renyi_epsilon(clipped_mixing_pair(*box(size), models, adjacency), queries, delta)
 
     def cost(size: float, points: int = PLANNED_POINTS) -> float:
-        lower, upper = box(size)
-        common = (delta, models, queries, adjacency)
-        return epsilon_of(*common, lower=lower, upper=upper, points=points)
+        return clipped_mixing_epsilon(*box(size), models, queries, delta, adjacency, points=points)
 
     size = largest_within(roughly, target, longest)
     size = largest_within(lambda size: cost(size, _SEARCH), target, longest, start=size)
     size = largest_within(cost, target, longest, start=size)
-    lower, upper = box(size)
+    widest = math.log(MOST_BOX) / (1 + shape) * (1 - 1e-12)
+    lower, upper = box(min(size, widest))
 
     def shown(count: int) -> float:
         points = PLANNED_POINTS if count == queries else _SHOWN
-        common = (delta, models, count, adjacency)
-        return epsilon_of(*common, lower=lower, upper=upper, points=points)
+        return clipped_mixing_epsilon(lower, upper, models, count, delta, adjacency, points=points)
 
     settings = {"lower": lower, "upper": upper}
-    note = f"no ratio beyond e^{_LARGEST:g} is tried" if size == longest else ""
+    note = f"no box wider than {MOST_BOX:g} is tried" if size >= widest else ""
     return _planned("clipped-mixing", settings, (delta, models, queries, adjacency), shown, note)
 
 
@@ -197,13 +198,16 @@ def _log_pool(
     adjacency: str,
     scale: float,
 ) -> Plan:
-    stated = partial(epsilon_of, scale=scale)
+    def stated(count: int, lower: float, upper: float) -> float:
+        span = answer_range(scale, lower, upper, models, adjacency)
+        return bounded_range_epsilon(span, count, delta)
 
     def fits(width: float) -> bool:
-        return stated(delta, models, queries, adjacency, lower=-width, upper=0.0) <= target
+        return stated(queries, -width, 0.0) <= target
 
+    widest = min(_WIDEST, MOST_DEPTH / scale * (1 - 2.0**-50))
     span = _largest_range(target, delta, queries) / (2 if adjacency == "replace_one" else 1)
-    width = min(span * models / scale * (1 - 2 * RANGE_ERROR), _WIDEST)
+    width = min(span * models / scale * (1 - 2 * RANGE_ERROR), widest)
     width = lowered(width, 0.0, fits)
     lower = -min(_CLIP, width / 2)
     upper = width + lower
@@ -212,8 +216,8 @@ def _log_pool(
         "clipped-log-pool",
         settings,
         (delta, models, queries, adjacency),
-        lambda count: stated(delta, models, count, adjacency, lower=lower, upper=upper),
-        f"no clip wider than {_WIDEST:g} is tried" if width == _WIDEST else "",
+        lambda count: stated(count, lower, upper),
+        f"no clip wider than {widest:g} is tried" if width >= widest else "",
     )
 
 
@@ -229,20 +233,22 @@ def _largest_range(target: float, delta: float, queries: int) -> float:
 
 
 def _pmixed(target: float, delta: float, models: int, queries: int, adjacency: str) -> Plan | None:
-    """Return the plan of the order with the largest β = R/α; None if no order up to 8 100 fits,
-    or for more queries than PMixED takes."""
+    """Return the plan of the order with the largest β = R/α; None if no order fits."""
     inner_delta, inner = delta, target
     if adjacency == "replace_one":  # two zero-outs: (2ε, (1 + e^ε) δ)
         inner = target / 2
         inner_delta = emptied_share(inner, delta)
-    if inner_delta == 0 or queries > 2**LOG2_MOST_QUERIES:
+    if inner_delta == 0:
         return None
 
     def ball(position: float) -> tuple[float, float, float]:
         """Return (β, order, R) near order 1 + e^position, with the order rounded as it is shown."""
-        order = float(f"{1 + math.exp(position):.4g}")
+        order = min(float(f"{1 + math.exp(position):.4g}"), MOST_ORDER)
         left = (inner - c_alpha(order, inner_delta)) / queries * (1 - 1e-12)
-        radius = radius_for_epsilon(order, left, models) if left > 0 else left
+        radius = left
+        if left > 0:
+            radius = radius_for_epsilon(order, left, models)
+            radius = min(radius, MOST_EXPONENT / (order - 1))
         return radius / order, order, radius
 
     low, high = _ORDERS

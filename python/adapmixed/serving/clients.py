@@ -57,19 +57,18 @@ class Client:
             OSError: they could not be counted durably.
         """
         if self._usage is None:
-            return Grant(None, None, "", tokens)
+            return Grant(None, "", tokens)
         name, limit = self.key.name, self.key.tokens
-        admission = self._usage.admit(name, tokens, limit)
-        if admission is None:
+        if not self._usage.admit(name, tokens, limit):
             raise key_spent(max(0, (limit or 0) - self._usage.used(name)))
-        return Grant(self._usage, admission, name, tokens)
+        return Grant(self._usage, name, tokens)
 
 
 class Grant:
     """Tokens that a key has been counted for one request."""
 
-    def __init__(self, usage: Usage | None, admission: int | None, name: str, tokens: int) -> None:
-        self._usage, self._admission, self._name, self._tokens = usage, admission, name, tokens
+    def __init__(self, usage: Usage | None, name: str, tokens: int) -> None:
+        self._usage, self._name, self._tokens = usage, name, tokens
 
     def end(self, used: int) -> None:
         """Give back what the answers did not use. Further calls do nothing.
@@ -78,8 +77,8 @@ class Grant:
             OSError: as `Usage.give_back`.
         """
         usage, self._usage = self._usage, None
-        if usage is not None and self._admission is not None:
-            usage.give_back(self._admission, self._name, self._tokens - min(used, self._tokens))
+        if usage is not None:
+            usage.give_back(self._name, self._tokens - min(used, self._tokens))
 
 
 class Clients:

@@ -5,9 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from adapmixed.checks import check_number
 from adapmixed.generation.text import stop_tokens
-from adapmixed.mechanisms.rows import check_shape
+from adapmixed.limits import check_temperature
 from adapmixed.serving.bodies import flag_of, text_of, whole_of
 from adapmixed.serving.errors import bad_request, no_model, shortened
 from adapmixed.serving.prompts import conversation_of, prompts_of
@@ -159,12 +158,10 @@ def _temperature(value: Any, default: float) -> float:
     if value == 0 and not isinstance(value, bool):
         raise bad_request("temperature", f"temperature must be > 0, got {value}: {GREEDY}")
     try:
-        temperature = check_number("temperature", value, above=0.0)
-        check_shape(temperature, None)
+        return check_temperature(value)
     except ValueError:
-        message = f"temperature must be a positive number, got {shortened(value)}"
+        message = f"temperature must be 0.01 to 100, got {shortened(value)}"
         raise bad_request("temperature", message) from None
-    return temperature
 
 
 def _top_k(value: Any, default: int | None) -> int | None:

@@ -1,23 +1,19 @@
-"""The tokens that each key has used, in a file that survives a restart and a power cut.
+"""The tokens that each key has used, in a database that survives a restart and a power cut.
 
-Admissions are on the disk before their answers start. What an answer gives back is written later,
-so a process that is killed loses a key at most tokens of its own. Every line holds a checksum of
-all lines up to it. A last line without its end was never relied on, and is dropped.
+Admissions are on the disk before their answers start, and what an answer gives back is written
+later. So a process that is killed loses a key at most tokens of its own.
 """
 
 from __future__ import annotations
 
-import json
 import os
+import sqlite3
 import threading
-import zlib
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
 from pathlib import Path
-from typing import Any
 
-from adapmixed.checks import check_count
-from adapmixed.files import remove_leftovers, write_file
-
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 
 
 def usage_path(ledger: str | os.PathLike[str]) -> Path:
@@ -33,33 +29,28 @@ def usage_path(ledger: str | os.PathLike[str]) -> Path:
 class Usage:
     """Used tokens by the name of a key. Any thread may call every method.
 
-    The file is rewritten when it is opened, so it does not grow from restart to restart. One
-    process alone may open it; the server holds the ledger's lock meanwhile.
-
     Args:
         path: the file; it is made if it is not there.
 
     Raises:
-        ValueError: the file is damaged.
-        OSError: it cannot be read or written.
+        ValueError: the file has another format.
+        OSError: it is damaged, or cannot be read or written.
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self._path, self._lock = Path(path), threading.Lock()
-        remove_leftovers(self._path.parent, self._path.name)
-        self._used = read_usage(self._path) if self._path.exists() else {}
-        self._admissions = 0
-        line, self._checksum = _line({"format_version": FORMAT_VERSION, "used": self._used}, 0)
-        write_file(self._path, line, mode=0o600)
-        self._file = os.open(self._path, os.O_WRONLY | os.O_APPEND)
-        self._usable = True
+        os.close(os.open(path, os.O_CREAT | os.O_RDWR, 0o600))
+        self._database = _open(path)
 
     def used(self, name: str) -> int:
         """Return the tokens that a key has used."""
-        return self._used.get(name, 0)
+        with self._lock, _translated(self._path):
+            query = "SELECT tokens FROM used WHERE name = ?"
+            row = self._database.execute(query, (name,)).fetchone()
+        return 0 if row is None else int(row[0])
 
-    def admit(self, name: str, tokens: int, limit: int | None) -> int | None:
-        """Count tokens for a key, durably.
+    def admit(self, name: str, tokens: int, limit: int | None) -> bool:
+        """Count tokens for a key, durably, unless it has too few left.
 
         Args:
             name: name of the key.
@@ -67,97 +58,64 @@ class Usage:
             limit: largest number of tokens that the key may use; None for any.
 
         Returns:
-            The number of the admission, for `give_back`; None if the key has too few tokens left.
+            True if the tokens were counted.
 
         Raises:
-            OSError: the admission could not be written. Later ones will raise, too.
+            OSError: the admission could not be written.
         """
-        with self._lock:
-            if limit is not None and self.used(name) + tokens > limit:
-                return None
-            self._admissions += 1
-            self._append({"admission": self._admissions, "key": name, "tokens": tokens})
-            self._usable = False  # after an error here, the end of the file is not known
-            os.fsync(self._file)
-            self._usable = True
-            self._used[name] = self.used(name) + tokens
-            return self._admissions
+        add = (
+            "INSERT INTO used SELECT ?1, ?2 WHERE ?3 IS NULL OR ?2 <= ?3 ON CONFLICT DO UPDATE "
+            "SET tokens = tokens + ?2 WHERE ?3 IS NULL OR tokens + ?2 <= ?3"
+        )
+        with self._lock, _translated(self._path):
+            return self._database.execute(add, (name, tokens, limit)).rowcount == 1
 
-    def give_back(self, admission: int, name: str, tokens: int) -> None:
+    def give_back(self, name: str, tokens: int) -> None:
         """Count tokens of an admission as unused. Each admission gives back once.
 
         Raises:
-            OSError: it could not be written, so the key keeps them counted after a restart.
+            OSError: it could not be written, so the key keeps them counted.
         """
-        with self._lock:
-            if tokens > 0:
-                self._used[name] -= tokens
-                self._append({"admission": admission, "returned": tokens})
+        take = "UPDATE used SET tokens = max(0, tokens - ?) WHERE name = ?"
+        with self._lock, _translated(self._path):
+            self._database.execute(take, (tokens, name))
 
     def close(self) -> None:
         """Close the file. To close twice is allowed."""
-        with self._lock:
-            if self._file >= 0:
-                os.close(self._file)
-            self._file, self._usable = -1, False
-
-    def _append(self, entry: dict[str, Any]) -> None:
-        if not self._usable:
-            raise OSError(f"{self._path} cannot be written to since an earlier error")
-        line, checksum = _line(entry, self._checksum)
-        self._usable = False  # a part of the line may be in the file until all of it is
-        if os.write(self._file, line) != len(line):
-            raise OSError(
-                f"{self._path} could not be written, for example because the disk is full"
-            )
-        self._usable, self._checksum = True, checksum
-
-
-def _line(entry: dict[str, Any], before: int) -> tuple[bytes, int]:
-    text = json.dumps(entry).encode("ascii")
-    checksum = zlib.crc32(text, before)
-    return b"%08x %s\n" % (checksum, text), checksum
+        self._database.close()
 
 
 def read_usage(path: str | os.PathLike[str]) -> dict[str, int]:
     """Return the tokens that each key has used; a server may write the file meanwhile.
 
     Raises:
-        ValueError: the file is damaged.
-        OSError: it cannot be read.
+        ValueError: the file has another format.
+        OSError: it is damaged, or cannot be read.
     """
-    *lines, _ = Path(path).read_bytes().split(b"\n")
-    if not lines:
-        raise ValueError(f"{path} must be a file of used tokens, but its first line is damaged")
-    used: dict[str, int] = {}
-    admitted: dict[int, tuple[str, int]] = {}
-    checksum = 0
-    for number, line in enumerate(lines, 1):
-        try:
-            text = line[9:]
-            checksum = zlib.crc32(text, checksum)
-            if line[:9] != b"%08x " % checksum:
-                raise ValueError("the checksum differs")
-            _apply(json.loads(text), number, used, admitted)
-        except (AttributeError, KeyError, TypeError, ValueError) as error:
-            raise ValueError(f"{path} is damaged in line {number}: {error}") from error
-    return used
+    with closing(_open(path)) as database, _translated(path):
+        return dict(database.execute("SELECT name, tokens FROM used"))
 
 
-def _apply(
-    entry: dict[str, Any], number: int, used: dict[str, int], admitted: dict[int, tuple[str, int]]
-) -> None:
-    if number == 1:
-        if entry.get("format_version") != FORMAT_VERSION:
-            raise ValueError(f"it must begin with format_version {FORMAT_VERSION}")
-        used.update((name, check_count(name, count, 0)) for name, count in entry["used"].items())
-    elif "key" in entry:
-        name, tokens = entry["key"], check_count("tokens", entry["tokens"])
-        admitted[entry["admission"]] = (name, tokens)
-        used[name] = used.get(name, 0) + tokens
-    else:
-        name, tokens = admitted.pop(entry["admission"])
-        returned = check_count("returned", entry["returned"])
-        if returned > tokens:
-            raise ValueError(f"returned must be <= {tokens}, got {returned}")
-        used[name] -= returned
+def _open(path: str | os.PathLike[str]) -> sqlite3.Connection:
+    """Open a database of used tokens. Every statement is a transaction that waits for the disk."""
+    place = f"{Path(path).absolute().as_uri()}?mode=rw"
+    with _translated(path):
+        database = sqlite3.connect(place, uri=True, isolation_level=None, check_same_thread=False)
+        database.execute("PRAGMA synchronous = EXTRA")
+        ((version,),) = database.execute("PRAGMA user_version")
+        if version == 0:
+            database.executescript(
+                "BEGIN; CREATE TABLE used (name TEXT PRIMARY KEY, tokens INTEGER NOT NULL);"
+                f"PRAGMA user_version = {FORMAT_VERSION}; COMMIT;"
+            )
+        elif version != FORMAT_VERSION:
+            raise ValueError(f"{path} must have format_version {FORMAT_VERSION}, got {version}")
+    return database
+
+
+@contextmanager
+def _translated(path: str | os.PathLike[str]) -> Iterator[None]:
+    try:
+        yield
+    except sqlite3.Error as error:
+        raise OSError(f"{path} could not be read or written: {error}") from error

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import os
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from adapmixed.data.builtin import Document, private_documents
 from adapmixed.data.corpus import BUILTIN, Corpus
 from adapmixed.data.demo import demo_base
 from adapmixed.ensemble.public_model import reading_base
+from adapmixed.files import write_file
 from adapmixed.training.base import base_facts
 from adapmixed.training.config import FinetuneConfig
 from adapmixed.training.presets import HEAD
@@ -50,17 +54,66 @@ def train_demo(
     folder.parent.mkdir(parents=True, exist_ok=True)
     create_public_key(key, "adapmixed demonstration shards" + (f" {seed}" if seed else ""))
     base = str(demo_base()) if base is None else base
-    with reading_base(base):
-        head = base_facts(base).head
     run = TrainingRun(
         base=base,
         corpus=Corpus(BUILTIN),
         output=folder,
         num_models=NUM_MODELS,
-        config=replace(CONFIG, target_modules=(head,)),
+        config=_config(base),
         seed=seed,
         key_file=key,
         validation_fraction=0.0,
     )
     train_ensemble(run, workers=workers or os.cpu_count() or 1, say=lambda _: None)
     return folder
+
+
+def train_whole(
+    folder: Path,
+    base: str,
+    *,
+    seed: int = 0,
+    documents: Sequence[Document] | None = None,
+    config: FinetuneConfig | None = None,
+) -> Path:
+    """Train one adapter on the text of all shards; return its folder, an ensemble of one.
+
+    It is a reference without privacy. One that is there already is kept.
+
+    Args:
+        folder: parent of the ensemble's folder.
+        base: public model, a folder or hub name.
+        seed: of the training.
+        documents: the text; None: the built-in private text.
+        config: settings of the training; None: the demonstration's.
+
+    Raises:
+        ValueError: if the ensemble's folder was begun with another text or other settings.
+        RuntimeError: if the worker was killed.
+    """
+    output = folder / (f"one-adapter-{seed}" if seed else "one-adapter")
+    text, key = output.with_suffix(".jsonl"), output.with_suffix(".key")
+    rows = [
+        json.dumps({"id": f"paragraph {number}", "text": one.text})
+        for number, one in enumerate(private_documents() if documents is None else documents)
+    ]
+    folder.mkdir(parents=True, exist_ok=True)
+    write_file(text, "".join(f"{row}\n" for row in rows).encode())
+    create_public_key(key, "adapmixed built-in text")
+    run = TrainingRun(
+        base=base,
+        corpus=Corpus(str(text), id_column="id"),
+        output=output,
+        num_models=1,
+        config=config or _config(base),
+        seed=seed,
+        key_file=key,
+        validation_fraction=0.0,
+    )
+    train_ensemble(run, say=lambda _: None)
+    return output
+
+
+def _config(base: str) -> FinetuneConfig:
+    with reading_base(base):
+        return replace(CONFIG, target_modules=(base_facts(base).head,))

@@ -25,11 +25,13 @@ from typing import Any
 
 import torch
 
+from adapmixed.checks import check_count
 from adapmixed.data.corpus import Corpus
 from adapmixed.ensemble.ensemble import try_members
 from adapmixed.ensemble.manifest import Manifest
 from adapmixed.ensemble.public_model import load_base, reading_base
 from adapmixed.files import check_locks, remove_leftovers
+from adapmixed.limits import check_models
 from adapmixed.training.base import BaseFacts, base_facts, documents_of
 from adapmixed.training.config import FinetuneConfig
 from adapmixed.training.folder import TrainingFolder
@@ -84,10 +86,8 @@ class TrainingRun:
     dtype: str = "float32"
 
     def __post_init__(self) -> None:
-        for name in ("num_models", "threads"):
-            value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-                raise ValueError(f"{name} must be an integer >= 1, got {value!r}")
+        check_models(self.num_models)
+        check_count("threads", self.threads)
         if isinstance(self.seed, bool) or not isinstance(self.seed, int):
             raise ValueError(f"seed must be an integer, got {self.seed!r}")
         if not 0 <= self.validation_fraction < 1 or math.isnan(self.validation_fraction):

@@ -26,7 +26,7 @@ DELTAS = (0.5, 0.1, 0.01)
 def ball_targets() -> list[Target]:
     """Return all targets of this module, controls last."""
     found = [
-        _ball_target(PMixED(8.0, 1e-5, 10, order, rate), models)
+        _ball_target(PMixED(8.0, 1e-5, 10, order), models, rate)
         for order, rate, models in ((3.0, 1.0, 3), (6.0, 1.0, 1), (18.0, 0.3, 4))
     ]
     realised = [
@@ -48,15 +48,21 @@ def ball_targets() -> list[Target]:
     ]
 
 
-def _ball_target(mechanism: PMixED, models: int) -> Target:
-    order, rate = mechanism.order, mechanism.sample_rate
+def _ball_target(mechanism: PMixED, models: int, rate: float) -> Target:
+    """Return an attack on the theorem, with hidden subsets of the members if `rate` < 1."""
+    order = mechanism.order
     bound = sound_bound(order, mechanism.radius(models), models, rate)
 
     def ratio(p: Array, q: Array, _: Array | None) -> Array:
         return both_ways(p, q, order) / bound
 
+    def answers(mechanism: Mechanism, private: Tensor, public: Tensor) -> Array:
+        nobody = distribution(mechanism, public[None], public)  # q
+        return rate * distribution(mechanism, private, public) + (1 - rate) * nobody
+
     name = f"pmixed α = {order:g}, rate {rate:g}, N = {models}, zero_out"
-    return Target(name, "true D_α / sound bound", mechanism, Shape(models, 3), "zero_out", ratio)
+    shape, claim = Shape(models, 3), "true D_α / sound bound"
+    return Target(name, claim, mechanism, shape, "zero_out", ratio, answers=answers)
 
 
 def _realised_target(mechanism: AdaPMixED, adjacency: str) -> Target:

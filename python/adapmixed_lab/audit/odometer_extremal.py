@@ -23,7 +23,6 @@ from adapmixed_lab.audit.odometer_trees import Adjacency, Odometer, Queries
 from adapmixed_lab.audit.search import Array, both_ways
 
 Pair = tuple[float, float]
-WIDE = 1e3  # a radius in nats that nothing here reaches
 
 
 def _atoms(orders: tuple[float, ...], spend: tuple[float, ...], parts: list[float]) -> list[Pair]:
@@ -80,7 +79,7 @@ def extremal(
     parts = [delta / len(distinct) if split else delta] * len(orders)
     atoms = _atoms(orders, spend, parts)
     answers = [_rows(mass, models, backwards=backwards) for mass in atoms]
-    radius = WIDE
+    radius = 599.0 / (order - 1)  # nothing here reaches it
     if edge:
         radius = max(float(both_ways(_pair(own), _pair(q), order)) for q, own, _ in answers)
     mechanism = AdaPMixED(

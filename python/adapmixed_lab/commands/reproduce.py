@@ -183,7 +183,7 @@ def _dp_adapter(arguments: argparse.Namespace, inputs: "Inputs") -> "DPAdapter |
 def _one_adapter(arguments: argparse.Namespace, sources: "Sources", seed: int) -> Path | None:
     """Return the given ensemble of one, or at builtin scale train it; None at full scale."""
     from adapmixed.ensemble import read_manifest
-    from adapmixed_lab.reproduce.whole import builtin_whole
+    from adapmixed.training.demo import train_whole
 
     given: Path | None = arguments.one_adapter
     if given is not None:
@@ -193,7 +193,7 @@ def _one_adapter(arguments: argparse.Namespace, sources: "Sources", seed: int) -
         return given
     if arguments.without_one_adapter or arguments.scale == "full":
         return None
-    return builtin_whole(arguments.out, sources.public_model, seed=seed)
+    return train_whole(arguments.out, sources.public_model, seed=seed)
 
 
 def _refuse(arguments: argparse.Namespace) -> None:

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 import adapmixed_ext as ops
+from adapmixed.checks import check_number
 from adapmixed.mechanisms import AdaPMixED, Mechanism, PMixED, Rows
 from adapmixed.mechanisms.distribution import Distribution, public_distribution
 from adapmixed.mechanisms.proposal import Prepared
@@ -54,12 +55,18 @@ class PublishedPMixED(PMixED):
     members that take part are drawn (Algorithm 2, lines 2-8), and the mean is over them alone.
 
     Attributes are as in PMixED; `order` must be an integer if `sample_rate` < 1.
+
+    Attributes:
+        sample_rate: s in (0, 1], probability that a member takes part in a query.
     """
 
     name: ClassVar[str] = "pmixed-published"
 
+    sample_rate: float = 1.0
+
     def __post_init__(self) -> None:
         super().__post_init__()
+        check_number("sample_rate", self.sample_rate, above=0.0, most=1.0)
         if self.sample_rate < 1.0 and self.order != int(self.order):
             raise ValueError(
                 f"order must be an integer with sample_rate < 1, got {self.order}: the published "

@@ -9,7 +9,7 @@ import math
 from collections.abc import Callable
 from functools import lru_cache
 
-from adapmixed.checks import check_count, check_order, check_rate, check_real
+from adapmixed.checks import check_count, check_number, check_rate
 from adapmixed.privacy.costs.pmixed import radius_for_epsilon, sound_bound
 from adapmixed.privacy.rounding import log_expm1_up, lowered, softplus_up, sum_up, up
 
@@ -21,8 +21,8 @@ def published_bound(order: float, target_leakage: float, num_models: int) -> flo
     true add/remove loss can exceed this value without limit (docs/theory/errata.md). Use it only to
     reproduce published numbers. For N = 1 it is βα.
     """
-    order = check_order(order)
-    beta = check_real("target_leakage", target_leakage, infinite=True)
+    order = check_number("order", order, above=1.0)
+    beta = check_number("target_leakage", target_leakage, least=0.0, infinite=True)
     num_models = check_count("num_models", num_models, 1)
     return sound_bound(order, (4 if num_models > 1 else 1) * beta * order, num_models)
 
@@ -42,7 +42,8 @@ def published_target_leakage(order: float, epsilon: float, models: int, rate: fl
         models: N, or the size |S_t| >= 1 of the drawn subset.
         rate: in (0, 1].
     """
-    order, epsilon = check_order(order), check_real("epsilon", epsilon)
+    order = check_number("order", order, above=1.0)
+    epsilon = check_number("epsilon", epsilon, least=0.0)
     models, rate = check_count("models", models, 1), check_rate("rate", rate)
     if rate == 0:
         raise ValueError("rate must be in (0, 1], got 0.0")
@@ -86,7 +87,10 @@ def subsampled_rdp(order: int, rate: float, epsilon: Callable[[int], float]) -> 
             one of these orders, not only at the last.
     """
     order, rate = check_count("order", order, 2), check_rate("rate", rate)
-    costs = {k: check_real(f"epsilon({k})", epsilon(k), infinite=True) for k in range(2, order + 1)}
+    costs = {
+        k: check_number(f"epsilon({k})", epsilon(k), least=0.0, infinite=True)
+        for k in range(2, order + 1)
+    }
     if rate == 0:
         return 0.0
     if rate == 1:

@@ -14,6 +14,7 @@ from adapmixed.cli import main as library
 from adapmixed.data import demo_base, private_documents
 from adapmixed.ensemble import read_manifest
 from adapmixed.training.config import FinetuneConfig
+from adapmixed.training.demo import train_whole
 from adapmixed_lab.cli import main
 from adapmixed_lab.reproduce.dp_adapter import (
     BUILTIN_CONFIG,
@@ -22,7 +23,6 @@ from adapmixed_lab.reproduce.dp_adapter import (
 )
 from adapmixed_lab.reproduce.inputs import Sources
 from adapmixed_lab.reproduce.measure import POOL, WHOLE
-from adapmixed_lab.reproduce.whole import builtin_whole
 
 
 def result_of(folder: Path, name: str) -> dict[str, Any]:
@@ -137,7 +137,7 @@ def test_one_adapter_is_trained_once_on_all_text(tmp_path: Path) -> None:
     base, documents = str(demo_base()), private_documents()[:40]
 
     def trained(**given: Any) -> dict[Path, int]:
-        folder = builtin_whole(tmp_path, base, **{"documents": documents, "config": few} | given)
+        folder = train_whole(tmp_path, base, **{"documents": documents, "config": few} | given)
         assert len(read_manifest(folder).members) == 1
         return {path: path.stat().st_mtime_ns for path in folder.rglob("*")}
 

@@ -6,7 +6,6 @@ csrc/leave_one_out/formula.h). With loss="fixed", an answer costs `pmixed.sound_
 
 from __future__ import annotations
 
-from adapmixed.checks import check_count, check_order, check_real
 from adapmixed.privacy.rounding import up
 
 
@@ -21,14 +20,8 @@ def screening_rho(weight: float, sigma: float, num_models: int) -> float:
         weight: λ_s ≥ 0, weight of the private models in the screened mixture.
         sigma: σ > 0, standard deviation of the noise.
         num_models: N ≥ 1.
-
-    Raises:
-        ValueError: an argument is out of range.
     """
-    weight, sigma = check_real("weight", weight), check_real("sigma", sigma)
-    if sigma == 0:
-        raise ValueError("sigma must be > 0, got 0.0")
-    share = up(up(weight / sigma) / check_count("num_models", num_models, 1))
+    share = up(up(weight / sigma) / num_models)
     return 0.0 if weight == 0 else up(share * share)
 
 
@@ -42,9 +35,6 @@ def screening_rdp(order: float, weight: float, sigma: float, num_models: int) ->
         weight: λ_s ≥ 0.
         sigma: σ > 0.
         num_models: N ≥ 1.
-
-    Raises:
-        ValueError: an argument is out of range.
     """
-    order, rho = check_order(order), screening_rho(weight, sigma, num_models)
+    rho = screening_rho(weight, sigma, num_models)
     return 0.0 if rho == 0 else up(order * rho)

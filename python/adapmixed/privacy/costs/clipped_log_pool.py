@@ -10,8 +10,6 @@ import math
 import numpy as np
 from numpy.typing import NDArray
 
-from adapmixed.checks import check_clip, check_count, check_question, check_real
-
 RANGE_ERROR = 1e-9
 """Relative widening of the accounted range η, to which `range_rounding` is added."""
 
@@ -45,17 +43,12 @@ def answer_range(
         upper: b ≥ 0, in log units.
         num_models: N ≥ 1.
         adjacency: "zero_out" or "replace_one".
-
-    Raises:
-        ValueError: an argument is out of range.
     """
-    scale, (low, high) = check_real("scale", scale), check_clip(lower, upper)
-    models, adjacency = check_count("num_models", num_models), check_question(adjacency)
-    nominal = scale * (high - low) / models
-    if nominal == 0 and (scale == 0 or high == low):
+    nominal = scale * (upper - lower) / num_models
+    if nominal == 0 and (scale == 0 or upper == lower):
         return 0.0
     # A few roundings of 2^-53 here are far below RANGE_ERROR and one unit in the last place.
-    wide = nominal * (1 + RANGE_ERROR) + range_rounding(scale, low, high)
+    wide = nominal * (1 + RANGE_ERROR) + range_rounding(scale, lower, upper)
     span = math.nextafter(wide, math.inf)
     return 2 * span if adjacency == "replace_one" else span
 
@@ -90,12 +83,7 @@ def individual_rho(
 
     Returns:
         ρ_i, float64 of the shape of `span`.
-
-    Raises:
-        ValueError: an argument is out of range.
     """
-    scale, (low, high) = check_real("scale", scale), check_clip(lower, upper)
-    models = check_count("num_models", num_models)
-    wide = span * (scale / models) * (1 + RANGE_ERROR) + range_rounding(scale, low, high)
+    wide = span * (scale / num_models) * (1 + RANGE_ERROR) + range_rounding(scale, lower, upper)
     eta = wide * (1 + 2.0**-50)
     return np.asarray(eta * eta / 8 * (1 + 2.0**-50), dtype=np.float64)

@@ -8,11 +8,7 @@ from __future__ import annotations
 
 import math
 
-from adapmixed.checks import check_count, check_order, check_rate, check_real
 from adapmixed.privacy.rounding import log_expm1_up, lowered, softplus_up, sum_up, up
-
-LOG2_MOST_QUERIES = 50
-"""Rounding takes the costs of more queries than 2 to this power."""
 
 _EXP_LIMIT = 700.0  # exp and expm1 stay finite in float64 below this
 
@@ -34,12 +30,7 @@ def sound_bound(order: float, radius: float, num_models: int, rate: float = 1.0)
 
     Returns:
         The bound in nats, rounded up; +inf allowed.
-
-    Raises:
-        ValueError: an argument is out of range.
     """
-    order, radius = check_order(order), check_real("radius", radius, infinite=True)
-    num_models, rate = check_count("num_models", num_models), check_rate("rate", rate)
     if radius == 0 or rate == 0:
         return 0.0
     share = min(1.0, up(rate / num_models))
@@ -52,33 +43,27 @@ def sound_bound(order: float, radius: float, num_models: int, rate: float = 1.0)
     return min(radius, up(total / (order - 1)))  # by convexity the exact value is at most R
 
 
-def radius_for_epsilon(order: float, epsilon: float, num_models: int, rate: float = 1.0) -> float:
-    """Return the largest radius R with sound_bound(order, R, num_models, rate) <= epsilon.
+def radius_for_epsilon(order: float, epsilon: float, num_models: int) -> float:
+    """Return the largest radius R with sound_bound(order, R, num_models) <= epsilon.
 
-    R = log(1 + (N/g)(e^{(α-1)ε} - 1)) / (α-1), lowered by a few ulp until the evaluated bound is at
+    R = log(1 + N (e^{(α-1)ε} - 1)) / (α-1), lowered by a few ulp until the evaluated bound is at
     most epsilon. It inverts the theorem of docs/theory/pmixed.md.
 
     Args:
         order: Rényi order α > 1.
         epsilon: Rényi cost ≥ 0 of one query; +inf allowed.
         num_models: N ≥ 1.
-        rate: g in [0, 1], as in :func:`sound_bound`.
 
     Returns:
-        R, rounded down. epsilon = 0 gives 0; epsilon = inf or rate = 0 gives inf.
-
-    Raises:
-        ValueError: an argument is out of range.
+        R, rounded down. epsilon = 0 gives 0; epsilon = inf gives inf.
     """
-    order, epsilon = check_order(order), check_real("epsilon", epsilon, infinite=True)
-    num_models, rate = check_count("num_models", num_models), check_rate("rate", rate)
-    if math.isinf(epsilon) or rate == 0:
+    if math.isinf(epsilon):
         return math.inf
     exponent = (order - 1) * epsilon
     if exponent == 0:
         return 0.0
-    growth = sum_up(log_expm1_up(exponent), math.log(num_models), -math.log(rate))
+    growth = sum_up(log_expm1_up(exponent), math.log(num_models))
     guess = softplus_up(growth) / (order - 1)
     if math.isinf(guess):
         return epsilon  # representable and safe: the bound never exceeds the radius
-    return lowered(guess, epsilon, lambda r: sound_bound(order, r, num_models, rate) <= epsilon)
+    return lowered(guess, epsilon, lambda r: sound_bound(order, r, num_models) <= epsilon)

@@ -7,10 +7,11 @@ import os
 import sqlite3
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from pathlib import Path
 from urllib.parse import quote
 
 from adapmixed.errors import LedgerBusyError, LedgerCorruptError, LedgerError, LedgerWriteError
-from adapmixed.privacy.ledger.head import flush_folder
+from adapmixed.files import flush
 from adapmixed.privacy.ledger.records import FORMAT_VERSION, Checkpoint, Description
 
 APPLICATION_ID = 0x4144504D  # "ADPM", in the header of the file
@@ -81,9 +82,7 @@ def _from_sqlite(path: str, error: sqlite3.Error) -> LedgerError:
     if primary in _DEVICE:
         advice = f"; {_NEEDS_LOCKS}" if "LOCK" in error.sqlite_errorname else ""
         if os.path.lexists(f"{path}-wal") and not os.access(os.path.dirname(path) or ".", os.W_OK):
-            advice = (
-                f"; copy it, with {path}-wal and {path}-head, to a folder that you may write to"
-            )
+            advice = f"; copy it, with {path}-wal, to a folder that you may write to"
         return LedgerWriteError(f"{path} could not be read or written: {error}{advice}")
     return LedgerCorruptError(
         f"{path} is not an intact ledger: {error}; if it was one, count it as spent in full"
@@ -162,7 +161,7 @@ def create_database(path: str, description: Description, checkpoint: Checkpoint)
         if os.path.lexists(f"{fresh}-wal"):
             raise OSError(errno.EIO, "the new database could not be completed")
         os.rename(fresh, path)
-        flush_folder(path)
+        flush(Path(path).parent)
     except OSError as error:
         if isinstance(error, LedgerWriteError):
             raise

@@ -10,7 +10,6 @@ from adapmixed.errors import LedgerCorruptError, LedgerError, LedgerWriteError
 from adapmixed.privacy.account import Account
 from adapmixed.privacy.guarantee import Guarantee
 from adapmixed.privacy.ledger.database import at_rest
-from adapmixed.privacy.ledger.head import Head, head_path, read_head
 from adapmixed.privacy.ledger.records import Chain, Checkpoint, Description, Record, replay
 from adapmixed.privacy.ledger.store import Store
 
@@ -23,10 +22,8 @@ class Reading:
         path: path of the database.
         description: settings that the ledger was created with.
         charges: number of records.
-        digest: hash of the last record, 64 hex digits. Note it elsewhere together with `charges`,
-            to notice later if older copies of all files were put back.
-        behind: number of records that the head lacks, 0 or 1. The next writer adds it.
-        torn: True if one of the head's slots is not whole; see `warning`.
+        digest: hash of the last record, 64 hex digits. Note it elsewhere, to notice later if an
+            older copy of the ledger was put back.
         account: settings, binding and totals. Private.
     """
 
@@ -34,8 +31,6 @@ class Reading:
     description: Description
     charges: int
     digest: str
-    behind: int
-    torn: bool
     account: Account
 
     @property
@@ -43,11 +38,6 @@ class Reading:
         """The guarantee of all charges."""
         settings = self.account.settings
         return self.account.guarantee(settings.delta, settings.adjacency)
-
-    @property
-    def warning(self) -> str | None:
-        """A warning to the operator about the head file; None if there is none."""
-        return torn_words(self.charges) if self.torn else None
 
 
 def read_ledger(
@@ -63,8 +53,7 @@ def read_ledger(
         The ledger's records, guarantee and digest at this moment. They are private.
 
     Raises:
-        LedgerCorruptError: the ledger was altered, truncated or rolled back, or it has another
-            format.
+        LedgerCorruptError: the ledger was altered, or it has another format.
         LedgerWriteError: the ledger cannot be read.
     """
     place = os.path.realpath(path)
@@ -103,8 +92,6 @@ def _at_rest(place: str) -> tuple[int, ...] | None:
 
 
 def _read(place: str, seen: Callable[[Record], None], *, immutable: bool) -> Reading:
-    # The head is read first, so that the database must hold every charge that the head names.
-    before = read_head(head_path(place))
     store = Store(place, read_only=True, immutable=immutable)
     try:
         description, checkpoint = store.description(), store.checkpoint()
@@ -115,53 +102,4 @@ def _read(place: str, seen: Callable[[Record], None], *, immutable: bool) -> Rea
         store.close()
     if checkpoint != Checkpoint.make(chain):
         raise LedgerCorruptError(f"{place}: the checkpoint is not what the records give")
-    check_head(place, chain, before)
-    # A writer may have charged meanwhile, so the head is read again before it counts as too old.
-    after = read_head(head_path(place))
-    if chain.count > after.count + 1:
-        raise old_head(place, chain, after)
-    behind, torn = max(0, chain.count - after.count), before.torn and after.torn
-    digest = chain.hashes[0].hex()
-    return Reading(place, description, chain.count, digest, behind, torn, chain.account)
-
-
-def torn_words(charges: int) -> str:
-    """Return the warning about a damaged head slot whose charge is in the database."""
-    return (
-        f"the head's slot of charge {charges} is not whole: either a process or the machine ended "
-        "while it was being written, and the answer was not released, or it was damaged later, and "
-        "the answer may have been released; the charge is counted, and the next writer repairs the "
-        "slot"
-    )
-
-
-def check_head(path: str, chain: Chain, head: Head) -> None:
-    """Raise LedgerCorruptError unless the chain ends where the head says, or later.
-
-    Args:
-        path: path of the database.
-        chain: end of the chain, read after the head.
-        head: the head. Its hash is compared if the chain ends there or one record later.
-    """
-    if chain.count < head.count:
-        raise LedgerCorruptError(
-            f"{path} must hold {head.count} charges, as its head says, found {chain.count}: "
-            f"charges were lost (an older copy, a truncated file, or a deleted {path}-wal)"
-        )
-    if chain.count < head.least:
-        raise LedgerCorruptError(
-            f"{path} must hold {head.least} charges, found {chain.count}: the file was damaged "
-            "and a charge may be lost, because a slot of its head is not whole and no crash can "
-            "spoil a slot before its charge is in the database"
-        )
-    known = {chain.count: chain.hashes[0], chain.count - 1: chain.hashes[1]}
-    if known.get(head.count, head.hash) != head.hash:
-        raise LedgerCorruptError(f"{path} and its head do not belong together: their hashes differ")
-
-
-def old_head(path: str, chain: Chain, head: Head) -> LedgerCorruptError:
-    """Return the error for a head that lacks more than one record."""
-    return LedgerCorruptError(
-        f"{path} holds {chain.count} charges and its head {head.count}: the head may lack at most "
-        "one, so the head is an older copy"
-    )
+    return Reading(place, description, chain.count, chain.hash.hex(), chain.account)

@@ -1,8 +1,8 @@
 """The content of a ledger: settings, records, the chain of hashes through them, and a checkpoint.
 
-The module `writer` explains in which order they are written. `database` has the SQLite tables and
-`head` the second file. `events_json` writes the events of a charge, `encoding` writes numbers, and
-`account` writes the checkpoint. docs/reference/file-formats.md shows the whole format.
+The module `writer` explains in which order they are written, and `database` has the SQLite tables.
+`events_json` writes the events of a charge, `encoding` writes numbers, and `account` writes the
+checkpoint. docs/reference/file-formats.md shows the whole format.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from adapmixed.privacy.encoding import (
 from adapmixed.privacy.events import Event
 from adapmixed.privacy.events_json import read_event, write_event
 
-FORMAT_VERSION = 5
+FORMAT_VERSION = 6
 """Version of the format. It rises when the content or its meaning changes. Older files are not
 read."""
 
@@ -130,24 +130,24 @@ class Chain:
     Attributes:
         first: link before the first record, 32 bytes.
         count: number of records.
-        hashes: hashes of the last record and of the one before it.
+        hash: hash of the last record; without records that of the first link.
         account: account that the records add up to.
     """
 
     first: bytes
     count: int
-    hashes: tuple[bytes, bytes | None]
+    hash: bytes
     account: Account
 
     @staticmethod
     def start(description: Description) -> Chain:
         """Return the chain of a ledger without records."""
         first = description.first_hash
-        return Chain(first, 0, (first, None), Account(description.settings))
+        return Chain(first, 0, first, Account(description.settings))
 
     def after(self, record: Record, account: Account) -> Chain:
         """Return the chain with one more record."""
-        return Chain(self.first, record.sequence, (record.hash, self.hashes[0]), account)
+        return Chain(self.first, record.sequence, record.hash, account)
 
 
 @dataclass(frozen=True)
@@ -168,7 +168,7 @@ class Checkpoint:
     def make(chain: Chain) -> Checkpoint:
         """Return the checkpoint at the end of a chain."""
         text = canonical(chain.account.written())
-        digest = _state_digest(chain.first, chain.count, chain.hashes[0], text)
+        digest = _state_digest(chain.first, chain.count, chain.hash, text)
         return Checkpoint(chain.count, text, digest)
 
     def account(self, description: Description, last: bytes) -> Account:
@@ -198,7 +198,7 @@ def replay(records: Iterable[Record], description: Description) -> Iterable[tupl
     for record in records:
         if record.sequence != chain.count + 1:
             raise LedgerCorruptError(f"record {chain.count + 1} is missing")
-        if not record.follows(chain.hashes[0]):
+        if not record.follows(chain.hash):
             raise LedgerCorruptError(f"record {record.sequence} was altered: its hash does not fit")
         chain = chain.after(record, charged(chain.account, record))
         yield record, chain

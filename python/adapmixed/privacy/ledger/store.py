@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import os
 import sqlite3
-import weakref
 from collections.abc import Iterator
 from contextlib import suppress
 from typing import Any
 
 from adapmixed.errors import LedgerClosedError, LedgerCorruptError, LedgerWriteError
 from adapmixed.privacy.ledger.database import APPLICATION_ID, SCHEMA, connect, translated
-from adapmixed.privacy.ledger.head import check_same
 from adapmixed.privacy.ledger.records import (
     FORMAT_VERSION,
     Chain,
@@ -41,10 +39,6 @@ class Store:
 
     def __init__(self, path: str, *, read_only: bool, immutable: bool = False) -> None:
         self.path = path
-        if any(store.path == path for store in _inherited):
-            raise LedgerClosedError(
-                f"{path} was open when this process was forked: start a new process to open it"
-            )
         with translated(path):
             self._connection = connect(
                 path, "ro" if read_only else "rw", immutable=immutable and read_only
@@ -66,7 +60,6 @@ class Store:
                 if isinstance(error, FileNotFoundError):
                     raise LedgerWriteError(f"{path} was removed: {error}") from error
                 raise
-        _open.add(self)
 
     def _value(self, statement: str) -> Any:
         row = self._connection.execute(statement).fetchone()
@@ -118,14 +111,11 @@ class Store:
             raise LedgerCorruptError(
                 f"{self.path} holds {count} records, but its checkpoint is of {checkpoint.sequence}"
             )
-        hashes = [one.hash for one in last]
-        if len(hashes) < 2:
-            hashes.append(description.first_hash)
+        hashes = [*(one.hash for one in last), description.first_hash]
         if count and (count < len(last) or not last[0].follows(hashes[1])):
             raise LedgerCorruptError(f"record {count} was altered: its hash does not fit")
         account = checkpoint.account(description, hashes[0])
-        before = hashes[1] if count else None
-        return Chain(description.first_hash, count, (hashes[0], before), account)
+        return Chain(description.first_hash, count, hashes[0], account)
 
     def checkpoint(self) -> Checkpoint:
         """Return the stored checkpoint without any check."""
@@ -177,24 +167,17 @@ class Store:
                         self._connection.execute("ROLLBACK")
                 raise
 
-    def settle(self) -> None:
-        """Make the charges durable that a killed writer may have left in the system's cache.
-
-        This must come before the head names them. After a power failure, a head would otherwise
-        name more charges than the database holds, which raises.
-        """
-        with translated(self.path):
-            busy = self._value("PRAGMA wal_checkpoint(FULL)")
-        if busy:
-            raise LedgerWriteError(f"{self.path} could not be made durable: it is being read")
-
     def check_in_place(self) -> None:
         """Raise LedgerClosedError if the path no longer names the opened database."""
-        check_same(self.path, self._opened)
+        try:
+            there = os.stat(self.path)
+        except OSError as error:
+            raise LedgerClosedError(f"{self.path} was removed while it was open") from error
+        if not os.path.samestat(there, self._opened):
+            raise LedgerClosedError(f"{self.path} was replaced while it was open")
 
     def close(self) -> None:
         """Close the connection and drop changes that were not committed."""
-        _open.discard(self)
         self._connection.close()
 
 
@@ -202,17 +185,3 @@ def _record(row: tuple[Any, ...]) -> Record:
     if tuple(map(type, row)) != (int, str, bytes):
         raise LedgerCorruptError(f"record {row[0]!r} does not have the columns of a record")
     return Record(*row)
-
-
-_open: weakref.WeakSet[Store] = weakref.WeakSet()
-_inherited: list[Store] = []
-
-
-def _keep_in_child() -> None:
-    # SQLite forbids a child to use inherited connections, even to close them. If the child opens
-    # the same file again, SQLite mistakes the parent's locks for its own.
-    _inherited.extend(_open)
-    _open.clear()
-
-
-os.register_at_fork(after_in_child=_keep_in_child)

@@ -1,0 +1,59 @@
+"""Print the lines of each room of the repository; fail if one is above its budget.
+
+    python scripts/rooms.py [FOLDER]
+
+Lines are those of tracked source files; of `docs` those of the pages, without docs/_ext. A budget
+is only lowered, to what stands when a change is done. What a change may add is named beforehand.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+SOURCES = (".py", ".pyi", ".c", ".cpp", ".h", ".cu", ".cuh")
+BUDGETS = {
+    "python/adapmixed": 27_275,
+    "python/adapmixed_lab": 7_849,
+    "adapmixed_ext": 2_398,
+    "csrc": 14_297,
+    "benchmarks": 3_463,
+    "tests": 51_219,
+    "docs": 6_345,
+}
+
+
+def room_of(name: str) -> str | None:
+    """Return the room whose lines a file counts in, None if it is no source."""
+    room = next((room for room in BUDGETS if name.startswith(f"{room}/")), None)
+    sources = (*SOURCES, ".md") if room == "docs" else SOURCES
+    return room if name.endswith(sources) and not name.startswith("docs/_ext/") else None
+
+
+def lines(root: Path) -> dict[str, int]:
+    """Return the lines of each room."""
+    command = ["git", "-C", str(root), "ls-files"]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    found = dict.fromkeys(BUDGETS, 0)
+    for name in done.stdout.splitlines():
+        room = room_of(name)
+        if room and (root / name).exists():
+            found[room] += (root / name).read_bytes().count(b"\n")
+    return found
+
+
+def main() -> int:
+    root = Path(sys.argv[1] if len(sys.argv) > 1 else Path(__file__).resolve().parents[1])
+    print(f"{'room':22}{'lines':>8}{'budget':>8}{'left':>8}")
+    found = lines(root)
+    for room, count in found.items():
+        print(f"{room:22}{count:8}{BUDGETS[room]:8}{BUDGETS[room] - count:8}")
+    above = [room for room, count in found.items() if count > BUDGETS[room]]
+    if above:
+        print(f"above the budget: {', '.join(above)}")
+    return int(bool(above))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,187 @@
+"""What holds of every operator, whatever it computes.
+
+No result depends on threads, batches, strides, forks or floating-point modes, no argument is
+changed, and the instruction set changes results by rounding only.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import pickle
+import threading
+
+import cases
+import pytest
+import torch
+import workload
+from torch import Tensor
+from workload import Inputs
+
+import adapmixed_ext
+from adapmixed_ext import _C
+
+CPU = [workload.make(1, 5, 4, 700, top_k=9), workload.make(2, 16, 1, 5000)]  # many positions; one
+
+
+def test_every_public_function_is_in_the_workload() -> None:
+    """It is there by name, unless it comes with another one or has no kernel of its own."""
+    functions = {
+        name for name in adapmixed_ext.__all__
+        if callable(f := getattr(adapmixed_ext, name)) and not isinstance(f, type)
+    }  # fmt: skip
+    assert functions - {"build_info"} == {*workload.OPERATIONS, "gaussian", "sample"}
+
+
+@pytest.mark.parametrize("x", CPU, ids=["positions", "one"])
+def test_threads_do_not_change_a_bit(x: Inputs) -> None:
+    torch.set_num_threads(1)
+    single = workload.everything(x)
+    for threads in (1, 2, 3):
+        torch.set_num_threads(threads)
+        assert workload.same(workload.everything(x), single), threads
+
+
+def test_calls_from_several_threads() -> None:
+    torch.set_num_threads(2)
+    x = CPU[0]
+    first = workload.everything(x)
+    found: list[tuple[Tensor, ...]] = []
+    callers = [
+        threading.Thread(target=lambda: found.append(workload.everything(x))) for _ in range(3)
+    ]
+    for caller in callers:
+        caller.start()
+    for caller in callers:
+        caller.join(timeout=60)
+        assert not caller.is_alive()
+    assert len(found) == 3 and all(workload.same(one, first) for one in found)
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this platform has no fork")
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+def test_a_forked_child_computes_the_same() -> None:
+    """The parent's worker threads do not exist in the child, so waiting for them would hang."""
+    torch.set_num_threads(2)
+    x = CPU[1]  # too small for torch's own threads, which a child cannot use
+    expected = workload.everything(x)
+    read, write = os.pipe()
+    child = os.fork()
+    if child == 0:
+        code = 1
+        try:
+            os.close(read)
+            with os.fdopen(write, "wb") as pipe:
+                pickle.dump(workload.same(workload.everything(x), expected), pipe)
+            code = 0
+        finally:
+            os._exit(code)
+    os.close(write)
+    killer = threading.Timer(60, os.kill, (child, 9))
+    killer.start()
+    with os.fdopen(read, "rb") as pipe:
+        data = pipe.read()
+    _, status = os.waitpid(child, 0)
+    killer.cancel()
+    assert status == 0, "the child hung or failed"
+    assert pickle.loads(data)
+    assert workload.same(workload.everything(x), expected)  # the parent's threads still work
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_flushing_denormals_does_not_change_a_bit(threads: int) -> None:
+    torch.set_num_threads(threads)
+    x = CPU[0]
+    plain = workload.everything(x)
+    if not torch.set_flush_denormal(True):
+        pytest.skip("this processor cannot flush denormals")
+    flushed = workload.everything(x)
+    tiny = torch.tensor([1e-310], dtype=torch.float64)
+    assert (tiny * 1.0).item() == 0.0, "the caller's mode was not restored"
+    torch.set_flush_denormal(False)
+    assert workload.same(flushed, plain)
+
+
+def test_autocast_and_inference_mode_have_no_effect() -> None:
+    x = workload.make(3, vocab=40)
+    plain = workload.everything(x)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert workload.same(workload.everything(x), plain)
+    with torch.inference_mode():
+        assert workload.same(workload.everything(Inputs(*(t.clone() for t in x))), plain)
+
+
+@pytest.mark.parametrize("name", workload.OPERATIONS)
+def test_instruction_sets_agree(name: str) -> None:
+    """Each is within its bounds of the truth, so two differ by at most twice these."""
+    found = []
+    for isa in ("scalar", "avx2", "avx512"):
+        if _C.use_instruction_set(isa):
+            assert adapmixed_ext.build_info()["instruction_set"] == isa
+            found.append(workload.OPERATIONS[name](CPU[0]))
+    for other in found[1:]:
+        for one, two in zip(found[0], other, strict=True):
+            torch.testing.assert_close(one, two, rtol=2e-5, atol=3e-6)
+    assert not _C.use_instruction_set("sse")
+
+
+@pytest.mark.parametrize("dtype", cases.DTYPES)
+@pytest.mark.parametrize("name", workload.OPERATIONS)
+def test_a_position_does_not_depend_on_its_batch(
+    name: str, dtype: torch.dtype, device: torch.device
+) -> None:
+    x = workload.make(4, 5, 3, 1033, dtype=dtype).to(device)
+    whole = workload.OPERATIONS[name](x)
+    for b in range(3):
+        for one, many in zip(workload.OPERATIONS[name](x.position(b)), whole, strict=True):
+            axis = one.shape.index(1)
+            assert torch.equal(one, many.narrow(axis, b, 1))
+
+
+def test_a_weight_does_not_depend_on_the_other_models(device: torch.device) -> None:
+    x = workload.make(4, 5, 3, 1033).to(device)
+    for order, radius in ((18.0, 3.6), (3.0, 0.03), (2.5, 1e-6)):
+        whole = workload.project(x, order, radius)
+        for i in range(5):
+            one = workload.project(x._replace(private=x.private[i : i + 1]), order, radius)
+            for name in ("weight", "complement", "private_lse"):
+                assert torch.equal(getattr(one, name)[0], getattr(whole, name)[i]), name
+
+
+def inside(rows: Tensor) -> Tensor:
+    """Return the same rows in memory that is NaN between them, one element off."""
+    wide = rows.new_full((*rows.shape[:-1], rows.shape[-1] + 4), math.nan)
+    wide[..., 1:-3] = rows
+    return wide[..., 1:-3]
+
+
+def inner(rows: Tensor) -> Tensor:
+    """Return the same rows with another number after each."""
+    return torch.stack([rows, torch.full_like(rows, math.nan)], -1)[..., 0]
+
+
+def repeated(rows: Tensor) -> Tensor:
+    """Return the rows of the first model or position, with stride 0."""
+    return rows[:1].expand_as(rows)
+
+
+@pytest.mark.parametrize("how", [inside, inner, repeated], ids=lambda f: f.__name__)
+@pytest.mark.parametrize("name", workload.NAMES)
+def test_strides_do_not_matter_and_no_argument_is_changed(
+    name: str, how, device: torch.device
+) -> None:
+    x = workload.make(5, 4, 3, 133).to(device)
+    strided = x._replace(private=how(x.private), public=how(x.public))
+    dense = Inputs(*(t.clone(memory_format=torch.contiguous_format) for t in strided))
+    kept = Inputs(*(t.clone() for t in dense))
+    assert workload.same(workload.run(name, strided), workload.run(name, dense))
+    assert workload.same(dense, kept) and workload.same(strided, kept)
+
+
+@pytest.mark.parametrize("name", workload.NAMES)
+def test_an_empty_batch(name: str, device: torch.device) -> None:
+    given = workload.make(6, 3, 1, 5, top_k=2).to(device)
+    none = Inputs(given.private[:, :0], *(t[:0] for t in given[1:4]), given.active[:, :0])
+    for one, many in zip(workload.run(name, given), workload.run(name, none), strict=True):
+        assert many.dtype == one.dtype
+        assert many.shape == one.shape or many.numel() == 0 and many.dim() == one.dim()
