@@ -1,0 +1,377 @@
+"""Planted faults: the named test must fail while a function of the library breaks its promise.
+
+All named tests run without a fault first. Then each fault replaces one function or method, wherever
+it was imported, and its test runs again in this process.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from importlib import import_module
+from math import inf, nextafter
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import adapmixed_ext as ops
+from adapmixed.privacy import Caveat
+from adapmixed.rng import SeededRandom
+from adapmixed.serving.admission import Reservation
+
+pytestmark = pytest.mark.slow
+
+ROOT = Path(__file__).parents[2]
+Replacement = Callable[[Any], Any]
+
+
+def changed(change: Callable[[Any], Any]) -> Replacement:
+    """Return a fault that changes a function's result."""
+    return lambda original: lambda *values, **named: change(original(*values, **named))
+
+
+def instead(function: Any) -> Replacement:
+    """Return a fault that replaces a function."""
+    return lambda _: function
+
+
+NOTHING = instead(lambda *_, **__: None)
+
+
+def larger_weights(projection: Any) -> Any:
+    return replace(projection, weight=(projection.weight * 1.001).clamp(max=1.0))
+
+
+def pool_of_all(original: Any) -> Any:
+    return lambda *rows, active=None, **named: original(*rows, **named)
+
+
+def single_precision(self: Any, rng: Any) -> Any:
+    probabilities = self.probabilities().float().double()
+    return self.rows.released(ops.sample(probabilities, self.rows.public, rng=rng))
+
+
+def without_caveats(original: Any) -> Any:
+    return lambda self, account, events: account.added(
+        [one for one in events if one != Caveat("seeded")]
+    )
+
+
+def same_counter(self: Any) -> Any:
+    return self._key, self._next
+
+
+# Place, what goes wrong there, how, and the test that fails.
+FAULTS: list[tuple[str, str, Replacement, str]] = [
+    # Costs are rounded up, settings down, and draws are exact.
+    (
+        "adapmixed.privacy.rounding:add_up",
+        "sums are rounded to nearest",
+        instead(lambda a, b: a + b),
+        "privacy/test_rounding.py::test_a_sum_is_never_below_the_exact_one",
+    ),
+    (
+        "adapmixed.privacy.rounding:array_add_up",
+        "sums of arrays are rounded to nearest",
+        instead(lambda a, b: a + b),
+        "privacy/test_budget.py::test_charging_is_in_order_and_silent",
+    ),
+    (
+        "adapmixed.privacy.guarantee:format_epsilon",
+        "an epsilon is shown rounded to nearest",
+        instead(lambda epsilon: f"{epsilon:.4g}"),
+        "privacy/test_guarantee.py::test_displayed_epsilon_is_rounded_up",
+    ),
+    (
+        "adapmixed.privacy.gaussian:gdp_to_dp",
+        "an epsilon of Gaussian DP is rounded down",
+        changed(lambda epsilon: epsilon * (1 - 1e-9)),
+        "privacy/test_gaussian_dp.py::test_epsilon_keeps_delta_and_little_less_does_not",
+    ),
+    (
+        "adapmixed.privacy.budget:_widest",
+        "a budget for an epsilon is rounded up",
+        changed(lambda budget: replace(budget, amount=nextafter(budget.amount, inf))),
+        "privacy/test_budget.py::test_a_budget_is_the_largest_for_its_epsilon",
+    ),
+    (
+        "adapmixed.mechanisms.pmixed:PMixed.per_query",
+        "PMixed's radius leaves no room for the rounding of its sums",
+        lambda original: property(lambda self: original.fget(self) * (1 + 1e-9)),
+        "mechanisms/test_pmixed.py::test_no_rounding_exceeds_the_configured_epsilon",
+    ),
+    (
+        "adapmixed.privacy.totals:Losses.add",
+        "realised losses are charged without their error",
+        lambda original: lambda self, event: original(self, replace(event, loss_error=0.0)),
+        "privacy/test_accountant.py::test_totals_are_upper_bounds_of_the_inflated_losses",
+    ),
+    (
+        "adapmixed.privacy.costs.clipped_mixing:charge_rounding",
+        "charges of clipped mixing lack the rounding of the others' rows",
+        changed(lambda _: (0.0, 0.0)),
+        "mechanisms/test_clipped.py::test_an_emptied_member_costs_at_most_its_own_charge",
+    ),
+    (
+        "adapmixed_ext:project",
+        "a mixing weight is above the optimum",
+        changed(larger_weights),
+        "kernels/test_project.py::test_feasible_and_nearly_maximal",
+    ),
+    (
+        "adapmixed_ext:leave_one_out",
+        "a leave-one-out loss is under-reported",
+        changed(lambda loss: loss * 0.999),
+        "kernels/test_leave_one_out.py::test_every_neighbour_on_tiny_vocabularies",
+    ),
+    (
+        "adapmixed.mechanisms.distribution:Distribution.sample",
+        "tokens are drawn from the distribution in single precision",
+        instead(single_precision),
+        "mechanisms/test_distributions.py"
+        "::test_tokens_are_drawn_from_the_distribution_to_the_last_bit",
+    ),
+    # Costs are those of the theorems.
+    (
+        "adapmixed.privacy.epsilon:_conversions",
+        "every order gets the whole delta",
+        lambda original: lambda orders, delta: original(orders, delta * len(orders)),
+        "privacy/test_several_orders.py::test_several_orders_split_delta",
+    ),
+    (
+        "adapmixed.privacy.costs.adapmixed:screening_rho",
+        "a screening is free",
+        changed(lambda _: 0.0),
+        "privacy/test_conversions.py::test_screening_cost_of_the_wikitext_preset",
+    ),
+    # A charge comes before its release, once.
+    (
+        "adapmixed.privacy.accountant:Accountant.charge",
+        "answers are free",
+        instead(lambda self, proposal: proposal._begin().settle(None)),
+        "generation/test_decoding.py"
+        "::test_every_step_is_charged_before_its_token_is_drawn_and_yielded",
+    ),
+    (
+        "adapmixed.mechanisms.single_charge:Charge.settled",
+        "a proposal is released without a charge",
+        instead(lambda self: self._active),
+        "mechanisms/test_protocol.py::test_nothing_is_released_before_the_charge",
+    ),
+    (
+        "adapmixed.mechanisms.proposal:Proposal.release",
+        "a second release draws again",
+        instead(lambda self: self._drawn()),
+        "mechanisms/test_protocol.py::test_a_charge_pays_for_one_token_a_position",
+    ),
+    (
+        "adapmixed.mechanisms.single_charge:Charge.begin",
+        "one proposal is charged twice",
+        instead(lambda self: setattr(self, "_state", "being charged")),
+        "mechanisms/test_protocol.py::test_a_second_charge_raises_and_costs_nothing",
+    ),
+    (
+        "adapmixed.privacy.accountant:Accountant._check_usable",
+        "a forked child spends its parent's budget",
+        NOTHING,
+        "privacy/test_accountant_api.py::test_a_forked_child_spends_nothing",
+    ),
+    (
+        "adapmixed.privacy.ledger.store:Store.append",
+        "a ledger does not write its charges",
+        NOTHING,
+        "privacy/test_ledger_durability.py::test_a_record_is_flushed_before_the_release",
+    ),
+    (
+        "adapmixed.privacy.ledger.records:Record.follows",
+        "a record's hash is not compared",
+        instead(lambda self, previous: True),
+        "privacy/test_ledger_tampering.py::test_tampered_files_are_refused",
+    ),
+    (
+        "adapmixed.vllm.till:Till.pay",
+        "inside vLLM a step draws positions that were not paid for",
+        instead(lambda self, drawing: 0),
+        "vllm_plugin/test_till.py",
+    ),
+    # No member and no plan is charged beyond its budget.
+    (
+        "adapmixed.privacy.totals:Totals.admit",
+        "a member contributes after its budget is spent",
+        changed(lambda active: active | True),
+        "privacy/test_budget.py::test_charging_is_in_order_and_silent",
+    ),
+    (
+        "adapmixed.privacy.totals:Totals._check_plan",
+        "a plan of T queries answers more",
+        NOTHING,
+        "privacy/test_accountant.py::test_a_budget_is_charged_at_once_and_not_exceeded",
+    ),
+    (
+        "adapmixed.privacy.protocols:check_left",
+        "a generation does not see what earlier ones have spent of a plan",
+        NOTHING,
+        "generation/test_charging.py::test_what_exceeds_the_rest_of_a_budget_is_refused_at_the_call",
+    ),
+    (
+        "adapmixed.serving.admission:Admission.reserve",
+        "a server does not count what running answers have reserved",
+        instead(lambda self, tokens: Reservation(self, tokens)),
+        "serving/test_scheduler.py::test_tokens_are_reserved_until_they_are_charged_or_given_back",
+    ),
+    (
+        "adapmixed.privacy.protocols:_check_fits",
+        "losses that depend on other members are charged to a budget of every shard",
+        NOTHING,
+        "misuse/test_misuse.py::test_no_filter_runs_on_adapmixed",
+    ),
+    # Seeds and replays.
+    (
+        "adapmixed.rng:_Counter._take",
+        "a counter is handed out twice",
+        instead(same_counter),
+        "test_rng.py::test_counters_never_repeat",
+    ),
+    (
+        "adapmixed.rng:SecureRandom.reserve",
+        "a forked child draws what its parent draws",
+        instead(lambda self: self._take()),
+        "test_rng.py::test_a_forked_child_draws_another_key",
+    ),
+    (
+        "adapmixed.rng:SeededRandom.child",
+        "the mechanisms of an evaluation share one source",
+        instead(lambda self, label: SeededRandom(self.seed, self.label)),
+        "test_rng.py::test_children_are_apart_and_repeatable",
+    ),
+    (
+        "adapmixed.rng:SeededRandom.skip_to",
+        "a resumed evaluation draws its first noise again",
+        NOTHING,
+        "evaluation/test_result_file.py::test_goes_on_with_new_noise",
+    ),
+    (
+        "adapmixed.privacy.accountant:Accountant._added",
+        "a ledger takes answers of a seeded source",
+        without_caveats,
+        "misuse/test_misuse.py::test_no_ledger_is_charged_for_seeded_answers",
+    ),
+    # Guarantees are whole statements, about members that are apart.
+    (
+        "adapmixed.privacy.guarantee:Guarantee.__str__",
+        "a guarantee leaves out its caveats",
+        instead(lambda self: self._statement()),
+        "misuse/test_misuse.py::test_a_guarantee_of_seeded_answers_says_so",
+    ),
+    (
+        "adapmixed.ensemble.shards:check_shards",
+        "a person in two shards is not noticed",
+        instead(lambda members, shards: True),
+        "misuse/test_misuse_shards.py::test_overlapping_shards_are_refused",
+    ),
+    (
+        "adapmixed_ext:log_pool",
+        "an exhausted member of a pool still contributes",
+        pool_of_all,
+        "kernels/test_log_pool.py::test_slots_that_are_inactive_or_absent_have_no_part",
+    ),
+    (
+        "adapmixed.ensemble.vocabulary:unnamed_ids",
+        "ids that stand for no token are released",
+        instead(lambda tokenizer, vocab_size: torch.zeros(0, dtype=torch.int64)),
+        "ensemble/test_vocabulary.py::test_ids_without_a_token_are_masked_in_every_row",
+    ),
+    (
+        "adapmixed.ensemble.member:Adapter.is_zero",
+        "an emptied member is computed in its own row",
+        instead(property(lambda self: False)),
+        "ensemble/test_separation.py::test_zero_adapter_is_exact_where_rows_round_differently",
+    ),
+    (
+        "adapmixed.files:write_file",
+        "everybody can read a private result",
+        lambda original: lambda path, data, mode=0o600: original(path, data, mode=0o644),
+        "evaluation/test_result_file.py::test_a_result_is_read_back_without_the_models",
+    ),
+]
+
+
+class Outcome:
+    """A plugin that counts the tests that passed and lists those that failed."""
+
+    def __init__(self) -> None:
+        self.passed, self.failed = 0, list[str]()
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        self.passed += report.passed and report.when == "call"
+        if report.failed:
+            self.failed.append(report.nodeid)
+
+
+def outcome(tests: list[str], folder: Path) -> Outcome:
+    """Run tests in this process until one fails."""
+    found = Outcome()
+    names = [str(ROOT / "tests" / test) for test in tests]
+    options = ["-x", "-q", "-p", "no:cacheprovider", f"--rootdir={ROOT}", f"--basetemp={folder}"]
+    status = pytest.main([*options, *names], plugins=[found])
+    assert status in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED)
+    return found
+
+
+def our_modules() -> list[Any]:
+    here = str(ROOT / "tests")
+    return [
+        module
+        for name, module in sys.modules.items()
+        if name.startswith("adapmixed") or str(getattr(module, "__file__", "")).startswith(here)
+    ]
+
+
+def exchange(old: Any, new: Any) -> None:
+    """Replace an object in every module that holds it, and forget what was computed with it."""
+    for module in our_modules():
+        for name, value in list(vars(module).items()):
+            if value is old:
+                setattr(module, name, new)
+            elif callable(getattr(value, "cache_clear", None)):
+                value.cache_clear()
+
+
+@contextmanager
+def planted(place: str, fault: Replacement) -> Iterator[None]:
+    module, _, path = place.partition(":")
+    owner, _, name = path.rpartition(".")
+    home = import_module(module)
+    if owner:
+        original = vars(getattr(home, owner))[name]
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(getattr(home, owner), name, fault(original))
+            yield
+    else:
+        original = getattr(home, name)
+        replacement = fault(original)
+        exchange(original, replacement)
+        try:
+            yield
+        finally:
+            exchange(replacement, original)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def without_a_fault(tmp_path_factory: pytest.TempPathFactory) -> None:
+    tests = list(dict.fromkeys(test for *_, test in FAULTS))
+    found = outcome(tests, tmp_path_factory.mktemp("control"))
+    assert found.passed >= len(tests) and not found.failed
+
+
+@pytest.mark.parametrize(
+    "place, fault, test", [(place, fault, test) for place, _, fault, test in FAULTS],
+    ids=[what for _, what, _, _ in FAULTS],
+)  # fmt: skip
+def test_a_fault_is_caught(place: str, fault: Replacement, test: str, tmp_path: Path) -> None:
+    with planted(place, fault):
+        assert outcome([test], tmp_path / "faulty").failed
