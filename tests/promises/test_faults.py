@@ -99,8 +99,8 @@ FAULTS: list[tuple[str, str, Replacement, str]] = [
         "privacy/test_budget.py::test_a_budget_is_the_largest_for_its_epsilon",
     ),
     (
-        "adapmixed.mechanisms.pmixed:PMixed.per_query",
-        "PMixed's radius leaves no room for the rounding of its sums",
+        "adapmixed.mechanisms.pmixed:PMixED.per_query",
+        "PMixED's radius leaves no room for the rounding of its sums",
         lambda original: property(lambda self: original.fget(self) * (1 + 1e-9)),
         "mechanisms/test_pmixed.py::test_no_rounding_exceeds_the_configured_epsilon",
     ),
