@@ -224,7 +224,7 @@ def test_a_full_queue_comes_before_a_spent_plan(tmp_path: Path) -> None:
     assert case.ask(max_tokens=101).status_code == 400
     for temperature in (0.0099, 2.5):  # vLLM would raise the one, and refuse the other silently
         reply = case.ask(temperature=temperature)
-        assert reply.status_code == 400 and "must be in [0.01, 2] inside" in reply.text
+        assert reply.status_code == 400 and "temperature must be" in reply.text
     case.behind.go_on.set()
     for thread in running:
         thread.join()
