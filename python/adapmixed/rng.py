@@ -8,7 +8,6 @@ evaluation only.
 import hashlib
 import os
 import threading
-import weakref
 from typing import TYPE_CHECKING, ClassVar
 
 if TYPE_CHECKING:
@@ -40,17 +39,11 @@ class _Counter:
         self._next += 1
         return self._key, counter
 
-    def __getstate__(self) -> object:
-        raise TypeError(
-            f"{type(self).__name__} cannot be copied or pickled: two holders of one key would draw "
-            "the same randomness"
-        )
-
 
 class SecureRandom(_Counter):
     """A random source whose key comes from the operating system, for answers to queries.
 
-    A forked child draws a new key at its first use. A source cannot be copied or pickled.
+    A forked child draws a new key at its first use.
     """
 
     seeded = False
@@ -58,7 +51,6 @@ class SecureRandom(_Counter):
     def __init__(self) -> None:
         super().__init__(os.urandom(32))
         self._owner = os.getpid()
-        _secure.add(self)
 
     def child(self, label: str) -> "SecureRandom":
         """Return an independent source, for one of several users.
@@ -75,20 +67,6 @@ class SecureRandom(_Counter):
                 self._install(os.urandom(32))
                 self._owner = os.getpid()
             return self._take()
-
-
-_secure: "weakref.WeakSet[SecureRandom]" = weakref.WeakSet()
-
-
-def _renew_in_child() -> None:
-    # A lock may be held by a thread of the parent that does not exist in the child. The owner is
-    # cleared because a child in a new namespace can have its parent's process id.
-    for source in _secure:
-        source._lock = threading.Lock()
-        source._owner = 0
-
-
-os.register_at_fork(after_in_child=_renew_in_child)
 
 
 class SeededRandom(_Counter):

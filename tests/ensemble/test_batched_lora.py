@@ -13,7 +13,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from tiny_models import TARGETS, VOCAB, adapted_layers, peft_logits, write_adapter
 
-from adapmixed.ensemble import BatchedLoRA, Ensemble, read_adapter, stack_adapters
+from adapmixed.ensemble import BatchedLoRA, Ensemble, read_adapter
 from adapmixed.ensemble.adapted_layers import adapter_layers
 
 Make = Callable[..., list[Path]]
@@ -282,8 +282,6 @@ def test_refused_weights(base: Any, make_adapters: Make) -> None:
     for folder, (change, reason) in zip(folders, cases, strict=True):
         with pytest.raises(ValueError, match=reason):
             read_adapter(base, rewrite(folder, change))
-    with pytest.raises(ValueError, match="at least one adapter"):
-        stack_adapters(base, [])
 
 
 def test_refused_folders(base: Any, make_adapters: Make, tmp_path: Path) -> None:

@@ -129,10 +129,6 @@ class BatchedLoRA(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Map ((N + 1) b, ..., in) to ((N + 1) b, ..., out) in the base's dtype."""
         blocks = self.num_models + 1
-        if x.shape[0] % blocks:
-            raise ValueError(
-                f"rows must be a multiple of num_models + 1 = {blocks}, got {x.shape[0]}"
-            )
         y: Tensor = self.base(x).contiguous()
         block = x.shape[0] // blocks
         inputs = x[block:].reshape(self.num_models, -1, x.shape[-1]).to(torch.float32)
@@ -217,11 +213,8 @@ def stack_adapters(
         shared: whether members share everything below the output layer.
 
     Raises:
-        ValueError: if there are no adapters, or if an adapter has a layer or rank that is not in
-            `adapted`.
+        ValueError: if `adapted` lacks a layer of an adapter, or names one that the base lacks.
     """
-    if not adapters:
-        raise ValueError("adapters must hold at least one adapter, got 0")
     if adapted is None:
         adapted = merged_layers([adapter.layers for adapter in adapters])
     for adapter in adapters:
@@ -271,8 +264,6 @@ def _checked(
     base: nn.Module, updates: Sequence[Update | None], ranks: Sequence[int] | None
 ) -> tuple[tuple[int, int], list[int]]:
     """Return the layer's (in, out) and its ascending ranks."""
-    if not updates:
-        raise ValueError("updates must hold an entry for at least one member, got 0")
     size_in, size_out = layer_shape(base)
     found = set()
     for index, update in enumerate(updates):
@@ -285,7 +276,5 @@ def _checked(
                 f"updates[{index}] must have shapes ({size_in}, r) and (r, {size_out}) with "
                 f"r >= 1, got {shapes[0]} and {shapes[1]}"
             )
-        if ranks is not None and rank not in ranks:
-            raise ValueError(f"updates[{index}] must have one of the ranks {ranks}, got {rank}")
         found.add(rank)
     return (size_in, size_out), sorted(found if ranks is None else ranks)
