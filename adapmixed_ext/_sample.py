@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from adapmixed.checks import check_count, check_number
+from adapmixed.limits import check_count, check_number
 
 from . import _validate as check
 from ._registry import F64, backend, register, rows

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from adapmixed import limits
-from adapmixed.checks import check_count, check_number
+from adapmixed.limits import check_count, check_number
 
 from . import _validate as check
 from ._registry import ENSEMBLE, backend, ensemble, register

@@ -9,7 +9,6 @@ from torch import Tensor
 
 from adapmixed import limits
 
-from . import _C
 from ._registry import queues
 from .types import Clipping, Projection
 
@@ -89,8 +88,8 @@ def orders(value: float | Sequence[float], *, ends: bool = False) -> list[float]
         values = list(value)
     else:
         raise ValueError(f"orders must be a number or a sequence of numbers, got {value!r}")
-    if not 1 <= len(values) <= _C.max_orders:
-        raise ValueError(f"orders must be 1 to {_C.max_orders} orders, got {len(values)}")
+    if not 1 <= len(values) <= limits.MOST_ORDERS:
+        raise ValueError(f"orders must be 1 to {limits.MOST_ORDERS} orders, got {len(values)}")
     return [
         float(x) if ends and x in (1.0, math.inf) else limits.check_order(x, "orders")
         for x in values

@@ -48,7 +48,7 @@ class Hot:
 
 
 PARTS = "common/row_parts.cuh"
-POOL = "log_pool/cuda_sums.cuh"
+POOL = "log_pool/cuda_kernel.cuh"
 FLOATS, LISTS = "project/cuda_floats.cuh", "project/cuda_block_lists.cuh"
 DEVIATIONS = "leave_one_out/cuda_float_deviations.cuh"
 MOMENTS = "leave_one_out/cuda_float_moments.cuh"

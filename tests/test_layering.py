@@ -23,24 +23,22 @@ PACKAGES = {
 # Part -> parts it may import. A part is a module or package directly below `adapmixed`; a module
 # of a part may always import its own part. "ext" is adapmixed_ext, "lab" adapmixed_lab, which no
 # part of the library may import.
-BASICS = {"limits", "checks"}
-BELOW_GENERATION = BASICS | {"ext", "errors", "ranks", "ensemble", "mechanisms", "privacy", "rng"}
+BELOW_GENERATION = {"ext", "limits", "errors", "ranks", "ensemble", "mechanisms", "privacy", "rng"}
 BELOW_REPORT = BELOW_GENERATION | {"generation", "evaluation", "data", "training", "files"}
 BELOW_COMMANDS = BELOW_REPORT | {"report", "workers", "serving", "vllm"}
 IMPORTS: dict[str, set[str]] = {
-    "ext": BASICS,
-    "limits": {"checks"},
-    "checks": set(),
+    "ext": {"limits"},
+    "limits": set(),
     "errors": set(),
     "rng": set(),
     "files": set(),
     "workers": set(),
     "ranks": {"ext", "errors"},
-    "privacy": BASICS | {"errors", "files"},
-    "mechanisms": BASICS | {"ext", "privacy"},  # of privacy, costs and events only: see below
-    "ensemble": BASICS | {"ext", "ranks", "files"},
+    "privacy": {"limits", "errors", "files"},
+    "mechanisms": {"limits", "ext", "privacy"},  # of privacy, costs and events only: see below
+    "ensemble": {"limits", "ext", "ranks", "files"},
     "data": set(),
-    "training": BASICS | {"ext", "ranks", "ensemble", "data", "rng", "files", "workers"},
+    "training": {"limits", "ext", "ranks", "ensemble", "data", "rng", "files", "workers"},
     "generation": BELOW_GENERATION,
     "serving": BELOW_GENERATION | {"generation", "files"},
     "vllm": BELOW_GENERATION | {"files", "serving"},
@@ -68,7 +66,6 @@ PRIVACY_FOR_MECHANISMS = {
 FOREIGN = {
     "privacy": {"numpy", "dp_accounting"},
     "limits": set(),
-    "checks": set(),
     "errors": set(),
     "rng": {"torch"},
     "ranks": {"torch"},

@@ -1,5 +1,5 @@
 // p(v) ~ q(v) exp((kappa/N) sum_i u_i(v)), u_i(v) = clip(log p_i(v) - log q(v), a, b).
-// log_pool/formula.h has the derivation and the rounding. cuda_sums.cuh has the kernels of the
+// log_pool/formula.h has the derivation and the rounding. cuda_kernel.cuh has the kernels of the
 // pool. They keep the weight of each token, so `mixture` of the pool needs no row. A pool without
 // these weights reads the rows again.
 #include <cstdint>
@@ -8,7 +8,7 @@
 #include "common/block.cuh"
 #include "common/launch.cuh"
 #include "log_pool/cuda_look.cuh"
-#include "log_pool/cuda_sums.cuh"
+#include "log_pool/cuda_kernel.cuh"
 #include "log_pool/formula.h"
 #include "mixture/cuda_check.cuh"
 

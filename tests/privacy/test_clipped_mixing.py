@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from box_attack import BOXES, hockey_stick, neighbours, random_distributions
 
-from adapmixed.checks import QUESTIONS
+from adapmixed.limits import QUESTIONS
 from adapmixed.privacy.composition import clipped_mixing_epsilon, composed_epsilon
 from adapmixed.privacy.costs.clipped_mixing import (
     BOX_ERROR,

@@ -9,7 +9,7 @@ import pytest
 from box_attack import hockey_stick, neighbours, random_distributions
 from dp_accounting.pld import privacy_loss_distribution
 
-from adapmixed.checks import QUESTIONS
+from adapmixed.limits import QUESTIONS
 from adapmixed.privacy.composition import (
     PLANNED_POINTS,
     _interval,

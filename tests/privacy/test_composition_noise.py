@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from dp_accounting.pld import privacy_loss_distribution
 
-from adapmixed.checks import QUESTIONS
+from adapmixed.limits import QUESTIONS
 from adapmixed.privacy.composition import _interval, _power, _split, composed_epsilon
 from adapmixed.privacy.costs.clipped_mixing import clipped_mixing_pair
 

@@ -9,7 +9,7 @@ import mpmath
 import numpy as np
 import pytest
 
-from adapmixed.checks import QUESTIONS
+from adapmixed.limits import QUESTIONS
 from adapmixed.privacy import (
     Accountant,
     GaussianScreening,

@@ -7,8 +7,8 @@ import pytest
 from accountant_cases import DELTA, bound, clipped, losses, pooled
 from range_cases import grid_delta, theorem_epsilon
 
-from adapmixed.checks import QUESTIONS
 from adapmixed.errors import BudgetSpentError
+from adapmixed.limits import QUESTIONS
 from adapmixed.privacy import (
     Accountant,
     GaussianScreening,

@@ -7,9 +7,8 @@ from decimal import ROUND_CEILING, ROUND_FLOOR
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from adapmixed.checks import QUESTIONS
 from adapmixed.commands.options import check_output
-from adapmixed.limits import MOST_MODELS, MOST_QUERIES
+from adapmixed.limits import MOST_MODELS, MOST_QUERIES, QUESTIONS
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

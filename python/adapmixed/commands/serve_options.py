@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from adapmixed.checks import check_count, check_number
+from adapmixed.limits import check_count, check_number
 
 DEFAULT_TOKENS, DEMO_DEFAULT_TOKENS = 256, 64
 

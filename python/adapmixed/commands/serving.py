@@ -9,7 +9,6 @@ from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from adapmixed.checks import check_count
 from adapmixed.commands.mechanisms import (
     add_mechanism_options,
     check_charged,
@@ -19,6 +18,7 @@ from adapmixed.commands.mechanisms import (
 )
 from adapmixed.commands.options import memory_bytes, quiet_libraries, random_source
 from adapmixed.commands.placing import add_placing_options, joined_ranks, load_ensemble
+from adapmixed.limits import check_count
 
 if TYPE_CHECKING:
     from adapmixed.generation import PrivateGenerator

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Never
 
 from torch import Tensor
 
-from adapmixed.checks import check_count, check_optional_count
 from adapmixed.ensemble.vocabulary import check_prompt, text_ids
 from adapmixed.generation.loop import DEFAULT_MEMORY_BYTES, Answerer
 from adapmixed.generation.refused import refuse
@@ -20,6 +19,7 @@ from adapmixed.generation.text import (
     templated,
     texts_of,
 )
+from adapmixed.limits import check_count, check_optional_count
 from adapmixed.mechanisms import Mechanism
 from adapmixed.mechanisms.rows import check_shape
 from adapmixed.privacy import Accountant, Guarantee

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any, Never
 import torch
 from torch import Tensor
 
-from adapmixed.checks import check_count, check_rng, check_type
 from adapmixed.errors import BudgetSpentError
 from adapmixed.generation.refused import refuse
+from adapmixed.limits import check_count, check_rng, check_type
 from adapmixed.mechanisms import Mechanism, Origin, shaped
 from adapmixed.mechanisms.rows import check_shape, shaped_bytes
 from adapmixed.privacy import Accountant

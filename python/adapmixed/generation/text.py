@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from adapmixed.checks import check_type
 from adapmixed.generation.loop import StopRule
+from adapmixed.limits import check_type
 
 # Prompt tokens that are decoded along, because some tokenizers drop the space of the first token.
 _CONTEXT = 8

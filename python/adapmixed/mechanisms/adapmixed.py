@@ -9,8 +9,22 @@ import torch
 from torch import Tensor
 
 import adapmixed_ext as ops
-from adapmixed.checks import check_count, check_number, check_option
-from adapmixed.limits import check_order, check_radius, check_sigma
+from adapmixed.limits import (
+    MOST_LOSS_ORDERS,
+    check_count,
+    check_number,
+    check_option,
+    check_order,
+    check_radius,
+    check_sigma,
+)
+    check_count,
+    check_number,
+    check_option,
+    check_order,
+    check_radius,
+    check_sigma,
+)
 from adapmixed.mechanisms.distribution import Distribution
 from adapmixed.mechanisms.proposal import Mechanism, Prepared
 from adapmixed.mechanisms.rows import Rows
@@ -27,7 +41,6 @@ from adapmixed_ext._screen import screen_prepared
 from adapmixed_ext.inputs import Inputs
 from adapmixed_ext.types import RandomSource
 
-MAX_ORDERS = 8
 Screen = Literal["noisy", "public"]
 Loss = Literal["data-dependent", "fixed"]
 
@@ -102,9 +115,9 @@ class AdaPMixED(Mechanism):
         for order in self.loss_orders:
             check_order(order, "loss_orders")
         distinct = len(set(self.loss_orders)) == len(self.loss_orders)
-        if not distinct or len(self.loss_orders) > MAX_ORDERS:
+        if not distinct or len(self.loss_orders) > MOST_LOSS_ORDERS:
             raise ValueError(
-                f"loss_orders must be at most {MAX_ORDERS} distinct orders, got "
+                f"loss_orders must be at most {MOST_LOSS_ORDERS} distinct orders, got "
                 f"{self.loss_orders!r}"
             )
         if self.loss == "fixed" and self.loss_orders:

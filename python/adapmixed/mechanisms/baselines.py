@@ -8,8 +8,7 @@ from typing import ClassVar
 import torch
 
 import adapmixed_ext as ops
-from adapmixed.checks import check_number
-from adapmixed.limits import MOST_DEPTH, MOST_RANGE
+from adapmixed.limits import MOST_DEPTH, MOST_RANGE, check_number
 from adapmixed.mechanisms.distribution import Distribution, public_distribution
 from adapmixed.mechanisms.proposal import Mechanism, Prepared
 from adapmixed.mechanisms.rows import Rows

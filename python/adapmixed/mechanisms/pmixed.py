@@ -9,8 +9,14 @@ from typing import ClassVar
 import torch
 
 import adapmixed_ext as ops
-from adapmixed.checks import check_epsilon, check_question
-from adapmixed.limits import MOST_EXPONENT, check_delta, check_order, check_queries
+from adapmixed.limits import (
+    MOST_EXPONENT,
+    check_delta,
+    check_epsilon,
+    check_order,
+    check_queries,
+    check_question,
+)
 from adapmixed.mechanisms.distribution import Distribution
 from adapmixed.mechanisms.proposal import Mechanism, Prepared
 from adapmixed.mechanisms.rows import Rows

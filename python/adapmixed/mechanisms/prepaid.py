@@ -16,7 +16,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from adapmixed.checks import check_count
+from adapmixed.limits import check_count
 from adapmixed.mechanisms.clipped_log_pool import ClippedLogPool
 from adapmixed.mechanisms.proposal import BY_HAND, Mechanism, Origin, Proposal
 from adapmixed.mechanisms.single_charge import Charge

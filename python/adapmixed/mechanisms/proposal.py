@@ -17,7 +17,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from adapmixed.checks import check_rng
+from adapmixed.limits import check_rng
 from adapmixed.mechanisms.distribution import Distribution
 from adapmixed.mechanisms.rows import Rows, shaped
 from adapmixed.mechanisms.single_charge import Charge

@@ -12,8 +12,13 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from adapmixed.checks import check_number, check_optional_count
-from adapmixed.limits import LEAST_LOGIT, LEAST_PUBLIC, check_temperature
+from adapmixed.limits import (
+    LEAST_LOGIT,
+    LEAST_PUBLIC,
+    check_number,
+    check_optional_count,
+    check_temperature,
+)
 from adapmixed_ext.inputs import ensemble_logits, log_sum_exp
 
 

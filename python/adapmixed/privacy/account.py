@@ -9,8 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from adapmixed.checks import check_epsilon, check_question
-from adapmixed.limits import check_delta
+from adapmixed.limits import check_delta, check_epsilon, check_question
 from adapmixed.privacy.budget import ShardBudget
 from adapmixed.privacy.encoding import check_keys, read_fields, write_fields
 from adapmixed.privacy.epsilon import Parts, guarantee_of, parts_of

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from adapmixed.checks import check_epsilon, check_number, check_question
 from adapmixed.limits import (
     MOST_EXPONENT,
     check_delta,
+    check_epsilon,
     check_models,
+    check_number,
     check_order,
     check_queries,
+    check_question,
     check_radius,
     check_sigma,
 )

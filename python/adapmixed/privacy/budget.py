@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import lru_cache
 
-from adapmixed.checks import (
+from adapmixed.limits import (
     check_largest,
     check_measure,
     check_number,

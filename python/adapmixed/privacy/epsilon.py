@@ -19,7 +19,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from adapmixed.checks import check_question
+from adapmixed.limits import check_question
 from adapmixed.privacy.bounded_range import adaptive_epsilon, bounded_range_epsilon
 from adapmixed.privacy.budget import ShardBudget
 from adapmixed.privacy.composition import clipped_mixing_epsilon

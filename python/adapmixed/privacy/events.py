@@ -18,16 +18,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from adapmixed.checks import (
+from adapmixed.limits import (
+    check_box,
+    check_clip,
     check_count,
     check_flag,
     check_measure,
     check_neighbours,
     check_number,
-)
-from adapmixed.limits import (
-    check_box,
-    check_clip,
     check_optional_queries,
     check_queries,
     check_scale,

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from adapmixed.checks import check_count
+from adapmixed.limits import check_count
 from adapmixed.privacy.budget import ShardBudget
 from adapmixed.privacy.encoding import (
     check_keys,

@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 from decimal import ROUND_CEILING, Context, Decimal
 
-from adapmixed.checks import check_number
+from adapmixed.limits import check_number
 from adapmixed.privacy.events import CAVEATS
 
 KINDS = ("public", "fixed", "data-dependent, ex-post", "published", "none")

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import math
 
-from adapmixed.checks import check_count, check_epsilon, check_question
 from adapmixed.limits import (
     MOST_MODELS,
     MOST_QUERIES,
     check_box,
     check_clip,
+    check_count,
     check_delta,
+    check_epsilon,
     check_models,
     check_queries,
+    check_question,
     check_scale,
 )
 from adapmixed.privacy.bounded_range import bounded_range_epsilon

@@ -11,15 +11,16 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 
-from adapmixed.checks import check_epsilon, check_question
 from adapmixed.limits import (
     MOST_BOX,
     MOST_DEPTH,
     MOST_EXPONENT,
     MOST_ORDER,
     check_delta,
+    check_epsilon,
     check_models,
     check_queries,
+    check_question,
 )
 from adapmixed.privacy.beforehand import adapmixed_beforehand
 from adapmixed.privacy.bounded_range import FEW, bounded_range_epsilon

@@ -11,8 +11,8 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from adapmixed.checks import check_optional_count
 from adapmixed.files import sole_writer, write_file
+from adapmixed.limits import check_optional_count
 
 FORMAT_VERSION = 1
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")

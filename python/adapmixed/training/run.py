@@ -25,13 +25,12 @@ from typing import Any
 
 import torch
 
-from adapmixed.checks import check_count
 from adapmixed.data.corpus import Corpus
 from adapmixed.ensemble.ensemble import try_members
 from adapmixed.ensemble.manifest import Manifest
 from adapmixed.ensemble.public_model import load_base, reading_base
 from adapmixed.files import check_locks, remove_leftovers
-from adapmixed.limits import check_models
+from adapmixed.limits import check_count, check_models
 from adapmixed.training.base import BaseFacts, base_facts, documents_of
 from adapmixed.training.config import FinetuneConfig
 from adapmixed.training.folder import TrainingFolder

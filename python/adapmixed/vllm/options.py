@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from adapmixed.checks import check_count, check_flag
+from adapmixed.limits import check_count, check_flag
 from adapmixed.mechanisms import ClippedLogPool
 from adapmixed.mechanisms.prepaid import check_fixed
 from adapmixed.privacy import Accountant

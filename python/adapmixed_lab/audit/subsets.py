@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from adapmixed.checks import check_count, check_rate
+from adapmixed.limits import check_count, check_rate
 from adapmixed.privacy.rounding import up
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
-from adapmixed.checks import check_count
+from adapmixed.limits import check_count
 from adapmixed.mechanisms import Mechanism, Rows
 from adapmixed.mechanisms.proposal import Prepared
 from adapmixed_ext.types import RandomSource

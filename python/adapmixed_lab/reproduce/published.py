@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 import adapmixed_ext as ops
-from adapmixed.checks import check_number
+from adapmixed.limits import check_number
 from adapmixed.mechanisms import AdaPMixED, Mechanism, PMixED, Rows
 from adapmixed.mechanisms.distribution import Distribution, public_distribution
 from adapmixed.mechanisms.proposal import Prepared

@@ -9,7 +9,7 @@ import math
 from collections.abc import Callable
 from functools import lru_cache
 
-from adapmixed.checks import check_count, check_number, check_rate
+from adapmixed.limits import check_count, check_number, check_rate
 from adapmixed.privacy.costs.pmixed import radius_for_epsilon, sound_bound
 from adapmixed.privacy.rounding import log_expm1_up, lowered, softplus_up, sum_up, up
 
