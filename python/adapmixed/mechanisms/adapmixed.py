@@ -18,13 +18,6 @@ from adapmixed.limits import (
     check_radius,
     check_sigma,
 )
-    check_count,
-    check_number,
-    check_option,
-    check_order,
-    check_radius,
-    check_sigma,
-)
 from adapmixed.mechanisms.distribution import Distribution
 from adapmixed.mechanisms.proposal import Mechanism, Prepared
 from adapmixed.mechanisms.rows import Rows
