@@ -165,6 +165,7 @@ def test_bad_rows_are_named(tmp_path: Path, row: dict[str, Any], reason: str) ->
         ("a.jsonl", b'{"text": "x", "text": "y"}\n', "line 1: names in an object must differ"),
         ("a.txt", b"ab\xff", "must be UTF-8"),
         ("a.txt", "one".encode("utf-16-le"), "got UTF-16"),
+        ("a.txt", "Привет, мир".encode("utf-16-le"), "got UTF-16"),
         ("a.csv", b"user,text\nann,one\n", "corpus must hold rows of JSON lines"),
         ("a.txt.gz", b"", "corpus must hold unpacked files"),
     ],

@@ -58,8 +58,8 @@ def file_documents(root: Path, files: Iterable[Path]) -> Iterator[Document]:
 def open_utf8(file: Path) -> BufferedReader:
     """Open a file of UTF-8 text to read its bytes; raise ValueError for UTF-16."""
     opened = open(file, "rb")
-    first = opened.peek(2)[:2]
-    if first in (b"\xff\xfe", b"\xfe\xff") or 0 in first:
+    first = opened.peek(64)[:64]  # without a mark, a blank among so many has a byte of 0
+    if first[:2] in (b"\xff\xfe", b"\xfe\xff") or 0 in first:
         opened.close()
         raise ValueError(
             f"{file} must be UTF-8 text, got UTF-16: convert it with iconv -f UTF-16 -t UTF-8"
