@@ -85,6 +85,7 @@ class Lending(FakeEnsemble):
             self.held.append(sum(one() is not None for one in self.lent))
 
 
+@pytest.mark.slow
 def test_logits_are_not_kept() -> None:
     mechanisms: dict[str, Mechanism] = {
         "adaptive": AdaPMixED(order=18.0, target_leakage=0.01, screen=None),

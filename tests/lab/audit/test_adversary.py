@@ -77,6 +77,7 @@ def test_a_budget_of_more_answers_than_admitted_is_broken() -> None:
 
 
 @pytest.mark.parametrize(("adjacency", "least"), [("zero_out", 0.9), ("replace_one", 0.8)])
+@pytest.mark.slow
 def test_the_adversary_comes_near_delta_under_a_budget(adjacency: str, least: float) -> None:
     game = Game(NARROW, MODELS, adjacency)
     count = adversary.admitted(game)

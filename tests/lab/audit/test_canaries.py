@@ -47,6 +47,7 @@ def test_an_adapter_depends_on_its_own_shard_alone() -> None:
     assert len(set(members.secrets.tolist())) == SECRETS
 
 
+@pytest.mark.slow
 def test_what_was_planted_is_remembered() -> None:
     members = planted()
     rows = torch.arange(SECRETS), members.secrets

@@ -59,6 +59,7 @@ def test_a_charge_that_is_too_small_is_seen(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 @pytest.mark.parametrize("setting", audit.EXTREMAL)
+@pytest.mark.slow
 def test_an_extremal_tree_uses_up_its_budget(
     setting: tuple[int, float, float], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -70,6 +71,7 @@ def test_an_extremal_tree_uses_up_its_budget(
     assert audit._extremal_tree(*setting).divergence(orders) > 1.2
 
 
+@pytest.mark.slow
 def test_an_accountant_that_lets_too_much_through_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     setting, orders = audit.EXTREMAL[1], (audit.ORDER,)
     found = ShardBudget.for_epsilon

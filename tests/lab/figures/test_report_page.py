@@ -85,6 +85,7 @@ def test_page_holds_its_sections_and_unique_ids() -> None:
     assert "Generated sample" not in Page(render(build())).text
 
 
+@pytest.mark.slow
 def test_what_privacy_costs_comes_first() -> None:
     close = [evaluation(name, "fixed", epsilon=2.0, perplexity=51.96) for name in ("a", "b")]
     page = render(build([*every_kind(), *close]))
@@ -110,6 +111,7 @@ def test_what_privacy_costs_comes_first() -> None:
         assert "What privacy costs" not in render(build(some))
 
 
+@pytest.mark.slow
 def test_figures_are_the_same_bytes_and_leave_matplotlib_alone() -> None:
     import matplotlib
 
