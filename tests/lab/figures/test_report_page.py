@@ -9,6 +9,7 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
+import pytest
 from report_cases import HOSTILE, SAMPLE, Page, build, evaluation, every_kind
 
 from adapmixed.report.view import read_methods
