@@ -204,7 +204,10 @@ def check_number(
     Raises:
         ValueError: the value is not such a number.
     """
-    if isinstance(value, bool) or not isinstance(value, numbers.Real):
+    # A compiler follows comparisons of its symbolic floats, but not every function of math.
+    if type(value) is not float and (
+        isinstance(value, bool) or not isinstance(value, numbers.Real)
+    ):
         raise ValueError(f"{name} must be a number, got {value!r}")
     try:
         value = float(value)
@@ -216,7 +219,7 @@ def check_number(
         raise ValueError(f"{name} must be >= {least:g}, got {value}")
     if not value <= most:
         raise ValueError(f"{name} must be <= {most:g}, got {value}")
-    if math.isinf(value) and not infinite:
+    if not infinite and not -math.inf < value < math.inf:
         raise ValueError(f"{name} must be finite, got {value}")
     return value
 
