@@ -12,7 +12,7 @@ import torch
 
 import adapmixed as am
 import adapmixed_ext as ops
-from adapmixed import cli, limits
+from adapmixed import cli, limits, privacy
 from adapmixed.mechanisms import shaped
 from adapmixed.privacy import plan
 from adapmixed.privacy.planner import adapmixed_beforehand, epsilon_of
@@ -80,6 +80,9 @@ TABLE: list[tuple[Callable[..., object], str, float, float]] = [
         UP,
     ),
     (lambda n: stated(models=n), "num_models", 65_536, UP),
+    (lambda n: am.Accountant(1e-5).bind(am.ClippedLogPool(-1.0, 1.0), n), "num_models", 65_536, UP),
+    (lambda n: am.Accountant(1e-5).bind(am.ClippedLogPool(-1.0, 1.0), n), "num_models", 1, DOWN),
+    (lambda n: privacy.BoundedRangeAnswer(1.0, -1.0, 1.0, n, 1), "num_models", 65_536, UP),
     (lambda n: planned(models=n), "num_models", 65_536, UP),
     (wide, "logits", 1, DOWN),
     (wide, "logits", 2**20, UP),

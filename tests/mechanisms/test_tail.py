@@ -65,6 +65,15 @@ def test_emptied_and_silent_members_are_the_public_row_to_the_last_bit(dtype: to
     assert not torch.equal(rows.private[2], private[2]) and rows.private.dtype == dtype
 
 
+def test_a_row_does_not_depend_on_what_others_say() -> None:
+    public = torch.tensor([[0.0, 0.0, -60.0, -math.inf]])
+    quiet = torch.tensor([[[0.0, 0.0, -20_000.0, -math.inf]], [[1.0, 0.0, -60.0, -math.inf]]])
+    loud = quiet.clone()
+    loud[1, 0, 3] = 5.0
+    rows = [shaped(one, public).without_tail().private for one in (quiet, loud)]
+    assert torch.equal(rows[0], rows[1])
+
+
 def test_rows_that_say_nothing_about_the_tail_are_not_copied() -> None:
     masked = torch.tensor([[0.0, 1.0, -math.inf]])
     rows = shaped(masked.expand(2, 1, 3).clone(), masked)

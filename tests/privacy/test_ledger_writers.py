@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import gc
+import os
+import signal
 import subprocess
 import sys
 import threading
@@ -88,6 +90,20 @@ def test_a_forked_child_cannot_charge(path: Path) -> None:
         ledger.add(answer(1))
     with Accountant(DELTA, path=path) as again:
         assert state(again) == state(plain(2))
+
+
+def test_a_living_child_does_not_keep_a_closed_ledger(path: Path) -> None:
+    ledger = make(path, 1)
+    child = os.fork()
+    if child == 0:
+        signal.pause()
+    try:
+        ledger.close()
+        with Accountant(DELTA, path=path) as again:
+            assert state(again) == state(plain(1))
+    finally:
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
 
 
 def test_threads_share_a_ledger(path: Path) -> None:

@@ -167,8 +167,8 @@ def test_plans_that_end_before_the_target_say_so(plans):
         ({"queries": 0}, "queries must be an integer >= 1, got 0"),
         ({"adjacency": "swap"}, "adjacency must be one of"),
         ({"adjacency": "add_remove"}, "adjacency must be one of"),
-        ({"shapes": (0.0,)}, "shapes must be > 0 and finite"),
-        ({"scales": (math.inf,)}, "scales must be > 0 and finite"),
+        ({"shapes": (0.0,)}, "shapes must be"),
+        ({"scales": (math.inf,)}, "scales must be"),
     ],
 )
 def test_errors_in_words(changes, message):

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from adapmixed.limits import check_count
+from adapmixed.limits import check_count, check_models, check_queries
 from adapmixed.mechanisms.clipped_log_pool import ClippedLogPool
 from adapmixed.mechanisms.proposal import BY_HAND, Mechanism, Origin, Proposal
 from adapmixed.mechanisms.single_charge import Charge
@@ -80,8 +80,8 @@ class Prepayment:
         seeded: bool = False,
     ) -> None:
         self.mechanism = found = check_fixed(mechanism)
-        self.num_models = check_count("num_models", num_models)
-        self.queries = check_count("queries", queries)
+        self.num_models = check_models(num_models)
+        self.queries = check_queries(queries)
         self.ensemble = origin.ensemble
         event = BoundedRangeAnswer(
             found.scale, found.lower, found.upper, self.num_models, self.queries, found.queries
@@ -126,7 +126,7 @@ class Prepaid:
         *,
         seeded: bool = False,
     ) -> None:
-        self._of = check_fixed(mechanism), check_count("num_models", num_models), origin.ensemble
+        self._of = check_fixed(mechanism), check_models(num_models), origin.ensemble
         self._caveats = frozenset(caveats(origin, seeded))
         self._lock = threading.Lock()
         self._left = 0

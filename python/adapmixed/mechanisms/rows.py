@@ -92,10 +92,11 @@ class Rows:
             return self
         public = self.public.masked_fill(tail, -math.inf)
         least = self.private.amax(-1, keepdim=True).float() + LEAST_LOGIT
-        private = self.private.masked_fill(tail | (self.private < least), -math.inf)
-        silent = private.amax(-1).isneginf()
-        private[silent] = public.expand_as(private)[silent]
-        shift = log_sum_exp(private, "private_logits")[0] - log_sum_exp(public, "public_logits")[0]
+        inside = self.private.masked_fill(tail | (self.private < least), -math.inf)
+        silent = inside.amax(-1).isneginf()
+        inside[silent] = public.expand_as(inside)[silent]
+        shift = log_sum_exp(inside, "private_logits")[0] - log_sum_exp(public, "public_logits")[0]
+        private = torch.where(silent.unsqueeze(-1), self.public, self.private)
         positions, tokens = tail.nonzero(as_tuple=True)
         kept = self.public[positions, tokens] + shift[:, positions]
         private[:, positions, tokens] = kept.to(private.dtype)

@@ -24,6 +24,7 @@ from adapmixed.limits import (
     check_count,
     check_flag,
     check_measure,
+    check_models,
     check_neighbours,
     check_number,
     check_optional_queries,
@@ -65,7 +66,7 @@ class GaussianScreening:
     sigma: float
 
     def __post_init__(self) -> None:
-        _set(self, num_models=check_count("num_models", self.num_models))
+        _set(self, num_models=check_models(self.num_models))
         _set(self, queries=check_count("queries", self.queries, 0))
         _set(self, weight=check_number("weight", self.weight, least=0.0, most=1.0))
         _set(self, sigma=check_sigma(self.sigma))
@@ -319,7 +320,7 @@ def checked_array(name: str, values: Any, shape: tuple[int | None, ...]) -> NDAr
 
 
 def _check_counts(event: RenyiBound | ClippedAnswer | BoundedRangeAnswer) -> None:
-    _set(event, num_models=check_count("num_models", event.num_models))
+    _set(event, num_models=check_models(event.num_models))
     _set(event, queries=check_count("queries", event.queries, 0))
     _set(event, budget=check_optional_queries(event.budget, "budget"))
 

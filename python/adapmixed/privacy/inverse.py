@@ -77,7 +77,6 @@ def queries_for(
     lower: float,
     upper: float,
     scale: float | None = None,
-    most: int = MOST_QUERIES,
 ) -> int:
     """Return the largest number of queries within (epsilon, delta).
 
@@ -92,10 +91,9 @@ def queries_for(
         lower: as in :func:`epsilon_of`.
         upper: as in :func:`epsilon_of`.
         scale: as in :func:`epsilon_of`.
-        most: largest number that is tried, ≥ 1.
 
     Returns:
-        The number of queries, at most `most`; 0 if one query is too many.
+        The number of queries, at most 2^40; 0 if one query is too many.
 
     Raises:
         ValueError: an argument is out of range.
@@ -107,10 +105,10 @@ def queries_for(
         return epsilon_of(*setting, lower=lower, upper=upper, scale=scale) <= target
 
     low, high = 0, 1
-    while high < most and fits(high):
-        low, high = high, min(8 * high, most)
-    if high == most and fits(most):
-        return most
+    while high < MOST_QUERIES and fits(high):
+        low, high = high, min(8 * high, MOST_QUERIES)
+    if high == MOST_QUERIES and fits(high):
+        return high
     while high - low > 1:
         middle = _between(low, high)
         low, high = (middle, high) if fits(middle) else (low, middle)
@@ -126,7 +124,6 @@ def models_for(
     lower: float,
     upper: float,
     scale: float | None = None,
-    most: int = MOST_MODELS,
 ) -> int | None:
     """Return the smallest number of models, two or more, that keeps (epsilon, delta).
 
@@ -142,10 +139,9 @@ def models_for(
         lower: as in :func:`epsilon_of`.
         upper: as in :func:`epsilon_of`.
         scale: as in :func:`epsilon_of`.
-        most: largest number that is tried.
 
     Returns:
-        N, or None if it would be larger than `most`.
+        N, or None if it would be larger than 65 536.
 
     Raises:
         ValueError: an argument is out of range.
@@ -158,9 +154,9 @@ def models_for(
 
     low, high = 1, 2
     while not fits(high):
-        if high >= most:
+        if high >= MOST_MODELS:
             return None
-        low, high = high, min(4 * high, most)
+        low, high = high, min(4 * high, MOST_MODELS)
     while high - low > 1:
         middle = _between(low, high)
         low, high = (low, middle) if fits(middle) else (middle, high)

@@ -19,6 +19,7 @@ from adapmixed.limits import (
     check_delta,
     check_epsilon,
     check_models,
+    check_number,
     check_queries,
     check_question,
 )
@@ -137,8 +138,8 @@ def plan(
     )
     models, queries = check_models(num_models), check_queries(queries)
     for name, values in (("shapes", shapes), ("scales", scales)):
-        if not all(0 < value < math.inf for value in values):
-            raise ValueError(f"{name} must be > 0 and finite, got {values!r}")
+        for value in values:
+            check_number(name, value, above=0.0)
     common = (target, delta, models, queries, adjacency)
     boxes = [_clipped_mixing(*common, shape) for shape in shapes]
     pools = [_log_pool(*common, scale) for scale in scales]

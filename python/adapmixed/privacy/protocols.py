@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from adapmixed.errors import BudgetSpentError
+from adapmixed.limits import check_count, check_models
 from adapmixed.privacy.account import Account, Binding, Settings
 from adapmixed.privacy.events import Event
 
@@ -80,10 +81,9 @@ def bound_to(
     """
     _check_fits(mechanism, account.settings)
     measure, order = mechanism.measure or (None, None)
-    largest = mechanism.largest_charge(num_models)
-    return account.bound(
-        Binding(_described(mechanism), num_models, measure, order, largest, ensemble)
-    )
+    models = check_models(num_models)
+    largest = mechanism.largest_charge(models)
+    return account.bound(Binding(_described(mechanism), models, measure, order, largest, ensemble))
 
 
 def _described(mechanism: Charged) -> str:
@@ -131,7 +131,7 @@ def _check_fits(mechanism: Charged, settings: Settings) -> None:
 
 def check_left(mechanism: Charged, answered: int, queries: int) -> None:
     """Raise BudgetSpentError unless the mechanism's plan has room for so many more queries."""
-    planned = mechanism.planned_queries
+    planned, queries = mechanism.planned_queries, check_count("queries", queries, 0)
     if planned is not None and answered + queries > planned:
         raise BudgetSpentError(
             f"queries must stay within the {planned} that the mechanism was planned for, "

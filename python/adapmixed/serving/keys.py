@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from adapmixed.files import sole_writer, write_file
-from adapmixed.limits import check_optional_count
+from adapmixed.limits import check_optional_queries
 
 FORMAT_VERSION = 1
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
@@ -49,7 +49,7 @@ class Key:
         if not isinstance(self.sha256, str) or not _HASH.fullmatch(self.sha256):
             raise ValueError(f"sha256 of {self.name} must be 64 hexadecimal digits")
         for limit in LIMITS:
-            check_optional_count(f"{limit} of {self.name}", getattr(self, limit))
+            check_optional_queries(getattr(self, limit), f"{limit} of {self.name}")
 
 
 def read_keys(path: str | os.PathLike[str]) -> list[Key]:

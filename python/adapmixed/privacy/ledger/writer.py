@@ -153,6 +153,7 @@ class _Lock:
     """
 
     def __init__(self, path: str) -> None:
+        self._owner = os.getpid()
         self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -171,6 +172,8 @@ class _Lock:
         """Release the lock."""
         if self._file >= 0:
             file, self._file = self._file, -1
+            if os.getpid() == self._owner:  # not by a forked child, whose parent holds it
+                fcntl.flock(file, fcntl.LOCK_UN)
             os.close(file)
 
     def __del__(self) -> None:
