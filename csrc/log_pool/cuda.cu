@@ -7,8 +7,8 @@
 
 #include "common/block.cuh"
 #include "common/launch.cuh"
-#include "log_pool/cuda_look.cuh"
 #include "log_pool/cuda_kernel.cuh"
+#include "log_pool/cuda_look.cuh"
 #include "log_pool/formula.h"
 #include "mixture/cuda_check.cuh"
 
