@@ -10,8 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from adapmixed import limits
-from adapmixed.limits import check_count, check_number
+from adapmixed.limits import check_count, check_number, check_order
 
 from . import _validate as check
 from ._registry import ENSEMBLE, backend, ensemble, register
@@ -119,7 +118,7 @@ def screen_prepared(
     """Run :func:`screen` on prepared inputs."""
     private = inputs.private
     weight = check_number("weight", weight, least=0.0, most=1.0)
-    order = limits.check_order(order)
+    order = check_order(order)
     threshold = check_number("threshold", threshold, least=0.0, infinite=True)
     top_k = check_count("top_k", top_k)
     models, positions = private.shape[:2]

@@ -8,7 +8,7 @@ from torch import Tensor
 
 import adapmixed_ext
 from adapmixed.rng import SeededRandom
-from adapmixed_ext import Projection
+from adapmixed_ext import Projection, reference
 from benchmarks.contestants import Result
 from benchmarks.harness import Query, caches
 
@@ -86,6 +86,32 @@ def make_queries(
         )
         for seed in range(count)
     ]
+
+
+def check_ours(query: Query, order: float, radius: float) -> None:
+    """Exit unless weights and losses of some models keep their bounds by the reference.
+
+    No weight may leave the ball, and none may be 1e-5 below the largest that stays in it.
+    """
+    part = query[0][:: max(1, len(query[0]) // 8)], query[1]
+    projection, loss = two_calls(part, order, radius, order)
+    private, public = (one.double().cpu().log_softmax(-1) for one in part)
+    slack = 1e-12 / (order - 1)  # of the reference's sums
+    for factor, bad in ((1.0, "infeasible"), (1 + 1e-5, "below the optimum")):
+        weight = (projection.weight.cpu() * factor).clamp(max=1.0).unsqueeze(-1)
+        mixed = torch.logaddexp(weight.log() + private, torch.log1p(-weight) + public)
+        mixed = torch.where(weight < 1, mixed, private)
+        divergence = torch.maximum(*reference.renyi_divergence(mixed, public, order))[..., 0]
+        wrong = divergence > radius + slack
+        if factor > 1:
+            wrong = (projection.weight.cpu() < 1) & (divergence <= radius - slack)
+        if bool(wrong.any()):
+            raise SystemExit(f"project: a weight is {bad} at order {order:g}; nothing is timed")
+    pair = projection.weight.cpu(), projection.complement.cpu()
+    truth = reference.leave_one_out(*(one.cpu() for one in part), pair, orders=[order])
+    allowed = (adapmixed_ext.loss_error * truth).clamp(min=1e-12)
+    if not bool(((loss.cpu() - truth).abs() <= allowed).all()):
+        raise SystemExit(f"leave_one_out: a loss is off at order {order:g}; nothing is timed")
 
 
 def judge(result: Result, weight: Tensor, loss: Tensor) -> dict[str, object]:

@@ -1,14 +1,14 @@
 """Time the operators against torch programs and against reading the logits.
 
-    python -m benchmarks.operators                    # all tables, about 5 minutes on 2 cores
+    python -m benchmarks.operators                    # all tables
     python -m benchmarks.operators --only speed       # one or several of them
     python -m benchmarks.operators --out PREFIX       # also PREFIX.txt and PREFIX.json
     python -m benchmarks.operators --quick            # tiny sizes: does everything run?
     python -m benchmarks.operators --device cuda      # the same tables on a GPU
 
-The contestants of a run take turns on inputs in rotation that are larger than the cache. Torch
-programs are marked where their weights or losses differ from ours, which tests/kernels compares
-with the float64 reference. Figures are per query: medians with the fastest and slowest call. GB/s
+The contestants of a run take turns on inputs in rotation that are larger than the cache. In "speed"
+ours are compared with the float64 reference first, and torch programs are marked where their
+weights or losses differ. Figures are per query: medians with the fastest and slowest call. GB/s
 counts the bytes of the logits once. "floor" is the measured time for reading them twice with the
 same threads, as a share of the call's time. In the table of single operators they are read once.
 
@@ -55,6 +55,7 @@ from benchmarks.inputs import (
     ORDER,
     POOL,
     RADIUS,
+    check_ours,
     judge,
     make_queries,
     pool_mixture,
@@ -217,6 +218,7 @@ def _compare(
     bench: Bench, kind: str, queries: list[Query], order: float, radius: float,
     programs: dict[str, Program],
 ) -> None:  # fmt: skip
+    check_ours(queries[0], order, radius)
     projection, loss = two_calls(queries[0], order, radius, order)
     weight = projection.weight
     extra = {name: judge(p(*queries[0]), weight, loss[..., 0]) for name, p in programs.items()}

@@ -14,12 +14,12 @@ from pathlib import Path
 
 SOURCES = (".py", ".pyi", ".c", ".cpp", ".h", ".cu", ".cuh")
 BUDGETS = {
-    "python/adapmixed": 26_271,
+    "python/adapmixed": 26_272,
     "python/adapmixed_lab": 7_862,
-    "adapmixed_ext": 2_397,
+    "adapmixed_ext": 2_396,
     "csrc": 14_293,
-    "benchmarks": 3_569,
-    "tests": 40_228,
+    "benchmarks": 3_597,
+    "tests": 40_253,
     "docs": 6_313,
 }
 

@@ -1,10 +1,13 @@
 """The benchmarks run and write the promised files."""
 
 import json
+import math
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -81,6 +84,28 @@ def test_private_tokens_are_timed_against_the_public_ones(tmp_path: Path) -> Non
     held = {name: row["cache_bytes"] for (name, queries), row in rows.items() if queries == 1}
     assert held["head"] == held["public model"] == 2 * 2 * 8 * 32 * 4  # of the prompt
     assert held["deep (c_attn)"] == 5 * held["public model"]  # N = 4 and the public model
+
+
+@pytest.mark.parametrize(
+    ("weight", "loss", "message"),
+    [
+        (1 + 1e-4, 1.0, "infeasible"), (1 - 1e-4, 1.0, "below the optimum"),
+        (1.0, 1 - 2e-5, "loss"), (1.0, math.nan, "loss"),
+    ],
+)  # fmt: skip
+def test_wrong_results_are_not_timed(
+    weight: float, loss: float, message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    query, calls = inputs.make_query(8, 700, kind="far", seed=1), inputs.two_calls
+    inputs.check_ours(query, 3.0, 0.03)
+
+    def wrong(*given: Any) -> Any:
+        projection, losses = calls(*given)
+        return replace(projection, weight=projection.weight * weight), losses * loss
+
+    monkeypatch.setattr(inputs, "two_calls", wrong)
+    with pytest.raises(SystemExit, match=message):
+        inputs.check_ours(query, 3.0, 0.03)
 
 
 @pytest.mark.parametrize(("order", "radius"), [(18.0, 3.6), (3.0, 0.03), (17.5, 3.6), (3.0, 2.0)])

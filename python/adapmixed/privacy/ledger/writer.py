@@ -141,8 +141,8 @@ class LedgerFile:
 class _Lock:
     """The lock that keeps out a second writer, in this process and in others.
 
-    The system drops it when the process ends, however it ends. The file stays: to remove it could
-    let in two writers.
+    The system drops it when the process and its forked children end, however they end. The file
+    stays: to remove it could let in two writers.
 
     Args:
         path: path of the lock file.
@@ -153,10 +153,11 @@ class _Lock:
     """
 
     def __init__(self, path: str) -> None:
-        self._owner = os.getpid()
+        self._owner = -1
         self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            self._owner = os.getpid()
         except OSError as error:
             self.close()
             if error.errno in (errno.EWOULDBLOCK, errno.EACCES):
@@ -172,7 +173,7 @@ class _Lock:
         """Release the lock."""
         if self._file >= 0:
             file, self._file = self._file, -1
-            if os.getpid() == self._owner:  # not by a forked child, whose parent holds it
+            if os.getpid() == self._owner:  # a forked child must not, as its parent holds it
                 fcntl.flock(file, fcntl.LOCK_UN)
             os.close(file)
 
