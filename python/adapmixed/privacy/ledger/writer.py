@@ -12,7 +12,6 @@ is killed later, the charge is counted, released or not.
 
 from __future__ import annotations
 
-import errno
 import fcntl
 import logging
 import os
@@ -26,6 +25,7 @@ from adapmixed.errors import (
     LedgerMismatchError,
     LedgerWriteError,
 )
+from adapmixed.files import check_locks
 from adapmixed.privacy.account import Account
 from adapmixed.privacy.ledger.database import create_database
 from adapmixed.privacy.ledger.records import Chain, Checkpoint, Description, Record
@@ -60,6 +60,7 @@ class LedgerFile:
             LedgerBusyError: the ledger has another writer.
             LedgerCorruptError: the ledger was altered, or it has another format.
             LedgerWriteError: the ledger cannot be read or written.
+            ValueError: the file system has no locks.
         """
         place, lock = os.path.realpath(path), None
         try:
@@ -67,6 +68,7 @@ class LedgerFile:
                 raise LedgerWriteError(f"{place} must be the file of a ledger, got a folder")
             if not create and not os.path.lexists(place):
                 raise LedgerWriteError(f"{place} must be a ledger, but there is no such file")
+            check_locks(place)
             lock = _Lock(f"{place}-lock")
             if not os.path.lexists(place):
                 description = Description.fresh(account.settings)
@@ -160,14 +162,11 @@ class _Lock:
             self._owner = os.getpid()
         except OSError as error:
             self.close()
-            if error.errno in (errno.EWOULDBLOCK, errno.EACCES):
+            if isinstance(error, BlockingIOError | PermissionError):
                 raise LedgerBusyError(
                     f"{path} is held by another writer: one process at a time may charge a ledger"
                 ) from None
-            raise LedgerWriteError(
-                f"{path} could not be locked, and a ledger must lie on a file system with locks, "
-                f"such as a local disk: {error}"
-            ) from error
+            raise
 
     def close(self) -> None:
         """Release the lock."""
