@@ -158,9 +158,9 @@ def check_count(name: str, value: Any, minimum: int = 1, most: int | None = None
     return count
 
 
-def check_optional_count(name: str, value: Any) -> int | None:
-    """Return `value` as an int that is at least 1, or None."""
-    return None if value is None else check_count(name, value)
+def check_optional_count(name: str, value: Any, minimum: int = 1) -> int | None:
+    """Return `value` as an int that is at least `minimum`, or None."""
+    return None if value is None else check_count(name, value, minimum)
 
 
 def check_flag(name: str, value: Any) -> bool:

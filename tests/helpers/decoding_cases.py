@@ -118,6 +118,10 @@ class SpyProposal:
     def ensemble(self) -> str | None:
         return self.inner.ensemble
 
+    @property
+    def active_tokens(self) -> int | None:
+        return self.inner.active_tokens
+
     def _begin(self) -> SpyCharge:
         return SpyCharge(self.inner._begin(), self.mechanism.log)
 

@@ -107,11 +107,11 @@ def mean(rows: Sequence[Sequence[mpmath.mpf]]) -> Vector:
     return [CTX.fsum(column) / len(rows) for column in zip(*rows, strict=True)]
 
 
-def members(proposal: Proposal, public: Tensor, b: int) -> tuple[list[Vector], Vector]:
+def members(proposal: Proposal, b: int) -> tuple[list[Vector], Vector]:
     """Return (p_bar_i of every member, q) at position b, with the weights of the proposal."""
     projection: Any = proposal._prepared.distribution.projection
-    private = proposal._prepared.distribution.rows.private  # they do not speak about the tail
-    q = softmax(public[b])
+    rows = proposal._prepared.distribution.rows  # members do not speak about the tail
+    private, q = rows.private, softmax(rows.public[b])
     weights = zip(
         projection.weight[:, b].tolist(), projection.complement[:, b].tolist(), strict=True
     )

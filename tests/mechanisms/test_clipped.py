@@ -1,12 +1,13 @@
 """ClippedMixing and ClippedLogPool: every neighbour over a grid, and the charge that covers it."""
 
 from itertools import product
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from exact import answered_from_q, costs, individual, log_probs, settled, stated, uncharged
-from test_enumerated import GRIDS, both_ways, everything
+from test_enumerated import ACTIVE, GRIDS, both_ways, everything
 from torch import Tensor
 
 from adapmixed.mechanisms import ClippedLogPool, ClippedMixing, Mechanism
@@ -55,12 +56,12 @@ def values_of(grid: str) -> Tensor:
 def test_no_neighbour_is_told_apart_better_than_the_pair(
     grid: str, adjacency: str, box: tuple[float, float]
 ) -> None:
-    private, public = everything(*GRIDS[grid])
+    (private, public), k = everything(*GRIDS[grid]), ACTIVE.get(grid)
     mechanism = ClippedMixing(*box, queries=len(public))
     pair = clipped_mixing_pair(*box, len(private), adjacency)
-    here = log_probs(mechanism, private, public)
+    here = log_probs(mechanism, private, public, active=k)
     for neighbour in neighbours(private, public, adjacency, values_of(grid)):
-        there = log_probs(mechanism, neighbour, public)
+        there = log_probs(mechanism, neighbour, public, active=k)
         for epsilon in EPSILONS:
             bound = of_pair(pair, epsilon)
             for p, q in ((here, there), (there, here)):
@@ -73,14 +74,14 @@ def test_no_neighbour_is_told_apart_better_than_the_pair(
 def test_no_neighbour_of_a_pool_costs_more_than_its_range(
     grid: str, adjacency: str, setting: tuple[float, float, float]
 ) -> None:
-    private, public = everything(*GRIDS[grid])
+    (private, public), k = everything(*GRIDS[grid]), ACTIVE.get(grid)
     lower, upper, scale = setting
     mechanism = ClippedLogPool(lower, upper, scale)
     rho = bounded_range_rho(scale, lower, upper, len(private), adjacency)
-    here = log_probs(mechanism, private, public)
+    here = log_probs(mechanism, private, public, active=k)
     worst = 0.0
     for neighbour in neighbours(private, public, adjacency, values_of(grid)):
-        there = log_probs(mechanism, neighbour, public)
+        there = log_probs(mechanism, neighbour, public, active=k)
         for order in (2.0, 9.0):
             true = float((both_ways(here, there, order) / order).max())
             worst = max(worst, true)
@@ -88,9 +89,9 @@ def test_no_neighbour_of_a_pool_costs_more_than_its_range(
     assert worst > 0.05 * rho
 
 
-def charged(mechanism: Mechanism, private: Tensor, public: Tensor) -> Tensor:
+def charged(mechanism: Mechanism, private: Tensor, public: Tensor, **shape: Any) -> Tensor:
     """Return the charges of every member, (N, B)."""
-    proposal = mechanism.propose(private, public, rng=SeededRandom(0))
+    proposal = mechanism.propose(private, public, rng=SeededRandom(0), **shape)
     return torch.from_numpy(individual(proposal))
 
 
@@ -100,12 +101,12 @@ def charged(mechanism: Mechanism, private: Tensor, public: Tensor) -> Tensor:
 def test_an_emptied_member_costs_at_most_its_own_charge(
     grid: str, box: tuple[float, float], order: float
 ) -> None:
-    private, public = everything(*GRIDS[grid])
+    (private, public), k = everything(*GRIDS[grid]), ACTIVE.get(grid)
     mechanism = ClippedMixing(max(box[0], 1e-5), box[1], order=order)
-    charges = charged(mechanism, private, public)
-    here = log_probs(mechanism, private, public)
+    charges = charged(mechanism, private, public, active=k)
+    here = log_probs(mechanism, private, public, active=k)
     for i, neighbour in enumerate(neighbours(private, public, "zero_out", public)):
-        true = both_ways(here, log_probs(mechanism, neighbour, public), order)
+        true = both_ways(here, log_probs(mechanism, neighbour, public, active=k), order)
         assert bool((true <= charges[i] + 1e-13).all())
     # For an emptied shard: "Rounding" in docs/theory/per-shard-budgets.md, e₀ = 4e-12.
     least = 1e-12 + (2 * order - 1) / (order - 1) * (4 * 4e-12 + len(private) * 2.0**-52)
@@ -147,12 +148,12 @@ def test_an_exhausted_member_answers_as_an_emptied_one_to_the_last_bit(
 def test_an_emptied_member_of_a_pool_costs_at_most_its_own_charge(
     grid: str, setting: tuple[float, float, float]
 ) -> None:
-    private, public = everything(*GRIDS[grid])
+    (private, public), k = everything(*GRIDS[grid]), ACTIVE.get(grid)
     mechanism = ClippedLogPool(*setting)
-    charges = charged(mechanism, private, public)
-    here = log_probs(mechanism, private, public)
+    charges = charged(mechanism, private, public, active=k)
+    here = log_probs(mechanism, private, public, active=k)
     for i, neighbour in enumerate(neighbours(private, public, "zero_out", public)):
-        there = log_probs(mechanism, neighbour, public)
+        there = log_probs(mechanism, neighbour, public, active=k)
         for order in (2.0, 9.0):
             assert bool((both_ways(here, there, order) / order <= charges[i] + 1e-14).all())
     assert float(charges.max()) <= bounded_range_rho(

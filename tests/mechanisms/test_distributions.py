@@ -38,7 +38,7 @@ def test_what_is_scored_what_is_sampled_and_what_is_charged_is_one_distribution(
     if name.startswith("clipped"):
         return _by_formula(name, private, public, found)
     for b in range(12):
-        exact = mean(members(proposal, public, b)[0])
+        exact = mean(members(proposal, b)[0])
         expected = torch.tensor([float(x) for x in exact], dtype=torch.float64)
         torch.testing.assert_close(found[b], expected, rtol=1e-12, atol=0.0)
 

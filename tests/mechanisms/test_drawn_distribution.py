@@ -13,6 +13,7 @@ from torch import Tensor
 
 from adapmixed.limits import LEAST_PUBLIC
 from adapmixed.mechanisms import ClippedLogPool, ClippedMixing, Mechanism
+from adapmixed.mechanisms.distribution import Distribution
 from adapmixed.rng import SeededRandom
 from adapmixed_ext.reference import sampling_weights
 
@@ -32,10 +33,18 @@ def rows(seed: int) -> tuple[Tensor, Tensor]:
     return public + 3 * torch.randn(3, 1, 1503, generator=generator), public
 
 
-def drawn(mechanism: Mechanism, private: Tensor, public: Tensor) -> list[int]:
-    """Return each token's weight in units of 2^-1074."""
-    found = settled(mechanism.propose(private, public, rng=SeededRandom(0)))._distribution
-    return sampling_weights(found.probabilities(), public)[0]
+def drawn(found: Distribution) -> list[Any]:
+    """Return the log of each token's probability; one of the tail is drawn after the tail."""
+    logits = found.rows.tail.logits
+    columns = sampling_weights(found.probabilities(), found.rows.public)[0]
+    within = sampling_weights(logits.double().softmax(-1), logits)[0]
+    assert min(one for one in columns[:-1] if one) >= 2**52  # as many bits as a double can have
+    one = 1074 * mpmath.log(2)
+    tail = mpmath.log(columns[-1]) - one
+    return [
+        mpmath.log(own) - one if own else tail + mpmath.log(share) - one
+        for own, share in zip(columns[:-1], within, strict=True)
+    ]
 
 
 def exact_log_q(public: Tensor) -> list[Any]:
@@ -49,19 +58,13 @@ def exact_log_q(public: Tensor) -> list[Any]:
 def test_drawn_ratios_keep_to_the_bounds_at_every_token(name: str) -> None:
     mechanism, least, most = CASES[name]
     private, public = rows(1)
-    weights = drawn(mechanism, private, public)
+    found = settled(mechanism.propose(private, public, rng=SeededRandom(0)))._distribution
     tail = []
-    for weight, log_q in zip(weights, exact_log_q(public), strict=True):
-        log_ratio = float(mpmath.log(weight) - 1074 * mpmath.log(2) - log_q)
-        if weight >= 2**52:  # as many bits as a double can have
-            assert least - 1e-9 <= log_ratio <= most + 1e-9
-        if log_q < LEAST_PUBLIC - 0.01:
-            tail.append(log_ratio)
-        else:
-            assert weight >= 2**52
-    # The tail has one factor; logits are rounded to float32, 1 500 times as often as p is a double.
-    kept = [one for one, weight in zip(tail, weights[-len(tail) :], strict=True) if weight >= 2**52]
-    assert len(kept) > 500 and max(kept) - min(kept) < 11 * 1e-4
+    for log_p, log_q in zip(drawn(found), exact_log_q(public), strict=True):
+        assert least - 1e-6 <= log_p - log_q <= most + 1e-6
+        if LEAST_PUBLIC - 600 < log_q < LEAST_PUBLIC - 0.01:  # where q/t is a double
+            tail.append(log_p - log_q)
+    assert len(tail) > 500 and max(tail) - min(tail) < 1e-9  # one factor
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -69,12 +72,11 @@ def test_an_evaluated_distribution_is_the_drawn_one(name: str) -> None:
     private, public = rows(3)
     targets = torch.arange(0, public.shape[1], 7)
     found = settled(CASES[name][0].propose(private, public, rng=SeededRandom(0)))._distribution
-    weights = sampling_weights(found.probabilities(), public)[0]
+    exact = drawn(found)
     for target in targets.tolist():
         stated = found.log_prob(torch.tensor([target])).item()
         if stated > -707.0:
-            exact = float(mpmath.log(weights[target]) - 1074 * mpmath.log(2))
-            assert stated == pytest.approx(exact, abs=1e-9)
+            assert stated == pytest.approx(float(exact[target]), abs=1e-9)
 
 
 @pytest.mark.parametrize(("lower", "upper"), [(-32.0, 32.0), (0.0, 64.0), (-64.0, 0.0)])

@@ -23,7 +23,9 @@ GRIDS = {
     "V2-N3": (2, 3, (-3.0, 0.0, 3.0)),
     "V3-N2": (3, 2, (-2.0, 0.0, 4.0)),
     "tail": (3, 2, (-90.0, 0.0, 90.0)),  # tokens about which no member speaks
+    "active": (4, 2, (-2.0, 3.0)),  # with K = 2 of 4 tokens
 }
+ACTIVE = {"active": 2}
 
 
 def everything(vocab: int, models: int, values: tuple[float, ...]) -> tuple[Tensor, Tensor]:
@@ -61,14 +63,14 @@ def neighbours(private: Tensor, public: Tensor, adjacency: str) -> list[tuple[Te
 def test_no_neighbour_costs_more_than_its_charge(
     grid: str, adjacency: str, order: float, beta: float
 ) -> None:
-    private, public = everything(*GRIDS[grid])
+    (private, public), k = everything(*GRIDS[grid]), ACTIVE.get(grid)
     mechanism = AdaPMixED(order, beta, screen=None, adjacency=adjacency)
-    proposal = mechanism.propose(private, public, rng=SeededRandom(0))
+    proposal = mechanism.propose(private, public, rng=SeededRandom(0), active=k)
     (event,) = [one for one in stated(proposal) if isinstance(one, LeaveOneOutLoss)]
     charge = torch.from_numpy(event.loss.copy())[:, :, 0] * (1 + ops.loss_error) + 1e-12
-    here = log_probs(mechanism, private, public)
+    here = log_probs(mechanism, private, public, active=k)
     for i, neighbour in enumerate(neighbours(private, public, adjacency)):
-        true = both_ways(here, log_probs(mechanism, *neighbour), order)
+        true = both_ways(here, log_probs(mechanism, *neighbour, active=k), order)
         # float64 resolves a divergence to about 1e-14 of its logarithms.
         assert bool((true <= charge[i] + 1e-13).all()), (grid, i)
     assert float(charge.max()) > 1e-3
@@ -76,15 +78,15 @@ def test_no_neighbour_costs_more_than_its_charge(
 
 @pytest.mark.parametrize("grid", GRIDS)
 def test_no_neighbour_costs_more_than_the_fixed_bound(grid: str) -> None:
-    private, public = everything(*GRIDS[grid])
+    (private, public), k = everything(*GRIDS[grid]), ACTIVE.get(grid)
     mechanism = PMixED(8.0, 1e-5, len(public), 6.0)
-    (event,) = costs(mechanism.propose(private, public, rng=SeededRandom(0)))
+    (event,) = costs(mechanism.propose(private, public, rng=SeededRandom(0), active=k))
     assert isinstance(event, RenyiBound)
     radius = mechanism.radius(len(private))
     assert event.epsilon == sound_bound(6.0, radius, len(private))
-    here = log_probs(mechanism, private, public)
+    here = log_probs(mechanism, private, public, active=k)
     worst = 0.0
     for neighbour in neighbours(private, public, "zero_out"):
-        true = both_ways(here, log_probs(mechanism, *neighbour), 6.0)
+        true = both_ways(here, log_probs(mechanism, *neighbour, active=k), 6.0)
         worst = max(worst, float(true.max()))
     assert 0 < worst <= event.epsilon + 1e-13

@@ -32,7 +32,7 @@ ORDERS = (1.01, 1.5, 2.0, 3.0, 6.0, 18.0, 64.0)
 
 def answer(mechanism: AdaPMixED, private: Tensor, public: Tensor) -> list[mpmath.mpf]:
     proposal = mechanism.propose(private, public, rng=SeededRandom(0))
-    return mean(members(proposal, public, 0)[0])
+    return mean(members(proposal, 0)[0])
 
 
 def neighbour(mechanism: AdaPMixED, private: Tensor, public: Tensor, i: int) -> list[mpmath.mpf]:

@@ -51,7 +51,7 @@ def test_bound_holds_for_every_ensemble_on_a_grid(order: float, per_query: float
         proposal = answer(mechanism, private, public)
         (event,) = costs(proposal)
         for b in range(len(ensembles)):
-            bars, q = members(proposal, public, b)
+            bars, q = members(proposal, b)
             here = mean(bars)
             # By symmetry of the product, member 0 stands for every member.
             true = both_ways(here, mean([q, *bars[1:]]), order)
@@ -69,8 +69,8 @@ def test_the_emptied_neighbour_is_the_mechanism_on_public_logits() -> None:
     emptied[1] = public
     proposal, other = (answer(budget(3.0, 0.02), x, public) for x in (private, emptied))
     for b in range(6):
-        bars, q = members(proposal, public, b)
-        there = mean(members(other, public, b)[0])
+        bars, q = members(proposal, b)
+        there = mean(members(other, b)[0])
         assert both_ways(mean([bars[0], q, bars[2]]), there, 3.0) < mpf(10) ** -30
 
 

@@ -60,7 +60,7 @@ def by_hand(
     private, public = private.float() / temperature, public.float() / temperature
     kept = torch.tensor(
         [
-            sorted(range(public.shape[1]), key=lambda v, b=b: -public[b, v].item())[:top_k]
+            sorted(sorted(range(public.shape[1]), key=lambda v, b=b: -public[b, v].item())[:top_k])
             for b in range(len(public))
         ]
     )

@@ -99,7 +99,7 @@ def test_proposals_and_their_binding_are_replayed(path: Path, largest: float | N
     reading = read_ledger(path, seen=records.append)
     assert state(reading.account) == state(without) and reading.charges == 41
     assert reading.account.budget is not None and reading.account.budget.largest == largest
-    expected = Binding(repr(pool), 3, "zcdp", None, largest, "e")
+    expected = Binding(repr(pool), 3, "zcdp", None, largest, "e", None)
     assert records[0].entry() == {"binding": expected}
     paid = np.concatenate([one.entry()["events"][0].charge for one in records[1:]], axis=1)
     assert ((paid == charges) | (paid == 0)).all() and (paid != charges).any()

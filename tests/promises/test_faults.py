@@ -52,7 +52,7 @@ def pool_of_all(original: Any) -> Any:
 
 def single_precision(self: Any, rng: Any) -> Any:
     probabilities = self.probabilities().float().double()
-    return self.rows.released(ops.sample(probabilities, self.rows.public, rng=rng))
+    return self.rows.released(ops.sample(probabilities, self.rows.public, rng=rng), rng)
 
 
 def without_caveats(original: Any) -> Any:

@@ -11,6 +11,7 @@ from adapmixed.commands.mechanisms import (
     mechanism_of,
 )
 from adapmixed.commands.options import (
+    add_active_option,
     check_output,
     memory_bytes,
     progress_bar,
@@ -84,6 +85,7 @@ def add_parser(commands: Any) -> None:
         default=1 << 30,
         help="memory for logits, activations, keys and values, such as 512M or 5G (default: 1G)",
     )
+    add_active_option(parser)
     add_mechanism_options(parser, several=True)
     add_placing_options(parser)
     parser.set_defaults(run=run)
@@ -231,6 +233,7 @@ def _evaluated(
         resume=arguments.resume,
         about=about,
         diagnostics=arguments.diagnostics,
+        active=arguments.active,
     )
 
 
@@ -244,6 +247,7 @@ def _config(
         "block",
         "stride",
         "runs",
+        "active",
         "device",
         "dtype",
     )

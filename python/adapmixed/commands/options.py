@@ -75,6 +75,26 @@ def memory_bytes(text: str) -> int:
     return size
 
 
+def add_active_option(parser: argparse._ActionsContainer) -> None:
+    """Add --active, which needs no module of torch here."""
+    parser.add_argument(
+        "--active",
+        type=_active,
+        default=8192,
+        metavar="K",
+        help="number of the public model's likeliest tokens about which members speak; the others "
+        "keep their public probability; 'all' for all tokens (default: 8192)",
+    )
+
+
+def _active(text: str) -> int | None:
+    if text == "all":
+        return None
+    if not text.isdecimal() or int(text) < 2:
+        raise argparse.ArgumentTypeError(f"must be an integer >= 2 or 'all', got {text!r}")
+    return int(text)
+
+
 def check_output(path: Path | None, *, folder: bool = False) -> None:
     """Raise ValueError for an output that cannot be written, before any work is done.
 

@@ -113,12 +113,14 @@ class _MadeUp:
         mechanism: the mechanism that the account is bound to.
         num_models: N.
         ensemble: fingerprint of the ensemble; None if it is not known.
+        active_tokens: K of the active vocabulary; None if members speak about all tokens.
         proposal: what is charged.
     """
 
     mechanism: Mechanism
     num_models: int
     ensemble: str | None
+    active_tokens: int | None
     proposal: Proposed
 
     def _begin(self) -> Begun:
@@ -141,4 +143,4 @@ def _made_up(mechanism: Mechanism, num_models: int, origin: Origin) -> _MadeUp:
         private = replace(private, public_confidence=None)
     rows = Rows(torch.zeros(num_models, 1, 2), torch.zeros(1, 2), None, 2)
     proposal = private.propose_rows(rows, rng=SecureRandom(), origin=origin)
-    return _MadeUp(mechanism, num_models, origin.ensemble, proposal)
+    return _MadeUp(mechanism, num_models, origin.ensemble, origin.active_tokens, proposal)

@@ -132,7 +132,9 @@ def _serve(arguments: argparse.Namespace, stack: ExitStack) -> int:
     ensemble = _ensemble(arguments)
     _check_promise(arguments, mechanism, ensemble)
     accountant = stack.enter_context(accounted(arguments))
-    engine = BatchEngine(ensemble, mechanism, accountant, memory_bytes=arguments.memory)
+    engine = BatchEngine(
+        ensemble, mechanism, accountant, memory_bytes=arguments.memory, active=arguments.active
+    )
     engine.check(Prompt((0,), 1))  # else the memory holds no answer
     clients = None
     if keys is not None:
@@ -167,7 +169,8 @@ def _serve(arguments: argparse.Namespace, stack: ExitStack) -> int:
     )
     left = f" {admission.left} tokens are left of the plan." if planned else ""
     url = url_of(listening, tls=arguments.tls_cert is not None)
-    words = promise(accountant, mechanism, ensemble.num_models, Origin.of(ensemble))
+    origin = Origin.of(ensemble, arguments.active)
+    words = promise(accountant, mechanism, ensemble.num_models, origin)
     line = f"Serving {defaults.model} at {url}. {words}{left}"
 
     def ready() -> None:
@@ -273,5 +276,5 @@ def _check_promise(arguments: argparse.Namespace, mechanism: Mechanism, ensemble
     from adapmixed.privacy import Accountant
 
     empty = Accountant(arguments.delta, epsilon=arguments.epsilon, adjacency=arguments.adjacency)
-    found = promised(empty, mechanism, ensemble.num_models, Origin.of(ensemble))
+    found = promised(empty, mechanism, ensemble.num_models, Origin.of(ensemble, arguments.active))
     checked(found, mechanism, allow_weak=arguments.allow_weak)

@@ -16,7 +16,12 @@ from adapmixed.commands.mechanisms import (
     check_ledger,
     mechanism_of,
 )
-from adapmixed.commands.options import memory_bytes, quiet_libraries, random_source
+from adapmixed.commands.options import (
+    add_active_option,
+    memory_bytes,
+    quiet_libraries,
+    random_source,
+)
 from adapmixed.commands.placing import add_placing_options, joined_ranks, load_ensemble
 from adapmixed.limits import check_count
 
@@ -74,6 +79,7 @@ def add_shape_options(parser: argparse.ArgumentParser) -> None:
         help="keep this many tokens, the public model's likeliest, before the mechanism "
         "(default: all)",
     )
+    add_active_option(parser)
 
 
 def add_account_options(parser: argparse.ArgumentParser) -> None:
@@ -155,6 +161,7 @@ def opened(arguments: argparse.Namespace, queries: int) -> Iterator[PrivateGener
                 accountant,
                 rng=random_source(arguments.seed),
                 memory_bytes=arguments.memory,
+                active=arguments.active,
             )
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from adapmixed.commands.mechanisms import add_mechanism_options, check_chosen, mechanism_of
-from adapmixed.commands.options import quiet_libraries
+from adapmixed.commands.options import add_active_option, quiet_libraries
 from adapmixed.commands.promise import checked, promise, promised
 from adapmixed.commands.serve_options import (
     DEFAULT_TOKENS,
@@ -51,6 +51,7 @@ def add_parser(commands: Any) -> None:
         help="the public model's dtype (default: float32)",
     )
     add_limit_options(parser, waiting=256)
+    add_active_option(parser)
     parser.add_argument(
         "--block",
         type=int,
@@ -72,7 +73,7 @@ def run(arguments: argparse.Namespace) -> int:
     for name in ("base", "ensemble"):
         if not getattr(arguments, name).is_dir():
             raise ValueError(f"--{name} must be a folder, got {getattr(arguments, name)}")
-    loaded = load(str(arguments.base.resolve()), options.ensemble)
+    loaded = load(str(arguments.base.resolve()), options.ensemble, active=options.active)
     if loaded.parts.tokenizer is None:
         raise ValueError("--base must have a tokenizer to be served, but has none")
     asked = _account(options, loaded), options.mechanism, loaded.num_models, loaded.origin
@@ -111,6 +112,7 @@ def _options(arguments: argparse.Namespace) -> Options:
         waiting=arguments.waiting,
         keys=None if arguments.keys is None else str(arguments.keys.resolve()),
         behind_proxy=arguments.behind_proxy,
+        active=arguments.active,
     )
 
 
@@ -135,7 +137,8 @@ def _account(options: Options, loaded: Loaded) -> Accountant:
             )
     elif not path.parent.is_dir():
         raise ValueError(f"--ledger must lie in a folder, but there is no {path.parent}")
-    bound_to(account, options.mechanism, loaded.num_models, loaded.origin.ensemble)
+    origin = loaded.origin
+    bound_to(account, options.mechanism, loaded.num_models, origin.ensemble, origin.active_tokens)
     if options.keys is not None:
         from adapmixed.serving.keys import read_keys
 

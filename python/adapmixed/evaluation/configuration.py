@@ -45,6 +45,7 @@ def describe(
         "stride": stride,
         "runs": len(windows),
         "queries": sum(one.queries for one in windows[0]),
+        "active": settings.origin.active_tokens,
         "delta": settings.delta,
         "randomness": _randomness(rng),
         **({"diagnostics": True} if settings.diagnostics else {}),

@@ -166,15 +166,11 @@ def target_log_probs(
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """Return log p_j(x_t), (N, B), and log q(x_t), (B,), of the rows that the mechanism mixes."""
     private, public, sums = found.rows.private, found.rows.public, found.projection
-    places, kept = found.rows.places(targets)
+    places, share = found.rows.places(targets)
     index = places.unsqueeze(-1)
     own = private.gather(2, index.expand(len(private), -1, 1)).squeeze(2).double()
     log_q = public.gather(1, index).squeeze(1).double()
-    there = _array(kept)
-    return (
-        np.where(there, _array(own - sums.private_lse), -np.inf),
-        np.where(there, _array(log_q - sums.public_lse), -np.inf),
-    )
+    return _array(own - sums.private_lse + share), _array(log_q - sums.public_lse + share)
 
 
 def utility_terms(

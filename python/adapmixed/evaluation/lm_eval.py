@@ -19,6 +19,7 @@ import torch
 from adapmixed.ensemble.vocabulary import begun, text_ids
 from adapmixed.generation.loop import DEFAULT_MEMORY_BYTES, check_source
 from adapmixed.mechanisms import Mechanism, Origin, shaped
+from adapmixed.mechanisms.rows import DEFAULT_ACTIVE
 from adapmixed.privacy import Accountant, Guarantee
 from adapmixed_ext.types import RandomSource
 
@@ -51,6 +52,7 @@ class MixtureLM(TemplateLM):  # type: ignore[misc]
         accountant: is bound to mechanism and ensemble, and charged for every scored token.
         rng: the source of the mechanism's noise; no token is drawn.
         memory_bytes: limit in bytes for one chunk's logits and activations.
+        active: as in `PrivateGenerator`.
 
     Raises:
         ValueError: if the ensemble has no tokenizer or is spread over several processes.
@@ -66,6 +68,7 @@ class MixtureLM(TemplateLM):  # type: ignore[misc]
         accountant: Accountant,
         rng: RandomSource,
         memory_bytes: int = DEFAULT_MEMORY_BYTES,
+        active: int | None = DEFAULT_ACTIVE,
     ) -> None:
         super().__init__()
         if ensemble.tokenizer is None:
@@ -76,7 +79,8 @@ class MixtureLM(TemplateLM):  # type: ignore[misc]
         self._ensemble, self._mechanism, self._rng = ensemble, mechanism, rng
         self._accountant = accountant
         check_source(accountant, rng)
-        accountant.bind(mechanism, ensemble.num_models, ensemble.fingerprint)
+        self._origin = origin = Origin.of(ensemble, active)
+        accountant.bind(mechanism, ensemble.num_models, origin.ensemble, origin.active_tokens)
         self._memory_bytes = memory_bytes
 
     @property
@@ -162,10 +166,10 @@ class MixtureLM(TemplateLM):  # type: ignore[misc]
             for start in range(max(0, first - where.start), len(targets), _POSITIONS_PER_CALL):
                 part = slice(start, start + _POSITIONS_PER_CALL)
                 proposal = self._mechanism.propose_rows(
-                    shaped(private[:, 0, part], public[0, part]),
+                    shaped(private[:, 0, part], public[0, part], active=self._origin.active_tokens),
                     targets=targets[part],
                     rng=self._rng,
-                    origin=Origin.of(self._ensemble),
+                    origin=self._origin,
                 )
                 self._accountant.charge(proposal)
                 answer = proposal.release()

@@ -15,7 +15,9 @@ from adapmixed.evaluation.result_file import ResultFile
 from adapmixed.evaluation.session import Session
 from adapmixed.evaluation.windows import plan_runs
 from adapmixed.generation.loop import DEFAULT_MEMORY_BYTES
+from adapmixed.limits import check_optional_count
 from adapmixed.mechanisms import Mechanism, Origin
+from adapmixed.mechanisms.rows import DEFAULT_ACTIVE
 from adapmixed.ranks import Ranks
 from adapmixed.rng import SecureRandom, SeededRandom
 
@@ -45,6 +47,7 @@ def evaluate(
     save_seconds: float = SAVE_SECONDS,
     about: Mapping[str, object] | None = None,
     diagnostics: bool = False,
+    active: int | None = DEFAULT_ACTIVE,
 ) -> list[Evaluation]:
     """Answer every position of a token stream with every mechanism.
 
@@ -85,6 +88,8 @@ def evaluate(
             "training" of :func:`adapmixed.report.build_report`.
         diagnostics: whether to add a :class:`Diagnosis` of every mechanism. It is private; nothing
             else changes.
+        active: K ≥ 2, number of the public model's likeliest tokens about which members speak;
+            None, or V and more, for all.
 
     Returns:
         one :class:`Evaluation` per mechanism, in their order. Among several processes, only the
@@ -101,7 +106,7 @@ def evaluate(
         ensemble, tokens, mechanisms, runs=1, delta=delta, rng=rng, block=block, stride=stride,
         queries=queries, epsilon=epsilon, adjacency=adjacency,
         memory_bytes=memory_bytes, progress=progress, result=result, resume=resume,
-        save_seconds=save_seconds, about=about, diagnostics=diagnostics,
+        save_seconds=save_seconds, about=about, diagnostics=diagnostics, active=active,
     )  # fmt: skip
     return [one.evaluations[0] for one in runs]
 
@@ -126,6 +131,7 @@ def evaluate_runs(
     save_seconds: float = SAVE_SECONDS,
     about: Mapping[str, object] | None = None,
     diagnostics: bool = False,
+    active: int | None = DEFAULT_ACTIVE,
 ) -> list[Runs]:
     """Evaluate several runs on disjoint parts of a token stream, as in the paper's Table 1.
 
@@ -152,6 +158,7 @@ def evaluate_runs(
         raise ValueError("mechanisms must name at least one mechanism, got none")
     if not (isinstance(save_seconds, int | float) and save_seconds >= 0):
         raise ValueError(f"save_seconds must be >= 0, got {save_seconds!r}")
+    check_optional_count("active", active, 2)
     if resume and result is None:
         raise ValueError("resume needs the result file to continue from, got result=None")
     windows, total = plan_runs(
@@ -166,13 +173,13 @@ def evaluate_runs(
                 "the mechanisms": dict(mechanisms),
                 "the budgets": epsilons,
                 "the tokens": list(tokens),
-                "the settings of the evaluation": (windows, memory_bytes),
+                "the settings of the evaluation": (windows, memory_bytes, active),
                 "whether a result file is kept": result is not None,
             }
         )
     settings = Settings(
-        dict(mechanisms), delta, epsilons, adjacencies, Origin.of(ensemble), ensemble.num_models,
-        diagnostics, ranks,
+        dict(mechanisms), delta, epsilons, adjacencies, Origin.of(ensemble, active),
+        ensemble.num_models, diagnostics, ranks,
     )  # fmt: skip
 
     def methods(run: int) -> list[Method]:

@@ -38,7 +38,10 @@ class Settings:
             epsilon=self.epsilons.get(name),
             adjacency=self.adjacencies.get(name) or "zero_out",
         )
-        accountant.bind(self.mechanisms[name], self.num_models, self.origin.ensemble)
+        origin = self.origin
+        accountant.bind(
+            self.mechanisms[name], self.num_models, origin.ensemble, origin.active_tokens
+        )
         return accountant
 
 
@@ -61,7 +64,7 @@ class Method:
             targets: (B,) int64 token ids to score.
         """
         start = time.perf_counter()
-        rows = shaped(private, public)
+        rows = shaped(private, public, active=self.origin.active_tokens)
         whole = self.ranks.gather(rows.private)
         if whole is None:
             return

@@ -21,7 +21,7 @@ from adapmixed.generation.text import (
 )
 from adapmixed.limits import check_count, check_optional_count
 from adapmixed.mechanisms import Mechanism
-from adapmixed.mechanisms.rows import check_shape
+from adapmixed.mechanisms.rows import DEFAULT_ACTIVE, check_shape
 from adapmixed.privacy import Accountant, Guarantee
 from adapmixed.rng import SecureRandom
 from adapmixed_ext.types import RandomSource
@@ -44,6 +44,8 @@ class PrivateGenerator:
             process has the accountant, and the others are given None.
         rng: source of all randomness; None for `SecureRandom()`.
         memory_bytes: limit for logits, activations, keys and values, in bytes.
+        active: K ≥ 2, number of the public model's likeliest tokens about which members speak. The
+            others keep their public probability. None, or V and more, for all tokens.
         refused: options of other libraries, which raise because they would void the guarantee.
 
     Raises:
@@ -60,13 +62,14 @@ class PrivateGenerator:
         *,
         rng: RandomSource | None = None,
         memory_bytes: int = DEFAULT_MEMORY_BYTES,
+        active: int | None = DEFAULT_ACTIVE,
         **refused: Never,
     ) -> None:
         refuse(refused)
         if getattr(ensemble, "tokenizer", "") is None:
             raise ValueError("ensemble must have a tokenizer, but its base has none")
         rng = SecureRandom() if rng is None else rng
-        self._answerer = Answerer(ensemble, mechanism, accountant, rng, memory_bytes)
+        self._answerer = Answerer(ensemble, mechanism, accountant, rng, memory_bytes, active)
         self._tokenizer = ensemble.tokenizer
 
     @property

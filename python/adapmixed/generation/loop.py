@@ -12,9 +12,9 @@ from torch import Tensor
 
 from adapmixed.errors import BudgetSpentError
 from adapmixed.generation.refused import refuse
-from adapmixed.limits import check_count, check_rng, check_type
+from adapmixed.limits import check_count, check_optional_count, check_rng, check_type
 from adapmixed.mechanisms import Mechanism, Origin, shaped
-from adapmixed.mechanisms.rows import check_shape, shaped_bytes
+from adapmixed.mechanisms.rows import DEFAULT_ACTIVE, check_shape, shaped_bytes
 from adapmixed.privacy import Accountant
 from adapmixed_ext.types import RandomSource
 
@@ -42,6 +42,8 @@ class Answerer:
         rng: source of all randomness.
         memory_bytes: limit for the logits, activations, keys and values that are held until the
             last token, in bytes. Weights and adapters are not included.
+        active: K ≥ 2, number of the likeliest public tokens about which members speak; None, or V
+            and more, for all.
     """
 
     ensemble: Ensemble
@@ -49,6 +51,7 @@ class Answerer:
     accountant: Accountant | None
     rng: RandomSource
     memory_bytes: int = DEFAULT_MEMORY_BYTES
+    active: int | None = DEFAULT_ACTIVE
 
     def __post_init__(self) -> None:
         if not callable(getattr(self.ensemble, "decoder", None)):
@@ -65,7 +68,13 @@ class Answerer:
             )
         check_rng(self.rng)
         check_count("memory_bytes", self.memory_bytes)
+        check_optional_count("active", self.active, 2)
         self.check(0)
+
+    @property
+    def origin(self) -> Origin:
+        """The origin of the rows that are answered."""
+        return Origin.of(self.ensemble, self.active)
 
     def check(self, queries: int) -> None:
         """Bind the accountant, and check that it can be charged for so many queries.
@@ -87,7 +96,9 @@ class Answerer:
             assert accountant is not None  # on the main process
             try:
                 check_source(accountant, self.rng)
-                accountant.bind(self.mechanism, ensemble.num_models, ensemble.fingerprint)
+                origin = self.origin
+                bound = ensemble.num_models, origin.ensemble, origin.active_tokens
+                accountant.bind(self.mechanism, *bound)
                 accountant.check_left(self.mechanism, queries)
             except Exception as error:
                 raised.append(error)
@@ -123,9 +134,11 @@ class Answerer:
         """
 
         def beside(rows: int, vocab_size: int, element: int) -> int:
-            copied = shaped_bytes(rows, vocab_size, element, temperature=temperature, top_k=top_k)
-            answered = element if temperature == 1.0 else 4
-            return copied + self.mechanism.held_bytes(rows, vocab_size, answered)
+            copied, width, answered = shaped_bytes(
+                rows, vocab_size, element,
+                temperature=temperature, top_k=top_k, active=self.active,
+            )  # fmt: skip
+            return copied + self.mechanism.held_bytes(rows, width, answered)
 
         return beside
 
@@ -181,7 +194,7 @@ class Answerer:
             {
                 "the mechanism": self.mechanism,
                 "the prompt": (input_ids.tolist(), mask),
-                "the settings of the answer": (settings, self.memory_bytes),
+                "the settings of the answer": (settings, self.memory_bytes, self.active),
             }
         )
         self.check(len(input_ids) * max_new_tokens)
@@ -265,7 +278,10 @@ class Answerer:
             LedgerError: the charge could not be made durable, so no token is drawn.
         """
         ranks = self.ensemble.ranks
-        rows = shaped(private_logits, public_logits, temperature=temperature, top_k=top_k)
+        rows = shaped(
+            private_logits, public_logits,
+            temperature=temperature, top_k=top_k, active=self.active,
+        )  # fmt: skip
         private = ranks.gather(rows.private)
 
         def drawn() -> Tensor:
@@ -273,7 +289,7 @@ class Answerer:
             proposal = self.mechanism.propose_rows(
                 replace(rows, private=private).answerable(),
                 rng=self.rng,
-                origin=Origin.of(self.ensemble),
+                origin=self.origin,
             )
             (self.accountant if payer is None else payer).charge(proposal)
             tokens = proposal.release().tokens

@@ -161,7 +161,7 @@ class AdaPMixED(Mechanism):
         events: list[Event] = []
         passed = torch.ones(positions, dtype=torch.bool, device=rows.public.device)
         if self.screen is not None:
-            passed = self._screened(inputs, rng)
+            passed = self._screened(inputs, rows.width, rng)
             if self.screen == "noisy":
                 events.append(GaussianScreening(models, positions, self.screen_weight, self.sigma))
         if not bool(passed.all()):
@@ -189,10 +189,15 @@ class AdaPMixED(Mechanism):
         events.append(PublicAnswer(positions - answered.shape[1]))
         return Prepared(distribution, ~passed, tuple(events), losses=losses)
 
-    def _screened(self, inputs: Inputs, rng: RandomSource) -> Tensor:
-        """Run lines 1–8; return (B,) bool, True if the private models answer the query."""
-        positions, vocab = inputs.public.shape
-        top_k = min(self.screen_top_k, vocab)
+    def _screened(self, inputs: Inputs, width: int, rng: RandomSource) -> Tensor:
+        """Run lines 1–8; return (B,) bool, True if the private models answer the query.
+
+        The tail, behind `width` columns of tokens, is no token that could be screened.
+        """
+        positions, top_k = len(inputs.public), min(self.screen_top_k, width)
+        inputs = inputs._replace(
+            private=inputs.private[..., :width], public=inputs.public[:, :width]
+        )
         # One draw per position, so that decisions do not depend on how calls group positions.
         noise = torch.empty(positions, top_k, dtype=torch.float64)
         for position in range(positions):

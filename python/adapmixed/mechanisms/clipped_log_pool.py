@@ -13,7 +13,7 @@ import adapmixed_ext as ops
 from adapmixed.limits import check_clip, check_optional_queries, check_scale
 from adapmixed.mechanisms.distribution import Distribution
 from adapmixed.mechanisms.proposal import Mechanism, Prepared
-from adapmixed.mechanisms.rows import Rows, check_confidence, unsure
+from adapmixed.mechanisms.rows import Rows, check_confidence
 from adapmixed.privacy import BoundedRangeAnswer, Event, PublicAnswer
 from adapmixed.privacy.costs.clipped_log_pool import individual_rho
 from adapmixed_ext.types import RandomSource
@@ -76,7 +76,7 @@ class ClippedLogPool(Mechanism):
 
     def _prepare(self, rows: Rows, rng: RandomSource) -> Prepared:
         models, positions = rows.private.shape[:2]
-        asked = unsure(rows.public, self.public_confidence)
+        asked = rows.unsure(self.public_confidence)
         answered, takes_part = positions, None
         if self.public_confidence is not None:
             answered, takes_part = int(asked.sum()), asked.expand(models, positions)

@@ -11,7 +11,7 @@ import adapmixed_ext as ops
 from adapmixed.limits import check_box, check_optional_queries, check_order
 from adapmixed.mechanisms.distribution import Distribution
 from adapmixed.mechanisms.proposal import Mechanism, Prepared
-from adapmixed.mechanisms.rows import Rows, check_confidence, unsure
+from adapmixed.mechanisms.rows import Rows, check_confidence
 from adapmixed.privacy import ClippedAnswer, Event, PublicAnswer
 from adapmixed.privacy.costs.clipped_mixing import charge_rounding
 from adapmixed.privacy.events import LOSS_ABSOLUTE_ERROR
@@ -84,7 +84,7 @@ class ClippedMixing(Mechanism):
         clipping = ops.clip_project(
             rows.private, rows.public, lower=self.lower, upper=self.upper, orders=self.order
         ).check()
-        asked = unsure(rows.public, self.public_confidence, clipping.public_lse)
+        asked = rows.unsure(self.public_confidence, clipping.public_lse)
         charges, takes_part = None, asked.expand(models, positions)
         if clipping.charge is not None and self.order is not None:
             # Also for a row that is q itself, since the mean of the other rows is rounded, too.

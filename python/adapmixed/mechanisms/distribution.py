@@ -55,15 +55,16 @@ class Distribution:
 
     def sample(self, rng: RandomSource) -> Tensor:
         """Draw one token per position; return (B,) int64."""
-        return self.rows.released(ops.sample(self.probabilities(), self.rows.public, rng=rng))
+        drawn = ops.sample(self.probabilities(), self.rows.public, rng=rng)
+        return self.rows.released(drawn, rng)
 
     def probabilities(self) -> Tensor:
-        """Return the probabilities, (B, k) float64. They are private."""
+        """Return the probabilities of the columns, (B, k) float64. They are private."""
         return ops.mixture(self.rows.private, self.rows.public, self.projection)
 
     def likeliest(self) -> Tensor:
-        """Return the tokens of largest probability, (B,) int64, for evaluation only."""
-        return self.rows.released(self.probabilities().argmax(-1))
+        """Return the active tokens of largest probability, (B,) int64, for evaluation only."""
+        return self.rows.named(self.probabilities()[:, : self.rows.width].argmax(-1))
 
     def log_prob(self, targets: Tensor) -> Tensor:
         """Return log p(target), (B,) float64, without forming (B, k).
@@ -71,9 +72,8 @@ class Distribution:
         It is −inf for a target that top-k has removed.
         """
         rows = self.rows
-        places, found = rows.places(targets)
-        values = ops.log_prob(rows.private, rows.public, self.projection, places)
-        return torch.where(found, values, -torch.inf)
+        places, share = rows.places(targets)
+        return ops.log_prob(rows.private, rows.public, self.projection, places) + share
 
 
 def public_distribution(rows: Rows) -> Distribution:

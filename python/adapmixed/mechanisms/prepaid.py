@@ -82,7 +82,7 @@ class Prepayment:
         self.mechanism = found = check_fixed(mechanism)
         self.num_models = check_models(num_models)
         self.queries = check_queries(queries)
-        self.ensemble = origin.ensemble
+        self.ensemble, self.active_tokens = origin.ensemble, origin.active_tokens
         event = BoundedRangeAnswer(
             found.scale, found.lower, found.upper, self.num_models, self.queries, found.queries
         )
@@ -126,7 +126,8 @@ class Prepaid:
         *,
         seeded: bool = False,
     ) -> None:
-        self._of = check_fixed(mechanism), check_models(num_models), origin.ensemble
+        models = check_models(num_models)
+        self._of = check_fixed(mechanism), models, origin.ensemble, origin.active_tokens
         self._caveats = frozenset(caveats(origin, seeded))
         self._lock = threading.Lock()
         self._left = 0
@@ -175,10 +176,11 @@ class Prepaid:
 
     def _checked(self, proposal: Proposal, events: Sequence[Event]) -> int:
         """Return the proposal's number of queries; raise unless it is what was charged."""
-        if (proposal.mechanism, proposal.num_models, proposal.ensemble) != self._of:
+        of = proposal.mechanism, proposal.num_models, proposal.ensemble, proposal.active_tokens
+        if of != self._of:
             raise ValueError(
-                "proposal must be of the mechanism, the number of models and the ensemble that "
-                "were charged in advance"
+                "proposal must be of the mechanism, the number of models, the ensemble and the "
+                "active vocabulary that were charged in advance"
             )
         named = {event for event in events if isinstance(event, Caveat)}
         if not named <= self._caveats:

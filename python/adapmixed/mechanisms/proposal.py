@@ -43,20 +43,23 @@ class Answer:
 
 @dataclass(frozen=True)
 class Origin:
-    """The ensemble that logits come from.
+    """The ensemble that rows come from, and the tokens about which its members speak.
 
     Attributes:
         ensemble: fingerprint of the ensemble; None if it is not known.
         caveats: names of assumptions that were not verified. Every guarantee names them.
+        active_tokens: K of the active vocabulary; None if members speak about all tokens.
     """
 
     ensemble: str | None = None
     caveats: tuple[str, ...] = ("shards", "base")
+    active_tokens: int | None = None
 
     @staticmethod
-    def of(ensemble: Any) -> Origin:
-        """Return the origin of an `Ensemble`'s logits."""
-        return Origin(ensemble.fingerprint, ensemble.unverified)
+    def of(ensemble: Any, active: int | None) -> Origin:
+        """Return the origin of an `Ensemble`'s rows with this active vocabulary."""
+        whole = active is None or active >= ensemble.vocab_size
+        return Origin(ensemble.fingerprint, ensemble.unverified, None if whole else active)
 
 
 BY_HAND = Origin()
@@ -91,6 +94,7 @@ class Proposal:
         mechanism: mechanism that made the proposal.
         num_models: N.
         ensemble: fingerprint of the ensemble; None if it is not known.
+        active_tokens: K of the active vocabulary; None if members speak about all tokens.
     """
 
     def __init__(
@@ -105,6 +109,7 @@ class Proposal:
         self.mechanism = mechanism
         self.num_models = num_models
         self.ensemble = origin.ensemble
+        self.active_tokens = origin.active_tokens
         self._prepared, self._targets, self._rng = prepared, targets, rng
         caveats = [Caveat(name) for name in origin.caveats]
         if getattr(rng, "seeded", True):
@@ -223,6 +228,7 @@ class Mechanism(ABC):
         targets: Tensor | None = None,
         temperature: float = 1.0,
         top_k: int | None = None,
+        active: int | None = None,
     ) -> Proposal:
         """Prepare the answers to B queries without releasing anything.
 
@@ -237,16 +243,22 @@ class Mechanism(ABC):
                 None draws tokens.
             temperature: divides all rows before they are projected; see :func:`shaped`.
             top_k: number of the likeliest public tokens that all rows keep; None for all.
+            active: number of the likeliest public tokens about which members speak; None for all.
 
         Returns:
             A proposal for `Accountant.charge`.
 
         Raises:
-            ValueError: logits, rng, targets, temperature or top_k are not valid.
+            ValueError: logits, rng, targets, temperature, top_k or active are not valid.
         """
-        rows = shaped(private_logits, public_logits, temperature=temperature, top_k=top_k)
+        rows = shaped(
+            private_logits, public_logits, temperature=temperature, top_k=top_k, active=active
+        )
         own = rows.apart_from(private_logits, public_logits)
-        return self._proposal(own, rng, targets, BY_HAND)
+        whole = active is None or active >= rows.vocab_size
+        return self._proposal(
+            own, rng, targets, replace(BY_HAND, active_tokens=None if whole else active)
+        )
 
     def propose_rows(
         self,
@@ -281,7 +293,7 @@ class Mechanism(ABC):
     ) -> Proposal:
         """Return the proposal for these rows, which may not change."""
         check_rng(rng)
-        rows = rows.without_tail()
+        rows = rows.with_tail()
         if targets is not None:
             rows.check_targets(targets)
             rows = replace(rows, drawn=False)

@@ -1,7 +1,12 @@
 """The rows that a mechanism answers, shaped by public values before any projection.
 
-A temperature and the likeliest tokens of the public model are the same for neighbouring ensembles,
-so every guarantee holds for the shaped rows.
+A temperature, the likeliest tokens of the public model and the active vocabulary are the same for
+neighbouring ensembles, so every guarantee holds for the shaped rows.
+
+The active vocabulary S are the tokens about which members speak: the K likeliest of the public
+model, without those below `LEAST_PUBLIC`. All others are the tail and keep their public
+probability: p_i'(y) = (1 − t) p_i(y) / p_i(S) on S, p_i'(y) = q(y) elsewhere, t = q(tail). For a
+mechanism the tail is one more token, the last column of the rows (docs/theory/numerics.md).
 """
 
 from __future__ import annotations
@@ -12,14 +17,32 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+import adapmixed_ext as ops
 from adapmixed.limits import (
-    LEAST_LOGIT,
     LEAST_PUBLIC,
+    MOST_TOKENS,
     check_number,
     check_optional_count,
     check_temperature,
 )
 from adapmixed_ext.inputs import ensemble_logits, log_sum_exp
+from adapmixed_ext.types import RandomSource
+
+DEFAULT_ACTIVE = 8192
+"""K. The smallest power of two that costs at most 0.5 % of perplexity on two pretrained models."""
+
+
+@dataclass(frozen=True)
+class Tail:
+    """The tokens about which members do not speak.
+
+    Attributes:
+        logits: (B, V) public logits; −inf for active tokens, and for tokens that top-k removes.
+        lse: (B,) float64, their log-sum-exp; −inf if no token is left.
+    """
+
+    logits: Tensor
+    lse: Tensor
 
 
 @dataclass(frozen=True)
@@ -27,10 +50,11 @@ class Rows:
     """The logits of one call.
 
     Attributes:
-        private: (N, B, k) private logits.
-        public: (B, k) public logits.
-        tokens: (B, k) int64, ids of the kept tokens; None if all V are kept.
+        private: (N, B, k) private logits, or (N, B, k + 1) with the tail's column.
+        public: (B, k) public logits, or (B, k + 1).
+        tokens: (B, k) int64, ids of the columns, ascending; None if they are the V tokens.
         vocab_size: V.
+        tail: the tail; None if no token is in it.
         drawn: whether tokens are drawn; False if only log-probabilities are computed.
     """
 
@@ -38,7 +62,13 @@ class Rows:
     public: Tensor
     tokens: Tensor | None
     vocab_size: int
+    tail: Tail | None = None
     drawn: bool = True
+
+    @property
+    def width(self) -> int:
+        """k, the number of columns that are tokens."""
+        return self.vocab_size if self.tokens is None else self.tokens.shape[1]
 
     def apart_from(self, *logits: Tensor) -> Rows:
         """Return these rows, each copied if it shares memory with one of these logits."""
@@ -67,40 +97,40 @@ class Rows:
             private[i, b] = row
         return replace(self, private=private)
 
-    def without_tail(self) -> Rows:
-        """Return rows whose members do not speak about the tail, tokens below `LEAST_PUBLIC`.
+    def with_tail(self) -> Rows:
+        """Return rows in which the tail, if there is one, is the last column, in float32.
 
-        On the tail a member's probability becomes q, and on the other tokens it is re-scaled. A
-        private row without a finite logit there becomes the public row. A new row depends on the
-        old one and on the public row alone, so every guarantee holds (docs/theory/numerics.md). A
-        row with the bits of the public one keeps them. Private logits are copied only if a member
-        speaks about the tail.
+        The column's logit is lse_tail(z_0) + lse_S(z_i) − lse_S(z_0). So a member with the bits of
+        the public row keeps them.
 
         Raises:
             ValueError: a row has NaN, +inf or no finite logit.
         """
-        # A superset of the tail, found without a sum, is in most cases what is masked everywhere.
-        largest = self.public.amax(-1, keepdim=True).float()
-        highest = largest + (LEAST_PUBLIC + math.log(self.vocab_size))
-        positions, tokens = (self.public < highest).nonzero(as_tuple=True)
-        low = self.public[positions, tokens], self.private[:, positions, tokens]
-        if all(bool(one.isneginf().all()) for one in low):
+        if self.tail is None:
             return self
         public_lse, _ = log_sum_exp(self.public, "public_logits")
-        tail = self.public < (public_lse + LEAST_PUBLIC).unsqueeze(-1)
-        if not bool(tail.any()):
-            return self
-        public = self.public.masked_fill(tail, -math.inf)
-        least = self.private.amax(-1, keepdim=True).float() + LEAST_LOGIT
-        inside = self.private.masked_fill(tail | (self.private < least), -math.inf)
-        silent = inside.amax(-1).isneginf()
-        inside[silent] = public.expand_as(inside)[silent]
-        shift = log_sum_exp(inside, "private_logits")[0] - log_sum_exp(public, "public_logits")[0]
-        private = torch.where(silent.unsqueeze(-1), self.public, self.private)
-        positions, tokens = tail.nonzero(as_tuple=True)
-        kept = self.public[positions, tokens] + shift[:, positions]
-        private[:, positions, tokens] = kept.to(private.dtype)
-        return replace(self, private=private)
+        private_lse, _ = log_sum_exp(self.private, "private_logits")
+        shift = self.tail.lse + (private_lse - public_lse)
+        return replace(
+            self,
+            private=torch.cat([self.private.float(), shift.float().unsqueeze(-1)], -1),
+            public=torch.cat([self.public.float(), self.tail.lse.float().unsqueeze(-1)], -1),
+        )
+
+    def unsure(self, confidence: float | None, public_lse: Tensor | None = None) -> Tensor:
+        """Return (B,) bool, True if the likeliest public token has at most this probability.
+
+        All are True without a confidence.
+
+        Args:
+            confidence: the probability; None for no such rule.
+            public_lse: (B,) float64, the public rows' log-sum-exps; None to compute them.
+        """
+        if confidence is None:
+            return torch.ones(len(self.public), dtype=torch.bool, device=self.public.device)
+        exact = self.public.double()
+        lse = exact.logsumexp(-1) if public_lse is None else public_lse
+        return (exact[:, : self.width].amax(-1) - lse).exp() <= confidence
 
     def check_targets(self, targets: Tensor) -> None:
         """Raise ValueError unless these are (B,) int64 tokens of the vocabulary."""
@@ -119,18 +149,45 @@ class Rows:
                 f"targets[{at}] must be a token in [0, {self.vocab_size}), got {int(targets[at])}"
             )
 
-    def released(self, places: Tensor) -> Tensor:
-        """Return the (B,) ids of the kept tokens at (B,) places."""
+    def named(self, places: Tensor) -> Tensor:
+        """Return the (B,) tokens of (B,) columns below k."""
         if self.tokens is None:
             return places
         return self.tokens.gather(1, places.unsqueeze(1)).squeeze(1)
 
+    def released(self, places: Tensor, rng: RandomSource) -> Tensor:
+        """Return the (B,) tokens of (B,) columns; a tail's token is drawn from q outside S.
+
+        It takes one counter of `rng` if there is a tail, whether a token is drawn from it or not.
+        """
+        tokens = self.named(places.clamp(max=self.width - 1))
+        if self.tail is None:
+            return tokens
+        within = (places == self.width).nonzero()[:, 0]
+        if not len(within):
+            rng.reserve()
+            return tokens
+        logits = self.tail.logits[within]
+        probabilities = logits.double().softmax(-1)
+        return tokens.index_copy(0, within, ops.sample(probabilities, logits, rng=rng))
+
     def places(self, targets: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the targets' (B,) places among the kept tokens, and (B,) bool, True if kept."""
+        """Return (B,) columns of the targets, and (B,) float64, log of their share of the column.
+
+        The share of a token in the tail is q/t, that of an active one 1, and of a removed one 0.
+        """
         if self.tokens is None:
-            return targets, torch.ones_like(targets, dtype=torch.bool)
-        found = self.tokens == targets.unsqueeze(1)
-        return found.to(torch.int64).argmax(1), found.any(1)
+            places, found = targets, torch.ones_like(targets, dtype=torch.bool)
+        else:
+            same = self.tokens == targets.unsqueeze(1)
+            places, found = same.to(torch.int64).argmax(1), same.any(1)
+        share = torch.where(found, 0.0, -math.inf).double()
+        if self.tail is None:
+            return places, share
+        logits = self.tail.logits.gather(1, targets.unsqueeze(1)).squeeze(1).double()
+        within = ~logits.isneginf()
+        places = torch.where(within, self.width, places)
+        return places, torch.where(within, logits - self.tail.lse, share)
 
 
 LARGEST = 2.0**18
@@ -138,10 +195,28 @@ LARGEST = 2.0**18
 that error would reveal a private row. Every dtype represents this number, or no larger one."""
 
 
-def check_shape(temperature: float, top_k: int | None) -> None:
-    """Raise ValueError unless rows can have this temperature and top-k."""
+def check_shape(temperature: float, top_k: int | None, active: int | None = None) -> None:
+    """Raise ValueError unless rows can have this temperature, top-k and active vocabulary."""
     check_temperature(temperature)
     check_optional_count("top_k", top_k)
+    check_optional_count("active", active, 2)
+
+
+def likeliest(public: Tensor, count: int) -> Tensor:
+    """Return (B, count) int64, the tokens of the largest logits, ascending; of ties the smaller.
+
+    Args:
+        public: (B, V) logits.
+        count: at most V.
+    """
+    logits = public.nan_to_num(nan=-math.inf, posinf=math.inf, neginf=-math.inf)
+    least = logits.topk(count, dim=-1, sorted=False).values.amin(-1, keepdim=True)
+    chosen = logits >= least
+    if int(chosen.sum()) > count * len(logits):
+        tied = logits == least
+        missing = count - (logits > least).sum(-1, keepdim=True)
+        chosen &= ~tied | (tied.cumsum(-1) <= missing)
+    return chosen.nonzero()[:, 1].view(-1, count)
 
 
 def shaped(
@@ -150,59 +225,118 @@ def shaped(
     *,
     temperature: float = 1.0,
     top_k: int | None = None,
+    active: int | None = None,
 ) -> Rows:
-    """Return the rows with this temperature and the `top_k` likeliest tokens of the public model.
+    """Return the rows with this temperature, top-k and active vocabulary.
 
-    A private row without any of these tokens becomes the public row. Divided logits are float32. If
-    the largest logit of a row would lie beyond ±2^18, it is subtracted from the row first. This
-    changes no probability, and then no finite logits raise, whatever the private rows are. Rows are
-    not shifted if neither temperature nor top-k changes them.
+    A private row without any finite logit on the active vocabulary becomes the public row. Divided
+    logits are float32. If the largest logit of a row would lie beyond ±2^18, it is subtracted from
+    the row first. This changes no probability, and then no finite logits raise, whatever the
+    private rows are. Rows are not shifted if neither temperature nor top-k changes them.
 
     Args:
         private_logits: (N, B, V) raw logits.
         public_logits: (B, V) raw logits.
         temperature: divides every logit; in [0.01, 100].
-        top_k: number of tokens to keep, ≥ 1; None keeps all.
+        top_k: number of the likeliest public tokens that all rows keep, ≥ 1; None keeps all.
+        active: K ≥ 2, number of the likeliest public tokens about which members speak; None, or V
+            and more, for all of at least e^−70.
 
     Returns:
-        Rows with k = min(top_k, V) tokens.
+        Rows with k = min(top_k, K, V) columns, and their tail.
 
     Raises:
         ValueError: the logits are not valid, or a number is out of range.
     """
-    check_shape(temperature, top_k)
+    check_shape(temperature, top_k, active)
     private, public = ensemble_logits(private_logits, public_logits)
-    vocab_size, tokens = public.shape[-1], None
-    if top_k is not None and top_k < vocab_size:
-        tokens = public.float().topk(top_k, dim=-1).indices
-        # gather() would make a float32 copy of bfloat16 rows.
-        positions = torch.arange(len(tokens), device=tokens.device)[:, None]
-        private, public = private[:, positions, tokens], public[positions, tokens]
-        empty = torch.isneginf(private.amax(-1))
-        private[empty] = public.expand_as(private)[empty]
+    vocab = public.shape[-1]
+    support = min(top_k or vocab, vocab)
+    kept = min(support, active or vocab)
+    tokens = rest = None
+    if kept < vocab:
+        log_sum_exp(public, "public_logits")  # for its errors
+        tokens, whole = likeliest(public, kept), public
+        public = whole.gather(1, tokens)
+        private = private.gather(2, tokens.expand(len(private), -1, -1))
+        if kept < support:
+            rest = whole.clone()
+            if support < vocab:
+                known = likeliest(whole, support)
+                rest.fill_(-math.inf).scatter_(1, known, whole.gather(1, known))
+            rest.scatter_(1, tokens, -math.inf)
     if temperature != 1.0:  # this copy is counted in `shaped_bytes`
         private, public = (one.to(torch.float32, copy=True) for one in (private, public))
-    if tokens is not None or temperature != 1.0:
-        for logits in (private, public):
-            _divide(logits, temperature)
-    return Rows(private, public, tokens, vocab_size)
+        rest = None if rest is None else rest.float()
+    cut = tokens is not None or temperature != 1.0
+    if cut:
+        shift = _divide(public, temperature)
+        rest = None if rest is None else rest.sub_(shift).div_(temperature)
+    low = _below_floor(private, public, rest)
+    if low is not None:
+        if rest is None and bool((low & ~public.isneginf()).any()):
+            rest = public.new_full((len(public), vocab), -math.inf)
+        if rest is not None:
+            ids = torch.arange(vocab, device=low.device) if tokens is None else tokens
+            ids = ids.expand(low.shape)
+            rest = rest.scatter(1, ids, torch.where(low, public, rest.gather(1, ids)))
+        private, public = (one.masked_fill(low, -math.inf) for one in (private, public))
+    if cut or rest is not None:  # public reasons alone: a shift changes the bits of other rows
+        _divide(private, temperature)
+    if cut or low is not None:
+        silent = private.amax(-1, keepdim=True).isneginf()
+        private = torch.where(silent, public, private) if bool(silent.any()) else private
+    tail = None if rest is None else Tail(rest, rest.double().logsumexp(-1))
+    return Rows(private, public, tokens, vocab, tail)
 
 
-def _divide(logits: Tensor, temperature: float) -> None:
-    """Divide rows in place. Subtract the largest logit first if it would lie beyond ±`LARGEST`.
+def _below_floor(private: Tensor, public: Tensor, rest: Tensor | None) -> Tensor | None:
+    """Return (B, k) bool, the columns below the floor; None if no row says anything about them.
 
-    Other rows, and those with NaN, +inf or no finite logit, are divided without a shift. A result
-    too small for the dtype becomes -inf; its probability is 0 in any case.
+    Args:
+        private: (N, B, k) logits, of which −inf alone counts here.
+        public: (B, k) logits at the temperature.
+        rest: (B, V) public logits of the tokens without a column; None if there are none.
+    """
+    # A superset, found without a sum, mostly what is masked everywhere.
+    largest = public.amax(-1, keepdim=True).float()
+    low = public < largest + (LEAST_PUBLIC + math.log(MOST_TOKENS))
+    positions, columns = low.nonzero(as_tuple=True)
+    unsaid = bool(public[positions, columns].isneginf().all())
+    if unsaid and bool(private[:, positions, columns].isneginf().all()):
+        return None
+    lse = public.double().logsumexp(-1, keepdim=True)
+    if rest is not None:
+        lse = lse.logaddexp(rest.double().logsumexp(-1, keepdim=True))
+    return public < lse + LEAST_PUBLIC
+
+
+def _divide(logits: Tensor, temperature: float) -> Tensor:
+    """Divide rows in place; return what was subtracted from them first.
+
+    That is the largest logit if it would lie beyond ±`LARGEST`, else 0, also for rows with NaN,
+    +inf or no finite logit. A result too small for the dtype becomes -inf; its probability is 0 in
+    any case.
     """
     largest = logits.amax(-1, keepdim=True)
     far = largest.isfinite() & ((largest / temperature).abs() > LARGEST)
-    logits.sub_(torch.where(far, largest, 0.0)).div_(temperature)
+    shift = torch.where(far, largest, 0.0)
+    logits.sub_(shift).div_(temperature)
+    return shift
 
 
 def shaped_bytes(
-    rows: int, vocab_size: int, element: int, *, temperature: float, top_k: int | None
-) -> int:
-    """Return the bytes of the copies that `shaped` makes of one query's rows.
+    rows: int,
+    vocab_size: int,
+    element: int,
+    *,
+    temperature: float,
+    top_k: int | None,
+    active: int | None,
+) -> tuple[int, int, int]:
+    """Return the bytes of the copies of one query's rows, their columns and the bytes of a logit.
+
+    The bytes of the tail are among the first.
 
     Args:
         rows: N + 1.
@@ -210,32 +344,17 @@ def shaped_bytes(
         element: bytes of a logit.
         temperature: as in :func:`shaped`.
         top_k: as in :func:`shaped`.
+        active: as in :func:`shaped`.
     """
-    kept = vocab_size if top_k is None else min(top_k, vocab_size)
-    cut = element if kept < vocab_size else 0
-    return rows * kept * (cut + (4 if temperature != 1.0 else 0))
+    support = min(vocab_size, top_k or vocab_size)
+    kept = min(support, active or vocab_size)
+    copied = (element if kept < vocab_size else 0) + (4 if temperature != 1.0 else 0)
+    if kept == support:
+        return rows * kept * copied, kept, element if temperature == 1.0 else 4
+    return rows * (kept + 1) * (copied + 4) + (4 + 8) * vocab_size, kept + 1, 4
 
 
 def check_confidence(public_confidence: float | None) -> None:
     """Raise ValueError unless this is a probability or None."""
     if public_confidence is not None:
         check_number("public_confidence", public_confidence, least=0.0, most=1.0)
-
-
-def unsure(
-    public: Tensor, public_confidence: float | None, public_lse: Tensor | None = None
-) -> Tensor:
-    """Return (B,) bool, True if the likeliest public token has at most this probability.
-
-    All are True if `public_confidence` is None.
-
-    Args:
-        public: (B, V) public logits.
-        public_confidence: the probability; None for no such rule.
-        public_lse: (B,) float64, their log-sum-exps; None to compute them.
-    """
-    if public_confidence is None:
-        return torch.ones(len(public), dtype=torch.bool, device=public.device)
-    exact = public.double()
-    lse = exact.logsumexp(-1) if public_lse is None else public_lse
-    return (exact.amax(-1) - lse).exp() <= public_confidence

@@ -51,6 +51,7 @@ class Binding:
         order: Rényi order of the individual charges; None without one.
         largest: largest individual charge of one answer, if answers have a bounded range.
         ensemble: the ensemble's fingerprint; None for proposals made by hand.
+        active_tokens: K of the active vocabulary; None if members speak about all tokens.
     """
 
     mechanism: str
@@ -59,6 +60,7 @@ class Binding:
     order: float | None
     largest: float | None
     ensemble: str | None
+    active_tokens: int | None
 
 
 @dataclass(frozen=True)

@@ -110,7 +110,13 @@ class Accountant:
         """
         return self._account.limit()
 
-    def bind(self, mechanism: Charged, num_models: int, ensemble: str | None = None) -> None:
+    def bind(
+        self,
+        mechanism: Charged,
+        num_models: int,
+        ensemble: str | None = None,
+        active_tokens: int | None = None,
+    ) -> None:
         """Bind the accountant to one mechanism and one ensemble.
 
         The first charge does the same. To bind again to the same pair has no effect.
@@ -119,6 +125,7 @@ class Accountant:
             mechanism: how queries are answered, with its settings.
             num_models: N.
             ensemble: fingerprint of the ensemble; None if it is not known.
+            active_tokens: K of the active vocabulary; None if members speak about all tokens.
 
         Raises:
             ValueError: the accountant is bound to something else, the mechanism's charges cannot
@@ -127,7 +134,7 @@ class Accountant:
         """
         self._check_usable()
         with self._lock:
-            self._bind(bound_to(self._account, mechanism, num_models, ensemble))
+            self._bind(bound_to(self._account, mechanism, num_models, ensemble, active_tokens))
 
     def _bind(self, account: Account) -> None:
         if account is not self._account and account.binding is not None:
@@ -166,8 +173,10 @@ class Accountant:
         with self._lock:
             begun = proposal._begin()
             try:
-                of = (proposal.mechanism, proposal.num_models, proposal.ensemble)
-                bound = bound_to(self._account, *of)
+                bound = bound_to(
+                    self._account, proposal.mechanism, proposal.num_models,
+                    proposal.ensemble, proposal.active_tokens,
+                )  # fmt: skip
                 active = None
                 if bound.budget is not None:
                     active = bound.totals.admit(begun.individual_charges(), bound.budget)

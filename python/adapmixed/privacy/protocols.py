@@ -52,6 +52,8 @@ class Proposed(Protocol):
     def num_models(self) -> int: ...
     @property
     def ensemble(self) -> str | None: ...
+    @property
+    def active_tokens(self) -> int | None: ...
     def _begin(self) -> Begun: ...
 
 
@@ -65,7 +67,11 @@ class Begun(Protocol):
 
 
 def bound_to(
-    account: Account, mechanism: Charged, num_models: int, ensemble: str | None
+    account: Account,
+    mechanism: Charged,
+    num_models: int,
+    ensemble: str | None,
+    active_tokens: int | None,
 ) -> Account:
     """Return the account bound to this mechanism and ensemble, or the account if it is already.
 
@@ -74,6 +80,7 @@ def bound_to(
         mechanism: how queries are answered.
         num_models: N.
         ensemble: fingerprint of the ensemble; None if it is not known.
+        active_tokens: K of the active vocabulary; None if members speak about all tokens.
 
     Raises:
         ValueError: the account is bound to something else, or the mechanism gives no guarantee
@@ -83,7 +90,10 @@ def bound_to(
     measure, order = mechanism.measure or (None, None)
     models = check_models(num_models)
     largest = mechanism.largest_charge(models)
-    return account.bound(Binding(_described(mechanism), models, measure, order, largest, ensemble))
+    binding = Binding(
+        _described(mechanism), models, measure, order, largest, ensemble, active_tokens
+    )
+    return account.bound(binding)
 
 
 def _described(mechanism: Charged) -> str:

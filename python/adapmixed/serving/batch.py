@@ -13,9 +13,9 @@ from torch import Tensor
 from adapmixed.ensemble.vocabulary import check_prompt
 from adapmixed.generation.loop import DEFAULT_MEMORY_BYTES, Answerer
 from adapmixed.generation.text import left_padded
-from adapmixed.mechanisms import Mechanism, Origin
+from adapmixed.mechanisms import Mechanism
 from adapmixed.mechanisms.prepaid import Prepaid, Prepayment
-from adapmixed.mechanisms.rows import check_shape, shaped_bytes
+from adapmixed.mechanisms.rows import DEFAULT_ACTIVE, check_shape, shaped_bytes
 from adapmixed.privacy import Accountant
 from adapmixed.rng import SecureRandom
 from adapmixed.serving.engine import Prompt
@@ -55,6 +55,7 @@ class BatchEngine:
         accountant: charged for every token before it is drawn.
         rng: source of all randomness; None for `SecureRandom()`.
         memory_bytes: limit for logits, activations, keys and values of all sequences, in bytes.
+        active: as in `PrivateGenerator`.
 
     Raises:
         ValueError: an argument is not valid, several processes share the ensemble, the accountant
@@ -69,11 +70,12 @@ class BatchEngine:
         *,
         rng: RandomSource | None = None,
         memory_bytes: int = DEFAULT_MEMORY_BYTES,
+        active: int | None = DEFAULT_ACTIVE,
     ) -> None:
         if not ensemble.ranks.alone:
             raise ValueError("ensemble must be held by one process to be served")
         rng = SecureRandom() if rng is None else rng
-        self._answerer = Answerer(ensemble, mechanism, accountant, rng, memory_bytes=memory_bytes)
+        self._answerer = Answerer(ensemble, mechanism, accountant, rng, memory_bytes, active)
         self._batches: list[_Batch] = []
         self._seeded = getattr(rng, "seeded", True)
         self._prepaid = self._charged_ahead()
@@ -179,7 +181,7 @@ class BatchEngine:
         one = self._answerer
         if one.accountant is None or one.accountant.epsilon is not None:
             return None
-        models, origin = one.ensemble.num_models, Origin.of(one.ensemble)
+        models, origin = one.ensemble.num_models, one.origin
         try:
             return Prepaid(one.mechanism, models, origin, seeded=self._seeded)
         except ValueError:
@@ -188,7 +190,7 @@ class BatchEngine:
     def _charge(self, queries: int) -> None:
         one = self._answerer
         assert one.accountant is not None
-        models, origin = one.ensemble.num_models, Origin.of(one.ensemble)
+        models, origin = one.ensemble.num_models, one.origin
         payment = Prepayment(one.mechanism, models, queries, origin, seeded=self._seeded)
         one.accountant.charge(payment)
 
@@ -248,8 +250,11 @@ class BatchEngine:
 
         Sequences of one shape are copied out of the batch before they are divided.
         """
-        copied = shaped_bytes(rows, vocab_size, element, temperature=2.0, top_k=None)
-        held = self._answerer.mechanism.held_bytes(rows, vocab_size, 4)
+        one = self._answerer
+        copied, width, answered = shaped_bytes(
+            rows, vocab_size, element, temperature=2.0, top_k=None, active=one.active
+        )
+        held = one.mechanism.held_bytes(rows, width, answered)
         return rows * vocab_size * element + copied + held
 
 

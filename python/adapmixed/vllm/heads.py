@@ -66,13 +66,20 @@ class Loaded:
         return Heads(self.parts.adapters, name, ranks, (int(size), vocab), masked).to(device)
 
 
-def load(base: str, folder: str | os.PathLike[str], dtype: torch.dtype | None = None) -> Loaded:
+def load(
+    base: str,
+    folder: str | os.PathLike[str],
+    dtype: torch.dtype | None = None,
+    *,
+    active: int | None = None,
+) -> Loaded:
     """Read an ensemble whose members adapt the output layer alone.
 
     Args:
         base: the public model's folder.
         folder: the ensemble's folder.
         dtype: the public model's dtype; None for fp32.
+        active: K of the active vocabulary; None, or V and more, for all tokens.
 
     Raises:
         ValueError: as `Ensemble.from_pretrained`, or members adapt more than the output layer, or
@@ -86,7 +93,8 @@ def load(base: str, folder: str | os.PathLike[str], dtype: torch.dtype | None = 
         if value not in (None, 1, 1.0):
             raise ValueError(f"base must not cap or scale its logits inside vLLM: {name} = {value}")
     digest = fingerprint(base, parts.digests, parts.base_files, parts.commit)
-    return Loaded(parts, Origin(digest, parts.unverified))
+    whole = active is None or active >= int(config.vocab_size)
+    return Loaded(parts, Origin(digest, parts.unverified, None if whole else active))
 
 
 def check_heads(adapted: Mapping[str, Sequence[int]], head: str | None) -> None:

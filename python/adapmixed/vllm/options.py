@@ -7,9 +7,10 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from adapmixed.limits import check_count, check_flag
+from adapmixed.limits import check_count, check_flag, check_optional_count
 from adapmixed.mechanisms import ClippedLogPool
 from adapmixed.mechanisms.prepaid import check_fixed
+from adapmixed.mechanisms.rows import DEFAULT_ACTIVE
 from adapmixed.privacy import Accountant
 
 KEY = "adapmixed"
@@ -43,6 +44,8 @@ class Options:
         waiting: number of answers that may wait for a place in the batch.
         keys: file of the clients' keys; None for a server without keys.
         behind_proxy: whether a proxy encrypts what clients send.
+        active: K ≥ 2, number of the likeliest public tokens about which members speak; None for
+            all.
         gate: whether requests must come through `Gate`. False for vLLM's Python class `LLM`.
 
     Raises:
@@ -63,6 +66,7 @@ class Options:
     waiting: int = 256
     keys: str | None = None
     behind_proxy: bool = False
+    active: int | None = DEFAULT_ACTIVE
     gate: bool = True
 
     def __post_init__(self) -> None:
@@ -72,6 +76,7 @@ class Options:
                 raise ValueError(f"{name} must be an absolute path, got {value!r}")
         for name in ("block", "tokens", "max_tokens", "waiting"):
             check_count(name, getattr(self, name))
+        check_optional_count("active", self.active, 2)
         for name in ("behind_proxy", "gate"):
             check_flag(name, getattr(self, name))
         if self.queries is None:

@@ -147,7 +147,13 @@ class PrivateSampler(nn.Module):
         private, public = self._heads.rows(hidden, logits)
         temperature, top_k = shape
         proposal = self._mechanism.propose_rows(
-            shaped(private, public, temperature=temperature, top_k=top_k).answerable(),
+            shaped(
+                private,
+                public,
+                temperature=temperature,
+                top_k=top_k,
+                active=self._origin.active_tokens,
+            ).answerable(),
             rng=self._rng,
             origin=self._origin,
         )

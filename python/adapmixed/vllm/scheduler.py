@@ -37,7 +37,7 @@ class ChargingScheduler(Scheduler):  # type: ignore[misc]
     def __init__(self, vllm_config: Any, *args: Any, **kwargs: Any) -> None:
         options = check_config(vllm_config)
         super().__init__(vllm_config, *args, **kwargs)
-        loaded = load(vllm_config.model_config.model, options.ensemble)
+        loaded = load(vllm_config.model_config.model, options.ensemble, active=options.active)
         self._origin = loaded.origin
         self._accountant = Accountant(
             options.delta, path=options.ledger, adjacency=options.adjacency

@@ -53,7 +53,7 @@ class Till:
         origin: Origin,
         block: int,
     ) -> None:
-        accountant.bind(mechanism, num_models, origin.ensemble)
+        accountant.bind(mechanism, num_models, origin.ensemble, origin.active_tokens)
         self._accountant, self._mechanism = accountant, mechanism
         self._num_models, self._origin, self._block = num_models, origin, block
         self._reserved: dict[str, int] = {}

@@ -32,7 +32,8 @@ class PrivateWorker(CPUWorker):  # type: ignore[misc]
         """Load the public model and the members, and replace the sampler."""
         super().load_model(*args, **kwargs)
         model, group = self.model_config, get_tp_group()
-        loaded = load(model.model, self._options.ensemble, model.dtype)
+        options = self._options
+        loaded = load(model.model, options.ensemble, model.dtype, active=options.active)
         draws = group.rank_in_group == 0
         self._loaded = loaded if draws else None
         self._heads = loaded.heads(self.device) if draws else None

@@ -94,7 +94,7 @@ def _ask(ensemble: Ensemble, tokenizer: Any) -> Planted:
     private, public = ensemble.logits(torch.tensor([prompt]))
     kept = shaped(private[:, :, -1], public[:, -1], top_k=TOP_K)
     asked = torch.tensor([tokens(f"{SAID_AS}{_PUBLIC_DIGITS}{s}")[-1] for s in range(SECRETS)])
-    places, present = zip(*(kept.places(token[None]) for token in asked), strict=True)
-    if not all(present):
+    places, shares = zip(*(kept.places(token[None]) for token in asked), strict=True)
+    if any(shares):
         raise RuntimeError("all secrets' tokens must be among the answered ones")
     return Planted(kept.private[:, 0], kept.public[0], torch.cat(places))

@@ -230,7 +230,7 @@ def load_inputs(
 
 def _best_scale(ensemble: Ensemble, other: Sequence[int]) -> float:
     pools: dict[str, Mechanism] = {repr(one): UnprotectedPool(one) for one in SCALES_TRIED}
-    found = evaluate(ensemble, other, pools, delta=DELTA, rng=SeededRandom(0))
+    found = evaluate(ensemble, other, pools, delta=DELTA, rng=SeededRandom(0), active=None)
     return float(min(found, key=lambda one: one.perplexity).name)
 
 

@@ -61,7 +61,7 @@ def measure(
     runs: int = 1,
     state: str = "",
 ) -> dict[str, Ours]:
-    """Measure all mechanisms in one forward pass.
+    """Measure all mechanisms in one forward pass, with members that speak about all tokens.
 
     The windows and the randomness follow from the text and the seed, and not from the ensemble.
 
@@ -85,6 +85,7 @@ def measure(
         queries=queries,
         delta=DELTA,
         rng=SeededRandom(run.seed),
+        active=None,
         progress=run.progress,
         result=run.keep / f"{state}.state.json" if run.keep is not None and state else None,
         resume=run.keep is not None and bool(state),

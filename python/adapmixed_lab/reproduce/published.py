@@ -15,6 +15,7 @@ from adapmixed.limits import check_number
 from adapmixed.mechanisms import AdaPMixED, Mechanism, PMixED, Rows
 from adapmixed.mechanisms.distribution import Distribution, public_distribution
 from adapmixed.mechanisms.proposal import Prepared
+from adapmixed.mechanisms.rows import Tail
 from adapmixed.privacy import LeaveOneOutLoss, RenyiBound
 from adapmixed_ext.types import RandomSource
 from adapmixed_lab.reproduce.published_bound import published_target_leakage
@@ -159,7 +160,10 @@ def _only(rows: Rows, members: Tensor, position: int) -> Rows:
     here = slice(position, position + 1)
     taken = members.nonzero()[:, 0].to(rows.private.device)
     tokens = None if rows.tokens is None else rows.tokens[here]
-    return Rows(rows.private[taken, here], rows.public[here], tokens, rows.vocab_size)
+    tail = None if rows.tail is None else Tail(rows.tail.logits[here], rows.tail.lse[here])
+    return replace(
+        rows, private=rows.private[taken, here], public=rows.public[here], tokens=tokens, tail=tail
+    )
 
 
 def _warn() -> None:

@@ -140,7 +140,7 @@ def test_the_published_bound_is_broken_by_the_published_mechanism() -> None:
     proposal = answer(mechanism, private, public)
     (event,) = costs(proposal)
     assert event.published and event.epsilon == pytest.approx(claimed, rel=1e-6)
-    bars, _ = members(proposal, public, 0)
+    bars, _ = members(proposal, 0)
     here, removed = mean(bars), mean(bars[1:])
     assert float(divergence(here, removed, ORDER)) == pytest.approx(0.27903, abs=1e-4)
     # The other direction is safe.
@@ -165,7 +165,7 @@ def test_the_sound_bound_holds_on_the_counterexample() -> None:
     assert mechanism.radius(N) == pytest.approx(LEAKAGE * ORDER, rel=1e-9)
     proposal = answer(mechanism, private, public)
     (event,) = costs(proposal)
-    bars, q = members(proposal, public, 0)
+    bars, q = members(proposal, 0)
     here = mean(bars)
     raised = both_ways(here, mean([q, *bars[1:]]), ORDER)
     lowered = both_ways(here, mean([q, *bars[:-1]]), ORDER)

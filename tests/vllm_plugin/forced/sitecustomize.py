@@ -36,7 +36,8 @@ class _Forcing(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         def sample(self: Any, rng: Any) -> Any:
             public = self.rows.public
             assert (self.rows.private != public).any()  # the members are not the public model
-            return self.rows.released((7 * public.argmax(-1) + 3) % public.shape[-1])
+            tokens = (7 * public.argmax(-1) + 3) % self.rows.width
+            return self.rows.released(tokens, rng)
 
         module.Distribution.sample = sample  # type: ignore[attr-defined]
 

@@ -1,0 +1,229 @@
+"""The active vocabulary and the tail: rows, answers, draws, what a ledger is bound to.
+
+`test_enumerated` shows that guarantees hold with them.
+"""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from exact import log_probs, uncharged
+from torch import Tensor
+
+from adapmixed.limits import LEAST_PUBLIC
+from adapmixed.mechanisms import (
+    AdaPMixED,
+    ClippedLogPool,
+    ClippedMixing,
+    Mechanism,
+    PMixED,
+    PublicOnly,
+    Unprotected,
+    UnprotectedPool,
+    shaped,
+)
+from adapmixed.mechanisms.rows import likeliest
+from adapmixed.privacy import Accountant
+from adapmixed.rng import SecureRandom, SeededRandom
+
+MECHANISMS: list[Mechanism] = [
+    AdaPMixED(3.0, 0.5, screen=None),
+    PMixED(8.0, 1e-5, 16, 3.0),
+    ClippedMixing(0.5, 4.0, queries=16),
+    ClippedLogPool(-1.0, 2.0, 2.0),
+    Unprotected(),
+    UnprotectedPool(2.0),
+    PublicOnly(),
+]
+PUBLIC = torch.tensor([[0.0, 1.0, -68.0, -72.0, -math.inf]])
+LOUD = torch.tensor([[[2.0, 0.0, -68.0, 60.0, 80.0]], [[0.0, 1.0, 5.0, -72.0, -math.inf]]])
+
+
+def logits(vocab: int = 9, models: int = 3, positions: int = 4) -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(vocab)
+    public = 3 * torch.randn(positions, vocab, generator=generator)
+    return public + torch.randn(models, positions, vocab, generator=generator), public
+
+
+def distribution(mechanism: Mechanism, private: Tensor, public: Tensor, **shape: Any) -> Any:
+    return mechanism.propose(private, public, rng=SeededRandom(0), **shape)._prepared.distribution
+
+
+def by_definition(private: Tensor, public: Tensor, active: int) -> Tensor:
+    """Return log p_i' over all V tokens in float64, (N, B, V), from the definition."""
+    q, found = public.double().log_softmax(-1), private.double().clone()
+    for b in range(len(public)):
+        order = sorted(range(public.shape[1]), key=lambda y, b=b: (-float(public[b, y]), y))
+        inside = [y for y in order[:active] if q[b, y] >= LEAST_PUBLIC]
+        for row in found[:, b]:
+            speaking = row[inside]
+            row.copy_(q[b])
+            if speaking.amax() > -math.inf:
+                row[inside] = speaking.log_softmax(0) + q[b, inside].logsumexp(0)
+    return found
+
+
+@pytest.mark.parametrize("active", [2, 4, 8, 9, None])
+@pytest.mark.parametrize("mechanism", MECHANISMS, ids=lambda one: one.name)
+def test_answers_are_those_of_rows_by_definition(mechanism: Mechanism, active: int | None) -> None:
+    private, public = logits()
+    private[0, 0] = -math.inf  # a member that speaks about the tail alone
+    private[0, 0, public[0].argmin()] = 0.0
+    if active in (9, None):
+        private = private[1:]
+    expected = by_definition(private, public, active or 9).float()
+    found = log_probs(mechanism, private, public, active=active)
+    assert torch.allclose(found, log_probs(mechanism, expected, public), rtol=0, atol=1e-5)
+    assert torch.allclose(found.exp().sum(-1), torch.ones(4).double(), rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("mechanism", MECHANISMS, ids=lambda one: one.name)
+def test_all_tokens_are_the_published_method_to_the_last_bit(mechanism: Mechanism) -> None:
+    private, public = logits()
+    rows = shaped(private, public, active=9)
+    assert rows.with_tail() is rows and rows.private is private and rows.public is public
+    assert torch.equal(
+        log_probs(mechanism, private, public, active=9), log_probs(mechanism, private, public)
+    )
+
+
+@pytest.mark.parametrize("mechanism", MECHANISMS[:5], ids=lambda one: one.name)
+def test_tokens_below_the_floor_keep_their_public_probability(mechanism: Mechanism) -> None:
+    quiet = LOUD.clone()
+    quiet[..., 3:] = PUBLIC[..., 3:]
+    for active in (None, 4):
+        found = log_probs(mechanism, LOUD, PUBLIC, active=active)
+        there = log_probs(mechanism, quiet, PUBLIC, active=active)
+        assert torch.allclose(found, there, rtol=0, atol=1e-6)
+        assert float(found[0, 4]) == -math.inf and abs(float(found[0, 3]) + 73.3) < 1.5
+
+
+@pytest.mark.parametrize("active", [None, 20])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_emptied_and_silent_members_are_the_public_row_to_the_last_bit(
+    dtype: torch.dtype, active: int | None
+) -> None:
+    generator = torch.Generator().manual_seed(0)
+    public = (40 * torch.randn(3, 64, generator=generator)).to(dtype)
+    public[0, :5] = -math.inf
+    private = public.expand(3, 3, 64).clone()
+    speaking = torch.zeros_like(public, dtype=torch.bool)
+    speaking.scatter_(1, likeliest(public, active or 64), True)
+    speaking &= public.double().log_softmax(-1) >= LEAST_PUBLIC
+    private[1].masked_fill_(speaking, -math.inf)
+    private[2, :, ::2] += 1
+    rows = shaped(private, public, active=active).with_tail()
+    assert rows.private.dtype == torch.float32 and rows.tail is not None
+    assert torch.equal(rows.private[0], rows.public) and torch.equal(rows.private[1], rows.public)
+    assert not torch.equal(rows.private[2], rows.public)
+    pool = distribution(ClippedLogPool(-1.0, 2.0), private, public, active=active).projection
+    assert pool.span[:2].abs().max() == 0.0 and pool.span[2].min() > 0.0
+
+
+def test_the_active_tokens_are_the_likeliest_and_of_ties_the_smaller() -> None:
+    generator = torch.Generator().manual_seed(1)
+    public = torch.randint(0, 6, (40, 50), generator=generator).bfloat16()
+    public[3, 4:] = -math.inf  # fewer tokens than K
+    for count in (1, 2, 7, 49, 50):
+        found = likeliest(public, count)
+        for b, row in enumerate(public.tolist()):
+            order = sorted(range(50), key=lambda y, row=row: (-row[y], y))
+            assert found[b].tolist() == sorted(order[:count])
+            assert torch.equal(likeliest(public[b : b + 1], count)[0], found[b])
+
+
+def test_a_row_does_not_depend_on_others() -> None:
+    private, public = logits(vocab=30)
+    public[1] = public[0].flip(0)
+    whole = shaped(private, public, active=8).with_tail()
+    louder = private.clone()
+    louder[1] += 5 * torch.randn_like(louder[1])
+    other = shaped(louder, public, active=8).with_tail()
+    assert torch.equal(whole.private[[0, 2]], other.private[[0, 2]])
+    for b in range(len(public)):
+        alone = shaped(private[:, b : b + 1], public[b : b + 1], active=8).with_tail()
+        assert torch.equal(alone.private[:, 0], whole.private[:, b])
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.5])
+def test_with_top_k_the_tail_holds_what_it_keeps(temperature: float) -> None:
+    private, public = logits()
+    shape = {"temperature": temperature, "top_k": 5}
+    for active in (5, 7):  # then top-k alone decides
+        found = log_probs(Unprotected(), private, public, active=active, **shape)
+        assert torch.equal(found, log_probs(Unprotected(), private, public, **shape))
+    found = log_probs(Unprotected(), private, public, active=3, **shape)
+    removed = torch.ones_like(public, dtype=torch.bool).scatter(1, likeliest(public, 5), False)
+    assert torch.equal(found.isneginf(), removed)
+    assert torch.allclose(found.exp().sum(-1), torch.ones(4).double(), rtol=0, atol=1e-6)
+    q = log_probs(PublicOnly(), private, public, **shape)
+    tail = ~removed.scatter(1, likeliest(public, 3), True)
+    assert torch.allclose(found[tail], q[tail], rtol=0, atol=1e-6)
+
+
+def test_tokens_of_the_tail_are_drawn_from_the_public_model() -> None:
+    private, public = logits(positions=1)
+    copies = 20_000
+    rows = private.expand(-1, copies, -1), public.expand(copies, -1)
+    drawn = uncharged(Unprotected().propose(*rows, rng=SeededRandom(2), active=3)).tokens
+    assert drawn is not None
+    p = log_probs(Unprotected(), private, public, active=3)[0].exp()
+    counts = torch.bincount(drawn, minlength=9)
+    bound = 5 * (copies * p * (1 - p)).sqrt() + 1  # of a seeded draw
+    assert bool(((counts - copies * p).abs() <= bound).all()) and float(p.min()) * copies > 5
+
+
+def test_the_second_draw_takes_as_much_of_the_stream_whether_needed_or_not() -> None:
+    private, public = logits()
+    for shift, active, taken in ((0.0, 2, 2), (200.0, 2, 2), (0.0, 9, 1)):
+        sure = public.clone()
+        sure[:, 0] += shift  # the tail is never drawn
+        rng = SeededRandom(0)
+        uncharged(PublicOnly().propose(private, sure, rng=rng, active=active))
+        assert rng.position == taken
+
+
+def test_the_tail_is_no_token() -> None:
+    """It is neither screened nor the likeliest, though it has most of the probability here."""
+    public = torch.full((1, 100), -1.0)
+    public[0, 7] = 0.0
+    private = public.repeat(2, 1, 1)
+    private[:, 0, 8] += 9.0
+    private[:, 0, 0] += 9.0
+    unsure = [ClippedMixing(0.5, 2.0, public_confidence=x) for x in (0.02, 0.03)]
+    for one, asked in zip(unsure, (False, True), strict=True):
+        rows = one.propose(private, public, rng=SeededRandom(0), active=4)
+        assert bool(rows._prepared.public) is not asked
+    pool = distribution(UnprotectedPool(), private, public, active=4)
+    assert pool.likeliest().tolist() == [0]
+    near = AdaPMixED(2.0, 0.5, screen_weight=1.0, sigma=1e-6, threshold=0.01)
+    same = public.repeat(2, 1, 1)  # it passes, whatever the tail's weight
+    for rows, passed in ((private, False), (same, True)):
+        found = near.propose(rows, public, rng=SeededRandom(0), active=4)
+        assert bool(found._prepared.public) is not passed
+
+
+def test_a_ledger_is_bound_to_one_active_vocabulary(tmp_path: Path) -> None:
+    private, public = logits()
+    pool = ClippedLogPool(-0.5, 0.5, queries=100)
+    with Accountant(1e-5, path=tmp_path / "ledger") as accountant:
+        for active in (4, 4, None, 5):
+            proposal = pool.propose(private, public, rng=SecureRandom(), active=active)
+            if active == 4:
+                accountant.charge(proposal)
+                continue
+            with pytest.raises(ValueError, match=r"'active_tokens': 4.*got .*'active_tokens'"):
+                accountant.charge(proposal)
+    whole = Accountant(1e-5)
+    for active in (None, 9, 100):  # all of them
+        whole.charge(pool.propose(private, public, rng=SecureRandom(), active=active))
+
+
+@pytest.mark.parametrize("active", [1, 0, -3, 2.5, True, "all"])
+def test_what_is_no_active_vocabulary_is_refused(active: Any) -> None:
+    with pytest.raises(ValueError, match=f"active must be an integer.*got {active!r}"):
+        PublicOnly().propose(*logits(), rng=SeededRandom(0), active=active)
