@@ -1,58 +1,120 @@
-"""The logits of members that adapt the output layer alone: z_i = z_0 + Σ_k c_ik u_ik.
+"""The logits of members that adapt the output layer: z_i(y) = z(y) + Σ_k c_ik u_ik(y).
 
-Every element is a chain of fused multiply-adds in single precision, which starts with z_0 and takes
-k in order. So a row's bits depend on that row's operands alone: not on N, B, the number of threads
-or the instruction set. Matrix libraries do not promise this.
+Every element is a chain of fused multiply-adds in single precision, which starts with z and takes k
+in order. So a row's bits depend on that row's operands alone: not on N, B, the number of threads,
+the instruction set or the device. Matrix libraries do not promise this.
+
+All u lie in one tensor, in which a token's numbers are contiguous over members and rank. So a query
+about K tokens reads K stretches of memory. Members lie side by side in blocks of 16, padded with
+zeros, and so do members of a smaller rank.
 """
+
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
 from . import _validate as check
-from ._registry import backend
+from ._registry import _DTYPES, backend, rows
+
+BLOCK = 16
+"""Members that lie side by side."""
 
 
-def can_add_low_rank(public_logits: Tensor) -> bool:
-    """Return whether `add_low_rank` takes rows of this dtype on this device."""
-    return public_logits.dtype == torch.float32 and public_logits.device.type == "cpu"
+def blocks_of(models: int) -> int:
+    """Return the number of blocks of N members."""
+    return -(-models // BLOCK)
+
+
+def pack_factors(
+    factors: Sequence[Tensor | None], rank: int, vocab: int, dtype: torch.dtype = torch.float32
+) -> Tensor:
+    """Return the factors u of all members in one tensor, (V, blocks, r, 16).
+
+    Args:
+        factors: (r_i, V) of each member, r_i ≤ r; None for zeros.
+        rank: r.
+        vocab: V.
+        dtype: float32 or bfloat16, to which they are rounded.
+    """
+    packed = torch.empty((vocab, blocks_of(len(factors)), rank, BLOCK), dtype=dtype)
+    for block in range(packed.shape[1]):
+        members = torch.zeros((BLOCK, rank, vocab), dtype=dtype)
+        for place, one in enumerate(factors[block * BLOCK : (block + 1) * BLOCK]):
+            if one is not None:
+                members[place, : len(one)] = one
+        packed[:, block] = members.permute(2, 1, 0)
+    return packed
+
+
+def pack_codes(codes: Sequence[Tensor | None], rank: int, width: int) -> Tensor:
+    """Return the matrices A of all members as one, (d, blocks r 16), so that c = h A.
+
+    Args:
+        codes: (d, r_i) of each member, r_i ≤ r; None for zeros.
+        rank: r.
+        width: d.
+    """
+    packed = torch.zeros((width, blocks_of(len(codes)), rank, BLOCK))
+    for member, one in enumerate(codes):
+        if one is not None:
+            packed[:, member // BLOCK, : one.shape[1], member % BLOCK] = one
+    return packed.view(width, -1)
 
 
 def add_low_rank(
-    public_logits: Tensor, coefficients: Tensor, factors: Tensor, private_logits: Tensor
+    start: Tensor,
+    coefficients: Tensor,
+    factors: Tensor,
+    private_logits: Tensor,
+    tokens: Tensor | None = None,
 ) -> None:
-    """Write the private rows. Only float32 on a CPU is taken.
+    """Write the rows of N members on K tokens of each of B positions.
 
     Args:
-        public_logits: z_0, (B, V).
-        coefficients: c, (N, B, r).
-        factors: u, (N, r, V), contiguous.
-        private_logits: z_i, (N, B, V), contiguous; its former values do not matter.
+        start: z, (B, K) of the public model, or (N, B, K) of each member, float32.
+        coefficients: c, (B, blocks, r, 16) float32, contiguous.
+        factors: u, (V, blocks, r, 16) float32 or bfloat16, contiguous; see `pack_factors`.
+        private_logits: z_i, (N, B, K) float32; its former values do not matter.
+        tokens: (B, K) int64 in [0, V), contiguous; None if the columns are the V tokens.
 
     Raises:
-        ValueError: wrong shapes, dtypes or devices, or rows that are not contiguous.
+        ValueError: wrong shapes, dtypes, devices or tokens, or rows that are not contiguous.
     """
-    for name, one, axes in (("public_logits", public_logits, 2), ("factors", factors, 3)):
-        if check.tensor(name, one).dim() != axes:
-            raise ValueError(f"{name} must have {axes} dimensions, got {one.dim()}")
-    models, rank, vocab = factors.shape
-    positions = public_logits.shape[0]
+    if check.tensor("factors", factors).dim() != 4:
+        raise ValueError(f"factors must have 4 dimensions, got {factors.dim()}")
+    if check.tensor("private_logits", private_logits).dim() != 3:
+        raise ValueError(f"private_logits must have 3 dimensions, got {private_logits.dim()}")
+    if factors.dtype not in (torch.float32, torch.bfloat16):
+        raise ValueError(f"factors must be float32 or bfloat16, got {factors.dtype}")
+    (vocab, blocks, rank, _), (models, positions, columns) = factors.shape, private_logits.shape
+    of_all = check.tensor("start", start).dim() == 2
     shapes = {
-        "public_logits": (public_logits, (positions, vocab)),
-        "coefficients": (coefficients, (models, positions, rank)),
-        "factors": (factors, (models, rank, vocab)),
-        "private_logits": (private_logits, (models, positions, vocab)),
+        "start": (start, (positions, columns) if of_all else (models, positions, columns)),
+        "coefficients": (coefficients, (positions, blocks, rank, BLOCK)),
+        "private_logits": (private_logits, (models, positions, columns)),
     }
     for name, (one, shape) in shapes.items():
-        check.typed(name, one, torch.float32, shape, public_logits)
-        if one.device.type != "cpu":
-            raise ValueError(f"{name} must lie on the CPU, got {one.device}")
+        check.typed(name, one, torch.float32, shape, factors)
         if one.is_neg():  # its memory holds the numbers with the other sign
             raise ValueError(f"{name} must not be a lazily negated view: call resolve_neg()")
-    for name in ("factors", "private_logits"):
-        if not shapes[name][0].is_contiguous():
-            raise ValueError(f"{name} must be contiguous")
-    start, chosen = public_logits.contiguous(), coefficients.contiguous()
-    backend(start.device).call(
-        "add_low_rank", start, (models, positions, vocab), start.data_ptr(), chosen.data_ptr(),
-        factors.data_ptr(), rank, private_logits.data_ptr(),
-    )  # fmt: skip
+        if one.stride(-1) != 1:
+            raise ValueError(f"{name} must have contiguous rows")
+    if tuple(factors.shape[1:]) != (blocks_of(models), rank, BLOCK):
+        raise ValueError(f"factors must have {blocks_of(models)} blocks of {BLOCK}, got {blocks}")
+    if not (coefficients.is_contiguous() and factors.is_contiguous()):
+        raise ValueError("coefficients and factors must be contiguous")
+    if tokens is None and columns != vocab:
+        raise ValueError(f"private_logits must have all {vocab} tokens, got {columns}")
+    if tokens is not None:
+        check.typed("tokens", tokens, torch.int64, (positions, columns), factors)
+        if not tokens.is_contiguous():
+            raise ValueError("tokens must be contiguous")
+        if tokens.numel() and not 0 <= int(tokens.min()) <= int(tokens.max()) < vocab:
+            raise ValueError(f"tokens must lie in [0, {vocab}), got {tokens}")
+    if positions:
+        backend(factors.device).call(
+            "add_low_rank", factors, (models, positions, columns), rows(start),
+            coefficients.data_ptr(), factors.data_ptr(), _DTYPES[factors.dtype],
+            0 if tokens is None else tokens.data_ptr(), rank, rows(private_logits),
+        )  # fmt: skip

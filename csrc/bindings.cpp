@@ -27,15 +27,6 @@ PYBIND11_MODULE(_C, m) {
 
   py::module_ cpu_operators = m.def_submodule("cpu");
   bindings::add_operators<adapmixed::Cpu>(cpu_operators);
-  cpu_operators.def("add_low_rank", [](bindings::ShapeTuple shape, std::uintptr_t public_logits,
-                                       std::uintptr_t coefficients, std::uintptr_t factors,
-                                       std::int64_t rank, std::uintptr_t result, int threads) {
-    const py::gil_scoped_release nogil;
-    cpu::add_low_rank({bindings::shape_of(shape), bindings::pointer<const float>(public_logits),
-                       bindings::pointer<const float>(coefficients),
-                       bindings::pointer<const float>(factors), rank},
-                      bindings::pointer<float>(result), threads);
-  });
 #if defined(ADAPMIXED_WITH_CUDA)
   m.attr("with_cuda") = true;
   py::module_ cuda = m.def_submodule("cuda");

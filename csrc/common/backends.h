@@ -17,6 +17,7 @@ namespace adapmixed {
   static constexpr auto pool_probabilities = &backend::pool_probabilities; \
   static constexpr auto pool_log_prob = &backend::pool_log_prob;           \
   static constexpr auto renyi_divergence = &backend::renyi_divergence;     \
+  static constexpr auto add_low_rank = &backend::add_low_rank;             \
   static constexpr auto screen = &backend::screen;                         \
   static constexpr auto gaussian = &backend::gaussian;                     \
   static constexpr auto sample = &backend::sample

@@ -136,8 +136,8 @@ void pool_log_prob(const Ensemble& in, const LogPoolOptions& options, const doub
                    const std::int64_t* targets, double* result, int threads) {
   table().pool_log_prob(in, options, log_normaliser, targets, result, threads);
 }
-void add_low_rank(const LowRankInputs& in, float* private_logits, int threads) {
-  table().add_low_rank(in, private_logits, threads);
+void add_low_rank(const LowRankInputs& in, const LowRankResults& out, int threads) {
+  table().add_low_rank(in, out, threads);
 }
 void renyi_divergence(const Ensemble& in, const double* orders, std::int64_t num_orders,
                       double* forward, double* backward, int threads) {

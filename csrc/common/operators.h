@@ -134,12 +134,25 @@ struct LogPoolResults {
   double* log_weights;
 };
 
+// Members lie side by side in blocks of this many.
+constexpr std::int64_t kLowRankBlock = 16;
+
+// Logits z of the public model on `shape.vocab` = K columns, or each member's own, and what its
+// adapter adds to them. Members are padded to whole blocks.
 struct LowRankInputs {
   Shape shape;
-  const float* public_logits;  // (B, V)
-  const float* coefficients;   // (N, B, r)
-  const float* factors;        // (N, r, V)
+  const float* start;  // z; the stride of the models is 0 for the public model's
+  std::int64_t start_model, start_position;
+  const float* coefficients;   // c: (B, blocks, rank, kLowRankBlock)
+  const void* factors;         // u: (V, blocks, rank, kLowRankBlock)
+  Dtype dtype;                 // of u: f32 or bf16
+  const std::int64_t* tokens;  // (B, K), the tokens of the columns; null if they are the V tokens
   std::int64_t rank;
+};
+
+struct LowRankResults {
+  float* data;  // (N, B, K)
+  std::int64_t stride_model, stride_position;
 };
 
 namespace cpu {
@@ -168,8 +181,8 @@ void pool_probabilities(const double* log_weights, const double* log_normaliser,
                         int threads);
 void pool_log_prob(const Ensemble& in, const LogPoolOptions& options, const double* log_normaliser,
                    const std::int64_t* targets, double* result, int threads);
-// private_logits: (N, B, V), public + sum_k coefficients[k] factors[k]. There is none for a GPU.
-void add_low_rank(const LowRankInputs& in, float* private_logits, int threads);
+// start + sum_k coefficients[k] factors[k] on the chosen tokens.
+void add_low_rank(const LowRankInputs& in, const LowRankResults& out, int threads);
 // One pair of rows per position: in.shape.models == 1, private = P, public = Q.
 void renyi_divergence(const Ensemble& in, const double* orders, std::int64_t num_orders,
                       double* forward, double* backward, int threads);
@@ -234,6 +247,7 @@ void pool_mixture(const Ensemble& in, const LogPoolOptions& options, const doubl
                   double* probabilities, const Queue& queue);
 void pool_log_prob(const Ensemble& in, const LogPoolOptions& options, const double* log_normaliser,
                    const std::int64_t* targets, double* result, const Queue& queue);
+void add_low_rank(const LowRankInputs& in, const LowRankResults& out, const Queue& queue);
 void renyi_divergence(const Ensemble& in, const double* orders, std::int64_t num_orders,
                       double* forward, double* backward, const Queue& queue);
 std::int64_t screen_workspace(const Shape& shape, std::int64_t top_k);

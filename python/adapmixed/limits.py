@@ -37,9 +37,6 @@ LEAST_PUBLIC = -70.0
 """Log of the least public probability of a token about which members speak. No such token is ever
 drawn: 2^20 of them have 4e-25 in all. They are the tail, and keep their public probability."""
 
-LEAST_LOGIT = -1e4
-"""A logit as far below the largest of its row counts as −inf: e^-10000 is no double."""
-
 LEAST_DELTA, MOST_DELTA = 1e-15, 0.1
 """δ. At 0.1 one shard of ten may be revealed; an FFT that composes losses has errors near 1e-15."""
 

@@ -263,7 +263,7 @@ def test_a_damaged_file_is_refused(tmp_path: Path) -> None:
     for version in (1, FORMAT_VERSION + 1):
         changed = json.loads(whole) | {"format_version": version}
         path.write_text(json.dumps(changed), encoding="ascii")
-        with pytest.raises(ValueError, match=f"format_version must be 3, got {version}"):
+        with pytest.raises(ValueError, match=f"format_version must be 4, got {version}"):
             answer(path, resume=True)
 
 

@@ -1,4 +1,4 @@
-"""add_low_rank: the rows of members that adapt the output layer alone."""
+"""add_low_rank: the logits of members that adapt the output layer."""
 
 from __future__ import annotations
 
@@ -6,87 +6,135 @@ import pytest
 import torch
 from torch import Tensor
 
-from adapmixed_ext.low_rank import add_low_rank, can_add_low_rank
+from adapmixed_ext import _C
+from adapmixed_ext.low_rank import BLOCK, add_low_rank, pack_codes, pack_factors
 
-SHAPES = [(1, 1, 1, 2), (3, 2, 5, 40), (2, 5, 1, 513), (4, 9, 8, 1100), (2, 4, 16, 31)]
+# N, B, r, K, V
+SHAPES = [(1, 1, 1, 2, 2), (3, 2, 5, 40, 90), (17, 5, 1, 33, 513), (40, 3, 8, 16, 100)]
+Operands = tuple[Tensor, Tensor, Tensor, Tensor]
 
 
-def operands(models: int, positions: int, rank: int, vocab: int) -> tuple[Tensor, Tensor, Tensor]:
+def operands(models: int, positions: int, rank: int, columns: int, vocab: int) -> Operands:
+    """Return z (B, K), c (N, B, r), u (N, r, V) and the tokens (B, K)."""
     generator = torch.Generator().manual_seed(1)
-    shapes = ((positions, vocab), (models, positions, rank), (models, rank, vocab))
-    public, coefficients, factors = (torch.randn(one, generator=generator) for one in shapes)
-    public[:, vocab // 2 :: 7] = -torch.inf
-    return public, coefficients, factors
+    shapes = ((positions, columns), (models, positions, rank), (models, rank, vocab))
+    start, coefficients, factors = (torch.randn(one, generator=generator) for one in shapes)
+    start[:, columns // 2 :: 7] = -torch.inf
+    order = torch.rand(positions, vocab, generator=generator).argsort(-1)
+    return start, coefficients, factors, order[:, :columns].contiguous()
 
 
-def rows(public: Tensor, coefficients: Tensor, factors: Tensor) -> Tensor:
-    """Return the rows, computed in the middle of memory that must not change."""
-    models, positions, vocab = len(factors), *public.shape
-    size = models * positions * vocab
-    memory = torch.full((size + 64,), 7.0)
-    out = memory[32 : 32 + size].view(models, positions, vocab)
-    add_low_rank(public, coefficients, factors, out)
-    assert (memory[:32] == 7).all() and (memory[32 + size :] == 7).all()
-    return out.clone()
+def packed(coefficients: Tensor) -> Tensor:
+    """Return (N, B, r) coefficients as the operator takes them."""
+    models, positions, rank = coefficients.shape
+    found = torch.zeros(positions, -(-models // BLOCK) * BLOCK, rank)
+    found[:, :models] = coefficients.transpose(0, 1)
+    return found.view(positions, -1, BLOCK, rank).transpose(2, 3).contiguous()
 
 
-def exact(public: Tensor, coefficients: Tensor, factors: Tensor) -> Tensor:
+def rows(
+    start: Tensor,
+    coefficients: Tensor,
+    factors: Tensor,
+    tokens: Tensor | None,
+    dtype: torch.dtype = torch.float32,
+    device: str = "cpu",
+) -> Tensor:
+    """Return the rows, computed between memory that must not change."""
+    models, rank, vocab = factors.shape
+    positions, columns = start.shape[-2:]
+    memory = torch.full((positions, models, columns + 3), 7.0, device=device)
+    out = memory[..., 1:-2].transpose(0, 1)
+    given = (start, packed(coefficients), pack_factors(list(factors), rank, vocab, dtype))
+    on = [one.to(device) for one in given]
+    add_low_rank(*on, out, None if tokens is None else tokens.to(device))
+    assert (memory[..., 0] == 7).all() and (memory[..., -2:] == 7).all()
+    return out.cpu().clone()
+
+
+def exact(start: Tensor, coefficients: Tensor, factors: Tensor, tokens: Tensor | None) -> Tensor:
     """Return the chain of fused multiply-adds. A product of two floats is exact in double."""
-    result = public.expand(len(factors), *public.shape).clone()
-    for k in range(factors.shape[1]):
-        product = coefficients[:, :, k, None].double() * factors[:, None, k].double()
-        result = (result.double() + product).float()
+    models, rank, vocab = factors.shape
+    result = start.expand(models, *start.shape[-2:]).clone()
+    ids = torch.arange(vocab).expand(len(result[0]), -1) if tokens is None else tokens
+    for k in range(rank):
+        chosen = factors[:, k][:, ids].double()  # (N, B, K)
+        result = (result.double() + coefficients[:, :, k, None].double() * chosen).float()
     return result
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
-def test_rows(shape: tuple[int, int, int, int], isa: str) -> None:
-    given = operands(*shape)
-    found, wanted = rows(*given), exact(*given)
-    # The oracle rounds the sum to double first, so it may round a tie another way.
-    assert torch.equal(found.isneginf(), wanted.isneginf())
-    known = wanted.isfinite()
-    torch.testing.assert_close(found[known], wanted[known], rtol=1e-6, atol=1e-6)
+def test_rows(shape: tuple[int, ...], dtype: torch.dtype, isa: str) -> None:
+    start, coefficients, factors, tokens = operands(*shape)
+    rounded = factors.to(dtype).float()
+    own = start + torch.arange(len(factors))[:, None, None]
+    whole = torch.randn(len(start), shape[-1])
+    for z, ids in ((start, tokens), (own, tokens), (whole, None)):
+        found = rows(z, coefficients, factors, ids, dtype)
+        wanted = exact(z, coefficients, rounded, ids)
+        # The oracle rounds the sum to double first, so it may round a tie another way.
+        assert torch.equal(found.isneginf(), wanted.isneginf())
+        known = wanted.isfinite()
+        torch.testing.assert_close(found[known], wanted[known], rtol=1e-6, atol=1e-6)
 
 
 @pytest.mark.parametrize("threads", [1, 2, 3])
 def test_a_row_depends_on_its_own_operands_alone(threads: int) -> None:
-    public, coefficients, factors = operands(4, 9, 8, 1100)
+    """Not on other members, their ranks or the other positions, to the last bit."""
+    start, coefficients, factors, tokens = operands(37, 4, 8, 300, 700)
+    factors[5, 3:] = 0.0  # a member of rank 3
     torch.set_num_threads(threads)
-    whole = rows(public, coefficients, factors)
-    for member in range(4):
-        for first, last in ((0, 1), (3, 8)):
-            alone = rows(
-                public[first:last], coefficients[member, None, first:last], factors[member, None]
-            )
-            assert torch.equal(alone[0], whole[member, first:last])
+    whole = rows(start, coefficients, factors, tokens)
+    for member in (0, 5, 36):
+        for at in (slice(0, 1), slice(2, 4)):
+            alone = coefficients[member, None, at], factors[member, None]
+            if member == 5:
+                alone = alone[0][..., :3], alone[1][:, :3]
+            assert torch.equal(rows(start[at], *alone, tokens[at])[0], whole[member, at])
+    unchanged = coefficients.clone()
+    unchanged[7] = 0.0
+    assert torch.equal(rows(start, unchanged, factors, tokens)[7], start)
 
 
-def test_every_instruction_set_has_the_same_bits(request: pytest.FixtureRequest) -> None:
-    from adapmixed_ext import _C
-
-    given, first = operands(4, 9, 8, 1100), _C.instruction_set()
+def test_every_instruction_set_has_the_same_bits() -> None:
+    given, first = operands(37, 4, 8, 300, 700), _C.instruction_set()
     results = []
     try:
         for name in ("scalar", "avx2", "avx512"):
             if _C.use_instruction_set(name):
-                results.append(rows(*given))
+                results += [rows(*given), rows(*given, dtype=torch.bfloat16)]
     finally:
         _C.use_instruction_set(first)
-    assert all(torch.equal(one, results[0]) for one in results)
+    assert all(torch.equal(one, results[i % 2]) for i, one in enumerate(results))
+
+
+def test_codes_of_all_members_are_one_product() -> None:
+    generator = torch.Generator().manual_seed(2)
+    codes = [torch.randn(12, rank, generator=generator) for rank in (3, 1, 3)]
+    hidden = torch.randn(5, 12, generator=generator)
+    found = (hidden @ pack_codes([*codes, None], 3, 12)).view(5, 1, 3, BLOCK)
+    for member, one in enumerate(codes):
+        rank = one.shape[1]
+        torch.testing.assert_close(found[:, 0, :rank, member], hidden @ one)
+        assert not found[:, 0, rank:, member].any()
+    assert not found[..., 3:].any()
 
 
 def test_wrong_operands_are_refused() -> None:
-    public, coefficients, factors = operands(3, 2, 5, 40)
+    start, coefficients, factors, tokens = operands(3, 2, 5, 40, 90)
+    given = (start, packed(coefficients), pack_factors(list(factors), 5, 90))
     out = torch.empty(3, 2, 40)
     for wrong, name in (
-        ((public.half(), coefficients, factors, out), "public_logits"),
-        ((public, coefficients[:, :, 1:], factors, out), "coefficients"),
-        ((public, coefficients, factors[0], out), "factors"),
-        ((public, coefficients, factors.transpose(0, 1), out), "coefficients"),
-        ((public, coefficients, factors, torch.empty(3, 2, 80)[..., ::2]), "private_logits"),
-        ((public, coefficients, factors, out[:2]), "private_logits"),
+        ((start.half(), *given[1:], out, tokens), "start"),
+        ((start, given[1][..., 1:], given[2], out, tokens), "coefficients"),
+        ((start, given[1], given[2].half(), out, tokens), "factors"),
+        ((start, given[1], given[2][0], out, tokens), "factors"),
+        ((start, given[1], given[2], out.repeat(6, 1, 1), tokens), "factors must have 2 blocks"),
+        ((*given, torch.empty(3, 2, 80)[..., ::2], tokens), "private_logits"),
+        ((*given, out, None), "private_logits must have all 90 tokens"),
+        ((*given, out, tokens.int()), "tokens"),
+        ((*given, out, tokens + 50), r"tokens must lie in \[0, 90\)"),
     ):
         with pytest.raises(ValueError, match=name):
             add_low_rank(*wrong)
-    assert can_add_low_rank(public) and not can_add_low_rank(public.half())

@@ -16,7 +16,7 @@ from typing import Any
 from adapmixed.files import remove_leftovers, sole_writer, write_file
 from adapmixed.privacy.encoding import canonical, parse
 
-FORMAT_VERSION = 3
+FORMAT_VERSION = 4
 """Increases if an entry changes its meaning, or if older files lack a required entry."""
 
 NOTICE = (
