@@ -106,6 +106,23 @@ def prepare(private_logits: Tensor, public_logits: Tensor) -> Inputs:
     return Inputs(private, public, private_lse, public_lse, status, public_status)
 
 
+def likeliest(public: Tensor, count: int) -> Tensor:
+    """Return (B, count) int64, the tokens of the largest logits, ascending; of ties the smaller.
+
+    Args:
+        public: (B, V) logits.
+        count: at most V.
+    """
+    logits = public.nan_to_num(nan=-math.inf, posinf=math.inf, neginf=-math.inf)
+    least = logits.topk(count, dim=-1, sorted=False).values.amin(-1, keepdim=True)
+    chosen = logits >= least
+    if int(chosen.sum()) > count * len(logits):
+        tied = logits == least
+        missing = count - (logits > least).sum(-1, keepdim=True)
+        chosen &= ~tied | (tied.cumsum(-1) <= missing)
+    return chosen.nonzero()[:, 1].view(-1, count)
+
+
 def weighted_inputs(
     private_logits: Tensor,
     public_logits: Tensor,

@@ -57,7 +57,7 @@ def test_chunks_equal_the_whole(
     private, public = ensemble.logits(ids)
     limit = budget(ensemble, 2, 9, chunk, False)
     covered = 0
-    for part, chunk_private, chunk_public in ensemble.iter_logits(ids, memory_bytes=limit):
+    for part, chunk_private, chunk_public, _ in ensemble.iter_logits(ids, memory_bytes=limit):
         assert part == slice(covered, min(covered + chunk, 9))
         covered = part.stop
         torch.testing.assert_close(chunk_private, private[:, :, part], rtol=0, atol=2e-5)
@@ -74,7 +74,7 @@ def test_budget_bounds_the_logits_and_names_what_is_needed(
     with pytest.raises(ValueError, match=f"memory_bytes must be >= {needed} "):
         ensemble.iter_logits(ids, memory_bytes=needed - 1)
     for limit in (needed, 3 * needed, 5 * needed):
-        for _, private, public in ensemble.iter_logits(ids, memory_bytes=limit):
+        for _, private, public, _ in ensemble.iter_logits(ids, memory_bytes=limit):
             assert (private.numel() + public.numel()) * 4 <= limit
     needed = budget(ensemble, 2, 9, 1, True)
     with pytest.raises(ValueError, match=f"memory_bytes must be >= {needed} "):
@@ -90,7 +90,7 @@ def test_decoder_equals_recomputation(base: Any, make_adapters: Make, ids: torch
         sequence = ids
         for _ in range(5):
             private, public = ensemble.logits(sequence)
-            next_private, next_public = decoder.logits
+            next_private, next_public, _ = decoder.logits
             assert tuple(next_private.shape) == (3, 2, VOCAB)
             torch.testing.assert_close(next_private, private[:, :, -1], rtol=0, atol=2e-5)
             torch.testing.assert_close(next_public, public[:, -1], rtol=0, atol=2e-5)
@@ -113,7 +113,7 @@ def test_left_padding_changes_nothing(base: Any, make_adapters: Make, ids: torch
     torch.testing.assert_close(public[:1, 4:], expected[0][1], rtol=0, atol=2e-5)
     for chunk in (2, 3):
         limit = budget(ensemble, 2, 9, chunk, False)
-        for part, chunk_private, _ in ensemble.iter_logits(
+        for part, chunk_private, _, _ in ensemble.iter_logits(
             padded, memory_bytes=limit, attention_mask=mask
         ):
             live = slice(max(part.start, 4), part.stop)

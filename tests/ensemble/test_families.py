@@ -66,12 +66,19 @@ def family(request: pytest.FixtureRequest, adapted: tuple[Any, list[Path]]) -> F
     return Family(base, adapted[1], ensemble, ids)
 
 
+def one_pass(ensemble: Ensemble, ids: Tensor, mask: Any = None, cache: Any = None) -> Tensor:
+    """Return logits (N + 1, b, t, V)."""
+    private, public, _ = ensemble._forward(ids, mask, cache)
+    return torch.cat([public[None], private])
+
+
 def passes(ensemble: Ensemble, ids: Tensor, mask: Any, chunk: int, cache: Any = None) -> Tensor:
     """Return logits (N + 1, b, t, V), computed through a cache in chunks of `chunk` positions."""
-    forward = ensemble._forward
-    cache = forward.new_cache() if cache is None else cache
+    cache = ensemble._forward.new_cache() if cache is None else cache
     parts = [
-        forward(ids[:, i : i + chunk], None if mask is None else mask[:, : i + chunk], cache)
+        one_pass(
+            ensemble, ids[:, i : i + chunk], None if mask is None else mask[:, : i + chunk], cache
+        )
         for i in range(0, ids.shape[1], chunk)
     ]
     return torch.cat(parts, dim=2)
@@ -102,7 +109,7 @@ def test_public_row_and_empty_shards_are_the_public_model_bit_by_bit(family: Fam
     assert torch.equal(public, plain) and torch.equal(private[2], plain)
     assert torch.equal(other.logits(family.ids)[1], plain)
     for found, again in (
-        (ensemble._forward(family.ids, mask, None), other._forward(family.ids, mask, None)),
+        (one_pass(ensemble, family.ids, mask), one_pass(other, family.ids, mask)),
         (passes(ensemble, family.ids, mask, 3), passes(other, family.ids, mask, 3)),
     ):
         live = mask.bool()
@@ -113,12 +120,12 @@ def test_public_row_and_empty_shards_are_the_public_model_bit_by_bit(family: Fam
 
 def test_chunks_and_decoding_equal_one_pass(family: Family) -> None:
     ensemble = family.ensemble
-    whole = ensemble._forward(family.ids, None, None)
+    whole = one_pass(ensemble, family.ids)
     for chunk in (2, 5):
         family.close(passes(ensemble, family.ids, None, chunk), whole)
     decoder = ensemble.decoder(family.ids[:, :3])
     for position in range(3, LENGTH):
-        private, public = decoder.logits
+        private, public, _ = decoder.logits
         family.close(torch.cat([public[None], private]), whole[:, :, position - 1])
         decoder.append(family.ids[:, position])
 
@@ -127,14 +134,14 @@ def test_left_padding_equals_single_prompts(family: Family) -> None:
     ensemble = family.ensemble
     padded, mask = family.ids.clone(), torch.ones_like(family.ids)
     padded[0, :PADDING], mask[0, :PADDING] = 9, 0
-    short = ensemble._forward(family.ids[:1, PADDING:], None, None)
-    full = ensemble._forward(family.ids[1:], None, None)
-    for found in (ensemble._forward(padded, mask, None), passes(ensemble, padded, mask, 3)):
+    short = one_pass(ensemble, family.ids[:1, PADDING:])
+    full = one_pass(ensemble, family.ids[1:])
+    for found in (one_pass(ensemble, padded, mask), passes(ensemble, padded, mask, 3)):
         family.close(found[:, :1, PADDING:], short)
         family.close(found[:, 1:], full)
     decoder = ensemble.decoder(padded[:, :6], attention_mask=mask[:, :6])
     for position in range(6, LENGTH):
-        private, _ = decoder.logits
+        private = decoder.logits.private
         family.close(private[:, 0], short[1:, 0, position - PADDING - 1])
         family.close(private[:, 1], full[1:, 0, position - 1])
         decoder.append(family.ids[:, position])
@@ -147,17 +154,17 @@ def test_a_sequence_that_ends_leaves_the_others_as_they_were(family: Family) -> 
     mask = torch.ones_like(ids)
     mask[1, :PADDING] = 0
     rows, start = torch.arange(4), 6
-    whole = ensemble._forward(ids, mask, None)
+    whole = one_pass(ensemble, ids, mask)
     decoder = ensemble.decoder(ids[:, :start], attention_mask=mask[:, :start])
     for position in range(start, LENGTH):
-        private, public = decoder.logits
+        private, public, _ = decoder.logits
         family.close(torch.cat([public[None], private]), whole[:, rows, position - 1])
         if position in (start, start + 2):
             ended = torch.zeros(len(rows), dtype=torch.bool)
             ended[position // 2 - 3] = True  # the first, then the second
             decoder.drop(ended)
             rows = rows[~ended]
-            private, public = decoder.logits
+            private, public, _ = decoder.logits
             family.close(torch.cat([public[None], private]), whole[:, rows, position - 1])
         decoder.append(ids[rows, position])
     assert rows.tolist() == [1, 3]

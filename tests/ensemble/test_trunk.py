@@ -13,7 +13,7 @@ from families import SHARES_NO_BLOCK, linear_names, tiny
 from tiny_models import VOCAB, adapted_layers, peft_logits, write_adapter
 from torch import Tensor
 
-from adapmixed.ensemble import Ensemble, Manifest, batched_lora, write_manifest
+from adapmixed.ensemble import Ensemble, Manifest, write_manifest
 from adapmixed.ensemble.layers import block_names
 from adapmixed.ensemble.room import LogitsRoom
 from adapmixed.ensemble.support import TESTED
@@ -45,13 +45,6 @@ def _inside(base: Any) -> list[str]:
 def close(found: Tensor, expected: Tensor, allowed: float) -> None:
     atol = float(expected.float().abs().max()) * allowed
     torch.testing.assert_close(found.float(), expected.float(), rtol=0, atol=atol)
-
-
-@pytest.fixture(autouse=True)
-def small_products(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Limit products of the output layer to two members and five positions."""
-    monkeypatch.setattr(batched_lora, "HEAD_MEMBERS", 2)
-    monkeypatch.setattr(batched_lora, "HEAD_POSITIONS", 5)
 
 
 @pytest.fixture(scope="module", params=sorted(TESTED))
@@ -94,7 +87,7 @@ def test_every_way_of_reading_equals_the_peft_loop(written: Any, kind: str, dtyp
     parts = ensemble.iter_logits(
         ids, memory_bytes=ensemble._forward.sequence_bytes(LENGTH, None) * 3
     )
-    chunks = [torch.cat([q[None], p]) for _, p, q in parts]
+    chunks = [torch.cat([q[None], p]) for _, p, q, _ in parts]
     close(torch.cat(chunks, dim=2), whole, PASSES[dtype])
     _decode(ensemble, ids, whole, PASSES[dtype])
 
@@ -103,10 +96,11 @@ def _decode(ensemble: Ensemble, ids: Tensor, whole: Tensor, allowed: float) -> N
     """Decode token by token with the first sequence padded, and later dropped."""
     padded, mask = torch.cat([ids[:1].roll(PADDING, 1), ids[1:]]), torch.ones_like(ids)
     padded[0, :PADDING], mask[0, :PADDING] = 9, 0
-    single = ensemble._forward(ids[:1, : LENGTH - PADDING], None, None)
+    own, shown = ensemble.logits(ids[:1, : LENGTH - PADDING])
+    single = torch.cat([shown[None], own])
     decoder = ensemble.decoder(padded[:, :6], attention_mask=mask[:, :6])
     for position in range(6, LENGTH):
-        private, public = decoder.logits
+        private, public, _ = decoder.logits
         both = torch.cat([public[None], private])
         close(both[:, -1], whole[:, 1, position - 1], allowed)
         if position < LENGTH - 1:
@@ -159,7 +153,7 @@ def _chunked(ensemble: Ensemble, ids: Tensor, mask: Tensor | None, cut: int) -> 
         forward(ids[:, i : i + cut], None if mask is None else mask[:, : i + cut], cache)
         for i in range(0, ids.shape[1], cut)
     ]
-    return torch.cat(parts, dim=2)
+    return torch.cat([torch.cat([one.public[None], one.private]) for one in parts], dim=2)
 
 
 def test_members_that_differ_cannot_be_missing_without_a_constant(tmp_path: Path) -> None:
@@ -212,7 +206,7 @@ def test_logits_that_somebody_keeps_stay_as_they_are(tmp_path: Path) -> None:
     ids = torch.randint(1, VOCAB, (1, LENGTH), generator=torch.Generator().manual_seed(9))
     chunks = list(ensemble.iter_logits(ids, memory_bytes=ensemble.sequence_bytes(LENGTH) * 2))
     assert len(chunks) > 1
-    found = torch.cat([private for _, private, _ in chunks], dim=2)
+    found = torch.cat([private for _, private, _, _ in chunks], dim=2)
     close(found, ensemble.logits(ids)[0], PASSES[torch.float32])
 
 
@@ -226,12 +220,12 @@ def test_a_reader_of_many_inputs_finds_the_memory_of_the_one_before(tmp_path: Pa
     room = LogitsRoom()
     places: list[int] = []
     for ids, wanted in zip(inputs[:2], expected, strict=False):
-        ((_, private, public),) = ensemble.iter_logits(ids, room=room)
+        ((_, private, public, _),) = ensemble.iter_logits(ids, room=room)
         assert torch.equal(private, wanted)
         places.append(private.data_ptr())
         if len(places) == 1:
             del private, public
-    ((_, other, _),) = ensemble.iter_logits(inputs[2], room=room)
+    ((_, other, _, _),) = ensemble.iter_logits(inputs[2], room=room)
     assert places[0] == places[1] != other.data_ptr()
     assert torch.equal(private, expected[1]) and torch.equal(other, expected[2])
 

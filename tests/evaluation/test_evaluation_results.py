@@ -246,7 +246,7 @@ def test_the_unprotected_pool_is_its_formula() -> None:
     (found,) = run(ensemble, tokens, {"pool": UnprotectedPool(3.0)})
     ids = torch.tensor([tokens[:-1]])
     loss = 0.0
-    for where, private, public in ensemble.iter_logits(ids, memory_bytes=1 << 30):
+    for where, private, public, _ in ensemble.iter_logits(ids, memory_bytes=1 << 30):
         own, q = private[:, 0].double().log_softmax(-1), public[0].double().log_softmax(-1)
         pooled = (q + 3.0 * (own - q).mean(0)).log_softmax(-1)
         loss -= float(pooled.gather(1, torch.tensor(tokens[1:])[where][:, None]).sum())

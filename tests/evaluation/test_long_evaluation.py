@@ -72,15 +72,15 @@ class Lending(FakeEnsemble):
         self.held: list[int] = []
 
     def iter_logits(
-        self, ids: Tensor, *, memory_bytes: int, room: object = None
-    ) -> Iterator[tuple[slice, Tensor, Tensor]]:
-        for where, *logits in super().iter_logits(ids, memory_bytes=memory_bytes):
+        self, ids: Tensor, *, memory_bytes: int, **others: Any
+    ) -> Iterator[tuple[slice, Tensor, Tensor, None]]:
+        for where, *logits, _ in super().iter_logits(ids, memory_bytes=memory_bytes):
             # An array owns the memory of such a tensor and of its views.
             arrays = [one.numpy().copy() for one in logits]
             private, public = map(torch.from_numpy, arrays)
             self.lent += map(weakref.ref, arrays)
             del logits, arrays
-            yield where, private, public
+            yield where, private, public, None
             del private, public
             self.held.append(sum(one() is not None for one in self.lent))
 

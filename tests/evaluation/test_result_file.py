@@ -107,7 +107,7 @@ def test_one_process_at_a_time_writes(tmp_path: Path) -> None:
     begun, end = os.pipe(), os.pipe()
 
     class Waiting(FakeEnsemble):
-        def iter_logits(self, ids: Any, *, memory_bytes: int, room: Any = None) -> Any:
+        def iter_logits(self, ids: Any, *, memory_bytes: int, **others: Any) -> Any:
             if len(self.budgets) == 2:  # the probe and a window are read
                 os.write(begun[1], b"x")
                 os.read(end[0], 1)
@@ -159,7 +159,7 @@ def interrupted(path: Path, windows: int, **changed: Any) -> None:
         pass
 
     class Stopping(FakeEnsemble):
-        def iter_logits(self, ids: Any, *, memory_bytes: int, room: Any = None) -> Any:
+        def iter_logits(self, ids: Any, *, memory_bytes: int, **others: Any) -> Any:
             if len(self.budgets) == windows:
                 raise Stopped
             return super().iter_logits(ids, memory_bytes=memory_bytes)

@@ -19,9 +19,9 @@ class FakeDecoder:
         self.ids = ids
 
     @property
-    def logits(self) -> tuple[Tensor, Tensor]:
+    def logits(self) -> tuple[Tensor, Tensor, None]:
         private, public = self._ensemble.logits(self.ids)
-        return private[:, :, -1], public[:, -1]
+        return private[:, :, -1], public[:, -1], None
 
     def drop(self, ended: Tensor) -> None:
         self.ids = self.ids[~ended]
@@ -66,14 +66,14 @@ class FakeEnsemble:
         return public + self._members[:, ids], public
 
     def iter_logits(
-        self, ids: Tensor, *, memory_bytes: int, room: object = None
-    ) -> Iterator[tuple[slice, Tensor, Tensor]]:
+        self, ids: Tensor, *, memory_bytes: int, room: object = None, active: int | None = None
+    ) -> Iterator[tuple[slice, Tensor, Tensor, None]]:
         """Yield chunks of ``memory_bytes`` positions."""
         self.budgets.append(memory_bytes)
         private, public = self.logits(ids)
         for start in range(0, ids.shape[1], memory_bytes):
             where = slice(start, min(start + memory_bytes, ids.shape[1]))
-            yield where, private[:, :, where], public[:, where]
+            yield where, private[:, :, where], public[:, where], None
 
     def decoder(
         self,
@@ -83,6 +83,7 @@ class FakeEnsemble:
         attention_mask: Tensor | None = None,
         new_tokens: int,
         beside: Any,
+        active: int | None = None,
     ) -> FakeDecoder:
         assert attention_mask is None and memory_bytes > 0
         assert new_tokens >= 0

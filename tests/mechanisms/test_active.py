@@ -26,9 +26,9 @@ from adapmixed.mechanisms import (
     UnprotectedPool,
     shaped,
 )
-from adapmixed.mechanisms.rows import likeliest
 from adapmixed.privacy import Accountant
 from adapmixed.rng import SecureRandom, SeededRandom
+from adapmixed_ext.inputs import likeliest
 
 MECHANISMS: list[Mechanism] = [
     AdaPMixED(3.0, 0.5, screen=None),

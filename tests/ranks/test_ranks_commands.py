@@ -56,11 +56,11 @@ def test_members_are_loaded_by_the_ranks_that_have_them(models: Path, tmp_path: 
         assert read == (["member-2"] if ranks.rank else ["member-0", "member-1"])
         found = [ensemble.logits(ids)]
         for memory in (1 << 20, 1 << 30):
-            for _, private, public in ensemble.iter_logits(ids, memory_bytes=memory):
+            for _, private, public, _ in ensemble.iter_logits(ids, memory_bytes=memory):
                 found.append((private, public))
         decoder = ensemble.decoder(ids)
         decoder.append(torch.tensor([3]))
-        return ensemble.num_models, [*found, decoder.logits]
+        return ensemble.num_models, [*found, decoder.logits[:2]]
 
     alone = Ensemble.from_pretrained(models / "base", models / "ensemble")
     expected, public = alone.logits(ids)

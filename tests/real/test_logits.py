@@ -76,7 +76,7 @@ def test_padded_batches_in_chunks_answer_as_single_passes(ensemble: Ensemble, id
     while decoder.unread:
         decoder.read(8)
     for step in range(NEW):
-        found = rows(*decoder.logits)
+        found = rows(*decoder.logits[:2])
         for row, length in enumerate(LENGTHS):
             close(whole[:, row, width - length :], singles[row][:, :length])
             close(found[:, row], singles[row][:, length - 1 + step])
@@ -90,7 +90,7 @@ def test_a_prompt_longer_than_the_sliding_window(
     while decoder.unread:
         decoder.read(ids.shape[1] // 3)
     decoder.append(ids[:, -1])
-    private, public = decoder.logits
+    private, public, _ = decoder.logits
     close(private[:1], peft_logits(base, members[:1], ids, logits_to_keep=1)[:, :, -1])
     with torch.no_grad():
         close(public, base(input_ids=ids, logits_to_keep=1).logits[:, -1])

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from adapmixed.ensemble.member import MISSING, Adapter
 from adapmixed.vllm.heads import Heads
+from adapmixed_ext.inputs import likeliest
 
 SIZE, VOCAB, NAME = 24, 301, "lm_head"
 
@@ -18,8 +19,8 @@ def adapter(seed: int, rank: int) -> Adapter:
     return Adapter({NAME: (down, torch.randn(rank, VOCAB, generator=generator))})
 
 
-def heads(adapters: list[Adapter], ranks: tuple[int, ...]) -> Heads:
-    return Heads(adapters, NAME, ranks, (SIZE, VOCAB), torch.tensor([7, 300]))
+def heads(adapters: list[Adapter], rank: int = 4, active: int | None = None) -> Heads:
+    return Heads(adapters, NAME, rank, (SIZE, VOCAB), torch.tensor([7, 300]), active)
 
 
 def inputs(positions: int, dtype: torch.dtype = torch.float32) -> tuple[Tensor, Tensor]:
@@ -34,7 +35,8 @@ def test_rows(dtype: torch.dtype, ranks: tuple[int, ...]) -> None:
     members = [adapter(i, ranks[i % len(ranks)]) for i in range(4)] + [MISSING]
     for positions in (1, 6):
         hidden, public = inputs(positions, dtype)
-        private, same = heads(members, ranks).rows(hidden, public)
+        private, same, tokens = heads(members).rows(hidden, public)
+        assert tokens is None
         kept = [v for v in range(VOCAB) if v not in (7, 300)]
         assert private[..., [7, 300]].isneginf().all() and same[:, [7, 300]].isneginf().all()
         assert torch.equal(same[:, kept], public[:, kept])
@@ -44,14 +46,19 @@ def test_rows(dtype: torch.dtype, ranks: tuple[int, ...]) -> None:
             wanted = public.double() + hidden.double() @ down.double() @ up.double()
             tolerance = {"rtol": 1e-5, "atol": 1e-4} if dtype == torch.float32 else {}
             torch.testing.assert_close(row[:, kept], wanted[:, kept].to(dtype), **tolerance)
+        for active in (40, 300):  # the last one has a token that stands for none
+            found, other, tokens = heads(members, active=active).rows(hidden, public)
+            assert tokens is not None and torch.equal(other, same)
+            assert torch.equal(found, private.gather(2, tokens.expand(len(private), -1, -1)))
+            assert torch.equal(tokens, likeliest(same, active))
 
 
 @pytest.mark.parametrize("ranks", [(4,), (2, 4)], ids=str)
 def test_a_member_changes_no_other_row(ranks: tuple[int, ...]) -> None:
     members = [adapter(i, ranks[i % len(ranks)]) for i in range(4)]
     hidden, public = inputs(6)
-    first = heads(members, ranks).rows(hidden, public)[0].clone()
+    first = heads(members).rows(hidden, public)[0].clone()
     for other in (MISSING, adapter(9, ranks[0]), adapter(10, ranks[-1])):
-        changed = heads([members[0], other, *members[2:]], ranks).rows(hidden, public)[0]
+        changed = heads([members[0], other, *members[2:]]).rows(hidden, public)[0]
         assert torch.equal(changed[[0, 2, 3]], first[[0, 2, 3]])
         assert not torch.equal(changed[1], first[1])

@@ -141,7 +141,7 @@ def test_rows_equal_our_own_engine(ensemble: Path) -> None:
     private, public = own.logits(ids)
     handle.remove()
     hidden = seen[0][:, -1]
-    found, same = heads.rows(hidden, public[:, -1])
+    found, same, _ = heads.rows(hidden, public[:, -1])
     assert torch.equal(same, public[:, -1])
     assert float((found - private[:, :, -1]).abs().max()) <= 1e-5
 

@@ -19,8 +19,7 @@ all ranks are equal and nothing is restored. Each further rank costs one more ba
 A and B are kept in fp32, whatever the base's dtype, and the update is added in fp32 before rounding
 to it, as peft does. `scale` is folded into B.
 
-If members adapt the output layer alone, `HeadLoRA` computes everything below it once, as the
-public model.
+The output layer is apart: `adapmixed.ensemble.output_layer`.
 """
 
 from __future__ import annotations
@@ -32,22 +31,16 @@ from torch import Tensor, nn
 
 from adapmixed.ensemble.adapted_layers import merged_layers
 from adapmixed.ensemble.member import Adapter, layer_shape
-from adapmixed.ensemble.room import LogitsRoom
 
 Update = tuple[Tensor, Tensor]
-# Members and positions that one product of the output layer takes, on a CPU: of 8, 16, 24 and 48
-# positions 24 were the fastest in GPT-2 small's shape.
-HEAD_MEMBERS = 16
-HEAD_POSITIONS = 24
 
 
 class RankGroup(nn.Module):
-    """The updates of rank r that n consecutive members add to a layer's output.
+    """The updates of rank r that N members add to a layer's output.
 
     Attributes:
-        first: the number of the first of these members.
-        down: A, (n, in, r) fp32; zero for members of another rank.
-        up: scale * B, (n, r, out) fp32; zero for members of another rank.
+        down: A, (N, in, r) fp32; zero for members of another rank.
+        up: scale * B, (N, r, out) fp32; zero for members of another rank.
         others: indices of the members of another rank, ascending, int64.
     """
 
@@ -55,11 +48,8 @@ class RankGroup(nn.Module):
     up: Tensor
     others: Tensor
 
-    def __init__(
-        self, updates: Sequence[Update | None], rank: int, shape: tuple[int, int], first: int = 0
-    ) -> None:
+    def __init__(self, updates: Sequence[Update | None], rank: int, shape: tuple[int, int]) -> None:
         super().__init__()
-        self.first = first
         down = torch.zeros((len(updates), shape[0], rank), dtype=torch.float32)
         up = torch.zeros((len(updates), rank, shape[1]), dtype=torch.float32)
         others = []
@@ -76,8 +66,8 @@ class RankGroup(nn.Module):
         """Add the updates in place; the rows of `others` keep their bits.
 
         Args:
-            outputs: (n, m, out), the base's output for each of these members.
-            inputs: (n, m, in), or (m, in) if all members share one input; in the dtype of `down`.
+            outputs: (N, m, out), the base's output for each member.
+            inputs: (N, m, in), in the dtype of `down`.
         """
         # Adding zeros is not enough: 0 * inf is NaN, and -0.0 + 0.0 is 0.0.
         kept = outputs.index_select(0, self.others) if len(self.others) else None
@@ -99,10 +89,9 @@ class BatchedLoRA(nn.Module):
             member does not adapt this layer. They are kept in fp32 on the base's device, which
             takes 4 N r (in + out) bytes for each rank.
         ranks: all ranks that a member may have here; None for those of `updates`.
-        at_once: members per product; None for all. It bounds a product's temporary copies.
 
     Attributes:
-        parts: for each group of `at_once` members its `RankGroup`s, one per rank, ascending.
+        groups: the `RankGroup`s, one per rank, ascending.
 
     Raises:
         ValueError: if there are no members, or an update does not fit the base or `ranks`.
@@ -113,18 +102,13 @@ class BatchedLoRA(nn.Module):
         base: nn.Module,
         updates: Sequence[Update | None],
         ranks: Sequence[int] | None = None,
-        *,
-        at_once: int | None = None,
     ) -> None:
         super().__init__()
         self.base = base
         self.num_models = len(updates)
-        self.parts = _parts(base, updates, ranks, at_once or max(1, len(updates)))
-
-    @property
-    def groups(self) -> list[RankGroup]:
-        """The `RankGroup`s of all parts."""
-        return [group for part in self.parts for group in _groups(part)[1]]
+        shape, known = checked_updates(base, updates, ranks)
+        groups = [RankGroup(updates, rank, shape) for rank in known]
+        self.groups = nn.ModuleList(groups).to(next(base.parameters()).device)
 
     def forward(self, x: Tensor) -> Tensor:
         """Map ((N + 1) b, ..., in) to ((N + 1) b, ..., out) in the base's dtype."""
@@ -133,63 +117,9 @@ class BatchedLoRA(nn.Module):
         block = x.shape[0] // blocks
         inputs = x[block:].reshape(self.num_models, -1, x.shape[-1]).to(torch.float32)
         outputs = y.view(blocks, -1, y.shape[-1])[1:]
-        for part in self.parts:
-            members, groups = _groups(part)
-            for group in groups:
-                group(outputs[members], inputs[members])
+        for group in self.groups:
+            group(outputs, inputs)
         return y
-
-
-class HeadLoRA(nn.Module):
-    """The output layer of members that share everything below it with the public model.
-
-    It maps b rows to (N + 1) b rows. The base is computed once, in the public model's own shape.
-    So the public rows equal the public model's in every bit.
-
-    Args:
-        base: as in `BatchedLoRA`.
-        updates: as in `BatchedLoRA`.
-        ranks: as in `BatchedLoRA`.
-
-    Attributes:
-        room: the memory that outputs are written to; None for new memory in every call.
-        parts: for each group of a few members its `RankGroup`s, one per rank.
-
-    Raises:
-        ValueError: as in `BatchedLoRA`.
-    """
-
-    def __init__(
-        self,
-        base: nn.Module,
-        updates: Sequence[Update | None],
-        ranks: Sequence[int] | None = None,
-    ) -> None:
-        super().__init__()
-        self.base = base
-        self.num_models = len(updates)
-        self.room: LogitsRoom | None = None
-        self.parts = _parts(base, updates, ranks, HEAD_MEMBERS)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Map (b, ..., in) to ((N + 1) b, ..., out) in the base's dtype."""
-        z: Tensor = self.base(x)
-        public = z.reshape(-1, z.shape[-1])
-        inputs = x.reshape(-1, x.shape[-1]).to(torch.float32)
-        shape = (self.num_models + 1, *public.shape)
-        y = z.new_empty(shape) if self.room is None else self.room.take(shape, z)
-        y[0] = public
-        positions = len(public)
-        step = HEAD_POSITIONS if y.device.type == "cpu" else positions
-        for part in self.parts:
-            members, groups = _groups(part)
-            for start in range(0, positions, step):
-                stop = min(start + step, positions)
-                outputs = y[1:][members, start:stop]
-                outputs.copy_(public[start:stop].expand_as(outputs))
-                for group in groups:
-                    group(outputs, inputs[start:stop])
-        return y.view(-1, *z.shape[1:])
 
 
 def stack_adapters(
@@ -198,7 +128,6 @@ def stack_adapters(
     adapted: Mapping[str, Sequence[int]] | None = None,
     *,
     head: str | None = None,
-    shared: bool = False,
 ) -> None:
     """Replace every adapted layer of `model`, in place, by one with the updates of all adapters.
 
@@ -209,8 +138,7 @@ def stack_adapters(
         model: the public model, which is changed.
         adapters: one for each member, N >= 1.
         adapted: the layers with their ranks, a public constant; None for those of `adapters`.
-        head: full name of the output layer, or None; its products take a few members at a time.
-        shared: whether members share everything below the output layer.
+        head: full name of the output layer, which is left alone; or None.
 
     Raises:
         ValueError: if `adapted` lacks a layer of an adapter, or names one that the base lacks.
@@ -229,41 +157,18 @@ def stack_adapters(
             full = [one for one, _ in model.named_modules() if one.endswith(f".{name}")]
             hint = f": a full name is needed, such as {full[0]!r}" if full else ""
             raise ValueError(f"adapted must name layers of the base, got {name!r}{hint}") from error
-        layer: nn.Module
-        if name == head and shared:
-            layer = HeadLoRA(base, updates, adapted[name])
-        else:
-            at_once = HEAD_MEMBERS if name == head else None
-            layer = BatchedLoRA(base, updates, adapted[name], at_once=at_once)
-        setattr(model.get_submodule(parent), leaf, layer)
+        if name != head:
+            setattr(model.get_submodule(parent), leaf, BatchedLoRA(base, updates, adapted[name]))
 
 
-def _parts(
-    base: nn.Module, updates: Sequence[Update | None], ranks: Sequence[int] | None, at_once: int
-) -> nn.ModuleList:
-    """Return a list of `RankGroup`s, one per rank, for each `at_once` members."""
-    shape, ranks = _checked(base, updates, ranks)
-    parts = nn.ModuleList(
-        nn.ModuleList(
-            RankGroup(updates[first : first + at_once], rank, shape, first) for rank in ranks
-        )
-        for first in range(0, len(updates), at_once)
-    )
-    return parts.to(next(base.parameters()).device)
-
-
-def _groups(part: nn.Module) -> tuple[slice, list[RankGroup]]:
-    """Return the members of a part as a slice, and its groups."""
-    groups: list[RankGroup] = list(part.children())  # type: ignore[arg-type]
-    if not groups:
-        return slice(0, 0), []
-    return slice(groups[0].first, groups[0].first + len(groups[0].up)), groups
-
-
-def _checked(
+def checked_updates(
     base: nn.Module, updates: Sequence[Update | None], ranks: Sequence[int] | None
 ) -> tuple[tuple[int, int], list[int]]:
-    """Return the layer's (in, out) and its ascending ranks."""
+    """Return the layer's (in, out) and its ascending ranks.
+
+    Raises:
+        ValueError: an update does not fit the base.
+    """
     size_in, size_out = layer_shape(base)
     found = set()
     for index, update in enumerate(updates):

@@ -7,6 +7,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from adapmixed.ensemble.forward import BatchedForward, Beside
+from adapmixed.ensemble.output_layer import Logits
 from adapmixed.ensemble.room import LogitsRoom
 
 
@@ -37,7 +38,7 @@ class Decoder:
         self._beside = beside
         self._ids = ids
         self._mask = mask
-        self._logits: Tensor
+        self._logits: Logits | None
         self._going: Tensor | None = None  # the sequences of `_logits` that were not dropped
         self._room = LogitsRoom()
         self._unread = 0  # positions at the end that the cache does not hold yet
@@ -78,12 +79,19 @@ class Decoder:
             self._advance(self._ids[:, start:stop], part)
 
     @property
-    def logits(self) -> tuple[Tensor, Tensor]:
-        """The next position's logits: private (N, b, V) and public (b, V), in the model's dtype."""
-        logits = self._logits[:, :, -1]
+    def logits(self) -> Logits:
+        """The next position's: private (N, b, K), public (b, V), and the tokens of the K columns.
+
+        The tokens are (b, K) int64, ascending; None if K = V.
+        """
+        assert self._logits is not None, "read() or append() must come first"
+        private, public, tokens = self._logits
+        private, public = private[:, :, -1], public[:, -1]
+        tokens = None if tokens is None else tokens[:, -1]
         if self._going is not None:
-            logits = logits[:, self._going]
-        return logits[1:], logits[0]
+            private, public = private[:, self._going], public[self._going]
+            tokens = None if tokens is None else tokens[self._going]
+        return Logits(private, public, tokens)
 
     def append(self, tokens: Tensor) -> None:
         """Advance by one token per sequence, the same for every member.
@@ -149,11 +157,11 @@ class Decoder:
         """
         from adapmixed.ensemble.cache import join_rows, written_layers
 
-        if other._forward is not self._forward:
+        if other._forward != self._forward:
             raise ValueError("other must be a decoder of the same ensemble")
         self._check_read()
         other._check_read()
-        self._logits = other._logits = self._ids.new_empty(0)
+        self._logits = other._logits = None
         self._going = None
         self._ends = torch.cat([self._ends, other._ends])
         sequences = len(self._ids), len(other._ids)
@@ -201,5 +209,5 @@ class Decoder:
 
     def _advance(self, ids: Tensor, mask: Tensor | None) -> None:
         self._going = None
-        self._logits = ids.new_empty(0)  # free the old logits before computing the new ones
+        self._logits = None  # free the old logits before computing the new ones
         self._logits = self._forward(ids, mask, self._cache, last_only=True, room=self._room)

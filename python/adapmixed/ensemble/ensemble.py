@@ -17,6 +17,7 @@ from adapmixed.ensemble.decoder import Decoder
 from adapmixed.ensemble.forward import DEFAULT_MEMORY_BYTES, BatchedForward, Beside
 from adapmixed.ensemble.layers import head_name
 from adapmixed.ensemble.member import Adapter, layer_shape
+from adapmixed.ensemble.output_layer import replace_output_layer
 from adapmixed.ensemble.parts import read_parts
 from adapmixed.ensemble.provenance import fingerprint
 from adapmixed.ensemble.room import LogitsRoom
@@ -97,11 +98,16 @@ class Ensemble:
         text_config = model.config.get_text_config()
         vocab_size = int(text_config.vocab_size)
         check_vocabulary(vocab_size, "model")
-        masked = None if tokenizer is None else unnamed_ids(tokenizer, vocab_size)
+        unnamed = None if tokenizer is None else unnamed_ids(tokenizer, vocab_size)
+        masked = unnamed.to(model.device) if unnamed is not None and len(unnamed) else None
         adapted = merged_layers([one.layers for one in adapters]) if adapted is None else adapted
         self.trunk = find_trunk(model, adapted)
         head = head_name(model)
-        stack_adapters(model, adapters, adapted, head=head, shared=self.trunk.head is not None)
+        stack_adapters(model, adapters, adapted, head=head)
+        replace_output_layer(
+            model, head, adapters, adapted.get(head),
+            shared=self.trunk.head is not None, masked=masked, ranks=ranks,
+        )  # fmt: skip
         repeat_at(model, self.trunk, len(adapters) + 1)
         model.eval()
         model.requires_grad_(False)
@@ -120,10 +126,10 @@ class Ensemble:
             max_positions=self.max_positions,
             zero_members=tuple(i for i, adapter in enumerate(adapters) if adapter.is_zero),
             trunk=self.trunk,
-            masked_ids=masked.to(model.device) if masked is not None and len(masked) else None,
-            adapts_head=head in adapted,
+            head=head,
             ranks=ranks,
         )
+        self._of_active: dict[int, BatchedForward] = {}
         if model.config.model_type not in TESTED:
             check_behaviour(dataclasses.replace(self._forward, ranks=ALONE))
 
@@ -215,6 +221,14 @@ class Ensemble:
             tokens.update([found] if isinstance(found, int) else found or ())
         return frozenset(tokens)
 
+    def _speaking(self, active: int | None) -> BatchedForward:
+        """Return the forward pass of members that speak about so many tokens; None for all."""
+        if active is None or active >= self.vocab_size:
+            return self._forward
+        if active not in self._of_active:  # kept, since it remembers the sizes that it has measured
+            self._of_active[active] = dataclasses.replace(self._forward, active=active)
+        return self._of_active[active]
+
     def logits(
         self, input_ids: Tensor, attention_mask: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
@@ -234,8 +248,8 @@ class Ensemble:
             ValueError: if shapes, tokens or the length (> max_positions) are wrong.
         """
         ids, mask = self._forward.check_ids(input_ids, attention_mask)
-        result = self._forward(ids, mask, None)
-        return result[1:], result[0]
+        private, public, _ = self._forward(ids, mask, None)
+        return private, public
 
     def iter_logits(
         self,
@@ -244,7 +258,8 @@ class Ensemble:
         memory_bytes: int = DEFAULT_MEMORY_BYTES,
         attention_mask: Tensor | None = None,
         room: LogitsRoom | None = None,
-    ) -> Iterator[tuple[slice, Tensor, Tensor]]:
+        active: int | None = None,
+    ) -> Iterator[tuple[slice, Tensor, Tensor, Tensor | None]]:
         """Return the logits in chunks of positions, within a memory limit.
 
         The input passes through a key/value cache chunk by chunk. Up to rounding this gives the
@@ -257,9 +272,12 @@ class Ensemble:
                 not counted.
             attention_mask: as in `logits`.
             room: memory that a caller keeps between inputs, so that it is used again.
+            active: K, number of the likeliest public tokens about which members speak; None, or V
+                and more, for all.
 
         Returns:
-            iterator of (slice of positions, private (N, b, chunk, V), public (b, chunk, V)).
+            iterator of (slice of positions, private (N, b, chunk, K), public (b, chunk, V), tokens
+            (b, chunk, K)), the ids of the private columns, ascending; None if they are all.
 
         Raises:
             ValueError: as in `logits`, or if the limit does not hold the cache and one position;
@@ -267,8 +285,9 @@ class Ensemble:
         """
         ids, mask = self._forward.check_ids(input_ids, attention_mask)
         batch, length = ids.shape
-        chunk = self._forward.chunk_size(batch, length, memory_bytes, last_only=False)
-        return self._forward.chunks(ids, mask, chunk, room or LogitsRoom())
+        forward = self._speaking(active)
+        chunk = forward.chunk_size(batch, length, memory_bytes, last_only=False)
+        return forward.chunks(ids, mask, chunk, room or LogitsRoom())
 
     def decoder(
         self,
@@ -279,6 +298,7 @@ class Ensemble:
         new_tokens: int = 0,
         beside: Beside | None = None,
         unread: bool = False,
+        active: int | None = None,
     ) -> Decoder:
         """Read a prompt and return a decoder that continues it.
 
@@ -291,6 +311,7 @@ class Ensemble:
             beside: returns the bytes that the caller holds together with a position's logits, which
                 count towards `memory_bytes`.
             unread: whether to leave the reading to `Decoder.read`, for prompts in parts.
+            active: as in `iter_logits`.
 
         Returns:
             the decoder, which holds the logits after the prompt unless it is unread.
@@ -299,7 +320,8 @@ class Ensemble:
             ValueError: as in `iter_logits`, or if a row ends in padding.
         """
         ids, mask = self._forward.check_ids(input_ids, attention_mask)
-        return Decoder(self._forward, ids, mask, memory_bytes, new_tokens, beside, unread)
+        forward = self._speaking(active)
+        return Decoder(forward, ids, mask, memory_bytes, new_tokens, beside, unread)
 
     def sequence_bytes(
         self,
@@ -307,6 +329,7 @@ class Ensemble:
         *,
         new_tokens: int = 0,
         beside: Beside | None = None,
+        active: int | None = None,
     ) -> int:
         """Return the least `memory_bytes` with which `decoder` takes one prompt of this length.
 
@@ -316,8 +339,9 @@ class Ensemble:
             length: of the prompt, in tokens.
             new_tokens: as in `decoder`.
             beside: as in `decoder`.
+            active: as in `iter_logits`.
         """
-        return self._forward.sequence_bytes(length + new_tokens, beside)
+        return self._speaking(active).sequence_bytes(length + new_tokens, beside)
 
 
 def try_members(model: Any, tokenizer: Any, layers: Sequence[str]) -> None:

@@ -11,9 +11,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from adapmixed.ensemble.batched_lora import HEAD_MEMBERS
 from adapmixed.ensemble.layers import head_name, linear_names
 from adapmixed.ensemble.member import layer_shape
+from adapmixed.ensemble.output_layer import APART, Logits, OutputLayer
 from adapmixed.ensemble.room import LogitsRoom
 from adapmixed.ensemble.trunk import Trunk
 from adapmixed.ranks import ALONE, Ranks
@@ -40,8 +40,8 @@ class BatchedForward:
             block, because an empty shard must answer exactly as the public model does. Computed in
             another row of a matrix product, the same numbers may round differently.
         trunk: the layers that members share; rows are repeated where it ends.
-        masked_ids: (m,) int64 on the model's device: ids with logit -inf in every row; or None.
-        adapts_head: whether members may adapt the output layer, alone or with others.
+        head: name of the output layer, an `OutputLayer`.
+        active: K, number of the tokens about which members speak; None for all.
         ranks: the processes that run the other members on the same tokens. All use the main
             process's public row, since another batch may round the same numbers differently.
     """
@@ -51,12 +51,19 @@ class BatchedForward:
     vocab_size: int
     max_positions: int | None
     zero_members: tuple[int, ...]
+    head: str
     trunk: Trunk = Trunk()
-    masked_ids: Tensor | None = None
-    adapts_head: bool = False
+    active: int | None = None
     ranks: Ranks = ALONE
     # Hooks at the end of the trunk store the shapes of the current pass.
     _lock: threading.Lock = field(default_factory=threading.Lock, repr=False, compare=False)
+
+    @property
+    def layer(self) -> OutputLayer:
+        """The output layer."""
+        found = self.model.get_submodule(self.head)
+        assert isinstance(found, OutputLayer)
+        return found
 
     def check_ids(self, input_ids: Tensor, attention_mask: Tensor | None) -> tuple[Tensor, Any]:
         """Return the validated ids and mask, int64 and on the model's device.
@@ -124,19 +131,20 @@ class BatchedForward:
         *,
         last_only: bool = False,
         room: LogitsRoom | None = None,
-    ) -> Tensor:
-        """Return the logits of all rows.
+    ) -> Logits:
+        """Return the logits of all members, and of the public model.
 
         Args:
             ids: (b, s) int64, the tokens that the cache does not hold yet.
             mask: (b, cached + s) int64 or None.
             cache: a transformers cache, which advances by s, or None for a single pass.
             last_only: whether to compute the last position's logits alone.
-            room: memory for the logits. It is used if the output layer alone is adapted and the
-                model does not scale its output; otherwise it would add to the scaled logits.
+            room: memory for the logits. It is used if the model does not scale its output;
+                otherwise it would add to the scaled logits.
 
         Returns:
-            (N + 1, b, s or 1, V) in the model's dtype, block 0 public.
+            private (N, b, s or 1, K), public (b, s or 1, V) and tokens (b, s or 1, K), in the
+            model's dtype.
         """
         rows = self.num_models + 1
         copies = rows if self.trunk.repeats_input else 1
@@ -149,32 +157,34 @@ class BatchedForward:
             positions = (mask.cumsum(dim=1) - 1).clamp_min(0)[:, -ids.shape[1] :]
             arguments["attention_mask"] = mask.repeat(copies, 1)
             arguments["position_ids"] = positions.repeat(copies, 1)
-        head = None if self.trunk.head is None else self.model.get_submodule(self.trunk.head)
+        layer = self.layer
         with self._lock:
+            layer.active, layer.room = self.active, None if self._scales_logits else room
             try:
-                if head is not None:
-                    head.room = None if self._scales_logits else room
                 output = self.model(
                     **arguments,
                     use_cache=cache is not None,
                     logits_to_keep=1 if last_only else 0,
                 ).logits
+                private, public, tokens = layer.split(output)
             finally:
-                if head is not None:
-                    head.room = None
-        logits: Tensor = output.view(rows, ids.shape[0], -1, output.shape[-1])
-        if not self.ranks.alone:
-            logits[0].copy_(self.ranks.same(logits[0]))
+                layer.room = layer.tokens = None
+        if self._scales_logits and not self.ranks.alone:  # devices may round that otherwise
+            public.copy_(self.ranks.same(public.contiguous()))
+        masked = layer.masked
+        if masked is not None:
+            public.index_fill_(-1, masked, float("-inf"))
+            if tokens is None:
+                private.index_fill_(-1, masked, float("-inf"))
+        columns = public if tokens is None else public.gather(-1, tokens)
         for member in self.zero_members:
-            logits[member + 1].copy_(logits[0])
-        if self.masked_ids is not None:
-            logits.index_fill_(-1, self.masked_ids, float("-inf"))
-        return logits
+            private[member].copy_(columns)
+        return Logits(private, public, tokens)
 
     def chunks(
         self, ids: Tensor, mask: Tensor | None, chunk: int, room: LogitsRoom
-    ) -> Iterator[tuple[slice, Tensor, Tensor]]:
-        """Yield (slice of positions, private logits, public logits), `chunk` positions each."""
+    ) -> Iterator[tuple[slice, Tensor, Tensor, Tensor | None]]:
+        """Yield (slice of positions, private, public, tokens), `chunk` positions each."""
         batch, length = ids.shape
         room.release(chunk * self.logits_size(batch))  # too much room would exceed the limit
         cache = self.new_cache(length) if chunk < length else None
@@ -182,7 +192,7 @@ class BatchedForward:
             stop = min(start + chunk, length)
             part = None if mask is None else mask[:, :stop]
             result = self(ids[:, start:stop], part, cache, room=room)
-            yield slice(start, stop), result[1:], result[0]
+            yield slice(start, stop), *result
             del result  # so that the caller can free it before the next one is computed
 
     @cached_property
@@ -295,8 +305,13 @@ class BatchedForward:
         return any(getattr(config, name, None) for name in _LOGIT_SCALES)
 
     def logits_size(self, batch: int) -> int:
-        """Return how many logits one position has in this process, (N + 1) b V."""
-        return (self.num_models + 1) * batch * self.vocab_size
+        """Return how many logits one position has in this process, b (V + N K)."""
+        return batch * (self.vocab_size + self.num_models * self._width)
+
+    @property
+    def _width(self) -> int:
+        """The numbers between two members of a position: V, or K and a few."""
+        return self.vocab_size if self.active is None else self.active + APART
 
     def _rows(self, batch: int) -> int:
         return (self.ranks.held(self.num_models)[0] + 1) * batch  # the same on every process
@@ -308,16 +323,16 @@ class BatchedForward:
         hidden = int(config.hidden_size) * int(getattr(config, "altup_num_inputs", 1))
         inner = self._widest
         element = int(next(self.model.parameters()).element_size())
+        members, gathered = self.ranks.held(self.num_models)
+        numbers = self.vocab_size + members * self._width
         # Capping or scaling the output needs a second copy of it.
-        logits = (2 if self._scales_logits else 1) * rows * self.vocab_size * element
-        gathered = self.ranks.held(self.num_models)[1]
-        if beside is not None:
-            answering = (rows + gathered * batch) * self.vocab_size * element
-            members = max(rows // batch, gathered + 1)
-            answering += batch * beside(members, self.vocab_size, element)
-            logits = max(logits, answering)
+        logits = (2 if self._scales_logits else 1) * batch * numbers * element
+        received = batch * gathered * self._width * element
+        if beside is None:
+            logits += received
         else:
-            logits += gathered * batch * self.vocab_size * element
+            held = batch * beside(max(members, gathered) + 1, self.vocab_size, element)
+            logits = max(logits, batch * numbers * element + received + held)
         # Residual stream, normed input, q, k, v, attention output, twice the wider hidden layer
         # and, at worst, a row of scores or masks over all positions for every head.
         heads = int(getattr(config, "num_attention_heads", 1))
@@ -325,10 +340,11 @@ class BatchedForward:
         activations = computed * (element * (8 * hidden + 2 * inner) + 4 * heads * window)
         if element < 4:  # adapters compute in fp32
             activations += computed * 4 * (hidden + inner)
-        if self.adapts_head:
-            # With a few members' logits come a copy of the rows that keep their bits and, for
-            # 16-bit models, one in fp32.
-            members = min(HEAD_MEMBERS, rows // batch)
-            copied = element + (4 if element < 4 else 0)
-            activations += batch * (copied * members * self.vocab_size + 4 * hidden)
+        # In the output layer the public columns, and those of members in fp32 or without adapters.
+        own = (0 if element == 4 else 4) + (0 if self.trunk.head is not None else element)
+        activations += batch * (4 + own * members) * self._width
+        if self.active is not None:  # the choice of the tokens, and their rows
+            activations += batch * 16 * self.vocab_size
+            if self.trunk.head is None:
+                activations += self.active * int(config.hidden_size) * element
         return logits, activations

@@ -14,10 +14,11 @@ import torch
 from huggingface_hub import try_to_load_from_cache
 from huggingface_hub.errors import HFValidationError
 
-from adapmixed.ensemble.batched_lora import BatchedLoRA, HeadLoRA
+from adapmixed.ensemble.batched_lora import BatchedLoRA
 from adapmixed.ensemble.digests import CONFIG, has_tokenizer
 from adapmixed.ensemble.manifest import FILE_NAME
 from adapmixed.ensemble.member import CONFIG_FILE
+from adapmixed.ensemble.output_layer import OutputLayer
 
 
 def load_base(
@@ -35,7 +36,7 @@ def load_base(
         OSError: if there is no such model.
     """
     if isinstance(base, torch.nn.Module):
-        adapted = any(isinstance(module, BatchedLoRA | HeadLoRA) for module in base.modules())
+        adapted = any(isinstance(module, BatchedLoRA | OutputLayer) for module in base.modules())
         if adapted or hasattr(base, "peft_config"):
             raise ValueError("base must be the plain public model, got one that carries adapters")
         if not hasattr(base, "config"):

@@ -20,6 +20,7 @@ from torch import Tensor
 from adapmixed.ensemble.batched_lora import RankGroup
 from adapmixed.ensemble.decoder import Decoder
 from adapmixed.ensemble.forward import BatchedForward
+from adapmixed.ensemble.output_layer import HeadAdapters, Logits
 from adapmixed.ensemble.vocabulary import beginning_of
 
 # `model_type` of the families in tests/helpers/families.py.
@@ -134,28 +135,28 @@ def _fault(forward: BatchedForward) -> str | None:
     tokens = (torch.arange(_TOKENS + _PADDING, device=device) * 7 + 3) % forward.vocab_size
     padded = tokens[None]
     ids = padded[:, _PADDING:]
-    whole = forward(ids, None, None)
+    whole = _rows(forward(ids, None, None))
     for kept in range(min(2, forward.num_models + 1)):  # the public model, the first member
         with _only(forward.model, kept):
-            alone = forward(ids, None, None)
+            alone = _rows(forward(ids, None, None))
         if not torch.equal(alone[kept], whole[kept]):
             return "one member's adapter changes another row of the batch"
     other = ids.clone()
     other[:, -1] = (other[:, -1] + 1) % forward.vocab_size
-    if _differ(forward(other, None, None)[:, :, :-1], whole[:, :, :-1]):
+    if _differ(_rows(forward(other, None, None))[:, :, :-1], whole[:, :, :-1]):
         return "a later token changes earlier logits"
     cache, parts = forward.new_cache(_TOKENS + 1), []  # reserve room for all, as decoding does
     for part in (ids[:, :-2], ids[:, -2:-1], ids[:, -1:]):
-        parts.append(forward(part, None, cache))
+        parts.append(_rows(forward(part, None, cache)))
     if _differ(torch.cat(parts, dim=2), whole):
         return "a key/value cache changes its logits"
     mask = torch.ones_like(padded)
     mask[:, :_PADDING] = 0
-    if _differ(forward(padded, mask, None)[:, :, _PADDING:], whole):
+    if _differ(_rows(forward(padded, mask, None))[:, :, _PADDING:], whole):
         return "left padding changes its logits"
     cache, parts = forward.new_cache(_TOKENS + _PADDING), []
     for end in range(1, padded.shape[1] + 1):
-        parts.append(forward(padded[:, end - 1 : end], mask[:, :end], cache))
+        parts.append(_rows(forward(padded[:, end - 1 : end], mask[:, :end], cache)))
     if _differ(torch.cat(parts[_PADDING:], dim=2), whole):
         return "left padding changes its logits in chunks"
     memory = forward.sequence_bytes(_TOKENS + _PADDING, None)
@@ -165,10 +166,14 @@ def _fault(forward: BatchedForward) -> str | None:
     decoder.join(joining)
     decoder.append(tokens[-1:].repeat(2))
     decoder.drop(torch.tensor([True, False], device=device))
-    private, public = decoder.logits
-    if _differ(torch.cat([public[None], private]), whole[:, :, -1]):
+    if _differ(_rows(decoder.logits), whole[:, :, -1]):
         return "sequences that join and leave a batch change its logits"
     return None
+
+
+def _rows(found: Logits) -> Tensor:
+    """Return the public row and the members' on all tokens, (N + 1, ...)."""
+    return torch.cat([found.public[None], found.private])
 
 
 def _differ(found: Tensor, expected: Tensor) -> bool:
@@ -182,14 +187,17 @@ def _differ(found: Tensor, expected: Tensor) -> bool:
 @contextmanager
 def _only(model: Any, kept: int) -> Iterator[None]:
     """Remove every member's update but that of block `kept` while the context is entered."""
-    groups = [module for module in model.modules() if isinstance(module, RankGroup)]
-    ups = [group.up.clone() for group in groups]
+    weights = [one.up for one in model.modules() if isinstance(one, RankGroup)]
+    heads = [one.factors for one in model.modules() if isinstance(one, HeadAdapters)]
+    copies = [one.clone() for one in (*weights, *heads)]
     try:
-        for group in groups:
-            for member in range(len(group.up)):
-                if group.first + member + 1 != kept:
-                    group.up[member].zero_()
+        for up in weights:
+            up[torch.arange(len(up)) + 1 != kept] = 0.0
+        for factors in heads:
+            _, blocks, _, width = factors.shape
+            others = torch.arange(blocks * width).view(blocks, 1, width) + 1 != kept
+            factors.masked_fill_(others.to(factors.device), 0.0)
         yield
     finally:
-        for group, up in zip(groups, ups, strict=True):
-            group.up.copy_(up)
+        for one, copy in zip((*weights, *heads), copies, strict=True):
+            one.copy_(copy)

@@ -83,7 +83,7 @@ def _probe(
     )
     inputs = torch.tensor([read[:-1]], device=ensemble.device)
     sums: torch.Tensor | float = 0.0
-    for where, private, public in ensemble.iter_logits(inputs, memory_bytes=memory_bytes):
+    for where, private, public, _ in ensemble.iter_logits(inputs, memory_bytes=memory_bytes):
         targets = torch.tensor(read[1:], device=ensemble.device)[where]
         rows = torch.cat([private[:, 0], public]).double().log_softmax(-1)
         found = rows.gather(-1, targets.expand(len(rows), -1)[..., None])[..., 0]

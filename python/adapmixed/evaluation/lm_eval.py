@@ -154,19 +154,23 @@ class MixtureLM(TemplateLM):  # type: ignore[misc]
         beginning = list(self._ensemble.beginning)
         if context == [self.prefix_token_id]:
             context = beginning or context
-        tokens = begun(beginning, [*context, *continuation][-self.max_length :])
-        inputs = torch.tensor([tokens[:-1]], device=self._ensemble.device)
-        labels = torch.tensor(tokens[1:], device=self._ensemble.device)
-        first = len(tokens) - 1 - len(continuation)
+        read = begun(beginning, [*context, *continuation][-self.max_length :])
+        inputs = torch.tensor([read[:-1]], device=self._ensemble.device)
+        labels = torch.tensor(read[1:], device=self._ensemble.device)
+        first = len(read) - 1 - len(continuation)
         total, greedy = 0.0, True
-        for where, private, public in self._ensemble.iter_logits(
-            inputs, memory_bytes=self._memory_bytes
+        for where, private, public, tokens in self._ensemble.iter_logits(
+            inputs, memory_bytes=self._memory_bytes, active=self._origin.active_tokens
         ):
             targets = labels[where]
             for start in range(max(0, first - where.start), len(targets), _POSITIONS_PER_CALL):
                 part = slice(start, start + _POSITIONS_PER_CALL)
+                rows = shaped(
+                    private[:, 0, part], public[0, part], active=self._origin.active_tokens,
+                    tokens=None if tokens is None else tokens[0, part],
+                )  # fmt: skip
                 proposal = self._mechanism.propose_rows(
-                    shaped(private[:, 0, part], public[0, part], active=self._origin.active_tokens),
+                    rows,
                     targets=targets[part],
                     rng=self._rng,
                     origin=self._origin,

@@ -188,7 +188,7 @@ def evaluate_runs(
 
     for one in methods(0):  # raises before the models run if no accountant takes a mechanism
         one.tally.accountant.check_left(one.mechanism, total)
-    session = Session(ensemble, tokens, windows, methods, memory_bytes, progress)
+    session = Session(ensemble, tokens, windows, methods, memory_bytes, active, progress)
     if result is None:
         while not session.complete:
             session.step()

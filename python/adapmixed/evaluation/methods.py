@@ -55,16 +55,23 @@ class Method:
         self.tally = Tally(name, settings.accountant(name))
         self.diagnostics = Diagnostics() if settings.diagnostics else None
 
-    def answer(self, private: torch.Tensor, public: torch.Tensor, targets: torch.Tensor) -> None:
+    def answer(
+        self,
+        private: torch.Tensor,
+        public: torch.Tensor,
+        tokens: torch.Tensor | None,
+        targets: torch.Tensor,
+    ) -> None:
         """Answer B queries; the main process charges and counts them.
 
         Args:
-            private: (n, B, V) logits of this process's members.
+            private: (n, B, K) logits of this process's members.
             public: (B, V) logits.
+            tokens: (B, K) int64, the tokens of the private columns; None for all.
             targets: (B,) int64 token ids to score.
         """
         start = time.perf_counter()
-        rows = shaped(private, public, active=self.origin.active_tokens)
+        rows = shaped(private, public, active=self.origin.active_tokens, tokens=tokens)
         whole = self.ranks.gather(rows.private)
         if whole is None:
             return

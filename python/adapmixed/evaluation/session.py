@@ -28,6 +28,7 @@ class Session:
         windows: the windows of every run.
         methods: makes the methods of a run, before its first answer.
         memory_bytes: limit in bytes for one chunk's logits and activations.
+        active: K of the active vocabulary; None for all tokens.
         progress: called with (queries done, queries in all), counted over all runs; or None.
     """
 
@@ -38,10 +39,12 @@ class Session:
         windows: list[list[Window]],
         methods: Callable[[int], list[Method]],
         memory_bytes: int,
+        active: int | None,
         progress: Callable[[int, int], None] | None,
     ) -> None:
         self._ensemble, self._tokens, self._windows = ensemble, tokens, windows
         self._methods, self._memory_bytes, self._progress = methods, memory_bytes, progress
+        self._active = active
         self._total = sum(one.queries for run in windows for one in run)
         self._done = 0
         self._run = self._window = 0  # the next ones
@@ -132,17 +135,18 @@ class Session:
         context = len(labels) - window.queries  # what begins a text, what another window scores
         start = time.perf_counter()
         chunks = self._ensemble.iter_logits(
-            inputs, memory_bytes=self._memory_bytes, room=self._room
+            inputs, memory_bytes=self._memory_bytes, room=self._room, active=self._active
         )
-        for where, private, public in chunks:
+        for where, private, public, tokens in chunks:
             self._forward_seconds[self._run] += time.perf_counter() - start
             targets, skipped = labels[where], max(0, context - where.start)
             for first in range(skipped, len(targets), _POSITIONS_PER_CALL):
                 part = slice(first, first + _POSITIONS_PER_CALL)
                 for method in self._begun[self._run]:
-                    method.answer(private[:, 0, part], public[0, part], targets[part])
+                    chosen = None if tokens is None else tokens[0, part]
+                    method.answer(private[:, 0, part], public[0, part], chosen, targets[part])
                 self._done += len(targets[part])
                 if self._progress is not None and self._ensemble.ranks.is_main:
                     self._progress(self._done, self._total)
-            del private, public  # their place is the next chunk's
+            del private, public, tokens  # their place is the next chunk's
             start = time.perf_counter()

@@ -215,7 +215,9 @@ class PrivateGenerator:
         """Return how many prompts, padded to this length, one batch may hold."""
         if size is not None:
             return size
-        one = self.ensemble.sequence_bytes(length, new_tokens=max_new_tokens - 1, beside=beside)
+        one = self.ensemble.sequence_bytes(
+            length, new_tokens=max_new_tokens - 1, beside=beside, active=self._answerer.active
+        )
         return int(self._answerer.memory_bytes // one)
 
     def chat(

@@ -204,6 +204,7 @@ class Answerer:
             attention_mask=attention_mask,
             new_tokens=max_new_tokens - 1,
             beside=self.held_bytes(temperature, top_k),
+            active=self.active,
         )
         _LOG.info(
             "read %d prompts of %d tokens; %r answers up to %d more of each",
@@ -254,6 +255,7 @@ class Answerer:
         self,
         private_logits: Tensor,
         public_logits: Tensor,
+        active_tokens: Tensor | None,
         *,
         temperature: float = 1.0,
         top_k: int | None = None,
@@ -264,8 +266,9 @@ class Answerer:
         The caller should hold no other reference to the logits, so that there is room for new ones.
 
         Args:
-            private_logits: (n, b, V) of this process's members.
+            private_logits: (n, b, K) of this process's members.
             public_logits: (b, V).
+            active_tokens: (b, K) int64, the tokens of the private columns; None for all.
             temperature: as in :meth:`stream`.
             top_k: as in :meth:`stream`.
             payer: charged for the rows; None for the accountant.
@@ -280,7 +283,7 @@ class Answerer:
         ranks = self.ensemble.ranks
         rows = shaped(
             private_logits, public_logits,
-            temperature=temperature, top_k=top_k, active=self.active,
+            temperature=temperature, top_k=top_k, active=self.active, tokens=active_tokens,
         )  # fmt: skip
         private = ranks.gather(rows.private)
 

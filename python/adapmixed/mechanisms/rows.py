@@ -25,7 +25,7 @@ from adapmixed.limits import (
     check_optional_count,
     check_temperature,
 )
-from adapmixed_ext.inputs import ensemble_logits, log_sum_exp
+from adapmixed_ext.inputs import ensemble_logits, likeliest, log_sum_exp
 from adapmixed_ext.types import RandomSource
 
 DEFAULT_ACTIVE = 8192
@@ -202,23 +202,6 @@ def check_shape(temperature: float, top_k: int | None, active: int | None = None
     check_optional_count("active", active, 2)
 
 
-def likeliest(public: Tensor, count: int) -> Tensor:
-    """Return (B, count) int64, the tokens of the largest logits, ascending; of ties the smaller.
-
-    Args:
-        public: (B, V) logits.
-        count: at most V.
-    """
-    logits = public.nan_to_num(nan=-math.inf, posinf=math.inf, neginf=-math.inf)
-    least = logits.topk(count, dim=-1, sorted=False).values.amin(-1, keepdim=True)
-    chosen = logits >= least
-    if int(chosen.sum()) > count * len(logits):
-        tied = logits == least
-        missing = count - (logits > least).sum(-1, keepdim=True)
-        chosen &= ~tied | (tied.cumsum(-1) <= missing)
-    return chosen.nonzero()[:, 1].view(-1, count)
-
-
 def shaped(
     private_logits: Tensor,
     public_logits: Tensor,
@@ -226,6 +209,7 @@ def shaped(
     temperature: float = 1.0,
     top_k: int | None = None,
     active: int | None = None,
+    tokens: Tensor | None = None,
 ) -> Rows:
     """Return the rows with this temperature, top-k and active vocabulary.
 
@@ -235,12 +219,14 @@ def shaped(
     private rows are. Rows are not shifted if neither temperature nor top-k changes them.
 
     Args:
-        private_logits: (N, B, V) raw logits.
+        private_logits: (N, B, V) raw logits, or (N, B, K) of the active tokens alone.
         public_logits: (B, V) raw logits.
         temperature: divides every logit; in [0.01, 100].
         top_k: number of the likeliest public tokens that all rows keep, ≥ 1; None keeps all.
         active: K ≥ 2, number of the likeliest public tokens about which members speak; None, or V
             and more, for all of at least e^−70.
+        tokens: (B, K) int64, the active tokens, ascending, of private logits of K columns; None
+            for logits of all tokens.
 
     Returns:
         Rows with k = min(top_k, K, V) columns, and their tail.
@@ -249,16 +235,22 @@ def shaped(
         ValueError: the logits are not valid, or a number is out of range.
     """
     check_shape(temperature, top_k, active)
-    private, public = ensemble_logits(private_logits, public_logits)
-    vocab = public.shape[-1]
+    vocab = public_logits.shape[-1] if isinstance(public_logits, Tensor) else 0
+    if tokens is None:
+        private, public = ensemble_logits(private_logits, public_logits)
+        speaking = min(active or vocab, vocab)
+    else:
+        private, public = private_logits, public_logits
+        speaking = tokens.shape[1]
     support = min(top_k or vocab, vocab)
-    kept = min(support, active or vocab)
-    tokens = rest = None
+    kept = min(support, speaking)
+    rest = None
     if kept < vocab:
         log_sum_exp(public, "public_logits")  # for its errors
-        tokens, whole = likeliest(public, kept), public
+        whole = public
+        if tokens is None or kept < speaking:
+            private, tokens = _cut(private, whole, tokens, kept)
         public = whole.gather(1, tokens)
-        private = private.gather(2, tokens.expand(len(private), -1, -1))
         if kept < support:
             rest = whole.clone()
             if support < vocab:
@@ -288,6 +280,23 @@ def shaped(
         private = torch.where(silent, public, private) if bool(silent.any()) else private
     tail = None if rest is None else Tail(rest, rest.double().logsumexp(-1))
     return Rows(private, public, tokens, vocab, tail)
+
+
+def _cut(
+    private: Tensor, public: Tensor, tokens: Tensor | None, kept: int
+) -> tuple[Tensor, Tensor]:
+    """Return the private logits of the `kept` likeliest tokens, and these tokens.
+
+    Args:
+        private: (N, B, k) logits.
+        public: (B, V) logits.
+        tokens: (B, k), the tokens of the private columns; None for all.
+        kept: at most k.
+    """
+    among = public if tokens is None else public.gather(1, tokens)
+    places = likeliest(among, kept)
+    found = private.gather(2, places.expand(len(private), -1, -1))
+    return found, places if tokens is None else tokens.gather(1, places)
 
 
 def _below_floor(private: Tensor, public: Tensor, rest: Tensor | None) -> Tensor | None:

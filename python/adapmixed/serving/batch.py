@@ -137,6 +137,7 @@ class BatchEngine:
             new_tokens=max(prompt.max_tokens for prompt in joining) - 1,
             beside=self._beside,
             unread=True,
+            active=self._answerer.active,
         )
         self._batches.append(_Batch(decoder, list(joining)))
 
@@ -231,19 +232,21 @@ class BatchEngine:
         found = torch.empty(len(shapes), dtype=torch.int64)
         for shape in dict.fromkeys(shapes):
             rows = torch.tensor([index for index, one in enumerate(shapes) if one == shape])
-            private, public = batch.decoder.logits
+            private, public, tokens = batch.decoder.logits
             if len(rows) < len(shapes):
                 here = rows.to(public.device)
                 private, public = private[:, here], public[here]
+                tokens = None if tokens is None else tokens[here]
             temperature, top_k = shape
             found[rows] = self._answerer.answer(
-                private, public, temperature=temperature, top_k=top_k, payer=self._prepaid
+                private, public, tokens, temperature=temperature, top_k=top_k, payer=self._prepaid
             )
         return found
 
     def _bytes(self, window: int) -> int:
         """Return the bytes that one sequence needs until it ends."""
-        return self._answerer.ensemble.sequence_bytes(window, beside=self._beside)
+        one = self._answerer
+        return one.ensemble.sequence_bytes(window, beside=self._beside, active=one.active)
 
     def _beside(self, rows: int, vocab_size: int, element: int) -> int:
         """Return the bytes of one answer in addition to its logits, for any temperature and top-k.
@@ -255,7 +258,7 @@ class BatchEngine:
             rows, vocab_size, element, temperature=2.0, top_k=None, active=one.active
         )
         held = one.mechanism.held_bytes(rows, width, answered)
-        return rows * vocab_size * element + copied + held
+        return rows * min(vocab_size, one.active or vocab_size) * element + copied + held
 
 
 def _part(running: int) -> int:

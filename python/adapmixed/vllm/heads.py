@@ -1,10 +1,6 @@
 """The private rows of members that adapt the output layer alone, from the last hidden states.
 
-z_i = z_0 + scale_i (h A_i) B_i, as `adapmixed.ensemble.batched_lora.HeadLoRA` computes it but for
-the last bits. Here one step has few positions, so one product takes the A of all members. No
-operand's shape depends on which members are there or on their ranks, so that a member's row does
-not depend on another member. If all members have one rank, fp32 rows on a CPU come from our own
-operator, which writes them once.
+They are computed as in `adapmixed.ensemble.output_layer`, by the same operator.
 """
 
 from __future__ import annotations
@@ -17,16 +13,16 @@ import torch
 from torch import Tensor
 
 from adapmixed.ensemble import Ensemble
-from adapmixed.ensemble.batched_lora import RankGroup
 from adapmixed.ensemble.layers import head_name
 from adapmixed.ensemble.member import Adapter
+from adapmixed.ensemble.output_layer import APART, HeadAdapters, Logits
 from adapmixed.ensemble.parts import Parts, read_parts
 from adapmixed.ensemble.provenance import fingerprint
 from adapmixed.ensemble.room import LogitsRoom
 from adapmixed.ensemble.vocabulary import unnamed_ids
 from adapmixed.mechanisms import Origin
 from adapmixed.ranks import ALONE
-from adapmixed_ext.low_rank import add_low_rank, can_add_low_rank
+from adapmixed_ext.inputs import likeliest
 
 _CAPS = ("final_logit_softcapping", "logit_scale", "logits_scaling", "lm_head_multiplier")
 
@@ -63,7 +59,8 @@ class Loaded:
         tokenizer = self.parts.tokenizer
         masked = None if tokenizer is None else unnamed_ids(tokenizer, vocab)
         size = self.parts.model.get_output_embeddings().weight.shape[1]
-        return Heads(self.parts.adapters, name, ranks, (int(size), vocab), masked).to(device)
+        shape, active = (int(size), vocab), self.origin.active_tokens
+        return Heads(self.parts.adapters, name, max(ranks), shape, masked, active).to(device)
 
 
 def load(
@@ -119,102 +116,50 @@ class Heads:
     Args:
         adapters: one for each member.
         name: name of the output layer.
-        ranks: all ranks that a member may have.
+        rank: the largest rank that a member may have.
         shape: (d, V).
         masked: ids that stand for no token; None if there are none.
+        active: K of the active vocabulary; None for all tokens.
     """
 
     def __init__(
         self,
         adapters: Sequence[Adapter],
         name: str,
-        ranks: Sequence[int],
+        rank: int,
         shape: tuple[int, int],
         masked: Tensor | None,
+        active: int | None,
     ) -> None:
         updates = [one.updates.get(name) for one in adapters]
         self.num_models, self.vocab_size = len(updates), shape[1]
         self._masked = masked if masked is not None and len(masked) else None
         self._zero = [i for i, one in enumerate(adapters) if one.is_zero]
-        self._ranks = [_Rank(RankGroup(updates, rank, shape)) for rank in ranks]
+        self._adapters, self._active = HeadAdapters(updates, shape, rank), active
         self._room = LogitsRoom()
 
     def to(self, device: torch.device) -> Heads:
         """Move all weights to a device; return this object."""
-        self._ranks = [one.to(device) for one in self._ranks]
+        self._adapters = self._adapters.to(device)
         if self._masked is not None:
             self._masked = self._masked.to(device)
         return self
 
-    def rows(self, hidden: Tensor, public: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the private and the public rows. Their memory is used again once they are dropped.
+    def rows(self, hidden: Tensor, public: Tensor) -> Logits:
+        """Return the logits of B positions. Their memory is used again once they are dropped.
 
         Args:
             hidden: (B, d) hidden states, as the output layer gets them.
             public: (B, V) logits of the public model.
-
-        Returns:
-            private (N, B, V) and public (B, V), in the dtype of `public`.
         """
-        inputs = hidden.float()
-        whole = self._room.take((self.num_models + 1, *public.shape), public)
-        whole[0] = public
-        private = whole[1:]
-        if len(self._ranks) == 1 and can_add_low_rank(public):
-            self._ranks[0].write(private, public, inputs)
-        else:
-            private.copy_(public.expand_as(private))
-            for one in self._ranks:
-                one.add(private, inputs)
-        for member in self._zero:
-            private[member] = public
         if self._masked is not None:
-            whole.index_fill_(-1, self._masked, -torch.inf)
-        return private, whole[0]
-
-
-class _Rank:
-    """The updates of one rank of all members; members of another rank have zeros."""
-
-    def __init__(self, group: RankGroup) -> None:
-        size, rank = group.down.shape[1:]
-        self._down = group.down.transpose(0, 1).reshape(size, -1).contiguous()
-        self._up, self._others, self._rank = group.up, group.others, rank
-
-    def to(self, device: torch.device) -> _Rank:
-        """Move the weights to a device; return this object."""
-        self._down, self._up = self._down.to(device), self._up.to(device)
-        self._others = self._others.to(device)
-        return self
-
-    def write(self, outputs: Tensor, public: Tensor, inputs: Tensor) -> None:
-        """Write the rows of all members; those of another rank get the public row.
-
-        Args:
-            outputs: (N, B, V) fp32.
-            public: (B, V) fp32.
-            inputs: (B, d) fp32.
-        """
-        add_low_rank(public, self._hidden(inputs), self._up, outputs)
-        if len(self._others):
-            outputs[self._others] = public
-
-    def _hidden(self, inputs: Tensor) -> Tensor:
-        """Return h A_i, (N, B, r)."""
-        return (inputs @ self._down).view(len(inputs), -1, self._rank).transpose(0, 1)
-
-    def add(self, outputs: Tensor, inputs: Tensor) -> None:
-        """Add the updates in place, in fp32; rows of members of another rank keep their bits.
-
-        Args:
-            outputs: (N, B, V).
-            inputs: (B, d) fp32.
-        """
-        kept = outputs.index_select(0, self._others) if len(self._others) else None
-        hidden = self._hidden(inputs)
-        if outputs.dtype == self._up.dtype:
-            outputs.baddbmm_(hidden, self._up)
-        else:
-            outputs.copy_(outputs.to(self._up.dtype).baddbmm_(hidden, self._up))
-        if kept is not None:
-            outputs.index_copy_(0, self._others, kept)
+            public = public.index_fill(-1, self._masked, -torch.inf)
+        tokens = None if self._active is None else likeliest(public, self._active)
+        start = public if tokens is None else public.gather(1, tokens)
+        width = start.shape[1] + (0 if tokens is None else APART)
+        private = self._room.take((self.num_models, len(public), width), public)
+        private = private[..., : start.shape[1]]
+        self._adapters.write(start, hidden, tokens, private)
+        for member in self._zero:
+            private[member] = start
+        return Logits(private, public, tokens)

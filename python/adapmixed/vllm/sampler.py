@@ -144,7 +144,7 @@ class PrivateSampler(nn.Module):
         if len(rows) < len(logits):
             at = torch.tensor(rows, device=logits.device)
             hidden, logits = hidden.index_select(0, at), logits.index_select(0, at)
-        private, public = self._heads.rows(hidden, logits)
+        private, public, chosen = self._heads.rows(hidden, logits)
         temperature, top_k = shape
         proposal = self._mechanism.propose_rows(
             shaped(
@@ -153,6 +153,7 @@ class PrivateSampler(nn.Module):
                 temperature=temperature,
                 top_k=top_k,
                 active=self._origin.active_tokens,
+                tokens=chosen,
             ).answerable(),
             rng=self._rng,
             origin=self._origin,

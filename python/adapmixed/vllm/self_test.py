@@ -35,9 +35,11 @@ def check_same_rows(runner: Any, loaded: Loaded | None, heads: Heads | None) -> 
     hidden, public = _last_row(runner, tokens)
     if loaded is None or heads is None:
         return
-    found_private, found_public = heads.rows(hidden, public)
+    found_private, found_public, tokens_found = heads.rows(hidden, public)
     ids = torch.tensor([tokens])
     private, wanted = (one[..., -1, :] for one in loaded.reference().logits(ids))
+    if tokens_found is not None:
+        private = private.gather(-1, tokens_found.expand(len(private), -1, -1))
     pairs = (found_public, wanted), (found_private, private)
     tolerance = TOLERANCE[public.dtype] * _range(wanted)
     if not all(_same(found, own, tolerance) for found, own in pairs):

@@ -26,8 +26,8 @@ class Reading(FakeEnsemble):
         self.read: list[list[list[int]]] = []
 
     def iter_logits(
-        self, ids: Tensor, *, memory_bytes: int, room: object = None
-    ) -> Iterator[tuple[slice, Tensor, Tensor]]:
+        self, ids: Tensor, *, memory_bytes: int, **others: Any
+    ) -> Iterator[tuple[slice, Tensor, Tensor, None]]:
         self.read.append(ids.tolist())
         yield from super().iter_logits(ids, memory_bytes=memory_bytes)
 

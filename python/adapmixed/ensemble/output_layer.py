@@ -1,0 +1,225 @@
+"""The output layer: the public model's logits, and the members' on the active vocabulary.
+
+The public row comes first. Its K likeliest tokens are the columns about which members speak
+(docs/theory/numerics.md), so nothing of size N × V exists if K is given. The layer returns the
+columns of all members behind the public row of their position. What a model does to its logits
+afterwards, such as a cap, it thus does to both.
+
+A member that adapts the output layer adds scale_i (h A_i) B_i. Its columns come from one tensor of
+all B, read by our own operator (`adapmixed_ext.low_rank`), in which a member's bits depend on that
+member alone. Members of decoder blocks have hidden states of their own, of which the columns are a
+product with the rows of these tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from adapmixed.ensemble.batched_lora import Update, checked_updates
+from adapmixed.ensemble.member import Adapter
+from adapmixed.ensemble.room import LogitsRoom
+from adapmixed.ranks import ALONE, Ranks
+from adapmixed_ext.inputs import likeliest
+from adapmixed_ext.low_rank import BLOCK, add_low_rank, blocks_of, pack_codes, pack_factors
+
+APART = (
+    16  # numbers between the columns of two members: a power of two apart, they share a cache set
+)
+
+
+class Logits(NamedTuple):
+    """The logits of some positions.
+
+    Attributes:
+        private: (N, ..., K), of the members of this process.
+        public: (..., V).
+        tokens: (..., K) int64, the ids of the private columns, ascending; None if K = V.
+    """
+
+    private: Tensor
+    public: Tensor
+    tokens: Tensor | None
+
+
+class HeadAdapters(nn.Module):
+    """The adapters of the output layer of N members.
+
+    They take 4 d r N' + s V r N' bytes, for N' members with the padding to whole blocks of 16, and
+    s = 2 bytes if bfloat16 holds all B, else 4.
+
+    Args:
+        updates: for each member (A, scale * B), of shapes (d, r_i) and (r_i, V), or None.
+        shape: (d, V).
+        rank: the largest rank that a member may have.
+    """
+
+    codes: Tensor
+    factors: Tensor
+
+    def __init__(self, updates: Sequence[Update | None], shape: tuple[int, int], rank: int) -> None:
+        super().__init__()
+        ups = [None if one is None else one[1] for one in updates]
+        short = all(one is None or torch.equal(one.bfloat16().float(), one) for one in ups)
+        dtype = torch.bfloat16 if short else torch.float32
+        self.rank, self.blocks = rank, blocks_of(len(updates))
+        self.register_buffer("factors", pack_factors(ups, rank, shape[1], dtype))
+        downs = [None if one is None else one[0] for one in updates]
+        self.register_buffer("codes", pack_codes(downs, rank, shape[0]))
+
+    def write(self, start: Tensor, hidden: Tensor, tokens: Tensor | None, columns: Tensor) -> None:
+        """Write the members' columns.
+
+        Args:
+            start: (P, K), or (N, P, K) if members have their own hidden states.
+            hidden: (P, d) or (N, P, d).
+            tokens: (P, K), or None for all V tokens.
+            columns: (N, P, K), the result.
+        """
+        if hidden.dim() == 2:
+            coefficients = hidden.float() @ self.codes
+        else:
+            models, positions, width = hidden.shape
+            padded = hidden.new_zeros((self.blocks * BLOCK, positions, width), dtype=torch.float32)
+            padded[:models] = hidden
+            codes = self.codes.view(width, self.blocks, self.rank, BLOCK).permute(1, 3, 0, 2)
+            own = torch.bmm(padded, codes.reshape(-1, width, self.rank))
+            own = own.view(self.blocks, BLOCK, positions, self.rank).permute(2, 0, 3, 1)
+            coefficients = own.contiguous()
+        shape = (-1, self.blocks, self.rank, BLOCK)
+        exact = columns if columns.dtype == torch.float32 else columns.float()
+        add_low_rank(start.float(), coefficients.view(shape), self.factors, exact, tokens)
+        if exact is not columns:
+            columns.copy_(exact)
+
+
+class OutputLayer(nn.Module):
+    """The output layer of an ensemble.
+
+    Args:
+        base: the public model's output layer.
+        num_models: N of this process.
+        adapters: those of its members; None if they do not adapt this layer.
+        shared: whether members share the hidden states with the public model.
+        masked: (m,) ids that stand for no token; None if there are none.
+        ranks: the processes that hold the other members. All take the main process's public row.
+
+    Attributes:
+        active: K, or None for all V tokens; set for each pass, as are the next two.
+        room: the memory that results are written to; None for new memory in every pass.
+        tokens: the tokens of the last pass, (P, K); None for all.
+    """
+
+    def __init__(
+        self,
+        base: nn.Module,
+        num_models: int,
+        adapters: HeadAdapters | None,
+        *,
+        shared: bool,
+        masked: Tensor | None = None,
+        ranks: Ranks = ALONE,
+    ) -> None:
+        super().__init__()
+        self.base, self.adapters = base, adapters
+        self.num_models, self.shared = num_models, shared
+        self.masked, self.ranks = masked, ranks
+        self.active: int | None = None
+        self.room: LogitsRoom | None = None
+        self.tokens: Tensor | None = None
+        self._vocab = 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Map (b, t, d), or ((N + 1) b, t, d) if nothing is shared, to (b, t, V + N columns)."""
+        whole = x if self.shared else x.view(self.num_models + 1, -1, *x.shape[1:])
+        hidden = whole if self.shared else whole[0]
+        logits: Tensor = self.base(hidden)
+        batch, length, vocab = logits.shape
+        self._vocab = vocab
+        public = logits.reshape(-1, vocab)
+        if not self.ranks.alone:
+            public = self.ranks.same(public)
+        self.tokens = tokens = self._chosen(public)
+        width = vocab if tokens is None else tokens.shape[1] + APART
+        shape = (len(public), vocab + self.num_models * width)
+        found = public.new_empty(shape) if self.room is None else self.room.take(shape, public)
+        found[:, :vocab] = public
+        columns = found[:, vocab:].view(len(public), self.num_models, width).transpose(0, 1)
+        columns = columns if tokens is None else columns[..., : tokens.shape[1]]
+        if self.shared:
+            own, start = hidden, public if tokens is None else public.gather(1, tokens)
+        else:
+            own = whole[1:].flatten(1, 2)
+            start = self._own(own, tokens)
+        if self.adapters is None:
+            columns.copy_(start)
+        else:
+            self.adapters.write(start, own.flatten(0, -2) if self.shared else own, tokens, columns)
+        return found.view(batch, length, -1)
+
+    def split(self, found: Tensor) -> Logits:
+        """Return the logits in the last pass's result, as views of it."""
+        public, rest = found[..., : self._vocab], found[..., self._vocab :]
+        private = rest.view(*rest.shape[:-1], self.num_models, -1).movedim(-2, 0)
+        if self.tokens is None:
+            return Logits(private, public, None)
+        tokens = self.tokens.view(*found.shape[:-1], -1)
+        return Logits(private[..., : tokens.shape[-1]], public, tokens)
+
+    def _chosen(self, public: Tensor) -> Tensor | None:
+        """Return the active vocabulary of these rows; None if it is all tokens."""
+        if self.active is None or self.active >= public.shape[1]:
+            return None
+        if self.masked is not None:
+            public = public.index_fill(1, self.masked, -torch.inf)
+        return likeliest(public, self.active)
+
+    def _own(self, hidden: Tensor, tokens: Tensor | None) -> Tensor:
+        """Return the base's logits of the members' own hidden states, (N, P, d)."""
+        if tokens is None or not isinstance(self.base, nn.Linear):
+            every: Tensor = self.base(hidden)
+            return every if tokens is None else every.gather(2, tokens.expand(len(every), -1, -1))
+        weight, bias = self.base.weight, self.base.bias
+        found = hidden.new_empty((*hidden.shape[:2], tokens.shape[1]))
+        for position, chosen in enumerate(tokens):
+            torch.matmul(hidden[:, position], weight[chosen].T, out=found[:, position])
+            if bias is not None:
+                found[:, position] += bias[chosen]
+        return found
+
+
+def replace_output_layer(
+    model: Any,
+    head: str,
+    adapters: Sequence[Adapter],
+    member_ranks: Sequence[int] | None,
+    *,
+    shared: bool,
+    masked: Tensor | None = None,
+    ranks: Ranks = ALONE,
+) -> None:
+    """Put an ensemble's output layer in the place of the model's.
+
+    Args:
+        model: the public model, which is changed.
+        head: name of its output layer.
+        adapters: one for each member of this process.
+        member_ranks: all ranks that a member may have there; None if none adapts it.
+        shared: whether members share everything below it.
+        masked: as in `OutputLayer`.
+        ranks: as in `OutputLayer`.
+
+    Raises:
+        ValueError: an update does not fit the layer.
+    """
+    base, found = model.get_submodule(head), None
+    if member_ranks is not None:
+        updates = [one.updates.get(head) for one in adapters]
+        shape, known = checked_updates(base, updates, member_ranks)
+        found = HeadAdapters(updates, shape, known[-1]).to(next(base.parameters()).device)
+    layer = OutputLayer(base, len(adapters), found, shared=shared, masked=masked, ranks=ranks)
+    parent, _, leaf = head.rpartition(".")
+    setattr(model.get_submodule(parent), leaf, layer)
