@@ -1,0 +1,128 @@
+"""The output layer: the members' columns on the active vocabulary are those of all tokens."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from families import tiny
+from tiny_models import VOCAB, write_adapter
+from torch import Tensor
+
+from adapmixed.ensemble import Ensemble
+from adapmixed.ensemble.output_layer import HeadAdapters
+from adapmixed.generation.loop import Answerer
+from adapmixed.mechanisms import ClippedLogPool, Unprotected
+from adapmixed.privacy import Accountant
+from adapmixed.rng import SeededRandom
+from adapmixed_ext.inputs import likeliest
+
+ACTIVE = 12
+KINDS = {"head": ["lm_head"], "block": ["v_proj"], "both": ["v_proj", "lm_head"]}
+IDS = torch.randint(1, VOCAB, (3, 7), generator=torch.Generator().manual_seed(3))
+
+
+@pytest.fixture(params=[("llama", torch.float32), ("llama", torch.bfloat16), ("gemma2", None)])
+def base(request: Any) -> Any:
+    """Return a base, of which the last one caps its logits."""
+    family, dtype = request.param
+    return tiny(family).to(dtype or torch.float32)
+
+
+def ensemble(base: Any, kind: str, folder: Path) -> Ensemble:
+    """Return an ensemble of two members of other ranks, an empty one and a missing one."""
+    given: list[Path | None] = [
+        write_adapter(base, folder / f"{i}", seed=i, r=2 + i % 2, zero=i == 2,
+                      target_modules=KINDS[kind])
+        for i in range(3)
+    ]  # fmt: skip
+    layers = [name for name, _ in base.named_modules() if name.endswith(tuple(KINDS[kind]))]
+    return Ensemble.from_pretrained(base, [*given, None], adapted={n: (2, 3) for n in layers})
+
+
+def chosen(rows: Tensor, tokens: Tensor) -> Tensor:
+    return rows.gather(-1, tokens.expand(*rows.shape[:-1], -1))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_columns_are_those_of_all_tokens(base: Any, kind: str, tmp_path: Path) -> None:
+    found = ensemble(base, kind, tmp_path)
+    memory = 3 * found.sequence_bytes(9, active=ACTIVE)
+    chunks = list(found.iter_logits(IDS, memory_bytes=memory, active=ACTIVE))
+    assert len(chunks) > 1
+    whole = list(found.iter_logits(IDS, memory_bytes=1 << 30))
+    assert whole[0][3] is None
+    decoder = found.decoder(IDS[:, :-1], new_tokens=1, active=ACTIVE)
+    decoder.append(IDS[:, -1])
+    decoder.drop(torch.tensor([False, True, False]))
+    plain = found.decoder(IDS, active=VOCAB).logits
+    assert plain.tokens is None
+    pairs = [(part[1:], (whole[0][1][:, :, part[0]], whole[0][2][:, part[0]])) for part in chunks]
+    pairs.append((decoder.logits, (plain.private[:, ::2], plain.public[::2])))
+    for (private, public, tokens), (every, expected) in pairs:
+        assert private.shape == (4, *tokens.shape) and tokens.shape[-1] == ACTIVE
+        torch.testing.assert_close(public, expected, rtol=1e-2, atol=1e-2)
+        flat = public.reshape(-1, VOCAB)
+        assert torch.equal(tokens.view(-1, ACTIVE), likeliest(flat, ACTIVE))
+        allowed = 1e-5 if base.dtype == torch.float32 else 3e-2
+        torch.testing.assert_close(private, chosen(every, tokens), rtol=allowed, atol=allowed)
+        for row in (2, 3):
+            assert torch.equal(private[row], public.gather(-1, tokens))
+        assert not torch.equal(private[0], private[1])
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_member_moves_no_bit_of_another_row(kind: str, tmp_path: Path) -> None:
+    base = tiny("llama")
+    paths: list[list[Path | None]] = []
+    for turn, (rank, seed) in enumerate(((2, 0), (3, 9))):
+        paths.append(
+            [
+                write_adapter(base, tmp_path / f"{turn}-0", seed=seed, r=rank,
+                              target_modules=KINDS[kind]),
+                write_adapter(base, tmp_path / f"{turn}-1", seed=1, r=2,
+                              target_modules=KINDS[kind]),
+                None,
+            ]
+        )  # fmt: skip
+    paths.append([None, *paths[0][1:]])
+    layers = [name for name, _ in base.named_modules() if name.endswith(tuple(KINDS[kind]))]
+    found = [
+        Ensemble.from_pretrained(base, one, adapted={n: (2, 3) for n in layers})
+        .decoder(IDS, active=ACTIVE)
+        .logits
+        for one in paths
+    ]
+    for other in found[1:]:
+        assert torch.equal(other.tokens, found[0].tokens)
+        assert torch.equal(other.public, found[0].public)
+        assert torch.equal(other.private[1:], found[0].private[1:])
+        assert not torch.equal(other.private[0], found[0].private[0])
+
+
+def test_answers_from_columns_are_answers_from_all_rows(tmp_path: Path) -> None:
+    found = ensemble(tiny("llama"), "head", tmp_path)
+    for mechanism in (ClippedLogPool(-1.0, 1.0, 2.0, queries=600), Unprotected()):
+        for shape in ({}, {"temperature": 0.7}, {"top_k": 5}, {"top_k": 40, "temperature": 2.0}):
+            answers = []
+            for columns in (True, False):
+                one = Answerer(found, mechanism, Accountant(1e-5), SeededRandom(1), active=ACTIVE)
+                logits = found.decoder(IDS, active=ACTIVE if columns else None).logits
+                answers.append(torch.cat([one.answer(*logits, **shape) for _ in range(40)]))
+            assert torch.equal(*answers)
+
+
+def test_bfloat16_factors_are_kept_as_such() -> None:
+    """Every number is the same, in half the memory."""
+    generator = torch.Generator().manual_seed(0)
+    down, up = torch.randn(4, 2, generator=generator), torch.randn(2, 9, generator=generator)
+    short = up.bfloat16().float()
+    for ups, dtype in (((short, short), torch.bfloat16), ((short, up), torch.float32)):
+        made = HeadAdapters([(down, one) for one in ups], (4, 9), 2)
+        assert made.factors.dtype == dtype
+        columns = torch.empty(2, 3, 9)
+        hidden = torch.randn(3, 4, generator=generator)
+        made.write(torch.zeros(3, 9), hidden, None, columns)
+        torch.testing.assert_close(columns[0], hidden @ down @ short)
