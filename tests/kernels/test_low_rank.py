@@ -138,3 +138,11 @@ def test_wrong_operands_are_refused() -> None:
     ):
         with pytest.raises(ValueError, match=name):
             add_low_rank(*wrong)
+
+
+def test_every_device_has_the_same_bits(device: torch.device) -> None:
+    start, coefficients, factors, tokens = operands(37, 4, 8, 300, 700)
+    for dtype in (torch.float32, torch.bfloat16):
+        expected = rows(start, coefficients, factors, tokens, dtype)
+        found = rows(start, coefficients, factors, tokens, dtype, device.type)
+        assert torch.equal(found, expected)
