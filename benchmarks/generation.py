@@ -2,11 +2,11 @@
 
     python -m benchmarks.generation [--device cuda] [--quick] [--out PREFIX]
 
-GPT-2 small's shape with random weights, fp32, N = 100 members of rank 8. They adapt the output
-layer alone (head), the last block, or c_attn of all blocks (deep). A token is the pass,
-ClippedLogPool, charge and draw, for 1 and 8 queries at a time. Ratios are to the public model's own
-token of the same queries. The bytes of keys and values are shown, too. All contestants of a table
-take turns in one run and read the same tokens.
+GPT-2 small's shape with random weights, fp32, and members of rank 8, whose B is bfloat16. They
+adapt the output layer alone (head), the last block, or c_attn of all blocks (deep), and speak about
+K tokens. A token is the pass, ClippedLogPool, charge and draw, for 1 and 8 queries at a time. Ratios
+are to the public model's own token of the same queries. The bytes of keys and values are shown, too.
+All contestants of a table take turns in one run and read the same tokens.
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ from torch import Tensor
 from adapmixed.ensemble import Decoder, Ensemble
 from adapmixed.ensemble.cache import key_value_cache
 from adapmixed.ensemble.member import Adapter
-from adapmixed.mechanisms import ClippedLogPool
+from adapmixed.ensemble.output_layer import Logits
+from adapmixed.mechanisms import ClippedLogPool, shaped
 from adapmixed.privacy import Accountant
 from adapmixed.rng import SecureRandom
 from benchmarks.harness import Neighbours, Report, headline, machine
@@ -32,11 +33,20 @@ from benchmarks.timing import Contestant, Device, interleave
 RANK = 8
 MEMORY = 16 << 30
 POOL = ClippedLogPool(-0.25, 1.0, 2.0)
-KINDS = ("head", "last:1", "deep (c_attn)")
+# Layers that members adapt, N, K
+MEMBERS: tuple[tuple[str, int, int | None], ...] = (
+    ("head", 100, None), ("head", 100, 8192), ("head", 1000, 8192), ("head", 1000, 1024),
+    ("last:1", 100, 8192), ("deep (c_attn)", 100, 8192),
+)  # fmt: skip
 
 
 SMALL = (12, 768, 12, 50257)  # layers, width, heads, vocabulary
 TINY = (2, 32, 2, 512)
+
+
+def called(kind: str, models: int, active: int | None) -> str:
+    """Return the name of a contestant."""
+    return f"{kind}, N = {models}, K = {active or 'V'}"
 
 
 def make_base(layers: int, width: int, heads: int, vocab: int, device: torch.device) -> Any:
@@ -69,7 +79,8 @@ def make_adapters(base: Any, kind: str, models: int) -> list[Adapter]:
     generator = torch.Generator().manual_seed(2)
 
     def normal(rows: int, columns: int, deviation: float) -> Tensor:
-        return (torch.randn(rows, columns, generator=generator) * deviation).to(base.device)
+        found = torch.randn(rows, columns, generator=generator) * deviation
+        return found.bfloat16().float().to(base.device)
 
     layers = layers_of(kind, base)
     return [
@@ -83,7 +94,7 @@ def make_adapters(base: Any, kind: str, models: int) -> list[Adapter]:
     ]
 
 
-def batched(decoder: Decoder, token: Tensor) -> tuple[Tensor, Tensor]:
+def batched(decoder: Decoder, token: Tensor) -> Logits:
     """Return the next logits after a token; the cache is left as it was."""
     decoder.append(token)
     decoder._cache.crop(-1)
@@ -106,14 +117,17 @@ def tokens_of(turn: int, queries: int, device: torch.device) -> Tensor:
 class Private:
     """A decoder that answers the same position again and again."""
 
-    def __init__(self, ensemble: Ensemble, ids: Tensor) -> None:
-        self._decoder = ensemble.decoder(ids, memory_bytes=MEMORY, new_tokens=1)
+    def __init__(self, ensemble: Ensemble, active: int | None, ids: Tensor) -> None:
+        self._active = active
+        self._decoder = ensemble.decoder(ids, memory_bytes=MEMORY, new_tokens=1, active=active)
         self._rng, self._accountant = SecureRandom(), Accountant(1e-5)
         self._ids = ids
 
     def __call__(self, turn: int) -> None:
         token = tokens_of(turn, len(self._ids), self._ids.device)
-        proposal = POOL.propose(*batched(self._decoder, token), rng=self._rng)
+        private, public, chosen = batched(self._decoder, token)
+        rows = shaped(private, public, active=self._active, tokens=chosen).answerable()
+        proposal = POOL.propose_rows(rows, rng=self._rng)
         self._accountant.charge(proposal)
         proposal.release()
 
@@ -148,13 +162,16 @@ def cache_bytes(cache: Any) -> int:
 
 
 def tokens(
-    report: Report, base: Any, ensembles: dict[str, Ensemble], device: Device, queries: int,
-    prompt: int, runs: int,
+    report: Report, base: Any, ensembles: dict[tuple[str, int], Ensemble], device: Device,
+    queries: int, prompt: int, runs: int,
 ) -> None:  # fmt: skip
     """Time a whole token of every kind of members, and of the public model alone."""
     ids = make_prompt(base, queries, prompt)
     contestants: dict[str, Public | Private] = {"public model": Public(base, ids)}
-    contestants |= {kind: Private(ensemble, ids) for kind, ensemble in ensembles.items()}
+    for kind, models, active in MEMBERS:
+        if (kind, models) in ensembles:
+            name = called(kind, models, active)
+            contestants[name] = Private(ensembles[kind, models], active, ids)
     timings = interleave(
         device,
         {name: Contestant(call, 1) for name, call in contestants.items()},
@@ -167,7 +184,7 @@ def tokens(
         held = contestants[name].cache_bytes()
         ratio, cache = timing.median / one, held / least
         report.say(
-            f"  {name:16}{1e3 * timing.median:9.1f} ms  [{1e3 * timing.fastest:.1f}, "
+            f"  {name:32}{1e3 * timing.median:9.1f} ms  [{1e3 * timing.fastest:.1f}, "
             f"{1e3 * timing.slowest:.1f}]  {ratio:6.2f}x   cache {held / 1e6:8.1f} MB "
             f"{cache:6.1f}x"
         )
@@ -193,11 +210,13 @@ def main() -> None:
     about["device"] = device.about()["name"] if device.gpu else "cpu"
     report.say(f"{headline(about)}; on {about['device']}\n")
     layers, width, heads, vocab = TINY if quick else SMALL
-    models, prompt, runs = (4, 8, 2) if quick else (100, 128, 15)
-    report.say(f"{layers} layers of width {width}, N = {models}, r = {RANK}, fp32\n")
+    prompt, runs = (8, 2) if quick else (128, 15)
+    report.say(f"{layers} layers of width {width}, r = {RANK}, fp32\n")
     base = make_base(layers, width, heads, vocab, device.device)
     ensembles = {
-        kind: Ensemble(copy.deepcopy(base), make_adapters(base, kind, models)) for kind in KINDS
+        (kind, models): Ensemble(copy.deepcopy(base), make_adapters(base, kind, models))
+        for kind, models in dict.fromkeys(one[:2] for one in MEMBERS)
+        if not quick or models < 1000
     }
     for queries, length in ((1, prompt), (8, prompt // 4)):
         tokens(report, base, ensembles, device, queries, length, runs)
