@@ -3,10 +3,10 @@
     python -m benchmarks.generation [--device cuda] [--quick] [--out PREFIX]
 
 GPT-2 small's shape with random weights, fp32, and members of rank 8, whose B is bfloat16. They
-adapt the output layer alone (head), the last block, or c_attn of all blocks (deep), and speak about
-K tokens. A token is the pass, ClippedLogPool, charge and draw, for 1 and 8 queries at a time. Ratios
-are to the public model's own token of the same queries. The bytes of keys and values are shown, too.
-All contestants of a table take turns in one run and read the same tokens.
+adapt the output layer alone (head), the last block, or c_attn of all blocks (deep), and speak
+about K tokens. A token is the pass, ClippedLogPool, charge and draw, for 1 and 8 queries at a time.
+Ratios are to the public model's own token of the same queries. The bytes of keys and values are
+shown, too. All contestants of a table take turns in one run and read the same tokens.
 """
 
 from __future__ import annotations
