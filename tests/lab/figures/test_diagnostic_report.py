@@ -227,7 +227,7 @@ REFUSED: list[tuple[str, Callable[[str], str], str]] = [
     ("report", _changed({"format_version": 3}), "format_version"),
     ("report", _first_method({"perplexity": "nan"}), "must be an unchanged result file"),
     ("report", _changed({"kind": "horoscope"}), "another kind of file"),
-    ("evaluation", _changed({"format_version": 4}), "format_version"),
+    ("evaluation", _changed({"format_version": 5}), "format_version"),
     ("evaluation", _changed({"complete": False}), "corrupted"),
     ("reproduction", _changed({"rows": [{}]}), "must be an unchanged result file"),
     ("ensemble", lambda text: text, "another kind of file"),
