@@ -29,7 +29,7 @@ def assert_only_one_member_differs(
         for e in (ensemble, neighbour)
     ]
     assert len(chunks[0]) == 3
-    pairs += [(a[1:], b[1:]) for a, b in zip(*chunks, strict=True)]
+    pairs += [(a[1:3], b[1:3]) for a, b in zip(*chunks, strict=True)]
     decoders = [e.decoder(ids) for e in (ensemble, neighbour)]
     for _ in range(2):
         pairs.append((decoders[0].logits[:2], decoders[1].logits[:2]))

@@ -343,8 +343,6 @@ class BatchedForward:
         # In the output layer the public columns, and those of members in fp32 or without adapters.
         own = (0 if element == 4 else 4) + (0 if self.trunk.head is not None else element)
         activations += batch * (4 + own * members) * self._width
-        if self.active is not None:  # the choice of the tokens, and their rows
-            activations += batch * 16 * self.vocab_size
-            if self.trunk.head is None:
-                activations += self.active * int(config.hidden_size) * element
+        if self.active is not None and self.trunk.head is None:  # the active tokens' rows
+            activations += self.active * int(config.hidden_size) * element
         return logits, activations
