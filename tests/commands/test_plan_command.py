@@ -5,6 +5,7 @@ import re
 import subprocess
 import sys
 import time
+from functools import partial
 
 import pytest
 import torch
@@ -12,7 +13,7 @@ import torch
 from adapmixed.cli import main
 from adapmixed.commands import plan as plan_command
 from adapmixed.mechanisms import PMixED
-from adapmixed.privacy import Accountant, BoundedRangeAnswer
+from adapmixed.privacy import Accountant, BoundedRangeAnswer, planner
 from adapmixed.privacy.conversions import replace_one_epsilon
 from adapmixed.privacy.costs.pmixed import sound_bound
 from adapmixed.privacy.planner import epsilon_of
@@ -34,7 +35,8 @@ def test_a_weak_answer_warns_as_its_guarantee_will(capsys):
     assert capsys.readouterr().out.count("Warning, a weak guarantee") == 2
 
 
-def test_neither_epsilon_nor_delta_is_shown_smaller_than_it_is(capsys):
+def test_neither_epsilon_nor_delta_is_shown_smaller_than_it_is(capsys, monkeypatch):
+    monkeypatch.setattr(planner, "plan", partial(planner.plan, shapes=(4.0,), scales=(4.0,)))
     delta, clip = "1.00000449e-05", ["--lower=-0.25", "--upper=1", "--scale=2"]
     asked = ["--epsilon=1.0000001", f"--delta={delta}", "--queries=9"]
     for command in (

@@ -39,7 +39,17 @@ class Family:
         torch.testing.assert_close(found.float(), expected.float(), rtol=0, atol=atol)
 
 
-@pytest.fixture(scope="module", params=sorted(TESTED))
+# Of each kind of cache, positions, attention and linear layers one; `make test-slow` takes all.
+KINDS = {"bloom", "gemma3_text", "gemma4_text", "gpt_bigcode", "gpt_neo", "gpt2", "llama"}
+
+
+@pytest.fixture(
+    scope="module",
+    params=[
+        pytest.param(name, marks=() if name in KINDS else pytest.mark.slow)
+        for name in sorted(TESTED)
+    ],
+)
 def adapted(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> tuple[Any, list[Path]]:

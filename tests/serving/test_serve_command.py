@@ -166,14 +166,14 @@ def test_silent_connections_are_closed(monkeypatch: pytest.MonkeyPatch) -> None:
     half = b"POST /v1/completions HTTP/1.1\r\nHost: loc"
     with served() as server, stoppable(server) as (_, _, url):
         place = urlsplit(url)
+        address = (str(place.hostname), int(place.port or 0))
+        opened = []
         for before in (b"", b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n"):
-            address = (str(place.hostname), int(place.port or 0))
-            with socket.create_connection(address, timeout=10.0) as connection:
-                connection.sendall(before + half)
-                answer = b""
-                while part := connection.recv(1 << 16):  # until it is closed
-                    answer += part
-                assert (b"200 OK" in answer) == bool(before)
+            opened.append(socket.create_connection(address, timeout=10.0))
+            opened[-1].sendall(before + half)
+        for before, connection in zip((False, True), opened, strict=True):
+            with connection, connection.makefile("rb") as file:
+                assert (b"200 OK" in file.read()) == before  # until it is closed
 
 
 LINES: dict[int, str] = {}

@@ -165,6 +165,7 @@ def test_a_dp_adapter_of_the_builtin_text(tmp_path: Path) -> None:
     assert adapter.load(Sources()).num_models == 1
 
 
+@pytest.mark.slow
 def test_an_adapter_of_other_settings_is_refused(stand_ins: dict[str, str], tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="other settings"):
         builtin_dp_adapter(Path(stand_ins["dp"]), stand_ins["base"])
