@@ -34,7 +34,6 @@ _FIRST = (
     "test_benchmarks.py",
     "lab/reproduce/test_reproduce_command.py",
     "training/test_train_kill.py",
-    "docs/test_tutorial.py",
 )
 _RANKS = {Path(__file__).parent / name: rank for rank, name in enumerate(_FIRST)}
 _DEMO = "ADAPMIXED_TESTS_DEMO"  # read by `trained_demo`; child processes inherit it

@@ -63,7 +63,7 @@ def test_an_order_that_costs_too_much_names_one_that_does_not(order, adjacency):
     pmixed(float(str(raised.value).rpartition("order=")[2]))
 
 
-@pytest.mark.parametrize("target", [1.0, 2.3])
+@pytest.mark.parametrize("target", [0.3, 2.3])
 @pytest.mark.slow
 def test_a_ball_for_replace_one_keeps_the_budget(target, capsys):
     """The printed line can be copied."""
@@ -83,20 +83,6 @@ def test_a_ball_for_replace_one_keeps_the_budget(target, capsys):
         mechanism.propose(torch.zeros(64, 1, 4), torch.zeros(1, 4), rng=SecureRandom())
     )
     assert 0.99 * target < accountant.guarantee().epsilon <= target
-
-
-@pytest.mark.slow
-def test_a_ball_is_found_at_a_small_budget(capsys):
-    command = ["plan", "--epsilon=0.3", "--models=64", "--queries=508", "--adjacency=replace_one"]
-    assert main(command) == 0
-    printed = capsys.readouterr().out
-    assert "no fixed guarantee" not in printed
-    row = re.search(r"^pmixed +order=(\S+) epsilon=0.3 ", printed, re.MULTILINE)
-    assert row is not None, printed
-    mechanism = PMixED(0.3, DELTA, 508, float(row[1]), adjacency="replace_one")
-    assert mechanism.radius(64) / mechanism.order > 7.5e-5  # order 100 has 7.19e-5
-    spent = 508 * sound_bound(mechanism.order, mechanism.radius(64), 64) * (1 + 2.0**-50)
-    assert 0.29 < replace_one_epsilon(mechanism.order, spent, DELTA) <= 0.3
 
 
 def test_settings_are_shown_inward():

@@ -77,19 +77,7 @@ def test_a_ball_is_planned_inward(adjacency):
         assert found is None or 0.999 * common[0] < found.epsilon <= common[0], common
 
 
-@pytest.mark.parametrize(
-    ("target", "models", "queries", "shape"),
-    [(3.0, 100, 508, 2.0), (4.0, 64, 508, 4.0), (8.0, 100, 99_840, 1.0), (0.1, 64, 508, 8.0)],
-)
 @pytest.mark.slow
-def test_no_larger_box_fits(target, models, queries, shape):
-    found = planner._clipped_mixing(target, DELTA, models, queries, "zero_out", shape)
-    assert found.epsilon <= target
-    size = -math.log(found.settings["lower"]) * (1 + 2 * FIT)
-    box = {"lower": math.exp(-size), "upper": math.exp(size * shape)}
-    assert epsilon_of(DELTA, models, queries, "zero_out", **box) > target
-
-
 def test_a_box_beyond_what_its_widening_covers_is_planned_with_the_rounding():
     found = planner._clipped_mixing(1.0, DELTA, 1000, 508, "zero_out", 8.0)
     box = found.settings["lower"], found.settings["upper"]
