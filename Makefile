@@ -10,7 +10,8 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check -q
 ADAPMIXED_CUDA ?= OFF
 export ADAPMIXED_CUDA
 # Processes that run the tests: files are shared out, each one's tests stay together. Threads that
-# wait for work would keep the other process from the cores.
+# wait for work would keep the other process from the cores. Bytecode is written, so that no process
+# and no command that a test starts compiles all modules again.
 TEST_PROCESSES ?= 2
 
 # What the compiled module depends on. The folders of csrc stand for deleted and renamed files, the
@@ -47,7 +48,7 @@ demo: $(VENV)/.lab
 	@$(BIN)/adapmixed-lab report report/report.json --out report >/dev/null && \
 	  echo "wrote report/report.html"
 
-PYTEST = OMP_WAIT_POLICY=PASSIVE $(BIN)/python -m pytest -q -n $(TEST_PROCESSES) --dist loadfile --no-loadscope-reorder
+PYTEST = PYTHONDONTWRITEBYTECODE= OMP_WAIT_POLICY=PASSIVE $(BIN)/python -m pytest -q -n $(TEST_PROCESSES) --dist loadfile --no-loadscope-reorder
 
 test: $(VENV)/.test
 	$(PYTEST) -m "not slow and not real"

@@ -1,8 +1,8 @@
 """Fixtures and order of the tests.
 
-Files with one long step go first, so that no process waits for it at the end. Tests use one thread,
-so that runs agree in every bit. The first process that needs the demonstration's ensemble trains
-it.
+Files with one long step go first, so that no process waits for it at the end. One of them trains
+the demonstration's ensemble, and those after it do not need it, so that no process waits for that
+either. Tests use one thread, so that runs agree in every bit.
 """
 
 from __future__ import annotations
@@ -22,11 +22,18 @@ if TYPE_CHECKING:
     from adapmixed import Ensemble
 
 _FIRST = (
-    "packaging/test_distribution.py",
-    "cuda_on_cpu/test_sizes.py",
-    "training/test_train_kill.py",
-    "docs/test_tutorial.py",
     "docs/test_blocks.py",
+    "ensemble/test_families.py",
+    "serving/test_nothing_private.py",
+    "serving/test_batch.py",
+    "cuda_on_cpu/test_sizes.py",
+    "packaging/test_distribution.py",
+    "mechanisms/test_distributions.py",
+    "lab/audit/test_audits.py",
+    "test_headline.py",
+    "test_benchmarks.py",
+    "lab/reproduce/test_reproduce_command.py",
+    "training/test_train_kill.py",
 )
 _RANKS = {Path(__file__).parent / name: rank for rank, name in enumerate(_FIRST)}
 _DEMO = "ADAPMIXED_TESTS_DEMO"  # read by `trained_demo`; child processes inherit it

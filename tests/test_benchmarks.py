@@ -3,6 +3,7 @@
 import json
 import math
 import os
+import shutil
 import subprocess
 import sys
 from dataclasses import replace
@@ -23,6 +24,7 @@ from benchmarks import (  # noqa: E402
     inputs,
     operators,
     real,
+    serving,
 )
 
 MACHINE = {"cpu", "cores", "threads", "instruction_set", "torch", "python", "commit", "dirty"}
@@ -67,8 +69,10 @@ def test_quick_run_writes_what_is_promised(device: str, tmp_path: Path) -> None:
     for row in judged:
         if row["order"] == 18 and row["kind"] == "near":
             assert row["correct"] is row["name"].startswith("smart"), row
-    late = run_quick(*options[:3], "--seconds", 1e-9)
-    assert late.returncode == 1 and late.stdout.count("the time is over") == len(operators.TABLES)
+    if device == "cpu":
+        late = run_quick(*options[:3], "--seconds", 1e-9)
+        assert late.returncode == 1
+        assert late.stdout.count("the time is over") == len(operators.TABLES)
 
 
 @pytest.mark.slow
@@ -129,9 +133,14 @@ def test_training_is_timed_to_the_end(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_server_is_timed(tmp_path: Path) -> None:
-    run = run_quick("--out", tmp_path / "served", "--folder", tmp_path, module="serving")
-    assert run.returncode == 0, run.stderr
+def test_a_server_is_timed(
+    tmp_path: Path, demo_ensemble: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(serving, "train_demo", lambda to: shutil.copytree(demo_ensemble, to))
+    monkeypatch.setattr(serving, "STREAMS", (1, 8))
+    options = ["--quick", "--out", str(tmp_path / "served"), "--folder", str(tmp_path)]
+    monkeypatch.setattr(sys, "argv", ["serving", *options])
+    serving.main()
     streams = json.loads((tmp_path / "served.json").read_text())["tables"]["streams"]
-    assert [row["streams"] for row in streams] == [1, 8, 64]
+    assert [row["streams"] for row in streams] == [1, 8]
     assert all(row["tokens_per_second"] > 0 and row["p50"] <= row["p99"] for row in streams)

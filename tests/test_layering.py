@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import subprocess
 import sys
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -162,18 +163,21 @@ def ours(target: str) -> bool:
     return target.split(".")[0] in PACKAGES
 
 
-@pytest.mark.parametrize("module", sorted(modules()))
-def test_doors(module: str) -> None:
-    here = part(module)
-    if here is None:  # adapmixed/__init__.py: a lazy front door to everything
-        assert all(i.for_types or not ours(i.target) or not i.at_import for i in imports(module))
-        return
-    assert here in IMPORTS, f"{module}: no imports are stated for the part {here!r}"
-    for used in imports(module):
+def all_imports() -> Iterator[tuple[str, Import, str]]:
+    """Yield (module, one of its imports, where it stands)."""
+    for module, path in modules().items():
+        for used in imports(module):
+            yield module, used, f"{path}:{used.line} imports {used.target}"
+
+
+def test_doors() -> None:
+    for module, used, where in all_imports():
+        here, there = part(module), part(used.target)
         if not ours(used.target):
             continue
-        there = part(used.target)
-        where = f"{modules()[module]}:{used.line} imports {used.target}"
+        if here is None:  # adapmixed/__init__.py: a lazy front door to everything
+            assert used.for_types or not used.at_import, where
+            continue
         if there is None:  # `from adapmixed import __version__`
             assert here in ("cli", "commands", "ranks", "report", "__main__"), where
             continue
@@ -182,13 +186,19 @@ def test_doors(module: str) -> None:
             assert used.target in PRIVACY_FOR_MECHANISMS, where
 
 
-@pytest.mark.parametrize("module", sorted(m for m in modules() if part(m) in FOREIGN))
-def test_foreign_imports(module: str) -> None:
-    allowed = FOREIGN[part(module) or ""]
-    for used in imports(module):
+def test_foreign_imports() -> None:
+    for module, used, where in all_imports():
         top = used.target.split(".")[0]
-        if not ours(used.target) and top not in sys.stdlib_module_names:
-            assert top in allowed, f"{modules()[module]}:{used.line} imports {used.target}"
+        if part(module) in FOREIGN and not ours(used.target):
+            assert top in sys.stdlib_module_names or top in FOREIGN[part(module) or ""], where
+
+
+def test_vllm_is_imported_inside_vllm_alone() -> None:
+    names = ("checking", "params", "sampler", "scheduler", "self_test", "worker")
+    inside = {f"adapmixed.vllm.{name}" for name in names}
+    for module, used, where in all_imports():
+        if used.at_import and not used.for_types and module not in inside:
+            assert used.target.split(".")[0] != "vllm" and used.target not in inside, where
 
 
 def test_the_library_needs_no_package_of_the_laboratory() -> None:
@@ -281,16 +291,10 @@ def test_what_a_user_waits_for(statement: str, light: bool) -> None:
 
 
 @pytest.mark.slow
-def test_the_operators_do_not_load_the_driver() -> None:
-    loaded = loaded_after("import adapmixed_ext")
+def test_operators_and_mechanisms_do_not_load_models() -> None:
+    loaded = loaded_after("import adapmixed_ext, adapmixed.mechanisms, adapmixed.generation")
     assert "torch" in loaded
     assert not loaded & {"adapmixed_lab", "transformers", "peft", "matplotlib"}
-
-
-@pytest.mark.slow
-def test_mechanisms_do_not_load_models() -> None:
-    loaded = loaded_after("import adapmixed.mechanisms, adapmixed.generation")
-    assert not loaded & {"transformers", "peft", "matplotlib"}
 
 
 def test_every_public_name_is_there() -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from trained_demo import DEMO_ENSEMBLE
+from trained_demo import DEMO_ENSEMBLE, copy_trained
 
 import adapmixed.commands.placing as placing
 from adapmixed.cli import main
@@ -97,6 +97,7 @@ def test_reproduce_loads_where_it_is_told(
     asked: dict[str, Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr("adapmixed_lab.commands.reproduce.check_device", lambda arguments: None)
+    copy_trained(tmp_path / "out")
     given = ["reproduce", "table2", "--out", str(tmp_path / "out"), "--dtype", "bfloat16"]
     assert laboratory([*given, "--device", "cuda"]) == 2
     assert asked == {"dtype": torch.bfloat16, "device": "cuda"}

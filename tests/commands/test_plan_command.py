@@ -5,6 +5,7 @@ import re
 import subprocess
 import sys
 import time
+from functools import partial
 
 import pytest
 import torch
@@ -12,7 +13,7 @@ import torch
 from adapmixed.cli import main
 from adapmixed.commands import plan as plan_command
 from adapmixed.mechanisms import PMixED
-from adapmixed.privacy import Accountant, BoundedRangeAnswer
+from adapmixed.privacy import Accountant, BoundedRangeAnswer, planner
 from adapmixed.privacy.conversions import replace_one_epsilon
 from adapmixed.privacy.costs.pmixed import sound_bound
 from adapmixed.privacy.planner import epsilon_of
@@ -34,7 +35,8 @@ def test_a_weak_answer_warns_as_its_guarantee_will(capsys):
     assert capsys.readouterr().out.count("Warning, a weak guarantee") == 2
 
 
-def test_neither_epsilon_nor_delta_is_shown_smaller_than_it_is(capsys):
+def test_neither_epsilon_nor_delta_is_shown_smaller_than_it_is(capsys, monkeypatch):
+    monkeypatch.setattr(planner, "plan", partial(planner.plan, shapes=(4.0,), scales=(4.0,)))
     delta, clip = "1.00000449e-05", ["--lower=-0.25", "--upper=1", "--scale=2"]
     asked = ["--epsilon=1.0000001", f"--delta={delta}", "--queries=9"]
     for command in (
@@ -61,7 +63,7 @@ def test_an_order_that_costs_too_much_names_one_that_does_not(order, adjacency):
     pmixed(float(str(raised.value).rpartition("order=")[2]))
 
 
-@pytest.mark.parametrize("target", [1.0, 2.3])
+@pytest.mark.parametrize("target", [0.3, 2.3])
 @pytest.mark.slow
 def test_a_ball_for_replace_one_keeps_the_budget(target, capsys):
     """The printed line can be copied."""
@@ -81,20 +83,6 @@ def test_a_ball_for_replace_one_keeps_the_budget(target, capsys):
         mechanism.propose(torch.zeros(64, 1, 4), torch.zeros(1, 4), rng=SecureRandom())
     )
     assert 0.99 * target < accountant.guarantee().epsilon <= target
-
-
-@pytest.mark.slow
-def test_a_ball_is_found_at_a_small_budget(capsys):
-    command = ["plan", "--epsilon=0.3", "--models=64", "--queries=508", "--adjacency=replace_one"]
-    assert main(command) == 0
-    printed = capsys.readouterr().out
-    assert "no fixed guarantee" not in printed
-    row = re.search(r"^pmixed +order=(\S+) epsilon=0.3 ", printed, re.MULTILINE)
-    assert row is not None, printed
-    mechanism = PMixED(0.3, DELTA, 508, float(row[1]), adjacency="replace_one")
-    assert mechanism.radius(64) / mechanism.order > 7.5e-5  # order 100 has 7.19e-5
-    spent = 508 * sound_bound(mechanism.order, mechanism.radius(64), 64) * (1 + 2.0**-50)
-    assert 0.29 < replace_one_epsilon(mechanism.order, spent, DELTA) <= 0.3
 
 
 def test_settings_are_shown_inward():

@@ -48,7 +48,9 @@ def test_fuzzed_calls_in_tiles_of_a_gpu() -> None:
     check(range(3000, 3060), 1500, sizes_of_a_gpu=True)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(
+    "dtype", [torch.float32, pytest.param(torch.bfloat16, marks=pytest.mark.slow)]
+)
 @pytest.mark.parametrize("name", workload.OPERATIONS)
 def test_the_order_of_threads_and_the_batch_do_not_matter(name: str, dtype: torch.dtype) -> None:
     x = workload.make(3, 5, 2, 147, dtype)

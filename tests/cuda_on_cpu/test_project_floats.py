@@ -79,8 +79,10 @@ def test_what_floats_cannot_do() -> None:
         check(*given, order, radius, found)
 
 
-@pytest.mark.parametrize("vocab", [2, 3, 5, 1023, 1025])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(
+    ("vocab", "dtype"),
+    [(2, torch.bfloat16), (3, torch.float32), (1023, torch.bfloat16), (1025, torch.float32)],
+)
 def test_rows_of_any_alignment(dtype: torch.dtype, vocab: int) -> None:
     """One-sided masks and log-sum-exps far apart, at every alignment."""
     private, public = ensemble(5, vocab, noise=1.2, seed=vocab)

@@ -124,6 +124,7 @@ def test_parquet(tmp_path: Path) -> None:
         pairs(corpus)
 
 
+@pytest.mark.slow
 def test_hub_data_sets_are_read_through_datasets(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

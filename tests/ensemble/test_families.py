@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -39,31 +38,37 @@ class Family:
         torch.testing.assert_close(found.float(), expected.float(), rtol=0, atol=atol)
 
 
-@pytest.fixture(scope="module", params=sorted(TESTED))
-def adapted(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
-) -> tuple[Any, list[Path]]:
-    base = tiny(request.param)
+# One of each kind of cache, positions, attention and linear layers; `make test-slow` takes all.
+KINDS = {"bloom", "gemma3_text", "gemma4_text", "gpt_bigcode", "gpt_neo", "gpt2", "llama"}
+WAYS = [
+    pytest.param(
+        (name, dtype), id=f"{short}-{name}", marks=() if name in KINDS else pytest.mark.slow
+    )
+    for name in sorted(TESTED)
+    for dtype, short in ((torch.float32, "fp32"), (torch.bfloat16, "bf16"))
+    if name in KINDS or dtype == torch.float32
+]
+
+
+@pytest.fixture(scope="module", params=WAYS)
+def family(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Family:
+    name, dtype = request.param
+    base = tiny(name)
     names = linear_names(base)
     settings: list[dict[str, Any]] = [
         {"target_modules": names},
         {"target_modules": names[::2], "r": 5, "use_rslora": True},
         {"target_modules": names, "zero": True},
     ]
-    root = tmp_path_factory.mktemp(request.param)
+    root = tmp_path_factory.mktemp(name)
     folders = [
         write_adapter(base, root / str(seed), seed=seed, **setting)
         for seed, setting in enumerate(settings)
     ]
-    return base, folders
-
-
-@pytest.fixture(scope="module", params=[torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
-def family(request: pytest.FixtureRequest, adapted: tuple[Any, list[Path]]) -> Family:
-    base = copy.deepcopy(adapted[0]).to(request.param)
+    base = base.to(dtype)
     ids = torch.randint(1, VOCAB, (2, LENGTH), generator=torch.Generator().manual_seed(7))
-    ensemble = Ensemble.from_pretrained(base, adapted[1], adapted=adapted_layers(adapted[1]))
-    return Family(base, adapted[1], ensemble, ids)
+    ensemble = Ensemble.from_pretrained(base, folders, adapted=adapted_layers(folders))
+    return Family(base, folders, ensemble, ids)
 
 
 def one_pass(ensemble: Ensemble, ids: Tensor, mask: Any = None, cache: Any = None) -> Tensor:

@@ -22,6 +22,7 @@ LOOP = {torch.float32: 1e-5, torch.bfloat16: 2.0**-6}
 PASSES = {torch.float32: 1e-5, torch.bfloat16: 2.0**-4}
 LENGTH, PADDING = 9, 4
 KINDS = ("head", "last:1", "mixed")
+WAYS = list(zip(KINDS, (torch.bfloat16, torch.float32, torch.float32), strict=True))
 
 
 def targets(base: Any, kind: str) -> list[list[str]]:
@@ -61,8 +62,7 @@ def written(request: Any, tmp_path_factory: Any) -> tuple[Any, dict[str, list[Pa
 
 
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(("kind", "dtype"), WAYS, ids=KINDS)
 @pytest.mark.slow
 def test_every_way_of_reading_equals_the_peft_loop(written: Any, kind: str, dtype: Any) -> None:
     base, folders = copy.deepcopy(written[0]).to(dtype), written[1][kind]
@@ -114,8 +114,7 @@ def _decode(ensemble: Ensemble, ids: Tensor, whole: Tensor, allowed: float) -> N
 
 
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(("kind", "dtype"), WAYS, ids=KINDS)
 @pytest.mark.slow
 def test_an_emptied_or_missing_member_changes_no_bit_of_others(
     written: Any, kind: str, dtype: Any, tmp_path: Path

@@ -5,9 +5,11 @@ A module that reads `DEMO_ENSEMBLE` needs `pytestmark = pytest.mark.usefixtures(
 
 import fcntl
 import os
+import shutil
 from pathlib import Path
 
-from adapmixed.training.demo import train_demo
+from adapmixed.data.demo import demo_base
+from adapmixed.training.demo import train_demo, train_whole
 
 DEMO_ENSEMBLE = Path(os.environ["ADAPMIXED_TESTS_DEMO"], "ensemble")
 
@@ -17,3 +19,13 @@ def trained() -> Path:
     with open(DEMO_ENSEMBLE.with_name("lock"), "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         return train_demo(DEMO_ENSEMBLE)
+
+
+def copy_trained(folder: Path) -> None:
+    """Copy what the demonstration trains into its folder, so that no command trains it again."""
+    trained()
+    with open(DEMO_ENSEMBLE.with_name("lock"), "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        train_whole(DEMO_ENSEMBLE.parent, str(demo_base()))
+    kept = shutil.ignore_patterns("lock")
+    shutil.copytree(DEMO_ENSEMBLE.parent, folder, ignore=kept, dirs_exist_ok=True)

@@ -7,7 +7,17 @@ from collections.abc import Iterator
 import pytest
 import torch
 
+import adapmixed_ext
 from adapmixed_ext import _C
+
+GPU = adapmixed_ext.build_info()["cuda"] and torch.cuda.is_available()
+
+
+def _instruction_sets() -> list[str]:
+    before = _C.instruction_set()
+    found = [one for one in ("scalar", "avx2", "avx512") if _C.use_instruction_set(one)]
+    _C.use_instruction_set(before)
+    return found
 
 
 @pytest.fixture
@@ -15,15 +25,8 @@ def one_thread() -> None:
     """Override the suite's fixture of one thread: operators use all threads here."""
 
 
-@pytest.fixture(params=["cpu", "cuda"])
+@pytest.fixture(params=["cpu", "cuda"] if GPU else ["cpu"])
 def device(request: pytest.FixtureRequest) -> torch.device:
-    if request.param == "cuda":
-        import adapmixed_ext
-
-        if not adapmixed_ext.build_info()["cuda"]:
-            pytest.skip("adapmixed_ext was built without CUDA")
-        if not torch.cuda.is_available():
-            pytest.skip("no CUDA device is reachable")
     return torch.device(request.param)
 
 
@@ -37,9 +40,8 @@ def restored() -> Iterator[None]:
     _C.use_instruction_set(isa)
 
 
-@pytest.fixture(params=["scalar", "avx2", "avx512"])
+@pytest.fixture(params=_instruction_sets())
 def isa(request: pytest.FixtureRequest) -> str:
     """Select each instruction set of this machine in turn."""
-    if not _C.use_instruction_set(request.param):
-        pytest.skip(f"{request.param} is not available here")
+    assert _C.use_instruction_set(request.param)
     return str(request.param)

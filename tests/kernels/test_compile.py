@@ -127,6 +127,7 @@ def test_the_public_operators_take_fakes_of_a_gpu(name: str) -> None:
         assert (fake.shape, fake.dtype) == (real.shape, real.dtype)
 
 
+@pytest.mark.slow
 def test_compiled_programs_still_refuse_bad_data() -> None:
     """The checks of the data survive the compiler, although it drops calls without a result."""
     torch._dynamo.reset()

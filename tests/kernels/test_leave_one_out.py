@@ -215,7 +215,10 @@ def test_single_precision_on_every_path(case: Case, order: float, radius: float,
         assert (loss / truth - 1).abs().max() > 1e-9, adjacency
 
 
-@pytest.mark.parametrize("vocab,adjacency", [(50257, "add_remove"), (128256, "zero_out")])
+@pytest.mark.parametrize(
+    "vocab,adjacency",
+    [(50257, "zero_out"), pytest.param(128256, "add_remove", marks=pytest.mark.slow)],
+)
 def test_vocabularies_of_language_models(vocab: int, adjacency: str, device: torch.device) -> None:
     """Chunks above the minimum size match the float64 reference."""
     torch.set_num_threads(1)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from itertools import product
 from typing import Any
 
 import pytest
@@ -130,21 +131,17 @@ def test_a_member_that_is_public_stays_public() -> None:
     assert shaped(private, public).public.dtype == torch.bfloat16
 
 
-@pytest.mark.parametrize(
-    "shape",
-    [
-        {"temperature": 0.01},
-        {"temperature": 0.01, "top_k": 5},
-        {"temperature": 100.0, "top_k": 5},
-        {"top_k": 5},
-    ],
-    ids=str,
-)
+SHAPES: list[dict[str, Any]] = [
+    {"temperature": 0.01},
+    {"temperature": 0.01, "top_k": 5},
+    {"temperature": 100.0, "top_k": 5},
+    {"top_k": 5},
+]
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("inner", INNER, ids=lambda m: m.name)
-def test_no_finite_row_raises_once_rows_are_shaped(
-    inner: Mechanism, dtype: torch.dtype, shape: dict[str, Any]
-) -> None:
+def test_no_finite_row_raises_once_rows_are_shaped(inner: Mechanism, dtype: torch.dtype) -> None:
     """An error would reveal how large a private logit is."""
     private, public = rows(dtype)
     largest = torch.finfo(dtype).max
@@ -155,7 +152,7 @@ def test_no_finite_row_raises_once_rows_are_shaped(
     far[2].scatter_(-1, best, -largest)  # a top-k keeps only what is far below
     far[3, :, 4] = largest
     far[4] = far[4].masked_fill(far[4] < far[4].amax(-1, keepdim=True), -math.inf)
-    for members, base in ((far, public), (private, 1000.0 * public)):
+    for (members, base), shape in product(((far, public), (private, 1000.0 * public)), SHAPES):
         for targets in (None, base.argmax(-1)):
             proposal = inner.propose(members, base, rng=SeededRandom(0), targets=targets, **shape)
             stated(proposal)
@@ -179,8 +176,8 @@ def test_rows_that_are_no_logits_raise_shaped_or_not(bad: float, shape: dict[str
         PublicOnly().propose(rows()[0], nothing, rng=SeededRandom(0), **shape)
 
 
-@pytest.mark.parametrize("shape", [{}, {"temperature": 0.7}, {"top_k": 5}], ids=str)
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("shape", [{"temperature": 0.7}, {"top_k": 5}], ids=str)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
 @pytest.mark.parametrize("inner", INNER, ids=lambda m: m.name)
 def test_no_private_row_raises_once_rows_are_answerable(
     inner: Mechanism, dtype: torch.dtype, shape: dict[str, Any]

@@ -1,4 +1,4 @@
-"""scripts/gpu_check.sh without a GPU: its stages, their order, its results, and what ends it.
+"""scripts/gpu_check.sh without a GPU: its stages, their order and its results.
 
 `stubs` has programs in place of NVIDIA's, which accept only the options that these have.
 """
@@ -8,38 +8,27 @@ from __future__ import annotations
 import os
 import re
 import shutil
-import signal
 import subprocess
-import time
-from contextlib import suppress
 from pathlib import Path
-
-import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 STUBS = Path(__file__).with_name("stubs")
-# Replaces Python: it reports a GPU, notes its commands, and works on one stage until it is ended.
+# Replaces Python: it reports a GPU and notes its commands.
 FAKE = """#!/bin/sh
 echo "$PYTHONPATH|$ADAPMIXED_COMMIT|$*" >>{calls}
 case "$*" in
   scripts/gpu_facts.py) echo pretended; echo 90-real; exit ;;
-  *"{slow}"*) ;;
   *"{broken}"*) echo no good; exit 3 ;;
   *) echo worked; exit ;;
 esac
-echo at work
-sleep 300 &
-echo $! >>{pids}
-wait
 """
-NOTHING = "(nothing)"
 
 
 class Checkout:
     """The script in a folder of its own, with a fake Python."""
 
-    def __init__(self, folder: Path, *, slow: str = NOTHING, broken: str = NOTHING) -> None:
-        self.calls, self.pids, self.results = folder / "calls", folder / "pids", folder / "results"
+    def __init__(self, folder: Path, broken: str = "(nothing)") -> None:
+        self.calls, self.results = folder / "calls", folder / "results"
         for name in ("scripts", "adapmixed_ext", "tests/cuda", "tests/kernels"):
             (folder / name).mkdir(parents=True)
         self.script = shutil.copy(ROOT / "scripts" / "gpu_check.sh", folder / "scripts")
@@ -48,9 +37,7 @@ class Checkout:
                      "tests/cuda/test_a.py", "tests/cuda/test_b.py"):  # fmt: skip
             (folder / name).touch()
         self.python = folder / "python"
-        self.python.write_text(
-            FAKE.format(slow=slow, broken=broken, pids=self.pids, calls=self.calls)
-        )
+        self.python.write_text(FAKE.format(broken=broken, calls=self.calls))
         self.python.chmod(0o755)
 
     def start(self, *options: str, **environment: str) -> subprocess.Popen[str]:
@@ -68,11 +55,6 @@ class Checkout:
             r"^(\S+) +(good|no end|FAILED \(\d+\)|not to be had \(\d+\)) +\d+$", log, re.M
         )
         return dict(found)
-
-
-def alive(pid: int) -> bool:
-    stat = Path(f"/proc/{pid}/stat")
-    return stat.exists() and stat.read_text().rpartition(")")[2].split()[0] != "Z"
 
 
 def test_its_stages_and_their_order(tmp_path: Path) -> None:
@@ -118,33 +100,3 @@ def test_a_failure_is_told_and_stops_nothing(tmp_path: Path) -> None:
     table = checkout.table("checks")
     assert table.pop("tests-cuda-test_a") == "FAILED (3)"
     assert set(table.values()) == {"good"}
-
-
-@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="looks for processes in /proc")
-@pytest.mark.parametrize(
-    "slow,part", [("sanitizer_cases.py", "speed"), ("-m pytest", "checks")]
-)  # fmt: skip
-@pytest.mark.slow
-def test_what_runs_ends_when_it_is_stopped(slow: str, part: str, tmp_path: Path) -> None:
-    """It holds for a single stage and for several that run at the same time."""
-    checkout = Checkout(tmp_path, slow=slow)
-    run = checkout.start("--part", part)
-    pids = checkout.pids
-    try:
-        deadline = time.monotonic() + 30
-        while not (pids.exists() and pids.read_text().strip()) and time.monotonic() < deadline:
-            time.sleep(0.05)
-        began = time.monotonic()
-        run.send_signal(signal.SIGTERM)
-        run.communicate(timeout=20)
-        assert run.returncode == 130
-        assert time.monotonic() - began < 10
-        working = [int(pid) for pid in pids.read_text().split()]
-        assert working and not any(alive(pid) for pid in working)
-    finally:
-        run.kill()
-        for pid in pids.read_text().split():
-            with suppress(ProcessLookupError):
-                os.kill(int(pid), signal.SIGKILL)
-    log = (checkout.results / f"pretended-{part}.log").read_text()
-    assert "at work" in log and "stopped after" in log

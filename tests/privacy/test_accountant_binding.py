@@ -174,7 +174,7 @@ LARGER = [pytest.param(models, marks=pytest.mark.slow) for models in (2, 3, 10)]
 
 
 @pytest.mark.parametrize("models", [1, *LARGER])
-@pytest.mark.parametrize("box", [(0.5, 2.0), (0.25, 4.0), (0.9, 1.1), (0.8, 8.0)])
+@pytest.mark.parametrize("box", [(0.5, 2.0), (0.8, 8.0)])
 def test_a_missing_member_is_covered_whatever_n_is(box: tuple[float, float], models: int) -> None:
     """N is a public constant, so a member that is removed or added changes no other's share.
 

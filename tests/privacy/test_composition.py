@@ -84,7 +84,7 @@ def exact_epsilon(pair, queries, delta):
 
 
 @pytest.mark.parametrize("adjacency", QUESTIONS)
-@pytest.mark.parametrize("queries", range(1, 9))
+@pytest.mark.parametrize("queries", [1, 2, 5, 8])
 @pytest.mark.parametrize(
     "lower, upper, num_models", [(0.5, 2.0, 2), (0.8, 5.0, 10), (0.1, 1.05, 3), (0.6, 1.5, 1)]
 )
@@ -195,10 +195,9 @@ def test_splitting_keeps_both_distributions():
                 assert backward[-index] == pytest.approx(mass * math.exp(-index * interval))
 
 
-@pytest.mark.parametrize("delta", [1e-11, 1e-12])
-def test_an_accountants_epsilon_is_no_larger_than_a_planned_one(delta):
+def test_an_accountants_epsilon_is_no_larger_than_a_planned_one():
     """At a tiny δ the noise of the FFT can make the finer grid's ε the larger one."""
-    at = (math.exp(-1), math.e, 10, 400, delta, "zero_out")
+    at = (math.exp(-1), math.e, 10, 400, 1e-12, "zero_out")
     assert clipped_mixing_epsilon(*at) <= clipped_mixing_epsilon(*at, points=PLANNED_POINTS)
 
 

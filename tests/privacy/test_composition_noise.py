@@ -49,7 +49,10 @@ def test_fft_noise_is_far_below_what_is_allowed_for_it(adjacency, delta):
     assert found == pytest.approx(delta - queries * 2.0**-50, rel=1e-3)
 
 
-@pytest.mark.parametrize("queries, up, down", [(100, 100, 70), (9728, 3, 2), (99_840, 20, 19)])
+@pytest.mark.parametrize(
+    "queries, up, down",
+    [(100, 100, 70), (9728, 3, 2), pytest.param(99_840, 20, 19, marks=pytest.mark.slow)],
+)
 def test_fft_noise_of_a_composition_that_is_known(queries, up, down):
     """With two losses on the grid, the masses are binomial, computed with 40 digits.
 

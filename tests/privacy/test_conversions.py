@@ -36,8 +36,8 @@ def test_c_alpha_of_the_paper():
     assert rdp_to_dp(2, 0.01, 0.9) == 0.0  # ... the statement is not
 
 
-@pytest.mark.parametrize("order", [1.5, 2, 6, 18, 100])
-@pytest.mark.parametrize("epsilon", [0.05, 0.474, 3.0, 50.0])
+@pytest.mark.parametrize("order", [1.5, 18, 100])
+@pytest.mark.parametrize("epsilon", [0.05, 50.0])
 @pytest.mark.parametrize("delta", [1e-5, 1e-9])
 def test_conversion_agrees_with_dp_accounting(order, epsilon, delta):
     theirs, _ = rdp.compute_epsilon([order], [epsilon], delta)

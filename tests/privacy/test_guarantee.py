@@ -94,6 +94,7 @@ def test_answers_of_a_bounded_range_state_replace_one_at_the_same_delta():
         replace(found, replaced=-1.0)
 
 
+@pytest.mark.slow
 def test_what_the_sentence_says_of_the_statement_of_its_own_is_true():
     """A zero-out total whose clause states nothing has an ε for replace-one, above it."""
     answers = ClippedAnswer(0.5, 2.0, 4, 500, 500)

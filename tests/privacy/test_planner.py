@@ -32,7 +32,7 @@ QUESTION = (1.0, DELTA, 64, 508)
 @pytest.fixture(scope="module")
 def plans():
     return {
-        way: plan(1.0, DELTA, 64, 508, way, shapes=(1.0, 4.0), scales=(2.0,))
+        way: plan(1.0, DELTA, 64, 508, way, shapes=(4.0,), scales=(2.0,))
         for way in ("zero_out", "replace_one")
     }
 
@@ -41,8 +41,7 @@ def plans():
 def test_plans_fill_the_budget(plans):
     for adjacency, found in plans.items():
         names = [one.mechanism for one in found]
-        assert names[:3] == ["clipped-mixing", "clipped-mixing", "clipped-log-pool"]
-        assert names[3:] == ["pmixed"]
+        assert names == ["clipped-mixing", "clipped-log-pool", "pmixed"]
         for one in found:
             assert 0.99 < one.epsilon <= 1.0
             assert (one.adjacency, one.queries, one.num_models) == (adjacency, 508, 64)
@@ -54,13 +53,13 @@ def test_plans_fill_the_budget(plans):
 @pytest.mark.slow
 def test_an_accountant_states_what_was_planned(plans):
     for adjacency, found in plans.items():
-        mixing, pool = found[1].settings, found[2].settings
+        mixing, pool = found[0].settings, found[1].settings
         assert math.log(mixing["upper"]) == pytest.approx(-4 * math.log(mixing["lower"]))
         events = [
             ClippedAnswer(mixing["lower"], mixing["upper"], 64, 1, budget=508),
             BoundedRangeAnswer(pool["scale"], pool["lower"], pool["upper"], 64, 1, budget=508),
         ]
-        for event, one in zip(events, found[1:3], strict=True):
+        for event, one in zip(events, found[:2], strict=True):
             stated = Accountant(DELTA, adjacency=adjacency).add(event).guarantee().epsilon
             assert stated <= 1.0 and stated == pytest.approx(one.epsilon, rel=1e-3)
     pmixed = plans["zero_out"][-1]
@@ -78,19 +77,7 @@ def test_a_ball_is_planned_inward(adjacency):
         assert found is None or 0.999 * common[0] < found.epsilon <= common[0], common
 
 
-@pytest.mark.parametrize(
-    ("target", "models", "queries", "shape"),
-    [(3.0, 100, 508, 2.0), (4.0, 64, 508, 4.0), (8.0, 100, 99_840, 1.0), (0.1, 64, 508, 8.0)],
-)
 @pytest.mark.slow
-def test_no_larger_box_fits(target, models, queries, shape):
-    found = planner._clipped_mixing(target, DELTA, models, queries, "zero_out", shape)
-    assert found.epsilon <= target
-    size = -math.log(found.settings["lower"]) * (1 + 2 * FIT)
-    box = {"lower": math.exp(-size), "upper": math.exp(size * shape)}
-    assert epsilon_of(DELTA, models, queries, "zero_out", **box) > target
-
-
 def test_a_box_beyond_what_its_widening_covers_is_planned_with_the_rounding():
     found = planner._clipped_mixing(1.0, DELTA, 1000, 508, "zero_out", 8.0)
     box = found.settings["lower"], found.settings["upper"]
@@ -145,7 +132,7 @@ def test_the_best_order_of_a_ball_is_found(target):
 def test_wider_neighbours_buy_less(plans):
     first = {way: found[0].settings["upper"] for way, found in plans.items()}
     assert first["zero_out"] > first["replace_one"]
-    pool = {way: found[2].settings["upper"] for way, found in plans.items()}
+    pool = {way: found[1].settings["upper"] for way, found in plans.items()}
     assert pool["zero_out"] > pool["replace_one"]
     assert plans["replace_one"][-1].settings["radius"] < plans["zero_out"][-1].settings["radius"]
 
@@ -179,18 +166,17 @@ def test_errors_in_words(changes, message):
 
 def test_a_plan_becomes_its_mechanism(plans):
     """It states the planned ε, charges it with the first answer, and answers no query more."""
-    for adjacency, found in plans.items():
-        for one in found:
-            mechanism = planned(one)
-            assert (mechanism.name, mechanism.planned_queries) == (one.mechanism, 508)
-            logits = torch.randn(64, 1, 8), torch.randn(1, 8)
-            accountant = Accountant(DELTA, adjacency=adjacency)
-            accountant.charge(mechanism.propose(*logits, rng=SecureRandom()))
-            assert 0.99 < accountant.guarantee().epsilon <= 1.0
-            assert accountant.guarantee().budget == 508
-            accountant.check_left(mechanism, 507)
-            with pytest.raises(BudgetSpentError, match="1 of which are spent, got up to 508"):
-                accountant.check_left(mechanism, 508)
+    for one in plans["replace_one"]:
+        mechanism = planned(one)
+        assert (mechanism.name, mechanism.planned_queries) == (one.mechanism, 508)
+        logits = torch.randn(64, 1, 8), torch.randn(1, 8)
+        accountant = Accountant(DELTA, adjacency="replace_one")
+        accountant.charge(mechanism.propose(*logits, rng=SecureRandom()))
+        guarantee = accountant.guarantee()
+        assert 0.99 < guarantee.epsilon <= 1.0 and guarantee.budget == 508
+        accountant.check_left(mechanism, 507)
+        with pytest.raises(BudgetSpentError, match="1 of which are spent, got up to 508"):
+            accountant.check_left(mechanism, 508)
 
 
 @pytest.mark.parametrize("adjacency", ["zero_out", "replace_one"])
@@ -221,6 +207,7 @@ def test_a_box_of_the_public_answer_alone_is_not_chosen():
     assert _choose([], (), 4.0) == []
 
 
+@pytest.mark.slow
 def test_the_command_names_its_choice_and_the_rule(capsys, tmp_path):
     path = tmp_path / "plans.json"
     asked = ["plan", "--epsilon=1", "--models=64", "--queries=508", "--json", str(path)]

@@ -14,7 +14,7 @@ import pytest
 from serving_cases import ASK, Served, check_error, listening, served
 from stub_engine import StubEngine
 
-from adapmixed.serving import answers, app
+from adapmixed.serving import answers, app, listener
 
 
 def opened(port: int, body: dict[str, Any], *, path: str = "/v1/completions") -> socket.socket:
@@ -122,7 +122,10 @@ HEAD = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\n"
     ],
     ids=["words", "TLS", "length", "long", "chunk"],
 )  # fmt: skip
-def test_malformed_http(sent: bytes, caplog: pytest.LogCaptureFixture) -> None:
+def test_malformed_http(
+    sent: bytes, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(listener, "LAST_SECONDS", 1)
     with served() as server, listening(server.app) as port:
         with socket.create_connection(("127.0.0.1", port)) as connection:
             connection.sendall(sent)

@@ -17,7 +17,7 @@ from safetensors.torch import load_file, save_file
 from serving_cases import CHAT, MODEL
 from starlette.testclient import TestClient
 from stub_engine import ByteTokenizer
-from tiny_models import TARGETS, VOCAB, write_adapter
+from tiny_models import TARGETS, VOCAB, tiny_model, write_adapter
 from torch import Tensor
 
 from adapmixed.ensemble import Ensemble
@@ -107,8 +107,6 @@ def test_members_change_nothing_but_the_tokens(
     mechanism: Mechanism,
     epsilon: float | None,
     factor: float,
-    base: Any,
-    family: str,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
@@ -125,12 +123,12 @@ def test_members_change_nothing_but_the_tokens(
     monkeypatch.setattr(wire.secrets, "token_hex", lambda size: "00" * size)
     monkeypatch.setattr(wire.time, "time", lambda: 1.0)
     caplog.set_level(logging.INFO)
-    results, spent = [], []
+    base, results, spent = tiny_model("llama"), [], []
     write: Callable[..., Path] = write_adapter
     for number, zero in enumerate(({0, 1}, {2})):
         folders = [
             write(base, tmp_path / f"{number}-{i}", seed=10 * number + i, zero=i in zero,
-                  target_modules=TARGETS[family])
+                  target_modules=TARGETS["llama"])
             for i in range(3)
         ]  # fmt: skip
         if number == 1:

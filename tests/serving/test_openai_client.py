@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 from serving_cases import Served, listening, served
@@ -12,10 +13,14 @@ from stub_engine import TEXT, StubEngine
 from adapmixed.serving.clients import Clients
 from adapmixed.serving.keys import add_key, read_keys
 
-openai = pytest.importorskip("openai")
-
 MESSAGES = [{"role": "user", "content": "Once"}]
 EXPECTED = TEXT.encode()[:20].decode()
+
+
+@pytest.fixture(scope="module")
+def openai() -> Any:
+    """Return the package, whose import takes two seconds."""
+    return pytest.importorskip("openai")
 
 
 @pytest.fixture(scope="module")
@@ -27,7 +32,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Served, s
         yield found, f"http://127.0.0.1:{port}/v1", secret
 
 
-def test_blocking(server: tuple[Served, str, str]) -> None:
+def test_blocking(openai: Any, server: tuple[Served, str, str]) -> None:
     _, url, secret = server
     with openai.OpenAI(base_url=url, api_key=secret) as client:
         assert [model.id for model in client.models.list()] == ["demo"]
@@ -43,7 +48,7 @@ def test_blocking(server: tuple[Served, str, str]) -> None:
         assert chat.choices[0].finish_reason == "length"
 
 
-def test_streaming(server: tuple[Served, str, str]) -> None:
+def test_streaming(openai: Any, server: tuple[Served, str, str]) -> None:
     _, url, secret = server
     with openai.OpenAI(base_url=url, api_key=secret) as client:
         chunks = list(
@@ -60,7 +65,7 @@ def test_streaming(server: tuple[Served, str, str]) -> None:
         assert "".join(part.choices[0].text for part in parts) == EXPECTED
 
 
-def test_errors(server: tuple[Served, str, str]) -> None:
+def test_errors(openai: Any, server: tuple[Served, str, str]) -> None:
     _, url, secret = server
     with openai.OpenAI(base_url=url, api_key="wrong") as client:
         with pytest.raises(openai.AuthenticationError, match="Bearer KEY"):
@@ -75,7 +80,7 @@ def test_errors(server: tuple[Served, str, str]) -> None:
             client.embeddings.create(model="demo", input="a")
 
 
-def test_a_spent_plan_is_not_asked_again() -> None:
+def test_a_spent_plan_is_not_asked_again(openai: Any) -> None:
     with served(StubEngine(queries=10)) as found, listening(found.app) as port:
         with openai.OpenAI(base_url=f"http://127.0.0.1:{port}/v1", api_key="any") as client:
             client.completions.create(model="demo", prompt="a", max_tokens=8)
@@ -88,7 +93,7 @@ def test_a_spent_plan_is_not_asked_again() -> None:
         assert count == 1  # x-should-retry kept the client from asking twice more
 
 
-def test_an_error_in_the_middle_of_a_stream() -> None:
+def test_an_error_in_the_middle_of_a_stream(openai: Any) -> None:
     with served(StubEngine(seconds=0.005)) as found, listening(found.app) as port:
         with openai.OpenAI(base_url=f"http://127.0.0.1:{port}/v1", api_key="any") as client:
             stream = client.completions.create(
@@ -101,7 +106,7 @@ def test_an_error_in_the_middle_of_a_stream() -> None:
             assert seen[0].choices[0].text == "G"
 
 
-def test_the_end_of_a_with_block_ends_the_answer() -> None:
+def test_the_end_of_a_with_block_ends_the_answer(openai: Any) -> None:
     with served(StubEngine(seconds=0.01)) as found, listening(found.app) as port:
         with openai.OpenAI(base_url=f"http://127.0.0.1:{port}/v1", api_key="any") as client:
             asked = {"model": "demo", "prompt": "a", "max_tokens": 200, "stream": True}

@@ -5,15 +5,15 @@ from __future__ import annotations
 import math
 
 import numpy as np
-from scipy.stats import beta, binom, chi2, norm
+import scipy  # it loads scipy.stats on its first use
 
 CONFIDENCE = 0.999
 
 
 def proportion(hits: int, draws: int, confidence: float) -> tuple[float, float]:
     """Return the Clopper–Pearson interval; each end alone holds with this confidence."""
-    low = beta.ppf(1 - confidence, hits, draws - hits + 1) if hits > 0 else 0.0
-    high = beta.ppf(confidence, hits + 1, draws - hits) if hits < draws else 1.0
+    low = scipy.stats.beta.ppf(1 - confidence, hits, draws - hits + 1) if hits > 0 else 0.0
+    high = scipy.stats.beta.ppf(confidence, hits + 1, draws - hits) if hits < draws else 1.0
     return float(low), float(high)
 
 
@@ -39,7 +39,7 @@ def least_shift(
     """Return how far apart N(0, 1) and N(shift, 1) must at least be to allow for this event."""
     each = 1 - (1 - confidence) / 2
     low, high = proportion(*here, each)[0], proportion(*there, each)[1]
-    return max(0.0, float(norm.ppf(low) - norm.ppf(high)))
+    return max(0.0, float(scipy.stats.norm.ppf(low) - scipy.stats.norm.ppf(high)))
 
 
 def gaussian_epsilon(shift: float, delta: float) -> float:
@@ -49,8 +49,8 @@ def gaussian_epsilon(shift: float, delta: float) -> float:
     """
 
     def exceeds(epsilon: float) -> bool:
-        tail = norm.logcdf(-shift / 2 - epsilon / shift) + epsilon
-        return float(norm.cdf(shift / 2 - epsilon / shift) - math.exp(tail)) > delta
+        tail = scipy.stats.norm.logcdf(-shift / 2 - epsilon / shift) + epsilon
+        return float(scipy.stats.norm.cdf(shift / 2 - epsilon / shift) - math.exp(tail)) > delta
 
     if shift <= 0:
         return 0.0
@@ -87,13 +87,13 @@ def chi_square_limit(freedom: int, confidence: float = CONFIDENCE) -> float:
     used. One or two cells of 25 expected draws, beside a large one, are above the limit for 0.001
     with probability 0.00092 at most; more cells or draws less often.
     """
-    return float(chi2.isf((1 - confidence) / 2, freedom))
+    return float(scipy.stats.chi2.isf((1 - confidence) / 2, freedom))
 
 
 def binomial_deviation(hits: int, draws: int, probability: float) -> float:
     """Return 1 - the two-sided p-value: the confidence that this is not the probability."""
-    tail = min(binom.cdf(hits, draws, probability), binom.sf(hits - 1, draws, probability))
-    return 1 - min(1.0, 2 * float(tail))
+    law = scipy.stats.binom(draws, probability)
+    return 1 - min(1.0, 2 * float(min(law.cdf(hits), law.sf(hits - 1))))
 
 
 def one_run_p_value(canaries: int, guesses: int, right: int, epsilon: float, delta: float) -> float:
@@ -115,13 +115,13 @@ def one_run_p_value(canaries: int, guesses: int, right: int, epsilon: float, del
             f"right <= guesses <= canaries must hold, got {right}, {guesses}, {canaries}"
         )
     accuracy = 1 / (1 + math.exp(-epsilon))
-    tail = float(binom.sf(right - 1, guesses, accuracy))
+    tail = float(scipy.stats.binom.sf(right - 1, guesses, accuracy))
     if delta == 0 or right == 0:
         return tail
     # Terms further below vanish in float64, so the maximum is not among them.
     reach = right - guesses * accuracy + 40 * math.sqrt(guesses * accuracy * (1 - accuracy)) + 1000
     steps = np.arange(1, max(1, min(right, math.ceil(reach))) + 1)
-    below = np.cumsum(binom.pmf(right - steps, guesses, accuracy))
+    below = np.cumsum(scipy.stats.binom.pmf(right - steps, guesses, accuracy))
     return min(1.0, tail + 2 * canaries * delta * float((below / steps).max()))
 
 

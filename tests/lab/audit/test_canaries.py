@@ -106,6 +106,7 @@ def test_guesses_are_those_of_the_likelihood() -> None:
         (ClippedLogPool(-0.2, 0.4, queries=1), ClippedLogPool(-0.2, 0.4, 3.0, queries=1)),
     ],
 )
+@pytest.mark.slow
 def test_more_than_is_stated_is_broken(
     stated: ClippedMixing, running: ClippedMixing, adjacency: str, extreme: Planted
 ) -> None:

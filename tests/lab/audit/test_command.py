@@ -13,7 +13,7 @@ from adapmixed_lab.cli import main
 @pytest.mark.slow
 def test_one_audit(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     path = tmp_path / "audit.json"
-    arguments = ["audit", "budgets", "--seconds", "0.5", "--seed", "2", "--json", str(path)]
+    arguments = ["audit", "screening", "--seconds", "0.5", "--seed", "2", "--json", str(path)]
     assert main(arguments) == 0
     printed = capsys.readouterr().out
     assert "BROKEN" not in printed and "caught      control: " in printed

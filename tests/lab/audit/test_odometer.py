@@ -62,6 +62,7 @@ def test_branches_are_distributions(models: int, vocab: int, depth: int, adjacen
         assert (epsilons == epsilons[:, :1]).all() and len(set(epsilons[:, 0])) > 1
 
 
+@pytest.mark.slow
 def test_a_search_comes_near_delta() -> None:
     generators = [np.random.default_rng(3) for _ in range(2)]
     first, second = (tree().search(40, generator) for generator in generators)
@@ -70,6 +71,7 @@ def test_a_search_comes_near_delta() -> None:
 
 
 @pytest.mark.parametrize(("what", "setting"), audit.EXTREMAL)
+@pytest.mark.slow
 def test_an_extremal_tree_uses_up_delta(what: str, setting: dict[str, Any]) -> None:
     here, queries = extremal(delta=DELTA, **setting)
     assert 0.99 < here.measured(queries) / DELTA <= 1.0

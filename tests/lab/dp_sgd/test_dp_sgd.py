@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from dataclasses import replace
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,9 @@ from adapmixed_lab.dp_sgd import training as dp_sgd
 from adapmixed_lab.dp_sgd.guarantee import AdapterGuarantee, PrivacyTarget
 from adapmixed_lab.dp_sgd.training import poisson_sample, record_blocks, train_dp_adapter
 
-pytest.importorskip("opacus", reason="opacus is not installed (the lab extra)")
+pytestmark = pytest.mark.skipif(
+    find_spec("opacus") is None, reason="opacus is not installed (the lab extra)"
+)
 
 T = 8
 

@@ -34,8 +34,6 @@ from adapmixed.report import report_text, view
 from adapmixed.report.training import training_losses
 from adapmixed.report.view import read_methods
 from adapmixed_lab.cli import main
-from adapmixed_lab.figures.diagnostic_figures import draw_charges
-from adapmixed_lab.figures.figures import draw
 from adapmixed_lab.figures.html import write_page
 from adapmixed_lab.reproduce import result as experiment
 
@@ -113,6 +111,9 @@ def test_report_holds_what_was_found() -> None:
 
 @pytest.mark.slow
 def test_figures_of_diagnostics() -> None:
+    from adapmixed_lab.figures.diagnostic_figures import draw_charges
+    from adapmixed_lab.figures.figures import draw
+
     report = build(diagnosed(), training=TRAINING)
     with warnings.catch_warnings():
         warnings.simplefilter("error")

@@ -221,9 +221,9 @@ def test_a_ball_at_one_order_does_not_bound_lower_orders_proportionally():
 # Poisson subsampling (equation 4 of the paper).
 
 
-@pytest.mark.parametrize("order", [2, 3, 18, 64])
-@pytest.mark.parametrize("rate", [1e-4, 0.02, 0.5, 0.97])
-@pytest.mark.parametrize("sigma", [0.5, 2.0, 20.0])
+@pytest.mark.parametrize("order", [2, 64])
+@pytest.mark.parametrize("rate", [1e-4, 0.5, 0.97])
+@pytest.mark.parametrize("sigma", [0.5, 20.0])
 def test_subsampled_gaussian_agrees_with_dp_accounting(order, rate, sigma):
     delta = 1e-30
     accountant = rdp.RdpAccountant([order])
@@ -234,8 +234,8 @@ def test_subsampled_gaussian_agrees_with_dp_accounting(order, rate, sigma):
     assert rdp_to_dp(order, ours, delta) == pytest.approx(expected, rel=1e-11)
 
 
-@pytest.mark.parametrize("order", [2, 5, 18, 200])
-@pytest.mark.parametrize("rate", [1e-9, 0.03, 0.5, 1 - 1e-9])
+@pytest.mark.parametrize("order", [2, 18, 200])
+@pytest.mark.parametrize("rate", [1e-9, 0.03, 1 - 1e-9])
 @pytest.mark.parametrize("scale", [1e-12, 1e-3, 0.7, 40.0, 1e5])
 def test_subsampled_cost_is_just_above_the_exact_value(order, rate, scale):
     def formula():
