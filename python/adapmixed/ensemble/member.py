@@ -245,7 +245,12 @@ def _are_roundings(own: Tensor, copy: Tensor) -> bool:
     """Return whether two tensors may be the same numbers, each rounded to its own dtype.
 
     The base's file may hold the numbers in a third dtype, so neither need be the other's rounding.
+    A copy that was rounded, and stored in float32 again, counts as rounded.
     """
+    if copy.dtype == torch.float32 and not torch.equal(own, copy):
+        for short in (torch.bfloat16, torch.float16):
+            if torch.equal(copy.to(short).float(), copy):
+                copy = copy.to(short)
     if own.dtype == copy.dtype or not copy.is_floating_point():
         return torch.equal(own, copy)
     step = max(torch.finfo(one.dtype).eps for one in (own, copy))
