@@ -6,7 +6,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from . import _validate as check
+from adapmixed.limits import check_orders
+
+from . import _tensors as check
 from ._registry import backend, register, rows
 from .inputs import log_sum_exp
 from .types import Clipping, raise_row_errors
@@ -103,7 +105,7 @@ def clip_project(
             range; a tensor that requires grad; a row with NaN, +inf or no finite value.
     """
     c, d = check.box(lower, upper)
-    values = [] if orders is None else check.orders(orders)
+    values = [] if orders is None else check_orders(orders)
     private, public = check.ensemble_logits(private_logits, public_logits)
     slots = check.slots(num_models, private)
     if active is not None:

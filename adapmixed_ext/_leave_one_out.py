@@ -6,7 +6,9 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from . import _validate as check
+from adapmixed.limits import check_orders
+
+from . import _tensors as check
 from ._registry import WEIGHTED, backend, register, weighted
 from .inputs import log_sum_exp, refuse_foreign, weighted_inputs
 from .types import Clipping, Projection
@@ -90,7 +92,7 @@ def leave_one_out(
         ValueError: wrong shapes, dtypes or devices; an argument outside the limits; num_models < N;
             bad rows, or rows that do not belong to the projection.
     """
-    values = check.orders(orders)
+    values = check_orders(orders)
     if adjacency not in ("add_remove", "zero_out"):
         raise ValueError(f"adjacency must be 'add_remove' or 'zero_out', got {adjacency!r}")
     ensemble = weighted_inputs(private_logits, public_logits, projection)

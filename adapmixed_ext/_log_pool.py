@@ -18,7 +18,7 @@ from torch import Tensor
 
 from adapmixed import limits
 
-from . import _validate as check
+from . import _tensors as check
 from ._registry import ENSEMBLE, F64, backend, ensemble, queues, register, rows
 from .inputs import refuse_foreign, refuse_targets
 from .types import LogPool, raise_row_errors

@@ -5,7 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from . import _validate as check
+from . import _tensors as check
 from ._log_pool import pool_log_prob, pool_mixture
 from ._registry import F64, WEIGHTED, backend, register, weighted
 from .inputs import refuse_foreign, refuse_targets, weighted_inputs

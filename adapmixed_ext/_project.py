@@ -11,7 +11,7 @@ from torch import Tensor
 
 from adapmixed import limits
 
-from . import _validate as check
+from . import _tensors as check
 from ._registry import F64, backend, register, rows
 from .inputs import Inputs
 from .types import Projection, raise_row_errors

@@ -5,7 +5,9 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from . import _validate as check
+from adapmixed.limits import check_orders
+
+from . import _tensors as check
 from ._registry import backend, register, rows
 from .inputs import log_sum_exp
 
@@ -87,7 +89,7 @@ def renyi_divergence(
             raise ValueError(f"{name} must have shape (..., V >= 1), got {tuple(t.shape)}")
     if p.shape[-1] != q.shape[-1]:
         raise ValueError(f"q_logits must have V = {p.shape[-1]} tokens, got {q.shape[-1]}")
-    values = check.orders(orders, ends=True)
+    values = check_orders(orders, ends=True)
     try:
         shape = torch.broadcast_shapes(p.shape, q.shape)  # type: ignore[no-untyped-call]
     except RuntimeError:

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from adapmixed.limits import check_count, check_number
 
-from . import _validate as check
+from . import _tensors as check
 from ._registry import F64, backend, register, rows
 from .inputs import log_sum_exp
 from .types import RandomSource

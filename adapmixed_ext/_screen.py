@@ -12,7 +12,7 @@ from torch import Tensor
 
 from adapmixed.limits import check_count, check_number, check_order
 
-from . import _validate as check
+from . import _tensors as check
 from ._registry import ENSEMBLE, backend, ensemble, register
 from .inputs import Inputs, prepare
 from .types import Screening

@@ -9,9 +9,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from . import _validate as check
+from . import _tensors as check
 from ._registry import F64, backend, register, rows
-from ._validate import ensemble_logits as ensemble_logits
+from ._tensors import ensemble_logits as ensemble_logits
 from .types import Clipping, Projection, raise_row_errors
 
 _ops = torch.ops.adapmixed

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from . import _validate as check
+from . import _tensors as check
 from ._registry import _DTYPES, backend, rows
 
 BLOCK = 16

@@ -79,7 +79,7 @@ FOREIGN = {
 
 # The order inside adapmixed_ext, bottom up.
 EXT_ORDER = [
-    "_C", "types", "_registry", "_validate", "inputs", "low_rank", "_project", "_clip", "_log_pool",
+    "_C", "types", "_registry", "_tensors", "inputs", "low_rank", "_project", "_clip", "_log_pool",
     "_mixture", "_leave_one_out", "_screen", "_renyi", "_sample", "__init__",
 ]  # fmt: skip
 # The reference imports none of these, and none of these imports it.

@@ -13,7 +13,7 @@ from __future__ import annotations
 import math
 import numbers
 import operator
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 MOST_MODELS = 65_536
@@ -64,6 +64,20 @@ def check_models(value: Any, name: str = "num_models", least: int = 1) -> int:
 def check_order(value: Any, name: str = "order") -> float:
     """Return a Rényi order α of an operator or mechanism."""
     return check_number(name, value, above=1.0, least=LEAST_ORDER, most=MOST_ORDER)
+
+
+def check_orders(value: Any, *, ends: bool = False) -> list[float]:
+    """Return Rényi orders as a list, with `ends` also 1 and inf; a tensor of one number is none."""
+    several = isinstance(value, Iterable) and not isinstance(value, str | bytes)
+    if isinstance(value, numbers.Real):
+        values: list[Any] = [value]
+    elif several and getattr(value, "ndim", 1) != 0:
+        values = list(value)
+    else:
+        raise ValueError(f"orders must be a number or a sequence of numbers, got {value!r}")
+    if not 1 <= len(values) <= MOST_ORDERS:
+        raise ValueError(f"orders must be 1 to {MOST_ORDERS} orders, got {len(values)}")
+    return [float(x) if ends and x in (1.0, math.inf) else check_order(x, "orders") for x in values]
 
 
 def check_radius(value: Any, order: float) -> float:

@@ -1,8 +1,4 @@
-"""Argument checks shared by the operators: every error names argument, value and rule."""
-
-import math
-import numbers
-from collections.abc import Iterable, Sequence
+"""Checks of tensors for all operators: every error names argument, value and rule."""
 
 import torch
 from torch import Tensor
@@ -73,27 +69,6 @@ def on_device(name: str, value: Tensor, other: Tensor) -> None:
     """Raise for a tensor on another device than ``other``: nothing is moved silently."""
     if value.device != other.device:
         raise ValueError(f"{name} must be on device {other.device}, got {value.device}")
-
-
-def _has_axes(value: object) -> bool:
-    """Return False for a tensor or array of one number, which cannot be iterated over."""
-    return getattr(value, "ndim", 1) > 0
-
-
-def orders(value: float | Sequence[float], *, ends: bool = False) -> list[float]:
-    """Return Rényi orders as a list, with ``ends`` also 1 and inf."""
-    if isinstance(value, numbers.Real):
-        values: list[object] = [value]
-    elif isinstance(value, Iterable) and not isinstance(value, str | bytes) and _has_axes(value):
-        values = list(value)
-    else:
-        raise ValueError(f"orders must be a number or a sequence of numbers, got {value!r}")
-    if not 1 <= len(values) <= limits.MOST_ORDERS:
-        raise ValueError(f"orders must be 1 to {limits.MOST_ORDERS} orders, got {len(values)}")
-    return [
-        float(x) if ends and x in (1.0, math.inf) else limits.check_order(x, "orders")
-        for x in values
-    ]
 
 
 def slots(num_models: int | None, private_logits: Tensor) -> int:
