@@ -3,7 +3,7 @@
 #
 #   scripts/gpu_check.sh [--part PART] [--module FILE] [--dry-run] [RESULTS]
 #
-#   --part speed    build; bf16 and fp32 at B = 8 and 1, log_pool first; microseconds per kernel; ncu
+#   --part speed    build; bf16 and fp32 at B = 8 and 1, log_pool first; ncu
 #          checks   tests, then compute-sanitizer's tools, one after the other
 #          compare  the rest of the benchmarks, which compile torch programs to compare with
 #          all      these three (the default)
@@ -14,7 +14,7 @@
 #
 # A part finds what an earlier one has built. RESULTS (benchmarks/results; of a dry run
 # build/gpu-check/results) receives, as they come, <gpu>-<part>.log with the output of every stage,
-# the benchmarks' .json and .txt, and of `speed` <gpu>-kernels.txt and <gpu>-ncu.txt.
+# the benchmarks' .json and .txt, and of `speed` <gpu>-ncu.txt.
 #
 # The status is 0 if every stage succeeded. A stage that fails does not stop those after it. Tests
 # that are all skipped fail, and so does `compare` without the comparison with torch. A sanitizer
@@ -256,14 +256,12 @@ speed() {
   stage must smoke 90 "${cases[@]}" --few
   # In bf16 at B = 8 first: the machine may be gone at any moment.
   bench speed --only dtypes pools batches
-  stage must kernels 90 "$python" -m benchmarks.cuda_profile --out "$results/$gpu-kernels.txt" \
-    "${small[@]}"
   # One launch of each kernel and shape.
   stage may ncu 120 ncu --clock-control none --target-processes all --kernel-name-base mangled \
     --kernel-name regex:adapmixed --filter-mode per-launch-config --launch-count 1 \
     --section SpeedOfLight --section Occupancy --section WarpStateStats \
     --section InstructionStats --section MemoryWorkloadAnalysis \
-    "$python" -m benchmarks.cuda_profile --once "${small[@]}"
+    "${cases[@]}" --few
   cp "$stages/ncu.log" "$results/$gpu-ncu.txt"
   end_part
 }

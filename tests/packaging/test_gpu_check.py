@@ -66,7 +66,6 @@ def test_its_stages_and_their_order(tmp_path: Path) -> None:
         "import",
         "smoke",
         "benchmarks-speed",
-        "kernels",
         "ncu",
     ]
     assert list(checkout.table("checks")) == [
