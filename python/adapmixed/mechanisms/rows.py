@@ -55,6 +55,8 @@ class Rows:
         tokens: (B, k) int64, ids of the columns, ascending; None if they are the V tokens.
         vocab_size: V.
         tail: the tail; None if no token is in it.
+        answered: the private logits if all rows are known to be answerable; else None.
+        apart: whether a number behind each private row is free; see :func:`shaped`.
         drawn: whether tokens are drawn; False if only log-probabilities are computed.
     """
 
@@ -63,6 +65,8 @@ class Rows:
     tokens: Tensor | None
     vocab_size: int
     tail: Tail | None = None
+    answered: Tensor | None = None
+    apart: bool = False
     drawn: bool = True
 
     @property
@@ -87,6 +91,8 @@ class Rows:
         but for rounding. A new row depends on the old one and on the public row alone, so every
         guarantee holds. Private logits are copied only if a row changes.
         """
+        if self.answered is self.private:
+            return self
         largest = self.private.amax(-1, keepdim=True)
         bad, far = ~largest.isfinite(), largest.abs() > LARGEST
         if not bool((bad | far).any()):
@@ -110,12 +116,16 @@ class Rows:
             return self
         public_lse, _ = log_sum_exp(self.public, "public_logits")
         private_lse, _ = log_sum_exp(self.private, "private_logits")
-        shift = self.tail.lse + (private_lse - public_lse)
-        return replace(
-            self,
-            private=torch.cat([self.private.float(), shift.float().unsqueeze(-1)], -1),
-            public=torch.cat([self.public.float(), self.tail.lse.float().unsqueeze(-1)], -1),
-        )
+        column = (self.tail.lse + (private_lse - public_lse)).float().unsqueeze(-1)
+        last = self.tail.lse.float().unsqueeze(-1)
+        public = torch.cat([self.public.float(), last], -1)
+        shape, strides = (*column.shape[:2], self.width + 1), self.private.stride()
+        if self.apart and self.private.dtype == torch.float32 and min(strides[:2]) > self.width:
+            private = self.private.as_strided(shape, strides)
+            private[..., -1:] = column
+        else:
+            private = torch.cat([self.private.float(), column], -1)
+        return replace(self, private=private, public=public)
 
     def unsure(self, confidence: float | None, public_lse: Tensor | None = None) -> Tensor:
         """Return (B,) bool, True if the likeliest public token has at most this probability.
@@ -210,6 +220,7 @@ def shaped(
     top_k: int | None = None,
     active: int | None = None,
     tokens: Tensor | None = None,
+    apart: bool = False,
 ) -> Rows:
     """Return the rows with this temperature, top-k and active vocabulary.
 
@@ -227,6 +238,8 @@ def shaped(
             and more, for all of at least e^−70.
         tokens: (B, K) int64, the active tokens, ascending, of private logits of K columns; None
             for logits of all tokens.
+        apart: whether private rows that lie further apart than K numbers have one behind each that
+            may be written to. The tail takes it.
 
     Returns:
         Rows with k = min(top_k, K, V) columns, and their tail.
@@ -262,8 +275,9 @@ def shaped(
         rest = None if rest is None else rest.float()
     cut = tokens is not None or temperature != 1.0
     if cut:
-        shift = _divide(public, temperature)
-        rest = None if rest is None else rest.sub_(shift).div_(temperature)
+        shift = _shift(public.amax(-1, keepdim=True), temperature)
+        public = _divided(public, shift, temperature)
+        rest = None if rest is None else _divided(rest, shift, temperature)
     low = _below_floor(private, public, rest)
     if low is not None:
         if rest is None and bool((low & ~public.isneginf()).any()):
@@ -273,13 +287,16 @@ def shaped(
             ids = ids.expand(low.shape)
             rest = rest.scatter(1, ids, torch.where(low, public, rest.gather(1, ids)))
         private, public = (one.masked_fill(low, -math.inf) for one in (private, public))
-    if cut or rest is not None:  # public reasons alone: a shift changes the bits of other rows
-        _divide(private, temperature)
-    if cut or low is not None:
-        silent = private.amax(-1, keepdim=True).isneginf()
-        private = torch.where(silent, public, private) if bool(silent.any()) else private
     tail = None if rest is None else Tail(rest, rest.double().logsumexp(-1))
-    return Rows(private, public, tokens, vocab, tail)
+    if not cut and low is None:
+        return Rows(private, public, tokens, vocab, tail)
+    largest = private.amax(-1, keepdim=True)
+    if cut or rest is not None:  # public reasons alone: a shift changes the bits of other rows
+        private = _divided(private, _shift(largest, temperature), temperature)
+    silent = largest.isneginf()
+    private = torch.where(silent, public, private) if bool(silent.any()) else private
+    fine = cut and bool((largest.isfinite() | silent).all())
+    return Rows(private, public, tokens, vocab, tail, private if fine else None, apart)
 
 
 def _cut(
@@ -320,18 +337,24 @@ def _below_floor(private: Tensor, public: Tensor, rest: Tensor | None) -> Tensor
     return public < lse + LEAST_PUBLIC
 
 
-def _divide(logits: Tensor, temperature: float) -> Tensor:
-    """Divide rows in place; return what was subtracted from them first.
+def _shift(largest: Tensor, temperature: float) -> Tensor:
+    """Return what to subtract from rows before they are divided.
 
     That is the largest logit if it would lie beyond ±`LARGEST`, else 0, also for rows with NaN,
-    +inf or no finite logit. A result too small for the dtype becomes -inf; its probability is 0 in
-    any case.
+    +inf or no finite logit.
     """
-    largest = logits.amax(-1, keepdim=True)
     far = largest.isfinite() & ((largest / temperature).abs() > LARGEST)
-    shift = torch.where(far, largest, 0.0)
-    logits.sub_(shift).div_(temperature)
-    return shift
+    return torch.where(far, largest, 0.0)
+
+
+def _divided(logits: Tensor, shift: Tensor, temperature: float) -> Tensor:
+    """Return rows less their shift and divided; in place if there is a temperature.
+
+    A result too small for the dtype becomes -inf; its probability is 0 in any case.
+    """
+    if temperature != 1.0:  # the rows were copied
+        return logits.sub_(shift).div_(temperature)
+    return logits - shift if bool(shift.any()) else logits
 
 
 def shaped_bytes(
