@@ -49,6 +49,10 @@ MOST_RANGE, MOST_DEPTH = 64.0, 330.0
 MOST_BOX = 1e6
 """C/c of a box with c > 0, and C of one with c = 0. A ratio of a million is hardly a limit."""
 
+DEFAULT_ACTIVE = 32_768
+"""K, unless given. The smallest power of two that costs at most 0.5 % of perplexity on SmolLM2-135M
+(docs/concepts/what-privacy-costs.md)."""
+
 LEAST_SIGMA = 1e-6
 """σ of the screening's noise. At 1e-6, with the paper's weight and N = 100, it costs α nats."""
 

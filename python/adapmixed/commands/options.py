@@ -9,6 +9,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from adapmixed.limits import DEFAULT_ACTIVE
+
 if TYPE_CHECKING:
     from adapmixed.rng import SecureRandom, SeededRandom
 
@@ -76,14 +78,14 @@ def memory_bytes(text: str) -> int:
 
 
 def add_active_option(parser: argparse._ActionsContainer) -> None:
-    """Add --active, which needs no module of torch here."""
+    """Add --active."""
     parser.add_argument(
         "--active",
         type=_active,
-        default=8192,
+        default=DEFAULT_ACTIVE,
         metavar="K",
         help="number of the public model's likeliest tokens about which members speak; the others "
-        "keep their public probability; 'all' for all tokens (default: 8192)",
+        "keep their public probability; 'all' for all tokens (default: 32768)",
     )
 
 

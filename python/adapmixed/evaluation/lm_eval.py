@@ -18,8 +18,8 @@ import torch
 
 from adapmixed.ensemble.vocabulary import begun, text_ids
 from adapmixed.generation.loop import DEFAULT_MEMORY_BYTES, check_source
+from adapmixed.limits import DEFAULT_ACTIVE
 from adapmixed.mechanisms import Mechanism, Origin, shaped
-from adapmixed.mechanisms.rows import DEFAULT_ACTIVE
 from adapmixed.privacy import Accountant, Guarantee
 from adapmixed_ext.types import RandomSource
 

@@ -15,9 +15,8 @@ from adapmixed.evaluation.result_file import ResultFile
 from adapmixed.evaluation.session import Session
 from adapmixed.evaluation.windows import plan_runs
 from adapmixed.generation.loop import DEFAULT_MEMORY_BYTES
-from adapmixed.limits import check_optional_count
+from adapmixed.limits import DEFAULT_ACTIVE, check_optional_count
 from adapmixed.mechanisms import Mechanism, Origin
-from adapmixed.mechanisms.rows import DEFAULT_ACTIVE
 from adapmixed.ranks import Ranks
 from adapmixed.rng import SecureRandom, SeededRandom
 

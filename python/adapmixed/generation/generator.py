@@ -19,9 +19,9 @@ from adapmixed.generation.text import (
     templated,
     texts_of,
 )
-from adapmixed.limits import check_count, check_optional_count
+from adapmixed.limits import DEFAULT_ACTIVE, check_count, check_optional_count
 from adapmixed.mechanisms import Mechanism
-from adapmixed.mechanisms.rows import DEFAULT_ACTIVE, check_shape
+from adapmixed.mechanisms.rows import check_shape
 from adapmixed.privacy import Accountant, Guarantee
 from adapmixed.rng import SecureRandom
 from adapmixed_ext.types import RandomSource

@@ -12,9 +12,15 @@ from torch import Tensor
 
 from adapmixed.errors import BudgetSpentError
 from adapmixed.generation.refused import refuse
-from adapmixed.limits import check_count, check_optional_count, check_rng, check_type
+from adapmixed.limits import (
+    DEFAULT_ACTIVE,
+    check_count,
+    check_optional_count,
+    check_rng,
+    check_type,
+)
 from adapmixed.mechanisms import Mechanism, Origin, shaped
-from adapmixed.mechanisms.rows import DEFAULT_ACTIVE, check_shape, shaped_bytes
+from adapmixed.mechanisms.rows import check_shape, shaped_bytes
 from adapmixed.privacy import Accountant
 from adapmixed_ext.types import RandomSource
 

@@ -28,9 +28,6 @@ from adapmixed.limits import (
 from adapmixed_ext.inputs import ensemble_logits, likeliest, log_sum_exp
 from adapmixed_ext.types import RandomSource
 
-DEFAULT_ACTIVE = 8192
-"""K. The smallest power of two that costs at most 0.5 % of perplexity on two pretrained models."""
-
 
 @dataclass(frozen=True)
 class Tail:

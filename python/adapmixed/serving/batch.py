@@ -13,9 +13,10 @@ from torch import Tensor
 from adapmixed.ensemble.vocabulary import check_prompt
 from adapmixed.generation.loop import DEFAULT_MEMORY_BYTES, Answerer
 from adapmixed.generation.text import left_padded
+from adapmixed.limits import DEFAULT_ACTIVE
 from adapmixed.mechanisms import Mechanism
 from adapmixed.mechanisms.prepaid import Prepaid, Prepayment
-from adapmixed.mechanisms.rows import DEFAULT_ACTIVE, check_shape, shaped_bytes
+from adapmixed.mechanisms.rows import check_shape, shaped_bytes
 from adapmixed.privacy import Accountant
 from adapmixed.rng import SecureRandom
 from adapmixed.serving.engine import Prompt

@@ -7,10 +7,9 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from adapmixed.limits import check_count, check_flag, check_optional_count
+from adapmixed.limits import DEFAULT_ACTIVE, check_count, check_flag, check_optional_count
 from adapmixed.mechanisms import ClippedLogPool
 from adapmixed.mechanisms.prepaid import check_fixed
-from adapmixed.mechanisms.rows import DEFAULT_ACTIVE
 from adapmixed.privacy import Accountant
 
 KEY = "adapmixed"
