@@ -293,7 +293,8 @@ def shaped(
     silent = largest.isneginf()
     private = torch.where(silent, public, private) if bool(silent.any()) else private
     fine = cut and bool((largest.isfinite() | silent).all())
-    return Rows(private, public, tokens, vocab, tail, private if fine else None, apart)
+    given = apart and private is private_logits
+    return Rows(private, public, tokens, vocab, tail, private if fine else None, given)
 
 
 def _cut(
