@@ -257,7 +257,7 @@ class BatchedForward:
 
         - the key/value cache of `window` positions. Without `last_only` it is not needed if all
           positions fit one pass;
-        - (N + 1) b V logits per position, or of one position if `last_only`; twice as many if the
+        - b (V + N K) logits per position, or of one position if `last_only`; twice as many if the
           model caps or scales its logits;
         - the bytes that `beside` adds for the last position's query;
         - an estimate of one layer's activations.
