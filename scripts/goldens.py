@@ -170,7 +170,7 @@ def answered(private: Any, public: Any, projection: Any) -> dict[str, Any]:
 def operator(name: str, at: int) -> dict[str, Any]:
     """Return the results of one operator, and of those that take its result."""
     private, public = given = rows(ROWS[at], at)
-    orders, slots = ORDERS[at % len(ORDERS)], len(private) + at
+    orders, slots = ORDERS[at % len(ORDERS)], min(len(private) + at, 65_536)
     active = torch.from_numpy(normal([at, 5], *private.shape[:2]) > -0.5) if at % 3 == 1 else None
     some: Any = {"active": active, "num_models": slots}
     if name == "ball":

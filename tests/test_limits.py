@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Callable
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from tiny_models import VOCAB, tiny_model
 
 import adapmixed as am
 import adapmixed_ext as ops
 from adapmixed import cli, limits, privacy
+from adapmixed.data import demo_base
+from adapmixed.ensemble.member import MISSING
+from adapmixed.mechanisms import planned as mechanism_of_plan
 from adapmixed.mechanisms import shaped
 from adapmixed.privacy import plan
 from adapmixed.privacy.planner import adapmixed_beforehand, epsilon_of
@@ -84,6 +91,14 @@ TABLE: list[tuple[Callable[..., object], str, float, float]] = [
     (lambda n: am.Accountant(1e-5).bind(am.ClippedLogPool(-1.0, 1.0), n), "num_models", 1, DOWN),
     (lambda n: privacy.BoundedRangeAnswer(1.0, -1.0, 1.0, n, 1), "num_models", 65_536, UP),
     (lambda n: planned(models=n), "num_models", 65_536, UP),
+    (lambda n: privacy.IndividualCharge("zcdp", None, np.zeros((n, 1))), "models", 65_536, UP),
+    (
+        lambda n: privacy.LeaveOneOutLoss((2.0,), np.zeros((n, 1, 1)), "zero_out", 0.0),
+        "models",
+        65_536,
+        UP,
+    ),
+    (lambda n: shaped(*ROWS, active=n), "active", 2, DOWN),
     (wide, "logits", 1, DOWN),
     (wide, "logits", 2**20, UP),
     (ball, "order", 1_024, UP),
@@ -103,7 +118,7 @@ TABLE: list[tuple[Callable[..., object], str, float, float]] = [
         UP,
     ),
     (lambda x: ball(4.0, x), "radius", 200, UP),
-    (lambda x: am.AdaPMixED(4.0, x / 4), "radius", 200, UP),
+    (lambda x: am.AdaPMixED(4.0, x), "target_leakage", 50, UP),
     (am.Accountant, "delta", 0.1, UP),
     (am.Accountant, "delta", 1e-15, DOWN),
     (am.Accountant(1e-5).get_epsilon, "delta", 0.1, UP),
@@ -134,7 +149,7 @@ TABLE: list[tuple[Callable[..., object], str, float, float]] = [
 def test_inside_works_and_outside_raises(row: int) -> None:
     door, name, last, direction = TABLE[row]
     door(last)
-    counted = name in ("private_logits", "num_models", "logits", "queries")
+    counted = name in ("private_logits", "num_models", "models", "logits", "queries", "active")
     step = 1 if counted else 1e-9 * abs(last)
     with pytest.raises(ValueError, match=rf"(?s){name}.* must .*\d.*, got .*\d"):
         door(last + step if direction > 0 else last - step)
@@ -143,15 +158,40 @@ def test_inside_works_and_outside_raises(row: int) -> None:
 @pytest.mark.parametrize(
     "words",
     [
+        "serve --demo folder --delta 0.2",
+        f"generate --prompt a --base {demo_base()} --ensemble e --temperature 1000 "
+        "--mechanism unprotected --ledger ledger",
         "plan --epsilon 1 --models 65537 --queries 8",
         "plan --epsilon 1 --models 8 --queries 1099511627777",
         "plan --epsilon 1 --models 8 --queries 8 --delta 0.2",
     ],
 )
-def test_commands(words: str, capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(ValueError, match="plan"):
+def test_commands_refuse_before_they_write(
+    words: str, capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: Any
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ValueError, match=words.split()[0]):
         command(*words.split())
-    assert "must be" in capsys.readouterr().err
+    assert "must be" in capsys.readouterr().err and not list(tmp_path.iterdir())
+
+
+def test_the_planners_searches_stay_inside() -> None:
+    wide: Any = {"shapes": (1.0,), "scales": (50.0,)}
+    for given in ((0.02, 1e-15, 65_536, 1), (1e4, 0.1, 65_536, 1), (200.0, 0.1, 65_536, 1)):
+        for options in ({}, wide):
+            for one in plan(*given, **options):
+                mechanism_of_plan(one)
+
+
+def test_ensembles(monkeypatch: pytest.MonkeyPatch) -> None:
+    base = tiny_model("gpt2")
+    for name, last in (("MOST_TOKENS", VOCAB), ("MOST_MODELS", 2)):
+        with monkeypatch.context() as patched:
+            patched.setattr(limits, name, last)
+            am.Ensemble(copy.deepcopy(base), [MISSING] * 2, adapted={"lm_head": (2,)})
+            patched.setattr(limits, name, last - 1)
+            with pytest.raises(ValueError, match=f"{last - 1}.*got {last}"):
+                am.Ensemble(copy.deepcopy(base), [MISSING] * 2, adapted={"lm_head": (2,)})
 
 
 def test_pmixed_takes_the_largest_ball_that_its_order_allows() -> None:

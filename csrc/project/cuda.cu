@@ -141,8 +141,6 @@ void project(const ProjectInputs& in, double order, double radius, const Project
   const dim3 rows = grid_of(shape.models * shape.positions);
   auto* parts = static_cast<device::RowPart*>(queue.workspace);
   auto* scores = reinterpret_cast<std::uint32_t*>(parts + cut.parts());
-  // Larger targets would overflow, and no score would reach them.
-  radius = std::min(radius, 1e300 / (order - 1.0));
   const device::ProjectCall call{in, order, radius, out, cut, parts, scores};
   const bool lists = device::FloatProblem(order, radius).listing();
   with_dtype(in.private_logits.dtype, [&](auto dtype) {

@@ -89,6 +89,12 @@ def check_radius(value: Any, order: float) -> float:
     return check_number("radius", value, least=0.0, most=MOST_EXPONENT / (order - 1))
 
 
+def check_leakage(value: Any, order: float) -> float:
+    """Return the target leakage β ≥ 0 of a ball of radius β·order, for a checked order."""
+    most = MOST_EXPONENT / (order - 1) / order
+    return check_number("target_leakage", value, least=0.0, most=most)
+
+
 def check_delta(value: Any) -> float:
     """Return a δ."""
     return check_number("delta", value, least=LEAST_DELTA, most=MOST_DELTA)
@@ -197,6 +203,12 @@ def check_option(name: str, value: object, allowed: Sequence[object]) -> None:
         raise ValueError(f"{name} must be one of {tuple(allowed)!r}, got {value!r}")
 
 
+def _shown(limit: float) -> str:
+    """Return a limit in few digits, or in all that tell it from its neighbours."""
+    short = f"{limit:g}"
+    return short if float(short) == limit else repr(limit)
+
+
 def check_number(
     name: str,
     value: object,
@@ -229,11 +241,11 @@ def check_number(
     except OverflowError:
         raise ValueError(f"{name} must be a number that a float64 can hold, got {value}") from None
     if not value > above and above > -math.inf:
-        raise ValueError(f"{name} must be > {above:g}, got {value}")
+        raise ValueError(f"{name} must be > {_shown(above)}, got {value}")
     if not value >= least:
-        raise ValueError(f"{name} must be >= {least:g}, got {value}")
+        raise ValueError(f"{name} must be >= {_shown(least)}, got {value}")
     if not value <= most:
-        raise ValueError(f"{name} must be <= {most:g}, got {value}")
+        raise ValueError(f"{name} must be <= {_shown(most)}, got {value}")
     if not infinite and not -math.inf < value < math.inf:
         raise ValueError(f"{name} must be finite, got {value}")
     return value

@@ -203,7 +203,6 @@ def _demo(arguments: argparse.Namespace) -> Mechanism:
     from adapmixed.privacy.planner import CHOSEN_SCALE, CHOSEN_SHAPE, plan
     from adapmixed.training.demo import NUM_MODELS, train_demo
 
-    check_output(arguments.demo, folder=True)
     arguments.base, arguments.ensemble = str(demo_base()), arguments.demo / "ensemble"
     arguments.ledger = arguments.demo / "serve.ledger"
     arguments.name = arguments.name or DEMO_NAME
@@ -212,6 +211,7 @@ def _demo(arguments: argparse.Namespace) -> Mechanism:
     (one,) = (one for one in plans if one.mechanism == ClippedLogPool.name and one.chosen)
     mechanism = planned(one)
     check_charged(mechanism, delta=arguments.delta, epsilon=None, way=arguments.adjacency)
+    check_output(arguments.demo, folder=True)
     train_demo(arguments.ensemble)
     return mechanism
 

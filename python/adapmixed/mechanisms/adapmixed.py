@@ -12,10 +12,10 @@ import adapmixed_ext as ops
 from adapmixed.limits import (
     MOST_LOSS_ORDERS,
     check_count,
+    check_leakage,
     check_number,
     check_option,
     check_order,
-    check_radius,
     check_sigma,
 )
 from adapmixed.mechanisms.distribution import Distribution
@@ -89,8 +89,7 @@ class AdaPMixED(Mechanism):
 
     def __post_init__(self) -> None:
         check_order(self.order)
-        check_number("target_leakage", self.target_leakage, least=0.0)
-        check_radius(self.radius, self.order)
+        check_leakage(self.target_leakage, self.order)
         if self.screen not in ("noisy", "public", None):
             raise ValueError(
                 f"screen must be one of ('noisy', 'public', None), got {self.screen!r}; noise is "

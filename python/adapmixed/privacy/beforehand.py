@@ -8,12 +8,12 @@ from adapmixed.limits import (
     MOST_EXPONENT,
     check_delta,
     check_epsilon,
+    check_leakage,
     check_models,
     check_number,
     check_order,
     check_queries,
     check_question,
-    check_radius,
     check_sigma,
 )
 from adapmixed.privacy.conversions import rdp_to_dp, replace_one_epsilon
@@ -65,22 +65,21 @@ def adapmixed_beforehand(
 
     Args:
         epsilon: target ε > 0.
-        delta: δ in (0, 1).
+        delta: δ in [1e-15, 0.1].
         num_models: N.
         queries: T, number of queries.
         adjacency: "zero_out" or "replace_one".
-        order: Rényi order α > 1.
+        order: Rényi order α in (1, 1 024].
         target_leakage: β ≥ 0.
         screen_weight: λ_s ≥ 0; 0 for no screening.
-        sigma: σ > 0, standard deviation of the screening noise.
+        sigma: σ ≥ 1e-6, standard deviation of the screening noise.
 
     Raises:
         ValueError: an argument is out of range.
     """
     target, delta, order = check_epsilon(epsilon), check_delta(delta), check_order(order)
     models, queries = check_models(num_models), check_queries(queries)
-    beta = check_number("target_leakage", target_leakage, least=0.0)
-    check_radius(beta * order, order)
+    beta = check_leakage(target_leakage, order)
     weight = check_number("screen_weight", screen_weight, least=0.0, most=1.0)
     screening = screening_rdp(order, weight, check_sigma(sigma), models)
     check_question(adjacency)

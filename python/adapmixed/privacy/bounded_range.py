@@ -35,7 +35,7 @@ def bounded_range_epsilon(span: float, queries: int, delta: float, *, few: int =
     Args:
         span: η ≥ 0, in nats.
         queries: T ≥ 0, fixed in advance.
-        delta: δ in (0, 1).
+        delta: δ in [1e-15, 0.1].
         few: largest T for which the optimum is computed.
 
     Returns:
@@ -60,7 +60,7 @@ def adaptive_epsilon(rho: float, largest: float, delta: float) -> float:
     Args:
         rho: ≥ 0, upper bound of Σ η_t²/8; +inf allowed.
         largest: > 0, upper bound of every η_t²/8; +inf allowed.
-        delta: δ in (0, 1).
+        delta: δ in [1e-15, 0.1].
 
     Returns:
         ε ≥ 0, never above that of rho-zCDP.

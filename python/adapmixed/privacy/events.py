@@ -97,6 +97,7 @@ class LeaveOneOutLoss:
             raise ValueError(f"orders must be one or more distinct Rényi orders, got {orders!r}")
         shape = (None, None, len(orders))
         _set(self, orders=orders, loss=checked_array("loss", self.loss, shape))
+        check_models(self.num_models)
         _set(self, adjacency=check_neighbours(self.adjacency))
         _set(self, loss_error=check_number("loss_error", self.loss_error, least=0.0))
 
@@ -220,6 +221,7 @@ class IndividualCharge:
     def __post_init__(self) -> None:
         _set(self, order=check_measure(self.measure, self.order))
         _set(self, charge=checked_array("charge", self.charge, (None, None)))
+        check_models(self.num_models)
 
     @property
     def num_models(self) -> int:

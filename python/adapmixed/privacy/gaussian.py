@@ -19,7 +19,7 @@ def gdp_to_dp(mu: float, delta: float) -> float:
 
     Args:
         mu: μ ≥ 0; +inf allowed.
-        delta: δ in (0, 1).
+        delta: δ in [1e-15, 0.1].
 
     Returns:
         ε ≥ 0; +inf if it exceeds 700.

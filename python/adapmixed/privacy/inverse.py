@@ -38,7 +38,7 @@ def epsilon_of(
     The theorems are in docs/theory/clipped-mixing.md and docs/theory/clipped-log-pool.md.
 
     Args:
-        delta: δ in (0, 1).
+        delta: δ in [1e-15, 0.1].
         num_models: N ≥ 1.
         queries: T ≥ 0, number of answers.
         adjacency: "zero_out" or "replace_one".
@@ -85,7 +85,7 @@ def queries_for(
 
     Args:
         epsilon: target ε > 0.
-        delta: δ in (0, 1).
+        delta: δ in [1e-15, 0.1].
         num_models: N ≥ 1.
         adjacency: "zero_out" or "replace_one".
         lower: as in :func:`epsilon_of`.
@@ -133,7 +133,7 @@ def models_for(
 
     Args:
         epsilon: target ε > 0.
-        delta: δ in (0, 1).
+        delta: δ in [1e-15, 0.1].
         queries: T ≥ 0, number of answers.
         adjacency: "zero_out" or "replace_one".
         lower: as in :func:`epsilon_of`.

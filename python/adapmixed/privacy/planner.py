@@ -118,7 +118,7 @@ def plan(
 
     Args:
         epsilon: target ε > 0.
-        delta: δ in (0, 1).
+        delta: δ in [1e-15, 0.1].
         num_models: N ≥ 1.
         queries: T ≥ 1, number of private answers that the budget is for.
         adjacency: "zero_out" or "replace_one".

@@ -7,6 +7,7 @@ import warnings
 from dataclasses import dataclass
 
 from adapmixed.data.rows import missing_extra
+from adapmixed.limits import check_delta
 
 
 @dataclass(frozen=True)
@@ -15,7 +16,7 @@ class PrivacyTarget:
 
     Attributes:
         epsilon: target, in (0, 200]. Opacus searches for larger ones without an end.
-        delta: target, in (0, 1).
+        delta: target, in [1e-15, 0.1].
         clipping_norm: C, the norm to which every record's gradient is clipped, > 0.
         blocks_per_identifier: most records that one identifier contributes, its first ones; None:
             all of them.
@@ -32,8 +33,7 @@ class PrivacyTarget:
                 raise ValueError(f"{name} must be positive and finite, got {getattr(self, name)}")
         if self.epsilon > 200:
             raise ValueError(f"epsilon must be <= 200, got {self.epsilon}")
-        if not 0 < self.delta < 1:
-            raise ValueError(f"delta must be in (0, 1), got {self.delta}")
+        check_delta(self.delta)
         if self.blocks_per_identifier is not None and self.blocks_per_identifier < 1:
             raise ValueError(
                 f"blocks_per_identifier must be >= 1, got {self.blocks_per_identifier}"
