@@ -151,8 +151,14 @@ def row_sums(projection: Projection | Clipping, private_logits: Tensor) -> tuple
 def typed(name: str, value: object, dtype: torch.dtype, shape: tuple[int, ...],
           like: Tensor) -> Tensor:  # fmt: skip
     """Return a contiguous tensor of exactly this dtype, shape and device."""
+    return of_type(name, value, dtype, shape, like).contiguous()
+
+
+def of_type(name: str, value: object, dtype: torch.dtype, shape: tuple[int, ...],
+            like: Tensor) -> Tensor:  # fmt: skip
+    """Return the value if it is a tensor of exactly this dtype, shape and device."""
     t = tensor(name, value)
     if t.dtype != dtype or tuple(t.shape) != shape:
         raise ValueError(f"{name} must be {dtype} of shape {shape}, got {t.dtype} {tuple(t.shape)}")
     on_device(name, t, like)
-    return t.contiguous()
+    return t

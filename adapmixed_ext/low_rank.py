@@ -95,7 +95,7 @@ def add_low_rank(
         "private_logits": (private_logits, (models, positions, columns)),
     }
     for name, (one, shape) in shapes.items():
-        check.typed(name, one, torch.float32, shape, factors)
+        check.of_type(name, one, torch.float32, shape, factors)
         if one.is_neg():  # its memory holds the numbers with the other sign
             raise ValueError(f"{name} must not be a lazily negated view: call resolve_neg()")
         if one.stride(-1) != 1:
@@ -107,7 +107,7 @@ def add_low_rank(
     if tokens is None and columns != vocab:
         raise ValueError(f"private_logits must have all {vocab} tokens, got {columns}")
     if tokens is not None:
-        check.typed("tokens", tokens, torch.int64, (positions, columns), factors)
+        check.of_type("tokens", tokens, torch.int64, (positions, columns), factors)
         if not tokens.is_contiguous():
             raise ValueError("tokens must be contiguous")
         if tokens.numel() and not 0 <= int(tokens.min()) <= int(tokens.max()) < vocab:

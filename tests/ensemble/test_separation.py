@@ -80,14 +80,14 @@ def test_broken_member_stays_in_its_rows(
 def test_zero_adapter_is_exact_where_rows_round_differently(
     missing: bool, base: Any, make_adapters: Make, ids: torch.Tensor
 ) -> None:
-    """Matrix products may round a row by its index, but the answer must not show it."""
+    """Products may round a member's columns by its number, but the answer must not show it."""
     empty = None if missing else make_adapters(1, first=60, zero=True)[0]
     ensemble = Ensemble.from_pretrained(base, [*make_adapters(1), empty])
 
-    def round_by_row(module: Any, arguments: Any, output: torch.Tensor) -> torch.Tensor:
-        row = torch.arange(output.shape[0], dtype=output.dtype)[:, None, None]
-        return output * (1 + row * 2.0**-20)
+    def round_by_member(module: Any, arguments: Any, output: torch.Tensor) -> None:
+        columns = output[..., ensemble.vocab_size :].view(*output.shape[:-1], 2, -1)
+        columns *= 1 + torch.tensor([[2.0**-20], [2.0**-19]])
 
-    ensemble._forward.model.get_output_embeddings().register_forward_hook(round_by_row)
+    ensemble._forward.layer.register_forward_hook(round_by_member)
     private, public = ensemble.logits(ids)
     assert torch.equal(private[1], public) and not torch.equal(private[0], public)

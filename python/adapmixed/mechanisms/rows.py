@@ -366,7 +366,7 @@ def shaped_bytes(
 ) -> tuple[int, int, int]:
     """Return the bytes of the copies of one query's rows, their columns and the bytes of a logit.
 
-    The bytes of the tail are among the first.
+    The rows are an ensemble's, which have the active tokens alone. The tail is counted.
 
     Args:
         rows: N + 1.
@@ -377,11 +377,15 @@ def shaped_bytes(
         active: as in :func:`shaped`.
     """
     support = min(vocab_size, top_k or vocab_size)
-    kept = min(support, active or vocab_size)
-    copied = (element if kept < vocab_size else 0) + (4 if temperature != 1.0 else 0)
+    speaking = min(vocab_size, active or vocab_size)
+    kept = min(support, speaking)
+    answered = element if temperature == 1.0 else 4
+    copied = (element if kept < speaking else 0) + (4 if temperature != 1.0 else 0)
     if kept == support:
-        return rows * kept * copied, kept, element if temperature == 1.0 else 4
-    return rows * (kept + 1) * (copied + 4) + (4 + 8) * vocab_size, kept + 1, 4
+        return rows * kept * copied, kept, answered
+    # In fp32 the tail takes a free column of the ensemble's own rows.
+    tail = 4 if copied or element < 4 else 0
+    return rows * (kept + 1) * (copied + tail) + 12 * vocab_size, kept + 1, 4
 
 
 def check_confidence(public_confidence: float | None) -> None:
