@@ -1,9 +1,9 @@
 // z_i(y) = z(y) + sum_k c_ik u_ik(y) on the chosen tokens y: the logits of members that adapt the
 // output layer.
 //
-// Every element is a chain of fused multiply-adds in single precision, which starts with z and takes
-// k in order. So its bits depend on neither N, B nor the number of threads, and are the same for
-// every instruction set.
+// Every element is a chain of fused multiply-adds in single precision, which starts with z and
+// takes k in order. So its bits depend on neither N, B nor the number of threads, and are the same
+// for every instruction set.
 #include "common/dispatch.h"
 #include "common/parallel.h"
 #include "common/simd_float.h"
@@ -139,8 +139,8 @@ template <class T>
 void add_tiles(const LowRankInputs& in, std::int64_t begin, std::int64_t end,
                const LowRankResults& out) {
   const std::int64_t positions = in.shape.positions;
-  const std::int64_t size = (in.shape.models + kLowRankBlock - 1) / kLowRankBlock * kLowRankBlock *
-                            in.rank;
+  const std::int64_t size =
+      (in.shape.models + kLowRankBlock - 1) / kLowRankBlock * kLowRankBlock * in.rank;
   Tile<T> here(in, 0, begin * kTile, size);
   for (std::int64_t tile = begin; tile < end; ++tile) {
     for (std::int64_t position = 0; position < positions; ++position) {

@@ -1,5 +1,5 @@
-// The logits of members that adapt the output layer; see low_rank/cpu.cpp. One block takes a tile of
-// one position's tokens, and each of its warps every fourth block of members.
+// The logits of members that adapt the output layer; see low_rank/cpu.cpp. One block takes a tile
+// of one position's tokens, and each of its warps every fourth block of members.
 #include "common/launch.cuh"
 #include "common/load.cuh"
 
