@@ -80,7 +80,7 @@ def test_paper_screening_total() -> None:
         (dict(order="18"), "order must be a number, got '18'"),
         (dict(target_leakage=-0.1), "target_leakage must be >= 0, got -0.1"),
         (dict(target_leakage=math.nan), "target_leakage must be >= "),
-        (dict(target_leakage=math.inf), "target_leakage must be finite"),
+        (dict(target_leakage=math.inf), "target_leakage must be <= 100, got inf"),
         (dict(screen="private"), "screen must be one of .*'noisy', 'public', None.*'private'"),
         (dict(screen_weight=1.5), "screen_weight must be <= 1, got 1.5"),
         (dict(screen_weight=-0.5), "screen_weight must be >= 0"),

@@ -275,5 +275,5 @@ def test_command_refusals(
         assert main(["dp-sgd", *arguments, *private, *options]) == 2
         assert words in capsys.readouterr().err
 
-    refuses("delta must be in (0, 1), got 2.0", "--delta", "2")
+    refuses("--delta must be <= 0.1, got 2.0", "--delta", "2")
     refuses("output must be a new folder", where=output)
