@@ -47,7 +47,7 @@ def watch() -> None:
     def drawing(self: Any, tokens: Any, rows: Any, logits: Any, hidden: Any, shape: Any) -> None:
         draw(self, tokens, rows, logits, hidden, shape)
         at = torch.tensor(rows)
-        private, public = self._heads.rows(hidden[at].clone(), logits[at].clone())
+        private, public, _ = self._heads.rows(hidden[at].clone(), logits[at].clone())
         for place, row in enumerate(rows):
             name, position = self.seen.names[row], self.seen.positions[row]
             kept = private[:, place].clone(), public[place].clone()
