@@ -194,9 +194,9 @@ def differing(folder: Path) -> dict[str, Any]:
     rows = Heads.rows
 
     def wrong(self: Any, hidden: Any, public: Any) -> Any:
-        private, same = rows(self, hidden, public)
-        private[3, :, 5] += 0.03125
-        return private, same
+        found = rows(self, hidden, public)
+        found.private[3, :, 5] += 0.03125
+        return found
 
     Heads.rows = wrong
     try:
