@@ -48,6 +48,7 @@ demo: $(VENV)/.lab
 	@$(BIN)/adapmixed-lab report report/report.json --out report >/dev/null && \
 	  echo "wrote report/report.html"
 
+# Hundreds of tests start Python: bytecode is kept, also where the environment forbids it.
 PYTEST = PYTHONDONTWRITEBYTECODE= OMP_WAIT_POLICY=PASSIVE $(BIN)/python -m pytest -q -n $(TEST_PROCESSES) --dist loadfile --no-loadscope-reorder
 
 test: $(VENV)/.test

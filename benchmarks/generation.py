@@ -126,8 +126,8 @@ class Private:
     def __call__(self, turn: int) -> None:
         token = tokens_of(turn, len(self._ids), self._ids.device)
         private, public, chosen = batched(self._decoder, token)
-        rows = shaped(private, public, active=self._active, tokens=chosen).answerable()
-        proposal = POOL.propose_rows(rows, rng=self._rng)
+        rows = shaped(private, public, active=self._active, tokens=chosen, spare=True)
+        proposal = POOL.propose_rows(rows.answerable(), rng=self._rng)
         self._accountant.charge(proposal)
         proposal.release()
 

@@ -13,16 +13,16 @@ import sys
 from pathlib import Path
 
 SOURCES = (".py", ".pyi", ".c", ".cpp", ".h", ".cu", ".cuh")
-# Until a thousand members stand: 900 lines of Python, 700 of csrc, 1 200 of tests and 200 of pages
-# are allowed beyond what stood before.
+# Until a thousand members stand: 900 lines of Python, 700 of csrc and 1 200 of tests are allowed
+# beyond what stood before.
 BUDGETS = {
-    "python/adapmixed": 27_072,
-    "python/adapmixed_lab": 7_872,
+    "python/adapmixed": 27_067,
+    "python/adapmixed_lab": 7_867,
     "adapmixed_ext": 2_496,
     "csrc": 14_993,
     "benchmarks": 3_530,
-    "tests": 41_409,
-    "docs": 6_513,
+    "tests": 41_349,
+    "docs": 6_313,
 }
 
 

@@ -91,8 +91,11 @@ def check_radius(value: Any, order: float) -> float:
 
 def check_leakage(value: Any, order: float) -> float:
     """Return the target leakage β ≥ 0 of a ball of radius β·order, for a checked order."""
-    most = MOST_EXPONENT / (order - 1) / order
-    return check_number("target_leakage", value, least=0.0, most=most)
+    leakage = check_number("target_leakage", value, least=0.0, infinite=True)
+    most = MOST_EXPONENT / (order - 1)
+    if leakage * order > most:  # the radius is checked, which rounding may put above the limit
+        raise ValueError(f"target_leakage must be <= {_shown(most / order)}, got {value}")
+    return leakage
 
 
 def check_delta(value: Any) -> float:
@@ -148,6 +151,11 @@ def check_sigma(value: Any) -> float:
 def check_temperature(value: Any) -> float:
     """Return a temperature."""
     return check_number("temperature", value, least=LEAST_TEMPERATURE, most=MOST_TEMPERATURE)
+
+
+def active_tokens(active: int | None, vocab_size: int) -> int | None:
+    """Return K of an active vocabulary; None if it is all tokens."""
+    return None if active is None or active >= vocab_size else active
 
 
 def check_vocabulary(tokens: int, name: str) -> None:

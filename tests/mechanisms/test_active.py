@@ -141,7 +141,7 @@ def test_a_row_does_not_depend_on_others() -> None:
     public[1] = public[0].flip(0)
     whole = shaped(private, public, active=8).with_tail()
     louder = private.clone()
-    louder[1] += 5 * torch.randn_like(louder[1])
+    louder[1] += 5 * torch.randn(louder[1].shape, generator=torch.Generator().manual_seed(0))
     other = shaped(louder, public, active=8).with_tail()
     assert torch.equal(whole.private[[0, 2]], other.private[[0, 2]])
     for b in range(len(public)):
@@ -200,8 +200,8 @@ def test_the_tail_is_no_token() -> None:
         assert bool(rows._prepared.public) is not asked
     pool = distribution(UnprotectedPool(), private, public, active=4)
     assert pool.likeliest().tolist() == [0]
-    near = AdaPMixED(2.0, 0.5, screen_weight=1.0, sigma=1e-6, threshold=0.01)
-    same = public.repeat(2, 1, 1)  # it passes, whatever the tail's weight
+    near = AdaPMixED(2.0, 0.5, screen_weight=1.0, sigma=1e-6, threshold=1.0)
+    same = public.repeat(2, 1, 1)
     for rows, passed in ((private, False), (same, True)):
         found = near.propose(rows, public, rng=SeededRandom(0), active=4)
         assert bool(found._prepared.public) is not passed

@@ -61,7 +61,9 @@ def test_drawn_ratios_keep_to_the_bounds_at_every_token(name: str) -> None:
     found = settled(mechanism.propose(private, public, rng=SeededRandom(0)))._distribution
     tail = []
     for log_p, log_q in zip(drawn(found), exact_log_q(public), strict=True):
-        assert least - 1e-6 <= log_p - log_q <= most + 1e-6
+        # The tail's logit is float32, which moves its tokens by as much as half of its last bit.
+        slack = 1e-9 if log_q >= LEAST_PUBLIC else 4e-6
+        assert least - slack <= log_p - log_q <= most + slack
         if LEAST_PUBLIC - 600 < log_q < LEAST_PUBLIC - 0.01:  # where q/t is a double
             tail.append(log_p - log_q)
     assert len(tail) > 500 and max(tail) - min(tail) < 1e-9  # one factor

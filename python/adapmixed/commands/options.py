@@ -85,7 +85,7 @@ def add_active_option(parser: argparse._ActionsContainer) -> None:
         default=DEFAULT_ACTIVE,
         metavar="K",
         help="number of the public model's likeliest tokens about which members speak; the others "
-        "keep their public probability; 'all' for all tokens (default: 32768)",
+        f"keep their public probability; 'all' for all tokens (default: {DEFAULT_ACTIVE})",
     )
 
 

@@ -24,7 +24,7 @@ from adapmixed.ensemble.room import LogitsRoom
 from adapmixed.ensemble.support import TESTED, check_behaviour, check_model, max_positions
 from adapmixed.ensemble.trunk import find_trunk, repeat_at
 from adapmixed.ensemble.vocabulary import beginning_of, unnamed_ids
-from adapmixed.limits import check_models, check_vocabulary
+from adapmixed.limits import active_tokens, check_models, check_vocabulary
 from adapmixed.ranks import ALONE, Ranks
 
 _LOG = logging.getLogger(__name__)
@@ -223,7 +223,8 @@ class Ensemble:
 
     def _speaking(self, active: int | None) -> BatchedForward:
         """Return the forward pass of members that speak about so many tokens; None for all."""
-        if active is None or active >= self.vocab_size:
+        active = active_tokens(active, self.vocab_size)
+        if active is None:
             return self._forward
         if active not in self._of_active:  # kept, since it remembers the sizes that it has measured
             self._of_active[active] = dataclasses.replace(self._forward, active=active)

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from adapmixed.ensemble.layers import head_name, linear_names
 from adapmixed.ensemble.member import layer_shape
-from adapmixed.ensemble.output_layer import APART, Logits, OutputLayer
+from adapmixed.ensemble.output_layer import SPARE, Logits, OutputLayer
 from adapmixed.ensemble.room import LogitsRoom
 from adapmixed.ensemble.trunk import Trunk
 from adapmixed.ranks import ALONE, Ranks
@@ -311,7 +311,7 @@ class BatchedForward:
     @property
     def _width(self) -> int:
         """The numbers between two members of a position: V, or K and a few."""
-        return self.vocab_size if self.active is None else self.active + APART
+        return self.vocab_size if self.active is None else self.active + SPARE
 
     def _rows(self, batch: int) -> int:
         return (self.ranks.held(self.num_models)[0] + 1) * batch  # the same on every process

@@ -26,9 +26,8 @@ from adapmixed.ranks import ALONE, Ranks
 from adapmixed_ext.inputs import likeliest
 from adapmixed_ext.low_rank import BLOCK, add_low_rank, blocks_of, pack_codes, pack_factors
 
-APART = (
-    16  # numbers between the columns of two members: a power of two apart, they share a cache set
-)
+SPARE = 16
+"""Numbers between the columns of two members: a power of two apart, they share a cache set."""
 
 
 class Logits(NamedTuple):
@@ -143,7 +142,7 @@ class OutputLayer(nn.Module):
         if not self.ranks.alone:
             public = self.ranks.same(public)
         self.tokens = tokens = self._chosen(public)
-        width = vocab if tokens is None else tokens.shape[1] + APART
+        width = vocab if tokens is None else tokens.shape[1] + SPARE
         shape = (len(public), vocab + self.num_models * width)
         found = public.new_empty(shape) if self.room is None else self.room.take(shape, public)
         found[:, :vocab] = public
@@ -171,7 +170,7 @@ class OutputLayer(nn.Module):
 
     def _chosen(self, public: Tensor) -> Tensor | None:
         """Return the active vocabulary of these rows; None if it is all tokens."""
-        if self.active is None or self.active >= public.shape[1]:
+        if self.active is None:
             return None
         if self.masked is not None:
             public = public.index_fill(1, self.masked, -torch.inf)

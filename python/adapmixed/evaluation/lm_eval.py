@@ -167,7 +167,7 @@ class MixtureLM(TemplateLM):  # type: ignore[misc]
                 part = slice(start, start + _POSITIONS_PER_CALL)
                 rows = shaped(
                     private[:, 0, part], public[0, part], active=self._origin.active_tokens,
-                    tokens=None if tokens is None else tokens[0, part], apart=True,
+                    tokens=None if tokens is None else tokens[0, part], spare=True,
                 )  # fmt: skip
                 proposal = self._mechanism.propose_rows(
                     rows,

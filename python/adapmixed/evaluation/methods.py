@@ -71,7 +71,7 @@ class Method:
             targets: (B,) int64 token ids to score.
         """
         start = time.perf_counter()
-        rows = shaped(private, public, active=self.origin.active_tokens, tokens=tokens, apart=True)
+        rows = shaped(private, public, active=self.origin.active_tokens, tokens=tokens, spare=True)
         whole = self.ranks.gather(rows.private)
         if whole is None:
             return

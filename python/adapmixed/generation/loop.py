@@ -290,7 +290,7 @@ class Answerer:
         rows = shaped(
             private_logits, public_logits,
             temperature=temperature, top_k=top_k, active=self.active, tokens=active_tokens,
-            apart=True,
+            spare=True,
         )  # fmt: skip
         private = ranks.gather(rows.private)
 

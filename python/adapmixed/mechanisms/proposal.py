@@ -17,7 +17,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from adapmixed.limits import check_rng
+from adapmixed.limits import active_tokens, check_rng
 from adapmixed.mechanisms.distribution import Distribution
 from adapmixed.mechanisms.rows import Rows, shaped
 from adapmixed.mechanisms.single_charge import Charge
@@ -58,8 +58,8 @@ class Origin:
     @staticmethod
     def of(ensemble: Any, active: int | None) -> Origin:
         """Return the origin of an `Ensemble`'s rows with this active vocabulary."""
-        whole = active is None or active >= ensemble.vocab_size
-        return Origin(ensemble.fingerprint, ensemble.unverified, None if whole else active)
+        speaking = active_tokens(active, ensemble.vocab_size)
+        return Origin(ensemble.fingerprint, ensemble.unverified, speaking)
 
 
 BY_HAND = Origin()
@@ -255,10 +255,8 @@ class Mechanism(ABC):
             private_logits, public_logits, temperature=temperature, top_k=top_k, active=active
         )
         own = rows.apart_from(private_logits, public_logits)
-        whole = active is None or active >= rows.vocab_size
-        return self._proposal(
-            own, rng, targets, replace(BY_HAND, active_tokens=None if whole else active)
-        )
+        speaking = active_tokens(active, rows.vocab_size)
+        return self._proposal(own, rng, targets, replace(BY_HAND, active_tokens=speaking))
 
     def propose_rows(
         self,

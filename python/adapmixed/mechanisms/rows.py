@@ -52,8 +52,8 @@ class Rows:
         tokens: (B, k) int64, ids of the columns, ascending; None if they are the V tokens.
         vocab_size: V.
         tail: the tail; None if no token is in it.
-        answered: the private logits if all rows are known to be answerable; else None.
-        apart: whether a number behind each private row is free; see :func:`shaped`.
+        checked: the private logits if all rows are known to be answerable; else None.
+        spare: whether a number behind each private row is free; see :func:`shaped`.
         drawn: whether tokens are drawn; False if only log-probabilities are computed.
     """
 
@@ -62,8 +62,8 @@ class Rows:
     tokens: Tensor | None
     vocab_size: int
     tail: Tail | None = None
-    answered: Tensor | None = None
-    apart: bool = False
+    checked: Tensor | None = None
+    spare: bool = False
     drawn: bool = True
 
     @property
@@ -88,7 +88,7 @@ class Rows:
         but for rounding. A new row depends on the old one and on the public row alone, so every
         guarantee holds. Private logits are copied only if a row changes.
         """
-        if self.answered is self.private:
+        if self.checked is self.private:
             return self
         largest = self.private.amax(-1, keepdim=True)
         bad, far = ~largest.isfinite(), largest.abs() > LARGEST
@@ -117,7 +117,7 @@ class Rows:
         last = self.tail.lse.float().unsqueeze(-1)
         public = torch.cat([self.public.float(), last], -1)
         shape, strides = (*column.shape[:2], self.width + 1), self.private.stride()
-        if self.apart and self.private.dtype == torch.float32 and min(strides[:2]) > self.width:
+        if self.spare and self.private.dtype == torch.float32 and min(strides[:2]) > self.width:
             private = self.private.as_strided(shape, strides)
             private[..., -1:] = column
         else:
@@ -217,7 +217,7 @@ def shaped(
     top_k: int | None = None,
     active: int | None = None,
     tokens: Tensor | None = None,
-    apart: bool = False,
+    spare: bool = False,
 ) -> Rows:
     """Return the rows with this temperature, top-k and active vocabulary.
 
@@ -235,7 +235,7 @@ def shaped(
             and more, for all of at least e^−70.
         tokens: (B, K) int64, the active tokens, ascending, of private logits of K columns; None
             for logits of all tokens.
-        apart: whether private rows that lie further apart than K numbers have one behind each that
+        spare: whether private rows that lie further apart than K numbers have one behind each that
             may be written to. The tail takes it.
 
     Returns:
@@ -245,13 +245,11 @@ def shaped(
         ValueError: the logits are not valid, or a number is out of range.
     """
     check_shape(temperature, top_k, active)
-    vocab = public_logits.shape[-1] if isinstance(public_logits, Tensor) else 0
+    private, public = private_logits, public_logits
     if tokens is None:
-        private, public = ensemble_logits(private_logits, public_logits)
-        speaking = min(active or vocab, vocab)
-    else:
-        private, public = private_logits, public_logits
-        speaking = tokens.shape[1]
+        private, public = ensemble_logits(private, public)
+    vocab = public.shape[-1]
+    speaking = min(active or vocab, vocab) if tokens is None else tokens.shape[1]
     support = min(top_k or vocab, vocab)
     kept = min(support, speaking)
     rest = None
@@ -293,7 +291,7 @@ def shaped(
     silent = largest.isneginf()
     private = torch.where(silent, public, private) if bool(silent.any()) else private
     fine = cut and bool((largest.isfinite() | silent).all())
-    given = apart and private is private_logits
+    given = spare and private is private_logits
     return Rows(private, public, tokens, vocab, tail, private if fine else None, given)
 
 

@@ -15,11 +15,12 @@ from torch import Tensor
 from adapmixed.ensemble import Ensemble
 from adapmixed.ensemble.layers import head_name
 from adapmixed.ensemble.member import Adapter
-from adapmixed.ensemble.output_layer import APART, HeadAdapters, Logits
+from adapmixed.ensemble.output_layer import SPARE, HeadAdapters, Logits
 from adapmixed.ensemble.parts import Parts, read_parts
 from adapmixed.ensemble.provenance import fingerprint
 from adapmixed.ensemble.room import LogitsRoom
 from adapmixed.ensemble.vocabulary import unnamed_ids
+from adapmixed.limits import active_tokens
 from adapmixed.mechanisms import Origin
 from adapmixed.ranks import ALONE
 from adapmixed_ext.inputs import likeliest
@@ -90,8 +91,8 @@ def load(
         if value not in (None, 1, 1.0):
             raise ValueError(f"base must not cap or scale its logits inside vLLM: {name} = {value}")
     digest = fingerprint(base, parts.digests, parts.base_files, parts.commit)
-    whole = active is None or active >= int(config.vocab_size)
-    return Loaded(parts, Origin(digest, parts.unverified, None if whole else active))
+    speaking = active_tokens(active, int(config.vocab_size))
+    return Loaded(parts, Origin(digest, parts.unverified, speaking))
 
 
 def check_heads(adapted: Mapping[str, Sequence[int]], head: str | None) -> None:
@@ -156,7 +157,7 @@ class Heads:
             public = public.index_fill(-1, self._masked, -torch.inf)
         tokens = None if self._active is None else likeliest(public, self._active)
         start = public if tokens is None else public.gather(1, tokens)
-        width = start.shape[1] + (0 if tokens is None else APART)
+        width = start.shape[1] + (0 if tokens is None else SPARE)
         private = self._room.take((self.num_models, len(public), width), public)
         private = private[..., : start.shape[1]]
         self._adapters.write(start, hidden, tokens, private)

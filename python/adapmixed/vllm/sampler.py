@@ -154,7 +154,7 @@ class PrivateSampler(nn.Module):
                 top_k=top_k,
                 active=self._origin.active_tokens,
                 tokens=chosen,
-                apart=True,
+                spare=True,
             ).answerable(),
             rng=self._rng,
             origin=self._origin,
