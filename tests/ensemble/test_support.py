@@ -81,7 +81,7 @@ def test_refused_settings() -> None:
 
     for family in ("gemma", "gemma3_text"):
         model = tiny(family, use_bidirectional_attention=True)
-        refuses(f"causal, got {family} with use_bidirectional_attention", model)
+        refuses(f"causal, got {family} with use_bidirectional_attention = True", model)
     model = tiny("llama")
     model.config.layer_types = ["full_attention", "indexed_attention"]
     refuses("values alone, got llama with DynamicIndexedLayer", model)

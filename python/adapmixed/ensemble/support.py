@@ -67,10 +67,11 @@ def check_model(model: Any, tokenizer: Any = None) -> None:
             )
     cache_argument(model)
     check_cache(model.config)
-    if getattr(model.config.get_text_config(), "use_bidirectional_attention", None):
+    both_ways = getattr(model.config.get_text_config(), "use_bidirectional_attention", None)
+    if both_ways and both_ways != "vision":  # with "vision" only images attend to later tokens
         raise ValueError(
-            f"base must be causal, got {kind} with use_bidirectional_attention: a later token "
-            "would change earlier logits"
+            f"base must be causal, got {kind} with use_bidirectional_attention = {both_ways!r}: a "
+            "later token would change earlier logits"
         )
     if getattr(model, "is_quantized", False) or hasattr(model.config, "quantization_config"):
         raise ValueError(

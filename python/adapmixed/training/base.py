@@ -100,8 +100,9 @@ def base_facts(base: str, revision: str | None = None) -> BaseFacts:
 
     Raises:
         OSError: if there is no such model.
-        ValueError: if an ensemble cannot be built on it (`support.check_model`), if it has no token
-            that ends a text, or if `revision` is given for a folder.
+        ValueError: if an ensemble cannot be built on it (`support.check_model`), if it needs a
+            package that is not here, if it has no token that ends a text, or if `revision` is given
+            for a folder.
     """
     import torch
     from peft.utils import TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING as TARGETS
@@ -111,8 +112,11 @@ def base_facts(base: str, revision: str | None = None) -> BaseFacts:
     if local and revision is not None:
         raise ValueError(f"revision applies to hub names, got {revision!r} for the folder {base}")
     config = AutoConfig.from_pretrained(base, revision=revision)
-    with torch.device("meta"):  # build the modules without weights
-        model = AutoModelForCausalLM.from_config(config)
+    try:
+        with torch.device("meta"):  # build the modules without weights
+            model = AutoModelForCausalLM.from_config(config)
+    except ImportError as error:
+        raise ValueError(f"base must be a readable model, {base} is not: {error}") from error
     tokenizer = load_tokenizer(base, revision)
     end_of_text(tokenizer, config.get_text_config().vocab_size)
     check_model(model, tokenizer)

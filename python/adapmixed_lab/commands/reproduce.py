@@ -2,7 +2,7 @@
 
 import argparse
 import time
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -137,20 +137,21 @@ def _experiment(
 ) -> dict[str, Any]:
     from adapmixed_lab.reproduce.figure2 import figure2
     from adapmixed_lab.reproduce.inputs import load_inputs
-    from adapmixed_lab.reproduce.table1 import table1
+    from adapmixed_lab.reproduce.table1 import parts_of, table1
     from adapmixed_lab.reproduce.table2 import table2
 
-    given = {} if arguments.queries is None else {"queries": arguments.queries}
-    whole = _one_adapter(arguments, sources, seed)
-    most = _most_tokens(arguments)
-    inputs = load_inputs(sources, arguments.out, most=most, seed=seed, whole=whole)
+    names = {"queries": "queries", "runs": "runs", "long_queries": "long"}  # of the options
+    given = {names[one]: getattr(arguments, one) for one in names}
+    given = {name: value for name, value in given.items() if value is not None}
+    inputs = load_inputs(sources, arguments.out, most=_most_tokens(arguments), seed=seed)
+    if arguments.experiment == "table1":
+        parts_of(inputs, **given)  # a text that is too short raises before anything is trained on
+    inputs = replace(inputs, whole=_one_adapter(arguments, sources, seed))
     if arguments.experiment == "table2":
         return table2(inputs, run, **given)
     if arguments.experiment == "figure2":
         return figure2(inputs, run, **given)
-    if arguments.runs is not None:
-        given["runs"] = arguments.runs
-    return table1(inputs, _dp_adapter(arguments, inputs), run, long=arguments.long_queries, **given)
+    return table1(inputs, _dp_adapter(arguments, inputs), run, **given)
 
 
 def _dp_adapter(arguments: argparse.Namespace, inputs: "Inputs") -> "DPAdapter | None":

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -131,7 +132,7 @@ class Inputs:
         ensemble: the models.
         tokens: the evaluation text as one stream, each document followed by the end-of-text token.
         text: name of the text, without a path.
-        pool: κ of the best non-private pool, chosen on other text; None without such text.
+        other: the text after it, on which the best non-private pool is chosen.
         whole: folder of one adapter that was trained on the text of all shards; None for none.
     """
 
@@ -139,8 +140,13 @@ class Inputs:
     ensemble: Ensemble
     tokens: tuple[int, ...]
     text: str
-    pool: float | None = None
+    other: tuple[int, ...] = ()
     whole: Path | None = None
+
+    @cached_property
+    def pool(self) -> float | None:
+        """κ of the best non-private pool on `other`; None without such text."""
+        return _best_scale(self.ensemble, self.other) if len(self.other) > 1 else None
 
     def description(self) -> dict[str, object]:
         """Describe the inputs for a result file, without paths."""
@@ -183,23 +189,17 @@ class Inputs:
 
 
 def load_inputs(
-    sources: Sources,
-    folder: Path,
-    *,
-    most: int | None = None,
-    seed: int = 0,
-    whole: Path | None = None,
+    sources: Sources, folder: Path, *, most: int | None = None, seed: int = 0
 ) -> Inputs:
-    """Load models and text, and choose the scale of the best non-private pool.
+    """Load models and text.
 
-    It is chosen on the last documents, which are then no part of the evaluation.
+    The end of the text is kept to choose the best non-private pool. It is no part of the evaluation.
 
     Args:
         sources: where they come from.
         folder: parent of the built-in ensemble's folder ``ensemble``, which is trained if missing.
         most: most tokens wanted; reading stops after the document that reaches this number.
         seed: of the built-in ensemble's training and division.
-        whole: as in `Inputs`.
 
     Raises:
         ValueError, OSError: as `Ensemble.from_pretrained` and `Corpus`, or if the base has no
@@ -223,9 +223,7 @@ def load_inputs(
         if most is not None and len(stream) >= most + _OTHER:
             break
     kept = len(stream) - min(_OTHER, len(stream) // 8)
-    tokens, other = tuple(stream[:kept]), stream[kept:]
-    pool = _best_scale(ensemble, other) if len(other) > 1 else None
-    return Inputs(sources, ensemble, tokens, name, pool, whole)
+    return Inputs(sources, ensemble, tuple(stream[:kept]), name, tuple(stream[kept:]))
 
 
 def _best_scale(ensemble: Ensemble, other: Sequence[int]) -> float:

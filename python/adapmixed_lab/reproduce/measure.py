@@ -130,18 +130,19 @@ def measure_alone(
 def over_trainings(several: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Return one line for the same method of several trainings, with the means of all numbers.
 
-    "difference" becomes the mean over trainings, with Student's 95 % interval. The text is the
+    The sentence is that of the largest ε. Deviations are over trainings. "difference" becomes the mean over trainings, with Student's 95 % interval. The text is the
     same, so the interval is about other trainings and divisions.
     """
-    found = dict(several[0])
+    found = dict(max(several, key=lambda one: float(one["epsilon"] or 0.0)))
     for key in found:
         values = [one[key] for one in several]
         if all(isinstance(v, float | int) or v == "inf" for v in values) and len(set(values)) > 1:
             found[key] = statistics.fmean(map(float, values))
-    perplexities = [float(one["perplexity"]) for one in several]
-    found["perplexities"], found["epsilons"] = perplexities, [one["epsilon"] for one in several]
-    spread = len(several) > 1 and all(map(math.isfinite, perplexities))
-    found["perplexity_deviation"] = statistics.stdev(perplexities) if spread else None
+    for name, key in (("perplexity", "perplexities"), ("epsilon", "epsilons")):
+        found[key] = [one[name] for one in several]
+        numbers = [math.inf if one is None else float(one) for one in found[key]]
+        spread = len(several) > 1 and all(map(math.isfinite, numbers))
+        found[f"{name}_deviation"] = statistics.stdev(numbers) if spread else None
     gaps = [one["difference"]["mean"] for one in several if one.get("difference")]
     if len(several) > 1 and len(gaps) == len(several):
         mean = statistics.fmean(gaps)
@@ -168,7 +169,8 @@ def merge(results: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     notes = dict.fromkeys(note for one in results for note in one["notes"])
     words = (
         f"Numbers are means over {len(results)} trainings, each with its own division of the text. "
-        "[…] is Student's 95 % interval over trainings, for this text."
+        "± is the standard deviation over trainings, and […] Student's 95 % interval, both for this "
+        "text. The ε of a training may be above the mean."
     )
     return first | {
         "rows": rows,

@@ -115,7 +115,7 @@ def _label(axes: Any, points: Sequence[_Point], colour: str, *, above: bool) -> 
     place = ((4, 3), "left", "bottom") if above else ((-4, -3), "right", "top")
     for words, at, _ in groups:
         axes.annotate(
-            ("\n" if max(map(len, words)) > 5 else " · ").join(words), at, place[0],
+            " · ".join(words), at, place[0],
             textcoords="offset points", ha=place[1], va=place[2], fontsize=_FONT_SIZE, color=colour,
         )  # fmt: skip
 

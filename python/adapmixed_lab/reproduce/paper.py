@@ -188,14 +188,14 @@ FIGURE_2 = (
         ("80", 80, 0.526, 29.4), ("100", 100, 0.489, 29.34),
     ),
     Panel(
-        "e", "screening λ, σ", "10⁻⁴, 10⁻²",
+        "e", "screening: log₁₀ of λ, σ", "-4, -2",
         tuple(
             Point(label, {"screen_weight": weight, "sigma": sigma}, epsilon, perplexity)
             for label, weight, sigma, epsilon, perplexity in (
-                ("10⁻², 10⁻¹", 1e-2, 1e-1, 0.501, 30.26),
-                ("10⁻³, 10⁻²", 1e-3, 1e-2, 0.504, 29.77),
-                ("10⁻⁴, 10⁻²", 1e-4, 1e-2, 0.488, 29.34),
-                ("10⁻⁵, 10⁻³", 1e-5, 1e-3, 0.49, 29.1),
+                ("-2, -1", 1e-2, 1e-1, 0.501, 30.26),
+                ("-3, -2", 1e-3, 1e-2, 0.504, 29.77),
+                ("-4, -2", 1e-4, 1e-2, 0.488, 29.34),
+                ("-5, -3", 1e-5, 1e-3, 0.49, 29.1),
             )
         ),
         "The paper's source lists a fifth point, k = 3000 at (0.469, 32.56), which belongs to "

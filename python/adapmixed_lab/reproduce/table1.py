@@ -104,10 +104,7 @@ def table1(
     """
     started = time.perf_counter()
     dataset, tokens = inputs.sources.dataset, inputs.tokens
-    long = queries_of(inputs, LONG_QUERIES[dataset], long)
-    parts = [Part(runs, queries)] + ([Part(1, long)] if long else [])
-    for part in parts:
-        plan_runs(tokens, inputs.ensemble.longest_text, None, part.queries, runs=part.runs)
+    parts = parts_of(inputs, runs=runs, queries=queries, long=long)
     one = None if dp is None else dp.load(inputs.sources)
     rows = []
     for number, part in enumerate(parts, start=1):
@@ -127,12 +124,24 @@ def table1(
         rows,
         inputs=inputs.description(),
         settings={
-            "runs": runs, "queries": queries, "long_queries": long, "seed": run.seed,
-            "delta": DELTA, "pmixed_order": ORDER,
+            "runs": runs, "queries": queries,
+            "long_queries": parts[1].queries if len(parts) > 1 else 0,
+            "seed": run.seed, "delta": DELTA, "pmixed_order": ORDER,
         },
         notes=[*inputs.notes(), *_notes(rows, parts, inputs.sources, dp)],
         seconds=time.perf_counter() - started,
     )  # fmt: skip
+
+
+def parts_of(
+    inputs: Inputs, *, runs: int = RUNS, queries: int = RUN_QUERIES, long: int | None = None
+) -> list[Part]:
+    """Return the parts of the table; the arguments and errors are those of `table1`."""
+    long = queries_of(inputs, LONG_QUERIES[inputs.sources.dataset], long)
+    parts = [Part(runs, queries)] + ([Part(1, long)] if long else [])
+    for part in parts:
+        plan_runs(inputs.tokens, inputs.ensemble.longest_text, None, part.queries, runs=part.runs)
+    return parts
 
 
 def _paper_name(name: str) -> str:
@@ -147,7 +156,7 @@ def _notes(
     if parts[0].runs > 1:
         notes.append(
             f"Each of the {parts[0].runs} runs has its own accountant. ε is the cost of one run; "
-            "all runs together cost the sum."
+            "all runs together cost the sum. ± is the standard deviation over the runs."
         )
     long = LONG_QUERIES[sources.dataset]
     if sources.paper and len(parts) > 1 and parts[1].queries != long:

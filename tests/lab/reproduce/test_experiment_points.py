@@ -36,6 +36,7 @@ def compared(monkeypatch: pytest.MonkeyPatch) -> tuple[Any, Reading, Reading]:
     """Return inputs, their ensemble, and the ensemble of the adapter."""
     ensemble, alone = Reading(3), Reading(1)
     given = inputs()
+    assert given.pool is not None  # chosen now, on other text
     object.__setattr__(given, "ensemble", ensemble)
     monkeypatch.setattr(DPAdapter, "load", lambda self, sources: alone)
     return given, ensemble, alone
