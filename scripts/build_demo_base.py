@@ -26,7 +26,7 @@ from transformers import (
 )
 
 from adapmixed.commands.options import progress_bar
-from adapmixed.training.blocks import token_blocks, token_stream
+from adapmixed.training.blocks import Blocks, token_blocks, token_stream
 from adapmixed.training.config import FinetuneConfig
 from adapmixed.training.finetune import fit
 
@@ -110,10 +110,10 @@ def build_base(folder: Path, seed: int) -> None:
             eos_token_id=end,
         )
     )
-    inputs, labels = token_blocks(stream, PUBLIC.block_size)
+    blocks = Blocks(*token_blocks(stream, PUBLIC.block_size))
     generator = torch.Generator().manual_seed(seed)
     update, close = progress_bar(0, "step")
-    losses = fit(model, inputs, labels, PUBLIC, generator=generator, progress=update)
+    losses = fit(model, blocks, PUBLIC, generator=generator, progress=update)
     close()
     print("public loss by epoch:", " ".join(f"{loss:.3f}" for loss in losses), flush=True)
     shutil.rmtree(folder, ignore_errors=True)

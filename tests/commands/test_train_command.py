@@ -79,8 +79,8 @@ def test_adapted_layers() -> None:
     # The defaults of output-layer members hold for every way to request them, and for no others.
     assert (config().rank, config().epochs, config().batch_size) == (8, 2, 1)
     assert config("--target-modules", "lm_head") == config()
-    assert config("--rank", "2", "--early-stopping") == replace(
-        config(), rank=2, early_stopping=True
+    assert config("--rank", "2", "--early-stopping", "--steps", "7", "--shared-a") == replace(
+        config(), rank=2, early_stopping=True, steps=7, shared_a=True
     )
     assert config("--adapt", "all").rank == FinetuneConfig().rank
     # A preset keeps the paper's numbers, and its layers unless others are given.

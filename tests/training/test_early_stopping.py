@@ -16,7 +16,7 @@ from training_cases import NUM_MODELS, USERS, a_run, rows, write_base, write_cor
 from adapmixed.ensemble import Ensemble
 from adapmixed.ensemble.member_record import read_member_record
 from adapmixed.training import FinetuneConfig, train_adapter, train_ensemble
-from adapmixed.training.blocks import token_blocks
+from adapmixed.training.blocks import Blocks, token_blocks
 from adapmixed.training.finetune import mean_loss
 from adapmixed.training.shards import hold_out_end
 
@@ -45,19 +45,34 @@ def base() -> Any:
 @pytest.mark.parametrize("kind", ["head", "deep"])
 def test_the_best_epoch_is_kept(base: Any, kind: str) -> None:
     """The kept epoch has the least held-out loss; training itself does not change."""
-    plain = train_adapter(base, stream(1), config(kind), seed=0, shard=0, held_out=stream(2, 20))
-    best = train_adapter(
-        base, stream(1), config(kind, early_stopping=True), seed=0, shard=0, held_out=stream(2, 20)
-    )
+    given: dict[str, Any] = {"seed": 0, "shard": 2, "held_out": stream(2, 20)}
+    plain = train_adapter(base, stream(1), config(kind), **given)
+    best = train_adapter(base, stream(1), config(kind, early_stopping=True), **given)
     assert best.losses == plain.losses and best.held_out_losses == plain.held_out_losses
     assert len(best.held_out_losses) == 1 + 6 == 1 + len(best.losses)
     assert plain.epoch == 6 and best.epoch < 6
     assert best.held_out_losses[best.epoch] == min(best.held_out_losses)
-    inputs, labels = token_blocks(stream(2, 20), 16)
+    blocks = Blocks(*token_blocks(stream(2, 20), 16))
     for trained in (plain, best):
-        found = mean_loss(trained.model, inputs, labels)
+        found = mean_loss(trained.model, blocks)
         assert found == pytest.approx(trained.held_out_losses[trained.epoch], abs=1e-5)
-    assert best.held_out_losses[0] == pytest.approx(mean_loss(base, inputs, labels), abs=1e-5)
+    assert best.held_out_losses[0] == pytest.approx(mean_loss(base, blocks), abs=1e-5)
+
+
+@pytest.mark.parametrize("kind", ["head", "deep"])
+def test_steps_instead_of_epochs(base: Any, kind: str) -> None:
+    """As many steps as six epochs have give the same member; few end in the middle of one."""
+    given: dict[str, Any] = {"seed": 0, "shard": 2, "held_out": stream(2, 20)}
+    told: list[tuple[int, int]] = []
+    plain = train_adapter(base, stream(1), config(kind), **given)
+    steps = train_adapter(
+        base, stream(1), config(kind, steps=18), **given, progress=lambda *step: told.append(step)
+    )
+    assert told == [(step, 18) for step in range(1, 19)]
+    assert len(steps.losses) == 4 and steps.epoch == 4
+    assert steps.held_out_losses[-1] == plain.held_out_losses[-1] != plain.held_out_losses[-2]
+    few = train_adapter(base, stream(1), config(kind, steps=2), **given)
+    assert len(few.held_out_losses) == 5 and few.losses[0] > steps.losses[-1]
 
 
 @pytest.mark.parametrize("kind", ["head", "deep"])

@@ -20,15 +20,15 @@ from adapmixed.ensemble.layers import block_names, head_name, linear_names
 from adapmixed.ensemble.support import TESTED
 from adapmixed.training import (
     FinetuneConfig,
-    finetune,
+    blocks,
     save_adapter,
     shard_seed,
     train_adapter,
 )
 from adapmixed.training import head as head_module
 from adapmixed.training.adapter import adapted_copy
-from adapmixed.training.blocks import token_blocks
-from adapmixed.training.head import adapts_head_alone, trunk_once
+from adapmixed.training.blocks import Blocks, token_blocks
+from adapmixed.training.head import find_trunk, trunk_once
 
 CONFIG = FinetuneConfig(
     rank=3, alpha=6, target_modules=("lm_head",), learning_rate=0.02, epochs=3, batch_size=2,
@@ -57,7 +57,6 @@ def by_peft(base: Any, tokens: list[int], config: FinetuneConfig) -> tuple[Any, 
     """Train with peft and transformers alone, without dropout; return the model and its losses."""
     from peft import LoraConfig, get_peft_model
 
-    torch.manual_seed(shard_seed(5, 2))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         model = get_peft_model(
@@ -67,6 +66,9 @@ def by_peft(base: Any, tokens: list[int], config: FinetuneConfig) -> tuple[Any, 
                 task_type="CAUSAL_LM",
             ),
         ).eval()  # fmt: skip
+    torch.manual_seed(shard_seed(5, 2))
+    for layer in (one for one in model.modules() if hasattr(one, "lora_A")):
+        layer.reset_lora_parameters("default", init_lora_weights=True)
     inputs, labels = token_blocks(tokens, config.block_size)
     order = torch.Generator().manual_seed(shard_seed(5, 2))
     adamw = torch.optim.AdamW(
@@ -81,7 +83,7 @@ def by_peft(base: Any, tokens: list[int], config: FinetuneConfig) -> tuple[Any, 
         for rows in torch.randperm(len(inputs), generator=order).split(config.batch_size):
             for group in adamw.param_groups:
                 group["lr"] = config.learning_rate * (1 - done / steps)
-            logits = model(input_ids=inputs[rows]).logits[:, :-1].float()
+            logits = model(input_ids=inputs[rows, :-1]).logits.float()
             targets = labels[rows, 1:]
             loss = nn.functional.cross_entropy(logits.flatten(0, 1), targets.flatten())
             adamw.zero_grad()
@@ -115,7 +117,10 @@ def test_equals_peft_without_dropout(family: str, dtype: torch.dtype) -> None:
 @pytest.mark.parametrize("adapt", ["head", "all"])
 def test_steps_in_several_passes_equal_peft(adapt: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Passes of one block work, even if the last block is shorter than the others."""
-    monkeypatch.setattr(finetune, "PASS_TOKENS", 1)
+    monkeypatch.setattr(blocks, "PASS_TOKENS", 1)
+    monkeypatch.setattr(head_module, "_LEAST", 5)
+    monkeypatch.setattr(head_module, "_NUMBERS", 1)
+    monkeypatch.setattr(head_module, "PUBLIC_BYTES", 4 * 20 * VOCAB)
     base = tiny("llama")
     names = (head_name(base),) if adapt == "head" else linear_names(base)
     config = replace(CONFIG, target_modules=names, batch_size=4)
@@ -137,14 +142,21 @@ def test_the_trunk_runs_once_per_block(family: str, monkeypatch: pytest.MonkeyPa
     inner = model.get_base_model().get_decoder()
     inner.register_forward_hook(lambda module, given, found: calls.append(1))
     inputs = torch.tensor(stream(3, 64)).view(4, 16)
+    given = Blocks(*token_blocks(stream(3, 64), 16))
+    trunk_found = find_trunk(model)
     with torch.no_grad():
         expected = model(input_ids=inputs).logits
         calls.clear()
-        with trunk_once(model, inputs) as rows:
-            assert len(calls) == 4 + 2  # and twice on the few tokens of the trial
-            found = model(input_ids=rows[[2, 0]], use_cache=False).logits
-            assert len(calls) == 6
-        torch.testing.assert_close(found, expected[[2, 0]], rtol=1e-5, atol=1e-5)
+        with trunk_once(model, trunk_found, [given]) as (stored,):
+            assert len(calls) == 4
+            found = [
+                (model(input_ids=ids, use_cache=False).logits[0], targets[0])
+                for ids, targets in stored.passes(torch.tensor([2, 0]))
+            ]
+            assert len(calls) == 4
+        for (logits, targets), row in zip(found, (2, 0), strict=True):
+            torch.testing.assert_close(logits, expected[row, :-1], rtol=1e-5, atol=1e-5)
+            assert torch.equal(targets, inputs[row, 1:])
         assert torch.equal(model(input_ids=inputs).logits, expected)  # the trunk is back
     assert base.get_decoder() is trunk
 
@@ -188,9 +200,7 @@ def test_only_head_members_use_stored_states() -> None:
         (("q_proj",), False),
     ):
         model = adapted_copy(base, replace(CONFIG, target_modules=targets))
-        assert adapts_head_alone(model.get_base_model()) == alone
-        with trunk_once(model.eval(), torch.ones((1, 4), dtype=torch.int64)) as rows:
-            assert rows.shape == ((1, 1) if alone else (1, 4))
+        assert (find_trunk(model.eval()) is not None) == alone
 
 
 @pytest.mark.parametrize("family", ["gpt2", "llama", "gemma2"])
@@ -255,7 +265,7 @@ def test_states_on_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(os, "posix_fallocate", full)
-    size = 6 * 16 * 16 * 2  # blocks, tokens, d, bytes
+    size = (90 - 6) * 16 * 2  # tokens that are predicted, d, bytes
     with pytest.raises(RuntimeError, match=f"hidden states of a shard, {size} bytes, got .* free"):
         train_adapter(base, stream(1), settings(base), seed=5, shard=2, scratch=tmp_path)
     assert list(tmp_path.iterdir()) == []

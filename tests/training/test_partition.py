@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from tiny_models import TARGETS, VOCAB
 
 from adapmixed.data import Document
 from adapmixed.ensemble import Ensemble, read_adapter
+from adapmixed.ensemble.layers import head_name
 from adapmixed.training import (
     FinetuneConfig,
     assign_shards,
@@ -22,6 +24,7 @@ from adapmixed.training import (
     token_blocks,
     train_adapter,
 )
+from adapmixed.training.finetune import AdapterTrainer
 
 KEY = bytes(range(16))
 NAMES = [f"user-{i}" for i in range(4000)]
@@ -125,17 +128,34 @@ def test_training_learns_and_leaves_the_base_alone(base: Any, family: str) -> No
     assert loss(model) < loss(base) - 0.05
 
 
-def test_training_depends_on_shard_and_seed_only(base: Any, family: str) -> None:
-    def weights(seed: int, shard: int) -> list[torch.Tensor]:
-        torch.rand(5)  # the global random state must not matter
-        model = train_adapter(base, stream(1), settings(family), seed=seed, shard=shard).model
-        return [p for name, p in model.named_parameters() if "lora_" in name]
+@pytest.mark.parametrize("adapt", ["first", "head"])
+@pytest.mark.parametrize("change", [{}, {"steps": 5}, {"shared_a": True}])
+def test_training_depends_on_shard_and_seed_only(
+    base: Any, family: str, adapt: str, change: dict[str, Any]
+) -> None:
+    """A trainer's members have no trace of those that it trained before, or of random numbers."""
+    config = replace(settings(family), **change)
+    if adapt == "head":
+        config = replace(config, target_modules=(head_name(base),))
+    trainer = AdapterTrainer(base, config)
 
-    first = weights(0, 1)
-    train_adapter(base, stream(2), settings(family), seed=0, shard=0)
-    assert all(torch.equal(a, b) for a, b in zip(first, weights(0, 1), strict=True))
+    def weights(trainer: AdapterTrainer, seed: int, shard: int) -> dict[str, torch.Tensor]:
+        torch.rand(5)
+        model = trainer.train(stream(1), seed=seed, shard=shard).model
+        return {name: p.clone() for name, p in model.named_parameters() if "lora_" in name}
+
+    first = weights(trainer, 0, 1)
+    for before in ([], stream(2), [*stream(1), *stream(1)], stream(3, 9)):
+        trainer.train(before, seed=0, shard=0, held_out=stream(4, 20))
+        again = weights(trainer, 0, 1)
+        assert all(torch.equal(first[name], again[name]) for name in first)
+    alone = weights(AdapterTrainer(base, config), 0, 1)
+    assert all(torch.equal(first[name], alone[name]) for name in first)
     for seed, shard in ((0, 2), (1, 1)):
-        assert not all(torch.equal(a, b) for a, b in zip(first, weights(seed, shard), strict=True))
+        other = weights(trainer, seed, shard)
+        same = {name for name in first if torch.equal(first[name], other[name])}
+        shared = {name for name in first if "lora_A" in name and change.get("shared_a")}
+        assert same == (shared if seed == 0 else set())
     assert shard_seed(1, 23) != shard_seed(12, 3)
 
 
@@ -176,6 +196,7 @@ def test_saved_adapter_is_ordinary_and_neutral(base: Any, family: str, tmp_path:
         ({"block_size": 1}, "block_size"),
         ({"learning_rate": 0.0}, "learning_rate"),
         ({"target_modules": ()}, "target_modules"),
+        ({"steps": 0}, "steps must be >= 1, got 0"),
     ],
 )
 def test_config_refusals(change: dict[str, Any], reason: str) -> None:
@@ -183,6 +204,7 @@ def test_config_refusals(change: dict[str, Any], reason: str) -> None:
         FinetuneConfig(**change)
 
 
-def test_block_longer_than_the_context_is_refused(base: Any) -> None:
+def test_block_longer_than_the_context_is_refused(base: Any, family: str) -> None:
+    config = replace(settings(family), block_size=64)
     with pytest.raises(ValueError, match="block_size must be <= the base's 32"):
-        train_adapter(base, [1, 2, 3], FinetuneConfig(block_size=64), seed=0, shard=0)
+        train_adapter(base, [1, 2, 3], config, seed=0, shard=0)

@@ -126,24 +126,30 @@ def test_the_operators_files_are_private(base: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("adapt", ["c_attn", "lm_head"])
 def test_a_member_depends_on_its_shard_alone(
-    base: Path, tmp_path: Path, reference: dict[str, bytes]
+    base: Path, tmp_path: Path, reference: dict[str, bytes], adapt: str
 ) -> None:
     """Members of other shards are the same in every bit, and identifiers may come in any order.
 
     The order of one identifier's documents changes its own member.
     """
+    config = CONFIG
+    if adapt == "lm_head":
+        config = replace(CONFIG, target_modules=(adapt,), steps=5, shared_a=True)
+        reference = quietly(a_run(tmp_path, base, "reference", config=config))
     victim = USERS[3]
     own = iter([row for row in rows() if row["user"] == victim][::-1])
     changes = {
         "edited": [row | {"text": "x"} if row["user"] == victim else row for row in rows()],
         "removed": [row for row in rows() if row["user"] != victim],
         "added": [*rows(), {"user": victim, "text": "one more"}],
+        "doubled": [*rows(), *(row for row in rows() if row["user"] == victim)],
         "reversed": [next(own) if row["user"] == victim else row for row in rows()],
         "sorted": sorted(rows(), key=lambda row: row["user"]),
     }
     for name, changed in changes.items():
-        run = a_run(tmp_path, base, name)
+        run = a_run(tmp_path, base, name, config=config)
         found = quietly(replace(run, corpus=write_corpus(tmp_path / "corpus.jsonl", changed)))
         other = {path.split("/")[0] for path in reference if found[path] != reference[path]}
         own_member = set() if name == "sorted" else {f"member-{HOMES[victim]:03d}"}

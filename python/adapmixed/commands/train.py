@@ -77,6 +77,17 @@ def add_parser(commands: Any) -> None:
         parser, adapt=f"{ADAPT}, or with --preset peft's choice for the architecture"
     )
     group.add_argument(
+        "--steps",
+        type=int,
+        help="steps of every member, however small its shard, instead of --epochs",
+    )
+    group.add_argument(
+        "--shared-a",
+        action="store_true",
+        default=None,
+        help="give all members one random A, and train B alone",
+    )
+    group.add_argument(
         "--early-stopping",
         action="store_true",
         default=None,
@@ -87,6 +98,8 @@ def add_parser(commands: Any) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Train, and print on standard error which members are finished."""
+    if arguments.steps is not None and arguments.epochs is not None:
+        raise ValueError(f"--steps must not be given with --epochs, got {arguments.steps}")
     if arguments.workers > 1:
         start_server()  # early, since this process imports the same modules for seconds
     corpus = corpus_of(arguments)
@@ -157,4 +170,4 @@ def _config(arguments: argparse.Namespace, facts: "BaseFacts") -> "FinetuneConfi
         settings = preset.finetune_settings()
     elif facts.targets(targets) == (facts.head,):
         settings = HEAD
-    return config_of(arguments, facts, targets, settings, "early_stopping")
+    return config_of(arguments, facts, targets, settings, "steps", "shared_a", "early_stopping")

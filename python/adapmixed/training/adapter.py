@@ -43,10 +43,34 @@ def adapted_copy(base: Any, config: FinetuneConfig) -> Any:
         return get_peft_model(copy.deepcopy(base, shared), settings)
 
 
+def begin_adapter(model: Any, *, train_a: bool) -> None:
+    """Draw A of every adapted layer from torch's global random state, and set B to 0.
+
+    Args:
+        model: the result of `adapted_copy`.
+        train_a: whether A is trained, and not B alone.
+    """
+    for layer in (module for module in model.modules() if hasattr(module, "lora_A")):
+        (name,) = layer.active_adapters
+        layer.reset_lora_parameters(name, init_lora_weights=True)
+        layer.lora_A[name].weight.requires_grad_(train_a)
+
+
+@torch.no_grad()
+def shorten(model: Any) -> None:
+    """Round every B to bfloat16."""
+    for layer in (module for module in model.modules() if hasattr(module, "lora_B")):
+        (name,) = layer.active_adapters
+        weight = layer.lora_B[name].weight
+        weight.copy_(weight.bfloat16())
+
+
 def save_adapter(
     model: Any, folder: str | os.PathLike[str], config: FinetuneConfig, *, base_name: str
 ) -> None:
-    """Write an ordinary peft folder, in float32, that contains no path of this machine.
+    """Write an ordinary peft folder that contains no path of this machine.
+
+    Weights are in bfloat16 where it holds them exactly, else in float32.
 
     Args:
         model: the result of `adapted_copy`.
@@ -76,9 +100,15 @@ def save_adapter(
     # By default peft also stores the whole output layer if that is adapted.
     state = get_peft_model_state_dict(model, save_embedding_layers=False)
     weights = {
-        name: value.detach().to("cpu", torch.float32).contiguous() for name, value in state.items()
+        name: _short(value.detach().to("cpu", torch.float32)) for name, value in state.items()
     }
     save_file(weights, str(target / "adapter_model.safetensors"), metadata={"format": "pt"})
+
+
+def _short(value: torch.Tensor) -> torch.Tensor:
+    """Return a tensor in bfloat16 if that is exact."""
+    short = value.contiguous().bfloat16()
+    return short if torch.equal(short.float(), value) else value.contiguous()
 
 
 def _is_conv1d(model: Any, targets: Sequence[str]) -> bool:

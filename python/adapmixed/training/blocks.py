@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -12,6 +13,43 @@ from adapmixed.ensemble.vocabulary import beginning_of, end_of_text
 
 IGNORED = -100
 """The label that torch's cross entropy ignores."""
+PASS_TOKENS = 512
+"""Tokens per forward pass on a CPU, so that the logits stay in the cache; at least one block."""
+
+
+@dataclass(frozen=True)
+class Blocks:
+    """Blocks of tokens to train on or to score, as `token_blocks` cuts them.
+
+    Attributes:
+        inputs: (blocks, t) int64 token ids.
+        labels: (blocks, t) int64; each block has a label that counts.
+    """
+
+    inputs: Tensor
+    labels: Tensor
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def scored(self, rows: Tensor) -> int:
+        """Return how many tokens of these blocks are predicted."""
+        return int((self.labels[rows, 1:] != IGNORED).sum())
+
+    def passes(self, rows: Tensor, *, whole: bool = False) -> Iterator[tuple[Tensor, Tensor]]:
+        """Yield (input_ids, targets), each (k, s) int64, for the passes of a step.
+
+        What follows the last target is left out.
+
+        Args:
+            rows: (n,) int64, the numbers of the step's blocks.
+            whole: whether one pass takes all of them, as on a GPU.
+        """
+        most = len(rows) if whole else max(1, PASS_TOKENS // self.labels.shape[1])
+        for part in torch.split(rows, most):
+            targets = self.labels[part, 1:]
+            last = int((targets != IGNORED).any(0).nonzero().max()) + 1
+            yield self.inputs[part, :last], targets[:, :last]
 
 
 def token_stream(tokenizer: Any, texts: Sequence[str], vocab_size: int | None = None) -> list[int]:

@@ -14,6 +14,7 @@ import hashlib
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -21,21 +22,21 @@ import torch
 from torch import Tensor
 
 from adapmixed.ensemble.support import max_positions
-from adapmixed.training.adapter import adapted_copy
-from adapmixed.training.blocks import IGNORED, token_blocks
+from adapmixed.training.adapter import adapted_copy, begin_adapter
+from adapmixed.training.blocks import IGNORED, Blocks, token_blocks
 from adapmixed.training.config import FinetuneConfig
-from adapmixed.training.head import trunk_once
+from adapmixed.training.head import StateBlocks, find_trunk, trunk_once
 
 Progress = Callable[[int, int], None]
 """Called with (steps done, steps in all)."""
-PASS_TOKENS = 512
-"""Tokens per forward pass on a CPU; a pass takes at least one block."""
+ROUNDS = 4
+"""Parts of a training that is given in steps, each with a loss of its own as an epoch has."""
 
 
 def shard_seed(seed: int, shard: int) -> int:
     """Return the seed of one shard's training, in [0, 2**63).
 
-    It depends on (seed, shard) only.
+    It depends on (seed, shard) only. Shard -1 stands for what all members share.
     """
     digest = hashlib.blake2b(f"{seed}/{shard}".encode(), digest_size=8, person=b"adapmixed.train")
     return int.from_bytes(digest.digest(), "big") >> 1
@@ -47,11 +48,11 @@ class Trained:
 
     Attributes:
         model: the adapted copy of the base, a peft model in eval mode.
-        losses: mean training loss of each epoch, in nats per token; () if the shard has nothing to
-            predict.
+        losses: mean training loss of each epoch, or of each quarter of the steps, in nats per
+            token; () if the shard has nothing to predict.
         held_out_losses: mean loss on the held-out tokens, in nats per token, of the public model
-            and then after each epoch; () without held-out tokens.
-        epoch: the epoch whose final weights were kept; 0 for the public model.
+            and then after each of these; () without held-out tokens.
+        epoch: the epoch or quarter whose final weights were kept; 0 for the public model.
     """
 
     model: Any
@@ -60,72 +61,88 @@ class Trained:
     epoch: int
 
 
-def train_adapter(
-    base: Any,
-    tokens: Sequence[int],
-    config: FinetuneConfig,
-    *,
-    seed: int,
-    shard: int,
-    beginning: Sequence[int] = (),
-    held_out: Sequence[int] = (),
-    scratch: Path | None = None,
-    progress: Progress | None = None,
-) -> Trained:
-    """Train one adapter on one shard; `base` is never changed.
+class AdapterTrainer:
+    """A trainer of adapters on one public model, which is never changed.
 
     AdamW minimises the next-token cross entropy. After an optional warm-up, its learning rate falls
-    linearly from `learning_rate` to zero over all steps. torch's global random state is restored.
-    If the output layer alone is adapted, everything below it runs once per token and in eval mode
-    (`head.trunk_once`).
-
-    Args:
-        base: a transformers causal language model.
-        tokens: the shard's token stream; fewer than two tokens count as an empty shard.
-        config: the settings.
-        seed: the run's seed.
-        shard: the shard's number, >= 0.
-        beginning: the tokens that every block begins with (`vocabulary.beginning_of`).
-        held_out: tokens of the same shard, on which the loss is measured after each epoch.
-        scratch: a private folder for hidden states that are too large for memory; None to keep
-            them in memory.
-        progress: called after every step.
-
-    Raises:
-        ValueError: if a block is longer than the base's context.
-        RuntimeError: if `scratch` is full.
+    linearly from `learning_rate` to zero over all steps. If the output layer alone is adapted,
+    everything below it runs once per token and in eval mode (`head.trunk_once`).
     """
-    inputs, labels = token_blocks(tokens, config.block_size, beginning)
-    held_inputs, held_labels = token_blocks(held_out, config.block_size, beginning)
-    check_positions(base, inputs)
-    devices = [base.device] if base.device.type == "cuda" else []
-    with torch.random.fork_rng(devices):
-        torch.manual_seed(shard_seed(seed, shard))
-        model = adapted_copy(base, config).eval()
-        blocks = inputs.shape[0]
-        losses: list[float] = []
-        with trunk_once(model, torch.cat([inputs, held_inputs]), scratch) as rows:
-            best = _Best(model, rows[blocks:], held_labels, keep=config.early_stopping)
-            if blocks > 0:
-                losses = fit(
-                    model,
-                    rows[:blocks],
-                    labels,
-                    config,
-                    generator=torch.Generator().manual_seed(shard_seed(seed, shard)),
-                    progress=progress,
-                    after_epoch=best.look,
-                )
-            epoch = best.restore() if config.early_stopping else len(losses)
-    return Trained(model.eval(), tuple(losses), tuple(best.losses), epoch)
+
+    def __init__(self, base: Any, config: FinetuneConfig) -> None:
+        """Prepare a copy of a transformers causal language model for these settings."""
+        self._config = config
+        with torch.random.fork_rng([base.device] if base.device.type == "cuda" else []):
+            self._model = adapted_copy(base, config).eval()
+        self._trunk = find_trunk(self._model)
+
+    def train(
+        self,
+        tokens: Sequence[int],
+        *,
+        seed: int,
+        shard: int,
+        beginning: Sequence[int] = (),
+        held_out: Sequence[int] = (),
+        scratch: Path | None = None,
+        progress: Progress | None = None,
+    ) -> Trained:
+        """Train one adapter on one shard. The trainer's next call changes its model.
+
+        torch's global random state is restored.
+
+        Args:
+            tokens: the shard's token stream; fewer than two tokens count as an empty shard.
+            seed: the run's seed.
+            shard: the shard's number, >= 0.
+            beginning: the tokens that every block begins with (`vocabulary.beginning_of`).
+            held_out: tokens of the same shard, on which the loss is measured after each epoch.
+            scratch: a private folder for hidden states that are too large for memory; None to keep
+                them in memory.
+            progress: called after every step.
+
+        Raises:
+            ValueError: if a block is longer than the base's context.
+            RuntimeError: if `scratch` is full.
+        """
+        config, model = self._config, self._model
+        parts = [
+            Blocks(*token_blocks(one, config.block_size, beginning)) for one in (tokens, held_out)
+        ]
+        check_positions(model, parts[0].inputs)
+        devices = [model.device] if model.device.type == "cuda" else []
+        with torch.random.fork_rng(devices):
+            torch.manual_seed(shard_seed(seed, -1 if config.shared_a else shard))
+            begin_adapter(model, train_a=not config.shared_a)
+            torch.manual_seed(shard_seed(seed, shard))
+            losses: list[float] = []
+            with trunk_once(model, self._trunk, parts, scratch) as (blocks, held):
+                best = _Best(model, held, keep=config.early_stopping)
+                if len(blocks):
+                    losses = fit(
+                        model,
+                        blocks,
+                        config,
+                        generator=torch.Generator().manual_seed(shard_seed(seed, shard)),
+                        progress=progress,
+                        after_epoch=best.look,
+                    )
+                epoch = best.restore() if config.early_stopping else len(losses)
+        return Trained(model.eval(), tuple(losses), tuple(best.losses), epoch)
+
+
+def train_adapter(
+    base: Any, tokens: Sequence[int], config: FinetuneConfig, **arguments: Any
+) -> Trained:
+    """Train one adapter on one shard; see `AdapterTrainer`, whose `train` takes the arguments."""
+    return AdapterTrainer(base, config).train(tokens, **arguments)
 
 
 class _Best:
     """The weights with the least held-out loss so far, starting with the public model's."""
 
-    def __init__(self, model: Any, inputs: Tensor, labels: Tensor, *, keep: bool) -> None:
-        self._model, self._inputs, self._labels = model, inputs, labels
-        self._keep = keep
+    def __init__(self, model: Any, blocks: Blocks | StateBlocks, *, keep: bool) -> None:
+        self._model, self._blocks, self._keep = model, blocks, keep
         self._kept: dict[str, Tensor] = {}
         self._looks = 0
         self.epoch = 0
@@ -135,9 +152,9 @@ class _Best:
     def look(self) -> None:
         """Measure the loss of the current weights, and copy them if it is the least so far."""
         epoch, self._looks = self._looks, self._looks + 1
-        if self._inputs.shape[0] > 0:
+        if len(self._blocks):
             self._model.eval()
-            loss = mean_loss(self._model, self._inputs, self._labels)
+            loss = mean_loss(self._model, self._blocks)
             better = not self.losses or loss < min(self.losses)
             self.losses.append(loss)
         else:
@@ -169,8 +186,7 @@ def check_positions(base: Any, inputs: Tensor) -> None:
 
 def fit(
     model: Any,
-    inputs: Tensor,
-    labels: Tensor,
+    blocks: Blocks | StateBlocks,
     config: FinetuneConfig,
     *,
     generator: torch.Generator,
@@ -181,36 +197,37 @@ def fit(
 
     Args:
         model: a causal language model; its parameters with requires_grad are trained in place.
-        inputs: the model's input_ids, one row per block, blocks >= 1. They are token ids, or the
-            block numbers of `head.trunk_once`.
-        labels: (blocks, t) int64 from `blocks.token_blocks`.
-        config: the settings; learning_rate, warmup_steps, weight_decay, epochs and batch_size are
-            used.
+        blocks: one block or more.
+        config: the settings; learning_rate, warmup_steps, weight_decay, epochs or steps, and
+            batch_size are used.
         generator: draws the order of the blocks.
         progress: called after every step.
-        after_epoch: called after each epoch; it may leave the model in eval mode.
+        after_epoch: called after each epoch, or each quarter of the steps; it may leave the model
+            in eval mode.
 
     Returns:
-        the mean loss of each epoch, in nats per token.
+        the mean loss of each epoch or quarter, in nats per token.
     """
-    blocks = inputs.shape[0]
-    batches = math.ceil(blocks / config.batch_size)
-    steps = batches * config.epochs
+    batches = math.ceil(len(blocks) / config.batch_size)
+    steps = config.steps or batches * config.epochs
+    ends = [-(-steps * part // ROUNDS) for part in range(1, ROUNDS + 1)]
+    if config.steps is None:
+        ends = list(range(batches, steps + 1, batches))
     parameters = [p for p in model.parameters() if p.requires_grad]
     optimizer = torch.optim.AdamW(
         parameters, lr=config.learning_rate, weight_decay=config.weight_decay
     )
     schedule = linear_schedule(optimizer, config, steps)
+    drawn = _batches(len(blocks), config.batch_size, generator)
     history: list[float] = []
     done = 0
-    for _ in range(config.epochs):
+    for end in ends:
         model.train()
         total, count = 0.0, 0
-        order = torch.randperm(blocks, generator=generator)
-        for rows in torch.split(order, config.batch_size):
-            scored = _scored(labels[rows])
-            for part in torch.split(rows, _blocks_of_a_pass(model, labels)):
-                loss = _total_loss(model, inputs[part], labels[part])
+        for rows in islice(drawn, end - done):
+            scored = blocks.scored(rows)
+            for ids, targets in blocks.passes(rows, whole=model.device.type == "cuda"):
+                loss = _total_loss(model, ids, targets)
                 (loss / scored).backward()  # type: ignore[no-untyped-call]
                 total += float(loss.detach())
             optimizer.step()
@@ -220,10 +237,16 @@ def fit(
             done += 1
             if progress is not None:
                 progress(done, steps)
-        history.append(total / count)
+        history.append(total / max(count, 1))
         if after_epoch is not None:
             after_epoch()
     return history
+
+
+def _batches(blocks: int, size: int, generator: torch.Generator) -> Iterator[Tensor]:
+    """Yield the rows of each step, without end: all blocks in random order, again and again."""
+    while True:
+        yield from torch.split(torch.randperm(blocks, generator=generator), size)
 
 
 def linear_schedule(
@@ -236,43 +259,24 @@ def linear_schedule(
 
 
 @torch.no_grad()
-def mean_loss(model: Any, inputs: Tensor, labels: Tensor) -> float:
+def mean_loss(model: Any, blocks: Blocks | StateBlocks) -> float:
     """Return the next-token cross entropy over all scored tokens, in nats per token.
 
     Args:
         model: a causal language model in eval mode.
-        inputs: as in `fit`.
-        labels: as in `fit`.
+        blocks: as in `fit`.
     """
-    blocks = _blocks_of_a_pass(model, labels)
-    parts = zip(torch.split(inputs, blocks), torch.split(labels, blocks), strict=True)
-    total = sum(float(_total_loss(model, ids, targets)) for ids, targets in parts)
-    return total / _scored(labels)
+    rows = torch.arange(len(blocks))
+    passes = blocks.passes(rows)
+    return sum(float(_total_loss(model, *one)) for one in passes) / blocks.scored(rows)
 
 
-def _blocks_of_a_pass(model: Any, labels: Tensor) -> int:
-    """Return how many blocks one forward pass takes.
-
-    On a GPU it takes all. On a CPU it takes few, so that the logits stay in the cache. The
-    gradients of a step's passes add up.
-    """
-    blocks, length = labels.shape
-    return blocks if model.device.type == "cuda" else max(1, PASS_TOKENS // length)
-
-
-def _scored(labels: Tensor) -> int:
-    """Return how many tokens are predicted."""
-    return int((labels[:, 1:] != IGNORED).sum())
-
-
-def _total_loss(model: Any, inputs: Tensor, labels: Tensor) -> Tensor:
-    """Return the sum of the next-token cross entropies, in nats.
-
-    The labels are shifted instead of the logits, because a slice of the logits and its gradient
-    would be copied.
-    """
-    targets = torch.nn.functional.pad(labels[:, 1:], (0, 1), value=IGNORED).to(model.device)
-    logits = model(input_ids=inputs.to(model.device), use_cache=False).logits
+def _total_loss(model: Any, ids: Tensor, targets: Tensor) -> Tensor:
+    """Return the sum of the cross entropies of targets (k, s), in nats."""
+    logits = model(input_ids=ids.to(model.device), use_cache=False).logits
     return torch.nn.functional.cross_entropy(
-        logits.float().flatten(0, 1), targets.flatten(), ignore_index=IGNORED, reduction="sum"
+        logits.float().flatten(0, 1),
+        targets.to(model.device).flatten(),
+        ignore_index=IGNORED,
+        reduction="sum",
     )

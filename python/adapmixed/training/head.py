@@ -1,9 +1,10 @@
 """Train members that adapt the output layer alone, with one pass of the trunk per token.
 
 Everything below the output layer is public and frozen, so its hidden states are the same in every
-epoch. They are computed once in eval mode and kept. Training is then a softmax regression. Hidden
-states are functions of the private text. So a file of them is readable by its owner alone, and has
-no name while in use: nothing is left of it, however the process ends.
+epoch. They are computed once in eval mode and kept, and so are the public logits while they fit.
+Training is then a softmax regression on the tokens that are predicted. Hidden states are functions
+of the private text. So a file of them is readable by its owner alone, and has no name while in use:
+nothing is left of it, however the process ends.
 """
 
 from __future__ import annotations
@@ -11,60 +12,111 @@ from __future__ import annotations
 import logging
 import os
 import shutil
-from collections.abc import Iterator
+from bisect import bisect_right
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import accumulate, pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from adapmixed.ensemble.layers import head_name
+from adapmixed.training.blocks import IGNORED, Blocks
 
 _LOG = logging.getLogger(__name__)
 IN_MEMORY = 256 << 20
 """Largest size of one shard's hidden states in memory, in bytes; larger ones go to a file."""
-_TOKENS = 512  # tokens per pass of the trunk, so that activations stay in a core's cache
+PUBLIC_BYTES = 1 << 30
+"""Bytes of one shard's public logits that are kept; the others are computed in every epoch."""
+_TOKENS = 256  # tokens per pass of the trunk, so that activations stay in a core's cache
+_NUMBERS = 1 << 20  # logits per pass of the output layer, for the same reason
+_LEAST = 32  # tokens of such a pass
 _TRIAL = 8  # tokens of a trial
 
 
+class Trunk(NamedTuple):
+    """The module whose output alone determines the logits: its name and its output's type."""
+
+    name: str
+    kind: type
+
+
+@dataclass(frozen=True)
+class StateBlocks:
+    """Blocks of which the hidden states are stored; it is read as `Blocks` is.
+
+    Attributes:
+        targets: (n,) int64, the tokens that are predicted in all stored blocks.
+        bounds: for each of these blocks the first and the last but one of its targets.
+        size: targets of a pass.
+    """
+
+    targets: Tensor
+    bounds: Sequence[tuple[int, int]]
+    size: int
+
+    def __len__(self) -> int:
+        return len(self.bounds)
+
+    def scored(self, rows: Tensor) -> int:
+        """Return how many tokens of these blocks are predicted."""
+        return sum(stop - start for start, stop in (self.bounds[row] for row in rows.tolist()))
+
+    def passes(self, rows: Tensor, *, whole: bool = False) -> Iterator[tuple[Tensor, Tensor]]:
+        """Yield (numbers of the stored states instead of token ids, targets), each (1, s) int64."""
+        for row in rows.tolist():
+            numbers = torch.arange(*self.bounds[row])
+            for part in torch.split(numbers, len(numbers) if whole else self.size):
+                yield part[None], self.targets[part][None]
+
+
 @contextmanager
-def trunk_once(model: Any, inputs: Tensor, scratch: Path | None = None) -> Iterator[Tensor]:
+def trunk_once(
+    model: Any, trunk: Trunk | None, parts: Sequence[Blocks], scratch: Path | None = None
+) -> Iterator[Sequence[Blocks | StateBlocks]]:
     """Let a model that adapts its output layer alone answer from stored hidden states.
 
-    The model is changed while the context is entered, and restored afterwards. It stays unchanged
-    if it adapts other layers, or if its trunk is not found.
+    The model is changed while the context is entered, and restored afterwards.
 
     Args:
         model: an `adapter.adapted_copy` in eval mode.
-        inputs: (blocks, t) int64 token ids.
+        trunk: as `find_trunk` returns it; with None nothing is changed.
+        parts: blocks of tokens.
         scratch: a private folder for hidden states larger than `IN_MEMORY`; None to keep them
             always in memory.
 
     Yields:
-        the `input_ids` to use instead of `inputs`, one row per block: block numbers (blocks, 1), or
-        `inputs` themselves if the model stays unchanged.
+        the blocks to use instead of `parts`.
 
     Raises:
         RuntimeError: if `scratch` has no room for the states.
     """
-    inner = model.get_base_model()
-    found = _trial(inner) if inputs.shape[0] and adapts_head_alone(inner) else None
-    if found is None:
-        yield inputs
+    if trunk is None or not any(map(len, parts)):
+        yield parts
         return
-    name, kind = found
-    trunk = inner.get_submodule(name)
+    inner = model.get_base_model()
+    module = inner.get_submodule(trunk.name)
     head = head_name(inner)
     layer = inner.get_submodule(head)
-    stored = _Stored(_states(trunk, inputs, scratch), kind)
-    inner.set_submodule(name, stored)
+    whole = Blocks(*(torch.cat([getattr(p, n) for p in parts]) for n in ("inputs", "labels")))
+    targets = whole.labels[:, 1:]
+    counts = (targets != IGNORED).sum(1).tolist()
+    bounds = list(pairwise(accumulate(counts, initial=0)))
+    stored = _Stored(_states(module, whole, scratch), trunk.kind)
+    inner.set_submodule(trunk.name, stored)
+    vocab, size = layer.base_layer.weight.shape[0], whole.labels.shape[1]
     if layer.base_layer.weight.dtype == torch.float32:
-        inner.set_submodule(head, _Head(layer))
+        inner.set_submodule(head, _Head(layer, stored, bounds))
+        size = max(_LEAST, _NUMBERS // vocab)
+    found = StateBlocks(targets[targets != IGNORED], bounds, size)
+    ends = list(pairwise(accumulate(map(len, parts), initial=0)))
     try:
-        yield torch.arange(inputs.shape[0])[:, None]
+        yield [StateBlocks(found.targets, bounds[slice(*end)], size) for end in ends]
     finally:
-        inner.set_submodule(name, trunk)
+        inner.set_submodule(trunk.name, module)
         inner.set_submodule(head, layer)
 
 
@@ -80,51 +132,79 @@ class _Stored(nn.Module):
     def __init__(self, states: Tensor, kind: type) -> None:
         super().__init__()
         self.states, self._kind = states, kind
+        self.rows = slice(0, 0)  # of the last pass
 
     def forward(self, input_ids: Tensor, **_: Any) -> Any:
-        states = self.states[input_ids[:, 0].to(self.states.device)]
-        return self._kind(last_hidden_state=states.to(input_ids.device))
+        first = int(input_ids[0, 0])
+        self.rows = slice(first, first + input_ids.shape[1])
+        return self._kind(last_hidden_state=self.states[None, self.rows].to(input_ids.device))
 
 
 class _Head(nn.Module):
-    """peft's output layer in fp32, with fewer passes over the logits.
+    """peft's output layer in fp32, which keeps public logits and needs fewer passes over them.
 
     With a copy of Bᵀ the gradient of B is a product of short rows with the logits' gradient. This
     is much faster than the product with the transposed gradient.
     """
 
-    def __init__(self, layer: Any) -> None:
+    def __init__(self, layer: Any, stored: _Stored, bounds: Sequence[tuple[int, int]]) -> None:
         super().__init__()
         self.weight = layer.base_layer.weight
-        self._layer = layer
+        self._layer, self._stored = layer, stored
         (self._adapter,) = layer.active_adapters
+        self._bounds = bounds
+        self._kept: dict[int, Tensor] = {}
+        self._last = -1, self.weight  # no block yet
+        self._room = PUBLIC_BYTES // (4 * len(self.weight))  # rows
 
     def forward(self, states: Tensor) -> Tensor:
         layer, adapter = self._layer, self._adapter
-        rows = states.flatten(0, -2)
-        low = layer.lora_A[adapter](rows) * layer.scaling[adapter]
-        logits: Tensor = layer.base_layer(rows)
-        logits = logits.addmm_(low, layer.lora_B[adapter].weight.t().contiguous())
-        return logits.view(*states.shape[:-1], -1)
+        low = layer.lora_A[adapter](states[0]) * layer.scaling[adapter]
+        up = layer.lora_B[adapter].weight.t().contiguous()
+        return torch.addmm(self._public(self._stored.rows), low, up)[None]
+
+    @torch.no_grad()
+    def _public(self, rows: slice) -> Tensor:
+        """Return the public logits of some rows of one block, computed for the whole block."""
+        block = bisect_right(self._bounds, rows.start, key=lambda bound: bound[0]) - 1
+        start, stop = self._bounds[block]
+        if block not in self._kept and self._last[0] != block:
+            states = self._stored.states[start:stop].to(self.weight.device)
+            self._last = block, self._layer.base_layer(states)
+            if stop - start <= self._room:
+                self._room -= stop - start
+                self._kept[block] = self._last[1]
+        found = self._kept[block] if block in self._kept else self._last[1]
+        return found[rows.start - start : rows.stop - start]
 
 
-def _trial(inner: Any) -> tuple[str, type] | None:
-    """Return the module whose output alone determines the logits, and the output's type, or None.
+def find_trunk(model: Any) -> Trunk | None:
+    """Return the trunk of a model that adapts its output layer alone.
 
     A few public tokens are tried: from the trunk's stored output the model must give the same bits.
+
+    Args:
+        model: an `adapter.adapted_copy` in eval mode.
+
+    Returns:
+        None if other layers are adapted, or no such module is found, which is logged.
     """
+    inner = model.get_base_model()
+    if not adapts_head_alone(inner):
+        return None
     trunk = inner.get_decoder()
     name = next((name for name, module in inner.named_modules() if module is trunk), "")
     device = inner.get_output_embeddings().weight.device
-    ids = torch.arange(_TRIAL, device=device)[None] % inner.config.get_text_config().vocab_size
+    numbers = torch.arange(_TRIAL, device=device)[None]
+    ids = (numbers + 1) % inner.config.get_text_config().vocab_size  # no token has its own number
     try:
         with torch.no_grad():
             expected = inner(input_ids=ids, use_cache=False).logits
             output = trunk(input_ids=ids, use_cache=False)
-            inner.set_submodule(name, _Stored(output[0], type(output)))
-            found = inner(input_ids=torch.zeros_like(ids[:, :1]), use_cache=False).logits
+            inner.set_submodule(name, _Stored(output[0][0], type(output)))
+            found = inner(input_ids=numbers, use_cache=False).logits
         if torch.equal(found, expected):
-            return name, type(output)
+            return Trunk(name, type(output))
     except Exception as error:  # a model's own code may raise anything
         _LOG.info("%s: %s", type(error).__name__, error)
     finally:
@@ -138,16 +218,23 @@ def _trial(inner: Any) -> tuple[str, type] | None:
 
 
 @torch.no_grad()
-def _states(trunk: Any, inputs: Tensor, scratch: Path | None) -> Tensor:
-    """Return the trunk's hidden states, (blocks, t, d) in the model's dtype."""
+def _states(trunk: Any, blocks: Blocks, scratch: Path | None) -> Tensor:
+    """Return the hidden states from which tokens are predicted, (tokens, d) in the model's dtype.
+
+    A pass takes few blocks, so that little is computed for padding.
+    """
     device = next(trunk.parameters()).device
+    rows = torch.arange(len(blocks))
     states, done = None, 0
-    for ids in torch.split(inputs, max(1, _TOKENS // inputs.shape[1])):
-        found = trunk(input_ids=ids.to(device), use_cache=False)[0]
-        if states is None:
-            states = _storage((*inputs.shape, found.shape[-1]), found.dtype, scratch)
-        states[done : done + len(ids)] = found
-        done += len(ids)
+    for part in torch.split(rows, max(1, _TOKENS // blocks.labels.shape[1])):
+        for ids, targets in blocks.passes(part, whole=True):
+            found = trunk(input_ids=ids.to(device), use_cache=False)[0]
+            found = found[targets != IGNORED]
+            if states is None:
+                size = (blocks.scored(rows), found.shape[-1])
+                states = _storage(size, found.dtype, scratch)
+            states[done : done + len(found)] = found
+            done += len(found)
     assert states is not None
     return states
 

@@ -16,10 +16,11 @@ from adapmixed.ensemble.member_record import FORMAT_VERSION, MEMBER_FILE
 from adapmixed.ensemble.public_model import load_base
 from adapmixed.ensemble.vocabulary import beginning_of
 from adapmixed.files import publish_folder, temporary_folder, write_file
-from adapmixed.training.adapter import save_adapter
+from adapmixed.training.adapter import save_adapter, shorten
 from adapmixed.training.blocks import token_stream
 from adapmixed.training.config import FinetuneConfig
-from adapmixed.training.finetune import Trained, train_adapter
+from adapmixed.training.finetune import AdapterTrainer, Trained
+from adapmixed.training.head import adapts_head_alone
 from adapmixed.training.partition import shard_record
 from adapmixed.training.shards import Spool, hold_out, hold_out_end
 
@@ -64,11 +65,15 @@ class MemberTrainer:
         self._settings = settings
         self._spool = spool
         self._key = key
-        self._base = model.to(settings.device).eval()
+        base = model.to(settings.device).eval()
+        self._vocab_size = base.config.get_text_config().vocab_size
+        self._trainer = AdapterTrainer(base, settings.config)
         self._tokenizer = tokenizer
 
     def train(self, shard: int, folder: Path, progress: Callable[[float], None]) -> None:
         """Train one member and move it to its folder.
+
+        B of an output layer is rounded to bfloat16: an ensemble then keeps it in half the memory.
 
         Args:
             shard: the member's number.
@@ -85,10 +90,8 @@ class MemberTrainer:
         tokens, held = self._tokens(training), self._tokens(validation)
         if not validation:
             tokens, held = hold_out_end(tokens, settings.validation_fraction)
-        trained = train_adapter(
-            self._base,
+        trained = self._trainer.train(
             tokens,
-            config,
             seed=settings.seed,
             shard=shard,
             beginning=beginning_of(self._tokenizer),
@@ -98,6 +101,8 @@ class MemberTrainer:
         )
         if not _is_finite(trained):
             raise ValueError(f"{folder.name}: training diverged, use a lower learning_rate")
+        if adapts_head_alone(trained.model.get_base_model()):
+            shorten(trained.model)
         record = {
             "format_version": FORMAT_VERSION,
             "shard": shard_record(documents, key=self._key),
@@ -116,8 +121,7 @@ class MemberTrainer:
 
     def _tokens(self, documents: Sequence[Document]) -> list[int]:
         texts = [document.text for document in documents]
-        vocab_size = self._base.config.get_text_config().vocab_size
-        return token_stream(self._tokenizer, texts, vocab_size)
+        return token_stream(self._tokenizer, texts, self._vocab_size)
 
 
 def _is_finite(trained: Trained) -> bool:
