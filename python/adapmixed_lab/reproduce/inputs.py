@@ -193,7 +193,7 @@ def load_inputs(
 ) -> Inputs:
     """Load models and text.
 
-    The end of the text is kept to choose the best non-private pool. It is no part of the evaluation.
+    The end of the text is kept to choose the best non-private pool, and is not evaluated.
 
     Args:
         sources: where they come from.

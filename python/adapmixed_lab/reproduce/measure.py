@@ -130,8 +130,9 @@ def measure_alone(
 def over_trainings(several: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Return one line for the same method of several trainings, with the means of all numbers.
 
-    The sentence is that of the largest ε. Deviations are over trainings. "difference" becomes the mean over trainings, with Student's 95 % interval. The text is the
-    same, so the interval is about other trainings and divisions.
+    The sentence is that of the largest ε, and deviations are over trainings. "difference" becomes
+    the mean over trainings, with Student's 95 % interval. The text is the same, so the interval is
+    about other trainings and divisions.
     """
     found = dict(max(several, key=lambda one: float(one["epsilon"] or 0.0)))
     for key in found:
@@ -169,7 +170,7 @@ def merge(results: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     notes = dict.fromkeys(note for one in results for note in one["notes"])
     words = (
         f"Numbers are means over {len(results)} trainings, each with its own division of the text. "
-        "± is the standard deviation over trainings, and […] Student's 95 % interval, both for this "
+        "± is the standard deviation over trainings, and […] Student's 95 % interval, for this "
         "text. The ε of a training may be above the mean."
     )
     return first | {
