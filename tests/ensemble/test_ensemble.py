@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
@@ -77,8 +78,15 @@ def test_budget_bounds_the_logits_and_names_what_is_needed(
         for _, private, public, _ in ensemble.iter_logits(ids, memory_bytes=limit):
             assert (private.numel() + public.numel()) * 4 <= limit
     needed = budget(ensemble, 2, 9, 1, True)
-    with pytest.raises(ValueError, match=f"memory_bytes must be >= {needed} "):
+    with pytest.raises(ValueError, match=f"memory_bytes must be >= {needed} ") as caught:
         ensemble.decoder(ids, memory_bytes=needed - 1)
+    found = re.search("; a batch of 1 or active = ([0-9]+) would fit", str(caught.value))
+    assert found is not None
+    active = int(found[1])
+    ensemble.decoder(ids[:1], memory_bytes=needed - 1)
+    ensemble.decoder(ids, memory_bytes=needed - 1, active=active)
+    with pytest.raises(ValueError, match="memory_bytes must be >= "):
+        ensemble.decoder(ids, memory_bytes=needed - 1, active=active + 1)
 
 
 def test_decoder_equals_recomputation(base: Any, make_adapters: Make, ids: torch.Tensor) -> None:

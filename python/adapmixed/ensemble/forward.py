@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from bisect import bisect_right
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -271,7 +272,8 @@ class BatchedForward:
             beside: as in `Ensemble.decoder`.
 
         Raises:
-            ValueError: if not even one position fits; the message names the bytes needed.
+            ValueError: if not even one position fits; the message names the bytes needed, and what
+                would fit.
         """
         window = length if window is None else window
         logits, activations = self._position_bytes(batch, window, beside)
@@ -287,9 +289,24 @@ class BatchedForward:
                 f"memory_bytes must be >= {needed} for {self._rows(batch)} rows (one for the "
                 f"public and each private model, times the batch), got {memory_bytes}: keys and "
                 f"values of {window} positions take {cache} bytes, and computing one position "
-                f"{fixed + per_position}"
+                f"{fixed + per_position}{self._fitting(batch, window, beside, memory_bytes)}"
             )
         return min(length, (memory_bytes - cache - fixed) // per_position)
+
+    def _fitting(self, batch: int, window: int, beside: Beside | None, memory_bytes: int) -> str:
+        """Return the largest batch, and the largest active vocabulary, that fit; "" for neither."""
+
+        def needed(active: int) -> int:
+            return sum(replace(self, active=active)._position_bytes(batch, window, beside)) + cache
+
+        cache = self.cache_bytes(batch, window)
+        most = memory_bytes // self.sequence_bytes(window, beside)
+        widths = range(2, self.active or self.vocab_size)
+        width = 1 + bisect_right(widths, memory_bytes, key=needed)
+        fitting = ([f"a batch of {most}"] if most else []) + (
+            [f"active = {width}"] if width > 1 else []
+        )
+        return f"; {' or '.join(fitting)} would fit" if fitting else ""
 
     def sequence_bytes(self, window: int, beside: Beside | None) -> int:
         """Return the least `memory_bytes` to decode one sequence over this window.

@@ -109,9 +109,8 @@ def run(arguments: argparse.Namespace) -> int:
     from adapmixed_lab.reproduce.outputs import write_outputs
     from adapmixed_lab.reproduce.tables import text
 
-    ensembles = arguments.ensemble or [None] * _or_default(arguments.seeds, 1)
-    names = [field.name for field in fields(Sources)]
-    given = {name: getattr(arguments, name) for name in names}
+    ensembles = arguments.ensemble or [None] * (arguments.seeds or 1)
+    given = {field.name: getattr(arguments, field.name) for field in fields(Sources)}
     check_output(arguments.out, folder=True)
     update, close = progress_bar(0, "token")
     results = []
@@ -140,9 +139,8 @@ def _experiment(
     from adapmixed_lab.reproduce.table1 import parts_of, table1
     from adapmixed_lab.reproduce.table2 import table2
 
-    names = {"queries": "queries", "runs": "runs", "long_queries": "long"}  # of the options
-    given = {names[one]: getattr(arguments, one) for one in names}
-    given = {name: value for name, value in given.items() if value is not None}
+    sizes = {name: getattr(arguments, name) for name in ("queries", "runs", "long_queries")}
+    given = {name: value for name, value in sizes.items() if value is not None}
     inputs = load_inputs(sources, arguments.out, most=_most_tokens(arguments), seed=seed)
     if arguments.experiment == "table1":
         parts_of(inputs, **given)  # a text that is too short raises before anything is trained on
@@ -223,16 +221,10 @@ def _most_tokens(arguments: argparse.Namespace) -> int:
     from adapmixed_lab.reproduce.paper import LONG_QUERIES, RUN_QUERIES, RUNS, TABLE_2_QUERIES
 
     paper = {"table1": RUN_QUERIES, "table2": TABLE_2_QUERIES}
-    one: int = _or_default(arguments.queries, paper.get(arguments.experiment, RUN_QUERIES))
-    runs: int = 1
-    long: int = 0
+    one: int = arguments.queries or paper.get(arguments.experiment, RUN_QUERIES)
+    runs, long = 1, 0
     if arguments.experiment == "table1":
-        runs = _or_default(arguments.runs, RUNS)
-        long = _or_default(arguments.long_queries, LONG_QUERIES[arguments.dataset])
+        runs = arguments.runs or RUNS
+        long = arguments.long_queries or LONG_QUERIES[arguments.dataset]
     # A block has at most 512 tokens, and leaves one of them unscored.
     return max(runs * (2 * one + 512), 2 * long + 512)
-
-
-def _or_default(value: Any, default: Any) -> Any:
-    """Return the value of an option, or the default if it was not given."""
-    return default if value is None else value

@@ -146,7 +146,12 @@ class Inputs:
     @cached_property
     def pool(self) -> float | None:
         """κ of the best non-private pool on `other`; None without such text."""
-        return _best_scale(self.ensemble, self.other) if len(self.other) > 1 else None
+        if len(self.other) < 2:
+            return None
+        pools: dict[str, Mechanism] = {repr(one): UnprotectedPool(one) for one in SCALES_TRIED}
+        rng, delta = SeededRandom(0), DELTA
+        found = evaluate(self.ensemble, self.other, pools, delta=delta, rng=rng, active=None)
+        return float(min(found, key=lambda one: one.perplexity).name)
 
     def description(self) -> dict[str, object]:
         """Describe the inputs for a result file, without paths."""
@@ -224,12 +229,6 @@ def load_inputs(
             break
     kept = len(stream) - min(_OTHER, len(stream) // 8)
     return Inputs(sources, ensemble, tuple(stream[:kept]), name, tuple(stream[kept:]))
-
-
-def _best_scale(ensemble: Ensemble, other: Sequence[int]) -> float:
-    pools: dict[str, Mechanism] = {repr(one): UnprotectedPool(one) for one in SCALES_TRIED}
-    found = evaluate(ensemble, other, pools, delta=DELTA, rng=SeededRandom(0), active=None)
-    return float(min(found, key=lambda one: one.perplexity).name)
 
 
 def _name(base: str) -> str:

@@ -80,31 +80,21 @@ def methods(dataset: str, scale: str, queries: int) -> dict[str, Mechanism]:
     }
 
 
-def table1(
-    inputs: Inputs,
-    dp: DPAdapter | None,
-    run: Run,
-    *,
-    runs: int = RUNS,
-    queries: int = RUN_QUERIES,
-    long: int | None = None,
-) -> dict[str, Any]:
+def table1(inputs: Inputs, dp: DPAdapter | None, run: Run, **sizes: int) -> dict[str, Any]:
     """Run Table 1.
 
     Args:
         inputs: models and text.
         dp: the DP-SGD adapter; None leaves out its lines.
         run: seed, state and progress.
-        runs, queries: of the first part.
-        long: queries of the long run, 0 for none; None: the paper's number, at builtin scale
-            fewer (`queries_of`).
+        sizes: those of `parts_of`.
 
     Raises:
-        ValueError: if the text is too short for any part, before the first answer.
+        ValueError: as `parts_of`, before the first answer.
     """
     started = time.perf_counter()
     dataset, tokens = inputs.sources.dataset, inputs.tokens
-    parts = parts_of(inputs, runs=runs, queries=queries, long=long)
+    parts = parts_of(inputs, **sizes)
     one = None if dp is None else dp.load(inputs.sources)
     rows = []
     for number, part in enumerate(parts, start=1):
@@ -124,9 +114,8 @@ def table1(
         rows,
         inputs=inputs.description(),
         settings={
-            "runs": runs, "queries": queries,
-            "long_queries": parts[1].queries if len(parts) > 1 else 0,
-            "seed": run.seed, "delta": DELTA, "pmixed_order": ORDER,
+            "runs": parts[0].runs, "queries": parts[0].queries, "seed": run.seed, "delta": DELTA,
+            "long_queries": sum(part.queries for part in parts[1:]), "pmixed_order": ORDER,
         },
         notes=[*inputs.notes(), *_notes(rows, parts, inputs.sources, dp)],
         seconds=time.perf_counter() - started,
@@ -134,10 +123,20 @@ def table1(
 
 
 def parts_of(
-    inputs: Inputs, *, runs: int = RUNS, queries: int = RUN_QUERIES, long: int | None = None
+    inputs: Inputs, runs: int = RUNS, queries: int = RUN_QUERIES, long_queries: int | None = None
 ) -> list[Part]:
-    """Return the parts of the table; the arguments and errors are those of `table1`."""
-    long = queries_of(inputs, LONG_QUERIES[inputs.sources.dataset], long)
+    """Return the parts of the table.
+
+    Args:
+        inputs: models and text.
+        runs, queries: of the first part.
+        long_queries: of the long run, 0 for none; None: the paper's number, at builtin scale
+            fewer (`queries_of`).
+
+    Raises:
+        ValueError: if the text is too short for any part.
+    """
+    long = queries_of(inputs, LONG_QUERIES[inputs.sources.dataset], long_queries)
     parts = [Part(runs, queries)] + ([Part(1, long)] if long else [])
     for part in parts:
         plan_runs(inputs.tokens, inputs.ensemble.longest_text, None, part.queries, runs=part.runs)
