@@ -9,6 +9,8 @@ about K tokens reads K stretches of memory. Members lie side by side in blocks o
 zeros, and so do members of a smaller rank.
 """
 
+import math
+import mmap
 from collections.abc import Sequence
 
 import torch
@@ -19,6 +21,7 @@ from ._registry import _DTYPES, backend, rows
 
 BLOCK = 16
 """Members that lie side by side."""
+_PRIVATE = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
 
 
 def blocks_of(models: int) -> int:
@@ -37,7 +40,11 @@ def pack_factors(
         vocab: V.
         dtype: float32 or bfloat16, to which they are rounded.
     """
-    packed = torch.empty((vocab, blocks_of(len(factors)), rank, BLOCK), dtype=dtype)
+    shape = (vocab, blocks_of(len(factors)), rank, BLOCK)
+    memory = mmap.mmap(-1, max(1, math.prod(shape) * dtype.itemsize), flags=_PRIVATE)
+    if hasattr(mmap, "MADV_HUGEPAGE"):  # rows are read from everywhere: few pages are found faster
+        memory.madvise(mmap.MADV_HUGEPAGE)
+    packed = torch.frombuffer(memory, dtype=dtype, count=math.prod(shape)).view(shape)
     for block in range(packed.shape[1]):
         members = torch.zeros((BLOCK, rank, vocab), dtype=dtype)
         for place, one in enumerate(factors[block * BLOCK : (block + 1) * BLOCK]):

@@ -58,29 +58,33 @@ double log_sum_from(const char* data, std::int64_t vocab, double m, const Keep& 
   return from.origin() + std::log(sum(total + (low + high)));
 }
 
+// The largest logit of a row; a NaN may be left out.
+template <Dtype D>
+double largest_logit(const char* data, std::int64_t vocab) {
+  Quad largest(-HUGE_VAL);
+  std::int64_t v = 0;
+  for (; v + 4 * Flt::kLanes <= vocab; v += 4 * Flt::kLanes) {
+    ADAPMIXED_UNROLL
+    for (int k = 0; k < 4; ++k) {
+      largest.v[k] = vmax(load_whole<D>(data, v + k * Flt::kLanes), largest.v[k]);
+    }
+  }
+  for (; v < vocab; v += Flt::kLanes) {
+    largest.v[0] = vmax(load_floats<D>(data, v, vocab), largest.v[0]);
+  }
+  return maximum(vmax(vmax(largest.v[0], largest.v[1]), vmax(largest.v[2], largest.v[3])));
+}
+
 template <Dtype D>
 void log_sum_exp_row(const char* data, std::int64_t vocab, double* lse, std::int32_t* status) {
-  Vec largest(-HUGE_VAL);
-  Mask nan = Vec(0.0).is_nan();
-  for (std::int64_t v = 0; v < vocab; v += Vec::kLanes) {
-    const Vec z = load_logits<D>(data, v, vocab);
-    nan = nan | z.is_nan();
-    largest = vmax(z, largest);
-  }
-  const double m = maximum(largest);
-  *lse = std::nan("");
-  if (nan.any()) {
-    *status = kRowNan;
-  } else if (m == HUGE_VAL) {
-    *status = kRowPlusInf;
-  } else if (m == -HUGE_VAL) {
-    *status = kRowEmpty;
-  } else if (std::fabs(m) > kMaxLogit) {
-    *status = kRowTooLarge;
-  } else {
-    *lse = log_sum_from<D>(data, vocab, m);
-    *status = kRowOk;
-  }
+  const double m = largest_logit<D>(data, vocab);
+  *lse = std::fabs(m) > kMaxLogit ? std::nan("") : log_sum_from<D>(data, vocab, m);
+  *status = kRowOk;
+  if (!std::isnan(*lse)) return;
+  const Row row{data, D};
+  bool nan = false;
+  for (std::int64_t v = 0; v < vocab; ++v) nan |= std::isnan(row.at(v));
+  *status = nan ? kRowNan : m == HUGE_VAL ? kRowPlusInf : m == -HUGE_VAL ? kRowEmpty : kRowTooLarge;
 }
 
 // The same in one pass, given a logit of this row that is likely to be among the largest. Returns

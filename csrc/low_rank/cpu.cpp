@@ -12,8 +12,7 @@ ADAPMIXED_CORE_BEGIN
 namespace {
 
 constexpr int kLanes = Flt::kLanes;
-constexpr int kTile = 16;  // tokens that are read together; their results fill a line of a row
-constexpr int kAhead = 8;  // blocks of members
+constexpr int kTile = 64;  // tokens that are read together; their results fill lines of a row
 
 #if defined(__AVX512F__)
 inline Flt interleave_low(Flt a, Flt b) {
@@ -68,7 +67,7 @@ struct Tile {
       rows[t] = static_cast<const T*>(in.factors) + token * size;
     }
   }
-  // Asks for one block of members, and waits for nothing.
+  // Asks for one block of members of all tokens, and waits for nothing.
   void ask(std::int64_t block, std::int64_t part) const {
     for (const T* row : rows) {
       const char* bytes = reinterpret_cast<const char*>(row + block * part);
@@ -78,23 +77,19 @@ struct Tile {
   }
 };
 
-// `next` is the tile that comes after this one.
 template <class T>
 void add_tile(const LowRankInputs& in, std::int64_t position, std::int64_t first,
-              const Tile<T>& here, const Tile<T>& next, const LowRankResults& out) {
+              const LowRankResults& out) {
   const std::int64_t models = in.shape.models, columns = in.shape.vocab;
   const int count = static_cast<int>(columns - first < kTile ? columns - first : kTile);
   const std::int64_t blocks = (models + kLowRankBlock - 1) / kLowRankBlock;
   const std::int64_t part = in.rank * kLowRankBlock;
+  const Tile<T> here(in, position, first, blocks * part);
   const float* start = in.start + position * in.start_position + first;
   float* result = out.data + position * out.stride_position + first;
   for (std::int64_t block = 0; block < blocks; ++block) {
     const float* coefficients = in.coefficients + (position * blocks + block) * part;
-    if (block + kAhead < blocks) {
-      here.ask(block + kAhead, part);
-    } else if (block + kAhead < 2 * blocks) {
-      next.ask(block + kAhead - blocks, part);
-    }
+    here.ask(block, part);
     for (std::int64_t lane = 0; lane < kLowRankBlock; lane += kLanes) {
       const std::int64_t model = block * kLowRankBlock + lane;
       if (model >= models) break;
@@ -138,17 +133,9 @@ void add_tile(const LowRankInputs& in, std::int64_t position, std::int64_t first
 template <class T>
 void add_tiles(const LowRankInputs& in, std::int64_t begin, std::int64_t end,
                const LowRankResults& out) {
-  const std::int64_t positions = in.shape.positions;
-  const std::int64_t size =
-      (in.shape.models + kLowRankBlock - 1) / kLowRankBlock * kLowRankBlock * in.rank;
-  Tile<T> here(in, 0, begin * kTile, size);
   for (std::int64_t tile = begin; tile < end; ++tile) {
-    for (std::int64_t position = 0; position < positions; ++position) {
-      const bool last = position + 1 == positions;
-      const std::int64_t after = last && tile + 1 < end ? tile + 1 : tile;
-      const Tile<T> next(in, last ? 0 : position + 1, after * kTile, size);
-      add_tile<T>(in, position, tile * kTile, here, next, out);
-      here = next;
+    for (std::int64_t position = 0; position < in.shape.positions; ++position) {
+      add_tile<T>(in, position, tile * kTile, out);
     }
   }
 }
