@@ -80,8 +80,9 @@ def test_adapted_layers() -> None:
     assert (config().rank, config().epochs, config().batch_size) == (8, 2, 1)
     assert config("--target-modules", "lm_head") == config()
     assert config("--rank", "2", "--early-stopping", "--steps", "7", "--shared-a") == replace(
-        config(), rank=2, early_stopping=True, steps=7, shared_a=True
+        config(), rank=2, early_stopping=True, epochs=1, steps=7, shared_a=True
     )
+    assert config("--epochs", "3") == replace(config(), epochs=3, steps=1)
     assert config("--adapt", "all").rank == FinetuneConfig().rank
     # A preset keeps the paper's numbers, and its layers unless others are given.
     assert config("--preset", "pubmed").target_modules == ("c_attn",)
@@ -174,6 +175,8 @@ def test_refusals(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     refuses("--corpus must be a file, a folder", "--corpus", "nowhere")
     refuses("id_column applies to rows", "--corpus", "builtin", "--id-column", "user")
     refuses("Unrecognized model", "--corpus", "builtin")
+    both = ("--steps", "5", "--epochs", "2")
+    refuses("--steps must not be given with --epochs, got 5", "--corpus", "builtin", *both)
 
 
 def test_validation_losses_are_logged_for_the_operator_alone(

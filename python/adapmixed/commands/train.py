@@ -79,7 +79,7 @@ def add_parser(commands: Any) -> None:
     group.add_argument(
         "--steps",
         type=int,
-        help="steps of every member, however small its shard, instead of --epochs",
+        help="instead of --epochs: steps of every member, but at least one pass over its shard",
     )
     group.add_argument(
         "--shared-a",
@@ -170,4 +170,8 @@ def _config(arguments: argparse.Namespace, facts: "BaseFacts") -> "FinetuneConfi
         settings = preset.finetune_settings()
     elif facts.targets(targets) == (facts.head,):
         settings = HEAD
+    if arguments.steps is not None:
+        settings = settings | {"epochs": 1}
+    elif arguments.epochs is not None:
+        settings = settings | {"steps": 1}
     return config_of(arguments, facts, targets, settings, "steps", "shared_a", "early_stopping")

@@ -21,7 +21,7 @@ class FinetuneConfig:
         warmup_steps: steps over which the rate first rises linearly, >= 0.
         weight_decay: AdamW's decoupled weight decay, >= 0.
         epochs: passes over the shard, >= 1.
-        steps: steps of every member, >= 1, instead of `epochs`; None for the epochs.
+        steps: least number of steps, >= 1: a small shard is passed over again until they are done.
         shared_a: whether all members have one random A, drawn from the run's seed, and train B
             alone.
         batch_size: blocks per step, >= 1.
@@ -40,18 +40,17 @@ class FinetuneConfig:
     warmup_steps: int = 0
     weight_decay: float = 0.01
     epochs: int = 10
-    steps: int | None = None
+    steps: int = 1
     shared_a: bool = False
     batch_size: int = 8
     block_size: int = 512
     early_stopping: bool = False
 
     def __post_init__(self) -> None:
-        for name, least in (("rank", 1), ("epochs", 1), ("batch_size", 1), ("block_size", 2)):
+        for name in ("rank", "epochs", "steps", "batch_size", "block_size"):
+            least = 2 if name == "block_size" else 1
             if getattr(self, name) < least:
                 raise ValueError(f"{name} must be >= {least}, got {getattr(self, name)}")
-        if self.steps is not None and self.steps < 1:
-            raise ValueError(f"steps must be >= 1, got {self.steps}")
         for name in ("alpha", "learning_rate"):
             if not (math.isfinite(getattr(self, name)) and getattr(self, name) > 0):
                 raise ValueError(f"{name} must be positive and finite, got {getattr(self, name)}")

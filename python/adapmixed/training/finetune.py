@@ -30,7 +30,8 @@ from adapmixed.training.head import StateBlocks, find_trunk, trunk_once
 Progress = Callable[[int, int], None]
 """Called with (steps done, steps in all)."""
 ROUNDS = 4
-"""Parts of a training that is given in steps, each with a loss of its own as an epoch has."""
+"""Parts of a training whose length the least number of steps decides; each has a loss, as an
+epoch has."""
 
 
 def shard_seed(seed: int, shard: int) -> int:
@@ -198,7 +199,7 @@ def fit(
     Args:
         model: a causal language model; its parameters with requires_grad are trained in place.
         blocks: one block or more.
-        config: the settings; learning_rate, warmup_steps, weight_decay, epochs or steps, and
+        config: the settings; learning_rate, warmup_steps, weight_decay, epochs, steps and
             batch_size are used.
         generator: draws the order of the blocks.
         progress: called after every step.
@@ -209,10 +210,11 @@ def fit(
         the mean loss of each epoch or quarter, in nats per token.
     """
     batches = math.ceil(len(blocks) / config.batch_size)
-    steps = config.steps or batches * config.epochs
-    ends = [-(-steps * part // ROUNDS) for part in range(1, ROUNDS + 1)]
-    if config.steps is None:
-        ends = list(range(batches, steps + 1, batches))
+    passes = batches * config.epochs
+    steps = max(config.steps, passes)
+    ends = list(range(batches, passes + 1, batches))
+    if steps > passes:
+        ends = [-(-steps * part // ROUNDS) for part in range(1, ROUNDS + 1)]
     parameters = [p for p in model.parameters() if p.requires_grad]
     optimizer = torch.optim.AdamW(
         parameters, lr=config.learning_rate, weight_decay=config.weight_decay
