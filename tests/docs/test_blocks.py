@@ -1,11 +1,11 @@
 """Every Python and shell block of the README and the site runs, unless it is marked.
 
 A page's blocks run in order in one folder, with stand-ins for the reader's files, and in this
-process if they are Python or plain commands of ours: to import takes longer than to answer. Pages
-of `SCRIPTS` run whole in an empty folder, and start the programs. A block that builds, runs these
-tests, or needs the network or hours says so after its language: "sh no-run". The program's own
-parsers read the command lines of every shell block, and every Python block compiles and finds its
-imports.
+process if they are Python or plain commands of ours: to import takes longer than to answer. The
+quickstart runs whole and starts the programs, as a reader types them. A block that builds, runs
+these tests, or needs the network or hours says so after its language: "sh no-run". The program's
+own parsers read the command lines of every shell block, and every Python block compiles and finds
+its imports.
 """
 
 from __future__ import annotations
@@ -46,9 +46,7 @@ from adapmixed import cli
 from adapmixed.commands.mechanisms import mechanism_of
 from adapmixed_lab import cli as laboratory
 
-SCRIPTS = ("docs/tutorial.md", "docs/quickstart.md")
-"""Pages that run whole: shell and Python in order, as a reader types them."""
-
+WHOLE = ROOT / "docs" / "quickstart.md"
 EXACT = (
     "docs/concepts/per-shard-budgets.md",
     "docs/theory/errata.md",
@@ -169,7 +167,7 @@ def _other_pages() -> list[object]:
     """Return the pages whose blocks run with stand-ins; all but the README are slow."""
     found: list[object] = []
     for page in pages():
-        if name_of(page) not in SCRIPTS + EXACT and any(one.runs for one in blocks(page)):
+        if name_of(page) not in EXACT and page != WHOLE and any(one.runs for one in blocks(page)):
             slow = () if page.name == "README.md" else (pytest.mark.slow,)
             found.append(pytest.param(page, marks=slow, id=name_of(page)))
     return found
@@ -256,6 +254,8 @@ def _statements(shown: str) -> list[str]:
 
 def _stand_ins(page: Path, ensemble: Path) -> None:
     """Put what a page's reader has into the folder: texts, a public model and an ensemble."""
+    if page.name == "tutorial.md":  # it makes them
+        return
     from adapmixed.data import demo_base, held_out_documents, private_documents
 
     rows = [{"user": one.identifier, "text": one.text} for one in private_documents()[:200]]
@@ -301,16 +301,13 @@ def _checked(printed: str, where: str) -> str:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", SCRIPTS)
-def test_a_page_that_runs_whole_prints_what_it_shows(name: str, tmp_path: Path) -> None:
-    if name == "docs/quickstart.md":
-        copy_trained(tmp_path / "report")
+def test_the_quickstart_runs_whole(tmp_path: Path) -> None:
+    copy_trained(tmp_path / "report")
     script = "".join(
         one.text if one.language == "sh" else f"python - <<'END'\n{one.text}END\n"
-        for one in blocks(ROOT / name)
+        for one in blocks(WHOLE)
         if one.runs
     )
-    printed = _run(script, tmp_path, name)
-    texts = [one for one in blocks(ROOT / name) if one.language == "text"]
-    for shown in texts if name == "docs/tutorial.md" else texts[:1]:
-        assert not missing(shown, printed), f"{shown}:\n{printed}"
+    printed = _run(script, tmp_path, name_of(WHOLE))
+    shown = next(one for one in blocks(WHOLE) if one.language == "text")
+    assert not missing(shown, printed), f"{shown}:\n{printed}"
