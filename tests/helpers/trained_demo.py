@@ -27,5 +27,5 @@ def copy_trained(folder: Path) -> None:
     with open(DEMO_ENSEMBLE.with_name("lock"), "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         train_whole(DEMO_ENSEMBLE.parent, str(demo_base()))
-    kept = shutil.ignore_patterns("lock")
-    shutil.copytree(DEMO_ENSEMBLE.parent, folder, ignore=kept, dirs_exist_ok=True)
+        kept = shutil.ignore_patterns("lock")
+        shutil.copytree(DEMO_ENSEMBLE.parent, folder, ignore=kept, dirs_exist_ok=True)
