@@ -222,14 +222,13 @@ def registers_text(objects: Path, tools: Tools) -> str:
     return "\n".join(lines)
 
 
-def text_of(table: Table, registers: str = "") -> str:
+def text_of(table: Table, registers: str) -> str:
     parts = [HEAD]
     for architecture in ARCHITECTURES:
         for dtype in DTYPES:
             parts += [f"== {architecture}, {dtype}", loops_text(table, architecture, dtype), ""]
-    if registers:
-        parts.append(f"== registers a thread of every kernel; bytes of static shared memory, of "
-                     f"which sm_90 and later take 1024 for themselves\n{registers}")  # fmt: skip
+    parts.append(f"== registers a thread of every kernel; bytes of static shared memory, of "
+                 f"which sm_90 and later take 1024 for themselves\n{registers}")  # fmt: skip
     return "\n".join(parts).rstrip() + "\n"
 
 

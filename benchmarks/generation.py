@@ -38,8 +38,6 @@ MEMBERS: tuple[tuple[str, int, int | None], ...] = (
     ("head", 100, None), ("head", 100, 8192), ("head", 1000, 8192), ("head", 1000, 1024),
     ("last:1", 100, 8192), ("deep (c_attn)", 100, 8192),
 )  # fmt: skip
-
-
 SMALL = (12, 768, 12, 50257)  # layers, width, heads, vocabulary
 TINY = (2, 32, 2, 512)
 

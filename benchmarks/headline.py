@@ -57,14 +57,7 @@ from adapmixed.training.finetune import train_adapter
 from adapmixed.training.pool import _keep_freed_memory
 from adapmixed.training.presets import HEAD
 from benchmarks.authors import LEAST, authors, divide
-from benchmarks.frontier import (
-    Question,
-    Scorer,
-    Setting,
-    plans,
-    rule,
-    widest,
-)
+from benchmarks.frontier import Question, Scorer, Setting, plans, rule, widest
 from benchmarks.harness import Report, headline, machine
 
 DELTA = 1e-5
@@ -471,7 +464,9 @@ class Estimates:
 
     def change(self, name: Any) -> list[float]:
         """Return the change of perplexity against the public model, and its 95 % interval."""
-        return _interval((self.losses[name] - self.losses["public"]).exp() - 1)
+        values = (self.losses[name] - self.losses["public"]).exp() - 1
+        ends = values[1:].nanquantile(torch.tensor([0.025, 0.975], dtype=torch.float64))
+        return [round(float(value), 5) for value in (values[0], *ends)]
 
 
 def explained(losses: Tensor, known: Tensor) -> tuple[Tensor, list[float]]:
@@ -485,11 +480,6 @@ def explained(losses: Tensor, known: Tensor) -> tuple[Tensor, list[float]]:
     columns = torch.cat([torch.ones_like(at[..., :1]), at], dim=-1).flatten(0, 1)
     factors = torch.linalg.lstsq(columns, losses.flatten()[:, None]).solution[1:, 0]
     return losses - at @ factors, factors.tolist()
-
-
-def _interval(values: Tensor) -> list[float]:
-    low, high = values[1:].nanquantile(torch.tensor([0.025, 0.975], dtype=torch.float64)).tolist()
-    return [round(value, 5) for value in (float(values[0]), low, high)]
 
 
 def measure(bench: Bench, report: Report, workers: int) -> None:

@@ -42,10 +42,13 @@ def pool_token(query: Query, rng: SeededRandom) -> Tensor:
     return adapmixed_ext.sample(pool_mixture(query), query[1], rng=rng)
 
 
-def rotation(query_bytes: int, most: int = 128, cache: int | None = None) -> int:
-    """Return how many queries in rotation exceed the last-level cache, with room to spare."""
+def rotation(query_bytes: int, cache: int | None) -> int:
+    """Return how many queries in rotation exceed the last cache (None: the CPU's) with room.
+
+    One that far exceeds the cache needs no rotation.
+    """
     last = cache or max(caches().values(), default=32 * 2**20)
-    return min(most, max(1 + (query_bytes < 8 * last), math.ceil(2.2 * last / query_bytes)))
+    return min(128, max(1 + (query_bytes < 8 * last), math.ceil(2.2 * last / query_bytes)))
 
 
 def make_query(
@@ -68,24 +71,6 @@ def make_query(
     for row in private:
         row.copy_(common + noise * normal())
     return private, public.to(dtype)
-
-
-def make_queries(
-    models: int, vocab: int, *, kind: str = "near", positions: int = 1,
-    dtype: torch.dtype = torch.float32, device: torch.device | str = "cpu",
-    cache: int | None = None,
-) -> list[Query]:  # fmt: skip
-    """Make queries in rotation, together larger than the cache (the CPU's unless given).
-
-    One that far exceeds the cache needs no rotation.
-    """
-    count = rotation(dtype.itemsize * models * positions * vocab, cache=cache)
-    return [
-        make_query(
-            models, vocab, kind=kind, positions=positions, seed=seed, dtype=dtype, device=device
-        )
-        for seed in range(count)
-    ]
 
 
 def check_ours(query: Query, order: float, radius: float) -> None:

@@ -32,13 +32,7 @@ from torch import Tensor
 
 import adapmixed_ext as ops
 from adapmixed.rng import SeededRandom
-from benchmarks.contestants import (
-    LOOP,
-    SMART_CONSTANT,
-    Program,
-    Smart,
-    torch_programs,
-)
+from benchmarks.contestants import LOOP, SMART_CONSTANT, Program, Smart, torch_programs
 from benchmarks.harness import (
     READ_ONCE,
     READ_TWICE,
@@ -57,9 +51,10 @@ from benchmarks.inputs import (
     RADIUS,
     check_ours,
     judge,
-    make_queries,
+    make_query,
     pool_mixture,
     pool_token,
+    rotation,
     two_calls,
 )
 from benchmarks.timing import Call, Contestant, Device, interleave
@@ -120,11 +115,11 @@ class Bench:
         self, models: int = 0, vocab: int = 0, *, kind: str = "near", positions: int = 1,
         dtype: torch.dtype = torch.float32,
     ) -> list[Query]:  # fmt: skip
-        """Return queries in rotation on the device, of the table's size unless given."""
-        return make_queries(
-            models or self.sizes.models, vocab or self.sizes.vocab, kind=kind,
-            positions=positions, dtype=dtype, device=self.device.device, cache=self.device.cache,
-        )  # fmt: skip
+        """Return queries in rotation, larger than the cache; of the table's size unless given."""
+        models, vocab = models or self.sizes.models, vocab or self.sizes.vocab
+        count = rotation(dtype.itemsize * models * positions * vocab, self.device.cache)
+        more = {"kind": kind, "positions": positions, "dtype": dtype, "device": self.device.device}
+        return [make_query(models, vocab, seed=seed, **more) for seed in range(count)]
 
     def contestants(
         self, calls: Mapping[str, Call], turns: int, drawn: Iterable[str] = ()
@@ -363,14 +358,7 @@ def operators(bench: Bench) -> None:
 
 
 # The comparison comes last, since compiling its contestants may take all the time there is.
-TABLES = {
-    "dtypes": dtypes,
-    "pools": pools,
-    "batches": batches,
-    "operators": operators,
-    "sizes": sizes,
-    "speed": speed,
-}
+TABLES = {table.__name__: table for table in (dtypes, pools, batches, operators, sizes, speed)}
 
 
 def measure(bench: Bench, only: list[str]) -> list[str]:

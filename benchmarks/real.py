@@ -150,19 +150,13 @@ def measure(report: Report, model: str, members: int) -> None:
     """Measure all parts of one model and number of members."""
     with tempfile.TemporaryDirectory() as folder:
         rows = {name: part(name, model, members, Path(folder)) for name in PARTS}
-    found = {
-        "model": model,
-        "members": members,
-        **rows["answer"],
-        **rows["evaluate"],
-        **rows["train"],
-    }
+    found = {"model": model, "members": members}
+    found |= rows["answer"] | rows["evaluate"] | rows["train"]
     found["peak"] = {name: row["peak"] for name, row in rows.items()}
     found["others"] = max(row["others"] or 0.0 for row in rows.values())
     report.tables.setdefault("real", []).append(found)
     report.say(f"{model}, N = {members}; others used up to {found['others']:.0%} of the cores")
-    each = {"load": 1.0, "first": 1.0, "token": 1.0, "evaluate": SCORED, "one": TRAINED}
-    each["all"] = 1.0
+    each = {"load": 1, "first": 1, "token": 1, "evaluate": SCORED, "one": TRAINED, "all": 1}
     for name, count in each.items():
         wall, processor = (1e3 * seconds / count for seconds in found[name])
         report.say(

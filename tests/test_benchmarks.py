@@ -2,9 +2,7 @@
 
 import json
 import math
-import os
 import shutil
-import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -18,35 +16,32 @@ from adapmixed.data import demo_base
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.append(str(ROOT))  # they are not installed, and pytest may be started anywhere
 
-from benchmarks import (  # noqa: E402
-    contestants,
-    generation,
-    inputs,
-    operators,
-    real,
-    serving,
-)
+from benchmarks import contestants, generation, inputs, operators, real, serving  # noqa: E402
 
 MACHINE = {"cpu", "cores", "threads", "instruction_set", "torch", "python", "commit", "dirty"}
 TIMING = {"name", "median", "fastest", "slowest", "runs", "ratio", "gb_per_s", "share_of_floor"}
 
 
-def run_quick(*options: object, module: str = "operators") -> subprocess.CompletedProcess[str]:
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "python")])}
-    return subprocess.run(
-        [sys.executable, "-m", f"benchmarks.{module}", "--quick", *map(str, options)],
-        cwd=ROOT, env=environment, capture_output=True, text=True, timeout=300,
-    )  # fmt: skip
+@pytest.fixture
+def quick(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Any:
+    """Return quick(program, options), which runs one of the programs, as (status, printed)."""
+
+    def run(program: Any, *options: object) -> tuple[int | None, str]:
+        monkeypatch.setattr(sys, "argv", ["program", "--quick", *map(str, options)])
+        capsys.readouterr()
+        return program.main(), capsys.readouterr().out
+
+    return run
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
-def test_quick_run_writes_what_is_promised(device: str, tmp_path: Path) -> None:
+def test_quick_run_writes_what_is_promised(device: str, tmp_path: Path, quick: Any) -> None:
     """On a GPU everything but events and graphs, which a dry run does not have."""
     options = ["--device", device, "--dry-run", "--out", tmp_path / device]
-    run = run_quick(*options)
-    assert run.returncode == 0, run.stderr
-    assert (tmp_path / f"{device}.txt").read_text().strip() == run.stdout.strip()
+    status, printed = quick(operators, *options)
+    assert status == 0, printed
+    assert (tmp_path / f"{device}.txt").read_text().strip() == printed.strip()
     content = json.loads((tmp_path / f"{device}.json").read_text())
     assert content["quick"] and content["complete"] and not content["left_out"]
     assert content["others"] is None or content["others"] >= 0
@@ -70,16 +65,14 @@ def test_quick_run_writes_what_is_promised(device: str, tmp_path: Path) -> None:
         if row["order"] == 18 and row["kind"] == "near":
             assert row["correct"] is row["name"].startswith("smart"), row
     if device == "cpu":
-        late = run_quick(*options[:3], "--seconds", 1e-9)
-        assert late.returncode == 1
-        assert late.stdout.count("the time is over") == len(operators.TABLES)
+        status, late = quick(operators, *options[:3], "--seconds", 1e-9)
+        assert status == 1 and late.count("the time is over") == len(operators.TABLES)
 
 
 @pytest.mark.slow
-def test_private_tokens_are_timed_against_the_public_ones(tmp_path: Path) -> None:
-    run = run_quick("--out", tmp_path / "generation", module="generation")
-    assert run.returncode == 0, run.stderr
-    assert (tmp_path / "generation.txt").read_text().strip() == run.stdout.strip()
+def test_private_tokens_are_timed_against_the_public_ones(tmp_path: Path, quick: Any) -> None:
+    _, printed = quick(generation, "--out", tmp_path / "generation")
+    assert (tmp_path / "generation.txt").read_text().strip() == printed.strip()
     content = json.loads((tmp_path / "generation.json").read_text())
     rows = {(row["name"], row["queries"]): row for row in content["tables"]["token"]}
     assert {name for name, _ in rows} == {
@@ -134,13 +127,12 @@ def test_training_is_timed_to_the_end(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_a_server_is_timed(
-    tmp_path: Path, demo_ensemble: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, demo_ensemble: Path, monkeypatch: pytest.MonkeyPatch, quick: Any
 ) -> None:
     monkeypatch.setattr(serving, "train_demo", lambda to: shutil.copytree(demo_ensemble, to))
     monkeypatch.setattr(serving, "STREAMS", (1, 8))
-    options = ["--quick", "--out", str(tmp_path / "served"), "--folder", str(tmp_path)]
-    monkeypatch.setattr(sys, "argv", ["serving", *options])
-    serving.main()
+    monkeypatch.setattr(serving, "TOKENS", 16)
+    quick(serving, "--out", tmp_path / "served", "--folder", tmp_path)
     streams = json.loads((tmp_path / "served.json").read_text())["tables"]["streams"]
     assert [row["streams"] for row in streams] == [1, 8]
     assert all(row["tokens_per_second"] > 0 and row["p50"] <= row["p99"] for row in streams)

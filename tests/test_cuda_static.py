@@ -79,5 +79,5 @@ def test_no_figure_rises() -> None:
     ]
     assert not risen, "\n".join(risen)
     assert all(figures["local"] == 0 for figures in found.values())
-    text = cuda_static.text_of(table)
+    text = cuda_static.text_of(table, "")
     assert all(hot.name in text for hot in HOT) and "== sm_90, bf16" in text

@@ -1,9 +1,11 @@
 """Every Python and shell block of the README and the site runs, unless it is marked.
 
-A page's blocks run in order in one folder, with stand-ins for the reader's files. Pages of
-`SCRIPTS` and notebooks run whole, in an empty folder. A block that builds, runs these tests, or
-needs the network or hours says so after its language: "sh no-run". The program's own parsers read
-the command lines of every shell block, and every Python block compiles and finds its imports.
+A page's blocks run in order in one folder, with stand-ins for the reader's files, and in this
+process if they are Python or plain commands of ours: to import takes longer than to answer. The
+quickstart runs whole and starts the programs, as a reader types them. A block that builds, runs
+these tests, or needs the network or hours says so after its language: "sh no-run". The program's
+own parsers read the command lines of every shell block, and every Python block compiles and finds
+its imports.
 """
 
 from __future__ import annotations
@@ -44,9 +46,7 @@ from adapmixed import cli
 from adapmixed.commands.mechanisms import mechanism_of
 from adapmixed_lab import cli as laboratory
 
-SCRIPTS = ("docs/tutorial.md", "docs/quickstart.md")
-"""Pages that run whole: shell and Python in order, as a reader types them."""
-
+WHOLE = ROOT / "docs" / "quickstart.md"
 EXACT = (
     "docs/concepts/per-shard-budgets.md",
     "docs/theory/errata.md",
@@ -167,9 +167,7 @@ def _other_pages() -> list[object]:
     """Return the pages whose blocks run with stand-ins; all but the README are slow."""
     found: list[object] = []
     for page in pages():
-        if name_of(page) in SCRIPTS or page in notebooks():
-            continue
-        if any(one.runs for one in blocks(page)):
+        if name_of(page) not in EXACT and page != WHOLE and any(one.runs for one in blocks(page)):
             slow = () if page.name == "README.md" else (pytest.mark.slow,)
             found.append(pytest.param(page, marks=slow, id=name_of(page)))
     return found
@@ -193,17 +191,29 @@ def test_blocks_run(
 def _run_blocks(page: Path, tmp_path: Path) -> None:
     names: dict[str, object] = {"__name__": "page"}
     for block, shown in _with_outputs(page):
-        if block.language == "python":
-            printed = _execute(block, names)
+        if block.language == "sh":
+            printed = _run_shell(block, tmp_path)
         else:
-            script = f"exec 2>&1\n{block.text}"
-            printed = _run(["bash", "-euo", "pipefail"], script, tmp_path, str(block))
+            printed = _execute(block, names)
         if shown is None:
             continue
         assert not missing(shown, printed), f"{shown} is not what {block} printed:\n{printed}"
         printed = " ".join(printed.split())
         for statement in _statements(shown.text):
             assert statement in printed, f"{block}: {statement}"
+
+
+def _run_shell(block: Block, folder: Path) -> str:
+    """Run a shell block, here if each line is a plain command; return what it printed."""
+    lines = shell_lines(block.text)
+    if not all(re.fullmatch(r"adapmixed[^<>|&;$]*", line) for line in lines):
+        return _run(f"exec 2>&1\n{block.text}", folder, str(block))
+    with contextlib.redirect_stdout(io.StringIO()) as printed, contextlib.redirect_stderr(printed):
+        for line in lines:
+            program, *words = shlex.split(line, comments=True)
+            status = (laboratory if program == "adapmixed-lab" else cli).main(words)
+            assert status == 0, f"{block}:\n{printed.getvalue()}"
+    return _checked(printed.getvalue(), str(block))
 
 
 @pytest.mark.parametrize("name", EXACT)
@@ -244,11 +254,15 @@ def _statements(shown: str) -> list[str]:
 
 def _stand_ins(page: Path, ensemble: Path) -> None:
     """Put what a page's reader has into the folder: texts, a public model and an ensemble."""
+    if page.name == "tutorial.md":  # it makes them
+        return
     from adapmixed.data import demo_base, held_out_documents, private_documents
 
     rows = [{"user": one.identifier, "text": one.text} for one in private_documents()[:200]]
     Path("notes.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     links = {"base": Path(demo_base())}
+    if page in notebooks():
+        copy_trained(Path("demo"))
     if page.name == "evaluate.md":  # makes the files of all how-to pages of the demonstration's
         links = {"report/ensemble": ensemble}
     else:
@@ -266,8 +280,9 @@ def _stand_ins(page: Path, ensemble: Path) -> None:
         Path(name).symlink_to(target)
 
 
-def _run(command: list[str], script: str, folder: Path, where: str) -> str:
+def _run(script: str, folder: Path, where: str) -> str:
     """Run a script offline in a folder; return what it printed."""
+    command = ["bash", "-euo", "pipefail"]
     environment = os.environ | {
         "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
         "HF_HUB_OFFLINE": "1",
@@ -276,35 +291,23 @@ def _run(command: list[str], script: str, folder: Path, where: str) -> str:
         command, input=script, cwd=folder, text=True, capture_output=True, env=environment
     )
     assert done.returncode == 0, f"{where}:\n{done.stdout}{done.stderr}"
-    assert "%|" not in done.stdout + done.stderr, f"{where}: a progress bar off a terminal"
-    return done.stdout
+    _checked(done.stderr, where)
+    return _checked(done.stdout, where)
 
 
-def run_whole(page: Path, folder: Path) -> str:
-    """Run a page's blocks as one script in a folder; return what it printed."""
+def _checked(printed: str, where: str) -> str:
+    assert "%|" not in printed, f"{where}: a progress bar off a terminal"
+    return printed
+
+
+@pytest.mark.slow
+def test_the_quickstart_runs_whole(tmp_path: Path) -> None:
+    copy_trained(tmp_path / "report")
     script = "".join(
         one.text if one.language == "sh" else f"python - <<'END'\n{one.text}END\n"
-        for one in blocks(page)
-        if one.runs and one.language in ("python", "sh")
+        for one in blocks(WHOLE)
+        if one.runs
     )
-    cells = "".join(one.text for one in blocks(page) if one.language == "{code-cell}")
-    command = [sys.executable, "-"] if cells else ["bash", "-euo", "pipefail"]
-    return _run(command, cells or script, folder, name_of(page))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("page", notebooks(), ids=name_of)
-def test_notebooks_run(page: Path, tmp_path: Path) -> None:
-    copy_trained(tmp_path / "demo")
-    assert "ε" in run_whole(page, tmp_path)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", SCRIPTS)
-def test_a_page_that_runs_whole_prints_what_it_shows(name: str, tmp_path: Path) -> None:
-    if name == "docs/quickstart.md":
-        copy_trained(tmp_path / "report")
-    printed = run_whole(ROOT / name, tmp_path)
-    texts = [one for one in blocks(ROOT / name) if one.language == "text"]
-    for shown in texts if name == "docs/tutorial.md" else texts[:1]:
-        assert not missing(shown, printed), f"{shown}:\n{printed}"
+    printed = _run(script, tmp_path, name_of(WHOLE))
+    shown = next(one for one in blocks(WHOLE) if one.language == "text")
+    assert not missing(shown, printed), f"{shown}:\n{printed}"

@@ -15,10 +15,10 @@ DEMO_ENSEMBLE = Path(os.environ["ADAPMIXED_TESTS_DEMO"], "ensemble")
 
 
 def trained() -> Path:
-    """Train the ensemble unless another process of this run has done so."""
+    """Train the ensemble, here where all is imported, unless another process has done so."""
     with open(DEMO_ENSEMBLE.with_name("lock"), "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        return train_demo(DEMO_ENSEMBLE)
+        return train_demo(DEMO_ENSEMBLE, workers=1)
 
 
 def copy_trained(folder: Path) -> None:
@@ -27,5 +27,5 @@ def copy_trained(folder: Path) -> None:
     with open(DEMO_ENSEMBLE.with_name("lock"), "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         train_whole(DEMO_ENSEMBLE.parent, str(demo_base()))
-    kept = shutil.ignore_patterns("lock")
-    shutil.copytree(DEMO_ENSEMBLE.parent, folder, ignore=kept, dirs_exist_ok=True)
+        kept = shutil.ignore_patterns("lock")
+        shutil.copytree(DEMO_ENSEMBLE.parent, folder, ignore=kept, dirs_exist_ok=True)

@@ -169,15 +169,18 @@ def test_a_report_is_redrawn_as_it_was(tmp_path: Path, capsys: pytest.CaptureFix
     spent = evaluation("lost", "fixed", epsilon=1.0)
     spent = replace(spent, guarantee=replace(spent.guarantee, method="per-shard budget"))
     report = build([spent, *diagnosed()[:2]], sample=SAMPLE, training=TRAINING)
-    first = write_page(report, tmp_path / "first", figures=True)
+    first = write_page(report, tmp_path / "first")
     out = tmp_path / "again"
     printed = redrawn(first[0], capsys, out)
     assert printed.startswith(report_text(report)) and "perplexity of queries" in printed
-    assert len(first) == 2 + 2 * 8  # SVG and PDF
     assert [(out / path.name).read_bytes() for path in first] == [p.read_bytes() for p in first]
-    assert re.findall(r"^wrote .*/(.*)$", printed, re.MULTILINE) == [p.name for p in first]
-    assert sorted(path.name for path in out.iterdir()) == sorted(path.name for path in first)
-    page = Page(first[1].read_text(encoding="utf-8"))
+    written = re.findall(r"^wrote .*/(.*)$", printed, re.MULTILINE)
+    assert sorted(path.name for path in out.iterdir()) == sorted(written)
+    html, drawn = first[1].read_text(encoding="utf-8"), sorted(out.glob("*.svg"))
+    assert all(path.read_text(encoding="utf-8").strip() in html for path in drawn)
+    assert [path.stem for path in sorted(out.glob("*.pdf"))] == [path.stem for path in drawn]
+    assert len(drawn) == 8 and len(written) == 2 + 2 * 8
+    page = Page(html)
     assert "Utility and the theorem’s bound" in page.text
     ids = [a["id"] for _, a in page.elements if "id" in a]
     assert len(ids) == len(set(ids))

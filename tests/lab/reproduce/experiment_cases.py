@@ -1,14 +1,12 @@
-"""Inputs of experiments, and checks of their figures and files."""
+"""Inputs and rows of small experiments."""
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import torch
 from fake_ensemble import FakeEnsemble
 
-from adapmixed_lab.cli import main
 from adapmixed_lab.reproduce.inputs import Inputs, Sources
 
 
@@ -22,12 +20,3 @@ def inputs(models: int = 3, tokens: int = 2000, **sources: Any) -> Inputs:
 
 def rows_of(result: dict[str, Any], method: str) -> list[dict[str, Any]]:
     return [one for one in result["rows"] if one["method"] == method]
-
-
-def check_redrawn(written: list[Path], folder: Path) -> None:
-    """Check that `adapmixed-lab report` on an experiment's JSON writes the same bytes again."""
-    again = folder / "again"
-    assert main(["report", str(written[0]), "--out", str(again)]) == 0
-    assert sorted(path.name for path in written) == sorted(path.name for path in again.iterdir())
-    for path in written:
-        assert (again / path.name).read_bytes() == path.read_bytes(), path.name
