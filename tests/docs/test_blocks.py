@@ -35,7 +35,6 @@ from doc_pages import (
     blocks,
     missing,
     name_of,
-    notebooks,
     pages,
     shell_lines,
     unmarked_commands,
@@ -261,8 +260,6 @@ def _stand_ins(page: Path, ensemble: Path) -> None:
     rows = [{"user": one.identifier, "text": one.text} for one in private_documents()[:200]]
     Path("notes.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     links = {"base": Path(demo_base())}
-    if page in notebooks():
-        copy_trained(Path("demo"))
     if page.name == "evaluate.md":  # makes the files of all how-to pages of the demonstration's
         links = {"report/ensemble": ensemble}
     else:

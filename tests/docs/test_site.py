@@ -25,10 +25,8 @@ def unread(page: str) -> list[str]:
     importlib.util.find_spec("sphinx") is None, reason="the extra `docs` is not installed"
 )
 def test_the_site_is_built_without_warnings(tmp_path: Path) -> None:
-    # `make docs` runs the notebooks; in the tests, test_blocks.py does.
     command = [
         sys.executable, "-m", "sphinx", "-W", "--keep-going", "-q",
-        "-D", "nb_execution_mode=off", "-D", "suppress_warnings=myst-nb.lexer",
         "-d", str(tmp_path / "doctrees"), str(DOCS), str(tmp_path / "html"),
     ]  # fmt: skip
     done = subprocess.run(command, capture_output=True, text=True)
