@@ -9,6 +9,10 @@ audits. The file holds the results of the scalar path. Texts, tokens, verdicts, 
 charges must be identical; other numbers must agree within `TOLERANCES`. Charges on another
 instruction set count as other numbers. A case of the file may have a "reason", which maps a field
 to a sentence: a difference in that field is printed and is no failure.
+
+Recorded again with the active vocabulary (kept tokens ascend by number, so that tokens drawn under a
+top-k moved, and other numbers by at most 2e-8), and with members of at least 32 steps whose first
+weights are drawn otherwise (the demonstration's answers moved).
 """
 
 from __future__ import annotations

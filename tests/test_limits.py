@@ -22,6 +22,7 @@ from adapmixed.ensemble.member import MISSING
 from adapmixed.mechanisms import planned as mechanism_of_plan
 from adapmixed.mechanisms import shaped
 from adapmixed.privacy import plan
+from adapmixed.privacy.inverse import models_for, queries_for
 from adapmixed.privacy.planner import adapmixed_beforehand, epsilon_of
 from adapmixed.serving.fields import _temperature
 
@@ -76,7 +77,15 @@ def served(value: float) -> object:
         raise ValueError(str(error)) from None
 
 
+def orders(count: int) -> tuple[float, ...]:
+    return tuple(2.0 + at for at in range(count))
+
+
 UP, DOWN = math.inf, -math.inf
+COUNTED = {
+    "private_logits", "num_models", "models", "logits", "queries", "active", "active_tokens",
+    "budget", "orders", "loss_orders",
+}  # fmt: skip
 TABLE: list[tuple[Callable[..., object], str, float, float]] = [
     # door, the argument in the message, the last allowed number, the direction of the refused one
     (many, "private_logits", 65_536, UP),
@@ -99,16 +108,31 @@ TABLE: list[tuple[Callable[..., object], str, float, float]] = [
         UP,
     ),
     (lambda n: shaped(*ROWS, active=n), "active", 2, DOWN),
+    (
+        lambda n: am.Accountant(1e-5).bind(am.ClippedLogPool(-1.0, 1.0), 8, None, n),
+        "active_tokens",
+        2,
+        DOWN,
+    ),
+    (lambda n: privacy.GaussianScreening(n, 1, 0.5, 1.0), "num_models", 65_536, UP),
+    (lambda x: privacy.GaussianScreening(8, 1, 0.5, x), "sigma", 1e-6, DOWN),
+    (lambda x: privacy.GaussianScreening(8, 1, x, 1.0), "weight", 1.0, UP),
+    (lambda n: privacy.ClippedAnswer(0.5, 2.0, 8, 1, n), "budget", 2**40, UP),
+    (lambda n: privacy.RenyiBound(2.0, 0.1, n, 1), "num_models", 65_536, UP),
+    (lambda x: queries_for(1.0, x, 8, lower=-1.0, upper=1.0, scale=1.0), "delta", 0.1, UP),
+    (lambda n: models_for(1.0, 1e-5, n, lower=-1.0, upper=1.0, scale=1.0), "queries", 2**40, UP),
+    (lambda n: ops.renyi_divergence(LOGITS, LOGITS, [2.0] * n), "orders", 32, UP),
+    (lambda n: am.AdaPMixED(2.0, 0.1, loss_orders=orders(n)), "loss_orders", 8, UP),
     (wide, "logits", 1, DOWN),
     (wide, "logits", 2**20, UP),
     (ball, "order", 1_024, UP),
     (ball, "order", 1 + 1e-8, DOWN),
     (screened, "order", 1_024, UP),
-    (lambda x: ops.leave_one_out(*ROWS, torch.ones(3, 2), orders=[2.0, x]), "orders", 1_024, UP),
-    (lambda x: ops.clip_project(*ROWS, lower=0.5, upper=2, orders=x), "orders", 1_024, UP),
-    (lambda x: ops.renyi_divergence(LOGITS, LOGITS, x), "orders", 1_024, UP),
+    (lambda x: ops.leave_one_out(*ROWS, torch.ones(3, 2), orders=[2.0, x]), "orders", 1_024.0, UP),
+    (lambda x: ops.clip_project(*ROWS, lower=0.5, upper=2, orders=x), "orders", 1_024.0, UP),
+    (lambda x: ops.renyi_divergence(LOGITS, LOGITS, x), "orders", 1_024.0, UP),
     (lambda x: am.AdaPMixED(x, 1e-6), "order", 1_024, UP),
-    (lambda x: am.AdaPMixED(2.0, 0.1, loss_orders=(x,)), "loss_orders", 1_024, UP),
+    (lambda x: am.AdaPMixED(2.0, 0.1, loss_orders=(x,)), "loss_orders", 1_024.0, UP),
     (lambda x: am.PMixED(8.0, 1e-5, 8, x), "order", 1_024, UP),
     (lambda x: am.ClippedMixing(0.5, 2.0, order=x), "order", 1_024, UP),
     (
@@ -149,8 +173,7 @@ TABLE: list[tuple[Callable[..., object], str, float, float]] = [
 def test_inside_works_and_outside_raises(row: int) -> None:
     door, name, last, direction = TABLE[row]
     door(last)
-    counted = name in ("private_logits", "num_models", "models", "logits", "queries", "active")
-    step = 1 if counted else 1e-9 * abs(last)
+    step = 1 if isinstance(last, int) and name in COUNTED else 1e-9 * abs(last)
     with pytest.raises(ValueError, match=rf"(?s){name}.* must .*\d.*, got .*\d"):
         door(last + step if direction > 0 else last - step)
 

@@ -35,7 +35,8 @@ derives its radius, and takes 600/(α − 1) if that is smaller."""
 
 LEAST_PUBLIC = -70.0
 """Log of the least public probability of a token about which members speak. No such token is ever
-drawn: 2^20 of them have 4e-25 in all. They are the tail, and keep their public probability."""
+drawn: 2^20 of them have 4e-25 in all. They are the tail, and keep their public probability in each
+member's row."""
 
 LEAST_DELTA, MOST_DELTA = 1e-15, 0.1
 """δ. At 0.1 one shard of ten may be revealed; an FFT that composes losses has errors near 1e-15."""
@@ -49,9 +50,9 @@ MOST_RANGE, MOST_DEPTH = 64.0, 330.0
 MOST_BOX = 1e6
 """C/c of a box with c > 0, and C of one with c = 0. A ratio of a million is hardly a limit."""
 
-DEFAULT_ACTIVE = 32_768
-"""K, unless given. The smallest power of two that costs at most 0.5 % of perplexity on SmolLM2-135M
-(docs/concepts/what-privacy-costs.md)."""
+LEAST_ACTIVE, DEFAULT_ACTIVE = 2, 32_768
+"""K of an active vocabulary. The default is the smallest power of two that costs at most 0.5 % of
+perplexity on SmolLM2-135M (docs/concepts/what-privacy-costs.md)."""
 
 LEAST_SIGMA = 1e-6
 """σ of the screening's noise. At 1e-6, with the paper's weight and N = 100, it costs α nats."""
@@ -151,6 +152,11 @@ def check_sigma(value: Any) -> float:
 def check_temperature(value: Any) -> float:
     """Return a temperature."""
     return check_number("temperature", value, least=LEAST_TEMPERATURE, most=MOST_TEMPERATURE)
+
+
+def check_active(value: Any, name: str = "active") -> int | None:
+    """Return the size K of an active vocabulary, or None for all tokens, as V and more mean too."""
+    return check_optional_count(name, value, LEAST_ACTIVE)
 
 
 def active_tokens(active: int | None, vocab_size: int) -> int | None:

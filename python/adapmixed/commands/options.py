@@ -84,8 +84,9 @@ def add_active_option(parser: argparse._ActionsContainer) -> None:
         type=_active,
         default=DEFAULT_ACTIVE,
         metavar="K",
-        help="number of the public model's likeliest tokens about which members speak; the others "
-        f"keep their public probability; 'all' for all tokens (default: {DEFAULT_ACTIVE})",
+        help="number of the public model's likeliest tokens about which members speak; in their "
+        "rows the others keep their public probability; 'all' for all tokens (default: "
+        f"{DEFAULT_ACTIVE})",
     )
 
 

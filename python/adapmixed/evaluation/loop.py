@@ -15,7 +15,7 @@ from adapmixed.evaluation.result_file import ResultFile
 from adapmixed.evaluation.session import Session
 from adapmixed.evaluation.windows import plan_runs
 from adapmixed.generation.loop import DEFAULT_MEMORY_BYTES
-from adapmixed.limits import DEFAULT_ACTIVE, check_optional_count
+from adapmixed.limits import DEFAULT_ACTIVE, check_active
 from adapmixed.mechanisms import Mechanism, Origin
 from adapmixed.ranks import Ranks
 from adapmixed.rng import SecureRandom, SeededRandom
@@ -157,7 +157,7 @@ def evaluate_runs(
         raise ValueError("mechanisms must name at least one mechanism, got none")
     if not (isinstance(save_seconds, int | float) and save_seconds >= 0):
         raise ValueError(f"save_seconds must be >= 0, got {save_seconds!r}")
-    check_optional_count("active", active, 2)
+    check_active(active)
     if resume and result is None:
         raise ValueError("resume needs the result file to continue from, got result=None")
     windows, total = plan_runs(

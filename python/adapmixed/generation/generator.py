@@ -45,7 +45,7 @@ class PrivateGenerator:
         rng: source of all randomness; None for `SecureRandom()`.
         memory_bytes: limit for logits, activations, keys and values, in bytes.
         active: K ≥ 2, number of the public model's likeliest tokens about which members speak. The
-            others keep their public probability. None, or V and more, for all tokens.
+            others keep their public probability in every row. None, or V and more, for all tokens.
         refused: options of other libraries, which raise because they would void the guarantee.
 
     Raises:
@@ -143,7 +143,7 @@ class PrivateGenerator:
         Args:
             prompts: one text or several.
             max_new_tokens: largest number of tokens for each prompt, ≥ 1.
-            temperature: divides all rows before they are projected, > 0.
+            temperature: divides all rows before they are projected, 0.01 to 100.
             top_k: number of the likeliest public tokens that all rows keep before they are
                 projected; None for all.
             stop_strings: strings that end a continuation once it contains one. They are released

@@ -14,8 +14,8 @@ from adapmixed.errors import BudgetSpentError
 from adapmixed.generation.refused import refuse
 from adapmixed.limits import (
     DEFAULT_ACTIVE,
+    check_active,
     check_count,
-    check_optional_count,
     check_rng,
     check_type,
 )
@@ -74,7 +74,7 @@ class Answerer:
             )
         check_rng(self.rng)
         check_count("memory_bytes", self.memory_bytes)
-        check_optional_count("active", self.active, 2)
+        check_active(self.active)
         self.check(0)
 
     @property
@@ -169,7 +169,7 @@ class Answerer:
         Args:
             input_ids: (b, t) int64 prompts, padded on the left if their lengths differ.
             max_new_tokens: largest number of tokens for each sequence, ≥ 1.
-            temperature: divides all rows before they are projected, > 0.
+            temperature: divides all rows before they are projected, 0.01 to 100.
             top_k: number of the likeliest public tokens that all rows keep; None for all.
             attention_mask: (b, t), 0 at padding; None without padding.
             stop_token: one token or several that end a sequence once released.

@@ -21,6 +21,7 @@ import adapmixed_ext as ops
 from adapmixed.limits import (
     LEAST_PUBLIC,
     MOST_TOKENS,
+    check_active,
     check_number,
     check_optional_count,
     check_temperature,
@@ -206,7 +207,7 @@ def check_shape(temperature: float, top_k: int | None, active: int | None = None
     """Raise ValueError unless rows can have this temperature, top-k and active vocabulary."""
     check_temperature(temperature)
     check_optional_count("top_k", top_k)
-    check_optional_count("active", active, 2)
+    check_active(active)
 
 
 def shaped(

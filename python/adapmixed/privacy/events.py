@@ -57,7 +57,7 @@ class GaussianScreening:
         num_models: N ≥ 1.
         queries: number of screened queries, ≥ 0.
         weight: λ_s in [0, 1].
-        sigma: standard deviation of the noise, > 0.
+        sigma: standard deviation of the noise, >= 1e-6.
     """
 
     num_models: int

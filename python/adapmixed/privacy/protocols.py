@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from adapmixed.errors import BudgetSpentError
-from adapmixed.limits import check_count, check_models
+from adapmixed.limits import check_active, check_count, check_models
 from adapmixed.privacy.account import Account, Binding, Settings
 from adapmixed.privacy.events import Event
 
@@ -90,9 +90,8 @@ def bound_to(
     measure, order = mechanism.measure or (None, None)
     models = check_models(num_models)
     largest = mechanism.largest_charge(models)
-    binding = Binding(
-        _described(mechanism), models, measure, order, largest, ensemble, active_tokens
-    )
+    active = check_active(active_tokens, "active_tokens")
+    binding = Binding(_described(mechanism), models, measure, order, largest, ensemble, active)
     return account.bound(binding)
 
 

@@ -19,7 +19,7 @@ class Prompt:
     Attributes:
         tokens: token ids, at least one.
         max_tokens: largest number of tokens to come, ≥ 1.
-        temperature: divides all rows before the mechanism, > 0.
+        temperature: divides all rows before the mechanism, 0.01 to 100.
         top_k: number of the likeliest public tokens that all rows keep; None for all.
     """
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from adapmixed.generation.text import stop_tokens
-from adapmixed.limits import check_temperature
+from adapmixed.limits import LEAST_TEMPERATURE, MOST_TEMPERATURE, check_temperature
 from adapmixed.serving.bodies import flag_of, text_of, whole_of
 from adapmixed.serving.errors import bad_request, no_model, shortened
 from adapmixed.serving.prompts import conversation_of, prompts_of
@@ -160,7 +160,8 @@ def _temperature(value: Any, default: float) -> float:
     try:
         return check_temperature(value)
     except ValueError:
-        message = f"temperature must be 0.01 to 100, got {shortened(value)}"
+        span = f"{LEAST_TEMPERATURE:g} to {MOST_TEMPERATURE:g}"
+        message = f"temperature must be {span}, got {shortened(value)}"
         raise bad_request("temperature", message) from None
 
 

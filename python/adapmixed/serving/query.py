@@ -24,7 +24,7 @@ class Query:
     Attributes:
         prompts: token ids of every prompt. Each one becomes a sequence of its own.
         max_tokens: largest number of tokens that answer one prompt, ≥ 1.
-        temperature: divides all rows before the mechanism, > 0.
+        temperature: divides all rows before the mechanism, 0.01 to 100.
         top_k: number of the likeliest public tokens that all rows keep; None for all.
         stop: strings that end an answer. They are charged, but not part of its text.
         stop_tokens: tokens that end an answer, as such strings do.

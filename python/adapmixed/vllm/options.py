@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from adapmixed.limits import DEFAULT_ACTIVE, check_count, check_flag, check_optional_count
+from adapmixed.limits import DEFAULT_ACTIVE, check_active, check_count, check_flag
 from adapmixed.mechanisms import ClippedLogPool
 from adapmixed.mechanisms.prepaid import check_fixed
 from adapmixed.privacy import Accountant
@@ -75,7 +75,7 @@ class Options:
                 raise ValueError(f"{name} must be an absolute path, got {value!r}")
         for name in ("block", "tokens", "max_tokens", "waiting"):
             check_count(name, getattr(self, name))
-        check_optional_count("active", self.active, 2)
+        check_active(self.active)
         for name in ("behind_proxy", "gate"):
             check_flag(name, getattr(self, name))
         if self.queries is None:
