@@ -229,7 +229,7 @@ def fit(
         for rows in islice(drawn, end - done):
             scored = blocks.scored(rows)
             for ids, targets in blocks.passes(rows, whole=model.device.type == "cuda"):
-                loss = _total_loss(model, ids, targets)
+                loss = _total_loss(model, blocks, ids, targets)
                 (loss / scored).backward()  # type: ignore[no-untyped-call]
                 total += float(loss.detach())
             optimizer.step()
@@ -270,11 +270,14 @@ def mean_loss(model: Any, blocks: Blocks | StateBlocks) -> float:
     """
     rows = torch.arange(len(blocks))
     passes = blocks.passes(rows)
-    return sum(float(_total_loss(model, *one)) for one in passes) / blocks.scored(rows)
+    return sum(float(_total_loss(model, blocks, *one)) for one in passes) / blocks.scored(rows)
 
 
-def _total_loss(model: Any, ids: Tensor, targets: Tensor) -> Tensor:
-    """Return the sum of the cross entropies of targets (k, s), in nats."""
+def _total_loss(model: Any, blocks: Blocks | StateBlocks, ids: Tensor, targets: Tensor) -> Tensor:
+    """Return the sum of the cross entropies of a pass's targets (k, s), in nats."""
+    if isinstance(blocks, StateBlocks) and blocks.head is not None:
+        rows = slice(int(ids[0, 0]), int(ids[0, -1]) + 1)
+        return blocks.head.loss(rows, targets[0].to(model.device))
     logits = model(input_ids=ids.to(model.device), use_cache=False).logits
     return torch.nn.functional.cross_entropy(
         logits.float().flatten(0, 1),

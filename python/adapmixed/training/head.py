@@ -38,10 +38,17 @@ _TRIAL = 8  # tokens of a trial
 
 
 class Trunk(NamedTuple):
-    """The module whose output alone determines the logits: its name and its output's type."""
+    """The module whose output alone determines the logits.
+
+    Attributes:
+        name: its name.
+        kind: the type of its output.
+        plain: whether the output layer's results are the logits, without a cap or a scale.
+    """
 
     name: str
     kind: type
+    plain: bool
 
 
 @dataclass(frozen=True)
@@ -52,11 +59,13 @@ class StateBlocks:
         targets: (n,) int64, the tokens that are predicted in all stored blocks.
         bounds: for each of these blocks the first and the last but one of its targets.
         size: targets of a pass.
+        head: the output layer if its results are the logits in fp32; else None.
     """
 
     targets: Tensor
     bounds: Sequence[tuple[int, int]]
     size: int
+    head: _Head | None
 
     def __len__(self) -> int:
         return len(self.bounds)
@@ -107,14 +116,15 @@ def trunk_once(
     bounds = list(pairwise(accumulate(counts, initial=0)))
     stored = _Stored(_states(module, whole, scratch), trunk.kind)
     inner.set_submodule(trunk.name, stored)
-    vocab, size = layer.base_layer.weight.shape[0], whole.labels.shape[1]
-    if layer.base_layer.weight.dtype == torch.float32:
-        inner.set_submodule(head, _Head(layer, stored, bounds))
-        size = max(_LEAST, _NUMBERS // vocab)
-    found = StateBlocks(targets[targets != IGNORED], bounds, size)
+    weight, size, own = layer.base_layer.weight, whole.labels.shape[1], None
+    if weight.dtype == torch.float32:
+        own = _Head(layer, stored, bounds)
+        inner.set_submodule(head, own)
+        size = max(_LEAST, _NUMBERS // len(weight))
+    predicted, own = targets[targets != IGNORED], own if trunk.plain else None
     ends = list(pairwise(accumulate(map(len, parts), initial=0)))
     try:
-        yield [StateBlocks(found.targets, bounds[slice(*end)], size) for end in ends]
+        yield [StateBlocks(predicted, bounds[slice(*end)], size, own) for end in ends]
     finally:
         inner.set_submodule(trunk.name, module)
         inner.set_submodule(head, layer)
@@ -158,10 +168,19 @@ class _Head(nn.Module):
         self._room = PUBLIC_BYTES // (4 * len(self.weight))  # rows
 
     def forward(self, states: Tensor) -> Tensor:
+        return torch.addmm(*self._parts(states[0], self._stored.rows))[None]
+
+    def loss(self, rows: slice, targets: Tensor) -> Tensor:
+        """Return the sum of the cross entropies of targets (n,) at these rows of the states."""
+        states = self._stored.states[rows].to(self.weight.device)
+        found: Tensor = _Loss.apply(*self._parts(states, rows), targets)  # type: ignore[no-untyped-call]
+        return found
+
+    def _parts(self, states: Tensor, rows: slice) -> tuple[Tensor, Tensor, Tensor]:
+        """Return the public logits, s A h, and Bᵀ."""
         layer, adapter = self._layer, self._adapter
-        low = layer.lora_A[adapter](states[0]) * layer.scaling[adapter]
-        up = layer.lora_B[adapter].weight.t().contiguous()
-        return torch.addmm(self._public(self._stored.rows), low, up)[None]
+        low = layer.lora_A[adapter](states) * layer.scaling[adapter]
+        return self._public(rows), low, layer.lora_B[adapter].weight.t().contiguous()
 
     @torch.no_grad()
     def _public(self, rows: slice) -> Tensor:
@@ -178,6 +197,31 @@ class _Head(nn.Module):
         return found[rows.start - start : rows.stop - start]
 
 
+class _Loss(torch.autograd.Function):
+    """Cross entropies from public logits (n, V), low (n, r) and up (r, V), summed.
+
+    Gradients are computed with the value: the softmax is needed for both, and not kept.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, public: Tensor, low: Tensor, up: Tensor, targets: Tensor) -> Tensor:
+        logits = torch.addmm(public, low, up)
+        column = targets[:, None]
+        p = logits.softmax(1)
+        losses = -p.gather(1, column).log()
+        if not bool((losses < 60.0).all()):  # the probability is too small for its logarithm
+            losses = logits.logsumexp(1, keepdim=True) - logits.gather(1, column)
+        if ctx.needs_input_grad[2]:
+            p.scatter_add_(1, column, p.new_full(column.shape, -1.0))
+            ctx.save_for_backward(p @ up.T, low.T @ p)
+        return losses.sum()
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        low, up = ctx.saved_tensors
+        return None, gradients[0] * low, gradients[0] * up, None
+
+
 def find_trunk(model: Any) -> Trunk | None:
     """Return the trunk of a model that adapts its output layer alone.
 
@@ -192,9 +236,9 @@ def find_trunk(model: Any) -> Trunk | None:
     inner = model.get_base_model()
     if not adapts_head_alone(inner):
         return None
-    trunk = inner.get_decoder()
+    trunk, head = inner.get_decoder(), inner.get_output_embeddings()
     name = next((name for name, module in inner.named_modules() if module is trunk), "")
-    device = inner.get_output_embeddings().weight.device
+    device = head.weight.device
     numbers = torch.arange(_TRIAL, device=device)[None]
     ids = (numbers + 1) % inner.config.get_text_config().vocab_size  # no token has its own number
     try:
@@ -203,8 +247,9 @@ def find_trunk(model: Any) -> Trunk | None:
             output = trunk(input_ids=ids, use_cache=False)
             inner.set_submodule(name, _Stored(output[0][0], type(output)))
             found = inner(input_ids=numbers, use_cache=False).logits
+            plain = torch.equal(head(output[0]), expected)
         if torch.equal(found, expected):
-            return Trunk(name, type(output))
+            return Trunk(name, type(output), plain)
     except Exception as error:  # a model's own code may raise anything
         _LOG.info("%s: %s", type(error).__name__, error)
     finally:

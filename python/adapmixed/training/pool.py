@@ -7,6 +7,7 @@ import multiprocessing
 import os
 import queue
 import threading
+import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
@@ -22,6 +23,7 @@ from adapmixed.training.progress import Progress
 from adapmixed.training.shards import Spool
 from adapmixed.workers import start_server
 
+_TELL_SECONDS = 0.2  # between two messages of a worker
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # glibc's malloc.h
 _worker: tuple[MemberTrainer, Any] | None = None
 
@@ -136,4 +138,12 @@ def _train(shard: int, path: Path) -> None:
     """Train one member in a worker process."""
     assert _worker is not None
     trainer, messages = _worker
-    trainer.train(shard, path, lambda fraction: messages.put((shard, fraction)))
+    told = time.monotonic()
+
+    def tell(fraction: float) -> None:
+        nonlocal told
+        if time.monotonic() - told > _TELL_SECONDS:
+            told = time.monotonic()
+            messages.put((shard, fraction))
+
+    trainer.train(shard, path, tell)
