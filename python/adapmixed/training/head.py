@@ -57,7 +57,7 @@ class StateBlocks:
 
     Attributes:
         targets: (n,) int64, the tokens that are predicted in all stored blocks.
-        bounds: for each of these blocks the first and the last but one of its targets.
+        bounds: for each of these blocks the start and the end of its targets.
         size: targets of a pass.
         head: the output layer if its results are the logits in fp32; else None.
     """
@@ -116,15 +116,16 @@ def trunk_once(
     bounds = list(pairwise(accumulate(counts, initial=0)))
     stored = _Stored(_states(module, whole, scratch), trunk.kind)
     inner.set_submodule(trunk.name, stored)
-    weight, size, own = layer.base_layer.weight, whole.labels.shape[1], None
+    weight, size, quick = layer.base_layer.weight, whole.labels.shape[1], None
     if weight.dtype == torch.float32:
-        own = _Head(layer, stored, bounds)
-        inner.set_submodule(head, own)
+        quick = _Head(layer, stored, bounds)
+        inner.set_submodule(head, quick)
         size = max(_LEAST, _NUMBERS // len(weight))
-    predicted, own = targets[targets != IGNORED], own if trunk.plain else None
-    ends = list(pairwise(accumulate(map(len, parts), initial=0)))
+        quick = quick if trunk.plain else None
+    predicted = targets[targets != IGNORED]
+    ends = pairwise(accumulate(map(len, parts), initial=0))
     try:
-        yield [StateBlocks(predicted, bounds[slice(*end)], size, own) for end in ends]
+        yield [StateBlocks(predicted, bounds[slice(*end)], size, quick) for end in ends]
     finally:
         inner.set_submodule(trunk.name, module)
         inner.set_submodule(head, layer)
