@@ -10,9 +10,9 @@ charges must be identical; other numbers must agree within `TOLERANCES`. Charges
 instruction set count as other numbers. A case of the file may have a "reason", which maps a field
 to a sentence: a difference in that field is printed and is no failure.
 
-Recorded again with the active vocabulary (kept tokens ascend by number, so that tokens drawn under a
-top-k moved, and other numbers by at most 2e-8), and with members of at least 32 steps whose first
-weights are drawn otherwise (the demonstration's answers moved).
+Recorded again with the active vocabulary: kept tokens ascend by number, so that tokens drawn under
+a top-k moved, and other numbers by at most 2e-8. Recorded again with members of at least 32 steps,
+whose first weights are drawn otherwise: the demonstration's answers moved.
 """
 
 from __future__ import annotations
