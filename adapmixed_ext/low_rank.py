@@ -12,6 +12,7 @@ zeros, and so do members of a smaller rank.
 import math
 import mmap
 from collections.abc import Sequence
+from contextlib import suppress
 
 import torch
 from torch import Tensor
@@ -41,8 +42,8 @@ def pack_factors(
         dtype: float32 or bfloat16, to which they are rounded.
     """
     shape = (vocab, blocks_of(len(factors)), rank, BLOCK)
-    memory = mmap.mmap(-1, max(1, math.prod(shape) * dtype.itemsize), flags=_PRIVATE)
-    if hasattr(mmap, "MADV_HUGEPAGE"):  # rows are read from everywhere: few pages are found faster
+    memory = mmap.mmap(-1, math.prod(shape) * dtype.itemsize, flags=_PRIVATE)
+    with suppress(AttributeError, OSError):  # few pages are found faster; not every system has them
         memory.madvise(mmap.MADV_HUGEPAGE)
     packed = torch.frombuffer(memory, dtype=dtype, count=math.prod(shape)).view(shape)
     for block in range(packed.shape[1]):

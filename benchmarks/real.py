@@ -90,7 +90,7 @@ def train(base: Path, members: int, folder: Path) -> Row:
     texts = documents()
     whole = timed(texts, members, folder, base)
     tokens = token_stream(AutoTokenizer.from_pretrained(base), texts)
-    settings = HEAD | {"epochs": 1, "block_size": BLOCK}
+    settings = HEAD | {"epochs": 1, "steps": 1, "block_size": BLOCK}
     config = FinetuneConfig(**settings, target_modules=("lm_head",))
     model = AutoModelForCausalLM.from_pretrained(base)
     torch.set_num_threads(1)

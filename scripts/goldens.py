@@ -11,7 +11,7 @@ instruction set count as other numbers. A case of the file may have a "reason", 
 to a sentence: a difference in that field is printed and is no failure.
 
 Recorded again with the active vocabulary: kept tokens ascend by number, so that tokens drawn under
-a top-k moved, and other numbers by at most 2e-8. Recorded again with members of at least 32 steps,
+a top-k moved, and other numbers by at most 2e-8. Recorded again with members
 whose first weights are drawn otherwise: the demonstration's answers moved.
 """
 

@@ -67,7 +67,7 @@ struct Tile {
       rows[t] = static_cast<const T*>(in.factors) + token * size;
     }
   }
-  // Asks for one block of members of all tokens, and waits for nothing.
+  // Prefetches one block of members, for all tokens of the tile.
   void ask(std::int64_t block, std::int64_t part) const {
     for (const T* row : rows) {
       const char* bytes = reinterpret_cast<const char*>(row + block * part);

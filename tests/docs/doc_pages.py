@@ -84,7 +84,7 @@ def flat(text: str, measured: bool) -> str:
     text = _ANSWERED.sub("#", text)
     if not measured:
         return text
-    text = re.sub(r"[+-]?\d[\d,]*(?:\.\d+)?(?:e[+-]?\d+)?", "#", text)
+    text = re.sub(r"\d[\d,]*(?:\.\d+)?(?:e[+-]?\d+)?", "#", text)
     return re.sub(r"# (?:h|min) left", "# s left", text)  # a slow machine's time
 
 

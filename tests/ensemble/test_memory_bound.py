@@ -31,7 +31,7 @@ def test_what_decoding_holds_stays_within_memory_bytes() -> None:
     )
     assert run.returncode == 0, run.stderr
     found = [json.loads(line) for line in run.stdout.splitlines()]
-    assert len(found) == 2 * 13 + 1
+    assert len(found) == 2 * 15 + 1
     for case in found:
         # The bound is not far too large either.
         assert 0.5 * case["needed"] < case["held"] <= 1.15 * case["needed"], case

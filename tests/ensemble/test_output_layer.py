@@ -110,7 +110,7 @@ def test_answers_from_columns_are_answers_from_all_rows(tmp_path: Path) -> None:
             for columns in (True, False):
                 one = Answerer(found, mechanism, Accountant(1e-5), SeededRandom(1), active=ACTIVE)
                 logits = found.decoder(IDS, active=ACTIVE if columns else None).logits
-                answers.append(torch.cat([one.answer(*logits, **shape) for _ in range(10)]))
+                answers.append(torch.cat([one.answer(*logits, **shape) for _ in range(40)]))
             assert torch.equal(*answers)
 
 

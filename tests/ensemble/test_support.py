@@ -14,7 +14,7 @@ from tiny_models import VOCAB, write_adapter
 
 from adapmixed.ensemble import Adapter, Ensemble
 from adapmixed.ensemble.member import layer_shape
-from adapmixed.ensemble.support import TESTED
+from adapmixed.ensemble.support import TESTED, check_model
 
 
 def adapters(model: Any, count: int = 2, only: str = "") -> list[Adapter]:
@@ -82,6 +82,7 @@ def test_refused_settings() -> None:
     for family in ("gemma", "gemma3_text"):
         model = tiny(family, use_bidirectional_attention=True)
         refuses(f"causal, got {family} with use_bidirectional_attention = True", model)
+    check_model(tiny("gemma4_text", use_bidirectional_attention="vision"))  # of images alone
     model = tiny("llama")
     model.config.layer_types = ["full_attention", "indexed_attention"]
     refuses("values alone, got llama with DynamicIndexedLayer", model)

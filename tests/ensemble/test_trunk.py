@@ -242,7 +242,7 @@ def test_threads_share_an_ensemble(kind: str, tmp_path: Path) -> None:
     expected = [ensemble.logits(ids)[0] for ids in inputs]
 
     def asks(number: int) -> bool:
-        found = [ensemble.logits(inputs[number])[0] for _ in range(20)]
+        found = [ensemble.logits(inputs[number])[0] for _ in range(40)]
         return all(torch.equal(one, expected[number]) for one in found)
 
     with ThreadPoolExecutor(3) as threads:

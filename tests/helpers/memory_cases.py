@@ -38,8 +38,10 @@ MECHANISMS: dict[str, tuple[Mechanism, Shape]] = {
     "pmixed": (PMixED(8.0, 1e-5, 10000, 3.0), {}),
     "adapmixed": (AdaPMixED(18.0, 0.2), {}),
     "clipped-log-pool": (POOL, {}),
+    "top-k": (POOL, {"top_k": 50}),
     "temperature and top-k": (POOL, {"temperature": 0.8, "top_k": 50}),
     "temperature": (POOL, {"temperature": 0.8}),
+    "nearly all tokens": (POOL, {"top_k": 50000}),
     "temperature and nearly all tokens": (POOL, {"temperature": 0.8, "top_k": 50000}),
 }
 TOKENS = 2

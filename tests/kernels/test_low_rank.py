@@ -10,7 +10,7 @@ from adapmixed_ext import _C
 from adapmixed_ext.low_rank import BLOCK, add_low_rank, pack_codes, pack_factors
 
 # N, B, r, K, V
-SHAPES = [(1, 1, 1, 2, 2), (3, 2, 5, 40, 90), (17, 5, 1, 33, 513), (40, 3, 8, 16, 100)]
+SHAPES = [(1, 1, 1, 2, 2), (3, 2, 5, 80, 90), (17, 5, 1, 33, 513), (40, 3, 8, 16, 100)]
 Operands = tuple[Tensor, Tensor, Tensor, Tensor]
 
 
@@ -122,7 +122,7 @@ def test_codes_of_all_members_are_one_product() -> None:
 
 
 def test_wrong_operands_are_refused() -> None:
-    start, coefficients, factors, tokens = operands(3, 2, 5, 40, 90)
+    start, coefficients, factors, tokens = operands(3, 2, 5, 80, 90)
     given = (start, packed(coefficients), pack_factors(list(factors), 5, 90))
     out = torch.empty(3, 2, 40)
     for wrong, name in (

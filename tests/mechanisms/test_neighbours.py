@@ -79,7 +79,7 @@ def test_identical_models_cost_the_absolute_error_alone() -> None:
 
 @pytest.mark.parametrize("beta", [pytest.param(0.01, marks=pytest.mark.slow), 0.2])
 def test_fixed_loss_covers_every_emptied_member(beta: float) -> None:
-    for turn, (private, public) in enumerate(islice(random_ensembles(7), 120)):
+    for turn, (private, public) in enumerate(islice(random_ensembles(7), 250)):
         order = ORDERS[turn % 6]  # at 64 the ball of β = 0.2 is beyond the limit
         mechanism = AdaPMixED(order, beta, screen=None, loss="fixed")
         (event,) = costs(mechanism.propose(private, public, rng=SeededRandom(0)))

@@ -72,7 +72,7 @@ def dies_before(number: int, victim: int, how: int) -> Any:
 # Collective 1 belongs to the construction, 2 and 3 to the agreement, 4 to the check; then three to
 # every step: the rows, the tokens, and which sequences go on.
 @pytest.mark.parametrize("victim", [0, 1])
-@pytest.mark.parametrize("number", [3, 5, 6, 7])
+@pytest.mark.parametrize("number", [3, 5, 6, 7, 8])
 def test_a_killed_rank_ends_the_run(number: int, victim: int, tmp_path: Path) -> None:
     arm = dies_before(number, victim, signal.SIGKILL)
 

@@ -29,7 +29,7 @@ def killed(*options: str) -> str:
 @pytest.mark.usefixtures("demo_ensemble")
 @pytest.mark.parametrize(
     "options",
-    [("--count", "30"), ("--count", "5", "--real", "--ensemble", str(DEMO_ENSEMBLE))],
+    [("--count", "60"), ("--count", "5", "--real", "--ensemble", str(DEMO_ENSEMBLE))],
     ids=["stub", "real"],
 )
 def test_clients_never_get_more_than_was_charged(options: tuple[str, ...]) -> None:

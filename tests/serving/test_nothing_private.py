@@ -98,9 +98,10 @@ def heat(folder: Path, factor: float) -> None:
         (ClippedLogPool(-1.0, 1.0, queries=10_000), None, 1.0),
         (ClippedLogPool(-1.0, 1.0, queries=10_000), None, 1e36),  # its rows are not finite
         (ClippedLogPool(-1.0, 1.0), EPSILON, 1.0),
+        (AdaPMixED(order=3.0, target_leakage=0.05), None, 1.0),
         (AdaPMixED(order=3.0, target_leakage=0.05), None, 1e36),
     ],
-    ids=["a plan", "overflow", "budgets of shards", "adapmixed, overflow"],
+    ids=["a plan", "overflow", "budgets of shards", "adapmixed", "adapmixed, overflow"],
 )
 def test_members_change_nothing_but_the_tokens(
     mechanism: Mechanism,

@@ -75,6 +75,8 @@ def test_a_least_number_of_steps(base: Any, kind: str) -> None:
     for least, losses in ((2, 1), (3, 1), (4, 4)):  # one epoch has three steps
         few = train_adapter(base, stream(1), config(kind, epochs=1, steps=least), **given)
         assert len(few.losses) == losses and few.losses[0] > steps.losses[-1]
+    short = train_adapter(base, stream(1, 9), config(kind, epochs=1, steps=2), **given)
+    assert len(short.losses) == 2 and min(short.losses) > 1.0  # no part is without a step
 
 
 @pytest.mark.parametrize("kind", ["head", "deep"])

@@ -312,7 +312,11 @@ def test_refusals_before_any_work(base: Path, tmp_path: Path) -> None:
     refuses("open to its owner alone", replace(run, output=tmp_path / "open"))
 
 
-def test_a_base_that_could_not_be_loaded_is_refused_before_any_work(tmp_path: Path) -> None:
+def test_a_base_that_could_not_be_loaded_is_refused_before_any_work(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from transformers import AutoModelForCausalLM
+
     base = write_base(tmp_path / "base")
     run = a_run(tmp_path, base)
     tiny("bert", vocab_size=2048).save_pretrained(base)  # of an untested type: it is tried
@@ -321,6 +325,13 @@ def test_a_base_that_could_not_be_loaded_is_refused_before_any_work(tmp_path: Pa
         quietly(query)
     tiny("mamba", vocab_size=2048).save_pretrained(base)
     with pytest.raises(ValueError, match="key/value cache|attention layers only"):
+        quietly(run)
+
+    def needs_timm(config: Any) -> None:
+        raise ImportError("this model needs timm")
+
+    monkeypatch.setattr(AutoModelForCausalLM, "from_config", needs_timm)
+    with pytest.raises(ValueError, match="base must be a readable model, .* needs timm"):
         quietly(run)
     assert not run.output.exists() and not run.output.with_name("ensemble.private").exists()
 

@@ -17,6 +17,7 @@ from adapmixed.ensemble.member import layer_shape
 from adapmixed.ensemble.output_layer import SPARE, Logits, OutputLayer
 from adapmixed.ensemble.room import LogitsRoom
 from adapmixed.ensemble.trunk import Trunk
+from adapmixed.limits import LEAST_ACTIVE
 from adapmixed.ranks import ALONE, Ranks
 
 DEFAULT_MEMORY_BYTES = 1 << 30
@@ -301,12 +302,11 @@ class BatchedForward:
 
         cache = self.cache_bytes(batch, window)
         most = memory_bytes // self.sequence_bytes(window, beside)
-        widths = range(2, self.active or self.vocab_size)
-        width = 1 + bisect_right(widths, memory_bytes, key=needed)
-        fitting = ([f"a batch of {most}"] if most else []) + (
-            [f"active = {width}"] if width > 1 else []
-        )
-        return f"; {' or '.join(fitting)} would fit" if fitting else ""
+        widths = range(LEAST_ACTIVE, self.active or self.vocab_size)
+        fitting = bisect_right(widths, memory_bytes, key=needed)
+        ways = [f"a batch of {most}"] if most else []
+        ways += [f"active = {widths[fitting - 1]}"] if fitting else []
+        return f"; {' or '.join(ways)} would fit" if ways else ""
 
     def sequence_bytes(self, window: int, beside: Beside | None) -> int:
         """Return the least `memory_bytes` to decode one sequence over this window.

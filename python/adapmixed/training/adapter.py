@@ -43,6 +43,11 @@ def adapted_copy(base: Any, config: FinetuneConfig) -> Any:
         return get_peft_model(copy.deepcopy(base, shared), settings)
 
 
+def lora_layers(model: Any) -> list[Any]:
+    """Return peft's LoRA layers of a model."""
+    return [module for module in model.modules() if hasattr(module, "lora_A")]
+
+
 def begin_adapter(model: Any, *, train_a: bool) -> None:
     """Draw A of every adapted layer from torch's global random state, and set B to 0.
 
@@ -50,7 +55,7 @@ def begin_adapter(model: Any, *, train_a: bool) -> None:
         model: the result of `adapted_copy`.
         train_a: whether A is trained, and not B alone.
     """
-    for layer in (module for module in model.modules() if hasattr(module, "lora_A")):
+    for layer in lora_layers(model):
         (name,) = layer.active_adapters
         layer.reset_lora_parameters(name, init_lora_weights=True)
         layer.lora_A[name].weight.requires_grad_(train_a)
@@ -59,7 +64,7 @@ def begin_adapter(model: Any, *, train_a: bool) -> None:
 @torch.no_grad()
 def shorten(model: Any) -> None:
     """Round every B to bfloat16."""
-    for layer in (module for module in model.modules() if hasattr(module, "lora_B")):
+    for layer in lora_layers(model):
         (name,) = layer.active_adapters
         weight = layer.lora_B[name].weight
         weight.copy_(weight.bfloat16())

@@ -21,7 +21,8 @@ from adapmixed.training.shards import create_public_key
 
 NUM_MODELS = 64
 CONFIG = FinetuneConfig(
-    **HEAD | {"learning_rate": 1.2e-2, "epochs": 4, "batch_size": 4}, target_modules=("lm_head",)
+    **HEAD | {"learning_rate": 1.2e-2, "epochs": 4, "steps": 1, "batch_size": 4},
+    target_modules=("lm_head",),
 )
 """Few passes at a high learning rate, because the user waits for them."""
 

@@ -30,8 +30,7 @@ from adapmixed.training.head import StateBlocks, find_trunk, trunk_once
 Progress = Callable[[int, int], None]
 """Called with (steps done, steps in all)."""
 ROUNDS = 4
-"""Parts of a training whose length the least number of steps decides; each has a loss, as an
-epoch has."""
+"""Parts of a small shard's training, which has more steps than its epochs; each has a loss."""
 
 
 def shard_seed(seed: int, shard: int) -> int:
@@ -214,7 +213,7 @@ def fit(
     steps = max(config.steps, passes)
     ends = list(range(batches, passes + 1, batches))
     if steps > passes:
-        ends = [-(-steps * part // ROUNDS) for part in range(1, ROUNDS + 1)]
+        ends = sorted({-(-steps * part // ROUNDS) for part in range(1, ROUNDS + 1)})
     parameters = [p for p in model.parameters() if p.requires_grad]
     optimizer = torch.optim.AdamW(
         parameters, lr=config.learning_rate, weight_decay=config.weight_decay
@@ -239,7 +238,7 @@ def fit(
             done += 1
             if progress is not None:
                 progress(done, steps)
-        history.append(total / max(count, 1))
+        history.append(total / count)
         if after_epoch is not None:
             after_epoch()
     return history

@@ -24,6 +24,7 @@ import torch
 from torch import Tensor, nn
 
 from adapmixed.ensemble.layers import head_name
+from adapmixed.training.adapter import lora_layers
 from adapmixed.training.blocks import IGNORED, Blocks
 
 _LOG = logging.getLogger(__name__)
@@ -133,7 +134,7 @@ def trunk_once(
 
 def adapts_head_alone(inner: Any) -> bool:
     """Return whether the output layer is the only one of peft's LoRA layers."""
-    layers = [module for module in inner.modules() if hasattr(module, "lora_A")]
+    layers = lora_layers(inner)
     return len(layers) == 1 and layers[0] is inner.get_output_embeddings()
 
 

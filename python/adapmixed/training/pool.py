@@ -48,7 +48,7 @@ def train_members(
         workers: number of processes, >= 1; 1 trains in this process.
         threads: threads of each process. The last bits of sums depend on this number, so a member
             depends on it, too.
-        progress: called at every step.
+        progress: called at every step, or a few times a second by each of several processes.
 
     Raises:
         ValueError: as `MemberTrainer`.

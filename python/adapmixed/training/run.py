@@ -120,7 +120,7 @@ def train_ensemble(
         workers: number of worker processes, >= 1. With more than one, a script must call this under
             `if __name__ == "__main__":`.
         say: called with a line about every finished member; None for standard error.
-        progress: called with (work done, work in all) at every step; None for a bar on a terminal.
+        progress: called with (work done, work in all) as it goes on; None for a bar on a terminal.
         retrain: the number or folder name of a member to train again in one process, because its
             shard alone has changed since the ensemble was trained; or None.
 

@@ -142,14 +142,14 @@ def _experiment(
     sizes = {name: getattr(arguments, name) for name in ("queries", "runs", "long_queries")}
     given = {name: value for name, value in sizes.items() if value is not None}
     inputs = load_inputs(sources, arguments.out, most=_most_tokens(arguments), seed=seed)
-    if arguments.experiment == "table1":
-        parts_of(inputs, **given)  # a text that is too short raises before anything is trained on
+    # A text that is too short for Table 1 raises before references are trained.
+    parts = parts_of(inputs, **given) if arguments.experiment == "table1" else []
     inputs = replace(inputs, whole=_one_adapter(arguments, sources, seed))
     if arguments.experiment == "table2":
         return table2(inputs, run, **given)
     if arguments.experiment == "figure2":
         return figure2(inputs, run, **given)
-    return table1(inputs, _dp_adapter(arguments, inputs), run, **given)
+    return table1(inputs, _dp_adapter(arguments, inputs), run, parts)
 
 
 def _dp_adapter(arguments: argparse.Namespace, inputs: "Inputs") -> "DPAdapter | None":

@@ -182,12 +182,15 @@ def draw_training(training: object) -> Drawing | None:
             range(1, len(middle) + 1), middle, "o-", color=COLOURS[0], markersize=3.5,
             label="member with the median final loss",
         )  # fmt: skip
-        axes.set(xlabel="epochs", ylabel="nats per token of the own shard")
+        axes.set(
+            xlabel="epochs, or quarters of the steps", ylabel="nats per token of the own shard"
+        )
         axes.xaxis.get_major_locator().set_params(integer=True)
         number_axis(axes.yaxis)
         figure.legend(loc="outside lower left", handlelength=2.5)
     caption = (
-        f"Mean loss of each epoch on the training text, with one line for each member. {_OPERATOR}"
+        "Mean loss on the training text of each epoch, or each quarter of a small shard's steps, "
+        f"with one line for each member. {_OPERATOR}"
     )
     return Drawing("training", title, caption, figure)
 

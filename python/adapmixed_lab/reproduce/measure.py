@@ -170,7 +170,7 @@ def merge(results: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     notes = dict.fromkeys(note for one in results for note in one["notes"])
     words = (
         f"Numbers are means over {len(results)} trainings, each with its own division of the text. "
-        "± is the standard deviation over trainings, […] Student's 95 % interval for this text."
+        "± and […] are over trainings, not runs: the standard deviation, Student's 95 % interval."
     )
     return first | {
         "rows": rows,

@@ -80,21 +80,17 @@ def methods(dataset: str, scale: str, queries: int) -> dict[str, Mechanism]:
     }
 
 
-def table1(inputs: Inputs, dp: DPAdapter | None, run: Run, **sizes: int) -> dict[str, Any]:
+def table1(inputs: Inputs, dp: DPAdapter | None, run: Run, parts: Sequence[Part]) -> dict[str, Any]:
     """Run Table 1.
 
     Args:
         inputs: models and text.
         dp: the DP-SGD adapter; None leaves out its lines.
         run: seed, state and progress.
-        sizes: those of `parts_of`.
-
-    Raises:
-        ValueError: as `parts_of`, before the first answer.
+        parts: of the table; see `parts_of`.
     """
     started = time.perf_counter()
     dataset, tokens = inputs.sources.dataset, inputs.tokens
-    parts = parts_of(inputs, **sizes)
     one = None if dp is None else dp.load(inputs.sources)
     rows = []
     for number, part in enumerate(parts, start=1):

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from adapmixed_lab.reproduce.dp_adapter import DPAdapter
 from adapmixed_lab.reproduce.measure import Run
-from adapmixed_lab.reproduce.table1 import DP_SGD, table1
+from adapmixed_lab.reproduce.table1 import DP_SGD, parts_of, table1
 
 ADAPTER = DPAdapter(Path("dp"), 7.5, 1e-5, "name", "The adapter is ...")
 
@@ -44,12 +44,12 @@ def compared(monkeypatch: pytest.MonkeyPatch) -> tuple[Any, Reading, Reading]:
 
 def test_dp_sgd_reads_the_windows_of_table_1(monkeypatch: pytest.MonkeyPatch) -> None:
     given, ensemble, alone = compared(monkeypatch)
-    result = table1(given, ADAPTER, Run(), runs=2, queries=40, long_queries=70)
+    result = table1(given, ADAPTER, Run(), parts_of(given, 2, 40, 70))
     assert len(rows_of(result, DP_SGD)) == 2
     assert alone.read == ensemble.read and len(alone.read) > 3
     # An adapter that is the public model has its perplexities: the labels are the same, too.
     alone._members.zero_()
-    again = table1(given, ADAPTER, Run(), runs=2, queries=40, long_queries=70)
+    again = table1(given, ADAPTER, Run(), parts_of(given, 2, 40, 70))
     for group in ("2 runs of 40 queries", "one run of 70 queries"):
         ours = {one["method"]: one["ours"] for one in again["rows"] if one["group"] == group}
         assert ours[DP_SGD]["perplexities"] == pytest.approx(

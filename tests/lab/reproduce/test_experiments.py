@@ -30,7 +30,7 @@ from adapmixed_lab.reproduce.outputs import write_outputs
 from adapmixed_lab.reproduce.panels import relative
 from adapmixed_lab.reproduce.published import PaperRule
 from adapmixed_lab.reproduce.result import read_experiment
-from adapmixed_lab.reproduce.table1 import DP_SGD, METHODS, table1
+from adapmixed_lab.reproduce.table1 import DP_SGD, METHODS, parts_of, table1
 from adapmixed_lab.reproduce.table2 import table2
 from adapmixed_lab.reproduce.tables import text
 
@@ -42,7 +42,7 @@ def results() -> dict[str, dict[str, Any]]:
     """Run every experiment once, small."""
     given, run = inputs(paper=True), Run()
     return {
-        "table1": table1(given, None, run, runs=3, queries=40, long_queries=100),
+        "table1": table1(given, None, run, parts_of(given, 3, 40, 100)),
         "table2": table2(given, run, queries=120),
         "figure2": figure2(inputs(20, paper=True), run, queries=24),
     }
@@ -134,19 +134,17 @@ def test_table_1(results: dict[str, dict[str, Any]]) -> None:
 
 
 def test_every_part_of_table_1_is_checked_before_the_first_answer() -> None:
-    given, done = inputs(tokens=300), []
-    run = Run(progress=lambda *progress: done.append(progress))
+    given = inputs(tokens=300)
     with pytest.raises(ValueError, match="queries"):
-        table1(given, None, run, runs=2, queries=20, long_queries=1000)
-    assert not done and "pool" not in vars(given)  # it would have answered to choose its scale
+        parts_of(given, 2, 20, 1000)
+    assert "pool" not in vars(given)  # it would have answered to choose its scale
 
 
 def test_one_adapter_on_all_text_is_a_reference(monkeypatch: pytest.MonkeyPatch) -> None:
     one = FakeEnsemble(1, spread=0.3, max_positions=32)
     monkeypatch.setattr(Sources, "load", lambda self, adapters: one)
-    result = table1(
-        replace(inputs(), whole=Path("one")), None, Run(), runs=2, queries=40, long_queries=0
-    )
+    given = replace(inputs(), whole=Path("one"))
+    result = table1(given, None, Run(), parts_of(given, 2, 40, 0))
     (line,) = rows_of(result, WHOLE)
     alone = evaluate_runs(
         one, inputs().tokens, {"m": Unprotected()}, runs=2, queries=40, delta=1e-5,
@@ -183,7 +181,7 @@ def test_the_lines_of_dp_sgd(monkeypatch: pytest.MonkeyPatch) -> None:
     adapter = DPAdapter(Path("dp"), 7.5, 1e-5, "block of 16 tokens", "The adapter is ...")
     worse = FakeEnsemble(1, spread=3.0, max_positions=32)
     monkeypatch.setattr(DPAdapter, "load", lambda self, base: worse)
-    result = table1(given, adapter, Run(), runs=2, queries=40, long_queries=0)
+    result = table1(given, adapter, Run(), parts_of(given, 2, 40, 0))
     (line,) = rows_of(result, DP_SGD)
     expected = {"epsilon": 7.5, "kind": "fixed", "unit": "block of 16 tokens", "mixing": None}
     assert {name: line["ours"][name] for name in expected} == expected
