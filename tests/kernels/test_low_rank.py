@@ -122,7 +122,7 @@ def test_codes_of_all_members_are_one_product() -> None:
 
 
 def test_wrong_operands_are_refused() -> None:
-    start, coefficients, factors, tokens = operands(3, 2, 5, 80, 90)
+    start, coefficients, factors, tokens = operands(3, 2, 5, 40, 90)
     given = (start, packed(coefficients), pack_factors(list(factors), 5, 90))
     out = torch.empty(3, 2, 40)
     for wrong, name in (
