@@ -33,8 +33,8 @@ IN_MEMORY = 256 << 20
 PUBLIC_BYTES = 1 << 30
 """Bytes of one shard's public logits that are kept; the others are computed in every epoch."""
 _TOKENS = 256  # tokens per pass of the trunk, so that activations stay in a core's cache
-_NUMBERS = 1 << 20  # logits per pass of the output layer, for the same reason
-_LEAST = 32  # tokens of such a pass
+_NUMBERS = 3 << 16  # logits that are computed together, for the same reason
+_LEAST = 8  # tokens of them
 _TRIAL = 8  # tokens of a trial
 
 
@@ -79,6 +79,7 @@ class StateBlocks:
         """Yield (numbers of the stored states instead of token ids, targets), each (1, s) int64."""
         for row in rows.tolist():
             numbers = torch.arange(*self.bounds[row])
+            whole = whole or self.head is not None
             for part in torch.split(numbers, len(numbers) if whole else self.size):
                 yield part[None], self.targets[part][None]
 
@@ -167,6 +168,7 @@ class _Head(nn.Module):
         self._bounds = bounds
         self._kept: dict[int, Tensor] = {}
         self._last = -1, self.weight  # no block yet
+        self._up: tuple[tuple[int, bool], Tensor] | None = None
         self._room = PUBLIC_BYTES // (4 * len(self.weight))  # rows
 
     def forward(self, states: Tensor) -> Tensor:
@@ -179,10 +181,14 @@ class _Head(nn.Module):
         return found
 
     def _parts(self, states: Tensor, rows: slice) -> tuple[Tensor, Tensor, Tensor]:
-        """Return the public logits, s A h, and Bᵀ."""
+        """Return the public logits, s A h, and Bᵀ, which is copied once for each step."""
         layer, adapter = self._layer, self._adapter
         low = layer.lora_A[adapter](states) * layer.scaling[adapter]
-        return self._public(rows), low, layer.lora_B[adapter].weight.t().contiguous()
+        weight = layer.lora_B[adapter].weight
+        step = weight._version, torch.is_grad_enabled()
+        if self._up is None or self._up[0] != step:
+            self._up = step, weight.t().contiguous()
+        return self._public(rows), low, self._up[1]
 
     @torch.no_grad()
     def _public(self, rows: slice) -> Tensor:
@@ -202,21 +208,29 @@ class _Head(nn.Module):
 class _Loss(torch.autograd.Function):
     """Cross entropies from public logits (n, V), low (n, r) and up (r, V), summed.
 
-    Gradients are computed with the value: the softmax is needed for both, and not kept.
+    Gradients are computed with the value: the softmax is needed for both, and not kept. A few
+    tokens are taken at a time, so that their logits stay in a core's cache.
     """
 
     @staticmethod
     def forward(ctx: Any, public: Tensor, low: Tensor, up: Tensor, targets: Tensor) -> Tensor:
-        logits = torch.addmm(public, low, up)
-        column = targets[:, None]
-        p = logits.softmax(1)
-        losses = -p.gather(1, column).log()
-        if not bool((losses < 60.0).all()):  # the probability is too small for its logarithm
-            losses = logits.logsumexp(1, keepdim=True) - logits.gather(1, column)
-        if ctx.needs_input_grad[2]:
-            p.scatter_add_(1, column, p.new_full(column.shape, -1.0))
-            ctx.save_for_backward(p @ up.T, low.T @ p)
-        return losses.sum()
+        size = len(public) if public.is_cuda else max(_LEAST, _NUMBERS // up.shape[1])
+        total, of_low, of_up = public.new_zeros(()), torch.empty_like(low), torch.zeros_like(up)
+        for rows in torch.split(torch.arange(len(public)), size):
+            part = slice(int(rows[0]), int(rows[-1]) + 1)
+            logits = torch.addmm(public[part], low[part], up)
+            column = targets[part, None]
+            p = logits.softmax(1)
+            losses = -p.gather(1, column).log()
+            if not bool((losses < 60.0).all()):  # the probability is too small for its logarithm
+                losses = logits.logsumexp(1, keepdim=True) - logits.gather(1, column)
+            total += losses.sum()
+            if ctx.needs_input_grad[2]:
+                p.scatter_add_(1, column, p.new_full(column.shape, -1.0))
+                torch.mm(p, up.T, out=of_low[part])
+                of_up.addmm_(low[part].T, p)
+        ctx.save_for_backward(of_low, of_up)
+        return total
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
