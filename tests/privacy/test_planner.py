@@ -183,13 +183,13 @@ def test_a_plan_becomes_its_mechanism(plans):
 @pytest.mark.slow
 def test_one_of_each_clipped_mechanism_is_chosen(adjacency):
     """The choice depends on shape and κ alone, whatever else is listed."""
-    shapes, scales = (1.0, 8.0, 5.0, 4.5), (8.0, 3.5, 1.0)
+    shapes, scales = (1.0, 16.0, 8.0, 7.0), (8.0, 2.0, 1.0)
     options = {"shapes": shapes, "scales": scales}
     found = plan(*QUESTION, adjacency, **options)
     box, pool = (one for one in found if one.chosen)
     shape = -math.log(box.settings["upper"]) / math.log(box.settings["lower"])
-    assert box.mechanism == "clipped-mixing" and shape == pytest.approx(4.5)
-    assert pool.mechanism == "clipped-log-pool" and pool.settings["scale"] == 3.5
+    assert box.mechanism == "clipped-mixing" and shape == pytest.approx(8.0)
+    assert pool.mechanism == "clipped-log-pool" and pool.settings["scale"] == 2.0
     # Nothing wider of the same shape and κ fits.
     wider = {name: value * 1.001 for name, value in box.settings.items()}
     wider["lower"] = box.settings["lower"] ** 1.001
@@ -213,14 +213,15 @@ def test_the_command_names_its_choice_and_the_rule(capsys, tmp_path):
     asked = ["plan", "--epsilon=1", "--models=64", "--queries=508", "--json", str(path)]
     assert main(asked) == 0
     said = capsys.readouterr().out
-    assert "  clipped-mixing lower=0.775 upper=2.772: the widest box of shape log upper = 4" in said
-    clip = "scale=4 lower=-0.1896 upper=0.1896"
-    assert f"  clipped-log-pool {clip}: the widest clip at scale = 4" in said
-    assert "from the built-in demo" in said and "the rest are alternatives" in said
+    box = "lower=0.8489 upper=3.708"
+    assert f"  clipped-mixing {box}: the widest box of shape log upper = 8" in said
+    clip = "scale=2 lower=0 upper=0.7586"
+    assert f"  clipped-log-pool {clip}: the widest clip at scale = 2" in said
+    assert "in one measurement" in said and "the rest are alternatives" in said
     written = json.loads(path.read_text(encoding="utf-8"))["plans"]
     chosen = [one for one in written if one["chosen"]]
     assert [one["mechanism"] for one in chosen] == ["clipped-mixing", "clipped-log-pool"]
-    assert chosen[1]["settings"]["scale"] == 4.0 and len(written) == 9
+    assert chosen[1]["settings"]["scale"] == 2.0 and len(written) == 9
 
 
 def test_the_command_answers_for_a_box_from_zero(capsys):

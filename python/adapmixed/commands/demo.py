@@ -64,6 +64,8 @@ def add_parser(commands: Any) -> None:
 def methods(queries: int, num_models: int, adjacency: str = "zero_out") -> "dict[str, Mechanism]":
     """Return the methods to compare; fixed guarantees are planned for `queries` tokens."""
     from adapmixed.mechanisms import AdaPMixED, PMixED, PublicOnly, Unprotected
+    from adapmixed.mechanisms.planned import planned
+    from adapmixed.privacy.planner import chosen
 
     order = 3.0 if adjacency == "zero_out" else 10.0  # two conversions to (ε, δ) cost more
     found: dict[str, Mechanism] = {
@@ -72,7 +74,12 @@ def methods(queries: int, num_models: int, adjacency: str = "zero_out") -> "dict
         "pmixed": PMixED(8.0, DELTA, queries, order, adjacency=adjacency),
         "adapmixed": AdaPMixED(order=18.0, target_leakage=0.1),
     }
-    return found | _planned(queries, num_models, adjacency)
+    clipped = {
+        f"{one.mechanism}, ε ≤ {epsilon:g}": planned(one)
+        for epsilon in BUDGETS
+        for one in chosen(epsilon, DELTA, num_models, queries, adjacency)
+    }
+    return found | dict(sorted(clipped.items()))
 
 
 def _pools() -> "dict[str, Mechanism]":
@@ -87,23 +94,6 @@ def left_out(compared: "dict[str, Mechanism]", adjacency: str) -> dict[str, str]
     if adjacency != "replace_one":
         return {}
     return {name: one.no_replacement for name, one in compared.items() if one.no_replacement}
-
-
-def _planned(queries: int, num_models: int, adjacency: str) -> "dict[str, Mechanism]":
-    """Return ClippedMixing and ClippedLogPool with the settings that the planner chooses."""
-    from adapmixed.mechanisms.planned import planned
-    from adapmixed.privacy.planner import CHOSEN_SCALE, CHOSEN_SHAPE, plan
-
-    shapes, scales = (CHOSEN_SHAPE,), (CHOSEN_SCALE,)  # planning the others takes seconds
-    found = {
-        f"{one.mechanism}, ε ≤ {epsilon:g}": planned(one)
-        for epsilon in BUDGETS
-        for one in plan(
-            epsilon, DELTA, num_models, queries, adjacency, shapes=shapes, scales=scales
-        )
-        if one.chosen
-    }
-    return dict(sorted(found.items()))
 
 
 def run(arguments: argparse.Namespace) -> int:

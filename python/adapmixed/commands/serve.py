@@ -200,15 +200,14 @@ def _demo(arguments: argparse.Namespace) -> Mechanism:
             raise ValueError(f"--{name} must not be given with --demo, which chooses it")
     from adapmixed.data.demo import demo_base
     from adapmixed.mechanisms import ClippedLogPool, planned
-    from adapmixed.privacy.planner import CHOSEN_SCALE, CHOSEN_SHAPE, plan
+    from adapmixed.privacy.planner import chosen
     from adapmixed.training.demo import NUM_MODELS, train_demo
 
     arguments.base, arguments.ensemble = str(demo_base()), arguments.demo / "ensemble"
     arguments.ledger = arguments.demo / "serve.ledger"
     arguments.name = arguments.name or DEMO_NAME
     budget = (DEMO_EPSILON, arguments.delta, NUM_MODELS, DEMO_TOKENS, arguments.adjacency)
-    plans = plan(*budget, shapes=(CHOSEN_SHAPE,), scales=(CHOSEN_SCALE,))
-    (one,) = (one for one in plans if one.mechanism == ClippedLogPool.name and one.chosen)
+    (one,) = (one for one in chosen(*budget) if one.mechanism == ClippedLogPool.name)
     mechanism = planned(one)
     check_charged(mechanism, delta=arguments.delta, epsilon=None, way=arguments.adjacency)
     check_output(arguments.demo, folder=True)

@@ -11,6 +11,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 
+import numpy as np
+
 from adapmixed.limits import (
     MOST_BOX,
     MOST_DEPTH,
@@ -45,20 +47,29 @@ from adapmixed.privacy.search import largest_within
 
 __all__ = ["Plan", "adapmixed_beforehand", "epsilon_of", "models_for", "plan", "queries_for"]
 
-SHAPES = (1.0, 2.0, 4.0, 8.0)
+SHAPES = (2.0, 4.0, 8.0, 16.0)
 """Shapes log C / |log c| of the boxes that are tried."""
 
 SHARES = (0.01, 0.1, 0.5, 1.0)
 """Shares of the queries whose ε is listed."""
 
-SCALES = (1.0, 1.5, 2.0, 4.0)
+SCALES = (1.0, 2.0, 3.0, 4.0)
 """Scales κ of the log pools that are listed."""
 
-CHOSEN_SHAPE, CHOSEN_SCALE = 4.0, 4.0
-"""Shape of the box and κ of the log pool that are marked as chosen. Only the demonstration measured
-their perplexity; see docs/how-to/plan-a-budget.md."""
+CHOSEN_SHAPE, CHOSEN_SCALE = 8.0, 2.0
+"""Shape of the box and κ of the log pool that are marked as chosen, by their perplexity on one
+text; see docs/how-to/plan-a-budget.md."""
 
-_CLIP = 0.25  # |a| of the log pool if the width allows it
+SHARDS = (100, 300, 1_000)
+"""Numbers of shards with which `kept_share` was measured."""
+
+_KEPT: Mapping[int, Mapping[float, float]] = {
+    100: {1.17: 0.033, 1.47: 0.082, 2.23: 0.164, 4.14: 0.276, 12.3: 0.438, 39.2: 0.58},
+    300: {1.54: 0.069, 2.67: 0.157, 5.89: 0.282, 13.9: 0.412, 51.5: 0.588, 193.0: 0.725},
+    1_000: {3.18: 0.125, 8.99: 0.243, 28.0: 0.384, 66.6: 0.49, 275.0: 0.644, 1_100.0: 0.732},
+}
+"""Shares by N and `upper` of ClippedMixing; see docs/concepts/what-privacy-costs.md."""
+
 _ORDERS = (-3.0, 9.0)  # log(order - 1): PMixED's orders from 1.05, at most `MOST_ORDER`
 _SEARCH, _SHOWN = 2**14, 2**16  # grid points while searching and for partial counts
 _LARGEST = 20.0  # |log| of a box's farther side, where the search ends
@@ -80,8 +91,8 @@ class Plan:
         adjacency: "zero_out" or "replace_one".
         over_time: (queries, ε) pairs, the cost of the first `SHARES` of the queries.
         note: a condition of the guarantee, or the limit at which the search ended; "" for none.
-        chosen: True for one plan of ClippedMixing and one of ClippedLogPool, those nearest to
-            `CHOSEN_SHAPE` and `CHOSEN_SCALE`. The others are alternatives.
+        chosen: True for ClippedMixing with `CHOSEN_SHAPE` and ClippedLogPool with `CHOSEN_SCALE`.
+            The others are alternatives.
     """
 
     mechanism: str
@@ -108,9 +119,8 @@ def plan(
 ) -> list[Plan]:
     """Find the widest settings of every mechanism within (epsilon, delta), in a few seconds.
 
-    One box and one log pool are marked as chosen: those whose shape and κ are nearest to
-    `CHOSEN_SHAPE` and `CHOSEN_SCALE`. This rule uses public numbers only, which do not tell which
-    plan gives the best answers.
+    The box of `CHOSEN_SHAPE` and the log pool of `CHOSEN_SCALE` are marked as chosen. This rule
+    uses public numbers only, which do not tell which plan gives the best answers.
 
     The ε of each plan follows from the mechanism's theorem: docs/theory/pmixed.md for PMixED,
     docs/theory/clipped-mixing.md for ClippedMixing and docs/theory/clipped-log-pool.md for
@@ -151,16 +161,35 @@ def plan(
     ]
 
 
-def _choose(plans: list[Plan], values: Sequence[float], wanted: float) -> list[Plan]:
-    """Return the plans, with the one whose value is nearest to `wanted` marked as chosen.
+def chosen(
+    epsilon: float, delta: float, num_models: int, queries: int, adjacency: str = "zero_out"
+) -> list[Plan]:
+    """Return the chosen plans of :func:`plan` alone, which takes the same arguments."""
+    rule = {"shapes": (CHOSEN_SHAPE,), "scales": (CHOSEN_SCALE,)}
+    found = plan(epsilon, delta, num_models, queries, adjacency, **rule)
+    return [one for one in found if one.chosen]
 
-    The plans belong to the values, one each. No plan is marked if only the public answer fits.
+
+def kept_share(one: Plan) -> float:
+    """Return the share of the best gain without protection that a box of ClippedMixing kept.
+
+    It was measured on one text with one model, and is interpolated over the box's size, which
+    decides the perplexity whatever ε and the number of queries are.
+
+    Args:
+        one: ClippedMixing's plan of :func:`chosen`, with a number of models in `SHARDS`.
     """
-    if not values:
-        return plans
-    at = min(range(len(values)), key=lambda at: abs(math.log(values[at] / wanted)))
-    fits = plans[at].settings["lower"] < plans[at].settings["upper"]
-    return [replace(one, chosen=fits and index == at) for index, one in enumerate(plans)]
+    found = _KEPT[one.num_models]
+    sizes = np.log([one.settings["upper"], 1.0, *found])
+    return float(np.interp(sizes[0], sizes[1:], [0.0, *found.values()]))
+
+
+def _choose(plans: list[Plan], values: Sequence[float], wanted: float) -> list[Plan]:
+    """Mark the plan of the wanted value, unless only the public answer fits."""
+    return [
+        replace(one, chosen=value == wanted and one.settings["lower"] < one.settings["upper"])
+        for one, value in zip(plans, values, strict=True)
+    ]
 
 
 def _clipped_mixing(
@@ -200,25 +229,19 @@ def _log_pool(
     adjacency: str,
     scale: float,
 ) -> Plan:
-    def stated(count: int, lower: float, upper: float) -> float:
-        span = answer_range(scale, lower, upper, models, adjacency)
+    def stated(width: float, count: int = queries) -> float:
+        span = answer_range(scale, 0.0, width, models, adjacency)
         return bounded_range_epsilon(span, count, delta)
-
-    def fits(width: float) -> bool:
-        return stated(queries, -width, 0.0) <= target
 
     widest = min(_WIDEST, MOST_DEPTH / scale * (1 - 2.0**-50))
     span = _largest_range(target, delta, queries) / (2 if adjacency == "replace_one" else 1)
     width = min(span * models / scale * (1 - 2 * RANGE_ERROR), widest)
-    width = lowered(width, 0.0, fits)
-    lower = -min(_CLIP, width / 2)
-    upper = width + lower
-    settings = {"scale": scale, "lower": lower, "upper": upper}
+    width = lowered(width, 0.0, lambda width: stated(width) <= target)
     return _planned(
         "clipped-log-pool",
-        settings,
+        {"scale": scale, "lower": 0.0, "upper": width},
         (delta, models, queries, adjacency),
-        lambda count: stated(count, lower, upper),
+        lambda count: stated(width, count),
         f"no clip wider than {widest:g} is tried" if width >= widest else "",
     )
 
