@@ -16,7 +16,7 @@ SOURCES = (".py", ".pyi", ".c", ".cpp", ".h", ".cu", ".cuh")
 # Until a thousand members stand: 900 lines of Python, 700 of csrc and 1 200 of tests are allowed
 # beyond what stood before.
 BUDGETS = {
-    "python/adapmixed": 27_086,
+    "python/adapmixed": 27_077,
     "python/adapmixed_lab": 7_867,
     "adapmixed_ext": 2_470,
     "csrc": 14_993,

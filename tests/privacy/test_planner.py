@@ -217,7 +217,7 @@ def test_the_command_names_its_choice_and_the_rule(capsys, tmp_path):
     assert f"  clipped-mixing {box}: the widest box of shape log upper = 8" in said
     clip = "scale=2 lower=0 upper=0.7586"
     assert f"  clipped-log-pool {clip}: the widest clip at scale = 2" in said
-    assert "in one measurement" in said and "the rest are alternatives" in said
+    assert "from one measurement" in said and "the rest are alternatives" in said
     written = json.loads(path.read_text(encoding="utf-8"))["plans"]
     chosen = [one for one in written if one["chosen"]]
     assert [one["mechanism"] for one in chosen] == ["clipped-mixing", "clipped-log-pool"]

@@ -225,20 +225,11 @@ def _plans(arguments: argparse.Namespace) -> dict[str, object]:
 def _overview(plans: "list[Plan]") -> str:
     from adapmixed.privacy.guarantee import format_epsilon
 
-    header = ["mechanism", "settings", *(f"ε({count})" for count, _ in plans[0].over_time)]
-    return _table(
-        [
-            header,
-            *(
-                [
-                    one.mechanism,
-                    _settings(one),
-                    *(format_epsilon(cost) for _, cost in one.over_time),
-                ]
-                for one in plans
-            ),
-        ]
-    )
+    rows = [["mechanism", "settings", *(f"ε({count})" for count, _ in plans[0].over_time)]]
+    for one in plans:
+        costs = [format_epsilon(cost) for _, cost in one.over_time]
+        rows.append([one.mechanism, _settings(one), *costs])
+    return _table(rows)
 
 
 def _chosen_words(plans: "list[Plan]") -> str:
@@ -256,8 +247,8 @@ def _chosen_words(plans: "list[Plan]") -> str:
         found = [_settings(one) for one in plans if one.mechanism == name and one.chosen]
         lines.append(f"  {name} {found[0]}: {rule}" if found else f"  {name}: nothing fits")
     lines.append(
-        "At equal ε this shape and this scale had the lowest perplexities in one measurement (see "
-        '"Plan a\nbudget"). For other models, compare the settings by perplexity on public text.\n'
+        'The rules come from one measurement of perplexity at equal ε (see "Plan a budget"). For '
+        "other\nmodels, compare the settings by perplexity on public text.\n"
     )
     return "\n".join(lines)
 
