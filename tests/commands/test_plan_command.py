@@ -135,3 +135,19 @@ def test_the_command(capsys, tmp_path):
     assert over_time[10] < stated == pytest.approx(over_time[1000], rel=1e-12)
     assert main(["plan", "--epsilon", "-1", "--models", "3", "--queries", "9"]) == 2
     assert "epsilon must be > 0, got -1.0" in capsys.readouterr().err
+
+
+def test_without_models_it_shows_what_shards_allow(capsys, tmp_path, monkeypatch):
+    path = tmp_path / "shards.json"
+    monkeypatch.setattr(planner, "SHARDS", (100, 300))
+    assert main(["plan", "--epsilon=3", "--queries=20000", "--json", str(path)]) == 0
+    output = capsys.readouterr().out
+    rows = [line.split() for line in output.splitlines() if line.startswith("clipped-mixing")]
+    few, many = json.loads(path.read_text(encoding="utf-8"))["shards"]
+    for row, one, models in zip(rows, (few, many), (100, 300), strict=True):
+        settings = {key: float(value) for key, value in (word.split("=") for word in row[1:3])}
+        assert 2.98 < epsilon_of(DELTA, models, 20_000, "zero_out", **settings) <= 3.0
+        assert row[3:] == [str(models), f"{one['kept']:.0%}"] and one["num_models"] == models
+    assert 0 < few["kept"] < many["kept"] < 1
+    assert main(["plan", "--epsilon=3"]) == 2
+    assert "got no --models, --queries" in capsys.readouterr().err
