@@ -10,8 +10,8 @@ and 1 000 shards, with another key for each seed. Members are those of `adapmixe
 of a seed. Members speak about `ACTIVE` tokens.
 
 Settings are the planner's chosen ones. They look at no text and no member. The references without
-protection are the mean of the members, the log pools of several κ, and one adapter trained on all
-documents; the best of them is known with hindsight. Shares are of its gain in log-perplexity.
+protection are the mean of the members, the log pools of several κ, and one adapter trained once on
+all documents; the best of them is known with hindsight. Shares are of its gain in log-perplexity.
 Intervals are from the least to the largest of the seeds. PMixED and AdaPMixED answer with the
 fewest shards alone; the ε of AdaPMixED is known afterwards.
 """
@@ -33,13 +33,7 @@ from typing import Any
 
 from transformers import AutoTokenizer
 
-from adapmixed import (
-    AdaPMixED,
-    Ensemble,
-    PublicOnly,
-    Unprotected,
-    UnprotectedPool,
-)
+from adapmixed import AdaPMixED, Ensemble, PublicOnly, Unprotected, UnprotectedPool
 from adapmixed.data import demo_base
 from adapmixed.data.corpus import Corpus
 from adapmixed.evaluation import Evaluation, evaluate
@@ -53,7 +47,7 @@ from adapmixed.privacy.planner import (
     chosen,
     kept_share,
     plan,
-)  # fmt: skip
+)
 from adapmixed.rng import SeededRandom
 from adapmixed.training import FinetuneConfig, TrainingRun, train_ensemble
 from adapmixed.training.blocks import token_stream
@@ -210,7 +204,7 @@ def measure(bench: Bench, workers: int) -> list[Row]:
             row |= {"queries": one.queries, "adjacency": one.adjacency, "settings": one.settings}
             row |= {"mechanism": one.mechanism, "epsilon": float(name.split()[-1])}
         elif name == "adapmixed":
-            row |= {"queries": PART, "adjacency": "zero_out", "epsilon": spent}
+            row["epsilon"] = spent
         if name != "public" or models == 1:
             rows.append(row)
     return rows

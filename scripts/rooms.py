@@ -16,13 +16,13 @@ SOURCES = (".py", ".pyi", ".c", ".cpp", ".h", ".cu", ".cuh")
 # Until a thousand members stand: 900 lines of Python, 700 of csrc and 1 200 of tests are allowed
 # beyond what stood before.
 BUDGETS = {
-    "python/adapmixed": 27_077,
+    "python/adapmixed": 27_078,
     "python/adapmixed_lab": 7_867,
     "adapmixed_ext": 2_470,
     "csrc": 14_993,
-    "benchmarks": 2_896,
-    "tests": 40_639,
-    "docs": 6_260,
+    "benchmarks": 2_890,
+    "tests": 40_645,
+    "docs": 6_263,
 }
 
 

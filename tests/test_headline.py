@@ -105,6 +105,7 @@ def test_kept_shares_are_the_measured_ones_and_interpolated() -> None:
     assert len(rows) == len(SHARDS) * 12
     for words in rows:  # N, mechanism, T, neighbours, ε, perplexity, change, ..., share, c, C
         one: Any = SimpleNamespace(num_models=int(words[0]), settings={"upper": float(words[-1])})
+        # The file has whole percents, and half of the points are between those that are kept.
         assert kept_share(one) == pytest.approx(float(words[-3][:-1]) / 100, abs=0.015), words
         if words[3:5] == ["zero_out", "3"]:
             box = chosen(3.0, headline.DELTA, one.num_models, int(words[2]))[0]

@@ -114,14 +114,19 @@ def test_equals_peft_without_dropout(family: str, dtype: torch.dtype) -> None:
     torch.testing.assert_close(trained.losses, tuple(losses), rtol=0, atol=LOSSES[dtype])
 
 
-@pytest.mark.parametrize("adapt", ["head", "all"])
-def test_steps_in_several_passes_equal_peft(adapt: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Passes of one block work, even if the last block is shorter than the others."""
+@pytest.mark.parametrize(
+    ("family", "adapt"), [("llama", "head"), ("gemma2", "head"), ("llama", "all")]
+)
+def test_steps_in_several_passes_equal_peft(
+    family: str, adapt: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Passes of one block or less work, even if the last block is shorter than the others."""
     monkeypatch.setattr(blocks, "PASS_TOKENS", 1)
-    monkeypatch.setattr(head_module, "_LEAST", 5)
-    monkeypatch.setattr(head_module, "_NUMBERS", 1)
+    for least, most in (("_LEAST", "_NUMBERS"), ("_LEAST_TILE", "_TILE")):
+        monkeypatch.setattr(head_module, least, 5)
+        monkeypatch.setattr(head_module, most, 1)
     monkeypatch.setattr(head_module, "PUBLIC_BYTES", 4 * 20 * VOCAB)
-    base = tiny("llama")
+    base = tiny(family)
     names = (head_name(base),) if adapt == "head" else linear_names(base)
     config = replace(CONFIG, target_modules=names, batch_size=4)
     trained = train_adapter(base, stream(1, 86), config, seed=5, shard=2)

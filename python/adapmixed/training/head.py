@@ -33,8 +33,10 @@ IN_MEMORY = 256 << 20
 PUBLIC_BYTES = 1 << 30
 """Bytes of one shard's public logits that are kept; the others are computed in every epoch."""
 _TOKENS = 256  # tokens per pass of the trunk, so that activations stay in a core's cache
-_NUMBERS = 3 << 16  # logits that are computed together, for the same reason
-_LEAST = 8  # tokens of them
+_NUMBERS = 1 << 20  # logits per pass of the output layer, for the same reason
+_LEAST = 32  # tokens of such a pass
+_TILE = 3 << 16  # logits that `_Loss` takes at a time, for a core's second cache
+_LEAST_TILE = 8  # tokens of them
 _TRIAL = 8  # tokens of a trial
 
 
@@ -79,7 +81,6 @@ class StateBlocks:
         """Yield (numbers of the stored states instead of token ids, targets), each (1, s) int64."""
         for row in rows.tolist():
             numbers = torch.arange(*self.bounds[row])
-            whole = whole or self.head is not None
             for part in torch.split(numbers, len(numbers) if whole else self.size):
                 yield part[None], self.targets[part][None]
 
@@ -122,8 +123,8 @@ def trunk_once(
     if weight.dtype == torch.float32:
         quick = _Head(layer, stored, bounds)
         inner.set_submodule(head, quick)
-        size = max(_LEAST, _NUMBERS // len(weight))
-        quick = quick if trunk.plain else None
+        if not trunk.plain:
+            size, quick = max(_LEAST, _NUMBERS // len(weight)), None
     predicted = targets[targets != IGNORED]
     ends = pairwise(accumulate(map(len, parts), initial=0))
     try:
@@ -214,10 +215,10 @@ class _Loss(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, public: Tensor, low: Tensor, up: Tensor, targets: Tensor) -> Tensor:
-        size = len(public) if public.is_cuda else max(_LEAST, _NUMBERS // up.shape[1])
+        size = len(public) if public.is_cuda else max(_LEAST_TILE, _TILE // up.shape[1])
         total, of_low, of_up = public.new_zeros(()), torch.empty_like(low), torch.zeros_like(up)
-        for rows in torch.split(torch.arange(len(public)), size):
-            part = slice(int(rows[0]), int(rows[-1]) + 1)
+        for start in range(0, len(public), size):
+            part = slice(start, start + size)
             logits = torch.addmm(public[part], low[part], up)
             column = targets[part, None]
             p = logits.softmax(1)
