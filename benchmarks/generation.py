@@ -216,7 +216,8 @@ def main() -> None:
         for kind, models in dict.fromkeys(one[:2] for one in MEMBERS)
         if not quick or models < 1000
     }
-    for queries, length in ((1, prompt), (8, prompt // 4)):
+    many = ((64, prompt // 8),) if device.gpu else ()
+    for queries, length in ((1, prompt), (8, prompt // 4), *many):
         tokens(report, base, ensembles, device, queries, length, runs)
     others = report.others(neighbours)
     if arguments.out:

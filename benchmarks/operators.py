@@ -32,6 +32,7 @@ from torch import Tensor
 
 import adapmixed_ext as ops
 from adapmixed.rng import SeededRandom
+from adapmixed_ext.low_rank import BLOCK, add_low_rank, blocks_of
 from benchmarks.contestants import LOOP, SMART_CONSTANT, Program, Smart, torch_programs
 from benchmarks.harness import (
     READ_ONCE,
@@ -70,6 +71,7 @@ OURS = "ours: two calls, K = 1"
 OURS_8 = "ours: two calls, K = 8"
 GRAPH = ", graph"
 BATCH = 8
+ACTIVE, RANK = 8192, 8
 
 
 class Sizes(NamedTuple):
@@ -291,6 +293,37 @@ def pools(bench: Bench) -> None:
         bench.run("pools", contestants, queries, base=mixed, label=f"{dtype}, ", dtype=dtype)
 
 
+def members(bench: Bench) -> None:
+    """Time members of the output layer on K tokens against reading those tokens' factors once."""
+    vocab = bench.sizes.vocab
+    active = vocab // 4 if bench.sizes.quick else ACTIVE
+    device, generator = bench.device.device, torch.Generator().manual_seed(4)
+    batches = (1, BATCH, 64) if bench.device.graphs else (1, BATCH)
+    for models, positions in itertools.product((bench.sizes.models, 10 * bench.sizes.models), batches):
+        label = f"N = {models}, K = {active}, B = {positions}"
+        if bench.late(f"members: {label}"):
+            continue
+        shape = blocks_of(models), RANK, BLOCK
+        factors = torch.empty(vocab, *shape, dtype=torch.bfloat16, device=device).normal_()
+        codes = torch.empty(positions, *shape, device=device).normal_()
+        start = torch.empty(positions, active, device=device).normal_()
+        results = torch.empty(models, positions, active, device=device)
+        turns = max(2, 8 // positions)
+        order = torch.rand(turns * positions, vocab, generator=generator).argsort(-1)
+        tokens = order[:, :active].sort(-1).values.view(turns, positions, active).to(device)
+
+        def call(turn: int, start: Tensor = start, codes: Tensor = codes, factors: Tensor = factors,
+                 results: Tensor = results, tokens: Tensor = tokens) -> None:  # fmt: skip
+            add_low_rank(start, codes, factors, results, tokens[turn % len(tokens)])
+
+        # As many bytes as these rows have.
+        rows = [(factors.new_ones(codes[0].numel(), positions, active), start.bfloat16())]
+        bench.report.say(f"members: {label}, r = {RANK}, bf16")
+        name = "add_low_rank"
+        bench.run("members", bench.contestants({name: call}, turns), rows * 2, base=name,
+                  floor=READ_ONCE, rank=RANK)  # fmt: skip
+
+
 def operators(bench: Bench) -> None:
     """Time every operator by itself on one query, and what a perplexity and a token need."""
     queries, rng = bench.queries(), SeededRandom(0)
@@ -358,7 +391,9 @@ def operators(bench: Bench) -> None:
 
 
 # The comparison comes last, since compiling its contestants may take all the time there is.
-TABLES = {table.__name__: table for table in (dtypes, pools, batches, operators, sizes, speed)}
+TABLES = {table.__name__: table for table in (
+    dtypes, pools, batches, members, operators, sizes, speed,
+)}
 
 
 def measure(bench: Bench, only: list[str]) -> list[str]:

@@ -205,15 +205,15 @@ void add_operators(py::module_ m) {
 
   m.def("add_low_rank",
         [](ShapeTuple shape, LogitsTuple start, std::uintptr_t coefficients, std::uintptr_t factors,
-           int dtype, std::uintptr_t tokens, std::int64_t rank, LogitsTuple result,
-           typename Place<Backend>::Given place) {
+           int dtype, std::uintptr_t tokens, std::int64_t rank, std::int64_t vocab,
+           LogitsTuple result, typename Place<Backend>::Given place) {
           const py::gil_scoped_release nogil;
           const auto [start_data, start_model, start_position, of_start] = start;
           const auto [data, stride_model, stride_position, of_result] = result;
           Backend::add_low_rank(
               {shape_of(shape), pointer<const float>(start_data), start_model, start_position,
                pointer<const float>(coefficients), pointer<const void>(factors),
-               static_cast<Dtype>(dtype), pointer<const std::int64_t>(tokens), rank},
+               static_cast<Dtype>(dtype), pointer<const std::int64_t>(tokens), rank, vocab},
               {pointer<float>(data), stride_model, stride_position}, Place<Backend>::from(place));
         });
 

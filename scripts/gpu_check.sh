@@ -255,7 +255,7 @@ speed() {
   build
   stage must smoke 90 "${cases[@]}" --few
   # In bf16 at B = 8 first: the machine may be gone at any moment.
-  bench speed --only dtypes pools batches
+  bench speed --only dtypes pools batches members
   # One launch of each kernel and shape.
   stage may ncu 120 ncu --clock-control none --target-processes all --kernel-name-base mangled \
     --kernel-name regex:adapmixed --filter-mode per-launch-config --launch-count 1 \
@@ -270,6 +270,13 @@ checks() {
   begin_part checks
   build
   local given_threads=${OMP_NUM_THREADS:-} file tool command only_ours sanitizer_help chosen
+  # What the bounds of single precision rest on.
+  if ! $dry; then
+    stage must mufu-build 60 "${CUDACXX:-nvcc}" -O3 -std=c++17 "-arch=sm_${architecture%-real}" \
+      benchmarks/mufu.cu -o "$work/mufu"
+    stage must mufu 60 "$work/mufu"
+    cp "$stages/mufu.log" "$results/$gpu-mufu.txt"
+  fi
   # Tests and sanitizers do not measure time: each with few threads.
   export OMP_NUM_THREADS=2
   local pytest=("$python" -m pytest -v --tb=short -p no:cacheprovider -o faulthandler_timeout=120)
@@ -315,6 +322,8 @@ compare() {
   begin_part compare
   build
   bench compare --only operators sizes speed
+  stage must generation 240 "$python" -m benchmarks.generation --device "$device" \
+    --out "$results/$gpu-generation" $(if $dry; then echo --quick; fi)
   end_part
 }
 

@@ -147,7 +147,7 @@ struct LowRankInputs {
   const void* factors;         // u: (V, blocks, rank, kLowRankBlock)
   Dtype dtype;                 // of u: f32 or bf16
   const std::int64_t* tokens;  // (B, K), the tokens of the columns; null if they are the V tokens
-  std::int64_t rank;
+  std::int64_t rank, vocab;    // vocab: V
 };
 
 struct LowRankResults {

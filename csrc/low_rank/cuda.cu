@@ -23,12 +23,15 @@ __global__ void __launch_bounds__(kLowRankWarps* kWarp)
   const std::int64_t blocks = (models + kLowRankBlock - 1) / kLowRankBlock;
   const std::int64_t part = in.rank * kLowRankBlock;
   const typename Bits<D>::type* rows[kLowRankPairs];
+  bool known[kLowRankPairs];  // a column of another token is NaN
 #pragma unroll
   for (int i = 0; i < kLowRankPairs; ++i) {
     const std::int64_t wanted = first + 2 * i + half;
     const std::int64_t column = wanted < columns ? wanted : first;
     const std::int64_t token = in.tokens ? in.tokens[position * columns + column] : column;
-    rows[i] = static_cast<const typename Bits<D>::type*>(in.factors) + token * blocks * part;
+    known[i] = 0 <= token && token < in.vocab;
+    rows[i] = static_cast<const typename Bits<D>::type*>(in.factors);
+    if (known[i]) rows[i] += token * blocks * part;
   }
   const float* start = in.start + position * in.start_position + first;
   for (std::int64_t block = warp; block < blocks; block += kLowRankWarps) {
@@ -48,7 +51,9 @@ __global__ void __launch_bounds__(kLowRankWarps* kWarp)
       for (int i = 0; i < kLowRankPairs; ++i) sums[i] = fmaf(c, float_of<D>(rows[i][at]), sums[i]);
     }
 #pragma unroll
-    for (int i = 0; i < kLowRankPairs; ++i) results[warp][member][2 * i + half] = sums[i];
+    for (int i = 0; i < kLowRankPairs; ++i) {
+      results[warp][member][2 * i + half] = known[i] ? sums[i] : NAN;
+    }
     __syncwarp();
     for (int m = 0; m < kLowRankBlock && block * kLowRankBlock + m < models; ++m) {
       float* row = out.data + (block * kLowRankBlock + m) * out.stride_model;

@@ -67,6 +67,21 @@ def misaligned(x: workload.Inputs) -> workload.Inputs:
     return x._replace(private=shifted(x.private), public=shifted(x.public))
 
 
+def low_rank(x: workload.Inputs, device: str) -> None:
+    """Run add_low_rank on copies from the CPU, on all tokens and on half of them in reverse."""
+    models, positions, vocab = x.private.shape
+    codes = torch.ones((positions, blocks_of(models), 2, BLOCK))
+    factors = torch.ones((vocab, *codes.shape[1:])).to(x.private.dtype)
+    if factors.dtype == torch.float16:
+        factors = factors.bfloat16()
+    order = torch.arange(vocab).flip(0).expand(positions, -1)
+    for columns in (vocab, max(1, vocab // 2)):
+        tokens = None if columns == vocab else order[:, :columns].contiguous().to(device)
+        given = x.public.float()[:, :columns].contiguous(), codes, factors
+        result = torch.empty((models, positions, columns)).to(device)
+        add_low_rank(*(one.to(device) for one in given), result, tokens)
+
+
 def ours_alone(x: workload.Inputs, seed: int, device: str) -> int:
     """Run the operators on copies from the CPU and on each other's results; return their number.
 
@@ -87,12 +102,8 @@ def ours_alone(x: workload.Inputs, seed: int, device: str) -> int:
     probabilities = x.public.double().softmax(-1).to(device)
     adapmixed_ext.sample(probabilities, public, rng=rng)
     adapmixed_ext.gaussian((3, 7), sigma=0.7, rng=rng, device=torch.device(device))
-    models, positions, vocab = private.shape
-    codes = torch.ones((positions, blocks_of(models), 2, BLOCK))
-    given = x.public.float(), codes, torch.ones((vocab, *codes.shape[1:]))
-    result = torch.empty_like(private, dtype=torch.float32)
-    add_low_rank(*(one.to(device) for one in given), result)
-    return calls + 4
+    low_rank(x, device)
+    return calls + 5
 
 
 def main() -> None:
@@ -113,6 +124,8 @@ def main() -> None:
                 operation(given)
             workload.draws(given, seed)
             calls += len(workload.OPERATIONS) + 1
+        low_rank(on_cpu, device)
+        calls += 2
     if device != "cpu":
         torch.cuda.synchronize()
     print(f"{calls} calls on {device}")

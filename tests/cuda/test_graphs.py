@@ -6,8 +6,10 @@ import cases
 import pytest
 import torch
 import workload
+from test_low_rank import operands, packed, rows
 
 import adapmixed_ext
+from adapmixed_ext.low_rank import add_low_rank, pack_factors
 
 
 def capture(operation: workload.Operation, static: workload.Inputs) -> tuple:
@@ -81,3 +83,18 @@ def test_draws_are_not_captured(gpu: torch.device) -> None:
     graph.replay()
     assert torch.equal(kept, probabilities + 1.0)
     assert workload.same(workload.draws(x, 1), workload.draws(x, 1))
+
+
+def test_members_of_the_output_layer(gpu: torch.device) -> None:
+    """Whoever captures a pass cannot wait for the tokens to be looked at."""
+    start, coefficients, factors, tokens = operands(37, 4, 8, 300, 700)
+    packed_factors = pack_factors(list(factors), 8, 700).to(gpu)
+    static = [one.to(gpu) for one in (start, packed(coefficients), tokens)]
+    results = torch.empty(37, 4, 300, device=gpu)
+    add_low_rank(static[0], static[1], packed_factors, results, static[2])
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        add_low_rank(static[0], static[1], packed_factors, results, static[2])
+    static[2].copy_(tokens.flip(-1))
+    graph.replay()
+    assert torch.equal(results.cpu(), rows(start, coefficients, factors, tokens.flip(-1)))

@@ -43,7 +43,7 @@ CALLS: dict[str, tuple[object, ...]] = {
     "pool_mixture": (*ENSEMBLE, POOL, 0, 0),
     "pool_probabilities": (0, 0, 1, 1, 0),
     "pool_log_prob": (*ENSEMBLE, POOL, 0, 0, 0),
-    "add_low_rank": (SHAPE, LOGITS, 0, 0, 0, 0, 1, LOGITS),
+    "add_low_rank": (SHAPE, LOGITS, 0, 0, 0, 0, 1, 1, LOGITS),
     "renyi_divergence": (SHAPE, LOGITS, LOGITS, 0, 0, [2.0], 0, 0),
     "screen": (*ENSEMBLE, 0, 0, 0.1, 2.0, 1.0, 1, 1, 0, 0),
     "gaussian": (KEY.data_ptr(), 1, 0.5, 1, 0),

@@ -19,3 +19,15 @@ def test_rows_are_the_cpus(shape: tuple[int, ...], dtype: torch.dtype) -> None:
         for order in ("forward", "reverse", "random"):
             with simulated.kernels(order, 5):
                 assert torch.equal(rows(z, coefficients, factors, ids, dtype), expected)
+
+
+def test_columns_of_unknown_tokens_are_nan() -> None:
+    """A call that is only queued cannot raise, and must not read beyond the factors."""
+    start, coefficients, factors, tokens = operands(17, 2, 3, 40, 90)
+    wrong = tokens.clone()
+    wrong[0, 3], wrong[1, 39] = 90, -1
+    with simulated.kernels():
+        found = rows(start, coefficients, factors, wrong)
+    unknown = wrong != tokens
+    assert found[:, unknown].isnan().all()
+    assert torch.equal(found[:, ~unknown], rows(start, coefficients, factors, tokens)[:, ~unknown])
