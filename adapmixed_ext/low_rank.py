@@ -113,6 +113,8 @@ def add_low_rank(
         raise ValueError(f"factors must have {blocks_of(models)} blocks of {BLOCK}, got {blocks}")
     if not (coefficients.is_contiguous() and factors.is_contiguous()):
         raise ValueError("coefficients and factors must be contiguous")
+    if factors.data_ptr() % 16:
+        raise ValueError("factors must begin at a multiple of 16 bytes, as copies to a GPU's need")
     on = backend(factors.device)
     if tokens is None and columns != vocab:
         raise ValueError(f"private_logits must have all {vocab} tokens, got {columns}")
