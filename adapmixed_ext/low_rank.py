@@ -87,8 +87,7 @@ def add_low_rank(
         tokens: (B, K) int64 in [0, V), contiguous; None if the columns are the V tokens.
 
     Raises:
-        ValueError: wrong shapes, dtypes, devices or tokens, or rows that are not contiguous. On a
-            GPU the columns of wrong tokens are NaN instead.
+        ValueError: wrong shapes, dtypes, devices, strides, or tokens (on a GPU: NaN instead).
     """
     if check.tensor("factors", factors).dim() != 4:
         raise ValueError(f"factors must have 4 dimensions, got {factors.dim()}")
@@ -111,22 +110,18 @@ def add_low_rank(
             raise ValueError(f"{name} must have contiguous rows")
     if tuple(factors.shape[1:]) != (blocks_of(models), rank, BLOCK):
         raise ValueError(f"factors must have {blocks_of(models)} blocks of {BLOCK}, got {blocks}")
-    if not (coefficients.is_contiguous() and factors.is_contiguous()):
-        raise ValueError("coefficients and factors must be contiguous")
-    if factors.data_ptr() % 16:
-        raise ValueError("factors must begin at a multiple of 16 bytes, as copies to a GPU's need")
-    on = backend(factors.device)
+    if not (coefficients.is_contiguous() and factors.is_contiguous()) or factors.data_ptr() % 16:
+        raise ValueError("coefficients and factors must be contiguous, factors on 16 bytes")
     if tokens is None and columns != vocab:
         raise ValueError(f"private_logits must have all {vocab} tokens, got {columns}")
     if tokens is not None:
         check.of_type("tokens", tokens, torch.int64, (positions, columns), factors)
         if not tokens.is_contiguous():
             raise ValueError("tokens must be contiguous")
-        checked = on.immediate and tokens.numel()
-        if checked and not 0 <= int(tokens.min()) <= int(tokens.max()) < vocab:
+        if backend(factors.device).immediate and ((tokens < 0) | (tokens >= vocab)).any():
             raise ValueError(f"tokens must lie in [0, {vocab}), got {tokens}")
     if positions:
-        on.call(
+        backend(factors.device).call(
             "add_low_rank", factors, (models, positions, columns), rows(start),
             coefficients.data_ptr(), factors.data_ptr(), _DTYPES[factors.dtype],
             0 if tokens is None else tokens.data_ptr(), rank, vocab, rows(private_logits),

@@ -24,6 +24,7 @@ import time
 import traceback
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -295,32 +296,27 @@ def pools(bench: Bench) -> None:
 
 def members(bench: Bench) -> None:
     """Time members of the output layer on K tokens against reading those tokens' factors once."""
-    vocab = bench.sizes.vocab
-    active = vocab // 4 if bench.sizes.quick else ACTIVE
-    device, generator = bench.device.device, torch.Generator().manual_seed(4)
+    few, vocab, quick = bench.sizes
+    active, device = vocab // 4 if quick else ACTIVE, bench.device.device
+    generator = torch.Generator().manual_seed(4)
     batches = (1, BATCH, 64) if bench.device.graphs else (1, BATCH)
-    for models, positions in itertools.product((bench.sizes.models, 10 * bench.sizes.models), batches):
+    for models, positions in itertools.product((few, 10 * few), batches):
         label = f"N = {models}, K = {active}, B = {positions}"
         if bench.late(f"members: {label}"):
             continue
-        shape = blocks_of(models), RANK, BLOCK
+        shape, turns = (blocks_of(models), RANK, BLOCK), max(2, 8 // positions)
+        order = torch.rand(turns, positions, vocab, generator=generator).argsort(-1)
+        tokens = order[..., :active].sort(-1).values.to(device)
         factors = torch.empty(vocab, *shape, dtype=torch.bfloat16, device=device).normal_()
         codes = torch.empty(positions, *shape, device=device).normal_()
         start = torch.empty(positions, active, device=device).normal_()
-        results = torch.empty(models, positions, active, device=device)
-        turns = max(2, 8 // positions)
-        order = torch.rand(turns * positions, vocab, generator=generator).argsort(-1)
-        tokens = order[:, :active].sort(-1).values.view(turns, positions, active).to(device)
-
-        def call(turn: int, start: Tensor = start, codes: Tensor = codes, factors: Tensor = factors,
-                 results: Tensor = results, tokens: Tensor = tokens) -> None:  # fmt: skip
-            add_low_rank(start, codes, factors, results, tokens[turn % len(tokens)])
-
+        given = start, codes, factors, torch.empty(models, positions, active, device=device)
+        turn = [partial(add_low_rank, *given, one) for one in tokens]
+        calls = {"add_low_rank": lambda at, turn=turn: turn[at % len(turn)]()}
         # As many bytes as these rows have.
-        rows = [(factors.new_ones(codes[0].numel(), positions, active), start.bfloat16())]
+        rows = factors.new_ones(codes[0].numel(), positions, active), start.bfloat16()
         bench.report.say(f"members: {label}, r = {RANK}, bf16")
-        name = "add_low_rank"
-        bench.run("members", bench.contestants({name: call}, turns), rows * 2, base=name,
+        bench.run("members", bench.contestants(calls, turns), [rows] * 2, base="add_low_rank",
                   floor=READ_ONCE, rank=RANK)  # fmt: skip
 
 
@@ -391,9 +387,7 @@ def operators(bench: Bench) -> None:
 
 
 # The comparison comes last, since compiling its contestants may take all the time there is.
-TABLES = {table.__name__: table for table in (
-    dtypes, pools, batches, members, operators, sizes, speed,
-)}
+TABLES = {one.__name__: one for one in (dtypes, pools, batches, members, operators, sizes, speed)}
 
 
 def measure(bench: Bench, only: list[str]) -> list[str]:

@@ -1,7 +1,7 @@
-// The logits of members that adapt the output layer; see low_rank/cpu.cpp. A warp takes one block of
-// members on a tile of one position's tokens. It copies the tile's factors to shared memory a piece
-// of each token at a time, since only that reads whole lines. There a lane has two members and every
-// fourth token.
+// The logits of members that adapt the output layer; see low_rank/cpu.cpp. A warp takes one block
+// of members on a tile of one position's tokens. It copies the tile's factors to shared memory a
+// piece of each token at a time, since only that reads whole lines. There a lane has two members
+// and every fourth token.
 #include "common/block.cuh"
 #include "common/launch.cuh"
 #include "common/staged.cuh"
@@ -10,7 +10,7 @@ ADAPMIXED_CORE_BEGIN
 
 constexpr int kLowRankTile = kWarp;  // tokens, one for each lane to find
 constexpr int kLowRankWarps = 4;
-constexpr int kLowRankPiece = 256;                // bytes of a token
+constexpr int kLowRankPiece = 256;                 // bytes of a token
 constexpr int kLowRankPitch = kLowRankPiece + 32;  // so that four tokens lie in different banks
 constexpr int kLowRankPairs = kLowRankBlock / 2;
 constexpr int kLowRankEach = kLowRankTile / (kWarp / kLowRankPairs);  // tokens of a lane
@@ -99,8 +99,8 @@ __global__ void __launch_bounds__(kLowRankWarps* kWarp)
     results[(2 * pair + 1) * kPitch + t] = sums[i][1];
   }
   __syncwarp();
-  float* to = out.data + block * kLowRankBlock * out.stride_model +
-              position * out.stride_position + first + lane;
+  float* to = out.data + block * kLowRankBlock * out.stride_model + position * out.stride_position +
+              first + lane;
   for (int m = 0; m < kLowRankBlock && block * kLowRankBlock + m < models; ++m) {
     if (first + lane < columns) *to = known ? results[m * kPitch + lane] : NAN;
     to += out.stride_model;
