@@ -30,7 +30,7 @@ def _clip_project(*args: Any) -> tuple[Tensor, ...]:
         public_lse.data_ptr(),
         *options,
         *(result.data_ptr() for result in results),
-        workspace=on.workspace("log_sum_exp", tuple(private_logits.shape)),
+        workspace=on.workspace("clip_project", tuple(private_logits.shape)),
     )
     if on.immediate:
         raise_row_errors("private_logits", results[4])

@@ -108,7 +108,7 @@ HOT = (
     ),
     Hot(
         "mixture", "sums over models", "mixture_kernelI{dtype}",
-        ((PROJECTED, "for (std::int64_t i = 0; i < in.shape.models; ++i) {"),),
+        (("mixture/cuda.cu", "for (std::int64_t i = begin; i < end; ++i) {"),),
         (PROJECTED, "return logit<D>(logits, v) - z0 - shift;"),
     ),
 )  # fmt: skip

@@ -270,6 +270,8 @@ inline void add_of_cuda(py::module_ m) {
   m.def("mixture_workspace",
         [](ShapeTuple shape) { return cuda::mixture_workspace(shape_of(shape)); });
   m.def("sample_workspace", cuda::sample_workspace);
+  m.def("clip_project_workspace",
+        [](ShapeTuple shape) { return cuda::clip_project_workspace(shape_of(shape)); });
   m.def("project_workspace",
         [](ShapeTuple shape) { return cuda::project_workspace(shape_of(shape)); });
   m.def("leave_one_out_workspace", [](ShapeTuple shape, std::int64_t num_orders) {

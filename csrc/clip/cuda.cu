@@ -1,6 +1,6 @@
 // p_bar_i = clip(s p_i, c q, C q) of every row, and its charges. log_sum_exp reads all private rows
-// first. Then one block takes one row. Its threads search for log s together: each sums its own
-// tokens, and all see the same sums.
+// first. Then blocks take rows in turn. The threads of one search for log s together: each sums its
+// own tokens, of which it keeps p, and all see the same sums.
 #include "clip/charge.h"
 #include "clip/formula.h"
 #include "common/block.cuh"
@@ -9,12 +9,19 @@
 
 ADAPMIXED_CORE_BEGIN
 
-constexpr int kClipThreads = 256;
+constexpr int kClipThreads = 512;
+// About as many as there are multiprocessors. What they keep fits the L2 cache of today's GPUs.
+constexpr std::int64_t kClipBlocks = 132;
+// Up to this log s, s p stays in range, and s times a p that was too small for a double is
+// negligible.
+constexpr double kMostKeptScale = 300.0;
 
 // The options by value, because the orders of ClipOptions are in host memory.
 struct ClipCall {
   ClipInputs in;
   ClipResults out;  // private_lse and status as log_sum_exp left them
+  double* q;        // (B, V)
+  double* kept;     // (blocks, V), p of the row that a block has; each thread has its own tokens
   double lower, upper;
   std::int64_t num_models;
   int num_orders;
@@ -31,14 +38,22 @@ struct Clip {
 template <Dtype D>
 class BlockClip {
  public:
-  __device__ BlockClip(const RowPair<D>& pair, const ClipCall& call) : pair_(pair), call_(call) {}
+  __device__ BlockClip(const RowPair<D>& pair, const ClipCall& call, std::int64_t position)
+      : pair_(pair),
+        call_(call),
+        q_(call.q + position * pair.vocab),
+        kept_(call.kept + blockIdx.x * pair.vocab) {}
 
   __device__ Clip solve() {
     double q_of[2] = {0.0, 0.0};  // q of the tokens with p > 0, and of the others
-    pair_.for_each([&](double log_q, double t) {
-      const double q = in_public(log_q) ? exp_(log_q) : 0.0;
-      q_of[0] += t >= kClipAbsent ? q : 0.0;
-      q_of[1] += t >= kClipAbsent ? 0.0 : q;
+    std::int64_t v = threadIdx.x;
+    pair_.for_each([&](double, double t) {
+      const double q = q_[v];
+      const bool has = t >= kClipAbsent;
+      q_of[0] += has ? q : 0.0;
+      q_of[1] += has ? 0.0 : q;
+      kept_[v] = has && q > 0.0 ? q * exp_(t) : 0.0;
+      v += blockDim.x;
     });
     block_sum(q_of);
     if (clip_covers_too_little(call_.lower, call_.upper, q_of[0], q_of[1])) {
@@ -46,7 +61,11 @@ class BlockClip {
     }
     missing_ = 1.0 - (q_of[0] + q_of[1]);
     double log_scale = 0.0;
-    solve_clip_scale([&](double at) { return sums(at); }, call_.lower, HUGE_VAL, &log_scale);
+    const auto of_kept = [&](double at) { return kept_sums(at); };
+    if (!solve_clip_scale(of_kept, call_.lower, kMostKeptScale, &log_scale)) {
+      log_scale = 0.0;
+      solve_clip_scale([&](double at) { return sums(at); }, call_.lower, HUGE_VAL, &log_scale);
+    }
     return {log_scale, call_.lower};
   }
 
@@ -65,9 +84,11 @@ class BlockClip {
       return scale.of_logs(both[0], both[1], order);
     }
     both[0] = both[1] = 0.0;
-    pair_.for_each([&](double log_q, double t) {
-      if (!in_public(log_q)) return;
-      const double q = exp_(log_q);
+    std::int64_t v = threadIdx.x;
+    pair_.for_each([&](double, double t) {
+      const double q = q_[v];
+      v += blockDim.x;
+      if (q == 0.0) return;
       const Projected<double> own =
           clipped(t, clip.log_scale, clip.residual, call_.lower, call_.upper);
       const double y = own.excess / scale.slots;
@@ -80,17 +101,31 @@ class BlockClip {
   }
 
  private:
-  // Whether q is a double above 0.
-  __device__ static bool in_public(double log_q) { return log_q > -708.0; }
+  __device__ void add(double q, double x, double (&values)[2]) const {
+    const double low = call_.lower * q, high = call_.upper * q;
+    values[0] += vmin(high, vmax(low, x));
+    if (x > low && x < high) values[1] += x;
+  }
 
+  __device__ ClipSums kept_sums(double log_scale) const {
+    const double scale = exp_(log_scale);
+    double values[2] = {0.0, 0.0};
+#pragma unroll 4
+    for (std::int64_t v = threadIdx.x; v < pair_.vocab; v += blockDim.x) {
+      add(q_[v], scale * kept_[v], values);
+    }
+    block_sum(values);
+    return {values[0] + missing_, values[1]};
+  }
+
+  // The same, however large log s is.
   __device__ ClipSums sums(double log_scale) const {
     double values[2] = {0.0, 0.0};
-    pair_.for_each([&](double log_q, double t) {
-      if (!in_public(log_q)) return;
-      const double q = exp_(log_q), low = call_.lower * q, high = call_.upper * q;
-      const double x = t >= kClipAbsent ? q * exp_(t + log_scale) : 0.0;
-      values[0] += vmin(high, vmax(low, x));
-      if (x > low && x < high) values[1] += x;
+    std::int64_t v = threadIdx.x;
+    pair_.for_each([&](double, double t) {
+      const double q = q_[v];
+      if (q > 0.0) add(q, t >= kClipAbsent ? q * exp_(t + log_scale) : 0.0, values);
+      v += blockDim.x;
     });
     block_sum(values);
     return {values[0] + missing_, values[1]};
@@ -98,6 +133,8 @@ class BlockClip {
 
   const RowPair<D>& pair_;
   const ClipCall& call_;
+  const double* q_;
+  double* kept_;
   double missing_ = 0.0;  // 1 - sum q; not an error of s, see clip/cpu_row.h
 };
 
@@ -111,10 +148,22 @@ __device__ bool same_rows(const RowPair<D>& pair) {
   return block_max(differs) == 0.0;
 }
 
+// q of every token; 0 if it is too small for a double, and without a log-sum-exp.
 template <Dtype D>
-__global__ void __launch_bounds__(kClipThreads, 1)
-    clip_project_kernel(const __grid_constant__ ClipCall call) {
-  const std::int64_t at = blockIdx.x, positions = call.in.shape.positions;
+__global__ void __launch_bounds__(kClipThreads)
+    clip_public_kernel(const __grid_constant__ ClipCall call) {
+  const std::int64_t vocab = call.in.shape.vocab;
+  const std::int64_t at = static_cast<std::int64_t>(blockIdx.x) * blockDim.x + threadIdx.x;
+  if (at >= call.in.shape.positions * vocab) return;
+  const std::int64_t position = at / vocab;
+  const double z0 = logit<D>(row_bits<D>(call.in.public_logits, 0, position), at % vocab);
+  const double log_q = z0 - call.in.public_lse[position];
+  call.q[at] = log_q > -708.0 ? exp_(log_q) : 0.0;
+}
+
+template <Dtype D>
+__device__ void clip_row(const ClipCall& call, std::int64_t at) {
+  const std::int64_t positions = call.in.shape.positions;
   const std::int64_t model = at / positions, position = at % positions;
   const double public_lse = call.in.public_lse[position], lse = call.out.private_lse[at];
   const bool public_ok = std::isfinite(public_lse);
@@ -122,7 +171,7 @@ __global__ void __launch_bounds__(kClipThreads, 1)
   const RowPair<D> pair{row_bits<D>(call.in.private_logits, model, position),
                         row_bits<D>(call.in.public_logits, 0, position), call.in.shape.vocab,
                         public_lse, lse - public_lse};
-  BlockClip<D> block(pair, call);
+  BlockClip<D> block(pair, call, position);
   const bool same = good && same_rows(pair);
   // Then p_bar = q, and nothing is charged.
   const bool unmoved = same || call.lower == 1.0 || call.upper == 1.0;
@@ -140,11 +189,28 @@ __global__ void __launch_bounds__(kClipThreads, 1)
   if (!public_ok) call.out.status[at] = kRowPublic;
 }
 
+template <Dtype D>
+__global__ void __launch_bounds__(kClipThreads, 1)
+    clip_project_kernel(const __grid_constant__ ClipCall call) {
+  const std::int64_t rows = call.in.shape.models * call.in.shape.positions;
+  for (std::int64_t at = blockIdx.x; at < rows; at += gridDim.x) clip_row<D>(call, at);
+}
+
 ADAPMIXED_CORE_END
 
 namespace adapmixed::cuda {
 
 namespace device = adapmixed::ADAPMIXED_ISA;
+
+static std::int64_t clip_blocks(const Shape& shape) {
+  return std::min(shape.models * shape.positions, simulated_or(device::kClipBlocks, 3));
+}
+
+// log_sum_exp's memory, and then q and the kept p.
+std::int64_t clip_project_workspace(const Shape& shape) {
+  const std::int64_t kept = (shape.positions + clip_blocks(shape)) * shape.vocab;
+  return std::max(log_sum_exp_workspace(shape), kept * static_cast<std::int64_t>(sizeof(double)));
+}
 
 void clip_project(const ClipInputs& in, const ClipOptions& options, const ClipResults& out,
                   const Queue& queue) {
@@ -162,12 +228,17 @@ void clip_project(const ClipInputs& in, const ClipOptions& options, const ClipRe
     largest = largest < options.orders[k] ? options.orders[k] : largest;
   }
   call.far = device::ChargeScale(options.lower, options.upper, options.num_models).far(largest);
-  const dim3 grid = grid_of(in.shape.models * in.shape.positions);
+  const std::int64_t all = in.shape.positions * in.shape.vocab;
+  call.q = static_cast<double*>(queue.workspace);
+  call.kept = call.q + all;
   const dim3 block = block_of(in.shape.vocab, device::kClipThreads);
   log_sum_exp(in.private_logits, in.shape.models, in.shape.positions, in.shape.vocab,
               out.private_lse, out.status, queue);
   with_dtype(in.private_logits.dtype, [&](auto dtype) {
-    launch(queue, device::clip_project_kernel<decltype(dtype)::value>, grid, block, 0, call);
+    constexpr Dtype D = decltype(dtype)::value;
+    launch(queue, device::clip_public_kernel<D>, grid_of((all + block.x - 1) / block.x), block, 0,
+           call);
+    launch(queue, device::clip_project_kernel<D>, grid_of(clip_blocks(in.shape)), block, 0, call);
   });
 }
 

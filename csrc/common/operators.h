@@ -224,7 +224,7 @@ void log_sum_exp(const Logits& logits, std::int64_t models, std::int64_t positio
 std::int64_t project_workspace(const Shape& shape);
 void project(const ProjectInputs& in, double order, double radius, const ProjectResults& out,
              const Queue& queue);
-// The workspace is that of log_sum_exp.
+std::int64_t clip_project_workspace(const Shape& shape);
 void clip_project(const ClipInputs& in, const ClipOptions& options, const ClipResults& out,
                   const Queue& queue);
 std::int64_t leave_one_out_workspace(const Shape& shape, std::int64_t num_orders);

@@ -147,7 +147,7 @@ void pool_probabilities(const double* log_weights, const double* log_normaliser,
 void pool_mixture(const Ensemble& in, const LogPoolOptions& options, const double* log_normaliser,
                   double* probabilities, const Queue& queue) {
   const DeviceGuard guard(queue);
-  launch_mixture(queue, device::pool_mixture_kernel, in.shape, probabilities, in,
+  launch_mixture(queue, device::pool_mixture_kernel, in.shape, 1, probabilities, in,
                  device::PoolGrid(options), options, log_normaliser);
 }
 

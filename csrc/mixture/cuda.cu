@@ -1,6 +1,6 @@
-// p = mean_i p_bar_i: one thread per token. A second kernel checks the sums of the positions,
-// because a kernel cannot raise an error for rows that do not belong to the projection. Single
-// log-probabilities: one warp per position, whose lanes share the models.
+// p = mean_i p_bar_i: a few threads for each token, which share the models. A second kernel checks
+// the sums of the positions, because a kernel cannot raise an error for rows that do not belong to
+// the projection. Single log-probabilities: one warp per position, whose lanes share the models.
 #include "common/block.cuh"
 #include "common/launch.cuh"
 #include "mixture/cuda_check.cuh"
@@ -9,21 +9,36 @@
 
 ADAPMIXED_CORE_BEGIN
 
+constexpr int kMixtureShares = 4;
+
 template <Dtype D>
-__global__ void mixture_kernel(const __grid_constant__ Ensemble in,
-                               const __grid_constant__ Weights weights, unsigned blocks_a_row,
-                               double* probabilities, double* block_sums) {
-  const std::int64_t position = blockIdx.x / blocks_a_row;
-  const std::int64_t v = blockIdx.x % blocks_a_row * kMixtureThreads + threadIdx.x;
-  double p = 0.0;
-  if (v < in.shape.vocab) {
-    const double z0 = logit<D>(row_bits<D>(in.public_logits, 0, position), v);
-    const double lq = z0 - in.public_lse[position];
-    if (lq < kWildLogQ) {
-      p = rare_mean(in, weights, position, v);
-    } else {
-      p = tame_probability(lq) * mean_projected<D>(in, weights, position, v, z0).ratio;
+__global__ void __launch_bounds__(kMixtureThreads* kMixtureShares, 1)
+    mixture_kernel(const __grid_constant__ Ensemble in, const __grid_constant__ Weights weights,
+                   unsigned blocks_a_row, double* probabilities, double* block_sums) {
+  __shared__ double sums[kMixtureShares][kMixtureThreads];
+  const std::int64_t position = blockIdx.x / blocks_a_row, models = in.shape.models;
+  const int token = threadIdx.x % kMixtureThreads, share = threadIdx.x / kMixtureThreads;
+  const std::int64_t v = blockIdx.x % blocks_a_row * kMixtureThreads + token;
+  const bool inside = v < in.shape.vocab;
+  const double z0 = inside ? logit<D>(row_bits<D>(in.public_logits, 0, position), v) : 0.0;
+  const double lq = z0 - in.public_lse[position];
+  const bool wild = lq < kWildLogQ;
+  double first = 0.0, differences = 0.0;
+  if (inside && !wild) {
+    first = projected_at(model_row<D>(in, weights, 0, position), v, z0).ratio;
+    const std::int64_t each = (models + kMixtureShares - 1) / kMixtureShares;
+    const std::int64_t begin = share * each, end = begin + each < models ? begin + each : models;
+    for (std::int64_t i = begin; i < end; ++i) {
+      differences += projected_at(model_row<D>(in, weights, i, position), v, z0).ratio - first;
     }
+  }
+  sums[share][token] = differences;
+  __syncthreads();
+  double p = 0.0;
+  if (inside && share == 0) {
+    for (int k = 1; k < kMixtureShares; ++k) differences += sums[k][token];
+    p = wild ? rare_mean(in, weights, position, v)
+             : tame_probability(lq) * mean_from(first, differences, models);
     probabilities[position * in.shape.vocab + v] = p;
   }
   p = block_sum(p);
@@ -65,8 +80,8 @@ void mixture(const Ensemble& in, const Weights& weights, double* probabilities,
              const Queue& queue) {
   const DeviceGuard guard(queue);
   with_dtype(in.private_logits.dtype, [&](auto dtype) {
-    launch_mixture(queue, device::mixture_kernel<decltype(dtype)::value>, in.shape, probabilities,
-                   in, weights);
+    launch_mixture(queue, device::mixture_kernel<decltype(dtype)::value>, in.shape,
+                   device::kMixtureShares, probabilities, in, weights);
   });
 }
 

@@ -33,22 +33,23 @@ ADAPMIXED_CORE_END
 
 namespace adapmixed::cuda {
 
-// Blocks of a row of which each thread takes a token.
+// Blocks of a row, each for so many tokens.
 inline std::int64_t mixture_blocks(const Shape& shape) {
   constexpr std::int64_t kThreads = ADAPMIXED_ISA::kMixtureThreads;
   return (shape.vocab + kThreads - 1) / kThreads;
 }
 
-// Queues kernel(arguments..., blocks of a row, probabilities, their sum in each block), a thread a
-// token, and the check of these sums. They are kept in the workspace.
+// Queues kernel(arguments..., blocks of a row, probabilities, their sum in each block), so many
+// threads a token, and the check of these sums. They are kept in the workspace.
 template <class... P, class... A>
-void launch_mixture(const Queue& queue, void (*kernel)(P...), const Shape& shape,
+void launch_mixture(const Queue& queue, void (*kernel)(P...), const Shape& shape, int shares,
                     double* probabilities, A... arguments) {
   const std::int64_t blocks = mixture_blocks(shape);
   const dim3 grid = grid_of(shape.positions * blocks), threads(ADAPMIXED_ISA::kMixtureThreads);
   auto* sums = static_cast<double*>(queue.workspace);
   const auto blocks_a_row = static_cast<unsigned>(blocks);
-  launch(queue, kernel, grid, threads, 0, arguments..., blocks_a_row, probabilities, sums);
+  launch(queue, kernel, grid, dim3(threads.x * shares), 0, arguments..., blocks_a_row,
+         probabilities, sums);
   launch(queue, ADAPMIXED_ISA::check_mixture_kernel, grid, threads, 0, shape.vocab, blocks_a_row,
          sums, probabilities);
 }

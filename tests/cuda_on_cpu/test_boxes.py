@@ -55,3 +55,17 @@ def test_rows_of_a_position_sum_alike() -> None:
                 own = adapmixed_ext.clip_project(row, public, lower=lower, upper=upper)
                 sums.append(adapmixed_ext.mixture(row, public, own).sum().item())
         assert max(sums) - min(sums) <= 1e-12 and abs(max(sums) - 1) <= 1e-12, sums
+
+
+@pytest.mark.parametrize("gap", [200.0, 400.0, 2_000.0])
+def test_scales_beyond_what_doubles_keep(gap: float) -> None:
+    """A row with nearly all its mass on one token: the others need s of about e^gap."""
+    private, public = cases.logits(32, 5, 2, 40, 3.0, 1.0)
+    private[..., 1:] -= gap
+    given = {"lower": 0.5, "upper": 1.5, "orders": [2.0, 18.0]}
+    expected = adapmixed_ext.clip_project(private, public, **given)
+    with simulated.kernels():
+        got = adapmixed_ext.clip_project(private, public, **given)
+    assert (expected.log_scale > gap - 100).all()
+    torch.testing.assert_close(got.log_scale, expected.log_scale, rtol=1e-9, atol=0.0)
+    torch.testing.assert_close(got.charge, expected.charge, rtol=1e-5, atol=1e-12)

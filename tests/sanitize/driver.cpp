@@ -28,6 +28,7 @@ struct Threads : adapmixed::Cpu {
   explicit Threads(int count) : threads(count) {}
   int where(std::int64_t = 0) const { return threads; }
   static std::int64_t log_sum_exp_workspace(const adapmixed::Shape&) { return 0; }
+  static std::int64_t clip_project_workspace(const adapmixed::Shape&) { return 0; }
   static std::int64_t project_workspace(const adapmixed::Shape&) { return 0; }
   static std::int64_t leave_one_out_workspace(const adapmixed::Shape&, std::int64_t) { return 0; }
   static std::int64_t log_pool_workspace(const adapmixed::Shape&) { return 0; }

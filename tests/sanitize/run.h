@@ -136,7 +136,7 @@ class Run {
     Backend::clip_project(clip_inputs(in_.public_rows.lse),
                           {box.lower, box.upper, box.orders.data(), orders, box.num_models},
                           {scale.data(), residual.data(), charge.data(), lse.data(), status.data()},
-                          backend_.where(Backend::log_sum_exp_workspace(in_.shape)));
+                          backend_.where(Backend::clip_project_workspace(in_.shape)));
     check("charge", charge, box.charge, 1e-5, 1e-12);
     check("clipping's log-sum-exp", lse, in_.private_rows.lse, 0.0, kLse);
     check_status("clipping's status", in_.private_rows, status);
@@ -316,7 +316,7 @@ class Run {
       Backend::clip_project(clip_inputs(public_lse),
                             {lower, 2.0, orders.data(), 2, in_.shape.models},
                             {one.data(), other.data(), loss.data(), lse.data(), status.data()},
-                            backend_.where(Backend::log_sum_exp_workspace(in_.shape)));
+                            backend_.where(Backend::clip_project_workspace(in_.shape)));
       check_status("refused row's status", in_.private_rows, status);
     }
     for (const bool zero_out : {false, true}) {
