@@ -45,6 +45,27 @@ def continued(ensemble: Ensemble, prompts: Any, **settings: Any) -> list[str]:
     return generator(ensemble).generate(prompts, **(LIKELIEST | settings))
 
 
+@pytest.mark.parametrize("settings", [{}, {"temperature": 0.7}, {"top_k": 40}], ids=str)
+def test_too_little_memory_names_what_fits(demo: Ensemble, settings: dict[str, Any]) -> None:
+    """The largest active vocabulary, whatever is copied for the answer."""
+    ids = tokens_of(demo, PROMPT)
+
+    def read(memory: int, active: int | None) -> None:
+        rng, accountant = SeededRandom(0), Accountant(1e-5)
+        one = Answerer(demo, POOL, accountant, rng, memory, active)
+        one.stream(ids, max_new_tokens=2, **settings)
+
+    with pytest.raises(ValueError, match="memory_bytes must be >= ") as short:
+        read(1, 300)
+    memory = int(str(short.value).partition(">= ")[2].partition(" ")[0]) + 100
+    with pytest.raises(ValueError, match="active = [0-9]+ would fit") as short:
+        read(memory, None)
+    found = int(str(short.value).rpartition("active = ")[2].partition(" ")[0])
+    read(memory, found)
+    with pytest.raises(ValueError, match="memory_bytes must be >= "):
+        read(memory, found + 1)
+
+
 def test_pieces_are_the_released_tokens(demo: Ensemble) -> None:
     ids = tokens_of(demo, PROMPT)
     tokens = answered(
@@ -106,8 +127,9 @@ def test_batches_answer_as_one_and_are_checked_at_once(demo: Ensemble) -> None:
     answers = [text for p in pairs for text in here.generate(p, max_new_tokens=3, **LIKELIEST)]
     assert answers == continued(demo, prompts, max_new_tokens=3)
     # As many as fit: one more than a batch holds raises.
-    most = FIRST.held_bytes
-    need = demo.sequence_bytes(len(tokens_of(demo, PROMPT)[0]), new_tokens=2, beside=most)
+    length = len(tokens_of(demo, PROMPT)[0])
+    most = Answerer(demo, FIRST, Accountant(1e-5), SeededRandom(0)).held_bytes(1.0, None)
+    need = demo.sequence_bytes(length, new_tokens=2, beside=most)
     tight = generator(demo, memory_bytes=2 * need)
     assert all(len(batch) in (1, 2) for batch in tight.batches([PROMPT] * 5, 3))
     tight.generate([PROMPT] * 2, max_new_tokens=3)

@@ -21,9 +21,9 @@ from adapmixed.limits import LEAST_ACTIVE
 from adapmixed.ranks import ALONE, Ranks
 
 DEFAULT_MEMORY_BYTES = 1 << 30
-Beside = Callable[[int, int, int], int]
-"""Maps (rows N + 1, V, bytes per logit) to the bytes that answering one query takes beyond the
-logits."""
+Beside = Callable[[int, int, int, int | None], int]
+"""Maps (rows N + 1, V, bytes per logit, K or None) to the bytes that answering one query takes
+beyond the logits."""
 _LOGIT_SCALES = ("final_logit_softcapping", "logit_scale", "logits_scaling")
 
 
@@ -348,7 +348,8 @@ class BatchedForward:
         if beside is None:
             logits += received
         else:
-            held = batch * beside(max(members, gathered) + 1, self.vocab_size, element)
+            rows_held = max(members, gathered) + 1
+            held = batch * beside(rows_held, self.vocab_size, element, self.active)
             logits = max(logits, batch * numbers * element + received + held)
         # Residual stream, normed input, q, k, v, attention output, twice the wider hidden layer
         # and, at worst, a row of scores or masks over all positions for every head.

@@ -139,11 +139,10 @@ class Answerer:
         `Ensemble.decoder` calls it. Shaped rows are copied; with a temperature the copy is float32.
         """
 
-        def beside(rows: int, vocab_size: int, element: int) -> int:
+        def beside(rows: int, vocab_size: int, element: int, active: int | None) -> int:
             copied, width, answered = shaped_bytes(
-                rows, vocab_size, element,
-                temperature=temperature, top_k=top_k, active=self.active,
-            )  # fmt: skip
+                rows, vocab_size, element, temperature=temperature, top_k=top_k, active=active
+            )
             return copied + self.mechanism.held_bytes(rows, width, answered)
 
         return beside

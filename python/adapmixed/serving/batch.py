@@ -249,17 +249,16 @@ class BatchEngine:
         one = self._answerer
         return one.ensemble.sequence_bytes(window, beside=self._beside, active=one.active)
 
-    def _beside(self, rows: int, vocab_size: int, element: int) -> int:
+    def _beside(self, rows: int, vocab_size: int, element: int, active: int | None) -> int:
         """Return the bytes of one answer in addition to its logits, for any temperature and top-k.
 
         Sequences of one shape are copied out of the batch before they are divided.
         """
-        one = self._answerer
         copied, width, answered = shaped_bytes(
-            rows, vocab_size, element, temperature=2.0, top_k=None, active=one.active
+            rows, vocab_size, element, temperature=2.0, top_k=None, active=active
         )
-        held = one.mechanism.held_bytes(rows, width, answered)
-        return rows * min(vocab_size, one.active or vocab_size) * element + copied + held
+        held = self._answerer.mechanism.held_bytes(rows, width, answered)
+        return rows * min(vocab_size, active or vocab_size) * element + copied + held
 
 
 def _part(running: int) -> int:
