@@ -115,12 +115,16 @@ def test_answers_from_columns_are_answers_from_all_rows(tmp_path: Path) -> None:
 
 
 def test_bfloat16_factors_are_kept_as_such() -> None:
-    """Every number is the same, in half the memory."""
+    """Every number is the same, in half the memory; a model in bfloat16 rounds the others."""
     generator = torch.Generator().manual_seed(0)
     down, up = torch.randn(4, 2, generator=generator), torch.randn(2, 9, generator=generator)
     short = up.bfloat16().float()
-    for ups, dtype in (((short, short), torch.bfloat16), ((short, up), torch.float32)):
-        made = HeadAdapters([(down, one) for one in ups], (4, 9), 2)
+    for ups, model, dtype in (
+        ((short, short), torch.float32, torch.bfloat16),
+        ((short, up), torch.float32, torch.float32),
+        ((short, up), torch.bfloat16, torch.bfloat16),
+    ):
+        made = HeadAdapters([(down, one) for one in ups], (4, 9), 2, model == torch.bfloat16)
         assert made.factors.dtype == dtype
         columns = torch.empty(2, 3, 9)
         hidden = torch.randn(3, 4, generator=generator)

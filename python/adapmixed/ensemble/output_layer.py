@@ -48,21 +48,28 @@ class HeadAdapters(nn.Module):
     """The adapters of the output layer of N members.
 
     They take 4 d r N' + s V r N' bytes, for N' members with the padding to whole blocks of 16, and
-    s = 2 bytes if bfloat16 holds all B, else 4.
+    s = 2 bytes if the model is in bfloat16 or all B are exact in it, else 4.
 
     Args:
         updates: for each member (A, scale * B), of shapes (d, r_i) and (r_i, V), or None.
         shape: (d, V).
         rank: the largest rank that a member may have.
+        short: whether the model is in bfloat16.
     """
 
     codes: Tensor
     factors: Tensor
 
-    def __init__(self, updates: Sequence[Update | None], shape: tuple[int, int], rank: int) -> None:
+    def __init__(
+        self,
+        updates: Sequence[Update | None],
+        shape: tuple[int, int],
+        rank: int,
+        short: bool = False,
+    ) -> None:
         super().__init__()
         ups = [None if one is None else one[1] for one in updates]
-        short = all(one is None or torch.equal(one.bfloat16().float(), one) for one in ups)
+        short = short or all(one is None or torch.equal(one.bfloat16().float(), one) for one in ups)
         dtype = torch.bfloat16 if short else torch.float32
         self.rank, self.blocks = rank, blocks_of(len(updates))
         self.register_buffer("factors", pack_factors(ups, rank, shape[1], dtype))
@@ -218,7 +225,8 @@ def replace_output_layer(
     if member_ranks is not None:
         updates = [one.updates.get(head) for one in adapters]
         shape, known = checked_updates(base, updates, member_ranks)
-        found = HeadAdapters(updates, shape, known[-1]).to(next(base.parameters()).device)
+        own = next(base.parameters())
+        found = HeadAdapters(updates, shape, known[-1], own.dtype == torch.bfloat16).to(own.device)
     layer = OutputLayer(base, len(adapters), found, shared=shared, masked=masked, ranks=ranks)
     parent, _, leaf = head.rpartition(".")
     setattr(model.get_submodule(parent), leaf, layer)
