@@ -7,6 +7,7 @@ state what the kernels must compute; they do not validate their arguments.
 from ._clip import clip_charge, clip_project
 from ._leave_one_out import leave_one_out
 from ._log_pool import log_pool
+from ._low_rank import add_low_rank
 from ._mixture import log_prob, mixture
 from ._project import project
 from ._renyi import renyi_divergence
@@ -14,6 +15,7 @@ from ._sample import sampling_weights
 from ._screen import screen
 
 __all__ = [
+    "add_low_rank",
     "clip_charge",
     "clip_project",
     "leave_one_out",

@@ -178,10 +178,11 @@ def with_a_tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Any:
 def public_shapes(ensemble: Ensemble) -> list[Any]:
     """Return batches, chunks, bytes, and the errors about memory."""
     mechanism = ClippedLogPool(-0.25, 0.5, queries=10**6)
-    beside, prompt = (
-        lambda *given: mechanism.held_bytes(*given[:3]),
-        "the function returns a list of values ",
-    )
+    prompt = "the function returns a list of values "
+
+    def beside(rows: int, vocab: int, element: int, _active: int | None) -> int:
+        return mechanism.held_bytes(rows, vocab, element)
+
     found: list[Any] = []
     for length in (1, 40, 100):
         need = ensemble.sequence_bytes(length, new_tokens=8, beside=beside)

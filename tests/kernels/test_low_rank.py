@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from adapmixed_ext import _C
+from adapmixed_ext import _C, reference
 from adapmixed_ext.low_rank import BLOCK, add_low_rank, pack_codes, pack_factors
 
 # N, B, r, K, V
@@ -77,6 +77,9 @@ def test_rows(shape: tuple[int, ...], dtype: torch.dtype, isa: str) -> None:
         assert torch.equal(found.isneginf(), wanted.isneginf())
         known = wanted.isfinite()
         torch.testing.assert_close(found[known], wanted[known], rtol=1e-6, atol=1e-6)
+        packs = packed(coefficients), pack_factors(list(rounded), shape[2], shape[4])
+        truth = reference.add_low_rank(z, *packs, len(found), ids)
+        torch.testing.assert_close(found.double(), truth, rtol=1e-6, atol=1e-5)
 
 
 @pytest.mark.parametrize("threads", [1, 2, 3])
