@@ -17,13 +17,14 @@ from adapmixed.commands.mechanisms import (
     check_chosen,
     check_ledger,
 )
-from adapmixed.commands.options import check_output, quiet_libraries
+from adapmixed.commands.options import add_active_option, check_output, quiet_libraries
 from adapmixed.commands.placing import add_device_options, check_device, load_ensemble
 from adapmixed.commands.promise import checked, promise, promised
 from adapmixed.commands.serve_options import (
+    DEFAULT_TOKENS,
     DEMO_DEFAULT_TOKENS,
     add_allow_weak,
-    add_limit_options,
+    add_max_tokens,
     add_network_options,
     check_extra,
     check_limits,
@@ -33,7 +34,6 @@ from adapmixed.commands.serving import (
     accounted,
     add_account_options,
     add_model_options,
-    add_shape_options,
     check_place,
     mechanism_for,
 )
@@ -46,6 +46,9 @@ if TYPE_CHECKING:
 
 DEMO_EPSILON, DEMO_TOKENS = 3.0, 4096
 DEMO_NAME = "adapmixed-demo"
+STOP_SECONDS = 30.0
+"""Seconds that running answers have after SIGTERM."""
+
 _CHOSEN_BY_DEMO = ("base", "ensemble", "ledger", "mechanism", "epsilon")
 
 
@@ -77,19 +80,13 @@ def add_parser(commands: Any) -> None:
         type=int,
         help="serve figures for Prometheus at this port of 127.0.0.1 (default: not)",
     )
-    add_limit_options(parser, waiting=64, also=f", with --demo {DEMO_DEFAULT_TOKENS}")
-    parser.add_argument(
-        "--stop-seconds",
-        type=float,
-        default=30.0,
-        help="seconds that running answers have after SIGTERM (default: 30)",
-    )
-    add_shape_options(parser)
+    add_max_tokens(parser)
+    add_active_option(parser)
     add_account_options(parser)
     add_mechanism_options(parser)
     add_allow_weak(parser)
     add_device_options(parser)
-    parser.set_defaults(run=run)
+    parser.set_defaults(run=run, operator=False)
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -140,9 +137,7 @@ def _serve(arguments: argparse.Namespace, stack: ExitStack) -> int:
     if keys is not None:
         clients = _clients(keys, arguments, stack)
         _reread(arguments.keys, clients, stack)
-    scheduler = Scheduler(
-        engine, ensemble.tokenizer, ensemble.end_tokens, waiting=arguments.waiting
-    )
+    scheduler = Scheduler(engine, ensemble.tokenizer, ensemble.end_tokens)
     stack.callback(scheduler.stop, 0.0)
     admission = Admission(accountant, mechanism)
     planned = admission.left is not None
@@ -154,21 +149,19 @@ def _serve(arguments: argparse.Namespace, stack: ExitStack) -> int:
     if arguments.metrics_port is not None:
         figures.close()
         stack.callback(metrics.serve(arguments.metrics_port))
+    most = arguments.max_tokens
     defaults = Defaults(
         arguments.name or Path(os.path.abspath(arguments.ensemble)).name,
-        arguments.default_tokens,
-        arguments.max_tokens,
-        arguments.temperature,
-        arguments.top_k,
+        min(DEFAULT_TOKENS if arguments.demo is None else DEMO_DEFAULT_TOKENS, most),
+        most,
         ensemble.max_positions,
         ensemble.vocab_size,
     )
     service = Service(scheduler, admission, ensemble.tokenizer, defaults, metrics, clients)
-    config = configuration(
-        application(service), certificate=arguments.tls_cert, key=arguments.tls_key
-    )
+    certificate, key = arguments.tls or (None, None)
+    config = configuration(application(service), certificate=certificate, key=key)
     left = f" {admission.left} tokens are left of the plan." if planned else ""
-    url = url_of(listening, tls=arguments.tls_cert is not None)
+    url = url_of(listening, tls=certificate is not None)
     origin = Origin.of(ensemble, arguments.active)
     words = promise(accountant, mechanism, ensemble.num_models, origin)
     line = f"Serving {defaults.model} at {url}. {words}{left}"
@@ -176,7 +169,7 @@ def _serve(arguments: argparse.Namespace, stack: ExitStack) -> int:
     def ready() -> None:
         print(line, file=sys.stderr, flush=True)
 
-    Listener(config, scheduler, arguments.stop_seconds, ready).run(sockets=[listening])
+    Listener(config, scheduler, STOP_SECONDS, ready).run(sockets=[listening])
     return 1 if scheduler.failed else 0
 
 

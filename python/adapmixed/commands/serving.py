@@ -55,6 +55,11 @@ def add_serving_options(parser: argparse.ArgumentParser) -> None:
         "randomness)",
     )
     add_account_options(parser)
+    parser.add_argument(
+        "--operator",
+        action="store_true",
+        help="PRIVATE: also print costs that depend on private data, to standard error",
+    )
     add_mechanism_options(parser)
     add_placing_options(parser)
 
@@ -66,7 +71,7 @@ def add_model_options(parser: argparse.ArgumentParser, *, required: bool = True)
 
 
 def add_shape_options(parser: argparse.ArgumentParser) -> None:
-    """Add --temperature and --top-k."""
+    """Add --temperature, --top-k and --active."""
     parser.add_argument(
         "--temperature",
         type=float,
@@ -83,7 +88,7 @@ def add_shape_options(parser: argparse.ArgumentParser) -> None:
 
 
 def add_account_options(parser: argparse.ArgumentParser) -> None:
-    """Add --ledger, --memory and --operator."""
+    """Add --ledger, --no-create and --memory."""
     parser.add_argument(
         "--ledger",
         type=Path,
@@ -99,11 +104,6 @@ def add_account_options(parser: argparse.ArgumentParser) -> None:
         type=memory_bytes,
         default=1 << 30,
         help="memory for logits, activations, keys and values, such as 512M or 5G (default: 1G)",
-    )
-    parser.add_argument(
-        "--operator",
-        action="store_true",
-        help="PRIVATE: also print costs that depend on private data, to standard error",
     )
 
 
