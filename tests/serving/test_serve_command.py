@@ -54,6 +54,8 @@ UNPLANNED = "clipped-log-pool lower=-0.25 upper=1 scale=2"
         ([*MODELS, *POOL, "--ledger", "no/folder"], "--ledger must name a file in an"),
         (["--max-tokens", "0"], "--max-tokens must be an integer >= 1"),
         (["--top-p", "0.5"], "argument --top-p: must not be given"),
+        ([*MODELS, "--mechanism", UNPLANNED, "--epsilon", "3", "--ledger", "x", "--when-spent",
+          "public"], "--when-spent public needs queries= in --mechanism, got ClippedLogPool"),
         (["--demo", "x", "--ledger", "y"], "--ledger must not be given with --demo"),
         (["--demo", "x", *POOL], "--mechanism must not be given with --demo"),
     ],

@@ -81,6 +81,13 @@ def add_parser(commands: Any) -> None:
         help="serve figures for Prometheus at this port of 127.0.0.1 (default: not)",
     )
     add_max_tokens(parser)
+    parser.add_argument(
+        "--when-spent",
+        choices=("error", "public"),
+        default="error",
+        help="what a request gets that the plan does not pay for: an error, status 429, or an "
+        "answer of the public model, which costs nothing (default: error)",
+    )
     add_active_option(parser)
     add_account_options(parser)
     add_mechanism_options(parser)
@@ -124,6 +131,12 @@ def _serve(arguments: argparse.Namespace, stack: ExitStack) -> int:
     listening = stack.enter_context(bound(arguments.host, arguments.port))
     figures = stack.enter_context(bound(LOOPBACK, arguments.metrics_port or 0))
     mechanism = _demo(arguments) if arguments.demo is not None else _chosen(arguments)
+    then_public = arguments.when_spent == "public"
+    if then_public and mechanism.planned_queries is None:
+        raise ValueError(
+            f"--when-spent public needs queries= in --mechanism, got {mechanism}: only a plan can "
+            "be spent"
+        )
     quiet_libraries()
     print(f"Loading {arguments.ensemble} ...", file=sys.stderr, flush=True)
     ensemble = _ensemble(arguments)
@@ -139,7 +152,7 @@ def _serve(arguments: argparse.Namespace, stack: ExitStack) -> int:
         _reread(arguments.keys, clients, stack)
     scheduler = Scheduler(engine, ensemble.tokenizer, ensemble.end_tokens)
     stack.callback(scheduler.stop, 0.0)
-    admission = Admission(accountant, mechanism)
+    admission = Admission(accountant, mechanism, then_public=then_public)
     planned = admission.left is not None
     metrics = Metrics(
         lambda: scheduler.running,
@@ -161,6 +174,7 @@ def _serve(arguments: argparse.Namespace, stack: ExitStack) -> int:
     certificate, key = arguments.tls or (None, None)
     config = configuration(application(service), certificate=certificate, key=key)
     left = f" {admission.left} tokens are left of the plan." if planned else ""
+    left += " Then the public model answers." if then_public else ""
     url = url_of(listening, tls=certificate is not None)
     origin = Origin.of(ensemble, arguments.active)
     words = promise(accountant, mechanism, ensemble.num_models, origin)
