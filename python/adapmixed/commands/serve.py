@@ -34,6 +34,7 @@ from adapmixed.commands.serving import (
     accounted,
     add_account_options,
     add_model_options,
+    all_ledgers,
     check_place,
     mechanism_for,
 )
@@ -178,10 +179,10 @@ def _serve(arguments: argparse.Namespace, stack: ExitStack) -> int:
     url = url_of(listening, tls=certificate is not None)
     origin = Origin.of(ensemble, arguments.active)
     words = promise(accountant, mechanism, ensemble.num_models, origin)
-    line = f"Serving {defaults.model} at {url}. {words}{left}"
+    line = f"Serving {defaults.model} at {url}. {words}{left} {all_ledgers(arguments.ensemble)}"
 
     def ready() -> None:
-        print(line, file=sys.stderr, flush=True)
+        print(line.rstrip(), file=sys.stderr, flush=True)
 
     Listener(config, scheduler, STOP_SECONDS, ready).run(sockets=[listening])
     return 1 if scheduler.failed else 0

@@ -219,11 +219,23 @@ def accounted(arguments: argparse.Namespace) -> Iterator[Accountant]:
 def _print_costs(arguments: argparse.Namespace, accountant: Accountant) -> None:
     for line in cost_lines(accountant, operator=arguments.operator):
         print(line, file=sys.stderr)
+    if accountant.durable and (words := all_ledgers(arguments.ensemble)):
+        print(words, file=sys.stderr)
     if not accountant.durable and accountant.guarantee().kind == "fixed":
         print(
             "This account ends here. Its ε adds to that of other runs. --ledger keeps one account.",
             file=sys.stderr,
         )
+
+
+def all_ledgers(ensemble: str | Path) -> str:
+    """Return the sentence about all ledgers of an ensemble; "" if there is one ledger."""
+    from adapmixed.privacy.ledger.register import together
+
+    try:
+        return together(ensemble).words
+    except (OSError, ValueError) as error:
+        return f"The ledgers of this ensemble could not be added up: {error}"
 
 
 def cost_lines(accountant: Accountant, *, operator: bool) -> Iterator[str]:

@@ -58,12 +58,6 @@ def add_parser(commands: Any) -> None:
         help="largest number of tokens of an answer without max_tokens (default: "
         f"{DEFAULT_TOKENS})",
     )
-    parser.add_argument(
-        "--waiting",
-        type=int,
-        default=256,
-        help="largest number of sequences that wait; more requests get 503 (default: 256)",
-    )
     add_active_option(parser)
     parser.add_argument(
         "--block",
@@ -120,7 +114,6 @@ def _options(arguments: argparse.Namespace) -> Options:
         block=arguments.block,
         tokens=min(arguments.default_tokens, arguments.max_tokens),
         max_tokens=arguments.max_tokens,
-        waiting=arguments.waiting,
         keys=None if arguments.keys is None else str(arguments.keys.resolve()),
         behind_proxy=arguments.behind_proxy,
         active=arguments.active,

@@ -1,0 +1,95 @@
+"""Several ledgers of one ensemble on the command line, and the letter for a privacy officer."""
+
+from __future__ import annotations
+
+import math
+import re
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from trained_demo import DEMO_ENSEMBLE
+
+from adapmixed.cli import main
+from adapmixed.data.demo import demo_base
+from adapmixed.privacy import read_ledger
+from adapmixed.privacy.ledger.register import together
+
+pytestmark = pytest.mark.usefixtures("demo_ensemble")
+POOL = "clipped-log-pool lower=-0.25 upper=1 scale=2"
+
+
+@pytest.fixture
+def ensemble(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Return an ensemble with a register of its own, in the current folder."""
+    folder = tmp_path / "customers"
+    folder.mkdir()
+    for one in DEMO_ENSEMBLE.iterdir():
+        (folder / one.name).symlink_to(one)
+    monkeypatch.chdir(tmp_path)
+    return folder
+
+
+def generate(ensemble: Path, ledger: str, mechanism: str, *more: str) -> None:
+    models = ["--base", str(demo_base()), "--ensemble", str(ensemble), "--prompt", "The"]
+    charged = ["--max-new-tokens", "2", "--mechanism", mechanism, "--ledger", ledger]
+    assert main(["generate", *models, *charged, *more]) == 0
+
+
+def test_two_ledgers_and_their_letter(
+    ensemble: Path, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    letters = []
+    for name, tokens in (("a.db", 500), ("b.db", 900)):
+        generate(ensemble, name, f"{POOL} queries={tokens}")
+        found = together(ensemble)
+        assert found.words in capsys.readouterr().err
+        assert main(["ledger", "show", "a.db", "--all"]) == 0
+        shown = capsys.readouterr().out
+        assert all(str(one.guarantee) in shown for one in found.readings)
+        assert (found.words or "There is one ledger") in shown
+        assert main(["ledger", "letter", name]) == 0
+        letter = capsys.readouterr().out
+        epsilon = found.epsilon
+        assert epsilon is not None
+        (factor,), (sure,) = (
+            [float(number) for number in re.findall(pattern, letter)]
+            for pattern in (r"e\^ε = ([\d.]+) times", r"at most ([\d.]+) % sure")
+        )
+        assert math.exp(epsilon) <= factor < 1.01 * math.exp(epsilon)
+        assert 0 <= sure - 100 / (1 + math.exp(-epsilon)) < 0.1
+        for words in ("64 private models", "one whole shard", "at most 1 in 100 000", "emptied"):
+            assert words in letter
+        assert found.words in letter
+        letters.append(letter)
+    assert "together, so far" in letters[1] and "so far:" not in letters[0]
+    assert f"{Path('b.db').resolve()} is one of 2 ledgers" in caplog.text
+    assert "a.db is one of" not in caplog.text
+
+
+def test_a_unit_and_what_no_letter_is_about(
+    ensemble: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    generate(ensemble, "a.db", POOL, "--epsilon", "3", "--adjacency", "replace_one")
+    unit = SimpleNamespace(unit="user")
+    with monkeypatch.context() as patched:
+        patched.setattr("adapmixed.ensemble.manifest.read_manifest", lambda folder: unit)
+        assert main(["ledger", "letter", "a.db", "--ensemble", str(ensemble)]) == 0
+    letter = capsys.readouterr().out
+    assert "Protected is everything of one 'user'" in letter and "any other text" in letter
+    assert "e^ε = 20.1 times" in letter and "at most 95.3 % sure" in letter
+    assert main(["ledger", "letter", "a.db", "--ensemble", str(DEMO_ENSEMBLE)]) == 2
+    assert f"whose register has {Path('a.db').resolve()}, got {DEMO_ENSEMBLE}" in (
+        capsys.readouterr().err
+    )
+    (ensemble.parent / "far").mkdir()
+    Path("a.db").rename("far/a.db")
+    assert main(["ledger", "letter", "far/a.db"]) == 0  # found in the current folder
+    monkeypatch.chdir("/")
+    assert main(["ledger", "letter", str(ensemble.parent / "far" / "a.db")]) == 0  # and above it
+    monkeypatch.chdir(ensemble.parent)
+    generate(ensemble, "b.db", "adapmixed")
+    capsys.readouterr()
+    assert main(["ledger", "letter", "far/a.db"]) == 2
+    assert "must have an ε that is fixed in advance for a letter" in capsys.readouterr().err
+    assert read_ledger("b.db").guarantee.kind == "data-dependent, ex-post"
