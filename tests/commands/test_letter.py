@@ -8,7 +8,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from trained_demo import DEMO_ENSEMBLE
+from trained_demo import DEMO_ENSEMBLE, link_ensemble
 
 from adapmixed.cli import main
 from adapmixed.data.demo import demo_base
@@ -22,12 +22,8 @@ POOL = "clipped-log-pool lower=-0.25 upper=1 scale=2"
 @pytest.fixture
 def ensemble(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Return an ensemble with a register of its own, in the current folder."""
-    folder = tmp_path / "customers"
-    folder.mkdir()
-    for one in DEMO_ENSEMBLE.iterdir():
-        (folder / one.name).symlink_to(one)
     monkeypatch.chdir(tmp_path)
-    return folder
+    return link_ensemble(tmp_path / "customers")
 
 
 def generate(ensemble: Path, ledger: str, mechanism: str, *more: str) -> None:

@@ -84,10 +84,10 @@ def ensemble_of(reading: Reading) -> Path | None:
     Near is the current folder, the ledger's, and the one above it.
     """
     for place in (Path.cwd(), *Path(reading.path).parents[:2]):
-        for register in sorted(place.glob(f"*.private/{FILE_NAME}")):
+        for manifest in sorted(place.glob("*/ensemble.json")):
             with suppress(OSError, ValueError):
-                if reading.description.identity in entered(register):
-                    return place / register.parent.name.removesuffix(".private")
+                if reading.description.identity in entered(register_of(manifest.parent)):
+                    return manifest.parent
     return None
 
 
