@@ -39,7 +39,7 @@ from doc_pages import (
     shell_lines,
     unmarked_commands,
 )
-from trained_demo import copy_trained
+from trained_demo import copy_trained, link_ensemble
 
 from adapmixed import cli
 from adapmixed.commands.mechanisms import mechanism_of
@@ -271,7 +271,7 @@ def _stand_ins(page: Path, ensemble: Path) -> None:
         links["benchmarks"] = ROOT / "benchmarks"
         copy_trained(Path("reproduction"))
     elif page.name not in ("evaluate.md", "train.md"):  # these make my-ensemble
-        links["my-ensemble"] = ensemble
+        link_ensemble(Path("my-ensemble"))
     for name, target in links.items():
         Path(name).parent.mkdir(exist_ok=True)
         Path(name).symlink_to(target)

@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 from doc_pages import DOCS, ROOT, anchors, links, name_of, pages
 
+from adapmixed.commands.ledger import LETTER
+
 
 @pytest.mark.parametrize("page", pages(), ids=name_of)
 def test_links_resolve(page: Path) -> None:
@@ -37,3 +39,12 @@ def test_every_page_is_one_click_from_the_index() -> None:
     linked = {(DOCS / target.partition("#")[0]).resolve() for target in links(DOCS / "index.md")}
     missing = {name_of(page) for page in DOCS.rglob("*.md") if page.resolve() not in linked}
     assert missing == {"docs/index.md"}
+
+
+def test_each_sentence_of_the_letter_has_its_section() -> None:
+    known = anchors(DOCS / "concepts" / "guarantees.md")
+    said = [line for line in LETTER.read_text(encoding="utf-8").splitlines() if "|- " in line]
+    assert len(said) > 15
+    for line in said:
+        found = re.fullmatch(r"\w*\|- .+[.}] \[([^\]]+)\]", line)
+        assert found is not None and set(found[1].split(", ")) <= known, line

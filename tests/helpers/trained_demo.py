@@ -21,6 +21,14 @@ def trained() -> Path:
         return train_demo(DEMO_ENSEMBLE, workers=1)
 
 
+def link_ensemble(folder: Path) -> Path:
+    """Make a folder with the members, so that it has a register of its own; return it."""
+    folder.mkdir()
+    for one in trained().iterdir():
+        (folder / one.name).symlink_to(one)
+    return folder
+
+
 def copy_trained(folder: Path) -> None:
     """Copy what the demonstration trains into its folder, so that no command trains it again."""
     trained()

@@ -64,13 +64,14 @@ def served(
     clients: Clients | None = None,
     waiting: int = 64,
     tokenizer: Any = None,
+    then_public: bool = False,
     **defaults: Any,
 ) -> Iterator[Served]:
     """Yield a service, and stop its engine's thread at the end."""
     engine = engine or StubEngine()
     tokenizer = tokenizer or ByteTokenizer()
     scheduler = Scheduler(engine, tokenizer, frozenset({END}), waiting=waiting)
-    admission = Admission(engine.accountant, engine.mechanism)
+    admission = Admission(engine.accountant, engine.mechanism, then_public=then_public)
     metrics = Metrics(
         lambda: scheduler.running, lambda: scheduler.waiting, lambda: admission.left or 0
     )

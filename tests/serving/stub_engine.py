@@ -8,7 +8,7 @@ from collections.abc import Collection, Sequence
 
 import torch
 
-from adapmixed.mechanisms import ClippedLogPool
+from adapmixed.mechanisms import ClippedLogPool, PublicOnly
 from adapmixed.privacy import Accountant
 from adapmixed.rng import SeededRandom
 from adapmixed.serving.engine import Prompt
@@ -111,10 +111,16 @@ class StubEngine:
         public = self._rows[places]
         noise = torch.linspace(-self._spread, self._spread, MODELS)[:, None, None]
         private = public + noise * torch.sin(torch.arange(VOCAB) + 1.0)
-        proposal = self.mechanism.propose(private, public, rng=self._rng)
-        self.accountant.charge(proposal)
-        tokens = proposal.release().tokens
-        assert tokens is not None
+        alone = torch.tensor([prompt.public for prompt in self._running])
+        tokens = torch.empty(len(alone), dtype=torch.int64)
+        for here, mechanism, payer in (
+            (~alone, self.mechanism, self.accountant),
+            (alone, PublicOnly(), Accountant(1e-5)),
+        ):
+            if here.any():
+                proposal = mechanism.propose(private[:, here], public[here], rng=self._rng)
+                payer.charge(proposal)
+                tokens[here] = proposal.release().tokens
         self.released += len(tokens)
         for prompt in self._running:
             self._running[prompt] += 1

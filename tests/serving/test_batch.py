@@ -129,6 +129,23 @@ def test_what_is_one_charge(
                 engine.step()
 
 
+def test_the_public_model_alone(base: Any, make_adapters: Callable[..., list[Path]]) -> None:
+    """Its tokens are those without members, beside private answers too, and nothing is charged."""
+    asked = [*prompts(4), *prompts(4, seed=1, temperature=0.5), *prompts(4, seed=2, top_k=5)]
+    alone = [replace(prompt, public=True) for prompt in asked]
+    found = []
+    for first in (0, 50):
+        ensemble = Ensemble.from_pretrained(base, make_adapters(2, first=first))
+        accountant = Accountant(1e-5)
+        engine = engine_of(ensemble, ClippedLogPool(-3, 3, 9, 500), accountant=accountant)
+        found.append(list(run(engine, alone).values()))
+        assert accountant.queries == 0
+        engine.admit([Prompt((1, 2), 5), Prompt((3,), 5, public=True)])
+        assert len(engine.step()) == 2 and accountant.queries == 1
+        found.append(list(run(engine_of(ensemble), asked).values()))
+    assert all(one == found[0] for one in found)
+
+
 def test_no_token_is_drawn_before_the_charge_is_written(ensemble: Ensemble) -> None:
     done = []
 

@@ -145,3 +145,32 @@ def test_two_requests_cannot_take_the_last_place(
             for client in clients:
                 client.join()
     assert sorted(found) == [200, 200, 503, 503, 503, 503]
+
+
+@pytest.mark.parametrize("then_public", [False, True])
+def test_what_a_spent_plan_answers(then_public: bool, tmp_path: Path) -> None:
+    """The public model costs neither plan nor key, and says so in the body, also of a stream."""
+    keys = tmp_path / "keys.json"
+    headers = {"authorization": f"Bearer {add_key(keys, 'alice', tokens=10)}"}
+    usage, engine, told = Usage(tmp_path / "usage"), StubEngine(queries=10), []
+    with served(engine, clients=Clients(read_keys(keys), usage), then_public=then_public) as server:
+        client = server.client(headers=headers)
+        for tokens, stream in ((6, False), (6, False), (6, True), (4, False), (6, False)):
+            asked = ASK | {"max_tokens": tokens, "stream": stream}
+            answer = client.post("/v1/completions", json=asked)
+            public = answer.text.count('"system_fingerprint":"public-model"')
+            told.append((answer.status_code, public, answer.text.count('"length"')))
+            assert server.settled()
+            told.append(client.get("/health").json())
+    health: list[Any] = [{"status": "ok"}] * 2
+    if then_public:
+        health = [{"answers": "ensemble", "plan_tokens_left": 4}]
+        health += [{"answers": "public model", "plan_tokens_left": 0}]
+        health = [{"status": "ok"} | one for one in health]
+    assert told[1::2] == [health[0]] * 3 + [health[1]] * 2
+    private, whole, stream = (200, 0, 1), (200, 1, 1), (200, 4, 1)  # 6 bytes, 4 letters
+    refused = (429, 0, 0)
+    spent = [whole, stream, private, whole] if then_public else [refused, refused, private, refused]
+    assert told[::2] == [private, *spent]
+    assert usage.used("alice") == engine.accountant.planned == 10
+    usage.close()

@@ -1,9 +1,10 @@
-"""``adapmixed ledger show | verify | export``: read a ledger, even while it is being charged."""
+"""``adapmixed ledger show | verify | export | letter``: read a ledger, even while it is charged."""
 
 from __future__ import annotations
 
 import argparse
 import json
+from decimal import ROUND_CEILING, ROUND_FLOOR, Context, Decimal
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,14 +16,17 @@ ACTIONS = {
     "show": "print what was charged and its guarantee, for the operator only",
     "verify": "check every record; exit status 2 if anything was altered or lost",
     "export": "print every record as a JSON line, after a line that describes the ledger",
+    "letter": "print a letter for a privacy officer: what the answers can tell, and why",
 }
+LETTER = Path(__file__).parents[1] / "assets" / "letter.txt"
+"""The letter's sentences, each with its heading on the page "What is guaranteed" in brackets."""
 
 
 def add_parser(commands: Any) -> None:
     """Add the command."""
     parser = commands.add_parser(
         "ledger",
-        help="show, verify or export a ledger",
+        help="show, verify or export a ledger, or write a letter about it",
         description="Read and check a ledger without writing to it. Charges and totals depend on "
         "the private data, so the output is for the operator only.",
     )
@@ -34,8 +38,20 @@ def add_parser(commands: Any) -> None:
             description=f"{text[0].upper()}{text[1:]}.",
         )
         action.add_argument("path", type=Path, help="the ledger's database file")
-        if name != "export":
+        if name in ("show", "verify"):
             action.add_argument("--json", action="store_true", help="print one JSON object")
+        if name in ("show", "letter"):
+            action.add_argument(
+                "--ensemble",
+                type=Path,
+                help="ensemble folder (default: found by its register, if it is near the ledger)",
+            )
+        if name == "show":
+            action.add_argument(
+                "--all",
+                action="store_true",
+                help="also add up all ledgers of the ensemble",
+            )
         if name == "verify":
             action.add_argument(
                 "--expect",
@@ -56,12 +72,20 @@ def run(arguments: argparse.Namespace) -> int:
     from adapmixed.commands.options import print_facts
     from adapmixed.errors import LedgerCorruptError
     from adapmixed.privacy import read_ledger
+    from adapmixed.privacy.ledger.register import together
 
     digests: list[str] = []
     reading = read_ledger(arguments.path, seen=lambda one: digests.append(one.hash.hex()))
     facts = _facts(reading)
+    if arguments.action == "letter":
+        print(_letter(reading, _ensemble(reading, arguments.ensemble)))
+        return 0
     if arguments.action == "show":
         facts |= _totals(reading)
+        if arguments.all:
+            found = together(_ensemble(reading, arguments.ensemble), reading)
+            facts |= {f"ledger {one.path}": str(one.guarantee) for one in found.readings}
+            facts["together"] = found.words or "There is one ledger."
     elif arguments.expect not in (None, reading.description.first_hash.hex(), *digests):
         raise LedgerCorruptError(
             f"--expect must be a digest that {reading.path} had, got {arguments.expect!r}: it is "
@@ -101,6 +125,62 @@ def _totals(reading: Reading) -> dict[str, Any]:
         "epsilon": None if epsilon is None else write_real(float(epsilon)),
         "guarantee": str(guarantee),
     }
+
+
+def _ensemble(reading: Reading, given: Path | None) -> Path:
+    """Return the folder of the ensemble whose register has a ledger.
+
+    Raises:
+        ValueError: there is none, or it is not the one that is given.
+    """
+    from adapmixed.privacy.ledger.register import ensemble_of, entered, register_of
+
+    found = ensemble_of(reading) if given is None else given
+    if found is None or reading.description.identity not in entered(register_of(found)):
+        raise ValueError(
+            f"--ensemble must be the ensemble whose register has {reading.path}, got {given}: "
+            "'adapmixed generate' enters a ledger if it may write to the private folder"
+        )
+    return found
+
+
+def _letter(reading: Reading, ensemble: Path) -> str:
+    """Return the letter, which is about all ledgers of the ensemble.
+
+    Raises:
+        ValueError: a ledger of the ensemble has no ε that is fixed in advance.
+    """
+    from adapmixed import __version__
+    from adapmixed.ensemble.manifest import read_manifest
+    from adapmixed.privacy.guarantee import format_epsilon
+    from adapmixed.privacy.ledger.register import together
+
+    guarantee, binding = reading.guarantee, reading.account.binding
+    found = together(ensemble, reading)
+    if guarantee.kind != "fixed" or found.epsilon is None or binding is None:
+        raise ValueError(
+            f"{reading.path} and all other ledgers of {ensemble} must have an ε that is fixed in "
+            "advance for a letter: 'adapmixed ledger show --all' shows them"
+        )
+    unit = getattr(read_manifest(ensemble), "unit", None)
+    true = {"", guarantee.adjacency, "shard" if unit is None else "unit"}
+    true |= {"several"} if found.words else set()
+    true |= set() if guarantee.warnings else {"sound"}
+    odds = Decimal(found.epsilon).exp()
+    doubt = 100 / (1 + odds)  # rounded down, as the odds are rounded up
+    doubt = Context(prec=2 if doubt < 10 else 3, rounding=ROUND_FLOOR).create_decimal(doubt)
+    values = {
+        "unit": unit,
+        "epsilon": format_epsilon(found.epsilon),
+        "factor": f"{Context(prec=3, rounding=ROUND_CEILING).create_decimal(odds):,}",
+        "sure": 100 - doubt,
+        "one_in": f"{int(1 / Decimal(repr(found.delta))):,}".replace(",", " "),
+        "version": __version__,
+        "name": ensemble.resolve().name,
+    }
+    values |= {"reading": reading, "guarantee": guarantee, "binding": binding, "found": found}
+    lines = [line.split("|", 1) for line in LETTER.read_text(encoding="utf-8").splitlines()]
+    return "\n".join(text.format(**values) for condition, text in lines if condition in true)
 
 
 def _export(path: Path) -> int:

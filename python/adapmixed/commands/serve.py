@@ -17,13 +17,14 @@ from adapmixed.commands.mechanisms import (
     check_chosen,
     check_ledger,
 )
-from adapmixed.commands.options import check_output, quiet_libraries
+from adapmixed.commands.options import add_active_option, check_output, quiet_libraries
 from adapmixed.commands.placing import add_device_options, check_device, load_ensemble
 from adapmixed.commands.promise import checked, promise, promised
 from adapmixed.commands.serve_options import (
+    DEFAULT_TOKENS,
     DEMO_DEFAULT_TOKENS,
     add_allow_weak,
-    add_limit_options,
+    add_max_tokens,
     add_network_options,
     check_extra,
     check_limits,
@@ -33,7 +34,7 @@ from adapmixed.commands.serving import (
     accounted,
     add_account_options,
     add_model_options,
-    add_shape_options,
+    all_ledgers,
     check_place,
     mechanism_for,
 )
@@ -46,6 +47,9 @@ if TYPE_CHECKING:
 
 DEMO_EPSILON, DEMO_TOKENS = 3.0, 4096
 DEMO_NAME = "adapmixed-demo"
+STOP_SECONDS = 30.0
+"""Seconds that running answers have after SIGTERM."""
+
 _CHOSEN_BY_DEMO = ("base", "ensemble", "ledger", "mechanism", "epsilon")
 
 
@@ -77,19 +81,20 @@ def add_parser(commands: Any) -> None:
         type=int,
         help="serve figures for Prometheus at this port of 127.0.0.1 (default: not)",
     )
-    add_limit_options(parser, waiting=64, also=f", with --demo {DEMO_DEFAULT_TOKENS}")
+    add_max_tokens(parser)
     parser.add_argument(
-        "--stop-seconds",
-        type=float,
-        default=30.0,
-        help="seconds that running answers have after SIGTERM (default: 30)",
+        "--when-spent",
+        choices=("error", "public"),
+        default="error",
+        help="what a request gets that the plan does not pay for: an error, status 429, or an "
+        "answer of the public model, which costs nothing (default: error)",
     )
-    add_shape_options(parser)
+    add_active_option(parser)
     add_account_options(parser)
     add_mechanism_options(parser)
     add_allow_weak(parser)
     add_device_options(parser)
-    parser.set_defaults(run=run)
+    parser.set_defaults(run=run, operator=False)
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -127,6 +132,12 @@ def _serve(arguments: argparse.Namespace, stack: ExitStack) -> int:
     listening = stack.enter_context(bound(arguments.host, arguments.port))
     figures = stack.enter_context(bound(LOOPBACK, arguments.metrics_port or 0))
     mechanism = _demo(arguments) if arguments.demo is not None else _chosen(arguments)
+    then_public = arguments.when_spent == "public"
+    if then_public and mechanism.planned_queries is None:
+        raise ValueError(
+            f"--when-spent public needs queries= in --mechanism, got {mechanism}: only a plan can "
+            "be spent"
+        )
     quiet_libraries()
     print(f"Loading {arguments.ensemble} ...", file=sys.stderr, flush=True)
     ensemble = _ensemble(arguments)
@@ -140,11 +151,9 @@ def _serve(arguments: argparse.Namespace, stack: ExitStack) -> int:
     if keys is not None:
         clients = _clients(keys, arguments, stack)
         _reread(arguments.keys, clients, stack)
-    scheduler = Scheduler(
-        engine, ensemble.tokenizer, ensemble.end_tokens, waiting=arguments.waiting
-    )
+    scheduler = Scheduler(engine, ensemble.tokenizer, ensemble.end_tokens)
     stack.callback(scheduler.stop, 0.0)
-    admission = Admission(accountant, mechanism)
+    admission = Admission(accountant, mechanism, then_public=then_public)
     planned = admission.left is not None
     metrics = Metrics(
         lambda: scheduler.running,
@@ -154,29 +163,28 @@ def _serve(arguments: argparse.Namespace, stack: ExitStack) -> int:
     if arguments.metrics_port is not None:
         figures.close()
         stack.callback(metrics.serve(arguments.metrics_port))
+    most = arguments.max_tokens
     defaults = Defaults(
         arguments.name or Path(os.path.abspath(arguments.ensemble)).name,
-        arguments.default_tokens,
-        arguments.max_tokens,
-        arguments.temperature,
-        arguments.top_k,
+        min(DEFAULT_TOKENS if arguments.demo is None else DEMO_DEFAULT_TOKENS, most),
+        most,
         ensemble.max_positions,
         ensemble.vocab_size,
     )
     service = Service(scheduler, admission, ensemble.tokenizer, defaults, metrics, clients)
-    config = configuration(
-        application(service), certificate=arguments.tls_cert, key=arguments.tls_key
-    )
+    certificate, key = arguments.tls or (None, None)
+    config = configuration(application(service), certificate=certificate, key=key)
     left = f" {admission.left} tokens are left of the plan." if planned else ""
-    url = url_of(listening, tls=arguments.tls_cert is not None)
+    left += " Then the public model answers." if then_public else ""
+    url = url_of(listening, tls=certificate is not None)
     origin = Origin.of(ensemble, arguments.active)
     words = promise(accountant, mechanism, ensemble.num_models, origin)
-    line = f"Serving {defaults.model} at {url}. {words}{left}"
+    line = f"Serving {defaults.model} at {url}. {words}{left} {all_ledgers(arguments.ensemble)}"
 
     def ready() -> None:
-        print(line, file=sys.stderr, flush=True)
+        print(line.rstrip(), file=sys.stderr, flush=True)
 
-    Listener(config, scheduler, arguments.stop_seconds, ready).run(sockets=[listening])
+    Listener(config, scheduler, STOP_SECONDS, ready).run(sockets=[listening])
     return 1 if scheduler.failed else 0
 
 

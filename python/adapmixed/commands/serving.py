@@ -55,6 +55,11 @@ def add_serving_options(parser: argparse.ArgumentParser) -> None:
         "randomness)",
     )
     add_account_options(parser)
+    parser.add_argument(
+        "--operator",
+        action="store_true",
+        help="PRIVATE: also print costs that depend on private data, to standard error",
+    )
     add_mechanism_options(parser)
     add_placing_options(parser)
 
@@ -66,7 +71,7 @@ def add_model_options(parser: argparse.ArgumentParser, *, required: bool = True)
 
 
 def add_shape_options(parser: argparse.ArgumentParser) -> None:
-    """Add --temperature and --top-k."""
+    """Add --temperature, --top-k and --active."""
     parser.add_argument(
         "--temperature",
         type=float,
@@ -83,7 +88,7 @@ def add_shape_options(parser: argparse.ArgumentParser) -> None:
 
 
 def add_account_options(parser: argparse.ArgumentParser) -> None:
-    """Add --ledger, --memory and --operator."""
+    """Add --ledger, --no-create and --memory."""
     parser.add_argument(
         "--ledger",
         type=Path,
@@ -99,11 +104,6 @@ def add_account_options(parser: argparse.ArgumentParser) -> None:
         type=memory_bytes,
         default=1 << 30,
         help="memory for logits, activations, keys and values, such as 512M or 5G (default: 1G)",
-    )
-    parser.add_argument(
-        "--operator",
-        action="store_true",
-        help="PRIVATE: also print costs that depend on private data, to standard error",
     )
 
 
@@ -219,11 +219,23 @@ def accounted(arguments: argparse.Namespace) -> Iterator[Accountant]:
 def _print_costs(arguments: argparse.Namespace, accountant: Accountant) -> None:
     for line in cost_lines(accountant, operator=arguments.operator):
         print(line, file=sys.stderr)
+    if accountant.durable and (words := all_ledgers(arguments.ensemble)):
+        print(words, file=sys.stderr)
     if not accountant.durable and accountant.guarantee().kind == "fixed":
         print(
             "This account ends here. Its ε adds to that of other runs. --ledger keeps one account.",
             file=sys.stderr,
         )
+
+
+def all_ledgers(ensemble: str | Path) -> str:
+    """Return the sentence about all ledgers of an ensemble; "" if there is one ledger."""
+    from adapmixed.privacy.ledger.register import together
+
+    try:
+        return together(ensemble).words
+    except (OSError, ValueError) as error:
+        return f"The ledgers of this ensemble could not be added up: {error}"
 
 
 def cost_lines(accountant: Accountant, *, operator: bool) -> Iterator[str]:

@@ -64,6 +64,7 @@ class Ensemble:
             if the ensemble was not loaded from files. A base folder counts with its files, a hub
             name with its commit, a model object with its name. An accountant is bound to it,
             because it counts what each shard spent.
+        folder: the folder with `ensemble.json`, whose register has all ledgers; None without one.
     """
 
     def __init__(
@@ -119,6 +120,7 @@ class Ensemble:
         self.max_positions = max_positions(text_config)
         self.unverified = unverified
         self.fingerprint: str | None = None
+        self.folder: str | None = None
         self._forward = BatchedForward(
             model=model,
             num_models=len(adapters),
@@ -166,15 +168,13 @@ class Ensemble:
 
         Raises:
             ValueError: if the folder is unreadable, empty, of another format, or lists a member
-                twice.
-            ValueError: if shards overlap.
-            ValueError: if members adapt layers outside `adapted`, or if `adapted` is needed and
-                missing.
+                twice, or if shards overlap.
+            ValueError: if members adapt layers outside `adapted`, or it is needed and missing.
             ValueError: if an adapter is not plain LoRA or does not fit the base.
             ValueError: if the base or its tokenizer differs from the one of the training. Digests
                 are compared or, if none was recorded, the name in `adapter_config.json`.
             ValueError: if the base is not supported (docs/reference/supported-models.md).
-            ValueError: if there are more processes than members, or processes read different files.
+            ValueError: if there are more processes than members, or they read different files.
         """
         parts = read_parts(base, folder, adapted=adapted, dtype=dtype, device=device, ranks=ranks)
         ensemble = cls(
@@ -187,6 +187,8 @@ class Ensemble:
             num_models=len(parts.paths),
         )
         ensemble.fingerprint = fingerprint(base, parts.digests, parts.base_files, parts.commit)
+        if isinstance(folder, str | os.PathLike):
+            ensemble.folder = os.fspath(folder)
         if not parts.ranks.alone:  # devices may differ, but all caches must have the same rows
             facts = {"what members share": ensemble.trunk, "all files": ensemble.fingerprint}
             parts.ranks.agree(facts)

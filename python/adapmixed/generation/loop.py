@@ -76,6 +76,9 @@ class Answerer:
         check_count("memory_bytes", self.memory_bytes)
         check_active(self.active)
         self.check(0)
+        folder = getattr(self.ensemble, "folder", None)
+        if folder is not None and self.accountant is not None:
+            self.accountant.register(folder)
 
     @property
     def origin(self) -> Origin:

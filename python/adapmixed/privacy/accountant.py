@@ -15,6 +15,7 @@ from adapmixed.privacy.account import Account, Settings
 from adapmixed.privacy.encoding import write_fields
 from adapmixed.privacy.events import Caveat, Event
 from adapmixed.privacy.guarantee import Guarantee
+from adapmixed.privacy.ledger.register import enter
 from adapmixed.privacy.ledger.writer import LedgerFile
 from adapmixed.privacy.protocols import Charged, Proposed, bound_to, check_left
 
@@ -135,6 +136,15 @@ class Accountant:
         self._check_usable()
         with self._lock:
             self._bind(bound_to(self._account, mechanism, num_models, ensemble, active_tokens))
+
+    def register(self, ensemble: str | os.PathLike[str]) -> None:
+        """Enter the ledger, if there is one, into the register of an ensemble's ledgers.
+
+        Args:
+            ensemble: the ensemble's folder. The register lies in the private folder next to it.
+        """
+        if self._file is not None:
+            enter(ensemble, self._file.identity, self._file.path)
 
     def _bind(self, account: Account) -> None:
         if account is not self._account and account.binding is not None:

@@ -20,10 +20,14 @@ class Admission:
     Args:
         accountant: charged by the engine alone, and bound to the mechanism.
         mechanism: how queries are answered.
+        then_public: whether the public model answers what the plan does not pay for.
     """
 
-    def __init__(self, accountant: Accountant, mechanism: Mechanism) -> None:
+    def __init__(
+        self, accountant: Accountant, mechanism: Mechanism, *, then_public: bool = False
+    ) -> None:
         self._accountant, self._mechanism = accountant, mechanism
+        self.then_public = then_public
         self._lock = threading.Lock()
         self._reserved = 0
         self._spent = accountant.planned

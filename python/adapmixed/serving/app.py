@@ -141,7 +141,7 @@ class _Endpoints:
         finally:
             self._unread -= 1
         running = await self._desk.begin(asked, client)
-        writer = Writer(asked, self._service.defaults.model)
+        writer = Writer(running.asked, self._service.defaults.model)
         return Stream(running, writer) if asked.stream else Whole(running, writer)
 
     async def models(self, request: Request) -> Response:
@@ -156,7 +156,12 @@ class _Endpoints:
     async def health(self, request: Request) -> Response:
         if self._service.scheduler.stopped:
             raise stopping()
-        return JsonResponse({"status": "ok"})
+        told: dict[str, Any] = {"status": "ok"}
+        admission = self._service.admission
+        if admission.then_public:
+            left = max(admission.unspent or 0, 0)
+            told |= {"answers": "ensemble" if left else "public model", "plan_tokens_left": left}
+        return JsonResponse(told)
 
 
 async def _body(request: Request) -> bytes:

@@ -14,7 +14,7 @@ from adapmixed.ensemble.vocabulary import check_prompt
 from adapmixed.generation.loop import DEFAULT_MEMORY_BYTES, Answerer
 from adapmixed.generation.text import left_padded
 from adapmixed.limits import DEFAULT_ACTIVE
-from adapmixed.mechanisms import Mechanism
+from adapmixed.mechanisms import Mechanism, PublicOnly
 from adapmixed.mechanisms.prepaid import Prepaid, Prepayment
 from adapmixed.mechanisms.rows import check_shape, shaped_bytes
 from adapmixed.privacy import Accountant
@@ -77,6 +77,8 @@ class BatchEngine:
             raise ValueError("ensemble must be held by one process to be served")
         rng = SecureRandom() if rng is None else rng
         self._answerer = Answerer(ensemble, mechanism, accountant, rng, memory_bytes, active)
+        unpaid = PublicOnly(), Accountant(accountant.delta)  # for prompts of the public model alone
+        self._public = Answerer(ensemble, *unpaid, rng, memory_bytes, active)
         self._batches: list[_Batch] = []
         self._seeded = getattr(rng, "seeded", True)
         self._prepaid = self._charged_ahead()
@@ -160,8 +162,8 @@ class BatchEngine:
         answering = list(running)
         if reading is not None and (part is None or reading.decoder.unread <= part):
             answering.append(reading)
-        sequences = sum(len(batch.prompts) for batch in answering)
-        if self._prepaid is None:
+        sequences = sum(not prompt.public for batch in answering for prompt in batch.prompts)
+        if self._prepaid is None or not sequences:
             self._compute(reading, part)
         else:
             charged = self._writer.submit(self._charge, sequences)
@@ -228,8 +230,11 @@ class BatchEngine:
         self._batches = [first, *(batch for batch in self._batches if batch.tokens is None)]
 
     def _answered(self, batch: _Batch) -> Tensor:
-        """Return a token for every sequence of the batch, with one charge for each shape."""
-        shapes = [(prompt.temperature, prompt.top_k) for prompt in batch.prompts]
+        """Return a token for every sequence of the batch, with one charge for each shape.
+
+        Prompts of the public model alone are answered as by members that all equal it.
+        """
+        shapes = [(one.temperature, one.top_k, one.public) for one in batch.prompts]
         found = torch.empty(len(shapes), dtype=torch.int64)
         for shape in dict.fromkeys(shapes):
             rows = torch.tensor([index for index, one in enumerate(shapes) if one == shape])
@@ -238,9 +243,13 @@ class BatchEngine:
                 here = rows.to(public.device)
                 private, public = private[:, here], public[here]
                 tokens = None if tokens is None else tokens[here]
-            temperature, top_k = shape
-            found[rows] = self._answerer.answer(
-                private, public, tokens, temperature=temperature, top_k=top_k, payer=self._prepaid
+            temperature, top_k, alone = shape
+            answerer, payer = (self._public, None) if alone else (self._answerer, self._prepaid)
+            if alone:
+                said = public if tokens is None else public.gather(1, tokens)
+                private = said.expand(len(private), -1, -1)
+            found[rows] = answerer.answer(
+                private, public, tokens, temperature=temperature, top_k=top_k, payer=payer
             )
         return found
 

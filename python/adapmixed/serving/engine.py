@@ -21,12 +21,14 @@ class Prompt:
         max_tokens: largest number of tokens to come, ≥ 1.
         temperature: divides all rows before the mechanism, 0.01 to 100.
         top_k: number of the likeliest public tokens that all rows keep; None for all.
+        public: whether the public model answers alone, which costs nothing.
     """
 
     tokens: tuple[int, ...]
     max_tokens: int
     temperature: float = 1.0
     top_k: int | None = None
+    public: bool = False
 
 
 class Engine(Protocol):
@@ -43,6 +45,8 @@ class Engine(Protocol):
 
     def step(self) -> list[tuple[Prompt, int]]:
         """Return the next token of every sequence whose prompt has been read, all of them charged.
+
+        Those of the public model alone are not: no number of a member enters them.
 
         Raises:
             LedgerError: the charge could not be made durable. No token was released, and the

@@ -28,6 +28,7 @@ class Query:
         top_k: number of the likeliest public tokens that all rows keep; None for all.
         stop: strings that end an answer. They are charged, but not part of its text.
         stop_tokens: tokens that end an answer, as such strings do.
+        public: whether the public model answers alone, which costs nothing.
     """
 
     prompts: tuple[tuple[int, ...], ...]
@@ -36,6 +37,7 @@ class Query:
     top_k: int | None = None
     stop: tuple[str, ...] = ()
     stop_tokens: frozenset[int] = frozenset()
+    public: bool = False
 
 
 @dataclass(frozen=True)

@@ -6,9 +6,10 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator
 from concurrent.futures import Future
+from dataclasses import replace
 
 from adapmixed.errors import BudgetSpentError
-from adapmixed.serving.admission import Admission
+from adapmixed.serving.admission import Admission, Reservation
 from adapmixed.serving.clients import Client, Grant
 from adapmixed.serving.errors import plan_spent, queue_full, reserved, stopping
 from adapmixed.serving.fields import Asked
@@ -37,8 +38,8 @@ class Desk:
 
         Raises:
             RequestError: 503 if the queue is full, the server stops, or others have reserved the
-                tokens that are left; 429 if the client asks too
-                often, or if the plan or the key has too few tokens left. Nothing is reserved then.
+                tokens that are left; 429 if the client asks too often, or if the plan or the key
+                has too few tokens left. Nothing is reserved then.
         """
         async with self._turn:
             self.check_room(asked)
@@ -46,11 +47,15 @@ class Desk:
             try:
                 reservation = self._admission.reserve(asked.tokens)
             except BudgetSpentError:
-                raise plan_spent(self._admission.unspent) from None
+                if not self._admission.then_public:
+                    raise plan_spent(self._admission.unspent) from None
+                asked = replace(asked, query=replace(asked.query, public=True))
+                reservation = Reservation(self._admission, 0)
             except ReservedError:
                 raise reserved() from None
             try:
-                grant = await asyncio.to_thread(client.admit, asked.tokens)
+                counted = 0 if asked.query.public else asked.tokens
+                grant = await asyncio.to_thread(client.admit, counted)
             except OSError:  # no later answer could be counted either
                 reservation.close()
                 self._scheduler.fail("the tokens of a key could not be counted durably")
@@ -89,7 +94,7 @@ class Running:
     """A request that was submitted. All methods but `deliver` are for the event loop's thread.
 
     Attributes:
-        asked: the request.
+        asked: the request, which says whether the public model answers it alone.
         answer: what the scheduler returned.
     """
 

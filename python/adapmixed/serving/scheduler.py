@@ -218,7 +218,8 @@ class Scheduler:
         ended = []
         for prompt, token in self._engine.step():
             run = self._running[prompt]
-            run.answer._reservation.charged()
+            if not prompt.public:
+                run.answer._reservation.charged()
             piece = self._piece(run, token)
             if piece.finish is not None:  # a client that sees it may ask for what is free again
                 ended.append(run)
@@ -257,7 +258,7 @@ class Scheduler:
 
 def _prompts(query: Query) -> list[Prompt]:
     """Return the prompts of a query, each with the query's settings."""
-    settings = (query.max_tokens, query.temperature, query.top_k)
+    settings = (query.max_tokens, query.temperature, query.top_k, query.public)
     return [Prompt(tokens, *settings) for tokens in query.prompts]
 
 

@@ -11,6 +11,8 @@ from adapmixed.serving.fields import Asked
 from adapmixed.serving.query import Piece
 
 DONE = b"data: [DONE]\n\n"
+PUBLIC = "public-model"
+"""`system_fingerprint` of an answer that the public model gave alone."""
 
 
 class Writer:
@@ -30,6 +32,8 @@ class Writer:
             "created": int(time.time()),
             "model": model,
         }
+        if asked.query.public:
+            self._head["system_fingerprint"] = PUBLIC
 
     def whole(self, texts: list[str], finishes: list[str | None], released: int) -> dict[str, Any]:
         """Return the body of an answer.

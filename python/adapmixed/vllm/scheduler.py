@@ -45,6 +45,7 @@ class ChargingScheduler(Scheduler):  # type: ignore[misc]
         self._till = Till(
             self._accountant, options.mechanism, loaded.num_models, loaded.origin, options.block
         )
+        self._accountant.register(options.ensemble)
         self._mark = new_mark(options.ledger) if options.gate else None
         self._refused: list[Any] = []
         self._late: list[Any] = []

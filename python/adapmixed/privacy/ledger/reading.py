@@ -41,12 +41,16 @@ class Reading:
 
 
 def read_ledger(
-    path: str | os.PathLike[str], *, seen: Callable[[Record], None] | None = None
+    path: str | os.PathLike[str],
+    *,
+    seen: Callable[[Record], None] | None = None,
+    whole: bool = True,
 ) -> Reading:
     """Read and check every record of a ledger, also while a writer has it open.
 
     Args:
         path: path of the database.
+        whole: if False, check the last two records and the checkpoint alone, as an opening does.
         seen: function that is called with every record in order, before the next one is checked.
 
     Returns:
@@ -74,14 +78,14 @@ def read_ledger(
     rest = _at_rest(place)
     if rest is not None:
         try:
-            reading = _read(place, once, immutable=True)
+            reading = _read(place, once, whole, immutable=True)
         except LedgerError:
             if _at_rest(place) == rest:
                 raise
         else:
             if _at_rest(place) == rest:
                 return reading
-    return _read(place, once, immutable=False)
+    return _read(place, once, whole, immutable=False)
 
 
 def _at_rest(place: str) -> tuple[int, ...] | None:
@@ -91,12 +95,12 @@ def _at_rest(place: str) -> tuple[int, ...] | None:
         raise LedgerWriteError(f"{place} could not be read: {error}") from error
 
 
-def _read(place: str, seen: Callable[[Record], None], *, immutable: bool) -> Reading:
+def _read(place: str, seen: Callable[[Record], None], whole: bool, *, immutable: bool) -> Reading:
     store = Store(place, read_only=True, immutable=immutable)
     try:
         description, checkpoint = store.description(), store.checkpoint()
-        chain = Chain.start(description)
-        for record, chain in replay(store.records(), description):  # noqa: B007
+        chain = Chain.start(description) if whole else store.chain()
+        for record, chain in replay(store.records(), description) if whole else ():  # noqa: B007
             seen(record)
     finally:
         store.close()

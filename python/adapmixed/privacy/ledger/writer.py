@@ -90,6 +90,7 @@ class LedgerFile:
         try:
             self._chain = self._store.chain()
             self._checkpoint = self._store.checkpoint()
+            self.identity = self._store.description().identity
             _check_settings(account, self._chain.account)
         except BaseException:
             self._store.close()

@@ -1,0 +1,126 @@
+"""The register of an ensemble's ledgers: what it keeps, what adds up, and what it survives."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from ledger_cases import ends, exit_status, forked, losses
+
+from adapmixed.privacy import Accountant, BoundedRangeAnswer, ClippedAnswer, IndividualCharge
+from adapmixed.privacy.events import Event
+from adapmixed.privacy.ledger import register as registers
+from adapmixed.privacy.ledger.register import entered, register_of, together
+
+POOL = BoundedRangeAnswer(2.0, -0.25, 1.0, 64, 1, 500)
+OTHER = BoundedRangeAnswer(1.0, -0.5, 0.5, 64, 1, 900)
+BOX = ClippedAnswer(0.5, 2.0, 64, 1, 100)
+SHARE = IndividualCharge("zcdp", None, np.full((64, 1), 1e-6))
+COMPOSED, ADDED = "(all answers composed; zero-out)", "(their ε and δ added; zero-out)"
+
+
+def charge(path: Path, *events: Event, **settings: Any) -> Path:
+    """Enter a ledger into the register of the ensemble "e" next to it, and charge it."""
+    with Accountant(**{"delta": 1e-5, "path": path} | settings) as accountant:
+        accountant.register(path.with_name("e"))
+        accountant.add(events)
+    return path
+
+
+@pytest.mark.parametrize(
+    ("event", "settings", "words"),
+    [
+        (POOL, {}, COMPOSED),
+        (OTHER, {}, COMPOSED),
+        (OTHER, {"adjacency": "replace_one"}, COMPOSED),
+        (POOL, {"delta": 1e-6}, f"at δ = 1.1e-05 {ADDED}"),
+        (BOX, {}, f"at δ = 2e-05 {ADDED}"),
+        (SHARE, {"epsilon": 2.0}, f"at δ = 2e-05 {ADDED}"),
+        (losses(1, 64), {}, "one of them has no ε that is fixed in advance, so they have none."),
+    ],
+    ids=["one plan twice", "another", "neighbours", "δ", "another family", "budgets", "private"],
+)
+def test_what_adds_up(event: Event, settings: dict[str, Any], words: str, tmp_path: Path) -> None:
+    charge(tmp_path / "a.db", POOL)
+    first = together(tmp_path / "e")
+    assert first.words == "" and first.epsilon == first.readings[0].guarantee.epsilon
+    charge(tmp_path / "b.db", event, **settings)
+    found = together(tmp_path / "e")
+    assert found.words.startswith("All 2 ledgers of this ensemble together, so far: ")
+    assert words in found.words
+    plain = sum(float(one.guarantee.epsilon or 0) for one in found.readings)
+    assert found.epsilon is None or first.epsilon < found.epsilon <= np.nextafter(plain, 9)
+    if words == COMPOSED and isinstance(event, BoundedRangeAnswer):
+        plans = [BoundedRangeAnswer(one.scale, one.lower, one.upper, 64, one.budget or 0)
+                 for one in (POOL, event)]  # fmt: skip
+        assert found.epsilon == Accountant(1e-5).add(plans).get_epsilon(1e-5) < plain
+
+
+def test_lost_and_moved_ledgers(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    first = charge(tmp_path / "a.db", POOL)
+    assert "ledgers" not in caplog.text
+    second = charge(tmp_path / "b.db", POOL)
+    assert f"{second} is one of 2 ledgers of this ensemble, whose costs add up" in caplog.text
+    moved = first.rename(tmp_path / "c.db")
+    lost = f"Not counted, because they are lost or moved: {first}."
+    assert lost in together(tmp_path / "e").words
+    charge(tmp_path / "a.db", OTHER)  # another ledger in its place
+    assert lost in together(tmp_path / "e").words
+    charge(moved, POOL)
+    found = together(tmp_path / "e")
+    assert found.words.startswith("All 3 ledgers") and "Not counted" not in found.words
+    assert {Path(one.path) for one in found.readings} == {first, second, moved}
+
+
+def test_a_known_ledger_is_looked_up_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    charge(tmp_path / "a.db", POOL), charge(tmp_path / "b.db", POOL)
+    caplog.clear()
+    seen: list[Path] = []
+    known = registers.entered
+    monkeypatch.setattr(registers, "entered", lambda path: seen.append(path) or known(path))
+    charge(tmp_path / "a.db", *[POOL] * 50)
+    Accountant(1e-5).register(tmp_path / "f")  # in memory: nothing to enter
+    assert len(seen) == 1 and caplog.text == "" and not register_of(tmp_path / "f").exists()
+
+
+def test_processes_at_once_and_a_killed_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    register, last = register_of(tmp_path / "e"), tmp_path / "last.db"
+    paths = [tmp_path / f"{number}.db" for number in range(6)]
+    children = [forked(lambda path=path: charge(path, POOL)) for path in paths]  # type: ignore[misc]
+    assert [exit_status(child) for child in children] == [0] * 6
+    assert len(together(tmp_path / "e").readings) == len(entered(register)) == 6
+    modes = [one.stat().st_mode & 0o777 for one in (register.parent, *register.parent.iterdir())]
+    assert modes == [0o700, 0o600, 0o600]
+    monkeypatch.setattr(os, "replace", lambda *paths: os._exit(9))
+    assert ends(lambda: charge(last, POOL)) == 9
+    monkeypatch.undo()
+    assert len(entered(register)) == 6 and len(os.listdir(register.parent)) == 3
+    assert Accountant(1e-5, path=last).queries == 0  # it was to be entered first
+    charge(last, POOL)
+    assert len(entered(register)) == 7 and len(os.listdir(register.parent)) == 2
+
+
+@pytest.mark.parametrize("text", [None, "{", "[]", '{"format_version": 2, "ledgers": {}}'])
+def test_a_register_that_cannot_be_used(
+    text: str | None, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It stops no answer, it is said once, and what is there stays."""
+    register = register_of(tmp_path / "e")
+    if text is None:
+        register.parent.touch()
+    else:
+        register.parent.mkdir(mode=0o700)
+        register.write_text(text)
+    charge(tmp_path / "a.db", POOL, POOL)
+    assert caplog.text.count("is in no register, so nothing adds its cost to others") == 1
+    if text is not None:
+        assert register.read_text() == text
+        with pytest.raises(ValueError, match="must be a register of ledgers"):
+            together(tmp_path / "e")
