@@ -33,6 +33,7 @@ from training_cases import (
 from adapmixed.data import Corpus, Document
 from adapmixed.ensemble import Ensemble, read_manifest
 from adapmixed.training import TrainingRun, assign_shards, ranks, train_ensemble
+from adapmixed.training.partition import by_hash
 from adapmixed.training.ranks import Place
 from adapmixed.training.shards import spool
 
@@ -372,7 +373,8 @@ def test_a_document_is_in_the_shard_of_its_name(tmp_path: Path) -> None:
 
     def shards(name: str, found: list[Document]) -> list[set[str]]:
         (tmp_path / name).mkdir()
-        spooled = spool(found, 4, key=b"k" * 32, wanted=range(4), folder=tmp_path / name)
+        key, folder = b"k" * 32, tmp_path / name
+        spooled = spool(found, by_hash(4, key), key=key, wanted=range(4), folder=folder)
         return [{one.identifier for one in spooled.read(shard)} for shard in range(4)]
 
     whole = shards("whole", documents)
