@@ -205,7 +205,7 @@ def test_a_member_of_an_older_training_does_not_load(
 ) -> None:
     """For instance one that a backup brings back after a user has withdrawn a document."""
     folder = Path(shutil.copytree(folders / "new", tmp_path / "ensemble"))
-    place = folder / member_of(folders / "old", LEFT)
+    place = folder / member_of(folders / "old", CHANGED[0])
     shutil.rmtree(place)
     shutil.copytree(folders / "old" / place.name, place)
     with pytest.raises(ValueError, match="shard.json differs from ensemble.json"):
