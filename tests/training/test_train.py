@@ -254,7 +254,7 @@ def test_a_run_goes_on_with_the_same_only(base: Path, tmp_path: Path) -> None:
     other_key.chmod(0o600)
     refuses("was begun with key_check", key_file=other_key)
     write_corpus(tmp_path / "corpus.jsonl", rows()[:-1])
-    refuses("was begun with corpus_hmac")
+    refuses("was begun with another corpus, or its text has changed: give the same corpus, or an")
     write_corpus(tmp_path / "corpus.jsonl")
     (tmp_path / "ensemble" / "ensemble.json").unlink()
     quietly(run)

@@ -102,17 +102,18 @@ class TrainingFolder:
                         f"{begun} {name} = {known.get(name)!r}, got {given[name]!r}: use the same "
                         f"settings and corpus, {other}"
                     )
+        advice = "give the same corpus"
         if given.get("places") is not None:
+            advice = "give update (--update) to train whose text has changed"
             columns = [one["corpus"]["id_column"] for one in (known, given)]
             if columns[0] != columns[1]:
                 raise ValueError(
                     f"{begun} id_column = {columns[0]!r}, got {columns[1]!r}: use it, {other}"
                 )
-            other = f"give update (--update) to train whose text has changed, {other}"
         if not update and any(
             known.get(name) != given.get(name) for name in _CORPUS & given.keys()
         ):
-            raise ValueError(f"{begun} another corpus or its text has changed since: {other}")
+            raise ValueError(f"{begun} another corpus, or its text has changed: {advice}, {other}")
 
     def withdrawn(self) -> dict[int, dict[str, Any]]:
         """Return the members that are `null` in `ensemble.json`, with their shards' records."""
