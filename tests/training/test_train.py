@@ -68,7 +68,8 @@ def test_an_ensemble_is_whole_and_loads(
     lines: list[str] = []
     train_ensemble(run, say=lines.append)
     manifest = read_manifest(run.output)
-    warning, *lines = lines
+    shared, warning, *lines = lines
+    assert shared.startswith("Shared shards: ")
     documents = [shard["documents"] for shard in manifest.shards]
     assert warning.startswith(f"warning: {documents.count(0)} of the 40 shards to train on are em")
     assert len(manifest.members) == len(manifest.shards) == len(lines) == 40
@@ -84,7 +85,7 @@ def test_an_ensemble_is_whole_and_loads(
         assert str(tmp_path).encode() not in content, name
         assert b"user-1" not in content and b"says that" not in content, name
     # Each member has one line with the time left, which is 0 in the last line.
-    assert all(f"({number} of 40, " in line for number, line in enumerate(lines, start=1))
+    assert all(f"({number} of 40" in line for number, line in enumerate(lines, start=1))
     assert lines[-1].endswith("(40 of 40, 0 s left)")
     ensemble = Ensemble.from_pretrained(base, run.output)
     private, public = ensemble.logits(torch.arange(6)[None])

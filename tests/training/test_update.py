@@ -231,9 +231,9 @@ def test_refusals(base: Path, tmp_path: Path, folders: Path) -> None:
         with pytest.raises(ValueError, match=reason):
             train(changed, **settings)
 
-    refuses("was begun with another corpus .* give update .--update.", run)
+    refuses("was begun with another corpus, .* give update .--update.", run)
     edited = own(tmp_path, base, "ensemble", rows()[1:])
-    refuses("was begun with another corpus .* give update .--update.", edited)
+    refuses("was begun with another corpus, .* give update .--update.", edited)
     refuses("num_models = 16, got 30", replace(run, num_models=30), update=True)
     refuses("was begun with seed = 0, got 1", replace(run, seed=1), update=True)
     refuses("update must run in one process, got 2 ranks", run, update=True, place=Place(0, 2))
