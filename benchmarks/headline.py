@@ -138,7 +138,9 @@ class Bench:
         key.touch(0o600)
         key.write_text(hashlib.sha256(f"key {seed}".encode()).hexdigest() + "\n", encoding="ascii")
         corpus = Corpus(str(self.corpus), id_column="id")
-        run = TrainingRun(self.base, corpus, folder, models, CONFIG, seed=seed, key_file=key)
+        run = TrainingRun(
+            self.base, corpus, folder, models, CONFIG, seed=seed, key_file=key, share_shards=True
+        )
         train_ensemble(run, workers=workers)
         return Ensemble.from_pretrained(self.base, folder)
 

@@ -71,7 +71,7 @@ def timed(texts: list[str], members: int, folder: Path, base: Path) -> tuple[flo
     corpus.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
     words = [sys.executable, "-m", "adapmixed", "train", "--base", str(base), "--adapt", "head"]
     words += ["--corpus", str(corpus), "--id-column", "id", "--output", str(folder / "head")]
-    words += ["--models", str(members), "--workers", "2", "--epochs", "1"]
+    words += ["--models", str(members), "--share-shards", "--workers", "2", "--epochs", "1"]
     begun, before = time.perf_counter(), os.times()
     subprocess.run([*words, "--block-size", str(BLOCK)], stdout=subprocess.DEVNULL, check=True)
     used = os.times()  # of the command and its workers, which it has waited for

@@ -114,17 +114,17 @@ def test_from_a_corpus_to_an_answer(tmp_path: Path, capsys: pytest.CaptureFixtur
     models = ["--base", str(base)]
     assert main(["train", *models, *arguments, "--preset", "air-dialogue"]) == 0
     printed = capsys.readouterr()
-    empty = sum(shard["documents"] == 0 for shard in read_manifest(output).shards)
-    assert f"40 members, {empty} of them with an empty shard (the public model)" in printed.out
+    assert printed.out == f"wrote {output}: 40 members\n"
     assert "What stays in one shard: all documents of one 'user'." in printed.err
-    assert empty and f"warning: {empty} of the 40 shards to train on are empty" in printed.err
-    assert "do not publish" in printed.err
+    assert "Places: 12 of 40 are taken, each by one 'user'." in printed.err
+    assert "do not publish" in printed.err and "warning" not in printed.err
     training = read_manifest(output).training
     assert training["learning_rate"] == 4e-4 and "empty" not in training
     answer = ["--ensemble", str(output), "--prompt", "user", "--max-new-tokens", "2", "--seed", "1"]
-    answer += ["--mechanism", "adapmixed"]
+    answer += ["--mechanism", "clipped-log-pool scale=2 lower=0 upper=0.5 queries=2"]
     assert main(["generate", *models, *answer]) == 0
-    assert "2 answered queries" in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert "Up to 2 answered queries are" in said and "for everything of one 'user' with ε" in said
 
 
 def test_a_window_that_is_shorter_than_the_usual_block(
@@ -133,7 +133,7 @@ def test_a_window_that_is_shorter_than_the_usual_block(
     base, output = write_base(tmp_path / "tiny-base"), tmp_path / "ensemble"
     write_corpus(tmp_path / "corpus.jsonl")
     arguments = ["--corpus", str(tmp_path / "corpus.jsonl"), "--id-column", "user"]
-    arguments += ["--models", "1", "--epochs", "1", "--output", str(output)]
+    arguments += ["--models", "1", "--share-shards", "--epochs", "1", "--output", str(output)]
     command = ["train", "--base", str(base), *arguments]
     assert main([*command, "--block-size", "64"]) == 2
     error = capsys.readouterr().err
@@ -186,7 +186,7 @@ def test_validation_losses_are_logged_for_the_operator_alone(
     write_corpus(tmp_path / "corpus.jsonl")
     arguments = ["train", "--base", str(base), "--corpus", str(tmp_path / "corpus.jsonl")]
     arguments += ["--id-column", "user", "--models", "3", "--epochs", "1", "--block-size", "16"]
-    arguments += ["--validation-fraction", "0.4", "--output"]
+    arguments += ["--validation-fraction", "0.4", "--share-shards", "--output"]
     assert main([*arguments, str(tmp_path / "quiet")]) == 0
     quiet = capsys.readouterr().err
     assert quiet.count(": finished (") == 3 and "(3 of 3, 0 s left)" in quiet

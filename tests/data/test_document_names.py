@@ -168,7 +168,10 @@ def test_training_says_and_records_positions(
 ) -> None:
     base, ensemble = trained
     assert read_manifest(ensemble).document_names == "positions"
-    for name, options, positional in (("a", (), True), ("b", ("--id-column", "user"), False)):
+    for name, options, positional in (
+        ("a", (), True),
+        ("b", ("--id-column", "user", "--share-shards"), False),
+    ):
         (tmp_path / "rows.jsonl").write_text(lines(ROWS[:12]))
         train(base, tmp_path / "rows.jsonl", tmp_path / name, *options)
         written = json.loads((tmp_path / name / "ensemble.json").read_text())

@@ -122,6 +122,10 @@ class SpyProposal:
     def active_tokens(self) -> int | None:
         return self.inner.active_tokens
 
+    @property
+    def unit(self) -> str | None:
+        return self.inner.unit
+
     def _begin(self) -> SpyCharge:
         return SpyCharge(self.inner._begin(), self.mechanism.log)
 

@@ -53,6 +53,7 @@ class FakeEnsemble:
         self.device = torch.device("cpu")
         self.unverified: tuple[str, ...] = ()
         self.fingerprint: str | None = None
+        self.unit: str | None = None
         self.ranks = ALONE
         self.budgets: list[int] = []
         self.decoders: list[FakeDecoder] = []

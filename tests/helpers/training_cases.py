@@ -61,7 +61,10 @@ def write_corpus(path: Path, changed: list[dict[str, str]] | None = None) -> Cor
 
 
 def a_run(folder: Path, base: Path, name: str = "ensemble", **changes: Any) -> TrainingRun:
-    """Return a run over the corpus into `folder / name`, with its key outside the run's folders."""
+    """Return a run over the corpus into `folder / name`, with its key outside the run's folders.
+
+    Users share shards unless `changes` say otherwise.
+    """
     key = folder / "operator.key"
     if not key.exists():
         key.write_text(KEY + "\n")
@@ -74,6 +77,7 @@ def a_run(folder: Path, base: Path, name: str = "ensemble", **changes: Any) -> T
         config=CONFIG,
         key_file=key,
         validation_fraction=0.2,
+        share_shards=True,
     )
     return replace(run, **changes)
 

@@ -67,7 +67,7 @@ class Offer:
         self.mechanism = default if mechanism is None else mechanism
         self.charges = None if charges is None else np.array(charges, dtype=np.float64)
         self.num_models = models if charges is None else len(self.charges)
-        self.ensemble, self.active_tokens = ensemble, None
+        self.ensemble, self.active_tokens, self.unit = ensemble, None, None
         self.whole, self.states = list(events), []
         self.active = None
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 import math
 from dataclasses import replace
 from pathlib import Path
@@ -29,6 +30,7 @@ from adapmixed.privacy import (
     PublicAnswer,
     read_ledger,
 )
+from adapmixed.privacy.ledger.records import Record
 
 
 @pytest.mark.parametrize("durable", [False, True])
@@ -56,6 +58,21 @@ def test_two_holders_of_one_accountant_spend_one_budget(durable: bool, tmp_path:
         spent = shared.spent
     if path is not None:
         assert read_ledger(path).account.totals.spent.tolist() == spent.tolist()  # type: ignore
+
+
+def test_a_ledger_remembers_whom_it_protects(tmp_path: Path) -> None:
+    """A binding without a unit is written as before there were units, and is read."""
+    for unit, words in (("user", "everything of one 'user'"), (None, "one whole shard")):
+        path = tmp_path / f"{unit}.db"
+        with Accountant(DELTA, path=path) as accountant:
+            accountant.bind(POOL, 3, "these members", None, unit)
+            with pytest.raises(ValueError, match="'unit': .* needs an accountant of its own"):
+                accountant.bind(POOL, 3, "these members", None, "another")
+        records: list[Record] = []
+        read = read_ledger(path, seen=records.append)
+        assert words in str(read.guarantee)
+        assert ("unit" in json.loads(records[0].text)["binding"]) == (unit is not None)
+        assert Accountant.from_state(read.account.state()).guarantee() == read.guarantee
 
 
 @pytest.mark.parametrize("durable", [False, True])

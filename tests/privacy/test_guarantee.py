@@ -151,14 +151,20 @@ def test_every_caveat_has_its_sentence():
 def test_a_unit_of_ones_own_is_named_wherever_the_shard_was():
     plan = BoundedRangeAnswer(2.0, 0.0, 1.0, 20, 1, budget=16)
     individual = IndividualCharge("zcdp", None, np.full((20, 1), 1e-6))
-    for way, words in (
-        ("zero_out", "one reference text is emptied and its member answers the public"),
-        ("zero_out", "Any change of one reference text (replace-one) is covered"),
-        ("replace_one", "neighbouring: any change of one reference text (replace-one)"),
+    user, text = "'user'", "reference text"
+    for way, unit, words in (
+        ("zero_out", user, "private for everything of one 'user' with ε"),
+        ("zero_out", user, "all text of one 'user' is removed and its member answers the public"),
+        ("zero_out", user, "Any change of the records of one 'user' (replace-one) is covered"),
+        ("replace_one", user, "neighbouring: any change of the records of one 'user' (replace"),
+        ("zero_out", text, "private for one whole reference text with ε"),
+        ("zero_out", text, "one reference text is emptied and its member answers the public"),
+        ("zero_out", text, "Any change of one reference text (replace-one) is covered"),
+        ("replace_one", text, "neighbouring: any change of one reference text (replace-one)"),
     ):
         for epsilon, event in ((None, plan), (1.0, individual)):
             stated = Accountant(DELTA, epsilon=epsilon, adjacency=way).add(event).guarantee()
-            named = str(replace(stated, unit="reference text"))
+            named = str(replace(stated, unit=unit))
             assert words in named and "shard" in str(stated) and "shard" not in named
             assert replace(stated, unit="shard") == stated
     with pytest.raises(ValueError, match="unit must be the name of one protected unit, got ''"):

@@ -28,7 +28,7 @@ def trained(
     rows = [{"user": str(number % 12), "text": one} for number, one in enumerate(sentences)]
     (root / "corpus.jsonl").write_text("\n".join(map(json.dumps, rows)), encoding="utf-8")
     models = ["--base", str(folder)]
-    options = ["--corpus", str(root / "corpus.jsonl"), "--id-column", "user", "--models", "4"]
+    options = ["--corpus", str(root / "corpus.jsonl"), "--id-column", "user", "--models", "12"]
     options += ["--epochs", "2", "--block-size", "32", "--output", str(root / "ensemble")]
     assert main(["train", *models, *options]) == 0
     return [*models, "--ensemble", str(root / "ensemble")]

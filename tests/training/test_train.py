@@ -33,6 +33,7 @@ from training_cases import (
 from adapmixed.data import Corpus, Document
 from adapmixed.ensemble import Ensemble, read_manifest
 from adapmixed.training import TrainingRun, assign_shards, ranks, train_ensemble
+from adapmixed.training.partition import by_hash
 from adapmixed.training.ranks import Place
 from adapmixed.training.shards import spool
 
@@ -67,7 +68,8 @@ def test_an_ensemble_is_whole_and_loads(
     lines: list[str] = []
     train_ensemble(run, say=lines.append)
     manifest = read_manifest(run.output)
-    warning, *lines = lines
+    shared, warning, *lines = lines
+    assert shared.startswith("Shared shards: ")
     documents = [shard["documents"] for shard in manifest.shards]
     assert warning.startswith(f"warning: {documents.count(0)} of the 40 shards to train on are em")
     assert len(manifest.members) == len(manifest.shards) == len(lines) == 40
@@ -83,7 +85,7 @@ def test_an_ensemble_is_whole_and_loads(
         assert str(tmp_path).encode() not in content, name
         assert b"user-1" not in content and b"says that" not in content, name
     # Each member has one line with the time left, which is 0 in the last line.
-    assert all(f"({number} of 40, " in line for number, line in enumerate(lines, start=1))
+    assert all(f"({number} of 40" in line for number, line in enumerate(lines, start=1))
     assert lines[-1].endswith("(40 of 40, 0 s left)")
     ensemble = Ensemble.from_pretrained(base, run.output)
     private, public = ensemble.logits(torch.arange(6)[None])
@@ -253,7 +255,7 @@ def test_a_run_goes_on_with_the_same_only(base: Path, tmp_path: Path) -> None:
     other_key.chmod(0o600)
     refuses("was begun with key_check", key_file=other_key)
     write_corpus(tmp_path / "corpus.jsonl", rows()[:-1])
-    refuses("was begun with corpus_hmac")
+    refuses("was begun with another corpus, or its text has changed: give the same corpus, or an")
     write_corpus(tmp_path / "corpus.jsonl")
     (tmp_path / "ensemble" / "ensemble.json").unlink()
     quietly(run)
@@ -372,7 +374,8 @@ def test_a_document_is_in_the_shard_of_its_name(tmp_path: Path) -> None:
 
     def shards(name: str, found: list[Document]) -> list[set[str]]:
         (tmp_path / name).mkdir()
-        spooled = spool(found, 4, key=b"k" * 32, wanted=range(4), folder=tmp_path / name)
+        key, folder = b"k" * 32, tmp_path / name
+        spooled = spool(found, by_hash(4, key), key=key, wanted=range(4), folder=folder)
         return [{one.identifier for one in spooled.read(shard)} for shard in range(4)]
 
     whole = shards("whole", documents)

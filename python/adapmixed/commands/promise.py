@@ -114,6 +114,7 @@ class _MadeUp:
         num_models: N.
         ensemble: fingerprint of the ensemble; None if it is not known.
         active_tokens: K of the active vocabulary; None if members speak about all tokens.
+        unit: as in `Origin`.
         proposal: what is charged.
     """
 
@@ -121,6 +122,7 @@ class _MadeUp:
     num_models: int
     ensemble: str | None
     active_tokens: int | None
+    unit: str | None
     proposal: Proposed
 
     def _begin(self) -> Begun:
@@ -143,4 +145,5 @@ def _made_up(mechanism: Mechanism, num_models: int, origin: Origin) -> _MadeUp:
         private = replace(private, public_confidence=None)
     rows = Rows(torch.zeros(num_models, 1, 2), torch.zeros(1, 2), None, 2)
     proposal = private.propose_rows(rows, rng=SecureRandom(), origin=origin)
-    return _MadeUp(mechanism, num_models, origin.ensemble, origin.active_tokens, proposal)
+    of = origin.ensemble, origin.active_tokens, origin.unit
+    return _MadeUp(mechanism, num_models, *of, proposal)

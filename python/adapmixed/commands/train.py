@@ -31,9 +31,10 @@ def add_parser(commands: Any) -> None:
     parser = commands.add_parser(
         "train",
         help="train an ensemble on a private corpus",
-        description="Divide a corpus into N shards by a keyed hash of user or document names, and "
-        "train one peft adapter per shard. After an interruption the same command continues. Under "
-        "torchrun the processes take members in turn.",
+        description="Give every name of --id-column a member of its own, or divide a corpus into N "
+        "shards by a keyed hash of document names, and train one peft adapter for each. After an "
+        "interruption the same command continues. Under torchrun the processes take members in "
+        "turn.",
     )
     add_model_options(
         parser, output="ensemble folder; OUTPUT.private, in the same place, holds the private files"
@@ -46,7 +47,15 @@ def add_parser(commands: Any) -> None:
     group.add_argument(
         "--models",
         type=int,
-        help=f"number N of shards and members (default: the preset's, or {NUM_MODELS})",
+        help="number N of members, a public constant: places for the names of --id-column, with "
+        "room for those to come (default: the preset's, or a fifth more than there are names, in "
+        f"tens; {NUM_MODELS} shards without --id-column)",
+    )
+    group.add_argument(
+        "--share-shards",
+        action="store_true",
+        help="hash the names of --id-column to shards, which several of them may share, for more "
+        "names than members",
     )
     group.add_argument(
         "--key-file",
@@ -61,10 +70,9 @@ def add_parser(commands: Any) -> None:
         help="share of each shard's names that is held out for validation (default: 0.05)",
     )
     group.add_argument(
-        "--retrain",
-        metavar="MEMBER",
-        help="train one member again, given by number or folder name, after its shard alone has "
-        "changed",
+        "--update",
+        action="store_true",
+        help="train the members again whose text has changed: names that came, changed or left",
     )
     group.add_argument(
         "--workers",
@@ -126,6 +134,7 @@ def run(arguments: argparse.Namespace) -> int:
             corpus=corpus,
             output=arguments.output,
             num_models=_num_models(arguments, preset),
+            share_shards=arguments.share_shards,
             config=config,
             revision=facts.revision,
             key_file=arguments.key_file,
@@ -137,26 +146,21 @@ def run(arguments: argparse.Namespace) -> int:
         ),
         place=place,
         workers=arguments.workers,
-        retrain=arguments.retrain,
+        update=arguments.update,
     )
     if place.rank == 0:
-        present = [
-            shard
-            for name, shard in zip(manifest.members, manifest.shards, strict=True)
-            if name is not None
-        ]
-        empty = sum(shard["documents"] == 0 for shard in present)
-        gone = len(manifest.members) - len(present)
-        note = f", {empty} of them with an empty shard (the public model)" if empty else ""
-        note += f", {gone} of them withdrawn (null)" if gone else ""
+        gone = manifest.members.count(None)
+        note = f", {gone} of them withdrawn (null)" if gone else ""
         print(f"wrote {arguments.output}: {len(manifest.members)} members{note}")
     return 0
 
 
-def _num_models(arguments: argparse.Namespace, preset: "TrainingPreset | None") -> int:
+def _num_models(arguments: argparse.Namespace, preset: "TrainingPreset | None") -> int | None:
     if arguments.models is not None:
         return int(arguments.models)
-    return NUM_MODELS if preset is None else preset.num_models
+    if preset is not None:
+        return preset.num_models
+    return None if arguments.id_column and not arguments.share_shards else NUM_MODELS
 
 
 def _config(arguments: argparse.Namespace, facts: "BaseFacts") -> "FinetuneConfig":

@@ -142,7 +142,8 @@ def _account(options: Options, loaded: Loaded) -> Accountant:
     elif not path.parent.is_dir():
         raise ValueError(f"--ledger must lie in a folder, but there is no {path.parent}")
     origin = loaded.origin
-    bound_to(account, options.mechanism, loaded.num_models, origin.ensemble, origin.active_tokens)
+    of = loaded.num_models, origin.ensemble, origin.active_tokens, origin.unit
+    bound_to(account, options.mechanism, *of)
     if options.keys is not None:
         from adapmixed.serving.keys import read_keys
 

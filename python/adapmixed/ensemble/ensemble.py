@@ -60,6 +60,8 @@ class Ensemble:
             "names": the folder does not record how documents were assigned.
             "base": the public model may not be the one of the training.
             "tokenizer": the tokenizer may not be the one of the training.
+        unit: the column of names if every name has a member of its own, which guarantees then
+            protect with everything under it; None if they protect a shard.
         fingerprint: hexadecimal digest of the base and of the members' files in their order; None
             if the ensemble was not loaded from files. A base folder counts with its files, a hub
             name with its commit, a model object with its name. An accountant is bound to it,
@@ -119,6 +121,7 @@ class Ensemble:
         self.config = model.config
         self.max_positions = max_positions(text_config)
         self.unverified = unverified
+        self.unit: str | None = None
         self.fingerprint: str | None = None
         self.folder: str | None = None
         self._forward = BatchedForward(
@@ -186,6 +189,7 @@ class Ensemble:
             ranks=parts.ranks,
             num_models=len(parts.paths),
         )
+        ensemble.unit = parts.unit
         ensemble.fingerprint = fingerprint(base, parts.digests, parts.base_files, parts.commit)
         if isinstance(folder, str | os.PathLike):
             ensemble.folder = os.fspath(folder)

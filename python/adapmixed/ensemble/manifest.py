@@ -3,7 +3,7 @@
     {"format_version": 4, "base_model": "...", "num_models": N,
      "adapted": {"lm_head": [8], ...}, "members": ["member-000", null, ...],
      "base_files": {"config.json": "...", "model.safetensors": "...", ...}, "training": {...},
-     "document_names": "stable", "beginning": [2],
+     "document_names": "stable", "beginning": [2], "unit": "user",
      "shards": [{"documents": n, "sha256": "...", "identifiers": [...], "identifier_key": "..."}]}
 
 The members are ordinary peft folders in the same folder. `null` stands for a missing member, which
@@ -53,6 +53,8 @@ class Manifest:
             can move all later documents of a file to other shards.
         beginning: the tokens with which every training block began
             (`vocabulary.beginning_of`), or None if not recorded.
+        unit: the column of names if every name has a member of its own, which `shards` show; or
+            None.
         disjoint: whether `shards` shows that no two members share an identifier.
     """
 
@@ -65,6 +67,7 @@ class Manifest:
     shards: tuple[Mapping[str, Any], ...] = ()
     document_names: str | None = None
     beginning: tuple[int, ...] | None = None
+    unit: str | None = None
     disjoint: bool = field(init=False, default=False)
 
     def __post_init__(self) -> None:
@@ -84,6 +87,12 @@ class Manifest:
             )
         object.__setattr__(self, "adapted", checked_layers(self.adapted))
         object.__setattr__(self, "disjoint", check_shards(self.members, self.shards))
+        if self.unit is not None:
+            each = all(len(one.get("identifiers") or ()) <= 1 for one in self.shards)
+            if not (self.unit and self.shards and self.disjoint and each):
+                raise ValueError(
+                    f"unit must be null unless shards give every name a member, got {self.unit!r}"
+                )
 
 
 def read_manifest(folder: str | os.PathLike[str]) -> Manifest:
@@ -139,6 +148,7 @@ def read_manifest(folder: str | os.PathLike[str]) -> Manifest:
             shards=tuple(data.get("shards") or ()),
             document_names=data.get("document_names"),
             beginning=_tokens(data.get("beginning")),
+            unit=_text_or_none(data.get("unit"), "unit"),
         )
     except (TypeError, ValueError) as error:
         raise ValueError(f"{path}: {error}") from error
@@ -158,6 +168,7 @@ def write_manifest(folder: str | os.PathLike[str], manifest: Manifest) -> None:
         "document_names": manifest.document_names,
         "beginning": None if manifest.beginning is None else list(manifest.beginning),
         "shards": [dict(shard) for shard in manifest.shards],
+        **({} if manifest.unit is None else {"unit": manifest.unit}),
     }
     text = json.dumps(data, indent=1) + "\n"
     write_file(Path(folder) / FILE_NAME, text.encode())

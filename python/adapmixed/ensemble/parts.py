@@ -50,6 +50,7 @@ class Parts:
         adapted: the layers that members may adapt, each with its ranks.
         ranks: the processes that share the members.
         unverified: what could not be verified; see `Ensemble`.
+        unit: see `Ensemble`.
         base_files: digests of the base's files (`provenance.found_files`); {} for a hub name or a
             model object without a record.
         commit: the hub's commit of the base, or None.
@@ -63,6 +64,7 @@ class Parts:
     adapted: Mapping[str, Sequence[int]]
     ranks: Ranks
     unverified: tuple[str, ...]
+    unit: str | None
     base_files: Mapping[str, str]
     commit: str | None
 
@@ -145,6 +147,7 @@ def read_parts(
             *(() if same_base else ("base",)),
             *(() if same_tokenizer or not same_base or tokenizer is None else ("tokenizer",)),
         ),
+        unit=None if manifest is None else manifest.unit,
         base_files=found,
         commit=getattr(model.config, "_commit_hash", None),
     )

@@ -80,7 +80,8 @@ class MixtureLM(TemplateLM):  # type: ignore[misc]
         self._accountant = accountant
         check_source(accountant, rng)
         self._origin = origin = Origin.of(ensemble, active)
-        accountant.bind(mechanism, ensemble.num_models, origin.ensemble, origin.active_tokens)
+        bound = ensemble.num_models, origin.ensemble, origin.active_tokens, origin.unit
+        accountant.bind(mechanism, *bound)
         self._memory_bytes = memory_bytes
 
     @property

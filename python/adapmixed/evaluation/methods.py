@@ -39,9 +39,8 @@ class Settings:
             adjacency=self.adjacencies.get(name) or "zero_out",
         )
         origin = self.origin
-        accountant.bind(
-            self.mechanisms[name], self.num_models, origin.ensemble, origin.active_tokens
-        )
+        bound = self.num_models, origin.ensemble, origin.active_tokens, origin.unit
+        accountant.bind(self.mechanisms[name], *bound)
         return accountant
 
 

@@ -106,7 +106,7 @@ class Answerer:
             try:
                 check_source(accountant, self.rng)
                 origin = self.origin
-                bound = ensemble.num_models, origin.ensemble, origin.active_tokens
+                bound = ensemble.num_models, origin.ensemble, origin.active_tokens, origin.unit
                 accountant.bind(self.mechanism, *bound)
                 accountant.check_left(self.mechanism, queries)
             except Exception as error:

@@ -83,6 +83,7 @@ class Prepayment:
         self.num_models = check_models(num_models)
         self.queries = check_queries(queries)
         self.ensemble, self.active_tokens = origin.ensemble, origin.active_tokens
+        self.unit = origin.unit
         event = BoundedRangeAnswer(
             found.scale, found.lower, found.upper, self.num_models, self.queries, found.queries
         )

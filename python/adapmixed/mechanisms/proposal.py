@@ -49,17 +49,19 @@ class Origin:
         ensemble: fingerprint of the ensemble; None if it is not known.
         caveats: names of assumptions that were not verified. Every guarantee names them.
         active_tokens: K of the active vocabulary; None if members speak about all tokens.
+        unit: the column whose every name has a member of its own; None if shards are protected.
     """
 
     ensemble: str | None = None
     caveats: tuple[str, ...] = ("shards", "base")
     active_tokens: int | None = None
+    unit: str | None = None
 
     @staticmethod
     def of(ensemble: Any, active: int | None) -> Origin:
         """Return the origin of an `Ensemble`'s rows with this active vocabulary."""
         speaking = active_tokens(active, ensemble.vocab_size)
-        return Origin(ensemble.fingerprint, ensemble.unverified, speaking)
+        return Origin(ensemble.fingerprint, ensemble.unverified, speaking, ensemble.unit)
 
 
 BY_HAND = Origin()
@@ -95,6 +97,7 @@ class Proposal:
         num_models: N.
         ensemble: fingerprint of the ensemble; None if it is not known.
         active_tokens: K of the active vocabulary; None if members speak about all tokens.
+        unit: as in `Origin`.
     """
 
     def __init__(
@@ -109,7 +112,7 @@ class Proposal:
         self.mechanism = mechanism
         self.num_models = num_models
         self.ensemble = origin.ensemble
-        self.active_tokens = origin.active_tokens
+        self.active_tokens, self.unit = origin.active_tokens, origin.unit
         self._prepared, self._targets, self._rng = prepared, targets, rng
         caveats = [Caveat(name) for name in origin.caveats]
         if getattr(rng, "seeded", True):

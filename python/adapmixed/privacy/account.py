@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from adapmixed.limits import check_delta, check_epsilon, check_question
 from adapmixed.privacy.budget import ShardBudget
-from adapmixed.privacy.encoding import check_keys, read_fields, write_fields
+from adapmixed.privacy.encoding import check_keys, exactly, read_fields, write_fields
 from adapmixed.privacy.epsilon import Parts, guarantee_of, parts_of
 from adapmixed.privacy.events import Event, IndividualCharge
 from adapmixed.privacy.events_json import read_totals, write_totals
@@ -52,6 +52,7 @@ class Binding:
         largest: largest individual charge of one answer, if answers have a bounded range.
         ensemble: the ensemble's fingerprint; None for proposals made by hand.
         active_tokens: K of the active vocabulary; None if members speak about all tokens.
+        unit: the column whose every name has a member of its own; None if shards are protected.
     """
 
     mechanism: str
@@ -61,6 +62,21 @@ class Binding:
     largest: float | None
     ensemble: str | None
     active_tokens: int | None
+    unit: str | None = None
+
+    def written(self) -> dict[str, Any]:
+        """Return the binding as JSON values, with its unit if there is one."""
+        found = write_fields(self)
+        return found if self.unit is not None else {k: v for k, v in found.items() if k != "unit"}
+
+    @staticmethod
+    def read(written: Any) -> Binding:
+        """Return the binding that the method `written` has written.
+
+        Raises:
+            ValueError: a field is missing, unknown or not valid.
+        """
+        return read_fields(Binding, {**exactly(dict, written), "unit": written.get("unit")})
 
 
 @dataclass(frozen=True)
@@ -138,7 +154,10 @@ class Account:
 
     def guarantee(self, delta: float, adjacency: str) -> Guarantee:
         """Return the guarantee of all charges; see `guarantee_of`."""
-        return guarantee_of(self.totals, delta, adjacency, self.budget)
+        found = guarantee_of(self.totals, delta, adjacency, self.budget)
+        if self.binding is None or self.binding.unit is None:
+            return found
+        return replace(found, unit=repr(self.binding.unit))
 
     def parts(self) -> Parts:
         """Return the parts of ε; see `parts_of`."""
@@ -190,7 +209,7 @@ class Account:
         """Return everything but the settings as JSON values. Private."""
         binding, budget = self.binding, self.budget
         return {
-            "binding": None if binding is None else write_fields(binding),
+            "binding": None if binding is None else binding.written(),
             "budget": None if budget is None else write_fields(budget),
             "totals": write_totals(self.totals),
         }
@@ -219,7 +238,7 @@ class Account:
         values = check_keys("account", written, {"binding", "budget", "totals"})
         account = Account(settings)
         if values["binding"] is not None:
-            account = account.bound(read_fields(Binding, values["binding"]))
+            account = account.bound(Binding.read(values["binding"]))
         budget = None
         if values["budget"] is not None:
             budget = read_fields(ShardBudget, values["budget"])

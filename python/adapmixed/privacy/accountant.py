@@ -12,7 +12,6 @@ from numpy.typing import NDArray
 
 from adapmixed.limits import check_delta
 from adapmixed.privacy.account import Account, Settings
-from adapmixed.privacy.encoding import write_fields
 from adapmixed.privacy.events import Caveat, Event
 from adapmixed.privacy.guarantee import Guarantee
 from adapmixed.privacy.ledger.register import enter
@@ -117,6 +116,7 @@ class Accountant:
         num_models: int,
         ensemble: str | None = None,
         active_tokens: int | None = None,
+        unit: str | None = None,
     ) -> None:
         """Bind the accountant to one mechanism and one ensemble.
 
@@ -127,6 +127,7 @@ class Accountant:
             num_models: N.
             ensemble: fingerprint of the ensemble; None if it is not known.
             active_tokens: K of the active vocabulary; None if members speak about all tokens.
+            unit: the column whose every name has a member of its own; None if shards are protected.
 
         Raises:
             ValueError: the accountant is bound to something else, the mechanism's charges cannot
@@ -135,7 +136,8 @@ class Accountant:
         """
         self._check_usable()
         with self._lock:
-            self._bind(bound_to(self._account, mechanism, num_models, ensemble, active_tokens))
+            bound = bound_to(self._account, mechanism, num_models, ensemble, active_tokens, unit)
+            self._bind(bound)
 
     def register(self, ensemble: str | os.PathLike[str]) -> None:
         """Enter the ledger, if there is one, into the register of an ensemble's ledgers.
@@ -148,7 +150,7 @@ class Accountant:
 
     def _bind(self, account: Account) -> None:
         if account is not self._account and account.binding is not None:
-            self._commit({"binding": write_fields(account.binding)}, account)
+            self._commit({"binding": account.binding.written()}, account)
 
     def check_left(self, mechanism: Charged, queries: int) -> None:
         """Check that the mechanism's plan has room for so many more queries.
@@ -185,7 +187,7 @@ class Accountant:
             try:
                 bound = bound_to(
                     self._account, proposal.mechanism, proposal.num_models,
-                    proposal.ensemble, proposal.active_tokens,
+                    proposal.ensemble, proposal.active_tokens, proposal.unit,
                 )  # fmt: skip
                 active = None
                 if bound.budget is not None:

@@ -16,7 +16,7 @@ METHODS = ("renyi", "pld", "bounded range", "zcdp", "per-shard budget")
 log-ratios, by zCDP, or by per-shard budgets."""
 
 _NEIGHBOURS = {
-    "zero_out": "one {unit} is emptied and its member answers the public distribution (zero-out)",
+    "zero_out": "{removed} and its member answers the public distribution (zero-out)",
     "add_remove": "the mean is taken over all members but one (the paper's leave-one-out)",
     "replace_one": "any change of {content} (replace-one)",
 }
@@ -70,7 +70,8 @@ class Guarantee:
             the sentence then says that number and schedule must have been fixed in advance.
         caveats: names of `CAVEATS`, the assumptions that did not hold or were not checked. The
             sentence names each.
-        unit: the protected unit, one whole "shard". If members hold something else, name that:
+        unit: the protected unit, one whole "shard", or with quotes "'user'" for everything under
+            one name of that column. If members hold something else, name that:
             `dataclasses.replace(guarantee, unit="reference text")`.
         replaced: for "fixed" and "zero_out", ε of replace-one at the same δ, rounded up, if the
             composition states it. None: the sentence says what follows from ε and δ.
@@ -124,6 +125,21 @@ class Guarantee:
         weak = weak_warnings(self.epsilon or 0.0, self.delta) if self.kind == "fixed" else []
         return weak + [_CAVEATS[name] for name in self.caveats]
 
+    @property
+    def _whole(self) -> str:
+        """The unit as a phrase."""
+        return f"everything of one {self.unit}" if self._named else f"one whole {self.unit}"
+
+    @property
+    def _named(self) -> bool:
+        return self.unit[0] in "'\""
+
+    def _content(self, shard: str) -> str:
+        """Return what changes inside one unit, as a phrase; `shard` says it of a shard."""
+        if self.unit == "shard":
+            return shard
+        return f"the records of one {self.unit}" if self._named else f"one {self.unit}"
+
     def _statement(self) -> str:
         answers = _answered(self.queries)
         if self.epsilon is None:
@@ -132,14 +148,17 @@ class Guarantee:
                 f"private distributions without protection."
             )
         if self.kind == "public":
-            return f"ε = 0, δ = 0 for one whole {self.unit}: the {answers} used public values only."
+            return f"ε = 0, δ = 0 for {self._whole}: the {answers} used public values only."
         pair = f"ε = {format_epsilon(self.epsilon)} at δ = {float(self.delta)!r}"
-        content = "the records in one shard" if self.unit == "shard" else f"one {self.unit}"
-        neighbours = _NEIGHBOURS[self.adjacency or ""].format(unit=self.unit, content=content)
+        removed = f"one {self.unit} is emptied"
+        neighbours = _NEIGHBOURS[self.adjacency or ""].format(
+            removed=f"all text of one {self.unit} is removed" if self._named else removed,
+            content=self._content("the records in one shard"),
+        )
         basis = f"{self._basis()}; neighbouring: {neighbours}"
         if self.kind == "published":
             return (
-                f"{pair} for one whole {self.unit} over {answers} is the number claimed by the "
+                f"{pair} for {self._whole} over {answers} is the number claimed by the "
                 f"published data-independent bound ({basis}). That bound is "
                 f"known to be invalid and can understate the loss without limit: no privacy "
                 f"guarantee follows from this number."
@@ -147,7 +166,7 @@ class Guarantee:
         if self.kind == "fixed":
             return self._fixed(pair, basis)
         return (
-            f"{pair} for one whole {self.unit} over {answers}, data-dependent and ex-post "
+            f"{pair} for {self._whole} over {answers}, data-dependent and ex-post "
             f"({basis}). This value depends on the private data and must not be "
             f"published; it is not (ε, δ)-DP with a constant ε; it covers the removal of a "
             f"member, not the addition of one."
@@ -167,7 +186,7 @@ class Guarantee:
             if self.public_queries:
                 whose += f", not counting {self.public_queries} from public values only,"
         words = (
-            f"{whose} {verb} (ε, δ)-differentially private for one whole {self.unit} with {pair}, "
+            f"{whose} {verb} (ε, δ)-differentially private for {self._whole} with {pair}, "
             f"a guarantee fixed in advance that may be published{condition} ({basis})."
         )
         if self.adjacency == "zero_out":
@@ -180,7 +199,7 @@ class Guarantee:
         They are `replaced` at the same δ or, without it, (2ε, (1 + e^ε) δ). If that δ reaches 1,
         the latter state nothing, but the mechanism's own bound may.
         """
-        content = "the records inside one shard" if self.unit == "shard" else f"one {self.unit}"
+        content = self._content("the records inside one shard")
         change = f"Any change of {content} (replace-one) is"
         epsilon = self.epsilon or 0.0
         found = 2 * epsilon if self.replaced is None else self.replaced

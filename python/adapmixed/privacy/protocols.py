@@ -54,6 +54,8 @@ class Proposed(Protocol):
     def ensemble(self) -> str | None: ...
     @property
     def active_tokens(self) -> int | None: ...
+    @property
+    def unit(self) -> str | None: ...
     def _begin(self) -> Begun: ...
 
 
@@ -72,6 +74,7 @@ def bound_to(
     num_models: int,
     ensemble: str | None,
     active_tokens: int | None,
+    unit: str | None,
 ) -> Account:
     """Return the account bound to this mechanism and ensemble, or the account if it is already.
 
@@ -81,6 +84,7 @@ def bound_to(
         num_models: N.
         ensemble: fingerprint of the ensemble; None if it is not known.
         active_tokens: K of the active vocabulary; None if members speak about all tokens.
+        unit: the column whose every name has a member of its own; None if shards are protected.
 
     Raises:
         ValueError: the account is bound to something else, or the mechanism gives no guarantee
@@ -91,7 +95,8 @@ def bound_to(
     models = check_models(num_models)
     largest = mechanism.largest_charge(models)
     active = check_active(active_tokens, "active_tokens")
-    binding = Binding(_described(mechanism), models, measure, order, largest, ensemble, active)
+    described = _described(mechanism)
+    binding = Binding(described, models, measure, order, largest, ensemble, active, unit)
     return account.bound(binding)
 
 

@@ -46,6 +46,12 @@ class FinetuneConfig:
     block_size: int = 512
     early_stopping: bool = False
 
+    def expected_steps(self, size: int) -> int:
+        """Return about how many steps a shard of so many bytes takes, for the time left."""
+        blocks = math.ceil(size / (4 * self.block_size))  # a token has about four bytes
+        passes = self.epochs * math.ceil(blocks / self.batch_size)
+        return max(self.steps, passes) if size else 0
+
     def __post_init__(self) -> None:
         for name in ("rank", "epochs", "steps", "batch_size", "block_size"):
             least = 2 if name == "block_size" else 1

@@ -104,6 +104,7 @@ def train_whole(
     run = TrainingRun(
         base=base,
         corpus=Corpus(str(text), id_column="id"),
+        share_shards=True,
         output=output,
         num_models=1,
         config=config or _config(base),

@@ -1,9 +1,10 @@
 """The ensemble folder during training, and the operator's private folder.
 
-my-ensemble/            member-000/ ... (each there whole or not at all), ensemble.json at last
-my-ensemble.private/    mode 0700: shard.key, run.json (what the run was begun with), locks,
-                        withdrawn.json (members that the operator has withdrawn, if there are any),
-                        and while it trains the shards' text
+my-ensemble/            member-000/ ... (each there whole or not at all), ensemble.json at last,
+                        and .next/ with changed members until all of them are trained
+my-ensemble.private/    mode 0700: shard.key, run.json (what the run was begun with, and the table
+                        of enrolment: the keyed name at each place), locks, and while it trains the
+                        shards' text
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from adapmixed.files import create_file, flush, remove_leftovers, temporary_fold
 from adapmixed.training.ranks import idle
 from adapmixed.training.shards import create_key, load_key
 
-_WITHDRAWN = "withdrawn.json"
+_CORPUS = {"corpus", "corpus_hmac", "places"}  # what an update may change
 
 
 class TrainingFolder:
@@ -33,6 +34,7 @@ class TrainingFolder:
     def __init__(self, output: Path, num_models: int) -> None:
         self.output = output
         self.private = output.with_name(output.name + ".private")
+        self.next = output / ".next"
         self.members = tuple(f"member-{index:03d}" for index in range(num_models))
 
     def prepare(self) -> None:
@@ -59,78 +61,71 @@ class TrainingFolder:
                     "training could not remove the old files of a member that it replaces"
                 )
 
-    def check_settings(self, settings: Mapping[str, Any]) -> None:
-        """Check that the settings equal those that the run was begun with, if it was.
+    def begun(self) -> dict[str, Any]:
+        """Return the settings that the run was begun with, {} if it was not.
 
         Raises:
-            ValueError: if a setting differs; the message names the first one.
+            ValueError: if their file has another format.
         """
         path = self.private / "run.json"
         if not path.exists():
-            return
+            return {}
         try:
             begun = json.loads(path.read_text(encoding="utf-8"))
-            version, known = begun["format_version"], begun["settings"]
+            version, settings = begun["format_version"], dict(begun["settings"])
         except (ValueError, KeyError, TypeError) as error:
             raise ValueError(f"{path} must hold the settings of the run: {error}") from error
         if version != FORMAT_VERSION:
             raise ValueError(f"{path}: format_version must be {FORMAT_VERSION}, got {version}")
-        given = json.loads(json.dumps(settings))  # tuples become lists
-        for name in known | given:
-            # Names of files are a record; the text is compared by its digest.
-            if name in given and name != "corpus_files" and known.get(name) != given[name]:
-                raise ValueError(
-                    f"training into {self.output} was begun with {name} = {known.get(name)!r}, got "
-                    f"{given[name]!r}: use the same settings and corpus, or another output"
-                )
+        return settings
 
-    def withdrawn(self, retrained: int | None = None) -> dict[int, dict[str, Any]]:
-        """Return the members that were ever `null` in `ensemble.json`, with their shards' records.
-
-        They are kept in the private folder, until `keep_withdrawn` changes that.
+    def check_settings(self, settings: Mapping[str, Any], *, update: bool = False) -> None:
+        """Check that the settings equal those that the run was begun with, if it was.
 
         Args:
-            retrained: the member that this run brings back, if it was withdrawn.
+            settings: those of this run, or some of them.
+            update: whether another corpus may follow, with the same column of names.
 
         Raises:
-            ValueError: if a file has another format, or if the name of another withdrawn member was
-                put back by hand: its text may no longer be in the corpus.
+            ValueError: if a setting differs; the message names the first one.
         """
-        with self._alone():  # several processes begin at the same time
-            remove_leftovers(self.private, _WITHDRAWN)
-            path = self.private / _WITHDRAWN
-            found = _read_withdrawn(path) if path.exists() else {}
-            if not (self.output / FILE_NAME).exists():
-                return found
-            manifest = read_manifest(self.output)
-            for number in found:
-                if number != retrained and manifest.members[number] is not None:
+        if not (known := self.begun()):
+            return
+        given = json.loads(json.dumps(settings))  # tuples become lists
+        begun = f"training into {self.output} was begun with"
+        other = "or another output"
+        for name in known | given:
+            # Names of files are a record; the text is compared by its digest.
+            if name not in (*_CORPUS, "corpus_files") and name in given:
+                if known.get(name) != given[name]:
                     raise ValueError(
-                        f"{self.output / FILE_NAME} must have null for {self.members[number]}, "
-                        f"which was withdrawn: only training with retrain={number} brings it back"
+                        f"{begun} {name} = {known.get(name)!r}, got {given[name]!r}: use the same "
+                        f"settings and corpus, {other}"
                     )
-            shards = manifest.shards or ({},) * len(manifest.members)
-            new = {
-                number: dict(record)
-                for number, (name, record) in enumerate(zip(manifest.members, shards, strict=True))
-                if name is None
-            }
-            if new.keys() - found.keys():
-                self._write_withdrawn(found := found | new)
-        return found
+        advice = "give the same corpus"
+        if given.get("places") is not None:
+            advice = "give update (--update) to train whose text has changed"
+            columns = [one["corpus"]["id_column"] for one in (known, given)]
+            if columns[0] != columns[1]:
+                raise ValueError(
+                    f"{begun} id_column = {columns[0]!r}, got {columns[1]!r}: use it, {other}"
+                )
+        if not update and any(
+            known.get(name) != given.get(name) for name in _CORPUS & given.keys()
+        ):
+            raise ValueError(f"{begun} another corpus, or its text has changed: {advice}, {other}")
 
-    def keep_withdrawn(self, withdrawn: Mapping[int, Mapping[str, Any]]) -> None:
-        """Record these members alone as withdrawn."""
-        with self._alone():
-            self._write_withdrawn(withdrawn)
-
-    def _write_withdrawn(self, withdrawn: Mapping[int, Mapping[str, Any]]) -> None:
-        path = self.private / _WITHDRAWN
-        if withdrawn:
-            write_file(path, json.dumps(withdrawn).encode(), mode=0o600)
-        else:
-            path.unlink(missing_ok=True)
-            flush(self.private)
+    def withdrawn(self) -> dict[int, dict[str, Any]]:
+        """Return the members that are `null` in `ensemble.json`, with their shards' records."""
+        if not (self.output / FILE_NAME).exists():
+            return {}
+        manifest = read_manifest(self.output)
+        shards = manifest.shards or ({},) * len(manifest.members)
+        return {
+            number: dict(record)
+            for number, (name, record) in enumerate(zip(manifest.members, shards, strict=True))
+            if name is None
+        }
 
     def begin(self, settings: Mapping[str, Any]) -> None:
         """Record the settings of the run, which only a run with the same settings may continue.
@@ -143,33 +138,29 @@ class TrainingFolder:
             create_file(self.private / "run.json", _run_text(settings), mode=0o600)
         self.check_settings(settings)
 
-    def exchange(
-        self, settings: Mapping[str, Any], member: int | None = None, new: Path | None = None
-    ) -> None:
-        """Record another corpus, and replace a member by one that was trained on it.
+    def exchange(self, settings: Mapping[str, Any], changed: Collection[int]) -> None:
+        """Record another corpus, and put the members that were trained on it in place.
 
         `ensemble.json` is removed. Even if the process ends at any moment, every member in place
         was trained on the recorded corpus. So training can continue with that corpus.
 
         Args:
             settings: as in `begin`, for the new corpus.
-            member: number of the member; None if all members stay.
-            new: the new member's folder, on the same file system.
+            changed: numbers of the members whose new folders are in `next`.
         """
         with self._alone():
             (self.output / FILE_NAME).unlink(missing_ok=True)
             flush(self.output)
-            if member is not None:
-                place = self.output / self.members[member]
+            for place in (self.output / self.members[member] for member in changed):
                 if place.exists():
                     os.rename(place, old := temporary_folder(place))
                     flush(self.output)
                     shutil.rmtree(old)
             remove_leftovers(self.private, "run.json")
             write_file(self.private / "run.json", _run_text(settings), mode=0o600)
-            if new is not None:
-                os.rename(new, place)
-                flush(self.output)
+            for name in (self.members[member] for member in changed):
+                os.rename(self.next / name, self.output / name)
+            flush(self.output)
 
     def key(self, key_file: Path | None) -> bytes:
         """Return the operator's key.
@@ -217,6 +208,10 @@ class TrainingFolder:
         """Return whether a member is finished; its folder appears complete or not at all."""
         return (self.output / self.members[member]).is_dir()
 
+    def is_empty(self, member: int) -> bool:
+        """Return whether a member is finished and was trained on nothing."""
+        return self.is_finished(member) and self.record(member)["shard"]["documents"] == 0
+
     def missing(self, withdrawn: Collection[int]) -> list[int]:
         """Return the members that are neither finished nor withdrawn."""
         wanted = set(range(len(self.members))).difference(withdrawn)
@@ -252,14 +247,6 @@ class TrainingFolder:
             yield
         finally:
             os.close(descriptor)
-
-
-def _read_withdrawn(path: Path) -> dict[int, dict[str, Any]]:
-    try:
-        kept = json.loads(path.read_text(encoding="utf-8"))
-        return {int(number): dict(record) for number, record in kept.items()}
-    except (ValueError, TypeError, AttributeError) as error:
-        raise ValueError(f"{path} must map members to their records: {error}") from error
 
 
 def _run_text(settings: Mapping[str, Any]) -> bytes:

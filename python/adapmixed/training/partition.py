@@ -13,6 +13,8 @@ guarantee of the ensemble states. A person whose records share one identifier is
 The hash is keyed so that nobody can choose identifiers that fall into a given shard. Use a secret
 key of at least 16 random bytes for real data.
 
+If every identifier has a shard of its own, an enrolment table says which one (`enrol`).
+
 Assignment comes before text is cut into blocks. Blocks with text of two shards would make one
 model depend on both.
 """
@@ -21,7 +23,8 @@ from __future__ import annotations
 
 import hashlib
 import hmac
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 from adapmixed.data.builtin import Document
@@ -77,6 +80,90 @@ def partition_documents(
     return shards
 
 
+def enrol(
+    table: Sequence[str | None],
+    identifiers: Collection[str],
+    *,
+    key: bytes,
+    empty: Collection[int] = (),
+) -> list[str | None]:
+    """Return the enrolment table with a place for every identifier.
+
+    Who has a place keeps it. Everybody else gets a free one, which only the key determines: it is
+    random to whoever does not hold the key.
+
+    Args:
+        table: for each of the N places the keyed name that has it, or None.
+        identifiers: the names in the corpus.
+        key: 16 to 64 bytes.
+        empty: places whose member is empty. If somebody is new, those of absent names are free.
+
+    Raises:
+        ValueError: if there are too few places.
+    """
+    _check_key(key)
+    present = {keyed_name(identifier, key) for identifier in identifiers}
+    found, new = list(table), sorted(present.difference(table))
+    if new:
+        for place in empty:
+            found[place] = found[place] if found[place] in present else None
+    free = [place for place, name in enumerate(found) if name is None]
+    if len(new) > len(free):
+        raise ValueError(
+            f"num_models (--models) must leave a place for each of {len(new)} new names, got "
+            f"{len(free)} free of {len(table)}: give more places, in a new output if training has "
+            "begun, or let names share them (--share-shards)"
+        )
+    for name in new:
+        found[free.pop(_digest(name, key) % len(free))] = name
+    return found
+
+
+def by_table(table: Sequence[str | None], key: bytes) -> Callable[[str], int]:
+    """Return the function from an identifier to its place in a table of enrolment."""
+    places = {name: place for place, name in enumerate(table) if name is not None}
+
+    def place_of(identifier: str) -> int:
+        if (name := keyed_name(identifier, key)) not in places:
+            raise ValueError("corpus must not change while it is read: a new name has come")
+        return places[name]
+
+    return place_of
+
+
+def by_hash(num_shards: int, key: bytes) -> Callable[[str], int]:
+    """Return the function from an identifier to its shard; see `assign_shards`."""
+    return lambda identifier: assign_shards([identifier], num_shards, key=key)[0]
+
+
+def places_line(table: Sequence[str | None], column: str, *, made: bool) -> str:
+    """Return how many places are taken, for the operator alone."""
+    taken, places = sum(name is not None for name in table), len(table)
+    how = ", which was made from that number: choose it yourself with --models" if made else ""
+    return (
+        f"Places: {taken} of {places} are taken, each by one {column}. That number is private: do "
+        f"not publish it. N = {places} is a public constant{how}."
+    )
+
+
+def sharing_line(names: Collection[str], num_shards: int, column: str, *, key: bytes) -> str:
+    """Return what shared shards mean for one name, in numbers, for the operator alone."""
+    homes = Counter(assign_shards(list(names), num_shards, key=key)).values()
+    shared = sum(count for count in homes if count > 1)
+    return (
+        f"Shared shards: {shared} of the {len(names)} names of {column} share one with others, at "
+        f"most {max(homes, default=0)} in one. These numbers are private: do not publish them. ε "
+        "at δ is for a whole shard, with all of its names emptied at once. For one name among "
+        "several the sentence on replace-one holds, in general 2ε at (1 + e^ε)δ: 6 at 0.00022 "
+        "instead of 3 at 1e-05."
+    )
+
+
+def keyed_name(identifier: str, key: bytes, person: bytes = b"adapmixed.ident") -> str:
+    """Return the keyed hash of an identifier, 32 hexadecimal digits."""
+    return hashlib.blake2b(identifier.encode(), digest_size=16, key=key, person=person).hexdigest()
+
+
 def shard_record(documents: Sequence[Document], *, key: bytes) -> dict[str, Any]:
     """Return the record of a shard for `ensemble.json`, from which overlaps are found.
 
@@ -103,17 +190,12 @@ def shard_record(documents: Sequence[Document], *, key: bytes) -> dict[str, Any]
     content = hmac.new(key, b"adapmixed shard", hashlib.sha256)
     for document in documents:
         add_document(content, document)
-
-    def keyed(text: str, person: bytes) -> str:
-        digest = hashlib.blake2b(text.encode(), digest_size=16, key=key, person=person)
-        return digest.hexdigest()
-
     names = {document.identifier for document in documents}
     return {
         "documents": len(documents),
         "sha256": content.hexdigest(),
-        "identifiers": sorted(keyed(name, b"adapmixed.ident") for name in names),
-        "identifier_key": keyed("", b"adapmixed.key"),
+        "identifiers": sorted(keyed_name(name, key) for name in names),
+        "identifier_key": keyed_name("", key, b"adapmixed.key"),
     }
 
 
@@ -131,7 +213,4 @@ def _check_key(key: bytes) -> None:
 
 
 def _digest(identifier: str, key: bytes) -> int:
-    digest = hashlib.blake2b(
-        identifier.encode(), digest_size=16, key=key, person=b"adapmixed.shard"
-    ).digest()
-    return int.from_bytes(digest, "big")
+    return int(keyed_name(identifier, key, b"adapmixed.shard"), 16)

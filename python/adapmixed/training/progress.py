@@ -16,30 +16,30 @@ _LOG = logging.getLogger(__name__)
 class Progress:
     """A progress bar on a terminal, and a line per finished member.
 
-    The work of a member is measured by the bytes of its shard. Values that depend on the text of a
-    shard, such as its validation loss, are only logged and never in a line.
+    The work of a member is measured by its steps: an empty shard has none. Values that depend on
+    the text of a shard, such as its validation loss, are only logged and never in a line.
     """
 
     def __init__(
         self,
-        sizes: Mapping[int, int],
+        steps: Mapping[int, int],
         say: Callable[[str], None] | None = None,
         told: Callable[[int, int], None] | None = None,
     ) -> None:
         """Begin with no work done.
 
         Args:
-            sizes: bytes of each shard to be trained.
+            steps: expected steps of each member to be trained.
             say: called with each line; None for standard error.
-            told: called with (work done, work in all) instead of the bar; or None.
+            told: called with (steps done, steps in all) instead of the bar; or None.
         """
         self._told = told
-        self._sizes = {shard: size + 1 for shard, size in sizes.items()}
-        self._fractions = dict.fromkeys(sizes, 0.0)
+        self._steps = dict(steps)
+        self._fractions = dict.fromkeys(steps, 0.0)
         self._say = say
-        self._started = time.monotonic()
+        self._begun: tuple[float, float] | None = None  # time and steps at the first step
         self._bar = tqdm(
-            total=sum(self._sizes.values()),
+            total=sum(self._steps.values()),
             disable=None if told is None else True,
             leave=False,
             bar_format="{percentage:3.0f}% |{bar}| {elapsed}, {remaining} left",
@@ -48,10 +48,12 @@ class Progress:
     def update(self, shard: int, fraction: float) -> None:
         """Record the fraction done of a member's training."""
         self._fractions[shard] = fraction
+        if self._begun is None and self._done():
+            self._begun = time.monotonic(), self._done()
         self._bar.n = min(self._done(), self._bar.total)
         self._bar.refresh()
         if self._told is not None:
-            self._told(int(self._done()), sum(self._sizes.values()))
+            self._told(int(self._done()), sum(self._steps.values()))
 
     def finished(self, shard: int, name: str, record: Mapping[str, Any]) -> None:
         """Print the line of a finished member, and log its losses."""
@@ -67,7 +69,7 @@ class Progress:
                 f"validation loss {validation['loss']:.3f}, public model "
                 f"{validation['public_loss']:.3f} nats per token"
             )
-        self.say(f"{name}: finished ({count} of {len(self._sizes)}, {self.time_left()} left)")
+        self.say(f"{name}: finished ({count} of {len(self._steps)}{self.time_left()})")
         self._bar.clear()
         _LOG.info("%s: %d documents, %d tokens, %s", name, documents, record["tokens"], loss)
 
@@ -79,16 +81,21 @@ class Progress:
             self._bar.write(line, file=sys.stderr)
 
     def time_left(self) -> str:
-        """Return the time left at the speed so far, as a phrase."""
-        done, total = self._done(), sum(self._sizes.values())
-        seconds = (time.monotonic() - self._started) * (total - done) / max(done, 1.0)
+        """Return the time left at the speed so far, as a phrase; "" before there is a speed."""
+        done, total = self._done(), sum(self._steps.values())
+        began, before = self._begun or (0.0, done)
+        if before == done < total:
+            return ""
+        seconds = (time.monotonic() - began) * (total - done) / max(done - before, 1.0)
         if seconds < 90:
-            return f"{seconds:.0f} s"
-        return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
+            return f", {seconds:.0f} s left"
+        return (
+            f", {seconds / 60:.0f} min left" if seconds < 5400 else f", {seconds / 3600:.1f} h left"
+        )
 
     def close(self) -> None:
         """Remove the bar."""
         self._bar.close()
 
     def _done(self) -> float:
-        return sum(self._sizes[shard] * part for shard, part in self._fractions.items())
+        return sum(self._steps[shard] * part for shard, part in self._fractions.items())

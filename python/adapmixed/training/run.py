@@ -1,12 +1,14 @@
 """Train an ensemble folder from a corpus, with continuation after interruptions.
 
-1. The corpus is read once, as a stream. Every document is written to the file of its shard.
+1. The corpus is read as a stream, and every document is written to the file of its shard. With a
+   column of names, each name has a shard of its own: its place in the table of enrolment, which a
+   reading beforehand makes.
 2. Every member is trained from its shard's file, the public model, the settings and a seed derived
    from (seed, member), and from nothing else.
 3. A member's folder appears complete. `ensemble.json` appears when all members are finished.
 
-With `retrain`, one member of a finished ensemble is trained again (`training.retrain`). Members
-that the operator has withdrawn (`null` in `ensemble.json`) stay withdrawn until they are retrained.
+With `update`, the members whose text has changed are trained again (`training.update`). Members
+that the operator has withdrawn (`null` in `ensemble.json`) stay withdrawn until then.
 
 A run that was killed at any moment continues if it is begun again with the same settings and the
 same corpus. On the same machine and versions it ends with the same files in every bit.
@@ -18,8 +20,10 @@ import hashlib
 import hmac
 import logging
 import math
+import shutil
+import sys
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -29,18 +33,19 @@ from adapmixed.data.corpus import Corpus
 from adapmixed.ensemble.ensemble import try_members
 from adapmixed.ensemble.manifest import Manifest
 from adapmixed.ensemble.public_model import load_base, reading_base
-from adapmixed.files import check_locks, remove_leftovers
+from adapmixed.files import check_locks
 from adapmixed.limits import check_count, check_models
 from adapmixed.training.base import BaseFacts, base_facts, documents_of
 from adapmixed.training.config import FinetuneConfig
 from adapmixed.training.folder import TrainingFolder
 from adapmixed.training.head import IN_MEMORY
 from adapmixed.training.member import MemberSettings
+from adapmixed.training.partition import by_hash, by_table, enrol, places_line, sharing_line
 from adapmixed.training.pool import train_members
 from adapmixed.training.progress import Progress
 from adapmixed.training.ranks import Place
-from adapmixed.training.retrain import RETRAINED, member_number, retrain_member
-from adapmixed.training.shards import Spool, spool
+from adapmixed.training.shards import KEY_BYTES, Spool, spool
+from adapmixed.training.update import update_members
 from adapmixed.workers import start_server
 
 _LOG = logging.getLogger(__name__)
@@ -55,7 +60,9 @@ class TrainingRun:
         base: folder or hub name of the public model.
         corpus: the private text.
         output: the ensemble folder. `<output>.private`, in the same place, holds private files.
-        num_models: N >= 1.
+        num_models: N >= 1, a public constant: members, and places for the names of the corpus. With
+            a place for every name None is allowed: N is as before, or else the number of names and
+            a fifth, rounded up to tens.
         config: the settings of every member's training.
         seed: seed of the run, which is public.
         revision: commit, tag or branch of a hub name, or None; the commit is recorded.
@@ -66,6 +73,8 @@ class TrainingRun:
         threads: threads of every process, >= 1.
         device: "cpu" or "cuda". Among several processes, each takes the GPU of its local rank.
         dtype: dtype of the public model, "float32" or "bfloat16". Adapters are trained in float32.
+        share_shards: whether names of the corpus' `id_column` are hashed to shards, so that several
+            can share one, instead of having a place each. Other corpora are always hashed.
 
     Raises:
         ValueError: if a value is out of range.
@@ -74,7 +83,7 @@ class TrainingRun:
     base: str
     corpus: Corpus
     output: Path
-    num_models: int
+    num_models: int | None
     config: FinetuneConfig
     seed: int = 0
     revision: str | None = None
@@ -83,9 +92,11 @@ class TrainingRun:
     threads: int = 1
     device: str = "cpu"
     dtype: str = "float32"
+    share_shards: bool = False
 
     def __post_init__(self) -> None:
-        check_models(self.num_models)
+        if self.num_models is not None or not self.has_places:
+            check_models(self.num_models)
         check_count("threads", self.threads)
         if isinstance(self.seed, bool) or not isinstance(self.seed, int):
             raise ValueError(f"seed must be an integer, got {self.seed!r}")
@@ -102,6 +113,11 @@ class TrainingRun:
             if getattr(self, name) not in allowed:
                 raise ValueError(f"{name} must be one of {allowed}, got {getattr(self, name)!r}")
 
+    @property
+    def has_places(self) -> bool:
+        """Whether every name of the corpus has a place of its own."""
+        return self.corpus.id_column is not None and not self.share_shards
+
 
 def train_ensemble(
     run: TrainingRun,
@@ -110,7 +126,7 @@ def train_ensemble(
     workers: int = 1,
     say: Callable[[str], None] | None = None,
     progress: Callable[[int, int], None] | None = None,
-    retrain: int | str | None = None,
+    update: bool = False,
 ) -> Manifest:
     """Train the missing members of an ensemble, and return when all members are finished.
 
@@ -119,10 +135,10 @@ def train_ensemble(
         place: the rank of this process, which decides its members; None to train all members.
         workers: number of worker processes, >= 1. With more than one, a script must call this under
             `if __name__ == "__main__":`.
-        say: called with a line about every finished member; None for standard error.
+        say: called with a line about every finished member, and about places or shared shards; None
+            for standard error.
         progress: called with (work done, work in all) as it goes on; None for a bar on a terminal.
-        retrain: the number or folder name of a member to train again in one process, because its
-            shard alone has changed since the ensemble was trained; or None.
+        update: whether to train the members again, in one process, whose text has changed.
 
     Returns:
         the content of `ensemble.json`.
@@ -132,21 +148,25 @@ def train_ensemble(
         ValueError: if an argument is out of range, or the corpus or the base cannot be used (see
             `Corpus`, `TrainingFolder` and `base_facts`).
         ValueError: if the trial of a base of an untested type fails (`try_members`).
-        ValueError: if other shards than that of `retrain` have changed.
+        ValueError: if there are more names than places, or `update` is not possible.
         RuntimeError: if a worker or another rank was killed, or the disk is full.
     """
     if workers < 1:
         raise ValueError(f"workers must be >= 1, got {workers}")
     place = place or Place()
-    if place.world > run.num_models:
-        raise ValueError(f"ranks must be at most the {run.num_models} members, got {place.world}")
-    if retrain is not None and place.world > 1:
-        raise ValueError(f"retrain must run in one process, got {place.world} ranks")
+    if update and place.world > 1:
+        raise ValueError(f"update must run in one process, got {place.world} ranks")
+    begun = TrainingFolder(run.output, 0).begun()
+    _check_begun(run, begun, update=update)
     if workers > 1:
         start_server()
     with reading_base(run.base):
         facts = base_facts(run.base, run.revision)
         documents = documents_of(run.corpus, run.base, facts.revision)
+        names: set[str] = set()
+        if run.corpus.id_column is not None:
+            reading = documents_of(run.corpus, run.base, facts.revision)
+            names = {document.identifier for document in reading}
     if facts.longest_block is not None and run.config.block_size > facts.longest_block:
         before = f" after the {len(facts.beginning)} that begin a text" if facts.beginning else ""
         raise ValueError(
@@ -156,6 +176,14 @@ def train_ensemble(
     targets = facts.targets(run.config.target_modules)
     if not facts.tested:  # refuse now what could not be loaded after the training
         try_members(*load_base(run.base, DTYPES[run.dtype], revision=facts.revision), targets)
+    num_models = run.num_models or begun.get("num_models") or 10 * -(-12 * len(names) // 100) or 10
+    if place.world > num_models:
+        raise ValueError(f"ranks must be at most the {num_models} members, got {place.world}")
+    if run.has_places and not begun:  # before a file is written; the key does not matter
+        enrol([None] * num_models, names, key=bytes(KEY_BYTES))
+    made, run = run.num_models is None and not begun, replace(run, num_models=num_models)
+    tell = say or (lambda line: print(line, file=sys.stderr))
+    column = repr(run.corpus.id_column)
     settings = {
         "base_model": facts.name,
         "revision": facts.revision,
@@ -163,37 +191,44 @@ def train_ensemble(
         "beginning": list(facts.beginning),
         **_training(run),
     }
-    folder = TrainingFolder(run.output, run.num_models)
+    folder = TrainingFolder(run.output, num_models)
     check_locks(folder.private)
     folder.prepare()
     with place.lock(folder.private):
         key = folder.key(run.key_file)
         settings["key_check"] = hmac.new(key, b"adapmixed key", hashlib.sha256).hexdigest()
-        folder.check_settings(settings)
-        if retrain is None:
-            withdrawn = folder.withdrawn()
-            missing = folder.missing(withdrawn)
-            mine = [i for i in place.members(run.num_models) if i in missing]
-            wanted = set(mine)
+        table = None
+        if run.has_places:
+            empty = [at for at in range(num_models) if update and folder.is_empty(at)]
+            table = enrol(begun.get("places") or [None] * num_models, names, key=key, empty=empty)
+            shard_of, line = by_table(table, key), places_line(table, column, made=made)
         else:
-            mine = [member_number(retrain, folder.members)]
-            wanted = set(range(run.num_models))
-            withdrawn = folder.withdrawn(mine[0])
-            withdrawn.pop(mine[0], None)
+            shard_of = by_hash(num_models, key)
+            line = sharing_line(names, num_models, column, key=key)
+        settings["places"] = table
+        folder.check_settings(settings, update=update)
+        withdrawn = folder.withdrawn()
+        missing = folder.missing(withdrawn)
+        mine = [i for i in place.members(num_models) if i in missing]
         if place.rank == 0:
-            remove_leftovers(folder.output, RETRAINED)
             folder.remove_shards(place.world)  # no rank of this run begins with these
-        _LOG.info("rank %d of %d trains %d members", place.rank, place.world, len(mine))
+            if names:
+                tell(line)
         with folder.shards_folder(place.rank) as shards:
-            spooled = spool(documents, run.num_models, key=key, wanted=wanted, folder=shards)
+            wanted = set(range(num_models) if update else mine)
+            spooled = spool(documents, shard_of, key=key, wanted=wanted, folder=shards)
             _LOG.info("the corpus is divided into shards")
             settings["corpus_hmac"] = spooled.fingerprint
             settings["corpus_files"] = run.corpus.files()  # for the private folder alone
 
             def train(paths: Mapping[int, Path]) -> None:
-                shown = Progress({i: spooled.sizes.get(i, 0) for i in paths}, say, progress)
+                _LOG.info("rank %d of %d trains %d members", place.rank, place.world, len(paths))
+                if not paths:
+                    return
+                steps = {i: run.config.expected_steps(spooled.sizes.get(i, 0)) for i in paths}
+                shown = Progress(steps, say, progress)
                 empty = sum(i not in spooled.sizes for i in paths)
-                if empty:
+                if empty and table is None:
                     shown.say(_empty_shards(empty, len(paths)))
                 if targets == (facts.head,):
                     _LOG.info("%s", _hidden_states(facts, run, spooled, workers))
@@ -210,17 +245,14 @@ def train_ensemble(
                 finally:
                     shown.close()
 
-            if retrain is not None:
-                retrain_member(
-                    folder, mine[0], spooled, key, settings, withdrawn,
-                    lambda path: train({mine[0]: path}),
-                )  # fmt: skip
+            if update:
+                update_members(folder, spooled, key, settings, train, tell)
+                withdrawn = {}
             else:
                 for index in mine:
                     folder.remove_leftovers(index)
                 folder.begin(settings)
-                if mine:
-                    train({index: folder.output / folder.members[index] for index in mine})
+                train({index: folder.output / folder.members[index] for index in mine})
         place.wait(folder.private, lambda: folder.missing(withdrawn))
         manifest = Manifest(
             base_model=facts.name,
@@ -232,18 +264,34 @@ def train_ensemble(
             revision=facts.revision,
             training={**_training(run), "corpus_hmac": spooled.fingerprint},
             document_names="positions" if run.corpus.positional else "stable",
+            unit=run.corpus.id_column if run.has_places else None,
             beginning=facts.beginning,
             shards=tuple(
                 withdrawn[index] if index in withdrawn else folder.record(index)["shard"]
-                for index in range(run.num_models)
+                for index in range(num_models)
             ),
         )
-        if retrain is not None:
-            folder.keep_withdrawn(withdrawn)
         folder.finish(manifest)
+        shutil.rmtree(folder.next, ignore_errors=True)
         folder.remove_shards(0)  # of ranks that did not begin again
         _LOG.info("%s is complete", folder.output)
     return manifest
+
+
+def _check_begun(run: TrainingRun, begun: Mapping[str, Any], *, update: bool) -> None:
+    """Raise ValueError unless the names have places as before, and an update is possible."""
+    places = bool(begun.get("places"))
+    if update and not (places and run.has_places):
+        found = ("names that share shards" if not places else "share_shards") if begun else "none"
+        raise ValueError(
+            f"update must be of an ensemble in {run.output} whose names have places of their own, "
+            f"got {found}: train the whole corpus into a new output"
+        )
+    if begun and places != run.has_places:
+        raise ValueError(
+            f"share_shards (--share-shards) must be {not places} for {run.output}, as its training "
+            f"was begun, got {not run.has_places}: use the same, or another output"
+        )
 
 
 def _empty_shards(empty: int, trained: int) -> str:

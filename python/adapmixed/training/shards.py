@@ -11,13 +11,13 @@ import hmac
 import json
 import os
 from collections import Counter
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from adapmixed.data.builtin import Document
 from adapmixed.files import create_file
-from adapmixed.training.partition import add_document, assign_shards
+from adapmixed.training.partition import add_document
 
 KEY_BYTES = 32
 _LEAST_HELD_OUT = 8  # a shard with fewer tokens holds none of them out
@@ -92,7 +92,7 @@ class Spool:
 
 def spool(
     documents: Iterable[Document],
-    num_shards: int,
+    shard_of: Callable[[str], int],
     *,
     key: bytes,
     wanted: Collection[int],
@@ -102,7 +102,7 @@ def spool(
 
     Args:
         documents: the whole corpus.
-        num_shards: N >= 1.
+        shard_of: returns the shard of an identifier.
         key: the key of the partition.
         wanted: shards to write; the others only enter the fingerprint.
         folder: an empty folder that nobody else can read, where the text is written.
@@ -124,7 +124,7 @@ def spool(
     document = None
     for document in documents:
         add_document(mac, document)
-        (shard,) = assign_shards([document.identifier], num_shards, key=key)
+        shard = shard_of(document.identifier)
         if shard not in wanted:
             continue
         line = json.dumps([document.identifier, document.text]).encode() + b"\n"

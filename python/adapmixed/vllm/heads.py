@@ -92,7 +92,7 @@ def load(
             raise ValueError(f"base must not cap or scale its logits inside vLLM: {name} = {value}")
     digest = fingerprint(base, parts.digests, parts.base_files, parts.commit)
     speaking = active_tokens(active, int(config.vocab_size))
-    return Loaded(parts, Origin(digest, parts.unverified, speaking))
+    return Loaded(parts, Origin(digest, parts.unverified, speaking, parts.unit))
 
 
 def check_heads(adapted: Mapping[str, Sequence[int]], head: str | None) -> None:

@@ -53,7 +53,8 @@ class Till:
         origin: Origin,
         block: int,
     ) -> None:
-        accountant.bind(mechanism, num_models, origin.ensemble, origin.active_tokens)
+        bound = num_models, origin.ensemble, origin.active_tokens, origin.unit
+        accountant.bind(mechanism, *bound)
         self._accountant, self._mechanism = accountant, mechanism
         self._num_models, self._origin, self._block = num_models, origin, block
         self._reserved: dict[str, int] = {}

@@ -80,7 +80,7 @@ class Written:
         active: (N,) bool, the members that the accountant has charged.
     """
 
-    ensemble = active_tokens = None
+    ensemble = active_tokens = unit = None
 
     def __init__(self, mechanism: ClippedMixing, charges: Array) -> None:
         self.mechanism, self.num_models, self._charges = mechanism, len(charges), charges[:, None]

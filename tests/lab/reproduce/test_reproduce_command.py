@@ -77,7 +77,16 @@ def stand_ins(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     common += ["--id-column", "user", "--preset", "wikitext-103"]
     small = ["--epochs", "1", "--block-size", "16", "--batch-size", "4"]
     ensemble, dp = folder / "ensemble", folder / "dp"
-    train = ["train", *common, *small, "--output", str(ensemble), "--models", "10"]
+    train = [
+        "train",
+        *common,
+        *small,
+        "--output",
+        str(ensemble),
+        "--models",
+        "10",
+        "--share-shards",
+    ]
     assert library(train) == 0
     private = ["--epsilon", "8", "--delta", "1e-5"]
     assert main(["dp-sgd", *common, *small, "--output", str(dp), *private]) == 0

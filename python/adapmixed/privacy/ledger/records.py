@@ -114,7 +114,7 @@ class Record:
         try:
             written = exactly(dict, parse(self.text))
             if set(written) == {"binding"}:
-                return {"binding": read_fields(Binding, written["binding"])}
+                return {"binding": Binding.read(written["binding"])}
             values = check_keys("record", written, {"events"})
             return {"events": [read_event(one) for one in exactly(list, values["events"])]}
         except (ValueError, TypeError, RecursionError) as error:

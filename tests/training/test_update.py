@@ -1,0 +1,312 @@
+"""Places of names, and updates: what they change, their errors, and kills at every moment."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import shutil
+import signal
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from training_cases import (
+    CONFIG,
+    KEY,
+    USERS,
+    a_run,
+    contents,
+    killed_before,
+    rows,
+    write_base,
+    write_corpus,
+)
+
+from adapmixed.ensemble import Ensemble, read_manifest
+from adapmixed.training import TrainingRun, train_ensemble
+from adapmixed.training.partition import by_table, enrol
+from adapmixed.training.progress import Progress
+from adapmixed.training.ranks import Place
+
+HEAD = replace(CONFIG, target_modules=("lm_head",), epochs=1)
+CHANGED, LEFT, NEW = (USERS[3], USERS[8]), USERS[5], "newcomer"
+NEXT = [
+    row | ({"text": "the rest"} if row["user"] in CHANGED else {})
+    for row in [*rows(), {"user": NEW, "text": "some text of mine"}]
+    if row["user"] != LEFT
+]
+SECRET = bytes.fromhex(KEY)
+PLACES = 16
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_base(tmp_path_factory.mktemp("models") / "tiny-base")
+
+
+@pytest.fixture(scope="module")
+def folders(base: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return the old ensemble, and a new one with the places that an update of it gives."""
+    torch.set_num_threads(1)
+    folder = tmp_path_factory.mktemp("ensembles")
+    train(own(folder, base, "old"))
+    shutil.copytree(folder / "old", folder / "updated")
+    shutil.copytree(folder / "old.private", folder / "updated.private")
+    train(own(folder, base, "updated", NEXT), update=True)
+    (folder / "new.private").mkdir(mode=0o700)
+    shutil.copy(folder / "updated.private" / "run.json", folder / "new.private")
+    train(own(folder, base, "new", NEXT))
+    return folder
+
+
+def own(
+    folder: Path, base: Path, name: str, text: list[dict[str, str]] | None = None, **changes: Any
+) -> TrainingRun:
+    """Return a run in which every user has a place of its own."""
+    run = a_run(folder, base, name, config=HEAD, num_models=PLACES, share_shards=False)
+    return replace(run, corpus=write_corpus(folder / "corpus.jsonl", text), **changes)
+
+
+def train(run: TrainingRun, **settings: Any) -> list[str]:
+    """Train, and return the members that were finished."""
+    lines: list[str] = []
+    train_ensemble(run, say=lines.append, **settings)
+    return [line.split(":")[0] for line in lines if ": finished" in line]
+
+
+def old_copy(folders: Path, folder: Path, base: Path, name: str) -> TrainingRun:
+    """Copy the old ensemble to `folder / name`; return a run over the next corpus."""
+    shutil.copytree(folders / "old", folder / name)
+    shutil.copytree(folders / "old.private", folder / f"{name}.private")
+    return own(folder, base, name, NEXT)
+
+
+def run_file(folder: Path) -> bytes:
+    return (folder.with_name(folder.name + ".private") / "run.json").read_bytes()
+
+
+def member_of(folder: Path, user: str) -> str:
+    table = json.loads(run_file(folder))["settings"]["places"]
+    return f"member-{by_table(table, SECRET)(user):03d}"
+
+
+def test_nobody_moves_and_a_place_is_free_one_period_later() -> None:
+    first = enrol([None] * PLACES, USERS, key=SECRET)
+    assert first == enrol([None] * PLACES, USERS[::-1], key=SECRET)
+    assert first != enrol([None] * PLACES, USERS, key=SECRET[::-1])
+    places = {user: by_table(first, SECRET)(user) for user in USERS}
+    assert len(set(places.values())) == len(USERS)
+    left = places[LEFT]
+    staying = [user for user in USERS if user != LEFT]
+    newer = [f"new-{number}" for number in range(PLACES - len(staying))]
+    with pytest.raises(ValueError, match="for each of 5 new names, got 4 free of 16"):
+        enrol(first, [*staying, *newer], key=SECRET)  # its member still holds its text
+    second = enrol(first, staying, key=SECRET, empty=[left])
+    assert second == first  # and nobody else has come
+    third = enrol(first, [*staying, *newer], key=SECRET, empty=[left])
+    assert None not in third and third[left] != first[left]
+    assert all(by_table(third, SECRET)(user) == places[user] for user in staying)
+    with pytest.raises(ValueError, match="corpus must not change while it is read"):
+        by_table(third, SECRET)(LEFT)
+
+
+def test_every_name_has_a_member_and_n_has_room(base: Path, tmp_path: Path) -> None:
+    lines: list[str] = []
+    run = own(tmp_path, base, "ensemble", num_models=None)
+    manifest = train_ensemble(run, say=lines.append)
+    assert (manifest.unit, len(manifest.members)) == ("user", 20)
+    assert read_manifest(run.output) == manifest
+    assert lines[0].startswith("Places: 12 of 20 are taken, each by one 'user'.")
+    assert "choose it yourself with --models" in lines[0]
+    documents = sorted(shard["documents"] for shard in manifest.shards)
+    assert documents == [0] * 8 + [5] * 12
+    ensemble = Ensemble.from_pretrained(base, run.output)
+    assert ensemble.unit == "user" and ensemble.unverified == ()
+    private, public = ensemble.logits(torch.arange(6)[None])
+    same = [bool(torch.equal(row, public)) for row in private]
+    assert same == [shard["documents"] == 0 for shard in manifest.shards]
+    # N stays, whatever the number of names is.
+    own(tmp_path, base, "ensemble", [row for row in rows() if row["user"] == LEFT])
+    lines.clear()
+    assert len(train_ensemble(run, say=lines.append, update=True).members) == 20
+    assert "(11 left)" in lines[1] and "12 of 20 are taken" in lines[0]
+    with pytest.raises(ValueError, match="unit must be null unless shards give every name"):
+        replace(manifest, shards=())
+    two = [dict(shard) for shard in manifest.shards]
+    full = next(shard for shard in two if shard["documents"])
+    full["identifiers"] = [*full["identifiers"], "0" * 32]
+    with pytest.raises(ValueError, match="unit must be null .* got 'user'"):
+        replace(manifest, shards=tuple(two))
+
+
+def test_changed_members_alone_are_trained_again(base: Path, tmp_path: Path, folders: Path) -> None:
+    """The result equals a whole training with the same places in every bit."""
+    old, new = contents(folders / "old"), contents(folders / "new")
+    run = old_copy(folders, tmp_path, base, "ensemble")
+    before = {path: path.stat().st_mtime_ns for path in run.output.glob("member-*/*")}
+    lines: list[str] = []
+    train_ensemble(run, say=lines.append, update=True)
+    users = (*CHANGED, LEFT, NEW)
+    names = sorted(member_of(run.output, user) for user in users)
+    assert [line.split(":")[0] for line in lines[2:]] == names
+    said = lines[1].partition(" (")
+    assert said[0] == f"Update: trains {', '.join(names)}"
+    assert all(one in said[2] for one in ("2 changed", "1 left", "1 added", "4 of 16 members"))
+    assert "ε and δ of the periods add" in lines[1]
+    assert contents(run.output) == new
+    assert {path.split("/")[0] for path in old if old[path] != new[path]} == {
+        *names, "ensemble.json"
+    }  # fmt: skip
+    after = {path: path.stat().st_mtime_ns for path in run.output.glob("member-*/*")}
+    assert {path.parent.name for path in after if after[path] != before[path]} == set(names)
+    for user in USERS:  # the one who left included
+        assert member_of(run.output, user) == member_of(folders / "old", user)
+    # Repeated, or as the ordinary command, nothing is left to do.
+    assert train(run, update=True) == train(run) == []
+    assert contents(run.output) == new and run_file(run.output) == run_file(folders / "new")
+    # The order of names changes no member, but the record of the corpus.
+    run = own(tmp_path, base, "ensemble", sorted(NEXT, key=lambda row: row["user"]))
+    assert train(run, update=True) == []
+    # One period later the place of who left is free, also for a corpus of another name.
+    more = [*NEXT, *({"user": f"new-{number}", "text": "more"} for number in range(4))]
+    run = replace(run, corpus=write_corpus(tmp_path / "december.jsonl", more))
+    assert len(train(run, update=True)) == 4
+    assert all(shard["documents"] for shard in read_manifest(run.output).shards)
+
+
+def test_a_withdrawn_member_stays_so(base: Path, tmp_path: Path, folders: Path) -> None:
+    run = old_copy(folders, tmp_path, base, "ensemble")
+    name = member_of(run.output, LEFT)
+    path, whole = run.output / "ensemble.json", read_manifest(run.output)
+
+    def written(member: str | None) -> None:
+        data = json.loads(path.read_text())
+        data["members"][int(name[-3:])] = member
+        path.write_text(json.dumps(data))
+
+    written(None)
+    shutil.rmtree(run.output / name)
+    before = own(tmp_path, base, "ensemble")
+    assert train(before) == []
+    with pytest.raises(ValueError, match=f"update needs a corpus without the text of {name}, "):
+        train(before, update=True)
+    assert read_manifest(run.output).members[int(name[-3:])] is None
+    written(name)
+    assert train(before) == [name] and read_manifest(run.output) == whole
+    written(None)
+    assert len(train(own(tmp_path, base, "ensemble", NEXT), update=True)) == 4
+    assert contents(run.output) == contents(folders / "new")
+
+
+def test_a_member_of_an_older_training_does_not_load(
+    base: Path, tmp_path: Path, folders: Path
+) -> None:
+    """For instance one that a backup brings back after a user has withdrawn a document."""
+    folder = Path(shutil.copytree(folders / "new", tmp_path / "ensemble"))
+    place = folder / member_of(folders / "old", CHANGED[0])
+    shutil.rmtree(place)
+    shutil.copytree(folders / "old" / place.name, place)
+    with pytest.raises(ValueError, match="shard.json differs from ensemble.json"):
+        Ensemble.from_pretrained(base, folder)
+    # Records of one's own may have fewer entries, or digests under another key.
+    path = folder / "ensemble.json"
+    manifest = json.loads(path.read_text())
+    del manifest["unit"]
+    for shard in manifest["shards"]:
+        shard.update(identifier_key="0" * 32, sha256=shard["sha256"][::-1], identifiers=[])
+        if shard["documents"]:
+            del shard["documents"]
+    path.write_text(json.dumps(manifest))
+    assert Ensemble.from_pretrained(base, folder).num_models == PLACES
+    (place / "shard.json").write_text("{}")
+    assert Ensemble.from_pretrained(base, folder).num_models == PLACES
+
+
+def test_refusals(base: Path, tmp_path: Path, folders: Path) -> None:
+    run = old_copy(folders, tmp_path, base, "ensemble")
+
+    def refuses(reason: str, changed: TrainingRun, **settings: Any) -> None:
+        with pytest.raises(ValueError, match=reason):
+            train(changed, **settings)
+
+    refuses("was begun with another corpus, .* give update .--update.", run)
+    edited = own(tmp_path, base, "ensemble", rows()[1:])
+    refuses("was begun with another corpus, .* give update .--update.", edited)
+    refuses("num_models = 16, got 30", replace(run, num_models=30), update=True)
+    refuses("was begun with seed = 0, got 1", replace(run, seed=1), update=True)
+    refuses("update must run in one process, got 2 ranks", run, update=True, place=Place(0, 2))
+    refuses("share_shards .* must be False for .* got True", replace(run, share_shards=True))
+    shared = replace(run, share_shards=True, num_models=4, output=tmp_path / "shared")
+    text = json.dumps([row | {"team": "red"} for row in NEXT])
+    (tmp_path / "teams.jsonl").write_text("\n".join(map(json.dumps, json.loads(text))))
+    teams = replace(run.corpus, source=str(tmp_path / "teams.jsonl"), id_column="team")
+    refuses(
+        "was begun with id_column = 'user', got 'team'", replace(run, corpus=teams), update=True
+    )
+    for name in ("ensemble", "ensemble.private"):
+        assert contents(tmp_path / name) == contents(folders / name.replace("ensemble", "old"))
+    refuses("names have places of their own, got none", shared, update=True)
+    refuses(
+        "each of 12 new names, got 11 free of 11",
+        replace(shared, share_shards=False, num_models=11),
+    )
+    assert not list(tmp_path.glob("shared*"))
+    lines: list[str] = []
+    train_ensemble(shared, say=lines.append)
+    assert read_manifest(shared.output).unit is None
+    assert lines[0].startswith("Shared shards: ") and "6 at 0.00022 instead of 3 at" in lines[0]
+    refuses("got names that share shards: train the whole corpus", shared, update=True)
+    refuses("share_shards .* must be True for", replace(shared, share_shards=False))
+
+
+def test_time_left_counts_steps_and_not_members(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 100.0
+    monkeypatch.setattr("time.monotonic", lambda: now)
+    lines: list[str] = []
+    steps = {number: HEAD.expected_steps(size) for number, size in enumerate((0, 128 * 9, 0))}
+    assert steps == {0: 0, 1: 9, 2: 0}
+    progress = Progress(steps, lines.append)
+    record = {"shard": {"documents": 0}, "validation": None, "tokens": 0}
+    progress.finished(0, "empty", record)
+    for number in range(1, 9):
+        progress.update(1, number / 9)
+        now += 60
+    progress.finished(2, "late", record)
+    progress.finished(1, "last", record)
+    assert lines == [
+        "empty: finished (1 of 3)",
+        "late: finished (2 of 3, 69 s left)",
+        "last: finished (3 of 3, 0 s left)",
+    ]
+
+
+@pytest.mark.slow
+def test_killed_before_every_change_of_the_disk(base: Path, tmp_path: Path, folders: Path) -> None:
+    """A member in place is complete, old or new, and an ensemble that loads is consistent."""
+    old, new = contents(folders / "old"), contents(folders / "new")
+    corpora = {run_file(folders / name): files for name, files in (("old", old), ("new", new))}
+    some = member_of(folders / "old", LEFT)
+    seen = set()
+    for number in itertools.count(1):
+        run = old_copy(folders, tmp_path, base, str(number))
+        status = killed_before(lambda: train(run, update=True), number)  # noqa: B023
+        left = {p: c for p, c in contents(run.output).items() if p[0] != "."}
+        known = corpora[run_file(run.output)]
+        assert all(content == known[path] for path, content in left.items()), number
+        if "ensemble.json" in left:
+            assert left == known
+        whole = {path.split("/")[0] for path in left}
+        assert all(path in left for path in known if path.split("/")[0] in whole), number
+        seen.add((known is new, some in whole, "ensemble.json" in left))
+        if status == 0:
+            break
+        assert status == -signal.SIGKILL
+        # Either command continues, the ordinary one with the recorded corpus.
+        train(run, update=not (known is new and number % 2 and "ensemble.json" not in left))
+        assert contents(run.output) == new, number
+        shutil.rmtree(run.output)
+    assert left == new
+    whole, bare, neither = (False, True, True), (False, True, False), (True, False, False)
+    assert {whole, bare, neither, (True, True, False), (True, True, True)} <= seen
