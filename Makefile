@@ -45,8 +45,6 @@ extra = $$($(BIN)/python -c "import tomllib; \
 
 demo: $(VENV)/.lab
 	$(BIN)/adapmixed demo --out report
-	@$(BIN)/adapmixed-lab report report/report.json --out report >/dev/null && \
-	  echo "wrote report/report.html"
 
 # Hundreds of tests start Python: bytecode is kept, also where the environment forbids it.
 PYTEST = PYTHONDONTWRITEBYTECODE= OMP_WAIT_POLICY=PASSIVE $(BIN)/python -m pytest -q -n $(TEST_PROCESSES) --dist loadfile --no-loadscope-reorder
@@ -206,6 +204,7 @@ $(VENV)/.created:
 $(INSTALLED): $(VENV)/.created $(COMPILED)
 	$(call require,$(HAS_COMPILER),$(NO_COMPILER))
 	@rm -f $(VENV)/.installed-*
+	@echo "installing adapmixed into $(VENV), and compiling its operators: minutes"
 	$(PIP) install -c constraints.txt -e .
 	@touch $@
 

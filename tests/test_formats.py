@@ -9,12 +9,14 @@ import sqlite3
 from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from adapmixed.ensemble import manifest
 from adapmixed.privacy import Accountant, PublicAnswer, read_ledger
 from adapmixed.privacy.ledger import records
+from adapmixed.report import report_text, view
 from adapmixed.training import folder as training
 from adapmixed_lab.dp_sgd import training as dp_sgd
 from adapmixed_lab.reproduce import dp_adapter
@@ -38,8 +40,12 @@ def test_a_ledger_of_another_version_is_not_read(tmp_path: Path) -> None:
                 read()
 
 
+def _json(path: Path) -> Any:
+    return json.loads(path.read_text(encoding="utf-8"))
+
+
 def _run(path: Path) -> None:
-    settings = json.loads(path.read_text(encoding="utf-8"))["settings"]
+    settings = _json(path)["settings"]
     folder = training.TrainingFolder(path.parent / "ensemble", 4)
     folder.prepare()
     shutil.copyfile(path, folder.private / "run.json")
@@ -53,6 +59,7 @@ READERS: dict[str, tuple[str, int, Callable[[Path], object]]] = {
         manifest.FORMAT_VERSION,
         lambda path: manifest.read_manifest(path.parent),
     ),
+    "report": ("report.json", view.FORMAT_VERSION, lambda path: report_text(_json(path))),
     "reproduction": ("result.json", reproduction.FORMAT_VERSION, reproduction.read_experiment),
     "run": ("run.json", training.FORMAT_VERSION, _run),
     "shard": (

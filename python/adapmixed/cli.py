@@ -14,6 +14,7 @@ from typing import Any
 from adapmixed import __version__
 from adapmixed.commands import (
     chat,
+    compare,
     demo,
     doctor,
     evaluate,
@@ -29,7 +30,7 @@ from adapmixed.commands import (
 from adapmixed.commands.options import as_typed, unknown_options
 
 _COMMANDS = (
-    demo, train, evaluate, generate, chat, serve, keys, mechanisms, plan, ledger, doctor,
+    demo, train, evaluate, compare, generate, chat, serve, keys, mechanisms, plan, ledger, doctor,
     vllm_config,
 )  # fmt: skip
 

@@ -36,7 +36,9 @@ def test_doctor(capsys: pytest.CaptureFixture[str]) -> None:
         assert word in output
 
 
-@pytest.mark.parametrize("command", ["generate", "chat", "evaluate", "serve", "vllm-config"])
+@pytest.mark.parametrize(
+    "command", ["generate", "chat", "evaluate", "compare", "serve", "vllm-config"]
+)
 def test_the_help_of_a_command_fits_one_screen(command: str) -> None:
     """A command has at most 26 options, all shown and each with a help text."""
     (commands,) = (
@@ -59,6 +61,9 @@ def test_demo_writes_the_report(tmp_path: Path, capsys: pytest.CaptureFixture[st
     copy_trained(tmp_path / "report")
     assert main(["demo", "--out", str(tmp_path / "report"), "--queries", "48"]) == 0
     printed = capsys.readouterr().out
+    steps = [line for line in printed.splitlines() if " of 5: " in line]
+    assert [step.split(" s] ")[1][0] for step in steps] == ["1", "2", "3", "4", "5"]
+    assert (tmp_path / "report" / "report.html").stat().st_size > 10_000
     report = json.loads((tmp_path / "report" / "report.json").read_text(encoding="utf-8"))
     names = [method["name"] for method in report["methods"]]
     assert names == [
@@ -217,13 +222,14 @@ def test_evaluate_with_a_budget_of_every_shard(
     assert main(["evaluate", *MODELS, *arguments]) == 0
     output = capsys.readouterr()
     report = json.loads(path.read_text(encoding="utf-8"))
-    public, pool = report["methods"]
+    public, _, pool = report["methods"]
     assert "a budget of every shard" in pool["guarantee"] and pool["adjacency"] == "replace_one"
     assert 0.29 < pool["epsilon"] <= 0.3
     # With so small a budget the members contribute hardly anything.
     assert pool["perplexity"] == pytest.approx(public["perplexity"], rel=0.05)
     assert [queries for queries, _ in pool["perplexities"]] == [64, 70]
     assert "perplexity of queries" in output.out and "65 to 70" in output.out
+    assert output.out.endswith("\nNo share of the gain is stated: that takes 512 scored tokens.\n")
     assert output.out.count("may be published") == 1  # the guarantee
     assert "PRIVATE" not in output.out and output.err.strip() == ""
 

@@ -11,6 +11,7 @@ import pytest
 from trained_demo import DEMO_ENSEMBLE
 
 from adapmixed.cli import _parser, main
+from adapmixed.commands import options
 from adapmixed.commands.evaluate import _mechanisms
 from adapmixed.data.demo import demo_base, held_out_text
 from adapmixed.evaluation import read_result
@@ -51,6 +52,7 @@ def test_methods_of_the_command_line() -> None:
     )
     expected: dict[str, Any] = {
         "public": PublicOnly(),
+        "unprotected": Unprotected(),
         "pmixed": PMixED(6.0, 1e-6, 50, 4.0),
         "clipped-mixing lower=0.5 upper=2": ClippedMixing(0.5, 2.0, 50),
         "clipped-mixing lower=0.8 upper=1.5 queries=100": ClippedMixing(0.8, 1.5, 100),
@@ -58,7 +60,6 @@ def test_methods_of_the_command_line() -> None:
         "adapmixed": AdaPMixED(
             15.0, 0.3, screen=None, screen_weight=1e-3, sigma=1e-1, loss_orders=(3.0, 18.0)
         ),
-        "unprotected": Unprotected(),
     }
     assert found == expected and list(found) == list(expected)
 
@@ -68,16 +69,18 @@ def test_budgets_of_shards_need_no_plan() -> None:
     found = asked(*texts, options=("--epsilon=2",))
     assert list(found.values()) == [
         PublicOnly(),
+        Unprotected(),
         ClippedLogPool(-0.25, 1.0, 2.0),
         ClippedMixing(0.5, 2.0, order=8.0),
         ClippedMixing(0.5, 2.0, order=4.0),
     ]
 
 
-def test_the_public_model_comes_first_and_adapmixed_is_the_default() -> None:
-    assert asked() == {"public": PublicOnly(), "adapmixed": AdaPMixED(18.0, 0.2)}
-    assert list(asked("public")) == ["public"]
-    assert list(asked("unprotected", "public")) == ["public", "unprotected"]
+def test_both_references_come_first_and_adapmixed_is_the_default() -> None:
+    references = {"public": PublicOnly(), "unprotected": Unprotected()}
+    assert asked() == references | {"adapmixed": AdaPMixED(18.0, 0.2)}
+    assert list(asked("public")) == list(references)
+    assert list(asked("unprotected", "public")) == list(references)
 
 
 KEYS = "keys are epsilon, queries, order"
@@ -189,8 +192,8 @@ def test_runs_of_the_command_line(
     assert "Means of 3 runs of 10 queries" in printed
     assert "does not cover all runs together" in printed
     report = json.loads(path.read_text(encoding="utf-8"))
-    public, ada, unprotected = report["runs"]
-    for one in (public, ada, unprotected):
+    public, unprotected, ada = report["runs"]
+    for one in report["runs"]:
         assert len(one["perplexity"]) == len(set(one["perplexity"])) == 3
         mean, deviation = one["perplexity_mean"], one["perplexity_deviation"]
         assert mean == pytest.approx(sum(one["perplexity"]) / 3)
@@ -203,3 +206,28 @@ def test_runs_of_the_command_line(
     assert [m["perplexity"] for m in report["methods"]] == [
         one["perplexity"][0] for one in report["runs"]
     ]
+
+
+def test_progress_without_a_terminal(
+    text: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(options, "LINE_SECONDS", 0.0)
+    command = ["evaluate", *MODELS, "--text", str(text), "--block=17", "--queries=64"]
+    assert main([*command, "--mechanism=public"]) == 0
+    lines = capsys.readouterr().err.splitlines()
+    assert [line.split(" left")[0][:-5] for line in lines] == [
+        f"{done} of 64 tokens, " for done in (16, 32, 48, 64)
+    ]
+    assert lines[-1] == "64 of 64 tokens, 00:00 left"
+
+
+def test_the_time_left_is_that_of_the_work_since_a_resumption(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = iter([0.0, 100.0, 100.0, 140.0])
+    monkeypatch.setattr(options.time, "monotonic", lambda: next(clock))
+    update, close = options.progress_bar(1000, "token")
+    update(900, 1000)  # read from a file
+    update(920, 1000)
+    close()
+    assert capsys.readouterr().err == "920 of 1,000 tokens, 02:40 left\n"

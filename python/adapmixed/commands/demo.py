@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from adapmixed.commands.options import (
     check_output,
+    page_writer,
     progress_bar,
     quiet_libraries,
     random_source,
@@ -32,7 +33,8 @@ def add_parser(commands: Any) -> None:
         description="Divide the built-in corpus into 64 shards, train a member on each that is "
         "not empty, and evaluate every method on held-out text. References without privacy are the "
         "best of four pools, found with hindsight, and one adapter on all text. The table is "
-        "printed and written to report.json. No network is needed.",
+        "printed and written to report.json, and with the extra lab to report.html. No network is "
+        "needed.",
     )
     parser.add_argument(
         "--base", help="public model, folder or hub name (default: a small one that comes along)"
@@ -100,6 +102,11 @@ def run(arguments: argparse.Namespace) -> int:
     """Evaluate, generate a sample and write the report."""
     started = time.perf_counter()
     check_output(arguments.out, folder=True)
+
+    def say(step: str) -> None:
+        print(f"[{time.perf_counter() - started:3.0f} s] {step}", flush=True)
+
+    say("1 of 5: load the libraries and the built-in text")
     quiet_libraries()
     from adapmixed.workers import start_server
 
@@ -108,21 +115,19 @@ def run(arguments: argparse.Namespace) -> int:
     from adapmixed.ensemble import Ensemble
     from adapmixed.evaluation import evaluate
     from adapmixed.mechanisms import Unprotected
-    from adapmixed.report import build_report, environment, write_report
-    from adapmixed.report.text import report_text
+    from adapmixed.report import build_report, environment, report_text
     from adapmixed.training.demo import CONFIG, NUM_MODELS, train_demo, train_whole
 
     base = str(arguments.base or demo_base())
     tokens = _tokens(base, arguments.queries)
     folder = arguments.out / "ensemble"
     left = NUM_MODELS - len(list(folder.glob("member-*")))
-    if left:
-        print(
-            f"training {left} members that adapt the output layer with rank {CONFIG.rank}, each on "
-            "a shard of the language reference"
-        )
+    say(
+        f"2 of 5: train {left} members that adapt the output layer with rank {CONFIG.rank}, each "
+        "on a shard of the language reference"
+    )
     train_demo(folder, base=base)
-    print(f"{folder} is whole after {time.perf_counter() - started:.0f} s", flush=True)
+    say("3 of 5: train one adapter on all text, a reference without privacy")
     whole = Ensemble.from_pretrained(base, train_whole(arguments.out, base))
     ensemble = Ensemble.from_pretrained(base, folder)
     adjacency = arguments.adjacency
@@ -130,6 +135,7 @@ def run(arguments: argparse.Namespace) -> int:
     missing = left_out(compared, adjacency)
     compared = {name: one for name, one in compared.items() if name not in missing}
     pools = _pools()
+    say(f"4 of 5: score {arguments.queries:,} tokens with {len(compared | pools) + 1} methods")
     update, close = progress_bar(arguments.queries, "token")
     evaluations = evaluate(
         ensemble,
@@ -154,6 +160,7 @@ def run(arguments: argparse.Namespace) -> int:
         queries=arguments.queries,
     )
     evaluations[2:2] = [best, *alone]  # after the public and the unprotected line
+    say("5 of 5: draw a sample, and write the report")
     report = build_report(
         evaluations,
         config={
@@ -169,12 +176,25 @@ def run(arguments: argparse.Namespace) -> int:
         environment=environment(),
         sample=_sample(ensemble, compared, adjacency),
     )
-    print(f"{report_text(report)}\n")
+    _write(report, arguments.out)
+    print(f"\n{report_text(report)}\n")
     for name, reason in missing.items():
         print(f"{name} is left out: {reason}")
-    print(f"wrote {write_report(report, arguments.out)}")
     print(f"took {time.perf_counter() - started:.0f} s")
     return 0
+
+
+def _write(report: dict[str, object], folder: Path) -> None:
+    """Write report.json and, if matplotlib is there, report.html."""
+    from adapmixed.report import write_report
+
+    print(f"wrote {write_report(report, folder)}")
+    try:
+        write_page = page_writer()
+    except ValueError as error:
+        print(f"{folder / 'report.html'} is left out: {error}")
+        return
+    print(f"wrote {write_page(report, folder)[1]}")
 
 
 def _tokens(base: str, queries: int) -> list[int]:

@@ -14,6 +14,7 @@ from adapmixed.commands.options import (
     add_active_option,
     check_output,
     memory_bytes,
+    page_writer,
     progress_bar,
     quiet_libraries,
     random_source,
@@ -33,7 +34,8 @@ def add_parser(commands: Any) -> None:
         "evaluate",
         help="measure perplexity and privacy on a text",
         description="Score every token of a text with the public model and with one or several "
-        "mechanisms. An evaluation reveals probabilities, so its output is for the operator only.",
+        "mechanisms, and say which share of the unprotected ensemble's gain each keeps. An "
+        "evaluation reveals probabilities, so its output is for the operator only.",
     )
     parser.add_argument("--base", required=True, help="public model: folder or hub name")
     parser.add_argument("--ensemble", required=True, help="ensemble folder (ensemble.json)")
@@ -41,6 +43,13 @@ def add_parser(commands: Any) -> None:
         "--text", required=True, type=Path, help="UTF-8 text file, or folder of *.txt files"
     )
     parser.add_argument("--json", type=Path, help="file to write the report to, as JSON")
+    parser.add_argument(
+        "--report",
+        type=Path,
+        metavar="FOLDER",
+        help="PRIVATE: folder for the report as a page, report.html, with report.json and figures "
+        "(needs the extra lab)",
+    )
     parser.add_argument(
         "--queries", type=int, help="tokens to score in every run (default: the whole text)"
     )
@@ -104,6 +113,8 @@ def _run(arguments: argparse.Namespace, ranks: "Ranks") -> int:
     if ranks.is_main:
         _check_result(arguments)
         check_output(arguments.json)
+        check_output(arguments.report, folder=True, option="--report")
+    write_page = page_writer() if arguments.report is not None and ranks.is_main else None
     quiet_libraries()
     from adapmixed.data.text import read_text
     from adapmixed.evaluation import plan_runs
@@ -142,13 +153,15 @@ def _run(arguments: argparse.Namespace, ranks: "Ranks") -> int:
     report = build_report(evaluations, **about)
     if arguments.runs > 1:
         report["runs"] = runs_entry(runs)
-    print(report_text(report))
+    if arguments.seed is not None:
+        # A seed repeats the evaluation, but not its speed.
+        methods = cast("list[dict[str, Any]]", report["methods"])
+        report["methods"] = [one | {"tokens_per_second": None} for one in methods]
     if arguments.json is not None:
-        if arguments.seed is not None:
-            # A seed repeats the evaluation, but not its speed.
-            methods = cast("list[dict[str, Any]]", report["methods"])
-            report["methods"] = [one | {"tokens_per_second": None} for one in methods]
         write_private(arguments.json, report_json(report))
+    if write_page is not None:
+        print(f"wrote {write_page(report, arguments.report, figures=True)[1]}\n")
+    print(report_text(report))
     return 0
 
 
@@ -178,18 +191,21 @@ def _check_result(arguments: argparse.Namespace) -> None:
 
 
 def _mechanisms(arguments: argparse.Namespace, queries: int) -> "dict[str, Mechanism]":
-    """Return the mechanisms by label, the public model first.
+    """Return the mechanisms by label, after the public model and the unprotected ensemble.
 
     Args:
         arguments: the command's arguments.
         queries: tokens of a run; fixed guarantees are planned for them unless --mechanism says
             otherwise.
     """
-    from adapmixed.mechanisms import PublicOnly
+    from adapmixed.mechanisms import PublicOnly, Unprotected
 
     texts = arguments.mechanism or ["adapmixed"]
     names = [text.split()[0] if text.split() else text for text in texts]
-    found: dict[str, Mechanism] = {PublicOnly.name: PublicOnly()}
+    always: dict[str, Mechanism] = {
+        PublicOnly.name: PublicOnly(), Unprotected.name: Unprotected()
+    }  # fmt: skip
+    found = dict(always)
     for text, name in zip(texts, names, strict=True):
         one = mechanism_of(
             text,
@@ -199,7 +215,7 @@ def _mechanisms(arguments: argparse.Namespace, queries: int) -> "dict[str, Mecha
             way=arguments.adjacency,
         )
         label = name if names.count(name) == 1 else label_of(text)
-        if label in found and label != PublicOnly.name:
+        if label in found and label not in always:
             raise ValueError(f"--mechanism must not be repeated, got {label!r} twice")
         found[label] = one
     return found

@@ -162,7 +162,7 @@ def _letter(reading: Reading, ensemble: Path) -> str:
             f"{reading.path} and all other ledgers of {ensemble} must have an ε that is fixed in "
             "advance for a letter: 'adapmixed ledger show --all' shows them"
         )
-    unit = getattr(read_manifest(ensemble), "unit", None)
+    unit = read_manifest(ensemble).unit
     true = {"", guarantee.adjacency, "shard" if unit is None else "unit"}
     true |= {"several"} if found.words else set()
     true |= set() if guarantee.warnings else {"sound"}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 import sys
+import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -16,6 +17,9 @@ if TYPE_CHECKING:
 
 PRESETS = ("wikitext-103", "one-billion-word", "pubmed", "air-dialogue")
 """The paper's data sets, which name its presets."""
+
+LINE_SECONDS = 30.0
+"""Seconds between two lines of a progress without a terminal."""
 
 # Arguments in Python that errors begin with, and their options on the command line.
 _TYPED = {
@@ -98,12 +102,13 @@ def _active(text: str) -> int | None:
     return int(text)
 
 
-def check_output(path: Path | None, *, folder: bool = False) -> None:
+def check_output(path: Path | None, *, folder: bool = False, option: str = "--out") -> None:
     """Raise ValueError for an output that cannot be written, before any work is done.
 
     Args:
         path: a file, or a folder if ``folder`` is set; None passes.
         folder: whether the path is a folder, which is created.
+        option: of a folder.
     """
     if path is None:
         return
@@ -111,7 +116,7 @@ def check_output(path: Path | None, *, folder: bool = False) -> None:
         try:
             path.mkdir(parents=True, exist_ok=True)
         except FileExistsError:
-            raise ValueError(f"--out must name a folder, got the file {path}") from None
+            raise ValueError(f"{option} must name a folder, got the file {path}") from None
         target = path
     else:
         if path.is_dir() or not path.parent.is_dir():
@@ -119,6 +124,21 @@ def check_output(path: Path | None, *, folder: bool = False) -> None:
         target = path if path.exists() else path.parent
     if not os.access(target, os.W_OK):
         raise ValueError(f"{target} must be writable")
+
+
+def page_writer() -> Callable[..., tuple[Path, ...]]:
+    """Return the function that writes the report's page, which draws with matplotlib.
+
+    Raises:
+        ValueError: if matplotlib is missing.
+    """
+    from adapmixed.data.rows import missing_extra
+
+    try:
+        from adapmixed_lab.figures.html import write_page
+    except ModuleNotFoundError as error:
+        raise missing_extra("the report's page", "matplotlib", "lab", error) from error
+    return write_page
 
 
 def write_private(path: Path, text: str) -> None:
@@ -165,13 +185,30 @@ def quiet_libraries() -> None:
 def progress_bar(
     total: int, unit: str, *, shown: bool = True
 ) -> tuple[Callable[[int, int], None], Callable[[], None]]:
-    """Return (update(done, total), close) of a progress bar, silent without a terminal."""
+    """Return (update(done, total), close) of a progress bar with the time left.
+
+    Without a terminal it is a line every `LINE_SECONDS`. The speed is that since the first update,
+    before which a resumed evaluation may have been done in part.
+    """
     from tqdm import tqdm
 
     bar = tqdm(total=total, unit=unit, disable=not (shown and sys.stderr.isatty()), leave=False)
+    began = said = time.monotonic()
+    first: int | None = None
 
     def update(done: int, of: int) -> None:
+        nonlocal began, said, first
+        if first is None or done < bar.n:
+            bar.reset(of)
+            first = bar.initial = bar.last_print_n = bar.n = done
+            began = time.monotonic()
         bar.total = of
         bar.update(done - bar.n)
+        bar.n = done
+        now = time.monotonic()
+        if shown and bar.disable and done > first and now - said >= LINE_SECONDS:
+            left = tqdm.format_interval((now - began) * (of - done) / (done - first))
+            print(f"{done:,} of {of:,} {unit}s, {left} left", file=sys.stderr, flush=True)
+            said = now
 
     return update, bar.close

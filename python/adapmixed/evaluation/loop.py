@@ -75,7 +75,7 @@ def evaluate(
         adjacency: neighbouring relation of the guarantees, "zero_out" or "replace_one"; None for
             "zero_out". A mapping gives it for some mechanisms by name.
         memory_bytes: limit in bytes for one chunk's logits and activations.
-        progress: called with (queries done, queries in all).
+        progress: called with (queries done, queries in all), also before the first answer.
         result: a private file for the state, from which `read_result` restores the results; None to
             keep nothing.
         resume: whether to continue from that file if it exists. With a seed, the same memory limit
@@ -189,6 +189,7 @@ def evaluate_runs(
         one.tally.accountant.check_left(one.mechanism, total)
     session = Session(ensemble, tokens, windows, methods, memory_bytes, active, progress)
     if result is None:
+        session.tell()
         while not session.complete:
             session.step()
         return session.results()
@@ -219,6 +220,7 @@ def _answer_and_keep(
         if not ranks.is_main:
             session.follow(*place.tolist())
         saved = time.monotonic()
+        session.tell()
         while not session.complete:
             session.step()
             if ranks.is_main and (session.complete or time.monotonic() - saved >= seconds):

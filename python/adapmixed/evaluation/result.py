@@ -133,22 +133,56 @@ def paired_difference(
         "mean", "low" and "high" in nats per token, and "blocks". "low" and "high" are None with
         fewer than `LEAST_BLOCKS` blocks. None if a perplexity is infinite.
     """
+    found = _gaps(method, public)
+    if found is None:
+        return None
+    counts, gaps = found
+    result: dict[str, float | int | None] = {"mean": float(gaps.sum() / counts.sum())}
+    result |= {"low": None, "high": None, "blocks": len(gaps)}
+    if len(gaps) >= LEAST_BLOCKS:
+        drawn = np.random.default_rng(0).integers(len(gaps), size=(_RESAMPLES, len(gaps)))
+        means = gaps[drawn].sum(1) / counts[drawn].sum(1)
+        result["low"], result["high"] = map(float, np.quantile(means, (0.025, 0.975)))
+    return result
+
+
+def gain_kept(
+    method: Sequence[Evaluation], public: Sequence[Evaluation], reference: Sequence[Evaluation]
+) -> tuple[float, float] | None:
+    """Return which share of a reference's gain over the public model a method keeps.
+
+    Gains are in log-perplexity, on the same tokens and in the blocks of :func:`paired_difference`.
+
+    Returns:
+        (share, its standard error by a jackknife over the blocks). None unless the interval of the
+        reference's gain lies above zero, or if a perplexity is infinite.
+    """
+    gain = paired_difference(reference, public)
+    own, whole = _gaps(method, public), _gaps(reference, public)
+    if gain is None or own is None or whole is None or gain["high"] is None or gain["high"] >= 0:
+        return None
+    mine, theirs = own[1], whole[1]
+    without = (mine.sum() - mine) / (theirs.sum() - theirs)
+    squares = ((without - without.mean()) ** 2).sum() * (len(mine) - 1) / len(mine)
+    return float(mine.sum() / theirs.sum()), math.sqrt(squares)
+
+
+_Floats = np.ndarray[tuple[int, ...], np.dtype[np.float64]]
+
+
+def _gaps(
+    method: Sequence[Evaluation], public: Sequence[Evaluation]
+) -> tuple[_Floats, _Floats] | None:
+    """Return the queries of every block and the method's loss above the public model's there."""
     values = [value for one in (*method, *public) for _, value in one.perplexities]
     if not all(map(math.isfinite, values)):
         return None
     pairs = [(_losses(m), _losses(p)) for m, p in zip(method, public, strict=True)]
     gaps = np.concatenate([own[:, 1] - other[:, 1] for own, other in pairs])
-    counts = np.concatenate([own[:, 0] for own, _ in pairs])
-    found: dict[str, float | int | None] = {"mean": float(gaps.sum() / counts.sum())}
-    found |= {"low": None, "high": None, "blocks": len(gaps)}
-    if len(gaps) >= LEAST_BLOCKS:
-        drawn = np.random.default_rng(0).integers(len(gaps), size=(_RESAMPLES, len(gaps)))
-        means = gaps[drawn].sum(1) / counts[drawn].sum(1)
-        found["low"], found["high"] = map(float, np.quantile(means, (0.025, 0.975)))
-    return found
+    return np.concatenate([own[:, 0] for own, _ in pairs]), gaps
 
 
-def _losses(one: Evaluation) -> "np.ndarray[tuple[int, int], np.dtype[np.float64]]":
+def _losses(one: Evaluation) -> _Floats:
     """Return (queries, loss in nats) of every block, from the perplexities so far."""
     points = np.array([(0, 0.0), *((n, n * math.log(value)) for n, value in one.perplexities)])
     count = min(MOST_BLOCKS, max(1, one.queries // BLOCK))

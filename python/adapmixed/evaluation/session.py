@@ -62,6 +62,11 @@ class Session:
         """The next run and window, counted from 0."""
         return self._run, self._window
 
+    def tell(self) -> None:
+        """Tell how many queries are done, in the main process."""
+        if self._progress is not None and self._ensemble.ranks.is_main:
+            self._progress(self._done, self._total)
+
     def step(self) -> None:
         """Answer the next window."""
         if len(self._begun) == self._run:
@@ -146,7 +151,6 @@ class Session:
                     chosen = None if tokens is None else tokens[0, part]
                     method.answer(private[:, 0, part], public[0, part], chosen, targets[part])
                 self._done += len(targets[part])
-                if self._progress is not None and self._ensemble.ranks.is_main:
-                    self._progress(self._done, self._total)
+                self.tell()
             del private, public, tokens  # their place is the next chunk's
             start = time.perf_counter()

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from adapmixed.privacy.guarantee import KINDS
 from adapmixed.report.diagnostics import diagnostics_entry
+from adapmixed.report.verdict import kept_entries
 from adapmixed.report.view import FORMAT_VERSION
 
 if TYPE_CHECKING:
@@ -43,14 +44,16 @@ def build_report(
 
     Returns:
         {"format_version": 2, "methods": [...], "sample", "environment", "config"}, and "training"
-        unless it is empty. Each method has "name", "perplexity", "change", "difference", "queries",
-        "epsilon" (nats; null without a guarantee), "delta", "kind", "guarantee" (a sentence),
-        "unit", "adjacency", "method", "order", "screened" (a share of the queries),
-        "tokens_per_second", "breakdown" (nats), "curve" and "perplexities". "change" is the
+        unless it is empty. Each method has "name", "perplexity", "change", "difference", "kept",
+        "queries", "planned" (the queries that a planned ε covers), "epsilon" (nats; null without a
+        guarantee), "delta", "kind", "guarantee" (a sentence), "unit", "adjacency", "method",
+        "order", "screened" (a share of the queries), "tokens_per_second", "breakdown" (nats),
+        "curve" and "perplexities". "change" is the
         relative change of perplexity against the first method whose guarantee is of kind "public".
         It is null without such a method, or if neither perplexity is finite. "difference" is that
         of log-perplexity per token, see :func:`adapmixed.evaluation.result.paired_difference`; it
-        is null for the public method, too. "curve" is [[queries, ε or null], ...]
+        is null for the public method, too. "kept" is an entry of
+        :func:`adapmixed.report.verdict.kept_entries`. "curve" is [[queries, ε or null], ...]
         and "perplexities" [[queries, perplexity so far], ...], each with at most 200 points and
         always the last. With diagnostics there is also "diagnostics", see
         :class:`adapmixed.evaluation.Diagnosis`.
@@ -66,9 +69,10 @@ def build_report(
     if len(set(names)) < len(names):
         raise ValueError(f"evaluations must have distinct names, got {names!r}")
     public = next((e for e in evaluations if e.guarantee.kind == "public"), None)
+    kept = kept_entries([[one] for one in evaluations])
     return {
         "format_version": FORMAT_VERSION,
-        "methods": [_method(evaluation, public) for evaluation in evaluations],
+        "methods": [_method(*one, public) for one in zip(evaluations, kept, strict=True)],
         "sample": None if sample is None else _sample(sample),
         "environment": plain(environment, "environment"),
         "config": plain(config, "config"),
@@ -102,7 +106,9 @@ def environment() -> dict[str, object]:
     }
 
 
-def _method(evaluation: "Evaluation", public: "Evaluation | None") -> dict[str, object]:
+def _method(
+    evaluation: "Evaluation", kept: dict[str, object] | None, public: "Evaluation | None"
+) -> dict[str, object]:
     from adapmixed.evaluation.result import paired_difference
 
     guarantee = evaluation.guarantee
@@ -113,7 +119,9 @@ def _method(evaluation: "Evaluation", public: "Evaluation | None") -> dict[str, 
         "difference": None
         if public is None or guarantee.kind == "public"
         else paired_difference([evaluation], [public]),
+        "kept": kept,
         "queries": evaluation.queries,
+        "planned": guarantee.budget,
         "epsilon": guarantee.epsilon,
         "delta": guarantee.delta,
         "kind": guarantee.kind,

@@ -6,31 +6,21 @@ from collections.abc import Mapping, Sequence
 
 from adapmixed.report.view import (
     INTERVAL_WORDS,
-    KIND_LABELS,
+    KEPT_WORDS,
+    Method,
+    covered,
     format_against,
-    format_delta,
-    format_neighbours,
+    format_kept,
     format_perplexity,
-    format_rate,
-    format_screened,
-    format_unit,
+    format_promise,
     read_methods,
     show_epsilon,
 )
 
-# Title, and whether the column holds numbers, which are aligned on the right.
-_COLUMNS = (
-    ("method", False),
-    ("perplexity", True),
-    ("vs public", True),
-    ("ε", True),
-    ("δ", True),
-    ("guarantee", False),
-    ("neighbours", False),
-    ("unit", False),
-    ("screened", True),
-    ("tokens/s", True),
-)
+TITLES = ("method", "perplexity", "vs public", "gain kept", "ε", "ε covers", "guarantee")
+NUMBERS = (False, True, True, True, True, True, False)
+"""Which columns hold numbers, which are aligned on the right."""
+
 _GAP = "  "
 _SENTENCE_WIDTH = 100
 
@@ -41,25 +31,9 @@ def table(report: Mapping[str, object]) -> str:
     ε is in nats, rounded up to four significant digits. A missing value is shown as "-".
     """
     methods = read_methods(report)
-    rows = [[title for title, _ in _COLUMNS]]
-    for method in methods:
-        rows.append(
-            [
-                method.name,
-                format_perplexity(method.perplexity),
-                format_against(method.change, method.difference),
-                show_epsilon(method.epsilon),
-                format_delta(method),
-                KIND_LABELS.get(method.kind, method.kind),
-                format_neighbours(method.adjacency),
-                format_unit(method),
-                format_screened(method),
-                format_rate(method.tokens_per_second),
-            ]
-        )
-    lines = aligned(rows, [number for _, number in _COLUMNS])
+    lines = aligned([TITLES, *map(cells, methods)], NUMBERS)
     if any(method.difference and method.difference["low"] is not None for method in methods):
-        lines += ["", *textwrap.wrap(INTERVAL_WORDS, _SENTENCE_WIDTH)]
+        lines += ["", *textwrap.wrap(f"{INTERVAL_WORDS} {KEPT_WORDS}", _SENTENCE_WIDTH)]
     for method in methods:
         sentence = f"{printable(method.name)}: {printable(method.guarantee)}"
         lines.append("")
@@ -67,6 +41,19 @@ def table(report: Mapping[str, object]) -> str:
             textwrap.fill(sentence, _SENTENCE_WIDTH, subsequent_indent="  ", break_on_hyphens=False)
         )
     return "\n".join(lines)
+
+
+def cells(method: Method) -> list[str]:
+    """Return the cells of a method, in the order of `TITLES`."""
+    return [
+        method.name,
+        format_perplexity(method.perplexity),
+        format_against(method.change, method.difference),
+        format_kept(method.kept),
+        show_epsilon(method.epsilon),
+        covered(vars(method)),
+        format_promise(method.kind, method.adjacency),
+    ]
 
 
 def aligned(rows: Sequence[Sequence[str]], numbers: Sequence[bool]) -> list[str]:

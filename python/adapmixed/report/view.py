@@ -39,7 +39,9 @@ class Method:
     perplexity: float
     change: float | None
     difference: Mapping[str, Any] | None
+    kept: Mapping[str, Any] | None
     queries: int
+    planned: int | None
     epsilon: float | None
     delta: float
     kind: str
@@ -75,7 +77,9 @@ def _method(entry: Mapping[str, Any]) -> Method:
         perplexity=_cost(entry["perplexity"]),
         change=_optional(entry["change"]),
         difference=entry.get("difference"),
+        kept=entry.get("kept"),
         queries=entry["queries"],
+        planned=entry.get("planned"),
         epsilon=None if entry["epsilon"] is None else _cost(entry["epsilon"]),
         delta=_cost(entry["delta"]),
         kind=entry["kind"],
@@ -109,19 +113,32 @@ def show_epsilon(epsilon: float | None) -> str:
     return MISSING if epsilon is None else format_epsilon(epsilon)
 
 
-def format_delta(method: Method) -> str:
-    """Return δ without rounding, or `MISSING` without a guarantee."""
-    return MISSING if method.epsilon is None else repr(method.delta).removesuffix(".0")
-
-
 def format_neighbours(adjacency: str | None) -> str:
     """Return the adjacency of ε, or `MISSING` if nothing private was used or protected."""
     return MISSING if adjacency is None else NEIGHBOUR_LABELS.get(adjacency, adjacency)
 
 
-def format_unit(method: Method) -> str:
-    """Return the unit that is protected, or `MISSING` if nothing is."""
-    return MISSING if method.epsilon is None else method.unit
+def format_promise(kind: str, adjacency: str | None) -> str:
+    """Return the kind and the adjacency of an ε."""
+    words = KIND_LABELS.get(kind, kind)
+    return words if adjacency is None else f"{words}, {format_neighbours(adjacency)}"
+
+
+def covered(entry: Mapping[str, Any]) -> str:
+    """Return the tokens that the ε of a method or of its runs covers, or `MISSING` without one."""
+    if entry["kind"] in ("public", "none"):
+        return MISSING
+    if entry["method"] == "per-shard budget":
+        return "any number of tokens"
+    return f"{entry['planned'] or entry['queries']:,} tokens"
+
+
+def format_kept(kept: Mapping[str, Any] | None) -> str:
+    """Return the share of the gain that is kept, with twice its standard error, in percent."""
+    if kept is None or kept["share"] is None:
+        return MISSING
+    band = math.ceil(200 * kept["error"])
+    return f"{100 * kept['share']:.0f} %" + (f" ± {band}" if band else "")
 
 
 def format_perplexity(perplexity: float) -> str:
@@ -159,26 +176,17 @@ INTERVAL_WORDS = (
     "[…]: 95 % intervals of the change against the public model, by a block bootstrap of paired "
     "differences in log-perplexity, for the same models on other text like this."
 )
+KEPT_WORDS = (
+    "Gain kept: the share of the log-perplexity that the best method without protection gains over "
+    "the public model, ± two standard errors by a jackknife over the same blocks."
+)
 
 
 def run_words(config: Mapping[str, Any], methods: Sequence[Method]) -> str:
-    """Return what a report's numbers are of: base, text, models and queries, as far as known."""
+    """Return what a report's numbers are of: base, text, models and tokens, as far as known."""
     names = [config.get(name) for name in ("base", "text")]
     where = " on ".join(PurePath(name).name for name in names if isinstance(name, str))
     count, runs = config.get("num_models"), config.get("runs", 1)
     facts = [f"{count} models"] if count else []
-    facts.append(f"{runs} runs of " * (runs != 1) + f"{methods[0].queries:,} queries")
+    facts.append(f"{runs} runs of " * (runs != 1) + f"{methods[0].queries:,} scored tokens")
     return f"{where}: {', '.join(facts)}".removeprefix(": ")
-
-
-def format_screened(method: Method) -> str:
-    """Return the share of screened queries in percent, or `MISSING` without screening."""
-    screens = method.screened > 0 or method.breakdown.get("screening", 0.0) > 0
-    return f"{100 * method.screened:.1f}%" if screens else MISSING
-
-
-def format_rate(rate: float | None) -> str:
-    """Return tokens per second, or `MISSING` if speed was not reported."""
-    if rate is None:
-        return MISSING
-    return f"{rate:,.0f}" if rate >= 100 else f"{rate:.3g}"

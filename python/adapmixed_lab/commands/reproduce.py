@@ -32,7 +32,9 @@ def add_parser(commands: Any) -> None:
         "trained adapters are kept. Results are for the operator: perplexities and data-dependent "
         "ε depend on the private data.",
     )
-    parser.add_argument("experiment", choices=EXPERIMENTS)
+    parser.add_argument(
+        "experiment", help=f"{', '.join(EXPERIMENTS)}, or the JSON file of one, to draw it again"
+    )
     parser.add_argument(
         "--dataset",
         choices=PRESETS,
@@ -101,6 +103,8 @@ def add_parser(commands: Any) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Run the experiment, print its tables, write its files."""
     started = time.perf_counter()
+    if arguments.experiment not in EXPERIMENTS:
+        return _redraw(Path(arguments.experiment), arguments.out)
     _refuse(arguments)
     quiet_libraries()
     check_device(arguments)
@@ -128,6 +132,27 @@ def run(arguments: argparse.Namespace) -> int:
     for path in write_outputs(result, arguments.out):
         print(f"wrote {path}")
     print(f"took {time.perf_counter() - started:.0f} s")
+    return 0
+
+
+def _redraw(path: Path, out: Path) -> int:
+    """Print the tables of a result file and write its files again, without models."""
+    from adapmixed_lab.reproduce.outputs import write_outputs
+    from adapmixed_lab.reproduce.result import read_experiment
+    from adapmixed_lab.reproduce.tables import text
+
+    if not path.is_file():
+        raise ValueError(
+            f"experiment must be one of {', '.join(EXPERIMENTS)} or a result file, got {path}"
+        )
+    try:
+        result = read_experiment(path)
+        print(text(result))
+        check_output(out, folder=True)
+        for written in write_outputs(result, out):
+            print(f"wrote {written}")
+    except (AttributeError, IndexError, KeyError, TypeError) as error:
+        raise ValueError(f"{path} must be an unchanged result file, got {error!r}") from error
     return 0
 
 

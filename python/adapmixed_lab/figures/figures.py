@@ -11,6 +11,7 @@ from matplotlib.lines import Line2D
 from adapmixed.report.view import (
     Method,
     format_perplexity,
+    format_promise,
     read_methods,
     run_words,
     show_epsilon,
@@ -34,7 +35,6 @@ from adapmixed_lab.figures.style import (
     canvas,
     draw_plane,
     filling,
-    format_promise,
     is_wide,
     number_axis,
     stack_parts,

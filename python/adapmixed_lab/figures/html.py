@@ -14,24 +14,19 @@ from adapmixed.report.diagnostics import (
     utility_of,
 )
 from adapmixed.report.runs import runs_rows, runs_words
+from adapmixed.report.table import TITLES, cells
+from adapmixed.report.verdict import verdict
 from adapmixed.report.view import (
     INTERVAL_WORDS,
+    KEPT_WORDS,
     KIND_LABELS,
     MISSING,
     Method,
-    format_against,
-    format_delta,
     format_neighbours,
-    format_perplexity,
-    format_rate,
-    format_screened,
-    format_unit,
     read_methods,
     run_words,
-    show_epsilon,
 )
 from adapmixed.report.write import write_report
-from adapmixed_lab.figures.cost import TITLES, cost_of
 from adapmixed_lab.figures.figures import draw
 from adapmixed_lab.figures.page import PAGE, STYLE, UNPROTECTED_NOTES
 from adapmixed_lab.figures.style import Drawing
@@ -85,7 +80,7 @@ def _page(report: Mapping[str, object], drawings: Iterable[Drawing]) -> str:
         for drawing in drawings
     )
     sections = [
-        _section("What privacy costs", _cost(methods)),
+        _section("Verdict", _verdict(report)),
         _section("Summary", _summary(methods)),
         _section("Runs", _runs(runs) if isinstance(runs, list) else ""),
         _section("What each guarantee means", _guarantees(methods)),
@@ -105,43 +100,54 @@ def _section(title: str, body: str) -> str:
     return f"<section>\n<h2>{title}</h2>\n{body}</section>" if body else ""
 
 
-def _cost(methods: Sequence[Method]) -> str:
-    cost = cost_of(methods)
-    if cost is None:
-        return ""
-    rows = [tuple(_typeset(escape(cell)) for cell in row) for row in cost.rows]
-    return _table([TITLES, *rows], {0, 1, 2, 4, 5, 6}, escape(cost.summary))
+def _verdict(report: Mapping[str, Any]) -> str:
+    sentences = verdict(report.get("runs") or report["methods"])
+    return "".join(f'<p class="lead">{escape(one)}</p>\n' for one in sentences)
 
 
 def _summary(methods: Sequence[Method]) -> str:
-    titles = (
-        "method", "perplexity", "against public", "queries", "ε", "δ", "guarantee",
-        "neighbours", "unit", "screened", "tokens/s",
-    )  # fmt: skip
-    numbers = {1, 2, 3, 4, 5, 9, 10}
+    titles = (*TITLES[:-1], "δ", "guarantee", "neighbours", "unit", "screened", "tokens/s")
     rows: list[tuple[str, ...]] = []
     for method in methods:
-        cells = (
-            escape(method.name),
-            format_perplexity(method.perplexity),
-            format_against(method.change, method.difference),
-            f"{method.queries:,}",
-            show_epsilon(method.epsilon),
-            format_delta(method),
+        more = (
+            _delta(method),
             _badge(method.kind),
             escape(format_neighbours(method.adjacency)),
-            escape(format_unit(method)),
-            format_screened(method),
-            format_rate(method.tokens_per_second),
+            escape(_unit(method)),
+            _screened(method),
+            _rate(method.tokens_per_second),
         )
-        rows.append(tuple(_typeset(cell) for cell in cells))
+        rows.append(tuple(map(_typeset, (*map(escape, cells(method)[:-1]), *more))))
     return _table(
         [titles, *rows],
-        numbers,
+        {1, 2, 3, 4, 5, 6, 10, 11},
         "ε is in nats and rounded up. Compare values of ε only if the kind of guarantee, the "
         "neighbours and the unit are the same. Perplexity and a data-dependent ε come from private "
-        f"data and are for the operator only. {INTERVAL_WORDS}",
+        f"data and are for the operator only. {INTERVAL_WORDS} {KEPT_WORDS}",
     )
+
+
+def _delta(method: Method) -> str:
+    """Return δ without rounding, or `MISSING` without a guarantee."""
+    return MISSING if method.epsilon is None else repr(method.delta).removesuffix(".0")
+
+
+def _unit(method: Method) -> str:
+    """Return the unit that is protected, or `MISSING` if nothing is."""
+    return MISSING if method.epsilon is None else method.unit
+
+
+def _screened(method: Method) -> str:
+    """Return the share of screened queries in percent, or `MISSING` without screening."""
+    screens = method.screened > 0 or method.breakdown.get("screening", 0.0) > 0
+    return f"{100 * method.screened:.1f}%" if screens else MISSING
+
+
+def _rate(rate: float | None) -> str:
+    """Return tokens per second, or `MISSING` if speed was not reported."""
+    if rate is None:
+        return MISSING
+    return f"{rate:,.0f}" if rate >= 100 else f"{rate:.3g}"
 
 
 def _runs(entries: Sequence[Mapping[str, Any]]) -> str:
@@ -151,9 +157,9 @@ def _runs(entries: Sequence[Mapping[str, Any]]) -> str:
 
 
 def _utility(methods: Sequence[Method]) -> str:
-    cells = [utility_cells(method) for method in methods if utility_of(method) is not None]
-    rows = [[escape(cell).replace("-", "−") for cell in row[1:]] for row in cells]
-    named = [[escape(row[0]), *rest] for row, rest in zip(cells, rows, strict=True)]
+    found = [utility_cells(method) for method in methods if utility_of(method) is not None]
+    rows = [[escape(cell).replace("-", "−") for cell in row[1:]] for row in found]
+    named = [[escape(row[0]), *rest] for row, rest in zip(found, rows, strict=True)]
     return _table([UTILITY_TITLES, *named], {1, 2, 3}, UTILITY_WORDS) if named else ""
 
 
@@ -179,7 +185,7 @@ def _typeset(cell: str) -> str:
     """Return the text with a typographic minus sign or dash."""
     if cell == MISSING:
         return "–"
-    return cell.replace("-", "−") if re.fullmatch(r"[-+0-9.,%\[\] ]+", cell) else cell
+    return cell.replace("-", "−") if re.fullmatch(r"[-+±0-9.,%\[\] ]+", cell) else cell
 
 
 def _badge(kind: str) -> str:

@@ -20,8 +20,6 @@ from matplotlib import style
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
-from adapmixed.report.view import KIND_LABELS, format_neighbours
-
 # Okabe and Ito's palette without its yellow, which is lost on white.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 LINE_STYLES = {"fixed": "-", "data-dependent, ex-post": (0, (4, 1.6)), "published": (0, (1, 1.6))}
@@ -144,12 +142,6 @@ def filling(adjacency: str | None) -> dict[str, Any]:
     """Return the style of an ε's mark by its neighbours; an empty mark is white inside."""
     fill = FILLS.get(adjacency or "", "full")
     return {"markerfacecolor": "white"} if fill == "none" else {"fillstyle": fill}
-
-
-def format_promise(kind: str, adjacency: str | None) -> str:
-    """Return the kind and the adjacency of an ε."""
-    words = KIND_LABELS.get(kind, kind)
-    return words if adjacency is None else f"{words}, {format_neighbours(adjacency)}"
 
 
 BARS = "Bars are 95 % intervals of the paired difference to the public model."

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from adapmixed_lab.figures.style import MARKERS, filling, format_promise
+from adapmixed.report.view import format_promise
+from adapmixed_lab.figures.style import MARKERS, filling
 from adapmixed_lab.reproduce.result import relation
 
 LEGEND = (

@@ -1,4 +1,4 @@
-"""Diagnostics in the report, and `adapmixed-lab report`: everything redrawn from a file alone."""
+"""Diagnostics in the report, and `adapmixed evaluate --report`: the page and its figures."""
 
 from __future__ import annotations
 
@@ -6,46 +6,30 @@ import json
 import math
 import re
 import shutil
+import sys
 import warnings
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from report_cases import HOSTILE, SAMPLE, Page, build, evaluation
-from result_cases import answer
 from trained_demo import DEMO_ENSEMBLE
 
-from adapmixed.cli import main as library
+from adapmixed.cli import main
 from adapmixed.data.builtin import held_out_documents
 from adapmixed.data.demo import demo_base
-from adapmixed.ensemble import manifest, read_manifest, write_manifest
-from adapmixed.evaluation import (
-    Diagnosis,
-    Evaluation,
-    Utility,
-    Weights,
-    read_result,
-    result_file,
-)
+from adapmixed.ensemble import read_manifest, write_manifest
+from adapmixed.evaluation import Diagnosis, Evaluation, Utility, Weights
 from adapmixed.evaluation.diagnosis import QUANTILES
-from adapmixed.report import report_text, view
+from adapmixed.report import report_text
 from adapmixed.report.training import training_losses
 from adapmixed.report.view import read_methods
-from adapmixed_lab.cli import main
 from adapmixed_lab.figures.html import write_page
-from adapmixed_lab.reproduce import result as experiment
 
 pytestmark = pytest.mark.usefixtures("demo_ensemble")
 
 FORMATS = Path(__file__).parents[2] / "formats"
-SPECIMENS = {
-    "report": FORMATS / f"report-{view.FORMAT_VERSION}.json",
-    "evaluation": FORMATS / f"evaluation-{result_file.FORMAT_VERSION}.json",
-    "reproduction": FORMATS / f"reproduction-{experiment.FORMAT_VERSION}.json",
-    "ensemble": FORMATS / f"ensemble-{manifest.FORMAT_VERSION}.json",
-}
 INF = math.inf
 
 
@@ -158,107 +142,32 @@ def test_losses_come_from_the_members_folders(tmp_path: Path) -> None:
     ]  # fmt: skip
 
 
-def redrawn(path: Path, capsys: pytest.CaptureFixture[str], out: Path | None = None) -> str:
-    capsys.readouterr()
-    assert main(["report", str(path), *([] if out is None else ["--out", str(out)])]) == 0
-    return capsys.readouterr().out
-
-
 @pytest.mark.slow
-def test_a_report_is_redrawn_as_it_was(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_files_of_a_page(tmp_path: Path) -> None:
     spent = evaluation("lost", "fixed", epsilon=1.0)
     spent = replace(spent, guarantee=replace(spent.guarantee, method="per-shard budget"))
     report = build([spent, *diagnosed()[:2]], sample=SAMPLE, training=TRAINING)
-    first = write_page(report, tmp_path / "first")
-    out = tmp_path / "again"
-    printed = redrawn(first[0], capsys, out)
-    assert printed.startswith(report_text(report)) and "perplexity of queries" in printed
-    assert [(out / path.name).read_bytes() for path in first] == [p.read_bytes() for p in first]
-    written = re.findall(r"^wrote .*/(.*)$", printed, re.MULTILINE)
-    assert sorted(path.name for path in out.iterdir()) == sorted(written)
-    html, drawn = first[1].read_text(encoding="utf-8"), sorted(out.glob("*.svg"))
+    assert "perplexity of queries" in report_text(report)
+    written = write_page(report, tmp_path, figures=True)
+    assert sorted(written) == sorted(tmp_path.iterdir()) and len(written) == 2 + 2 * 8
+    html, drawn = written[1].read_text(encoding="utf-8"), sorted(tmp_path.glob("*.svg"))
     assert all(path.read_text(encoding="utf-8").strip() in html for path in drawn)
-    assert [path.stem for path in sorted(out.glob("*.pdf"))] == [path.stem for path in drawn]
-    assert len(drawn) == 8 and len(written) == 2 + 2 * 8
+    assert [path.stem for path in sorted(tmp_path.glob("*.pdf"))] == [path.stem for path in drawn]
     page = Page(html)
     assert "Utility and the theorem’s bound" in page.text
     ids = [a["id"] for _, a in page.elements if "id" in a]
     assert len(ids) == len(set(ids))
-    # A report that has neither diagnostics nor losses.
-    assert main(["report", str(SPECIMENS["report"])]) == 0
-
-
-def test_an_evaluation_under_way_is_drawn_as_far_as_it_is(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    def stop_after(queries: int) -> Callable[[int, int], None]:
-        def stop(done: int, total: int) -> None:
-            if done > queries:
-                raise KeyboardInterrupt
-
-        return stop
-
-    for queries, words in ((20, "19 of 38 queries in run 1 of 2"), (60, "in run 2 of 2")):
-        path = tmp_path / f"{queries}.json"
-        with pytest.raises(KeyboardInterrupt):
-            answer(path, diagnostics=True, progress=stop_after(queries))
-        assert not read_result(path).complete
-        printed = redrawn(path, capsys)
-        assert f"Under way: {words}" in printed or words in printed
-        assert ("of 1 runs" in printed) == (queries == 60)
-    path = tmp_path / "begun.json"
-    with pytest.raises(KeyboardInterrupt):
-        answer(path, progress=stop_after(0))
-    assert main(["report", str(path)]) == 2
-    assert "nothing is answered yet" in capsys.readouterr().err
-
-
-def _changed(change: dict[str, Any]) -> Callable[[str], str]:
-    return lambda text: json.dumps(json.loads(text) | change)
-
-
-def _first_method(change: dict[str, Any]) -> Callable[[str], str]:
-    def changed(text: str) -> str:
-        content = json.loads(text)
-        content["methods"][0] |= change
-        return json.dumps(content)
-
-    return changed
-
-
-REFUSED: list[tuple[str, Callable[[str], str], str]] = [
-    ("report", lambda text: text[: len(text) // 2], "not JSON"),
-    ("report", _changed({"format_version": 3}), "format_version"),
-    ("report", _first_method({"perplexity": "nan"}), "must be an unchanged result file"),
-    ("report", _changed({"kind": "horoscope"}), "another kind of file"),
-    ("evaluation", _changed({"format_version": 5}), "format_version"),
-    ("evaluation", _changed({"complete": False}), "corrupted"),
-    ("reproduction", _changed({"rows": [{}]}), "must be an unchanged result file"),
-    ("ensemble", lambda text: text, "another kind of file"),
-]
-
-
-@pytest.mark.parametrize(("kind", "change", "message"), REFUSED)
-def test_what_is_no_result_is_refused_in_words(
-    kind: str, change: Callable[[str], str], message: str, tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-) -> None:  # fmt: skip
-    path = tmp_path / "file.json"
-    original = SPECIMENS[kind].read_text(encoding="utf-8")
-    path.write_text(change(original), encoding="utf-8")
-    assert main(["report", str(path), "--out", str(tmp_path / "out")]) == 2
-    output = capsys.readouterr()
-    assert message in output.err and str(path) in output.err
-    assert not output.out and not list((tmp_path / "out").glob("*"))
+    assert write_page(report, tmp_path / "page") == (
+        tmp_path / "page" / "report.json", tmp_path / "page" / "report.html",
+    )  # fmt: skip
 
 
 @pytest.mark.parametrize("options", [["--diagnostics"], ["--runs", "2"]])
 @pytest.mark.slow
-def test_a_result_file_is_the_whole_report(
+def test_evaluate_writes_the_page(
     options: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """It keeps training curves, settings and environment of `evaluate` without the folders."""
-    ensemble, text, result = (tmp_path / name for name in ("ensemble", "text.txt", "result.json"))
+    ensemble, text, folder = (tmp_path / name for name in ("ensemble", "text.txt", "page"))
     ensemble.mkdir()
     whole = read_manifest(DEMO_ENSEMBLE)
     write_manifest(ensemble, replace(whole, members=whole.members[:2], shards=whole.shards[:2]))
@@ -269,18 +178,33 @@ def test_a_result_file_is_the_whole_report(
         (ensemble / member / "shard.json").write_text(json.dumps(record), encoding="utf-8")
     text.write_text("\n\n".join(one.text for one in held_out_documents()[:2]), encoding="utf-8")
     command = ["evaluate", "--base", str(demo_base()), "--ensemble", str(ensemble), "--text"]
-    command += [str(text), "--queries", "20", "--block", "21"]
-    run, again = tmp_path / "run.json", tmp_path / "again"
-    assert library([*command, "--result", str(result), "--json", str(run), *options]) == 0
-    first = capsys.readouterr().out
-    shutil.rmtree(ensemble)
-    assert redrawn(result, capsys, again).split("\nwrote")[0] == first.strip()
-    assert (again / "report.json").read_bytes() == run.read_bytes()
-    report = json.loads((again / "report.json").read_text(encoding="utf-8"))
+    command += [str(text), "--queries", "20", "--block", "21", "--report", str(folder)]
+    run = tmp_path / "run.json"
+    assert main([*command, "--json", str(run), *options]) == 0
+    assert capsys.readouterr().out.startswith(f"wrote {folder / 'report.html'}\n\n")
+    assert (folder / "report.json").read_bytes() == run.read_bytes()
+    report = json.loads((folder / "report.json").read_text(encoding="utf-8"))
     assert [one["losses"] for one in report["training"]] == [[5.0, 4.5], [5.0, 3.5]]
-    assert {"training.svg", "validation.svg"} <= {path.name for path in again.iterdir()}
+    assert {"training.svg", "validation.pdf"} <= {path.name for path in folder.iterdir()}
+    assert all(path.stat().st_mode & 0o077 == 0 for path in folder.iterdir())
     assert report["environment"]["adapmixed"] and report["environment"]["processors"]
     assert ("runs" in report) == ("--runs" in options)
+    page = Page((folder / "report.html").read_text(encoding="utf-8"))
+    assert "No share of the gain is stated" in page.text and "text.txt: 2 models" in page.text
+
+
+def test_a_page_that_cannot_be_written_is_no_evaluation(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").write_text("")
+    command = ["evaluate", "--base", "none", "--ensemble", "none", "--text", "none", "--report"]
+    assert main([*command, str(tmp_path / "file")]) == 2
+    assert "--report must name a folder, got the file" in capsys.readouterr().err
+    monkeypatch.setitem(sys.modules, "adapmixed_lab.figures.html", None)
+    monkeypatch.delattr("adapmixed_lab.figures.html", raising=False)
+    assert main([*command, str(tmp_path / "page")]) == 2
+    words = "the report's page needs matplotlib: pip install 'adapmixed[lab]'"
+    assert words in capsys.readouterr().err
 
 
 def test_evaluate_with_diagnostics(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -291,12 +215,10 @@ def test_evaluate_with_diagnostics(tmp_path: Path, capsys: pytest.CaptureFixture
     options = ["--queries", "40", "--seed", "3", "--diagnostics"]
     options += ["--mechanism", "adapmixed screen=public"]
     arguments = ["--text", str(text), "--json", str(written)]
-    assert library(["evaluate", *models, *arguments, *options]) == 0
-    first = capsys.readouterr().out
-    assert "PRIVATE, for the operator: the utility theorem" in first
+    assert main(["evaluate", *models, *arguments, *options]) == 0
+    assert "PRIVATE, for the operator: the utility theorem" in capsys.readouterr().out
     report = json.loads(written.read_text(encoding="utf-8"))
-    utility = report["methods"][1]["diagnostics"]["utility"]
+    utility = report["methods"][2]["diagnostics"]["utility"]
     assert utility["gap"] <= utility["mean_bound"] <= utility["bound"]
-    assert len(report["methods"][1]["diagnostics"]["charges"][-1][1]) == 64
-    again = redrawn(written, capsys)  # which has no speeds
-    assert again.split("PRIVATE")[1] == first.split("PRIVATE")[1]
+    assert len(report["methods"][2]["diagnostics"]["charges"][-1][1]) == 64
+    assert {one["tokens_per_second"] for one in report["methods"]} == {None}

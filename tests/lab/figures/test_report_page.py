@@ -11,8 +11,7 @@ from typing import Any
 import pytest
 from report_cases import HOSTILE, SAMPLE, Page, build, evaluation, every_kind
 
-from adapmixed.report.view import read_methods
-from adapmixed_lab.figures.cost import cost_of
+from adapmixed.evaluation import Evaluation
 from adapmixed_lab.figures.figures import draw
 from adapmixed_lab.figures.html import render, write_page
 
@@ -88,31 +87,24 @@ def test_page_holds_its_sections_and_unique_ids(page: str) -> None:
     assert targets <= set(ids)
 
 
-@pytest.mark.slow
-def test_what_privacy_costs_comes_first() -> None:
-    close = [evaluation(name, "fixed", epsilon=2.0, perplexity=51.96) for name in ("a", "b")]
-    page = render(build([*every_kind(), *close]))
-    assert page.index("What privacy costs") < page.index("Summary")
-    assert "Generated sample" not in page
-    cost = cost_of(read_methods(build([*every_kind(), *close])))
-    assert cost is not None and escape(cost.summary) in page
-    assert cost.summary == (
-        "Without protection the perplexity is -25.0% against the public model's (unprotected). "
-        "No fixed guarantee of this report reaches it."
+def test_the_verdict_comes_first() -> None:
+    assert "No share of the gain is stated: that takes 512 scored tokens." in Page(page_of()).text
+    page = page_of(
+        evaluation("public", "public", epsilon=0.0, perplexity=60.0, points=96),
+        evaluation("<m>", "fixed", epsilon=3.0, perplexity=51.96, points=96),
+        evaluation("unprotected", "none", perplexity=45.0, points=96),
     )
-    # log(60/51.96) and log(60/57), of log(60/45); the smaller ε first.
-    kept = [(row[0], *row[4:]) for row in cost.rows]
-    assert kept == [
-        ("2", "51.96", "-13.4%", "50%", "a"),
-        ("2", "51.96", "-13.4%", "50%", "b"),
-        ("8", "57.00", "-5.0%", "18%", "PMixED"),
-    ]
+    # log(60/51.96) of log(60/45)
+    assert (
+        "&lt;m&gt; keeps 50 % ± 1 of what the unprotected ensemble gains, at ε = 3 for 960" in page
+    )
+    assert page.index("<h2>Verdict</h2>") < page.index("<h2>Summary</h2>")
+    assert '<td class="number">50 % ± 1</td>' in page and "Generated sample" not in page
+    assert "Verdict" not in page_of(*every_kind()[2:])
 
-    reached = render(build([*every_kind(), evaluation("c", "fixed", epsilon=3, perplexity=45.0)]))
-    assert "It is reached at ε = 3." in reached
-    for missing in ("unprotected", "public"):
-        some = [one for one in every_kind() if one.name != missing]
-        assert "What privacy costs" not in render(build(some))
+
+def page_of(*evaluations: Evaluation) -> str:
+    return render(build([*evaluations]))
 
 
 @pytest.mark.slow

@@ -250,9 +250,9 @@ def test_figure_2(results: dict[str, dict[str, Any]]) -> None:
 def test_a_result_is_enough_to_redraw(
     results: dict[str, dict[str, Any]], experiment: str, tmp_path: Path
 ) -> None:
-    """`adapmixed-lab report` on an experiment's JSON writes the same bytes again."""
+    """`adapmixed-lab reproduce` on an experiment's JSON writes the same bytes again."""
     first, again = write_outputs(results[experiment], tmp_path), tmp_path / "again"
-    assert main(["report", str(first[0]), "--out", str(again)]) == 0
+    assert main(["reproduce", str(first[0]), "--out", str(again)]) == 0
     assert {path.name: path.read_bytes() for path in again.iterdir()} == {
         path.name: path.read_bytes() for path in first
     }

@@ -1,0 +1,99 @@
+"""``adapmixed compare``: public, private and unprotected continuations side by side."""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import os
+import shutil
+import textwrap
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from adapmixed.commands.mechanisms import add_mechanism_options, check_chosen
+from adapmixed.commands.options import quiet_libraries
+from adapmixed.commands.placing import add_device_options, check_device, load_ensemble
+from adapmixed.commands.serving import add_model_options, add_shape_options, mechanism_for
+
+if TYPE_CHECKING:
+    from adapmixed.mechanisms import Mechanism
+
+WARNING = (
+    "PRIVATE, for your eyes alone. These answers read the private members and are charged to no "
+    "ledger: no guarantee covers them. Do not publish them, and choose no settings by them."
+)
+
+
+def add_parser(commands: Any) -> None:
+    """Add the command."""
+    parser = commands.add_parser(
+        "compare",
+        help="PRIVATE: show public, private and unprotected continuations side by side",
+        description="Continue a prompt with the public model, the mechanism, and the unprotected "
+        "ensemble, each with the same random numbers, side by side. (AdaPMixED's screening draws "
+        "further ones.) Nothing is charged, and no guarantee covers the output: it is for the "
+        "operator's eyes alone.",
+    )
+    add_model_options(parser)
+    parser.add_argument(
+        "--prompt", action="append", required=True, metavar="TEXT",
+        help="prompt to continue; may be repeated",
+    )  # fmt: skip
+    parser.add_argument(
+        "--max-new-tokens", type=int, default=64,
+        help="maximum number of tokens of a continuation (default: 64)",
+    )  # fmt: skip
+    add_shape_options(parser)
+    parser.add_argument(
+        "--seed", type=int, help="seed of the random numbers (default: one of the system's)"
+    )
+    add_mechanism_options(parser)
+    add_device_options(parser)
+    parser.set_defaults(run=run)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Print the continuations of every prompt in three columns."""
+    text = check_chosen(arguments.mechanism)
+    mechanism = mechanism_for(arguments, text, max(arguments.max_new_tokens, 1))
+    check_device(arguments)
+    quiet_libraries()
+    from adapmixed.generation import PrivateGenerator
+    from adapmixed.mechanisms import PublicOnly, Unprotected
+    from adapmixed.privacy import Accountant
+    from adapmixed.ranks import ALONE, Place
+    from adapmixed.report import aligned
+    from adapmixed.rng import SeededRandom
+
+    if Place.from_environment().world > 1:
+        raise ValueError("compare must run in one process, got several ranks")
+    ensemble = load_ensemble(arguments, ALONE)
+    seed = int.from_bytes(os.urandom(8)) if arguments.seed is None else arguments.seed
+
+    def answer(one: Mechanism, prompt: str) -> str:
+        budget = arguments.epsilon if one is mechanism else None
+        accountant = Accountant(arguments.delta, epsilon=budget, adjacency=arguments.adjacency)
+        rng, active = SeededRandom(seed, prompt), arguments.active
+        generator = PrivateGenerator(ensemble, one, accountant, rng=rng, active=active)
+        (text,) = generator.generate(
+            prompt, max_new_tokens=arguments.max_new_tokens,
+            temperature=arguments.temperature, top_k=arguments.top_k,
+        )  # fmt: skip
+        return text
+
+    print(textwrap.fill(WARNING, 88))
+    for prompt in arguments.prompt:
+        texts = {one.name: answer(one, prompt) for one in (PublicOnly(), mechanism, Unprotected())}
+        print(f"\n{prompt!r}\n")
+        print(*aligned(_columns(texts), [False] * len(texts)), sep="\n")
+    return 0
+
+
+def _columns(texts: Mapping[str, str]) -> list[Sequence[str]]:
+    """Return the titles, and the wrapped lines of the texts next to each other."""
+    width = max(20, shutil.get_terminal_size().columns // len(texts) - 2)
+    wrapped = [
+        [line for part in text.split("\n") for line in textwrap.wrap(part, width) or [""]]
+        for text in texts.values()
+    ]
+    return [tuple(texts), *itertools.zip_longest(*wrapped, fillvalue="")]

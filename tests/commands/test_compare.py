@@ -1,0 +1,74 @@
+"""``adapmixed compare``: three continuations of the same random numbers, marked as uncharged."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+from trained_demo import DEMO_ENSEMBLE
+
+from adapmixed.cli import main
+from adapmixed.data.demo import demo_base
+
+pytestmark = pytest.mark.usefixtures("demo_ensemble")
+
+COMMAND = ["compare", "--base", str(demo_base()), "--ensemble", str(DEMO_ENSEMBLE)]
+SHORT = ["--max-new-tokens", "12", "--seed", "3"]
+
+
+def columns(capsys: pytest.CaptureFixture[str], mechanism: str, *prompts: str) -> list[list[str]]:
+    """Return each prompt's columns, without the lines' spaces."""
+    given = [part for prompt in prompts for part in ("--prompt", prompt)]
+    assert main([*COMMAND, *SHORT, "--mechanism", mechanism, *given]) == 0
+    output = capsys.readouterr().out
+    marked, *parts = re.split(r"^'(.*)'\n\n", output, flags=re.MULTILINE)
+    assert "no guarantee covers them. Do not publish them" in " ".join(marked.split())
+    found = []
+    for prompt, table in zip(parts[::2], parts[1::2], strict=True):
+        assert prompt in prompts
+        titles, rule, *lines = table.rstrip("\n").split("\n")
+        ends = [match.span() for match in re.finditer("─+", rule)]
+        assert titles.split() == ["public", mechanism.split()[0], "unprotected"]
+        found.append([" ".join(line[a:b].strip() for line in lines).strip() for a, b in ends])
+    return found
+
+
+def test_continuations_share_their_random_numbers(capsys: pytest.CaptureFixture[str]) -> None:
+    prompts = ("The try statement", "A class")
+    near = columns(capsys, "clipped-mixing lower=0.9999 upper=1.0001", *prompts)
+    assert len(near) == 2 and all(len(one) == 3 for one in near)
+    for public, private, unprotected in near:
+        assert public == private != unprotected
+    far = columns(capsys, "clipped-log-pool lower=-8 upper=8 scale=4", *prompts)
+    assert [one[::2] for one in far] == [one[::2] for one in near]
+    assert [one[1] for one in far] != [one[1] for one in near]
+    # A prompt's numbers do not depend on the others.
+    assert columns(capsys, "clipped-mixing lower=0.9999 upper=1.0001", prompts[1]) == near[1:]
+
+
+def test_nothing_is_charged_or_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    columns(capsys, "clipped-log-pool lower=0 upper=1", "The try statement")
+    assert list(tmp_path.iterdir()) == []
+    with pytest.raises(SystemExit):
+        main([*COMMAND, "--prompt", "x", "--mechanism", "public", "--ledger", "ledger.db"])
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ([], "--mechanism must be given"),
+        (["--mechanism", "clipped-mixing"], "--mechanism clipped-mixing needs lower, upper"),
+        (["--mechanism", "public", "--max-new-tokens", "0"], "--max-new-tokens must be"),
+        (["--mechanism", "public", "--temperature", "0"], "--temperature must be"),
+    ],
+)
+def test_what_is_refused(
+    options: list[str], words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([*COMMAND, "--prompt", "x", *options]) == 2
+    output = capsys.readouterr()
+    assert words in output.err and len(output.err.strip().splitlines()) == 1
