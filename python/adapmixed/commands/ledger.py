@@ -169,7 +169,7 @@ def _letter(reading: Reading, ensemble: Path) -> str:
     odds = Decimal(found.epsilon).exp()
     doubt = 100 / (1 + odds)  # rounded down, as the odds are rounded up
     doubt = Context(prec=2 if doubt < 10 else 3, rounding=ROUND_FLOOR).create_decimal(doubt)
-    values = {
+    values: dict[str, object] = {
         "unit": unit,
         "epsilon": format_epsilon(found.epsilon),
         "factor": f"{Context(prec=3, rounding=ROUND_CEILING).create_decimal(odds):,}",
