@@ -7,8 +7,7 @@ The text is the change logs of the installed Debian packages. A document is one 
 `LONGEST` characters at the end of a line. The same `DOCUMENTS` documents are divided among 100, 300
 and 1 000 shards, with another key for each seed. Members are those of `adapmixed train`'s defaults.
 `evaluate` scores every ensemble on a part of other documents, which is the same for all ensembles
-of a seed. Members speak about as many tokens as they do without a request; the references without
-protection speak about all.
+of a seed. Members speak about `ACTIVE` tokens; in the references without protection about all.
 
 Settings are the planner's chosen ones. They look at no text and no member. The references without
 protection are the mean of the members, the log pools of several κ, and one adapter trained once on
@@ -38,7 +37,6 @@ from adapmixed import AdaPMixED, Ensemble, PublicOnly, Unprotected, UnprotectedP
 from adapmixed.data import demo_base
 from adapmixed.data.corpus import Corpus
 from adapmixed.evaluation import Evaluation, evaluate
-from adapmixed.limits import DEFAULT_ACTIVE
 from adapmixed.mechanisms import Mechanism
 from adapmixed.mechanisms.planned import planned
 from adapmixed.privacy.planner import (
@@ -58,7 +56,7 @@ from benchmarks.harness import Report, headline, machine
 
 FOLDER = Path("/usr/share/doc")
 DOCUMENTS, LONGEST, PART = 3_500, 200, 512
-DELTA = 1e-5
+DELTA, ACTIVE = 1e-5, 8_192
 QUERIES, ADJACENCIES, EPSILONS = (1_024, 99_840), ("zero_out", "replace_one"), (1.0, 3.0, 8.0)
 CONFIG = FinetuneConfig(**HEAD, target_modules=("lm_head",))
 REFERENCES: dict[str, Mechanism] = {
@@ -151,7 +149,7 @@ class Bench:
         part = self.tokens[seed * PART :][:PART]
         ensemble = self.ensemble(models, 0 if models == 1 else seed, workers)
         found = []
-        for kind, active in (("references", None), ("mechanisms", DEFAULT_ACTIVE)):
+        for kind, active in (("references", None), ("mechanisms", ACTIVE)):
             chosen = {
                 name: one
                 for name, one in mechanisms.items()
@@ -338,7 +336,7 @@ def main() -> None:
         return
     about, report = machine(), Report()
     name = "the built-in base" if options.base == str(demo_base()) else Path(options.base).name
-    settings = f"δ = {DELTA:g}, K = {DEFAULT_ACTIVE}, {options.seeds} seeds"
+    settings = f"δ = {DELTA:g}, K = {ACTIVE}, {options.seeds} seeds"
     report.say(f"{headline(about)}\n\n{name}, {settings}\n")
     with tempfile.TemporaryDirectory() as folder:
         keep = options.keep or Path(folder)
