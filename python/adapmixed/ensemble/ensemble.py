@@ -172,8 +172,8 @@ class Ensemble:
         Raises:
             ValueError: if the folder is unreadable, empty, of another format, or lists a member
                 twice, or if shards overlap.
-            ValueError: if members adapt layers outside `adapted`, or it is needed and missing.
-            ValueError: if an adapter is not plain LoRA or does not fit the base.
+            ValueError: if members adapt layers outside `adapted`, or it is needed and missing; if
+                an adapter is not plain LoRA or does not fit the base.
             ValueError: if the base or its tokenizer differs from the one of the training. Digests
                 are compared or, if none was recorded, the name in `adapter_config.json`.
             ValueError: if the base is not supported (docs/reference/supported-models.md).
@@ -191,8 +191,7 @@ class Ensemble:
         )
         ensemble.unit = parts.unit
         ensemble.fingerprint = fingerprint(base, parts.digests, parts.base_files, parts.commit)
-        if isinstance(folder, str | os.PathLike):
-            ensemble.folder = os.fspath(folder)
+        ensemble.folder = os.fspath(folder) if isinstance(folder, str | os.PathLike) else None
         if not parts.ranks.alone:  # devices may differ, but all caches must have the same rows
             facts = {"what members share": ensemble.trunk, "all files": ensemble.fingerprint}
             parts.ranks.agree(facts)
