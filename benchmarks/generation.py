@@ -35,8 +35,8 @@ MEMORY = 16 << 30
 POOL = ClippedLogPool(-0.25, 1.0, 2.0)
 # Layers that members adapt, N, K
 MEMBERS: tuple[tuple[str, int, int | None], ...] = (
-    ("head", 100, None), ("head", 100, 8192), ("head", 1000, 8192), ("head", 1000, 1024),
-    ("last:1", 100, 8192), ("deep (c_attn)", 100, 8192),
+    ("head", 100, None), ("head", 100, 8192), ("head", 1000, 32768), ("head", 1000, 8192),
+    ("head", 1000, 1024), ("last:1", 100, 8192), ("deep (c_attn)", 100, 8192),
 )  # fmt: skip
 SMALL = (12, 768, 12, 50257)  # layers, width, heads, vocabulary
 TINY = (2, 32, 2, 512)

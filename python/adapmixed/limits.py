@@ -51,8 +51,7 @@ MOST_BOX = 1e6
 """C/c of a box with c > 0, and C of one with c = 0. A ratio of a million is hardly a limit."""
 
 LEAST_ACTIVE, DEFAULT_ACTIVE = 2, 32_768
-"""K of an active vocabulary. The default is the smallest power of two that costs at most 0.5 % of
-perplexity on SmolLM2-135M (docs/concepts/what-privacy-costs.md)."""
+"""K of an active vocabulary. docs/concepts/what-privacy-costs.md says what the default costs."""
 
 LEAST_SIGMA = 1e-6
 """σ of the screening's noise. At 1e-6, with the paper's weight and N = 100, it costs α nats."""
