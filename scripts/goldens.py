@@ -289,16 +289,16 @@ EVENTS: dict[str, list[Any]] = {
     "an unprotected answer": [privacy.PublicAnswer(7), privacy.UnprotectedAnswer(1)],
 }  # fmt: skip
 PLANS = (
-    "--epsilon 1 --models 100 --queries 1024",
-    "--epsilon 3 --models 64 --queries 64 --adjacency replace_one",
-    "--epsilon 8 --delta 1e-15 --models 1000 --queries 99840",
-    "--epsilon 0.3 --delta 0.1 --models 65536 --queries 1000000",
-    "--models 100 --queries 1024 --lower 0.78 --upper 2.7",
-    "--models 64 --queries 1099511627776 --lower -0.25 --upper 1 --scale 2 --delta 0.1",
+    "--epsilon 1 --models 100 --tokens 1024 --all",
+    "--epsilon 3 --models 64 --tokens 64 --adjacency replace_one --all",
+    "--epsilon 8 --delta 1e-15 --models 1000 --tokens 99840 --all",
+    "--epsilon 0.3 --delta 0.1 --models 65536 --tokens 1000000 --all",
+    "--models 100 --tokens 1024 --lower 0.78 --upper 2.7",
+    "--models 64 --tokens 1099511627776 --lower -0.25 --upper 1 --scale 2 --delta 0.1",
     "--epsilon 1 --models 100 --lower 0.78 --upper 2.7 --adjacency replace_one",
     "--epsilon 1 --models 100 --lower -0.25 --upper 1 --scale 2",
-    "--epsilon 1 --queries 1024 --lower 0.78 --upper 2.7",
-    "--epsilon 1 --queries 1024 --lower -0.25 --upper 1 --scale 2 --delta 1e-15",
+    "--epsilon 1 --tokens 1024 --lower 0.78 --upper 2.7",
+    "--epsilon 1 --tokens 1024 --lower -0.25 --upper 1 --scale 2 --delta 1e-15",
 )
 
 

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from adapmixed.commands import plan_file
 from adapmixed.ensemble import manifest
 from adapmixed.privacy import Accountant, PublicAnswer, read_ledger
 from adapmixed.privacy.ledger import records
@@ -60,6 +61,7 @@ READERS: dict[str, tuple[str, int, Callable[[Path], object]]] = {
         training.FORMAT_VERSION,
         lambda path: training.read_member_record(path.parent),
     ),
+    "plan": ("plan.json", plan_file.FORMAT_VERSION, plan_file.read_plan),
     "guarantee": (
         "guarantee.json",
         dp_sgd.FORMAT_VERSION,

@@ -56,11 +56,11 @@ POOL = ["--lower=-0.25", "--upper=1", "--scale=2"]
 @pytest.mark.parametrize(
     ("arguments", "asked", "answer", "said"),
     [
-        (["--epsilon=1", "--models=64", *POOL], "queries", 186, "186 queries to 64 models within"),
-        (["--epsilon=1", "--queries=186", *POOL], "models", 64, "64 models for 186 queries within"),
-        (["--models=64", "--queries=1", *POOL], "epsilon", 1.01 * ONE, "1 query to 64 models at"),
-        (["--models=9", "--queries=9", "--lower=0", "--upper=9"], "epsilon", "inf", "ε = inf"),
-        (["--epsilon=1e-3", "--queries=100000000000", *POOL], "models", None, "more than"),
+        (["--epsilon=1", "--models=64", *POOL], "queries", 186, "186 tokens to 64 models within"),
+        (["--epsilon=1", "--tokens=186", *POOL], "models", 64, "64 models for 186 tokens within"),
+        (["--models=64", "--tokens=1", *POOL], "epsilon", 1.01 * ONE, "1 token to 64 models at"),
+        (["--models=9", "--tokens=9", "--lower=0", "--upper=9"], "epsilon", "inf", "ε = inf"),
+        (["--epsilon=1e-3", "--tokens=100000000000", *POOL], "models", None, "more than"),
         (["--epsilon=1", "--models=64", "--lower=1", "--upper=1"], "queries", 2**40, "or more"),
     ],
 )
@@ -77,14 +77,14 @@ def test_what_is_left_out_is_the_answer(capsys, tmp_path, arguments, asked, answ
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--epsilon=1", "--models=2"], "got no --queries"),
-        (["--epsilon=1", "--models=2", "--queries=3", "--scale=2"], "got no --lower"),
+        (["--epsilon=1", "--models=2"], "got no --tokens"),
+        (["--epsilon=1", "--models=2", "--tokens=3", "--scale=2"], "got no --lower"),
         (
             ["--epsilon=1", "--models=2", "--lower=0.5"],
             "--lower and --upper must be given together, got --lower without --upper",
         ),
         (["--epsilon=1", "--lower=0.5", "--upper=2"], "one must be left out"),
-        (["--epsilon=1", "--models=2", "--queries=3", *POOL], "one must be left out"),
+        (["--epsilon=1", "--models=2", "--tokens=3", *POOL], "one must be left out"),
     ],
 )
 def test_questions_without_an_answer(capsys, arguments, message):

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from adapmixed.commands.mechanisms import (
+    CHOOSING,
     add_mechanism_options,
     check_charged,
     label_of,
@@ -20,6 +21,7 @@ from adapmixed.commands.options import (
     write_private,
 )
 from adapmixed.commands.placing import add_placing_options, joined_ranks, load_ensemble
+from adapmixed.commands.plan_file import take_plan
 
 if TYPE_CHECKING:
     from adapmixed.evaluation import Runs
@@ -93,6 +95,7 @@ def add_parser(commands: Any) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Evaluate and print the table; among several processes only the main one writes."""
+    take_plan(arguments, several=True)
     _check_accounts(arguments)
     if arguments.result is None and arguments.resume:
         raise ValueError("--resume needs --result, the file to continue from")
@@ -142,7 +145,7 @@ def _run(arguments: argparse.Namespace, ranks: "Ranks") -> int:
     report = build_report(evaluations, **about)
     if arguments.runs > 1:
         report["runs"] = runs_entry(runs)
-    print(report_text(report))
+    print(f"{report_text(report)}\n\n{CHOOSING}")
     if arguments.json is not None:
         if arguments.seed is not None:
             # A seed repeats the evaluation, but not its speed.

@@ -27,6 +27,7 @@ _TYPED = {
     "epsilon": "--epsilon",
     "delta": "--delta",
     "adjacency": "--adjacency",
+    "periods": "--periods",
     "corpus": "--corpus",
     "base": "--base",
     "block_size": "--block-size",
@@ -98,12 +99,13 @@ def _active(text: str) -> int | None:
     return int(text)
 
 
-def check_output(path: Path | None, *, folder: bool = False) -> None:
+def check_output(path: Path | None, *, folder: bool = False, name: str = "--json") -> None:
     """Raise ValueError for an output that cannot be written, before any work is done.
 
     Args:
         path: a file, or a folder if ``folder`` is set; None passes.
         folder: whether the path is a folder, which is created.
+        name: the option of a file.
     """
     if path is None:
         return
@@ -115,7 +117,7 @@ def check_output(path: Path | None, *, folder: bool = False) -> None:
         target = path
     else:
         if path.is_dir() or not path.parent.is_dir():
-            raise ValueError(f"--json must name a file in an existing folder, got {path}")
+            raise ValueError(f"{name} must name a file in an existing folder, got {path}")
         target = path if path.exists() else path.parent
     if not os.access(target, os.W_OK):
         raise ValueError(f"{target} must be writable")

@@ -17,26 +17,27 @@ from adapmixed.commands.mechanisms import (
     check_chosen,
     check_ledger,
 )
-from adapmixed.commands.options import check_output, quiet_libraries
+from adapmixed.commands.options import add_active_option, check_output, quiet_libraries
 from adapmixed.commands.placing import add_device_options, check_device, load_ensemble
+from adapmixed.commands.plan_file import take_plan
 from adapmixed.commands.promise import checked, promise, promised
 from adapmixed.commands.serve_options import (
-    DEMO_DEFAULT_TOKENS,
+    DEFAULT_TOKENS,
     add_allow_weak,
-    add_limit_options,
+    add_max_tokens,
     add_network_options,
+    check_alone,
     check_extra,
-    check_limits,
     check_network,
 )
 from adapmixed.commands.serving import (
     accounted,
     add_account_options,
     add_model_options,
-    add_shape_options,
     check_place,
     mechanism_for,
 )
+from adapmixed.limits import check_count
 
 if TYPE_CHECKING:
     from adapmixed.ensemble import Ensemble
@@ -46,7 +47,11 @@ if TYPE_CHECKING:
 
 DEMO_EPSILON, DEMO_TOKENS = 3.0, 4096
 DEMO_NAME = "adapmixed-demo"
-_CHOSEN_BY_DEMO = ("base", "ensemble", "ledger", "mechanism", "epsilon")
+WAITING = 64
+"""Largest number of sequences that wait; more requests get 503."""
+STOP_SECONDS = 30.0
+"""Seconds that running answers have after SIGTERM."""
+_CHOSEN_BY_DEMO = ("base", "ensemble", "ledger", "plan", "mechanism", "epsilon")
 
 
 def add_parser(commands: Any) -> None:
@@ -77,19 +82,13 @@ def add_parser(commands: Any) -> None:
         type=int,
         help="serve figures for Prometheus at this port of 127.0.0.1 (default: not)",
     )
-    add_limit_options(parser, waiting=64, also=f", with --demo {DEMO_DEFAULT_TOKENS}")
-    parser.add_argument(
-        "--stop-seconds",
-        type=float,
-        default=30.0,
-        help="seconds that running answers have after SIGTERM (default: 30)",
-    )
-    add_shape_options(parser)
+    add_max_tokens(parser)
+    add_active_option(parser)
     add_account_options(parser)
     add_mechanism_options(parser)
     add_allow_weak(parser)
     add_device_options(parser)
-    parser.set_defaults(run=run)
+    parser.set_defaults(run=run, operator=False)
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -100,7 +99,8 @@ def run(arguments: argparse.Namespace) -> int:
             stack.callback(signal.pthread_sigmask, signal.SIG_SETMASK, before)
         check_extra()
         check_network(arguments)
-        check_limits(arguments)
+        check_alone()
+        check_count("--max-tokens", arguments.max_tokens)
         return _serve(arguments, stack)
 
 
@@ -140,9 +140,7 @@ def _serve(arguments: argparse.Namespace, stack: ExitStack) -> int:
     if keys is not None:
         clients = _clients(keys, arguments, stack)
         _reread(arguments.keys, clients, stack)
-    scheduler = Scheduler(
-        engine, ensemble.tokenizer, ensemble.end_tokens, waiting=arguments.waiting
-    )
+    scheduler = Scheduler(engine, ensemble.tokenizer, ensemble.end_tokens, waiting=WAITING)
     stack.callback(scheduler.stop, 0.0)
     admission = Admission(accountant, mechanism)
     planned = admission.left is not None
@@ -156,19 +154,16 @@ def _serve(arguments: argparse.Namespace, stack: ExitStack) -> int:
         stack.callback(metrics.serve(arguments.metrics_port))
     defaults = Defaults(
         arguments.name or Path(os.path.abspath(arguments.ensemble)).name,
-        arguments.default_tokens,
+        min(DEFAULT_TOKENS, arguments.max_tokens),
         arguments.max_tokens,
-        arguments.temperature,
-        arguments.top_k,
         ensemble.max_positions,
         ensemble.vocab_size,
     )
     service = Service(scheduler, admission, ensemble.tokenizer, defaults, metrics, clients)
-    config = configuration(
-        application(service), certificate=arguments.tls_cert, key=arguments.tls_key
-    )
+    certificate, key = arguments.tls or (None, None)
+    config = configuration(application(service), certificate=certificate, key=key)
     left = f" {admission.left} tokens are left of the plan." if planned else ""
-    url = url_of(listening, tls=arguments.tls_cert is not None)
+    url = url_of(listening, tls=key is not None)
     origin = Origin.of(ensemble, arguments.active)
     words = promise(accountant, mechanism, ensemble.num_models, origin)
     line = f"Serving {defaults.model} at {url}. {words}{left}"
@@ -176,16 +171,17 @@ def _serve(arguments: argparse.Namespace, stack: ExitStack) -> int:
     def ready() -> None:
         print(line, file=sys.stderr, flush=True)
 
-    Listener(config, scheduler, arguments.stop_seconds, ready).run(sockets=[listening])
+    Listener(config, scheduler, STOP_SECONDS, ready).run(sockets=[listening])
     return 1 if scheduler.failed else 0
 
 
 def _chosen(arguments: argparse.Namespace) -> Mechanism:
     """Return the mechanism that the options choose; check that nothing is missing."""
-    text = check_chosen(arguments.mechanism)
     for name in ("base", "ensemble"):
         if getattr(arguments, name) is None:
             raise ValueError(f"--{name} must be given, or --demo for the built-in ensemble")
+    take_plan(arguments)
+    text = check_chosen(arguments.mechanism)
     if arguments.ledger is None:
         raise ValueError("--ledger must be given: a server without one forgets what was spent")
     check_ledger(text, epsilon=arguments.epsilon, queries=None)
@@ -198,6 +194,7 @@ def _demo(arguments: argparse.Namespace) -> Mechanism:
     for name in _CHOSEN_BY_DEMO:
         if getattr(arguments, name) is not None:
             raise ValueError(f"--{name} must not be given with --demo, which chooses it")
+    take_plan(arguments)  # the defaults
     from adapmixed.data.demo import demo_base
     from adapmixed.mechanisms import ClippedLogPool, planned
     from adapmixed.privacy.planner import chosen

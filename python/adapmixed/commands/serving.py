@@ -23,6 +23,7 @@ from adapmixed.commands.options import (
     random_source,
 )
 from adapmixed.commands.placing import add_placing_options, joined_ranks, load_ensemble
+from adapmixed.commands.plan_file import take_plan
 from adapmixed.limits import check_count
 
 if TYPE_CHECKING:
@@ -40,7 +41,19 @@ def add_serving_options(parser: argparse.ArgumentParser) -> None:
         default=64,
         help="maximum number of tokens of an answer (default: 64)",
     )
-    add_shape_options(parser)
+    parser.add_argument(
+        "--temperature",
+        type=float,
+        default=1.0,
+        help="temperature of every model, applied before the mechanism (default: 1)",
+    )
+    parser.add_argument(
+        "--top-k",
+        type=int,
+        help="keep this many tokens, the public model's likeliest, before the mechanism "
+        "(default: all)",
+    )
+    add_active_option(parser)
     parser.add_argument(
         "--stop",
         action="append",
@@ -55,6 +68,11 @@ def add_serving_options(parser: argparse.ArgumentParser) -> None:
         "randomness)",
     )
     add_account_options(parser)
+    parser.add_argument(
+        "--operator",
+        action="store_true",
+        help="PRIVATE: also print costs that depend on private data, to standard error",
+    )
     add_mechanism_options(parser)
     add_placing_options(parser)
 
@@ -65,25 +83,8 @@ def add_model_options(parser: argparse.ArgumentParser, *, required: bool = True)
     parser.add_argument("--ensemble", required=required, help="ensemble folder (ensemble.json)")
 
 
-def add_shape_options(parser: argparse.ArgumentParser) -> None:
-    """Add --temperature and --top-k."""
-    parser.add_argument(
-        "--temperature",
-        type=float,
-        default=1.0,
-        help="temperature of every model, applied before the mechanism (default: 1)",
-    )
-    parser.add_argument(
-        "--top-k",
-        type=int,
-        help="keep this many tokens, the public model's likeliest, before the mechanism "
-        "(default: all)",
-    )
-    add_active_option(parser)
-
-
 def add_account_options(parser: argparse.ArgumentParser) -> None:
-    """Add --ledger, --memory and --operator."""
+    """Add --ledger, --no-create and --memory."""
     parser.add_argument(
         "--ledger",
         type=Path,
@@ -99,11 +100,6 @@ def add_account_options(parser: argparse.ArgumentParser) -> None:
         type=memory_bytes,
         default=1 << 30,
         help="memory for logits, activations, keys and values, such as 512M or 5G (default: 1G)",
-    )
-    parser.add_argument(
-        "--operator",
-        action="store_true",
-        help="PRIVATE: also print costs that depend on private data, to standard error",
     )
 
 
@@ -132,6 +128,7 @@ def opened(arguments: argparse.Namespace, queries: int) -> Iterator[PrivateGener
     Raises:
         ValueError: if options are missing or exclude each other, before a file is read or made.
     """
+    take_plan(arguments)
     text = check_chosen(arguments.mechanism)
     if arguments.ledger is not None and arguments.seed is not None:
         raise ValueError(
@@ -230,9 +227,10 @@ def cost_lines(accountant: Accountant, *, operator: bool) -> Iterator[str]:
     """Yield lines about what was charged; private numbers only if `operator` is set."""
     guarantee = accountant.guarantee()
     if guarantee.kind.startswith("data-dependent") and not operator:
+        shown = "adapmixed ledger show" if accountant.durable else "--operator"
         yield (
             f"{guarantee.queries} answered queries; their cost depends on the private data and is "
-            "for the operator alone (--operator)."
+            f"for the operator alone ({shown})."
         )
         yield from guarantee.warnings
     else:

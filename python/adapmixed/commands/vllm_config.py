@@ -11,11 +11,12 @@ from typing import TYPE_CHECKING, Any
 
 from adapmixed.commands.mechanisms import add_mechanism_options, check_chosen, mechanism_of
 from adapmixed.commands.options import add_active_option, quiet_libraries
+from adapmixed.commands.plan_file import take_plan
 from adapmixed.commands.promise import checked, promise, promised
 from adapmixed.commands.serve_options import (
     DEFAULT_TOKENS,
     add_allow_weak,
-    add_limit_options,
+    add_max_tokens,
     add_network_options,
     check_network,
 )
@@ -50,7 +51,20 @@ def add_parser(commands: Any) -> None:
         default="float32",
         help="the public model's dtype (default: float32)",
     )
-    add_limit_options(parser, waiting=256)
+    add_max_tokens(parser)
+    parser.add_argument(
+        "--default-tokens",
+        type=int,
+        default=DEFAULT_TOKENS,
+        help="largest number of tokens of an answer without max_tokens (default: "
+        f"{DEFAULT_TOKENS})",
+    )
+    parser.add_argument(
+        "--waiting",
+        type=int,
+        default=256,
+        help="largest number of sequences that wait; more requests get 503 (default: 256)",
+    )
     add_active_option(parser)
     parser.add_argument(
         "--block",
@@ -66,6 +80,7 @@ def add_parser(commands: Any) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Print the command, and on standard error the guarantee of its answers."""
     check_network(arguments)
+    take_plan(arguments)
     options = _options(arguments)
     quiet_libraries()
     from adapmixed.vllm.heads import load
@@ -98,8 +113,11 @@ def _options(arguments: argparse.Namespace) -> Options:
         raise ValueError(
             "--mechanism must have queries=, the number of tokens of all answers, inside vLLM"
         )
-    given = arguments.default_tokens
-    tokens = DEFAULT_TOKENS if given is None else given
+    if planned[0].name != "clipped-log-pool":
+        raise ValueError(
+            f"--mechanism must be clipped-log-pool inside vLLM, got {planned[0].name}: give "
+            "--mechanism clipped-log-pool to 'adapmixed plan' if the settings are planned"
+        )
     return Options.of(
         planned[0],
         ensemble=str(arguments.ensemble.resolve()),
@@ -107,7 +125,7 @@ def _options(arguments: argparse.Namespace) -> Options:
         delta=arguments.delta,
         adjacency=arguments.adjacency,
         block=arguments.block,
-        tokens=min(tokens, arguments.max_tokens),
+        tokens=min(arguments.default_tokens, arguments.max_tokens),
         max_tokens=arguments.max_tokens,
         waiting=arguments.waiting,
         keys=None if arguments.keys is None else str(arguments.keys.resolve()),
@@ -163,8 +181,8 @@ def _command(arguments: argparse.Namespace, options: Options) -> list[str]:
         "shutdown-timeout": SHUTDOWN_SECONDS,
         "additional-config": json.dumps(options.written()),
     }
-    if arguments.tls_cert is not None:
-        settings |= {"ssl-certfile": arguments.tls_cert, "ssl-keyfile": arguments.tls_key}
+    if arguments.tls is not None:
+        settings |= zip(("ssl-certfile", "ssl-keyfile"), arguments.tls, strict=True)
     given = [f"--{name} {shlex.quote(str(value))}" for name, value in settings.items()]
     return [
         "python -m vllm.entrypoints.openai.api_server",

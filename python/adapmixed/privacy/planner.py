@@ -11,8 +11,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 
-import numpy as np
-
 from adapmixed.limits import (
     MOST_BOX,
     MOST_DEPTH,
@@ -59,16 +57,6 @@ SCALES = (1.0, 2.0, 3.0, 4.0)
 CHOSEN_SHAPE, CHOSEN_SCALE = 8.0, 2.0
 """Shape of the box and κ of the log pool that are marked as chosen, by their perplexity on one
 text; see docs/how-to/plan-a-budget.md."""
-
-SHARDS = (100, 300, 1_000)
-"""Numbers of shards with which `kept_share` was measured."""
-
-_KEPT: Mapping[int, Mapping[float, float]] = {
-    100: {1.17: 0.033, 1.47: 0.082, 2.23: 0.164, 4.14: 0.276, 12.3: 0.438, 39.2: 0.58},
-    300: {1.54: 0.069, 2.67: 0.157, 5.89: 0.282, 13.9: 0.412, 51.5: 0.588, 193.0: 0.725},
-    1_000: {3.18: 0.125, 8.99: 0.243, 28.0: 0.384, 66.6: 0.49, 275.0: 0.644, 1_100.0: 0.732},
-}
-"""Shares by N and `upper` of ClippedMixing; see docs/concepts/what-privacy-costs.md."""
 
 _ORDERS = (-3.0, 9.0)  # log(order - 1): PMixED's orders from 1.05, at most `MOST_ORDER`
 _SEARCH, _SHOWN = 2**14, 2**16  # grid points while searching and for partial counts
@@ -168,20 +156,6 @@ def chosen(
     rule = {"shapes": (CHOSEN_SHAPE,), "scales": (CHOSEN_SCALE,)}
     found = plan(epsilon, delta, num_models, queries, adjacency, **rule)
     return [one for one in found if one.chosen]
-
-
-def kept_share(one: Plan) -> float:
-    """Return the share of the best gain without protection that a box of ClippedMixing kept.
-
-    It was measured on one text with one model, and is interpolated over the box's size, which
-    decides the perplexity whatever ε and the number of queries are.
-
-    Args:
-        one: ClippedMixing's plan of :func:`chosen`, with a number of models in `SHARDS`.
-    """
-    found = _KEPT[one.num_models]
-    sizes = np.log([one.settings["upper"], 1.0, *found])
-    return float(np.interp(sizes[0], sizes[1:], [0.0, *found.values()]))
 
 
 def _choose(plans: list[Plan], values: Sequence[float], wanted: float) -> list[Plan]:
