@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -52,12 +51,11 @@ def run(command: str, *options: str, models: list[str] = MODELS) -> int:
 def test_commands_charge_what_was_planned(save: Save, capsys: Any) -> None:
     plan = save("--delta", "1e-6", "--adjacency", "replace_one", "--periods", "2")
     assert (plan["tokens"], plan["delta"], plan["adjacency"]) == (4, 1e-6, "replace_one")
-    assert plan["epsilon"] < plan["epsilon_of_periods"] <= 3 and plan["periods"] == 2
-    assert Path("plan.json").stat().st_mode & 0o777 == 0o600
-    for left in ("2", "0"):
+    assert 1.5 < plan["epsilon"] < 2.9 and Path("plan.json").stat().st_mode & 0o777 == 0o600
+    for spent in (2, 4):
         assert run("generate") == 0
         reading = read_ledger("ledger")
-        assert str(reading.account.totals.planned) == str(4 - int(left))
+        assert reading.account.totals.planned == spent
     binding, stated = reading.account.binding, reading.guarantee
     assert binding is not None and binding.ensemble == plan["ensemble"]
     assert stated.epsilon is not None and stated.adjacency == "replace_one"
@@ -118,7 +116,7 @@ def test_what_the_plan_has_is_not_given_again(
 @pytest.mark.parametrize(
     ("changes", "why"),
     [
-        ({"kind": "plan"}, "kind must be 'saved plan', got 'plan'"),
+        ({"kind": "report"}, "it has format_version 1 and kind 'report'"),
         ({"tokens": 5}, "tokens must be queries= of mechanism, got 5"),
         ({"mechanism": "clipped-mixing lower=2 upper=3 queries=4"}, "lower"),
         ({"delta": 0.5}, "delta must be <= 0.1, got 0.5"),
@@ -133,4 +131,4 @@ def test_a_changed_plan_is_refused(
     assert run("generate") == 2
     error = capsys.readouterr().err
     assert "--plan must name a file that 'adapmixed plan --save' wrote, got plan.json" in error
-    assert re.search(why, error) and not Path("ledger").exists()
+    assert why in error and not Path("ledger").exists()

@@ -15,7 +15,7 @@ from adapmixed.privacy.recommendation import (
     measured_shards,
     recommended,
     rounded_inward,
-)
+)  # fmt: skip
 
 DELTA, MODELS, TOKENS = 1e-5, 64, 500
 
@@ -24,7 +24,7 @@ DELTA, MODELS, TOKENS = 1e-5, 64, 500
 def test_it_is_the_widest_of_the_rule_within_epsilon(mechanism: str) -> None:
     one = recommended(1.0, DELTA, MODELS, TOKENS, mechanism=mechanism)
     settings: dict[str, Any] = dict(one.settings)
-    assert one.mechanism == mechanism and one.chosen and one.queries == TOKENS
+    assert one.mechanism == mechanism and one.queries == TOKENS
     assert one.epsilon == epsilon_of(DELTA, MODELS, TOKENS, "zero_out", **settings)
     assert 0.99 < one.epsilon <= 1.0
     for name, value in settings.items():  # in four digits, as they are printed and saved
@@ -56,18 +56,13 @@ def test_settings_are_rounded_inward() -> None:
     given = {"lower": 0.77791, "upper": 1.60699, "scale": 1.99999}
     assert rounded_inward(given) == {"lower": 0.778, "upper": 1.606, "scale": 1.999}
     assert rounded_inward({"lower": -0.250999}) == {"lower": -0.2509}
-    assert rounded_inward({"lower": 0.99871234, "upper": 1.00123456}) == {
-        "lower": 0.998713,
-        "upper": 1.001234,
-    }
+    near = {"lower": 0.99871234, "upper": 1.00123456}
+    assert rounded_inward(near) == {"lower": 0.998713, "upper": 1.001234}
 
 
 def test_other_numbers_of_shards_take_the_nearest_measured_one() -> None:
-    assert [measured_shards(n) for n in (1, 64, 173, 174, 547, 548, 65_536)] == [
-        *(100, 100, 100),
-        *(300, 300),
-        *(1_000, 1_000),
-    ]
+    found = [measured_shards(models) for models in (1, 64, 173, 174, 547, 548, 65_536)]
+    assert found == [100, 100, 100, 300, 300, 1_000, 1_000]
     one = recommended(3.0, DELTA, MODELS, 20_000)
     assert kept_share(one) == kept_share(replace(one, num_models=SHARDS[0]))
     assert kept_share(replace(one, num_models=1_000)) < kept_share(one)

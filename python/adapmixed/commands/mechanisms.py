@@ -32,8 +32,6 @@ _GIVEN = {"delta": "use --delta"}
 def add_mechanism_options(parser: argparse.ArgumentParser, *, several: bool = False) -> None:
     """Add --plan, and --mechanism, --epsilon, --delta and --adjacency, which it replaces.
 
-    `plan_file.take_plan` sets them to their values in the plan, or to their defaults.
-
     Args:
         parser: gets the options, in a group of their own.
         several: whether --mechanism may be repeated.

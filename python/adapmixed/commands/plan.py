@@ -1,8 +1,6 @@
 """``adapmixed plan``: find the settings that a privacy budget allows, before any training."""
 
 import argparse
-import json
-import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,10 +13,7 @@ if TYPE_CHECKING:
 
     from adapmixed.privacy.planner import Plan
 
-FORMAT_VERSION = 1
-"""Version of the JSON that is written."""
-_ASKED = {"epsilon": "epsilon", "models": "models", "queries": "tokens"}
-"""Entries of an answer, and the options with their values."""
+_ASKED = ("epsilon", "models", "tokens")
 _REPLY = 100  # tokens
 _MEASURED = "SmolLM2-135M, 3500 change logs"
 _NEIGHBOURS = {
@@ -47,9 +42,7 @@ def add_parser(commands: Any) -> None:
     parser.add_argument(
         "--delta", type=float, default=1e-5, help="delta of the guarantee (default: 1e-5)"
     )
-    parser.add_argument(
-        "--tokens", type=int, dest="queries", metavar="TOKENS", help="number of answered tokens"
-    )
+    parser.add_argument("--tokens", type=int, help="number of answered tokens")
     parser.add_argument(
         "--adjacency",
         choices=QUESTIONS,
@@ -88,20 +81,20 @@ def add_parser(commands: Any) -> None:
         type=float,
         help="scale of clipped-log-pool (default: --lower and --upper are of clipped-mixing)",
     )
-    parser.add_argument(
-        "--json", type=Path, help="file to write the plans or the answer to, as JSON"
-    )
     parser.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Recommend a plan, print what numbers of shards allow, or answer an inverse question."""
-    check_output(arguments.json)
     check_output(arguments.save, name="--save")
-    check_optional_queries(arguments.queries, "--tokens")
+    check_optional_queries(arguments.tokens, "--tokens")
     if arguments.ensemble is not None:
-        arguments.models = _models(arguments)
-    missing = [option for name, option in _ASKED.items() if getattr(arguments, name) is None]
+        from adapmixed.ensemble.manifest import read_manifest
+
+        if arguments.models is not None:
+            raise ValueError(f"--models must not be given with --ensemble, got {arguments.models}")
+        arguments.models = len(read_manifest(arguments.ensemble).members)
+    missing = [name for name in _ASKED if getattr(arguments, name) is None]
     given = [name for name in ("save", "mechanism", "all") if getattr(arguments, name)]
     given += ["periods"] if arguments.periods != 1 else []
     if (arguments.lower is None) != (arguments.upper is None):
@@ -122,32 +115,21 @@ def run(arguments: argparse.Namespace) -> int:
                 "of --epsilon, --models and --tokens one must be left out with --lower "
                 f"and --upper, got {3 - len(missing)} of them"
             )
-        content = _answer(arguments, missing[0])
+        _answer(arguments, missing[0])
     elif arguments.scale is not None or missing not in ([], ["models"]):
         raise ValueError(
             "--epsilon and --tokens must be given, or two of --epsilon, --models and --tokens "
             "with --lower and --upper, got no "
             f"{', '.join('--' + name for name in missing or ['lower'])}"
         )
+    elif missing:
+        _shards(arguments)
     else:
-        content = _shards(arguments) if missing else _recommended(arguments)
-    if arguments.json is not None:
-        content = {"format_version": FORMAT_VERSION, "kind": "plan", **content}
-        text = json.dumps(content, indent=2, ensure_ascii=False, allow_nan=False)
-        arguments.json.write_text(text + "\n", encoding="utf-8")
+        _recommended(arguments)
     return 0
 
 
-def _models(arguments: argparse.Namespace) -> int:
-    """Return the number of members of --ensemble."""
-    if arguments.models is not None:
-        raise ValueError(f"--models must not be given with --ensemble, got {arguments.models}")
-    from adapmixed.ensemble.manifest import read_manifest
-
-    return len(read_manifest(arguments.ensemble).members)
-
-
-def _answer(arguments: argparse.Namespace, asked: str) -> dict[str, object]:
+def _answer(arguments: argparse.Namespace, asked: str) -> None:
     """Print the ε, the number of models or the number of queries that the settings allow."""
     from adapmixed.privacy.guarantee import format_epsilon
     from adapmixed.privacy.planner import epsilon_of, models_for, queries_for
@@ -157,8 +139,8 @@ def _answer(arguments: argparse.Namespace, asked: str) -> dict[str, object]:
     settings = {name: getattr(arguments, name) for name in names}
     found: float | None
     if asked == "epsilon":
-        found = epsilon_of(delta, arguments.models, arguments.queries, way, **settings)
-        said = f"ε = {format_epsilon(found)} for {_plural(arguments.queries, 'token')}"
+        found = epsilon_of(delta, arguments.models, arguments.tokens, way, **settings)
+        said = f"ε = {format_epsilon(found)} for {_plural(arguments.tokens, 'token')}"
         said += f" to {_plural(arguments.models, 'model')}"
     elif asked == "tokens":
         found = queries_for(arguments.epsilon, delta, arguments.models, way, **settings)
@@ -166,9 +148,9 @@ def _answer(arguments: argparse.Namespace, asked: str) -> dict[str, object]:
         said = f"{_plural(found, 'token')}{more} to {_plural(arguments.models, 'model')}"
         said += f" within ε = {format_epsilon(arguments.epsilon)}"
     else:
-        found = models_for(arguments.epsilon, delta, arguments.queries, way, **settings)
+        found = models_for(arguments.epsilon, delta, arguments.tokens, way, **settings)
         least = f"more than {MOST_MODELS} models" if found is None else _plural(found, "model")
-        said = f"{least} for {_plural(arguments.queries, 'token')}"
+        said = f"{least} for {_plural(arguments.tokens, 'token')}"
         said += f" within ε = {format_epsilon(arguments.epsilon)}"
     name = "clipped-mixing" if settings["scale"] is None else "clipped-log-pool"
     given = {key: value for key, value in settings.items() if value is not None}
@@ -176,18 +158,6 @@ def _answer(arguments: argparse.Namespace, asked: str) -> dict[str, object]:
     print(f"{name} {listed}: {said} at δ = {float(delta)!r};")
     print(f"neighbouring ({way}): {_NEIGHBOURS[way]}.")
     _warn(arguments.epsilon if found is None or asked != "epsilon" else found, delta)
-    shown = found if found is None or math.isfinite(found) else str(found)
-    known = {
-        name: shown if option == asked else getattr(arguments, name)
-        for name, option in _ASKED.items()
-    }
-    return {
-        "mechanism": name,
-        "settings": given,
-        **known,
-        "delta": delta,
-        "adjacency": way,
-    }
 
 
 def _warn(epsilon: float, delta: float) -> None:
@@ -204,7 +174,7 @@ def _plural(number: int, noun: str) -> str:
 
 def _question(arguments: argparse.Namespace, models: int) -> tuple[float, float, int, int, str]:
     """Return the first arguments of `planner.plan`."""
-    epsilon, delta, queries = arguments.epsilon, arguments.delta, arguments.queries
+    epsilon, delta, queries = arguments.epsilon, arguments.delta, arguments.tokens
     return epsilon, delta, models, queries, arguments.adjacency
 
 
@@ -213,12 +183,12 @@ def _say_question(arguments: argparse.Namespace, more: str = "") -> None:
 
     print(
         f"Within ε = {format_epsilon(arguments.epsilon)} at δ = {float(arguments.delta)!r} for "
-        f"{arguments.queries} tokens{more};\n"
+        f"{arguments.tokens} tokens{more};\n"
         f"neighbouring ({arguments.adjacency}): {_NEIGHBOURS[arguments.adjacency]}.\n"
     )
 
 
-def _shards(arguments: argparse.Namespace) -> dict[str, object]:
+def _shards(arguments: argparse.Namespace) -> None:
     """Print the box of ClippedMixing for several numbers of shards, and what it kept of a gain."""
     from adapmixed.privacy.planner import chosen
     from adapmixed.privacy.recommendation import SHARDS, kept_share
@@ -237,10 +207,9 @@ def _shards(arguments: argparse.Namespace) -> dict[str, object]:
         "to use, add --ensemble or\n--models."
     )
     _warn(arguments.epsilon, arguments.delta)
-    return {"shards": [_entry(one) | {"kept": kept_share(one)} for one in plans]}
 
 
-def _recommended(arguments: argparse.Namespace) -> dict[str, object]:
+def _recommended(arguments: argparse.Namespace) -> None:
     """Print and save the plan of the public rule; with --all print other settings, too."""
     from adapmixed.commands.plan_file import save_plan
     from adapmixed.privacy.guarantee import format_epsilon
@@ -257,49 +226,46 @@ def _recommended(arguments: argparse.Namespace) -> dict[str, object]:
     replies = f", about {one.queries / _REPLY:,.0f} replies of {_REPLY} tokens"
     many = replies if one.queries >= 1.5 * _REPLY else ""
     print(f"  ε = {format_epsilon(one.epsilon)} for {_plural(one.queries, 'token')}{many}.")
-    content: dict[str, object] = {"recommended": _entry(one), "periods": periods}
-    if name == "clipped-mixing":
-        _say_kept(one)
-    if periods > 1:
-        _say_periods(one, periods)
+    _say_meaning(one, periods)
     rule = _RULES[name].format(shape=CHOSEN_SHAPE, scale=CHOSEN_SCALE)
     print(f"The rule: {rule}. It looks at no member and at no text.\n{CHOOSING}")
     if arguments.all:
-        count = one.over_time[-1][0]  # in all periods
-        plans = plan(*question[:3], count, arguments.adjacency)
-        _say_all(plans)
-        content["plans"] = [_entry(other) for other in plans]
+        _say_all(plan(*question[:3], one.over_time[-1][0], arguments.adjacency))
     _warn(one.over_time[-1][1], arguments.delta)
     if arguments.save is not None:
-        save_plan(arguments.save, arguments.ensemble, mechanism, one, periods)
+        save_plan(arguments.save, arguments.ensemble, mechanism, one)
         print(f"Wrote {arguments.save}, which is private: other commands take it as --plan.")
-    return content
 
 
-def _say_kept(one: "Plan") -> None:
+def _say_meaning(one: "Plan", periods: int) -> None:
+    """Print what the plan keeps of a gain, if that was measured, and what all periods cost."""
+    from adapmixed.privacy.guarantee import format_epsilon
     from adapmixed.privacy.recommendation import kept_share, measured_shards
 
-    print(
-        f"  It keeps about {kept_share(one):.0%} of the best gain without protection, in "
-        f"log-perplexity: measured once,\n  on other text ({_MEASURED}, "
-        f'{measured_shards(one.num_models)} shards; "What private prediction costs").'
-    )
-
-
-def _say_periods(one: "Plan", periods: int) -> None:
-    from adapmixed.privacy.guarantee import format_epsilon
-
-    whole, added = (format_epsilon(e) for e in (one.over_time[-1][1], periods * one.epsilon))
-    print(
-        f"  All {periods} periods have ε = {whole} at the same δ, for one shard in each: with "
-        f"these settings and\n  {one.num_models} models, their answers compose as those of one "
-        f"plan. What {periods} ledgers state adds up to\n  ε = {added} at {periods} δ."
-    )
+    if one.mechanism == "clipped-mixing":
+        print(
+            f"  It keeps about {kept_share(one):.0%} of the best gain without protection, in "
+            f"log-perplexity: measured once,\n  on other text ({_MEASURED}, "
+            f'{measured_shards(one.num_models)} shards; "What private prediction costs").'
+        )
+    if periods > 1:
+        whole, added = (format_epsilon(e) for e in (one.over_time[-1][1], periods * one.epsilon))
+        print(
+            f"  All {periods} periods have ε = {whole} at the same δ, for one shard in each: with "
+            f"these settings and\n  {one.num_models} models, their answers compose as those of one "
+            f"plan. What {periods} ledgers state adds up to\n  ε = {added} at {periods} δ."
+        )
 
 
 def _say_all(plans: "list[Plan]") -> None:
     """Print the widest settings of every mechanism with a fixed guarantee."""
-    print(f"\n{_overview(plans)}")
+    from adapmixed.privacy.guarantee import format_epsilon
+
+    rows = [["mechanism", "settings", *(f"ε({count})" for count, _ in plans[0].over_time)]]
+    for one in plans:
+        costs = [format_epsilon(cost) for _, cost in one.over_time]
+        rows.append([one.mechanism, _settings(one), *costs])
+    print(f"\n{_table(rows)}")
     print(
         "\nAll fit the budget. Settings are shown rounded inward: a copy costs a little less than "
         "the ε shown.\nε(n) is the guarantee of n tokens if n is fixed in advance. An accountant "
@@ -310,16 +276,6 @@ def _say_all(plans: "list[Plan]") -> None:
         print(f"{mechanism}: {note}.")
     if all(one.mechanism != "pmixed" for one in plans):
         print("pmixed: no fixed guarantee of this kind within the budget.")
-
-
-def _overview(plans: "list[Plan]") -> str:
-    from adapmixed.privacy.guarantee import format_epsilon
-
-    rows = [["mechanism", "settings", *(f"ε({count})" for count, _ in plans[0].over_time)]]
-    for one in plans:
-        costs = [format_epsilon(cost) for _, cost in one.over_time]
-        rows.append([one.mechanism, _settings(one), *costs])
-    return _table(rows)
 
 
 def _settings(one: "Plan") -> str:
@@ -333,11 +289,6 @@ def _settings(one: "Plan") -> str:
 
 def _values(settings: "Mapping[str, float]") -> str:
     return " ".join(f"{name}={value:.15g}" for name, value in settings.items())
-
-
-def _entry(one: "Plan") -> dict[str, object]:
-    over_time = [{"queries": count, "epsilon": cost} for count, cost in one.over_time]
-    return {**vars(one), "settings": dict(one.settings), "over_time": over_time}
 
 
 def _table(rows: list[list[str]]) -> str:

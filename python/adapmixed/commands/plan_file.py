@@ -1,4 +1,4 @@
-"""The file that ``adapmixed plan --save`` writes and --plan reads: a mechanism, ε, δ and tokens."""
+"""The file that ``adapmixed plan --save`` writes and --plan reads."""
 
 from __future__ import annotations
 
@@ -14,35 +14,30 @@ if TYPE_CHECKING:
     from adapmixed.privacy.planner import Plan
 
 FORMAT_VERSION = 1
-KIND = "saved plan"
-_REPLACED = ("mechanism", "epsilon", "delta", "adjacency")
 
 
-def save_plan(path: Path, folder: Path, mechanism: str, one: Plan, periods: int) -> None:
-    """Write the plan of an ensemble. It holds a digest of the members, so it is private.
+def save_plan(path: Path, folder: Path, mechanism: str, one: Plan) -> None:
+    """Write the plan of an ensemble folder. It holds a digest of the members, so it is private.
 
     Args:
         path: the file.
         folder: the ensemble.
         mechanism: the value of --mechanism.
-        one: the plan of one period, from `recommended`.
-        periods: number of periods; the ε of all of them is written, too.
+        one: the plan, whose settings the mechanism has.
     """
     from adapmixed.ensemble.provenance import recorded_fingerprint
 
     content = {
         "format_version": FORMAT_VERSION,
-        "kind": KIND,
+        "kind": "plan",
         "ensemble": recorded_fingerprint(folder),
         "mechanism": mechanism,
         "epsilon": one.epsilon,
         "delta": one.delta,
         "adjacency": one.adjacency,
         "tokens": one.queries,
-        "periods": periods,
-        "epsilon_of_periods": one.over_time[-1][1],
     }
-    write_private(path, json.dumps(content, indent=2, ensure_ascii=False) + "\n")
+    write_private(path, json.dumps(content, indent=2) + "\n")
 
 
 def read_plan(path: Path) -> dict[str, Any]:
@@ -53,13 +48,10 @@ def read_plan(path: Path) -> dict[str, Any]:
     """
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
-        if found["kind"] != KIND:
-            raise ValueError(f"kind must be {KIND!r}, got {found['kind']!r}")
-        if found["format_version"] != FORMAT_VERSION:
-            raise ValueError(
-                f"format_version must be {FORMAT_VERSION}, got {found['format_version']!r}"
-            )
-        delta, way = found["delta"], found["adjacency"]
+        version, kind = found["format_version"], found["kind"]
+        if (version, kind) != (FORMAT_VERSION, "plan"):
+            raise ValueError(f"it has format_version {version!r} and kind {kind!r}")
+        _, delta, way = found["ensemble"], found["delta"], found["adjacency"]
         mechanism = mechanism_of(found["mechanism"], delta=delta, epsilon=None, queries=1, way=way)
         check_charged(mechanism, delta=delta, epsilon=None, way=way)
         if mechanism.planned_queries != found["tokens"]:
@@ -85,39 +77,30 @@ def take_plan(arguments: argparse.Namespace, *, several: bool = False) -> None:
         ValueError: another option is given with --plan, or the plan is of another ensemble, or its
             tokens are spent in --ledger.
     """
-    if arguments.plan is None:
+    file, folder, ledger = arguments.plan, arguments.ensemble, vars(arguments).get("ledger")
+    if file is None:
         arguments.delta = 1e-5 if arguments.delta is None else arguments.delta
         arguments.adjacency = arguments.adjacency or "zero_out"
         return
-    for name in _REPLACED:
+    for name in ("mechanism", "epsilon", "delta", "adjacency"):
         if getattr(arguments, name) is not None:
             raise ValueError(f"--{name} must not be given with --plan, which has it: leave one out")
-    found = read_plan(arguments.plan)
-    _check_ensemble(arguments, found)
-    _check_unspent(arguments, found)
-    arguments.delta, arguments.adjacency = found["delta"], found["adjacency"]
-    arguments.mechanism = [found["mechanism"]] if several else found["mechanism"]
-
-
-def _check_ensemble(arguments: argparse.Namespace, found: dict[str, Any]) -> None:
     from adapmixed.ensemble.provenance import recorded_fingerprint
-
-    if recorded_fingerprint(arguments.ensemble) != found["ensemble"]:
-        raise ValueError(
-            f"--plan must be of --ensemble {arguments.ensemble} with its present members, got "
-            f"{arguments.plan} of another: 'adapmixed plan --ensemble {arguments.ensemble}' "
-            "plans for it"
-        )
-
-
-def _check_unspent(arguments: argparse.Namespace, found: dict[str, Any]) -> None:
     from adapmixed.privacy import read_ledger
 
-    path = getattr(arguments, "ledger", None)
-    if path is None or not path.is_file():
-        return
-    if read_ledger(path).account.totals.planned >= found["tokens"]:
+    found = read_plan(file)
+    if recorded_fingerprint(folder) != found["ensemble"]:
         raise ValueError(
-            f"--plan must have tokens left, but all {found['tokens']} of {arguments.plan} are "
-            f"spent in --ledger {path}: a new plan needs a new ledger, and its ε and δ add to these"
+            f"--plan must be of --ensemble {folder} with its present members, got {file} of "
+            f"another: 'adapmixed plan --ensemble {folder}' plans for it"
         )
+    spent = 0
+    if ledger is not None and ledger.is_file():
+        spent = read_ledger(ledger).account.totals.planned
+    if spent >= found["tokens"]:
+        raise ValueError(
+            f"--plan must have tokens left, but all {found['tokens']} of {file} are spent in "
+            f"--ledger {ledger}: a new plan needs a new ledger, and its ε and δ add to these"
+        )
+    arguments.delta, arguments.adjacency = found["delta"], found["adjacency"]
+    arguments.mechanism = [found["mechanism"]] if several else found["mechanism"]

@@ -26,7 +26,6 @@ from adapmixed.commands.serve_options import (
     add_allow_weak,
     add_max_tokens,
     add_network_options,
-    check_alone,
     check_extra,
     check_network,
 )
@@ -47,10 +46,8 @@ if TYPE_CHECKING:
 
 DEMO_EPSILON, DEMO_TOKENS = 3.0, 4096
 DEMO_NAME = "adapmixed-demo"
-WAITING = 64
-"""Largest number of sequences that wait; more requests get 503."""
-STOP_SECONDS = 30.0
-"""Seconds that running answers have after SIGTERM."""
+WAITING = 64  # sequences; more requests get 503
+STOP_SECONDS = 30.0  # that running answers have after SIGTERM
 _CHOSEN_BY_DEMO = ("base", "ensemble", "ledger", "plan", "mechanism", "epsilon")
 
 
@@ -93,13 +90,16 @@ def add_parser(commands: Any) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Serve until a signal (status 0), or until the engine fails (status 1)."""
+    from adapmixed.ranks import Place
+
     with ExitStack() as stack:
         if arguments.keys is not None:  # a signal that comes too early waits for its handler
             before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGHUP})
             stack.callback(signal.pthread_sigmask, signal.SIG_SETMASK, before)
         check_extra()
         check_network(arguments)
-        check_alone()
+        if Place.from_environment().world > 1:
+            raise ValueError("serve must run in one process, so that one queue is answered")
         check_count("--max-tokens", arguments.max_tokens)
         return _serve(arguments, stack)
 

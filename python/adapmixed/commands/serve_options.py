@@ -80,11 +80,3 @@ def check_network(arguments: argparse.Namespace) -> None:
         value = getattr(arguments, name, None)
         if value is not None and not 0 <= value <= 65535:
             raise ValueError(f"--{name.replace('_', '-')} must be in [0, 65535], got {value}")
-
-
-def check_alone() -> None:
-    """Raise ValueError unless this process is the only one."""
-    from adapmixed.ranks import Place
-
-    if Place.from_environment().world > 1:
-        raise ValueError("serve must run in one process, so that one queue is answered")

@@ -227,10 +227,9 @@ def cost_lines(accountant: Accountant, *, operator: bool) -> Iterator[str]:
     """Yield lines about what was charged; private numbers only if `operator` is set."""
     guarantee = accountant.guarantee()
     if guarantee.kind.startswith("data-dependent") and not operator:
-        shown = "adapmixed ledger show" if accountant.durable else "--operator"
         yield (
             f"{guarantee.queries} answered queries; their cost depends on the private data and is "
-            f"for the operator alone ({shown})."
+            "for the operator alone (--operator, 'adapmixed ledger show')."
         )
         yield from guarantee.warnings
     else:

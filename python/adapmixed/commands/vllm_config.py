@@ -59,12 +59,6 @@ def add_parser(commands: Any) -> None:
         help="largest number of tokens of an answer without max_tokens (default: "
         f"{DEFAULT_TOKENS})",
     )
-    parser.add_argument(
-        "--waiting",
-        type=int,
-        default=256,
-        help="largest number of sequences that wait; more requests get 503 (default: 256)",
-    )
     add_active_option(parser)
     parser.add_argument(
         "--block",
@@ -115,8 +109,8 @@ def _options(arguments: argparse.Namespace) -> Options:
         )
     if planned[0].name != "clipped-log-pool":
         raise ValueError(
-            f"--mechanism must be clipped-log-pool inside vLLM, got {planned[0].name}: give "
-            "--mechanism clipped-log-pool to 'adapmixed plan' if the settings are planned"
+            f"--mechanism must be clipped-log-pool inside vLLM, got {planned[0].name}: 'adapmixed "
+            "plan --mechanism clipped-log-pool' plans it"
         )
     return Options.of(
         planned[0],
@@ -127,7 +121,6 @@ def _options(arguments: argparse.Namespace) -> Options:
         block=arguments.block,
         tokens=min(arguments.default_tokens, arguments.max_tokens),
         max_tokens=arguments.max_tokens,
-        waiting=arguments.waiting,
         keys=None if arguments.keys is None else str(arguments.keys.resolve()),
         behind_proxy=arguments.behind_proxy,
         active=arguments.active,

@@ -197,13 +197,12 @@ def fingerprint(
 def recorded_fingerprint(folder: str | os.PathLike[str]) -> str:
     """Return the fingerprint of an ensemble folder, with the base that `ensemble.json` records.
 
-    It needs no base. If the base is loaded from a folder of the recorded files, it is that of the
-    loaded ensemble, to which ledgers are bound.
+    It is that of the ensemble as loaded with a base folder of the recorded files, to which ledgers
+    are bound.
 
     Raises:
         ValueError: as `read_manifest` and `member_digests`.
     """
-    manifest = read_manifest(folder)
-    root = Path(folder)
+    manifest, root = read_manifest(folder), Path(folder)
     paths = [None if name is None else root / name for name in manifest.members]
     return fingerprint(root, member_digests(paths), manifest.base_files)

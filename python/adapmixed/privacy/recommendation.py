@@ -1,4 +1,4 @@
-"""The one plan that a public rule recommends, and what its settings kept of a measured gain."""
+"""The plan that a public rule recommends, and what its settings kept of a measured gain."""
 
 from __future__ import annotations
 
@@ -14,8 +14,6 @@ from adapmixed.limits import check_count, check_queries
 from adapmixed.privacy.inverse import epsilon_of
 from adapmixed.privacy.planner import Plan, chosen
 from adapmixed.privacy.rounding import four_digits
-
-__all__ = ["kept_share", "measured_shards", "recommended"]
 
 SHARDS = (100, 300, 1_000)
 """Numbers of shards with which `kept_share` was measured."""
@@ -40,54 +38,43 @@ def recommended(
 ) -> Plan:
     """Return the plan of the public rule, with settings that are rounded inward to four digits.
 
-    The rule is the chosen plan of the mechanism (`chosen`). It looks at no member and at no text.
+    The rule is the widest box of `CHOSEN_SHAPE`, or the widest clip from 0 at `CHOSEN_SCALE`. It
+    looks at no member and at no text.
+
+    The first arguments are those of `plan`, with ε of all periods together and T of one.
 
     Args:
-        epsilon: target ε > 0 of all periods together.
-        delta: δ in [1e-15, 0.1].
-        num_models: N ≥ 1.
-        queries: T ≥ 1, number of private answers of one period.
-        adjacency: "zero_out" or "replace_one".
         mechanism: "clipped-mixing" or "clipped-log-pool".
         periods: number of periods with these settings and N, each with an ensemble and a ledger of
             its own. Neighbours differ in the same shard of every period.
 
     Returns:
-        The plan of one period. Its `over_time` ends with all periods together, whose answers are
-        composed as those of one plan: an answer's cost holds for any members.
+        The plan of one period. Its `over_time` ends with all periods together, whose answers
+        compose as those of one plan: the cost of an answer holds for any members.
 
     Raises:
         ValueError: an argument is out of range, or only the public answer fits.
     """
     whole = check_queries(queries) * check_count("periods", periods)
     plans = chosen(epsilon, delta, num_models, whole, adjacency)
-    found = [one for one in plans if one.mechanism == mechanism]
-    if not found:
-        raise ValueError(
-            f"epsilon must pay for {whole} answers of {mechanism}, got {epsilon!r}: give a larger "
-            "one, fewer answers or more shards"
+    for one in (one for one in plans if one.mechanism == mechanism):
+        settings: dict[str, Any] = rounded_inward(one.settings)
+        first, last = (
+            epsilon_of(delta, num_models, count, adjacency, **settings)
+            for count in (queries, whole)
         )
-    settings: dict[str, Any] = rounded_inward(found[0].settings)
-    over_time = tuple(
-        (count, epsilon_of(delta, num_models, count, adjacency, **settings))
-        for count in (queries, whole)
-    )
-    return replace(
-        found[0],
-        settings=settings,
-        epsilon=over_time[0][1],
-        queries=queries,
-        over_time=over_time,
+        over_time = ((queries, first), (whole, last))
+        return replace(one, settings=settings, epsilon=first, queries=queries, over_time=over_time)
+    raise ValueError(
+        f"epsilon must pay for {whole} answers of {mechanism}, got {epsilon!r}: give a larger one, "
+        "fewer answers or more shards"
     )
 
 
 def rounded_inward(settings: Mapping[str, float]) -> dict[str, float]:
     """Return bounds with four digits, near 1 of their distance from 1, which cost no more."""
-    directions = {"lower": ROUND_CEILING}
-    return {
-        name: float(four_digits(value, directions.get(name, ROUND_FLOOR)))
-        for name, value in settings.items()
-    }
+    up = {"lower": ROUND_CEILING}
+    return {k: float(four_digits(v, up.get(k, ROUND_FLOOR))) for k, v in settings.items()}
 
 
 def measured_shards(num_models: int) -> int:
