@@ -39,6 +39,7 @@ import adapmixed as am
 import adapmixed_ext as ops
 from adapmixed import AdaPMixED, ClippedLogPool, ClippedMixing, PMixED, cli, privacy
 from adapmixed.data import demo_base
+from adapmixed.privacy import planner
 from adapmixed.rng import SecureRandom, SeededRandom
 from adapmixed_ext import _C
 from adapmixed_lab import cli as lab
@@ -288,18 +289,25 @@ EVENTS: dict[str, list[Any]] = {
         privacy.LeaveOneOutLoss((2.0, 8.0, 32.0), LOSSES[1], "add_remove", 1e-5)],
     "an unprotected answer": [privacy.PublicAnswer(7), privacy.UnprotectedAnswer(1)],
 }  # fmt: skip
-PLANS = (
-    "--epsilon 1 --models 100 --queries 1024",
-    "--epsilon 3 --models 64 --queries 64 --adjacency replace_one",
-    "--epsilon 8 --delta 1e-15 --models 1000 --queries 99840",
-    "--epsilon 0.3 --delta 0.1 --models 65536 --queries 1000000",
-    "--models 100 --queries 1024 --lower 0.78 --upper 2.7",
-    "--models 64 --queries 1099511627776 --lower -0.25 --upper 1 --scale 2 --delta 0.1",
-    "--epsilon 1 --models 100 --lower 0.78 --upper 2.7 --adjacency replace_one",
-    "--epsilon 1 --models 100 --lower -0.25 --upper 1 --scale 2",
-    "--epsilon 1 --queries 1024 --lower 0.78 --upper 2.7",
-    "--epsilon 1 --queries 1024 --lower -0.25 --upper 1 --scale 2 --delta 1e-15",
-)
+BOX, POOL = {"lower": 0.78, "upper": 2.7}, {"lower": -0.25, "upper": 1.0, "scale": 2.0}
+PLANS: dict[str, Callable[[], Any]] = {
+    "ε = 1, N = 100, T = 1024": partial(planner.plan, 1.0, 1e-5, 100, 1_024),
+    "ε = 3, N = T = 64, replace-one": partial(planner.plan, 3.0, 1e-5, 64, 64, "replace_one"),
+    "ε = 8, δ = 1e-15": partial(planner.plan, 8.0, 1e-15, 1_000, 99_840),
+    "ε = 0.3, δ = 0.1": partial(planner.plan, 0.3, 0.1, 65_536, 1_000_000),
+    "ε of a box": partial(planner.epsilon_of, 1e-5, 100, 1_024, "zero_out", **BOX),
+    "ε of a pool, δ = 0.1": partial(planner.epsilon_of, 0.1, 64, 2**40, "zero_out", **POOL),
+    "T of a box": partial(planner.queries_for, 1.0, 1e-5, 100, "replace_one", **BOX),
+    "T of a pool": partial(planner.queries_for, 1.0, 1e-5, 100, "zero_out", **POOL),
+    "N of a box": partial(planner.models_for, 1.0, 1e-5, 1_024, "zero_out", **BOX),
+    "N of a pool": partial(planner.models_for, 1.0, 1e-15, 1_024, "zero_out", **POOL),
+}
+
+
+def found(call: Callable[[], Any]) -> Any:
+    """Return the numbers of plans, or the one that the settings allow."""
+    result = call()
+    return [vars(one) for one in result] if isinstance(result, list) else result
 
 
 def stated(events: list[Any], delta: float) -> dict[str, Any]:
@@ -362,10 +370,8 @@ def cases(folder: Path) -> Iterator[tuple[str, Callable[[], Any]]]:
     for name, events in EVENTS.items():
         for delta in (1e-15, 0.1):
             yield f"accountant/{name}, δ={delta}", partial(stated, events, delta)
-    for at, asked in enumerate(PLANS):
-        file = folder / f"plan-{at}.json"
-        call = partial(commanded, cli.main, "plan", *asked.split(), "--json", file, file=file)
-        yield f"plan/{asked}", call
+    for name, call in PLANS.items():
+        yield f"plan/{name}", partial(found, call)
     yield "demo/report", partial(trained, folder / "demo")
     for at in (0, 1, 2, 4, 5, 9, 11, 12, 14, 15, 17, 18, 19):
         yield f"demo/text/{names[at]}", partial(continued, folder / "demo", at)

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from adapmixed.commands import plan_file
 from adapmixed.ensemble import manifest
 from adapmixed.privacy import Accountant, PublicAnswer, read_ledger
 from adapmixed.privacy.ledger import records
@@ -67,6 +68,7 @@ READERS: dict[str, tuple[str, int, Callable[[Path], object]]] = {
         training.FORMAT_VERSION,
         lambda path: training.read_member_record(path.parent),
     ),
+    "plan": ("plan.json", plan_file.FORMAT_VERSION, plan_file.read_plan),
     "guarantee": (
         "guarantee.json",
         dp_sgd.FORMAT_VERSION,

@@ -184,9 +184,9 @@ def test_inside_works_and_outside_raises(row: int) -> None:
         "serve --demo folder --delta 0.2",
         f"generate --prompt a --base {demo_base()} --ensemble e --temperature 1000 "
         "--mechanism unprotected --ledger ledger",
-        "plan --epsilon 1 --models 65537 --queries 8",
-        "plan --epsilon 1 --models 8 --queries 1099511627777",
-        "plan --epsilon 1 --models 8 --queries 8 --delta 0.2",
+        "plan --epsilon 1 --models 65537 --tokens 8",
+        "plan --epsilon 1 --models 8 --tokens 1099511627777",
+        "plan --epsilon 1 --models 8 --tokens 8 --delta 0.2",
     ],
 )
 def test_commands_refuse_before_they_write(

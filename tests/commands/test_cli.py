@@ -37,7 +37,7 @@ def test_doctor(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 @pytest.mark.parametrize(
-    "command", ["generate", "chat", "evaluate", "compare", "serve", "vllm-config"]
+    "command", ["generate", "chat", "evaluate", "compare", "serve", "vllm-config", "plan"]
 )
 def test_the_help_of_a_command_fits_one_screen(command: str) -> None:
     """A command has at most 26 options, all shown and each with a help text."""

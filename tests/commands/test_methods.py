@@ -13,6 +13,7 @@ from trained_demo import DEMO_ENSEMBLE
 from adapmixed.cli import _parser, main
 from adapmixed.commands import options
 from adapmixed.commands.evaluate import _mechanisms
+from adapmixed.commands.plan_file import take_plan
 from adapmixed.data.demo import demo_base, held_out_text
 from adapmixed.evaluation import read_result
 from adapmixed.mechanisms import (
@@ -32,7 +33,9 @@ POOL = "clipped-log-pool lower=-0.25 upper=1 scale=2"
 
 
 def parsed(*options: str) -> argparse.Namespace:
-    return _parser().parse_args(["evaluate", *MODELS, "--text", "none", *options])
+    arguments = _parser().parse_args(["evaluate", *MODELS, "--text", "none", *options])
+    take_plan(arguments, several=True)
+    return arguments
 
 
 def asked(*texts: str, options: tuple[str, ...] = ()) -> dict[str, Mechanism]:

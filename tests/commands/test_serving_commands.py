@@ -116,7 +116,7 @@ def test_the_mechanism_must_be_chosen(
     assert main([*command, *MODELS, "--ledger", str(ledger)]) == 2
     output = capsys.readouterr()
     assert output.out == "" and len(output.err.splitlines()) == 1
-    assert f"adapmixed {command[0]}: --mechanism must be given: " in output.err
+    assert f"adapmixed {command[0]}: --mechanism must be given, or --plan: " in output.err
     fixed, others = output.err.split(" have an epsilon that is fixed in advance")
     for name in NAMES:
         assert name in (fixed if name in FIXED else others)

@@ -150,15 +150,17 @@ def _parse(program: str, words: list[str], where: str) -> None:
     except SystemExit as end:
         assert end.code == 0, where  # the parser's message is on standard error
         return
+    if getattr(arguments, "command", "") == "plan" or getattr(arguments, "plan", None):
+        return
     texts = getattr(arguments, "mechanism", None) or []
     assert texts or getattr(arguments, "command", "") not in ("generate", "chat"), where
     for text in [texts] if isinstance(texts, str) else texts:
         mechanism_of(
             text,
-            delta=arguments.delta,
+            delta=arguments.delta or 1e-5,
             epsilon=arguments.epsilon,
             queries=1,
-            way=arguments.adjacency,
+            way=arguments.adjacency or "zero_out",
         )
 
 

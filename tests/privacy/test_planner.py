@@ -1,15 +1,12 @@
 """Plans keep within the budget and waste little of it."""
 
-import json
 import math
-from dataclasses import replace
 from unittest.mock import Mock
 
 import pytest
 import torch
 
 from adapmixed.cli import main
-from adapmixed.commands import plan as plan_command
 from adapmixed.errors import BudgetSpentError
 from adapmixed.mechanisms.planned import planned
 from adapmixed.privacy import Accountant, BoundedRangeAnswer, ClippedAnswer, RenyiBound, planner
@@ -21,7 +18,7 @@ from adapmixed.privacy.costs.clipped_mixing import (
     clipped_mixing_pair,
 )
 from adapmixed.privacy.costs.pmixed import sound_bound
-from adapmixed.privacy.planner import _choose, epsilon_of, plan
+from adapmixed.privacy.planner import plan
 from adapmixed.privacy.search import FIT, largest_within
 from adapmixed.rng import SecureRandom
 
@@ -179,52 +176,7 @@ def test_a_plan_becomes_its_mechanism(plans):
             accountant.check_left(mechanism, 508)
 
 
-@pytest.mark.parametrize("adjacency", ["zero_out", "replace_one"])
-@pytest.mark.slow
-def test_one_of_each_clipped_mechanism_is_chosen(adjacency):
-    """The choice depends on shape and κ alone, whatever else is listed."""
-    shapes, scales = (1.0, 16.0, 8.0, 7.0), (8.0, 2.0, 1.0)
-    options = {"shapes": shapes, "scales": scales}
-    found = plan(*QUESTION, adjacency, **options)
-    box, pool = (one for one in found if one.chosen)
-    shape = -math.log(box.settings["upper"]) / math.log(box.settings["lower"])
-    assert box.mechanism == "clipped-mixing" and shape == pytest.approx(8.0)
-    assert pool.mechanism == "clipped-log-pool" and pool.settings["scale"] == 2.0
-    # Nothing wider of the same shape and κ fits.
-    wider = {name: value * 1.001 for name, value in box.settings.items()}
-    wider["lower"] = box.settings["lower"] ** 1.001
-    assert epsilon_of(*QUESTION[1:], adjacency, **wider) > 1.0 >= box.epsilon
-    wider = {**pool.settings, "upper": pool.settings["upper"] * 1.002}
-    assert epsilon_of(*QUESTION[1:], adjacency, **wider) > 1.0 >= pool.epsilon
-
-
-def test_a_box_of_the_public_answer_alone_is_not_chosen():
-    one = plan(*QUESTION, shapes=(4.0,), scales=())[0]
-    assert _choose([one], (4.0,), 4.0)[0].chosen
-    (nothing,) = _choose([replace(one, settings={"lower": 1.0, "upper": 1.0})], (4.0,), 4.0)
-    assert not nothing.chosen
-    assert "clipped-mixing: nothing fits" in plan_command._chosen_words([nothing])
-    assert _choose([], (), 4.0) == []
-
-
-@pytest.mark.slow
-def test_the_command_names_its_choice_and_the_rule(capsys, tmp_path):
-    path = tmp_path / "plans.json"
-    asked = ["plan", "--epsilon=1", "--models=64", "--queries=508", "--json", str(path)]
-    assert main(asked) == 0
-    said = capsys.readouterr().out
-    box = "lower=0.8489 upper=3.708"
-    assert f"  clipped-mixing {box}: the widest box of shape log upper = 8" in said
-    clip = "scale=2 lower=0 upper=0.7586"
-    assert f"  clipped-log-pool {clip}: the widest clip at scale = 2" in said
-    assert "from one measurement" in said and "the rest are alternatives" in said
-    written = json.loads(path.read_text(encoding="utf-8"))["plans"]
-    chosen = [one for one in written if one["chosen"]]
-    assert [one["mechanism"] for one in chosen] == ["clipped-mixing", "clipped-log-pool"]
-    assert chosen[1]["settings"]["scale"] == 2.0 and len(written) == 9
-
-
 def test_the_command_answers_for_a_box_from_zero(capsys):
-    given = ["plan", "--lower=0", "--upper=4", "--models=64", "--queries=99840"]
+    given = ["plan", "--lower=0", "--upper=4", "--models=64", "--tokens=99840"]
     assert main(given) == 0
     assert "clipped-mixing lower=0.0 upper=4.0: ε = inf for 99840" in capsys.readouterr().out

@@ -58,6 +58,7 @@ UNPLANNED = "clipped-log-pool lower=-0.25 upper=1 scale=2"
           "public"], "--when-spent public needs queries= in --mechanism, got ClippedLogPool"),
         (["--demo", "x", "--ledger", "y"], "--ledger must not be given with --demo"),
         (["--demo", "x", *POOL], "--mechanism must not be given with --demo"),
+        (["--demo", "x", "--plan", "y"], "--plan must not be given with --demo"),
     ],
 )  # fmt: skip
 def test_what_it_refuses(

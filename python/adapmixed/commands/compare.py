@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from adapmixed.commands.mechanisms import add_mechanism_options, check_chosen
 from adapmixed.commands.options import quiet_libraries
 from adapmixed.commands.placing import add_device_options, check_device, load_ensemble
+from adapmixed.commands.plan_file import take_plan
 from adapmixed.commands.serving import add_model_options, add_shape_options, mechanism_for
 
 if TYPE_CHECKING:
@@ -54,6 +55,7 @@ def add_parser(commands: Any) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Print the continuations of every prompt in three columns."""
+    take_plan(arguments)
     text = check_chosen(arguments.mechanism)
     mechanism = mechanism_for(arguments, text, max(arguments.max_new_tokens, 1))
     check_device(arguments)

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from adapmixed.commands.mechanisms import (
+    CHOOSING,
     add_mechanism_options,
     check_charged,
     label_of,
@@ -21,6 +22,7 @@ from adapmixed.commands.options import (
     write_private,
 )
 from adapmixed.commands.placing import add_placing_options, joined_ranks, load_ensemble
+from adapmixed.commands.plan_file import take_plan
 
 if TYPE_CHECKING:
     from adapmixed.evaluation import Runs
@@ -102,6 +104,7 @@ def add_parser(commands: Any) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Evaluate and print the table; among several processes only the main one writes."""
+    take_plan(arguments, several=True)
     _check_accounts(arguments)
     if arguments.result is None and arguments.resume:
         raise ValueError("--resume needs --result, the file to continue from")
@@ -113,7 +116,7 @@ def _run(arguments: argparse.Namespace, ranks: "Ranks") -> int:
     if ranks.is_main:
         _check_result(arguments)
         check_output(arguments.json)
-        check_output(arguments.report, folder=True, option="--report")
+        check_output(arguments.report, folder=True, name="--report")
     write_page = page_writer() if arguments.report is not None and ranks.is_main else None
     quiet_libraries()
     from adapmixed.data.text import read_text
@@ -161,7 +164,7 @@ def _run(arguments: argparse.Namespace, ranks: "Ranks") -> int:
         write_private(arguments.json, report_json(report))
     if write_page is not None:
         print(f"wrote {write_page(report, arguments.report, figures=True)[1]}\n")
-    print(report_text(report))
+    print(f"{CHOOSING}\n\n{report_text(report)}")
     return 0
 
 

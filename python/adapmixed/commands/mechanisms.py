@@ -6,6 +6,7 @@ import argparse
 import dataclasses
 import inspect
 import shlex
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -19,12 +20,17 @@ NAMES = (
 _PAPER = {"adapmixed": {"order": 18.0, "target_leakage": 0.2}, "pmixed": {"order": 3.0}}
 """Defaults of the command line alone: the paper's settings."""
 
+CHOOSING = (
+    "Settings may be chosen by a public rule, or on a stand-in ensemble trained on public text of "
+    "the same\nkind. Private members must not choose them, on whatever text: nothing charges that."
+)
+
 _GIVEN = {"delta": "use --delta"}
 """Arguments in Python that have their own option on the command line."""
 
 
 def add_mechanism_options(parser: argparse.ArgumentParser, *, several: bool = False) -> None:
-    """Add --mechanism, --epsilon, --delta and --adjacency.
+    """Add --plan, and --mechanism, --epsilon, --delta and --adjacency, which it replaces.
 
     Args:
         parser: gets the options, in a group of their own.
@@ -32,26 +38,29 @@ def add_mechanism_options(parser: argparse.ArgumentParser, *, several: bool = Fa
     """
     group = parser.add_argument_group("mechanism and guarantee")
     group.add_argument(
+        "--plan",
+        type=Path,
+        metavar="FILE",
+        help="file of 'adapmixed plan --save', in place of the other options of this group",
+    )
+    group.add_argument(
         "--mechanism",
         action="append" if several else "store",
         metavar='"NAME KEY=VALUE ..."',
         help="mechanism and its settings, such as 'clipped-log-pool lower=-0.25 upper=1 scale=2' "
         "(lower and upper are log-ratios) or 'clipped-mixing lower=0.78 upper=2.7' (ratios); "
         "'adapmixed mechanisms' lists names and keys"
-        + ("; may be repeated (default: adapmixed)" if several else "; must be given"),
+        + ("; may be repeated (default: adapmixed)" if several else "; must be given or --plan"),
     )
     group.add_argument(
         "--epsilon",
         type=float,
         help="budget of every shard, for any number of queries (clipped mechanisms only)",
     )
-    group.add_argument(
-        "--delta", type=float, default=1e-5, help="delta of the guarantee (default: 1e-5)"
-    )
+    group.add_argument("--delta", type=float, help="delta of the guarantee (default: 1e-5)")
     group.add_argument(
         "--adjacency",
         choices=("zero_out", "replace_one"),
-        default="zero_out",
         help="neighbouring relation of the guarantee: one shard is emptied, or its records change "
         "(default: zero_out)",
     )
@@ -90,9 +99,9 @@ def check_chosen(text: str | None) -> str:
     """
     if text is None:
         raise ValueError(
-            "--mechanism must be given: clipped-log-pool, clipped-mixing and pmixed have an "
-            "epsilon that is fixed in advance, that of adapmixed is private, that of public is 0, "
-            "and unprotected and unprotected-pool have none"
+            "--mechanism must be given, or --plan: clipped-log-pool, clipped-mixing and pmixed "
+            "have an epsilon that is fixed in advance, that of adapmixed is private, that of "
+            "public is 0, and unprotected and unprotected-pool have none"
         )
     return text
 

@@ -31,6 +31,7 @@ _TYPED = {
     "epsilon": "--epsilon",
     "delta": "--delta",
     "adjacency": "--adjacency",
+    "periods": "--periods",
     "corpus": "--corpus",
     "base": "--base",
     "block_size": "--block-size",
@@ -102,13 +103,13 @@ def _active(text: str) -> int | None:
     return int(text)
 
 
-def check_output(path: Path | None, *, folder: bool = False, option: str = "--out") -> None:
+def check_output(path: Path | None, *, folder: bool = False, name: str = "") -> None:
     """Raise ValueError for an output that cannot be written, before any work is done.
 
     Args:
         path: a file, or a folder if ``folder`` is set; None passes.
         folder: whether the path is a folder, which is created.
-        option: of a folder.
+        name: the option; by default --out of a folder, --json of a file.
     """
     if path is None:
         return
@@ -116,11 +117,12 @@ def check_output(path: Path | None, *, folder: bool = False, option: str = "--ou
         try:
             path.mkdir(parents=True, exist_ok=True)
         except FileExistsError:
-            raise ValueError(f"{option} must name a folder, got the file {path}") from None
+            raise ValueError(f"{name or '--out'} must name a folder, got the file {path}") from None
         target = path
     else:
         if path.is_dir() or not path.parent.is_dir():
-            raise ValueError(f"--json must name a file in an existing folder, got {path}")
+            name = name or "--json"
+            raise ValueError(f"{name} must name a file in an existing folder, got {path}")
         target = path if path.exists() else path.parent
     if not os.access(target, os.W_OK):
         raise ValueError(f"{target} must be writable")

@@ -19,15 +19,14 @@ from adapmixed.commands.mechanisms import (
 )
 from adapmixed.commands.options import add_active_option, check_output, quiet_libraries
 from adapmixed.commands.placing import add_device_options, check_device, load_ensemble
+from adapmixed.commands.plan_file import take_plan
 from adapmixed.commands.promise import checked, promise, promised
 from adapmixed.commands.serve_options import (
     DEFAULT_TOKENS,
-    DEMO_DEFAULT_TOKENS,
     add_allow_weak,
     add_max_tokens,
     add_network_options,
     check_extra,
-    check_limits,
     check_network,
 )
 from adapmixed.commands.serving import (
@@ -38,6 +37,7 @@ from adapmixed.commands.serving import (
     check_place,
     mechanism_for,
 )
+from adapmixed.limits import check_count
 
 if TYPE_CHECKING:
     from adapmixed.ensemble import Ensemble
@@ -47,10 +47,8 @@ if TYPE_CHECKING:
 
 DEMO_EPSILON, DEMO_TOKENS = 3.0, 4096
 DEMO_NAME = "adapmixed-demo"
-STOP_SECONDS = 30.0
-"""Seconds that running answers have after SIGTERM."""
-
-_CHOSEN_BY_DEMO = ("base", "ensemble", "ledger", "mechanism", "epsilon")
+STOP_SECONDS = 30.0  # that running answers have after SIGTERM
+_CHOSEN_BY_DEMO = ("base", "ensemble", "ledger", "plan", "mechanism", "epsilon")
 
 
 def add_parser(commands: Any) -> None:
@@ -99,13 +97,17 @@ def add_parser(commands: Any) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Serve until a signal (status 0), or until the engine fails (status 1)."""
+    from adapmixed.ranks import Place
+
     with ExitStack() as stack:
         if arguments.keys is not None:  # a signal that comes too early waits for its handler
             before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGHUP})
             stack.callback(signal.pthread_sigmask, signal.SIG_SETMASK, before)
         check_extra()
         check_network(arguments)
-        check_limits(arguments)
+        if Place.from_environment().world > 1:
+            raise ValueError("serve must run in one process, so that one queue is answered")
+        check_count("--max-tokens", arguments.max_tokens)
         return _serve(arguments, stack)
 
 
@@ -163,11 +165,10 @@ def _serve(arguments: argparse.Namespace, stack: ExitStack) -> int:
     if arguments.metrics_port is not None:
         figures.close()
         stack.callback(metrics.serve(arguments.metrics_port))
-    most = arguments.max_tokens
     defaults = Defaults(
         arguments.name or Path(os.path.abspath(arguments.ensemble)).name,
-        min(DEFAULT_TOKENS if arguments.demo is None else DEMO_DEFAULT_TOKENS, most),
-        most,
+        min(DEFAULT_TOKENS, arguments.max_tokens),
+        arguments.max_tokens,
         ensemble.max_positions,
         ensemble.vocab_size,
     )
@@ -176,7 +177,7 @@ def _serve(arguments: argparse.Namespace, stack: ExitStack) -> int:
     config = configuration(application(service), certificate=certificate, key=key)
     left = f" {admission.left} tokens are left of the plan." if planned else ""
     left += " Then the public model answers." if then_public else ""
-    url = url_of(listening, tls=certificate is not None)
+    url = url_of(listening, tls=key is not None)
     origin = Origin.of(ensemble, arguments.active)
     words = promise(accountant, mechanism, ensemble.num_models, origin)
     line = f"Serving {defaults.model} at {url}. {words}{left} {all_ledgers(arguments.ensemble)}"
@@ -190,10 +191,11 @@ def _serve(arguments: argparse.Namespace, stack: ExitStack) -> int:
 
 def _chosen(arguments: argparse.Namespace) -> Mechanism:
     """Return the mechanism that the options choose; check that nothing is missing."""
-    text = check_chosen(arguments.mechanism)
     for name in ("base", "ensemble"):
         if getattr(arguments, name) is None:
             raise ValueError(f"--{name} must be given, or --demo for the built-in ensemble")
+    take_plan(arguments)
+    text = check_chosen(arguments.mechanism)
     if arguments.ledger is None:
         raise ValueError("--ledger must be given: a server without one forgets what was spent")
     check_ledger(text, epsilon=arguments.epsilon, queries=None)
@@ -206,6 +208,7 @@ def _demo(arguments: argparse.Namespace) -> Mechanism:
     for name in _CHOSEN_BY_DEMO:
         if getattr(arguments, name) is not None:
             raise ValueError(f"--{name} must not be given with --demo, which chooses it")
+    take_plan(arguments)  # the defaults
     from adapmixed.data.demo import demo_base
     from adapmixed.mechanisms import ClippedLogPool, planned
     from adapmixed.privacy.planner import chosen

@@ -1,14 +1,12 @@
-"""The options of servers for the network, for limits and for weak guarantees; their checks."""
+"""The options of servers for the network, for answers and for weak guarantees; their checks."""
 
 from __future__ import annotations
 
 import argparse
 from pathlib import Path
 
-from adapmixed.limits import check_count
-
-DEFAULT_TOKENS, DEMO_DEFAULT_TOKENS = 256, 64
-"""Largest number of tokens of an answer without max_tokens; the second is the demonstration's."""
+DEFAULT_TOKENS = 256
+"""Largest number of tokens of an answer without max_tokens."""
 
 
 def add_network_options(parser: argparse.ArgumentParser) -> argparse._ArgumentGroup:
@@ -20,11 +18,7 @@ def add_network_options(parser: argparse.ArgumentParser) -> argparse._ArgumentGr
     group.add_argument("--port", type=int, default=8000, help="port (default: 8000)")
     group.add_argument("--keys", type=Path, metavar="FILE", help="file of keys ('adapmixed keys')")
     group.add_argument(
-        "--tls",
-        type=Path,
-        nargs=2,
-        metavar=("CERT", "KEY"),
-        help="files of the TLS certificate and of its private key (PEM)",
+        "--tls", type=Path, nargs=2, metavar=("CERTIFICATE", "KEY"), help="files for TLS (PEM)"
     )
     group.add_argument(
         "--behind-proxy",
@@ -86,12 +80,3 @@ def check_network(arguments: argparse.Namespace) -> None:
         value = getattr(arguments, name, None)
         if value is not None and not 0 <= value <= 65535:
             raise ValueError(f"--{name.replace('_', '-')} must be in [0, 65535], got {value}")
-
-
-def check_limits(arguments: argparse.Namespace) -> None:
-    """Raise ValueError for --max-tokens below 1, or for several processes."""
-    from adapmixed.ranks import Place
-
-    if Place.from_environment().world > 1:
-        raise ValueError("serve must run in one process, so that one queue is answered")
-    check_count("--max-tokens", arguments.max_tokens)

@@ -23,6 +23,7 @@ from adapmixed.commands.options import (
     random_source,
 )
 from adapmixed.commands.placing import add_placing_options, joined_ranks, load_ensemble
+from adapmixed.commands.plan_file import take_plan
 from adapmixed.limits import check_count
 
 if TYPE_CHECKING:
@@ -132,6 +133,7 @@ def opened(arguments: argparse.Namespace, queries: int) -> Iterator[PrivateGener
     Raises:
         ValueError: if options are missing or exclude each other, before a file is read or made.
     """
+    take_plan(arguments)
     text = check_chosen(arguments.mechanism)
     if arguments.ledger is not None and arguments.seed is not None:
         raise ValueError(
@@ -244,7 +246,7 @@ def cost_lines(accountant: Accountant, *, operator: bool) -> Iterator[str]:
     if guarantee.kind.startswith("data-dependent") and not operator:
         yield (
             f"{guarantee.queries} answered queries; their cost depends on the private data and is "
-            "for the operator alone (--operator)."
+            "for the operator alone (--operator, 'adapmixed ledger show')."
         )
         yield from guarantee.warnings
     else:

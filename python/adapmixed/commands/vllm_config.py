@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from adapmixed.commands.mechanisms import add_mechanism_options, check_chosen, mechanism_of
 from adapmixed.commands.options import add_active_option, quiet_libraries
+from adapmixed.commands.plan_file import take_plan
 from adapmixed.commands.promise import checked, promise, promised
 from adapmixed.commands.serve_options import (
     DEFAULT_TOKENS,
@@ -73,6 +74,7 @@ def add_parser(commands: Any) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Print the command, and on standard error the guarantee of its answers."""
     check_network(arguments)
+    take_plan(arguments)
     options = _options(arguments)
     quiet_libraries()
     from adapmixed.vllm.heads import load
@@ -104,6 +106,11 @@ def _options(arguments: argparse.Namespace) -> Options:
     if planned[0] != planned[1] or planned[0].planned_queries is None:
         raise ValueError(
             "--mechanism must have queries=, the number of tokens of all answers, inside vLLM"
+        )
+    if planned[0].name != "clipped-log-pool":
+        raise ValueError(
+            f"--mechanism must be clipped-log-pool inside vLLM, got {planned[0].name}: 'adapmixed "
+            "plan --mechanism clipped-log-pool' plans it"
         )
     return Options.of(
         planned[0],

@@ -15,6 +15,7 @@ from adapmixed.ensemble.digests import (
     file_sha256,
     of_tokenizer,
 )
+from adapmixed.ensemble.manifest import read_manifest
 from adapmixed.ensemble.member import CONFIG_FILE, WEIGHTS_FILE
 
 
@@ -191,3 +192,17 @@ def fingerprint(
     else:
         facts = [f"name {_last(source_of(base) or '')}"]
     return hashlib.sha256("\n".join([*facts, *members]).encode()).hexdigest()
+
+
+def recorded_fingerprint(folder: str | os.PathLike[str]) -> str:
+    """Return the fingerprint of an ensemble folder, with the base that `ensemble.json` records.
+
+    It is that of the ensemble as loaded with a base folder of the recorded files, to which ledgers
+    are bound.
+
+    Raises:
+        ValueError: as `read_manifest` and `member_digests`.
+    """
+    manifest, root = read_manifest(folder), Path(folder)
+    paths = [None if name is None else root / name for name in manifest.members]
+    return fingerprint(root, member_digests(paths), manifest.base_files)

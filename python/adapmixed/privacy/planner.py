@@ -1,17 +1,15 @@
 """Settings of the mechanisms for a given (ε, δ): widest box, widest clip range and largest ball.
 
 The planner computes settings from public numbers. It looks at no private data, and private results
-must not guide the choice among its plans.
+must not guide the choice among its plans: see docs/how-to/plan-a-budget.md.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import lru_cache, partial
-
-import numpy as np
 
 from adapmixed.limits import (
     MOST_BOX,
@@ -57,18 +55,8 @@ SCALES = (1.0, 2.0, 3.0, 4.0)
 """Scales κ of the log pools that are listed."""
 
 CHOSEN_SHAPE, CHOSEN_SCALE = 8.0, 2.0
-"""Shape of the box and κ of the log pool that are marked as chosen, by their perplexity on one
+"""Shape of the box and κ of the log pool that the rule takes, by their perplexity on one
 text; see docs/how-to/plan-a-budget.md."""
-
-SHARDS = (100, 300, 1_000)
-"""Numbers of shards with which `kept_share` was measured."""
-
-_KEPT: Mapping[int, Mapping[float, float]] = {
-    100: {1.17: 0.033, 1.47: 0.082, 2.23: 0.164, 4.14: 0.276, 12.3: 0.438, 39.2: 0.58},
-    300: {1.54: 0.069, 2.67: 0.157, 5.89: 0.282, 13.9: 0.412, 51.5: 0.588, 193.0: 0.725},
-    1_000: {3.18: 0.125, 8.99: 0.243, 28.0: 0.384, 66.6: 0.49, 275.0: 0.644, 1_100.0: 0.732},
-}
-"""Shares by N and `upper` of ClippedMixing; see docs/concepts/what-privacy-costs.md."""
 
 _ORDERS = (-3.0, 9.0)  # log(order - 1): PMixED's orders from 1.05, at most `MOST_ORDER`
 _SEARCH, _SHOWN = 2**14, 2**16  # grid points while searching and for partial counts
@@ -91,8 +79,6 @@ class Plan:
         adjacency: "zero_out" or "replace_one".
         over_time: (queries, ε) pairs, the cost of the first `SHARES` of the queries.
         note: a condition of the guarantee, or the limit at which the search ended; "" for none.
-        chosen: True for ClippedMixing with `CHOSEN_SHAPE` and ClippedLogPool with `CHOSEN_SCALE`.
-            The others are alternatives.
     """
 
     mechanism: str
@@ -104,7 +90,6 @@ class Plan:
     adjacency: str
     over_time: tuple[tuple[int, float], ...]
     note: str = ""
-    chosen: bool = False
 
 
 def plan(
@@ -119,8 +104,7 @@ def plan(
 ) -> list[Plan]:
     """Find the widest settings of every mechanism within (epsilon, delta), in a few seconds.
 
-    The box of `CHOSEN_SHAPE` and the log pool of `CHOSEN_SCALE` are marked as chosen. This rule
-    uses public numbers only, which do not tell which plan gives the best answers.
+    They do not tell which plan gives the best answers: `recommended` takes one by a rule.
 
     The ε of each plan follows from the mechanism's theorem: docs/theory/pmixed.md for PMixED,
     docs/theory/clipped-mixing.md for ClippedMixing and docs/theory/clipped-log-pool.md for
@@ -155,8 +139,8 @@ def plan(
     pools = [_log_pool(*common, scale) for scale in scales]
     pmixed = _pmixed(*common)
     return [
-        *_choose(boxes, shapes, CHOSEN_SHAPE),
-        *_choose(pools, scales, CHOSEN_SCALE),
+        *boxes,
+        *pools,
         *([pmixed] if pmixed is not None else []),
     ]
 
@@ -164,32 +148,10 @@ def plan(
 def chosen(
     epsilon: float, delta: float, num_models: int, queries: int, adjacency: str = "zero_out"
 ) -> list[Plan]:
-    """Return the chosen plans of :func:`plan` alone, which takes the same arguments."""
+    """Return the rule's box and log pool, unless only the public answer fits; as :func:`plan`."""
     rule = {"shapes": (CHOSEN_SHAPE,), "scales": (CHOSEN_SCALE,)}
-    found = plan(epsilon, delta, num_models, queries, adjacency, **rule)
-    return [one for one in found if one.chosen]
-
-
-def kept_share(one: Plan) -> float:
-    """Return the share of the best gain without protection that a box of ClippedMixing kept.
-
-    It was measured on one text with one model, and is interpolated over the box's size, which
-    decides the perplexity whatever ε and the number of queries are.
-
-    Args:
-        one: ClippedMixing's plan of :func:`chosen`, with a number of models in `SHARDS`.
-    """
-    found = _KEPT[one.num_models]
-    sizes = np.log([one.settings["upper"], 1.0, *found])
-    return float(np.interp(sizes[0], sizes[1:], [0.0, *found.values()]))
-
-
-def _choose(plans: list[Plan], values: Sequence[float], wanted: float) -> list[Plan]:
-    """Mark the plan of the wanted value, unless only the public answer fits."""
-    return [
-        replace(one, chosen=value == wanted and one.settings["lower"] < one.settings["upper"])
-        for one, value in zip(plans, values, strict=True)
-    ]
+    found = plan(epsilon, delta, num_models, queries, adjacency, **rule)[:2]
+    return [one for one in found if one.settings["lower"] < one.settings["upper"]]
 
 
 def _clipped_mixing(

@@ -1,0 +1,96 @@
+"""The plan that a public rule recommends, and what its settings kept of a measured gain."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import replace
+from decimal import ROUND_CEILING, ROUND_FLOOR
+from typing import Any
+
+import numpy as np
+
+from adapmixed.limits import check_count, check_queries
+from adapmixed.privacy.inverse import epsilon_of
+from adapmixed.privacy.planner import Plan, chosen
+from adapmixed.privacy.rounding import four_digits
+
+SHARDS = (100, 300, 1_000)
+"""Numbers of shards with which `kept_share` was measured."""
+
+_KEPT: Mapping[int, Mapping[float, float]] = {
+    100: {1.17: 0.033, 1.47: 0.082, 2.23: 0.164, 4.14: 0.276, 12.3: 0.438, 39.2: 0.58},
+    300: {1.54: 0.069, 2.67: 0.157, 5.89: 0.282, 13.9: 0.412, 51.5: 0.588, 193.0: 0.725},
+    1_000: {3.18: 0.125, 8.99: 0.243, 28.0: 0.384, 66.6: 0.49, 275.0: 0.644, 1_100.0: 0.732},
+}
+"""Shares by N and `upper` of ClippedMixing; see docs/concepts/what-privacy-costs.md."""
+
+
+def recommended(
+    epsilon: float,
+    delta: float,
+    num_models: int,
+    queries: int,
+    adjacency: str = "zero_out",
+    *,
+    mechanism: str = "clipped-mixing",
+    periods: int = 1,
+) -> Plan:
+    """Return the plan of the public rule, with settings that are rounded inward to four digits.
+
+    The rule is the widest box of `CHOSEN_SHAPE`, or the widest clip from 0 at `CHOSEN_SCALE`. It
+    looks at no member and at no text.
+
+    The first arguments are those of `plan`, with ε of all periods together and T of one.
+
+    Args:
+        mechanism: "clipped-mixing" or "clipped-log-pool".
+        periods: number of periods with these settings and N, each with an ensemble and a ledger of
+            its own. Neighbours differ in the same shard of every period.
+
+    Returns:
+        The plan of one period. Its `over_time` ends with all periods together, whose answers
+        compose as those of one plan: the cost of an answer holds for any members.
+
+    Raises:
+        ValueError: an argument is out of range, or only the public answer fits.
+    """
+    whole = check_queries(queries) * check_count("periods", periods)
+    plans = chosen(epsilon, delta, num_models, whole, adjacency)
+    for one in (one for one in plans if one.mechanism == mechanism):
+        settings: dict[str, Any] = rounded_inward(one.settings)
+        first, last = (
+            epsilon_of(delta, num_models, count, adjacency, **settings)
+            for count in (queries, whole)
+        )
+        over_time = ((queries, first), (whole, last))
+        return replace(one, settings=settings, epsilon=first, queries=queries, over_time=over_time)
+    raise ValueError(
+        f"epsilon must pay for {whole} answers of {mechanism}, got {epsilon!r}: give a larger one, "
+        "fewer answers or more shards"
+    )
+
+
+def rounded_inward(settings: Mapping[str, float]) -> dict[str, float]:
+    """Return bounds with four digits, near 1 of their distance from 1, which cost no more."""
+    up = {"lower": ROUND_CEILING}
+    return {k: float(four_digits(v, up.get(k, ROUND_FLOOR))) for k, v in settings.items()}
+
+
+def measured_shards(num_models: int) -> int:
+    """Return the number of shards in `SHARDS` that is nearest to N, as a ratio."""
+    return min(SHARDS, key=lambda shards: abs(math.log(shards / num_models)))
+
+
+def kept_share(one: Plan) -> float:
+    """Return the share of the best gain without protection that a box of ClippedMixing kept.
+
+    It was measured on one text with one model and `measured_shards`, and is interpolated over the
+    box's size, which decides the perplexity whatever ε and the number of queries are.
+
+    Args:
+        one: ClippedMixing's plan of `recommended` or `planner.chosen`.
+    """
+    found = _KEPT[measured_shards(one.num_models)]
+    sizes = np.log([one.settings["upper"], 1.0, *found])
+    return float(np.interp(sizes[0], sizes[1:], [0.0, *found.values()]))
