@@ -181,7 +181,9 @@ def test_evaluate_writes_the_page(
     command += [str(text), "--queries", "20", "--block", "21", "--report", str(folder)]
     run = tmp_path / "run.json"
     assert main([*command, "--json", str(run), *options]) == 0
-    assert capsys.readouterr().out.startswith(f"wrote {folder / 'report.html'}\n\n")
+    printed = capsys.readouterr()
+    assert printed.err == f"wrote {folder / 'report.html'}\n"
+    assert printed.out.splitlines()[-1].startswith("No share of the gain is stated")
     assert (folder / "report.json").read_bytes() == run.read_bytes()
     report = json.loads((folder / "report.json").read_text(encoding="utf-8"))
     assert [one["losses"] for one in report["training"]] == [[5.0, 4.5], [5.0, 3.5]]
