@@ -9,7 +9,6 @@ import sqlite3
 from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -41,12 +40,8 @@ def test_a_ledger_of_another_version_is_not_read(tmp_path: Path) -> None:
                 read()
 
 
-def _json(path: Path) -> Any:
-    return json.loads(path.read_text(encoding="utf-8"))
-
-
 def _run(path: Path) -> None:
-    settings = _json(path)["settings"]
+    settings = json.loads(path.read_text(encoding="utf-8"))["settings"]
     folder = training.TrainingFolder(path.parent / "ensemble", 4)
     folder.prepare()
     shutil.copyfile(path, folder.private / "run.json")
@@ -60,7 +55,11 @@ READERS: dict[str, tuple[str, int, Callable[[Path], object]]] = {
         manifest.FORMAT_VERSION,
         lambda path: manifest.read_manifest(path.parent),
     ),
-    "report": ("report.json", view.FORMAT_VERSION, lambda path: report_text(_json(path))),
+    "report": (
+        "report.json",
+        view.FORMAT_VERSION,
+        lambda path: report_text(json.loads(path.read_bytes())),
+    ),
     "reproduction": ("result.json", reproduction.FORMAT_VERSION, reproduction.read_experiment),
     "run": ("run.json", training.FORMAT_VERSION, _run),
     "shard": (

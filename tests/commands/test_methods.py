@@ -185,13 +185,15 @@ def test_methods_side_by_side_and_a_result_to_go_on_from(
 
 
 def test_runs_of_the_command_line(
-    text: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    text: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(options, "LINE_SECONDS", 0.0)
     path = tmp_path / "out.json"
     command = ["evaluate", *MODELS, "--text", str(text), "--block=17", "--seed=1", "--runs=3"]
     command += ["--queries=10", "--mechanism=adapmixed", "--mechanism=unprotected"]
     assert main([*command, "--json", str(path)]) == 0
-    printed = capsys.readouterr().out
+    printed, progress = capsys.readouterr()
+    assert progress.endswith("\n30 of 30 tokens, 00:00 left\n")
     assert "Means of 3 runs of 10 queries" in printed
     assert "does not cover all runs together" in printed
     report = json.loads(path.read_text(encoding="utf-8"))
@@ -209,19 +211,6 @@ def test_runs_of_the_command_line(
     assert [m["perplexity"] for m in report["methods"]] == [
         one["perplexity"][0] for one in report["runs"]
     ]
-
-
-def test_progress_without_a_terminal(
-    text: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(options, "LINE_SECONDS", 0.0)
-    command = ["evaluate", *MODELS, "--text", str(text), "--block=17", "--queries=64"]
-    assert main([*command, "--mechanism=public"]) == 0
-    lines = capsys.readouterr().err.splitlines()
-    assert [line.split(" left")[0][:-5] for line in lines] == [
-        f"{done} of 64 tokens, " for done in (16, 32, 48, 64)
-    ]
-    assert lines[-1] == "64 of 64 tokens, 00:00 left"
 
 
 def test_the_time_left_is_that_of_the_work_since_a_resumption(

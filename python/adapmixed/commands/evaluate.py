@@ -1,6 +1,7 @@
 """``adapmixed evaluate``: measure perplexity and privacy of mechanisms on a text."""
 
 import argparse
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -156,6 +157,7 @@ def _run(arguments: argparse.Namespace, ranks: "Ranks") -> int:
     report = build_report(evaluations, **about)
     if arguments.runs > 1:
         report["runs"] = runs_entry(runs)
+    print(f"{CHOOSING}\n\n{report_text(report)}")
     if arguments.seed is not None:
         # A seed repeats the evaluation, but not its speed.
         methods = cast("list[dict[str, Any]]", report["methods"])
@@ -163,8 +165,7 @@ def _run(arguments: argparse.Namespace, ranks: "Ranks") -> int:
     if arguments.json is not None:
         write_private(arguments.json, report_json(report))
     if write_page is not None:
-        print(f"wrote {write_page(report, arguments.report, figures=True)[1]}\n")
-    print(f"{CHOOSING}\n\n{report_text(report)}")
+        print(f"wrote {write_page(report, arguments.report, figures=True)[1]}", file=sys.stderr)
     return 0
 
 
@@ -205,10 +206,8 @@ def _mechanisms(arguments: argparse.Namespace, queries: int) -> "dict[str, Mecha
 
     texts = arguments.mechanism or ["adapmixed"]
     names = [text.split()[0] if text.split() else text for text in texts]
-    always: dict[str, Mechanism] = {
-        PublicOnly.name: PublicOnly(), Unprotected.name: Unprotected()
-    }  # fmt: skip
-    found = dict(always)
+    found: dict[str, Mechanism] = {one.name: one for one in (PublicOnly(), Unprotected())}
+    always = tuple(found)
     for text, name in zip(texts, names, strict=True):
         one = mechanism_of(
             text,

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from report_cases import HOSTILE, SAMPLE, Page, build, evaluation
+from report_cases import HOSTILE, Page, build, evaluation
 from trained_demo import DEMO_ENSEMBLE
 
 from adapmixed.cli import main
@@ -25,7 +25,6 @@ from adapmixed.evaluation.diagnosis import QUANTILES
 from adapmixed.report import report_text
 from adapmixed.report.training import training_losses
 from adapmixed.report.view import read_methods
-from adapmixed_lab.figures.html import write_page
 
 pytestmark = pytest.mark.usefixtures("demo_ensemble")
 
@@ -142,26 +141,6 @@ def test_losses_come_from_the_members_folders(tmp_path: Path) -> None:
     ]  # fmt: skip
 
 
-@pytest.mark.slow
-def test_the_files_of_a_page(tmp_path: Path) -> None:
-    spent = evaluation("lost", "fixed", epsilon=1.0)
-    spent = replace(spent, guarantee=replace(spent.guarantee, method="per-shard budget"))
-    report = build([spent, *diagnosed()[:2]], sample=SAMPLE, training=TRAINING)
-    assert "perplexity of queries" in report_text(report)
-    written = write_page(report, tmp_path, figures=True)
-    assert sorted(written) == sorted(tmp_path.iterdir()) and len(written) == 2 + 2 * 8
-    html, drawn = written[1].read_text(encoding="utf-8"), sorted(tmp_path.glob("*.svg"))
-    assert all(path.read_text(encoding="utf-8").strip() in html for path in drawn)
-    assert [path.stem for path in sorted(tmp_path.glob("*.pdf"))] == [path.stem for path in drawn]
-    page = Page(html)
-    assert "Utility and the theorem’s bound" in page.text
-    ids = [a["id"] for _, a in page.elements if "id" in a]
-    assert len(ids) == len(set(ids))
-    assert write_page(report, tmp_path / "page") == (
-        tmp_path / "page" / "report.json", tmp_path / "page" / "report.html",
-    )  # fmt: skip
-
-
 @pytest.mark.parametrize("options", [["--diagnostics"], ["--runs", "2"]])
 @pytest.mark.slow
 def test_evaluate_writes_the_page(
@@ -181,7 +160,9 @@ def test_evaluate_writes_the_page(
     command += [str(text), "--queries", "20", "--block", "21", "--report", str(folder)]
     run = tmp_path / "run.json"
     assert main([*command, "--json", str(run), *options]) == 0
-    assert capsys.readouterr().out.startswith(f"wrote {folder / 'report.html'}\n\n")
+    printed = capsys.readouterr()
+    assert printed.err == f"wrote {folder / 'report.html'}\n"
+    assert printed.out.splitlines()[-1].startswith("No share of the gain is stated")
     assert (folder / "report.json").read_bytes() == run.read_bytes()
     report = json.loads((folder / "report.json").read_text(encoding="utf-8"))
     assert [one["losses"] for one in report["training"]] == [[5.0, 4.5], [5.0, 3.5]]
@@ -189,7 +170,12 @@ def test_evaluate_writes_the_page(
     assert all(path.stat().st_mode & 0o077 == 0 for path in folder.iterdir())
     assert report["environment"]["adapmixed"] and report["environment"]["processors"]
     assert ("runs" in report) == ("--runs" in options)
-    page = Page((folder / "report.html").read_text(encoding="utf-8"))
+    html, drawn = (folder / "report.html").read_text("utf-8"), sorted(folder.glob("*.svg"))
+    assert all(path.read_text(encoding="utf-8").strip() in html for path in drawn)
+    assert [path.stem for path in sorted(folder.glob("*.pdf"))] == [path.stem for path in drawn]
+    page = Page(html)
+    ids = [a["id"] for _, a in page.elements if "id" in a]
+    assert len(ids) == len(set(ids)) and ("theorem’s bound" in page.text) != ("runs" in report)
     assert "No share of the gain is stated" in page.text and "text.txt: 2 models" in page.text
 
 
