@@ -36,9 +36,7 @@ def test_doctor(capsys: pytest.CaptureFixture[str]) -> None:
         assert word in output
 
 
-@pytest.mark.parametrize(
-    "command", ["generate", "chat", "evaluate", "serve", "vllm-config", "plan"]
-)
+@pytest.mark.parametrize("command", ["generate", "chat", "evaluate", "vllm-config", "plan"])
 def test_the_help_of_a_command_fits_one_screen(command: str) -> None:
     """A command has at most 26 options, all shown and each with a help text."""
     (commands,) = (

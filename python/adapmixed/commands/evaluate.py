@@ -145,7 +145,7 @@ def _run(arguments: argparse.Namespace, ranks: "Ranks") -> int:
     report = build_report(evaluations, **about)
     if arguments.runs > 1:
         report["runs"] = runs_entry(runs)
-    print(f"{report_text(report)}\n\n{CHOOSING}")
+    print(f"{CHOOSING}\n\n{report_text(report)}")
     if arguments.json is not None:
         if arguments.seed is not None:
             # A seed repeats the evaluation, but not its speed.

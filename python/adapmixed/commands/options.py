@@ -99,13 +99,12 @@ def _active(text: str) -> int | None:
     return int(text)
 
 
-def check_output(path: Path | None, *, folder: bool = False, name: str = "--json") -> None:
+def check_output(path: Path | None, *, folder: bool = False) -> None:
     """Raise ValueError for an output that cannot be written, before any work is done.
 
     Args:
         path: a file, or a folder if ``folder`` is set; None passes.
         folder: whether the path is a folder, which is created.
-        name: the option of a file.
     """
     if path is None:
         return
@@ -117,7 +116,7 @@ def check_output(path: Path | None, *, folder: bool = False, name: str = "--json
         target = path
     else:
         if path.is_dir() or not path.parent.is_dir():
-            raise ValueError(f"{name} must name a file in an existing folder, got {path}")
+            raise ValueError(f"--json must name a file in an existing folder, got {path}")
         target = path if path.exists() else path.parent
     if not os.access(target, os.W_OK):
         raise ValueError(f"{target} must be writable")

@@ -17,26 +17,27 @@ from adapmixed.commands.mechanisms import (
     check_chosen,
     check_ledger,
 )
-from adapmixed.commands.options import add_active_option, check_output, quiet_libraries
+from adapmixed.commands.options import check_output, quiet_libraries
 from adapmixed.commands.placing import add_device_options, check_device, load_ensemble
 from adapmixed.commands.plan_file import take_plan
 from adapmixed.commands.promise import checked, promise, promised
 from adapmixed.commands.serve_options import (
-    DEFAULT_TOKENS,
+    DEMO_DEFAULT_TOKENS,
     add_allow_weak,
-    add_max_tokens,
+    add_limit_options,
     add_network_options,
     check_extra,
+    check_limits,
     check_network,
 )
 from adapmixed.commands.serving import (
     accounted,
     add_account_options,
     add_model_options,
+    add_shape_options,
     check_place,
     mechanism_for,
 )
-from adapmixed.limits import check_count
 
 if TYPE_CHECKING:
     from adapmixed.ensemble import Ensemble
@@ -46,8 +47,6 @@ if TYPE_CHECKING:
 
 DEMO_EPSILON, DEMO_TOKENS = 3.0, 4096
 DEMO_NAME = "adapmixed-demo"
-WAITING = 64  # sequences; more requests get 503
-STOP_SECONDS = 30.0  # that running answers have after SIGTERM
 _CHOSEN_BY_DEMO = ("base", "ensemble", "ledger", "plan", "mechanism", "epsilon")
 
 
@@ -79,28 +78,30 @@ def add_parser(commands: Any) -> None:
         type=int,
         help="serve figures for Prometheus at this port of 127.0.0.1 (default: not)",
     )
-    add_max_tokens(parser)
-    add_active_option(parser)
+    add_limit_options(parser, waiting=64, also=f", with --demo {DEMO_DEFAULT_TOKENS}")
+    parser.add_argument(
+        "--stop-seconds",
+        type=float,
+        default=30.0,
+        help="seconds that running answers have after SIGTERM (default: 30)",
+    )
+    add_shape_options(parser)
     add_account_options(parser)
     add_mechanism_options(parser)
     add_allow_weak(parser)
     add_device_options(parser)
-    parser.set_defaults(run=run, operator=False)
+    parser.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Serve until a signal (status 0), or until the engine fails (status 1)."""
-    from adapmixed.ranks import Place
-
     with ExitStack() as stack:
         if arguments.keys is not None:  # a signal that comes too early waits for its handler
             before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGHUP})
             stack.callback(signal.pthread_sigmask, signal.SIG_SETMASK, before)
         check_extra()
         check_network(arguments)
-        if Place.from_environment().world > 1:
-            raise ValueError("serve must run in one process, so that one queue is answered")
-        check_count("--max-tokens", arguments.max_tokens)
+        check_limits(arguments)
         return _serve(arguments, stack)
 
 
@@ -140,7 +141,9 @@ def _serve(arguments: argparse.Namespace, stack: ExitStack) -> int:
     if keys is not None:
         clients = _clients(keys, arguments, stack)
         _reread(arguments.keys, clients, stack)
-    scheduler = Scheduler(engine, ensemble.tokenizer, ensemble.end_tokens, waiting=WAITING)
+    scheduler = Scheduler(
+        engine, ensemble.tokenizer, ensemble.end_tokens, waiting=arguments.waiting
+    )
     stack.callback(scheduler.stop, 0.0)
     admission = Admission(accountant, mechanism)
     planned = admission.left is not None
@@ -154,16 +157,19 @@ def _serve(arguments: argparse.Namespace, stack: ExitStack) -> int:
         stack.callback(metrics.serve(arguments.metrics_port))
     defaults = Defaults(
         arguments.name or Path(os.path.abspath(arguments.ensemble)).name,
-        min(DEFAULT_TOKENS, arguments.max_tokens),
+        arguments.default_tokens,
         arguments.max_tokens,
+        arguments.temperature,
+        arguments.top_k,
         ensemble.max_positions,
         ensemble.vocab_size,
     )
     service = Service(scheduler, admission, ensemble.tokenizer, defaults, metrics, clients)
-    certificate, key = arguments.tls or (None, None)
-    config = configuration(application(service), certificate=certificate, key=key)
+    config = configuration(
+        application(service), certificate=arguments.tls_cert, key=arguments.tls_key
+    )
     left = f" {admission.left} tokens are left of the plan." if planned else ""
-    url = url_of(listening, tls=key is not None)
+    url = url_of(listening, tls=arguments.tls_cert is not None)
     origin = Origin.of(ensemble, arguments.active)
     words = promise(accountant, mechanism, ensemble.num_models, origin)
     line = f"Serving {defaults.model} at {url}. {words}{left}"
@@ -171,7 +177,7 @@ def _serve(arguments: argparse.Namespace, stack: ExitStack) -> int:
     def ready() -> None:
         print(line, file=sys.stderr, flush=True)
 
-    Listener(config, scheduler, STOP_SECONDS, ready).run(sockets=[listening])
+    Listener(config, scheduler, arguments.stop_seconds, ready).run(sockets=[listening])
     return 1 if scheduler.failed else 0
 
 

@@ -41,19 +41,7 @@ def add_serving_options(parser: argparse.ArgumentParser) -> None:
         default=64,
         help="maximum number of tokens of an answer (default: 64)",
     )
-    parser.add_argument(
-        "--temperature",
-        type=float,
-        default=1.0,
-        help="temperature of every model, applied before the mechanism (default: 1)",
-    )
-    parser.add_argument(
-        "--top-k",
-        type=int,
-        help="keep this many tokens, the public model's likeliest, before the mechanism "
-        "(default: all)",
-    )
-    add_active_option(parser)
+    add_shape_options(parser)
     parser.add_argument(
         "--stop",
         action="append",
@@ -68,11 +56,6 @@ def add_serving_options(parser: argparse.ArgumentParser) -> None:
         "randomness)",
     )
     add_account_options(parser)
-    parser.add_argument(
-        "--operator",
-        action="store_true",
-        help="PRIVATE: also print costs that depend on private data, to standard error",
-    )
     add_mechanism_options(parser)
     add_placing_options(parser)
 
@@ -83,8 +66,25 @@ def add_model_options(parser: argparse.ArgumentParser, *, required: bool = True)
     parser.add_argument("--ensemble", required=required, help="ensemble folder (ensemble.json)")
 
 
+def add_shape_options(parser: argparse.ArgumentParser) -> None:
+    """Add --temperature and --top-k."""
+    parser.add_argument(
+        "--temperature",
+        type=float,
+        default=1.0,
+        help="temperature of every model, applied before the mechanism (default: 1)",
+    )
+    parser.add_argument(
+        "--top-k",
+        type=int,
+        help="keep this many tokens, the public model's likeliest, before the mechanism "
+        "(default: all)",
+    )
+    add_active_option(parser)
+
+
 def add_account_options(parser: argparse.ArgumentParser) -> None:
-    """Add --ledger, --no-create and --memory."""
+    """Add --ledger, --memory and --operator."""
     parser.add_argument(
         "--ledger",
         type=Path,
@@ -100,6 +100,11 @@ def add_account_options(parser: argparse.ArgumentParser) -> None:
         type=memory_bytes,
         default=1 << 30,
         help="memory for logits, activations, keys and values, such as 512M or 5G (default: 1G)",
+    )
+    parser.add_argument(
+        "--operator",
+        action="store_true",
+        help="PRIVATE: also print costs that depend on private data, to standard error",
     )
 
 
@@ -229,7 +234,7 @@ def cost_lines(accountant: Accountant, *, operator: bool) -> Iterator[str]:
     if guarantee.kind.startswith("data-dependent") and not operator:
         yield (
             f"{guarantee.queries} answered queries; their cost depends on the private data and is "
-            "for the operator alone (--operator, 'adapmixed ledger show')."
+            "for the operator alone (--operator)."
         )
         yield from guarantee.warnings
     else:

@@ -16,7 +16,7 @@ from adapmixed.commands.promise import checked, promise, promised
 from adapmixed.commands.serve_options import (
     DEFAULT_TOKENS,
     add_allow_weak,
-    add_max_tokens,
+    add_limit_options,
     add_network_options,
     check_network,
 )
@@ -51,14 +51,7 @@ def add_parser(commands: Any) -> None:
         default="float32",
         help="the public model's dtype (default: float32)",
     )
-    add_max_tokens(parser)
-    parser.add_argument(
-        "--default-tokens",
-        type=int,
-        default=DEFAULT_TOKENS,
-        help="largest number of tokens of an answer without max_tokens (default: "
-        f"{DEFAULT_TOKENS})",
-    )
+    add_limit_options(parser, waiting=256)
     add_active_option(parser)
     parser.add_argument(
         "--block",
@@ -112,6 +105,8 @@ def _options(arguments: argparse.Namespace) -> Options:
             f"--mechanism must be clipped-log-pool inside vLLM, got {planned[0].name}: 'adapmixed "
             "plan --mechanism clipped-log-pool' plans it"
         )
+    given = arguments.default_tokens
+    tokens = DEFAULT_TOKENS if given is None else given
     return Options.of(
         planned[0],
         ensemble=str(arguments.ensemble.resolve()),
@@ -119,8 +114,9 @@ def _options(arguments: argparse.Namespace) -> Options:
         delta=arguments.delta,
         adjacency=arguments.adjacency,
         block=arguments.block,
-        tokens=min(arguments.default_tokens, arguments.max_tokens),
+        tokens=min(tokens, arguments.max_tokens),
         max_tokens=arguments.max_tokens,
+        waiting=arguments.waiting,
         keys=None if arguments.keys is None else str(arguments.keys.resolve()),
         behind_proxy=arguments.behind_proxy,
         active=arguments.active,
@@ -174,8 +170,8 @@ def _command(arguments: argparse.Namespace, options: Options) -> list[str]:
         "shutdown-timeout": SHUTDOWN_SECONDS,
         "additional-config": json.dumps(options.written()),
     }
-    if arguments.tls is not None:
-        settings |= zip(("ssl-certfile", "ssl-keyfile"), arguments.tls, strict=True)
+    if arguments.tls_cert is not None:
+        settings |= {"ssl-certfile": arguments.tls_cert, "ssl-keyfile": arguments.tls_key}
     given = [f"--{name} {shlex.quote(str(value))}" for name, value in settings.items()]
     return [
         "python -m vllm.entrypoints.openai.api_server",

@@ -32,6 +32,8 @@ class Defaults:
         model: name of the served model.
         tokens: largest number of tokens of an answer without max_tokens.
         max_tokens: largest max_tokens of a request.
+        temperature: temperature of an answer.
+        top_k: number of the likeliest public tokens that all rows keep; None for all.
         window: positions of the model's window; None for any number. Without max_tokens an answer
             ends where the window does.
         vocab: number of tokens that the models have logits of.
@@ -40,6 +42,8 @@ class Defaults:
     model: str
     tokens: int = 256
     max_tokens: int = 1024
+    temperature: float = 1.0
+    top_k: int | None = None
     window: int | None = None
     vocab: int = 1 << 20
 
@@ -104,8 +108,8 @@ def asked_of(
     cap = defaults.max_tokens if max_tokens is None else min(defaults.max_tokens, max_tokens)
     given = _max_tokens(fields, cap)
     settings = (
-        _temperature(fields.get("temperature")),
-        _top_k(fields.get("top_k")),
+        _temperature(fields.get("temperature"), defaults.temperature),
+        _top_k(fields.get("top_k"), defaults.top_k),
         *_stops(fields, tokenizer, defaults.vocab),
     )
     if chat:
@@ -148,9 +152,9 @@ def _max_tokens(fields: dict[str, Any], cap: int) -> int | None:
     return None
 
 
-def _temperature(value: Any) -> float:
+def _temperature(value: Any, default: float) -> float:
     if value is None:
-        return 1.0
+        return default
     if value == 0 and not isinstance(value, bool):
         raise bad_request("temperature", f"temperature must be > 0, got {value}: {GREEDY}")
     try:
@@ -161,8 +165,10 @@ def _temperature(value: Any) -> float:
         raise bad_request("temperature", message) from None
 
 
-def _top_k(value: Any) -> int | None:
-    if value is None or (type(value) is int and value in (0, -1)):  # vLLM's values for all tokens
+def _top_k(value: Any, default: int | None) -> int | None:
+    if value is None:
+        return default
+    if type(value) is int and value in (0, -1):  # vLLM's values for all tokens
         return None
     return whole_of("top_k", value)
 

@@ -55,7 +55,7 @@ def _refused(arguments: Any, options: Options) -> list[tuple[str, bool, str]]:
         (
             f"--host {arguments.host or '0.0.0.0'}",
             not is_loopback(arguments.host or "") and (options.keys is None or not encrypted),
-            "needs keys, and TLS or a proxy: give --host, --keys and --tls or "
+            "needs keys, and TLS or a proxy: give --host, --keys and --tls-cert with --tls-key or "
             "--behind-proxy to 'adapmixed vllm-config'",
         ),
     ]
