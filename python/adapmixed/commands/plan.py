@@ -105,10 +105,10 @@ def run(arguments: argparse.Namespace) -> int:
             f"--{given[0]} needs --epsilon, --tokens and --ensemble or --models, without --lower "
             "and --upper"
         )
-    if arguments.save is not None and arguments.ensemble is None:
-        raise ValueError("--save needs --ensemble: a saved plan is of its present members")
     if arguments.save is not None and not arguments.save.parent.is_dir():
         raise ValueError(f"--save must name a file in an existing folder, got {arguments.save}")
+    if arguments.save is not None and arguments.ensemble is None:
+        raise ValueError("--save needs --ensemble: a saved plan is of its present members")
     if arguments.lower is not None:
         if len(missing) != 1:
             raise ValueError(
