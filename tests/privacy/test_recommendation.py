@@ -12,7 +12,7 @@ from adapmixed.privacy.planner import epsilon_of
 from adapmixed.privacy.recommendation import (
     SHARDS,
     kept_share,
-    measured_shards,
+    nearest,
     recommended,
     rounded_inward,
 )  # fmt: skip
@@ -61,7 +61,7 @@ def test_settings_are_rounded_inward() -> None:
 
 
 def test_other_numbers_of_shards_take_the_nearest_measured_one() -> None:
-    found = [measured_shards(models) for models in (1, 64, 173, 174, 547, 548, 65_536)]
+    found = [nearest(models) for models in (1, 64, 173, 174, 547, 548, 65_536)]
     assert found == [100, 100, 100, 300, 300, 1_000, 1_000]
     one = recommended(3.0, DELTA, MODELS, 20_000)
     assert kept_share(one) == kept_share(replace(one, num_models=SHARDS[0]))

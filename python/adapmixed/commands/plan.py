@@ -5,7 +5,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from adapmixed.commands.mechanisms import CHOOSING
-from adapmixed.commands.options import check_output
 from adapmixed.limits import MOST_MODELS, MOST_QUERIES, QUESTIONS, check_optional_queries
 
 if TYPE_CHECKING:
@@ -86,7 +85,6 @@ def add_parser(commands: Any) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Recommend a plan, print what numbers of shards allow, or answer an inverse question."""
-    check_output(arguments.save, name="--save")
     check_optional_queries(arguments.tokens, "--tokens")
     if arguments.ensemble is not None:
         from adapmixed.ensemble.manifest import read_manifest
@@ -107,6 +105,8 @@ def run(arguments: argparse.Namespace) -> int:
             f"--{given[0]} needs --epsilon, --tokens and --ensemble or --models, without --lower "
             "and --upper"
         )
+    if arguments.save is not None and not arguments.save.parent.is_dir():
+        raise ValueError(f"--save must name a file in an existing folder, got {arguments.save}")
     if arguments.save is not None and arguments.ensemble is None:
         raise ValueError("--save needs --ensemble: a saved plan is of its present members")
     if arguments.lower is not None:
@@ -240,13 +240,13 @@ def _recommended(arguments: argparse.Namespace) -> None:
 def _say_meaning(one: "Plan", periods: int) -> None:
     """Print what the plan keeps of a gain, if that was measured, and what all periods cost."""
     from adapmixed.privacy.guarantee import format_epsilon
-    from adapmixed.privacy.recommendation import kept_share, measured_shards
+    from adapmixed.privacy.recommendation import kept_share, nearest
 
     if one.mechanism == "clipped-mixing":
         print(
             f"  It keeps about {kept_share(one):.0%} of the best gain without protection, in "
             f"log-perplexity: measured once,\n  on other text ({_MEASURED}, "
-            f'{measured_shards(one.num_models)} shards; "What private prediction costs").'
+            f'{nearest(one.num_models)} shards; "What private prediction costs").'
         )
     if periods > 1:
         whole, added = (format_epsilon(e) for e in (one.over_time[-1][1], periods * one.epsilon))

@@ -17,13 +17,9 @@ FORMAT_VERSION = 1
 
 
 def save_plan(path: Path, folder: Path, mechanism: str, one: Plan) -> None:
-    """Write the plan of an ensemble folder. It holds a digest of the members, so it is private.
+    """Write the plan of an ensemble folder, with the value of --mechanism.
 
-    Args:
-        path: the file.
-        folder: the ensemble.
-        mechanism: the value of --mechanism.
-        one: the plan, whose settings the mechanism has.
+    The file holds a digest of the members, so it is private.
     """
     from adapmixed.ensemble.provenance import recorded_fingerprint
 
@@ -67,11 +63,8 @@ def read_plan(path: Path) -> dict[str, Any]:
 def take_plan(arguments: argparse.Namespace, *, several: bool = False) -> None:
     """Set the options of mechanism and guarantee to those of --plan, or else to their defaults.
 
-    A command calls this before it loads a model, or makes or charges a ledger.
-
-    Args:
-        arguments: the command's arguments, which are changed.
-        several: whether --mechanism may be repeated.
+    A command calls this before it loads a model, or makes or charges a ledger. With `several`, its
+    --mechanism may be repeated.
 
     Raises:
         ValueError: another option is given with --plan, or the plan is of another ensemble, or its
@@ -97,7 +90,7 @@ def take_plan(arguments: argparse.Namespace, *, several: bool = False) -> None:
     spent = 0
     if ledger is not None and ledger.is_file():
         spent = read_ledger(ledger).account.totals.planned
-    if spent >= found["tokens"]:
+    if spent >= found["tokens"] and vars(arguments).get("when_spent") != "public":
         raise ValueError(
             f"--plan must have tokens left, but all {found['tokens']} of {file} are spent in "
             f"--ledger {ledger}: a new plan needs a new ledger, and its ε and δ add to these"

@@ -77,7 +77,7 @@ def rounded_inward(settings: Mapping[str, float]) -> dict[str, float]:
     return {k: float(four_digits(v, up.get(k, ROUND_FLOOR))) for k, v in settings.items()}
 
 
-def measured_shards(num_models: int) -> int:
+def nearest(num_models: int) -> int:
     """Return the number of shards in `SHARDS` that is nearest to N, as a ratio."""
     return min(SHARDS, key=lambda shards: abs(math.log(shards / num_models)))
 
@@ -85,12 +85,12 @@ def measured_shards(num_models: int) -> int:
 def kept_share(one: Plan) -> float:
     """Return the share of the best gain without protection that a box of ClippedMixing kept.
 
-    It was measured on one text with one model and `measured_shards`, and is interpolated over the
+    It was measured on one text with one model and `nearest` shards, and is interpolated over the
     box's size, which decides the perplexity whatever ε and the number of queries are.
 
     Args:
         one: ClippedMixing's plan of `recommended` or `planner.chosen`.
     """
-    found = _KEPT[measured_shards(one.num_models)]
+    found = _KEPT[nearest(one.num_models)]
     sizes = np.log([one.settings["upper"], 1.0, *found])
     return float(np.interp(sizes[0], sizes[1:], [0.0, *found.values()]))
