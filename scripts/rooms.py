@@ -13,16 +13,16 @@ import sys
 from pathlib import Path
 
 SOURCES = (".py", ".pyi", ".c", ".cpp", ".h", ".cu", ".cuh")
-# Until a thousand members stand: 900 lines of Python, 700 of csrc and 1 200 of tests are allowed
-# beyond what stood before.
+# Until a thousand members and the operator's path stand: 1 500 lines of Python, 700 of csrc and
+# 1 900 of tests are allowed beyond what stood before.
 BUDGETS = {
-    "python/adapmixed": 27_078,
-    "python/adapmixed_lab": 7_867,
-    "adapmixed_ext": 2_470,
-    "csrc": 14_513,
-    "benchmarks": 3_035,
-    "tests": 40_687,
-    "docs": 6_263,
+    "python/adapmixed": 28_120,
+    "python/adapmixed_lab": 7_634,
+    "adapmixed_ext": 2_488,
+    "csrc": 14_602,
+    "benchmarks": 3_046,
+    "tests": 41_500,
+    "docs": 6_400,
 }
 
 
