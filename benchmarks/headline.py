@@ -335,7 +335,7 @@ def main() -> None:
         return
     about, report = machine(), Report()
     name = "the built-in base" if options.base == str(demo_base()) else Path(options.base).name
-    settings = f"δ = {DELTA:g}, K = {ACTIVE}, {options.seeds} seeds"
+    settings = f"δ = {DELTA:g}, K = {ACTIVE}, references V, {options.seeds} seeds"
     report.say(f"{headline(about)}\n\n{name}, {settings}\n")
     with tempfile.TemporaryDirectory() as folder:
         keep = options.keep or Path(folder)

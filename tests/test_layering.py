@@ -89,7 +89,7 @@ REFERENCE_ORDER = [
     f"reference.{name}"
     for name in (
         "_renyi", "_project", "_clip", "_mixture", "_log_pool", "_sample", "_leave_one_out",
-        "_screen",
+        "_screen", "_low_rank",
     )
 ] + ["reference"]  # fmt: skip
 

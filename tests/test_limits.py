@@ -72,7 +72,7 @@ def command(*words: str) -> None:
 
 def served(value: float) -> object:
     try:
-        return _temperature(value, 1.0)
+        return _temperature(value)
     except Exception as error:  # the answer of status 400
         raise ValueError(str(error)) from None
 

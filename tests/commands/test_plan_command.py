@@ -131,7 +131,7 @@ def test_without_models_it_shows_what_shards_allow(capsys, monkeypatch):
     for row, models in zip(rows, (100, 300), strict=True):
         settings = {key: float(value) for key, value in (word.split("=") for word in row[1:3])}
         assert 2.98 < epsilon_of(DELTA, models, 20_000, "zero_out", **settings) <= 3.0
-    assert [row[3:] for row in rows] == [["100", "21%"], ["300", "33%"]]
+    assert [row[3:] for row in rows] == [["100", "18%"], ["300", "29%"]]
     assert main(["plan", "--epsilon=3"]) == 2
     assert "got no --models, --tokens" in capsys.readouterr().err
 

@@ -72,7 +72,7 @@ def test_its_stages_and_their_order(tmp_path: Path) -> None:
         "import", "tests-cuda-test_a", "tests-cuda-test_b", "sanitizer-memcheck",
         "sanitizer-racecheck", "sanitizer-synccheck", "sanitizer-initcheck",
     ]  # fmt: skip
-    assert list(checkout.table("compare")) == ["import", "benchmarks-compare"]
+    assert list(checkout.table("compare")) == ["import", "benchmarks-compare", "generation"]
     results = {path.name for path in checkout.results.iterdir()}
     assert {f"pretended-{part}.log" for part in ("speed", "checks", "compare")} <= results
     # A command may have several lines; each begins with what it inherits.

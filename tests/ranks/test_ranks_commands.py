@@ -98,7 +98,7 @@ def test_evaluate_in_two_ranks(models: Path, tmp_path: Path) -> None:
     assert main([*arguments, str(tmp_path / "1.json")]) == 0
     children = commands(2, [*arguments, str(tmp_path / "2.json")], tmp_path)
     assert [status_of(child) for child in children] == [0, 0], said(tmp_path, 0)
-    assert said(tmp_path, 0)[0].startswith("base on text.txt") and said(tmp_path, 1)[0] == ""
+    assert "\nbase on text.txt" in said(tmp_path, 0)[0] and said(tmp_path, 1)[0] == ""
     two = json.loads((tmp_path / "2.json").read_text("utf-8"))
     one = json.loads((tmp_path / "1.json").read_text("utf-8"))
     assert two["config"]["ranks"] == 2 and one["config"]["ranks"] == 1
