@@ -87,7 +87,7 @@ def test_a_lost_member_alone_is_trained_again(
     (run.output / "ensemble.json").unlink()
     lines: list[str] = []
     train_ensemble(run, say=lines.append)
-    assert [line.split(":")[0] for line in lines] == ["member-002"]
+    assert [line.split(":")[0] for line in lines if line.startswith("member")] == ["member-002"]
     assert contents(run.output) == reference
     assert len(reference) == 3 * NUM_MODELS + 1
 
