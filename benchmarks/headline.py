@@ -149,15 +149,12 @@ class Bench:
         ensemble = self.ensemble(models, 0 if models == 1 else seed, workers)
         found = []
         for kind, active in (("references", None), ("mechanisms", ACTIVE)):
-            chosen = {
-                name: one
-                for name, one in mechanisms.items()
-                if (name in REFERENCES) == (active is None)
-            }
-            if chosen:
+            names = [name for name in mechanisms if (name in REFERENCES) == (active is None)]
+            if names:
                 found += evaluate(
-                    ensemble, part, chosen, delta=DELTA, rng=SeededRandom(seed), active=active,
-                    adjacency={name: name.split()[2] for name in chosen if " r" in name},
+                    ensemble, part, {name: mechanisms[name] for name in names}, delta=DELTA,
+                    rng=SeededRandom(seed), active=active,
+                    adjacency={name: name.split()[2] for name in names if " r" in name},
                     block=CONFIG.block_size, resume=True,
                     result=self.keep / f"{kind}-{models}-{seed}.json",
                 )  # fmt: skip

@@ -45,12 +45,12 @@ class ClippedRow {
     const double width = guess(log_s);
     if (bracketed(log_s, width)) {
       const auto near = [&](double at) { return bracket_(factor(at)); };
-      return solve_clip_scale(near, box_.lower, kMostScale, log_s);
+      return solve_clip_scale(near, box_.lower, kMostKeptScale, log_s);
     }
     const auto whole = [&](double at) {
       return with_missing(clip_sums(Kept{values_}, q_.q, q_.padded, box_, factor(at)));
     };
-    return solve_clip_scale(whole, box_.lower, kMostScale, log_s);
+    return solve_clip_scale(whole, box_.lower, kMostKeptScale, log_s);
   }
 
   // p_bar / q from the exponentials.
@@ -110,9 +110,6 @@ class ClippedRow {
   }
 
  private:
-  // Up to this log s, s p stays in range, and s times an exponential that was cut off is
-  // negligible.
-  static constexpr double kMostScale = 300.0;
   // The accuracy of the sample's solution, and the number of standard deviations by which s may be
   // off.
   static constexpr double kRough = 1e-4, kDeviations = 2.5;
@@ -160,7 +157,7 @@ class ClippedRow {
   bool bracketed(double* log_s, double width) {
     // No token may cross the whole box. If many tokens change sides, the list becomes too long.
     if (!(width < kMostWidth && 4.0 * width < std::log(box_.upper / box_.lower))) return false;
-    if (*log_s + width > kMostScale) return false;
+    if (*log_s + width > kMostKeptScale) return false;
     if (!bracket_.narrow(factor(*log_s - width), factor(*log_s + width))) return false;
     const double s = bracket_.estimate(), less = width * width;  // the estimate's likely error
     bracket_.narrow(s * (1.0 - less), s * (1.0 + less));

@@ -12,9 +12,6 @@ ADAPMIXED_CORE_BEGIN
 constexpr int kClipThreads = 512;
 // About as many as there are multiprocessors. What they keep fits the L2 cache of today's GPUs.
 constexpr std::int64_t kClipBlocks = 132;
-// Up to this log s, s p stays in range, and s times a p that was too small for a double is
-// negligible.
-constexpr double kMostKeptScale = 300.0;
 
 // The options by value, because the orders of ClipOptions are in host memory.
 struct ClipCall {

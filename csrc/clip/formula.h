@@ -17,6 +17,10 @@ ADAPMIXED_CORE_BEGIN
 // as accurately as S is known.
 constexpr double kClipError = 2e-13, kClipRounding = 2e-15;
 
+// Up to this log s, s p stays in range if p was kept as a double, and s times a p that was cut off
+// is negligible.
+constexpr double kMostKeptScale = 300.0;
+
 struct ClipSums {
   double total;   // S + 1 - sum q
   double moving;  // the part that grows with s: s p(v) of the tokens inside the box

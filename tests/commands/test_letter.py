@@ -54,6 +54,22 @@ def test_two_ledgers_and_their_letter(
     assert f"{Path('b.db').resolve()} is one of 2 ledgers" in caplog.text
 
 
+def test_the_sum_and_its_neighbours_are_of_one_kind(
+    ensemble: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A sum for zero-out says nothing of any other text in a shard."""
+    generate(ensemble, "a.db", f"{POOL} queries=500", "--adjacency", "replace_one")
+    assert main(["ledger", "letter", "a.db"]) == 0
+    alone = capsys.readouterr().out
+    generate(ensemble, "b.db", f"{POOL} queries=500")
+    capsys.readouterr()
+    assert main(["ledger", "letter", "a.db"]) == 0
+    both = capsys.readouterr().out
+    assert "any other text in one shard" in alone and "any other text in one shard" not in both
+    assert "one shard emptied" in both and "zero-out)." in both
+    assert together(ensemble).adjacency == "zero_out"
+
+
 def test_a_unit_and_what_no_letter_is_about(
     ensemble: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -163,7 +163,7 @@ def _letter(reading: Reading, ensemble: Path) -> str:
             "advance for a letter: 'adapmixed ledger show --all' shows them"
         )
     unit = read_manifest(ensemble).unit
-    true = {"", guarantee.adjacency, "shard" if unit is None else "unit"}
+    true = {"", found.adjacency, "shard" if unit is None else "unit"}
     true |= {"several"} if found.words else set()
     true |= set() if guarantee.warnings else {"sound"}
     odds = Decimal(found.epsilon).exp()

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from adapmixed.commands.mechanisms import CHOOSING
+from adapmixed.commands.options import check_output
 from adapmixed.limits import MOST_MODELS, MOST_QUERIES, QUESTIONS, check_optional_queries
 
 if TYPE_CHECKING:
@@ -105,8 +106,7 @@ def run(arguments: argparse.Namespace) -> int:
             f"--{given[0]} needs --epsilon, --tokens and --ensemble or --models, without --lower "
             "and --upper"
         )
-    if arguments.save is not None and not arguments.save.parent.is_dir():
-        raise ValueError(f"--save must name a file in an existing folder, got {arguments.save}")
+    check_output(arguments.save, name="--save")
     if arguments.save is not None and arguments.ensemble is None:
         raise ValueError("--save needs --ensemble: a saved plan is of its present members")
     if arguments.lower is not None:

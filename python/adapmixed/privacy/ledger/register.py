@@ -98,12 +98,14 @@ class Together(NamedTuple):
         readings: the ledgers that are there.
         epsilon: ε of all charges; None if a ledger has none that is fixed in advance.
         delta: its δ.
+        adjacency: its neighbours, which are zero-out if those of the ledgers differ.
         words: the sum as a sentence; "" if no two ledgers were ever entered.
     """
 
     readings: list[Reading]
     epsilon: float | None
     delta: float
+    adjacency: str
     words: str
 
 
@@ -128,18 +130,19 @@ def together(ensemble: str | os.PathLike[str], known: Reading | None = None) -> 
             missing.append(path)
         else:
             found.append(reading)
-    epsilon, delta, said = _sum([one.account for one in found])
+    accounts = [one.account for one in found]
+    asked = {one.settings.adjacency for one in accounts}
+    way = asked.pop() if len(asked) == 1 else "zero_out"
+    epsilon, delta, said = _sum(accounts, way)
     count = len(found) + len(missing)
     words = f"All {count} ledgers of this ensemble together, so far: {said}"
     if missing:
         words += f" Not counted, because they are lost or moved: {', '.join(missing)}."
-    return Together(found, epsilon, delta, words if count > 1 else "")
+    return Together(found, epsilon, delta, way, words if count > 1 else "")
 
 
-def _sum(accounts: Sequence[Account]) -> tuple[float | None, float, str]:
+def _sum(accounts: Sequence[Account], way: str) -> tuple[float | None, float, str]:
     """Return ε, δ and words for all charges: composed if that is proved, else added."""
-    asked = {one.settings.adjacency for one in accounts}
-    way = asked.pop() if len(asked) == 1 else "zero_out"
     if any(one.totals.kind not in ("fixed", "public") for one in accounts):
         return None, 1.0, "one of them has no ε that is fixed in advance, so they have none."
     found = [one.guarantee(one.settings.delta, way) for one in accounts]
