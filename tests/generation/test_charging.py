@@ -105,7 +105,7 @@ def test_generate_charges_one_ledger_across_runs(
     assert f"Ledger {path} is new." in first.err
     charges = read_ledger(path).charges
     assert 2 <= charges <= 4 and f"The ledger holds {charges} records;" in first.err
-    assert "ε" not in first.err and "for the operator alone" in first.err
+    assert "ε = " not in first.err and "for the operator alone" in first.err
     assert main([*arguments, *six, "--operator"]) == 0
     second = capsys.readouterr().err
     assert f"{charges} records so far" in second and "ε = " in second
