@@ -13,6 +13,7 @@ from training_cases import write_base, write_corpus
 
 from adapmixed.cli import _parser, main
 from adapmixed.commands import train
+from adapmixed.commands.training import source_of, training_of
 from adapmixed.ensemble import read_manifest
 from adapmixed.mechanisms import AdaPMixED
 from adapmixed.training import FinetuneConfig
@@ -33,6 +34,11 @@ def parsed(*options: str) -> argparse.Namespace:
     return _parser().parse_args(["train", *required, *options])
 
 
+def config(*options: str, facts: BaseFacts = FACTS) -> FinetuneConfig:
+    arguments = parsed(*options)
+    return train._config(arguments, facts, training_of(arguments))
+
+
 # Epochs and learning rate come from the paper's table train_params, N from priv_params.
 @pytest.mark.parametrize(
     ("name", "epochs", "rate", "num_models"),
@@ -48,28 +54,21 @@ def test_presets(name: str, epochs: int, rate: float, num_models: int) -> None:
         "rank": 4, "alpha": 32.0, "learning_rate": rate, "weight_decay": 0.01, "block_size": 512,
     }  # fmt: skip
     members = FinetuneConfig(**common, epochs=epochs, batch_size=8)
-    assert train._config(parsed("--preset", name), FACTS) == members
+    assert config("--preset", name) == members
     assert PRESETS[name].num_models == num_models
     assert isinstance(AdaPMixED.preset(name), AdaPMixED)  # the mechanism's preset has the same name
 
 
 def test_options_come_before_presets() -> None:
-    arguments = parsed(
-        "--preset", "pubmed", "--epochs", "2", "--target-modules", "c_attn", "lm_head"
-    )
-    config = train._config(arguments, FACTS)
-    assert (config.epochs, config.rank, config.target_modules) == (2, 4, ("c_attn", "lm_head"))
-    with pytest.raises(ValueError, match="which end in c_attn, .*, got 'wte'"):
-        train._config(parsed("--target-modules", "c_attn", "wte"), FACTS)
-    unknown = replace(FACTS, default_targets=())
-    with pytest.raises(ValueError, match="--adapt or --target-modules must be given"):
-        train._config(parsed("--preset", "pubmed"), unknown)
+    found = config("--preset", "pubmed", "--epochs", "2", "--adapt", "c_attn,lm_head")
+    assert (found.epochs, found.rank, found.target_modules) == (2, 4, ("c_attn", "lm_head"))
+    with pytest.raises(ValueError, match="all, or name .* which end in c_attn, .*, got 'wte'"):
+        config("--adapt", "c_attn,wte")
+    with pytest.raises(ValueError, match="adapt must be given: peft has no default layers"):
+        config("--preset", "pubmed", facts=replace(FACTS, default_targets=()))
 
 
 def test_adapted_layers() -> None:
-    def config(*options: str) -> FinetuneConfig:
-        return train._config(parsed(*options), FACTS)
-
     assert config().target_modules == config("--adapt", "head").target_modules == ("lm_head",)
     assert config("--adapt", "last:1").target_modules == ("h.10.c_attn",)
     assert config("--adapt", "last:2").target_modules == (
@@ -78,10 +77,11 @@ def test_adapted_layers() -> None:
     assert config("--adapt", "all").target_modules == FACTS.linear_layers[:-1]
     # The defaults of output-layer members hold for every way to request them, and for no others.
     assert (config().rank, config().epochs, config().batch_size) == (8, 2, 1)
-    assert config("--target-modules", "lm_head") == config()
-    assert config("--rank", "2", "--early-stopping", "--steps", "7", "--shared-a") == replace(
-        config(), rank=2, early_stopping=True, epochs=1, steps=7, shared_a=True
-    )
+    assert config("--adapt", "lm_head") == config()
+    given = "rank=2 early_stopping=yes steps=7 shared_a=yes"
+    few = replace(config(), rank=2, early_stopping=True, epochs=1, steps=7, shared_a=True)
+    assert config("--training", given) == few
+    assert config("--training", given, "--epochs", "3") == replace(few, epochs=3)
     assert config("--epochs", "3") == replace(config(), epochs=3, steps=1)
     assert config("--adapt", "all").rank == FinetuneConfig().rank
     # A preset keeps the paper's numbers, and its layers unless others are given.
@@ -92,9 +92,43 @@ def test_adapted_layers() -> None:
         with pytest.raises(ValueError, match=f"adapt must be head.*got '{what}'"):
             config("--adapt", what)
     with pytest.raises(ValueError, match="0 blocks found in gpt2, got 'all'"):
-        train._config(parsed("--adapt", "all"), replace(FACTS, blocks=()))
+        config("--adapt", "all", facts=replace(FACTS, blocks=()))
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("rank", "--training must have KEY=VALUE once for every key, got 'rank'"),
+        ("rank=2 rank=2", "--training must have KEY=VALUE once for every key, got 'rank=2'"),
+        ("rank=2.5", "--training: rank must be an integer, got '2.5'"),
+        ("rank=0", "--training: rank must be >= 1, got 0"),
+        ("alpha=much", "--training: alpha must be a number, got 'much'"),
+        ("shared_a=1", "--training: shared_a must be yes or no, got '1'"),
+        ("block_size=8", "--training does not take block_size: use --block-size"),
+        ("target_modules=lm_head", "--training does not take target_modules: use --adapt"),
+        ("seeds=1", "--training does not take seeds: keys are rank, alpha, .*, early_stopping$"),
+    ],
+)
+def test_refusals_of_settings(text: str, words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        config("--training", text)
+
+
+def test_the_help_names_all_settings(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(ValueError, match="keys are ") as error:
+        training_of(parsed("--training", "x=1"), validation_fraction="float")
     with pytest.raises(SystemExit):
-        parsed("--adapt", "head", "--target-modules", "c_attn")
+        parsed("--help")
+    shown = capsys.readouterr().out.split("other settings")[1].split("--adapt")[0]
+    assert all(key in shown for key in str(error.value).split("keys are ")[1].split(", "))
+
+
+def test_the_name_of_a_hub_data_set() -> None:
+    assert source_of("a:b@c") == {"source": "a:b@c"}
+    for part, revision in (("", None), (":en", None), ("", "refs/pr/1"), (":en", "main")):
+        name = "hub:some/name" + part + (f"@{revision}" if revision else "")
+        found = {"source": "hub:some/name", "config": part[1:] or None, "revision": revision}
+        assert source_of(name) == found
 
 
 def test_a_block_is_no_longer_than_the_window_unless_it_is_given() -> None:
@@ -102,8 +136,8 @@ def test_a_block_is_no_longer_than_the_window_unless_it_is_given() -> None:
         facts = replace(FACTS, longest_block=positions)
         for options, size in (((), 256), (("--preset", "pubmed"), 512)):
             fits = min(size, positions or size)
-            assert train._config(parsed(*options), facts).block_size == fits
-        assert train._config(parsed("--block-size", "64"), facts).block_size == 64
+            assert config(*options, facts=facts).block_size == fits
+        assert config("--block-size", "64", facts=facts).block_size == 64
 
 
 def test_from_a_corpus_to_an_answer(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -175,8 +209,10 @@ def test_refusals(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     refuses("--corpus must be a file, a folder", "--corpus", "nowhere")
     refuses("id_column applies to rows", "--corpus", "builtin", "--id-column", "user")
     refuses("Unrecognized model", "--corpus", "builtin")
-    both = ("--steps", "5", "--epochs", "2")
-    refuses("--steps must not be given with --epochs, got 5", "--corpus", "builtin", *both)
+    for name in ("hub:", "hub:a:", "hub:a:b:c", "hub:a@"):
+        refuses(f"--corpus must be hub:NAME[:CONFIG][@REVISION], got '{name}'", "--corpus", name)
+    held_out = ("--corpus", "builtin", "--training", "validation_fraction=x")
+    refuses("--training: validation_fraction must be a number, got 'x'", *held_out)
 
 
 def test_validation_losses_are_logged_for_the_operator_alone(
@@ -186,7 +222,7 @@ def test_validation_losses_are_logged_for_the_operator_alone(
     write_corpus(tmp_path / "corpus.jsonl")
     arguments = ["train", "--base", str(base), "--corpus", str(tmp_path / "corpus.jsonl")]
     arguments += ["--id-column", "user", "--models", "3", "--epochs", "1", "--block-size", "16"]
-    arguments += ["--validation-fraction", "0.4", "--share-shards", "--output"]
+    arguments += ["--training", "validation_fraction=0.4", "--share-shards", "--output"]
     assert main([*arguments, str(tmp_path / "quiet")]) == 0
     quiet = capsys.readouterr().err
     assert quiet.count(": finished (") == 3 and "(3 of 3, 0 s left)" in quiet

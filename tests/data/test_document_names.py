@@ -134,19 +134,8 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 
 def train(base: Path, corpus: Path, output: Path, *options: str) -> None:
     arguments = ["--base", str(base), "--corpus", str(corpus), "--output", str(output), *options]
-    small = [
-        "--models",
-        "2",
-        "--epochs",
-        "1",
-        "--block-size",
-        "16",
-        "--rank",
-        "2",
-        "--threads",
-        "1",
-    ]
-    assert main(["train", *arguments, *small]) == 0
+    small = ["--models", "2", "--epochs", "1", "--block-size", "16", "--training", "rank=2"]
+    assert main(["train", *arguments, *small, "--threads", "1"]) == 0
 
 
 def named(ensemble: Path, folder: Path, names: str | None, **changes: Any) -> Path:

@@ -54,6 +54,7 @@ def test_every_command_and_option_is_shown(program: str) -> None:
     leaves = list(_leaves(parser_of(program)))
     assert len(leaves) >= 3
     for parser in leaves:
+        assert sum(bool(action.option_strings) for action in parser._actions) <= 26, parser.prog
         (section,) = re.findall(
             rf"^###+ {parser.prog}\n(.*?)(?=^###|\Z)", text, re.MULTILINE | re.DOTALL
         )

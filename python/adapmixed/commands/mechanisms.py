@@ -6,6 +6,7 @@ import argparse
 import dataclasses
 import inspect
 import shlex
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -204,50 +205,58 @@ def _made(name: str, make: Any) -> Mechanism:
 
 def _parsed(text: str) -> tuple[str, dict[str, Any]]:
     try:
-        name, *pairs = shlex.split(text)
+        name, *words = shlex.split(text)
     except ValueError:
         raise ValueError(f"--mechanism must be 'NAME KEY=VALUE ...', got {text!r}") from None
     if name not in NAMES:
         raise ValueError(f"--mechanism must be one of {', '.join(NAMES)}, got {name!r}")
-    types, known = _types(name), _keys(name)
-    given: dict[str, Any] = {}
-    for pair in pairs:
-        key, equals, value = pair.partition("=")
-        if not equals or not key or key in given:
-            raise ValueError(f"--mechanism must be 'NAME KEY=VALUE ...', got {pair!r} in {text!r}")
-        if key not in known:
-            why = _GIVEN.get(key, f"keys are {', '.join(known) or 'none'}")
-            raise ValueError(f"--mechanism {name} does not take {key}: {why}")
-        if "," in value and "=" in value:
-            raise ValueError(f"--mechanism must have spaces between settings, got {pair!r}")
-        given[key] = _value(types.get(key, "str | None"), value)
-    return name, given
+    types = types_of(_classes()[name])
+    types = {key: types.get(key, "str | None") for key in _keys(name)}
+    return name, settings_of(f"--mechanism {name}", words, types, _GIVEN)
 
 
-def _types(name: str) -> dict[str, str]:
-    """Return the annotations of a mechanism's settings as strings."""
-    kind: Any = _classes()[name]
+def types_of(kind: Any) -> dict[str, str]:
+    """Return the annotations of a dataclass's fields as strings."""
     return {one.name: str(one.type) for one in dataclasses.fields(kind)}
 
 
-def _value(annotation: str, text: str) -> Any:
-    """Return the value of a text; the mechanism rejects a value of another type."""
-    types = annotation.split(" | ")
-    if annotation.startswith("tuple"):
-        return () if text == "none" else tuple(_number(float, part) for part in text.split(","))
-    if text == "none" and "None" in types:
+def settings_of(
+    option: str, words: Sequence[str], types: Mapping[str, str], elsewhere: Mapping[str, str]
+) -> dict[str, Any]:
+    """Return the values of an option's words KEY=VALUE, by the annotations of its keys.
+
+    Raises:
+        ValueError: if a key is repeated or unknown, for which `elsewhere` may have the reason, or
+            if its value is of another type.
+    """
+    given: dict[str, Any] = {}
+    for word in words:
+        key, equals, text = word.partition("=")
+        if not equals or not key or key in given:
+            raise ValueError(f"{option} must have KEY=VALUE once for every key, got {word!r}")
+        if key not in types:
+            why = elsewhere.get(key, f"keys are {', '.join(types) or 'none'}")
+            raise ValueError(f"{option} does not take {key}: {why}")
+        given[key] = _value(f"{option}: {key}", types[key], text)
+    return given
+
+
+def _value(name: str, annotation: str, text: str) -> Any:
+    kind, *rest = annotation.split(" | ")
+    if kind.startswith("tuple"):
+        return () if text == "none" else tuple(_value(name, "float", v) for v in text.split(","))
+    if text == "none" and rest:
         return None
-    if "int" in types:
-        return _number(int, text)
-    # As numbers, 18 and 18.0 are the same setting in a ledger.
-    return _number(float, text) if "float" in types else text
-
-
-def _number(kind: type[int] | type[float], text: str) -> float | str:
+    kinds: dict[str, tuple[str, Any]] = {
+        "bool": ("yes or no", {"yes": True, "no": False}.__getitem__),
+        "int": ("an integer", int),
+        "float": ("a number", float),
+    }
+    wanted, read = kinds.get(kind, ("text", str))
     try:
-        return kind(text)
-    except ValueError:
-        return text
+        return read(text)  # as numbers, 18 and 18.0 are the same setting in a ledger
+    except (KeyError, ValueError):
+        raise ValueError(f"{name} must be {wanted}, got {text!r}") from None
 
 
 def _classes() -> dict[str, type[Mechanism]]:

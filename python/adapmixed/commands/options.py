@@ -35,6 +35,8 @@ _TYPED = {
     "corpus": "--corpus",
     "base": "--base",
     "block_size": "--block-size",
+    "adapt": "--adapt",
+    "validation_fraction": "--training: validation_fraction",
     "split": "--split",
     "chat_column": "--chat-column",
 }

@@ -13,7 +13,7 @@ from adapmixed.commands.training import (
     config_of,
     corpus_of,
     facts_of,
-    targets_of,
+    training_of,
 )
 from adapmixed.workers import start_server
 
@@ -64,12 +64,6 @@ def add_parser(commands: Any) -> None:
         "OUTPUT.private/shard.key, created if missing)",
     )
     group.add_argument(
-        "--validation-fraction",
-        type=float,
-        default=0.05,
-        help="share of each shard's names that is held out for validation (default: 0.05)",
-    )
-    group.add_argument(
         "--update",
         action="store_true",
         help="train the members again whose text has changed: names that came, changed or left",
@@ -81,33 +75,19 @@ def add_parser(commands: Any) -> None:
         help="processes, each of which trains one member at a time (default: 1)",
     )
     group.add_argument("--threads", type=int, default=1, help="threads of each worker (default: 1)")
-    group = add_adapter_options(
-        parser, adapt=f"{ADAPT}, or with --preset peft's choice for the architecture"
-    )
-    group.add_argument(
-        "--steps",
-        type=int,
-        help="instead of --epochs: steps of every member, but at least one pass over its shard",
-    )
-    group.add_argument(
-        "--shared-a",
-        action="store_true",
-        default=None,
-        help="give all members one random A, and train B alone",
-    )
-    group.add_argument(
-        "--early-stopping",
-        action="store_true",
-        default=None,
-        help="keep each member's best epoch, or the public model, as measured on its held-out text",
+    add_adapter_options(
+        parser,
+        adapt=f"{ADAPT}, or with --preset peft's choice for the architecture",
+        more="; steps, the least number of every member's steps, with which --epochs defaults to "
+        "1; shared_a=yes to give all members one random A and train B alone; validation_fraction, "
+        "the share of each shard's names that is held out (0.05); early_stopping=yes to keep each "
+        "member's best epoch, or the public model, as measured on its held-out text",
     )
     parser.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Train, and print on standard error which members are finished."""
-    if arguments.steps is not None and arguments.epochs is not None:
-        raise ValueError(f"--steps must not be given with --epochs, got {arguments.steps}")
     if arguments.workers > 1:
         start_server()  # early, since this process imports the same modules for seconds
     corpus = corpus_of(arguments)
@@ -116,9 +96,11 @@ def run(arguments: argparse.Namespace) -> int:
     from adapmixed.training.ranks import Place
     from adapmixed.training.run import TrainingRun, train_ensemble
 
+    training = training_of(arguments, validation_fraction="float")
+    held_out = training.pop("validation_fraction", 0.05)
     facts = facts_of(arguments)
     preset = PRESETS.get(arguments.preset)
-    config = _config(arguments, facts)
+    config = _config(arguments, facts, training)
     print(f"Corpus {corpus.name}. What stays in one shard: {corpus.unit}.", file=sys.stderr)
     if corpus.positional:
         print(
@@ -141,7 +123,7 @@ def run(arguments: argparse.Namespace) -> int:
             device=arguments.device,
             dtype=arguments.dtype,
             seed=arguments.seed,
-            validation_fraction=arguments.validation_fraction,
+            validation_fraction=held_out,
             threads=arguments.threads,
         ),
         place=place,
@@ -163,19 +145,21 @@ def _num_models(arguments: argparse.Namespace, preset: "TrainingPreset | None") 
     return None if arguments.id_column and not arguments.share_shards else NUM_MODELS
 
 
-def _config(arguments: argparse.Namespace, facts: "BaseFacts") -> "FinetuneConfig":
+def _config(
+    arguments: argparse.Namespace, facts: "BaseFacts", training: dict[str, Any]
+) -> "FinetuneConfig":
     """Return the training settings from the options, else the preset, else the defaults."""
     from adapmixed.training.presets import HEAD, PRESETS
 
     preset = PRESETS.get(arguments.preset)
-    targets = targets_of(arguments, facts, None if preset else ADAPT)
+    targets = facts.adapt(arguments.adapt or (None if preset else ADAPT))
     settings: dict[str, Any] = {}
     if preset is not None:
         settings = preset.finetune_settings()
     elif facts.targets(targets) == (facts.head,):
         settings = HEAD
-    if arguments.steps is not None:
+    if "steps" in training:
         settings = settings | {"epochs": 1}
     elif arguments.epochs is not None:
         settings = settings | {"steps": 1}
-    return config_of(arguments, facts, targets, settings, "steps", "shared_a", "early_stopping")
+    return config_of(arguments, facts, targets, settings, training)

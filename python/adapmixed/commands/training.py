@@ -3,27 +3,18 @@
 from __future__ import annotations
 
 import argparse
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from adapmixed.commands.mechanisms import settings_of, types_of
 from adapmixed.commands.options import PRESETS, say_hub
 
 if TYPE_CHECKING:
     from adapmixed.data import Corpus
     from adapmixed.training import FinetuneConfig
     from adapmixed.training.base import BaseFacts
-
-# Fields of FinetuneConfig with their types and help; defaults come from the class or a preset.
-_NUMBERS = {
-    "epochs": (int, "passes over the text"),
-    "learning_rate": (float, "initial learning rate of AdamW, which falls linearly to zero"),
-    "weight_decay": (float, "decoupled weight decay of AdamW"),
-    "rank": (int, "rank of the adapters"),
-    "alpha": (float, "scale of the adapters: the update is multiplied by alpha / rank"),
-    "batch_size": (int, "blocks per step"),
-    "block_size": (int, "tokens of text per block, at most what the base's window holds"),
-}
 
 
 def add_model_options(parser: argparse.ArgumentParser, *, output: str) -> None:
@@ -57,7 +48,8 @@ def add_corpus_options(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--corpus",
         required=True,
-        help="file (*.txt, *.jsonl or *.parquet), folder of such files, hub:NAME, or builtin",
+        help="file (*.txt, *.jsonl or *.parquet), folder of such files, builtin, or data set of "
+        "the hub: hub:NAME[:CONFIG][@REVISION] (default revision: the newest)",
     )
     columns = group.add_mutually_exclusive_group()
     columns.add_argument("--text-column", help="column with the text of a row (default: text)")
@@ -72,8 +64,6 @@ def add_corpus_options(parser: argparse.ArgumentParser) -> None:
         help="split of a hub data set (default: train), or of a folder: train, validation, test "
         "or all",
     )
-    group.add_argument("--config", help="configuration of a hub data set")
-    group.add_argument("--corpus-revision", help="commit, tag or branch of a hub data set")
     group.add_argument(
         "--new-document",
         help="regular expression for a line or row that begins a document (default: blank lines "
@@ -81,25 +71,45 @@ def add_corpus_options(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def add_adapter_options(parser: argparse.ArgumentParser, *, adapt: str) -> Any:
-    """Add the settings of an adapter's training and return their group.
+def add_adapter_options(parser: argparse.ArgumentParser, *, adapt: str, more: str = "") -> None:
+    """Add the settings of an adapter's training.
 
     Args:
         parser: gets the options.
         adapt: the default of --adapt, as a phrase for its help.
+        more: further settings of --training, as a phrase for its help.
     """
     group = parser.add_argument_group("training (defaults come from --preset)")
-    for name, (kind, text) in _NUMBERS.items():
-        group.add_argument("--" + name.replace("_", "-"), type=kind, help=text)
-    layers = group.add_mutually_exclusive_group()
-    layers.add_argument(
-        "--adapt",
-        metavar="head|last:K|all",
-        help="layers to adapt: the output layer, or all linear layers of the last K blocks or of "
-        f"all blocks (default: {adapt})",
+    group.add_argument("--epochs", type=int, help="passes over the text")
+    group.add_argument(
+        "--learning-rate", type=float, help="largest rate of AdamW, which falls linearly to zero"
     )
-    layers.add_argument("--target-modules", nargs="+", help="names of the layers to adapt")
-    return group
+    group.add_argument(
+        "--block-size", type=int, help="tokens per block, at most what the base's window holds"
+    )
+    group.add_argument(
+        "--training",
+        metavar='"KEY=VALUE ..."',
+        help="other settings, such as 'rank=4 alpha=32': rank and alpha of the adapters, whose "
+        "update is multiplied by alpha / rank; weight_decay and warmup_steps of AdamW; batch_size "
+        f"in blocks{more}",
+    )
+    group.add_argument(
+        "--adapt",
+        metavar="head|last:K|all|NAME,...",
+        help="layers to adapt: the output layer, all linear layers of the last K blocks or of all "
+        f"blocks, or layers by name (default: {adapt})",
+    )
+
+
+def source_of(text: str) -> dict[str, Any]:
+    """Return the arguments of `Corpus` for a source or for hub:NAME[:CONFIG][@REVISION]."""
+    if not text.startswith("hub:"):
+        return {"source": text}
+    found = re.fullmatch("(?P<source>hub:[^:@]+)(:(?P<config>[^:@]+))?(@(?P<revision>.+))?", text)
+    if found is None:
+        raise ValueError(f"corpus must be hub:NAME[:CONFIG][@REVISION], got {text!r}")
+    return found.groupdict()
 
 
 def corpus_of(arguments: argparse.Namespace) -> Corpus:
@@ -108,13 +118,11 @@ def corpus_of(arguments: argparse.Namespace) -> Corpus:
     from adapmixed.training.presets import PRESETS as SETTINGS
 
     corpus = Corpus(
-        arguments.corpus,
+        **source_of(arguments.corpus),
         text_column=arguments.text_column or "text",
         chat_column=arguments.chat_column,
         id_column=arguments.id_column,
         split=arguments.split,
-        config=arguments.config,
-        revision=arguments.corpus_revision,
         new_document=arguments.new_document,
     )
     if arguments.preset is None:
@@ -137,30 +145,15 @@ def facts_of(arguments: argparse.Namespace) -> BaseFacts:
         return base_facts(arguments.base, arguments.revision)
 
 
-def targets_of(
-    arguments: argparse.Namespace, facts: BaseFacts, adapt: str | None
-) -> tuple[str, ...]:
-    """Return the layers to adapt: given by name, by --adapt, or by default.
+def training_of(arguments: argparse.Namespace, *without: str, **more: str) -> dict[str, Any]:
+    """Return the values of --training: fields of `FinetuneConfig` but `without`, and `more`."""
+    from adapmixed.training import FinetuneConfig
 
-    Args:
-        arguments: the command's arguments.
-        facts: facts about the base.
-        adapt: the default of --adapt; None for peft's choice for the architecture.
-
-    Raises:
-        ValueError: if there is no default for this architecture, or no such layer.
-    """
-    if arguments.target_modules:
-        return tuple(arguments.target_modules)
-    adapt = arguments.adapt or adapt
-    if adapt is not None:
-        return facts.adapt(adapt)
-    if not facts.default_targets:
-        raise ValueError(
-            "--adapt or --target-modules must be given: peft has no default layers for "
-            f"{facts.name}"
-        )
-    return facts.default_targets
+    types = types_of(FinetuneConfig) | more
+    own = {name: f"use --{name.replace('_', '-')}" for name in types if hasattr(arguments, name)}
+    own["target_modules"] = "use --adapt"
+    types = {name: types[name] for name in types if name not in (*own, *without)}
+    return settings_of("--training", (arguments.training or "").split(), types, own)
 
 
 def config_of(
@@ -168,7 +161,7 @@ def config_of(
     facts: BaseFacts,
     targets: tuple[str, ...],
     settings: dict[str, Any],
-    *more: str,
+    training: dict[str, Any],
 ) -> FinetuneConfig:
     """Return the training settings from the options, else `settings`, else the defaults.
 
@@ -179,17 +172,20 @@ def config_of(
         facts: facts about the base.
         targets: names of the adapted layers.
         settings: for instance those of a preset.
-        more: further options of this command that are fields of `FinetuneConfig`.
+        training: those of --training.
 
     Raises:
         ValueError: if a value is out of range.
     """
     from adapmixed.training import FinetuneConfig
 
-    facts.targets(targets)
-    given = {name: getattr(arguments, name) for name in (*_NUMBERS, *more)}
+    given = {name: getattr(arguments, name) for name in ("epochs", "learning_rate", "block_size")}
     given = {name: value for name, value in given.items() if value is not None}
     config = FinetuneConfig(**settings | given, target_modules=targets)
+    try:
+        config = replace(config, **training)
+    except ValueError as error:
+        raise ValueError(f"--training: {error}") from error
     if "block_size" in given or facts.longest_block is None:
         return config
     return replace(config, block_size=min(config.block_size, facts.longest_block))

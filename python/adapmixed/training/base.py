@@ -49,22 +49,26 @@ class BaseFacts:
     blocks: tuple[str, ...]
     tested: bool
 
-    def adapt(self, what: str) -> tuple[str, ...]:
-        """Return the full names of the layers that members adapt.
+    def adapt(self, what: str | None) -> tuple[str, ...]:
+        """Return the names of the layers that members adapt.
 
         Args:
             what: "head" for the output layer, "last:K" for all linear layers of the last K blocks,
-                or "all" for all linear layers of all blocks.
+                "all" for all linear layers of all blocks, or names of layers with commas between
+                them; None for `default_targets`.
 
         Raises:
-            ValueError: for another value, for more blocks than there are, or if the model's blocks
-                are not known.
+            ValueError: if there are no such layers, fewer blocks, or no default.
         """
         if what == "head":
             return (self.head,)
-        last = re.fullmatch(r"last:([1-9]\d*)|all", what)
+        names = self.default_targets if what is None else tuple(what.split(","))
+        if not names:
+            raise ValueError(f"adapt must be given: peft has no default layers for {self.name}")
+        last = re.fullmatch(r"last:([1-9]\d*)|all", what or "")
         if last is None:
-            raise ValueError(f"adapt must be head, last:K with K >= 1, or all, got {what!r}")
+            self.targets(names, "adapt must be head, last:K with K >= 1, all, or name")
+            return names
         count = int(last[1] or len(self.blocks))
         if not 1 <= count <= len(self.blocks):
             raise ValueError(
@@ -74,19 +78,19 @@ class BaseFacts:
         prefixes = tuple(f"{block}." for block in self.blocks[-count:])
         return tuple(layer for layer in self.linear_layers if layer.startswith(prefixes))
 
-    def targets(self, names: Sequence[str]) -> tuple[str, ...]:
+    def targets(
+        self, names: Sequence[str], must: str = "target_modules must name"
+    ) -> tuple[str, ...]:
         """Return the full names of the layers that peft adapts for these `target_modules`.
 
         Raises:
-            ValueError: if no linear layer has one of these names.
+            ValueError: if no linear layer has one of these names; the message begins with `must`.
         """
         for name in names:
             if not any(f".{layer}".endswith(f".{name}") for layer in self.linear_layers):
-                known = dict.fromkeys(layer.rpartition(".")[2] for layer in self.linear_layers)
-                raise ValueError(
-                    f"target_modules must name linear layers of {self.name}, which end in "
-                    f"{', '.join(known)}, got {name!r}"
-                )
+                ends = dict.fromkeys(layer.rpartition(".")[2] for layer in self.linear_layers)
+                known = f"linear layers of {self.name}, which end in {', '.join(ends)}"
+                raise ValueError(f"{must} {known}, got {name!r}")
         suffixes = tuple(f".{name}" for name in names)
         return tuple(layer for layer in self.linear_layers if f".{layer}".endswith(suffixes))
 

@@ -11,7 +11,7 @@ from adapmixed.commands.training import (
     config_of,
     corpus_of,
     facts_of,
-    targets_of,
+    training_of,
 )
 
 
@@ -64,10 +64,11 @@ def run(arguments: argparse.Namespace) -> int:
         )
     corpus = corpus_of(arguments)
     quiet_libraries()
+    training = training_of(arguments, "steps", "shared_a", "early_stopping")
     facts = facts_of(arguments)
     documents = documents_of(corpus, arguments.base, facts.revision)
     settings = {} if arguments.preset is None else finetune_settings(arguments.preset)
-    config = config_of(arguments, facts, targets_of(arguments, facts, None), settings)
+    config = config_of(arguments, facts, facts.adapt(arguments.adapt), settings, training)
     if arguments.threads is not None:
         torch.set_num_threads(arguments.threads)
     update, close = progress_bar(0, "step")

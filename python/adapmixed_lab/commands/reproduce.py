@@ -78,11 +78,10 @@ def add_parser(commands: Any) -> None:
         "--ensemble", type=Path, nargs="+", help="ensemble folders of 'adapmixed train'"
     )
     group.add_argument(
-        "--text", help="test text: file, folder or hub:NAME (default: WikiText-103 from the hub)"
+        "--text", help="test text, as --corpus of 'adapmixed train' (default: WikiText-103's)"
     )
     group.add_argument("--text-column", help="column with the text of a row (default: text)")
     group.add_argument("--split", help="split of a hub data set (default: test) or of a folder")
-    group.add_argument("--config", help="configuration of a hub data set")
     group = parser.add_argument_group("DP-SGD (table1)")
     group.add_argument(
         "--dp-adapter",

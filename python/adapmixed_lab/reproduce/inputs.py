@@ -8,12 +8,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from adapmixed.commands.training import source_of
 from adapmixed.data import Corpus, Document, demo_base, held_out_documents
 from adapmixed.data.corpus import HUB
 from adapmixed.evaluation import evaluate
@@ -34,9 +35,7 @@ _OTHER = 1024  # tokens to choose κ on
 BASE = "gpt2"
 """The paper's public model, by its hub name."""
 
-TEXTS: Mapping[str, Mapping[str, str]] = {
-    "wikitext-103": {"source": "hub:Salesforce/wikitext", "config": "wikitext-103-raw-v1"},
-}
+TEXTS = {"wikitext-103": "hub:Salesforce/wikitext:wikitext-103-raw-v1"}
 """Evaluation texts on the hub, for the data sets that `datasets` can read there."""
 
 
@@ -49,9 +48,9 @@ class Sources:
         scale: one of `SCALES`.
         base: folder or hub name of the public model (full: "gpt2").
         ensemble: ensemble folder; must be given at full scale.
-        text: evaluation text at full scale: file, folder or "hub:NAME", as `Corpus` reads it.
+        text: evaluation text at full scale: file, folder or "hub:NAME[:CONFIG][@REVISION]".
         text_column: column with the text of a row.
-        split, config: of a hub data set (split: "test"); a folder has splits, too.
+        split: of a hub data set ("test") or of a folder.
         device, dtype: of the models, as `Ensemble.from_pretrained` takes them.
         paper: whether the paper's numbers stand next to ours.
     """
@@ -63,7 +62,6 @@ class Sources:
     text: str | None = None
     text_column: str | None = None
     split: str | None = None
-    config: str | None = None
     device: str = "cpu"
     dtype: str = "float32"
     paper: bool = False
@@ -74,7 +72,7 @@ class Sources:
                 raise ValueError(
                     f"{name} must be one of {', '.join(allowed)}, got {getattr(self, name)!r}"
                 )
-        given = ("base", "ensemble", "text", "text_column", "split", "config")
+        given = ("base", "ensemble", "text", "text_column", "split")
         if self.scale == "builtin":
             for name in given:
                 if getattr(self, name) is not None:
@@ -111,11 +109,7 @@ class Sources:
 
     def corpus(self) -> Corpus:
         """Return the evaluation text of the full scale."""
-        settings: dict[str, Any] = dict(TEXTS.get(self.dataset, {})) if self.text is None else {}
-        if self.text is not None:
-            settings["source"] = self.text
-        if self.config is not None:
-            settings["config"] = self.config
+        settings = source_of(TEXTS[self.dataset] if self.text is None else self.text)
         if self.text_column is not None:
             settings["text_column"] = self.text_column
         hub = settings["source"].startswith("hub:")

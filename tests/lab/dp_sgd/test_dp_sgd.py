@@ -207,8 +207,8 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     base = write_base(folder / "tiny-base")
     write_corpus(folder / "corpus.jsonl")
     arguments = ["--corpus", str(folder / "corpus.jsonl"), "--id-column", "user"]
-    arguments += ["--epsilon", "2", "--delta", "1e-4", "--epochs", "2", "--rank", "2"]
-    arguments += ["--batch-size", "12", "--block-size", "16", "--threads", "1"]
+    arguments += ["--epsilon", "2", "--delta", "1e-4", "--epochs", "2", "--block-size", "16"]
+    arguments += ["--training", "rank=2 batch_size=12", "--threads", "1"]
     output = str(folder / "adapter")
     assert main(["dp-sgd", "--base", str(base), "--output", output, *arguments]) == 0
     return base, folder / "adapter"

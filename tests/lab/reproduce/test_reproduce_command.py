@@ -75,19 +75,10 @@ def stand_ins(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     write_corpus(folder / "corpus.jsonl")
     common = ["--base", str(base), "--corpus", str(folder / "corpus.jsonl")]
     common += ["--id-column", "user", "--preset", "wikitext-103"]
-    small = ["--epochs", "1", "--block-size", "16", "--batch-size", "4"]
+    small = ["--epochs", "1", "--block-size", "16", "--training", "batch_size=4"]
     ensemble, dp = folder / "ensemble", folder / "dp"
-    train = [
-        "train",
-        *common,
-        *small,
-        "--output",
-        str(ensemble),
-        "--models",
-        "10",
-        "--share-shards",
-    ]
-    assert library(train) == 0
+    places = ["--models", "10", "--share-shards"]
+    assert library(["train", *common, *small, "--output", str(ensemble), *places]) == 0
     private = ["--epsilon", "8", "--delta", "1e-5"]
     assert main(["dp-sgd", *common, *small, "--output", str(dp), *private]) == 0
     data = folder / "wikitext"
