@@ -22,6 +22,8 @@ from ._registry import _DTYPES, backend, rows
 
 BLOCK = 16
 """Members that lie side by side."""
+PACK = 64
+"""Tokens that lie side by side in the factors of a member in training."""
 _PRIVATE = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
 
 
@@ -126,3 +128,66 @@ def add_low_rank(
             coefficients.data_ptr(), factors.data_ptr(), _DTYPES[factors.dtype],
             0 if tokens is None else tokens.data_ptr(), rank, vocab, rows(private_logits),
         )  # fmt: skip
+
+
+def pack_tokens(factors: Tensor) -> Tensor:
+    """Return a member's factors u (r, V) for training, (⌈V/64⌉, r, 64), padded with zeros."""
+    rank, vocab = factors.shape
+    padded = torch.nn.functional.pad(factors, (0, -vocab % PACK))
+    return padded.view(rank, -1, PACK).transpose(0, 1).contiguous()
+
+
+def unpack_tokens(packed: Tensor, vocab: int) -> Tensor:
+    """Return the factors (r, V) of `pack_tokens`; gradients pass."""
+    return packed.transpose(0, 1).reshape(packed.shape[1], -1)[:, :vocab]
+
+
+def cross_entropy(
+    public_logits: Tensor,
+    coefficients: Tensor,
+    factors: Tensor,
+    targets: Tensor,
+    derivatives: tuple[Tensor, Tensor] | None = None,
+) -> Tensor:
+    """Return the losses log Σ_y e^{z(y)} − z(target) of n tokens, (n,) float64, on the CPU.
+
+    z = public logits + Σ_k c_k u_k is computed in single precision. The bits do not depend on the
+    number of threads, but on the instruction set.
+
+    Args:
+        public_logits: (n, V) float32 with contiguous rows; −inf allowed.
+        coefficients: c, (n, r) float32, contiguous.
+        factors: u, (⌈V/64⌉, r, 64) float32, contiguous; see `pack_tokens`.
+        targets: (n,) int64 in [0, V), contiguous.
+        derivatives: of the losses' sum, to be written by c, (n, r), and to be added to by u, of
+            its shape; both float32 and contiguous. None if they are not wanted.
+
+    Raises:
+        ValueError: wrong shapes, dtypes, devices, strides, or targets.
+    """
+    if check.tensor("public_logits", public_logits).dim() != 2:
+        raise ValueError(f"public_logits must have 2 dimensions, got {public_logits.dim()}")
+    (rows, vocab), rank = public_logits.shape, coefficients.shape[-1]
+    shape = (-(-vocab // PACK), rank, PACK)
+    given = [("coefficients", coefficients, (rows, rank)), ("factors", factors, shape)]
+    if derivatives is not None:
+        given += [("derivatives[0]", derivatives[0], (rows, rank))]
+        given += [("derivatives[1]", derivatives[1], shape)]
+    for name, one, expected in [*given, ("public_logits", public_logits, (rows, vocab))]:
+        check.of_type(name, one, torch.float32, expected, public_logits)
+        if one.device.type != "cpu":
+            raise ValueError(f"{name} must be on the CPU, got {one.device}")
+        if not (one.is_contiguous() or one is public_logits and one.stride(-1) == 1):
+            raise ValueError(f"{name} must be contiguous")
+    check.of_type("targets", targets, torch.int64, (rows,), public_logits)
+    least, most = targets.aminmax() if rows else (0, 0)
+    if not targets.is_contiguous() or least < 0 or most >= vocab:
+        raise ValueError(f"targets must be contiguous and lie in [0, {vocab}), got {targets}")
+    losses = torch.empty(rows, dtype=torch.float64)
+    of = (0, 0) if derivatives is None else tuple(one.data_ptr() for one in derivatives)
+    backend(public_logits.device).call(
+        "cross_entropy", public_logits, rows, vocab, rank, public_logits.data_ptr(),
+        public_logits.stride(0), coefficients.data_ptr(), factors.data_ptr(), targets.data_ptr(),
+        losses.data_ptr(), *of,
+    )  # fmt: skip
+    return losses

@@ -18,10 +18,10 @@ SOURCES = (".py", ".pyi", ".c", ".cpp", ".h", ".cu", ".cuh")
 BUDGETS = {
     "python/adapmixed": 28_120,
     "python/adapmixed_lab": 7_634,
-    "adapmixed_ext": 2_488,
-    "csrc": 14_602,
+    "adapmixed_ext": 2_575,
+    "csrc": 14_920,
     "benchmarks": 3_046,
-    "tests": 41_500,
+    "tests": 41_510,
     "docs": 6_400,
 }
 

@@ -23,7 +23,7 @@ from adapmixed.mechanisms import planned as mechanism_of_plan
 from adapmixed.mechanisms import shaped
 from adapmixed.privacy import plan
 from adapmixed.privacy.inverse import models_for, queries_for
-from adapmixed.privacy.planner import adapmixed_beforehand, epsilon_of
+from adapmixed.privacy.planner import epsilon_of
 from adapmixed.serving.fields import _temperature
 
 LOGITS = torch.randn(3, 2, 8, generator=torch.Generator().manual_seed(0))
@@ -135,12 +135,6 @@ TABLE: list[tuple[Callable[..., object], str, float, float]] = [
     (lambda x: am.AdaPMixED(2.0, 0.1, loss_orders=(x,)), "loss_orders", 1_024.0, UP),
     (lambda x: am.PMixED(8.0, 1e-5, 8, x), "order", 1_024, UP),
     (lambda x: am.ClippedMixing(0.5, 2.0, order=x), "order", 1_024, UP),
-    (
-        lambda x: adapmixed_beforehand(8, 1e-5, 8, 8, order=x, target_leakage=0),
-        "order",
-        1024,
-        UP,
-    ),
     (lambda x: ball(4.0, x), "radius", 200, UP),
     (lambda x: am.AdaPMixED(4.0, x), "target_leakage", 50, UP),
     (am.Accountant, "delta", 0.1, UP),

@@ -7,7 +7,7 @@ state what the kernels must compute; they do not validate their arguments.
 from ._clip import clip_charge, clip_project
 from ._leave_one_out import leave_one_out
 from ._log_pool import log_pool
-from ._low_rank import add_low_rank
+from ._low_rank import add_low_rank, cross_entropy
 from ._mixture import log_prob, mixture
 from ._project import project
 from ._renyi import renyi_divergence
@@ -18,6 +18,7 @@ __all__ = [
     "add_low_rank",
     "clip_charge",
     "clip_project",
+    "cross_entropy",
     "leave_one_out",
     "log_pool",
     "log_prob",

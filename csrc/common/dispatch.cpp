@@ -15,6 +15,7 @@
   void add_mixture(cpu::Table& table);          \
   void add_log_pool(cpu::Table& table);         \
   void add_add_low_rank(cpu::Table& table);     \
+  void add_cross_entropy(cpu::Table& table);    \
   void add_renyi_divergence(cpu::Table& table); \
   void add_screen(cpu::Table& table);           \
   void add_sample(cpu::Table& table);           \
@@ -29,6 +30,7 @@
     add_mixture(table);                         \
     add_log_pool(table);                        \
     add_add_low_rank(table);                    \
+    add_cross_entropy(table);                   \
     add_renyi_divergence(table);                \
     add_screen(table);                          \
     add_sample(table);                          \
@@ -138,6 +140,9 @@ void pool_log_prob(const Ensemble& in, const LogPoolOptions& options, const doub
 }
 void add_low_rank(const LowRankInputs& in, const LowRankResults& out, int threads) {
   table().add_low_rank(in, out, threads);
+}
+void cross_entropy(const CrossEntropyInputs& in, const CrossEntropyResults& out, int threads) {
+  table().cross_entropy(in, out, threads);
 }
 void renyi_divergence(const Ensemble& in, const double* orders, std::int64_t num_orders,
                       double* forward, double* backward, int threads) {

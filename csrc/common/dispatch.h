@@ -19,6 +19,7 @@ struct Table {
   decltype(&cpu::pool_probabilities) pool_probabilities;
   decltype(&cpu::pool_log_prob) pool_log_prob;
   decltype(&cpu::add_low_rank) add_low_rank;
+  decltype(&cpu::cross_entropy) cross_entropy;
   decltype(&cpu::renyi_divergence) renyi_divergence;
   decltype(&cpu::screen) screen;
   decltype(&cpu::keystream) keystream;
@@ -36,6 +37,7 @@ void add_leave_one_out(cpu::Table& table);
 void add_mixture(cpu::Table& table);
 void add_log_pool(cpu::Table& table);
 void add_add_low_rank(cpu::Table& table);
+void add_cross_entropy(cpu::Table& table);
 void add_renyi_divergence(cpu::Table& table);
 void add_screen(cpu::Table& table);
 void add_sample(cpu::Table& table);

@@ -155,6 +155,23 @@ struct LowRankResults {
   std::int64_t stride_model, stride_position;
 };
 
+// One member's factors for training: tokens lie in packs of this many, the last one padded.
+constexpr std::int64_t kFactorPack = 64;
+
+struct CrossEntropyInputs {
+  std::int64_t rows, vocab, rank;
+  const float* start;  // (n, V)
+  std::int64_t stride;
+  const float* coefficients;    // (n, rank)
+  const float* factors;         // (packs, rank, kFactorPack)
+  const std::int64_t* targets;  // (n) in [0, V)
+};
+struct CrossEntropyResults {
+  double* losses;          // (n)
+  float* of_coefficients;  // (n, rank); null, as of_factors, if they are not wanted
+  float* of_factors;       // as the factors; added to
+};
+
 namespace cpu {
 
 void log_sum_exp(const Logits& logits, std::int64_t models, std::int64_t positions,
@@ -183,6 +200,7 @@ void pool_log_prob(const Ensemble& in, const LogPoolOptions& options, const doub
                    const std::int64_t* targets, double* result, int threads);
 // start + sum_k coefficients[k] factors[k] on the chosen tokens.
 void add_low_rank(const LowRankInputs& in, const LowRankResults& out, int threads);
+void cross_entropy(const CrossEntropyInputs& in, const CrossEntropyResults& out, int threads);
 // One pair of rows per position: in.shape.models == 1, private = P, public = Q.
 void renyi_divergence(const Ensemble& in, const double* orders, std::int64_t num_orders,
                       double* forward, double* backward, int threads);

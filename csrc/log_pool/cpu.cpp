@@ -8,7 +8,7 @@
 #include "common/dispatch.h"
 #include "common/parallel.h"
 #include "common/row_sums.h"
-#include "log_pool/cpu_float_sum.h"
+#include "common/float_sum.h"
 #include "log_pool/cpu_rows.h"
 
 ADAPMIXED_CORE_BEGIN

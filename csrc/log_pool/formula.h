@@ -14,7 +14,7 @@
 // For privacy it does not matter to which value u_i is rounded, only that it is a function of row i
 // and of public values and lies in [a, b]. The grid's clip bounds are rounded inwards, and the span
 // is that of the rounded u_i. Hence the log-sum-exp of row i may be in single precision
-// (log_pool/cpu_float_sum.h), as long as all computations of the pool use the same one.
+// (common/float_sum.h), as long as all computations of the pool use the same one.
 //
 // What remains is the rounding of log p = x, where
 //   e = fl(share S + log q),   x = fl(e - Z),   share = fl(kappa/N),

@@ -15,7 +15,7 @@ from torch import Tensor
 
 import adapmixed_ext
 
-# The errors stated in csrc/log_pool/cpu_float_sum.h for one sum in floats, and one in doubles.
+# The errors stated in csrc/common/float_sum.h for one sum in floats, and one in doubles.
 FLOAT_SUM = 5.3 * 2.0**-24
 DOUBLE_SUM = 5e-14
 

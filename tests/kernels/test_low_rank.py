@@ -7,7 +7,15 @@ import torch
 from torch import Tensor
 
 from adapmixed_ext import _C, reference
-from adapmixed_ext.low_rank import BLOCK, add_low_rank, pack_codes, pack_factors
+from adapmixed_ext.low_rank import (
+    BLOCK,
+    add_low_rank,
+    cross_entropy,
+    pack_codes,
+    pack_factors,
+    pack_tokens,
+    unpack_tokens,
+)
 
 # N, B, r, K, V
 SHAPES = [(1, 1, 1, 2, 2), (3, 2, 5, 80, 90), (17, 5, 1, 33, 513), (40, 3, 8, 16, 100)]
@@ -152,3 +160,81 @@ def test_every_device_has_the_same_bits(device: torch.device) -> None:
         expected = rows(start, coefficients, factors, tokens, dtype)
         found = rows(start, coefficients, factors, tokens, dtype, device.type)
         assert torch.equal(found, expected)
+
+
+# n, V, r
+REGRESSIONS = [(1, 2, 1), (4, 64, 2), (5, 65, 3), (7, 700, 8), (9, 1500, 5)]
+
+
+def regression(rows: int, vocab: int, rank: int) -> Operands:
+    """Return public logits (n, V), of which some are -inf, c (n, r), u (r, V) and targets (n,)."""
+    generator = torch.Generator().manual_seed(3)
+    shapes = ((rows, vocab), (rows, rank), (rank, vocab))
+    public, coefficients, factors = (torch.randn(one, generator=generator) for one in shapes)
+    public *= 8.0
+    targets = torch.randint(vocab, (rows,), generator=generator)
+    public[:, ::7] = -torch.inf
+    public[torch.arange(rows), targets] = 0.5
+    return public, coefficients, factors, targets
+
+
+def derived(
+    public: Tensor, coefficients: Tensor, factors: Tensor, targets: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the losses and derivatives, from rows between memory that must not be read."""
+    memory = torch.full((len(public), public.shape[1] + 5), torch.nan)
+    rows = memory[:, 2:-3].copy_(public)
+    packs = pack_tokens(factors)
+    found = torch.full_like(coefficients, torch.nan), torch.full_like(packs, 2.0)
+    losses = cross_entropy(rows, coefficients, packs, targets, found)
+    assert torch.equal(losses, cross_entropy(rows, coefficients, packs, targets))
+    return losses, found[0], unpack_tokens(found[1] - 2.0, public.shape[1])
+
+
+@pytest.mark.parametrize("shape", REGRESSIONS, ids=str)
+def test_cross_entropy_and_its_derivatives(shape: tuple[int, int, int], isa: str) -> None:
+    given = regression(*shape)
+    assert torch.equal(unpack_tokens(pack_tokens(given[2]), shape[1]), given[2])
+    found, expected = derived(*given), reference.cross_entropy(*given)
+    for one, true in zip(found, expected, strict=True):
+        torch.testing.assert_close(one.double(), true, rtol=2e-5, atol=2e-5)
+
+
+@pytest.mark.parametrize("threads", [2, 3])
+def test_cross_entropy_has_the_same_bits_with_every_number_of_threads(threads: int) -> None:
+    given = regression(9, 1500, 5)
+    torch.set_num_threads(1)
+    alone = derived(*given)
+    torch.set_num_threads(threads)
+    assert all(map(torch.equal, derived(*given), alone))
+    part = [given[0][2:3], given[1][2:3], given[2], given[3][2:3]]
+    assert torch.equal(derived(*part)[0], alone[0][2:3])
+
+
+def test_losses_of_far_and_of_broken_logits() -> None:
+    public, coefficients, factors, targets = regression(3, 100, 2)
+    public[0, targets[0]] = -300.0
+    public[1, 5] = torch.nan
+    losses = cross_entropy(public, coefficients, pack_tokens(factors), targets)
+    expected = reference.cross_entropy(public, coefficients, factors, targets)[0]
+    assert float(losses[0]) > 300 and losses[1].isnan()
+    torch.testing.assert_close(losses[::2], expected[::2], rtol=1e-6, atol=0)
+
+
+def test_wrong_operands_of_a_regression_are_refused() -> None:
+    public, coefficients, factors, targets = regression(3, 100, 2)
+    packs = pack_tokens(factors)
+    given = public, coefficients, packs, targets
+    for wrong, name in (
+        ((public[0], *given[1:]), "public_logits must have 2 dimensions"),
+        ((public.double(), *given[1:]), "public_logits must be torch.float32"),
+        ((public.T.contiguous().T, *given[1:]), "public_logits must be contiguous"),
+        ((public, coefficients[:2], *given[2:]), "coefficients must be"),
+        ((public, coefficients, factors, targets), "factors must be"),
+        ((*given, (coefficients.double(), packs)), r"derivatives\[0\] must be"),
+        ((*given, (coefficients, packs[1:])), r"derivatives\[1\] must be"),
+        ((*given[:3], targets.int()), "targets must be torch.int64"),
+        ((*given[:3], targets + 100), r"targets must be contiguous and lie in \[0, 100\)"),
+    ):
+        with pytest.raises(ValueError, match=name):
+            cross_entropy(*wrong)

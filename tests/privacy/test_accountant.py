@@ -10,7 +10,7 @@ from accountant_cases import DELTA, bound, losses, random_losses
 from adapmixed.errors import BudgetSpentError
 from adapmixed.privacy import Accountant, GaussianScreening, PublicAnswer, UnprotectedAnswer
 from adapmixed.privacy.conversions import c_alpha, replace_one_epsilon
-from adapmixed.privacy.costs.adapmixed import screening_rdp
+from adapmixed.privacy.costs.adapmixed import screening_rho
 from adapmixed.privacy.events import LOSS_ABSOLUTE_ERROR
 
 
@@ -93,7 +93,7 @@ def test_screening_adds_at_every_order_whatever_the_sequence_of_events():
     second = Accountant(DELTA).add([mixing, screening]).guarantee()
     assert first == second
     shares = [c_alpha(order, DELTA / 2) for order in orders]
-    per_order = [1000 * screening_rdp(order, 0.5, 0.1, 5) for order in orders]
+    per_order = [1000 * order * screening_rho(0.5, 0.1, 5) for order in orders]
     expected = (mixing.loss.sum(axis=1) + per_order + shares).min(axis=1).max()
     assert first.epsilon == pytest.approx(expected, rel=1e-6)
 

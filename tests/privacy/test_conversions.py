@@ -11,7 +11,7 @@ from dp_accounting import rdp
 from just_above import assert_just_above, exactly
 
 from adapmixed.privacy.conversions import c_alpha, rdp_to_dp, zcdp_to_dp
-from adapmixed.privacy.costs.adapmixed import screening_rdp, screening_rho
+from adapmixed.privacy.costs.adapmixed import screening_rho
 
 ORDERS = [1 + 1e-9, 1.01, 1.5, 2.0, 3.0, 18.0, 123.4, 1e6]
 
@@ -50,12 +50,12 @@ def test_infinite_cost_stays_infinite():
 
 
 def test_screening_cost_of_the_wikitext_preset():
-    assert screening_rdp(18, 1e-4, 1e-2, 100) == pytest.approx(1.8e-7, rel=1e-12)
-    total = 9728 * screening_rdp(18, 1e-4, 1e-2, 100)
+    assert 18 * screening_rho(1e-4, 1e-2, 100) == pytest.approx(1.8e-7, rel=1e-12)
+    total = 9728 * 18 * screening_rho(1e-4, 1e-2, 100)
     assert total == pytest.approx(0.00175104, rel=1e-12)
     # 0.2 % of the total of Table 2b, not the 0.002 % of the text.
     assert 100 * total / 0.924 == pytest.approx(0.19, abs=0.005)
-    assert screening_rdp(18, 0.0, 1e-2, 100) == 0.0
+    assert screening_rho(0.0, 1e-2, 100) == 0.0
 
 
 @pytest.mark.parametrize("order", [1.5, 18.0, 400.0])
@@ -66,7 +66,7 @@ def test_screening_cost_agrees_with_dp_accounting(order, sigma):
     accountant = rdp.RdpAccountant([order])
     accountant.compose(dp_accounting.GaussianDpEvent(sigma / sensitivity))
     expected = accountant.get_epsilon(delta)
-    ours = screening_rdp(order, weight, sigma, num_models)
+    ours = order * screening_rho(weight, sigma, num_models)
     assert rdp_to_dp(order, ours, delta) == pytest.approx(expected, rel=1e-12)
     ratio = exactly(lambda: mpmath.mpf(weight) / (num_models * mpmath.mpf(sigma)))
     assert_just_above(screening_rho(weight, sigma, num_models), exactly(lambda: ratio**2))

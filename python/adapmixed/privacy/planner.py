@@ -23,7 +23,6 @@ from adapmixed.limits import (
     check_queries,
     check_question,
 )
-from adapmixed.privacy.beforehand import adapmixed_beforehand
 from adapmixed.privacy.bounded_range import FEW, bounded_range_epsilon
 from adapmixed.privacy.composition import (
     PLANNED_POINTS,
@@ -43,7 +42,7 @@ from adapmixed.privacy.inverse import epsilon_of, models_for, queries_for
 from adapmixed.privacy.rounding import lowered
 from adapmixed.privacy.search import largest_within
 
-__all__ = ["Plan", "adapmixed_beforehand", "epsilon_of", "models_for", "plan", "queries_for"]
+__all__ = ["Plan", "epsilon_of", "models_for", "plan", "queries_for"]
 
 SHAPES = (2.0, 4.0, 8.0, 16.0)
 """Shapes log C / |log c| of the boxes that are tried."""
@@ -108,7 +107,7 @@ def plan(
 
     The ε of each plan follows from the mechanism's theorem: docs/theory/pmixed.md for PMixED,
     docs/theory/clipped-mixing.md for ClippedMixing and docs/theory/clipped-log-pool.md for
-    ClippedLogPool. For AdaPMixED, use :func:`adapmixed_beforehand`.
+    ClippedLogPool. No ε of AdaPMixED can be planned (docs/theory/adapmixed.md).
 
     Args:
         epsilon: target ε > 0.

@@ -216,7 +216,7 @@ def fit(
         ends = sorted({-(-steps * part // ROUNDS) for part in range(1, ROUNDS + 1)})
     parameters = [p for p in model.parameters() if p.requires_grad]
     optimizer = torch.optim.AdamW(
-        parameters, lr=config.learning_rate, weight_decay=config.weight_decay
+        parameters, lr=config.learning_rate, weight_decay=config.weight_decay, fused=True
     )
     schedule = linear_schedule(optimizer, config, steps)
     drawn = _batches(len(blocks), config.batch_size, generator)
@@ -228,9 +228,7 @@ def fit(
         for rows in islice(drawn, end - done):
             scored = blocks.scored(rows)
             for ids, targets in blocks.passes(rows, whole=model.device.type == "cuda"):
-                loss = _total_loss(model, blocks, ids, targets)
-                (loss / scored).backward()  # type: ignore[no-untyped-call]
-                total += float(loss.detach())
+                total += _total_loss(model, blocks, ids, targets, 1 / scored)
             optimizer.step()
             schedule.step()
             optimizer.zero_grad(set_to_none=True)
@@ -269,18 +267,30 @@ def mean_loss(model: Any, blocks: Blocks | StateBlocks) -> float:
     """
     rows = torch.arange(len(blocks))
     passes = blocks.passes(rows)
-    return sum(float(_total_loss(model, blocks, *one)) for one in passes) / blocks.scored(rows)
+    return sum(_total_loss(model, blocks, *one) for one in passes) / blocks.scored(rows)
 
 
-def _total_loss(model: Any, blocks: Blocks | StateBlocks, ids: Tensor, targets: Tensor) -> Tensor:
-    """Return the sum of the cross entropies of a pass's targets (k, s), in nats."""
+def _total_loss(
+    model: Any,
+    blocks: Blocks | StateBlocks,
+    ids: Tensor,
+    targets: Tensor,
+    weight: float | None = None,
+) -> float:
+    """Return the sum of the cross entropies of a pass's targets (k, s), in nats.
+
+    With a weight, the gradient of the sum times the weight is added to the parameters'.
+    """
     if isinstance(blocks, StateBlocks) and blocks.head is not None:
         rows = slice(int(ids[0, 0]), int(ids[0, -1]) + 1)
-        return blocks.head.loss(rows, targets[0].to(model.device))
+        return blocks.head.loss(rows, targets[0], weight)
     logits = model(input_ids=ids.to(model.device), use_cache=False).logits
-    return torch.nn.functional.cross_entropy(
+    loss = torch.nn.functional.cross_entropy(
         logits.float().flatten(0, 1),
         targets.to(model.device).flatten(),
         ignore_index=IGNORED,
         reduction="sum",
     )
+    if weight is not None:
+        (loss * weight).backward()  # type: ignore[no-untyped-call]
+    return float(loss.detach())

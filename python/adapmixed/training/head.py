@@ -26,6 +26,7 @@ from torch import Tensor, nn
 from adapmixed.ensemble.layers import head_name
 from adapmixed.training.adapter import lora_layers
 from adapmixed.training.blocks import IGNORED, Blocks
+from adapmixed_ext.low_rank import cross_entropy, pack_tokens, unpack_tokens
 
 _LOG = logging.getLogger(__name__)
 IN_MEMORY = 256 << 20
@@ -35,8 +36,6 @@ PUBLIC_BYTES = 1 << 30
 _TOKENS = 256  # tokens per pass of the trunk, so that activations stay in a core's cache
 _NUMBERS = 1 << 20  # logits per pass of the output layer, for the same reason
 _LEAST = 32  # tokens of such a pass
-_TILE = 3 << 16  # logits that `_Loss` takes at a time, for a core's second cache
-_LEAST_TILE = 8  # tokens of them
 _TRIAL = 8  # tokens of a trial
 
 
@@ -130,6 +129,8 @@ def trunk_once(
     try:
         yield [StateBlocks(predicted, bounds[slice(*end)], size, quick) for end in ends]
     finally:
+        if isinstance(inner.get_submodule(head), _Head):
+            inner.get_submodule(head).finish()
         inner.set_submodule(trunk.name, module)
         inner.set_submodule(head, layer)
 
@@ -155,41 +156,56 @@ class _Stored(nn.Module):
 
 
 class _Head(nn.Module):
-    """peft's output layer in fp32, which keeps public logits and needs fewer passes over them.
-
-    With a copy of Bᵀ the gradient of B is a product of short rows with the logits' gradient. This
-    is much faster than the product with the transposed gradient.
-    """
+    """peft's output layer in fp32, which keeps public logits, and B in packs of tokens meanwhile."""
 
     def __init__(self, layer: Any, stored: _Stored, bounds: Sequence[tuple[int, int]]) -> None:
         super().__init__()
         self.weight = layer.base_layer.weight
-        self._layer, self._stored = layer, stored
-        (self._adapter,) = layer.active_adapters
-        self._bounds = bounds
+        self._layer, self._stored, self._bounds = layer, stored, bounds
         self._kept: dict[int, Tensor] = {}
         self._last = -1, self.weight  # no block yet
-        self._up: tuple[tuple[int, bool], Tensor] | None = None
         self._room = PUBLIC_BYTES // (4 * len(self.weight))  # rows
+        (adapter,) = layer.active_adapters
+        self._scale, self._a = layer.scaling[adapter], layer.lora_A[adapter].weight
+        self._b = layer.lora_B[adapter].weight.requires_grad_(False)
+        self.packs = nn.Parameter(pack_tokens(self._b.T))
+
+    @torch.no_grad()
+    def finish(self) -> None:
+        """Give the layer its B."""
+        self._b.copy_(unpack_tokens(self.packs, len(self._b)).T).requires_grad_()
 
     def forward(self, states: Tensor) -> Tensor:
-        return torch.addmm(*self._parts(states[0], self._stored.rows))[None]
+        return self._logits(states[0], self._stored.rows)[None]
 
-    def loss(self, rows: slice, targets: Tensor) -> Tensor:
-        """Return the sum of the cross entropies of targets (n,) at these rows of the states."""
+    def loss(self, rows: slice, targets: Tensor, weight: float | None = None) -> float:
+        """Return the sum of the cross entropies of targets (n,) at these rows of the states.
+
+        With a weight, the gradient of the sum times the weight is added to the parameters'.
+        """
         states = self._stored.states[rows].to(self.weight.device)
-        found: Tensor = _Loss.apply(*self._parts(states, rows), targets)  # type: ignore[no-untyped-call]
-        return found
+        if self.weight.is_cuda:
+            logits = self._logits(states, rows)
+            loss = nn.functional.cross_entropy(logits, targets.to(logits.device), reduction="sum")
+            if weight is not None:
+                (loss * weight).backward()  # type: ignore[no-untyped-call]
+            return float(loss)
+        with torch.no_grad():
+            low, packs = self._low(states), self.packs.detach()
+            of = None if weight is None else (torch.empty_like(low), torch.zeros_like(packs))
+            losses = cross_entropy(self._public(rows), low, packs, targets, of)
+            if of is not None:
+                _add_gradient(self.packs, of[1] * weight)
+                _add_gradient(self._a, of[0].T @ states * (weight * self._scale))
+            return float(losses.sum())
 
-    def _parts(self, states: Tensor, rows: slice) -> tuple[Tensor, Tensor, Tensor]:
-        """Return the public logits, s A h, and Bᵀ, which is copied once for each step."""
-        layer, adapter = self._layer, self._adapter
-        low = layer.lora_A[adapter](states) * layer.scaling[adapter]
-        weight = layer.lora_B[adapter].weight
-        step = weight._version, torch.is_grad_enabled()
-        if self._up is None or self._up[0] != step:
-            self._up = step, weight.t().contiguous()
-        return self._public(rows), low, self._up[1]
+    def _logits(self, states: Tensor, rows: slice) -> Tensor:
+        up = unpack_tokens(self.packs, len(self.weight))
+        return torch.addmm(self._public(rows), self._low(states), up)
+
+    def _low(self, states: Tensor) -> Tensor:
+        """Return s A h."""
+        return nn.functional.linear(states, self._a) * self._scale
 
     @torch.no_grad()
     def _public(self, rows: slice) -> Tensor:
@@ -206,37 +222,9 @@ class _Head(nn.Module):
         return found[rows.start - start : rows.stop - start]
 
 
-class _Loss(torch.autograd.Function):
-    """Cross entropies from public logits (n, V), low (n, r) and up (r, V), summed.
-
-    Gradients are computed with the value: the softmax is needed for both, and not kept. A few
-    tokens are taken at a time, so that their logits stay in a core's cache.
-    """
-
-    @staticmethod
-    def forward(ctx: Any, public: Tensor, low: Tensor, up: Tensor, targets: Tensor) -> Tensor:
-        size = len(public) if public.is_cuda else max(_LEAST_TILE, _TILE // up.shape[1])
-        total, of_low, of_up = public.new_zeros(()), torch.empty_like(low), torch.zeros_like(up)
-        for start in range(0, len(public), size):
-            part = slice(start, start + size)
-            logits = torch.addmm(public[part], low[part], up)
-            column = targets[part, None]
-            p = logits.softmax(1)
-            losses = -p.gather(1, column).log()
-            if not bool((losses < 60.0).all()):  # the probability is too small for its logarithm
-                losses = logits.logsumexp(1, keepdim=True) - logits.gather(1, column)
-            total += losses.sum()
-            if ctx.needs_input_grad[2]:
-                p.scatter_add_(1, column, p.new_full(column.shape, -1.0))
-                torch.mm(p, up.T, out=of_low[part])
-                of_up.addmm_(low[part].T, p)
-        ctx.save_for_backward(of_low, of_up)
-        return total
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        low, up = ctx.saved_tensors
-        return None, gradients[0] * low, gradients[0] * up, None
+def _add_gradient(parameter: nn.Parameter, gradient: Tensor) -> None:
+    if parameter.requires_grad:
+        parameter.grad = gradient if parameter.grad is None else parameter.grad + gradient
 
 
 def find_trunk(model: Any) -> Trunk | None:

@@ -36,6 +36,7 @@ class Progress:
         self._told = told
         self._steps = dict(steps)
         self._fractions = dict.fromkeys(steps, 0.0)
+        self._done = 0.0  # steps
         self._say = say
         self._begun: tuple[float, float] | None = None  # time and steps at the first step
         self._bar = tqdm(
@@ -47,13 +48,14 @@ class Progress:
 
     def update(self, shard: int, fraction: float) -> None:
         """Record the fraction done of a member's training."""
+        self._done += self._steps[shard] * (fraction - self._fractions[shard])
         self._fractions[shard] = fraction
-        if self._begun is None and self._done():
-            self._begun = time.monotonic(), self._done()
-        self._bar.n = min(self._done(), self._bar.total)
+        if self._begun is None and self._done:
+            self._begun = time.monotonic(), self._done
+        self._bar.n = min(self._done, self._bar.total)
         self._bar.refresh()
         if self._told is not None:
-            self._told(int(self._done()), sum(self._steps.values()))
+            self._told(round(self._done), self._bar.total)
 
     def finished(self, shard: int, name: str, record: Mapping[str, Any]) -> None:
         """Print the line of a finished member, and log its losses."""
@@ -82,7 +84,7 @@ class Progress:
 
     def time_left(self) -> str:
         """Return the time left at the speed so far, as a phrase; "" before there is a speed."""
-        done, total = self._done(), sum(self._steps.values())
+        done, total = self._done, self._bar.total
         began, before = self._begun or (0.0, done)
         if before == done < total:
             return ""
@@ -96,6 +98,3 @@ class Progress:
     def close(self) -> None:
         """Remove the bar."""
         self._bar.close()
-
-    def _done(self) -> float:
-        return sum(self._steps[shard] * part for shard, part in self._fractions.items())

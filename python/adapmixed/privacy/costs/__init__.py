@@ -10,6 +10,6 @@
   (`pmixed.sound_bound`), and so does AdaPMixED with loss="fixed".
 - AdaPMixED costs the Rényi divergence between the answers with and without each member, which the
   operator `leave_one_out` returns (csrc/leave_one_out/formula.h). One screening costs
-  α (λ_s/(Nσ))² (`adapmixed.screening_rdp`).
+  α (λ_s/(Nσ))² (`adapmixed.screening_rho` has the factor of α).
 - An answer of the public model costs 0. An unprotected answer has no finite cost.
 """

@@ -23,18 +23,3 @@ def screening_rho(weight: float, sigma: float, num_models: int) -> float:
     """
     share = up(up(weight / sigma) / num_models)
     return 0.0 if weight == 0 else up(share * share)
-
-
-def screening_rdp(order: float, weight: float, sigma: float, num_models: int) -> float:
-    """Return the Rényi cost α (λ_s/(Nσ))² of one noisy screening, rounded up.
-
-    docs/theory/adapmixed.md has the proof.
-
-    Args:
-        order: Rényi order α > 1.
-        weight: λ_s ≥ 0.
-        sigma: σ > 0.
-        num_models: N ≥ 1.
-    """
-    rho = screening_rho(weight, sigma, num_models)
-    return 0.0 if rho == 0 else up(order * rho)
