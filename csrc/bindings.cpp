@@ -27,21 +27,20 @@ PYBIND11_MODULE(_C, m) {
 
   py::module_ cpu_operators = m.def_submodule("cpu");
   bindings::add_operators<adapmixed::Cpu>(cpu_operators);
-  cpu_operators.def("cross_entropy",
-                    [](std::int64_t rows, std::int64_t vocab, std::int64_t rank,
-                       std::uintptr_t start, std::int64_t stride, std::uintptr_t coefficients,
-                       std::uintptr_t factors, std::uintptr_t targets, std::uintptr_t losses,
-                       std::uintptr_t of_coefficients, std::uintptr_t of_factors, int threads) {
-                      using bindings::pointer;
-                      const py::gil_scoped_release nogil;
-                      cpu::cross_entropy(
-                          {rows, vocab, rank, pointer<const float>(start), stride,
-                           pointer<const float>(coefficients), pointer<const float>(factors),
-                           pointer<const std::int64_t>(targets)},
-                          {pointer<double>(losses), pointer<float>(of_coefficients),
-                           pointer<float>(of_factors)},
-                          threads);
-                    });
+  cpu_operators.def(
+      "cross_entropy", [](std::int64_t rows, std::int64_t vocab, std::int64_t rank,
+                          std::uintptr_t start, std::int64_t stride, std::uintptr_t coefficients,
+                          std::uintptr_t factors, std::uintptr_t targets, std::uintptr_t losses,
+                          std::uintptr_t of_coefficients, std::uintptr_t of_factors, int threads) {
+        using bindings::pointer;
+        const py::gil_scoped_release nogil;
+        cpu::cross_entropy(
+            {rows, vocab, rank, pointer<const float>(start), stride,
+             pointer<const float>(coefficients), pointer<const float>(factors),
+             pointer<const std::int64_t>(targets)},
+            {pointer<double>(losses), pointer<float>(of_coefficients), pointer<float>(of_factors)},
+            threads);
+      });
 #if defined(ADAPMIXED_WITH_CUDA)
   m.attr("with_cuda") = true;
   py::module_ cuda = m.def_submodule("cuda");

@@ -6,9 +6,9 @@
 #include <algorithm>
 
 #include "common/dispatch.h"
+#include "common/float_sum.h"
 #include "common/parallel.h"
 #include "common/row_sums.h"
-#include "common/float_sum.h"
 #include "log_pool/cpu_rows.h"
 
 ADAPMIXED_CORE_BEGIN

@@ -156,7 +156,7 @@ class _Stored(nn.Module):
 
 
 class _Head(nn.Module):
-    """peft's output layer in fp32, which keeps public logits, and B in packs of tokens meanwhile."""
+    """peft's output layer in fp32, which keeps public logits, and B in packs of tokens."""
 
     def __init__(self, layer: Any, stored: _Stored, bounds: Sequence[tuple[int, int]]) -> None:
         super().__init__()
@@ -192,11 +192,13 @@ class _Head(nn.Module):
             return float(loss)
         with torch.no_grad():
             low, packs = self._low(states), self.packs.detach()
-            of = None if weight is None else (torch.empty_like(low), torch.zeros_like(packs))
-            losses = cross_entropy(self._public(rows), low, packs, targets, of)
-            if of is not None:
-                _add_gradient(self.packs, of[1] * weight)
-                _add_gradient(self._a, of[0].T @ states * (weight * self._scale))
+            given = self._public(rows), low, packs, targets
+            if weight is None:
+                return float(cross_entropy(*given).sum())
+            of_low, of_packs = torch.empty_like(low), torch.zeros_like(packs)
+            losses = cross_entropy(*given, (of_low, of_packs))
+            _add_gradient(self.packs, of_packs * weight)
+            _add_gradient(self._a, of_low.T @ states * (weight * self._scale))
             return float(losses.sum())
 
     def _logits(self, states: Tensor, rows: slice) -> Tensor:
@@ -205,7 +207,8 @@ class _Head(nn.Module):
 
     def _low(self, states: Tensor) -> Tensor:
         """Return s A h."""
-        return nn.functional.linear(states, self._a) * self._scale
+        low: Tensor = nn.functional.linear(states, self._a) * self._scale
+        return low
 
     @torch.no_grad()
     def _public(self, rows: slice) -> Tensor:
