@@ -30,10 +30,11 @@ def text(tmp_path: Path) -> Path:
 
 
 def test_doctor(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["doctor"]) == 0
+    assert main(["doctor", "--base", str(demo_base())]) == 0
     output = capsys.readouterr().out
     for word in ("instruction set:", "CUDA kernels:", "GPU:", "torch:", "transformers is tested: "):
         assert word in output
+    assert "1000 head members take: 0.03 GB in bfloat16 at rank 8" in output
 
 
 @pytest.mark.parametrize(

@@ -70,15 +70,18 @@ def sharing(base: str) -> dict[str, object]:
     from adapmixed.ensemble.support import TESTED, check_model
     from adapmixed.ensemble.trunk import find_trunk
     from adapmixed.ensemble.vocabulary import end_of_text
+    from adapmixed.training.presets import HEAD
 
     model, tokenizer = load_base(base, None)
     end_of_text(tokenizer, model.config.get_text_config().vocab_size)
     check_model(model, tokenizer)
     kind, blocks = model.config.model_type, block_names(model)
+    numbers = 1_000 * HEAD["rank"] * sum(model.get_output_embeddings().weight.shape)
     last = [name for name in linear_names(model) if blocks and name.startswith(f"{blocks[-1]}.")]
     facts = {
         "base": f"{base} ({kind}, {'tested' if kind in TESTED else 'not tested, tried here'})",
         "head_members_share": find_trunk(model, [head_name(model)]),
+        "1000_head_members_take": f"{2e-9 * numbers:.2f} GB in bfloat16 at rank {HEAD['rank']}",
         "members_of_the_last_block_share": find_trunk(model, last),
     }
     try_members(model, tokenizer, [head_name(model)])  # raises if the model does not fit
