@@ -27,6 +27,14 @@ PYBIND11_MODULE(_C, m) {
 
   py::module_ cpu_operators = m.def_submodule("cpu");
   bindings::add_operators<adapmixed::Cpu>(cpu_operators);
+  cpu_operators.def("near_log_sum_exp", [](bindings::ShapeTuple shape, bindings::LogitsTuple logits,
+                                           std::uintptr_t near, std::uintptr_t lse, int threads) {
+    const py::gil_scoped_release nogil;
+    const auto [models, positions, vocab] = shape;
+    cpu::near_log_sum_exp(bindings::logits_of(logits), models, positions, vocab,
+                          bindings::pointer<const std::int64_t>(near),
+                          bindings::pointer<double>(lse), threads);
+  });
   cpu_operators.def(
       "cross_entropy", [](std::int64_t rows, std::int64_t vocab, std::int64_t rank,
                           std::uintptr_t start, std::int64_t stride, std::uintptr_t coefficients,

@@ -16,10 +16,10 @@ SOURCES = (".py", ".pyi", ".c", ".cpp", ".h", ".cu", ".cuh")
 # Until a thousand members and the operator's path stand: 1 500 lines of Python, 700 of csrc and
 # 1 900 of tests are allowed beyond what stood before.
 BUDGETS = {
-    "python/adapmixed": 28_120,
+    "python/adapmixed": 27_990,
     "python/adapmixed_lab": 7_634,
-    "adapmixed_ext": 2_575,
-    "csrc": 14_920,
+    "adapmixed_ext": 2_595,
+    "csrc": 14_960,
     "benchmarks": 3_046,
     "tests": 41_510,
     "docs": 6_400,

@@ -101,6 +101,10 @@ void log_sum_exp(const Logits& logits, std::int64_t models, std::int64_t positio
                  std::int64_t vocab, double* lse, std::int32_t* status, int threads) {
   table().log_sum_exp(logits, models, positions, vocab, lse, status, threads);
 }
+void near_log_sum_exp(const Logits& logits, std::int64_t models, std::int64_t positions,
+                      std::int64_t vocab, const std::int64_t* near, double* lse, int threads) {
+  table().near_log_sum_exp(logits, models, positions, vocab, near, lse, threads);
+}
 void project(const ProjectInputs& in, double order, double radius, const ProjectResults& out,
              int threads) {
   table().project(in, order, radius, out, threads);

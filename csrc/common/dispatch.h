@@ -9,6 +9,7 @@ namespace adapmixed::cpu {
 struct Table {
   const char* name;
   decltype(&cpu::log_sum_exp) log_sum_exp;
+  decltype(&cpu::near_log_sum_exp) near_log_sum_exp;
   decltype(&cpu::project) project;
   decltype(&cpu::clip_project) clip_project;
   decltype(&cpu::leave_one_out) leave_one_out;

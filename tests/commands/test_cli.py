@@ -1,6 +1,5 @@
 """The command line: every command, its output files, its errors."""
 
-import argparse
 import json
 import shlex
 from pathlib import Path
@@ -8,7 +7,7 @@ from pathlib import Path
 import pytest
 from trained_demo import DEMO_ENSEMBLE, copy_trained
 
-from adapmixed.cli import _parser, main
+from adapmixed.cli import main
 from adapmixed.data.demo import demo_base, held_out_text
 from adapmixed.privacy import Accountant, read_ledger
 from adapmixed_lab.cli import main as laboratory
@@ -35,26 +34,6 @@ def test_doctor(capsys: pytest.CaptureFixture[str]) -> None:
     for word in ("instruction set:", "CUDA kernels:", "GPU:", "torch:", "transformers is tested: "):
         assert word in output
     assert "1000 head members take: 0.03 GB in bfloat16 at rank 8" in output
-
-
-@pytest.mark.parametrize(
-    "command", ["generate", "chat", "evaluate", "compare", "serve", "vllm-config", "plan", "train"]
-)
-def test_the_help_of_a_command_fits_one_screen(command: str) -> None:
-    """A command has at most 26 options, all shown and each with a help text."""
-    (commands,) = (
-        action for action in _parser()._actions if isinstance(action, argparse._SubParsersAction)
-    )
-    parser = commands.choices[command]
-    options = [action for action in parser._actions if action.option_strings]
-    assert 10 < len(options) <= 26
-    shown = parser.format_help()
-    for action in options:
-        assert action.help and action.help != argparse.SUPPRESS, action.option_strings
-        assert action.option_strings[-1] in shown
-    assert parser._get_positional_actions() == []
-    # Options of other programs are known by name, but are not accepted.
-    assert not {"--top-p", "--num-beams", "--greedy"} & set(parser._option_string_actions)
 
 
 @pytest.mark.slow

@@ -14,6 +14,7 @@ from extended import array, log_sum_exp
 from torch import Tensor
 
 import adapmixed_ext
+from adapmixed_ext.inputs import near_log_sum_exp
 
 # The errors stated in csrc/common/float_sum.h for one sum in floats, and one in doubles.
 FLOAT_SUM = 5.3 * 2.0**-24
@@ -68,6 +69,20 @@ def test_double_where_floats_do_not_serve(isa: str) -> None:
         assert errors(row, public).max().item() <= DOUBLE_SUM + abs(sizes)
     # If the public row is too large for floats, all rows use doubles.
     assert errors(private + 2e3, public + 2e3).max().item() <= DOUBLE_SUM + 1e-12
+
+
+def test_sums_near_a_column(isa: str) -> None:
+    """They are as good as the pool's, or NaN, whatever the other rows are."""
+    generator = torch.Generator().manual_seed(11)
+    rows = 3 * torch.randn(4, 2, 300, generator=generator)
+    near = rows[0].argmax(-1)
+    rows[1].scatter_(1, near[:, None], -math.inf)
+    rows[2, 0, 7] = math.nan
+    found = near_log_sum_exp(rows, near)
+    assert found[1].isnan().all() and found[2].isnan().tolist() == [True, False]
+    exact = torch.from_numpy(log_sum_exp(array(rows[[0, 3]])).astype(float))
+    assert (found[[0, 3]] - exact).abs().max().item() <= FLOAT_SUM
+    assert torch.equal(near_log_sum_exp(rows[3], near), found[3])
 
 
 def test_a_row_that_is_the_public_one_has_its_sum(isa: str) -> None:

@@ -139,11 +139,15 @@ def test_the_active_tokens_are_the_likeliest_and_of_ties_the_smaller() -> None:
 def test_a_row_does_not_depend_on_others() -> None:
     private, public = logits(vocab=30)
     public[1] = public[0].flip(0)
-    whole = shaped(private, public, active=8).with_tail()
-    louder = private.clone()
+    whole = shaped(private, public, active=8).answerable().with_tail()
+    assert torch.equal(shaped(private, public, active=8).with_tail().private, whole.private)
+    louder, odd, broken = private.clone(), private.clone(), private.clone()
     louder[1] += 5 * torch.randn(louder[1].shape, generator=torch.Generator().manual_seed(0))
-    other = shaped(louder, public, active=8).with_tail()
-    assert torch.equal(whole.private[[0, 2]], other.private[[0, 2]])
+    odd[1].scatter_(1, public.argmax(-1, keepdim=True), -math.inf)  # its sum needs doubles
+    broken[1, :, 4] = math.nan
+    for others in (louder, odd, broken):
+        other = shaped(others, public, active=8).answerable().with_tail()
+        assert torch.equal(whole.private[[0, 2]], other.private[[0, 2]])
     for b in range(len(public)):
         alone = shaped(private[:, b : b + 1], public[b : b + 1], active=8).with_tail()
         assert torch.equal(alone.private[:, 0], whole.private[:, b])

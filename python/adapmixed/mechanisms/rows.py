@@ -26,7 +26,7 @@ from adapmixed.limits import (
     check_optional_count,
     check_temperature,
 )
-from adapmixed_ext.inputs import ensemble_logits, likeliest, log_sum_exp
+from adapmixed_ext.inputs import ensemble_logits, likeliest, log_sum_exp, near_log_sum_exp
 from adapmixed_ext.types import RandomSource
 
 
@@ -56,6 +56,8 @@ class Rows:
         checked: the private logits if all rows are known to be answerable; else None.
         spare: whether a number behind each private row is free; see :func:`shaped`.
         drawn: whether tokens are drawn; False if only log-probabilities are computed.
+        private_lse: (N, B) float64, `near_log_sum_exp` of the private rows, all of them finite, if
+            it is known; else None.
     """
 
     private: Tensor
@@ -66,6 +68,7 @@ class Rows:
     checked: Tensor | None = None
     spare: bool = False
     drawn: bool = True
+    private_lse: Tensor | None = None
 
     @property
     def width(self) -> int:
@@ -91,6 +94,10 @@ class Rows:
         """
         if self.checked is self.private:
             return self
+        if self.tail is not None:  # which needs these sums anyway
+            lse = near_log_sum_exp(self.private, self.public.argmax(-1))
+            if bool((lse.abs() < LARGEST / 2).all()):  # then so are the largest logits
+                return replace(self, private_lse=lse)
         largest = self.private.amax(-1, keepdim=True)
         bad, far = ~largest.isfinite(), largest.abs() > LARGEST
         if not bool((bad | far).any()):
@@ -112,8 +119,10 @@ class Rows:
         """
         if self.tail is None:
             return self
-        public_lse, _ = log_sum_exp(self.public, "public_logits")
-        private_lse, _ = log_sum_exp(self.private, "private_logits")
+        public_lse = self._log_sum_exp(self.public, "public_logits")
+        private_lse = self.private_lse
+        if private_lse is None:
+            private_lse = self._log_sum_exp(self.private, "private_logits")
         column = (self.tail.lse + (private_lse - public_lse)).float().unsqueeze(-1)
         last = self.tail.lse.float().unsqueeze(-1)
         public = torch.cat([self.public.float(), last], -1)
@@ -124,6 +133,16 @@ class Rows:
         else:
             private = torch.cat([self.private.float(), column], -1)
         return replace(self, private=private, public=public)
+
+    def _log_sum_exp(self, logits: Tensor, name: str) -> Tensor:
+        """Return a number for every row that depends on this row and the public one alone.
+
+        Raises:
+            ValueError: a row has NaN, +inf or no finite logit.
+        """
+        found = near_log_sum_exp(logits, self.public.argmax(-1))
+        lost = found.isnan()
+        return torch.where(lost, log_sum_exp(logits, name)[0], found) if bool(lost.any()) else found
 
     def unsure(self, confidence: float | None, public_lse: Tensor | None = None) -> Tensor:
         """Return (B,) bool, True if the likeliest public token has at most this probability.

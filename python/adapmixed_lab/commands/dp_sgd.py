@@ -30,7 +30,7 @@ def add_parser(commands: Any) -> None:
     add_adapter_options(parser, adapt="peft's choice for the architecture")
     group = parser.add_argument_group("guarantee")
     group.add_argument("--epsilon", type=float, required=True, help="largest ε of the adapter")
-    group.add_argument("--delta", type=float, required=True)
+    group.add_argument("--delta", type=float, required=True, help="δ of the guarantee")
     group.add_argument(
         "--clipping-norm",
         type=float,
