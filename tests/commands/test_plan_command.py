@@ -109,7 +109,7 @@ def test_the_command(capsys):
     assert "Private members must not choose them" in output
     # Settings copied from the table, with four digits, keep the budget.
     rows = [line for line in output.splitlines() if line.startswith("clipped-")]
-    assert len(rows) == 8
+    assert len(rows) == 9
     for row in rows:
         given = dict(word.split("=") for word in row.split() if "=" in word)
         settings = {name: float(value) for name, value in given.items()}

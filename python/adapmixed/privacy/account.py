@@ -121,7 +121,7 @@ class Account:
             raise ValueError(
                 f"accountant must be charged for what it is bound to, {differ}: "
                 "another mechanism or ensemble, also one with a member retrained or withdrawn, "
-                "needs an accountant of its own, whose ε and δ add"
+                "needs an accountant of its own (another --ledger), whose ε and δ add"
             )
         budget = self._budget(binding.measure, binding.order, binding.largest)
         return replace(self, binding=binding, budget=budget)

@@ -44,7 +44,7 @@ from adapmixed.privacy.search import largest_within
 
 __all__ = ["Plan", "epsilon_of", "models_for", "plan", "queries_for"]
 
-SHAPES = (2.0, 4.0, 8.0, 16.0)
+SHAPES = (4.0, 8.0, 16.0, 32.0, 64.0)
 """Shapes log C / |log c| of the boxes that are tried."""
 
 SHARES = (0.01, 0.1, 0.5, 1.0)

@@ -109,10 +109,13 @@ def enrol(
             found[place] = found[place] if found[place] in present else None
     free = [place for place, name in enumerate(found) if name is None]
     if len(new) > len(free):
+        left = set(found) - present - {None}
         raise ValueError(
             f"num_models (--models) must leave a place for each of {len(new)} new names, got "
-            f"{len(free)} free of {len(table)}: give more places, in a new output if training has "
-            "begun, or let names share them (--share-shards)"
+            f"{len(free)} free of {len(table)}: "
+            + ("update first without them, which frees the places of those that left, " * bool(left))
+            + "give more places, in a new output if training has begun, or let names share them "
+            "(--share-shards)"
         )
     for name in new:
         found[free.pop(_digest(name, key) % len(free))] = name

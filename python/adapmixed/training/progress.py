@@ -88,7 +88,7 @@ class Progress:
         began, before = self._begun or (0.0, done)
         if before == done < total:
             return ""
-        seconds = (time.monotonic() - began) * (total - done) / max(done - before, 1.0)
+        seconds = (time.monotonic() - began) * max(total - done, 0.0) / max(done - before, 1.0)
         if seconds < 90:
             return f", {seconds:.0f} s left"
         return (

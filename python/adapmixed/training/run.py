@@ -281,11 +281,16 @@ def train_ensemble(
 def _check_begun(run: TrainingRun, begun: Mapping[str, Any], *, update: bool) -> None:
     """Raise ValueError unless the names have places as before, and an update is possible."""
     places = bool(begun.get("places"))
-    if update and not (places and run.has_places):
-        found = ("names that share shards" if not places else "share_shards") if begun else "none"
+    if update and not places:
         raise ValueError(
             f"update must be of an ensemble in {run.output} whose names have places of their own, "
-            f"got {found}: train the whole corpus into a new output"
+            f"got {'names that share shards' if begun else 'none'}: train the whole corpus into a "
+            "new output"
+        )
+    if update and not run.has_places:
+        raise ValueError(
+            "update must have the corpus's names as the training had them, got "
+            + (f"share_shards={run.share_shards}" if run.corpus.id_column else "no id_column")
         )
     if begun and places != run.has_places:
         raise ValueError(
