@@ -12,7 +12,8 @@ from trained_demo import DEMO_ENSEMBLE, link_ensemble
 
 from adapmixed.cli import main
 from adapmixed.data.demo import demo_base
-from adapmixed.privacy.ledger.register import together
+from adapmixed.privacy.ledger.register import register_of, together
+from adapmixed.serving.listener import Listener
 
 POOL = "clipped-log-pool lower=-0.25 upper=1 scale=2"
 
@@ -30,6 +31,12 @@ def generate(ensemble: Path, ledger: str, mechanism: str, *more: str) -> None:
     assert main(["generate", *models, *charged, *more]) == 0
 
 
+def factor_of(letter: str) -> float:
+    """Return e^ε of a letter, which writes it in ordinary digits."""
+    (written,) = re.findall(r"e\^ε = (\d{1,3}(?: \d{3})*(?:\.\d+)?) times", letter)
+    return float(written.replace(" ", ""))
+
+
 def test_two_ledgers_and_their_letter(
     ensemble: Path, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -44,14 +51,46 @@ def test_two_ledgers_and_their_letter(
         assert (found.words or "There is one ledger") in shown
         assert main(["ledger", "letter", name]) == 0
         letter, epsilon = capsys.readouterr().out, found.epsilon or 0.0
-        factor = float(re.findall(r"e\^ε = ([\d.]+) times", letter)[0])
-        sure = float(re.findall(r"at most ([\d.]+) % sure", letter)[0])
+        factor, (sure,) = factor_of(letter), map(float, re.findall(r"at most (.+) % sure", letter))
         assert math.exp(epsilon) <= factor < 1.01 * math.exp(epsilon)
         assert 0 <= sure - 100 / (1 + math.exp(-epsilon)) < 0.1
-        for words in ("64 private models", "one whole shard", "at most 1 in 100 000", "emptied"):
+        for words in ("At most 64 private", "1 in 100 000", "in every period", "shares its shard"):
             assert words in letter
+        assert letter.count("(replace-one) is covered with") == (2 if name == "b.db" else 1)
         assert found.words in letter and ("so far:" in letter) == (name == "b.db")
     assert f"{Path('b.db').resolve()} is one of 2 ledgers" in caplog.text
+
+
+def test_a_weak_sum_and_a_lost_ledger(ensemble: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The factor was written as 8.06E+3, and no warning was there."""
+    for name, tokens, weak in (("a.db", 6000, False), ("b.db", 6001, True), ("b.db", 0, True)):
+        generate(ensemble, name, f"{POOL} queries={tokens}") if tokens else Path(name).unlink()
+        capsys.readouterr()
+        assert main(["ledger", "letter", "a.db"]) == 0
+        letter, epsilon = capsys.readouterr().out, together(ensemble).epsilon or 0.0
+        assert math.exp(6.9) < math.exp(epsilon) <= factor_of(letter) < 1.01 * math.exp(epsilon)
+        assert ("a weak guarantee" in letter) == weak == ("was found unmet" not in letter)
+    assert f"so counted in full: {Path('b.db').resolve()} (lost or moved)." in letter
+    generate(ensemble, "c.db", f"{POOL} queries=none"), Path("c.db").unlink(), capsys.readouterr()
+    assert main(["ledger", "letter", "a.db"]) == 2
+    assert "'adapmixed ledger show --all' shows them; put lost ones" in capsys.readouterr().err
+
+
+def test_before_the_first_charge(
+    ensemble: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A refused command leaves no ledger, and a server's sum says what it does not count."""
+    with pytest.raises(AssertionError):
+        generate(ensemble, "a.db", f"{POOL} queries=8", "--max-new-tokens", "9")
+    assert "Ledger a.db was removed: nothing was charged." in capsys.readouterr().err
+    assert not Path("a.db").exists() and not register_of(ensemble).exists()
+    monkeypatch.setattr(Listener, "run", lambda self, sockets: self._ready())
+    models = ["--base", str(demo_base()), "--ensemble", str(ensemble), "--port", "0"]
+    generate(ensemble, "a.db", f"{POOL} queries=8")
+    for words in ("Before the first private token of this one: All 2", "of the plan. All 2"):
+        serve = ["serve", *models, "--mechanism", f"{POOL} queries=9", "--ledger", "b.db"]
+        assert main(serve) == 0 and words in capsys.readouterr().err
+        generate(ensemble, "b.db", f"{POOL} queries=9")
 
 
 def test_the_sum_and_its_neighbours_are_of_one_kind(
@@ -80,6 +119,7 @@ def test_a_unit_and_what_no_letter_is_about(
         assert main(["ledger", "letter", "a.db", "--ensemble", str(ensemble)]) == 0
     letter = capsys.readouterr().out
     assert "Protected is everything of one 'user'" in letter and "any other text" in letter
+    assert "That a table of so many names exists" in letter and "names in every period" in letter
     assert "e^ε = 20.1 times" in letter and "at most 95.3 % sure" in letter
     assert main(["ledger", "letter", "a.db", "--ensemble", str(DEMO_ENSEMBLE)]) == 2
     assert f"whose register has {Path('a.db').resolve()}, got {DEMO_ENSEMBLE}" in (

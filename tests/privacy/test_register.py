@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,10 +11,13 @@ import numpy as np
 import pytest
 from ledger_cases import ends, exit_status, forked, losses
 
+from adapmixed.cli import main
 from adapmixed.privacy import Accountant, BoundedRangeAnswer, ClippedAnswer, IndividualCharge
-from adapmixed.privacy.events import Event
+from adapmixed.privacy.events import Event, PublicAnswer
+from adapmixed.privacy.guarantee import format_epsilon
 from adapmixed.privacy.ledger import register as registers
 from adapmixed.privacy.ledger.register import entered, register_of, together
+from adapmixed.privacy.recommendation import recommended
 
 POOL = BoundedRangeAnswer(2.0, -0.25, 1.0, 64, 1, 500)
 OTHER = BoundedRangeAnswer(1.0, -0.5, 0.5, 64, 1, 900)
@@ -49,7 +53,7 @@ def test_what_adds_up(event: Event, settings: dict[str, Any], words: str, tmp_pa
     assert first.words == "" and first.epsilon == first.readings[0].guarantee.epsilon
     charge(tmp_path / "b.db", event, **settings)
     found = together(tmp_path / "e")
-    assert found.words.startswith("All 2 ledgers of this ensemble together, so far: ")
+    assert found.words.startswith("All 2 ledgers of this ensemble's periods together, so far: ")
     assert words in found.words
     plain = sum(float(one.guarantee.epsilon or 0) for one in found.readings)
     assert found.epsilon is None or first.epsilon < found.epsilon <= np.nextafter(plain, 9)
@@ -63,16 +67,38 @@ def test_lost_and_moved_ledgers(tmp_path: Path, caplog: pytest.LogCaptureFixture
     first = charge(tmp_path / "a.db", POOL)
     assert "ledgers" not in caplog.text
     second = charge(tmp_path / "b.db", POOL)
-    assert f"{second} is one of 2 ledgers of this ensemble, whose costs add up" in caplog.text
+    assert f"{second} is one of 2 ledgers of this ensemble's periods" in caplog.text
     moved = first.rename(tmp_path / "c.db")
-    lost = f"Not counted, because they are lost or moved: {first}."
-    assert lost in together(tmp_path / "e").words
+    lost = f"Not there, so counted in full: {first} (lost or moved)."
+    found = together(tmp_path / "e")
+    assert lost in found.words and found.delta == 2e-5
+    assert found.epsilon == 2 * (found.readings[0].guarantee.epsilon or 0.0)
     charge(tmp_path / "a.db", OTHER)  # another ledger in its place
     assert lost in together(tmp_path / "e").words
     charge(moved, POOL)
     found = together(tmp_path / "e")
-    assert found.words.startswith("All 3 ledgers") and "Not counted" not in found.words
+    assert found.words.startswith("All 3 ledgers") and "Not there" not in found.words
     assert {Path(one.path) for one in found.readings} == {first, second, moved}
+    charge(tmp_path / "d.db", PublicAnswer(1))  # its promise comes with the first private answer
+    charge(tmp_path / "d.db", POOL).write_bytes(b"?")
+    assert f"in full: {tmp_path / 'd.db'} (damaged)." in together(tmp_path / "e").words
+    charge(tmp_path / "f.db", PublicAnswer(1)).unlink()
+    assert together(tmp_path / "e").epsilon is None
+
+
+@pytest.mark.parametrize("name", ["clipped-mixing", "clipped-log-pool"])
+def test_ledgers_state_what_their_plan_said(name: str, tmp_path: Path, capsys: Any) -> None:
+    one = recommended(2.0, 1e-5, 64, 100, mechanism=name, periods=2)
+    family = ClippedAnswer if name == "clipped-mixing" else BoundedRangeAnswer
+    event: Any = family(**one.settings, num_models=64, queries=1, budget=100)
+    charge(tmp_path / "a.db", event, event), charge(tmp_path / "b.db", event)
+    found, planned = together(tmp_path / "e"), one.over_time[-1][1]
+    assert found.delta == 1e-5 and 0.999 * planned < (found.epsilon or 0) <= planned
+    asked = ["--epsilon=2", "--models=64", "--tokens=100", "--periods=2", f"--mechanism={name}"]
+    assert main(["plan", *asked]) == 0
+    assert f"All 2 periods have ε = {format_epsilon(planned)} at" in capsys.readouterr().out
+    charge(tmp_path / "c.db", replace(event, upper=1.01))  # another box has no joint total
+    assert together(tmp_path / "e").delta == (3e-5 if name == "clipped-mixing" else 1e-5)
 
 
 def test_a_known_ledger_is_looked_up_once(
@@ -107,7 +133,7 @@ def test_processes_at_once_and_a_killed_one(
     assert len(entered(register)) == 7 and len(os.listdir(register.parent)) == 2
 
 
-@pytest.mark.parametrize("text", [None, "{", "[]", '{"format_version": 2, "ledgers": {}}'])
+@pytest.mark.parametrize("text", [None, "{", "[]", '{"format_version": 1, "ledgers": {}}'])
 def test_a_register_that_cannot_be_used(
     text: str | None, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

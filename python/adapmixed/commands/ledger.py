@@ -32,11 +32,7 @@ def add_parser(commands: Any) -> None:
     )
     actions = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
     for name, text in ACTIONS.items():
-        action = actions.add_parser(
-            name,
-            help=text,
-            description=f"{text[0].upper()}{text[1:]}.",
-        )
+        action = actions.add_parser(name, help=text, description=f"{text[0].upper()}{text[1:]}.")
         action.add_argument("path", type=Path, help="the ledger's database file")
         if name in ("show", "verify"):
             action.add_argument("--json", action="store_true", help="print one JSON object")
@@ -76,7 +72,8 @@ def run(arguments: argparse.Namespace) -> int:
 
     digests: list[str] = []
     reading = read_ledger(arguments.path, seen=lambda one: digests.append(one.hash.hex()))
-    facts = _facts(reading)
+    facts: dict[str, Any] = {"path": reading.path, "intact": True}
+    facts |= {"charges": reading.charges, "digest": reading.digest}
     if arguments.action == "letter":
         print(_letter(reading, _ensemble(reading, arguments.ensemble)))
         return 0
@@ -99,15 +96,6 @@ def run(arguments: argparse.Namespace) -> int:
     if guarantee is not None:
         print(f"All lines above are for the operator only.\nguarantee: {guarantee}")
     return 0
-
-
-def _facts(reading: Reading) -> dict[str, Any]:
-    return {
-        "path": reading.path,
-        "intact": True,
-        "charges": reading.charges,
-        "digest": reading.digest,
-    }
 
 
 def _totals(reading: Reading) -> dict[str, Any]:
@@ -152,7 +140,7 @@ def _letter(reading: Reading, ensemble: Path) -> str:
     """
     from adapmixed import __version__
     from adapmixed.ensemble.manifest import read_manifest
-    from adapmixed.privacy.guarantee import format_epsilon
+    from adapmixed.privacy.guarantee import format_epsilon, weak_warnings
     from adapmixed.privacy.ledger.register import together
 
     guarantee, binding = reading.guarantee, reading.account.binding
@@ -160,19 +148,21 @@ def _letter(reading: Reading, ensemble: Path) -> str:
     if guarantee.kind != "fixed" or found.epsilon is None or binding is None:
         raise ValueError(
             f"{reading.path} and all other ledgers of {ensemble} must have an ε that is fixed in "
-            "advance for a letter: 'adapmixed ledger show --all' shows them"
+            "advance for a letter: 'adapmixed ledger show --all' shows them; put lost ones back"
         )
     unit = read_manifest(ensemble).unit
     true = {"", found.adjacency, "shard" if unit is None else "unit"}
     true |= {"several"} if found.words else set()
-    true |= set() if guarantee.warnings else {"sound"}
+    unmet = any(one.guarantee.warnings for one in found.readings)
+    true |= set() if unmet or weak_warnings(found.epsilon, found.delta) else {"sound"}
     odds = Decimal(found.epsilon).exp()
+    factor = Context(prec=3, rounding=ROUND_CEILING).create_decimal(odds)
     doubt = 100 / (1 + odds)  # rounded down, as the odds are rounded up
     doubt = Context(prec=2 if doubt < 10 else 3, rounding=ROUND_FLOOR).create_decimal(doubt)
     values: dict[str, object] = {
         "unit": unit,
         "epsilon": format_epsilon(found.epsilon),
-        "factor": f"{Context(prec=3, rounding=ROUND_CEILING).create_decimal(odds):,}",
+        "factor": f"{factor:,f}".replace(",", " "),
         "sure": 100 - doubt,
         "one_in": f"{int(1 / Decimal(repr(found.delta))):,}".replace(",", " "),
         "version": __version__,

@@ -249,11 +249,10 @@ def _say_meaning(one: "Plan", periods: int) -> None:
             f'{nearest(one.num_models)} shards; "What private prediction costs").'
         )
     if periods > 1:
-        whole, added = (format_epsilon(e) for e in (one.over_time[-1][1], periods * one.epsilon))
         print(
-            f"  All {periods} periods have ε = {whole} at the same δ, for one shard in each: with "
-            f"these settings and\n  {one.num_models} models, their answers compose as those of one "
-            f"plan. What {periods} ledgers state adds up to\n  ε = {added} at {periods} δ."
+            f"  All {periods} periods have ε = {format_epsilon(one.over_time[-1][1])} at the same "
+            f"δ, for one shard in each: with these settings and\n  {one.num_models} models, their "
+            f"answers compose as those of one plan. Their {periods} ledgers together state no more."
         )
 
 

@@ -180,7 +180,10 @@ def _serve(arguments: argparse.Namespace, stack: ExitStack) -> int:
     url = url_of(listening, tls=key is not None)
     origin = Origin.of(ensemble, arguments.active)
     words = promise(accountant, mechanism, ensemble.num_models, origin)
-    line = f"Serving {defaults.model} at {url}. {words}{left} {all_ledgers(arguments.ensemble)}"
+    every = all_ledgers(arguments.ensemble, arguments.ledger)
+    if every and accountant.guarantee().kind == "public":  # the first token costs a whole plan
+        every = f"Before the first private token of this one: {every}"
+    line = f"Serving {defaults.model} at {url}. {words}{left} {every}"
 
     def ready() -> None:
         print(line.rstrip(), file=sys.stderr, flush=True)

@@ -213,6 +213,11 @@ def accounted(arguments: argparse.Namespace) -> Iterator[Accountant]:
             print(f"Ledger {path}: {accountant.charges} records so far.", file=sys.stderr)
         try:
             yield accountant
+        except BaseException:
+            accountant.close(empty=not is_new)
+            if is_new and not path.exists():
+                print(f"Ledger {path} was removed: nothing was charged.", file=sys.stderr)
+            raise
         finally:
             if accountant.queries:
                 _print_costs(arguments, accountant)
@@ -221,7 +226,7 @@ def accounted(arguments: argparse.Namespace) -> Iterator[Accountant]:
 def _print_costs(arguments: argparse.Namespace, accountant: Accountant) -> None:
     for line in cost_lines(accountant, operator=arguments.operator):
         print(line, file=sys.stderr)
-    if accountant.durable and (words := all_ledgers(arguments.ensemble)):
+    if accountant.durable and (words := all_ledgers(arguments.ensemble, arguments.ledger)):
         print(words, file=sys.stderr)
     if not accountant.durable and accountant.guarantee().kind == "fixed":
         print(
@@ -230,12 +235,13 @@ def _print_costs(arguments: argparse.Namespace, accountant: Accountant) -> None:
         )
 
 
-def all_ledgers(ensemble: str | Path) -> str:
-    """Return the sentence about all ledgers of an ensemble; "" if there is one ledger."""
+def all_ledgers(ensemble: str | Path, path: Path) -> str:
+    """Return the sentence about an ensemble's ledgers and the one at a path; "" if it is alone."""
+    from adapmixed.privacy import read_ledger
     from adapmixed.privacy.ledger.register import together
 
     try:
-        return together(ensemble).words
+        return together(ensemble, read_ledger(path, whole=False)).words
     except (OSError, ValueError) as error:
         return f"The ledgers of this ensemble could not be added up: {error}"
 

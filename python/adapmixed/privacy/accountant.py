@@ -54,6 +54,7 @@ class Accountant:
         self._lock, self._process = threading.Lock(), os.getpid()
         self._account = Account(Settings(delta, epsilon, adjacency))
         self._file: LedgerFile | None = None
+        self._ensembles: dict[str, object] = {}
         if path is not None:
             self._file, self._account = LedgerFile.open(path, self._account, create=create)
 
@@ -140,13 +141,12 @@ class Accountant:
             self._bind(bound)
 
     def register(self, ensemble: str | os.PathLike[str]) -> None:
-        """Enter the ledger, if there is one, into the register of an ensemble's ledgers.
+        """Have the next charge enter the ledger into the register of an ensemble's ledgers.
 
         Args:
             ensemble: the ensemble's folder. The register lies in the private folder next to it.
         """
-        if self._file is not None:
-            enter(ensemble, self._file.identity, self._file.path)
+        self._ensembles.setdefault(os.path.realpath(ensemble), None)
 
     def _bind(self, account: Account) -> None:
         if account is not self._account and account.binding is not None:
@@ -239,6 +239,11 @@ class Accountant:
 
     def _commit(self, entry: Mapping[str, Any], account: Account) -> None:
         if self._file is not None:
+            has = account.totals.kind, *account.totals.counts  # decide what the register has
+            for ensemble, had in [*self._ensembles.items()]:
+                if "events" in entry and had != has:
+                    enter(ensemble, self._file.identity, self._file.path, account)
+                    self._ensembles[ensemble] = has
             self._file.append(entry, self._account, account)
         self._account = account
 
@@ -314,11 +319,14 @@ class Accountant:
         mine, found = self._account, other._account
         return mine.settings == found.settings and found.binding in (None, mine.binding)
 
-    def close(self) -> None:
-        """Close the ledger file, so that another writer can open it. To close twice is allowed."""
+    def close(self, *, empty: bool = True) -> None:
+        """Close the ledger file, so that another writer can open it. To close twice is allowed.
+
+        Unless `empty` is true, a ledger without charges is removed.
+        """
         if self._file is not None and os.getpid() == self._process:
             with self._lock:
-                self._file.close()
+                self._file.close(empty=empty)
 
     def __enter__(self) -> Accountant:
         return self

@@ -190,11 +190,11 @@ class Guarantee:
             f"a guarantee fixed in advance that may be published{condition} ({basis})."
         )
         if self.adjacency == "zero_out":
-            words += f" {self._replaced()}"
+            words += f" {self.inside()}"
         return words
 
-    def _replaced(self) -> str:
-        """Return the sentence about replace-one, its numbers rounded up.
+    def inside(self) -> str:
+        """Return the sentence about replace-one that follows from zero-out, rounded up.
 
         They are `replaced` at the same δ or, without it, (2ε, (1 + e^ε) δ). If that δ reaches 1,
         the latter state nothing, but the mechanism's own bound may.

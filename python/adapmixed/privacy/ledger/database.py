@@ -135,7 +135,7 @@ def create_database(path: str, description: Description, checkpoint: Checkpoint)
         raise LedgerCorruptError(f"{path} must exist if {path}-wal does, but there is no such file")
     fresh = f"{path}-new"
     try:
-        _remove(fresh)
+        remove(fresh)
         os.close(os.open(fresh, os.O_CREAT | os.O_EXCL | os.O_RDWR | os.O_CLOEXEC, 0o600))
         with translated(path):
             connection = connect(fresh, "rw")
@@ -167,10 +167,11 @@ def create_database(path: str, description: Description, checkpoint: Checkpoint)
             raise
         raise LedgerWriteError(f"{path} could not be created: {error}") from error
     finally:
-        _remove(fresh)
+        remove(fresh)
 
 
-def _remove(path: str) -> None:
+def remove(path: str) -> None:
+    """Remove a database and its logs, if they are there."""
     for suffix in ("", "-journal", "-wal", "-shm"):
         with suppress(FileNotFoundError):
             os.unlink(path + suffix)

@@ -1,7 +1,8 @@
 """The register of all ledgers of one ensemble, and what their charges add up to.
 
 `ledgers.json` lies in the private folder next to the ensemble, `<folder>.private`. A ledger is
-entered before its first charge. docs/concepts/guarantees.md says how costs add up.
+entered before its first charge, with the ε that it promises, so that it counts in full if it is
+lost. docs/concepts/guarantees.md says how costs add up.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import json
 import logging
 import math
 import os
+from collections import Counter
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -18,14 +20,25 @@ from decimal import Decimal
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from adapmixed.errors import LedgerError
+from adapmixed.errors import LedgerCorruptError, LedgerError
 from adapmixed.files import remove_leftovers, write_file
+from adapmixed.limits import MOST_QUERIES
 from adapmixed.privacy.account import Account
-from adapmixed.privacy.guarantee import format_epsilon
+from adapmixed.privacy.events import ClippedAnswer
+from adapmixed.privacy.guarantee import Guarantee, format_epsilon, weak_warnings
 from adapmixed.privacy.ledger.reading import Reading, read_ledger
 
-FILE_NAME, FORMAT_VERSION = "ledgers.json", 1
+FILE_NAME, FORMAT_VERSION = "ledgers.json", 2
 _LOG = logging.getLogger(__name__)
+
+
+class Entry(NamedTuple):
+    """A ledger as it was promised; ε is None without a limit, or without a private answer."""
+
+    path: str
+    adjacency: str
+    epsilon: float | None
+    delta: float
 
 
 def register_of(ensemble: str | os.PathLike[str]) -> Path:
@@ -34,8 +47,8 @@ def register_of(ensemble: str | os.PathLike[str]) -> Path:
     return folder.with_name(f"{folder.name}.private") / FILE_NAME
 
 
-def entered(register: Path) -> dict[str, str]:
-    """Return the path of each ledger by its identity, in the order of their first use.
+def entered(register: Path) -> dict[str, Entry]:
+    """Return the entry of each ledger by its identity, in the order of their first use.
 
     Raises:
         ValueError: the file is not a register of this format.
@@ -47,35 +60,46 @@ def entered(register: Path) -> dict[str, str]:
         written = json.loads(register.read_text(encoding="utf-8"))
         if written["format_version"] != FORMAT_VERSION:
             raise ValueError(f"format_version must be {FORMAT_VERSION}")
-        return {str(identity): str(path) for identity, path in written["ledgers"].items()}
+        return {str(identity): Entry(**one) for identity, one in written["ledgers"].items()}
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise ValueError(f"{register} must be a register of ledgers: {error!r}") from error
 
 
-def enter(ensemble: str | os.PathLike[str], identity: str, path: str) -> None:
+def enter(ensemble: str | os.PathLike[str], identity: str, path: str, account: Account) -> None:
     """Enter a ledger at its path into an ensemble's register, unless it is there.
 
     The log announces a further ledger. It also says if the register cannot be written; answers
-    then go on without it.
+    then go on without it. The account is that with the charge to come.
     """
     register = register_of(ensemble)
+    entry = Entry(path, account.settings.adjacency, _promised(account), account.settings.delta)
     try:
-        if entered(register).get(identity) == path:
+        if entered(register).get(identity) == entry:
             return
         register.parent.mkdir(mode=0o700, exist_ok=True)
         flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
         with os.fdopen(os.open(register.with_suffix(".lock"), flags, 0o600)) as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             remove_leftovers(register.parent, FILE_NAME)
-            ledgers = entered(register) | {identity: path}
-            text = json.dumps({"format_version": FORMAT_VERSION, "ledgers": ledgers}, indent=1)
+            ledgers = entered(register) | {identity: entry}
+            listed = {one: found._asdict() for one, found in ledgers.items()}
+            text = json.dumps({"format_version": FORMAT_VERSION, "ledgers": listed}, indent=1)
             write_file(register, f"{text}\n".encode())
     except (OSError, ValueError) as error:
         _LOG.warning("%s is in no register, so nothing adds its cost to others: %s", path, error)
         return
     if len(ledgers) > 1:
-        words = "%s is one of %d ledgers of this ensemble, whose costs add up: see 'adapmixed %s'"
-        _LOG.warning(words, path, len(ledgers), "ledger show --all")
+        words = "%s is one of %d ledgers of this ensemble's periods, whose costs add up: see '%s'"
+        _LOG.warning(words, path, len(ledgers), "adapmixed ledger show --all")
+
+
+def _promised(account: Account) -> float | None:
+    """Return the ε that all answers to come keep; None if there is none."""
+    if account.totals.kind != "fixed":
+        return None
+    found = account.guarantee(account.settings.delta, account.settings.adjacency)
+    limited = found.budget is not None or found.method == "per-shard budget"
+    return found.epsilon if limited and found.epsilon != math.inf else None
 
 
 def ensemble_of(reading: Reading) -> Path | None:
@@ -112,65 +136,80 @@ class Together(NamedTuple):
 def together(ensemble: str | os.PathLike[str], known: Reading | None = None) -> Together:
     """Read all ledgers of an ensemble, and add up their costs.
 
+    A ledger that is lost, moved or damaged counts in full, as the register has it.
+
     Args:
         ensemble: the ensemble's folder.
-        known: one of them that was read already, wherever it lies.
+        known: a ledger that was read already, wherever it lies.
 
     Raises:
-        ValueError: the register is not one.
-        OSError: the register cannot be read.
+        ValueError, OSError: the register cannot be read.
     """
-    found, missing = list[Reading](), list[str]()
-    for identity, path in entered(register_of(ensemble)).items():
-        reading = known
-        if known is None or known.description.identity != identity:
-            with suppress(LedgerError):
-                reading = read_ledger(path, whole=False)
-        if reading is None or reading.description.identity != identity:
-            missing.append(path)
-        else:
-            found.append(reading)
+    found = [] if known is None else [known]
+    missing, reasons = list[Entry](), list[str]()
+    for identity, entry in entered(register_of(ensemble)).items():
+        if known is not None and known.description.identity == identity:
+            continue
+        why = "lost or moved"
+        try:
+            reading = read_ledger(entry.path, whole=False)
+            if reading.description.identity == identity:
+                found.append(reading)
+                continue
+        except LedgerError as error:
+            why = "damaged" if isinstance(error, LedgerCorruptError) else why
+        missing.append(entry)
+        reasons.append(f"{entry.path} ({why})")
     accounts = [one.account for one in found]
-    asked = {one.settings.adjacency for one in accounts}
+    asked = {one.settings.adjacency for one in accounts} | {one.adjacency for one in missing}
     way = asked.pop() if len(asked) == 1 else "zero_out"
-    epsilon, delta, said = _sum(accounts, way)
-    count = len(found) + len(missing)
-    words = f"All {count} ledgers of this ensemble together, so far: {said}"
-    if missing:
-        words += f" Not counted, because they are lost or moved: {', '.join(missing)}."
-    return Together(found, epsilon, delta, way, words if count > 1 else "")
+    epsilon, delta, said = _sum(accounts, missing, way)
+    count, counted = len(found) + len(missing), "" if epsilon is None else ", so counted in full"
+    words = [f"All {count} ledgers of this ensemble's periods together, so far: {said}"]
+    words += [f"Not there{counted}: {', '.join(reasons)}."] if missing else []
+    if epsilon is not None:
+        words += [Guarantee(epsilon, delta, "fixed", way).inside()] if way == "zero_out" else []
+        words += weak_warnings(epsilon, delta)
+    return Together(found, epsilon, delta, way, " ".join(words) if count > 1 else "")
 
 
-def _sum(accounts: Sequence[Account], way: str) -> tuple[float | None, float, str]:
+def _sum(
+    accounts: Sequence[Account], missing: Sequence[Entry], way: str
+) -> tuple[float | None, float, str]:
     """Return ε, δ and words for all charges: composed if that is proved, else added."""
     if any(one.totals.kind not in ("fixed", "public") for one in accounts):
         return None, 1.0, "one of them has no ε that is fixed in advance, so they have none."
-    found = [one.guarantee(one.settings.delta, way) for one in accounts]
+    if any(one.epsilon is None for one in missing):  # ε of replace-one covers zero-out, too
+        return None, 1.0, "no sum, until a ledger is back whose ε the register does not have."
+    found: list[Guarantee | Entry] = [one.guarantee(one.settings.delta, way) for one in accounts]
+    found += missing
     epsilons, how = [one.epsilon or 0.0 for one in found], "their ε and δ added"
     epsilon, delta = math.fsum(epsilons), float(sum(Decimal(repr(one.delta)) for one in found))
     if math.isfinite(epsilon) and math.fsum([*epsilons, -epsilon]) > 0:  # it was rounded down
         epsilon = math.nextafter(epsilon, math.inf)
-    with suppress(ValueError):
-        composed, share = _composed(accounts, way)
-        if composed < epsilon:
-            epsilon, delta, how = composed, share, "all answers composed"
+    composed = None if missing else _composed(accounts, way)
+    if composed is not None and composed < epsilon:
+        epsilon, delta, how = composed, accounts[0].settings.delta, "all answers composed"
     pair = f"ε = {format_epsilon(epsilon)} at δ = {delta!r}"
     return epsilon, delta, f"{pair} ({how}; {way.replace('_', '-')})."
 
 
-def _composed(accounts: Sequence[Account], way: str) -> tuple[float, float]:
-    """Return ε and δ of all answers as those of one account, with plans fixed in advance.
-
-    Raises:
-        ValueError: they have no joint total.
-    """
-    (settings,) = {replace(one.settings, adjacency=way, epsilon=None) for one in accounts}
-    joint = Account(settings)
-    for one in accounts:
-        if one.settings.epsilon is not None:
-            raise ValueError("epsilon must be None: budgets of shards have no joint total")
-        for event, answered in one.totals.counts.items():
-            changes: dict[str, Any] = {"queries": getattr(event, "budget", None) or answered}
-            changes |= {"budget": None} if hasattr(event, "budget") else {}
-            joint = joint.added([replace(event, **changes)])
-    return joint.fixed_epsilon(settings.delta), settings.delta
+def _composed(accounts: Sequence[Account], way: str) -> float | None:
+    """Return ε of all answers as those of one account; None if they have no joint total."""
+    settings = {replace(one.settings, adjacency=way) for one in accounts}
+    if len(settings) != 1 or any(one.settings.epsilon is not None for one in accounts):
+        return None
+    queries, joint = Counter[Any](), Account(settings.pop())
+    for event, answered in (item for one in accounts for item in one.totals.counts.items()):
+        plan: Any = {"budget": 1} if getattr(event, "budget", None) else {}
+        queries[replace(event, **plan)] += getattr(event, "budget", None) or answered
+    for event, count in queries.items():
+        if count > MOST_QUERIES:
+            return None
+        plan = {"budget": count if isinstance(event, ClippedAnswer) else None}
+        event = replace(event, queries=count, **(plan if hasattr(event, "budget") else {}))
+        try:
+            joint = joint.added([event])
+        except ValueError:  # of several mechanisms, boxes, orders or N
+            return None
+    return joint.fixed_epsilon(joint.settings.delta)

@@ -16,6 +16,7 @@ import fcntl
 import logging
 import os
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any
 
 from adapmixed.errors import (
@@ -27,9 +28,10 @@ from adapmixed.errors import (
 )
 from adapmixed.files import check_locks
 from adapmixed.privacy.account import Account
-from adapmixed.privacy.ledger.database import create_database
+from adapmixed.privacy.ledger.database import create_database, remove
 from adapmixed.privacy.ledger.records import Chain, Checkpoint, Description, Record
 from adapmixed.privacy.ledger.store import Store
+from adapmixed.privacy.totals import Totals
 
 _LOG = logging.getLogger(__name__)
 
@@ -134,9 +136,13 @@ class LedgerFile:
             raise
         self._chain, self._checkpoint = chain, checkpoint
 
-    def close(self) -> None:
-        """Close the files, so that another writer can open them. To close twice is allowed."""
+    def close(self, *, empty: bool = True) -> None:
+        """Close the files for another writer; unless `empty`, remove a ledger without charges."""
         self._store.close()
+        if not empty and self._unusable is None and self._chain.account.totals == Totals():
+            with suppress(LedgerClosedError):  # another file has its path
+                self._store.check_in_place()
+                remove(self.path)
         self._lock.close()
         self._unusable = self._unusable or "it was closed"
 
