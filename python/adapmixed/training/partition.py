@@ -110,12 +110,11 @@ def enrol(
     free = [place for place, name in enumerate(found) if name is None]
     if len(new) > len(free):
         left = set(found) - present - {None}
+        first = "update without them first, which frees the places of names that left, "
         raise ValueError(
             f"num_models (--models) must leave a place for each of {len(new)} new names, got "
-            f"{len(free)} free of {len(table)}: "
-            + ("update first without them, which frees the places of those that left, " * bool(left))
-            + "give more places, in a new output if training has begun, or let names share them "
-            "(--share-shards)"
+            f"{len(free)} free of {len(table)}: {first * bool(left)}give more places, in a new "
+            "output if training has begun, or let names share them (--share-shards)"
         )
     for name in new:
         found[free.pop(_digest(name, key) % len(free))] = name
