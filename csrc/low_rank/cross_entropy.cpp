@@ -81,7 +81,6 @@ void logits(const CrossEntropyInputs& in, const FourRows& rows, const Stretch& p
 }
 
 void exponentials(const Stretch& part, const float (&largest)[kRows]) {
-  ADAPMIXED_UNROLL
   for (int row = 0; row < kRows; ++row) {
     const FloatExpFrom from(static_cast<double>(largest[row]));
     float* line = part.exponentials + row * kStretch;
@@ -153,7 +152,6 @@ void add_to_factors(const CrossEntropyInputs& in, const FourRows& rows, const St
       high.store(to + Flt::kLanes);
     }
   }
-  ADAPMIXED_UNROLL
   for (int row = 0; row < kRows; ++row) {
     const std::int64_t target = rows.targets[row];
     if (target < part.first || part.first + part.size <= target) continue;
