@@ -16,12 +16,12 @@ SOURCES = (".py", ".pyi", ".c", ".cpp", ".h", ".cu", ".cuh")
 # Until a thousand members and the operator's path stand: 1 500 lines of Python, 700 of csrc and
 # 1 900 of tests are allowed beyond what stood before.
 BUDGETS = {
-    "python/adapmixed": 28_030,
+    "python/adapmixed": 28_040,
     "python/adapmixed_lab": 7_634,
     "adapmixed_ext": 2_595,
     "csrc": 14_960,
     "benchmarks": 3_046,
-    "tests": 41_570,
+    "tests": 41_590,
     "docs": 6_400,
 }
 

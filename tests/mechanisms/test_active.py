@@ -153,6 +153,18 @@ def test_a_row_does_not_depend_on_others() -> None:
         assert torch.equal(alone.private[:, 0], whole.private[:, b])
 
 
+@pytest.mark.parametrize("value", [math.nan, math.inf, 0.5])
+def test_a_broken_row_of_one_member_has_no_number_behind_it(value: float) -> None:
+    _, public = logits(vocab=30, positions=1)
+    tokens = likeliest(public, 8)
+    private = torch.zeros(1, 24).as_strided((1, 1, 8), (24, 24, 1))  # as the output layer gives it
+    private[0, 0, 3] = value
+    rows = shaped(private, public, active=8, tokens=tokens, spare=True).answerable().with_tail()
+    whole = torch.zeros(1, 1, 30).scatter_(2, tokens[None], private)
+    expected = shaped(whole, public, active=8).answerable().with_tail()
+    assert torch.equal(rows.private, expected.private)
+
+
 @pytest.mark.parametrize("temperature", [1.0, 0.5])
 def test_with_top_k_the_tail_holds_what_it_keeps(temperature: float) -> None:
     private, public = logits()

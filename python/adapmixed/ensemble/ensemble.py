@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import ctypes
 import dataclasses
 import logging
 import os
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 import torch
@@ -203,6 +205,9 @@ class Ensemble:
             ensemble.trunk,
             ", ".join(ensemble.unverified) or "nothing",
         )
+        del parts  # whose factors are packed; glibc would keep their memory
+        with suppress(AttributeError, OSError):
+            ctypes.CDLL(None).malloc_trim(0)
         return ensemble
 
     @property

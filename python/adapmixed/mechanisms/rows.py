@@ -82,7 +82,7 @@ class Rows:
             one.clone() if one.untyped_storage().data_ptr() in memory else one
             for one in (self.private, self.public)
         )
-        return replace(self, private=private, public=public)
+        return replace(self, private=private, public=public, spare=False)
 
     def answerable(self) -> Rows:
         """Return rows for which no operator raises an error that depends on a private row.
@@ -106,7 +106,7 @@ class Rows:
         for i, b in (bad | far).squeeze(-1).nonzero().tolist():
             row = self.public[b] if bool(bad[i, b]) else private[i, b] - largest[i, b]
             private[i, b] = row
-        return replace(self, private=private)
+        return replace(self, private=private, spare=False)
 
     def with_tail(self) -> Rows:
         """Return rows in which the tail, if there is one, is the last column, in float32.

@@ -117,20 +117,20 @@ def trunk_once(
     counts = (targets != IGNORED).sum(1).tolist()
     bounds = list(pairwise(accumulate(counts, initial=0)))
     stored = _Stored(_states(module, whole, scratch), trunk.kind)
-    inner.set_submodule(trunk.name, stored)
-    weight, size, quick = layer.base_layer.weight, whole.labels.shape[1], None
-    if weight.dtype == torch.float32:
-        quick = _Head(layer, stored, bounds)
-        inner.set_submodule(head, quick)
-        if not trunk.plain:
-            size, quick = max(_LEAST, _NUMBERS // len(weight)), None
+    weight, size = layer.base_layer.weight, whole.labels.shape[1]
+    quick = _Head(layer, stored, bounds) if weight.dtype == torch.float32 else None
+    if quick is not None and not trunk.plain:
+        size = max(_LEAST, _NUMBERS // len(weight))
     predicted = targets[targets != IGNORED]
     ends = pairwise(accumulate(map(len, parts), initial=0))
     try:
-        yield [StateBlocks(predicted, bounds[slice(*end)], size, quick) for end in ends]
+        inner.set_submodule(trunk.name, stored)
+        inner.set_submodule(head, quick or layer)
+        own = quick if trunk.plain else None
+        yield [StateBlocks(predicted, bounds[slice(*end)], size, own) for end in ends]
     finally:
-        if isinstance(inner.get_submodule(head), _Head):
-            inner.get_submodule(head).finish()
+        if quick is not None:
+            quick.finish()
         inner.set_submodule(trunk.name, module)
         inner.set_submodule(head, layer)
 
@@ -167,8 +167,9 @@ class _Head(nn.Module):
         self._room = PUBLIC_BYTES // (4 * len(self.weight))  # rows
         (adapter,) = layer.active_adapters
         self._scale, self._a = layer.scaling[adapter], layer.lora_A[adapter].weight
-        self._b = layer.lora_B[adapter].weight.requires_grad_(False)
-        self.packs = nn.Parameter(pack_tokens(self._b.T))
+        self._b = layer.lora_B[adapter].weight
+        self.packs = nn.Parameter(pack_tokens(self._b.detach().T))
+        self._b.requires_grad_(False)
 
     @torch.no_grad()
     def finish(self) -> None:
