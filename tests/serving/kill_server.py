@@ -107,7 +107,7 @@ def serve(kind: Kind, ledger: Path, keys: Path, told: int) -> None:
             threading.Event().wait()
 
 
-async def stream(port: int, key: str, seed: int) -> tuple[int, int]:
+async def stream(port: int, key: str, seed: int, began: asyncio.Event) -> tuple[int, int]:
     """Ask again and again; return the counted tokens and the last status."""
     draw, counted, status = random.Random(seed), 0, 0
     with contextlib.suppress(OSError):
@@ -127,6 +127,7 @@ async def stream(port: int, key: str, seed: int) -> tuple[int, int]:
                     status = int(line.split()[1])
                 elif line.startswith(b"data: {") and status == 200:
                     counted += bool(json.loads(line[6:])["choices"][0]["text"])
+                    began.set()
                     leaves -= 1
                 elif status not in (0, 200) and line.startswith(b"{"):
                     break
@@ -136,9 +137,19 @@ async def stream(port: int, key: str, seed: int) -> tuple[int, int]:
     return counted, status
 
 
-async def load(port: int, key: str, kill: Callable[[], None], after: float, seed: int) -> Any:
-    """Run the clients, and kill the server meanwhile; return what each client has seen."""
-    clients = [asyncio.create_task(stream(port, key, seed + i)) for i in range(STREAMS)]
+async def load(
+    port: int, key: str, kill: Callable[[], None], after: float, seed: int, late: bool
+) -> Any:
+    """Run the clients, and kill the server meanwhile; return what each client has seen.
+
+    If it is late, the wait begins with an answer, so that a slow machine has some, too.
+    """
+    began = asyncio.Event()
+    clients = [asyncio.create_task(stream(port, key, seed + i, began)) for i in range(STREAMS)]
+    if late:
+        answer = asyncio.create_task(began.wait())
+        await asyncio.wait([answer, *clients], timeout=20.0, return_when=asyncio.FIRST_COMPLETED)
+        answer.cancel()
     await asyncio.sleep(after)
     kill()
     return await asyncio.gather(*clients)
@@ -194,8 +205,8 @@ def trials(kind: Kind, count: int, folder: Path, seed: int) -> Total:
                 total.starting += 1
                 kill()
             else:
-                after = draw.uniform(0.0, kind.seconds)
-                seen = asyncio.run(load(port, key, kill, after, draw.randrange(1 << 30)))
+                after, drawn = draw.uniform(0.0, kind.seconds), draw.randrange(1 << 30)
+                seen = asyncio.run(load(port, key, kill, after, drawn, late=number % 2 == 0))
             assert exit_status(child) == -signal.SIGKILL, "the server ended by itself"
             os.close(told)
             assert all(status in (0, 200, 503, 429) for _, status in seen), seen
