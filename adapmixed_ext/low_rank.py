@@ -173,11 +173,11 @@ def cross_entropy(
     if derivatives is not None:
         given += [("derivatives[0]", derivatives[0], (rows, rank))]
         given += [("derivatives[1]", derivatives[1], shape)]
-    for name, one, expected in [*given, ("public_logits", public_logits, (rows, vocab))]:
-        check.of_type(name, one, torch.float32, expected, public_logits)
-        if one.device.type != "cpu":
-            raise ValueError(f"{name} must be on the CPU, got {one.device}")
-        if not (one.is_contiguous() or one is public_logits and one.stride(-1) == 1):
+    check.of_type("public_logits", public_logits, torch.float32, (rows, vocab), public_logits)
+    if public_logits.device.type != "cpu" or public_logits.stride(-1) != 1:
+        raise ValueError("public_logits must be on the CPU and have contiguous rows")
+    for name, one, expected in given:
+        if not check.of_type(name, one, torch.float32, expected, public_logits).is_contiguous():
             raise ValueError(f"{name} must be contiguous")
     check.of_type("targets", targets, torch.int64, (rows,), public_logits)
     least, most = targets.aminmax() if rows else (0, 0)

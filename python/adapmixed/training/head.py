@@ -61,7 +61,7 @@ class StateBlocks:
         targets: (n,) int64, the tokens that are predicted in all stored blocks.
         bounds: for each of these blocks the start and the end of its targets.
         size: targets of a pass.
-        head: the output layer if its results are the logits in fp32; else None.
+        head: the output layer if its results are the logits in fp32, on the CPU; else None.
     """
 
     targets: Tensor
@@ -126,7 +126,7 @@ def trunk_once(
     try:
         inner.set_submodule(trunk.name, stored)
         inner.set_submodule(head, quick or layer)
-        own = quick if trunk.plain else None
+        own = quick if trunk.plain and not weight.is_cuda else None
         yield [StateBlocks(predicted, bounds[slice(*end)], size, own) for end in ends]
     finally:
         if quick is not None:
@@ -177,20 +177,15 @@ class _Head(nn.Module):
         self._b.copy_(unpack_tokens(self.packs, len(self._b)).T).requires_grad_()
 
     def forward(self, states: Tensor) -> Tensor:
-        return self._logits(states[0], self._stored.rows)[None]
+        up = unpack_tokens(self.packs, len(self.weight))
+        return torch.addmm(self._public(self._stored.rows), self._low(states[0]), up)[None]
 
     def loss(self, rows: slice, targets: Tensor, weight: float | None = None) -> float:
-        """Return the sum of the cross entropies of targets (n,) at these rows of the states.
+        """Return the sum of the cross entropies of targets (n,) at these rows, on the CPU.
 
         With a weight, the gradient of the sum times the weight is added to the parameters'.
         """
-        states = self._stored.states[rows].to(self.weight.device)
-        if self.weight.is_cuda:
-            logits = self._logits(states, rows)
-            loss = nn.functional.cross_entropy(logits, targets.to(logits.device), reduction="sum")
-            if weight is not None:
-                (loss * weight).backward()  # type: ignore[no-untyped-call]
-            return float(loss)
+        states = self._stored.states[rows]
         with torch.no_grad():
             low, packs = self._low(states), self.packs.detach()
             given = self._public(rows), low, packs, targets
@@ -201,10 +196,6 @@ class _Head(nn.Module):
             _add_gradient(self.packs, of_packs * weight)
             _add_gradient(self._a, of_low.T @ states * (weight * self._scale))
             return float(losses.sum())
-
-    def _logits(self, states: Tensor, rows: slice) -> Tensor:
-        up = unpack_tokens(self.packs, len(self.weight))
-        return torch.addmm(self._public(rows), self._low(states), up)
 
     def _low(self, states: Tensor) -> Tensor:
         """Return s A h."""
