@@ -49,7 +49,6 @@ class Hot:
 
 PARTS = "common/row_parts.cuh"
 POOL = "log_pool/cuda_kernel.cuh"
-FLOATS, LISTS = "project/cuda_floats.cuh", "project/cuda_block_lists.cuh"
 DEVIATIONS = "leave_one_out/cuda_float_deviations.cuh"
 MOMENTS = "leave_one_out/cuda_float_moments.cuh"
 PROJECTED = "mixture/cuda_projected.cuh"
@@ -67,17 +66,6 @@ HOT = (
             ("project", "small targets: log-sum-exps", "NS0_6NoLookE", 16),
             ("log_pool", "rows: log-sum-exps and spans", "NS0_8PoolLookI", None),
         )
-    ),
-    Hot(
-        "project", "lists: largest scores", "project_kernelI{dtype}Lb1E",
-        ((LISTS, "for (int first = warp_id(); first < items;"),),
-        (LISTS, "const std::uint32_t word ="), size=4,
-    ),
-    Hot(
-        "project", "small targets: moments", "project_kernelI{dtype}Lb0E",
-        ((FLOATS, "for (int v = first; v < vocab_; v += stride) {"),
-         (FLOATS, "for_each([&](const float* z, const float* z0,")),
-        (FLOATS, "second += w;"), operation="FADD",
     ),
     Hot(
         "leave_one_out", "sums: deviations", "float_sums_kernelI{dtype}",

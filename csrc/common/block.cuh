@@ -85,13 +85,6 @@ __device__ inline double block_max(double value) {
   return values[0];
 }
 
-// Reads once a flag that other blocks may raise at any time, so that every thread sees the same
-// value.
-__device__ inline bool block_flag(const std::int32_t* flag) {
-  const int raised = threadIdx.x == 0 ? __ldcv(flag) : 0;
-  return __syncthreads_or(raised) != 0;
-}
-
 // Tells whether this block is the last of `count` that call this for the same counter, which starts
 // at 0. What the first threads of the others wrote before is then visible to the whole block.
 __device__ inline bool is_last_block(unsigned* counter, unsigned count) {

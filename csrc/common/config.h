@@ -20,6 +20,10 @@
 // For the innermost functions: if they were called, vectors would be passed through memory.
 #define ADAPMIXED_HD_INLINE ADAPMIXED_HD __attribute__((always_inline))
 
+// For a lambda that is the body of a loop in several places: if it were called, its vectors would
+// be passed through memory.
+#define ADAPMIXED_INLINE __attribute__((always_inline))
+
 #ifndef ADAPMIXED_ISA
 #define ADAPMIXED_ISA baseline
 #endif

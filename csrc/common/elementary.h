@@ -174,16 +174,6 @@ ADAPMIXED_HD Chain<T> chain(T x, int k) {
   return {c, e};
 }
 
-template <class T>
-ADAPMIXED_HD T integer_power(T x, int k) {
-  T result = T(1.0);
-  for (; k > 0; k >>= 1) {
-    if (k & 1) result = result * x;
-    x = x * x;
-  }
-  return result;
-}
-
 // The order as an integer if chain() can compute its powers, else 0.
 ADAPMIXED_HD int integer_order(double order) {
   return order == std::floor(order) && order <= 1024.0 ? static_cast<int>(order) : 0;

@@ -38,6 +38,15 @@ ADAPMIXED_HD float vfma(float a, float b, float c) { return std::fma(a, b, c); }
 ADAPMIXED_HD float vfms(float a, float b, float c) { return std::fma(a, b, -c); }
 ADAPMIXED_HD float vmin(float a, float b) { return a < b ? a : b; }
 ADAPMIXED_HD float vmax(float a, float b) { return a > b ? a : b; }
+// a = 2^e m with m in [sqrt(1/2), sqrt(2)); a is normal.
+ADAPMIXED_HD void vsplit(float a, float& e, float& m) {
+  std::int32_t bits;
+  std::memcpy(&bits, &a, sizeof bits);
+  const std::int32_t k = (bits - 0x3f3504f3) >> 23;
+  bits -= static_cast<std::int32_t>(static_cast<std::uint32_t>(k) << 23);
+  std::memcpy(&m, &bits, sizeof bits);
+  e = static_cast<float>(k);
+}
 // 2^n for an integer n >= -126, with shifted = n + kFloatShifter. n >= 128 gives +inf: p/q is at
 // most 1/q, so at q >= e^-62 such rows are not those of the log-sum-exps.
 constexpr float kMostOctaves = kFloatShifter + 128.0f;
@@ -111,11 +120,9 @@ ADAPMIXED_HD_INLINE float at_least(float least, float z) {
 }
 #endif
 
-// r' - 1 from z and the two parts of the token's a. NaN stays NaN.
+// The same from a with c_grid added to it; log r >= -60. NaN stays NaN.
 template <class F>
-ADAPMIXED_HD_INLINE F ratio_excess(F z, F a_grid, F a_rest, const FloatShift& shift) {
-  z = at_least(shift.lowest, z);
-  const F a = a_grid + F(shift.c);
+ADAPMIXED_HD_INLINE F ratio_excess(F z, F a, F a_rest) {
   const F shifted = vfma(vfms(z, F(kOctavesPerNat), a), F(kOctaveInverse), F(kFloatShifter));
   const F n = shifted - F(kFloatShifter);
   const F f = vfms(z, F(kOctavesPerNat), vfma(n, F(kOctave), a)) - a_rest;
@@ -123,12 +130,17 @@ ADAPMIXED_HD_INLINE F ratio_excess(F z, F a_grid, F a_rest, const FloatShift& sh
   return vfma(scale, octave_minus_one(f), scale - F(1.0f));
 }
 
-// a of a token in two parts, equal to the parts computed in double for |z0| <= kFloatSplit: the
-// rest is rounded once.
+// The same with smaller logits replaced. NaN stays NaN.
+template <class F>
+ADAPMIXED_HD_INLINE F ratio_excess(F z, F a_grid, F a_rest, const FloatShift& shift) {
+  return ratio_excess(at_least(shift.lowest, z), a_grid + F(shift.c), a_rest);
+}
+
+// a of a token in two parts, equal to the parts computed in double for |z0| <= 750: the rest is
+// rounded once.
 struct FloatToken {
   float grid, rest;
 };
-constexpr double kFloatSplit = 750.0;
 ADAPMIXED_HD FloatToken split_token(float z0) {
   constexpr float kShifter = 0x1.8p12f;  // adding it rounds to the grid
   const float grid = vfma(z0, kOctavesPerNat, kShifter) - kShifter;

@@ -8,7 +8,6 @@ ADAPMIXED_CORE_BEGIN
 
 template <Dtype D>
 struct RowPair {
-  static constexpr bool kWild = true;
   using Word = typename Bits<D>::type;
 
   const Word* private_row;
@@ -16,8 +15,6 @@ struct RowPair {
   std::int64_t vocab;
   double public_lse;
   double shift;  // private lse - public lse
-
-  __device__ static constexpr bool empty() { return false; }
 
   // Calls visit(log q, t) for every token of this thread. A token that the public row masks has log
   // q = -inf, and t = +inf if the private row has it.
@@ -27,16 +24,6 @@ struct RowPair {
       const double z = logit<D>(private_row, v), z0 = logit<D>(public_row, v);
       visit(z0 - public_lse, z - z0 - shift);
     }
-  }
-
-  // Returns whether the public row masks a token that the private row has: then no lambda > 0 is
-  // feasible. A whole block must call this together.
-  __device__ bool uncovers() const {
-    double uncovered = 0.0;
-    for_each([&](double, double t) {
-      if (t == HUGE_VAL) uncovered = 1.0;
-    });
-    return block_max(uncovered) != 0.0;
   }
 };
 

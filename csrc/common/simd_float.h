@@ -17,10 +17,6 @@
 #else
 #define ADAPMIXED_UNROLL _Pragma("GCC unroll 32")
 #endif
-// For a lambda that is the body of a loop in several places: if it were called, its vectors would
-// be passed through memory.
-#define ADAPMIXED_INLINE __attribute__((always_inline))
-
 ADAPMIXED_CORE_BEGIN
 
 #if defined(__AVX512F__)
@@ -59,6 +55,13 @@ inline Flt exp2_integer(Flt shifted) {
   shifted = vmin(Flt(kMostOctaves), shifted);
   const __m512i n = _mm512_slli_epi32(_mm512_castps_si512(shifted.v), 23);
   return _mm512_castsi512_ps(_mm512_add_epi32(n, _mm512_set1_epi32(0x3f800000)));
+}
+// a = 2^e m with m in [sqrt(1/2), sqrt(2)); a is normal.
+inline void vsplit(Flt a, Flt& e, Flt& m) {
+  const __m512i bits = _mm512_castps_si512(a.v);
+  const __m512i k = _mm512_srai_epi32(_mm512_sub_epi32(bits, _mm512_set1_epi32(0x3f3504f3)), 23);
+  e = _mm512_cvtepi32_ps(k);
+  m = _mm512_castsi512_ps(_mm512_sub_epi32(bits, _mm512_slli_epi32(k, 23)));
 }
 // 1 / a within 2 units; a is normal.
 inline Flt reciprocal(Flt a) {
@@ -117,6 +120,12 @@ inline Flt exp2_integer(Flt shifted) {
   const __m256i n = _mm256_slli_epi32(_mm256_castps_si256(shifted.v), 23);
   return _mm256_castsi256_ps(_mm256_add_epi32(n, _mm256_set1_epi32(0x3f800000)));
 }
+inline void vsplit(Flt a, Flt& e, Flt& m) {
+  const __m256i bits = _mm256_castps_si256(a.v);
+  const __m256i k = _mm256_srai_epi32(_mm256_sub_epi32(bits, _mm256_set1_epi32(0x3f3504f3)), 23);
+  e = _mm256_cvtepi32_ps(k);
+  m = _mm256_castsi256_ps(_mm256_sub_epi32(bits, _mm256_slli_epi32(k, 23)));
+}
 inline Flt reciprocal(Flt a) { return _mm256_div_ps(_mm256_set1_ps(1.0f), a.v); }
 inline Vec low_half(Flt a) { return _mm256_cvtps_pd(_mm256_castps256_ps128(a.v)); }
 inline Vec high_half(Flt a) { return _mm256_cvtps_pd(_mm256_extractf128_ps(a.v, 1)); }
@@ -166,6 +175,7 @@ inline Flt vmax(Flt a, Flt b) { return {a.a > b.a ? a.a : b.a, a.b > b.b ? a.b :
 inline Flt vabs(Flt a) { return {std::fabs(a.a), std::fabs(a.b)}; }
 inline Flt vselect(FltMask m, Flt a, Flt b) { return {m.m & 1u ? a.a : b.a, m.m & 2u ? a.b : b.b}; }
 inline Flt exp2_integer(Flt shifted) { return {exp2_integer(shifted.a), exp2_integer(shifted.b)}; }
+inline void vsplit(Flt a, Flt& e, Flt& m) { vsplit(a.a, e.a, m.a), vsplit(a.b, e.b, m.b); }
 inline Flt reciprocal(Flt a) { return {1.0f / a.a, 1.0f / a.b}; }
 inline Vec low_half(Flt a) { return Vec(static_cast<double>(a.a)); }
 inline Vec high_half(Flt a) { return Vec(static_cast<double>(a.b)); }

@@ -2,75 +2,30 @@
 // and the log-sum-exps of all rows.
 //
 // The first kernel reads all rows for their log-sum-exps (common/row_parts.cuh) and, for large
-// targets, the scores of their tokens (cuda_scores.cuh). In the second a block solves a row: from
-// short lists in double (cuda_block_lists.cuh), from sums in floats (cuda_floats.cuh), or, where
-// these do not serve, from sums over the whole row in double (cuda_block_row.cuh). All its threads
-// search together: each evaluates its own tokens, and all see the same sums.
+// targets, the scores of their tokens (cuda_scores.cuh). In the second a block solves a row
+// (cuda_row.cuh). All its threads search together: each evaluates its own tokens, and all see the
+// same sums.
 #include "common/launch.cuh"
-#include "common/row_pair.cuh"
 #include "common/row_parts.cuh"
-#include "project/cuda_block_lists.cuh"
-#include "project/cuda_block_row.cuh"
-#include "project/cuda_floats.cuh"
+#include "project/cuda_row.cuh"
 #include "project/cuda_scores.cuh"
-#include "project/float_search.h"
-#include "project/row_search.h"
 
 ADAPMIXED_CORE_BEGIN
 
-// The most threads that leave each the registers that the search needs.
-constexpr int kRowSearchThreads = 384;
+constexpr int kProjectThreads = 256;
 
 struct ProjectCall {
   ProjectInputs in;
-  double order, radius;
+  ProjectTarget target;
   ProjectResults out;
   RowParts cut;
   const RowPart* parts;         // (B, 1 + N, parts of a row)
-  const std::uint32_t* scores;  // (B, 1 + N, parts, stretches, kWarp), for lists
+  const std::uint32_t* scores;  // (B, 1 + N, parts, stretches, kWarp), for scaled sums
 };
 
-// These must be called by a whole block together. ratio_error: the relative error of p/q.
-template <bool kScaled, class Tokens>
-__device__ Point solve_double(const Tokens& tokens, const ProjectCall& call, double ratio_error) {
-  BlockRow<Tokens, kScaled> row(tokens, call.order);
-  row.survey((call.order - 1.0) * call.radius);
-  return solve_whole(row, call.order, call.radius, ratio_error);
-}
-
-template <Dtype D, bool kLists>
-__device__ Point solve_row(const ProjectCall& call, const RowPair<D>& pair, double private_lse,
-                           const std::uint32_t* scores, const RowPart* public_parts) {
-  const double order = call.order, radius = call.radius;
-  const FloatProblem problem(order, radius);
-  const double ratio_error = double_ratio_error(private_lse, pair.public_lse);
-  Point found{0.0, 1.0};
-  // The host has chosen so. The compiler, being told, leaves out the sums of the other form.
-  if (problem.listing() != kLists) return found;
-  if constexpr (kLists) {
-    __shared__ ListSource<D> source;
-    source.set(pair, call.cut, public_parts, order, problem.log_target());
-    auto* listed = dynamic_shared<ListedToken<D>>() + warp_id() * kListCapacity<D>;
-    BlockLists<D> lists(source, scores, listed);
-    if (solve_lists(lists, order, radius, ratio_error, found)) return found;
-    if (lists.uncovers()) return {0.0, 1.0};
-    return solve_double<kLists>(SourceTokens<D>{&source}, call, ratio_error);
-  } else {
-    if (problem.floats_serve() && pair.vocab <= std::int64_t{1} << 30) {
-      FloatRow<D> row(pair, private_lse, order);
-      const auto loaded = row.load();
-      if (loaded == row.kUncovered) return found;
-      if (loaded == row.kServed && problem.solve(row, found)) return found;
-    }
-    if (pair.uncovers()) return {0.0, 1.0};
-    return solve_double<kLists>(pair, call, ratio_error);
-  }
-}
-
 // One block takes one row. The rows of a position are next to each other.
-template <Dtype D, bool kLists>
-__global__ void __launch_bounds__(kLists ? kListThreads : kRowSearchThreads,
-                                  kLists ? kListBlocks : 1)
+template <Dtype D, bool kScaled>
+__global__ void __launch_bounds__(kProjectThreads, 2)
     project_kernel(const __grid_constant__ ProjectCall call) {
   const unsigned models = static_cast<unsigned>(call.in.shape.models);
   const unsigned model = blockIdx.x % models, position = blockIdx.x / models;
@@ -80,7 +35,7 @@ __global__ void __launch_bounds__(kLists ? kListThreads : kRowSearchThreads,
   const RowPart* public_parts = call.parts + public_at * call.cut.count;
   const std::int64_t words = std::int64_t{call.cut.count} * call.cut.stretches() * kWarp;
   const std::uint32_t* scores = call.scores + row_at * words;
-  if (kLists) prefetch_words(scores, words);
+  if (kScaled) prefetch_words(scores, words);
   // One warp for each of the two rows.
   __shared__ RowSum row_sums[2];
   if (warp_id() < 2) {
@@ -99,16 +54,19 @@ __global__ void __launch_bounds__(kLists ? kListThreads : kRowSearchThreads,
       call.out.public_status[position] = public_sum.status;
     }
   }
-  Point found{0.0, 1.0};
+  double found = 0.0;
   if (sum.status == kRowOk && public_ok) {
-    const RowPair<D> pair{row_bits<D>(call.in.private_logits, model, position),
-                          row_bits<D>(call.in.public_logits, 0, position), call.in.shape.vocab,
-                          public_sum.lse, sum.lse - public_sum.lse};
-    found = solve_row<D, kLists>(call, pair, sum.lse, scores, public_parts);
+    const int of_part = call.cut.stretches();
+    BlockRow<D, kScaled> row(row_bits<D>(call.in.private_logits, model, position), sum.lse,
+                             row_bits<D>(call.in.public_logits, 0, position), public_sum.lse,
+                             call.in.shape.vocab, call.target,
+                             {scores, public_parts, call.cut.count * of_part, of_part});
+    found = solve_row<kScaled>(row, call.target);
+    if (row.rare()) found = std::fmin(found, reverse_free(call.target.radius));
   }
   if (threadIdx.x != 0) return;
-  call.out.weight[at] = found.weight;
-  call.out.complement[at] = found.complement;
+  call.out.weight[at] = found;
+  call.out.complement[at] = 1.0 - found;
 }
 
 ADAPMIXED_CORE_END
@@ -141,20 +99,20 @@ void project(const ProjectInputs& in, double order, double radius, const Project
   const dim3 rows = grid_of(shape.models * shape.positions);
   auto* parts = static_cast<device::RowPart*>(queue.workspace);
   auto* scores = reinterpret_cast<std::uint32_t*>(parts + cut.parts());
-  const device::ProjectCall call{in, order, radius, out, cut, parts, scores};
-  const bool lists = device::FloatProblem(order, radius).listing();
+  const device::ProjectTarget target(order, radius);
+  const device::ProjectCall call{in, target, out, cut, parts, scores};
   with_dtype(in.private_logits.dtype, [&](auto dtype) {
     constexpr Dtype kDtype = decltype(dtype)::value;
-    const auto run = [&](const auto& look, auto kernel, std::int64_t threads, int shared) {
+    const auto run = [&](const auto& look, auto kernel) {
       launch_row_parts<kDtype>(queue, in.private_logits, in.public_logits, cut, look, parts);
-      launch(queue, kernel, rows, dim3(static_cast<unsigned>(threads)), shared, call);
+      const auto threads = simulated_or(device::kProjectThreads, 64);
+      launch(queue, kernel, rows, dim3(static_cast<unsigned>(threads)), 0, call);
     };
-    if (lists) {
+    if (target.scaled) {
       run(device::ScoreLook{static_cast<float>(order), static_cast<float>(1.0 - order), scores},
-          device::project_kernel<kDtype, true>, device::kListThreads, device::kListBytes);
+          device::project_kernel<kDtype, true>);
     } else {
-      run(device::NoLook{}, device::project_kernel<kDtype, false>,
-          simulated_or(device::kRowSearchThreads, 64), 0);
+      run(device::NoLook{}, device::project_kernel<kDtype, false>);
     }
   });
 }

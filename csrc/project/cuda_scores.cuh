@@ -1,10 +1,10 @@
-// Large targets: which tokens of a row may be on a list (project/row_search.h), from one read of
-// the row that needs no log-sum-exp yet.
+// Large targets: which tokens of a row can matter, from one read of the row that needs no
+// log-sum-exp yet.
 //
 // log q + s log r is S - lse_0 - s (lse - lse_0) with the score S = s z + (1 - s) z_0, s = order or
 // 1 - order. The first kernel computes scores in floats and leaves the largest of each kind for
 // every kAtOnce tokens. The second knows the log-sum-exps and looks only at tokens of such a group
-// whose largest score comes near its threshold (cuda_block_lists.cuh).
+// whose largest score comes near its threshold (cuda_row.cuh).
 //
 // Rounding, in units (kFloatUnit): two products, their factors and a sum move S by at most
 // 2 |S| + 3 order Z, Z the largest |z_0| near the group. The threshold is rounded once.

@@ -76,7 +76,7 @@ static std::pair<double, double> worst_of_tokens(long count) {
   std::uniform_real_distribution<double> uniform(0.0, 1.0);
   double worst = 0.0, worst_split = 0.0;
   for (long k = 0; k < count; ++k) {
-    const double reach = kFloatSplit + kFloatLogQ;
+    const double reach = 750.0 + kFloatLogQ;
     const double lse = (2.0 * uniform(random) - 1.0) * reach * uniform(random);
     const auto z0 = static_cast<float>(lse - 62.0 * uniform(random));
     if (z0 - lse < kFloatLogQ) continue;

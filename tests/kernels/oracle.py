@@ -100,19 +100,11 @@ class Ball:
     def nearly_maximal(
         self, weight: float, complement: float, order: float, radius: float, tolerance: float
     ) -> bool:
-        """Tell whether a weight is within the tolerance of the optimum, by one evaluation.
-
-        The optimum must be <= weight / (1 - tolerance). A weight above one half may instead have an
-        optimal complement >= complement / (1 + tolerance).
-        """
+        """Tell whether the optimum is at most weight / (1 - tolerance), by one evaluation."""
         if complement == 0 or self.masked:
             return True
-        w, c = exact_weight(weight, complement)
-        if w <= 0.5:
-            w = max(w, mpf(5e-324)) / (1 - mpf(tolerance))
-            return not self.feasible(w, 1 - w, order, radius)
-        c = c / (1 + mpf(tolerance))
-        return c < mpf(1e-6) or not self.feasible(1 - c, c, order, radius)
+        more = max(exact_weight(weight, complement)[0], mpf(5e-324)) / (1 - mpf(tolerance))
+        return more >= 1 or not self.feasible(more, 1 - more, order, radius)
 
     def optimum(self, order: float, radius: float, digits: int = 25) -> tuple[mpf, mpf]:
         """Return (weight, complement) of the largest feasible weight.

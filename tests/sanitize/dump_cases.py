@@ -29,7 +29,7 @@ import adapmixed_ext  # noqa: E402
 MAGIC = b"ADPMXC01"
 DTYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
 BALLS = ((18.0, 3.6), (3.0, 0.03), (1.5, 50.0), (1.01, 1e-6), (64.0, 0.5), (1024.0, 0.5))
-# Short lists of tokens, float sums over whole rows, weights that need doubles, small weights.
+# Large targets, chains, powers, small weights.
 FOUND_BALLS = (*BALLS[:2], (256.0, 0.3))
 FLOAT_BALLS = ((18.0, 3.6), (3.0, 0.03), (2.0, 0.5), (3.0, 0.001), (18.0, 0.3))
 ORDER_LISTS = (

@@ -142,7 +142,8 @@ def test_the_published_bound_is_broken_by_the_published_mechanism() -> None:
     assert event.published and event.epsilon == pytest.approx(claimed, rel=1e-6)
     bars, _ = members(proposal, 0)
     here, removed = mean(bars), mean(bars[1:])
-    assert float(divergence(here, removed, ORDER)) == pytest.approx(0.27903, abs=1e-4)
+    # 0.27903 with the exact weights, of which no one is exceeded.
+    assert 0.276 < float(divergence(here, removed, ORDER)) < 0.27904
     # The other direction is safe.
     assert float(divergence(removed, here, ORDER)) <= math.log(N / (N - 1))
 
@@ -152,7 +153,7 @@ def test_the_data_dependent_loss_sees_the_counterexample() -> None:
     mechanism = AdaPMixED(ORDER, LEAKAGE, screen=None, adjacency="add_remove")
     proposal = mechanism.propose(private, public, rng=SeededRandom(0))
     charges = proposal._prepared.losses[:, 0, 0]
-    assert float(charges[0]) == pytest.approx(0.27903, abs=1e-4)
+    assert 0.276 < float(charges[0]) < 0.27904
     assert float(charges[0]) > 160 * published_bound(ORDER, LEAKAGE, N)
     assert float(charges[1:].max()) < 0.01
 

@@ -1,0 +1,331 @@
+// The sums of project/search.h over tokens in single precision, with bounds on their errors.
+//
+// Errors, in units (kFloatUnit). d is off by kRatioUnits of itself (common/float_ratio.h), x and X
+// by their rounding, and chains of multiplications by 4 of x: all this acts as if lambda were off
+// by at most kWeightError, and terms grow with lambda. So sums at lambda (1 + kWeightError) are not
+// below the exact ones at lambda, but for `SumAt::error`: 3 for q, 16 for the additions, and
+//   chains: 5 for products, and 1 for each unit of the order;
+//   careful terms: at most 90 + 30 / (alpha - 1) + 3 |s log X|, found by trying 2 million x at
+//     orders from 1.001 to 1 000;
+//   powers: 2 |s| + 6 |s log X| of the power; twice what was found in the same way.
+// An absolute error of d (kRatioAbsolute) matters where |d| < 1e-3 alone; the sums' second
+// derivative carries it into them.
+//
+// Templates over F: a vector of floats, or some tokens of a GPU's thread.
+#pragma once
+
+#include "common/elementary.h"
+#include "common/float_ratio.h"
+#include "project/search.h"
+
+ADAPMIXED_CORE_BEGIN
+
+constexpr double kWeightError = 20.0 * kFloatUnit;
+
+// The logits of a row minus this number are small, and as exact, so that floats resolve them.
+ADAPMIXED_HD double centre_of(double lse) {
+  return std::fabs(lse) < 400.0 ? 0.0 : std::floor(lse + 0.5);
+}
+
+// Less likely tokens are `rare`, and in no sum. They are negligible in F unless p/q exceeds
+// e^kRareLogRatio. Below e^kMaskedLog a token counts as masked.
+constexpr double kRareLogQ = -300.0, kRareLogRatio = 0.2, kMaskedLog = -1e4;
+// Whether a row is refused because of a rare token.
+ADAPMIXED_HD bool refused(double log_p, double log_q) {
+  return log_p > kMaskedLog && (!(log_q > kMaskedLog) || log_p > log_q + kRareLogRatio);
+}
+
+// A smaller log2(q / T) stands for q = 0.
+constexpr float kNoShare = -1e30f;
+
+// How terms are computed.
+enum class Terms {
+  kChain,    // integer orders: the excess by multiplications
+  kCareful,  // any order: the excess keeps its relative accuracy
+  kPlain,    // any order: X^s - 1 - s x by subtraction, for targets that are not small
+  kScaled,   // X^s q / T
+};
+
+// log X of a token, and log X - x of one with X near 1. Within 2 units of log X.
+template <class F>
+struct FloatLog {
+  F log, excess, octaves;
+};
+template <class F>
+ADAPMIXED_HD_INLINE FloatLog<F> float_log(F x, F X) {
+  F e, m;
+  vsplit(X, e, m);
+  const F w = vselect(vabs(e) > F(0.5f), m - F(1.0f), x);
+  const F z = w * w;
+  F p(7.0376836292e-2f);
+  p = vfma(p, w, F(-1.1514610310e-1f));
+  p = vfma(p, w, F(1.1676998740e-1f));
+  p = vfma(p, w, F(-1.2420140846e-1f));
+  p = vfma(p, w, F(1.4249322787e-1f));
+  p = vfma(p, w, F(-1.6668057665e-1f));
+  p = vfma(p, w, F(2.0000714765e-1f));
+  p = vfma(p, w, F(-2.4999993993e-1f));
+  p = vfma(p, w, F(3.3333331174e-1f));
+  const F excess = vfma(w * z, p, z * F(-0.5f));
+  const F rest = vfma(e, F(-2.12194440e-4f), excess);
+  return {vfma(e, F(0.693359375f), w + rest), excess, e};
+}
+
+// e^u = scale (1 + f + tail), tail = e^f - 1 - f. u is at least -87; above the range, NaN or inf.
+template <class F>
+struct FloatExp {
+  F scale, f, tail, octaves;
+};
+template <class F>
+ADAPMIXED_HD_INLINE FloatExp<F> float_exp_parts(F u) {
+  u = vmax(u, F(-87.0f));
+  const F shifted = vfma(u, F(1.44269504f), F(kFloatShifter));
+  const F n = shifted - F(kFloatShifter);
+  const F f = vfma(n, F(2.12194440e-4f), vfma(n, F(-0.693359375f), u));
+  F p(1.9875691500e-4f);
+  p = vfma(p, f, F(1.3981999507e-3f));
+  p = vfma(p, f, F(8.3334519073e-3f));
+  p = vfma(p, f, F(4.1665795894e-2f));
+  p = vfma(p, f, F(1.6666665459e-1f));
+  p = vfma(p, f, F(5.0000001201e-1f));
+  return {exp2_integer(shifted), f, f * f * p, n};
+}
+
+// log2 X within 1 unit of itself, X being exact.
+template <class F>
+ADAPMIXED_HD_INLINE F float_log2(F X) {
+  F e, m;
+  vsplit(X, e, m);
+  const F w = m - F(1.0f);
+  F p(0.12583645f);
+  p = vfma(p, w, F(-0.20726946f));
+  p = vfma(p, w, F(0.21571569f));
+  p = vfma(p, w, F(-0.23894487f));
+  p = vfma(p, w, F(0.28791624f));
+  p = vfma(p, w, F(-0.36070368f));
+  p = vfma(p, w, F(0.48091063f));
+  p = vfma(p, w, F(-0.72134733f));
+  p = vfma(p, w, F(1.4426950f));
+  return vfma(p, w, e);
+}
+
+// 2^t within 2 units, or 0 below the range; NaN or inf above it.
+template <class F>
+ADAPMIXED_HD_INLINE F float_exp2(F t) {
+  t = vmax(t, F(-127.0f));
+  const F shifted = t + F(kFloatShifter);
+  const F f = t - (shifted - F(kFloatShifter));
+  F p(1.5403511e-4f);
+  p = vfma(p, f, F(1.3390736e-3f));
+  p = vfma(p, f, F(9.6182376e-3f));
+  p = vfma(p, f, F(5.5503573e-2f));
+  p = vfma(p, f, F(0.24022649f));
+  p = vfma(p, f, F(0.69314718f));
+  const F scale = exp2_integer(shifted);
+  return vfma(scale * f, p, scale);
+}
+
+// Sums of a few terms at a time in floats, and of these sums in double.
+template <class F>
+struct BlockSum {
+  decltype(widened(F())) total{0.0};
+  F block{0.0f};
+  ADAPMIXED_HD_INLINE void add(F a) { block = block + a; }
+  ADAPMIXED_HD_INLINE void widen() {
+    total = total + widened(block);
+    block = F(0.0f);
+  }
+};
+constexpr int kTermsInFloats = 16;
+
+// What a vector of tokens has for both sums.
+template <class F>
+struct Tokens {
+  F mass, x, X, u;  // u = x / X
+  F log2;           // log2 X, for powers
+  FloatLog<F> log;  // for careful terms
+};
+
+constexpr bool powers(Terms terms) { return terms == Terms::kPlain || terms == Terms::kScaled; }
+
+// The sum for one s, under construction.
+template <Terms kTerms, class F>
+class Side {
+ public:
+  ADAPMIXED_HD Side(double s, int order) : s_(static_cast<float>(s)), chain_(order - 1) {}
+
+  ADAPMIXED_HD_INLINE void add(const Tokens<F>& t) {
+    if constexpr (powers(kTerms)) {
+      add_power(t);
+    } else {
+      add_excess(t, kTerms == Terms::kChain ? chained(t) : careful(t));
+    }
+  }
+  ADAPMIXED_HD_INLINE void widen() { value.widen(), slope.widen(), curvature.widen(); }
+
+  // For SumAt, but for factors that all terms share.
+  BlockSum<F> value, slope, curvature;
+
+ private:
+  ADAPMIXED_HD_INLINE void add_power(const Tokens<F>& t) {
+    const F s(s_);
+    const F w = kTerms == Terms::kScaled ? float_exp2(vfma(s, t.log2, t.mass))
+                                         : t.mass * float_exp2(s * t.log2);
+    const F wu = w * t.u;
+    value.add(w);
+    slope.add(wu);
+    curvature.add(wu * t.u);
+  }
+  // c = (1 + x)^s - 1 - s x, which is positive.
+  ADAPMIXED_HD_INLINE void add_excess(const Tokens<F>& t, F c) {
+    const F qu = t.mass * t.u, sx = F(s_) * t.x;
+    value.add(t.mass * c);
+    slope.add(qu * (c + (sx - t.x)));
+    curvature.add(qu * t.u * (c + (sx + F(1.0f))));
+  }
+  ADAPMIXED_HD_INLINE F chained(const Tokens<F>& t) const {
+    const bool forward = s_ > 0.0f;
+    const F x = forward ? t.x : F(0.0f) - t.u;
+    const Chain<F> w = chain(x, chain_);
+    const F c = vfma(w.e, x, w.c);
+    return forward ? c : t.X * c;
+  }
+  ADAPMIXED_HD_INLINE F careful(const Tokens<F>& t) const {
+    const F s(s_);
+    const FloatExp<F> e = float_exp_parts(s * t.log.log);
+    const F direct = vfma(e.scale, e.f + e.tail, e.scale - F(1.0f)) - s * t.x;
+    // e^u - 1 - u and u - s x: both are small and accurate if u and x are small.
+    const F small = vfma(s, t.log.excess, e.tail);
+    return vselect(vmax(vabs(e.octaves), vabs(t.log.octaves)) > F(0.5f), direct, small);
+  }
+
+  float s_;
+  int chain_;
+};
+
+// What the errors of a row's sums depend on.
+struct RowRange {
+  double low, high;  // of d, 0 included
+  double mass;       // the largest |log(q / T)|, or |log q| of sums that are not scaled
+};
+
+// One side from its sums over all tokens. reach: the largest |log X| of a term above 1.
+template <Terms kTerms>
+ADAPMIXED_HD SumAt sum_at(const double (&sums)[3], double s, double reach, const RowRange& range,
+                          const ProjectTarget& target) {
+  const double size = std::fabs(s), order = target.order;
+  SumAt at{sums[0], s * sums[1], s * (s - 1.0) * sums[2]};
+  if constexpr (powers(kTerms)) {
+    // X^s is off by 2 |s| + 6 |s log X| units, q and the sum by 24. Where X^s <= 1, X^s |s log X|
+    // is at most 1/e.
+    at.error = (24.0 + 2.0 * size + 6.0 * size * reach) * at.value;
+    if constexpr (kTerms == Terms::kScaled) {
+      at.error += 3.0 * std::exp(-target.log_target) + 5.0 * range.mass * at.value;
+    } else {
+      at.error += 3.0;
+      at.value -= 1.0;
+    }
+  } else if constexpr (kTerms == Terms::kCareful) {
+    at.error = (200.0 + 40.0 / (order - 1.0) + 4.0 * range.mass) * at.value;
+  } else {
+    at.error = (24.0 + order) * at.value;
+  }
+  at.error *= kFloatUnit;
+  if (!target.scaled) {
+    const double largest = std::fmax(range.high, -range.low);
+    at.error += std::fmin(1e-3, largest) * kRatioAbsolute * order * (order - 1.0);
+  }
+  return at;
+}
+
+// The sums of a row at one lambda. row.for_each calls visit(q or log2(q / T), d') with
+// d = scale d' + offset, for F at a time; row.add_up(sums) adds up the sums of all that take part.
+ADAPMIXED_HD_CALLBACK
+template <Terms kTerms, bool kForward, bool kReverse, class Row>
+ADAPMIXED_HD SumsAt sums_at(const Row& row, const ProjectTarget& target, double weight) {
+  using F = typename Row::Float;
+  const double raised = weight * (1.0 + kWeightError);
+  const F slope(static_cast<float>(raised * row.scale()));
+  const F at_zero(static_cast<float>(raised * row.offset())), one(1.0f), least(1e-30f);
+  const int order = integer_order(target.order);
+  Side<kTerms, F> forward(target.order, order), reverse(1.0 - target.order, order);
+  int terms = 0;
+  const auto widen = [&] {
+    if constexpr (kForward) forward.widen();
+    if constexpr (kReverse) reverse.widen();
+    terms = 0;
+  };
+  row.for_each([&](F mass, F d) ADAPMIXED_INLINE {
+    Tokens<F> t;
+    t.mass = mass;
+    t.x = vfma(d, slope, at_zero);
+    t.X = vmax(t.x + one, least);
+    t.u = t.x * reciprocal(t.X);
+    if constexpr (powers(kTerms)) t.log2 = float_log2(t.X);
+    if constexpr (kTerms == Terms::kCareful) t.log = float_log(t.x, t.X);
+    if constexpr (kForward) forward.add(t);
+    if constexpr (kReverse) reverse.add(t);
+    if (++terms == kTermsInFloats) widen();
+  });
+  widen();
+  double sums[6] = {sum(forward.value.total),     sum(forward.slope.total),
+                    sum(forward.curvature.total), sum(reverse.value.total),
+                    sum(reverse.slope.total),     sum(reverse.curvature.total)};
+  row.add_up(sums);
+  const RowRange range = row.range();
+  const double lost = -weight * (1.0 + 2.0 * kWeightError) * range.low;
+  SumsAt at;
+  at.least_u = lost < 1.0 ? -lost / (1.0 - lost) : -HUGE_VAL;
+  if constexpr (kForward) {
+    const double own[3] = {sums[0], sums[1], sums[2]};
+    at.forward = sum_at<kTerms>(own, target.order, std::log1p(raised * range.high), range, target);
+  }
+  if constexpr (kReverse) {
+    const double own[3] = {sums[3], sums[4], sums[5]};
+    at.reverse = sum_at<kTerms>(own, 1.0 - target.order, -std::log1p(-lost), range, target);
+    if (!(lost < 1.0)) at.reverse.value = HUGE_VAL;  // X may be 0
+  }
+  return at;
+}
+
+ADAPMIXED_HD_CALLBACK
+template <Terms kTerms, class Row>
+ADAPMIXED_HD double search_row(const Row& row, const ProjectTarget& target, Sides sides,
+                               double start, double most) {
+  if (!(row.range().high < 1e37)) return 0.0;  // p/q leaves the range of floats
+  const auto sums = [&](double weight, bool forward, bool reverse) {
+    return forward && reverse ? sums_at<kTerms, true, true>(row, target, weight)
+           : forward          ? sums_at<kTerms, true, false>(row, target, weight)
+                              : sums_at<kTerms, false, true>(row, target, weight);
+  };
+  return largest_weight(sums, target, sides, start, most);
+}
+
+// The weight of a row. row.select(s, most) chooses the tokens that can matter for X^s / T and a
+// lambda up to `most`; row.load() takes all and returns moments of d.
+ADAPMIXED_HD_CALLBACK
+template <bool kScaled, class Row>
+ADAPMIXED_HD double solve_row(Row& row, const ProjectTarget& target) {
+  if constexpr (kScaled) {
+    // F comes first: it often leaves nothing to do for G, of which more tokens matter.
+    row.select(target.order, 1.0);
+    const double found = search_row<Terms::kScaled>(row, target, Sides::kForward, 1.0, 1.0);
+    if (!(found > reverse_free(target.radius))) return found;
+    row.select(1.0 - target.order, found);
+    return search_row<Terms::kScaled>(row, target, Sides::kReverse, found, found);
+  } else {
+    const Moments moments = row.load();
+    const double start = target.limit > 0.0 ? first_weight(moments, target) : 1.0;
+    if (integer_order(target.order) != 0) {
+      return search_row<Terms::kChain>(row, target, Sides::kBoth, start, 1.0);
+    }
+    // Powers would be off by too large a part of a small target.
+    const double reach = std::log1p(start * row.range().high);
+    const double error = (24.0 + target.order * (2.0 + 6.0 * reach)) * kFloatUnit;
+    return error * (1.0 + target.limit) > 1e-4 * target.limit
+               ? search_row<Terms::kCareful>(row, target, Sides::kBoth, start, 1.0)
+               : search_row<Terms::kPlain>(row, target, Sides::kBoth, start, 1.0);
+  }
+}
+
+ADAPMIXED_CORE_END
