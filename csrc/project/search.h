@@ -95,8 +95,8 @@ ADAPMIXED_HD double certified(const SumAt& at, double s, double limit, double le
   return none;
 }
 
-// Where E(t) meets the limit: by its tangent (`bound`, which is never too small), and by its second
-// derivative (`guess`).
+// Where E(t) meets the limit: by its tangent (`bound`, too small by rounding alone), and by its
+// second derivative (`guess`).
 struct Root {
   Proposal bound, guess;
 };
@@ -191,7 +191,8 @@ ADAPMIXED_HD double largest_weight(const Sums& sums, const ProjectTarget& target
       admitted = std::fmin(admitted, certified(one, s, target.limit, at.least_u));
       if (!(one.slope > 0.0)) return;
       const Root met = root(one, s, target);
-      if (std::fabs(met.guess) < 1e-3) blur = std::fmax(blur, one.error / one.slope);
+      const bool near = std::fabs(met.guess) < 1e-3 && one.value > 0.5 * target.limit;
+      if (near) blur = std::fmax(blur, one.error / one.slope);
       guess = std::fmin(guess, static_cast<double>(met.guess));
       bound = std::fmin(bound, static_cast<double>(met.bound));
     };
@@ -204,7 +205,7 @@ ADAPMIXED_HD double largest_weight(const Sums& sums, const ProjectTarget& target
       double candidate = x * (1.0 + std::fmin(admitted, 1e3));
       if (sides == Sides::kBoth && !reverse) candidate = std::fmin(candidate, free);
       lower = std::fmax(lower, std::fmin(candidate, std::fmin(most, kMostWeight)));
-      upper = std::fmin(upper, x * (1.0 + bound));
+      upper = std::fmin(upper, x * (1.0 + bound + 4e-6 * std::fmax(1.0, std::fabs(bound))));
     }
     if (x == 1.0) upper = std::fmin(upper, kMostWeight);
     // Near a root the errors of the sums keep the two apart by `blur`.
