@@ -15,7 +15,8 @@ a top-k moved, and other numbers by at most 2e-8. Recorded again with members wh
 are drawn otherwise, and whose gradients are summed in another order: the demonstration's answers
 moved. Recorded again with boxes of shape 8 and clips from 0 at scale 2: four plans moved. Recorded
 again with training by `cross_entropy` and single sums of active rows: the demonstration's numbers
-moved by at most 2e-6; and with boxes of shapes up to 64 for those of 2: four plans moved.
+moved by at most 2e-6; and with boxes of shapes up to 64 for those of 2: four plans moved. Recorded
+again with `project` in single precision: weights moved by at most 3e-5, losses by 4e-5.
 """
 
 from __future__ import annotations

@@ -11,6 +11,7 @@
 // 4 |threshold| + 4 order Z are allowed for.
 #pragma once
 
+#include "common/float_ratio.h"
 #include "common/row_parts.cuh"
 
 ADAPMIXED_CORE_BEGIN

@@ -71,18 +71,23 @@ ADAPMIXED_HD double power_above(double x, double y) {
 #endif
 }
 
+// Terms may grow by no more than this: those that were too small for floats stay negligible.
+constexpr double kMostGrowth = 1e15;
+
 // The largest t that the bound on E(t) admits, but for a few steps' accuracy, found from the right
 // by Newton's method: the bound is convex. -1 if there is none near 0.
 ADAPMIXED_HD double certified(const SumAt& at, double s, double limit, double least_u) {
   const double room = limit - at.value - at.error;
   const double none = room >= 0.0 ? 0.0 : -1.0;
   if (!(at.slope > 0.0)) return none;
-  double t = room / at.slope;
+  double t = std::fmin(room / at.slope, 10.0);
   for (int k = 0; k < 12; ++k) {
     const double low = 1.0 + t * least_u, high = 1.0 + t;
     double down = 0.5 * std::fabs(t);  // where there is no bound
-    if (low > 0.0 && high > 0.0) {
-      const double growth = std::fmax(power_above(low, s - 2.0), power_above(high, s - 2.0));
+    const bool known = low > 0.0 && high > 0.0;
+    const double growth =
+        known ? std::fmax(power_above(low, s - 2.0), power_above(high, s - 2.0)) : HUGE_VAL;
+    if (growth < kMostGrowth) {
       const double bend = (1.0 + kSlopeError) * at.curvature * t * std::fmax(growth, 1.0);
       const double linear = at.slope * t + std::fabs(at.slope * t) * kSlopeError;
       const double over = linear + 0.5 * bend * t - room;
@@ -202,7 +207,7 @@ ADAPMIXED_HD double largest_weight(const Sums& sums, const ProjectTarget& target
       upper = barren = std::fmin(upper, x);
     } else {
       if (x == most && admitted >= 0.0) return most;
-      double candidate = x * (1.0 + std::fmin(admitted, 1e3));
+      double candidate = x * (1.0 + std::fmin(admitted, 10.0));
       if (sides == Sides::kBoth && !reverse) candidate = std::fmin(candidate, free);
       lower = std::fmax(lower, std::fmin(candidate, std::fmin(most, kMostWeight)));
       upper = std::fmin(upper, x * (1.0 + bound + 4e-6 * std::fmax(1.0, std::fabs(bound))));

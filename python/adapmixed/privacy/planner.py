@@ -53,7 +53,7 @@ SHARES = (0.01, 0.1, 0.5, 1.0)
 SCALES = (1.0, 2.0, 3.0, 4.0)
 """Scales κ of the log pools that are listed."""
 
-CHOSEN_SHAPE, CHOSEN_SCALE = 8.0, 2.0
+CHOSEN_SHAPE, CHOSEN_SCALE = 16.0, 2.0
 """Shape of the box and κ of the log pool that the rule takes, by their perplexity on one
 text; see docs/how-to/plan-a-budget.md."""
 
