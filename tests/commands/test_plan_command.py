@@ -102,10 +102,10 @@ def test_the_command(capsys):
     output = capsys.readouterr().out
     assert "any change of the records in one shard" in output and "adapmixed" not in output
     (one,) = re.findall('Recommended: --mechanism "clipped-mixing (.+) queries=1000"', output)
-    assert f"clipped-mixing    {one} " in output  # the box of shape 8, as the table has it
+    assert f"clipped-mixing    {one} " in output  # the box of shape 16, as the table has it
     assert "for 1000 tokens, about 10 replies of 100 tokens." in output
     assert "It keeps about " in output and "on other text" in output
-    assert "The rule: the widest box of shape log upper = 8 |log lower|" in output
+    assert "The rule: the widest box of shape log upper = 16 |log lower|" in output
     assert "Private members must not choose them" in output
     # Settings copied from the table, with four digits, keep the budget.
     rows = [line for line in output.splitlines() if line.startswith("clipped-")]
@@ -131,7 +131,7 @@ def test_without_models_it_shows_what_shards_allow(capsys, monkeypatch):
     for row, models in zip(rows, (100, 300), strict=True):
         settings = {key: float(value) for key, value in (word.split("=") for word in row[1:3])}
         assert 2.98 < epsilon_of(DELTA, models, 20_000, "zero_out", **settings) <= 3.0
-    assert [row[3:] for row in rows] == [["100", "18%"], ["300", "29%"]]
+    assert [row[3:] for row in rows] == [["100", "21%"], ["300", "33%"]]
     assert main(["plan", "--epsilon=3"]) == 2
     assert "got no --models, --tokens" in capsys.readouterr().err
 
