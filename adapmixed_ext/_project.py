@@ -67,11 +67,11 @@ def project(
     λ_i = max{λ ∈ [0,1] : D↔_α(λ p_i + (1−λ) q ‖ q) ≤ R} (Algorithm 1, line 11).
 
     λ is never above the exact optimum. It is within 2e-4 + 1e-5/(α−1) of it, relative, if R ≥ 1e-5,
-    α ≤ 64 and every token has q ≥ e^−70. Otherwise it may be smaller: still the safe side. Unless
-    λ = 1 is feasible, λ ≤ 1 − 4e-6.
+    1.01 ≤ α ≤ 64 and every token has q ≥ e^−70. Otherwise it may be smaller: still the safe side.
+    Unless λ = 1 is feasible, λ ≤ 1 − 4e-6.
 
     A token masked in the public row but not in the private one gives λ_i = 0, and so does p/q above
-    e^85. At R = 0 a row has λ_i = 1 if it equals the public one, and else 0.
+    e^85. At R = 0 λ_i is 0.
     Memory: at most 32·V + 2^14 bytes for each thread. CUDA takes about (N + 1)·B·V/7 bytes during
     the call.
 

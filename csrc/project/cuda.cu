@@ -109,7 +109,8 @@ void project(const ProjectInputs& in, double order, double radius, const Project
       launch(queue, kernel, rows, dim3(static_cast<unsigned>(threads)), 0, call);
     };
     if (target.scaled) {
-      run(device::ScoreLook{static_cast<float>(order), static_cast<float>(1.0 - order), scores},
+      run(device::ScoreLook{static_cast<float>(target.order),
+                            static_cast<float>(1.0 - target.order), scores},
           device::project_kernel<kDtype, true>);
     } else {
       run(device::NoLook{}, device::project_kernel<kDtype, false>);

@@ -40,6 +40,10 @@ constexpr double kCloseness = 5e-5;
 // The relative error that slopes and curvatures may have.
 constexpr double kSlopeError = 3e-4;
 
+// Divergences grow with the order, so a larger one is on the safe side; floats tell none below this
+// from 1 well enough.
+constexpr double kLeastOrder = 1.001;
+
 struct ProjectTarget {
   double order, radius;
   double log_target;  // log T
@@ -47,9 +51,9 @@ struct ProjectTarget {
   double limit;  // of SumAt: T - 1, or 1 but for what is left out
 
   ADAPMIXED_HD ProjectTarget(double alpha, double r)
-      : order(alpha),
+      : order(alpha > kLeastOrder ? alpha : kLeastOrder),
         radius(r),
-        log_target((alpha - 1.0) * r),
+        log_target((order - 1.0) * r),
         scaled(log_target >= kScaledLogTarget),
         limit(scaled ? 1.0 - kLeftOut - std::exp(-log_target) : std::expm1(log_target)) {}
 };
@@ -178,6 +182,7 @@ ADAPMIXED_HD_CALLBACK
 template <class Sums>
 ADAPMIXED_HD double largest_weight(const Sums& sums, const ProjectTarget& target, Sides sides,
                                    double start, double most) {
+  if (!(target.limit > 0.0)) return 0.0;  // floats do not tell whether p is q itself
   const double free = reverse_free(target.radius);
   double lower = 0.0, upper = most;
   double barren = HUGE_VAL;  // the least weight whose sums overflow
@@ -199,7 +204,8 @@ ADAPMIXED_HD double largest_weight(const Sums& sums, const ProjectTarget& target
       const bool near = std::fabs(met.guess) < 1e-3 && one.value > 0.5 * target.limit;
       if (near) blur = std::fmax(blur, one.error / one.slope);
       guess = std::fmin(guess, static_cast<double>(met.guess));
-      bound = std::fmin(bound, static_cast<double>(met.bound));
+      // Terms near the least float are rounded too roughly for an upper bound.
+      if (one.value > 1e-30) bound = std::fmin(bound, static_cast<double>(met.bound));
     };
     if (forward) look(at.forward, target.order);
     if (reverse) look(at.reverse, 1.0 - target.order);
@@ -215,7 +221,6 @@ ADAPMIXED_HD double largest_weight(const Sums& sums, const ProjectTarget& target
     if (x == 1.0) upper = std::fmin(upper, kMostWeight);
     // Near a root the errors of the sums keep the two apart by `blur`.
     if (lower >= upper * (1.0 - kCloseness - 1.1 * blur)) return lower;
-    if (!(target.limit > 0.0)) return lower;  // a ball of radius 0 has only q itself
     double next = std::fmin(x * (1.0 + guess), upper);
     if (!(next > lower) || next >= barren || std::fabs(next / x - 1.0) < 1e-7 || trial % 8 == 7) {
       next = middle(std::fmax(lower, 1e-3 * upper), upper);

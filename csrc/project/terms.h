@@ -22,14 +22,15 @@ ADAPMIXED_CORE_BEGIN
 
 constexpr double kWeightError = 20.0 * kFloatUnit;
 
-// The logits of a row minus this number are small, and as exact, so that floats resolve them.
+// The logits of a row minus this number are small, and exact down to 255 below the log-sum-exp:
+// they are then not below 128 if the difference is.
 ADAPMIXED_HD double centre_of(double lse) {
   return std::fabs(lse) < 400.0 ? 0.0 : std::floor(lse + 0.5);
 }
 
 // Less likely tokens are `rare`, and in no sum. They are negligible in F unless p/q exceeds
 // e^kRareLogRatio. Below e^kMaskedLog a token counts as masked.
-constexpr double kRareLogQ = -300.0, kRareLogRatio = 0.2, kMaskedLog = -1e4;
+constexpr double kRareLogQ = -200.0, kRareLogRatio = 0.05, kMaskedLog = -1e4;
 // Whether a row is refused because of a rare token.
 ADAPMIXED_HD bool refused(double log_p, double log_q) {
   return log_p > kMaskedLog && (!(log_q > kMaskedLog) || log_p > log_q + kRareLogRatio);
@@ -232,8 +233,8 @@ ADAPMIXED_HD SumAt sum_at(const double (&sums)[3], double s, double reach, const
   }
   at.error *= kFloatUnit;
   if (!target.scaled) {
-    const double largest = std::fmax(range.high, -range.low);
-    at.error += std::fmin(1e-3, largest) * kRatioAbsolute * order * (order - 1.0);
+    const double largest = std::fmin(1e-3, std::fmax(range.high, -range.low)) + kRatioAbsolute;
+    at.error += largest * kRatioAbsolute * order * (order - 1.0);
   }
   return at;
 }
@@ -315,7 +316,7 @@ ADAPMIXED_HD double solve_row(Row& row, const ProjectTarget& target) {
     return search_row<Terms::kScaled>(row, target, Sides::kReverse, found, found);
   } else {
     const Moments moments = row.load();
-    const double start = target.limit > 0.0 ? first_weight(moments, target) : 1.0;
+    const double start = first_weight(moments, target);
     if (integer_order(target.order) != 0) {
       return search_row<Terms::kChain>(row, target, Sides::kBoth, start, 1.0);
     }

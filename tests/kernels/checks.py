@@ -50,7 +50,7 @@ class Report:
 
 def weight_tolerance(order: float) -> float:
     """Return the relative error that `project` states for a weight."""
-    return 2e-4 + 1e-5 / (order - 1)
+    return min(2e-4 + 1e-5 / (order - 1), 0.999)
 
 
 def check_weights(
@@ -108,7 +108,7 @@ def weight_fault(ball: oracle.Ball, w: float, c: float, order: float, radius: fl
     """Return which bound a weight violates at 70 digits, or "" if all hold."""
     tolerance = weight_tolerance(order)
     if ball.p == ball.q:  # only the 70th digit would make the excess nonzero
-        return "weight too small" if w < 1 - tolerance else ""
+        return "weight too small" if radius > 0 and w < 1 - tolerance else ""
     if not ball.admits(w, c, order, radius):
         return "infeasible"
     if radius < LEAST_RADIUS or w < LEAST:
