@@ -71,7 +71,7 @@ class PublicRow {
   double least_log_q;       // of tokens that are not rare
   bool finite_rare;         // whether there are rare tokens that are not masked
   // a of the tokens in two parts (common/float_ratio.h); q, or log2(q / T) for scaled sums. Rare
-  // tokens and those past the end have q = 0.
+  // tokens and those past the end have q = 0, or less than kNoShare.
   float *grid, *rest, *mass;
 
  private:

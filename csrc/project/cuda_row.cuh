@@ -135,8 +135,8 @@ class BlockRow {
     return {sums[0], sums[1], sums[2]};
   }
 
-  // Chooses groups with a token that can matter: X^s <= max(1, r^s). Smaller terms than
-  // kLeftOut / V are left out.
+  // Chooses groups with a token that can matter for any lambda: X^s <= max(1, r^s). Smaller terms
+  // than kLeftOut / V are left out.
   __device__ void select(double s, double) {
     const double threshold = target_.log_target + std::log(kLeftOut / vocab_);
     const double wanted = threshold + public_lse_ + s * (lse_ - public_lse_);

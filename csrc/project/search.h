@@ -35,9 +35,11 @@ constexpr double kScaledLogTarget = 12.0;
 constexpr double kLeftOut = 1e-5;
 // The largest weight below 1: with it, single precision tells X from 0.
 constexpr double kMostWeight = 1.0 - 4e-6;
-// The search ends with a weight this near to an upper bound on the optimum.
+// The search ends with a weight this near to an upper bound on the optimum. This and the numbers in
+// largest_weight and first_weight change how near the result comes, and never whether it holds.
 constexpr double kCloseness = 5e-5;
-// The relative error that slopes and curvatures may have.
+// The relative error that slopes and curvatures may have. Where they are farther off (tokens with X
+// near 0 in F), G decides.
 constexpr double kSlopeError = 3e-4;
 
 // Divergences grow with the order, so a larger one is on the safe side; floats tell none below this
@@ -185,7 +187,9 @@ ADAPMIXED_HD double largest_weight(const Sums& sums, const ProjectTarget& target
   if (!(target.limit > 0.0)) return 0.0;  // floats do not tell whether p is q itself
   const double free = reverse_free(target.radius);
   double lower = 0.0, upper = most;
-  double barren = HUGE_VAL;  // the least weight whose sums overflow
+  // The least weight whose sums overflow; sums with NaN count as such, so that p/q beyond the range
+  // of floats gives weight 0.
+  double barren = HUGE_VAL;
   double x = start;
   for (int trial = 0; trial < 40; ++trial) {
     const bool forward = sides != Sides::kReverse;

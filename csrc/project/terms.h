@@ -6,7 +6,7 @@
 // below the exact ones at lambda, but for `SumAt::error`: 3 for q, 16 for the additions, and
 //   chains: 5 for products, and 1 for each unit of the order;
 //   careful terms: at most 90 + 30 / (alpha - 1) + 3 |s log X|, found by trying 2 million x at
-//     orders from 1.001 to 1 000;
+//     orders from 1.001 (kLeastOrder) to 1 000;
 //   powers: 2 |s| + 6 |s log X| of the power; twice what was found in the same way.
 // An absolute error of d (kRatioAbsolute) matters where |d| < 1e-3 alone; the sums' second
 // derivative carries it into them.
