@@ -76,13 +76,15 @@ def make_query(
 def check_ours(query: Query, order: float, radius: float) -> None:
     """Exit unless weights and losses of some models keep their bounds by the reference.
 
-    No weight may leave the ball, and none may be 2.2e-4 below the largest that stays in it.
+    No weight may leave the ball, and none may be farther below the largest that stays in it than
+    `project` states.
     """
     part = query[0][:: max(1, len(query[0]) // 8)], query[1]
     projection, loss = two_calls(part, order, radius, order)
     private, public = (one.double().cpu().log_softmax(-1) for one in part)
     slack = 1e-12 / (order - 1)  # of the reference's sums
-    for factor, bad in ((1.0, "infeasible"), (1 + 2.2e-4, "below the optimum")):
+    stated = 2e-4 + 1e-5 / (order - 1)
+    for factor, bad in ((1.0, "infeasible"), (1 + stated, "below the optimum")):
         weight = (projection.weight.cpu() * factor).clamp(max=1.0).unsqueeze(-1)
         mixed = torch.logaddexp(weight.log() + private, torch.log1p(-weight) + public)
         mixed = torch.where(weight < 1, mixed, private)

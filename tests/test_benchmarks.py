@@ -91,7 +91,7 @@ def test_private_tokens_are_timed_against_the_public_ones(tmp_path: Path, quick:
 @pytest.mark.parametrize(
     ("weight", "loss", "message"),
     [
-        (1 + 1e-3, 1.0, "infeasible"), (1 - 1e-3, 1.0, "below the optimum"),
+        (1 + 3e-4, 1.0, "infeasible"), (1 - 3e-4, 1.0, "below the optimum"),
         (1.0, 1 - 2e-5, "loss"), (1.0, math.nan, "loss"),
     ],
 )  # fmt: skip

@@ -49,7 +49,7 @@ def test_large_inputs(name: str, dtype: torch.dtype, gpu: torch.device) -> None:
         expected = workload.project(x, order, radius)
         projection = workload.project(there, order, radius).check()
         close(projection.private_lse, expected.private_lse, 0.0, 1e-9)  # both in double
-        close(projection.weight, expected.weight, 3e-4, 1e-12)
+        close(projection.weight, expected.weight, 2.1e-4, 1e-12)
         rows = torch.tensor([0, x.private.shape[0] // 2]), torch.tensor([0, 0])
         pair = (projection.weight.cpu()[rows], projection.complement.cpu()[rows])
         report = checks.check_weights(

@@ -53,6 +53,7 @@ def check(private: Tensor, public: Tensor, order: float, radius: float, found: P
         (18.0, 3.6, 1.5),
         (2.5, 20.0, 1.0),
         (3.0, 0.03, 0.7),
+        (64.0, 0.01, 0.7),
         (17.5, 0.03, 0.7),
         (2.5, 1e-4, 0.7),
     ],
