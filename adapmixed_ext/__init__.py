@@ -37,7 +37,7 @@ except ImportError as error:
     ) from error
 
 from ._clip import clip_project
-from ._leave_one_out import leave_one_out, loss_error
+from ._leave_one_out import leave_one_out
 from ._log_pool import log_pool
 from ._mixture import log_prob, mixture
 from ._project import project
@@ -57,7 +57,6 @@ __all__ = [
     "leave_one_out",
     "log_pool",
     "log_prob",
-    "loss_error",
     "mixture",
     "project",
     "renyi_divergence",

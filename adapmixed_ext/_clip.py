@@ -83,8 +83,8 @@ def clip_project(
 
         max{log1p Σ q W f(P/W), log1p Σ q P f(W/P)} / (α−1),
 
-    of p̄_i as it is returned. Its relative error is at most ``loss_error``, or 1e-12 absolute if
-    that is more. A member that is not active is charged as if it took part.
+    of p̄_i as it is returned: an upper bound, at most 2e-5 of itself and 2e-12 above it, and 0 for a
+    row equal to the public one. A member that is not active is charged as if it took part.
     Memory: at most 37·V + 2^17 bytes for each thread.
 
     Args:

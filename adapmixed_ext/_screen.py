@@ -64,10 +64,9 @@ def screen(
     added to s, and negative values are set to 0. **Then** s[K] and q[K] are re-scaled to sum 1. A
     position passes if D_α(s‖q[K]) ≤ T_s. A row with fewer than k tokens of q > 0 uses them all.
 
-    The relative error of the divergence is at most ``loss_error``, or 1e-12 absolute if that is
-    more, at every weight. If negative noise cancels s, the rest is known to 1e-15 of what there
-    was. The divergence is +inf if nothing is left. It is exactly 0 for a single token, and if s
-    equals q.
+    The relative error of the divergence is at most 1e-5, or 1e-12 absolute if that is more, at
+    every weight. If negative noise cancels s, the rest is known to 1e-15 of what there was. The
+    divergence is +inf if nothing is left. It is exactly 0 for a single token, and if s equals q.
 
     On CUDA nothing is raised for bad rows or for noise that is not finite. Their divergence is
     +inf, and they pass only under a threshold of inf. ``check()`` raises for bad rows, but not for

@@ -102,7 +102,7 @@ TABLE: list[tuple[Callable[..., object], str, float, float]] = [
     (lambda n: planned(models=n), "num_models", 65_536, UP),
     (lambda n: privacy.IndividualCharge("zcdp", None, np.zeros((n, 1))), "models", 65_536, UP),
     (
-        lambda n: privacy.LeaveOneOutLoss((2.0,), np.zeros((n, 1, 1)), "zero_out", 0.0),
+        lambda n: privacy.LeaveOneOutLoss((2.0,), np.zeros((n, 1, 1)), "zero_out"),
         "models",
         65_536,
         UP,

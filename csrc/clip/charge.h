@@ -33,18 +33,21 @@ struct ChargeScale {
     return lower < 1e-30 || largest_order * most > 190.0;
   }
 
+  // An upper bound; 0 if the computed sums are, and then p_bar counts as q.
   ADAPMIXED_HD double of(double forward, double reverse, double order) const {
     if (std::isnan(forward) || std::isnan(reverse)) return HUGE_VAL;
     const double excess = share * std::fmax(std::fmax(forward, reverse), 0.0);
-    return std::log1p(excess) / (order - 1.0);
+    return excess > 0.0 ? raised(std::log1p(excess) / (order - 1.0)) : 0.0;
   }
 
   // The same from the logarithms of the two sums.
   ADAPMIXED_HD double of_logs(double forward, double reverse, double order) const {
     if (std::isnan(forward) || std::isnan(reverse)) return HUGE_VAL;
     const double excess = std::log(share) + std::fmax(forward, reverse);
-    return (excess > 0.0 ? excess + std::log1p(std::exp(-excess)) : std::log1p(std::exp(excess))) /
-           (order - 1.0);
+    if (excess == -HUGE_VAL) return 0.0;
+    return raised(
+        (excess > 0.0 ? excess + std::log1p(std::exp(-excess)) : std::log1p(std::exp(excess))) /
+        (order - 1.0));
   }
 
   // Adds the terms of one token, given log q and log U, to the logarithms of the two sums.

@@ -76,6 +76,15 @@ ADAPMIXED_HD_INLINE F octave_minus_one(F f) {
   return p * f;
 }
 
+// The logits of a row minus this number are small, and exact down to 255 below the log-sum-exp:
+// they are then not below 128 if the difference is.
+ADAPMIXED_HD double centre_of(double lse) {
+  return std::fabs(lse) < 400.0 ? 0.0 : std::floor(lse + 0.5);
+}
+
+// A token that is less likely counts as masked.
+constexpr double kMaskedLog = -1e4;
+
 // x rounded to the grid; |x| < 2^40.
 template <class T>
 ADAPMIXED_HD_INLINE T on_grid(T x) {

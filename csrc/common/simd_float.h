@@ -208,6 +208,25 @@ class FlushDenormals {
 // Adds the lanes in double.
 inline Vec widened(Flt a) { return low_half(a) + high_half(a); }
 inline double sum(Flt a) { return sum(widened(a)); }
+// The sums over the lanes of four vectors, in floats.
+inline void sum_four(const Flt (&a)[4], float (&sums)[4]) {
+#if defined(__AVX2__)
+  __m256 part[4];
+  ADAPMIXED_UNROLL
+  for (int k = 0; k < 4; ++k) {
+#if defined(__AVX512F__)
+    part[k] = _mm256_add_ps(_mm512_castps512_ps256(a[k].v), _mm512_extractf32x8_ps(a[k].v, 1));
+#else
+    part[k] = a[k].v;
+#endif
+  }
+  const __m256 all =
+      _mm256_hadd_ps(_mm256_hadd_ps(part[0], part[1]), _mm256_hadd_ps(part[2], part[3]));
+  _mm_storeu_ps(sums, _mm_add_ps(_mm256_castps256_ps128(all), _mm256_extractf128_ps(all, 1)));
+#else
+  for (int k = 0; k < 4; ++k) sums[k] = a[k].a + a[k].b;
+#endif
+}
 inline float maximum(Flt a) {
   float x[Flt::kLanes];
   a.store(x);

@@ -1,167 +1,147 @@
-// A bound on the error that single precision causes in a leave-one-out loss, computed from the sums
-// themselves.
+// What is added to a leave-one-out loss for the errors of single precision, so that it is never
+// under-reported. It is computed from the sums themselves.
 //
-// Notation: e_i = delta_i - base as a float, mu the mean of delta over the slots,
-// F = 1 / (divisor (1 + mu)), x_i = (mu - delta_i) F. Norms are sqrt(sum p y^2). Errors are in
-// units (kFloatUnit).
+// Notation: delta_j = p_bar_j / q - 1, mu its mean over the slots, F = 1 / (divisor (1 + mu)),
+// middle = mu, or 0 against the public distribution, x = (middle - delta) F, c(x) the excess
+// (1+x)^s - 1 - s x. Norms are sqrt(sum p y^2). Errors are in units (kFloatUnit).
 //
-// The error of x_i. In floats, delta_i is off by 7.6 units of itself (kRatioUnits, the weight, a
-// multiply-add) and by kRatioAbsolute (|delta_i| + weight_i); it differs from mu by x_i / F. The
-// mean of the delta_j, of which 3 additions are in floats, is off by 10.6 units of the mean
-// |delta_j|. In double, e_i is off by its own rounding, and it differs from middle = mu - base by
-// x_i / F; against the public distribution middle is 0. Last, middle, the difference, F and the
-// product are rounded; or F, its product with middle and, once, middle F - e_i F. So x_i is off by
-//   own: 10.6 (floats) or 4 (double) units of x_i;
-//   shared, as a norm: 9.6 (or 3) units of middle F, plus 10.6 (or 0) units of the mean
-//   |delta_j| F, which is at most the mean of the norms of x_j plus that of mu F; plus the absolute
-//   errors;
-//   growth, through the error eta of 1 + mu in F and p: 10.6 (or 0) units of the mean
-//   |delta_j| / (1 + mu), which is replaced by its upper bound (mu + 2 mean weight) / (1 + mu).
-// A position may have tokens of both kinds. Then own and the factor of middle F are those of floats
-// for all tokens; what is 0 in double takes its norm and maximum over the tokens in floats alone.
-// The excess sum p c(x) moves by at most own sum p x c'(x), plus the norm of c'(x) times shared,
-// plus eta sum p (x c'(x) - c(x)), and in second order by half the largest c'' within reach times
-// the square of the norm of x's error. If the computed x are 0, only the second-order term is left.
+// Errors of x. delta is off by kRatioUnits, two roundings, and kRatioAbsolute (|delta| + weight);
+// it differs from middle by x / F. mu has three additions in floats more, of terms whose sizes add
+// up to N mean|delta|. middle, the difference, F and the product are rounded; or F, its product
+// with middle and, once, middle F - delta F. So x is off by
+//   own: kOwn units of x;
+//   shared, as a norm: 9.6 units of middle F and kMean units of mean|delta| F, which is at most the
+//   mean of the norms of x_j plus that of mu F; plus the absolute errors;
+//   growth: what 1 + mu is off by, in F and p: kMean units of mean|delta| / (1 + mu), which is at
+//   most (mu + 2 mean weight) / (1 + mu).
+// Of tokens that are computed in double, p_bar / q is off by what the log-sum-exps leave and by the
+// rounding of its sum over the slots; p_bar / q F is at most 1 / divisor + |x|, or 1 against q.
 //
-// Listed tokens. Their own delta is in double. If mu is computed in floats, x is off by
-// eta (|x| + 1 / divisor) and p by eta, where eta uses the mean |delta_j| itself. An excess is at
-// most x times its derivative. In addition p is off by 4 units.
-//
-// Moments. In addition to eta, p is off by 4 units, and a term p t^{2+k} by 2 + k more; it
-// takes part in kMomentAdditions additions in floats. On CUDA a moment is a sum of multiples of a
-// unit, and off by moment_error at most. That includes what the same does to the other terms of the
-// bound, which is far smaller.
+// A sum of p c(x) therefore moves by at most own times sum p x c'(x), shared times the norm of c',
+// growth times sum p (x c'(x) - c(x)), and half the largest c'' times the squared norm of x's
+// error. A listed term moves by at most (3 + 1.5 |s log X|) c times the relative error of x, or of
+// X if X < 1/2 (found by trying), by that of p, and by the error of power_excess. In double x and X
+// are off by 3 units.
 #pragma once
 
 #include <cmath>
 
-#include "common/float_ratio.h"
+#include "common/float_power.h"
 #include "leave_one_out/fit.h"
 
 ADAPMIXED_CORE_BEGIN
 
-// The largest relative error of a loss from the float sums. Python adds loss_error, which is
-// larger.
-constexpr double kLossError = 9.8e-6;
+constexpr double kOwn = kRatioUnits + 5.0, kMean = kRatioUnits + 5.0;
 
 // The most additions in floats through which a term of a moment goes.
 constexpr int kMomentAdditions = 20;
 
-// With fewer slots most x are large, so everything is computed in double from the start.
-constexpr double kFewSlots = 4.0;
+// Tokens with less of q in the mixture are computed in double.
+constexpr double kLeastRatio = 0.5;
 
-// Deviations are computed in double if the models have much in common: the mean of delta, as a norm
-// over some tokens, exceeds kMostCommon times the models' distance from it. The CPU takes
-// kSampledTokens of the row, CUDA each tile.
-constexpr int kSampledTokens = 64;
-constexpr double kMostCommon = 0.8;
+// A bound on the norm of the x that are so small that a term of a moment is 0 in floats.
+constexpr double kLostNorm = 2e-16;
 
-// A token whose mixture is below this multiple of q is handled by itself. The limit depends on
-// whether deviations are computed in floats or in double.
-ADAPMIXED_HD double least_ratio(bool in_double) { return in_double ? 1e-3 : 0.25; }
+// Excesses of orders nearer to 1 are computed in double.
+constexpr double kLeastFloatOrder = 1.1;
 
-// Sums over all tokens of a position. Norms are squared.
+// With fewer slots everything is: what models share is not small against their differences over N.
+constexpr double kFewSlots = 16.0;
+
+// Sums over the tokens of a position in single precision, but for `balance`, which is over all.
 struct TokenSums {
-  double balance = 0.0;                           // sum q mu
-  double common = 0.0;                            // norm of mu F
-  double middle = 0.0;                            // norm of (mu - base) F
-  double growth = 0.0;                            // the largest (mu + 2 mean weight) / (1 + mu)
-  double float_common = 0.0, float_growth = 0.0;  // the same of tokens with deviations in floats
-  double rough = 0.0;  // the largest mean |delta_j| / (1 + mu) of listed tokens with a float mu
+  double balance = 0.0;      // sum q mu
+  double common = 0.0;       // the squared norm of middle F
+  double most_common = 0.0;  // the largest |middle F|
+  double growth = 0.0;       // the largest (mu + 2 mean weight) / (1 + mu)
 
   ADAPMIXED_HD void add(const TokenSums& other) {
     balance += other.balance;
     common += other.common;
-    middle += other.middle;
+    most_common = std::fmax(most_common, other.most_common);
     growth = std::fmax(growth, other.growth);
-    float_common += other.float_common;
-    float_growth = std::fmax(float_growth, other.float_growth);
-    rough = std::fmax(rough, other.rough);
   }
 };
 
-// The largest weight of a position, and the largest error of p/q in double.
-struct LossPrecision {
-  double largest_weight, ratio_error;
+// Sums over listed tokens: of p c, of p c |s log X|, and of p c (3 + 1.5 |s log X|) over those in
+// single precision.
+struct ListedSums {
+  double value, sized, rough;
 };
 
+// A view of the sums of one model over a chunk, later over a position.
+struct ModelSums {
+  ADAPMIXED_HD static std::int64_t size(int degree, std::int64_t orders) {
+    return 2 + degree + 6 * orders;
+  }
+
+  double* data;
+  int degree;
+
+  ADAPMIXED_HD double& first() const { return data[0]; }          // sum p x
+  ADAPMIXED_HD double& listed_second() const { return data[1]; }  // sum p x^2 of listed tokens
+  ADAPMIXED_HD double* moments() const { return data + 2; }       // sum p t^{2+k}, x = reach t
+  ADAPMIXED_HD double second(double reach) const {                // sum p x^2
+    return reach * reach * moments()[0] + listed_second();
+  }
+  ADAPMIXED_HD ListedSums& listed(std::int64_t k, bool reverse) const {
+    return reinterpret_cast<ListedSums*>(data + 2 + degree)[2 * k + reverse];
+  }
+};
+
+// What the losses of one position share.
 class LossBound {
  public:
-  // mean_norm: the mean over the models of the norm of x.
-  ADAPMIXED_HD LossBound(const Neighbours& all, double reach, int degree, const TokenSums& sums,
-                         const LossPrecision& precision, double mean_norm)
+  // mean_norm: the mean over the models of the norm of x. largest_weight: of the position.
+  // ratio_error: the largest relative error of p/q from the log-sum-exps.
+  ADAPMIXED_HD LossBound(const Neighbours& all, double reach, int degree, const TokenSums& tokens,
+                         double mean_norm, double largest_weight, double ratio_error)
       : reach_(reach), degree_(degree) {
-    const double u = kFloatUnit;
-    // Without deviations in floats this is 0. It is 0 with them only if all weights are.
-    const bool floats = sums.float_growth > 0.0;
-    const double one = floats ? (kRatioUnits + 2.0) * u : u;           // error of a delta
-    const double mean = floats ? (kRatioUnits + 2.0 + 3.0) * u : 0.0;  // error of mu
-    const double exact = precision.ratio_error, rounded = floats ? kRatioAbsolute : 0.0;
+    const double u = kFloatUnit, rounded = kRatioAbsolute + ratio_error;
     const double divisor = all.against_public ? all.slots : all.slots - 1.0;
-    const double common = std::sqrt(sums.common), float_common = std::sqrt(sums.float_common);
-    // A bound on the norm of weight F.
-    const auto weights = [&](bool in_double) {
-      return precision.largest_weight / (divisor * std::sqrt(least_ratio(in_double)));
-    };
-    own_ = one + 3.0 * u;
-    shared_ = (one + 2.0 * u) * std::sqrt(sums.middle) +
-              (all.against_public ? 0.0 : mean * (mean_norm + float_common)) +
-              exact * (2.0 * common + mean_norm + 2.0 * weights(true)) +
-              rounded * (2.0 * float_common + mean_norm + 2.0 * weights(false));
-    size_absolute_ = exact + rounded;
-    growth_ = (mean + 2.0 * rounded) * sums.float_growth + 2.0 * exact * sums.growth;
-    rough_ = (mean + 2.0 * (exact + rounded)) * sums.rough * (2.0 + 1.0 / (divisor * reach));
-    listed_ = precision.ratio_error * (2.0 + 16.0 * (1.0 + sums.growth) / (divisor * reach));
+    const double common = std::sqrt(tokens.common);
+    // A bound on the norm of weight F, and on weight F itself, if any token is in floats.
+    const double largest = tokens.growth > 0.0 ? largest_weight : 0.0;
+    const double weight = largest / divisor / std::sqrt(kLeastRatio);
+    const double most_weight = largest / divisor / kLeastRatio;
+    growth_ = (kMean * u + 2.0 * rounded) * tokens.growth;
+    own_ = kOwn * u + rounded;
+    shared_ = 9.6 * u * common + 2.0 * rounded * (common + weight);
+    double most = 9.6 * u * tokens.most_common + 2.0 * rounded * (tokens.most_common + most_weight);
+    if (!all.against_public) {
+      shared_ += (kMean * u + rounded) * (mean_norm + common);
+      most += kMean * u * tokens.growth / divisor;
+    }
+    shared_ += (ratio_error + all.slots * 0x1p-53) * (all.against_public ? 1.0 : 2.0 / divisor);
+    listed_ = own_ + 1.4 * growth_ + most / reach;
   }
 
-  // The excess of one direction, and a bound on its error but for the second order.
-  struct Excess {
-    double value, error;
-  };
-
-  // Sums: ModelSums, or what has the same members. size: the norm of x. own_listed: the direction's
-  // part of `listed`.
-  template <class Sums, class T>
-  ADAPMIXED_HD Excess direction(const ExcessFitView<T>& fit, const Sums& m, double size,
-                                double own_listed, const ListedSums& listed) const {
+  // An upper bound on the sum of excesses of one direction, s = order or 1 - order.
+  template <class T, class Moments>
+  ADAPMIXED_HD double excess(const ExcessFitView<T>& fit, const Moments& moments,
+                             const ListedSums& listed, double order) const {
     const double u = kFloatUnit;
-    const auto moments = m.moments();
     double slope, unused;
     const double bulk = fit.excess.sum(moments, degree_, slope);
-    const double squared_slope = fit.squared_slope.sum(moments, degree_, unused) +
-                                 fit.squared_slope.error * moments[0] +
-                                 m.moment_error() * fit.squared_slope.size(degree_);
-    const double error =
-        own_ * std::fabs(slope) +
-        (shared_ + size_absolute_ * size) * std::sqrt(std::fmax(squared_slope, 0.0)) +
-        growth_ * std::fabs(slope - bulk) +
-        fit.excess.rounding(moments, degree_, (6.0 + kMomentAdditions) * u, u) +
-        fit.excess.error * moments[0] + m.moment_error() * fit.excess.size(degree_) +
-        4.0 * u * std::fabs(own_listed) + rough_ * listed.rough_slope +
-        listed_ * (listed.slope + listed.rough_slope);
-    return {bulk + own_listed, error};
-  }
-
-  // Computes the loss from both directions. Returns whether it is within kLossError (or 1e-12 nats)
-  // of the truth.
-  ADAPMIXED_HD bool loss(const Excess& forward, const Excess& reverse, double size, double order,
-                         double& result) const {
-    // |c''| = order (order - 1) (1 + x)^s, s = order - 2 or -order - 1.
-    const double moved = own_ * size + shared_ + size_absolute_ * size;
+    const double squared_slope =
+        fit.squared_slope.sum(moments, degree_, unused) + fit.squared_slope.error * moments[0];
+    const double size = reach_ * std::sqrt(moments[0]), moved = own_ * size + shared_ + kLostNorm;
+    // |c''| = order (order - 1) (1 + x)^s', s' = order - 2 or -order - 1.
     const double curvature = order * (order - 1.0) * std::exp(-(order + 1.0) * std::log1p(-reach_));
-    const double second_order = 0.5 * curvature * moved * moved;
-    const double excess = std::fmax(std::fmax(forward.value, reverse.value), 0.0);
-    result = std::log1p(excess) / (order - 1.0);
-    if (!std::isfinite(forward.value) || !std::isfinite(reverse.value)) return false;
-    const double allowed =
-        std::fmax(kLossError * (1.0 + excess) * std::log1p(excess), 1e-12 * (order - 1.0));
-    return forward.error + second_order <= allowed && reverse.error + second_order <= allowed;
+    const double error = own_ * std::fabs(slope) +
+                         shared_ * std::sqrt(std::fmax(squared_slope, 0.0)) +
+                         growth_ * std::fabs(slope - bulk) +
+                         fit.excess.rounding(moments, degree_, (6.0 + kMomentAdditions) * u, u) +
+                         fit.excess.error * moments[0] + 0.5 * curvature * moved * moved;
+    const double of_power = 140.0 + (order > kLeastFloatOrder ? 40.0 / (order - 1.0) : 0.0);
+    return bulk + error + listed.value * (1.0 + of_power * u) + listed.sized * 9.0 * u +
+           listed.rough * listed_;
   }
 
  private:
   double reach_;
   int degree_;
-  double own_, shared_, size_absolute_, growth_, rough_, listed_;
+  double own_, shared_, growth_, listed_;
 };
 
 ADAPMIXED_CORE_END

@@ -71,6 +71,12 @@ struct LossCall {
   ADAPMIXED_HD double* loss_of(std::int64_t model, std::int64_t position) const {
     return loss + (model * in.shape.positions + position) * orders.count;
   }
+  // What is reported for a computed loss. A model of weight 0 loses nothing if q replaces it.
+  ADAPMIXED_HD double reported(double loss, std::int64_t model, std::int64_t position) const {
+    const bool nothing =
+        loss == 0.0 && all.zero_out && weights.weight[model * in.shape.positions + position] == 0.0;
+    return nothing && !(weights.upper > 0.0) ? 0.0 : raised(loss);
+  }
 };
 
 // A chunk of the vocabulary at one position.

@@ -47,6 +47,7 @@ __device__ inline void find_loss(const LossCall& call, std::int64_t member, std:
     loss = divergence_from_excess(chunks_total(call, member, sums),
                                   chunks_total(call, member, sums + 1), call.orders.value[k]);
     if (loss == HUGE_VAL) atomicExch(&call.states[member].overflowed, 1);
+    loss = call.reported(loss, model, call.first + member);
   }
   call.loss_of(model, call.first + member)[k] = loss;
 }
@@ -65,7 +66,7 @@ __device__ inline void find_log_loss(const LossCall& call, std::int64_t member, 
     forward = LogAdd{}(forward, sums[0]);
     reverse = LogAdd{}(reverse, sums[1]);
   }
-  loss = divergence_from_logs(forward, reverse, call.orders.value[k]);
+  loss = raised(divergence_from_logs(forward, reverse, call.orders.value[k]));
 }
 
 // The number of the next piece. A whole block must call this together.

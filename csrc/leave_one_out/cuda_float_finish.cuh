@@ -84,7 +84,7 @@ __device__ bool write_loss(const LossCall& call, const PackedFits<kOrders>& fits
   const double balance = call.all.against_public ? -call.all.slots * first
                                                  : tokens.balance - (call.all.slots - 1.0) * first;
   if (present && side == 0) {
-    call.loss_of(i, position)[k] = loss;
+    call.loss_of(i, position)[k] = call.reported(loss, i, position);
     if (k == 0) call.balance[i * call.in.shape.positions + position] = balance;
   }
   return within && std::fabs(balance) < kMostBalance;

@@ -7,7 +7,7 @@
 #pragma once
 
 #include "common/block.cuh"
-#include "leave_one_out/bound.h"
+#include "leave_one_out/cuda_bound.cuh"
 #include "leave_one_out/cuda_layout.cuh"
 #include "leave_one_out/cuda_order_free.cuh"
 

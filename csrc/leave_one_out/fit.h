@@ -183,33 +183,4 @@ ADAPMIXED_HD int loss_degree(const Neighbours& all, double largest_weight) {
   return index;
 }
 
-// Sums of the excess over listed tokens, and sums of the larger of their two slopes by log x:
-// rough_slope for tokens whose mean over the models is in floats, slope for the others.
-struct ListedSums {
-  double forward, reverse, rough_slope, slope;
-};
-
-// A view of the sums of one model over a chunk, later over a position.
-struct ModelSums {
-  ADAPMIXED_HD static std::int64_t size(int degree, std::int64_t orders) {
-    return 2 + degree + 4 * orders;
-  }
-
-  double* data;
-  int degree;
-
-  ADAPMIXED_HD double& first() const { return data[0]; }          // sum p x
-  ADAPMIXED_HD double& listed_second() const { return data[1]; }  // sum p x^2 beyond the reach
-  ADAPMIXED_HD double* moments() const { return data + 2; }       // sum p t^{2+k}, |t| <= 1
-  ADAPMIXED_HD double moment_error() const { return 0.0; }
-  // The excesses beyond the reach.
-  ADAPMIXED_HD ListedSums& listed(std::int64_t k) const {
-    return reinterpret_cast<ListedSums*>(data + 2 + degree)[k];
-  }
-  // sum p x^2.
-  ADAPMIXED_HD double second(double reach) const {
-    return reach * reach * moments()[0] + listed_second();
-  }
-};
-
 ADAPMIXED_CORE_END

@@ -139,6 +139,9 @@ ADAPMIXED_HD_INLINE void add_excess(const ExcessToken<T>& token, const LogParts<
 // rows.
 constexpr double kMostBalance = 1e-5;
 
+// An upper bound from a loss or charge whose error is below 1e-5 of it, or below 1e-12.
+ADAPMIXED_HD double raised(double loss) { return loss * (1.0 + 1e-5) + 1e-12; }
+
 // D<->_alpha = log1p(max(A, B)) / (alpha - 1). NaN gives +inf, because the loss may not be small.
 ADAPMIXED_HD double divergence_from_excess(double forward, double reverse, double order) {
   if (std::isnan(forward) || std::isnan(reverse)) return HUGE_VAL;

@@ -5,8 +5,7 @@
 // by at most kWeightError, and terms grow with lambda. So sums at lambda (1 + kWeightError) are not
 // below the exact ones at lambda, but for `SumAt::error`: 3 for q, 16 for the additions, and
 //   chains: 5 for products, and 1 for each unit of the order;
-//   careful terms: at most 90 + 30 / (alpha - 1) + 3 |s log X|, found by trying 2 million x at
-//     orders from 1.001 (kLeastOrder) to 1 000;
+//   careful terms: see power_excess (common/float_power.h);
 //   powers: 2 |s| + 6 |s log X| of the power; twice what was found in the same way.
 // An absolute error of d (kRatioAbsolute) matters where |d| < 1e-3 alone; the sums' second
 // derivative carries it into them.
@@ -15,22 +14,16 @@
 #pragma once
 
 #include "common/elementary.h"
-#include "common/float_ratio.h"
+#include "common/float_power.h"
 #include "project/search.h"
 
 ADAPMIXED_CORE_BEGIN
 
 constexpr double kWeightError = 20.0 * kFloatUnit;
 
-// The logits of a row minus this number are small, and exact down to 255 below the log-sum-exp:
-// they are then not below 128 if the difference is.
-ADAPMIXED_HD double centre_of(double lse) {
-  return std::fabs(lse) < 400.0 ? 0.0 : std::floor(lse + 0.5);
-}
-
 // Less likely tokens are `rare`, and in no sum. They are negligible in F unless p/q exceeds
-// e^kRareLogRatio. Below e^kMaskedLog a token counts as masked.
-constexpr double kRareLogQ = -200.0, kRareLogRatio = 0.05, kMaskedLog = -1e4;
+// e^kRareLogRatio.
+constexpr double kRareLogQ = -200.0, kRareLogRatio = 0.05;
 // Whether a row is refused because of a rare token.
 ADAPMIXED_HD bool refused(double log_p, double log_q) {
   return log_p > kMaskedLog && (!(log_q > kMaskedLog) || log_p > log_q + kRareLogRatio);
@@ -46,51 +39,6 @@ enum class Terms {
   kPlain,    // any order: X^s - 1 - s x by subtraction, for targets that are not small
   kScaled,   // X^s q / T
 };
-
-// log X of a token, and log X - x of one with X near 1. Within 2 units of log X.
-template <class F>
-struct FloatLog {
-  F log, excess, octaves;
-};
-template <class F>
-ADAPMIXED_HD_INLINE FloatLog<F> float_log(F x, F X) {
-  F e, m;
-  vsplit(X, e, m);
-  const F w = vselect(vabs(e) > F(0.5f), m - F(1.0f), x);
-  const F z = w * w;
-  F p(7.0376836292e-2f);
-  p = vfma(p, w, F(-1.1514610310e-1f));
-  p = vfma(p, w, F(1.1676998740e-1f));
-  p = vfma(p, w, F(-1.2420140846e-1f));
-  p = vfma(p, w, F(1.4249322787e-1f));
-  p = vfma(p, w, F(-1.6668057665e-1f));
-  p = vfma(p, w, F(2.0000714765e-1f));
-  p = vfma(p, w, F(-2.4999993993e-1f));
-  p = vfma(p, w, F(3.3333331174e-1f));
-  const F excess = vfma(w * z, p, z * F(-0.5f));
-  const F rest = vfma(e, F(-2.12194440e-4f), excess);
-  return {vfma(e, F(0.693359375f), w + rest), excess, e};
-}
-
-// e^u = scale (1 + f + tail), tail = e^f - 1 - f. u is at least -87; above the range, NaN or inf.
-template <class F>
-struct FloatExp {
-  F scale, f, tail, octaves;
-};
-template <class F>
-ADAPMIXED_HD_INLINE FloatExp<F> float_exp_parts(F u) {
-  u = vmax(u, F(-87.0f));
-  const F shifted = vfma(u, F(1.44269504f), F(kFloatShifter));
-  const F n = shifted - F(kFloatShifter);
-  const F f = vfma(n, F(2.12194440e-4f), vfma(n, F(-0.693359375f), u));
-  F p(1.9875691500e-4f);
-  p = vfma(p, f, F(1.3981999507e-3f));
-  p = vfma(p, f, F(8.3334519073e-3f));
-  p = vfma(p, f, F(4.1665795894e-2f));
-  p = vfma(p, f, F(1.6666665459e-1f));
-  p = vfma(p, f, F(5.0000001201e-1f));
-  return {exp2_integer(shifted), f, f * f * p, n};
-}
 
 // log2 X within 1 unit of itself, X being exact.
 template <class F>
@@ -159,7 +107,7 @@ class Side {
     if constexpr (powers(kTerms)) {
       add_power(t);
     } else {
-      add_excess(t, kTerms == Terms::kChain ? chained(t) : careful(t));
+      add_excess(t, kTerms == Terms::kChain ? chained(t) : power_excess(t.x, t.log, F(s_)));
     }
   }
   ADAPMIXED_HD_INLINE void widen() { value.widen(), slope.widen(), curvature.widen(); }
@@ -191,15 +139,6 @@ class Side {
     const F c = vfma(w.e, x, w.c);
     return forward ? c : t.X * c;
   }
-  ADAPMIXED_HD_INLINE F careful(const Tokens<F>& t) const {
-    const F s(s_);
-    const FloatExp<F> e = float_exp_parts(s * t.log.log);
-    const F direct = vfma(e.scale, e.f + e.tail, e.scale - F(1.0f)) - s * t.x;
-    // e^u - 1 - u and u - s x: both are small and accurate if u and x are small.
-    const F small = vfma(s, t.log.excess, e.tail);
-    return vselect(vmax(vabs(e.octaves), vabs(t.log.octaves)) > F(0.5f), direct, small);
-  }
-
   float s_;
   int chain_;
 };

@@ -43,12 +43,12 @@ def worst_error(
         with simulated.kernels(*order, sizes_of_a_gpu=sizes_of_a_gpu):
             found.append(adapmixed_ext.leave_one_out(private, public, projection, **options))
     assert torch.equal(found[0], found[1]) and torch.equal(found[0], found[2])
-    error = (found[0] - exact).abs() - 1e-12
-    assert torch.all(error <= adapmixed_ext.loss_error * exact), (found[0], exact)
-    return float(((found[0] - exact).abs() / exact).max())
+    more = found[0] - exact
+    assert torch.all((more >= 0) & (more <= 2e-5 * exact + 2e-12)), (found[0], exact)
+    return float((((found[0] - 1e-12) / (1 + 1e-5) - exact).abs() / exact).max())
 
 
-# Doubles agree with the reference to this; floats do not.
+# Doubles, without what is added to a loss, agree with the reference to this; floats do not.
 DOUBLE = 1e-11
 
 
@@ -111,7 +111,7 @@ def test_slots_without_a_model() -> None:
     assert worst_error(private, public, projection, orders=[3.0], num_models=50) > DOUBLE
 
 
-def test_identical_models_lose_nothing() -> None:
+def test_identical_models_lose_next_to_nothing() -> None:
     """Also at a token of the last tile, far beyond the reach of the interpolants for all models."""
     private, public = ensemble(1, 129, shift=1.0, noise=0.0)
     private[..., -1] += 8.0
@@ -119,7 +119,7 @@ def test_identical_models_lose_nothing() -> None:
     projection = adapmixed_ext.project(private, public, order=3, radius=0.03)
     with simulated.kernels():
         loss = adapmixed_ext.leave_one_out(private, public, projection, orders=[3.0, 64.0])
-    assert torch.all(loss == 0.0)
+    assert torch.all(loss <= 1e-12)
 
 
 @pytest.mark.parametrize("token", [1, 100, 190])

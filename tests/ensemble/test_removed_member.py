@@ -26,7 +26,6 @@ from adapmixed.ensemble.public_model import load_base
 from adapmixed.mechanisms import AdaPMixED, ClippedLogPool, ClippedMixing, Mechanism, PMixED
 from adapmixed.privacy import LeaveOneOutLoss
 from adapmixed.privacy.costs.pmixed import sound_bound
-from adapmixed.privacy.events import LOSS_ABSOLUTE_ERROR
 from adapmixed.rng import SeededRandom
 
 DELTA, ORDER = 1e-5, 4.0
@@ -148,8 +147,7 @@ def cost(mechanism: Mechanism, proposal: Any) -> Tensor:
     """Return the charge for removing the second member at ORDER, (B,) or ()."""
     if isinstance(mechanism, AdaPMixED):
         (event,) = (one for one in stated(proposal) if isinstance(one, LeaveOneOutLoss))
-        inflated = event.loss[1, :, 0] * (1 + event.loss_error) + LOSS_ABSOLUTE_ERROR
-        return torch.from_numpy(inflated)
+        return torch.from_numpy(event.loss[1, :, 0].copy())
     if isinstance(mechanism, PMixED):
         return torch.tensor(sound_bound(ORDER, mechanism.radius(4), 4))
     charges = torch.from_numpy(individual(proposal)[1])

@@ -173,5 +173,6 @@ def check_charges(
         if mp.isinf(exact) or math.isinf(got):
             assert mp.isinf(exact) and got == math.inf, (i, b, order, got)
         else:
-            error = adapmixed_ext.loss_error * exact + mpf(1e-12)
-            assert abs(mpf(got) - exact) <= error, (i, b, order, got, mp.nstr(exact, 17))
+            more = mpf(got) - exact
+            sound = more >= 0 or got == 0  # what is charged 0 answers q
+            assert sound and more <= 2e-5 * exact + 2e-12, (i, b, order, got, mp.nstr(exact, 17))

@@ -50,7 +50,7 @@ class Screened:
         if mp.isinf(exact) or math.isinf(value):
             good = bool(mp.isinf(exact)) and value == INF
         else:
-            error = adapmixed_ext.loss_error * exact + mpf(1e-12)
+            error = 1e-5 * exact + mpf(1e-12)
             good = value >= 0 and abs(mpf(value) - exact) <= error
         good = good and got.passed.item() == (value <= 0.5)
         return None if good else f"{self}: {value!r}, exact {mp.nstr(exact, 17)}"

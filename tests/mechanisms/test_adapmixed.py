@@ -59,13 +59,13 @@ def test_algorithm_1_line_by_line() -> None:
     assert screening == GaussianScreening(MODELS, POSITIONS, 0.7, 0.06)
     assert public_answers == PublicAnswer(POSITIONS - int(passed.sum()))
     assert isinstance(loss, LeaveOneOutLoss)
-    assert (loss.orders, loss.adjacency, loss.loss_error) == ((3.0,), "add_remove", ops.loss_error)
+    assert (loss.orders, loss.adjacency) == ((3.0,), "add_remove")
     assert loss.loss.shape == (MODELS, int(passed.sum()), 1)
     expected = torch.stack([step.losses for step in steps if step.passed], dim=1)
     np.testing.assert_allclose(loss.loss[:, :, 0], expected.numpy(), rtol=5e-4)
 
 
-def test_a_loss_answered_as_zero_is_charged_for() -> None:
+def test_losses_that_floats_do_not_see_are_charged() -> None:
     """Weights differ by a rounding: floats show no difference, but the exact losses are > 0."""
     public = torch.full((1, 128), -math.inf)
     public[0, 1::2] = 0.0
@@ -76,11 +76,9 @@ def test_a_loss_answered_as_zero_is_charged_for() -> None:
     weight[0] = 0.5000000111758709
     loss = ops.leave_one_out(private, public, weight, orders=2.0)
     exact = reference.leave_one_out(private, public, weight, orders=2.0)
-    assert bool((exact > 0).all()) and bool((loss < 1e-15).all())
-    for answer in (loss, torch.zeros_like(loss)):
-        event = LeaveOneOutLoss((2.0,), answer.numpy(), "add_remove", ops.loss_error)
-        charged = Accountant(1e-5).add(event).breakdown()["mixing"]
-        assert float(exact.max()) <= charged <= 1.01e-12
+    assert bool((exact > 0).all()) and bool((loss >= exact).all())
+    event = LeaveOneOutLoss((2.0,), loss.numpy(), "add_remove")
+    assert float(exact.max()) <= Accountant(1e-5).add(event).breakdown()["mixing"] <= 1e-9
 
 
 def test_total_is_screening_plus_realised_losses_plus_conversion() -> None:

@@ -109,7 +109,7 @@ def test_an_emptied_member_costs_at_most_its_own_charge(
         true = both_ways(here, log_probs(mechanism, neighbour, public, active=k), order)
         assert bool((true <= charges[i] + 1e-13).all())
     # For an emptied shard: "Rounding" in docs/theory/per-shard-budgets.md, e₀ = 4e-12.
-    least = 1e-12 + (2 * order - 1) / (order - 1) * (4 * 4e-12 + len(private) * 2.0**-52)
+    least = (2 * order - 1) / (order - 1) * (4 * 4e-12 + len(private) * 2.0**-52)
     emptied = charges[:, (private == public).all(2).all(0)]
     assert bool(((emptied >= least) & (emptied <= least * (1 + 1e-12))).all())
     assert emptied.numel() > 0

@@ -59,18 +59,17 @@ def test_every_order_of_loss_orders_is_covered() -> None:
                 assert true <= mpf(cover(float(charges[i, 0, k])))
 
 
-def test_identical_models_cost_the_absolute_error_alone() -> None:
-    """Losses are exactly 0, and each of 20 answers is charged 1e-12."""
+def test_identical_models_cost_next_to_nothing() -> None:
+    """Losses are bounds on what floats do not see, and those of emptied members are exactly 0."""
     public = torch.randn(20, 9, generator=torch.Generator().manual_seed(1))
     private = (public + torch.randn(20, 9, generator=torch.Generator().manual_seed(2))).expand(
         5, 20, 9
     )
     mechanism = AdaPMixED(18.0, 0.2, screen=None, adjacency="add_remove")
     proposal = mechanism.propose(private, public, rng=SeededRandom(0))
-    assert not bool(losses(proposal).any())
     accountant = Accountant(1e-5)
     accountant.charge(proposal)
-    assert 20e-12 <= accountant.breakdown()["mixing"] <= 20e-12 * (1 + 1e-12)
+    assert accountant.breakdown()["mixing"] <= 20e-12
     emptied = AdaPMixED(18.0, 0.2, screen=None).propose(
         public.expand(5, 20, 9), public, rng=SeededRandom(0)
     )

@@ -15,8 +15,8 @@ from adapmixed.privacy import (
 DELTA = 1e-5
 
 
-def losses(values, orders=(18.0,), adjacency="zero_out", loss_error=0.0):
-    return LeaveOneOutLoss(orders, np.asarray(values, dtype=np.float64), adjacency, loss_error)
+def losses(values, orders=(18.0,), adjacency="zero_out"):
+    return LeaveOneOutLoss(orders, np.asarray(values, dtype=np.float64), adjacency)
 
 
 def random_losses(seed, num_models=5, queries=40, orders=(18.0,), adjacency="zero_out"):

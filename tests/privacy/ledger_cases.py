@@ -41,7 +41,7 @@ def losses(seed: int, models: int = 5) -> Event:
     generator = np.random.default_rng(seed)
     values = generator.exponential(1e-4, (models, 1, 1))
     values[generator.random(values.shape) < 0.2] = 0.0
-    return LeaveOneOutLoss((18.0,), values, "zero_out", 1e-5)
+    return LeaveOneOutLoss((18.0,), values, "zero_out")
 
 
 def answer(seed: int, models: int = 5) -> list[Event]:
@@ -56,9 +56,9 @@ def every_event() -> list[Event]:
     return [
         GaussianScreening(7, 3, 0.1, 1 / 3),
         GaussianScreening(1, 0, 0.0, 1e-6),
-        LeaveOneOutLoss((1.0 + 2**-52, 18.0), odd, "zero_out", 1e-5),
-        LeaveOneOutLoss((2.5,), np.zeros((3, 0, 1)), "add_remove", 0.0),
-        LeaveOneOutLoss((3.0,), np.asfortranarray(odd[..., :1]), "add_remove", 0.0),
+        LeaveOneOutLoss((1.0 + 2**-52, 18.0), odd, "zero_out"),
+        LeaveOneOutLoss((2.5,), np.zeros((3, 0, 1)), "add_remove"),
+        LeaveOneOutLoss((3.0,), np.asfortranarray(odd[..., :1]), "add_remove"),
         RenyiBound(3.0, 0.1 + 0.2, 5, 4, True, 10),
         RenyiBound(1e308, float("inf"), 1, 0),
         ClippedAnswer(1 / 3, 1e5, 7, 3, 2**40),

@@ -26,7 +26,7 @@ SCREENED = GaussianScreening(5, 2, 0.1, 1 / 3)
 
 def realised(seed: int, positions: int = 1, orders: Any = (18.0,), **changes: Any) -> Event:
     values = np.random.default_rng(seed).exponential(1e-4, (5, positions, len(orders)))
-    return losses(values, orders, loss_error=1e-5, **changes)
+    return losses(values, orders, **changes)
 
 
 def charge(seed: int, *unit: Any) -> Event:

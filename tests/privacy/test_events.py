@@ -16,8 +16,8 @@ from adapmixed.privacy import (
 )
 
 
-def loss_event(loss, orders=(18.0,), adjacency="add_remove", loss_error=1e-6):
-    return LeaveOneOutLoss(orders, loss, adjacency, loss_error)
+def loss_event(loss, orders=(18.0,), adjacency="add_remove"):
+    return LeaveOneOutLoss(orders, loss, adjacency)
 
 
 @pytest.mark.parametrize("bad", [np.nan, -1e-300, -np.inf])

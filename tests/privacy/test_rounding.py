@@ -85,7 +85,7 @@ def test_totals_of_many_single_charges_are_above_their_exact_sum():
     """With rounding to nearest, some of these sums would be too low."""
     for scale in (0.1, 0.3, 0.7, 1.1):
         total, one = Accountant(1e-5), GaussianScreening(7, 1, scale / 2, 0.3)
-        total.add(LeaveOneOutLoss((3.0,), np.zeros((7, 0, 1)), "zero_out", 0.0))
+        total.add(LeaveOneOutLoss((3.0,), np.zeros((7, 0, 1)), "zero_out"))
         single = screening_rho(scale / 2, 0.3, 7)
         for count in range(1, 400):
             order = Fraction(total.add(one).guarantee().order)

@@ -184,7 +184,7 @@ class AdaPMixED(Mechanism):
         )
         # Recorded even if nothing passed: the orders are fixed in advance, not by the outcome.
         answered = losses[:, passed].cpu().numpy()
-        events.append(LeaveOneOutLoss(self._orders, answered, self.adjacency, ops.loss_error))
+        events.append(LeaveOneOutLoss(self._orders, answered, self.adjacency))
         events.append(PublicAnswer(positions - answered.shape[1]))
         return Prepared(distribution, ~passed, tuple(events), losses=losses)
 

@@ -14,7 +14,6 @@ from adapmixed.mechanisms.proposal import Mechanism, Prepared
 from adapmixed.mechanisms.rows import Rows, check_confidence
 from adapmixed.privacy import ClippedAnswer, Event, PublicAnswer
 from adapmixed.privacy.costs.clipped_mixing import charge_rounding
-from adapmixed.privacy.events import LOSS_ABSOLUTE_ERROR
 from adapmixed_ext.types import RandomSource
 
 
@@ -90,9 +89,7 @@ class ClippedMixing(Mechanism):
             # Also for a row that is q itself, since the mean of the other rows is rounded, too.
             charge = clipping.charge[..., 0]
             relative, absolute = charge_rounding(float(self.order), models)
-            inflated = charge * ((1.0 + ops.loss_error) * (1.0 + relative))
-            inflated += LOSS_ABSOLUTE_ERROR + absolute
-            charges = torch.where(asked, inflated, 0.0)
+            charges = torch.where(asked, charge * (1.0 + relative) + absolute, 0.0)
             # A row of charge 0 is an emptied shard's. It answers q as a missing member does, to
             # the last bit.
             takes_part = asked & (charge > 0)

@@ -33,10 +33,6 @@ from adapmixed.limits import (
     check_sigma,
 )
 
-LOSS_ABSOLUTE_ERROR = 1e-12
-"""Absolute error that is added to every realised loss, zeros included. An operator may return 0 for
-a loss below it."""
-
 CAVEATS = ("seeded", "shards", "positions", "names", "base", "tokenizer")
 """Assumptions that may not hold. "seeded": the randomness was seeded. "shards": the shards are not
 known to be disjoint. "positions": shards were assigned by positions in a file. "names": it is not
@@ -78,16 +74,14 @@ class LeaveOneOutLoss:
 
     Attributes:
         orders: K distinct Rényi orders α, each > 1 and finite, fixed before the first query.
-        loss: (N, B, K) float64, ≥ 0, +inf allowed, never NaN. Kept as a read-only copy.
+        loss: (N, B, K) float64, upper bounds, ≥ 0, +inf allowed, never NaN. Kept as a read-only
+            copy.
         adjacency: "add_remove" (p' = p_{-i}) or "zero_out" (p' = p - (p̄_i - q)/N).
-        loss_error: bound on the relative error of `loss`, ≥ 0. The accountant charges
-            loss (1 + loss_error) + 1e-12 for each loss, zeros included.
     """
 
     orders: tuple[float, ...]
     loss: NDArray[np.float64]
     adjacency: str
-    loss_error: float
 
     def __post_init__(self) -> None:
         if not isinstance(self.orders, Iterable) or isinstance(self.orders, str):
@@ -99,7 +93,6 @@ class LeaveOneOutLoss:
         _set(self, orders=orders, loss=checked_array("loss", self.loss, shape))
         check_models(self.num_models)
         _set(self, adjacency=check_neighbours(self.adjacency))
-        _set(self, loss_error=check_number("loss_error", self.loss_error, least=0.0))
 
     @property
     def num_models(self) -> int:

@@ -127,7 +127,7 @@ def _read_losses(written: Any, found: Totals) -> Losses:
     values = check_keys("losses", written, {"orders", "adjacency", "queries", "total"})
     total = read_array(values["total"])
     orders = tuple(exactly(float, order) for order in exactly(list, values["orders"]))
-    event = LeaveOneOutLoss(orders, total[:, None].copy(), values["adjacency"], 0.0)
+    event = LeaveOneOutLoss(orders, total[:, None].copy(), values["adjacency"])
     checked = found.add([event], None).losses  # raises unless it fits the other events
     queries = exactly(int, values["queries"])
     if checked is None or queries < 0:

@@ -17,7 +17,6 @@ from numpy.typing import NDArray
 from adapmixed.errors import BudgetSpentError
 from adapmixed.privacy.budget import ShardBudget
 from adapmixed.privacy.events import (
-    LOSS_ABSOLUTE_ERROR,
     BoundedRangeAnswer,
     Caveat,
     ClippedAnswer,
@@ -71,11 +70,8 @@ class Losses:
     def add(self, event: LeaveOneOutLoss) -> Losses:
         """Return the sums with one more event."""
         total = self.total
-        with np.errstate(over="ignore"):  # overflow to inf is the safe direction
-            loss = event.loss * (1 + event.loss_error) + LOSS_ABSOLUTE_ERROR
-            loss = np.nextafter(np.nextafter(loss, np.inf), np.inf)  # one step for each rounding
         for position in range(event.queries):
-            total = array_add_up(total, loss[:, position])
+            total = array_add_up(total, event.loss[:, position])
         return replace(self, total=total, queries=self.queries + event.queries)
 
 

@@ -8,12 +8,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-import adapmixed_ext as ops
 from adapmixed.mechanisms import AdaPMixED, Mechanism, PMixED
 from adapmixed.privacy import RenyiBound
 from adapmixed.privacy.conversions import replace_one_epsilon
 from adapmixed.privacy.costs.pmixed import sound_bound
-from adapmixed.privacy.events import LOSS_ABSOLUTE_ERROR
 from adapmixed.rng import SeededRandom
 from adapmixed_lab.audit.search import Array, Shape, both_ways, distribution, hockey_stick
 from adapmixed_lab.audit.subsets import amplification_rate
@@ -74,8 +72,7 @@ def _realised_target(mechanism: AdaPMixED, adjacency: str) -> Target:
 
     def ratio(p: Array, q: Array, charge: Array | None) -> Array:
         assert charge is not None
-        added = charge * (1 + ops.loss_error) + LOSS_ABSOLUTE_ERROR
-        return (both_ways(p, q, order) - RESOLVED) / added
+        return (both_ways(p, q, order) - RESOLVED) / np.maximum(charge, 1e-300)
 
     control = adjacency != mechanism.adjacency
     name = f"adapmixed α = {mechanism.order:g}, member 0 of 3, {adjacency}"

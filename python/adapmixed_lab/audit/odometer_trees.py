@@ -15,11 +15,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-import adapmixed_ext as ops
 from adapmixed.mechanisms import AdaPMixED
 from adapmixed.privacy import Accountant, Event, LeaveOneOutLoss
 from adapmixed.privacy.conversions import c_alpha
-from adapmixed.privacy.events import LOSS_ABSOLUTE_ERROR
 from adapmixed.rng import SeededRandom
 from adapmixed_lab.audit.search import (
     Array,
@@ -209,7 +207,7 @@ class Odometer:
     def _estimated(self, private: Tensor, public: Tensor) -> Array:
         """Return (B, V^depth), ε without the accountant's rounding."""
         mechanism, orders = self._charged
-        losses = realised(mechanism, private, public) * (1 + ops.loss_error) + LOSS_ABSOLUTE_ERROR
+        losses = realised(mechanism, private, public)
         models, _, columns = losses.shape
         losses = losses.reshape(models, -1, self.nodes, columns)
         total: Array = np.zeros((models, losses.shape[1], 1, columns))

@@ -202,7 +202,7 @@ def excess(paths: Sequence[tuple[float, float, _Path]], charge: Callable[[_Path]
 def accounted(history: Stages, orders: tuple[float, ...], delta: float) -> float:
     """Return the accountant's ε of one member's history, with δ split over the orders."""
     losses = np.array([history], dtype=np.float64)
-    event = LeaveOneOutLoss(orders, losses, "add_remove", 0.0)
+    event = LeaveOneOutLoss(orders, losses, "add_remove")
     epsilon = Accountant(delta).add(event).guarantee().epsilon
     assert epsilon is not None
     return epsilon

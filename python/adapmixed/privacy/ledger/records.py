@@ -26,7 +26,7 @@ from adapmixed.privacy.encoding import (
 from adapmixed.privacy.events import Event
 from adapmixed.privacy.events_json import read_event, write_event
 
-FORMAT_VERSION = 7
+FORMAT_VERSION = 8
 """Version of the format. It rises when the content or its meaning changes. Older files are not
 read."""
 
