@@ -153,15 +153,12 @@ define sanitized
 endef
 
 # The CUDA kernels for every architecture, warnings and spills being errors; then, where there is no
-# GPU, whether the module that holds them is imported and says so; then the figures that the machine
-# code of their hot loops gives, which may not rise (benchmarks/cuda_static.py).
-HAS_SASS = $(BIN)/python -c "import sys; from benchmarks.sass import Tools; sys.exit(Tools.find() is None)"
+# GPU, whether the module that holds them is imported and says so.
 cuda: $(VENV)/.test
 	@echo "building build/cuda"
 	@mkdir -p build/cuda
 	@export PATH="$(CURDIR)/$(BIN):$$PATH"; { cmake -S . -B build/cuda -G Ninja -DADAPMIXED_CUDA=ON \
 	  -DADAPMIXED_WERROR=ON -DCMAKE_BUILD_TYPE=Release -DPython_EXECUTABLE="$(CURDIR)/$(BIN)/python" \
-	  -DCMAKE_CUDA_FLAGS=-lineinfo \
 	  -Dpybind11_DIR="$$(python -m pybind11 --cmakedir)" && cmake --build build/cuda; \
 	  } >build/cuda.log 2>&1 || { cat build/cuda.log; exit 1; }
 	@rm -rf build/cuda/site && mkdir -p build/cuda/site/adapmixed_ext
@@ -169,10 +166,6 @@ cuda: $(VENV)/.test
 	@cp build/cuda/_C*.so build/cuda/site/adapmixed_ext/
 	@PYTHONSAFEPATH=1 PYTHONPATH="$(CURDIR)/build/cuda/site" $(BIN)/python -m pytest -q \
 	  -p no:cacheprovider tests/cuda/test_without_gpu.py
-	@$(HAS_SASS) || $(PIP) install "nvidia-cuda-cuobjdump==13.2.*" "nvidia-cuda-nvdisasm==13.2.*" || \
-	  echo "no cuobjdump and nvdisasm: the static figures are not read"
-	@PYTHONPATH="$(CURDIR)/python:$(CURDIR)" $(BIN)/python -m pytest -q -p no:cacheprovider \
-	  tests/test_cuda_static.py
 
 # The sdist and an x86-64 wheel for each of PYTHONS in dist, and each wheel tried in an environment of
 # its own: see docs/develop/releasing.md.

@@ -48,6 +48,26 @@ constexpr double kLeastFloatOrder = 1.1;
 // With fewer slots everything is: what models share is not small against their differences over N.
 constexpr double kFewSlots = 16.0;
 
+// Tokens with a smaller q than kLeastFloatQ are, too. Those rarer than e^kRarest count as that
+// rare, which overstates losses.
+constexpr double kLeastFloatQ = 1e-27, kRarest = -75.0;
+// log p/q above this is cut off. With less than kLeastTotal of p_bar / q in all, X leaves the range
+// of floats.
+constexpr double kMostLogRatio = 700.0, kLeastTotal = 1e-37;
+
+// x as it is kept in a float: -1/X below -1/2, where 1 + x would cancel. No x is below -1.
+template <class T>
+ADAPMIXED_HD_INLINE T kept(T x, T X) {
+  return vselect(T(-0.5) > x, T(-1.0) / X, x);
+}
+struct Neighbour {
+  double x, X;
+};
+ADAPMIXED_HD Neighbour neighbour_of(double kept) {
+  const double X = kept < -1.25 ? -1.0 / kept : 1.0 + kept;
+  return {kept < -1.25 ? X - 1.0 : kept, X};
+}
+
 // Sums over the tokens of a position in single precision, but for `balance`, which is over all.
 struct TokenSums {
   double balance = 0.0;      // sum q mu

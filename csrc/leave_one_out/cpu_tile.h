@@ -51,19 +51,6 @@ struct LossPlan : Neighbours {
   }
 };
 
-// x as it is kept in a float: -1/X below -1/2, where 1 + x would cancel. No x is below -1.
-template <class T>
-ADAPMIXED_HD_INLINE T kept(T x, T X) {
-  return vselect(T(-0.5) > x, T(-1.0) / X, x);
-}
-struct Neighbour {
-  double x, X;
-};
-ADAPMIXED_HD Neighbour neighbour_of(double kept) {
-  const double X = kept < -1.25 ? -1.0 / kept : 1.0 + kept;
-  return {kept < -1.25 ? X - 1.0 : kept, X};
-}
-
 class Tile {
  public:
   static std::int64_t scratch_size(const LossPlan& plan) {  // in doubles
@@ -125,9 +112,6 @@ class Tile {
  private:
   static constexpr std::int64_t kColumns = 8;
   static constexpr int kGroup = 4;  // models whose rows are read side by side
-  // Rarer tokens count as this rare, which overstates losses.
-  static constexpr double kRarest = -75.0, kLeastFloatQ = 1e-27, kMostLogRatio = 700.0;
-  static constexpr double kLeastTotal = 1e-37;
 
   // Of a model: delta = slope (r' - 1) + offset (common/float_ratio.h), and its row's centre.
   struct Constants {

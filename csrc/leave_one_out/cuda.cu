@@ -1,124 +1,187 @@
+// D<->_alpha(p || p') of every model and order, as an upper bound (bound.h), in three kernels: the
+// sums of chunks (cuda_tile.cuh), their sums, and the losses.
 #include <algorithm>
-#include <type_traits>
 
 #include "common/launch.cuh"
-#include "leave_one_out/cuda_finish.cuh"
-#include "leave_one_out/cuda_float_finish.cuh"
-#include "leave_one_out/cuda_float_models.cuh"
-#include "leave_one_out/cuda_float_tile.cuh"
+#include "leave_one_out/cuda_fits.cuh"
+#include "leave_one_out/cuda_tile.cuh"
+
+ADAPMIXED_CORE_BEGIN
+namespace {
+
+template <Dtype D>
+__global__ void __launch_bounds__(kLossThreads, kLossBlocks)
+    chunk_sums_kernel(const __grid_constant__ LossCall call) {
+  __shared__ std::uint32_t wide[kLossThreads / kWarp];
+  const std::int64_t member = blockIdx.x / call.layout.chunks;
+  const std::int64_t index = blockIdx.x % call.layout.chunks;
+  const std::int64_t length = call.layout.chunk * call.layout.tile, begin = index * length;
+  const std::int64_t end =
+      begin + length < call.in.shape.vocab ? begin + length : call.in.shape.vocab;
+  ChunkSums<D>(call, call.first + member, call.chunk_sums(member, index)).run(begin, end, wide);
+}
+
+// A block adds up kWarp of a position's numbers over all chunks, in the place of the first chunk's.
+constexpr int kAddThreads = 256;
+__global__ void __launch_bounds__(kAddThreads)
+    add_chunks_kernel(const __grid_constant__ LossCall call, std::int64_t blocks) {
+  __shared__ double partial[kAddThreads / kWarp][kWarp];
+  const std::int64_t member = blockIdx.x / blocks;
+  double* sums = call.chunk_sums(member, 0);
+  const int degree = degree_at(static_cast<int>(sums[LossLayout::kHeader - 1]));
+  const std::int64_t count = call.in.shape.models * LossLayout::columns(degree, call.orders.count);
+  const std::int64_t at = blockIdx.x % blocks * kWarp + lane_id();
+  double total = 0.0;
+  if (at < count) {
+    for (std::int64_t c = warp_id(); c < call.layout.chunks; c += kAddThreads / kWarp) {
+      total += sums[c * call.layout.per_chunk + LossLayout::kHeader + at];
+    }
+  }
+  partial[warp_id()][lane_id()] = total;
+  __syncthreads();
+  if (warp_id() != 0 || at >= count) return;
+  for (int w = 1; w < kAddThreads / kWarp; ++w) total += partial[w][lane_id()];
+  sums[LossLayout::kHeader + at] = total;
+}
+
+// The sums of a position. A whole block must call this together.
+struct PositionSums {
+  const LossCall& call;
+  const double* sums;
+  double mass, mean_norm, largest_balance;
+  TokenSums tokens;
+  int degree;
+  double reach;
+
+  __device__ PositionSums(const LossCall& of, std::int64_t member)
+      : call(of), sums(of.chunk_sums(member, 0)) {
+    double totals[3] = {0.0, 0.0, 0.0}, most[3] = {0.0, 0.0, 0.0}, norm = 0.0;
+    for (std::int64_t c = threadIdx.x; c < call.layout.chunks; c += blockDim.x) {
+      const double* header = sums + c * call.layout.per_chunk;
+      for (int k = 0; k < 3; ++k) totals[k] += header[k];
+      for (int k = 0; k < 2; ++k) most[k] = std::fmax(most[k], header[3 + k]);
+    }
+    block_reduce(totals, Add{});
+    mass = totals[0], tokens.balance = totals[1], tokens.common = totals[2];
+    const int index = static_cast<int>(sums[LossLayout::kHeader - 1]);
+    degree = degree_at(index), reach = call.reach[index];
+    for (std::int64_t i = threadIdx.x; i < call.in.shape.models; i += blockDim.x) {
+      norm += std::sqrt(second(i));
+      most[2] = vmax(most[2], std::fabs(balance(i)));  // NaN stays
+    }
+    mean_norm = block_sum(norm) / static_cast<double>(call.in.shape.models);
+    block_reduce(most, Max{});
+    tokens.most_common = most[0], tokens.growth = most[1], largest_balance = most[2];
+  }
+
+  __device__ const double& number(std::int64_t column, std::int64_t i) const {
+    return sums[LossLayout::kHeader + column * call.in.shape.models + i];
+  }
+  struct Moments {
+    const double* from;
+    std::int64_t stride;
+    __device__ double operator[](int k) const { return from[k * stride]; }
+  };
+  __device__ Moments moments(std::int64_t i) const {
+    return {&number(LossLayout::columns(0, call.orders.count), i), call.in.shape.models};
+  }
+  __device__ double second(std::int64_t i) const {
+    return reach * reach * moments(i)[0] + number(1, i);
+  }
+  __device__ ListedSums listed(std::int64_t i, int k, bool reverse) const {
+    const std::int64_t column = 2 + 6 * k + 3 * reverse;
+    return {number(column, i), number(column + 1, i), number(column + 2, i)};
+  }
+  // Against the public distribution sum p x = -(sum q delta) / slots. Otherwise it is the mean of
+  // sum q delta minus this model's, divided by slots - 1.
+  __device__ double balance(std::int64_t i) const {
+    const double first = number(0, i), slots = call.all.slots;
+    return call.all.against_public ? -slots * first : tokens.balance - (slots - 1.0) * first;
+  }
+  // Whether the rows belong to the log-sum-exps, and all can be bounded. NaN fails.
+  __device__ bool good() const {
+    return std::fabs(mass - 1.0) < kMostBalance && largest_balance < kMostBalance &&
+           tokens.growth < HUGE_VAL;
+  }
+};
+
+// A thread takes a loss: number `at` of the (K, N) of a position, so that most lanes of a warp read
+// the same interpolants.
+template <int kOrders>
+__global__ void __launch_bounds__(kLossThreads)
+    losses_kernel(const __grid_constant__ LossCall call,
+                  const __grid_constant__ PackedFits<kOrders> fits, std::int64_t blocks) {
+  const std::int64_t member = blockIdx.x / blocks, position = call.first + member;
+  const std::int64_t models = call.in.shape.models;
+  const LossFacts facts(call, position);
+  const PositionSums sums(call, member);
+  const std::int64_t at = blockIdx.x % blocks * kLossThreads + threadIdx.x;
+  if (at >= models * call.orders.count) return;
+  const std::int64_t i = at % models;
+  const int k = static_cast<int>(at / models);
+  const double order = call.orders.value[k];
+  double loss = HUGE_VAL;
+  if (facts.admissible && sums.good()) {
+    const LossBound bound(call.all, sums.reach, sums.degree, sums.tokens, sums.mean_norm,
+                          facts.largest_weight, facts.ratio_error);
+    const auto excess = [&](const PackedFit& fit, bool reverse) {
+      return bound.excess(fit.at(facts.degree), sums.moments(i), sums.listed(i, k, reverse), order);
+    };
+    const double norm = call.all.against_public ? sums.second(i) : sums.mean_norm;
+    loss = norm == 0.0 ? 0.0
+                       : divergence_from_excess(excess(fits.forward[k], false),
+                                                excess(fits.reverse[k], true), order);
+  }
+  call.loss[(i * call.in.shape.positions + position) * call.orders.count + k] = loss;
+  if (k == 0) call.balance[i * call.in.shape.positions + position] = sums.balance(i);
+}
+
+}  // namespace
+ADAPMIXED_CORE_END
 
 namespace adapmixed::cuda {
 
 namespace device = adapmixed::ADAPMIXED_ISA;
 
-namespace {
-
-// A call with its layouts. The positions of a group also share 64 MiB for the sums in floats.
-device::LossCall divided(const Shape& shape, std::int64_t num_orders) {
-  device::LossCall call{};
-  call.layout = device::double_layout(shape, num_orders);
-  call.floats = device::FloatLayout(shape);
-  const std::int64_t words = device::ModelTotals::words(shape.models, num_orders);
-  call.layout.group =
-      std::min(call.layout.group, std::max<std::int64_t>(device::kLossMemory / words, 1));
-  return call;
-}
-// Words behind the rest of the workspace that are 0 at first.
-std::int64_t progress_bytes(const device::LossCall& call) {
-  return static_cast<std::int64_t>(sizeof(device::LossProgress)) +
-         call.layout.group * static_cast<std::int64_t>(sizeof(device::LossState));
-}
-// Places the arrays of a call in its workspace, and returns the bytes that it takes.
-std::int64_t place(device::LossCall& call, const Shape& shape, std::int64_t orders,
-                   void* workspace) {
-  std::int64_t bytes = 0;
-  const auto take = [&](auto*& array, std::int64_t size) {
-    array = reinterpret_cast<std::remove_reference_t<decltype(array)>>(
-        reinterpret_cast<std::uintptr_t>(workspace) + static_cast<std::uintptr_t>(bytes));
-    bytes += (size + 15) / 16 * 16;
-  };
-  const auto size_of = [](auto* array) { return static_cast<std::int64_t>(sizeof *array); };
-  const std::int64_t group = call.layout.group, models = shape.models;
-  take(call.sums, call.layout.sums_bytes());
-  take(call.totals, group * size_of(call.totals));
-  take(call.model_totals,
-       group * device::ModelTotals::words(models, orders) * size_of(call.model_totals));
-  take(call.models, group * models * size_of(call.models));
-  take(call.doubles, group * models * size_of(call.doubles));
-  take(call.facts, group * device::float_facts_of(models) * size_of(call.facts));
-  take(call.progress, progress_bytes(call));
-  call.states = reinterpret_cast<device::LossState*>(call.progress + 1);
-  return bytes;
-}
-
-// Queues the attempt in single precision at `here` positions.
-template <Dtype D>
-void queue_floats(const device::LossCall& call, const device::PackedFits<kMaxOrders>& fits,
-                  std::int64_t here, const Queue& queue) {
-  const dim3 threads(device::kFloatThreads);
-  const auto shared = static_cast<std::size_t>(call.floats.shared_bytes(call.in.shape.models));
-  const dim3 losses = grid_of(here * device::float_finish_blocks(call));
-  launch(queue, device::float_models_kernel,
-         grid_of(here * device::float_models_blocks(call.in.shape.models, call.orders.count)),
-         threads, 0, call);
-  launch(queue, device::float_sums_kernel<D>, grid_of(here * call.floats.tiles), threads, shared,
-         call);
-  if (call.orders.count <= device::kFewOrders) {
-    launch(queue, device::float_finish_kernel<device::kFewOrders>, losses, threads, 0, call,
-           device::first_of<device::kFewOrders>(fits));
-  } else {
-    launch(queue, device::float_finish_kernel<kMaxOrders>, losses, threads, 0, call, fits);
-  }
-}
-
-}  // namespace
-
 std::int64_t leave_one_out_workspace(const Shape& shape, std::int64_t num_orders) {
-  device::LossCall call = divided(shape, num_orders);
-  return place(call, shape, num_orders, nullptr);
+  const device::LossLayout layout(shape, num_orders);
+  return layout.positions * layout.chunks * layout.per_chunk * 8;
 }
 
 void leave_one_out(const Ensemble& in, const Weights& weights, const LeaveOneOutOptions& options,
                    double* loss, double* balance, const Queue& queue) {
   const DeviceGuard guard(queue);
-  device::LossCall call = divided(in.shape, options.num_orders);
-  place(call, in.shape, options.num_orders, queue.workspace);
-  call.in = in;
-  call.weights = weights;
-  call.all = device::neighbours_of(in.shape, options);
+  const device::LossLayout layout(in.shape, options.num_orders);
+  device::LossCall call{in, weights, device::neighbours_of(in.shape, options), {},   layout,
+                        {}, 0,       static_cast<double*>(queue.workspace),    loss, balance};
   call.orders.count = static_cast<int>(options.num_orders);
-  call.orders.all_integer = true;
-  for (int k = 0; k < call.orders.count; ++k) {
-    call.orders.value[k] = options.orders[k];
-    call.orders.integer[k] = device::integer_order(options.orders[k]);
-    call.orders.all_integer = call.orders.all_integer && call.orders.integer[k] != 0;
-  }
-  call.loss = loss;
-  call.balance = balance;
+  for (int k = 0; k < call.orders.count; ++k) call.orders.value[k] = options.orders[k];
   for (int k = 0; k < device::kDegrees; ++k) {
     call.reach[k] = device::moment_reach(call.all.largest_order, device::degree_at(k));
-    call.a_reach[k] = 1.0 / call.reach[k];
   }
-  call.a_slot = 1.0 / call.all.slots;
-  call.a_neighbour = 1.0 / (call.all.against_public ? call.all.slots : call.all.slots - 1.0);
-  call.after_floats = call.floats.tile > 0 && call.all.slots >= device::kFewSlots &&
-                      weights.upper == 0.0 &&
-                      most_shared_bytes() >= call.floats.shared_bytes(in.shape.models);
-  const auto fits =
-      call.after_floats ? device::fits_of(call.orders, call.all.largest_order) : nullptr;
-  for (call.first = 0; call.first < in.shape.positions; call.first += call.layout.group) {
-    const std::int64_t here = std::min(call.layout.group, in.shape.positions - call.first);
-    if (!call.after_floats) {
-      clear(queue, reinterpret_cast<unsigned*>(call.progress), progress_bytes(call) / 4);
-    }
-    const std::int64_t pieces = device::loss_pieces(call, here);
+  const auto fits = device::fits_of(call.orders, call.all.largest_order);
+  const auto shared = static_cast<std::size_t>(layout.shared_bytes());
+  const std::int64_t numbers =
+      in.shape.models * device::LossLayout::columns(device::kMaxMoments, call.orders.count);
+  const std::int64_t sums = (numbers + device::kWarp - 1) / device::kWarp;
+  const std::int64_t losses =
+      (in.shape.models * call.orders.count + device::kLossThreads - 1) / device::kLossThreads;
+  const dim3 threads(device::kLossThreads);
+  for (call.first = 0; call.first < in.shape.positions; call.first += layout.positions) {
+    const std::int64_t here = std::min(layout.positions, in.shape.positions - call.first);
     with_dtype(in.private_logits.dtype, [&](auto dtype) {
-      constexpr Dtype kDtype = decltype(dtype)::value;
-      if (call.after_floats) queue_floats<kDtype>(call, *fits, here, queue);
-      launch(queue, device::double_loss_kernel<kDtype>,
-             grid_of(std::min(pieces, device::kMostLossBlocks)), dim3(device::kLossThreads), 0,
-             call, here);
+      launch(queue, device::chunk_sums_kernel<decltype(dtype)::value>,
+             grid_of(here * layout.chunks), threads, shared, call);
     });
+    launch(queue, device::add_chunks_kernel, grid_of(here * sums), dim3(device::kAddThreads), 0,
+           call, sums);
+    if (call.orders.count <= device::kFewOrders) {
+      launch(queue, device::losses_kernel<device::kFewOrders>, grid_of(here * losses), threads, 0,
+             call, device::first_of<device::kFewOrders>(*fits), losses);
+    } else {
+      launch(queue, device::losses_kernel<kMaxOrders>, grid_of(here * losses), threads, 0, call,
+             *fits, losses);
+    }
   }
 }
 

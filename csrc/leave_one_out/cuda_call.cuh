@@ -1,41 +1,94 @@
-// The arguments of the kernels of one leave-one-out call, and what they leave each other. Those in
-// single precision are the first attempt at every position; their bound (leave_one_out/bound.h)
-// tells whether the sums in double are needed.
+// The arguments of the kernels of one leave-one-out call, and where its sums lie.
+//
+// A block takes a chunk of the vocabulary at one position, tile by tile, and leaves its sums in the
+// workspace; the chunks' sums are added in order. The number of chunks depends on V, N and K alone,
+// so results are the same on every device and in every batch. Positions are queued in groups that
+// share the workspace.
 #pragma once
 
-#include "leave_one_out/cuda_float_memory.cuh"
+#include <algorithm>
+
+#include "common/block.cuh"
+#include "leave_one_out/bound.h"
+#include "mixture/cuda_projected.cuh"
 
 ADAPMIXED_CORE_BEGIN
 
+constexpr int kLossThreads = 128;  // and the most tokens of a tile
+constexpr std::int64_t kMostLossChunks = 512;
+constexpr std::int64_t kLossMemory = std::int64_t{1} << 23;  // doubles: 64 MiB
+// Dynamic shared memory with which kLossBlocks have room on a multiprocessor.
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 900
+constexpr int kLossBlocks = 2;
+#else
+constexpr int kLossBlocks = 4;
+#endif
+constexpr std::int64_t kLossShared = 55 * 1024;
+
+// The constants with which one model's row is read (common/float_ratio.h).
+struct alignas(16) FloatModel {
+  float c, centre, slope, offset;  // delta = slope (r' - 1) + offset
+};
+
+struct alignas(16) Four {
+  float v[4];
+};
+// Four tokens next to each other: t = x / reach of a model is middle - deviation * factor. A
+// negative factor marks a token that was computed in double.
+struct TileTokens {
+  Four middle, factor, p;
+};
+
+// How the work is divided. A tile's deviations, of a group of models, lie in shared memory.
+struct LossLayout {
+  int tile, models;                   // tokens, whole warps; models of a group
+  bool several = false;               // groups
+  std::int64_t chunk, chunks;         // tiles of a chunk; chunks of a position
+  std::int64_t per_chunk, positions;  // doubles of a chunk; positions of a launch
+
+  LossLayout(const Shape& shape, std::int64_t orders) {
+    models = static_cast<int>(std::min(shape.models, simulated_or(shape.models, 48)));
+    for (tile = static_cast<int>(simulated_or(kLossThreads, 64)); tile > kWarp; tile -= kWarp) {
+      if (shared_bytes() <= kLossShared) break;
+    }
+    while (shared_bytes() > kLossShared) models = models / 2;
+    several = models < shape.models;
+    per_chunk = kHeader + shape.models * columns(kMaxMoments, orders);
+    const std::int64_t tiles = (shape.vocab + tile - 1) / tile;
+    const std::int64_t most = std::min(kLossMemory / per_chunk, simulated_or(kMostLossChunks, 2));
+    chunk = most < 1 ? tiles : (tiles + most - 1) / most;
+    chunks = (tiles + chunk - 1) / chunk;
+    const std::int64_t rows = std::max<std::int64_t>(kLossMemory / (chunks * per_chunk), 1);
+    positions = std::min(rows, shape.positions);
+  }
+
+  // Of a position's tokens: mass of the mixture, TokenSums (an infinite growth: no loss can be
+  // bounded), and the index of the degree.
+  static constexpr int kHeader = 6;
+  // Numbers of a model: sum p x, sum p x^2 of listed tokens, six of listed tokens for each order,
+  // and moments. Numbers of the same kind lie together.
+  ADAPMIXED_HD static std::int64_t columns(int degree, std::int64_t orders) {
+    return 2 + 6 * orders + degree;
+  }
+  // 4 times an odd number: lanes that read four tokens of their own models use different banks.
+  ADAPMIXED_HD int pitch() const { return tile + 4; }
+  // p of the tokens takes the place of the models' constants, unless there are several groups.
+  ADAPMIXED_HD std::int64_t mixture_at() const {
+    return several ? models * static_cast<std::int64_t>(sizeof(FloatModel)) : 0;
+  }
+  ADAPMIXED_HD std::int64_t tokens_at() const {
+    const std::int64_t constants = models * static_cast<std::int64_t>(sizeof(FloatModel));
+    const std::int64_t end = mixture_at() + 8 * tile;
+    return end > constants ? end : constants;
+  }
+  ADAPMIXED_HD std::int64_t shared_bytes() const {
+    return tokens_at() + 4 * (3 * tile + models * pitch());
+  }
+};
+
 struct LossOrders {
   double value[kMaxOrders];
-  int integer[kMaxOrders];  // 0 for an order that is not an integer
   int count;
-  bool all_integer;
-};
-
-// What the weights and log-sum-exps of up to kFloatThreads models say about single precision.
-struct FloatFacts {
-  double mean_weight;  // their part of it
-  double largest_weight, ratio_error;
-  int degree;  // index for degree_at; -1: floats do not serve
-};
-ADAPMIXED_HD std::int64_t float_facts_of(std::int64_t models) {
-  return (models + kFloatThreads - 1) / kFloatThreads;
-}
-
-// What the blocks of a call tell each other about one position. All words begin as 0.
-struct LossState {
-  std::int32_t failed;      // floats do not serve here
-  std::int32_t refused;     // a loss exceeds its bound
-  std::int32_t foreign;     // the rows are invalid or not those of the projection
-  std::int32_t overflowed;  // some sum left the range of double
-  unsigned left_at;         // of the k-th position left to double_loss_kernel: its index
-};
-struct LossProgress {
-  unsigned left;         // positions left to double_loss_kernel
-  unsigned taken, done;  // its pieces of work
-  unsigned unused;
 };
 
 struct LossCall {
@@ -43,60 +96,42 @@ struct LossCall {
   Weights weights;
   Neighbours all;
   LossOrders orders;
-  LossLayout layout;                          // of the sums in double
-  FloatLayout floats;                         // of those in single precision
-  double reach[kDegrees], a_reach[kDegrees];  // moment_reach, and 1 over it
-  double a_slot, a_neighbour;  // 1 over the number of slots, and of those of the neighbour
-  std::int64_t first;          // first position of this group
-  double* sums;                // in double: (group, chunks, per_chunk)
-  TokenTotals* totals;         // in single precision: (group)
-  Word* model_totals;          // (group), ModelTotals::words each
-  FloatModel* models;          // (group, N)
-  DoubleModel* doubles;        // (group, N)
-  FloatFacts* facts;           // (group, float_facts_of(N))
-  LossProgress* progress;
-  LossState* states;  // (group)
+  LossLayout layout;
+  double reach[kDegrees];  // moment_reach
+  std::int64_t first;      // position of this launch
+  double* sums;            // (positions, chunks, per_chunk)
   double *loss, *balance;
-  bool after_floats;  // only positions that these left are summed in double
 
-  // The places of the sums of (model, order), of the balances and of the mass among the sums of one
-  // chunk.
-  ADAPMIXED_HD std::int64_t sums_at(std::int64_t model, std::int64_t order) const {
-    return 2 * (model * orders.count + order);
+  __device__ double* chunk_sums(std::int64_t member, std::int64_t chunk) const {
+    return sums + (member * layout.chunks + chunk) * layout.per_chunk;
   }
-  ADAPMIXED_HD std::int64_t balance_at(std::int64_t model) const {
-    return 2 * in.shape.models * orders.count + model;
-  }
-  ADAPMIXED_HD std::int64_t mass_at() const { return balance_at(in.shape.models); }
-  ADAPMIXED_HD double* loss_of(std::int64_t model, std::int64_t position) const {
-    return loss + (model * in.shape.positions + position) * orders.count;
-  }
-  // What is reported for a computed loss. A model of weight 0 loses nothing if q replaces it.
-  ADAPMIXED_HD double reported(double loss, std::int64_t model, std::int64_t position) const {
-    const bool nothing =
-        loss == 0.0 && all.zero_out && weights.weight[model * in.shape.positions + position] == 0.0;
-    return nothing && !(weights.upper > 0.0) ? 0.0 : raised(loss);
-  }
+  __device__ double divisor() const { return all.against_public ? all.slots : all.slots - 1.0; }
 };
 
-// A chunk of the vocabulary at one position.
-struct LossChunk {
-  std::int64_t position, begin, end;
-  double* sums;
+// What the weights and log-sum-exps of a position say. A whole block must call this together.
+struct LossFacts {
+  double mean_weight, largest_weight, ratio_error;
+  bool admissible;
+  int degree;  // index for degree_at
+
+  __device__ LossFacts(const LossCall& call, std::int64_t position) {
+    double most[3] = {0.0, 0.0, 0.0}, total = 0.0;
+    const double public_lse = call.in.public_lse[position];
+    for (std::int64_t i = threadIdx.x; i < call.in.shape.models; i += blockDim.x) {
+      const std::int64_t at = i * call.in.shape.positions + position;
+      const double weight = call.weights.weight[at], lse = call.in.private_lse[at];
+      total += weight;
+      most[0] = std::fmax(most[0], weight);
+      most[1] = std::fmax(most[1], double_ratio_error(lse, public_lse));
+      if (!ADAPMIXED_ISA::admissible(call.in, call.weights, at)) most[2] = 1.0;
+    }
+    mean_weight = block_sum(total) / call.all.slots;
+    block_reduce(most, Max{});
+    largest_weight = call.weights.upper > 0.0 ? call.weights.upper : most[0];
+    ratio_error = most[1];
+    admissible = most[2] == 0.0 && std::fabs(public_lse) < HUGE_VAL;
+    degree = loss_degree(call.all, largest_weight);
+  }
 };
-
-__device__ inline LossChunk loss_chunk(const LossCall& call, std::int64_t member,
-                                       std::int64_t chunk) {
-  const std::int64_t begin = chunk * call.layout.chunk_length;
-  const std::int64_t end = begin + call.layout.chunk_length;
-  return {call.first + member, begin, end < call.in.shape.vocab ? end : call.in.shape.vocab,
-          call.sums + (member * call.layout.chunks + chunk) * call.layout.per_chunk};
-}
-
-// The models' sums in single precision.
-__device__ inline ModelTotals model_totals(const LossCall& call, std::int64_t member) {
-  const std::int64_t models = call.in.shape.models, orders = call.orders.count;
-  return {call.model_totals + member * ModelTotals::words(models, orders), models, orders};
-}
 
 ADAPMIXED_CORE_END

@@ -40,14 +40,6 @@ ADAPMIXED_HD Neighbours neighbours_of(const Shape& shape, const LeaveOneOutOptio
   return all;
 }
 
-// The mean over all slots, from that over the models that are present.
-template <class T>
-ADAPMIXED_HD_INLINE Projected<T> with_absent(const Neighbours& all, const Projected<T>& present) {
-  if (!(all.absent > 0.0)) return present;
-  const T share(1.0 - all.absent / all.slots);
-  return {present.excess * share, vfma(present.ratio, share, T(all.absent / all.slots))};
-}
-
 // The numbers that all models share at one token.
 template <class T>
 struct MixtureToken {
@@ -57,17 +49,11 @@ struct MixtureToken {
   T scale;            // x per unit of the difference between mean and model
 };
 
-template <class T>
-ADAPMIXED_HD_INLINE T slots_total(const Neighbours& all, T mean_ratio) {
-  return mean_ratio * T(all.slots);
-}
-
-// `rare`: the mixture is below the range of double, but still counts if the neighbour is not. Then
-// p = 0 here, and the token is summed in the log domain.
+// `rare`: the mixture is 0 or near the end of the range of double. Then p = 0 here.
 template <class T>
 ADAPMIXED_HD_INLINE MixtureToken<T> mixture_token(const Neighbours& all, T q,
                                                   const Projected<T>& mean, MaskOf<T>& rare) {
-  const T total = slots_total(all, mean.ratio);
+  const T total = mean.ratio * T(all.slots);
   rare = (q > T(0.0)) & ((mean.ratio < T(1e-280)) | (q * mean.ratio < T(1e-290)));
   return {vselect(rare, T(0.0), q * mean.ratio), total, mean,
           all.against_public ? T(-1.0) / total : T(1.0 / (all.slots - 1.0)) / mean.ratio};
@@ -105,54 +91,15 @@ ADAPMIXED_HD_INLINE T ratio_from_rest(const Neighbours& all, T rest, T total) {
                             : rest * T(all.slots / (all.slots - 1.0)) / total;
 }
 
-// The input of the excesses of all orders. Tokens with p = 0 add nothing to them.
-template <class T>
-struct ExcessToken {
-  T p, x, X, y;  // y = -x / X = 1 / X - 1
-};
-
-template <class T>
-ADAPMIXED_HD_INLINE ExcessToken<T> excess_token(const NeighbourToken<T>& token) {
-  const auto counted = token.p > T(0.0);
-  const T x = vselect(counted, token.x, T(0.0));
-  const T X = vselect(counted, vmax(token.X, T(0.0)), T(1.0));
-  return {token.p, x, X, T(0.0) - x / X};
-}
-
-// Adds the excesses of both directions. For an integer order n,
-//   (1+x)^{1-n} - 1 - (1-n) x = (1+x) c_n(y);
-// for any other order, `log` of X is used.
-template <class T>
-ADAPMIXED_HD_INLINE void add_excess(const ExcessToken<T>& token, int order, T& forward,
-                                    T& reverse) {
-  forward = vfma(token.p, chain(token.x, order).c, forward);
-  reverse = vfma(token.p * token.X, chain(token.y, order).c, reverse);
-}
-template <class T>
-ADAPMIXED_HD_INLINE void add_excess(const ExcessToken<T>& token, const LogParts<T>& log,
-                                    double order, T& forward, T& reverse) {
-  forward = vfma(token.p, power(token.x, log, T(order)).excess, forward);
-  reverse = vfma(token.p, power(token.x, log, T(1.0) - T(order)).excess, reverse);
-}
-
 // A larger |sum of p_bar_i - q|, or |sum of q - 1|, shows that the projection belongs to other
 // rows.
 constexpr double kMostBalance = 1e-5;
-
-// An upper bound from a loss or charge whose error is below 1e-5 of it, or below 1e-12.
-ADAPMIXED_HD double raised(double loss) { return loss * (1.0 + 1e-5) + 1e-12; }
 
 // D<->_alpha = log1p(max(A, B)) / (alpha - 1). NaN gives +inf, because the loss may not be small.
 ADAPMIXED_HD double divergence_from_excess(double forward, double reverse, double order) {
   if (std::isnan(forward) || std::isnan(reverse)) return HUGE_VAL;
   const double excess = std::fmax(std::fmax(forward, reverse), 0.0);
   return std::log1p(excess) / (order - 1.0);
-}
-
-// The same from the logarithms of sums of p (p'/p)^s, used if the sums of excesses overflowed.
-ADAPMIXED_HD double divergence_from_logs(double forward, double reverse, double order) {
-  if (std::isnan(forward) || std::isnan(reverse)) return HUGE_VAL;
-  return std::fmax(std::fmax(forward, reverse), 0.0) / (order - 1.0);
 }
 
 ADAPMIXED_CORE_END

@@ -121,7 +121,7 @@ def test_static_shared_memory_is_what_the_simulation_takes_it_for() -> None:
     simt = Path(__file__).parents[1] / "cuda_on_cpu" / "simt.h"
     stated = re.search(r"kStaticShared = (\d+);", simt.read_text())
     assert stated
-    for kernel in ("float_sums_kernel", "screen_kernel"):
+    for kernel in ("chunk_sums_kernel", "screen_kernel"):
         sizes = {size for name, size in shared_sections() if kernel in name}
         assert sizes and 0 < max(sizes) <= int(stated[1]), (kernel, sizes)
 

@@ -209,7 +209,7 @@ def may_be_unbounded(private: Tensor, public: Tensor) -> NDArray[np.bool_]:
 
 def loss_holds(got: float, truth: mpf, order: float, *, unbounded: bool = False) -> bool:
     """Tell whether a loss is an upper bound that is as close as leave_one_out states."""
-    relative, absolute = LOSS_EXCESS
+    relative, absolute = (1 if order <= 64 else 2) * LOSS_EXCESS[0], LOSS_EXCESS[1]
     if np.isinf(got):
         return got > 0 and (unbounded or (order - 1) * truth >= 600)
     sound = got >= 0 and truth <= got + mpf("1e-60")  # the oracle has 70 digits
