@@ -14,17 +14,15 @@ ADAPMIXED_CORE_BEGIN
 namespace {
 
 // The charges of one call. Moments of y serve if every |y| that the box admits is within their
-// reach. Otherwise powers are summed, or logarithms if powers may leave the range of double.
+// reach. Otherwise powers are summed.
 class Charges {
  public:
   explicit Charges(const ClipOptions& options)
-      : options_(options), scale_(options.lower, options.upper, options.num_models) {
+      : options_(options), scale_(options.lower, options.num_models) {
     double largest = 1.0;
     for (std::int64_t k = 0; k < options.num_orders; ++k) {
       largest = std::fmax(largest, options.orders[k]);
     }
-    in_logarithms_ = scale_.far(largest);
-    if (in_logarithms_) return;
     const double most = std::fmax(1.0 - options.lower, options.upper - 1.0) / scale_.slots;
     for (int index = 0; index < kDegrees && degree_ == 0; ++index) {
       if (moment_reach(largest, degree_at(index)) >= most) degree_ = degree_at(index);
@@ -34,25 +32,6 @@ class Charges {
     for (std::int64_t k = 0; k < options.num_orders; ++k) {
       fits_.push_back({fit_excess(options.orders[k], reach_, degree_).excess,
                        fit_excess(1.0 - options.orders[k], reach_, degree_).excess});
-    }
-  }
-
-  bool in_logarithms() const { return in_logarithms_; }
-
-  // Computes the charges from the logits.
-  void add_up(const ClipPublic& q, const Row& row, double lse, double log_scale, double residual,
-              double* charge) const {
-    for (std::int64_t k = 0; k < options_.num_orders; ++k) {
-      double forward = -HUGE_VAL, reverse = -HUGE_VAL;
-      for (std::int64_t v = 0; v < q.vocab; ++v) {
-        const double z0 = q.row.at(v);
-        if (z0 == -HUGE_VAL) continue;
-        const double t = (row.at(v) - lse) - (z0 - q.lse);  // rounded as in the mixture
-        const double log_ratio =
-            log_clipped_ratio(t, log_scale, residual, options_.lower, options_.upper);
-        scale_.add_log(z0 - q.lse, log_ratio, options_.orders[k], forward, reverse);
-      }
-      charge[k] = scale_.of_logs(forward, reverse, options_.orders[k]);
     }
   }
 
@@ -114,7 +93,6 @@ class Charges {
 
   const ClipOptions& options_;
   ChargeScale scale_;
-  bool in_logarithms_ = false;
   int degree_ = 0;
   double reach_ = 0.0;
   std::vector<Fit> fits_;
@@ -163,7 +141,8 @@ class Rows {
     const bool is_public = std::memcmp(row.data, public_.row.data, vocab_ * kElementSize<D>) == 0;
     if (is_public || options_.lower == 1.0 || options_.upper == 1.0) {
       answer_public(at, is_public);
-    } else if (!ordinary || !by_exponentials(clipped, row, at)) {
+    } else if (!ordinary || (options_.lower == 0.0 && options_.num_orders > 0) ||
+               !by_exponentials(clipped, at)) {  // with c = 0 charges tell the smallest p apart
       by_logarithms<D>(clipped, row, at);
     }
   }
@@ -178,11 +157,9 @@ class Rows {
     for (std::int64_t k = 0; k < options_.num_orders; ++k) charge(at)[k] = 0.0;
   }
 
-  bool by_exponentials(ClippedRow& clipped, const Row& row, std::int64_t at) {
+  bool by_exponentials(ClippedRow& clipped, std::int64_t at) {
     if (!clipped.solve_exponentials(out_.log_scale + at)) return false;
-    if (charges_.in_logarithms()) {
-      charge_by_logarithms(row, at);
-    } else if (options_.num_orders > 0) {
+    if (options_.num_orders > 0) {
       charges_.add_up(public_, clipped.ratios(out_.log_scale[at]), charge(at));
     }
     return true;
@@ -202,16 +179,9 @@ class Rows {
       log_s = 0.0;
       solve_clip_scale(sums, options_.lower, HUGE_VAL, &log_s);
     }
-    if (charges_.in_logarithms()) {
-      charge_by_logarithms(row, at);
-    } else if (options_.num_orders > 0) {
+    if (options_.num_orders > 0) {
       charges_.add_up(public_, clipped.ratios_of_logarithms(log_s, residual), charge(at));
     }
-  }
-
-  void charge_by_logarithms(const Row& row, std::int64_t at) {
-    charges_.add_up(public_, row, out_.private_lse[at], out_.log_scale[at], out_.residual[at],
-                    charge(at));
   }
 
   double* charge(std::int64_t at) const { return out_.charge + at * options_.num_orders; }

@@ -12,7 +12,7 @@ struct ClipPublic {
   Row row;
   double lse;
   std::int64_t vocab, padded;
-  double *q, *inverse;  // 1 / q, or 0 if q is too small for a reciprocal
+  double *q, *inverse;  // 1 / q, or 0 if q is 0
   double missing;       // 1 - sum q
   std::int64_t top;     // the most likely token
 
@@ -37,9 +37,11 @@ struct ClipPublic {
     row = public_row, lse = public_lse, vocab = row_vocab, padded = padding(vocab);
     q = memory, inverse = q + padded;
     for (std::int64_t v = 0; v < padded; v += Vec::kLanes) {
-      const Vec here = v < vocab ? exp_(load_logits<D>(row.data, v, vocab) - Vec(lse)) : Vec(0.0);
+      const Vec z = v < vocab ? load_logits<D>(row.data, v, vocab) : Vec(-HUGE_VAL), zero(0.0);
+      const auto present = z > Vec(-HUGE_VAL);
+      const Vec here = vselect(present, exp_(vmax(Vec(kRarestClipped), z - Vec(lse))), zero);
       here.store(q + v);
-      vselect(here > Vec(1e-300), Vec(1.0) / here, Vec(0.0)).store(inverse + v);
+      vselect(present, Vec(1.0) / here, zero).store(inverse + v);
     }
     missing = 1.0 - total_of_q();
     top = 0;

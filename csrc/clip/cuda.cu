@@ -5,7 +5,7 @@
 #include "clip/formula.h"
 #include "common/block.cuh"
 #include "common/launch.cuh"
-#include "common/row_pair.cuh"
+#include "common/load.cuh"
 
 ADAPMIXED_CORE_BEGIN
 
@@ -22,8 +22,25 @@ struct ClipCall {
   double lower, upper;
   std::int64_t num_models;
   int num_orders;
-  bool far;  // compute charges by logarithms
   double orders[kMaxOrders];
+};
+
+// One private row and its public row, read by a block.
+template <Dtype D>
+struct RowPair {
+  const typename Bits<D>::type *private_row, *public_row;
+  std::int64_t vocab;
+  double shift;  // private lse - public lse
+
+  // Calls visit(v, t) for every token of this thread, t = log p/q. A token that the public row
+  // masks has t = +inf if the private row has it.
+  template <class Visit>
+  __device__ void for_each(const Visit& visit) const {
+    for (std::int64_t v = threadIdx.x; v < vocab; v += blockDim.x) {
+      const double z = logit<D>(private_row, v), z0 = logit<D>(public_row, v);
+      visit(v, z - z0 - shift);
+    }
+  }
 };
 
 // The parameters of one row's p_bar.
@@ -43,14 +60,12 @@ class BlockClip {
 
   __device__ Clip solve() {
     double q_of[2] = {0.0, 0.0};  // q of the tokens with p > 0, and of the others
-    std::int64_t v = threadIdx.x;
-    pair_.for_each([&](double, double t) {
+    pair_.for_each([&](std::int64_t v, double t) {
       const double q = q_[v];
       const bool has = t >= kClipAbsent;
       q_of[0] += has ? q : 0.0;
       q_of[1] += has ? 0.0 : q;
       kept_[v] = has && q > 0.0 ? q * exp_(t) : 0.0;
-      v += blockDim.x;
     });
     block_sum(q_of);
     if (clip_covers_too_little(call_.lower, call_.upper, q_of[0], q_of[1])) {
@@ -67,24 +82,10 @@ class BlockClip {
   }
 
   __device__ double charge(const Clip& clip, double order) const {
-    const ChargeScale scale(call_.lower, call_.upper, call_.num_models);
-    double both[2];
-    if (call_.far) {
-      both[0] = both[1] = -HUGE_VAL;
-      pair_.for_each([&](double log_q, double t) {
-        if (log_q == -HUGE_VAL) return;
-        const double ratio =
-            log_clipped_ratio(t, clip.log_scale, clip.residual, call_.lower, call_.upper);
-        scale.add_log(log_q, ratio, order, both[0], both[1]);
-      });
-      block_reduce(both, LogAdd{});
-      return scale.of_logs(both[0], both[1], order);
-    }
-    both[0] = both[1] = 0.0;
-    std::int64_t v = threadIdx.x;
-    pair_.for_each([&](double, double t) {
+    const ChargeScale scale(call_.lower, call_.num_models);
+    double both[2] = {0.0, 0.0};
+    pair_.for_each([&](std::int64_t v, double t) {
       const double q = q_[v];
-      v += blockDim.x;
       if (q == 0.0) return;
       const Projected<double> own =
           clipped(t, clip.log_scale, clip.residual, call_.lower, call_.upper);
@@ -118,11 +119,9 @@ class BlockClip {
   // The same, however large log s is.
   __device__ ClipSums sums(double log_scale) const {
     double values[2] = {0.0, 0.0};
-    std::int64_t v = threadIdx.x;
-    pair_.for_each([&](double, double t) {
+    pair_.for_each([&](std::int64_t v, double t) {
       const double q = q_[v];
       if (q > 0.0) add(q, t >= kClipAbsent ? q * exp_(t + log_scale) : 0.0, values);
-      v += blockDim.x;
     });
     block_sum(values);
     return {values[0] + missing_, values[1]};
@@ -145,7 +144,7 @@ __device__ bool same_rows(const RowPair<D>& pair) {
   return block_max(differs) == 0.0;
 }
 
-// q of every token; 0 if it is too small for a double, and without a log-sum-exp.
+// q of every token; 0 if the token is masked.
 template <Dtype D>
 __global__ void __launch_bounds__(kClipThreads)
     clip_public_kernel(const __grid_constant__ ClipCall call) {
@@ -155,7 +154,7 @@ __global__ void __launch_bounds__(kClipThreads)
   const std::int64_t position = at / vocab;
   const double z0 = logit<D>(row_bits<D>(call.in.public_logits, 0, position), at % vocab);
   const double log_q = z0 - call.in.public_lse[position];
-  call.q[at] = log_q > -708.0 ? exp_(log_q) : 0.0;
+  call.q[at] = z0 == -HUGE_VAL ? 0.0 : exp_(vmax(kRarestClipped, log_q));
 }
 
 template <Dtype D>
@@ -167,7 +166,7 @@ __device__ void clip_row(const ClipCall& call, std::int64_t at) {
   const bool good = public_ok && call.out.status[at] == kRowOk;
   const RowPair<D> pair{row_bits<D>(call.in.private_logits, model, position),
                         row_bits<D>(call.in.public_logits, 0, position), call.in.shape.vocab,
-                        public_lse, lse - public_lse};
+                        lse - public_lse};
   BlockClip<D> block(pair, call, position);
   const bool same = good && same_rows(pair);
   // Then p_bar = q, and nothing is charged.
@@ -219,12 +218,7 @@ void clip_project(const ClipInputs& in, const ClipOptions& options, const ClipRe
   call.upper = options.upper;
   call.num_models = options.num_models;
   call.num_orders = static_cast<int>(options.num_orders);
-  double largest = 1.0;
-  for (int k = 0; k < call.num_orders; ++k) {
-    call.orders[k] = options.orders[k];
-    largest = largest < options.orders[k] ? options.orders[k] : largest;
-  }
-  call.far = device::ChargeScale(options.lower, options.upper, options.num_models).far(largest);
+  for (int k = 0; k < call.num_orders; ++k) call.orders[k] = options.orders[k];
   const std::int64_t all = in.shape.positions * in.shape.vocab;
   call.q = static_cast<double*>(queue.workspace);
   call.kept = call.q + all;

@@ -21,6 +21,9 @@ constexpr double kClipError = 2e-13, kClipRounding = 2e-15;
 // is negligible.
 constexpr double kMostKeptScale = 300.0;
 
+// Rarer tokens count as this rare. That overstates the charges, and nothing else shows it.
+constexpr double kRarestClipped = -690.0;
+
 struct ClipSums {
   double total;   // S + 1 - sum q
   double moving;  // the part that grows with s: s p(v) of the tokens inside the box

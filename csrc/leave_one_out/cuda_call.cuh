@@ -21,9 +21,9 @@ constexpr std::int64_t kLossMemory = std::int64_t{1} << 23;  // doubles: 64 MiB
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 900
 constexpr int kLossBlocks = 2;
 #else
-constexpr int kLossBlocks = 4;
+constexpr int kLossBlocks = 3;
 #endif
-constexpr std::int64_t kLossShared = 55 * 1024;
+constexpr std::int64_t kLossShared = 72 * 1024;
 
 // The constants with which one model's row is read (common/float_ratio.h).
 struct alignas(16) FloatModel {
@@ -42,7 +42,6 @@ struct TileTokens {
 // How the work is divided. A tile's deviations, of a group of models, lie in shared memory.
 struct LossLayout {
   int tile, models;                   // tokens, whole warps; models of a group
-  bool several = false;               // groups
   std::int64_t chunk, chunks;         // tiles of a chunk; chunks of a position
   std::int64_t per_chunk, positions;  // doubles of a chunk; positions of a launch
 
@@ -52,7 +51,6 @@ struct LossLayout {
       if (shared_bytes() <= kLossShared) break;
     }
     while (shared_bytes() > kLossShared) models = models / 2;
-    several = models < shape.models;
     per_chunk = kHeader + shape.models * columns(kMaxMoments, orders);
     const std::int64_t tiles = (shape.vocab + tile - 1) / tile;
     const std::int64_t most = std::min(kLossMemory / per_chunk, simulated_or(kMostLossChunks, 2));
@@ -72,17 +70,9 @@ struct LossLayout {
   }
   // 4 times an odd number: lanes that read four tokens of their own models use different banks.
   ADAPMIXED_HD int pitch() const { return tile + 4; }
-  // p of the tokens takes the place of the models' constants, unless there are several groups.
-  ADAPMIXED_HD std::int64_t mixture_at() const {
-    return several ? models * static_cast<std::int64_t>(sizeof(FloatModel)) : 0;
-  }
-  ADAPMIXED_HD std::int64_t tokens_at() const {
-    const std::int64_t constants = models * static_cast<std::int64_t>(sizeof(FloatModel));
-    const std::int64_t end = mixture_at() + 8 * tile;
-    return end > constants ? end : constants;
-  }
   ADAPMIXED_HD std::int64_t shared_bytes() const {
-    return tokens_at() + 4 * (3 * tile + models * pitch());
+    return (3 * 4 + 8) * tile +
+           models * (4 * pitch() + static_cast<std::int64_t>(sizeof(FloatModel)));
   }
 };
 

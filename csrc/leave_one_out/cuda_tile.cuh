@@ -21,16 +21,15 @@ static_assert(kBurst + kLossThreads / kTileParts / kBurst - 1 + kTileParts - 1 <
 // The shared memory of a block.
 struct TileMemory {
   FloatModel* models;  // of the group
-  double* mixture;     // p of the tokens
   TileTokens* tokens;  // of the tile, in fours
+  double* mixture;     // p of the tokens
   float* deviations;   // (models of the group, pitch)
 
-  __device__ explicit TileMemory(const LossLayout& layout) : models(dynamic_shared<FloatModel>()) {
-    char* memory = dynamic_shared<char>();
-    mixture = reinterpret_cast<double*>(memory + layout.mixture_at());
-    tokens = reinterpret_cast<TileTokens*>(memory + layout.tokens_at());
-    deviations = reinterpret_cast<float*>(tokens + layout.tile / 4);
-  }
+  __device__ explicit TileMemory(const LossLayout& layout)
+      : models(dynamic_shared<FloatModel>()),
+        tokens(reinterpret_cast<TileTokens*>(models + layout.models)),
+        mixture(reinterpret_cast<double*>(tokens + layout.tile / 4)),
+        deviations(reinterpret_cast<float*>(mixture + layout.tile)) {}
 };
 
 // A token as its thread sees it.
@@ -40,7 +39,7 @@ struct TileToken {
   float z0;             // the public logit
   FloatToken a;         // of the centred logit (common/float_ratio.h)
   double q;
-  MixtureToken<double> mixture;  // of exact tokens
+  Projected<double> mean;  // of p_bar / q over the slots, of exact tokens
 };
 
 // The sum of some models' deviations, and the largest of their sizes.
@@ -51,10 +50,10 @@ struct Deviations {
 
 // What a thread adds up over its tokens.
 struct ThreadSums {
-  double mass = 0.0;
-  TokenSums tokens;
-  bool bounded = true;
+  double mass = 0.0, balance = 0.0, common = 0.0;
+  float most_common = 0.0f, growth = 0.0f;  // rounded up; see TokenSums
 };
+__device__ inline float rounded_up(double x) { return static_cast<float>(x * (1.0 + 1e-6)); }
 
 // Adds p t^{1+k} to s[k], with at most 1 + k roundings (bound.h).
 template <int kCount>
@@ -91,15 +90,16 @@ __device__ void add_burst(const TileTokens* tokens, const float* deviations, flo
   }
 }
 
-// The excess of one listed token.
+// The excess of one listed token: in single precision if |log X| is less than `most_log`.
 struct ListedTerm {
   double value, sized;
 };
-__device__ inline ListedTerm listed_term(const Neighbour& other, double p,
-                                         const FloatLog<float>& log, bool in_floats, double s) {
-  if (in_floats) {
-    const float c = power_excess(static_cast<float>(other.x), log, static_cast<float>(s));
-    const double value = p * c;
+__device__ inline ListedTerm listed_term(const Neighbour& other, double p, float most_log,
+                                         double s) {
+  const auto x = static_cast<float>(other.x);
+  const FloatLog<float> log = float_log(x, static_cast<float>(other.X));
+  if (std::fabs(log.log) < most_log) {
+    const double value = p * power_excess(x, log, static_cast<float>(s));
     return {value, value * std::fabs(s * log.log)};
   }
   const LogParts<double> exact = log_parts(other.x, other.X);
@@ -107,20 +107,20 @@ __device__ inline ListedTerm listed_term(const Neighbour& other, double p,
   return {value, value * std::fabs(s * exact.log)};
 }
 
-// Tokens in double. These are called, since they are rare and their registers would be others'.
+// Tokens in double.
 template <Dtype D>
 __device__ Projected<double> answer(const ModelRow<D>& row, std::int64_t v, double z0) {
   return row.projected_from(vmin(kMostLogRatio, row.log_ratio(v, z0)));
 }
 
 struct ExactToken {
-  MixtureToken<double> mixture;
+  Projected<double> mean;
+  double p;
   bool bounded;
 };
 template <Dtype D>
-__device__ __attribute__((noinline)) ExactToken exact_token(const LossCall& call,
-                                                            std::int64_t position, std::int64_t v,
-                                                            double z0, double q) {
+__device__ ExactToken exact_token(const LossCall& call, std::int64_t position, std::int64_t v,
+                                  double z0, double q) {
   const Neighbours& all = call.all;
   Projected<double> total{0.0, all.absent};
   bool answered = false, lost = false;
@@ -138,15 +138,13 @@ __device__ __attribute__((noinline)) ExactToken exact_token(const LossCall& call
   const bool unbounded =
       all.against_public ? lost || mixture.total < kLeastTotal : lost && answered;
   const bool overstated = z0 - call.in.public_lse[position] < kRarest && mixture.p > 1e-20;
-  return {mixture, !unbounded && !overstated};
+  return {mean, mixture.p, !unbounded && !overstated};
 }
 
 // What `kept` returns for model i.
 template <Dtype D>
-__device__ __attribute__((noinline)) double exact_neighbour(const LossCall& call,
-                                                            std::int64_t position, std::int64_t v,
-                                                            double z0, std::int64_t i,
-                                                            const MixtureToken<double>& mixture) {
+__device__ double exact_neighbour(const LossCall& call, std::int64_t position, std::int64_t v,
+                                  double z0, std::int64_t i, const MixtureToken<double>& mixture) {
   const auto of = [&](std::int64_t j) {
     return answer(model_row<D>(call.in, call.weights, j, position), v, z0);
   };
@@ -165,8 +163,8 @@ __device__ __attribute__((noinline)) double exact_neighbour(const LossCall& call
 
 // Whether model i's answer may differ from q at `length` tokens from v on.
 template <Dtype D>
-__device__ __attribute__((noinline)) bool differs(const LossCall& call, std::int64_t position,
-                                                  std::int64_t i, std::int64_t v, int length) {
+__device__ bool differs(const LossCall& call, std::int64_t position, std::int64_t i, std::int64_t v,
+                        int length) {
   const ModelRow<D> row = model_row<D>(call.in, call.weights, i, position);
   const bool speaks = row.upper > 0.0 || row.weight > 0.0;  // neither if a slot is not active
   const double lse = call.in.private_lse[i * call.in.shape.positions + position];
@@ -198,7 +196,7 @@ class ChunkSums {
   __device__ void run(std::int64_t begin, std::int64_t end, std::uint32_t* wide) {
     const int group = call_.layout.models;
     ThreadSums sums;
-    sums.bounded = facts_.admissible;
+    if (!facts_.admissible) sums.growth = HUGE_VALF;
     for (std::int64_t start = begin; start < end; start += call_.layout.tile) {
       TileToken token = load_public(start, sums);
       Deviations found;
@@ -207,7 +205,6 @@ class ChunkSums {
         found.total += here.total;
         found.largest = std::fmax(found.largest, here.largest);
       }
-      __syncthreads();  // the constants have been read
       const unsigned bits = __ballot_sync(kAllLanes, finish(token, found, sums));
       if (lane_id() == 0) wide[warp_id()] = bits;
       for (int first = 0; first < models_; first += group) {
@@ -239,7 +236,7 @@ class ChunkSums {
         const ModelRow<D> row = model_row<D>(call_.in, call_.weights, i, position_);
         const double lse = call_.in.private_lse[i * call_.in.shape.positions + position_];
         const double log_p = logit<D>(row.logits, token.v) - lse;
-        if (row.weight > 0.0 && !(log_p <= kMaskedLog)) sums.bounded = false;
+        if (row.weight > 0.0 && !(log_p <= kMaskedLog)) sums.growth = HUGE_VALF;
       }
       return token;
     }
@@ -321,18 +318,21 @@ class ChunkSums {
         const double p = token.q * ratio, shared = std::fabs(middle) * relative;
         const double factor = relative / reach_;
         sums.mass += p;
-        sums.tokens.add({token.q * mean, p * shared * shared, shared,
-                         (mean + 2.0 * facts_.mean_weight) * inverse});
+        sums.balance += token.q * mean;
+        sums.common += p * shared * shared;
+        sums.most_common = std::fmax(sums.most_common, rounded_up(shared));
+        sums.growth =
+            std::fmax(sums.growth, rounded_up((mean + 2.0 * facts_.mean_weight) * inverse));
         set(middle * factor, factor, p);
         return !(found.largest * factor + std::fabs(middle * factor) <= 1.0);
       }
     }
     const ExactToken exact = exact_token<D>(call_, position_, token.v, token.z0, token.q);
-    token.mixture = exact.mixture;
-    sums.bounded = sums.bounded && exact.bounded;
-    sums.mass += token.mixture.p;
-    sums.tokens.balance += token.q * token.mixture.mean.excess;
-    set(0.0, -1.0, token.mixture.p);
+    token.mean = exact.mean;
+    if (!exact.bounded) sums.growth = HUGE_VALF;
+    sums.mass += exact.p;
+    sums.balance += token.q * token.mean.excess;
+    set(0.0, -1.0, exact.p);
     return true;
   }
 
@@ -350,10 +350,12 @@ class ChunkSums {
     if (!in_tile()) return;
     const int count = size_of(first);
     float* column = memory_.deviations + threadIdx.x;
+    bool lost = false;
+    const MixtureToken<double> mixture = mixture_token(all_, token.q, token.mean, lost);
 #pragma unroll 1
     for (int j = 0; j < count; ++j, column += call_.layout.pitch()) {
       const double kept = token.counted ? exact_neighbour<D>(call_, position_, token.v, token.z0,
-                                                             first + j, token.mixture)
+                                                             first + j, mixture)
                                         : 0.0;
       *column = static_cast<float>(kept / reach_);
     }
@@ -453,25 +455,19 @@ class ChunkSums {
     put(1, both[1]);
     const float most_log = static_cast<float>(80.0 / all_.largest_order);
 #pragma unroll 1
-    for (int k = 0; k < call_.orders.count; ++k) {
-      const double order = call_.orders.value[k];
-      double sums[6] = {};
+    for (int k = 0; k < 2 * call_.orders.count; ++k) {
+      const double order = call_.orders.value[k / 2], s = k % 2 == 0 ? order : 1.0 - order;
+      double sums[3] = {};
       for_each([&](const Neighbour& other, double p, bool rough) {
-        const auto x = static_cast<float>(other.x), X = static_cast<float>(other.X);
-        const FloatLog<float> log = float_log(x, X);
-        const bool in_floats = order > kLeastFloatOrder && std::fabs(log.log) <= most_log;
-#pragma unroll
-        for (int side = 0; side < 2; ++side) {
-          const double s = side == 0 ? order : 1.0 - order;
-          const ListedTerm term = listed_term(other, p, log, in_floats, s);
-          sums[3 * side] += term.value;
-          sums[3 * side + 1] += term.sized;
-          if (rough) sums[3 * side + 2] += 3.0 * term.value + 1.5 * term.sized;
-        }
+        const ListedTerm term =
+            listed_term(other, p, order > kLeastFloatOrder ? most_log : 0.0f, s);
+        sums[0] += term.value;
+        sums[1] += term.sized;
+        if (rough) sums[2] += 3.0 * term.value + 1.5 * term.sized;
       });
       shared_sum(sums);
 #pragma unroll
-      for (int m = 0; m < 6; ++m) put(2 + 6 * k + m, sums[m]);
+      for (int m = 0; m < 3; ++m) put(2 + 3 * k + m, sums[m]);
     }
   }
 
@@ -486,8 +482,8 @@ class ChunkSums {
   }
 
   __device__ void store(const ThreadSums& sums) const {
-    double totals[3] = {sums.mass, sums.tokens.balance, sums.tokens.common};
-    double most[2] = {sums.tokens.most_common, sums.bounded ? sums.tokens.growth : HUGE_VAL};
+    double totals[3] = {sums.mass, sums.balance, sums.common};
+    double most[2] = {sums.most_common, sums.growth};
     block_reduce(totals, Add{});
     block_reduce(most, Max{});
     if (threadIdx.x != 0) return;

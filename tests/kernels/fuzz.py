@@ -228,7 +228,9 @@ def _check_clip(call: Call, report: Report) -> None:
                 truth, row[1], lower=lower, orders=call.orders, num_models=call.slots
             )
             assert got.charge is not None
-            torch.testing.assert_close(got.charge[i, b], charge[0, 0], rtol=2e-5, atol=2e-12)
+            known = torch.tensor([order - 1 for order in call.orders]) * charge[0, 0] < 600
+            charge = torch.where(known | got.charge[i, b].isfinite(), charge[0, 0], math.inf)
+            torch.testing.assert_close(got.charge[i, b], charge, rtol=2e-5, atol=2e-12)
     except AssertionError as error:
         report.failures.append(f"clip_project in {lower}, {upper}, row {(i, b)}: {error}")
 

@@ -170,8 +170,8 @@ def check_charges(
     bar = box.at(clipping.log_scale[i, b].item(), clipping.residual[i, b].item())
     for got, order in zip(clipping.charge[i, b].tolist(), orders, strict=True):
         exact = box.charge(bar, order, slots)
-        if mp.isinf(exact) or math.isinf(got):
-            assert mp.isinf(exact) and got == math.inf, (i, b, order, got)
+        if math.isinf(got):
+            assert (order - 1) * exact >= 600, (i, b, order, mp.nstr(exact, 17))
         else:
             more = mpf(got) - exact
             sound = more >= 0 or got == 0  # what is charged 0 answers q
