@@ -64,16 +64,16 @@ def leave_one_out(
     The loss is D↔_α(p‖p') (Algorithm 1, line 16; equation 3) with p = mean_i p̄_i. For zero-out
     p' = p − (p̄_i − q)/N. For add/remove p' = (N p − p̄_i)/(N−1), which is q if N = 1.
 
-    Every loss is an upper bound, at most 1e-4 of the exact loss (2e-4 at orders above 64) and 1e-9
+    Every loss is an upper bound, at most 1e-4 of the exact loss (4e-4 at orders above 32) and 1e-9
     above it. A row equal to the public one has a zero-out loss of exactly 0. A loss that cannot be
-    bounded is +inf, never NaN: one of more than 600/(α−1), or of a token with q < e⁻⁷⁰ about which
-    a model speaks.
+    bounded is +inf, never NaN: one of more than 600/(α−1), or at a token with q < e⁻⁷⁰ about which
+    a model speaks, or to which all models but one give less than e⁻⁸⁰ q.
 
     On CUDA nothing is raised for bad data, here or later. All losses of a position are +inf if its
     rows are bad or do not belong to the projection, or if a weight is outside [0, 1].
 
     Memory in bytes: at most 2048·N + 2^19 for each thread, and 64·N·B + 2^16. The sums over chunks
-    of the vocabulary add min(B·S, S + 2^25), S = 1536·N·(K+4).
+    of the vocabulary add min(B·S, S + 2^25), S = 2048·N·(K+4).
 
     Args:
         private_logits: (N, B, V).

@@ -26,8 +26,8 @@ constexpr float kOctaveInverse = 0.537815118f;
 constexpr float kOctavesPerNat = 2.6825111f;
 // a_grid, c_grid and n m are multiples of kGrid. Their sum is exact up to 2^13.
 constexpr double kGrid = 0x1p-11;
-// That holds up to these |z0| and |lse - lse_0|.
-constexpr double kFloatLargest = 1300.0, kFloatDifference = 1000.0;
+// That holds up to this |z0|.
+constexpr double kFloatLargest = 1300.0;
 // Tokens with a smaller q are not computed in floats: q r^2 could leave the range.
 constexpr double kFloatLogQ = -62.0;
 // A smaller log p is replaced by this value. Floats serve q >= e^-62, so the replaced r is at most

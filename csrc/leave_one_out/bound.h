@@ -20,8 +20,8 @@
 // A sum of p c(x) therefore moves by at most own times sum p x c'(x), shared times the norm of c',
 // growth times sum p (x c'(x) - c(x)), and half the largest c'' times the squared norm of x's
 // error. A listed term moves by at most (3 + 1.5 |s log X|) c times the relative error of x, or of
-// X if X < 1/2 (found by trying), by that of p, and by the error of power_excess. In double x and X
-// are off by 3 units.
+// X if X < 1/2 (found by trying), by that of p, and by the error of power_excess. The shared part
+// of x's error is relative to |x|. In double p, x and X are off by 4 units at most.
 #pragma once
 
 #include <cmath>
@@ -45,8 +45,12 @@ constexpr double kLostNorm = 2e-16;
 // Excesses of orders nearer to 1 are computed in double.
 constexpr double kLeastFloatOrder = 1.1;
 
-// With fewer slots everything is: what models share is not small against their differences over N.
-constexpr double kFewSlots = 16.0;
+// Whether there are so few slots that everything is computed in double: what models share is not
+// small against their differences over N. An error e of x adds order e^2 / (2 r) to r times a loss;
+// e is at most 20 units / N, and r 1e-4, or 4e-4 beyond order 32.
+ADAPMIXED_HD bool few_slots(const Neighbours& all) {
+  return all.slots < std::fmax(16.0, 1.0 + 1.34 * std::sqrt(all.largest_order));
+}
 
 // Tokens with a smaller q than kLeastFloatQ are, too. Those rarer than e^kRarest count as that
 // rare, which overstates losses.
@@ -54,6 +58,16 @@ constexpr double kLeastFloatQ = 1e-27, kRarest = -75.0;
 // log p/q above this is cut off. With less than kLeastTotal of p_bar / q in all, X leaves the range
 // of floats.
 constexpr double kMostLogRatio = 700.0, kLeastTotal = 1e-37;
+
+// Whether no loss can be bounded because of a token. lost: of mixture_token. answered: some p is
+// not 0. Where no model answers, nothing is lost, unless q does in one's place.
+template <class T>
+ADAPMIXED_HD_INLINE MaskOf<T> unbounded(const Neighbours& all, const MixtureToken<T>& token,
+                                        MaskOf<T> lost, MaskOf<T> answered, T q, T log_q) {
+  const auto far = (T(kLeastTotal) > token.total) & (q > T(0.0));
+  const auto overstated = (log_q < T(kRarest)) & (token.p > T(1e-20));
+  return (all.against_public ? lost | far : lost & answered) | overstated;
+}
 
 // x as it is kept in a float: -1/X below -1/2, where 1 + x would cancel. No x is below -1.
 template <class T>
@@ -83,16 +97,30 @@ struct TokenSums {
   }
 };
 
-// Sums over listed tokens: of p c, of p c |s log X|, and of p c (3 + 1.5 |s log X|) over those in
-// single precision.
+// Sums over listed tokens: of p c with the error of the power; of w = p c (3 + 1.5 |s log X|); of w
+// over tokens in single precision, and of w reach / |x| over these.
 struct ListedSums {
-  double value, sized, rough;
+  double value = 0.0, weight = 0.0, rough = 0.0, near = 0.0;
+
+  // Adds sums of p c, p c |log X|, and the same times reach / |x|. in_floats: of power_excess.
+  ADAPMIXED_HD void add(const double (&sums)[4], double s, bool in_floats, bool rough_tokens) {
+    const double weighed = 3.0 * sums[0] + 1.5 * std::fabs(s) * sums[1];
+    value += sums[0];
+    if (in_floats) {
+      const double from_one = std::fmin(std::fabs(s), std::fabs(s - 1.0));
+      value += kFloatUnit * ((130.0 + 40.0 / from_one) * sums[0] + 4.0 * std::fabs(s) * sums[1]);
+    }
+    weight += weighed;
+    if (!rough_tokens) return;
+    rough += weighed;
+    near += 3.0 * sums[2] + 1.5 * std::fabs(s) * sums[3];
+  }
 };
 
 // A view of the sums of one model over a chunk, later over a position.
 struct ModelSums {
   ADAPMIXED_HD static std::int64_t size(int degree, std::int64_t orders) {
-    return 2 + degree + 6 * orders;
+    return 2 + degree + 8 * orders;
   }
 
   double* data;
@@ -130,10 +158,14 @@ class LossBound {
     double most = 9.6 * u * tokens.most_common + 2.0 * rounded * (tokens.most_common + most_weight);
     if (!all.against_public) {
       shared_ += (kMean * u + rounded) * (mean_norm + common);
-      most += kMean * u * tokens.growth / divisor;
+      most += (kMean * u + rounded) * tokens.growth / divisor;
     }
-    shared_ += (ratio_error + all.slots * 0x1p-53) * (all.against_public ? 1.0 : 2.0 / divisor);
-    listed_ = own_ + 1.4 * growth_ + most / reach;
+    const double in_double =
+        (ratio_error + all.slots * 0x1p-53) * (all.against_public ? 1.0 : 2.0 / divisor);
+    shared_ += in_double;
+    listed_ = 4.0 * u + ratio_error + in_double / reach;
+    rough_ = own_ + 1.4 * growth_;
+    near_ = most / reach;
   }
 
   // An upper bound on the sum of excesses of one direction, s = order or 1 - order.
@@ -153,15 +185,14 @@ class LossBound {
                          growth_ * std::fabs(slope - bulk) +
                          fit.excess.rounding(moments, degree_, (6.0 + kMomentAdditions) * u, u) +
                          fit.excess.error * moments[0] + 0.5 * curvature * moved * moved;
-    const double of_power = 140.0 + (order > kLeastFloatOrder ? 40.0 / (order - 1.0) : 0.0);
-    return bulk + error + listed.value * (1.0 + of_power * u) + listed.sized * 9.0 * u +
-           listed.rough * listed_;
+    return bulk + error + listed.value + listed.weight * listed_ + listed.rough * rough_ +
+           listed.near * near_;
   }
 
  private:
   double reach_;
   int degree_;
-  double own_, shared_, growth_, listed_;
+  double own_, shared_, growth_, listed_, rough_, near_;
 };
 
 ADAPMIXED_CORE_END

@@ -31,8 +31,9 @@ class TokenList {
   }
 
   // Adds the sums over the list, which is empty afterwards. rough: x are in single precision.
-  void add_to(const ModelSums& sums, bool rough) {
+  void add_to(const ModelSums& sums, bool rough, double reach) {
     if (count_ == 0) return;
+    const Flt least(static_cast<float>(reach));
     for (int k = 0; k < Flt::kLanes; ++k) {
       xs_[count_ + k] = 0.0, ratios_[count_ + k] = ps_[count_ + k] = 1.0;
     }
@@ -45,21 +46,18 @@ class TokenList {
       const Flt X = narrow(Vec::load(ratios_ + j), Vec::load(ratios_ + j + Vec::kLanes));
       const FloatLog<Flt> log = float_log(x, X);
       const auto wide = (vabs(log.log) > Flt(most_log_)) | (Flt(1e-30f) > p);
-      for (std::int64_t k = 0; k < plan_.options.num_orders; ++k) {
-        const double order = plan_.options.orders[k];
-        ListedSums &forward = sums.listed(k, false), &reverse = sums.listed(k, true);
+      const Flt size = vabs(log.log), share = least / vmax(vabs(x), least);
+      for (std::int64_t k = 0; k < 2 * plan_.options.num_orders; ++k) {
+        const double order = plan_.options.orders[k / 2], s = k % 2 == 0 ? order : 1.0 - order;
+        ListedSums& to = sums.listed(k / 2, k % 2 != 0);
         if (wide.bits() == 0 && order > kLeastFloatOrder) {
-          const Flt s(static_cast<float>(order)), less = Flt(1.0f) - s, size = vabs(log.log);
-          const Flt f = p * power_excess(x, log, s), g = p * power_excess(x, log, less);
+          const Flt term = p * power_excess(x, log, Flt(static_cast<float>(s)));
           float found[4];
-          sum_four({f, f * size, g, g * size}, found);
-          add(forward, rough, found[0], found[1] * order);
-          add(reverse, rough, found[2], found[3] * (order - 1.0));
+          sum_four({term, term * size, term * share, term * size * share}, found);
+          to.add({found[0], found[1], found[2], found[3]}, s, true, rough);
         } else {
-          for (const std::int64_t at : {j, j + Vec::kLanes}) {
-            add_in_double(at, order, forward, rough);
-            add_in_double(at, 1.0 - order, reverse, rough);
-          }
+          add_in_double(j, s, to, rough, reach);
+          add_in_double(j + Vec::kLanes, s, to, rough, reach);
         }
       }
     }
@@ -67,16 +65,12 @@ class TokenList {
   }
 
  private:
-  static void add(ListedSums& to, bool rough, double value, double sized) {
-    to.value += value, to.sized += sized;
-    if (rough) to.rough += 3.0 * value + 1.5 * sized;
-  }
-
-  void add_in_double(std::int64_t j, double s, ListedSums& to, bool rough) const {
-    const Vec x = Vec::load(xs_ + j);
+  void add_in_double(std::int64_t j, double s, ListedSums& to, bool rough, double reach) const {
+    const Vec x = Vec::load(xs_ + j), least(reach), share = least / vmax(vabs(x), least);
     const LogParts<Vec> log = log_parts(x, Vec::load(ratios_ + j));
     const Vec term = Vec::load(ps_ + j) * power(x, log, Vec(s)).excess;
-    add(to, rough, sum(term), sum(term * vabs(log.log)) * std::fabs(s));
+    const Vec sized = term * vabs(log.log);
+    to.add({sum(term), sum(sized), sum(term * share), sum(sized * share)}, s, false, rough);
   }
 
   const LossPlan& plan_;
@@ -154,8 +148,8 @@ class Chunk {
         default:
           add_model<kMaxMoments>(i, padded);
       }
-      rough_.add_to(model_sums(sums, i), true);
-      exact_.add_to(model_sums(sums, i), false);
+      rough_.add_to(model_sums(sums, i), true, fit_.reach);
+      exact_.add_to(model_sums(sums, i), false, fit_.reach);
     }
   }
 

@@ -67,7 +67,7 @@ class Tile {
         position_(position),
         width_(plan.tile()),
         public_(row_of(in.public_logits, 0, position)),
-        in_double_(weights.upper > 0.0 || plan.slots < kFewSlots) {
+        in_double_(weights.upper > 0.0 || few_slots(plan)) {
     for (double** column : {&total_, &mixture_}) *column = memory, memory += width_;
     constants_ = reinterpret_cast<Constants*>(memory), memory += plan.models * kConstants;
     answers_ = memory, memory += plan.models * 4 * Vec::kLanes;
@@ -306,12 +306,7 @@ class Tile {
     const Projected<Vec> mean{total.excess / Vec(plan_.slots), total.ratio / Vec(plan_.slots)};
     auto lost = absent;
     const MixtureToken<Vec> token = mixture_token(plan_, q, mean, lost);
-    // Where no model answers, nothing is lost, unless q does in one's place: then X leaves the
-    // range of floats.
-    const auto far = (Vec(kLeastTotal) > token.total) & (q > zero);
-    const auto unbounded = plan_.against_public ? lost | far : lost & answered;
-    const auto overstated = (log_q < Vec(kRarest)) & (token.p > Vec(1e-20));
-    bounded_ = bounded_ && !(unbounded | overstated).any();
+    bounded_ = bounded_ && !unbounded(plan_, token, lost, answered, q, log_q).any();
     sums_.balance += sum(q * mean.excess);
     return token;
   }

@@ -89,8 +89,8 @@ struct PositionSums {
     return reach * reach * moments(i)[0] + number(1, i);
   }
   __device__ ListedSums listed(std::int64_t i, int k, bool reverse) const {
-    const std::int64_t column = 2 + 6 * k + 3 * reverse;
-    return {number(column, i), number(column + 1, i), number(column + 2, i)};
+    const std::int64_t column = 2 + 8 * k + 4 * reverse;
+    return {number(column, i), number(column + 1, i), number(column + 2, i), number(column + 3, i)};
   }
   // Against the public distribution sum p x = -(sum q delta) / slots. Otherwise it is the mean of
   // sum q delta minus this model's, divided by slots - 1.

@@ -63,10 +63,10 @@ struct LossLayout {
   // Of a position's tokens: mass of the mixture, TokenSums (an infinite growth: no loss can be
   // bounded), and the index of the degree.
   static constexpr int kHeader = 6;
-  // Numbers of a model: sum p x, sum p x^2 of listed tokens, six of listed tokens for each order,
-  // and moments. Numbers of the same kind lie together.
+  // Numbers of a model: sum p x, sum p x^2 of listed tokens, ListedSums of both directions for each
+  // order, and moments. Numbers of the same kind lie together.
   ADAPMIXED_HD static std::int64_t columns(int degree, std::int64_t orders) {
-    return 2 + 6 * orders + degree;
+    return 2 + 8 * orders + degree;
   }
   // 4 times an odd number: lanes that read four tokens of their own models use different banks.
   ADAPMIXED_HD int pitch() const { return tile + 4; }

@@ -90,23 +90,6 @@ __device__ void add_burst(const TileTokens* tokens, const float* deviations, flo
   }
 }
 
-// The excess of one listed token: in single precision if |log X| is less than `most_log`.
-struct ListedTerm {
-  double value, sized;
-};
-__device__ inline ListedTerm listed_term(const Neighbour& other, double p, float most_log,
-                                         double s) {
-  const auto x = static_cast<float>(other.x);
-  const FloatLog<float> log = float_log(x, static_cast<float>(other.X));
-  if (std::fabs(log.log) < most_log) {
-    const double value = p * power_excess(x, log, static_cast<float>(s));
-    return {value, value * std::fabs(s * log.log)};
-  }
-  const LogParts<double> exact = log_parts(other.x, other.X);
-  const double value = p * power(other.x, exact, s).excess;
-  return {value, value * std::fabs(s * exact.log)};
-}
-
 // Tokens in double.
 template <Dtype D>
 __device__ Projected<double> answer(const ModelRow<D>& row, std::int64_t v, double z0) {
@@ -133,12 +116,8 @@ __device__ ExactToken exact_token(const LossCall& call, std::int64_t position, s
   }
   const Projected<double> mean{total.excess / all.slots, total.ratio / all.slots};
   const MixtureToken<double> mixture = mixture_token(all, q, mean, lost);
-  // Where no model answers, nothing is lost, unless q does in one's place: then X leaves the range
-  // of floats.
-  const bool unbounded =
-      all.against_public ? lost || mixture.total < kLeastTotal : lost && answered;
-  const bool overstated = z0 - call.in.public_lse[position] < kRarest && mixture.p > 1e-20;
-  return {mean, mixture.p, !unbounded && !overstated};
+  const double log_q = z0 - call.in.public_lse[position];
+  return {mean, mixture.p, !unbounded(all, mixture, lost, answered, q, log_q)};
 }
 
 // What `kept` returns for model i.
@@ -188,7 +167,7 @@ class ChunkSums {
         memory_(call.layout),
         facts_(call, position),
         reach_(call.reach[facts_.degree]),
-        in_double_(call.weights.upper > 0.0 || call.all.slots < kFewSlots),
+        in_double_(call.weights.upper > 0.0 || few_slots(call.all)),
         out_(out) {}
 
   // `wide`: of the block's shared memory, a bit for each token of a tile at which some |t| may
@@ -457,17 +436,25 @@ class ChunkSums {
 #pragma unroll 1
     for (int k = 0; k < 2 * call_.orders.count; ++k) {
       const double order = call_.orders.value[k / 2], s = k % 2 == 0 ? order : 1.0 - order;
-      double sums[3] = {};
+      ListedSums found;
       for_each([&](const Neighbour& other, double p, bool rough) {
-        const ListedTerm term =
-            listed_term(other, p, order > kLeastFloatOrder ? most_log : 0.0f, s);
-        sums[0] += term.value;
-        sums[1] += term.sized;
-        if (rough) sums[2] += 3.0 * term.value + 1.5 * term.sized;
+        const auto x = static_cast<float>(other.x);
+        const FloatLog<float> log = float_log(x, static_cast<float>(other.X));
+        const bool in_floats = order > kLeastFloatOrder && std::fabs(log.log) < most_log;
+        double term, size = std::fabs(static_cast<double>(log.log));
+        if (in_floats) {
+          term = p * power_excess(x, log, static_cast<float>(s));
+        } else {
+          const LogParts<double> exact = log_parts(other.x, other.X);
+          term = p * power(other.x, exact, s).excess, size = std::fabs(exact.log);
+        }
+        const double share = reach_ / std::fmax(std::fabs(other.x), reach_);
+        found.add({term, term * size, term * share, term * size * share}, s, in_floats, rough);
       });
+      double sums[4] = {found.value, found.weight, found.rough, found.near};
       shared_sum(sums);
 #pragma unroll
-      for (int m = 0; m < 3; ++m) put(2 + 3 * k + m, sums[m]);
+      for (int m = 0; m < 4; ++m) put(2 + 4 * k + m, sums[m]);
     }
   }
 

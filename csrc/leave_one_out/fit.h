@@ -61,13 +61,6 @@ struct SquareTimesView {
     }
     return total;
   }
-
-  // How far sum() moves if every moment moves by 1.
-  ADAPMIXED_HD double size(int degree) const {
-    double total = 0.0;
-    for (int k = 0; k < degree; ++k) total += std::fabs(static_cast<double>(coefficients[k]));
-    return total;
-  }
 };
 
 // The same with its coefficients.

@@ -56,19 +56,4 @@ __device__ inline bool admissible(const Ensemble& in, const Weights& weights, st
 // inf), so that a row which is not a distribution is noticed.
 __device__ inline double tame_probability(double lq) { return lq < kWildLogQ ? 0.0 : exp_(lq); }
 
-// The mean over the models that are present, at a token that is not wild.
-template <Dtype D>
-__device__ Projected<double> mean_projected(const Ensemble& in, const Weights& weights,
-                                            std::int64_t position, std::int64_t v, double z0) {
-  Projected<double> first{}, differences{0.0, 0.0};
-  for (std::int64_t i = 0; i < in.shape.models; ++i) {
-    const Projected<double> own = projected_at(model_row<D>(in, weights, i, position), v, z0);
-    if (i == 0) first = own;
-    differences.excess += own.excess - first.excess;
-    differences.ratio += own.ratio - first.ratio;
-  }
-  return {mean_from(first.excess, differences.excess, in.shape.models),
-          mean_from(first.ratio, differences.ratio, in.shape.models)};
-}
-
 ADAPMIXED_CORE_END

@@ -41,7 +41,7 @@ def check(
             found.append(adapmixed_ext.leave_one_out(private, public, projection, **options))
     assert torch.equal(found[0], found[1]) and torch.equal(found[0], found[2])
     more = found[0] - exact
-    assert torch.all((more >= 0) & (more <= 1e-4 * exact + 1e-9)), (found[0], exact)
+    assert torch.all((more >= 0) & (more <= 2e-4 * exact + 1e-9)), (found[0], exact)
     return found[0]
 
 

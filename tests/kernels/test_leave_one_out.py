@@ -255,3 +255,46 @@ def test_differences_that_floats_do_not_see(isa: str, order: float) -> None:
     exact = reference.leave_one_out(private, public, weight, orders=order)
     for i in range(4):
         assert checks.loss_holds(loss[i, 0, 0].item(), mpf(exact[i, 0, 0].item()), order), i
+
+
+def test_high_orders_leave_low_ones_close() -> None:
+    """Interpolants of order 1024 reach |x| = 0.005; larger x are no less exact for it."""
+    private, public = cases.logits(4, 20, 1, 1000, 2.0, 1.0)
+    weight, orders = torch.ones(20, 1, dtype=torch.float64), [8.0, 16.0, 1024.0]
+    loss = adapmixed_ext.leave_one_out(private, public, weight, orders=orders)
+    exact = reference.leave_one_out(private, public, weight, orders=orders)
+    assert (loss >= exact)[..., :2].all()
+    assert (loss <= exact * (1 + 2e-5) + 1e-9)[..., :2].all()
+
+
+@pytest.mark.parametrize(
+    "models,order,spread", [(16, 64.0, 0.012), (16, 1024.0, 0.003), (40, 1024.0, 0.004)]
+)
+def test_models_that_are_alike_and_far_from_the_public_one(
+    models: int, order: float, spread: float
+) -> None:
+    """What they share is a thousand times what they differ by."""
+    generator = torch.Generator().manual_seed(1)
+    public = torch.tensor([[-8.0] * 16 + [0.0] * 16])
+    private = public + torch.tensor([11.0] * 16 + [-0.1] * 16)
+    private = private + spread * torch.randn(models, 1, 32, generator=generator)
+    weight = torch.full((models, 1), 0.5, dtype=torch.float64)
+    loss = adapmixed_ext.leave_one_out(private, public, weight, orders=order)
+    exact = reference.leave_one_out(private, public, weight, orders=order)
+    for i in range(models):
+        assert checks.loss_holds(loss[i, 0, 0].item(), mpf(exact[i, 0, 0].item()), order), i
+
+
+def test_a_rare_token_makes_up_the_loss() -> None:
+    """One member's p/q is 3.8, the others' 0.285; at order 64 the rounding of x counts 60 times."""
+    public = torch.tensor([[0.0, -38.0]])
+    private = public.repeat(16, 1, 1)
+    private[:, 0, 1] += math.log(0.285)
+    private[0, 0, 1] = -38 + math.log(3.8)
+    weight = torch.ones(16, 1, dtype=torch.float64)
+    loss = adapmixed_ext.leave_one_out(private, public, weight, orders=64.0)
+    truth = oracle.leave_one_out(
+        private[:, 0], public[0], weight[:, 0], 1 - weight[:, 0], [64.0], "add_remove"
+    )
+    for i in range(16):
+        assert checks.loss_holds(loss[i, 0, 0].item(), truth[i][0], 64.0), i

@@ -92,7 +92,7 @@ print(growth(lambda: torch.zeros(private.numel(), dtype=torch.uint8)))
 
 def bound(models: int, vocab: int, threads: int, orders: int = ORDERS) -> int:
     """Return the bytes for one position that ``project`` and ``leave_one_out`` state together."""
-    sums = 1536 * models * (orders + 4)
+    sums = 2048 * models * (orders + 4)
     return threads * (32 * vocab + 2048 * models + 2**19) + sums + 64 * models + 2**16
 
 
