@@ -201,7 +201,6 @@ class Tile {
       Flt e[kCount];
       ADAPMIXED_UNROLL
       for (int g = 0; g < kCount; ++g) {
-        // The larger of the two; NaN stays NaN.
         const Flt z = vmax(lowest[g], logits(g) - centre[g]);
         e[g] = vfma(ratio_excess(z, grid + c[g], rest), slope[g], offset[g]);
         e[g].store(deviations_ + (first + g) * width_ + lane);
@@ -262,7 +261,7 @@ class Tile {
     return true;
   }
 
-  // The same in double. What `kept` returns is written instead of deviations.
+  // The same in double: what `kept` returns instead of deviations.
   template <Dtype D>
   void load_in_double(std::int64_t lane) {
     const MixtureToken<Vec> token[2] = {load_answers<D>(lane, 0), load_answers<D>(lane, 1)};
