@@ -35,14 +35,15 @@ def _options(active: Tensor | None, *numbers: Any) -> tuple[float | int, ...]:
 # log_pool: (log_normaliser, span, private_lse, public_lse, status, public_status, log_weights);
 # the last one is (B (V + 1),), log p + log_normaliser and then log_normaliser, or (0,).
 def _log_pool(*args: Any) -> tuple[Tensor, ...]:
-    private_logits, public_logits, *options, _ = args
+    private_logits, public_logits, differences, *options, _ = args
     results = _log_pool_fake(*args)
     log_normaliser, span, private_lse, public_lse, status, public_status, log_weights = results
     on = backend(private_logits.device)
     shape = tuple(private_logits.shape)
     found = log_normaliser, span, private_lse, status, public_lse, public_status, log_weights
+    known = 0 if differences is None else differences.data_ptr()
     on.call(
-        "log_pool", private_logits, shape, rows(private_logits), rows(public_logits),
+        "log_pool", private_logits, shape, rows(private_logits), rows(public_logits), known,
         _options(*options), *(result.data_ptr() for result in found),
         workspace=on.workspace("log_pool", shape),
     )  # fmt: skip
@@ -65,7 +66,8 @@ def _log_pool_fake(*args: Any) -> tuple[Tensor, ...]:
 
 
 register(
-    f"log_pool(Tensor private_logits, Tensor public_logits, {_OPTIONS}, bool keep)"
+    "log_pool(Tensor private_logits, Tensor public_logits, Tensor? differences,"
+    f" {_OPTIONS}, bool keep)"
     " -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)",
     _log_pool,
     _log_pool_fake,
@@ -87,6 +89,7 @@ def log_pool(
     num_models: int | None = None,
     active: Tensor | None = None,
     keep: bool = False,
+    lse_differences: Tensor | None = None,
 ) -> LogPool:
     """Compute the pool's log-normaliser, and the span of each model's clipped log-ratios.
 
@@ -111,6 +114,9 @@ def log_pool(
         active: (N, B) bool, the members that take part. None: all. Spans are those of all.
         keep: keep the pool's log-weights, so that ``mixture`` need not read the rows again. On the
             CPU its result has the same bits. CUDA always keeps them.
+        lse_differences: (N, B) float64, each private row's log-sum-exp minus the public row's, if
+            they are known: the CPU then reads the rows once. An error of theirs counts as one of
+            ``private_lse`` does. CUDA takes its own.
 
     Returns:
         The log-normaliser, (B,), and the spans, (N, B), both float64 and in nats.
@@ -122,11 +128,13 @@ def log_pool(
     private, public = check.ensemble_logits(private_logits, public_logits)
     lower, upper = limits.check_clip(lower, upper)
     scale, slots = limits.check_scale(scale, lower, upper), check.slots(num_models, private)
-    active = _active(active, private)
+    active, known = _active(active, private), lse_differences
+    if known is not None:
+        known = check.typed("lse_differences", known, F64, tuple(private.shape[:2]), private)
     if not isinstance(keep, bool):
         raise ValueError(f"keep must be True or False, got {keep!r}")
     log_normaliser, span, private_lse, public_lse, status, public_status, log_weights = (
-        _ops.log_pool(private, public, active, lower, upper, scale, slots, keep)
+        _ops.log_pool(private, public, known, active, lower, upper, scale, slots, keep)
     )
     pool = LogPool(
         log_normaliser, span, private_lse, public_lse, lower, upper, scale, slots, active, status,

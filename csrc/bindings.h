@@ -156,20 +156,22 @@ void add_operators(py::module_ m) {
                       pointer<double>(result), Place<Backend>::from(place));
   });
 
-  m.def("log_pool", [](ShapeTuple shape, LogitsTuple private_logits, LogitsTuple public_logits,
-                       LogPoolTuple options, std::uintptr_t log_normaliser, std::uintptr_t span,
-                       std::uintptr_t private_lse, std::uintptr_t status, std::uintptr_t public_lse,
-                       std::uintptr_t public_status, std::uintptr_t log_weights,
-                       typename Place<Backend>::Given place) {
-    const py::gil_scoped_release nogil;
-    Backend::log_pool(
-        {shape_of(shape), logits_of(private_logits), logits_of(public_logits)},
-        log_pool_of(options),
-        {pointer<double>(log_normaliser), pointer<double>(span), pointer<double>(private_lse),
-         pointer<std::int32_t>(status), pointer<double>(public_lse),
-         pointer<std::int32_t>(public_status), pointer<double>(log_weights)},
-        Place<Backend>::from(place));
-  });
+  m.def("log_pool",
+        [](ShapeTuple shape, LogitsTuple private_logits, LogitsTuple public_logits,
+           std::uintptr_t differences, LogPoolTuple options, std::uintptr_t log_normaliser,
+           std::uintptr_t span, std::uintptr_t private_lse, std::uintptr_t status,
+           std::uintptr_t public_lse, std::uintptr_t public_status, std::uintptr_t log_weights,
+           typename Place<Backend>::Given place) {
+          const py::gil_scoped_release nogil;
+          Backend::log_pool(
+              {shape_of(shape), logits_of(private_logits), logits_of(public_logits),
+               pointer<const double>(differences)},
+              log_pool_of(options),
+              {pointer<double>(log_normaliser), pointer<double>(span), pointer<double>(private_lse),
+               pointer<std::int32_t>(status), pointer<double>(public_lse),
+               pointer<std::int32_t>(public_status), pointer<double>(log_weights)},
+              Place<Backend>::from(place));
+        });
 
   m.def("pool_mixture", [](ShapeTuple shape, LogitsTuple private_logits, LogitsTuple public_logits,
                            std::uintptr_t private_lse, std::uintptr_t public_lse,

@@ -115,6 +115,8 @@ struct LogPoolInputs {
   Shape shape;
   Logits private_logits;
   Logits public_logits;
+  // (N, B), log-sum-exps of the private rows minus the public ones; null to compute them. CPU only.
+  const double* differences;
 };
 struct LogPoolOptions {
   double lower, upper;      // a <= 0 <= b

@@ -113,9 +113,11 @@ class Position {
     return float_log_sum_exp<D>(row.data, vocab_, row.at(top_));
   }
 
-  // From the difference in single precision, so that a copy of the public row has its log-sum-exp.
-  std::int32_t sum_private(const Row& row, double* lse) const {
-    *lse = out_.public_lse[position_] + (float_sum(row) - public_float_sum_);
+  // From the difference, so that a copy of the public row has its log-sum-exp.
+  std::int32_t sum_private(const Row& row, std::int64_t at, double* lse) const {
+    const double difference =
+        in_.differences != nullptr ? in_.differences[at] : float_sum(row) - public_float_sum_;
+    *lse = out_.public_lse[position_] + difference;
     return std::isnan(*lse) ? sum_row(row, lse) : kRowOk;
   }
 
@@ -128,7 +130,7 @@ class Position {
     for (std::int64_t i = first; i < last; ++i) {
       const std::int64_t here = i * in_.shape.positions + position_;
       const Row row = row_of(in_.private_logits, i, position_);
-      out_.status[here] = sum_private(row, out_.private_lse + here);
+      out_.status[here] = sum_private(row, here, out_.private_lse + here);
       out_.span[here] = NAN;
       if (out_.status[here] != kRowOk) continue;
       const PoolMember member{row.data,

@@ -203,3 +203,18 @@ def test_a_copy_of_a_pool_reads_the_rows_again() -> None:
     assert pool._log_weights is not None and copy._log_weights is None
     same = [adapmixed_ext.mixture(private, public, one) for one in (pool, copy)]
     assert torch.equal(*same)
+
+
+def test_known_log_sum_exps_are_taken(isa: str) -> None:
+    private, public = cases.logits(12, 5, 2, 300, 2.0, 1.0)
+    private[3] = public
+    exact = [rows.double().logsumexp(-1) for rows in (private, public)]
+    known = exact[0] - exact[1]
+    box = {"lower": -0.25, "upper": 1.0, "scale": 2.0}
+    pool = adapmixed_ext.log_pool(private, public, **box, lse_differences=known)
+    torch.testing.assert_close(pool.private_lse, exact[0], rtol=0.0, atol=1e-12)
+    assert torch.equal(pool.private_lse[3], pool.public_lse)
+    other = adapmixed_ext.log_pool(private, public, **box)
+    torch.testing.assert_close(pool.log_normaliser, other.log_normaliser, rtol=0.0, atol=2e-6)
+    with pytest.raises(ValueError, match="lse_differences must be torch.float64 of shape"):
+        adapmixed_ext.log_pool(private, public, **box, lse_differences=known.float())

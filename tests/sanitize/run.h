@@ -84,7 +84,7 @@ class Run {
   }
 
   adapmixed::ProjectInputs inputs() const {
-    return {in_.shape, in_.private_rows.logits(), in_.public_rows.logits()};
+    return {in_.shape, in_.private_rows.logits(), in_.public_rows.logits(), nullptr};
   }
 
   adapmixed::ClipInputs clip_inputs(const std::vector<double>& public_lse) const {
@@ -182,7 +182,7 @@ class Run {
   }
 
   adapmixed::LogPoolInputs rows_alone() const {
-    return {in_.shape, in_.private_rows.logits(), in_.public_rows.logits()};
+    return {in_.shape, in_.private_rows.logits(), in_.public_rows.logits(), nullptr};
   }
 
   // The largest difference of a private row's log-sum-exp between two instruction sets: twice the

@@ -58,6 +58,8 @@ class Rows:
         drawn: whether tokens are drawn; False if only log-probabilities are computed.
         private_lse: (N, B) float64, `near_log_sum_exp` of the private rows, all of them finite, if
             it is known; else None.
+        lse_differences: (N, B) float64, log-sum-exps of the private rows minus those of the public
+            ones, if there is a tail's column; else None.
     """
 
     private: Tensor
@@ -69,6 +71,7 @@ class Rows:
     spare: bool = False
     drawn: bool = True
     private_lse: Tensor | None = None
+    lse_differences: Tensor | None = None
 
     @property
     def width(self) -> int:
@@ -123,7 +126,8 @@ class Rows:
         private_lse = self.private_lse
         if private_lse is None:
             private_lse = self._log_sum_exp(self.private, "private_logits")
-        column = (self.tail.lse + (private_lse - public_lse)).float().unsqueeze(-1)
+        differences = private_lse - public_lse  # the column leaves them as they are
+        column = (self.tail.lse + differences).float().unsqueeze(-1)
         last = self.tail.lse.float().unsqueeze(-1)
         public = torch.cat([self.public.float(), last], -1)
         shape, strides = (*column.shape[:2], self.width + 1), self.private.stride()
@@ -132,7 +136,7 @@ class Rows:
             private[..., -1:] = column
         else:
             private = torch.cat([self.private.float(), column], -1)
-        return replace(self, private=private, public=public)
+        return replace(self, private=private, public=public, lse_differences=differences)
 
     def _log_sum_exp(self, logits: Tensor, name: str) -> Tensor:
         """Return a number for every row that depends on this row and the public one alone.
