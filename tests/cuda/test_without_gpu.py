@@ -39,7 +39,7 @@ CALLS: dict[str, tuple[object, ...]] = {
     "leave_one_out": (*ENSEMBLE, WEIGHTS, [2.0], False, 1, 0, 0),
     "mixture": (*ENSEMBLE, WEIGHTS, 0),
     "log_prob": (*ENSEMBLE, WEIGHTS, 0, 0),
-    "log_pool": (SHAPE, LOGITS, LOGITS, POOL, 0, 0, 0, 0, 0, 0, 0),
+    "log_pool": (SHAPE, LOGITS, LOGITS, 0, POOL, 0, 0, 0, 0, 0, 0, 0),
     "pool_mixture": (*ENSEMBLE, POOL, 0, 0),
     "pool_probabilities": (0, 0, 1, 1, 0),
     "pool_log_prob": (*ENSEMBLE, POOL, 0, 0, 0),

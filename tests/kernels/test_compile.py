@@ -35,7 +35,7 @@ def _inputs() -> dict[str, tuple[object, ...]]:
         "leave_one_out": (*ensemble, weight, 1 - weight, *ball, [2.0, 18.0], False, 5),
         "mixture": (*ensemble, weight, 1 - weight, *ball),
         "log_prob": (*ensemble, weight, 1 - weight, *ball, torch.tensor([3, 16])),
-        "log_pool": (private, public, active, *box, True),
+        "log_pool": (private, public, private_lse - public_lse, active, *box, True),
         "pool_mixture": (*ensemble, pool.log_normaliser, active, *box),
         "pool_probabilities": (pool._log_weights, pool.log_normaliser, 17),
         "pool_log_prob": (
