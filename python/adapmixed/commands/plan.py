@@ -202,9 +202,9 @@ def _shards(arguments: argparse.Namespace) -> None:
     print(_table(rows))
     print(
         "\nkept: the share of the best gain without protection that these settings kept, in "
-        f"log-perplexity.\nIt was measured once: {_MEASURED}, divided among so many shards "
-        '("What private\nprediction costs"). Expect other shares on other text. For the settings '
-        "to use, add --ensemble or\n--models."
+        f"log-perplexity.\nIt was measured with two trainings: {_MEASURED}, divided among\nso "
+        'many shards ("What private prediction costs"). Expect other shares on other text. For\n'
+        "the settings to use, add --ensemble or --models."
     )
     _warn(arguments.epsilon, arguments.delta)
 
@@ -245,8 +245,8 @@ def _say_meaning(one: "Plan", periods: int) -> None:
     if one.mechanism == "clipped-mixing":
         print(
             f"  It keeps about {kept_share(one):.0%} of the best gain without protection, in "
-            f"log-perplexity: measured once,\n  on other text ({_MEASURED}, "
-            f'{nearest(one.num_models)} shards; "What private prediction costs").'
+            f"log-perplexity: measured with\n  two trainings on other text ({_MEASURED}, "
+            f'{nearest(one.num_models)} shards;\n  "What private prediction costs").'
         )
     if periods > 1:
         print(
