@@ -19,6 +19,7 @@ namespace sanitize {
 // The absolute error of a projection's log-sum-exps from float sums.
 constexpr double kLse = 1e-9;
 constexpr double kBalance = 1e-5;  // callers of leave_one_out reject losses with a larger balance
+constexpr double kLossExcess = 4e-4;  // that leave_one_out states at the highest orders
 
 inline std::atomic<std::int64_t> errors{0}, compared{0};
 
@@ -148,7 +149,7 @@ class Run {
     Backend::leave_one_out(ensemble(), weights,
                            {box.orders.data(), orders, false, in_.shape.models}, loss.data(),
                            balance.data(), loss_where(box.orders));
-    check("clipped loss", loss, box.loss, 1e-5, 1e-12);
+    check("clipped loss", loss, box.loss, kLossExcess, 1e-9);
   }
 
   void leave_one_out(const Weighted& given, const Loss& expected) const {
@@ -158,7 +159,7 @@ class Run {
         {expected.orders.data(), static_cast<std::int64_t>(expected.orders.size()),
          expected.zero_out, expected.num_models},
         loss.data(), balance.data(), loss_where(expected.orders));
-    check("loss", loss, expected.loss, 1e-5, 1e-12);
+    check("loss", loss, expected.loss, kLossExcess, 1e-9);
     check("balance", balance, std::vector<double>(rows(), 0.0), 0.0, kBalance);
   }
 
