@@ -85,7 +85,7 @@ class Run {
   }
 
   adapmixed::ProjectInputs inputs() const {
-    return {in_.shape, in_.private_rows.logits(), in_.public_rows.logits(), nullptr};
+    return {in_.shape, in_.private_rows.logits(), in_.public_rows.logits()};
   }
 
   adapmixed::ClipInputs clip_inputs(const std::vector<double>& public_lse) const {
@@ -119,7 +119,7 @@ class Run {
                      {weight.data(), complement.data(), sums.lse.data(), sums.status.data(),
                       sums.public_lse.data(), sums.public_status.data()},
                      backend_.where(Backend::project_workspace(in_.shape)));
-    check("weight", weight, expected.weight, 1e-5, 0.0);
+    check("weight", weight, expected.weight, 2.1e-4, 0.0);
     // 1 - weight has more digits of its own, but only weight has an error bound between instruction
     // sets.
     check("complement", complement, expected.complement, 1e-12, 1e-5);
