@@ -23,9 +23,7 @@ their next call, and none of it grows with N·V. On CUDA:
 - ``project`` takes 288·(N + 1) for every 2 048 tokens of each position, or fewer of them.
 - ``clip_project``, and every operator that is given rows without their log-sum-exps, takes 32 for
   every 2 048 tokens of each row, or fewer of them.
-- ``leave_one_out`` takes at most 64 MiB (or 8·N·(2K + 1) + 8, if that is more) and 128. Positions
-  share it in groups. Each position of a group adds 8·N·(36K + 41) + 33·N + 640. A group has at most
-  2^26 / (8·N·(36K + 41)) positions, at least one.
+- ``leave_one_out`` takes at most 64 MiB, or 8·N·(8K + 18) + 48 if that is more. Positions share it.
 """
 
 try:

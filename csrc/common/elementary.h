@@ -86,14 +86,6 @@ ADAPMIXED_HD double double_ratio_error(double private_lse, double public_lse) {
   return kDoubleRatioError + 4.5e-16 * (std::fabs(private_lse) + std::fabs(public_lse));
 }
 
-// d alone, for -100 <= t <= 700; t outside is clamped to this range. NaN stays NaN.
-template <class T>
-ADAPMIXED_HD_INLINE T ratio_excess(T t) {
-  const ExpParts<T> e = finite_exp_parts(vmax(T(-100.0), vmin(T(700.0), t)));
-  const T scale = power_of_two(e.n);
-  return vfma(scale, e.f + e.tail, scale - T(1.0));
-}
-
 // log X and, for X near 1, log1p(x) - x with relative accuracy. x = X - 1 is a separate argument
 // because computing it from X would lose its small digits. X = 0 and denormal X give -inf. That is
 // the safe side: a small X stands for a mixture that has almost lost a token.

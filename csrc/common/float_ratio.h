@@ -28,8 +28,6 @@ constexpr float kOctavesPerNat = 2.6825111f;
 constexpr double kGrid = 0x1p-11;
 // That holds up to this |z0|.
 constexpr double kFloatLargest = 1300.0;
-// Tokens with a smaller q are not computed in floats: q r^2 could leave the range.
-constexpr double kFloatLogQ = -62.0;
 // A smaller log p is replaced by this value. Floats serve q >= e^-62, so the replaced r is at most
 // e^-23. That exceeds kRatioAbsolute only if q < e^-61, and such tokens have no mass to speak of.
 constexpr double kFloatLogP = -85.0;
@@ -157,7 +155,7 @@ ADAPMIXED_HD FloatToken split_token(float z0) {
 }
 
 // q = e^{z0 - lse} of a token, from make_shift(lse, 0) of its row without the residual. The error
-// is within 3 units for z0 - lse >= kFloatLogQ: f is rounded once, by half a unit of 1; L is off by
+// is within 3 units for z0 - lse >= -62: f is rounded once, by half a unit of 1; L is off by
 // 0.003 units of log q; the polynomial is off by 2.3 units of |2^{f/m} - 1| <= 0.42; the result is
 // rounded once.
 ADAPMIXED_HD float probability(float z0, const FloatShift& shift) {

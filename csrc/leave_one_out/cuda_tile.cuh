@@ -54,6 +54,7 @@ class ChunkSums {
   __device__ int size_of(int first) const {
     return models_ - first < call_.layout.models ? models_ - first : call_.layout.models;
   }
+
   __device__ TileToken load_public(std::int64_t start, ThreadSums& sums) const {
     TileToken token{};
     token.v = start + threadIdx.x;

@@ -20,7 +20,6 @@ using MaskOf = decltype(std::declval<T>() < std::declval<T>());
 // The neighbouring mixtures of one call, the same for all tokens.
 struct Neighbours {
   double slots, absent;  // N, and how many of these answer q
-  bool zero_out;         // else add/remove
   bool alone;            // there is one slot, and nothing is left without it
   bool against_public;   // without the model q answers: for it, or because nothing is left
   double largest_order;
@@ -30,9 +29,8 @@ ADAPMIXED_HD Neighbours neighbours_of(const Shape& shape, const LeaveOneOutOptio
   Neighbours all{};
   all.slots = static_cast<double>(options.num_models);
   all.absent = all.slots - static_cast<double>(shape.models);
-  all.zero_out = options.zero_out;
   all.alone = options.num_models == 1;
-  all.against_public = all.zero_out || all.alone;
+  all.against_public = options.zero_out || all.alone;
   all.largest_order = 1.0;
   for (std::int64_t k = 0; k < options.num_orders; ++k) {
     all.largest_order = std::fmax(all.largest_order, options.orders[k]);
@@ -62,7 +60,7 @@ ADAPMIXED_HD_INLINE MixtureToken<T> mixture_token(const Neighbours& all, T q,
 // p' of one model at one token: x = p'/p - 1 and X = 1 + x.
 template <class T>
 struct NeighbourToken {
-  T p, x, X;
+  T x, X;
 };
 
 // `dominated`: one model makes up nearly all of the mixture and S - Y_i cancels. X must then be
@@ -81,7 +79,7 @@ ADAPMIXED_HD_INLINE NeighbourToken<T> neighbour_token(const Neighbours& all,
   }
   x = x * token.scale;
   dominated = own.ratio > (all.alone ? T(HUGE_VAL) : T(0.9) * token.total);
-  return {token.p, x, all.alone ? T(1.0) / token.total : x + T(1.0)};
+  return {x, all.alone ? T(1.0) / token.total : x + T(1.0)};
 }
 
 // X from the sum of the other models' p_bar / q, including absent slots.

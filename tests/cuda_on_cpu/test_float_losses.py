@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 
 import pytest
@@ -40,8 +41,9 @@ def check(
         with simulated.kernels(*order, sizes_of_a_gpu=sizes_of_a_gpu):
             found.append(adapmixed_ext.leave_one_out(private, public, projection, **options))
     assert torch.equal(found[0], found[1]) and torch.equal(found[0], found[2])
-    more = found[0] - exact
-    assert torch.all((more >= 0) & (more <= 2e-4 * exact + 1e-9)), (found[0], exact)
+    orders = torch.tensor(options["orders"])
+    more, allowed = found[0] - exact, torch.where(orders <= 32, 1e-4, 2e-4) * exact + 1e-9
+    assert torch.all((more >= 0) & (more <= allowed)), (found[0], exact)
     return found[0]
 
 
@@ -131,15 +133,19 @@ def test_a_masked_token_that_a_model_answers(token: int) -> None:
     assert torch.all(loss[:, 0].isinf()) and torch.all(loss[:, 1] < 1)
 
 
+@pytest.mark.parametrize("on_gpu", [False, True])
 @pytest.mark.parametrize("models", [3, 20])
-def test_emptied_members_lose_nothing(models: int) -> None:
-    """A row that differs by a bit that floats do not see is not one of them."""
-    private, public = ensemble(models, 300, shift=0.0, noise=0.5)
-    public[:, 5] = 1e-5
-    private[0], private[1] = public, public
-    private[1, :, 5] = torch.nextafter(torch.tensor(1e-5), torch.tensor(1.0))
+def test_emptied_members_lose_nothing(models: int, on_gpu: bool) -> None:
+    """A row that differs by a bit that floats do not see, with the same sum, is not one of them."""
+    private, public = (rows + 12 for rows in ensemble(models, 300, shift=0.0, noise=0.5))
+    near = torch.linspace(5e-5, 6e-5, 100)
+    above = torch.nextafter(near, torch.tensor(1.0))
+    alike = (near * 2.6825111 == above * 2.6825111).nonzero()[0, 0]  # kOctavesPerNat
+    public[:, 5] = near[alike]
+    private[:2], private[1, :, 5] = public, above[alike]
     projection = adapmixed_ext.project(private, public, order=3, radius=0.03)
-    with simulated.kernels():
+    assert torch.equal(projection.private_lse[1], projection.public_lse)
+    with simulated.kernels() if on_gpu else contextlib.nullcontext():
         loss = adapmixed_ext.leave_one_out(
             private, public, projection, orders=[3.0], adjacency="zero_out"
         )

@@ -231,6 +231,7 @@ def _check_clip(call: Call, report: Report) -> None:
             known = torch.tensor([order - 1 for order in call.orders]) * charge[0, 0] < 600
             charge = torch.where(known | got.charge[i, b].isfinite(), charge[0, 0], math.inf)
             torch.testing.assert_close(got.charge[i, b], charge, rtol=2e-5, atol=2e-12)
+            assert bool((got.charge[i, b] >= charge * (1 - 1e-9) - 1e-12).all())
     except AssertionError as error:
         report.failures.append(f"clip_project in {lower}, {upper}, row {(i, b)}: {error}")
 

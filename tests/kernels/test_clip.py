@@ -84,6 +84,7 @@ def test_wide_vocabularies_on_every_path(index: int, isa: str) -> None:
         torch.testing.assert_close(bar, truth[i], rtol=1e-9, atol=1e-300)
     charge = reference.clip_charge(truth, case.public, lower=lower, orders=ORDERS)
     torch.testing.assert_close(found.charge, charge, rtol=2e-5, atol=2e-12)
+    assert (charges(found) >= charge * (1 - 1e-9)).all()
 
 
 def test_a_support_that_is_too_small() -> None:
@@ -189,6 +190,7 @@ def test_what_the_operators_make_of_it(box: tuple[float, float], isa: str) -> No
             loss = adapmixed_ext.leave_one_out(private, public, got, **options)
             exact = reference.leave_one_out(private, public, got, **options)
             torch.testing.assert_close(loss, exact, rtol=1e-4, atol=1e-9)
+            assert (loss >= exact * (1 - 1e-9)).all()
     torch.testing.assert_close(mixture, q, rtol=1e-12, atol=0.0)  # no member is active
     assert (loss == 0).all()
 

@@ -119,6 +119,9 @@ def test_emptied_and_silent_members_are_the_public_row_to_the_last_bit(
     rows = shaped(private, public, active=active).with_tail()
     assert rows.private.dtype == torch.float32 and rows.tail is not None
     assert torch.equal(rows.private[0], rows.public) and torch.equal(rows.private[1], rows.public)
+    sums = [one.double().logsumexp(-1) for one in (rows.private, rows.public)]
+    assert rows.lse_differences is not None and not rows.lse_differences[:2].any()
+    torch.testing.assert_close(rows.lse_differences, sums[0] - sums[1], rtol=0.0, atol=2e-5)
     assert not torch.equal(rows.private[2], rows.public)
     pool = distribution(ClippedLogPool(-1.0, 2.0), private, public, active=active).projection
     assert pool.span[:2].abs().max() == 0.0 and pool.span[2].min() > 0.0
