@@ -22,11 +22,4 @@ ADAPMIXED_HD_INLINE Projected<T> projected(T t, T weight, T complement) {
   return {weight * r.d, vfma(weight, r.r, complement)};
 }
 
-// The mean over the models that are present, as the first model's value plus the mean difference
-// from it. Identical models therefore have exactly their own value as mean.
-template <class T>
-ADAPMIXED_HD_INLINE T mean_from(T first, T sum_of_differences, std::int64_t models) {
-  return vfma(sum_of_differences, T(1.0 / static_cast<double>(models)), first);
-}
-
 ADAPMIXED_CORE_END

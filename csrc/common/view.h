@@ -10,11 +10,6 @@
 
 ADAPMIXED_CORE_BEGIN
 
-// If q < e^-680, q r^alpha may leave the range of double although it matters. Such tokens are
-// "wild": the sums over q read them as absent (q = 0, log q = -inf), and they are handled one by
-// one in the log domain. For all others r = p/q <= 1/q stays finite.
-constexpr double kWildLogQ = -680.0;
-
 ADAPMIXED_HD double bf16_to_double(std::uint16_t bits) {
   const std::uint32_t wide = static_cast<std::uint32_t>(bits) << 16;
   float x;

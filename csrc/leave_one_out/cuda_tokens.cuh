@@ -2,6 +2,8 @@
 // and tokens in double.
 #pragma once
 
+#include "clip/formula.h"
+#include "common/load.cuh"
 #include "leave_one_out/cuda_call.cuh"
 
 ADAPMIXED_CORE_BEGIN
@@ -91,6 +93,35 @@ __device__ void add_burst(const TileTokens* tokens, const float* deviations, flo
 }
 
 // Tokens in double.
+
+// One model at one position.
+template <Dtype D>
+struct ModelRow {
+  const typename Bits<D>::type* logits;
+  double shift;               // log p/q = z - z_0 - shift
+  double weight, complement;  // 0 and 1 if the slot answers q
+  double lower, upper;        // upper > 0: a box, as in Weights (common/operators.h)
+
+  __device__ Projected<double> projected_from(double t) const {
+    return upper > 0.0 ? clipped(t, weight, complement, lower, upper)
+                       : projected(t, weight, complement);
+  }
+
+  __device__ double log_ratio(std::int64_t v, double z0) const {
+    return logit<D>(logits, v) - z0 - shift;
+  }
+};
+
+template <Dtype D>
+__device__ inline ModelRow<D> model_row(const Ensemble& in, const Weights& weights,
+                                        std::int64_t model, std::int64_t position) {
+  const std::int64_t at = model * in.shape.positions + position;
+  const auto* logits = row_bits<D>(in.private_logits, model, position);
+  const double shift = in.private_lse[at] - in.public_lse[position];
+  if (weights.active != nullptr && !weights.active[at]) return {logits, shift, 0.0, 1.0, 0.0, 0.0};
+  return {logits, shift, weights.weight[at], weights.complement[at], weights.lower, weights.upper};
+}
+
 template <Dtype D>
 __device__ Projected<double> answer(const ModelRow<D>& row, std::int64_t v, double z0) {
   return row.projected_from(vmin(kMostLogRatio, row.log_ratio(v, z0)));

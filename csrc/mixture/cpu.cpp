@@ -34,21 +34,16 @@ class Tile {
       with_dtype(own.dtype, [&](auto tag) { shared += add<decltype(tag)::value>(own, i); });
     }
     const double models = static_cast<double>(in_.shape.models);
-    for (std::int64_t v = 0; v < end - begin; ++v) {
-      out[v] = q_[v] < 0.0 ? rare_mean(in_, weights_, position_, begin + v)
-                           : (sum_[v] + shared * q_[v]) / models;
-    }
+    for (std::int64_t v = 0; v < end - begin; ++v) out[v] = (sum_[v] + shared * q_[v]) / models;
   }
 
  private:
-  // Loads q, or -1 if it is masked or too rare. NaN stays NaN, so that a row which is not a
-  // distribution is noticed.
+  // Loads q. NaN becomes inf, so that a row which is not a distribution is noticed.
   template <Dtype D>
   void load_public(const Row& row) {
     const Vec lse(in_.public_lse[position_]);
     for (std::int64_t v = begin_; v < end_; v += Vec::kLanes) {
-      const Vec lq = load_logits<D>(row.data, v, end_) - lse;
-      vselect(lq < Vec(kWildLogQ), Vec(-1.0), exp_(lq)).store(q_ + v - begin_);
+      exp_(load_logits<D>(row.data, v, end_) - lse).store(q_ + v - begin_);
       Vec(0.0).store(sum_ + v - begin_);
     }
   }
@@ -89,8 +84,8 @@ class Tile {
       const Vec log_q = load_logits<D>(public_row.data, v, end_) - q_lse;
       const Vec t = (load_logits<D>(row.data, v, end_) - p_lse) - log_q;
       double* sum = sum_ + v - begin_;
-      const Vec q = Vec::load(q_ + v - begin_);
-      (Vec::load(sum) + q * member(t).ratio).store(sum);
+      const Vec q = Vec::load(q_ + v - begin_), none(0.0);
+      (Vec::load(sum) + vselect(q == none, none, q * member(t).ratio)).store(sum);
     }
   }
 

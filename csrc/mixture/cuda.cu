@@ -3,13 +3,29 @@
 // the projection. Single log-probabilities: one warp per position, whose lanes share the models.
 #include "common/block.cuh"
 #include "common/launch.cuh"
+#include "common/load.cuh"
 #include "mixture/cuda_check.cuh"
-#include "mixture/cuda_projected.cuh"
 #include "mixture/formula.h"
 
 ADAPMIXED_CORE_BEGIN
 
 constexpr int kMixtureShares = 4;
+constexpr int kMixtureLoads = 4;  // models whose logits are on their way together
+
+// What one model adds at a token with logit z: s p, clipped if there is a box, and a share of q.
+struct Addend {
+  double p, share;
+};
+__device__ inline Addend addend(const Ensemble& in, const Weights& weights, std::int64_t at,
+                                double z, double log_q, double q) {
+  const double weight = weights.weight[at], rest = weights.complement[at];
+  const double log_p = z - in.private_lse[at];
+  if (log_p != log_p) return {log_p, 0.0};  // a NaN shows in the sums
+  if (!(weights.upper > 0.0)) return {weight * exp_(log_p), rest};
+  if (weights.active != nullptr && !weights.active[at]) return {0.0, 1.0};
+  if (log_p - log_q < kClipAbsent) return {0.0, rest};
+  return {vmin(weights.upper * q, vmax(weights.lower * q, exp_(log_p + weight))), 0.0};
+}
 
 template <Dtype D>
 __global__ void __launch_bounds__(kMixtureThreads* kMixtureShares, 1)
@@ -20,25 +36,38 @@ __global__ void __launch_bounds__(kMixtureThreads* kMixtureShares, 1)
   const int token = threadIdx.x % kMixtureThreads, share = threadIdx.x / kMixtureThreads;
   const std::int64_t v = blockIdx.x % blocks_a_row * kMixtureThreads + token;
   const bool inside = v < in.shape.vocab;
-  const double z0 = inside ? logit<D>(row_bits<D>(in.public_logits, 0, position), v) : 0.0;
-  const double lq = z0 - in.public_lse[position];
-  const bool wild = lq < kWildLogQ;
-  double first = 0.0, differences = 0.0;
-  if (inside && !wild) {
-    first = projected_at(model_row<D>(in, weights, 0, position), v, z0).ratio;
+  double total = 0.0;
+  if (inside) {
+    const double log_q =
+        logit<D>(row_bits<D>(in.public_logits, 0, position), v) - in.public_lse[position];
+    const double q = exp_(log_q);  // of a NaN inf, which shows, too
     const std::int64_t each = (models + kMixtureShares - 1) / kMixtureShares;
-    const std::int64_t begin = share * each, end = begin + each < models ? begin + each : models;
-    for (std::int64_t i = begin; i < end; ++i) {
-      differences += projected_at(model_row<D>(in, weights, i, position), v, z0).ratio - first;
+    const std::int64_t end = share * each + each < models ? share * each + each : models;
+    double shares = 0.0;
+    for (std::int64_t first = share * each; first < end; first += kMixtureLoads) {
+      float z[kMixtureLoads];
+#pragma unroll
+      for (int k = 0; k < kMixtureLoads; ++k) {
+        const std::int64_t i = first + k < end ? first + k : first;
+        z[k] = logit<D>(row_bits<D>(in.private_logits, i, position), v);
+      }
+#pragma unroll
+      for (int k = 0; k < kMixtureLoads; ++k) {
+        if (first + k >= end) break;
+        const Addend own =
+            addend(in, weights, (first + k) * in.shape.positions + position, z[k], log_q, q);
+        total += own.p;
+        shares += own.share;
+      }
     }
+    total = vfma(shares, q, total);
   }
-  sums[share][token] = differences;
+  sums[share][token] = total;
   __syncthreads();
   double p = 0.0;
   if (inside && share == 0) {
-    for (int k = 1; k < kMixtureShares; ++k) differences += sums[k][token];
-    p = wild ? rare_mean(in, weights, position, v)
-             : tame_probability(lq) * mean_from(first, differences, models);
+    for (int k = 1; k < kMixtureShares; ++k) total += sums[k][token];
+    p = total / static_cast<double>(models);
     probabilities[position * in.shape.vocab + v] = p;
   }
   p = block_sum(p);

@@ -1,4 +1,4 @@
-// Checks that rows belong to the log-sum-exps, for the mixture and the logarithmic pool.
+// Checks of weights, and that rows belong to the log-sum-exps: for mixtures, pools and losses.
 #pragma once
 
 #include "common/block.cuh"
@@ -13,6 +13,17 @@ constexpr double kMostLogProb = 1e-6;
 constexpr double kMixtureTolerance = 1e-6;
 
 constexpr int kMixtureThreads = 256;
+
+// Returns whether a row has a log-sum-exp and valid weights; NaN fails every comparison.
+__device__ inline bool admissible(const Ensemble& in, const Weights& weights, std::int64_t at) {
+  const double weight = weights.weight[at], complement = weights.complement[at];
+  if (weights.upper > 0.0) {
+    return weight > -HUGE_VAL && complement >= weights.lower && complement <= weights.upper &&
+           std::fabs(in.private_lse[at]) < HUGE_VAL;
+  }
+  return weight >= 0.0 && weight <= 1.0 && complement >= 0.0 && complement <= 1.0 &&
+         std::fabs(weight + complement - 1.0) <= 1e-9 && std::fabs(in.private_lse[at]) < HUGE_VAL;
+}
 
 // A thread takes one token, as in the kernel that wrote the probabilities and the sum of each of
 // its blocks.

@@ -32,7 +32,7 @@ class Member {
   bool box_, answers_public_;
 };
 
-// log p_bar_i(v) from the logits, for tokens whose q is masked or below the range of q * ratio.
+// log p_bar_i(v) from the logits, however rare the token is.
 ADAPMIXED_HD double log_projected(const Ensemble& in, const Weights& weights, std::int64_t model,
                                   std::int64_t position, std::int64_t v) {
   const std::int64_t at = model * in.shape.positions + position;
@@ -45,16 +45,6 @@ ADAPMIXED_HD double log_projected(const Ensemble& in, const Weights& weights, st
   const double from_q =
       weights.complement[at] > 0.0 ? std::log(weights.complement[at]) + log_q : -HUGE_VAL;
   return log_add(from_p, from_q);
-}
-
-// The mean of p_bar_i, for a token that is masked or very rare in the public row.
-ADAPMIXED_HD double rare_mean(const Ensemble& in, const Weights& weights, std::int64_t position,
-                              std::int64_t v) {
-  double total = 0.0;
-  for (std::int64_t i = 0; i < in.shape.models; ++i) {
-    total += std::exp(log_projected(in, weights, i, position, v));
-  }
-  return total / static_cast<double>(in.shape.models);
 }
 
 ADAPMIXED_CORE_END
