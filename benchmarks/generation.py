@@ -5,6 +5,7 @@
 GPT-2 small's shape with random weights, fp32, and members of rank 8, whose B is bfloat16. They
 adapt the output layer alone (head), the last block, or c_attn of all blocks (deep), and speak
 about K tokens. A token is the pass, ClippedLogPool, charge and draw, for 1 and 8 queries at a time.
+With AdaPMixED in its place, the proposal, charge and draw are timed alone, too.
 Ratios are to the public model's own token of the same queries. The bytes of keys and values are
 shown, too. All contestants of a table take turns in one run and read the same tokens.
 """
@@ -24,19 +25,21 @@ from adapmixed.ensemble import Decoder, Ensemble
 from adapmixed.ensemble.cache import key_value_cache
 from adapmixed.ensemble.member import Adapter
 from adapmixed.ensemble.output_layer import Logits
-from adapmixed.mechanisms import ClippedLogPool, shaped
+from adapmixed.mechanisms import AdaPMixED, ClippedLogPool, Mechanism, Rows, shaped
 from adapmixed.privacy import Accountant
 from adapmixed.rng import SecureRandom
 from benchmarks.harness import Neighbours, Report, headline, machine
-from benchmarks.timing import Contestant, Device, interleave
+from benchmarks.timing import Call, Contestant, Device, interleave
 
 RANK = 8
 MEMORY = 16 << 30
-POOL = ClippedLogPool(-0.25, 1.0, 2.0)
-# Layers that members adapt, N, K
-MEMBERS: tuple[tuple[str, int, int | None], ...] = (
-    ("head", 100, None), ("head", 100, 8192), ("head", 1000, 32768), ("head", 1000, 8192),
-    ("head", 1000, 1024), ("last:1", 100, 8192), ("deep (c_attn)", 100, 8192),
+POOL, ADAPTIVE = ClippedLogPool(-0.25, 1.0, 2.0), AdaPMixED.preset("wikitext-103")
+# Layers that members adapt, N, K, and the mechanism
+MEMBERS: tuple[tuple[str, int, int | None, Mechanism], ...] = (
+    ("head", 100, None, POOL), ("head", 100, 8192, POOL), ("head", 100, 8192, ADAPTIVE),
+    ("head", 100, 1024, POOL), ("head", 1000, 32768, POOL), ("head", 1000, 8192, POOL),
+    ("head", 1000, 8192, ADAPTIVE), ("head", 1000, 1024, POOL), ("last:1", 100, 8192, POOL),
+    ("deep (c_attn)", 100, 8192, POOL),
 )  # fmt: skip
 SMALL = (12, 768, 12, 50257)  # layers, width, heads, vocabulary
 TINY = (2, 32, 2, 512)
@@ -115,17 +118,24 @@ def tokens_of(turn: int, queries: int, device: torch.device) -> Tensor:
 class Private:
     """A decoder that answers the same position again and again."""
 
-    def __init__(self, ensemble: Ensemble, active: int | None, ids: Tensor) -> None:
-        self._active = active
+    def __init__(
+        self, ensemble: Ensemble, active: int | None, ids: Tensor, mechanism: Mechanism
+    ) -> None:
+        self._active, self._mechanism = active, mechanism
         self._decoder = ensemble.decoder(ids, memory_bytes=MEMORY, new_tokens=1, active=active)
         self._rng, self._accountant = SecureRandom(), Accountant(1e-5)
         self._ids = ids
 
     def __call__(self, turn: int) -> None:
+        self.answer(self.rows(turn))
+
+    def rows(self, turn: int) -> Rows:
         token = tokens_of(turn, len(self._ids), self._ids.device)
         private, public, chosen = batched(self._decoder, token)
-        rows = shaped(private, public, active=self._active, tokens=chosen, spare=True)
-        proposal = POOL.propose_rows(rows.answerable(), rng=self._rng)
+        return shaped(private, public, active=self._active, tokens=chosen, spare=True)
+
+    def answer(self, rows: Rows) -> None:
+        proposal = self._mechanism.propose_rows(rows.answerable(), rng=self._rng)
         self._accountant.charge(proposal)
         proposal.release()
 
@@ -165,29 +175,37 @@ def tokens(
 ) -> None:  # fmt: skip
     """Time a whole token of every kind of members, and of the public model alone."""
     ids = make_prompt(base, queries, prompt)
-    contestants: dict[str, Public | Private] = {"public model": Public(base, ids)}
-    for kind, models, active in MEMBERS:
+    public = Public(base, ids)
+    calls: dict[str, Call] = {"public model": public}
+    caches = {"public model": public.cache_bytes()}
+    for kind, models, active, mechanism in MEMBERS:
         if (kind, models) in ensembles:
             name = called(kind, models, active)
-            contestants[name] = Private(ensembles[kind, models], active, ids)
+            one = Private(ensembles[kind, models], active, ids, mechanism)
+            if mechanism is not POOL:
+                name += ", AdaPMixED"
+                rows = one.rows(0)
+                calls[f"{name} alone"] = lambda _, one=one, rows=rows: one.answer(rows)
+            calls[name], caches[name] = one, one.cache_bytes()
     timings = interleave(
         device,
-        {name: Contestant(call, 1) for name, call in contestants.items()},
-        {name: runs if "deep" not in name else min(runs, 5) for name in contestants},
+        {name: Contestant(call, 1) for name, call in calls.items()},
+        {name: runs if "deep" not in name else min(runs, 5) for name in calls},
         lambda name, error: None,  # nothing is captured
     )
     report.say(f"token: {queries} queries at a time, after {prompt} tokens; ratio to the public")
-    one, least = timings["public model"].median, contestants["public model"].cache_bytes()
     for name, timing in timings.items():
-        held = contestants[name].cache_bytes()
-        ratio, cache = timing.median / one, held / least
-        report.say(
-            f"  {name:32}{1e3 * timing.median:9.1f} ms  [{1e3 * timing.fastest:.1f}, "
-            f"{1e3 * timing.slowest:.1f}]  {ratio:6.2f}x   cache {held / 1e6:8.1f} MB "
-            f"{cache:6.1f}x"
-        )
+        ratio = timing.median / timings["public model"].median
         row = {"name": name, "queries": queries, "ratio": ratio, **asdict(timing)}
-        row |= {"cache_bytes": held, "cache_ratio": cache}
+        words = ""
+        if name in caches:
+            row["cache_bytes"] = caches[name]
+            row["cache_ratio"] = caches[name] / caches["public model"]
+            words = f"cache {caches[name] / 1e6:8.1f} MB {row['cache_ratio']:6.1f}x"
+        report.say(
+            f"  {name:42}{1e3 * timing.median:9.1f} ms  [{1e3 * timing.fastest:.1f}, "
+            f"{1e3 * timing.slowest:.1f}]  {ratio:6.2f}x   {words}"
+        )
         report.tables.setdefault("token", []).append(row)
     report.say()
 
@@ -208,7 +226,7 @@ def main() -> None:
     about["device"] = device.about()["name"] if device.gpu else "cpu"
     report.say(f"{headline(about)}; on {about['device']}\n")
     layers, width, heads, vocab = TINY if quick else SMALL
-    prompt, runs = (8, 2) if quick else (128, 15)
+    prompt, runs = (8, 2) if quick else (128, 45)
     report.say(f"{layers} layers of width {width}, r = {RANK}, fp32\n")
     base = make_base(layers, width, heads, vocab, device.device)
     ensembles = {

@@ -14,9 +14,9 @@ import adapmixed_ext
 from adapmixed.data import demo_base
 
 ROOT = Path(__file__).resolve().parents[1]
-sys.path.append(str(ROOT))  # they are not installed, and pytest may be started anywhere
+sys.path.insert(0, str(ROOT))  # they are not installed, and pytest may be started anywhere
 
-from benchmarks import contestants, generation, inputs, operators, real, serving  # noqa: E402
+from benchmarks import contestants, generation, inputs, operators, real, serving, training  # noqa: E402
 
 MACHINE = {"cpu", "cores", "threads", "instruction_set", "torch", "python", "commit", "dirty"}
 TIMING = {"name", "median", "fastest", "slowest", "runs", "ratio", "gb_per_s", "share_of_floor"}
@@ -75,17 +75,33 @@ def test_private_tokens_are_timed_against_the_public_ones(tmp_path: Path, quick:
     assert (tmp_path / "generation.txt").read_text().strip() == printed.strip()
     content = json.loads((tmp_path / "generation.json").read_text())
     rows = {(row["name"], row["queries"]): row for row in content["tables"]["token"]}
-    assert {name for name, _ in rows} == {
-        "public model",
-        *(generation.called(*one) for one in generation.MEMBERS if one[1] < 1000),
-    }
+    expected = {"public model"}
+    for *one, mechanism in generation.MEMBERS:
+        name = generation.called(*one)
+        adaptive = {f"{name}, AdaPMixED", f"{name}, AdaPMixED alone"}
+        if one[1] < 1000:
+            expected |= {name} if mechanism is generation.POOL else adaptive
+    assert {name for name, _ in rows} == expected
     for (_, queries), row in rows.items():
         assert row["ratio"] == row["median"] / rows["public model", queries]["median"]
-    held = {name: row["cache_bytes"] for (name, queries), row in rows.items() if queries == 1}
+    ones = {name: row for (name, queries), row in rows.items() if queries == 1}
+    held = {name: row["cache_bytes"] for name, row in ones.items() if "alone" not in name}
     least = held.pop("public model")
     assert least == 2 * 2 * 8 * 32 * 4  # of the prompt
     for name, size in held.items():
         assert size == (101 * least if "deep" in name else least * (51 if "last" in name else 1))
+
+
+@pytest.mark.slow
+def test_more_steps_are_better_for_small_shards(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, quick: Any
+) -> None:
+    monkeypatch.setattr(training, "documents", training.paragraphs)  # of any machine
+    quick(training, "--out", tmp_path / "training")
+    rows = json.loads((tmp_path / "training.json").read_text())["tables"]["rows"]
+    assert [row["setting"] for row in rows] == 2 * ["2 epochs alone", "8 steps"]
+    for few, more in (rows[:2], rows[2:]):
+        assert more["mean"] < few["mean"] < few["public"] == more["public"]
 
 
 @pytest.mark.parametrize(

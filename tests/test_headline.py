@@ -13,7 +13,7 @@ from adapmixed.privacy.planner import chosen, epsilon_of
 from adapmixed.privacy.recommendation import SHARDS, kept_share
 
 ROOT = Path(__file__).resolve().parents[1]
-sys.path.append(str(ROOT))  # benchmarks are not installed, and pytest may be started anywhere
+sys.path.insert(0, str(ROOT))  # benchmarks are not installed, and pytest may be started anywhere
 
 from benchmarks import headline  # noqa: E402
 
