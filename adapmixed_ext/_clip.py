@@ -1,5 +1,6 @@
 """clip_project: members clipped to a density-ratio box, p̄ = clip(s p, c q, C q), and charges."""
 
+from array import array
 from collections.abc import Sequence
 from typing import Any
 
@@ -9,7 +10,7 @@ from torch import Tensor
 from adapmixed.limits import check_orders
 
 from . import _tensors as check
-from ._registry import backend, register, rows
+from ._registry import address, backend, ensemble, register
 from .inputs import log_sum_exp
 from .types import Clipping, raise_row_errors
 
@@ -18,18 +19,16 @@ _ops = torch.ops.adapmixed
 
 # clip_project: (log_scale, residual, charge, private_lse, status); charge is empty without orders.
 def _clip_project(*args: Any) -> tuple[Tensor, ...]:
-    private_logits, public_logits, public_lse, *options = args
+    private_logits, public_logits, public_lse, lower, upper, orders, num_models = args
     results = _clip_project_fake(*args)
+    values = array("d", orders)
     on = backend(private_logits.device)
     on.call(
         "clip_project",
         private_logits,
-        tuple(private_logits.shape),
-        rows(private_logits),
-        rows(public_logits),
-        public_lse.data_ptr(),
-        *options,
-        *(result.data_ptr() for result in results),
+        ensemble(private_logits, public_logits, public_lse),
+        (lower, upper, *values.buffer_info(), num_models),
+        tuple(map(address, results)),
         workspace=on.workspace("clip_project", tuple(private_logits.shape)),
     )
     if on.immediate:

@@ -1,5 +1,6 @@
 """leave_one_out: the privacy loss of every member."""
 
+from array import array
 from collections.abc import Sequence
 from typing import Any, Literal
 
@@ -22,12 +23,12 @@ Adjacency = Literal["add_remove", "zero_out"]
 def _leave_one_out(*args: Any) -> Tensor:
     *inputs, orders, zero_out, num_models = args
     loss = _leave_one_out_fake(*args)
-    options = list(orders), zero_out, num_models
     balance = torch.empty_like(inputs[2])
-    pointers = loss.data_ptr(), balance.data_ptr()
     on = backend(loss.device)
     size = on.workspace("leave_one_out", tuple(inputs[0].shape), len(orders))
-    arguments = *weighted(*inputs), *options, *pointers
+    values = array("d", orders)
+    options = *values.buffer_info(), zero_out, num_models
+    arguments = *weighted(*inputs), options, loss.data_ptr(), balance.data_ptr()
     on.call("leave_one_out", inputs[0], *arguments, workspace=size)
     if on.immediate:
         refuse_foreign("private_logits", ~(balance.abs() <= 1e-5))

@@ -19,7 +19,7 @@ from torch import Tensor
 from adapmixed import limits
 
 from . import _tensors as check
-from ._registry import ENSEMBLE, F64, backend, ensemble, queues, register, rows
+from ._registry import ENSEMBLE, F64, address, backend, ensemble, queues, register
 from .inputs import refuse_foreign, refuse_targets
 from .types import LogPool, raise_row_errors
 
@@ -29,7 +29,7 @@ _OPTIONS = "Tensor? active, float lower, float upper, float scale, int num_model
 
 
 def _options(active: Tensor | None, *numbers: Any) -> tuple[float | int, ...]:
-    return (*numbers, 0 if active is None else active.data_ptr())
+    return (*numbers, address(active))
 
 
 # log_pool: (log_normaliser, span, private_lse, public_lse, status, public_status, log_weights);
@@ -41,10 +41,9 @@ def _log_pool(*args: Any) -> tuple[Tensor, ...]:
     on = backend(private_logits.device)
     shape = tuple(private_logits.shape)
     found = log_normaliser, span, private_lse, status, public_lse, public_status, log_weights
-    known = 0 if differences is None else differences.data_ptr()
     on.call(
-        "log_pool", private_logits, shape, rows(private_logits), rows(public_logits), known,
-        _options(*options), *(result.data_ptr() for result in found),
+        "log_pool", private_logits, ensemble(private_logits, public_logits, differences),
+        _options(*options), tuple(map(address, found)),
         workspace=on.workspace("log_pool", shape),
     )  # fmt: skip
     if on.immediate:
@@ -151,7 +150,7 @@ def _pool_mixture(*args: Any) -> Tensor:
     result = _pool_mixture_fake(*args)
     on = backend(result.device)
     on.call(
-        "pool_mixture", result, *ensemble(*tensors), _options(*args[5:]), log_normaliser.data_ptr(),
+        "pool_mixture", result, ensemble(*tensors), _options(*args[5:]), log_normaliser.data_ptr(),
         result.data_ptr(), workspace=on.workspace("mixture", tuple(tensors[0].shape)),
     )  # fmt: skip
     if on.immediate:
@@ -201,7 +200,7 @@ def _pool_log_prob(*args: Any) -> Tensor:
     if on.immediate:
         refuse_targets(targets, vocab)
     result = _pool_log_prob_fake(*args)
-    inputs = *ensemble(*tensors), _options(*args[6:]), log_normaliser.data_ptr()
+    inputs = ensemble(*tensors), _options(*args[6:]), log_normaliser.data_ptr()
     on.call("pool_log_prob", result, *inputs, targets.data_ptr(), result.data_ptr())
     if on.immediate:
         refuse_foreign("position ", ~(result <= 1e-6))

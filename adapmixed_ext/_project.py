@@ -12,7 +12,7 @@ from torch import Tensor
 from adapmixed import limits
 
 from . import _tensors as check
-from ._registry import F64, backend, register, rows
+from ._registry import F64, address, backend, ensemble, register
 from .inputs import Inputs
 from .types import Projection, raise_row_errors
 
@@ -27,12 +27,10 @@ def _project(*args: Any) -> tuple[Tensor, ...]:
     on.call(
         "project",
         private_logits,
-        tuple(private_logits.shape),
-        rows(private_logits),
-        rows(public_logits),
+        ensemble(private_logits, public_logits),
         order,
         radius,
-        *(result.data_ptr() for result in results),
+        tuple(map(address, results)),
         workspace=on.workspace("project", tuple(private_logits.shape)),
     )
     if on.immediate:

@@ -1,6 +1,7 @@
 """Registers operators with torch.library and hands tensors to the compiled module. Internal.
 
-Pointers, strides and a dtype code: the compiled module knows nothing of torch.
+Addresses, strides and a dtype code: the compiled module knows nothing of torch. Its structs are
+tuples of their fields (csrc/common/operators.h).
 """
 
 from collections.abc import Callable
@@ -81,24 +82,23 @@ def rows(logits: Tensor) -> tuple[int, int, int, int]:
     return logits.data_ptr(), per_model, strides[-2], _DTYPES[logits.dtype]
 
 
+def address(tensor: Tensor | None) -> int:
+    return 0 if tensor is None else tensor.data_ptr()
+
+
 def ensemble(
-    private_logits: Tensor, public_logits: Tensor, private_lse: Tensor, public_lse: Tensor
+    private_logits: Tensor, public_logits: Tensor, *found: Tensor | None
 ) -> tuple[Any, ...]:
-    """Return the arguments that operators after log_sum_exp have in common, as pointers."""
-    return (
-        tuple(private_logits.shape),
-        rows(private_logits),
-        rows(public_logits),
-        private_lse.data_ptr(),
-        public_lse.data_ptr(),
-    )
+    """Return the shape, both rows and addresses: of the log-sum-exps, if these are given."""
+    both = rows(private_logits), rows(public_logits)
+    return tuple(private_logits.shape), *both, *map(address, found)
 
 
 def weighted(*arguments: Any) -> tuple[Any, ...]:
-    """Return the same, followed by the weights of the projected distributions."""
+    """Return the same, and the weights of the projected distributions."""
     *tensors, weight, complement, active, lower, upper = arguments
-    mask = 0 if active is None else active.data_ptr()
-    return *ensemble(*tensors), (weight.data_ptr(), complement.data_ptr(), mask, lower, upper)
+    weights = weight.data_ptr(), complement.data_ptr(), lower, upper, address(active)
+    return ensemble(*tensors), weights
 
 
 # Schemas of these arguments.

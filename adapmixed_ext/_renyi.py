@@ -1,5 +1,6 @@
 """renyi_divergence: the Rényi divergence of distributions given by logits."""
 
+from array import array
 from collections.abc import Sequence
 
 import torch
@@ -21,15 +22,12 @@ def _renyi_divergence(
     count, vocab = p_logits.shape
     forward = p_lse.new_empty((count, len(orders)))
     backward = torch.empty_like(forward)
+    values = array("d", orders)
     backend(p_logits.device).call(
         "renyi_divergence",
         p_logits,
-        (1, count, vocab),
-        rows(p_logits),
-        rows(q_logits),
-        p_lse.data_ptr(),
-        q_lse.data_ptr(),
-        list(orders),
+        ((1, count, vocab), rows(p_logits), rows(q_logits), p_lse.data_ptr(), q_lse.data_ptr()),
+        *values.buffer_info(),
         forward.data_ptr(),
         backward.data_ptr(),
     )

@@ -13,7 +13,7 @@ from torch import Tensor
 from adapmixed.limits import check_count, check_number, check_order
 
 from . import _tensors as check
-from ._registry import ENSEMBLE, backend, ensemble, register
+from ._registry import ENSEMBLE, address, backend, ensemble, register
 from .inputs import Inputs, prepare
 from .types import Screening
 
@@ -24,12 +24,11 @@ _ops = torch.ops.adapmixed
 def _screen(*args: Any) -> tuple[Tensor, Tensor]:
     *tensors, noise, active, weight, order, threshold, top_k, num_models = args
     divergence, passed = _screen_fake(*args)
-    inputs = noise.data_ptr(), 0 if active is None else active.data_ptr()
-    options = weight, order, threshold, top_k, num_models
+    options = weight, order, threshold, top_k, num_models, address(active), noise.data_ptr()
     pointers = divergence.data_ptr(), passed.data_ptr()
     on = backend(noise.device)
     size = on.workspace("screen", tuple(tensors[0].shape), top_k)
-    arguments = *ensemble(*tensors), *inputs, *options, *pointers
+    arguments = ensemble(*tensors), options, *pointers
     on.call("screen", tensors[0], *arguments, workspace=size)
     return divergence, passed
 

@@ -27,8 +27,8 @@ def _log_sum_exp(logits: Tensor, name: str) -> tuple[Tensor, Tensor]:
     on.call(
         "log_sum_exp",
         logits,
-        shape,
         rows(logits),
+        *shape,
         lse.data_ptr(),
         status.data_ptr(),
         workspace=on.workspace("log_sum_exp", shape),
@@ -68,7 +68,7 @@ def near_log_sum_exp(logits: Tensor, near: Tensor) -> Tensor:
     lse = logits.new_empty(logits.shape[:-1], dtype=F64)
     shape = tuple(logits.shape) if logits.dim() == 3 else (1, *logits.shape)
     backend(logits.device).call(
-        "near_log_sum_exp", logits, shape, rows(logits), near.data_ptr(), lse.data_ptr()
+        "near_log_sum_exp", logits, rows(logits), *shape, near.data_ptr(), lse.data_ptr()
     )
     return lse
 

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from . import _tensors as check
-from ._registry import _DTYPES, backend, rows
+from ._registry import _DTYPES, address, backend, rows
 
 BLOCK = 16
 """Members that lie side by side."""
@@ -124,9 +124,13 @@ def add_low_rank(
             raise ValueError(f"tokens must lie in [0, {vocab}), got {tokens}")
     if positions:
         backend(factors.device).call(
-            "add_low_rank", factors, (models, positions, columns), rows(start),
-            coefficients.data_ptr(), factors.data_ptr(), _DTYPES[factors.dtype],
-            0 if tokens is None else tokens.data_ptr(), rank, vocab, rows(private_logits),
+            "add_low_rank",
+            factors,
+            (
+                (models, positions, columns), *rows(start)[:3], coefficients.data_ptr(),
+                factors.data_ptr(), _DTYPES[factors.dtype], address(tokens), rank, vocab,
+            ),
+            rows(private_logits)[:3],
         )  # fmt: skip
 
 
@@ -186,8 +190,12 @@ def cross_entropy(
     losses = torch.empty(rows, dtype=torch.float64)
     of = (0, 0) if derivatives is None else tuple(one.data_ptr() for one in derivatives)
     backend(public_logits.device).call(
-        "cross_entropy", public_logits, rows, vocab, rank, public_logits.data_ptr(),
-        public_logits.stride(0), coefficients.data_ptr(), factors.data_ptr(), targets.data_ptr(),
-        losses.data_ptr(), *of,
+        "cross_entropy",
+        public_logits,
+        (
+            rows, vocab, rank, public_logits.data_ptr(), public_logits.stride(0),
+            coefficients.data_ptr(), factors.data_ptr(), targets.data_ptr(),
+        ),
+        (losses.data_ptr(), *of),
     )  # fmt: skip
     return losses

@@ -21,39 +21,14 @@ PYBIND11_MODULE(_C, m) {
   m.attr("compiler") = __VERSION__;
   m.attr("max_orders") = adapmixed::kMaxOrders;
   m.attr("max_logit") = adapmixed::kMaxLogit;
-  m.def("instruction_set", [] { return std::string(cpu::instruction_set()); });
+  m.def("instruction_set", [] { return std::string(cpu::table().instruction_set); });
   m.def("use_instruction_set",
         [](const std::string& name) { return cpu::use_instruction_set(name.c_str()); });
 
-  py::module_ cpu_operators = m.def_submodule("cpu");
-  bindings::add_operators<adapmixed::Cpu>(cpu_operators);
-  cpu_operators.def("near_log_sum_exp", [](bindings::ShapeTuple shape, bindings::LogitsTuple logits,
-                                           std::uintptr_t near, std::uintptr_t lse, int threads) {
-    const py::gil_scoped_release nogil;
-    const auto [models, positions, vocab] = shape;
-    cpu::near_log_sum_exp(bindings::logits_of(logits), models, positions, vocab,
-                          bindings::pointer<const std::int64_t>(near),
-                          bindings::pointer<double>(lse), threads);
-  });
-  cpu_operators.def(
-      "cross_entropy", [](std::int64_t rows, std::int64_t vocab, std::int64_t rank,
-                          std::uintptr_t start, std::int64_t stride, std::uintptr_t coefficients,
-                          std::uintptr_t factors, std::uintptr_t targets, std::uintptr_t losses,
-                          std::uintptr_t of_coefficients, std::uintptr_t of_factors, int threads) {
-        using bindings::pointer;
-        const py::gil_scoped_release nogil;
-        cpu::cross_entropy(
-            {rows, vocab, rank, pointer<const float>(start), stride,
-             pointer<const float>(coefficients), pointer<const float>(factors),
-             pointer<const std::int64_t>(targets)},
-            {pointer<double>(losses), pointer<float>(of_coefficients), pointer<float>(of_factors)},
-            threads);
-      });
+  bindings::add_of_cpu(m.def_submodule("cpu"));
 #if defined(ADAPMIXED_WITH_CUDA)
   m.attr("with_cuda") = true;
-  py::module_ cuda = m.def_submodule("cuda");
-  bindings::add_operators<adapmixed::Cuda>(cuda);
-  bindings::add_of_cuda(cuda);
+  bindings::add_of_cuda(m.def_submodule("cuda"));
 #else
   m.attr("with_cuda") = false;
 #endif
@@ -84,8 +59,8 @@ PYBIND11_MODULE(_C, m) {
             throw std::invalid_argument("the key must have 32 bytes, and count must be at least 0");
           }
           std::string result(static_cast<std::size_t>(64 * count), '\0');
-          cpu::keystream(reinterpret_cast<const std::uint8_t*>(k.data()), counter, first, count,
-                         reinterpret_cast<std::uint8_t*>(result.data()));
+          cpu::table().keystream(reinterpret_cast<const std::uint8_t*>(k.data()), counter, first,
+                                 count, reinterpret_cast<std::uint8_t*>(result.data()));
           return py::bytes(result);
         });
 

@@ -6,7 +6,7 @@
 
 #include "clip/charge.h"
 #include "clip/cpu_row.h"
-#include "common/dispatch.h"
+#include "common/operators.h"
 #include "common/parallel.h"
 #include "leave_one_out/fit.h"
 

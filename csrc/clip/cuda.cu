@@ -203,13 +203,14 @@ static std::int64_t clip_blocks(const Shape& shape) {
 }
 
 // log_sum_exp's memory, and then q and the kept p.
-std::int64_t clip_project_workspace(const Shape& shape) {
+static std::int64_t clip_project_workspace(const Shape& shape) {
   const std::int64_t kept = (shape.positions + clip_blocks(shape)) * shape.vocab;
-  return std::max(log_sum_exp_workspace(shape), kept * static_cast<std::int64_t>(sizeof(double)));
+  return std::max(table().log_sum_exp_workspace(shape),
+                  kept * static_cast<std::int64_t>(sizeof(double)));
 }
 
-void clip_project(const ClipInputs& in, const ClipOptions& options, const ClipResults& out,
-                  const Queue& queue) {
+static void clip_project(const ClipInputs& in, const ClipOptions& options, const ClipResults& out,
+                         const Queue& queue) {
   const DeviceGuard guard(queue);
   device::ClipCall call{};
   call.in = in;
@@ -223,14 +224,19 @@ void clip_project(const ClipInputs& in, const ClipOptions& options, const ClipRe
   call.q = static_cast<double*>(queue.workspace);
   call.kept = call.q + all;
   const dim3 block = block_of(in.shape.vocab, device::kClipThreads);
-  log_sum_exp(in.private_logits, in.shape.models, in.shape.positions, in.shape.vocab,
-              out.private_lse, out.status, queue);
+  table().log_sum_exp(in.private_logits, in.shape.models, in.shape.positions, in.shape.vocab,
+                      out.private_lse, out.status, queue);
   with_dtype(in.private_logits.dtype, [&](auto dtype) {
     constexpr Dtype D = decltype(dtype)::value;
     launch(queue, device::clip_public_kernel<D>, grid_of((all + block.x - 1) / block.x), block, 0,
            call);
     launch(queue, device::clip_project_kernel<D>, grid_of(clip_blocks(in.shape)), block, 0, call);
   });
+}
+
+void add_clip_project(Table& table) {
+  table.clip_project = clip_project;
+  table.clip_project_workspace = clip_project_workspace;
 }
 
 }  // namespace adapmixed::cuda

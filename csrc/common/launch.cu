@@ -7,6 +7,17 @@
 
 namespace adapmixed::cuda {
 
+ADAPMIXED_FILES(ADAPMIXED_DECLARE)
+
+const Table& table() {
+  static const Table all = [] {
+    Table table{};
+    ADAPMIXED_FILES(ADAPMIXED_ADD)
+    return table;
+  }();
+  return all;
+}
+
 void check(cudaError_t error) {
   if (error == cudaSuccess) return;
   cudaGetLastError();  // clears the error, so that no later call reports it

@@ -22,12 +22,12 @@ namespace adapmixed::cuda {
 
 namespace device = adapmixed::ADAPMIXED_ISA;
 
-std::int64_t log_sum_exp_workspace(const Shape& shape) {
+static std::int64_t log_sum_exp_workspace(const Shape& shape) {
   const device::RowParts cut(shape.positions, shape.models, shape.vocab);
   return cut.parts() * static_cast<std::int64_t>(sizeof(device::RowPart));
 }
 
-void log_sum_exp(const Logits& logits, std::int64_t models, std::int64_t positions,
+static void log_sum_exp(const Logits& logits, std::int64_t models, std::int64_t positions,
                  std::int64_t vocab, double* lse, std::int32_t* status, const Queue& queue) {
   const DeviceGuard guard(queue);
   const device::RowParts cut(positions, models, vocab);
@@ -39,6 +39,11 @@ void log_sum_exp(const Logits& logits, std::int64_t models, std::int64_t positio
     launch_row_parts<decltype(dtype)::value>(queue, others, logits, cut, device::NoLook{}, parts);
   });
   launch_warps(queue, device::log_sum_exp_kernel, models * positions, parts, cut, lse, status);
+}
+
+void add_log_sum_exp(Table& table) {
+  table.log_sum_exp = log_sum_exp;
+  table.log_sum_exp_workspace = log_sum_exp_workspace;
 }
 
 }  // namespace adapmixed::cuda

@@ -174,115 +174,107 @@ struct CrossEntropyResults {
   float* of_factors;       // as the factors; added to
 };
 
+// Where a GPU works: device pointers everywhere, except orders and keys. Calls queue kernels; they
+// neither allocate nor wait. Bad rows raise no error. They get a status and weight 0, and their
+// results are +inf (divergences, losses), NaN (probabilities) or -1 (tokens). A call throws
+// std::runtime_error if a kernel cannot be queued.
+namespace cuda {
+struct Queue {
+  int device;
+  void* stream;     // cudaStream_t
+  void* workspace;  // 16-byte aligned, as large as the operator's _workspace function returns
+};
+}  // namespace cuda
+
+// The operators of one back end. Place: the number of threads on a CPU, const cuda::Queue& on a
+// GPU. Both have the same results up to rounding.
+template <class Place>
+struct Operators {
+  void (*log_sum_exp)(const Logits& logits, std::int64_t models, std::int64_t positions,
+                      std::int64_t vocab, double* lse, std::int32_t* status, Place place);
+  void (*project)(const ProjectInputs& in, double order, double radius, const ProjectResults& out,
+                  Place place);
+  void (*clip_project)(const ClipInputs& in, const ClipOptions& options, const ClipResults& out,
+                       Place place);
+  // loss: (N, B, K). balance: (N, B), sum_v (p_bar_i - q), which is 0 up to rounding if the rows
+  // belong to the log-sum-exps.
+  void (*leave_one_out)(const Ensemble& in, const Weights& weights,
+                        const LeaveOneOutOptions& options, double* loss, double* balance,
+                        Place place);
+  void (*mixture)(const Ensemble& in, const Weights& weights, double* probabilities, Place place);
+  // On a GPU NaN for a target outside [0, V).
+  void (*log_prob)(const Ensemble& in, const Weights& weights, const std::int64_t* targets,
+                   double* result, Place place);
+  void (*log_pool)(const LogPoolInputs& in, const LogPoolOptions& options,
+                   const LogPoolResults& out, Place place);
+  // mixture and log_prob of a pool, given its log-normaliser. pool_mixture has mixture's workspace.
+  void (*pool_mixture)(const Ensemble& in, const LogPoolOptions& options,
+                       const double* log_normaliser, double* probabilities, Place place);
+  void (*pool_log_prob)(const Ensemble& in, const LogPoolOptions& options,
+                        const double* log_normaliser, const std::int64_t* targets, double* result,
+                        Place place);
+  // pool_mixture from log_pool's log_weights, without the rows. On a GPU NaN if their
+  // log-normaliser is another one.
+  void (*pool_probabilities)(const double* log_weights, const double* log_normaliser,
+                             std::int64_t positions, std::int64_t vocab, double* probabilities,
+                             Place place);
+  // start + sum_k coefficients[k] factors[k] on the chosen tokens.
+  void (*add_low_rank)(const LowRankInputs& in, const LowRankResults& out, Place place);
+  // One pair of rows per position: in.shape.models == 1, private = P, public = Q.
+  void (*renyi_divergence)(const Ensemble& in, const double* orders, std::int64_t num_orders,
+                           double* forward, double* backward, Place place);
+  void (*screen)(const Ensemble& in, const ScreenOptions& options, double* divergence, bool* passed,
+                 Place place);
+  // Samples of N(0, sigma^2): eight from each block of the stream, in order from its first block.
+  void (*gaussian)(const std::uint8_t* key, std::uint64_t counter, double sigma, std::int64_t count,
+                   double* result, Place place);
+  void (*sample)(const double* probabilities, const Logits& public_logits, std::int64_t positions,
+                 std::int64_t vocab, const std::uint8_t* key, std::uint64_t counter,
+                 std::int64_t* tokens, std::int32_t* status, Place place);
+
+  // Bytes of the workspaces. Null on a CPU, whose threads have their own.
+  std::int64_t (*log_sum_exp_workspace)(const Shape& shape);
+  std::int64_t (*project_workspace)(const Shape& shape);
+  std::int64_t (*clip_project_workspace)(const Shape& shape);
+  std::int64_t (*leave_one_out_workspace)(const Shape& shape, std::int64_t num_orders);
+  std::int64_t (*mixture_workspace)(const Shape& shape);
+  std::int64_t (*log_pool_workspace)(const Shape& shape);
+  std::int64_t (*screen_workspace)(const Shape& shape, std::int64_t top_k);
+  std::int64_t (*sample_workspace)(std::int64_t positions, std::int64_t vocab);
+};
+
+// The files that implement them: each defines add_NAME(Table&), which enters its functions into the
+// table of its build.
+#define ADAPMIXED_FILES(each)                                                          \
+  each(log_sum_exp) each(project) each(clip_project) each(leave_one_out) each(mixture) \
+      each(log_pool) each(add_low_rank) each(renyi_divergence) each(screen) each(sample)
+#define ADAPMIXED_DECLARE(name) void add_##name(Table& table);
+#define ADAPMIXED_ADD(name) add_##name(table);
+
+namespace cuda {
+using Table = Operators<const Queue&>;
+const Table& table();
+}  // namespace cuda
+
 namespace cpu {
 
-void log_sum_exp(const Logits& logits, std::int64_t models, std::int64_t positions,
-                 std::int64_t vocab, double* lse, std::int32_t* status, int threads);
-// In single precision, within 3.2e-7, given a likely column of every position, near: (B). NaN if
-// that is not known, of rows with a status among others.
-void near_log_sum_exp(const Logits& logits, std::int64_t models, std::int64_t positions,
-                      std::int64_t vocab, const std::int64_t* near, double* lse, int threads);
-void project(const ProjectInputs& in, double order, double radius, const ProjectResults& out,
-             int threads);
-void clip_project(const ClipInputs& in, const ClipOptions& options, const ClipResults& out,
-                  int threads);
-// loss: (N, B, K). balance: (N, B), sum_v (p_bar_i - q), which is 0 up to rounding if the rows
-// belong to the log-sum-exps.
-void leave_one_out(const Ensemble& in, const Weights& weights, const LeaveOneOutOptions& options,
-                   double* loss, double* balance, int threads);
-void mixture(const Ensemble& in, const Weights& weights, double* probabilities, int threads);
-void log_prob(const Ensemble& in, const Weights& weights, const std::int64_t* targets,
-              double* result, int threads);
-void log_pool(const LogPoolInputs& in, const LogPoolOptions& options, const LogPoolResults& out,
-              int threads);
-// mixture and log_prob of a pool, given its log-normaliser.
-void pool_mixture(const Ensemble& in, const LogPoolOptions& options, const double* log_normaliser,
-                  double* probabilities, int threads);
-// pool_mixture from log_pool's log_weights, without the rows.
-void pool_probabilities(const double* log_weights, const double* log_normaliser,
-                        std::int64_t positions, std::int64_t vocab, double* probabilities,
-                        int threads);
-void pool_log_prob(const Ensemble& in, const LogPoolOptions& options, const double* log_normaliser,
-                   const std::int64_t* targets, double* result, int threads);
-// start + sum_k coefficients[k] factors[k] on the chosen tokens.
-void add_low_rank(const LowRankInputs& in, const LowRankResults& out, int threads);
-void cross_entropy(const CrossEntropyInputs& in, const CrossEntropyResults& out, int threads);
-// One pair of rows per position: in.shape.models == 1, private = P, public = Q.
-void renyi_divergence(const Ensemble& in, const double* orders, std::int64_t num_orders,
-                      double* forward, double* backward, int threads);
-void screen(const Ensemble& in, const ScreenOptions& options, double* divergence, bool* passed,
-            int threads);
-// Writes `count` ChaCha20 blocks of 64 bytes. Block `first` is block (first mod 2^32) of lane
-// (first / 2^32).
-void keystream(const std::uint8_t* key, std::uint64_t counter, std::uint64_t first,
-               std::int64_t count, std::uint8_t* result);
-// Samples of N(0, sigma^2): eight from each block of the stream, in order from its first block.
-void gaussian(const std::uint8_t* key, std::uint64_t counter, double sigma, std::int64_t count,
-              double* result, int threads);
-void sample(const double* probabilities, const Logits& public_logits, std::int64_t positions,
-            std::int64_t vocab, const std::uint8_t* key, std::uint64_t counter,
-            std::int64_t* tokens, std::int32_t* status, int threads);
+struct Table : Operators<int> {
+  const char* instruction_set;  // "avx512", "avx2" or "scalar"
+  // Within 3.2e-7, given a likely column of every position, near: (B). NaN if that is not known, of
+  // rows with a status among others.
+  void (*near_log_sum_exp)(const Logits& logits, std::int64_t models, std::int64_t positions,
+                           std::int64_t vocab, const std::int64_t* near, double* lse, int threads);
+  void (*cross_entropy)(const CrossEntropyInputs& in, const CrossEntropyResults& out, int threads);
+  // Writes `count` ChaCha20 blocks of 64 bytes. Block `first` is block (first mod 2^32) of lane
+  // (first / 2^32).
+  void (*keystream)(const std::uint8_t* key, std::uint64_t counter, std::uint64_t first,
+                    std::int64_t count, std::uint8_t* result);
+};
 
-// The instruction set in use: "avx512", "avx2" or "scalar".
-const char* instruction_set();
+// The table of the instruction set in use.
+const Table& table();
 // Forces an instruction set, for tests. Returns false if this machine or build does not have it.
 bool use_instruction_set(const char* name);
 
 }  // namespace cpu
-
-// The same operations on a GPU, with the same results up to rounding. Pointers are device pointers,
-// except orders and keys. Calls queue kernels; they neither allocate nor wait. Bad rows raise no
-// error. They get a status and weight 0, and their results are +inf (divergences, losses), NaN
-// (probabilities) or -1 (tokens). Throws std::runtime_error if a kernel cannot be queued.
-namespace cuda {
-
-struct Queue {
-  int device;
-  void* stream;     // cudaStream_t
-  void* workspace;  // 16-byte aligned, as large as the operation's _workspace function returns
-};
-
-std::int64_t log_sum_exp_workspace(const Shape& shape);
-void log_sum_exp(const Logits& logits, std::int64_t models, std::int64_t positions,
-                 std::int64_t vocab, double* lse, std::int32_t* status, const Queue& queue);
-std::int64_t project_workspace(const Shape& shape);
-void project(const ProjectInputs& in, double order, double radius, const ProjectResults& out,
-             const Queue& queue);
-std::int64_t clip_project_workspace(const Shape& shape);
-void clip_project(const ClipInputs& in, const ClipOptions& options, const ClipResults& out,
-                  const Queue& queue);
-std::int64_t leave_one_out_workspace(const Shape& shape, std::int64_t num_orders);
-void leave_one_out(const Ensemble& in, const Weights& weights, const LeaveOneOutOptions& options,
-                   double* loss, double* balance, const Queue& queue);
-std::int64_t mixture_workspace(const Shape& shape);
-void mixture(const Ensemble& in, const Weights& weights, double* probabilities, const Queue& queue);
-// NaN for a target outside [0, V).
-void log_prob(const Ensemble& in, const Weights& weights, const std::int64_t* targets,
-              double* result, const Queue& queue);
-std::int64_t log_pool_workspace(const Shape& shape);
-void log_pool(const LogPoolInputs& in, const LogPoolOptions& options, const LogPoolResults& out,
-              const Queue& queue);
-// mixture of a pool, from its log_weights. NaN if its log-normaliser is not `log_normaliser`.
-void pool_probabilities(const double* log_weights, const double* log_normaliser,
-                        std::int64_t positions, std::int64_t vocab, double* probabilities,
-                        const Queue& queue);
-// The same from the rows. The workspace is that of mixture.
-void pool_mixture(const Ensemble& in, const LogPoolOptions& options, const double* log_normaliser,
-                  double* probabilities, const Queue& queue);
-void pool_log_prob(const Ensemble& in, const LogPoolOptions& options, const double* log_normaliser,
-                   const std::int64_t* targets, double* result, const Queue& queue);
-void add_low_rank(const LowRankInputs& in, const LowRankResults& out, const Queue& queue);
-void renyi_divergence(const Ensemble& in, const double* orders, std::int64_t num_orders,
-                      double* forward, double* backward, const Queue& queue);
-std::int64_t screen_workspace(const Shape& shape, std::int64_t top_k);
-void screen(const Ensemble& in, const ScreenOptions& options, double* divergence, bool* passed,
-            const Queue& queue);
-void gaussian(const std::uint8_t* key, std::uint64_t counter, double sigma, std::int64_t count,
-              double* result, const Queue& queue);
-std::int64_t sample_workspace(std::int64_t positions, std::int64_t vocab);
-void sample(const double* probabilities, const Logits& public_logits, std::int64_t positions,
-            std::int64_t vocab, const std::uint8_t* key, std::uint64_t counter,
-            std::int64_t* tokens, std::int32_t* status, const Queue& queue);
-
-}  // namespace cuda
 }  // namespace adapmixed

@@ -6,7 +6,7 @@
 #include <memory>
 #include <vector>
 
-#include "common/dispatch.h"
+#include "common/operators.h"
 #include "common/parallel.h"
 #include "leave_one_out/cpu_chunk.h"
 

@@ -143,13 +143,14 @@ namespace adapmixed::cuda {
 
 namespace device = adapmixed::ADAPMIXED_ISA;
 
-std::int64_t leave_one_out_workspace(const Shape& shape, std::int64_t num_orders) {
+static std::int64_t leave_one_out_workspace(const Shape& shape, std::int64_t num_orders) {
   const device::LossLayout layout(shape, num_orders);
   return layout.positions * layout.chunks * layout.per_chunk * 8;
 }
 
-void leave_one_out(const Ensemble& in, const Weights& weights, const LeaveOneOutOptions& options,
-                   double* loss, double* balance, const Queue& queue) {
+static void leave_one_out(const Ensemble& in, const Weights& weights,
+                          const LeaveOneOutOptions& options, double* loss, double* balance,
+                          const Queue& queue) {
   const DeviceGuard guard(queue);
   const device::LossLayout layout(in.shape, options.num_orders);
   device::LossCall call{in, weights, device::neighbours_of(in.shape, options), {},   layout,
@@ -183,6 +184,11 @@ void leave_one_out(const Ensemble& in, const Weights& weights, const LeaveOneOut
              *fits, losses);
     }
   }
+}
+
+void add_leave_one_out(Table& table) {
+  table.leave_one_out = leave_one_out;
+  table.leave_one_out_workspace = leave_one_out_workspace;
 }
 
 }  // namespace adapmixed::cuda

@@ -5,7 +5,7 @@
 // cache, for its clipped log-ratios, which are added to the position's sums (cpu_rows.h).
 #include <algorithm>
 
-#include "common/dispatch.h"
+#include "common/operators.h"
 #include "common/float_sum.h"
 #include "common/parallel.h"
 #include "common/row_sums.h"

@@ -91,7 +91,7 @@ namespace adapmixed::cuda {
 namespace device = adapmixed::ADAPMIXED_ISA;
 
 // The workspace holds PoolMemory's arrays.
-std::int64_t log_pool_workspace(const Shape& shape) {
+static std::int64_t log_pool_workspace(const Shape& shape) {
   const device::RowParts cut(shape.positions, 1 + shape.models, shape.vocab);
   const std::int64_t parts = sizeof(device::RowPart) * cut.rows * cut.count;
   const std::int64_t tiles = sizeof(device::PoolTile) * device::kPoolWarps * mixture_blocks(shape);
@@ -111,8 +111,8 @@ static std::int64_t tiles_of_a_block(std::int64_t positions, std::int64_t tiles)
   return best;
 }
 
-void log_pool(const LogPoolInputs& in, const LogPoolOptions& options, const LogPoolResults& out,
-              const Queue& queue) {
+static void log_pool(const LogPoolInputs& in, const LogPoolOptions& options,
+                     const LogPoolResults& out, const Queue& queue) {
   const DeviceGuard guard(queue);
   const Shape& shape = in.shape;
   const device::RowParts cut(shape.positions, 1 + shape.models, shape.vocab, true);
@@ -134,9 +134,9 @@ void log_pool(const LogPoolInputs& in, const LogPoolOptions& options, const LogP
   });
 }
 
-void pool_probabilities(const double* log_weights, const double* log_normaliser,
-                        std::int64_t positions, std::int64_t vocab, double* probabilities,
-                        const Queue& queue) {
+static void pool_probabilities(const double* log_weights, const double* log_normaliser,
+                               std::int64_t positions, std::int64_t vocab, double* probabilities,
+                               const Queue& queue) {
   const DeviceGuard guard(queue);
   const std::int64_t blocks = mixture_blocks({1, positions, vocab});
   launch(queue, device::pool_probabilities_kernel, grid_of(positions * blocks),
@@ -144,18 +144,27 @@ void pool_probabilities(const double* log_weights, const double* log_normaliser,
          static_cast<unsigned>(blocks), probabilities);
 }
 
-void pool_mixture(const Ensemble& in, const LogPoolOptions& options, const double* log_normaliser,
-                  double* probabilities, const Queue& queue) {
+static void pool_mixture(const Ensemble& in, const LogPoolOptions& options,
+                         const double* log_normaliser, double* probabilities, const Queue& queue) {
   const DeviceGuard guard(queue);
   launch_mixture(queue, device::pool_mixture_kernel, in.shape, 1, probabilities, in,
                  device::PoolGrid(options), options, log_normaliser);
 }
 
-void pool_log_prob(const Ensemble& in, const LogPoolOptions& options, const double* log_normaliser,
-                   const std::int64_t* targets, double* result, const Queue& queue) {
+static void pool_log_prob(const Ensemble& in, const LogPoolOptions& options,
+                          const double* log_normaliser, const std::int64_t* targets, double* result,
+                          const Queue& queue) {
   const DeviceGuard guard(queue);
   launch_warps(queue, device::pool_log_prob_kernel, in.shape.positions, in,
                device::PoolGrid(options), options, log_normaliser, targets, result);
+}
+
+void add_log_pool(Table& table) {
+  table.log_pool = log_pool;
+  table.pool_mixture = pool_mixture;
+  table.pool_log_prob = pool_log_prob;
+  table.pool_probabilities = pool_probabilities;
+  table.log_pool_workspace = log_pool_workspace;
 }
 
 }  // namespace adapmixed::cuda

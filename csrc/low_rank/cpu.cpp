@@ -4,7 +4,7 @@
 // Every element is a chain of fused multiply-adds in single precision, which starts with z and
 // takes k in order. So its bits depend on neither N, B nor the number of threads, and are the same
 // for every instruction set.
-#include "common/dispatch.h"
+#include "common/operators.h"
 #include "common/parallel.h"
 #include "common/simd_float.h"
 

@@ -7,7 +7,7 @@
 #include <algorithm>
 #include <cmath>
 
-#include "common/dispatch.h"
+#include "common/operators.h"
 #include "common/float_sum.h"
 #include "common/parallel.h"
 

@@ -113,7 +113,7 @@ namespace adapmixed::cuda {
 
 namespace device = adapmixed::ADAPMIXED_ISA;
 
-void add_low_rank(const LowRankInputs& in, const LowRankResults& out, const Queue& queue) {
+static void add_low_rank(const LowRankInputs& in, const LowRankResults& out, const Queue& queue) {
   const DeviceGuard guard(queue);
   const std::int64_t tiles = (in.shape.vocab + device::kLowRankTile - 1) / device::kLowRankTile;
   const std::int64_t a_group = kLowRankBlock * device::kLowRankWarps;  // of members
@@ -123,5 +123,7 @@ void add_low_rank(const LowRankInputs& in, const LowRankResults& out, const Queu
   launch(queue, kernel, grid_of(tiles * groups * in.shape.positions),
          dim3(device::kLowRankWarps * device::kWarp), 0, in, out);
 }
+
+void add_add_low_rank(Table& table) { table.add_low_rank = add_low_rank; }
 
 }  // namespace adapmixed::cuda

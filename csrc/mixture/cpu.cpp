@@ -1,6 +1,6 @@
 // p = mean_i p_bar_i, the distribution from which the token is drawn. Each slot adds s_i p_i, the
 // exponential of a logit, clipped if there is a box, and a share of q.
-#include "common/dispatch.h"
+#include "common/operators.h"
 #include "common/exp_from.h"
 #include "common/parallel.h"
 #include "common/rows.h"

@@ -101,12 +101,12 @@ namespace adapmixed::cuda {
 
 namespace device = adapmixed::ADAPMIXED_ISA;
 
-std::int64_t mixture_workspace(const Shape& shape) {
+static std::int64_t mixture_workspace(const Shape& shape) {
   return shape.positions * mixture_blocks(shape) * static_cast<std::int64_t>(sizeof(double));
 }
 
-void mixture(const Ensemble& in, const Weights& weights, double* probabilities,
-             const Queue& queue) {
+static void mixture(const Ensemble& in, const Weights& weights, double* probabilities,
+                    const Queue& queue) {
   const DeviceGuard guard(queue);
   with_dtype(in.private_logits.dtype, [&](auto dtype) {
     launch_mixture(queue, device::mixture_kernel<decltype(dtype)::value>, in.shape,
@@ -114,10 +114,16 @@ void mixture(const Ensemble& in, const Weights& weights, double* probabilities,
   });
 }
 
-void log_prob(const Ensemble& in, const Weights& weights, const std::int64_t* targets,
-              double* result, const Queue& queue) {
+static void log_prob(const Ensemble& in, const Weights& weights, const std::int64_t* targets,
+                     double* result, const Queue& queue) {
   const DeviceGuard guard(queue);
   launch_warps(queue, device::log_prob_kernel, in.shape.positions, in, weights, targets, result);
+}
+
+void add_mixture(Table& table) {
+  table.mixture = mixture;
+  table.log_prob = log_prob;
+  table.mixture_workspace = mixture_workspace;
 }
 
 }  // namespace adapmixed::cuda

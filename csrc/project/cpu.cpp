@@ -2,7 +2,7 @@
 // and the log-sum-exps of all rows.
 //
 // project/search.h is the search, project/terms.h the sums that it takes.
-#include "common/dispatch.h"
+#include "common/operators.h"
 #include "common/parallel.h"
 #include "common/row_sums.h"
 #include "project/cpu_row.h"

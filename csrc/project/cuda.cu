@@ -84,15 +84,15 @@ device::RowParts cut_of(const Shape& shape) {
 }  // namespace
 
 // The parts of all rows and, behind them, their scores.
-std::int64_t project_workspace(const Shape& shape) {
+static std::int64_t project_workspace(const Shape& shape) {
   const device::RowParts cut = cut_of(shape);
   const std::int64_t words = cut.stretches() * device::kWarp;
   return cut.parts() *
          static_cast<std::int64_t>(sizeof(device::RowPart) + words * sizeof(std::uint32_t));
 }
 
-void project(const ProjectInputs& in, double order, double radius, const ProjectResults& out,
-             const Queue& queue) {
+static void project(const ProjectInputs& in, double order, double radius, const ProjectResults& out,
+                    const Queue& queue) {
   const DeviceGuard guard(queue);
   const Shape& shape = in.shape;
   const device::RowParts cut = cut_of(shape);
@@ -116,6 +116,11 @@ void project(const ProjectInputs& in, double order, double radius, const Project
       run(device::NoLook{}, device::project_kernel<kDtype, false>);
     }
   });
+}
+
+void add_project(Table& table) {
+  table.project = project;
+  table.project_workspace = project_workspace;
 }
 
 }  // namespace adapmixed::cuda

@@ -1,7 +1,7 @@
 // D_alpha(P || Q) and D_alpha(Q || P) of pairs of rows, for orders in [1, inf].
 #include "renyi/formula.h"
 
-#include "common/dispatch.h"
+#include "common/operators.h"
 #include "common/parallel.h"
 #include "common/rows.h"
 

@@ -137,8 +137,8 @@ namespace adapmixed::cuda {
 
 namespace device = adapmixed::ADAPMIXED_ISA;
 
-void renyi_divergence(const Ensemble& in, const double* orders, std::int64_t num_orders,
-                      double* forward, double* backward, const Queue& queue) {
+static void renyi_divergence(const Ensemble& in, const double* orders, std::int64_t num_orders,
+                             double* forward, double* backward, const Queue& queue) {
   if (num_orders > kMaxOrders) throw std::runtime_error("renyi_divergence: too many orders");
   device::DivergenceOrders values{};
   values.count = static_cast<int>(num_orders);
@@ -150,5 +150,7 @@ void renyi_divergence(const Ensemble& in, const double* orders, std::int64_t num
            backward);
   });
 }
+
+void add_renyi_divergence(Table& table) { table.renyi_divergence = renyi_divergence; }
 
 }  // namespace adapmixed::cuda

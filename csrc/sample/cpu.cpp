@@ -2,7 +2,7 @@
 // through one segment. Normal variates and the stream itself: several ChaCha20 blocks at a time.
 #include <algorithm>
 
-#include "common/dispatch.h"
+#include "common/operators.h"
 #include "common/parallel.h"
 #include "common/rows.h"
 #include "common/simd.h"

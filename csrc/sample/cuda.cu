@@ -275,14 +275,14 @@ std::int64_t chunks_of(std::int64_t vocab) {
 
 }  // namespace
 
-std::int64_t sample_workspace(std::int64_t positions, std::int64_t vocab) {
+static std::int64_t sample_workspace(std::int64_t positions, std::int64_t vocab) {
   const std::int64_t chunks = chunks_of(vocab) * std::int64_t{sizeof(device::SampleChunk)};
   return positions * (chunks + std::int64_t{sizeof(unsigned)});
 }
 
-void sample(const double* probabilities, const Logits& public_logits, std::int64_t positions,
-            std::int64_t vocab, const std::uint8_t* key, std::uint64_t counter,
-            std::int64_t* tokens, std::int32_t* status, const Queue& queue) {
+static void sample(const double* probabilities, const Logits& public_logits, std::int64_t positions,
+                   std::int64_t vocab, const std::uint8_t* key, std::uint64_t counter,
+                   std::int64_t* tokens, std::int32_t* status, const Queue& queue) {
   const DeviceGuard guard(queue);
   const std::int64_t chunks = chunks_of(vocab);
   auto* memory = static_cast<device::SampleChunk*>(queue.workspace);
@@ -297,12 +297,18 @@ void sample(const double* probabilities, const Logits& public_logits, std::int64
   });
 }
 
-void gaussian(const std::uint8_t* key, std::uint64_t counter, double sigma, std::int64_t count,
-              double* result, const Queue& queue) {
+static void gaussian(const std::uint8_t* key, std::uint64_t counter, double sigma,
+                     std::int64_t count, double* result, const Queue& queue) {
   const DeviceGuard guard(queue);
   const std::int64_t per_block = 8 * device::kGaussianThreads;
   launch(queue, device::gaussian_kernel, grid_of((count + per_block - 1) / per_block),
          dim3(device::kGaussianThreads), 0, device::key_of(key), counter, sigma, count, result);
+}
+
+void add_sample(Table& table) {
+  table.gaussian = gaussian;
+  table.sample = sample;
+  table.sample_workspace = sample_workspace;
 }
 
 }  // namespace adapmixed::cuda

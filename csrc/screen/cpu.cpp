@@ -5,7 +5,7 @@
 #include <numeric>
 #include <vector>
 
-#include "common/dispatch.h"
+#include "common/operators.h"
 #include "common/parallel.h"
 
 ADAPMIXED_CORE_BEGIN

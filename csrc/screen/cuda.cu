@@ -132,13 +132,13 @@ namespace adapmixed::cuda {
 
 namespace device = adapmixed::ADAPMIXED_ISA;
 
-std::int64_t screen_workspace(const Shape& shape, std::int64_t top_k) {
+static std::int64_t screen_workspace(const Shape& shape, std::int64_t top_k) {
   const std::int64_t size = device::sort_size(std::min(top_k, shape.vocab));
   return size <= device::kMostShared ? 0 : shape.positions * device::bytes_kept(size);
 }
 
-void screen(const Ensemble& in, const ScreenOptions& options, double* divergence, bool* passed,
-            const Queue& queue) {
+static void screen(const Ensemble& in, const ScreenOptions& options, double* divergence,
+                   bool* passed, const Queue& queue) {
   const DeviceGuard guard(queue);
   const std::int64_t size = device::sort_size(std::min(options.top_k, in.shape.vocab));
   const bool shared = size <= device::kMostShared;
@@ -148,6 +148,11 @@ void screen(const Ensemble& in, const ScreenOptions& options, double* divergence
            shared ? static_cast<std::size_t>(device::bytes_kept(size)) : 0, in, options, size,
            static_cast<char*>(queue.workspace), divergence, passed);
   });
+}
+
+void add_screen(Table& table) {
+  table.screen = screen;
+  table.screen_workspace = screen_workspace;
 }
 
 }  // namespace adapmixed::cuda

@@ -17,15 +17,10 @@ using sanitize::Case;
 constexpr std::int64_t kMostLogits = 1700;
 constexpr std::size_t kMostWeights = 4;
 
-struct Simulated : adapmixed::Cuda {
-  static constexpr auto log_sum_exp_workspace = &adapmixed::cuda::log_sum_exp_workspace;
-  static constexpr auto leave_one_out_workspace = &adapmixed::cuda::leave_one_out_workspace;
-  static constexpr auto clip_project_workspace = &adapmixed::cuda::clip_project_workspace;
-  static constexpr auto project_workspace = &adapmixed::cuda::project_workspace;
-  static constexpr auto log_pool_workspace = &adapmixed::cuda::log_pool_workspace;
-  static constexpr auto screen_workspace = &adapmixed::cuda::screen_workspace;
-
+struct Simulated {
   mutable std::vector<char> workspace;
+
+  static const adapmixed::cuda::Table& operators() { return adapmixed::cuda::table(); }
 
   // The workspace has exactly this size, and is new for every call.
   adapmixed::cuda::Queue where(std::int64_t bytes = 0) const {

@@ -16,7 +16,6 @@ __global__ void idle_kernel() {}
 }  // namespace
 
 PYBIND11_MODULE(_cuda_on_cpu, m) {
-  adapmixed::bindings::add_operators<adapmixed::Cuda>(m);
   adapmixed::bindings::add_of_cuda(m);
   m.def("set_order", [](const std::string& name, unsigned seed) {
     simt::config.order = name == "forward"   ? simt::Order::forward

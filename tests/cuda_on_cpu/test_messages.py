@@ -24,9 +24,9 @@ def test_errors_of_the_runtime() -> None:
 
 def test_more_blocks_than_a_gpu_takes_are_refused() -> None:
     """The error comes before any memory is accessed."""
-    shape, logits, nowhere = (1, 2**31, 1), (0, 0, 1, 0), (0, 0, 0)
+    logits, shape, nowhere = (0, 0, 1, 0), (1, 2**31, 1), (0, 0, 0)
     with pytest.raises(ValueError, match="2147483648"):
-        simulated.module().log_sum_exp(shape, logits, 0, 0, nowhere)
+        simulated.module().log_sum_exp(logits, *shape, 0, 0, nowhere)
 
 
 def test_shared_memory_beyond_what_a_kernel_may_have_is_refused() -> None:

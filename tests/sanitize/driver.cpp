@@ -22,19 +22,11 @@ using sanitize::errors;
 using sanitize::Reader;
 using sanitize::Run;
 
-struct Threads : adapmixed::Cpu {
+struct Threads {
   int threads;
 
-  explicit Threads(int count) : threads(count) {}
+  static const cpu::Table& operators() { return cpu::table(); }
   int where(std::int64_t = 0) const { return threads; }
-  static std::int64_t log_sum_exp_workspace(const adapmixed::Shape&) { return 0; }
-  static std::int64_t clip_project_workspace(const adapmixed::Shape&) { return 0; }
-  static std::int64_t project_workspace(const adapmixed::Shape&) { return 0; }
-  static std::int64_t leave_one_out_workspace(const adapmixed::Shape&, std::int64_t) { return 0; }
-  static std::int64_t log_pool_workspace(const adapmixed::Shape&) { return 0; }
-  static std::int64_t mixture_workspace(const adapmixed::Shape&) { return 0; }
-  static std::int64_t sample_workspace(std::int64_t, std::int64_t) { return 0; }
-  static std::int64_t screen_workspace(const adapmixed::Shape&, std::int64_t) { return 0; }
 };
 
 constexpr int kCallers = 2;
@@ -45,9 +37,9 @@ constexpr int kThreadCounts[] = {1, 2, 3};
 void run_all(const std::vector<Case>& cases, int threads) {
   std::atomic<std::size_t> taken{0};
   std::atomic<bool> failed{false};
-  const Threads backend(threads);
+  const Threads backend{threads};
   const std::string setting =
-      std::string(cpu::instruction_set()) + ", " + std::to_string(threads) + " threads";
+      std::string(cpu::table().instruction_set) + ", " + std::to_string(threads) + " threads";
   std::vector<std::thread> callers;
   for (int caller = 0; caller < kCallers; ++caller) {
     callers.emplace_back([&] {

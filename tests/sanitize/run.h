@@ -12,7 +12,7 @@
 #include <vector>
 
 #include "case.h"
-#include "common/backends.h"
+#include "common/operators.h"
 
 namespace sanitize {
 
@@ -33,14 +33,23 @@ inline bool close(double got, double expected, double relative, double absolute)
   return std::fabs(got - expected) <= relative * std::fabs(expected) + absolute;  // false for NaN
 }
 
-// Backend: a type of common/backends.h with the sizes of its workspaces, and with `where(bytes)`,
-// which returns the last argument of a call with such a workspace.
+// The bytes of a call's workspace.
+template <class... P, class... A>
+std::int64_t bytes(std::int64_t (*of_call)(P...), const A&... arguments) {
+  return of_call == nullptr ? 0 : of_call(arguments...);
+}
+
+// Backend: has `operators()`, a table of common/operators.h, and `where(bytes)`, which returns the
+// last argument of a call with such a workspace.
 template <class Backend>
 class Run {
  public:
   // setting: named in error messages next to the case.
   Run(const Case& inputs, const Backend& backend, std::string setting)
-      : in_(inputs), backend_(backend), setting_(std::move(setting)) {}
+      : in_(inputs),
+        backend_(backend),
+        operators_(backend.operators()),
+        setting_(std::move(setting)) {}
 
   void everything() const {
     log_sum_exp("private log_sum_exp", in_.private_rows, in_.shape.models);
@@ -70,10 +79,12 @@ class Run {
 
   auto loss_where(const std::vector<double>& orders) const {
     const auto count = static_cast<std::int64_t>(orders.size());
-    return backend_.where(Backend::leave_one_out_workspace(in_.shape, count));
+    return backend_.where(bytes(operators_.leave_one_out_workspace, in_.shape, count));
   }
 
-  auto mixture_where() const { return backend_.where(Backend::mixture_workspace(in_.shape)); }
+  auto mixture_where() const {
+    return backend_.where(bytes(operators_.mixture_workspace, in_.shape));
+  }
 
   std::size_t log_weights_size() const {
     return positions() * static_cast<std::size_t>(in_.shape.vocab + 1);
@@ -107,18 +118,19 @@ class Run {
     std::vector<double> lse = unknown(given.lse.size());
     std::vector<std::int32_t> status(given.status.size(), -1);
     const adapmixed::Shape shape{models, in_.shape.positions, in_.shape.vocab};
-    Backend::log_sum_exp(given.logits(), models, shape.positions, shape.vocab, lse.data(),
-                         status.data(), backend_.where(Backend::log_sum_exp_workspace(shape)));
+    operators_.log_sum_exp(given.logits(), models, shape.positions, shape.vocab, lse.data(),
+                           status.data(),
+                           backend_.where(bytes(operators_.log_sum_exp_workspace, shape)));
     check_rows(what, given, lse, status);
   }
 
   void project(const Weighted& expected) const {
     std::vector<double> weight = unknown(rows()), complement = unknown(rows());
     Found sums = found();
-    Backend::project(inputs(), expected.ball.at(0), expected.ball.at(1),
-                     {weight.data(), complement.data(), sums.lse.data(), sums.status.data(),
-                      sums.public_lse.data(), sums.public_status.data()},
-                     backend_.where(Backend::project_workspace(in_.shape)));
+    operators_.project(inputs(), expected.ball.at(0), expected.ball.at(1),
+                       {weight.data(), complement.data(), sums.lse.data(), sums.status.data(),
+                        sums.public_lse.data(), sums.public_status.data()},
+                       backend_.where(bytes(operators_.project_workspace, in_.shape)));
     check("weight", weight, expected.weight, 2.1e-4, 0.0);
     // 1 - weight has more digits of its own, but only weight has an error bound between instruction
     // sets.
@@ -134,27 +146,28 @@ class Run {
     std::vector<double> mixed = unknown(box.mixture.size()), loss = unknown(box.loss.size());
     std::vector<std::int32_t> status(rows(), -1);
     const auto orders = static_cast<std::int64_t>(box.orders.size());
-    Backend::clip_project(clip_inputs(in_.public_rows.lse),
-                          {box.lower, box.upper, box.orders.data(), orders, box.num_models},
-                          {scale.data(), residual.data(), charge.data(), lse.data(), status.data()},
-                          backend_.where(Backend::clip_project_workspace(in_.shape)));
+    operators_.clip_project(
+        clip_inputs(in_.public_rows.lse),
+        {box.lower, box.upper, box.orders.data(), orders, box.num_models},
+        {scale.data(), residual.data(), charge.data(), lse.data(), status.data()},
+        backend_.where(bytes(operators_.clip_project_workspace, in_.shape)));
     check("charge", charge, box.charge, 1e-5, 1e-12);
     check("clipping's log-sum-exp", lse, in_.private_rows.lse, 0.0, kLse);
     check_status("clipping's status", in_.private_rows, status);
     const auto* active = reinterpret_cast<const bool*>(box.active.data());
     const adapmixed::Weights weights{box.log_scale.data(), box.residual.data(), box.lower,
                                      box.upper, box.active.empty() ? nullptr : active};
-    Backend::mixture(ensemble(), weights, mixed.data(), mixture_where());
+    operators_.mixture(ensemble(), weights, mixed.data(), mixture_where());
     check("clipped mixture", mixed, box.mixture, 1e-9, 1e-300);
-    Backend::leave_one_out(ensemble(), weights,
-                           {box.orders.data(), orders, false, in_.shape.models}, loss.data(),
-                           balance.data(), loss_where(box.orders));
+    operators_.leave_one_out(ensemble(), weights,
+                             {box.orders.data(), orders, false, in_.shape.models}, loss.data(),
+                             balance.data(), loss_where(box.orders));
     check("clipped loss", loss, box.loss, kLossExcess, 1e-9);
   }
 
   void leave_one_out(const Weighted& given, const Loss& expected) const {
     std::vector<double> loss = unknown(expected.loss.size()), balance = unknown(rows());
-    Backend::leave_one_out(
+    operators_.leave_one_out(
         ensemble(), weights(given),
         {expected.orders.data(), static_cast<std::int64_t>(expected.orders.size()),
          expected.zero_out, expected.num_models},
@@ -165,14 +178,14 @@ class Run {
 
   void mixture(const Weighted& given) const {
     std::vector<double> probabilities = unknown(given.mixture.size());
-    Backend::mixture(ensemble(), weights(given), probabilities.data(), mixture_where());
+    operators_.mixture(ensemble(), weights(given), probabilities.data(), mixture_where());
     check("mixture", probabilities, given.mixture, 1e-9, 1e-300);
   }
 
   void log_prob(const Weighted& given) const {
     std::vector<double> result = unknown(positions());
-    Backend::log_prob(ensemble(), weights(given), in_.targets.data(), result.data(),
-                      backend_.where());
+    operators_.log_prob(ensemble(), weights(given), in_.targets.data(), result.data(),
+                        backend_.where());
     check("log_prob", result, given.log_prob, 1e-9, 1e-9);
   }
 
@@ -191,16 +204,15 @@ class Run {
   static constexpr double kPoolSum = 1.4e-6;
 
   void log_pool(const Pool& expected) const {
-    const std::int64_t bytes = Backend::log_pool_workspace(in_.shape);
     std::vector<double> normaliser = unknown(positions()), span = unknown(rows());
     std::vector<double> lse = unknown(rows()), public_lse = unknown(positions());
     std::vector<std::int32_t> status(rows(), -1), public_status(positions(), -1);
     std::vector<double> log_weights = unknown(log_weights_size());
     const adapmixed::LogPoolOptions options = options_of(expected);
-    Backend::log_pool(rows_alone(), options,
-                      {normaliser.data(), span.data(), lse.data(), status.data(), public_lse.data(),
-                       public_status.data(), log_weights.data()},
-                      backend_.where(bytes));
+    operators_.log_pool(rows_alone(), options,
+                        {normaliser.data(), span.data(), lse.data(), status.data(),
+                         public_lse.data(), public_status.data(), log_weights.data()},
+                        backend_.where(bytes(operators_.log_pool_workspace, in_.shape)));
     check("pool's log-normaliser", normaliser, expected.log_normaliser, 0.0,
           expected.scale * kPoolSum);
     check("span", span, expected.span, 0.0, kPoolSum);
@@ -209,15 +221,15 @@ class Run {
     const adapmixed::Ensemble of{in_.shape, in_.private_rows.logits(), in_.public_rows.logits(),
                                  lse.data(), public_lse.data()};
     std::vector<double> probabilities = unknown(expected.mixture.size());
-    Backend::pool_mixture(of, options, normaliser.data(), probabilities.data(), mixture_where());
+    operators_.pool_mixture(of, options, normaliser.data(), probabilities.data(), mixture_where());
     check("pool's mixture", probabilities, expected.mixture, 2 * expected.scale * kPoolSum, 1e-300);
     std::vector<double> same = unknown(expected.mixture.size());
-    Backend::pool_probabilities(log_weights.data(), normaliser.data(), in_.shape.positions,
-                                in_.shape.vocab, same.data(), backend_.where());
+    operators_.pool_probabilities(log_weights.data(), normaliser.data(), in_.shape.positions,
+                                  in_.shape.vocab, same.data(), backend_.where());
     check("pool's mixture from its sums", same, probabilities, 0.0, 0.0);
     std::vector<double> result = unknown(positions());
-    Backend::pool_log_prob(of, options, normaliser.data(), in_.targets.data(), result.data(),
-                           backend_.where());
+    operators_.pool_log_prob(of, options, normaliser.data(), in_.targets.data(), result.data(),
+                             backend_.where());
     check("pool's log_prob", result, expected.log_prob, 1e-8, 2 * expected.scale * kPoolSum);
   }
 
@@ -232,9 +244,9 @@ class Run {
     pairs.shape.models = 1;
     pairs.private_logits = in_.private_rows.of_model(model);
     pairs.private_lse += model * in_.shape.positions;
-    Backend::renyi_divergence(pairs, in_.orders.data(),
-                              static_cast<std::int64_t>(in_.orders.size()), forward.data(),
-                              backward.data(), backend_.where());
+    operators_.renyi_divergence(pairs, in_.orders.data(),
+                                static_cast<std::int64_t>(in_.orders.size()), forward.data(),
+                                backward.data(), backend_.where());
     check("forward divergence", forward, of_model(in_.forward), 1e-5, 1e-12);
     check("backward divergence", backward, of_model(in_.backward), 1e-5, 1e-12);
   }
@@ -244,12 +256,12 @@ class Run {
     const std::vector<bool>::size_type count = positions();
     const std::unique_ptr<bool[]> passed(new bool[count]());
     const auto* active = reinterpret_cast<const bool*>(options.active.data());
-    Backend::screen(
+    operators_.screen(
         ensemble(),
         {options.weight, options.order, options.threshold, options.top_k, options.num_models,
          options.active.empty() ? nullptr : active, options.noise.data()},
         divergence.data(), passed.get(),
-        backend_.where(Backend::screen_workspace(in_.shape, options.top_k)));
+        backend_.where(bytes(operators_.screen_workspace, in_.shape, options.top_k)));
     check("screening divergence", divergence, options.divergence, 1e-5, 1e-12);
     for (std::size_t b = 0; b < count; ++b) {
       const bool below = divergence[b] <= options.threshold;
@@ -259,8 +271,8 @@ class Run {
 
   void gaussian(const std::vector<double>& expected) const {
     std::vector<double> normals = unknown(expected.size());
-    Backend::gaussian(in_.key.data(), in_.counter, 0.7, static_cast<std::int64_t>(normals.size()),
-                      normals.data(), backend_.where());
+    operators_.gaussian(in_.key.data(), in_.counter, 0.7, static_cast<std::int64_t>(normals.size()),
+                        normals.data(), backend_.where());
     check("gaussian", normals, expected, 1e-12, 1e-12);
   }
 
@@ -275,10 +287,10 @@ class Run {
                    const std::vector<std::int64_t>& expected, std::int32_t code) const {
     std::vector<std::int64_t> tokens(positions(), -2);
     std::vector<std::int32_t> status(positions(), -1);
-    Backend::sample(
+    operators_.sample(
         probabilities.data(), in_.public_rows.logits(), in_.shape.positions, in_.shape.vocab,
         in_.key.data(), in_.counter, tokens.data(), status.data(),
-        backend_.where(Backend::sample_workspace(in_.shape.positions, in_.shape.vocab)));
+        backend_.where(bytes(operators_.sample_workspace, in_.shape.positions, in_.shape.vocab)));
     for (std::size_t b = 0; b < positions(); ++b) {
       expect("sample status", b, status[b], code, status[b] == code);
       expect("token", b, static_cast<double>(tokens[b]), static_cast<double>(expected.at(b)),
@@ -298,10 +310,10 @@ class Run {
     constexpr double kBalls[][2] = {{18.0, 3.6}, {3.0, 0.03}, {2.0, 0.5}, {18.0, 0.3}};
     for (const auto& ball : kBalls) {
       Found sums = found();
-      Backend::project(inputs(), ball[0], ball[1],
-                       {one.data(), other.data(), sums.lse.data(), sums.status.data(),
-                        sums.public_lse.data(), sums.public_status.data()},
-                       backend_.where(Backend::project_workspace(in_.shape)));
+      operators_.project(inputs(), ball[0], ball[1],
+                         {one.data(), other.data(), sums.lse.data(), sums.status.data(),
+                          sums.public_lse.data(), sums.public_status.data()},
+                         backend_.where(bytes(operators_.project_workspace, in_.shape)));
       // On CUDA a row below a bad public row is told so.
       for (std::size_t k = 0; k < rows(); ++k) {
         const std::int32_t own = in_.private_rows.status[k], found = sums.status[k];
@@ -314,32 +326,33 @@ class Run {
     for (const double lower : {0.5, 0.0}) {
       std::vector<double> lse = unknown(rows());
       std::vector<std::int32_t> status(rows(), -1);
-      Backend::clip_project(clip_inputs(public_lse),
-                            {lower, 2.0, orders.data(), 2, in_.shape.models},
-                            {one.data(), other.data(), loss.data(), lse.data(), status.data()},
-                            backend_.where(Backend::clip_project_workspace(in_.shape)));
+      operators_.clip_project(clip_inputs(public_lse),
+                              {lower, 2.0, orders.data(), 2, in_.shape.models},
+                              {one.data(), other.data(), loss.data(), lse.data(), status.data()},
+                              backend_.where(bytes(operators_.clip_project_workspace, in_.shape)));
       check_status("refused row's status", in_.private_rows, status);
     }
     for (const bool zero_out : {false, true}) {
-      Backend::leave_one_out(rows_of, {half.data(), half.data()},
-                             {orders.data(), 2, zero_out, in_.shape.models}, loss.data(),
-                             one.data(), loss_where(orders));
+      operators_.leave_one_out(rows_of, {half.data(), half.data()},
+                               {orders.data(), 2, zero_out, in_.shape.models}, loss.data(),
+                               one.data(), loss_where(orders));
     }
-    Backend::mixture(rows_of, {half.data(), half.data()}, probabilities.data(), mixture_where());
-    Backend::log_prob(rows_of, {half.data(), half.data()}, in_.targets.data(), one.data(),
-                      backend_.where());
+    operators_.mixture(rows_of, {half.data(), half.data()}, probabilities.data(), mixture_where());
+    operators_.log_prob(rows_of, {half.data(), half.data()}, in_.targets.data(), one.data(),
+                        backend_.where());
     const adapmixed::LogPoolOptions pool{-0.25, 1.0, 2.0, in_.shape.models, nullptr};
     std::vector<double> normaliser = unknown(positions()), found = unknown(positions());
     std::vector<std::int32_t> status(rows(), -1), public_status(positions(), -1);
     std::vector<double> log_weights = unknown(log_weights_size());
-    Backend::log_pool(rows_alone(), pool,
-                      {normaliser.data(), one.data(), other.data(), status.data(), found.data(),
-                       public_status.data(), log_weights.data()},
-                      backend_.where(Backend::log_pool_workspace(in_.shape)));
+    operators_.log_pool(rows_alone(), pool,
+                        {normaliser.data(), one.data(), other.data(), status.data(), found.data(),
+                         public_status.data(), log_weights.data()},
+                        backend_.where(bytes(operators_.log_pool_workspace, in_.shape)));
     check_status("refused row's public status", in_.public_rows, public_status);
-    Backend::pool_mixture(rows_of, pool, normaliser.data(), probabilities.data(), mixture_where());
-    Backend::pool_log_prob(rows_of, pool, normaliser.data(), in_.targets.data(), found.data(),
-                           backend_.where());
+    operators_.pool_mixture(rows_of, pool, normaliser.data(), probabilities.data(),
+                            mixture_where());
+    operators_.pool_log_prob(rows_of, pool, normaliser.data(), in_.targets.data(), found.data(),
+                             backend_.where());
   }
 
   static adapmixed::Weights weights(const Weighted& given) {
@@ -380,6 +393,7 @@ class Run {
 
   const Case& in_;
   const Backend& backend_;
+  const std::decay_t<decltype(std::declval<Backend>().operators())>& operators_;
   std::string setting_;
 };
 
