@@ -68,10 +68,10 @@ def clip_project(
     c q ≤ x ≤ C q, it minimises KL(p_i‖x), KL(x‖p_i) and every other f-divergence.
 
     - If q of the support of p_i is at most (1−c)/(C−c), p̄_i = C q there and the same multiple of
-      q elsewhere. Tokens with p_i/q < e^−10⁴ count as p_i = 0.
+      q elsewhere. Tokens with p_i < e^−600 count as p_i = 0.
     - The sum is 1 within 1e-12 + 2^−52·(|log s| + |lse|), lse the public log-sum-exp. Its rounding
       is the same factor for all rows of a position. So the sums of two of them differ by 1e-12 at
-      most, or by 4e-12 if log s is beyond 10³.
+      most.
     - Every ratio lies in [c, C]. Ratios inside the box have a relative error of 1e-9, or that of
       the sum that defines s: 1e-14 over the mass inside the box.
     - A row equal to the public one gives q exactly, and so do c = 1 and C = 1.

@@ -84,7 +84,7 @@ class Clipping(_OfRows):
 
     Attributes:
         log_scale: (N, B) float64, log s; +inf if p̄_i = upper q on all tokens with p_i > 0.
-        residual: (N, B) float64, p̄_i/q of the tokens with p_i = 0 < q (or p_i/q < e^−10⁴).
+        residual: (N, B) float64, p̄_i/q of the tokens with p_i = 0 < q (or p_i < e^−600).
         charge: (N, B, K) float64 in nats, or None if no orders were given; private.
         active: (N, B) bool, the members that take part; the others answer q. None: all.
         private_lse: (N, B) float64, log-sum-exp of each private row.

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ._renyi import log_excess, log_softmax, order_list
 
-_CLIP_ABSENT = -1e4  # log p/q, below which p counts as 0 under a box
+_CLIP_ABSENT = -600.0  # log p, below which p counts as 0 under a box
 
 
 def clip_project(
@@ -30,7 +30,7 @@ def log_clip(private_logits: Tensor, public_logits: Tensor, lower: float, upper:
     if lower == 1 or upper == 1:
         return log_q
     q = log_q.exp()
-    held = ~torch.isneginf(log_q) & (log_p - log_q >= _CLIP_ABSENT)
+    held = ~torch.isneginf(log_q) & (log_p >= _CLIP_ABSENT)
     ratio = torch.where(held, log_p - log_q, -math.inf)
     covered = torch.where(held, q, 0.0).sum(-1, keepdim=True)
     rest = ((1 - upper * covered) / (1 - covered)).clamp(lower, 1.0)
@@ -39,7 +39,7 @@ def log_clip(private_logits: Tensor, public_logits: Tensor, lower: float, upper:
     def log_ratio(log_scale: Tensor) -> Tensor:
         return (ratio + log_scale).clamp(least, math.log(upper))
 
-    low, high = torch.full_like(covered, math.log1p(-lower)), torch.full_like(covered, 2e4)
+    low, high = torch.full_like(covered, math.log1p(-lower)), torch.full_like(covered, 620.0)
     for _ in range(90):
         middle = (low + high) / 2
         reached = (q * log_ratio(middle).exp()).sum(-1, keepdim=True) >= 1

@@ -133,17 +133,18 @@ class Rows {
     }
     ClippedRow clipped(public_, options_.lower, options_.upper,
                        memory_ + ClipPublic::scratch_size(vocab_));
-    lse = clipped.load_exponentials<D>(row);
-    const bool ordinary = !std::isnan(lse);
-    if (!ordinary) log_sum_exp_row<D>(row.data, vocab_, &lse, out_.status + at);
+    lse = clipped.load<D>(row, out_.status + at);
     if (out_.status[at] != kRowOk) return;
     out_.residual[at] = options_.lower;
     const bool is_public = std::memcmp(row.data, public_.row.data, vocab_ * kElementSize<D>) == 0;
     if (is_public || options_.lower == 1.0 || options_.upper == 1.0) {
-      answer_public(at, is_public);
-    } else if (!ordinary || (options_.lower == 0.0 && options_.num_orders > 0) ||
-               !by_exponentials(clipped, at)) {  // with c = 0 charges tell the smallest p apart
-      by_logarithms<D>(clipped, row, at);
+      return answer_public(at, is_public);
+    }
+    // With c = 0 charges tell the smallest p apart.
+    const bool exactly = options_.lower == 0.0 && options_.num_orders > 0;
+    clipped.solve(exactly, out_.log_scale + at, out_.residual + at);
+    if (options_.num_orders > 0) {
+      charges_.add_up(public_, clipped.ratios(out_.log_scale[at], out_.residual[at]), charge(at));
     }
   }
 
@@ -155,33 +156,6 @@ class Rows {
       out_.residual[at] = 1.0;
     }
     for (std::int64_t k = 0; k < options_.num_orders; ++k) charge(at)[k] = 0.0;
-  }
-
-  bool by_exponentials(ClippedRow& clipped, std::int64_t at) {
-    if (!clipped.solve_exponentials(out_.log_scale + at)) return false;
-    if (options_.num_orders > 0) {
-      charges_.add_up(public_, clipped.ratios(out_.log_scale[at]), charge(at));
-    }
-    return true;
-  }
-
-  template <Dtype D>
-  void by_logarithms(ClippedRow& clipped, const Row& row, std::int64_t at) {
-    double covered, uncovered;
-    clipped.load_logarithms<D>(row, out_.private_lse[at], covered, uncovered);
-    double& log_s = out_.log_scale[at];
-    double& residual = out_.residual[at];
-    const auto sums = [&](double log_scale) { return clipped.of_logarithms(log_scale); };
-    if (clip_covers_too_little(options_.lower, options_.upper, covered, uncovered)) {
-      log_s = HUGE_VAL;
-      residual = clip_residual(options_.lower, options_.upper, covered, uncovered);
-    } else {
-      log_s = 0.0;
-      solve_clip_scale(sums, options_.lower, HUGE_VAL, &log_s);
-    }
-    if (options_.num_orders > 0) {
-      charges_.add_up(public_, clipped.ratios_of_logarithms(log_s, residual), charge(at));
-    }
   }
 
   double* charge(std::int64_t at) const { return out_.charge + at * options_.num_orders; }

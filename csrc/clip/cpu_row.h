@@ -1,10 +1,11 @@
-// The sum S(s) = sum clip(s p, c q, C q) of one row in double: from exponentials kept by the pass
-// that sums them, or from logarithms, which serve every input. The rounding of the public
-// log-sum-exp makes sum q differ from 1, and 1 - sum q is added to S. So this rounding scales all
-// distributions of the position alike and causes no error of s.
+// The sum S(s) = sum clip(s p, c q, C q) of one row in double, from exponentials kept by the pass
+// that sums them. The rounding of the public log-sum-exp makes sum q differ from 1, and 1 - sum q
+// is added to S. So this rounding scales all distributions of the position alike and causes no
+// error of s.
 #pragma once
 
 #include <cmath>
+#include <utility>
 
 #include "clip/cpu_public.h"
 
@@ -25,87 +26,58 @@ class ClippedRow {
         bracket_(values_, q.q, q.padded, q.missing, box_,
                  sampled_ + ClipPublic::sample_size(q.vocab)) {}
 
-  // Keeps e^{z - m}, where m is this row's logit of the public row's most likely token. Returns the
-  // log-sum-exp, or NaN if m is too far from it or the row has a status.
+  // Keeps e^{z - m}, where m is this row's logit of the public row's most likely token, or the
+  // log-sum-exp if m is too far from it. Returns the log-sum-exp; NaN if the row has a status.
   template <Dtype D>
-  double load_exponentials(const Row& row) {
-    const double reference = row.at(q_.top);
+  double load(const Row& row, std::int32_t* status) {
+    double origin = row.at(q_.top);
     for (std::int64_t v = q_.padded - ClipPublic::kPadding; v < q_.padded; ++v) values_[v] = 0.0;
-    const double lse = log_sum_exp_near<D>(row.data, q_.vocab, reference,
-                                           [&](std::int64_t v, Vec low, Vec high) ADAPMIXED_INLINE {
-                                             low.store(values_ + v);
-                                             high.store(values_ + v + Vec::kLanes);
-                                           });
-    offset_ = (reference - lse) - ExpFrom(reference).lost();
+    const auto keep = [&](std::int64_t v, Vec low, Vec high) ADAPMIXED_INLINE {
+      low.store(values_ + v);
+      high.store(values_ + v + Vec::kLanes);
+    };
+    double lse = log_sum_exp_near<D>(row.data, q_.vocab, origin, keep);
+    if (std::isnan(lse)) {
+      log_sum_exp_row<D>(row.data, q_.vocab, &lse, status);
+      if (*status != kRowOk) return lse;
+      log_sum_from<D>(row.data, q_.vocab, origin = lse, keep);
+    }
+    offset_ = (origin - lse) - ExpFrom(origin).lost();
     return lse;
   }
 
-  // Finds log s from the exponentials. Returns false if one that was cut off might matter.
-  bool solve_exponentials(double* log_s) {
+  // Finds log s, and what p_bar / q is where p = 0. exactly: p that count as 0 are told from others
+  // that are as small, which S does not need while s is moderate.
+  void solve(bool exactly, double* log_s, double* residual) {
+    if (exactly) drop_absent();
+    *residual = box_.lower;
     const double width = guess(log_s);
     if (bracketed(log_s, width)) {
       const auto near = [&](double at) { return bracket_(factor(at)); };
-      return solve_clip_scale(near, box_.lower, kMostKeptScale, log_s);
+      if (solve_clip_scale(near, box_.lower, kMostModerate, log_s)) return;
     }
     const auto whole = [&](double at) {
       return with_missing(clip_sums(Kept{values_}, q_.q, q_.padded, box_, factor(at)));
     };
-    return solve_clip_scale(whole, box_.lower, kMostKeptScale, log_s);
-  }
-
-  // p_bar / q from the exponentials.
-  auto ratios(double log_s) const {
-    const Vec scale(factor(log_s)), low(box_.lower), high(box_.upper);
-    return [=, values = values_, inverse = q_.inverse](std::int64_t v) ADAPMIXED_INLINE {
-      const Vec ratio = Vec::load(values + v) * Vec::load(inverse + v);
-      return vmin(high, vmax(low, scale * ratio));
-    };
-  }
-
-  // Keeps t = log p/q, or -inf if p counts as 0. Returns q of the tokens with p > 0 and of the
-  // others.
-  template <Dtype D>
-  void load_logarithms(const Row& row, double lse, double& covered, double& uncovered) {
-    const Vec p_lse(lse), q_lse(q_.lse), none(-HUGE_VAL);
-    Vec with(0.0), without(0.0);
-    covered = uncovered = 0.0;
-    for (std::int64_t v = 0; v < q_.padded; v += Vec::kLanes) {
-      if (v % kSumBlock == 0) {
-        covered += sum(with), uncovered += sum(without);
-        with = without = Vec(0.0);
-      }
-      const Vec q = Vec::load(q_.q + v);
-      Vec t = none;
-      if (v < q_.vocab) {
-        const Vec z0 = load_logits<D>(q_.row.data, v, q_.vocab);
-        // In the order in which mixture computes p and q: the difference of two large log-sum-exps
-        // would be rounded.
-        t = (load_logits<D>(row.data, v, q_.vocab) - p_lse) - (z0 - q_lse);
-        t = vselect((z0 > none) & (t >= Vec(kClipAbsent)), t, none);
-      }
-      const auto has = t > none;
-      with = with + vselect(has, q, Vec(0.0));
-      without = without + vselect(has, Vec(0.0), q);
-      t.store(values_ + v);
+    if (solve_clip_scale(whole, box_.lower, kMostModerate, log_s)) return;
+    const auto [covered, uncovered] = drop_absent();
+    if (clip_covers_too_little(box_.lower, box_.upper, covered, uncovered)) {
+      *log_s = HUGE_VAL;
+      *residual = clip_residual(box_.lower, box_.upper, covered, uncovered);
+    } else {
+      *log_s = 0.0;
+      solve_clip_scale(whole, box_.lower, kMostScale, log_s);
     }
-    covered += sum(with), uncovered += sum(without);
   }
 
-  ClipSums of_logarithms(double log_s) const {
-    const auto e = [values = values_, q = q_.q, shift = Vec(log_s)](std::int64_t v)
-                       ADAPMIXED_INLINE {
-                         const Vec here = Vec::load(q + v), none(0.0);
-                         const Vec ratio = exp_(Vec::load(values + v) + shift);
-                         return vselect(here > none, here * ratio, none);  // the ratio may be inf
-                       };
-    return with_missing(clip_sums(e, q_.q, q_.padded, box_, 1.0));
-  }
-
-  auto ratios_of_logarithms(double log_s, double residual) const {
-    const Vec none(-HUGE_VAL), low(box_.lower), high(box_.upper), shift(log_s), rest(residual);
-    return [=, values = values_](std::int64_t v) ADAPMIXED_INLINE {
-      const Vec t = Vec::load(values + v);
-      return vselect(t > none, vmin(high, vmax(low, exp_(t + shift))), rest);
+  // p_bar / q.
+  auto ratios(double log_s, double residual) const {
+    const Vec scale(factor(std::fmin(log_s, kMostScale))), low(box_.lower), high(box_.upper);
+    const Vec none(0.0), rest(residual);
+    return [=, values = values_, inverse = q_.inverse](std::int64_t v) ADAPMIXED_INLINE {
+      const Vec value = Vec::load(values + v);
+      const Vec ratio = scale * (value * Vec::load(inverse + v));
+      return vselect(value > none, vmin(high, vmax(low, ratio)), rest);
     };
   }
 
@@ -113,6 +85,28 @@ class ClippedRow {
   // The accuracy of the sample's solution, and the number of standard deviations by which s may be
   // off.
   static constexpr double kRough = 1e-4, kDeviations = 2.5;
+
+  // Up to this log s, s times a p that counts as 0 is negligible.
+  static constexpr double kMostModerate = 300.0;
+
+  // Sets p to 0 where it counts as that. Returns q of the tokens with p > 0, and of the others.
+  std::pair<double, double> drop_absent() {
+    // Larger by far more than exponentials are off by.
+    const Vec least(std::exp(kClipAbsent + 1e-9 - offset_)), none(0.0);
+    double covered = 0.0, uncovered = 0.0;
+    for (std::int64_t v = 0; v < q_.padded;) {
+      Vec with(0.0), without(0.0);
+      for (const std::int64_t end = block_end(v, q_.padded); v < end; v += Vec::kLanes) {
+        const Vec value = Vec::load(values_ + v), q = Vec::load(q_.q + v);
+        const auto has = value > least;
+        vselect(has, value, none).store(values_ + v);
+        with = with + vselect(has, q, none);
+        without = without + vselect(has, none, q);
+      }
+      covered += sum(with), uncovered += sum(without);
+    }
+    return {covered, uncovered};
+  }
 
   double factor(double log_s) const { return std::exp(log_s + offset_); }
 
@@ -157,7 +151,7 @@ class ClippedRow {
   bool bracketed(double* log_s, double width) {
     // No token may cross the whole box. If many tokens change sides, the list becomes too long.
     if (!(width < kMostWidth && 4.0 * width < std::log(box_.upper / box_.lower))) return false;
-    if (*log_s + width > kMostKeptScale) return false;
+    if (*log_s + width > kMostModerate) return false;
     if (!bracket_.narrow(factor(*log_s - width), factor(*log_s + width))) return false;
     const double s = bracket_.estimate(), less = width * width;  // the estimate's likely error
     bracket_.narrow(s * (1.0 - less), s * (1.0 + less));

@@ -30,15 +30,16 @@ template <Dtype D>
 struct RowPair {
   const typename Bits<D>::type *private_row, *public_row;
   std::int64_t vocab;
-  double shift;  // private lse - public lse
+  double lse, public_lse;
 
-  // Calls visit(v, t) for every token of this thread, t = log p/q. A token that the public row
-  // masks has t = +inf if the private row has it.
+  // Calls visit(v, t) for every token of this thread, t = log p/q, -inf if p counts as 0. A token
+  // that the public row masks has t = +inf if the private row has it.
   template <class Visit>
   __device__ void for_each(const Visit& visit) const {
     for (std::int64_t v = threadIdx.x; v < vocab; v += blockDim.x) {
       const double z = logit<D>(private_row, v), z0 = logit<D>(public_row, v);
-      visit(v, z - z0 - shift);
+      const double log_p = z - lse;
+      visit(v, log_p < kClipAbsent ? -HUGE_VAL : log_p - (z0 - public_lse));
     }
   }
 };
@@ -62,7 +63,7 @@ class BlockClip {
     double q_of[2] = {0.0, 0.0};  // q of the tokens with p > 0, and of the others
     pair_.for_each([&](std::int64_t v, double t) {
       const double q = q_[v];
-      const bool has = t >= kClipAbsent;
+      const bool has = t > -HUGE_VAL;
       q_of[0] += has ? q : 0.0;
       q_of[1] += has ? 0.0 : q;
       kept_[v] = has && q > 0.0 ? q * exp_(t) : 0.0;
@@ -74,10 +75,7 @@ class BlockClip {
     missing_ = 1.0 - (q_of[0] + q_of[1]);
     double log_scale = 0.0;
     const auto of_kept = [&](double at) { return kept_sums(at); };
-    if (!solve_clip_scale(of_kept, call_.lower, kMostKeptScale, &log_scale)) {
-      log_scale = 0.0;
-      solve_clip_scale([&](double at) { return sums(at); }, call_.lower, HUGE_VAL, &log_scale);
-    }
+    solve_clip_scale(of_kept, call_.lower, kMostScale, &log_scale);
     return {log_scale, call_.lower};
   }
 
@@ -112,17 +110,6 @@ class BlockClip {
     for (std::int64_t v = threadIdx.x; v < pair_.vocab; v += blockDim.x) {
       add(q_[v], scale * kept_[v], values);
     }
-    block_sum(values);
-    return {values[0] + missing_, values[1]};
-  }
-
-  // The same, however large log s is.
-  __device__ ClipSums sums(double log_scale) const {
-    double values[2] = {0.0, 0.0};
-    pair_.for_each([&](std::int64_t v, double t) {
-      const double q = q_[v];
-      if (q > 0.0) add(q, t >= kClipAbsent ? q * exp_(t + log_scale) : 0.0, values);
-    });
     block_sum(values);
     return {values[0] + missing_, values[1]};
   }
@@ -165,8 +152,8 @@ __device__ void clip_row(const ClipCall& call, std::int64_t at) {
   const bool public_ok = std::isfinite(public_lse);
   const bool good = public_ok && call.out.status[at] == kRowOk;
   const RowPair<D> pair{row_bits<D>(call.in.private_logits, model, position),
-                        row_bits<D>(call.in.public_logits, 0, position), call.in.shape.vocab,
-                        lse - public_lse};
+                        row_bits<D>(call.in.public_logits, 0, position), call.in.shape.vocab, lse,
+                        public_lse};
   BlockClip<D> block(pair, call, position);
   const bool same = good && same_rows(pair);
   // Then p_bar = q, and nothing is charged.

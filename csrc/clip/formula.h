@@ -17,9 +17,10 @@ ADAPMIXED_CORE_BEGIN
 // as accurately as S is known.
 constexpr double kClipError = 2e-13, kClipRounding = 2e-15;
 
-// Up to this log s, s p stays in range if p was kept as a double, and s times a p that was cut off
-// is negligible.
-constexpr double kMostKeptScale = 300.0;
+// With a box, p counts as 0 if log p is below this. All other p are doubles that s may be
+// multiplied by: log s is at most 600 + log C.
+constexpr double kClipAbsent = -600.0;
+constexpr double kMostScale = 620.0;
 
 // Rarer tokens count as this rare. That overstates the charges, and nothing else shows it.
 constexpr double kRarestClipped = -690.0;
@@ -44,7 +45,7 @@ ADAPMIXED_HD double clip_residual(double lower, double upper, double covered, do
 
 // Finds log s with S = 1 by Newton's steps in a bracket; a step is exact once no token changes
 // sides. sums(log s) computes S. *log_scale is the start, then the result. Ends early if S is
-// within `enough` of 1. Returns false if no s below e^limit gives S = 1.
+// within `enough` of 1. Returns false if no s up to e^limit gives S = 1.
 template <class Sums>
 ADAPMIXED_HD bool solve_clip_scale(const Sums& sums, double lower, double limit, double* log_scale,
                                    double enough = kClipRounding) {
@@ -64,22 +65,18 @@ ADAPMIXED_HD bool solve_clip_scale(const Sums& sums, double lower, double limit,
       next = high < HUGE_VAL ? 0.5 * (low + high) : t + std::fabs(t) + 1.0;
     }
     if (next == t || next == low || next == high) return true;  // no double is closer
-    if (next > limit) return false;
-    t = next;
+    if (t >= limit && next > t) return false;
+    t = std::fmin(next, limit);
   }
   return true;
 }
 
-// With a box, p counts as 0 if log p/q is below this: a double would not resolve log s there. Masks
-// are often finite.
-constexpr double kClipAbsent = -1e4;
-
-// p_bar / q of one model, t = log p/q.
+// p_bar / q of one model, t = log p/q, or -inf if p counts as 0.
 template <class T>
 ADAPMIXED_HD_INLINE Projected<T> clipped(T t, T log_scale, T residual, T lower, T upper) {
   const Ratio<T> r = ratio(t + log_scale);
   const T one(1.0);
-  const auto absent = t < T(kClipAbsent);
+  const auto absent = t == T(-HUGE_VAL);
   const T d = vselect(absent, residual - one, vmin(upper - one, vmax(r.d, lower - one)));
   const T whole = vselect(absent, residual, vmin(upper, vmax(r.r, lower)));
   const auto known = t == t;  // NaN stays NaN, so that a row which is not a distribution is noticed
@@ -91,7 +88,7 @@ ADAPMIXED_HD double log_clipped(const Weights& weights, std::int64_t at, double 
                                 double log_q) {
   if (weights.active != nullptr && !weights.active[at]) return log_q;
   if (log_q == -HUGE_VAL) return log_q;
-  if (log_p - log_q < kClipAbsent) return log_q + std::log(weights.complement[at]);
+  if (log_p < kClipAbsent) return log_q + std::log(weights.complement[at]);
   const double log_ratio = weights.weight[at] + (log_p - log_q);
   // NaN stays NaN.
   return log_q + vmin(std::log(weights.upper), vmax(std::log(weights.lower), log_ratio));

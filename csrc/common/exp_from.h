@@ -22,7 +22,7 @@ class ExpFrom {
   double origin() const { return scaled_ / kScale; }
   double lost() const { return std::fma(m_, kScale, -scaled_) / kScale; }
 
-  // Requires |z - m| <= 600; NaN gives NaN.
+  // Requires |z - m| <= 602; NaN gives NaN.
   template <int kWays>
   ADAPMIXED_INLINE Several<Vec, kWays> exp(const Several<Vec, kWays>& z) const {
     Several<Vec, kWays> f, scale;
@@ -57,7 +57,7 @@ class ExpFrom {
   double origin() const { return scaled_ / kLog2e; }
   double lost() const { return std::fma(m_, kLog2e, -scaled_) / kLog2e; }
 
-  // Requires |z - m| <= 600; NaN gives NaN.
+  // Requires |z - m| <= 602; NaN gives NaN.
   template <int kWays>
   ADAPMIXED_INLINE Several<Vec, kWays> exp(const Several<Vec, kWays>& z) const {
     using Many = Several<Vec, kWays>;

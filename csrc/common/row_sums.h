@@ -22,10 +22,10 @@ struct Forget {
 };
 
 // The log of the sum of e^z over a row, from the terms e^{z - m}. The error is within 2e-14,
-// besides the rounding of m itself. Terms with |z - m| > 600 are clamped to 600; a NaN gives NaN.
+// besides the rounding of m itself. z is clamped to about m - 601 and m + 600; a NaN gives NaN.
 template <Dtype D, class Keep = Forget>
 double log_sum_from(const char* data, std::int64_t vocab, double m, const Keep& keep = {}) {
-  const Flt lowest(static_cast<float>(m - 600.0)), highest(static_cast<float>(m + 600.0));
+  const Flt lowest(static_cast<float>(m - 601.0)), highest(static_cast<float>(m + 600.0));
   const ExpFrom from(m);
   constexpr std::int64_t kGroup = 4 * Flt::kLanes;
   Vec total(0.0), low(0.0), high(0.0);

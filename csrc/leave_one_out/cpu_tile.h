@@ -291,12 +291,15 @@ class Tile {
     const Vec q = vselect(absent, zero, exp_(vmax(Vec(kRarest), log_q)));
     Projected<Vec> total{zero, Vec(plan_.absent)};
     auto answered = absent;
+    const bool box = weights_.upper > 0.0;
     for (std::int64_t i = 0; i < plan_.models; ++i) {
       const std::int64_t at = i * in_.shape.positions + position_;
       const Vec shift(in_.private_lse[at] - in_.public_lse[position_]);
-      const Vec log_ratio = load_logits<D>(row(i), v, end) - z0 - shift;
+      const Vec z = load_logits<D>(row(i), v, end), log_ratio = z - z0 - shift;
       answered = answered | (log_ratio > Vec(kMaskedLog));
-      const Vec t = vselect(absent, zero, vmin(Vec(kMostLogRatio), log_ratio));
+      const auto clipped_away = z < Vec(box ? in_.private_lse[at] + kClipAbsent : -HUGE_VAL);
+      const Vec least = vselect(clipped_away, Vec(-HUGE_VAL), log_ratio);
+      const Vec t = vselect(absent, zero, vmin(Vec(kMostLogRatio), least));
       const Projected<Vec> own = Member<Vec>(weights_, at)(t);
       double* to = answers_ + (2 * i + half) * 2 * Vec::kLanes;
       own.excess.store(to), own.ratio.store(to + Vec::kLanes);

@@ -98,7 +98,7 @@ __device__ void add_burst(const TileTokens* tokens, const float* deviations, flo
 template <Dtype D>
 struct ModelRow {
   const typename Bits<D>::type* logits;
-  double shift;               // log p/q = z - z_0 - shift
+  double shift, least;        // log p/q = z - z_0 - shift, or -inf if z < least
   double weight, complement;  // 0 and 1 if the slot answers q
   double lower, upper;        // upper > 0: a box, as in Weights (common/operators.h)
 
@@ -108,7 +108,8 @@ struct ModelRow {
   }
 
   __device__ double log_ratio(std::int64_t v, double z0) const {
-    return logit<D>(logits, v) - z0 - shift;
+    const double z = logit<D>(logits, v);
+    return z < least ? -HUGE_VAL : z - z0 - shift;
   }
 };
 
@@ -117,9 +118,13 @@ __device__ inline ModelRow<D> model_row(const Ensemble& in, const Weights& weigh
                                         std::int64_t model, std::int64_t position) {
   const std::int64_t at = model * in.shape.positions + position;
   const auto* logits = row_bits<D>(in.private_logits, model, position);
-  const double shift = in.private_lse[at] - in.public_lse[position];
-  if (weights.active != nullptr && !weights.active[at]) return {logits, shift, 0.0, 1.0, 0.0, 0.0};
-  return {logits, shift, weights.weight[at], weights.complement[at], weights.lower, weights.upper};
+  const double lse = in.private_lse[at], shift = lse - in.public_lse[position];
+  const double least = weights.upper > 0.0 ? lse + kClipAbsent : -HUGE_VAL;
+  if (weights.active != nullptr && !weights.active[at]) {
+    return {logits, shift, least, 0.0, 1.0, 0.0, 0.0};
+  }
+  return {logits,        shift,        least, weights.weight[at], weights.complement[at],
+          weights.lower, weights.upper};
 }
 
 template <Dtype D>

@@ -1,7 +1,7 @@
 // p = mean_i p_bar_i, the distribution from which the token is drawn. Each slot adds s_i p_i, the
 // exponential of a logit, clipped if there is a box, and a share of q.
-#include "common/operators.h"
 #include "common/exp_from.h"
+#include "common/operators.h"
 #include "common/parallel.h"
 #include "common/rows.h"
 #include "mixture/formula.h"
@@ -11,9 +11,6 @@ namespace {
 
 // Tokens in a tile, such that its data stay in the first-level cache.
 constexpr std::int64_t kTile = 1024;
-
-// Below this log s, s p is negligible at tokens where p counts as 0.
-constexpr double kFarScale = 1000.0;
 
 // A stretch of one position's vocabulary. Models are added one after another.
 class Tile {
@@ -55,38 +52,21 @@ class Tile {
     const bool box = weights_.upper > 0.0;
     if (box && weights_.active != nullptr && !weights_.active[at]) return 1.0;
     if (!box && weights_.weight[at] == 0.0) return weights_.complement[at];
-    if (box && weights_.weight[at] > kFarScale) {
-      add_far<D>(row, at);
-      return 0.0;
-    }
     // s p = e^{z - lse + log s}.
     const double lse = in_.private_lse[at];
-    const double log_scale = box ? weights_.weight[at] : std::log(weights_.weight[at]);
+    const double log_scale =
+        box ? std::fmin(weights_.weight[at], kMostScale) : std::log(weights_.weight[at]);
     if (box) {
       const Vec lower(weights_.lower), upper(weights_.upper), residual(weights_.complement[at]);
+      const Vec least(lse + kClipAbsent);
       add_terms<D>(row, lse, log_scale, [&](Vec term, Vec z, Vec q) ADAPMIXED_INLINE {
         const Vec inside = vmin(upper * q, vmax(lower * q, term));
-        return vselect(z == Vec(-HUGE_VAL), residual * q, inside);
+        return vselect(z < least, residual * q, inside);
       });
       return 0.0;
     }
     add_terms<D>(row, lse, log_scale, [](Vec term, Vec, Vec) ADAPMIXED_INLINE { return term; });
     return weights_.complement[at];
-  }
-
-  // Adds the terms of a box with a large or infinite log s, from log p/q.
-  template <Dtype D>
-  void add_far(const Row& row, std::int64_t at) {
-    const Row public_row = row_of(in_.public_logits, 0, position_);
-    const Vec p_lse(in_.private_lse[at]), q_lse(in_.public_lse[position_]);
-    const Member<Vec> member(weights_, at);
-    for (std::int64_t v = begin_; v < end_; v += Vec::kLanes) {
-      const Vec log_q = load_logits<D>(public_row.data, v, end_) - q_lse;
-      const Vec t = (load_logits<D>(row.data, v, end_) - p_lse) - log_q;
-      double* sum = sum_ + v - begin_;
-      const Vec q = Vec::load(q_ + v - begin_), none(0.0);
-      (Vec::load(sum) + vselect(q == none, none, q * member(t).ratio)).store(sum);
-    }
   }
 
   // Adds the terms e^{z - m}. A factor corrects the rounding of m; without it, sums under a box

@@ -17,13 +17,13 @@ struct Addend {
   double p, share;
 };
 __device__ inline Addend addend(const Ensemble& in, const Weights& weights, std::int64_t at,
-                                double z, double log_q, double q) {
+                                double z, double q) {
   const double weight = weights.weight[at], rest = weights.complement[at];
   const double log_p = z - in.private_lse[at];
   if (log_p != log_p) return {log_p, 0.0};  // a NaN shows in the sums
   if (!(weights.upper > 0.0)) return {weight * exp_(log_p), rest};
   if (weights.active != nullptr && !weights.active[at]) return {0.0, 1.0};
-  if (log_p - log_q < kClipAbsent) return {0.0, rest};
+  if (log_p < kClipAbsent) return {0.0, rest};
   return {vmin(weights.upper * q, vmax(weights.lower * q, exp_(log_p + weight))), 0.0};
 }
 
@@ -38,9 +38,8 @@ __global__ void __launch_bounds__(kMixtureThreads* kMixtureShares, 1)
   const bool inside = v < in.shape.vocab;
   double total = 0.0;
   if (inside) {
-    const double log_q =
-        logit<D>(row_bits<D>(in.public_logits, 0, position), v) - in.public_lse[position];
-    const double q = exp_(log_q);  // of a NaN inf, which shows, too
+    const double z0 = logit<D>(row_bits<D>(in.public_logits, 0, position), v);
+    const double q = exp_(z0 - in.public_lse[position]);  // of a NaN inf, which shows, too
     const std::int64_t each = (models + kMixtureShares - 1) / kMixtureShares;
     const std::int64_t end = share * each + each < models ? share * each + each : models;
     double shares = 0.0;
@@ -55,7 +54,7 @@ __global__ void __launch_bounds__(kMixtureThreads* kMixtureShares, 1)
       for (int k = 0; k < kMixtureLoads; ++k) {
         if (first + k >= end) break;
         const Addend own =
-            addend(in, weights, (first + k) * in.shape.positions + position, z[k], log_q, q);
+            addend(in, weights, (first + k) * in.shape.positions + position, z[k], q);
         total += own.p;
         shares += own.share;
       }

@@ -24,10 +24,7 @@ class Box:
 
     def __init__(self, private: Tensor, public: Tensor, lower: float, upper: float) -> None:
         self.p, self.q = softmax(private), softmax(public)
-        # A token counts as absent if p is smaller than q by more than this factor.
-        least = mp.exp(-10_000)
-        pairs = zip(self.p, self.q, strict=True)
-        self.p = [ZERO if p < least * q else p for p, q in pairs]
+        self.p = [ZERO if p < mp.exp(-600) else p for p in self.p]  # these count as absent
         public_only = lower == 1 or upper == 1
         self.lower, self.upper = (ONE, ONE) if public_only else (mpf(lower), mpf(upper))
         self.bar = self._solve()

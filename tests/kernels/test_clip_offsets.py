@@ -41,14 +41,14 @@ def test_all_rows_of_a_position_sum_alike(
     That is the distribution which is accounted.
     """
     private, public = shifted(*cases.logits(31, 8, 2, 500, 3.0, 1.5), offsets)
-    private[3:5, 0, 5:] -= 9000.0  # log s is as large if five tokens cannot hold all mass
+    private[3:5, 0, 5:] -= 560.0  # log s is as large if five tokens cannot hold all mass
     whole = adapmixed_ext.clip_project(private, public, lower=box[0], upper=box[1])
     total = sums(private, public, whole)
     apart = total.amax(0) - total.amin(0)
-    assert (apart <= torch.tensor([4e-12, 1e-12], dtype=torch.float64)).all(), apart
+    assert (apart <= 1e-12).all(), apart
     rounded = whole.public_lse.abs() + whole.log_scale.abs()
     assert ((total - 1).abs() <= 1e-12 + 2.0**-52 * rounded).all()
-    assert (box[1] >= 1e6) == (whole.log_scale[3:5, 0] < 8000).all()
+    assert (box[1] >= 1e6) == (whole.log_scale[3:5, 0] < 500).all()
     assert (whole.log_scale[:, 1] < 10).all()
 
 
