@@ -231,9 +231,10 @@ void add_operators(py::module_ m) {
 
   m.def("screen", [](ShapeTuple shape, LogitsTuple private_logits, LogitsTuple public_logits,
                      std::uintptr_t private_lse, std::uintptr_t public_lse, std::uintptr_t noise,
-                     std::uintptr_t active, double weight, double order, double threshold,
-                     std::int64_t top_k, std::int64_t num_models, std::uintptr_t divergence,
-                     std::uintptr_t passed, typename Place<Backend>::Given place) {
+                     std::uintptr_t tokens, std::uintptr_t active, double weight, double order,
+                     double threshold, std::int64_t top_k, std::int64_t num_models,
+                     std::uintptr_t log_ratios, std::uintptr_t divergence, std::uintptr_t passed,
+                     typename Place<Backend>::Given place) {
     const py::gil_scoped_release nogil;
     const ScreenOptions options{weight,
                                 order,
@@ -241,7 +242,9 @@ void add_operators(py::module_ m) {
                                 top_k,
                                 num_models,
                                 pointer<const bool>(active),
-                                pointer<const double>(noise)};
+                                pointer<const double>(noise),
+                                pointer<const std::int64_t>(tokens),
+                                pointer<double>(log_ratios)};
     Backend::screen(ensemble_of(shape, private_logits, public_logits, private_lse, public_lse),
                     options, pointer<double>(divergence), pointer<bool>(passed),
                     Place<Backend>::from(place));
@@ -281,9 +284,6 @@ inline void add_of_cuda(py::module_ m) {
   });
   m.def("log_pool_workspace",
         [](ShapeTuple shape) { return cuda::log_pool_workspace(shape_of(shape)); });
-  m.def("screen_workspace", [](ShapeTuple shape, std::int64_t top_k) {
-    return cuda::screen_workspace(shape_of(shape), top_k);
-  });
 }
 
 }  // namespace adapmixed::bindings

@@ -107,8 +107,10 @@ struct ScreenOptions {
   double threshold;
   std::int64_t top_k;
   std::int64_t num_models;
-  const bool* active;   // (N, B) or null
-  const double* noise;  // (B, top_k), already scaled by sigma
+  const bool* active;          // (N, B) or null
+  const double* noise;         // (B, top_k), already scaled by sigma
+  const std::int64_t* tokens;  // (B, top_k), the likeliest of the public row, masked ones last
+  double* log_ratios;          // (B, top_k), written over
 };
 
 struct LogPoolInputs {
@@ -274,7 +276,6 @@ void pool_log_prob(const Ensemble& in, const LogPoolOptions& options, const doub
 void add_low_rank(const LowRankInputs& in, const LowRankResults& out, const Queue& queue);
 void renyi_divergence(const Ensemble& in, const double* orders, std::int64_t num_orders,
                       double* forward, double* backward, const Queue& queue);
-std::int64_t screen_workspace(const Shape& shape, std::int64_t top_k);
 void screen(const Ensemble& in, const ScreenOptions& options, double* divergence, bool* passed,
             const Queue& queue);
 void gaussian(const std::uint8_t* key, std::uint64_t counter, double sigma, std::int64_t count,

@@ -23,7 +23,6 @@ struct Simulated : adapmixed::Cuda {
   static constexpr auto clip_project_workspace = &adapmixed::cuda::clip_project_workspace;
   static constexpr auto project_workspace = &adapmixed::cuda::project_workspace;
   static constexpr auto log_pool_workspace = &adapmixed::cuda::log_pool_workspace;
-  static constexpr auto screen_workspace = &adapmixed::cuda::screen_workspace;
 
   mutable std::vector<char> workspace;
 

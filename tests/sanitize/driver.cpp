@@ -34,7 +34,6 @@ struct Threads : adapmixed::Cpu {
   static std::int64_t log_pool_workspace(const adapmixed::Shape&) { return 0; }
   static std::int64_t mixture_workspace(const adapmixed::Shape&) { return 0; }
   static std::int64_t sample_workspace(std::int64_t, std::int64_t) { return 0; }
-  static std::int64_t screen_workspace(const adapmixed::Shape&, std::int64_t) { return 0; }
 };
 
 constexpr int kCallers = 2;
