@@ -1,7 +1,7 @@
 """screen: the noisy test that decides whether the members answer a query at all.
 
-Memory on CUDA, in bytes beyond inputs and results: 16 for each of top_k tokens of a position,
-rounded up to a power of two, if that is above 2048.
+Memory, in bytes beyond inputs and results: 16 for each public logit while the likeliest tokens
+are found, then 16 for each of top_k tokens of a position.
 """
 
 import math
@@ -14,7 +14,7 @@ from adapmixed.limits import check_count, check_number, check_order
 
 from . import _tensors as check
 from ._registry import ENSEMBLE, address, backend, ensemble, register
-from .inputs import Inputs, prepare
+from .inputs import Inputs, likeliest, prepare
 from .types import Screening
 
 _ops = torch.ops.adapmixed
@@ -22,14 +22,13 @@ _ops = torch.ops.adapmixed
 
 # screen: (divergence, passed)
 def _screen(*args: Any) -> tuple[Tensor, Tensor]:
-    *tensors, noise, active, weight, order, threshold, top_k, num_models = args
+    *tensors, noise, tokens, active, weight, order, threshold, num_models = args
     divergence, passed = _screen_fake(*args)
-    options = weight, order, threshold, top_k, num_models, address(active), noise.data_ptr()
-    pointers = divergence.data_ptr(), passed.data_ptr()
-    on = backend(noise.device)
-    size = on.workspace("screen", tuple(tensors[0].shape), top_k)
-    arguments = ensemble(*tensors), options, *pointers
-    on.call("screen", tensors[0], *arguments, workspace=size)
+    log_ratios = torch.empty_like(noise)
+    pointers = address(active), *map(address, (noise, tokens, log_ratios))
+    options = weight, order, threshold, tokens.shape[1], num_models, *pointers
+    results = divergence.data_ptr(), passed.data_ptr()
+    backend(noise.device).call("screen", tensors[0], ensemble(*tensors), options, *results)
     return divergence, passed
 
 
@@ -38,8 +37,8 @@ def _screen_fake(*args: Any) -> tuple[Tensor, Tensor]:
 
 
 register(
-    f"screen({ENSEMBLE}, Tensor noise, Tensor? active, float weight, float order,"
-    " float threshold, int top_k, int num_models) -> (Tensor, Tensor)",
+    f"screen({ENSEMBLE}, Tensor noise, Tensor tokens, Tensor? active, float weight, float order,"
+    " float threshold, int num_models) -> (Tensor, Tensor)",
     _screen,
     _screen_fake,
 )
@@ -64,8 +63,9 @@ def screen(
     position passes if D_α(s‖q[K]) ≤ T_s. A row with fewer than k tokens of q > 0 uses them all.
 
     The relative error of the divergence is at most 1e-5, or 1e-12 absolute if that is more, at
-    every weight. If negative noise cancels s, the rest is known to 1e-15 of what there was. The
-    divergence is +inf if nothing is left. It is exactly 0 for a single token, and if s equals q.
+    every weight. If negative noise cancels s, the rest is known to 1e-15 of what there was. Values
+    of s below 1e-290 count as 0. The divergence is +inf if nothing is left, and it may be +inf if
+    (α−1) D_α is above 600. It is exactly 0 for a single token, and if s equals q.
 
     On CUDA nothing is raised for bad rows or for noise that is not finite. Their divergence is
     +inf, and they pass only under a threshold of inf. ``check()`` raises for bad rows, but not for
@@ -122,10 +122,12 @@ def screen_prepared(
     models, positions = private.shape[:2]
     noise = check.typed("noise", noise, torch.float64, (positions, top_k), private)
     noise = _ops.checked(noise, "noise", -math.inf, math.inf)
+    tokens = likeliest(inputs.public, min(top_k, private.shape[2]), by_rank=True)
+    noise = noise.narrow(1, 0, tokens.shape[1]).contiguous()
     if active is not None:
         active = check.typed("active", active, torch.bool, (models, positions), private)
     slots = check.slots(num_models, private)
     divergence, passed = _ops.screen(
-        *inputs[:4], noise, active, weight, order, threshold, top_k, slots
+        *inputs[:4], noise, tokens, active, weight, order, threshold, slots
     )
     return Screening(divergence, passed, inputs.status, inputs.public_status)

@@ -125,21 +125,21 @@ def prepare(private_logits: Tensor, public_logits: Tensor) -> Inputs:
     return Inputs(private, public, private_lse, public_lse, status, public_status)
 
 
-def likeliest(public: Tensor, count: int) -> Tensor:
-    """Return (B, count) int64, the tokens of the largest logits, ascending; of ties the smaller.
+def likeliest(public: Tensor, count: int, *, by_rank: bool = False) -> Tensor:
+    """Return (B, count) int64, the tokens of the largest logits; of ties the smaller.
 
     Args:
-        public: (B, V) logits.
+        public: (B, V) logits, none of them NaN.
         count: at most V.
+        by_rank: the likeliest comes first; else tokens ascend.
     """
-    logits = public.nan_to_num(nan=-math.inf, posinf=math.inf, neginf=-math.inf)
-    least = logits.topk(count, dim=-1, sorted=False).values.amin(-1, keepdim=True)
-    chosen = logits >= least
-    if int(chosen.sum()) > count * len(logits):
-        tied = logits == least
-        missing = count - (logits > least).sum(-1, keepdim=True)
-        chosen &= ~tied | (tied.cumsum(-1) <= missing)
-    return chosen.nonzero()[:, 1].view(-1, count)
+    bits = (public.float() + 0.0).view(torch.int32)  # adding 0 turns -0 into 0
+    # The bits of positive numbers order as integers, those of negative ones the other way round.
+    bits ^= (bits >> 31) & 0x7FFFFFFF
+    falling = torch.arange(public.shape[-1] - 1, -1, -1, device=public.device)
+    unequal = bits.long().bitwise_left_shift_(32).bitwise_or_(falling)
+    tokens = unequal.topk(count, sorted=by_rank).indices
+    return tokens if by_rank else tokens.sort(-1).values
 
 
 def weighted_inputs(

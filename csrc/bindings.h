@@ -66,8 +66,8 @@ struct Given<ClipResults> : Fields<ClipResults, Doubles, Doubles, Doubles, Doubl
 template <>
 struct Given<LeaveOneOutOptions> : Fields<LeaveOneOutOptions, Read, Number, bool, Number> {};
 template <>
-struct Given<ScreenOptions>
-    : Fields<ScreenOptions, double, double, double, Number, Number, const bool*, Read> {};
+struct Given<ScreenOptions> : Fields<ScreenOptions, double, double, double, Number, Number,
+                                     const bool*, Read, const Number*, Doubles> {};
 template <>
 struct Given<LogPoolInputs> : Fields<LogPoolInputs, Shape, Logits, Logits, Read> {};
 template <>
@@ -135,7 +135,6 @@ inline void add_of_cuda(py::module_ m) {
   ADAPMIXED_BIND(leave_one_out_workspace);
   ADAPMIXED_BIND(mixture_workspace);
   ADAPMIXED_BIND(log_pool_workspace);
-  ADAPMIXED_BIND(screen_workspace);
   ADAPMIXED_BIND(sample_workspace);
 }
 

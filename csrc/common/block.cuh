@@ -97,40 +97,10 @@ __device__ inline bool is_last_block(unsigned* counter, unsigned count) {
   return __syncthreads_or(last) != 0;
 }
 
-// The sum over the threads before this one, and the sum over the whole block. T is an integer.
-template <class T>
-struct Prefix {
-  T before, total;
-};
-
-template <class T>
-__device__ T shuffle_up(T value, int by) {
-  return __shfl_up_sync(kAllLanes, value, by);
-}
 __device__ inline unsigned __int128 shuffle_up(unsigned __int128 value, int by) {
   const std::uint64_t high = __shfl_up_sync(kAllLanes, static_cast<std::uint64_t>(value >> 64), by);
   const std::uint64_t low = __shfl_up_sync(kAllLanes, static_cast<std::uint64_t>(value), by);
   return static_cast<unsigned __int128>(high) << 64 | low;
-}
-
-// Callers need a barrier before the next call: it overwrites `totals`, which some threads may still
-// be reading after this call returns.
-template <class T>
-__device__ Prefix<T> block_prefix(T value) {
-  __shared__ T totals[kMaxWarps];
-  T through = value;  // the sum up to and including this lane
-  for (int step = 1; step < kWarp; step *= 2) {
-    const T below = shuffle_up(through, step);
-    if (lane_id() >= step) through += below;
-  }
-  if (lane_id() == kWarp - 1) totals[warp_id()] = through;
-  __syncthreads();
-  Prefix<T> prefix{through - value, 0};
-  for (int w = 0; w < warp_count(); ++w) {
-    if (w < warp_id()) prefix.before += totals[w];
-    prefix.total += totals[w];
-  }
-  return prefix;
 }
 
 // log(e^a + e^b). +inf stays +inf: it marks a token that one of the two mixtures lacks.

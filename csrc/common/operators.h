@@ -107,8 +107,10 @@ struct ScreenOptions {
   double threshold;
   std::int64_t top_k;
   std::int64_t num_models;
-  const bool* active;   // (N, B) or null
-  const double* noise;  // (B, top_k), already scaled by sigma
+  const bool* active;          // (N, B) or null
+  const double* noise;         // (B, top_k), already scaled by sigma
+  const std::int64_t* tokens;  // (B, top_k), the likeliest of the public row, masked ones last
+  double* log_ratios;          // (B, top_k), written over
 };
 
 struct LogPoolInputs {
@@ -239,7 +241,6 @@ struct Operators {
   std::int64_t (*leave_one_out_workspace)(const Shape& shape, std::int64_t num_orders);
   std::int64_t (*mixture_workspace)(const Shape& shape);
   std::int64_t (*log_pool_workspace)(const Shape& shape);
-  std::int64_t (*screen_workspace)(const Shape& shape, std::int64_t top_k);
   std::int64_t (*sample_workspace)(std::int64_t positions, std::int64_t vocab);
 };
 

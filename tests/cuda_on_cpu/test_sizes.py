@@ -43,28 +43,6 @@ def test_shared_memory_just_below_48_kib() -> None:
     check(private, public, weight, orders=[3.0], sizes_of_a_gpu=True)
 
 
-@pytest.mark.slow
-def test_screening_sorts_many_tokens_in_the_workspace() -> None:
-    """More than 2048 tokens are kept; in one row fewer than top_k are not masked."""
-    top_k, vocab = 2100, 2300
-    generator = torch.Generator().manual_seed(0)
-    public = 3 * torch.randn(2, vocab, generator=generator)
-    public[1, 1::8] = -math.inf
-    private = public + 0.5 * torch.randn(2, 2, vocab, generator=generator)
-    noise = 1e-5 * torch.randn(2, top_k, generator=generator, dtype=torch.float64)
-    options = {"weight": 0.3, "order": 3.0, "threshold": 0.5, "top_k": top_k}
-    expected = adapmixed_ext.screen(private, public, noise, **options)
-    assert simulated.module().screen_workspace((2, 2, vocab), top_k) == 2 * 4096 * 16
-    found = []
-    for order in simulated.ORDERS:
-        with simulated.kernels(*order):
-            found.append(adapmixed_ext.screen(private, public, noise, **options))
-    for got in found:
-        assert torch.equal(got.divergence, found[0].divergence)
-        torch.testing.assert_close(got.divergence, expected.divergence, rtol=1e-9, atol=1e-12)
-        assert torch.equal(got.passed, expected.passed)
-
-
 def most(models: int, positions: int, orders: int) -> int:
     """Return the most bytes that ``adapmixed_ext`` states for ``leave_one_out`` on CUDA."""
     in_double = 8 * (models * (2 * orders + 1) + 1)

@@ -48,7 +48,7 @@ class Screened:
         got, exact = self.answer(device), self.exact()
         value = got.divergence.item()
         if mp.isinf(exact) or math.isinf(value):
-            good = bool(mp.isinf(exact)) and value == INF
+            good = (self.order - 1) * exact > 600 and value == INF
         else:
             error = 1e-5 * exact + mpf(1e-12)
             good = value >= 0 and abs(mpf(value) - exact) <= error
@@ -68,7 +68,7 @@ def far_from_public(seed: int) -> Screened:
         models, 1, vocab, generator=generator
     )
     kept = public[0].argsort(descending=True)[:top_k]
-    private[..., kept] -= choose.choice((0.0, 10.0, 45.0, 1000.0, INF, INF, INF))
+    private[..., kept] -= choose.choice((0.0, 10.0, 45.0, 600.0, INF, INF, INF))
     if choose.random() < 0.3:
         private[choose.randrange(models)] = public
     active = None

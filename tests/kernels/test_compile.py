@@ -11,6 +11,7 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from workload import Inputs
 
 import adapmixed_ext
+from adapmixed_ext.inputs import likeliest
 
 
 def _inputs() -> dict[str, tuple[object, ...]]:
@@ -46,7 +47,7 @@ def _inputs() -> dict[str, tuple[object, ...]]:
             *box,
         ),  # fmt: skip
         "renyi_divergence": (private[0], public, private_lse[0], public_lse, [1.0, 2.0]),
-        "screen": (*ensemble, noise, active, 0.1, 3.0, 1.0, 4, 3),
+        "screen": (*ensemble, noise, likeliest(public, 4, by_rank=True), active, 0.1, 3.0, 1.0, 3),
         "gaussian": (key, 3, [4, 5], 0.5),
         "sample": (torch.softmax(public.double(), -1), public, key, 4),
         "checked": (weight, "weight", 0.0, 1.0),

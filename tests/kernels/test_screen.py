@@ -190,13 +190,14 @@ def test_models_that_leave_the_kept_tokens(device: torch.device) -> None:
     assert 2 <= infinite <= 40
 
 
+@pytest.mark.parametrize("lowest", [-math.inf, -1000.0])
 @pytest.mark.parametrize("models", [1, 2, 7, 39])
-def test_masked_models_leave_nothing(models: int, device: torch.device) -> None:
-    """At weight 1 and without noise, nothing remains, not even a rounding error."""
+def test_masked_models_leave_nothing(models: int, lowest: float, device: torch.device) -> None:
+    """At weight 1 and without noise, nothing remains but, if not masked, a score below 1e-290."""
     generator = torch.Generator().manual_seed(models)
     public = 2 * torch.randn(20, 6, generator=generator)
     private = torch.randn(models, 20, 6, generator=generator)
-    private.scatter_(2, public.argmax(1).expand(models, 20).unsqueeze(2), -math.inf)
+    private.scatter_(2, public.argmax(1).expand(models, 20).unsqueeze(2), lowest)
     noise = torch.zeros(20, 1, dtype=torch.float64, device=device)
     options = {"order": 18.0, "threshold": 1e300, "top_k": 1}
     rows = private.to(device), public.to(device)

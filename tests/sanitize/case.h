@@ -134,6 +134,7 @@ struct Screen {
   double weight, order, threshold;
   std::int64_t top_k, num_models;
   std::vector<double> noise, divergence;
+  std::vector<std::int64_t> tokens;
   std::vector<char> active;
 
   explicit Screen(Reader& in) {
@@ -142,6 +143,7 @@ struct Screen {
     const auto integers = in.array<std::int64_t>();
     top_k = integers.at(0), num_models = integers.at(1);
     noise = in.array<double>();
+    tokens = in.array<std::int64_t>();
     active = in.array<char>();
     divergence = in.array<double>();
   }

@@ -25,6 +25,7 @@ import cases  # noqa: E402
 from cases import INF, Case  # noqa: E402
 
 import adapmixed_ext  # noqa: E402
+from adapmixed_ext.inputs import likeliest  # noqa: E402
 
 MAGIC = b"ADPMXC01"
 DTYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
@@ -316,9 +317,11 @@ class Dump:
                 case.private, case.public, noise, weight=weight, order=order, threshold=0.2,
                 top_k=top_k, num_models=models + some, active=active if some else None,
             )  # fmt: skip
+            tokens = likeliest(case.public, min(top_k, vocab), by_rank=True)
             self.numbers(weight, order, 0.2)
-            self.ints(top_k, models + some)
-            self.tensor(noise)
+            self.ints(tokens.shape[1], models + some)
+            self.tensor(noise[:, : tokens.shape[1]])
+            self.tensor(tokens)
             self.tensor(active if some else active.new_empty(0))
             self.tensor(result.divergence)
 

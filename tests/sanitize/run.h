@@ -256,12 +256,12 @@ class Run {
     const std::vector<bool>::size_type count = positions();
     const std::unique_ptr<bool[]> passed(new bool[count]());
     const auto* active = reinterpret_cast<const bool*>(options.active.data());
-    operators_.screen(
-        ensemble(),
-        {options.weight, options.order, options.threshold, options.top_k, options.num_models,
-         options.active.empty() ? nullptr : active, options.noise.data()},
-        divergence.data(), passed.get(),
-        backend_.where(bytes(operators_.screen_workspace, in_.shape, options.top_k)));
+    std::vector<double> log_ratios = unknown(options.noise.size());
+    operators_.screen(ensemble(),
+                      {options.weight, options.order, options.threshold, options.top_k,
+                       options.num_models, options.active.empty() ? nullptr : active,
+                       options.noise.data(), options.tokens.data(), log_ratios.data()},
+                      divergence.data(), passed.get(), backend_.where());
     check("screening divergence", divergence, options.divergence, 1e-5, 1e-12);
     for (std::size_t b = 0; b < count; ++b) {
       const bool below = divergence[b] <= options.threshold;
