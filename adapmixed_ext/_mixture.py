@@ -42,8 +42,8 @@ def mixture(
 
     p = mean_i p̄_i for a Projection, a Clipping or weights; the pool's p for a LogPool. On CUDA
     nothing is raised for bad data, here or later. A whole row of the result is NaN if its logits
-    are bad or do not belong to the projection, or if a weight is outside [0, 1]. A LogPool made on
-    CUDA gives its p whatever the logits are by now.
+    are bad or do not belong to the projection, or if a weight is outside [0, 1]. A LogPool gives
+    its p whatever the logits are by now.
 
     Args:
         private_logits: (N, B, V).
@@ -94,9 +94,9 @@ def log_prob(
     """Compute log p(target) for a perplexity, without forming p.
 
     For evaluation only: a log-probability of the mixture is private. Only the targets' logits are
-    read, so the rows must be those that the projection was made from. On CUDA nothing is raised
-    for bad data, here or later. The result is NaN for a target outside [0, V), for bad rows, and
-    for weights outside [0, 1].
+    read, and none for a LogPool, so the rows must be those that the projection was made from. On
+    CUDA nothing is raised for bad data, here or later. The result is NaN for a target outside
+    [0, V), for bad rows, and for weights outside [0, 1].
 
     Args:
         private_logits: (N, B, V).

@@ -1,6 +1,6 @@
 """Results of the operators, and the protocol of a random source."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Protocol, Self
 
 from torch import Tensor
@@ -139,6 +139,7 @@ class LogPool(_OfRows):
         num_models: public number of members, by which the sum is divided.
         active: (N, B) bool, the members that take part; None: all.
         status: (N, B) int32, 0 if the row and its public row are good.
+        log_weights: (B, V) float64, log p + log_normaliser; private.
         public_status: (B,) int32, 0 if the public row is good; None: not kept.
     """
 
@@ -152,6 +153,5 @@ class LogPool(_OfRows):
     num_models: int
     active: Tensor | None
     status: Tensor
+    log_weights: Tensor
     public_status: Tensor | None = None
-    # What mixture needs of the rows, if it was kept. A changed copy does not have it.
-    _log_weights: Tensor | None = field(default=None, init=False, repr=False, compare=False)

@@ -109,9 +109,6 @@ void add_operators(py::module_ m, const Table& (*table)()) {
   ADAPMIXED_BIND(mixture);
   ADAPMIXED_BIND(log_prob);
   ADAPMIXED_BIND(log_pool);
-  ADAPMIXED_BIND(pool_mixture);
-  ADAPMIXED_BIND(pool_log_prob);
-  ADAPMIXED_BIND(pool_probabilities);
   ADAPMIXED_BIND(add_low_rank);
   ADAPMIXED_BIND(renyi_divergence);
   ADAPMIXED_BIND(screen);

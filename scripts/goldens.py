@@ -198,7 +198,7 @@ def operator(name: str, at: int) -> dict[str, Any]:
         return {**found, "loss": loss, **answered(*given, box)}
     if name == "pool":
         some |= dict(zip(("lower", "upper", "scale"), POOLS[at % len(POOLS)], strict=True))
-        pool = ops.log_pool(private, public, keep=at % 2 == 0, **some)
+        pool = ops.log_pool(private, public, **some)
         found = {"normaliser": pool.log_normaliser.exp(), "span": pool.span}
         return {**found, **answered(*given, pool)}
     if name == "divergence":

@@ -133,9 +133,7 @@ struct LogPoolResults {
   std::int32_t* status;         // (N, B)
   double* public_lse;           // (B)
   std::int32_t* public_status;  // (B)
-  // For pool_probabilities: log q + (kappa/N) sum_i u_i (B, V), then log_normaliser (B). Null on
-  // the CPU if they are not kept.
-  double* log_weights;
+  double* log_weights;          // (B, V) log q + (kappa/N) sum_i u_i
 };
 
 // Members lie side by side in blocks of this many.
@@ -209,17 +207,6 @@ struct Operators {
                    double* result, Place place);
   void (*log_pool)(const LogPoolInputs& in, const LogPoolOptions& options,
                    const LogPoolResults& out, Place place);
-  // mixture and log_prob of a pool, given its log-normaliser. pool_mixture has mixture's workspace.
-  void (*pool_mixture)(const Ensemble& in, const LogPoolOptions& options,
-                       const double* log_normaliser, double* probabilities, Place place);
-  void (*pool_log_prob)(const Ensemble& in, const LogPoolOptions& options,
-                        const double* log_normaliser, const std::int64_t* targets, double* result,
-                        Place place);
-  // pool_mixture from log_pool's log_weights, without the rows. On a GPU NaN if their
-  // log-normaliser is another one.
-  void (*pool_probabilities)(const double* log_weights, const double* log_normaliser,
-                             std::int64_t positions, std::int64_t vocab, double* probabilities,
-                             Place place);
   // start + sum_k coefficients[k] factors[k] on the chosen tokens.
   void (*add_low_rank)(const LowRankInputs& in, const LowRankResults& out, Place place);
   // One pair of rows per position: in.shape.models == 1, private = P, public = Q.

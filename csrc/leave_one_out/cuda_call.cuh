@@ -10,7 +10,7 @@
 
 #include "common/block.cuh"
 #include "leave_one_out/bound.h"
-#include "mixture/cuda_check.cuh"
+#include "mixture/formula.h"
 
 ADAPMIXED_CORE_BEGIN
 

@@ -5,8 +5,8 @@
 // cache, for its clipped log-ratios, which are added to the position's sums (cpu_rows.h).
 #include <algorithm>
 
-#include "common/operators.h"
 #include "common/float_sum.h"
+#include "common/operators.h"
 #include "common/parallel.h"
 #include "common/row_sums.h"
 #include "log_pool/cpu_rows.h"
@@ -21,13 +21,6 @@ inline void store_doubles(Vec x, double* row, std::int64_t v, std::int64_t end) 
   double lanes[Vec::kLanes];
   x.store(lanes);
   for (int i = 0; v + i < end; ++i) row[v + i] = lanes[i];
-}
-
-inline Vec load_doubles(const double* row, std::int64_t v, std::int64_t end) {
-  if (v + Vec::kLanes <= end) return Vec::load(row + v);
-  double lanes[Vec::kLanes] = {};
-  for (int i = 0; v + i < end; ++i) lanes[i] = row[v + i];
-  return Vec::load(lanes);
 }
 
 // One position: first the public row, then the private rows in parts that threads share, then the
@@ -161,10 +154,10 @@ class Position {
     for (std::int64_t begin = 0; begin < vocab_ && (kAdd || tracking); begin += kTile) {
       const std::int64_t end = begin + kTile < vocab_ ? begin + kTile : vocab_;
       if (!tracking) {
-        add_rows<D, kRows, kAdd, Look::none>(grid_, public_.data, members, begin, end, sums);
+        add_rows<D, kRows, kAdd, false>(grid_, public_.data, members, begin, end, sums);
         continue;
       }
-      add_rows<D, kRows, kAdd, Look::extremes>(grid_, public_.data, members, begin, end, sums);
+      add_rows<D, kRows, kAdd, true>(grid_, public_.data, members, begin, end, sums);
       tracking = false;
       for (int r = 0; r < kRows; ++r) {
         tracking = tracking || !grid_.clips_both(members[r].low, members[r].high);
@@ -191,9 +184,7 @@ class Position {
       sum = vselect(log_q > Vec(-HUGE_VAL), sum, Vec(0.0));
       const Vec e = grid_.log_weight(sum, log_q);
       e.store(sums + v);
-      if (out_.log_weights != nullptr) {
-        store_doubles(e, out_.log_weights + position_ * vocab_, v, vocab_);
-      }
+      store_doubles(e, out_.log_weights + position_ * vocab_, v, vocab_);
       most = vmax(e, most);
     }
     *largest = maximum(most);
@@ -229,114 +220,10 @@ void log_pool(const LogPoolInputs& in, const LogPoolOptions& options, const LogP
     for (std::int64_t b = begin; b < end; ++b) run(b, 1);
   });
   for (std::int64_t b = whole; b < in.shape.positions; ++b) run(b, threads);
-  if (out.log_weights == nullptr) return;
-  double* normalisers = out.log_weights + in.shape.positions * in.shape.vocab;
-  std::copy(out.log_normaliser, out.log_normaliser + in.shape.positions, normalisers);
-}
-
-// Writes the sums of u_i at [begin, end) of one position, plus kGridZero, to sums[0...]. Returns
-// false if a row holds a NaN or +inf.
-template <Dtype D>
-bool add_tile(const PoolGrid& grid, const Ensemble& in, const LogPoolOptions& options,
-              std::int64_t position, std::int64_t begin, std::int64_t end, double* sums) {
-  const char* public_row = row_of(in.public_logits, 0, position).data;
-  std::int64_t held = 0, count = 0;
-  bool good = true;
-  PoolMember members[kGroup];
-  for (std::int64_t v = 0; v < kTile; v += Vec::kLanes) Vec(0.0).store(sums + v);
-  for (std::int64_t i = 0; i < in.shape.models; ++i) {
-    const std::int64_t at = i * in.shape.positions + position;
-    if (!takes_part(options, at)) continue;
-    ++count;
-    members[held++] = {row_of(in.private_logits, i, position).data,
-                       grid.origin(in.private_lse[at], in.public_lse[position])};
-    if (held < kGroup) continue;
-    add_rows<D, kGroup, true, Look::faults>(grid, public_row, members, begin, end, sums - begin);
-    good = good && !members[0].bad;
-    held = 0;
-  }
-  for (std::int64_t r = 0; r < held; ++r) {
-    add_rows<D, 1, true, Look::faults>(grid, public_row, members + r, begin, end, sums - begin);
-    good = good && !members[r].bad;
-  }
-  const Vec offset = sum_offset(count);
-  for (std::int64_t v = 0; v < kTile; v += Vec::kLanes) {
-    add_bits(Vec::load(sums + v), offset).store(sums + v);
-  }
-  return good;
-}
-
-void pool_mixture(const Ensemble& in, const LogPoolOptions& options, const double* log_normaliser,
-                  double* probabilities, int threads) {
-  const PoolGrid grid(options);
-  const std::int64_t vocab = in.shape.vocab, tiles = (vocab + kTile - 1) / kTile;
-  const auto fill = [&](auto tag, std::int64_t position, std::int64_t begin) {
-    constexpr Dtype D = decltype(tag)::value;
-    const std::int64_t end = begin + kTile < vocab ? begin + kTile : vocab;
-    const Row public_row = row_of(in.public_logits, 0, position);
-    const Vec lse(in.public_lse[position]);
-    Vec normaliser(log_normaliser[position]);
-    double sums[kTile];
-    // Makes the probabilities infinite, which is noticed in their sum.
-    if (!add_tile<D>(grid, in, options, position, begin, end, sums)) normaliser = Vec(-HUGE_VAL);
-    for (std::int64_t v = begin; v < end; v += Vec::kLanes) {
-      const Vec sum = grid.nats(Vec::load(sums + v - begin));
-      const Vec log_q = load_logits<D>(public_row.data, v, vocab) - lse;
-      store_doubles(exp_(grid.log_weight(sum, log_q) - normaliser),
-                    probabilities + position * vocab, v, vocab);
-    }
-  };
-  cpu::parallel_for(
-      in.shape.positions * tiles, 4, threads, [&](std::int64_t first, std::int64_t last) {
-        for (std::int64_t task = first; task < last; ++task) {
-          with_dtype(in.public_logits.dtype,
-                     [&](auto tag) { fill(tag, task / tiles, task % tiles * kTile); });
-        }
-      });
-}
-
-void pool_probabilities(const double* log_weights, const double* log_normaliser,
-                        std::int64_t positions, std::int64_t vocab, double* probabilities,
-                        int threads) {
-  const std::int64_t tiles = (vocab + kTile - 1) / kTile;
-  cpu::parallel_for(positions * tiles, 4, threads, [&](std::int64_t first, std::int64_t last) {
-    for (std::int64_t task = first; task < last; ++task) {
-      const std::int64_t position = task / tiles, begin = task % tiles * kTile;
-      const std::int64_t end = begin + kTile < vocab ? begin + kTile : vocab;
-      const Vec normaliser(log_normaliser[position]);
-      for (std::int64_t v = begin; v < end; v += Vec::kLanes) {
-        const Vec weight = load_doubles(log_weights + position * vocab, v, vocab);
-        store_doubles(exp_(weight - normaliser), probabilities + position * vocab, v, vocab);
-      }
-    }
-  });
-}
-
-void pool_log_prob(const Ensemble& in, const LogPoolOptions& options, const double* log_normaliser,
-                   const std::int64_t* targets, double* result, int threads) {
-  const PoolGrid grid(options);
-  cpu::parallel_for(in.shape.positions, 16, threads, [&](std::int64_t begin, std::int64_t end) {
-    for (std::int64_t b = begin; b < end; ++b) {
-      const double z0 = row_of(in.public_logits, 0, b).at(targets[b]);
-      double sum = 0.0;
-      if (z0 > -HUGE_VAL) {
-        for (std::int64_t i = 0; i < in.shape.models; ++i) {
-          if (!takes_part(options, i * in.shape.positions + b)) continue;
-          sum += pooled_log_ratio(grid, in, i, b, targets[b], z0);
-        }
-      }
-      result[b] = grid.log_weight(sum, z0 - in.public_lse[b]) - log_normaliser[b];
-    }
-  });
 }
 
 }  // namespace
 
-void add_log_pool(cpu::Table& table) {
-  table.log_pool = log_pool;
-  table.pool_mixture = pool_mixture;
-  table.pool_probabilities = pool_probabilities;
-  table.pool_log_prob = pool_log_prob;
-}
+void add_log_pool(cpu::Table& table) { table.log_pool = log_pool; }
 
 ADAPMIXED_CORE_END

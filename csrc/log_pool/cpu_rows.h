@@ -13,7 +13,6 @@ struct PoolMember {
   const char* data;
   double origin;
   double low = HUGE_VAL, high = -HUGE_VAL;
-  bool bad = false;  // the row holds a NaN or +inf
 };
 
 // While positions are added, a sum holds the sum of their bit patterns, and 0.0 before the first.
@@ -28,21 +27,13 @@ inline Vec sum_offset(std::int64_t count) {
   return Vec(bits);
 }
 
-// What to find out about the rows besides their sum.
-enum class Look {
-  none,
-  extremes,  // the extremes over the tokens that the public row has
-  faults,    // NaN or +inf: the rows may have changed since their log-sum-exps were taken
-};
-
-// Adds the rows' clipped positions at [begin, end) to sums[begin...].
-template <Dtype D, int kRows, bool kAdd, Look kLook>
+// Adds the rows' clipped positions at [begin, end) to sums[begin...]. kTrack: finds the extremes
+// over the tokens that the public row has.
+template <Dtype D, int kRows, bool kAdd, bool kTrack>
 void add_rows(const PoolGrid& grid, const char* public_row, PoolMember* members, std::int64_t begin,
               std::int64_t end, double* sums) {
-  constexpr bool kTrack = kLook == Look::extremes;
   const char* data[kRows];
   Vec origin[kRows], low[kRows], high[kRows];
-  Mask bad = Vec(0.0).is_nan();
   for (int r = 0; r < kRows; ++r) {
     data[r] = members[r].data;
     origin[r] = Vec(members[r].origin);
@@ -57,7 +48,6 @@ void add_rows(const PoolGrid& grid, const char* public_row, PoolMember* members,
     for (int r = 0; r < kRows; ++r) {
       const Vec z = load_logits<D>(data[r], v, stop);
       const Vec x = grid.position(z - z0, origin[r]);
-      if (kLook == Look::faults) bad = bad | z.is_nan() | (z == Vec(HUGE_VAL));
       if (kTrack) low[r] = vmin(x, low[r]), high[r] = vmax(x, high[r]);
       if (kAdd) sum = add_bits(sum, grid.clipped(x));
     }
@@ -66,7 +56,6 @@ void add_rows(const PoolGrid& grid, const char* public_row, PoolMember* members,
   std::int64_t v = begin;
   for (; v + Vec::kLanes <= end; v += Vec::kLanes) add(v, v + Vec::kLanes);
   if (v < end) add(v, end);
-  if (kLook == Look::faults) members[0].bad = bad.any();
   for (int r = 0; kTrack && r < kRows; ++r) {
     members[r].low = -maximum(Vec(0.0) - low[r]);
     members[r].high = maximum(high[r]);

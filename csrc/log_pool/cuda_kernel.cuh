@@ -188,9 +188,7 @@ __global__ void __launch_bounds__(kPoolThreads, kPoolBlocks)
   }
   weight = block_sum(weight);
   if (thread != 0) return;
-  const double found = most + std::log(weight);
-  out.log_normaliser[position] = found;
-  out.log_weights[in.shape.positions * in.shape.vocab + position] = found;
+  out.log_normaliser[position] = most + std::log(weight);
 }
 
 ADAPMIXED_CORE_END

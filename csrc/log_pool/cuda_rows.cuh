@@ -4,11 +4,10 @@
 
 #include "common/row_parts.cuh"
 #include "log_pool/formula.h"
-#include "mixture/cuda_check.cuh"
 
 ADAPMIXED_CORE_BEGIN
 
-constexpr int kPoolThreads = kMixtureThreads;
+constexpr int kPoolThreads = 256;
 constexpr int kPoolWarps = kPoolThreads / kWarp;
 constexpr int kPoolTile = kPoolThreads;  // tokens of a tile: in the end a thread takes one
 constexpr int kPublicRow = kPoolThreads + kPoolWarps;  // behind the rows that a block prepares

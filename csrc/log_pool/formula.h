@@ -95,15 +95,6 @@ class PoolGrid {
   double unit_, scale_, least_, most_, share_;
 };
 
-// u_i of one token of one row, in nats, for log q > -inf. NaN if the logit is NaN or +inf.
-ADAPMIXED_HD double pooled_log_ratio(const PoolGrid& grid, const Ensemble& in, std::int64_t model,
-                                     std::int64_t position, std::int64_t token, double z0) {
-  const double origin =
-      grid.origin(in.private_lse[model * in.shape.positions + position], in.public_lse[position]);
-  const double z = row_of(in.private_logits, model, position).at(token);
-  return z < HUGE_VAL ? grid.nats(grid.clipped(grid.position(z - z0, origin))) : NAN;
-}
-
 ADAPMIXED_HD bool takes_part(const LogPoolOptions& options, std::int64_t at) {
   return options.active == nullptr || options.active[at];
 }

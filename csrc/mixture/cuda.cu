@@ -4,10 +4,17 @@
 #include "common/block.cuh"
 #include "common/launch.cuh"
 #include "common/load.cuh"
-#include "mixture/cuda_check.cuh"
 #include "mixture/formula.h"
 
 ADAPMIXED_CORE_BEGIN
+
+// The largest log-probability that rounding explains. A larger one shows that the rows do not
+// belong to the log-sum-exps.
+constexpr double kMostLogProb = 1e-6;
+// A row whose sum is further from 1 is not the mixture of these rows.
+constexpr double kMixtureTolerance = 1e-6;
+
+constexpr int kMixtureThreads = 256;
 
 constexpr int kMixtureShares = 4;
 constexpr int kMixtureLoads = 4;  // models whose logits are on their way together
@@ -73,6 +80,21 @@ __global__ void __launch_bounds__(kMixtureThreads* kMixtureShares, 1)
   if (threadIdx.x == 0) block_sums[blockIdx.x] = p;
 }
 
+// A thread takes one token, as in the kernel that wrote the probabilities and the sum of each of
+// its blocks.
+static __global__ void check_mixture_kernel(std::int64_t vocab, unsigned blocks_a_row,
+                                            const double* block_sums, double* probabilities) {
+  const std::int64_t position = blockIdx.x / blocks_a_row;
+  const std::int64_t v = blockIdx.x % blocks_a_row * kMixtureThreads + threadIdx.x;
+  double total = 0.0;
+  for (unsigned k = threadIdx.x; k < blocks_a_row; k += kMixtureThreads) {
+    total += block_sums[position * blocks_a_row + k];
+  }
+  total = block_sum(total);
+  if (std::fabs(total - 1.0) <= kMixtureTolerance || v >= vocab) return;
+  probabilities[position * vocab + v] = NAN;
+}
+
 static __global__ void log_prob_kernel(Ensemble in, Weights weights, const std::int64_t* targets,
                                        double* result) {
   const std::int64_t b = warp_of_grid();
@@ -100,6 +122,11 @@ namespace adapmixed::cuda {
 
 namespace device = adapmixed::ADAPMIXED_ISA;
 
+// Blocks of a row.
+static std::int64_t mixture_blocks(const Shape& shape) {
+  return (shape.vocab + device::kMixtureThreads - 1) / device::kMixtureThreads;
+}
+
 static std::int64_t mixture_workspace(const Shape& shape) {
   return shape.positions * mixture_blocks(shape) * static_cast<std::int64_t>(sizeof(double));
 }
@@ -107,10 +134,16 @@ static std::int64_t mixture_workspace(const Shape& shape) {
 static void mixture(const Ensemble& in, const Weights& weights, double* probabilities,
                     const Queue& queue) {
   const DeviceGuard guard(queue);
+  const auto blocks = static_cast<unsigned>(mixture_blocks(in.shape));
+  const dim3 grid = grid_of(in.shape.positions * blocks);
+  auto* sums = static_cast<double*>(queue.workspace);
   with_dtype(in.private_logits.dtype, [&](auto dtype) {
-    launch_mixture(queue, device::mixture_kernel<decltype(dtype)::value>, in.shape,
-                   device::kMixtureShares, probabilities, in, weights);
+    launch(queue, device::mixture_kernel<decltype(dtype)::value>, grid,
+           dim3(device::kMixtureThreads * device::kMixtureShares), 0, in, weights, blocks,
+           probabilities, sums);
   });
+  launch(queue, device::check_mixture_kernel, grid, dim3(device::kMixtureThreads), 0,
+         in.shape.vocab, blocks, sums, probabilities);
 }
 
 static void log_prob(const Ensemble& in, const Weights& weights, const std::int64_t* targets,

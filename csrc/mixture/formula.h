@@ -47,4 +47,15 @@ ADAPMIXED_HD double log_projected(const Ensemble& in, const Weights& weights, st
   return log_add(from_p, from_q);
 }
 
+// Returns whether a row has a log-sum-exp and valid weights; NaN fails every comparison.
+ADAPMIXED_HD bool admissible(const Ensemble& in, const Weights& weights, std::int64_t at) {
+  const double weight = weights.weight[at], complement = weights.complement[at];
+  if (weights.upper > 0.0) {
+    return weight > -HUGE_VAL && complement >= weights.lower && complement <= weights.upper &&
+           std::fabs(in.private_lse[at]) < HUGE_VAL;
+  }
+  return weight >= 0.0 && weight <= 1.0 && complement >= 0.0 && complement <= 1.0 &&
+         std::fabs(weight + complement - 1.0) <= 1e-9 && std::fabs(in.private_lse[at]) < HUGE_VAL;
+}
+
 ADAPMIXED_CORE_END

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 import struct
+from array import array
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -29,23 +30,21 @@ pytestmark = [
 
 KEY = torch.zeros(32, dtype=torch.uint8)  # read on the CPU, before the call of the runtime
 SHAPE, LOGITS, NOWHERE = (1, 1, 1), (0, 0, 1, 0), (0, 0, 0)
-ENSEMBLE = (SHAPE, LOGITS, LOGITS, 0, 0)
-WEIGHTS = (0, 0, 0, 0.0, 0.0)
-POOL = (-0.25, 1.0, 2.0, 1, 0)
+ROWS = (SHAPE, LOGITS, LOGITS)
+ENSEMBLE = (*ROWS, 0, 0)
+WEIGHTS = (0, 0, 0.0, 0.0, 0)
+ORDERS = array("d", [2.0])
 CALLS: dict[str, tuple[object, ...]] = {
-    "log_sum_exp": (SHAPE, LOGITS, 0, 0),
-    "project": (SHAPE, LOGITS, LOGITS, 18.0, 3.6, 0, 0, 0, 0, 0, 0),
-    "clip_project": (SHAPE, LOGITS, LOGITS, 0, 0.5, 2.0, [2.0], 1, 0, 0, 0, 0, 0),
-    "leave_one_out": (*ENSEMBLE, WEIGHTS, [2.0], False, 1, 0, 0),
-    "mixture": (*ENSEMBLE, WEIGHTS, 0),
-    "log_prob": (*ENSEMBLE, WEIGHTS, 0, 0),
-    "log_pool": (SHAPE, LOGITS, LOGITS, 0, POOL, 0, 0, 0, 0, 0, 0, 0),
-    "pool_mixture": (*ENSEMBLE, POOL, 0, 0),
-    "pool_probabilities": (0, 0, 1, 1, 0),
-    "pool_log_prob": (*ENSEMBLE, POOL, 0, 0, 0),
-    "add_low_rank": (SHAPE, LOGITS, 0, 0, 0, 0, 1, 1, LOGITS),
-    "renyi_divergence": (SHAPE, LOGITS, LOGITS, 0, 0, [2.0], 0, 0),
-    "screen": (*ENSEMBLE, 0, 0, 0, 0.1, 2.0, 1.0, 1, 1, 0, 0, 0),
+    "log_sum_exp": (LOGITS, *SHAPE, 0, 0),
+    "project": (ROWS, 18.0, 3.6, (0,) * 6),
+    "clip_project": ((*ROWS, 0), (0.5, 2.0, *ORDERS.buffer_info(), 1), (0,) * 5),
+    "leave_one_out": (ENSEMBLE, WEIGHTS, (*ORDERS.buffer_info(), False, 1), 0, 0),
+    "mixture": (ENSEMBLE, WEIGHTS, 0),
+    "log_prob": (ENSEMBLE, WEIGHTS, 0, 0),
+    "log_pool": ((*ROWS, 0), (-0.25, 1.0, 2.0, 1, 0), (0,) * 7),
+    "add_low_rank": ((SHAPE, 0, 0, 0, 0, 0, 0, 0, 1, 1), (0, 0, 0)),
+    "renyi_divergence": (ENSEMBLE, *ORDERS.buffer_info(), 0, 0),
+    "screen": (ENSEMBLE, (0.1, 2.0, 1.0, 1, 1, 0, 0, 0, 0), 0, 0),
     "gaussian": (KEY.data_ptr(), 1, 0.5, 1, 0),
     "sample": (0, LOGITS, 1, 1, KEY.data_ptr(), 1, 0, 0),
 }

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from typing import Any
 
@@ -58,15 +57,3 @@ def test_parts_and_tiles_of_a_gpu() -> None:
     truth = pools.Truth(private, public, USUAL, pool.private_lse)
     assert abs(truth.lse - pool.private_lse.numpy()).max() < 5e-14
     assert abs(truth.log_p - mixture.log().numpy()).max() < truth.log_error.max()
-
-
-def test_a_mixture_is_that_of_the_rows() -> None:
-    """From the pool's sums, and from the rows of a copy."""
-    private, public = cases.logits(8, 5, 3, 700, 2.0, 0.7)
-    public[1, 40] = -math.inf
-    with simulated.kernels("reverse"):
-        pool = pool_of(private, public)
-        mixture = adapmixed_ext.mixture(private, public, pool)
-        copy = dataclasses.replace(pool)
-        assert torch.equal(adapmixed_ext.mixture(private, public, copy), mixture)
-    assert (mixture.sum(-1) - 1.0).abs().max() < 1e-12

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 
 import cases
@@ -174,35 +173,6 @@ def test_many_slots_take_a_coarser_grid() -> None:
     assert setting.unit(3) > 2.0**-40
     report = pools.check_pool(private, public, setting)
     assert not report.failures, report.failures
-
-
-KEPT = cases.masked() + cases.wide()[:1]
-
-
-@pytest.mark.parametrize("case", KEPT, ids=cases.ids(KEPT))
-def test_kept_weights_give_the_same_bits(case: Case, device: torch.device, isa: str) -> None:
-    case = case.to(device)
-    active = torch.rand(case.private.shape[:2], generator=torch.Generator().manual_seed(1)) < 0.6
-    for chosen in (None, active.to(device)):
-        for setting in SETTINGS:
-            pool = pool_of(case.private, case.public, setting, active=chosen)
-            kept = pool_of(case.private, case.public, setting, active=chosen, keep=True)
-            assert kept._log_weights is not None
-            assert torch.equal(kept.log_normaliser, pool.log_normaliser)
-            assert torch.equal(kept.span, pool.span)
-            mixtures = (
-                adapmixed_ext.mixture(case.private, case.public, one) for one in (kept, pool)
-            )
-            assert torch.equal(*mixtures)
-
-
-def test_a_copy_of_a_pool_reads_the_rows_again() -> None:
-    private, public = cases.logits(66, 5, 2, 40, 2.0, 0.7)
-    pool = pool_of(private, public, keep=True)
-    copy = dataclasses.replace(pool)
-    assert pool._log_weights is not None and copy._log_weights is None
-    same = [adapmixed_ext.mixture(private, public, one) for one in (pool, copy)]
-    assert torch.equal(*same)
 
 
 def test_known_log_sum_exps_are_taken(isa: str) -> None:

@@ -63,7 +63,7 @@ def test_calls_from_several_threads() -> None:
 def test_a_forked_child_computes_the_same() -> None:
     """The parent's worker threads do not exist in the child, so waiting for them would hang."""
     torch.set_num_threads(2)
-    x = CPU[1]  # too small for torch's own threads, which a child cannot use
+    x = workload.make(2, vocab=401)  # too small for torch's own threads, which a child cannot use
     expected = workload.everything(x)
     read, write = os.pipe()
     child = os.fork()

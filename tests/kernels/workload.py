@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any, NamedTuple
 
 import cases
@@ -110,12 +109,10 @@ def _log_pool(x: Inputs) -> tuple[Tensor, ...]:
     box: dict[str, Any] = {
         "lower": -0.25, "upper": 1.0, "num_models": len(x.private) + 2, "active": x.active,
     }  # fmt: skip
-    pool = adapmixed_ext.log_pool(x.private, x.public, scale=2.0, keep=True, **box)
-    reads_again = replace(pool)  # a copy has no weights that were kept
+    pool = adapmixed_ext.log_pool(x.private, x.public, scale=2.0, **box)
     return (
         pool.log_normaliser, pool.span, pool.private_lse, pool.status,
         adapmixed_ext.mixture(x.private, x.public, pool),
-        adapmixed_ext.mixture(x.private, x.public, reads_again),
         adapmixed_ext.log_prob(x.private, x.public, pool, x.targets),
     )  # fmt: skip
 

@@ -117,14 +117,14 @@ struct Pool {
   double lower, upper, scale;
   std::int64_t num_models;
   std::vector<char> active;
-  std::vector<double> log_normaliser, span, mixture, log_prob;
+  std::vector<double> log_normaliser, span, log_weights;
 
   explicit Pool(Reader& in) {
     const auto numbers = in.array<double>();
     lower = numbers.at(0), upper = numbers.at(1), scale = numbers.at(2);
     num_models = in.integer();
     active = in.array<char>();
-    for (auto* values : {&log_normaliser, &span, &mixture, &log_prob}) {
+    for (auto* values : {&log_normaliser, &span, &log_weights}) {
       *values = in.array<double>();
     }
   }

@@ -272,8 +272,7 @@ class Dump:
             self.tensor(active if some else active.new_empty(0))
             self.tensor(pool.log_normaliser)
             self.tensor(pool.span)
-            self.tensor(adapmixed_ext.mixture(case.private, case.public, pool))
-            self.tensor(adapmixed_ext.log_prob(case.private, case.public, pool, targets_of(case)))
+            self.tensor(pool.log_weights)
 
     def boxes(self, case: Case) -> None:
         # For long rows, logarithms take minutes in a sanitized build.

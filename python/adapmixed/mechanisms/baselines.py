@@ -74,7 +74,7 @@ class UnprotectedPool(Mechanism):
         widest = min(MOST_RANGE, MOST_DEPTH / self.scale) / 2
         pool = ops.log_pool(
             rows.private, rows.public, lower=-widest, upper=widest, scale=self.scale,
-            keep=rows.drawn, lse_differences=rows.lse_differences,
+            lse_differences=rows.lse_differences,
         )  # fmt: skip
         public = torch.zeros(len(rows.public), dtype=torch.bool, device=rows.public.device)
         return Prepared(Distribution(rows, pool), public, (UnprotectedAnswer(len(public)),))

@@ -83,7 +83,7 @@ class ClippedLogPool(Mechanism):
         pool = ops.log_pool(
             rows.private, rows.public, lower=self.lower, upper=self.upper, scale=self.scale,
             active=None if answered == positions else takes_part,
-            keep=rows.drawn, lse_differences=rows.lse_differences,
+            lse_differences=rows.lse_differences,
         ).check()  # fmt: skip
         span = pool.span.cpu().numpy()
         rho = torch.from_numpy(individual_rho(span, self.scale, self.lower, self.upper, models))

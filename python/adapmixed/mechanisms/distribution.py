@@ -49,7 +49,7 @@ class Distribution:
         restricted = ops.log_pool(
             self.rows.private, self.rows.public, lower=pool.lower, upper=pool.upper,
             scale=pool.scale, num_models=pool.num_models, active=chosen,
-            keep=self.rows.drawn, lse_differences=self.rows.lse_differences,
+            lse_differences=self.rows.lse_differences,
         )  # fmt: skip
         return replace(self, projection=restricted)
 

@@ -297,7 +297,6 @@ class Mechanism(ABC):
         rows = rows.with_tail()
         if targets is not None:
             rows.check_targets(targets)
-            rows = replace(rows, drawn=False)
         prepared = self._prepare(rows, rng)
         return Proposal(self, len(rows.private), prepared, targets, rng, origin)
 

@@ -55,7 +55,6 @@ class Rows:
         tail: the tail; None if no token is in it.
         checked: the private logits if all rows are known to be answerable; else None.
         spare: whether a number behind each private row is free; see :func:`shaped`.
-        drawn: whether tokens are drawn; False if only log-probabilities are computed.
         private_lse: (N, B) float64, `near_log_sum_exp` of the private rows, all of them finite, if
             it is known; else None.
         lse_differences: (N, B) float64, log-sum-exps of the private rows minus those of the public
@@ -69,7 +68,6 @@ class Rows:
     tail: Tail | None = None
     checked: Tensor | None = None
     spare: bool = False
-    drawn: bool = True
     private_lse: Tensor | None = None
     lse_differences: Tensor | None = None
 
