@@ -104,8 +104,8 @@ def test_the_command(capsys):
     (one,) = re.findall('Recommended: --mechanism "clipped-mixing (.+) queries=1000"', output)
     assert f"clipped-mixing    {one} " in output  # the box of shape 16, as the table has it
     assert "for 1000 tokens, about 10 replies of 100 tokens." in output
-    kept = "With 100 shards such settings kept about 26%"
-    assert kept in output and "on other text" in output and "never" not in output
+    kept = "With 100 shards such settings kept about 31%"
+    assert kept in output and "on other text" in output and "were never" not in output
     assert "The rule: the widest box of shape log upper = 16 |log lower|" in output
     assert "Private members must not choose them" in output
     # Settings copied from the table, with four digits, keep the budget.
