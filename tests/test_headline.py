@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import re
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -102,17 +103,22 @@ def test_a_small_run_reports_every_setting_and_continues(
 
 def test_kept_shares_are_the_measured_ones_and_interpolated() -> None:
     results = (ROOT / "benchmarks/results/headline.txt").read_text(encoding="utf-8").splitlines()
-    rows = [words for line in results if (words := line.split())[1:2] == ["clipped-mixing"]]
-    assert len(rows) == len(SHARDS) * 12
-    for words in rows:  # N, mechanism, T, neighbours, ε, perplexity, change, ..., share, c, C
-        one: Any = SimpleNamespace(num_models=int(words[0]), settings={"upper": float(words[-1])})
+    rows = [words for line in results if (words := line.split())[1:2] and "clipped" in words[1]]
+    assert len(rows) == len(SHARDS) * 24
+
+    def share(mechanism: str, models: int, upper: float) -> float:
+        one = SimpleNamespace(mechanism=mechanism, num_models=models, settings={"upper": upper})
+        return kept_share(cast(Any, one))
+
+    for words in rows:  # N, mechanism, T, neighbours, ε, perplexity, change, ..., share, settings
+        (kept,) = (float(word[:-1]) / 100 for word in words[8:] if re.fullmatch(r"\d+%", word))
+        found = share(words[1], int(words[0]), float(words[-1]))
         # The file has whole percents, and half of the points are between those that are kept.
-        assert kept_share(one) == pytest.approx(float(words[-3][:-1]) / 100, abs=0.015), words
+        assert found == pytest.approx(kept, abs=0.015), words
         if words[3:5] == ["zero_out", "3"]:
-            box = chosen(3.0, headline.DELTA, one.num_models, int(words[2]))[0]
-            assert kept_share(box) == pytest.approx(kept_share(one), abs=0.001)
-
-    def share(upper: float) -> float:
-        return kept_share(cast(Any, SimpleNamespace(num_models=300, settings={"upper": upper})))
-
-    assert share(1.0) == 0.0 < share(1.01) < share(1.02) < share(1e3) == share(1e6)
+            both = chosen(3.0, headline.DELTA, int(words[0]), int(words[2]))
+            (one,) = (plan for plan in both if plan.mechanism == words[1])
+            assert kept_share(one) == pytest.approx(found, abs=0.001)
+    for name, least in (("clipped-mixing", 1.0), ("clipped-log-pool", 0.0)):
+        few = [share(name, 300, least + more) for more in (0.0, 0.01, 0.02)]
+        assert few[0] == 0.0 < few[1] < few[2] < share(name, 300, 1e3) == share(name, 300, 1e6)

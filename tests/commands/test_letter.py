@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -12,6 +13,7 @@ from trained_demo import DEMO_ENSEMBLE, link_ensemble
 
 from adapmixed.cli import main
 from adapmixed.data.demo import demo_base
+from adapmixed.mechanisms import Origin
 from adapmixed.privacy.ledger.register import register_of, together
 from adapmixed.serving.listener import Listener
 
@@ -44,21 +46,40 @@ def test_two_ledgers_and_their_letter(
         assert caplog.text == ""
         generate(ensemble, name, f"{POOL} queries={tokens}")
         found = together(ensemble)
-        assert found.words in capsys.readouterr().err
+        assert (found.words in capsys.readouterr().err) == (name == "b.db")
         assert main(["ledger", "show", "a.db", "--all"]) == 0
         shown = capsys.readouterr().out
         assert all(str(one.guarantee) in shown for one in found.readings)
-        assert (found.words or "There is one ledger") in shown
+        assert found.words in shown
         assert main(["ledger", "letter", name]) == 0
-        letter, epsilon = capsys.readouterr().out, found.epsilon or 0.0
+        letter, epsilon = capsys.readouterr().out, found.stated.epsilon or 0.0
         factor, (sure,) = factor_of(letter), map(float, re.findall(r"at most (.+) % sure", letter))
         assert math.exp(epsilon) <= factor < 1.01 * math.exp(epsilon)
         assert 0 <= sure - 100 / (1 + math.exp(-epsilon)) < 0.1
         for words in ("At most 64 private", "1 in 100 000", "in every period", "shares its shard"):
             assert words in letter
         assert letter.count("(replace-one) is covered with") == (2 if name == "b.db" else 1)
-        assert found.words in letter and ("so far:" in letter) == (name == "b.db")
+        assert "and of other ensembles of the same text" in letter
+        assert (found.words in letter) == ("is fixed only if" in letter) == (name == "b.db")
+        assert ("none was found unmet" in letter) == (name == "a.db")
     assert f"{Path('b.db').resolve()} is one of 2 ledgers" in caplog.text
+    update = ["train", "--base", str(demo_base()), "--corpus", "builtin", "--update", "--output"]
+    assert main([*update, str(ensemble)]) == 2  # it has no places
+    assert f"Private: {found.words}" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("mechanism", "condition"),
+    [(f"{POOL} queries=none", "if the number of queries and the settings of each were fixed"),
+     ("pmixed epsilon=8 order=12 queries=9", "- The rounding of what PMixED and AdaPMixED draw")],
+)  # fmt: skip
+def test_no_letter_says_that_an_open_condition_is_met(
+    mechanism: str, condition: str, ensemble: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    generate(ensemble, "a.db", mechanism)
+    assert main(["ledger", "letter", "a.db"]) == 0
+    letter = capsys.readouterr().out
+    assert condition in letter and "found unmet" not in letter
 
 
 def test_a_weak_sum_and_a_lost_ledger(ensemble: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -67,10 +88,10 @@ def test_a_weak_sum_and_a_lost_ledger(ensemble: Path, capsys: pytest.CaptureFixt
         generate(ensemble, name, f"{POOL} queries={tokens}") if tokens else Path(name).unlink()
         capsys.readouterr()
         assert main(["ledger", "letter", "a.db"]) == 0
-        letter, epsilon = capsys.readouterr().out, together(ensemble).epsilon or 0.0
+        letter, epsilon = capsys.readouterr().out, together(ensemble).stated.epsilon or 0.0
         assert math.exp(6.9) < math.exp(epsilon) <= factor_of(letter) < 1.01 * math.exp(epsilon)
         assert ("a weak guarantee" in letter) == weak == ("was found unmet" not in letter)
-    assert f"so counted in full: {Path('b.db').resolve()} (lost or moved)." in letter
+    assert f"counted in full, caveats unknown: {Path('b.db').resolve()} (lost or moved)." in letter
     generate(ensemble, "c.db", f"{POOL} queries=none"), Path("c.db").unlink(), capsys.readouterr()
     assert main(["ledger", "letter", "a.db"]) == 2
     assert "'adapmixed ledger show --all' shows them; put lost ones" in capsys.readouterr().err
@@ -104,21 +125,25 @@ def test_the_sum_and_its_neighbours_are_of_one_kind(
     capsys.readouterr()
     assert main(["ledger", "letter", "a.db"]) == 0
     both = capsys.readouterr().out
-    assert "any other text in one shard" in alone and "any other text in one shard" not in both
-    assert "one shard emptied" in both and "zero-out)." in both
-    assert together(ensemble).adjacency == "zero_out"
+    whole = "any change of the records in one shard"
+    assert f"period: {whole}" in alone and f"period: {whole}" not in both
+    assert "period: one shard is emptied" in both and "zero-out)." in both
+    assert together(ensemble).stated.adjacency == "zero_out"
 
 
 def test_a_unit_and_what_no_letter_is_about(
     ensemble: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    generate(ensemble, "a.db", POOL, "--epsilon", "3", "--adjacency", "replace_one")
     with monkeypatch.context() as patched:
-        unit = SimpleNamespace(unit="user")
+        unit, of = SimpleNamespace(unit="user"), Origin.of
+        patched.setattr(Origin, "of", lambda *given: replace(of(*given), unit="user"))
+        generate(ensemble, "a.db", POOL, "--epsilon", "3", "--adjacency", "replace_one")
         patched.setattr("adapmixed.ensemble.manifest.read_manifest", lambda folder: unit)
         assert main(["ledger", "letter", "a.db", "--ensemble", str(ensemble)]) == 0
     letter = capsys.readouterr().out
-    assert "Protected is everything of one 'user'" in letter and "any other text" in letter
+    assert "What the answers of customers can tell about one 'user'\n" in letter
+    assert "Protected is everything of one 'user'" in letter
+    assert "period: any change of the records of one 'user' (replace-one)" in letter
     assert "That a table of so many names exists" in letter and "names in every period" in letter
     assert "e^ε = 20.1 times" in letter and "at most 95.3 % sure" in letter
     assert main(["ledger", "letter", "a.db", "--ensemble", str(DEMO_ENSEMBLE)]) == 2

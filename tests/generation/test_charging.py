@@ -151,8 +151,8 @@ def test_what_exceeds_the_rest_of_a_budget_is_refused_at_the_call(
 ) -> None:
     """The error comes before anything is read or charged, with and without a ledger."""
     words = (
-        "within the 7 that .* was planned for, 6 of which are spent, got up to 2 more with 1 left "
-        ".*early"
+        "within the 7 that .* was planned for, 6 of which are spent, got up to 2 more with 1 left: "
+        r"ask for fewer \(evaluate: --queries, else --max-new-tokens"
     )
     for place in (None, path):
         ensemble = FakeEnsemble()

@@ -49,7 +49,7 @@ def test_ends_of_the_inverse_questions():
 SPAN = 2 * 1.25 / 64
 ONE = SPAN + 2 * math.log(1 - math.sqrt(DELTA * -math.expm1(-SPAN)))  # exact for one answer
 
-POOL = ["--lower=-0.25", "--upper=1", "--scale=2"]
+POOL, ASKED = ["--lower=-0.25", "--upper=1", "--scale=2"], ["--epsilon=3", "--tokens=9"]
 
 
 @pytest.mark.parametrize(
@@ -58,11 +58,12 @@ POOL = ["--lower=-0.25", "--upper=1", "--scale=2"]
         (["--epsilon=1", "--models=64", *POOL], "186 tokens to 64 models within ε = 1 at"),
         (["--epsilon=1", "--tokens=186", *POOL], "64 models for 186 tokens within ε = 1 at"),
         (["--models=64", "--tokens=1", *POOL], "for 1 token to 64 models at"),
-        (["--models=9", "--tokens=9", "--lower=0", "--upper=9"], "ε = inf for 9 tokens"),
+        (["--models=64", "--tokens=99840", "--lower=0", "--upper=4"],
+         "clipped-mixing lower=0.0 upper=4.0: ε = inf for 99840 tokens"),
         (["--epsilon=1e-3", "--tokens=100000000000", *POOL], "more than 65536 models for"),
         (["--epsilon=1", "--models=64", "--lower=1", "--upper=1"], f"{2**40} tokens or more"),
     ],
-)
+)  # fmt: skip
 def test_what_is_left_out_is_the_answer(capsys, arguments, said):
     assert main(["plan", *arguments]) == 0
     printed = capsys.readouterr().out
@@ -77,12 +78,14 @@ def test_what_is_left_out_is_the_answer(capsys, arguments, said):
     [
         (["--epsilon=1", "--models=2"], "got no --tokens"),
         (["--epsilon=1", "--models=2", "--tokens=3", "--scale=2"], "got no --lower"),
-        (
-            ["--epsilon=1", "--models=2", "--lower=0.5"],
-            "--lower and --upper must be given together, got --lower without --upper",
-        ),
+        (["--epsilon=1", "--models=2", "--lower=0.5"], "together, got --lower without --upper"),
         (["--epsilon=1", "--lower=0.5", "--upper=2"], "one must be left out"),
         (["--epsilon=1", "--models=2", "--tokens=3", *POOL], "one must be left out"),
+        ([*ASKED, "--models=3", "--save=x"], "--save needs --ensemble"),
+        ([*ASKED, "--ensemble=none"], "none does not"),
+        ([*ASKED, "--ensemble=none", "--models=3"], "--models must not be given with --ensemble"),
+        ([*ASKED, "--all"], "--all needs --epsilon, --tokens and --ensemble or --models"),
+        ([*ASKED, "--models=3", "--save=no/folder"], "--save must name a file in an existing fold"),
     ],
 )
 def test_questions_without_an_answer(capsys, arguments, message):

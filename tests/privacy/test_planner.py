@@ -6,7 +6,6 @@ from unittest.mock import Mock
 import pytest
 import torch
 
-from adapmixed.cli import main
 from adapmixed.errors import BudgetSpentError
 from adapmixed.mechanisms.planned import planned
 from adapmixed.privacy import Accountant, BoundedRangeAnswer, ClippedAnswer, RenyiBound, planner
@@ -174,9 +173,3 @@ def test_a_plan_becomes_its_mechanism(plans):
         accountant.check_left(mechanism, 507)
         with pytest.raises(BudgetSpentError, match="1 of which are spent, got up to 508"):
             accountant.check_left(mechanism, 508)
-
-
-def test_the_command_answers_for_a_box_from_zero(capsys):
-    given = ["plan", "--lower=0", "--upper=4", "--models=64", "--tokens=99840"]
-    assert main(given) == 0
-    assert "clipped-mixing lower=0.0 upper=4.0: ε = inf for 99840" in capsys.readouterr().out

@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 
-from adapmixed.privacy import Accountant, ClippedAnswer
 from adapmixed.privacy.planner import epsilon_of
 from adapmixed.privacy.recommendation import (
     SHARDS,
@@ -31,18 +30,6 @@ def test_it_is_the_widest_of_the_rule_within_epsilon(mechanism: str) -> None:
         assert float(f"{value:.4g}") == value, name
     wider = settings | {"upper": settings["upper"] * 1.01, "lower": settings["lower"] * 0.999}
     assert epsilon_of(DELTA, MODELS, TOKENS, "zero_out", **wider) > 1.0
-
-
-def test_periods_compose_as_one_plan() -> None:
-    one = recommended(2.0, DELTA, MODELS, TOKENS, "replace_one", periods=3)
-    answers = ClippedAnswer(**one.settings, num_models=MODELS, queries=TOKENS, budget=TOKENS)
-    period = Accountant(DELTA, adjacency="replace_one").add(answers).guarantee().epsilon
-    every = replace(answers, queries=3 * TOKENS, budget=3 * TOKENS)
-    together = Accountant(DELTA, adjacency="replace_one").add(every).guarantee().epsilon
-    assert period is not None and together is not None
-    assert one.over_time == ((TOKENS, one.epsilon), (3 * TOKENS, one.over_time[1][1]))
-    assert 0.999 * one.epsilon <= period <= one.epsilon < 1.5  # an accountant has a finer grid
-    assert 0.999 * one.over_time[1][1] <= together <= one.over_time[1][1] <= 2.0 < 3 * period
 
 
 def test_a_budget_for_nothing_says_what_to_do() -> None:

@@ -13,7 +13,7 @@ from ledger_cases import ends, exit_status, forked, losses
 
 from adapmixed.cli import main
 from adapmixed.privacy import Accountant, BoundedRangeAnswer, ClippedAnswer, IndividualCharge
-from adapmixed.privacy.events import Event, PublicAnswer
+from adapmixed.privacy.events import Caveat, Event, PublicAnswer, RenyiBound
 from adapmixed.privacy.guarantee import format_epsilon
 from adapmixed.privacy.ledger import register as registers
 from adapmixed.privacy.ledger.register import entered, register_of, together
@@ -43,24 +43,26 @@ def charge(path: Path, *events: Event, **settings: Any) -> Path:
         (POOL, {"delta": 1e-6}, f"at δ = 1.1e-05 {ADDED}"),
         (BOX, {}, f"at δ = 2e-05 {ADDED}"),
         (SHARE, {"epsilon": 2.0}, f"at δ = 2e-05 {ADDED}"),
-        (losses(1, 64), {}, "one of them has no ε that is fixed in advance, so they have none."),
+        (losses(1, 64), {}, "no ε, as a ledger has none that is fixed in advance."),
     ],
     ids=["one plan twice", "another", "neighbours", "δ", "another family", "budgets", "private"],
 )
 def test_what_adds_up(event: Event, settings: dict[str, Any], words: str, tmp_path: Path) -> None:
     charge(tmp_path / "a.db", POOL)
     first = together(tmp_path / "e")
-    assert first.words == "" and first.epsilon == first.readings[0].guarantee.epsilon
+    assert first.stated.epsilon == first.readings[0].guarantee.epsilon
+    assert first.words.endswith("periods, so far: ε = 1.72 at δ = 1e-05 (zero-out).")
     charge(tmp_path / "b.db", event, **settings)
     found = together(tmp_path / "e")
     assert found.words.startswith("All 2 ledgers of this ensemble's periods together, so far: ")
     assert words in found.words
-    plain = sum(float(one.guarantee.epsilon or 0) for one in found.readings)
-    assert found.epsilon is None or first.epsilon < found.epsilon <= np.nextafter(plain, 9)
+    assert ("This is fixed only if the number of" in found.words) == ("no ε" not in words)
+    plain, epsilon = sum(one.guarantee.epsilon or 0 for one in found.readings), found.stated.epsilon
+    assert epsilon is None or first.stated.epsilon < epsilon <= np.nextafter(plain, 9)
     if words == COMPOSED and isinstance(event, BoundedRangeAnswer):
         plans = [BoundedRangeAnswer(one.scale, one.lower, one.upper, 64, one.budget or 0)
                  for one in (POOL, event)]  # fmt: skip
-        assert found.epsilon == Accountant(1e-5).add(plans).get_epsilon(1e-5) < plain
+        assert epsilon == Accountant(1e-5).add(plans).get_epsilon(1e-5) < plain
 
 
 def test_lost_and_moved_ledgers(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -69,10 +71,10 @@ def test_lost_and_moved_ledgers(tmp_path: Path, caplog: pytest.LogCaptureFixture
     second = charge(tmp_path / "b.db", POOL)
     assert f"{second} is one of 2 ledgers of this ensemble's periods" in caplog.text
     moved = first.rename(tmp_path / "c.db")
-    lost = f"Not there, so counted in full: {first} (lost or moved)."
+    lost = f"Not there, counted in full, caveats unknown: {first} (lost or moved)."
     found = together(tmp_path / "e")
-    assert lost in found.words and found.delta == 2e-5
-    assert found.epsilon == 2 * (found.readings[0].guarantee.epsilon or 0.0)
+    assert lost in found.words and found.stated.delta == 2e-5
+    assert found.stated.epsilon == 2 * (found.readings[0].guarantee.epsilon or 0.0)
     charge(tmp_path / "a.db", OTHER)  # another ledger in its place
     assert lost in together(tmp_path / "e").words
     charge(moved, POOL)
@@ -81,24 +83,46 @@ def test_lost_and_moved_ledgers(tmp_path: Path, caplog: pytest.LogCaptureFixture
     assert {Path(one.path) for one in found.readings} == {first, second, moved}
     charge(tmp_path / "d.db", PublicAnswer(1))  # its promise comes with the first private answer
     charge(tmp_path / "d.db", POOL).write_bytes(b"?")
-    assert f"in full: {tmp_path / 'd.db'} (damaged)." in together(tmp_path / "e").words
+    assert f"unknown: {tmp_path / 'd.db'} (damaged)." in together(tmp_path / "e").words
     charge(tmp_path / "f.db", PublicAnswer(1)).unlink()
-    assert together(tmp_path / "e").epsilon is None
+    assert together(tmp_path / "e").stated.epsilon is None
 
 
+def test_plans_of_one_order_compose_and_caveats_stay(tmp_path: Path) -> None:
+    """PMixED's sum holds for exact mixtures, and has the caveats of all its ledgers."""
+    ball, exact = RenyiBound(12.0, 1e-3, 64, 1, budget=100), "for tokens drawn from the exact mix"
+    charge(tmp_path / "a.db", ball, Caveat("base"))
+    charge(tmp_path / "b.db", replace(ball, epsilon=2e-3, budget=50))
+    found = together(tmp_path / "e")
+    joint = Accountant(1e-5).add([RenyiBound(12.0, 1e-3, 64, 100), RenyiBound(12.0, 2e-3, 64, 50)])
+    assert found.stated.epsilon == joint.get_epsilon(1e-5)
+    assert f"(all answers composed; {exact}" in found.words
+    assert found.words.count("The public model was not compared") == 1
+    charge(tmp_path / "c.db", replace(ball, order=13.0))
+    assert f"at δ = 3e-05 (their ε and δ added; {exact}" in together(tmp_path / "e").words
+
+
+@pytest.mark.parametrize("way", ["zero_out", "replace_one"])
 @pytest.mark.parametrize("name", ["clipped-mixing", "clipped-log-pool"])
-def test_ledgers_state_what_their_plan_said(name: str, tmp_path: Path, capsys: Any) -> None:
-    one = recommended(2.0, 1e-5, 64, 100, mechanism=name, periods=2)
+def test_ledgers_state_what_their_plan_said(
+    name: str, way: str, tmp_path: Path, capsys: Any
+) -> None:
+    one = recommended(2.0, 1e-5, 64, 100, way, mechanism=name, periods=2)
     family = ClippedAnswer if name == "clipped-mixing" else BoundedRangeAnswer
     event: Any = family(**one.settings, num_models=64, queries=1, budget=100)
-    charge(tmp_path / "a.db", event, event), charge(tmp_path / "b.db", event)
+    charge(tmp_path / "a.db", event, event, adjacency=way)
+    charge(tmp_path / "b.db", event, adjacency=way)
     found, planned = together(tmp_path / "e"), one.over_time[-1][1]
-    assert found.delta == 1e-5 and 0.999 * planned < (found.epsilon or 0) <= planned
+    period = found.readings[0].guarantee.epsilon or 0.0
+    assert one.over_time == ((100, one.epsilon), (200, planned)) and planned <= 2.0 < 2 * period
+    assert 0.999 * one.epsilon < period <= one.epsilon  # an accountant has a finer grid
+    assert found.stated.delta == 1e-5 and 0.999 * planned < (found.stated.epsilon or 0) <= planned
     asked = ["--epsilon=2", "--models=64", "--tokens=100", "--periods=2", f"--mechanism={name}"]
+    asked += [f"--adjacency={way}"]
     assert main(["plan", *asked]) == 0
     assert f"All 2 periods have ε = {format_epsilon(planned)} at" in capsys.readouterr().out
-    charge(tmp_path / "c.db", replace(event, upper=1.01))  # another box has no joint total
-    assert together(tmp_path / "e").delta == (3e-5 if name == "clipped-mixing" else 1e-5)
+    charge(tmp_path / "c.db", replace(event, upper=1.01), adjacency=way)  # not one pair for all
+    assert together(tmp_path / "e").stated.delta == (3e-5 if name == "clipped-mixing" else 1e-5)
 
 
 def test_a_known_ledger_is_looked_up_once(

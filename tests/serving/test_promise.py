@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from adapmixed.commands.mechanisms import mechanism_of
-from adapmixed.commands.promise import checked, is_limited, promise, promised
+from adapmixed.commands.promise import checked, promise, promised
 from adapmixed.mechanisms import Mechanism, Origin, Rows
 from adapmixed.privacy import Accountant, Guarantee
 from adapmixed.rng import SecureRandom
@@ -48,7 +48,7 @@ def gated(mechanism: Mechanism, epsilon: float | None = None) -> Guarantee:
 def test_without_a_plan_epsilon_has_no_limit(text: str, words: str) -> None:
     mechanism = made(text)
     found = gated(mechanism)
-    assert found.kind == "fixed" and not is_limited(found)
+    assert found.kind == "fixed" and not found.limited
     with pytest.raises(ValueError, match=f"^--allow-weak must be given .* {GROWS}") as raised:
         checked(found, mechanism, allow_weak=False)
     assert str(raised.value).endswith(words)
@@ -100,7 +100,7 @@ def test_a_budget_states_its_epsilon(text: str, confidence: str) -> None:
     accountant = Accountant(DELTA, epsilon=2.0)
     mechanism = made(f"{text} queries=none public_confidence={confidence}", 2.0)
     found = gated(mechanism, 2.0)
-    assert (found.method, found.epsilon) == ("per-shard budget", 2.0) and is_limited(found)
+    assert (found.method, found.epsilon) == ("per-shard budget", 2.0) and found.limited
     checked(found, mechanism, allow_weak=False)
     answer(accountant, mechanism, 7)
     line = promise(accountant, mechanism, MODELS, KNOWN)
@@ -120,7 +120,7 @@ def test_a_budget_states_its_epsilon(text: str, confidence: str) -> None:
 def test_other_mechanisms(text: str, kind: str, words: str) -> None:
     mechanism, accountant = made(text), Accountant(DELTA)
     found = gated(mechanism)
-    assert found.kind == kind and is_limited(found)
+    assert found.kind == kind and found.limited
     if kind in ("fixed", "public"):
         checked(found, mechanism, allow_weak=False)
     else:

@@ -82,7 +82,7 @@ def run(arguments: argparse.Namespace) -> int:
         if arguments.all:
             found = together(_ensemble(reading, arguments.ensemble), reading)
             facts |= {f"ledger {one.path}": str(one.guarantee) for one in found.readings}
-            facts["together"] = found.words or "There is one ledger."
+            facts["together"] = found.words
     elif arguments.expect not in (None, reading.description.first_hash.hex(), *digests):
         raise LedgerCorruptError(
             f"--expect must be a digest that {reading.path} had, got {arguments.expect!r}: it is "
@@ -140,31 +140,33 @@ def _letter(reading: Reading, ensemble: Path) -> str:
     """
     from adapmixed import __version__
     from adapmixed.ensemble.manifest import read_manifest
-    from adapmixed.privacy.guarantee import format_epsilon, weak_warnings
+    from adapmixed.privacy.guarantee import format_epsilon
     from adapmixed.privacy.ledger.register import together
 
     guarantee, binding = reading.guarantee, reading.account.binding
     found = together(ensemble, reading)
-    if guarantee.kind != "fixed" or found.epsilon is None or binding is None:
+    stated, epsilon = found.stated, found.stated.epsilon
+    if guarantee.kind != "fixed" or epsilon is None or binding is None:
         raise ValueError(
             f"{reading.path} and all other ledgers of {ensemble} must have an ε that is fixed in "
             "advance for a letter: 'adapmixed ledger show --all' shows them; put lost ones back"
         )
-    unit = read_manifest(ensemble).unit
-    true = {"", found.adjacency, "shard" if unit is None else "unit"}
-    true |= {"several"} if found.words else set()
-    unmet = any(one.guarantee.warnings for one in found.readings)
-    true |= set() if unmet or weak_warnings(found.epsilon, found.delta) else {"sound"}
-    odds = Decimal(found.epsilon).exp()
+    inexact = any(one.guarantee.method in ("renyi", "zcdp") for one in found.readings)
+    sound = guarantee.limited and not (inexact or guarantee.warnings)
+    true = {"", "shard" if stated.unit == "shard" else "unit"}
+    true |= {"several"} if found.ledgers > 1 else {"sound"} if sound else set()
+    true |= {"rounding"} if inexact or found.ledgers > len(found.readings) else set()
+    true |= {"table"} if read_manifest(ensemble).unit is not None else set()
+    odds = Decimal(epsilon).exp()
     factor = Context(prec=3, rounding=ROUND_CEILING).create_decimal(odds)
     doubt = 100 / (1 + odds)  # rounded down, as the odds are rounded up
     doubt = Context(prec=2 if doubt < 10 else 3, rounding=ROUND_FLOOR).create_decimal(doubt)
     values: dict[str, object] = {
-        "unit": unit,
-        "epsilon": format_epsilon(found.epsilon),
+        "whom": f"one {stated.unit}",
+        "epsilon": format_epsilon(epsilon),
         "factor": f"{factor:,f}".replace(",", " "),
         "sure": 100 - doubt,
-        "one_in": f"{int(1 / Decimal(repr(found.delta))):,}".replace(",", " "),
+        "one_in": f"{int(1 / Decimal(repr(stated.delta))):,}".replace(",", " "),
         "version": __version__,
         "name": ensemble.resolve().name,
     }

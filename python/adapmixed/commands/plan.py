@@ -16,10 +16,6 @@ if TYPE_CHECKING:
 _ASKED = ("epsilon", "models", "tokens")
 _REPLY = 100  # tokens
 _MEASURED = "SmolLM2-135M, 3500 change logs"
-_NEIGHBOURS = {
-    "zero_out": "one shard is emptied and its member answers the public distribution",
-    "replace_one": "any change of the records in one shard",
-}
 _RULES = {
     "clipped-mixing": "the widest box of shape log upper = {shape:g} |log lower|",
     "clipped-log-pool": "the widest clip from 0 at scale = {scale:g}",
@@ -87,12 +83,15 @@ def add_parser(commands: Any) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Recommend a plan, print what numbers of shards allow, or answer an inverse question."""
     check_optional_queries(arguments.tokens, "--tokens")
+    arguments.unit = "shard"
     if arguments.ensemble is not None:
         from adapmixed.ensemble.manifest import read_manifest
 
         if arguments.models is not None:
             raise ValueError(f"--models must not be given with --ensemble, got {arguments.models}")
-        arguments.models = len(read_manifest(arguments.ensemble).members)
+        found = read_manifest(arguments.ensemble)
+        arguments.models, unit = len(found.members), found.unit
+        arguments.unit = "shard" if unit is None else repr(unit)
     missing = [name for name in _ASKED if getattr(arguments, name) is None]
     given = [name for name in ("save", "mechanism", "all") if getattr(arguments, name)]
     given += ["periods"] if arguments.periods != 1 else []
@@ -155,9 +154,15 @@ def _answer(arguments: argparse.Namespace, asked: str) -> None:
     name = "clipped-mixing" if settings["scale"] is None else "clipped-log-pool"
     given = {key: value for key, value in settings.items() if value is not None}
     listed = " ".join(f"{key}={value!r}" for key, value in given.items())
-    print(f"{name} {listed}: {said} at δ = {float(delta)!r};")
-    print(f"neighbouring ({way}): {_NEIGHBOURS[way]}.")
+    print(f"{name} {listed}: {said} at δ = {float(delta)!r};\n{_neighbours(arguments)}")
     _warn(arguments.epsilon if found is None or asked != "epsilon" else found, delta)
+
+
+def _neighbours(arguments: argparse.Namespace) -> str:
+    from adapmixed.privacy.guarantee import Guarantee
+
+    asked = Guarantee(0.0, arguments.delta, "fixed", arguments.adjacency, unit=arguments.unit)
+    return f"neighbouring: {asked.neighbours}."
 
 
 def _warn(epsilon: float, delta: float) -> None:
@@ -183,8 +188,7 @@ def _say_question(arguments: argparse.Namespace, more: str = "") -> None:
 
     print(
         f"Within ε = {format_epsilon(arguments.epsilon)} at δ = {float(arguments.delta)!r} for "
-        f"{arguments.tokens} tokens{more};\n"
-        f"neighbouring ({arguments.adjacency}): {_NEIGHBOURS[arguments.adjacency]}.\n"
+        f"{arguments.tokens} tokens{more};\n{_neighbours(arguments)}\n"
     )
 
 
@@ -226,7 +230,7 @@ def _recommended(arguments: argparse.Namespace) -> None:
     replies = f", about {one.queries / _REPLY:,.0f} replies of {_REPLY} tokens"
     many = replies if one.queries >= 1.5 * _REPLY else ""
     print(f"  ε = {format_epsilon(one.epsilon)} for {_plural(one.queries, 'token')}{many}.")
-    _say_meaning(one, periods)
+    _say_meaning(one, periods, arguments.unit)
     rule = _RULES[name].format(shape=CHOSEN_SHAPE, scale=CHOSEN_SCALE)
     print(f"The rule: {rule}. It looks at no member and at no text.\n{CHOOSING}")
     if arguments.all:
@@ -237,21 +241,21 @@ def _recommended(arguments: argparse.Namespace) -> None:
         print(f"Wrote {arguments.save}, which is private: other commands take it as --plan.")
 
 
-def _say_meaning(one: "Plan", periods: int) -> None:
-    """Print what the plan keeps of a gain, if that was measured, and what all periods cost."""
+def _say_meaning(one: "Plan", periods: int, unit: str) -> None:
+    """Print what such settings kept of a measured gain, and what all periods cost."""
     from adapmixed.privacy.guarantee import format_epsilon
-    from adapmixed.privacy.recommendation import kept_share, nearest
+    from adapmixed.privacy.recommendation import SHARDS, kept_share, nearest
 
-    if one.mechanism == "clipped-mixing":
-        print(
-            f"  It keeps about {kept_share(one):.0%} of the best gain without protection, in "
-            f"log-perplexity: measured with\n  two trainings on other text ({_MEASURED}, "
-            f'{nearest(one.num_models)} shards;\n  "What private prediction costs").'
-        )
+    never = f"; fewer than {SHARDS[0]} were never measured" * (one.num_models < SHARDS[0])
+    print(
+        f"  With {nearest(one.num_models)} shards such settings kept about {kept_share(one):.0%} "
+        f"of the best gain without protection, in\n  log-perplexity{never}. That was with two "
+        f'trainings on other text\n  ({_MEASURED}; "What private prediction costs").'
+    )
     if periods > 1:
         print(
             f"  All {periods} periods have ε = {format_epsilon(one.over_time[-1][1])} at the same "
-            f"δ, for one shard in each: with these settings and\n  {one.num_models} models, their "
+            f"δ, for one {unit} in each: with these settings and\n  {one.num_models} models, their "
             f"answers compose as those of one plan. Their {periods} ledgers together state no more."
         )
 

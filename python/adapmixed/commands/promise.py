@@ -18,7 +18,7 @@ def promised(
     """Return the guarantee of an account's answers together with all answers to come.
 
     It is found by charging one made-up answer to a copy of the account, which is thrown away. If
-    no plan and no budget limits ε, that ε is too small: see :func:`is_limited`.
+    no plan and no budget limits ε, that ε is too small: see `Guarantee.limited`.
 
     Args:
         accountant: the account that will be charged. It is not changed.
@@ -39,12 +39,6 @@ def promised(
     return replace(trial.guarantee(), queries=now.queries, public_queries=now.public_queries)
 
 
-def is_limited(guarantee: Guarantee) -> bool:
-    """Return False if ε is fixed for each answer, but no plan and no budget limits their sum."""
-    planned = guarantee.budget is not None or guarantee.method == "per-shard budget"
-    return guarantee.kind != "fixed" or planned
-
-
 def checked(guarantee: Guarantee, mechanism: Mechanism, *, allow_weak: bool) -> Guarantee:
     """Return a guarantee that may be served.
 
@@ -60,7 +54,7 @@ def checked(guarantee: Guarantee, mechanism: Mechanism, *, allow_weak: bool) -> 
 
     if allow_weak:
         return guarantee
-    if not is_limited(guarantee):
+    if not guarantee.limited:
         raise ValueError(
             "--allow-weak must be given to serve this mechanism, whose ε has no limit and grows "
             f"with every answer; {_limits(mechanism)}"
@@ -79,7 +73,7 @@ def promise(accountant: Accountant, mechanism: Mechanism, num_models: int, origi
     Arguments and errors are those of :func:`promised`.
     """
     found = promised(accountant, mechanism, num_models, origin)
-    if is_limited(found):
+    if found.limited:
         return _said(found)
     now = replace(accountant.guarantee(), caveats=found.caveats)
     so_far = [str(now)] if now.queries else replace(found, epsilon=math.inf).warnings

@@ -235,13 +235,14 @@ def _print_costs(arguments: argparse.Namespace, accountant: Accountant) -> None:
         )
 
 
-def all_ledgers(ensemble: str | Path, path: Path) -> str:
-    """Return the sentence about an ensemble's ledgers and the one at a path; "" if it is alone."""
+def all_ledgers(ensemble: str | Path, path: Path | None = None) -> str:
+    """Return what an ensemble's ledgers have spent; "" if the one at a path is alone."""
     from adapmixed.privacy import read_ledger
     from adapmixed.privacy.ledger.register import together
 
     try:
-        return together(ensemble, read_ledger(path, whole=False)).words
+        found = together(ensemble, None if path is None else read_ledger(path, whole=False))
+        return found.words if found.ledgers > 1 or path is None else ""
     except (OSError, ValueError) as error:
         return f"The ledgers of this ensemble could not be added up: {error}"
 

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from adapmixed.commands.options import quiet_libraries
+from adapmixed.commands.serving import all_ledgers
 from adapmixed.commands.training import (
     add_adapter_options,
     add_corpus_options,
@@ -110,6 +111,8 @@ def run(arguments: argparse.Namespace) -> int:
             file=sys.stderr,
         )
     place = Place.from_environment()
+    if arguments.update and place.rank == 0:
+        print("Private:", all_ledgers(arguments.output) or "No ledger yet.", file=sys.stderr)
     manifest = train_ensemble(
         TrainingRun(
             base=arguments.base,

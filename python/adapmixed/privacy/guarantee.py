@@ -126,6 +126,20 @@ class Guarantee:
         return weak + [_CAVEATS[name] for name in self.caveats]
 
     @property
+    def limited(self) -> bool:
+        """False if ε is fixed for each answer, but no plan and no budget limits their sum."""
+        return self.kind != "fixed" or self.budget is not None or self.method == "per-shard budget"
+
+    @property
+    def neighbours(self) -> str:
+        """What differs between neighbours, as a phrase."""
+        removed = f"one {self.unit} is emptied"
+        return _NEIGHBOURS[self.adjacency or ""].format(
+            removed=f"all text of one {self.unit} is removed" if self._named else removed,
+            content=self._content("the records in one shard"),
+        )
+
+    @property
     def _whole(self) -> str:
         """The unit as a phrase."""
         return f"everything of one {self.unit}" if self._named else f"one whole {self.unit}"
@@ -150,12 +164,7 @@ class Guarantee:
         if self.kind == "public":
             return f"ε = 0, δ = 0 for {self._whole}: the {answers} used public values only."
         pair = f"ε = {format_epsilon(self.epsilon)} at δ = {float(self.delta)!r}"
-        removed = f"one {self.unit} is emptied"
-        neighbours = _NEIGHBOURS[self.adjacency or ""].format(
-            removed=f"all text of one {self.unit} is removed" if self._named else removed,
-            content=self._content("the records in one shard"),
-        )
-        basis = f"{self._basis()}; neighbouring: {neighbours}"
+        basis = f"{self._basis()}; neighbouring: {self.neighbours}"
         if self.kind == "published":
             return (
                 f"{pair} for {self._whole} over {answers} is the number claimed by the "

@@ -150,6 +150,6 @@ def check_left(mechanism: Charged, answered: int, queries: int) -> None:
         raise BudgetSpentError(
             f"queries must stay within the {planned} that the mechanism was planned for, "
             f"{answered} of which are spent, got up to {queries} more with "
-            f"{max(planned - answered, 0)} left (an answer that ends early takes fewer, but that "
-            "is not known in advance)"
+            f"{max(planned - answered, 0)} left: ask for fewer (evaluate: --queries, "
+            "else --max-new-tokens)"
         )

@@ -18,12 +18,17 @@ from adapmixed.privacy.rounding import four_digits
 SHARDS = (100, 300, 1_000)
 """Numbers of shards with which `kept_share` was measured."""
 
-_KEPT: Mapping[int, Mapping[float, float]] = {
+_BOXES: Mapping[int, Mapping[float, float]] = {  # of ClippedMixing
     100: {1.363: 0.053, 2.085: 0.121, 4.018: 0.215, 5.857: 0.263, 19.66: 0.395, 69.73: 0.498},
     300: {2.235: 0.109, 5.201: 0.219, 14.45: 0.342, 22.09: 0.388, 88.37: 0.518, 365.5: 0.613},
     1_000: {6.601: 0.183, 23.74: 0.311, 84.03: 0.43, 114.3: 0.457, 506.6: 0.562, 2_557.0: 0.632},
 }
-"""Shares by N and `upper` of ClippedMixing; see docs/concepts/what-privacy-costs.md."""
+_CLIPS: Mapping[int, Mapping[float, float]] = {  # of ClippedLogPool, from 0 at scale 2
+    100: {0.2275: 0.078, 0.8337: 0.244, 2.237: 0.443, 2.591: 0.465, 5.181: 0.441},
+    300: {0.2545: 0.063, 0.6826: 0.158, 2.501: 0.412, 3.355: 0.463, 6.71: 0.449, 15.54: 0.406},
+    1_000: {0.8482: 0.11, 2.275: 0.248, 4.168: 0.359, 8.337: 0.416, 22.37: 0.411},
+}
+"""Shares by N and `upper`, of benchmarks/results/headline.txt."""
 
 
 def recommended(
@@ -83,14 +88,15 @@ def nearest(num_models: int) -> int:
 
 
 def kept_share(one: Plan) -> float:
-    """Return the share of the best gain without protection that a box of ClippedMixing kept.
+    """Return the share of the best gain without protection that settings of the rule kept.
 
     It was measured on one text with one model and `nearest` shards, and is interpolated over the
-    box's size, which decides the perplexity whatever ε and the number of queries are.
+    size of box or clip, which decides the perplexity whatever ε and the number of queries are.
 
     Args:
-        one: ClippedMixing's plan of `recommended` or `planner.chosen`.
+        one: a plan of `recommended` or `planner.chosen`.
     """
-    found = _KEPT[nearest(one.num_models)]
-    sizes = np.log([one.settings["upper"], 1.0, *found])
+    boxed = one.mechanism == "clipped-mixing"
+    found = (_BOXES if boxed else _CLIPS)[nearest(one.num_models)]
+    sizes = np.log(np.array([one.settings["upper"], float(boxed), *found]) + (not boxed))
     return float(np.interp(sizes[0], sizes[1:], [0.0, *found.values()]))

@@ -23,7 +23,8 @@ from adapmixed.training.shards import Spool
 
 _LEDGER = (
     "The ledgers of this ensemble end with it. What they charged stays spent, and a new period "
-    "begins with a new ledger. For everybody whose text is in both, ε and δ of the periods add."
+    "begins with a new ledger. For everybody whose text is in both, ε and δ of the periods add, or "
+    "their plans compose ('adapmixed ledger show --all')."
 )
 
 

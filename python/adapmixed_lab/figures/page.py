@@ -83,11 +83,12 @@ UNPROTECTED_NOTES = (
     "operator only. Only the sampled answers may be released.",
     "Do not publish a data-dependent, ex-post ε, and let nothing that outsiders can see depend on "
     "it. A fixed ε may be published.",
-    "The unit is one shard: all the text that one model was fine-tuned on. Text that occurs in "
-    "several shards is not covered at the ε of one shard. The public model’s own training data is "
-    "not covered at all.",
-    "The guarantee covers the queries of this report. Further answers from the same models add to "
-    "its cost.",
+    "The unit is the one that each guarantee names: one shard, all the text that one model was "
+    "fine-tuned on, or everything of one name with a shard of its own. Text that occurs in several "
+    "shards is not covered at the ε of one shard. The public model’s own training data is not "
+    "covered at all.",
+    "Each guarantee covers the number of queries that it names, from one accountant. Any other "
+    "answers from the same models add to its cost.",
     "Seeded randomness is for evaluation only, because anyone who knows or guesses the seed can "
     "repeat the draws. Answers to others need the secure generator.",
     "Answers drawn without protection have no guarantee. The claim of the published bound is no "

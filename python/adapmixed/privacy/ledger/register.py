@@ -25,11 +25,15 @@ from adapmixed.files import remove_leftovers, write_file
 from adapmixed.limits import MOST_QUERIES
 from adapmixed.privacy.account import Account
 from adapmixed.privacy.events import ClippedAnswer
-from adapmixed.privacy.guarantee import Guarantee, format_epsilon, weak_warnings
+from adapmixed.privacy.guarantee import Guarantee, format_epsilon
 from adapmixed.privacy.ledger.reading import Reading, read_ledger
 
 FILE_NAME, FORMAT_VERSION = "ledgers.json", 2
 _LOG = logging.getLogger(__name__)
+_CONDITION = (
+    "This is fixed only if the number of ledgers, and the ε, δ and plan (settings and number of "
+    "queries) of each, were chosen without the answers."
+)
 
 
 class Entry(NamedTuple):
@@ -98,8 +102,7 @@ def _promised(account: Account) -> float | None:
     if account.totals.kind != "fixed":
         return None
     found = account.guarantee(account.settings.delta, account.settings.adjacency)
-    limited = found.budget is not None or found.method == "per-shard budget"
-    return found.epsilon if limited and found.epsilon != math.inf else None
+    return found.epsilon if found.limited and found.epsilon != math.inf else None
 
 
 def ensemble_of(reading: Reading) -> Path | None:
@@ -120,16 +123,15 @@ class Together(NamedTuple):
 
     Attributes:
         readings: the ledgers that are there.
-        epsilon: ε of all charges; None if a ledger has none that is fixed in advance.
-        delta: its δ.
-        adjacency: its neighbours, which are zero-out if those of the ledgers differ.
-        words: the sum as a sentence; "" if no two ledgers were ever entered.
+        ledgers: number of all ledgers.
+        stated: all charges; "none" if a ledger has no ε that is fixed in advance. If neighbours of
+            the ledgers differ, these are zero-out; if units differ or are not known, it is a shard.
+        words: the sum as sentences; "" if no ledger was ever entered.
     """
 
     readings: list[Reading]
-    epsilon: float | None
-    delta: float
-    adjacency: str
+    ledgers: int
+    stated: Guarantee
     words: str
 
 
@@ -160,38 +162,43 @@ def together(ensemble: str | os.PathLike[str], known: Reading | None = None) -> 
             why = "damaged" if isinstance(error, LedgerCorruptError) else why
         missing.append(entry)
         reasons.append(f"{entry.path} ({why})")
-    accounts = [one.account for one in found]
+    stated, said = _sum(found, missing)
+    count, full = len(found) + len(missing), "" if stated.epsilon is None else ", counted in full"
+    whose = f"All {count} ledgers" if count > 1 else "The only ledger"
+    words = [f"{whose} of this ensemble's periods{' together' * (count > 1)}, so far: {said}"]
+    words += [f"Not there{full}, caveats unknown: {', '.join(reasons)}."] if missing else []
+    if stated.epsilon is not None:
+        words += [] if count == 1 and all(one.guarantee.limited for one in found) else [_CONDITION]
+        words += [stated.inside()] if count > 1 and stated.adjacency == "zero_out" else []
+        each = [warning for one in found for warning in one.guarantee.warnings]
+        words += dict.fromkeys([*stated.warnings, *each])
+    return Together(found, count, stated, " ".join(words) if count else "")
+
+
+def _sum(readings: Sequence[Reading], missing: Sequence[Entry]) -> tuple[Guarantee, str]:
+    """Return the guarantee of all charges, composed if that is proved, else added, and words."""
+    accounts, nothing = [one.account for one in readings], Guarantee(None, 1.0, "none")
+    if any(one.totals.kind not in ("fixed", "public") for one in accounts):
+        return nothing, "no ε, as a ledger has none that is fixed in advance."
+    if any(one.epsilon is None for one in missing):  # ε of replace-one covers zero-out, too
+        return nothing, "no sum, until a ledger is back whose ε the register does not have."
     asked = {one.settings.adjacency for one in accounts} | {one.adjacency for one in missing}
     way = asked.pop() if len(asked) == 1 else "zero_out"
-    epsilon, delta, said = _sum(accounts, missing, way)
-    count, counted = len(found) + len(missing), "" if epsilon is None else ", so counted in full"
-    words = [f"All {count} ledgers of this ensemble's periods together, so far: {said}"]
-    words += [f"Not there{counted}: {', '.join(reasons)}."] if missing else []
-    if epsilon is not None:
-        words += [Guarantee(epsilon, delta, "fixed", way).inside()] if way == "zero_out" else []
-        words += weak_warnings(epsilon, delta)
-    return Together(found, epsilon, delta, way, " ".join(words) if count > 1 else "")
-
-
-def _sum(
-    accounts: Sequence[Account], missing: Sequence[Entry], way: str
-) -> tuple[float | None, float, str]:
-    """Return ε, δ and words for all charges: composed if that is proved, else added."""
-    if any(one.totals.kind not in ("fixed", "public") for one in accounts):
-        return None, 1.0, "one of them has no ε that is fixed in advance, so they have none."
-    if any(one.epsilon is None for one in missing):  # ε of replace-one covers zero-out, too
-        return None, 1.0, "no sum, until a ledger is back whose ε the register does not have."
+    units = {"shard" for _ in missing} | {one.guarantee.unit for one in readings}
     found: list[Guarantee | Entry] = [one.guarantee(one.settings.delta, way) for one in accounts]
     found += missing
-    epsilons, how = [one.epsilon or 0.0 for one in found], "their ε and δ added"
+    epsilons, how = [one.epsilon or 0.0 for one in found], "their ε and δ added; "
     epsilon, delta = math.fsum(epsilons), float(sum(Decimal(repr(one.delta)) for one in found))
     if math.isfinite(epsilon) and math.fsum([*epsilons, -epsilon]) > 0:  # it was rounded down
         epsilon = math.nextafter(epsilon, math.inf)
     composed = None if missing else _composed(accounts, way)
     if composed is not None and composed < epsilon:
-        epsilon, delta, how = composed, accounts[0].settings.delta, "all answers composed"
-    pair = f"ε = {format_epsilon(epsilon)} at δ = {delta!r}"
-    return epsilon, delta, f"{pair} ({how}; {way.replace('_', '-')})."
+        epsilon, delta, how = composed, accounts[0].settings.delta, "all answers composed; "
+    exact = "renyi" in {getattr(one, "method", None) for one in found}
+    how = how * (len(found) > 1) + "for tokens drawn from the exact mixture; " * exact
+    said = f"ε = {format_epsilon(epsilon)} at δ = {delta!r} ({how}{way.replace('_', '-')})."
+    unit = units.pop() if len(units) == 1 else "shard"
+    return Guarantee(epsilon, delta, "fixed", way, unit=unit), said
 
 
 def _composed(accounts: Sequence[Account], way: str) -> float | None:
