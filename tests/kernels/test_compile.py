@@ -45,7 +45,7 @@ def _inputs() -> dict[str, tuple[object, ...]]:
             active,
             *box,
         ),  # fmt: skip
-        "renyi_divergence": (private[0], public, private_lse[0], public_lse, [1.0, 2.0]),
+        "renyi_divergence": (private[0], public, private_lse[0], public_lse, [1.5, 2.0]),
         "screen": (*ensemble, noise, active, 0.1, 3.0, 1.0, 4, 3),
         "gaussian": (key, 3, [4, 5], 0.5),
         "sample": (torch.softmax(public.double(), -1), public, key, 4),
