@@ -14,9 +14,21 @@
 #include "common/config.h"
 #include "common/elementary.h"
 #include "common/view.h"
-#include "renyi/formula.h"
 
 ADAPMIXED_CORE_BEGIN
+
+// If the largest log_term exceeds this, the sum of q r^alpha is taken relative to its largest term,
+// in the log domain.
+constexpr double kLogDomainFrom = 30.0;
+
+// D_alpha = log(1 + excess) / (alpha - 1), or the same from log_sum = log(1 + excess).
+ADAPMIXED_HD double divergence_of_excess(double excess, double order) {
+  if (std::isnan(excess)) return HUGE_VAL;
+  return std::log1p(std::fmax(excess, 0.0)) / (order - 1.0);
+}
+ADAPMIXED_HD double divergence_of_log(double log_sum, double order) {
+  return std::fmax(log_sum, 0.0) / (order - 1.0);
+}
 
 // Returns whether a row is active; the slots of the others answer q.
 ADAPMIXED_HD bool screened_active(const Ensemble& in, const ScreenOptions& options,
