@@ -218,11 +218,3 @@ def loss_holds(got: float, truth: mpf, order: float, *, unbounded: bool = False)
         return got > 0 and (unbounded or (order - 1) * truth >= 600)
     sound = got >= 0 and truth <= got + mpf("1e-60")  # the oracle has 70 digits
     return sound and got <= truth * (1 + mpf(loss_tolerance(order))) + mpf(LOSS_FLOOR)
-
-
-def divergence_holds(got: float, truth: mpf, order: float) -> bool:
-    """Tell whether a divergence is an upper bound that is as close as renyi_divergence states."""
-    if np.isinf(got):
-        return got > 0 and (order - 1) * truth >= 600
-    sound = got >= 0 and truth <= got + mpf("1e-60")  # the oracle has 70 digits
-    return sound and got <= truth * (1 + mpf("1e-4")) + mpf("1e-9")

@@ -192,7 +192,7 @@ def _check_renyi(call: Call, operators: Any, report: Report) -> None:
                 value = found[way][b, k].item()
                 report.values += 1
                 exact = oracle.renyi(p, q, order) if way == 0 else oracle.renyi(q, p, order)
-                if not checks.divergence_holds(value, exact, order):
+                if not checks.loss_holds(value, exact, order):
                     where = f"renyi, {(way, b, order)}"
                     report.failures.append(f"{where}: {value!r}, exact {mp.nstr(exact, 17)}")
 
