@@ -131,6 +131,7 @@ TABLE: list[tuple[Callable[..., object], str, float, float]] = [
     (lambda x: ops.leave_one_out(*ROWS, torch.ones(3, 2), orders=[2.0, x]), "orders", 1_024.0, UP),
     (lambda x: ops.clip_project(*ROWS, lower=0.5, upper=2, orders=x), "orders", 1_024.0, UP),
     (lambda x: ops.renyi_divergence(LOGITS, LOGITS, x), "orders", 1_024.0, UP),
+    (lambda x: ops.renyi_divergence(LOGITS, LOGITS, x), "orders", 1 + 1e-8, DOWN),
     (lambda x: am.AdaPMixED(x, 1e-6), "order", 1_024, UP),
     (lambda x: am.AdaPMixED(2.0, 0.1, loss_orders=(x,)), "loss_orders", 1_024.0, UP),
     (lambda x: am.PMixED(8.0, 1e-5, 8, x), "order", 1_024, UP),

@@ -32,7 +32,7 @@ def renyi_divergence(
 
 
 def divergence_of_logs(log_p: Tensor, log_q: Tensor, log_ratio: Tensor, order: float) -> Tensor:
-    """Return D_a(P || Q) over the last axis; order 1 is the KL, inf the max-divergence.
+    """Return D_a(P || Q) over the last axis.
 
     ``log_ratio`` is L, given apart: it is known better than the difference of two logarithms.
     P = Q = 0 counts 0, P > 0 = Q gives +inf.
@@ -40,13 +40,8 @@ def divergence_of_logs(log_p: Tensor, log_q: Tensor, log_ratio: Tensor, order: f
     absent = torch.isneginf(log_p) & torch.isneginf(log_q)
     unsupported = torch.isneginf(log_q) & ~absent
     ratio = torch.where(torch.isneginf(log_q), torch.zeros_like(log_ratio), log_ratio)
-    if math.isinf(order):
-        value = torch.where(torch.isneginf(log_p), -math.inf, ratio).amax(-1).clamp(min=0.0)
-    elif order == 1:
-        value = _kl_excess(log_p, log_q, ratio).sum(-1)
-    else:
-        log_sum = torch.logsumexp(log_q + log_excess(order, ratio), dim=-1)
-        value = torch.logaddexp(torch.zeros_like(log_sum), log_sum) / (order - 1)
+    log_sum = torch.logsumexp(log_q + log_excess(order, ratio), dim=-1)
+    value = torch.logaddexp(torch.zeros_like(log_sum), log_sum) / (order - 1)
     return torch.where(unsupported.any(-1), torch.full_like(value, math.inf), value)
 
 
@@ -78,17 +73,6 @@ def _binomial_tail(order: float, x: Tensor) -> Tensor:
         coefficient *= (order - k) / (k + 1)
         power = power * x
     return total
-
-
-def _kl_excess(log_p: Tensor, log_q: Tensor, log_ratio: Tensor) -> Tensor:
-    """Return q ((1 + x) L - x) >= 0, the terms of sum P L; in units of p if p > q."""
-    x = torch.expm1(log_ratio)
-    series = torch.stack([(-x) ** k / (k * (k - 1)) for k in range(2, 2 + _SERIES_TERMS)]).sum(0)
-    above = log_p.exp() * (log_ratio + torch.expm1(-log_ratio))
-    below = log_q.exp() * (torch.special.xlogy(x + 1, torch.exp(log_ratio)) - x)
-    return torch.where(
-        x.abs() < 0.05, log_q.exp() * series, torch.where(log_ratio >= 0, above, below)
-    )
 
 
 def log_softmax(logits: Tensor) -> Tensor:

@@ -24,6 +24,13 @@
 // be passed through memory.
 #define ADAPMIXED_INLINE __attribute__((always_inline))
 
+// For loops over independent vectors: their latencies overlap only if the loop is unrolled.
+#if defined(__clang__) || defined(__CUDACC__)
+#define ADAPMIXED_UNROLL _Pragma("unroll")
+#else
+#define ADAPMIXED_UNROLL _Pragma("GCC unroll 32")
+#endif
+
 #ifndef ADAPMIXED_ISA
 #define ADAPMIXED_ISA baseline
 #endif

@@ -15,6 +15,7 @@
 #include <cstring>
 
 #include "common/config.h"
+#include "common/scalar.h"
 
 ADAPMIXED_CORE_BEGIN
 
@@ -36,6 +37,12 @@ ADAPMIXED_HD float vfma(float a, float b, float c) { return std::fma(a, b, c); }
 ADAPMIXED_HD float vfms(float a, float b, float c) { return std::fma(a, b, -c); }
 ADAPMIXED_HD float vmin(float a, float b) { return a < b ? a : b; }
 ADAPMIXED_HD float vmax(float a, float b) { return a > b ? a : b; }
+ADAPMIXED_HD float vabs(float a) { return std::fabs(a); }
+ADAPMIXED_HD float vselect(bool m, float a, float b) { return m ? a : b; }
+ADAPMIXED_HD bool any(bool m) { return m; }
+ADAPMIXED_HD double sum(double a) { return a; }
+ADAPMIXED_HD double widened(float a) { return a; }
+ADAPMIXED_HD double widened(float a, float n) { return vldexp(a, n); }  // a 2^n
 // a = 2^e m with m in [sqrt(1/2), sqrt(2)); a is normal.
 ADAPMIXED_HD void vsplit(float a, float& e, float& m) {
   std::int32_t bits;
@@ -158,11 +165,13 @@ ADAPMIXED_HD FloatToken split_token(float z0) {
 // is within 3 units for z0 - lse >= -62: f is rounded once, by half a unit of 1; L is off by
 // 0.003 units of log q; the polynomial is off by 2.3 units of |2^{f/m} - 1| <= 0.42; the result is
 // rounded once.
-ADAPMIXED_HD float probability(float z0, const FloatShift& shift) {
-  const float shifted = vfma(vfms(z0, kOctavesPerNat, shift.c), kOctaveInverse, kFloatShifter);
-  const float n = shifted - kFloatShifter;
-  const float f = vfms(z0, kOctavesPerNat, vfma(n, kOctave, shift.c));
-  const float scale = exp2_integer(shifted);
+template <class F>
+ADAPMIXED_HD_INLINE F probability(F z0, const FloatShift& shift) {
+  const F per_nat(kOctavesPerNat), c(shift.c);
+  const F shifted = vfma(vfms(z0, per_nat, c), F(kOctaveInverse), F(kFloatShifter));
+  const F n = shifted - F(kFloatShifter);
+  const F f = vfms(z0, per_nat, vfma(n, F(kOctave), c));
+  const F scale = exp2_integer(shifted);
   return vfma(scale, octave_minus_one(f), scale);
 }
 

@@ -28,7 +28,7 @@ static std::int64_t log_sum_exp_workspace(const Shape& shape) {
 }
 
 static void log_sum_exp(const Logits& logits, std::int64_t models, std::int64_t positions,
-                 std::int64_t vocab, double* lse, std::int32_t* status, const Queue& queue) {
+                        std::int64_t vocab, double* lse, std::int32_t* status, const Queue& queue) {
   const DeviceGuard guard(queue);
   const device::RowParts cut(positions, models, vocab);
   auto* parts = static_cast<device::RowPart*>(queue.workspace);

@@ -11,12 +11,6 @@
 #include <xmmintrin.h>
 #endif
 
-// For loops over independent vectors: their latencies overlap only if the loop is unrolled.
-#if defined(__clang__)
-#define ADAPMIXED_UNROLL _Pragma("unroll")
-#else
-#define ADAPMIXED_UNROLL _Pragma("GCC unroll 32")
-#endif
 ADAPMIXED_CORE_BEGIN
 
 #if defined(__AVX512F__)
@@ -192,6 +186,8 @@ inline Flt load_float_f16(const std::uint16_t* p) {
 
 #endif
 
+inline bool any(FltMask m) { return m.bits() != 0; }
+
 // While an object lives, results below the normal range are 0 on this thread. For sums in which
 // they cannot matter: arithmetic with denormals is many times slower.
 class FlushDenormals {
@@ -207,6 +203,10 @@ class FlushDenormals {
 
 // Adds the lanes in double.
 inline Vec widened(Flt a) { return low_half(a) + high_half(a); }
+// The same of a 2^n.
+inline Vec widened(Flt a, Flt n) {
+  return vldexp(low_half(a), low_half(n)) + vldexp(high_half(a), high_half(n));
+}
 inline double sum(Flt a) { return sum(widened(a)); }
 // The sums over the lanes of four vectors, in floats.
 inline void sum_four(const Flt (&a)[4], float (&sums)[4]) {

@@ -8,9 +8,6 @@
 
 ADAPMIXED_CORE_BEGIN
 
-__device__ inline float vabs(float x) { return std::fabs(x); }
-__device__ inline float vselect(bool m, float a, float b) { return m ? a : b; }
-
 constexpr int kModelsAtOnce = 8;  // that a thread reads; their deviations are added in floats
 constexpr int kBurst = 16;        // tokens whose terms are added one by one; then bursts are added
 // Lanes that share a model: each takes a part of the tile. Each half of a warp takes as many models

@@ -7,8 +7,8 @@
 #include <algorithm>
 #include <cmath>
 
-#include "common/operators.h"
 #include "common/float_sum.h"
+#include "common/operators.h"
 #include "common/parallel.h"
 
 ADAPMIXED_CORE_BEGIN

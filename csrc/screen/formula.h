@@ -13,7 +13,6 @@
 #include "common/config.h"
 #include "common/elementary.h"
 #include "common/view.h"
-#include "renyi/formula.h"
 
 ADAPMIXED_CORE_BEGIN
 
@@ -80,7 +79,8 @@ struct Screening {
 
   // From the sum of excess.
   ADAPMIXED_HD double divergence(double total) const {
-    const double found = divergence_of_excess(total, options.order);
+    if (std::isnan(total)) return HUGE_VAL;
+    const double found = std::log1p(std::fmax(total, 0.0)) / (options.order - 1.0);
     return found < kLeastDivergence ? 0.0 : found;
   }
 };

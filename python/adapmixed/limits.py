@@ -70,8 +70,8 @@ def check_order(value: Any, name: str = "order") -> float:
     return check_number(name, value, above=1.0, least=LEAST_ORDER, most=MOST_ORDER)
 
 
-def check_orders(value: Any, *, ends: bool = False) -> list[float]:
-    """Return Rényi orders as a list, with `ends` also 1 and inf; a tensor of one number is none."""
+def check_orders(value: Any) -> list[float]:
+    """Return Rényi orders as a list; a tensor of one number is none."""
     several = isinstance(value, Iterable) and not isinstance(value, str | bytes)
     if isinstance(value, numbers.Real):
         values: list[Any] = [value]
@@ -81,7 +81,7 @@ def check_orders(value: Any, *, ends: bool = False) -> list[float]:
         raise ValueError(f"orders must be a number or a sequence of numbers, got {value!r}")
     if not 1 <= len(values) <= MOST_ORDERS:
         raise ValueError(f"orders must be 1 to {MOST_ORDERS} orders, got {len(values)}")
-    return [float(x) if ends and x in (1.0, math.inf) else check_order(x, "orders") for x in values]
+    return [check_order(x, "orders") for x in values]
 
 
 def check_radius(value: Any, order: float) -> float:

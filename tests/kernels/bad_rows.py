@@ -64,7 +64,7 @@ def check(private: Tensor, public: Tensor, error: str) -> None:
     assert clipping.charge is not None and (clipping.charge[bad] == INF).all()
     assert torch.equal(pool.span.isnan(), bad) and pool.log_normaliser[worst].isnan().all()
     assert (screening.divergence[worst] == INF).all() and not screening.passed[worst].any()
-    for way in adapmixed_ext.renyi_divergence(private, public, [1.0, 2.0, INF]):
+    for way in adapmixed_ext.renyi_divergence(private, public, [1.5, 2.0]):
         assert torch.equal((way == INF).all(-1), bad) and not way.isnan().any()
     for weights in (projection, clipping, torch.full_like(projection.weight, 0.5)):
         loss = adapmixed_ext.leave_one_out(private, public, weights, orders=[2.0, 18.0])

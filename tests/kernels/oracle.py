@@ -7,7 +7,6 @@ Only small vocabularies are fast enough.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 
 import mpmath as mp
@@ -28,17 +27,13 @@ def softmax(logits: Tensor) -> list[mpf]:
 
 
 def renyi(p: Sequence[mpf], q: Sequence[mpf], order: float) -> mpf:
-    """Return D_a(P || Q) for a >= 1 or inf.
+    """Return D_a(P || Q) for a > 1.
 
     A token with P = Q = 0 adds nothing; one with P > 0 = Q makes it +inf.
     """
     pairs = [(a, b) for a, b in zip(p, q, strict=True) if a > 0]
     if any(b == 0 for _, b in pairs):
         return INF
-    if math.isinf(order):
-        return mp.log(max(a / b for a, b in pairs))
-    if order == 1:
-        return mp.fsum(a * mp.log(a / b) for a, b in pairs)
     eta = mpf(order) - 1
     return mp.log(mp.fsum(a * _power(a / b, eta) for a, b in pairs)) / eta
 

@@ -38,7 +38,7 @@ def _inputs() -> dict[str, tuple[object, ...]]:
         "log_prob": (*ensemble, weight, 1 - weight, *ball, torch.tensor([3, 16])),
         "log_pool": (private, public, private_lse - public_lse, active, *box),
         "pool_log_prob": (pool.log_weights, pool.log_normaliser, torch.tensor([3, 16])),
-        "renyi_divergence": (private[0], public, private_lse[0], public_lse, [1.0, 2.0]),
+        "renyi_divergence": (private[0], public, private_lse[0], public_lse, [1.5, 2.0]),
         "screen": (*ensemble, noise, likeliest(public, 4, by_rank=True), active, 0.1, 3.0, 1.0, 3),
         "gaussian": (key, 3, [4, 5], 0.5),
         "sample": (torch.softmax(public.double(), -1), public, key, 4),

@@ -191,7 +191,8 @@ def test_renyi_divergence() -> None:
         ((bad, p, 2.0), ("p_logits[1]", "NaN")),
         ((p, bad, 2.0), ("q_logits[1]", "NaN")),
         ((p, p, []), ("orders",)),
-        ((p, p, [0.5]), ("orders", 0.5)),
+        ((p, p, [1.0]), ("orders", 1.0)),
+        ((p, p, [INF]), ("orders", INF)),
         ((p, p, [2.0, NAN]), ("orders", NAN)),
     ):
         refuses(lambda given=given: call(*given), *words)

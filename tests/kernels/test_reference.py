@@ -44,7 +44,7 @@ def test_project_is_the_optimum(case: Case) -> None:
 
 @pytest.mark.parametrize("case", ALL, ids=cases.ids(ALL))
 def test_renyi_divergence(case: Case) -> None:
-    orders = (1.0, 1.01, 2.0, 18.0, 1024.0, math.inf)
+    orders = (1.01, 2.0, 18.0, 1024.0)
     forward, backward = reference.renyi_divergence(case.private, case.public, orders)
     assert forward.shape == backward.shape == (*case.private.shape[:2], len(orders))
     for i, b in case.rows:
