@@ -301,7 +301,7 @@ def draw_shards(file: Path) -> None:
         for axes, epsilon in zip(panels, epsilons, strict=True):
             for models, colour in zip(SHARDS, COLOURS, strict=False):
                 kept = [kept_share(chosen(epsilon, DELTA, models, count)[0]) for count in counts]
-                axes.plot(counts, kept, color=colour, marker="o", markersize=4, label=f"{models:,}")
+                axes.plot(counts, kept, color=colour, label=f"{models:,}")
             axes.set_xscale("log")
             axes.set_ylim(0, 1)
             axes.yaxis.set_major_formatter(lambda value, _: f"{value:.0%}")

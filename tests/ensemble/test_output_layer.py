@@ -130,3 +130,11 @@ def test_bfloat16_factors_are_kept_as_such() -> None:
         hidden = torch.randn(3, 4, generator=generator)
         made.write(torch.zeros(3, 9), hidden, None, columns)
         torch.testing.assert_close(columns[0], hidden @ down @ short)
+
+
+def test_what_is_no_token_is_not_active(tmp_path: Path) -> None:
+    found = ensemble(tiny("llama"), "head", tmp_path)
+    top = found.decoder(IDS, active=ACTIVE).logits.public.argmax(-1)
+    found._forward.layer.masked = top.unique()
+    tokens = found.decoder(IDS, active=ACTIVE).logits.tokens
+    assert tokens is not None and not torch.isin(tokens, top).any()

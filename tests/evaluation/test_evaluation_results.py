@@ -15,6 +15,8 @@ import torch
 from evaluation_cases import DELTA, DETERMINISTIC, SCREENED, run, stream
 from fake_ensemble import FakeEnsemble
 
+from adapmixed.data import demo_base
+from adapmixed.ensemble import Ensemble
 from adapmixed.evaluation import Evaluation
 from adapmixed.evaluation.result import paired_difference
 from adapmixed.mechanisms import (
@@ -257,3 +259,12 @@ def test_the_unprotected_pool_is_its_formula() -> None:
     for scale in (0.0, 101.0, math.nan):
         with pytest.raises(ValueError, match="scale must be"):
             UnprotectedPool(scale)
+
+
+def test_members_speak_about_the_active_vocabulary(demo_ensemble: Path) -> None:
+    demo = Ensemble.from_pretrained(demo_base(), demo_ensemble)
+    every, few = (
+        run(demo, stream(40), {"mean": Unprotected()}, memory_bytes=1 << 30, active=active)[0]
+        for active in (None, 2)
+    )
+    assert every.perplexity != few.perplexity

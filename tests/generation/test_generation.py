@@ -45,6 +45,14 @@ def continued(ensemble: Ensemble, prompts: Any, **settings: Any) -> list[str]:
     return generator(ensemble).generate(prompts, **(LIKELIEST | settings))
 
 
+def test_a_ledger_knows_the_active_vocabulary_of_its_generator(demo: Ensemble) -> None:
+    accountant, pool = Accountant(1e-5), ClippedLogPool(-0.1, 0.1, queries=50)
+    generator(demo, pool, accountant, active=300).generate("The", max_new_tokens=2)
+    for active in (299, None):
+        with pytest.raises(ValueError, match="'active_tokens': 300"):
+            generator(demo, pool, accountant, active=active)
+
+
 @pytest.mark.parametrize("settings", [{}, {"temperature": 0.7}, {"top_k": 40}], ids=str)
 def test_too_little_memory_names_what_fits(demo: Ensemble, settings: dict[str, Any]) -> None:
     """The largest active vocabulary, whatever is copied for the answer."""

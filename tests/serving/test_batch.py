@@ -297,3 +297,11 @@ def test_a_long_sequence_that_left_leaves_no_room_behind(tmp_path: Path) -> None
     engine.step()
     assert joined > 100
     assert held(engine) <= memory
+
+
+def test_a_ledger_knows_the_active_vocabulary_of_its_server(ensemble: Ensemble) -> None:
+    accountant, pool = Accountant(1e-5), ClippedLogPool(-0.5, 0.5, queries=50)
+    asked = [Prompt((1, 2), 2)]
+    run(engine_of(ensemble, pool, accountant=accountant, active=9), asked)
+    with pytest.raises(ValueError, match="'active_tokens': 9"):
+        run(engine_of(ensemble, pool, accountant=accountant, active=8), asked)

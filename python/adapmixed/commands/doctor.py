@@ -76,12 +76,13 @@ def sharing(base: str) -> dict[str, object]:
     end_of_text(tokenizer, model.config.get_text_config().vocab_size)
     check_model(model, tokenizer)
     kind, blocks = model.config.model_type, block_names(model)
-    numbers = 1_000 * HEAD["rank"] * sum(model.get_output_embeddings().weight.shape)
+    vocab, width = model.get_output_embeddings().weight.shape
+    size = 1_008 * HEAD["rank"] * (2 * vocab + 4 * width)  # in whole blocks; A is in float32
     last = [name for name in linear_names(model) if blocks and name.startswith(f"{blocks[-1]}.")]
     facts = {
         "base": f"{base} ({kind}, {'tested' if kind in TESTED else 'not tested, tried here'})",
         "head_members_share": find_trunk(model, [head_name(model)]),
-        "1000_head_members_take": f"{2e-9 * numbers:.2f} GB in bfloat16 at rank {HEAD['rank']}",
+        "1000_head_members_take": f"{1e-9 * size:.2f} GB in bfloat16 at rank {HEAD['rank']}",
         "members_of_the_last_block_share": find_trunk(model, last),
     }
     try_members(model, tokenizer, [head_name(model)])  # raises if the model does not fit

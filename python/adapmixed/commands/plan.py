@@ -205,10 +205,10 @@ def _shards(arguments: argparse.Namespace) -> None:
         rows.append([one.mechanism, _settings(one), str(one.num_models), f"{kept_share(one):.0%}"])
     print(_table(rows))
     print(
-        "\nkept: the share of the best gain without protection that these settings kept, in "
-        f"log-perplexity.\nIt was measured with two trainings: {_MEASURED}, divided among\nso "
-        'many shards ("What private prediction costs"). Expect other shares on other text. For\n'
-        "the settings to use, add --ensemble or --models."
+        "\nkept: the share of the best gain without protection, in log-perplexity. It is "
+        "interpolated\nbetween settings that were measured with two trainings: "
+        f'{_MEASURED},\ndivided among so many shards ("What private prediction costs"). Expect '
+        "other shares on other\ntext. For the settings to use, add --ensemble or --models."
     )
     _warn(arguments.epsilon, arguments.delta)
 

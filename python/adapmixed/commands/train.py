@@ -162,6 +162,8 @@ def _config(
     elif facts.targets(targets) == (facts.head,):
         settings = HEAD
     if "steps" in training:
+        if arguments.epochs is not None:
+            raise ValueError(f"epochs must not be given with steps, got {arguments.epochs}")
         settings = settings | {"epochs": 1}
     elif arguments.epochs is not None:
         settings = settings | {"steps": 1}
