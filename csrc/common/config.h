@@ -25,8 +25,10 @@
 #define ADAPMIXED_INLINE __attribute__((always_inline))
 
 // For loops over independent vectors: their latencies overlap only if the loop is unrolled.
-#if defined(__clang__) || defined(__CUDACC__)
+#if defined(__clang__) || defined(__CUDA_ARCH__)
 #define ADAPMIXED_UNROLL _Pragma("unroll")
+#elif defined(__CUDACC__)
+#define ADAPMIXED_UNROLL  // the host's pass knows neither
 #else
 #define ADAPMIXED_UNROLL _Pragma("GCC unroll 32")
 #endif
