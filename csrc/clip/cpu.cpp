@@ -142,7 +142,7 @@ class Rows {
     }
     // With c = 0 charges tell the smallest p apart.
     const bool exactly = options_.lower == 0.0 && options_.num_orders > 0;
-    clipped.solve(exactly, out_.log_scale + at, out_.residual + at);
+    clipped.solve<D>(row, lse, exactly, out_.log_scale + at, out_.residual + at);
     if (options_.num_orders > 0) {
       charges_.add_up(public_, clipped.ratios(out_.log_scale[at], out_.residual[at]), charge(at));
     }
@@ -150,11 +150,8 @@ class Rows {
 
   // p_bar = q, so nothing is charged.
   void answer_public(std::int64_t at, bool is_public) {
-    if (is_public) {
-      out_.private_lse[at] = public_.lse;  // exactly, so that p / q is 1
-    } else {
-      out_.residual[at] = 1.0;
-    }
+    if (is_public) out_.private_lse[at] = public_.lse;  // exactly, so that p / q is 1
+    out_.residual[at] = 1.0;
     for (std::int64_t k = 0; k < options_.num_orders; ++k) charge(at)[k] = 0.0;
   }
 

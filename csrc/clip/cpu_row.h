@@ -48,8 +48,9 @@ class ClippedRow {
 
   // Finds log s, and what p_bar / q is where p = 0. exactly: p that count as 0 are told from others
   // that are as small, which S does not need while s is moderate.
-  void solve(bool exactly, double* log_s, double* residual) {
-    if (exactly) drop_absent();
+  template <Dtype D>
+  void solve(const Row& row, double lse, bool exactly, double* log_s, double* residual) {
+    if (exactly) drop_absent<D>(row, lse);
     *residual = box_.lower;
     const double width = guess(log_s);
     if (bracketed(log_s, width)) {
@@ -60,7 +61,7 @@ class ClippedRow {
       return with_missing(clip_sums(Kept{values_}, q_.q, q_.padded, box_, factor(at)));
     };
     if (solve_clip_scale(whole, box_.lower, kMostModerate, log_s)) return;
-    const auto [covered, uncovered] = drop_absent();
+    const auto [covered, uncovered] = drop_absent<D>(row, lse);
     if (clip_covers_too_little(box_.lower, box_.upper, covered, uncovered)) {
       *log_s = HUGE_VAL;
       *residual = clip_residual(box_.lower, box_.upper, covered, uncovered);
@@ -90,16 +91,16 @@ class ClippedRow {
   static constexpr double kMostModerate = 300.0;
 
   // Sets p to 0 where it counts as that. Returns q of the tokens with p > 0, and of the others.
-  std::pair<double, double> drop_absent() {
-    // Larger by far more than exponentials are off by.
-    const Vec least(std::exp(kClipAbsent + 1e-9 - offset_)), none(0.0);
+  template <Dtype D>
+  std::pair<double, double> drop_absent(const Row& row, double lse) {
+    const Vec least(least_clipped(lse)), none(0.0);
     double covered = 0.0, uncovered = 0.0;
-    for (std::int64_t v = 0; v < q_.padded;) {
+    for (std::int64_t v = 0; v < q_.vocab;) {
       Vec with(0.0), without(0.0);
-      for (const std::int64_t end = block_end(v, q_.padded); v < end; v += Vec::kLanes) {
-        const Vec value = Vec::load(values_ + v), q = Vec::load(q_.q + v);
-        const auto has = value > least;
-        vselect(has, value, none).store(values_ + v);
+      for (const std::int64_t end = block_end(v, q_.vocab); v < end; v += Vec::kLanes) {
+        const Vec z = load_logits<D>(row.data, v, q_.vocab), q = Vec::load(q_.q + v);
+        const auto has = z >= least;
+        vselect(has, Vec::load(values_ + v), none).store(values_ + v);
         with = with + vselect(has, q, none);
         without = without + vselect(has, none, q);
       }

@@ -38,8 +38,7 @@ struct RowPair {
   __device__ void for_each(const Visit& visit) const {
     for (std::int64_t v = threadIdx.x; v < vocab; v += blockDim.x) {
       const double z = logit<D>(private_row, v), z0 = logit<D>(public_row, v);
-      const double log_p = z - lse;
-      visit(v, log_p < kClipAbsent ? -HUGE_VAL : log_p - (z0 - public_lse));
+      visit(v, z < least_clipped(lse) ? -HUGE_VAL : (z - lse) - (z0 - public_lse));
     }
   }
 };
@@ -158,7 +157,7 @@ __device__ void clip_row(const ClipCall& call, std::int64_t at) {
   const bool same = good && same_rows(pair);
   // Then p_bar = q, and nothing is charged.
   const bool unmoved = same || call.lower == 1.0 || call.upper == 1.0;
-  Clip clip{0.0, same ? call.lower : 1.0};
+  Clip clip{0.0, 1.0};
   if (good && !unmoved) clip = block.solve();
   for (int k = 0; k < call.num_orders; ++k) {
     double charge = good ? 0.0 : HUGE_VAL;

@@ -17,9 +17,9 @@ ADAPMIXED_CORE_BEGIN
 // as accurately as S is known.
 constexpr double kClipError = 2e-13, kClipRounding = 2e-15;
 
-// With a box, p counts as 0 if log p is below this. All other p are doubles that s may be
-// multiplied by: log s is at most 600 + log C.
-constexpr double kClipAbsent = -600.0;
+// With a box, p counts as 0 if the logit is below this. All other p are doubles that s may be
+// multiplied by: log s is at most 600 + log C. All kernels compare the same two numbers.
+ADAPMIXED_HD double least_clipped(double private_lse) { return private_lse - 600.0; }
 constexpr double kMostScale = 620.0;
 
 // Rarer tokens count as this rare. That overstates the charges, and nothing else shows it.
@@ -83,13 +83,13 @@ ADAPMIXED_HD_INLINE Projected<T> clipped(T t, T log_scale, T residual, T lower, 
   return {vselect(known, d, t), vselect(known, whole, t)};
 }
 
-// log p_bar of one model at a token.
-ADAPMIXED_HD double log_clipped(const Weights& weights, std::int64_t at, double log_p,
+// log p_bar of one model at a token with logit z.
+ADAPMIXED_HD double log_clipped(const Weights& weights, std::int64_t at, double z, double lse,
                                 double log_q) {
   if (weights.active != nullptr && !weights.active[at]) return log_q;
   if (log_q == -HUGE_VAL) return log_q;
-  if (log_p < kClipAbsent) return log_q + std::log(weights.complement[at]);
-  const double log_ratio = weights.weight[at] + (log_p - log_q);
+  if (z < least_clipped(lse)) return log_q + std::log(weights.complement[at]);
+  const double log_ratio = weights.weight[at] + ((z - lse) - log_q);
   // NaN stays NaN.
   return log_q + vmin(std::log(weights.upper), vmax(std::log(weights.lower), log_ratio));
 }

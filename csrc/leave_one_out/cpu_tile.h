@@ -297,7 +297,7 @@ class Tile {
       const Vec shift(in_.private_lse[at] - in_.public_lse[position_]);
       const Vec z = load_logits<D>(row(i), v, end), log_ratio = z - z0 - shift;
       answered = answered | (log_ratio > Vec(kMaskedLog));
-      const auto clipped_away = z < Vec(box ? in_.private_lse[at] + kClipAbsent : -HUGE_VAL);
+      const auto clipped_away = z < Vec(box ? least_clipped(in_.private_lse[at]) : -HUGE_VAL);
       const Vec least = vselect(clipped_away, Vec(-HUGE_VAL), log_ratio);
       const Vec t = vselect(absent, zero, vmin(Vec(kMostLogRatio), least));
       const Projected<Vec> own = Member<Vec>(weights_, at)(t);

@@ -116,7 +116,7 @@ __device__ inline ModelRow<D> model_row(const Ensemble& in, const Weights& weigh
   const std::int64_t at = model * in.shape.positions + position;
   const auto* logits = row_bits<D>(in.private_logits, model, position);
   const double lse = in.private_lse[at], shift = lse - in.public_lse[position];
-  const double least = weights.upper > 0.0 ? lse + kClipAbsent : -HUGE_VAL;
+  const double least = weights.upper > 0.0 ? least_clipped(lse) : -HUGE_VAL;
   if (weights.active != nullptr && !weights.active[at]) {
     return {logits, shift, least, 0.0, 1.0, 0.0, 0.0};
   }

@@ -58,7 +58,7 @@ class Tile {
         box ? std::fmin(weights_.weight[at], kMostScale) : std::log(weights_.weight[at]);
     if (box) {
       const Vec lower(weights_.lower), upper(weights_.upper), residual(weights_.complement[at]);
-      const Vec least(lse + kClipAbsent);
+      const Vec least(least_clipped(lse));
       add_terms<D>(row, lse, log_scale, [&](Vec term, Vec z, Vec q) ADAPMIXED_INLINE {
         const Vec inside = vmin(upper * q, vmax(lower * q, term));
         return vselect(z < least, residual * q, inside);
@@ -91,7 +91,7 @@ class Tile {
         double* sum = sum_ + v + k * Vec::kLanes - begin_;
         // Terms far from m, and masked ones, take the slower way.
         const Vec term = far && (vabs(z.v[k] - origin) > reach).any()
-                             ? far_unit * exp_(z.v[k] - origin)
+                             ? vselect(z.v[k] == z.v[k], far_unit * exp_(z.v[k] - origin), z.v[k])
                              : unit * near.v[k];
         const Vec q = Vec::load(q_ + v + k * Vec::kLanes - begin_);
         (Vec::load(sum) + clip(term, z.v[k], q)).store(sum);

@@ -30,7 +30,7 @@ __device__ inline Addend addend(const Ensemble& in, const Weights& weights, std:
   if (log_p != log_p) return {log_p, 0.0};  // a NaN shows in the sums
   if (!(weights.upper > 0.0)) return {weight * exp_(log_p), rest};
   if (weights.active != nullptr && !weights.active[at]) return {0.0, 1.0};
-  if (log_p < kClipAbsent) return {0.0, rest};
+  if (z < least_clipped(in.private_lse[at])) return {0.0, rest};
   return {vmin(weights.upper * q, vmax(weights.lower * q, exp_(log_p + weight))), 0.0};
 }
 

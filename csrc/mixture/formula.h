@@ -37,8 +37,9 @@ ADAPMIXED_HD double log_projected(const Ensemble& in, const Weights& weights, st
                                   std::int64_t position, std::int64_t v) {
   const std::int64_t at = model * in.shape.positions + position;
   const double log_q = row_of(in.public_logits, 0, position).at(v) - in.public_lse[position];
-  const double log_p = row_of(in.private_logits, model, position).at(v) - in.private_lse[at];
-  if (weights.upper > 0.0) return log_clipped(weights, at, log_p, log_q);
+  const double z = row_of(in.private_logits, model, position).at(v), lse = in.private_lse[at];
+  if (weights.upper > 0.0) return log_clipped(weights, at, z, lse, log_q);
+  const double log_p = z - lse;
   if (log_p == log_q) return log_q;  // exactly, whatever the weight
   // 0 times anything is 0 here, also if the logit is -inf.
   const double from_p = weights.weight[at] > 0.0 ? std::log(weights.weight[at]) + log_p : -HUGE_VAL;

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 
 import cases
 import pytest
 import simulated
 import torch
+from oracle_clip import check_charges, check_row
 from torch import Tensor
 
 import adapmixed_ext
@@ -69,3 +71,26 @@ def test_scales_as_large_as_they_get(gap: float) -> None:
     assert (expected.log_scale > gap - 100).all()
     torch.testing.assert_close(got.log_scale, expected.log_scale, rtol=1e-9, atol=0.0)
     torch.testing.assert_close(got.charge, expected.charge, rtol=1e-5, atol=1e-12)
+
+
+@pytest.mark.parametrize("on_gpu", [False, True])
+def test_all_kernels_agree_on_what_counts_as_absent(on_gpu: bool) -> None:
+    """A logit that is exactly 600 below the log-sum-exp is there; a copy of the public row is q."""
+    public = torch.tensor([[0.0, -46.0, -30.0]])
+    private = torch.tensor([[[-700.0, 0.0, -600.0]]])
+    rare = torch.tensor([[0.0, -1.0, -650.0]])
+    with simulated.kernels() if on_gpu else contextlib.nullcontext():
+        found = adapmixed_ext.clip_project(private, public, lower=0.0, upper=1e6, orders=[8.0])
+        assert found.charge is not None
+        check_charges(found, check_row(private, public, found, 0, 0), 0, 0, [8.0], 1)
+        log_prob = adapmixed_ext.log_prob(private, public, found, torch.tensor([2]))
+        mixture = adapmixed_ext.mixture(private, public, found)
+        assert log_prob.exp().item() == pytest.approx(mixture[0, 2].item())
+        copy = adapmixed_ext.clip_project(rare[None], rare, lower=0.0, upper=2.0, orders=[64.0])
+        assert copy.charge is not None and copy.charge.item() == 0
+        answer = adapmixed_ext.mixture(rare[None], rare, copy).log()
+        torch.testing.assert_close(answer, rare.double().log_softmax(-1))
+        loss = adapmixed_ext.leave_one_out(
+            rare[None], rare, copy, orders=[64.0], adjacency="zero_out"
+        )
+    assert loss.item() == 0

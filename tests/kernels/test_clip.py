@@ -228,3 +228,11 @@ def test_without_orders_there_is_no_charge() -> None:
     bare, whole = clip(private, public, orders=None), clip(private, public)
     assert bare.charge is None and torch.equal(bare.log_scale, whole.log_scale)
     assert replace(bare).check() is not None
+
+
+def test_a_nan_among_far_tokens_is_noticed(isa: str) -> None:
+    public, private = torch.tensor([[0.0, -20.0, -1.0]]), torch.tensor([[[0.0, -20.5, -1.2]]])
+    found = adapmixed_ext.clip_project(private, public, lower=0.5, upper=2.0)
+    private[0, 0, 1] = math.nan
+    with pytest.raises(ValueError, match="projection must belong to these logits"):
+        adapmixed_ext.mixture(private, public, found)

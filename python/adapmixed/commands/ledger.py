@@ -157,7 +157,7 @@ def _letter(reading: Reading, ensemble: Path) -> str:
     true |= {"several"} if found.ledgers > 1 else {"sound"} if sound else set()
     true |= {"rounding"} if inexact or found.ledgers > len(found.readings) else set()
     true |= {"table"} if read_manifest(ensemble).unit is not None else set()
-    odds = Decimal(epsilon).exp()
+    odds = Decimal(format_epsilon(epsilon)).exp()
     factor = Context(prec=3, rounding=ROUND_CEILING).create_decimal(odds)
     doubt = 100 / (1 + odds)  # rounded down, as the odds are rounded up
     doubt = Context(prec=2 if doubt < 10 else 3, rounding=ROUND_FLOOR).create_decimal(doubt)

@@ -249,14 +249,14 @@ def _say_meaning(one: "Plan", periods: int, unit: str) -> None:
     never = f"; fewer than {SHARDS[0]} were never measured" * (one.num_models < SHARDS[0])
     print(
         f"  With {nearest(one.num_models)} shards such settings kept about {kept_share(one):.0%} "
-        f"of the best gain without protection, in\n  log-perplexity{never}. That was with two "
-        f'trainings on other text\n  ({_MEASURED}; "What private prediction costs").'
+        f"of the best gain without protection, in\n  log-perplexity{never} (interpolated; two "
+        f'trainings on other text:\n  {_MEASURED}; "What private prediction costs").'
     )
     if periods > 1:
         print(
             f"  All {periods} periods have ε = {format_epsilon(one.over_time[-1][1])} at the same "
             f"δ, for one {unit} in each: with these settings and\n  {one.num_models} models, their "
-            f"answers compose as those of one plan. Their {periods} ledgers together state no more."
+            "answers compose as those of one plan,\n  unless answers change it or a ledger is lost."
         )
 
 

@@ -112,7 +112,7 @@ def run(arguments: argparse.Namespace) -> int:
         )
     place = Place.from_environment()
     if arguments.update and place.rank == 0:
-        print("Private:", all_ledgers(arguments.output) or "No ledger yet.", file=sys.stderr)
+        print("Private:", all_ledgers(arguments.output) or "No ledger known.", file=sys.stderr)
     manifest = train_ensemble(
         TrainingRun(
             base=arguments.base,

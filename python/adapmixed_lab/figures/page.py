@@ -87,8 +87,8 @@ UNPROTECTED_NOTES = (
     "fine-tuned on, or everything of one name with a shard of its own. Text that occurs in several "
     "shards is not covered at the ε of one shard. The public model’s own training data is not "
     "covered at all.",
-    "Each guarantee covers the number of queries that it names, from one accountant. Any other "
-    "answers from the same models add to its cost.",
+    "Each guarantee covers the answers that it names, of one accountant. Answers of other "
+    "accountants add to its cost.",
     "Seeded randomness is for evaluation only, because anyone who knows or guesses the seed can "
     "repeat the draws. Answers to others need the secure generator.",
     "Answers drawn without protection have no guarantee. The claim of the published bound is no "

@@ -164,7 +164,7 @@ def together(ensemble: str | os.PathLike[str], known: Reading | None = None) -> 
         reasons.append(f"{entry.path} ({why})")
     stated, said = _sum(found, missing)
     count, full = len(found) + len(missing), "" if stated.epsilon is None else ", counted in full"
-    whose = f"All {count} ledgers" if count > 1 else "The only ledger"
+    whose = f"All {count} ledgers" if count > 1 else "The only ledger in the register"
     words = [f"{whose} of this ensemble's periods{' together' * (count > 1)}, so far: {said}"]
     words += [f"Not there{full}, caveats unknown: {', '.join(reasons)}."] if missing else []
     if stated.epsilon is not None:
@@ -194,7 +194,7 @@ def _sum(readings: Sequence[Reading], missing: Sequence[Entry]) -> tuple[Guarant
     composed = None if missing else _composed(accounts, way)
     if composed is not None and composed < epsilon:
         epsilon, delta, how = composed, accounts[0].settings.delta, "all answers composed; "
-    exact = "renyi" in {getattr(one, "method", None) for one in found}
+    exact = bool(missing) or "renyi" in {getattr(one, "method", None) for one in found}
     how = how * (len(found) > 1) + "for tokens drawn from the exact mixture; " * exact
     said = f"ε = {format_epsilon(epsilon)} at δ = {delta!r} ({how}{way.replace('_', '-')})."
     unit = units.pop() if len(units) == 1 else "shard"
