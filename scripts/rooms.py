@@ -17,12 +17,12 @@ SOURCES = (".py", ".pyi", ".c", ".cpp", ".h", ".cu", ".cuh")
 # 1 900 of tests are allowed beyond what stood before.
 BUDGETS = {
     "python/adapmixed": 28_040,
-    "python/adapmixed_lab": 7_634,
-    "adapmixed_ext": 2_595,
-    "csrc": 12_040,
-    "benchmarks": 2_390,
-    "tests": 41_570,
-    "docs": 6_400,
+    "python/adapmixed_lab": 7_624,
+    "adapmixed_ext": 2_494,
+    "csrc": 11_000,
+    "benchmarks": 2_376,
+    "tests": 41_545,
+    "docs": 6_397,
 }
 
 
