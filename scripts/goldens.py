@@ -49,8 +49,8 @@ from adapmixed.rng import SecureRandom, SeededRandom
 from adapmixed_ext import _C
 from adapmixed_lab import cli as lab
 
-# Relative, by the name of a field; the other is that of losses, weights and perplexities. Losses are
-# bounds, to which each instruction set adds what it may have lost, at most 1e-4 of them.
+# Relative, by the name of a field; the other is that of losses, weights and perplexities. Losses
+# are bounds, to which each instruction set adds what it may have lost, at most 1e-4 of them.
 TOLERANCES = {"charge": 0.0, "noise": 0.0, "epsilon": 1e-9, "parts": 1e-9}
 TOLERANCE = 5e-5
 
