@@ -97,8 +97,8 @@ def bound(models: int, vocab: int, threads: int, orders: int = ORDERS) -> int:
 
 
 def pool_bound(vocab: int, threads: int) -> int:
-    """Return the bytes that the docstring of ``log_pool`` states."""
-    return threads * (16 * vocab + 2**14)
+    """Return the bytes that the docstring of ``log_pool`` states, and what six positions keep."""
+    return threads * (16 * vocab + 2**14) + 6 * 8 * vocab
 
 
 def clip_bound(vocab: int, threads: int) -> int:
