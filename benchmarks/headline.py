@@ -104,6 +104,30 @@ def _entries(path: Path) -> Iterator[str]:
             yield text
 
 
+def trained(
+    base: str,
+    texts: list[str],
+    folder: Path,
+    models: int,
+    config: FinetuneConfig,
+    seed: int,
+    workers: int,
+) -> Ensemble:
+    """Return the ensemble of a folder, trained there if it is missing; keep its text beside it."""
+    corpus = folder.with_name("corpus.jsonl")
+    rows = [json.dumps({"id": str(at), "text": text}) for at, text in enumerate(texts)]
+    corpus.write_text("\n".join(rows), encoding="utf-8")
+    key = folder.with_name(f"{seed}.key")
+    key.touch(0o600)
+    key.write_text(hashlib.sha256(f"key {seed}".encode()).hexdigest() + "\n", encoding="ascii")
+    run = TrainingRun(
+        base, Corpus(str(corpus), id_column="id"), folder, models, config, seed=seed,
+        key_file=key, share_shards=True,
+    )  # fmt: skip
+    train_ensemble(run, workers=workers)
+    return Ensemble.from_pretrained(base, folder)
+
+
 class Bench:
     """A base, the text, and a folder with all that was computed."""
 
@@ -124,29 +148,16 @@ class Bench:
                 f"{FOLDER}/*/changelog.Debian.gz must hold more than {count} signed entries, got "
                 f"{len(found)}: Debian and Ubuntu have these files with most packages"
             )
-        self.corpus = keep / "corpus.jsonl"
-        rows = [json.dumps({"id": str(at), "text": text}) for at, text in enumerate(found[:count])]
-        self.corpus.write_text("\n".join(rows), encoding="utf-8")
-
-    def ensemble(self, models: int, seed: int, workers: int) -> Ensemble:
-        """Return an ensemble, which is trained if it is missing."""
-        folder = self.keep / f"{models}-{seed}"
-        key = self.keep / f"{seed}.key"
-        key.touch(0o600)
-        key.write_text(hashlib.sha256(f"key {seed}".encode()).hexdigest() + "\n", encoding="ascii")
-        corpus = Corpus(str(self.corpus), id_column="id")
-        run = TrainingRun(
-            self.base, corpus, folder, models, CONFIG, seed=seed, key_file=key, share_shards=True
-        )
-        train_ensemble(run, workers=workers)
-        return Ensemble.from_pretrained(self.base, folder)
+        self.texts = found[:count]
 
     def scores(
         self, models: int, seed: int, mechanisms: Mapping[str, Mechanism], workers: int
     ) -> list[Evaluation]:
         """Return what an ensemble's mechanisms score on the seed's part of the text."""
         part = self.tokens[seed * PART :][:PART]
-        ensemble = self.ensemble(models, 0 if models == 1 else seed, workers)
+        division = 0 if models == 1 else seed
+        folder = self.keep / f"{models}-{division}"
+        ensemble = trained(self.base, self.texts, folder, models, CONFIG, division, workers)
         found = []
         for kind, active in (("references", None), ("mechanisms", ACTIVE)):
             names = [name for name in mechanisms if (name in REFERENCES) == (active is None)]

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import argparse
 import hashlib
-import json
 import tempfile
 from pathlib import Path
 from pydoc_data.topics import topics
@@ -22,17 +21,16 @@ from typing import Any
 
 from transformers import AutoTokenizer
 
-from adapmixed import ClippedLogPool, Ensemble, PublicOnly, Unprotected
+from adapmixed import ClippedLogPool, PublicOnly, Unprotected
 from adapmixed.data import demo_base
-from adapmixed.data.corpus import Corpus
 from adapmixed.evaluation import evaluate
 from adapmixed.mechanisms import Mechanism
 from adapmixed.rng import SeededRandom
-from adapmixed.training import FinetuneConfig, TrainingRun, train_ensemble
+from adapmixed.training import FinetuneConfig
 from adapmixed.training.blocks import token_stream
 from adapmixed.training.presets import HEAD
 from benchmarks.harness import Report, headline, machine
-from benchmarks.headline import DELTA, DOCUMENTS, PART, documents
+from benchmarks.headline import DELTA, DOCUMENTS, PART, documents, trained
 
 SETTINGS: dict[str, dict[str, Any]] = {
     "2 epochs alone": {"steps": 1}, "8 steps": {"steps": 8}, "16 steps": {"steps": 16},
@@ -61,21 +59,9 @@ def scores(
     """Train members with a setting; return the perplexity of each mechanism."""
     config = FinetuneConfig(**(HEAD | setting), target_modules=("lm_head",))
     with tempfile.TemporaryDirectory() as folder:
-        corpus = Path(folder, "corpus.jsonl")
-        rows = [json.dumps({"id": str(at), "text": text}) for at, text in enumerate(texts)]
-        corpus.write_text("\n".join(rows), encoding="utf-8")
-        key = Path(folder, "key")
-        key.touch(0o600)
-        key.write_text(hashlib.sha256(b"key").hexdigest() + "\n", encoding="ascii")
-        members = Path(folder, "members")
-        run = TrainingRun(
-            base, Corpus(str(corpus), id_column="id"), members, models, config, seed=0,
-            key_file=key, share_shards=True,
-        )  # fmt: skip
-        train_ensemble(run, workers=workers)
         found = evaluate(
-            Ensemble.from_pretrained(base, members), scored, MECHANISMS, delta=DELTA,
-            rng=SeededRandom(0), active=None, block=config.block_size,
+            trained(base, texts, Path(folder, "members"), models, config, 0, workers), scored,
+            MECHANISMS, delta=DELTA, rng=SeededRandom(0), active=None, block=config.block_size,
         )  # fmt: skip
     return {one.name: one.perplexity for one in found}
 

@@ -135,7 +135,6 @@ class Rows {
                        memory_ + ClipPublic::scratch_size(vocab_));
     lse = clipped.load<D>(row, out_.status + at);
     if (out_.status[at] != kRowOk) return;
-    out_.residual[at] = options_.lower;
     const bool is_public = std::memcmp(row.data, public_.row.data, vocab_ * kElementSize<D>) == 0;
     if (is_public || options_.lower == 1.0 || options_.upper == 1.0) {
       return answer_public(at, is_public);
@@ -151,7 +150,6 @@ class Rows {
   // p_bar = q, so nothing is charged.
   void answer_public(std::int64_t at, bool is_public) {
     if (is_public) out_.private_lse[at] = public_.lse;  // exactly, so that p / q is 1
-    out_.residual[at] = 1.0;
     for (std::int64_t k = 0; k < options_.num_orders; ++k) charge(at)[k] = 0.0;
   }
 

@@ -15,7 +15,6 @@ constexpr double kMostLogProb = 1e-6;
 constexpr double kMixtureTolerance = 1e-6;
 
 constexpr int kMixtureThreads = 256;
-
 constexpr int kMixtureShares = 4;
 constexpr int kMixtureLoads = 4;  // models whose logits are on their way together
 

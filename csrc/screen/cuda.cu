@@ -7,7 +7,7 @@ ADAPMIXED_CORE_BEGIN
 
 constexpr int kScreenThreads = 512;
 
-__global__ void __launch_bounds__(kScreenThreads, 1)
+static __global__ void __launch_bounds__(kScreenThreads, 1)
     screen_kernel(Ensemble in, ScreenOptions options, double* divergence, bool* passed) {
   const Screening at{in, options, blockIdx.x};
   double* log_ratios = options.log_ratios + at.kept(0);

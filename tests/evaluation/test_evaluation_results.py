@@ -262,9 +262,14 @@ def test_the_unprotected_pool_is_its_formula() -> None:
 
 
 def test_members_speak_about_the_active_vocabulary(demo_ensemble: Path) -> None:
+    """A member has (1 − t) p_i(y) / p_i(S) at a token of S, and q(y) elsewhere."""
     demo = Ensemble.from_pretrained(demo_base(), demo_ensemble)
-    every, few = (
-        run(demo, stream(40), {"mean": Unprotected()}, memory_bytes=1 << 30, active=active)[0]
-        for active in (None, 2)
-    )
-    assert every.perplexity != few.perplexity
+    tokens = stream(60, demo.vocab_size)
+    (found,) = run(demo, tokens, {"mean": Unprotected()}, memory_bytes=1 << 30, active=600)
+    private, public = (z[..., 0, :-1, :].double() for z in demo.logits(torch.tensor([tokens])))
+    q = public.softmax(-1)
+    tail = torch.ones_like(q, dtype=torch.bool).scatter(-1, q.topk(600).indices, False)
+    p = private.masked_fill(tail, -math.inf).softmax(-1).mean(0)
+    expected = torch.where(tail, q, p * q.masked_fill(tail, 0.0).sum(-1, keepdim=True))
+    losses = -expected.gather(1, torch.tensor(tokens[1:])[:, None]).log()
+    assert math.log(found.perplexity) == pytest.approx(float(losses.mean()), abs=1e-6)

@@ -96,17 +96,6 @@ def test_shapes(device: torch.device) -> None:
             assert forward.shape == backward.shape == (*lead, count)
 
 
-def test_directions_swap_with_the_arguments(device: torch.device) -> None:
-    case = cases.masked()[1].to(device)
-    q = case.public.expand_as(case.private)
-    orders = ORDERS[:-1]  # at order 1024 the sums leave e^600
-    forward, backward = adapmixed_ext.renyi_divergence(case.private, q, orders)
-    again = adapmixed_ext.renyi_divergence(q, case.private, orders)
-    torch.testing.assert_close(again[0], backward, rtol=1e-4, atol=1e-9)
-    torch.testing.assert_close(again[1], forward, rtol=1e-4, atol=1e-9)
-    assert torch.isfinite(forward).all() and torch.isinf(backward).all()
-
-
 def test_equal_rows_are_at_distance_zero(device: torch.device) -> None:
     equal = (*cases.ordinary()[3::10], cases.masked()[6], *cases.corners()[3:8])
     for case in equal:
