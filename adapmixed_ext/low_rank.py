@@ -49,11 +49,11 @@ def pack_factors(
         memory.madvise(mmap.MADV_HUGEPAGE)
     packed = torch.frombuffer(memory, dtype=dtype, count=math.prod(shape)).view(shape)
     for block in range(packed.shape[1]):
-        members = torch.zeros((BLOCK, rank, vocab), dtype=dtype)
+        members = torch.zeros((BLOCK, vocab, rank), dtype=dtype)
         for place, one in enumerate(factors[block * BLOCK : (block + 1) * BLOCK]):
             if one is not None:
-                members[place, : len(one)] = one
-        packed[:, block] = members.permute(2, 1, 0)
+                members[place, :, : len(one)] = one.T
+        packed[:, block] = members.permute(1, 2, 0)
     return packed
 
 

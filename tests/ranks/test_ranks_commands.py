@@ -20,7 +20,8 @@ from training_cases import until
 
 import adapmixed.ensemble.parts
 from adapmixed.cli import main
-from adapmixed.ensemble import Ensemble, read_adapter
+from adapmixed.ensemble import Ensemble
+from adapmixed.ensemble.member import read_adapters
 from adapmixed.privacy import read_ledger
 
 TEXT = "The value of an expression is the value of its parts. " * 3
@@ -47,11 +48,11 @@ def test_members_are_loaded_by_the_ranks_that_have_them(models: Path, tmp_path: 
     def work(ranks: Group) -> Any:
         read: list[str] = []
 
-        def noted(model: Any, path: Path) -> Any:
-            read.append(path.name)
-            return read_adapter(model, path)
+        def noted(model: Any, folders: list[Path]) -> Any:
+            read.extend(path.name for path in folders)
+            return read_adapters(model, folders)
 
-        adapmixed.ensemble.parts.read_adapter = noted  # type: ignore[attr-defined]  # in this child
+        adapmixed.ensemble.parts.read_adapters = noted  # type: ignore[attr-defined]  # in this child
         ensemble = Ensemble.from_pretrained(models / "base", models / "ensemble", ranks=ranks)
         assert read == (["member-2"] if ranks.rank else ["member-0", "member-1"])
         found = [ensemble.logits(ids)]

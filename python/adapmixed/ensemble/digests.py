@@ -85,9 +85,9 @@ def of_tokenizer(files: Mapping[str, str]) -> dict[str, str]:
     }
 
 
-def adapter_sha256(path: Path) -> str:
-    """Return the digest of an `adapter_config.json` without names, versions and modes."""
-    return _sha256_without(path, _ASIDE_OF_ADAPTER)
+def adapter_sha256(config: Any) -> str:
+    """Return the digest of a parsed `adapter_config.json` without names, versions and modes."""
+    return _sha256_without(config, _ASIDE_OF_ADAPTER)
 
 
 def has_tokenizer(folder: Path) -> bool:
@@ -128,13 +128,14 @@ def _digest(name: str, path: Path) -> str:
     if path.suffix != ".json":
         return file_sha256(path)
     if name in (*_VOCABULARIES, ADDED_TOKENS):  # their keys are tokens
-        return _sha256_without(path, frozenset())
-    return _sha256_without(path, _ASIDE_OF_MODEL if name == CONFIG else _ASIDE_OF_TOKENIZER)
+        return _sha256_without(_parsed(path), frozenset())
+    return _sha256_without(
+        _parsed(path), _ASIDE_OF_MODEL if name == CONFIG else _ASIDE_OF_TOKENIZER
+    )
 
 
-def _sha256_without(path: Path, aside: Collection[str]) -> str:
+def _sha256_without(content: Any, aside: Collection[str]) -> str:
     """Return the SHA-256 of the sorted content of a JSON file without some of its keys."""
-    content = _parsed(path)
     if isinstance(content, dict):
         padding = content.get("padding")
         content = {key: value for key, value in content.items() if key not in aside}

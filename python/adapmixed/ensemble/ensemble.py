@@ -21,7 +21,6 @@ from adapmixed.ensemble.layers import head_name
 from adapmixed.ensemble.member import Adapter, layer_shape
 from adapmixed.ensemble.output_layer import replace_output_layer
 from adapmixed.ensemble.parts import read_parts
-from adapmixed.ensemble.provenance import fingerprint
 from adapmixed.ensemble.room import LogitsRoom
 from adapmixed.ensemble.support import TESTED, check_behaviour, check_model, max_positions
 from adapmixed.ensemble.trunk import find_trunk, repeat_at
@@ -192,7 +191,7 @@ class Ensemble:
             num_models=len(parts.paths),
         )
         ensemble.unit = parts.unit
-        ensemble.fingerprint = fingerprint(base, parts.digests, parts.base_files, parts.commit)
+        ensemble.fingerprint = parts.fingerprint
         ensemble.folder = os.fspath(folder) if isinstance(folder, str | os.PathLike) else None
         if not parts.ranks.alone:  # devices may differ, but all caches must have the same rows
             facts = {"what members share": ensemble.trunk, "all files": ensemble.fingerprint}

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from adapmixed.ensemble.layers import head_name
+from adapmixed.ensemble.digests import adapter_sha256
 
 CONFIG_FILE = "adapter_config.json"
 WEIGHTS_FILE = "adapter_model.safetensors"
@@ -46,10 +47,12 @@ class Adapter:
     Attributes:
         updates: maps a layer's full name to (A, scale * B), of shapes (in, r) and (r, out), fp32.
         base_name: the public model that the adapter's folder names, or None.
+        digest: `adapter_digest` of what was read; empty without files.
     """
 
     updates: Mapping[str, tuple[Tensor, Tensor]]
     base_name: str | None = None
+    digest: str = ""
 
     @property
     def layers(self) -> dict[str, tuple[int, ...]]:
@@ -59,7 +62,7 @@ class Adapter:
     @property
     def is_zero(self) -> bool:
         """Whether every update is zero, so that the adapted model equals the public one."""
-        return all(not bool(up.any()) for _, up in self.updates.values())
+        return all(not up.count_nonzero() for _, up in self.updates.values())
 
 
 MISSING = Adapter({})
@@ -80,9 +83,25 @@ def read_adapter(model: nn.Module, folder: str | os.PathLike[str]) -> Adapter:
         ValueError: if the adapter does not fit the model or is not plain LoRA, for instance
             another peft type, DoRA, biases or extra trained modules.
     """
-    path = Path(folder)
-    config = _read_config(path)
-    weights = _read_weights(path)
+    return read_adapters(model, [Path(folder)])[0]
+
+
+def read_adapters(model: Any, folders: Sequence[Path]) -> list[Adapter]:
+    """Read folders as `read_adapter` does."""
+    modules = dict(model.named_modules())
+    return [_read(model, modules, path) for path in folders]
+
+
+def _read(model: Any, modules: Mapping[str, Any], path: Path) -> Adapter:
+    from safetensors import SafetensorError
+    from safetensors.torch import load
+
+    config, file = _read_config(path), weights_file(path)
+    content = file.read_bytes()
+    try:
+        weights: dict[str, Tensor] = load(content)
+    except SafetensorError as error:
+        raise ValueError(f"{file} is not a readable safetensors file: {error}") from error
     pairs: dict[str, dict[str, Tensor]] = {}
     for key, value in weights.items():
         match = LORA_WEIGHT.fullmatch(key)
@@ -99,16 +118,30 @@ def read_adapter(model: nn.Module, folder: str | os.PathLike[str]) -> Adapter:
         pair[match[2]] = value
     if not pairs:
         raise ValueError(f"{path}: the adapter holds no weights")
-    modules, head = dict(model.named_modules()), head_name(model)
+    head = model.get_output_embeddings()
     updates: dict[str, tuple[Tensor, Tensor]] = {}
     for name, pair in sorted(pairs.items()):
         if name not in modules:
             raise ValueError(f"{path}: the adapter adapts {name}, which the base does not have")
-        if name == head and "B" in pair:
+        if modules[name] is head and "B" in pair:
             _check_rows(path, f"lora_B of {name}", pair["B"], modules[name].weight)
         updates[name] = _update(path, config, name, modules[name], pair)
     _check_targets(path, config, modules, set(updates))
-    return Adapter(updates, config.get("base_model_name_or_path"))
+    return Adapter(updates, config.get("base_model_name_or_path"), _digest(config, content))
+
+
+def adapter_digest(folder: Path) -> str:
+    """Return the digests of a peft folder's weights and of its settings, but for names and modes.
+
+    Raises:
+        ValueError: as `read_adapter`, for files that are missing and for the settings.
+    """
+    return _digest(_read_config(folder), weights_file(folder).read_bytes())
+
+
+def _digest(config: Any, weights: bytes) -> str:
+    of_weights = hashlib.sha256(weights).hexdigest()
+    return f"{WEIGHTS_FILE} {of_weights}\n{CONFIG_FILE} {adapter_sha256(config)}"
 
 
 def weights_file(folder: Path) -> Path:
@@ -212,18 +245,6 @@ def _check_patterns(path: Path, config: Mapping[str, Any]) -> None:
             ) from error
 
 
-def _read_weights(path: Path) -> dict[str, Tensor]:
-    from safetensors import SafetensorError
-    from safetensors.torch import load_file
-
-    file = weights_file(path)
-    try:
-        weights: dict[str, Tensor] = load_file(str(file))
-    except SafetensorError as error:
-        raise ValueError(f"{file} is not a readable safetensors file: {error}") from error
-    return weights
-
-
 def _is_copy_of_base(path: Path, model: nn.Module, key: str, value: Tensor) -> bool:
     """Return whether a tensor is the base's own; peft stores some of them with adapted heads.
 
@@ -293,10 +314,10 @@ def _update(
             f"{tuple(b.shape)}"
         )
     scale = alpha / (math.sqrt(rank) if config.get("use_rslora") else rank)
-    up = b.T * scale
-    if not (bool(a.isfinite().all()) and bool(up.isfinite().all())):
+    up = b * scale
+    if not all(map(torch.isfinite, (*a.aminmax(), *up.aminmax()))):
         raise ValueError(f"{path}: {name}: the adapter's weights must be finite")
-    return a.T.contiguous(), up.contiguous()
+    return a.T.contiguous(), up.T
 
 
 def _pattern(config: Mapping[str, Any], setting: str, name: str, default: Any) -> Any:

@@ -1,6 +1,6 @@
 """Read all members and the public model from disk, and check that they belong together.
 
-One member's peft folder is read by `member.read_adapter`.
+One member's peft folder is read by `member.read_adapters`.
 """
 
 from __future__ import annotations
@@ -18,12 +18,13 @@ from adapmixed.ensemble.adapted_layers import checked_layers, ensemble_layers
 from adapmixed.ensemble.digests import CONFIG
 from adapmixed.ensemble.layers import head_name
 from adapmixed.ensemble.manifest import FILE_NAME, Manifest, read_manifest
-from adapmixed.ensemble.member import CONFIG_FILE, MISSING, Adapter, read_adapter
+from adapmixed.ensemble.member import CONFIG_FILE, MISSING, Adapter, read_adapters
 from adapmixed.ensemble.member_record import MEMBER_FILE, read_member_record
 from adapmixed.ensemble.provenance import (
     check_files,
     check_names,
     check_one_base,
+    fingerprint,
     found_files,
     is_hub_name,
     member_digests,
@@ -45,28 +46,23 @@ class Parts:
         model: the public model; the ensemble may change it.
         tokenizer: the public model's tokenizer, or None.
         paths: the folders of all members, None for a missing member.
-        digests: `provenance.member_digests` of all members, as they were read.
         adapters: the adapters of this process's members.
         adapted: the layers that members may adapt, each with its ranks.
         ranks: the processes that share the members.
         unverified: what could not be verified; see `Ensemble`.
         unit: see `Ensemble`.
-        base_files: digests of the base's files (`provenance.found_files`); {} for a hub name or a
-            model object without a record.
-        commit: the hub's commit of the base, or None.
+        fingerprint: `provenance.fingerprint` of the base and of all members as they were read.
     """
 
     model: Any
     tokenizer: Any
     paths: Sequence[Path | None]
-    digests: Sequence[str]
     adapters: Sequence[Adapter]
     adapted: Mapping[str, Sequence[int]]
     ranks: Ranks
     unverified: tuple[str, ...]
     unit: str | None
-    base_files: Mapping[str, str]
-    commit: str | None
+    fingerprint: str
 
 
 def read_parts(
@@ -102,11 +98,8 @@ def read_parts(
     present = [path for path in mine if path is not None]
     vocab_size = model.config.get_text_config().vocab_size
     _LOG.info("public model %s: %s on %s", name, model.dtype, model.device)
-    digests = member_digests(paths)
-    read = {path: read_adapter(model, path) for path in present}
+    read = dict(zip(present, read_adapters(model, present), strict=True))
     check_tokenizers(present, tokenizer, name, int(vocab_size))
-    if member_digests(paths) != digests:
-        raise ValueError("members must not change while they are read: load the ensemble again")
     _check_records(manifest, paths, read)
     names = {str(path): one.base_name for path, one in read.items()}
     if same_base:
@@ -138,7 +131,6 @@ def read_parts(
         model=model,
         tokenizer=tokenizer,
         paths=paths,
-        digests=digests,
         adapters=[MISSING if path is None else read[path] for path in mine],
         adapted=adapted,
         ranks=ranks,
@@ -148,8 +140,9 @@ def read_parts(
             *(() if same_tokenizer or not same_base or tokenizer is None else ("tokenizer",)),
         ),
         unit=None if manifest is None else manifest.unit,
-        base_files=found,
-        commit=getattr(model.config, "_commit_hash", None),
+        fingerprint=fingerprint(
+            base, member_digests(paths, read), found, getattr(model.config, "_commit_hash", None)
+        ),
     )
 
 

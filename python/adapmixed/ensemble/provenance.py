@@ -8,15 +8,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path, PurePath
 from typing import Any, NamedTuple
 
-from adapmixed.ensemble.digests import (
-    CONFIG,
-    adapter_sha256,
-    base_files,
-    file_sha256,
-    of_tokenizer,
-)
+from adapmixed.ensemble.digests import CONFIG, base_files, of_tokenizer
 from adapmixed.ensemble.manifest import read_manifest
-from adapmixed.ensemble.member import CONFIG_FILE, WEIGHTS_FILE
+from adapmixed.ensemble.member import Adapter, adapter_digest
 
 
 class Compared(NamedTuple):
@@ -145,24 +139,17 @@ def _local_folder(source: str | None, revision: str | None) -> Path | None:
     return Path(found).parent if isinstance(found, str) else None
 
 
-def member_digests(members: Sequence[Path | None]) -> list[str]:
-    """Return a text with the digests of each member's files, "missing" for None.
+def member_digests(
+    members: Sequence[Path | None], read: Mapping[Path, Adapter] | None = None
+) -> list[str]:
+    """Return the digest of each member's folder (`adapter_digest`), "missing" for None.
 
-    Raises:
-        ValueError: if a file is missing.
+    What was read already is not read again. Raises as `adapter_digest`.
     """
-    found = []
-    for path in members:
-        if path is None:
-            found.append("missing")
-            continue
-        try:
-            config, weights = adapter_sha256(path / CONFIG_FILE), file_sha256(path / WEIGHTS_FILE)
-        except FileNotFoundError as error:
-            name = Path(error.filename).name
-            raise ValueError(f"{path} must be a peft folder, but has no {name}") from error
-        found.append(f"{WEIGHTS_FILE} {weights}\n{CONFIG_FILE} {config}")
-    return found
+    known = {} if read is None else {path: one.digest for path, one in read.items()}
+    return [
+        "missing" if path is None else known.get(path) or adapter_digest(path) for path in members
+    ]
 
 
 def fingerprint(

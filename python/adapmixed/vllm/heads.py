@@ -17,7 +17,6 @@ from adapmixed.ensemble.layers import head_name
 from adapmixed.ensemble.member import Adapter
 from adapmixed.ensemble.output_layer import SPARE, HeadAdapters, Logits
 from adapmixed.ensemble.parts import Parts, read_parts
-from adapmixed.ensemble.provenance import fingerprint
 from adapmixed.ensemble.room import LogitsRoom
 from adapmixed.ensemble.vocabulary import unnamed_ids
 from adapmixed.limits import active_tokens
@@ -90,9 +89,8 @@ def load(
         value = getattr(config, name, None)
         if value not in (None, 1, 1.0):
             raise ValueError(f"base must not cap or scale its logits inside vLLM: {name} = {value}")
-    digest = fingerprint(base, parts.digests, parts.base_files, parts.commit)
     speaking = active_tokens(active, int(config.vocab_size))
-    return Loaded(parts, Origin(digest, parts.unverified, speaking, parts.unit))
+    return Loaded(parts, Origin(parts.fingerprint, parts.unverified, speaking, parts.unit))
 
 
 def check_heads(adapted: Mapping[str, Sequence[int]], head: str | None) -> None:
