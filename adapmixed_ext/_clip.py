@@ -91,7 +91,7 @@ def clip_project(
         public_logits: (B, V), same dtype and device.
         lower: c in [0, 1], a ratio.
         upper: C in [1, 1e6], a ratio; C/c ≤ 1e6 unless c is 0.
-        orders: Rényi orders of the charges, each in (1, 1 024], at most 32. None: no charges.
+        orders: Rényi orders of the charges, each in (1, 1 024], at most 8. None: no charges.
         num_models: public number of members, ≥ N, for the charges.
         active: (N, B) bool, the members that take part; the others answer q. None: all.
 

@@ -80,7 +80,7 @@ def leave_one_out(
         private_logits: (N, B, V).
         public_logits: (B, V), same dtype and device.
         projection: a Projection or Clipping of these logits, or a weight tensor (N, B) in [0, 1].
-        orders: one order or up to 32 orders, each in (1, 1 024].
+        orders: one order or up to 8 orders, each in (1, 1 024].
         adjacency: "add_remove" or "zero_out".
         num_models: public number of members, ≥ N; an absent member answers q.
 

@@ -19,7 +19,7 @@ from .types import Projection, raise_row_errors
 _ops = torch.ops.adapmixed
 
 
-# project: (weight, complement, private_lse, status, public_lse, public_status)
+# project: (weight, private_lse, status, public_lse, public_status)
 def _project(*args: Any) -> tuple[Tensor, ...]:
     private_logits, public_logits, order, radius = args
     results = _project_fake(*args)
@@ -34,8 +34,8 @@ def _project(*args: Any) -> tuple[Tensor, ...]:
         workspace=on.workspace("project", tuple(private_logits.shape)),
     )
     if on.immediate:
-        raise_row_errors("public_logits", results[5])
-        raise_row_errors("private_logits", results[3])
+        raise_row_errors("public_logits", results[4])
+        raise_row_errors("private_logits", results[2])
     return results
 
 
@@ -45,13 +45,13 @@ def _project_fake(*args: Any) -> tuple[Tensor, ...]:
     status = torch.empty_like(weight, dtype=torch.int32)
     public_lse = public_logits.new_empty(public_logits.shape[:1], dtype=F64)
     public_status = torch.empty_like(public_lse, dtype=torch.int32)
-    own = weight, torch.empty_like(weight), torch.empty_like(weight), status
+    own = weight, torch.empty_like(weight), status
     return *own, public_lse, public_status
 
 
 register(
     "project(Tensor private_logits, Tensor public_logits, float order, float radius)"
-    " -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)",
+    " -> (Tensor, Tensor, Tensor, Tensor, Tensor)",
     _project,
     _project_fake,
 )
@@ -80,7 +80,7 @@ def project(
         radius: R = βα ≥ 0, in nats, (α − 1) R ≤ 600.
 
     Returns:
-        The weights λ and their complements 1−λ, each (N, B) float64.
+        The weights λ, (N, B) float64.
 
     Raises:
         ValueError: wrong shapes, dtypes or devices; an argument outside the limits; a tensor that
@@ -97,8 +97,8 @@ def project_inputs(
     order = limits.check_order(order)
     radius = limits.check_radius(radius, order)
     private, public = check.ensemble_logits(private_logits, public_logits)
-    weight, complement, private_lse, status, public_lse, public_status = _ops.project(
+    weight, private_lse, status, public_lse, public_status = _ops.project(
         private, public, order, radius
     )
     rows = private_lse, public_lse, status, public_status
-    return Inputs(private, public, *rows), Projection(weight, complement, *rows)
+    return Inputs(private, public, *rows), Projection(weight, *rows)

@@ -96,11 +96,11 @@ def ensemble(
 
 def weighted(*arguments: Any) -> tuple[Any, ...]:
     """Return the same, and the weights of the projected distributions."""
-    *tensors, weight, complement, active, lower, upper = arguments
-    weights = weight.data_ptr(), complement.data_ptr(), lower, upper, address(active)
+    *tensors, weight, residual, active, lower, upper = arguments
+    weights = weight.data_ptr(), address(residual), lower, upper, address(active)
     return ensemble(*tensors), weights
 
 
 # Schemas of these arguments.
 ENSEMBLE = "Tensor private_logits, Tensor public_logits, Tensor private_lse, Tensor public_lse"
-WEIGHTED = f"{ENSEMBLE}, Tensor weight, Tensor complement, Tensor? active, float lower, float upper"
+WEIGHTED = f"{ENSEMBLE}, Tensor weight, Tensor? residual, Tensor? active, float lower, float upper"

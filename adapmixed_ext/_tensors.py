@@ -86,14 +86,14 @@ def box(lower: object, upper: object) -> tuple[float, float]:
 def weights(
     projection: object, private_logits: Tensor, *, by_kernel: bool = False
 ) -> tuple[object, ...]:
-    """Return (weight, complement, active, lower, upper), see csrc/common/operators.h.
+    """Return (weight, residual, active, lower, upper), see csrc/common/operators.h.
 
     by_kernel: the operator's own CUDA kernels check the values of a result's weights.
     """
     check = not (by_kernel and queues(private_logits.device))
     if isinstance(projection, Clipping):
         return _box_weights(projection, private_logits, check)
-    return *_ball_weights(projection, private_logits, check), None, 0.0, 0.0
+    return _ball_weights(projection, private_logits, check), None, None, 0.0, 0.0
 
 
 def _box_weights(clipping: Clipping, private_logits: Tensor, check: bool) -> tuple[object, ...]:
@@ -109,32 +109,25 @@ def _box_weights(clipping: Clipping, private_logits: Tensor, check: bool) -> tup
     return scale, residual, active, lower, upper
 
 
-def _ball_weights(projection: object, private_logits: Tensor, check: bool) -> tuple[Tensor, Tensor]:
-    """Return (weight, complement), float64, from a Projection or a bare weight tensor."""
+def _ball_weights(projection: object, private_logits: Tensor, check: bool) -> Tensor:
+    """Return the weight, float64, of a Projection or of a bare weight tensor."""
     shape = tuple(private_logits.shape[:2])
     if isinstance(projection, Projection):
-        weight, complement = (
-            typed(f"projection.{field}", getattr(projection, field), torch.float64, shape,
-                  private_logits)
-            for field in ("weight", "complement")
-        )  # fmt: skip
+        name = "projection.weight"
+        weight = typed(name, projection.weight, torch.float64, shape, private_logits)
         if not check:
-            return weight, complement
-        weight = torch.ops.adapmixed.checked(weight, "projection.weight", 0.0, 1.0)
-        complement = torch.ops.adapmixed.checked(complement, "projection.complement", 0.0, 1.0)
-        name = "projection.weight + projection.complement"
-        torch.ops.adapmixed.checked(weight + complement, name, 1.0 - 1e-9, 1.0 + 1e-9)
-        return weight, complement
-    weight = tensor("projection", projection)
-    if not weight.is_floating_point() or tuple(weight.shape) != shape:
-        raise ValueError(
-            f"projection must be a Projection or a floating-point weight tensor (N, B) = {shape}, "
-            f"got {weight.dtype} {tuple(weight.shape)}"
-        )
-    on_device("projection", weight, private_logits)
-    weight = weight.to(torch.float64).contiguous()
-    weight = torch.ops.adapmixed.checked(weight, "projection", 0.0, 1.0)
-    return weight, 1.0 - weight
+            return weight
+    else:
+        name, weight = "projection", tensor("projection", projection)
+        if not weight.is_floating_point() or tuple(weight.shape) != shape:
+            raise ValueError(
+                "projection must be a Projection or a floating-point weight tensor (N, B) = "
+                f"{shape}, got {weight.dtype} {tuple(weight.shape)}"
+            )
+        on_device(name, weight, private_logits)
+        weight = weight.to(torch.float64).contiguous()
+    checked: Tensor = torch.ops.adapmixed.checked(weight, name, 0.0, 1.0)
+    return checked
 
 
 def row_sums(projection: Projection | Clipping, private_logits: Tensor) -> tuple[Tensor, Tensor]:

@@ -59,11 +59,10 @@ class _OfRows:
 
 @dataclass(frozen=True)
 class Projection(_OfRows):
-    """Weights of the projected distributions p̄_i = weight·p_i + complement·q.
+    """Weights of the projected distributions p̄_i = λ_i p_i + (1 − λ_i) q.
 
     Attributes:
         weight: (N, B) float64, λ_i, rounded down.
-        complement: (N, B) float64, 1 − λ_i, kept apart since float64 cannot hold 1 − 2e-22.
         private_lse: (N, B) float64, log-sum-exp of each private row.
         public_lse: (B,) float64, log-sum-exp of each public row.
         status: (N, B) int32, 0 if the row and its public row are good.
@@ -71,7 +70,6 @@ class Projection(_OfRows):
     """
 
     weight: Tensor
-    complement: Tensor
     private_lse: Tensor
     public_lse: Tensor
     status: Tensor

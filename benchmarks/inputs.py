@@ -94,8 +94,8 @@ def check_ours(query: Query, order: float, radius: float) -> None:
             wrong = (projection.weight.cpu() < 1) & (divergence <= radius - slack)
         if bool(wrong.any()):
             raise SystemExit(f"project: a weight is {bad} at order {order:g}; nothing is timed")
-    pair = projection.weight.cpu(), projection.complement.cpu()
-    truth = reference.leave_one_out(*(one.cpu() for one in part), pair, orders=[order])
+    weight = projection.weight.cpu()
+    truth = reference.leave_one_out(*(one.cpu() for one in part), weight, orders=[order])
     more = loss.cpu() - truth
     if not bool(((more >= -1e-12) & (more <= 1e-4 * truth + 1e-9)).all()):
         raise SystemExit(f"leave_one_out: a loss is off at order {order:g}; nothing is timed")

@@ -56,7 +56,7 @@ template <>
 struct Given<ProjectInputs> : Fields<ProjectInputs, Shape, Logits, Logits> {};
 template <>
 struct Given<ProjectResults>
-    : Fields<ProjectResults, Doubles, Doubles, Doubles, Statuses, Doubles, Statuses> {};
+    : Fields<ProjectResults, Doubles, Doubles, Statuses, Doubles, Statuses> {};
 template <>
 struct Given<ClipInputs> : Fields<ClipInputs, Shape, Logits, Logits, Read> {};
 template <>

@@ -68,8 +68,7 @@ def log_mix(log_p: Tensor, log_q: Tensor, weight: Tensor, complement: Tensor) ->
 
 def weights_of(projection: Any) -> tuple[Tensor, Tensor]:
     """Return (weight, complement), each (N, B, 1), of a weight, a pair, or a Projection."""
-    if isinstance(projection, Tensor):
-        projection = (projection.double(), 1 - projection.double())
-    elif not isinstance(projection, tuple):
-        projection = (projection.weight, projection.complement)
+    if not isinstance(projection, tuple):
+        weight = projection if isinstance(projection, Tensor) else projection.weight
+        projection = (weight.double(), 1 - weight.double())
     return projection[0].unsqueeze(-1), projection[1].unsqueeze(-1)

@@ -4,11 +4,10 @@
 #include <memory>
 #include <vector>
 
-#include "clip/charge.h"
 #include "clip/cpu_row.h"
 #include "common/operators.h"
 #include "common/parallel.h"
-#include "leave_one_out/fit.h"
+#include "leave_one_out/formula.h"
 
 ADAPMIXED_CORE_BEGIN
 namespace {
@@ -40,10 +39,7 @@ class Charges {
   void add_up(const ClipPublic& q, const Ratios& ratios, double* charge) const {
     if (degree_ == 0) return by_powers(q, ratios, charge);
     double moments[kMaxMoments];
-    degree_ == 4    ? sum_moments<4>(q, ratios, moments)
-    : degree_ == 6  ? sum_moments<6>(q, ratios, moments)
-    : degree_ == 10 ? sum_moments<10>(q, ratios, moments)
-                    : sum_moments<kMaxMoments>(q, ratios, moments);
+    with_degree(degree_, [&](auto d) { sum_moments<decltype(d)::value>(q, ratios, moments); });
     for (std::int64_t k = 0; k < options_.num_orders; ++k) {
       double slope;
       charge[k] = scale_.of(fits_[k].forward.sum(moments, degree_, slope),

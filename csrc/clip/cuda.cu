@@ -1,7 +1,6 @@
 // p_bar_i = clip(s p_i, c q, C q) of every row, and its charges. log_sum_exp reads all private rows
 // first. Then blocks take rows in turn. The threads of one search for log s together: each sums its
 // own tokens, of which it keeps p, and all see the same sums.
-#include "clip/charge.h"
 #include "clip/formula.h"
 #include "common/block.cuh"
 #include "common/launch.cuh"

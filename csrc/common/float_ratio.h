@@ -15,7 +15,7 @@
 #include <cstring>
 
 #include "common/config.h"
-#include "common/scalar.h"
+#include "common/elementary.h"
 
 ADAPMIXED_CORE_BEGIN
 

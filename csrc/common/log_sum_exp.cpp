@@ -1,5 +1,5 @@
 // lse = log sum_v exp(z_v) of every row, or the status of a row without one.
-#include "common/float_sum.h"
+#include "common/float_rows.h"
 #include "common/operators.h"
 #include "common/parallel.h"
 #include "common/row_sums.h"

@@ -54,24 +54,22 @@ struct ProjectInputs {
 };
 struct ProjectResults {
   double* weight;               // (N, B)
-  double* complement;           // (N, B)
   double* private_lse;          // (N, B)
   std::int32_t* status;         // (N, B)
   double* public_lse;           // (B)
   std::int32_t* public_status;  // (B)
 };
 
-// How the projected distribution follows from p and q. Renyi ball: p_bar = weight p + complement q.
-// The complement is separate because 1 - 2e-22 is not representable as a double. Box (upper > 0):
-// p_bar = clip(e^weight p, lower q, upper q), and complement q if p = 0.
+// How the projected distribution follows from p and q. Renyi ball: p_bar = weight p + rest q. Box
+// (upper > 0): p_bar = clip(e^weight p, lower q, upper q), and rest q if p = 0.
 struct Weights {
-  const double* weight;      // (N, B): lambda, or log s
-  const double* complement;  // (N, B): 1 - lambda, or the residual
+  const double* weight;    // (N, B): lambda, or log s
+  const double* residual;  // (N, B), box only
   double lower = 0.0, upper = 0.0;
   const bool* active = nullptr;  // (N, B) or null; box only: inactive slots answer q
 };
 
-constexpr std::int64_t kMaxOrders = 32;
+constexpr std::int64_t kMaxOrders = 8;
 
 struct ClipInputs {
   Shape shape;

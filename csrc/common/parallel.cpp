@@ -150,9 +150,6 @@ void parallel_ranges(std::int64_t count, std::int64_t grain, int threads,
   if (job.failure) std::rethrow_exception(job.failure);
 }
 
-Buffer::Buffer(std::int64_t count) : data_(new double[static_cast<std::size_t>(count)]) {}
-Buffer::~Buffer() { delete[] data_; }
-
 double* thread_scratch(std::size_t doubles, int slot) {
   struct Free {
     void operator()(double* p) const { ::operator delete[](p, std::align_val_t{64}); }

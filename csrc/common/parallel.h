@@ -18,19 +18,6 @@ void parallel_ranges(std::int64_t count, std::int64_t grain, int threads,
 constexpr int kScratchSlots = 2;
 double* thread_scratch(std::size_t doubles, int slot = 0);
 
-// Uninitialised doubles that live as long as a scope.
-class Buffer {
- public:
-  explicit Buffer(std::int64_t count);
-  ~Buffer();
-  Buffer(const Buffer&) = delete;
-  Buffer& operator=(const Buffer&) = delete;
-  double* data() { return data_; }
-
- private:
-  double* data_;
-};
-
 // parallel_ranges for a callable. Internal linkage gives each translation unit its own instance, so
 // that builds for different instruction sets share nothing.
 namespace {

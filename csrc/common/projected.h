@@ -8,6 +8,11 @@
 
 ADAPMIXED_CORE_BEGIN
 
+// The part of q in a model's answer: see Weights.
+ADAPMIXED_HD double rest_of(const Weights& weights, std::int64_t at) {
+  return weights.upper > 0.0 ? weights.residual[at] : 1.0 - weights.weight[at];
+}
+
 // p_bar / q - 1 = lambda d and p_bar / q = 1 - lambda + lambda r, or means of these. Both are kept
 // because each is accurate where the other cancels.
 template <class T>

@@ -4,9 +4,10 @@
 
 #include <cmath>
 #include <cstdint>
+#include <cstring>
 
 #include "common/config.h"
-#include "common/scalar.h"
+#include "common/elementary.h"
 #include "common/view.h"
 
 #if defined(__AVX512F__) || defined(__AVX2__)
@@ -15,45 +16,98 @@
 
 ADAPMIXED_CORE_BEGIN
 
+#if defined(__AVX512F__) || defined(__AVX2__)
+
+// Most operations differ in the beginnings of their names alone. Casts between vectors of one size
+// keep all bits.
 #if defined(__AVX512F__)
+#define ADAPMIXED_ALL(operation) _mm512_##operation
+#define ADAPMIXED_HALF(operation) _mm256_##operation
+using Doubles = __m512d;
+using Floats = __m512;
+using Bits = __m512i;
+using HalfFloats = __m256;
+using HalfBits = __m256i;
+using MaskBits = __mmask8;
+#define ADAPMIXED_COMPARE(a, b, how) _mm512_cmp_pd_mask(a, b, how)
+#define ADAPMIXED_ROUND _mm512_roundscale_pd
+#else
+#define ADAPMIXED_ALL(operation) _mm256_##operation
+#define ADAPMIXED_HALF(operation) _mm_##operation
+using Doubles = __m256d;
+using Floats = __m256;
+using Bits = __m256i;
+using HalfFloats = __m128;
+using HalfBits = __m128i;
+using MaskBits = __m256i;
+#define ADAPMIXED_COMPARE(a, b, how) (MaskBits) _mm256_cmp_pd(a, b, how)
+#define ADAPMIXED_ROUND _mm256_round_pd
+#endif
 
 struct Mask {
-  __mmask8 m;
-  Mask operator&(Mask o) const { return {static_cast<__mmask8>(m & o.m)}; }
-  Mask operator|(Mask o) const { return {static_cast<__mmask8>(m | o.m)}; }
-  Mask operator^(Mask o) const { return {static_cast<__mmask8>(m ^ o.m)}; }
-  bool any() const { return m != 0; }
+  MaskBits m;
+  Mask operator&(Mask o) const { return {static_cast<MaskBits>(m & o.m)}; }
+  Mask operator|(Mask o) const { return {static_cast<MaskBits>(m | o.m)}; }
+  Mask operator^(Mask o) const { return {static_cast<MaskBits>(m ^ o.m)}; }
+  bool any() const { return bits() != 0; }
+#if defined(__AVX512F__)
   unsigned bits() const { return m; }
+#else
+  unsigned bits() const { return static_cast<unsigned>(_mm256_movemask_pd((Doubles)m)); }
+#endif
 };
 
 struct Vec {
   using Scalar = double;
-  static constexpr int kLanes = 8;
-  __m512d v;
+  static constexpr int kLanes = sizeof(Doubles) / sizeof(double);
+  Doubles v;
   Vec() = default;
-  Vec(__m512d x) : v(x) {}
-  explicit Vec(double x) : v(_mm512_set1_pd(x)) {}
-  static Vec load(const double* p) { return _mm512_loadu_pd(p); }
-  void store(double* p) const { _mm512_storeu_pd(p, v); }
-  Vec operator+(Vec o) const { return _mm512_add_pd(v, o.v); }
-  Vec operator-(Vec o) const { return _mm512_sub_pd(v, o.v); }
-  Vec operator*(Vec o) const { return _mm512_mul_pd(v, o.v); }
-  Vec operator/(Vec o) const { return _mm512_div_pd(v, o.v); }
-  Mask operator<(Vec o) const { return {_mm512_cmp_pd_mask(v, o.v, _CMP_LT_OQ)}; }
-  Mask operator>(Vec o) const { return {_mm512_cmp_pd_mask(v, o.v, _CMP_GT_OQ)}; }
-  Mask operator>=(Vec o) const { return {_mm512_cmp_pd_mask(v, o.v, _CMP_GE_OQ)}; }
-  Mask operator==(Vec o) const { return {_mm512_cmp_pd_mask(v, o.v, _CMP_EQ_OQ)}; }
-  Mask is_nan() const { return {_mm512_cmp_pd_mask(v, v, _CMP_UNORD_Q)}; }
+  Vec(Doubles x) : v(x) {}
+  explicit Vec(double x) : v(ADAPMIXED_ALL(set1_pd)(x)) {}
+  static Vec load(const double* p) { return ADAPMIXED_ALL(loadu_pd)(p); }
+  void store(double* p) const { ADAPMIXED_ALL(storeu_pd)(p, v); }
+  Vec operator+(Vec o) const { return ADAPMIXED_ALL(add_pd)(v, o.v); }
+  Vec operator-(Vec o) const { return ADAPMIXED_ALL(sub_pd)(v, o.v); }
+  Vec operator*(Vec o) const { return ADAPMIXED_ALL(mul_pd)(v, o.v); }
+  Vec operator/(Vec o) const { return ADAPMIXED_ALL(div_pd)(v, o.v); }
+  Mask operator<(Vec o) const { return {ADAPMIXED_COMPARE(v, o.v, _CMP_LT_OQ)}; }
+  Mask operator>(Vec o) const { return {ADAPMIXED_COMPARE(v, o.v, _CMP_GT_OQ)}; }
+  Mask operator>=(Vec o) const { return {ADAPMIXED_COMPARE(v, o.v, _CMP_GE_OQ)}; }
+  Mask operator==(Vec o) const { return {ADAPMIXED_COMPARE(v, o.v, _CMP_EQ_OQ)}; }
+  Mask is_nan() const { return {ADAPMIXED_COMPARE(v, v, _CMP_UNORD_Q)}; }
 };
 
-inline Vec vfma(Vec a, Vec b, Vec c) { return _mm512_fmadd_pd(a.v, b.v, c.v); }
-inline Vec vmin(Vec a, Vec b) { return _mm512_min_pd(a.v, b.v); }
-inline Vec vmax(Vec a, Vec b) { return _mm512_max_pd(a.v, b.v); }
-inline Vec vabs(Vec a) { return _mm512_abs_pd(a.v); }
-inline Vec vsqrt(Vec a) { return _mm512_sqrt_pd(a.v); }
+inline Vec vfma(Vec a, Vec b, Vec c) { return ADAPMIXED_ALL(fmadd_pd)(a.v, b.v, c.v); }
+inline Vec vmin(Vec a, Vec b) { return ADAPMIXED_ALL(min_pd)(a.v, b.v); }
+inline Vec vmax(Vec a, Vec b) { return ADAPMIXED_ALL(max_pd)(a.v, b.v); }
+inline Vec vabs(Vec a) { return ADAPMIXED_ALL(andnot_pd)(Vec(-0.0).v, a.v); }
+inline Vec vsqrt(Vec a) { return ADAPMIXED_ALL(sqrt_pd)(a.v); }
 // Rounds towards zero, for |a| < 2^63.
-inline Vec vtrunc(Vec a) { return _mm512_roundscale_pd(a.v, _MM_FROUND_TO_ZERO); }
-inline Vec vround(Vec a) { return _mm512_roundscale_pd(a.v, _MM_FROUND_TO_NEAREST_INT); }
+inline Vec vtrunc(Vec a) { return ADAPMIXED_ROUND(a.v, _MM_FROUND_TO_ZERO | _MM_FROUND_NO_EXC); }
+inline Vec vround(Vec a) {
+  return ADAPMIXED_ROUND(a.v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+}
+#undef ADAPMIXED_COMPARE
+#undef ADAPMIXED_ROUND
+// Adds the bit patterns as integers.
+inline Vec add_bits(Vec a, Vec b) {
+  return (Doubles)ADAPMIXED_ALL(add_epi64)((Bits)a.v, (Bits)b.v);
+}
+inline Vec load_f32(const float* p) { return ADAPMIXED_ALL(cvtps_pd)(ADAPMIXED_HALF(loadu_ps)(p)); }
+inline __m128i load_u16(const std::uint16_t* p) {
+  __m128i x{};
+  std::memcpy(&x, p, Vec::kLanes * sizeof *p);
+  return x;
+}
+inline Vec load_bf16(const std::uint16_t* p) {
+  const HalfBits wide = ADAPMIXED_HALF(cvtepu16_epi32)(load_u16(p));
+  return ADAPMIXED_ALL(cvtps_pd)((HalfFloats)ADAPMIXED_HALF(slli_epi32)(wide, 16));
+}
+inline Vec load_f16(const std::uint16_t* p) {
+  return ADAPMIXED_ALL(cvtps_pd)(ADAPMIXED_HALF(cvtph_ps)(load_u16(p)));
+}
+
+#if defined(__AVX512F__)
 inline Vec vselect(Mask m, Vec a, Vec b) { return _mm512_mask_blend_pd(m.m, b.v, a.v); }
 inline Vec vldexp(Vec a, Vec n) { return _mm512_scalef_pd(a.v, n.v); }
 inline Vec power_of_two(Vec n) { return _mm512_scalef_pd(_mm512_set1_pd(1.0), n.v); }
@@ -64,63 +118,11 @@ inline void vsplit(Vec a, Vec& e, Vec& m) {
   e = _mm512_cvtepi64_pd(k);
   m = _mm512_castsi512_pd(_mm512_sub_epi64(bits, _mm512_slli_epi64(k, 52)));
 }
-// Adds the bit patterns as integers.
-inline Vec add_bits(Vec a, Vec b) {
-  return _mm512_castsi512_pd(_mm512_add_epi64(_mm512_castpd_si512(a.v), _mm512_castpd_si512(b.v)));
-}
 inline Vec load_u32(const std::uint32_t* p) {
   return _mm512_cvtepu32_pd(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
 }
-inline Vec load_f32(const float* p) { return _mm512_cvtps_pd(_mm256_loadu_ps(p)); }
-inline Vec load_bf16(const std::uint16_t* p) {
-  const __m256i wide = _mm256_cvtepu16_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
-  return _mm512_cvtps_pd(_mm256_castsi256_ps(_mm256_slli_epi32(wide, 16)));
-}
-inline Vec load_f16(const std::uint16_t* p) {
-  return _mm512_cvtps_pd(_mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))));
-}
-
-#elif defined(__AVX2__)
-
-struct Mask {
-  __m256d m;
-  Mask operator&(Mask o) const { return {_mm256_and_pd(m, o.m)}; }
-  Mask operator|(Mask o) const { return {_mm256_or_pd(m, o.m)}; }
-  Mask operator^(Mask o) const { return {_mm256_xor_pd(m, o.m)}; }
-  bool any() const { return _mm256_movemask_pd(m) != 0; }
-  unsigned bits() const { return static_cast<unsigned>(_mm256_movemask_pd(m)); }
-};
-
-struct Vec {
-  using Scalar = double;
-  static constexpr int kLanes = 4;
-  __m256d v;
-  Vec() = default;
-  Vec(__m256d x) : v(x) {}
-  explicit Vec(double x) : v(_mm256_set1_pd(x)) {}
-  static Vec load(const double* p) { return _mm256_loadu_pd(p); }
-  void store(double* p) const { _mm256_storeu_pd(p, v); }
-  Vec operator+(Vec o) const { return _mm256_add_pd(v, o.v); }
-  Vec operator-(Vec o) const { return _mm256_sub_pd(v, o.v); }
-  Vec operator*(Vec o) const { return _mm256_mul_pd(v, o.v); }
-  Vec operator/(Vec o) const { return _mm256_div_pd(v, o.v); }
-  Mask operator<(Vec o) const { return {_mm256_cmp_pd(v, o.v, _CMP_LT_OQ)}; }
-  Mask operator>(Vec o) const { return {_mm256_cmp_pd(v, o.v, _CMP_GT_OQ)}; }
-  Mask operator>=(Vec o) const { return {_mm256_cmp_pd(v, o.v, _CMP_GE_OQ)}; }
-  Mask operator==(Vec o) const { return {_mm256_cmp_pd(v, o.v, _CMP_EQ_OQ)}; }
-  Mask is_nan() const { return {_mm256_cmp_pd(v, v, _CMP_UNORD_Q)}; }
-};
-
-inline Vec vfma(Vec a, Vec b, Vec c) { return _mm256_fmadd_pd(a.v, b.v, c.v); }
-inline Vec vmin(Vec a, Vec b) { return _mm256_min_pd(a.v, b.v); }
-inline Vec vmax(Vec a, Vec b) { return _mm256_max_pd(a.v, b.v); }
-inline Vec vabs(Vec a) { return _mm256_andnot_pd(_mm256_set1_pd(-0.0), a.v); }
-inline Vec vsqrt(Vec a) { return _mm256_sqrt_pd(a.v); }
-inline Vec vtrunc(Vec a) { return _mm256_round_pd(a.v, _MM_FROUND_TO_ZERO | _MM_FROUND_NO_EXC); }
-inline Vec vround(Vec a) {
-  return _mm256_round_pd(a.v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
-}
-inline Vec vselect(Mask m, Vec a, Vec b) { return _mm256_blendv_pd(b.v, a.v, m.m); }
+#else
+inline Vec vselect(Mask m, Vec a, Vec b) { return _mm256_blendv_pd(b.v, a.v, (Doubles)m.m); }
 inline Vec power_of_two(Vec n) {
   // 1.5 * 2^52 puts the integer n into the low mantissa bits.
   const __m256i k = _mm256_castpd_si256(_mm256_add_pd(n.v, _mm256_set1_pd(6755399441055744.0)));
@@ -138,9 +140,6 @@ inline Vec vldexp(Vec a, Vec n) {
   const Vec third = vround(n * Vec(1.0 / 3.0));
   const Vec s = power_of_two(third);
   return ((a * s) * s) * power_of_two(n - third - third);
-}
-inline Vec add_bits(Vec a, Vec b) {
-  return _mm256_castsi256_pd(_mm256_add_epi64(_mm256_castpd_si256(a.v), _mm256_castpd_si256(b.v)));
 }
 inline void vsplit(Vec a, Vec& e, Vec& m) {
   const __m256i bits = _mm256_castpd_si256(a.v);
@@ -161,14 +160,7 @@ inline Vec load_u32(const std::uint32_t* p) {
   const __m256d shifted = _mm256_cvtepi32_pd(_mm_xor_si128(x, _mm_set1_epi32(INT32_MIN)));
   return _mm256_add_pd(shifted, _mm256_set1_pd(2147483648.0));
 }
-inline Vec load_f32(const float* p) { return _mm256_cvtps_pd(_mm_loadu_ps(p)); }
-inline Vec load_bf16(const std::uint16_t* p) {
-  const __m128i wide = _mm_cvtepu16_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p)));
-  return _mm256_cvtps_pd(_mm_castsi128_ps(_mm_slli_epi32(wide, 16)));
-}
-inline Vec load_f16(const std::uint16_t* p) {
-  return _mm256_cvtps_pd(_mm_cvtph_ps(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p))));
-}
+#endif
 
 #else
 

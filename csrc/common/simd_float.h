@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <cstring>
 
 #include "common/float_ratio.h"
 #include "common/simd.h"
@@ -13,50 +14,64 @@
 
 ADAPMIXED_CORE_BEGIN
 
+#if defined(__AVX512F__) || defined(__AVX2__)
+
 #if defined(__AVX512F__)
+using FltMaskBits = __mmask16;
+#else
+using FltMaskBits = __m256i;
+#endif
 
 struct FltMask {
-  __mmask16 m;
+  FltMaskBits m;
+  FltMask operator|(FltMask o) const { return {static_cast<FltMaskBits>(m | o.m)}; }
+#if defined(__AVX512F__)
   unsigned bits() const { return m; }
-  FltMask operator|(FltMask o) const { return {static_cast<__mmask16>(m | o.m)}; }
+#else
+  unsigned bits() const { return static_cast<unsigned>(_mm256_movemask_ps((Floats)m)); }
+#endif
 };
 
 struct Flt {
   using Scalar = float;
-  static constexpr int kLanes = 16;
-  __m512 v;
+  static constexpr int kLanes = 2 * Vec::kLanes;
+  Floats v;
   Flt() = default;
-  Flt(__m512 x) : v(x) {}
-  explicit Flt(float x) : v(_mm512_set1_ps(x)) {}
-  static Flt load(const float* p) { return _mm512_loadu_ps(p); }
-  void store(float* p) const { _mm512_storeu_ps(p, v); }
-  Flt operator+(Flt o) const { return _mm512_add_ps(v, o.v); }
-  Flt operator-(Flt o) const { return _mm512_sub_ps(v, o.v); }
-  Flt operator*(Flt o) const { return _mm512_mul_ps(v, o.v); }
-  Flt operator/(Flt o) const { return _mm512_div_ps(v, o.v); }
+  Flt(Floats x) : v(x) {}
+  explicit Flt(float x) : v(ADAPMIXED_ALL(set1_ps)(x)) {}
+  static Flt load(const float* p) { return ADAPMIXED_ALL(loadu_ps)(p); }
+  void store(float* p) const { ADAPMIXED_ALL(storeu_ps)(p, v); }
+  Flt operator+(Flt o) const { return ADAPMIXED_ALL(add_ps)(v, o.v); }
+  Flt operator-(Flt o) const { return ADAPMIXED_ALL(sub_ps)(v, o.v); }
+  Flt operator*(Flt o) const { return ADAPMIXED_ALL(mul_ps)(v, o.v); }
+  Flt operator/(Flt o) const { return ADAPMIXED_ALL(div_ps)(v, o.v); }
+#if defined(__AVX512F__)
   FltMask operator>(Flt o) const { return {_mm512_cmp_ps_mask(v, o.v, _CMP_GT_OQ)}; }
+#else
+  FltMask operator>(Flt o) const { return {(FltMaskBits)_mm256_cmp_ps(v, o.v, _CMP_GT_OQ)}; }
+#endif
 };
 
-inline Flt vfma(Flt a, Flt b, Flt c) { return _mm512_fmadd_ps(a.v, b.v, c.v); }
-inline Flt vfms(Flt a, Flt b, Flt c) { return _mm512_fmsub_ps(a.v, b.v, c.v); }
-inline Flt vmin(Flt a, Flt b) { return _mm512_min_ps(a.v, b.v); }
-inline Flt vmax(Flt a, Flt b) { return _mm512_max_ps(a.v, b.v); }
-inline Flt vabs(Flt a) { return _mm512_abs_ps(a.v); }
-inline Flt vselect(FltMask m, Flt a, Flt b) { return _mm512_mask_blend_ps(m.m, b.v, a.v); }
+inline Flt vfma(Flt a, Flt b, Flt c) { return ADAPMIXED_ALL(fmadd_ps)(a.v, b.v, c.v); }
+inline Flt vfms(Flt a, Flt b, Flt c) { return ADAPMIXED_ALL(fmsub_ps)(a.v, b.v, c.v); }
+inline Flt vmin(Flt a, Flt b) { return ADAPMIXED_ALL(min_ps)(a.v, b.v); }
+inline Flt vmax(Flt a, Flt b) { return ADAPMIXED_ALL(max_ps)(a.v, b.v); }
+inline Flt vabs(Flt a) { return ADAPMIXED_ALL(andnot_ps)(Flt(-0.0f).v, a.v); }
 // See common/float_ratio.h. It uses integer operations because vscalefps occupies the adders for
 // several cycles.
 inline Flt exp2_integer(Flt shifted) {
-  shifted = vmin(Flt(kMostOctaves), shifted);
-  const __m512i n = _mm512_slli_epi32(_mm512_castps_si512(shifted.v), 23);
-  return _mm512_castsi512_ps(_mm512_add_epi32(n, _mm512_set1_epi32(0x3f800000)));
+  const Bits n = ADAPMIXED_ALL(slli_epi32)((Bits)vmin(Flt(kMostOctaves), shifted).v, 23);
+  return (Floats)ADAPMIXED_ALL(add_epi32)(n, ADAPMIXED_ALL(set1_epi32)(0x3f800000));
 }
 // a = 2^e m with m in [sqrt(1/2), sqrt(2)); a is normal.
 inline void vsplit(Flt a, Flt& e, Flt& m) {
-  const __m512i bits = _mm512_castps_si512(a.v);
-  const __m512i k = _mm512_srai_epi32(_mm512_sub_epi32(bits, _mm512_set1_epi32(0x3f3504f3)), 23);
-  e = _mm512_cvtepi32_ps(k);
-  m = _mm512_castsi512_ps(_mm512_sub_epi32(bits, _mm512_slli_epi32(k, 23)));
+  const Bits bits = (Bits)a.v, least = ADAPMIXED_ALL(set1_epi32)(0x3f3504f3);
+  const Bits k = ADAPMIXED_ALL(srai_epi32)(ADAPMIXED_ALL(sub_epi32)(bits, least), 23);
+  e = ADAPMIXED_ALL(cvtepi32_ps)(k);
+  m = (Floats)ADAPMIXED_ALL(sub_epi32)(bits, ADAPMIXED_ALL(slli_epi32)(k, 23));
 }
+#if defined(__AVX512F__)
+inline Flt vselect(FltMask m, Flt a, Flt b) { return _mm512_mask_blend_ps(m.m, b.v, a.v); }
 // 1 / a within 2 units; a is normal.
 inline Flt reciprocal(Flt a) {
   const __m512 r = _mm512_rcp14_ps(a.v);
@@ -69,71 +84,25 @@ inline Flt narrow(Vec low, Vec high) {
   return _mm512_insertf32x8(_mm512_castps256_ps512(_mm512_cvtpd_ps(low.v)), _mm512_cvtpd_ps(high.v),
                             1);
 }
-inline Flt load_float_f32(const float* p) { return _mm512_loadu_ps(p); }
-inline Flt load_float_bf16(const std::uint16_t* p) {
-  const __m512i wide =
-      _mm512_cvtepu16_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
-  return _mm512_castsi512_ps(_mm512_slli_epi32(wide, 16));
-}
-inline Flt load_float_f16(const std::uint16_t* p) {
-  return _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
-}
-
-#elif defined(__AVX2__)
-
-struct FltMask {
-  __m256 m;
-  unsigned bits() const { return static_cast<unsigned>(_mm256_movemask_ps(m)); }
-  FltMask operator|(FltMask o) const { return {_mm256_or_ps(m, o.m)}; }
-};
-
-struct Flt {
-  using Scalar = float;
-  static constexpr int kLanes = 8;
-  __m256 v;
-  Flt() = default;
-  Flt(__m256 x) : v(x) {}
-  explicit Flt(float x) : v(_mm256_set1_ps(x)) {}
-  static Flt load(const float* p) { return _mm256_loadu_ps(p); }
-  void store(float* p) const { _mm256_storeu_ps(p, v); }
-  Flt operator+(Flt o) const { return _mm256_add_ps(v, o.v); }
-  Flt operator-(Flt o) const { return _mm256_sub_ps(v, o.v); }
-  Flt operator*(Flt o) const { return _mm256_mul_ps(v, o.v); }
-  Flt operator/(Flt o) const { return _mm256_div_ps(v, o.v); }
-  FltMask operator>(Flt o) const { return {_mm256_cmp_ps(v, o.v, _CMP_GT_OQ)}; }
-};
-
-inline Flt vfma(Flt a, Flt b, Flt c) { return _mm256_fmadd_ps(a.v, b.v, c.v); }
-inline Flt vfms(Flt a, Flt b, Flt c) { return _mm256_fmsub_ps(a.v, b.v, c.v); }
-inline Flt vmin(Flt a, Flt b) { return _mm256_min_ps(a.v, b.v); }
-inline Flt vmax(Flt a, Flt b) { return _mm256_max_ps(a.v, b.v); }
-inline Flt vabs(Flt a) { return _mm256_andnot_ps(_mm256_set1_ps(-0.0f), a.v); }
-inline Flt vselect(FltMask m, Flt a, Flt b) { return _mm256_blendv_ps(b.v, a.v, m.m); }
-inline Flt exp2_integer(Flt shifted) {
-  shifted = vmin(Flt(kMostOctaves), shifted);
-  const __m256i n = _mm256_slli_epi32(_mm256_castps_si256(shifted.v), 23);
-  return _mm256_castsi256_ps(_mm256_add_epi32(n, _mm256_set1_epi32(0x3f800000)));
-}
-inline void vsplit(Flt a, Flt& e, Flt& m) {
-  const __m256i bits = _mm256_castps_si256(a.v);
-  const __m256i k = _mm256_srai_epi32(_mm256_sub_epi32(bits, _mm256_set1_epi32(0x3f3504f3)), 23);
-  e = _mm256_cvtepi32_ps(k);
-  m = _mm256_castsi256_ps(_mm256_sub_epi32(bits, _mm256_slli_epi32(k, 23)));
-}
-inline Flt reciprocal(Flt a) { return _mm256_div_ps(_mm256_set1_ps(1.0f), a.v); }
+#else
+inline Flt vselect(FltMask m, Flt a, Flt b) { return _mm256_blendv_ps(b.v, a.v, (Floats)m.m); }
+inline Flt reciprocal(Flt a) { return Flt(1.0f) / a; }
 inline Vec low_half(Flt a) { return _mm256_cvtps_pd(_mm256_castps256_ps128(a.v)); }
 inline Vec high_half(Flt a) { return _mm256_cvtps_pd(_mm256_extractf128_ps(a.v, 1)); }
 inline Flt narrow(Vec low, Vec high) {
   return _mm256_set_m128(_mm256_cvtpd_ps(high.v), _mm256_cvtpd_ps(low.v));
 }
-inline Flt load_float_f32(const float* p) { return _mm256_loadu_ps(p); }
+#endif
+inline Flt load_float_f32(const float* p) { return Flt::load(p); }
+inline HalfBits load_half(const std::uint16_t* p) {
+  HalfBits x;
+  std::memcpy(&x, p, sizeof x);
+  return x;
+}
 inline Flt load_float_bf16(const std::uint16_t* p) {
-  const __m256i wide = _mm256_cvtepu16_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
-  return _mm256_castsi256_ps(_mm256_slli_epi32(wide, 16));
+  return (Floats)ADAPMIXED_ALL(slli_epi32)(ADAPMIXED_ALL(cvtepu16_epi32)(load_half(p)), 16);
 }
-inline Flt load_float_f16(const std::uint16_t* p) {
-  return _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
-}
+inline Flt load_float_f16(const std::uint16_t* p) { return ADAPMIXED_ALL(cvtph_ps)(load_half(p)); }
 
 #else
 

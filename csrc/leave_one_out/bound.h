@@ -27,7 +27,7 @@
 #include <cmath>
 
 #include "common/float_power.h"
-#include "leave_one_out/fit.h"
+#include "leave_one_out/formula.h"
 
 ADAPMIXED_CORE_BEGIN
 
@@ -169,9 +169,9 @@ class LossBound {
   }
 
   // An upper bound on the sum of excesses of one direction, s = order or 1 - order.
-  template <class T, class Moments>
-  ADAPMIXED_HD double excess(const ExcessFitView<T>& fit, const Moments& moments,
-                             const ListedSums& listed, double order) const {
+  template <class Moments>
+  ADAPMIXED_HD double excess(const ExcessFit& fit, const Moments& moments, const ListedSums& listed,
+                             double order) const {
     const double u = kFloatUnit;
     double slope, unused;
     const double bulk = fit.excess.sum(moments, degree_, slope);

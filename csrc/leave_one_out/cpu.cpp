@@ -3,7 +3,6 @@
 //
 // The vocabulary is cut into chunks (cpu_chunk.h) whose sums are added in order: the result does
 // not depend on the number of threads.
-#include <memory>
 #include <vector>
 
 #include "common/operators.h"
@@ -28,10 +27,13 @@ class Call {
   void run() {
     const std::int64_t positions = in_.shape.positions;
     if (positions == 0) return;
-    choose_fits();
+    fits_ = &fits_of(plan_.options.orders, plan_.options.num_orders, plan_.largest_order);
+    for (std::int64_t b = 0; b < positions; ++b) {
+      choices_.push_back(plan_.moments(largest_weight(b)));
+    }
     // Positions are summed in groups: the chunks' sums take at most 32 MB, or one position's worth.
-    const std::int64_t fit = (std::int64_t{1} << 22) / (chunks_ * chunk_size());
-    const std::int64_t group = fit < 1 ? 1 : fit < positions ? fit : positions;
+    const std::int64_t most = (std::int64_t{1} << 22) / (chunks_ * chunk_size());
+    const std::int64_t group = most < 1 ? 1 : most < positions ? most : positions;
     double* memory = cpu::thread_scratch(group * chunks_ * chunk_size(), 1);
     for (std::int64_t first = 0; first < positions; first += group) {
       const std::int64_t left = positions - first;
@@ -51,31 +53,6 @@ class Call {
     return reinterpret_cast<TokenSums*>(of_chunk + in_.shape.models * stride(kMaxMoments));
   }
 
-  // Chooses the degree of each position from its largest weight, and computes the fits that are
-  // needed.
-  void choose_fits() {
-    const std::int64_t positions = in_.shape.positions;
-    fits_.reset(new const LossFit*[positions]);
-    // Kept between calls, because consecutive calls mostly have the same orders.
-    thread_local std::vector<double> orders;
-    thread_local std::unique_ptr<LossFit> known[kMaxMoments + 1];
-    const std::vector<double> now(plan_.options.orders,
-                                  plan_.options.orders + plan_.options.num_orders);
-    if (orders != now) {
-      for (auto& fit : known) fit.reset();
-      orders = now;
-    }
-    for (std::int64_t b = 0; b < positions; ++b) {
-      const int degree = degree_at(loss_degree(plan_, largest_weight(b)));
-      auto& fit = known[degree];
-      if (!fit) {
-        fit.reset(new LossFit);
-        plan_.fit_all(degree, *fit);
-      }
-      fits_[b] = fit.get();
-    }
-  }
-
   double largest_weight(std::int64_t position) const {
     if (weights_.upper > 0.0) return weights_.upper;
     double largest = 0.0;
@@ -93,10 +70,10 @@ class Call {
       for (std::int64_t task = begin; task < end; ++task) {
         const std::int64_t position = first + task / chunks_, start = task % chunks_ * length;
         const std::int64_t stop = start + length < plan_.vocab ? start + length : plan_.vocab;
-        const LossFit& fit = *fits_[position];
+        const MomentChoice& choice = choices_[position];
         double* own = memory + task * each;
-        for (std::int64_t k = 0; k < models * stride(fit.degree); ++k) own[k] = 0.0;
-        Chunk chunk(in_, weights_, plan_, fit, position, scratch);
+        for (std::int64_t k = 0; k < models * stride(choice.degree); ++k) own[k] = 0.0;
+        Chunk chunk(in_, weights_, plan_, choice, position, scratch);
         const bool bounded = chunk.add(start, stop, own);
         *token_sums(own) = chunk.token_sums();
         if (!bounded) token_sums(own)->growth = HUGE_VAL;
@@ -107,7 +84,7 @@ class Call {
         double* total = memory + b * chunks_ * each;
         for (std::int64_t c = 1; c < chunks_; ++c) {
           double* own = total + c * each;
-          for (std::int64_t k = 0; k < models * stride(fits_[first + b]->degree); ++k) {
+          for (std::int64_t k = 0; k < models * stride(choices_[first + b].degree); ++k) {
             total[k] += own[k];
           }
           token_sums(total)->add(*token_sums(own));
@@ -119,9 +96,9 @@ class Call {
 
   void finish(std::int64_t position, double* sums, const TokenSums& tokens) {
     const std::int64_t models = in_.shape.models, orders = plan_.options.num_orders;
-    const LossFit& fit = *fits_[position];
+    const MomentChoice& choice = choices_[position];
     const auto model = [&](std::int64_t i) {
-      return ModelSums{sums + i * stride(fit.degree), fit.degree};
+      return ModelSums{sums + i * stride(choice.degree), choice.degree};
     };
     double mean_norm = 0.0, ratio_error = 0.0;
     for (std::int64_t i = 0; i < models; ++i) {
@@ -132,12 +109,12 @@ class Call {
                      : plan_.against_public
                          ? -plan_.slots * model(i).first()
                          : tokens.balance - (plan_.slots - 1.0) * model(i).first();
-      mean_norm += std::sqrt(model(i).second(fit.reach)) / static_cast<double>(models);
+      mean_norm += std::sqrt(model(i).second(choice.reach)) / static_cast<double>(models);
       ratio_error =
           std::fmax(ratio_error, double_ratio_error(in_.private_lse[at], in_.public_lse[position]));
     }
-    const LossBound bound(plan_, fit.reach, fit.degree, tokens, mean_norm, largest_weight(position),
-                          ratio_error);
+    const LossBound bound(plan_, choice.reach, choice.degree, tokens, mean_norm,
+                          largest_weight(position), ratio_error);
     bool all_public = mean_norm == 0.0;
     for (std::int64_t i = 0; all_public && i < models; ++i) {
       all_public = answers_public(i, position);
@@ -146,17 +123,17 @@ class Call {
       double* out = loss_ + (i * in_.shape.positions + position) * orders;
       const ModelSums own = model(i);
       const bool nothing = plan_.against_public
-                               ? own.second(fit.reach) == 0.0 && answers_public(i, position)
+                               ? own.second(choice.reach) == 0.0 && answers_public(i, position)
                                : all_public;
       for (std::int64_t k = 0; k < orders; ++k) {
         const double order = plan_.options.orders[k];
-        const double forward =
-            bound.excess(fit.forward[k].view(), own.moments(), own.listed(k, false), order);
-        const double reverse =
-            bound.excess(fit.reverse[k].view(), own.moments(), own.listed(k, true), order);
+        const auto excess = [&](bool reverse) {
+          return bound.excess(fits_->of[k][choice.index][reverse], own.moments(),
+                              own.listed(k, reverse), order);
+        };
         out[k] = tokens.growth == HUGE_VAL ? HUGE_VAL
-                 : nothing                 ? 0.0
-                                           : divergence_from_excess(forward, reverse, order);
+                 : nothing ? 0.0
+                           : divergence_from_excess(excess(false), excess(true), order);
       }
     }
   }
@@ -178,7 +155,8 @@ class Call {
   const Ensemble& in_;
   const Weights& weights_;
   const LossPlan plan_;
-  std::unique_ptr<const LossFit*[]> fits_;
+  const LossFits<kMaxOrders>* fits_ = nullptr;
+  std::vector<MomentChoice> choices_;
   double *loss_, *balance_;
   int threads_;
   std::int64_t chunks_;

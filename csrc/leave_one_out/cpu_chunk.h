@@ -80,12 +80,12 @@ class Chunk {
            plan.models * (1 + kMaxMoments) * Vec::kLanes;
   }
 
-  Chunk(const Ensemble& in, const Weights& weights, const LossPlan& plan, const LossFit& fit,
-        std::int64_t position, double* memory)
+  Chunk(const Ensemble& in, const Weights& weights, const LossPlan& plan,
+        const MomentChoice& choice, std::int64_t position, double* memory)
       : plan_(plan),
-        fit_(fit),
+        choice_(choice),
         dtype_(in.private_logits.dtype),
-        tile_(in, weights, plan, fit.reach, position, memory),
+        tile_(in, weights, plan, choice.reach, position, memory),
         rough_(plan, memory + Tile::scratch_size(plan)),
         exact_(plan, memory + Tile::scratch_size(plan) + TokenList::scratch_size(plan)),
         accumulators_(memory + Tile::scratch_size(plan) + 2 * TokenList::scratch_size(plan)) {}
@@ -93,7 +93,7 @@ class Chunk {
   // Adds to the sums of all models, one after the other. Returns false if no loss of the position
   // can be bounded.
   bool add(std::int64_t begin, std::int64_t end, double* sums) {
-    const std::int64_t each = (1 + fit_.degree) * Vec::kLanes;
+    const std::int64_t each = (1 + choice_.degree) * Vec::kLanes;
     for (std::int64_t k = 0; k < plan_.models * each; ++k) accumulators_[k] = 0.0;
     bool bounded = true;
     for (std::int64_t v = begin; v < end && bounded; v += plan_.tile()) {
@@ -104,8 +104,8 @@ class Chunk {
     for (std::int64_t i = 0; i < plan_.models; ++i) {
       const double* own = accumulators_ + i * each;
       const ModelSums to = model_sums(sums, i);
-      to.first() += sum(Vec::load(own)) * fit_.reach;
-      for (int k = 0; k < fit_.degree; ++k) {
+      to.first() += sum(Vec::load(own)) * choice_.reach;
+      for (int k = 0; k < choice_.degree; ++k) {
         to.moments()[k] += sum(Vec::load(own + (1 + k) * Vec::kLanes));
       }
     }
@@ -119,7 +119,7 @@ class Chunk {
   static_assert(kBurst <= kMomentAdditions);
 
   ModelSums model_sums(double* sums, std::int64_t i) const {
-    return {sums + i * ModelSums::size(fit_.degree, plan_.options.num_orders), fit_.degree};
+    return {sums + i * ModelSums::size(choice_.degree, plan_.options.num_orders), choice_.degree};
   }
 
   void add_models(std::int64_t length, double* sums) {
@@ -128,21 +128,9 @@ class Chunk {
     const FlushDenormals flush;
     const std::int64_t padded = round_up(length, Flt::kLanes);
     for (std::int64_t i = 0; i < plan_.models; ++i) {
-      switch (fit_.degree) {
-        case 4:
-          add_model<4>(i, padded);
-          break;
-        case 6:
-          add_model<6>(i, padded);
-          break;
-        case 10:
-          add_model<10>(i, padded);
-          break;
-        default:
-          add_model<kMaxMoments>(i, padded);
-      }
-      rough_.add_to(model_sums(sums, i), true, fit_.reach);
-      exact_.add_to(model_sums(sums, i), false, fit_.reach);
+      with_degree(choice_.degree, [&](auto d) { add_model<decltype(d)::value>(i, padded); });
+      rough_.add_to(model_sums(sums, i), true, choice_.reach);
+      exact_.add_to(model_sums(sums, i), false, choice_.reach);
     }
   }
 
@@ -200,13 +188,13 @@ class Chunk {
     for (; bits != 0; bits &= bits - 1) {
       const int k = __builtin_ctz(bits);
       const double p = tile_.mixture(lane + k);
-      const Neighbour other = neighbour_of(ts[k] * fit_.reach);
+      const Neighbour other = neighbour_of(ts[k] * choice_.reach);
       if (p != 0.0) (tile_.in_double(lane) ? exact_ : rough_).add(other.x, other.X, p);
     }
   }
 
   const LossPlan& plan_;
-  const LossFit& fit_;
+  const MomentChoice& choice_;
   Dtype dtype_;
   Tile tile_;
   TokenList rough_, exact_;  // of tokens in single precision, and in double

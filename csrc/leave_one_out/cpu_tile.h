@@ -6,17 +6,16 @@
 // everything if there are few slots, or a box.
 #pragma once
 
-#include "common/float_public.h"
+#include "common/float_rows.h"
 #include "leave_one_out/bound.h"
 #include "mixture/formula.h"
 
 ADAPMIXED_CORE_BEGIN
 
-// The interpolants of all orders, at one degree.
-struct LossFit {
-  int degree = 0;
-  double reach = 0.0;
-  ExcessFit forward[kMaxOrders], reverse[kMaxOrders];
+// The moments of one position: the index and the degree of their interpolants, and these' reach.
+struct MomentChoice {
+  int index, degree;
+  double reach;
 };
 
 // What all positions of one call share.
@@ -27,13 +26,9 @@ struct LossPlan : Neighbours {
   LossPlan(const Shape& shape, const LeaveOneOutOptions& o)
       : Neighbours(neighbours_of(shape, o)), options(o), models(shape.models), vocab(shape.vocab) {}
 
-  void fit_all(int degree, LossFit& fit) const {
-    fit.degree = degree;
-    fit.reach = moment_reach(largest_order, degree);
-    for (std::int64_t k = 0; k < options.num_orders; ++k) {
-      fit.forward[k] = fit_excess(options.orders[k], fit.reach, degree);
-      fit.reverse[k] = fit_excess(1.0 - options.orders[k], fit.reach, degree);
-    }
+  MomentChoice moments(double largest_weight) const {
+    const int index = loss_degree(*this, largest_weight), degree = degree_at(index);
+    return {index, degree, moment_reach(largest_order, degree)};
   }
 
   // The number of tokens in a chunk, which is the unit of work; the chunks' sums are added in

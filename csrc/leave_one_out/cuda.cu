@@ -1,13 +1,24 @@
 // D<->_alpha(p || p') of every model and order, as an upper bound (bound.h), in three kernels: the
 // sums of chunks (cuda_tile.cuh), their sums, and the losses.
 #include <algorithm>
+#include <cstring>
 
 #include "common/launch.cuh"
-#include "leave_one_out/cuda_fits.cuh"
+#include "leave_one_out/cuda_call.cuh"
 #include "leave_one_out/cuda_tile.cuh"
+#include "leave_one_out/formula.h"
 
 ADAPMIXED_CORE_BEGIN
 namespace {
+
+// Interpolants reach the kernel as its arguments, which may have 32 KB; those of one order fit 4 KB
+// with everything else.
+template <int kOrders>
+LossFits<kOrders> first_of(const LossFits<kMaxOrders>& fits) {
+  LossFits<kOrders> some;
+  std::memcpy(&some, &fits, sizeof some);
+  return some;
+}
 
 template <Dtype D>
 __global__ void __launch_bounds__(kLossThreads, kLossBlocks)
@@ -110,7 +121,7 @@ struct PositionSums {
 template <int kOrders>
 __global__ void __launch_bounds__(kLossThreads)
     losses_kernel(const __grid_constant__ LossCall call,
-                  const __grid_constant__ PackedFits<kOrders> fits, std::int64_t blocks) {
+                  const __grid_constant__ LossFits<kOrders> fits, std::int64_t blocks) {
   const std::int64_t member = blockIdx.x / blocks, position = call.first + member;
   const std::int64_t models = call.in.shape.models;
   const LossFacts facts(call, position);
@@ -124,13 +135,12 @@ __global__ void __launch_bounds__(kLossThreads)
   if (facts.admissible && sums.good()) {
     const LossBound bound(call.all, sums.reach, sums.degree, sums.tokens, sums.mean_norm,
                           facts.largest_weight, facts.ratio_error);
-    const auto excess = [&](const PackedFit& fit, bool reverse) {
-      return bound.excess(fit.at(facts.degree), sums.moments(i), sums.listed(i, k, reverse), order);
+    const auto excess = [&](bool reverse) {
+      return bound.excess(fits.of[k][facts.degree][reverse], sums.moments(i),
+                          sums.listed(i, k, reverse), order);
     };
     const double norm = call.all.against_public ? sums.second(i) : sums.mean_norm;
-    loss = norm == 0.0 ? 0.0
-                       : divergence_from_excess(excess(fits.forward[k], false),
-                                                excess(fits.reverse[k], true), order);
+    loss = norm == 0.0 ? 0.0 : divergence_from_excess(excess(false), excess(true), order);
   }
   call.loss[(i * call.in.shape.positions + position) * call.orders.count + k] = loss;
   if (k == 0) call.balance[i * call.in.shape.positions + position] = sums.balance(i);
@@ -160,7 +170,7 @@ static void leave_one_out(const Ensemble& in, const Weights& weights,
   for (int k = 0; k < device::kDegrees; ++k) {
     call.reach[k] = device::moment_reach(call.all.largest_order, device::degree_at(k));
   }
-  const auto fits = device::fits_of(call.orders, call.all.largest_order);
+  const auto& fits = device::fits_of(options.orders, options.num_orders, call.all.largest_order);
   const auto shared = static_cast<std::size_t>(layout.shared_bytes());
   const std::int64_t numbers =
       in.shape.models * device::LossLayout::columns(device::kMaxMoments, call.orders.count);
@@ -176,12 +186,12 @@ static void leave_one_out(const Ensemble& in, const Weights& weights,
     });
     launch(queue, device::add_chunks_kernel, grid_of(here * sums), dim3(device::kAddThreads), 0,
            call, sums);
-    if (call.orders.count <= device::kFewOrders) {
-      launch(queue, device::losses_kernel<device::kFewOrders>, grid_of(here * losses), threads, 0,
-             call, device::first_of<device::kFewOrders>(*fits), losses);
+    if (call.orders.count == 1) {
+      launch(queue, device::losses_kernel<1>, grid_of(here * losses), threads, 0, call,
+             device::first_of<1>(fits), losses);
     } else {
       launch(queue, device::losses_kernel<kMaxOrders>, grid_of(here * losses), threads, 0, call,
-             *fits, losses);
+             fits, losses);
     }
   }
 }

@@ -2,7 +2,7 @@
 // the models' moments, a lane a model. A lane adds its model's larger x one by one.
 #pragma once
 
-#include "leave_one_out/cuda_tokens.cuh"
+#include "leave_one_out/cuda_call.cuh"
 
 ADAPMIXED_CORE_BEGIN
 
@@ -195,17 +195,11 @@ class ChunkSums {
   // Adds the tile's sums of a group of models. `fresh`: nothing has been stored yet. A whole block
   // must call this together.
   __device__ void add_models(int first, std::int64_t start, const std::uint32_t* wide, bool fresh) {
-    const int count = size_of(first), degree = degree_at(facts_.degree);
+    const int count = size_of(first);
     for (int at = warp_id() * kModelLanes; at < count; at += kLossThreads / kWarp * kModelLanes) {
-      if (degree == 4) {
-        add_moments<4>(first, at, start, wide, fresh);
-      } else if (degree == 6) {
-        add_moments<6>(first, at, start, wide, fresh);
-      } else if (degree == 10) {
-        add_moments<10>(first, at, start, wide, fresh);
-      } else {
-        add_moments<kMaxMoments>(first, at, start, wide, fresh);
-      }
+      with_degree(degree_at(facts_.degree), [&](auto degree) {
+        add_moments<decltype(degree)::value>(first, at, start, wide, fresh);
+      });
     }
   }
 

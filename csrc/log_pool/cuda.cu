@@ -6,7 +6,7 @@
 #include "common/block.cuh"
 #include "common/launch.cuh"
 #include "log_pool/cuda_kernel.cuh"
-#include "log_pool/cuda_look.cuh"
+#include "log_pool/cuda_rows.cuh"
 #include "log_pool/formula.h"
 
 namespace adapmixed::cuda {

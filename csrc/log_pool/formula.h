@@ -1,7 +1,7 @@
 // The logarithmic pool of clipped log-ratios,
 //   p(v) ~ q(v) exp((kappa/N) sum_i u_i(v)),   u_i(v) = clip(log p_i(v) - log q(v), a, b),
 // with p = 0 where q = 0. An absent or inactive member has u_i = 0; N stays the same. The
-// normaliser is log sum_v q(v) exp((kappa/N) sum_i u_i(v)). The sums are in cpu.cpp, cpu_rows.h and
+// normaliser is log sum_v q(v) exp((kappa/N) sum_i u_i(v)). The sums are in cpu.cpp and
 // cuda.cu.
 //
 // Every u_i is rounded to a multiple of 2^-k, where k depends on N, a and b alone, such that sums
@@ -14,7 +14,7 @@
 // For privacy it does not matter to which value u_i is rounded, only that it is a function of row i
 // and of public values and lies in [a, b]. The grid's clip bounds are rounded inwards, and the span
 // is that of the rounded u_i. Hence the log-sum-exp of row i may be in single precision
-// (common/float_sum.h), as long as all computations of the pool use the same one.
+// (common/float_rows.h), as long as all computations of the pool use the same one.
 //
 // What remains is the rounding of log p = x, where
 //   e = fl(share S + log q),   x = fl(e - Z),   share = fl(kappa/N),

@@ -6,8 +6,9 @@
 // stretches are added in double and in order, so no bit depends on the number of threads.
 #include <algorithm>
 #include <cmath>
+#include <memory>
 
-#include "common/float_sum.h"
+#include "common/float_rows.h"
 #include "common/operators.h"
 #include "common/parallel.h"
 
@@ -170,9 +171,9 @@ class Regression {
         out_(out),
         threads_(threads),
         stretches_((in.vocab + kStretch - 1) / kStretch),
-        numbers_(stretches_ * (2 + in.rank) * kRows),
-        exponentials_(stretches_ * kStretch * kRows / 2),
-        coefficients_(in.rank * kRows / 2) {}
+        numbers_(new double[stretches_ * (2 + in.rank) * kRows]),
+        exponentials_(new float[stretches_ * kStretch * kRows]),
+        coefficients_(new float[in.rank * kRows]) {}
 
   void compute(std::int64_t begin) {
     read(begin);
@@ -194,7 +195,7 @@ class Regression {
 
  private:
   void read(std::int64_t begin) {
-    float* own = reinterpret_cast<float*>(coefficients_.data());
+    float* own = coefficients_.get();
     rows_.coefficients = own;
     for (int row = 0; row < kRows; ++row) {
       const std::int64_t at = std::min(begin + row, in_.rows - 1);
@@ -207,10 +208,10 @@ class Regression {
   }
 
   Stretch stretch(std::int64_t at) {
-    double* numbers = numbers_.data() + at * (2 + in_.rank) * kRows;
+    double* numbers = numbers_.get() + at * (2 + in_.rank) * kRows;
     return {at * kStretch,
             std::min(kStretch, round_up(in_.vocab - at * kStretch, kFactorPack)),
-            reinterpret_cast<float*>(exponentials_.data()) + at * kRows * kStretch,
+            exponentials_.get() + at * kRows * kStretch,
             numbers,
             numbers + kRows,
             numbers + 2 * kRows};
@@ -258,7 +259,8 @@ class Regression {
   const CrossEntropyResults& out_;
   int threads_;
   std::int64_t stretches_;
-  cpu::Buffer numbers_, exponentials_, coefficients_;
+  std::unique_ptr<double[]> numbers_;
+  std::unique_ptr<float[]> exponentials_, coefficients_;
   FourRows rows_{};
 };
 

@@ -51,13 +51,13 @@ class Tile {
     const std::int64_t at = model * in_.shape.positions + position_;
     const bool box = weights_.upper > 0.0;
     if (box && weights_.active != nullptr && !weights_.active[at]) return 1.0;
-    if (!box && weights_.weight[at] == 0.0) return weights_.complement[at];
+    if (!box && weights_.weight[at] == 0.0) return rest_of(weights_, at);
     // s p = e^{z - lse + log s}.
     const double lse = in_.private_lse[at];
     const double log_scale =
         box ? std::fmin(weights_.weight[at], kMostScale) : std::log(weights_.weight[at]);
     if (box) {
-      const Vec lower(weights_.lower), upper(weights_.upper), residual(weights_.complement[at]);
+      const Vec lower(weights_.lower), upper(weights_.upper), residual(rest_of(weights_, at));
       const Vec least(least_clipped(lse));
       add_terms<D>(row, lse, log_scale, [&](Vec term, Vec z, Vec q) ADAPMIXED_INLINE {
         const Vec inside = vmin(upper * q, vmax(lower * q, term));
@@ -66,7 +66,7 @@ class Tile {
       return 0.0;
     }
     add_terms<D>(row, lse, log_scale, [](Vec term, Vec, Vec) ADAPMIXED_INLINE { return term; });
-    return weights_.complement[at];
+    return rest_of(weights_, at);
   }
 
   // Adds the terms e^{z - m}. A factor corrects the rounding of m; without it, sums under a box

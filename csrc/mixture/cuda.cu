@@ -24,7 +24,7 @@ struct Addend {
 };
 __device__ inline Addend addend(const Ensemble& in, const Weights& weights, std::int64_t at,
                                 double z, double q) {
-  const double weight = weights.weight[at], rest = weights.complement[at];
+  const double weight = weights.weight[at], rest = rest_of(weights, at);
   const double log_p = z - in.private_lse[at];
   if (log_p != log_p) return {log_p, 0.0};  // a NaN shows in the sums
   if (!(weights.upper > 0.0)) return {weight * exp_(log_p), rest};

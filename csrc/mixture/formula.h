@@ -15,7 +15,7 @@ class Member {
  public:
   ADAPMIXED_HD Member(const Weights& weights, std::int64_t at)
       : first_(weights.weight[at]),
-        second_(weights.complement[at]),
+        second_(rest_of(weights, at)),
         lower_(weights.lower),
         upper_(weights.upper),
         box_(weights.upper > 0.0),
@@ -44,19 +44,17 @@ ADAPMIXED_HD double log_projected(const Ensemble& in, const Weights& weights, st
   // 0 times anything is 0 here, also if the logit is -inf.
   const double from_p = weights.weight[at] > 0.0 ? std::log(weights.weight[at]) + log_p : -HUGE_VAL;
   const double from_q =
-      weights.complement[at] > 0.0 ? std::log(weights.complement[at]) + log_q : -HUGE_VAL;
+      rest_of(weights, at) > 0.0 ? std::log(rest_of(weights, at)) + log_q : -HUGE_VAL;
   return log_add(from_p, from_q);
 }
 
 // Returns whether a row has a log-sum-exp and valid weights; NaN fails every comparison.
 ADAPMIXED_HD bool admissible(const Ensemble& in, const Weights& weights, std::int64_t at) {
-  const double weight = weights.weight[at], complement = weights.complement[at];
-  if (weights.upper > 0.0) {
-    return weight > -HUGE_VAL && complement >= weights.lower && complement <= weights.upper &&
-           std::fabs(in.private_lse[at]) < HUGE_VAL;
-  }
-  return weight >= 0.0 && weight <= 1.0 && complement >= 0.0 && complement <= 1.0 &&
-         std::fabs(weight + complement - 1.0) <= 1e-9 && std::fabs(in.private_lse[at]) < HUGE_VAL;
+  const double weight = weights.weight[at], rest = rest_of(weights, at);
+  const bool valid = weights.upper > 0.0
+                         ? weight > -HUGE_VAL && rest >= weights.lower && rest <= weights.upper
+                         : weight >= 0.0 && weight <= 1.0;
+  return valid && std::fabs(in.private_lse[at]) < HUGE_VAL;
 }
 
 ADAPMIXED_CORE_END

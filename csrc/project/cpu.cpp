@@ -2,13 +2,215 @@
 // and the log-sum-exps of all rows.
 //
 // project/search.h is the search, project/terms.h the sums that it takes.
+#include "common/float_rows.h"
 #include "common/operators.h"
 #include "common/parallel.h"
 #include "common/row_sums.h"
-#include "project/cpu_row.h"
+#include "common/rows.h"
+#include "common/several.h"
+#include "project/terms.h"
 
 ADAPMIXED_CORE_BEGIN
 namespace {
+
+// The public row as the loops read it.
+class PublicRow {
+ public:
+  static std::int64_t scratch_size(std::int64_t vocab) { return 2 * round_up(vocab, 64); }
+
+  template <Dtype D>
+  void load(const Row& row, double row_lse, std::int64_t row_vocab, const ProjectTarget& target,
+            double* memory) {
+    lse = row_lse, vocab = row_vocab, row_ = row;
+    centre = centre_of(lse);
+    const std::int64_t padded = round_up(vocab, 64);
+    grid = reinterpret_cast<float*>(memory);
+    rest = grid + padded;
+    mass = rest + padded;
+    rare_ = reinterpret_cast<std::int32_t*>(mass + padded);
+    rare_count_ = 0;
+    finite_rare = false;
+    least_log_q = 0.0;
+    const Flt offset(static_cast<float>(centre)), none(-HUGE_VALF);
+    const Vec shift(lse - centre);
+    const Flt least(static_cast<float>(lse - centre + kRareLogQ));
+    Flt high = none, low(static_cast<float>(lse - centre));
+    for (std::int64_t v = 0; v < padded; v += Flt::kLanes) {
+      const Flt z = load_floats<D>(row.data, v, vocab) - offset;
+      const FltMask present = z > least;
+      high = vmax(high, z);
+      const Flt read = vselect(present, z, Flt(static_cast<float>(lse - centre)));
+      low = vmin(low, read);
+      const FloatTokens a = float_tokens(low_half(read), high_half(read));
+      a.grid.store(grid + v), a.rest.store(rest + v);
+      const Vec log_low = low_half(read) - shift, log_high = high_half(read) - shift;
+      if (target.scaled) {
+        const Vec scale(target.log_target), octaves(kLog2e);
+        const Flt share = narrow((log_low - scale) * octaves, (log_high - scale) * octaves);
+        vselect(present, share, Flt(2.0f * kNoShare)).store(mass + v);
+      } else {
+        vselect(present, float_exp(log_low, log_high), Flt(0.0f)).store(mass + v);
+      }
+      unsigned missing = present.bits() ^ ((1u << Flt::kLanes) - 1);
+      for (; missing != 0; missing &= missing - 1) {
+        const std::int64_t token = v + __builtin_ctz(missing);
+        if (token >= vocab) break;
+        rare_[rare_count_++] = static_cast<std::int32_t>(token);
+        finite_rare = finite_rare || row.at(token) - lse > kMaskedLog;
+      }
+    }
+    least_log_q = -maximum(Flt(0.0f) - low) - (lse - centre);
+    const double most = maximum(high) + centre;
+    top = 0;
+    while (!(row.at(top) >= most)) ++top;
+  }
+
+  // Whether the private row gives a rare token too much, be it one that the public row masks.
+  bool refuses(const Row& row, double row_lse) const {
+    for (std::int64_t k = 0; k < rare_count_; ++k) {
+      if (refused(row.at(rare_[k]) - row_lse, row_.at(rare_[k]) - lse)) return true;
+    }
+    return false;
+  }
+
+  double lse, centre;
+  std::int64_t vocab, top;  // top: the most likely token
+  double least_log_q;       // of tokens that are not rare
+  bool finite_rare;         // whether there are rare tokens that are not masked
+  // a of the tokens in two parts (common/float_ratio.h); q, or log2(q / T) for scaled sums. Rare
+  // tokens and those past the end have q = 0, or less than kNoShare.
+  float *grid, *rest, *mass;
+
+ private:
+  Row row_;
+  std::int32_t* rare_;
+  std::int64_t rare_count_;
+};
+
+// A private row: d of its tokens, kept, and q or log2(q / T).
+template <Dtype D>
+class PrivateRow {
+ public:
+  using Float = Flt;
+
+  // scratch: as many doubles as tokens, rounded up to 64.
+  PrivateRow(const PublicRow& q, const Row& row, double lse, const ProjectTarget& target,
+             double* scratch)
+      : q_(q),
+        target_(target),
+        row_(row),
+        d_(reinterpret_cast<float*>(scratch)),
+        kept_mass_(d_ + round_up(q.vocab, 64)),
+        mass_(q.mass) {
+    const double centre = centre_of(lse);
+    const FloatShift shift = make_shift(lse - centre, q.lse - q.centre);
+    scale_ = 1.0 + shift.residual, offset_ = shift.residual;
+    c_ = Flt(shift.c), centre_ = Flt(static_cast<float>(centre));
+  }
+
+  double scale() const { return scale_; }
+  double offset() const { return offset_; }
+  RowRange range() const {
+    return {scale_ * -maximum(Flt(0.0f) - low_) + offset_, scale_ * maximum(high_) + offset_,
+            target_.log_target - q_.least_log_q};
+  }
+
+  template <class Visit>
+  ADAPMIXED_INLINE void for_each(const Visit& visit) const {
+    for (std::int64_t v = 0; v < count_; v += Flt::kLanes) {
+      visit(Flt::load(mass_ + v), Flt::load(d_ + v));
+    }
+  }
+  void add_up(double (&)[6]) const {}
+
+  Moments load() {
+    BlockSum<Flt> second, third, fourth;
+    const auto step = [&](std::int64_t v, Flt z) ADAPMIXED_INLINE {
+      const Flt q = Flt::load(q_.mass + v);
+      const Flt d = vselect(q > Flt(0.0f), ratio(v, z), Flt(0.0f));
+      keep(v, d);
+      const Flt e = q * d * d;
+      second.add(e), third.add(e * d), fourth.add(e * d * d);
+    };
+    constexpr std::int64_t kBlock = kTermsInFloats * Flt::kLanes;
+    std::int64_t v = 0;
+    for (; v + kBlock <= q_.vocab; second.widen(), third.widen(), fourth.widen()) {
+      for (const std::int64_t stop = v + kBlock; v < stop; v += Flt::kLanes) {
+        __builtin_prefetch(row_.data + (v + 1024) * kElementSize<D>);
+        step(v, load_whole<D>(row_.data, v));
+      }
+    }
+    for (; v < q_.vocab; v += Flt::kLanes) step(v, load_floats<D>(row_.data, v, q_.vocab));
+    second.widen(), third.widen(), fourth.widen();
+    count_ = v;
+    return {sum(second.total), sum(third.total), sum(fourth.total)};
+  }
+
+  // Keeps vectors with a token that can matter: for s = alpha, X^s <= max(1, r^s); for
+  // s = 1 - alpha, X >= r if r <= 1, and X >= 1 - most. Smaller terms than kLeftOut / V are left
+  // out.
+  void select(double s, double most) {
+    const double per_nat = kOctavesPerNat;
+    // Half a nat is left for the rounding of the scores.
+    const double least = target_.log_target + std::log(kLeftOut / q_.vocab) - 0.5;
+    const Flt threshold(static_cast<float>((least + q_.lse - q_.centre) * per_nat));
+    const double floor = s < 0.0 && most < 1.0 ? std::log1p(-most) * per_nat : -1e30;
+    const Flt power(static_cast<float>(s)), lowest(static_cast<float>(floor)), c = c_;
+    mass_ = kept_mass_;
+    count_ = 0;
+    low_ = high_ = Flt(0.0f);
+    const auto matters = [&](std::int64_t v, Flt z) ADAPMIXED_INLINE {
+      const Flt a = Flt::load(q_.grid + v);
+      const Flt t = vmax(vfms(z - centre_, Flt(kOctavesPerNat), a + c), lowest);
+      return vfma(t, power, a) > threshold;
+    };
+    const auto take = [&](std::int64_t v, Flt z, FltMask matters) {
+      if (matters.bits() == 0) return;
+      const Flt share = Flt::load(q_.mass + v);
+      share.store(kept_mass_ + count_);
+      keep(count_, vselect(share > Flt(kNoShare), ratio(v, z), Flt(0.0f)));
+      count_ += Flt::kLanes;
+    };
+    std::int64_t v = 0;
+    for (; v + Quad::kLanes <= q_.vocab; v += Quad::kLanes) {
+      Flt z[Quad::kSize];
+      FltMask hit[Quad::kSize];
+      ADAPMIXED_UNROLL
+      for (int k = 0; k < Quad::kSize; ++k) {
+        z[k] = load_whole<D>(row_.data, v + k * Flt::kLanes);
+        hit[k] = matters(v + k * Flt::kLanes, z[k]);
+      }
+      if (((hit[0] | hit[1]) | (hit[2] | hit[3])).bits() == 0) continue;
+      for (int k = 0; k < Quad::kSize; ++k) take(v + k * Flt::kLanes, z[k], hit[k]);
+    }
+    for (; v < q_.vocab; v += Flt::kLanes) {
+      const Flt z = load_floats<D>(row_.data, v, q_.vocab);
+      take(v, z, matters(v, z));
+    }
+  }
+
+ private:
+  // d' of the tokens from v on, with p/q kept above e^-25.
+  ADAPMIXED_INLINE Flt ratio(std::int64_t v, Flt z) const {
+    const Flt a = Flt::load(q_.grid + v) + c_;
+    z = vmax(vfma(a, Flt(1.0f / kOctavesPerNat), Flt(-25.0f)), z - centre_);
+    return ratio_excess(z, a, Flt::load(q_.rest + v));
+  }
+
+  void keep(std::int64_t at, Flt d) {
+    low_ = vmin(low_, d), high_ = vmax(high_, d);
+    d.store(d_ + at);
+  }
+
+  const PublicRow& q_;
+  const ProjectTarget& target_;
+  const Row row_;
+  float *d_, *kept_mass_;
+  const float* mass_;
+  std::int64_t count_ = 0;  // of tokens, in whole vectors
+  Flt c_, centre_, low_{0.0f}, high_{0.0f};
+  double scale_, offset_;
+};
 
 // Solves rows of one call, position by position, with this thread's copy of the public row.
 class Rows {
@@ -26,7 +228,6 @@ class Rows {
     with_dtype(row.dtype, [&](auto tag) {
       out_.weight[at] = solve_row<decltype(tag)::value>(row, position, at);
     });
-    out_.complement[at] = 1.0 - out_.weight[at];
   }
 
  private:

@@ -2,13 +2,12 @@
 // and the log-sum-exps of all rows.
 //
 // The first kernel reads all rows for their log-sum-exps (common/row_parts.cuh) and, for large
-// targets, the scores of their tokens (cuda_scores.cuh). In the second a block solves a row
+// targets, the scores of their tokens (cuda_row.cuh). In the second a block solves a row
 // (cuda_row.cuh). All its threads search together: each evaluates its own tokens, and all see the
 // same sums.
 #include "common/launch.cuh"
 #include "common/row_parts.cuh"
 #include "project/cuda_row.cuh"
-#include "project/cuda_scores.cuh"
 
 ADAPMIXED_CORE_BEGIN
 
@@ -66,7 +65,6 @@ __global__ void __launch_bounds__(kProjectThreads, 2)
   }
   if (threadIdx.x != 0) return;
   call.out.weight[at] = found;
-  call.out.complement[at] = 1.0 - found;
 }
 
 ADAPMIXED_CORE_END

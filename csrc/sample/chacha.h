@@ -10,7 +10,7 @@
 
 ADAPMIXED_CORE_BEGIN
 
-// Templates over W: one 32-bit word, or the same word of several blocks (sample/cpu_chacha.h).
+// Templates over W: one 32-bit word, or the same word of several blocks (sample/cpu.cpp).
 template <class W>
 ADAPMIXED_HD W rotate_left(W x, int n) {
   return (x << n) | (x >> (32 - n));

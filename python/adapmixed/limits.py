@@ -26,7 +26,7 @@ LEAST_ORDER, MOST_ORDER = 1 + 1e-8, 1_024.0
 """Rényi order α of operators and mechanisms. Doubles resolve α − 1 from 1e-8 on. At 1 024 the
 conversion to δ = 1e-15 costs 0.03. Pure accounting takes any order above 1."""
 
-MOST_ORDERS, MOST_LOSS_ORDERS = 32, 8
+MOST_ORDERS = 8
 """Orders of one call of an operator, and of AdaPMixED's realised losses, over which δ is split."""
 
 MOST_EXPONENT = 600.0

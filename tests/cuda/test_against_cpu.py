@@ -51,16 +51,16 @@ def test_large_inputs(name: str, dtype: torch.dtype, gpu: torch.device) -> None:
         close(projection.private_lse, expected.private_lse, 0.0, 1e-9)  # both in double
         close(projection.weight, expected.weight, 2.1e-4, 1e-12)
         rows = torch.tensor([0, x.private.shape[0] // 2]), torch.tensor([0, 0])
-        pair = (projection.weight.cpu()[rows], projection.complement.cpu()[rows])
+        weight = projection.weight.cpu()[rows].unsqueeze(0)
         report = checks.check_weights(
-            x.private[rows], x.public[rows[1]], pair[0].unsqueeze(0), pair[1].unsqueeze(0),
+            x.private[rows], x.public[rows[1]], weight, 1.0 - weight,
             order, [radius],
         )  # fmt: skip
         assert not report.failures, report.failures
         # Both continue with the GPU's projection.
         moved = adapmixed_ext.Projection(
-            *(t.cpu() for t in (projection.weight, projection.complement, projection.private_lse,
-                                projection.public_lse, projection.status))
+            *(t.cpu() for t in (projection.weight, projection.private_lse, projection.public_lse,
+                                projection.status))
         )  # fmt: skip
         for adjacency in ("add_remove", "zero_out"):
             losses = [

@@ -112,10 +112,8 @@ def members(proposal: Proposal, b: int) -> tuple[list[Vector], Vector]:
     projection: Any = proposal._prepared.distribution.projection
     rows = proposal._prepared.distribution.rows  # members do not speak about the tail
     private, q = rows.private, softmax(rows.public[b])
-    weights = zip(
-        projection.weight[:, b].tolist(), projection.complement[:, b].tolist(), strict=True
-    )
-    return [mix(softmax(private[i, b]), q, w, c) for i, (w, c) in enumerate(weights)], q
+    weights = enumerate(projection.weight[:, b].tolist())
+    return [mix(softmax(private[i, b]), q, w, 1.0 - w) for i, w in weights], q
 
 
 def cover(charge: float) -> float:

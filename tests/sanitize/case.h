@@ -100,13 +100,12 @@ struct Loss {
 
 struct Weighted {
   std::vector<double> ball;  // order and radius; empty if project did not make the weights
-  std::vector<double> weight, complement, mixture, log_prob;
+  std::vector<double> weight, mixture, log_prob;
   std::vector<Loss> losses;
 
   explicit Weighted(Reader& in)
       : ball(in.array<double>()),
         weight(in.array<double>()),
-        complement(in.array<double>()),
         mixture(in.array<double>()),
         log_prob(in.array<double>()) {
     for (std::int64_t left = in.integer(); left > 0; --left) losses.emplace_back(in);

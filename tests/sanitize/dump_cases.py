@@ -36,9 +36,8 @@ FLOAT_BALLS = ((18.0, 3.6), (3.0, 0.03), (2.0, 0.5), (3.0, 0.001), (18.0, 0.3))
 ORDER_LISTS = (
     (18.0,),
     (3.0,),
-    (2.0, 4.0, 8.0, 12.0, 18.0, 32.0, 64.0, 128.0),
+    (2.0, 4.0, 8.0, 12.0, 18.0, 32.0, 64.0, 128.0),  # the largest number allowed
     (1.01, 2.5, 18.0),
-    tuple(1.0 + 0.5 * k for k in range(1, 33)),  # the largest number allowed
 )
 # By moments, by powers and by logarithms; for the last, p = 0 where the box is too narrow for p.
 BOXES = ((0.6, 1.65), (0.9, 9e5), (0.0, 50.0), (0.97, 40.0))
@@ -217,27 +216,26 @@ class Dump:
         for index, (order, radius) in enumerate(balls):
             found = adapmixed_ext.project(private, public, order=order, radius=radius)
             self.numbers(order, radius)
-            self.weighted(case, found.weight, found.complement, index)
+            self.weighted(case, found.weight, index)
         generator = torch.Generator().manual_seed(1)
         weight = torch.rand(private.shape[:2], generator=generator, dtype=torch.float64)
         weight[0], weight[-1] = 0.0, 1.0
         self.numbers()
-        self.weighted(case, weight, 1.0 - weight, len(balls))
+        self.weighted(case, weight, len(balls))
         self.pools(case)
         self.boxes(case)
         self.divergences(case)
         self.screens(case)
         self.draws(case, adapmixed_ext.mixture(private, public, weight))
 
-    def weighted(self, case: Case, weight: Tensor, complement: Tensor, index: int) -> None:
+    def weighted(self, case: Case, weight: Tensor, index: int) -> None:
         """Write the operators' answers for these weights; `index` varies the losses' options."""
         private, public = case.private, case.public
         models = private.shape[0]
         inputs = adapmixed_ext.inputs.prepare(private, public)
-        projection = adapmixed_ext.Projection(weight, complement, *inputs[2:])
+        projection = adapmixed_ext.Projection(weight, *inputs[2:])
         mixture = adapmixed_ext.mixture(private, public, projection)
         self.tensor(weight)
-        self.tensor(complement)
         self.tensor(mixture)
         self.tensor(adapmixed_ext.log_prob(private, public, projection, targets_of(case)))
         self.ints(2)

@@ -121,16 +121,13 @@ class Run {
   }
 
   void project(const Weighted& expected) const {
-    std::vector<double> weight = unknown(rows()), complement = unknown(rows());
+    std::vector<double> weight = unknown(rows());
     Found sums = found();
     operators_.project(inputs(), expected.ball.at(0), expected.ball.at(1),
-                       {weight.data(), complement.data(), sums.lse.data(), sums.status.data(),
-                        sums.public_lse.data(), sums.public_status.data()},
+                       {weight.data(), sums.lse.data(), sums.status.data(), sums.public_lse.data(),
+                        sums.public_status.data()},
                        backend_.where(bytes(operators_.project_workspace, in_.shape)));
     check("weight", weight, expected.weight, 2.1e-4, 0.0);
-    // 1 - weight has more digits of its own, but only weight has an error bound between instruction
-    // sets.
-    check("complement", complement, expected.complement, 1e-12, 1e-5);
     check("projection's log-sum-exp", sums.lse, in_.private_rows.lse, 0.0, kLse);
     check_status("projection's status", in_.private_rows, sums.status);
     check_rows("projection's public row", in_.public_rows, sums.public_lse, sums.public_status);
@@ -295,8 +292,8 @@ class Run {
     for (const auto& ball : kBalls) {
       Found sums = found();
       operators_.project(inputs(), ball[0], ball[1],
-                         {one.data(), other.data(), sums.lse.data(), sums.status.data(),
-                          sums.public_lse.data(), sums.public_status.data()},
+                         {one.data(), sums.lse.data(), sums.status.data(), sums.public_lse.data(),
+                          sums.public_status.data()},
                          backend_.where(bytes(operators_.project_workspace, in_.shape)));
       // On CUDA a row below a bad public row is told so.
       for (std::size_t k = 0; k < rows(); ++k) {
@@ -317,12 +314,12 @@ class Run {
       check_status("refused row's status", in_.private_rows, status);
     }
     for (const bool zero_out : {false, true}) {
-      operators_.leave_one_out(rows_of, {half.data(), half.data()},
+      operators_.leave_one_out(rows_of, {half.data(), nullptr},
                                {orders.data(), 2, zero_out, in_.shape.models}, loss.data(),
                                one.data(), loss_where(orders));
     }
-    operators_.mixture(rows_of, {half.data(), half.data()}, probabilities.data(), mixture_where());
-    operators_.log_prob(rows_of, {half.data(), half.data()}, in_.targets.data(), one.data(),
+    operators_.mixture(rows_of, {half.data(), nullptr}, probabilities.data(), mixture_where());
+    operators_.log_prob(rows_of, {half.data(), nullptr}, in_.targets.data(), one.data(),
                         backend_.where());
     const adapmixed::LogPoolOptions pool{-0.25, 1.0, 2.0, in_.shape.models, nullptr};
     std::vector<double> normaliser = unknown(positions()), found = unknown(positions());
@@ -336,7 +333,7 @@ class Run {
   }
 
   static adapmixed::Weights weights(const Weighted& given) {
-    return {given.weight.data(), given.complement.data()};
+    return {given.weight.data(), nullptr};
   }
 
   void check_rows(const char* what, const Rows& expected, const std::vector<double>& lse,

@@ -70,7 +70,8 @@ class Diagnostics:
     def _add_mixture(self, found: Distribution, answer: Answer, targets: Tensor) -> None:
         own, public = target_log_probs(found, targets)
         projection: Any = found.projection
-        weight, complement = _array(projection.weight), _array(projection.complement)
+        weight = _array(projection.weight)
+        complement = 1.0 - weight
         largest = utility_terms(own, public, complement).max(0)
         ensemble = np.logaddexp.reduce(own, 0) - math.log(len(own))
         assert answer.log_prob is not None  # targets were given

@@ -10,7 +10,7 @@ from torch import Tensor
 
 import adapmixed_ext as ops
 from adapmixed.limits import (
-    MOST_LOSS_ORDERS,
+    MOST_ORDERS,
     check_count,
     check_leakage,
     check_number,
@@ -107,9 +107,9 @@ class AdaPMixED(Mechanism):
         for order in self.loss_orders:
             check_order(order, "loss_orders")
         distinct = len(set(self.loss_orders)) == len(self.loss_orders)
-        if not distinct or len(self.loss_orders) > MOST_LOSS_ORDERS:
+        if not distinct or len(self.loss_orders) > MOST_ORDERS:
             raise ValueError(
-                f"loss_orders must be at most {MOST_LOSS_ORDERS} distinct orders, got "
+                f"loss_orders must be at most {MOST_ORDERS} distinct orders, got "
                 f"{self.loss_orders!r}"
             )
         if self.loss == "fixed" and self.loss_orders:
@@ -165,11 +165,7 @@ class AdaPMixED(Mechanism):
                 events.append(GaussianScreening(models, positions, self.screen_weight, self.sigma))
         if not bool(passed.all()):
             # Line 8: the query is answered from q, so every member has weight 0.
-            projection = ops.Projection(
-                torch.where(passed, projection.weight, 0.0),
-                torch.where(passed, projection.complement, 1.0),
-                *inputs[2:],
-            )
+            projection = ops.Projection(torch.where(passed, projection.weight, 0.0), *inputs[2:])
         distribution = Distribution(rows, projection)
         if self.loss == "fixed":
             bound = sound_bound(self.order, self.radius, models)

@@ -39,8 +39,7 @@ class Unprotected(Mechanism):
 
     def _prepare(self, rows: Rows, rng: RandomSource) -> Prepared:
         inputs = prepare(rows.private, rows.public)
-        weight = torch.ones_like(inputs.private_lse)
-        projection = Projection(weight, torch.zeros_like(weight), *inputs[2:])
+        projection = Projection(torch.ones_like(inputs.private_lse), *inputs[2:])
         public = torch.zeros_like(inputs.public_lse, dtype=torch.bool)
         events = (UnprotectedAnswer(len(public)),)
         return Prepared(Distribution(rows, projection), public, events)

@@ -81,4 +81,4 @@ def public_distribution(rows: Rows) -> Distribution:
     alone = replace(rows, private=rows.public[None])
     inputs = prepare(alone.private, alone.public)
     weight = torch.zeros_like(inputs.private_lse)
-    return Distribution(alone, ops.Projection(weight, weight + 1.0, *inputs[2:]))
+    return Distribution(alone, ops.Projection(weight, *inputs[2:]))
