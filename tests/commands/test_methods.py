@@ -121,7 +121,7 @@ def test_refusals(texts: list[str], words: str) -> None:
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        (["--resume"], "--resume needs --result"),
+        (["--resume"], "--result must be given with resume"),
         (["--result", "."], "--result must name a file in an existing folder"),
         (["--result", "none/result.json"], "--result must name a file in an existing folder"),
         (["--epsilon=2"], "--epsilon must be None for AdaPMixED, got 2.0: its losses depend"),
@@ -179,7 +179,7 @@ def test_methods_side_by_side_and_a_result_to_go_on_from(
         method["perplexity"] for method in report["methods"]
     ]
     assert main(command) == 2
-    assert "--result must name a new file without --resume" in capsys.readouterr().err
+    assert "--result must name a new file unless it is resumed" in capsys.readouterr().err
     assert main([*command, "--resume"]) == 0
     assert path.read_bytes() == first
 

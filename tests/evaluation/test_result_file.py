@@ -263,7 +263,9 @@ def test_a_damaged_file_is_refused(tmp_path: Path) -> None:
     for version in (1, FORMAT_VERSION + 1):
         changed = json.loads(whole) | {"format_version": version}
         path.write_text(json.dumps(changed), encoding="ascii")
-        with pytest.raises(ValueError, match=f"format_version must be 4, got {version}"):
+        with pytest.raises(
+            ValueError, match=f"format_version must be {FORMAT_VERSION}, got {version}"
+        ):
             answer(path, resume=True)
 
 
@@ -276,7 +278,7 @@ def test_files_that_cannot_be(tmp_path: Path) -> None:
         answer(tmp_path / "none" / "result.json")
     with pytest.raises(ValueError, match="must name a file in an existing folder"):
         answer(tmp_path)
-    with pytest.raises(ValueError, match="resume needs the result file"):
+    with pytest.raises(ValueError, match="result must be given with resume"):
         answer(resume=True)
     with pytest.raises(ValueError, match="save_seconds must be >= 0, got -1"):
         answer(save_seconds=-1)

@@ -107,15 +107,16 @@ def run(arguments: argparse.Namespace) -> int:
     """Evaluate and print the table; among several processes only the main one writes."""
     take_plan(arguments, several=True)
     _check_accounts(arguments)
-    if arguments.result is None and arguments.resume:
-        raise ValueError("--resume needs --result, the file to continue from")
     with joined_ranks(arguments) as ranks:
         return _run(arguments, ranks)
 
 
 def _run(arguments: argparse.Namespace, ranks: "Ranks") -> int:
+    from adapmixed.evaluation.result_file import check_result
+
+    if ranks.is_main or arguments.result is None:
+        check_result(arguments.result, resume=arguments.resume)
     if ranks.is_main:
-        _check_result(arguments)
         check_output(arguments.json)
         check_output(arguments.report, folder=True, name="--report")
     write_page = page_writer() if arguments.report is not None and ranks.is_main else None
@@ -182,16 +183,6 @@ def _epsilon(arguments: argparse.Namespace, mechanism: "Mechanism") -> float | N
 
     baseline = isinstance(mechanism, PublicOnly | Unprotected | UnprotectedPool)
     return None if baseline else arguments.epsilon
-
-
-def _check_result(arguments: argparse.Namespace) -> None:
-    path = arguments.result
-    if path is None:
-        return
-    if path.is_dir() or not path.parent.is_dir():
-        raise ValueError(f"--result must name a file in an existing folder, got {path}")
-    if path.exists() and not arguments.resume:
-        raise ValueError(f"--result must name a new file without --resume, got {path}")
 
 
 def _mechanisms(arguments: argparse.Namespace, queries: int) -> "dict[str, Mechanism]":

@@ -39,6 +39,7 @@ _TYPED = {
     "validation_fraction": "--training: validation_fraction",
     "split": "--split",
     "chat_column": "--chat-column",
+    "result": "--result",
 }
 
 

@@ -2,35 +2,23 @@
 
 import hashlib
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
 
 from adapmixed.ensemble.vocabulary import begun
 from adapmixed.evaluation.methods import Settings
-from adapmixed.evaluation.windows import Window, block_of
+from adapmixed.evaluation.windows import block_of
 from adapmixed.rng import SecureRandom, SeededRandom
-
-if TYPE_CHECKING:
-    from adapmixed.ensemble import Ensemble
 
 _PROBED = 8  # positions
 _IMPOSSIBLE = -1e9  # stands for log 0, which JSON cannot hold
 
 
-def describe(
-    ensemble: "Ensemble",
-    tokens: Sequence[int],
-    windows: Sequence[Sequence[Window]],
-    settings: Settings,
-    rng: SecureRandom | SeededRandom,
-    memory_bytes: int,
-    *,
-    block: int | None,
-    stride: int | None,
-) -> dict[str, Any]:
+def describe(settings: Settings, *, block: int | None, stride: int | None) -> dict[str, Any]:
     """Return the description that a result file holds: strict JSON values, private."""
+    ensemble, tokens = settings.ensemble, settings.tokens
     return {
         "text": {"tokens": len(tokens), "sha256": _digest(tokens)},
         "ensemble": {
@@ -43,11 +31,11 @@ def describe(
         },
         "block": block_of(ensemble.longest_text, block),
         "stride": stride,
-        "runs": len(windows),
-        "queries": sum(one.queries for one in windows[0]),
+        "runs": len(settings.windows),
+        "queries": sum(one.queries for one in settings.windows[0]),
         "active": settings.origin.active_tokens,
         "delta": settings.delta,
-        "randomness": _randomness(rng),
+        "randomness": _randomness(settings.rng),
         **({"diagnostics": True} if settings.diagnostics else {}),
         "order": list(settings.mechanisms),
         "methods": {
@@ -58,7 +46,7 @@ def describe(
             }
             for name, mechanism in settings.mechanisms.items()
         },
-        "probe": _probe(ensemble, tokens, windows[0][0], memory_bytes),
+        "probe": _probe(settings),
     }
 
 
@@ -74,16 +62,16 @@ def _randomness(rng: SecureRandom | SeededRandom) -> Any:
     return {"seed": rng.seed, "label": rng.label} if isinstance(rng, SeededRandom) else "system"
 
 
-def _probe(
-    ensemble: "Ensemble", tokens: Sequence[int], window: Window, memory_bytes: int
-) -> list[float]:
+def _probe(settings: Settings) -> list[float]:
     """Return each model's mean log-probability of the first tokens, the public model's last."""
-    read = begun(
-        ensemble.beginning, tokens[window.start : min(window.stop, window.start + _PROBED + 1)]
-    )
+    ensemble, window = settings.ensemble, settings.windows[0][0]
+    stop = min(window.stop, window.start + _PROBED + 1)
+    read = begun(ensemble.beginning, settings.tokens[window.start : stop])
     inputs = torch.tensor([read[:-1]], device=ensemble.device)
     sums: torch.Tensor | float = 0.0
-    for where, private, public, _ in ensemble.iter_logits(inputs, memory_bytes=memory_bytes):
+    for where, private, public, _ in ensemble.iter_logits(
+        inputs, memory_bytes=settings.memory_bytes
+    ):
         targets = torch.tensor(read[1:], device=ensemble.device)[where]
         rows = torch.cat([private[:, 0], public]).double().log_softmax(-1)
         found = rows.gather(-1, targets.expand(len(rows), -1)[..., None])[..., 0]

@@ -13,7 +13,7 @@ import numpy as np
 
 from adapmixed.evaluation.curve import Curve
 from adapmixed.evaluation.diagnosis import QUANTILES, Diagnosis, Utility, Weights
-from adapmixed.privacy.encoding import check_keys, exactly, read_array, write_array
+from adapmixed.privacy.encoding import read_array, read_fields, write_array, write_fields
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -28,8 +28,9 @@ POINTS = 64
 MODELS = 128
 """The largest number of models with a curve each; of more models, `QUANTILES` are kept."""
 
-_COUNTS = ("queries", "screened", "mixed", "step", "calls")
-_ARRAYS = ("sums", "weights", "charged", "points")
+_COUNTS = ("queries", "screened", "mixed")
+_SUMS = ("_bound", "_largest", "_loss", "_ensemble_loss", "_screened_pairs")
+_ARRAYS = ("_weights", "_charged")
 
 
 class Diagnostics:
@@ -44,8 +45,7 @@ class Diagnostics:
         self._weights = np.zeros(BINS + 2)  # exactly 0, the bins, exactly 1
         self._screened_pairs = 0.0  # zero weights of screened queries
         self._charged = np.zeros(0)  # (N,), empty if no single model is charged
-        # Each row: queries, screened queries, charges.
-        self._curve: Curve[NDArray[np.float64]] = Curve(POINTS)
+        self._curve = Curve(POINTS)  # of queries, screened queries, charges
 
     def add(self, proposal: Proposal, answer: Answer, targets: Tensor) -> None:
         """Add the answers of one call.
@@ -65,7 +65,7 @@ class Diagnostics:
             if not len(self._charged):
                 self._charged = np.zeros(len(charges))
             self._charged = self._charged + charges.sum(1)
-        self._curve.add(np.array([self.queries, self.screened, *self._kept()]))
+        self._curve.add((self.queries, self.screened, *self._kept()))
 
     def _add_mixture(self, found: Distribution, answer: Answer, targets: Tensor) -> None:
         own, public = target_log_probs(found, targets)
@@ -100,7 +100,7 @@ class Diagnostics:
             )
             zero, *bins, one = (int(value) for value in self._weights)
             weights = Weights(zero, int(self._screened_pairs), tuple(bins), one)
-        rows = [row.tolist() for row in self._curve.all()]
+        rows = self._curve.all().tolist()
         return Diagnosis(
             queries=self.queries,
             models=len(self._charged),
@@ -113,52 +113,21 @@ class Diagnostics:
 
     def state(self) -> dict[str, Any]:
         """Return the whole private state as strict JSON values, exact to the bit."""
-        curve = self._curve
-        width = 0 if curve.last is None else len(curve.last)
-        sums = [
-            self._bound, self._largest, self._loss, self._ensemble_loss, self._screened_pairs
-        ]  # fmt: skip
-        counts = vars(self) | vars(curve)
-        arrays = {
-            "sums": np.array(sums),
-            "weights": self._weights,
-            "charged": self._charged,
-            "points": np.array(curve.points).reshape(len(curve.points), width),
-        }
         return {
-            **{name: counts[name] for name in _COUNTS},
-            **{name: write_array(value) for name, value in arrays.items()},
-            "last": None if curve.last is None else write_array(curve.last),
+            **{name: getattr(self, name) for name in _COUNTS},
+            "sums": write_array(np.array([getattr(self, name) for name in _SUMS])),
+            **{name: write_array(getattr(self, name)) for name in _ARRAYS},
+            "curve": write_fields(self._curve),
         }
 
     @classmethod
     def from_state(cls, state: Mapping[str, Any]) -> Diagnostics:
-        """Return diagnostics with the state that `state()` returned.
-
-        Raises:
-            ValueError: if it is no such state.
-        """
-        written = check_keys("diagnostics", state, {*_COUNTS, *_ARRAYS, "last"})
-        values = {name: exactly(int, written[name]) for name in _COUNTS}
-        values |= {name: read_array(written[name]) for name in _ARRAYS}
-        last = None if written["last"] is None else read_array(written["last"])
+        """Return diagnostics with the state that `state()` returned."""
         found = cls()
-        width = 0 if last is None else len(last)
-        shapes = {"sums": (5,), "weights": (BINS + 2,), "points": (len(values["points"]), width)}
-        for name, shape in shapes.items():
-            if values[name].shape != shape:
-                raise ValueError(f"diagnostics.{name} must have shape {shape}")
-        if values["step"] < 1 or values["charged"].ndim != 1:
-            raise ValueError("diagnostics: step must be >= 1 and charged a list")
-        for name in ("queries", "screened", "mixed"):
-            setattr(found, name, values[name])
-        found._bound, found._largest, found._loss, found._ensemble_loss, found._screened_pairs = (
-            values["sums"].tolist()
-        )
-        found._weights, found._charged = values["weights"], values["charged"]
-        curve = found._curve
-        curve.points, curve.last = list(values["points"]), last
-        curve.step, curve.calls = values["step"], values["calls"]
+        values = {name: state[name] for name in _COUNTS}
+        values |= zip(_SUMS, read_array(state["sums"]).tolist(), strict=True)
+        values |= {name: read_array(state[name]) for name in _ARRAYS}
+        vars(found).update(values, _curve=read_fields(Curve, state["curve"]))
         return found
 
 

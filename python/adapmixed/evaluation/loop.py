@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from adapmixed.evaluation.configuration import describe
-from adapmixed.evaluation.methods import Method, Settings
+from adapmixed.evaluation.methods import Settings
 from adapmixed.evaluation.result import Evaluation, Runs
-from adapmixed.evaluation.result_file import ResultFile
+from adapmixed.evaluation.result_file import ResultFile, check_result
 from adapmixed.evaluation.session import Session
 from adapmixed.evaluation.windows import plan_runs
 from adapmixed.generation.loop import DEFAULT_MEMORY_BYTES
 from adapmixed.limits import DEFAULT_ACTIVE, check_active
-from adapmixed.mechanisms import Mechanism, Origin
+from adapmixed.mechanisms import Mechanism
 from adapmixed.ranks import Ranks
 from adapmixed.rng import SecureRandom, SeededRandom
 
@@ -158,8 +158,8 @@ def evaluate_runs(
     if not (isinstance(save_seconds, int | float) and save_seconds >= 0):
         raise ValueError(f"save_seconds must be >= 0, got {save_seconds!r}")
     check_active(active)
-    if resume and result is None:
-        raise ValueError("resume needs the result file to continue from, got result=None")
+    if ensemble.ranks.is_main or result is None:
+        check_result(result, resume=resume)
     windows, total = plan_runs(
         tokens, ensemble.longest_text, block, queries, runs=runs, stride=stride
     )
@@ -177,26 +177,18 @@ def evaluate_runs(
             }
         )
     settings = Settings(
-        dict(mechanisms), delta, epsilons, adjacencies, Origin.of(ensemble, active),
-        ensemble.num_models, diagnostics, ranks,
+        ensemble, tokens, windows, dict(mechanisms), delta, epsilons, adjacencies, rng,
+        memory_bytes, active, diagnostics,
     )  # fmt: skip
-
-    def methods(run: int) -> list[Method]:
-        source = rng if run == 0 else rng.child(f"run {run}")
-        return [Method(name, settings, source.child(one.name)) for name, one in mechanisms.items()]
-
-    for one in methods(0):  # raises before the models run if no accountant takes a mechanism
+    for one in settings.methods(0):  # raises before the models run if one is not possible
         one.tally.accountant.check_left(one.mechanism, total)
-    session = Session(ensemble, tokens, windows, methods, memory_bytes, active, progress)
+    session = Session(settings, progress)
     if result is None:
         session.tell()
         while not session.complete:
             session.step()
         return session.results()
-    description = describe(
-        ensemble, tokens, windows, settings, rng, memory_bytes,
-        block=block, stride=stride,
-    )  # fmt: skip
+    description = describe(settings, block=block, stride=stride)
     file = ResultFile(result, description, about or {})
     _answer_and_keep(session, file, resume, save_seconds, ranks)
     return session.results()

@@ -3,56 +3,72 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from adapmixed.evaluation.diagnostics import Diagnostics
-from adapmixed.evaluation.result import Evaluation
 from adapmixed.evaluation.tally import Tally
+from adapmixed.evaluation.windows import Window
 from adapmixed.mechanisms import Mechanism, Origin, shaped
 from adapmixed.privacy import Accountant
-from adapmixed.ranks import ALONE, Ranks
 from adapmixed.rng import SecureRandom, SeededRandom
+
+if TYPE_CHECKING:
+    from adapmixed.ensemble import Ensemble
 
 
 @dataclass(frozen=True)
 class Settings:
-    """The settings of accountants and diagnostics; arguments of :func:`evaluate`."""
+    """The settings of an evaluation; arguments of :func:`evaluate`, and the windows of each run."""
 
+    ensemble: Ensemble
+    tokens: Sequence[int]
+    windows: Sequence[Sequence[Window]]
     mechanisms: Mapping[str, Mechanism]
     delta: float
     epsilons: Mapping[str, float | None]
     adjacencies: Mapping[str, str | None]
-    origin: Origin
-    num_models: int
+    rng: SecureRandom | SeededRandom
+    memory_bytes: int
+    active: int | None
     diagnostics: bool
-    ranks: Ranks = ALONE
 
-    def accountant(self, name: str) -> Accountant:
-        """Return a new accountant that is bound to the mechanism."""
-        accountant = Accountant(
-            self.delta,
-            epsilon=self.epsilons.get(name),
-            adjacency=self.adjacencies.get(name) or "zero_out",
-        )
-        origin = self.origin
-        bound = self.num_models, origin.ensemble, origin.active_tokens, origin.unit
-        accountant.bind(self.mechanisms[name], *bound)
-        return accountant
+    @cached_property
+    def origin(self) -> Origin:
+        """The members that answer, and about which tokens they speak."""
+        return Origin.of(self.ensemble, self.active)
+
+    def methods(self, run: int) -> list[Method]:
+        """Return the mechanisms of a run, before its first answer."""
+        source = self.rng if run == 0 else self.rng.child(f"run {run}")
+        return [Method(name, self, source) for name in self.mechanisms]
 
 
 class Method:
-    """One mechanism in one run."""
+    """One mechanism in one run.
+
+    Args:
+        name: the name of the mechanism.
+        settings: the settings of the evaluation.
+        rng: the source of the run.
+    """
 
     def __init__(self, name: str, settings: Settings, rng: SecureRandom | SeededRandom) -> None:
         self.mechanism = settings.mechanisms[name]
-        self.rng = rng
-        self.origin, self.ranks = settings.origin, settings.ranks
-        self.tally = Tally(name, settings.accountant(name))
-        self.diagnostics = Diagnostics() if settings.diagnostics else None
+        self.rng = rng.child(self.mechanism.name)
+        self.origin, self.ranks = settings.origin, settings.ensemble.ranks
+        accountant = Accountant(
+            settings.delta,
+            epsilon=settings.epsilons.get(name),
+            adjacency=settings.adjacencies.get(name) or "zero_out",
+        )
+        of = self.origin.ensemble, self.origin.active_tokens, self.origin.unit
+        accountant.bind(self.mechanism, settings.ensemble.num_models, *of)
+        self.tally = Tally(name, accountant, Diagnostics() if settings.diagnostics else None)
 
     def answer(
         self,
@@ -79,49 +95,16 @@ class Method:
         )
         self.tally.accountant.charge(proposal)
         answer = proposal.release()
-        assert answer.log_prob is not None  # targets were given
-        self.tally.add(answer.log_prob.tolist(), int(answer.public.sum()))
         self.tally.seconds += time.perf_counter() - start
-        self.tally.mark()
-        if self.diagnostics is not None:
-            self.diagnostics.add(proposal, answer, targets)
-
-    def result(self, forward_seconds: float) -> Evaluation:
-        """Return the results so far, after at least one query.
-
-        Args:
-            forward_seconds: time of the models' forward passes, shared by all mechanisms.
-        """
-        kept = self.diagnostics
-        return self.tally.result(forward_seconds, None if kept is None else kept.diagnosis())
+        self.tally.add(proposal, answer, targets)
 
     def state(self) -> dict[str, Any]:
         """Return the private state to continue from, as strict JSON values."""
-        rng, diagnostics = self.rng, self.diagnostics
-        return {
-            "tally": self.tally.state(),
-            "counter": rng.position if isinstance(rng, SeededRandom) else None,
-            **({} if diagnostics is None else {"diagnostics": diagnostics.state()}),
-        }
+        counter = self.rng.position if isinstance(self.rng, SeededRandom) else None
+        return {"tally": self.tally.state(), "counter": counter}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Continue from the `state()` of a method with the same configuration.
-
-        Raises:
-            ValueError: if it is no such state.
-        """
-        tally, counter = Tally.from_state(state["tally"]), state["counter"]
-        mine, found = self.tally, tally
-        seeded = isinstance(self.rng, SeededRandom)
-        if (
-            mine.name != found.name
-            or not mine.accountant.goes_on_from(found.accountant)
-            or ("diagnostics" in state) != (self.diagnostics is not None)
-            or (counter is None) == seeded
-        ):
-            raise ValueError(f"the state of {found.name!r} must be that of {mine.name!r} as set up")
+        """Continue from the `state()` of a method with the same settings."""
+        self.tally = Tally.from_state(state["tally"])
         if isinstance(self.rng, SeededRandom):
-            self.rng.skip_to(counter)
-        if self.diagnostics is not None:
-            self.diagnostics = Diagnostics.from_state(state["diagnostics"])
-        self.tally = tally
+            self.rng.skip_to(state["counter"])

@@ -16,7 +16,7 @@ from typing import Any
 from adapmixed.files import remove_leftovers, sole_writer, write_file
 from adapmixed.privacy.encoding import canonical, parse
 
-FORMAT_VERSION = 4
+FORMAT_VERSION = 5
 """Increases if an entry changes its meaning, or if older files lack a required entry."""
 
 NOTICE = (
@@ -53,10 +53,8 @@ class ResultFile:
         """Lock the file against other writers while the context is entered.
 
         Raises:
-            ValueError: if another process holds it, or if the path cannot be that of a file.
+            ValueError: if another process holds it.
         """
-        if self.path.is_dir() or not self.path.parent.is_dir():
-            raise ValueError(f"result must name a file in an existing folder, got {self.path}")
         with ExitStack() as stack:
             try:
                 stack.enter_context(sole_writer(self.path))
@@ -71,15 +69,13 @@ class ResultFile:
         """Return the state to continue from, or None to begin; call it while the file is `held`.
 
         Raises:
-            ValueError: if the file exists and `resume` is False.
-            ValueError: if the file has another configuration or version, or is truncated or
-                corrupted.
+            ValueError: as `check_result`; or if the file has another configuration or version, or
+                is truncated or corrupted.
         """
         remove_leftovers(self.path.parent, self.path.name)
+        check_result(self.path, resume=resume)
         if not self.path.exists():
             return None
-        if not resume:
-            raise ValueError(f"result must name a new file unless it is resumed, got {self.path}")
         content = read_content(self.path)
         for name, mine, found in _differences(self.configuration, content["configuration"], ""):
             raise ValueError(
@@ -101,6 +97,24 @@ class ResultFile:
         }
         content["checksum"] = _checksum(content)
         write_file(self.path, _text(content), mode=0o600)
+
+
+def check_result(path: str | os.PathLike[str] | None, *, resume: bool) -> None:
+    """Check where a result is to be kept.
+
+    Raises:
+        ValueError: if there is a file and `resume` is False, no path and `resume` is True, or if
+            the path cannot be that of a file.
+    """
+    if path is None:
+        if resume:
+            raise ValueError("result must be given with resume, the file to continue from")
+        return
+    place = Path(path)
+    if place.is_dir() or not place.parent.is_dir():
+        raise ValueError(f"result must name a file in an existing folder, got {path}")
+    if place.exists() and not resume:
+        raise ValueError(f"result must name a new file unless it is resumed, got {path}")
 
 
 def read_content(path: str | os.PathLike[str]) -> dict[str, Any]:

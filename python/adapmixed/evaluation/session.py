@@ -1,19 +1,19 @@
 """An evaluation in progress: the next window, and every mechanism's totals so far."""
 
+from __future__ import annotations
+
 import time
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 
 import torch
 
 from adapmixed.ensemble.room import LogitsRoom
 from adapmixed.ensemble.vocabulary import begun
-from adapmixed.evaluation.methods import Method
+from adapmixed.evaluation.methods import Method, Settings
 from adapmixed.evaluation.result import Runs
+from adapmixed.evaluation.tally import runs_of
 from adapmixed.evaluation.windows import Window
-
-if TYPE_CHECKING:
-    from adapmixed.ensemble import Ensemble
 
 # Positions per call of a mechanism: enough to share its overhead, few enough to bound its memory.
 _POSITIONS_PER_CALL = 64
@@ -23,29 +23,14 @@ class Session:
     """The runs of an evaluation, one after the other.
 
     Args:
-        ensemble: the models.
-        tokens: the token stream.
-        windows: the windows of every run.
-        methods: makes the methods of a run, before its first answer.
-        memory_bytes: limit in bytes for one chunk's logits and activations.
-        active: K of the active vocabulary; None for all tokens.
+        settings: the settings of the evaluation.
         progress: called with (queries done, queries in all), counted over all runs; or None.
     """
 
-    def __init__(
-        self,
-        ensemble: "Ensemble",
-        tokens: Sequence[int],
-        windows: list[list[Window]],
-        methods: Callable[[int], list[Method]],
-        memory_bytes: int,
-        active: int | None,
-        progress: Callable[[int, int], None] | None,
-    ) -> None:
-        self._ensemble, self._tokens, self._windows = ensemble, tokens, windows
-        self._methods, self._memory_bytes, self._progress = methods, memory_bytes, progress
-        self._active = active
-        self._total = sum(one.queries for run in windows for one in run)
+    def __init__(self, settings: Settings, progress: Callable[[int, int], None] | None) -> None:
+        self._settings, self._ensemble = settings, settings.ensemble
+        self._windows, self._progress = settings.windows, progress
+        self._total = sum(one.queries for run in self._windows for one in run)
         self._done = 0
         self._run = self._window = 0  # the next ones
         self._begun: list[list[Method]] = []
@@ -80,11 +65,8 @@ class Session:
         """Return the results of all methods in their order; an empty list off the main process."""
         if not self._ensemble.ranks.is_main:
             return []
-        found = [
-            [method.result(seconds) for method in methods]
-            for methods, seconds in zip(self._begun, self._forward_seconds, strict=True)
-        ]
-        return [Runs(one[0].name, tuple(one)) for one in zip(*found, strict=True)]
+        tallies = [[method.tally for method in methods] for methods in self._begun]
+        return runs_of(tallies, self._forward_seconds)
 
     def state(self) -> dict[str, Any]:
         """Return the private state to continue from, as strict JSON values."""
@@ -96,32 +78,18 @@ class Session:
         }
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Continue from the `state()` of a session with the same arguments.
-
-        Raises:
-            ValueError: if it is no such state.
-        """
-        try:
-            self._run, self._window = state["run"], state["window"]
-            for run, written in enumerate(state["runs"]):
+        """Continue from the `state()` of a session with the same settings."""
+        self.follow(state["run"], state["window"])
+        for run, methods in enumerate(state["runs"]):
+            if len(self._begun) == run:
                 self._begin()
-                for method, one in zip(self._begun[run], written, strict=True):
-                    method.restore(one)
-            self._forward_seconds = [float(seconds) for seconds in state["forward_seconds"]]
-            answered = self._windows[: self._run]
-            if self._window:
-                answered = [*answered, self._windows[self._run][: self._window]]
-        except (KeyError, TypeError, IndexError) as error:
-            raise ValueError(f"the state must be that of this evaluation: {error!r}") from error
-        queries = [sum(one.queries for one in windows) for windows in answered]
-        for expected, methods in zip(queries, self._begun, strict=True):
-            for method in methods:
-                if method.tally.accountant.queries != expected:
-                    raise ValueError(
-                        f"the state of {method.tally.name!r} must hold {expected} queries, got "
-                        f"{method.tally.accountant.queries}"
-                    )
-        self._done = sum(queries)
+            for method, one in zip(self._begun[run], methods, strict=True):
+                method.restore(one)
+        self._forward_seconds = list(state["forward_seconds"])
+        answered = [*self._windows[: self._run]]
+        if self._window:
+            answered.append(self._windows[self._run][: self._window])
+        self._done = sum(one.queries for windows in answered for one in windows)
 
     def follow(self, run: int, window: int) -> None:
         """Continue at the `place` of the main process, which keeps all accounts."""
@@ -130,17 +98,18 @@ class Session:
         self._run, self._window = run, window
 
     def _begin(self) -> None:
-        self._begun.append(self._methods(len(self._begun)))
+        self._begun.append(self._settings.methods(len(self._begun)))
         self._forward_seconds.append(0.0)
 
     def _answer(self, window: Window) -> None:
-        read = begun(self._ensemble.beginning, self._tokens[window.start : window.stop])
+        settings = self._settings
+        read = begun(self._ensemble.beginning, settings.tokens[window.start : window.stop])
         inputs = torch.tensor([read[:-1]], device=self._ensemble.device)
         labels = torch.tensor(read[1:], device=self._ensemble.device)
         context = len(labels) - window.queries  # what begins a text, what another window scores
         start = time.perf_counter()
         chunks = self._ensemble.iter_logits(
-            inputs, memory_bytes=self._memory_bytes, room=self._room, active=self._active
+            inputs, memory_bytes=settings.memory_bytes, room=self._room, active=settings.active
         )
         for where, private, public, tokens in chunks:
             self._forward_seconds[self._run] += time.perf_counter() - start

@@ -4,10 +4,9 @@ import os
 from dataclasses import dataclass
 from typing import Any
 
-from adapmixed.evaluation.diagnostics import Diagnostics
-from adapmixed.evaluation.result import Evaluation, Runs
+from adapmixed.evaluation.result import Runs
 from adapmixed.evaluation.result_file import read_content
-from adapmixed.evaluation.tally import Tally
+from adapmixed.evaluation.tally import Tally, runs_of
 
 
 @dataclass(frozen=True)
@@ -37,20 +36,7 @@ def read_result(path: str | os.PathLike[str]) -> StoredResult:
         OSError: if it cannot be read.
     """
     content = read_content(path)
-    try:
-        state = content["state"]
-        found = [
-            [_evaluation(one, seconds) for one in methods]
-            for methods, seconds in zip(state["runs"], state["forward_seconds"], strict=True)
-        ]
-        runs = tuple(Runs(one[0].name, tuple(one)) for one in zip(*found, strict=True))
-        about = dict(content["about"])
-        return StoredResult(content["configuration"], about, content["complete"], runs)
-    except (KeyError, TypeError) as error:
-        raise ValueError(f"{path} must be a result file of an evaluation: {error!r}") from error
-
-
-def _evaluation(state: dict[str, Any], forward_seconds: float) -> Evaluation:
-    kept = state.get("diagnostics")
-    diagnosis = None if kept is None else Diagnostics.from_state(kept).diagnosis()
-    return Tally.from_state(state["tally"]).result(forward_seconds, diagnosis)
+    state = content["state"]
+    tallies = [[Tally.from_state(one["tally"]) for one in methods] for methods in state["runs"]]
+    runs = tuple(runs_of(tallies, state["forward_seconds"]))
+    return StoredResult(content["configuration"], content["about"], content["complete"], runs)

@@ -1,67 +1,68 @@
 """Running totals of one mechanism in bounded memory, and their form in a result file."""
 
+from __future__ import annotations
+
 import math
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 from adapmixed.evaluation.curve import Curve
-from adapmixed.evaluation.diagnosis import Diagnosis
-from adapmixed.evaluation.result import Evaluation
+from adapmixed.evaluation.diagnostics import Diagnostics
+from adapmixed.evaluation.result import Evaluation, Runs
 from adapmixed.privacy import Accountant
-from adapmixed.privacy.encoding import check_keys, exactly, read_real, write_real
+from adapmixed.privacy.encoding import read_fields, read_real, write_fields, write_real
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from adapmixed.mechanisms import Answer, Proposal
 
 CURVE_POINTS = 512
 
-Point = tuple[int, float | None, float]
-"""(queries so far, their ε, their perplexity)."""
-
-_FIELDS = ("name", "loss", "screened", "seconds", "curve", "accountant")
-_CURVE = ("points", "step", "calls", "last")
-
-
-def _write_point(point: Point | None) -> list[Any] | None:
-    if point is None:
-        return None
-    epsilon = None if point[1] is None else write_real(point[1])
-    return [point[0], epsilon, write_real(point[2])]
-
-
-def _read_point(written: Any) -> Point:
-    queries, epsilon, perplexity = exactly(list, written)
-    found = None if epsilon is None else read_real(epsilon)
-    return exactly(int, queries), found, read_real(perplexity)
-
 
 class Tally:
-    """The running totals of one mechanism."""
+    """The running totals of one mechanism.
 
-    def __init__(self, name: str, accountant: Accountant) -> None:
-        self.name = name
-        self.accountant = accountant
+    Args:
+        name: the name of the mechanism in the evaluation.
+        accountant: is charged for every answer.
+        diagnostics: diagnostics to collect, or None.
+    """
+
+    def __init__(
+        self, name: str, accountant: Accountant, diagnostics: Diagnostics | None = None
+    ) -> None:
+        self.name, self.accountant, self.diagnostics = name, accountant, diagnostics
         self.loss = 0.0  # Σ −log p(target)
-        self.screened = 0
+        self.screened = 0  # queries that the public model alone answered
         self.seconds = 0.0
-        self.curve: Curve[Point] = Curve(CURVE_POINTS)
+        # Each point: queries so far, their ε, which is NaN without a guarantee, their perplexity.
+        self.curve = Curve(CURVE_POINTS)
 
-    def add(self, log_probs: list[float], screened: int) -> None:
-        """Add the answers of one call, after the accountant was charged.
+    def add(self, proposal: Proposal, answer: Answer, targets: Tensor) -> None:
+        """Count the answers of one call.
 
         Args:
-            log_probs: log p(target) of every query.
-            screened: how many of the queries the public model alone answered.
+            proposal: the proposal of B queries, charged and released.
+            answer: its answer, with log-probabilities of the targets.
+            targets: (B,) int64 token ids.
         """
-        self.loss -= math.fsum(log_probs)
-        self.screened += screened
+        assert answer.log_prob is not None  # targets were given
+        self.loss -= math.fsum(answer.log_prob.tolist())
+        self.screened += int(answer.public.sum())
+        done, epsilon = self.accountant.queries, self.accountant.guarantee().epsilon
+        self.curve.add((done, math.nan if epsilon is None else epsilon, self._perplexity(done)))
+        if self.diagnostics is not None:
+            self.diagnostics.add(proposal, answer, targets)
 
-    def mark(self) -> None:
-        """Add a point of the curve."""
-        done = self.accountant.queries
-        self.curve.add((done, self.accountant.guarantee().epsilon, self._perplexity(done)))
+    def result(self, forward_seconds: float) -> Evaluation:
+        """Return the results so far, after at least one query.
 
-    def result(self, forward_seconds: float, diagnosis: Diagnosis | None) -> Evaluation:
-        """Return the results so far, after at least one query."""
+        Args:
+            forward_seconds: time of the models' forward passes, shared by all mechanisms.
+        """
         guarantee, queries = self.accountant.guarantee(), self.accountant.queries
-        points = self.curve.all()
+        points = [(int(done), *values) for done, *values in self.curve.all().tolist()]
         return Evaluation(
             name=self.name,
             perplexity=self._perplexity(queries),
@@ -70,10 +71,10 @@ class Tally:
             screened=0.0 if guarantee.kind == "public" else self.screened / queries,
             seconds=self.seconds,
             tokens_per_second=queries / (self.seconds + forward_seconds),
-            curve=tuple((done, epsilon) for done, epsilon, _ in points),
+            curve=tuple((done, None if math.isnan(cost) else cost) for done, cost, _ in points),
             perplexities=tuple((done, perplexity) for done, _, perplexity in points),
             breakdown=self.accountant.breakdown(),
-            diagnosis=diagnosis,
+            diagnosis=None if self.diagnostics is None else self.diagnostics.diagnosis(),
         )
 
     def _perplexity(self, queries: int) -> float:
@@ -82,38 +83,36 @@ class Tally:
 
     def state(self) -> dict[str, Any]:
         """Return the whole private state as strict JSON values, exact to the bit."""
-        curve = self.curve
         return {
             "name": self.name,
             "loss": write_real(self.loss),
             "screened": self.screened,
             "seconds": self.seconds,
-            "curve": {
-                "points": [_write_point(point) for point in curve.points],
-                "step": curve.step,
-                "calls": curve.calls,
-                "last": _write_point(curve.last),
-            },
+            "curve": write_fields(self.curve),
             "accountant": self.accountant.state(),
+            "diagnostics": None if self.diagnostics is None else self.diagnostics.state(),
         }
 
     @classmethod
-    def from_state(cls, state: Mapping[str, Any]) -> "Tally":
-        """Return a tally with the state that `state()` returned.
-
-        Raises:
-            ValueError: if it is no such state.
-        """
-        values = check_keys("tally", state, set(_FIELDS))
-        kept = check_keys("curve", values["curve"], set(_CURVE))
-        tally = cls(exactly(str, values["name"]), Accountant.from_state(values["accountant"]))
-        tally.loss = read_real(values["loss"])
-        tally.screened = exactly(int, values["screened"])
-        tally.seconds = read_real(values["seconds"])
-        curve = tally.curve
-        curve.points = [_read_point(point) for point in exactly(list, kept["points"])]
-        curve.last = None if kept["last"] is None else _read_point(kept["last"])
-        curve.step, curve.calls = exactly(int, kept["step"]), exactly(int, kept["calls"])
-        if curve.step < 1 or tally.screened < 0:
-            raise ValueError("tally: curve.step must be >= 1 and screened >= 0")
+    def from_state(cls, state: Mapping[str, Any]) -> Tally:
+        """Return a tally with the state that `state()` returned."""
+        kept = state["diagnostics"]
+        diagnostics = None if kept is None else Diagnostics.from_state(kept)
+        tally = cls(state["name"], Accountant.from_state(state["accountant"]), diagnostics)
+        tally.loss, tally.curve = read_real(state["loss"]), read_fields(Curve, state["curve"])
+        tally.screened, tally.seconds = state["screened"], state["seconds"]
         return tally
+
+
+def runs_of(tallies: Sequence[Sequence[Tally]], forward_seconds: Sequence[float]) -> list[Runs]:
+    """Return the results of every mechanism over the runs that have begun.
+
+    Args:
+        tallies: those of each run, in the order of the mechanisms.
+        forward_seconds: time of the models' forward passes in each run.
+    """
+    found = [
+        [one.result(seconds) for one in run]
+        for run, seconds in zip(tallies, forward_seconds, strict=True)
+    ]
+    return [Runs(one[0].name, tuple(one)) for one in zip(*found, strict=True)]
