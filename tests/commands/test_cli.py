@@ -1,5 +1,6 @@
 """The command line: every command, its output files, its errors."""
 
+import argparse
 import json
 import shlex
 from pathlib import Path
@@ -7,9 +8,10 @@ from pathlib import Path
 import pytest
 from trained_demo import DEMO_ENSEMBLE, copy_trained
 
-from adapmixed.cli import main
+from adapmixed.cli import _parser, main
 from adapmixed.data.demo import demo_base, held_out_text
 from adapmixed.privacy import Accountant, read_ledger
+from adapmixed_lab.cli import _parser as laboratory_parser
 from adapmixed_lab.cli import main as laboratory
 
 pytestmark = pytest.mark.usefixtures("demo_ensemble")
@@ -19,6 +21,13 @@ METHOD_FIELDS = {
     "name", "perplexity", "queries", "epsilon", "delta", "guarantee", "unit", "adjacency",
     "method", "order",
 }  # fmt: skip
+
+
+def test_no_command_has_more_options_than_a_screen_shows() -> None:
+    for parser in (_parser(), laboratory_parser()):
+        (found,) = (one for one in parser._actions if isinstance(one, argparse._SubParsersAction))
+        for name, command in found.choices.items():
+            assert sum(bool(one.option_strings) for one in command._actions) <= 26, name
 
 
 @pytest.fixture
@@ -146,8 +155,8 @@ def test_budgets_of_shards_go_on_from_their_ledger(
         (["--epsilon", "2"], "--epsilon must be None for AdaPMixED, got 2.0"),
         (["--mechanism", "adapmixed order=1"], "order must be > 1, got 1.0"),
         (["--mechanism", "adapmixed"] * 2, "must not be repeated, got 'adapmixed' twice"),
-        (["--queries", "0"], "queries must be in"),
-        (["--block", "100000"], "block must be in"),
+        (["--queries", "0"], "queries must be"),
+        (["--block", "100000"], "block must be <="),
         (["--text", "nowhere"], "--text must name a text file or a directory of *.txt files, got"),
     ],
 )
@@ -291,7 +300,7 @@ ANSWERS = "--ensemble e --mechanism 'clipped-log-pool lower=0 upper=1 queries=9'
         "evaluate --ensemble e --text text.txt",
         f"generate {ANSWERS} --prompt x",
         f"chat {ANSWERS}",
-        f"serve {ANSWERS} --ledger ledger",
+        f"serve {ANSWERS} --ledger ledger --port 0",
         f"vllm-config {ANSWERS} --ledger ledger",
         "doctor",
         "dp-sgd --corpus builtin --output out --epsilon 1 --delta 1e-5",

@@ -69,7 +69,7 @@ def test_methods_of_the_command_line() -> None:
 
 def test_budgets_of_shards_need_no_plan() -> None:
     texts = (POOL, "clipped-mixing lower=0.5 upper=2", "clipped-mixing lower=0.5 upper=2 order=4")
-    found = asked(*texts, options=("--epsilon=2",))
+    found = asked(*texts, options=("--epsilon=4",))
     assert list(found.values()) == [
         PublicOnly(),
         Unprotected(),

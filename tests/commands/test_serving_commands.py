@@ -87,7 +87,7 @@ def test_many_prompts_are_answered_in_batches(
     assert len(capsys.readouterr().out.splitlines()) == sizes[-1]
     monkeypatch.setattr(PrivateGenerator, "generate", answered)
     assert main([*arguments, "--batch", "0"]) == 2
-    assert "--batch must be >= 1, got 0" in capsys.readouterr().err
+    assert "--batch must be an integer >= 1, got 0" in capsys.readouterr().err
 
 
 def test_what_depends_on_private_data_is_for_the_operator(
@@ -166,7 +166,10 @@ def test_a_mistyped_ledger_is_not_created(
     assert main([*arguments, "--no-create"]) == 2
     assert "--no-create needs --ledger" in capsys.readouterr().err
     assert main([*arguments, "--ledger", str(tmp_path)]) == 2
-    assert f"--ledger must name a file, got the folder {tmp_path}" in capsys.readouterr().err
+    assert (
+        f"--ledger must name a file in an existing folder, got {tmp_path}"
+        in capsys.readouterr().err
+    )
     for more, words in (([], " is new."), (["--no-create"], ": ")):
         typed(monkeypatch, "The\n")
         assert main([*given, *more]) == 0

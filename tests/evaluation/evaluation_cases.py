@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from result_cases import DELTA
 from torch import Tensor
 
 from adapmixed.evaluation import evaluate
@@ -27,13 +28,6 @@ DETERMINISTIC: dict[str, Mechanism] = {
     "pmixed": PMixED(8.0, 1e-5, 1000, 6.0),
     "adapmixed": AdaPMixED(**SCREENED | dict(screen=None)),
 }
-
-DELTA = 1e-5
-
-
-def stream(length: int, vocab: int = 7, seed: int = 1) -> list[int]:
-    generator = torch.Generator().manual_seed(seed)
-    return torch.randint(0, vocab, (length,), generator=generator).tolist()
 
 
 def run(ensemble: Any, tokens: list[int], mechanisms: Any = None, **settings: Any) -> Any:

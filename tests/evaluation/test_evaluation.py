@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 import torch
-from evaluation_cases import DETERMINISTIC, SCREENED, run, stream, target_log_probs
+from evaluation_cases import DETERMINISTIC, SCREENED, run, target_log_probs
 from fake_ensemble import FakeEnsemble
+from result_cases import stream
 from tiny_models import POSITIONS, TARGETS, VOCAB, tiny_model, write_adapter
 
 from adapmixed.ensemble import Ensemble
@@ -38,7 +39,7 @@ def test_perplexity_of_a_real_model(
     ensemble: Ensemble, length: int, block: int, queries: int
 ) -> None:
     """The first token of each block is not scored; a last block of one token scores nothing."""
-    tokens = stream(length, VOCAB)
+    tokens = stream(length, vocab=VOCAB)
     mechanisms = {"public": PublicOnly(), "unprotected": Unprotected()}
     results = run(ensemble, tokens, mechanisms, block=block, memory_bytes=1 << 24)
     direct = target_log_probs(ensemble, tokens, block)
@@ -63,7 +64,7 @@ def test_perplexity_over_several_calls_and_chunks() -> None:
 
 
 def test_default_block_is_512_or_the_window(ensemble: Ensemble) -> None:
-    tokens = stream(3 * POSITIONS, VOCAB)
+    tokens = stream(3 * POSITIONS, vocab=VOCAB)
     (result,) = run(ensemble, tokens, memory_bytes=1 << 24)
     assert result.queries == 3 * (POSITIONS - 1)
     for window, queries in ((None, 1021), (1024, 1021), (512, 1021), (100, 1012)):
@@ -83,7 +84,7 @@ def test_queries_stop_the_evaluation(queries: int) -> None:
 
 
 def test_the_memory_budget_of_a_real_model(ensemble: Ensemble) -> None:
-    tokens = stream(90, VOCAB)
+    tokens = stream(90, vocab=VOCAB)
     whole = run(ensemble, tokens, DETERMINISTIC, memory_bytes=1 << 26)
     low, high = 0, 1 << 26
     while low + 1 < high:  # the smallest budget: one position at a time
@@ -109,7 +110,7 @@ def numbers(results: list[Evaluation]) -> list[Any]:
 
 
 def test_seeded_evaluation_repeats_bit_by_bit(ensemble: Ensemble) -> None:
-    tokens = stream(96, VOCAB)
+    tokens = stream(96, vocab=VOCAB)
     mechanisms = DETERMINISTIC | {
         "screened": AdaPMixED(**SCREENED),
         "screened-publicly": AdaPMixED(**SCREENED | dict(screen="public")),

@@ -12,8 +12,9 @@ import numpy as np
 import pytest
 import report_cases
 import torch
-from evaluation_cases import DELTA, DETERMINISTIC, SCREENED, run, stream
+from evaluation_cases import DETERMINISTIC, SCREENED, run
 from fake_ensemble import FakeEnsemble
+from result_cases import DELTA, stream
 
 from adapmixed.data import demo_base
 from adapmixed.ensemble import Ensemble
@@ -264,7 +265,7 @@ def test_the_unprotected_pool_is_its_formula() -> None:
 def test_members_speak_about_the_active_vocabulary(demo_ensemble: Path) -> None:
     """A member has (1 − t) p_i(y) / p_i(S) at a token of S, and q(y) elsewhere."""
     demo = Ensemble.from_pretrained(demo_base(), demo_ensemble)
-    tokens = stream(60, demo.vocab_size)
+    tokens = stream(60, vocab=demo.vocab_size)
     (found,) = run(demo, tokens, {"mean": Unprotected()}, memory_bytes=1 << 30, active=600)
     private, public = (z[..., 0, :-1, :].double() for z in demo.logits(torch.tensor([tokens])))
     q = public.softmax(-1)

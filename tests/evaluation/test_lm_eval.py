@@ -9,13 +9,14 @@ import pytest
 import torch
 from trained_demo import DEMO_ENSEMBLE
 
-from adapmixed.data.demo import demo_base, held_out_tokens
+from adapmixed.data.demo import demo_base, held_out_text
 from adapmixed.ensemble import Ensemble
 from adapmixed.errors import BudgetSpentError
 from adapmixed.evaluation import evaluate
 from adapmixed.mechanisms import AdaPMixED, ClippedLogPool, Mechanism, PublicOnly
 from adapmixed.privacy import Accountant
 from adapmixed.rng import SecureRandom, SeededRandom
+from adapmixed.training import token_stream
 
 pytest.importorskip("lm_eval", reason="lm_eval is not installed (the lm-eval extra)")
 
@@ -48,7 +49,7 @@ def request(kind: str, *arguments: str) -> Instance:
 @pytest.mark.parametrize("name", MECHANISMS)
 def test_a_text_scores_as_in_an_evaluation(ensemble: Ensemble, name: str) -> None:
     lm = harness(ensemble, MECHANISMS[name])
-    text = ensemble.tokenizer.decode(held_out_tokens(ensemble.tokenizer)[:40])
+    text = ensemble.tokenizer.decode(token_stream(ensemble.tokenizer, held_out_text())[:40])
     tokens = [lm.eot_token_id, *lm.tok_encode(text)]
     (found,) = evaluate(ensemble, tokens, {name: MECHANISMS[name]}, delta=1e-5, rng=SeededRandom(0))
     (rolling,) = lm.loglikelihood_rolling([request("loglikelihood_rolling", text)])
@@ -73,7 +74,7 @@ def test_more_than_was_planned_for_is_refused_before_the_models_run(
     """Requests count together with the queries answered before."""
     lm = harness(ensemble, ClippedLogPool(-0.5, 0.5, queries=10))
     context = lm.tok_encode("The try statement")
-    text = ensemble.tokenizer.decode(held_out_tokens(ensemble.tokenizer)[:12])
+    text = ensemble.tokenizer.decode(token_stream(ensemble.tokenizer, held_out_text())[:12])
     passes: list[object] = []
     forward = ensemble.iter_logits
     monkeypatch.setattr(

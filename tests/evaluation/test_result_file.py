@@ -137,15 +137,9 @@ def test_a_result_is_read_back_without_the_models(tmp_path: Path, reference: lis
     assert stored.configuration["runs"] == RUNS
     assert stored.configuration["methods"]["budgeted"]["epsilon"] == EPSILONS["budgeted"]
     assert path.stat().st_mode & 0o077 == 0
-    assert stored.about == {}
     content = json.loads(path.read_text(encoding="ascii"))
     assert content["format_version"] == FORMAT_VERSION
     assert "PRIVATE, for the operator" in content["notice"]
-    # `about` need not be the same to continue, and the last one is kept.
-    other = tmp_path / "other.json"
-    interrupted(other, 2, about={"config": {"out": "first"}})
-    assert numbers(answer(other, resume=True, about={"config": {"out": "second"}})) == reference
-    assert read_result(other).about == {"config": {"out": "second"}}
     # A complete evaluation answers nothing again and writes nothing.
     before, ensemble = path.read_bytes(), FakeEnsemble()
     assert numbers(answer(path, resume=True, ensemble=ensemble)) == reference

@@ -9,27 +9,12 @@ from typing import Any
 import pytest
 import torch
 from fake_ensemble import FakeEnsemble
+from result_cases import DELTA, NOISY, stream
 
-from adapmixed.evaluation import evaluate, evaluate_runs, plan, plan_runs
-from adapmixed.mechanisms import (
-    AdaPMixED,
-    ClippedLogPool,
-    Mechanism,
-    PMixED,
-    PublicOnly,
-    Unprotected,
-)
+from adapmixed.evaluation import evaluate, evaluate_runs, plan_runs
+from adapmixed.mechanisms import ClippedLogPool, Mechanism, PMixED, PublicOnly, Unprotected
 from adapmixed.rng import SeededRandom
 from adapmixed_lab.reproduce.published import PaperRule
-
-DELTA = 1e-5
-NOISY = AdaPMixED(order=3.0, target_leakage=0.05, screen_weight=0.5, sigma=0.05, threshold=0.3,
-                  screen_top_k=4)  # fmt: skip
-
-
-def stream(length: int, seed: int = 1) -> list[int]:
-    generator = torch.Generator().manual_seed(seed)
-    return torch.randint(0, 7, (length,), generator=generator).tolist()
 
 
 def contexts(length: int, block: int, stride: int | None) -> dict[int, int]:
@@ -50,7 +35,7 @@ def contexts(length: int, block: int, stride: int | None) -> dict[int, int]:
 def test_every_token_is_scored_once_with_its_context(stride: int | None) -> None:
     block = 7
     for length in range(2, 40):
-        windows, total = plan(range(length), None, block, None, stride)
+        (windows,), total = plan_runs(range(length), None, block, None, stride=stride)
         scored = {t: w.start for w in windows for t in range(w.first, w.stop)}
         assert sum(w.queries for w in windows) == len(scored) == total
         assert scored == contexts(length, block, stride)
@@ -59,7 +44,7 @@ def test_every_token_is_scored_once_with_its_context(stride: int | None) -> None
             assert set(scored) == set(range(1, length))
             assert all(t - start >= min(t, block - stride) for t, start in scored.items())
         for queries in range(1, total + 1):
-            fewer, count = plan(range(length), None, block, queries, stride)
+            (fewer,), count = plan_runs(range(length), None, block, queries, stride=stride)
             assert count == queries == sum(w.queries for w in fewer)
             assert [t for w in fewer for t in range(w.first, w.stop)] == sorted(scored)[:queries]
 

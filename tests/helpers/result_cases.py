@@ -40,9 +40,9 @@ EPSILONS = {"budgeted": ShardBudget("renyi", 0.05, 4.0).epsilon(DELTA)}
 """Budget of every shard, which some shards spend before the end."""
 
 
-def stream(length: int, seed: int = 1) -> list[int]:
+def stream(length: int, seed: int = 1, vocab: int = 7) -> list[int]:
     generator = torch.Generator().manual_seed(seed)
-    return torch.randint(0, 7, (length,), generator=generator).tolist()
+    return torch.randint(0, vocab, (length,), generator=generator).tolist()
 
 
 def answer(

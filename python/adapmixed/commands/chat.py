@@ -5,16 +5,27 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from adapmixed.commands.options import as_typed
+from adapmixed.commands.options import add_options, as_typed, option
 from adapmixed.commands.serving import add_serving_options, opened, shape_of
+from adapmixed.limits import check_count
 
 if TYPE_CHECKING:
     from adapmixed.generation import PrivateGenerator
 
 # These words end the conversation, as the end of the input does.
 _LEAVE = ("/quit", "/exit")
+
+
+@dataclass
+class Options:
+    """The options of this command alone."""
+
+    plain: bool = option("use no chat template and continue every line by itself")
+    system: str | None = option("system message of the conversation (not with --plain)")
+    turns: int = option("maximum number of answers; fixed guarantees are planned for them", 64)
 
 
 def add_parser(commands: Any) -> None:
@@ -27,18 +38,7 @@ def add_parser(commands: Any) -> None:
         "starts a new conversation. The public model's chat template is used. If it has none, "
         "--plain continues every line by itself. Every released token is charged.",
     )
-    parser.add_argument(
-        "--plain",
-        action="store_true",
-        help="use no chat template and continue every line by itself",
-    )
-    parser.add_argument("--system", help="system message of the conversation (not with --plain)")
-    parser.add_argument(
-        "--turns",
-        type=int,
-        default=64,
-        help="maximum number of answers; fixed guarantees are planned for them (default: 64)",
-    )
+    add_options(parser, Options)
     add_serving_options(parser)
     parser.set_defaults(run=run)
 
@@ -50,8 +50,7 @@ def run(arguments: argparse.Namespace) -> int:
 
     if Place.from_environment().world > 1:
         raise ValueError("chat must run in one process: only one process reads the terminal")
-    if arguments.turns < 1:
-        raise ValueError(f"--turns must be >= 1, got {arguments.turns}")
+    check_count("--turns", arguments.turns)
     if arguments.plain and arguments.system is not None:
         raise ValueError(f"--system does not apply to --plain, got {arguments.system!r}")
     opening = [] if arguments.system is None else [_message("system", arguments.system)]

@@ -10,11 +10,10 @@ import textwrap
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from adapmixed.commands.mechanisms import add_mechanism_options, check_chosen
-from adapmixed.commands.options import quiet_libraries
-from adapmixed.commands.placing import add_device_options, check_device, load_ensemble
-from adapmixed.commands.plan_file import take_plan
-from adapmixed.commands.serving import add_model_options, add_shape_options, mechanism_for
+from adapmixed.commands.mechanisms import add_mechanism_options
+from adapmixed.commands.options import Shared, add_options, quiet_libraries
+from adapmixed.commands.placing import check_device, load_ensemble
+from adapmixed.commands.serving import mechanism_for
 
 if TYPE_CHECKING:
     from adapmixed.mechanisms import Mechanism
@@ -35,29 +34,22 @@ def add_parser(commands: Any) -> None:
         "further ones.) Nothing is charged, and no guarantee covers the output: it is for the "
         "operator's eyes alone.",
     )
-    add_model_options(parser)
+    add_options(parser, Shared, "base ensemble max_new_tokens temperature top_k active")
     parser.add_argument(
         "--prompt", action="append", required=True, metavar="TEXT",
         help="prompt to continue; may be repeated",
     )  # fmt: skip
     parser.add_argument(
-        "--max-new-tokens", type=int, default=64,
-        help="maximum number of tokens of a continuation (default: 64)",
-    )  # fmt: skip
-    add_shape_options(parser)
-    parser.add_argument(
         "--seed", type=int, help="seed of the random numbers (default: one of the system's)"
     )
     add_mechanism_options(parser)
-    add_device_options(parser)
+    add_options(parser, Shared, "device dtype")
     parser.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Print the continuations of every prompt in three columns."""
-    take_plan(arguments)
-    text = check_chosen(arguments.mechanism)
-    mechanism = mechanism_for(arguments, text, max(arguments.max_new_tokens, 1))
+    mechanism = mechanism_for(arguments, max(arguments.max_new_tokens, 1))
     check_device(arguments)
     quiet_libraries()
     from adapmixed.generation import PrivateGenerator

@@ -1,18 +1,24 @@
 """``adapmixed demo``: train on the built-in text and compare all methods, offline."""
 
+from __future__ import annotations
+
 import argparse
 import math
 import time
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from adapmixed.commands.options import (
+    add_options,
     check_output,
+    option,
     page_writer,
     progress_bar,
     quiet_libraries,
     random_source,
 )
+from adapmixed.limits import QUESTIONS
 
 if TYPE_CHECKING:
     from adapmixed.mechanisms import Mechanism
@@ -23,6 +29,26 @@ DELTA = 1e-5
 BUDGETS = (1.0, 3.0)
 POOL_SCALES = (1.0, 2.0, 4.0, 8.0)
 WHOLE = "one adapter, all text"
+
+
+@dataclass
+class Options:
+    """The options of this command."""
+
+    base: str | None = option(
+        "public model, folder or hub name (default: a small one that comes along)"
+    )
+    out: Path = option(
+        "folder for the report and the ensemble; trained members are kept", Path("report")
+    )
+    queries: int = option("tokens that each method answers", 1024)
+    seed: int = option("seed of the evaluation's randomness", 0)
+    diagnostics: bool = option(
+        "add the utility theorem, and weights and privacy losses of single models over time"
+    )
+    adjacency: str = option(
+        "neighbouring relation of the guarantees", "zero_out", choices=QUESTIONS
+    )
 
 
 def add_parser(commands: Any) -> None:
@@ -36,34 +62,11 @@ def add_parser(commands: Any) -> None:
         "printed and written to report.json, and with the extra lab to report.html. No network is "
         "needed.",
     )
-    parser.add_argument(
-        "--base", help="public model, folder or hub name (default: a small one that comes along)"
-    )
-    parser.add_argument(
-        "--out", type=Path, default=Path("report"),
-        help="folder for the report and the ensemble; trained members are kept (default: report)",
-    )  # fmt: skip
-    parser.add_argument(
-        "--queries", type=int, default=1024, help="tokens that each method answers (default: 1024)"
-    )
-    parser.add_argument(
-        "--seed", type=int, default=0, help="seed of the evaluation's randomness (default: 0)"
-    )
-    parser.add_argument(
-        "--diagnostics",
-        action="store_true",
-        help="add the utility theorem, and weights and privacy losses of single models over time",
-    )
-    parser.add_argument(
-        "--adjacency",
-        choices=("zero_out", "replace_one"),
-        default="zero_out",
-        help="neighbouring relation of the guarantees (default: zero_out)",
-    )
+    add_options(parser, Options)
     parser.set_defaults(run=run)
 
 
-def methods(queries: int, num_models: int, adjacency: str = "zero_out") -> "dict[str, Mechanism]":
+def methods(queries: int, num_models: int, adjacency: str = "zero_out") -> dict[str, Mechanism]:
     """Return the methods to compare; fixed guarantees are planned for `queries` tokens."""
     from adapmixed.mechanisms import AdaPMixED, PMixED, PublicOnly, Unprotected
     from adapmixed.mechanisms.planned import planned
@@ -84,14 +87,14 @@ def methods(queries: int, num_models: int, adjacency: str = "zero_out") -> "dict
     return found | dict(sorted(clipped.items()))
 
 
-def _pools() -> "dict[str, Mechanism]":
+def _pools() -> dict[str, Mechanism]:
     """Return pools without protection, of which the best one is shown as a reference."""
     from adapmixed.mechanisms import UnprotectedPool
 
     return {f"unprotected pool, κ = {scale:g}": UnprotectedPool(scale) for scale in POOL_SCALES}
 
 
-def left_out(compared: "dict[str, Mechanism]", adjacency: str) -> dict[str, str]:
+def left_out(compared: dict[str, Mechanism], adjacency: str) -> dict[str, str]:
     """Return the methods that have no guarantee under this adjacency, each with the reason."""
     if adjacency != "replace_one":
         return {}
@@ -212,7 +215,7 @@ def _tokens(base: str, queries: int) -> list[int]:
     return tokens
 
 
-def _sample(ensemble: Any, compared: "dict[str, Mechanism]", adjacency: str) -> dict[str, str]:
+def _sample(ensemble: Any, compared: dict[str, Mechanism], adjacency: str) -> dict[str, str]:
     """Return a short private continuation and its guarantee, drawn without a seed."""
     from adapmixed.generation import PrivateGenerator
     from adapmixed.privacy import Accountant

@@ -1,7 +1,10 @@
 """``adapmixed evaluate``: measure perplexity and privacy of mechanisms on a text."""
 
+from __future__ import annotations
+
 import argparse
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -13,22 +16,52 @@ from adapmixed.commands.mechanisms import (
     mechanism_of,
 )
 from adapmixed.commands.options import (
-    add_active_option,
+    Shared,
+    add_options,
     check_output,
-    memory_bytes,
+    option,
     page_writer,
     progress_bar,
     quiet_libraries,
     random_source,
     write_private,
 )
-from adapmixed.commands.placing import add_placing_options, joined_ranks, load_ensemble
+from adapmixed.commands.placing import joined_ranks, load_ensemble
 from adapmixed.commands.plan_file import take_plan
 
 if TYPE_CHECKING:
-    from adapmixed.evaluation import Runs
     from adapmixed.mechanisms import Mechanism
     from adapmixed.ranks import Ranks
+
+
+@dataclass
+class Options:
+    """The options of this command alone."""
+
+    text: Path = option("UTF-8 text file, or folder of *.txt files", required=True)
+    json: Path | None = option("file to write the report to, as JSON")
+    report: Path | None = option(
+        "PRIVATE: folder for the report as a page, report.html, with report.json and figures "
+        "(needs the extra lab)",
+        metavar="FOLDER",
+    )
+    queries: int | None = option("tokens to score in every run (default: the whole text)")
+    block: int | None = option(
+        "tokens per block (default: 512, or the model's window if that is shorter)"
+    )
+    stride: int | None = option(
+        "tokens by which overlapping windows advance (default: blocks do not overlap)"
+    )
+    runs: int = option("number of runs on disjoint parts of the text, shown as means", 1)
+    result: Path | None = option(
+        "PRIVATE: file for the state of the evaluation, from which --resume continues"
+    )
+    resume: bool = option("continue from the --result file, if it exists")
+    diagnostics: bool = option(
+        "PRIVATE: add the utility theorem, and weights and privacy losses of single models over "
+        "time"
+    )
+    seed: int | None = option("seed for repeatable randomness (default: the system's randomness)")
 
 
 def add_parser(commands: Any) -> None:
@@ -40,78 +73,23 @@ def add_parser(commands: Any) -> None:
         "mechanisms, and say which share of the unprotected ensemble's gain each keeps. An "
         "evaluation reveals probabilities, so its output is for the operator only.",
     )
-    parser.add_argument("--base", required=True, help="public model: folder or hub name")
-    parser.add_argument("--ensemble", required=True, help="ensemble folder (ensemble.json)")
-    parser.add_argument(
-        "--text", required=True, type=Path, help="UTF-8 text file, or folder of *.txt files"
-    )
-    parser.add_argument("--json", type=Path, help="file to write the report to, as JSON")
-    parser.add_argument(
-        "--report",
-        type=Path,
-        metavar="FOLDER",
-        help="PRIVATE: folder for the report as a page, report.html, with report.json and figures "
-        "(needs the extra lab)",
-    )
-    parser.add_argument(
-        "--queries", type=int, help="tokens to score in every run (default: the whole text)"
-    )
-    parser.add_argument(
-        "--block",
-        type=int,
-        help="tokens per block (default: 512, or the model's window if that is shorter)",
-    )
-    parser.add_argument(
-        "--stride",
-        type=int,
-        help="tokens by which overlapping windows advance (default: blocks do not overlap)",
-    )
-    parser.add_argument(
-        "--runs",
-        type=int,
-        default=1,
-        help="number of runs on disjoint parts of the text, shown as means (default: 1)",
-    )
-    parser.add_argument(
-        "--result",
-        type=Path,
-        help="PRIVATE: file for the state of the evaluation, from which --resume continues",
-    )
-    parser.add_argument(
-        "--resume", action="store_true", help="continue from the --result file, if it exists"
-    )
-    parser.add_argument(
-        "--diagnostics",
-        action="store_true",
-        help="PRIVATE: add the utility theorem, and weights and privacy losses of single models "
-        "over time",
-    )
-    parser.add_argument(
-        "--seed",
-        type=int,
-        help="seed for repeatable randomness (default: the system's randomness)",
-    )
-    parser.add_argument(
-        "--memory",
-        type=memory_bytes,
-        default=1 << 30,
-        help="memory for logits, activations, keys and values, such as 512M or 5G (default: 1G)",
-    )
-    add_active_option(parser)
+    add_options(parser, Shared, "base ensemble")
+    add_options(parser, Options)
+    add_options(parser, Shared, "memory active")
     add_mechanism_options(parser, several=True)
-    add_placing_options(parser)
+    add_options(parser, Shared, "device dtype rank_timeout")
     parser.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Evaluate and print the table; among several processes only the main one writes."""
     take_plan(arguments, several=True)
-    _check_accounts(arguments)
+    _mechanisms(arguments, queries=1)  # raises for bad options before the models are loaded
     with joined_ranks(arguments) as ranks:
         return _run(arguments, ranks)
 
 
-def _run(arguments: argparse.Namespace, ranks: "Ranks") -> int:
+def _run(arguments: argparse.Namespace, ranks: Ranks) -> int:
     from adapmixed.evaluation.result_file import check_result
 
     if ranks.is_main or arguments.result is None:
@@ -122,8 +100,8 @@ def _run(arguments: argparse.Namespace, ranks: "Ranks") -> int:
     write_page = page_writer() if arguments.report is not None and ranks.is_main else None
     quiet_libraries()
     from adapmixed.data.text import read_text
-    from adapmixed.evaluation import plan_runs
-    from adapmixed.report import build_report, environment, plain, report_json, report_text
+    from adapmixed.evaluation import evaluate_runs, plan_runs
+    from adapmixed.report import build_report, environment, report_json, report_text
     from adapmixed.report.runs import runs_entry
     from adapmixed.report.training import training_losses
     from adapmixed.training.blocks import token_stream
@@ -134,28 +112,33 @@ def _run(arguments: argparse.Namespace, ranks: "Ranks") -> int:
         raise ValueError(f"--base must have a tokenizer, {arguments.base} has none")
     texts = [document.text for document in documents]
     tokens = token_stream(ensemble.tokenizer, texts, ensemble.vocab_size)
-    total = plan_runs(
-        tokens,
-        ensemble.longest_text,
-        arguments.block,
-        arguments.queries,
-        runs=arguments.runs,
-        stride=arguments.stride,
-    )[1]
+    cut = {name: getattr(arguments, name) for name in ("block", "queries", "runs", "stride")}
+    total = plan_runs(tokens, ensemble.longest_text, **cut)[1]
     asked = _mechanisms(arguments, total)
-    about: Any = {
-        "config": _config(arguments, asked, total, ensemble),
-        "environment": environment(),
-        "training": training_losses(Path(arguments.ensemble)),
-    }
-    about = plain(about, "about")  # raise before the models run if a file could not hold it
+    losses = training_losses(Path(arguments.ensemble))  # raises before the models run
     update, close = progress_bar(total * arguments.runs, "token", shown=ranks.is_main)
-    runs = _evaluated(arguments, ensemble, tokens, asked, about, update)
+    runs = evaluate_runs(
+        ensemble,
+        tokens,
+        asked,
+        **cut,
+        delta=arguments.delta,
+        rng=random_source(arguments.seed),
+        epsilon={name: _epsilon(arguments, one) for name, one in asked.items()},
+        adjacency=arguments.adjacency,
+        memory_bytes=arguments.memory,
+        progress=update,
+        result=arguments.result,
+        resume=arguments.resume,
+        diagnostics=arguments.diagnostics,
+        active=arguments.active,
+    )
     close()
     if not ranks.is_main:
         return 0
     evaluations = [one.evaluations[0] for one in runs]
-    report = build_report(evaluations, **about)
+    config = _config(arguments, asked, total, ensemble)
+    report = build_report(evaluations, config=config, environment=environment(), training=losses)
     if arguments.runs > 1:
         report["runs"] = runs_entry(runs)
     print(f"{CHOOSING}\n\n{report_text(report)}")
@@ -170,14 +153,7 @@ def _run(arguments: argparse.Namespace, ranks: "Ranks") -> int:
     return 0
 
 
-def _check_accounts(arguments: argparse.Namespace) -> None:
-    """Raise for bad options before the models are loaded."""
-    delta, way = arguments.delta, arguments.adjacency
-    for one in _mechanisms(arguments, queries=1).values():
-        check_charged(one, delta=delta, epsilon=_epsilon(arguments, one), way=way)
-
-
-def _epsilon(arguments: argparse.Namespace, mechanism: "Mechanism") -> float | None:
+def _epsilon(arguments: argparse.Namespace, mechanism: Mechanism) -> float | None:
     """Return the budget of every shard; None for the baselines, which take no budget."""
     from adapmixed.mechanisms import PublicOnly, Unprotected, UnprotectedPool
 
@@ -185,7 +161,7 @@ def _epsilon(arguments: argparse.Namespace, mechanism: "Mechanism") -> float | N
     return None if baseline else arguments.epsilon
 
 
-def _mechanisms(arguments: argparse.Namespace, queries: int) -> "dict[str, Mechanism]":
+def _mechanisms(arguments: argparse.Namespace, queries: int) -> dict[str, Mechanism]:
     """Return the mechanisms by label, after the public model and the unprotected ensemble.
 
     Args:
@@ -200,13 +176,9 @@ def _mechanisms(arguments: argparse.Namespace, queries: int) -> "dict[str, Mecha
     found: dict[str, Mechanism] = {one.name: one for one in (PublicOnly(), Unprotected())}
     always = tuple(found)
     for text, name in zip(texts, names, strict=True):
-        one = mechanism_of(
-            text,
-            delta=arguments.delta,
-            epsilon=arguments.epsilon,
-            queries=queries,
-            way=arguments.adjacency,
-        )
+        guarantee = {"delta": arguments.delta, "way": arguments.adjacency}
+        one = mechanism_of(text, **guarantee, epsilon=arguments.epsilon, queries=queries)
+        check_charged(one, **guarantee, epsilon=_epsilon(arguments, one))
         label = name if names.count(name) == 1 else label_of(text)
         if label in found and label not in always:
             raise ValueError(f"--mechanism must not be repeated, got {label!r} twice")
@@ -214,52 +186,10 @@ def _mechanisms(arguments: argparse.Namespace, queries: int) -> "dict[str, Mecha
     return found
 
 
-def _evaluated(
-    arguments: argparse.Namespace,
-    ensemble: Any,
-    tokens: list[int],
-    asked: "dict[str, Mechanism]",
-    about: dict[str, object],
-    progress: Any,
-) -> "list[Runs]":
-    from adapmixed.evaluation import evaluate_runs
-
-    return evaluate_runs(
-        ensemble,
-        tokens,
-        asked,
-        runs=arguments.runs,
-        delta=arguments.delta,
-        rng=random_source(arguments.seed),
-        block=arguments.block,
-        stride=arguments.stride,
-        queries=arguments.queries,
-        epsilon={name: _epsilon(arguments, one) for name, one in asked.items()},
-        adjacency=arguments.adjacency,
-        memory_bytes=arguments.memory,
-        progress=progress,
-        result=arguments.result,
-        resume=arguments.resume,
-        about=about,
-        diagnostics=arguments.diagnostics,
-        active=arguments.active,
-    )
-
-
 def _config(
-    arguments: argparse.Namespace, asked: "dict[str, Mechanism]", queries: int, ensemble: Any
+    arguments: argparse.Namespace, asked: dict[str, Mechanism], queries: int, ensemble: Any
 ) -> dict[str, object]:
-    names = (
-        "delta",
-        "adjacency",
-        "epsilon",
-        "block",
-        "stride",
-        "runs",
-        "active",
-        "device",
-        "dtype",
-    )
+    names = "delta adjacency epsilon block stride runs active device dtype"
     return {
         "command": "evaluate",
         "base": str(arguments.base),
@@ -270,5 +200,5 @@ def _config(
         "randomness": "system" if arguments.seed is None else f"seeded ({arguments.seed})",
         "text": str(arguments.text),
         "queries": queries,
-        **{name: getattr(arguments, name) for name in names},
+        **{name: getattr(arguments, name) for name in names.split()},
     }

@@ -5,10 +5,27 @@ from __future__ import annotations
 import argparse
 import json
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from adapmixed.commands.options import add_options, option
 from adapmixed.commands.serving import add_serving_options, opened, shape_of
+from adapmixed.limits import check_optional_count
+
+
+@dataclass
+class Options:
+    """The options of this command alone."""
+
+    prompt: list[str] | None = option("prompt to continue; may be repeated", metavar="TEXT")
+    prompts: Path | None = option("UTF-8 file with one prompt per line", metavar="FILE")
+    chat: bool = option(
+        "answer the prompt as a user's message, with the public model's chat template"
+    )
+    batch: int | None = option(
+        "number of prompts answered together (default: as many as --memory allows)", metavar="SIZE"
+    )
 
 
 def add_parser(commands: Any) -> None:
@@ -21,27 +38,7 @@ def add_parser(commands: Any) -> None:
         "goes to standard output, its guarantee to standard error. Several prompts are answered in "
         "batches and printed as JSON lines.",
     )
-    parser.add_argument(
-        "--prompt",
-        action="append",
-        default=[],
-        metavar="TEXT",
-        help="prompt to continue; may be repeated",
-    )
-    parser.add_argument(
-        "--prompts", type=Path, metavar="FILE", help="UTF-8 file with one prompt per line"
-    )
-    parser.add_argument(
-        "--chat",
-        action="store_true",
-        help="answer the prompt as a user's message, with the public model's chat template",
-    )
-    parser.add_argument(
-        "--batch",
-        type=int,
-        metavar="SIZE",
-        help="number of prompts answered together (default: as many as --memory allows)",
-    )
+    add_options(parser, Options)
     add_serving_options(parser)
     parser.set_defaults(run=run)
 
@@ -49,8 +46,7 @@ def add_parser(commands: Any) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Generate, and write the text as it is released."""
     prompts = _prompts(arguments)
-    if arguments.batch is not None and arguments.batch < 1:
-        raise ValueError(f"--batch must be >= 1, got {arguments.batch}")
+    check_optional_count("--batch", arguments.batch)
     queries = max(arguments.max_new_tokens, 1) * len(prompts)
     options = shape_of(arguments)
     with opened(arguments, queries) as generator:
@@ -83,7 +79,7 @@ def _show(pieces: Iterator[str], is_main: bool) -> None:
 def _prompts(arguments: argparse.Namespace) -> list[str]:
     from adapmixed.data.text import text_lines
 
-    prompts = list(arguments.prompt)
+    prompts = list(arguments.prompt or ())
     if arguments.prompts is not None:
         lines = "".join(text_lines(arguments.prompts)).split("\n")
         while lines and not lines[-1].strip():

@@ -10,6 +10,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from adapmixed.commands.options import add_options, option
+from adapmixed.limits import QUESTIONS
+
 if TYPE_CHECKING:
     from adapmixed.mechanisms import Mechanism
 
@@ -30,41 +33,47 @@ _GIVEN = {"delta": "use --delta"}
 """Arguments in Python that have their own option on the command line."""
 
 
+SETTINGS = (
+    "mechanism and its settings, such as 'clipped-log-pool lower=-0.25 upper=1 scale=2' (lower and "
+    "upper are log-ratios) or 'clipped-mixing lower=0.78 upper=2.7' (ratios); 'adapmixed "
+    "mechanisms' lists names and keys; "
+)
+
+
+@dataclasses.dataclass
+class Options:
+    """--plan, and --mechanism, --epsilon, --delta and --adjacency, which it replaces."""
+
+    plan: Path | None = option(
+        "file of 'adapmixed plan --save', in place of the other options of this group",
+        metavar="FILE",
+    )
+    mechanism: str | None = option(SETTINGS, metavar='"NAME KEY=VALUE ..."')
+    epsilon: float | None = option(
+        "budget of every shard, for any number of queries (clipped mechanisms only)"
+    )
+    delta: float | None = option("delta of the guarantee (default: 1e-5)")
+    adjacency: str | None = option(
+        "neighbouring relation of the guarantee: one shard is emptied, or its records change "
+        "(default: zero_out)",
+        choices=QUESTIONS,
+    )
+
+
 def add_mechanism_options(parser: argparse.ArgumentParser, *, several: bool = False) -> None:
-    """Add --plan, and --mechanism, --epsilon, --delta and --adjacency, which it replaces.
+    """Add the options of a mechanism and its guarantee, in a group of their own.
 
     Args:
-        parser: gets the options, in a group of their own.
+        parser: gets the options.
         several: whether --mechanism may be repeated.
     """
-    group = parser.add_argument_group("mechanism and guarantee")
-    group.add_argument(
-        "--plan",
-        type=Path,
-        metavar="FILE",
-        help="file of 'adapmixed plan --save', in place of the other options of this group",
-    )
-    group.add_argument(
-        "--mechanism",
-        action="append" if several else "store",
-        metavar='"NAME KEY=VALUE ..."',
-        help="mechanism and its settings, such as 'clipped-log-pool lower=-0.25 upper=1 scale=2' "
-        "(lower and upper are log-ratios) or 'clipped-mixing lower=0.78 upper=2.7' (ratios); "
-        "'adapmixed mechanisms' lists names and keys"
-        + ("; may be repeated (default: adapmixed)" if several else "; must be given or --plan"),
-    )
-    group.add_argument(
-        "--epsilon",
-        type=float,
-        help="budget of every shard, for any number of queries (clipped mechanisms only)",
-    )
-    group.add_argument("--delta", type=float, help="delta of the guarantee (default: 1e-5)")
-    group.add_argument(
-        "--adjacency",
-        choices=("zero_out", "replace_one"),
-        help="neighbouring relation of the guarantee: one shard is emptied, or its records change "
-        "(default: zero_out)",
-    )
+    group = add_options(parser, Options, "plan", title="mechanism and guarantee")
+    if several:
+        told = {"action": "append", "help": f"{SETTINGS}may be repeated (default: adapmixed)"}
+    else:
+        told = {"help": f"{SETTINGS}must be given or --plan"}
+    add_options(group, Options, "mechanism", **told)
+    add_options(group, Options, "epsilon delta adjacency")
 
 
 def add_parser(commands: Any) -> None:
@@ -107,32 +116,6 @@ def check_chosen(text: str | None) -> str:
     return text
 
 
-def check_ledger(text: str, *, epsilon: float | None, queries: int | None) -> None:
-    """Check that a ledger will not be bound to the number of tokens of one run.
-
-    Args:
-        text: "NAME KEY=VALUE ...", valid for `mechanism_of`.
-        epsilon: budget of every shard, or None.
-        queries: tokens of this run; None if nobody knows them, as for a server.
-
-    Raises:
-        ValueError: if the mechanism would be planned for `queries`.
-    """
-    name, given = _parsed(text)
-    if _planned_for_run(name, given, epsilon):
-        choices = f"queries= in --mechanism {name}, the number of tokens of all runs"
-        if name != "pmixed":
-            choices = f"--epsilon, a budget for any number of tokens, or {choices}"
-        if queries is None:
-            raise ValueError(
-                f"--ledger needs {choices}: a server does not know how many tokens it will answer"
-            )
-        raise ValueError(
-            f"--ledger needs {choices}: without it, {name} would be planned for the {queries} "
-            "tokens of this run, and a later run would be rejected"
-        )
-
-
 def label_of(text: str) -> str:
     """Return the text of --mechanism with single spaces."""
     return " ".join(shlex.split(text))
@@ -150,7 +133,13 @@ def check_charged(mechanism: Mechanism, *, delta: float, epsilon: float | None, 
 
 
 def mechanism_of(
-    text: str, *, delta: float, epsilon: float | None, queries: int, way: str
+    text: str,
+    *,
+    delta: float,
+    epsilon: float | None,
+    queries: int | None,
+    way: str,
+    ledger: bool = False,
 ) -> Mechanism:
     """Return the mechanism that a text describes.
 
@@ -159,11 +148,13 @@ def mechanism_of(
         delta: δ of the guarantee.
         epsilon: budget of every shard, or None.
         queries: tokens of this run; a fixed guarantee is planned for them unless the text says
-            otherwise.
+            otherwise. None if nobody knows them, as for a server.
         way: neighbours of the guarantee.
+        ledger: whether a ledger is charged, which must not be bound to the tokens of one run.
 
     Raises:
         ValueError: if a name or key is unknown, or if the mechanism does not take a value.
+        ValueError: if the mechanism would be planned for this run, and a ledger is charged.
     """
     name, given = _parsed(text)
     kind: Any = _classes()[name]
@@ -174,7 +165,10 @@ def mechanism_of(
     settings = _PAPER.get(name, {}) | given
     if "delta" in {one.name for one in dataclasses.fields(kind)}:
         settings["delta"] = delta
-    if _planned_for_run(name, given, epsilon):
+    without_budget = epsilon is None or name == "pmixed"  # no budget of shards replaces its plan
+    if without_budget and "queries" in known and "queries" not in given:
+        if ledger:
+            raise ValueError(_needs_plan(name, queries))
         settings["queries"] = queries
     if name == "clipped-mixing" and epsilon is not None:
         settings.setdefault("order", 8.0)
@@ -189,10 +183,17 @@ def mechanism_of(
     return _made(name, lambda: kind(**settings))
 
 
-def _planned_for_run(name: str, given: dict[str, Any], epsilon: float | None) -> bool:
-    """Return whether a mechanism is planned for the tokens of its run."""
-    without_budget = epsilon is None or name == "pmixed"  # no budget of shards replaces its plan
-    return without_budget and "queries" in _keys(name) and "queries" not in given
+def _needs_plan(name: str, queries: int | None) -> str:
+    """Return why a ledger needs a plan for more than the tokens of one run."""
+    choices = f"queries= in --mechanism {name}, the number of tokens of all runs"
+    if name != "pmixed":
+        choices = f"--epsilon, a budget for any number of tokens, or {choices}"
+    if queries is None:
+        return f"--ledger needs {choices}: a server does not know how many tokens it will answer"
+    return (
+        f"--ledger needs {choices}: without it, {name} would be planned for the {queries} tokens "
+        "of this run, and a later run would be rejected"
+    )
 
 
 def _made(name: str, make: Any) -> Mechanism:

@@ -7,14 +7,16 @@ import os
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from adapmixed.limits import DEFAULT_ACTIVE
 
 if TYPE_CHECKING:
     from adapmixed.rng import SecureRandom, SeededRandom
 
+DTYPES = ("float32", "bfloat16", "float16")
 PRESETS = ("wikitext-103", "one-billion-word", "pubmed", "air-dialogue")
 """The paper's data sets, which name its presets."""
 
@@ -41,6 +43,57 @@ _TYPED = {
     "chat_column": "--chat-column",
     "result": "--result",
 }
+
+
+def option(help: str, default: Any = None, **more: Any) -> Any:
+    """Return a field of a dataclass of options.
+
+    Args:
+        help: what `--help` says. Unless it names the default, that is added.
+        default: the value if the option is not given.
+        more: further arguments of `add_argument`.
+    """
+    return field(default=default, metadata={"help": help, **more})
+
+
+def add_options(
+    parser: argparse._ActionsContainer,
+    kind: type,
+    names: str | None = None,
+    *,
+    title: str | None = None,
+    **changes: Any,
+) -> argparse._ActionsContainer:
+    """Add an option for fields of a dataclass, by the field's name, type and default.
+
+    A bool is a flag, and what is a list may be repeated.
+
+    Args:
+        parser: gets the options.
+        kind: a dataclass whose fields `option` has made.
+        names: names of the fields, with blanks between them; None for all.
+        title: title of a group of these options; None for no group.
+        changes: arguments of `add_argument` that are not those of the fields.
+
+    Returns:
+        the group, or the parser.
+    """
+    target = parser if title is None else parser.add_argument_group(title)
+    found, types = {one.name: one for one in fields(kind)}, {"int": int, "float": float}
+    for name in found if names is None else names.split():
+        one, text = found[name], str(found[name].type).removesuffix(" | None")
+        given = one.metadata | changes
+        if text == "bool":
+            given["action"] = "store_true"
+        else:
+            given = {"type": types.get(text, Path if text == "Path" else str)} | given
+            given["default"] = one.default
+        if text.startswith("list"):
+            given["action"] = "append"
+        if one.default is not None and "(default: " not in given["help"]:
+            given["help"] += f" (default: {one.default})"
+        target.add_argument(f"--{name.replace('_', '-')}", **given)
+    return target
 
 
 def as_typed(message: str) -> str:
@@ -85,25 +138,57 @@ def memory_bytes(text: str) -> int:
     return size
 
 
-def add_active_option(parser: argparse._ActionsContainer) -> None:
-    """Add --active."""
-    parser.add_argument(
-        "--active",
-        type=_active,
-        default=DEFAULT_ACTIVE,
-        metavar="K",
-        help="number of the public model's likeliest tokens about which members speak; in their "
-        "rows the others keep their public probability; 'all' for all tokens (default: "
-        f"{DEFAULT_ACTIVE})",
-    )
-
-
 def _active(text: str) -> int | None:
     if text == "all":
         return None
     if not text.isdecimal() or int(text) < 2:
         raise argparse.ArgumentTypeError(f"must be an integer >= 2 or 'all', got {text!r}")
     return int(text)
+
+
+@dataclass
+class Shared:
+    """Options of several commands."""
+
+    base: str = option("public model: folder or hub name", required=True)
+    ensemble: str = option("ensemble folder (ensemble.json)", required=True)
+    max_new_tokens: int = option("maximum number of tokens of an answer", 64)
+    temperature: float = option(
+        "temperature of every model, applied before the mechanism (default: 1)", 1.0
+    )
+    top_k: int | None = option(
+        "keep this many tokens, the public model's likeliest, before the mechanism (default: all)"
+    )
+    active: int | None = option(
+        "number of the public model's likeliest tokens about which members speak; in their rows "
+        "the others keep their public probability; 'all' for all tokens",
+        DEFAULT_ACTIVE,
+        type=_active,
+        metavar="K",
+    )
+    ledger: Path | None = option(
+        "ledger file; every token is charged there, durably, before it is drawn"
+    )
+    no_create: bool = option("end with an error if there is no ledger at --ledger")
+    memory: int = option(
+        "memory for logits, activations, keys and values, such as 512M or 5G (default: 1G)",
+        1 << 30,
+        type=memory_bytes,
+    )
+    device: str = option(
+        "device of models and mechanisms; under torchrun each process takes its own GPU",
+        "cpu",
+        choices=("cpu", "cuda"),
+    )
+    dtype: str = option(
+        "dtype of the public model; adapters stay in float32", "float32", choices=DTYPES
+    )
+    rank_timeout: float = option(
+        "under torchrun, seconds that a process waits for the others before the run ends "
+        "(default: 300)",
+        300.0,
+        metavar="SECONDS",
+    )
 
 
 def check_output(path: Path | None, *, folder: bool = False, name: str = "") -> None:

@@ -6,43 +6,16 @@ import argparse
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING
 
-from adapmixed.commands.options import say_hub
+from adapmixed.commands.options import Shared, add_options, say_hub
 
 if TYPE_CHECKING:
     from adapmixed.ensemble import Ensemble
     from adapmixed.ranks import Ranks
 
-DTYPES = ("float32", "bfloat16", "float16")
-
-
-def add_placing_options(parser: argparse.ArgumentParser) -> None:
-    """Add --device and --dtype, and --rank-timeout for several processes."""
-    add_device_options(parser)
-    parser.add_argument(
-        "--rank-timeout",
-        type=float,
-        default=300.0,
-        metavar="SECONDS",
-        help="under torchrun, seconds that a process waits for the others before the run ends "
-        "(default: 300)",
-    )
-
 
 def add_device_options(parser: argparse.ArgumentParser) -> None:
     """Add --device and --dtype."""
-    parser.add_argument(
-        "--device",
-        choices=("cpu", "cuda"),
-        default="cpu",
-        help="device of models and mechanisms; under torchrun each process takes its own GPU "
-        "(default: cpu)",
-    )
-    parser.add_argument(
-        "--dtype",
-        choices=DTYPES,
-        default="float32",
-        help="dtype of the public model; adapters stay in float32 (default: float32)",
-    )
+    add_options(parser, Shared, "device dtype")
 
 
 def joined_ranks(arguments: argparse.Namespace) -> AbstractContextManager[Ranks]:

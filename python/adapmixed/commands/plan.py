@@ -1,11 +1,14 @@
 """``adapmixed plan``: find the settings that a privacy budget allows, before any training."""
 
+from __future__ import annotations
+
 import argparse
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from adapmixed.commands.mechanisms import CHOOSING
-from adapmixed.commands.options import check_output
+from adapmixed.commands.options import add_options, check_output, option
 from adapmixed.limits import MOST_MODELS, MOST_QUERIES, QUESTIONS, check_optional_queries
 
 if TYPE_CHECKING:
@@ -22,6 +25,44 @@ _RULES = {
 }
 
 
+@dataclass
+class Options:
+    """The options of this command."""
+
+    ensemble: Path | None = option("ensemble folder, which gives --models")
+    models: int | None = option("number of shards, with one model each")
+    epsilon: float | None = option("epsilon of the guarantee")
+    delta: float = option("delta of the guarantee (default: 1e-5)", 1e-5)
+    tokens: int | None = option("number of answered tokens")
+    adjacency: str = option(
+        "neighbouring relation of the guarantee: one shard is emptied, or its records change",
+        "zero_out",
+        choices=QUESTIONS,
+    )
+    periods: int = option(
+        "number of periods that --epsilon is for, each with an ensemble, a ledger and --tokens of "
+        "its own",
+        1,
+    )
+    mechanism: str | None = option(
+        "mechanism to recommend; vLLM takes clipped-log-pool alone (default: clipped-mixing)",
+        choices=tuple(_RULES),
+    )
+    all: bool = option("list other settings, too")
+    save: Path | None = option(
+        "PRIVATE: file to write the recommended plan to, for --plan of other commands",
+        metavar="FILE",
+    )
+    lower: float | None = option(
+        "lower bound of clipped-mixing (a ratio) or, with --scale, of clipped-log-pool (a "
+        "log-ratio)"
+    )
+    upper: float | None = option("upper bound, in the unit of --lower")
+    scale: float | None = option(
+        "scale of clipped-log-pool (default: --lower and --upper are of clipped-mixing)"
+    )
+
+
 def add_parser(commands: Any) -> None:
     """Add the command."""
     parser = commands.add_parser(
@@ -32,51 +73,7 @@ def add_parser(commands: Any) -> None:
         "numbers of shards allow. With --lower and --upper, compute instead whichever of "
         "--epsilon, --models and --tokens is left out. Only public numbers are used.",
     )
-    parser.add_argument("--ensemble", type=Path, help="ensemble folder, which gives --models")
-    parser.add_argument("--models", type=int, help="number of shards, with one model each")
-    parser.add_argument("--epsilon", type=float, help="epsilon of the guarantee")
-    parser.add_argument(
-        "--delta", type=float, default=1e-5, help="delta of the guarantee (default: 1e-5)"
-    )
-    parser.add_argument("--tokens", type=int, help="number of answered tokens")
-    parser.add_argument(
-        "--adjacency",
-        choices=QUESTIONS,
-        default="zero_out",
-        help="neighbouring relation of the guarantee: one shard is emptied, or its records change "
-        "(default: zero_out)",
-    )
-    parser.add_argument(
-        "--periods",
-        type=int,
-        default=1,
-        help="number of periods that --epsilon is for, each with an ensemble, a ledger and "
-        "--tokens of its own (default: 1)",
-    )
-    parser.add_argument(
-        "--mechanism",
-        choices=tuple(_RULES),
-        help="mechanism to recommend; vLLM takes clipped-log-pool alone (default: clipped-mixing)",
-    )
-    parser.add_argument("--all", action="store_true", help="list other settings, too")
-    parser.add_argument(
-        "--save",
-        type=Path,
-        metavar="FILE",
-        help="PRIVATE: file to write the recommended plan to, for --plan of other commands",
-    )
-    parser.add_argument(
-        "--lower",
-        type=float,
-        help="lower bound of clipped-mixing (a ratio) or, with --scale, of clipped-log-pool (a "
-        "log-ratio)",
-    )
-    parser.add_argument("--upper", type=float, help="upper bound, in the unit of --lower")
-    parser.add_argument(
-        "--scale",
-        type=float,
-        help="scale of clipped-log-pool (default: --lower and --upper are of clipped-mixing)",
-    )
+    add_options(parser, Options)
     parser.set_defaults(run=run)
 
 
@@ -241,7 +238,7 @@ def _recommended(arguments: argparse.Namespace) -> None:
         print(f"Wrote {arguments.save}, which is private: other commands take it as --plan.")
 
 
-def _say_meaning(one: "Plan", periods: int, unit: str) -> None:
+def _say_meaning(one: Plan, periods: int, unit: str) -> None:
     """Print what such settings kept of a measured gain, and what all periods cost."""
     from adapmixed.privacy.guarantee import format_epsilon
     from adapmixed.privacy.recommendation import SHARDS, kept_share, nearest
@@ -260,7 +257,7 @@ def _say_meaning(one: "Plan", periods: int, unit: str) -> None:
         )
 
 
-def _say_all(plans: "list[Plan]") -> None:
+def _say_all(plans: list[Plan]) -> None:
     """Print the widest settings of every mechanism with a fixed guarantee."""
     from adapmixed.privacy.guarantee import format_epsilon
 
@@ -281,7 +278,7 @@ def _say_all(plans: "list[Plan]") -> None:
         print("pmixed: no fixed guarantee of this kind within the budget.")
 
 
-def _settings(one: "Plan") -> str:
+def _settings(one: Plan) -> str:
     """Return what --mechanism takes, rounded inward, so that copied values keep ε."""
     from adapmixed.privacy.recommendation import rounded_inward
 
@@ -290,7 +287,7 @@ def _settings(one: "Plan") -> str:
     return _values(rounded_inward(one.settings))
 
 
-def _values(settings: "Mapping[str, float]") -> str:
+def _values(settings: Mapping[str, float]) -> str:
     return " ".join(f"{name}={value:.15g}" for name, value in settings.items())
 
 

@@ -11,28 +11,20 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from adapmixed.commands.mechanisms import (
-    add_mechanism_options,
-    check_charged,
-    check_chosen,
-    check_ledger,
-)
-from adapmixed.commands.options import add_active_option, check_output, quiet_libraries
-from adapmixed.commands.placing import add_device_options, check_device, load_ensemble
+from adapmixed.commands.mechanisms import add_mechanism_options, check_charged
+from adapmixed.commands.options import Shared, add_options, check_output, quiet_libraries
+from adapmixed.commands.placing import check_device, load_ensemble
 from adapmixed.commands.plan_file import take_plan
 from adapmixed.commands.promise import checked, promise, promised
 from adapmixed.commands.serve_options import (
     DEFAULT_TOKENS,
-    add_allow_weak,
-    add_max_tokens,
-    add_network_options,
+    NETWORK,
+    Server,
     check_extra,
     check_network,
 )
 from adapmixed.commands.serving import (
     accounted,
-    add_account_options,
-    add_model_options,
     all_ledgers,
     check_place,
     mechanism_for,
@@ -70,16 +62,12 @@ def add_parser(commands: Any) -> None:
         help="serve the built-in ensemble with a ledger in this folder, and choose all models and "
         f"the mechanism: {DEMO_TOKENS} tokens within epsilon {DEMO_EPSILON:g} (default: report)",
     )
-    add_model_options(parser, required=False)
+    add_options(parser, Shared, "base ensemble", required=False)
     parser.add_argument(
         "--name", metavar="MODEL", help="name of the model (default: the ensemble folder's name)"
     )
-    add_network_options(parser).add_argument(
-        "--metrics-port",
-        type=int,
-        help="serve figures for Prometheus at this port of 127.0.0.1 (default: not)",
-    )
-    add_max_tokens(parser)
+    add_options(parser, Server, f"{NETWORK} metrics_port", title="network")
+    add_options(parser, Server, "max_tokens")
     parser.add_argument(
         "--when-spent",
         choices=("error", "public"),
@@ -87,11 +75,10 @@ def add_parser(commands: Any) -> None:
         help="what a request gets that the plan does not pay for: an error, status 429, or an "
         "answer of the public model, which costs nothing (default: error)",
     )
-    add_active_option(parser)
-    add_account_options(parser)
+    add_options(parser, Shared, "active ledger no_create memory")
     add_mechanism_options(parser)
-    add_allow_weak(parser)
-    add_device_options(parser)
+    add_options(parser, Server, "allow_weak")
+    add_options(parser, Shared, "device dtype")
     parser.set_defaults(run=run, operator=False)
 
 
@@ -197,13 +184,11 @@ def _chosen(arguments: argparse.Namespace) -> Mechanism:
     for name in ("base", "ensemble"):
         if getattr(arguments, name) is None:
             raise ValueError(f"--{name} must be given, or --demo for the built-in ensemble")
-    take_plan(arguments)
-    text = check_chosen(arguments.mechanism)
     if arguments.ledger is None:
         raise ValueError("--ledger must be given: a server without one forgets what was spent")
-    check_ledger(text, epsilon=arguments.epsilon, queries=None)
+    mechanism = mechanism_for(arguments, None)
     check_place(arguments)
-    return mechanism_for(arguments, text, 1)
+    return mechanism
 
 
 def _demo(arguments: argparse.Namespace) -> Mechanism:

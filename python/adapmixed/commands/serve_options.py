@@ -3,49 +3,35 @@
 from __future__ import annotations
 
 import argparse
+from dataclasses import dataclass
 from pathlib import Path
+
+from adapmixed.commands.options import option
 
 DEFAULT_TOKENS = 256
 """Largest number of tokens of an answer without max_tokens."""
 
 
-def add_network_options(parser: argparse.ArgumentParser) -> argparse._ArgumentGroup:
-    """Add --host, --port, --keys, --tls and --behind-proxy; return their group."""
-    group = parser.add_argument_group("network")
-    group.add_argument(
-        "--host", default="127.0.0.1", help="address to listen at (default: 127.0.0.1)"
-    )
-    group.add_argument("--port", type=int, default=8000, help="port (default: 8000)")
-    group.add_argument("--keys", type=Path, metavar="FILE", help="file of keys ('adapmixed keys')")
-    group.add_argument(
-        "--tls", type=Path, nargs=2, metavar=("CERTIFICATE", "KEY"), help="files for TLS (PEM)"
-    )
-    group.add_argument(
-        "--behind-proxy",
-        action="store_true",
-        help="a proxy on the way to this address encrypts what clients send",
-    )
-    return group
+@dataclass
+class Server:
+    """The options of servers."""
 
-
-def add_max_tokens(parser: argparse.ArgumentParser) -> None:
-    """Add --max-tokens."""
-    parser.add_argument(
-        "--max-tokens",
-        type=int,
-        default=1024,
-        help="largest max_tokens of a request (default: 1024)",
+    host: str = option("address to listen at", "127.0.0.1")
+    port: int = option("port", 8000)
+    keys: Path | None = option("file of keys ('adapmixed keys')", metavar="FILE")
+    tls: Path | None = option("files for TLS (PEM)", nargs=2, metavar=("CERTIFICATE", "KEY"))
+    behind_proxy: bool = option("a proxy on the way to this address encrypts what clients send")
+    metrics_port: int | None = option(
+        "serve figures for Prometheus at this port of 127.0.0.1 (default: not)"
+    )
+    max_tokens: int = option("largest max_tokens of a request", 1024)
+    allow_weak: bool = option(
+        "serve although the guarantee is weak (epsilon above 10, delta above 0.001), its epsilon "
+        "has no limit, it depends on the private data, or there is none"
     )
 
 
-def add_allow_weak(parser: argparse.ArgumentParser) -> None:
-    """Add --allow-weak."""
-    parser.add_argument(
-        "--allow-weak",
-        action="store_true",
-        help="serve although the guarantee is weak (epsilon above 10, delta above 0.001), its "
-        "epsilon has no limit, it depends on the private data, or there is none",
-    )
+NETWORK = "host port keys tls behind_proxy"
 
 
 def check_extra() -> None:

@@ -6,6 +6,7 @@ import argparse
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,16 +14,17 @@ from adapmixed.commands.mechanisms import (
     add_mechanism_options,
     check_charged,
     check_chosen,
-    check_ledger,
     mechanism_of,
 )
 from adapmixed.commands.options import (
-    add_active_option,
-    memory_bytes,
+    Shared,
+    add_options,
+    check_output,
+    option,
     quiet_libraries,
     random_source,
 )
-from adapmixed.commands.placing import add_placing_options, joined_ranks, load_ensemble
+from adapmixed.commands.placing import joined_ranks, load_ensemble
 from adapmixed.commands.plan_file import take_plan
 from adapmixed.limits import check_count
 
@@ -32,80 +34,27 @@ if TYPE_CHECKING:
     from adapmixed.privacy import Accountant
 
 
+@dataclass
+class Options:
+    """The options of `generate` and `chat` alone."""
+
+    stop: list[str] | None = option("text that ends an answer; may be repeated", metavar="TEXT")
+    seed: int | None = option(
+        "seed for repeatable randomness; never use it to release text (default: the system's "
+        "randomness)"
+    )
+    operator: bool = option(
+        "PRIVATE: also print costs that depend on private data, to standard error"
+    )
+
+
 def add_serving_options(parser: argparse.ArgumentParser) -> None:
     """Add the options for the models, the choice of tokens and the ledger."""
-    add_model_options(parser)
-    parser.add_argument(
-        "--max-new-tokens",
-        type=int,
-        default=64,
-        help="maximum number of tokens of an answer (default: 64)",
-    )
-    add_shape_options(parser)
-    parser.add_argument(
-        "--stop",
-        action="append",
-        default=[],
-        metavar="TEXT",
-        help="text that ends an answer; may be repeated",
-    )
-    parser.add_argument(
-        "--seed",
-        type=int,
-        help="seed for repeatable randomness; never use it to release text (default: the system's "
-        "randomness)",
-    )
-    add_account_options(parser)
-    parser.add_argument(
-        "--operator",
-        action="store_true",
-        help="PRIVATE: also print costs that depend on private data, to standard error",
-    )
+    add_options(parser, Shared, "base ensemble max_new_tokens temperature top_k active")
+    add_options(parser, Options)
+    add_options(parser, Shared, "ledger no_create memory")
     add_mechanism_options(parser)
-    add_placing_options(parser)
-
-
-def add_model_options(parser: argparse.ArgumentParser, *, required: bool = True) -> None:
-    """Add --base and --ensemble."""
-    parser.add_argument("--base", required=required, help="public model: folder or hub name")
-    parser.add_argument("--ensemble", required=required, help="ensemble folder (ensemble.json)")
-
-
-def add_shape_options(parser: argparse.ArgumentParser) -> None:
-    """Add --temperature, --top-k and --active."""
-    parser.add_argument(
-        "--temperature",
-        type=float,
-        default=1.0,
-        help="temperature of every model, applied before the mechanism (default: 1)",
-    )
-    parser.add_argument(
-        "--top-k",
-        type=int,
-        help="keep this many tokens, the public model's likeliest, before the mechanism "
-        "(default: all)",
-    )
-    add_active_option(parser)
-
-
-def add_account_options(parser: argparse.ArgumentParser) -> None:
-    """Add --ledger, --no-create and --memory."""
-    parser.add_argument(
-        "--ledger",
-        type=Path,
-        help="ledger file; every token is charged there, durably, before it is drawn",
-    )
-    parser.add_argument(
-        "--no-create",
-        action="store_true",
-        help="end with an error if there is no ledger at --ledger",
-    )
-    parser.add_argument(
-        "--memory",
-        type=memory_bytes,
-        default=1 << 30,
-        help="memory for logits, activations, keys and values, such as 512M or 5G (default: 1G)",
-    )
+    add_options(parser, Shared, "device dtype rank_timeout")
 
 
 def shape_of(arguments: argparse.Namespace) -> dict[str, Any]:
@@ -114,7 +63,7 @@ def shape_of(arguments: argparse.Namespace) -> dict[str, Any]:
         "max_new_tokens": arguments.max_new_tokens,
         "temperature": arguments.temperature,
         "top_k": arguments.top_k,
-        "stop_strings": arguments.stop,
+        "stop_strings": arguments.stop or [],
     }
 
 
@@ -133,16 +82,12 @@ def opened(arguments: argparse.Namespace, queries: int) -> Iterator[PrivateGener
     Raises:
         ValueError: if options are missing or exclude each other, before a file is read or made.
     """
-    take_plan(arguments)
-    text = check_chosen(arguments.mechanism)
+    mechanism = mechanism_for(arguments, queries)
     if arguments.ledger is not None and arguments.seed is not None:
         raise ValueError(
             f"--seed cannot be used with --ledger, got {arguments.seed}: whoever knows a seed can "
             "undo the randomness"
         )
-    mechanism = mechanism_for(arguments, text, queries)
-    if arguments.ledger is not None:
-        check_ledger(text, epsilon=arguments.epsilon, queries=queries)
     if arguments.no_create and arguments.ledger is None:
         raise ValueError("--no-create needs --ledger, the file that must exist")
     quiet_libraries()
@@ -167,27 +112,33 @@ def opened(arguments: argparse.Namespace, queries: int) -> Iterator[PrivateGener
             )
 
 
-def mechanism_for(arguments: argparse.Namespace, text: str, queries: int) -> Mechanism:
-    """Return the mechanism that a text describes, for --epsilon, --delta and --adjacency.
+def mechanism_for(arguments: argparse.Namespace, queries: int | None) -> Mechanism:
+    """Return the mechanism of --plan or --mechanism, for --epsilon, --delta and --adjacency.
+
+    Args:
+        arguments: the command's arguments.
+        queries: as in `mechanism_of`.
 
     Raises:
-        ValueError: as `mechanism_of` and `check_charged`, before a ledger is made.
+        ValueError: as `take_plan`, `check_chosen`, `mechanism_of` and `check_charged`, before a
+            ledger is made.
     """
-    guarantee = {"delta": arguments.delta, "epsilon": arguments.epsilon}
-    mechanism = mechanism_of(text, **guarantee, queries=queries, way=arguments.adjacency)
-    check_charged(mechanism, **guarantee, way=arguments.adjacency)
+    take_plan(arguments)
+    text = check_chosen(arguments.mechanism)
+    guarantee = {"delta": arguments.delta, "epsilon": arguments.epsilon, "way": arguments.adjacency}
+    ledger = vars(arguments).get("ledger") is not None
+    mechanism = mechanism_of(text, **guarantee, queries=queries, ledger=ledger)
+    check_charged(mechanism, **guarantee)
     return mechanism
 
 
 def check_place(arguments: argparse.Namespace) -> None:
     """Raise ValueError for a ledger that cannot be opened, before the models are loaded."""
-    path = arguments.ledger
-    if path.is_dir():
-        raise ValueError(f"--ledger must name a file, got the folder {path}")
-    if not path.absolute().parent.is_dir():
-        raise ValueError(f"--ledger must name a file in an existing folder, got {path}")
-    if arguments.no_create and not path.exists():
-        raise ValueError(f"--ledger must name an existing ledger with --no-create, got {path}")
+    check_output(arguments.ledger, name="--ledger")
+    if arguments.no_create and not arguments.ledger.exists():
+        raise ValueError(
+            f"--ledger must name an existing ledger with --no-create, got {arguments.ledger}"
+        )
 
 
 @contextmanager

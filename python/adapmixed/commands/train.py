@@ -1,11 +1,14 @@
 """``adapmixed train``: train an ensemble of adapters on a corpus."""
 
+from __future__ import annotations
+
 import argparse
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from adapmixed.commands.options import quiet_libraries
+from adapmixed.commands.options import add_options, option, quiet_libraries
 from adapmixed.commands.serving import all_ledgers
 from adapmixed.commands.training import (
     add_adapter_options,
@@ -25,6 +28,31 @@ if TYPE_CHECKING:
 
 NUM_MODELS = 64
 ADAPT = "head"  # without a preset
+_OF_RUN = "base output share_shards key_file device dtype seed threads"  # fields of `TrainingRun`
+
+
+@dataclass
+class Options:
+    """The options of this command alone."""
+
+    models: int | None = option(
+        "number N of members, a public constant: places for the names of --id-column, with room "
+        "for those to come (default: the preset's, or a fifth more than there are names, in tens; "
+        f"{NUM_MODELS} shards without --id-column)"
+    )
+    share_shards: bool = option(
+        "hash the names of --id-column to shards, which several of them may share, for more names "
+        "than members"
+    )
+    key_file: Path | None = option(
+        "file with the key of the division, 64 hexadecimal digits (default: "
+        "OUTPUT.private/shard.key, created if missing)"
+    )
+    update: bool = option(
+        "train the members again whose text has changed: names that came, changed or left"
+    )
+    workers: int = option("processes, each of which trains one member at a time", 1)
+    threads: int = option("threads of each worker", 1)
 
 
 def add_parser(commands: Any) -> None:
@@ -44,38 +72,7 @@ def add_parser(commands: Any) -> None:
         "--seed", type=int, default=0, help="seed of the members' training (default: 0)"
     )
     add_corpus_options(parser)
-    group = parser.add_argument_group("ensemble")
-    group.add_argument(
-        "--models",
-        type=int,
-        help="number N of members, a public constant: places for the names of --id-column, with "
-        "room for those to come (default: the preset's, or a fifth more than there are names, in "
-        f"tens; {NUM_MODELS} shards without --id-column)",
-    )
-    group.add_argument(
-        "--share-shards",
-        action="store_true",
-        help="hash the names of --id-column to shards, which several of them may share, for more "
-        "names than members",
-    )
-    group.add_argument(
-        "--key-file",
-        type=Path,
-        help="file with the key of the division, 64 hexadecimal digits (default: "
-        "OUTPUT.private/shard.key, created if missing)",
-    )
-    group.add_argument(
-        "--update",
-        action="store_true",
-        help="train the members again whose text has changed: names that came, changed or left",
-    )
-    group.add_argument(
-        "--workers",
-        type=int,
-        default=1,
-        help="processes, each of which trains one member at a time (default: 1)",
-    )
-    group.add_argument("--threads", type=int, default=1, help="threads of each worker (default: 1)")
+    add_options(parser, Options, title="ensemble")
     add_adapter_options(
         parser,
         adapt=f"{ADAPT}, or with --preset peft's choice for the architecture",
@@ -115,19 +112,12 @@ def run(arguments: argparse.Namespace) -> int:
         print("Private:", all_ledgers(arguments.output) or "No ledger known.", file=sys.stderr)
     manifest = train_ensemble(
         TrainingRun(
-            base=arguments.base,
+            **{name: getattr(arguments, name) for name in _OF_RUN.split()},
             corpus=corpus,
-            output=arguments.output,
             num_models=_num_models(arguments, preset),
-            share_shards=arguments.share_shards,
             config=config,
             revision=facts.revision,
-            key_file=arguments.key_file,
-            device=arguments.device,
-            dtype=arguments.dtype,
-            seed=arguments.seed,
             validation_fraction=held_out,
-            threads=arguments.threads,
         ),
         place=place,
         workers=arguments.workers,
@@ -140,7 +130,7 @@ def run(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _num_models(arguments: argparse.Namespace, preset: "TrainingPreset | None") -> int | None:
+def _num_models(arguments: argparse.Namespace, preset: TrainingPreset | None) -> int | None:
     if arguments.models is not None:
         return int(arguments.models)
     if preset is not None:
@@ -149,8 +139,8 @@ def _num_models(arguments: argparse.Namespace, preset: "TrainingPreset | None") 
 
 
 def _config(
-    arguments: argparse.Namespace, facts: "BaseFacts", training: dict[str, Any]
-) -> "FinetuneConfig":
+    arguments: argparse.Namespace, facts: BaseFacts, training: dict[str, Any]
+) -> FinetuneConfig:
     """Return the training settings from the options, else the preset, else the defaults."""
     from adapmixed.training.presets import HEAD, PRESETS
 

@@ -4,17 +4,47 @@ from __future__ import annotations
 
 import argparse
 import re
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from adapmixed.commands.mechanisms import settings_of, types_of
-from adapmixed.commands.options import PRESETS, say_hub
+from adapmixed.commands.options import DTYPES, PRESETS, Shared, add_options, option, say_hub
 
 if TYPE_CHECKING:
     from adapmixed.data import Corpus
     from adapmixed.training import FinetuneConfig
     from adapmixed.training.base import BaseFacts
+
+
+@dataclass
+class Options:
+    """The options of a training."""
+
+    revision: str | None = option("commit, tag or branch of a hub name (default: newest)")
+    preset: str | None = option("the paper's training settings", choices=PRESETS)
+    corpus: str = option(
+        "file (*.txt, *.jsonl or *.parquet), folder of such files, builtin, or data set of the "
+        "hub: hub:NAME[:CONFIG][@REVISION] (default revision: the newest)",
+        required=True,
+    )
+    text_column: str | None = option("column with the text of a row (default: text)")
+    chat_column: str | None = option(
+        "column with messages, which the base's chat template makes text of"
+    )
+    id_column: str | None = option(
+        "column that names the user or document whose rows stay in one shard"
+    )
+    split: str | None = option(
+        "split of a hub data set (default: train), or of a folder: train, validation, test or all"
+    )
+    new_document: str | None = option(
+        "regular expression for a line or row that begins a document (default: blank lines "
+        "separate documents, or each row is one)"
+    )
+    epochs: int | None = option("passes over the text")
+    learning_rate: float | None = option("largest rate of AdamW, which falls linearly to zero")
+    block_size: int | None = option("tokens per block, at most what the base's window holds")
 
 
 def add_model_options(parser: argparse.ArgumentParser, *, output: str) -> None:
@@ -24,51 +54,18 @@ def add_model_options(parser: argparse.ArgumentParser, *, output: str) -> None:
         parser: gets the options.
         output: help of --output.
     """
-    parser.add_argument("--base", required=True, help="public model: folder or hub name")
-    parser.add_argument("--revision", help="commit, tag or branch of a hub name (default: newest)")
+    add_options(parser, Shared, "base")
+    add_options(parser, Options, "revision")
     parser.add_argument("--output", required=True, type=Path, help=output)
-    parser.add_argument("--preset", choices=PRESETS, help="the paper's training settings")
-    parser.add_argument(
-        "--device",
-        choices=("cpu", "cuda"),
-        default="cpu",
-        help="device to train on (default: cpu)",
-    )
-    parser.add_argument(
-        "--dtype",
-        choices=("float32", "bfloat16"),
-        default="float32",
-        help="dtype of the public model; adapters are trained in float32 (default: float32)",
-    )
+    add_options(parser, Options, "preset")
+    add_options(parser, Shared, "device", help="device to train on (default: cpu)")
+    add_options(parser, Shared, "dtype", choices=DTYPES[:2])
 
 
 def add_corpus_options(parser: argparse.ArgumentParser) -> None:
     """Add the corpus and how it is divided into documents."""
-    group = parser.add_argument_group("corpus")
-    group.add_argument(
-        "--corpus",
-        required=True,
-        help="file (*.txt, *.jsonl or *.parquet), folder of such files, builtin, or data set of "
-        "the hub: hub:NAME[:CONFIG][@REVISION] (default revision: the newest)",
-    )
-    columns = group.add_mutually_exclusive_group()
-    columns.add_argument("--text-column", help="column with the text of a row (default: text)")
-    columns.add_argument(
-        "--chat-column", help="column with messages, which the base's chat template makes text of"
-    )
-    group.add_argument(
-        "--id-column", help="column that names the user or document whose rows stay in one shard"
-    )
-    group.add_argument(
-        "--split",
-        help="split of a hub data set (default: train), or of a folder: train, validation, test "
-        "or all",
-    )
-    group.add_argument(
-        "--new-document",
-        help="regular expression for a line or row that begins a document (default: blank lines "
-        "separate documents, or each row is one)",
-    )
+    names = "corpus text_column chat_column id_column split new_document"
+    add_options(parser, Options, names, title="corpus")
 
 
 def add_adapter_options(parser: argparse.ArgumentParser, *, adapt: str, more: str = "") -> None:
@@ -79,14 +76,8 @@ def add_adapter_options(parser: argparse.ArgumentParser, *, adapt: str, more: st
         adapt: the default of --adapt, as a phrase for its help.
         more: further settings of --training, as a phrase for its help.
     """
-    group = parser.add_argument_group("training (defaults come from --preset)")
-    group.add_argument("--epochs", type=int, help="passes over the text")
-    group.add_argument(
-        "--learning-rate", type=float, help="largest rate of AdamW, which falls linearly to zero"
-    )
-    group.add_argument(
-        "--block-size", type=int, help="tokens per block, at most what the base's window holds"
-    )
+    title = "training (defaults come from --preset)"
+    group = add_options(parser, Options, "epochs learning_rate block_size", title=title)
     group.add_argument(
         "--training",
         metavar='"KEY=VALUE ..."',

@@ -10,16 +10,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from adapmixed.commands.mechanisms import add_mechanism_options, check_chosen, mechanism_of
-from adapmixed.commands.options import add_active_option, quiet_libraries
+from adapmixed.commands.options import Shared, add_options, quiet_libraries
 from adapmixed.commands.plan_file import take_plan
 from adapmixed.commands.promise import checked, promise, promised
-from adapmixed.commands.serve_options import (
-    DEFAULT_TOKENS,
-    add_allow_weak,
-    add_max_tokens,
-    add_network_options,
-    check_network,
-)
+from adapmixed.commands.serve_options import DEFAULT_TOKENS, NETWORK, Server, check_network
 
 SHUTDOWN_SECONDS = 30
 """Seconds that running answers have after SIGTERM. With 0, vLLM waits for ever for open streams."""
@@ -41,17 +35,11 @@ def add_parser(commands: Any) -> None:
         "those that would void the guarantee stop the server with an error.",
     )
     parser.add_argument("--base", required=True, type=Path, help="public model: folder")
-    parser.add_argument("--ensemble", required=True, type=Path, help="ensemble folder")
-    parser.add_argument("--ledger", required=True, type=Path, help="ledger file")
+    add_options(parser, Shared, "ensemble ledger", required=True, type=Path)
     parser.add_argument("--name", help="name of the model (default: the ensemble folder's name)")
-    add_network_options(parser)
-    parser.add_argument(
-        "--dtype",
-        choices=("float32", "bfloat16", "float16"),
-        default="float32",
-        help="the public model's dtype (default: float32)",
-    )
-    add_max_tokens(parser)
+    add_options(parser, Server, NETWORK, title="network")
+    add_options(parser, Shared, "dtype")
+    add_options(parser, Server, "max_tokens")
     parser.add_argument(
         "--default-tokens",
         type=int,
@@ -59,7 +47,7 @@ def add_parser(commands: Any) -> None:
         help="largest number of tokens of an answer without max_tokens (default: "
         f"{DEFAULT_TOKENS})",
     )
-    add_active_option(parser)
+    add_options(parser, Shared, "active")
     parser.add_argument(
         "--block",
         type=int,
@@ -67,7 +55,7 @@ def add_parser(commands: Any) -> None:
         help="tokens of an answer that are charged together, before they are drawn (default: 16)",
     )
     add_mechanism_options(parser)
-    add_allow_weak(parser)
+    add_options(parser, Server, "allow_weak")
     parser.set_defaults(run=run)
 
 

@@ -10,21 +10,20 @@ if TYPE_CHECKING:
     from adapmixed.evaluation.diagnosis import Diagnosis, Utility, Weights
     from adapmixed.evaluation.loop import evaluate, evaluate_runs
     from adapmixed.evaluation.result import Evaluation, Runs
-    from adapmixed.evaluation.stored import StoredResult, read_result
-    from adapmixed.evaluation.windows import plan, plan_runs
+    from adapmixed.evaluation.result_file import StoredResult, read_result
+    from adapmixed.evaluation.windows import plan_runs
 
 _HOMES = {
     "Diagnosis": "diagnosis",
     "Evaluation": "result",
     "Runs": "result",
-    "StoredResult": "stored",
+    "StoredResult": "result_file",
     "Utility": "diagnosis",
     "Weights": "diagnosis",
     "evaluate": "loop",
     "evaluate_runs": "loop",
-    "plan": "windows",
     "plan_runs": "windows",
-    "read_result": "stored",
+    "read_result": "result_file",
 }
 
 __all__ = [
@@ -36,7 +35,6 @@ __all__ = [
     "Weights",
     "evaluate",
     "evaluate_runs",
-    "plan",
     "plan_runs",
     "read_result",
 ]

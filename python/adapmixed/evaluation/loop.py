@@ -15,7 +15,7 @@ from adapmixed.evaluation.result_file import ResultFile, check_result
 from adapmixed.evaluation.session import Session
 from adapmixed.evaluation.windows import plan_runs
 from adapmixed.generation.loop import DEFAULT_MEMORY_BYTES
-from adapmixed.limits import DEFAULT_ACTIVE, check_active
+from adapmixed.limits import DEFAULT_ACTIVE, check_active, check_number
 from adapmixed.mechanisms import Mechanism
 from adapmixed.ranks import Ranks
 from adapmixed.rng import SecureRandom, SeededRandom
@@ -44,7 +44,6 @@ def evaluate(
     result: str | os.PathLike[str] | None = None,
     resume: bool = False,
     save_seconds: float = SAVE_SECONDS,
-    about: Mapping[str, object] | None = None,
     diagnostics: bool = False,
     active: int | None = DEFAULT_ACTIVE,
 ) -> list[Evaluation]:
@@ -83,8 +82,6 @@ def evaluate(
             bit. Without a seed the rest is answered with new randomness.
         save_seconds: least number of seconds between two writes of the file, >= 0; a write ends a
             window. If the process ends, later answers are lost.
-        about: JSON values to keep in that file for a report: "config", "environment" and
-            "training" of :func:`adapmixed.report.build_report`.
         diagnostics: whether to add a :class:`Diagnosis` of every mechanism. It is private; nothing
             else changes.
         active: K ≥ 2, number of the public model's likeliest tokens about which members speak;
@@ -105,7 +102,7 @@ def evaluate(
         ensemble, tokens, mechanisms, runs=1, delta=delta, rng=rng, block=block, stride=stride,
         queries=queries, epsilon=epsilon, adjacency=adjacency,
         memory_bytes=memory_bytes, progress=progress, result=result, resume=resume,
-        save_seconds=save_seconds, about=about, diagnostics=diagnostics, active=active,
+        save_seconds=save_seconds, diagnostics=diagnostics, active=active,
     )  # fmt: skip
     return [one.evaluations[0] for one in runs]
 
@@ -128,7 +125,6 @@ def evaluate_runs(
     result: str | os.PathLike[str] | None = None,
     resume: bool = False,
     save_seconds: float = SAVE_SECONDS,
-    about: Mapping[str, object] | None = None,
     diagnostics: bool = False,
     active: int | None = DEFAULT_ACTIVE,
 ) -> list[Runs]:
@@ -155,8 +151,7 @@ def evaluate_runs(
     """
     if not mechanisms:
         raise ValueError("mechanisms must name at least one mechanism, got none")
-    if not (isinstance(save_seconds, int | float) and save_seconds >= 0):
-        raise ValueError(f"save_seconds must be >= 0, got {save_seconds!r}")
+    check_number("save_seconds", save_seconds, least=0.0, infinite=True)
     check_active(active)
     if ensemble.ranks.is_main or result is None:
         check_result(result, resume=resume)
@@ -189,7 +184,7 @@ def evaluate_runs(
             session.step()
         return session.results()
     description = describe(settings, block=block, stride=stride)
-    file = ResultFile(result, description, about or {})
+    file = ResultFile(result, description)
     _answer_and_keep(session, file, resume, save_seconds, ranks)
     return session.results()
 

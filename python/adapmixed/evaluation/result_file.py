@@ -8,11 +8,14 @@ random numbers were drawn from it.
 
 import hashlib
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from adapmixed.evaluation.result import Runs
+from adapmixed.evaluation.tally import Tally, runs_of
 from adapmixed.files import remove_leftovers, sole_writer, write_file
 from adapmixed.privacy.encoding import canonical, parse
 
@@ -34,19 +37,11 @@ class ResultFile:
         path: path of the file.
         configuration: strict JSON values that describe the evaluation. The numbers of "probe" may
             differ by rounding.
-        about: further strict JSON values for readers. They are not compared, and the last writer's
-            are kept.
     """
 
-    def __init__(
-        self,
-        path: str | os.PathLike[str],
-        configuration: dict[str, Any],
-        about: Mapping[str, object],
-    ) -> None:
+    def __init__(self, path: str | os.PathLike[str], configuration: dict[str, Any]) -> None:
         self.path = Path(path)
         self.configuration = configuration
-        self.about = dict(about)
 
     @contextmanager
     def held(self) -> Iterator[None]:
@@ -91,7 +86,6 @@ class ResultFile:
             "format_version": FORMAT_VERSION,
             "notice": NOTICE,
             "configuration": self.configuration,
-            "about": self.about,
             "complete": complete,
             "state": state,
         }
@@ -145,6 +139,37 @@ def read_content(path: str | os.PathLike[str]) -> dict[str, Any]:
     if content.get("checksum") != _checksum(content) or _text(content) != data:
         raise ValueError(f"{damaged}: its checksum differs")
     return content
+
+
+@dataclass(frozen=True)
+class StoredResult:
+    """The content of a result file.
+
+    Attributes:
+        configuration: the description of the evaluation: methods, δ, digest of the text, ensemble,
+            windows and seed.
+        complete: whether the evaluation was complete.
+        runs: one :class:`Runs` per mechanism over the runs that had begun. An incomplete evaluation
+            has fewer queries, and no runs if nothing was answered.
+    """
+
+    configuration: dict[str, Any]
+    complete: bool
+    runs: tuple[Runs, ...]
+
+
+def read_result(path: str | os.PathLike[str]) -> StoredResult:
+    """Read a result file, which is private and for the operator.
+
+    Raises:
+        ValueError: if the file is truncated, corrupted, no result file, or of another version.
+        OSError: if it cannot be read.
+    """
+    content = read_content(path)
+    state = content["state"]
+    tallies = [[Tally.from_state(one["tally"]) for one in methods] for methods in state["runs"]]
+    runs = tuple(runs_of(tallies, state["forward_seconds"]))
+    return StoredResult(content["configuration"], content["complete"], runs)
 
 
 def _text(content: dict[str, Any]) -> bytes:

@@ -3,6 +3,8 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from adapmixed.limits import check_count, check_optional_count
+
 
 @dataclass(frozen=True, slots=True)
 class Window:
@@ -24,62 +26,52 @@ class Window:
         return self.stop - self.first
 
 
-def plan(
-    tokens: Sequence[int],
-    window: int | None,
-    block: int | None,
-    queries: int | None,
-    stride: int | None = None,
-) -> tuple[list[Window], int]:
-    """Return the windows of a token stream and the number of queries; see :func:`evaluate`.
-
-    Args:
-        tokens: the token stream.
-        window: the longest input of the models in tokens; None for no limit.
-        block: as in :func:`evaluate`.
-        queries: as in :func:`evaluate`.
-        stride: as in :func:`evaluate`.
-
-    Raises:
-        ValueError: as :func:`evaluate`.
-    """
-    block = _check_block(window, block, queries, stride)
-    windows = _cut(len(tokens), block, stride)
-    available = _offered(windows)
-    if available < 1:
-        raise ValueError(f"tokens must hold at least one query (2 tokens), got {len(tokens)}")
-    total = available if queries is None else queries
-    if total < 1 or total > available:
-        raise ValueError(
-            f"queries must be in [1, {available}] (the text offers no more in "
-            f"{_cuts(block, stride)}), got {queries}"
-        )
-    return _first(windows, total), total
-
-
 def plan_runs(
     tokens: Sequence[int],
     window: int | None,
     block: int | None,
     queries: int | None,
     *,
-    runs: int,
+    runs: int = 1,
     stride: int | None = None,
 ) -> tuple[list[list[Window]], int]:
     """Return the windows of every run and the queries in each; see :func:`evaluate_runs`.
 
-    Every run has its own whole blocks, as many as its queries need. Without a number of queries,
-    the blocks are divided evenly.
+    Every one of several runs has its own whole blocks, as many as its queries need. Without a
+    number of queries, the blocks are divided evenly.
+
+    Args:
+        tokens: the token stream.
+        window: the longest input of the models in tokens; None for no limit.
+        block: as in :func:`evaluate`.
+        queries: as in :func:`evaluate_runs`.
+        runs: number of runs.
+        stride: as in :func:`evaluate`.
+
+    Raises:
+        ValueError: as :func:`evaluate_runs`.
     """
-    if isinstance(runs, bool) or not isinstance(runs, int) or runs < 1:
-        raise ValueError(f"runs must be an integer >= 1, got {runs!r}")
-    if runs == 1:
-        windows, total = plan(tokens, window, block, queries, stride)
-        return [windows], total
-    block = _check_block(window, block, queries, stride)
-    if queries is not None and queries < 1:
-        raise ValueError(f"queries must be an integer >= 1, got {queries}")
-    length = len(tokens)
+    check_count("runs", runs)
+    block, length = _check_block(window, block, queries, stride), len(tokens)
+    stretch = length if runs == 1 else _stretch(length, block, queries, runs, stride)
+    available = _offered(_cut(stretch, block, stride))
+    if available < 1:
+        raise ValueError(f"tokens must hold at least one query (2 tokens), got {length}")
+    total = available if queries is None else queries
+    if runs == 1 and total > available:
+        raise ValueError(
+            f"queries must be in [1, {available}] (the text offers no more in "
+            f"{_cuts(block, stride)}), got {queries}"
+        )
+    found = []
+    for start in range(0, runs * stretch, stretch):
+        windows = _first(_cut(min(stretch, length - start), block, stride), total)
+        found.append([Window(start + w.start, start + w.first, start + w.stop) for w in windows])
+    return found, total
+
+
+def _stretch(length: int, block: int, queries: int | None, runs: int, stride: int | None) -> int:
+    """Return the tokens of each of several runs, in whole blocks; ValueError if they do not fit."""
     if queries is None:
         most = length // block
         stretch = most // runs * block
@@ -99,12 +91,7 @@ def plan_runs(
             f"runs must be at most {most}, since {length} tokens offer no more runs with "
             f"{wanted} on their own {_cuts(block, stride)}, got {runs}"
         )
-    total = _offered(_cut(stretch, block, stride)) if queries is None else queries
-    found = []
-    for start in range(0, runs * stretch, stretch):
-        windows = _first(_cut(min(stretch, length - start), block, stride), total)
-        found.append([Window(start + w.start, start + w.first, start + w.stop) for w in windows])
-    return found, total
+    return stretch
 
 
 def block_of(window: int | None, block: int | None) -> int:
@@ -115,17 +102,10 @@ def block_of(window: int | None, block: int | None) -> int:
 def _check_block(
     window: int | None, block: int | None, queries: int | None, stride: int | None
 ) -> int:
-    for argument, value in (("block", block), ("queries", queries), ("stride", stride)):
-        if value is not None and (isinstance(value, bool) or not isinstance(value, int)):
-            raise ValueError(f"{argument} must be an integer, got {value!r}")
-    block = block_of(window, block)
-    if block < 2 or (window is not None and block > window):
-        raise ValueError(f"block must be in [2, {window or 'any'}], got {block}")
-    if stride is not None and not 1 <= stride < block:
-        raise ValueError(
-            f"stride must be in [1, {block - 1}], below the block, got {stride}, so that every "
-            "scored token has at least block - stride tokens of context"
-        )
+    block = check_count("block", block_of(window, block), 2, window)
+    check_optional_count("queries", queries)
+    if stride is not None:  # every scored token has at least block - stride tokens of context
+        check_count("stride", stride, 1, block - 1)
     return block
 
 

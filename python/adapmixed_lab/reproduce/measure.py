@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from adapmixed.evaluation import Runs, evaluate_runs, plan
+from adapmixed.evaluation import Runs, evaluate_runs, plan_runs
 from adapmixed.evaluation.result import paired_difference
 from adapmixed.mechanisms import Mechanism, PublicOnly, Unprotected, UnprotectedPool
 from adapmixed.rng import SeededRandom
@@ -199,7 +199,7 @@ def queries_of(inputs: Inputs, paper: int, given: int | None) -> int:
         return given
     if inputs.sources.scale == "full":
         return paper  # a text that is too short raises later
-    _, available = plan(inputs.tokens, inputs.ensemble.longest_text, None, None)
+    _, available = plan_runs(inputs.tokens, inputs.ensemble.longest_text, None, None)
     return min(paper, available, BUILTIN_QUERIES)
 
 
