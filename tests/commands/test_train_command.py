@@ -25,7 +25,7 @@ FACTS = BaseFacts(
     linear_layers=(
         "h.0.c_attn", "h.0.c_proj", "h.1.c_attn", "h.1.c_proj", "h.10.c_attn", "lm_head"
     ),
-    default_targets=("c_attn",), head="lm_head", hidden_bytes=64, blocks=("h.0", "h.1", "h.10"),
+    default_targets=("c_attn",), head="lm_head", blocks=("h.0", "h.1", "h.10"),
 )  # fmt: skip
 
 
@@ -102,7 +102,7 @@ def test_adapted_layers() -> None:
         ("rank", "--training must have KEY=VALUE once for every key, got 'rank'"),
         ("rank=2 rank=2", "--training must have KEY=VALUE once for every key, got 'rank=2'"),
         ("rank=2.5", "--training: rank must be an integer, got '2.5'"),
-        ("rank=0", "--training: rank must be >= 1, got 0"),
+        ("rank=0", "--training: rank must be an integer >= 1, got 0"),
         ("alpha=much", "--training: alpha must be a number, got 'much'"),
         ("shared_a=1", "--training: shared_a must be yes or no, got '1'"),
         ("block_size=8", "--training does not take block_size: use --block-size"),

@@ -18,7 +18,7 @@ from adapmixed.ensemble import Ensemble, read_manifest
 from adapmixed.mechanisms import ClippedLogPool
 from adapmixed.privacy import Accountant, read_ledger
 from adapmixed.rng import SecureRandom
-from adapmixed.training import partition_documents
+from adapmixed.training import assign_shards
 from adapmixed.training.presets import PRESETS
 
 pytestmark = pytest.mark.usefixtures("demo_ensemble")
@@ -39,8 +39,9 @@ def changed(folder: Path, first: str, second: str, name: str, **settings: Any) -
     for text in (first, second):
         (folder / name).write_text(text)
         documents = list(Corpus(str(folder / name), **settings).documents())
-        shards = partition_documents(documents, SHARDS, key=b"k" * 32)
-        found.append([[document.text for document in shard] for shard in shards])
+        homes = assign_shards([one.identifier for one in documents], SHARDS, key=b"k" * 32)
+        pairs = sorted(zip(documents, homes, strict=True), key=lambda pair: pair[0].identifier)
+        found.append([[one.text for one, home in pairs if home == at] for at in range(SHARDS)])
     return sum(one != other for one, other in zip(*found, strict=True))
 
 

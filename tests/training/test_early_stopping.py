@@ -123,9 +123,7 @@ def test_every_shard_of_some_text_is_validated(tmp_path: Path, target: str) -> N
         tmp_path, folder, num_models=40, validation_fraction=0.1,
         config=replace(RUN_CONFIG, target_modules=(target,), early_stopping=True),
     )  # fmt: skip
-    told: list[tuple[int, int]] = []
-    train_ensemble(run, say=lambda line: None, progress=lambda done, of: told.append((done, of)))
-    assert told[-1][0] == told[-1][1] and told == sorted(told)
+    train_ensemble(run, say=lambda line: None)
     records = [read_member_record(run.output / f"member-{i:03d}") for i in range(40)]
     counts = [len(record["shard"]["identifiers"]) for record in records]
     assert sum(counts) == len(USERS) and counts.count(0) > 1 and counts.count(1) > 1

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import tempfile
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,13 +19,14 @@ from adapmixed.ensemble.layers import head_name
 from adapmixed.training import (
     FinetuneConfig,
     assign_shards,
-    partition_documents,
     save_adapter,
     shard_seed,
     token_blocks,
     train_adapter,
 )
 from adapmixed.training.finetune import AdapterTrainer
+from adapmixed.training.partition import by_hash
+from adapmixed.training.shards import spool
 
 KEY = bytes(range(16))
 NAMES = [f"user-{i}" for i in range(4000)]
@@ -79,22 +81,28 @@ def test_assignment_refusals(number: int, key: bytes, reason: str) -> None:
         assign_shards(["a"], number, key=key)
 
 
-def test_editing_or_removing_a_document_touches_its_shard_only() -> None:
+def divided(documents: list[Document], number: int, folder: Path) -> list[list[Document]]:
+    made = Path(tempfile.mkdtemp(dir=folder))
+    shards = spool(documents, by_hash(number, KEY), key=KEY, wanted=range(number), folder=made)
+    return [shards.read(shard) for shard in range(number)]
+
+
+def test_editing_or_removing_a_document_touches_its_shard_only(tmp_path: Path) -> None:
     documents = [Document(name, name.upper()) for name in NAMES[:200]]
-    shards = partition_documents(documents, 10, key=KEY)
+    shards = divided(documents, 10, tmp_path)
     assert sorted(d.identifier for shard in shards for d in shard) == sorted(NAMES[:200])
-    assert partition_documents(documents[::-1], 10, key=KEY) == shards
+    assert divided(documents[::-1], 10, tmp_path) == shards
     home = assign_shards([NAMES[5]], 10, key=KEY)[0]
     edited = [*documents[:5], Document(NAMES[5], "edited"), *documents[6:]]
     removed = [*documents[:5], *documents[6:]]
     for neighbour in (edited, removed):
-        other = partition_documents(neighbour, 10, key=KEY)
+        other = divided(neighbour, 10, tmp_path)
         assert [i for i in range(10) if other[i] != shards[i]] == [home]
 
 
-def test_one_users_records_stay_together() -> None:
+def test_one_users_records_stay_together(tmp_path: Path) -> None:
     records = [Document("a", "1"), Document("b", "2"), Document("a", "0")]
-    shards = partition_documents(records, 50, key=KEY)
+    shards = divided(records, 50, tmp_path)
     (home,) = [shard for shard in shards if Document("a", "1") in shard]
     assert [d.text for d in home if d.identifier == "a"] == ["1", "0"]
 
@@ -196,7 +204,7 @@ def test_saved_adapter_is_ordinary_and_neutral(base: Any, family: str, tmp_path:
         ({"block_size": 1}, "block_size"),
         ({"learning_rate": 0.0}, "learning_rate"),
         ({"target_modules": ()}, "target_modules"),
-        ({"steps": 0}, "steps must be >= 1, got 0"),
+        ({"steps": 0}, "steps must be an integer >= 1, got 0"),
     ],
 )
 def test_config_refusals(change: dict[str, Any], reason: str) -> None:

@@ -293,7 +293,7 @@ def test_refusals_before_any_work(base: Path, tmp_path: Path) -> None:
     )
     unknown = replace(CONFIG, target_modules=("lm_head", "nosuch"))
     refuses("target_modules must name linear layers of .*'nosuch'", replace(run, config=unknown))
-    refuses("workers must be >= 1, got 0", run, workers=0)
+    refuses("workers must be an integer >= 1, got 0", run, workers=0)
     refuses("ranks must be at most the 4 members, got 5", run, place=Place(0, 5))
     refuses("revision applies to hub names", replace(run, revision="main"))
     (tmp_path / "operator.key").write_text("x" * 64)

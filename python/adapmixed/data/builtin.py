@@ -79,19 +79,14 @@ def topic_documents() -> dict[str, list[Document]]:
 
 def private_documents() -> list[Document]:
     """Return the paragraphs of all topics but the held-out ones, for training."""
-    return [
-        document
-        for topic, paragraphs in topic_documents().items()
-        if not is_held_out(topic)
-        for document in paragraphs
-    ]
+    return _documents(held_out=False)
 
 
 def held_out_documents() -> list[Document]:
     """Return the paragraphs of the held-out topics, for evaluation."""
-    return [
-        document
-        for topic, paragraphs in topic_documents().items()
-        if is_held_out(topic)
-        for document in paragraphs
-    ]
+    return _documents(held_out=True)
+
+
+def _documents(*, held_out: bool) -> list[Document]:
+    topics = topic_documents().items()
+    return [one for topic, found in topics if is_held_out(topic) == held_out for one in found]

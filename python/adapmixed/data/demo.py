@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from importlib.resources import files
 from pathlib import Path
-from typing import Any
 
 from adapmixed.data.builtin import held_out_documents
 
@@ -27,24 +26,3 @@ def demo_base() -> Path:
 def held_out_text() -> list[str]:
     """Return the held-out text for evaluation, one string per paragraph."""
     return [document.text for document in held_out_documents()]
-
-
-def held_out_tokens(tokenizer: Any) -> list[int]:
-    """Return the held-out text as one token stream.
-
-    Each paragraph is followed by the end-of-text token.
-
-    Args:
-        tokenizer: the base's tokenizer, as transformers loads it.
-
-    Raises:
-        ValueError: if the tokenizer has no end-of-text token.
-    """
-    end = tokenizer.eos_token_id
-    if end is None:
-        raise ValueError("tokenizer must have an end-of-text token (eos_token), got None")
-    stream: list[int] = []
-    for text in held_out_text():
-        stream += tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
-        stream.append(int(end))
-    return stream

@@ -6,6 +6,7 @@ import os
 import re
 from collections.abc import Iterable, Iterator
 from io import BufferedReader, TextIOWrapper
+from itertools import groupby
 from pathlib import Path
 
 from adapmixed.data.builtin import Document
@@ -114,17 +115,9 @@ def joined(texts: Iterable[str], new_document: str) -> Iterator[str]:
 
 def _articles(lines: Iterable[str], new_document: str | None) -> Iterator[str]:
     """Yield the articles that hold text."""
-    found = _paragraphs(lines) if new_document is None else joined(lines, new_document)
+    found: Iterator[str]
+    if new_document is None:
+        found = ("".join(part) for _, part in groupby(lines, key=lambda line: bool(line.strip())))
+    else:
+        found = joined(lines, new_document)
     return (text.strip("\n") for text in found if text.strip())
-
-
-def _paragraphs(lines: Iterable[str]) -> Iterator[str]:
-    parts: list[str] = []
-    for line in lines:
-        if line.strip():
-            parts.append(line)
-        elif parts:
-            yield "".join(parts)
-            parts = []
-    if parts:
-        yield "".join(parts)

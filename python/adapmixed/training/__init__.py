@@ -4,7 +4,7 @@ from adapmixed.training.adapter import save_adapter
 from adapmixed.training.blocks import token_blocks, token_stream
 from adapmixed.training.config import FinetuneConfig
 from adapmixed.training.finetune import Trained, fit, shard_seed, train_adapter
-from adapmixed.training.partition import assign_shards, partition_documents, shard_record
+from adapmixed.training.partition import assign_shards, shard_record
 from adapmixed.training.ranks import Place
 from adapmixed.training.run import TrainingRun, train_ensemble
 
@@ -15,7 +15,6 @@ __all__ = [
     "TrainingRun",
     "assign_shards",
     "fit",
-    "partition_documents",
     "save_adapter",
     "shard_record",
     "shard_seed",

@@ -6,7 +6,6 @@ import copy
 import json
 import os
 import warnings
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -27,14 +26,7 @@ def adapted_copy(base: Any, config: FinetuneConfig) -> Any:
     """
     from peft import LoraConfig, get_peft_model
 
-    settings = LoraConfig(
-        r=config.rank,
-        lora_alpha=config.alpha,
-        target_modules=list(config.target_modules),
-        fan_in_fan_out=_is_conv1d(base, config.target_modules),
-        bias="none",
-        task_type="CAUSAL_LM",
-    )
+    settings = LoraConfig(**_settings(base, config))
     shared = {id(p): torch.nn.Parameter(p.detach(), requires_grad=False) for p in base.parameters()}
     with warnings.catch_warnings():
         # peft uses an old name of transformers, and warns about merging adapters of a tied head.
@@ -88,19 +80,9 @@ def save_adapter(
 
     target = Path(folder)
     target.mkdir(parents=True, exist_ok=True)
-    peft_config = {
-        "base_model_name_or_path": base_name,
-        "bias": "none",
-        "fan_in_fan_out": _is_conv1d(model, config.target_modules),
-        "inference_mode": True,
-        "lora_alpha": int(config.alpha) if float(config.alpha).is_integer() else config.alpha,
-        "lora_dropout": 0.0,
-        "peft_type": "LORA",
-        "r": config.rank,
-        "target_modules": list(config.target_modules),
-        "task_type": "CAUSAL_LM",
-    }
-    text = json.dumps(peft_config, indent=2) + "\n"
+    written = _settings(model, config) | {"base_model_name_or_path": base_name, "peft_type": "LORA"}
+    written |= {"inference_mode": True, "lora_dropout": 0.0}
+    text = json.dumps(written, indent=2, sort_keys=True) + "\n"
     (target / "adapter_config.json").write_text(text, encoding="utf-8")
     # By default peft also stores the whole output layer if that is adapted.
     state = get_peft_model_state_dict(model, save_embedding_layers=False)
@@ -116,13 +98,22 @@ def _short(value: torch.Tensor) -> torch.Tensor:
     return short if torch.equal(short.float(), value) else value.contiguous()
 
 
-def _is_conv1d(model: Any, targets: Sequence[str]) -> bool:
-    """Return whether the adapted layers store weights as (in, out), as GPT-2's Conv1D does."""
+def _settings(model: Any, config: FinetuneConfig) -> dict[str, Any]:
+    """Return peft's settings of an adapter on this model."""
     from transformers.pytorch_utils import Conv1D
 
-    suffixes = tuple(f".{target}" for target in targets)
-    return any(
+    suffixes = tuple(f".{target}" for target in config.target_modules)
+    # GPT-2's Conv1D stores weights as (in, out).
+    conv1d = any(
         isinstance(getattr(module, "base_layer", module), Conv1D)
         for name, module in model.named_modules()
         if f".{name}".endswith(suffixes)
     )
+    return {
+        "r": config.rank,
+        "lora_alpha": int(config.alpha) if float(config.alpha).is_integer() else config.alpha,
+        "target_modules": list(config.target_modules),
+        "fan_in_fan_out": conv1d,
+        "bias": "none",
+        "task_type": "CAUSAL_LM",
+    }

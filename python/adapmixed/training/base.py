@@ -32,7 +32,6 @@ class BaseFacts:
         default_targets: names of the layers that peft adapts by default in this architecture; () if
             it has no default.
         head: full name of the output layer.
-        hidden_bytes: bytes of one token's hidden state in fp32.
         blocks: full names of the decoder blocks, () if they are not in a single list.
         tested: whether the library was tested with models of its type.
     """
@@ -45,7 +44,6 @@ class BaseFacts:
     linear_layers: tuple[str, ...]
     default_targets: tuple[str, ...]
     head: str
-    hidden_bytes: int
     blocks: tuple[str, ...]
     tested: bool
 
@@ -138,7 +136,6 @@ def base_facts(base: str, revision: str | None = None) -> BaseFacts:
         linear_layers=linear_names(model),
         default_targets=tuple(TARGETS.get(config.model_type, ())),
         head=head_name(model),
-        hidden_bytes=4 * int(model.get_output_embeddings().weight.shape[1]),
         blocks=block_names(model),
         tested=model.config.model_type in TESTED,
     )

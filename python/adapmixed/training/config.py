@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from adapmixed.limits import check_count, check_number
+
 
 @dataclass(frozen=True)
 class FinetuneConfig:
@@ -53,16 +55,12 @@ class FinetuneConfig:
         return max(self.steps, passes) if size else 0
 
     def __post_init__(self) -> None:
-        for name in ("rank", "epochs", "steps", "batch_size", "block_size"):
-            least = 2 if name == "block_size" else 1
-            if getattr(self, name) < least:
-                raise ValueError(f"{name} must be >= {least}, got {getattr(self, name)}")
+        for name in ("rank", "epochs", "steps", "batch_size"):
+            check_count(name, getattr(self, name))
+        check_count("block_size", self.block_size, 2)
+        check_count("warmup_steps", self.warmup_steps, 0)
         for name in ("alpha", "learning_rate"):
-            if not (math.isfinite(getattr(self, name)) and getattr(self, name) > 0):
-                raise ValueError(f"{name} must be positive and finite, got {getattr(self, name)}")
-        if self.warmup_steps < 0:
-            raise ValueError(f"warmup_steps must be >= 0, got {self.warmup_steps}")
-        if not (math.isfinite(self.weight_decay) and self.weight_decay >= 0):
-            raise ValueError(f"weight_decay must be >= 0 and finite, got {self.weight_decay}")
+            check_number(name, getattr(self, name), above=0.0)
+        check_number("weight_decay", self.weight_decay, least=0.0)
         if not self.target_modules:
             raise ValueError("target_modules must name at least one layer, got ()")

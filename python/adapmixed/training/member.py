@@ -5,69 +5,48 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from adapmixed.data.builtin import Document
 from adapmixed.ensemble.member_record import FORMAT_VERSION, MEMBER_FILE
 from adapmixed.ensemble.public_model import load_base
-from adapmixed.ensemble.vocabulary import beginning_of
 from adapmixed.files import publish_folder, temporary_folder, write_file
 from adapmixed.training.adapter import save_adapter, shorten
 from adapmixed.training.blocks import token_stream
-from adapmixed.training.config import FinetuneConfig
 from adapmixed.training.finetune import AdapterTrainer, Trained
 from adapmixed.training.head import adapts_head_alone
 from adapmixed.training.partition import shard_record
 from adapmixed.training.shards import Spool, hold_out, hold_out_end
 
-
-@dataclass(frozen=True)
-class MemberSettings:
-    """The settings that a member depends on, in addition to its shard.
-
-    Attributes:
-        base: folder or hub name of the public model.
-        revision: commit of a hub name, or None.
-        base_name: the public model's name in the adapter's folder.
-        config: the settings of the training.
-        seed: the run's seed.
-        validation_fraction: expected share of a shard that is held out for validation.
-        device: the device, for instance "cpu" or "cuda:0".
-        dtype: dtype of the public model.
-    """
-
-    base: str
-    revision: str | None
-    base_name: str
-    config: FinetuneConfig
-    seed: int
-    validation_fraction: float
-    device: str
-    dtype: torch.dtype
+if TYPE_CHECKING:
+    from adapmixed.training.base import BaseFacts
+    from adapmixed.training.run import TrainingRun
 
 
 class MemberTrainer:
     """A trainer of members, one after the other, on one public model that is never changed."""
 
-    def __init__(self, settings: MemberSettings, spool: Spool, key: bytes) -> None:
+    def __init__(
+        self, run: TrainingRun, facts: BaseFacts, device: str, spool: Spool, key: bytes
+    ) -> None:
         """Load the public model.
 
         Args:
-            settings: the settings of all members.
+            run: the settings of all members.
+            facts: facts about the public model.
+            device: the device, for instance "cpu" or "cuda:0".
             spool: the shards.
             key: the key of the partition.
         """
-        model, tokenizer = load_base(settings.base, settings.dtype, revision=settings.revision)
-        self._settings = settings
-        self._spool = spool
-        self._key = key
-        base = model.to(settings.device).eval()
+        dtype = getattr(torch, run.dtype)
+        model, tokenizer = load_base(run.base, dtype, revision=facts.revision)
+        self._run, self._facts, self._spool, self._key = run, facts, spool, key
+        base = model.to(device).eval()
         self._vocab_size = base.config.get_text_config().vocab_size
-        self._trainer = AdapterTrainer(base, settings.config)
+        self._trainer = AdapterTrainer(base, run.config)
         self._tokenizer = tokenizer
 
     def train(self, shard: int, folder: Path, progress: Callable[[float], None]) -> None:
@@ -84,17 +63,17 @@ class MemberTrainer:
             ValueError: if training diverged.
             RuntimeError: if the disk is full.
         """
-        settings, config = self._settings, self._settings.config
+        run = self._run
         documents = self._spool.read(shard)
-        training, validation = hold_out(documents, settings.validation_fraction, key=self._key)
+        training, validation = hold_out(documents, run.validation_fraction, key=self._key)
         tokens, held = self._tokens(training), self._tokens(validation)
         if not validation:
-            tokens, held = hold_out_end(tokens, settings.validation_fraction)
+            tokens, held = hold_out_end(tokens, run.validation_fraction)
         trained = self._trainer.train(
             tokens,
-            seed=settings.seed,
+            seed=run.seed,
             shard=shard,
-            beginning=beginning_of(self._tokenizer),
+            beginning=self._facts.beginning,
             held_out=held,
             scratch=self._spool.folder,
             progress=lambda done, steps: progress(done / steps),
@@ -112,7 +91,7 @@ class MemberTrainer:
             "validation": _validation(trained, len(validation), len(held)),
         }
         temporary = temporary_folder(folder)
-        save_adapter(trained.model, temporary, config, base_name=settings.base_name)
+        save_adapter(trained.model, temporary, run.config, base_name=self._facts.name)
         text = json.dumps(record, indent=1) + "\n"
         write_file(temporary / MEMBER_FILE, text.encode())
         for file in temporary.iterdir():  # the weights, too, depend on private text

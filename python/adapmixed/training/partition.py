@@ -53,33 +53,6 @@ def assign_shards(identifiers: Sequence[str], num_shards: int, *, key: bytes) ->
     return [_digest(identifier, key) % num_shards for identifier in identifiers]
 
 
-def partition_documents(
-    documents: Sequence[Document], num_shards: int, *, key: bytes
-) -> list[list[Document]]:
-    """Divide documents into N shards by `assign_shards` of their identifiers.
-
-    Documents that share an identifier (the records of one user) stay together.
-
-    Args:
-        documents: the whole corpus.
-        num_shards: N >= 1.
-        key: 16 to 64 bytes.
-
-    Returns:
-        N lists, possibly empty, each sorted by identifier, with documents of one identifier in the
-        order given. So a shard's content and order depend on its own documents only.
-
-    Raises:
-        ValueError: as `assign_shards`.
-    """
-    ordered = sorted(documents, key=lambda document: document.identifier)
-    numbers = assign_shards([document.identifier for document in ordered], num_shards, key=key)
-    shards: list[list[Document]] = [[] for _ in range(num_shards)]
-    for document, shard in zip(ordered, numbers, strict=True):
-        shards[shard].append(document)
-    return shards
-
-
 def enrol(
     table: Sequence[str | None],
     identifiers: Collection[str],

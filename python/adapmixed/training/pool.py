@@ -18,9 +18,8 @@ from typing import Any
 import torch
 
 from adapmixed.ensemble.member_record import read_member_record
-from adapmixed.training.member import MemberSettings, MemberTrainer
+from adapmixed.training.member import MemberTrainer
 from adapmixed.training.progress import Progress
-from adapmixed.training.shards import Spool
 from adapmixed.workers import start_server
 
 _TELL_SECONDS = 0.2  # between two messages of a worker
@@ -30,9 +29,7 @@ _worker: tuple[MemberTrainer, Any] | None = None
 
 def train_members(
     paths: Mapping[int, Path],
-    settings: MemberSettings,
-    spool: Spool,
-    key: bytes,
+    trainer: Callable[[], MemberTrainer],
     *,
     workers: int,
     threads: int,
@@ -42,9 +39,7 @@ def train_members(
 
     Args:
         paths: the folder of each member, by number; none of them may exist.
-        settings: as in `MemberTrainer`.
-        spool: as in `MemberTrainer`.
-        key: as in `MemberTrainer`.
+        trainer: makes the trainer of a process.
         workers: number of processes, >= 1; 1 trains in this process.
         threads: threads of each process. The last bits of sums depend on this number, so a member
             depends on it, too.
@@ -62,9 +57,9 @@ def train_members(
         before = torch.get_num_threads()
         torch.set_num_threads(threads)
         try:
-            trainer = MemberTrainer(settings, spool, key)
+            made = trainer()
             for shard, path in paths.items():
-                trainer.train(shard, path, _told(progress, shard))
+                made.train(shard, path, _told(progress, shard))
                 finished(shard)
         finally:
             torch.set_num_threads(before)
@@ -75,7 +70,7 @@ def train_members(
         min(workers, len(paths)),
         mp_context=context,
         initializer=_begin,
-        initargs=(settings, spool, key, threads, messages),
+        initargs=(trainer, threads, messages),
     )
     try:
         running: dict[Future[None], int] = {
@@ -110,13 +105,13 @@ def _received(messages: Any) -> list[tuple[int, float]]:
             return found
 
 
-def _begin(settings: MemberSettings, spool: Spool, key: bytes, threads: int, messages: Any) -> None:
+def _begin(trainer: Callable[[], MemberTrainer], threads: int, messages: Any) -> None:
     """Prepare a worker process."""
     global _worker
     threading.Thread(target=_end_with_parent, daemon=True).start()
     _keep_freed_memory()
     torch.set_num_threads(threads)
-    _worker = MemberTrainer(settings, spool, key), messages
+    _worker = trainer(), messages
 
 
 def _keep_freed_memory() -> None:

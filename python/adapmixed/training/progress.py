@@ -20,20 +20,13 @@ class Progress:
     the text of a shard, such as its validation loss, are only logged and never in a line.
     """
 
-    def __init__(
-        self,
-        steps: Mapping[int, int],
-        say: Callable[[str], None] | None = None,
-        told: Callable[[int, int], None] | None = None,
-    ) -> None:
+    def __init__(self, steps: Mapping[int, int], say: Callable[[str], None] | None = None) -> None:
         """Begin with no work done.
 
         Args:
             steps: expected steps of each member to be trained.
             say: called with each line; None for standard error.
-            told: called with (steps done, steps in all) instead of the bar; or None.
         """
-        self._told = told
         self._steps = dict(steps)
         self._fractions = dict.fromkeys(steps, 0.0)
         self._done = 0.0  # steps
@@ -41,7 +34,7 @@ class Progress:
         self._begun: tuple[float, float] | None = None  # time and steps at the first step
         self._bar = tqdm(
             total=sum(self._steps.values()),
-            disable=None if told is None else True,
+            disable=None,
             leave=False,
             bar_format="{percentage:3.0f}% |{bar}| {elapsed}, {remaining} left",
         )
@@ -54,8 +47,6 @@ class Progress:
             self._begun = time.monotonic(), self._done
         self._bar.n = min(self._done, self._bar.total)
         self._bar.refresh()
-        if self._told is not None:
-            self._told(round(self._done), self._bar.total)
 
     def finished(self, shard: int, name: str, record: Mapping[str, Any]) -> None:
         """Print the line of a finished member, and log its losses."""

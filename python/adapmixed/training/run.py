@@ -24,6 +24,7 @@ import shutil
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -34,17 +35,16 @@ from adapmixed.ensemble.ensemble import try_members
 from adapmixed.ensemble.manifest import Manifest
 from adapmixed.ensemble.public_model import load_base, reading_base
 from adapmixed.files import check_locks
-from adapmixed.limits import check_count, check_models
-from adapmixed.training.base import BaseFacts, base_facts, documents_of
+from adapmixed.limits import check_count, check_models, check_option
+from adapmixed.training.base import base_facts, documents_of
 from adapmixed.training.config import FinetuneConfig
 from adapmixed.training.folder import TrainingFolder
-from adapmixed.training.head import IN_MEMORY
-from adapmixed.training.member import MemberSettings
+from adapmixed.training.member import MemberTrainer
 from adapmixed.training.partition import by_hash, by_table, enrol, places_line, sharing_line
 from adapmixed.training.pool import train_members
 from adapmixed.training.progress import Progress
 from adapmixed.training.ranks import Place
-from adapmixed.training.shards import KEY_BYTES, Spool, spool
+from adapmixed.training.shards import KEY_BYTES, spool
 from adapmixed.training.update import update_members
 from adapmixed.workers import start_server
 
@@ -109,9 +109,8 @@ class TrainingRun:
                 "validation_fraction must be > 0 with early_stopping, which needs held-out text of "
                 "each shard, got 0"
             )
-        for name, allowed in (("device", ("cpu", "cuda")), ("dtype", tuple(DTYPES))):
-            if getattr(self, name) not in allowed:
-                raise ValueError(f"{name} must be one of {allowed}, got {getattr(self, name)!r}")
+        check_option("device", self.device, ("cpu", "cuda"))
+        check_option("dtype", self.dtype, tuple(DTYPES))
 
     @property
     def has_places(self) -> bool:
@@ -125,7 +124,6 @@ def train_ensemble(
     place: Place | None = None,
     workers: int = 1,
     say: Callable[[str], None] | None = None,
-    progress: Callable[[int, int], None] | None = None,
     update: bool = False,
 ) -> Manifest:
     """Train the missing members of an ensemble, and return when all members are finished.
@@ -137,7 +135,6 @@ def train_ensemble(
             `if __name__ == "__main__":`.
         say: called with a line about every finished member, and about places or shared shards; None
             for standard error.
-        progress: called with (work done, work in all) as it goes on; None for a bar on a terminal.
         update: whether to train the members again, in one process, whose text has changed.
 
     Returns:
@@ -151,8 +148,7 @@ def train_ensemble(
         ValueError: if there are more names than places, or `update` is not possible.
         RuntimeError: if a worker or another rank was killed, or the disk is full.
     """
-    if workers < 1:
-        raise ValueError(f"workers must be >= 1, got {workers}")
+    check_count("workers", workers)
     place = place or Place()
     if update and place.world > 1:
         raise ValueError(f"update must run in one process, got {place.world} ranks")
@@ -226,21 +222,17 @@ def train_ensemble(
                 if not paths:
                     return
                 steps = {i: run.config.expected_steps(spooled.sizes.get(i, 0)) for i in paths}
-                shown = Progress(steps, say, progress)
+                shown = Progress(steps, say)
                 empty = sum(i not in spooled.sizes for i in paths)
                 if empty and table is None:
                     shown.say(_empty_shards(empty, len(paths)))
-                if targets == (facts.head,):
-                    _LOG.info("%s", _hidden_states(facts, run, spooled, workers))
                 try:
+                    device = run.device
+                    if device == "cuda" and place.world > 1:
+                        device = f"cuda:{place.local_rank}"
+                    trainer = partial(MemberTrainer, run, facts, device, spooled, key)
                     train_members(
-                        paths,
-                        _member_settings(run, facts.name, facts.revision, place),
-                        spooled,
-                        key,
-                        workers=workers,
-                        threads=run.threads,
-                        progress=shown,
+                        paths, trainer, workers=workers, threads=run.threads, progress=shown
                     )
                 finally:
                     shown.close()
@@ -308,18 +300,6 @@ def _empty_shards(empty: int, trained: int) -> str:
     )
 
 
-def _hidden_states(facts: BaseFacts, run: TrainingRun, spooled: Spool, workers: int) -> str:
-    """Return the largest size of hidden states; a token has at least one byte.
-
-    It depends on the largest shard's text.
-    """
-    # Training and held-out text are each padded to whole blocks.
-    tokens = max(spooled.sizes.values(), default=0) + 2 * run.config.block_size
-    size = tokens * facts.hidden_bytes * DTYPES[run.dtype].itemsize // 4
-    place = "in memory" if size <= IN_MEMORY else f"in memory, or above {IN_MEMORY:,} in a file"
-    return f"hidden states: at most {size:,} bytes for each of {workers} workers, {place}"
-
-
 def _training(run: TrainingRun) -> dict[str, Any]:
     """Return the settings that members depend on, without paths of this machine."""
     return {
@@ -333,21 +313,3 @@ def _training(run: TrainingRun) -> dict[str, Any]:
         "dtype": run.dtype,
         "corpus": run.corpus.description(),
     }
-
-
-def _member_settings(
-    run: TrainingRun, base_name: str, revision: str | None, place: Place
-) -> MemberSettings:
-    device = run.device
-    if device == "cuda" and place.world > 1:
-        device = f"cuda:{place.local_rank}"
-    return MemberSettings(
-        base=run.base,
-        revision=revision,
-        base_name=base_name,
-        config=run.config,
-        seed=run.seed,
-        validation_fraction=run.validation_fraction,
-        device=device,
-        dtype=DTYPES[run.dtype],
-    )
