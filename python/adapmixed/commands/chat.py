@@ -20,7 +20,7 @@ _LEAVE = ("/quit", "/exit")
 
 
 @dataclass
-class Options:
+class ChatOptions:
     """The options of this command alone."""
 
     plain: bool = option("use no chat template and continue every line by itself")
@@ -38,7 +38,7 @@ def add_parser(commands: Any) -> None:
         "starts a new conversation. The public model's chat template is used. If it has none, "
         "--plain continues every line by itself. Every released token is charged.",
     )
-    add_options(parser, Options)
+    add_options(parser, ChatOptions)
     add_serving_options(parser)
     parser.set_defaults(run=run)
 

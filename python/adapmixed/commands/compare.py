@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from adapmixed.commands.mechanisms import add_mechanism_options
-from adapmixed.commands.options import Shared, add_options, quiet_libraries
+from adapmixed.commands.options import SharedOptions, add_options, quiet_libraries
 from adapmixed.commands.placing import check_device, load_ensemble
 from adapmixed.commands.serving import mechanism_for
 
@@ -34,7 +34,7 @@ def add_parser(commands: Any) -> None:
         "further ones.) Nothing is charged, and no guarantee covers the output: it is for the "
         "operator's eyes alone.",
     )
-    add_options(parser, Shared, "base ensemble max_new_tokens temperature top_k active")
+    add_options(parser, SharedOptions, "base ensemble max_new_tokens temperature top_k active")
     parser.add_argument(
         "--prompt", action="append", required=True, metavar="TEXT",
         help="prompt to continue; may be repeated",
@@ -43,7 +43,7 @@ def add_parser(commands: Any) -> None:
         "--seed", type=int, help="seed of the random numbers (default: one of the system's)"
     )
     add_mechanism_options(parser)
-    add_options(parser, Shared, "device dtype")
+    add_options(parser, SharedOptions, "device dtype")
     parser.set_defaults(run=run)
 
 

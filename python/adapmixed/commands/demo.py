@@ -32,7 +32,7 @@ WHOLE = "one adapter, all text"
 
 
 @dataclass
-class Options:
+class DemoOptions:
     """The options of this command."""
 
     base: str | None = option(
@@ -62,7 +62,7 @@ def add_parser(commands: Any) -> None:
         "printed and written to report.json, and with the extra lab to report.html. No network is "
         "needed.",
     )
-    add_options(parser, Options)
+    add_options(parser, DemoOptions)
     parser.set_defaults(run=run)
 
 

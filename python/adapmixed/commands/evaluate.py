@@ -16,7 +16,7 @@ from adapmixed.commands.mechanisms import (
     mechanism_of,
 )
 from adapmixed.commands.options import (
-    Shared,
+    SharedOptions,
     add_options,
     check_output,
     option,
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 
 @dataclass
-class Options:
+class EvaluateOptions:
     """The options of this command alone."""
 
     text: Path = option("UTF-8 text file, or folder of *.txt files", required=True)
@@ -73,11 +73,11 @@ def add_parser(commands: Any) -> None:
         "mechanisms, and say which share of the unprotected ensemble's gain each keeps. An "
         "evaluation reveals probabilities, so its output is for the operator only.",
     )
-    add_options(parser, Shared, "base ensemble")
-    add_options(parser, Options)
-    add_options(parser, Shared, "memory active")
+    add_options(parser, SharedOptions, "base ensemble")
+    add_options(parser, EvaluateOptions)
+    add_options(parser, SharedOptions, "memory active")
     add_mechanism_options(parser, several=True)
-    add_options(parser, Shared, "device dtype rank_timeout")
+    add_options(parser, SharedOptions, "device dtype rank_timeout")
     parser.set_defaults(run=run)
 
 

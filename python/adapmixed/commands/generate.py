@@ -15,7 +15,7 @@ from adapmixed.limits import check_optional_count
 
 
 @dataclass
-class Options:
+class GenerateOptions:
     """The options of this command alone."""
 
     prompt: list[str] | None = option("prompt to continue; may be repeated", metavar="TEXT")
@@ -38,7 +38,7 @@ def add_parser(commands: Any) -> None:
         "goes to standard output, its guarantee to standard error. Several prompts are answered in "
         "batches and printed as JSON lines.",
     )
-    add_options(parser, Options)
+    add_options(parser, GenerateOptions)
     add_serving_options(parser)
     parser.set_defaults(run=run)
 

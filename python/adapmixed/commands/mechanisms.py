@@ -41,7 +41,7 @@ SETTINGS = (
 
 
 @dataclasses.dataclass
-class Options:
+class MechanismOptions:
     """--plan, and --mechanism, --epsilon, --delta and --adjacency, which it replaces."""
 
     plan: Path | None = option(
@@ -67,13 +67,13 @@ def add_mechanism_options(parser: argparse.ArgumentParser, *, several: bool = Fa
         parser: gets the options.
         several: whether --mechanism may be repeated.
     """
-    group = add_options(parser, Options, "plan", title="mechanism and guarantee")
+    group = add_options(parser, MechanismOptions, "plan", title="mechanism and guarantee")
     if several:
         told = {"action": "append", "help": f"{SETTINGS}may be repeated (default: adapmixed)"}
     else:
         told = {"help": f"{SETTINGS}must be given or --plan"}
-    add_options(group, Options, "mechanism", **told)
-    add_options(group, Options, "epsilon delta adjacency")
+    add_options(group, MechanismOptions, "mechanism", **told)
+    add_options(group, MechanismOptions, "epsilon delta adjacency")
 
 
 def add_parser(commands: Any) -> None:

@@ -79,15 +79,15 @@ def add_options(
         the group, or the parser.
     """
     target = parser if title is None else parser.add_argument_group(title)
-    found, types = {one.name: one for one in fields(kind)}, {"int": int, "float": float}
+    found = {one.name: one for one in fields(kind)}
+    types: dict[str, Any] = {"int": int, "float": float, "Path": Path}
     for name in found if names is None else names.split():
         one, text = found[name], str(found[name].type).removesuffix(" | None")
         given = one.metadata | changes
         if text == "bool":
             given["action"] = "store_true"
         else:
-            given = {"type": types.get(text, Path if text == "Path" else str)} | given
-            given["default"] = one.default
+            given = {"type": types.get(text, str), "default": one.default} | given
         if text.startswith("list"):
             given["action"] = "append"
         if one.default is not None and "(default: " not in given["help"]:
@@ -147,7 +147,7 @@ def _active(text: str) -> int | None:
 
 
 @dataclass
-class Shared:
+class SharedOptions:
     """Options of several commands."""
 
     base: str = option("public model: folder or hub name", required=True)

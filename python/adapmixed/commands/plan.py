@@ -26,7 +26,7 @@ _RULES = {
 
 
 @dataclass
-class Options:
+class PlanOptions:
     """The options of this command."""
 
     ensemble: Path | None = option("ensemble folder, which gives --models")
@@ -73,7 +73,7 @@ def add_parser(commands: Any) -> None:
         "numbers of shards allow. With --lower and --upper, compute instead whichever of "
         "--epsilon, --models and --tokens is left out. Only public numbers are used.",
     )
-    add_options(parser, Options)
+    add_options(parser, PlanOptions)
     parser.set_defaults(run=run)
 
 

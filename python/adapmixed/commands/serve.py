@@ -11,15 +11,15 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from adapmixed.commands.mechanisms import add_mechanism_options, check_charged
-from adapmixed.commands.options import Shared, add_options, check_output, quiet_libraries
+from adapmixed.commands.mechanisms import add_mechanism_options, check_charged, check_chosen
+from adapmixed.commands.options import SharedOptions, add_options, check_output, quiet_libraries
 from adapmixed.commands.placing import check_device, load_ensemble
 from adapmixed.commands.plan_file import take_plan
 from adapmixed.commands.promise import checked, promise, promised
 from adapmixed.commands.serve_options import (
     DEFAULT_TOKENS,
     NETWORK,
-    Server,
+    ServerOptions,
     check_extra,
     check_network,
 )
@@ -62,12 +62,12 @@ def add_parser(commands: Any) -> None:
         help="serve the built-in ensemble with a ledger in this folder, and choose all models and "
         f"the mechanism: {DEMO_TOKENS} tokens within epsilon {DEMO_EPSILON:g} (default: report)",
     )
-    add_options(parser, Shared, "base ensemble", required=False)
+    add_options(parser, SharedOptions, "base ensemble", required=False)
     parser.add_argument(
         "--name", metavar="MODEL", help="name of the model (default: the ensemble folder's name)"
     )
-    add_options(parser, Server, f"{NETWORK} metrics_port", title="network")
-    add_options(parser, Server, "max_tokens")
+    add_options(parser, ServerOptions, f"{NETWORK} metrics_port", title="network")
+    add_options(parser, ServerOptions, "max_tokens")
     parser.add_argument(
         "--when-spent",
         choices=("error", "public"),
@@ -75,10 +75,10 @@ def add_parser(commands: Any) -> None:
         help="what a request gets that the plan does not pay for: an error, status 429, or an "
         "answer of the public model, which costs nothing (default: error)",
     )
-    add_options(parser, Shared, "active ledger no_create memory")
+    add_options(parser, SharedOptions, "active ledger no_create memory")
     add_mechanism_options(parser)
-    add_options(parser, Server, "allow_weak")
-    add_options(parser, Shared, "device dtype")
+    add_options(parser, ServerOptions, "allow_weak")
+    add_options(parser, SharedOptions, "device dtype")
     parser.set_defaults(run=run, operator=False)
 
 
@@ -184,6 +184,7 @@ def _chosen(arguments: argparse.Namespace) -> Mechanism:
     for name in ("base", "ensemble"):
         if getattr(arguments, name) is None:
             raise ValueError(f"--{name} must be given, or --demo for the built-in ensemble")
+    check_chosen(arguments.mechanism or arguments.plan)
     if arguments.ledger is None:
         raise ValueError("--ledger must be given: a server without one forgets what was spent")
     mechanism = mechanism_for(arguments, None)

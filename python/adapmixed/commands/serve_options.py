@@ -13,7 +13,7 @@ DEFAULT_TOKENS = 256
 
 
 @dataclass
-class Server:
+class ServerOptions:
     """The options of servers."""
 
     host: str = option("address to listen at", "127.0.0.1")

@@ -17,7 +17,7 @@ from adapmixed.commands.mechanisms import (
     mechanism_of,
 )
 from adapmixed.commands.options import (
-    Shared,
+    SharedOptions,
     add_options,
     check_output,
     option,
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 
 @dataclass
-class Options:
+class AnswerOptions:
     """The options of `generate` and `chat` alone."""
 
     stop: list[str] | None = option("text that ends an answer; may be repeated", metavar="TEXT")
@@ -50,11 +50,11 @@ class Options:
 
 def add_serving_options(parser: argparse.ArgumentParser) -> None:
     """Add the options for the models, the choice of tokens and the ledger."""
-    add_options(parser, Shared, "base ensemble max_new_tokens temperature top_k active")
-    add_options(parser, Options)
-    add_options(parser, Shared, "ledger no_create memory")
+    add_options(parser, SharedOptions, "base ensemble max_new_tokens temperature top_k active")
+    add_options(parser, AnswerOptions)
+    add_options(parser, SharedOptions, "ledger no_create memory")
     add_mechanism_options(parser)
-    add_options(parser, Shared, "device dtype rank_timeout")
+    add_options(parser, SharedOptions, "device dtype rank_timeout")
 
 
 def shape_of(arguments: argparse.Namespace) -> dict[str, Any]:

@@ -32,7 +32,7 @@ _OF_RUN = "base output share_shards key_file device dtype seed threads"  # field
 
 
 @dataclass
-class Options:
+class TrainOptions:
     """The options of this command alone."""
 
     models: int | None = option(
@@ -72,7 +72,7 @@ def add_parser(commands: Any) -> None:
         "--seed", type=int, default=0, help="seed of the members' training (default: 0)"
     )
     add_corpus_options(parser)
-    add_options(parser, Options, title="ensemble")
+    add_options(parser, TrainOptions, title="ensemble")
     add_adapter_options(
         parser,
         adapt=f"{ADAPT}, or with --preset peft's choice for the architecture",
@@ -90,8 +90,8 @@ def run(arguments: argparse.Namespace) -> int:
         start_server()  # early, since this process imports the same modules for seconds
     corpus = corpus_of(arguments)
     quiet_libraries()
+    from adapmixed.ranks import Place
     from adapmixed.training.presets import PRESETS
-    from adapmixed.training.ranks import Place
     from adapmixed.training.run import TrainingRun, train_ensemble
 
     training = training_of(arguments, validation_fraction="float")

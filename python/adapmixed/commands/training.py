@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from adapmixed.commands.mechanisms import settings_of, types_of
-from adapmixed.commands.options import DTYPES, PRESETS, Shared, add_options, option, say_hub
+from adapmixed.commands.options import DTYPES, PRESETS, SharedOptions, add_options, option, say_hub
 
 if TYPE_CHECKING:
     from adapmixed.data import Corpus
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 @dataclass
-class Options:
+class TrainingOptions:
     """The options of a training."""
 
     revision: str | None = option("commit, tag or branch of a hub name (default: newest)")
@@ -54,18 +54,18 @@ def add_model_options(parser: argparse.ArgumentParser, *, output: str) -> None:
         parser: gets the options.
         output: help of --output.
     """
-    add_options(parser, Shared, "base")
-    add_options(parser, Options, "revision")
+    add_options(parser, SharedOptions, "base")
+    add_options(parser, TrainingOptions, "revision")
     parser.add_argument("--output", required=True, type=Path, help=output)
-    add_options(parser, Options, "preset")
-    add_options(parser, Shared, "device", help="device to train on (default: cpu)")
-    add_options(parser, Shared, "dtype", choices=DTYPES[:2])
+    add_options(parser, TrainingOptions, "preset")
+    add_options(parser, SharedOptions, "device", help="device to train on (default: cpu)")
+    add_options(parser, SharedOptions, "dtype", choices=DTYPES[:2])
 
 
 def add_corpus_options(parser: argparse.ArgumentParser) -> None:
     """Add the corpus and how it is divided into documents."""
     names = "corpus text_column chat_column id_column split new_document"
-    add_options(parser, Options, names, title="corpus")
+    add_options(parser, TrainingOptions, names, title="corpus")
 
 
 def add_adapter_options(parser: argparse.ArgumentParser, *, adapt: str, more: str = "") -> None:
@@ -77,7 +77,7 @@ def add_adapter_options(parser: argparse.ArgumentParser, *, adapt: str, more: st
         more: further settings of --training, as a phrase for its help.
     """
     title = "training (defaults come from --preset)"
-    group = add_options(parser, Options, "epochs learning_rate block_size", title=title)
+    group = add_options(parser, TrainingOptions, "epochs learning_rate block_size", title=title)
     group.add_argument(
         "--training",
         metavar='"KEY=VALUE ..."',

@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from adapmixed.commands.mechanisms import add_mechanism_options, check_chosen, mechanism_of
-from adapmixed.commands.options import Shared, add_options, quiet_libraries
+from adapmixed.commands.options import SharedOptions, add_options, quiet_libraries
 from adapmixed.commands.plan_file import take_plan
 from adapmixed.commands.promise import checked, promise, promised
-from adapmixed.commands.serve_options import DEFAULT_TOKENS, NETWORK, Server, check_network
+from adapmixed.commands.serve_options import DEFAULT_TOKENS, NETWORK, ServerOptions, check_network
 
 SHUTDOWN_SECONDS = 30
 """Seconds that running answers have after SIGTERM. With 0, vLLM waits for ever for open streams."""
@@ -35,11 +35,11 @@ def add_parser(commands: Any) -> None:
         "those that would void the guarantee stop the server with an error.",
     )
     parser.add_argument("--base", required=True, type=Path, help="public model: folder")
-    add_options(parser, Shared, "ensemble ledger", required=True, type=Path)
+    add_options(parser, SharedOptions, "ensemble ledger", required=True, type=Path)
     parser.add_argument("--name", help="name of the model (default: the ensemble folder's name)")
-    add_options(parser, Server, NETWORK, title="network")
-    add_options(parser, Shared, "dtype")
-    add_options(parser, Server, "max_tokens")
+    add_options(parser, ServerOptions, NETWORK, title="network")
+    add_options(parser, SharedOptions, "dtype")
+    add_options(parser, ServerOptions, "max_tokens")
     parser.add_argument(
         "--default-tokens",
         type=int,
@@ -47,7 +47,7 @@ def add_parser(commands: Any) -> None:
         help="largest number of tokens of an answer without max_tokens (default: "
         f"{DEFAULT_TOKENS})",
     )
-    add_options(parser, Shared, "active")
+    add_options(parser, SharedOptions, "active")
     parser.add_argument(
         "--block",
         type=int,
@@ -55,7 +55,7 @@ def add_parser(commands: Any) -> None:
         help="tokens of an answer that are charged together, before they are drawn (default: 16)",
     )
     add_mechanism_options(parser)
-    add_options(parser, Server, "allow_weak")
+    add_options(parser, ServerOptions, "allow_weak")
     parser.set_defaults(run=run)
 
 

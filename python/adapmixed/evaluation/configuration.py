@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from adapmixed.ensemble.vocabulary import begun
-from adapmixed.evaluation.methods import Settings
+from adapmixed.evaluation.methods import EvaluationSettings
 from adapmixed.evaluation.windows import block_of
 from adapmixed.rng import SecureRandom, SeededRandom
 
@@ -16,7 +16,9 @@ _PROBED = 8  # positions
 _IMPOSSIBLE = -1e9  # stands for log 0, which JSON cannot hold
 
 
-def describe(settings: Settings, *, block: int | None, stride: int | None) -> dict[str, Any]:
+def describe(
+    settings: EvaluationSettings, *, block: int | None, stride: int | None
+) -> dict[str, Any]:
     """Return the description that a result file holds: strict JSON values, private."""
     ensemble, tokens = settings.ensemble, settings.tokens
     return {
@@ -62,7 +64,7 @@ def _randomness(rng: SecureRandom | SeededRandom) -> Any:
     return {"seed": rng.seed, "label": rng.label} if isinstance(rng, SeededRandom) else "system"
 
 
-def _probe(settings: Settings) -> list[float]:
+def _probe(settings: EvaluationSettings) -> list[float]:
     """Return each model's mean log-probability of the first tokens, the public model's last."""
     ensemble, window = settings.ensemble, settings.windows[0][0]
     stop = min(window.stop, window.start + _PROBED + 1)

@@ -14,9 +14,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Never
 
-import torch
-
 from adapmixed.ensemble.vocabulary import begun, text_ids
+from adapmixed.evaluation.session import scored_parts
 from adapmixed.generation.loop import DEFAULT_MEMORY_BYTES, check_source
 from adapmixed.limits import DEFAULT_ACTIVE
 from adapmixed.mechanisms import Mechanism, Origin, shaped
@@ -35,7 +34,6 @@ except ImportError as error:  # pragma: no cover - name the extra, whichever mod
 if TYPE_CHECKING:
     from adapmixed.ensemble import Ensemble
 
-_POSITIONS_PER_CALL = 64
 _Scored = tuple[list[int], list[int]]  # context, continuation
 
 
@@ -152,35 +150,22 @@ class MixtureLM(TemplateLM):  # type: ignore[misc]
         self._accountant.check_left(self._mechanism, queries)
 
     def _score(self, context: list[int], continuation: list[int]) -> tuple[float, bool]:
-        beginning = list(self._ensemble.beginning)
+        beginning, active = list(self._ensemble.beginning), self._origin.active_tokens
         if context == [self.prefix_token_id]:
             context = beginning or context
-        read = begun(beginning, [*context, *continuation][-self.max_length :])
-        inputs = torch.tensor([read[:-1]], device=self._ensemble.device)
-        labels = torch.tensor(read[1:], device=self._ensemble.device)
-        first = len(read) - 1 - len(continuation)
+        text = [*context, *continuation][-self.max_length :]
+        parts = scored_parts(
+            self._ensemble, text, len(continuation), memory_bytes=self._memory_bytes, active=active
+        )
         total, greedy = 0.0, True
-        for where, private, public, tokens in self._ensemble.iter_logits(
-            inputs, memory_bytes=self._memory_bytes, active=self._origin.active_tokens
-        ):
-            targets = labels[where]
-            for start in range(max(0, first - where.start), len(targets), _POSITIONS_PER_CALL):
-                part = slice(start, start + _POSITIONS_PER_CALL)
-                rows = shaped(
-                    private[:, 0, part], public[0, part], active=self._origin.active_tokens,
-                    tokens=None if tokens is None else tokens[0, part], spare=True,
-                )  # fmt: skip
-                proposal = self._mechanism.propose_rows(
-                    rows,
-                    targets=targets[part],
-                    rng=self._rng,
-                    origin=self._origin,
-                )
-                self._accountant.charge(proposal)
-                answer = proposal.release()
-                assert answer.log_prob is not None  # targets were given
-                total += float(answer.log_prob.sum())
-                greedy = greedy and bool(
-                    (proposal._distribution.likeliest() == targets[part]).all()
-                )
+        for private, public, tokens, targets in parts:
+            rows = shaped(private, public, active=active, tokens=tokens, spare=True)
+            proposal = self._mechanism.propose_rows(
+                rows, targets=targets, rng=self._rng, origin=self._origin
+            )
+            self._accountant.charge(proposal)
+            answer = proposal.release()
+            assert answer.log_prob is not None  # targets were given
+            total += float(answer.log_prob.sum())
+            greedy = greedy and bool((proposal._distribution.likeliest() == targets).all())
         return total, greedy

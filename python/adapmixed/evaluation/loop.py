@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from adapmixed.evaluation.configuration import describe
-from adapmixed.evaluation.methods import Settings
+from adapmixed.evaluation.methods import EvaluationSettings
 from adapmixed.evaluation.result import Evaluation, Runs
 from adapmixed.evaluation.result_file import ResultFile, check_result
 from adapmixed.evaluation.session import Session
@@ -171,7 +171,7 @@ def evaluate_runs(
                 "whether a result file is kept": result is not None,
             }
         )
-    settings = Settings(
+    settings = EvaluationSettings(
         ensemble, tokens, windows, dict(mechanisms), delta, epsilons, adjacencies, rng,
         memory_bytes, active, diagnostics,
     )  # fmt: skip

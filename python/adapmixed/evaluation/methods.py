@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Settings:
+class EvaluationSettings:
     """The settings of an evaluation; arguments of :func:`evaluate`, and the windows of each run."""
 
     ensemble: Ensemble
@@ -42,13 +42,13 @@ class Settings:
         """The members that answer, and about which tokens they speak."""
         return Origin.of(self.ensemble, self.active)
 
-    def methods(self, run: int) -> list[Method]:
+    def methods(self, run: int) -> list[MethodRun]:
         """Return the mechanisms of a run, before its first answer."""
         source = self.rng if run == 0 else self.rng.child(f"run {run}")
-        return [Method(name, self, source) for name in self.mechanisms]
+        return [MethodRun(name, self, source) for name in self.mechanisms]
 
 
-class Method:
+class MethodRun:
     """One mechanism in one run.
 
     Args:
@@ -57,7 +57,9 @@ class Method:
         rng: the source of the run.
     """
 
-    def __init__(self, name: str, settings: Settings, rng: SecureRandom | SeededRandom) -> None:
+    def __init__(
+        self, name: str, settings: EvaluationSettings, rng: SecureRandom | SeededRandom
+    ) -> None:
         self.mechanism = settings.mechanisms[name]
         self.rng = rng.child(self.mechanism.name)
         self.origin, self.ranks = settings.origin, settings.ensemble.ranks

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any
 
 import torch
+from torch import Tensor
 
 from adapmixed.ensemble.room import LogitsRoom
 from adapmixed.ensemble.vocabulary import begun
-from adapmixed.evaluation.methods import Method, Settings
+from adapmixed.evaluation.methods import EvaluationSettings, MethodRun
 from adapmixed.evaluation.result import Runs
 from adapmixed.evaluation.tally import runs_of
 from adapmixed.evaluation.windows import Window
+
+if TYPE_CHECKING:
+    from adapmixed.ensemble import Ensemble
 
 # Positions per call of a mechanism: enough to share its overhead, few enough to bound its memory.
 _POSITIONS_PER_CALL = 64
@@ -27,13 +31,15 @@ class Session:
         progress: called with (queries done, queries in all), counted over all runs; or None.
     """
 
-    def __init__(self, settings: Settings, progress: Callable[[int, int], None] | None) -> None:
+    def __init__(
+        self, settings: EvaluationSettings, progress: Callable[[int, int], None] | None
+    ) -> None:
         self._settings, self._ensemble = settings, settings.ensemble
         self._windows, self._progress = settings.windows, progress
         self._total = sum(one.queries for run in self._windows for one in run)
         self._done = 0
         self._run = self._window = 0  # the next ones
-        self._begun: list[list[Method]] = []
+        self._begun: list[list[MethodRun]] = []
         self._forward_seconds: list[float] = []
         self._room = LogitsRoom()
 
@@ -102,24 +108,58 @@ class Session:
         self._forward_seconds.append(0.0)
 
     def _answer(self, window: Window) -> None:
-        settings = self._settings
-        read = begun(self._ensemble.beginning, settings.tokens[window.start : window.stop])
-        inputs = torch.tensor([read[:-1]], device=self._ensemble.device)
-        labels = torch.tensor(read[1:], device=self._ensemble.device)
-        context = len(labels) - window.queries  # what begins a text, what another window scores
-        start = time.perf_counter()
-        chunks = self._ensemble.iter_logits(
-            inputs, memory_bytes=settings.memory_bytes, room=self._room, active=settings.active
-        )
-        for where, private, public, tokens in chunks:
+        settings, start = self._settings, time.perf_counter()
+        text = settings.tokens[window.start : window.stop]
+        parts = scored_parts(
+            self._ensemble, text, window.queries, memory_bytes=settings.memory_bytes,
+            active=settings.active, room=self._room,
+        )  # fmt: skip
+        for private, public, tokens, targets in parts:
             self._forward_seconds[self._run] += time.perf_counter() - start
-            targets, skipped = labels[where], max(0, context - where.start)
-            for first in range(skipped, len(targets), _POSITIONS_PER_CALL):
-                part = slice(first, first + _POSITIONS_PER_CALL)
-                for method in self._begun[self._run]:
-                    chosen = None if tokens is None else tokens[0, part]
-                    method.answer(private[:, 0, part], public[0, part], chosen, targets[part])
-                self._done += len(targets[part])
-                self.tell()
-            del private, public, tokens  # their place is the next chunk's
+            for method in self._begun[self._run]:
+                method.answer(private, public, tokens, targets)
+            self._done += len(targets)
+            self.tell()
+            del private, public, tokens  # their place is the next part's
             start = time.perf_counter()
+
+
+def scored_parts(
+    ensemble: Ensemble,
+    text: Sequence[int],
+    queries: int,
+    *,
+    memory_bytes: int,
+    active: int | None,
+    room: LogitsRoom | None = None,
+) -> Iterator[tuple[Tensor, Tensor, Tensor | None, Tensor]]:
+    """Read a text, and yield the logits that score its last tokens, a few positions at a time.
+
+    Args:
+        ensemble: the models.
+        text: token ids, without those that begin a text.
+        queries: how many of its last tokens are scored.
+        memory_bytes: limit in bytes for one chunk's logits and activations.
+        active: as in `iter_logits`.
+        room: as in `iter_logits`.
+
+    Yields:
+        private (n, B, K), public (B, V), the tokens (B, K) of the private columns or None, and the
+        scored tokens (B,).
+    """
+    read = begun(ensemble.beginning, text)
+    inputs = torch.tensor([read[:-1]], device=ensemble.device)
+    labels = torch.tensor(read[1:], device=ensemble.device)
+    context = len(labels) - queries  # what begins a text, and what is not scored here
+    chunks = ensemble.iter_logits(inputs, memory_bytes=memory_bytes, room=room, active=active)
+    for where, private, public, tokens in chunks:
+        targets = labels[where]
+        for first in range(max(0, context - where.start), len(targets), _POSITIONS_PER_CALL):
+            part = slice(first, first + _POSITIONS_PER_CALL)
+            yield (
+                private[:, 0, part],
+                public[0, part],
+                None if tokens is None else tokens[0, part],
+                targets[part],
+            )
+        del private, public, tokens

@@ -5,12 +5,10 @@ from adapmixed.training.blocks import token_blocks, token_stream
 from adapmixed.training.config import FinetuneConfig
 from adapmixed.training.finetune import Trained, fit, shard_seed, train_adapter
 from adapmixed.training.partition import assign_shards, shard_record
-from adapmixed.training.ranks import Place
 from adapmixed.training.run import TrainingRun, train_ensemble
 
 __all__ = [
     "FinetuneConfig",
-    "Place",
     "Trained",
     "TrainingRun",
     "assign_shards",

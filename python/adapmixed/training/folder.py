@@ -92,16 +92,15 @@ class TrainingFolder:
         if not (known := self.begun()):
             return
         given = json.loads(json.dumps(settings))  # tuples become lists
-        begun = f"training into {self.output} was begun with"
-        other = "or another output"
-        for name in known | given:
-            # Names of files are a record; the text is compared by its digest.
-            if name not in (*_CORPUS, "corpus_files") and name in given:
-                if known.get(name) != given[name]:
-                    raise ValueError(
-                        f"{begun} {name} = {known.get(name)!r}, got {given[name]!r}: use the same "
-                        f"settings and corpus, {other}"
-                    )
+        begun, other = f"training into {self.output} was begun with", "or another output"
+        # Names of files are a record; the text is compared by its digest.
+        compared = [name for name in known | given if name in given and name != "corpus_files"]
+        changed = [name for name in compared if known.get(name) != given[name]]
+        for name in (name for name in changed if name not in _CORPUS):
+            raise ValueError(
+                f"{begun} {name} = {known.get(name)!r}, got {given[name]!r}: use the same settings "
+                f"and corpus, {other}"
+            )
         advice = "give the same corpus"
         if given.get("places") is not None:
             advice = "give update (--update) to train whose text has changed"
@@ -110,9 +109,7 @@ class TrainingFolder:
                 raise ValueError(
                     f"{begun} id_column = {columns[0]!r}, got {columns[1]!r}: use it, {other}"
                 )
-        if not update and any(
-            known.get(name) != given.get(name) for name in _CORPUS & given.keys()
-        ):
+        if changed and not update:
             raise ValueError(f"{begun} another corpus, or its text has changed: {advice}, {other}")
 
     def withdrawn(self) -> dict[int, dict[str, Any]]:

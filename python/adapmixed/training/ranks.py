@@ -12,10 +12,9 @@ import os
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 
-from adapmixed import ranks
+from adapmixed.ranks import Place
 
 START_SECONDS = 60.0
 """Seconds that a rank waits for another one to appear, after finishing its own members."""
@@ -23,64 +22,24 @@ _POLL_SECONDS = 0.2
 _LOCK_SECONDS = 1.0  # a rank that tests a lock takes it for an instant
 
 
-@dataclass(frozen=True)
-class Place(ranks.Place):
-    """The rank of this process among all, and the members that it trains."""
+@contextmanager
+def locked(folder: Path, rank: int) -> Iterator[None]:
+    """Hold a rank's lock in `folder` while the context is entered.
 
-    def members(self, num_models: int) -> range:
-        """Return the members that this rank trains."""
-        return range(self.rank, num_models, self.world)
-
-    @contextmanager
-    def lock(self, folder: Path) -> Iterator[None]:
-        """Hold this rank's lock in `folder` while the context is entered.
-
-        Raises:
-            ValueError: if another process holds it.
-        """
-        descriptor = os.open(_lock_file(folder, self.rank), os.O_RDWR | os.O_CREAT, 0o600)
-        try:
-            deadline = time.monotonic() + _LOCK_SECONDS
-            while not _lock(descriptor, fcntl.LOCK_EX):
-                if time.monotonic() > deadline:
-                    raise ValueError(
-                        f"another process trains as rank {self.rank} with {folder}: wait for it "
-                        "or end it"
-                    )
-                time.sleep(0.05)
-            yield
-        finally:
-            os.close(descriptor)
-
-    def wait(self, folder: Path, missing: Callable[[], list[int]]) -> None:
-        """Wait until no member is missing.
-
-        Args:
-            folder: as in `lock`.
-            missing: returns the members that are not finished.
-
-        Raises:
-            RuntimeError: if the rank of a missing member has ended or never began.
-        """
-        started = time.monotonic()
-        seen = {self.rank}
-        while True:
-            # The order matters: a rank may finish its last member and end between the two checks.
-            living = {rank for rank in range(self.world) if _is_held(folder, rank)}
-            left = missing()
-            if not left:
+    Raises:
+        ValueError: if another process holds it.
+    """
+    deadline = time.monotonic() + _LOCK_SECONDS
+    while True:
+        with idle(folder, rank) as free:
+            if free:
+                yield
                 return
-            seen |= living
-            waited = time.monotonic() - started > START_SECONDS
-            for rank in sorted({member % self.world for member in left} - living):
-                if rank in seen or waited:
-                    lost = sum(member % self.world == rank for member in left)
-                    raise RuntimeError(
-                        f"rank {rank} of {self.world} {'ended' if rank in seen else 'never began'} "
-                        f"and left {lost} members untrained; the finished ones are kept: "
-                        "run the same command again"
-                    )
-            time.sleep(_POLL_SECONDS)
+        if time.monotonic() > deadline:
+            raise ValueError(
+                f"another process trains as rank {rank} with {folder}: wait for it or end it"
+            )
+        time.sleep(0.05)
 
 
 @contextmanager
@@ -91,6 +50,38 @@ def idle(folder: Path, rank: int) -> Iterator[bool]:
         yield _lock(descriptor, fcntl.LOCK_EX)
     finally:
         os.close(descriptor)
+
+
+def wait_for_members(place: Place, folder: Path, missing: Callable[[], list[int]]) -> None:
+    """Wait until no member is missing, of which rank r of R trains r, r + R, r + 2R, ...
+
+    Args:
+        place: the rank of this process.
+        folder: where the ranks' locks are.
+        missing: returns the members that are not finished.
+
+    Raises:
+        RuntimeError: if the rank of a missing member has ended or never began.
+    """
+    started = time.monotonic()
+    seen = {place.rank}
+    while True:
+        # The order matters: a rank may finish its last member and end between the two checks.
+        living = {rank for rank in range(place.world) if _is_held(folder, rank)}
+        left = missing()
+        if not left:
+            return
+        seen |= living
+        waited = time.monotonic() - started > START_SECONDS
+        for rank in sorted({member % place.world for member in left} - living):
+            if rank in seen or waited:
+                lost = sum(member % place.world == rank for member in left)
+                raise RuntimeError(
+                    f"rank {rank} of {place.world} {'ended' if rank in seen else 'never began'} "
+                    f"and left {lost} members untrained; the finished ones are kept: "
+                    "run the same command again"
+                )
+        time.sleep(_POLL_SECONDS)
 
 
 def _lock_file(folder: Path, rank: int) -> Path:

@@ -36,6 +36,7 @@ from adapmixed.ensemble.manifest import Manifest
 from adapmixed.ensemble.public_model import load_base, reading_base
 from adapmixed.files import check_locks
 from adapmixed.limits import check_count, check_models, check_option
+from adapmixed.ranks import Place
 from adapmixed.training.base import base_facts, documents_of
 from adapmixed.training.config import FinetuneConfig
 from adapmixed.training.folder import TrainingFolder
@@ -43,7 +44,7 @@ from adapmixed.training.member import MemberTrainer
 from adapmixed.training.partition import by_hash, by_table, enrol, places_line, sharing_line
 from adapmixed.training.pool import train_members
 from adapmixed.training.progress import Progress
-from adapmixed.training.ranks import Place
+from adapmixed.training.ranks import locked, wait_for_members
 from adapmixed.training.shards import KEY_BYTES, spool
 from adapmixed.training.update import update_members
 from adapmixed.workers import start_server
@@ -190,7 +191,7 @@ def train_ensemble(
     folder = TrainingFolder(run.output, num_models)
     check_locks(folder.private)
     folder.prepare()
-    with place.lock(folder.private):
+    with locked(folder.private, place.rank):
         key = folder.key(run.key_file)
         settings["key_check"] = hmac.new(key, b"adapmixed key", hashlib.sha256).hexdigest()
         table = None
@@ -205,7 +206,7 @@ def train_ensemble(
         folder.check_settings(settings, update=update)
         withdrawn = folder.withdrawn()
         missing = folder.missing(withdrawn)
-        mine = [i for i in place.members(num_models) if i in missing]
+        mine = [i for i in range(place.rank, num_models, place.world) if i in missing]
         if place.rank == 0:
             folder.remove_shards(place.world)  # no rank of this run begins with these
             if names:
@@ -245,7 +246,7 @@ def train_ensemble(
                     folder.remove_leftovers(index)
                 folder.begin(settings)
                 train({index: folder.output / folder.members[index] for index in mine})
-        place.wait(folder.private, lambda: folder.missing(withdrawn))
+        wait_for_members(place, folder.private, lambda: folder.missing(withdrawn))
         manifest = Manifest(
             base_model=facts.name,
             members=tuple(
