@@ -64,8 +64,10 @@ def add_model_options(parser: argparse.ArgumentParser, *, output: str) -> None:
 
 def add_corpus_options(parser: argparse.ArgumentParser) -> None:
     """Add the corpus and how it is divided into documents."""
-    names = "corpus text_column chat_column id_column split new_document"
-    add_options(parser, TrainingOptions, names, title="corpus")
+    group = add_options(parser, TrainingOptions, "corpus", title="corpus")
+    either = group.add_mutually_exclusive_group()
+    add_options(either, TrainingOptions, "text_column chat_column")
+    add_options(group, TrainingOptions, "id_column split new_document")
 
 
 def add_adapter_options(parser: argparse.ArgumentParser, *, adapt: str, more: str = "") -> None:
