@@ -1,18 +1,15 @@
-"""The report as one self-contained HTML page."""
+"""The report as one self-contained HTML page, from the template ``report.html``."""
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
-from html import escape
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from jinja2 import Environment, FileSystemLoader
+from markupsafe import Markup, escape
+
 from adapmixed.files import write_file
-from adapmixed.report.diagnostics import (
-    UTILITY_TITLES,
-    UTILITY_WORDS,
-    utility_cells,
-    utility_of,
-)
+from adapmixed.report.diagnostics import UTILITY_TITLES, UTILITY_WORDS, utility_cells, utility_of
 from adapmixed.report.runs import runs_rows, runs_words
 from adapmixed.report.table import TITLES, cells
 from adapmixed.report.verdict import verdict
@@ -28,16 +25,12 @@ from adapmixed.report.view import (
 )
 from adapmixed.report.write import write_report
 from adapmixed_lab.figures.figures import draw
-from adapmixed_lab.figures.page import PAGE, STYLE, UNPROTECTED_NOTES
 from adapmixed_lab.figures.style import Drawing
 
-_BADGES = {
-    "public": "public",
-    "fixed": "fixed",
-    "data-dependent, ex-post": "ex-post",
-    "published": "published",
-    "none": "none",
+_BADGES = {"data-dependent, ex-post": "ex-post"} | {
+    kind: kind for kind in ("public", "fixed", "published", "none")
 }
+"""The class of a kind's badge in the style sheet."""
 
 
 def write_page(
@@ -73,112 +66,64 @@ def render(report: Mapping[str, object]) -> str:
     return _page(report, draw(report))
 
 
-def _page(report: Mapping[str, object], drawings: Iterable[Drawing]) -> str:
+def _page(report: Mapping[str, Any], drawings: tuple[Drawing, ...]) -> str:
     methods, runs = read_methods(report), report.get("runs")
-    figures = "".join(
-        f"<figure>{drawing.svg}<figcaption>{escape(drawing.caption)}</figcaption></figure>\n"
-        for drawing in drawings
+    sample = report.get("sample") or {}
+    shown = ("text", "guarantee", "prompt", "method", "kind")
+    page: str = _template().render(
+        run=run_words(report["config"], methods),
+        verdict=verdict(runs or report["methods"]),
+        methods=methods,
+        summary=[_SUMMARY, *map(_summary, methods)],
+        words=f"{INTERVAL_WORDS} {KEPT_WORDS}",
+        runs=runs_rows(runs) if runs else [],
+        runs_words=runs_words(runs) if runs else "",
+        utility=[UTILITY_TITLES, *(utility_cells(one) for one in methods if utility_of(one))],
+        utility_words=UTILITY_WORDS,
+        drawings=drawings,
+        sample=sample,
+        sample_rest=[item for item in sample.items() if item[0] not in shown],
+        config=list(_flatten(report["config"])),
+        environment=list(_flatten(report["environment"])),
     )
-    sections = [
-        _section("Verdict", _verdict(report)),
-        _section("Summary", _summary(methods)),
-        _section("Runs", _runs(runs) if isinstance(runs, list) else ""),
-        _section("What each guarantee means", _guarantees(methods)),
-        _section("Utility and the theorem’s bound", _utility(methods)),
-        _section("Figures", figures),
-        _section("Generated sample", _sample(report.get("sample"))),
-        _section("What this does not protect", _notes()),
-        _section("Configuration", _settings(report.get("config"))),
-        _section("Environment", _settings(report.get("environment"))),
-    ]
-    config: Any = report["config"]
-    run = escape(run_words(config, methods))
-    return PAGE.format(style=STYLE, run=run, sections="\n".join(filter(None, sections)))
+    return page
 
 
-def _section(title: str, body: str) -> str:
-    return f"<section>\n<h2>{title}</h2>\n{body}</section>" if body else ""
-
-
-def _verdict(report: Mapping[str, Any]) -> str:
-    sentences = verdict(report.get("runs") or report["methods"])
-    return "".join(f'<p class="lead">{escape(one)}</p>\n' for one in sentences)
-
-
-def _summary(methods: Sequence[Method]) -> str:
-    titles = (*TITLES[:-1], "δ", "guarantee", "neighbours", "unit", "screened", "tokens/s")
-    rows: list[tuple[str, ...]] = []
-    for method in methods:
-        more = (
-            _delta(method),
-            _badge(method.kind),
-            escape(format_neighbours(method.adjacency)),
-            escape(_unit(method)),
-            _screened(method),
-            _rate(method.tokens_per_second),
-        )
-        rows.append(tuple(map(_typeset, (*map(escape, cells(method)[:-1]), *more))))
-    return _table(
-        [titles, *rows],
-        {1, 2, 3, 4, 5, 6, 10, 11},
-        "ε is in nats and rounded up. Compare values of ε only if the kind of guarantee, the "
-        "neighbours and the unit are the same. Perplexity and a data-dependent ε come from private "
-        f"data and are for the operator only. {INTERVAL_WORDS} {KEPT_WORDS}",
+def _template() -> Any:
+    """Return the template, which escapes all that it is given."""
+    environment = Environment(
+        loader=FileSystemLoader(Path(__file__).parent),
+        autoescape=True,
+        trim_blocks=True,
+        lstrip_blocks=True,
     )
+    environment.filters["typeset"] = _typeset
+    environment.globals |= {"badge": _badge}
+    return environment.get_template("report.html")
 
 
-def _delta(method: Method) -> str:
-    """Return δ without rounding, or `MISSING` without a guarantee."""
-    return MISSING if method.epsilon is None else repr(method.delta).removesuffix(".0")
+_SUMMARY = (*TITLES[:-1], "δ", "guarantee", "neighbours", "unit", "screened", "tokens/s")
 
 
-def _unit(method: Method) -> str:
-    """Return the unit that is protected, or `MISSING` if nothing is."""
-    return MISSING if method.epsilon is None else method.unit
-
-
-def _screened(method: Method) -> str:
-    """Return the share of screened queries in percent, or `MISSING` without screening."""
+def _summary(method: Method) -> list[str]:
+    """Return the cells of a method, in the order of `_SUMMARY`."""
+    promised, rate = method.epsilon is not None, method.tokens_per_second
     screens = method.screened > 0 or method.breakdown.get("screening", 0.0) > 0
-    return f"{100 * method.screened:.1f}%" if screens else MISSING
+    return [
+        *cells(method)[:-1],
+        repr(method.delta).removesuffix(".0") if promised else MISSING,  # not rounded
+        _badge(method.kind),
+        format_neighbours(method.adjacency),
+        method.unit if promised else MISSING,
+        f"{100 * method.screened:.1f}%" if screens else MISSING,
+        MISSING if rate is None else f"{rate:,.0f}" if rate >= 100 else f"{rate:.3g}",
+    ]
 
 
-def _rate(rate: float | None) -> str:
-    """Return tokens per second, or `MISSING` if speed was not reported."""
-    if rate is None:
-        return MISSING
-    return f"{rate:,.0f}" if rate >= 100 else f"{rate:.3g}"
-
-
-def _runs(entries: Sequence[Mapping[str, Any]]) -> str:
-    rows = [[escape(cell) for cell in row] for row in runs_rows(entries)]
-    words = f"{runs_words(entries)} The sections below and the figures show run 1."
-    return _table(rows, set(), words)
-
-
-def _utility(methods: Sequence[Method]) -> str:
-    found = [utility_cells(method) for method in methods if utility_of(method) is not None]
-    rows = [[escape(cell).replace("-", "−") for cell in row[1:]] for row in found]
-    named = [[escape(row[0]), *rest] for row, rest in zip(found, rows, strict=True)]
-    return _table([UTILITY_TITLES, *named], {1, 2, 3}, UTILITY_WORDS) if named else ""
-
-
-def _table(rows: Sequence[Iterable[str]], numbers: set[int], words: str) -> str:
-    """Return the markup of a table, its head first, with a note below; cells are markup."""
-    body = "".join(_row("td", row, numbers) for row in rows[1:])
-    return (
-        f'<div class="scroll"><table>\n<thead>{_row("th", rows[0], numbers)}</thead>\n'
-        f"<tbody>\n{body}</tbody>\n</table></div>\n"
-        f'<p class="small">{words}</p>\n'
-    )
-
-
-def _row(tag: str, cells: Iterable[str], numbers: set[int]) -> str:
-    parts = []
-    for i, cell in enumerate(cells):
-        name = ' class="number"' if i in numbers else ""
-        parts.append(f"<{tag}{name}>{cell}</{tag}>")
-    return f"<tr>{''.join(parts)}</tr>\n"
+def _badge(kind: str) -> Markup:
+    """Return the label of a kind of guarantee as markup."""
+    label = escape(KIND_LABELS.get(kind, kind))
+    return Markup(f'<span class="badge {_BADGES.get(kind, "none")}">{label}</span>')
 
 
 def _typeset(cell: str) -> str:
@@ -188,66 +133,19 @@ def _typeset(cell: str) -> str:
     return cell.replace("-", "−") if re.fullmatch(r"[-+±0-9.,%\[\] ]+", cell) else cell
 
 
-def _badge(kind: str) -> str:
-    style = _BADGES.get(kind, "none")
-    return f'<span class="badge {style}">{escape(KIND_LABELS.get(kind, kind))}</span>'
-
-
-def _guarantees(methods: Sequence[Method]) -> str:
-    entries = [
-        f"<dt>{escape(m.name)} {_badge(m.kind)}</dt>\n<dd>{escape(m.guarantee)}</dd>\n"
-        for m in methods
-    ]
-    return f'<dl class="guarantees">\n{"".join(entries)}</dl>\n'
-
-
-def _sample(sample: object) -> str:
-    if not isinstance(sample, Mapping):
-        return ""
-    prompt = sample.get("prompt")
-    start = f'<span class="prompt">{escape(prompt)}</span>' if prompt else ""
-    head = [escape(sample["method"])] if "method" in sample else []
-    head += [_badge(sample["kind"])] if "kind" in sample else []
-    known = ("text", "guarantee", "prompt", "method", "kind")
-    rest = {key: value for key, value in sample.items() if key not in known}
-    return (
-        (f"<p>{' '.join(head)}</p>\n" if head else "")
-        + f'<blockquote class="sample">{start}{escape(sample["text"])}</blockquote>\n'
-        + ('<p class="small">Grey: the prompt. Black: the generated text.</p>\n' if prompt else "")
-        + f"<p>{escape(sample['guarantee'])}</p>\n"
-        + _settings(rest)
-    )
-
-
-def _notes() -> str:
-    return f"<ul>\n{''.join(f'<li>{note}</li>{chr(10)}' for note in UNPROTECTED_NOTES)}</ul>\n"
-
-
-def _settings(values: object) -> str:
-    """Return a table of names and values; nested names are joined by dots."""
-    rows = "".join(
-        f"<tr><th>{escape(name)}</th><td>{escape(value)}</td></tr>\n"
-        for name, value in _flatten(values, "")
-    )
-    return f'<div class="scroll"><table class="settings">\n{rows}</table></div>\n' if rows else ""
-
-
-def _flatten(value: object, name: str) -> Iterable[tuple[str, str]]:
+def _flatten(value: object, name: str = "") -> Iterator[tuple[str, str]]:
+    """Yield names and values; nested names are joined by dots."""
+    items = value if isinstance(value, list | tuple) else [value]
     if isinstance(value, Mapping):
         for key, item in value.items():
             yield from _flatten(item, f"{name}.{key}" if name else str(key))
-    elif isinstance(value, list | tuple) and any(isinstance(item, Mapping) for item in value):
-        for i, item in enumerate(value):
+    elif any(isinstance(item, Mapping) for item in items):
+        for i, item in enumerate(items):
             yield from _flatten(item, f"{name}[{i}]")
-    elif isinstance(value, list | tuple):
-        yield name, ", ".join(_word(item) for item in value) or "–"
-    elif name:
-        yield name, _word(value)
+    else:
+        yield name, ", ".join(map(_word, items)) or "–"
 
 
 def _word(value: object) -> str:
-    if value is None:
-        return "–"
-    if isinstance(value, bool):
-        return "yes" if value else "no"
-    return str(value)
+    words = {None: "–", True: "yes", False: "no"}
+    return words[value] if value is None or isinstance(value, bool) else str(value)

@@ -5,10 +5,10 @@ from __future__ import annotations
 import math
 import re
 import warnings
-from html import escape
 from typing import Any
 
 import pytest
+from markupsafe import escape
 from report_cases import HOSTILE, SAMPLE, Page, build, evaluation, every_kind
 
 from adapmixed.evaluation import Evaluation
