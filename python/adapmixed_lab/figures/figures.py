@@ -3,10 +3,7 @@
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from itertools import cycle
 from typing import Any
-
-from matplotlib.lines import Line2D
 
 from adapmixed.report.view import (
     Method,
@@ -16,6 +13,7 @@ from adapmixed.report.view import (
     run_words,
     show_epsilon,
 )
+from adapmixed_lab.figures.comparison import LINE, MARKS, Entry, draw_parts, draw_tradeoff, place
 from adapmixed_lab.figures.diagnostic_figures import (
     draw_charges,
     draw_screened,
@@ -24,26 +22,19 @@ from adapmixed_lab.figures.diagnostic_figures import (
     draw_weights,
 )
 from adapmixed_lab.figures.style import (
-    BARS,
     COLOURS,
-    DASHES,
-    GREY,
     LINE_STYLES,
     MARKERS,
     Drawing,
-    bar_of,
     canvas,
-    draw_plane,
     filling,
     is_wide,
     number_axis,
-    stack_parts,
     wrapped,
 )
 
 __all__ = ["Drawing", "draw"]
 
-_LINE = 0.17  # inches of a line of a legend
 _CURVE_WORDS = {
     "fixed": (
         "A fixed guarantee (solid line) is the planned ε from the first query on, however early "
@@ -91,8 +82,12 @@ def _draw_curves(methods: Sequence[Method]) -> Drawing | None:
             groups.append([(method, colour)]) if alike is None else alike.append((method, colour))
     if all(_is_constant(group[0][0]) for group in groups):
         return None
-    labels = [_named([one for one, _ in group], values=False) for group in groups]
-    with canvas(3.6 + _LINE * sum(label.count("\n") + 1 for label in labels)) as (figure, axes):
+    labels = [
+        "\n".join([*(wrapped(m.name) for m, _ in group), format_promise(one.kind, one.adjacency)])
+        for group in groups
+        for one, _ in group[:1]
+    ]
+    with canvas(3.6 + LINE * sum(label.count("\n") + 1 for label in labels)) as (figure, axes):
         for (method, colour), *_ in groups:
             points = _finite_curve(method)
             start = [(0, points[0][1])] if _is_constant(method) else []
@@ -117,85 +112,42 @@ def _draw_curves(methods: Sequence[Method]) -> Drawing | None:
 
 
 def _draw_tradeoff(methods: Sequence[Method]) -> Drawing | None:
-    title = "Perplexity against privacy"
     finite = [(m, colour) for m, colour in _coloured(methods) if math.isfinite(m.perplexity)]
     if not finite:
         return None
-    lines = [m for m in methods if m.kind in ("public", "none") and math.isfinite(m.perplexity)]
-    looks: list[dict[str, Any]] = [
-        {"color": colour, "marker": MARKERS.get(m.kind, "o"), **filling(m.adjacency)}
-        for m, colour in finite
+    lines = [(m, "") for m in methods if m.kind in ("public", "none")]
+    entries = [
+        Entry(m.name, _words(m), m.kind, m.adjacency, [point], colour)
+        for m, colour in (*finite, *lines)
+        if (point := place(m.epsilon if colour else None, m.perplexity, m.difference))
     ]
-    dashes = zip(lines, cycle(DASHES), strict=False)
-    levels: list[dict[str, Any]] = [
-        {"color": GREY, "linewidth": 1.2, "linestyle": dash} for _, dash in dashes
-    ]
-    labels = [_named([m]) for m in [*(m for m, _ in finite), *lines]]
-    rows = sum(label.count("\n") + 1 for label in labels) / 2
-    with canvas(3.6 + _LINE * math.ceil(rows)) as (figure, axes):
-        marks = [
-            (m.epsilon or 0.0, m.perplexity, bar_of(m.perplexity, m.difference), look)
-            for (m, _), look in zip(finite, looks, strict=True)
-        ]
-        references = [(m.perplexity, look) for m, look in zip(lines, levels, strict=True)]
-        draw_plane(axes, marks, references)
-        handles = [Line2D([], [], linestyle="none", **look) for look in looks]
-        handles += [Line2D([], [], **look) for look in levels]
-        figure.legend(
-            handles, labels, loc="outside lower left", ncols=2, fontsize=8, handlelength=2
-        )
-    caption = (
-        "Lower and further to the left is better, but only among marks of one shape and filling. "
-        "Circles are fixed guarantees, and diamonds are data-dependent values. Full marks are for "
-        "zero-out, empty marks for leave-one-out, and half marks for replace-one. The same ε in "
-        "another shape or filling is not the same guarantee. Lines are references without an ε. "
-        f"A larger mark lies beneath a smaller one. {BARS}"
-    )
-    if any(method.kind == "published" for method, _ in finite):
-        caption += " Crosses are claims of the published bound, which is invalid."
+    caption = f"Lower and further left is better among marks of one shape and filling. {MARKS}"
     missing = [m.name for m in methods if math.isinf(m.perplexity) or m.epsilon == math.inf]
     if missing:
         caption += f" Not shown, because a value is infinite: {', '.join(missing)}."
-    return Drawing("tradeoff", title, caption, figure)
+    return draw_tradeoff("tradeoff", "Perplexity against privacy", caption, entries)
 
 
-def _named(methods: Sequence[Method], *, values: bool = True) -> str:
-    """Return a legend's entry: whole names, and the promise that they share, with the values."""
-    one = methods[0]
-    words = "no guarantee" if one.kind == "none" else format_promise(one.kind, one.adjacency)
-    if values and _has_budget(one):
-        words += f": ε = {show_epsilon(one.epsilon)}"
-    if values:
-        words += f", perplexity {format_perplexity(one.perplexity)}"
-    return "\n".join([*(wrapped(m.name) for m in methods), wrapped(words)])
+def _words(method: Method) -> list[str]:
+    """Return the lines of a legend that give a method's promise and values."""
+    promise = format_promise(method.kind, method.adjacency)
+    words = "no guarantee" if method.kind == "none" else promise
+    words += f": ε = {show_epsilon(method.epsilon)}" if _has_budget(method) else ""
+    return [f"{words}, perplexity {format_perplexity(method.perplexity)}"]
 
 
 def _draw_breakdown(methods: Sequence[Method]) -> Drawing | None:
-    title = "Where the data-dependent ε goes"
     shown = [m for m in methods if m.kind == "data-dependent, ex-post" and _has_budget(m)]
     shown = [m for m in shown if all(math.isfinite(v) for v in m.breakdown.values())]
     if not shown:
         return None
-    with canvas(1.5 + 0.55 * len(shown)) as (figure, axes):
-        start, ends = stack_parts(axes, [m.breakdown for m in shown])
-        for row, (method, end) in enumerate(zip(shown, ends, strict=True)):
-            text = f"ε = {show_epsilon(method.epsilon)}"
-            axes.annotate(text, (end, row), (6, 0), textcoords="offset points", va="center")
-        axes.set_yticks(range(len(shown)), [wrapped(m.name) for m in shown])
-        axes.invert_yaxis()
-        axes.grid(False, axis="y")
-        axes.tick_params(axis="y", length=0)
-        axes.set_xlim(start, 1.25 * max(ends))
-        axes.set(xlabel="part of ε (nats)")
-        number_axis(axes.xaxis)
-        handles, labels = axes.get_legend_handles_labels()
-        figure.legend(handles, labels, loc="outside lower right", ncols=3, handlelength=1.4)
     caption = (
         "The parts are those of the shard with the largest ε. Mixing is the sum of its realised "
         "losses. Screening is the cost of the noisy test that sends a query to the public model. "
         "Conversion is the fixed cost of turning Rényi divergence into (ε,\u00a0δ)."
     )
-    return Drawing("breakdown", title, caption, figure)
+    bars = [(wrapped(m.name), m.breakdown, f"ε = {show_epsilon(m.epsilon)}") for m in shown]
+    return draw_parts("Where the data-dependent ε goes", caption, bars)
 
 
 def _has_budget(method: Method) -> bool:

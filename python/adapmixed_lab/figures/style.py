@@ -7,7 +7,6 @@ well as in colour.
 
 import html
 import io
-import math
 import re
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
@@ -29,12 +28,6 @@ FILLS = {"zero_out": "full", "add_remove": "none", "add/remove": "none", "replac
 GREY = "#555555"
 DASHES = ((0, (2, 2)), (0, (6, 2)), "-", (0, (6, 2, 1, 2)))
 """Lines of the references, which have no ε."""
-MARK = 7.0  # points
-_PARTS = (
-    ("mixing", "#0072B2", ""),
-    ("screening", "#D55E00", "////"),
-    ("conversion", "#BBBBBB", ""),
-)
 _SETTINGS: Mapping[str, Any] = {
     "font.size": 10,
     "axes.titlesize": 11,
@@ -59,7 +52,6 @@ _SETTINGS: Mapping[str, Any] = {
     "text.parse_math": False,
 }
 _WIDTH = 7.2  # inches
-_ENDS = ("low", "high")
 _LOG_RATIO = 10.0  # a linear axis hides values that lie further apart
 
 
@@ -142,75 +134,6 @@ def filling(adjacency: str | None) -> dict[str, Any]:
     """Return the style of an ε's mark by its neighbours; an empty mark is white inside."""
     fill = FILLS.get(adjacency or "", "full")
     return {"markerfacecolor": "white"} if fill == "none" else {"fillstyle": fill}
-
-
-BARS = "Bars are 95 % intervals of the paired difference to the public model."
-
-
-def bar_of(perplexity: float, difference: Mapping[str, Any] | None) -> tuple[float, float]:
-    """Return the ends of a perplexity's bar, both the perplexity itself without an interval."""
-    if difference is None or difference["low"] is None:
-        return perplexity, perplexity
-    low, high = (perplexity * math.exp(difference[end] - difference["mean"]) for end in _ENDS)
-    return low, high
-
-
-def draw_plane(
-    axes: Any,
-    marks: Sequence[tuple[float, float, tuple[float, float], Mapping[str, Any]]],
-    levels: Sequence[tuple[float, Mapping[str, Any]]],
-) -> None:
-    """Draw perplexity against ε: marks exactly at their values, and lines without an ε.
-
-    Later marks are smaller than those that they cover, so that every rim is seen.
-
-    Args:
-        axes: empty ones.
-        marks: (ε, perplexity, the ends of its bar, style), at least one mark or line in all.
-        levels: (perplexity, style).
-    """
-    paid = [x for x, *_ in marks]
-    if paid and is_wide(paid):
-        axes.set_xscale("log")
-        axes.set_xlim(min(paid) / 2.5, max(paid) * 2.5)
-    elif paid:
-        axes.set_xlim(0, 1.2 * max(paid))
-    ends = [end for *_, bar, _ in marks for end in bar] + [y for y, _ in levels]
-    margin = 0.1 * (max(ends) - min(ends)) or 0.05 * max(ends)
-    axes.set_ylim(min(ends) - margin, max(ends) + margin)
-    axes.set(xlabel="ε (nats)", ylabel="perplexity (lower is better)")
-    number_axis(axes.xaxis)
-    number_axis(axes.yaxis)
-    for y, look in levels:
-        axes.axhline(y, **look)
-    places = [tuple(axes.transData.transform((x, y))) for x, y, *_ in marks]
-    reach = MARK * axes.figure.dpi / 72
-    for number, (x, y, (low, high), look) in enumerate(marks):
-        covered = sum(math.dist(places[number], other) < reach for other in places[number + 1 :])
-        axes.errorbar(
-            x, y, yerr=[[y - low], [high - y]] if low < high else None, elinewidth=1.0,
-            capsize=2.5, linestyle="none", markersize=MARK + 4 * covered, clip_on=False, **look,
-        )  # fmt: skip
-
-
-def stack_parts(axes: Any, breakdowns: Sequence[Mapping[str, float]]) -> tuple[float, list[float]]:
-    """Draw one horizontal bar for each ε, made of its parts.
-
-    Returns:
-        (the lowest start, the end of each bar); a conversion at large δ can be below 0.
-    """
-    ends = [0.0] * len(breakdowns)  # of the parts above 0
-    starts = [0.0] * len(breakdowns)  # of the parts below 0
-    for part, colour, hatch in _PARTS:
-        widths = [parts.get(part, 0.0) for parts in breakdowns]
-        lefts = [(s if w < 0 else e) for w, s, e in zip(widths, starts, ends, strict=True)]
-        axes.barh(
-            range(len(breakdowns)), widths, 0.6, lefts,
-            color=colour, edgecolor="white", linewidth=0.8, hatch=hatch, label=part,
-        )  # fmt: skip
-        ends = [e + max(w, 0.0) for e, w in zip(ends, widths, strict=True)]
-        starts = [s + min(w, 0.0) for s, w in zip(starts, widths, strict=True)]
-    return min(starts), ends
 
 
 def svg_text(figure: Figure, name: str, title: str) -> str:
