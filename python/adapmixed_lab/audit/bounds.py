@@ -7,36 +7,123 @@ finding is the largest ratio of a true loss to its bound.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from itertools import product
 
 import numpy as np
+import torch
+from torch import Tensor
 
-from adapmixed.mechanisms import ClippedLogPool, ClippedMixing, Mechanism
+from adapmixed.mechanisms import AdaPMixED, ClippedLogPool, ClippedMixing, Mechanism, PMixED
+from adapmixed.privacy import RenyiBound
+from adapmixed.privacy.conversions import replace_one_epsilon
 from adapmixed.privacy.costs.clipped_log_pool import bounded_range_rho
 from adapmixed.privacy.costs.clipped_mixing import accounted_box, clipped_mixing_pair
-from adapmixed_lab.audit.balls import ball_targets
+from adapmixed.privacy.costs.pmixed import sound_bound
+from adapmixed.rng import SeededRandom
 from adapmixed_lab.audit.finding import SLACK, Effort, Finding
-from adapmixed_lab.audit.search import Array, Shape, both_ways, hockey_stick, maximise, one_thread
-from adapmixed_lab.audit.target import RESOLVED, Target, largest
+from adapmixed_lab.audit.search import (
+    Array,
+    Shape,
+    both_ways,
+    charged,
+    distribution,
+    hockey_stick,
+    maximise,
+    neighbour,
+    one_thread,
+    realised,
+)
+from adapmixed_lab.audit.subsets import amplification_rate
+from adapmixed_lab.reproduce.published_bound import published_bound
 
 STEPS_PER_SECOND = 6.0  # of each search
 ORDERS = (1.5, 2.0, 8.0, 64.0)
+DELTAS = (0.5, 0.1, 0.01)
 ADJACENCIES = ("zero_out", "replace_one")
+BOX = (math.exp(-0.5), math.exp(0.5))
+RESOLVED = 1e-13
+"""Resolution of a divergence that is summed in float64."""
+
+Ratio = Callable[[Array, Array, Array], Array]
+"""True loss / bound, from the two distributions (B, V) and member 0's charges (B,)."""
+
+
+@dataclass(frozen=True)
+class Target:
+    """A bound on the loss between neighbours.
+
+    Attributes:
+        name, claim: of the finding.
+        mechanism: answers the queries.
+        shape: the layout of a vector that encodes an ensemble.
+        adjacency: as in `search.neighbour`.
+        ratio: of the true loss to the bound.
+        control: whether the bound is deliberately wrong.
+        answers: computes the distributions (B, V) of a mechanism over ensembles.
+    """
+
+    name: str
+    claim: str
+    mechanism: Mechanism
+    shape: Shape
+    adjacency: str
+    ratio: Ratio
+    control: bool = False
+    answers: Callable[[Mechanism, Tensor, Tensor], Array] = distribution
+
+    def objective(self, vectors: Array) -> Array:
+        """Return the ratios of the ensembles that the vectors encode; +inf for any NaN."""
+        private, public, other = self.shape.ensembles(vectors)
+        there = neighbour(private, public, other, self.adjacency)
+        charge = np.ones(len(vectors))
+        if self.claim == OWN_CHARGE and isinstance(self.mechanism, AdaPMixED):
+            charge = realised(self.mechanism, private, public)[0, :, 0]
+        elif self.claim == OWN_CHARGE:
+            charge = charged(self.mechanism, private, public)[0]
+        with np.errstate(all="ignore"):
+            p = self.answers(self.mechanism, private, public)
+            q = self.answers(self.mechanism, there, public)
+            ratio = self.ratio(p, q, charge)
+        bad = np.isnan(ratio) | np.isnan(p).any(-1) | np.isnan(q).any(-1)
+        return np.where(bad, math.inf, ratio)
+
+
+OWN_CHARGE = "true loss / its own charge"
+
+
+def divergences(bounds: Mapping[float, float]) -> Ratio:
+    """Return the ratio to a bound on the Rényi divergence at each order."""
+    return lambda p, q, _: np.max([both_ways(p, q, a) / b for a, b in bounds.items()], axis=0)
+
+
+def charges(factors: Mapping[float, float]) -> Ratio:
+    """Return the ratio to member 0's charge, times a factor for the divergence at each order."""
+
+    def ratio(p: Array, q: Array, charge: Array) -> Array:
+        charge = np.maximum(charge, 1e-300)
+        ratios = [(both_ways(p, q, a) - RESOLVED) / (k * charge) for a, k in factors.items()]
+        found: Array = np.max(ratios, axis=0)
+        return found
+
+    return ratio
+
+
+def sticks(bounds: Mapping[float, float]) -> Ratio:
+    """Return the ratio to a bound on δ at each ε."""
+    return lambda p, q, _: np.max([hockey_stick(p, q, e) / b for e, b in bounds.items()], axis=0)
 
 
 def _pair_target(box: tuple[float, float], models: int, adjacency: str, measure: str) -> Target:
     pair = clipped_mixing_pair(*accounted_box(*box), models, adjacency)
-    epsilons = [0.0] + [pair.largest_loss() * share for share in (0.2, 0.5, 0.8)]
-    sticks = [float(hockey_stick(np.array(pair.p), np.array(pair.q), e)) for e in epsilons]
-    renyis = [max(x.renyi(order) for x in (pair, pair.exchanged())) for order in ORDERS]
-
-    def ratio(p: Array, q: Array, _: Array | None) -> Array:
-        if measure == "δ(ε)":
-            pairs = zip(epsilons, sticks, strict=True)
-            return largest([hockey_stick(p, q, e) / bound for e, bound in pairs if bound > 1e-6])
-        return largest([both_ways(p, q, a) / b for a, b in zip(ORDERS, renyis, strict=True)])
-
+    if measure == "δ(ε)":
+        epsilons = [0.0] + [pair.largest_loss() * share for share in (0.2, 0.5, 0.8)]
+        deltas = {e: float(hockey_stick(np.array(pair.p), np.array(pair.q), e)) for e in epsilons}
+        ratio = sticks({epsilon: delta for epsilon, delta in deltas.items() if delta > 1e-6})
+    else:
+        both = (pair, pair.exchanged())
+        ratio = divergences({a: max(one.renyi(a) for one in both) for a in ORDERS})
     name = f"clipped-mixing [{box[0]:.3g}, {box[1]:.3g}], N = {models}, {adjacency}"
     claim = f"true {measure} / that of the pair"
     return Target(name, claim, ClippedMixing(*box), Shape(models, 4), adjacency, ratio)
@@ -45,10 +132,7 @@ def _pair_target(box: tuple[float, float], models: int, adjacency: str, measure:
 def _range_target(setting: tuple[float, float, float], models: int, adjacency: str) -> Target:
     lower, upper, scale = setting
     rho = bounded_range_rho(scale, lower, upper, models, adjacency)
-
-    def ratio(p: Array, q: Array, _: Array | None) -> Array:
-        return largest([both_ways(p, q, a) / (a * rho) for a in ORDERS])
-
+    ratio = divergences({order: order * rho for order in ORDERS})
     name = f"clipped-log-pool [{lower:g}, {upper:g}] · {scale:g}, N = {models}, {adjacency}"
     claim, mechanism = "true D_α / (α ρ)", ClippedLogPool(*setting)
     return Target(name, claim, mechanism, Shape(models, 3), adjacency, ratio)
@@ -56,54 +140,101 @@ def _range_target(setting: tuple[float, float, float], models: int, adjacency: s
 
 def _charge_target(mechanism: Mechanism, models: int) -> Target:
     order = mechanism.order if isinstance(mechanism, ClippedMixing) else None
-
-    def ratio(p: Array, q: Array, charge: Array | None) -> Array:
-        assert charge is not None
-        if order is not None:
-            return (both_ways(p, q, order) - RESOLVED) / charge
-        losses = [(both_ways(p, q, a) - RESOLVED) / (a * charge) for a in ORDERS]
-        return largest(losses)
-
+    ratio = charges({order: 1.0} if order is not None else {a: a for a in ORDERS})
     name = f"{mechanism.name}, member 0 of {models}, zero_out"
-    shape = Shape(models, 3)
-    claim = "true loss / its own charge"
-    return Target(name, claim, mechanism, shape, "zero_out", ratio, charged=True)
+    return Target(name, OWN_CHARGE, mechanism, Shape(models, 3), "zero_out", ratio)
 
 
-def _halved_target() -> Target:
-    base = _range_target((-1.0, 1.0, 4.0), 2, "zero_out")
-    rho = bounded_range_rho(2.0, -1.0, 1.0, 2, "zero_out")
+def _ball_target(mechanism: PMixED, models: int, rate: float) -> Target:
+    """Return an attack on the theorem, with hidden subsets of the members if `rate` < 1."""
+    order = mechanism.order
 
-    def ratio(p: Array, q: Array, _: Array | None) -> Array:
-        return largest([both_ways(p, q, a) / (a * rho) for a in ORDERS])
+    def answers(mechanism: Mechanism, private: Tensor, public: Tensor) -> Array:
+        nobody = distribution(mechanism, public[None], public)  # q
+        return rate * distribution(mechanism, private, public) + (1 - rate) * nobody
 
-    name = "clipped-log-pool, scale doubled, N = 2, zero_out"
-    return Target(name, base.claim, base.mechanism, base.shape, "zero_out", ratio, True)
-
-
-def _wider_target() -> Target:
-    box = (math.exp(-0.5), math.exp(0.5))
-    stated = _pair_target(box, 2, "zero_out", "D_α")
-    wider = ClippedMixing(box[0] * 0.95, box[1] * 1.05)
-    return replace(stated, name=f"{stated.name}, box 5 % wider", mechanism=wider, control=True)
+    ratio = divergences({order: sound_bound(order, mechanism.radius(models), models, rate)})
+    name = f"pmixed α = {order:g}, rate {rate:g}, N = {models}, zero_out"
+    claim, shape = "true D_α / sound bound", Shape(models, 3)
+    return Target(name, claim, mechanism, shape, "zero_out", ratio, answers=answers)
 
 
-def present_target() -> Target:
-    """Return a control: the bound for constant N, but a mean over the present members alone.
+def _realised_target(mechanism: AdaPMixED, adjacency: str) -> Target:
+    """Return an attack on the loss that the accountant adds.
 
-    A missing member must answer the public model. A mechanism that divides by the number of present
-    members instead loses more than this bound.
+    It is a control if `adjacency` is not the mechanism's own.
     """
-    stated = _range_target((-0.25, 0.5, 2.0), 3, "zero_out")
-    name = f"{stated.name}, but divided by those that are there"
-    return replace(stated, name=name, adjacency="add_remove", control=True)
+    (order,) = mechanism.loss_orders or (mechanism.order,)
+    control = adjacency != mechanism.adjacency
+    name = f"adapmixed α = {mechanism.order:g}, member 0 of 3, {adjacency}"
+    if order != mechanism.order:
+        name += f", loss at order {order:g}"
+    if control:
+        name += f", its loss that of {mechanism.adjacency}"
+    ratio = charges({order: 1.0})
+    return Target(name, OWN_CHARGE, mechanism, Shape(3, 3), adjacency, ratio, control)
 
 
-def targets() -> list[Target]:
-    """Return all targets."""
-    box = (math.exp(-0.5), math.exp(0.5))
+def _fixed_target(order: float, models: int, adjacency: str) -> Target:
+    """Return an attack on AdaPMixED's fixed bound, which holds for zero-out alone.
+
+    With "add_remove" it is a control: the mechanism divides by the number of present members.
+    """
+    mechanism = AdaPMixED(order, 0.05, screen=None, loss="fixed")
+    proposed = mechanism.propose(torch.zeros(models, 1, 2), torch.zeros(1, 2), rng=SeededRandom(0))
+    events = proposed._begin().events(None)
+    (bound,) = (one.epsilon for one in events if isinstance(one, RenyiBound))
+    name = f"adapmixed, loss='fixed', α = {order:g}, N = {models}, {adjacency}"
+    claim, shape = "true D_α / the bound that is charged", Shape(models, 2)
+    ratio = divergences({order: bound})
+    return Target(name, claim, mechanism, shape, adjacency, ratio, adjacency != "zero_out")
+
+
+def _subset_target(order: float, models: int, rate: float, divisor: str) -> Target:
+    """Return an attack on the bound for hidden random subsets, which are all enumerated.
+
+    Each member is drawn with probability `rate`.
+    """
+    control = divisor not in ("subset", "slots")
+    by = "subset" if control else divisor
+    amplified = rate if control else amplification_rate(rate, models, by)
+    mechanism = AdaPMixED(order, 1.0, screen=None, loss="fixed")
+
+    def answers(mechanism: Mechanism, private: Tensor, public: Tensor) -> Array:
+        found: Array = np.zeros(public.shape)
+        nobody = distribution(mechanism, public[None], public)  # q
+        for drawn in product((False, True), repeat=len(private)):
+            share = float(np.prod([rate if taken else 1 - rate for taken in drawn]))
+            answer = nobody
+            if any(drawn):
+                answer = distribution(mechanism, private[list(drawn)], public)
+            if by == "slots":
+                answer = (sum(drawn) * answer + (len(drawn) - sum(drawn)) * nobody) / len(drawn)
+            found += share * answer
+        return found
+
+    ratio = divergences({order: sound_bound(order, mechanism.radius, models, amplified)})
+    name = f"α = {order:g}, subsets at rate {rate:g}, divided by {divisor}, N = {models}, zero_out"
+    claim, shape = "true D_α / sound bound", Shape(models, 2)
+    return Target(name, claim, mechanism, shape, "zero_out", ratio, control, answers)
+
+
+def _replaced_target(order: float, models: int) -> Target:
+    """Return an attack on (2ε, (1 + e^ε) δ) for replace-one, derived through the emptied shard.
+
+    Budgets and the planner state replace-one in this form.
+    """
+    mechanism = AdaPMixED(order, 0.5 / order, screen=None, loss="fixed")
+    spent = sound_bound(order, mechanism.radius, models)
+    ratio = sticks({replace_one_epsilon(order, spent, delta): delta for delta in DELTAS})
+    name = f"through the emptied shard, α = {order:g}, N = {models}, replace_one"
+    return Target(name, "true δ(ε) / δ", mechanism, Shape(models, 2), "replace_one", ratio)
+
+
+def _claims() -> list[Target]:
+    """Return the claims about the clipped mechanisms."""
     found = [
-        _pair_target(box, models, adjacency, measure)
+        _pair_target(BOX, models, adjacency, measure)
         for adjacency in ADJACENCIES
         for models in (1, 3)
         for measure in ("δ(ε)", "D_α")
@@ -113,14 +244,82 @@ def targets() -> list[Target]:
         for other in ((0.1, 1.05), (0.5, 4.0))
         for adjacency in ADJACENCIES
     ]
-    found += [_range_target((-0.25, 0.5, 2.0), 3, adjacency) for adjacency in ADJACENCIES]
-    found += [_range_target((-0.25, 0.5, 2.0), 1, "zero_out")]
-    found += [
-        _charge_target(ClippedMixing(*box, order=4.0), 3),
+    return [
+        *found,
+        *(_range_target((-0.25, 0.5, 2.0), 3, adjacency) for adjacency in ADJACENCIES),
+        _range_target((-0.25, 0.5, 2.0), 1, "zero_out"),
+        _charge_target(ClippedMixing(*BOX, order=4.0), 3),
         _charge_target(ClippedMixing(0.5, 4.0, order=1.5), 2),
         _charge_target(ClippedLogPool(-0.25, 0.5, 2.0), 3),
     ]
-    return [*found, _halved_target(), present_target(), *ball_targets(), _wider_target()]
+
+
+def _controls() -> list[Target]:
+    """Return the claims about the clipped mechanisms that are wrong.
+
+    A missing member must answer the public model. A mechanism that divides by the number of present
+    members instead loses more than the bound for constant N.
+    """
+    single, doubled = ((-1.0, 1.0, scale) for scale in (2.0, 4.0))
+    halved = _range_target(single, 2, "zero_out")
+    present = _range_target((-0.25, 0.5, 2.0), 3, "zero_out")
+    name = f"{present.name}, but divided by those that are there"
+    return [
+        replace(
+            halved,
+            name="clipped-log-pool, scale doubled, N = 2, zero_out",
+            mechanism=ClippedLogPool(*doubled),
+            control=True,
+        ),
+        replace(present, name=name, adjacency="add_remove", control=True),
+    ]
+
+
+def ball_targets() -> list[Target]:
+    """Return the targets about the Rényi ball, controls last."""
+    found = [
+        _ball_target(PMixED(8.0, 1e-5, 10, order), models, rate)
+        for order, rate, models in ((3.0, 1.0, 3), (6.0, 1.0, 1), (18.0, 0.3, 4))
+    ]
+    realised = [
+        AdaPMixED(18.0, 0.1, screen=None, adjacency="add_remove"),
+        AdaPMixED(18.0, 0.1, screen=None),
+        AdaPMixED(3.0, 0.2, screen=None, loss_orders=(8.0,), adjacency="add_remove"),
+    ]
+    found += [_realised_target(one, one.adjacency) for one in realised]
+    found += [_fixed_target(order, models, "zero_out") for order, models in ((3.0, 3), (8.0, 1))]
+    found += [_subset_target(2.0, 3, 0.5, "subset"), _subset_target(2.0, 2, 0.8, "slots")]
+    found += [_replaced_target(order, models) for order, models in ((6.0, 1), (3.0, 2))]
+    # Twice the Rényi bound of an emptied shard bounds no replacement.
+    emptied = AdaPMixED(3.0, 0.05, screen=None, loss="fixed")
+    twice = divergences({3.0: 2 * sound_bound(3.0, emptied.radius, 1)})
+    name = "twice the Rényi bound of an emptied shard, α = 3, N = 1, replace_one"
+    return [
+        *found,
+        published_target(4),
+        _realised_target(realised[1], "add_remove"),
+        _fixed_target(3.0, 4, "add_remove"),
+        _subset_target(2.0, 3, 0.5, "subset, amplified at its rate"),
+        Target(name, "true D_α / bound", emptied, Shape(1, 2), "replace_one", twice, True),
+    ]
+
+
+def published_target(models: int) -> Target:
+    """Return a control: the published data-independent bound, which is not valid."""
+    order, beta = 3.0, 0.01
+    mechanism = AdaPMixED(order, beta, screen=None, adjacency="add_remove")
+    ratio = divergences({order: published_bound(order, beta, models)})
+    name, claim = f"published PMixED bound, N = {models}, add_remove", "true D_α / published bound"
+    return Target(name, claim, mechanism, Shape(models, 2), "add_remove", ratio, True)
+
+
+def targets() -> list[Target]:
+    """Return all targets."""
+    stated = _pair_target(BOX, 2, "zero_out", "D_α")
+    wider = ClippedMixing(BOX[0] * 0.95, BOX[1] * 1.05)
+    name = f"{stated.name}, box 5 % wider"
+    broken = replace(stated, name=name, mechanism=wider, control=True)
+    return [*_claims(), *_controls(), *ball_targets(), broken]
 
 
 def attack(target: Target, steps: int, generator: np.random.Generator) -> float:

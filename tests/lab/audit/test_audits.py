@@ -16,7 +16,6 @@ from adapmixed_lab.audit import (
     AUDITS,
     Effort,
     Finding,
-    balls,
     bounds,
     run,
     sampler,
@@ -25,7 +24,7 @@ from adapmixed_lab.audit import (
     table,
     tokens,
 )
-from adapmixed_lab.audit.target import Target
+from adapmixed_lab.audit.bounds import Target
 
 
 @pytest.mark.parametrize("name", [one for one in AUDITS if one != "screening"])  # test_command.py
@@ -127,12 +126,12 @@ def test_a_probability_that_is_no_number_breaks_a_claim(number: int) -> None:
 )
 def test_attacks_on_the_ball_come_near_their_claims(name: str, least: float) -> None:
     """A claim that is smaller by that much would be broken."""
-    (target,) = (one for one in balls.ball_targets() if one.name == name)
+    (target,) = (one for one in bounds.ball_targets() if one.name == name)
     assert least < bounds.attack(target, 20, np.random.default_rng(7)) <= 1 + 1e-9
 
 
 def test_the_published_bound_is_broken_by_far() -> None:
-    assert bounds.attack(balls.published_target(4), 20, np.random.default_rng(5)) > 5
+    assert bounds.attack(bounds.published_target(4), 20, np.random.default_rng(5)) > 5
 
 
 def test_screening_with_a_weight_twice_as_stated_is_broken() -> None:
