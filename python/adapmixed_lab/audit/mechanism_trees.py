@@ -7,7 +7,6 @@ members contribute. The tokens follow the distribution that the proposal would r
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar
@@ -22,7 +21,7 @@ from adapmixed.privacy import Accountant
 from adapmixed.privacy.budget import ShardBudget
 from adapmixed.rng import SeededRandom
 from adapmixed_ext.types import RandomSource
-from adapmixed_lab.audit.trees import DELTA, History, charge_of
+from adapmixed_lab.audit.trees import DELTA, History, charge_of, divergence, enumerated
 
 FAR = 30.0
 """A logit beyond every clip, which puts a member at a corner of its box."""
@@ -97,20 +96,12 @@ class Tree:
 
     def leaves(self, emptied: int | None = None) -> dict[History, Leaf]:
         """Return every transcript; member `emptied` answers as the public model throughout."""
-        accountant = Accountant(DELTA, epsilon=self.budget.epsilon(DELTA))
-        level: dict[History, tuple[float, Accountant]] = {(): (1.0, accountant)}
-        for _ in range(self.depth):
-            below = {}
-            for history, (mass, before) in level.items():
-                # Each branch goes on with an accountant of its own.
-                after = Accountant.from_state(before.state())
-                for token, p in enumerate(self._answer(history, after, emptied)):
-                    below[(*history, token)] = (mass * p, after)
-            level = below
-        return {
-            history: Leaf(mass, tuple(after.spent.tolist()))
-            for history, (mass, after) in level.items()
-        }
+        found = enumerated(
+            self.depth,
+            self.budget.epsilon(DELTA),
+            lambda history, accountant: self._answer(history, accountant, emptied),
+        )
+        return {h: Leaf(mass, tuple(after.spent.tolist())) for h, (mass, after) in found.items()}
 
     def _answer(self, history: History, accountant: Accountant, emptied: int | None) -> list[float]:
         """Charge the answer after this history, and return the probability of every token."""
@@ -147,8 +138,7 @@ class Tree:
             there = {history: leaf.mass for history, leaf in self.leaves(member).items()}
             for order in orders:
                 allowed = self.budget.amount * (order if self.budget.order is None else 1.0)
-                both = max(_renyi(here, there, order), _renyi(there, here, order))
-                largest = max(largest, both / allowed)
+                largest = max(largest, divergence(here, there, order) / allowed)
         return largest
 
 
@@ -187,13 +177,3 @@ class ExtremalTree(Tree):
         share = (1 - box.lower) / (box.upper - box.lower)
         q, u = np.array([share, 1 - share]), np.array([box.upper, box.lower])
         return float(charge_of(q, (q * u)[None], box.lower, box.order, models)[0])
-
-
-def _renyi(p: dict[History, float], q: dict[History, float], order: float) -> float:
-    """Return D_order of two distributions of transcripts."""
-    terms = []
-    for history, mass in p.items():
-        if mass > 0:
-            log = order * math.log(mass) + (1 - order) * math.log(q[history])
-            terms.append(math.exp(log))
-    return math.log(math.fsum(terms)) / (order - 1)

@@ -7,7 +7,8 @@ transcript is exact.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from typing import TypeVar
 
 import numpy as np
@@ -16,22 +17,25 @@ from numpy.typing import NDArray
 from adapmixed.mechanisms import ClippedMixing
 from adapmixed.privacy import Accountant, Event, IndividualCharge, LeaveOneOutLoss
 from adapmixed.privacy.budget import ShardBudget
+from adapmixed_lab.audit.search import Array, both_ways
 
 DELTA = 1e-5
 """δ of the accountants of all trees."""
 
-Array = NDArray[np.float64]
 History = tuple[int, ...]
 """The tokens answered so far."""
 Leaves = dict[History, float]
 
 
+@dataclass(frozen=True)
 class Adversary:
     """An adversary whose N members answer in a box around q, differently at every node."""
 
-    def __init__(self, seed: int, models: int, vocab: int, lower: float, upper: float) -> None:
-        self.seed, self.models, self.vocab = seed, models, vocab
-        self.lower, self.upper = lower, upper
+    seed: int
+    models: int
+    vocab: int
+    lower: float
+    upper: float
 
     def node(self, history: History) -> tuple[Array, Array]:
         """Return q (V,) and p̄ (N, V); every p̄_i mixes q with a corner of the box."""
@@ -109,6 +113,34 @@ class Written:
         self.active = active[:, 0]
 
 
+def enumerated(
+    depth: int, epsilon: float, answer: Callable[[History, Accountant], Iterable[float]]
+) -> dict[History, tuple[float, Accountant]]:
+    """Return the probability and the accountant of every transcript under a budget of every shard.
+
+    Args:
+        depth: number of answers.
+        epsilon: of the budget, at `DELTA`.
+        answer: charges the answer after a history, and returns the probability of every token.
+    """
+    level: dict[History, tuple[float, Accountant]] = {(): (1.0, Accountant(DELTA, epsilon=epsilon))}
+    for _ in range(depth):
+        below = {}
+        for history, (mass, before) in level.items():
+            # Each branch goes on with an accountant of its own.
+            after = Accountant.from_state(before.state())
+            for token, p in enumerate(answer(history, after)):
+                below[(*history, token)] = (mass * p, after)
+        level = below
+    return level
+
+
+def divergence(p: Leaves, q: Leaves, order: float) -> float:
+    """Return the larger D_order of two distributions of transcripts."""
+    here, there = np.array(list(p.values())), np.array([q[history] for history in p])
+    return float(both_ways(here, there, order))
+
+
 def leaves(
     adversary: Adversary, depth: int, amount: float, emptied: int | None, order: float
 ) -> Leaves:
@@ -120,39 +152,27 @@ def leaves(
         amount: of the budget, in Rényi divergence of this order.
         emptied: a member that answers q throughout, or None.
     """
-    epsilon = ShardBudget("renyi", amount, order).epsilon(DELTA)
     mechanism = ClippedMixing(adversary.lower, adversary.upper, order=order)
-    result: Leaves = {}
 
-    def walk(history: History, mass: float, accountant: Accountant) -> None:
-        if len(history) == depth:
-            result[history] = mass
-            return
+    def answer(history: History, accountant: Accountant) -> Iterable[float]:
         q, bars = adversary.node(history)
         charges = charge_of(q, bars, adversary.lower, order)
         if emptied is not None:
             bars[emptied], charges[emptied] = q, 0.0
         written = Written(mechanism, charges)
         accountant.charge(written)
-        state = accountant.state()
-        answer = np.where(written.active[:, None], bars, q).mean(0)
-        for token, p in enumerate(answer):
-            walk((*history, token), mass * float(p), Accountant.from_state(state))
+        found: list[float] = np.where(written.active[:, None], bars, q).mean(0).tolist()
+        return found
 
-    walk((), 1.0, Accountant(DELTA, epsilon=epsilon))
-    return result
-
-
-def renyi(p: Leaves, q: Leaves, order: float) -> float:
-    """Return D_order(p ‖ q) of two distributions of transcripts."""
-    return math.log(math.fsum(a * (a / q[k]) ** (order - 1) for k, a in p.items())) / (order - 1)
+    epsilon = ShardBudget("renyi", amount, order).epsilon(DELTA)
+    return {h: mass for h, (mass, _) in enumerated(depth, epsilon, answer).items()}
 
 
 def largest_divergence(adversary: Adversary, depth: int, amount: float, order: float) -> float:
     """Return the largest divergence over both directions and the emptied member."""
     here = leaves(adversary, depth, amount, None, order)
     emptied = (leaves(adversary, depth, amount, i, order) for i in range(adversary.models))
-    return max(max(renyi(here, x, order), renyi(x, here, order)) for x in emptied)
+    return max(divergence(here, there, order) for there in emptied)
 
 
 Stages = list[list[float]]
