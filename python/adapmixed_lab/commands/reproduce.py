@@ -27,10 +27,10 @@ def add_parser(commands: Any) -> None:
     parser = commands.add_parser(
         "reproduce",
         help="reproduce the paper's tables and figures",
-        description="Run an experiment of the paper, print its tables, and write JSON, CSV, SVG "
-        "and PDF. A killed run at full scale goes on with the same command. At builtin scale "
-        "trained adapters are kept. Results are for the operator: perplexities and data-dependent "
-        "ε depend on the private data.",
+        description="Run an experiment of the paper, print its tables, and write JSON and "
+        "CSV, of figure2 also SVG and PDF. A killed run at full scale goes on with the same "
+        "command. At builtin scale trained adapters are kept. Results are for the operator: "
+        "perplexities and data-dependent ε depend on the private data.",
     )
     parser.add_argument(
         "experiment", help=f"{', '.join(EXPERIMENTS)}, or the JSON file of one, to draw it again"
@@ -109,7 +109,7 @@ def run(arguments: argparse.Namespace) -> int:
     check_device(arguments)
     from adapmixed_lab.reproduce.inputs import Sources
     from adapmixed_lab.reproduce.measure import Run, merge
-    from adapmixed_lab.reproduce.outputs import write_outputs
+    from adapmixed_lab.reproduce.result import write_outputs
     from adapmixed_lab.reproduce.tables import text
 
     ensembles = arguments.ensemble or [None] * (arguments.seeds or 1)
@@ -136,8 +136,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _redraw(path: Path, out: Path) -> int:
     """Print the tables of a result file and write its files again, without models."""
-    from adapmixed_lab.reproduce.outputs import write_outputs
-    from adapmixed_lab.reproduce.result import read_experiment
+    from adapmixed_lab.reproduce.result import read_experiment, write_outputs
     from adapmixed_lab.reproduce.tables import text
 
     if not path.is_file():

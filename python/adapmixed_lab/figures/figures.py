@@ -3,7 +3,10 @@
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from itertools import cycle
 from typing import Any
+
+from matplotlib.lines import Line2D
 
 from adapmixed.report.view import (
     Method,
@@ -13,7 +16,6 @@ from adapmixed.report.view import (
     run_words,
     show_epsilon,
 )
-from adapmixed_lab.figures.comparison import LINE, MARKS, Entry, draw_parts, draw_tradeoff, place
 from adapmixed_lab.figures.diagnostic_figures import (
     draw_charges,
     draw_screened,
@@ -23,6 +25,8 @@ from adapmixed_lab.figures.diagnostic_figures import (
 )
 from adapmixed_lab.figures.style import (
     COLOURS,
+    DASHES,
+    GREY,
     LINE_STYLES,
     MARKERS,
     Drawing,
@@ -35,6 +39,13 @@ from adapmixed_lab.figures.style import (
 
 __all__ = ["Drawing", "draw"]
 
+_LINE = 0.17  # inches of a line of a legend
+_MARK = 7.0  # points
+_PARTS = (
+    ("mixing", "#0072B2", ""),
+    ("screening", "#D55E00", "////"),
+    ("conversion", "#BBBBBB", ""),
+)
 _CURVE_WORDS = {
     "fixed": (
         "A fixed guarantee (solid line) is the planned ε from the first query on, however early "
@@ -87,7 +98,7 @@ def _draw_curves(methods: Sequence[Method]) -> Drawing | None:
         for group in groups
         for one, _ in group[:1]
     ]
-    with canvas(3.6 + LINE * sum(label.count("\n") + 1 for label in labels)) as (figure, axes):
+    with canvas(3.6 + _LINE * sum(label.count("\n") + 1 for label in labels)) as (figure, axes):
         for (method, colour), *_ in groups:
             points = _finite_curve(method)
             start = [(0, points[0][1])] if _is_constant(method) else []
@@ -112,28 +123,79 @@ def _draw_curves(methods: Sequence[Method]) -> Drawing | None:
 
 
 def _draw_tradeoff(methods: Sequence[Method]) -> Drawing | None:
+    """Draw perplexity against ε: marks exactly at their values, and lines for references."""
     finite = [(m, colour) for m, colour in _coloured(methods) if math.isfinite(m.perplexity)]
     if not finite:
         return None
-    lines = [(m, "") for m in methods if m.kind in ("public", "none")]
-    entries = [
-        Entry(m.name, _words(m), m.kind, m.adjacency, [point], colour)
-        for m, colour in (*finite, *lines)
-        if (point := place(m.epsilon if colour else None, m.perplexity, m.difference))
-    ]
-    caption = f"Lower and further left is better among marks of one shape and filling. {MARKS}"
+    levels = [m for m in methods if m.kind in ("public", "none") and math.isfinite(m.perplexity)]
+    shown = [*(m for m, _ in finite), *levels]
+    labels = ["\n".join(map(wrapped, (m.name, _words(m)))) for m in shown]
+    lines = sum(label.count("\n") + 1 for label in labels) / 2
+    with canvas(3.6 + _LINE * math.ceil(lines)) as (figure, axes):
+        handles: list[Any] = []
+        paid = [m.epsilon or 0.0 for m, _ in finite]
+        ends = [end for m in shown for end in _bar(m)]
+        margin = 0.1 * (max(ends) - min(ends)) or 0.05 * max(ends)
+        axes.set_ylim(min(ends) - margin, max(ends) + margin)
+        if is_wide(paid):
+            axes.set_xscale("log")
+            axes.set_xlim(min(paid) / 2.5, max(paid) * 2.5)
+        else:
+            axes.set_xlim(0, 1.2 * max(paid))
+        near = _MARK * figure.dpi / 72
+        at = [tuple(axes.transData.transform((m.epsilon, m.perplexity))) for m, _ in finite]
+        for number, (method, colour) in enumerate(finite):
+            mark = {"color": colour, "marker": MARKERS.get(method.kind, "o"), "linestyle": "none"}
+            look: dict[str, Any] = mark | filling(method.adjacency)
+            # Later marks are smaller than those that they cover, so that every rim is seen.
+            covered = sum(math.dist(at[number], other) < near for other in at[number + 1 :])
+            low, high = _bar(method)
+            reach = [[method.perplexity - low], [high - method.perplexity]]
+            axes.errorbar(
+                paid[number], method.perplexity, elinewidth=1.0, capsize=2.5, clip_on=False,
+                yerr=reach if low < high else None, markersize=_MARK + 4 * covered, **look,
+            )  # fmt: skip
+            handles.append(Line2D([], [], **look))
+        for method, dash in zip(levels, cycle(DASHES), strict=False):
+            look = {"color": GREY, "linewidth": 1.2, "linestyle": dash}
+            handles.append(axes.axhline(method.perplexity, **look))
+        axes.set(xlabel="ε (nats)", ylabel="perplexity (lower is better)")
+        number_axis(axes.xaxis)
+        number_axis(axes.yaxis)
+        figure.legend(
+            handles, labels, loc="outside lower left", ncols=2, fontsize=8, handlelength=2
+        )
+    caption = (
+        "Lower and further to the left is better, but only among marks of one shape and filling. "
+        "Circles are fixed guarantees, and diamonds are data-dependent values. Full marks are for "
+        "zero-out, empty marks for leave-one-out, and half marks for replace-one. The same ε in "
+        "another shape or filling is not the same guarantee. Lines are references without an ε. "
+        "A larger mark lies beneath a smaller one. Bars are 95 % intervals of the paired "
+        "difference to the public model."
+    )
+    if any(method.kind == "published" for method, _ in finite):
+        caption += " Crosses are claims of the published bound, which is invalid."
     missing = [m.name for m in methods if math.isinf(m.perplexity) or m.epsilon == math.inf]
     if missing:
         caption += f" Not shown, because a value is infinite: {', '.join(missing)}."
-    return draw_tradeoff("tradeoff", "Perplexity against privacy", caption, entries)
+    return Drawing("tradeoff", "Perplexity against privacy", caption, figure)
 
 
-def _words(method: Method) -> list[str]:
-    """Return the lines of a legend that give a method's promise and values."""
+def _bar(method: Method) -> tuple[float, float]:
+    """Return the ends of a perplexity's bar, both the perplexity itself without an interval."""
+    found = method.difference
+    if found is None or found["low"] is None:
+        return method.perplexity, method.perplexity
+    low, high = (math.exp(found[end] - found["mean"]) for end in ("low", "high"))
+    return method.perplexity * low, method.perplexity * high
+
+
+def _words(method: Method) -> str:
+    """Return the words of a legend that give a method's promise and values."""
     promise = format_promise(method.kind, method.adjacency)
     words = "no guarantee" if method.kind == "none" else promise
     words += f": ε = {show_epsilon(method.epsilon)}" if _has_budget(method) else ""
-    return [f"{words}, perplexity {format_perplexity(method.perplexity)}"]
+    return f"{words}, perplexity {format_perplexity(method.perplexity)}"
 
 
 def _draw_breakdown(methods: Sequence[Method]) -> Drawing | None:
@@ -141,13 +203,34 @@ def _draw_breakdown(methods: Sequence[Method]) -> Drawing | None:
     shown = [m for m in shown if all(math.isfinite(v) for v in m.breakdown.values())]
     if not shown:
         return None
+    with canvas(1.5 + 0.55 * len(shown)) as (figure, axes):
+        ends, starts = [0.0] * len(shown), [0.0] * len(shown)  # of the parts above and below 0
+        for part, colour, hatch in _PARTS:
+            for row, method in enumerate(shown):
+                width = method.breakdown.get(part, 0.0)
+                side = starts if width < 0 else ends  # a conversion at large δ can be below 0
+                axes.barh(
+                    row, width, 0.6, side[row], color=colour, edgecolor="white", linewidth=0.8,
+                    hatch=hatch, label="" if row else part,
+                )  # fmt: skip
+                side[row] += width
+        for row, method in enumerate(shown):
+            text = f"ε = {show_epsilon(method.epsilon)}"
+            axes.annotate(text, (ends[row], row), (6, 0), textcoords="offset points", va="center")
+        axes.set_yticks(range(len(shown)), [wrapped(m.name) for m in shown])
+        axes.invert_yaxis()
+        axes.grid(False, axis="y")
+        axes.tick_params(axis="y", length=0)
+        axes.set_xlim(min(starts), 1.25 * max(ends))
+        axes.set(xlabel="part of ε (nats)")
+        number_axis(axes.xaxis)
+        figure.legend(loc="outside lower right", ncols=3, handlelength=1.4)
     caption = (
         "The parts are those of the shard with the largest ε. Mixing is the sum of its realised "
         "losses. Screening is the cost of the noisy test that sends a query to the public model. "
         "Conversion is the fixed cost of turning Rényi divergence into (ε,\u00a0δ)."
     )
-    bars = [(wrapped(m.name), m.breakdown, f"ε = {show_epsilon(m.epsilon)}") for m in shown]
-    return draw_parts("Where the data-dependent ε goes", caption, bars)
+    return Drawing("breakdown", "Where the data-dependent ε goes", caption, figure)
 
 
 def _has_budget(method: Method) -> bool:

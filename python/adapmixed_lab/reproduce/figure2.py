@@ -11,7 +11,6 @@ from adapmixed.mechanisms import AdaPMixED, Mechanism
 from adapmixed.privacy.conversions import c_alpha
 from adapmixed_lab.reproduce.inputs import Inputs
 from adapmixed_lab.reproduce.measure import Run, compare
-from adapmixed_lab.reproduce.members import FirstMembers, sizes
 from adapmixed_lab.reproduce.paper import (
     ADAPMIXED,
     DELTA,
@@ -46,6 +45,11 @@ class Setting:
         return f"{self.panel.letter}: {self.label}"
 
 
+def sizes(num_models: int) -> tuple[int, ...]:
+    """Return the sizes to compare: those of the list below `num_models`, then `num_models`."""
+    return (*(n for n in (8, 16, 32, 64, 80, 100, 128) if n < num_models), num_models)
+
+
 def settings(preset: AdaPMixED, num_models: int) -> list[Setting]:
     """Return our points: the paper's values, and the preset's value if it is not among them.
 
@@ -70,8 +74,7 @@ def mechanism_of(setting: Setting, preset: AdaPMixED, num_models: int) -> Mechan
     """Return the preset with the setting's changes, charged by the paper's rule."""
     changes: dict[str, Any] = dict(setting.changes)
     count = changes.pop("num_models", num_models)
-    mechanism = PaperRule(replace(preset, **changes))
-    return mechanism if count == num_models else FirstMembers(mechanism, count)
+    return PaperRule(replace(preset, **changes), None if count == num_models else count)
 
 
 def figure2(inputs: Inputs, run: Run, *, queries: int = RUN_QUERIES) -> dict[str, Any]:

@@ -243,8 +243,7 @@ def _rule(mechanism: Mechanism, method: str | None) -> str | None:
     """Return how Rényi losses were summed: "paper" is Σ_t max_i, "per_model" max_i Σ_t."""
     if method != "renyi":
         return None
-    inner = getattr(mechanism, "mechanism", mechanism)  # inside FirstMembers
-    return "paper" if isinstance(inner, PaperRule) else "per_model"
+    return "paper" if isinstance(mechanism, PaperRule) else "per_model"
 
 
 def published_pmixed(epsilon: float, queries: int, order: float) -> PublishedPMixED:

@@ -10,7 +10,7 @@ from matplotlib.ticker import LogLocator
 
 from adapmixed.report.view import format_perplexity
 from adapmixed_lab.figures.style import COLOURS, GREY, MARKERS, Drawing, canvas, number_axis
-from adapmixed_lab.reproduce.result import show_cost
+from adapmixed_lab.reproduce.result import run_words, show_cost
 
 _FONT_SIZE = 7.5
 _SAME = 0.07  # part of the axes: points nearer than this share one label
@@ -58,7 +58,7 @@ def draw_panels(result: Mapping[str, Any]) -> Drawing:
             handles.values(), [names[side] for side in handles],
             loc="outside lower center", ncols=2, handlelength=2.5,
         )  # fmt: skip
-    return Drawing("figure2", _TITLE, _caption(result), figure)
+    return Drawing("figure2", _TITLE, _caption(result), figure, run_words(result))
 
 
 def relative(rows: Sequence[Mapping[str, Any]], side: str, anchor: str) -> list[_Point]:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 import adapmixed_ext as ops
-from adapmixed.limits import check_number
+from adapmixed.limits import check_count, check_number
 from adapmixed.mechanisms import AdaPMixED, Mechanism, PMixED, Rows
 from adapmixed.mechanisms.distribution import Distribution, public_distribution
 from adapmixed.mechanisms.proposal import Prepared
@@ -123,16 +123,24 @@ class PublishedPMixED(PMixED):
 class PaperRule(Mechanism):
     """AdaPMixED charged by the paper's rule, Σ_t max_i of the losses, at one order.
 
+    The first members of an ensemble give many sizes from one forward pass. Shards keep their size,
+    so a smaller ensemble has seen less text. The paper distributes all text over fewer and larger
+    shards instead.
+
     Attributes:
         adapmixed: answers the queries; it has one order.
+        count: number of members that answer, the first ones, and the N of the costs; None: all.
     """
 
     name: ClassVar[str] = "adapmixed"
     no_budget: ClassVar[str] = AdaPMixED.no_budget
 
     adapmixed: AdaPMixED
+    count: int | None = None
 
     def __post_init__(self) -> None:
+        if self.count is not None:
+            check_count("count", self.count)
         if len(self.adapmixed.loss_orders) > 1:
             raise ValueError(
                 f"loss_orders must be one order, got {self.adapmixed.loss_orders!r}, because "
@@ -145,6 +153,13 @@ class PaperRule(Mechanism):
         return self.adapmixed.no_replacement
 
     def _prepare(self, rows: Rows, rng: RandomSource) -> Prepared:
+        if self.count is not None:
+            if len(rows.private) < self.count:
+                raise ValueError(
+                    f"count must be at most the ensemble's {len(rows.private)} models, got "
+                    f"{self.count}"
+                )
+            rows = replace(rows, private=rows.private[: self.count])
         prepared = self.adapmixed._prepare(rows, rng)
         events = tuple(
             replace(event, loss=np.broadcast_to(event.loss.max(0), event.loss.shape).copy())

@@ -16,6 +16,7 @@ import io
 import json
 import re
 from collections.abc import Mapping, Sequence
+from html import escape
 from pathlib import Path
 from typing import Any
 
@@ -113,10 +114,27 @@ def read_experiment(path: Path) -> dict[str, Any]:
     return found
 
 
-def write_result(result: Mapping[str, Any], path: Path) -> None:
-    """Write a result file in one step."""
+def write_outputs(result: Mapping[str, Any], folder: Path) -> list[Path]:
+    """Write EXPERIMENT-DATASET.json and .csv, and of Figure 2 also .svg and .pdf.
+
+    CSV and figure follow from the JSON alone. The caption is the SVG's description.
+
+    Returns:
+        the paths of the files.
+    """
     text = json.dumps(result, indent=1, ensure_ascii=False, allow_nan=False)
-    write_file(path, (text + "\n").encode())
+    files = {".json": f"{text}\n".encode(), ".csv": csv_text(result).encode()}
+    if result["experiment"] == "figure2":
+        from adapmixed_lab.reproduce.panels import draw_panels
+
+        drawing = draw_panels(result)
+        start, rest = drawing.svg.split(">", 1)
+        svg = f"{start}>\n <desc>{escape(drawing.caption)}</desc>{rest}\n"
+        files |= {".svg": svg.encode(), ".pdf": drawing.pdf}
+    stem = f"{result['experiment']}-{result['inputs']['dataset']}"
+    for suffix, content in files.items():
+        write_file(folder / f"{stem}{suffix}", content)
+    return [folder / f"{stem}{suffix}" for suffix in files]
 
 
 def relation(side: Mapping[str, Any]) -> str | None:

@@ -22,14 +22,12 @@ from adapmixed.rng import SeededRandom
 from adapmixed_lab.cli import main
 from adapmixed_lab.reproduce import paper
 from adapmixed_lab.reproduce.dp_adapter import DPAdapter
-from adapmixed_lab.reproduce.figure2 import figure2, mechanism_of, settings
+from adapmixed_lab.reproduce.figure2 import figure2, mechanism_of, settings, sizes
 from adapmixed_lab.reproduce.inputs import Sources
 from adapmixed_lab.reproduce.measure import PER_MODEL, PUBLISHED, WHOLE, Run, merge
-from adapmixed_lab.reproduce.members import FirstMembers, sizes
-from adapmixed_lab.reproduce.outputs import write_outputs
 from adapmixed_lab.reproduce.panels import relative
 from adapmixed_lab.reproduce.published import PaperRule
-from adapmixed_lab.reproduce.result import read_experiment
+from adapmixed_lab.reproduce.result import read_experiment, write_outputs
 from adapmixed_lab.reproduce.table1 import DP_SGD, METHODS, parts_of, table1
 from adapmixed_lab.reproduce.table2 import table2
 from adapmixed_lab.reproduce.tables import text
@@ -72,13 +70,13 @@ def test_the_first_members_are_an_ensemble_of_their_own() -> None:
         return evaluate(ensemble, tokens, {"m": mechanism}, **common)[0]
 
     mechanism = PaperRule(PRESET)
-    few, alone = run(whole, FirstMembers(mechanism, 2)), run(part, mechanism)
+    few, alone = run(whole, PaperRule(PRESET, 2)), run(part, mechanism)
     assert few.perplexity == alone.perplexity
     assert few.guarantee == alone.guarantee
     assert few.guarantee.epsilon != run(whole, mechanism).guarantee.epsilon
     with pytest.raises(ValueError, match="count"):
-        run(whole, FirstMembers(mechanism, 6))
-    assert FirstMembers(mechanism, 2).no_replacement == PRESET.no_replacement != ""
+        run(whole, PaperRule(PRESET, 6))
+    assert PaperRule(PRESET, 2).no_replacement == PRESET.no_replacement != ""
     assert sizes(64) == (8, 16, 32, 64) and sizes(5) == (5,) and sizes(100)[-2:] == (80, 100)
 
 
@@ -94,7 +92,7 @@ def test_settings_of_figure_2() -> None:
     anchors = ("a: 4.5", "b: 60", "c: 0.2", "d: 64", "e: -4, -2", "f: 18")
     assert {mechanisms[name] for name in anchors} == {PaperRule(PRESET)}
     assert len(set(mechanisms.values())) == len(mechanisms) - len(anchors) + 1
-    assert mechanisms["d: 16"] == FirstMembers(PaperRule(PRESET), 16)
+    assert mechanisms["d: 16"] == PaperRule(PRESET, 16)
     changed = AdaPMixED(18.0, 0.2, screen_weight=1e-2, sigma=1e-1)
     assert mechanisms["e: -2, -1"] == PaperRule(changed)
     # Another data set's preset joins the paper's values.
@@ -258,8 +256,7 @@ def test_a_result_is_enough_to_redraw(
     }
     assert text(read_experiment(first[0])) == text(results[experiment])
     assert first[0].name == f"{experiment}-wikitext-103.json"
-    figures = 1 if experiment == "figure2" else 2
-    assert [p.suffix for p in first[2:]] == [".svg", ".pdf"] * figures
+    assert [p.suffix for p in first[2:]] == [".svg", ".pdf"] * (experiment == "figure2")
     assert all(p.read_bytes().startswith(b"%PDF") for p in first[3::2])
     json.loads(first[0].read_text(encoding="utf-8"), parse_constant=pytest.fail)
     lines = list(csv.DictReader(io.StringIO(first[1].read_text(encoding="utf-8"))))
