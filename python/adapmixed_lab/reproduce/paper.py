@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from typing import NamedTuple
 
 DELTA = 1e-5
 RUNS = 8
@@ -30,9 +31,11 @@ LONG_QUERIES = {
 }
 """Queries of the one long run of Table 1."""
 
+Side = dict[str, object]
+"""The "paper" of a result's row."""
+
 _PLACE_1 = "Table 1 (tab:main_results)"
 _PLACE_2A = "Table 2a (tab:noisy_screen_priv_util)"
-_PLACE_2B = "Table 2b (tab:priv_loss_breakdown)"
 _FIXED = "fixed"
 _REALISED = "data-dependent, ex-post"
 _INVALID = "published"
@@ -40,57 +43,62 @@ _INVALID = "published"
 _KINDS = {PUBLIC: "public", DP_SGD: _FIXED, PMIXED: _INVALID, PMIXED_SCREENED: _INVALID}
 
 
-@dataclass(frozen=True)
-class PaperRow:
-    """One line of Table 1 or 2a.
+def _row(
+    method: str,
+    queries: int,
+    epsilon: float,
+    perplexity: float,
+    deviation: float | None = None,
+    screened: int | None = None,
+    place: str = _PLACE_1,
+) -> Side:
+    """Return one printed line as the "paper" of a result's row.
 
-    Attributes:
+    Args:
         method: one of the names above.
         queries: answered.
-        epsilon: as printed.
-        perplexity: as printed, a mean over `RUNS` runs if `deviation` is given.
+        epsilon, perplexity: as printed, a mean over `RUNS` runs if `deviation` is given.
         deviation: standard deviation over the runs; None for one run.
         screened: queries answered from the public model ("# ≥ T"); None if not printed.
         place: label of the table.
     """
-
-    method: str
-    queries: int
-    epsilon: float
-    perplexity: float
-    deviation: float | None = None
-    screened: int | None = None
-    place: str = _PLACE_1
-
-    @property
-    def kind(self) -> str:
-        """The kind of guarantee behind its ε, as in `Guarantee.kind`."""
-        return _KINDS.get(self.method, _REALISED)
+    return {
+        "perplexity": perplexity,
+        "perplexity_deviation": deviation,
+        "epsilon": epsilon,
+        "kind": _KINDS.get(method, _REALISED),
+        "queries": queries,
+        "screened": screened,
+        "place": place,
+    }
 
 
-def _short(*rows: tuple[str, float, float, float]) -> tuple[PaperRow, ...]:
-    return tuple(PaperRow(name, RUN_QUERIES, eps, ppl, spread) for name, eps, ppl, spread in rows)
+def _short(*rows: tuple[str, float, float, float]) -> dict[tuple[str, bool], Side]:
+    """Return lines of the eight runs."""
+    return {(name, False): _row(name, RUN_QUERIES, e, p, d) for name, e, p, d in rows}
 
 
-def _long(dataset: str, *rows: tuple[str, float, float]) -> tuple[PaperRow, ...]:
-    return tuple(PaperRow(name, LONG_QUERIES[dataset], eps, ppl) for name, eps, ppl in rows)
+def _long(dataset: str, *rows: tuple[str, float, float]) -> dict[tuple[str, bool], Side]:
+    """Return lines of the long run."""
+    queries = LONG_QUERIES[dataset]
+    return {(name, True): _row(name, queries, e, p) for name, e, p in rows}
 
 
-TABLE_1: Mapping[str, tuple[PaperRow, ...]] = {
+TABLE_1: Mapping[str, Mapping[tuple[str, bool], Side]] = {
     "wikitext-103": _short(
         (PUBLIC, 0.0, 40.86, 6.11),
         (DP_SGD, 8.0, 35.09, 5.50),
         (PMIXED, 8.0, 33.8, 5.29),
         (ADAPMIXED, 0.494, 32.35, 4.63),
     )
-    + _long("wikitext-103", (DP_SGD, 8.0, 32.53), (ADAPMIXED, 5.248, 29.99)),
+    | _long("wikitext-103", (DP_SGD, 8.0, 32.53), (ADAPMIXED, 5.248, 29.99)),
     "one-billion-word": _short(
         (PUBLIC, 0.0, 67.73, 6.77),
         (DP_SGD, 8.0, 54.54, 5.42),
         (PMIXED, 8.0, 52.68, 5.29),
         (ADAPMIXED, 0.485, 49.25, 4.65),
     )
-    + _long("one-billion-word", (DP_SGD, 8.0, 52.97), (ADAPMIXED, 3.186, 47.99)),
+    | _long("one-billion-word", (DP_SGD, 8.0, 52.97), (ADAPMIXED, 3.186, 47.99)),
     "pubmed": _long(
         "pubmed", (PUBLIC, 0.0, 32.28), (DP_SGD, 8.0, 28.07), (ADAPMIXED, 2.858, 26.83)
     ),
@@ -99,15 +107,15 @@ TABLE_1: Mapping[str, tuple[PaperRow, ...]] = {
     ),
 }
 
-TABLE_2A = tuple(
-    PaperRow(name, TABLE_2_QUERIES, epsilon, perplexity, None, screened, _PLACE_2A)
+TABLE_2A: Mapping[str, Side] = {
+    name: _row(name, TABLE_2_QUERIES, epsilon, perplexity, None, screened, _PLACE_2A)
     for name, epsilon, perplexity, screened in (
         (PMIXED, 4.399, 38.07, 0),
         (PMIXED_SCREENED, 4.139, 38.15, 716),
         (UNSCREENED, 0.960, 31.42, 0),
         (ADAPMIXED, 0.924, 31.75, 1026),
     )
-)
+}
 PMIXED_ORDER, PMIXED_LEAKAGE = 6.0, 0.01
 """α and β of PMixED in Table 2 (its caption)."""
 
@@ -117,11 +125,10 @@ TABLE_2B: Mapping[str, float] = {
     "conversion": 0.450,
     "total": 0.924,
 }
-TABLE_2B_PLACE = _PLACE_2B
+TABLE_2B_PLACE = "Table 2b (tab:priv_loss_breakdown)"
 
 
-@dataclass(frozen=True)
-class Point:
+class Point(NamedTuple):
     """One setting of a panel of Figure 2.
 
     Attributes:
@@ -151,7 +158,7 @@ class Panel:
     title: str
     anchor: str
     points: tuple[Point, ...]
-    remark: str = field(default="")
+    remark: str = ""
 
     @property
     def place(self) -> str:
@@ -207,11 +214,3 @@ FIGURE_2 = (
         ("19", 19.0, 0.464, 29.16), ("20", 20.0, 0.448, 28.97),
     ),
 )  # fmt: skip
-
-
-def table_1(dataset: str, method: str, *, long: bool) -> PaperRow | None:
-    """Return the paper's line for a method, of the 8 runs or the long run, or None if missing."""
-    for row in TABLE_1[dataset]:
-        if row.method == method and (row.queries != RUN_QUERIES) is long:
-            return row
-    return None

@@ -23,7 +23,6 @@ from typing import Any
 from adapmixed.files import write_file
 from adapmixed.report import environment, plain
 from adapmixed.report.view import show_epsilon
-from adapmixed_lab.reproduce.paper import PaperRow
 
 FORMAT_VERSION = 1
 _KEYS = ("experiment", "inputs", "settings", "notes", "rows", "environment", "seconds")
@@ -40,22 +39,12 @@ _PAPER = (
 def row(
     method: str,
     ours: Mapping[str, object] | None,
-    paper: Mapping[str, object] | PaperRow | None = None,
+    paper: Mapping[str, object] | None = None,
     *,
     group: str = "",
     label: str = "",
 ) -> dict[str, object]:
     """Return one line of a result."""
-    if isinstance(paper, PaperRow):
-        paper = {
-            "perplexity": paper.perplexity,
-            "perplexity_deviation": paper.deviation,
-            "epsilon": paper.epsilon,
-            "kind": paper.kind,
-            "queries": paper.queries,
-            "screened": paper.screened,
-            "place": paper.place,
-        }
     return {"group": group, "method": method, "label": label, "ours": ours, "paper": paper}
 
 

@@ -33,7 +33,7 @@ from adapmixed_lab.reproduce.paper import (
     PUBLIC,
     RUN_QUERIES,
     RUNS,
-    table_1,
+    TABLE_1,
 )
 from adapmixed_lab.reproduce.published import PaperRule
 from adapmixed_lab.reproduce.result import build_result, row, show_cost
@@ -102,9 +102,14 @@ def table1(inputs: Inputs, dp: DPAdapter | None, run: Run, parts: Sequence[Part]
             found[DP_SGD] = alone | dp.promise()
         for name in METHODS:
             if name in found:
-                printed = table_1(dataset, _paper_name(name), long=number > 1)
-                paper = printed if inputs.sources.paper else None
-                rows.append(row(name, found[name], paper, group=part.group))
+                # The paper's PMixED has the published analysis.
+                printed = {PUBLISHED: PMIXED, PMIXED: ""}.get(name, name)
+                paper = TABLE_1[dataset].get((printed, number > 1))
+                rows.append(
+                    row(
+                        name, found[name], paper if inputs.sources.paper else None, group=part.group
+                    )
+                )
     return build_result(
         "table1",
         rows,
@@ -137,11 +142,6 @@ def parts_of(
     for part in parts:
         plan_runs(inputs.tokens, inputs.ensemble.longest_text, None, part.queries, runs=part.runs)
     return parts
-
-
-def _paper_name(name: str) -> str:
-    """Return the paper's name for a line of ours; its PMixED has the published analysis."""
-    return {PUBLISHED: PMIXED, PMIXED: ""}.get(name, name)
 
 
 def _notes(

@@ -30,14 +30,11 @@ from adapmixed_lab.reproduce.paper import (
     TABLE_2B,
     TABLE_2B_PLACE,
     UNSCREENED,
-    PaperRow,
 )
 from adapmixed_lab.reproduce.published import PaperRule
 from adapmixed_lab.reproduce.result import build_result, row, show_cost
 
 PUBLISHED_EPSILON = 4.399  # stated by the paper for its PMixED here
-
-_PLACES = {row.method: row for row in TABLE_2A}
 
 
 def methods(dataset: str, queries: int) -> dict[str, Mechanism]:
@@ -84,7 +81,7 @@ def table2(inputs: Inputs, run: Run, *, queries: int | None = None) -> dict[str,
         # There is no line of ours to compare it with; the notes say why.
         rows.insert(
             list(found).index(PMIXED_SCREENED) + 1,
-            row(f"{PMIXED_SCREENED}, as published", None, _PLACES[PMIXED_SCREENED]),
+            row(f"{PMIXED_SCREENED}, as published", None, TABLE_2A[PMIXED_SCREENED]),
         )
     return build_result(
         "table2",
@@ -102,16 +99,15 @@ def table2(inputs: Inputs, run: Run, *, queries: int | None = None) -> dict[str,
     )
 
 
-def _paper(name: str, dataset: str) -> Mapping[str, object] | PaperRow | None:
+def _paper(name: str, dataset: str) -> dict[str, object] | None:
     if dataset != TABLE_2_DATASET:
         return None
     if name == ADAPMIXED:
         # Table 2b adds the parts of its ε.
-        line = row(name, None, _PLACES[name])["paper"]
-        assert isinstance(line, dict)
-        return {**line, **TABLE_2B, "place": f"{line['place']}, {TABLE_2B_PLACE}"}
+        place = f"{TABLE_2A[name]['place']}, {TABLE_2B_PLACE}"
+        return {**TABLE_2A[name], **TABLE_2B, "place": place}
     # PMixED's sound lines stand alone: the paper's numbers are those of the published analysis.
-    return _PLACES[{PUBLISHED: PMIXED}.get(name, name)] if name in (PUBLISHED, UNSCREENED) else None
+    return TABLE_2A.get({PUBLISHED: PMIXED, UNSCREENED: UNSCREENED}.get(name, ""))
 
 
 def _notes(queries: int, dataset: str) -> list[str]:

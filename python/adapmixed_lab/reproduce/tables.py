@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from adapmixed.report import aligned
@@ -58,36 +58,24 @@ def _heading(result: Mapping[str, Any], group: str) -> list[str]:
 
 
 def _table(rows: Sequence[Row]) -> list[str]:
-    labelled = any(one["label"] for one in rows)
-    compared = any(one["paper"] for one in rows)
-    screened = any(_count(one, side) for one in rows for side in ("ours", "paper"))
-    columns: list[tuple[str, bool, Any]] = [
-        ("setting", False, lambda one: one["label"])
-        if labelled and len({one["method"] for one in rows}) == 1
-        else ("method", False, lambda one: f"{one['method']} {one['label']}".strip()),
-        ("ε", True, lambda one: _epsilon(one["ours"])),
-        ("perplexity", True, lambda one: _perplexity(one["ours"])),
-    ]
-    if any((one["ours"] or {}).get("difference") for one in rows):
-        columns.append(("vs public", True, lambda one: _against(one["ours"])))
-    if screened:
-        columns.append(("screened", True, lambda one: _screened(one, "ours")))
-    columns += [
-        ("guarantee", False, lambda one: _kind(one["ours"])),
-        ("neighbours", False, lambda one: format_neighbours(relation(one["ours"] or {}))),
-        ("of one", False, lambda one: _unit(one["ours"])),
-    ]
-    if compared:
-        columns += [
-            ("paper: ε", True, lambda one: _epsilon(one["paper"])),
-            ("perplexity", True, lambda one: _perplexity(one["paper"])),
-        ]
-        if screened:
-            columns.append(("screened", True, lambda one: _screened(one, "paper")))
-        columns.append(("guarantee", False, lambda one: _kind(one["paper"])))
-    cells = [[title for title, _, _ in columns]]
-    cells += [[str(show(one)) for _, _, show in columns] for one in rows]
-    return aligned(cells, [number for _, number, _ in columns])
+    sides = [one[side] for one in rows for side in ("ours", "paper") if one[side]]
+    shown = {"screened": any(float(side.get("screened") or 0.0) for side in sides)}
+    shown["vs public"] = any(side.get("difference") for side in sides)
+    columns = [(title, *how) for title, how in _COLUMNS.items() if shown.get(title, True)]
+    if any(one["label"] for one in rows) and len({one["method"] for one in rows}) == 1:
+        cells = [["setting"], *([one["label"]] for one in rows)]
+    else:
+        cells = [["method"], *([f"{one['method']} {one['label']}".strip()] for one in rows)]
+    numbers = [False]
+    for side in ("ours", "paper") if any(one["paper"] for one in rows) else ("ours",):
+        for title, number, show in columns:
+            if side == "paper" and title not in _PAPER:
+                continue
+            name = "paper: ε" if side == "paper" and title == "ε" else title
+            found = [MISSING if one[side] is None else show(one[side]) for one in rows]
+            cells = [[*line, cell] for line, cell in zip(cells, [name, *found], strict=True)]
+            numbers.append(number)
+    return aligned(cells, numbers)
 
 
 def _breakdown(rows: Iterable[Row]) -> list[str]:
@@ -103,43 +91,39 @@ def _has_parts(side: Mapping[str, Any] | None) -> bool:
     return side is not None and all(side.get(part) is not None for part in _PARTS)
 
 
-def _epsilon(side: Mapping[str, Any] | None) -> str:
-    if side is None or side.get("epsilon") is None:
+def _epsilon(side: Mapping[str, Any]) -> str:
+    if side.get("epsilon") is None:
         return MISSING
     deviation = side.get("epsilon_deviation")
-    spread = f" ± {float(deviation):.2g}" if deviation else ""
-    return show_cost(side) + spread
+    return show_cost(side) + (f" ± {float(deviation):.2g}" if deviation else "")
 
 
-def _perplexity(side: Mapping[str, Any] | None) -> str:
-    if side is None or side.get("perplexity") is None:
+def _perplexity(side: Mapping[str, Any]) -> str:
+    if side.get("perplexity") is None:
         return MISSING
     deviation = side.get("perplexity_deviation") if "place" in side else None
     spread = "" if deviation is None else f" ± {float(deviation):.2f}"
     return format_perplexity(float(side["perplexity"])) + spread
 
 
-def _against(side: Mapping[str, Any] | None) -> str:
-    return MISSING if side is None else format_against(None, side.get("difference"))
-
-
-def _count(one: Row, side: str) -> float:
-    found = one[side]
-    return 0.0 if found is None or found.get("screened") is None else float(found["screened"])
-
-
-def _screened(one: Row, side: str) -> str:
-    found = one[side]
-    if found is None or found.get("screened") is None:
+def _screened(side: Mapping[str, Any]) -> str:
+    if side.get("screened") is None:
         return MISSING
-    return f"{_count(one, side):,.4g}" if _count(one, side) < 1e4 else f"{_count(one, side):,.0f}"
+    count = float(side["screened"])
+    return f"{count:,.4g}" if count < 1e4 else f"{count:,.0f}"
 
 
-def _kind(side: Mapping[str, Any] | None) -> str:
-    return MISSING if side is None else KIND_LABELS.get(side["kind"], side["kind"])
-
-
-def _unit(side: Mapping[str, Any] | None) -> str:
-    if side is None or side["kind"] in ("public", "none"):
-        return MISSING
-    return str(side["unit"])
+_COLUMNS: Mapping[str, tuple[bool, Callable[[Mapping[str, Any]], str]]] = {
+    "ε": (True, _epsilon),
+    "perplexity": (True, _perplexity),
+    "vs public": (True, lambda side: format_against(None, side.get("difference"))),
+    "screened": (True, _screened),
+    "guarantee": (False, lambda side: KIND_LABELS.get(side["kind"], side["kind"])),
+    "neighbours": (False, lambda side: format_neighbours(relation(side))),
+    "of one": (
+        False,
+        lambda side: MISSING if side["kind"] in ("public", "none") else str(side["unit"]),
+    ),
+}
+"""Whether a column holds numbers, and its cell for one side of a row."""
+_PAPER = ("ε", "perplexity", "screened", "guarantee")
