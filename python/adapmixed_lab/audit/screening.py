@@ -16,10 +16,11 @@ from torch import Tensor
 
 from adapmixed.mechanisms import AdaPMixED
 from adapmixed.privacy.costs.adapmixed import screening_rho
+from adapmixed.privacy.gaussian import gdp_to_dp
 from adapmixed_ext.types import RandomSource
 from adapmixed_lab.audit.finding import Effort, Finding
-from adapmixed_lab.audit.search import released
-from adapmixed_lab.audit.statistics import CONFIDENCE, gaussian_epsilon, least_epsilon, least_shift
+from adapmixed_lab.audit.search import answers
+from adapmixed_lab.audit.statistics import CONFIDENCE, least_epsilon, least_shift
 
 BITS_PER_SECOND = 600.0  # of each setting, in each world
 CHUNK = 4096
@@ -39,16 +40,8 @@ def passed(
     mechanism: AdaPMixED, private: Tensor, public: Tensor, count: int, rng: RandomSource
 ) -> int:
     """Return how many of `count` queries pass the screening."""
-    models, _, vocab = private.shape
-    hits = 0
-    while count > 0:
-        now = min(count, CHUNK)
-        answer = released(
-            mechanism, private.expand(models, now, vocab), public.expand(now, vocab), rng=rng
-        )
-        hits += int((~answer.public).sum())
-        count -= now
-    return hits
+    found = answers(mechanism, private, public, count, rng, CHUNK)
+    return sum(int((~answer.public).sum()) for answer in found)
 
 
 def rescaled_first(
@@ -126,7 +119,7 @@ def _findings(
     yield Finding("screening", name, "shift √(2ρ) of one bit", claimed, shift, CONFIDENCE, control)
     yield Finding(
         "screening", name, f"Gaussian's ε of one bit at δ = {DELTA:g}",
-        gaussian_epsilon(claimed, DELTA), epsilon, CONFIDENCE, control,
+        gdp_to_dp(claimed, DELTA), epsilon, CONFIDENCE, control,
     )  # fmt: skip
 
 

@@ -86,6 +86,25 @@ def released(
     return uncharged(mechanism.propose(private, public, rng=rng, targets=targets)).release()
 
 
+def answers(
+    mechanism: Mechanism,
+    private: Tensor,
+    public: Tensor,
+    count: int,
+    rng: RandomSource,
+    chunk: int = 1 << 14,
+) -> Iterator[Answer]:
+    """Yield `count` answers to one query with rows (N, 1, V) and (1, V), in chunks.
+
+    What a seed draws depends on the size of the chunks.
+    """
+    models, _, vocab = private.shape
+    for start in range(0, count, chunk):
+        now = min(count - start, chunk)
+        here = private.expand(models, now, vocab), public.expand(now, vocab)
+        yield released(mechanism, *here, rng=rng)
+
+
 def realised(mechanism: Mechanism, private: Tensor, public: Tensor) -> Array:
     """Return (N, B, K), the losses of an AdaPMixED that answers all queries."""
     events = mechanism.propose(private, public, rng=SeededRandom(0))._begin().events(None)

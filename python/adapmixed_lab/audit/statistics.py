@@ -17,6 +17,12 @@ def proportion(hits: int, draws: int, confidence: float) -> tuple[float, float]:
     return float(low), float(high)
 
 
+def _ends(here: tuple[int, int], there: tuple[int, int], confidence: float) -> tuple[float, float]:
+    """Return the least proportion here and the largest there, each with half of the error."""
+    each = 1 - (1 - confidence) / 2
+    return proportion(*here, each)[0], proportion(*there, each)[1]
+
+
 def least_epsilon(
     here: tuple[int, int], there: tuple[int, int], delta: float, confidence: float = CONFIDENCE
 ) -> float:
@@ -28,8 +34,7 @@ def least_epsilon(
     Args:
         here, there: (hits, draws) of the event in the two worlds.
     """
-    each = 1 - (1 - confidence) / 2
-    low, high = proportion(*here, each)[0], proportion(*there, each)[1]
+    low, high = _ends(here, there, confidence)
     return math.log((low - delta) / high) if low - delta > high else 0.0
 
 
@@ -37,30 +42,8 @@ def least_shift(
     here: tuple[int, int], there: tuple[int, int], confidence: float = CONFIDENCE
 ) -> float:
     """Return how far apart N(0, 1) and N(shift, 1) must at least be to allow for this event."""
-    each = 1 - (1 - confidence) / 2
-    low, high = proportion(*here, each)[0], proportion(*there, each)[1]
+    low, high = _ends(here, there, confidence)
     return max(0.0, float(scipy.stats.norm.ppf(low) - scipy.stats.norm.ppf(high)))
-
-
-def gaussian_epsilon(shift: float, delta: float) -> float:
-    """Return the least ε >= 0 at which N(0, 1) and N(shift, 1) are (ε, δ)-close.
-
-    Reference: Balle and Wang 2018.
-    """
-
-    def exceeds(epsilon: float) -> bool:
-        tail = scipy.stats.norm.logcdf(-shift / 2 - epsilon / shift) + epsilon
-        return float(scipy.stats.norm.cdf(shift / 2 - epsilon / shift) - math.exp(tail)) > delta
-
-    if shift <= 0:
-        return 0.0
-    low, high = 0.0, 1.0
-    while exceeds(high):
-        low, high = high, 2 * high
-    for _ in range(60):
-        middle = (low + high) / 2
-        low, high = (middle, high) if exceeds(middle) else (low, middle)
-    return high if exceeds(0.0) else 0.0
 
 
 def chi_square(counts: list[int], shares: list[float]) -> tuple[float, int]:

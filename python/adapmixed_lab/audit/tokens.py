@@ -20,10 +20,9 @@ from adapmixed.privacy.costs.clipped_log_pool import bounded_range_rho
 from adapmixed.privacy.costs.clipped_mixing import accounted_box, clipped_mixing_pair
 from adapmixed_ext.types import RandomSource
 from adapmixed_lab.audit.finding import Effort, Finding
-from adapmixed_lab.audit.search import released
+from adapmixed_lab.audit.search import answers, released
 from adapmixed_lab.audit.statistics import CONFIDENCE, least_epsilon
 
-CHUNK = 1 << 14
 PUSH = 60.0  # a logit that leaves nothing to the other token
 DRAWS_PER_SECOND = 4000.0  # of one game with 10 models, in each world; rounded down
 SHARES = torch.logspace(-4, math.log10(0.9), 60, dtype=torch.float64)
@@ -115,13 +114,8 @@ def drawn_tokens(
     mechanism: Mechanism, private: Tensor, public: Tensor, count: int, rng: RandomSource
 ) -> Tensor:
     """Return (count,) int64 tokens, the answers to one query with rows (N, 1, V) and (1, V)."""
-    models, _, vocab = private.shape
     found = [torch.empty(0, dtype=torch.int64)]
-    for start in range(0, count, CHUNK):
-        now = min(count - start, CHUNK)
-        answer = released(
-            mechanism, private.expand(models, now, vocab), public.expand(now, vocab), rng=rng
-        )
+    for answer in answers(mechanism, private, public, count, rng):
         assert answer.tokens is not None
         found.append(answer.tokens)
     return torch.cat(found)

@@ -1,4 +1,4 @@
-"""Confidence bounds cover as often as stated; the Gaussian's numbers agree with others."""
+"""Confidence bounds cover as often as stated."""
 
 import math
 
@@ -9,7 +9,6 @@ from adapmixed_lab.audit.statistics import (
     binomial_deviation,
     chi_square,
     chi_square_limit,
-    gaussian_epsilon,
     least_epsilon,
     least_shift,
     one_run_epsilon,
@@ -45,17 +44,6 @@ def test_least_shift() -> None:
     here, there = round(draws * 0.8413447), round(draws * 0.5)
     assert least_shift((here, draws), (there, draws)) == pytest.approx(1.0, abs=0.02)
     assert least_shift((there, draws), (here, draws)) == 0.0
-
-
-@pytest.mark.parametrize("shift", [0.01, 0.5, 2.0])
-def test_epsilon_of_a_gaussian_against_its_definition(shift: float) -> None:
-    from dp_accounting.dp_event import GaussianDpEvent
-    from dp_accounting.pld import PLDAccountant
-
-    accountant = PLDAccountant().compose(GaussianDpEvent(1 / shift))
-    expected = accountant.get_epsilon(0.001)
-    assert gaussian_epsilon(shift, 0.001) == pytest.approx(expected, abs=2e-4)
-    assert gaussian_epsilon(0.0, 0.001) == 0.0
 
 
 def test_chi_square_and_its_limit() -> None:
