@@ -21,7 +21,7 @@ from adapmixed.privacy import Accountant
 from adapmixed.privacy.gaussian import gdp_to_dp
 from adapmixed.rng import SeededRandom
 from adapmixed_lab.audit.finding import SLACK, Effort, Finding
-from adapmixed_lab.audit.mechanism_trees import FAR
+from adapmixed_lab.audit.trees import FAR
 
 Array = NDArray[np.float64]
 

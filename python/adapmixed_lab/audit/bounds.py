@@ -15,12 +15,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from adapmixed.limits import check_count, check_rate
 from adapmixed.mechanisms import AdaPMixED, ClippedLogPool, ClippedMixing, Mechanism, PMixED
 from adapmixed.privacy import RenyiBound
 from adapmixed.privacy.conversions import replace_one_epsilon
 from adapmixed.privacy.costs.clipped_log_pool import bounded_range_rho
 from adapmixed.privacy.costs.clipped_mixing import accounted_box, clipped_mixing_pair
 from adapmixed.privacy.costs.pmixed import sound_bound
+from adapmixed.privacy.rounding import up
 from adapmixed.rng import SeededRandom
 from adapmixed_lab.audit.finding import SLACK, Effort, Finding
 from adapmixed_lab.audit.search import (
@@ -35,7 +37,6 @@ from adapmixed_lab.audit.search import (
     one_thread,
     realised,
 )
-from adapmixed_lab.audit.subsets import amplification_rate
 from adapmixed_lab.reproduce.published_bound import published_bound
 
 STEPS_PER_SECOND = 6.0  # of each search
@@ -334,3 +335,27 @@ def audit(effort: Effort) -> Iterator[Finding]:
     for index, target in enumerate(targets()):
         found = attack(target, steps, effort.generator(f"bounds/{index}"))
         yield Finding("bounds", target.name, target.claim, 1 + SLACK, found, 1.0, target.control)
+
+
+def amplification_rate(sample_rate: float, num_models: int, divide_by: str) -> float:
+    """Return g in [0, 1] such that a hidden Poisson subset weighs each member by g/N.
+
+    The subset S holds each member with probability s, the `sample_rate`. With "slots" the answer is
+    (1/N)[Σ_{i∈S} p̄_i + (N-|S|) q], so g = s. With "subset" it is Σ_{i∈S} p̄_i / |S|, or q if S is
+    empty, so g = 1 - (1-s)^N, rounded up: dividing by |S| undoes the subsampling. Proof:
+    docs/theory/pmixed.md.
+    """
+    rate = check_rate("sample_rate", sample_rate)
+    num_models = check_count("num_models", num_models)
+    if divide_by == "slots":
+        return rate
+    if divide_by != "subset":
+        raise ValueError(f"divide_by must be 'slots' or 'subset', got {divide_by!r}")
+    if rate in (0.0, 1.0):
+        return rate
+    return min(1.0, up(-math.expm1(_up_magnitude(num_models * math.log1p(-rate)))))
+
+
+def _up_magnitude(value: float) -> float:
+    """Return `value` moved away from 0 by 4 ulp."""
+    return value - 4 * math.ulp(value) if value < 0 else up(value)

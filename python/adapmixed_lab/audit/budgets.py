@@ -12,8 +12,7 @@ from adapmixed.mechanisms import ClippedLogPool, ClippedMixing, Mechanism
 from adapmixed.privacy.budget import ShardBudget
 from adapmixed.rng import SeededRandom
 from adapmixed_lab.audit.finding import SLACK, Effort, Finding
-from adapmixed_lab.audit.mechanism_trees import ExtremalTree, Tree, Understated
-from adapmixed_lab.audit.trees import Adversary, largest_divergence
+from adapmixed_lab.audit.trees import Adversary, ExtremalTree, Tree, Understated, largest_divergence
 
 TREES_PER_SECOND = 0.5  # of each kind
 ORDER = 4.0

@@ -14,8 +14,7 @@ from typing import Any
 
 from adapmixed.mechanisms import AdaPMixED
 from adapmixed_lab.audit.finding import SLACK, Effort, Finding
-from adapmixed_lab.audit.odometer_extremal import extremal
-from adapmixed_lab.audit.odometer_trees import Adjacency, Odometer
+from adapmixed_lab.audit.odometer_trees import Adjacency, Odometer, extremal
 from adapmixed_lab.audit.trees import Stages, accounted, excess, two_stage_paths
 
 STEPS_PER_SECOND = 6.0  # of each search

@@ -8,7 +8,7 @@ from typing import Any
 from adapmixed.commands.options import check_output, quiet_libraries
 from adapmixed_lab.audit import AUDITS, Effort
 from adapmixed_lab.audit import run as run_audits
-from adapmixed_lab.audit.table import as_json, lines, outcome, summary
+from adapmixed_lab.audit.finding import as_json, lines, outcome, summary
 
 STATUS = {"holds": 0, "broken": 1, "no power": 3}
 """Exit status of each outcome; it is 2 if the arguments are not allowed."""

@@ -52,8 +52,7 @@ def run(arguments: argparse.Namespace) -> int:
     from adapmixed.ranks import Place
     from adapmixed.training.base import documents_of
     from adapmixed.training.run import DTYPES
-    from adapmixed_lab.dp_sgd.guarantee import PrivacyTarget
-    from adapmixed_lab.dp_sgd.presets import finetune_settings
+    from adapmixed_lab.dp_sgd.guarantee import PrivacyTarget, finetune_settings
     from adapmixed_lab.dp_sgd.training import train_dp
 
     place = Place.from_environment()

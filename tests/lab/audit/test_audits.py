@@ -21,10 +21,10 @@ from adapmixed_lab.audit import (
     sampler,
     screening,
     search,
-    table,
     tokens,
 )
 from adapmixed_lab.audit.bounds import Target
+from adapmixed_lab.audit.finding import as_json, lines, summary
 
 
 @pytest.mark.parametrize("name", [one for one in AUDITS if one != "screening"])  # test_command.py
@@ -68,9 +68,9 @@ def test_a_claim_that_no_attack_could_break_does_not_hold(
     finding = Finding("a", "b", "c", 1.0, measured, 0.999, power=power)
     assert finding.verdict == verdict and finding.ok == (verdict == "holds")
     said = "0 of 1 claims hold, " + ("1 were attacked without" if verdict == "no power" else "0 of")
-    assert table.summary([finding]).startswith(said) == (verdict != "holds")
-    assert f"unprotected {power:g}" in table.lines(finding)[1]
-    entry = table.as_json([finding], Effort())["findings"][0]  # type: ignore[index]
+    assert summary([finding]).startswith(said) == (verdict != "holds")
+    assert f"unprotected {power:g}" in lines(finding)[1]
+    entry = as_json([finding], Effort())["findings"][0]  # type: ignore[index]
     assert entry["verdict"] == verdict and entry["power"] in (power, "nan")
 
 

@@ -10,8 +10,15 @@ from adapmixed.mechanisms import ClippedLogPool, ClippedMixing, Mechanism, PMixE
 from adapmixed.rng import SeededRandom
 from adapmixed_lab.audit import Effort, canaries
 from adapmixed_lab.audit.canaries import Audit, Exposure, Worlds, game, likelihoods
-from adapmixed_lab.audit.dialogues import SAID_AS, flight_dialogue
-from adapmixed_lab.audit.planted import CUSTOMERS, SECRETS, Planted, planted, train
+from adapmixed_lab.audit.planted import (
+    CUSTOMERS,
+    SAID_AS,
+    SECRETS,
+    Planted,
+    flight_dialogue,
+    planted,
+    train,
+)
 from adapmixed_lab.audit.statistics import chi_square, chi_square_limit
 
 BOX = ClippedMixing(0.8, 1.5, queries=1)

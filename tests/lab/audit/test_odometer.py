@@ -14,8 +14,7 @@ from adapmixed.mechanisms import AdaPMixED, adapmixed
 from adapmixed.privacy import totals
 from adapmixed.privacy.conversions import c_alpha
 from adapmixed_lab.audit import odometer as audit
-from adapmixed_lab.audit.odometer_extremal import extremal
-from adapmixed_lab.audit.odometer_trees import Odometer
+from adapmixed_lab.audit.odometer_trees import Odometer, extremal
 from adapmixed_lab.audit.trees import excess
 
 DELTA = audit.DELTA

@@ -4,7 +4,7 @@ import mpmath
 import pytest
 from just_above import assert_just_above, exactly
 
-from adapmixed_lab.audit.subsets import amplification_rate
+from adapmixed_lab.audit.bounds import amplification_rate
 
 
 def test_amplification_rate():

@@ -10,8 +10,7 @@ from adapmixed.privacy import account
 from adapmixed.privacy.budget import ShardBudget
 from adapmixed.privacy.totals import Totals
 from adapmixed_lab.audit import budgets as audit
-from adapmixed_lab.audit.mechanism_trees import Tree
-from adapmixed_lab.audit.trees import Adversary, largest_divergence
+from adapmixed_lab.audit.trees import Adversary, Tree, largest_divergence
 
 
 @pytest.mark.parametrize("setting", [audit.POOLS[1], audit.MIXINGS[1]])

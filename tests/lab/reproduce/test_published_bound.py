@@ -15,7 +15,7 @@ from just_above import assert_just_above, exactly
 
 from adapmixed.privacy.conversions import rdp_to_dp
 from adapmixed.privacy.costs.pmixed import sound_bound
-from adapmixed_lab.audit.subsets import amplification_rate
+from adapmixed_lab.audit.bounds import amplification_rate
 from adapmixed_lab.reproduce.published_bound import (
     published_bound,
     published_target_leakage,
