@@ -1,9 +1,8 @@
 """Write the operator's report: tables for a terminal, and report.json."""
 
-from adapmixed.report.build import build_report, environment, plain
+from adapmixed.report.build import build_report, environment, plain, report_json, write_report
 from adapmixed.report.table import aligned, table
 from adapmixed.report.text import report_text
-from adapmixed.report.write import report_json, write_report
 
 __all__ = [
     "aligned",

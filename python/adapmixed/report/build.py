@@ -1,5 +1,6 @@
-"""Build the content of report.json from evaluations."""
+"""Build and write the content of report.json from evaluations."""
 
+import json
 import math
 import os
 import platform
@@ -10,6 +11,7 @@ from numbers import Integral, Real
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
+from adapmixed.files import write_file
 from adapmixed.privacy.guarantee import KINDS
 from adapmixed.report.diagnostics import diagnostics_entry
 from adapmixed.report.verdict import kept_entries
@@ -17,6 +19,7 @@ from adapmixed.report.view import FORMAT_VERSION
 
 if TYPE_CHECKING:
     from adapmixed.evaluation import Evaluation
+
 
 _CURVE_POINTS = 200
 _Point = TypeVar("_Point")
@@ -210,3 +213,29 @@ def _version(distribution: str) -> str | None:
         return metadata.version(distribution)
     except metadata.PackageNotFoundError:
         return None
+
+
+def report_json(report: Mapping[str, object]) -> str:
+    """Return a report as strict JSON text.
+
+    Raises:
+        ValueError: if JSON cannot hold a value.
+    """
+    return json.dumps(report, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
+
+
+def write_report(report: Mapping[str, object], folder: Path | str) -> Path:
+    """Write report.json atomically and return its path.
+
+    Args:
+        report: the result of :func:`build_report`.
+        folder: the folder, which is created if it is missing.
+
+    Raises:
+        ValueError: if JSON cannot hold a value.
+    """
+    path = Path(folder) / "report.json"
+    text = report_json(report)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_file(path, text.encode("utf-8"))
+    return path

@@ -1,14 +1,17 @@
-"""Format all tables of a report for a terminal, from the content of report.json."""
+"""Format all tables of a report for a terminal, from the content of report.json.
 
-from collections.abc import Mapping
+Perplexity by part of the text rises as shards spend their budgets.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from adapmixed.report.diagnostics import utility_table
-from adapmixed.report.over_time import over_time
 from adapmixed.report.runs import runs_table
-from adapmixed.report.table import printable, table
+from adapmixed.report.table import aligned, printable, table
 from adapmixed.report.verdict import verdict
-from adapmixed.report.view import read_methods, run_words
+from adapmixed.report.view import Method, read_methods, run_words
 
 
 def report_text(report: Mapping[str, Any]) -> str:
@@ -24,3 +27,29 @@ def report_text(report: Mapping[str, Any]) -> str:
     sentences = [printable(one) for one in verdict(runs or report["methods"])]
     lines += ["", *sentences] if sentences else []
     return "\n".join(lines)
+
+
+_PARTS = 6
+
+
+def over_time(methods: Sequence[Method]) -> list[str]:
+    """Return the lines of a table with at most `_PARTS` parts of the text."""
+    stretches = [_stretches(method.perplexities) for method in methods]
+    parts = [f"{first} to {last}" for first, last, _ in stretches[0]]
+    lines = [["perplexity of queries", *parts]]
+    for method, found in zip(methods, stretches, strict=True):
+        lines.append([method.name, *(f"{value:.2f}" for _, _, value in found)])
+    return aligned(lines, [False] + [True] * len(parts))
+
+
+def _stretches(perplexities: Sequence[tuple[int, float]]) -> list[tuple[int, int, float]]:
+    """Return (first query, last query, perplexity between them) of each part."""
+    count = min(_PARTS, len(perplexities))
+    chosen = [perplexities[(part + 1) * len(perplexities) // count - 1] for part in range(count)]
+    found, before, loss_before = [], 0, 0.0
+    for queries, perplexity in chosen:
+        loss = queries * math.log(perplexity)
+        mean = (loss - loss_before) / (queries - before) if math.isfinite(loss) else math.inf
+        found.append((before + 1, queries, math.exp(mean) if mean < 700.0 else math.inf))
+        before, loss_before = queries, loss
+    return found

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import PurePath
 from typing import Any
 
@@ -72,36 +72,15 @@ def read_methods(report: Mapping[str, object]) -> tuple[Method, ...]:
 
 
 def _method(entry: Mapping[str, Any]) -> Method:
-    return Method(
-        name=entry["name"],
-        perplexity=_cost(entry["perplexity"]),
-        change=_optional(entry["change"]),
-        difference=entry.get("difference"),
-        kept=entry.get("kept"),
-        queries=entry["queries"],
-        planned=entry.get("planned"),
-        epsilon=None if entry["epsilon"] is None else _cost(entry["epsilon"]),
-        delta=_cost(entry["delta"]),
-        kind=entry["kind"],
-        guarantee=entry["guarantee"],
-        unit=entry["unit"],
-        adjacency=entry["adjacency"],
-        method=entry["method"],
-        order=_optional(entry["order"]),
-        screened=float(entry["screened"]),
-        tokens_per_second=_optional(entry["tokens_per_second"]),
-        breakdown={part: float(value) for part, value in entry["breakdown"].items()},
-        curve=tuple((queries, _optional(epsilon)) for queries, epsilon in entry["curve"]),
-        perplexities=tuple((queries, float(value)) for queries, value in entry["perplexities"]),
-        diagnostics=entry.get("diagnostics"),
-    )
-
-
-def _cost(value: float | str) -> float:
-    found = float(value)
-    if not found >= 0:
-        raise ValueError(f"a perplexity, ε or δ must be >= 0, got {found!r}")
-    return found
+    known: dict[str, Any] = {field.name: entry.get(field.name) for field in fields(Method)}
+    for name in ("perplexity", "epsilon", "delta", "change", "order", "tokens_per_second"):
+        known[name] = _optional(known[name])
+        if name in ("perplexity", "epsilon", "delta") and not (known[name] or 0.0) >= 0:
+            raise ValueError(f"{name} must be >= 0, got {known[name]!r}")
+    known["breakdown"] = {part: float(value) for part, value in entry["breakdown"].items()}
+    for name in ("curve", "perplexities"):
+        known[name] = tuple((queries, _optional(value)) for queries, value in entry[name])
+    return Method(**known)
 
 
 def _optional(value: float | str | None) -> float | None:

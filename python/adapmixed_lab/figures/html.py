@@ -9,6 +9,7 @@ from jinja2 import Environment, FileSystemLoader
 from markupsafe import Markup, escape
 
 from adapmixed.files import write_file
+from adapmixed.report.build import write_report
 from adapmixed.report.diagnostics import UTILITY_TITLES, UTILITY_WORDS, utility_cells, utility_of
 from adapmixed.report.runs import runs_rows, runs_words
 from adapmixed.report.table import TITLES, cells
@@ -23,7 +24,6 @@ from adapmixed.report.view import (
     read_methods,
     run_words,
 )
-from adapmixed.report.write import write_report
 from adapmixed_lab.figures.figures import draw
 from adapmixed_lab.figures.style import Drawing
 
