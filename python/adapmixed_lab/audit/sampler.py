@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import math
-import os
-import pickle
 import tempfile
 from collections.abc import Callable, Iterator
 from fractions import Fraction
+from multiprocessing import get_context
 from pathlib import Path
 
 import torch
@@ -142,19 +141,13 @@ def reserved(rng: RandomSource) -> Pairs:
 
 def after_fork(rng: RandomSource) -> tuple[Pairs, Pairs]:
     """Return the pairs that the parent and a forked child reserve next."""
-    reading, writing = os.pipe()
-    child = os.fork()
-    if child == 0:
-        try:
-            with os.fdopen(writing, "wb") as pipe:
-                pipe.write(pickle.dumps(reserved(rng)))
-        finally:
-            os._exit(0)
-    os.close(writing)
-    with os.fdopen(reading, "rb") as pipe:
-        content = pipe.read()
-    os.waitpid(child, 0)
-    there: Pairs = pickle.loads(content)
+    context = get_context("fork")
+    reading, writing = context.Pipe(duplex=False)
+    child = context.Process(target=lambda: writing.send(reserved(rng)))
+    child.start()
+    writing.close()  # a child that dies is then seen
+    there: Pairs = reading.recv()
+    child.join()
     return reserved(rng), there
 
 

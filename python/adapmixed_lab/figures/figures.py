@@ -84,24 +84,16 @@ def draw(report: Mapping[str, object]) -> tuple[Drawing, ...]:
 
 
 def _draw_curves(methods: Sequence[Method]) -> Drawing | None:
-    """Draw ε over queries if any grows with them; curves that coincide are one line."""
-    title = "Privacy spent against queries answered"
-    groups: list[list[tuple[Method, str]]] = []
-    for method, colour in _coloured(methods):
-        if _finite_curve(method):
-            alike = next((group for group in groups if _alike(group[0][0], method)), None)
-            groups.append([(method, colour)]) if alike is None else alike.append((method, colour))
-    if all(_is_constant(group[0][0]) for group in groups):
+    """Draw ε over queries if any grows with them."""
+    shown = [(m, colour, _finite_curve(m)) for m, colour in _coloured(methods)]
+    shown = [one for one in shown if one[2]]
+    constant = [len({epsilon for _, epsilon in points}) == 1 for *_, points in shown]
+    if all(constant):
         return None
-    labels = [
-        "\n".join([*(wrapped(m.name) for m, _ in group), format_promise(one.kind, one.adjacency)])
-        for group in groups
-        for one, _ in group[:1]
-    ]
+    labels = ["\n".join(map(wrapped, (m.name, _promise(m)))) for m, *_ in shown]
     with canvas(3.6 + _LINE * sum(label.count("\n") + 1 for label in labels)) as (figure, axes):
-        for (method, colour), *_ in groups:
-            points = _finite_curve(method)
-            start = [(0, points[0][1])] if _is_constant(method) else []
+        for (method, colour, points), flat in zip(shown, constant, strict=True):
+            start = [(0, points[0][1])] if flat else []
             axes.plot(
                 *zip(*start, *points, strict=True), color=colour,
                 linestyle=LINE_STYLES.get(method.kind, "-"),
@@ -109,7 +101,7 @@ def _draw_curves(methods: Sequence[Method]) -> Drawing | None:
                 markevery=[len(start) + len(points) - 1], markersize=6, clip_on=False,
             )  # fmt: skip
         axes.set_xlim(left=0)
-        if is_wide([epsilon for group in groups for _, epsilon in _finite_curve(group[0][0])]):
+        if is_wide([epsilon for *_, points in shown for _, epsilon in points]):
             axes.set_yscale("log")
         else:
             axes.set_ylim(bottom=0)
@@ -117,9 +109,9 @@ def _draw_curves(methods: Sequence[Method]) -> Drawing | None:
         axes.xaxis.set_major_formatter(lambda value, _: f"{value:,.0f}")
         number_axis(axes.yaxis)
         figure.legend(axes.get_lines(), labels, loc="outside lower left")
-    kinds = {group[0][0].kind for group in groups}
+    kinds = {method.kind for method, *_ in shown}
     caption = " ".join(words for kind, words in _CURVE_WORDS.items() if kind in kinds)
-    return Drawing("curves", title, caption, figure)
+    return Drawing("curves", "Privacy spent against queries answered", caption, figure)
 
 
 def _draw_tradeoff(methods: Sequence[Method]) -> Drawing | None:
@@ -190,10 +182,14 @@ def _bar(method: Method) -> tuple[float, float]:
     return method.perplexity * low, method.perplexity * high
 
 
+def _promise(method: Method) -> str:
+    none = method.kind == "none"
+    return "no guarantee" if none else format_promise(method.kind, method.adjacency)
+
+
 def _words(method: Method) -> str:
     """Return the words of a legend that give a method's promise and values."""
-    promise = format_promise(method.kind, method.adjacency)
-    words = "no guarantee" if method.kind == "none" else promise
+    words = _promise(method)
     words += f": ε = {show_epsilon(method.epsilon)}" if _has_budget(method) else ""
     return f"{words}, perplexity {format_perplexity(method.perplexity)}"
 
@@ -242,20 +238,6 @@ def _coloured(methods: Sequence[Method]) -> list[tuple[Method, str]]:
     """Return the methods with a finite ε above 0, each with its colour in every figure."""
     shown = [method for method in methods if _has_budget(method)]
     return [(m, COLOURS[i % len(COLOURS)]) for i, m in enumerate(shown)]
-
-
-def _alike(one: Method, other: Method) -> bool:
-    """Return whether two curves of one kind coincide, to half a percent at all points."""
-    same = (one.kind, one.adjacency) == (other.kind, other.adjacency)
-    points = _finite_curve(one), _finite_curve(other)
-    return same and len(points[0]) == len(points[1]) and all(
-        queries == others and math.isclose(epsilon, another, rel_tol=5e-3)
-        for (queries, epsilon), (others, another) in zip(*points, strict=True)
-    )  # fmt: skip
-
-
-def _is_constant(method: Method) -> bool:
-    return len({epsilon for _, epsilon in _finite_curve(method)}) == 1
 
 
 def _finite_curve(method: Method) -> list[tuple[int, float]]:

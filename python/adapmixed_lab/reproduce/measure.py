@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import scipy  # it loads scipy.stats on its first use
+
 from adapmixed.evaluation import Runs, evaluate_runs, plan_runs
 from adapmixed.evaluation.result import paired_difference
 from adapmixed.mechanisms import Mechanism, PublicOnly, Unprotected, UnprotectedPool
@@ -147,7 +149,8 @@ def over_trainings(several: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     gaps = [one["difference"]["mean"] for one in several if one.get("difference")]
     if len(several) > 1 and len(gaps) == len(several):
         mean = statistics.fmean(gaps)
-        reach = _student(len(gaps)) * statistics.stdev(gaps) / math.sqrt(len(gaps))
+        quantile = scipy.stats.t.ppf(0.975, len(gaps) - 1)  # Student's
+        reach = float(quantile) * statistics.stdev(gaps) / math.sqrt(len(gaps))
         ends = {"mean": mean, "low": mean - reach, "high": mean + reach}
         found["difference"] = ends | {"trainings": len(gaps)}
     return found
@@ -178,12 +181,6 @@ def merge(results: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         "settings": first["settings"] | {"trainings": len(results)},
         "seconds": round(sum(one["seconds"] for one in results), 1),
     }
-
-
-def _student(count: int) -> float:
-    """Return the 97.5 % quantile of Student's t for this many values, or a larger one."""
-    table = (12.71, 4.31, 3.19, 2.78, 2.58, 2.45, 2.37, 2.31, 2.27)
-    return table[min(count - 2, len(table) - 1)]
 
 
 def queries_of(inputs: Inputs, paper: int, given: int | None) -> int:

@@ -168,7 +168,8 @@ def test_several_trainings_are_one_result() -> None:
             assert one["ours"]["guarantee"] == worst["guarantee"]
         gaps = [s["difference"]["mean"] for s in several if s["difference"]]
         if one["method"] != paper.PUBLIC:
-            found, reach = one["ours"]["difference"], 4.31 * statistics.stdev(gaps) / math.sqrt(3)
+            quantile = 0.95 / math.sqrt(2 * 0.975 * 0.025)  # of two degrees of freedom
+            found, reach = one["ours"]["difference"], quantile * statistics.stdev(gaps) / 3**0.5
             assert found["mean"] == pytest.approx(statistics.mean(gaps), abs=1e-12)
             assert found["high"] - found["low"] == pytest.approx(2 * reach, rel=1e-9)
     assert "3 trainings of 3 models" in text(merged)
