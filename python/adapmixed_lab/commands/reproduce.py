@@ -109,7 +109,7 @@ def run(arguments: argparse.Namespace) -> int:
     check_device(arguments)
     from adapmixed_lab.reproduce.inputs import Sources
     from adapmixed_lab.reproduce.measure import Run, merge
-    from adapmixed_lab.reproduce.result import write_outputs
+    from adapmixed_lab.reproduce.panels import write_outputs
     from adapmixed_lab.reproduce.tables import text
 
     ensembles = arguments.ensemble or [None] * (arguments.seeds or 1)
@@ -136,7 +136,8 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _redraw(path: Path, out: Path) -> int:
     """Print the tables of a result file and write its files again, without models."""
-    from adapmixed_lab.reproduce.result import read_experiment, write_outputs
+    from adapmixed_lab.reproduce.panels import write_outputs
+    from adapmixed_lab.reproduce.result import read_experiment
     from adapmixed_lab.reproduce.tables import text
 
     if not path.is_file():

@@ -1,16 +1,20 @@
-"""Figure 2 as six panels: our points and the paper's, each relative to its reference."""
+"""The files of a result, and Figure 2 as six panels of points relative to a reference."""
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Mapping, Sequence
+from html import escape
+from pathlib import Path
 from typing import Any
 
 from matplotlib.ticker import LogLocator
 
+from adapmixed.files import write_file
 from adapmixed.report.view import format_perplexity
 from adapmixed_lab.figures.style import COLOURS, GREY, MARKERS, Drawing, canvas, number_axis
-from adapmixed_lab.reproduce.result import run_words, show_cost
+from adapmixed_lab.reproduce.result import csv_text, run_words, show_cost
 
 _FONT_SIZE = 7.5
 _SAME = 0.07  # part of the axes: points nearer than this share one label
@@ -20,6 +24,27 @@ _TITLE = "Figure 2: one setting of AdaPMixED at a time"
 _OURS, _PAPER = COLOURS[0], COLOURS[1]
 
 _Point = tuple[str, float, float]
+
+
+def write_outputs(result: Mapping[str, Any], folder: Path) -> list[Path]:
+    """Write EXPERIMENT-DATASET.json and .csv, and of Figure 2 also .svg and .pdf.
+
+    CSV and figure follow from the JSON alone. The caption is the SVG's description.
+
+    Returns:
+        the paths of the files.
+    """
+    text = json.dumps(result, indent=1, ensure_ascii=False, allow_nan=False)
+    files = {".json": f"{text}\n".encode(), ".csv": csv_text(result).encode()}
+    if result["experiment"] == "figure2":
+        drawing = draw_panels(result)
+        start, rest = drawing.svg.split(">", 1)
+        svg = f"{start}>\n <desc>{escape(drawing.caption)}</desc>{rest}\n"
+        files |= {".svg": svg.encode(), ".pdf": drawing.pdf}
+    stem = f"{result['experiment']}-{result['inputs']['dataset']}"
+    for suffix, content in files.items():
+        write_file(folder / f"{stem}{suffix}", content)
+    return [folder / f"{stem}{suffix}" for suffix in files]
 
 
 def draw_panels(result: Mapping[str, Any]) -> Drawing:

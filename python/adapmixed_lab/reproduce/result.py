@@ -16,11 +16,9 @@ import io
 import json
 import re
 from collections.abc import Mapping, Sequence
-from html import escape
 from pathlib import Path
 from typing import Any
 
-from adapmixed.files import write_file
 from adapmixed.report import environment, plain
 from adapmixed.report.view import show_epsilon
 
@@ -101,29 +99,6 @@ def read_experiment(path: Path) -> dict[str, Any]:
     if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", dataset):  # it becomes a file's name
         raise ValueError(f"{path} must be an unchanged result file, got the dataset {dataset!r}")
     return found
-
-
-def write_outputs(result: Mapping[str, Any], folder: Path) -> list[Path]:
-    """Write EXPERIMENT-DATASET.json and .csv, and of Figure 2 also .svg and .pdf.
-
-    CSV and figure follow from the JSON alone. The caption is the SVG's description.
-
-    Returns:
-        the paths of the files.
-    """
-    text = json.dumps(result, indent=1, ensure_ascii=False, allow_nan=False)
-    files = {".json": f"{text}\n".encode(), ".csv": csv_text(result).encode()}
-    if result["experiment"] == "figure2":
-        from adapmixed_lab.reproduce.panels import draw_panels
-
-        drawing = draw_panels(result)
-        start, rest = drawing.svg.split(">", 1)
-        svg = f"{start}>\n <desc>{escape(drawing.caption)}</desc>{rest}\n"
-        files |= {".svg": svg.encode(), ".pdf": drawing.pdf}
-    stem = f"{result['experiment']}-{result['inputs']['dataset']}"
-    for suffix, content in files.items():
-        write_file(folder / f"{stem}{suffix}", content)
-    return [folder / f"{stem}{suffix}" for suffix in files]
 
 
 def relation(side: Mapping[str, Any]) -> str | None:

@@ -25,9 +25,9 @@ from adapmixed_lab.reproduce.dp_adapter import DPAdapter
 from adapmixed_lab.reproduce.figure2 import figure2, mechanism_of, settings, sizes
 from adapmixed_lab.reproduce.inputs import Sources
 from adapmixed_lab.reproduce.measure import PER_MODEL, PUBLISHED, WHOLE, Run, merge
-from adapmixed_lab.reproduce.panels import relative
+from adapmixed_lab.reproduce.panels import relative, write_outputs
 from adapmixed_lab.reproduce.published import PaperRule
-from adapmixed_lab.reproduce.result import read_experiment, write_outputs
+from adapmixed_lab.reproduce.result import read_experiment
 from adapmixed_lab.reproduce.table1 import DP_SGD, METHODS, parts_of, table1
 from adapmixed_lab.reproduce.table2 import table2
 from adapmixed_lab.reproduce.tables import text
