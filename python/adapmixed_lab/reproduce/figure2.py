@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import replace
+from typing import Any, NamedTuple
 
 from adapmixed.mechanisms import AdaPMixED, Mechanism
 from adapmixed.privacy.conversions import c_alpha
@@ -25,19 +25,12 @@ from adapmixed_lab.reproduce.result import build_result, row
 MODELS = "models N"  # the panel whose settings are sub-ensembles
 
 
-@dataclass(frozen=True)
-class Setting:
-    """One of our points.
-
-    Attributes:
-        panel: the panel that it belongs to.
-        label: written as the paper's labels are.
-        changes: to the preset, as in `paper.Point.setting`.
-    """
+class Setting(NamedTuple):
+    """One of our points: its panel, its label, written as the paper's are, and what answers."""
 
     panel: Panel
     label: str
-    changes: Mapping[str, float]
+    mechanism: PaperRule
 
     @property
     def name(self) -> str:
@@ -58,23 +51,17 @@ def settings(preset: AdaPMixED, num_models: int) -> list[Setting]:
     found = []
     for panel in FIGURE_2:
         if panel.title == MODELS:
-            counts = sizes(num_models)
-            found += [Setting(panel, str(n), {"num_models": n}) for n in counts]
+            counts = {str(n): n if n < num_models else None for n in sizes(num_models)}
+            found += [Setting(panel, label, PaperRule(preset, n)) for label, n in counts.items()]
             continue
         points = {point.label: point.setting for point in panel.points}
         own = {name: getattr(preset, name) for name in panel.points[0].setting}
         if own not in points.values():
             points["/".join(f"{value:g}" for value in own.values())] = own
-        ordered = sorted(points.items(), key=lambda item: tuple(item[1].values()))
-        found += [Setting(panel, label, changes) for label, changes in ordered]
+        for label, changes in sorted(points.items(), key=lambda item: tuple(item[1].values())):
+            known: dict[str, Any] = dict(changes)
+            found.append(Setting(panel, label, PaperRule(replace(preset, **known))))
     return found
-
-
-def mechanism_of(setting: Setting, preset: AdaPMixED, num_models: int) -> Mechanism:
-    """Return the preset with the setting's changes, charged by the paper's rule."""
-    changes: dict[str, Any] = dict(setting.changes)
-    count = changes.pop("num_models", num_models)
-    return PaperRule(replace(preset, **changes), None if count == num_models else count)
 
 
 def figure2(inputs: Inputs, run: Run, *, queries: int = RUN_QUERIES) -> dict[str, Any]:
@@ -90,19 +77,18 @@ def figure2(inputs: Inputs, run: Run, *, queries: int = RUN_QUERIES) -> dict[str
     """
     started = time.perf_counter()
     preset = replace(AdaPMixED.preset(inputs.sources.dataset), adjacency="add_remove")
-    models = inputs.ensemble.num_models
-    points = settings(preset, models)
+    points = settings(preset, inputs.ensemble.num_models)
     # The preset is a point of every panel, and runs once.
     distinct: dict[Mechanism, str] = {}
     for point in points:
-        distinct.setdefault(mechanism_of(point, preset, models), point.name)
+        distinct.setdefault(point.mechanism, point.name)
     compared = {name: mechanism for mechanism, name in distinct.items()}
     ours = compare(inputs, compared, queries, run, state="figure2")
     references = [name for name in ours if name not in compared]
     rows: list[dict[str, Any]] = [row(name, ours[name], group="references") for name in references]
     for panel in FIGURE_2:
         here = [point for point in points if point.panel is panel]
-        found = {p.label: ours[distinct[mechanism_of(p, preset, models)]] for p in here}
+        found = {p.label: ours[distinct[p.mechanism]] for p in here}
         with_paper = inputs.sources.paper and inputs.sources.dataset == FIGURE_2_DATASET
         rows += _panel_rows(panel, found, preset.order, with_paper=with_paper)
     return build_result(
@@ -161,8 +147,7 @@ def _anchors(panel: Panel, points: list[Setting], preset: AdaPMixED) -> dict[str
     """
     here = [point for point in points if point.panel is panel]
     if panel.title != MODELS:
-        own = {name: getattr(preset, name) for name in panel.points[0].setting}
-        anchor = next(point.label for point in here if point.changes == own)
+        anchor = next(point.label for point in here if point.mechanism == PaperRule(preset))
         return {"anchor": anchor, "paper_anchor": panel.anchor}
     printed = [point.label for point in panel.points]
     common = [point.label for point in here if point.label in printed]

@@ -22,7 +22,7 @@ from adapmixed.rng import SeededRandom
 from adapmixed_lab.cli import main
 from adapmixed_lab.reproduce import paper
 from adapmixed_lab.reproduce.dp_adapter import DPAdapter
-from adapmixed_lab.reproduce.figure2 import figure2, mechanism_of, settings, sizes
+from adapmixed_lab.reproduce.figure2 import figure2, settings, sizes
 from adapmixed_lab.reproduce.inputs import Sources
 from adapmixed_lab.reproduce.measure import PER_MODEL, PUBLISHED, WHOLE, Run, merge
 from adapmixed_lab.reproduce.panels import relative, write_outputs
@@ -87,7 +87,7 @@ def test_settings_of_figure_2() -> None:
     assert labels["b"] == ["20", "60", "500", "2000", "3000"]
     assert labels["d"] == ["8", "16", "32", "64"]
     assert labels["f"] == ["16", "17", "18", "19", "20"]
-    mechanisms = {p.name: mechanism_of(p, PRESET, 64) for p in points}
+    mechanisms = {p.name: p.mechanism for p in points}
     # The preset is in every panel, and answers once.
     anchors = ("a: 4.5", "b: 60", "c: 0.2", "d: 64", "e: -4, -2", "f: 18")
     assert {mechanisms[name] for name in anchors} == {PaperRule(PRESET)}
