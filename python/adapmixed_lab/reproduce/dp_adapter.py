@@ -82,26 +82,7 @@ def read_dp_adapter(folder: Path) -> DPAdapter:
     Raises:
         ValueError: if the folder holds no readable guarantee of this format.
     """
-    content = _read(folder)
-    try:
-        single = content["blocks_per_identifier"] == 1
-        unit = content["unit"] if single else f"block of {content['block_size']} tokens"
-        found = DPAdapter(
-            folder,
-            float(content["epsilon"]),
-            float(content["delta"]),
-            str(unit),
-            str(content["statement"]),
-        )
-    except (KeyError, OverflowError, TypeError, ValueError) as error:
-        raise ValueError(
-            f"{folder / GUARANTEE_FILE} must be a guarantee, reading it raised {error!r}"
-        ) from error
-    if not 0 < found.epsilon < math.inf:
-        raise ValueError(
-            f"{folder / GUARANTEE_FILE} must have a finite ε > 0, got {found.epsilon:g}"
-        )
-    return found
+    return _read(folder)[0]
 
 
 def builtin_dp_adapter(
@@ -125,8 +106,16 @@ def builtin_dp_adapter(
         ValueError: if the folder holds an adapter of other settings, or Opacus is not installed.
     """
     if folder.exists():
-        _check_same(folder, config)
-        return read_dp_adapter(folder)
+        found, content = _read(folder)
+        # For this target ε is at most the target, and lower only by the noise search's tolerance.
+        near = 0.95 * EPSILON <= found.epsilon <= EPSILON and found.delta == DELTA
+        same = content.get("training") == json.loads(json.dumps(asdict(config)))
+        if not (near and same) or content["blocks_per_identifier"] is not None:
+            raise ValueError(
+                f"{folder} must hold the DP-SGD adapter of this experiment, it holds one of other "
+                "settings; remove it or give another --out"
+            )
+        return found
     corpus = Corpus("builtin")
     train_dp(
         base,
@@ -141,21 +130,8 @@ def builtin_dp_adapter(
     return read_dp_adapter(folder)
 
 
-def _check_same(folder: Path, config: FinetuneConfig) -> None:
-    content = _read(folder)
-    wanted = json.loads(json.dumps(asdict(config)))
-    # For this target ε is at most the target, and lower only by the noise search's tolerance.
-    found = content.get("epsilon")
-    near = isinstance(found, float) and 0.95 * EPSILON <= found <= EPSILON
-    same = content.get("training") == wanted and near and content.get("delta") == DELTA
-    if not same or content.get("blocks_per_identifier") is not None:
-        raise ValueError(
-            f"{folder} must hold the DP-SGD adapter of this experiment, it holds one of other "
-            "settings; remove it or give another --out"
-        )
-
-
-def _read(folder: Path) -> dict[str, Any]:
+def _read(folder: Path) -> tuple[DPAdapter, dict[str, Any]]:
+    """Return an adapter, and the content of its guarantee."""
     path = folder / GUARANTEE_FILE
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
@@ -166,5 +142,13 @@ def _read(folder: Path) -> dict[str, Any]:
     version = content.get("format_version") if isinstance(content, dict) else None
     if version != FORMAT_VERSION:
         raise ValueError(f"{path}: format_version must be {FORMAT_VERSION}, got {version!r}")
-    found: dict[str, Any] = content
-    return found
+    try:
+        single = content["blocks_per_identifier"] == 1
+        unit = content["unit"] if single else f"block of {content['block_size']} tokens"
+        epsilon, delta = float(content["epsilon"]), float(content["delta"])
+        found = DPAdapter(folder, epsilon, delta, str(unit), str(content["statement"]))
+    except (KeyError, OverflowError, TypeError, ValueError) as error:
+        raise ValueError(f"{path} must be a guarantee, reading it raised {error!r}") from error
+    if not 0 < found.epsilon < math.inf:
+        raise ValueError(f"{path} must have a finite ε > 0, got {found.epsilon:g}")
+    return found, content
