@@ -10,11 +10,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from typing import Any
+from functools import partial
 
 from adapmixed.mechanisms import AdaPMixED
 from adapmixed_lab.audit.finding import SLACK, Effort, Finding
-from adapmixed_lab.audit.odometer_trees import Adjacency, Odometer, extremal
+from adapmixed_lab.audit.odometer_trees import Adjacency, Odometer, Queries, extremal
 from adapmixed_lab.audit.trees import Stages, accounted, excess, two_stage_paths
 
 STEPS_PER_SECOND = 6.0  # of each search
@@ -22,43 +22,24 @@ CLAIM = "sup P(S) - ∫_S e^ε(D) dQ"
 DELTA = 1e-5
 SEARCHED_DELTA = 0.05  # so large that a search meets such branches by chance
 
-# A suffix of the name, and the tree: the order that each answer is made for, and its loss.
-EXTREMAL: list[tuple[str, dict[str, Any]]] = [
-    ("", {"models": 1, "adjacency": "add_remove", "orders": (8.0,) * 4, "spend": (0.25,) * 4}),
-    ("", {"models": 2, "adjacency": "add_remove", "orders": (8.0,) * 4, "spend": (0.25,) * 4}),
-    (
-        "",
-        {"models": 3, "adjacency": "zero_out", "orders": (18.0,) * 3, "spend": (0.2,) * 3}
-        | {"vocab": 3},
-    ),
+# A suffix of the name, and the tree: N, neighbours, the order that each answer is made for, and its
+# loss.
+_THREE = (8.0,) * 3, (0.4,) * 3
+_EDGE = " at the edge of the ball"
+Setting = tuple[str, Callable[..., tuple[Odometer, Queries]]]
+EXTREMAL: list[Setting] = [
+    ("", partial(extremal, 1, "add_remove", (8.0,) * 4, (0.25,) * 4)),
+    ("", partial(extremal, 2, "add_remove", (8.0,) * 4, (0.25,) * 4)),
+    ("", partial(extremal, 3, "zero_out", (18.0,) * 3, (0.2,) * 3, vocab=3)),
+    (f",{_EDGE}", partial(extremal, 2, "add_remove", *_THREE, edge=True)),
+    (f",{_EDGE}", partial(extremal, 3, "zero_out", *_THREE, edge=True)),
+    (f", Q over P{_EDGE}", partial(extremal, 1, "zero_out", *_THREE, edge=True, backwards=True)),
+    (", Q over P", partial(extremal, 3, "zero_out", *_THREE, backwards=True)),
 ]
-EXTREMAL += [
-    (
-        what,
-        {"models": models, "adjacency": adjacency, "orders": (8.0,) * 3, "spend": (0.4,) * 3}
-        | special,
-    )
-    for what, models, adjacency, special in (
-        (", at the edge of the ball", 2, "add_remove", {"edge": True}),
-        (", at the edge of the ball", 3, "zero_out", {"edge": True}),
-        (", Q over P at the edge of the ball", 1, "zero_out", {"edge": True, "backwards": True}),
-        (", Q over P", 3, "zero_out", {"backwards": True}),
-    )
-]
-SEVERAL: list[tuple[str, dict[str, Any]]] = [
-    (
-        ", δ split",
-        {"models": 1, "adjacency": "zero_out", "orders": (8.0, 2.0), "spend": (0.6, 4.0)},
-    ),
-    (
-        ", δ split",
-        {"models": 2, "adjacency": "add_remove", "orders": (8.0, 2.0), "spend": (0.6, 4.0)},
-    ),
-    (
-        ", δ split",
-        {"models": 3, "adjacency": "add_remove", "orders": (16.0, 4.0, 2.0)}
-        | {"spend": (0.3, 1.2, 3.0)},
-    ),
+SEVERAL: list[Setting] = [
+    (", δ split", partial(extremal, 1, "zero_out", (8.0, 2.0), (0.6, 4.0))),
+    (", δ split", partial(extremal, 2, "add_remove", (8.0, 2.0), (0.6, 4.0))),
+    (", δ split", partial(extremal, 3, "add_remove", (16.0, 4.0, 2.0), (0.3, 1.2, 3.0))),
 ]
 BY_HAND = (8.0, 2.0)  # orders of the mechanism of `two_stage_paths`
 
@@ -79,17 +60,17 @@ def _called(tree: Odometer, kind: str = "an extremal tree") -> str:
 def _extremal_trees() -> Iterator[Finding]:
     """Attack trees on which the statement is nearly tight, so that too small an ε shows."""
     for what, setting in (*EXTREMAL, *SEVERAL):
-        tree, queries = extremal(delta=DELTA, **setting)
+        tree, queries = setting(delta=DELTA)
         yield _finding(_called(tree) + what, DELTA, tree.measured(queries))
 
 
 def _extremal_controls() -> Iterator[Finding]:
     """Attack the same trees with the ε of another statement, or with too small charges."""
     for _, setting in SEVERAL:
-        tree, queries = extremal(delta=DELTA, split=False, **setting)
+        tree, queries = setting(delta=DELTA, split=False)
         name = f"{_called(tree)}, the best order chosen afterwards"
         yield _finding(name, DELTA, tree.measured(queries), True)
-    tree, queries = extremal(delta=DELTA, **EXTREMAL[1][1])
+    tree, queries = EXTREMAL[1][1](delta=DELTA)
     for what, broken in (
         ("its first answer is not charged", replace(tree, told=(0.0, 1.0, 1.0, 1.0))),
         ("0.8 of every loss", replace(tree, told=(0.8,) * 4)),

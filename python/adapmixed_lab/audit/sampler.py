@@ -181,18 +181,15 @@ def _replay(effort: Effort) -> Iterator[Finding]:
         ops.sample(p, torch.zeros(500, 3), rng=rng)
         for rng in (SeededRandom(seed), SeededRandom(seed), SeededRandom(seed + 1))
     )
-    differing = int((first != second).sum())
-    claim = "tokens that differ of 500"
-    yield Finding("sampler", "a seed repeats its draws", claim, 0.0, float(differing), 1.0)
-    differing = int((first != other).sum())
-    yield Finding("sampler", "another seed", claim, 0.0, float(differing), 1.0, True)
-    claim = "seeded sources that a ledger accepts"
-    accepted = float(charged_beside_a_ledger(SeededRandom(seed)))
-    yield Finding("sampler", "a seeded source and a ledger", claim, 0.0, accepted, 1.0)
-    accepted = float(charged_beside_a_ledger(SecureRandom()))
-    yield Finding(
-        "sampler", "a secure source and a ledger", "sources accepted", 0.0, accepted, 1.0, True
-    )
+    differ = "tokens that differ of 500"
+    seeded, secure = (charged_beside_a_ledger(rng) for rng in (SeededRandom(seed), SecureRandom()))
+    for name, claim, measured, control in (
+        ("a seed repeats its draws", differ, (first != second).sum(), False),
+        ("another seed", differ, (first != other).sum(), True),
+        ("a seeded source and a ledger", "seeded sources that a ledger accepts", seeded, False),
+        ("a secure source and a ledger", "sources accepted", secure, True),
+    ):
+        yield Finding("sampler", name, claim, 0.0, float(measured), 1.0, control)
 
 
 def audit(effort: Effort) -> Iterator[Finding]:

@@ -109,8 +109,6 @@ def run(arguments: argparse.Namespace) -> int:
     check_device(arguments)
     from adapmixed_lab.reproduce.inputs import Sources
     from adapmixed_lab.reproduce.measure import Run, merge
-    from adapmixed_lab.reproduce.panels import write_outputs
-    from adapmixed_lab.reproduce.tables import text
 
     ensembles = arguments.ensemble or [None] * (arguments.seeds or 1)
     given = {field.name: getattr(arguments, field.name) for field in fields(Sources)}
@@ -126,33 +124,35 @@ def run(arguments: argparse.Namespace) -> int:
             keep.mkdir(parents=True, exist_ok=True)
         results.append(_experiment(arguments, sources, Run(arguments.seed, keep, update), seed))
     close()
-    result = merge(results)
-    print(text(result))
-    for path in write_outputs(result, arguments.out):
-        print(f"wrote {path}")
+    _show(merge(results), arguments.out)
     print(f"took {time.perf_counter() - started:.0f} s")
     return 0
 
 
 def _redraw(path: Path, out: Path) -> int:
     """Print the tables of a result file and write its files again, without models."""
-    from adapmixed_lab.reproduce.panels import write_outputs
     from adapmixed_lab.reproduce.result import read_experiment
-    from adapmixed_lab.reproduce.tables import text
 
     if not path.is_file():
         raise ValueError(
             f"experiment must be one of {', '.join(EXPERIMENTS)} or a result file, got {path}"
         )
     try:
-        result = read_experiment(path)
-        print(text(result))
-        check_output(out, folder=True)
-        for written in write_outputs(result, out):
-            print(f"wrote {written}")
+        _show(read_experiment(path), out)
     except (AttributeError, IndexError, KeyError, TypeError) as error:
         raise ValueError(f"{path} must be an unchanged result file, got {error!r}") from error
     return 0
+
+
+def _show(result: dict[str, Any], out: Path) -> None:
+    """Print the tables of a result and write its files."""
+    from adapmixed_lab.reproduce.panels import write_outputs
+    from adapmixed_lab.reproduce.tables import text
+
+    print(text(result))
+    check_output(out, folder=True)
+    for written in write_outputs(result, out):
+        print(f"wrote {written}")
 
 
 def _experiment(

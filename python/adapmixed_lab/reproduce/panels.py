@@ -21,7 +21,7 @@ _SAME = 0.07  # part of the axes: points nearer than this share one label
 _WIDE = 4.0  # ratio of multiples above which their axis is logarithmic
 _FAR = 0.005  # multiples below this are named and not drawn, or they would squeeze all others
 _TITLE = "Figure 2: one setting of AdaPMixED at a time"
-_OURS, _PAPER = COLOURS[0], COLOURS[1]
+_COLOUR = {"ours": COLOURS[0], "paper": COLOURS[1]}
 
 _Point = tuple[str, float, float]
 
@@ -54,27 +54,23 @@ def draw_panels(result: Mapping[str, Any]) -> Drawing:
     with canvas(6.2, 2, 3) as (figure, grid):
         for axes, (letter, panel) in zip(grid.flat, panels.items(), strict=True):
             rows = [one for one in result["rows"] if one["group"] == letter]
-            sides = (
-                ("ours", panel["anchor"], _OURS, "full"),
-                ("paper", panel["paper_anchor"], _PAPER, "none"),
-            )
-            shown = [(side, relative(rows, side, anchor), *_) for side, anchor, *_ in sides]
-            far = [word for _, points, *_ in shown for word, x, _ in points if x < _FAR]
-            near = [
-                (side, anchor, [one for one in points if one[1] >= _FAR], colour, fill)
-                for (side, points, colour, fill), (_, anchor, *_) in zip(shown, sides, strict=True)
-            ]
+            shown = {
+                "ours": relative(rows, "ours", panel["anchor"]),
+                "paper": relative(rows, "paper", panel["paper_anchor"]),
+            }
+            far = [word for points in shown.values() for word, x, _ in points if x < _FAR]
+            near = {side: [p for p in points if p[1] >= _FAR] for side, points in shown.items()}
             left = f"\nfar to the left: {', '.join(far)}" if far else ""
             axes.set_title(f"({letter}) {panel['title']}{left}", fontsize=9, pad=5)
             axes.axhline(0, color=GREY, linewidth=0.8, zorder=0)
             axes.axvline(1, color=GREY, linewidth=0.8, zorder=0)
-            for side, anchor, points, colour, fill in near:
+            for side, points in near.items():
                 if points:
-                    handles[side] = _draw(axes, points, anchor, colour, fill)
-            _scale(axes, [x for _, _, points, *_ in near for _, x, _ in points])
+                    handles[side] = _draw(axes, points, side)
+            _scale(axes, [x for points in near.values() for _, x, _ in points])
             axes.autoscale_view()  # labels ask for places
-            for side, _, points, colour, _ in near:
-                _label(axes, points, colour, above=side == "ours")
+            for side, points in near.items():
+                _label(axes, points, side)
         below = "ε without its conversion (f: with it), as a multiple of the reference's"
         grid[-1][1].set_xlabel(below, fontsize=9)
         figure.supylabel("change of perplexity (%)", fontsize=9)
@@ -130,35 +126,29 @@ def _scale(axes: Any, multiples: Sequence[float]) -> None:
     number_axis(axes.yaxis)
 
 
-def _label(axes: Any, points: Sequence[_Point], colour: str, *, above: bool) -> None:
+def _label(axes: Any, points: Sequence[_Point], side: str) -> None:
     """Write each point's word next to it; points that lie on one another share a label."""
     groups: list[tuple[list[str], tuple[float, float], Any]] = []
     for word, x, y in points:
         here = axes.transAxes.inverted().transform(axes.transData.transform((x, y)))
         near = next((g for g in groups if math.dist(g[2], here) < _SAME), None)
         groups.append(([word], (x, y), here)) if near is None else near[0].append(word)
-    place = ((4, 3), "left", "bottom") if above else ((-4, -3), "right", "top")
+    place = ((4, 3), "left", "bottom") if side == "ours" else ((-4, -3), "right", "top")
     for words, at, _ in groups:
         axes.annotate(
-            " · ".join(words), at, place[0],
-            textcoords="offset points", ha=place[1], va=place[2], fontsize=_FONT_SIZE, color=colour,
+            " · ".join(words), at, place[0], textcoords="offset points", ha=place[1],
+            va=place[2], fontsize=_FONT_SIZE, color=_COLOUR[side],
         )  # fmt: skip
 
 
-def _draw(axes: Any, points: Sequence[_Point], anchor: str, colour: str, fill: str) -> Any:
+def _draw(axes: Any, points: Sequence[_Point], side: str) -> Any:
     """Draw the line of one side with its reference ringed, and return its legend handle."""
+    dash, fill = ("-", "full") if side == "ours" else ((0, (2, 1.5)), "none")
     (line,) = axes.plot(
-        [x for _, x, _ in points],
-        [y for _, _, y in points],
-        color=colour,
-        linestyle="-" if fill == "full" else (0, (2, 1.5)),
-        linewidth=0.9,
-        marker=MARKERS["data-dependent, ex-post"],
-        markersize=4.5,
-        fillstyle=fill,
-    )
-    at = [(x, y) for label, x, y in points if label == anchor]
-    axes.plot(*zip(*at, strict=True), "o", color=colour, fillstyle="none", markersize=9)
+        *zip(*(at for _, *at in points), strict=True), color=_COLOUR[side], linestyle=dash,
+        linewidth=0.9, marker=MARKERS["data-dependent, ex-post"], markersize=4.5, fillstyle=fill,
+    )  # fmt: skip
+    axes.plot(1, 0, "o", color=_COLOUR[side], fillstyle="none", markersize=9)
     return line
 
 

@@ -71,8 +71,8 @@ def test_a_search_comes_near_delta() -> None:
 
 @pytest.mark.parametrize(("what", "setting"), audit.EXTREMAL)
 @pytest.mark.slow
-def test_an_extremal_tree_uses_up_delta(what: str, setting: dict[str, Any]) -> None:
-    here, queries = extremal(delta=DELTA, **setting)
+def test_an_extremal_tree_uses_up_delta(what: str, setting: Callable[..., Any]) -> None:
+    here, queries = setting(delta=DELTA)
     assert 0.99 < here.measured(queries) / DELTA <= 1.0
     assert replace(here, told=(0.8,) * here.depth).measured(queries) > 1.2 * DELTA
     assert replace(here, told=(0.0,) + (1.0,) * (here.depth - 1)).measured(queries) > 1.1 * DELTA
@@ -80,11 +80,11 @@ def test_an_extremal_tree_uses_up_delta(what: str, setting: dict[str, Any]) -> N
 
 @pytest.mark.parametrize(("what", "setting"), audit.SEVERAL)
 def test_the_best_order_afterwards_breaks_delta_on_adapmixed_itself(
-    what: str, setting: dict[str, Any]
+    what: str, setting: Callable[..., Any]
 ) -> None:
-    here, queries = extremal(delta=DELTA, **setting)
+    here, queries = setting(delta=DELTA)
     assert 0.96 < here.measured(queries) / DELTA <= 1.0
-    chosen, queries = extremal(delta=DELTA, split=False, **setting)
+    chosen, queries = setting(delta=DELTA, split=False)
     share = 0.96 * len(here.mechanism.loss_orders)
     assert share < chosen.measured(queries) / DELTA <= len(here.mechanism.loss_orders)
     # The same ensembles with δ split over the orders, which is the statement as it is made.
@@ -100,8 +100,8 @@ def test_the_probability_of_a_larger_loss_is_another_statement(order: float) -> 
 
 
 def test_an_accountant_that_states_too_little_is_broken(monkeypatch: pytest.MonkeyPatch) -> None:
-    here, queries = extremal(delta=DELTA, **audit.EXTREMAL[2][1])
-    several, asked = extremal(delta=DELTA, **audit.SEVERAL[0][1])
+    here, queries = audit.EXTREMAL[2][1](delta=DELTA)
+    several, asked = audit.SEVERAL[0][1](delta=DELTA)
     assert here.measured(queries) <= DELTA and several.measured(asked) <= DELTA
     add = totals.Losses.add
 
@@ -130,7 +130,7 @@ def test_an_accountant_that_states_too_little_is_broken(monkeypatch: pytest.Monk
 
 def test_losses_that_are_too_small_are_broken(monkeypatch: pytest.MonkeyPatch) -> None:
     losses = adapmixed.ops.leave_one_out
-    found = [extremal(delta=DELTA, **audit.EXTREMAL[k][1]) for k in (3, 4, 5)]
+    found = [audit.EXTREMAL[k][1](delta=DELTA) for k in (3, 4, 5)]
     monkeypatch.setattr(adapmixed.ops, "leave_one_out", lambda *a, **b: 0.95 * losses(*a, **b))
     for here, queries in found:
         assert here.measured(queries) > DELTA
