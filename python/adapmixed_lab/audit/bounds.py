@@ -15,7 +15,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from adapmixed.limits import check_count, check_rate
 from adapmixed.mechanisms import AdaPMixED, ClippedLogPool, ClippedMixing, Mechanism, PMixED
 from adapmixed.privacy import RenyiBound
 from adapmixed.privacy.conversions import replace_one_epsilon
@@ -345,17 +344,7 @@ def amplification_rate(sample_rate: float, num_models: int, divide_by: str) -> f
     empty, so g = 1 - (1-s)^N, rounded up: dividing by |S| undoes the subsampling. Proof:
     docs/theory/pmixed.md.
     """
-    rate = check_rate("sample_rate", sample_rate)
-    num_models = check_count("num_models", num_models)
-    if divide_by == "slots":
-        return rate
-    if divide_by != "subset":
-        raise ValueError(f"divide_by must be 'slots' or 'subset', got {divide_by!r}")
-    if rate in (0.0, 1.0):
-        return rate
-    return min(1.0, up(-math.expm1(_up_magnitude(num_models * math.log1p(-rate)))))
-
-
-def _up_magnitude(value: float) -> float:
-    """Return `value` moved away from 0 by 4 ulp."""
-    return value - 4 * math.ulp(value) if value < 0 else up(value)
+    if divide_by == "slots" or sample_rate in (0.0, 1.0):
+        return sample_rate
+    exponent = num_models * math.log1p(-sample_rate)
+    return min(1.0, up(-math.expm1(exponent - 4 * math.ulp(exponent))))

@@ -93,10 +93,6 @@ def one_run_p_value(canaries: int, guesses: int, right: int, epsilon: float, del
         guesses: r, fixed in advance; the attacker abstains on the other coins.
         right: v in [0, r].
     """
-    if not 0 <= right <= guesses <= canaries:
-        raise ValueError(
-            f"right <= guesses <= canaries must hold, got {right}, {guesses}, {canaries}"
-        )
     accuracy = 1 / (1 + math.exp(-epsilon))
     tail = float(scipy.stats.binom.sf(right - 1, guesses, accuracy))
     if delta == 0 or right == 0:

@@ -23,12 +23,11 @@ from adapmixed.rng import SeededRandom
 from adapmixed.training.blocks import token_stream
 from adapmixed.training.demo import train_demo
 from adapmixed.training.presets import PRESETS
-from adapmixed_lab.reproduce.paper import DATASETS, DELTA
+from adapmixed_lab.reproduce.paper import DELTA
 
 if TYPE_CHECKING:
     from adapmixed.ensemble import Ensemble
 
-SCALES = ("builtin", "full")
 SCALES_TRIED = (1, 2, 4, 8)
 """κ of the non-private pools of which the best is shown."""
 _OTHER = 1024  # tokens to choose κ on
@@ -45,7 +44,7 @@ class Sources:
 
     Attributes:
         dataset: whose presets are used, one of `DATASETS`.
-        scale: one of `SCALES`.
+        scale: "builtin" or "full".
         base: folder or hub name of the public model (full: "gpt2").
         ensemble: ensemble folder; must be given at full scale.
         text: evaluation text at full scale: file, folder or "hub:NAME[:CONFIG][@REVISION]".
@@ -67,14 +66,8 @@ class Sources:
     paper: bool = False
 
     def __post_init__(self) -> None:
-        for name, allowed in (("dataset", DATASETS), ("scale", SCALES)):
-            if getattr(self, name) not in allowed:
-                raise ValueError(
-                    f"{name} must be one of {', '.join(allowed)}, got {getattr(self, name)!r}"
-                )
-        given = ("base", "ensemble", "text", "text_column", "split")
         if self.scale == "builtin":
-            for name in given:
+            for name in ("base", "ensemble", "text", "text_column", "split"):
                 if getattr(self, name) is not None:
                     raise ValueError(
                         f"{name} applies to scale 'full', got {getattr(self, name)} at 'builtin'"

@@ -15,5 +15,3 @@ def test_amplification_rate():
     assert amplification_rate(0.0, 9, "subset") == 0.0
     assert amplification_rate(1.0, 9, "subset") == 1.0
     assert amplification_rate(1 - 1e-12, 9, "subset") <= 1.0
-    with pytest.raises(ValueError, match="divide_by must be 'slots' or 'subset'"):
-        amplification_rate(0.1, 8, "both")
