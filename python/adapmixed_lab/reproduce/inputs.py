@@ -43,7 +43,7 @@ class Sources:
     """The sources of the inputs; None chooses the scale's own.
 
     Attributes:
-        dataset: whose presets are used, one of `DATASETS`.
+        dataset: whose presets are used, one of `PRESETS`.
         scale: "builtin" or "full".
         base: folder or hub name of the public model (full: "gpt2").
         ensemble: ensemble folder; must be given at full scale.

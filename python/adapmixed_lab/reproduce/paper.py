@@ -22,7 +22,6 @@ PUBLIC, DP_SGD, PMIXED, ADAPMIXED = "public model", "DP-SGD", "PMixED", "AdaPMix
 PMIXED_SCREENED = "PMixED with noisy screening"
 UNSCREENED = "AdaPMixED without screening"
 
-DATASETS = ("wikitext-103", "one-billion-word", "pubmed", "air-dialogue")
 LONG_QUERIES = {
     "wikitext-103": 99_840,
     "one-billion-word": 99_840,
