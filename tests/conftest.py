@@ -26,7 +26,7 @@ _FIRST = (
     "ensemble/test_families.py",
     "serving/test_nothing_private.py",
     "serving/test_batch.py",
-    "cuda_on_cpu/test_sizes.py",
+    "cuda_on_cpu/test_kernels.py",
     "packaging/test_distribution.py",
     "mechanisms/test_distributions.py",
     "lab/audit/test_audits.py",

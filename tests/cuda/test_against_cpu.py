@@ -10,7 +10,8 @@ import checks
 import pytest
 import torch
 import workload
-from draws import open_rows
+from cases import open_rows
+from checks import Report
 from torch import Tensor
 
 import adapmixed_ext
@@ -51,10 +52,9 @@ def test_large_inputs(name: str, dtype: torch.dtype, gpu: torch.device) -> None:
         close(projection.private_lse, expected.private_lse, 0.0, 1e-9)  # both in double
         close(projection.weight, expected.weight, 2.1e-4, 1e-12)
         rows = torch.tensor([0, x.private.shape[0] // 2]), torch.tensor([0, 0])
-        weight = projection.weight.cpu()[rows].unsqueeze(0)
-        report = checks.check_weights(
-            x.private[rows], x.public[rows[1]], weight, 1.0 - weight,
-            order, [radius],
+        report, weight = Report(), projection.weight.cpu()[rows].unsqueeze(0)
+        checks.check_weights(
+            x.private[rows], x.public[rows[1]], weight, order, [radius], report
         )  # fmt: skip
         assert not report.failures, report.failures
         # Both continue with the GPU's projection.

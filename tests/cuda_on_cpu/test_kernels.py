@@ -2,50 +2,284 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
+from typing import Any
 
-import fuzz
-import fuzz_cases
+import cases
+import checks
 import pytest
 import simulated
 import torch
 import workload
+from cases import INF, Case, Plan, Source
 from checks import Report
-from draws import open_rows
-from screenings import far_from_public
 from torch import Tensor
 
 import adapmixed_ext
 
 MOST = 2_500  # logits; a fibre takes some 50 ns from barrier to barrier
+# As the kernels take longer here, fewer numbers.
+FEW = Plan(
+    balls=((18.0, 3.6), (3.0, 0.03), (2.5, 0.4), (64.0, 1e-6)), weighings=((18.0, 3.6),),
+    orders=(1.5, 18.0, 64.0), clip_orders=(1.5, 18.0), renyi_orders=(1.01, 18.0, 1024.0),
+    boxes=cases.BOXES[:4], pools=cases.POOLS[::2],
+    screens=Plan.screens[1:4], models=3,
+)  # fmt: skip
 
 
-def check(seeds: range, most: int = MOST, *, sizes_of_a_gpu: bool = False) -> None:
-    """Check the calls of these seeds that are small enough."""
-    total = Report()
+class Recorder:
+    """The operators, whose answers are kept."""
+
+    def __init__(self) -> None:
+        self.answers: list[Any] = []
+
+    def __getattr__(self, name: str) -> Any:
+        def call(*arguments: Any, **named: Any) -> Any:
+            found = getattr(adapmixed_ext, name)(*arguments, **named)
+            many = found if isinstance(found, tuple) else (found,)
+            for one in many:
+                fields = vars(one).values() if dataclasses.is_dataclass(one) else (one,)
+                self.answers += [field for field in fields if isinstance(field, Tensor)]
+            return found
+
+        return call
+
+
+def check(operators: list[str], case: Case, plan: Plan, *orders: int, gpu: bool = False) -> None:
+    """Check operators with some of the orders of threads, in which all bits must be the same."""
+    first: list[Tensor] = []
+    for order in orders:
+        recorder = Recorder()
+        with simulated.kernels(*simulated.ORDERS[order % 3], sizes_of_a_gpu=gpu):
+            report = checks.run(operators, case, plan, recorder)
+        assert report.values > 0
+        assert not report.failures, "\n".join(report.failures[:5])
+        first = first or recorder.answers
+        for one, other in zip(first, recorder.answers, strict=True):
+            assert torch.equal(one.nan_to_num(nan=-7.0), other.nan_to_num(nan=-7.0)), order
+
+
+TABLE = [
+    case
+    for case in (
+        *cases.ordinary()[-5:], *cases.masked(), *cases.identical()[:3], *cases.strided()[:1],
+        *cases.canary(), *cases.corners(), *cases.demanding(), *cases.offsets()[::4],
+        *cases.boxed()[-2:],
+    )
+    if case.private.numel() <= MOST
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("index", range(len(TABLE)), ids=cases.ids(TABLE))
+def test_contract(index: int) -> None:
+    check([*checks.CHECKS], TABLE[index], FEW, index)
+
+
+def ensemble(models: int, vocab: int, *, shift: float, noise: float, positions: int = 2) -> Any:
+    """Return logits and their public row: a common shift, and noise for each model."""
+    private, public = cases.logits(0, models, positions, vocab, 3.0, noise)
+    generator = torch.Generator().manual_seed(1)
+    return private + shift * torch.randn(positions, vocab, generator=generator), public
+
+
+def weight_of(value: float) -> tuple[Tensor, ...]:
+    return (torch.full((1, 1), value, dtype=torch.float64),)
+
+
+def lost() -> list[tuple[Case, int]]:
+    """Return ensembles whose losses need several tiles, doubles or lists, and absent members."""
+    near, shared = (ensemble(33, 333, shift=s, noise=n) for s, n in ((0.0, 1.5), (1.5, 0.3)))
+    for private, public in (near, shared):
+        private[..., 5::50] = public[..., 5::50] = -INF
+        private[3, 0, 7] = -INF
+    double = ensemble(20, 300, shift=0.0, noise=0.5)  # a canary, a token nearly lost, a rare one
+    double[0][4, :, 30] += 9.0
+    double[0][:, :, 40] -= 12.0
+    double[1][:, 50], double[0][:, :, 50] = -60.0, -50.0
+    end = ensemble(40, 256, shift=0.0, noise=0.5)  # errors count most at the interpolants' end
+    end[0][..., 200:] += 2.0
+    beyond = ensemble(16, 256, shift=0.0, noise=0.1)  # an excess beyond the range of floats
+    beyond[0][0, :, 3] += 4.5
+    groups = ensemble(100, 150, shift=0.3, noise=1.0)  # more models than a group
+    groups[0][70, :, 3] += 8.0
+    listed = ensemble(70, 200, shift=0.0, noise=2.0)  # nearly all tokens, for many models
+    absent = ensemble(12, 200, shift=0.5, noise=0.5)
+    bfloat16 = (rows.bfloat16() for rows in near)
+    return [
+        (Case("near", *near, orders=(2.0, 3.0, 7.5, 32.0)), 0),
+        (Case("near-bfloat16", *bfloat16, orders=(2.0, 32.0)), 0),
+        (Case("shared", *shared, orders=(2.0, 3.0, 7.5, 32.0)), 0),
+        (Case("double", *double, orders=(2.0, 8.0), weights=weight_of(0.9999)), 0),
+        (Case("end", *end, orders=(100.0,), weights=weight_of(0.9)), 0),
+        (Case("beyond", *beyond, orders=(200.0,), weights=weight_of(1.0)), 0),
+        (Case("groups", *groups, orders=(2.0, 30.0), weights=weight_of(0.8)), 0),
+        (Case("listed", *listed, orders=(2.0, 60.0, 7.5), weights=weight_of(0.7)), 0),
+        (Case("absent", *absent, orders=(3.0,)), 38),
+    ]
+
+
+LOST = lost()
+
+
+@pytest.mark.parametrize("adjacency", Plan.adjacencies)
+@pytest.mark.parametrize("index", range(len(LOST)), ids=[case.name for case, _ in LOST])
+def test_losses_of_several_tiles(index: int, adjacency: str) -> None:
+    case, absent = LOST[index]
+    plan = Plan(
+        weighings=() if case.weights else ((3.0, 0.03),), random_weights=False, absent=absent,
+        adjacencies=(adjacency,), models=4,
+    )  # fmt: skip
+    check(["leave_one_out"], case, plan, 0, 1, 2)
+    if case.name == "listed":
+        check(["leave_one_out"], case, plan, 0, gpu=True)
+
+
+def weighed(vocab: int) -> tuple[Tensor, Tensor]:
+    """Return rows at any alignment: a mask on one side, and log-sum-exps far apart."""
+    private, public = ensemble(5, vocab, shift=0.0, noise=1.2, positions=1)
+    private[1] += 300.0
+    private[2, 0, vocab // 2 + 1 :] = -INF
+    private[:, 0, -1:] -= 0.5
+    if vocab > 3:
+        public[0, 2], private[:4, 0, 2] = -INF, -INF
+    return private, public
+
+
+def raised_and_lowered(vocab: int) -> tuple[Tensor, Tensor]:
+    """Return a row whose tokens all matter equally, half of them forward and half in reverse."""
+    sign = 1.0 - 2.0 * (torch.arange(vocab) % 2)
+    noise = torch.randn(1, 1, vocab, generator=torch.Generator().manual_seed(0))
+    return 6.0 * sign + 0.01 * noise, torch.zeros(1, vocab)
+
+
+# Large targets, of which few groups of tokens matter; and small ones: chains of multiplications,
+# powers, and careful terms.
+LARGE, SMALL = ((18.0, 3.6), (2.5, 20.0)), ((3.0, 0.03), (64.0, 0.01), (17.5, 0.03), (2.5, 1e-4))
+REVERSE, REVERSE_PUBLIC = cases.logits(2, 1, 1, 9001, 1.0, 0.0)
+WEIGHED = [
+    *(Case(f"ordinary-{dtype}", *(rows.to(dtype) for rows in weighed(1900)), (*LARGE, *SMALL))
+      for dtype in cases.DTYPES),
+    *(Case(f"V{vocab}-{dtype}", *(rows.to(dtype) for rows in weighed(vocab)),
+           ((18.0, 3.6), (64.0, 0.4), (3.0, 0.03), (2.5, 0.4)))
+      for vocab, dtype in ((2, torch.bfloat16), (3, torch.float32), (1023, torch.bfloat16),
+                           (1025, torch.float32))),
+    *(Case(f"all-matter-{vocab}-{dtype}", *(rows.to(dtype) for rows in raised_and_lowered(vocab)),
+           ((18.0, 1.2), (64.5, 0.4)))
+      for vocab, dtype in ((700, torch.float32), (14_000, torch.float32), (7000, torch.bfloat16))),
+    # Only tokens that the model lacks decide, and they take a weight near 1.
+    Case("reverse", REVERSE + torch.where(torch.arange(9001) % 4 > 0, -9.0, 0.0), REVERSE_PUBLIC,
+         ((18.0, 3.6),)),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("case", WEIGHED, ids=cases.ids(WEIGHED))
+def test_weights_of_several_tiles(case: Case) -> None:
+    orders = (0, 1, 2) if case.public.shape[1] <= 2000 else (2,)
+    check(["project"], case, Plan(), *orders, gpu=True)
+
+
+@pytest.mark.parametrize("dtype", cases.DTYPES)
+def test_pools_of_several_parts_and_tiles(dtype: torch.dtype) -> None:
+    """Tokens 1100: two parts and five tiles, the last ones short; more rows than a block takes."""
+    private, public = cases.logits(5, 19, 2, 1100, 3.0, 0.8)
+    private[2, :, 570], public[:, 5] = -INF, -INF
+    case = Case("parts", private.to(dtype), public.to(dtype))
+    check(["log_pool"], case, Plan(pools=(cases.POOLS[0], cases.POOLS[4])), 2)
+    rows = case.private, case.public
+    with simulated.kernels("reverse"):
+        pool = adapmixed_ext.log_pool(*rows, lower=-0.25, upper=1.0, scale=2.0)
+    exact = checks.oracle.log_sum_exp(checks.array(rows[0]))
+    assert abs(exact - pool.private_lse.numpy()).max() < 5e-14  # these are in double
+
+
+def test_parts_and_tiles_of_a_gpu() -> None:
+    case = Case("gpu", *cases.logits(6, 2, 1, 4500, 2.0, 0.7))
+    plan = dataclasses.replace(FEW, pools=cases.POOLS[:1], boxes=cases.BOXES[:1])
+    check(["log_pool", "clip_project", "sample", "renyi_divergence"], case, plan, 1, gpu=True)
+
+
+@pytest.mark.parametrize("models", [85, pytest.param(700, marks=pytest.mark.slow)])
+def test_losses_in_tiles_of_a_gpu(models: int) -> None:
+    """N = 85 takes 48 800 bytes of shared memory, of which 48 KiB need no asking.
+
+    700 take tiles of 32 tokens, and two groups.
+    """
+    rows = ensemble(models, 150 if models == 85 else 40, shift=0.0, noise=0.5)
+    case = Case("gpu", *rows, orders=(3.0,), weights=weight_of(0.25))
+    plan = Plan(weighings=(), random_weights=False, models=3)
+    check(["leave_one_out"], case, plan, 0, gpu=True)
+
+
+def test_rows_that_are_alike(device_or_cpu: Any) -> None:
+    """Identical models lose next to nothing; emptied ones nothing, others something.
+
+    A row that differs by a bit that floats do not see, with the same sum, is not emptied.
+    """
+    private, public = ensemble(1, 129, shift=1.0, noise=0.0)
+    private[..., -1] += 8.0
+    same = private.expand(9, 2, 129)
+    alike, q = (rows + 12 for rows in ensemble(20, 300, shift=0.0, noise=0.5))
+    near = torch.linspace(5e-5, 6e-5, 100)
+    above = torch.nextafter(near, torch.tensor(1.0))
+    bit = (near * 2.6825111 == above * 2.6825111).nonzero()[0, 0]  # kOctavesPerNat
+    q[:, 5] = near[bit]
+    alike[:2], alike[1, :, 5] = q, above[bit]
+    with device_or_cpu:
+        projection = adapmixed_ext.project(same, public, order=3, radius=0.03)
+        loss = adapmixed_ext.leave_one_out(same, public, projection, orders=[3.0, 64.0])
+        assert (loss <= 1e-11).all()
+        projection = adapmixed_ext.project(alike, q, order=3, radius=0.03)
+        loss = adapmixed_ext.leave_one_out(alike, q, projection, orders=3.0, adjacency="zero_out")
+    assert (loss[0] == 0).all() and (loss[1:] > 0).all() and (loss[1] < 1e-12).all()
+
+
+@pytest.fixture(params=[False, True], ids=["cpu", "simulated"])
+def device_or_cpu(request: pytest.FixtureRequest) -> Any:
+    return simulated.kernels() if request.param else torch.no_grad()
+
+
+@pytest.mark.parametrize("token", [1, 100, 190])
+def test_a_masked_token_that_a_model_answers(token: int) -> None:
+    """No loss of the position is bounded, whichever tile it lies in; others are."""
+    private, public = ensemble(20, 192, shift=0.0, noise=0.5)
+    public[0, token] = -INF
+    with simulated.kernels():
+        weight = weight_of(0.3)[0].expand(20, 2).contiguous()
+        loss = adapmixed_ext.leave_one_out(private, public, weight, orders=2.0)
+    assert loss[:, 0].isinf().all() and (loss[:, 1] < 1).all()
+
+
+def test_screening_of_models_that_leave_the_kept_tokens() -> None:
+    report = Report()
+    for seed in range(24):
+        case, noise, options = cases.far_from_public(seed)
+        with simulated.kernels(*simulated.ORDERS[seed % 3]):
+            got = adapmixed_ext.screen(case.private, case.public, noise, **options)
+        checks.check_screening(case, noise, options, got, report)
+    assert not report.failures, report.failures[:5]
+
+
+def check_fuzzed(seeds: range, most: int = MOST, *, gpu: bool = False) -> None:
     for seed in seeds:
-        call = fuzz_cases.build(seed)
-        if call.private.numel() <= most:
-            order = simulated.ORDERS[seed % len(simulated.ORDERS)]
-            with simulated.kernels(*order, sizes_of_a_gpu=sizes_of_a_gpu):
-                total.add(fuzz.run(call))
-    assert total.values > 100
-    assert not total.failures, "\n".join(total.failures[:5])
+        case, plan = cases.fuzzed(seed)
+        if case.private.numel() <= most:
+            check([*checks.CHECKS], case, plan, seed, gpu=gpu)
 
 
-def test_a_few_calls() -> None:
-    check(range(20), 400)
+def test_a_few_fuzzed_calls() -> None:
+    check_fuzzed(range(20), 400)
 
 
 @pytest.mark.parametrize("batch", range(1, 6))
 @pytest.mark.slow
 def test_fuzzed_calls(batch: int) -> None:
-    check(range(30 * batch, 30 * batch + 30))
+    check_fuzzed(range(30 * batch, 30 * batch + 30))
 
 
 @pytest.mark.slow
 def test_fuzzed_calls_in_tiles_of_a_gpu() -> None:
-    check(range(3000, 3060), 1500, sizes_of_a_gpu=True)
+    check_fuzzed(range(3000, 3060), 1500, gpu=True)
 
 
 @pytest.mark.parametrize(
@@ -68,35 +302,23 @@ def test_the_order_of_threads_and_the_batch_do_not_matter(name: str, dtype: torc
 def test_random_numbers_are_those_of_the_cpu() -> None:
     generator = torch.Generator().manual_seed(3)
     public = 3 * torch.randn(4, 777, generator=generator)
-    public[1, :300] = -math.inf
-    rows = [(public.double().softmax(-1), public), open_rows(4, 777, generator)]
+    public[1, :300] = -INF
+    rows = [(public.double().softmax(-1), public), cases.open_rows(4, 777, generator)]
 
-    def draw() -> tuple[Tensor, Tensor]:
-        tokens = [
-            adapmixed_ext.sample(*row, rng=workload.Source(seed))
-            for row in rows
-            for seed in range(6)
-        ]
-        noise = adapmixed_ext.gaussian(1003, sigma=0.7, rng=workload.Source(5))
-        return noise, torch.stack(tokens)
+    def draw() -> tuple[Tensor, ...]:
+        noise = adapmixed_ext.gaussian(1003, sigma=0.7, rng=Source(5))
+        seeds = range(6)
+        return noise, *(adapmixed_ext.sample(*r, rng=Source(s)) for r in rows for s in seeds)
 
     expected = draw()
     with simulated.kernels():
         assert workload.same(draw(), expected)
 
 
-def test_screening_of_models_that_leave_the_kept_tokens() -> None:
-    for seed in range(24):
-        with simulated.kernels(*simulated.ORDERS[seed % len(simulated.ORDERS)]):
-            fault = far_from_public(seed).fault(torch.device("cpu"))
-        assert fault is None, f"seed {seed}: {fault}"
-
-
 @pytest.mark.parametrize("vocab", [40, 1100])
 def test_a_log_sum_exp_has_the_same_bits_wherever_its_row_is(vocab: int) -> None:
     """Alone, among the rows of a batch, and in each operator that takes it: one or two parts."""
-    generator = torch.Generator().manual_seed(vocab)
-    rows = 3 * torch.randn(9, 2, vocab, generator=generator)
+    rows = 3 * torch.randn(9, 2, vocab, generator=torch.Generator().manual_seed(vocab))
     with simulated.kernels("reverse"):
         lse, status = torch.ops.adapmixed.log_sum_exp(rows, "private_logits")
         for model, position in ((0, 0), (8, 0), (3, 1)):
@@ -109,3 +331,54 @@ def test_a_log_sum_exp_has_the_same_bits_wherever_its_row_is(vocab: int) -> None
     for found in (projection, clipping):
         assert torch.equal(found.private_lse, lse[1:])
         assert torch.equal(found.public_lse, lse[0])
+
+
+# Bad data.
+
+
+@pytest.mark.parametrize("kind", cases.BAD)
+def test_bad_rows_are_reported_and_say_nothing(kind: str) -> None:
+    private, public = cases.bad(kind)
+    error = checks.raised(private, public)
+    with simulated.kernels("reverse"):
+        checks.check_bad_rows(private, public, error)
+
+
+def test_the_faults_of_a_row_in_any_part() -> None:
+    """A NaN comes before +inf, wherever both are; the other rows are as ever."""
+    private, public = cases.logits(7, 5, 1, 1100, 1.0, 0.5)
+    good = private.clone()
+    private[0, 0, 3], private[0, 0, 1090] = INF, math.nan
+    private[1, 0, 10], private[1, 0, 11] = math.nan, INF
+    private[2, 0, 1050] = INF
+    private[3, 0] = -INF
+    box = {"lower": -0.25, "upper": 1.0, "scale": 2.0}
+    with simulated.kernels("reverse"):
+        pool = adapmixed_ext.log_pool(private, public, **box)
+        clean = adapmixed_ext.log_pool(good, public, **box)
+        found = adapmixed_ext.project(private, public, order=18.0, radius=3.6)
+    assert pool.status.flatten().tolist() == found.status.flatten().tolist() == [1, 1, 2, 3, 0]
+    assert pool.log_normaliser.isnan().all() and pool.span[:4].isnan().all()
+    assert pool.span[4] == clean.span[4] and pool.private_lse[4] == clean.private_lse[4]
+
+
+def test_what_no_status_reports() -> None:
+    """A target outside the vocabulary, noise, and probabilities that are no distribution."""
+    private, public = cases.logits(0, 5, 2, 70, 1.0, 0.3)
+    weight = torch.full((5, 2), 0.25, dtype=torch.float64)
+    noise = torch.zeros(2, 6, dtype=torch.float64)
+    noise[1, 2] = math.nan
+    p = public.double().softmax(-1).repeat(2, 1)
+    p[0] *= 1.1
+    p[1, 3], p[1, 4] = -p[1, 3], 3 * p[1, 4]
+    p[2, 3] = math.nan
+    with simulated.kernels():
+        for target in (-1, 70):
+            found = adapmixed_ext.log_prob(private, public, weight, torch.tensor([3, target]))
+            assert found.isnan().tolist() == [False, True]
+        screening = adapmixed_ext.screen(
+            private, public, noise, weight=0.1, order=2.0, threshold=5.0, top_k=6
+        )
+        tokens = adapmixed_ext.sample(p, public.repeat(2, 1), rng=Source(1))
+    assert screening.passed.tolist() == [True, False] and screening.divergence[1] == INF
+    assert (tokens[:3] == -1).all() and tokens[3] >= 0

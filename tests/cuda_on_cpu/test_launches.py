@@ -1,4 +1,4 @@
-"""What a query queues: few kernels and memsets, and no kernel of torch, which only allocates."""
+"""What a query queues: few kernels and memsets, and none of torch; the sizes of workspaces."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ import cases
 import pytest
 import simulated
 import torch
+from cases import Source
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
-from workload import Source
 
 import adapmixed_ext
 from adapmixed_ext import _leave_one_out, _log_pool, _project, _sample
@@ -73,3 +73,27 @@ def test_a_query(call: Callable[[Tensor, Tensor], None], kernels: int, memsets: 
         "aten.new_empty.default", "aten.empty_like.default", "aten.unsqueeze.default",
         "aten.sub.Tensor", "aten.exp.default",
     }  # fmt: skip
+
+
+def most(models: int, positions: int, orders: int) -> int:
+    """Return the most bytes that ``adapmixed_ext`` states for ``leave_one_out`` on CUDA."""
+    in_double = 8 * (models * (2 * orders + 1) + 1)
+    in_floats = 8 * models * (36 * orders + 41)
+    sharing = min(positions, max(1, 2**26 // max(in_double, in_floats)))
+    return max(2**26, in_double) + sharing * (in_floats + 33 * models + 640) + 128
+
+
+@pytest.mark.parametrize("orders", [1, 8, 32])
+@pytest.mark.parametrize("vocab", [2, 129, 50_257, 2**20])
+@pytest.mark.parametrize("models", [1, 3, 100, 701, 702, 65_536])
+def test_the_workspace_is_as_large_as_stated(models: int, vocab: int, orders: int) -> None:
+    with simulated.kernels(sizes_of_a_gpu=True):
+        built = simulated.module()
+        for positions in (1, 8, 64, 100_000, 1_000_000):
+            shape = models, positions, vocab
+            size = built.leave_one_out_workspace(shape, orders)
+            assert size <= most(models, positions, orders), shape
+            first = built.project_workspace(shape)
+            parts = -(-vocab // 2048)  # 64 groups of 32 tokens each
+            assert first == positions * (1 + models) * parts * (32 + 4 * 64), shape
+            assert built.log_sum_exp_workspace(shape) == positions * models * parts * 32, shape

@@ -1,50 +1,101 @@
-"""Checks of project and leave_one_out against their documented bounds.
+"""Checks of every operator against its documented bounds, on any device or simulation of one.
 
-Extended precision decides most values. mpmath decides the doubtful ones, and all that look wrong.
-So every reported failure is a failure at 70 digits.
+The float64 reference or extended precision decide most values. mpmath decides the doubtful ones,
+and all that look wrong. So every reported failure is a failure at 70 digits.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import dataclasses
+import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import mpmath as mp
 import numpy as np
 import oracle
+import pytest
 import torch
-from extended import Array, Mixtures, Rows, array, exact_pair
+from cases import INF, Case, Plan, Source
 from mpmath import mpf
 from numpy.typing import NDArray
+from oracle import Array, Mixtures, array, exact_pair
 from torch import Tensor
 
+import adapmixed_ext
+from adapmixed_ext import Clipping, reference
+
 LOSS_FLOOR = 1e-9
-DIVERGENCE_ERROR = (1e-5, 1e-12)
 LEAST = 1e-12  # below this optimum any smaller weight is allowed
 LEAST_RADIUS = 1e-5  # below it, too
 ENOUGH = 3  # failures reported for one call, because mpmath is slow
-ADJACENCIES = ("add_remove", "zero_out")
+SUM_ERROR = 4e-12  # of the sum of a distribution
+NORMAL = math.log(2.0**-1022)  # the bounds of a pool hold for log p above this
+LSE_ERROR = 7e-7  # documented error of a private row's log-sum-exp in a pool
 
 
 @dataclass
 class Report:
-    """The failures, the number of checked values, and the largest errors seen."""
+    """The failures, and the number of checked values."""
 
     failures: list[str] = field(default_factory=list)
     values: int = 0
-    decided: int = 0  # by mpmath
-    worst: dict[str, float] = field(default_factory=dict)
 
-    def note(self, name: str, errors: Array) -> None:
-        if errors.size:
-            self.worst[name] = max(self.worst.get(name, 0.0), float(errors.max()))
+    def expect(self, good: object, *what: object) -> None:
+        self.values += 1
+        if not good:
+            self.failures.append(" ".join(map(str, what)))
 
-    def add(self, other: Report) -> None:
-        self.failures += other.failures
-        self.values += other.values
-        self.decided += other.decided
-        for name, value in other.worst.items():
-            self.worst[name] = max(self.worst.get(name, 0.0), value)
+    def compare(self, name: str, got: Array, truth: Array, bound: Array | float) -> None:
+        """Expect |got - truth| <= bound everywhere; infinities must agree."""
+        self.values += got.size
+        bound = np.broadcast_to(bound, got.shape)
+        with np.errstate(invalid="ignore"):
+            error = np.where(got == truth, 0, abs(got - truth))
+        if not (error <= bound).all():
+            at = np.unravel_index(np.argmax(np.nan_to_num(error - bound, nan=INF)), error.shape)
+            self.failures.append(f"{name}: {got[at]!r} at {at}, exact {truth[at]}, off {error[at]}")
+
+
+class OnDevice:
+    """The operators, each of which moves its arguments to the device and its result back."""
+
+    def __init__(self, device: torch.device | str) -> None:
+        self.device = torch.device(device)
+
+    def __getattr__(self, name: str) -> Callable[..., Any]:
+        def call(*arguments: Any, **named: Any) -> Any:
+            # Looked up now, since faults are planted there.
+            operator = getattr(adapmixed_ext, name)
+            given = {key: moved(value, self.device) for key, value in named.items()}
+            return moved(operator(*(moved(a, self.device) for a in arguments), **given), "cpu")
+
+        return call
+
+
+def moved(value: Any, device: torch.device | str) -> Any:
+    """Return a value whose tensors, also those in tuples and results, are on `device`."""
+    if isinstance(value, Tensor):
+        return value.to(device)
+    if isinstance(value, tuple):
+        return tuple(moved(part, device) for part in value)
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        fields = {f.name: getattr(value, f.name) for f in dataclasses.fields(value) if f.init}
+        return type(value)(**{name: moved(part, device) for name, part in fields.items()})
+    return value
+
+
+def run(operators: Sequence[str], case: Case, plan: Plan, ops: Any) -> Report:
+    """Check these operators on one case."""
+    report = Report()
+    for name in operators:
+        CHECKS[name](case, plan, ops, report)
+    report.failures = [f"{case.name}: {failure}" for failure in report.failures]
+    return report
+
+
+# The ball: project, and leave_one_out, mixture and log_prob of its weights or of others.
 
 
 def weight_tolerance(order: float) -> float:
@@ -57,6 +108,34 @@ def loss_tolerance(order: float) -> float:
     return 1e-4 if order <= 32 else 4e-4
 
 
+def check_project(case: Case, plan: Plan, ops: Any, report: Report) -> None:
+    private, public = case.private, case.public
+    rows = case.distinct_rows()
+    i, b = (torch.tensor(index) for index in zip(*rows, strict=True))
+    lse = [oracle.log_sum_exp(array(logits)) for logits in (private, public)]
+    balls = case.balls or plan.balls
+    for order in dict.fromkeys(order for order, _ in balls):
+        radii = [radius for a, radius in balls if a == order]
+        found = [ops.project(private, public, order=order, radius=radius) for radius in radii]
+        for one in found:
+            one.check()
+            weight, complement = one.weight, one.complement
+            report.expect(weight.dtype == complement.dtype == torch.float64, "project: dtype")
+            report.expect(weight.shape == complement.shape == private.shape[:2], "project: shape")
+            report.expect(torch.equal(weight == 1, complement == 0), "project: no pair")
+            for got, exact in zip((one.private_lse, one.public_lse), lse, strict=True):
+                bound = 3e-14 + 5e-16 * abs(exact)
+                report.compare("project: log-sum-exp", array(got), exact, bound)
+        weights, complements = (
+            torch.stack([getattr(one, name)[i, b] for one in found])
+            for name in ("weight", "complement")
+        )
+        close = case.close and order >= 1.01
+        check_weights(
+            private[i, b], public[b], weights, complements, order, radii, report, close=close
+        )
+
+
 def check_weights(
     private: Tensor,
     public: Tensor,
@@ -64,16 +143,19 @@ def check_weights(
     complement: Tensor,
     order: float,
     radii: Sequence[float],
-    where: object = "",
-) -> Report:
+    report: Report,
+    *,
+    close: bool = True,
+) -> None:
     """Check that weights are feasible and near the optimum at one order and every radius.
 
     Args:
         private, public: M pairs of rows, each (M, V).
         weight, complement: (R, M), one row for each radius.
+        close: whether weights must be near the optimum.
     """
-    report = Report(values=weight.numel())
-    rows = Rows(private, public)
+    report.values += weight.numel()
+    rows = oracle.Rows(private, public)
     given = array(weight), array(complement)
     sound = (given[0] >= 0) & (given[0] <= 1) & (given[1] >= 0) & (given[1] <= 1)
     sound &= abs(given[0] + given[1] - 1) < 1e-15
@@ -82,128 +164,111 @@ def check_weights(
     at = rows.excess(*exact_pair(*given), order)
     feasible = (given[0] == 0) | (at <= target - doubt) & ~rows.masked
     free = (given[1] == 0) | rows.masked
-    free |= np.array([radius < LEAST_RADIUS for radius in radii])[:, None]
-    tolerance = weight_tolerance(order)
-    more = np.maximum(given[0], LEAST) / (1 - np.longdouble(tolerance))
+    free |= np.array([not close or radius < LEAST_RADIUS for radius in radii])[:, None]
+    more = np.maximum(given[0], LEAST) / (1 - np.longdouble(weight_tolerance(order)))
     beyond = rows.excess(np.minimum(more, 1), np.maximum(1 - more, 0), order)
     maximal = free | (more >= 1) | (beyond > target + doubt)
-    # Near the optimum the constraint is a straight line through both points.
-    known = sound & ~free & (given[0] > 2 * LEAST) & np.isfinite(beyond) & (beyond > at)
-    with np.errstate(divide="ignore", invalid="ignore"):
-        gap = tolerance * (target - at) / (beyond - at)
-    report.note("weight", gap[known & (given[0] <= 0.5)])
-    for k, row in zip(*np.nonzero(~(sound & feasible & maximal)), strict=True):
-        if len(report.failures) >= ENOUGH:
-            break
+    for k, row in list(zip(*np.nonzero(~(sound & feasible & maximal)), strict=True))[:ENOUGH]:
         w, c = weight[k, row].item(), complement[k, row].item()
-        fault = "no pair" if not sound[k, row] else ""
-        if not fault:
-            report.decided += 1
-            ball = oracle.Ball(private[row], public[row])
-            fault = weight_fault(ball, w, c, order, radii[k])
+        ball = oracle.Ball(private[row], public[row])
+        fault = "no pair"
+        if sound[k, row]:
+            fault = weight_fault(ball, w, c, order, radii[k], close=close)
         if fault:
             report.failures.append(
-                f"{where} row {row} order {order} radius {radii[k]}: {fault}: {w!r}, {c!r}"
+                f"project: row {row} order {order} radius {radii[k]}: {fault}: {w!r}, {c!r}"
             )
-    return report
 
 
-def weight_fault(ball: oracle.Ball, w: float, c: float, order: float, radius: float) -> str:
+def weight_fault(
+    ball: oracle.Ball, w: float, c: float, order: float, radius: float, *, close: bool = True
+) -> str:
     """Return which bound a weight violates at 70 digits, or "" if all hold."""
     tolerance = weight_tolerance(order)
     if ball.p == ball.q:  # only the 70th digit would make the excess nonzero
-        return "weight too small" if radius > 0 and w < 1 - tolerance else ""
+        return "weight too small" if close and radius > 0 and w < 1 - tolerance else ""
     if not ball.admits(w, c, order, radius):
         return "infeasible"
-    if radius < LEAST_RADIUS or w < LEAST:
+    if not close or radius < LEAST_RADIUS or w < LEAST:
         return ""
     return "" if ball.nearly_maximal(w, c, order, radius, tolerance) else "weight too small"
 
 
-def exact_loss(
-    private: Tensor,
-    public: Tensor,
-    weight: Tensor,
-    complement: Tensor,
-    model: int,
-    order: float,
-    adjacency: str,
-    slots: int = 0,
-) -> mpf:
-    """Return the loss of one model at one position.
+def weighings(case: Case, plan: Plan, ops: Any) -> list[tuple[Any, Tensor, Tensor]]:
+    """Return projections, and weights that are none, each with its pair (N, B)."""
+    found = [
+        ops.project(case.private, case.public, order=order, radius=radius)
+        for order, radius in plan.weighings
+    ]
+    weights = [weight.expand(case.private.shape[:2]).contiguous() for weight in case.weights]
+    if plan.random_weights:
+        generator = torch.Generator().manual_seed(6)
+        shape = case.private.shape[:2]
+        weights.append(torch.rand(shape, dtype=torch.float64, generator=generator))
+        weights[-1][0] = 0.0
+        weights.append(torch.ones(shape, dtype=torch.float64))
+    return [(one, one.weight, one.complement) for one in found] + [(w, w, 1 - w) for w in weights]
 
-    Args:
-        private: (N, V) logits.
-        public: (V,) logits.
-        weight, complement: (N,).
-    """
-    bars, q = oracle.projected(private, public, weight, complement)
-    bars += [q] * (slots - len(bars))
-    return oracle.both_ways(oracle.mean(bars), oracle.neighbour(bars, q, model, adjacency), order)
+
+def check_leave_one_out(case: Case, plan: Plan, ops: Any, report: Report) -> None:
+    orders = case.orders or plan.orders
+    for k, (projection, weight, complement) in enumerate(weighings(case, plan, ops)):
+        slots = plan.slots(case, k)
+        mixtures = Mixtures.of_weights(case.private, case.public, weight, complement, slots)
+        for adjacency in plan.adjacencies:
+            loss = ops.leave_one_out(
+                case.private, case.public, projection, orders=orders, adjacency=adjacency,
+                num_models=slots,
+            )  # fmt: skip
+            report.expect(loss.dtype == torch.float64, "leave_one_out: dtype")
+            check_losses(
+                mixtures, case, weight, complement, loss, orders, adjacency, plan.chosen_of(case),
+                report,
+            )  # fmt: skip
 
 
 def check_losses(
-    private: Tensor,
-    public: Tensor,
-    weight: Tensor,
-    complement: Tensor,
-    loss: Tensor,
-    orders: Sequence[float],
-    adjacency: str,
-    models: Sequence[int],
-    where: object = "",
-    slots: int = 0,
-) -> Report:
-    """Check losses (..., N, B, K) of some models, at weights (..., N, B), against the bounds."""
-    mixtures = Mixtures(private, public, array(weight), array(complement), slots)
-    return check_mixtures(
-        mixtures, private, public, weight, complement, loss, orders, adjacency, models, where
-    )
-
-
-def check_mixtures(
     mixtures: Mixtures,
-    private: Tensor,
-    public: Tensor,
+    case: Case,
     weight: Tensor,
     complement: Tensor,
     loss: Tensor,
     orders: Sequence[float],
     adjacency: str,
     models: Sequence[int],
-    where: object = "",
-) -> Report:
-    """Check losses like :func:`check_losses`, for mixtures that serve several adjacencies."""
+    report: Report,
+) -> None:
+    """Check losses (N, B, K) of some models, at weights (N, B), against the bounds."""
+    private, public = case.private, case.public
     truth = mixtures.losses(models, orders, adjacency)
-    got = array(loss)[..., list(models), :, :]
-    report = Report(values=got.size)
+    got = array(loss)[list(models)]
+    report.values += got.size
     unbounded = may_be_unbounded(private, public)
+    good = losses_hold(got, truth, orders, unbounded[:, None] | (not case.close))
+    if not case.close:
+        good |= got >= truth
+    for m, b, k in list(zip(*np.nonzero(~good), strict=True))[:ENOUGH]:
+        exact = oracle.exact_loss(
+            private[:, b], public[b], weight[:, b], complement[:, b], models[m], orders[k],
+            adjacency, mixtures.models,
+        )  # fmt: skip
+        value = float(got[m, b, k])
+        if not loss_holds(value, exact, orders[k], unbounded=bool(unbounded[b]), close=case.close):
+            report.failures.append(
+                f"leave_one_out, {adjacency}: model {models[m]} position {b} order {orders[k]}: "
+                f"{value!r}, exact {mp.nstr(exact, 17)}"
+            )
+
+
+def losses_hold(
+    got: Array, truth: Array, orders: Sequence[float], unbounded: NDArray[np.bool_] | bool = False
+) -> NDArray[np.bool_]:
+    """Tell which losses (..., K) are upper bounds that are as close as stated."""
     relative = np.array([loss_tolerance(order) for order in orders])
     with np.errstate(invalid="ignore"):
         good = (got >= truth) & (got <= truth * (1 + relative) + LOSS_FLOOR)
-    good |= np.isposinf(got) & unbounded[:, None]
-    if mixtures.deep:
-        good[:] = False
-    if not mixtures.deep:
-        known = np.isfinite(truth) & np.isfinite(got) & (truth > 1e-9)
-        report.note("loss", abs(got[known] / truth[known] - 1))
-    for index in zip(*np.nonzero(~good), strict=True):
-        if len(report.failures) >= ENOUGH:
-            break
-        *lead, m, b, k = index
-        at = (*lead, slice(None), b)
-        report.decided += 1
-        exact = exact_loss(
-            private[:, b], public[b], weight[at], complement[at], models[m], orders[k],
-            adjacency, mixtures.models,
-        )  # fmt: skip
-        value = float(got[index])
-        if not loss_holds(value, exact, orders[k], unbounded=bool(unbounded[b])):
-            report.failures.append(
-                f"{where} {adjacency} {tuple(lead)} model {models[m]} position {b} order "
-                f"{orders[k]}: loss {value!r}, exact {mp.nstr(exact, 17)}"
-            )
-    return report
+        infinite = unbounded | ((np.array(orders) - 1) * truth >= 600)
+    return good | np.isposinf(got) & infinite
 
 
 def may_be_unbounded(private: Tensor, public: Tensor) -> NDArray[np.bool_]:
@@ -212,9 +277,281 @@ def may_be_unbounded(private: Tensor, public: Tensor) -> NDArray[np.bool_]:
     return (rare & ~torch.isneginf(private).all(0)).any(-1).cpu().numpy()
 
 
-def loss_holds(got: float, truth: mpf, order: float, *, unbounded: bool = False) -> bool:
+def loss_holds(
+    got: float, truth: mpf, order: float, *, unbounded: bool = False, close: bool = True
+) -> bool:
     """Tell whether a loss is an upper bound that is as close as leave_one_out states."""
     if np.isinf(got):
-        return got > 0 and (unbounded or (order - 1) * truth >= 600)
+        return got > 0 and (unbounded or not close or (order - 1) * truth >= 600)
     sound = got >= 0 and truth <= got + mpf("1e-60")  # the oracle has 70 digits
-    return sound and got <= truth * (1 + mpf(loss_tolerance(order))) + mpf(LOSS_FLOOR)
+    relative = mpf(loss_tolerance(order))
+    return sound and (not close or got <= truth * (1 + relative) + mpf(LOSS_FLOOR))
+
+
+def check_mixture(case: Case, plan: Plan, ops: Any, report: Report) -> None:
+    private, public = case.private, case.public
+    for projection, weight, complement in weighings(case, plan, ops):
+        truth = Mixtures.of_weights(private, public, weight, complement).mean
+        mixture = ops.mixture(private, public, projection)
+        report.expect(mixture.dtype == torch.float64, "mixture: dtype")
+        report.compare("mixture", array(mixture), truth, 1e-6 * truth + 1e-300)
+        sizes = [float(rows.double().logsumexp(-1).abs().max()) for rows in (private, public)]
+        error = SUM_ERROR + 2.0**-52 * sum(sizes)
+        report.compare("sum of mixture", array(mixture).sum(-1), truth.sum(-1), error)
+        check_log_prob(case, ops, projection, truth, report)
+
+
+def check_log_prob(
+    case: Case, ops: Any, projection: Any, truth: Array, report: Report, error: float = 1e-6
+) -> None:
+    for targets in case.targets():
+        got = array(ops.log_prob(case.private, case.public, projection, targets))
+        with np.errstate(divide="ignore"):
+            exact = np.log(truth[np.arange(len(targets)), targets.numpy()])
+        report.compare("log_prob", got, exact, error + 1e-12 * abs(np.nan_to_num(exact)))
+
+
+# The pool, the box, the screening, divergences and draws.
+
+
+def check_log_pool(case: Case, plan: Plan, ops: Any, report: Report) -> None:
+    """Check log_pool, and mixture and log_prob of its result."""
+    private, public = case.private, case.public
+    for setting in plan.pools:
+        for active in plan.actives(case):
+            options = setting.options(private.shape[0])
+            pool = ops.log_pool(private, public, active=active, **options)
+            report.expect(pool.log_normaliser.dtype == pool.span.dtype == torch.float64, "dtype")
+            truth = oracle.Pool(private, public, setting, pool.private_lse, active)
+            report.compare("pool: lse", array(pool.private_lse), truth.lse, LSE_ERROR)
+            report.compare("pool: span", array(pool.span), truth.span, 2 * truth.ratio_error)
+            bound = truth.log_error.max(-1)
+            report.compare(
+                "pool: normaliser", array(pool.log_normaliser), truth.log_normaliser, bound
+            )
+            for targets in case.targets():
+                got = array(ops.log_prob(private, public, pool, targets))
+                at = np.arange(len(targets)), targets.numpy()
+                report.compare("pool: log_prob", got, truth.log_p[at], truth.log_error[at])
+            p = array(ops.mixture(private, public, pool))
+            held = truth.log_p > NORMAL  # p below the range of a double is 0 or denormal
+            report.compare(
+                "pool: mixture", np.log(p[held]), truth.log_p[held], truth.log_error[held]
+            )
+            report.expect((p[~held] <= 2.0**-1021).all(), "pool: p is too large")
+            report.expect((p[np.isneginf(truth.log_p)] == 0).all(), "pool: p without q")
+            report.expect((abs(p.sum(-1) - 1) <= SUM_ERROR).all(), "pool: sums", p.sum(-1))
+
+
+def row_of(clipping: Clipping, i: int, b: int | None = None) -> Clipping:
+    """Return the clipping of one model, at one position or at all."""
+    at = slice(None) if b is None else slice(b, b + 1)
+    model = slice(i, i + 1)
+    return dataclasses.replace(
+        clipping, charge=None, active=None, public_status=None,
+        log_scale=clipping.log_scale[model, at], residual=clipping.residual[model, at],
+        private_lse=clipping.private_lse[model, at], public_lse=clipping.public_lse[at],
+        status=clipping.status[model, at],
+    )  # fmt: skip
+
+
+def check_clip_project(case: Case, plan: Plan, ops: Any, report: Report) -> None:
+    """Check clip_project, and mixture, log_prob and leave_one_out of its result."""
+    private, public = case.private, case.public
+    orders, chosen = plan.clip_orders, plan.chosen_of(case)
+    log_p, q = oracle.log_softmax(private), np.exp(oracle.log_softmax(public))
+    p = np.where(log_p < -600, 0, np.exp(log_p))
+    for k, (lower, upper) in enumerate(plan.boxes):
+        slots = plan.slots(case, k)
+        got = ops.clip_project(
+            private, public, lower=lower, upper=upper, orders=orders, num_models=slots
+        )
+        report.expect(not got.status.any(), "clip_project: status")
+        bars = np.stack(
+            [array(ops.mixture(private[i : i + 1], public, row_of(got, i))) for i in chosen]
+        )
+        truth = np.stack(
+            [[oracle.boxed(p[i, b], q[b], lower, upper) for b in range(len(q))] for i in chosen]
+        )
+        check_boxes(got, bars, truth, q, chosen, report)
+        # The charges are those of the distributions that are returned.
+        stand_for = oracle.clipped(private, public, got)
+        exact = oracle.charges(stand_for, q, got.lower, orders, slots)
+        charge = array(got.charge)
+        sound = (charge >= exact) | (charge == 0) & (exact <= 1e-12)  # charged 0: it answers q
+        close = (charge <= exact * (1 + 2e-5) + 2e-12) | ((np.array(orders) - 1) * exact >= 600)
+        report.expect(
+            (sound & close).all(), "clip_project: charge in", (lower, upper), charge, exact
+        )
+        actives = plan.actives(case)
+        given = dataclasses.replace(got, active=actives[k % len(actives)])
+        adjacency = plan.adjacencies[k // 2 % len(plan.adjacencies)]
+        check_clipped(case, given, adjacency, slots, plan, ops, report)
+
+
+def check_boxes(
+    got: Clipping, bars: Array, truth: Array, q: Array, chosen: list[int], report: Report
+) -> None:
+    """Check the distributions (M, B, V) of some models, their sums and that they lie in the box."""
+    sums = np.array([[math.fsum(row) for row in bar] for bar in bars])
+    # If the sums agree, a rescaled mean of rows is a mean of distributions in the box.
+    report.expect((sums.max(0) - sums.min(0) <= 1e-12).all(), "clip_project: sums", sums)
+    log_scale = array(got.log_scale)[chosen]
+    log_scale = np.where(np.isinf(log_scale), 0, log_scale)
+    rounding = 1e-12 + 2.0**-52 * (abs(array(got.public_lse)) + abs(log_scale))
+    report.expect((abs(sums - 1) <= rounding).all(), "clip_project: sums", sums)
+    least, most, rounding = got.lower * q, got.upper * q, rounding[..., None]
+    # Tokens inside the box inherit the error of s; clipped tokens inherit the error of q.
+    inside = (truth > least) & (truth < most)
+    moving = 1e-9 + 1e-14 / np.maximum((truth * inside).sum(-1, keepdims=True), 1e-300)
+    error = np.where(inside, moving, rounding) * truth + 1e-300
+    report.compare("clip_project", bars, truth, error)
+    within = (bars >= least * (1 - rounding) - 1e-300) & (bars <= most * (1 + rounding) + 1e-300)
+    report.expect(within.all(), "clip_project: outside the box", got.lower, got.upper)
+
+
+def check_clipped(
+    case: Case, given: Clipping, adjacency: str, slots: int, plan: Plan, ops: Any, report: Report
+) -> None:
+    """Check what is answered and lost if some members of a clipping take part."""
+    private, public, orders = case.private, case.public, plan.clip_orders
+    bars = oracle.clipped(private, public, given)
+    bars = bars / bars.sum(-1, keepdims=True)  # their sums are checked elsewhere
+    mixtures = Mixtures(bars, np.exp(oracle.log_softmax(public)), slots)
+    mean = bars.mean(0)
+    mixture = array(ops.mixture(private, public, given))
+    report.compare("mixture of boxes", mixture, mean, 1e-9 * mean + 1e-300)
+    sizes = abs(array(given.public_lse)).max() + abs(array(given.private_lse)).max()
+    check_log_prob(case, ops, given, mean, report, 1e-9 + 1e-15 * sizes)
+    loss = ops.leave_one_out(
+        private, public, given, orders=orders, adjacency=adjacency, num_models=slots
+    )
+    exact = mixtures.losses(range(len(private)), orders, adjacency)
+    unbounded = may_be_unbounded(private, public)[:, None] | (not case.close)
+    good = losses_hold(array(loss), exact * (1 - 1e-9) - 1e-13, orders, unbounded)
+    report.expect((good | (not case.close)).all(), "loss of boxes", adjacency, loss, exact)
+
+
+def check_screen(case: Case, plan: Plan, ops: Any, report: Report) -> None:
+    private, public = case.private, case.public
+    for k, (top_k, sigma, order, weight) in enumerate(plan.screens):
+        generator = torch.Generator().manual_seed(11)
+        noise = torch.randn(len(public), top_k, generator=generator, dtype=torch.float64) * sigma
+        for active in plan.actives(case):
+            options = {"weight": weight, "order": order, "threshold": 0.5, "top_k": top_k}
+            options |= {"num_models": plan.slots(case, k), "active": active}
+            got = ops.screen(private, public, noise, **options)
+            report.expect(got.divergence.dtype == torch.float64, "screen: dtype")
+            report.expect(got.passed.dtype == torch.bool, "screen: dtype of passed")
+            check_screening(case, noise, options, got, report)
+
+
+def check_screening(
+    case: Case, noise: Tensor, options: dict[str, Any], got: Any, report: Report
+) -> None:
+    """Check a screening with a threshold of 0.5 at every position."""
+    private, public, order = case.private, case.public, options["order"]
+    active = options["active"]
+    truth, _ = reference.screen(private, public, noise, **options)
+    for b, (value, other) in enumerate(zip(got.divergence.tolist(), truth.tolist(), strict=True)):
+        report.expect(got.passed[b].item() == (value <= 0.5), "screen: passed", value)
+        if value == other or abs(value - other) <= 0.5e-6 * other + 1e-13:
+            continue
+        exact = oracle.screening(
+            private[:, b], public[b], noise[b], weight=options["weight"], order=order,
+            top_k=options["top_k"], divisor=options["num_models"],
+            active=None if active is None else active[:, b].tolist(),
+        )  # fmt: skip
+        if mp.isinf(exact) or math.isinf(value):
+            good = value == INF and (order - 1) * exact > 600
+        else:
+            good = value >= 0 and abs(mpf(value) - exact) <= 1e-5 * exact + 1e-12
+        report.expect(good, f"screen at {b}: {value!r}, exact {mp.nstr(exact, 17)}", options)
+
+
+def check_renyi_divergence(case: Case, plan: Plan, ops: Any, report: Report) -> None:
+    orders = case.orders or plan.renyi_orders
+    q = np.exp(oracle.log_softmax(case.public))
+    for i in plan.chosen_of(case):
+        private = case.private[i]
+        found = ops.renyi_divergence(private, case.public, orders)
+        p = np.exp(oracle.log_softmax(private))
+        for way, (one, other) in enumerate(((p, q), (q, p))):
+            got, truth = array(found[way]), oracle.one_way(one, other, orders)
+            good = losses_hold(got, truth, orders)
+            report.values += got.size
+            for b, k in list(zip(*np.nonzero(~good), strict=True))[:ENOUGH]:
+                rows = oracle.softmax(private[b]), oracle.softmax(case.public[b])
+                exact = oracle.renyi(*(rows if way == 0 else rows[::-1]), orders[k])
+                if not loss_holds(float(got[b, k]), exact, orders[k]):
+                    report.failures.append(
+                        f"renyi {(way, i, b, orders[k])}: {got[b, k]!r}, exact {mp.nstr(exact, 17)}"
+                    )
+
+
+def check_sample(case: Case, plan: Plan, ops: Any, report: Report) -> None:
+    mixture = reference.mixture(case.private, case.public, torch.tensor(0.5).double())
+    source = Source(plan.seed)
+    tokens = ops.sample(mixture, case.public, rng=source)
+    drawn = case.public.gather(1, tokens[:, None])
+    report.expect(not torch.isneginf(drawn).any(), "sample: a token with q = 0", tokens)
+    if case.public.shape[1] <= 300:
+        expected = oracle.drawn_by_hand(mixture, case.public, bytes(source.key), source.counter)
+        report.expect(tokens.tolist() == expected, "sample: not what the stream draws", tokens)
+
+
+def raised(private: Tensor, public: Tensor) -> str:
+    """Return the error of a call on the CPU."""
+    with pytest.raises(ValueError) as caught:
+        adapmixed_ext.project(private, public, order=18.0, radius=3.6)
+    return str(caught.value)
+
+
+def check_bad_rows(private: Tensor, public: Tensor, error: str) -> None:
+    """Check that bad rows are reported by ``check()``, have no weight and let nothing be drawn."""
+    projection = adapmixed_ext.project(private, public, order=18.0, radius=3.6)
+    floats = adapmixed_ext.project(private, public, order=3.0, radius=0.03)
+    clipping = adapmixed_ext.clip_project(private, public, lower=0.5, upper=2.0, orders=2.0)
+    pool = adapmixed_ext.log_pool(private, public, lower=-0.25, upper=1.0, scale=2.0)
+    noise = torch.zeros(len(public), 3, dtype=torch.float64, device=public.device)
+    screening = adapmixed_ext.screen(
+        private, public, noise, weight=0.3, order=2.0, threshold=1e9, top_k=3
+    )
+    bad = projection.status != 0
+    worst = bad.any(0)
+    assert worst.any() and not worst.all()
+    for found in (projection, floats, clipping, pool, screening):
+        assert torch.equal(found.status != 0, bad)
+        with pytest.raises(ValueError) as caught:
+            found.check()
+        assert str(caught.value) == error
+    for found in (projection, floats):
+        assert (found.weight[bad] == 0).all() and (found.complement[bad] == 1).all()
+    assert clipping.charge is not None and (clipping.charge[bad] == INF).all()
+    assert torch.equal(pool.span.isnan(), bad) and pool.log_normaliser[worst].isnan().all()
+    assert (screening.divergence[worst] == INF).all() and not screening.passed[worst].any()
+    for way in adapmixed_ext.renyi_divergence(private, public, [1.5, 2.0]):
+        assert torch.equal((way == INF).all(-1), bad) and not way.isnan().any()
+    for weights in (projection, clipping, torch.full_like(projection.weight, 0.5)):
+        loss = adapmixed_ext.leave_one_out(private, public, weights, orders=[2.0, 18.0])
+        assert (loss[:, worst] == INF).all() and loss[:, ~worst].isfinite().all()
+    targets = torch.zeros(len(public), dtype=torch.int64, device=public.device)
+    for weights in (clipping, pool, projection):
+        mixture = adapmixed_ext.mixture(private, public, weights)
+        assert mixture[worst].isnan().all() and not mixture[~worst].isnan().any()
+        log_prob = adapmixed_ext.log_prob(private, public, weights, targets)
+        assert torch.equal(log_prob.isnan(), worst) or weights is clipping
+    tokens = adapmixed_ext.sample(mixture, public, rng=Source(1))
+    assert torch.equal(tokens == -1, worst)
+
+
+CHECKS: dict[str, Callable[[Case, Plan, Any, Report], None]] = {
+    "project": check_project,
+    "leave_one_out": check_leave_one_out,
+    "mixture": check_mixture,
+    "log_pool": check_log_pool,
+    "clip_project": check_clip_project,
+    "screen": check_screen,
+    "renyi_divergence": check_renyi_divergence,
+    "sample": check_sample,
+}

@@ -20,14 +20,12 @@ def _instruction_sets() -> list[str]:
     return found
 
 
+ISAS = _instruction_sets()
+
+
 @pytest.fixture
 def one_thread() -> None:
     """Override the suite's fixture of one thread: operators use all threads here."""
-
-
-@pytest.fixture(params=["cpu", "cuda"] if GPU else ["cpu"])
-def device(request: pytest.FixtureRequest) -> torch.device:
-    return torch.device(request.param)
 
 
 @pytest.fixture(autouse=True)
@@ -40,8 +38,22 @@ def restored() -> Iterator[None]:
     _C.use_instruction_set(isa)
 
 
-@pytest.fixture(params=_instruction_sets())
+@pytest.fixture(params=ISAS)
 def isa(request: pytest.FixtureRequest) -> str:
     """Select each instruction set of this machine in turn."""
     assert _C.use_instruction_set(request.param)
     return str(request.param)
+
+
+@pytest.fixture(params=["cpu", "cuda"] if GPU else ["cpu"])
+def device(request: pytest.FixtureRequest) -> torch.device:
+    return torch.device(request.param)
+
+
+@pytest.fixture(params=[*ISAS, "cuda"] if GPU else ISAS)
+def path(request: pytest.FixtureRequest) -> torch.device:
+    """Return the device of each way to compute: the CPU with each instruction set, and a GPU."""
+    if request.param == "cuda":
+        return torch.device("cuda")
+    assert _C.use_instruction_set(request.param)
+    return torch.device("cpu")

@@ -1,18 +1,28 @@
-"""Multi-precision oracles for the operators, at 70 digits and from exactly the given bits.
+"""Oracles of the operators, all from exactly the given bits and independent of the code under test.
 
-They are independent of the code under test: the equations are summed as they are written (P^a
-Q^(1-a)). With 70 digits and unbounded exponents, neither the excess form nor logarithms are needed.
-Only small vocabularies are fast enough.
+The first half has 70 digits: the equations are summed as they are written (P^a Q^(1-a)), by mpmath,
+for small vocabularies. The second half does the same for whole tensors in numpy's extended
+precision: 64-bit mantissas, exponents to e^11356. It has 11 bits more than a double, so that
+cancellation of that size still leaves the operators' bounds decidable. On platforms whose long
+double is a double, every value is doubtful, and mpmath decides it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import accumulate, count
 
 import mpmath as mp
+import numpy as np
+from cases import Setting
 from mpmath import mpf
+from numpy.typing import NDArray
 from torch import Tensor
 
+from adapmixed_ext import _C, Clipping, reference
+
+Array = NDArray[np.longdouble]
+FRACTION_BITS = 974  # a fraction of 2^-100 is counted in 2^-1074
 mp.mp.dps = 70
 ZERO, ONE, INF = mpf(0), mpf(1), mpf("inf")
 
@@ -101,54 +111,6 @@ class Ball:
         more = max(exact_weight(weight, complement)[0], mpf(5e-324)) / (1 - mpf(tolerance))
         return more >= 1 or not self.feasible(more, 1 - more, order, radius)
 
-    def optimum(self, order: float, radius: float, digits: int = 25) -> tuple[mpf, mpf]:
-        """Return (weight, complement) of the largest feasible weight.
-
-        The smaller of the two has ``digits`` digits.
-        """
-        if self.masked:
-            return ZERO, ONE
-        if self.feasible(ONE, ZERO, order, radius):
-            return ONE, ZERO
-        half = mpf(0.5)
-        upper = self.feasible(half, half, order, radius)
-        target = (mpf(order) - 1) * mpf(radius)
-
-        def gap(log_small: mpf) -> mpf:
-            small = mp.exp(log_small)
-            pair = (1 - small, small) if upper else (small, 1 - small)
-            # The log of the constraint is nearly linear in log(small), far out and near the ball.
-            return mp.log(max(self.excess(*pair, order), mpf(10) ** -60)) - mp.log(target)
-
-        low = high = mp.log(half)
-        step = ONE
-        while (gap(low) <= 0) == upper:
-            high, low, step = low, low - step, 2 * step
-        root = _illinois(gap, low, high, digits)
-        small = mp.exp(root)
-        return (1 - small, small) if upper else (small, 1 - small)
-
-
-def _illinois(function, low: mpf, high: mpf, digits: int) -> mpf:
-    f_low, f_high = function(low), function(high)
-    side = 0
-    while abs(high - low) > mpf(10) ** -digits:
-        middle = (low * f_high - high * f_low) / (f_high - f_low)
-        f_middle = function(middle)
-        if f_middle == 0:
-            return middle
-        if (f_middle > 0) == (f_low > 0):
-            low, f_low = middle, f_middle
-            f_high = f_high / 2 if side == -1 else f_high
-            side = -1
-        else:
-            high, f_high = middle, f_middle
-            f_low = f_low / 2 if side == 1 else f_low
-            side = 1
-        if abs(f_middle) < mpf(10) ** -(digits + 5):
-            return middle
-    return (low + high) / 2
-
 
 def projected(
     private: Tensor, public: Tensor, weight: Tensor, complement: Tensor
@@ -183,21 +145,26 @@ def neighbour(
     return mean(others) if others else list(q)
 
 
-def leave_one_out(
+def exact_loss(
     private: Tensor,
     public: Tensor,
     weight: Tensor,
     complement: Tensor,
-    orders: Sequence[float],
+    model: int,
+    order: float,
     adjacency: str,
-) -> list[list[mpf]]:
-    """Return the loss of every model at every order, [N][K], at the given weights."""
+    slots: int = 0,
+) -> mpf:
+    """Return the loss of one model at one position.
+
+    Args:
+        private: (N, V) logits.
+        public: (V,) logits.
+        weight, complement: (N,).
+    """
     bars, q = projected(private, public, weight, complement)
-    p = mean(bars)
-    return [
-        [both_ways(p, neighbour(bars, q, i, adjacency), a) for a in orders]
-        for i in range(len(bars))
-    ]
+    bars += [q] * (slots - len(bars))
+    return both_ways(mean(bars), neighbour(bars, q, model, adjacency), order)
 
 
 def screening(
@@ -244,25 +211,12 @@ def log_pool(
     scale: float,
     slots: int = 0,
     active: Sequence[bool] | None = None,
-    private_lse: Sequence[float] | None = None,
 ) -> tuple[list[mpf], mpf, list[mpf]]:
-    """Return (p, log-normaliser, spans) of one position.
-
-    Args:
-        private: (N, V) logits.
-        public: (V,) logits.
-        private_lse: log-sum-exps of the private rows to use instead of the exact ones.
-    """
+    """Return (p, log-normaliser, spans) of one position: private (N, V), public (V,)."""
     q = softmax(public)
     held = [v for v in range(len(q)) if q[v] > 0]
     a, b = mpf(lower), mpf(upper)
-    if private_lse is None:
-        rows = [[mp.log(p) if p else -mp.inf for p in softmax(row)] for row in private]
-    else:
-        rows = [
-            [mpf(z) - lse for z in row.tolist()]
-            for row, lse in zip(private, private_lse, strict=True)
-        ]
+    rows = [[mp.log(p) if p else -mp.inf for p in softmax(row)] for row in private]
     ratios = [{v: min(max(row[v] - mp.log(q[v]), a), b) for v in held} for row in rows]
     counted = [u for i, u in enumerate(ratios) if active is None or active[i]]
     share = mpf(scale) / (slots or len(ratios))
@@ -272,3 +226,257 @@ def log_pool(
     total = mp.fsum(weight)
     spans = [max(u.values()) - min(u.values()) for u in ratios]
     return [w / total for w in weight], mp.log(total), spans
+
+
+def drawn_by_hand(p: Tensor, public: Tensor, key: bytes, counter: int) -> list[int]:
+    """Return one token per row: the first whose cumulative weight exceeds the number drawn."""
+    tokens = []
+    for b, weights in enumerate(reference.sampling_weights(p, public)):
+        number = uniform_below(key, counter, b, weights)
+        tokens.append(next(v for v, end in enumerate(accumulate(weights)) if number < end))
+    return tokens
+
+
+def uniform_below(key: bytes, counter: int, lane: int, weights: list[int]) -> int:
+    """Return a random number below the total of the weights, in units of 2^-1074.
+
+    Its integer part, in units of 2^-100, is a 128-bit word. The word is masked to the width of 1.5
+    times the sum of the weights' integer parts. Its fraction comes from two further blocks. A
+    number at or above the total is rejected, and the next one is tried.
+    """
+    nonce = counter.to_bytes(8, "little") + lane.to_bytes(4, "little")
+    whole = sum(weight >> FRACTION_BITS for weight in weights)
+    mask = (1 << (whole - 1 + whole // 2).bit_length()) - 1
+    total = sum(weights)
+    for number in count():
+        stream, at = _C.chacha20_block(key, number // 4, nonce), number % 4 * 16
+        draw = int.from_bytes(stream[at : at + 16], "little") & mask
+        words = b"".join(_C.chacha20_block(key, 2**31 + 2 * number + k, nonce) for k in range(2))
+        fraction = int.from_bytes(words, "little") % 2**FRACTION_BITS
+        if draw << FRACTION_BITS | fraction < total:
+            return draw << FRACTION_BITS | fraction
+    raise AssertionError
+
+
+# Extended precision.
+
+EPS = float(np.finfo(np.longdouble).eps)
+DEEP = 0.9 * float(np.log(np.finfo(np.longdouble).max))  # larger exponents overflow or underflow
+_INF = np.longdouble(np.inf)
+
+
+def array(tensor: Tensor) -> Array:
+    return tensor.detach().double().cpu().numpy().astype(np.longdouble)
+
+
+def log_softmax(logits: Tensor) -> Array:
+    values = array(logits)
+    values = values - values.max(-1, keepdims=True)
+    return values - np.log(np.exp(values).sum(-1, keepdims=True))
+
+
+def log_sum_exp(values: Array) -> Array:
+    """Return the log-sum-exp over the last axis; +inf if a value is +inf."""
+    top = values.max(-1)
+    shift = np.where(np.isfinite(top), top, 0)
+    with np.errstate(divide="ignore", over="ignore"):
+        return np.where(
+            top == _INF, _INF, shift + np.log(np.exp(values - shift[..., None]).sum(-1))
+        )
+
+
+def exact_pair(weight: Array, complement: Array) -> tuple[Array, Array]:
+    """Return the pair that (weight, complement) stands for: the smaller of the two is exact."""
+    upper = complement < weight
+    return np.where(upper, 1 - complement, weight), np.where(upper, complement, 1 - weight)
+
+
+class Rows:
+    """Pairs of rows (M, V); weights are (..., M), any leading axes."""
+
+    def __init__(self, private: Tensor, public: Tensor) -> None:
+        log_p, log_q = np.broadcast_arrays(log_softmax(private), log_softmax(public))
+        absent = np.isneginf(log_q)
+        self.masked = (absent & ~np.isneginf(log_p)).any(-1)
+        self.log_q = log_q
+        self.log_r = np.where(absent, 0, log_p - np.where(absent, 0, log_q))
+        reach = np.where(np.isfinite(self.log_r), abs(self.log_r), 0).max(-1)
+        self.reach = np.maximum(reach, abs(np.where(absent, 0, log_q)).max(-1))
+        self._ratio = np.exp(self.log_r) if self.reach.max(initial=0) < DEEP else None
+
+    def _log_mix(self, weight: Array, complement: Array) -> Array:
+        """Return log(w r + c), with an absolute error of EPS if it is near 0."""
+        w, c = weight[..., None], complement[..., None]
+        with np.errstate(divide="ignore", invalid="ignore"):
+            if self._ratio is not None:
+                return np.where(c == 0, self.log_r, np.log(w * self._ratio + c))
+            high, low = np.broadcast_arrays(np.log(w) + self.log_r, np.log(c))
+            high, low = np.maximum(high, low), np.minimum(high, low)
+            return np.where(np.isneginf(low), high, high + np.log1p(np.exp(low - high)))
+
+    def excess(self, weight: Array, complement: Array, order: float) -> Array:
+        """Return (a - 1) D<->_a(w p + c q || q) = log max(F, G), (..., M)."""
+        a = np.longdouble(order)
+        log_rho = self._log_mix(weight, complement)
+        forward = log_sum_exp(self.log_q + a * log_rho)
+        return np.maximum(forward, log_sum_exp(self.log_q + (1 - a) * log_rho))
+
+    def uncertainty(self, order: float) -> Array:
+        """Return how far rounding may move ``excess``: about as far as rounding its result does."""
+        return EPS * (64 + 8 * order * np.minimum(self.reach, DEEP))
+
+
+class Mixtures:
+    """Mixtures (..., B, V) of rows p_bar (..., N, B, V), and of q (B, V) in the other slots."""
+
+    def __init__(self, bars: Array, q: Array, slots: int = 0) -> None:
+        self.bars, self.q = bars, q
+        self.models = max(slots, bars.shape[-3])
+        self._absent = (self.models - bars.shape[-3]) * q
+        self.mean = (bars.sum(-3) + self._absent) / self.models
+
+    @classmethod
+    def of_weights(
+        cls, private: Tensor, public: Tensor, weight: Tensor, complement: Tensor, slots: int = 0
+    ) -> Mixtures:
+        """Return mixtures at weights (..., N, B)."""
+        q = np.exp(log_softmax(public))
+        w, c = exact_pair(array(weight), array(complement))
+        return cls(w[..., None] * np.exp(log_softmax(private)) + c[..., None] * q, q, slots)
+
+    def without(self, model: int, adjacency: str) -> Array:
+        """Return the neighbouring mixture, summed anew without subtraction."""
+        if self.models == 1:
+            return np.broadcast_to(self.q, self.mean.shape)
+        rest = self.bars[..., :model, :, :].sum(-3) + self.bars[..., model + 1 :, :, :].sum(-3)
+        rest = rest + self._absent
+        if adjacency == "zero_out":
+            return (rest + self.q) / self.models
+        return rest / (self.models - 1)
+
+    def losses(self, models: Sequence[int], orders: Sequence[float], adjacency: str) -> Array:
+        """Return D<->_a(p || p'), (..., len(models), B, K)."""
+        return np.stack(
+            [divergences(self.mean, self.without(i, adjacency), orders) for i in models], -3
+        )
+
+
+def boxed(p: Array, q: Array, lower: float, upper: float) -> Array:
+    """Return clip(s p, c q, C q) with sum 1 for one pair of rows, exact by sorted breakpoints.
+
+    S(s) = sum clip(s p, c q, C q) is piecewise linear, and a search over its breakpoints finds the
+    piece on which it passes 1. Where p = 0, tokens share what C q leaves, if that is more than c q.
+    """
+    least, most, present = lower * q, upper * q, p > 0
+    covered = q[present].sum()
+    if covered == 0 or lower == 1 or upper == 1:
+        return q
+    missing = q[~present].sum()
+    if upper * covered + lower * missing <= 1:
+        return np.where(present, most, (1 - upper * covered) / max(missing, EPS) * q)
+    held = present & (q > 0)
+    begin, end = (np.where(held, x, 0) / np.where(held, p, 1) for x in (least, most))
+    breaks = np.sort(np.concatenate([begin[held], end[held]]))
+    low, high = 0, len(breaks) - 1  # S <= 1 at `low` and >= 1 at `high`
+    while high - low > 1:
+        middle = (low + high) // 2
+        if np.clip(breaks[middle] * p, least, most).sum() <= 1:
+            low = middle
+        else:
+            high = middle
+    at = breaks[low]
+    slope = p[held & (begin <= at) & (at < end)].sum()
+    gap = 1 - np.clip(at * p, least, most).sum()
+    return np.clip((at + gap / slope if slope > 0 else at) * p, least, most)
+
+
+def charges(bars: Array, q: Array, lower: float, orders: Sequence[float], slots: int) -> Array:
+    """Return the charges (..., K) of p_bar (..., V), the larger of both directions."""
+    n = np.longdouble(slots)
+    w = ((n - 1) * lower + 1) / n
+    ratio = np.where(q > 0, bars / np.where(q > 0, q, 1), 1)
+    p, y = ((n - 1) * lower + ratio) / n, (ratio - 1) / n
+
+    def excess(x: Array, order: float) -> Array:  # (1 + x)^a - 1 - a x
+        with np.errstate(divide="ignore"):
+            return np.expm1(order * np.log1p(x)) - order * x
+
+    found = []
+    for order in orders:
+        forward = (q * w * excess(y / w, order)).sum(-1)
+        with np.errstate(divide="ignore", invalid="ignore"):
+            reverse = np.where(q > 0, q * p * excess(-y / p, order), 0).sum(-1)
+        most = np.fmax(np.where((p == 0).any(-1), np.inf, reverse), np.maximum(forward, 0))
+        found.append(np.log1p(most) / (order - 1))
+    return np.stack(found, -1)
+
+
+def clipped(private: Tensor, public: Tensor, clipping: Clipping) -> Array:
+    """Return the rows (N, B, V) that a clipping stands for; members that take no part answer q."""
+    log_p, q = log_softmax(private), np.exp(log_softmax(public))
+    scale, residual = array(clipping.log_scale), array(clipping.residual)
+    x = np.exp(np.minimum(scale, 1e3)[..., None] + np.where(log_p < -600, 0, log_p))
+    x = np.clip(x, clipping.lower * q, clipping.upper * q)
+    bars = np.where(log_p < -600, residual[..., None] * q, x)
+    on = np.ones(bars.shape[:2], bool) if clipping.active is None else clipping.active.numpy()
+    return np.where(on[..., None], bars, q)
+
+
+def divergences(p: Array, q: Array, orders: Sequence[float]) -> Array:
+    """Return D<->_a of probabilities (..., V): (..., K)."""
+    return np.maximum(one_way(p, q, orders), one_way(q, p, orders))
+
+
+def one_way(p: Array, q: Array, orders: Sequence[float]) -> Array:
+    """Return D_a(P || Q) for finite a > 1.
+
+    A token with P = Q = 0 adds nothing; one with P > 0 = Q makes it +inf.
+    """
+    with np.errstate(divide="ignore", invalid="ignore"):
+        log_p = np.log(p)
+        log_ratio = np.where(p > 0, np.log(p / q), 0)
+    values = []
+    for order in orders:
+        eta = np.longdouble(order) - 1
+        values.append(log_sum_exp(log_p + eta * log_ratio) / eta)
+    return np.maximum(np.stack(values, -1), 0)
+
+
+class Pool:
+    """The exact pool up to the rounding of extended precision, as logarithms (B, V) and (N, B).
+
+    It is computed from ``private_lse`` (N, B), the log-sum-exps that the pool used, or from the
+    exact ones, ``lse``.
+    """
+
+    def __init__(
+        self,
+        private: Tensor,
+        public: Tensor,
+        setting: Setting,
+        private_lse: Tensor | None = None,
+        active: Tensor | None = None,
+    ) -> None:
+        models = private.shape[0]
+        self.log_q = log_softmax(public)
+        held = ~np.isneginf(self.log_q)
+        self.lse = log_sum_exp(array(private))
+        used = self.lse if private_lse is None else array(private_lse)
+        log_p = array(private) - used[..., None]
+        ratio = np.where(held, log_p - np.where(held, self.log_q, 0), 0)
+        u = np.clip(ratio, setting.lower, setting.upper)
+        on = np.ones(u.shape[:2], bool) if active is None else active.cpu().numpy()
+        share = np.longdouble(setting.scale) / (models + setting.extra)
+        weight = self.log_q + share * (u * on[..., None]).sum(0)
+        self.log_normaliser = log_sum_exp(weight)
+        self.log_p = weight - self.log_normaliser[:, None]
+        most = np.where(held, u, -np.inf).max(-1)
+        self.span = most - np.where(held, u, np.inf).min(-1)
+        # The documented bounds of u (N, B), and the bounds of log p (B, V) that follow from them.
+        lse = log_sum_exp(array(public))
+        sizes = abs(self.lse) + abs(lse) + setting.reach
+        self.ratio_error = (setting.unit(models) + 5e-14 + 5e-16 * sizes).astype(float)
+        depth = np.where(held, abs(self.log_q), 0)
+        own = 2.0**-49 * (1 + setting.scale * setting.reach + depth)
+        both = 2 * setting.scale * self.ratio_error.max(0) + 1e-13 + 5e-16 * abs(lse)
+        self.log_error = (own + both[:, None]).astype(float)

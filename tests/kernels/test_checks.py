@@ -1,91 +1,107 @@
-"""The checks of weights and losses: they agree with 70 digits, and notice wrong answers."""
+"""The checks: extended precision agrees with 70 digits, and wrong answers are noticed."""
 
 from __future__ import annotations
 
+import dataclasses
+
 import cases
 import checks
-import extended
 import mpmath as mp
+import numpy as np
 import oracle
 import pytest
-import torch
-from fuzz_cases import build
+from cases import Case, Plan
+from checks import Report
 from mpmath import mpf
 
 import adapmixed_ext
 
-SMALL = [call for call in map(build, range(400)) if call.private.numel() <= 150]
+SMALL = [call for call in map(cases.fuzzed, range(400)) if call[0].private.numel() <= 150]
 
 
 @pytest.mark.parametrize("part", range(3))
 def test_extended_precision_is_that_of_70_digits(part: int) -> None:
-    """mpmath checks a seeded sample of calls, and that extended precision can be trusted."""
+    """A seeded sample of calls shows that extended precision can be trusted."""
     chosen = SMALL[part::3][:20]
     assert len(chosen) == 20
-    for call in chosen:
-        private, public, order = call.private, call.public, call.order
-        result = adapmixed_ext.project(private, public, order=order, radius=call.radius)
-        loss_order, way = call.orders[0], call.adjacency
-        loss = adapmixed_ext.leave_one_out(
-            private, public, result, orders=loss_order, adjacency=way
-        )
-        pair = extended.array(result.weight), extended.array(result.complement)
-        mixtures = extended.Mixtures(private, public, *pair)
-        i, b = call.seed % private.shape[0], call.seed % private.shape[1]
-        w, c = result.weight[i, b].item(), result.complement[i, b].item()
-        ball = oracle.Ball(private[i, b], public[b])
-        assert not checks.weight_fault(ball, w, c, order, call.radius), (call, w, c)
-        exact = checks.exact_loss(
-            private[:, b], public[b], result.weight[:, b], result.complement[:, b], i,
-            loss_order, way,
-        )  # fmt: skip
-        unbounded = bool(checks.may_be_unbounded(private, public)[b])
-        value = loss[i, b, 0].item()
-        assert checks.loss_holds(value, exact, loss_order, unbounded=unbounded), (call, exact)
+    for case, plan in chosen:
+        private, public, seed = case.private, case.public, plan.seed
+        (order, radius), loss_order, way = plan.balls[0], plan.orders[0], plan.adjacencies[0]
+        result = adapmixed_ext.project(private, public, order=order, radius=radius)
+        i, b = seed % private.shape[0], seed % private.shape[1]
+        pair = result.weight[:, b], result.complement[:, b]
+        exact = oracle.exact_loss(private[:, b], public[b], *pair, i, loss_order, way)
         if not mp.isinf(exact):
+            mixtures = oracle.Mixtures.of_weights(private, public, result.weight, result.complement)
             other = mpf(str(mixtures.losses([i], [loss_order], way)[0, b, 0]))
-            assert abs(other - exact) <= 1e-12 * exact + 1e-15, (call, other, exact)
+            assert abs(other - exact) <= 1e-12 * exact + 1e-15, (case.name, other, exact)
+        p, q = oracle.softmax(private[i, b]), oracle.softmax(public[b])
+        exact = oracle.renyi(p, q, loss_order)
+        if not mp.isinf(exact):
+            rows = (oracle.log_softmax(logits) for logits in (private[i, b], public[b]))
+            other = mpf(str(oracle.one_way(*map(np.exp, rows), [loss_order])[0]))
+            assert abs(other - exact) <= 1e-12 * exact + 1e-15, (case.name, other, exact)
+        setting = plan.pools[0]
+        pool = oracle.Pool(private, public, setting)
+        p, normaliser, spans = oracle.log_pool(
+            private[:, b], public[b], lower=setting.lower, upper=setting.upper,
+            scale=setting.scale, slots=len(private) + setting.extra,
+        )  # fmt: skip
+        bound = 2e-3 * pool.log_error[b].max()  # what the operators may be off by
+        for one, exact in zip(
+            (pool.log_normaliser[b], *pool.span[:, b], *pool.log_p[b]),
+            (normaliser, *spans, *(mp.log(x) if x else -mp.inf for x in p)), strict=True,
+        ):  # fmt: skip
+            good = mpf(str(one)) == exact or abs(mpf(str(one)) - exact) <= bound
+            assert good, (case.name, one, exact)
+        ball = oracle.Ball(private[i, b], public[b])
         if ball.masked:
             continue
-        rows = extended.Rows(private[i, b : b + 1], public[b : b + 1])
-        at = extended.exact_pair(*(value[i : i + 1, b] for value in pair))
-        excess = ball.excess(*oracle.exact_weight(w, c), order)
+        rows = oracle.Rows(private[i, b : b + 1], public[b : b + 1])
+        at = oracle.exact_pair(*(oracle.array(value[i : i + 1]) for value in pair))
+        excess = ball.excess(*oracle.exact_weight(*(value[i].item() for value in pair)), order)
         error = abs(mpf(str(rows.excess(*at, order)[0])) - excess)
-        assert error <= mpf(str(rows.uncertainty(order)[0])), (call, mp.nstr(error))
+        assert error <= mpf(str(rows.uncertainty(order)[0])), (case.name, mp.nstr(error))
 
 
-def test_wrong_answers_are_noticed() -> None:
-    private, public = cases.logits(5, 3, 1, 9, 2.0, 1.0)
-    right = adapmixed_ext.project(private, public, order=3.0, radius=0.03)
-    loss = adapmixed_ext.leave_one_out(private, public, right, orders=3.0)
-    for i in range(3):
-        ball = oracle.Ball(private[i, 0], public[0])
-        for factor, fault in ((1 + 2.1e-4, "infeasible"), (1 - 2.1e-4, "weight too small")):
-            wrong = right.weight[i, 0].item() * factor
-            assert checks.weight_fault(ball, wrong, 1 - wrong, 3.0, 0.03) == fault
-        exact = checks.exact_loss(
-            private[:, 0], public[0], right.weight[:, 0], right.complement[:, 0], i, 3.0,
-            "add_remove",
-        )  # fmt: skip
-        got = loss[i, 0, 0].item()
-        assert checks.loss_holds(got, exact, 3.0)
-        assert not checks.loss_holds(float(exact) * (1 - 1e-15), exact, 3.0)
-        assert not checks.loss_holds(got * (1 + 1.1e-4), exact, 3.0)
+class Wrong:
+    """The operators, one field of whose answers is multiplied by a factor."""
+
+    def __init__(self, operator: str, field: str, factor: float) -> None:
+        self.operator, self.field, self.factor = operator, field, factor
+
+    def __getattr__(self, name: str) -> object:
+        def call(*arguments: object, **named: object) -> object:
+            found = getattr(adapmixed_ext, name)(*arguments, **named)
+            if name != self.operator:
+                return found
+            if not self.field:
+                return found * self.factor
+            fields = {self.field: getattr(found, self.field) * self.factor}
+            if self.field == "weight":
+                fields["complement"] = 1 - fields["weight"]
+            return dataclasses.replace(found, **fields)
+
+        return call
 
 
-@pytest.mark.parametrize("order,radius", [(1.01, 0.5), (3.0, 0.03), (18.0, 3.6), (1024.0, 0.5)])
-def test_models_and_tokens_may_come_in_any_order(order: float, radius: float) -> None:
-    private, public = cases.logits(6, 5, 1, 1024, 3.0, 0.8)
-    private[1, 0, 7], public[0, 9], private[..., 9] = -torch.inf, -torch.inf, -torch.inf
-    generator = torch.Generator().manual_seed(6)
-    models, tokens = torch.randperm(5, generator=generator), torch.randperm(1024)
-    here = adapmixed_ext.project(private, public, order=order, radius=radius)
-    rows = private[models][..., tokens], public[:, tokens]
-    there = adapmixed_ext.project(*rows, order=order, radius=radius)
-    torch.testing.assert_close(there.weight, here.weight[models], rtol=4e-4, atol=0.0)
-    weight = here.weight
-    for way in checks.ADJACENCIES:
-        one = adapmixed_ext.leave_one_out(private, public, weight, orders=order, adjacency=way)
-        two = adapmixed_ext.leave_one_out(*rows, weight[models], orders=order, adjacency=way)
-        relative = checks.loss_tolerance(order)
-        torch.testing.assert_close(two, one[models], rtol=relative, atol=checks.LOSS_FLOOR)
+@pytest.mark.parametrize(
+    "operator,field,factor",
+    [
+        ("project", "weight", 1 + 2.1e-4), ("project", "weight", 1 - 2.1e-4),
+        ("leave_one_out", "", 1 - 1e-4), ("leave_one_out", "", 1 + 1.1e-4),
+        ("mixture", "", 1 + 2e-6), ("mixture", "", 1 + 1e-11), ("log_prob", "", 1 + 2e-6),
+        ("log_pool", "span", 1 + 1e-11), ("log_pool", "log_normaliser", 1 + 1e-11),
+        ("clip_project", "charge", 1 - 1.1e-5), ("clip_project", "charge", 1 + 1.1e-5),
+        ("clip_project", "log_scale", 1 + 1e-8), ("screen", "divergence", 1 + 2e-5),
+        ("screen", "divergence", 1 - 2e-5),
+    ],
+)  # fmt: skip
+def test_wrong_answers_are_noticed(operator: str, field: str, factor: float) -> None:
+    case = Case("right", *cases.logits(5, 3, 1, 9, 2.0, 1.0))
+    plan = Plan(balls=((3.0, 0.03),), weighings=((3.0, 0.03),), boxes=((0.6, 1.65),))
+    check = "mixture" if operator == "log_prob" else operator
+    right, wrong = Report(), Report()
+    checks.CHECKS[check](case, plan, adapmixed_ext, right)
+    checks.CHECKS[check](case, plan, Wrong(operator, field, factor), wrong)
+    assert not right.failures and wrong.failures

@@ -69,26 +69,9 @@ def test_operators_do_not_mutate_or_alias() -> None:
         assert all(r.alias_info is None for r in schema.returns), name
 
 
-def _on_cuda(value: object) -> object:
-    """Replace a tensor by a fake one on a GPU, which need not exist; keys stay on the CPU."""
-    if not isinstance(value, Tensor) or value.dtype == torch.uint8:
-        return value
+def _on_cuda(value: Tensor) -> Tensor:
+    """Return a fake tensor on a GPU, which need not exist."""
     return torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device="cuda:0")
-
-
-@pytest.mark.parametrize("name", _registered())
-def test_fakes_on_a_gpu(name: str) -> None:
-    """Shapes, dtypes and strides match the results on a CPU, and the device is the GPU."""
-    operator, arguments = getattr(torch.ops.adapmixed, name), _inputs()[name]
-    options = {"device": torch.device("cuda:0")} if name == "gaussian" else {}
-    expected = operator(*arguments)
-    with FakeTensorMode(allow_non_fake_inputs=True):
-        got = operator(*map(_on_cuda, arguments), **options)
-    both = [(got,), (expected,)] if isinstance(got, Tensor) else [got, expected]
-    for fake, real in zip(*both, strict=True):
-        assert isinstance(fake, FakeTensor) and fake.device == torch.device("cuda:0")
-        assert (fake.shape, fake.dtype) == (real.shape, real.dtype)
-        assert fake.stride() == real.stride()
 
 
 @pytest.mark.parametrize("name", workload.OPERATIONS)
@@ -108,13 +91,27 @@ def test_compiled_equals_eager(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", workload.OPERATIONS)
-def test_the_public_operators_take_fakes_of_a_gpu(name: str) -> None:
+def test_the_operators_take_fakes_of_a_gpu(name: str) -> None:
+    """Shapes, dtypes and strides match the results on a CPU, and the device is the GPU."""
     x = workload.make(21, 3, 2, 17, torch.bfloat16, top_k=4)
     with FakeTensorMode():
         found = workload.OPERATIONS[name](Inputs(*map(_on_cuda, x)))
     for fake, real in zip(found, workload.OPERATIONS[name](x), strict=True):
-        assert fake.device == torch.device("cuda:0")
+        assert isinstance(fake, FakeTensor) and fake.device == torch.device("cuda:0")
         assert (fake.shape, fake.dtype) == (real.shape, real.dtype)
+        assert fake.stride() == real.stride()
+
+
+def test_draws_take_fakes_of_a_gpu() -> None:
+    """The key stays on the CPU, which reads it."""
+    p, public, key, counter = _inputs()["sample"]
+    device = torch.device("cuda:0")
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        noise = torch.ops.adapmixed.gaussian(key, counter, [4, 5], 0.5, device=device)
+        tokens = torch.ops.adapmixed.sample(_on_cuda(p), _on_cuda(public), key, counter)
+    assert noise.device == tokens.device == device
+    assert (noise.shape, noise.dtype) == ((4, 5), torch.float64)
+    assert (tokens.shape, tokens.dtype) == ((2,), torch.int64)
 
 
 @pytest.mark.slow

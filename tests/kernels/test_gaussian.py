@@ -8,7 +8,9 @@ from collections import Counter
 import mpmath
 import pytest
 import torch
-from draws import FixedRng, block, chi_square, instruction_sets
+from cases import Source
+from conftest import ISAS
+from test_sample import chi_square
 from torch import Tensor
 
 import adapmixed_ext
@@ -26,7 +28,7 @@ def kolmogorov(x: Tensor) -> float:
 def test_gaussian_is_normal(device: torch.device) -> None:
     """400 000 variates pass Kolmogorov-Smirnov, with moments right within 5 standard errors."""
     count = 400_000
-    x = adapmixed_ext.gaussian((count,), sigma=1.0, rng=FixedRng(1)).to(device).cpu()
+    x = adapmixed_ext.gaussian((count,), sigma=1.0, rng=Source(1)).to(device).cpu()
     assert x.dtype == torch.float64 and x.shape == (count,) and torch.isfinite(x).all()
     assert kolmogorov(torch.special.ndtr(x)) < 1.95  # p = 0.001
     for power, moment, variance in ((1, 0, 1), (2, 1, 2), (3, 0, 15), (4, 3, 96)):
@@ -48,24 +50,27 @@ def test_gaussian_is_normal(device: torch.device) -> None:
     assert freedom == 4095 and statistic < freedom + 4 * math.sqrt(2 * freedom)
 
 
-def words_of(rng: FixedRng, count: int) -> list[int]:
+def words_of(rng: Source, count: int) -> list[int]:
     """Return the first 64-bit words of the next call's stream, computed one block at a time."""
     nonce = rng.counter.to_bytes(8, "little") + bytes(4)
-    stream = b"".join(block(bytes(rng.key.tolist()), k, nonce) for k in range(-(-count // 8)))
+    stream = b"".join(
+        _C.chacha20_block(bytes(rng.key.tolist()), k, nonce) for k in range(-(-count // 8))
+    )
     return [int.from_bytes(stream[8 * k : 8 * k + 8], "little") for k in range(count)]
 
 
 def test_gaussian_is_the_same_on_every_path() -> None:
     """All instruction sets and thread counts give the bits of the scalar code."""
-    rng = FixedRng(6, counter=2**40 + 3)
+    rng = Source(6)
     words = words_of(rng, 20_002)
     pairs = [_C.normal_pair(*words[k : k + 2]) for k in range(0, len(words), 2)]
     expected = torch.tensor(pairs, dtype=torch.float64).flatten()
-    for isa in instruction_sets():
+    for isa in ISAS:
+        assert _C.use_instruction_set(isa)
         for threads in (1, 2, 3):
             torch.set_num_threads(threads)
             for count in (1, 7, 8, 9, 31, 33, 60, 64, 65, 127, 128, 129, 8191, 8193, 20_001):
-                again = FixedRng(6, counter=2**40 + 3)
+                again = Source(6)
                 got = adapmixed_ext.gaussian((count,), sigma=1.0, rng=again)
                 assert torch.equal(got, expected[:count]), (isa, threads, count)
 
@@ -90,19 +95,19 @@ def test_normal_pairs_are_accurate() -> None:
 
 def test_gaussian_scales_and_shapes() -> None:
     for shape in ((), (1,), (3, 5), (2, 0), (7, 1, 9)):
-        one = adapmixed_ext.gaussian(shape, sigma=1.0, rng=FixedRng(2))
-        small = adapmixed_ext.gaussian(shape, sigma=0.01, rng=FixedRng(2))
+        one = adapmixed_ext.gaussian(shape, sigma=1.0, rng=Source(2))
+        small = adapmixed_ext.gaussian(shape, sigma=0.01, rng=Source(2))
         assert one.shape == shape
         torch.testing.assert_close(small, 0.01 * one, rtol=1e-15, atol=0.0)
-    assert (adapmixed_ext.gaussian((4,), sigma=0.0, rng=FixedRng(2)) == 0).all()
+    assert (adapmixed_ext.gaussian((4,), sigma=0.0, rng=Source(2)) == 0).all()
 
 
 def test_gaussian_never_repeats_across_calls_or_keys() -> None:
-    rng = FixedRng(3)
+    rng = Source(3, 0, step=1)
     first, second = (adapmixed_ext.gaussian((1000,), sigma=1.0, rng=rng) for _ in range(2))
-    other = adapmixed_ext.gaussian((1000,), sigma=1.0, rng=FixedRng(4))
-    high = adapmixed_ext.gaussian((1000,), sigma=1.0, rng=FixedRng(3, counter=2**32))
+    other = adapmixed_ext.gaussian((1000,), sigma=1.0, rng=Source(4))
+    high = adapmixed_ext.gaussian((1000,), sigma=1.0, rng=Source(3, 2**32))
     draws = torch.cat([first, second, other, high])
     assert draws.unique().numel() == 4000
-    again = adapmixed_ext.gaussian((1000,), sigma=1.0, rng=FixedRng(3))
+    again = adapmixed_ext.gaussian((1000,), sigma=1.0, rng=Source(3, 0))
     assert torch.equal(first, again)

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 import cases
 import torch
+from cases import Source
 from torch import Tensor
 
 import adapmixed_ext
@@ -167,20 +168,6 @@ OPERATIONS: dict[str, Operation] = {
 }
 
 NAMES = (*OPERATIONS, "draws")
-
-
-class Source:
-    """A random source with the same stream at every call, so that two calls can be compared."""
-
-    seeded = True
-
-    def __init__(self, seed: int) -> None:
-        generator = torch.Generator().manual_seed(seed)
-        self.key = torch.randint(0, 256, (32,), generator=generator, dtype=torch.uint8)
-        self.counter = 2**40 + seed
-
-    def reserve(self) -> tuple[Tensor, int]:
-        return self.key, self.counter
 
 
 def draws(x: Inputs, seed: int) -> tuple[Tensor, ...]:

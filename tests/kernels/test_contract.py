@@ -1,0 +1,116 @@
+"""Every operator on every kind of row, on every path: the bounds that its docstring states."""
+
+from __future__ import annotations
+
+import cases
+import checks
+import pytest
+import torch
+from cases import Case, Plan
+from checks import Report
+from conftest import ISAS
+
+import adapmixed_ext
+from adapmixed_ext import _C
+
+TABLE = [
+    (operator, case)
+    for operator in checks.CHECKS
+    for case in (
+        *cases.small(), *cases.corners(), *cases.demanding(), *cases.offsets(), *cases.wide(),
+        *(cases.boxed() if operator == "clip_project" else ()),
+    )
+]  # fmt: skip
+SMALL = Plan()
+# Of long rows, fewer numbers.
+LONG = Plan(
+    balls=((3.0, 0.03), (2.5, 0.03), (17.5, 1e-3), (18.0, 3.6), (64.0, 9.5)),
+    weighings=((18.0, 3.6), (3.0, 0.03)), orders=(1.01, 2.0, 18.0, 64.0),
+    boxes=(*cases.BOXES[1:8:3], (0.6, 1.65)), pools=cases.POOLS[::2],
+)  # fmt: skip
+
+
+def check(operators: list[str], case: Case, plan: Plan, device: torch.device) -> Report:
+    ops = adapmixed_ext if device.type == "cpu" else checks.OnDevice(device)
+    report = checks.run(operators, case, plan, ops)
+    assert report.values > 0
+    assert not report.failures, "\n".join(report.failures[:5])
+    return report
+
+
+@pytest.mark.parametrize(
+    "operator,case", TABLE, ids=[f"{operator}-{case.name}" for operator, case in TABLE]
+)
+def test_contract(operator: str, case: Case, path: torch.device) -> None:
+    torch.set_num_threads(1)
+    check([operator], case, SMALL if case.public.shape[1] <= 60 else LONG, path)
+
+
+@pytest.mark.parametrize("vocab", [33, 1023, 50_257])
+def test_boxes_of_rows_of_any_length(vocab: int, path: torch.device) -> None:
+    """Rows are ordinary, with a raised token, or with every third token masked."""
+    private, public = cases.logits(50 + vocab, 3, 1, vocab, 2.5, 0.7)
+    private[1, 0, vocab // 2] += 30.0
+    private[2, 0, ::3] = -cases.INF
+    plan = Plan(boxes=((0.6, 1.65),), clip_orders=(3.0,), adjacencies=("zero_out",))
+    check(["clip_project"], Case("long", private, public), plan, path)
+
+
+@pytest.mark.parametrize(
+    "vocab,adjacency",
+    [(50_257, "zero_out"), pytest.param(128_256, "add_remove", marks=pytest.mark.slow)],
+)
+def test_vocabularies_of_language_models(vocab: int, adjacency: str, device: torch.device) -> None:
+    torch.set_num_threads(1)
+    ball = ((18.0, 0.3),)
+    plan = Plan(
+        balls=ball, weighings=ball, random_weights=False, orders=(2.5, 18.0),
+        renyi_orders=(2.5, 18.0), adjacencies=(adjacency,), models=2,
+    )  # fmt: skip
+    case = Case(f"V{vocab}", *cases.logits(vocab, 8, 1, vocab, 2.0, 1.0))
+    check(["project", "leave_one_out", "mixture", "renyi_divergence"], case, plan, device)
+
+
+def check_fuzzed(seeds: range) -> None:
+    values = 0
+    for seed in seeds:
+        torch.set_num_threads(1 + seed % 2)
+        assert _C.use_instruction_set(ISAS[seed // 2 % len(ISAS)])
+        values += check([*checks.CHECKS], *cases.fuzzed(seed), torch.device("cpu")).values
+    assert values > 200
+
+
+def test_a_few_fuzzed_calls() -> None:
+    check_fuzzed(range(25))
+
+
+@pytest.mark.parametrize("batch", range(1, 11))
+@pytest.mark.slow
+def test_fuzzed_calls(batch: int) -> None:
+    check_fuzzed(range(60 * batch, 60 * batch + 60))
+
+
+def test_every_kind_occurs() -> None:
+    calls = [cases.fuzzed(seed)[0] for seed in range(100)]
+    assert all(any(f"({kind}," in case.name for case in calls) for kind in cases.KINDS)
+    assert len({case.private.dtype for case in calls}) == 3
+    assert any(case.private.shape[2] > 4000 for case in calls)
+
+
+@pytest.mark.parametrize("order,radius", [(1.01, 0.5), (3.0, 0.03), (18.0, 3.6), (1024.0, 0.5)])
+def test_models_and_tokens_may_come_in_any_order(order: float, radius: float) -> None:
+    private, public = cases.logits(6, 5, 1, 1024, 3.0, 0.8)
+    private[1, 0, 7], public[0, 9], private[..., 9] = -torch.inf, -torch.inf, -torch.inf
+    generator = torch.Generator().manual_seed(6)
+    models, tokens = torch.randperm(5, generator=generator), torch.randperm(1024)
+    rows = private[models][..., tokens], public[:, tokens]
+    here, there = (
+        adapmixed_ext.project(*given, order=order, radius=radius).weight
+        for given in ((private, public), rows)
+    )
+    torch.testing.assert_close(there, here[models], rtol=4e-4, atol=0.0)
+    for way in Plan.adjacencies:
+        one = adapmixed_ext.leave_one_out(private, public, here, orders=order, adjacency=way)
+        two = adapmixed_ext.leave_one_out(*rows, here[models], orders=order, adjacency=way)
+        relative = checks.loss_tolerance(order)
+        torch.testing.assert_close(two, one[models], rtol=relative, atol=checks.LOSS_FLOOR)
