@@ -63,11 +63,11 @@ def check(operators: list[str], case: Case, plan: Plan, *orders: int, gpu: bool 
 TABLE = [
     case
     for case in (
-        *cases.ordinary()[-5:], *cases.masked(), *cases.identical()[:3], *cases.strided()[:1],
+        *cases.ordinary()[-5:], *cases.masked(), *cases.identical()[1:3], *cases.strided()[:1],
         *cases.canary(), *cases.corners(), *cases.demanding(), *cases.offsets()[::4],
         *cases.boxed()[-2:],
     )
-    if case.private.numel() <= MOST
+    if case.private.numel() <= 600
 ]  # fmt: skip
 
 
@@ -193,22 +193,20 @@ def test_pools_of_several_parts_and_tiles(dtype: torch.dtype) -> None:
     assert abs(exact - pool.private_lse.numpy()).max() < 5e-14  # these are in double
 
 
-def test_parts_and_tiles_of_a_gpu() -> None:
-    case = Case("gpu", *cases.logits(6, 2, 1, 4500, 2.0, 0.7))
-    plan = dataclasses.replace(FEW, pools=cases.POOLS[:1], boxes=cases.BOXES[:1])
-    check(["log_pool", "clip_project", "sample", "renyi_divergence"], case, plan, 1, gpu=True)
-
-
-@pytest.mark.parametrize("models", [85, pytest.param(700, marks=pytest.mark.slow)])
-def test_losses_in_tiles_of_a_gpu(models: int) -> None:
+@pytest.mark.parametrize("models", [0, 85, pytest.param(700, marks=pytest.mark.slow)])
+def test_parts_and_tiles_of_a_gpu(models: int) -> None:
     """N = 85 takes 48 800 bytes of shared memory, of which 48 KiB need no asking.
 
     700 take tiles of 32 tokens, and two groups.
     """
-    rows = ensemble(models, 150 if models == 85 else 40, shift=0.0, noise=0.5)
-    case = Case("gpu", *rows, orders=(3.0,), weights=weight_of(0.25))
-    plan = Plan(weighings=(), random_weights=False, models=3)
-    check(["leave_one_out"], case, plan, 0, gpu=True)
+    operators = ["log_pool", "clip_project", "sample", "renyi_divergence"]
+    plan = dataclasses.replace(FEW, pools=cases.POOLS[:1], boxes=cases.BOXES[:1])
+    case = Case("gpu", *cases.logits(6, 2, 1, 4500, 2.0, 0.7))
+    if models:
+        operators, plan = ["leave_one_out"], Plan(weighings=(), random_weights=False, models=3)
+        rows = ensemble(models, 150 if models == 85 else 40, shift=0.0, noise=0.5)
+        case = Case("gpu", *rows, orders=(3.0,), weights=weight_of(0.25))
+    check(operators, case, plan, 1, gpu=True)
 
 
 def test_rows_that_are_alike(device_or_cpu: Any) -> None:

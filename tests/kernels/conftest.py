@@ -6,21 +6,12 @@ from collections.abc import Iterator
 
 import pytest
 import torch
+from workload import ISAS
 
 import adapmixed_ext
 from adapmixed_ext import _C
 
 GPU = adapmixed_ext.build_info()["cuda"] and torch.cuda.is_available()
-
-
-def _instruction_sets() -> list[str]:
-    before = _C.instruction_set()
-    found = [one for one in ("scalar", "avx2", "avx512") if _C.use_instruction_set(one)]
-    _C.use_instruction_set(before)
-    return found
-
-
-ISAS = _instruction_sets()
 
 
 @pytest.fixture

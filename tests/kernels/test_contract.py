@@ -8,7 +8,7 @@ import pytest
 import torch
 from cases import Case, Plan
 from checks import Report
-from conftest import ISAS
+from workload import ISAS
 
 import adapmixed_ext
 from adapmixed_ext import _C

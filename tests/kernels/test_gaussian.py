@@ -9,9 +9,9 @@ import mpmath
 import pytest
 import torch
 from cases import Source
-from conftest import ISAS
 from test_sample import chi_square
 from torch import Tensor
+from workload import ISAS
 
 import adapmixed_ext
 from adapmixed_ext import _C

@@ -52,18 +52,6 @@ def test_q_remains_without_a_box_without_a_scale_and_of_equal_rows(device: torch
                 assert (pool.span == 0).all(), case.name
 
 
-def test_a_member_that_lacks_a_token_is_clipped_there(device: torch.device) -> None:
-    by_name = {case.name: case.to(device) for case in cases.masked()}
-    case = by_name["masked-private"]  # all three models lack token 7
-    pool = pool_of(case.private, case.public)
-    log_p = adapmixed_ext.mixture(case.private, case.public, pool).log()
-    log_ratio = log_p - torch.log_softmax(case.public.double(), -1) + pool.log_normaliser[:, None]
-    assert abs(log_ratio[0, 7].item() + 0.25 * USUAL.scale) < 1e-13
-    assert log_ratio.min().item() > -0.25 * USUAL.scale - 1e-13
-    point = by_name["private-point-mass"]
-    assert (pool_of(point.private, point.public).span == 1.25).all()
-
-
 def test_slots_that_are_inactive_or_absent_have_no_part(device: torch.device) -> None:
     private, public = cases.logits(60, 6, 3, 300, 2.0, 0.7)
     private, public = private.to(device), public.to(device)

@@ -8,9 +8,9 @@ from collections import Counter
 import pytest
 import torch
 from cases import Source, open_rows
-from conftest import ISAS
 from oracle import drawn_by_hand
 from torch import Tensor
+from workload import ISAS
 
 import adapmixed_ext
 from adapmixed_ext import _C

@@ -16,6 +16,16 @@ from adapmixed_ext import _C, Projection
 ORDERS = (2.0, 5.5, 18.0)
 
 
+def _instruction_sets() -> list[str]:
+    before = _C.instruction_set()
+    found = [one for one in ("scalar", "avx2", "avx512") if _C.use_instruction_set(one)]
+    _C.use_instruction_set(before)
+    return found
+
+
+ISAS = _instruction_sets()  # of this machine
+
+
 class Inputs(NamedTuple):
     """Logits (N, B, V) and (B, V), noise (B, k), targets (B,), and active members (N, B)."""
 
