@@ -120,13 +120,13 @@ FAULTS: list[tuple[str, str, Replacement, str]] = [
         "adapmixed_ext:project",
         "a mixing weight is above the optimum",
         changed(larger_weights),
-        "kernels/test_contract.py::test_contract[scalar-project-canary-N4]",
+        "kernels/test_contract.py::test_contract[cpu-project-canary-N4]",
     ),
     (
         "adapmixed_ext:leave_one_out",
         "a leave-one-out loss is under-reported",
         changed(lambda loss: loss * 0.999),
-        "kernels/test_contract.py::test_contract[scalar-leave_one_out-canary-N4]",
+        "kernels/test_contract.py::test_contract[cpu-leave_one_out-canary-N4]",
     ),
     (
         "adapmixed.mechanisms.distribution:Distribution.sample",
