@@ -20,7 +20,7 @@ import torch
 from cases import INF, Case, Plan, Source
 from mpmath import mpf
 from numpy.typing import NDArray
-from oracle import Array, Mixtures, array, exact_pair
+from oracle import Array, Mixtures, array
 from torch import Tensor
 
 import adapmixed_ext
@@ -119,28 +119,20 @@ def check_project(case: Case, plan: Plan, ops: Any, report: Report) -> None:
         found = [ops.project(private, public, order=order, radius=radius) for radius in radii]
         for one in found:
             one.check()
-            weight, complement = one.weight, one.complement
-            report.expect(weight.dtype == complement.dtype == torch.float64, "project: dtype")
-            report.expect(weight.shape == complement.shape == private.shape[:2], "project: shape")
-            report.expect(torch.equal(weight == 1, complement == 0), "project: no pair")
+            report.expect(one.weight.dtype == torch.float64, "project: dtype")
+            report.expect(one.weight.shape == private.shape[:2], "project: shape")
             for got, exact in zip((one.private_lse, one.public_lse), lse, strict=True):
                 bound = 3e-14 + 5e-16 * abs(exact)
                 report.compare("project: log-sum-exp", array(got), exact, bound)
-        weights, complements = (
-            torch.stack([getattr(one, name)[i, b] for one in found])
-            for name in ("weight", "complement")
-        )
+        weights = torch.stack([one.weight[i, b] for one in found])
         close = case.close and order >= 1.01
-        check_weights(
-            private[i, b], public[b], weights, complements, order, radii, report, close=close
-        )
+        check_weights(private[i, b], public[b], weights, order, radii, report, close=close)
 
 
 def check_weights(
     private: Tensor,
     public: Tensor,
     weight: Tensor,
-    complement: Tensor,
     order: float,
     radii: Sequence[float],
     report: Report,
@@ -151,47 +143,45 @@ def check_weights(
 
     Args:
         private, public: M pairs of rows, each (M, V).
-        weight, complement: (R, M), one row for each radius.
+        weight: (R, M), one row for each radius.
         close: whether weights must be near the optimum.
     """
     report.values += weight.numel()
     rows = oracle.Rows(private, public)
-    given = array(weight), array(complement)
-    sound = (given[0] >= 0) & (given[0] <= 1) & (given[1] >= 0) & (given[1] <= 1)
-    sound &= abs(given[0] + given[1] - 1) < 1e-15
+    given = array(weight)
+    sound = (given >= 0) & (given <= 1)
     target = (np.longdouble(order) - 1) * np.array(radii, np.longdouble)[:, None]
     doubt = rows.uncertainty(order) + 1e-12 * target
-    at = rows.excess(*exact_pair(*given), order)
-    feasible = (given[0] == 0) | (at <= target - doubt) & ~rows.masked
-    free = (given[1] == 0) | rows.masked
+    at = rows.excess(given, 1 - given, order)
+    feasible = (given == 0) | (at <= target - doubt) & ~rows.masked
+    free = (given == 1) | rows.masked
     free |= np.array([not close or radius < LEAST_RADIUS for radius in radii])[:, None]
-    more = np.maximum(given[0], LEAST) / (1 - np.longdouble(weight_tolerance(order)))
+    more = np.maximum(given, LEAST) / (1 - np.longdouble(weight_tolerance(order)))
     beyond = rows.excess(np.minimum(more, 1), np.maximum(1 - more, 0), order)
     maximal = free | (more >= 1) | (beyond > target + doubt)
     for k, row in list(zip(*np.nonzero(~(sound & feasible & maximal)), strict=True))[:ENOUGH]:
-        w, c = weight[k, row].item(), complement[k, row].item()
-        ball = oracle.Ball(private[row], public[row])
-        fault = "no pair"
+        w, fault = weight[k, row].item(), "no weight"
         if sound[k, row]:
-            fault = weight_fault(ball, w, c, order, radii[k], close=close)
+            ball = oracle.Ball(private[row], public[row])
+            fault = weight_fault(ball, w, order, radii[k], close=close)
         if fault:
             report.failures.append(
-                f"project: row {row} order {order} radius {radii[k]}: {fault}: {w!r}, {c!r}"
+                f"project: row {row} order {order} radius {radii[k]}: {fault}: {w!r}"
             )
 
 
 def weight_fault(
-    ball: oracle.Ball, w: float, c: float, order: float, radius: float, *, close: bool = True
+    ball: oracle.Ball, w: float, order: float, radius: float, *, close: bool = True
 ) -> str:
     """Return which bound a weight violates at 70 digits, or "" if all hold."""
     tolerance = weight_tolerance(order)
     if ball.p == ball.q:  # only the 70th digit would make the excess nonzero
         return "weight too small" if close and radius > 0 and w < 1 - tolerance else ""
-    if not ball.admits(w, c, order, radius):
+    if not ball.admits(w, order, radius):
         return "infeasible"
     if not close or radius < LEAST_RADIUS or w < LEAST:
         return ""
-    return "" if ball.nearly_maximal(w, c, order, radius, tolerance) else "weight too small"
+    return "" if ball.nearly_maximal(w, order, radius, tolerance) else "weight too small"
 
 
 def weighings(case: Case, plan: Plan, ops: Any) -> list[tuple[Any, Tensor, Tensor]]:
@@ -207,7 +197,7 @@ def weighings(case: Case, plan: Plan, ops: Any) -> list[tuple[Any, Tensor, Tenso
         weights.append(torch.rand(shape, dtype=torch.float64, generator=generator))
         weights[-1][0] = 0.0
         weights.append(torch.ones(shape, dtype=torch.float64))
-    return [(one, one.weight, one.complement) for one in found] + [(w, w, 1 - w) for w in weights]
+    return [(one, one.weight, 1 - one.weight) for one in found] + [(w, w, 1 - w) for w in weights]
 
 
 def check_leave_one_out(case: Case, plan: Plan, ops: Any, report: Report) -> None:
@@ -243,7 +233,7 @@ def check_losses(
     truth = mixtures.losses(models, orders, adjacency)
     got = array(loss)[list(models)]
     report.values += got.size
-    unbounded = may_be_unbounded(private, public)
+    unbounded = may_be_unbounded(private, public, mixtures)
     good = losses_hold(got, truth, orders, unbounded[:, None] | (not case.close))
     if not case.close:
         good |= got >= truth
@@ -271,10 +261,17 @@ def losses_hold(
     return good | np.isposinf(got) & infinite
 
 
-def may_be_unbounded(private: Tensor, public: Tensor) -> NDArray[np.bool_]:
-    """Tell which positions have a token with q < e^-70 about which a member speaks, (B,)."""
+def may_be_unbounded(private: Tensor, public: Tensor, mixtures: Mixtures) -> NDArray[np.bool_]:
+    """Tell which positions have a token at which `leave_one_out` states +inf, (B,).
+
+    That is one with q < e^-70 about which a member speaks, or to which all but one give less than
+    e^-80 q.
+    """
     rare = torch.log_softmax(public.double(), -1) < -70
-    return (rare & ~torch.isneginf(private).all(0)).any(-1).cpu().numpy()
+    spoken = (rare & ~torch.isneginf(private).all(0)).any(-1).cpu().numpy()
+    likely = (mixtures.bars >= np.exp(np.longdouble(-80)) * mixtures.q).sum(-3)
+    absent = mixtures.models - len(private)
+    return spoken | ((likely + absent < min(2, mixtures.models)) & (mixtures.q > 0)).any(-1)
 
 
 def loss_holds(
@@ -427,7 +424,7 @@ def check_clipped(
         private, public, given, orders=orders, adjacency=adjacency, num_models=slots
     )
     exact = mixtures.losses(range(len(private)), orders, adjacency)
-    unbounded = may_be_unbounded(private, public)[:, None] | (not case.close)
+    unbounded = may_be_unbounded(private, public, mixtures)[:, None] | (not case.close)
     good = losses_hold(array(loss), exact * (1 - 1e-9) - 1e-13, orders, unbounded)
     report.expect((good | (not case.close)).all(), "loss of boxes", adjacency, loss, exact)
 

@@ -98,17 +98,15 @@ class Ball:
             return False
         return self.excess(weight, complement, order) <= (mpf(order) - 1) * mpf(radius)
 
-    def admits(self, weight: float, complement: float, order: float, radius: float) -> bool:
-        """Tell whether a returned pair of doubles is feasible."""
-        return self.feasible(*exact_weight(weight, complement), order, radius)
+    def admits(self, weight: float, order: float, radius: float) -> bool:
+        """Tell whether a weight is feasible."""
+        return self.feasible(mpf(weight), 1 - mpf(weight), order, radius)
 
-    def nearly_maximal(
-        self, weight: float, complement: float, order: float, radius: float, tolerance: float
-    ) -> bool:
+    def nearly_maximal(self, weight: float, order: float, radius: float, tolerance: float) -> bool:
         """Tell whether the optimum is at most weight / (1 - tolerance), by one evaluation."""
-        if complement == 0 or self.masked:
+        if weight == 1 or self.masked:
             return True
-        more = max(exact_weight(weight, complement)[0], mpf(5e-324)) / (1 - mpf(tolerance))
+        more = max(mpf(weight), mpf(5e-324)) / (1 - mpf(tolerance))
         return more >= 1 or not self.feasible(more, 1 - more, order, radius)
 
 
@@ -244,14 +242,13 @@ def uniform_below(key: bytes, counter: int, lane: int, weights: list[int]) -> in
     times the sum of the weights' integer parts. Its fraction comes from two further blocks. A
     number at or above the total is rejected, and the next one is tried.
     """
-    nonce = counter.to_bytes(8, "little") + lane.to_bytes(4, "little")
     whole = sum(weight >> FRACTION_BITS for weight in weights)
     mask = (1 << (whole - 1 + whole // 2).bit_length()) - 1
     total = sum(weights)
     for number in count():
-        stream, at = _C.chacha20_block(key, number // 4, nonce), number % 4 * 16
+        stream, at = _C.keystream(key, counter, lane << 32 | number // 4, 1), number % 4 * 16
         draw = int.from_bytes(stream[at : at + 16], "little") & mask
-        words = b"".join(_C.chacha20_block(key, 2**31 + 2 * number + k, nonce) for k in range(2))
+        words = _C.keystream(key, counter, (lane << 32 | 2**31) + 2 * number, 2)
         fraction = int.from_bytes(words, "little") % 2**FRACTION_BITS
         if draw << FRACTION_BITS | fraction < total:
             return draw << FRACTION_BITS | fraction

@@ -29,10 +29,10 @@ def test_extended_precision_is_that_of_70_digits(part: int) -> None:
         (order, radius), loss_order, way = plan.balls[0], plan.orders[0], plan.adjacencies[0]
         result = adapmixed_ext.project(private, public, order=order, radius=radius)
         i, b = seed % private.shape[0], seed % private.shape[1]
-        pair = result.weight[:, b], result.complement[:, b]
+        pair = result.weight[:, b], 1 - result.weight[:, b]
         exact = oracle.exact_loss(private[:, b], public[b], *pair, i, loss_order, way)
         if not mp.isinf(exact):
-            mixtures = oracle.Mixtures.of_weights(private, public, result.weight, result.complement)
+            mixtures = oracle.Mixtures.of_weights(private, public, result.weight, 1 - result.weight)
             other = mpf(str(mixtures.losses([i], [loss_order], way)[0, b, 0]))
             assert abs(other - exact) <= 1e-12 * exact + 1e-15, (case.name, other, exact)
         p, q = oracle.softmax(private[i, b]), oracle.softmax(public[b])
@@ -78,8 +78,6 @@ class Wrong:
             if not self.field:
                 return found * self.factor
             fields = {self.field: getattr(found, self.field) * self.factor}
-            if self.field == "weight":
-                fields["complement"] = 1 - fields["weight"]
             return dataclasses.replace(found, **fields)
 
         return call

@@ -52,10 +52,8 @@ def test_gaussian_is_normal(device: torch.device) -> None:
 
 def words_of(rng: Source, count: int) -> list[int]:
     """Return the first 64-bit words of the next call's stream, computed one block at a time."""
-    nonce = rng.counter.to_bytes(8, "little") + bytes(4)
-    stream = b"".join(
-        _C.chacha20_block(bytes(rng.key.tolist()), k, nonce) for k in range(-(-count // 8))
-    )
+    key, blocks = bytes(rng.key.tolist()), range(-(-count // 8))
+    stream = b"".join(_C.keystream(key, rng.counter, k, 1) for k in blocks)
     return [int.from_bytes(stream[8 * k : 8 * k + 8], "little") for k in range(count)]
 
 

@@ -140,7 +140,7 @@ def of_each_row(private: Tensor, public: Tensor) -> list[Tensor]:
     rows, found = (private, public), []
     for order, radius in ((18.0, 3.6), (3.0, 0.03), (2.5, 1e-6)):
         ball = adapmixed_ext.project(*rows, order=order, radius=radius)
-        found += [ball.weight, ball.complement, ball.private_lse]
+        found += [ball.weight, ball.private_lse]
     for lower, upper in ((0.6, 1.65), (0.0, 50.0), (0.9, 9e5)):
         box = adapmixed_ext.clip_project(
             *rows, lower=lower, upper=upper, orders=[1.01, 18.0], num_models=9
