@@ -61,6 +61,14 @@ def without_caveats(original: Any) -> Any:
     )
 
 
+def charged_again(original: Any) -> Any:
+    def charge(self: Any, pay: Any) -> None:
+        self._state = "proposed"
+        original(self, pay)
+
+    return charge
+
+
 def same_counter(self: Any) -> Any:
     return self._key, self._next
 
@@ -129,7 +137,7 @@ FAULTS: list[tuple[str, str, Replacement, str]] = [
         "kernels/test_leave_one_out.py::test_every_neighbour_on_tiny_vocabularies",
     ),
     (
-        "adapmixed.mechanisms.distribution:Distribution.sample",
+        "adapmixed.mechanisms.mechanism:NextToken.sample",
         "tokens are drawn from the distribution in single precision",
         instead(single_precision),
         "mechanisms/test_distributions.py"
@@ -152,26 +160,26 @@ FAULTS: list[tuple[str, str, Replacement, str]] = [
     (
         "adapmixed.privacy.accountant:Accountant.charge",
         "answers are free",
-        instead(lambda self, proposal: proposal._begin().settle(None)),
+        instead(lambda self, ticket: ticket.charge(lambda events, charges: None)),
         "generation/test_decoding.py"
         "::test_every_step_is_charged_before_its_token_is_drawn_and_yielded",
     ),
     (
-        "adapmixed.mechanisms.single_charge:Charge.settled",
-        "a proposal is released without a charge",
-        instead(lambda self: self._active),
+        "adapmixed.mechanisms.mechanism:Ticket._active",
+        "an answer is released without a charge",
+        instead(property(lambda self: None)),
         "mechanisms/test_protocol.py::test_nothing_is_released_before_the_charge",
     ),
     (
-        "adapmixed.mechanisms.proposal:Proposal.release",
+        "adapmixed.mechanisms.mechanism:Ticket.release",
         "a second release draws again",
-        instead(lambda self: self._drawn()),
+        instead(lambda self: self._distribution.answer(self._targets, self._rng)),
         "mechanisms/test_protocol.py::test_a_charge_pays_for_one_token_a_position",
     ),
     (
-        "adapmixed.mechanisms.single_charge:Charge.begin",
-        "one proposal is charged twice",
-        instead(lambda self: setattr(self, "_state", "being charged")),
+        "adapmixed.mechanisms.mechanism:Ticket.charge",
+        "one ticket is charged twice",
+        charged_again,
         "mechanisms/test_protocol.py::test_a_second_charge_raises_and_costs_nothing",
     ),
     (

@@ -50,7 +50,7 @@ class Binding:
         measure: unit of the individual charges, "renyi" or "zcdp"; None without such charges.
         order: Rényi order of the individual charges; None without one.
         largest: largest individual charge of one answer, if answers have a bounded range.
-        ensemble: the ensemble's fingerprint; None for proposals made by hand.
+        ensemble: the ensemble's fingerprint; None for logits made by hand.
         active_tokens: K of the active vocabulary; None if members speak about all tokens.
         unit: the column whose every name has a member of its own; None if shards are protected.
     """
@@ -85,7 +85,7 @@ class Account:
 
     Attributes:
         settings: settings of the accountant.
-        binding: None before the first proposal is charged, and if only events were added.
+        binding: None before the first ticket is charged, and if only events were added.
         budget: budget of every shard; None until the binding or an individual charge fixes it.
         totals: sum of all charges.
     """
@@ -106,7 +106,7 @@ class Account:
         if self.binding is None and self.totals != Totals():
             raise ValueError(
                 "accountant must have charged nothing before it is bound to a mechanism, got one "
-                "to which events were added: proposals need an accountant of their own"
+                "to which events were added: tickets need an accountant of their own"
             )
         if self.binding is not None:
             names = [

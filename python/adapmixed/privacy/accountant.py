@@ -10,13 +10,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from adapmixed.limits import check_delta
+from adapmixed.limits import check_delta, check_models, check_queries
 from adapmixed.privacy.account import Account, Settings
-from adapmixed.privacy.events import Caveat, Event
+from adapmixed.privacy.events import BY_HAND, Caveat, Event, IndividualCharge, Origin
 from adapmixed.privacy.guarantee import Guarantee
 from adapmixed.privacy.ledger.register import enter
 from adapmixed.privacy.ledger.writer import LedgerFile
-from adapmixed.privacy.protocols import Charged, Proposed, bound_to, check_left
+from adapmixed.privacy.protocols import Charged, Payable, bound_to, check_left
 
 
 class Accountant:
@@ -165,46 +165,90 @@ class Accountant:
         """
         check_left(mechanism, self._account.totals.planned, queries)
 
-    def charge(self, proposal: Proposed) -> None:
-        """Charge a proposal, so that it can be released.
+    def charge(self, ticket: Payable) -> None:
+        """Charge a ticket, so that it can be released.
 
         With a ledger, the charge is durable when this returns. With `epsilon`, the members
-        contribute whose shards can pay. If the charge fails, the proposal can never be released.
+        contribute whose shards can pay. If the charge fails, the ticket can never be released.
 
         Args:
-            proposal: the answer to pay for, from `Mechanism.propose`.
+            ticket: the answer to pay for, from `Mechanism.propose`.
 
         Raises:
-            ValueError: the proposal was charged before, the accountant is bound to something else,
+            ValueError: the ticket was charged before, the accountant is bound to something else,
                 or the accountant has a ledger and the randomness is seeded. Nothing was charged.
             BudgetSpentError: the plan is spent. Nothing was charged.
             LedgerError: the charge could not be made durable. The ledger may hold it when it is
                 opened again. This accountant can charge no more.
         """
         self._check_usable()
+        of = ticket.mechanism, ticket.num_models, ticket.origin
         with self._lock:
-            begun = proposal._begin()
-            try:
-                bound = bound_to(
-                    self._account, proposal.mechanism, proposal.num_models,
-                    proposal.ensemble, proposal.active_tokens, proposal.unit,
-                )  # fmt: skip
-                active = None
-                if bound.budget is not None:
-                    active = bound.totals.admit(begun.individual_charges(), bound.budget)
-                events = begun.events(active)
-                charged = self._added(bound, events)
-                self._bind(bound)
-                self._commit({"events": events}, charged)
-            except BaseException:
-                begun.fail()
-                raise
-            begun.settle(active)
+            ticket.charge(lambda events, charges: self._pay(*of, events, charges))
+
+    def charge_ahead(
+        self,
+        mechanism: Charged,
+        num_models: int,
+        queries: int,
+        origin: Origin = BY_HAND,
+        *,
+        seeded: bool = False,
+    ) -> None:
+        """Charge queries whose rows do not exist yet, for a mechanism of the same cost for all.
+
+        `mechanisms.Allowance` counts them in the process that draws. A charge that fails may or
+        may not be in the ledger, so it pays for nothing.
+
+        Args:
+            mechanism: how the queries will be answered.
+            num_models: N ≥ 1.
+            queries: number of queries, ≥ 1.
+            origin: the ensemble that the rows will come from.
+            seeded: whether the randomness will be seeded. A ledger takes no such charge.
+
+        Raises:
+            ValueError: an argument is not valid, the mechanism's cost depends on the rows, every
+                shard has a budget, or as :meth:`charge`.
+            BudgetSpentError: the plan is spent. Nothing was charged.
+            LedgerError: as :meth:`charge`.
+        """
+        self._check_usable()
+        events = mechanism.cost_ahead(check_models(num_models), check_queries(queries))
+        with self._lock:
+            caveats = origin.caveats_of(seeded)
+            self._pay(mechanism, num_models, origin, [*events, *caveats], None)
+
+    def _pay(
+        self,
+        mechanism: Charged,
+        num_models: int,
+        origin: Origin,
+        events: Sequence[Event],
+        charges: NDArray[np.float64] | None,
+    ) -> NDArray[np.bool_] | None:
+        """Charge events or, under budgets, the members that can pay; return who was charged."""
+        of = origin.ensemble, origin.active_tokens, origin.unit
+        bound, active = bound_to(self._account, mechanism, num_models, *of), None
+        if bound.budget is not None:
+            if charges is None:
+                raise ValueError(
+                    "epsilon must be None for queries that are charged in advance: what a shard "
+                    "spends of its own budget depends on the rows"
+                )
+            active = bound.totals.admit(charges, bound.budget)
+            paid = np.where(active, charges, 0.0)
+            own = IndividualCharge(bound.budget.measure, bound.budget.order, paid)
+            events = [own, *(event for event in events if isinstance(event, Caveat))]
+        charged = self._added(bound, events)
+        self._bind(bound)
+        self._commit({"events": events}, charged)
+        return active
 
     def add(self, events: Event | Iterable[Event]) -> Accountant:
         """Add events of answers that this process did not give.
 
-        For accounting without a mechanism. An accountant takes either events or proposals, which
+        For accounting without a mechanism. An accountant takes either events or tickets, which
         :meth:`charge` takes. Either all events are added or, after an error, none.
 
         Args:
@@ -214,15 +258,15 @@ class Accountant:
             This accountant.
 
         Raises:
-            ValueError: a proposal was charged here, or the costs have no common total.
+            ValueError: a ticket was charged here, or the costs have no common total.
             LedgerError: as :meth:`charge`.
         """
         self._check_usable()
         with self._lock:
             if self._account.binding is not None:
                 raise ValueError(
-                    "accountant must not be bound to a mechanism to take events: its proposals are "
-                    "charged by charge(proposal)"
+                    "accountant must not be bound to a mechanism to take events: its tickets are "
+                    "charged by charge(ticket)"
                 )
             listed = tuple(events) if isinstance(events, Iterable) else (events,)
             self._commit({"events": listed}, self._added(self._account, listed))

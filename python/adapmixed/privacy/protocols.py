@@ -1,4 +1,4 @@
-"""Interfaces of mechanisms and proposals for the accountant, and the checks of a mechanism."""
+"""Interfaces of mechanisms and tickets for the accountant, and the checks of a mechanism."""
 
 from __future__ import annotations
 
@@ -7,13 +7,10 @@ from dataclasses import fields, is_dataclass, replace
 from numbers import Real
 from typing import Protocol
 
-import numpy as np
-from numpy.typing import NDArray
-
 from adapmixed.errors import BudgetSpentError
 from adapmixed.limits import check_active, check_count, check_models
 from adapmixed.privacy.account import Account, Binding, Settings
-from adapmixed.privacy.events import Event
+from adapmixed.privacy.events import Event, Origin, Pay
 
 
 class Charged(Protocol):
@@ -25,6 +22,9 @@ class Charged(Protocol):
 
     def largest_charge(self, num_models: int) -> float | None:
         """Largest individual charge of one answer, if its log-ratio has a bounded range."""
+
+    def cost_ahead(self, num_models: int, queries: int) -> Sequence[Event]:
+        """Return the cost of queries whose rows do not exist yet; raise if it depends on them."""
 
     @property
     def no_budget(self) -> str:
@@ -43,29 +43,16 @@ class Charged(Protocol):
         """Number of queries that the guarantee is planned for; None for any number."""
 
 
-class Proposed(Protocol):
-    """The part of a proposal that the accountant uses; see `mechanisms.Proposal`."""
+class Payable(Protocol):
+    """The part of a ticket that the accountant uses; see `mechanisms.Ticket`."""
 
     @property
     def mechanism(self) -> Charged: ...
     @property
     def num_models(self) -> int: ...
     @property
-    def ensemble(self) -> str | None: ...
-    @property
-    def active_tokens(self) -> int | None: ...
-    @property
-    def unit(self) -> str | None: ...
-    def _begin(self) -> Begun: ...
-
-
-class Begun(Protocol):
-    """The part of a begun charge that the accountant uses; see `mechanisms.single_charge`."""
-
-    def individual_charges(self) -> NDArray[np.float64]: ...
-    def events(self, active: NDArray[np.bool_] | None) -> Sequence[Event]: ...
-    def settle(self, active: NDArray[np.bool_] | None) -> None: ...
-    def fail(self) -> None: ...
+    def origin(self) -> Origin: ...
+    def charge(self, pay: Pay) -> None: ...
 
 
 def bound_to(

@@ -16,8 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from adapmixed.mechanisms import ClippedMixing, Mechanism, Rows
-from adapmixed.mechanisms.proposal import Prepared
+from adapmixed.mechanisms import ClippedMixing, Mechanism, NextToken, Rows
 from adapmixed.privacy import Accountant
 from adapmixed.privacy.budget import ShardBudget
 from adapmixed.rng import SeededRandom
@@ -50,7 +49,7 @@ class Understated(Mechanism):
         """The measure of the inner mechanism."""
         return self.inner.measure
 
-    def _prepare(self, rows: Rows, rng: RandomSource) -> Prepared:
+    def _prepare(self, rows: Rows, rng: RandomSource) -> NextToken:
         prepared = self.inner._prepare(rows, rng)
         assert prepared.charges is not None
         return replace(prepared, charges=self.told * prepared.charges)

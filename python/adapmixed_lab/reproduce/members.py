@@ -6,8 +6,7 @@ from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from adapmixed.limits import check_count
-from adapmixed.mechanisms import Mechanism, Rows
-from adapmixed.mechanisms.proposal import Prepared
+from adapmixed.mechanisms import Mechanism, NextToken, Rows
 from adapmixed_ext.types import RandomSource
 from adapmixed_lab.reproduce.published import PaperRule
 
@@ -42,7 +41,7 @@ class FirstMembers(Mechanism):
         """Return the bytes that the inner mechanism holds over its own models."""
         return self.mechanism.held_bytes(self.count + 1, vocab_size, element)
 
-    def _prepare(self, rows: Rows, rng: RandomSource) -> Prepared:
+    def _prepare(self, rows: Rows, rng: RandomSource) -> NextToken:
         if len(rows.private) < self.count:
             raise ValueError(
                 f"count must be at most the ensemble's {len(rows.private)} models, got {self.count}"

@@ -101,8 +101,8 @@ def test_an_accountant_that_lets_too_much_through_is_seen(monkeypatch: pytest.Mo
         assert audit._extremal_tree(*setting).divergence(orders) > 1.2
     with monkeypatch.context() as patch:  # an exhausted member answers all the same
         patch.setattr(
-            "adapmixed.mechanisms.proposal.Proposal._distribution",
-            property(lambda self: self._prepared.distribution),
+            "adapmixed.mechanisms.Ticket._distribution",
+            property(lambda self: self._proposed),
         )
         assert audit._extremal_tree(*setting).divergence(orders) > 1.2
     assert audit._extremal_tree(*setting).divergence(orders) <= 1.0
