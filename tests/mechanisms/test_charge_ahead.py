@@ -43,7 +43,7 @@ def test_a_charge_ahead_costs_what_its_answers_would(tmp_path: Path) -> None:
     assert ahead.guarantee().caveats == ("names",)
     ahead.charge_ahead(POOL, MODELS, 5, KNOWN)
     assert (ahead.queries, ahead.charges) == (17, 3)  # the binding and two charges
-    assert read_ledger(tmp_path / "ledger").account.totals.queries == 17
+    assert read_ledger(tmp_path / "ledger").account.queries == 17
 
 
 @pytest.mark.parametrize("mechanism", OTHERS, ids=lambda one: repr(one)[:40])

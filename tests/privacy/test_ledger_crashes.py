@@ -112,7 +112,7 @@ def test_a_process_that_ends_within_the_first_charge_of_a_proposal(tmp_path: Pat
 
     assert ends(work) == -signal.SIGKILL
     reading = read_ledger(path)
-    assert (reading.charges, reading.account.totals.queries) == (1 + later, later)
+    assert (reading.charges, reading.account.queries) == (1 + later, later)
     with Accountant(DELTA, path=path) as ledger:
         with pytest.raises(ValueError, match="must be charged for what it is bound to"):
             ledger.charge(Offer(answer(0, 6), models=6))

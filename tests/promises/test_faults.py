@@ -113,7 +113,7 @@ FAULTS: list[tuple[str, str, Replacement, str]] = [
         "mechanisms/test_pmixed.py::test_no_rounding_exceeds_the_configured_epsilon",
     ),
     (
-        "adapmixed.privacy.totals:array_add_up",
+        "adapmixed.privacy.account:array_add_up",
         "sums of realised losses are rounded to the nearest double",
         instead(lambda total, losses: total + losses),
         "privacy/test_accountant.py::test_totals_are_upper_bounds_of_the_losses",
@@ -208,19 +208,19 @@ FAULTS: list[tuple[str, str, Replacement, str]] = [
     ),
     # No member and no plan is charged beyond its budget.
     (
-        "adapmixed.privacy.totals:Totals.admit",
+        "adapmixed.privacy.account:Account.admit",
         "a member contributes after its budget is spent",
         changed(lambda active: active | True),
         "privacy/test_budget.py::test_charging_is_in_order_and_silent",
     ),
     (
-        "adapmixed.privacy.totals:Totals._check_plan",
+        "adapmixed.privacy.account:Account._check_plan",
         "a plan of T queries answers more",
         NOTHING,
         "privacy/test_accountant.py::test_a_budget_is_charged_at_once_and_not_exceeded",
     ),
     (
-        "adapmixed.privacy.protocols:check_left",
+        "adapmixed.privacy.account:check_left",
         "a generation does not see what earlier ones have spent of a plan",
         NOTHING,
         "generation/test_charging.py::test_what_exceeds_the_rest_of_a_budget_is_refused_at_the_call",
@@ -232,7 +232,7 @@ FAULTS: list[tuple[str, str, Replacement, str]] = [
         "serving/test_scheduler.py::test_tokens_are_reserved_until_they_are_charged_or_given_back",
     ),
     (
-        "adapmixed.privacy.protocols:_check_fits",
+        "adapmixed.privacy.account:_check_fits",
         "losses that depend on other members are charged to a budget of every shard",
         NOTHING,
         "misuse/test_misuse.py::test_no_filter_runs_on_adapmixed",

@@ -11,12 +11,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from adapmixed.limits import check_delta, check_models, check_queries
-from adapmixed.privacy.account import Account, Settings
+from adapmixed.privacy.account import Account, Charged, Payable, Settings, check_left
+from adapmixed.privacy.epsilon import fixed_epsilon, guarantee_of, parts_of
 from adapmixed.privacy.events import BY_HAND, Caveat, Event, IndividualCharge, Origin
 from adapmixed.privacy.guarantee import Guarantee
 from adapmixed.privacy.ledger.register import enter
 from adapmixed.privacy.ledger.writer import LedgerFile
-from adapmixed.privacy.protocols import Charged, Payable, bound_to, check_left
 
 
 class Accountant:
@@ -76,12 +76,12 @@ class Accountant:
     @property
     def queries(self) -> int:
         """Number of answered queries so far. A screening is part of an answer, not a query."""
-        return self._account.totals.queries
+        return self._account.queries
 
     @property
     def planned(self) -> int:
         """Number of answered queries that count towards a plan: public answers do not."""
-        return self._account.totals.planned
+        return self._account.planned
 
     @property
     def durable(self) -> bool:
@@ -100,7 +100,14 @@ class Accountant:
         Raises:
             ValueError: the accountant has no `epsilon`, or N is not known yet.
         """
-        return self._account.spent()
+        account, models = self._account, self._account.num_models
+        if models is None and account.binding is not None:
+            models = account.binding.num_models
+        if self.epsilon is None:
+            raise ValueError("spent needs an accountant with epsilon=: no shard has a budget")
+        if models is None:
+            raise ValueError("spent needs a first charge: the number of shards is not known yet")
+        return np.zeros(models) if account.spent is None else account.spent.copy()
 
     @property
     def limit(self) -> float:
@@ -109,7 +116,11 @@ class Accountant:
         Raises:
             ValueError: the accountant has no `epsilon`, or the mechanism is not known yet.
         """
-        return self._account.limit()
+        if self.epsilon is None:
+            raise ValueError("limit needs an accountant with epsilon=: no shard has a budget")
+        if self._account.budget is None:
+            raise ValueError("limit needs a first charge: the unit of the budget is not known yet")
+        return self._account.budget.amount
 
     def bind(
         self,
@@ -137,7 +148,7 @@ class Accountant:
         """
         self._check_usable()
         with self._lock:
-            bound = bound_to(self._account, mechanism, num_models, ensemble, active_tokens, unit)
+            bound = self._account.bound_to(mechanism, num_models, ensemble, active_tokens, unit)
             self._bind(bound)
 
     def register(self, ensemble: str | os.PathLike[str]) -> None:
@@ -150,7 +161,7 @@ class Accountant:
 
     def _bind(self, account: Account) -> None:
         if account is not self._account and account.binding is not None:
-            self._commit({"binding": account.binding.written()}, account)
+            self._commit({"binding": account.binding}, account)
 
     def check_left(self, mechanism: Charged, queries: int) -> None:
         """Check that the mechanism's plan has room for so many more queries.
@@ -163,7 +174,7 @@ class Accountant:
         Raises:
             BudgetSpentError: fewer queries are left of the plan.
         """
-        check_left(mechanism, self._account.totals.planned, queries)
+        check_left(mechanism, self._account.planned, queries)
 
     def charge(self, ticket: Payable) -> None:
         """Charge a ticket, so that it can be released.
@@ -229,14 +240,14 @@ class Accountant:
     ) -> NDArray[np.bool_] | None:
         """Charge events or, under budgets, the members that can pay; return who was charged."""
         of = origin.ensemble, origin.active_tokens, origin.unit
-        bound, active = bound_to(self._account, mechanism, num_models, *of), None
+        bound, active = self._account.bound_to(mechanism, num_models, *of), None
         if bound.budget is not None:
             if charges is None:
                 raise ValueError(
                     "epsilon must be None for queries that are charged in advance: what a shard "
                     "spends of its own budget depends on the rows"
                 )
-            active = bound.totals.admit(charges, bound.budget)
+            active = bound.admit(charges)
             paid = np.where(active, charges, 0.0)
             own = IndividualCharge(bound.budget.measure, bound.budget.order, paid)
             events = [own, *(event for event in events if isinstance(event, Caveat))]
@@ -283,7 +294,7 @@ class Accountant:
 
     def _commit(self, entry: Mapping[str, Any], account: Account) -> None:
         if self._file is not None:
-            has = account.totals.kind, *account.totals.counts  # decide what the register has
+            has = account.kind, *account.counts  # decide what the register has
             for ensemble, had in [*self._ensembles.items()]:
                 if "events" in entry and had != has:
                     enter(ensemble, self._file.identity, self._file.path, account)
@@ -305,7 +316,7 @@ class Accountant:
         Raises:
             ValueError: "replace_one" was asked for realised losses, which have no such statement.
         """
-        return self._account.guarantee(self.delta, adjacency or self.adjacency)
+        return guarantee_of(self._account, self.delta, adjacency or self.adjacency)
 
     def get_epsilon(self, delta: float) -> float:
         """Return ε at this δ of all charges so far, rounded up.
@@ -320,7 +331,7 @@ class Accountant:
             ValueError: delta is out of range, the total depends on private data, it rests on the
                 published bound, or there is no guarantee. `guarantee()` says which.
         """
-        return self._account.fixed_epsilon(check_delta(delta))
+        return fixed_epsilon(self._account, check_delta(delta))
 
     def breakdown(self) -> dict[str, float]:
         """Return the parts of ε, as in Table 2b of the paper.
@@ -333,7 +344,7 @@ class Accountant:
             Floats named "mixing", "screening", "conversion" and "total". "total" equals
             `guarantee().epsilon`. After an unprotected answer, "mixing" and "total" are inf.
         """
-        parts = vars(self._account.parts())
+        parts = vars(parts_of(self._account, self.delta, self.adjacency))
         return {name: parts[name] for name in ("mixing", "screening", "conversion", "total")}
 
     def state(self) -> dict[str, Any]:

@@ -18,7 +18,7 @@ def charged_so_far(path: str) -> int:
     """
     store = Store(path, read_only=True)
     try:
-        return store.chain().account.totals.planned
+        return store.chain().account.planned
     finally:
         store.close()
 

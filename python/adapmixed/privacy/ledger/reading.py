@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from adapmixed.errors import LedgerCorruptError, LedgerError, LedgerWriteError
 from adapmixed.privacy.account import Account
+from adapmixed.privacy.epsilon import guarantee_of
 from adapmixed.privacy.guarantee import Guarantee
 from adapmixed.privacy.ledger.database import at_rest
 from adapmixed.privacy.ledger.records import Chain, Checkpoint, Description, Record, replay
@@ -37,7 +38,7 @@ class Reading:
     def guarantee(self) -> Guarantee:
         """The guarantee of all charges."""
         settings = self.account.settings
-        return self.account.guarantee(settings.delta, settings.adjacency)
+        return guarantee_of(self.account, settings.delta, settings.adjacency)
 
 
 def read_ledger(

@@ -1,8 +1,8 @@
 """The content of a ledger: settings, records, the chain of hashes through them, and a checkpoint.
 
 The module `writer` explains in which order they are written, and `database` has the SQLite tables.
-`events_json` writes the events of a charge, `encoding` writes numbers, and `account` writes the
-checkpoint. docs/reference/file-formats.md shows the whole format.
+`encoding` writes the events of a charge, and `account` writes the checkpoint.
+docs/reference/file-formats.md shows the whole format.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from adapmixed.privacy.encoding import (
     canonical,
     check_keys,
     exactly,
+    from_json,
     parse,
-    read_fields,
-    write_fields,
+    read_event,
+    to_json,
 )
 from adapmixed.privacy.events import Event
-from adapmixed.privacy.events_json import read_event, write_event
 
 FORMAT_VERSION = 8
 """Version of the format. It rises when the content or its meaning changes. Older files are not
@@ -51,7 +51,7 @@ class Description:
     @property
     def text(self) -> str:
         """The JSON text that is stored."""
-        settings = write_fields(self.settings)
+        settings = to_json(self.settings)
         return canonical(
             {"format_version": FORMAT_VERSION, "identity": self.identity, "settings": settings}
         )
@@ -67,7 +67,7 @@ class Description:
             values = check_keys(
                 "description", parse(text), {"format_version", "identity", "settings"}
             )
-            settings = read_fields(Settings, values["settings"])
+            settings = from_json(Settings, values["settings"])
             found = Description(settings, exactly(str, values["identity"]))
         except (ValueError, TypeError, RecursionError) as error:
             raise LedgerCorruptError(f"the description could not be read: {error}") from error
@@ -97,7 +97,7 @@ class Record:
 
     @staticmethod
     def make(sequence: int, previous: bytes, entry: Mapping[str, Any]) -> Record:
-        """Return the record of an entry: {"events": [...]} or {"binding": {...}}."""
+        """Return the record of an entry: {"events": [Event, ...]} or {"binding": Binding}."""
         text = canonical(_written(entry))
         return Record(sequence, text, _link(previous, sequence, text))
 
@@ -217,9 +217,9 @@ def charged(account: Account, record: Record) -> Account:
 
 def _written(entry: Mapping[str, Any]) -> dict[str, Any]:
     if "events" not in entry:
-        return dict(entry)
+        return {"binding": to_json(entry["binding"])}
     events: Iterable[Event] = entry["events"]
-    return {"events": [write_event(event) for event in events]}
+    return {"events": [to_json(event) for event in events]}
 
 
 def _link(previous: bytes, sequence: int, text: str) -> bytes:

@@ -31,7 +31,6 @@ from adapmixed.privacy.account import Account
 from adapmixed.privacy.ledger.database import create_database, remove
 from adapmixed.privacy.ledger.records import Chain, Checkpoint, Description, Record
 from adapmixed.privacy.ledger.store import Store
-from adapmixed.privacy.totals import Totals
 
 _LOG = logging.getLogger(__name__)
 
@@ -111,7 +110,7 @@ class LedgerFile:
         hold the charge when it is opened again.
 
         Args:
-            entry: {"events": [...]}, or {"binding": {...}} as JSON values.
+            entry: {"events": [Event, ...]}, or {"binding": Binding}.
             before: the account without the record.
             after: the account with the record.
 
@@ -139,7 +138,7 @@ class LedgerFile:
     def close(self, *, empty: bool = True) -> None:
         """Close the files for another writer; unless `empty`, remove a ledger without charges."""
         self._store.close()
-        if not empty and self._unusable is None and self._chain.account.totals == Totals():
+        if not empty and self._unusable is None and self._chain.account.empty:
             with suppress(LedgerClosedError):  # another file has its path
                 self._store.check_in_place()
                 remove(self.path)
