@@ -90,7 +90,7 @@ def check(path: Path, released: Path, budget: bool) -> str:
             plain.charge(offered(number, budget))
         if charged:
             assert state(accountant) == state(plain), "other totals than were charged"
-        assert state(accountant) == state(reading.account), "a checkpoint of other totals"
+        assert state(accountant) == state(reading.account), "other totals than the records give"
     again = read_ledger(path)
     assert (again.charges, again.digest) == (reading.charges, reading.digest)
     if charged > given:

@@ -30,7 +30,7 @@ from adapmixed.privacy import (
     PublicAnswer,
     read_ledger,
 )
-from adapmixed.privacy.ledger.records import Record
+from adapmixed.privacy.ledger import Record
 
 
 @pytest.mark.parametrize("durable", [False, True])

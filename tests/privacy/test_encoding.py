@@ -25,7 +25,7 @@ from adapmixed.privacy.encoding import (
     to_json,
     write_array,
 )
-from adapmixed.privacy.ledger.records import Record
+from adapmixed.privacy.ledger import Record
 
 
 def same(one: Any, other: Any) -> bool:

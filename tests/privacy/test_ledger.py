@@ -18,7 +18,7 @@ from adapmixed.errors import (
 )
 from adapmixed.privacy import Accountant, PublicAnswer, RenyiBound, read_ledger
 from adapmixed.privacy.account import Binding
-from adapmixed.privacy.ledger.records import Record
+from adapmixed.privacy.ledger import Record
 
 
 @pytest.fixture
@@ -192,30 +192,30 @@ class Statements:
         return getattr(self._connection, name)
 
 
-def test_opening_reads_two_records_however_many_there_are(
+def test_opening_reads_three_records_however_many_there_are(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The checkpoint stands for the other records and equals a full replay."""
-    from adapmixed.privacy.ledger import store
+    """The totals stand for the other records and equal a full replay."""
+    from adapmixed.privacy import ledger as ledgers
 
     make(path, 50).close()
     asked: list[str] = []
-    connect, read = store.connect, []
-    record = store._record
+    connect, read = ledgers._connect, []
+    record = ledgers._record
     with monkeypatch.context() as patched:
         patched.setattr(
-            store, "connect", lambda *a, **given: Statements(connect(*a, **given), asked)
+            ledgers, "_connect", lambda *a, **given: Statements(connect(*a, **given), asked)
         )
-        patched.setattr(store, "_record", lambda row: read.append(row) or record(row))
+        patched.setattr(ledgers, "_record", lambda row: read.append(row) or record(row))
         with Accountant(DELTA, path=path) as ledger:
-            assert len(read) == 2 and state(ledger) == state(plain(50))
+            assert len(read) == 3 and state(ledger) == state(plain(50))
     selects = [statement for statement in asked if "FROM record" in statement]
-    assert len(selects) == 1 and selects[0].endswith("LIMIT 2")
+    assert [one.split()[-1] for one in selects] == ["1", "2"]
     assert state(read_ledger(path).account) == state(plain(50))
 
 
 def test_an_interruption_between_file_and_memory_ends_charging(path: Path) -> None:
-    """Otherwise the next checkpoint would lack the charge that is not in memory."""
+    """Otherwise the next totals would lack the charge that is not in memory."""
     with make(path, 1) as ledger:
         before = ledger._account
         ledger.add(answer(1))
@@ -223,6 +223,6 @@ def test_an_interruption_between_file_and_memory_ends_charging(path: Path) -> No
         for _ in range(2):
             with pytest.raises(LedgerClosedError, match="opened again: a charge was interrupted"):
                 ledger.add(answer(2))
-        assert file_of(ledger).count == 2
+        assert file_of(ledger).reading.charges == 2
     with Accountant(DELTA, path=path) as again:
         assert state(again) == state(plain(2)) == state(read_ledger(path).account)

@@ -14,9 +14,8 @@ from kill_ledger import trials
 from ledger_cases import DELTA, answer, ends, file_of, make, plain, state
 
 from adapmixed.privacy import Accountant, read_ledger
-from adapmixed.privacy.ledger import database as databases
-from adapmixed.privacy.ledger import writer
-from adapmixed.privacy.ledger.store import Store
+from adapmixed.privacy import ledger as ledgers
+from adapmixed.privacy.ledger import Ledger
 
 
 def die(*arguments: object, **named: object) -> Any:
@@ -45,9 +44,9 @@ class Statements:
 
 def statement(text: str, *, first: bool = False) -> Callable[[Accountant], None]:
     def step(ledger: Accountant) -> None:
-        store = file_of(ledger)._store
-        connection: Any = Statements(store._connection, text, first=first)
-        store._connection = connection
+        opened = file_of(ledger)
+        connection: Any = Statements(opened._connection, text, first=first)
+        opened._connection = connection
 
     return step
 
@@ -60,11 +59,11 @@ RENAME = os.rename
 
 # Step of a charge -> how the process ends there, and True if the charge must be found.
 CHARGE: dict[str, tuple[Callable[[Accountant], None], bool]] = {
-    "before the record": (replaced(Store, "append", die), False),
+    "before the record": (replaced(Ledger, "_write", die), False),
     "after begin": (statement("BEGIN"), False),
     "after insert": (statement("INSERT"), False),
-    "before the checkpoint": (statement("UPDATE", first=True), False),
-    "after the checkpoint": (statement("UPDATE"), False),
+    "before the totals": (statement("UPDATE", first=True), False),
+    "after the totals": (statement("UPDATE"), False),
     "before commit": (statement("COMMIT", first=True), False),
     "after commit": (statement("COMMIT"), True),
 }
@@ -100,14 +99,14 @@ def test_a_process_that_ends_within_the_first_charge_of_a_proposal(tmp_path: Pat
     later = int(at == "the charge")
 
     def work() -> None:
-        append, seen = Store.append, []
+        write, seen = Ledger._write, []
 
         def counted(*arguments: Any) -> None:
-            seen.append(append(*arguments))  # type: ignore[func-returns-value]
+            seen.append(write(*arguments))  # type: ignore[func-returns-value]
             if len(seen) == 1 + later:
                 die()
 
-        Store.append = counted  # type: ignore[method-assign]
+        Ledger._write = counted  # type: ignore[method-assign]
         Accountant(DELTA, path=path).charge(Offer(answer(0)))
 
     assert ends(work) == -signal.SIGKILL
@@ -122,11 +121,11 @@ def test_a_process_that_ends_within_the_first_charge_of_a_proposal(tmp_path: Pat
 
 
 CREATION: dict[str, Callable[[object], None]] = {
-    "before the database": replaced(writer, "create_database", die),
-    "before its name": replaced(databases.os, "rename", die),
-    "after its name": replaced(databases.os, "rename", after(RENAME)),
-    "before its name is durable": replaced(databases, "flush", die),
-    "after the database": replaced(writer, "create_database", after(databases.create_database)),
+    "before the database": replaced(ledgers, "_create", die),
+    "before its name": replaced(ledgers.os, "rename", die),
+    "after its name": replaced(ledgers.os, "rename", after(RENAME)),
+    "before its name is durable": replaced(ledgers, "flush", die),
+    "after the database": replaced(ledgers, "_create", after(ledgers._create)),
 }
 
 

@@ -189,13 +189,13 @@ FAULTS: list[tuple[str, str, Replacement, str]] = [
         "privacy/test_accountant_api.py::test_a_forked_child_spends_nothing",
     ),
     (
-        "adapmixed.privacy.ledger.store:Store.append",
+        "adapmixed.privacy.ledger:Ledger._write",
         "a ledger does not write its charges",
         NOTHING,
         "privacy/test_ledger_durability.py::test_a_record_is_flushed_before_the_release",
     ),
     (
-        "adapmixed.privacy.ledger.records:Record.follows",
+        "adapmixed.privacy.ledger:Record.follows",
         "a record's hash is not compared",
         instead(lambda self, previous: True),
         "privacy/test_ledger_tampering.py::test_tampered_files_are_refused",

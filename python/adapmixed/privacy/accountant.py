@@ -15,8 +15,8 @@ from adapmixed.privacy.account import Account, Charged, Payable, Settings, check
 from adapmixed.privacy.epsilon import fixed_epsilon, guarantee_of, parts_of
 from adapmixed.privacy.events import BY_HAND, Caveat, Event, IndividualCharge, Origin
 from adapmixed.privacy.guarantee import Guarantee
-from adapmixed.privacy.ledger.register import enter
-from adapmixed.privacy.ledger.writer import LedgerFile
+from adapmixed.privacy.ledger import Ledger
+from adapmixed.privacy.register import enter
 
 
 class Accountant:
@@ -53,10 +53,11 @@ class Accountant:
     ) -> None:
         self._lock, self._process = threading.Lock(), os.getpid()
         self._account = Account(Settings(delta, epsilon, adjacency))
-        self._file: LedgerFile | None = None
+        self._ledger: Ledger | None = None
         self._ensembles: dict[str, object] = {}
         if path is not None:
-            self._file, self._account = LedgerFile.open(path, self._account, create=create)
+            self._ledger = Ledger(path, self._account.settings, create=create)
+            self._account = self._ledger.reading.account
 
     @property
     def delta(self) -> float:
@@ -86,12 +87,12 @@ class Accountant:
     @property
     def durable(self) -> bool:
         """True if charges go to a ledger file."""
-        return self._file is not None
+        return self._ledger is not None
 
     @property
     def charges(self) -> int:
         """Number of records in the ledger file; 0 without a ledger."""
-        return 0 if self._file is None else self._file.count
+        return 0 if self._ledger is None else self._ledger.reading.charges
 
     @property
     def spent(self) -> NDArray[np.float64]:
@@ -285,7 +286,7 @@ class Accountant:
 
     def _added(self, account: Account, events: Sequence[Event]) -> Account:
         """Return the account with these events, or raise before anything is written."""
-        if self._file is not None and Caveat("seeded") in events:
+        if self._ledger is not None and Caveat("seeded") in events:
             raise ValueError(
                 "rng must be SecureRandom() if charges go to a ledger, got a seeded source: "
                 "whoever knows a seed can undo the randomness"
@@ -293,13 +294,13 @@ class Accountant:
         return account.added(events)
 
     def _commit(self, entry: Mapping[str, Any], account: Account) -> None:
-        if self._file is not None:
+        if self._ledger is not None:
             has = account.kind, *account.counts  # decide what the register has
             for ensemble, had in [*self._ensembles.items()]:
                 if "events" in entry and had != has:
-                    enter(ensemble, self._file.identity, self._file.path, account)
+                    enter(ensemble, self._ledger.reading, account)
                     self._ensembles[ensemble] = has
-            self._file.append(entry, self._account, account)
+            self._ledger.append(entry, self._account, account)
         self._account = account
 
     def guarantee(self, adjacency: str | None = None) -> Guarantee:
@@ -379,9 +380,9 @@ class Accountant:
 
         Unless `empty` is true, a ledger without charges is removed.
         """
-        if self._file is not None and os.getpid() == self._process:
+        if self._ledger is not None and os.getpid() == self._process:
             with self._lock:
-                self._file.close(empty=empty)
+                self._ledger.close(empty=empty)
 
     def __enter__(self) -> Accountant:
         return self

@@ -27,7 +27,7 @@ from adapmixed.privacy.account import Account
 from adapmixed.privacy.epsilon import fixed_epsilon, guarantee_of
 from adapmixed.privacy.events import ClippedAnswer
 from adapmixed.privacy.guarantee import Guarantee, format_epsilon
-from adapmixed.privacy.ledger.reading import Reading, read_ledger
+from adapmixed.privacy.ledger import Reading, read_ledger
 
 FILE_NAME, FORMAT_VERSION = "ledgers.json", 2
 _LOG = logging.getLogger(__name__)
@@ -70,13 +70,13 @@ def entered(register: Path) -> dict[str, Entry]:
         raise ValueError(f"{register} must be a register of ledgers: {error!r}") from error
 
 
-def enter(ensemble: str | os.PathLike[str], identity: str, path: str, account: Account) -> None:
+def enter(ensemble: str | os.PathLike[str], reading: Reading, account: Account) -> None:
     """Enter a ledger at its path into an ensemble's register, unless it is there.
 
     The log announces a further ledger. It also says if the register cannot be written; answers
     then go on without it. The account is that with the charge to come.
     """
-    register = register_of(ensemble)
+    register, path, identity = register_of(ensemble), reading.path, reading.identity
     entry = Entry(path, account.settings.adjacency, _promised(account), account.settings.delta)
     try:
         if entered(register).get(identity) == entry:
@@ -114,7 +114,7 @@ def ensemble_of(reading: Reading) -> Path | None:
     for place in (Path.cwd(), *Path(reading.path).parents[:2]):
         for manifest in sorted(place.glob("*/ensemble.json")):
             with suppress(OSError, ValueError):
-                if reading.description.identity in entered(register_of(manifest.parent)):
+                if reading.identity in entered(register_of(manifest.parent)):
                     return manifest.parent
     return None
 
@@ -151,12 +151,12 @@ def together(ensemble: str | os.PathLike[str], known: Reading | None = None) -> 
     found = [] if known is None else [known]
     missing, reasons = list[Entry](), list[str]()
     for identity, entry in entered(register_of(ensemble)).items():
-        if known is not None and known.description.identity == identity:
+        if known is not None and known.identity == identity:
             continue
         why = "lost or moved"
         try:
             reading = read_ledger(entry.path, whole=False)
-            if reading.description.identity == identity:
+            if reading.identity == identity:
                 found.append(reading)
                 continue
         except LedgerError as error:
