@@ -20,7 +20,6 @@ from adapmixed import (
     PMixED,
     Unprotected,
 )
-from adapmixed.errors import BudgetSpentError, LedgerBusyError
 from adapmixed.mechanisms import Mechanism
 from adapmixed.privacy import (
     Caveat,
@@ -123,22 +122,6 @@ def test_an_accountant_takes_events_or_proposals(event: Event) -> None:
     with pytest.raises(ValueError, match="it is not charged"):
         late.release()
     assert accountant.queries == before
-
-
-def test_two_accountants_of_one_ledger(tmp_path: Path) -> None:
-    path = tmp_path / "ledger.db"
-    with Accountant(DELTA, path=path) as first:
-        for _ in range(3):
-            with pytest.raises(LedgerBusyError, match="is held by another writer"):
-                Accountant(DELTA, path=path)
-            first.charge(proposed(BOX))
-        assert (first.queries, first.charges) == (3, 4)  # the binding is a record, too
-    with Accountant(DELTA, path=path, create=False) as again:
-        assert again.queries == 3 and again.guarantee() == first.guarantee()
-        for _ in range(7):
-            again.charge(proposed(BOX))
-        with pytest.raises(BudgetSpentError):
-            again.charge(proposed(BOX))
 
 
 @pytest.mark.parametrize(

@@ -192,7 +192,7 @@ FAULTS: list[tuple[str, str, Replacement, str]] = [
         "adapmixed.privacy.ledger:Ledger._write",
         "a ledger does not write its charges",
         NOTHING,
-        "privacy/test_ledger_durability.py::test_a_record_is_flushed_before_the_release",
+        "privacy/test_ledger.py::test_a_record_is_flushed_before_the_release",
     ),
     (
         "adapmixed.privacy.ledger:Record.follows",

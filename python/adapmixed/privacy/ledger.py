@@ -130,6 +130,14 @@ class Record:
         """Return True if this is the record after the one with that hash."""
         return self.hash == _record_hash(previous, self.sequence, self.text)
 
+    def check_after(self, before: Record | None) -> None:
+        """Raise LedgerCorruptError unless this is the record after another one, or the first."""
+        expected = 0 if before is None else before.sequence + 1
+        if self.sequence != expected:
+            raise LedgerCorruptError(f"record {expected} is missing")
+        if not self.follows(b"" if before is None else before.hash):
+            raise LedgerCorruptError(f"record {expected} was altered: its hash does not fit")
+
     def described(self) -> tuple[str, Settings]:
         """Return the identity of the ledger and its settings, which record 0 holds.
 
@@ -233,6 +241,10 @@ class Ledger:
     After a failed charge it can charge no more. Open the ledger again to learn what is on the
     device.
 
+    Attributes:
+        path: path of the database.
+        reading: the ledger as it is now.
+
     Args:
         path: path of the database on a local file system. A lock file lies next to it.
         settings: settings that the ledger must have.
@@ -267,20 +279,21 @@ class Ledger:
                 _check_database(self._connection, place)
                 _make_durable(self._connection, place)
                 self._opened = os.stat(place)
-                self._reading = _end(self._connection, place)
-            self._stored = self._reading.totals()[1]
-            _check_settings(settings, self._reading.account.settings)
+                self.reading = _end(self._connection, place)
+            self._stored = self.reading.totals()[1]
+            kept = self.reading.account.settings
+            for name, value in vars(settings).items():
+                if value != getattr(kept, name):
+                    raise LedgerMismatchError(
+                        f"{name} must be what the ledger was created with, "
+                        f"{getattr(kept, name)!r}, got {value!r}"
+                    )
         except BaseException as error:
             self.close()
             if isinstance(error, OSError) and not isinstance(error, LedgerError):
                 raise LedgerWriteError(f"{place} could not be opened: {error}") from error
             raise
-        _LOG.info("ledger %s: %d records", place, self._reading.charges)
-
-    @property
-    def reading(self) -> Reading:
-        """The ledger as it is now."""
-        return self._reading
+        _LOG.info("ledger %s: %d records", place, self.reading.charges)
 
     def append(self, entry: Mapping[str, Any], before: Account, after: Account) -> None:
         """Add one record, which is durable when this returns.
@@ -299,7 +312,7 @@ class Ledger:
             LedgerBusyError: another program has locked the file.
             LedgerWriteError: the file cannot be written.
         """
-        now = self._reading
+        now = self.reading
         if before is not now.account:  # interrupted between the file and memory
             self._unusable = self._unusable or "a charge was interrupted"
         if self._unusable is not None:
@@ -311,7 +324,7 @@ class Ledger:
         except BaseException as error:
             self._unusable = f"a charge failed ({error or type(error).__name__})"
             raise
-        self._reading = reading
+        self.reading = reading
 
     def _write(self, reading: Reading) -> None:
         """Add the last record of a reading and replace the totals, both or none.
@@ -353,7 +366,7 @@ class Ledger:
         """Close the files for another writer; unless `empty`, remove a ledger without charges."""
         if self._connection is not None:
             self._connection.close()
-            if not empty and self._unusable is None and self._reading.account.empty:
+            if not empty and self._unusable is None and self.reading.account.empty:
                 with suppress(LedgerClosedError):  # another file has its path
                     self._check_in_place()
                     _remove(self.path)
@@ -434,10 +447,7 @@ def _read(place: str, seen: Callable[[Record], None], whole: bool, *, immutable:
         last, account = reading.first, Account(reading.account.settings)
         for row in connection.execute("SELECT * FROM record WHERE sequence > 0 ORDER BY sequence"):
             record = _record(row)
-            if record.sequence != last.sequence + 1:
-                raise LedgerCorruptError(f"record {last.sequence + 1} is missing")
-            if not record.follows(last.hash):
-                raise LedgerCorruptError(f"record {record.sequence} was altered: {_UNFIT}")
+            record.check_after(last)
             last, account = record, record.added_to(account)
             seen(record)
     if Reading(place, reading.first, last, account).totals() != reading.totals():
@@ -452,13 +462,13 @@ def _end(connection: sqlite3.Connection, place: str) -> Reading:
         LedgerCorruptError: the records and the totals do not fit each other.
     """
     query = "SELECT * FROM record ORDER BY sequence"
-    found = [_record(row) for row in connection.execute(f"{query} LIMIT 1")]
-    if not found or found[0].sequence != 0 or not found[0].follows(b""):
-        raise LedgerCorruptError(f"{place}: record 0 is missing or was altered")
-    first, (_, settings) = found[0], found[0].described()
-    last, *before = (_record(row) for row in connection.execute(f"{query} DESC LIMIT 2"))
-    if before and not last.follows(before[0].hash):
-        raise LedgerCorruptError(f"record {last.sequence} was altered: {_UNFIT}")
+    ends = [*connection.execute(f"{query} LIMIT 1"), *connection.execute(f"{query} DESC LIMIT 2")]
+    if not ends:
+        raise LedgerCorruptError(f"{place}: record 0 is missing")
+    first, last, *before = map(_record, ends)
+    first.check_after(None)
+    last.check_after(before[0] if before else None)
+    _, settings = first.described()
     rows = connection.execute("SELECT text, hash FROM totals").fetchall()
     if [tuple(map(type, row)) for row in rows] != [(str, bytes)]:
         raise LedgerCorruptError(f"{place} must have one row of totals")
@@ -469,9 +479,6 @@ def _end(connection: sqlite3.Connection, place: str) -> Reading:
         return Reading(place, first, last, Account.read(settings, parse(text)))
     except (ValueError, TypeError, RecursionError) as error:
         raise LedgerCorruptError(f"{place}: the totals could not be read: {error}") from error
-
-
-_UNFIT = "its hash does not fit"
 
 
 def _record(row: tuple[Any, ...]) -> Record:
@@ -495,15 +502,6 @@ def _hash(*parts: bytes) -> bytes:
         digest.update(len(part).to_bytes(8, "little"))
         digest.update(part)
     return digest.digest()
-
-
-def _check_settings(wanted: Settings, found: Settings) -> None:
-    for name, value in vars(wanted).items():
-        kept = getattr(found, name)
-        if value != kept:
-            raise LedgerMismatchError(
-                f"{name} must be what the ledger was created with, {kept!r}, got {value!r}"
-            )
 
 
 def _locked(path: str) -> int:
