@@ -147,9 +147,7 @@ def _account(options: Options, loaded: Loaded) -> Accountant:
             )
     elif not path.parent.is_dir():
         raise ValueError(f"--ledger must lie in a folder, but there is no {path.parent}")
-    origin = loaded.origin
-    of = loaded.num_models, origin.ensemble, origin.active_tokens, origin.unit
-    account.bound_to(options.mechanism, *of)
+    account.bound_to(options.mechanism, loaded.num_models, loaded.origin)
     if options.keys is not None:
         from adapmixed.serving.keys import read_keys
 

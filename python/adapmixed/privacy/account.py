@@ -221,24 +221,16 @@ class Account:
     @property
     def empty(self) -> bool:
         """True if nothing was charged and no event was added."""
-        return not (self.counts or self.charged or self.caveats) and self.losses is None
+        sums = self.counts or self.charged or self.caveats
+        return not sums and self.losses is None and self.spent is None
 
-    def bound_to(
-        self,
-        mechanism: Charged,
-        num_models: int,
-        ensemble: str | None,
-        active_tokens: int | None,
-        unit: str | None,
-    ) -> Account:
+    def bound_to(self, mechanism: Charged, num_models: int, origin: Origin) -> Account:
         """Return the account bound to this mechanism and ensemble, or this one if it is already.
 
         Args:
             mechanism: how queries are answered.
             num_models: N.
-            ensemble: fingerprint of the ensemble; None if it is not known.
-            active_tokens: K of the active vocabulary; None if members speak about all tokens.
-            unit: the column whose every name has a member of its own; None if shards are protected.
+            origin: the ensemble that answers.
 
         Raises:
             ValueError: the account is bound to something else, or the mechanism gives no guarantee
@@ -248,11 +240,9 @@ class Account:
         measure, order = mechanism.measure or (None, None)
         models = check_models(num_models)
         largest = mechanism.largest_charge(models)
-        active = check_active(active_tokens, "active_tokens")
-        described = _described(mechanism)
-        return self.bound(
-            Binding(described, models, measure, order, largest, ensemble, active, unit)
-        )
+        active = check_active(origin.active_tokens, "active_tokens")
+        of = measure, order, largest, origin.ensemble, active, origin.unit
+        return self.bound(Binding(_described(mechanism), models, *of))
 
     def bound(self, binding: Binding) -> Account:
         """Return the account with this binding, or this account if it has it already.
@@ -268,15 +258,10 @@ class Account:
                 "to which events were added: tickets need an accountant of their own"
             )
         if self.binding is not None:
-            names = [
-                name
-                for name in vars(binding)
-                if getattr(binding, name) != getattr(self.binding, name)
-            ]
             # A fingerprint is a digest of the private members, so no message shows it.
-            told = [name for name in names if name not in ("ensemble", "largest")]
-            was, now = ({n: getattr(one, n) for n in told} for one in (self.binding, binding))
-            differ = f"{was!r}, got {now!r}" if told else "got another ensemble"
+            told = replace(self.binding, ensemble=binding.ensemble, largest=binding.largest)
+            was, now = _differences(told, binding)
+            differ = f"{was!r}, got {now!r}" if was else "got another ensemble"
             raise ValueError(
                 f"accountant must be charged for what it is bound to, {differ}: "
                 "another mechanism or ensemble, also one with a member retrained or withdrawn, "
@@ -423,14 +408,9 @@ class Account:
             return
         for known in self.of(type(event)):
             if known.budget is not None and known != setting:
-                names = [
-                    one.name
-                    for one in fields(known)
-                    if getattr(known, one.name) != getattr(setting, one.name)
-                ]
-                was, now = ({name: getattr(e, name) for name in names} for e in (known, setting))
+                was, now = _differences(known, setting)
                 raise ValueError(
-                    f"{' and '.join(names)} must be the same in every planned answer, got {now!r} "
+                    f"{' and '.join(was)} must be the same in every planned answer, got {now!r} "
                     f"after {was!r}: settings and number must be fixed beforehand; another plan "
                     "needs another accountant, whose ε and δ add"
                 )
@@ -562,6 +542,13 @@ class Account:
             found = replace(found, budget=replace(self.budget, largest=None))._added(paid)
             found = replace(found, budget=self.budget, charged=charged)
         return found
+
+
+def _differences(known: Any, given: Any) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return the fields in which two dataclasses of one class differ, as each has them."""
+    names = [name for name in vars(known) if getattr(known, name) != getattr(given, name)]
+    was, now = ({name: getattr(one, name) for name in names} for one in (known, given))
+    return was, now
 
 
 def _described(mechanism: Charged) -> str:

@@ -149,8 +149,8 @@ class Accountant:
         """
         self._check_usable()
         with self._lock:
-            bound = self._account.bound_to(mechanism, num_models, ensemble, active_tokens, unit)
-            self._bind(bound)
+            origin = Origin(ensemble, (), active_tokens, unit)
+            self._bind(self._account.bound_to(mechanism, num_models, origin))
 
     def register(self, ensemble: str | os.PathLike[str]) -> None:
         """Have the next charge enter the ledger into the register of an ensemble's ledgers.
@@ -240,8 +240,7 @@ class Accountant:
         charges: NDArray[np.float64] | None,
     ) -> NDArray[np.bool_] | None:
         """Charge events or, under budgets, the members that can pay; return who was charged."""
-        of = origin.ensemble, origin.active_tokens, origin.unit
-        bound, active = self._account.bound_to(mechanism, num_models, *of), None
+        bound, active = self._account.bound_to(mechanism, num_models, origin), None
         if bound.budget is not None:
             if charges is None:
                 raise ValueError(
