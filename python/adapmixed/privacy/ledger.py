@@ -138,31 +138,22 @@ class Record:
         if not self.follows(b"" if before is None else before.hash):
             raise LedgerCorruptError(f"record {expected} was altered: its hash does not fit")
 
-    def described(self) -> tuple[str, Settings]:
-        """Return the identity of the ledger and its settings, which record 0 holds.
-
-        Raises:
-            LedgerCorruptError: the text does not describe a ledger of this format.
-        """
-        try:
-            values = check_keys(
-                "record", parse(self.text), {"format_version", "identity", "settings"}
-            )
-            if values["format_version"] != FORMAT_VERSION:
-                raise ValueError(f"format_version must be {FORMAT_VERSION}")
-            settings = from_json(Settings, values["settings"])
-            return exactly(str, values["identity"]), settings
-        except (ValueError, TypeError, RecursionError) as error:
-            raise LedgerCorruptError(f"record 0 could not be read: {error}") from error
-
     def entry(self) -> dict[str, Any]:
-        """Return the recorded entry: {"events": [Event, ...]} or {"binding": Binding}.
+        """Return the recorded entry.
+
+        Returns:
+            {"identity": str, "settings": Settings} of record 0, {"binding": Binding}, or
+            {"events": [Event, ...]}.
 
         Raises:
-            LedgerCorruptError: an event is unknown, or a field has another type.
+            LedgerCorruptError: a part is missing or unknown, or a field has another type.
         """
         try:
             written = exactly(dict, parse(self.text))
+            if self.sequence == 0:
+                check_keys("record", written, {"format_version", "identity", "settings"})
+                settings = from_json(Settings, written["settings"])
+                return {"identity": exactly(str, written["identity"]), "settings": settings}
             if set(written) == {"binding"}:
                 return {"binding": Binding.read(written["binding"])}
             values = check_keys("record", written, {"events"})
@@ -208,7 +199,7 @@ class Reading:
     @property
     def identity(self) -> str:
         """32 random hex digits, which no other ledger has."""
-        return self.first.described()[0]
+        return str(self.first.entry()["identity"])
 
     @property
     def charges(self) -> int:
@@ -468,13 +459,13 @@ def _end(connection: sqlite3.Connection, place: str) -> Reading:
     first, last, *before = map(_record, ends)
     first.check_after(None)
     last.check_after(before[0] if before else None)
-    _, settings = first.described()
     rows = connection.execute("SELECT text, hash FROM totals").fetchall()
     if [tuple(map(type, row)) for row in rows] != [(str, bytes)]:
         raise LedgerCorruptError(f"{place} must have one row of totals")
     ((text, digest),) = rows
     if digest != _totals_hash(first, last, text):
         raise LedgerCorruptError(f"{place}: the totals do not fit the first and last record")
+    settings: Settings = first.entry()["settings"]
     try:
         return Reading(place, first, last, Account.read(settings, parse(text)))
     except (ValueError, TypeError, RecursionError) as error:
