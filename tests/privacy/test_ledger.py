@@ -188,20 +188,6 @@ def test_closed_means_closed(path: Path) -> None:
     assert (ledger.charges, ledger.queries) == (1, 1)
 
 
-class Statements:
-    """A connection that records its statements."""
-
-    def __init__(self, connection: Any, asked: list[str]) -> None:
-        self._connection, self._asked = connection, asked
-
-    def execute(self, statement: str, *values: Any) -> Any:
-        self._asked.append(statement)
-        return self._connection.execute(statement, *values)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._connection, name)
-
-
 def test_opening_reads_three_records_however_many_there_are(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -211,11 +197,15 @@ def test_opening_reads_three_records_however_many_there_are(
     make(path, 50).close()
     asked: list[str] = []
     connect, read = ledgers._connect, []
+
+    def watched(*of: Any) -> sqlite3.Connection:
+        connection = connect(*of)
+        connection.set_trace_callback(asked.append)
+        return connection
+
     record = ledgers._record
     with monkeypatch.context() as patched:
-        patched.setattr(
-            ledgers, "_connect", lambda *a, **given: Statements(connect(*a, **given), asked)
-        )
+        patched.setattr(ledgers, "_connect", watched)
         patched.setattr(ledgers, "_record", lambda row: read.append(row) or record(row))
         with Accountant(DELTA, path=path) as ledger:
             assert len(read) == 3 and state(ledger) == state(plain(50))

@@ -569,9 +569,11 @@ def _check_database(connection: sqlite3.Connection, path: str) -> None:
         raise LedgerCorruptError(f"{path} is not the database of a ledger")
     (version,) = connection.execute("PRAGMA user_version").fetchone()
     if version != FORMAT_VERSION:
+        advice = "read it with the version of adapmixed that wrote it"
+        if version < FORMAT_VERSION:
+            advice = "begin another ledger, and add the ε and δ that this one promised to its own"
         raise LedgerCorruptError(
-            f"{path} must have format_version {FORMAT_VERSION}, got {version}: begin a ledger at "
-            "another path, and add the ε and δ that this one promised to those of the new one"
+            f"{path} must have format_version {FORMAT_VERSION}, got {version}: {advice}"
         )
     if dict(connection.execute("SELECT name, sql FROM sqlite_master")) != SCHEMA:
         raise LedgerCorruptError(f"{path} does not have the tables of a ledger")
