@@ -36,7 +36,7 @@ from adapmixed.privacy.events import BY_HAND, Origin, Pay
 from adapmixed_ext.inputs import prepare
 from adapmixed_ext.types import RandomSource
 
-_PROPOSED, _BEGUN, _CHARGED = "proposed", "being charged", "charged"
+_PROPOSED, _PAYING, _CHARGED = "proposed", "being charged", "charged"
 _FAILED = "not charged (its charge failed)"
 
 
@@ -191,7 +191,7 @@ class Ticket:
                 raise ValueError(
                     f"ticket must be charged once, got one that is {self._state}: propose again"
                 )
-            self._state = _BEGUN
+            self._state = _PAYING
         try:
             members = pay(self._events, self._charges)
             self._members = None if members is None else members.copy()
