@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from ledger_cases import ends
-from proposal_cases import BOX, DELTA, proposed
+from proposal_cases import BOX, DELTA, POOL, proposed
 
 from adapmixed import Accountant, AdaPMixED, ClippedLogPool, ClippedMixing, PublicOnly
 from adapmixed.errors import BudgetSpentError
@@ -30,6 +30,7 @@ def test_a_forked_child_spends_nothing() -> None:
         def work() -> None:
             for ask in (
                 lambda: accountant.charge(waiting),
+                lambda: accountant.charge_ahead(POOL, 3, 1),
                 lambda: accountant.add(PublicAnswer(1)),
                 lambda: accountant.bind(PublicOnly(), 3),
             ):
