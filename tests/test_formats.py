@@ -14,8 +14,7 @@ import pytest
 
 from adapmixed.commands import plan_file
 from adapmixed.ensemble import manifest
-from adapmixed.privacy import Accountant, PublicAnswer, read_ledger
-from adapmixed.privacy.ledger import records
+from adapmixed.privacy import Accountant, PublicAnswer, ledger, read_ledger
 from adapmixed.report import report_text, view
 from adapmixed.training import folder as training
 from adapmixed_lab.dp_sgd import training as dp_sgd
@@ -30,11 +29,11 @@ def test_a_ledger_of_another_version_is_not_read(tmp_path: Path) -> None:
     with Accountant(1e-5, path=path) as accountant:
         accountant.add(PublicAnswer(1))
     assert read_ledger(path).charges == 1
-    for version in (3, records.FORMAT_VERSION + 1):
+    for version in (3, ledger.FORMAT_VERSION + 1):
         with closing(sqlite3.connect(path)) as database:
             database.execute(f"PRAGMA user_version = {version}")
             database.commit()
-        wanted = f"must have format_version {records.FORMAT_VERSION}, got {version}"
+        wanted = f"must have format_version {ledger.FORMAT_VERSION}, got {version}"
         for read in (lambda: read_ledger(path), lambda: Accountant(1e-5, path=path)):
             with pytest.raises(ValueError, match=wanted):
                 read()

@@ -14,7 +14,7 @@ from trained_demo import DEMO_ENSEMBLE, link_ensemble
 from adapmixed.cli import main
 from adapmixed.data.demo import demo_base
 from adapmixed.mechanisms import Origin
-from adapmixed.privacy.ledger.register import register_of, together
+from adapmixed.privacy.register import register_of, together
 from adapmixed.serving.listener import Listener
 
 POOL = "clipped-log-pool lower=-0.25 upper=1 scale=2"

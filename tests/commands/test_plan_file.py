@@ -55,7 +55,7 @@ def test_commands_charge_what_was_planned(save: Save, capsys: Any) -> None:
     for spent in (2, 4):
         assert run("generate") == 0
         reading = read_ledger("ledger")
-        assert reading.account.totals.planned == spent
+        assert reading.account.planned == spent
     binding, stated = reading.account.binding, reading.guarantee
     assert binding is not None and binding.ensemble == plan["ensemble"]
     assert stated.epsilon is not None and stated.adjacency == "replace_one"

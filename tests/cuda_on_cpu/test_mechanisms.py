@@ -38,8 +38,8 @@ def test_answers_and_charges_are_the_cpus(name: str) -> None:
             proposal = MECHANISMS[name].propose(private, public, rng=SeededRandom(7))
             Accountant(1e-5).charge(proposal)
             answer = proposal.release()
-            prepared = proposal._prepared
-            outcomes.append((answer.tokens, answer.public, prepared.losses, prepared.charges))
+            proposed = proposal._proposed
+            outcomes.append((answer.tokens, answer.public, proposed.losses, proposed.charges))
     (tokens, from_public, losses, charges), other = outcomes
     assert torch.equal(tokens, other[0]) and torch.equal(from_public, other[1])
     if losses is not None:  # bounds, as far above the truth as each side needs

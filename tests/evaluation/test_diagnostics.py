@@ -132,7 +132,7 @@ def test_weights_charges_and_screening_are_those_of_the_proposals() -> None:
         ids = torch.tensor([stream(40)[start : start + 20]])
         private, public = FakeEnsemble().logits(ids[:, :-1])
         proposal = NOISY.propose(private[:, 0], public[0], targets=ids[0, 1:], rng=rng)
-        projection: Any = proposal._prepared.distribution.projection
+        projection: Any = proposal._proposed.projection
         for weight in projection.weight.ravel().tolist():
             place = 0 if weight == 0 else BINS + 1 if weight == 1 else int(weight * BINS) + 1
             expected[place] += 1

@@ -24,7 +24,7 @@ from adapmixed.errors import BudgetSpentError, LedgerClosedError, LedgerWriteErr
 from adapmixed.generation.loop import Answerer
 from adapmixed.mechanisms import ClippedLogPool, ClippedMixing, Mechanism, PMixED, PublicOnly
 from adapmixed.privacy import Accountant, read_ledger
-from adapmixed.privacy.ledger.store import Store
+from adapmixed.privacy.ledger import Ledger
 from adapmixed.rng import SecureRandom, SeededRandom
 
 pytestmark = pytest.mark.usefixtures("demo_ensemble")
@@ -47,14 +47,14 @@ def test_every_token_is_on_the_device_before_it_is_drawn(path: Path, name: str) 
         ensemble: Any = FakeEnsemble()
         answerer = Answerer(ensemble, spy, accountant, SecureRandom())
         assert read_ledger(path).charges == 1  # the binding
-        store = accountant._file._store  # type: ignore[union-attr]
-        append = store.append
+        ledger: Any = accountant._ledger
+        write = ledger._write
 
-        def logged(*written: Any) -> None:
-            append(*written)
-            spy.log.append(("durable", written[0].sequence))
+        def logged(reading: Any) -> None:
+            write(reading)
+            spy.log.append(("durable", reading.charges))
 
-        store.append = logged  # type: ignore[method-assign]
+        ledger._write = logged
         for number, _ in enumerate(answerer.stream(PROMPT, max_new_tokens=3), start=1):
             assert spy.phases == ["propose", "events", "durable", "release"] * number
             assert read_ledger(path).charges == number + 1
@@ -72,7 +72,7 @@ def test_a_charge_that_fails_releases_nothing(path: Path, monkeypatch: Any) -> N
         def fail(*arguments: object) -> None:
             raise LedgerWriteError(28, os.strerror(28))
 
-        monkeypatch.setattr(Store, "append", fail)
+        monkeypatch.setattr(Ledger, "_write", fail)
         with pytest.raises(LedgerWriteError):
             next(stepwise)
         assert spy.phases.count("release") == 1 and spy.phases[-1] == "fail"
@@ -237,7 +237,7 @@ def test_an_empty_ledger_is_shown_and_exported(
     path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     Accountant(1e-5, path=path).close()
-    for action, words in (("show", "ε = 0, δ = 0"), ("export", '"format_version":8')):
+    for action, words in (("show", "ε = 0, δ = 0"), ("export", '"format_version":9')):
         assert main(["ledger", action, str(path)]) == 0
         assert words in capsys.readouterr().out
 
@@ -247,13 +247,13 @@ def test_what_is_not_intact_has_status_2(
     charged: Path, capsys: pytest.CaptureFixture[str], action: str
 ) -> None:
     other = sqlite3.connect(charged, isolation_level=None)
-    other.execute("UPDATE checkpoint SET sequence = 4")
+    other.execute("UPDATE totals SET hash = zeroblob(32)")
     other.close()
     assert main(["ledger", action, str(charged)]) == 2
     output = capsys.readouterr()
     assert output.err.startswith("adapmixed ledger: ") and output.out == ""
     assert len(output.err.strip().splitlines()) == 1
-    assert "checkpoint" in output.err
+    assert "the totals do not fit" in output.err
     assert main(["ledger", action, str(charged.with_name("none.db"))]) == 2
     assert "there is no such file" in capsys.readouterr().err
 

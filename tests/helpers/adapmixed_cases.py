@@ -9,7 +9,7 @@ from exact import Step, algorithm_1, stated
 from torch import Tensor
 
 import adapmixed_ext as ops
-from adapmixed.mechanisms import AdaPMixED, Proposal
+from adapmixed.mechanisms import AdaPMixED, Ticket
 from adapmixed.rng import SeededRandom
 
 POSITIONS, VOCAB, MODELS, SEED = 60, 8, 3, 11
@@ -51,9 +51,9 @@ def by_hand(private: Tensor, public: Tensor, seed: int, **changes: Any) -> list[
     ]
 
 
-def propose(mechanism: AdaPMixED, private: Tensor, public: Tensor, seed: int = SEED) -> Proposal:
+def propose(mechanism: AdaPMixED, private: Tensor, public: Tensor, seed: int = SEED) -> Ticket:
     return mechanism.propose(private, public, rng=SeededRandom(seed))
 
 
-def events_of(proposal: Proposal, kind: type) -> list[Any]:
+def events_of(proposal: Ticket, kind: type) -> list[Any]:
     return [event for event in stated(proposal) if isinstance(event, kind)]

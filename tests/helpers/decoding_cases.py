@@ -6,9 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from adapmixed.generation.loop import Answerer
@@ -18,12 +16,11 @@ from adapmixed.mechanisms import (
     Mechanism,
     Origin,
     PMixED,
-    Proposal,
     PublicOnly,
     Rows,
+    Ticket,
     Unprotected,
 )
-from adapmixed.mechanisms.single_charge import Charge
 from adapmixed.privacy import Accountant
 from adapmixed.rng import SeededRandom
 
@@ -99,15 +96,15 @@ class Spy(Mechanism):
         origin = Origin() if origin is None else origin
         proposal = self.inner.propose_rows(rows, rng=rng, targets=targets, origin=origin)
         self.log.append(("propose", (rows.private.clone(), rows.public.clone())))
-        return SpyProposal(proposal, self)
+        return SpyTicket(proposal, self)
 
     def _prepare(self, rows: Rows, rng: Any) -> Any:
         raise AssertionError("the inner mechanism prepares")
 
 
 @dataclass(frozen=True)
-class SpyProposal:
-    inner: Proposal
+class SpyTicket:
+    inner: Ticket
     mechanism: Spy
 
     @property
@@ -115,19 +112,22 @@ class SpyProposal:
         return self.inner.num_models
 
     @property
-    def ensemble(self) -> str | None:
-        return self.inner.ensemble
+    def origin(self) -> Origin:
+        return self.inner.origin
 
-    @property
-    def active_tokens(self) -> int | None:
-        return self.inner.active_tokens
+    def charge(self, pay: Any) -> None:
+        def watched(events: Any, charges: Any) -> Any:
+            log, at = self.mechanism.log, len(self.mechanism.log)
+            log.append(("events", None))
+            active = pay(events, charges)
+            log[at] = "events", active
+            return active
 
-    @property
-    def unit(self) -> str | None:
-        return self.inner.unit
-
-    def _begin(self) -> SpyCharge:
-        return SpyCharge(self.inner._begin(), self.mechanism.log)
+        try:
+            self.inner.charge(watched)
+        except BaseException:
+            self.mechanism.log.append(("fail", None))
+            raise
 
     def release(self) -> Answer:
         answer = self.inner.release()
@@ -138,23 +138,3 @@ class SpyProposal:
             answer = Answer(forced, None, answer.public)
         self.mechanism.log.append(("release", answer.tokens))
         return answer
-
-
-@dataclass(frozen=True)
-class SpyCharge:
-    inner: Charge
-    log: list[tuple[str, Any]]
-
-    def individual_charges(self) -> NDArray[np.float64]:
-        return self.inner.individual_charges()
-
-    def events(self, active: NDArray[np.bool_] | None) -> Any:
-        self.log.append(("events", active))
-        return self.inner.events(active)
-
-    def settle(self, active: NDArray[np.bool_] | None) -> None:
-        self.inner.settle(active)
-
-    def fail(self) -> None:
-        self.log.append(("fail", None))
-        self.inner.fail()

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from adapmixed.mechanisms import Answer, Mechanism, Proposal
+from adapmixed.mechanisms import Answer, Mechanism, Ticket
 from adapmixed.privacy import Caveat
 from adapmixed.rng import SeededRandom
 
@@ -29,23 +29,24 @@ FLOOR = 1e-12  # the absolute error that the accounting adds to every loss
 ERROR = 1e-6  # the relative one
 
 
-def stated(proposal: Proposal, active: Any = None) -> Sequence[Any]:
+def stated(proposal: Ticket) -> Sequence[Any]:
     """Return the events that an accountant would get, without a charge."""
-    return proposal._charge.events(active)
+    return proposal._events
 
 
-def individual(proposal: Proposal) -> np.ndarray:
+def individual(proposal: Ticket) -> np.ndarray:
     """Return the (N, B) individual charges, without a charge."""
-    return proposal._charge.individual_charges()
+    assert proposal._charges is not None
+    return proposal._charges
 
 
-def settled(proposal: Proposal, active: Any = None) -> Proposal:
+def settled(proposal: Ticket, active: Any = None) -> Ticket:
     """Return the proposal, made ready for release without a charge."""
-    proposal._begin().settle(active)
+    proposal.charge(lambda events, charges: active)
     return proposal
 
 
-def costs(proposal: Proposal) -> list[Any]:
+def costs(proposal: Ticket) -> list[Any]:
     """Return the events of a proposal, without their note about a seeded source."""
     events = stated(proposal)
     caveats = [event for event in events if isinstance(event, Caveat)]
@@ -53,19 +54,20 @@ def costs(proposal: Proposal) -> list[Any]:
     return [event for event in events if not isinstance(event, Caveat)]
 
 
-def uncharged(proposal: Proposal) -> Answer:
+def uncharged(proposal: Ticket) -> Answer:
     """Return the answer without a charge, for tests with more queries than a plan allows."""
     return settled(proposal).release()
 
 
-def answered_from_q(proposal: Proposal) -> Tensor:
+def answered_from_q(proposal: Ticket) -> Tensor:
     """Return which queries q answers, (B,) bool, which is secret before the charge."""
-    return proposal._prepared.public
+    public, rows = proposal._proposed.public, proposal._proposed.rows.public
+    return torch.zeros(len(rows), dtype=torch.bool) if public is None else public
 
 
-def losses(proposal: Proposal) -> Tensor:
+def losses(proposal: Ticket) -> Tensor:
     """Return AdaPMixED's realised losses, (N, B, K)."""
-    found = proposal._prepared.losses
+    found = proposal._proposed.losses
     assert found is not None
     return found
 
@@ -107,10 +109,10 @@ def mean(rows: Sequence[Sequence[mpmath.mpf]]) -> Vector:
     return [CTX.fsum(column) / len(rows) for column in zip(*rows, strict=True)]
 
 
-def members(proposal: Proposal, b: int) -> tuple[list[Vector], Vector]:
+def members(proposal: Ticket, b: int) -> tuple[list[Vector], Vector]:
     """Return (p_bar_i of every member, q) at position b, with the weights of the proposal."""
-    projection: Any = proposal._prepared.distribution.projection
-    rows = proposal._prepared.distribution.rows  # members do not speak about the tail
+    projection: Any = proposal._proposed.projection
+    rows = proposal._proposed.rows  # members do not speak about the tail
     private, q = rows.private, softmax(rows.public[b])
     weights = enumerate(projection.weight[:, b].tolist())
     return [mix(softmax(private[i, b]), q, w, 1.0 - w) for i, w in weights], q

@@ -8,7 +8,7 @@ import torch
 from exact import log_probs
 from torch import Tensor
 
-from adapmixed.mechanisms import PMixED, Proposal
+from adapmixed.mechanisms import PMixED, Ticket
 from adapmixed.privacy.conversions import c_alpha
 from adapmixed.rng import SeededRandom
 from adapmixed_lab.reproduce.published import PublishedPMixED
@@ -36,5 +36,5 @@ def rows(masses: list[list[float]]) -> Tensor:
     return torch.tensor(masses, dtype=torch.float64).log().float()
 
 
-def answer(mechanism: PMixED, private: Tensor, public: Tensor, seed: int = 0) -> Proposal:
+def answer(mechanism: PMixED, private: Tensor, public: Tensor, seed: int = 0) -> Ticket:
     return mechanism.propose(private, public, rng=SeededRandom(seed))

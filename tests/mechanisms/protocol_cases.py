@@ -16,8 +16,8 @@ from adapmixed.mechanisms import (
     ClippedMixing,
     Mechanism,
     PMixED,
-    Proposal,
     PublicOnly,
+    Ticket,
     Unprotected,
 )
 from adapmixed.privacy import Event
@@ -73,7 +73,7 @@ def logits(positions: int, seed: int = 0) -> tuple[Tensor, Tensor]:
 
 def propose(
     name: str, positions: int = 12, *, seed: int = 5, rng: Any = None, targets: Any = None
-) -> Proposal:
+) -> Ticket:
     return MECHANISMS[name].propose(
         *logits(positions), targets=targets, rng=rng or SeededRandom(seed)
     )

@@ -50,7 +50,7 @@ def logits(vocab: int = 9, models: int = 3, positions: int = 4) -> tuple[Tensor,
 
 
 def distribution(mechanism: Mechanism, private: Tensor, public: Tensor, **shape: Any) -> Any:
-    return mechanism.propose(private, public, rng=SeededRandom(0), **shape)._prepared.distribution
+    return mechanism.propose(private, public, rng=SeededRandom(0), **shape)._proposed
 
 
 def by_definition(private: Tensor, public: Tensor, active: int) -> Tensor:
@@ -217,14 +217,14 @@ def test_the_tail_is_no_token() -> None:
     unsure = [ClippedMixing(0.5, 2.0, public_confidence=x) for x in (0.02, 0.03)]
     for one, asked in zip(unsure, (False, True), strict=True):
         rows = one.propose(private, public, rng=SeededRandom(0), active=4)
-        assert bool(rows._prepared.public) is not asked
+        assert bool(rows._proposed.public) is not asked
     pool = distribution(UnprotectedPool(), private, public, active=4)
     assert pool.likeliest().tolist() == [0]
     near = AdaPMixED(2.0, 0.5, screen_weight=1.0, sigma=1e-6, threshold=1.0)
     same = public.repeat(2, 1, 1)
     for rows, passed in ((private, False), (same, True)):
         found = near.propose(rows, public, rng=SeededRandom(0), active=4)
-        assert bool(found._prepared.public) is not passed
+        assert bool(found._proposed.public) is not passed
 
 
 def test_a_ledger_is_bound_to_one_active_vocabulary(tmp_path: Path) -> None:

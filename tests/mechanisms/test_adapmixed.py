@@ -223,7 +223,7 @@ def test_fixed_loss_is_charged_for_every_query() -> None:
     assert not event.published
     assert bound <= event.epsilon <= bound * (1 + 1e-12)
     assert len(costs(proposal)) == 2
-    assert proposal._prepared.losses is None
+    assert proposal._proposed.losses is None
     # The answers are those of the data-dependent mechanism.
     other = propose(AdaPMixED(**SETTINGS), private, public)
     assert torch.equal(answered_from_q(proposal), answered_from_q(other))

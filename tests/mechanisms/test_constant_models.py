@@ -52,8 +52,7 @@ def exhausted(mechanism: Mechanism, models: int, member: int, **bound: Any) -> A
     accountant.bind(mechanism, models, **bound)
     spent = np.zeros(models)
     spent[member] = accountant.limit
-    account = accountant._account
-    accountant._account = replace(account, totals=replace(account.totals, spent=spent))
+    accountant._account = replace(accountant._account, spent=spent)
     return accountant
 
 

@@ -12,8 +12,7 @@ from exact import settled
 from torch import Tensor
 
 from adapmixed.limits import LEAST_PUBLIC
-from adapmixed.mechanisms import ClippedLogPool, ClippedMixing, Mechanism
-from adapmixed.mechanisms.distribution import Distribution
+from adapmixed.mechanisms import ClippedLogPool, ClippedMixing, Mechanism, NextToken
 from adapmixed.rng import SeededRandom
 from adapmixed_ext.reference import sampling_weights
 
@@ -33,7 +32,7 @@ def rows(seed: int) -> tuple[Tensor, Tensor]:
     return public + 3 * torch.randn(3, 1, 1503, generator=generator), public
 
 
-def drawn(found: Distribution) -> list[Any]:
+def drawn(found: NextToken) -> list[Any]:
     """Return the log of each token's probability; one of the tail is drawn after the tail."""
     logits = found.rows.tail.logits
     columns = sampling_weights(found.probabilities(), found.rows.public)[0]

@@ -23,7 +23,7 @@ from exact import (
 )
 from torch import Tensor
 
-from adapmixed.mechanisms import AdaPMixED, Proposal
+from adapmixed.mechanisms import AdaPMixED, Ticket
 from adapmixed.privacy import Accountant
 from adapmixed.rng import SeededRandom
 
@@ -88,8 +88,8 @@ def test_fixed_loss_covers_every_emptied_member(beta: float) -> None:
             assert true <= mpf(event.epsilon), (turn, i)
 
 
-def weights(proposal: Proposal) -> torch.Tensor:
-    return proposal._prepared.distribution.projection.weight
+def weights(proposal: Ticket) -> torch.Tensor:
+    return proposal._proposed.projection.weight
 
 
 @pytest.mark.parametrize("adjacency", ["add_remove", "zero_out"])

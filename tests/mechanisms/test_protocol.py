@@ -14,12 +14,12 @@ from exact import answered_from_q, stated
 from protocol_cases import MECHANISMS, MODELS, VOCAB, CountingRandom, every, logits, propose, same
 from torch import Tensor
 
-from adapmixed.mechanisms import Answer, Proposal, PublicOnly
+from adapmixed.mechanisms import Answer, PublicOnly, Ticket
 from adapmixed.privacy import Accountant, Caveat
 from adapmixed.rng import SecureRandom, SeededRandom
 
 
-def charged(proposal: Proposal) -> Answer:
+def charged(proposal: Ticket) -> Answer:
     Accountant(1e-5).charge(proposal)
     return proposal.release()
 
@@ -87,22 +87,27 @@ def test_a_charge_is_begun_once_and_ends_once(name: str) -> None:
     """Nobody else can read the costs, or have a second answer released for the same charge."""
     for last in ("settled", "failed"):
         proposal = propose(name)
-        begun = proposal._begin()
-        for attempt in (proposal._begin, lambda one=proposal: Accountant(1e-5).charge(one)):
-            with pytest.raises(ValueError, match="must be charged once, .* is being charged"):
-                attempt()
-        for attempt in (proposal.release, lambda one=proposal: one._distribution):
-            with pytest.raises(ValueError, match="before its release .* it is being charged"):
-                attempt()
-        begun.settle(None) if last == "settled" else begun.fail()
-        for attempt in (lambda one=begun: one.settle(None), begun.fail, proposal._begin):
-            with pytest.raises(ValueError, match="must be charged once, got one that is"):
-                attempt()
+
+        def pay(events: Any, charges: Any, proposal: Ticket = proposal, last: str = last) -> None:
+            for again in (lambda: proposal.charge(pay), lambda: Accountant(1e-5).charge(proposal)):
+                with pytest.raises(ValueError, match="must be charged once, .* is being charged"):
+                    again()
+            for early in (proposal.release, lambda: proposal._distribution):
+                with pytest.raises(ValueError, match="before its release .* it is being charged"):
+                    early()
+            if last == "failed":
+                raise KeyboardInterrupt
+
         if last == "settled":
+            proposal.charge(pay)
             assert proposal.release().tokens is not None
         else:
+            with pytest.raises(KeyboardInterrupt):
+                proposal.charge(pay)
             with pytest.raises(ValueError, match="its charge failed"):
                 proposal.release()
+        with pytest.raises(ValueError, match="must be charged once, got one that is"):
+            proposal.charge(lambda events, charges: None)
 
 
 @every
@@ -221,7 +226,7 @@ def test_threads_cannot_charge_one_answer_twice() -> None:
         accountants = Accountant(1e-5), Accountant(1e-5)
 
         def attempt(
-            accountant: Accountant, proposal: Proposal = proposal, start: threading.Barrier = start
+            accountant: Accountant, proposal: Ticket = proposal, start: threading.Barrier = start
         ) -> Tensor | None:
             start.wait(10)
             try:
@@ -243,7 +248,7 @@ def test_threads_cannot_draw_twice_for_one_charge() -> None:
         proposal, start = propose("clipped-log-pool", rng=rng), threading.Barrier(3)
 
         def attempt(
-            name: str, proposal: Proposal = proposal, start: threading.Barrier = start
+            name: str, proposal: Ticket = proposal, start: threading.Barrier = start
         ) -> Tensor | None:
             start.wait(10)
             try:

@@ -15,8 +15,8 @@ from adapmixed.mechanisms import (
     ClippedMixing,
     Mechanism,
     PMixED,
-    Proposal,
     PublicOnly,
+    Ticket,
     Unprotected,
     shaped,
 )
@@ -40,14 +40,14 @@ def rows(dtype: torch.dtype = torch.float32) -> tuple[torch.Tensor, torch.Tensor
     return private.to(dtype), public.to(dtype)
 
 
-def stated(proposal: Proposal) -> Guarantee:
+def stated(proposal: Ticket) -> Guarantee:
     """Charge a proposal, which can then be released; return the guarantee."""
     accountant = Accountant(1e-5)
     accountant.charge(proposal)
     return accountant.guarantee()
 
 
-def released(proposal: Proposal) -> torch.Tensor:
+def released(proposal: Ticket) -> torch.Tensor:
     stated(proposal)
     tokens = proposal.release().tokens
     assert tokens is not None

@@ -126,10 +126,8 @@ def test_top_k_after_mixing(capsys: pytest.CaptureFixture[str], tmp_path: Path) 
         )  # fmt: skip
         # Distribution and costs belong to the reshaped rows, not to a mixture that is cut
         # afterwards.
-        found, expected = proposal._prepared, same._prepared
-        assert torch.equal(
-            found.distribution.probabilities(), expected.distribution.probabilities()
-        )
+        found, expected = proposal._proposed, same._proposed
+        assert torch.equal(found.probabilities(), expected.probabilities())
         assert repr(found.events) == repr(expected.events)
         for name in ("charges", "losses"):
             mine, theirs = getattr(found, name), getattr(expected, name)

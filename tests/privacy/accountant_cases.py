@@ -7,10 +7,10 @@ import numpy as np
 from adapmixed.privacy import (
     BoundedRangeAnswer,
     ClippedAnswer,
-    IndividualCharge,
     LeaveOneOutLoss,
     RenyiBound,
 )
+from adapmixed.privacy.events import Origin
 
 DELTA = 1e-5
 
@@ -60,35 +60,24 @@ POOLED, BOXED = Kind(measure=("zcdp", None)), Kind(measure=("renyi", 4.0))
 
 
 class Offer:
-    """A proposal and its charge, as an accountant sees them, which records the outcome."""
+    """A ticket, as an accountant sees it, which records the outcome."""
 
     def __init__(self, events=(), charges=None, *, mechanism=None, ensemble=None, models=5):
         default = Kind() if charges is None else POOLED
         self.mechanism = default if mechanism is None else mechanism
         self.charges = None if charges is None else np.array(charges, dtype=np.float64)
         self.num_models = models if charges is None else len(self.charges)
-        self.ensemble, self.active_tokens, self.unit = ensemble, None, None
+        self.origin = Origin(ensemble, ())
         self.whole, self.states = list(events), []
         self.active = None
 
-    def _begin(self):
+    def charge(self, pay):
         if self.states:
-            raise ValueError("proposal must be charged once")
+            raise ValueError("ticket must be charged once")
         self.states.append("begun")
-        return self
-
-    def individual_charges(self):
-        return self.charges
-
-    def events(self, active):
-        if active is None:
-            return self.whole
-        paid = np.where(active, self.charges, 0.0)
-        return [IndividualCharge(*self.mechanism.measure, paid), *self.whole]
-
-    def settle(self, active):
-        self.active = active
+        try:
+            self.active = pay(self.whole, self.charges)
+        except BaseException:
+            self.states.append("failed")
+            raise
         self.states.append("charged")
-
-    def fail(self):
-        self.states.append("failed")

@@ -80,7 +80,7 @@ def check(path: Path, released: Path, budget: bool) -> str:
         assert given == 0, f"{given} released without a ledger"
         return "no ledger yet"
     reading = read_ledger(path)
-    charged = reading.account.totals.queries
+    charged = reading.account.queries
     assert reading.charges - charged in (0, 1), "the binding and one record for each query"
     assert given <= charged <= given + 1, f"charged {charged}, released {given}"
     with Accountant(path=path, **settings(budget)) as accountant:
@@ -90,7 +90,7 @@ def check(path: Path, released: Path, budget: bool) -> str:
             plain.charge(offered(number, budget))
         if charged:
             assert state(accountant) == state(plain), "other totals than were charged"
-        assert state(accountant) == state(reading.account), "a checkpoint of other totals"
+        assert state(accountant) == state(reading.account), "other totals than the records give"
     again = read_ledger(path)
     assert (again.charges, again.digest) == (reading.charges, reading.digest)
     if charged > given:

@@ -31,7 +31,7 @@ from adapmixed.privacy import (
 )
 from adapmixed.privacy.account import Account
 from adapmixed.privacy.encoding import canonical
-from adapmixed.privacy.ledger import LedgerFile
+from adapmixed.privacy.ledger import Ledger
 
 DELTA = 1e-5
 SUFFIXES = ("", "-wal", "-shm")
@@ -94,10 +94,10 @@ def state(one: Accountant | Account) -> str:
     return canonical((one._account if isinstance(one, Accountant) else one).written())
 
 
-def file_of(accountant: Accountant) -> LedgerFile:
+def file_of(accountant: Accountant) -> Ledger:
     """Return the open ledger file of an accountant."""
-    assert accountant._file is not None
-    return accountant._file
+    assert accountant._ledger is not None
+    return accountant._ledger
 
 
 def copy(path: Path, to: Path, *, shm: bool = False) -> Path:

@@ -7,8 +7,7 @@ from typing import Any
 import torch
 
 from adapmixed import ClippedLogPool, ClippedMixing
-from adapmixed.mechanisms import Mechanism
-from adapmixed.mechanisms.proposal import Proposal
+from adapmixed.mechanisms import Mechanism, Ticket
 from adapmixed.rng import SecureRandom
 
 DELTA = 1e-5
@@ -17,7 +16,7 @@ POOL, BOX = ClippedLogPool(-1.0, 1.0), ClippedMixing(0.5, 4.0, queries=10)
 
 def proposed(
     mechanism: Mechanism, models: int = 3, positions: int = 1, seed: int = 0, rng: Any = None
-) -> Proposal:
+) -> Ticket:
     """Return a proposal that was not charged."""
     generator = torch.Generator().manual_seed(seed)
     private = 3 * torch.randn(models, positions, 8, generator=generator)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from ledger_cases import ends
-from proposal_cases import BOX, DELTA, proposed
+from proposal_cases import BOX, DELTA, POOL, proposed
 
 from adapmixed import Accountant, AdaPMixED, ClippedLogPool, ClippedMixing, PublicOnly
 from adapmixed.errors import BudgetSpentError
@@ -18,9 +18,9 @@ def test_a_proposal_shows_public_constants_alone() -> None:
     """Private attributes hold the bits of the screening and the costs."""
     proposal = proposed(AdaPMixED(18.0, 0.2))
     shown = {name: value for name, value in vars(proposal).items() if not name.startswith("_")}
-    assert set(shown) == {"mechanism", "num_models", "ensemble", "active_tokens", "unit"}
+    assert set(shown) == {"mechanism", "num_models", "origin"}
     public = {name for name in dir(proposal) if not name.startswith("_")}
-    assert public == {*shown, "release"}
+    assert public == {*shown, "charge", "release"}
 
 
 def test_a_forked_child_spends_nothing() -> None:
@@ -30,6 +30,7 @@ def test_a_forked_child_spends_nothing() -> None:
         def work() -> None:
             for ask in (
                 lambda: accountant.charge(waiting),
+                lambda: accountant.charge_ahead(POOL, 3, 1),
                 lambda: accountant.add(PublicAnswer(1)),
                 lambda: accountant.bind(PublicOnly(), 3),
             ):

@@ -19,10 +19,10 @@ from adapmixed.privacy import (
     PublicAnswer,
     UnprotectedAnswer,
 )
+from adapmixed.privacy.account import Account, Settings
 from adapmixed.privacy.budget import ShardBudget
 from adapmixed.privacy.conversions import c_alpha, zcdp_to_dp
 from adapmixed.privacy.costs.clipped_log_pool import bounded_range_rho
-from adapmixed.privacy.totals import Totals
 from adapmixed_lab.audit.trees import Adversary, largest_divergence, leaves
 
 ORDER = 4.0
@@ -115,15 +115,15 @@ def test_without_the_budget_some_tree_exceeds_it():
 
 
 def test_charging_is_in_order_and_silent():
-    budget = ShardBudget("zcdp", 1.0)
+    empty = Account(Settings(DELTA, None, "zero_out"), budget=ShardBudget("zcdp", 1.0))
     charges = np.array([[0.5, 0.75, 0.375], [0.0, 1.0, math.inf], [math.nan, 0.25, math.nan]])
-    active = Totals().admit(charges, budget)
+    active = empty.admit(charges)
     expected = [[True, False, True], [True, True, False], [False, True, False]]
     assert active.tolist() == expected
     paid = IndividualCharge("zcdp", None, np.where(active, charges, 0.0))
-    totals = Totals().add([paid], budget)
-    assert totals.spent.tolist() == [math.nextafter(0.875, 1.0), 1.0, 0.25]
-    again = totals.admit(np.array([[0.125], [1e-300], [0.0]]), budget)
+    account = empty.added([paid])
+    assert account.spent.tolist() == [math.nextafter(0.875, 1.0), 1.0, 0.25]
+    again = account.admit(np.array([[0.125], [1e-300], [0.0]]))
     assert again.tolist() == [[False], [False], [True]]
 
 

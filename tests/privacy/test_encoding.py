@@ -16,9 +16,16 @@ from ledger_cases import every_event
 
 from adapmixed.errors import LedgerCorruptError
 from adapmixed.privacy import Event, RenyiBound
-from adapmixed.privacy.encoding import canonical, parse, read_array, write_array
-from adapmixed.privacy.events_json import _EVENTS, read_event, write_event
-from adapmixed.privacy.ledger.records import Record
+from adapmixed.privacy.encoding import (
+    EVENTS,
+    canonical,
+    parse,
+    read_array,
+    read_event,
+    to_json,
+    write_array,
+)
+from adapmixed.privacy.ledger import Record
 
 
 def same(one: Any, other: Any) -> bool:
@@ -35,22 +42,22 @@ def same(one: Any, other: Any) -> bool:
 
 def again(event: Event) -> Event:
     """Write the event as text and return the event that is read back."""
-    return read_event(parse(canonical(write_event(event))))
+    return read_event(parse(canonical(to_json(event))))
 
 
 def test_every_event_of_the_accountant_is_known_with_all_its_fields() -> None:
-    assert set(_EVENTS.values()) == set(typing.get_args(Event))
-    assert {type(event) for event in every_event()} == set(_EVENTS.values())
+    assert set(EVENTS.values()) == set(typing.get_args(Event))
+    assert {type(event) for event in every_event()} == set(EVENTS.values())
     for event in every_event():
         names = [field.name for field in dataclasses.fields(event)]
-        assert list(write_event(event)) == ["event", *names]
+        assert list(to_json(event)) == ["event", *names]
 
 
 def test_round_trip_of_every_event() -> None:
     for event in every_event():
         read = again(event)
         assert same(read, event)
-        assert canonical(write_event(read)) == canonical(write_event(event))
+        assert canonical(to_json(read)) == canonical(to_json(event))
     loss: Any = again(every_event()[2])
     assert not loss.loss.flags.writeable and loss.loss.dtype == np.float64
 

@@ -61,6 +61,14 @@ def without_caveats(original: Any) -> Any:
     )
 
 
+def charged_again(original: Any) -> Any:
+    def charge(self: Any, pay: Any) -> None:
+        self._state = "proposed"
+        original(self, pay)
+
+    return charge
+
+
 def same_counter(self: Any) -> Any:
     return self._key, self._next
 
@@ -105,7 +113,7 @@ FAULTS: list[tuple[str, str, Replacement, str]] = [
         "mechanisms/test_pmixed.py::test_no_rounding_exceeds_the_configured_epsilon",
     ),
     (
-        "adapmixed.privacy.totals:array_add_up",
+        "adapmixed.privacy.account:array_add_up",
         "sums of realised losses are rounded to the nearest double",
         instead(lambda total, losses: total + losses),
         "privacy/test_accountant.py::test_totals_are_upper_bounds_of_the_losses",
@@ -129,7 +137,7 @@ FAULTS: list[tuple[str, str, Replacement, str]] = [
         "kernels/test_contract.py::test_contract[cpu-leave_one_out-canary-N4]",
     ),
     (
-        "adapmixed.mechanisms.distribution:Distribution.sample",
+        "adapmixed.mechanisms.mechanism:NextToken.sample",
         "tokens are drawn from the distribution in single precision",
         instead(single_precision),
         "mechanisms/test_distributions.py"
@@ -152,26 +160,26 @@ FAULTS: list[tuple[str, str, Replacement, str]] = [
     (
         "adapmixed.privacy.accountant:Accountant.charge",
         "answers are free",
-        instead(lambda self, proposal: proposal._begin().settle(None)),
+        instead(lambda self, ticket: ticket.charge(lambda events, charges: None)),
         "generation/test_decoding.py"
         "::test_every_step_is_charged_before_its_token_is_drawn_and_yielded",
     ),
     (
-        "adapmixed.mechanisms.single_charge:Charge.settled",
-        "a proposal is released without a charge",
-        instead(lambda self: self._active),
+        "adapmixed.mechanisms.mechanism:Ticket._active",
+        "an answer is released without a charge",
+        instead(property(lambda self: None)),
         "mechanisms/test_protocol.py::test_nothing_is_released_before_the_charge",
     ),
     (
-        "adapmixed.mechanisms.proposal:Proposal.release",
+        "adapmixed.mechanisms.mechanism:Ticket.release",
         "a second release draws again",
-        instead(lambda self: self._drawn()),
+        instead(lambda self: self._distribution.answer(self._targets, self._rng)),
         "mechanisms/test_protocol.py::test_a_charge_pays_for_one_token_a_position",
     ),
     (
-        "adapmixed.mechanisms.single_charge:Charge.begin",
-        "one proposal is charged twice",
-        instead(lambda self: setattr(self, "_state", "being charged")),
+        "adapmixed.mechanisms.mechanism:Ticket.charge",
+        "one ticket is charged twice",
+        charged_again,
         "mechanisms/test_protocol.py::test_a_second_charge_raises_and_costs_nothing",
     ),
     (
@@ -181,13 +189,13 @@ FAULTS: list[tuple[str, str, Replacement, str]] = [
         "privacy/test_accountant_api.py::test_a_forked_child_spends_nothing",
     ),
     (
-        "adapmixed.privacy.ledger.store:Store.append",
+        "adapmixed.privacy.ledger:Ledger._write",
         "a ledger does not write its charges",
         NOTHING,
-        "privacy/test_ledger_durability.py::test_a_record_is_flushed_before_the_release",
+        "privacy/test_ledger.py::test_a_record_is_flushed_before_the_release",
     ),
     (
-        "adapmixed.privacy.ledger.records:Record.follows",
+        "adapmixed.privacy.ledger:Record.follows",
         "a record's hash is not compared",
         instead(lambda self, previous: True),
         "privacy/test_ledger_tampering.py::test_tampered_files_are_refused",
@@ -200,19 +208,19 @@ FAULTS: list[tuple[str, str, Replacement, str]] = [
     ),
     # No member and no plan is charged beyond its budget.
     (
-        "adapmixed.privacy.totals:Totals.admit",
+        "adapmixed.privacy.account:Account.admit",
         "a member contributes after its budget is spent",
         changed(lambda active: active | True),
         "privacy/test_budget.py::test_charging_is_in_order_and_silent",
     ),
     (
-        "adapmixed.privacy.totals:Totals._check_plan",
+        "adapmixed.privacy.account:Account._check_plan",
         "a plan of T queries answers more",
         NOTHING,
         "privacy/test_accountant.py::test_a_budget_is_charged_at_once_and_not_exceeded",
     ),
     (
-        "adapmixed.privacy.protocols:check_left",
+        "adapmixed.privacy.account:check_left",
         "a generation does not see what earlier ones have spent of a plan",
         NOTHING,
         "generation/test_charging.py::test_what_exceeds_the_rest_of_a_budget_is_refused_at_the_call",
@@ -224,7 +232,7 @@ FAULTS: list[tuple[str, str, Replacement, str]] = [
         "serving/test_scheduler.py::test_tokens_are_reserved_until_they_are_charged_or_given_back",
     ),
     (
-        "adapmixed.privacy.protocols:_check_fits",
+        "adapmixed.privacy.account:_check_fits",
         "losses that depend on other members are charged to a budget of every shard",
         NOTHING,
         "misuse/test_misuse.py::test_no_filter_runs_on_adapmixed",

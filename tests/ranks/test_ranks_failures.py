@@ -19,7 +19,7 @@ from adapmixed.errors import BudgetSpentError, ProcessError
 from adapmixed.generation.loop import Answerer
 from adapmixed.mechanisms import AdaPMixED, ClippedLogPool, Mechanism
 from adapmixed.privacy import Accountant, read_ledger
-from adapmixed.privacy.ledger import LedgerFile
+from adapmixed.privacy.ledger import Ledger
 from adapmixed.ranks import ALONE, Place, joined
 from adapmixed.rng import SecureRandom, SeededRandom
 
@@ -95,16 +95,16 @@ def test_no_rank_knows_a_token_before_it_is_charged(tmp_path: Path) -> None:
     """The main process ends during a charge that never reaches the disk."""
 
     def work(ranks: Group) -> None:
-        inner, count = LedgerFile.append, [0]
+        inner, count = Ledger.append, [0]
 
-        def append(self: LedgerFile, *arguments: Any) -> None:
+        def append(self: Ledger, *arguments: Any) -> None:
             count[0] += 1
             if count[0] == 3:  # the binding, a charge
                 time.sleep(0.3)  # the other process writes down what it was told so far
                 os.kill(os.getpid(), signal.SIGKILL)
             inner(self, *arguments)
 
-        LedgerFile.append = append  # type: ignore[method-assign]  # in this child alone
+        Ledger.append = append  # type: ignore[method-assign]  # in this child alone
         serve(ranks, tmp_path, POOL)
 
     children = started(2, work, tmp_path)

@@ -225,7 +225,7 @@ def check(kind: Kind, ledger: Path, counted: int) -> int:
     if not ledger.exists():
         assert counted == 0, f"{counted} tokens without a ledger"
         return 0
-    charged = read_ledger(ledger).account.totals.queries
+    charged = read_ledger(ledger).account.queries
     assert counted <= charged <= kind.mechanism.queries, f"charged {charged}, counted {counted}"
     usage = Usage(f"{ledger}.usage")
     assert usage.used(NAME) >= counted, f"the key has used {usage.used(NAME)} of {counted}"

@@ -124,7 +124,7 @@ def test_what_is_one_charge(
         engine.step()  # all are one batch now, of two shapes
         assert (accountant.charges, accountant.queries) == (2 + 2 * charges, 8)
         if engine._prepaid is not None:
-            engine._prepaid.grant(1)  # as if a row had not been answered
+            engine._prepaid.add(1)  # as if a row had not been answered
             with pytest.raises(RuntimeError, match="released in the same step"):
                 engine.step()
 

@@ -21,8 +21,7 @@ from tiny_models import TARGETS, VOCAB, tiny_model, write_adapter
 from torch import Tensor
 
 from adapmixed.ensemble import Ensemble
-from adapmixed.mechanisms import AdaPMixED, ClippedLogPool, Mechanism
-from adapmixed.mechanisms.distribution import Distribution
+from adapmixed.mechanisms import AdaPMixED, ClippedLogPool, Mechanism, NextToken
 from adapmixed.privacy import Accountant
 from adapmixed.serving import wire
 from adapmixed.serving.admission import Admission
@@ -113,13 +112,13 @@ def test_members_change_nothing_but_the_tokens(
 ) -> None:
     drawn = 0
 
-    def forced(self: Distribution, rng: object) -> Tensor:
+    def forced(self: NextToken, rng: object) -> Tensor:
         nonlocal drawn
         rows = len(self.rows.public)
         drawn += rows
         return torch.tensor([(7 * (drawn - row)) % VOCAB for row in range(rows)])
 
-    monkeypatch.setattr(Distribution, "sample", forced)
+    monkeypatch.setattr(NextToken, "sample", forced)
     monkeypatch.setattr(wire.secrets, "token_hex", lambda size: "00" * size)
     monkeypatch.setattr(wire.time, "time", lambda: 1.0)
     caplog.set_level(logging.INFO)

@@ -24,7 +24,6 @@ from transformers import AutoTokenizer
 from vllm_cases import BASE, POOL
 
 from adapmixed.mechanisms import ClippedLogPool, Origin
-from adapmixed.mechanisms.prepaid import Prepayment
 from adapmixed.privacy import Accountant
 from adapmixed.serving.clients import Clients
 from adapmixed.serving.fields import Defaults
@@ -92,8 +91,8 @@ class Case:
         self.ledger, self.behind = folder / "ledger", Behind()
         mechanism = ClippedLogPool(POOL.lower, POOL.upper, POOL.scale, queries)
         self.accountant = Accountant(1e-5, path=self.ledger)
-        self.charge: Callable[[int], None] = lambda count: self.accountant.charge(
-            Prepayment(mechanism, 3, count, ORIGIN)
+        self.charge: Callable[[int], None] = lambda count: self.accountant.charge_ahead(
+            mechanism, 3, count, ORIGIN
         )
         if charged:
             self.charge(charged)

@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 
 from adapmixed.mechanisms import ClippedLogPool, Origin
-from adapmixed.mechanisms.prepaid import Prepayment
 from adapmixed.privacy import Accountant, BudgetSpentError
 from adapmixed.serving.query import ReservedError
 from adapmixed.vllm.reserved import Reserved, charged_so_far
@@ -91,7 +90,7 @@ def test_reservations_read_the_ledger(tmp_path: Path) -> None:
     path = tmp_path / "ledger"
     mechanism = ClippedLogPool(-0.5, 0.5, queries=100)
     with Accountant(1e-5, path=path) as accountant:
-        accountant.charge(Prepayment(mechanism, 3, 30, ORIGIN))
+        accountant.charge_ahead(mechanism, 3, 30, ORIGIN)
         assert charged_so_far(str(path)) == 30
         reserved = Reserved(100, lambda: charged_so_far(str(path)))
         end = reserved.reserve(60)
@@ -99,7 +98,7 @@ def test_reservations_read_the_ledger(tmp_path: Path) -> None:
             reserved.reserve(11)
         with pytest.raises(BudgetSpentError, match="<= 70, got 71"):
             reserved.reserve(71)
-        accountant.charge(Prepayment(mechanism, 3, 20, ORIGIN))
+        accountant.charge_ahead(mechanism, 3, 20, ORIGIN)
         end()
         end()
         assert reserved.unspent == 70  # not read again yet

@@ -15,7 +15,6 @@ from vllm_cases import BASE, POOL, write_ensemble
 
 from adapmixed import cli
 from adapmixed.mechanisms import ClippedLogPool, Origin
-from adapmixed.mechanisms.prepaid import Prepayment
 from adapmixed.privacy import Accountant
 from adapmixed.vllm.arguments import check_arguments
 from adapmixed.vllm.heads import check_heads, load
@@ -94,7 +93,7 @@ def test_a_ledger_must_fit(
 ) -> None:
     path = tmp_path / "ledger"
     with Accountant(1e-5, path=path) as accountant:
-        accountant.charge(Prepayment(POOL, 3, 1, Origin("ab" * 32)))
+        accountant.charge_ahead(POOL, 3, 1, Origin("ab" * 32))
     assert cli.main(config(ensemble, path)) == 2
     assert "must be charged for what it is bound to" in capsys.readouterr().err
     assert cli.main(config(ensemble, path, "--delta", "1e-6")) == 2
@@ -111,7 +110,7 @@ def test_caveats_of_the_ledger_are_named(
     mechanism = ClippedLogPool(-1.0, 1.0, 4.0, 1000)
     origin = Origin(loaded.origin.ensemble, ("positions",))
     with Accountant(1e-5, path=path) as accountant:
-        accountant.charge(Prepayment(mechanism, loaded.num_models, spent, origin))
+        accountant.charge_ahead(mechanism, loaded.num_models, spent, origin)
     before = path.read_bytes()
     assert cli.main(config(ensemble, path)) == 0
     told = capsys.readouterr().err

@@ -9,8 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from adapmixed.privacy.ledger import Reading
-    from adapmixed.privacy.ledger.records import Record
+    from adapmixed.privacy.ledger import Reading, Record
 
 ACTIONS = {
     "show": "print what was charged and its guarantee, for the operator only",
@@ -68,7 +67,7 @@ def run(arguments: argparse.Namespace) -> int:
     from adapmixed.commands.options import print_facts
     from adapmixed.errors import LedgerCorruptError
     from adapmixed.privacy import read_ledger
-    from adapmixed.privacy.ledger.register import together
+    from adapmixed.privacy.register import together
 
     digests: list[str] = []
     reading = read_ledger(arguments.path, seen=lambda one: digests.append(one.hash.hex()))
@@ -83,7 +82,7 @@ def run(arguments: argparse.Namespace) -> int:
             found = together(_ensemble(reading, arguments.ensemble), reading)
             facts |= {f"ledger {one.path}": str(one.guarantee) for one in found.readings}
             facts["together"] = found.words
-    elif arguments.expect not in (None, reading.description.first_hash.hex(), *digests):
+    elif arguments.expect not in (None, reading.first.hash.hex(), *digests):
         raise LedgerCorruptError(
             f"--expect must be a digest that {reading.path} had, got {arguments.expect!r}: it is "
             "an older copy or another ledger"
@@ -121,10 +120,10 @@ def _ensemble(reading: Reading, given: Path | None) -> Path:
     Raises:
         ValueError: there is none, or it is not the one that is given.
     """
-    from adapmixed.privacy.ledger.register import ensemble_of, entered, register_of
+    from adapmixed.privacy.register import ensemble_of, entered, register_of
 
     found = ensemble_of(reading) if given is None else given
-    if found is None or reading.description.identity not in entered(register_of(found)):
+    if found is None or reading.identity not in entered(register_of(found)):
         raise ValueError(
             f"--ensemble must be the ensemble whose register has {reading.path}, got {given}: "
             "'adapmixed generate' enters a ledger if it may write to the private folder"
@@ -141,7 +140,7 @@ def _letter(reading: Reading, ensemble: Path) -> str:
     from adapmixed import __version__
     from adapmixed.ensemble.manifest import read_manifest
     from adapmixed.privacy.guarantee import format_epsilon
-    from adapmixed.privacy.ledger.register import together
+    from adapmixed.privacy.register import together
 
     guarantee, binding = reading.guarantee, reading.account.binding
     found = together(ensemble, reading)
@@ -186,7 +185,7 @@ def _export(path: Path) -> int:
         lines.append(canonical(written))
 
     reading = read_ledger(path, seen=seen)
-    print(canonical({"ledger": parse(reading.description.text)}))
+    print(canonical({"ledger": parse(reading.first.text)}))
     for line in lines:
         print(line)
     return 0

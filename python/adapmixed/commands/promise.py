@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from adapmixed.mechanisms import Mechanism, Origin
+    from adapmixed.mechanisms import Mechanism, Origin, Ticket
     from adapmixed.privacy import Accountant, Guarantee
-    from adapmixed.privacy.protocols import Begun, Proposed
 
 
 def promised(
@@ -99,34 +98,10 @@ def _limits(mechanism: Mechanism) -> str:
     return f"{' or '.join(ways)} would limit it"
 
 
-@dataclass(frozen=True)
-class _MadeUp:
-    """A made-up answer of `mechanism` that is not public.
-
-    Attributes:
-        mechanism: the mechanism that the account is bound to.
-        num_models: N.
-        ensemble: fingerprint of the ensemble; None if it is not known.
-        active_tokens: K of the active vocabulary; None if members speak about all tokens.
-        unit: as in `Origin`.
-        proposal: what is charged.
-    """
-
-    mechanism: Mechanism
-    num_models: int
-    ensemble: str | None
-    active_tokens: int | None
-    unit: str | None
-    proposal: Proposed
-
-    def _begin(self) -> Begun:
-        return self.proposal._begin()
-
-
-def _made_up(mechanism: Mechanism, num_models: int, origin: Origin) -> _MadeUp:
+def _made_up(mechanism: Mechanism, num_models: int, origin: Origin) -> Ticket:
     """Return a made-up answer, for an account that is thrown away.
 
-    No rows are unsure enough for a public_confidence near 0. So the proposal is made without this
+    No rows are unsure enough for a public_confidence near 0. So the ticket is made without this
     rule, and is charged as one of the mechanism with it.
     """
     import torch
@@ -138,6 +113,6 @@ def _made_up(mechanism: Mechanism, num_models: int, origin: Origin) -> _MadeUp:
     if hasattr(mechanism, "public_confidence"):
         private = replace(private, public_confidence=None)
     rows = Rows(torch.zeros(num_models, 1, 2), torch.zeros(1, 2), None, 2)
-    proposal = private.propose_rows(rows, rng=SecureRandom(), origin=origin)
-    of = origin.ensemble, origin.active_tokens, origin.unit
-    return _MadeUp(mechanism, num_models, *of, proposal)
+    ticket: Ticket = private.propose_rows(rows, rng=SecureRandom(), origin=origin)
+    ticket.mechanism = mechanism
+    return ticket

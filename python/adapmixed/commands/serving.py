@@ -189,7 +189,7 @@ def _print_costs(arguments: argparse.Namespace, accountant: Accountant) -> None:
 def all_ledgers(ensemble: str | Path, path: Path | None = None) -> str:
     """Return what an ensemble's ledgers have spent; "" if the one at a path is alone."""
     from adapmixed.privacy import read_ledger
-    from adapmixed.privacy.ledger.register import together
+    from adapmixed.privacy.register import together
 
     try:
         found = together(ensemble, None if path is None else read_ledger(path, whole=False))

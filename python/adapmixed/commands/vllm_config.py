@@ -123,7 +123,6 @@ def _account(options: Options, loaded: Loaded) -> Accountant:
     """
     from adapmixed.privacy import Accountant, read_ledger
     from adapmixed.privacy.account import Account, Settings
-    from adapmixed.privacy.protocols import bound_to
 
     path = Path(options.ledger)
     settings = Settings(options.delta, None, options.adjacency)
@@ -136,9 +135,7 @@ def _account(options: Options, loaded: Loaded) -> Accountant:
             )
     elif not path.parent.is_dir():
         raise ValueError(f"--ledger must lie in a folder, but there is no {path.parent}")
-    origin = loaded.origin
-    of = loaded.num_models, origin.ensemble, origin.active_tokens, origin.unit
-    bound_to(account, options.mechanism, *of)
+    account.bound_to(options.mechanism, loaded.num_models, loaded.origin)
     if options.keys is not None:
         from adapmixed.serving.keys import read_keys
 

@@ -13,14 +13,13 @@ import numpy as np
 
 from adapmixed.evaluation.curve import Curve
 from adapmixed.evaluation.diagnosis import QUANTILES, Diagnosis, Utility, Weights
-from adapmixed.privacy.encoding import read_array, read_fields, write_array, write_fields
+from adapmixed.privacy.encoding import from_json, read_array, to_json, write_array
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
     from torch import Tensor
 
-    from adapmixed.mechanisms import Answer, Proposal
-    from adapmixed.mechanisms.distribution import Distribution
+    from adapmixed.mechanisms import Answer, NextToken, Ticket
 
 BINS = 20
 """Number of bins for weights strictly between 0 and 1; weights of 0 and 1 are counted apart."""
@@ -47,7 +46,7 @@ class Diagnostics:
         self._charged = np.zeros(0)  # (N,), empty if no single model is charged
         self._curve = Curve(POINTS)  # of queries, screened queries, charges
 
-    def add(self, proposal: Proposal, answer: Answer, targets: Tensor) -> None:
+    def add(self, proposal: Ticket, answer: Answer, targets: Tensor) -> None:
         """Add the answers of one call.
 
         Args:
@@ -67,7 +66,7 @@ class Diagnostics:
             self._charged = self._charged + charges.sum(1)
         self._curve.add((self.queries, self.screened, *self._kept()))
 
-    def _add_mixture(self, found: Distribution, answer: Answer, targets: Tensor) -> None:
+    def _add_mixture(self, found: NextToken, answer: Answer, targets: Tensor) -> None:
         own, public = target_log_probs(found, targets)
         projection: Any = found.projection
         weight = _array(projection.weight)
@@ -117,7 +116,7 @@ class Diagnostics:
             **{name: getattr(self, name) for name in _COUNTS},
             "sums": write_array(np.array([getattr(self, name) for name in _SUMS])),
             **{name: write_array(getattr(self, name)) for name in _ARRAYS},
-            "curve": write_fields(self._curve),
+            "curve": to_json(self._curve),
         }
 
     @classmethod
@@ -127,12 +126,12 @@ class Diagnostics:
         values = {name: state[name] for name in _COUNTS}
         values |= zip(_SUMS, read_array(state["sums"]).tolist(), strict=True)
         values |= {name: read_array(state[name]) for name in _ARRAYS}
-        vars(found).update(values, _curve=read_fields(Curve, state["curve"]))
+        vars(found).update(values, _curve=from_json(Curve, state["curve"]))
         return found
 
 
 def target_log_probs(
-    found: Distribution, targets: Tensor
+    found: NextToken, targets: Tensor
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """Return log p_j(x_t), (N, B), and log q(x_t), (B,), of the rows that the mechanism mixes."""
     private, public, sums = found.rows.private, found.rows.public, found.projection
@@ -164,18 +163,18 @@ def utility_terms(
     return np.where(np.isneginf(own), -np.inf, terms)
 
 
-def _is_mixture(found: Distribution) -> bool:
+def _is_mixture(found: NextToken) -> bool:
     """Return whether a mechanism that protects answers Σ_i [λ_i p_i + (1−λ_i) q]/N."""
-    from adapmixed.mechanisms.distribution import Distribution
+    from adapmixed.mechanisms import NextToken
     from adapmixed_ext import Projection
 
-    whole = type(found) is Distribution  # not a mixture over a subset of the members
+    whole = type(found) is NextToken  # not a mixture over a subset of the members
     return whole and isinstance(found.projection, Projection)
 
 
-def _charges(proposal: Proposal) -> NDArray[np.float64] | None:
+def _charges(proposal: Ticket) -> NDArray[np.float64] | None:
     """Return the charges of single models at the first order, (N, B), or None."""
-    prepared, active = proposal._prepared, proposal._active
+    prepared, active = proposal._proposed, proposal._active
     if prepared.losses is not None:
         realised: NDArray[np.float64] = _array(prepared.losses[..., 0])
         return realised

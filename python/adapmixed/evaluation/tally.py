@@ -10,12 +10,12 @@ from adapmixed.evaluation.curve import Curve
 from adapmixed.evaluation.diagnostics import Diagnostics
 from adapmixed.evaluation.result import Evaluation, Runs
 from adapmixed.privacy import Accountant
-from adapmixed.privacy.encoding import read_fields, read_real, write_fields, write_real
+from adapmixed.privacy.encoding import from_json, read_real, to_json, write_real
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from adapmixed.mechanisms import Answer, Proposal
+    from adapmixed.mechanisms import Answer, Ticket
 
 CURVE_POINTS = 512
 
@@ -39,7 +39,7 @@ class Tally:
         # Each point: queries so far, their ε, which is NaN without a guarantee, their perplexity.
         self.curve = Curve(CURVE_POINTS)
 
-    def add(self, proposal: Proposal, answer: Answer, targets: Tensor) -> None:
+    def add(self, proposal: Ticket, answer: Answer, targets: Tensor) -> None:
         """Count the answers of one call.
 
         Args:
@@ -88,7 +88,7 @@ class Tally:
             "loss": write_real(self.loss),
             "screened": self.screened,
             "seconds": self.seconds,
-            "curve": write_fields(self.curve),
+            "curve": to_json(self.curve),
             "accountant": self.accountant.state(),
             "diagnostics": None if self.diagnostics is None else self.diagnostics.state(),
         }
@@ -99,7 +99,7 @@ class Tally:
         kept = state["diagnostics"]
         diagnostics = None if kept is None else Diagnostics.from_state(kept)
         tally = cls(state["name"], Accountant.from_state(state["accountant"]), diagnostics)
-        tally.loss, tally.curve = read_real(state["loss"]), read_fields(Curve, state["curve"])
+        tally.loss, tally.curve = read_real(state["loss"]), from_json(Curve, state["curve"])
         tally.screened, tally.seconds = state["screened"], state["seconds"]
         return tally
 

@@ -19,7 +19,7 @@ from adapmixed.limits import (
     check_rng,
     check_type,
 )
-from adapmixed.mechanisms import Mechanism, Origin, shaped
+from adapmixed.mechanisms import Allowance, Mechanism, Origin, shaped
 from adapmixed.mechanisms.rows import check_shape, shaped_bytes
 from adapmixed.privacy import Accountant
 from adapmixed_ext.types import RandomSource
@@ -27,7 +27,6 @@ from adapmixed_ext.types import RandomSource
 if TYPE_CHECKING:
     from adapmixed.ensemble import Decoder, Ensemble
     from adapmixed.ensemble.forward import Beside
-    from adapmixed.mechanisms.prepaid import Prepaid
 
 _LOG = logging.getLogger(__name__)
 DEFAULT_MEMORY_BYTES = 1 << 30
@@ -267,7 +266,7 @@ class Answerer:
         *,
         temperature: float = 1.0,
         top_k: int | None = None,
-        payer: Accountant | Prepaid | None = None,
+        payer: Accountant | Allowance | None = None,
     ) -> Tensor:
         """Return one token for each row: proposed, charged, then released.
 

@@ -18,8 +18,7 @@ from adapmixed.limits import (
     check_order,
     check_sigma,
 )
-from adapmixed.mechanisms.distribution import Distribution
-from adapmixed.mechanisms.proposal import Mechanism, Prepared
+from adapmixed.mechanisms.mechanism import Mechanism, NextToken
 from adapmixed.mechanisms.rows import Rows
 from adapmixed.privacy import (
     Event,
@@ -150,7 +149,7 @@ class AdaPMixED(Mechanism):
             raise ValueError(f"preset must be one of {', '.join(PRESETS)}, got {name!r}")
         return PRESETS[name]
 
-    def _prepare(self, rows: Rows, rng: RandomSource) -> Prepared:
+    def _prepare(self, rows: Rows, rng: RandomSource) -> NextToken:
         """Prepare Algorithm 1 up to the draw of the token (lines 8 and 17)."""
         # The projection comes first because the screening needs its log-sum-exps.
         inputs, projection = project_inputs(
@@ -166,11 +165,10 @@ class AdaPMixED(Mechanism):
         if not bool(passed.all()):
             # Line 8: the query is answered from q, so every member has weight 0.
             projection = ops.Projection(torch.where(passed, projection.weight, 0.0), *inputs[2:])
-        distribution = Distribution(rows, projection)
         if self.loss == "fixed":
             bound = sound_bound(self.order, self.radius, models)
             events.append(RenyiBound(self.order, bound, models, positions))
-            return Prepared(distribution, ~passed, tuple(events))
+            return NextToken(rows, projection, tuple(events), ~passed)
         losses = ops.leave_one_out(
             inputs.private,
             inputs.public,
@@ -182,7 +180,7 @@ class AdaPMixED(Mechanism):
         answered = losses[:, passed].cpu().numpy()
         events.append(LeaveOneOutLoss(self._orders, answered, self.adjacency))
         events.append(PublicAnswer(positions - answered.shape[1]))
-        return Prepared(distribution, ~passed, tuple(events), losses=losses)
+        return NextToken(rows, projection, tuple(events), ~passed, losses=losses)
 
     def _screened(self, inputs: Inputs, width: int, rng: RandomSource) -> Tensor:
         """Run lines 1–8; return (B,) bool, True if the private models answer the query.

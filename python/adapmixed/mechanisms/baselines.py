@@ -9,8 +9,7 @@ import torch
 
 import adapmixed_ext as ops
 from adapmixed.limits import MOST_DEPTH, MOST_RANGE, check_number
-from adapmixed.mechanisms.distribution import Distribution, public_distribution
-from adapmixed.mechanisms.proposal import Mechanism, Prepared
+from adapmixed.mechanisms.mechanism import Mechanism, NextToken, public_token
 from adapmixed.mechanisms.rows import Rows
 from adapmixed.privacy import PublicAnswer, UnprotectedAnswer
 from adapmixed_ext import Projection
@@ -24,10 +23,8 @@ class PublicOnly(Mechanism):
 
     name: ClassVar[str] = "public"
 
-    def _prepare(self, rows: Rows, rng: RandomSource) -> Prepared:
-        positions = len(rows.public)
-        public = torch.ones(positions, dtype=torch.bool, device=rows.public.device)
-        return Prepared(public_distribution(rows), public, (PublicAnswer(positions),))
+    def _prepare(self, rows: Rows, rng: RandomSource) -> NextToken:
+        return public_token(rows, (PublicAnswer(len(rows.public)),))
 
 
 @dataclass(frozen=True)
@@ -37,12 +34,10 @@ class Unprotected(Mechanism):
     name: ClassVar[str] = "unprotected"
     no_budget: ClassVar[str] = "it has no bound that could be charged"
 
-    def _prepare(self, rows: Rows, rng: RandomSource) -> Prepared:
+    def _prepare(self, rows: Rows, rng: RandomSource) -> NextToken:
         inputs = prepare(rows.private, rows.public)
         projection = Projection(torch.ones_like(inputs.private_lse), *inputs[2:])
-        public = torch.zeros_like(inputs.public_lse, dtype=torch.bool)
-        events = (UnprotectedAnswer(len(public)),)
-        return Prepared(Distribution(rows, projection), public, events)
+        return NextToken(rows, projection, (UnprotectedAnswer(len(rows.public)),))
 
 
 @dataclass(frozen=True)
@@ -69,11 +64,10 @@ class UnprotectedPool(Mechanism):
         """Return the bytes of `Mechanism.held_bytes` and those of the pool's kept log-weights."""
         return super().held_bytes(rows, vocab_size, element) + 8 * vocab_size
 
-    def _prepare(self, rows: Rows, rng: RandomSource) -> Prepared:
+    def _prepare(self, rows: Rows, rng: RandomSource) -> NextToken:
         widest = min(MOST_RANGE, MOST_DEPTH / self.scale) / 2
         pool = ops.log_pool(
             rows.private, rows.public, lower=-widest, upper=widest, scale=self.scale,
             lse_differences=rows.lse_differences,
         )  # fmt: skip
-        public = torch.zeros(len(rows.public), dtype=torch.bool, device=rows.public.device)
-        return Prepared(Distribution(rows, pool), public, (UnprotectedAnswer(len(public)),))
+        return NextToken(rows, pool, (UnprotectedAnswer(len(rows.public)),))

@@ -11,8 +11,7 @@ import torch
 
 import adapmixed_ext as ops
 from adapmixed.limits import check_clip, check_optional_queries, check_scale
-from adapmixed.mechanisms.distribution import Distribution
-from adapmixed.mechanisms.proposal import Mechanism, Prepared
+from adapmixed.mechanisms.mechanism import Mechanism, NextToken
 from adapmixed.mechanisms.rows import Rows, check_confidence
 from adapmixed.privacy import BoundedRangeAnswer, Event, PublicAnswer
 from adapmixed.privacy.costs.clipped_log_pool import individual_rho
@@ -70,11 +69,29 @@ class ClippedLogPool(Mechanism):
         span = np.array((self.upper - self.lower) * (1 + 1e-12))
         return float(individual_rho(span, self.scale, self.lower, self.upper, num_models))
 
+    def cost_ahead(self, num_models: int, queries: int) -> tuple[Event, ...]:
+        """Return the cost of queries whose rows do not exist yet.
+
+        Args:
+            num_models: N.
+            queries: number of queries.
+
+        Raises:
+            ValueError: there is a `public_confidence`.
+        """
+        if self.public_confidence is not None:
+            raise ValueError(
+                "public_confidence must be None to be charged in advance, got "
+                f"{self.public_confidence!r}: public answers cost nothing, and which ones they "
+                "are is not known yet"
+            )
+        return _events(self.scale, self.lower, self.upper, num_models, queries, self.queries, 0)[:1]
+
     def held_bytes(self, rows: int, vocab_size: int, element: int) -> int:
         """Return the bytes of `Mechanism.held_bytes` and those of the pool's kept log-weights."""
         return super().held_bytes(rows, vocab_size, element) + 8 * vocab_size
 
-    def _prepare(self, rows: Rows, rng: RandomSource) -> Prepared:
+    def _prepare(self, rows: Rows, rng: RandomSource) -> NextToken:
         models, positions = rows.private.shape[:2]
         asked = rows.unsure(self.public_confidence)
         answered, takes_part = positions, None
@@ -88,9 +105,9 @@ class ClippedLogPool(Mechanism):
         span = pool.span.cpu().numpy()
         rho = torch.from_numpy(individual_rho(span, self.scale, self.lower, self.upper, models))
         charges = rho if answered == positions else torch.where(asked.cpu(), rho, 0.0)
-        found = Distribution(rows, pool, takes_part)
         setting = (self.scale, self.lower, self.upper, models, answered, self.queries)
-        return Prepared(found, ~asked, _events(*setting, positions - answered), charges)
+        events = _events(*setting, positions - answered)
+        return NextToken(rows, pool, events, ~asked, takes_part, charges)
 
 
 @lru_cache  # every step asks, mostly with the same numbers

@@ -9,8 +9,7 @@ import torch
 
 import adapmixed_ext as ops
 from adapmixed.limits import check_box, check_optional_queries, check_order
-from adapmixed.mechanisms.distribution import Distribution
-from adapmixed.mechanisms.proposal import Mechanism, Prepared
+from adapmixed.mechanisms.mechanism import Mechanism, NextToken
 from adapmixed.mechanisms.rows import Rows, check_confidence
 from adapmixed.privacy import ClippedAnswer, Event, PublicAnswer
 from adapmixed.privacy.costs.clipped_mixing import charge_rounding
@@ -78,7 +77,7 @@ class ClippedMixing(Mechanism):
             "guarantee is composed for a number of queries that is fixed in advance"
         )
 
-    def _prepare(self, rows: Rows, rng: RandomSource) -> Prepared:
+    def _prepare(self, rows: Rows, rng: RandomSource) -> NextToken:
         models, positions = rows.private.shape[:2]
         clipping = ops.clip_project(
             rows.private, rows.public, lower=self.lower, upper=self.upper, orders=self.order
@@ -93,11 +92,11 @@ class ClippedMixing(Mechanism):
             # A row of charge 0 is an emptied shard's. It answers q as a missing member does, to
             # the last bit.
             takes_part = asked & (charge > 0)
-        found = Distribution(rows, clipping, takes_part)
         every = torch.ones(models, positions, dtype=torch.bool, device=rows.public.device)
         answered = int(asked.sum())
         events: tuple[Event, ...] = (PublicAnswer(positions - answered),)
         if self.queries is not None:
             setting = (self.lower, self.upper, models, answered, self.queries)
             events = (ClippedAnswer(*setting), *events)
-        return Prepared(found.of_members(every), ~asked, events, charges)
+        found = NextToken(rows, clipping, events, ~asked, takes_part, charges)
+        return found.of_members(every)

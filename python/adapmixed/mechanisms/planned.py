@@ -6,8 +6,8 @@ from typing import Any
 
 from adapmixed.mechanisms.clipped_log_pool import ClippedLogPool
 from adapmixed.mechanisms.clipped_mixing import ClippedMixing
+from adapmixed.mechanisms.mechanism import Mechanism
 from adapmixed.mechanisms.pmixed import PMixED
-from adapmixed.mechanisms.proposal import Mechanism
 from adapmixed.privacy.planner import Plan
 
 

@@ -6,8 +6,6 @@ import math
 from dataclasses import dataclass
 from typing import ClassVar
 
-import torch
-
 import adapmixed_ext as ops
 from adapmixed.limits import (
     MOST_EXPONENT,
@@ -17,8 +15,7 @@ from adapmixed.limits import (
     check_queries,
     check_question,
 )
-from adapmixed.mechanisms.distribution import Distribution
-from adapmixed.mechanisms.proposal import Mechanism, Prepared
+from adapmixed.mechanisms.mechanism import Mechanism, NextToken
 from adapmixed.mechanisms.rows import Rows
 from adapmixed.privacy import RenyiBound
 from adapmixed.privacy.conversions import c_alpha, emptied_share, larger_order
@@ -106,12 +103,11 @@ class PMixED(Mechanism):
         largest = radius_for_epsilon(self.order, self.per_query, num_models)
         return min(largest, MOST_EXPONENT / (self.order - 1))
 
-    def _prepare(self, rows: Rows, rng: RandomSource) -> Prepared:
+    def _prepare(self, rows: Rows, rng: RandomSource) -> NextToken:
         """Prepare lines 2–8 of Algorithm 2, up to the draw of the token."""
         models, positions = rows.private.shape[:2]
         radius = self.radius(models)
         projection = ops.project(rows.private, rows.public, order=self.order, radius=radius)
         spent = sound_bound(self.order, radius, models)
         event = RenyiBound(self.order, spent, models, positions, budget=self.queries)
-        public = torch.zeros(positions, dtype=torch.bool, device=rows.public.device)
-        return Prepared(Distribution(rows, projection), public, (event,))
+        return NextToken(rows, projection, (event,))

@@ -1,22 +1,142 @@
-"""The immutable content of an accountant: settings, binding and totals."""
+"""The sums of all charges of an accountant, and the settings and binding that they fall under.
+
+Events of a fixed cost are counted. Realised losses and individual charges enter arrays, rounded up
+at each addition, so that the same events give the same bits on every machine. The module `epsilon`
+computes the ε that follows.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
-from typing import Any
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, fields, is_dataclass, replace
+from numbers import Real
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from adapmixed.limits import check_delta, check_epsilon, check_question
+from adapmixed.errors import BudgetSpentError
+from adapmixed.limits import (
+    check_active,
+    check_count,
+    check_delta,
+    check_epsilon,
+    check_models,
+    check_question,
+)
 from adapmixed.privacy.budget import ShardBudget
-from adapmixed.privacy.encoding import check_keys, exactly, read_fields, write_fields
-from adapmixed.privacy.epsilon import Parts, guarantee_of, parts_of
-from adapmixed.privacy.events import Event, IndividualCharge
-from adapmixed.privacy.events_json import read_totals, write_totals
-from adapmixed.privacy.guarantee import Guarantee
-from adapmixed.privacy.totals import Totals
+from adapmixed.privacy.encoding import (
+    check_keys,
+    exactly,
+    from_json,
+    read_array,
+    read_event,
+    to_json,
+    write_array,
+)
+from adapmixed.privacy.events import (
+    CAVEATS,
+    BoundedRangeAnswer,
+    Caveat,
+    ClippedAnswer,
+    Event,
+    GaussianScreening,
+    IndividualCharge,
+    LeaveOneOutLoss,
+    Origin,
+    Pay,
+    PublicAnswer,
+    RenyiBound,
+    UnprotectedAnswer,
+    checked_array,
+)
+from adapmixed.privacy.rounding import array_add_up
+
+Counted = (
+    GaussianScreening
+    | RenyiBound
+    | ClippedAnswer
+    | BoundedRangeAnswer
+    | PublicAnswer
+    | UnprotectedAnswer
+)
+"""Events whose cost does not depend on private data."""
+
+FAMILIES = {
+    LeaveOneOutLoss: "realised losses or Rényi bounds",
+    RenyiBound: "realised losses or Rényi bounds",
+    GaussianScreening: "realised losses or Rényi bounds",
+    ClippedAnswer: "ClippedAnswer",
+    BoundedRangeAnswer: "BoundedRangeAnswer",
+    IndividualCharge: "IndividualCharge",
+}
+"""Events by the family whose costs add up to one total."""
+
+
+@dataclass(frozen=True)
+class Losses:
+    """Sums of realised losses, as upper bounds.
+
+    Attributes:
+        orders: K Rényi orders, fixed in advance.
+        adjacency: neighbours that the losses are about.
+        total: (N, K) float64, sums of the losses.
+        queries: number of queries whose losses were added.
+    """
+
+    orders: tuple[float, ...]
+    adjacency: str
+    total: NDArray[np.float64] = field(compare=False)
+    queries: int = 0
+
+    def add(self, event: LeaveOneOutLoss) -> Losses:
+        """Return the sums with one more event."""
+        total = self.total
+        for position in range(event.queries):
+            total = array_add_up(total, event.loss[:, position])
+        return replace(self, total=total, queries=self.queries + event.queries)
+
+
+class Charged(Protocol):
+    """The part of a mechanism that the accountant uses."""
+
+    @property
+    def measure(self) -> tuple[str, float | None] | None:
+        """Unit of the individual charges: ("zcdp", None), ("renyi", order) or None without any."""
+
+    def largest_charge(self, num_models: int) -> float | None:
+        """Largest individual charge of one answer, if its log-ratio has a bounded range."""
+
+    def cost_ahead(self, num_models: int, queries: int) -> Sequence[Event]:
+        """Return the cost of queries whose rows do not exist yet; raise if it depends on them."""
+
+    @property
+    def no_budget(self) -> str:
+        """The reason why per-shard budgets cannot be kept; "" if they can."""
+
+    @property
+    def no_total(self) -> str:
+        """The reason why there is no guarantee without per-shard budgets; "" if there is one."""
+
+    @property
+    def no_replacement(self) -> str:
+        """The reason why there is no guarantee for replace-one; "" if there is one."""
+
+    @property
+    def planned_queries(self) -> int | None:
+        """Number of queries that the guarantee is planned for; None for any number."""
+
+
+class Payable(Protocol):
+    """The part of a ticket that the accountant uses; see `mechanisms.Ticket`."""
+
+    @property
+    def mechanism(self) -> Charged: ...
+    @property
+    def num_models(self) -> int: ...
+    @property
+    def origin(self) -> Origin: ...
+    def charge(self, pay: Pay) -> None: ...
 
 
 @dataclass(frozen=True)
@@ -50,7 +170,7 @@ class Binding:
         measure: unit of the individual charges, "renyi" or "zcdp"; None without such charges.
         order: Rényi order of the individual charges; None without one.
         largest: largest individual charge of one answer, if answers have a bounded range.
-        ensemble: the ensemble's fingerprint; None for proposals made by hand.
+        ensemble: the ensemble's fingerprint; None for logits made by hand.
         active_tokens: K of the active vocabulary; None if members speak about all tokens.
         unit: the column whose every name has a member of its own; None if shards are protected.
     """
@@ -64,36 +184,65 @@ class Binding:
     active_tokens: int | None
     unit: str | None = None
 
-    def written(self) -> dict[str, Any]:
-        """Return the binding as JSON values, with its unit if there is one."""
-        found = write_fields(self)
-        return found if self.unit is not None else {k: v for k, v in found.items() if k != "unit"}
-
     @staticmethod
     def read(written: Any) -> Binding:
-        """Return the binding that the method `written` has written.
+        """Return the binding that `to_json` has written, now or before there were units.
 
         Raises:
             ValueError: a field is missing, unknown or not valid.
         """
-        return read_fields(Binding, {**exactly(dict, written), "unit": written.get("unit")})
+        return from_json(Binding, {"unit": None, **exactly(dict, written)})
 
 
 @dataclass(frozen=True)
 class Account:
-    """The charges so far, and the settings and binding that they fall under.
+    """The settings, the binding and the sum of all charges. :meth:`added` returns another account.
 
     Attributes:
         settings: settings of the accountant.
-        binding: None before the first proposal is charged, and if only events were added.
+        binding: None before the first ticket is charged, and if only events were added.
         budget: budget of every shard; None until the binding or an individual charge fixes it.
-        totals: sum of all charges.
+        counts: number of answered queries by event of a fixed cost, whose own `queries` is 0.
+        losses: sums of realised losses; None before the first.
+        spent: (N,) float64, sums of individual charges; None before the first.
+        charged: number of queries that were charged individually.
+        caveats: names of `CAVEATS`.
     """
 
     settings: Settings
     binding: Binding | None = None
     budget: ShardBudget | None = None
-    totals: Totals = field(default_factory=Totals)
+    counts: Mapping[Counted, int] = field(default_factory=dict)
+    losses: Losses | None = None
+    spent: NDArray[np.float64] | None = field(default=None, compare=False)
+    charged: int = 0
+    caveats: frozenset[str] = frozenset()
+
+    @property
+    def empty(self) -> bool:
+        """True if nothing was charged and no event was added."""
+        sums = self.counts or self.charged or self.caveats
+        return not sums and self.losses is None and self.spent is None
+
+    def bound_to(self, mechanism: Charged, num_models: int, origin: Origin) -> Account:
+        """Return the account bound to this mechanism and ensemble, or this one if it is already.
+
+        Args:
+            mechanism: how queries are answered.
+            num_models: N.
+            origin: the ensemble that answers.
+
+        Raises:
+            ValueError: the account is bound to something else, or the mechanism gives no guarantee
+                under the account's settings.
+        """
+        _check_fits(mechanism, self.settings)
+        measure, order = mechanism.measure or (None, None)
+        models = check_models(num_models)
+        largest = mechanism.largest_charge(models)
+        active = check_active(origin.active_tokens, "active_tokens")
+        of = measure, order, largest, origin.ensemble, active, origin.unit
+        return self.bound(Binding(_described(mechanism), models, *of))
 
     def bound(self, binding: Binding) -> Account:
         """Return the account with this binding, or this account if it has it already.
@@ -103,21 +252,16 @@ class Account:
         """
         if self.binding == binding:
             return self
-        if self.binding is None and self.totals != Totals():
+        if self.binding is None and not self.empty:
             raise ValueError(
                 "accountant must have charged nothing before it is bound to a mechanism, got one "
-                "to which events were added: proposals need an accountant of their own"
+                "to which events were added: tickets need an accountant of their own"
             )
         if self.binding is not None:
-            names = [
-                name
-                for name in vars(binding)
-                if getattr(binding, name) != getattr(self.binding, name)
-            ]
             # A fingerprint is a digest of the private members, so no message shows it.
-            told = [name for name in names if name not in ("ensemble", "largest")]
-            was, now = ({n: getattr(one, n) for n in told} for one in (self.binding, binding))
-            differ = f"{was!r}, got {now!r}" if told else "got another ensemble"
+            told = replace(self.binding, ensemble=binding.ensemble, largest=binding.largest)
+            was, now = _differences(told, binding)
+            differ = f"{was!r}, got {now!r}" if was else "got another ensemble"
             raise ValueError(
                 f"accountant must be charged for what it is bound to, {differ}: "
                 "another mechanism or ensemble, also one with a member retrained or withdrawn, "
@@ -127,21 +271,188 @@ class Account:
         return replace(self, binding=binding, budget=budget)
 
     def added(self, events: Iterable[Event]) -> Account:
-        """Return the account with all of these events.
+        """Return the account with all of these events, in order.
 
         Raises:
-            ValueError: one of the events cannot be added.
+            ValueError: an object is not an event, or its cost cannot be added to the others.
+            BudgetSpentError: there are more queries than were planned.
         """
-        listed, budget = list(events), self.budget
-        for event in listed:
-            if budget is None and isinstance(event, IndividualCharge):
-                budget = self._budget(event.measure, event.order)
-        # Without a binding, the unit of a budget is not known before the first charge.
-        limit = budget
-        if limit is None and self.settings.epsilon is not None:
-            limit = ShardBudget("zcdp", 0.0)
-        totals = self.totals.add(listed, limit)
-        return replace(self, budget=budget, totals=totals)
+        found = self
+        for event in events:
+            found = found._added(event)
+        return found
+
+    def _added(self, event: Event) -> Account:
+        if isinstance(event, Caveat):
+            return replace(self, caveats=self.caveats | {event.name})
+        if isinstance(event, IndividualCharge):
+            return self._charged(event)
+        if not isinstance(event, Counted | LeaveOneOutLoss):
+            raise ValueError(f"events must be privacy events, got {type(event).__name__}")
+        if self.settings.epsilon is not None and not isinstance(event, PublicAnswer):
+            raise ValueError(
+                "events must be IndividualCharge under a budget of every shard, got "
+                f"{type(event).__name__}: its cost is not one member's own"
+            )
+        self._check_family(event)
+        if isinstance(event, LeaveOneOutLoss):
+            self._check_orders(event.orders, event.adjacency)
+            empty = Losses(event.orders, event.adjacency, np.zeros(event.loss.shape[::2]))
+            return replace(self, losses=(self.losses or empty).add(event))
+        setting, counts = replace(event, queries=0), dict(self.counts)
+        if isinstance(event, RenyiBound):
+            self._check_orders((event.order,), "add_remove" if event.published else "zero_out")
+        self._check_plan(event, setting)
+        counts[setting] = counts.get(setting, 0) + event.queries
+        return replace(self, counts=counts)
+
+    def _charged(self, event: IndividualCharge) -> Account:
+        budget = self.budget or self._budget(event.measure, event.order)
+        if budget is None:
+            raise ValueError(
+                "epsilon must be given to an accountant of IndividualCharges: without a budget of "
+                "every shard they give no guarantee"
+            )
+        if (event.measure, event.order) != (budget.measure, budget.order):
+            raise ValueError(
+                f"measure and order must be those of the budget, "
+                f"{(budget.measure, budget.order)!r}, got {(event.measure, event.order)!r}"
+            )
+        self._check_family(event)
+        if budget.largest is not None and (event.charge > budget.largest).any():
+            raise ValueError(
+                f"charge must be <= {budget.largest!r}, the largest of one answer, got one above it"
+            )
+        spent = np.zeros(event.num_models) if self.spent is None else self.spent
+        for position in range(event.queries):
+            spent = array_add_up(spent, event.charge[:, position])
+        if (spent > budget.amount).any():
+            raise ValueError(
+                f"charge must keep every shard within its budget {budget.amount!r}, got one that "
+                "exceeds it"
+            )
+        charged = self.charged + event.queries
+        return replace(self, budget=budget, spent=spent, charged=charged)
+
+    def admit(self, charge: NDArray[np.float64]) -> NDArray[np.bool_]:
+        """Return which members may contribute, one position after another.
+
+        A member contributes if its own charges so far and this one stay within its budget; see
+        docs/theory/per-shard-budgets.md.
+
+        Args:
+            charge: (N, B) float64, upper bounds.
+
+        Returns:
+            (N, B) bool, True for members that contribute. Private.
+        """
+        assert self.budget is not None  # a binding to a mechanism with charges has fixed it
+        active = np.zeros(charge.shape, dtype=np.bool_)
+        spent = np.zeros(len(charge)) if self.spent is None else self.spent
+        for position in range(charge.shape[1]):
+            total = array_add_up(spent, charge[:, position])
+            active[:, position] = total <= self.budget.amount
+            spent = np.where(active[:, position], total, spent)
+        return active
+
+    def _check_family(self, event: object) -> None:
+        family, known = FAMILIES.get(type(event)), self._family
+        if None not in (family, known) and family != known:
+            raise ValueError(
+                f"events must come from one mechanism, got {family} after {known}: no joint total "
+                "is proved; keep an accountant for each, whose fixed ε and δ add"
+            )
+        models = getattr(event, "num_models", None)
+        if None not in (models, self.num_models) and models != self.num_models:
+            raise ValueError(
+                f"num_models must be the same in every event, got {models} after {self.num_models}"
+            )
+
+    @property
+    def _family(self) -> str | None:
+        if self.spent is not None:
+            return FAMILIES[IndividualCharge]
+        if self.losses is not None:
+            return FAMILIES[LeaveOneOutLoss]
+        return next((FAMILIES[type(e)] for e in self.counts if type(e) in FAMILIES), None)
+
+    @property
+    def num_models(self) -> int | None:
+        """N; None until an event names it."""
+        if self.losses is not None:
+            return len(self.losses.total)
+        if self.spent is not None:
+            return len(self.spent)
+        return next((int(e.num_models) for e in self.counts if hasattr(e, "num_models")), None)
+
+    def _check_orders(self, orders: tuple[float, ...], adjacency: str) -> None:
+        known = self.renyi
+        if known is not None and known != (orders, adjacency):
+            raise ValueError(
+                "orders and adjacency must be the same in every event, got "
+                f"{(orders, adjacency)!r} after {known!r}"
+            )
+
+    @property
+    def renyi(self) -> tuple[tuple[float, ...], str] | None:
+        """Rényi orders and the neighbours of their costs; None without Rényi costs."""
+        if self.losses is not None:
+            return self.losses.orders, self.losses.adjacency
+        for bound in self.of(RenyiBound):
+            return (bound.order,), "add_remove" if bound.published else "zero_out"
+        return None
+
+    def _check_plan(self, event: Counted, setting: Counted) -> None:
+        budget = getattr(event, "budget", None)
+        if budget is None:
+            return
+        for known in self.of(type(event)):
+            if known.budget is not None and known != setting:
+                was, now = _differences(known, setting)
+                raise ValueError(
+                    f"{' and '.join(was)} must be the same in every planned answer, got {now!r} "
+                    f"after {was!r}: settings and number must be fixed beforehand; another plan "
+                    "needs another accountant, whose ε and δ add"
+                )
+        answered = self.counts.get(setting, 0) + event.queries
+        if answered > budget:
+            raise BudgetSpentError(
+                f"queries must stay within the {budget} that the guarantee was planned for, got "
+                f"{answered}"
+            )
+
+    def of(self, kind: type) -> list[Any]:
+        """Return the counted events of one class."""
+        return [event for event in self.counts if isinstance(event, kind)]
+
+    @property
+    def planned(self) -> int:
+        """Number of answered queries that belong to a plan."""
+        return sum(n for e, n in self.counts.items() if getattr(e, "budget", None) is not None)
+
+    @property
+    def public_queries(self) -> int:
+        """Number of queries that were answered from public values only."""
+        return self.counts.get(PublicAnswer(0), 0)
+
+    @property
+    def queries(self) -> int:
+        """Number of answered queries. A screening is part of an answer, not a query."""
+        counted = sum(n for e, n in self.counts.items() if not isinstance(e, GaussianScreening))
+        return counted + self.charged + (0 if self.losses is None else self.losses.queries)
+
+    @property
+    def kind(self) -> str:
+        """Kind of guarantee that all charges have together, one of `guarantee.KINDS`."""
+        if self.counts.get(UnprotectedAnswer(0), 0):
+            return "none"
+        if any(bound.published for bound in self.of(RenyiBound)):
+            return "published"
+        if self.losses is not None:
+            return "data-dependent, ex-post"
+        planned = any(getattr(event, "budget", None) is not None for event in self.counts)
+        counted = any(n and type(event) in FAMILIES for event, n in self.counts.items())
+        return "fixed" if self.spent is not None or planned or counted else "public"
 
     def _budget(
         self, measure: str | None, order: float | None, largest: float | None = None
@@ -152,71 +463,26 @@ class Account:
         adjacency = self.settings.adjacency
         return ShardBudget.for_epsilon(epsilon, delta, order, adjacency, largest)
 
-    def guarantee(self, delta: float, adjacency: str) -> Guarantee:
-        """Return the guarantee of all charges; see `guarantee_of`."""
-        found = guarantee_of(self.totals, delta, adjacency, self.budget)
-        if self.binding is None or self.binding.unit is None:
-            return found
-        return replace(found, unit=repr(self.binding.unit))
-
-    def parts(self) -> Parts:
-        """Return the parts of ε; see `parts_of`."""
-        settings = self.settings
-        return parts_of(self.totals, settings.delta, settings.adjacency, self.budget)
-
-    def fixed_epsilon(self, delta: float) -> float:
-        """Return ε at this δ.
-
-        Raises:
-            ValueError: the total is not fixed.
-        """
-        found = self.guarantee(delta, self.settings.adjacency)
-        if found.kind not in ("fixed", "public") or found.epsilon is None:
-            raise ValueError(
-                f"epsilon must be that of a fixed total, got one of kind {found.kind!r}: "
-                "guarantee() says what can be stated"
-            )
-        return found.epsilon
-
-    def spent(self) -> NDArray[np.float64]:
-        """Return (N,) float64, what each shard has spent. Private.
-
-        Raises:
-            ValueError: the shards have no budget, or N is not known.
-        """
-        models = self.totals.num_models
-        if models is None and self.binding is not None:
-            models = self.binding.num_models
-        if self.settings.epsilon is None:
-            raise ValueError("spent needs an accountant with epsilon=: no shard has a budget")
-        if models is None:
-            raise ValueError("spent needs a first charge: the number of shards is not known yet")
-        return np.zeros(models) if self.totals.spent is None else self.totals.spent.copy()
-
-    def limit(self) -> float:
-        """Return the budget of every shard.
-
-        Raises:
-            ValueError: the shards have no budget, or its unit is not known.
-        """
-        if self.settings.epsilon is None:
-            raise ValueError("limit needs an accountant with epsilon=: no shard has a budget")
-        if self.budget is None:
-            raise ValueError("limit needs a first charge: the unit of the budget is not known yet")
-        return self.budget.amount
-
     def written(self) -> dict[str, Any]:
         """Return everything but the settings as JSON values. Private."""
-        binding, budget = self.binding, self.budget
+        counted: Iterable[Any] = (replace(e, queries=n) for e, n in self.counts.items())
+        losses = self.losses
+        totals = {
+            "counts": [to_json(event) for event in counted],
+            "losses": None if losses is None else to_json(losses),
+            "spent": None if self.spent is None else write_array(self.spent),
+            "charged": self.charged,
+            "caveats": [name for name in CAVEATS if name in self.caveats],
+        }
         return {
-            "binding": None if binding is None else binding.written(),
-            "budget": None if budget is None else write_fields(budget),
-            "totals": write_totals(self.totals),
+            "binding": None if self.binding is None else to_json(self.binding),
+            "budget": None if self.budget is None else to_json(self.budget),
+            "totals": totals,
         }
 
     def state(self) -> dict[str, Any]:
         """Return everything as JSON values. Private."""
-        return {"settings": write_fields(self.settings), "account": self.written()}
+        return {"settings": to_json(self.settings), "account": self.written()}
 
     @staticmethod
     def from_state(state: Mapping[str, Any]) -> Account:
@@ -226,7 +492,7 @@ class Account:
             ValueError: the state is not valid.
         """
         values = check_keys("state", dict(state), {"settings", "account"})
-        return Account.read(read_fields(Settings, values["settings"]), values["account"])
+        return Account.read(from_json(Settings, values["settings"]), values["account"])
 
     @staticmethod
     def read(settings: Settings, written: Any) -> Account:
@@ -241,11 +507,100 @@ class Account:
             account = account.bound(Binding.read(values["binding"]))
         budget = None
         if values["budget"] is not None:
-            budget = read_fields(ShardBudget, values["budget"])
+            budget = from_json(ShardBudget, values["budget"])
             largest = account.binding.largest if account.binding else None
             if budget != account._budget(budget.measure, budget.order, largest):
                 raise ValueError(f"budget must follow from the settings, got {budget!r}")
         if account.budget not in (None, budget):
             raise ValueError(f"budget must be {account.budget!r}, got {budget!r}")
-        totals = read_totals(values["totals"], budget)
-        return replace(account, budget=budget, totals=totals)
+        return replace(account, budget=budget)._with_totals(values["totals"])
+
+    def _with_totals(self, written: Any) -> Account:
+        """Return this account without charges with written sums, which pass the checks of events.
+
+        Raises:
+            ValueError: no events can give these sums.
+        """
+        keys = {"counts", "losses", "spent", "charged", "caveats"}
+        values = check_keys("totals", written, keys)
+        found = self.added(read_event(one) for one in exactly(list, values["counts"]))
+        found = found.added(Caveat(exactly(str, name)) for name in exactly(list, values["caveats"]))
+        if values["losses"] is not None:
+            losses = from_json(Losses, values["losses"])
+            check_count("queries", losses.queries, 0)
+            whole = LeaveOneOutLoss(losses.orders, losses.total[:, None], losses.adjacency)
+            found = replace(found._added(whole), losses=losses)
+        charged = check_count("charged", exactly(int, values["charged"]), 0)
+        if values["spent"] is None and charged != 0:
+            raise ValueError(f"charged must be 0 without spent, got {charged}")
+        if values["spent"] is not None:
+            if self.budget is None:
+                raise ValueError("spent must be null without a budget of every shard")
+            spent = checked_array("spent", read_array(values["spent"]), (None,))
+            # It is the sum of many charges, so the largest of one answer is no bound of it.
+            paid = IndividualCharge(self.budget.measure, self.budget.order, spent[:, None])
+            found = replace(found, budget=replace(self.budget, largest=None))._added(paid)
+            found = replace(found, budget=self.budget, charged=charged)
+        return found
+
+
+def _differences(known: Any, given: Any) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return the fields in which two dataclasses of one class differ, as each has them."""
+    names = [name for name in vars(known) if getattr(known, name) != getattr(given, name)]
+    was, now = ({name: getattr(one, name) for name in names} for one in (known, given))
+    return was, now
+
+
+def _described(mechanism: Charged) -> str:
+    """Return the mechanism with its settings; a real number looks alike whatever its type."""
+    if not is_dataclass(mechanism):
+        return repr(mechanism)
+    values = {
+        f.name: getattr(mechanism, f.name) for f in fields(mechanism) if "float" in str(f.type)
+    }
+    changes = {
+        name: float(value)
+        for name, value in values.items()
+        if isinstance(value, Real) and type(value) is not float
+    }
+    return repr(replace(mechanism, **changes) if changes else mechanism)
+
+
+def _check_fits(mechanism: Charged, settings: Settings) -> None:
+    """Raise ValueError unless the mechanism gives a guarantee under these settings."""
+    delta = getattr(mechanism, "delta", settings.delta)
+    if delta != settings.delta:
+        raise ValueError(
+            f"delta must be the mechanism's own, {delta!r}, got an accountant of {settings.delta!r}"
+        )
+    if settings.adjacency == "replace_one" and mechanism.no_replacement:
+        raise ValueError(
+            f"adjacency must be 'zero_out' for {type(mechanism).__name__}, got 'replace_one': "
+            f"{mechanism.no_replacement}"
+        )
+    if settings.epsilon is None:
+        if mechanism.no_total:
+            raise ValueError(mechanism.no_total)
+        return
+    if mechanism.no_budget:
+        raise ValueError(
+            f"epsilon must be None for {type(mechanism).__name__}, got {settings.epsilon!r}: "
+            f"{mechanism.no_budget}"
+        )
+    if mechanism.planned_queries is not None:
+        raise ValueError(
+            f"queries must be None if every shard has a budget, got {mechanism.planned_queries}: "
+            "any number of queries keeps it"
+        )
+
+
+def check_left(mechanism: Charged, answered: int, queries: int) -> None:
+    """Raise BudgetSpentError unless the mechanism's plan has room for so many more queries."""
+    planned, queries = mechanism.planned_queries, check_count("queries", queries, 0)
+    if planned is not None and answered + queries > planned:
+        raise BudgetSpentError(
+            f"queries must stay within the {planned} that the mechanism was planned for, "
+            f"{answered} of which are spent, got up to {queries} more with "
+            f"{max(planned - answered, 0)} left: ask for fewer (evaluate: --queries, "
+            "else --max-new-tokens)"
+        )

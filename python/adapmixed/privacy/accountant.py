@@ -10,13 +10,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from adapmixed.limits import check_delta
-from adapmixed.privacy.account import Account, Settings
-from adapmixed.privacy.events import Caveat, Event
+from adapmixed.limits import check_delta, check_models, check_queries
+from adapmixed.privacy.account import Account, Charged, Payable, Settings, check_left
+from adapmixed.privacy.epsilon import fixed_epsilon, guarantee_of, parts_of
+from adapmixed.privacy.events import BY_HAND, Caveat, Event, IndividualCharge, Origin
 from adapmixed.privacy.guarantee import Guarantee
-from adapmixed.privacy.ledger.register import enter
-from adapmixed.privacy.ledger.writer import LedgerFile
-from adapmixed.privacy.protocols import Charged, Proposed, bound_to, check_left
+from adapmixed.privacy.ledger import Ledger
+from adapmixed.privacy.register import enter
 
 
 class Accountant:
@@ -53,10 +53,11 @@ class Accountant:
     ) -> None:
         self._lock, self._process = threading.Lock(), os.getpid()
         self._account = Account(Settings(delta, epsilon, adjacency))
-        self._file: LedgerFile | None = None
+        self._ledger: Ledger | None = None
         self._ensembles: dict[str, object] = {}
         if path is not None:
-            self._file, self._account = LedgerFile.open(path, self._account, create=create)
+            self._ledger = Ledger(path, self._account.settings, create=create)
+            self._account = self._ledger.reading.account
 
     @property
     def delta(self) -> float:
@@ -76,22 +77,22 @@ class Accountant:
     @property
     def queries(self) -> int:
         """Number of answered queries so far. A screening is part of an answer, not a query."""
-        return self._account.totals.queries
+        return self._account.queries
 
     @property
     def planned(self) -> int:
         """Number of answered queries that count towards a plan: public answers do not."""
-        return self._account.totals.planned
+        return self._account.planned
 
     @property
     def durable(self) -> bool:
         """True if charges go to a ledger file."""
-        return self._file is not None
+        return self._ledger is not None
 
     @property
     def charges(self) -> int:
         """Number of records in the ledger file; 0 without a ledger."""
-        return 0 if self._file is None else self._file.count
+        return 0 if self._ledger is None else self._ledger.reading.charges
 
     @property
     def spent(self) -> NDArray[np.float64]:
@@ -100,7 +101,14 @@ class Accountant:
         Raises:
             ValueError: the accountant has no `epsilon`, or N is not known yet.
         """
-        return self._account.spent()
+        account, models = self._account, self._account.num_models
+        if models is None and account.binding is not None:
+            models = account.binding.num_models
+        if self.epsilon is None:
+            raise ValueError("spent needs an accountant with epsilon=: no shard has a budget")
+        if models is None:
+            raise ValueError("spent needs a first charge: the number of shards is not known yet")
+        return np.zeros(models) if account.spent is None else account.spent.copy()
 
     @property
     def limit(self) -> float:
@@ -109,7 +117,11 @@ class Accountant:
         Raises:
             ValueError: the accountant has no `epsilon`, or the mechanism is not known yet.
         """
-        return self._account.limit()
+        if self.epsilon is None:
+            raise ValueError("limit needs an accountant with epsilon=: no shard has a budget")
+        if self._account.budget is None:
+            raise ValueError("limit needs a first charge: the unit of the budget is not known yet")
+        return self._account.budget.amount
 
     def bind(
         self,
@@ -137,8 +149,8 @@ class Accountant:
         """
         self._check_usable()
         with self._lock:
-            bound = bound_to(self._account, mechanism, num_models, ensemble, active_tokens, unit)
-            self._bind(bound)
+            origin = Origin(ensemble, (), active_tokens, unit)
+            self._bind(self._account.bound_to(mechanism, num_models, origin))
 
     def register(self, ensemble: str | os.PathLike[str]) -> None:
         """Have the next charge enter the ledger into the register of an ensemble's ledgers.
@@ -150,7 +162,7 @@ class Accountant:
 
     def _bind(self, account: Account) -> None:
         if account is not self._account and account.binding is not None:
-            self._commit({"binding": account.binding.written()}, account)
+            self._commit({"binding": account.binding}, account)
 
     def check_left(self, mechanism: Charged, queries: int) -> None:
         """Check that the mechanism's plan has room for so many more queries.
@@ -163,48 +175,91 @@ class Accountant:
         Raises:
             BudgetSpentError: fewer queries are left of the plan.
         """
-        check_left(mechanism, self._account.totals.planned, queries)
+        check_left(mechanism, self._account.planned, queries)
 
-    def charge(self, proposal: Proposed) -> None:
-        """Charge a proposal, so that it can be released.
+    def charge(self, ticket: Payable) -> None:
+        """Charge a ticket, so that it can be released.
 
         With a ledger, the charge is durable when this returns. With `epsilon`, the members
-        contribute whose shards can pay. If the charge fails, the proposal can never be released.
+        contribute whose shards can pay. If the charge fails, the ticket can never be released.
 
         Args:
-            proposal: the answer to pay for, from `Mechanism.propose`.
+            ticket: the answer to pay for, from `Mechanism.propose`.
 
         Raises:
-            ValueError: the proposal was charged before, the accountant is bound to something else,
+            ValueError: the ticket was charged before, the accountant is bound to something else,
                 or the accountant has a ledger and the randomness is seeded. Nothing was charged.
             BudgetSpentError: the plan is spent. Nothing was charged.
             LedgerError: the charge could not be made durable. The ledger may hold it when it is
                 opened again. This accountant can charge no more.
         """
         self._check_usable()
+        of = ticket.mechanism, ticket.num_models, ticket.origin
         with self._lock:
-            begun = proposal._begin()
-            try:
-                bound = bound_to(
-                    self._account, proposal.mechanism, proposal.num_models,
-                    proposal.ensemble, proposal.active_tokens, proposal.unit,
-                )  # fmt: skip
-                active = None
-                if bound.budget is not None:
-                    active = bound.totals.admit(begun.individual_charges(), bound.budget)
-                events = begun.events(active)
-                charged = self._added(bound, events)
-                self._bind(bound)
-                self._commit({"events": events}, charged)
-            except BaseException:
-                begun.fail()
-                raise
-            begun.settle(active)
+            ticket.charge(lambda events, charges: self._pay(*of, events, charges))
+
+    def charge_ahead(
+        self,
+        mechanism: Charged,
+        num_models: int,
+        queries: int,
+        origin: Origin = BY_HAND,
+        *,
+        seeded: bool = False,
+    ) -> None:
+        """Charge queries whose rows do not exist yet, for a mechanism of the same cost for all.
+
+        `mechanisms.Allowance` counts them in the process that draws. A charge that fails may or
+        may not be in the ledger, so it pays for nothing.
+
+        Args:
+            mechanism: how the queries will be answered.
+            num_models: N ≥ 1.
+            queries: number of queries, ≥ 1.
+            origin: the ensemble that the rows will come from.
+            seeded: whether the randomness will be seeded. A ledger takes no such charge.
+
+        Raises:
+            ValueError: an argument is not valid, the mechanism's cost depends on the rows, every
+                shard has a budget, or as :meth:`charge`.
+            BudgetSpentError: the plan is spent. Nothing was charged.
+            LedgerError: as :meth:`charge`.
+        """
+        self._check_usable()
+        events = mechanism.cost_ahead(check_models(num_models), check_queries(queries))
+        with self._lock:
+            caveats = origin.caveats_of(seeded)
+            self._pay(mechanism, num_models, origin, [*events, *caveats], None)
+
+    def _pay(
+        self,
+        mechanism: Charged,
+        num_models: int,
+        origin: Origin,
+        events: Sequence[Event],
+        charges: NDArray[np.float64] | None,
+    ) -> NDArray[np.bool_] | None:
+        """Charge events or, under budgets, the members that can pay; return who was charged."""
+        bound, active = self._account.bound_to(mechanism, num_models, origin), None
+        if bound.budget is not None:
+            if charges is None:
+                raise ValueError(
+                    "epsilon must be None for queries that are charged in advance: what a shard "
+                    "spends of its own budget depends on the rows"
+                )
+            active = bound.admit(charges)
+            paid = np.where(active, charges, 0.0)
+            own = IndividualCharge(bound.budget.measure, bound.budget.order, paid)
+            events = [own, *(event for event in events if isinstance(event, Caveat))]
+        charged = self._added(bound, events)
+        self._bind(bound)
+        self._commit({"events": events}, charged)
+        return active
 
     def add(self, events: Event | Iterable[Event]) -> Accountant:
         """Add events of answers that this process did not give.
 
-        For accounting without a mechanism. An accountant takes either events or proposals, which
+        For accounting without a mechanism. An accountant takes either events or tickets, which
         :meth:`charge` takes. Either all events are added or, after an error, none.
 
         Args:
@@ -214,15 +269,15 @@ class Accountant:
             This accountant.
 
         Raises:
-            ValueError: a proposal was charged here, or the costs have no common total.
+            ValueError: a ticket was charged here, or the costs have no common total.
             LedgerError: as :meth:`charge`.
         """
         self._check_usable()
         with self._lock:
             if self._account.binding is not None:
                 raise ValueError(
-                    "accountant must not be bound to a mechanism to take events: its proposals are "
-                    "charged by charge(proposal)"
+                    "accountant must not be bound to a mechanism to take events: its tickets are "
+                    "charged by charge(ticket)"
                 )
             listed = tuple(events) if isinstance(events, Iterable) else (events,)
             self._commit({"events": listed}, self._added(self._account, listed))
@@ -230,7 +285,7 @@ class Accountant:
 
     def _added(self, account: Account, events: Sequence[Event]) -> Account:
         """Return the account with these events, or raise before anything is written."""
-        if self._file is not None and Caveat("seeded") in events:
+        if self._ledger is not None and Caveat("seeded") in events:
             raise ValueError(
                 "rng must be SecureRandom() if charges go to a ledger, got a seeded source: "
                 "whoever knows a seed can undo the randomness"
@@ -238,13 +293,13 @@ class Accountant:
         return account.added(events)
 
     def _commit(self, entry: Mapping[str, Any], account: Account) -> None:
-        if self._file is not None:
-            has = account.totals.kind, *account.totals.counts  # decide what the register has
+        if self._ledger is not None:
+            has = account.kind, *account.counts  # decide what the register has
             for ensemble, had in [*self._ensembles.items()]:
                 if "events" in entry and had != has:
-                    enter(ensemble, self._file.identity, self._file.path, account)
+                    enter(ensemble, self._ledger.reading, account)
                     self._ensembles[ensemble] = has
-            self._file.append(entry, self._account, account)
+            self._ledger.append(entry, self._account, account)
         self._account = account
 
     def guarantee(self, adjacency: str | None = None) -> Guarantee:
@@ -261,7 +316,7 @@ class Accountant:
         Raises:
             ValueError: "replace_one" was asked for realised losses, which have no such statement.
         """
-        return self._account.guarantee(self.delta, adjacency or self.adjacency)
+        return guarantee_of(self._account, self.delta, adjacency or self.adjacency)
 
     def get_epsilon(self, delta: float) -> float:
         """Return ε at this δ of all charges so far, rounded up.
@@ -276,7 +331,7 @@ class Accountant:
             ValueError: delta is out of range, the total depends on private data, it rests on the
                 published bound, or there is no guarantee. `guarantee()` says which.
         """
-        return self._account.fixed_epsilon(check_delta(delta))
+        return fixed_epsilon(self._account, check_delta(delta))
 
     def breakdown(self) -> dict[str, float]:
         """Return the parts of ε, as in Table 2b of the paper.
@@ -289,7 +344,7 @@ class Accountant:
             Floats named "mixing", "screening", "conversion" and "total". "total" equals
             `guarantee().epsilon`. After an unprotected answer, "mixing" and "total" are inf.
         """
-        parts = vars(self._account.parts())
+        parts = vars(parts_of(self._account, self.delta, self.adjacency))
         return {name: parts[name] for name in ("mixing", "screening", "conversion", "total")}
 
     def state(self) -> dict[str, Any]:
@@ -324,9 +379,9 @@ class Accountant:
 
         Unless `empty` is true, a ledger without charges is removed.
         """
-        if self._file is not None and os.getpid() == self._process:
+        if self._ledger is not None and os.getpid() == self._process:
             with self._lock:
-                self._file.close(empty=empty)
+                self._ledger.close(empty=empty)
 
     def __enter__(self) -> Accountant:
         return self

@@ -1,4 +1,4 @@
-"""Dataclasses as JSON text that gives back every bit.
+"""Dataclasses and events as JSON text that gives back every bit.
 
 The type of a field decides how its value is written. Numbers keep the digits that give the same
 float64 again, infinity is the string "inf", and arrays are base64 of little-endian float64.
@@ -11,12 +11,17 @@ import json
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import fields
-from typing import Any, NoReturn, TypeVar
+from typing import Any, NoReturn, TypeVar, get_args
 
 import numpy as np
 from numpy.typing import NDArray
 
+from adapmixed.privacy.events import Event
+
 T = TypeVar("T")
+
+EVENTS: dict[str, type] = {kind.__name__: kind for kind in get_args(Event)}
+"""Classes of events by their names."""
 
 
 def exactly(kind: type, value: Any) -> Any:
@@ -89,16 +94,21 @@ _READ = _WRITE | {
 }
 
 
-def write_fields(value: Any) -> dict[str, Any]:
-    """Return a dataclass as a JSON object, each field by its declared type."""
-    return {
+def to_json(value: Any) -> dict[str, Any]:
+    """Return a dataclass as a JSON object, each field by its declared type.
+
+    An event has its class name under "event".
+    """
+    name = type(value).__name__
+    head = {"event": name} if EVENTS.get(name) is type(value) else {}
+    return head | {
         one.name: _named(one.name, _WRITE[str(one.type)], getattr(value, one.name))
         for one in fields(value)
     }
 
 
-def read_fields(kind: type[T], written: Any) -> T:
-    """Return the object of this class that `write_fields` has written.
+def from_json(kind: type[T], written: Any) -> T:
+    """Return the object of this class that `to_json` has written.
 
     Raises:
         ValueError: a field is missing, unknown, of another type, or not valid for the class.
@@ -107,6 +117,20 @@ def read_fields(kind: type[T], written: Any) -> T:
     if set(exactly(dict, written)) != set(known):
         raise ValueError(f"must have the fields {', '.join(known)}, got {', '.join(written)}")
     return kind(**{name: _named(name, _READ[of], written[name]) for name, of in known.items()})
+
+
+def read_event(written: Any) -> Event:
+    """Return the event that `to_json` has written.
+
+    Raises:
+        ValueError: the event is unknown, so it cannot be charged, or a field is not valid.
+    """
+    given = dict(exactly(dict, written))
+    name = given.pop("event", None)
+    if type(name) is not str or name not in EVENTS:
+        raise ValueError(f"event must be one of {', '.join(EVENTS)}, got {name!r}")
+    event: Event = from_json(EVENTS[name], given)
+    return event
 
 
 def _named(name: str, convert: Callable[[Any], Any], value: Any) -> Any:

@@ -20,8 +20,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from adapmixed.limits import check_question
+from adapmixed.privacy.account import FAMILIES, Account, Counted
 from adapmixed.privacy.bounded_range import adaptive_epsilon, bounded_range_epsilon
-from adapmixed.privacy.budget import ShardBudget
 from adapmixed.privacy.composition import clipped_mixing_epsilon
 from adapmixed.privacy.conversions import c_alpha, rdp_to_dp, replace_one_epsilon, zcdp_to_dp
 from adapmixed.privacy.costs.adapmixed import screening_rho
@@ -35,7 +35,6 @@ from adapmixed.privacy.events import (
 )
 from adapmixed.privacy.guarantee import Guarantee
 from adapmixed.privacy.rounding import add_up, array_add_up, times_up
-from adapmixed.privacy.totals import FAMILIES, Counted, Totals
 
 
 @dataclass(frozen=True)
@@ -57,60 +56,72 @@ class Parts:
     order: float | None = None
 
 
-def guarantee_of(
-    totals: Totals, delta: float, adjacency: str, budget: ShardBudget | None
-) -> Guarantee:
+def guarantee_of(account: Account, delta: float, adjacency: str) -> Guarantee:
     """Return the guarantee of all charges.
 
     docs/concepts/guarantees.md explains its kinds; :func:`parts_of` names the theorems.
 
     Args:
-        totals: sums of all charges.
+        account: sums of all charges.
         delta: δ in (0, 1).
         adjacency: "zero_out" or "replace_one".
-        budget: budget of every shard; None without budgets.
 
     Raises:
         ValueError: "replace_one" was asked for a total that has no such statement.
     """
     check_question(adjacency)
-    kind, queries, public = totals.kind, totals.queries, totals.public_queries
-    if kind == "none":
-        return Guarantee(None, 1.0, kind, queries=queries, public_queries=public)
-    if kind == "public":
-        return Guarantee(0.0, 0.0, kind, queries=queries, public_queries=public)
-    parts = parts_of(totals, delta, adjacency, budget)
-    orders, neighbours = totals.renyi or ((), "zero_out")
+    kind, queries, public = account.kind, account.queries, account.public_queries
+    unit = None if account.binding is None else account.binding.unit
+    unit = "shard" if unit is None else repr(unit)
+    if kind in ("none", "public"):
+        epsilon, delta = (None, 1.0) if kind == "none" else (0.0, 0.0)
+        return Guarantee(epsilon, delta, kind, queries=queries, public_queries=public, unit=unit)
+    parts = parts_of(account, delta, adjacency)
+    orders, neighbours = account.renyi or ((), "zero_out")
     return Guarantee(
         parts.total,
         delta,
         kind,
         adjacency=neighbours if neighbours == "add_remove" else adjacency,
-        method=_method(totals),
+        method=_method(account),
         order=parts.order,
         orders=orders,
         queries=queries,
         public_queries=public,
-        budget=_covered(totals),
-        caveats=tuple(name for name in CAVEATS if name in totals.caveats),
-        replaced=_replaced_epsilon(totals, delta, adjacency, budget),
+        budget=_covered(account),
+        caveats=tuple(name for name in CAVEATS if name in account.caveats),
+        unit=unit,
+        replaced=_replaced_epsilon(account, delta, adjacency),
     )
 
 
-def _replaced_epsilon(
-    totals: Totals, delta: float, adjacency: str, budget: ShardBudget | None
-) -> float | None:
+def _replaced_epsilon(account: Account, delta: float, adjacency: str) -> float | None:
     """Return ε of replace-one beside that of zero-out, for answers of a bounded range alone."""
-    if totals.spent is not None and budget is not None:
-        bounded = budget.largest is not None
+    if account.spent is not None and account.budget is not None:
+        bounded = account.budget.largest is not None
     else:
-        bounded = bool(totals.of(BoundedRangeAnswer))
-    if totals.kind != "fixed" or adjacency != "zero_out" or not bounded:
+        bounded = bool(account.of(BoundedRangeAnswer))
+    if account.kind != "fixed" or adjacency != "zero_out" or not bounded:
         return None
-    return parts_of(totals, delta, "replace_one", budget).total
+    return parts_of(account, delta, "replace_one").total
 
 
-def parts_of(totals: Totals, delta: float, adjacency: str, budget: ShardBudget | None) -> Parts:
+def fixed_epsilon(account: Account, delta: float) -> float:
+    """Return ε at this δ for the neighbours of the account.
+
+    Raises:
+        ValueError: the total is not fixed.
+    """
+    found = guarantee_of(account, delta, account.settings.adjacency)
+    if found.kind not in ("fixed", "public") or found.epsilon is None:
+        raise ValueError(
+            f"epsilon must be that of a fixed total, got one of kind {found.kind!r}: "
+            "guarantee() says what can be stated"
+        )
+    return found.epsilon
+
+
+def parts_of(account: Account, delta: float, adjacency: str) -> Parts:
     """Return the parts of ε of all charges.
 
     Arguments and errors are those of :func:`guarantee_of`. The theorems are in
@@ -121,62 +132,62 @@ def parts_of(totals: Totals, delta: float, adjacency: str, budget: ShardBudget |
     - docs/theory/clipped-log-pool.md and docs/theory/bounded-range.md for ClippedLogPool;
     - docs/theory/per-shard-budgets.md for per-shard budgets.
     """
-    if totals.kind in ("none", "public"):
-        cost = math.inf if totals.kind == "none" else 0.0
+    if account.kind in ("none", "public"):
+        cost = math.inf if account.kind == "none" else 0.0
         return Parts(cost, 0.0, 0.0, cost)
-    if totals.spent is not None and budget is not None:
-        total = budget.epsilon(delta, adjacency)
-        return Parts(total, 0.0, 0.0, total, budget.order)
-    boxes = totals.of(ClippedAnswer)
+    if account.spent is not None and account.budget is not None:
+        total = account.budget.epsilon(delta, adjacency)
+        return Parts(total, 0.0, 0.0, total, account.budget.order)
+    boxes = account.of(ClippedAnswer)
     if boxes:
         box = boxes[0]
         total = clipped_mixing_epsilon(
             box.lower, box.upper, box.num_models, box.budget, delta, adjacency
         )
         return Parts(total, 0.0, 0.0, total)
-    pools = totals.of(BoundedRangeAnswer)
+    pools = account.of(BoundedRangeAnswer)
     if pools:
-        total = _bounded_range(totals, pools, delta, adjacency)
+        total = _bounded_range(account, pools, delta, adjacency)
         return Parts(total, 0.0, 0.0, total)
-    return _renyi(totals, delta, adjacency)
+    return _renyi(account, delta, adjacency)
 
 
 def _bounded_range(
-    totals: Totals, pools: list[BoundedRangeAnswer], delta: float, adjacency: str
+    account: Account, pools: list[BoundedRangeAnswer], delta: float, adjacency: str
 ) -> float:
     settings = [(one.scale, one.lower, one.upper, one.num_models, adjacency) for one in pools]
     if len(pools) == 1:
         span = answer_range(*settings[0])
-        return bounded_range_epsilon(span, _charged_queries(totals, pools[0]), delta)
+        return bounded_range_epsilon(span, _charged_queries(account, pools[0]), delta)
     costs = [bounded_range_rho(*setting) for setting in settings]
     rho = 0.0
     for pool, cost in zip(pools, costs, strict=True):
-        rho = add_up(rho, times_up(_charged_queries(totals, pool), cost))
+        rho = add_up(rho, times_up(_charged_queries(account, pool), cost))
     return adaptive_epsilon(rho, max(costs), delta)
 
 
-def _charged_queries(totals: Totals, event: Counted) -> int:
+def _charged_queries(account: Account, event: Counted) -> int:
     """Return how many queries are charged: the first one of a plan charges the whole plan."""
     budget: int | None = getattr(event, "budget", None)
-    return totals.counts[event] if budget is None else budget
+    return account.counts[event] if budget is None else budget
 
 
-def _renyi(totals: Totals, delta: float, adjacency: str) -> Parts:
+def _renyi(account: Account, delta: float, adjacency: str) -> Parts:
     rho = 0.0
-    for event in totals.of(GaussianScreening):
+    for event in account.of(GaussianScreening):
         cost = screening_rho(event.weight, event.sigma, event.num_models)
-        rho = add_up(rho, times_up(totals.counts[event], cost))
-    if totals.renyi is None:  # screenings alone
+        rho = add_up(rho, times_up(account.counts[event], cost))
+    if account.renyi is None:  # screenings alone
         return _screenings(rho, delta)
-    orders, _ = totals.renyi
-    mixing = np.zeros((1, len(orders))) if totals.losses is None else totals.losses.total
-    for bound in totals.of(RenyiBound):
-        cost = times_up(_charged_queries(totals, bound), bound.epsilon)
+    orders, _ = account.renyi
+    mixing = np.zeros((1, len(orders))) if account.losses is None else account.losses.total
+    for bound in account.of(RenyiBound):
+        cost = times_up(_charged_queries(account, bound), bound.epsilon)
         mixing = array_add_up(mixing, np.full((1, 1), cost))
     screening = np.array([times_up(order, rho) for order in orders])
     spent = array_add_up(mixing, screening)
     if adjacency == "replace_one":
-        if totals.kind != "fixed":
+        if account.kind != "fixed":
             raise ValueError(
                 "adjacency must be 'zero_out' for a total that is not fixed, got 'replace_one': a "
                 "realised loss is about the removal of a member"
@@ -223,18 +234,18 @@ def _conversions(orders: tuple[float, ...], delta: float) -> NDArray[np.float64]
     return np.array([c_alpha(order, share) for order in orders])
 
 
-def _method(totals: Totals) -> str:
-    if totals.spent is not None:
+def _method(account: Account) -> str:
+    if account.spent is not None:
         return "per-shard budget"
-    if totals.of(ClippedAnswer):
+    if account.of(ClippedAnswer):
         return "pld"
-    if totals.of(BoundedRangeAnswer):
+    if account.of(BoundedRangeAnswer):
         return "bounded range"
-    return "zcdp" if totals.renyi is None else "renyi"
+    return "zcdp" if account.renyi is None else "renyi"
 
 
-def _covered(totals: Totals) -> int | None:
+def _covered(account: Account) -> int | None:
     """Return the number of queries that are planned, or None if some costs are not planned."""
-    priced = [event for event in totals.counts if type(event) in FAMILIES]
+    priced = [event for event in account.counts if type(event) in FAMILIES]
     plans = {getattr(event, "budget", None) for event in priced}
-    return plans.pop() if len(plans) == 1 and totals.losses is None else None
+    return plans.pop() if len(plans) == 1 and account.losses is None else None

@@ -11,7 +11,7 @@ field raises a ValueError that names the field, its value and what is allowed.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,6 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from adapmixed.limits import (
+    active_tokens,
     check_box,
     check_clip,
     check_count,
@@ -272,6 +273,37 @@ class Caveat:
             raise ValueError(f"name must be one of {CAVEATS}, got {self.name!r}")
 
 
+@dataclass(frozen=True)
+class Origin:
+    """The ensemble that rows come from, and the tokens about which its members speak.
+
+    Attributes:
+        ensemble: fingerprint of the ensemble; None if it is not known.
+        caveats: names of assumptions that were not verified. Every guarantee names them.
+        active_tokens: K of the active vocabulary; None if members speak about all tokens.
+        unit: the column whose every name has a member of its own; None if shards are protected.
+    """
+
+    ensemble: str | None = None
+    caveats: tuple[str, ...] = ("shards", "base")
+    active_tokens: int | None = None
+    unit: str | None = None
+
+    @staticmethod
+    def of(ensemble: Any, active: int | None) -> Origin:
+        """Return the origin of an `Ensemble`'s rows with this active vocabulary."""
+        speaking = active_tokens(active, ensemble.vocab_size)
+        return Origin(ensemble.fingerprint, ensemble.unverified, speaking, ensemble.unit)
+
+    def caveats_of(self, seeded: bool) -> tuple[Caveat, ...]:
+        """Return the caveats of answers to these rows, with seeded randomness or not."""
+        names = ("seeded", *self.caveats) if seeded else self.caveats
+        return tuple(Caveat(name) for name in names)
+
+
+BY_HAND = Origin()
+"""Origin of logits whose ensemble is not known."""
+
 Event = (
     GaussianScreening
     | LeaveOneOutLoss
@@ -284,6 +316,10 @@ Event = (
     | Caveat
 )
 """Any privacy event."""
+
+Pay = Callable[[Sequence[Event], NDArray[np.float64] | None], NDArray[np.bool_] | None]
+"""A function that charges the events of an answer, or under budgets the (N, B) charges of its
+members. It returns which members were charged, (N, B) bool; None for the whole ensemble."""
 
 
 def checked_array(name: str, values: Any, shape: tuple[int | None, ...]) -> NDArray[np.float64]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 from adapmixed.limits import (
     MOST_MODELS,
@@ -100,19 +101,12 @@ def queries_for(
     """
     target = check_epsilon(epsilon)
 
-    def fits(queries: int) -> bool:
+    def exceeds(queries: int) -> bool:
         setting = (delta, num_models, queries, adjacency)
-        return epsilon_of(*setting, lower=lower, upper=upper, scale=scale) <= target
+        return epsilon_of(*setting, lower=lower, upper=upper, scale=scale) > target
 
-    low, high = 0, 1
-    while high < MOST_QUERIES and fits(high):
-        low, high = high, min(8 * high, MOST_QUERIES)
-    if high == MOST_QUERIES and fits(high):
-        return high
-    while high - low > 1:
-        middle = _between(low, high)
-        low, high = (middle, high) if fits(middle) else (low, middle)
-    return low
+    found = _smallest(exceeds, 0, MOST_QUERIES)
+    return MOST_QUERIES if found is None else found - 1
 
 
 def models_for(
@@ -152,17 +146,21 @@ def models_for(
         setting = (delta, models, queries, adjacency)
         return epsilon_of(*setting, lower=lower, upper=upper, scale=scale) <= target
 
-    low, high = 1, 2
-    while not fits(high):
-        if high >= MOST_MODELS:
+    return _smallest(fits, 1, MOST_MODELS)
+
+
+def _smallest(holds: Callable[[int], bool], low: int, most: int) -> int | None:
+    """Return the smallest integer in (low, most] for which a condition holds; None without one.
+
+    It holds for all larger integers, too. The search steps outward by factors, then bisects at
+    geometric means.
+    """
+    high = low + 1
+    while not holds(high):
+        if high == most:
             return None
-        low, high = high, min(4 * high, MOST_MODELS)
+        low, high = high, min(8 * high, most)
     while high - low > 1:
-        middle = _between(low, high)
-        low, high = (low, middle) if fits(middle) else (middle, high)
+        middle = min(max(math.isqrt(max(low, 1) * high), low + 1), high - 1)
+        low, high = (low, middle) if holds(middle) else (middle, high)
     return high
-
-
-def _between(low: int, high: int) -> int:
-    """Return an integer strictly between the two, near their geometric mean."""
-    return min(max(math.isqrt(max(low, 1) * high), low + 1), high - 1)

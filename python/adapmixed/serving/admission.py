@@ -6,7 +6,7 @@ import threading
 
 from adapmixed.mechanisms import Mechanism
 from adapmixed.privacy import Accountant
-from adapmixed.privacy.protocols import check_left
+from adapmixed.privacy.account import check_left
 from adapmixed.serving.query import ReservedError
 
 

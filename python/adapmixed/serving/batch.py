@@ -14,8 +14,7 @@ from adapmixed.ensemble.vocabulary import check_prompt
 from adapmixed.generation.loop import DEFAULT_MEMORY_BYTES, Answerer
 from adapmixed.generation.text import left_padded
 from adapmixed.limits import DEFAULT_ACTIVE
-from adapmixed.mechanisms import Mechanism, PublicOnly
-from adapmixed.mechanisms.prepaid import Prepaid, Prepayment
+from adapmixed.mechanisms import Allowance, Mechanism, PublicOnly
 from adapmixed.mechanisms.rows import check_shape, shaped_bytes
 from adapmixed.privacy import Accountant
 from adapmixed.rng import SecureRandom
@@ -171,7 +170,7 @@ class BatchEngine:
                 self._compute(reading, part)
             finally:
                 charged.result()
-            self._prepaid.grant(sequences)
+            self._prepaid.add(sequences)
         released: list[tuple[Prompt, int]] = []
         for batch in [one for one in self._batches if not one.decoder.unread]:
             batch.tokens = self._answered(batch)
@@ -180,14 +179,14 @@ class BatchEngine:
             raise RuntimeError("all queries that were charged must be released in the same step")
         return released
 
-    def _charged_ahead(self) -> Prepaid | None:
+    def _charged_ahead(self) -> Allowance | None:
         """Return the count of charged queries; None if charges depend on the rows."""
         one = self._answerer
         if one.accountant is None or one.accountant.epsilon is not None:
             return None
         models, origin = one.ensemble.num_models, one.origin
         try:
-            return Prepaid(one.mechanism, models, origin, seeded=self._seeded)
+            return Allowance(one.mechanism, models, origin, seeded=self._seeded)
         except ValueError:
             return None
 
@@ -195,8 +194,7 @@ class BatchEngine:
         one = self._answerer
         assert one.accountant is not None
         models, origin = one.ensemble.num_models, one.origin
-        payment = Prepayment(one.mechanism, models, queries, origin, seeded=self._seeded)
-        one.accountant.charge(payment)
+        one.accountant.charge_ahead(one.mechanism, models, queries, origin, seeded=self._seeded)
 
     def leave(self, ended: Collection[Prompt]) -> None:
         """Remove sequences from their batches."""

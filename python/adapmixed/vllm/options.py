@@ -9,7 +9,6 @@ from typing import Any
 
 from adapmixed.limits import DEFAULT_ACTIVE, check_active, check_count, check_flag
 from adapmixed.mechanisms import ClippedLogPool
-from adapmixed.mechanisms.prepaid import check_fixed
 from adapmixed.privacy import Accountant
 
 KEY = "adapmixed"
@@ -80,7 +79,7 @@ class Options:
             check_flag(name, getattr(self, name))
         if self.queries is None:
             raise ValueError("queries must be given: vLLM serves planned mechanisms alone")
-        check_fixed(self.mechanism)
+        self.mechanism.cost_ahead(1, 1)
         Accountant(self.delta, adjacency=self.adjacency).bind(self.mechanism, num_models=1)
 
     @property
@@ -95,8 +94,9 @@ class Options:
         Raises:
             ValueError: the mechanism cannot be charged in advance, or an option is not valid.
         """
-        found = check_fixed(mechanism)
-        settings = {name: getattr(found, name) for name in ("lower", "upper", "scale", "queries")}
+        mechanism.cost_ahead(1, 1)
+        names = "lower", "upper", "scale", "queries"
+        settings = {name: getattr(mechanism, name) for name in names}
         return Options(**settings, **others)
 
     def written(self) -> dict[str, Any]:

@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable
 
 from adapmixed.errors import BudgetSpentError
-from adapmixed.privacy.ledger.store import Store
+from adapmixed.privacy import read_ledger
 from adapmixed.serving.query import ReservedError
 
 
@@ -16,11 +16,7 @@ def charged_so_far(path: str) -> int:
     Raises:
         LedgerError: the ledger cannot be read.
     """
-    store = Store(path, read_only=True)
-    try:
-        return store.chain().account.totals.planned
-    finally:
-        store.close()
+    return read_ledger(path, whole=False).account.planned
 
 
 class Reserved:

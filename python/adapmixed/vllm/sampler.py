@@ -10,8 +10,7 @@ import torch
 from torch import Tensor, nn
 from vllm.v1.outputs import SamplerOutput
 
-from adapmixed.mechanisms import ClippedLogPool, Origin
-from adapmixed.mechanisms.prepaid import Prepaid
+from adapmixed.mechanisms import Allowance, ClippedLogPool, Origin
 from adapmixed.mechanisms.rows import shaped
 from adapmixed.rng import SecureRandom
 from adapmixed.vllm.heads import Heads
@@ -70,7 +69,7 @@ class PrivateSampler(nn.Module):
         self.topk_topp_sampler = public.topk_topp_sampler
         self._public, self._heads, self._group = [public], heads, group
         self._mechanism, self._origin = mechanism, origin
-        self._prepaid = Prepaid(mechanism, num_models, origin)
+        self._prepaid = Allowance(mechanism, num_models, origin)
         self._rng = SecureRandom()
         self._started = False
         self._step: Step | None = None
@@ -99,7 +98,7 @@ class PrivateSampler(nn.Module):
                 raise RuntimeError("a row draws another token than the next one")
         if granted:
             raise RuntimeError("a grant has no row")
-        self._prepaid.grant(grants.paid)
+        self._prepaid.add(grants.paid)
         self._step = step
 
     def forget(self, names: Any) -> None:

@@ -10,7 +10,6 @@ from dataclasses import dataclass, field
 
 from adapmixed.errors import BudgetSpentError
 from adapmixed.mechanisms import ClippedLogPool, Origin
-from adapmixed.mechanisms.prepaid import Prepayment
 from adapmixed.privacy import Accountant
 from adapmixed.serving.query import ReservedError
 
@@ -113,10 +112,10 @@ class Till:
                 raise ValueError("a request draws no more tokens than it has reserved")
         charged = 0
         if len(drawing) > self._spare:
-            ahead = sum(min(self._block, self._reserved[request]) for request in drawing)
-            charged = ahead - self._spare
-            payment = Prepayment(self._mechanism, self._num_models, charged, self._origin)
-            self._accountant.charge(payment)
+            wanted = sum(min(self._block, self._reserved[request]) for request in drawing)
+            charged = wanted - self._spare
+            ahead = self._mechanism, self._num_models, charged, self._origin
+            self._accountant.charge_ahead(*ahead)
             self._spare += charged
         self._spare -= len(drawing)
         for request in drawing:

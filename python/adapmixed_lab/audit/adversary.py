@@ -15,8 +15,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from adapmixed.mechanisms import ClippedLogPool
-from adapmixed.mechanisms.proposal import Proposal
+from adapmixed.mechanisms import ClippedLogPool, Ticket
 from adapmixed.privacy import Accountant
 from adapmixed.privacy.gaussian import gdp_to_dp
 from adapmixed.rng import SeededRandom
@@ -62,7 +61,7 @@ class Game:
         found: Array = -np.expm1(rise - self.span) / (np.exp(rise) - np.exp(rise - self.span))
         return found
 
-    def proposal(self, member: float) -> Proposal:
+    def proposal(self, member: float) -> Ticket:
         """Return the mechanism's proposal for all 15 questions.
 
         Args:

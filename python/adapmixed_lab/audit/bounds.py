@@ -182,7 +182,7 @@ def _fixed_target(order: float, models: int, adjacency: str) -> Target:
     """
     mechanism = AdaPMixED(order, 0.05, screen=None, loss="fixed")
     proposed = mechanism.propose(torch.zeros(models, 1, 2), torch.zeros(1, 2), rng=SeededRandom(0))
-    events = proposed._begin().events(None)
+    events = proposed._events
     (bound,) = (one.epsilon for one in events if isinstance(one, RenyiBound))
     name = f"adapmixed, loss='fixed', α = {order:g}, N = {models}, {adjacency}"
     claim, shape = "true D_α / the bound that is charged", Shape(models, 2)

@@ -132,8 +132,9 @@ def _extremal_trees() -> Iterator[Finding]:
 
 
 def _charges(mechanism: Mechanism, private: Tensor, public: Tensor) -> Tensor:
-    proposal = mechanism.propose(private, public, rng=SeededRandom(0))
-    return torch.from_numpy(proposal._begin().individual_charges()[0])
+    charges = mechanism.propose(private, public, rng=SeededRandom(0))._charges
+    assert charges is not None
+    return torch.from_numpy(charges[0])
 
 
 def _losses(private: Tensor, public: Tensor) -> Tensor:

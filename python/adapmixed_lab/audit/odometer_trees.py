@@ -146,7 +146,7 @@ class Odometer:
                     replace(event, loss=share * event.loss)
                     if isinstance(event, LeaveOneOutLoss)
                     else event
-                    for event in proposal._begin().events(None)
+                    for event in proposal._events
                 )
                 charged.append([*before, *told])
             level = [after for after in charged for _ in range(self.vocab)]

@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from adapmixed.mechanisms import Answer, Mechanism, Proposal
+from adapmixed.mechanisms import Answer, Mechanism, Ticket
 from adapmixed.privacy import LeaveOneOutLoss
 from adapmixed.rng import SeededRandom
 from adapmixed_ext.types import RandomSource
@@ -59,13 +59,13 @@ def neighbour(private: Tensor, public: Tensor, other: Tensor, adjacency: str) ->
     return changed
 
 
-def uncharged(proposal: Proposal) -> Proposal:
-    """Make a proposal releasable without charging anybody, and return it.
+def uncharged(ticket: Ticket) -> Ticket:
+    """Make a ticket releasable without charging anybody, and return it.
 
     Attacks ask more often than any plan allows.
     """
-    proposal._begin().settle(None)
-    return proposal
+    ticket.charge(lambda events, charges: None)
+    return ticket
 
 
 def distribution(mechanism: Mechanism, private: Tensor, public: Tensor) -> Array:
@@ -107,14 +107,16 @@ def answers(
 
 def realised(mechanism: Mechanism, private: Tensor, public: Tensor) -> Array:
     """Return (N, B, K), the losses of an AdaPMixED that answers all queries."""
-    events = mechanism.propose(private, public, rng=SeededRandom(0))._begin().events(None)
+    events = mechanism.propose(private, public, rng=SeededRandom(0))._events
     (event,) = (one for one in events if isinstance(one, LeaveOneOutLoss))
     return event.loss
 
 
 def charged(mechanism: Mechanism, private: Tensor, public: Tensor) -> Array:
     """Return (N, B), the individual charges of the members."""
-    return mechanism.propose(private, public, rng=SeededRandom(0))._begin().individual_charges()
+    charges = mechanism.propose(private, public, rng=SeededRandom(0))._charges
+    assert charges is not None
+    return charges
 
 
 def renyi(p: Array, q: Array, order: float) -> Array:

@@ -15,13 +15,12 @@ from typing import ClassVar, TypeVar
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
-from adapmixed.mechanisms import ClippedMixing, Mechanism, Rows
-from adapmixed.mechanisms.proposal import Prepared
-from adapmixed.privacy import Accountant, Event, IndividualCharge, LeaveOneOutLoss
+from adapmixed.mechanisms import ClippedMixing, Mechanism, NextToken, Origin, Rows
+from adapmixed.privacy import Accountant, LeaveOneOutLoss
 from adapmixed.privacy.budget import ShardBudget
+from adapmixed.privacy.events import Pay
 from adapmixed.rng import SeededRandom
 from adapmixed_ext.types import RandomSource
 from adapmixed_lab.audit.search import Array, both_ways
@@ -84,38 +83,22 @@ def charge_of(
 
 
 class Written:
-    """A proposal with given costs for `Accountant.charge`, which is its own only charge.
+    """A ticket with given costs for `Accountant.charge`.
 
     Attributes:
         mechanism: the mechanism that the charges belong to.
         active: (N,) bool, the members that the accountant has charged.
     """
 
-    ensemble = active_tokens = unit = None
+    origin = Origin(None, ())
 
     def __init__(self, mechanism: ClippedMixing, charges: Array) -> None:
         self.mechanism, self.num_models, self._charges = mechanism, len(charges), charges[:, None]
         self.active = np.zeros(len(charges), dtype=np.bool_)
 
-    def _begin(self) -> Written:
-        """Return itself."""
-        return self
-
-    def fail(self) -> None:
-        """Do nothing, because a failed charge leaves nothing behind."""
-
-    def individual_charges(self) -> Array:
-        """Return the charges, (N, 1)."""
-        return self._charges
-
-    def events(self, active: NDArray[np.bool_] | None) -> list[Event]:
-        """Return the charge of the active members."""
-        assert active is not None
-        paid = np.where(active, self._charges, 0.0)
-        return [IndividualCharge("renyi", self.mechanism.order, paid)]
-
-    def settle(self, active: NDArray[np.bool_] | None) -> None:
-        """Keep which members are charged."""
+    def charge(self, pay: Pay) -> None:
+        """Have the charges paid, and keep which members can pay."""
+        active = pay((), self._charges)
         assert active is not None
         self.active = active[:, 0]
 
@@ -261,7 +244,7 @@ class Understated(Mechanism):
         """The measure of the inner mechanism."""
         return self.inner.measure
 
-    def _prepare(self, rows: Rows, rng: RandomSource) -> Prepared:
+    def _prepare(self, rows: Rows, rng: RandomSource) -> NextToken:
         prepared = self.inner._prepare(rows, rng)
         assert prepared.charges is not None
         return replace(prepared, charges=self.told * prepared.charges)

@@ -12,9 +12,8 @@ from torch import Tensor
 
 import adapmixed_ext as ops
 from adapmixed.limits import check_count, check_number
-from adapmixed.mechanisms import AdaPMixED, Mechanism, PMixED, Rows
-from adapmixed.mechanisms.distribution import Distribution, public_distribution
-from adapmixed.mechanisms.proposal import Prepared
+from adapmixed.mechanisms import AdaPMixED, Mechanism, NextToken, PMixED, Rows
+from adapmixed.mechanisms.mechanism import public_token
 from adapmixed.mechanisms.rows import Tail
 from adapmixed.privacy import LeaveOneOutLoss, RenyiBound
 from adapmixed_ext.types import RandomSource
@@ -24,7 +23,7 @@ _warned = False
 
 
 @dataclass(frozen=True)
-class SubsetDistribution(Distribution):
+class SubsetToken(NextToken):
     """The mixtures of B positions, each over a subset of the members.
 
     Attributes:
@@ -32,18 +31,18 @@ class SubsetDistribution(Distribution):
         parts: B >= 1 distributions of one position each.
     """
 
-    parts: tuple[Distribution, ...] = ()
+    parts: tuple[NextToken, ...] = ()
 
     def sample(self, rng: RandomSource) -> Tensor:
-        """Draw tokens as `Distribution.sample` does."""
+        """Draw tokens as `NextToken.sample` does."""
         return torch.cat([part.sample(rng) for part in self.parts])
 
     def probabilities(self) -> Tensor:
-        """Return probabilities as `Distribution.probabilities` does."""
+        """Return probabilities as `NextToken.probabilities` does."""
         return torch.cat([part.probabilities() for part in self.parts])
 
     def log_prob(self, targets: Tensor) -> Tensor:
-        """Return log-probabilities as `Distribution.log_prob` does."""
+        """Return log-probabilities as `NextToken.log_prob` does."""
         found = [part.log_prob(targets[b : b + 1]) for b, part in enumerate(self.parts)]
         return torch.cat(found)
 
@@ -85,29 +84,28 @@ class PublishedPMixED(PMixED):
         copied = rows * vocab_size * element if self.sample_rate < 1.0 else 0
         return copied + super().held_bytes(rows, vocab_size, element)
 
-    def _prepare(self, rows: Rows, rng: RandomSource) -> Prepared:
+    def _prepare(self, rows: Rows, rng: RandomSource) -> NextToken:
         models, positions = rows.private.shape[:2]
         event = RenyiBound(
             self.order, self.per_query, models, positions, published=True, budget=self.queries
         )
-        public = torch.zeros(positions, dtype=torch.bool, device=rows.public.device)
         if self.sample_rate == 1.0 or not positions:
-            return Prepared(self._of_members(rows), public, (event,))
+            return replace(self._of_members(rows), events=(event,))
         chosen = self._drawn(models, positions, rng)
         parts = tuple(
             self._of_members(_only(rows, chosen[:, position], position))
             for position in range(positions)
         )
         nothing = ops.project(rows.private, rows.public, order=self.order, radius=0.0)
-        return Prepared(SubsetDistribution(rows, nothing, parts=parts), public, (event,))
+        return SubsetToken(rows, nothing, (event,), parts=parts)
 
-    def _of_members(self, rows: Rows) -> Distribution:
+    def _of_members(self, rows: Rows) -> NextToken:
         """Return the mean over these members, or the public distribution if there are none."""
         if not len(rows.private):
-            return public_distribution(rows)
+            return public_token(rows)
         radius = self.radius(len(rows.private))
         projection = ops.project(rows.private, rows.public, order=self.order, radius=radius)
-        return Distribution(rows, projection)
+        return NextToken(rows, projection)
 
     def _drawn(self, models: int, positions: int, rng: RandomSource) -> Tensor:
         """Return (N, B) bool: a Poisson subset for each position."""
@@ -152,7 +150,7 @@ class PaperRule(Mechanism):
         """The reason of AdaPMixED."""
         return self.adapmixed.no_replacement
 
-    def _prepare(self, rows: Rows, rng: RandomSource) -> Prepared:
+    def _prepare(self, rows: Rows, rng: RandomSource) -> NextToken:
         if self.count is not None:
             if len(rows.private) < self.count:
                 raise ValueError(

@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 
 from adapmixed.mechanisms import AdaPMixED, adapmixed
-from adapmixed.privacy import totals
+from adapmixed.privacy import account
 from adapmixed.privacy.conversions import c_alpha
 from adapmixed_lab.audit import odometer as audit
 from adapmixed_lab.audit.odometer_trees import Odometer, extremal
@@ -103,13 +103,13 @@ def test_an_accountant_that_states_too_little_is_broken(monkeypatch: pytest.Monk
     here, queries = audit.EXTREMAL[2][1](delta=DELTA)
     several, asked = audit.SEVERAL[0][1](delta=DELTA)
     assert here.measured(queries) <= DELTA and several.measured(asked) <= DELTA
-    add = totals.Losses.add
+    add = account.Losses.add
 
     def changed(loss: Callable[[NDArray[np.float64]], NDArray[np.float64]]) -> Any:
         return lambda self, event: add(self, replace(event, loss=loss(event.loss)))
 
     with monkeypatch.context() as patch:  # less than what is lost
-        patch.setattr(totals.Losses, "add", changed(lambda loss: 0.99 * loss))
+        patch.setattr(account.Losses, "add", changed(lambda loss: 0.99 * loss))
         assert here.measured(queries) > DELTA
     conversion = "adapmixed.privacy.epsilon.c_alpha"
     with monkeypatch.context() as patch:  # docs/how-to/audit.md: 1e-5 too small
@@ -120,11 +120,11 @@ def test_an_accountant_that_states_too_little_is_broken(monkeypatch: pytest.Monk
         assert several.measured(asked) > 1.5 * DELTA
     with monkeypatch.context() as patch:  # the mean of the members in place of the largest
         mean = changed(lambda loss: np.broadcast_to(loss.mean(0), loss.shape).copy())
-        patch.setattr(totals.Losses, "add", mean)
+        patch.setattr(account.Losses, "add", mean)
         assert here.measured(queries) > DELTA
     with monkeypatch.context() as patch:  # the last answer in place of all
         forgetting = lambda self, event: add(replace(self, total=0 * self.total), event)  # noqa: E731
-        patch.setattr(totals.Losses, "add", forgetting)
+        patch.setattr(account.Losses, "add", forgetting)
         assert here.measured(queries) > DELTA
 
 

@@ -6,9 +6,8 @@ from dataclasses import replace
 import pytest
 
 from adapmixed.mechanisms import ClippedLogPool, clipped_log_pool, clipped_mixing
-from adapmixed.privacy import account
+from adapmixed.privacy.account import Account
 from adapmixed.privacy.budget import ShardBudget
-from adapmixed.privacy.totals import Totals
 from adapmixed_lab.audit import budgets as audit
 from adapmixed_lab.audit.trees import Adversary, Tree, largest_divergence
 
@@ -80,28 +79,24 @@ def test_an_accountant_that_lets_too_much_through_is_seen(monkeypatch: pytest.Mo
             budget = found(*given)  # type: ignore[arg-type]
             return replace(budget, amount=1.3 * budget.amount)
 
-        patch.setattr(account.ShardBudget, "for_epsilon", larger)
+        patch.setattr(ShardBudget, "for_epsilon", larger)
         assert audit._extremal_tree(*setting).divergence(orders) > 1.2
     with monkeypatch.context() as patch:  # what was spent before is forgotten
-        admit = Totals.admit
+        admit = Account.admit
         patch.setattr(
-            Totals,
-            "admit",
-            lambda self, charge, budget: admit(replace(self, spent=None), charge, budget),
+            Account, "admit", lambda self, charge: admit(replace(self, spent=None), charge)
         )
         with pytest.raises(ValueError, match="charge must keep every shard within its budget"):
             audit._extremal_tree(*setting).divergence(orders)
-        charged = Totals._charged
+        charged = Account._charged
         patch.setattr(
-            Totals,
-            "_charged",
-            lambda self, event, budget: charged(replace(self, spent=None), event, budget),
+            Account, "_charged", lambda self, event: charged(replace(self, spent=None), event)
         )
         assert audit._extremal_tree(*setting).divergence(orders) > 1.2
     with monkeypatch.context() as patch:  # an exhausted member answers all the same
         patch.setattr(
-            "adapmixed.mechanisms.proposal.Proposal._distribution",
-            property(lambda self: self._prepared.distribution),
+            "adapmixed.mechanisms.Ticket._distribution",
+            property(lambda self: self._proposed),
         )
         assert audit._extremal_tree(*setting).divergence(orders) > 1.2
     assert audit._extremal_tree(*setting).divergence(orders) <= 1.0
@@ -110,11 +105,7 @@ def test_an_accountant_that_lets_too_much_through_is_seen(monkeypatch: pytest.Mo
 def test_written_charges_that_are_not_kept_are_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     adversary = Adversary(1, 2, 3, 0.85, 2.5)
     assert 0.3 < largest_divergence(adversary, 5, 0.1, audit.ORDER) / 0.1 <= 1.0
-    admit = Totals.admit
-    monkeypatch.setattr(
-        Totals,
-        "admit",
-        lambda self, charge, budget: admit(self, 0 * charge, budget),
-    )
-    monkeypatch.setattr(Totals, "_charged", lambda self, event, budget: self)
+    admit = Account.admit
+    monkeypatch.setattr(Account, "admit", lambda self, charge: admit(self, 0 * charge))
+    monkeypatch.setattr(Account, "_charged", lambda self, event: self)
     assert largest_divergence(adversary, 5, 0.1, audit.ORDER) / 0.1 > 1.0

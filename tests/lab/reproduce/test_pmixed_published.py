@@ -6,7 +6,17 @@ import math
 
 import pytest
 import torch
-from exact import both_ways, costs, divergence, largest_weight, mean, members, mpf, uncharged
+from exact import (
+    answered_from_q,
+    both_ways,
+    costs,
+    divergence,
+    largest_weight,
+    mean,
+    members,
+    mpf,
+    uncharged,
+)
 from pmixed_cases import DELTA, answer, budget, log_probs, published, rows
 from torch import Tensor
 
@@ -88,7 +98,7 @@ def test_published_empty_subsets_answer_q_and_are_charged_all_the_same() -> None
     (event,) = costs(proposal)
     assert (event.epsilon, event.queries) == (mechanism.per_query, 4)
     # An empty subset is not told apart, because S is never revealed.
-    assert not bool(proposal._prepared.public.any())
+    assert not bool(answered_from_q(proposal).any())
 
 
 def test_diagnostics_show_no_weights_of_subsets() -> None:
@@ -152,7 +162,7 @@ def test_the_data_dependent_loss_sees_the_counterexample() -> None:
     private, public = counterexample()
     mechanism = AdaPMixED(ORDER, LEAKAGE, screen=None, adjacency="add_remove")
     proposal = mechanism.propose(private, public, rng=SeededRandom(0))
-    charges = proposal._prepared.losses[:, 0, 0]
+    charges = proposal._proposed.losses[:, 0, 0]
     assert 0.276 < float(charges[0]) < 0.27904
     assert float(charges[0]) > 160 * published_bound(ORDER, LEAKAGE, N)
     assert float(charges[1:].max()) < 0.01

@@ -12,7 +12,7 @@ import sys
 from types import ModuleType
 from typing import Any
 
-_NAME = "adapmixed.mechanisms.distribution"
+_NAME = "adapmixed.mechanisms.mechanism"
 
 
 class _Forcing(importlib.abc.MetaPathFinder, importlib.abc.Loader):
@@ -39,7 +39,7 @@ class _Forcing(importlib.abc.MetaPathFinder, importlib.abc.Loader):
             tokens = (7 * public.argmax(-1) + 3) % self.rows.width
             return self.rows.released(tokens, rng)
 
-        module.Distribution.sample = sample  # type: ignore[attr-defined]
+        module.NextToken.sample = sample  # type: ignore[attr-defined]
 
 
 sys.meta_path.insert(0, _Forcing())

@@ -24,9 +24,10 @@ from adapmixed.errors import LedgerCorruptError, LedgerError
 from adapmixed.files import remove_leftovers, write_file
 from adapmixed.limits import MOST_QUERIES
 from adapmixed.privacy.account import Account
+from adapmixed.privacy.epsilon import fixed_epsilon, guarantee_of
 from adapmixed.privacy.events import ClippedAnswer
 from adapmixed.privacy.guarantee import Guarantee, format_epsilon
-from adapmixed.privacy.ledger.reading import Reading, read_ledger
+from adapmixed.privacy.ledger import Reading, read_ledger
 
 FILE_NAME, FORMAT_VERSION = "ledgers.json", 2
 _LOG = logging.getLogger(__name__)
@@ -69,13 +70,13 @@ def entered(register: Path) -> dict[str, Entry]:
         raise ValueError(f"{register} must be a register of ledgers: {error!r}") from error
 
 
-def enter(ensemble: str | os.PathLike[str], identity: str, path: str, account: Account) -> None:
+def enter(ensemble: str | os.PathLike[str], reading: Reading, account: Account) -> None:
     """Enter a ledger at its path into an ensemble's register, unless it is there.
 
     The log announces a further ledger. It also says if the register cannot be written; answers
     then go on without it. The account is that with the charge to come.
     """
-    register = register_of(ensemble)
+    register, path, identity = register_of(ensemble), reading.path, reading.identity
     entry = Entry(path, account.settings.adjacency, _promised(account), account.settings.delta)
     try:
         if entered(register).get(identity) == entry:
@@ -99,9 +100,9 @@ def enter(ensemble: str | os.PathLike[str], identity: str, path: str, account: A
 
 def _promised(account: Account) -> float | None:
     """Return the ε that all answers to come keep; None if there is none."""
-    if account.totals.kind != "fixed":
+    if account.kind != "fixed":
         return None
-    found = account.guarantee(account.settings.delta, account.settings.adjacency)
+    found = guarantee_of(account, account.settings.delta, account.settings.adjacency)
     return found.epsilon if found.limited and found.epsilon != math.inf else None
 
 
@@ -113,7 +114,7 @@ def ensemble_of(reading: Reading) -> Path | None:
     for place in (Path.cwd(), *Path(reading.path).parents[:2]):
         for manifest in sorted(place.glob("*/ensemble.json")):
             with suppress(OSError, ValueError):
-                if reading.description.identity in entered(register_of(manifest.parent)):
+                if reading.identity in entered(register_of(manifest.parent)):
                     return manifest.parent
     return None
 
@@ -150,12 +151,12 @@ def together(ensemble: str | os.PathLike[str], known: Reading | None = None) -> 
     found = [] if known is None else [known]
     missing, reasons = list[Entry](), list[str]()
     for identity, entry in entered(register_of(ensemble)).items():
-        if known is not None and known.description.identity == identity:
+        if known is not None and known.identity == identity:
             continue
         why = "lost or moved"
         try:
             reading = read_ledger(entry.path, whole=False)
-            if reading.description.identity == identity:
+            if reading.identity == identity:
                 found.append(reading)
                 continue
         except LedgerError as error:
@@ -178,14 +179,16 @@ def together(ensemble: str | os.PathLike[str], known: Reading | None = None) -> 
 def _sum(readings: Sequence[Reading], missing: Sequence[Entry]) -> tuple[Guarantee, str]:
     """Return the guarantee of all charges, composed if that is proved, else added, and words."""
     accounts, nothing = [one.account for one in readings], Guarantee(None, 1.0, "none")
-    if any(one.totals.kind not in ("fixed", "public") for one in accounts):
+    if any(one.kind not in ("fixed", "public") for one in accounts):
         return nothing, "no ε, as a ledger has none that is fixed in advance."
     if any(one.epsilon is None for one in missing):  # ε of replace-one covers zero-out, too
         return nothing, "no sum, until a ledger is back whose ε the register does not have."
     asked = {one.settings.adjacency for one in accounts} | {one.adjacency for one in missing}
     way = asked.pop() if len(asked) == 1 else "zero_out"
     units = {"shard" for _ in missing} | {one.guarantee.unit for one in readings}
-    found: list[Guarantee | Entry] = [one.guarantee(one.settings.delta, way) for one in accounts]
+    found: list[Guarantee | Entry] = [
+        guarantee_of(one, one.settings.delta, way) for one in accounts
+    ]
     found += missing
     epsilons, how = [one.epsilon or 0.0 for one in found], "their ε and δ added; "
     epsilon, delta = math.fsum(epsilons), float(sum(Decimal(repr(one.delta)) for one in found))
@@ -207,7 +210,7 @@ def _composed(accounts: Sequence[Account], way: str) -> float | None:
     if len(settings) != 1 or any(one.settings.epsilon is not None for one in accounts):
         return None
     queries, joint = Counter[Any](), Account(settings.pop())
-    for event, answered in (item for one in accounts for item in one.totals.counts.items()):
+    for event, answered in (item for one in accounts for item in one.counts.items()):
         plan: Any = {"budget": 1} if getattr(event, "budget", None) else {}
         queries[replace(event, **plan)] += getattr(event, "budget", None) or answered
     for event, count in queries.items():
@@ -219,4 +222,4 @@ def _composed(accounts: Sequence[Account], way: str) -> float | None:
             joint = joint.added([event])
         except ValueError:  # of several mechanisms, boxes, orders or N
             return None
-    return joint.fixed_epsilon(joint.settings.delta)
+    return fixed_epsilon(joint, joint.settings.delta)

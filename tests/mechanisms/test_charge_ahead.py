@@ -11,8 +11,7 @@ from typing import Any
 import pytest
 from protocol_cases import MECHANISMS, MODELS, VOCAB, CountingRandom, logits
 
-from adapmixed.mechanisms import ClippedLogPool, Origin, Proposal, shaped
-from adapmixed.mechanisms.prepaid import Prepaid, Prepayment
+from adapmixed.mechanisms import Allowance, ClippedLogPool, Origin, Ticket, shaped
 from adapmixed.privacy import Accountant, BudgetSpentError
 from adapmixed.privacy.ledger import read_ledger
 from adapmixed.rng import SecureRandom, SeededRandom
@@ -24,32 +23,34 @@ OTHERS = [one for one in MECHANISMS.values() if not isinstance(one, ClippedLogPo
 
 def proposed(
     positions: int, mechanism: ClippedLogPool = POOL, origin: Origin = KNOWN, rng: Any = None
-) -> Proposal:
+) -> Ticket:
     rows = shaped(*logits(positions))
     return mechanism.propose_rows(rows, rng=rng or SecureRandom(), origin=origin)
 
 
-def prepaid(queries: int, origin: Origin = KNOWN) -> Prepaid:
-    found = Prepaid(POOL, MODELS, origin)
-    found.grant(queries)
+def prepaid(queries: int, origin: Origin = KNOWN) -> Allowance:
+    found = Allowance(POOL, MODELS, origin)
+    found.add(queries)
     return found
 
 
-def test_a_prepayment_costs_what_its_answers_would(tmp_path: Path) -> None:
+def test_a_charge_ahead_costs_what_its_answers_would(tmp_path: Path) -> None:
     ahead, after = Accountant(1e-5, path=tmp_path / "ledger"), Accountant(1e-5)
-    ahead.charge(Prepayment(POOL, MODELS, 12, KNOWN))
+    ahead.charge_ahead(POOL, MODELS, 12, KNOWN)
     after.charge(proposed(12))
     assert ahead.guarantee() == after.guarantee()
     assert ahead.state()["account"]["binding"] == after.state()["account"]["binding"]
     assert ahead.guarantee().caveats == ("names",)
-    ahead.charge(Prepayment(POOL, MODELS, 5, KNOWN))
+    ahead.charge_ahead(POOL, MODELS, 5, KNOWN)
     assert (ahead.queries, ahead.charges) == (17, 3)  # the binding and two charges
-    assert read_ledger(tmp_path / "ledger").account.totals.queries == 17
+    assert read_ledger(tmp_path / "ledger").account.queries == 17
 
 
 @pytest.mark.parametrize("mechanism", OTHERS, ids=lambda one: repr(one)[:40])
 def test_other_mechanisms_have_no_cost_in_advance(mechanism: Any) -> None:
-    for made in (lambda: Prepayment(mechanism, MODELS, 1), lambda: Prepaid(mechanism, MODELS)):
+    accountant = Accountant(1e-5)
+    charged = lambda: accountant.charge_ahead(mechanism, MODELS, 1)  # noqa: E731
+    for made in (charged, lambda: Allowance(mechanism, MODELS)):
         with pytest.raises(ValueError, match="must be ClippedLogPool to be charged in advance"):
             made()
 
@@ -57,38 +58,32 @@ def test_other_mechanisms_have_no_cost_in_advance(mechanism: Any) -> None:
 def test_per_shard_budgets_are_not_charged_in_advance() -> None:
     accountant = Accountant(1e-5, epsilon=4.0)
     before = accountant.state()
-    payment = Prepayment(replace(POOL, queries=None), MODELS, 3)
     with pytest.raises(ValueError, match="epsilon must be None for queries that are charged in ad"):
-        accountant.charge(payment)
+        accountant.charge_ahead(replace(POOL, queries=None), MODELS, 3)
     assert accountant.state() == before
-    with pytest.raises(ValueError, match="must be charged once"):
-        Accountant(1e-5).charge(payment)
 
 
-def test_a_prepayment_is_charged_once() -> None:
-    accountant, payment = Accountant(1e-5), Prepayment(POOL, MODELS, 3)
-    accountant.charge(payment)
-    for other in (accountant, Accountant(1e-5)):
-        with pytest.raises(ValueError, match="must be charged once"):
-            other.charge(payment)
-    assert accountant.queries == 3
-
-
-def test_a_ledger_takes_no_seeded_prepayment(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"rng must be SecureRandom\(\)"):
-        Accountant(1e-5, path=tmp_path / "ledger").charge(
-            Prepayment(POOL, MODELS, 3, KNOWN, seeded=True)
-        )
+@pytest.mark.parametrize("bad", [{"num_models": 0}, {"queries": 0}, {"queries": 1.5}], ids=str)
+def test_bad_numbers_are_not_charged(bad: dict[str, Any]) -> None:
     accountant = Accountant(1e-5)
-    accountant.charge(Prepayment(POOL, MODELS, 3, KNOWN, seeded=True))
+    with pytest.raises(ValueError, match=f"{next(iter(bad))} must be"):
+        accountant.charge_ahead(POOL, **{"num_models": MODELS, "queries": 1} | bad)
+    assert accountant.state() == Accountant(1e-5).state()
+
+
+def test_a_ledger_takes_no_seeded_charge_ahead(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"rng must be SecureRandom\(\)"):
+        Accountant(1e-5, path=tmp_path / "ledger").charge_ahead(POOL, MODELS, 3, KNOWN, seeded=True)
+    accountant = Accountant(1e-5)
+    accountant.charge_ahead(POOL, MODELS, 3, KNOWN, seeded=True)
     assert accountant.guarantee().caveats == ("seeded", "names")
 
 
-def test_as_many_queries_are_released_as_were_granted() -> None:
+def test_as_many_queries_are_released_as_were_charged() -> None:
     count = prepaid(0)
     with pytest.raises(BudgetSpentError, match="0 are, got 1"):
         count.charge(proposed(1))
-    count.grant(5)
+    count.add(5)
     for positions, left in ((2, 3), (0, 3), (3, 0)):
         proposal = proposed(positions)
         count.charge(proposal)
@@ -106,7 +101,7 @@ def test_a_refused_proposal_is_never_released_and_costs_nothing() -> None:
         count.charge(proposal)
     with pytest.raises(ValueError, match="its charge failed"):
         proposal.release()
-    count.grant(9)
+    count.add(9)
     with pytest.raises(ValueError, match="must be charged once"):
         count.charge(proposal)
     assert count.left == 12 and rng.draws == 0
@@ -139,7 +134,7 @@ def test_another_mechanism_or_ensemble_is_not_paid_for(other: dict[str, Any]) ->
     with pytest.raises(ValueError, match="its charge failed"):
         proposal.release()
     with pytest.raises(ValueError, match="that were charged in advance"):
-        Prepaid(POOL, MODELS + 1, KNOWN).charge(proposed(0))
+        Allowance(POOL, MODELS + 1, KNOWN).charge(proposed(0))
     assert count.left == 8
 
 

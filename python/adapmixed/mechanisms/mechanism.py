@@ -1,0 +1,458 @@
+"""The order in which every mechanism answers: propose, charge, release.
+
+    ticket = mechanism.propose(private_logits, public_logits, rng=rng)
+    accountant.charge(ticket)                # before anything is released
+    answer = ticket.release()
+
+If one process holds the accountant and another one draws, queries are charged before their rows
+exist. This needs a mechanism whose cost is the same for all rows:
+
+    accountant.charge_ahead(mechanism, num_models, queries, origin)  # durable
+    allowance.add(queries)                   # in the process that draws tokens
+    allowance.charge(ticket)                 # before ticket.release()
+
+Shapes are written with N models, B positions, V tokens and K orders, as in ``adapmixed_ext``.
+"""
+
+from __future__ import annotations
+
+import threading
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import ClassVar
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+import adapmixed_ext as ops
+from adapmixed.limits import active_tokens, check_count, check_models, check_rng
+from adapmixed.mechanisms.rows import Rows, shaped
+from adapmixed.privacy import BudgetSpentError, Caveat, Event
+from adapmixed.privacy.events import BY_HAND, Origin, Pay
+from adapmixed_ext.inputs import prepare
+from adapmixed_ext.types import RandomSource
+
+_PROPOSED, _PAYING, _CHARGED = "proposed", "being charged", "charged"
+_FAILED = "not charged (its charge failed)"
+
+
+@dataclass(frozen=True)
+class Answer:
+    """The released answers to B queries.
+
+    Attributes:
+        tokens: (B,) int64, the drawn tokens; None if targets were given.
+        log_prob: (B,) float64, log p(target); None without targets. It reveals a probability of the
+            mixture, so it is for evaluation only.
+        public: (B,) bool, True if the public distribution alone answered.
+    """
+
+    tokens: Tensor | None
+    log_prob: Tensor | None
+    public: Tensor
+
+
+@dataclass(frozen=True)
+class NextToken:
+    """The distribution of the answers and their costs, as a mechanism makes them from rows.
+
+    Attributes:
+        rows: logits (N, B, k) and (B, k).
+        projection: projection of these rows.
+        events: costs of the answers if all members contribute.
+        public: (B,) bool, True for positions that are answered from q; None if none is.
+        takes_part: (N, B) bool. False for rows that answer q whichever members contribute; None if
+            all take part.
+        charges: (N, B) float64, upper bounds of the individual charges; None without such charges.
+        losses: (N, B, K) float64, realised losses; None without such losses.
+    """
+
+    rows: Rows
+    projection: ops.Projection | ops.Clipping | ops.LogPool
+    events: tuple[Event, ...] = ()
+    public: Tensor | None = None
+    takes_part: Tensor | None = None
+    charges: Tensor | None = None
+    losses: Tensor | None = None
+
+    def __post_init__(self) -> None:
+        # Operators that only queue work have not reported bad rows yet.
+        self.projection.check()
+
+    def of_members(self, active: Tensor) -> NextToken:
+        """Return the distribution in which only these members contribute and the others answer q.
+
+        Args:
+            active: (N, B) bool, True for members that contribute.
+        """
+        chosen = active if self.takes_part is None else active & self.takes_part
+        if isinstance(self.projection, ops.Clipping):
+            return replace(self, projection=replace(self.projection, active=chosen))
+        assert isinstance(self.projection, ops.LogPool)  # others have no individual charges
+        pool = self.projection
+        known = bool(chosen.all()) if pool.active is None else torch.equal(chosen, pool.active)
+        if known:
+            return self
+        restricted = ops.log_pool(
+            self.rows.private, self.rows.public, lower=pool.lower, upper=pool.upper,
+            scale=pool.scale, num_models=pool.num_models, active=chosen,
+            lse_differences=self.rows.lse_differences,
+        )  # fmt: skip
+        return replace(self, projection=restricted)
+
+    def sample(self, rng: RandomSource) -> Tensor:
+        """Draw one token per position; return (B,) int64."""
+        drawn = ops.sample(self.probabilities(), self.rows.public, rng=rng)
+        return self.rows.released(drawn, rng)
+
+    def probabilities(self) -> Tensor:
+        """Return the probabilities of the columns, (B, k) float64. They are private."""
+        return ops.mixture(self.rows.private, self.rows.public, self.projection)
+
+    def likeliest(self) -> Tensor:
+        """Return the active tokens of largest probability, (B,) int64, for evaluation only."""
+        return self.rows.named(self.probabilities()[:, : self.rows.width].argmax(-1))
+
+    def log_prob(self, targets: Tensor) -> Tensor:
+        """Return log p(target), (B,) float64, without forming (B, k).
+
+        It is −inf for a target that top-k has removed.
+        """
+        rows = self.rows
+        places, share = rows.places(targets)
+        return ops.log_prob(rows.private, rows.public, self.projection, places) + share
+
+    def answer(self, targets: Tensor | None, rng: RandomSource) -> Answer:
+        """Draw the tokens, or compute log p(target) if targets are given."""
+        public = self.public
+        if public is None:
+            public = torch.zeros_like(self.rows.public[:, 0], dtype=torch.bool)
+        if targets is not None:
+            return Answer(None, self.log_prob(targets), public)
+        return Answer(self.sample(rng), None, public)
+
+
+def public_token(rows: Rows, events: tuple[Event, ...] = ()) -> NextToken:
+    """Return q itself, as the mixture of one member of weight 0, without any private value."""
+    alone = replace(rows, private=rows.public[None])
+    inputs = prepare(alone.private, alone.public)
+    weight = torch.zeros_like(inputs.private_lse)
+    projection = ops.Projection(weight, *inputs[2:])
+    everywhere = torch.ones_like(inputs.public_lse, dtype=torch.bool)
+    return NextToken(alone, projection, events, everywhere)
+
+
+class Ticket:
+    """An answer that is proposed, then charged once, then released once.
+
+    `Accountant.charge` must come before :meth:`release`.
+
+    Attributes:
+        mechanism: mechanism that made the proposal.
+        num_models: N.
+        origin: the ensemble that the rows come from.
+    """
+
+    def __init__(
+        self,
+        mechanism: Mechanism,
+        num_models: int,
+        proposed: NextToken,
+        targets: Tensor | None,
+        rng: RandomSource,
+        origin: Origin,
+    ) -> None:
+        self.mechanism, self.num_models, self.origin = mechanism, num_models, origin
+        self._proposed, self._targets, self._rng = proposed, targets, rng
+        self._events = (*proposed.events, *origin.caveats_of(getattr(rng, "seeded", True)))
+        charges = proposed.charges
+        self._charges = None if charges is None else charges.cpu().numpy()
+        self._lock, self._state = threading.Lock(), _PROPOSED
+        self._members: NDArray[np.bool_] | None = None
+        self._answer: Answer | None = None
+
+    def charge(self, pay: Pay) -> None:
+        """Have this ticket paid for. It can be released if `pay` returns, and never if it raises.
+
+        `Accountant.charge` calls this.
+
+        Args:
+            pay: function that charges the costs of the ticket, which are private.
+
+        Raises:
+            ValueError: the ticket was charged before, or its charge failed.
+        """
+        with self._lock:
+            if self._state != _PROPOSED:
+                raise ValueError(
+                    f"ticket must be charged once, got one that is {self._state}: propose again"
+                )
+            self._state = _PAYING
+        try:
+            members = pay(self._events, self._charges)
+            self._members = None if members is None else members.copy()
+            self._state = _CHARGED
+        finally:
+            if self._state != _CHARGED:
+                self._state = _FAILED
+
+    def release(self) -> Answer:
+        """Draw the tokens, or compute log p(target) if targets were given.
+
+        Every further call returns the same answer.
+
+        Returns:
+            The answers to all B queries.
+
+        Raises:
+            ValueError: the ticket was not charged.
+        """
+        with self._lock:
+            if self._answer is None:
+                self._answer = self._distribution.answer(self._targets, self._rng)
+            return self._answer
+
+    @property
+    def _distribution(self) -> NextToken:
+        """The distribution to draw from, with the members that were charged.
+
+        Evaluation reads it, too.
+
+        Raises:
+            ValueError: the ticket was not charged.
+        """
+        active = self._active
+        return self._proposed if active is None else self._proposed.of_members(active)
+
+    @property
+    def _active(self) -> Tensor | None:
+        """(N, B) bool, members that contribute; None if the whole ensemble was charged."""
+        if self._state != _CHARGED:
+            raise ValueError(
+                "ticket must be charged before its release (Accountant.charge), it is "
+                f"{self._state}"
+            )
+        if self._members is None:
+            return None
+        return torch.tensor(self._members, device=self._proposed.rows.public.device)
+
+
+class Allowance:
+    """A count of queries that were charged ahead, in the process that draws their tokens.
+
+    It stands where an accountant would: `charge` lets a ticket be released, or raises.
+
+    Args:
+        mechanism: the mechanism that was charged.
+        num_models: N that was charged.
+        origin: the origin that was charged.
+        seeded: whether seeded randomness was charged.
+
+    Raises:
+        ValueError: the mechanism's cost depends on the rows.
+    """
+
+    def __init__(
+        self,
+        mechanism: Mechanism,
+        num_models: int,
+        origin: Origin = BY_HAND,
+        *,
+        seeded: bool = False,
+    ) -> None:
+        mechanism.cost_ahead(check_models(num_models), 0)
+        self._of = mechanism, num_models, origin.ensemble, origin.active_tokens
+        self._caveats = frozenset(origin.caveats_of(seeded))
+        self._lock = threading.Lock()
+        self._left = 0
+
+    @property
+    def left(self) -> int:
+        """Number of queries that were charged and are not yet released."""
+        return self._left
+
+    def add(self, queries: int) -> None:
+        """Add queries that `Accountant.charge_ahead` has charged.
+
+        Args:
+            queries: their number, ≥ 0.
+        """
+        count = check_count("queries", queries, 0)
+        with self._lock:
+            self._left += count
+
+    def charge(self, ticket: Ticket) -> None:
+        """Take a ticket's queries from the count, so that it can be released.
+
+        If this raises, the ticket can never be released, and the count is as before.
+
+        Args:
+            ticket: the answers to pay for.
+
+        Raises:
+            ValueError: the ticket is not what was charged, or it was charged before.
+            BudgetSpentError: fewer queries are left.
+        """
+        with self._lock:
+            ticket.charge(partial(self._take, ticket))
+
+    def _take(self, ticket: Ticket, events: Sequence[Event], charges: object) -> None:
+        origin = ticket.origin
+        of = ticket.mechanism, ticket.num_models, origin.ensemble, origin.active_tokens
+        if of != self._of:
+            raise ValueError(
+                "ticket must be of the mechanism, the number of models, the ensemble and the "
+                "active vocabulary that were charged in advance"
+            )
+        unknown = {event.name for event in events if isinstance(event, Caveat)}
+        unknown -= {caveat.name for caveat in self._caveats}
+        if unknown:
+            raise ValueError(
+                f"ticket must have no caveat that was not charged in advance, got {sorted(unknown)}"
+            )
+        queries = sum(getattr(event, "queries", 0) for event in events)
+        if queries > self._left:
+            raise BudgetSpentError(
+                f"queries must be paid for before they are answered: {self._left} are, "
+                f"got {queries}"
+            )
+        self._left -= queries
+
+
+class Mechanism(ABC):
+    """A frozen set of settings that turns logits into answers and privacy events."""
+
+    name: ClassVar[str]
+    no_budget: ClassVar[str] = ""
+    """The reason why per-shard budgets cannot be kept; "" if they can."""
+
+    @property
+    def no_total(self) -> str:
+        """The reason why there is no guarantee without per-shard budgets; "" if there is one."""
+        return ""
+
+    @property
+    def no_replacement(self) -> str:
+        """The reason why there is no guarantee for replace-one; "" if there is one."""
+        return ""
+
+    @property
+    def planned_queries(self) -> int | None:
+        """Number of queries that the guarantee is planned for; None for any number."""
+        return getattr(self, "queries", None)
+
+    @property
+    def measure(self) -> tuple[str, float | None] | None:
+        """Unit of the individual charges: ("zcdp", None), ("renyi", order) or None without any."""
+        return None
+
+    def largest_charge(self, num_models: int) -> float | None:
+        """Return the largest individual charge of one answer, if its log-ratio has a bounded range.
+
+        Args:
+            num_models: N.
+        """
+        return None
+
+    def cost_ahead(self, num_models: int, queries: int) -> tuple[Event, ...]:
+        """Return the cost of queries whose rows do not exist yet.
+
+        Args:
+            num_models: N.
+            queries: number of queries.
+
+        Raises:
+            ValueError: the cost of an answer depends on the rows.
+        """
+        raise ValueError(
+            f"mechanism must be ClippedLogPool to be charged in advance, got {type(self).__name__}"
+        )
+
+    def held_bytes(self, rows: int, vocab_size: int, element: int) -> int:
+        """Return the largest number of bytes that one answer holds in addition to its logits.
+
+        By default these are the probabilities and the data of the draw, three times V float64.
+
+        Args:
+            rows: N + 1.
+            vocab_size: V.
+            element: bytes of a logit.
+        """
+        return 3 * 8 * vocab_size
+
+    def propose(
+        self,
+        private_logits: Tensor,
+        public_logits: Tensor,
+        *,
+        rng: RandomSource,
+        targets: Tensor | None = None,
+        temperature: float = 1.0,
+        top_k: int | None = None,
+        active: int | None = None,
+    ) -> Ticket:
+        """Prepare the answers to B queries without releasing anything.
+
+        The ticket holds its own copy of the rows, (N + 1) B V logits, so a later change of the
+        given tensors has no effect on the answer.
+
+        Args:
+            private_logits: (N, B, V) raw logits, float32, bfloat16 or float16.
+            public_logits: (B, V) raw logits of the same dtype and device.
+            rng: source of all randomness (``adapmixed.rng``).
+            targets: (B,) int64 for evaluation: the answer is log p(target), and no token is drawn.
+                None draws tokens.
+            temperature: divides all rows before they are projected; see :func:`shaped`.
+            top_k: number of the likeliest public tokens that all rows keep; None for all.
+            active: number of the likeliest public tokens about which members speak; None for all.
+
+        Returns:
+            A ticket for `Accountant.charge`.
+
+        Raises:
+            ValueError: logits, rng, targets, temperature, top_k or active are not valid.
+        """
+        rows = shaped(
+            private_logits, public_logits, temperature=temperature, top_k=top_k, active=active
+        )
+        own = rows.apart_from(private_logits, public_logits)
+        speaking = active_tokens(active, rows.vocab_size)
+        origin = replace(BY_HAND, active_tokens=speaking)
+        return self.propose_rows(own, rng=rng, targets=targets, origin=origin)
+
+    def propose_rows(
+        self,
+        rows: Rows,
+        *,
+        rng: RandomSource,
+        targets: Tensor | None = None,
+        origin: Origin = BY_HAND,
+    ) -> Ticket:
+        """Prepare the answers to shaped rows.
+
+        It works as :meth:`propose`, but the rows belong to the ticket from here on: they are not
+        copied and must not be changed.
+
+        Args:
+            rows: shaped rows from :func:`shaped`.
+            rng: source of all randomness.
+            targets: (B,) int64 for evaluation; None draws tokens.
+            origin: the ensemble that the rows come from.
+
+        Raises:
+            ValueError: logits, rng or targets are not valid.
+        """
+        check_rng(rng)
+        rows = rows.with_tail()
+        if targets is not None:
+            rows.check_targets(targets)
+        proposed = self._prepare(rows, rng)
+        return Ticket(self, len(rows.private), proposed, targets, rng, origin)
+
+    @abstractmethod
+    def _prepare(self, rows: Rows, rng: RandomSource) -> NextToken:
+        """Return the distribution of the answers and their costs."""

@@ -1,0 +1,654 @@
+"""The ledger: every charge is on the device before its answer is released.
+
+docs/how-to/keep-a-ledger.md states the promises and their limits; docs/reference/file-formats.md
+shows the file. It is a SQLite database in WAL mode with one table of records, each with a hash over
+all before it, and one row of totals. Record 0 holds the settings, every other one the binding or
+the events of one charge. A charge takes three steps:
+
+1. It is added to a copy of the totals. If it cannot be charged, this raises before a write.
+2. One transaction adds its record and replaces the totals. Both are then on the device.
+3. The call returns, and the answer may be released.
+
+If the process is killed during step 2, the charge may be missing, but nothing was released. If it
+is killed later, the charge is counted, released or not.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import hashlib
+import logging
+import os
+import sqlite3
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import closing, contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+from adapmixed.errors import (
+    LedgerBusyError,
+    LedgerClosedError,
+    LedgerCorruptError,
+    LedgerError,
+    LedgerMismatchError,
+    LedgerWriteError,
+)
+from adapmixed.files import check_locks, flush
+from adapmixed.privacy.account import Account, Binding, Settings
+from adapmixed.privacy.encoding import (
+    canonical,
+    check_keys,
+    exactly,
+    from_json,
+    parse,
+    read_event,
+    to_json,
+)
+from adapmixed.privacy.epsilon import guarantee_of
+from adapmixed.privacy.guarantee import Guarantee
+
+_LOG = logging.getLogger(__name__)
+
+FORMAT_VERSION = 9
+"""Version of the format. It rises when the content or its meaning changes. Older files are not
+read."""
+
+APPLICATION_ID = 0x4144504D  # "ADPM", in the header of the file
+BUSY_SECONDS = 5.0
+
+SCHEMA = {
+    "record": "CREATE TABLE record (\n"
+    "  sequence INTEGER PRIMARY KEY,\n"
+    "  text TEXT NOT NULL,\n"
+    "  hash BLOB NOT NULL\n"
+    ")",
+    "totals": "CREATE TABLE totals (\n"
+    "  one INTEGER PRIMARY KEY CHECK (one = 1),\n"
+    "  text TEXT NOT NULL,\n"
+    "  hash BLOB NOT NULL\n"
+    ")",
+}
+for _table, _act in (("record", "UPDATE"), ("record", "DELETE"), ("totals", "DELETE")):
+    SCHEMA[f"no_{_act.lower()}_of_{_table}"] = (
+        f"CREATE TRIGGER no_{_act.lower()}_of_{_table} BEFORE {_act} ON {_table} "
+        "BEGIN SELECT RAISE(ABORT, 'a ledger is only ever added to'); END"
+    )
+
+_DURABLE = {"synchronous": 2, "fullfsync": 1, "checkpoint_fullfsync": 1}
+_DEVICE = {
+    sqlite3.SQLITE_FULL,
+    sqlite3.SQLITE_IOERR,
+    sqlite3.SQLITE_READONLY,
+    sqlite3.SQLITE_CANTOPEN,
+    sqlite3.SQLITE_PERM,
+}
+_BUSY = {sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED}
+_NEEDS_LOCKS = "a ledger must lie on a file system with locks, such as a local disk"
+
+
+@dataclass(frozen=True)
+class Record:
+    """The settings, the binding, or the events of one charge, as stored.
+
+    Attributes:
+        sequence: number of the record, from 0.
+        text: JSON text.
+        hash: SHA-256 over the previous hash, the number and the text, 32 bytes.
+    """
+
+    sequence: int
+    text: str
+    hash: bytes
+
+    @staticmethod
+    def first(settings: Settings) -> Record:
+        """Return record 0 of a new ledger. Its random digits keep two ledgers apart."""
+        written = {"format_version": FORMAT_VERSION, "identity": os.urandom(16).hex()}
+        return Record._make(0, b"", written | {"settings": to_json(settings)})
+
+    def next(self, entry: Mapping[str, Any]) -> Record:
+        """Return the record of an entry that follows this one.
+
+        Args:
+            entry: {"events": [Event, ...]} or {"binding": Binding}.
+        """
+        if "binding" in entry:
+            written: Any = {"binding": to_json(entry["binding"])}
+        else:
+            written = {"events": [to_json(event) for event in entry["events"]]}
+        return Record._make(self.sequence + 1, self.hash, written)
+
+    @staticmethod
+    def _make(sequence: int, previous: bytes, written: Mapping[str, Any]) -> Record:
+        text = canonical(written)
+        return Record(sequence, text, _record_hash(previous, sequence, text))
+
+    def follows(self, previous: bytes) -> bool:
+        """Return True if this is the record after the one with that hash."""
+        return self.hash == _record_hash(previous, self.sequence, self.text)
+
+    def check_after(self, before: Record | None) -> None:
+        """Raise LedgerCorruptError unless this is the record after another one, or the first."""
+        expected = 0 if before is None else before.sequence + 1
+        if self.sequence != expected:
+            raise LedgerCorruptError(f"record {expected} is missing")
+        if not self.follows(b"" if before is None else before.hash):
+            raise LedgerCorruptError(f"record {expected} was altered: its hash does not fit")
+
+    def entry(self) -> dict[str, Any]:
+        """Return the recorded entry.
+
+        Returns:
+            {"identity": str, "settings": Settings} of record 0, {"binding": Binding}, or
+            {"events": [Event, ...]}.
+
+        Raises:
+            LedgerCorruptError: a part is missing or unknown, or a field has another type.
+        """
+        try:
+            written = exactly(dict, parse(self.text))
+            if self.sequence == 0:
+                check_keys("record", written, {"format_version", "identity", "settings"})
+                settings = from_json(Settings, written["settings"])
+                return {"identity": exactly(str, written["identity"]), "settings": settings}
+            if set(written) == {"binding"}:
+                return {"binding": Binding.read(written["binding"])}
+            values = check_keys("record", written, {"events"})
+            return {"events": [read_event(one) for one in exactly(list, values["events"])]}
+        except (ValueError, TypeError, RecursionError) as error:
+            raise LedgerCorruptError(
+                f"record {self.sequence} could not be read: {error}"
+            ) from error
+
+    def added_to(self, account: Account) -> Account:
+        """Return the account with this record.
+
+        Raises:
+            LedgerCorruptError: the record cannot be read or charged.
+        """
+        entry = self.entry()
+        try:
+            if "binding" in entry:
+                return account.bound(entry["binding"])
+            return account.added(entry["events"])
+        except ValueError as error:
+            raise LedgerCorruptError(
+                f"record {self.sequence} cannot be charged: {error}"
+            ) from error
+
+
+@dataclass(frozen=True)
+class Reading:
+    """An intact ledger as it was at one moment.
+
+    Attributes:
+        path: path of the database.
+        first: record 0.
+        last: the last record.
+        account: settings, binding and totals. Private.
+    """
+
+    path: str
+    first: Record
+    last: Record
+    account: Account
+
+    @property
+    def identity(self) -> str:
+        """32 random hex digits, which no other ledger has."""
+        return str(self.first.entry()["identity"])
+
+    @property
+    def charges(self) -> int:
+        """Number of records after the first one."""
+        return self.last.sequence
+
+    @property
+    def digest(self) -> str:
+        """Hash of the last record, 64 hex digits.
+
+        Note it elsewhere, to notice later if an older copy of the ledger was put back.
+        """
+        return self.last.hash.hex()
+
+    @property
+    def guarantee(self) -> Guarantee:
+        """The guarantee of all charges."""
+        settings = self.account.settings
+        return guarantee_of(self.account, settings.delta, settings.adjacency)
+
+    def totals(self) -> tuple[str, bytes]:
+        """Return the row of totals: their JSON text, and a hash that ties it to the records."""
+        text = canonical(self.account.written())
+        return text, _totals_hash(self.first, self.last, text)
+
+
+class Ledger:
+    """The one writer of a ledger. Not thread safe.
+
+    After a failed charge it can charge no more. Open the ledger again to learn what is on the
+    device.
+
+    Attributes:
+        path: path of the database.
+        reading: the ledger as it is now.
+
+    Args:
+        path: path of the database on a local file system. A lock file lies next to it.
+        settings: settings that the ledger must have.
+        create: if False, raise LedgerWriteError if there is no ledger.
+
+    Raises:
+        LedgerMismatchError: the ledger was created with other settings.
+        LedgerBusyError: the ledger has another writer.
+        LedgerCorruptError: the ledger was altered, or it has another format.
+        LedgerWriteError: the ledger cannot be read or written.
+        ValueError: the file system has no locks.
+    """
+
+    def __init__(
+        self, path: str | os.PathLike[str], settings: Settings, *, create: bool = True
+    ) -> None:
+        self.path = place = os.path.realpath(path)
+        self._lock, self._process = -1, os.getpid()
+        self._connection: sqlite3.Connection | None = None
+        self._unusable: str | None = None
+        try:
+            if os.path.isdir(place):
+                raise LedgerWriteError(f"{place} must be the file of a ledger, got a folder")
+            if not create and not os.path.lexists(place):
+                raise LedgerWriteError(f"{place} must be a ledger, but there is no such file")
+            check_locks(place)
+            self._lock = _locked(f"{place}-lock")
+            if not os.path.lexists(place):
+                _create(place, settings)
+            with _translated(place):
+                self._connection = _connect(place, "rw")
+                _check_database(self._connection, place)
+                _make_durable(self._connection, place)
+                self._opened = os.stat(place)
+                self.reading = _end(self._connection, place)
+            self._stored = self.reading.totals()[1]
+            kept = self.reading.account.settings
+            for name, value in vars(settings).items():
+                if value != getattr(kept, name):
+                    raise LedgerMismatchError(
+                        f"{name} must be what the ledger was created with, "
+                        f"{getattr(kept, name)!r}, got {value!r}"
+                    )
+        except BaseException as error:
+            self.close()
+            if isinstance(error, OSError) and not isinstance(error, LedgerError):
+                raise LedgerWriteError(f"{place} could not be opened: {error}") from error
+            raise
+        _LOG.info("ledger %s: %d records", place, self.reading.charges)
+
+    def append(self, entry: Mapping[str, Any], before: Account, after: Account) -> None:
+        """Add one record, which is durable when this returns.
+
+        After an error, nothing may be released, and this object can charge no more. The ledger may
+        hold the charge when it is opened again.
+
+        Args:
+            entry: {"events": [Event, ...]} or {"binding": Binding}.
+            before: the account without the record.
+            after: the account with the record.
+
+        Raises:
+            LedgerClosedError: the ledger is closed, a charge failed before, or the file was
+                replaced.
+            LedgerBusyError: another program has locked the file.
+            LedgerWriteError: the file cannot be written.
+        """
+        now = self.reading
+        if before is not now.account:  # interrupted between the file and memory
+            self._unusable = self._unusable or "a charge was interrupted"
+        if self._unusable is not None:
+            raise LedgerClosedError(f"{self.path} must be opened again: {self._unusable}")
+        reading = Reading(self.path, now.first, now.last.next(entry), after)
+        try:
+            self._check_in_place()
+            self._write(reading)
+        except BaseException as error:
+            self._unusable = f"a charge failed ({error or type(error).__name__})"
+            raise
+        self.reading = reading
+
+    def _write(self, reading: Reading) -> None:
+        """Add the last record of a reading and replace the totals, both or none.
+
+        Raises:
+            LedgerClosedError: the stored totals are not this writer's, so another one charged.
+        """
+        connection = self._connection
+        assert connection is not None  # it is usable
+        text, digest = reading.totals()
+        with _translated(self.path):
+            connection.execute("BEGIN IMMEDIATE")
+            try:
+                (stored,) = connection.execute("SELECT hash FROM totals").fetchone()
+                if stored != self._stored:
+                    raise LedgerClosedError(f"{self.path} was charged by another writer")
+                connection.execute(
+                    "INSERT INTO record VALUES (?, ?, ?)", tuple(vars(reading.last).values())
+                )
+                connection.execute("UPDATE totals SET text = ?, hash = ?", (text, digest))
+                connection.execute("COMMIT")
+            except BaseException:
+                if connection.in_transaction:
+                    with suppress(sqlite3.Error):
+                        connection.execute("ROLLBACK")
+                raise
+        self._stored = digest
+
+    def _check_in_place(self) -> None:
+        """Raise LedgerClosedError if the path no longer names the opened database."""
+        try:
+            there = os.stat(self.path)
+        except OSError as error:
+            raise LedgerClosedError(f"{self.path} was removed while it was open") from error
+        if not os.path.samestat(there, self._opened):
+            raise LedgerClosedError(f"{self.path} was replaced while it was open")
+
+    def close(self, *, empty: bool = True) -> None:
+        """Close the files for another writer; unless `empty`, remove a ledger without charges."""
+        if self._connection is not None:
+            self._connection.close()
+            if not empty and self._unusable is None and self.reading.account.empty:
+                with suppress(LedgerClosedError):  # another file has its path
+                    self._check_in_place()
+                    _remove(self.path)
+        self._unlock()
+        self._unusable = self._unusable or "it was closed"
+
+    def _unlock(self) -> None:
+        if self._lock >= 0:
+            file, self._lock = self._lock, -1
+            if os.getpid() == self._process:  # a forked child must not, as its parent holds it
+                fcntl.flock(file, fcntl.LOCK_UN)
+            os.close(file)
+
+    def __del__(self) -> None:
+        if hasattr(self, "_lock"):
+            self._unlock()
+
+
+def read_ledger(
+    path: str | os.PathLike[str],
+    *,
+    seen: Callable[[Record], None] | None = None,
+    whole: bool = True,
+) -> Reading:
+    """Read and check every record of a ledger, also while a writer has it open.
+
+    Args:
+        path: path of the database.
+        whole: if False, check the last two records and the totals alone, as an opening does.
+        seen: function that is called with every record from the binding on, in order, before the
+            next one is checked.
+
+    Returns:
+        The ledger's records, guarantee and digest at this moment. They are private.
+
+    Raises:
+        LedgerCorruptError: the ledger was altered, or it has another format.
+        LedgerWriteError: the ledger cannot be read.
+    """
+    place = os.path.realpath(path)
+    if not os.path.lexists(place):
+        raise LedgerWriteError(f"{place} must be a ledger, but there is no such file")
+    if os.path.isdir(place):
+        raise LedgerWriteError(f"{place} must be the database file of a ledger, got a folder")
+    shown = 0
+
+    def once(record: Record) -> None:
+        nonlocal shown
+        if seen is not None and record.sequence > shown:
+            shown = record.sequence
+            seen(record)
+
+    # A closed ledger is read without SQLite's log, which a read-only folder could not hold. If a
+    # writer came meanwhile, the ledger is read again with the log.
+    rest = _at_rest(place)
+    if rest is not None:
+        try:
+            reading = _read(place, once, whole, immutable=True)
+        except LedgerError:
+            if _at_rest(place) == rest:
+                raise
+        else:
+            if _at_rest(place) == rest:
+                return reading
+    return _read(place, once, whole, immutable=False)
+
+
+def _read(place: str, seen: Callable[[Record], None], whole: bool, *, immutable: bool) -> Reading:
+    with _translated(place), closing(_connect(place, "ro", immutable=immutable)) as connection:
+        connection.execute("BEGIN")  # one state, whatever a writer does meanwhile
+        _check_database(connection, place)
+        (damage,) = connection.execute("PRAGMA quick_check(1)").fetchone()
+        if damage != "ok":
+            raise LedgerCorruptError(f"{place} is damaged: {damage}")
+        reading = _end(connection, place)
+        if not whole:
+            return reading
+        last, account = reading.first, Account(reading.account.settings)
+        for row in connection.execute("SELECT * FROM record WHERE sequence > 0 ORDER BY sequence"):
+            record = _record(row)
+            record.check_after(last)
+            last, account = record, record.added_to(account)
+            seen(record)
+    if Reading(place, reading.first, last, account).totals() != reading.totals():
+        raise LedgerCorruptError(f"{place}: the totals are not what the records give")
+    return reading
+
+
+def _end(connection: sqlite3.Connection, place: str) -> Reading:
+    """Return the end of a ledger, from its first and last two records and the totals.
+
+    Raises:
+        LedgerCorruptError: the records and the totals do not fit each other.
+    """
+    query = "SELECT * FROM record ORDER BY sequence"
+    ends = [*connection.execute(f"{query} LIMIT 1"), *connection.execute(f"{query} DESC LIMIT 2")]
+    if not ends:
+        raise LedgerCorruptError(f"{place}: record 0 is missing")
+    first, last, *before = map(_record, ends)
+    first.check_after(None)
+    last.check_after(before[0] if before else None)
+    rows = connection.execute("SELECT text, hash FROM totals").fetchall()
+    if [tuple(map(type, row)) for row in rows] != [(str, bytes)]:
+        raise LedgerCorruptError(f"{place} must have one row of totals")
+    ((text, digest),) = rows
+    if digest != _totals_hash(first, last, text):
+        raise LedgerCorruptError(f"{place}: the totals do not fit the first and last record")
+    settings: Settings = first.entry()["settings"]
+    try:
+        return Reading(place, first, last, Account.read(settings, parse(text)))
+    except (ValueError, TypeError, RecursionError) as error:
+        raise LedgerCorruptError(f"{place}: the totals could not be read: {error}") from error
+
+
+def _record(row: tuple[Any, ...]) -> Record:
+    if tuple(map(type, row)) != (int, str, bytes):
+        raise LedgerCorruptError(f"record {row[0]!r} does not have the columns of a record")
+    return Record(*row)
+
+
+def _record_hash(previous: bytes, sequence: int, text: str) -> bytes:
+    return _hash(b"adapmixed ledger record", previous, b"%d" % sequence, text.encode())
+
+
+def _totals_hash(first: Record, last: Record, text: str) -> bytes:
+    return _hash(b"adapmixed ledger totals", first.hash, last.hash, text.encode())
+
+
+def _hash(*parts: bytes) -> bytes:
+    """Return SHA-256 over parts and their lengths, so that no two lists hash the same bytes."""
+    digest = hashlib.sha256()
+    for part in parts:
+        digest.update(len(part).to_bytes(8, "little"))
+        digest.update(part)
+    return digest.digest()
+
+
+def _locked(path: str) -> int:
+    """Lock a file against a second writer, in this process and in others; return its descriptor.
+
+    The system drops the lock when the process and its forked children end, however they end. The
+    file stays: to remove it could let in two writers.
+
+    Raises:
+        LedgerBusyError: another writer holds it.
+        OSError: the file cannot be opened.
+    """
+    file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        os.close(file)
+        if isinstance(error, BlockingIOError | PermissionError):
+            raise LedgerBusyError(
+                f"{path} is held by another writer: one process at a time may charge a ledger"
+            ) from None
+        raise
+    return file
+
+
+@contextmanager
+def _translated(path: str) -> Iterator[None]:
+    """Turn errors of SQLite into LedgerErrors.
+
+    An error that neither a lock nor the device explains counts as corruption.
+    """
+    try:
+        yield
+    except UnicodeDecodeError as error:
+        raise LedgerCorruptError(f"{path} is not an intact ledger: {error}") from error
+    except sqlite3.Error as error:
+        primary = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_CORRUPT) & 0xFF
+        if primary in _BUSY:  # SQLite says so after ENOLCK, too
+            raise LedgerBusyError(
+                f"{path} is locked by another program, or cannot be locked ({_NEEDS_LOCKS}): "
+                f"{error}"
+            ) from error
+        if primary not in _DEVICE:
+            raise LedgerCorruptError(
+                f"{path} is not an intact ledger: {error}; if it was one, count it as spent in full"
+            ) from error
+        advice = f"; {_NEEDS_LOCKS}" if "LOCK" in error.sqlite_errorname else ""
+        if os.path.lexists(f"{path}-wal") and not os.access(os.path.dirname(path) or ".", os.W_OK):
+            advice = f"; copy it, with {path}-wal, to a folder that you may write to"
+        raise LedgerWriteError(f"{path} could not be read or written: {error}{advice}") from error
+
+
+def _connect(path: str, mode: str, *, immutable: bool = False) -> sqlite3.Connection:
+    """Open an existing database, read-only with mode "ro" or for writing with mode "rw".
+
+    If `immutable` is set, no other file is read, made or locked; see :func:`_at_rest`.
+    """
+    connection = sqlite3.connect(
+        f"file:{quote(path)}?mode={mode}{'&immutable=1' if immutable else ''}",
+        uri=True,
+        timeout=BUSY_SECONDS,
+        isolation_level=None,
+        check_same_thread=False,
+    )
+    connection.execute("PRAGMA trusted_schema = OFF")
+    connection.execute("PRAGMA cell_size_check = ON")
+    return connection
+
+
+def _check_database(connection: sqlite3.Connection, path: str) -> None:
+    """Raise LedgerCorruptError unless the database has the format and tables of a ledger."""
+    (application,) = connection.execute("PRAGMA application_id").fetchone()
+    if application != APPLICATION_ID:
+        raise LedgerCorruptError(f"{path} is not the database of a ledger")
+    (version,) = connection.execute("PRAGMA user_version").fetchone()
+    if version != FORMAT_VERSION:
+        advice = "read it with the version of adapmixed that wrote it"
+        if version < FORMAT_VERSION:
+            advice = "begin another ledger, and add the ε and δ that this one promised to its own"
+        raise LedgerCorruptError(
+            f"{path} must have format_version {FORMAT_VERSION}, got {version}: {advice}"
+        )
+    if dict(connection.execute("SELECT name, sql FROM sqlite_master")) != SCHEMA:
+        raise LedgerCorruptError(f"{path} does not have the tables of a ledger")
+
+
+def _make_durable(connection: sqlite3.Connection, path: str) -> None:
+    """Have every commit wait for the device, and raise LedgerWriteError if that cannot be."""
+    # WAL from the creation: a later change of the mode could be interrupted.
+    (mode,) = connection.execute("PRAGMA journal_mode = WAL").fetchone()
+    if mode != "wal":
+        raise LedgerWriteError(
+            f"{path} must lie on a local file system that supports SQLite's WAL mode, got "
+            f"journal mode {mode!r}"
+        )
+    for setting, value in _DURABLE.items():
+        connection.execute(f"PRAGMA {setting} = {value}")
+        if connection.execute(f"PRAGMA {setting}").fetchone() != (value,):
+            raise LedgerWriteError(f"{path}: SQLite refuses {setting} = {value}")
+    # A write that is rolled back, so that a read-only file raises here.
+    connection.execute("BEGIN IMMEDIATE")
+    connection.execute(f"PRAGMA user_version = {FORMAT_VERSION}")
+    connection.execute("ROLLBACK")
+
+
+def _at_rest(path: str) -> tuple[int, ...] | None:
+    """Return what tells two states of a database apart, or None if a log may hold charges.
+
+    If it is the same before and after a reading, the file alone held every charge meanwhile.
+    """
+    try:
+        for suffix in ("-wal", "-journal"):
+            with suppress(FileNotFoundError):
+                if os.stat(path + suffix).st_size:
+                    return None
+        found = os.stat(path)
+    except OSError as error:
+        raise LedgerWriteError(f"{path} could not be read: {error}") from error
+    return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns
+
+
+def _create(path: str, settings: Settings) -> None:
+    """Create an empty ledger, which is complete and durable before it gets its name.
+
+    Raises:
+        LedgerCorruptError: the write-ahead log of a lost database is there.
+        LedgerWriteError: the database cannot be written.
+    """
+    if os.path.lexists(f"{path}-wal"):
+        raise LedgerCorruptError(f"{path} must exist if {path}-wal does, but there is no such file")
+    fresh, first = f"{path}-new", Record.first(settings)
+    try:
+        _remove(fresh)
+        os.close(os.open(fresh, os.O_CREAT | os.O_EXCL | os.O_RDWR | os.O_CLOEXEC, 0o600))
+        with _translated(path), closing(_connect(fresh, "rw")) as connection:
+            _make_durable(connection, path)
+            connection.execute("BEGIN IMMEDIATE")
+            for statement in SCHEMA.values():
+                connection.execute(statement)
+            totals = Reading(path, first, first, Account(settings)).totals()
+            connection.execute("INSERT INTO record VALUES (?, ?, ?)", tuple(vars(first).values()))
+            connection.execute("INSERT INTO totals VALUES (1, ?, ?)", totals)
+            connection.execute(f"PRAGMA application_id = {APPLICATION_ID}")
+            connection.execute(f"PRAGMA user_version = {FORMAT_VERSION}")
+            connection.execute("COMMIT")
+            connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
+        if os.path.lexists(f"{fresh}-wal"):
+            raise OSError(errno.EIO, "the new database could not be completed")
+        os.rename(fresh, path)
+        flush(Path(path).parent)
+    finally:
+        _remove(fresh)
+
+
+def _remove(path: str) -> None:
+    """Remove a database and its logs, if they are there."""
+    for suffix in ("", "-journal", "-wal", "-shm"):
+        with suppress(FileNotFoundError):
+            os.unlink(path + suffix)
