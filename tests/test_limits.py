@@ -121,7 +121,7 @@ TABLE: list[tuple[Callable[..., object], str, float, float]] = [
     (lambda n: privacy.RenyiBound(2.0, 0.1, n, 1), "num_models", 65_536, UP),
     (lambda x: queries_for(1.0, x, 8, lower=-1.0, upper=1.0, scale=1.0), "delta", 0.1, UP),
     (lambda n: models_for(1.0, 1e-5, n, lower=-1.0, upper=1.0, scale=1.0), "queries", 2**40, UP),
-    (lambda n: ops.renyi_divergence(LOGITS, LOGITS, [2.0] * n), "orders", 32, UP),
+    (lambda n: ops.renyi_divergence(LOGITS, LOGITS, [2.0] * n), "orders", 8, UP),
     (lambda n: am.AdaPMixED(2.0, 0.1, loss_orders=orders(n)), "loss_orders", 8, UP),
     (wide, "logits", 1, DOWN),
     (wide, "logits", 2**20, UP),

@@ -82,7 +82,6 @@ def opened(arguments: argparse.Namespace, queries: int) -> Iterator[PrivateGener
     Raises:
         ValueError: if options are missing or exclude each other, before a file is read or made.
     """
-    mechanism = mechanism_for(arguments, queries)
     if arguments.ledger is not None and arguments.seed is not None:
         raise ValueError(
             f"--seed cannot be used with --ledger, got {arguments.seed}: whoever knows a seed can "
@@ -90,6 +89,7 @@ def opened(arguments: argparse.Namespace, queries: int) -> Iterator[PrivateGener
         )
     if arguments.no_create and arguments.ledger is None:
         raise ValueError("--no-create needs --ledger, the file that must exist")
+    mechanism = mechanism_for(arguments, queries)
     quiet_libraries()
     from adapmixed.generation import PrivateGenerator
     from adapmixed.mechanisms.rows import check_shape
