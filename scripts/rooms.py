@@ -16,13 +16,13 @@ SOURCES = (".py", ".pyi", ".c", ".cpp", ".h", ".cu", ".cuh")
 # Until a thousand members and the operator's path stand: 1 500 lines of Python, 700 of csrc and
 # 1 900 of tests are allowed beyond what stood before.
 BUDGETS = {
-    "python/adapmixed": 26_983,
+    "python/adapmixed": 26_982,
     "python/adapmixed_lab": 6_848,
     "adapmixed_ext": 2_483,
     "csrc": 10_693,
     "benchmarks": 2_373,
-    "tests": 39_811,
-    "docs": 6_395,
+    "tests": 39_813,
+    "docs": 6_397,
 }
 
 

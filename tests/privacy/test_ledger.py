@@ -307,6 +307,12 @@ def test_strange_names_and_links_lead_to_the_same_ledger(tmp_path: Path) -> None
         assert ledger.charges == 2
         with pytest.raises(LedgerBusyError):
             Accountant(DELTA, path=path)
+        (other := tmp_path / "other.db").hardlink_to(path)
+        with pytest.raises(LedgerWriteError, match="must have one name"):
+            Accountant(DELTA, path=other)
+    other.unlink()
+    with Accountant(DELTA, path=link) as ledger:
+        assert ledger.charges == 2
 
 
 def test_a_second_writer_in_this_process_is_refused(path: Path) -> None:

@@ -552,18 +552,18 @@ def _differences(known: Any, given: Any) -> tuple[dict[str, Any], dict[str, Any]
 
 
 def _described(mechanism: Charged) -> str:
-    """Return the mechanism with its settings; a real number looks alike whatever its type."""
+    """Return the mechanism with its settings; a real number looks alike whatever its type.
+
+    A dataclass's own `repr` is "..." for good in a thread in which one was interrupted.
+    """
     if not is_dataclass(mechanism):
         return repr(mechanism)
-    values = {
-        f.name: getattr(mechanism, f.name) for f in fields(mechanism) if "float" in str(f.type)
-    }
-    changes = {
-        name: float(value)
-        for name, value in values.items()
-        if isinstance(value, Real) and type(value) is not float
-    }
-    return repr(replace(mechanism, **changes) if changes else mechanism)
+    settings = []
+    for one in fields(mechanism):
+        value = getattr(mechanism, one.name)
+        real = "float" in str(one.type) and isinstance(value, Real)
+        settings += [f"{one.name}={float(value) if real else value!r}"] if one.repr else []
+    return f"{type(mechanism).__qualname__}({', '.join(settings)})"
 
 
 def _check_fits(mechanism: Charged, settings: Settings) -> None:

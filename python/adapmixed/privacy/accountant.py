@@ -369,11 +369,6 @@ class Accountant:
         accountant._account = account
         return accountant
 
-    def goes_on_from(self, other: Accountant) -> bool:
-        """Return True if the other has the same settings and the same binding, or none."""
-        mine, found = self._account, other._account
-        return mine.settings == found.settings and found.binding in (None, mine.binding)
-
     def close(self, *, empty: bool = True) -> None:
         """Close the ledger file, so that another writer can open it. To close twice is allowed.
 

@@ -265,6 +265,10 @@ class Ledger:
             self._lock = _locked(f"{place}-lock")
             if not os.path.lexists(place):
                 _create(place, settings)
+            if os.stat(place).st_nlink > 1:
+                raise LedgerWriteError(
+                    f"{place} must have one name: by another, it has two writers"
+                )
             with _translated(place):
                 self._connection = _connect(place, "rw")
                 _check_database(self._connection, place)
