@@ -36,7 +36,7 @@ WEIGHTS = (0, 0, 0.0, 0.0, 0)
 ORDERS = array("d", [2.0])
 CALLS: dict[str, tuple[object, ...]] = {
     "log_sum_exp": (LOGITS, *SHAPE, 0, 0),
-    "project": (ROWS, 18.0, 3.6, (0,) * 6),
+    "project": (ROWS, 18.0, 3.6, (0,) * 5),
     "clip_project": ((*ROWS, 0), (0.5, 2.0, *ORDERS.buffer_info(), 1), (0,) * 5),
     "leave_one_out": (ENSEMBLE, WEIGHTS, (*ORDERS.buffer_info(), False, 1), 0, 0),
     "mixture": (ENSEMBLE, WEIGHTS, 0),
