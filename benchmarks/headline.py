@@ -113,7 +113,7 @@ def trained(
     seed: int,
     workers: int,
 ) -> Ensemble:
-    """Return the ensemble of a folder, trained there if it is missing; keep its text beside it."""
+    """Return a folder's ensemble, trained if missing; corpus and key lie in the parent folder."""
     corpus = folder.with_name("corpus.jsonl")
     rows = [json.dumps({"id": str(at), "text": text}) for at, text in enumerate(texts)]
     corpus.write_text("\n".join(rows), encoding="utf-8")

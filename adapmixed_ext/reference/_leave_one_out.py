@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from ._mixture import log_projected
-from ._project import weights_of
+from ._project import weight_of
 from ._renyi import both_ways, log_softmax, order_list
 
 
@@ -51,7 +51,7 @@ def leave_one_out(
     if hasattr(projection, "log_scale"):
         excess = torch.expm1(torch.where(near, log_bar - log_q, 0.0))
     else:
-        weight, _ = weights_of(projection)
+        weight = weight_of(projection)
         excess = weight * torch.expm1(torch.where(near & (weight > 0), log_p - log_q, 0.0))
     mean = excess.sum(0) / models
     if adjacency == "zero_out" or models == 1:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from ._clip import log_clip
-from ._project import log_mix, weights_of
+from ._project import log_mix, weight_of
 from ._renyi import log_softmax
 
 
@@ -32,10 +32,10 @@ def _log_mixture(private_logits: Tensor, public_logits: Tensor, projection: Any)
 
 
 def log_projected(private_logits: Tensor, public_logits: Tensor, projection: Any) -> Tensor:
-    """Return log p_bar_i, (N, B, V), of a weight, a pair, a Projection or a Clipping."""
+    """Return log p_bar_i, (N, B, V), of a weight, a Projection or a Clipping."""
     log_p, log_q = log_softmax(private_logits), log_softmax(public_logits)
     if not hasattr(projection, "log_scale"):
-        return log_mix(log_p, log_q, *weights_of(projection))
+        return log_mix(log_p, log_q, weight_of(projection))
     bar = log_clip(private_logits, public_logits, projection.lower, projection.upper)
     if projection.active is None:
         return bar

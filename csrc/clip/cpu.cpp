@@ -1,8 +1,6 @@
 // p_bar_i = clip(s p_i, c q, C q) of every row: log s, the ratio to q off the support of p_i, and
 // the charges to the shards' own budgets.
 #include <cstring>
-#include <memory>
-#include <vector>
 
 #include "clip/cpu_row.h"
 #include "common/operators.h"
@@ -17,41 +15,31 @@ namespace {
 class Charges {
  public:
   explicit Charges(const ClipOptions& options)
-      : options_(options), scale_(options.lower, options.num_models) {
-    double largest = 1.0;
-    for (std::int64_t k = 0; k < options.num_orders; ++k) {
-      largest = std::fmax(largest, options.orders[k]);
-    }
+      : options_(options),
+        scale_(options.lower, options.num_models),
+        fits_(fits_of(options.orders, options.num_orders)) {
+    const double largest = largest_of(options.orders, options.num_orders);
     const double most = std::fmax(1.0 - options.lower, options.upper - 1.0) / scale_.slots;
-    for (int index = 0; index < kDegrees && degree_ == 0; ++index) {
-      if (moment_reach(largest, degree_at(index)) >= most) degree_ = degree_at(index);
-    }
-    if (degree_ == 0) return;
-    reach_ = moment_reach(largest, degree_);
-    for (std::int64_t k = 0; k < options.num_orders; ++k) {
-      fits_.push_back({fit_excess(options.orders[k], reach_, degree_).excess,
-                       fit_excess(1.0 - options.orders[k], reach_, degree_).excess});
-    }
+    while (index_ < kDegrees && moment_reach(largest, degree_at(index_)) < most) ++index_;
+    reach_ = moment_reach(largest, degree_at(index_));
   }
 
   // Computes the charges from ratios(v), which gives p_bar / q of the tokens from v on.
   template <class Ratios>
   void add_up(const ClipPublic& q, const Ratios& ratios, double* charge) const {
-    if (degree_ == 0) return by_powers(q, ratios, charge);
+    if (index_ == kDegrees) return by_powers(q, ratios, charge);
+    const int degree = degree_at(index_);
     double moments[kMaxMoments];
-    with_degree(degree_, [&](auto d) { sum_moments<decltype(d)::value>(q, ratios, moments); });
+    with_degree(degree, [&](auto d) { sum_moments<decltype(d)::value>(q, ratios, moments); });
     for (std::int64_t k = 0; k < options_.num_orders; ++k) {
       double slope;
-      charge[k] = scale_.of(fits_[k].forward.sum(moments, degree_, slope),
-                            fits_[k].reverse.sum(moments, degree_, slope), options_.orders[k]);
+      const ExcessFit(&fits)[2] = fits_.of[k][index_];
+      charge[k] = scale_.of(fits[0].excess.sum(moments, degree, slope),
+                            fits[1].excess.sum(moments, degree, slope), options_.orders[k]);
     }
   }
 
  private:
-  struct Fit {
-    SquareTimes forward, reverse;
-  };
-
   template <int kDegree, class Ratios>
   void sum_moments(const ClipPublic& q, const Ratios& ratios, double* moments) const {
     Vec total[kDegree];
@@ -89,9 +77,9 @@ class Charges {
 
   const ClipOptions& options_;
   ChargeScale scale_;
-  int degree_ = 0;
-  double reach_ = 0.0;
-  std::vector<Fit> fits_;
+  const LossFits<kMaxOrders>& fits_;
+  int index_ = 0;  // of the degree of the moments; kDegrees if none serves
+  double reach_;
 };
 
 // Solves the rows of one call, position by position, with this thread's copy of the public row.

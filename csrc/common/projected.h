@@ -22,9 +22,9 @@ struct Projected {
 
 // t = log p/q.
 template <class T>
-ADAPMIXED_HD_INLINE Projected<T> projected(T t, T weight, T complement) {
+ADAPMIXED_HD_INLINE Projected<T> projected(T t, T weight, T rest) {
   const Ratio<T> r = ratio(t);
-  return {weight * r.d, vfma(weight, r.r, complement)};
+  return {weight * r.d, vfma(weight, r.r, rest)};
 }
 
 ADAPMIXED_CORE_END

@@ -25,9 +25,9 @@ ADAPMIXED_CORE_BEGIN
 #define ADAPMIXED_HALF(operation) _mm256_##operation
 using Doubles = __m512d;
 using Floats = __m512;
-using Bits = __m512i;
+using Integers = __m512i;
 using HalfFloats = __m256;
-using HalfBits = __m256i;
+using HalfIntegers = __m256i;
 using MaskBits = __mmask8;
 #define ADAPMIXED_COMPARE(a, b, how) _mm512_cmp_pd_mask(a, b, how)
 #define ADAPMIXED_ROUND _mm512_roundscale_pd
@@ -36,9 +36,9 @@ using MaskBits = __mmask8;
 #define ADAPMIXED_HALF(operation) _mm_##operation
 using Doubles = __m256d;
 using Floats = __m256;
-using Bits = __m256i;
+using Integers = __m256i;
 using HalfFloats = __m128;
-using HalfBits = __m128i;
+using HalfIntegers = __m128i;
 using MaskBits = __m256i;
 #define ADAPMIXED_COMPARE(a, b, how) (MaskBits) _mm256_cmp_pd(a, b, how)
 #define ADAPMIXED_ROUND _mm256_round_pd
@@ -91,7 +91,7 @@ inline Vec vround(Vec a) {
 #undef ADAPMIXED_ROUND
 // Adds the bit patterns as integers.
 inline Vec add_bits(Vec a, Vec b) {
-  return (Doubles)ADAPMIXED_ALL(add_epi64)((Bits)a.v, (Bits)b.v);
+  return (Doubles)ADAPMIXED_ALL(add_epi64)((Integers)a.v, (Integers)b.v);
 }
 inline Vec load_f32(const float* p) { return ADAPMIXED_ALL(cvtps_pd)(ADAPMIXED_HALF(loadu_ps)(p)); }
 inline __m128i load_u16(const std::uint16_t* p) {
@@ -100,7 +100,7 @@ inline __m128i load_u16(const std::uint16_t* p) {
   return x;
 }
 inline Vec load_bf16(const std::uint16_t* p) {
-  const HalfBits wide = ADAPMIXED_HALF(cvtepu16_epi32)(load_u16(p));
+  const HalfIntegers wide = ADAPMIXED_HALF(cvtepu16_epi32)(load_u16(p));
   return ADAPMIXED_ALL(cvtps_pd)((HalfFloats)ADAPMIXED_HALF(slli_epi32)(wide, 16));
 }
 inline Vec load_f16(const std::uint16_t* p) {

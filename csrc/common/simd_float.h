@@ -60,13 +60,13 @@ inline Flt vabs(Flt a) { return ADAPMIXED_ALL(andnot_ps)(Flt(-0.0f).v, a.v); }
 // See common/float_ratio.h. It uses integer operations because vscalefps occupies the adders for
 // several cycles.
 inline Flt exp2_integer(Flt shifted) {
-  const Bits n = ADAPMIXED_ALL(slli_epi32)((Bits)vmin(Flt(kMostOctaves), shifted).v, 23);
+  const Integers n = ADAPMIXED_ALL(slli_epi32)((Integers)vmin(Flt(kMostOctaves), shifted).v, 23);
   return (Floats)ADAPMIXED_ALL(add_epi32)(n, ADAPMIXED_ALL(set1_epi32)(0x3f800000));
 }
 // a = 2^e m with m in [sqrt(1/2), sqrt(2)); a is normal.
 inline void vsplit(Flt a, Flt& e, Flt& m) {
-  const Bits bits = (Bits)a.v, least = ADAPMIXED_ALL(set1_epi32)(0x3f3504f3);
-  const Bits k = ADAPMIXED_ALL(srai_epi32)(ADAPMIXED_ALL(sub_epi32)(bits, least), 23);
+  const Integers bits = (Integers)a.v, least = ADAPMIXED_ALL(set1_epi32)(0x3f3504f3);
+  const Integers k = ADAPMIXED_ALL(srai_epi32)(ADAPMIXED_ALL(sub_epi32)(bits, least), 23);
   e = ADAPMIXED_ALL(cvtepi32_ps)(k);
   m = (Floats)ADAPMIXED_ALL(sub_epi32)(bits, ADAPMIXED_ALL(slli_epi32)(k, 23));
 }
@@ -94,8 +94,8 @@ inline Flt narrow(Vec low, Vec high) {
 }
 #endif
 inline Flt load_float_f32(const float* p) { return Flt::load(p); }
-inline HalfBits load_half(const std::uint16_t* p) {
-  HalfBits x;
+inline HalfIntegers load_half(const std::uint16_t* p) {
+  HalfIntegers x;
   std::memcpy(&x, p, sizeof x);
   return x;
 }

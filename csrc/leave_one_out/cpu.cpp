@@ -27,7 +27,7 @@ class Call {
   void run() {
     const std::int64_t positions = in_.shape.positions;
     if (positions == 0) return;
-    fits_ = &fits_of(plan_.options.orders, plan_.options.num_orders, plan_.largest_order);
+    fits_ = &fits_of(plan_.options.orders, plan_.options.num_orders);
     for (std::int64_t b = 0; b < positions; ++b) {
       choices_.push_back(plan_.moments(largest_weight(b)));
     }

@@ -6,7 +6,6 @@
 #include "common/launch.cuh"
 #include "leave_one_out/cuda_call.cuh"
 #include "leave_one_out/cuda_tile.cuh"
-#include "leave_one_out/formula.h"
 
 ADAPMIXED_CORE_BEGIN
 namespace {
@@ -170,7 +169,7 @@ static void leave_one_out(const Ensemble& in, const Weights& weights,
   for (int k = 0; k < device::kDegrees; ++k) {
     call.reach[k] = device::moment_reach(call.all.largest_order, device::degree_at(k));
   }
-  const auto& fits = device::fits_of(options.orders, options.num_orders, call.all.largest_order);
+  const auto& fits = device::fits_of(options.orders, options.num_orders);
   const auto shared = static_cast<std::size_t>(layout.shared_bytes());
   const std::int64_t numbers =
       in.shape.models * device::LossLayout::columns(device::kMaxMoments, call.orders.count);

@@ -216,13 +216,12 @@ __device__ void add_burst(const TileTokens* tokens, const float* deviations, flo
 template <Dtype D>
 struct ModelRow {
   const typename Bits<D>::type* logits;
-  double shift, least;        // log p/q = z - z_0 - shift, or -inf if z < least
-  double weight, complement;  // 0 and 1 if the slot answers q
-  double lower, upper;        // upper > 0: a box, as in Weights (common/operators.h)
+  double shift, least;  // log p/q = z - z_0 - shift, or -inf if z < least
+  double weight, rest;  // 0 and 1 if the slot answers q
+  double lower, upper;  // upper > 0: a box, as in Weights (common/operators.h)
 
   __device__ Projected<double> projected_from(double t) const {
-    return upper > 0.0 ? clipped(t, weight, complement, lower, upper)
-                       : projected(t, weight, complement);
+    return upper > 0.0 ? clipped(t, weight, rest, lower, upper) : projected(t, weight, rest);
   }
 
   __device__ double log_ratio(std::int64_t v, double z0) const {

@@ -7,9 +7,9 @@
 // part vanishes in the sum. Templates over T as in common/elementary.h.
 #pragma once
 
+#include <algorithm>
 #include <cmath>
 #include <cstdint>
-#include <cstring>
 #include <type_traits>
 #include <utility>
 
@@ -28,16 +28,19 @@ struct Neighbours {
   double largest_order;
 };
 
+ADAPMIXED_HD double largest_of(const double* orders, std::int64_t count) {
+  double largest = 1.0;
+  for (std::int64_t k = 0; k < count; ++k) largest = std::fmax(largest, orders[k]);
+  return largest;
+}
+
 ADAPMIXED_HD Neighbours neighbours_of(const Shape& shape, const LeaveOneOutOptions& options) {
   Neighbours all{};
   all.slots = static_cast<double>(options.num_models);
   all.absent = all.slots - static_cast<double>(shape.models);
   all.alone = options.num_models == 1;
   all.against_public = options.zero_out || all.alone;
-  all.largest_order = 1.0;
-  for (std::int64_t k = 0; k < options.num_orders; ++k) {
-    all.largest_order = std::fmax(all.largest_order, options.orders[k]);
-  }
+  all.largest_order = largest_of(options.orders, options.num_orders);
   return all;
 }
 
@@ -231,7 +234,7 @@ ADAPMIXED_HD double moment_reach(double largest_order, int degree) {
   return std::fmin(extent / (largest_order + 5.0), 0.08 * extent);
 }
 
-// The degrees of the interpolants of a leave-one-out call, and the sums to which they are applied.
+// The degrees of interpolants.
 constexpr int kDegrees = 4;
 ADAPMIXED_HD int degree_at(int index) {
   return index == 0 ? 4 : index == 1 ? 6 : index == 2 ? 10 : kMaxMoments;
@@ -244,17 +247,18 @@ struct LossFits {
 };
 
 // Returns the interpolants of these orders, which are kept until this thread asks for others.
-inline const LossFits<kMaxOrders>& fits_of(const double* orders, std::int64_t count,
-                                           double largest_order) {
+inline const LossFits<kMaxOrders>& fits_of(const double* orders, std::int64_t count) {
   thread_local LossFits<kMaxOrders> fits;
   thread_local double known[kMaxOrders];
   thread_local std::int64_t size = 0;
-  if (size == count && std::memcmp(orders, known, sizeof(double) * count) == 0) return fits;
+  const bool same = size == count && std::equal(orders, orders + count, known);
+  if (same || count == 0) return fits;
+  const double largest = largest_of(orders, count);
   for (std::int64_t k = 0; k < count; ++k) {
     known[k] = orders[k];
     for (int index = 0; index < kDegrees; ++index) {
       const int degree = degree_at(index);
-      const double reach = moment_reach(largest_order, degree);
+      const double reach = moment_reach(largest, degree);
       fits.of[k][index][0] = fit_excess(orders[k], reach, degree);
       fits.of[k][index][1] = fit_excess(1.0 - orders[k], reach, degree);
     }

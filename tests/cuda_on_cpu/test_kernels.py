@@ -47,7 +47,7 @@ class Recorder:
 
 
 def check(operators: list[str], case: Case, plan: Plan, *orders: int, gpu: bool = False) -> None:
-    """Check operators with some of the orders of threads, in which all bits must be the same."""
+    """Check operators with some orders of threads; if there are several, all bits must agree."""
     first: list[Tensor] = []
     for order in orders:
         recorder = Recorder()
@@ -128,7 +128,7 @@ def test_losses_of_several_tiles(index: int, adjacency: str) -> None:
     case, absent = LOST[index]
     plan = Plan(
         weighings=() if case.weights else ((3.0, 0.03),), random_weights=False, absent=absent,
-        adjacencies=(adjacency,), models=4,
+        adjacencies=(adjacency,), models=100,
     )  # fmt: skip
     check(["leave_one_out"], case, plan, 0, 1, 2)
     if case.name == "listed":

@@ -51,10 +51,11 @@ class Case:
         return list(seen.values())
 
     def targets(self) -> list[Tensor]:
-        """Return (B,) tokens at both ends of the rows, and some between."""
+        """Return (B,) tokens at both ends of the rows, some between, and the least likely ones."""
         positions, vocab = self.public.shape
         inner = torch.arange(positions) * 7 + vocab // 2
-        return [torch.zeros(positions).long(), torch.full((positions,), vocab - 1), inner % vocab]
+        ends = torch.zeros(positions).long(), torch.full((positions,), vocab - 1)
+        return [*ends, inner % vocab, self.public.float().argmin(-1)]
 
 
 @dataclass(frozen=True)
@@ -474,7 +475,7 @@ class Plan:
         (60, 0.01, 18.0, 1e-2),
     )  # fmt: skip
     inactive: float = 0.3
-    models: int = 5
+    models: int = 8
 
     def slots(self, case: Case, call: int) -> int:
         return len(case.private) + (0 if call % 2 else self.absent)

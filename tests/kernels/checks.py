@@ -29,7 +29,7 @@ from adapmixed_ext import Clipping, reference
 LOSS_FLOOR = 1e-9
 LEAST = 1e-12  # below this optimum any smaller weight is allowed
 LEAST_RADIUS = 1e-5  # below it, too
-ENOUGH = 3  # failures reported for one call, because mpmath is slow
+ENOUGH = 3  # failures, after which a report ends, because mpmath is slow
 SUM_ERROR = 4e-12  # of the sum of a distribution
 NORMAL = math.log(2.0**-1022)  # the bounds of a pool hold for log p above this
 LSE_ERROR = 7e-7  # documented error of a private row's log-sum-exp in a pool
@@ -152,14 +152,16 @@ def check_weights(
     sound = (given >= 0) & (given <= 1)
     target = (np.longdouble(order) - 1) * np.array(radii, np.longdouble)[:, None]
     doubt = rows.uncertainty(order) + 1e-12 * target
-    at = rows.excess(given, 1 - given, order)
+    at = rows.excess(given, order)
     feasible = (given == 0) | (at <= target - doubt) & ~rows.masked
     free = (given == 1) | rows.masked
     free |= np.array([not close or radius < LEAST_RADIUS for radius in radii])[:, None]
     more = np.maximum(given, LEAST) / (1 - np.longdouble(weight_tolerance(order)))
-    beyond = rows.excess(np.minimum(more, 1), np.maximum(1 - more, 0), order)
+    beyond = rows.excess(np.minimum(more, 1), order)
     maximal = free | (more >= 1) | (beyond > target + doubt)
-    for k, row in list(zip(*np.nonzero(~(sound & feasible & maximal)), strict=True))[:ENOUGH]:
+    for k, row in zip(*np.nonzero(~(sound & feasible & maximal)), strict=True):
+        if len(report.failures) >= ENOUGH:
+            break
         w, fault = weight[k, row].item(), "no weight"
         if sound[k, row]:
             ball = oracle.Ball(private[row], public[row])
@@ -177,15 +179,15 @@ def weight_fault(
     tolerance = weight_tolerance(order)
     if ball.p == ball.q:  # only the 70th digit would make the excess nonzero
         return "weight too small" if close and radius > 0 and w < 1 - tolerance else ""
-    if not ball.admits(w, order, radius):
+    if not ball.admits(mpf(w), order, radius):
         return "infeasible"
-    if not close or radius < LEAST_RADIUS or w < LEAST:
+    if not close or radius < LEAST_RADIUS:
         return ""
     return "" if ball.nearly_maximal(w, order, radius, tolerance) else "weight too small"
 
 
-def weighings(case: Case, plan: Plan, ops: Any) -> list[tuple[Any, Tensor, Tensor]]:
-    """Return projections, and weights that are none, each with its pair (N, B)."""
+def weighings(case: Case, plan: Plan, ops: Any) -> list[tuple[Any, Tensor]]:
+    """Return projections, and weights that are none, each with its weights (N, B)."""
     found = [
         ops.project(case.private, case.public, order=order, radius=radius)
         for order, radius in plan.weighings
@@ -197,14 +199,14 @@ def weighings(case: Case, plan: Plan, ops: Any) -> list[tuple[Any, Tensor, Tenso
         weights.append(torch.rand(shape, dtype=torch.float64, generator=generator))
         weights[-1][0] = 0.0
         weights.append(torch.ones(shape, dtype=torch.float64))
-    return [(one, one.weight, 1 - one.weight) for one in found] + [(w, w, 1 - w) for w in weights]
+    return [(one, one.weight) for one in found] + [(w, w) for w in weights]
 
 
 def check_leave_one_out(case: Case, plan: Plan, ops: Any, report: Report) -> None:
     orders = case.orders or plan.orders
-    for k, (projection, weight, complement) in enumerate(weighings(case, plan, ops)):
+    for k, (projection, weight) in enumerate(weighings(case, plan, ops)):
         slots = plan.slots(case, k)
-        mixtures = Mixtures.of_weights(case.private, case.public, weight, complement, slots)
+        mixtures = Mixtures.of_weights(case.private, case.public, weight, slots)
         for adjacency in plan.adjacencies:
             loss = ops.leave_one_out(
                 case.private, case.public, projection, orders=orders, adjacency=adjacency,
@@ -212,16 +214,14 @@ def check_leave_one_out(case: Case, plan: Plan, ops: Any, report: Report) -> Non
             )  # fmt: skip
             report.expect(loss.dtype == torch.float64, "leave_one_out: dtype")
             check_losses(
-                mixtures, case, weight, complement, loss, orders, adjacency, plan.chosen_of(case),
-                report,
-            )  # fmt: skip
+                mixtures, case, weight, loss, orders, adjacency, plan.chosen_of(case), report
+            )
 
 
 def check_losses(
     mixtures: Mixtures,
     case: Case,
     weight: Tensor,
-    complement: Tensor,
     loss: Tensor,
     orders: Sequence[float],
     adjacency: str,
@@ -237,10 +237,11 @@ def check_losses(
     good = losses_hold(got, truth, orders, unbounded[:, None] | (not case.close))
     if not case.close:
         good |= got >= truth
-    for m, b, k in list(zip(*np.nonzero(~good), strict=True))[:ENOUGH]:
+    for m, b, k in zip(*np.nonzero(~good), strict=True):
+        if len(report.failures) >= ENOUGH:
+            break
         exact = oracle.exact_loss(
-            private[:, b], public[b], weight[:, b], complement[:, b], models[m], orders[k],
-            adjacency, mixtures.models,
+            private[:, b], public[b], weight[:, b], models[m], orders[k], adjacency, mixtures.models
         )  # fmt: skip
         value = float(got[m, b, k])
         if not loss_holds(value, exact, orders[k], unbounded=bool(unbounded[b]), close=case.close):
@@ -264,14 +265,13 @@ def losses_hold(
 def may_be_unbounded(private: Tensor, public: Tensor, mixtures: Mixtures) -> NDArray[np.bool_]:
     """Tell which positions have a token at which `leave_one_out` states +inf, (B,).
 
-    That is one with q < e^-70 about which a member speaks, or to which all but one give less than
-    e^-80 q.
+    That is one with q < e^-70 about which a member speaks, or to which none gives e^-80 q.
     """
     rare = torch.log_softmax(public.double(), -1) < -70
     spoken = (rare & ~torch.isneginf(private).all(0)).any(-1).cpu().numpy()
     likely = (mixtures.bars >= np.exp(np.longdouble(-80)) * mixtures.q).sum(-3)
     absent = mixtures.models - len(private)
-    return spoken | ((likely + absent < min(2, mixtures.models)) & (mixtures.q > 0)).any(-1)
+    return spoken | ((likely + absent == 0) & (mixtures.q > 0)).any(-1)
 
 
 def loss_holds(
@@ -287,8 +287,8 @@ def loss_holds(
 
 def check_mixture(case: Case, plan: Plan, ops: Any, report: Report) -> None:
     private, public = case.private, case.public
-    for projection, weight, complement in weighings(case, plan, ops):
-        truth = Mixtures.of_weights(private, public, weight, complement).mean
+    for projection, weight in weighings(case, plan, ops):
+        truth = Mixtures.of_weights(private, public, weight).mean
         mixture = ops.mixture(private, public, projection)
         report.expect(mixture.dtype == torch.float64, "mixture: dtype")
         report.compare("mixture", array(mixture), truth, 1e-6 * truth + 1e-300)
@@ -375,7 +375,7 @@ def check_clip_project(case: Case, plan: Plan, ops: Any, report: Report) -> None
         stand_for = oracle.clipped(private, public, got)
         exact = oracle.charges(stand_for, q, got.lower, orders, slots)
         charge = array(got.charge)
-        sound = (charge >= exact) | (charge == 0) & (exact <= 1e-12)  # charged 0: it answers q
+        sound = (charge >= exact) | (charge == 0) & (exact <= 1e-16)  # charged 0: it answers q
         close = (charge <= exact * (1 + 2e-5) + 2e-12) | ((np.array(orders) - 1) * exact >= 600)
         report.expect(
             (sound & close).all(), "clip_project: charge in", (lower, upper), charge, exact
@@ -425,8 +425,10 @@ def check_clipped(
     )
     exact = mixtures.losses(range(len(private)), orders, adjacency)
     unbounded = may_be_unbounded(private, public, mixtures)[:, None] | (not case.close)
-    good = losses_hold(array(loss), exact * (1 - 1e-9) - 1e-13, orders, unbounded)
-    report.expect((good | (not case.close)).all(), "loss of boxes", adjacency, loss, exact)
+    lower = exact * (1 - 1e-12) - 2e-15  # the oracle's rows carry double rounding
+    good = losses_hold(array(loss), lower, orders, unbounded)
+    good |= (not case.close) & (array(loss) >= lower)
+    report.expect(good.all(), "loss of boxes", adjacency, loss, exact)
 
 
 def check_screen(case: Case, plan: Plan, ops: Any, report: Report) -> None:
@@ -477,7 +479,9 @@ def check_renyi_divergence(case: Case, plan: Plan, ops: Any, report: Report) -> 
             got, truth = array(found[way]), oracle.one_way(one, other, orders)
             good = losses_hold(got, truth, orders)
             report.values += got.size
-            for b, k in list(zip(*np.nonzero(~good), strict=True))[:ENOUGH]:
+            for b, k in zip(*np.nonzero(~good), strict=True):
+                if len(report.failures) >= ENOUGH:
+                    break
                 rows = oracle.softmax(private[b]), oracle.softmax(case.public[b])
                 exact = oracle.renyi(*(rows if way == 0 else rows[::-1]), orders[k])
                 if not loss_holds(float(got[b, k]), exact, orders[k]):
@@ -492,9 +496,8 @@ def check_sample(case: Case, plan: Plan, ops: Any, report: Report) -> None:
     tokens = ops.sample(mixture, case.public, rng=source)
     drawn = case.public.gather(1, tokens[:, None])
     report.expect(not torch.isneginf(drawn).any(), "sample: a token with q = 0", tokens)
-    if case.public.shape[1] <= 300:
-        expected = oracle.drawn_by_hand(mixture, case.public, bytes(source.key), source.counter)
-        report.expect(tokens.tolist() == expected, "sample: not what the stream draws", tokens)
+    expected = oracle.drawn_by_hand(mixture, case.public, bytes(source.key), source.counter)
+    report.expect(tokens.tolist() == expected, "sample: not what the stream draws", tokens)
 
 
 def raised(private: Tensor, public: Tensor) -> str:

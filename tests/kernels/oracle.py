@@ -59,15 +59,8 @@ def _power(base: mpf, exponent: mpf) -> mpf:
     return mp.exp(exponent * mp.log(base))
 
 
-def exact_weight(weight: float, complement: float) -> tuple[mpf, mpf]:
-    """Return the pair that (weight, complement) stands for: the smaller of the two is exact."""
-    if complement < weight:
-        return ONE - mpf(complement), mpf(complement)
-    return mpf(weight), ONE - mpf(weight)
-
-
-def mix(p: Sequence[mpf], q: Sequence[mpf], weight: mpf, complement: mpf) -> list[mpf]:
-    return [weight * a + complement * b for a, b in zip(p, q, strict=True)]
+def mix(p: Sequence[mpf], q: Sequence[mpf], weight: mpf) -> list[mpf]:
+    return [weight * a + (1 - weight) * b for a, b in zip(p, q, strict=True)]
 
 
 class Ball:
@@ -78,12 +71,12 @@ class Ball:
         self.masked = any(a > 0 and b == 0 for a, b in zip(self.p, self.q, strict=True))
         self.tokens = [(b, a / b) for a, b in zip(self.p, self.q, strict=True) if b > 0]
 
-    def excess(self, weight: mpf, complement: mpf, order: float) -> mpf:
+    def excess(self, weight: mpf, order: float) -> mpf:
         """Return (a - 1) D<->_a = log max(F, G)."""
         eta = mpf(order) - 1
         forward, reverse = [], []
         for q, r in self.tokens:
-            rho = weight * r + complement
+            rho = weight * r + (1 - weight)  # in this order: at weight 1 it is r
             if rho == 0:
                 return INF
             power = _power(rho, eta)
@@ -91,42 +84,33 @@ class Ball:
             reverse.append(q / power)
         return mp.log(max(mp.fsum(forward), mp.fsum(reverse)))
 
-    def feasible(self, weight: mpf, complement: mpf, order: float, radius: float) -> bool:
+    def admits(self, weight: mpf, order: float, radius: float) -> bool:
+        """Tell whether a weight is feasible."""
         if weight == 0:
             return True
         if self.masked:
             return False
-        return self.excess(weight, complement, order) <= (mpf(order) - 1) * mpf(radius)
-
-    def admits(self, weight: float, order: float, radius: float) -> bool:
-        """Tell whether a weight is feasible."""
-        return self.feasible(mpf(weight), 1 - mpf(weight), order, radius)
+        return self.excess(weight, order) <= (mpf(order) - 1) * mpf(radius)
 
     def nearly_maximal(self, weight: float, order: float, radius: float, tolerance: float) -> bool:
         """Tell whether the optimum is at most weight / (1 - tolerance), by one evaluation."""
         if weight == 1 or self.masked:
             return True
-        more = max(mpf(weight), mpf(5e-324)) / (1 - mpf(tolerance))
-        return more >= 1 or not self.feasible(more, 1 - more, order, radius)
+        more = max(mpf(weight), mpf(1e-12)) / (1 - mpf(tolerance))
+        return more >= 1 or not self.admits(more, order, radius)
 
 
-def projected(
-    private: Tensor, public: Tensor, weight: Tensor, complement: Tensor
-) -> tuple[list[list[mpf]], list[mpf]]:
+def projected(private: Tensor, public: Tensor, weight: Tensor) -> tuple[list[list[mpf]], list[mpf]]:
     """Return ([p_bar_i], q) of one position.
 
     Args:
         private: (N, V) logits.
         public: (V,) logits.
-        weight, complement: (N,).
+        weight: (N,).
     """
     q = softmax(public)
-    pairs = zip(weight.tolist(), complement.tolist(), strict=True)
-    bars = [
-        mix(softmax(row), q, *exact_weight(w, c))
-        for row, (w, c) in zip(private, pairs, strict=True)
-    ]
-    return bars, q
+    members = zip(private, weight.tolist(), strict=True)
+    return [mix(softmax(row), q, mpf(w)) for row, w in members], q
 
 
 def mean(rows: Sequence[Sequence[mpf]]) -> list[mpf]:
@@ -147,7 +131,6 @@ def exact_loss(
     private: Tensor,
     public: Tensor,
     weight: Tensor,
-    complement: Tensor,
     model: int,
     order: float,
     adjacency: str,
@@ -158,9 +141,9 @@ def exact_loss(
     Args:
         private: (N, V) logits.
         public: (V,) logits.
-        weight, complement: (N,).
+        weight: (N,).
     """
-    bars, q = projected(private, public, weight, complement)
+    bars, q = projected(private, public, weight)
     bars += [q] * (slots - len(bars))
     return both_ways(mean(bars), neighbour(bars, q, model, adjacency), order)
 
@@ -282,12 +265,6 @@ def log_sum_exp(values: Array) -> Array:
         )
 
 
-def exact_pair(weight: Array, complement: Array) -> tuple[Array, Array]:
-    """Return the pair that (weight, complement) stands for: the smaller of the two is exact."""
-    upper = complement < weight
-    return np.where(upper, 1 - complement, weight), np.where(upper, complement, 1 - weight)
-
-
 class Rows:
     """Pairs of rows (M, V); weights are (..., M), any leading axes."""
 
@@ -301,9 +278,10 @@ class Rows:
         self.reach = np.maximum(reach, abs(np.where(absent, 0, log_q)).max(-1))
         self._ratio = np.exp(self.log_r) if self.reach.max(initial=0) < DEEP else None
 
-    def _log_mix(self, weight: Array, complement: Array) -> Array:
-        """Return log(w r + c), with an absolute error of EPS if it is near 0."""
-        w, c = weight[..., None], complement[..., None]
+    def _log_mix(self, weight: Array) -> Array:
+        """Return log(w r + 1 - w), with an absolute error of EPS if it is near 0."""
+        w = weight[..., None]
+        c = 1 - w
         with np.errstate(divide="ignore", invalid="ignore"):
             if self._ratio is not None:
                 return np.where(c == 0, self.log_r, np.log(w * self._ratio + c))
@@ -311,10 +289,10 @@ class Rows:
             high, low = np.maximum(high, low), np.minimum(high, low)
             return np.where(np.isneginf(low), high, high + np.log1p(np.exp(low - high)))
 
-    def excess(self, weight: Array, complement: Array, order: float) -> Array:
-        """Return (a - 1) D<->_a(w p + c q || q) = log max(F, G), (..., M)."""
+    def excess(self, weight: Array, order: float) -> Array:
+        """Return (a - 1) D<->_a(w p + (1 - w) q || q) = log max(F, G), (..., M)."""
         a = np.longdouble(order)
-        log_rho = self._log_mix(weight, complement)
+        log_rho = self._log_mix(weight)
         forward = log_sum_exp(self.log_q + a * log_rho)
         return np.maximum(forward, log_sum_exp(self.log_q + (1 - a) * log_rho))
 
@@ -334,12 +312,12 @@ class Mixtures:
 
     @classmethod
     def of_weights(
-        cls, private: Tensor, public: Tensor, weight: Tensor, complement: Tensor, slots: int = 0
+        cls, private: Tensor, public: Tensor, weight: Tensor, slots: int = 0
     ) -> Mixtures:
         """Return mixtures at weights (..., N, B)."""
         q = np.exp(log_softmax(public))
-        w, c = exact_pair(array(weight), array(complement))
-        return cls(w[..., None] * np.exp(log_softmax(private)) + c[..., None] * q, q, slots)
+        w = array(weight)[..., None]
+        return cls(w * np.exp(log_softmax(private)) + (1 - w) * q, q, slots)
 
     def without(self, model: int, adjacency: str) -> Array:
         """Return the neighbouring mixture, summed anew without subtraction."""
@@ -395,7 +373,7 @@ def charges(bars: Array, q: Array, lower: float, orders: Sequence[float], slots:
     p, y = ((n - 1) * lower + ratio) / n, (ratio - 1) / n
 
     def excess(x: Array, order: float) -> Array:  # (1 + x)^a - 1 - a x
-        with np.errstate(divide="ignore"):
+        with np.errstate(divide="ignore", over="ignore"):
             return np.expm1(order * np.log1p(x)) - order * x
 
     found = []

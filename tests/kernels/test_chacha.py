@@ -35,6 +35,11 @@ BLOCKS = [
         "9f07e7be5551387a98ba977c732d080dcb0f29a048e3656912c6533e32ee7aed"
         "29b721769ce64e43d57133b074d839d531ed1f28510afb45ace10a1f4b794d6f",
     ),
+    (  # a nonce and a counter with their highest bits
+        KEY.hex(), "efcdab8967452301fdffffff", 0xFFFFFFFE,
+        "94a6058e3bc6b61ba7d735c9963980cc9d25a3deaccd0767369609be3510055b"
+        "7a0aa85c57e9b9b361771dbdb372e4194c50944c187f463c5202995fb52710d3",
+    ),
     (
         "00" * 31 + "01", "00" * 12, 1,
         "3aeb5224ecf849929b9d828db1ced4dd832025e8018b8160b82284f3c949aa5a"

@@ -40,7 +40,7 @@ def check(operators: list[str], case: Case, plan: Plan, device: torch.device) ->
 
 def on_every_path(operator: str, case: Case) -> bool:
     """Tell of long rows, and of operators that must agree in every bit or sum."""
-    return case.public.shape[1] > 60 or operator in ("log_pool", "clip_project")
+    return case.public.shape[1] > 40 or operator in ("log_pool", "clip_project")
 
 
 EVERY = [entry for entry in TABLE if on_every_path(*entry)]

@@ -139,7 +139,7 @@ def attack(private: Tensor, public: Tensor, setting: Setting, without: str) -> i
             # Both operators tell the same.
             step, same = before - after, moved.gather(1, target[:, None])[:, 0]
             known = (before > checks.NORMAL) & step.isfinite()
-            torch.testing.assert_close(step[known], same[known], rtol=0.0, atol=1e-9)
+            torch.testing.assert_close(step[known], same[known], rtol=0.0, atol=1e-14)
         for b in range(public.shape[0]):
             span = Fraction(pool.span[i, b].item())
             assert span <= Fraction(setting.upper) - Fraction(setting.lower)
@@ -188,7 +188,8 @@ def test_the_bound_is_attained() -> None:
     moved = adapmixed_ext.mixture(private, public, pool).log()
     moved -= adapmixed_ext.mixture(private, public, other).log()
     assert abs((moved.max() - moved.min()).item() - 1.25 * 2.0 / 5) < 1e-14
-    assert attack(private, public, USUAL, "inactive") == attack(private, public, USUAL, "public")
+    for without in ("inactive", "public"):
+        assert attack(private, public, USUAL, without) > 0
 
 
 def test_a_span_is_a_multiple_of_the_grid_and_its_row_s_own(isa: str) -> None:

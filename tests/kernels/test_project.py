@@ -20,7 +20,7 @@ def test_single_precision_stays_below_the_optimum_by_what_it_may_cost() -> None:
         result = adapmixed_ext.project(private, public, order=order, radius=0.03)
         for i in range(len(private)):
             more = oracle.mpf(result.weight[i, 0].item()) / (1 - (20 + 20 / 2) * 2.0**-24)
-            assert oracle.Ball(private[i, 0], public[0]).feasible(more, 1 - more, order, 0.03)
+            assert oracle.Ball(private[i, 0], public[0]).admits(more, order, 0.03)
 
 
 def test_a_token_the_public_model_excludes_leaves_weight_zero(device: torch.device) -> None:

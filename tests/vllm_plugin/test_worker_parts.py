@@ -110,7 +110,7 @@ def test_a_row_whose_prompt_goes_on_gets_no_private_token(sampler: PrivateSample
     sampler.start()
     sampler.expect(step(sampler, paid=1, drawing=[True, False], granted={"a": 0}))
     assert int(drawn(sampler).sampled_token_ids[1]) == 0
-    assert sampler._prepaid.left == 0
+    assert sampler._allowance.left == 0
 
 
 def test_other_rows_than_those_of_the_step_raise(sampler: PrivateSampler) -> None:

@@ -104,7 +104,7 @@ def left_out(compared: dict[str, Mechanism], adjacency: str) -> dict[str, str]:
 def run(arguments: argparse.Namespace) -> int:
     """Evaluate, generate a sample and write the report."""
     started = time.perf_counter()
-    check_output(arguments.out, folder=True)
+    check_output("--out", arguments.out, folder=True)
 
     def say(step: str) -> None:
         print(f"[{time.perf_counter() - started:3.0f} s] {step}", flush=True)

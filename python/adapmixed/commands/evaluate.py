@@ -95,8 +95,8 @@ def _run(arguments: argparse.Namespace, ranks: Ranks) -> int:
     if ranks.is_main or arguments.result is None:
         check_result(arguments.result, resume=arguments.resume)
     if ranks.is_main:
-        check_output(arguments.json)
-        check_output(arguments.report, folder=True, name="--report")
+        check_output("--json", arguments.json)
+        check_output("--report", arguments.report, folder=True)
     write_page = page_writer() if arguments.report is not None and ranks.is_main else None
     quiet_libraries()
     from adapmixed.data.text import read_text

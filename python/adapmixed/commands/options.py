@@ -191,13 +191,13 @@ class SharedOptions:
     )
 
 
-def check_output(path: Path | None, *, folder: bool = False, name: str = "") -> None:
+def check_output(name: str, path: Path | None, *, folder: bool = False) -> None:
     """Raise ValueError for an output that cannot be written, before any work is done.
 
     Args:
+        name: the option.
         path: a file, or a folder if ``folder`` is set; None passes.
         folder: whether the path is a folder, which is created.
-        name: the option; by default --out of a folder, --json of a file.
     """
     if path is None:
         return
@@ -205,15 +205,14 @@ def check_output(path: Path | None, *, folder: bool = False, name: str = "") -> 
         try:
             path.mkdir(parents=True, exist_ok=True)
         except FileExistsError:
-            raise ValueError(f"{name or '--out'} must name a folder, got the file {path}") from None
+            raise ValueError(f"{name} must name a folder, got the file {path}") from None
         target = path
     else:
         if path.is_dir() or not path.parent.is_dir():
-            name = name or "--json"
             raise ValueError(f"{name} must name a file in an existing folder, got {path}")
         target = path if path.exists() else path.parent
     if not os.access(target, os.W_OK):
-        raise ValueError(f"{target} must be writable")
+        raise ValueError(f"{name} must be writable, got {target}")
 
 
 def page_writer() -> Callable[..., tuple[Path, ...]]:

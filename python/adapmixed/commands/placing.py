@@ -6,16 +6,11 @@ import argparse
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING
 
-from adapmixed.commands.options import SharedOptions, add_options, say_hub
+from adapmixed.commands.options import say_hub
 
 if TYPE_CHECKING:
     from adapmixed.ensemble import Ensemble
     from adapmixed.ranks import Ranks
-
-
-def add_device_options(parser: argparse.ArgumentParser) -> None:
-    """Add --device and --dtype."""
-    add_options(parser, SharedOptions, "device dtype")
 
 
 def joined_ranks(arguments: argparse.Namespace) -> AbstractContextManager[Ranks]:

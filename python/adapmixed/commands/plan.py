@@ -102,7 +102,7 @@ def run(arguments: argparse.Namespace) -> int:
             f"--{given[0]} needs --epsilon, --tokens and --ensemble or --models, without --lower "
             "and --upper"
         )
-    check_output(arguments.save, name="--save")
+    check_output("--save", arguments.save)
     if arguments.save is not None and arguments.ensemble is None:
         raise ValueError("--save needs --ensemble: a saved plan is of its present members")
     if arguments.lower is not None:

@@ -89,7 +89,7 @@ def take_plan(arguments: argparse.Namespace, *, several: bool = False) -> None:
         )
     spent = 0
     if ledger is not None and ledger.is_file():
-        spent = read_ledger(ledger).account.planned
+        spent = read_ledger(ledger, whole=False).account.planned
     if spent >= found["tokens"] and vars(arguments).get("when_spent") != "public":
         raise ValueError(
             f"--plan must have tokens left, but all {found['tokens']} of {file} are spent in "

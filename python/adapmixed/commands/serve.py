@@ -210,7 +210,7 @@ def _demo(arguments: argparse.Namespace) -> Mechanism:
     (one,) = (one for one in chosen(*budget) if one.mechanism == ClippedLogPool.name)
     mechanism = planned(one)
     check_charged(mechanism, delta=arguments.delta, epsilon=None, way=arguments.adjacency)
-    check_output(arguments.demo, folder=True)
+    check_output("--demo", arguments.demo, folder=True)
     train_demo(arguments.ensemble)
     return mechanism
 

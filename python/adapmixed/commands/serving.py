@@ -134,7 +134,7 @@ def mechanism_for(arguments: argparse.Namespace, queries: int | None) -> Mechani
 
 def check_place(arguments: argparse.Namespace) -> None:
     """Raise ValueError for a ledger that cannot be opened, before the models are loaded."""
-    check_output(arguments.ledger, name="--ledger")
+    check_output("--ledger", arguments.ledger)
     if arguments.no_create and not arguments.ledger.exists():
         raise ValueError(
             f"--ledger must name an existing ledger with --no-create, got {arguments.ledger}"

@@ -96,7 +96,7 @@ def has_tokenizer(folder: Path) -> bool:
     return any((folder / name).is_file() for name in names)
 
 
-def file_sha256(path: str | os.PathLike[str]) -> str:
+def _file_sha256(path: str | os.PathLike[str]) -> str:
     """Return the hexadecimal SHA-256 of a file."""
     digest = hashlib.sha256()
     with open(path, "rb") as stream:
@@ -126,7 +126,7 @@ def _versions(find: Callable[[str], Path | None]) -> list[str]:
 
 def _digest(name: str, path: Path) -> str:
     if path.suffix != ".json":
-        return file_sha256(path)
+        return _file_sha256(path)
     if name in (*_VOCABULARIES, ADDED_TOKENS):  # their keys are tokens
         return _sha256_without(_parsed(path), frozenset())
     return _sha256_without(

@@ -1,6 +1,6 @@
 """Read all members and the public model from disk, and check that they belong together.
 
-One member's peft folder is read by `member.read_adapters`.
+`member.read_adapters` reads the members' peft folders.
 """
 
 from __future__ import annotations

@@ -144,7 +144,10 @@ def member_digests(
 ) -> list[str]:
     """Return the digest of each member's folder (`adapter_digest`), "missing" for None.
 
-    What was read already is not read again. Raises as `adapter_digest`.
+    What was read already is not read again.
+
+    Raises:
+        ValueError: as `adapter_digest`.
     """
     known = {} if read is None else {path: one.digest for path, one in read.items()}
     return [

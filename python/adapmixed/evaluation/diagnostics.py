@@ -46,20 +46,20 @@ class Diagnostics:
         self._charged = np.zeros(0)  # (N,), empty if no single model is charged
         self._curve = Curve(POINTS)  # of queries, screened queries, charges
 
-    def add(self, proposal: Ticket, answer: Answer, targets: Tensor) -> None:
+    def add(self, ticket: Ticket, answer: Answer, targets: Tensor) -> None:
         """Add the answers of one call.
 
         Args:
-            proposal: the proposal of B queries, charged and released.
+            ticket: the ticket of B queries, charged and released.
             answer: its answer, with log-probabilities of the targets.
             targets: (B,) int64 token ids.
         """
         self.queries += len(targets)
         self.screened += int(answer.public.sum())
-        found = proposal._distribution
-        if proposal.mechanism.name not in ("public", "unprotected") and _is_mixture(found):
+        found = ticket._distribution
+        if ticket.mechanism.name not in ("public", "unprotected") and _is_mixture(found):
             self._add_mixture(found, answer, targets)
-        charges = _charges(proposal)
+        charges = _charges(ticket)
         if charges is not None:
             if not len(self._charged):
                 self._charged = np.zeros(len(charges))
@@ -70,8 +70,7 @@ class Diagnostics:
         own, public = target_log_probs(found, targets)
         projection: Any = found.projection
         weight = _array(projection.weight)
-        complement = 1.0 - weight
-        largest = utility_terms(own, public, complement).max(0)
+        largest = utility_terms(own, public, 1.0 - weight).max(0)
         ensemble = np.logaddexp.reduce(own, 0) - math.log(len(own))
         assert answer.log_prob is not None  # targets were given
         self.mixed += len(targets)
@@ -79,7 +78,7 @@ class Diagnostics:
         self._largest = _sum_up(self._largest, largest)
         self._loss -= math.fsum(answer.log_prob.tolist())
         self._ensemble_loss -= math.fsum(ensemble.tolist())
-        counts = np.bincount(_bins(weight, complement).ravel(), minlength=BINS + 2)
+        counts = np.bincount(_bins(weight).ravel(), minlength=BINS + 2)
         self._weights = self._weights + counts
         self._screened_pairs += float(len(own) * int(answer.public.sum()))
 
@@ -172,9 +171,9 @@ def _is_mixture(found: NextToken) -> bool:
     return whole and isinstance(found.projection, Projection)
 
 
-def _charges(proposal: Ticket) -> NDArray[np.float64] | None:
+def _charges(ticket: Ticket) -> NDArray[np.float64] | None:
     """Return the charges of single models at the first order, (N, B), or None."""
-    prepared, active = proposal._proposed, proposal._active
+    prepared, active = ticket._proposed, ticket._active
     if prepared.losses is not None:
         realised: NDArray[np.float64] = _array(prepared.losses[..., 0])
         return realised
@@ -183,10 +182,10 @@ def _charges(proposal: Ticket) -> NDArray[np.float64] | None:
     return np.where(_array(active), _array(prepared.charges), 0.0)
 
 
-def _bins(weight: NDArray[np.float64], complement: NDArray[np.float64]) -> NDArray[np.intp]:
+def _bins(weight: NDArray[np.float64]) -> NDArray[np.intp]:
     """Return each weight's bin: 0 for exactly 0, BINS + 1 for exactly 1, else 1 + ⌊BINS · λ⌋."""
     inner = np.minimum((BINS * weight).astype(np.intp), BINS - 1) + 1
-    return np.where(weight == 0.0, 0, np.where(complement == 0.0, BINS + 1, inner))
+    return np.where(weight == 0.0, 0, np.where(weight == 1.0, BINS + 1, inner))
 
 
 def _sum_up(total: float, values: NDArray[np.float64]) -> float:

@@ -160,12 +160,12 @@ class MixtureLM(TemplateLM):  # type: ignore[misc]
         total, greedy = 0.0, True
         for private, public, tokens, targets in parts:
             rows = shaped(private, public, active=active, tokens=tokens, spare=True)
-            proposal = self._mechanism.propose_rows(
+            ticket = self._mechanism.propose_rows(
                 rows, targets=targets, rng=self._rng, origin=self._origin
             )
-            self._accountant.charge(proposal)
-            answer = proposal.release()
+            self._accountant.charge(ticket)
+            answer = ticket.release()
             assert answer.log_prob is not None  # targets were given
             total += float(answer.log_prob.sum())
-            greedy = greedy and bool((proposal._distribution.likeliest() == targets).all())
+            greedy = greedy and bool((ticket._distribution.likeliest() == targets).all())
         return total, greedy

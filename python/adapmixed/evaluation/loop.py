@@ -153,7 +153,7 @@ def evaluate_runs(
         raise ValueError("mechanisms must name at least one mechanism, got none")
     check_number("save_seconds", save_seconds, least=0.0, infinite=True)
     check_active(active)
-    if ensemble.ranks.is_main or result is None:
+    if ensemble.ranks.alone or result is None:  # else told to all ranks at the first write
         check_result(result, resume=resume)
     windows, total = plan_runs(
         tokens, ensemble.longest_text, block, queries, runs=runs, stride=stride
@@ -175,7 +175,7 @@ def evaluate_runs(
         ensemble, tokens, windows, dict(mechanisms), delta, epsilons, adjacencies, rng,
         memory_bytes, active, diagnostics,
     )  # fmt: skip
-    for one in settings.methods(0):  # raises before the models run if one is not possible
+    for one in settings.methods(0):  # raises before the models run if no accountant takes one
         one.tally.accountant.check_left(one.mechanism, total)
     session = Session(settings, progress)
     if result is None:

@@ -92,13 +92,13 @@ class MethodRun:
         whole = self.ranks.gather(rows.private)
         if whole is None:
             return
-        proposal = self.mechanism.propose_rows(
+        ticket = self.mechanism.propose_rows(
             replace(rows, private=whole), targets=targets, rng=self.rng, origin=self.origin
         )
-        self.tally.accountant.charge(proposal)
-        answer = proposal.release()
+        self.tally.accountant.charge(ticket)
+        answer = ticket.release()
         self.tally.seconds += time.perf_counter() - start
-        self.tally.add(proposal, answer, targets)
+        self.tally.add(ticket, answer, targets)
 
     def state(self) -> dict[str, Any]:
         """Return the private state to continue from, as strict JSON values."""

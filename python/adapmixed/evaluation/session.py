@@ -120,7 +120,7 @@ class Session:
                 method.answer(private, public, tokens, targets)
             self._done += len(targets)
             self.tell()
-            del private, public, tokens  # their place is the next part's
+            del private, public, tokens  # the next chunk takes their memory
             start = time.perf_counter()
 
 

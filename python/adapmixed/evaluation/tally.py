@@ -39,11 +39,11 @@ class Tally:
         # Each point: queries so far, their ε, which is NaN without a guarantee, their perplexity.
         self.curve = Curve(CURVE_POINTS)
 
-    def add(self, proposal: Ticket, answer: Answer, targets: Tensor) -> None:
+    def add(self, ticket: Ticket, answer: Answer, targets: Tensor) -> None:
         """Count the answers of one call.
 
         Args:
-            proposal: the proposal of B queries, charged and released.
+            ticket: the ticket of B queries, charged and released.
             answer: its answer, with log-probabilities of the targets.
             targets: (B,) int64 token ids.
         """
@@ -53,7 +53,7 @@ class Tally:
         done, epsilon = self.accountant.queries, self.accountant.guarantee().epsilon
         self.curve.add((done, math.nan if epsilon is None else epsilon, self._perplexity(done)))
         if self.diagnostics is not None:
-            self.diagnostics.add(proposal, answer, targets)
+            self.diagnostics.add(ticket, answer, targets)
 
     def result(self, forward_seconds: float) -> Evaluation:
         """Return the results so far, after at least one query.

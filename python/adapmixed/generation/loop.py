@@ -1,4 +1,4 @@
-"""The loop over tokens: logits, proposal, charge, then release (`_steps` and `_answer`)."""
+"""The loop over tokens: logits, ticket, charge, then release (`_steps` and `_answer`)."""
 
 from __future__ import annotations
 
@@ -297,13 +297,13 @@ class Answerer:
 
         def drawn() -> Tensor:
             assert private is not None and self.accountant is not None  # on the main process
-            proposal = self.mechanism.propose_rows(
+            ticket = self.mechanism.propose_rows(
                 replace(rows, private=private).answerable(),
                 rng=self.rng,
                 origin=self.origin,
             )
-            (self.accountant if payer is None else payer).charge(proposal)
-            tokens = proposal.release().tokens
+            (self.accountant if payer is None else payer).charge(ticket)
+            tokens = ticket.release().tokens
             assert tokens is not None  # no targets were given
             return tokens
 

@@ -85,7 +85,8 @@ class ClippedLogPool(Mechanism):
                 f"{self.public_confidence!r}: public answers cost nothing, and which ones they "
                 "are is not known yet"
             )
-        return _events(self.scale, self.lower, self.upper, num_models, queries, self.queries, 0)[:1]
+        of = self.scale, self.lower, self.upper, num_models, queries, self.queries
+        return (BoundedRangeAnswer(*of),)
 
     def held_bytes(self, rows: int, vocab_size: int, element: int) -> int:
         """Return the bytes of `Mechanism.held_bytes` and those of the pool's kept log-weights."""

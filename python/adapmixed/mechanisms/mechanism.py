@@ -29,7 +29,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 import adapmixed_ext as ops
-from adapmixed.limits import active_tokens, check_count, check_models, check_rng
+from adapmixed.limits import active_tokens, check_count, check_rng
 from adapmixed.mechanisms.rows import Rows, shaped
 from adapmixed.privacy import BudgetSpentError, Caveat, Event
 from adapmixed.privacy.events import BY_HAND, Origin, Pay
@@ -152,7 +152,7 @@ class Ticket:
     `Accountant.charge` must come before :meth:`release`.
 
     Attributes:
-        mechanism: mechanism that made the proposal.
+        mechanism: mechanism that made the ticket.
         num_models: N.
         origin: the ensemble that the rows come from.
     """
@@ -193,8 +193,7 @@ class Ticket:
                 )
             self._state = _PAYING
         try:
-            members = pay(self._events, self._charges)
-            self._members = None if members is None else members.copy()
+            self._members = pay(self._events, self._charges)
             self._state = _CHARGED
         finally:
             if self._state != _CHARGED:
@@ -264,7 +263,7 @@ class Allowance:
         *,
         seeded: bool = False,
     ) -> None:
-        mechanism.cost_ahead(check_models(num_models), 0)
+        mechanism.cost_ahead(num_models, 0)
         self._of = mechanism, num_models, origin.ensemble, origin.active_tokens
         self._caveats = frozenset(origin.caveats_of(seeded))
         self._lock = threading.Lock()

@@ -184,19 +184,10 @@ class Binding:
     active_tokens: int | None
     unit: str | None = None
 
-    @staticmethod
-    def read(written: Any) -> Binding:
-        """Return the binding that `to_json` has written, now or before there were units.
-
-        Raises:
-            ValueError: a field is missing, unknown or not valid.
-        """
-        return from_json(Binding, {"unit": None, **exactly(dict, written)})
-
 
 @dataclass(frozen=True)
 class Account:
-    """The settings, the binding and the sum of all charges. :meth:`added` returns another account.
+    """The settings, the binding and the sums of all charges. :meth:`added` returns another account.
 
     Attributes:
         settings: settings of the accountant.
@@ -221,8 +212,7 @@ class Account:
     @property
     def empty(self) -> bool:
         """True if nothing was charged and no event was added."""
-        sums = self.counts or self.charged or self.caveats
-        return not sums and self.losses is None and self.spent is None
+        return not (self.counts or self.caveats or self.losses) and self.spent is None
 
     def bound_to(self, mechanism: Charged, num_models: int, origin: Origin) -> Account:
         """Return the account bound to this mechanism and ensemble, or this one if it is already.
@@ -504,7 +494,7 @@ class Account:
         values = check_keys("account", written, {"binding", "budget", "totals"})
         account = Account(settings)
         if values["binding"] is not None:
-            account = account.bound(Binding.read(values["binding"]))
+            account = account.bound(from_json(Binding, values["binding"]))
         budget = None
         if values["budget"] is not None:
             budget = from_json(ShardBudget, values["budget"])

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from adapmixed.limits import check_delta, check_models, check_queries
+from adapmixed.limits import check_delta, check_queries
 from adapmixed.privacy.account import Account, Charged, Payable, Settings, check_left
 from adapmixed.privacy.epsilon import fixed_epsilon, guarantee_of, parts_of
 from adapmixed.privacy.events import BY_HAND, Caveat, Event, IndividualCharge, Origin
@@ -226,7 +226,7 @@ class Accountant:
             LedgerError: as :meth:`charge`.
         """
         self._check_usable()
-        events = mechanism.cost_ahead(check_models(num_models), check_queries(queries))
+        events = mechanism.cost_ahead(num_models, check_queries(queries))
         with self._lock:
             caveats = origin.caveats_of(seeded)
             self._pay(mechanism, num_models, origin, [*events, *caveats], None)

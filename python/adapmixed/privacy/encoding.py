@@ -54,8 +54,7 @@ def write_array(value: NDArray[np.float64]) -> dict[str, Any]:
 
 def read_array(written: Any) -> NDArray[np.float64]:
     """Return the float64 array that `write_array` has written."""
-    if set(exactly(dict, written)) != {"shape", "data"}:
-        raise ValueError(f"must have shape and data, got {', '.join(written)}")
+    check_keys("array", written, {"shape", "data"})
     shape = [exactly(int, length) for length in exactly(list, written["shape"])]
     data = base64.b64decode(exactly(str, written["data"]), validate=True)
     if min(shape, default=0) < 0 or len(data) != 8 * math.prod(shape):
@@ -114,8 +113,7 @@ def from_json(kind: type[T], written: Any) -> T:
         ValueError: a field is missing, unknown, of another type, or not valid for the class.
     """
     known = {one.name: str(one.type) for one in fields(kind)}  # type: ignore[arg-type]
-    if set(exactly(dict, written)) != set(known):
-        raise ValueError(f"must have the fields {', '.join(known)}, got {', '.join(written)}")
+    check_keys(kind.__name__, written, known)
     return kind(**{name: _named(name, _READ[of], written[name]) for name, of in known.items()})
 
 

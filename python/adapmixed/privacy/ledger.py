@@ -126,16 +126,13 @@ class Record:
         text = canonical(written)
         return Record(sequence, text, _record_hash(previous, sequence, text))
 
-    def follows(self, previous: bytes) -> bool:
-        """Return True if this is the record after the one with that hash."""
-        return self.hash == _record_hash(previous, self.sequence, self.text)
-
     def check_after(self, before: Record | None) -> None:
         """Raise LedgerCorruptError unless this is the record after another one, or the first."""
         expected = 0 if before is None else before.sequence + 1
         if self.sequence != expected:
             raise LedgerCorruptError(f"record {expected} is missing")
-        if not self.follows(b"" if before is None else before.hash):
+        previous = b"" if before is None else before.hash
+        if self.hash != _record_hash(previous, self.sequence, self.text):
             raise LedgerCorruptError(f"record {expected} was altered: its hash does not fit")
 
     def entry(self) -> dict[str, Any]:
@@ -155,7 +152,7 @@ class Record:
                 settings = from_json(Settings, written["settings"])
                 return {"identity": exactly(str, written["identity"]), "settings": settings}
             if set(written) == {"binding"}:
-                return {"binding": Binding.read(written["binding"])}
+                return {"binding": from_json(Binding, written["binding"])}
             values = check_keys("record", written, {"events"})
             return {"events": [read_event(one) for one in exactly(list, values["events"])]}
         except (ValueError, TypeError, RecursionError) as error:
@@ -319,10 +316,9 @@ class Ledger:
         except BaseException as error:
             self._unusable = f"a charge failed ({error or type(error).__name__})"
             raise
-        self.reading = reading
 
     def _write(self, reading: Reading) -> None:
-        """Add the last record of a reading and replace the totals, both or none.
+        """Add the last record of a reading and replace the totals, both or none, and take it over.
 
         Raises:
             LedgerClosedError: the stored totals are not this writer's, so another one charged.
@@ -346,7 +342,7 @@ class Ledger:
                     with suppress(sqlite3.Error):
                         connection.execute("ROLLBACK")
                 raise
-        self._stored = digest
+        self.reading, self._stored = reading, digest
 
     def _check_in_place(self) -> None:
         """Raise LedgerClosedError if the path no longer names the opened database."""
@@ -390,9 +386,9 @@ def read_ledger(
 
     Args:
         path: path of the database.
+        seen: function that is called with every record after the first, in order, before the next
+            one is checked.
         whole: if False, check the last two records and the totals alone, as an opening does.
-        seen: function that is called with every record from the binding on, in order, before the
-            next one is checked.
 
     Returns:
         The ledger's records, guarantee and digest at this moment. They are private.

@@ -72,10 +72,14 @@ def read_methods(report: Mapping[str, object]) -> tuple[Method, ...]:
 
 
 def _method(entry: Mapping[str, Any]) -> Method:
-    known: dict[str, Any] = {field.name: entry.get(field.name) for field in fields(Method)}
-    for name in ("perplexity", "epsilon", "delta", "change", "order", "tokens_per_second"):
+    optional = dict.fromkeys(("difference", "kept", "planned", "diagnostics"))
+    known: dict[str, Any] = {f.name: {**optional, **entry}[f.name] for f in fields(Method)}
+    for name in ("perplexity", "delta", "screened"):
+        known[name] = float(known[name])
+    for name in ("epsilon", "change", "order", "tokens_per_second"):
         known[name] = _optional(known[name])
-        if name in ("perplexity", "epsilon", "delta") and not (known[name] or 0.0) >= 0:
+    for name in ("perplexity", "epsilon", "delta"):
+        if not (known[name] or 0.0) >= 0:
             raise ValueError(f"{name} must be >= 0, got {known[name]!r}")
     known["breakdown"] = {part: float(value) for part, value in entry["breakdown"].items()}
     for name in ("curve", "perplexities"):

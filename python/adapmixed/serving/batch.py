@@ -80,7 +80,7 @@ class BatchEngine:
         self._public = Answerer(ensemble, *unpaid, rng, memory_bytes, active)
         self._batches: list[_Batch] = []
         self._seeded = getattr(rng, "seeded", True)
-        self._prepaid = self._charged_ahead()
+        self._allowance = self._charged_ahead()
         self._writer = ThreadPoolExecutor(1, "adapmixed-ledger")  # its thread starts when needed
 
     def check(self, prompt: Prompt) -> None:
@@ -162,7 +162,7 @@ class BatchEngine:
         if reading is not None and (part is None or reading.decoder.unread <= part):
             answering.append(reading)
         sequences = sum(not prompt.public for batch in answering for prompt in batch.prompts)
-        if self._prepaid is None or not sequences:
+        if self._allowance is None or not sequences:
             self._compute(reading, part)
         else:
             charged = self._writer.submit(self._charge, sequences)
@@ -170,12 +170,12 @@ class BatchEngine:
                 self._compute(reading, part)
             finally:
                 charged.result()
-            self._prepaid.add(sequences)
+            self._allowance.add(sequences)
         released: list[tuple[Prompt, int]] = []
         for batch in [one for one in self._batches if not one.decoder.unread]:
             batch.tokens = self._answered(batch)
             released += zip(batch.prompts, batch.tokens.tolist(), strict=True)
-        if self._prepaid is not None and self._prepaid.left:
+        if self._allowance is not None and self._allowance.left:
             raise RuntimeError("all queries that were charged must be released in the same step")
         return released
 
@@ -242,7 +242,7 @@ class BatchEngine:
                 private, public = private[:, here], public[here]
                 tokens = None if tokens is None else tokens[here]
             temperature, top_k, alone = shape
-            answerer, payer = (self._public, None) if alone else (self._answerer, self._prepaid)
+            answerer, payer = (self._public, None) if alone else (self._answerer, self._allowance)
             if alone:
                 said = public if tokens is None else public.gather(1, tokens)
                 private = said.expand(len(private), -1, -1)

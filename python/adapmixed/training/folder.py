@@ -96,11 +96,12 @@ class TrainingFolder:
         # Names of files are a record; the text is compared by its digest.
         compared = [name for name in known | given if name in given and name != "corpus_files"]
         changed = [name for name in compared if known.get(name) != given[name]]
-        for name in (name for name in changed if name not in _CORPUS):
-            raise ValueError(
-                f"{begun} {name} = {known.get(name)!r}, got {given[name]!r}: use the same settings "
-                f"and corpus, {other}"
-            )
+        for name in changed:
+            if name not in _CORPUS:
+                raise ValueError(
+                    f"{begun} {name} = {known.get(name)!r}, got {given[name]!r}: use the same "
+                    f"settings and corpus, {other}"
+                )
         advice = "give the same corpus"
         if given.get("places") is not None:
             advice = "give update (--update) to train whose text has changed"

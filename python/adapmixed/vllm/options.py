@@ -79,7 +79,6 @@ class Options:
             check_flag(name, getattr(self, name))
         if self.queries is None:
             raise ValueError("queries must be given: vLLM serves planned mechanisms alone")
-        self.mechanism.cost_ahead(1, 1)
         Accountant(self.delta, adjacency=self.adjacency).bind(self.mechanism, num_models=1)
 
     @property

@@ -69,7 +69,7 @@ class PrivateSampler(nn.Module):
         self.topk_topp_sampler = public.topk_topp_sampler
         self._public, self._heads, self._group = [public], heads, group
         self._mechanism, self._origin = mechanism, origin
-        self._prepaid = Allowance(mechanism, num_models, origin)
+        self._allowance = Allowance(mechanism, num_models, origin)
         self._rng = SecureRandom()
         self._started = False
         self._step: Step | None = None
@@ -98,7 +98,7 @@ class PrivateSampler(nn.Module):
                 raise RuntimeError("a row draws another token than the next one")
         if granted:
             raise RuntimeError("a grant has no row")
-        self._prepaid.add(grants.paid)
+        self._allowance.add(grants.paid)
         self._step = step
 
     def forget(self, names: Any) -> None:
@@ -145,7 +145,7 @@ class PrivateSampler(nn.Module):
             hidden, logits = hidden.index_select(0, at), logits.index_select(0, at)
         private, public, chosen = self._heads.rows(hidden, logits)
         temperature, top_k = shape
-        proposal = self._mechanism.propose_rows(
+        ticket = self._mechanism.propose_rows(
             shaped(
                 private,
                 public,
@@ -158,8 +158,8 @@ class PrivateSampler(nn.Module):
             rng=self._rng,
             origin=self._origin,
         )
-        self._prepaid.charge(proposal)
-        drawn = proposal.release().tokens
+        self._allowance.charge(ticket)
+        drawn = ticket.release().tokens
         assert drawn is not None
         if at is None:
             tokens.copy_(drawn)

@@ -61,8 +61,8 @@ class Game:
         found: Array = -np.expm1(rise - self.span) / (np.exp(rise) - np.exp(rise - self.span))
         return found
 
-    def proposal(self, member: float) -> Ticket:
-        """Return the mechanism's proposal for all 15 questions.
+    def ticket(self, member: float) -> Ticket:
+        """Return the mechanism's ticket for all 15 questions.
 
         Args:
             member: the sign of member 0's log-ratio of token 0; 0 if it answers q.
@@ -78,9 +78,9 @@ class Game:
 
     def answers(self, member: float) -> Array:
         """Return the mechanism's probability of token 0, for each of the 15 questions."""
-        proposal = self.proposal(member)
-        Accountant(DELTA, adjacency=self.adjacency).charge(proposal)
-        found = proposal._distribution.probabilities()
+        ticket = self.ticket(member)
+        Accountant(DELTA, adjacency=self.adjacency).charge(ticket)
+        found = ticket._distribution.probabilities()
         return np.array(found[:, 0].tolist())
 
     def reached(self, queries: int, epsilon: float) -> float:
@@ -127,9 +127,9 @@ def admitted(game: Game) -> int:
     """Return how many answers the accountant of a budget charges before member 0 is retired."""
     accountant, count = Accountant(DELTA, epsilon=BUDGET, adjacency=game.adjacency), 0
     while True:
-        proposal = game.proposal(1.0)
-        accountant.charge(proposal)
-        active = proposal._active
+        ticket = game.ticket(1.0)
+        accountant.charge(ticket)
+        active = ticket._active
         whole = CELLS - 1 if active is None else int(active[0].sum())
         count += whole
         if whole < CELLS - 1:
@@ -140,7 +140,7 @@ def stated(game: Game, queries: int) -> float:
     """Return the ε that an accountant states for so many planned answers."""
     planned = replace(game, mechanism=replace(game.mechanism, queries=queries))
     accountant = Accountant(DELTA, adjacency=game.adjacency)
-    accountant.charge(planned.proposal(1.0))
+    accountant.charge(planned.ticket(1.0))
     epsilon = accountant.guarantee().epsilon
     assert epsilon is not None
     return epsilon

@@ -10,8 +10,8 @@ from torch import Tensor
 import adapmixed_ext as ops
 from adapmixed.mechanisms import ClippedLogPool, ClippedMixing, Mechanism
 from adapmixed.privacy.budget import ShardBudget
-from adapmixed.rng import SeededRandom
 from adapmixed_lab.audit.finding import SLACK, Effort, Finding
+from adapmixed_lab.audit.search import charged
 from adapmixed_lab.audit.trees import Adversary, ExtremalTree, Tree, Understated, largest_divergence
 
 TREES_PER_SECOND = 0.5  # of each kind
@@ -131,12 +131,6 @@ def _extremal_trees() -> Iterator[Finding]:
             yield Finding("budgets", name, claim, 1 + SLACK, found, 1.0, told < 1)
 
 
-def _charges(mechanism: Mechanism, private: Tensor, public: Tensor) -> Tensor:
-    charges = mechanism.propose(private, public, rng=SeededRandom(0))._charges
-    assert charges is not None
-    return torch.from_numpy(charges[0])
-
-
 def _losses(private: Tensor, public: Tensor) -> Tensor:
     clipping = ops.clip_project(private, public, lower=0.6, upper=1.6)
     losses = ops.leave_one_out(private, public, clipping, orders=ORDER, adjacency="zero_out")
@@ -160,8 +154,8 @@ def _others(effort: Effort) -> Iterator[Finding]:
         changed = private + 3 * normal(models, positions, vocab)
         changed[0] = private[0]
         for mechanism in (box, pool):
-            pair = [_charges(mechanism, rows, public) for rows in (private, changed)]
-            differing[mechanism.name] += int((pair[0] != pair[1]).sum())
+            one, other = (charged(mechanism, rows, public)[0] for rows in (private, changed))
+            differing[mechanism.name] += int((one != other).sum())
         pair = [_losses(rows, public) for rows in (private, changed)]
         differing["a loss of the realised mixture"] += int((pair[0] != pair[1]).sum())
     claim = f"charges that change of {number * positions}"

@@ -22,12 +22,11 @@ CLAIM = "sup P(S) - ∫_S e^ε(D) dQ"
 DELTA = 1e-5
 SEARCHED_DELTA = 0.05  # so large that a search meets such branches by chance
 
-# A suffix of the name, and the tree: N, neighbours, the order that each answer is made for, and its
-# loss.
 _THREE = (8.0,) * 3, (0.4,) * 3
 _EDGE = " at the edge of the ball"
-Setting = tuple[str, Callable[..., tuple[Odometer, Queries]]]
-EXTREMAL: list[Setting] = [
+# A suffix of the name, and what makes the tree: N, neighbours, the order of each answer, its loss.
+Extremal = tuple[str, Callable[..., tuple[Odometer, Queries]]]
+EXTREMAL: list[Extremal] = [
     ("", partial(extremal, 1, "add_remove", (8.0,) * 4, (0.25,) * 4)),
     ("", partial(extremal, 2, "add_remove", (8.0,) * 4, (0.25,) * 4)),
     ("", partial(extremal, 3, "zero_out", (18.0,) * 3, (0.2,) * 3, vocab=3)),
@@ -36,7 +35,7 @@ EXTREMAL: list[Setting] = [
     (f", Q over P{_EDGE}", partial(extremal, 1, "zero_out", *_THREE, edge=True, backwards=True)),
     (", Q over P", partial(extremal, 3, "zero_out", *_THREE, backwards=True)),
 ]
-SEVERAL: list[Setting] = [
+SEVERAL: list[Extremal] = [
     (", δ split", partial(extremal, 1, "zero_out", (8.0, 2.0), (0.6, 4.0))),
     (", δ split", partial(extremal, 2, "add_remove", (8.0, 2.0), (0.6, 4.0))),
     (", δ split", partial(extremal, 3, "add_remove", (16.0, 4.0, 2.0), (0.3, 1.2, 3.0))),

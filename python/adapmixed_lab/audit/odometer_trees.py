@@ -139,14 +139,14 @@ class Odometer:
         for share, nodes in zip(self._told, self._levels, strict=True):
             charged = []
             for k, before in zip(range(nodes.start, nodes.stop), level, strict=True):
-                proposal = mechanism.propose(
+                ticket = mechanism.propose(
                     private[:, k : k + 1], public[k : k + 1], rng=SeededRandom(0)
                 )
                 told = (
                     replace(event, loss=share * event.loss)
                     if isinstance(event, LeaveOneOutLoss)
                     else event
-                    for event in proposal._events
+                    for event in ticket._events
                 )
                 charged.append([*before, *told])
             level = [after for after in charged for _ in range(self.vocab)]

@@ -164,11 +164,11 @@ def _repeats(name: str, make: Callable[[], RandomSource], claimed: float, contro
 def charged_beside_a_ledger(rng: RandomSource) -> bool:
     """Return whether a ledger accepts the charge for an answer from this source."""
     mechanism = ClippedLogPool(-1.0, 1.0)
-    proposal = mechanism.propose(torch.zeros(2, 1, 3), torch.zeros(1, 3), rng=rng)
+    ticket = mechanism.propose(torch.zeros(2, 1, 3), torch.zeros(1, 3), rng=rng)
     with tempfile.TemporaryDirectory() as folder:
         with Accountant(0.1, path=Path(folder) / "ledger.db") as accountant:
             try:
-                accountant.charge(proposal)
+                accountant.charge(ticket)
             except ValueError:
                 return False
     return True

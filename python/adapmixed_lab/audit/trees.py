@@ -3,7 +3,7 @@
 The trees are small enough to be enumerated to the last leaf, so that the distribution of a whole
 transcript is exact. The charges are written out (`Adversary`), or a mechanism answers each node as
 a generator would (`Tree`): it proposes, and the branch's accountant charges and so decides which
-members contribute. The tokens follow the distribution that the proposal would release.
+members contribute. The tokens follow the distribution that the ticket would release.
 """
 
 from __future__ import annotations
@@ -126,7 +126,7 @@ def enumerated(
 
 
 def divergence(p: Leaves, q: Leaves, order: float) -> float:
-    """Return the larger D_order of two distributions of transcripts."""
+    """Return the larger of D_order(p ‖ q) and D_order(q ‖ p), of distributions of transcripts."""
     here, there = np.array(list(p.values())), np.array([q[history] for history in p])
     return float(both_ways(here, there, order))
 
@@ -221,9 +221,6 @@ def accounted(history: Stages, orders: tuple[float, ...], delta: float) -> float
 FAR = 30.0
 """A logit beyond every clip, which puts a member at a corner of its box."""
 
-AsTheyAre = ((1.0, None),)
-"""Rows as they are: temperature 1, all tokens."""
-
 
 @dataclass(frozen=True)
 class Understated(Mechanism):
@@ -251,19 +248,6 @@ class Understated(Mechanism):
 
 
 @dataclass(frozen=True)
-class Leaf:
-    """One transcript.
-
-    Attributes:
-        mass: its probability.
-        spent: (N,), what each shard has spent by then.
-    """
-
-    mass: float
-    spent: tuple[float, ...]
-
-
-@dataclass(frozen=True)
 class Tree:
     """An adversary whose queries, and their shapes, depend on the answers so far.
 
@@ -279,7 +263,7 @@ class Tree:
     vocab: int
     depth: int
     budget: ShardBudget
-    shapes: tuple[tuple[float, int | None], ...] = AsTheyAre
+    shapes: tuple[tuple[float, int | None], ...] = ((1.0, None),)
 
     def node(self, history: History) -> tuple[Tensor, Tensor]:
         """Return (private (N, V), public (V,)) logits of the query after this history."""
@@ -289,14 +273,16 @@ class Tree:
         private = public + np.where(raised, FAR, -FAR)
         return torch.from_numpy(private).float(), torch.from_numpy(public).float()
 
-    def leaves(self, emptied: int | None = None) -> dict[History, Leaf]:
-        """Return every transcript; member `emptied` answers as the public model throughout."""
-        found = enumerated(
+    def leaves(self, emptied: int | None = None) -> dict[History, tuple[float, Accountant]]:
+        """Return every transcript's probability, and the accountant after it.
+
+        Member `emptied` answers as the public model throughout.
+        """
+        return enumerated(
             self.depth,
             self.budget.epsilon(DELTA),
             lambda history, accountant: self._answer(history, accountant, emptied),
         )
-        return {h: Leaf(mass, tuple(after.spent.tolist())) for h, (mass, after) in found.items()}
 
     def _answer(self, history: History, accountant: Accountant, emptied: int | None) -> list[float]:
         """Charge the answer after this history, and return the probability of every token."""
@@ -304,15 +290,15 @@ class Tree:
         if emptied is not None:
             private[emptied] = public
         temperature, top_k = self.shapes[sum(history) % len(self.shapes)]
-        proposal = self.mechanism.propose(
+        ticket = self.mechanism.propose(
             private[:, None],
             public[None],
             rng=SeededRandom(0),
             temperature=temperature,
             top_k=top_k,
         )
-        accountant.charge(proposal)
-        found = proposal._distribution
+        accountant.charge(ticket)
+        found = ticket._distribution
         kept = found.rows.tokens
         probabilities = torch.zeros(self.vocab, dtype=torch.float64)
         probabilities[slice(None) if kept is None else kept[0]] = found.probabilities()[0]
@@ -327,10 +313,10 @@ class Tree:
         Args:
             orders: α; under a budget in "renyi" only the budget's own order.
         """
-        here = {history: leaf.mass for history, leaf in self.leaves().items()}
+        here = {history: mass for history, (mass, _) in self.leaves().items()}
         largest = 0.0
         for member in range(self.models):
-            there = {history: leaf.mass for history, leaf in self.leaves(member).items()}
+            there = {history: mass for history, (mass, _) in self.leaves(member).items()}
             for order in orders:
                 allowed = self.budget.amount * (order if self.budget.order is None else 1.0)
                 largest = max(largest, divergence(here, there, order) / allowed)

@@ -38,7 +38,7 @@ def add_parser(commands: Any) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Run the audits, printing each finding as it comes."""
-    check_output(arguments.json)
+    check_output("--json", arguments.json)
     if arguments.seed is not None and arguments.seed < 0:
         raise ValueError(f"--seed must be >= 0, got {arguments.seed}")
     if "canaries" in (arguments.names or AUDITS):  # canaries trains models

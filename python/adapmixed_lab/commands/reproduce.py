@@ -8,11 +8,13 @@ from typing import TYPE_CHECKING, Any
 
 from adapmixed.commands.options import (
     PRESETS,
+    SharedOptions,
+    add_options,
     check_output,
     progress_bar,
     quiet_libraries,
 )
-from adapmixed.commands.placing import add_device_options, check_device
+from adapmixed.commands.placing import check_device
 
 if TYPE_CHECKING:
     from adapmixed_lab.reproduce.dp_adapter import DPAdapter
@@ -33,7 +35,9 @@ def add_parser(commands: Any) -> None:
         "perplexities and data-dependent ε depend on the private data.",
     )
     parser.add_argument(
-        "experiment", help=f"{', '.join(EXPERIMENTS)}, or the JSON file of one, to draw it again"
+        "experiment",
+        help=f"{', '.join(EXPERIMENTS)}, or the JSON file of one, to write its tables "
+        "and files again",
     )
     parser.add_argument(
         "--dataset",
@@ -67,7 +71,7 @@ def add_parser(commands: Any) -> None:
         help="trainings with divisions of their own, over which results are means (default: 1; "
         "at full scale the number of --ensemble)",
     )
-    add_device_options(parser)
+    add_options(parser, SharedOptions, "device dtype")
     group = parser.add_argument_group("size (defaults: the paper's)")
     group.add_argument("--queries", type=int, help="queries of one run")
     group.add_argument("--runs", type=int, help="runs of the first part of table1 (default: 8)")
@@ -112,7 +116,7 @@ def run(arguments: argparse.Namespace) -> int:
 
     ensembles = arguments.ensemble or [None] * (arguments.seeds or 1)
     given = {field.name: getattr(arguments, field.name) for field in fields(Sources)}
-    check_output(arguments.out, folder=True)
+    check_output("--out", arguments.out, folder=True)
     update, close = progress_bar(0, "token")
     results = []
     for seed, ensemble in enumerate(ensembles):
@@ -137,6 +141,7 @@ def _redraw(path: Path, out: Path) -> int:
         raise ValueError(
             f"experiment must be one of {', '.join(EXPERIMENTS)} or a result file, got {path}"
         )
+    check_output("--out", out, folder=True)
     try:
         _show(read_experiment(path), out)
     except (AttributeError, IndexError, KeyError, TypeError) as error:
@@ -150,7 +155,6 @@ def _show(result: dict[str, Any], out: Path) -> None:
     from adapmixed_lab.reproduce.tables import text
 
     print(text(result))
-    check_output(out, folder=True)
     for written in write_outputs(result, out):
         print(f"wrote {written}")
 

@@ -84,7 +84,7 @@ def draw(report: Mapping[str, object]) -> tuple[Drawing, ...]:
 
 
 def _draw_curves(methods: Sequence[Method]) -> Drawing | None:
-    """Draw ε over queries if any grows with them."""
+    """Draw ε over queries if any grows with them; a covered line is wider than the one on it."""
     shown = [(m, colour, _finite_curve(m)) for m, colour in _coloured(methods)]
     shown = [one for one in shown if one[2]]
     constant = [len({epsilon for _, epsilon in points}) == 1 for *_, points in shown]
@@ -92,10 +92,11 @@ def _draw_curves(methods: Sequence[Method]) -> Drawing | None:
         return None
     labels = ["\n".join(map(wrapped, (m.name, _promise(m)))) for m, *_ in shown]
     with canvas(3.6 + _LINE * sum(label.count("\n") + 1 for label in labels)) as (figure, axes):
-        for (method, colour, points), flat in zip(shown, constant, strict=True):
-            start = [(0, points[0][1])] if flat else []
+        for at, (method, colour, points) in enumerate(shown):
+            start = [(0, points[0][1])] if constant[at] else []
+            covered = sum(_alike(points, others) for *_, others in shown[at + 1 :])
             axes.plot(
-                *zip(*start, *points, strict=True), color=colour,
+                *zip(*start, *points, strict=True), color=colour, linewidth=2.0 + 2.5 * covered,
                 linestyle=LINE_STYLES.get(method.kind, "-"),
                 marker=MARKERS.get(method.kind, "o"), **filling(method.adjacency),
                 markevery=[len(start) + len(points) - 1], markersize=6, clip_on=False,
@@ -112,6 +113,13 @@ def _draw_curves(methods: Sequence[Method]) -> Drawing | None:
     kinds = {method.kind for method, *_ in shown}
     caption = " ".join(words for kind, words in _CURVE_WORDS.items() if kind in kinds)
     return Drawing("curves", "Privacy spent against queries answered", caption, figure)
+
+
+def _alike(one: Sequence[tuple[int, float]], other: Sequence[tuple[int, float]]) -> bool:
+    """Return whether two curves cannot be told apart in a picture."""
+    return len(one) == len(other) and all(
+        math.isclose(a, b, rel_tol=5e-3) for (_, a), (_, b) in zip(one, other, strict=True)
+    )
 
 
 def _draw_tradeoff(methods: Sequence[Method]) -> Drawing | None:
@@ -149,7 +157,7 @@ def _draw_tradeoff(methods: Sequence[Method]) -> Drawing | None:
             )  # fmt: skip
             handles.append(Line2D([], [], **look))
         for method, dash in zip(levels, cycle(DASHES), strict=False):
-            look = {"color": GREY, "linewidth": 1.2, "linestyle": dash}
+            look = {"color": GREY, "linewidth": 1.2, "linestyle": dash, "zorder": 1}
             handles.append(axes.axhline(method.perplexity, **look))
         axes.set(xlabel="ε (nats)", ylabel="perplexity (lower is better)")
         number_axis(axes.xaxis)

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from jinja2 import Environment, FileSystemLoader
-from markupsafe import Markup, escape
+from markupsafe import Markup
 
 from adapmixed.files import write_file
 from adapmixed.report.build import write_report
@@ -26,11 +26,6 @@ from adapmixed.report.view import (
 )
 from adapmixed_lab.figures.figures import draw
 from adapmixed_lab.figures.style import Drawing
-
-_BADGES = {"data-dependent, ex-post": "ex-post"} | {
-    kind: kind for kind in ("public", "fixed", "published", "none")
-}
-"""The class of a kind's badge in the style sheet."""
 
 
 def write_page(
@@ -122,8 +117,8 @@ def _summary(method: Method) -> list[str]:
 
 def _badge(kind: str) -> Markup:
     """Return the label of a kind of guarantee as markup."""
-    label = escape(KIND_LABELS.get(kind, kind))
-    return Markup(f'<span class="badge {_BADGES.get(kind, "none")}">{label}</span>')
+    label = KIND_LABELS.get(kind, kind)
+    return Markup('<span class="badge {}">{}</span>').format(kind.rpartition(", ")[2], label)
 
 
 def _typeset(cell: str) -> str:

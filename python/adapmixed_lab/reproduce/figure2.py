@@ -25,7 +25,7 @@ from adapmixed_lab.reproduce.result import build_result, row
 MODELS = "models N"  # the panel whose settings are sub-ensembles
 
 
-class Setting(NamedTuple):
+class OurPoint(NamedTuple):
     """One of our points: its panel, its label, written as the paper's are, and what answers."""
 
     panel: Panel
@@ -43,7 +43,7 @@ def sizes(num_models: int) -> tuple[int, ...]:
     return (*(n for n in (8, 16, 32, 64, 80, 100, 128) if n < num_models), num_models)
 
 
-def settings(preset: AdaPMixED, num_models: int) -> list[Setting]:
+def settings(preset: AdaPMixED, num_models: int) -> list[OurPoint]:
     """Return our points: the paper's values, and the preset's value if it is not among them.
 
     Numbers of models are those that the first members of the ensemble can give.
@@ -52,7 +52,7 @@ def settings(preset: AdaPMixED, num_models: int) -> list[Setting]:
     for panel in FIGURE_2:
         if panel.title == MODELS:
             counts = {str(n): n if n < num_models else None for n in sizes(num_models)}
-            found += [Setting(panel, label, PaperRule(preset, n)) for label, n in counts.items()]
+            found += [OurPoint(panel, label, PaperRule(preset, n)) for label, n in counts.items()]
             continue
         points = {point.label: point.setting for point in panel.points}
         own = {name: getattr(preset, name) for name in panel.points[0].setting}
@@ -60,7 +60,7 @@ def settings(preset: AdaPMixED, num_models: int) -> list[Setting]:
             points["/".join(f"{value:g}" for value in own.values())] = own
         for label, changes in sorted(points.items(), key=lambda item: tuple(item[1].values())):
             known: dict[str, Any] = dict(changes)
-            found.append(Setting(panel, label, PaperRule(replace(preset, **known))))
+            found.append(OurPoint(panel, label, PaperRule(replace(preset, **known))))
     return found
 
 
@@ -139,7 +139,7 @@ def _panel_rows(
     ]
 
 
-def _anchors(panel: Panel, points: list[Setting], preset: AdaPMixED) -> dict[str, str]:
+def _anchors(panel: Panel, points: list[OurPoint], preset: AdaPMixED) -> dict[str, str]:
     """Return the reference of a panel: the preset, or a number of models that both sides have.
 
     Returns:

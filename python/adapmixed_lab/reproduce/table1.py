@@ -104,12 +104,9 @@ def table1(inputs: Inputs, dp: DPAdapter | None, run: Run, parts: Sequence[Part]
             if name in found:
                 # The paper's PMixED has the published analysis.
                 printed = {PUBLISHED: PMIXED, PMIXED: ""}.get(name, name)
-                paper = TABLE_1[dataset].get((printed, number > 1))
-                rows.append(
-                    row(
-                        name, found[name], paper if inputs.sources.paper else None, group=part.group
-                    )
-                )
+                known = TABLE_1[dataset] if inputs.sources.paper else {}
+                paper = known.get((printed, number > 1))
+                rows.append(row(name, found[name], paper, group=part.group))
     return build_result(
         "table1",
         rows,

@@ -21,7 +21,7 @@ def test_the_mechanism_answers_as_the_adversary_expects(adjacency: str) -> None:
     ranges = np.log(p / q) - np.log((1 - p) / (1 - q))
     assert ranges == pytest.approx(np.full(15, game.span), rel=1e-6)
     assert np.log(p / q) == pytest.approx(game.span * np.arange(1, 16) / 16, rel=1e-5)
-    charges = game.proposal(1.0)._charges[0]
+    charges = game.ticket(1.0)._charges[0]
     assert charges == pytest.approx(np.full(15, POOL.largest_charge(MODELS)), rel=1e-9)
 
 
