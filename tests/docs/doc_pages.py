@@ -18,7 +18,7 @@ CHECKED = ("python", "sh", "{code-cell}")
 SHOWN = (
     "", "text", "json", "toml", "yaml", "csv", "diff", "c", "cpp", "cmake", "tex", "bibtex",
     "dockerfile", "nginx", "ini",
-    "{toctree}", "{eval-rst}", "{image}", "{figure}", "{literalinclude}", "{note}", "{warning}",
+    "{toctree}", "{include}", "{eval-rst}", "{image}", "{figure}", "{literalinclude}", "{note}", "{warning}",
     "{tip}",
 )  # fmt: skip
 """Languages of blocks that are only shown."""
