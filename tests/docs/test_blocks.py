@@ -45,10 +45,7 @@ from adapmixed.commands.mechanisms import mechanism_of
 from adapmixed_lab import cli as laboratory
 
 README = ROOT / "README.md"
-EXACT = (
-    "docs/concepts/per-shard-budgets.md",
-    "docs/theory/errata.md",
-)
+EXACT = ("docs/theory/errata.md",)
 """Pages whose Python blocks need no files and print the text block that follows, to the letter."""
 
 PLAIN = {
