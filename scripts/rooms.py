@@ -22,7 +22,7 @@ BUDGETS = {
     "csrc": 10_683,
     "benchmarks": 2_373,
     "tests": 39_807,
-    "docs": 6_397,
+    "docs": 5_899,
 }
 
 
