@@ -122,7 +122,7 @@ FAULTS: list[tuple[str, str, Replacement, str]] = [
         "adapmixed.privacy.costs.clipped_mixing:charge_rounding",
         "charges of clipped mixing lack the rounding of the others' rows",
         changed(lambda _: (0.0, 0.0)),
-        "mechanisms/test_clipped.py::test_an_emptied_member_costs_at_most_its_own_charge",
+        "mechanisms/test_enumerated.py::test_an_emptied_member_costs_at_most_its_own_charge",
     ),
     (
         "adapmixed_ext:project",
@@ -168,19 +168,19 @@ FAULTS: list[tuple[str, str, Replacement, str]] = [
         "adapmixed.mechanisms.mechanism:Ticket._active",
         "an answer is released without a charge",
         instead(property(lambda self: None)),
-        "mechanisms/test_protocol.py::test_nothing_is_released_before_the_charge",
+        "mechanisms/test_protocol.py::test_an_answer_is_charged_once_and_released_once",
     ),
     (
         "adapmixed.mechanisms.mechanism:Ticket.release",
         "a second release draws again",
         instead(lambda self: self._distribution.answer(self._targets, self._rng)),
-        "mechanisms/test_protocol.py::test_a_charge_pays_for_one_token_a_position",
+        "mechanisms/test_protocol.py::test_an_answer_is_charged_once_and_released_once",
     ),
     (
         "adapmixed.mechanisms.mechanism:Ticket.charge",
         "one ticket is charged twice",
         charged_again,
-        "mechanisms/test_protocol.py::test_a_second_charge_raises_and_costs_nothing",
+        "mechanisms/test_protocol.py::test_an_answer_is_charged_once_and_released_once",
     ),
     (
         "adapmixed.privacy.accountant:Accountant._check_usable",
