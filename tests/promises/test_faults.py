@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 import adapmixed_ext as ops
 from adapmixed.privacy import Caveat
