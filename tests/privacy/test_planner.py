@@ -19,7 +19,14 @@ from adapmixed.privacy.costs.clipped_mixing import (
     answer_error,
     clipped_mixing_pair,
 )
-from adapmixed.privacy.planner import epsilon_of, models_for, plan, queries_for
+from adapmixed.privacy.planner import (
+    FIT,
+    epsilon_of,
+    largest_within,
+    models_for,
+    plan,
+    queries_for,
+)
 from adapmixed.privacy.recommendation import (
     SHARDS,
     kept_share,
@@ -27,7 +34,6 @@ from adapmixed.privacy.recommendation import (
     recommended,
     rounded_inward,
 )
-from adapmixed.privacy.search import FIT, largest_within
 from adapmixed.rng import SecureRandom
 
 

@@ -147,12 +147,7 @@ def stated(game: Duel, queries: int) -> float:
 
 
 def finding(
-    game: Duel,
-    what: str,
-    queries: int,
-    epsilon: float,
-    delta: float = DELTA,
-    control: bool = False,
+    game: Duel, what: str, queries: int, epsilon: float, delta: float = DELTA, control: bool = False
 ) -> Finding:
     """Play the adversary for so many answers against (ε, δ)."""
     name = f"clipped-log-pool, {what}, N = {game.models}, {game.adjacency}"
