@@ -17,13 +17,13 @@ from adapmixed.privacy.budget import ShardBudget
 from adapmixed.privacy.conversions import (
     c_alpha,
     emptied_share,
+    gdp_to_dp,
     rdp_to_dp,
     replace_one_epsilon,
     zcdp_to_dp,
 )
 from adapmixed.privacy.costs.adapmixed import screening_rho
 from adapmixed.privacy.costs.pmixed import radius_for_epsilon, sound_bound
-from adapmixed.privacy.gaussian import gdp_to_dp
 
 
 @pytest.mark.parametrize("order", [1 + 1e-9, 1.01, 1.5, 2.0, 3.0, 18.0, 123.4, 1e6])

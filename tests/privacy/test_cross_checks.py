@@ -16,9 +16,8 @@ from adapmixed.privacy import (
 )
 from adapmixed.privacy.bounded_range import FEW
 from adapmixed.privacy.budget import ShardBudget
-from adapmixed.privacy.conversions import rdp_to_dp, zcdp_to_dp
+from adapmixed.privacy.conversions import gdp_to_dp, rdp_to_dp, zcdp_to_dp
 from adapmixed.privacy.costs.clipped_log_pool import bounded_range_rho
-from adapmixed.privacy.gaussian import gdp_to_dp
 
 DELTAS = (1e-3, 1e-5, 1e-9)
 ORDERS = [1 + x / 10 for x in range(1, 100)] + list(range(11, 64)) + [128, 256, 512, 1024]

@@ -240,7 +240,9 @@ def test_questions_without_an_answer(capsys, arguments, message):
 # The public rule
 
 
-@pytest.mark.parametrize("mechanism", ["clipped-mixing", "clipped-log-pool"])
+@pytest.mark.parametrize(
+    "mechanism", [pytest.param("clipped-mixing", marks=pytest.mark.slow), "clipped-log-pool"]
+)
 def test_the_rule_takes_the_widest_within_epsilon(mechanism):
     one = recommended(1.0, DELTA, 64, 500, mechanism=mechanism)
     settings = dict(one.settings)

@@ -104,7 +104,9 @@ def test_plans_of_one_order_compose_and_caveats_stay(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("way", ["zero_out", "replace_one"])
-@pytest.mark.parametrize("name", ["clipped-mixing", "clipped-log-pool"])
+@pytest.mark.parametrize(
+    "name", [pytest.param("clipped-mixing", marks=pytest.mark.slow), "clipped-log-pool"]
+)
 def test_ledgers_state_what_their_plan_said(
     name: str, way: str, tmp_path: Path, capsys: Any
 ) -> None:

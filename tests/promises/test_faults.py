@@ -81,7 +81,7 @@ FAULTS: list[tuple[str, str, Replacement, str]] = [
     ("adapmixed.privacy.guarantee:format_epsilon", "an epsilon is shown rounded to nearest",
      instead(lambda epsilon: f"{epsilon:.4g}"),
      "privacy/test_guarantee.py::test_displayed_epsilon_is_rounded_up"),
-    ("adapmixed.privacy.gaussian:gdp_to_dp", "an epsilon of Gaussian DP is rounded down",
+    ("adapmixed.privacy.conversions:gdp_to_dp", "an epsilon of Gaussian DP is rounded down",
      changed(lambda epsilon: epsilon * (1 - 1e-9)),
      "privacy/test_conversions.py::test_epsilon_of_gaussian_dp_keeps_delta_and_little_less_does_not"),
     ("adapmixed.privacy.budget:ShardBudget.for_epsilon", "a budget for an epsilon is rounded up",

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from adapmixed.mechanisms import ClippedLogPool, Ticket
 from adapmixed.privacy import Accountant
-from adapmixed.privacy.gaussian import gdp_to_dp
+from adapmixed.privacy.conversions import gdp_to_dp
 from adapmixed.rng import SeededRandom
 from adapmixed_lab.audit.finding import SLACK, Effort, Finding
 from adapmixed_lab.audit.trees import FAR
