@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import os
-import signal
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from processes import ended
 
 import adapmixed_ext as ops
 from adapmixed.rng import SecureRandom, SeededRandom
@@ -22,27 +22,6 @@ def pair(rng: Any) -> tuple[bytes, int]:
     key, counter = rng.reserve()
     assert key.dtype == torch.uint8 and key.shape == (32,) and key.device.type == "cpu"
     return bytes(key.tolist()), counter
-
-
-def in_child(work: Callable[[], bytes], most: int = 1 << 16) -> bytes:
-    """Return the result of ``work`` in a forked child."""
-    reader, writer = os.pipe()
-    child = os.fork()
-    if child == 0:
-        status = 1
-        try:
-            signal.signal(signal.SIGALRM, signal.SIG_DFL)
-            signal.alarm(20)  # a child that hangs ends, and the test fails
-            os.close(reader)
-            os.write(writer, work())
-            status = 0
-        finally:
-            os._exit(status)
-    os.close(writer)
-    with os.fdopen(reader, "rb") as stream:
-        result = stream.read(most)
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
-    return result
 
 
 @both
@@ -83,10 +62,11 @@ def test_seeds_are_integers(seed: Any) -> None:
         SeededRandom(seed)
 
 
-def test_a_forked_child_draws_another_key() -> None:
-    rng = SecureRandom()
+def test_a_forked_child_draws_another_key(tmp_path: Path) -> None:
+    rng, path = SecureRandom(), tmp_path / "keys"
     before = pair(rng)
-    report = in_child(lambda: b"".join(pair(rng)[0] for _ in range(3)))
+    assert ended(lambda: path.write_bytes(b"".join(pair(rng)[0] for _ in range(3)))) == 0
+    report = path.read_bytes()
     child = {report[i : i + 32] for i in (0, 32, 64)}
     assert len(child) == 1 and before[0] not in child  # one new key, kept
     after = pair(rng)

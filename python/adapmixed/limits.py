@@ -272,15 +272,6 @@ def check_measure(measure: Any, order: Any) -> float | None:
     return None if order is None else check_number("order", order, above=1.0)
 
 
-def check_largest(measure: str, largest: Any) -> float | None:
-    """Return the largest charge > 0 of one answer as a float; None if it is not known."""
-    if largest is None:
-        return None
-    if measure != "zcdp":
-        raise ValueError(f"largest must be None for {measure!r}, got {largest!r}")
-    return check_number("largest", largest, above=0.0)
-
-
 def check_epsilon(value: Any) -> float:
     """Return `value` as a finite ε > 0."""
     return check_number("epsilon", value, above=0.0)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-CASES = Path(__file__).parents[1] / "helpers" / "memory_cases.py"
+CASES = Path(__file__).with_name("memory_cases.py")
 
 
 @pytest.mark.skipif(

@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 from fake_ensemble import FakeEnsemble
+from processes import forked, status_of
 from result_cases import (
     BLOCK,
     EPSILONS,
@@ -24,7 +25,6 @@ from result_cases import (
     numbers,
     stream,
 )
-from training_cases import forked, status_of
 
 from adapmixed.evaluation import read_result
 from adapmixed.evaluation.result_file import FORMAT_VERSION

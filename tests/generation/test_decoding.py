@@ -20,19 +20,14 @@ from adapmixed.rng import SeededRandom
 
 
 class LoggedAccountant(Accountant):
-    """An accountant that logs charges, and fails after the first ``most`` of them."""
+    """An accountant that logs charges."""
 
-    def __init__(
-        self, log: list[tuple[str, Any]], most: int = 10**9, epsilon: float | None = None
-    ) -> None:
+    def __init__(self, log: list[tuple[str, Any]], epsilon: float | None = None) -> None:
         super().__init__(1e-5, epsilon=epsilon)
-        self.log, self.most, self.count = log, most, 0
+        self.log = log
 
     def _commit(self, entry: Mapping[str, Any], account: Any) -> None:
         if "events" in entry:
-            if self.count == self.most:
-                raise RuntimeError("the device is full")
-            self.count += 1
             self.log.append(("charge", None))
         super()._commit(entry, account)
 
@@ -63,19 +58,6 @@ def test_every_step_is_charged_before_its_token_is_drawn_and_yielded(name: str) 
     assert spy.log == []
 
 
-@pytest.mark.parametrize("name", list(MECHANISMS))
-def test_a_failed_charge_stops_the_token(name: str) -> None:
-    spy = Spy(MECHANISMS[name])
-    accountant = LoggedAccountant(spy.log, most=2)
-    stepwise = steps(FakeEnsemble(), spy, max_new_tokens=5, accountant=accountant)
-    assert len([next(stepwise), next(stepwise)]) == 2
-    with pytest.raises(RuntimeError, match="the device is full"):
-        next(stepwise)
-    assert spy.phases[-3:] == ["propose", "events", "fail"] and spy.phases.count("release") == 2
-    assert accountant.queries == 6
-    assert next(stepwise, None) is None
-
-
 @pytest.mark.parametrize("mechanism", [ClippedLogPool(-0.5, 0.5), ClippedMixing(0.5, 2.0, order=8)])
 def test_budgets_are_decided_and_charged_before_a_token_is_drawn(mechanism: Mechanism) -> None:
     """A member whose shard has spent its budget answers q, and the stream goes on."""
@@ -93,18 +75,6 @@ def test_budgets_are_decided_and_charged_before_a_token_is_drawn(mechanism: Mech
         before = spent
         spy.log.clear()
     assert not active.all() and spent.min() > 0.8 * accountant.limit
-
-
-def test_a_failed_charge_of_a_budget_spends_nothing() -> None:
-    spy = Spy(ClippedLogPool(-0.5, 0.5))
-    accountant = LoggedAccountant(spy.log, most=1, epsilon=2.0)
-    stepwise = steps(FakeEnsemble(), spy, accountant=accountant)
-    next(stepwise)
-    spent = accountant.spent
-    with pytest.raises(RuntimeError, match="the device is full"):
-        next(stepwise)
-    assert np.array_equal(accountant.spent, spent) and accountant.queries == 3
-    assert spy.phases.count("release") == 1 and spy.phases[-1] == "fail"
 
 
 def test_ended_sequences_are_neither_charged_nor_sampled() -> None:
@@ -154,14 +124,6 @@ def test_a_stop_token_in_the_prompt_ends_nothing() -> None:
     assert tokens.tolist() == [[1] * 4] * 3
 
 
-@pytest.mark.parametrize("value", [0, -3, True])
-def test_max_new_tokens_must_be_positive(value: Any) -> None:
-    accountant = Accountant(1e-5)
-    with pytest.raises(ValueError, match=f"max_new_tokens must be an integer >= 1, got {value}"):
-        answered(FakeEnsemble(), PublicOnly(), max_new_tokens=value, accountant=accountant)
-    assert accountant.queries == 0
-
-
 def test_window() -> None:
     """The last token is never read back: a window of 8 holds a prompt of 3 and 6 new tokens."""
     ensemble = FakeEnsemble(max_positions=8)
@@ -193,14 +155,7 @@ def test_memory_is_enough_to_the_end_or_nothing_is_answered(ensemble: Ensemble) 
     assert tokens.shape[1] == count
 
 
-def test_window_of_a_real_model(ensemble: Ensemble) -> None:
-    prompt = torch.arange(POSITIONS - 3)[None]
-    assert answered(ensemble, PublicOnly(), prompt, max_new_tokens=4).shape == (1, 4)
-    with pytest.raises(ValueError, match="max_new_tokens must be <= 4"):
-        answered(ensemble, PublicOnly(), prompt, max_new_tokens=5)
-
-
-@pytest.mark.parametrize("name", list(MECHANISMS))
+@pytest.mark.parametrize("name", ["public", "adapmixed"])
 def test_seeded_decoding_repeats_bit_by_bit(name: str, ensemble: Ensemble) -> None:
     prompt = PROMPT + 7
     runs = [answered(ensemble, MECHANISMS[name], prompt, rng=SeededRandom(s)) for s in (1, 1, 2)]
@@ -225,29 +180,6 @@ def test_models_read_what_was_released(ensemble: Ensemble) -> None:
     for step, (private_seen, public_seen) in enumerate(spy.asked):
         torch.testing.assert_close(public_seen, public[:, 2 + step], rtol=1e-4, atol=1e-4)
         torch.testing.assert_close(private_seen, private[:, :, 2 + step], rtol=1e-4, atol=1e-4)
-
-
-def test_left_padding_changes_nothing(ensemble: Ensemble) -> None:
-    short, padded = torch.tensor([[9, 11]]), torch.tensor([[0, 0, 9, 11], [5, 6, 7, 8]])
-    mask = torch.tensor([[0, 0, 1, 1], [1, 1, 1, 1]])
-    spy = Spy(PublicOnly(), forced=((3, 1), (4, 1), (5, 1), (9, 2)))
-    alone = Spy(PublicOnly(), forced=((3,), (4,), (5,), (9,)))
-    answered(ensemble, spy, padded, attention_mask=mask)
-    answered(ensemble, alone, short)
-    pairs = zip(spy.asked, alone.asked, strict=True)
-    for (private, public), (private_alone, public_alone) in pairs:
-        torch.testing.assert_close(public[:1], public_alone, rtol=1e-4, atol=1e-4)
-        torch.testing.assert_close(private[:, :1], private_alone, rtol=1e-4, atol=1e-4)
-
-
-def test_first_tokens_of_many_copies_follow_the_public_distribution() -> None:
-    ensemble, copies = FakeEnsemble(), 4000
-    prompt = PROMPT[:1].repeat(copies, 1)
-    tokens = answered(ensemble, PublicOnly(), prompt, max_new_tokens=1)[:, 0]
-    expected = torch.softmax(ensemble.logits(PROMPT[:1])[1][0, -1].double(), -1)
-    counts = torch.bincount(tokens, minlength=7).double()
-    statistic = float(((counts - copies * expected) ** 2 / (copies * expected)).sum())
-    assert statistic < 6 + 4 * (12**0.5)  # 6 degrees of freedom
 
 
 def test_total_of_a_stream_is_the_sum_of_its_steps() -> None:

@@ -5,10 +5,8 @@ This is independent of the operators: sums are as in the paper, and weights come
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import count
 from typing import Any
 
 import mpmath
@@ -24,9 +22,6 @@ CTX = mpmath.mp.clone()
 CTX.dps = 60
 mpf = CTX.mpf
 Vector = list[mpmath.mpf]
-
-FLOOR = 1e-12  # the absolute error that the accounting adds to every loss
-ERROR = 1e-6  # the relative one
 
 
 def stated(proposal: Ticket) -> Sequence[Any]:
@@ -118,14 +113,6 @@ def members(proposal: Ticket, b: int) -> tuple[list[Vector], Vector]:
     return [mix(softmax(private[i, b]), q, w, 1.0 - w) for i, w in weights], q
 
 
-def cover(charge: float) -> float:
-    """Return the largest true loss that a recorded charge covers.
-
-    In these tests a charge of FLOOR alone stands for a loss of 0, up to the 60 digits used here.
-    """
-    return charge * (1 + ERROR) + FLOOR if charge > 0 else 1e-55
-
-
 def log_probs(
     mechanism: Mechanism, private: Tensor, public: Tensor, *, seed: int = 0, **shape: Any
 ) -> Tensor:
@@ -136,28 +123,6 @@ def log_probs(
         proposal = mechanism.propose(private, public, targets=targets, rng=rng, **shape)
         columns.append(uncharged(proposal).log_prob)
     return torch.stack(columns, dim=1)
-
-
-def random_ensembles(seed: int) -> Iterator[tuple[Tensor, Tensor]]:
-    """Yield (private (N, 1, V), public (1, V)) without end: flat, peaked, disjoint, masked."""
-    generator = torch.Generator().manual_seed(seed)
-
-    def pick(*options: float) -> float:
-        return options[int(torch.randint(len(options), (), generator=generator))]
-
-    for turn in count():
-        vocab, models = 1 + turn % 4, int(pick(1, 2, 3, 4))
-        public = pick(0.1, 1, 5, 20) * torch.randn(1, vocab, generator=generator)
-        noise = pick(1e-4, 0.1, 1, 5, 50) * torch.randn(models, 1, vocab, generator=generator)
-        private = public + noise
-        if turn % 3 == 0:
-            private[0, 0, 0] += 40.0  # one member is certain of a token
-        if turn % 5 == 0 and vocab > 1:
-            private[-1, 0, int(pick(0, vocab - 1))] = -math.inf
-        if turn % 11 == 0 and vocab > 1:
-            public[0, 0] = -math.inf  # members that do not mask it must get weight 0
-        dtype = (torch.float32, torch.float32, torch.bfloat16, torch.float16)[turn // 4 % 4]
-        yield private.to(dtype), public.to(dtype)
 
 
 # Algorithm 1 in float64, with one line of code per line of the paper.

@@ -6,15 +6,13 @@ import json
 import os
 import shutil
 import signal
-import time
-import traceback
 from collections.abc import Callable
 from dataclasses import replace
-from multiprocessing import forkserver
 from pathlib import Path
 from typing import Any
 
 import torch
+from processes import forked, status_of
 
 from adapmixed.data import Corpus, demo_base
 from adapmixed.training import FinetuneConfig, TrainingRun
@@ -91,23 +89,6 @@ def contents(folder: Path) -> dict[str, bytes]:
     }
 
 
-def forked(work: Callable[[], object]) -> int:
-    """Fork a child that does the work and exits with 0, or 1 on failure; return its process id."""
-    child = os.fork()
-    if child:
-        return child
-    status = 1
-    try:
-        torch.set_num_threads(1)
-        forkserver._forkserver.__init__()  # forget the parent's server
-        work()
-        status = 0
-    except BaseException:
-        traceback.print_exc()
-    finally:
-        os._exit(status)
-
-
 def killed_before(work: Callable[[], object], number: int) -> int:
     """Work in a child that is killed before its number-th file change; return its status."""
     left = number
@@ -128,16 +109,3 @@ def killed_before(work: Callable[[], object], number: int) -> int:
         work()
 
     return status_of(forked(watched))
-
-
-def status_of(child: int) -> int:
-    """Return a child's exit status, or minus the signal that ended it."""
-    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-
-
-def until(condition: Callable[[], object], *, seconds: float) -> None:
-    """Wait for a condition, and fail the test if it does not come true in time."""
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)

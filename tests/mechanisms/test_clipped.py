@@ -1,165 +1,143 @@
-"""ClippedMixing and ClippedLogPool: every neighbour over a grid, and the charge that covers it."""
+"""Individual charges and budgets: exactly the charged members contribute, each for itself."""
 
-from itertools import product
+from __future__ import annotations
+
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from exact import answered_from_q, costs, individual, log_probs, settled, uncharged
-from test_enumerated import ACTIVE, GRIDS, both_ways, everything
+from exact import answered_from_q, costs, individual, log_probs, settled
 from torch import Tensor
 
-from adapmixed.mechanisms import ClippedLogPool, ClippedMixing, Mechanism
+from adapmixed.mechanisms import ClippedLogPool, ClippedMixing, Mechanism, Ticket
 from adapmixed.privacy import Accountant
 from adapmixed.privacy.budget import ShardBudget
-from adapmixed.privacy.costs.clipped_log_pool import bounded_range_rho
-from adapmixed.privacy.costs.clipped_mixing import DominatingPair, clipped_mixing_pair
 from adapmixed.privacy.rounding import array_add_up
-from adapmixed.rng import SeededRandom
-from adapmixed_lab.audit import search
+from adapmixed.rng import SecureRandom, SeededRandom
 
-BOXES = [(0.6, 1.6), (0.8, 2.7), (0.3, 1.2), (0.0, 1.5), (0.9, 1.0)]
-POOLS = [(-0.25, 0.5, 2.0), (-1.0, 0.25, 1.0), (0.0, 0.7, 0.5)]
-EPSILONS = (0.0, 0.01, 0.1, 0.3, 1.0)
-ADJACENCIES = ("zero_out", "replace_one")
+MODELS, POSITIONS, VOCAB, DELTA = 3, 2, 8, 1e-5
+CHARGED = [ClippedLogPool(-1.0, 1.0), ClippedMixing(0.5, 2.0, order=4.0)]
+charged = pytest.mark.parametrize("mechanism", CHARGED, ids=lambda one: one.name)
 
 
-def neighbours(private: Tensor, public: Tensor, adjacency: str, rows: Tensor) -> list[Tensor]:
-    """Return the ensembles that differ in one member, with every row of the grid in its place."""
-    result = []
-    for i in range(len(private)):
-        for row in [public] if adjacency == "zero_out" else [r.expand_as(public) for r in rows]:
-            changed = private.clone()
-            changed[i] = row
-            result.append(changed)
-    return result
+def logits(positions: int = POSITIONS) -> tuple[Tensor, Tensor]:
+    """Return logits whose first member is nearer to the public model than the others."""
+    generator = torch.Generator().manual_seed(0)
+    public = torch.randn(positions, VOCAB, generator=generator)
+    private = public + 3 * torch.randn(MODELS, positions, VOCAB, generator=generator)
+    private[0] = public + 0.02 * (private[0] - public)
+    return private, public
 
 
-def hockey_stick(p: Tensor, q: Tensor, epsilon: float) -> Tensor:
-    """Return the hockey stick, (B,), of log-probabilities (B, V)."""
-    return (p.exp() - torch.exp(torch.tensor(epsilon)) * q.exp()).clamp(min=0).sum(1)
+def proposed(mechanism: Mechanism, positions: int = POSITIONS, **targets: Tensor) -> Ticket:
+    return mechanism.propose(*logits(positions), rng=SeededRandom(0), **targets)
 
 
-def of_pair(pair: DominatingPair, epsilon: float) -> float:
-    """Return the hockey stick of a pair, the larger of both orders."""
-    return float(search.hockey_stick(np.array(pair.p), np.array(pair.q), epsilon))
+def bounded(mechanism: Mechanism, amount: float) -> Accountant:
+    """Return an accountant with this budget for every shard."""
+    assert mechanism.measure is not None
+    budget = ShardBudget(mechanism.measure[0], amount, mechanism.measure[1])
+    return Accountant(DELTA, epsilon=budget.epsilon(DELTA))
 
 
-def values_of(grid: str) -> Tensor:
-    vocab, _, values = GRIDS[grid]
-    return torch.tensor([(0.0, *rest) for rest in product(values, repeat=vocab - 1)])
+@charged
+def test_the_charged_members_alone_are_released(mechanism: Mechanism) -> None:
+    """Draws, scores and charges are of the same members."""
+
+    def first_alone() -> Accountant:  # the budget that only the first member's charges keep
+        return bounded(mechanism, 1.5 * float(individual(proposed(mechanism))[0].sum()))
+
+    accountant, ticket = first_alone(), proposed(mechanism)
+    accountant.charge(ticket)
+    own = individual(ticket)
+    assert accountant.spent.tolist() == [array_add_up(own[0, :1], own[0, 1:])[0], 0.0, 0.0]
+    assert ticket._active is not None
+    assert ticket._active.tolist() == [[True] * POSITIONS, *[[False] * POSITIONS] * 2]
+    private, public = logits()
+    alone = torch.stack([private[0], public, public])
+    there = settled(mechanism.propose(alone, public, rng=SeededRandom(0)))
+    found = [one._distribution.probabilities() for one in (ticket, there)]
+    assert torch.equal(*found) and torch.equal(ticket.release().tokens, there.release().tokens)
+    expected = log_probs(mechanism, alone, public)
+    for token in range(VOCAB):
+        scored = proposed(mechanism, targets=torch.full((POSITIONS,), token))
+        first_alone().charge(scored)
+        assert torch.equal(scored.release().log_prob, expected[:, token])
 
 
-@pytest.mark.parametrize("grid", GRIDS)
-@pytest.mark.parametrize("adjacency", ADJACENCIES)
-@pytest.mark.parametrize("box", BOXES)
-def test_no_neighbour_is_told_apart_better_than_the_pair(
-    grid: str, adjacency: str, box: tuple[float, float]
-) -> None:
-    (private, public), k = everything(*GRIDS[grid]), ACTIVE.get(grid)
-    mechanism = ClippedMixing(*box, queries=len(public))
-    pair = clipped_mixing_pair(*box, len(private), adjacency)
-    here = log_probs(mechanism, private, public, active=k)
-    for neighbour in neighbours(private, public, adjacency, values_of(grid)):
-        there = log_probs(mechanism, neighbour, public, active=k)
-        for epsilon in EPSILONS:
-            bound = of_pair(pair, epsilon)
-            for p, q in ((here, there), (there, here)):
-                assert float(hockey_stick(p, q, epsilon).max()) <= bound + 1e-12
+@charged
+def test_an_answer_does_not_tell_who_contributed(mechanism: Mechanism) -> None:
+    """If all members are exhausted, the answers go on, cost nothing, and are q."""
+    own, q = individual(proposed(mechanism)), logits()[1].double().softmax(1)
+    for amount in (own.min() / 2, 1.5 * own[0].sum(), own.sum()):
+        accountant = bounded(mechanism, float(amount))
+        for _ in range(3):
+            ticket = proposed(mechanism)
+            accountant.charge(ticket)
+            answer = ticket.release()
+            assert not bool(answer.public.any()) and answer.log_prob is None
+            assert set(vars(answer)) == {"tokens", "log_prob", "public"}
+            if amount < own.min():
+                found = ticket._distribution.probabilities()
+                torch.testing.assert_close(found, q, rtol=1e-13, atol=0.0)
+                assert (accountant.spent == 0).all()
+        assert accountant.queries == 3 * POSITIONS
 
 
-@pytest.mark.parametrize("grid", GRIDS)
-@pytest.mark.parametrize("adjacency", ADJACENCIES)
-@pytest.mark.parametrize("setting", POOLS)
-def test_no_neighbour_of_a_pool_costs_more_than_its_range(
-    grid: str, adjacency: str, setting: tuple[float, float, float]
-) -> None:
-    (private, public), k = everything(*GRIDS[grid]), ACTIVE.get(grid)
-    lower, upper, scale = setting
-    mechanism = ClippedLogPool(lower, upper, scale)
-    rho = bounded_range_rho(scale, lower, upper, len(private), adjacency)
-    here = log_probs(mechanism, private, public, active=k)
-    worst = 0.0
-    for neighbour in neighbours(private, public, adjacency, values_of(grid)):
-        there = log_probs(mechanism, neighbour, public, active=k)
-        for order in (2.0, 9.0):
-            true = float((both_ways(here, there, order) / order).max())
-            worst = max(worst, true)
-            assert true <= rho + 1e-14
-    assert worst > 0.05 * rho
+@charged
+def test_members_are_admitted_position_after_position(mechanism: Mechanism) -> None:
+    """A batch is charged as its positions one after the other."""
+    positions = 12
+    amount = float(individual(proposed(mechanism, positions)).sum(1).max()) / 3
+    together, one_by_one = bounded(mechanism, amount), bounded(mechanism, amount)
+    ticket = proposed(mechanism, positions)
+    together.charge(ticket)
+    private, public = logits(positions)
+    found = []
+    for b in range(positions):
+        one = mechanism.propose(private[:, b : b + 1], public[b : b + 1], rng=SeededRandom(0))
+        one_by_one.charge(one)
+        found.append(one._distribution.probabilities())
+    assert (together.spent == one_by_one.spent).all()
+    assert (together.spent <= together.limit).all() and together.queries == positions
+    assert torch.equal(ticket._distribution.probabilities(), torch.cat(found))
+    assert ticket._active is not None
+    assert 0 < int(ticket._active.sum()) < ticket._active.numel()
 
 
-def charged(mechanism: Mechanism, private: Tensor, public: Tensor, **shape: Any) -> Tensor:
-    """Return the charges of every member, (N, B)."""
-    proposal = mechanism.propose(private, public, rng=SeededRandom(0), **shape)
-    return torch.from_numpy(individual(proposal))
+@charged
+def test_without_a_budget_all_members_answer(mechanism: Mechanism) -> None:
+    ticket, accountant = (
+        proposed(type(mechanism)(**vars(mechanism) | {"queries": 9})),
+        Accountant(DELTA),
+    )
+    accountant.charge(ticket)
+    assert ticket._active is None
+    expected = log_probs(mechanism, *logits()).exp()
+    found = ticket._distribution.probabilities()
+    torch.testing.assert_close(found, expected, rtol=1e-13, atol=0.0)
 
 
-@pytest.mark.parametrize("grid", GRIDS)
-@pytest.mark.parametrize("box", BOXES)
-@pytest.mark.parametrize("order", [2.0, 6.5])
-def test_an_emptied_member_costs_at_most_its_own_charge(
-    grid: str, box: tuple[float, float], order: float
-) -> None:
-    (private, public), k = everything(*GRIDS[grid]), ACTIVE.get(grid)
-    mechanism = ClippedMixing(max(box[0], 1e-5), box[1], order=order)
-    charges = charged(mechanism, private, public, active=k)
-    here = log_probs(mechanism, private, public, active=k)
-    for i, neighbour in enumerate(neighbours(private, public, "zero_out", public)):
-        true = both_ways(here, log_probs(mechanism, neighbour, public, active=k), order)
-        assert bool((true <= charges[i] + 1e-13).all())
-    # For an emptied shard: "Rounding" in docs/theory/per-shard-budgets.md, e₀ = 4e-12.
-    least = (2 * order - 1) / (order - 1) * (4 * 4e-12 + len(private) * 2.0**-52)
-    emptied = charges[:, (private == public).all(2).all(0)]
-    assert bool(((emptied >= least) & (emptied <= least * (1 + 1e-12))).all())
-    assert emptied.numel() > 0
-
-
-@pytest.mark.parametrize(
-    "mechanism", [ClippedMixing(0.6, 1.6, order=5.0), ClippedLogPool(-0.25, 0.5, 2.0)]
-)
-@pytest.mark.parametrize("num_models", [1, 2, 5])
-def test_an_exhausted_member_answers_as_an_emptied_one_to_the_last_bit(
-    mechanism: Mechanism, num_models: int
-) -> None:
-    """A member that pays nothing must change no bit of the answer, over many answers."""
-    generator = torch.Generator().manual_seed(num_models)
-    public = 3 * torch.randn(40, 700, generator=generator)
-    private = public + torch.randn(num_models, 40, 700, generator=generator)
-    emptied = private.clone()
-    emptied[0] = public
-    every = torch.ones(num_models, 40, dtype=torch.bool)
-    others = every.clone()
-    others[0] = False
-    found, logs = [], []
-    for rows, active in ((private, others), (emptied, every), (emptied, others), (emptied, None)):
-        proposal = mechanism.propose(rows, public, rng=SeededRandom(0))
-        answer = settled(proposal, None if active is None else active.numpy())._distribution
-        found.append(answer.probabilities())
-        logs.append(torch.stack([answer.log_prob(torch.full((40,), v)) for v in range(0, 700, 50)]))
-    for same in (found, logs):
-        assert all(torch.equal(same[0], other) for other in same[1:])
-    whole = settled(mechanism.propose(private, public, rng=SeededRandom(0)))._distribution
-    assert not torch.equal(whole.probabilities(), found[0])
-
-
-@pytest.mark.parametrize("grid", GRIDS)
-@pytest.mark.parametrize("setting", POOLS)
-def test_an_emptied_member_of_a_pool_costs_at_most_its_own_charge(
-    grid: str, setting: tuple[float, float, float]
-) -> None:
-    (private, public), k = everything(*GRIDS[grid]), ACTIVE.get(grid)
-    mechanism = ClippedLogPool(*setting)
-    charges = charged(mechanism, private, public, active=k)
-    here = log_probs(mechanism, private, public, active=k)
-    for i, neighbour in enumerate(neighbours(private, public, "zero_out", public)):
-        there = log_probs(mechanism, neighbour, public, active=k)
-        for order in (2.0, 9.0):
-            assert bool((both_ways(here, there, order) / order <= charges[i] + 1e-14).all())
-    assert float(charges.max()) <= bounded_range_rho(
-        setting[2], *setting[:2], len(private), "zero_out"
-    ) * (1 + 1e-6)
+def test_a_budget_cannot_be_outrun_by_releasing_first() -> None:
+    """An answer drawn from all members but charged to the active ones must be impossible."""
+    mechanism = ClippedLogPool(-1.0, 1.0, scale=0.1)
+    generator = torch.Generator().manual_seed(0)
+    private, public = 3 * torch.randn(MODELS, 1, VOCAB, generator=generator), torch.zeros(1, VOCAB)
+    accountant = bounded(mechanism, 1e-2)
+    for _ in range(200):
+        ticket = mechanism.propose(private, public, rng=SecureRandom())
+        with pytest.raises(ValueError, match="must be charged before its release"):
+            ticket.release()
+        accountant.charge(ticket)
+        tokens = ticket.release().tokens
+        with pytest.raises(ValueError, match="must be charged once"):
+            accountant.charge(ticket)
+        assert ticket.release().tokens is tokens
+        assert (accountant.spent <= accountant.limit).all()
+    assert ticket._active is not None and not bool(ticket._active.any())
+    last = ticket._distribution.probabilities()
+    torch.testing.assert_close(last, torch.full_like(last, 1 / VOCAB), rtol=1e-13, atol=0.0)
 
 
 @pytest.mark.parametrize("changed", ["another", "emptied", "corners", "outside q"])
@@ -180,32 +158,28 @@ def test_a_charge_does_not_depend_on_the_other_shards(
     generator = torch.Generator().manual_seed(3)
     public = 2 * torch.randn(answers, vocab, generator=generator)
     private = public + torch.randn(models, answers, vocab, generator=generator)
+    noise = torch.randn(models, answers, vocab, generator=generator)
     rows = {
-        "another": private + 3 * torch.randn(models, answers, vocab, generator=generator),
+        "another": private + 3 * noise,
         "emptied": public.expand_as(private),
-        "corners": public + 40 * torch.randn(models, answers, vocab, generator=generator).sign(),
+        "corners": public + 40 * noise.sign(),
         "outside q": private.masked_fill(torch.arange(vocab) % 3 > 0, -torch.inf),
     }[changed]
-    assert mechanism.measure is not None
-    measure, order = mechanism.measure
-    epsilon = ShardBudget(measure, amount, order).epsilon(1e-5)
 
-    def charges(here: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Return the proposed, paid and total charges after each answer, each (N, answers)."""
-        accountant = Accountant(1e-5, epsilon=epsilon)
-        found = []
+    def charges(here: Tensor) -> np.ndarray[Any, Any]:
+        """Return proposed, paid and total charges after each answer, (answers, 3, N)."""
+        accountant, found = bounded(mechanism, amount), []
         for t in range(answers):
             query = here[:, t : t + 1].contiguous(), public[t : t + 1]
-            proposal = mechanism.propose(*query, rng=SeededRandom(0), top_k=top_k)
-            own, before = individual(proposal)[:, 0], accountant.spent if t else np.zeros(models)
-            accountant.charge(proposal)
-            assert proposal._active is not None
-            paid = np.where(proposal._active[:, 0].numpy(), own, 0.0)
+            ticket = mechanism.propose(*query, rng=SeededRandom(0), top_k=top_k)
+            own, before = individual(ticket)[:, 0], accountant.spent if t else np.zeros(models)
+            accountant.charge(ticket)
+            assert ticket._active is not None
+            paid = np.where(ticket._active[:, 0].numpy(), own, 0.0)
             assert (accountant.spent == array_add_up(before, paid)).all()
-            found.append([torch.from_numpy(one) for one in (own, paid, accountant.spent)])
-        assert bool((found[-1][1] == 0).any()) and bool((found[0][1] > 0).any())  # some retire
-        proposed, paid, spent = (torch.stack(column, 1) for column in zip(*found, strict=True))
-        return proposed, paid, spent
+            found.append([own, paid, accountant.spent])
+        assert (found[-1][1] == 0).any() and (found[0][1] > 0).any()  # some retire
+        return np.array(found)
 
     before = charges(private)
     for j in range(models):
@@ -213,34 +187,11 @@ def test_a_charge_does_not_depend_on_the_other_shards(
         other[j] = rows[j]
         kept = [i for i in range(models) if i != j]
         after = charges(other)
-        assert not torch.equal(before[0][j], after[0][j])
-        for own, then in zip(before, after, strict=True):
-            assert torch.equal(own[kept], then[kept])
+        assert (before[:, 0, j] != after[:, 0, j]).any()
+        assert (before[..., kept] == after[..., kept]).all()
     others = rows.clone()  # all of them at once
     others[2] = private[2]
-    for own, then in zip(before, charges(others), strict=True):
-        assert torch.equal(own[2], then[2])
-
-
-@pytest.mark.parametrize(
-    "mechanism", [ClippedMixing(0.6, 1.6, queries=3), ClippedLogPool(-0.25, 0.5, 2.0)]
-)
-def test_top_k_keeps_the_likeliest_public_tokens(mechanism: Mechanism) -> None:
-    generator = torch.Generator().manual_seed(4)
-    public = 2 * torch.randn(3, 40, generator=generator)
-    private = public + torch.randn(4, 3, 40, generator=generator)
-    private[1, 0, public[0].topk(7).indices] = -torch.inf  # nothing left: answers q
-    every = log_probs(mechanism, private, public, top_k=7)
-    kept = public >= public.topk(7).values[:, -1:]
-    assert torch.equal(every > -torch.inf, kept)
-    assert torch.allclose(every.exp().sum(1), torch.ones(3, dtype=torch.float64), atol=1e-12)
-    masked = torch.where(kept, private, -torch.inf)
-    masked[1, 0] = torch.where(kept[0], public[0], -torch.inf)
-    expected = log_probs(mechanism, masked, torch.where(kept, public, -torch.inf))
-    assert torch.allclose(every.exp(), expected.exp(), atol=1e-12)
-    proposal = mechanism.propose(private, public, rng=SeededRandom(0), top_k=7)
-    tokens = uncharged(proposal).tokens
-    assert tokens is not None and bool(kept.gather(1, tokens[:, None]).all())
+    assert (before[..., 2] == charges(others)[..., 2]).all()
 
 
 @pytest.mark.parametrize(
@@ -254,11 +205,10 @@ def test_a_sure_query_is_answered_from_q_for_nothing(mechanism: Mechanism) -> No
     public = torch.zeros(2, 5)
     public[1, 3] = 6.0
     private = torch.randn(3, 2, 5, generator=torch.Generator().manual_seed(5))
-    proposal = mechanism.propose(private, public, rng=SeededRandom(0))
-    assert answered_from_q(proposal).tolist() == [False, True]
-    assert [event.queries for event in costs(proposal)] == [1, 1]
-    assert (individual(proposal)[:, 1] == 0).all()
-    q = torch.log_softmax(public.double(), 1)
-    there = log_probs(mechanism, private, public)
+    ticket = mechanism.propose(private, public, rng=SeededRandom(0))
+    assert answered_from_q(ticket).tolist() == [False, True]
+    assert [event.queries for event in costs(ticket)] == [1, 1]
+    assert (individual(ticket)[:, 1] == 0).all()
+    q, there = torch.log_softmax(public.double(), 1), log_probs(mechanism, private, public)
     assert torch.allclose(there[1], q[1], atol=1e-12)
     assert not torch.allclose(there[0], q[0], atol=1e-3)

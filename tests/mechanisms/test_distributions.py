@@ -1,30 +1,33 @@
-"""The distribution of an answer is the same in scores, samples and charges."""
+"""The distribution of an answer is the same in scores, samples and charges, at every token."""
 
 from __future__ import annotations
 
 import math
 from typing import Any
 
+import mpmath
 import pytest
 import torch
 from exact import answered_from_q, log_probs, mean, members, settled, uncharged
-from protocol_cases import MECHANISMS, MODELS, SCREENED, VOCAB, every, logits, propose
+from mechanism_cases import MECHANISMS, MODELS, SCREENED, VOCAB, every, logits, propose
 from torch import Tensor
 
 import adapmixed_ext as ops
-from adapmixed.mechanisms import AdaPMixED, Mechanism
+from adapmixed.limits import LEAST_PUBLIC
+from adapmixed.mechanisms import (
+    AdaPMixED,
+    ClippedLogPool,
+    ClippedMixing,
+    Mechanism,
+    NextToken,
+)
 from adapmixed.rng import SeededRandom
+from adapmixed_ext.reference import sampling_weights
 
 
 def scored(name: str, positions: int) -> Tensor:
     """Return the probabilities, (B, V), through the public interface."""
     return log_probs(MECHANISMS[name], *logits(positions), seed=5)
-
-
-@every
-def test_the_distribution_sums_to_one(name: str) -> None:
-    total = scored(name, 12).exp().sum(1)
-    torch.testing.assert_close(total, torch.ones_like(total), rtol=0.0, atol=1e-13)
 
 
 @pytest.mark.parametrize("name", [n for n in MECHANISMS if n != "pmixed-published-subsampled"])
@@ -35,6 +38,7 @@ def test_what_is_scored_what_is_sampled_and_what_is_charged_is_one_distribution(
     found = scored(name, 12).exp()
     sampled = proposal._distribution.probabilities()
     torch.testing.assert_close(found, sampled, rtol=1e-13, atol=0.0)
+    torch.testing.assert_close(found.sum(1), torch.ones(12).double(), rtol=0.0, atol=1e-13)
     if name.startswith("clipped"):
         return _by_formula(name, private, public, found)
     for b in range(12):
@@ -63,12 +67,6 @@ def _boxed(p: Tensor, q: Tensor) -> Tensor:
         above = (scale * p).clamp(0.6 * q, 1.7 * q).sum(1, keepdim=True) > 1
         low, high = torch.where(above, low, scale), torch.where(above, scale, high)
     return (low * p).clamp(0.6 * q, 1.7 * q)
-
-
-def test_unprotected_is_the_plain_mean() -> None:
-    private, _ = logits(12)
-    expected = torch.softmax(private.double(), -1).mean(0)
-    torch.testing.assert_close(scored("unprotected", 12).exp(), expected, rtol=1e-13, atol=0.0)
 
 
 @every
@@ -184,3 +182,81 @@ def test_tokens_and_scores_agree_on_masked_tokens(name: str) -> None:
         share = float((tokens == v).double().mean())
         assert abs(share - mass) <= 4 * math.sqrt(mass * (1 - mass) / draws), (v, share, mass)
     assert found[1] == 0.0
+
+
+# Drawn tokens, down to where doubles end: docs/theory/numerics.md.
+
+# Each with the least and the largest log p/q.
+CASES: dict[str, tuple[Mechanism, float, float]] = {
+    "box": (ClippedMixing(0.5, 2.0, 9), math.log(0.5), math.log(2.0)),
+    "charged": (ClippedMixing(0.25, 8.0, order=3.0), -math.log(4), math.log(8.0)),
+    "least": (ClippedMixing(3e-6, 3.0, order=2.0), math.log(3e-6), 1.1),
+    "pool": (ClippedLogPool(-1.0, 2.0, 1.5), -4.5, 4.5),
+    "wide-pool": (ClippedLogPool(-10.0, 20.0, 11.0), -330.0, 330.0),
+}
+
+
+def rows(seed: int) -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    public = torch.cat([torch.zeros(1, 3), -torch.linspace(1, 780, 1500)[None]], 1)
+    return public + 3 * torch.randn(3, 1, 1503, generator=generator), public
+
+
+def drawn(found: NextToken) -> list[Any]:
+    """Return the log of each token's probability; one of the tail is drawn after the tail."""
+    logits = found.rows.tail.logits
+    columns = sampling_weights(found.probabilities(), found.rows.public)[0]
+    within = sampling_weights(logits.double().softmax(-1), logits)[0]
+    assert min(one for one in columns[:-1] if one) >= 2**52  # as many bits as a double can have
+    one = 1074 * mpmath.log(2)
+    tail = mpmath.log(columns[-1]) - one
+    return [
+        mpmath.log(own) - one if own else tail + mpmath.log(share) - one
+        for own, share in zip(columns[:-1], within, strict=True)
+    ]
+
+
+def exact_log_q(public: Tensor) -> list[Any]:
+    with mpmath.workdps(40):
+        row = [mpmath.mpf(z) for z in public[0].tolist()]
+        lse = mpmath.log(mpmath.fsum(mpmath.exp(z) for z in row))
+        return [z - lse for z in row]
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_drawn_ratios_keep_to_the_bounds_at_every_token(name: str) -> None:
+    mechanism, least, most = CASES[name]
+    private, public = rows(1)
+    found = settled(mechanism.propose(private, public, rng=SeededRandom(0)))._distribution
+    tail = []
+    for log_p, log_q in zip(drawn(found), exact_log_q(public), strict=True):
+        # The tail's logit is float32, which moves its tokens by as much as half of its last bit.
+        slack = 1e-9 if log_q >= LEAST_PUBLIC else 4e-6
+        assert least - slack <= log_p - log_q <= most + slack
+        if LEAST_PUBLIC - 600 < log_q < LEAST_PUBLIC - 0.01:  # where q/t is a double
+            tail.append(log_p - log_q)
+    assert len(tail) > 500 and max(tail) - min(tail) < 1e-9  # one factor
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_an_evaluated_distribution_is_the_drawn_one(name: str) -> None:
+    private, public = rows(3)
+    targets = torch.arange(0, public.shape[1], 7)
+    found = settled(CASES[name][0].propose(private, public, rng=SeededRandom(0)))._distribution
+    exact = drawn(found)
+    for target in targets.tolist():
+        stated = found.log_prob(torch.tensor([target])).item()
+        if stated > -707.0:
+            assert stated == pytest.approx(float(exact[target]), abs=1e-9)
+
+
+@pytest.mark.parametrize(("lower", "upper"), [(-32.0, 32.0), (0.0, 64.0), (-64.0, 0.0)])
+def test_mass_on_the_tail_raises_no_error(lower: float, upper: float) -> None:
+    """An error would tell that a member has its mass where the public model has none."""
+    private, public = torch.tensor([[[-2000.0, 0.0]]]), torch.tensor([[0.0, 0.0]])
+    for rare in (-69.0, -71.0, -500.0, -1e4):
+        public[0, 1] = rare
+        proposal = settled(
+            ClippedLogPool(lower, upper, 5.0).propose(private, public, rng=SeededRandom(0))
+        )
+        assert abs(float(proposal._distribution.probabilities().sum()) - 1.0) < 1e-12

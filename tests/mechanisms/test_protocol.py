@@ -5,135 +5,151 @@ from __future__ import annotations
 import math
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
-from exact import answered_from_q, stated
-from protocol_cases import MECHANISMS, MODELS, VOCAB, CountingRandom, every, logits, propose, same
+from exact import answered_from_q, settled, stated
+from mechanism_cases import (
+    MECHANISMS,
+    MODELS,
+    VOCAB,
+    CountingRandom,
+    every,
+    logits,
+    propose,
+    same,
+)
 from torch import Tensor
 
-from adapmixed.mechanisms import Answer, PublicOnly, Ticket
-from adapmixed.privacy import Accountant, Caveat
+from adapmixed.mechanisms import (
+    Allowance,
+    Answer,
+    ClippedLogPool,
+    Origin,
+    PublicOnly,
+    Ticket,
+    shaped,
+)
+from adapmixed.privacy import Accountant, BudgetSpentError, Caveat, read_ledger
+from adapmixed.privacy.ledger import Record
 from adapmixed.rng import SecureRandom, SeededRandom
 
 
-def charged(proposal: Ticket) -> Answer:
-    Accountant(1e-5).charge(proposal)
-    return proposal.release()
+def charged(ticket: Ticket) -> Answer:
+    Accountant(1e-5).charge(ticket)
+    return ticket.release()
 
 
 @every
-def test_events_are_known_before_the_token_is_drawn(name: str) -> None:
-    rng = CountingRandom(1)
-    proposal = propose(name, rng=rng)
-    draws = rng.draws
+@pytest.mark.parametrize("scored", [False, True])
+def test_an_answer_is_charged_once_and_released_once(name: str, scored: bool) -> None:
+    """Tokens, log p, the distribution and the outcome of a screening all need the charge."""
+    targets = torch.arange(12) % VOCAB if scored else None
+    rng = CountingRandom(5)
+    ticket = propose(name, rng=rng, targets=targets)
+    draws, events = rng.draws, stated(ticket)
     # Screening noise or a subset for each of the 12 positions, but no token.
     screened = "adapmixed" in name and "no-screen" not in name
     assert draws == (12 if screened or name == "pmixed-published-subsampled" else 0)
-    events = stated(proposal)
-    assert events and same(events, stated(proposal))
-    accountant = Accountant(1e-5)
-    accountant.charge(proposal)
-    assert accountant.guarantee().queries == 12
-    assert rng.draws == draws
-    tokens = proposal.release().tokens
-    assert rng.draws > draws
-    assert tokens is not None and tokens.dtype == torch.int64 and tokens.shape == (12,)
-    assert bool(((tokens >= 0) & (tokens < VOCAB)).all())
-    assert same(events, stated(proposal))
-
-
-@every
-def test_nothing_is_released_before_the_charge(name: str) -> None:
-    """Tokens, log p, the distribution and the outcome of a screening all need the charge."""
-    for targets in (None, torch.zeros(12, dtype=torch.int64)):
-        rng = CountingRandom(1)
-        proposal = propose(name, rng=rng, targets=targets)
-        draws = rng.draws
+    for early in (ticket.release, lambda: ticket._distribution):
         with pytest.raises(ValueError, match="must be charged before its release .* is proposed"):
-            proposal.release()
-        with pytest.raises(ValueError, match="must be charged before its release .* is proposed"):
-            _ = proposal._distribution
-        assert rng.draws == draws
-        assert not hasattr(proposal, "public") and not hasattr(proposal, "tokens")
-        charged(proposal)
-
-
-def test_answers_to_logits_of_an_unknown_ensemble_are_not_verified() -> None:
+            early()
+    assert not hasattr(ticket, "public") and not hasattr(ticket, "tokens")
     accountant = Accountant(1e-5)
-    accountant.charge(propose("clipped-mixing", rng=SecureRandom()))
-    assert accountant.guarantee().caveats == ("shards", "base")
-
-
-@every
-def test_a_second_charge_raises_and_costs_nothing(name: str) -> None:
-    proposal, accountant = propose(name), Accountant(1e-5)
-    accountant.charge(proposal)
-    before = accountant.state()
+    accountant.charge(ticket)
+    assert accountant.queries == 12 and rng.draws == draws
+    answer, before = ticket.release(), accountant.state()
+    drawn = rng.draws
     for other in (accountant, Accountant(1e-5)):
         with pytest.raises(ValueError, match="must be charged once, got one that is charged"):
-            other.charge(proposal)
-    assert accountant.state() == before
-    tokens = proposal.release().tokens
-    with pytest.raises(ValueError, match="must be charged once"):
-        accountant.charge(proposal)
-    assert proposal.release().tokens is tokens
+            other.charge(ticket)
+    assert ticket.release() is answer and accountant.state() == before
+    assert rng.draws == drawn and (drawn > draws) is not scored
+    assert events and same(events, stated(ticket))
+    # Targets change neither events nor the randomness of the proposal.
+    plain = propose(name)
+    assert same(events, stated(plain))
+    assert torch.equal(answered_from_q(ticket), answered_from_q(plain))
+    assert torch.equal(answer.public, charged(plain).public)
+    if scored:
+        assert answer.tokens is None and answer.log_prob.dtype == torch.float64
+    else:
+        assert answer.tokens.dtype == torch.int64 and answer.tokens.shape == (12,)
+        assert bool(((answer.tokens >= 0) & (answer.tokens < VOCAB)).all())
 
 
 @every
-def test_a_charge_is_begun_once_and_ends_once(name: str) -> None:
+@pytest.mark.parametrize("last", ["charged", "failed"])
+def test_a_charge_is_begun_once_and_ends_once(name: str, last: str) -> None:
     """Nobody else can read the costs, or have a second answer released for the same charge."""
-    for last in ("settled", "failed"):
-        proposal = propose(name)
+    rng = CountingRandom(1)
+    ticket = propose(name, rng=rng)
+    draws = rng.draws
 
-        def pay(events: Any, charges: Any, proposal: Ticket = proposal, last: str = last) -> None:
-            for again in (lambda: proposal.charge(pay), lambda: Accountant(1e-5).charge(proposal)):
-                with pytest.raises(ValueError, match="must be charged once, .* is being charged"):
-                    again()
-            for early in (proposal.release, lambda: proposal._distribution):
-                with pytest.raises(ValueError, match="before its release .* it is being charged"):
-                    early()
-            if last == "failed":
-                raise KeyboardInterrupt
+    def pay(events: Any, charges: Any) -> None:
+        for again in (lambda: ticket.charge(pay), lambda: Accountant(1e-5).charge(ticket)):
+            with pytest.raises(ValueError, match="must be charged once, .* is being charged"):
+                again()
+        for early in (ticket.release, lambda: ticket._distribution):
+            with pytest.raises(ValueError, match="before its release .* it is being charged"):
+                early()
+        if last == "failed":
+            raise KeyboardInterrupt
 
-        if last == "settled":
-            proposal.charge(pay)
-            assert proposal.release().tokens is not None
-        else:
-            with pytest.raises(KeyboardInterrupt):
-                proposal.charge(pay)
-            with pytest.raises(ValueError, match="its charge failed"):
-                proposal.release()
-        with pytest.raises(ValueError, match="must be charged once, got one that is"):
-            proposal.charge(lambda events, charges: None)
+    if last == "charged":
+        ticket.charge(pay)
+        assert ticket.release().tokens is not None
+    else:
+        with pytest.raises(KeyboardInterrupt):
+            ticket.charge(pay)
+        with pytest.raises(ValueError, match="it is not charged .its charge failed"):
+            ticket.release()
+        assert rng.draws == draws
+    with pytest.raises(ValueError, match="must be charged once, got one that is"):
+        ticket.charge(lambda events, charges: None)
 
 
 @every
-def test_a_failed_charge_kills_the_proposal(name: str) -> None:
-    bound = Accountant(1e-5)
-    bound.charge(propose("clipped-log-pool" if name != "clipped-log-pool" else "public"))
-    before = bound.state()
-    rng = CountingRandom(1)
-    proposal = propose(name, rng=rng)
-    draws = rng.draws
-    with pytest.raises(ValueError, match="must be charged for what it is bound to"):
-        bound.charge(proposal)
-    assert bound.state() == before
-    with pytest.raises(ValueError, match="it is not charged .its charge failed"):
-        proposal.release()
-    with pytest.raises(ValueError, match="must be charged once, got one that is not charged"):
-        Accountant(1e-5).charge(proposal)
-    assert rng.draws == draws
+def test_a_charge_is_written_replayed_and_refused_at_the_budget(name: str, tmp_path: Path) -> None:
+    mechanism, path = MECHANISMS[name], tmp_path / "ledger.db"
+    if mechanism.planned_queries is not None:
+        mechanism = replace(mechanism, queries=20)  # type: ignore[call-arg]
+    records: list[Record] = []
+    with Accountant(1e-5, path=path) as accountant:
+        ticket = mechanism.propose(*logits(12), rng=SecureRandom())
+        accountant.charge(ticket)
+        read = read_ledger(path, seen=records.append)
+        assert read.guarantee == accountant.guarantee() and read.charges == 2
+        assert same(records[1].entry()["events"], stated(ticket))
+        other = propose("clipped-log-pool" if name != "clipped-log-pool" else "public",
+                        rng=SecureRandom())  # fmt: skip
+        with pytest.raises(ValueError, match="must be charged for what it is bound to"):
+            accountant.charge(other)
+        with pytest.raises(ValueError, match="it is not charged .its charge failed"):
+            other.release()
+    with Accountant(1e-5, path=path) as accountant:
+        late = mechanism.propose(*logits(12), rng=SecureRandom())
+        if mechanism.planned_queries is None:
+            accountant.charge(late)
+            assert accountant.queries == read_ledger(path).account.queries == 24
+            return
+        with pytest.raises(BudgetSpentError, match="queries must stay within the 20 .* got 24"):
+            accountant.charge(late)
+        with pytest.raises(ValueError, match="it is not charged .its charge failed"):
+            late.release()
+        assert accountant.queries == 12 and accountant.charges == 2
 
 
 @every
 def test_seeded_answers_repeat(name: str) -> None:
     runs = []
     for seed in (5, 5, 6):
-        proposal = propose(name, positions=40, seed=seed)
-        runs.append((stated(proposal), charged(proposal)))
+        ticket = propose(name, positions=40, seed=seed)
+        runs.append((stated(ticket), charged(ticket)))
     assert same(runs[0][0], runs[1][0])
     assert torch.equal(runs[0][1].tokens, runs[1][1].tokens)
     assert torch.equal(runs[0][1].public, runs[1][1].public)
@@ -141,60 +157,46 @@ def test_seeded_answers_repeat(name: str) -> None:
 
 
 @every
-def test_a_charge_pays_for_one_token_a_position(name: str) -> None:
-    """A second release gives no new tokens without a charge."""
-    rng = CountingRandom(5)
-    proposal = propose(name, positions=40, rng=rng)
-    first, draws = charged(proposal), rng.draws
-    for _ in range(3):
-        assert proposal.release() is first
-    assert rng.draws == draws
+def test_rows_are_independent(name: str) -> None:
+    """The answer and the costs of a position are the same without the rest of its batch."""
+    private, public = logits(7)
+    together = settled(MECHANISMS[name].propose(private, public, rng=SeededRandom(5)))
+    for b in range(7):
+        rng = SeededRandom(5)
+        rng.skip_to(b if propose(name, rng=CountingRandom(5))._rng.draws else 0)
+        alone = settled(MECHANISMS[name].propose(private[:, b : b + 1], public[b : b + 1], rng=rng))
+        mine, theirs = alone._distribution, together._distribution
+        assert torch.equal(mine.probabilities()[0], theirs.probabilities()[b])
+        for of in ("charges", "losses"):
+            here, there = getattr(mine, of), getattr(theirs, of)
+            assert here is None or torch.equal(here[:, 0], there[:, b])
 
 
 @every
-def test_targets_change_neither_events_nor_the_randomness_of_the_proposal(name: str) -> None:
-    targets = torch.arange(12) % VOCAB
-    rng = CountingRandom(5)
-    scored, plain = propose(name, rng=rng, targets=targets), propose(name)
-    assert same(stated(scored), stated(plain))
-    assert torch.equal(answered_from_q(scored), answered_from_q(plain))
-    draws = rng.draws
-    answer = charged(scored)
-    assert answer.tokens is None and rng.draws == draws
-    assert answer.log_prob is not None and answer.log_prob.dtype == torch.float64
-    assert torch.equal(answer.public, charged(plain).public)
-
-
-@every
-@pytest.mark.parametrize(
-    "targets,message",
-    [
+def test_bad_targets_raise_before_anything_is_proposed(name: str) -> None:
+    for targets, message in (
         (torch.full((12,), VOCAB), r"targets\[0\] must be a token in \[0, 6\), got 6"),
         (torch.tensor([0] * 11 + [-1]), r"targets\[11\] must be a token in \[0, 6\), got -1"),
         (torch.zeros(11, dtype=torch.int64), r"targets must be torch.int64 of shape \(12,\)"),
         (torch.zeros(12, 1, dtype=torch.int64), r"targets must be torch.int64 of shape \(12,\)"),
         (torch.zeros(12, dtype=torch.int32), "targets must be torch.int64 .* got torch.int32"),
-        (torch.zeros(12), "targets must be torch.int64 .* got torch.float32"),
         ([0] * 12, "targets must be a torch.Tensor, got list"),
-    ],
-)
-def test_bad_targets_raise_before_anything_is_charged(
-    name: str, targets: Tensor, message: str
-) -> None:
-    with pytest.raises(ValueError, match=message):
-        propose(name, targets=targets)
+    ):
+        with pytest.raises(ValueError, match=message):
+            propose(name, targets=targets)
 
 
 def test_public_only_never_reads_the_private_values() -> None:
     _, public = logits(5)
     nothing = torch.full((MODELS, 5, VOCAB), math.nan)
-    proposal = PublicOnly().propose(nothing, public, rng=SeededRandom(0))
-    accountant = Accountant(1e-5)
-    accountant.charge(proposal)
+    ticket, accountant = (
+        PublicOnly().propose(nothing, public, rng=SeededRandom(0)),
+        Accountant(1e-5),
+    )
+    accountant.charge(ticket)
     guarantee = accountant.guarantee()
     assert (guarantee.kind, guarantee.epsilon, guarantee.delta) == ("public", 0.0, 0.0)
-    answer = proposal.release()
-    assert bool(answer.public.all()) and answer.tokens.shape == (5,)
+    assert bool(ticket.release().public.all())
 
 
 @every
@@ -206,60 +208,174 @@ def test_logits_changed_after_proposing_have_no_effect(name: str, shape: dict[st
     private, public = logits(3)
     together = torch.stack([*private, public])  # in one memory
     for rows in ((private, public), (together[:-1], together[-1])):
-        proposal = mechanism.propose(*rows, rng=SeededRandom(0), **settings)
+        ticket = mechanism.propose(*rows, rng=SeededRandom(0), **settings)
         for one in rows:
             one.mul_(-3.0)
-        assert torch.equal(charged(proposal).log_prob, expected)
+        assert torch.equal(charged(ticket).log_prob, expected)
 
 
 @every
 def test_a_source_that_does_not_say_counts_as_seeded(name: str) -> None:
-    source = SeededRandom(5)
-    silent = SimpleNamespace(reserve=source.reserve)
+    silent = SimpleNamespace(reserve=SeededRandom(5).reserve)
     assert Caveat("seeded") in stated(propose(name, rng=silent))
     assert Caveat("seeded") not in stated(propose(name, rng=SecureRandom()))
 
 
-def test_threads_cannot_charge_one_answer_twice() -> None:
+def test_threads_can_neither_charge_nor_draw_twice() -> None:
+    """A release either raises or returns the one answer, also during the charge."""
     for _ in range(50):
-        proposal, start = propose("clipped-log-pool"), threading.Barrier(2)
+        rng, start = CountingRandom(3), threading.Barrier(4)
+        ticket = propose("clipped-log-pool", rng=rng)
         accountants = Accountant(1e-5), Accountant(1e-5)
 
         def attempt(
-            accountant: Accountant, proposal: Ticket = proposal, start: threading.Barrier = start
-        ) -> Tensor | None:
+            payer: Accountant | None, ticket: Ticket = ticket, start: threading.Barrier = start
+        ) -> tuple[bool, Tensor | None]:
             start.wait(10)
             try:
-                accountant.charge(proposal)
+                if payer is not None:
+                    payer.charge(ticket)
+                return True, ticket.release().tokens
             except ValueError:
-                return None
-            return proposal.release().tokens
+                return False, None
 
-        with ThreadPoolExecutor(2) as pool:
-            drawn = [tokens for tokens in pool.map(attempt, accountants) if tokens is not None]
-        assert len(drawn) == 1
+        with ThreadPoolExecutor(4) as pool:
+            found = list(pool.map(attempt, (None, *accountants, None)))
+        tokens = ticket.release().tokens
+        assert [one[0] for one in found[1:3]].count(True) == 1 and rng.draws == 1
+        assert all(one is None or one is tokens for _, one in found)
         assert sorted(one.queries for one in accountants) == [0, 12]
 
 
-def test_threads_cannot_draw_twice_for_one_charge() -> None:
-    """A release either raises or returns the one answer, also during the charge."""
-    for _ in range(50):
-        rng = CountingRandom(3)
-        proposal, start = propose("clipped-log-pool", rng=rng), threading.Barrier(3)
+# Queries charged before their rows exist: as many are released as were charged, of one kind.
 
-        def attempt(
-            name: str, proposal: Ticket = proposal, start: threading.Barrier = start
-        ) -> Tensor | None:
-            start.wait(10)
+POOL = ClippedLogPool(-0.5, 0.5, 1.5, queries=100)
+KNOWN = Origin("ab" * 32, ("names",))
+
+
+def proposed(
+    positions: int, mechanism: ClippedLogPool = POOL, origin: Origin = KNOWN, rng: Any = None
+) -> Ticket:
+    rows = shaped(*logits(positions))
+    return mechanism.propose_rows(rows, rng=rng or SecureRandom(), origin=origin)
+
+
+def prepaid(queries: int, origin: Origin = KNOWN) -> Allowance:
+    found = Allowance(POOL, MODELS, origin)
+    found.add(queries)
+    return found
+
+
+def test_a_charge_ahead_costs_what_its_answers_would(tmp_path: Path) -> None:
+    ahead, after = Accountant(1e-5, path=tmp_path / "ledger"), Accountant(1e-5)
+    ahead.charge_ahead(POOL, MODELS, 12, KNOWN)
+    after.charge(proposed(12))
+    assert ahead.guarantee() == after.guarantee()
+    assert ahead.state()["account"]["binding"] == after.state()["account"]["binding"]
+    ahead.charge_ahead(POOL, MODELS, 5, KNOWN)
+    assert (ahead.queries, ahead.charges) == (17, 3)  # the binding and two charges
+    assert read_ledger(tmp_path / "ledger").account.queries == 17
+    seeded = Accountant(1e-5)
+    seeded.charge_ahead(POOL, MODELS, 3, KNOWN, seeded=True)
+    assert seeded.guarantee().caveats == ("seeded", "names")
+
+
+def test_what_has_no_cost_in_advance_is_refused() -> None:
+    for mechanism in MECHANISMS.values():
+        if isinstance(mechanism, ClippedLogPool):
+            continue
+        for made in (
+            lambda one=mechanism: Accountant(1e-5).charge_ahead(one, MODELS, 1),
+            lambda one=mechanism: Allowance(one, MODELS),
+        ):
+            with pytest.raises(ValueError, match="must be ClippedLogPool to be charged in adv"):
+                made()
+    for accountant, changes, words in (
+        (Accountant(1e-5, epsilon=4.0), {"mechanism": replace(POOL, queries=None)}, "epsilon"),
+        (
+            Accountant(1e-5),
+            {"mechanism": replace(POOL, public_confidence=0.5)},
+            "public_confidence",
+        ),
+        (Accountant(1e-5), {"num_models": 0}, "num_models"),
+        (Accountant(1e-5), {"queries": 0}, "queries"),
+        (Accountant(1e-5), {"queries": 1.5}, "queries"),
+    ):
+        before = accountant.state()
+        given: Any = {"mechanism": POOL, "num_models": MODELS, "queries": 1} | changes
+        with pytest.raises(ValueError, match=f"{words} must be"):
+            accountant.charge_ahead(**given)
+        assert accountant.state() == before
+
+
+def test_as_many_queries_are_released_as_were_charged() -> None:
+    count = prepaid(0)
+    with pytest.raises(BudgetSpentError, match="0 are, got 1"):
+        count.charge(proposed(1))
+    count.add(5)
+    for positions, left in ((2, 3), (0, 3), (3, 0)):
+        ticket = proposed(positions)
+        count.charge(ticket)
+        tokens = ticket.release().tokens
+        assert tokens is not None and len(tokens) == positions and count.left == left
+        for payer in (count, Accountant(1e-5)):
+            with pytest.raises(ValueError, match="must be charged once"):
+                payer.charge(ticket)
+    late = proposed(4)
+    count.add(3)
+    with pytest.raises(BudgetSpentError, match="3 are, got 4"):
+        count.charge(late)
+    count.add(9)
+    with pytest.raises(ValueError, match="its charge failed"):
+        late.release()
+    with pytest.raises(ValueError, match="must be charged once"):
+        count.charge(late)
+    assert count.left == 12
+
+
+@pytest.mark.parametrize(
+    ("other", "words"),
+    [
+        ({"mechanism": replace(POOL, scale=1.6)}, "that were charged in advance"),
+        ({"mechanism": replace(POOL, queries=101)}, "that were charged in advance"),
+        ({"origin": Origin("cd" * 32, ("names",))}, "that were charged in advance"),
+        ({"origin": Origin(None, ("names",))}, "that were charged in advance"),
+        # The ledger would otherwise state a guarantee without the assumption it rests on.
+        ({"rng": SeededRandom(0)}, r"no caveat .* got \['seeded'\]"),
+        ({"origin": Origin(KNOWN.ensemble, ("base", "names"))}, r"no caveat .* got \['base'\]"),
+    ],
+)
+def test_another_mechanism_ensemble_or_caveat_is_not_paid_for(
+    other: dict[str, Any], words: str
+) -> None:
+    count, ticket = prepaid(8), proposed(1, **other)
+    with pytest.raises(ValueError, match=words):
+        count.charge(ticket)
+    with pytest.raises(ValueError, match="its charge failed"):
+        ticket.release()
+    with pytest.raises(ValueError, match="that were charged in advance"):
+        Allowance(POOL, MODELS + 1, KNOWN).charge(proposed(0))
+    assert count.left == 8
+    count.charge(proposed(1, origin=Origin(KNOWN.ensemble, ())))  # fewer caveats are covered
+    assert count.left == 7
+
+
+def test_threads_share_a_count() -> None:
+    count, start = prepaid(50), threading.Barrier(4)
+
+    def draw(_: int) -> int:
+        start.wait()
+        released = 0
+        for _ in range(40):
+            ticket = proposed(1)
             try:
-                if name == "charge":
-                    Accountant(1e-5).charge(proposal)
-                return proposal.release().tokens
-            except ValueError:
-                return None
+                count.charge(ticket)
+            except BudgetSpentError:
+                continue
+            ticket.release()
+            released += 1
+        return released
 
-        with ThreadPoolExecutor(3) as pool:
-            found = list(pool.map(attempt, ("release", "charge", "release")))
-        tokens = proposal.release().tokens
-        assert found[1] is tokens and all(one is None or one is tokens for one in found)
-        assert rng.draws == 1
+    with ThreadPoolExecutor(4) as pool:
+        assert sum(pool.map(draw, range(4))) == 50
+    assert count.left == 0

@@ -5,7 +5,7 @@ from fractions import Fraction
 
 import numpy as np
 import pytest
-from box_attack import BOXES, hockey_stick, neighbours, random_distributions
+from privacy_cases import BOXES, hockey_stick, neighbours, random_distributions
 
 from adapmixed.limits import QUESTIONS
 from adapmixed.privacy.composition import clipped_mixing_epsilon, composed_epsilon

@@ -1,8 +1,4 @@
-"""Conversions and compositions over a grid are never below dp-accounting's, and hardly above.
-
-`test_between_the_two_roundings_of_dp_accounting` in test_composition.py compares privacy loss
-distributions.
-"""
+"""Conversions and compositions over a grid are never below dp-accounting's, and hardly above."""
 
 import math
 
@@ -20,7 +16,7 @@ from adapmixed.privacy import (
 )
 from adapmixed.privacy.bounded_range import FEW
 from adapmixed.privacy.budget import ShardBudget
-from adapmixed.privacy.conversions import rdp_to_dp, zcdp_to_dp
+from adapmixed.privacy.conversions import gdp_to_dp, rdp_to_dp, zcdp_to_dp
 from adapmixed.privacy.costs.clipped_log_pool import bounded_range_rho
 
 DELTAS = (1e-3, 1e-5, 1e-9)
@@ -42,25 +38,6 @@ def test_rdp_sums(order, delta):
                 assert ours <= theirs * (1 + 1e-9) + 1e-12
 
 
-def gaussian_epsilon(shift, delta):
-    """Return the smallest ε >= 0 at which N(shift, 1) is (ε, delta)-close to N(0, 1)."""
-
-    def beyond(epsilon):
-        tail = math.erfc((shift / 2 + epsilon / shift) / math.sqrt(2)) / 2
-        above = math.erfc((epsilon / shift - shift / 2) / math.sqrt(2)) / 2
-        return above - (math.exp(epsilon) * tail if tail else 0.0)
-
-    low, high = 0.0, 1.0
-    if beyond(low) <= delta:
-        return 0.0
-    while beyond(high) > delta:
-        high *= 2
-    for _ in range(100):
-        middle = (low + high) / 2
-        low, high = (middle, high) if beyond(middle) > delta else (low, middle)
-    return low
-
-
 @pytest.mark.parametrize("delta", DELTAS)
 @pytest.mark.parametrize("rho", [1e-6, 1e-4, 1e-2, 0.3, 5.0, 80.0])
 def test_zcdp(rho, delta):
@@ -70,7 +47,7 @@ def test_zcdp(rho, delta):
     near = rdp.compute_epsilon([order], [order * rho], delta)[0]
     assert ours >= near * (1 - ULPS)
     # A Gaussian has exactly ρ-zCDP, so its tight ε can only be smaller.
-    assert ours >= gaussian_epsilon(math.sqrt(2 * rho), delta)
+    assert ours >= gdp_to_dp(math.sqrt(2 * rho), delta) * (1 - 1e-9)
     assert ShardBudget("zcdp", rho).epsilon(delta) == ours
 
 
@@ -88,7 +65,7 @@ def test_log_pools(queries, delta):
         if queries > FEW:  # between the Gaussians without and with the theorem's reserve
             reserve = 2 * rho * (2.5 + math.log1p(queries))
             distances = (math.sqrt(2 * queries * rho + more) for more in (0.0, reserve))
-            least, most = (gaussian_epsilon(mu, delta) for mu in distances)
+            least, most = (gdp_to_dp(mu, delta) for mu in distances)
             assert least * (1 - 1e-9) <= found.epsilon <= most * (1 + 1e-7)
         assert bounded_range_rho(scale, -0.25, 0.5, 20, "zero_out") >= rho
 

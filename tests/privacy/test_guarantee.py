@@ -6,7 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from accountant_cases import DELTA, bound, random_losses
+from privacy_cases import DELTA, bound, random_losses
 
 from adapmixed.mechanisms import ClippedLogPool
 from adapmixed.privacy import (

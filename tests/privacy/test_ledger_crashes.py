@@ -1,4 +1,4 @@
-"""Processes that end at every step of a charge and of a creation, and writes that fail.
+"""Processes that end at every step of a creation and a charge, and files that cannot be written.
 
 Nothing is released then, and the ledger must be opened again.
 """
@@ -7,21 +7,25 @@ from __future__ import annotations
 
 import errno
 import fcntl
+import functools
 import os
+import random
 import resource
 import shutil
 import signal
 import sqlite3
 import tempfile
+import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
 
+import numpy as np
 import pytest
-from accountant_cases import Offer
-from kill_ledger import trials
-from ledger_cases import DELTA, answer, ends, file_of, make, plain, state
+from privacy_cases import DELTA, POOLED, Offer, answer, charged, state
+from processes import ended, forked, status_of
 
 from adapmixed.errors import (
     LedgerBusyError,
@@ -39,30 +43,153 @@ def path(tmp_path: Path) -> Path:
     return tmp_path / "ledger.db"
 
 
-def refuses_until_reopened(ledger: Accountant, path: Path, *, spent: tuple[int, ...]) -> None:
-    """Check that a failed second charge allows no more, and that the total is one of `spent`."""
+def killed_after(number: int, work: Callable[[], object]) -> int:
+    """Work in a child that is killed after its number-th change of a database or a folder."""
+    left = [number]
+
+    def step(call: Callable[..., Any]) -> Callable[..., Any]:
+        def counted(*values: Any, **named: Any) -> Any:
+            found = call(*values, **named)
+            left[0] -= not str(values[-1]).startswith(("SELECT", "PRAGMA"))
+            if left[0] == 0:
+                os.kill(os.getpid(), signal.SIGKILL)  # nothing is closed, flushed or undone
+            return found
+
+        return counted
+
+    class Counted(sqlite3.Connection):
+        def execute(self, *values: Any) -> sqlite3.Cursor:
+            return step(super().execute)(*values)  # type: ignore[no-any-return]
+
+    def counting() -> None:
+        sqlite3.connect = functools.partial(sqlite3.connect, factory=Counted)  # type: ignore
+        for name in ("rename", "fsync", "unlink"):
+            setattr(os, name, step(getattr(os, name)))
+        work()
+
+    return ended(counting)
+
+
+def test_a_process_that_ends_at_any_step(tmp_path: Path) -> None:
+    """Of a creation, a binding and charges: all that was released is charged, one query at most
+    is charged and not released, and the ledger goes on with the same bits."""
+    outcomes = Counter[str]()
+    for number in range(1, 200):
+        path, released = tmp_path / f"{number}.db", tmp_path / f"{number}.released"
+
+        def work(path: Path = path, released: Path = released) -> None:
+            ledger = Accountant(DELTA, path=path)
+            with open(released, "ab", buffering=0) as file:
+                for query in range(2):
+                    ledger.charge(Offer(answer(query)))
+                    file.write(b"x")
+
+        status = killed_after(number, work)
+        given = len(released.read_bytes()) if released.exists() else 0
+        if status == 0:
+            assert given == 2
+            break
+        assert status == -signal.SIGKILL
+        queries = 0
+        if path.exists():
+            reading = read_ledger(path)
+            queries = reading.account.queries
+            outcomes["bound, nothing charged"] += reading.charges == 1
+        outcomes[
+            "no name yet" if not path.exists() else f"{queries} charged, {given} released"
+        ] += 1
+        assert given <= queries <= given + 1
+        with Accountant(DELTA, path=path) as ledger:
+            assert ledger.queries == queries
+            if ledger.charges:
+                with pytest.raises(ValueError, match="must be charged for what it is bound to"):
+                    ledger.charge(Offer(answer(9, 6), models=6))
+            for query in range(queries, 3):
+                ledger.charge(Offer(answer(query)))
+            whole = Accountant(DELTA)
+            for query in range(3):
+                whole.charge(Offer(answer(query)))
+            assert state(ledger) == state(whole) == state(read_ledger(path).account)
+    assert status == 0 and all(
+        outcomes[found]
+        for found in ("no name yet", "bound, nothing charged", "1 charged, 0 released",
+                      "1 charged, 1 released", "2 charged, 1 released")
+    ), outcomes  # fmt: skip
+
+
+def serve(path: Path, told: int, epsilon: float | None) -> None:
+    """Charge and release until killed: a byte when the ledger is open, and one for each release."""
+    with Accountant(DELTA, epsilon=epsilon, path=path) as accountant:
+        os.write(told, b"o")
+        while True:
+            accountant.charge(offered(accountant.queries, epsilon))
+            os.write(told, b"r")
+
+
+def offered(number: int, epsilon: float | None) -> Offer:
+    if epsilon is None:
+        return Offer(answer(number, 3), models=3)
+    charges = np.random.default_rng(number).exponential(2e-3, (3, 1))
+    return Offer(charges=charges, mechanism=POOLED)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("epsilon", [None, 1.0])
+def test_kills_at_random_moments(tmp_path: Path, epsilon: float | None) -> None:
+    """A kill falls within a charge, or the opening: as long after a release as one took before."""
+    generator, found, seconds = random.Random(), Counter[str](), 0.02
+    for number in range(100):
+        path = tmp_path / f"{number // 10}.db"
+        before = read_ledger(path).account.queries if path.exists() else 0
+        told, telling = os.pipe()
+        child = forked(lambda path=path, telling=telling: serve(path, telling, epsilon))  # type: ignore[misc]
+        os.close(telling)
+        said = b""
+        for _ in range(generator.randrange(4)):
+            started = time.monotonic()
+            said += os.read(told, 1)
+            seconds = time.monotonic() - started
+        time.sleep(generator.uniform(0.0, seconds))
+        os.kill(child, signal.SIGKILL)
+        assert status_of(child) == -signal.SIGKILL, "the child ended by itself"
+        with os.fdopen(told, "rb") as rest:
+            released = (said + rest.read()).count(b"r")
+        if not path.exists():
+            assert released == 0
+            continue
+        reading = read_ledger(path)
+        queries = reading.account.queries
+        assert before + released <= queries <= before + released + 1
+        found["all released" if queries == before + released else "charged, not released"] += 1
+        with Accountant(DELTA, epsilon=epsilon, path=path) as ledger:
+            whole = Accountant(DELTA, epsilon=epsilon)
+            for query in range(queries):
+                whole.charge(offered(query, epsilon))
+            assert queries == 0 or state(ledger) == state(whole)
+            assert state(ledger) == state(reading.account)
+    assert min(found["all released"], found["charged, not released"]) > 5, found
+
+
+def refuses_until_reopened(ledger: Accountant, path: Path, charges: int = 1) -> None:
+    """Check that a failed second charge allows no more, and what the ledger holds."""
     assert (ledger.charges, ledger.queries) == (1, 1)
     with pytest.raises(LedgerClosedError, match="must be opened again: a charge failed"):
         ledger.add(answer(2))
     ledger.close()
     with Accountant(DELTA, path=path) as again:
-        assert again.charges in spent
+        assert again.charges == charges
         again.add(answer(2))
-    assert read_ledger(path).charges in {charges + 1 for charges in spent}
+    assert read_ledger(path).charges == charges + 1
 
 
-def test_a_full_database_is_refused_and_releases_nothing(path: Path) -> None:
-    ledger = make(path, 1)
-    connection: Any = file_of(ledger)._connection
+def test_a_full_database_releases_nothing(path: Path) -> None:
+    ledger = charged(1, path=path)
+    connection: Any = ledger._ledger._connection  # type: ignore[union-attr]
     (pages,) = connection.execute("PRAGMA page_count").fetchone()
     connection.execute(f"PRAGMA max_page_count = {pages}")
     with pytest.raises(LedgerWriteError, match="could not be read or written: .* full"):
-        ledger.add(answer(1, models=5) + [PublicAnswer(1)] * 3000)
-    refuses_until_reopened(ledger, path, spent=(1,))
-
-
-def failing(code: int) -> Mock:
-    return Mock(side_effect=OSError(code, os.strerror(code)))
+        ledger.add([*answer(1), *[PublicAnswer(1)] * 3000])
+    refuses_until_reopened(ledger, path)
 
 
 def test_a_file_that_may_not_grow_releases_nothing(path: Path) -> None:
@@ -70,26 +197,41 @@ def test_a_file_that_may_not_grow_releases_nothing(path: Path) -> None:
 
     def work() -> None:
         signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-        with make(path, 0) as ledger:
-            resource.setrlimit(resource.RLIMIT_FSIZE, (60_000, resource.RLIM_INFINITY))
-            charged = 0
-            with pytest.raises(LedgerWriteError, match="could not be read or written"):
-                for number in range(100):
-                    ledger.add(answer(number))
-                    charged += 1
-            assert charged > 1
-            with pytest.raises(LedgerClosedError):
-                ledger.add(answer(0))
-            path.with_name("charged").write_text(str(charged))
-            resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY,) * 2)
+        ledger, charges = charged(0, path=path), 0
+        resource.setrlimit(resource.RLIMIT_FSIZE, (60_000, resource.RLIM_INFINITY))
+        with pytest.raises(LedgerWriteError, match="could not be read or written"):
+            for charges in range(100):
+                ledger.add(answer(charges))
+        with pytest.raises(LedgerClosedError, match="must be opened again: a charge failed"):
+            ledger.add(answer(0))
+        path.with_name(f"charged {charges}").touch()
 
-    assert ends(work) == 0
-    charged = int(path.with_name("charged").read_text())
+    assert ended(work) == 0
+    (made,) = path.parent.glob("charged *")
+    charges = int(made.name.split()[1])
     with Accountant(DELTA, path=path) as ledger:
-        assert charged <= ledger.charges <= charged + 1
+        assert 1 < charges <= ledger.charges <= charges + 1
 
 
-def as_nobody(work: Callable[[], None]) -> None:
+def test_a_ticket_whose_charge_failed_can_never_be_released(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with Accountant(DELTA, path=path) as ledger:
+        ledger.charge(Offer(answer(0)))
+        failed, late = Offer(answer(1)), Offer(answer(2))
+        with monkeypatch.context() as patched:
+            patched.setattr(Ledger, "_write", Mock(side_effect=OSError(errno.ENOSPC, "full")))
+            with pytest.raises(OSError):
+                ledger.charge(failed)
+        with pytest.raises(LedgerClosedError, match="a charge failed"):
+            ledger.charge(late)
+        assert failed.states == late.states == ["begun", "failed"]
+        assert (ledger.queries, ledger.guarantee().queries) == (1, 1)
+    with Accountant(DELTA, path=path) as again:
+        assert again.queries == 1
+
+
+def as_nobody(work: Callable[[], object]) -> None:
     """Run work without the superuser's rights."""
 
     def child() -> None:
@@ -99,7 +241,7 @@ def as_nobody(work: Callable[[], None]) -> None:
             os.setuid(65534)
         work()
 
-    assert ends(child) == 0
+    assert ended(child) == 0
 
 
 @pytest.fixture
@@ -114,21 +256,22 @@ def public_folder() -> Iterator[Path]:
 
 @pytest.mark.parametrize("closed", ["", "-lock", "folder"])
 def test_files_that_are_read_only_are_refused(public_folder: Path, closed: str) -> None:
+    """A reader needs no right to write, and leaves no file."""
     path = public_folder / "ledger.db"
     if closed != "folder":
-        make(path, 2).close()
+        charged(2, path=path).close()
         for suffix in ("", "-lock"):
             os.chmod(f"{path}{suffix}", 0o444 if suffix == closed else 0o666)
-    else:
-        public_folder.chmod(0o555)
+        before = sorted(public_folder.iterdir())
+    public_folder.chmod(0o555)
 
     def work() -> None:
+        if closed != "folder":
+            assert read_ledger(path).charges == 2 and sorted(public_folder.iterdir()) == before
         with pytest.raises(LedgerWriteError, match="ledger.db"):
             Accountant(DELTA, path=path)
 
     as_nobody(work)
-    if closed != "folder":
-        assert read_ledger(path).charges == 2
 
 
 def test_a_folder_is_no_ledger(tmp_path: Path) -> None:
@@ -137,24 +280,10 @@ def test_a_folder_is_no_ledger(tmp_path: Path) -> None:
             opened(tmp_path)
 
 
-def test_a_reader_needs_no_right_to_write_and_leaves_no_file(public_folder: Path) -> None:
-    path = public_folder / "ledger.db"
-    make(path, 2).close()
-    path.chmod(0o444)
-    before = sorted(path.parent.iterdir())
-    public_folder.chmod(0o555)
-
-    def work() -> None:
-        assert read_ledger(path).charges == 2
-
-    as_nobody(work)
-    assert sorted(path.parent.iterdir()) == before
-
-
 @pytest.mark.parametrize("closes", [False, True])
 def test_a_writer_that_comes_while_a_closed_ledger_is_read(path: Path, closes: bool) -> None:
-    make(path, 2).close()
-    writers, seen = [], []
+    charged(2, path=path).close()
+    writers, seen = list[Accountant](), list[int]()
 
     def charge(record: Record) -> None:
         seen.append(record.sequence)
@@ -164,211 +293,48 @@ def test_a_writer_that_comes_while_a_closed_ledger_is_read(path: Path, closes: b
             if closes:
                 writers[0].close()
 
-    assert read_ledger(path, seen=charge).charges == 3
-    assert seen == [1, 2, 3]
+    assert read_ledger(path, seen=charge).charges == 3 and seen == [1, 2, 3]
     writers[0].close()
 
 
-def test_another_program_that_writes_is_refused(path: Path, monkeypatch: Any) -> None:
-    monkeypatch.setattr("adapmixed.privacy.ledger.BUSY_SECONDS", 0.1)
-    ledger = make(path, 1)
-    other = sqlite3.connect(path, isolation_level=None)
-    with pytest.raises(sqlite3.DatabaseError, match="only ever added to"):
-        other.execute("DELETE FROM record")
-    with pytest.raises(sqlite3.DatabaseError, match="only ever added to"):
-        other.execute("UPDATE record SET sequence = 2")
+def test_other_writers_are_refused_or_seen(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another program that holds the file, a record of its own, and a writer past the lock."""
+    monkeypatch.setattr(ledgers, "BUSY_SECONDS", 0.1)
+    ledger, other = charged(1, path=path), sqlite3.connect(path, isolation_level=None)
+    for change in ("DELETE FROM record", "UPDATE record SET sequence = 2", "DELETE FROM totals"):
+        with pytest.raises(sqlite3.DatabaseError, match="only ever added to"):
+            other.execute(change)
     other.execute("BEGIN IMMEDIATE")
     with pytest.raises(LedgerBusyError, match="is locked by another program"):
         ledger.add(answer(1))
     other.execute("ROLLBACK")
     other.close()
-    refuses_until_reopened(ledger, path, spent=(1,))
+    refuses_until_reopened(ledger, path)
 
+    ledger = Accountant(DELTA, path=path)
+    with monkeypatch.context() as patched:
+        patched.setattr(ledgers, "_locked", lambda _: os.open(os.devnull, 0))
+        with Accountant(DELTA, path=path) as second:
+            second.add(answer(1))
+    with pytest.raises(LedgerClosedError, match="was charged by another writer"):
+        ledger.add(answer(2))
+    ledger.close()
+    assert read_ledger(path).charges == 3
 
-def test_a_file_system_without_locks(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fcntl, "flock", failing(errno.ENOLCK))
-    with pytest.raises(ValueError, match=f"{path} must lie on a file system with locks"):
-        Accountant(DELTA, path=path)
-    assert not list(path.parent.iterdir())
-
-
-def test_a_foreign_record_is_seen_at_once(path: Path) -> None:
-    ledger = make(path, 1)
-    other = sqlite3.connect(path, isolation_level=None)
-    other.execute("INSERT INTO record SELECT 2, text, hash FROM record WHERE sequence = 1")
+    ledger, other = Accountant(DELTA, path=path), sqlite3.connect(path, isolation_level=None)
+    other.execute("INSERT INTO record SELECT 4, text, hash FROM record WHERE sequence = 1")
     other.close()
     with pytest.raises(LedgerCorruptError, match="is not an intact ledger"):
         ledger.add(answer(1))
     ledger.close()
-    with pytest.raises(LedgerCorruptError, match="record 2 was altered"):
+    for look in (lambda: Accountant(DELTA, path=path), lambda: read_ledger(path)):
+        with pytest.raises(LedgerCorruptError, match="record 4 was altered"):
+            look()
+
+
+def test_a_file_system_without_locks(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    refused = Mock(side_effect=OSError(errno.ENOLCK, os.strerror(errno.ENOLCK)))
+    monkeypatch.setattr(fcntl, "flock", refused)
+    with pytest.raises(ValueError, match=f"{path} must lie on a file system with locks"):
         Accountant(DELTA, path=path)
-    with pytest.raises(LedgerCorruptError, match="record 2 was altered"):
-        read_ledger(path)
-
-
-def test_a_charge_of_another_writer_is_seen_at_once(
-    path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The transaction compares the totals, in case a writer got past the lock."""
-    ledger = make(path, 1)
-    with monkeypatch.context() as patched:
-        patched.setattr("adapmixed.privacy.ledger._locked", lambda _: os.open(os.devnull, 0))
-        with Accountant(DELTA, path=path) as other:
-            other.add(answer(1))
-    with pytest.raises(LedgerClosedError, match="was charged by another writer"):
-        ledger.add(answer(2))
-    refuses_until_reopened(ledger, path, spent=(2,))
-
-
-def test_a_proposal_whose_charge_failed_can_never_be_released(
-    path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with Accountant(DELTA, path=path) as ledger:
-        ledger.charge(Offer(answer(0)))
-        failed, late = Offer(answer(1)), Offer(answer(2))
-        with monkeypatch.context() as patched:
-            patched.setattr(Ledger, "_write", failing(errno.ENOSPC))
-            with pytest.raises(OSError):
-                ledger.charge(failed)
-        with pytest.raises(LedgerClosedError, match="a charge failed"):
-            ledger.charge(late)
-        assert failed.states == late.states == ["begun", "failed"]
-        assert (ledger.queries, ledger.guarantee().queries) == (1, 1)
-    with Accountant(DELTA, path=path) as again:
-        assert again.queries == 1
-
-
-def die(*arguments: object, **named: object) -> Any:
-    """End the process as a kill does: nothing is closed, flushed or undone."""
-    os.kill(os.getpid(), signal.SIGKILL)
-
-
-def after(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a function that calls the given one and then ends the process."""
-    return lambda *arguments, **named: (function(*arguments, **named), die())
-
-
-class Statements:
-    """A connection that ends the process before or after one statement."""
-
-    def __init__(self, connection: Any, statement: str, *, first: bool) -> None:
-        self._connection, self._statement, self._first = connection, statement, first
-
-    def execute(self, statement: str, *arguments: Any) -> Any:
-        chosen = statement.startswith(self._statement)
-        if chosen and self._first:
-            die()
-        result = self._connection.execute(statement, *arguments)
-        return die() if chosen else result
-
-
-def statement(text: str, *, first: bool = False) -> Callable[[Accountant], None]:
-    def step(ledger: Accountant) -> None:
-        opened = file_of(ledger)
-        connection: Any = Statements(opened._connection, text, first=first)
-        opened._connection = connection
-
-    return step
-
-
-def replaced(owner: Any, name: str, function: Any) -> Callable[[object], None]:
-    return lambda _: setattr(owner, name, function)
-
-
-RENAME = os.rename
-
-# Step of a charge -> how the process ends there, and True if the charge must be found.
-CHARGE: dict[str, tuple[Callable[[Accountant], None], bool]] = {
-    "before the record": (replaced(Ledger, "_write", die), False),
-    "after begin": (statement("BEGIN"), False),
-    "after insert": (statement("INSERT"), False),
-    "before the totals": (statement("UPDATE", first=True), False),
-    "after the totals": (statement("UPDATE"), False),
-    "before commit": (statement("COMMIT", first=True), False),
-    "after commit": (statement("COMMIT"), True),
-}
-
-
-@pytest.mark.parametrize("charges", [0, 2])
-@pytest.mark.parametrize("name", list(CHARGE))
-def test_a_process_that_ends_amid_a_charge(tmp_path: Path, name: str, charges: int) -> None:
-    path = tmp_path / "ledger.db"
-    step, counted = CHARGE[name]
-
-    def work() -> None:
-        ledger = make(path, charges)
-        step(ledger)
-        ledger.add(answer(charges))
-        path.with_name("released").write_text("x")
-
-    assert ends(work) == -signal.SIGKILL
-    assert not path.with_name("released").exists()
-    reading = read_ledger(path)
-    assert reading.charges == charges + counted
-    with Accountant(DELTA, path=path) as ledger:
-        assert ledger.charges == ledger.queries == charges + counted
-        assert state(ledger) == state(plain(charges + counted)) == state(reading.account)
-        ledger.add(answer(charges + counted))
-    assert read_ledger(path).charges == charges + counted + 1
-
-
-@pytest.mark.parametrize("at", ["the binding", "the charge"])
-def test_a_process_that_ends_within_the_first_charge_of_a_proposal(tmp_path: Path, at: str) -> None:
-    """The binding is an earlier record. It still binds when found, and nothing was spent."""
-    path = tmp_path / "ledger.db"
-    later = int(at == "the charge")
-
-    def work() -> None:
-        write, seen = Ledger._write, []
-
-        def counted(*arguments: Any) -> None:
-            seen.append(write(*arguments))  # type: ignore[func-returns-value]
-            if len(seen) == 1 + later:
-                die()
-
-        Ledger._write = counted  # type: ignore[method-assign]
-        Accountant(DELTA, path=path).charge(Offer(answer(0)))
-
-    assert ends(work) == -signal.SIGKILL
-    reading = read_ledger(path)
-    assert (reading.charges, reading.account.queries) == (1 + later, later)
-    with Accountant(DELTA, path=path) as ledger:
-        with pytest.raises(ValueError, match="must be charged for what it is bound to"):
-            ledger.charge(Offer(answer(0, 6), models=6))
-        ledger.charge(Offer(answer(1)))
-        assert ledger.queries == 1 + later
-    assert read_ledger(path).charges == 2 + later
-
-
-CREATION: dict[str, Callable[[object], None]] = {
-    "before the database": replaced(ledgers, "_create", die),
-    "before its name": replaced(ledgers.os, "rename", die),
-    "after its name": replaced(ledgers.os, "rename", after(RENAME)),
-    "before its name is durable": replaced(ledgers, "flush", die),
-    "after the database": replaced(ledgers, "_create", after(ledgers._create)),
-}
-
-
-@pytest.mark.parametrize("name", list(CREATION))
-def test_a_process_that_ends_amid_the_creation(tmp_path: Path, name: str) -> None:
-    path = tmp_path / "ledger.db"
-
-    def work() -> None:
-        CREATION[name](None)
-        make(path, 1)
-
-    for _ in range(2):
-        child = ends(work)
-        assert child == -signal.SIGKILL or (child == 0 and path.exists())
-    with Accountant(DELTA, path=path) as ledger:
-        before = ledger.charges
-        ledger.add(answer(before))
-    assert read_ledger(path).charges == before + 1
-
-
-@pytest.mark.slow
-def test_kills_at_random_moments(tmp_path: Path) -> None:
-    found, charges = trials(200, tmp_path, seed=int.from_bytes(os.urandom(4), "little"))
-    between = sum(times for how, times in found.items() if how.startswith("charged, not released"))
-    assert sum(found.values()) == 200 and charges > 200
-    assert between >= 20 and found["all released"] >= 20, found
+    assert not list(path.parent.iterdir())

@@ -1,14 +1,17 @@
-"""Plans keep within the budget and waste little of it."""
+"""Plans keep within their ε and waste little of it; so do their inverses and the public rule."""
 
 import math
+from dataclasses import replace
 from unittest.mock import Mock
 
 import pytest
 import torch
+from privacy_cases import DELTA
 
+from adapmixed.cli import main
 from adapmixed.errors import BudgetSpentError
 from adapmixed.mechanisms.planned import planned
-from adapmixed.privacy import Accountant, BoundedRangeAnswer, ClippedAnswer, RenyiBound, planner
+from adapmixed.privacy import Accountant, planner
 from adapmixed.privacy.composition import PLANNED_POINTS, composed_epsilon
 from adapmixed.privacy.conversions import c_alpha
 from adapmixed.privacy.costs.clipped_mixing import (
@@ -16,13 +19,22 @@ from adapmixed.privacy.costs.clipped_mixing import (
     answer_error,
     clipped_mixing_pair,
 )
-from adapmixed.privacy.costs.pmixed import sound_bound
-from adapmixed.privacy.planner import plan
-from adapmixed.privacy.search import FIT, largest_within
+from adapmixed.privacy.planner import (
+    FIT,
+    epsilon_of,
+    largest_within,
+    models_for,
+    plan,
+    queries_for,
+)
+from adapmixed.privacy.recommendation import (
+    SHARDS,
+    kept_share,
+    nearest,
+    recommended,
+    rounded_inward,
+)
 from adapmixed.rng import SecureRandom
-
-DELTA = 1e-5
-QUESTION = (1.0, DELTA, 64, 508)
 
 
 @pytest.fixture(scope="module")
@@ -38,30 +50,35 @@ def test_plans_fill_the_budget(plans):
     for adjacency, found in plans.items():
         names = [one.mechanism for one in found]
         assert names == ["clipped-mixing", "clipped-log-pool", "pmixed"]
+        mixing = found[0].settings
+        assert math.log(mixing["upper"]) == pytest.approx(-4 * math.log(mixing["lower"]))
         for one in found:
             assert 0.99 < one.epsilon <= 1.0
             assert (one.adjacency, one.queries, one.num_models) == (adjacency, 508, 64)
             counts, costs = zip(*one.over_time, strict=True)
             assert counts == (5, 50, 254, 508) and list(costs) == sorted(costs)
             assert costs[-1] == one.epsilon
+    for place, name in ((0, "upper"), (1, "upper"), (2, "radius")):  # wider neighbours buy less
+        wide, narrow = (plans[way][place].settings[name] for way in ("zero_out", "replace_one"))
+        assert wide > narrow
 
 
+@pytest.mark.parametrize("adjacency", ["zero_out", "replace_one"])
 @pytest.mark.slow
-def test_an_accountant_states_what_was_planned(plans):
-    for adjacency, found in plans.items():
-        mixing, pool = found[0].settings, found[1].settings
-        assert math.log(mixing["upper"]) == pytest.approx(-4 * math.log(mixing["lower"]))
-        events = [
-            ClippedAnswer(mixing["lower"], mixing["upper"], 64, 1, budget=508),
-            BoundedRangeAnswer(pool["scale"], pool["lower"], pool["upper"], 64, 1, budget=508),
-        ]
-        for event, one in zip(events, found[:2], strict=True):
-            stated = Accountant(DELTA, adjacency=adjacency).add(event).guarantee().epsilon
-            assert stated <= 1.0 and stated == pytest.approx(one.epsilon, rel=1e-3)
-    pmixed = plans["zero_out"][-1]
-    bound = sound_bound(pmixed.settings["order"], pmixed.settings["radius"], 64)
-    event = RenyiBound(pmixed.settings["order"], bound, 64, 508, budget=508)
-    assert Accountant(DELTA).add(event).guarantee().epsilon <= 1.0
+def test_a_plan_becomes_its_mechanism(plans, adjacency):
+    """It states the planned ε, charges it with the first answer, and answers no query more."""
+    for one in plans[adjacency]:
+        mechanism = planned(one)
+        assert (mechanism.name, mechanism.planned_queries) == (one.mechanism, 508)
+        logits = torch.randn(64, 1, 8), torch.randn(1, 8)
+        accountant = Accountant(DELTA, adjacency=adjacency)
+        accountant.charge(mechanism.propose(*logits, rng=SecureRandom()))
+        guarantee = accountant.guarantee()
+        assert guarantee.epsilon <= 1.0 and guarantee.budget == 508
+        assert guarantee.epsilon == pytest.approx(one.epsilon, rel=1e-3)
+        accountant.check_left(mechanism, 507)
+        with pytest.raises(BudgetSpentError, match="1 of which are spent, got up to 508"):
+            accountant.check_left(mechanism, 508)
 
 
 @pytest.mark.parametrize("adjacency", ["zero_out", "replace_one"])
@@ -104,16 +121,14 @@ def test_the_search_closes_in(power, start):
     assert largest_within(lambda size: 2.0, 1.0, 20.0, start) == 0.0
 
 
-def best_leakage(inner, delta, models, queries):
+def best_leakage(inner, models, queries):
     """Return β of the best of 20 000 orders."""
     best = 0.0
     for step in range(20_000):
         order = 1 + math.exp(-3 + 12 * step / 20_000)
-        left = (inner - c_alpha(order, delta)) / queries
+        left = (order - 1) * (inner - c_alpha(order, DELTA)) / queries
         if left > 0:
-            best = max(
-                best, math.log1p(models * math.expm1((order - 1) * left)) / (order - 1) / order
-            )
+            best = max(best, math.log1p(models * math.expm1(left)) / (order - 1) / order)
     return best
 
 
@@ -121,55 +136,142 @@ def best_leakage(inner, delta, models, queries):
 def test_the_best_order_of_a_ball_is_found(target):
     found = planner._pmixed(target, DELTA, 64, 508, "zero_out")
     assert found is not None and found.epsilon <= target
-    best = best_leakage(target, DELTA, 64, 508)
+    best = best_leakage(target, 64, 508)
     assert best * (1 - 1e-5) < found.settings["target_leakage"] < best * (1 + 1e-6)
 
 
-def test_wider_neighbours_buy_less(plans):
-    first = {way: found[0].settings["upper"] for way, found in plans.items()}
-    assert first["zero_out"] > first["replace_one"]
-    pool = {way: found[1].settings["upper"] for way, found in plans.items()}
-    assert pool["zero_out"] > pool["replace_one"]
-    assert plans["replace_one"][-1].settings["radius"] < plans["zero_out"][-1].settings["radius"]
-
-
-def test_plans_that_end_before_the_target_say_so(plans):
-    found = planner.plan(200.0, DELTA, 5, 10, shapes=(4.0,), scales=(1.0, 4.0))
-    box, narrow, wide = found[:3]
+def test_plans_that_end_before_the_target_say_so():
+    box, narrow, wide = planner.plan(200.0, DELTA, 5, 10, shapes=(4.0,), scales=(1.0, 4.0))[:3]
     assert box.epsilon < 160 and box.note == "no box wider than 1e+06 is tried"
     assert narrow.epsilon < 140 and narrow.note == "no clip wider than 40 is tried"
     assert wide.epsilon > 199 and not wide.note
-    assert not any(one.note for one in plans["zero_out"])
 
 
 @pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"epsilon": 0.0}, "epsilon must be > 0, got 0.0"),
-        ({"num_models": 0}, "num_models must be an integer >= 1"),
-        ({"queries": 0}, "queries must be an integer >= 1, got 0"),
-        ({"adjacency": "swap"}, "adjacency must be one of"),
-        ({"adjacency": "add_remove"}, "adjacency must be one of"),
-        ({"shapes": (0.0,)}, "shapes must be"),
-        ({"scales": (math.inf,)}, "scales must be"),
-    ],
-)
-def test_errors_in_words(changes, message):
-    arguments = {"epsilon": 1.0, "delta": DELTA, "num_models": 5, "queries": 10, **changes}
-    with pytest.raises(ValueError, match=message):
+    ("name", "value"),
+    [("epsilon", 0.0), ("num_models", 0), ("queries", 0), ("adjacency", "swap"),
+     ("adjacency", "add_remove"), ("shapes", (0.0,)), ("scales", (math.inf,))],
+)  # fmt: skip
+def test_bad_arguments_are_named(name, value):
+    arguments = {"epsilon": 1.0, "delta": DELTA, "num_models": 5, "queries": 10, name: value}
+    with pytest.raises(ValueError, match=f"{name} must be"):
         plan(**arguments)
 
 
-def test_a_plan_becomes_its_mechanism(plans):
-    """It states the planned ε, charges it with the first answer, and answers no query more."""
-    for one in plans["replace_one"]:
-        mechanism = planned(one)
-        assert (mechanism.name, mechanism.planned_queries) == (one.mechanism, 508)
-        logits = torch.randn(64, 1, 8), torch.randn(1, 8)
-        accountant = Accountant(DELTA, adjacency="replace_one")
-        accountant.charge(mechanism.propose(*logits, rng=SecureRandom()))
-        guarantee = accountant.guarantee()
-        assert 0.99 < guarantee.epsilon <= 1.0 and guarantee.budget == 508
-        accountant.check_left(mechanism, 507)
-        with pytest.raises(BudgetSpentError, match="1 of which are spent, got up to 508"):
-            accountant.check_left(mechanism, 508)
+# Inverse questions
+
+LOG_POOL = {"lower": -0.25, "upper": 1.0, "scale": 2.0}
+
+
+@pytest.mark.parametrize(
+    ("settings", "adjacency", "epsilon", "models"),
+    [
+        (LOG_POOL, "zero_out", 4.0, 1000),  # more than 400 000 queries
+        (LOG_POOL, "replace_one", 1.0, 64),
+        *(
+            pytest.param({"lower": 0.7788, "upper": 1.6}, way, 1.0, 64, marks=pytest.mark.slow)
+            for way in ("zero_out", "replace_one")
+        ),
+    ],
+)
+def test_inverse_questions(settings, adjacency, epsilon, models):
+    queries = queries_for(epsilon, DELTA, models, adjacency, **settings)
+    assert queries > (40 if models < 100 else 400_000)
+    cost = [epsilon_of(DELTA, models, queries + n, adjacency, **settings) for n in (0, 1)]
+    assert cost[0] <= epsilon < cost[1]
+    found = models_for(epsilon / 2, DELTA, queries, adjacency, **settings)
+    cost = [epsilon_of(DELTA, found - n, queries, adjacency, **settings) for n in (0, 1)]
+    assert cost[0] <= epsilon / 2 < cost[1] and found > models
+
+
+def test_ends_of_the_inverse_questions():
+    assert queries_for(1e-3, 1e-9, 2, lower=0.1, upper=10.0) == 0
+    assert queries_for(1.0, DELTA, 64, lower=1.0, upper=1.0) == 2**40
+    assert models_for(1e-3, DELTA, 10**12, lower=0.1, upper=10.0) is None
+    assert models_for(50.0, DELTA, 1, lower=0.9, upper=1.1) == 2
+
+
+SPAN = 2 * 1.25 / 64
+ONE = SPAN + 2 * math.log(1 - math.sqrt(DELTA * -math.expm1(-SPAN)))  # exact for one answer
+POOL, ASKED = ["--lower=-0.25", "--upper=1", "--scale=2"], ["--epsilon=3", "--tokens=9"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--epsilon=1", "--models=64", *POOL], "186 tokens to 64 models within ε = 1 at"),
+        (["--epsilon=1", "--tokens=186", *POOL], "64 models for 186 tokens within ε = 1 at"),
+        (["--models=64", "--tokens=1", *POOL], "for 1 token to 64 models at"),
+        (["--models=64", "--tokens=99840", "--lower=0", "--upper=4"],
+         "clipped-mixing lower=0.0 upper=4.0: ε = inf for 99840 tokens"),
+        (["--epsilon=1e-3", "--tokens=100000000000", *POOL], "more than 65536 models for"),
+        (["--epsilon=1", "--models=64", "--lower=1", "--upper=1"], f"{2**40} tokens or more"),
+    ],
+)  # fmt: skip
+def test_what_is_left_out_is_the_answer(capsys, arguments, said):
+    assert main(["plan", *arguments]) == 0
+    printed = capsys.readouterr().out
+    assert said in printed
+    if "--tokens=1" in arguments:
+        epsilon = float(printed.split("ε = ")[1].split()[0])
+        assert epsilon == pytest.approx(1.01 * ONE, rel=0.01) and epsilon > ONE
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--epsilon=1", "--models=2"], "got no --tokens"),
+        (["--epsilon=1", "--models=2", "--tokens=3", "--scale=2"], "got no --lower"),
+        (["--epsilon=1", "--models=2", "--lower=0.5"], "together, got --lower without --upper"),
+        (["--epsilon=1", "--lower=0.5", "--upper=2"], "one must be left out"),
+        (["--epsilon=1", "--models=2", "--tokens=3", *POOL], "one must be left out"),
+        ([*ASKED, "--models=3", "--save=x"], "--save needs --ensemble"),
+        ([*ASKED, "--ensemble=none"], "none does not"),
+        ([*ASKED, "--ensemble=none", "--models=3"], "--models must not be given with --ensemble"),
+        ([*ASKED, "--all"], "--all needs --epsilon, --tokens and --ensemble or --models"),
+        ([*ASKED, "--models=3", "--save=no/folder"], "--save must name a file in an existing fold"),
+    ],
+)
+def test_questions_without_an_answer(capsys, arguments, message):
+    assert main(["plan", *arguments]) == 2
+    assert message in capsys.readouterr().err
+
+
+# The public rule
+
+
+@pytest.mark.parametrize(
+    "mechanism", [pytest.param("clipped-mixing", marks=pytest.mark.slow), "clipped-log-pool"]
+)
+def test_the_rule_takes_the_widest_within_epsilon(mechanism):
+    one = recommended(1.0, DELTA, 64, 500, mechanism=mechanism)
+    settings = dict(one.settings)
+    assert one.mechanism == mechanism and one.queries == 500
+    assert 0.99 < one.epsilon == epsilon_of(DELTA, 64, 500, "zero_out", **settings) <= 1.0
+    for name, value in settings.items():  # in four digits, as they are printed and saved
+        assert float(f"{value:.4g}") == value, name
+    wider = settings | {"upper": settings["upper"] * 1.01, "lower": settings["lower"] * 0.999}
+    assert epsilon_of(DELTA, 64, 500, "zero_out", **wider) > 1.0
+
+
+def test_a_budget_for_nothing_says_what_to_do():
+    with pytest.raises(ValueError, match="epsilon must pay for 500 .* got 1e-13: give a larger"):
+        recommended(1e-13, 1e-15, 1, 500, mechanism="clipped-mixing")
+    with pytest.raises(ValueError, match="periods must be an integer >= 1"):
+        recommended(1.0, DELTA, 64, 500, periods=0)
+
+
+def test_settings_are_rounded_inward():
+    given = {"lower": 0.77791, "upper": 1.60699, "scale": 1.99999}
+    assert rounded_inward(given) == {"lower": 0.778, "upper": 1.606, "scale": 1.999}
+    assert rounded_inward({"lower": -0.250999}) == {"lower": -0.2509}
+    near = {"lower": 0.99871234, "upper": 1.00123456}
+    assert rounded_inward(near) == {"lower": 0.998713, "upper": 1.001234}
+
+
+def test_other_numbers_of_shards_take_the_nearest_measured_one():
+    found = [nearest(models) for models in (1, 64, 173, 174, 547, 548, 65_536)]
+    assert found == [100, 100, 100, 300, 300, 1_000, 1_000]
+    one = recommended(3.0, DELTA, 64, 20_000, mechanism="clipped-log-pool")
+    assert kept_share(one) == kept_share(replace(one, num_models=SHARDS[0]))
+    assert kept_share(replace(one, num_models=1_000)) < kept_share(one)

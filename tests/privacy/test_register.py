@@ -9,7 +9,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from ledger_cases import ends, exit_status, forked, losses
+from privacy_cases import random_losses
+from processes import ended, forked, status_of
 
 from adapmixed.cli import main
 from adapmixed.privacy import Accountant, BoundedRangeAnswer, ClippedAnswer, IndividualCharge
@@ -43,7 +44,7 @@ def charge(path: Path, *events: Event, **settings: Any) -> Path:
         (POOL, {"delta": 1e-6}, f"at δ = 1.1e-05 {ADDED}"),
         (BOX, {}, f"at δ = 2e-05 {ADDED}"),
         (SHARE, {"epsilon": 2.0}, f"at δ = 2e-05 {ADDED}"),
-        (losses(1, 64), {}, "no ε, as a ledger has none that is fixed in advance."),
+        (random_losses(1, 64), {}, "no ε, as a ledger has none that is fixed in advance."),
     ],
     ids=["one plan twice", "another", "neighbours", "δ", "another family", "budgets", "private"],
 )
@@ -103,7 +104,9 @@ def test_plans_of_one_order_compose_and_caveats_stay(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("way", ["zero_out", "replace_one"])
-@pytest.mark.parametrize("name", ["clipped-mixing", "clipped-log-pool"])
+@pytest.mark.parametrize(
+    "name", [pytest.param("clipped-mixing", marks=pytest.mark.slow), "clipped-log-pool"]
+)
 def test_ledgers_state_what_their_plan_said(
     name: str, way: str, tmp_path: Path, capsys: Any
 ) -> None:
@@ -144,12 +147,12 @@ def test_processes_at_once_and_a_killed_one(
     register, last = register_of(tmp_path / "e"), tmp_path / "last.db"
     paths = [tmp_path / f"{number}.db" for number in range(6)]
     children = [forked(lambda path=path: charge(path, POOL)) for path in paths]  # type: ignore[misc]
-    assert [exit_status(child) for child in children] == [0] * 6
+    assert [status_of(child) for child in children] == [0] * 6
     assert len(together(tmp_path / "e").readings) == len(entered(register)) == 6
     modes = [one.stat().st_mode & 0o777 for one in (register.parent, *register.parent.iterdir())]
     assert modes == [0o700, 0o600, 0o600]
     monkeypatch.setattr(os, "replace", lambda *paths: os._exit(9))
-    assert ends(lambda: charge(last, POOL)) == 9
+    assert ended(lambda: charge(last, POOL)) == 9
     monkeypatch.undo()
     assert len(entered(register)) == 6 and len(os.listdir(register.parent)) == 3
     assert Accountant(1e-5, path=last).queries == 0  # it was to be entered first

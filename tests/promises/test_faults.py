@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 import adapmixed_ext as ops
 from adapmixed.privacy import Caveat
@@ -46,8 +45,8 @@ def larger_weights(projection: Any) -> Any:
     return replace(projection, weight=(projection.weight * 1.001).clamp(max=1.0))
 
 
-def pool_of_all(original: Any) -> Any:
-    return lambda *rows, active=None, **named: original(*rows, **named)
+def larger(budget: Any) -> Any:
+    return replace(budget, amount=nextafter(budget.amount, inf))
 
 
 def single_precision(self: Any, rng: Any) -> Any:
@@ -69,243 +68,115 @@ def charged_again(original: Any) -> Any:
     return charge
 
 
-def same_counter(self: Any) -> Any:
-    return self._key, self._next
-
-
+ONCE = "mechanisms/test_protocol.py::test_an_answer_is_charged_once_and_released_once"
 # Place, what goes wrong there, how, and the test that fails.
 FAULTS: list[tuple[str, str, Replacement, str]] = [
     # Costs are rounded up, settings down, and draws are exact.
-    (
-        "adapmixed.privacy.rounding:add_up",
-        "sums are rounded to nearest",
-        instead(lambda a, b: a + b),
-        "privacy/test_rounding.py::test_a_sum_is_never_below_the_exact_one",
-    ),
-    (
-        "adapmixed.privacy.rounding:array_add_up",
-        "sums of arrays are rounded to nearest",
-        instead(lambda a, b: a + b),
-        "privacy/test_budget.py::test_charging_is_in_order_and_silent",
-    ),
-    (
-        "adapmixed.privacy.guarantee:format_epsilon",
-        "an epsilon is shown rounded to nearest",
-        instead(lambda epsilon: f"{epsilon:.4g}"),
-        "privacy/test_guarantee.py::test_displayed_epsilon_is_rounded_up",
-    ),
-    (
-        "adapmixed.privacy.gaussian:gdp_to_dp",
-        "an epsilon of Gaussian DP is rounded down",
-        changed(lambda epsilon: epsilon * (1 - 1e-9)),
-        "privacy/test_gaussian_dp.py::test_epsilon_keeps_delta_and_little_less_does_not",
-    ),
-    (
-        "adapmixed.privacy.budget:_widest",
-        "a budget for an epsilon is rounded up",
-        changed(lambda budget: replace(budget, amount=nextafter(budget.amount, inf))),
-        "privacy/test_budget.py::test_a_budget_is_the_largest_for_its_epsilon",
-    ),
-    (
-        "adapmixed.mechanisms.pmixed:PMixED.per_query",
-        "PMixED's radius leaves no room for the rounding of its sums",
-        lambda original: property(lambda self: original.fget(self) * (1 + 1e-9)),
-        "mechanisms/test_pmixed.py::test_no_rounding_exceeds_the_configured_epsilon",
-    ),
-    (
-        "adapmixed.privacy.account:array_add_up",
-        "sums of realised losses are rounded to the nearest double",
-        instead(lambda total, losses: total + losses),
-        "privacy/test_accountant.py::test_totals_are_upper_bounds_of_the_losses",
-    ),
-    (
-        "adapmixed.privacy.costs.clipped_mixing:charge_rounding",
-        "charges of clipped mixing lack the rounding of the others' rows",
-        changed(lambda _: (0.0, 0.0)),
-        "mechanisms/test_clipped.py::test_an_emptied_member_costs_at_most_its_own_charge",
-    ),
-    (
-        "adapmixed_ext:project",
-        "a mixing weight is above the optimum",
-        changed(larger_weights),
-        "kernels/test_contract.py::test_contract[cpu-project-canary-N4]",
-    ),
-    (
-        "adapmixed_ext:leave_one_out",
-        "a leave-one-out loss is under-reported",
-        changed(lambda loss: loss * 0.999),
-        "kernels/test_contract.py::test_contract[cpu-leave_one_out-canary-N4]",
-    ),
-    (
-        "adapmixed.mechanisms.mechanism:NextToken.sample",
-        "tokens are drawn from the distribution in single precision",
-        instead(single_precision),
-        "mechanisms/test_distributions.py"
-        "::test_tokens_are_drawn_from_the_distribution_to_the_last_bit",
-    ),
+    ("adapmixed.privacy.rounding:add_up", "sums are rounded to nearest",
+     instead(lambda a, b: a + b),
+     "privacy/test_rounding.py::test_a_sum_is_never_below_the_exact_one"),
+    ("adapmixed.privacy.account:array_add_up", "sums of losses are rounded to nearest",
+     instead(lambda total, losses: total + losses),
+     "privacy/test_account.py::test_totals_are_upper_bounds_of_the_losses"),
+    ("adapmixed.privacy.guarantee:format_epsilon", "an epsilon is shown rounded to nearest",
+     instead(lambda epsilon: f"{epsilon:.4g}"),
+     "privacy/test_guarantee.py::test_displayed_epsilon_is_rounded_up"),
+    ("adapmixed.privacy.conversions:gdp_to_dp", "an epsilon of Gaussian DP is rounded down",
+     changed(lambda epsilon: epsilon * (1 - 1e-9)),
+     "privacy/test_conversions.py::test_epsilon_of_gaussian_dp_keeps_delta_and_little_less_does_not"),
+    ("adapmixed.privacy.budget:ShardBudget.for_epsilon", "a budget for an epsilon is rounded up",
+     lambda original: classmethod(lambda cls, *given: larger(original.__func__(cls, *given))),
+     "privacy/test_budget.py::test_a_budget_is_the_largest_for_its_epsilon"),
+    ("adapmixed.mechanisms.pmixed:PMixED.per_query", "PMixED leaves no room for rounding",
+     lambda original: property(lambda self: original.fget(self) * (1 + 1e-9)),
+     "mechanisms/test_pmixed.py::test_no_rounding_exceeds_the_configured_epsilon"),
+    ("adapmixed.privacy.costs.clipped_mixing:charge_rounding", "charges lack the others' rounding",
+     changed(lambda _: (0.0, 0.0)),
+     "mechanisms/test_enumerated.py::test_an_emptied_member_costs_at_most_its_own_charge"),
+    ("adapmixed_ext:project", "a mixing weight is above the optimum",
+     changed(larger_weights),
+     "kernels/test_contract.py::test_contract[cpu-project-canary-N4]"),
+    ("adapmixed_ext:leave_one_out", "a leave-one-out loss is under-reported",
+     changed(lambda loss: loss * 0.999),
+     "kernels/test_contract.py::test_contract[cpu-leave_one_out-canary-N4]"),
+    ("adapmixed.mechanisms.mechanism:NextToken.sample", "tokens are drawn in single precision",
+     instead(single_precision),
+     "mechanisms/test_distributions.py"
+     "::test_tokens_are_drawn_from_the_distribution_to_the_last_bit"),
     # Costs are those of the theorems.
-    (
-        "adapmixed.privacy.epsilon:_conversions",
-        "every order gets the whole delta",
-        lambda original: lambda orders, delta: original(orders, delta * len(orders)),
-        "privacy/test_several_orders.py::test_several_orders_split_delta",
-    ),
-    (
-        "adapmixed.privacy.costs.adapmixed:screening_rho",
-        "a screening is free",
-        changed(lambda _: 0.0),
-        "privacy/test_conversions.py::test_screening_cost_of_the_wikitext_preset",
-    ),
-    # A charge comes before its release, once.
-    (
-        "adapmixed.privacy.accountant:Accountant.charge",
-        "answers are free",
-        instead(lambda self, ticket: ticket.charge(lambda events, charges: None)),
-        "generation/test_decoding.py"
-        "::test_every_step_is_charged_before_its_token_is_drawn_and_yielded",
-    ),
-    (
-        "adapmixed.mechanisms.mechanism:Ticket._active",
-        "an answer is released without a charge",
-        instead(property(lambda self: None)),
-        "mechanisms/test_protocol.py::test_nothing_is_released_before_the_charge",
-    ),
-    (
-        "adapmixed.mechanisms.mechanism:Ticket.release",
-        "a second release draws again",
-        instead(lambda self: self._distribution.answer(self._targets, self._rng)),
-        "mechanisms/test_protocol.py::test_a_charge_pays_for_one_token_a_position",
-    ),
-    (
-        "adapmixed.mechanisms.mechanism:Ticket.charge",
-        "one ticket is charged twice",
-        charged_again,
-        "mechanisms/test_protocol.py::test_a_second_charge_raises_and_costs_nothing",
-    ),
-    (
-        "adapmixed.privacy.accountant:Accountant._check_usable",
-        "a forked child spends its parent's budget",
-        NOTHING,
-        "privacy/test_accountant_api.py::test_a_forked_child_spends_nothing",
-    ),
-    (
-        "adapmixed.privacy.ledger:Ledger._write",
-        "a ledger does not write its charges",
-        NOTHING,
-        "privacy/test_ledger.py::test_a_record_is_flushed_before_the_release",
-    ),
-    (
-        "adapmixed.privacy.ledger:Record.follows",
-        "a record's hash is not compared",
-        instead(lambda self, previous: True),
-        "privacy/test_ledger_tampering.py::test_tampered_files_are_refused",
-    ),
-    (
-        "adapmixed.vllm.till:Till.pay",
-        "inside vLLM a step draws positions that were not paid for",
-        instead(lambda self, drawing: 0),
-        "vllm_plugin/test_till.py",
-    ),
+    ("adapmixed.privacy.epsilon:_conversions", "every order gets the whole delta",
+     lambda original: lambda orders, delta: original(orders, delta * len(orders)),
+     "privacy/test_account.py::test_several_orders_split_delta"),
+    ("adapmixed.privacy.costs.adapmixed:screening_rho", "a screening is free",
+     changed(lambda _: 0.0),
+     "privacy/test_conversions.py::test_screening_cost_of_the_wikitext_preset"),
+    # A charge comes before its release, once, and is on the device.
+    ("adapmixed.privacy.accountant:Accountant.charge", "answers are free",
+     instead(lambda self, ticket: ticket.charge(lambda events, charges: None)),
+     "generation/test_decoding.py"
+     "::test_every_step_is_charged_before_its_token_is_drawn_and_yielded"),
+    ("adapmixed.mechanisms.mechanism:Ticket._active", "an answer is released without a charge",
+     instead(property(lambda self: None)), ONCE),
+    ("adapmixed.mechanisms.mechanism:Ticket.release", "a second release draws again",
+     instead(lambda self: self._distribution.answer(self._targets, self._rng)), ONCE),
+    ("adapmixed.mechanisms.mechanism:Ticket.charge", "one ticket is charged twice",
+     charged_again, ONCE),
+    ("adapmixed.privacy.accountant:Accountant._check_usable", "a forked child spends",
+     NOTHING,
+     "privacy/test_accountant.py::test_a_forked_child_spends_nothing"),
+    ("adapmixed.privacy.ledger:Ledger._write", "a ledger does not write its charges",
+     NOTHING,
+     "privacy/test_ledger.py::test_a_record_is_flushed_before_the_release"),
+    ("adapmixed.privacy.ledger:Record.check_after", "a record's hash is not compared",
+     NOTHING,
+     "privacy/test_ledger_tampering.py::test_tampered_files_are_refused"),
+    ("adapmixed.vllm.till:Till.pay", "inside vLLM a step draws what was not paid for",
+     instead(lambda self, drawing: 0),
+     "vllm_plugin/test_till.py"),
     # No member and no plan is charged beyond its budget.
-    (
-        "adapmixed.privacy.account:Account.admit",
-        "a member contributes after its budget is spent",
-        changed(lambda active: active | True),
-        "privacy/test_budget.py::test_charging_is_in_order_and_silent",
-    ),
-    (
-        "adapmixed.privacy.account:Account._check_plan",
-        "a plan of T queries answers more",
-        NOTHING,
-        "privacy/test_accountant.py::test_a_budget_is_charged_at_once_and_not_exceeded",
-    ),
-    (
-        "adapmixed.privacy.account:check_left",
-        "a generation does not see what earlier ones have spent of a plan",
-        NOTHING,
-        "generation/test_charging.py::test_what_exceeds_the_rest_of_a_budget_is_refused_at_the_call",
-    ),
-    (
-        "adapmixed.serving.admission:Admission.reserve",
-        "a server does not count what running answers have reserved",
-        instead(lambda self, tokens: Reservation(self, tokens)),
-        "serving/test_scheduler.py::test_tokens_are_reserved_until_they_are_charged_or_given_back",
-    ),
-    (
-        "adapmixed.privacy.account:_check_fits",
-        "losses that depend on other members are charged to a budget of every shard",
-        NOTHING,
-        "misuse/test_misuse.py::test_no_filter_runs_on_adapmixed",
-    ),
+    ("adapmixed.privacy.account:Account.admit", "a member contributes after its budget is spent",
+     changed(lambda active: active | True),
+     "privacy/test_budget.py::test_charging_is_in_order_and_silent"),
+    ("adapmixed.privacy.account:Account._check_plan", "a plan of T queries answers more",
+     NOTHING,
+     "privacy/test_account.py"
+     "::test_the_first_answer_charges_the_whole_plan_which_is_not_exceeded[bound]"),
+    ("adapmixed.privacy.account:check_left", "a generation does not see what others have spent",
+     NOTHING,
+     "generation/test_charging.py::test_what_exceeds_the_rest_of_a_budget_is_refused_at_the_call"),
+    ("adapmixed.serving.admission:Admission.reserve", "running answers have nothing reserved",
+     instead(lambda self, tokens: Reservation(self, tokens)),
+     "serving/test_scheduler.py::test_tokens_are_reserved_until_they_are_charged_or_given_back"),
+    ("adapmixed.privacy.account:_check_fits", "losses of all are charged to one shard's budget",
+     NOTHING,
+     "privacy/test_accountant.py::test_mechanisms_without_a_guarantee_under_the_settings"),
     # Seeds and replays.
-    (
-        "adapmixed.rng:_Counter._take",
-        "a counter is handed out twice",
-        instead(same_counter),
-        "test_rng.py::test_counters_never_repeat",
-    ),
-    (
-        "adapmixed.rng:SecureRandom.reserve",
-        "a forked child draws what its parent draws",
-        instead(lambda self: self._take()),
-        "test_rng.py::test_a_forked_child_draws_another_key",
-    ),
-    (
-        "adapmixed.rng:SeededRandom.child",
-        "the mechanisms of an evaluation share one source",
-        instead(lambda self, label: SeededRandom(self.seed, self.label)),
-        "test_rng.py::test_children_are_apart_and_repeatable",
-    ),
-    (
-        "adapmixed.rng:SeededRandom.skip_to",
-        "a resumed evaluation draws its first noise again",
-        NOTHING,
-        "evaluation/test_result_file.py::test_goes_on_with_new_noise",
-    ),
-    (
-        "adapmixed.privacy.accountant:Accountant._added",
-        "a ledger takes answers of a seeded source",
-        without_caveats,
-        "misuse/test_misuse.py::test_no_ledger_is_charged_for_seeded_answers",
-    ),
+    ("adapmixed.rng:_Counter._take", "a counter is handed out twice",
+     instead(lambda self: (self._key, self._next)),
+     "test_rng.py::test_counters_never_repeat"),
+    ("adapmixed.rng:SecureRandom.reserve", "a forked child draws what its parent draws",
+     instead(lambda self: self._take()),
+     "test_rng.py::test_a_forked_child_draws_another_key"),
+    ("adapmixed.rng:SeededRandom.child", "the mechanisms of an evaluation share one source",
+     instead(lambda self, label: SeededRandom(self.seed, self.label)),
+     "test_rng.py::test_children_are_apart_and_repeatable"),
+    ("adapmixed.rng:SeededRandom.skip_to", "a resumed evaluation draws its first noise again",
+     NOTHING,
+     "evaluation/test_result_file.py::test_goes_on_with_new_noise"),
+    ("adapmixed.privacy.accountant:Accountant._added", "a ledger takes seeded answers",
+     without_caveats,
+     "privacy/test_accountant.py::test_what_raises_writes_nothing"),
     # Guarantees are whole statements, about members that are apart.
-    (
-        "adapmixed.privacy.guarantee:Guarantee.__str__",
-        "a guarantee leaves out its caveats",
-        instead(lambda self: self._statement()),
-        "misuse/test_misuse.py::test_a_guarantee_of_seeded_answers_says_so",
-    ),
-    (
-        "adapmixed.ensemble.shards:check_shards",
-        "a person in two shards is not noticed",
-        instead(lambda members, shards: True),
-        "misuse/test_misuse_shards.py::test_overlapping_shards_are_refused",
-    ),
-    (
-        "adapmixed_ext:log_pool",
-        "an exhausted member of a pool still contributes",
-        pool_of_all,
-        "kernels/test_log_pool.py::test_slots_that_are_inactive_or_absent_have_no_part",
-    ),
-    (
-        "adapmixed.ensemble.vocabulary:unnamed_ids",
-        "ids that stand for no token are released",
-        instead(lambda tokenizer, vocab_size: torch.zeros(0, dtype=torch.int64)),
-        "ensemble/test_vocabulary.py::test_ids_without_a_token_are_masked_in_every_row",
-    ),
-    (
-        "adapmixed.ensemble.member:Adapter.is_zero",
-        "an emptied member is computed in its own row",
-        instead(property(lambda self: False)),
-        "ensemble/test_separation.py::test_zero_adapter_is_exact_where_rows_round_differently",
-    ),
-    (
-        "adapmixed.files:write_file",
-        "everybody can read a private result",
-        lambda original: lambda path, data, mode=0o600: original(path, data, mode=0o644),
-        "evaluation/test_result_file.py::test_a_result_is_read_back_without_the_models",
-    ),
-]
+    ("adapmixed.privacy.guarantee:Guarantee.__str__", "a guarantee leaves out its caveats",
+     instead(lambda self: self._statement()),
+     "misuse/test_misuse.py::test_a_guarantee_of_seeded_answers_says_so"),
+    ("adapmixed.ensemble.shards:check_shards", "a person in two shards is not noticed",
+     instead(lambda members, shards: True),
+     "misuse/test_misuse_shards.py::test_overlapping_shards_are_refused"),
+    ("adapmixed_ext:log_pool", "an exhausted member of a pool still contributes",
+     lambda original: lambda *rows, active=None, **named: original(*rows, **named),
+     "mechanisms/test_clipped.py::test_the_charged_members_alone_are_released"),
+]  # fmt: skip
 
 
 class Outcome:
@@ -376,10 +247,9 @@ def without_a_fault(tmp_path_factory: pytest.TempPathFactory) -> None:
     assert found.passed >= len(tests) and not found.failed
 
 
-@pytest.mark.parametrize(
-    "place, fault, test", [(place, fault, test) for place, _, fault, test in FAULTS],
-    ids=[what for _, what, _, _ in FAULTS],
-)  # fmt: skip
-def test_a_fault_is_caught(place: str, fault: Replacement, test: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("place, what, fault, test", FAULTS, ids=[one[1] for one in FAULTS])
+def test_a_fault_is_caught(
+    place: str, what: str, fault: Replacement, test: str, tmp_path: Path
+) -> None:
     with planted(place, fault):
         assert outcome([test], tmp_path / "faulty").failed

@@ -8,8 +8,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from fake_ensemble import SpreadEnsemble
-from rank_cases import Group, in_ranks
-from rank_mechanisms import MECHANISMS, MODELS, POSITIONS, logits
+from rank_cases import MECHANISMS, MODELS, POSITIONS, Group, in_ranks, logits
 from torch import Tensor
 
 from adapmixed.evaluation import evaluate

@@ -14,9 +14,9 @@ from typing import Any
 
 import pytest
 import torch
+from processes import until
 from rank_cases import Group, commands, free_port, in_ranks, said, status_of, write_models
 from safetensors.torch import load_file, save_file
-from training_cases import until
 
 import adapmixed.ensemble.parts
 from adapmixed.cli import main

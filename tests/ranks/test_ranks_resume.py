@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 import torch
+from processes import status_of, until
 from rank_cases import Group, in_ranks, result, started, write_models
 from result_cases import DELTA, EPSILONS, MECHANISMS, numbers
-from training_cases import status_of, until
 
 from adapmixed.ensemble import Ensemble
 from adapmixed.evaluation import evaluate_runs, read_result

@@ -31,9 +31,9 @@ from typing import Any
 
 import torch
 
-sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[1] / "privacy")]
+sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[1] / "helpers")]
 
-from ledger_cases import exit_status, forked  # noqa: E402
+from processes import forked, status_of  # noqa: E402
 from serving_cases import MODEL, listening  # noqa: E402
 from stub_engine import END, ByteTokenizer, StubEngine  # noqa: E402
 
@@ -207,7 +207,7 @@ def trials(kind: Kind, count: int, folder: Path, seed: int) -> Total:
             else:
                 after, drawn = draw.uniform(0.0, kind.seconds), draw.randrange(1 << 30)
                 seen = asyncio.run(load(port, key, kill, after, drawn, late=number % 2 == 0))
-            assert exit_status(child) == -signal.SIGKILL, "the server ended by itself"
+            assert status_of(child) == -signal.SIGKILL, "the server ended by itself"
             os.close(told)
             assert all(status in (0, 200, 503, 429) for _, status in seen), seen
             counted += sum(one for one, _ in seen)

@@ -16,7 +16,7 @@ from adapmixed.privacy import Accountant, BoundedRangeAnswer
 from adapmixed.serving.admission import Admission
 from adapmixed.serving.engine import Prompt
 from adapmixed.serving.query import Piece, Query, QueueFullError, ReservedError, StoppedError
-from adapmixed.serving.scheduler import Answer, Scheduler
+from adapmixed.serving.scheduler import Scheduler, ServedAnswer
 
 END = 0
 PLAN = 1000
@@ -78,7 +78,7 @@ class Served:
 
     def ask(
         self, *prompts: str, max_tokens: int = 3, stop: tuple[str, ...] = ()
-    ) -> tuple[Answer, queue.Queue[Piece | Exception]]:
+    ) -> tuple[ServedAnswer, queue.Queue[Piece | Exception]]:
         query = Query(tuple(tuple(p.encode()) for p in prompts), max_tokens, stop=stop)
         self.scheduler.check(query)
         self.scheduler.check_room(len(prompts))

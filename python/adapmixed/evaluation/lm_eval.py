@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Never
 
 from adapmixed.ensemble.vocabulary import begun, text_ids
 from adapmixed.evaluation.session import scored_parts
-from adapmixed.generation.loop import DEFAULT_MEMORY_BYTES, check_source
+from adapmixed.generation.loop import DEFAULT_MEMORY_BYTES
 from adapmixed.limits import DEFAULT_ACTIVE
 from adapmixed.mechanisms import Mechanism, Origin, shaped
 from adapmixed.privacy import Accountant, Guarantee
@@ -76,7 +76,7 @@ class MixtureLM(TemplateLM):  # type: ignore[misc]
         self.tokenizer = ensemble.tokenizer
         self._ensemble, self._mechanism, self._rng = ensemble, mechanism, rng
         self._accountant = accountant
-        check_source(accountant, rng)
+        accountant.check_seeded(getattr(rng, "seeded", True))
         self._origin = origin = Origin.of(ensemble, active)
         bound = ensemble.num_models, origin.ensemble, origin.active_tokens, origin.unit
         accountant.bind(mechanism, *bound)

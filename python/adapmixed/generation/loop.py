@@ -103,7 +103,7 @@ class Answerer:
         def checked() -> Tensor:
             assert accountant is not None  # on the main process
             try:
-                check_source(accountant, self.rng)
+                accountant.check_seeded(getattr(self.rng, "seeded", True))
                 origin = self.origin
                 bound = ensemble.num_models, origin.ensemble, origin.active_tokens, origin.unit
                 accountant.bind(self.mechanism, *bound)
@@ -309,18 +309,6 @@ class Answerer:
 
         public = rows.public
         return ranks.tell(drawn, (len(public),), torch.int64, public.device).cpu()
-
-
-def check_source(accountant: Accountant, rng: RandomSource) -> None:
-    """Raise ValueError if charges go to a ledger and the source may be seeded.
-
-    A source without the attribute `seeded` counts as seeded.
-    """
-    if accountant.durable and getattr(rng, "seeded", True):
-        raise ValueError(
-            f"rng must be SecureRandom() if charges go to a ledger, got {type(rng).__name__}: "
-            "whoever knows a seed can undo the randomness"
-        )
 
 
 def _check_query(

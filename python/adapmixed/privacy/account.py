@@ -98,33 +98,20 @@ class Losses:
 
 
 class Charged(Protocol):
-    """The part of a mechanism that the accountant uses."""
+    """The part of a mechanism that the accountant uses; see `mechanisms.Mechanism`."""
 
     @property
-    def measure(self) -> tuple[str, float | None] | None:
-        """Unit of the individual charges: ("zcdp", None), ("renyi", order) or None without any."""
-
-    def largest_charge(self, num_models: int) -> float | None:
-        """Largest individual charge of one answer, if its log-ratio has a bounded range."""
-
-    def cost_ahead(self, num_models: int, queries: int) -> Sequence[Event]:
-        """Return the cost of queries whose rows do not exist yet; raise if it depends on them."""
-
+    def measure(self) -> tuple[str, float | None] | None: ...
     @property
-    def no_budget(self) -> str:
-        """The reason why per-shard budgets cannot be kept; "" if they can."""
-
+    def no_budget(self) -> str: ...
     @property
-    def no_total(self) -> str:
-        """The reason why there is no guarantee without per-shard budgets; "" if there is one."""
-
+    def no_total(self) -> str: ...
     @property
-    def no_replacement(self) -> str:
-        """The reason why there is no guarantee for replace-one; "" if there is one."""
-
+    def no_replacement(self) -> str: ...
     @property
-    def planned_queries(self) -> int | None:
-        """Number of queries that the guarantee is planned for; None for any number."""
+    def planned_queries(self) -> int | None: ...
+    def largest_charge(self, num_models: int) -> float | None: ...
+    def cost_ahead(self, num_models: int, queries: int) -> Sequence[Event]: ...
 
 
 class Payable(Protocol):

@@ -177,6 +177,14 @@ class Accountant:
         """
         check_left(mechanism, self._account.planned, queries)
 
+    def check_seeded(self, seeded: bool) -> None:
+        """Raise ValueError if charges go to a ledger and the randomness may be seeded."""
+        if seeded and self._ledger is not None:
+            raise ValueError(
+                "rng must be SecureRandom() if charges go to a ledger, got a seeded source: "
+                "whoever knows a seed can undo the randomness"
+            )
+
     def charge(self, ticket: Payable) -> None:
         """Charge a ticket, so that it can be released.
 
@@ -285,11 +293,7 @@ class Accountant:
 
     def _added(self, account: Account, events: Sequence[Event]) -> Account:
         """Return the account with these events, or raise before anything is written."""
-        if self._ledger is not None and Caveat("seeded") in events:
-            raise ValueError(
-                "rng must be SecureRandom() if charges go to a ledger, got a seeded source: "
-                "whoever knows a seed can undo the randomness"
-            )
+        self.check_seeded(Caveat("seeded") in events)
         return account.added(events)
 
     def _commit(self, entry: Mapping[str, Any], account: Account) -> None:

@@ -14,8 +14,7 @@ from functools import lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
-from adapmixed.privacy.conversions import zcdp_to_dp
-from adapmixed.privacy.gaussian import gdp_to_dp
+from adapmixed.privacy.conversions import gdp_to_dp, zcdp_to_dp
 from adapmixed.privacy.rounding import times_up, up
 
 FEW = 512

@@ -5,11 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import lru_cache
 
-from adapmixed.limits import (
-    check_largest,
-    check_measure,
-    check_number,
-)
 from adapmixed.privacy.bounded_range import adaptive_epsilon
 from adapmixed.privacy.conversions import larger_order, rdp_to_dp, replace_one_epsilon, zcdp_to_dp
 from adapmixed.privacy.rounding import times_up
@@ -35,12 +30,8 @@ class ShardBudget:
     order: float | None = None
     largest: float | None = None
 
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "order", check_measure(self.measure, self.order))
-        object.__setattr__(self, "amount", check_number("amount", self.amount, least=0.0))
-        object.__setattr__(self, "largest", check_largest(self.measure, self.largest))
-
     @classmethod
+    @lru_cache(maxsize=256)
     def for_epsilon(
         cls,
         epsilon: float,
@@ -63,8 +54,31 @@ class ShardBudget:
         Raises:
             ValueError: the conversion to (ε, δ) at this order and delta costs more than epsilon.
         """
-        return _widest(epsilon, delta, order, adjacency, largest)
+        measure = "zcdp" if order is None else "renyi"
 
+        def stated(amount: float) -> float:
+            return cls(measure, amount, order, largest).epsilon(delta, adjacency)
+
+        if order is not None and stated(0.0) > epsilon:
+
+            def cost(other: float) -> float:
+                return cls(measure, 0.0, other).epsilon(delta, adjacency)
+
+            raise ValueError(
+                f"epsilon must be > {stated(0.0)!r}, the cost of the conversion at order {order!r} "
+                f"and delta {delta!r}, got {epsilon!r}{larger_order(order, cost, epsilon)}"
+            )
+        low, high = 0.0, 1.0
+        while stated(high) <= epsilon:
+            low, high = high, 2 * high
+        for _ in range(200):
+            middle = (low + high) / 2
+            if middle in (low, high):
+                break
+            low, high = (middle, high) if stated(middle) <= epsilon else (low, middle)
+        return cls(measure, low, order, largest)
+
+    @lru_cache(maxsize=256)  # noqa: B019  (a budget is a few numbers, and the cache is small)
     def epsilon(self, delta: float, adjacency: str = "zero_out") -> float:
         """Return ε at δ for any number of tokens, rounded up.
 
@@ -77,47 +91,13 @@ class ShardBudget:
             delta: δ in (0, 1).
             adjacency: "zero_out" or "replace_one".
         """
-        return _epsilon(self, delta, adjacency)
-
-
-@lru_cache(maxsize=256)
-def _epsilon(budget: ShardBudget, delta: float, adjacency: str) -> float:
-    order, amount = budget.order, budget.amount
-    if order is None:
-        factor = 4 if adjacency == "replace_one" else 1
-        if budget.largest is not None:
-            largest = times_up(factor, budget.largest)
-            return adaptive_epsilon(times_up(factor, amount), largest, delta)
-        return zcdp_to_dp(times_up(factor, amount), delta)[0]
-    if adjacency == "zero_out":
-        return max(0.0, rdp_to_dp(order, amount, delta))
-    return replace_one_epsilon(order, amount, delta)
-
-
-@lru_cache(maxsize=256)
-def _widest(
-    epsilon: float, delta: float, order: float | None, adjacency: str, largest: float | None
-) -> ShardBudget:
-    measure = "zcdp" if order is None else "renyi"
-
-    def stated(amount: float) -> float:
-        return ShardBudget(measure, amount, order, largest).epsilon(delta, adjacency)
-
-    if order is not None and stated(0.0) > epsilon:
-
-        def cost(other: float) -> float:
-            return ShardBudget(measure, 0.0, other).epsilon(delta, adjacency)
-
-        raise ValueError(
-            f"epsilon must be > {stated(0.0)!r}, the cost of the conversion at order {order!r} "
-            f"and delta {delta!r}, got {epsilon!r}{larger_order(order, cost, epsilon)}"
-        )
-    low, high = 0.0, 1.0
-    while stated(high) <= epsilon:
-        low, high = high, 2 * high
-    for _ in range(200):
-        middle = (low + high) / 2
-        if middle in (low, high):
-            break
-        low, high = (middle, high) if stated(middle) <= epsilon else (low, middle)
-    return ShardBudget(measure, low, order, largest)
+        order, amount = self.order, self.amount
+        if order is None:
+            factor = 4 if adjacency == "replace_one" else 1
+            if self.largest is not None:
+                largest = times_up(factor, self.largest)
+                return adaptive_epsilon(times_up(factor, amount), largest, delta)
+            return zcdp_to_dp(times_up(factor, amount), delta)[0]
+        if adjacency == "zero_out":
+            return max(0.0, rdp_to_dp(order, amount, delta))
+        return replace_one_epsilon(order, amount, delta)

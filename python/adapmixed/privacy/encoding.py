@@ -11,6 +11,7 @@ import json
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import fields
+from functools import partial
 from typing import Any, NoReturn, TypeVar, get_args
 
 import numpy as np
@@ -62,35 +63,28 @@ def read_array(written: Any) -> NDArray[np.float64]:
     return np.frombuffer(data, dtype="<f8").astype(np.float64).reshape(shape)
 
 
-def _plain(kind: type) -> Callable[[Any], Any]:
-    return lambda value: exactly(kind, value)
-
-
-def _optional(read: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    return lambda value: None if value is None else read(value)
-
-
-def _reals(written: Any) -> tuple[float, ...]:
-    return tuple(read_real(number) for number in exactly(list, written))
-
-
-_WRITE: dict[str, Callable[[Any], Any]] = {
-    "int": _plain(int),
-    "str": _plain(str),
-    "bool": _plain(bool),
-    "float": write_real,
-    "int | None": _optional(_plain(int)),
-    "str | None": _optional(_plain(str)),
-    "float | None": _optional(write_real),
-    "tuple[float, ...]": lambda value: [write_real(number) for number in value],
-    "NDArray[np.float64]": write_array,
+# How fields of a type are written, and read.
+_CODECS: dict[str, tuple[Callable[[Any], Any], Callable[[Any], Any]]] = {
+    **{
+        kind.__name__: (partial(exactly, kind), partial(exactly, kind)) for kind in (int, str, bool)
+    },
+    "float": (write_real, read_real),
+    "tuple[float, ...]": (
+        lambda value: [write_real(number) for number in value],
+        lambda written: tuple(read_real(number) for number in exactly(list, written)),
+    ),
+    "NDArray[np.float64]": (write_array, read_array),
 }
-_READ = _WRITE | {
-    "float": read_real,
-    "float | None": _optional(read_real),
-    "tuple[float, ...]": _reals,
-    "NDArray[np.float64]": read_array,
-}
+
+
+def _converted(name: str, kind: str, value: Any, *, read: bool) -> Any:
+    """Return a field's value as it is written, or read from a file."""
+    if value is None and kind.endswith(" | None"):
+        return None
+    try:
+        return _CODECS[kind.removesuffix(" | None")][read](value)
+    except ValueError as error:
+        raise ValueError(f"{name} {error}") from error
 
 
 def to_json(value: Any) -> dict[str, Any]:
@@ -101,7 +95,7 @@ def to_json(value: Any) -> dict[str, Any]:
     name = type(value).__name__
     head = {"event": name} if EVENTS.get(name) is type(value) else {}
     return head | {
-        one.name: _named(one.name, _WRITE[str(one.type)], getattr(value, one.name))
+        one.name: _converted(one.name, str(one.type), getattr(value, one.name), read=False)
         for one in fields(value)
     }
 
@@ -114,7 +108,9 @@ def from_json(kind: type[T], written: Any) -> T:
     """
     known = {one.name: str(one.type) for one in fields(kind)}  # type: ignore[arg-type]
     check_keys(kind.__name__, written, known)
-    return kind(**{name: _named(name, _READ[of], written[name]) for name, of in known.items()})
+    return kind(
+        **{name: _converted(name, of, written[name], read=True) for name, of in known.items()}
+    )
 
 
 def read_event(written: Any) -> Event:
@@ -129,13 +125,6 @@ def read_event(written: Any) -> Event:
         raise ValueError(f"event must be one of {', '.join(EVENTS)}, got {name!r}")
     event: Event = from_json(EVENTS[name], given)
     return event
-
-
-def _named(name: str, convert: Callable[[Any], Any], value: Any) -> Any:
-    try:
-        return convert(value)
-    except ValueError as error:
-        raise ValueError(f"{name} {error}") from error
 
 
 def canonical(value: Any) -> str:

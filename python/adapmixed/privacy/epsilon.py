@@ -38,7 +38,7 @@ from adapmixed.privacy.rounding import add_up, array_add_up, times_up
 
 
 @dataclass(frozen=True)
-class Parts:
+class Breakdown:
     """The parts of an ε; mixing + screening + conversion <= total.
 
     Attributes:
@@ -121,7 +121,7 @@ def fixed_epsilon(account: Account, delta: float) -> float:
     return found.epsilon
 
 
-def parts_of(account: Account, delta: float, adjacency: str) -> Parts:
+def parts_of(account: Account, delta: float, adjacency: str) -> Breakdown:
     """Return the parts of ε of all charges.
 
     Arguments and errors are those of :func:`guarantee_of`. The theorems are in
@@ -134,21 +134,21 @@ def parts_of(account: Account, delta: float, adjacency: str) -> Parts:
     """
     if account.kind in ("none", "public"):
         cost = math.inf if account.kind == "none" else 0.0
-        return Parts(cost, 0.0, 0.0, cost)
+        return Breakdown(cost, 0.0, 0.0, cost)
     if account.spent is not None and account.budget is not None:
         total = account.budget.epsilon(delta, adjacency)
-        return Parts(total, 0.0, 0.0, total, account.budget.order)
+        return Breakdown(total, 0.0, 0.0, total, account.budget.order)
     boxes = account.of(ClippedAnswer)
     if boxes:
         box = boxes[0]
         total = clipped_mixing_epsilon(
             box.lower, box.upper, box.num_models, box.budget, delta, adjacency
         )
-        return Parts(total, 0.0, 0.0, total)
+        return Breakdown(total, 0.0, 0.0, total)
     pools = account.of(BoundedRangeAnswer)
     if pools:
         total = _bounded_range(account, pools, delta, adjacency)
-        return Parts(total, 0.0, 0.0, total)
+        return Breakdown(total, 0.0, 0.0, total)
     return _renyi(account, delta, adjacency)
 
 
@@ -172,7 +172,7 @@ def _charged_queries(account: Account, event: Counted) -> int:
     return account.counts[event] if budget is None else budget
 
 
-def _renyi(account: Account, delta: float, adjacency: str) -> Parts:
+def _renyi(account: Account, delta: float, adjacency: str) -> Breakdown:
     rho = 0.0
     for event in account.of(GaussianScreening):
         cost = screening_rho(event.weight, event.sigma, event.num_models)
@@ -198,7 +198,7 @@ def _renyi(account: Account, delta: float, adjacency: str) -> Parts:
     sums = array_add_up(spent, conversion)
     model = int(sums.min(axis=1).argmax())
     column = int(sums[model].argmin())
-    return Parts(
+    return Breakdown(
         mixing=float(mixing[model, column]),
         screening=float(screening[column]),
         conversion=float(conversion[column]),
@@ -207,22 +207,22 @@ def _renyi(account: Account, delta: float, adjacency: str) -> Parts:
     )
 
 
-def _replaced(order: float, mixing: float, spent: float, delta: float) -> Parts:
+def _replaced(order: float, mixing: float, spent: float, delta: float) -> Breakdown:
     total = replace_one_epsilon(order, spent, delta)
     once = max(0.0, rdp_to_dp(order, spent, delta) - spent)
-    return Parts(mixing, spent - mixing, min(once, max(0.0, total - spent)), total, order)
+    return Breakdown(mixing, spent - mixing, min(once, max(0.0, total - spent)), total, order)
 
 
-def _screenings(rho: float, delta: float) -> Parts:
+def _screenings(rho: float, delta: float) -> Breakdown:
     """Return ε of zCDP at the best order, which is public because the cost is.
 
     docs/theory/adapmixed.md proves it.
     """
     total, order = zcdp_to_dp(rho, delta)
     if math.isinf(order):
-        return Parts(0.0, 0.0, 0.0, total)
+        return Breakdown(0.0, 0.0, 0.0, total)
     parts = times_up(order, rho), c_alpha(order, delta)
-    return Parts(0.0, *parts, max(total, math.fsum(parts)), order)
+    return Breakdown(0.0, *parts, max(total, math.fsum(parts)), order)
 
 
 def _conversions(orders: tuple[float, ...], delta: float) -> NDArray[np.float64]:

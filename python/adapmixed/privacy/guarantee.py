@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 from decimal import ROUND_CEILING, Context, Decimal
 
-from adapmixed.limits import check_number
+from adapmixed.limits import check_number, check_option, check_rate
 from adapmixed.privacy.events import CAVEATS
 
 KINDS = ("public", "fixed", "data-dependent, ex-post", "published", "none")
@@ -92,22 +92,15 @@ class Guarantee:
     replaced: float | None = None
 
     def __post_init__(self) -> None:
-        if self.kind not in KINDS:
-            raise ValueError(f"kind must be one of {KINDS}, got {self.kind!r}")
+        check_option("kind", self.kind, KINDS)
+        check_option("adjacency", self.adjacency, (None, *_NEIGHBOURS))
+        check_option("method", self.method, (None, *METHODS))
         if (self.epsilon is None) != (self.kind == "none"):
             raise ValueError(f"epsilon must be None iff kind is 'none', got {self.epsilon!r}")
-        if self.epsilon is not None:
-            check_number("epsilon", self.epsilon, least=0.0, infinite=True)
-        if self.replaced is not None:
-            check_number("replaced", self.replaced, least=0.0, infinite=True)
-        if not 0 <= self.delta <= 1:
-            raise ValueError(f"delta must be in [0, 1], got {self.delta!r}")
-        if self.adjacency not in (None, *_NEIGHBOURS):
-            raise ValueError(
-                f"adjacency must be one of {tuple(_NEIGHBOURS)}, got {self.adjacency!r}"
-            )
-        if self.method not in (None, *METHODS):
-            raise ValueError(f"method must be one of {METHODS}, got {self.method!r}")
+        for name in ("epsilon", "replaced"):
+            if getattr(self, name) is not None:
+                check_number(name, getattr(self, name), least=0.0, infinite=True)
+        check_rate("delta", self.delta)
         if not isinstance(self.unit, str) or not self.unit.strip():
             raise ValueError(f"unit must be the name of one protected unit, got {self.unit!r}")
         if not set(self.caveats) <= set(CAVEATS):

@@ -81,23 +81,11 @@ def queries_for(
 ) -> int:
     """Return the largest number of queries within (epsilon, delta).
 
-    It inverts `epsilon_of` by bisection; the theorems are in docs/theory/clipped-mixing.md and
-    docs/theory/clipped-log-pool.md. The result keeps epsilon, and one query more does not.
-
-    Args:
-        epsilon: target ε > 0.
-        delta: δ in [1e-15, 0.1].
-        num_models: N ≥ 1.
-        adjacency: "zero_out" or "replace_one".
-        lower: as in :func:`epsilon_of`.
-        upper: as in :func:`epsilon_of`.
-        scale: as in :func:`epsilon_of`.
+    It inverts :func:`epsilon_of` by bisection, whose arguments and errors it has; the target is
+    ε > 0. The theorems are in docs/theory/clipped-mixing.md and docs/theory/clipped-log-pool.md.
 
     Returns:
-        The number of queries, at most 2^40; 0 if one query is too many.
-
-    Raises:
-        ValueError: an argument is out of range.
+        The number of queries, at most 2^40; 0 if one query is too many. One more does not keep ε.
     """
     target = check_epsilon(epsilon)
 
@@ -121,24 +109,12 @@ def models_for(
 ) -> int | None:
     """Return the smallest number of models, two or more, that keeps (epsilon, delta).
 
-    It inverts `epsilon_of` by bisection, because the cost falls with N; see "Wider boxes and
-    smaller ensembles cost more" in docs/theory/clipped-mixing.md, and
-    docs/theory/clipped-log-pool.md. The result keeps epsilon, and one model less does not.
-
-    Args:
-        epsilon: target ε > 0.
-        delta: δ in [1e-15, 0.1].
-        queries: T ≥ 0, number of answers.
-        adjacency: "zero_out" or "replace_one".
-        lower: as in :func:`epsilon_of`.
-        upper: as in :func:`epsilon_of`.
-        scale: as in :func:`epsilon_of`.
+    It inverts :func:`epsilon_of` by bisection, whose arguments and errors it has; the target is
+    ε > 0. The cost falls with N: "Wider boxes and smaller ensembles cost more" in
+    docs/theory/clipped-mixing.md, and docs/theory/clipped-log-pool.md.
 
     Returns:
-        N, or None if it would be larger than 65 536.
-
-    Raises:
-        ValueError: an argument is out of range.
+        N, or None if it would be larger than 65 536. One model less does not keep ε.
     """
     target = check_epsilon(epsilon)
 

@@ -160,22 +160,6 @@ class Record:
                 f"record {self.sequence} could not be read: {error}"
             ) from error
 
-    def added_to(self, account: Account) -> Account:
-        """Return the account with this record.
-
-        Raises:
-            LedgerCorruptError: the record cannot be read or charged.
-        """
-        entry = self.entry()
-        try:
-            if "binding" in entry:
-                return account.bound(entry["binding"])
-            return account.added(entry["events"])
-        except ValueError as error:
-            raise LedgerCorruptError(
-                f"record {self.sequence} cannot be charged: {error}"
-            ) from error
-
 
 @dataclass(frozen=True)
 class Reading:
@@ -439,7 +423,16 @@ def _read(place: str, seen: Callable[[Record], None], whole: bool, *, immutable:
         for row in connection.execute("SELECT * FROM record WHERE sequence > 0 ORDER BY sequence"):
             record = _record(row)
             record.check_after(last)
-            last, account = record, record.added_to(account)
+            last, entry = record, record.entry()
+            try:
+                if "binding" in entry:
+                    account = account.bound(entry["binding"])
+                else:
+                    account = account.added(entry["events"])
+            except ValueError as error:
+                raise LedgerCorruptError(
+                    f"record {record.sequence} cannot be charged: {error}"
+                ) from error
             seen(record)
     if Reading(place, reading.first, last, account).totals() != reading.totals():
         raise LedgerCorruptError(f"{place}: the totals are not what the records give")

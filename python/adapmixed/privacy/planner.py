@@ -40,7 +40,6 @@ from adapmixed.privacy.costs.clipped_mixing import clipped_mixing_pair
 from adapmixed.privacy.costs.pmixed import radius_for_epsilon, sound_bound
 from adapmixed.privacy.inverse import epsilon_of, models_for, queries_for
 from adapmixed.privacy.rounding import lowered
-from adapmixed.privacy.search import largest_within
 
 __all__ = ["Plan", "epsilon_of", "models_for", "plan", "queries_for"]
 
@@ -61,6 +60,9 @@ _ORDERS = (-3.0, 9.0)  # log(order - 1): PMixED's orders from 1.05, at most `MOS
 _SEARCH, _SHOWN = 2**14, 2**16  # grid points while searching and for partial counts
 _LARGEST = 20.0  # |log| of a box's farther side, where the search ends
 _WIDEST = 2 * _LARGEST  # the widest clip range of the log pool
+_LEAST = 1e-9  # the smallest size that is tried
+FIT = 5e-4
+"""Relative width at which a search ends."""
 
 
 @dataclass(frozen=True)
@@ -274,3 +276,50 @@ def _planned(
     return Plan(
         mechanism, settings, over_time[-1][1], delta, models, queries, adjacency, over_time, note
     )
+
+
+def largest_within(
+    cost: Callable[[float], float], target: float, most: float, start: float = 0.1
+) -> float:
+    """Return the largest size in (0, most] with cost(size) <= target, up to `FIT` relatively.
+
+    Args:
+        cost: an increasing function of the size.
+        target: largest cost that is allowed.
+        most: largest size that is tried.
+        start: first guess.
+
+    Returns:
+        A size that fits. A size larger by `FIT` did not fit, or is beyond `most`. 0.0 if no size
+        >= `_LEAST` fits.
+    """
+    size, ratio = min(most, max(start, _LEAST)), 1 + 4 * FIT
+    low, high, costs = 0.0, math.inf, {}
+    while low == 0 or high == math.inf:  # outward in growing steps until both ends are known
+        costs[size] = cost(size)
+        if costs[size] <= target:
+            low = size
+            if low == most:
+                return most
+            size = min(low * ratio, most)
+        else:
+            high = size
+            if high <= _LEAST:
+                return 0.0
+            size = max(high / ratio, _LEAST)
+        ratio = min(ratio**3, 8.0)
+    step = 0
+    while high > low * (1 + FIT):
+        width = math.log(high / low)
+        # log cost is nearly linear in log size. Every third step halves the bracket instead.
+        share, known = 0.5, 0 < costs[low] <= costs[high] < math.inf
+        if step % 3 < 2 and known and costs[low] < costs[high]:
+            share = math.log(target / costs[low]) / math.log(costs[high] / costs[low])
+            # Step a little beyond the crossing, seen from the nearer end, so that both ends move.
+            share += (-1 if share > 0.5 else 1) * 0.4 * FIT / width
+            share = min(max(share, 0.25 * FIT / width), 1 - 0.25 * FIT / width)
+        size = low * math.exp(share * width)
+        costs[size] = cost(size)
+        low, high = (size, high) if costs[size] <= target else (low, size)
+        step += 1
+    return low

@@ -15,7 +15,7 @@ from adapmixed.serving.errors import plan_spent, queue_full, reserved, stopping
 from adapmixed.serving.fields import Asked
 from adapmixed.serving.metrics import Metrics
 from adapmixed.serving.query import Piece, QueueFullError, ReservedError, StoppedError
-from adapmixed.serving.scheduler import Answer, Scheduler
+from adapmixed.serving.scheduler import Scheduler, ServedAnswer
 
 _LOG = logging.getLogger(__name__)
 
@@ -98,7 +98,7 @@ class Running:
         answer: what the scheduler returned.
     """
 
-    answer: Answer
+    answer: ServedAnswer
 
     def __init__(self, asked: Asked, grant: Grant, metrics: Metrics) -> None:
         self.asked = asked

@@ -25,7 +25,7 @@ Deliver = Callable[[Piece | Exception], None]
 class _Run:
     """One prompt of a query on its way through the engine."""
 
-    answer: Answer
+    answer: ServedAnswer
     index: int
     prompt: Prompt
     text: AnswerText
@@ -33,7 +33,7 @@ class _Run:
     released: int = 0
 
 
-class Answer:
+class ServedAnswer:
     """A query that was submitted."""
 
     def __init__(self, scheduler: Scheduler, reservation: Reservation, deliver: Deliver) -> None:
@@ -112,13 +112,13 @@ class Scheduler:
         if len(self._waiting) + sequences > self._limit:
             raise QueueFullError(f"{len(self._waiting)} of at most {self._limit} sequences wait")
 
-    def submit(self, query: Query, reservation: Reservation, deliver: Deliver) -> Answer:
+    def submit(self, query: Query, reservation: Reservation, deliver: Deliver) -> ServedAnswer:
         """Queue a query that passed `check` and `check_room`. Any thread may call this.
 
         The scheduler closes the reservation. Pieces are delivered until every prompt has one with
         `finish`, or until an exception: StoppedError if the engine has stopped.
         """
-        answer = Answer(self, reservation, deliver)
+        answer = ServedAnswer(self, reservation, deliver)
         ends = self._end_tokens | query.stop_tokens
         runs = [
             _Run(

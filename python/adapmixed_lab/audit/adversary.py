@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from adapmixed.mechanisms import ClippedLogPool, Ticket
 from adapmixed.privacy import Accountant
-from adapmixed.privacy.gaussian import gdp_to_dp
+from adapmixed.privacy.conversions import gdp_to_dp
 from adapmixed.rng import SeededRandom
 from adapmixed_lab.audit.finding import SLACK, Effort, Finding
 from adapmixed_lab.audit.trees import FAR
@@ -36,7 +36,7 @@ BUDGET = 2.0
 
 
 @dataclass(frozen=True)
-class Game:
+class Duel:
     """ClippedLogPool with a member at both clips, against the same without it.
 
     Attributes:
@@ -123,7 +123,7 @@ def transcript(answers: Array, moves: list[NDArray[np.int64]]) -> Array:
     return mass
 
 
-def admitted(game: Game) -> int:
+def admitted(game: Duel) -> int:
     """Return how many answers the accountant of a budget charges before member 0 is retired."""
     accountant, count = Accountant(DELTA, epsilon=BUDGET, adjacency=game.adjacency), 0
     while True:
@@ -136,7 +136,7 @@ def admitted(game: Game) -> int:
             return count
 
 
-def stated(game: Game, queries: int) -> float:
+def stated(game: Duel, queries: int) -> float:
     """Return the ε that an accountant states for so many planned answers."""
     planned = replace(game, mechanism=replace(game.mechanism, queries=queries))
     accountant = Accountant(DELTA, adjacency=game.adjacency)
@@ -147,7 +147,7 @@ def stated(game: Game, queries: int) -> float:
 
 
 def finding(
-    game: Game, what: str, queries: int, epsilon: float, delta: float = DELTA, control: bool = False
+    game: Duel, what: str, queries: int, epsilon: float, delta: float = DELTA, control: bool = False
 ) -> Finding:
     """Play the adversary for so many answers against (ε, δ)."""
     name = f"clipped-log-pool, {what}, N = {game.models}, {game.adjacency}"
@@ -159,13 +159,13 @@ def audit(effort: Effort) -> Iterator[Finding]:
     """Play the worst adversary against plans and budgets; the effort changes nothing."""
     counts = {}
     for adjacency in ("zero_out", "replace_one"):
-        game, narrow = Game(POOL, MODELS, adjacency), Game(NARROW, MODELS, adjacency)
+        game, narrow = Duel(POOL, MODELS, adjacency), Duel(NARROW, MODELS, adjacency)
         for queries in (16, 64, 256):
             yield finding(game, f"plan of {queries}", queries, stated(game, queries))
         yield finding(narrow, "plan of 1024", 1024, stated(narrow, 1024))
         counts[adjacency] = count = admitted(narrow)
         yield finding(narrow, f"budget, {count} answers", count, BUDGET)
-    game = Game(POOL, MODELS, "zero_out")
+    game = Duel(POOL, MODELS, "zero_out")
     # Without its reserve the theorem is wrong by little, and for a large δ only.
     for queries, delta in ((16, 1e-3), (64, 1e-2)):
         alone = gdp_to_dp(game.span / 2 * math.sqrt(queries), delta)
@@ -173,7 +173,7 @@ def audit(effort: Effort) -> Iterator[Finding]:
     plan = stated(game, 64)
     yield finding(game, "plan of 64, 70 answered", 70, plan, control=True)
     for adjacency, count in counts.items():
-        narrow = Game(NARROW, MODELS, adjacency)
+        narrow = Duel(NARROW, MODELS, adjacency)
         yield finding(
             narrow, "budget, a tenth more answers", count * 11 // 10, BUDGET, control=True
         )

@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 
 from adapmixed.mechanisms import AdaPMixED
+from adapmixed.privacy.conversions import gdp_to_dp
 from adapmixed.privacy.costs.adapmixed import screening_rho
-from adapmixed.privacy.gaussian import gdp_to_dp
 from adapmixed_ext.types import RandomSource
 from adapmixed_lab.audit.finding import Effort, Finding
 from adapmixed_lab.audit.search import answers

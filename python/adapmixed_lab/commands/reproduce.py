@@ -18,7 +18,7 @@ from adapmixed.commands.placing import check_device
 
 if TYPE_CHECKING:
     from adapmixed_lab.reproduce.dp_adapter import DPAdapter
-    from adapmixed_lab.reproduce.inputs import Inputs, Sources
+    from adapmixed_lab.reproduce.inputs import Sources, Texts
     from adapmixed_lab.reproduce.measure import Run
 
 EXPERIMENTS = ("table1", "table2", "figure2")
@@ -180,7 +180,7 @@ def _experiment(
     return table1(inputs, _dp_adapter(arguments, inputs), run, parts)
 
 
-def _dp_adapter(arguments: argparse.Namespace, inputs: "Inputs") -> "DPAdapter | None":
+def _dp_adapter(arguments: argparse.Namespace, inputs: "Texts") -> "DPAdapter | None":
     """Return the given adapter, or at builtin scale train one; None to leave DP-SGD out."""
     from adapmixed_lab.reproduce.dp_adapter import EPSILON, builtin_dp_adapter, read_dp_adapter
     from adapmixed_lab.reproduce.paper import DELTA

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from adapmixed.mechanisms import AdaPMixED, Mechanism
 from adapmixed.privacy.conversions import c_alpha
-from adapmixed_lab.reproduce.inputs import Inputs
+from adapmixed_lab.reproduce.inputs import Texts
 from adapmixed_lab.reproduce.measure import Run, compare
 from adapmixed_lab.reproduce.paper import (
     ADAPMIXED,
@@ -64,7 +64,7 @@ def settings(preset: AdaPMixED, num_models: int) -> list[OurPoint]:
     return found
 
 
-def figure2(inputs: Inputs, run: Run, *, queries: int = RUN_QUERIES) -> dict[str, Any]:
+def figure2(inputs: Texts, run: Run, *, queries: int = RUN_QUERIES) -> dict[str, Any]:
     """Run Figure 2: every setting answers the same logits, and equal settings run once.
 
     Args:
@@ -156,7 +156,7 @@ def _anchors(panel: Panel, points: list[OurPoint], preset: AdaPMixED) -> dict[st
     return {"anchor": common[-1], "paper_anchor": common[-1]}
 
 
-def _notes(inputs: Inputs) -> list[str]:
+def _notes(inputs: Texts) -> list[str]:
     notes = [
         "Every panel is drawn relative to its reference setting (ringed), as multiples of its ε "
         "and changes of its perplexity. ε is drawn without its conversion from Rényi divergence, "

@@ -111,7 +111,7 @@ class Sources:
 
 
 @dataclass(frozen=True)
-class Inputs:
+class Texts:
     """The inputs of an experiment.
 
     Attributes:
@@ -180,9 +180,7 @@ class Inputs:
         ]
 
 
-def load_inputs(
-    sources: Sources, folder: Path, *, most: int | None = None, seed: int = 0
-) -> Inputs:
+def load_inputs(sources: Sources, folder: Path, *, most: int | None = None, seed: int = 0) -> Texts:
     """Load models and text.
 
     The end of the text is kept to choose the best non-private pool, and is not evaluated.
@@ -215,7 +213,7 @@ def load_inputs(
         if most is not None and len(stream) >= most + _OTHER:
             break
     kept = len(stream) - min(_OTHER, len(stream) // 8)
-    return Inputs(sources, ensemble, tuple(stream[:kept]), name, tuple(stream[kept:]))
+    return Texts(sources, ensemble, tuple(stream[:kept]), name, tuple(stream[kept:]))
 
 
 def _name(base: str) -> str:

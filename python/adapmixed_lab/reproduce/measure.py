@@ -16,7 +16,7 @@ from adapmixed.evaluation import Runs, evaluate_runs, plan_runs
 from adapmixed.evaluation.result import paired_difference
 from adapmixed.mechanisms import Mechanism, PublicOnly, Unprotected, UnprotectedPool
 from adapmixed.rng import SeededRandom
-from adapmixed_lab.reproduce.inputs import Inputs
+from adapmixed_lab.reproduce.inputs import Texts
 from adapmixed_lab.reproduce.paper import DELTA, PUBLIC
 from adapmixed_lab.reproduce.published import PaperRule, PublishedPMixED
 
@@ -97,7 +97,7 @@ def measure(
 
 
 def compare(
-    inputs: Inputs,
+    inputs: Texts,
     mechanisms: Mapping[str, Mechanism],
     queries: int,
     run: Run,
@@ -183,7 +183,7 @@ def merge(results: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     }
 
 
-def queries_of(inputs: Inputs, paper: int, given: int | None) -> int:
+def queries_of(inputs: Texts, paper: int, given: int | None) -> int:
     """Return the number of queries of one run.
 
     Args:

@@ -11,7 +11,7 @@ from typing import Any
 from adapmixed.evaluation import plan_runs
 from adapmixed.mechanisms import AdaPMixED, Mechanism, PMixED
 from adapmixed_lab.reproduce.dp_adapter import UNSEEDED, DPAdapter
-from adapmixed_lab.reproduce.inputs import Inputs, Sources
+from adapmixed_lab.reproduce.inputs import Sources, Texts
 from adapmixed_lab.reproduce.measure import (
     PER_MODEL,
     POOL,
@@ -80,7 +80,7 @@ def methods(dataset: str, scale: str, queries: int) -> dict[str, Mechanism]:
     }
 
 
-def table1(inputs: Inputs, dp: DPAdapter | None, run: Run, parts: Sequence[Part]) -> dict[str, Any]:
+def table1(inputs: Texts, dp: DPAdapter | None, run: Run, parts: Sequence[Part]) -> dict[str, Any]:
     """Run Table 1.
 
     Args:
@@ -121,7 +121,7 @@ def table1(inputs: Inputs, dp: DPAdapter | None, run: Run, parts: Sequence[Part]
 
 
 def parts_of(
-    inputs: Inputs, runs: int = RUNS, queries: int = RUN_QUERIES, long_queries: int | None = None
+    inputs: Texts, runs: int = RUNS, queries: int = RUN_QUERIES, long_queries: int | None = None
 ) -> list[Part]:
     """Return the parts of the table.
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from adapmixed.mechanisms import AdaPMixED, Mechanism
-from adapmixed_lab.reproduce.inputs import Inputs
+from adapmixed_lab.reproduce.inputs import Texts
 from adapmixed_lab.reproduce.measure import (
     PER_MODEL,
     PUBLISHED,
@@ -60,7 +60,7 @@ def methods(dataset: str, queries: int) -> dict[str, Mechanism]:
     }
 
 
-def table2(inputs: Inputs, run: Run, *, queries: int | None = None) -> dict[str, Any]:
+def table2(inputs: Texts, run: Run, *, queries: int | None = None) -> dict[str, Any]:
     """Run Table 2, a and b.
 
     Args:

@@ -9,12 +9,12 @@ import pytest
 
 from adapmixed.privacy import bounded_range
 from adapmixed_lab.audit import adversary
-from adapmixed_lab.audit.adversary import DELTA, MODELS, NARROW, POOL, Game
+from adapmixed_lab.audit.adversary import DELTA, MODELS, NARROW, POOL, Duel
 
 
 @pytest.mark.parametrize("adjacency", ["zero_out", "replace_one"])
 def test_the_mechanism_answers_as_the_adversary_expects(adjacency: str) -> None:
-    game = Game(POOL, MODELS, adjacency)
+    game = Duel(POOL, MODELS, adjacency)
     other = -1.0 if adjacency == "replace_one" else 0.0
     p, q = game.answers(1.0), game.answers(other)
     assert q == pytest.approx(game.upward(), rel=1e-6)
@@ -28,7 +28,7 @@ def test_the_mechanism_answers_as_the_adversary_expects(adjacency: str) -> None:
 @pytest.mark.parametrize("epsilon", [0.0, 0.1, 0.25])
 def test_three_answers_by_enumeration(epsilon: float) -> None:
     """Every transcript is enumerated; no other questions reach more."""
-    game = Game(POOL, MODELS, "zero_out")
+    game = Duel(POOL, MODELS, "zero_out")
     p, q = game.answers(1.0), game.answers(0.0)
     moves = adversary.best_moves(game.upward(), game.span, 3, epsilon)
     total = 0.0
@@ -49,26 +49,26 @@ def test_three_answers_by_enumeration(epsilon: float) -> None:
 
 @pytest.mark.parametrize(("queries", "least"), [(16, 0.9), (64, 0.9)])
 def test_the_adversary_reaches_nine_tenths_of_delta_of_a_plan(queries: int, least: float) -> None:
-    game = Game(POOL, MODELS, "zero_out")
+    game = Duel(POOL, MODELS, "zero_out")
     assert least * DELTA < game.reached(queries, adversary.stated(game, queries)) <= DELTA
 
 
 @pytest.mark.parametrize(("queries", "delta"), [(16, 1e-3), (64, 1e-2)])
 def test_the_theorem_covers_the_worst_adversary(queries: int, delta: float) -> None:
-    game = Game(POOL, MODELS, "zero_out")
+    game = Duel(POOL, MODELS, "zero_out")
     rho = game.span**2 / 8
     epsilon = bounded_range.adaptive_epsilon(queries * rho, rho, delta)
     assert game.reached(queries, epsilon) <= delta
 
 
 def test_an_epsilon_that_is_one_percent_too_small_is_broken() -> None:
-    game = Game(POOL, MODELS, "zero_out")
+    game = Duel(POOL, MODELS, "zero_out")
     epsilon = adversary.stated(game, 64)
     assert game.reached(64, 0.99 * epsilon) > DELTA
 
 
 def test_a_budget_of_more_answers_than_admitted_is_broken() -> None:
-    game = Game(POOL, MODELS, "zero_out")
+    game = Duel(POOL, MODELS, "zero_out")
     count = adversary.admitted(game)
     assert game.reached(count, adversary.BUDGET) <= DELTA
     assert game.reached(2 * count, adversary.BUDGET) > 10 * DELTA
@@ -79,7 +79,7 @@ def test_a_budget_of_more_answers_than_admitted_is_broken() -> None:
 @pytest.mark.parametrize(("adjacency", "least"), [("zero_out", 0.9), ("replace_one", 0.8)])
 @pytest.mark.slow
 def test_the_adversary_comes_near_delta_under_a_budget(adjacency: str, least: float) -> None:
-    game = Game(NARROW, MODELS, adjacency)
+    game = Duel(NARROW, MODELS, adjacency)
     count = adversary.admitted(game)
     assert least * DELTA < game.reached(count, adversary.BUDGET) <= DELTA
     assert game.reached(count * 11 // 10, adversary.BUDGET) > DELTA

@@ -22,8 +22,6 @@ not keep to that, `answer_error` is accounted in addition.
 ROW_SUMS = 4e-12
 """e₀, the largest difference between the sums of the operator's rows of one position."""
 
-_SUM_ERROR = 1e-9  # largest error of the sum of the masses that a caller gives
-
 
 @dataclass(frozen=True)
 class DominatingPair:
@@ -38,21 +36,6 @@ class DominatingPair:
 
     p: tuple[float, ...]
     q: tuple[float, ...]
-
-    def __post_init__(self) -> None:
-        for name in ("p", "q"):
-            masses = tuple(float(mass) for mass in getattr(self, name))
-            object.__setattr__(self, name, masses)
-            if not masses or not all(mass >= 0 for mass in masses):
-                raise ValueError(f"{name} must be one or more masses >= 0, got {masses!r}")
-            if not abs(math.fsum(masses) - 1) <= _SUM_ERROR:
-                raise ValueError(f"{name} must sum to 1, got {math.fsum(masses)!r}")
-        if len(self.p) != len(self.q):
-            raise ValueError(
-                f"p and q must have the same number of atoms, got {len(self.p)} and {len(self.q)}"
-            )
-        if any(a == 0 and b == 0 for a, b in zip(self.p, self.q, strict=True)):
-            raise ValueError("atoms must have a mass > 0 in p or in q, got one that has neither")
 
     def exchanged(self) -> DominatingPair:
         """Return the pair (q, p), which dominates the other order of the neighbours.

@@ -1,4 +1,4 @@
-"""The active vocabulary and the tail: rows, answers, draws, what a ledger is bound to.
+"""Temperature, top-k, the active vocabulary and its tail: rows, answers, draws, errors.
 
 `test_enumerated` shows that guarantees hold with them.
 """
@@ -6,12 +6,13 @@
 from __future__ import annotations
 
 import math
-from pathlib import Path
+from itertools import product
 from typing import Any
 
 import pytest
 import torch
-from exact import log_probs, uncharged
+from exact import costs, log_probs, uncharged
+from mechanism_cases import same
 from torch import Tensor
 
 from adapmixed.limits import LEAST_PUBLIC
@@ -22,12 +23,12 @@ from adapmixed.mechanisms import (
     Mechanism,
     PMixED,
     PublicOnly,
+    Ticket,
     Unprotected,
     UnprotectedPool,
     shaped,
 )
-from adapmixed.privacy import Accountant
-from adapmixed.rng import SecureRandom, SeededRandom
+from adapmixed.rng import SeededRandom
 from adapmixed_ext.inputs import likeliest
 
 MECHANISMS: list[Mechanism] = [
@@ -227,23 +228,161 @@ def test_the_tail_is_no_token() -> None:
         assert bool(found._proposed.public) is not passed
 
 
-def test_a_ledger_is_bound_to_one_active_vocabulary(tmp_path: Path) -> None:
-    private, public = logits()
-    pool = ClippedLogPool(-0.5, 0.5, queries=100)
-    with Accountant(1e-5, path=tmp_path / "ledger") as accountant:
-        for active in (4, 4, None, 5):
-            proposal = pool.propose(private, public, rng=SecureRandom(), active=active)
-            if active == 4:
-                accountant.charge(proposal)
-                continue
-            with pytest.raises(ValueError, match=r"'active_tokens': 4.*got .*'active_tokens'"):
-                accountant.charge(proposal)
-    whole = Accountant(1e-5)
-    for active in (None, 9, 100):  # all of them
-        whole.charge(pool.propose(private, public, rng=SecureRandom(), active=active))
+# Temperature and top-k before projection
 
 
-@pytest.mark.parametrize("active", [1, 0, -3, 2.5, True, "all"])
-def test_what_is_no_active_vocabulary_is_refused(active: Any) -> None:
-    with pytest.raises(ValueError, match=f"active must be an integer.*got {active!r}"):
-        PublicOnly().propose(*logits(), rng=SeededRandom(0), active=active)
+def rows(dtype: torch.dtype = torch.float32) -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(5)
+    public = 3 * torch.randn(4, 11, generator=generator)
+    private = public + torch.randn(3, 4, 11, generator=generator)
+    return private.to(dtype), public.to(dtype)
+
+
+def released(proposal: Ticket) -> Tensor:
+    tokens = uncharged(proposal).tokens
+    assert tokens is not None
+    return tokens
+
+
+def by_hand(
+    private: Tensor, public: Tensor, temperature: float, top_k: int
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the kept columns of every row, one by one, and their tokens."""
+    private, public = private.float() / temperature, public.float() / temperature
+    kept = torch.tensor(
+        [
+            sorted(sorted(range(public.shape[1]), key=lambda v, b=b: -public[b, v].item())[:top_k])
+            for b in range(len(public))
+        ]
+    )
+    rows = [[member[b, kept[b]] for b in range(len(public))] for member in (*private, public)]
+    every = torch.stack([torch.stack(row) for row in rows])
+    return every[:-1], every[-1], kept
+
+
+def masked(logits: Tensor, kept: Tensor, temperature: float) -> Tensor:
+    """Return all V columns, with -inf in those that are not kept."""
+    mask = torch.full(logits.shape, -math.inf)
+    index = kept.expand(*logits.shape[:-1], -1)
+    return mask.scatter(-1, index, (logits.float() / temperature).gather(-1, index))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("inner", MECHANISMS, ids=lambda m: m.name)
+def test_it_is_the_mechanism_on_shaped_rows(inner: Mechanism, dtype: torch.dtype) -> None:
+    """The answer is the same bit for bit on kept columns, and up to rounding on masked rows."""
+    private, public = rows(dtype)
+    shape = {"temperature": 0.7, "top_k": 5}
+    *expected_rows, kept = by_hand(private, public, 0.7, 5)
+    for place in (0, 3):
+        targets = kept[:, place].clone()
+        here = inner.propose(private, public, targets=targets, rng=SeededRandom(3), **shape)
+        there = inner.propose(*expected_rows, targets=torch.full((4,), place), rng=SeededRandom(3))
+        assert same(costs(here), costs(there))
+        found, expected = uncharged(here).log_prob, uncharged(there).log_prob
+        assert found is not None and expected is not None and torch.equal(found, expected)
+        whole = inner.propose(
+            masked(private, kept, 0.7), masked(public, kept, 0.7), targets=targets,
+            rng=SeededRandom(3),
+        )  # fmt: skip
+        assert torch.allclose(uncharged(whole).log_prob, found, rtol=1e-6, atol=1e-6)
+    tokens = released(inner.propose(private, public, rng=SeededRandom(4), **shape))
+    places = released(inner.propose(*expected_rows, rng=SeededRandom(4)))
+    assert torch.equal(tokens, kept.gather(1, places[:, None])[:, 0])
+    outside = inner.propose(
+        private, public, targets=public.argmin(-1), rng=SeededRandom(3), **shape
+    )
+    assert bool(torch.isneginf(uncharged(outside).log_prob).all())
+
+
+def test_tokens_are_among_those_kept() -> None:
+    private, public = rows()
+    private[:, :, public.argmin(-1)] += 30.0  # what the members would say
+    rng = SeededRandom(1)
+    best = public.topk(2, dim=-1).indices
+    for _ in range(50):
+        tokens = released(Unprotected().propose(private, public, rng=rng, top_k=2))
+        assert bool((best == tokens[:, None]).any(-1).all())
+    low = PublicOnly().propose(private, public, rng=rng, temperature=0.01)
+    assert torch.equal(released(low), public.argmax(-1))
+
+
+def test_a_member_that_is_public_stays_public() -> None:
+    private, public = rows(torch.bfloat16)
+    private[1] = public
+    private[2] = -math.inf
+    private[2, torch.arange(4), public.argmin(-1)] = 0.0  # none of its tokens is kept
+    for temperature in (0.3, 1.0):
+        found = shaped(private, public, temperature=temperature, top_k=4)
+        assert torch.equal(found.private[1], found.public)
+        assert torch.equal(found.private[2], found.public)
+    assert shaped(private, public).public.dtype == torch.bfloat16
+
+
+SHAPES: list[dict[str, Any]] = [
+    {"temperature": 0.01},
+    {"temperature": 0.01, "top_k": 5},
+    {"temperature": 100.0, "top_k": 5},
+    {"top_k": 5},
+]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("inner", MECHANISMS, ids=lambda m: m.name)
+def test_no_finite_row_raises_once_rows_are_shaped(inner: Mechanism, dtype: torch.dtype) -> None:
+    """An error would reveal how large a private logit is."""
+    private, public = rows(dtype)
+    largest = torch.finfo(dtype).max
+    best = public.topk(5, dim=-1).indices
+    far = private.repeat(2, 1, 1)
+    far[0] *= 1000.0
+    far[1] -= largest / 2
+    far[2].scatter_(-1, best, -largest)  # a top-k keeps only what is far below
+    far[3, :, 4] = largest
+    far[4] = far[4].masked_fill(far[4] < far[4].amax(-1, keepdim=True), -math.inf)
+    for (members, base), shape in product(((far, public), (private, 1000.0 * public)), SHAPES):
+        for targets in (None, base.argmax(-1)):
+            proposal = inner.propose(members, base, rng=SeededRandom(0), targets=targets, **shape)
+            answer = uncharged(proposal)
+            assert answer.log_prob is None or not bool(answer.log_prob.isnan().any())
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+@pytest.mark.parametrize("shape", [{"temperature": 0.01}, {"top_k": 5}], ids=str)
+def test_rows_that_are_no_logits_raise_shaped_or_not(bad: float, shape: dict[str, Any]) -> None:
+    for member in (None, 1):
+        private, public = rows()
+        (public if member is None else private[member])[0, public[0].argmax()] = bad
+        for given in ({}, shape):
+            with pytest.raises(
+                ValueError, match=r"contains (NaN|\+inf); logits must be finite or -inf"
+            ):
+                Unprotected().propose(private, public, rng=SeededRandom(0), **given)
+    nothing = torch.full_like(rows()[1], -math.inf)
+    with pytest.raises(ValueError, match="no finite"):
+        PublicOnly().propose(rows()[0], nothing, rng=SeededRandom(0), **shape)
+
+
+@pytest.mark.parametrize("shape", [{"temperature": 0.7}, {"top_k": 5}], ids=str)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+@pytest.mark.parametrize("inner", MECHANISMS, ids=lambda m: m.name)
+def test_no_private_row_raises_once_rows_are_answerable(
+    inner: Mechanism, dtype: torch.dtype, shape: dict[str, Any]
+) -> None:
+    """An error would tell that a member is not finite, or very large."""
+    private, public = rows(dtype)
+    odd = private.repeat(2, 1, 1)
+    best = public.argmax(-1, keepdim=True)  # a top-k keeps it
+    for member, value in enumerate((math.nan, math.inf, -math.inf)):
+        odd[member].scatter_(-1, best, value)
+    odd[3] = -math.inf
+    odd[4] += 1e7 if dtype == torch.float32 else 6e4
+    found = shaped(odd, public, **shape).answerable()
+    for member in (0, 1, 3):
+        assert torch.equal(found.private[member], found.public)
+    exact = shaped(private[1:2], public, **shape).private[0]  # the same row before it was moved
+    if dtype == torch.float32:
+        moved = found.private[4] - found.private[4].amax(-1, keepdim=True)
+        assert torch.allclose(moved, exact - exact.amax(-1, keepdim=True), atol=2.0)
+    proposal = inner.propose_rows(found, rng=SeededRandom(0))
+    assert len(released(proposal)) == 4

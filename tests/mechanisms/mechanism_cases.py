@@ -1,9 +1,10 @@
-"""Mechanisms that answer three models of six tokens, and their proposals."""
+"""Mechanisms over three models of six tokens, grids of all ensembles, and distances."""
 
 from __future__ import annotations
 
 import warnings
 from collections.abc import Sequence
+from itertools import product
 from typing import Any
 
 import pytest
@@ -55,9 +56,7 @@ every = pytest.mark.parametrize("name", list(MECHANISMS))
 class CountingRandom(SeededRandom):
     """A random source that counts its draws."""
 
-    def __init__(self, seed: int) -> None:
-        super().__init__(seed)
-        self.draws = 0
+    draws = 0
 
     def reserve(self) -> tuple[Tensor, int]:
         self.draws += 1
@@ -87,3 +86,55 @@ def same(events: Sequence[Event], others: Sequence[Event]) -> bool:
         return {k: v.tolist() if hasattr(v, "tolist") else v for k, v in fields.items()}
 
     return [plain(e) for e in events] == [plain(e) for e in others]
+
+
+GRIDS = {
+    # tokens, models, values of a logit, K: all (models + 1) rows over all values
+    "V2-N1": (2, 1, (-40.0, -3.0, 0.0, 0.5, 3.0), None),
+    "V2-N2": (2, 2, (-3.0, 0.0, 0.5, 3.0), None),
+    "V2-N3": (2, 3, (-3.0, 0.0, 3.0), None),
+    "V3-N2": (3, 2, (-2.0, 0.0, 4.0), None),
+    "tail": (3, 2, (-90.0, 0.0, 90.0), None),  # tokens about which no member speaks
+    "active": (4, 2, (-2.0, 3.0), 2),
+}
+
+
+def everything(grid: str) -> tuple[Tensor, Tensor, Tensor, int | None]:
+    """Return private (N, B, V) and public (B, V) logits of all ensembles, all rows, and K.
+
+    The first logit is 0. That loses no distribution, because only differences count.
+    """
+    vocab, models, values, active = GRIDS[grid]
+    rows = [(0.0, *rest) for rest in product(values, repeat=vocab - 1)]
+    ensembles = torch.tensor(list(product(rows, repeat=models + 1)))
+    private = ensembles[:, 1:].transpose(0, 1).contiguous()
+    return private, ensembles[:, 0].contiguous(), torch.tensor(rows), active
+
+
+def neighbours(private: Tensor, public: Tensor, adjacency: str, rows: Tensor) -> list[Tensor]:
+    """Return the ensembles without one member, or with another row in a member's place."""
+    result = []
+    for i in range(len(private)):
+        others = torch.cat((private[:i], private[i + 1 :]))
+        if adjacency == "add_remove":
+            result.append(others if len(others) else public[None])
+            continue
+        for row in [public] if adjacency == "zero_out" else rows:
+            changed = private.clone()
+            changed[i] = row
+            result.append(changed)
+    return result
+
+
+def both_ways(p: Tensor, q: Tensor, order: float) -> Tensor:
+    """Return D↔_order, (B,), of log-probabilities (B, V)."""
+    forward = torch.logsumexp(order * p + (1 - order) * q, 1) / (order - 1)
+    backward = torch.logsumexp(order * q + (1 - order) * p, 1) / (order - 1)
+    return torch.maximum(forward, backward)
+
+
+def hockey_stick(p: Tensor, q: Tensor, epsilon: float) -> float:
+    """Return the largest hockey stick of log-probabilities (B, V), the larger of both ways."""
+    ratio = torch.exp(torch.tensor(epsilon))
+    both = ((a.exp() - ratio * b.exp()).clamp(min=0).sum(1) for a, b in ((p, q), (q, p)))
+    return max(float(one.max()) for one in both)
