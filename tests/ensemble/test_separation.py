@@ -68,8 +68,7 @@ def test_broken_member_stays_in_its_rows(
     private, public = ensemble.logits(ids)
     for module in ensemble._forward.model.modules():
         if isinstance(module, BatchedLoRA):
-            (group,) = module.groups
-            group.up[1].fill_(value)
+            module.up[1].fill_(value)
     wild, public_2 = ensemble.logits(ids)
     assert not torch.equal(private[1], wild[1])
     assert torch.equal(public, public_2)

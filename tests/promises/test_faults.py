@@ -276,7 +276,7 @@ FAULTS: list[tuple[str, str, Replacement, str]] = [
         "misuse/test_misuse.py::test_a_guarantee_of_seeded_answers_says_so",
     ),
     (
-        "adapmixed.ensemble.shards:check_shards",
+        "adapmixed.ensemble.manifest:check_shards",
         "a person in two shards is not noticed",
         instead(lambda members, shards: True),
         "misuse/test_misuse_shards.py::test_overlapping_shards_are_refused",
@@ -294,7 +294,7 @@ FAULTS: list[tuple[str, str, Replacement, str]] = [
         "ensemble/test_vocabulary.py::test_ids_without_a_token_are_masked_in_every_row",
     ),
     (
-        "adapmixed.ensemble.member:Adapter.is_zero",
+        "adapmixed.ensemble.lora:Adapter.is_zero",
         "an emptied member is computed in its own row",
         instead(property(lambda self: False)),
         "ensemble/test_separation.py::test_zero_adapter_is_exact_where_rows_round_differently",

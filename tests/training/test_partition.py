@@ -15,7 +15,7 @@ from tiny_models import TARGETS, VOCAB
 
 from adapmixed.data import Document
 from adapmixed.ensemble import Ensemble, read_adapter
-from adapmixed.ensemble.layers import head_name
+from adapmixed.ensemble.lora import head_name
 from adapmixed.training import (
     FinetuneConfig,
     assign_shards,

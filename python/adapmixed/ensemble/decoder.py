@@ -7,8 +7,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from adapmixed.ensemble.forward import BatchedForward, Beside
-from adapmixed.ensemble.output_layer import Logits
-from adapmixed.ensemble.room import LogitsRoom
+from adapmixed.ensemble.output_layer import Logits, LogitsRoom
 
 
 class Decoder:

@@ -13,15 +13,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from adapmixed.ensemble.adapted_layers import merged_layers
-from adapmixed.ensemble.batched_lora import stack_adapters
 from adapmixed.ensemble.decoder import Decoder
 from adapmixed.ensemble.forward import DEFAULT_MEMORY_BYTES, BatchedForward, Beside
-from adapmixed.ensemble.layers import head_name
-from adapmixed.ensemble.member import Adapter, layer_shape
-from adapmixed.ensemble.output_layer import replace_output_layer
-from adapmixed.ensemble.parts import read_parts
-from adapmixed.ensemble.room import LogitsRoom
+from adapmixed.ensemble.lora import (
+    Adapter,
+    head_name,
+    layer_shape,
+    merged_layers,
+    stack_adapters,
+)
+from adapmixed.ensemble.members import read_members
+from adapmixed.ensemble.output_layer import LogitsRoom, replace_output_layer
 from adapmixed.ensemble.support import TESTED, check_behaviour, check_model, max_positions
 from adapmixed.ensemble.trunk import find_trunk, repeat_at
 from adapmixed.ensemble.vocabulary import beginning_of, unnamed_ids
@@ -180,22 +182,22 @@ class Ensemble:
             ValueError: if the base is not supported (docs/reference/supported-models.md).
             ValueError: if there are more processes than members, or they read different files.
         """
-        parts = read_parts(base, folder, adapted=adapted, dtype=dtype, device=device, ranks=ranks)
+        read = read_members(base, folder, adapted=adapted, dtype=dtype, device=device, ranks=ranks)
         ensemble = cls(
-            parts.model,
-            parts.adapters,
-            adapted=parts.adapted,
-            tokenizer=parts.tokenizer,
-            unverified=parts.unverified,
-            ranks=parts.ranks,
-            num_models=len(parts.paths),
+            read.model,
+            read.adapters,
+            adapted=read.adapted,
+            tokenizer=read.tokenizer,
+            unverified=read.unverified,
+            ranks=read.ranks,
+            num_models=read.num_models,
         )
-        ensemble.unit = parts.unit
-        ensemble.fingerprint = parts.fingerprint
+        ensemble.unit = read.unit
+        ensemble.fingerprint = read.fingerprint
         ensemble.folder = os.fspath(folder) if isinstance(folder, str | os.PathLike) else None
-        if not parts.ranks.alone:  # devices may differ, but all caches must have the same rows
+        if not read.ranks.alone:  # devices may differ, but all caches must have the same rows
             facts = {"what members share": ensemble.trunk, "all files": ensemble.fingerprint}
-            parts.ranks.agree(facts)
+            read.ranks.agree(facts)
         _LOG.info(
             "ensemble of %d models over %d tokens, window %s, sharing %s; not verified: %s",
             ensemble.num_models,
@@ -204,7 +206,7 @@ class Ensemble:
             ensemble.trunk,
             ", ".join(ensemble.unverified) or "nothing",
         )
-        del parts  # whose factors are packed; glibc would keep their memory
+        del read  # whose factors are packed; glibc would keep their memory
         with suppress(AttributeError, OSError):
             ctypes.CDLL(None).malloc_trim(0)
         return ensemble

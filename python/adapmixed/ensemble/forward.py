@@ -12,10 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from adapmixed.ensemble.layers import head_name, linear_names
-from adapmixed.ensemble.member import layer_shape
-from adapmixed.ensemble.output_layer import SPARE, Logits, OutputLayer
-from adapmixed.ensemble.room import LogitsRoom
+from adapmixed.ensemble.lora import head_name, layer_shape, linear_names
+from adapmixed.ensemble.output_layer import SPARE, Logits, LogitsRoom, OutputLayer
 from adapmixed.ensemble.trunk import Trunk
 from adapmixed.limits import LEAST_ACTIVE
 from adapmixed.ranks import ALONE, Ranks

@@ -17,9 +17,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from adapmixed.ensemble.batched_lora import RankGroup
 from adapmixed.ensemble.decoder import Decoder
 from adapmixed.ensemble.forward import BatchedForward
+from adapmixed.ensemble.lora import BatchedLoRA
 from adapmixed.ensemble.output_layer import HeadAdapters, Logits
 from adapmixed.ensemble.vocabulary import beginning_of
 
@@ -188,7 +188,7 @@ def _differ(found: Tensor, expected: Tensor) -> bool:
 @contextmanager
 def _only(model: Any, kept: int) -> Iterator[None]:
     """Remove every member's update but that of block `kept` while the context is entered."""
-    weights = [one.up for one in model.modules() if isinstance(one, RankGroup)]
+    weights = [one.up for one in model.modules() if isinstance(one, BatchedLoRA)]
     heads = [one.factors for one in model.modules() if isinstance(one, HeadAdapters)]
     copies = [one.clone() for one in (*weights, *heads)]
     try:

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from adapmixed.ensemble.layers import block_names, head_name
+from adapmixed.ensemble.lora import block_names, head_name
 
 _LOG = logging.getLogger(__name__)
 # Arguments of decoder blocks, grouped by the meaning of their first dimension.

@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from adapmixed.ensemble.member_record import read_member_record
+from adapmixed.ensemble.manifest import read_member_record
 from adapmixed.training.member import MemberTrainer
 from adapmixed.training.progress import Progress
 from adapmixed.workers import start_server

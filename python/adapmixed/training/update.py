@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from adapmixed.ensemble.member_record import read_member_record
+from adapmixed.ensemble.manifest import read_member_record
 from adapmixed.files import remove_leftovers
 from adapmixed.training.folder import TrainingFolder
 from adapmixed.training.partition import shard_record
