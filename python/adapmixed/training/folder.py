@@ -213,12 +213,8 @@ class TrainingFolder:
 
     def missing(self, withdrawn: Collection[int]) -> list[int]:
         """Return the members that are neither finished nor withdrawn."""
-        wanted = set(range(len(self.members))).difference(withdrawn)
-        return [index for index in sorted(wanted) if not self.is_finished(index)]
-
-    def remove_leftovers(self, member: int) -> None:
-        """Remove what a killed process left of a member."""
-        remove_leftovers(self.output, self.members[member])
+        members = range(len(self.members))
+        return [one for one in members if one not in withdrawn and not self.is_finished(one)]
 
     def record(self, member: int) -> dict[str, Any]:
         """Return the record of a finished member; see `read_member_record`."""

@@ -41,8 +41,7 @@ class MemberTrainer:
             spool: the shards.
             key: the key of the partition.
         """
-        dtype = getattr(torch, run.dtype)
-        model, tokenizer = load_base(run.base, dtype, revision=facts.revision)
+        model, tokenizer = load_base(run.base, getattr(torch, run.dtype), revision=facts.revision)
         self._run, self._facts, self._spool, self._key = run, facts, spool, key
         base = model.to(device).eval()
         self._vocab_size = base.config.get_text_config().vocab_size
