@@ -269,14 +269,6 @@ def test_a_fingerprint_is_of_what_was_read(
     assert Ensemble.from_pretrained(base, [one, two]).fingerprint != before
 
 
-@pytest.mark.parametrize("name", ["adapter_config.json", "adapter_model.safetensors"])
-def test_a_member_without_a_file(make_adapters: Make, base: Any, name: str) -> None:
-    members = make_adapters(2)
-    (members[1] / name).unlink()
-    with pytest.raises(ValueError, match=f"must be a peft folder, but .* no {name}"):
-        Ensemble.from_pretrained(base, members)
-
-
 def test_a_fingerprint_does_not_tell_where_the_base_lies(
     make_adapters: Make, base: Any, tmp_path: Path
 ) -> None:
