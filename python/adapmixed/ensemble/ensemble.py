@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from adapmixed.ensemble.decoder import Decoder
-from adapmixed.ensemble.forward import DEFAULT_MEMORY_BYTES, BatchedForward, Beside
+from adapmixed.ensemble.forward import DEFAULT_MEMORY_BYTES, AnswerBytes, BatchedForward
 from adapmixed.ensemble.lora import (
     Adapter,
     head_name,
@@ -308,7 +308,7 @@ class Ensemble:
         memory_bytes: int = DEFAULT_MEMORY_BYTES,
         attention_mask: Tensor | None = None,
         new_tokens: int = 0,
-        beside: Beside | None = None,
+        answer_bytes: AnswerBytes | None = None,
         unread: bool = False,
         active: int | None = None,
     ) -> Decoder:
@@ -320,7 +320,7 @@ class Ensemble:
             attention_mask: (b, t) of 0 and 1; prompts of unequal length are padded on the left.
             new_tokens: the largest number of tokens that will be appended. The cache reserves room
                 for them, within `memory_bytes`. Beyond that it grows by a quarter, uncounted.
-            beside: returns the bytes that the caller holds together with a position's logits, which
+            answer_bytes: returns the bytes that the caller holds together with a position's logits, which
                 count towards `memory_bytes`.
             unread: whether to leave the reading to `Decoder.read`, for prompts in parts.
             active: as in `iter_logits`.
@@ -333,14 +333,14 @@ class Ensemble:
         """
         ids, mask = self._forward.check_ids(input_ids, attention_mask)
         forward = self._speaking(active)
-        return Decoder(forward, ids, mask, memory_bytes, new_tokens, beside, unread)
+        return Decoder(forward, ids, mask, memory_bytes, new_tokens, answer_bytes, unread)
 
     def sequence_bytes(
         self,
         length: int,
         *,
         new_tokens: int = 0,
-        beside: Beside | None = None,
+        answer_bytes: AnswerBytes | None = None,
         active: int | None = None,
     ) -> int:
         """Return the least `memory_bytes` with which `decoder` takes one prompt of this length.
@@ -350,10 +350,10 @@ class Ensemble:
         Args:
             length: of the prompt, in tokens.
             new_tokens: as in `decoder`.
-            beside: as in `decoder`.
+            answer_bytes: as in `decoder`.
             active: as in `iter_logits`.
         """
-        return self._speaking(active).sequence_bytes(length + new_tokens, beside)
+        return self._speaking(active).sequence_bytes(length + new_tokens, answer_bytes)
 
 
 def try_members(model: Any, tokenizer: Any, layers: Sequence[str]) -> None:

@@ -96,7 +96,9 @@ class Manifest:
                 f"{self.document_names!r}"
             )
         if self.beginning is not None and not all(type(one) is int for one in self.beginning):
-            raise ValueError(f"beginning must be a list of token ids or null, got {self.beginning!r}")
+            raise ValueError(
+                f"beginning must be a list of token ids or null, got {self.beginning!r}"
+            )
         object.__setattr__(self, "adapted", checked_layers(self.adapted))
         object.__setattr__(self, "disjoint", check_shards(self.members, self.shards))
         if self.unit is not None:

@@ -39,7 +39,7 @@ _LEAST = 32  # tokens of such a pass
 _TRIAL = 8  # tokens of a trial
 
 
-class Trunk(NamedTuple):
+class HeadTrunk(NamedTuple):
     """The module whose output alone determines the logits.
 
     Attributes:
@@ -86,7 +86,7 @@ class StateBlocks:
 
 @contextmanager
 def trunk_once(
-    model: Any, trunk: Trunk | None, parts: Sequence[Blocks], scratch: Path | None = None
+    model: Any, trunk: HeadTrunk | None, parts: Sequence[Blocks], scratch: Path | None = None
 ) -> Iterator[Sequence[Blocks | StateBlocks]]:
     """Let a model that adapts its output layer alone answer from stored hidden states.
 
@@ -222,7 +222,7 @@ def _add_gradient(parameter: nn.Parameter, gradient: Tensor) -> None:
         parameter.grad = gradient if parameter.grad is None else parameter.grad + gradient
 
 
-def find_trunk(model: Any) -> Trunk | None:
+def find_trunk(model: Any) -> HeadTrunk | None:
     """Return the trunk of a model that adapts its output layer alone.
 
     A few public tokens are tried: from the trunk's stored output the model must give the same bits.
@@ -249,7 +249,7 @@ def find_trunk(model: Any) -> Trunk | None:
             found = inner(input_ids=numbers, use_cache=False).logits
             plain = torch.equal(head(output[0]), expected)
         if torch.equal(found, expected):
-            return Trunk(name, type(output), plain)
+            return HeadTrunk(name, type(output), plain)
     except Exception as error:  # a model's own code may raise anything
         _LOG.info("%s: %s", type(error).__name__, error)
     finally:
