@@ -320,8 +320,8 @@ class Ensemble:
             attention_mask: (b, t) of 0 and 1; prompts of unequal length are padded on the left.
             new_tokens: the largest number of tokens that will be appended. The cache reserves room
                 for them, within `memory_bytes`. Beyond that it grows by a quarter, uncounted.
-            answer_bytes: returns the bytes that the caller holds together with a position's logits, which
-                count towards `memory_bytes`.
+            answer_bytes: returns the bytes that the caller holds together with a position's logits.
+                They count towards `memory_bytes`.
             unread: whether to leave the reading to `Decoder.read`, for prompts in parts.
             active: as in `iter_logits`.
 
