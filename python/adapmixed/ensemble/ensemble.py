@@ -110,7 +110,7 @@ class Ensemble:
         self.trunk = find_trunk(model, adapted)
         head = head_name(model)
         stack_adapters(model, adapters, adapted, head=head)
-        replace_output_layer(
+        layer = replace_output_layer(
             model, head, adapters, adapted.get(head),
             shared=self.trunk.head is not None, masked=masked, ranks=ranks,
         )  # fmt: skip
@@ -134,7 +134,7 @@ class Ensemble:
             max_positions=self.max_positions,
             zero_members=tuple(i for i, adapter in enumerate(adapters) if adapter.is_zero),
             trunk=self.trunk,
-            head=head,
+            layer=layer,
             ranks=ranks,
         )
         self._of_active: dict[int, BatchedForward] = {}

@@ -40,7 +40,7 @@ class BatchedForward:
             block, because an empty shard must answer exactly as the public model does. Computed in
             another row of a matrix product, the same numbers may round differently.
         trunk: the layers that members share; rows are repeated where it ends.
-        head: name of the output layer, an `OutputLayer`.
+        layer: the model's output layer.
         active: K, number of the tokens about which members speak; None for all.
         ranks: the processes that run the other members on the same tokens. All use the main
             process's public row, since another batch may round the same numbers differently.
@@ -51,19 +51,12 @@ class BatchedForward:
     vocab_size: int
     max_positions: int | None
     zero_members: tuple[int, ...]
-    head: str
+    layer: OutputLayer
     trunk: Trunk = Trunk()
     active: int | None = None
     ranks: Ranks = ALONE
     # Hooks at the end of the trunk store the shapes of the current pass.
     _lock: threading.Lock = field(default_factory=threading.Lock, repr=False, compare=False)
-
-    @property
-    def layer(self) -> OutputLayer:
-        """The output layer."""
-        found = self.model.get_submodule(self.head)
-        assert isinstance(found, OutputLayer)
-        return found
 
     def check_ids(self, input_ids: Tensor, attention_mask: Tensor | None) -> tuple[Tensor, Any]:
         """Return the validated ids and mask, int64 and on the model's device.

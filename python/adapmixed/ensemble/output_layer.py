@@ -242,8 +242,8 @@ def replace_output_layer(
     shared: bool,
     masked: Tensor | None = None,
     ranks: Ranks = ALONE,
-) -> None:
-    """Put an ensemble's output layer in the place of the model's.
+) -> OutputLayer:
+    """Put an ensemble's output layer in the place of the model's, and return it.
 
     Args:
         model: the public model, which is changed.
@@ -264,3 +264,4 @@ def replace_output_layer(
     layer = OutputLayer(base, len(adapters), found, shared=shared, masked=masked, ranks=ranks)
     parent, _, leaf = head.rpartition(".")
     setattr(model.get_submodule(parent), leaf, layer)
+    return layer
