@@ -267,17 +267,3 @@ def test_a_fingerprint_is_of_what_was_read(
     monkeypatch.setattr(members, "read_adapters", changed)
     assert Ensemble.from_pretrained(base, [one, two]).fingerprint == before
     assert Ensemble.from_pretrained(base, [one, two]).fingerprint != before
-
-
-def test_a_fingerprint_does_not_tell_where_the_base_lies(
-    make_adapters: Make, base: Any, tmp_path: Path
-) -> None:
-    """A ledger is still that of the ensemble if the base's folder is renamed."""
-    members = make_adapters(1)
-    base.save_pretrained(tmp_path / "base")
-    shutil.copytree(tmp_path / "base", tmp_path / "renamed")
-    before = Ensemble.from_pretrained(tmp_path / "base", members).fingerprint
-    assert Ensemble.from_pretrained(tmp_path / "renamed", members).fingerprint == before
-    (tmp_path / "renamed" / "special_tokens_map.json").write_text("{}")
-    assert Ensemble.from_pretrained(tmp_path / "renamed", members).fingerprint != before
-    assert fingerprint("base", [], {}) != fingerprint("renamed", [], {})
