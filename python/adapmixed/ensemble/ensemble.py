@@ -23,7 +23,7 @@ from adapmixed.ensemble.lora import (
     stack_adapters,
 )
 from adapmixed.ensemble.members import read_members
-from adapmixed.ensemble.output_layer import LogitsRoom, replace_output_layer
+from adapmixed.ensemble.output_layer import HeadAdapters, LogitsRoom, OutputLayer
 from adapmixed.ensemble.support import TESTED, check_behaviour, check_model, max_positions
 from adapmixed.ensemble.trunk import find_trunk, repeat_at
 from adapmixed.ensemble.vocabulary import beginning_of, unnamed_ids
@@ -110,10 +110,21 @@ class Ensemble:
         self.trunk = find_trunk(model, adapted)
         head = head_name(model)
         stack_adapters(model, adapters, adapted, head=head)
-        layer = replace_output_layer(
-            model, head, adapters, adapted.get(head),
-            shared=self.trunk.head is not None, masked=masked, ranks=ranks,
-        )  # fmt: skip
+        base, heads = model.get_submodule(head), None
+        if head in adapted:
+            updates = [adapter.updates.get(head) for adapter in adapters]
+            short = model.dtype == torch.bfloat16
+            heads = HeadAdapters(updates, layer_shape(base), max(adapted[head]), short)
+            heads = heads.to(model.device)
+        layer = OutputLayer(
+            base,
+            len(adapters),
+            heads,
+            shared=self.trunk.head is not None,
+            masked=masked,
+            ranks=ranks,
+        )
+        model.set_submodule(head, layer)
         repeat_at(model, self.trunk, len(adapters) + 1)
         model.eval()
         model.requires_grad_(False)

@@ -139,7 +139,6 @@ def stack_adapters(
         ValueError: if `adapted` names a layer that the base lacks.
     """
     for name in sorted(adapted):
-        parent, _, leaf = name.rpartition(".")
         try:
             base = model.get_submodule(name)
         except AttributeError as error:
@@ -148,8 +147,7 @@ def stack_adapters(
             raise ValueError(f"adapted must name layers of the base, got {name!r}{hint}") from error
         if name != head:
             updates = [adapter.updates.get(name) for adapter in adapters]
-            stacked = BatchedLoRA(base, updates, max(adapted[name]))
-            setattr(model.get_submodule(parent), leaf, stacked)
+            model.set_submodule(name, BatchedLoRA(base, updates, max(adapted[name])))
 
 
 def layer_shape(layer: nn.Module) -> tuple[int, int]:

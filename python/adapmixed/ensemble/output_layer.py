@@ -15,12 +15,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from adapmixed.ensemble.lora import Adapter, Update, layer_shape
+from adapmixed.ensemble.lora import Update
 from adapmixed.ranks import ALONE, Ranks
 from adapmixed_ext.inputs import likeliest
 from adapmixed_ext.low_rank import BLOCK, add_low_rank, blocks_of, pack_codes, pack_factors
@@ -231,37 +231,3 @@ class OutputLayer(nn.Module):
             if bias is not None:
                 found[:, position] += bias[chosen]
         return found
-
-
-def replace_output_layer(
-    model: Any,
-    head: str,
-    adapters: Sequence[Adapter],
-    member_ranks: Sequence[int] | None,
-    *,
-    shared: bool,
-    masked: Tensor | None = None,
-    ranks: Ranks = ALONE,
-) -> OutputLayer:
-    """Put an ensemble's output layer in the place of the model's, and return it.
-
-    Args:
-        model: the public model, which is changed.
-        head: name of its output layer.
-        adapters: one for each member of this process.
-        member_ranks: all ranks that a member may have there; None if none adapts it.
-        shared: whether members share everything below it.
-        masked: as in `OutputLayer`.
-        ranks: as in `OutputLayer`.
-    """
-    base, found = model.get_submodule(head), None
-    if member_ranks is not None:
-        updates = [one.updates.get(head) for one in adapters]
-        own = next(base.parameters())
-        found = HeadAdapters(
-            updates, layer_shape(base), max(member_ranks), own.dtype == torch.bfloat16
-        ).to(own.device)
-    layer = OutputLayer(base, len(adapters), found, shared=shared, masked=masked, ranks=ranks)
-    parent, _, leaf = head.rpartition(".")
-    setattr(model.get_submodule(parent), leaf, layer)
-    return layer
