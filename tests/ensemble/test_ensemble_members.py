@@ -114,6 +114,7 @@ def test_pickled_weights_are_refused_with_the_lines_that_convert_them(
         ({"some_later_setting": {"x": 1}}, "some_later_setting"),
         ({"r": 4}, "shapes"),
         ({"rank_pattern": {".*": 2}}, "shapes"),
+        ({"rank_pattern": {"(": 2}}, "settings of LoRA"),
         ({"target_modules": ["other"]}, "must agree"),
     ],
 )
@@ -124,13 +125,6 @@ def test_refused_settings(
     with pytest.raises(ValueError, match=reason) as caught:
         read_adapter(base, edit(folder, **settings))
     assert str(folder) in str(caught.value)
-
-
-def test_refused_fan_in_fan_out(base: Any, family: str, make_adapters: Make) -> None:
-    (folder,) = make_adapters(1)
-    read_adapter(base, folder)
-    with pytest.raises(ValueError, match="fan_in_fan_out"):
-        read_adapter(base, edit(folder, fan_in_fan_out=family == "llama"))
 
 
 def test_refused_weights(base: Any, make_adapters: Make) -> None:

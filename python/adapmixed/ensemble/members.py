@@ -55,13 +55,13 @@ _LORA_WEIGHT = re.compile(re.escape(_PREFIX) + r"(.+)\.lora_([AB])(?:\.[^.]+)?\.
 """A layer's name and A or B; a state dict puts the adapter's name, often default, behind them."""
 _COMPUTE = (
     "r", "lora_alpha", "target_modules", "exclude_modules", "layers_to_transform", "layers_pattern",
-    "rank_pattern", "alpha_pattern", "use_rslora", "fan_in_fan_out",
+    "rank_pattern", "alpha_pattern", "use_rslora",
 )  # fmt: skip
 """Settings of peft that decide what a plain LoRA adapter computes."""
 _NAMES = ("base_model_name_or_path", "revision", "peft_version", "inference_mode", "auto_mapping")
 _ASIDE = (
     *_NAMES, "peft_type", "task_type", "init_lora_weights", "lora_dropout", "loftq_config",
-    "megatron_core", "eva_config", "qalora_group_size", "runtime_config",
+    "megatron_core", "eva_config", "qalora_group_size", "runtime_config", "fan_in_fan_out",
 )  # fmt: skip
 """Settings that leave a trained adapter's computation alone. Any other must have its default."""
 _INITIALISATIONS = (True, False, None, "gaussian", "eva", "orthogonal")  # the base stays as it is
@@ -352,10 +352,10 @@ def _read_config(path: Path) -> tuple[dict[str, Any], Any]:
             "base's weights; convert the adapter to a plain LoRA adapter first"
         )
     known = {name: raw[name] for name in (*_COMPUTE, "base_model_name_or_path") if name in raw}
-    patterns = [*(raw.get("rank_pattern") or ()), *(raw.get("alpha_pattern") or ())]
     try:
         config = LoraConfig(**known)
-        for pattern in [*patterns, config.target_modules]:
+        patterns = dict(config.rank_pattern or {}) | dict(config.alpha_pattern or {})
+        for pattern in [*patterns, config.target_modules, config.exclude_modules]:
             re.compile(pattern if isinstance(pattern, str) else "")
     except (TypeError, ValueError, re.error) as error:
         raise ValueError(f"{file} must hold settings of LoRA: {error}") from error
@@ -403,7 +403,7 @@ def _check_targets(
     found: set[str],
     targeted: dict[str, set[str]],
 ) -> None:
-    """Check that the weights are of the targeted layers and that `fan_in_fan_out` fits them."""
+    """Check that the weights are those of the targeted layers."""
     from peft.tuners.tuners_utils import check_target_module_exists
 
     named = config.target_modules, config.exclude_modules, config.layers_to_transform
@@ -416,12 +416,6 @@ def _check_targets(
         raise ValueError(
             f"{path}: target_modules {config.target_modules!r} and the weights must agree, got a "
             f"difference at {difference[0]}"
-        )
-    kinds = {isinstance(modules[name], nn.Linear) for name in found}
-    if kinds == {bool(config.fan_in_fan_out)}:
-        raise ValueError(
-            f"{path}: fan_in_fan_out must be true for Conv1D layers and false for nn.Linear, "
-            f"got {config.fan_in_fan_out!r} for {type(modules[min(found)]).__name__}"
         )
 
 
