@@ -23,7 +23,7 @@ from torch import Tensor
 
 from adapmixed.ensemble import Decoder, Ensemble
 from adapmixed.ensemble.cache import key_value_cache
-from adapmixed.ensemble.member import Adapter
+from adapmixed.ensemble.lora import Adapter
 from adapmixed.ensemble.output_layer import Logits
 from adapmixed.mechanisms import AdaPMixED, ClippedLogPool, Mechanism, Rows, shaped
 from adapmixed.privacy import Accountant

@@ -113,7 +113,7 @@ def build_base(folder: Path, seed: int) -> None:
     blocks = Blocks(*token_blocks(stream, PUBLIC.block_size))
     generator = torch.Generator().manual_seed(seed)
     update, close = progress_bar(0, "step")
-    losses = fit(model, blocks, PUBLIC, generator=generator, progress=update)
+    losses = list(fit(model, blocks, PUBLIC, generator=generator, progress=update))
     close()
     print("public loss by epoch:", " ".join(f"{loss:.3f}" for loss in losses), flush=True)
     shutil.rmtree(folder, ignore_errors=True)

@@ -18,7 +18,7 @@ import adapmixed as am
 import adapmixed_ext as ops
 from adapmixed import cli, limits, privacy
 from adapmixed.data import demo_base
-from adapmixed.ensemble.member import MISSING
+from adapmixed.ensemble.lora import MISSING
 from adapmixed.mechanisms import planned as mechanism_of_plan
 from adapmixed.mechanisms import shaped
 from adapmixed.privacy import plan

@@ -4,8 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
-from adapmixed.ensemble import Ensemble
+from safetensors.torch import load_file, save_file
+from tiny_models import adapted_layers
+from torch import Tensor
+
+from adapmixed.ensemble import Ensemble, Manifest, write_manifest
 
 Make = Callable[..., list[Path]]
 
@@ -21,3 +26,24 @@ def budget(ensemble: Ensemble, batch: int, length: int, chunk: int, last_only: b
             size = 0
         low, high = (middle, high) if size < chunk else (low, middle)
     return high
+
+
+def save_ensemble(folder: Path, adapters: list[Path], **settings: Any) -> Path:
+    """Move adapters into an ensemble folder."""
+    folder.mkdir(exist_ok=True)
+    names = []
+    for index, adapter in enumerate(adapters):
+        names.append(f"member-{index:03d}")
+        adapter.rename(folder / names[-1])
+    layers = adapted_layers([folder / name for name in names])
+    write_manifest(folder, Manifest("tiny", tuple(names), layers, **settings))
+    return folder
+
+
+def rewrite(folder: Path, change: Callable[[dict[str, Tensor]], None]) -> Path:
+    """Change the weights of an adapter in place."""
+    path = folder / "adapter_model.safetensors"
+    weights = load_file(path)
+    change(weights)
+    save_file(weights, path)
+    return folder

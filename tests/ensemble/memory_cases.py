@@ -24,8 +24,8 @@ from transformers import (
 )
 
 from adapmixed.ensemble import Ensemble
-from adapmixed.ensemble.member import Adapter
-from adapmixed.ensemble.room import LogitsRoom
+from adapmixed.ensemble.lora import Adapter
+from adapmixed.ensemble.output_layer import LogitsRoom
 from adapmixed.generation.loop import DEFAULT_MEMORY_BYTES, Answerer, StopRule
 from adapmixed.mechanisms import AdaPMixED, ClippedLogPool, Mechanism, PMixED
 from adapmixed.privacy import Accountant

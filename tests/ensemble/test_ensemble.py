@@ -54,16 +54,21 @@ def test_dropout_is_off(base: Any, make_adapters: Make, ids: torch.Tensor) -> No
 def test_chunks_equal_the_whole(
     base: Any, make_adapters: Make, ids: torch.Tensor, chunk: int
 ) -> None:
+    """Also behind padding."""
     ensemble = Ensemble.from_pretrained(base, make_adapters(3))
-    private, public = ensemble.logits(ids)
     limit = budget(ensemble, 2, 9, chunk, False)
-    covered = 0
-    for part, chunk_private, chunk_public, _ in ensemble.iter_logits(ids, memory_bytes=limit):
-        assert part == slice(covered, min(covered + chunk, 9))
-        covered = part.stop
-        torch.testing.assert_close(chunk_private, private[:, :, part], rtol=0, atol=2e-5)
-        torch.testing.assert_close(chunk_public, public[:, part], rtol=0, atol=2e-5)
-    assert covered == 9
+    for padding in (0, 3):
+        mask = torch.ones_like(ids)
+        mask[0, :padding] = 0
+        given = {"attention_mask": mask if padding else None}
+        live = mask.bool()
+        whole, parts = ensemble.logits(ids, **given), []
+        for part, *rows, _ in ensemble.iter_logits(ids, memory_bytes=limit, **given):
+            assert part == slice(len(parts) * chunk, min((len(parts) + 1) * chunk, 9))
+            parts.append(rows)
+        private, public = (torch.cat(one, dim=-2) for one in zip(*parts, strict=True))
+        torch.testing.assert_close(private[:, live], whole[0][:, live], rtol=0, atol=2e-5)
+        torch.testing.assert_close(public[live], whole[1][live], rtol=0, atol=2e-5)
 
 
 def test_budget_bounds_the_logits_and_names_what_is_needed(
@@ -87,58 +92,6 @@ def test_budget_bounds_the_logits_and_names_what_is_needed(
     ensemble.decoder(ids, memory_bytes=needed - 1, active=active)
     with pytest.raises(ValueError, match="memory_bytes must be >= "):
         ensemble.decoder(ids, memory_bytes=needed - 1, active=active + 1)
-
-
-def test_decoder_equals_recomputation(base: Any, make_adapters: Make, ids: torch.Tensor) -> None:
-    ensemble = Ensemble.from_pretrained(base, make_adapters(3))
-    generator = torch.Generator().manual_seed(3)
-    for chunk in (2, 9):
-        limit = budget(ensemble, 2, 9, chunk, True)
-        decoder = ensemble.decoder(ids, memory_bytes=limit)
-        sequence = ids
-        for _ in range(5):
-            private, public = ensemble.logits(sequence)
-            next_private, next_public, _ = decoder.logits
-            assert tuple(next_private.shape) == (3, 2, VOCAB)
-            torch.testing.assert_close(next_private, private[:, :, -1], rtol=0, atol=2e-5)
-            torch.testing.assert_close(next_public, public[:, -1], rtol=0, atol=2e-5)
-            tokens = torch.randint(0, VOCAB, (2,), generator=generator)
-            decoder.append(tokens)
-            sequence = torch.cat([sequence, tokens[:, None]], dim=1)
-            assert decoder.length == sequence.shape[1]
-
-
-def test_left_padding_changes_nothing(base: Any, make_adapters: Make, ids: torch.Tensor) -> None:
-    ensemble = Ensemble.from_pretrained(base, make_adapters(3))
-    short = ids[:1, 4:]
-    padded = torch.cat([torch.cat([torch.full((1, 4), 9), short], dim=1), ids[1:]])
-    mask = torch.ones_like(padded)
-    mask[0, :4] = 0
-    expected = [ensemble.logits(short), ensemble.logits(ids[1:])]
-    private, public = ensemble.logits(padded, mask)
-    torch.testing.assert_close(private[:, :1, 4:], expected[0][0], rtol=0, atol=2e-5)
-    torch.testing.assert_close(private[:, 1:], expected[1][0], rtol=0, atol=2e-5)
-    torch.testing.assert_close(public[:1, 4:], expected[0][1], rtol=0, atol=2e-5)
-    for chunk in (2, 3):
-        limit = budget(ensemble, 2, 9, chunk, False)
-        for part, chunk_private, _, _ in ensemble.iter_logits(
-            padded, memory_bytes=limit, attention_mask=mask
-        ):
-            live = slice(max(part.start, 4), part.stop)
-            torch.testing.assert_close(
-                chunk_private[:, 0, max(4 - part.start, 0) :],
-                private[:, 0, live],
-                rtol=0,
-                atol=2e-5,
-            )
-    decoder = ensemble.decoder(padded, attention_mask=mask)
-    alone = ensemble.decoder(short)
-    for token in (3, 4):
-        torch.testing.assert_close(
-            decoder.logits[0][:, 0], alone.logits[0][:, 0], rtol=0, atol=2e-5
-        )
-        decoder.append(torch.tensor([token, token]))
-        alone.append(torch.tensor([token]))
 
 
 def test_input_limits(base: Any, make_adapters: Make, ids: torch.Tensor) -> None:

@@ -178,19 +178,19 @@ def public_shapes(ensemble: Ensemble) -> list[Any]:
     mechanism = ClippedLogPool(-0.25, 0.5, queries=10**6)
     prompt = "the function returns a list of values "
 
-    def beside(rows: int, vocab: int, element: int, _active: int | None) -> int:
-        return mechanism.held_bytes(rows, vocab, element)
+    def answer_bytes(rows: int, vocab: int, element: int, _active: int | None) -> int:
+        return mechanism.answer_bytes(rows, vocab, element)
 
     found: list[Any] = []
     for length in (1, 40, 100):
-        need = ensemble.sequence_bytes(length, new_tokens=8, beside=beside)
-        chunk = partial(ensemble._forward.chunk_size, 1, length, beside=beside)
+        need = ensemble.sequence_bytes(length, new_tokens=8, answer_bytes=answer_bytes)
+        chunk = partial(ensemble._forward.chunk_size, 1, length, answer_bytes=answer_bytes)
         found += [need, chunk(3 * need, last_only=True), chunk(3 * need, last_only=False)]
         for memory in (need - 1, 1):
             with pytest.raises(ValueError, match="memory_bytes must be >=") as error:
                 ensemble.decoder(
                     torch.ones(1, length, dtype=torch.int64),
-                    memory_bytes=memory, new_tokens=8, beside=beside,
+                    memory_bytes=memory, new_tokens=8, answer_bytes=answer_bytes,
                 )  # fmt: skip
             found.append(str(error.value))
         generator = PrivateGenerator(

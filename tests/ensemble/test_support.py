@@ -13,7 +13,7 @@ from families import linear_names, tiny
 from tiny_models import VOCAB, write_adapter
 
 from adapmixed.ensemble import Adapter, Ensemble
-from adapmixed.ensemble.member import layer_shape
+from adapmixed.ensemble.lora import layer_shape
 from adapmixed.ensemble.support import TESTED, check_model
 
 
@@ -101,7 +101,7 @@ def test_families_without_tests_are_tried(dtype: torch.dtype) -> None:
     members, name = adapters(model), "model.layers.0.self_attn.q_proj"
     layer = Ensemble(model, members)._forward.model.get_submodule(name)
     for i, member in enumerate(members):  # the trial restores the updates that it removed
-        assert torch.equal(layer.groups[0].up[i], member.updates[name][1])
+        assert torch.equal(layer.up[i], member.updates[name][1])
     bert = tiny("bert").to(dtype)
     with pytest.raises(ValueError, match="bert does not: a later token changes earlier logits"):
         Ensemble(bert, adapters(bert))

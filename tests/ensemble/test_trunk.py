@@ -14,8 +14,8 @@ from tiny_models import VOCAB, adapted_layers, peft_logits, write_adapter
 from torch import Tensor
 
 from adapmixed.ensemble import Ensemble, Manifest, write_manifest
-from adapmixed.ensemble.layers import block_names
-from adapmixed.ensemble.room import LogitsRoom
+from adapmixed.ensemble.lora import block_names
+from adapmixed.ensemble.output_layer import LogitsRoom
 from adapmixed.ensemble.support import TESTED
 
 LOOP = {torch.float32: 1e-5, torch.bfloat16: 2.0**-6}

@@ -144,8 +144,8 @@ def test_batches_answer_as_one_and_are_checked_at_once(demo: Ensemble) -> None:
     assert answers == continued(demo, prompts, max_new_tokens=3)
     # As many as fit: one more than a batch holds raises.
     length = len(tokens_of(demo, PROMPT)[0])
-    most = Answerer(demo, FIRST, Accountant(1e-5), SeededRandom(0)).held_bytes(1.0, None)
-    need = demo.sequence_bytes(length, new_tokens=2, beside=most)
+    most = Answerer(demo, FIRST, Accountant(1e-5), SeededRandom(0)).answer_bytes(1.0, None)
+    need = demo.sequence_bytes(length, new_tokens=2, answer_bytes=most)
     tight = generator(demo, memory_bytes=2 * need)
     assert all(len(batch) in (1, 2) for batch in tight.batches([PROMPT] * 5, 3))
     tight.generate([PROMPT] * 2, max_new_tokens=3)

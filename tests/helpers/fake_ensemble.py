@@ -83,7 +83,7 @@ class FakeEnsemble:
         memory_bytes: int,
         attention_mask: Tensor | None = None,
         new_tokens: int,
-        beside: Any,
+        answer_bytes: Any,
         active: int | None = None,
     ) -> FakeDecoder:
         assert attention_mask is None and memory_bytes > 0

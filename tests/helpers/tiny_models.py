@@ -111,7 +111,8 @@ def write_adapter(base: Any, folder: Path, *, seed: int, **settings: Any) -> Pat
 
 def adapted_layers(folders: Sequence[Path]) -> dict[str, tuple[int, ...]]:
     """Return the layers that these peft folders adapt, as in `ensemble.json`."""
-    from adapmixed.ensemble.adapted_layers import adapter_layers, merged_layers
+    from adapmixed.ensemble import adapter_layers
+    from adapmixed.ensemble.lora import merged_layers
 
     return merged_layers(adapter_layers(folder) for folder in folders)
 

@@ -14,7 +14,7 @@ from trained_demo import DEMO_ENSEMBLE
 
 from adapmixed.data.demo import demo_base
 from adapmixed.ensemble import Manifest, write_manifest
-from adapmixed.ensemble.digests import base_files
+from adapmixed.ensemble.public_model import base_files
 from adapmixed.mechanisms import ClippedLogPool
 from adapmixed.privacy import Accountant
 from adapmixed.rng import SecureRandom

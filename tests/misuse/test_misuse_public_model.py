@@ -16,7 +16,7 @@ from transformers import AutoTokenizer
 
 from adapmixed.data.demo import demo_base
 from adapmixed.ensemble import Ensemble, Manifest, write_manifest
-from adapmixed.ensemble.digests import base_files, of_tokenizer
+from adapmixed.ensemble.public_model import base_files, of_tokenizer
 
 pytestmark = pytest.mark.usefixtures("demo_ensemble")
 
@@ -267,7 +267,7 @@ def test_a_public_model_from_the_hub_is_compared(
     (cached / "refs" / "main").write_text("abc")
     tiny_model("gpt2").save_pretrained(cached / "snapshots" / "abc")
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
-    monkeypatch.setattr("adapmixed.ensemble.parts.load_base", lambda *_, **__: (named("x"), None))
+    monkeypatch.setattr("adapmixed.ensemble.members.load_base", lambda *_, **__: (named("x"), None))
     folder = adapters[0].parent
     files = base_files(cached / "snapshots" / "abc")
     write_manifest(folder, Manifest("", ("m0", "m1"), ADAPTED, base_files=files))

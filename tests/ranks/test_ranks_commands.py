@@ -18,10 +18,10 @@ from processes import until
 from rank_cases import Group, commands, free_port, in_ranks, said, status_of, write_models
 from safetensors.torch import load_file, save_file
 
-import adapmixed.ensemble.parts
+import adapmixed.ensemble.members
 from adapmixed.cli import main
 from adapmixed.ensemble import Ensemble
-from adapmixed.ensemble.member import read_adapters
+from adapmixed.ensemble.members import read_adapters
 from adapmixed.privacy import read_ledger
 
 TEXT = "The value of an expression is the value of its parts. " * 3
@@ -52,7 +52,7 @@ def test_members_are_loaded_by_the_ranks_that_have_them(models: Path, tmp_path: 
             read.extend(path.name for path in folders)
             return read_adapters(model, folders)
 
-        adapmixed.ensemble.parts.read_adapters = noted  # type: ignore[attr-defined]  # in this child
+        adapmixed.ensemble.members.read_adapters = noted  # type: ignore[attr-defined]  # in this child
         ensemble = Ensemble.from_pretrained(models / "base", models / "ensemble", ranks=ranks)
         assert read == (["member-2"] if ranks.rank else ["member-0", "member-1"])
         found = [ensemble.logits(ids)]

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from adapmixed.ensemble.member import MISSING, Adapter
+from adapmixed.ensemble.lora import MISSING, Adapter
 from adapmixed.vllm.heads import Heads
 from adapmixed_ext.inputs import likeliest
 

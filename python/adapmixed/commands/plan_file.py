@@ -21,7 +21,7 @@ def save_plan(path: Path, folder: Path, mechanism: str, one: Plan) -> None:
 
     The file holds a digest of the members, so it is private.
     """
-    from adapmixed.ensemble.provenance import recorded_fingerprint
+    from adapmixed.ensemble.members import recorded_fingerprint
 
     content = {
         "format_version": FORMAT_VERSION,
@@ -78,7 +78,7 @@ def take_plan(arguments: argparse.Namespace, *, several: bool = False) -> None:
     for name in ("mechanism", "epsilon", "delta", "adjacency"):
         if getattr(arguments, name) is not None:
             raise ValueError(f"--{name} must not be given with --plan, which has it: leave one out")
-    from adapmixed.ensemble.provenance import recorded_fingerprint
+    from adapmixed.ensemble.members import recorded_fingerprint
     from adapmixed.privacy import read_ledger
 
     found = read_plan(file)

@@ -1,11 +1,11 @@
 """Run N adapters and their public model together: token ids in, logits out."""
 
-from adapmixed.ensemble.batched_lora import BatchedLoRA, stack_adapters
 from adapmixed.ensemble.decoder import Decoder
-from adapmixed.ensemble.digests import base_files
 from adapmixed.ensemble.ensemble import Ensemble
+from adapmixed.ensemble.lora import Adapter, BatchedLoRA
 from adapmixed.ensemble.manifest import Manifest, read_manifest, write_manifest
-from adapmixed.ensemble.member import Adapter, read_adapter
+from adapmixed.ensemble.members import adapter_layers, read_adapter
+from adapmixed.ensemble.public_model import base_files
 
 __all__ = [
     "Adapter",
@@ -13,9 +13,9 @@ __all__ = [
     "Decoder",
     "Ensemble",
     "Manifest",
+    "adapter_layers",
     "base_files",
     "read_adapter",
     "read_manifest",
-    "stack_adapters",
     "write_manifest",
 ]

@@ -6,9 +6,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from adapmixed.ensemble.forward import BatchedForward, Beside
-from adapmixed.ensemble.output_layer import Logits
-from adapmixed.ensemble.room import LogitsRoom
+from adapmixed.ensemble.forward import AnswerBytes, BatchedForward
+from adapmixed.ensemble.output_layer import Logits, LogitsRoom
 
 
 class Decoder:
@@ -28,14 +27,14 @@ class Decoder:
         mask: Tensor | None,
         memory_bytes: int,
         new_tokens: int = 0,
-        beside: Beside | None = None,
+        answer_bytes: AnswerBytes | None = None,
         unread: bool = False,
     ) -> None:
         if mask is not None and not bool(mask[:, -1].all()):
             raise ValueError("attention_mask must end in 1 in every row: pad on the left to decode")
         self._forward = forward
         self._memory_bytes = memory_bytes
-        self._beside = beside
+        self._answer_bytes = answer_bytes
         self._ids = ids
         self._mask = mask
         self._logits: Logits | None
@@ -202,7 +201,7 @@ class Decoder:
         batch, length = self._ids.shape
         self._chunk = self._forward.chunk_size(
             batch, length, self._memory_bytes, last_only=True, window=self.window,
-            beside=self._beside,
+            answer_bytes=self._answer_bytes,
         )  # fmt: skip
         self._cache = self._forward.new_cache(self.window)
         self._unread = length

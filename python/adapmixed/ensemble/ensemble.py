@@ -13,15 +13,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from adapmixed.ensemble.adapted_layers import merged_layers
-from adapmixed.ensemble.batched_lora import stack_adapters
 from adapmixed.ensemble.decoder import Decoder
-from adapmixed.ensemble.forward import DEFAULT_MEMORY_BYTES, BatchedForward, Beside
-from adapmixed.ensemble.layers import head_name
-from adapmixed.ensemble.member import Adapter, layer_shape
-from adapmixed.ensemble.output_layer import replace_output_layer
-from adapmixed.ensemble.parts import read_parts
-from adapmixed.ensemble.room import LogitsRoom
+from adapmixed.ensemble.forward import DEFAULT_MEMORY_BYTES, AnswerBytes, BatchedForward
+from adapmixed.ensemble.lora import (
+    Adapter,
+    head_name,
+    layer_shape,
+    merged_layers,
+    stack_adapters,
+)
+from adapmixed.ensemble.members import read_members
+from adapmixed.ensemble.output_layer import HeadAdapters, LogitsRoom, OutputLayer
 from adapmixed.ensemble.support import TESTED, check_behaviour, check_model, max_positions
 from adapmixed.ensemble.trunk import find_trunk, repeat_at
 from adapmixed.ensemble.vocabulary import beginning_of, unnamed_ids
@@ -108,10 +110,21 @@ class Ensemble:
         self.trunk = find_trunk(model, adapted)
         head = head_name(model)
         stack_adapters(model, adapters, adapted, head=head)
-        replace_output_layer(
-            model, head, adapters, adapted.get(head),
-            shared=self.trunk.head is not None, masked=masked, ranks=ranks,
-        )  # fmt: skip
+        base, heads = model.get_submodule(head), None
+        if head in adapted:
+            updates = [adapter.updates.get(head) for adapter in adapters]
+            short = model.dtype == torch.bfloat16
+            heads = HeadAdapters(updates, layer_shape(base), max(adapted[head]), short)
+            heads = heads.to(model.device)
+        layer = OutputLayer(
+            base,
+            len(adapters),
+            heads,
+            shared=self.trunk.head is not None,
+            masked=masked,
+            ranks=ranks,
+        )
+        model.set_submodule(head, layer)
         repeat_at(model, self.trunk, len(adapters) + 1)
         model.eval()
         model.requires_grad_(False)
@@ -132,7 +145,7 @@ class Ensemble:
             max_positions=self.max_positions,
             zero_members=tuple(i for i, adapter in enumerate(adapters) if adapter.is_zero),
             trunk=self.trunk,
-            head=head,
+            layer=layer,
             ranks=ranks,
         )
         self._of_active: dict[int, BatchedForward] = {}
@@ -180,22 +193,22 @@ class Ensemble:
             ValueError: if the base is not supported (docs/reference/supported-models.md).
             ValueError: if there are more processes than members, or they read different files.
         """
-        parts = read_parts(base, folder, adapted=adapted, dtype=dtype, device=device, ranks=ranks)
+        read = read_members(base, folder, adapted=adapted, dtype=dtype, device=device, ranks=ranks)
         ensemble = cls(
-            parts.model,
-            parts.adapters,
-            adapted=parts.adapted,
-            tokenizer=parts.tokenizer,
-            unverified=parts.unverified,
-            ranks=parts.ranks,
-            num_models=len(parts.paths),
+            read.model,
+            read.adapters,
+            adapted=read.adapted,
+            tokenizer=read.tokenizer,
+            unverified=read.unverified,
+            ranks=read.ranks,
+            num_models=read.num_models,
         )
-        ensemble.unit = parts.unit
-        ensemble.fingerprint = parts.fingerprint
+        ensemble.unit = read.unit
+        ensemble.fingerprint = read.fingerprint
         ensemble.folder = os.fspath(folder) if isinstance(folder, str | os.PathLike) else None
-        if not parts.ranks.alone:  # devices may differ, but all caches must have the same rows
+        if not read.ranks.alone:  # devices may differ, but all caches must have the same rows
             facts = {"what members share": ensemble.trunk, "all files": ensemble.fingerprint}
-            parts.ranks.agree(facts)
+            read.ranks.agree(facts)
         _LOG.info(
             "ensemble of %d models over %d tokens, window %s, sharing %s; not verified: %s",
             ensemble.num_models,
@@ -204,7 +217,7 @@ class Ensemble:
             ensemble.trunk,
             ", ".join(ensemble.unverified) or "nothing",
         )
-        del parts  # whose factors are packed; glibc would keep their memory
+        del read  # whose factors are packed; glibc would keep their memory
         with suppress(AttributeError, OSError):
             ctypes.CDLL(None).malloc_trim(0)
         return ensemble
@@ -306,7 +319,7 @@ class Ensemble:
         memory_bytes: int = DEFAULT_MEMORY_BYTES,
         attention_mask: Tensor | None = None,
         new_tokens: int = 0,
-        beside: Beside | None = None,
+        answer_bytes: AnswerBytes | None = None,
         unread: bool = False,
         active: int | None = None,
     ) -> Decoder:
@@ -318,8 +331,8 @@ class Ensemble:
             attention_mask: (b, t) of 0 and 1; prompts of unequal length are padded on the left.
             new_tokens: the largest number of tokens that will be appended. The cache reserves room
                 for them, within `memory_bytes`. Beyond that it grows by a quarter, uncounted.
-            beside: returns the bytes that the caller holds together with a position's logits, which
-                count towards `memory_bytes`.
+            answer_bytes: returns the bytes that the caller holds together with a position's logits.
+                They count towards `memory_bytes`.
             unread: whether to leave the reading to `Decoder.read`, for prompts in parts.
             active: as in `iter_logits`.
 
@@ -331,14 +344,14 @@ class Ensemble:
         """
         ids, mask = self._forward.check_ids(input_ids, attention_mask)
         forward = self._speaking(active)
-        return Decoder(forward, ids, mask, memory_bytes, new_tokens, beside, unread)
+        return Decoder(forward, ids, mask, memory_bytes, new_tokens, answer_bytes, unread)
 
     def sequence_bytes(
         self,
         length: int,
         *,
         new_tokens: int = 0,
-        beside: Beside | None = None,
+        answer_bytes: AnswerBytes | None = None,
         active: int | None = None,
     ) -> int:
         """Return the least `memory_bytes` with which `decoder` takes one prompt of this length.
@@ -348,10 +361,10 @@ class Ensemble:
         Args:
             length: of the prompt, in tokens.
             new_tokens: as in `decoder`.
-            beside: as in `decoder`.
+            answer_bytes: as in `decoder`.
             active: as in `iter_logits`.
         """
-        return self._speaking(active).sequence_bytes(length + new_tokens, beside)
+        return self._speaking(active).sequence_bytes(length + new_tokens, answer_bytes)
 
 
 def try_members(model: Any, tokenizer: Any, layers: Sequence[str]) -> None:

@@ -12,16 +12,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from adapmixed.ensemble.layers import head_name, linear_names
-from adapmixed.ensemble.member import layer_shape
-from adapmixed.ensemble.output_layer import SPARE, Logits, OutputLayer
-from adapmixed.ensemble.room import LogitsRoom
+from adapmixed.ensemble.lora import head_name, layer_shape, linear_names
+from adapmixed.ensemble.output_layer import SPARE, Logits, LogitsRoom, OutputLayer
 from adapmixed.ensemble.trunk import Trunk
 from adapmixed.limits import LEAST_ACTIVE
 from adapmixed.ranks import ALONE, Ranks
 
 DEFAULT_MEMORY_BYTES = 1 << 30
-Beside = Callable[[int, int, int, int | None], int]
+AnswerBytes = Callable[[int, int, int, int | None], int]
 """Maps (rows N + 1, V, bytes per logit, K or None) to the bytes that answering one query takes
 beyond the logits."""
 _LOGIT_SCALES = ("final_logit_softcapping", "logit_scale", "logits_scaling")
@@ -42,7 +40,7 @@ class BatchedForward:
             block, because an empty shard must answer exactly as the public model does. Computed in
             another row of a matrix product, the same numbers may round differently.
         trunk: the layers that members share; rows are repeated where it ends.
-        head: name of the output layer, an `OutputLayer`.
+        layer: the model's output layer.
         active: K, number of the tokens about which members speak; None for all.
         ranks: the processes that run the other members on the same tokens. All use the main
             process's public row, since another batch may round the same numbers differently.
@@ -53,19 +51,12 @@ class BatchedForward:
     vocab_size: int
     max_positions: int | None
     zero_members: tuple[int, ...]
-    head: str
+    layer: OutputLayer
     trunk: Trunk = Trunk()
     active: int | None = None
     ranks: Ranks = ALONE
     # Hooks at the end of the trunk store the shapes of the current pass.
     _lock: threading.Lock = field(default_factory=threading.Lock, repr=False, compare=False)
-
-    @property
-    def layer(self) -> OutputLayer:
-        """The output layer."""
-        found = self.model.get_submodule(self.head)
-        assert isinstance(found, OutputLayer)
-        return found
 
     def check_ids(self, input_ids: Tensor, attention_mask: Tensor | None) -> tuple[Tensor, Any]:
         """Return the validated ids and mask, int64 and on the model's device.
@@ -251,7 +242,7 @@ class BatchedForward:
         *,
         last_only: bool,
         window: int | None = None,
-        beside: Beside | None = None,
+        answer_bytes: AnswerBytes | None = None,
     ) -> int:
         """Return how many positions one pass may take so that everything fits the limit.
 
@@ -261,7 +252,7 @@ class BatchedForward:
           positions fit one pass;
         - b (V + N K) logits per position, or of one position if `last_only`; twice as many if the
           model caps or scales its logits;
-        - the bytes that `beside` adds for the last position's query;
+        - the bytes that `answer_bytes` adds for the last position's query;
         - an estimate of one layer's activations.
 
         Args:
@@ -270,14 +261,14 @@ class BatchedForward:
             memory_bytes: the limit, in bytes.
             last_only: whether only the last position's logits are computed.
             window: positions that the cache holds; None for `length`.
-            beside: as in `Ensemble.decoder`.
+            answer_bytes: as in `Ensemble.decoder`.
 
         Raises:
             ValueError: if not even one position fits; the message names the bytes needed, and what
                 would fit.
         """
         window = length if window is None else window
-        logits, activations = self._position_bytes(batch, window, beside)
+        logits, activations = self._position_bytes(batch, window, answer_bytes)
         fixed, per_position = (logits, activations) if last_only else (0, logits + activations)
         if not last_only and memory_bytes >= length * per_position:
             return length
@@ -290,31 +281,36 @@ class BatchedForward:
                 f"memory_bytes must be >= {needed} for {self._rows(batch)} rows (one for the "
                 f"public and each private model, times the batch), got {memory_bytes}: keys and "
                 f"values of {window} positions take {cache} bytes, and computing one position "
-                f"{fixed + per_position}{self._fitting(batch, window, beside, memory_bytes)}"
+                f"{fixed + per_position}{self._fitting(batch, window, answer_bytes, memory_bytes)}"
             )
         return min(length, (memory_bytes - cache - fixed) // per_position)
 
-    def _fitting(self, batch: int, window: int, beside: Beside | None, memory_bytes: int) -> str:
+    def _fitting(
+        self, batch: int, window: int, answer_bytes: AnswerBytes | None, memory_bytes: int
+    ) -> str:
         """Return the largest batch, and the largest active vocabulary, that fit; "" for neither."""
 
         def needed(active: int) -> int:
-            return sum(replace(self, active=active)._position_bytes(batch, window, beside)) + cache
+            return (
+                sum(replace(self, active=active)._position_bytes(batch, window, answer_bytes))
+                + cache
+            )
 
         cache = self.cache_bytes(batch, window)
-        most = memory_bytes // self.sequence_bytes(window, beside)
+        most = memory_bytes // self.sequence_bytes(window, answer_bytes)
         widths = range(LEAST_ACTIVE, self.active or self.vocab_size)
         fitting = bisect_right(widths, memory_bytes, key=needed)
         ways = [f"a batch of {most}"] if most else []
         ways += [f"active = {widths[fitting - 1]}"] if fitting else []
         return f"; {' or '.join(ways)} would fit" if ways else ""
 
-    def sequence_bytes(self, window: int, beside: Beside | None) -> int:
+    def sequence_bytes(self, window: int, answer_bytes: AnswerBytes | None) -> int:
         """Return the least `memory_bytes` to decode one sequence over this window.
 
         A batch of b needs b times as much. `chunk_size` says what is counted.
         """
         cache = self.cache_bytes(1, window)
-        return cache + sum(self._position_bytes(1, window, beside))
+        return cache + sum(self._position_bytes(1, window, answer_bytes))
 
     @property
     def _scales_logits(self) -> bool:
@@ -333,7 +329,9 @@ class BatchedForward:
     def _rows(self, batch: int) -> int:
         return (self.ranks.held(self.num_models)[0] + 1) * batch  # the same on every process
 
-    def _position_bytes(self, batch: int, window: int, beside: Beside | None) -> tuple[int, int]:
+    def _position_bytes(
+        self, batch: int, window: int, answer_bytes: AnswerBytes | None
+    ) -> tuple[int, int]:
         """Return the bytes of one position's logits, and those of a layer's activations."""
         rows = self._rows(batch)
         config = self.model.config.get_text_config()
@@ -345,11 +343,11 @@ class BatchedForward:
         # Capping or scaling the output needs a second copy of it.
         logits = (2 if self._scales_logits else 1) * batch * numbers * element
         received = batch * gathered * self._width * element
-        if beside is None:
+        if answer_bytes is None:
             logits += received
         else:
             rows_held = max(members, gathered) + 1
-            held = batch * beside(rows_held, self.vocab_size, element, self.active)
+            held = batch * answer_bytes(rows_held, self.vocab_size, element, self.active)
             logits = max(logits, batch * numbers * element + received + held)
         # Residual stream, normed input, q, k, v, attention output, twice the wider hidden layer
         # and, at worst, a row of scores or masks over all positions for every head.

@@ -1,4 +1,4 @@
-"""Read and write `ensemble.json`, which describes an ensemble folder.
+"""Read and write `ensemble.json`, which describes an ensemble folder, and a member's `shard.json`.
 
     {"format_version": 4, "base_model": "...", "num_models": N,
      "adapted": {"lm_head": [8], ...}, "members": ["member-000", null, ...],
@@ -10,7 +10,11 @@ The members are ordinary peft folders in the same folder. `null` stands for a mi
 answers as the public model does. N and `adapted` are public constants. They determine the layers
 that members share and all shapes of the computation, so these do not depend on which members are
 present.
-`shards.check_shards` reads `shards`. Its digests must not be published: whoever holds a shard's
+
+A guarantee covers one shard. It does not cover a person with records in two shards, so shards that
+overlap raise. Overlaps are found through keyed hashes of the identifiers (users, documents), which
+`training.partition.shard_record` writes. The operator keeps the key, without which nobody can tell
+whether a name is among the identifiers. The digests must not be published: whoever holds a shard's
 data can tell from them that a member was trained on it.
 """
 
@@ -19,21 +23,22 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
-from adapmixed.ensemble.adapted_layers import checked_layers
-from adapmixed.ensemble.member import CONFIG_FILE
-from adapmixed.ensemble.shards import check_shards
 from adapmixed.files import write_file
 
 FORMAT_VERSION = 4
 FILE_NAME = "ensemble.json"
+MEMBER_FILE = "shard.json"
+MEMBER_VERSION = 1
 DOCUMENT_NAMES = ("stable", "positions")
 """How documents are named for their shards: by names that no other document can change ("stable"),
 or by positions in a file."""
+_DIGEST = re.compile("[0-9a-f]{32,128}")
+_NO_CONTENT = "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855"  # SHA-256 of b""
 
 
 @dataclass(frozen=True)
@@ -56,6 +61,10 @@ class Manifest:
         unit: the column of names if every name has a member of its own, which `shards` show; or
             None.
         disjoint: whether `shards` shows that no two members share an identifier.
+
+    Raises:
+        ValueError: if an entry has another form, if two shards overlap or are hashed under
+            different keys, or if `shards` do not show `unit`.
     """
 
     base_model: str
@@ -74,16 +83,21 @@ class Manifest:
         if not self.members:
             raise ValueError("members must name at least one private model, got none")
         present = [name for name in self.members if name is not None]
-        if len(set(present)) != len(present):
-            twice = next(name for name in present if present.count(name) > 1)
-            raise ValueError(f"members must be distinct, got {twice!r} more than once")
         for name in present:
-            if not name or name in (".", "..") or "/" in name or "\\" in name:
-                raise ValueError(f"members must be plain folder names, got {name!r}")
+            if not isinstance(name, str) or not re.fullmatch(r"(?!\.\.?$)[^/\\]+", name):
+                raise ValueError(f"members must be plain folder names or null, got {name!r}")
+        check_distinct(present)
+        for file, digest in self.base_files.items():
+            if not _is_digest(digest):
+                raise ValueError(f"base_files of {file} must be hexadecimal digits, got {digest!r}")
         if self.document_names not in (None, *DOCUMENT_NAMES):
             raise ValueError(
                 f"document_names must be one of {DOCUMENT_NAMES} or None, got "
                 f"{self.document_names!r}"
+            )
+        if self.beginning is not None and not all(type(one) is int for one in self.beginning):
+            raise ValueError(
+                f"beginning must be a list of token ids or null, got {self.beginning!r}"
             )
         object.__setattr__(self, "adapted", checked_layers(self.adapted))
         object.__setattr__(self, "disjoint", check_shards(self.members, self.shards))
@@ -102,96 +116,169 @@ def read_manifest(folder: str | os.PathLike[str]) -> Manifest:
         ValueError: if the file is missing, not JSON, of another format, or inconsistent.
     """
     path = Path(folder) / FILE_NAME
+    if not path.exists():
+        single = (Path(folder) / "adapter_config.json").is_file()
+        why = ", it is a single adapter: give a list of such folders in Python, or write that file"
+        raise ValueError(f"folder must hold {FILE_NAME}, {folder} does not{why * single}")
+    data = read_versioned(path, FORMAT_VERSION, "num_models", "members", "adapted")
+    names = [one.name for one in fields(Manifest) if one.init]
+    given = {name: data[name] for name in names if data.get(name) is not None}
     try:
-        data = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError as error:
-        why = ""
-        if (Path(folder) / CONFIG_FILE).is_file():
-            why = (
-                ", it is a single adapter: give a list of such folders in Python, or write "
-                f"{FILE_NAME}"
+        for name in given.keys() & {"members", "shards", "beginning"}:
+            given[name] = tuple(given[name])
+        if data["num_models"] != len(given["members"]):
+            raise ValueError(
+                f"num_models must be the number of members {len(given['members'])}, "
+                f"got {data['num_models']!r}"
             )
-        raise ValueError(f"folder must hold {FILE_NAME}, {folder} does not{why}") from error
-    except (UnicodeDecodeError, json.JSONDecodeError) as error:
-        raise ValueError(f"{path} must be JSON: {error}") from error
-    if not isinstance(data, dict):
-        raise ValueError(f"{path} must hold a JSON object, got {type(data).__name__}")
-    version = data.get("format_version")
-    if type(version) is not int or version < 1:
-        raise ValueError(f"{path}: format_version must be an integer >= 1, got {version!r}")
-    if version < FORMAT_VERSION:
-        raise ValueError(
-            f"{path}: format_version must be {FORMAT_VERSION}, got {version}, written by an older "
-            "adapmixed: train the ensemble again; texts may have begun otherwise then"
-        )
-    if version > FORMAT_VERSION:
-        raise ValueError(
-            f"{path}: format_version must be <= {FORMAT_VERSION}, got {version}, "
-            "written by a newer adapmixed"
-        )
-    members = data.get("members")
-    if not isinstance(members, list) or not all(isinstance(name, str | None) for name in members):
-        raise ValueError(f"{path}: members must be folder names or null, got {members!r}")
-    if data.get("num_models") != len(members):
-        raise ValueError(
-            f"{path}: num_models must be the number of members {len(members)}, "
-            f"got {data.get('num_models')!r}"
-        )
-    try:
-        return Manifest(
-            base_model=str(data.get("base_model", "")),
-            members=tuple(members),
-            adapted=checked_layers(data.get("adapted")),
-            base_files=_digests(data.get("base_files") or {}),
-            revision=_text_or_none(data.get("revision"), "revision"),
-            training=dict(data.get("training") or {}),
-            shards=tuple(data.get("shards") or ()),
-            document_names=data.get("document_names"),
-            beginning=_tokens(data.get("beginning")),
-            unit=_text_or_none(data.get("unit"), "unit"),
-        )
-    except (TypeError, ValueError) as error:
+        return Manifest(**{"base_model": ""} | given)
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise ValueError(f"{path}: {error}") from error
 
 
 def write_manifest(folder: str | os.PathLike[str], manifest: Manifest) -> None:
     """Write `folder/ensemble.json` in the current format, atomically."""
-    data = {
-        "format_version": FORMAT_VERSION,
-        "base_model": manifest.base_model,
-        "num_models": len(manifest.members),
-        "adapted": {name: list(ranks) for name, ranks in manifest.adapted.items()},
-        "members": list(manifest.members),
-        "base_files": dict(manifest.base_files),
-        "revision": manifest.revision,
-        "training": dict(manifest.training),
-        "document_names": manifest.document_names,
-        "beginning": None if manifest.beginning is None else list(manifest.beginning),
-        "shards": [dict(shard) for shard in manifest.shards],
-        **({} if manifest.unit is None else {"unit": manifest.unit}),
-    }
-    text = json.dumps(data, indent=1) + "\n"
-    write_file(Path(folder) / FILE_NAME, text.encode())
+    entries = {one.name: getattr(manifest, one.name) for one in fields(Manifest) if one.init}
+    if manifest.unit is None:
+        del entries["unit"]
+    data = {"format_version": FORMAT_VERSION, "num_models": len(manifest.members), **entries}
+    write_file(Path(folder) / FILE_NAME, (json.dumps(data, indent=1) + "\n").encode())
 
 
-def _text_or_none(value: Any, name: str) -> str | None:
-    if value is not None and not isinstance(value, str):
-        raise ValueError(f"{name} must be a string or null, got {value!r}")
-    return value
+def read_member_record(folder: Path) -> dict[str, Any]:
+    """Return the content of `shard.json` in a member's folder.
+
+    Returns:
+        "shard" (its `partition.shard_record`), "tokens" (their number), "losses" of the epochs in
+        nats per token, and "validation".
+
+    Raises:
+        ValueError: if the file is not JSON of this format.
+        OSError: if it cannot be read.
+    """
+    path = folder / MEMBER_FILE
+    return read_versioned(path, MEMBER_VERSION, "shard", "tokens", "losses", "validation")
 
 
-def _tokens(value: Any) -> tuple[int, ...] | None:
-    if value is None:
-        return None
-    if not isinstance(value, list) or not all(type(token) is int for token in value):
-        raise ValueError(f"beginning must be a list of token ids or null, got {value!r}")
-    return tuple(value)
+def read_versioned(path: Path, version: int, *entries: str) -> dict[str, Any]:
+    """Return the content of a JSON file of this format version with these entries.
+
+    Raises:
+        ValueError: if it is another file.
+        OSError: if it cannot be read.
+    """
+    try:
+        data = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ValueError(f"{path} must be JSON: {error}") from error
+    if not isinstance(data, dict):
+        raise ValueError(f"{path} must hold a JSON object, got {type(data).__name__}")
+    if (found := data.get("format_version")) != version:
+        raise ValueError(f"{path}: format_version must be {version}, got {found!r}")
+    if missing := sorted(set(entries) - data.keys()):
+        raise ValueError(f"{path} must hold {', '.join(entries)}, got no {missing[0]}")
+    return data
 
 
-def _digests(value: Any) -> dict[str, str]:
-    if not isinstance(value, dict):
-        raise ValueError(f"base_files must be an object, got {value!r}")
-    for file, digest in value.items():
-        if not isinstance(digest, str) or not re.fullmatch("[0-9a-f]{64}", digest):
-            raise ValueError(f"base_files of {file} must be 64 hexadecimal digits, got {digest!r}")
-    return dict(value)
+def check_distinct(members: Sequence[object]) -> None:
+    """Raise ValueError if a member is listed twice."""
+    seen: set[object] = set()
+    for one in members:
+        if one in seen:
+            raise ValueError(f"members must be distinct, got {str(one)!r} more than once")
+        seen.add(one)
+
+
+def checked_layers(adapted: Any) -> dict[str, tuple[int, ...]]:
+    """Return the adapted layers in alphabetical order, each with its ascending ranks.
+
+    Raises:
+        ValueError: if `adapted` does not map at least one name to distinct integers >= 1.
+    """
+    if not isinstance(adapted, Mapping) or not adapted:
+        raise ValueError(f"adapted must map layers to their ranks, got {adapted!r}")
+    for name, ranks in adapted.items():
+        valid = ranks and all(type(rank) is int and rank >= 1 for rank in ranks)
+        if not valid or len(set(ranks)) < len(ranks):
+            raise ValueError(
+                f"adapted must map layer names to distinct integers >= 1, got {name!r}: {ranks!r}"
+            )
+    return {name: tuple(sorted(adapted[name])) for name in sorted(adapted)}
+
+
+def check_shards(members: Sequence[str | None], shards: Sequence[Mapping[str, Any]]) -> bool:
+    """Return whether the records prove that the shards are disjoint.
+
+    Args:
+        members: N folder names, None for missing members. Their records count like any other, so
+            that the result does not depend on who is missing.
+        shards: N records or none. A record is {"documents": count, "sha256": digest of the content,
+            "identifiers": [keyed hash, ...], "identifier_key": digest of the key}; every entry is
+            optional.
+
+    Returns:
+        False if the records do not tell.
+
+    Raises:
+        ValueError: if a record has another form.
+        ValueError: if two shards share an identifier or their content, or if their identifiers
+            were hashed under different keys. The message names the two members.
+    """
+    if shards and len(shards) != len(members):
+        raise ValueError(
+            f"shards must describe each of the {len(members)} members, got {len(shards)}"
+        )
+    owner: dict[tuple[str, str], int] = {}  # what a shard has alone -> its member
+    names = [name or f"missing member {index}" for index, name in enumerate(members)]
+    known, keyed = bool(shards), -1
+    for index, shard in enumerate(shards):
+        _check_record(names[index], shard)
+        identifiers, empty = shard.get("identifiers") or (), shard.get("documents") == 0
+        known = known and (bool(identifiers) or empty)  # an empty list alone shows nothing
+        if shard.get("identifiers") is not None:
+            keyed = index if keyed < 0 else keyed
+            if shard.get("identifier_key") != shards[keyed].get("identifier_key"):
+                raise ValueError(
+                    f"identifiers of {names[keyed]} and {names[index]} must be hashed under one "
+                    "key, otherwise an overlap of their shards could not be found"
+                )
+        own = []
+        if not empty and shard.get("sha256") not in (None, _NO_CONTENT):
+            own.append(("hold the same content", shard["sha256"]))
+        own += [("share the identifier", one) for one in identifiers]
+        for what in own:
+            if (other := owner.setdefault(what, index)) != index:
+                raise ValueError(
+                    f"shards must be disjoint, {names[other]} and {names[index]} {what[0]} "
+                    f"{what[1][:12]}..., whose person or document no guarantee covers"
+                )
+    return known or len(members) == 1
+
+
+def _check_record(member: str, shard: Mapping[str, Any]) -> None:
+    if not isinstance(shard, Mapping):
+        raise ValueError(f"shards must be objects, got {shard!r} for {member}")
+    documents, identifiers = shard.get("documents"), shard.get("identifiers")
+    if documents is not None and (type(documents) is not int or documents < 0):
+        raise ValueError(f"documents of {member} must be an integer >= 0, got {documents!r}")
+    if identifiers is not None and not isinstance(identifiers, list):
+        raise ValueError(f"identifiers of {member} must be a list, got {identifiers!r}")
+    for name in ("sha256", "identifier_key"):
+        if shard.get(name) is not None and not _is_digest(shard[name]):
+            raise ValueError(f"{name} of {member} must be hexadecimal digits, got {shard[name]!r}")
+    if identifiers is None:
+        return
+    for one in identifiers:
+        if not _is_digest(one):
+            raise ValueError(f"identifiers of {member} must be hexadecimal digests, got {one!r}")
+    if shard.get("identifier_key") is None:
+        raise ValueError(f"identifier_key of {member} must be given with its identifiers, got none")
+    if documents is not None and (len(identifiers) > documents or (documents and not identifiers)):
+        raise ValueError(
+            f"identifiers of {member} must be those of its {documents} documents, got "
+            f"{len(identifiers)}"
+        )
+
+
+def _is_digest(value: Any) -> bool:
+    return isinstance(value, str) and _DIGEST.fullmatch(value) is not None

@@ -13,15 +13,14 @@ product with the rows of these tokens.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, NamedTuple
+import math
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from adapmixed.ensemble.batched_lora import Update, checked_updates
-from adapmixed.ensemble.member import Adapter
-from adapmixed.ensemble.room import LogitsRoom
+from adapmixed.ensemble.lora import Update
 from adapmixed.ranks import ALONE, Ranks
 from adapmixed_ext.inputs import likeliest
 from adapmixed_ext.low_rank import BLOCK, add_low_rank, blocks_of, pack_codes, pack_factors
@@ -42,6 +41,43 @@ class Logits(NamedTuple):
     private: Tensor
     public: Tensor
     tokens: Tensor | None
+
+
+class LogitsRoom:
+    """One block of memory for logits, used again once nobody else refers to it.
+
+    Fresh pages cost more time than computing the numbers in them.
+
+    While a caller holds the tensor, a view or an array over it, its numbers stay valid and the next
+    call gets new memory. A storage (`Tensor.untyped_storage()`) held alone does not protect them.
+    """
+
+    def __init__(self) -> None:
+        self._block: Tensor | None = None
+
+    def release(self, size: int) -> None:
+        """Free the block if it holds more than `size` numbers."""
+        if self._block is not None and len(self._block) > size:
+            self._block = None
+
+    def take(self, shape: Sequence[int], like: Tensor) -> Tensor:
+        """Return uninitialised memory of this shape, with the dtype and device of `like`."""
+        size = math.prod(shape)
+        block = self._block
+        fits = block is not None and block.dtype == like.dtype and block.device == like.device
+        if block is None or not fits or len(block) < size or not _users(block) <= _OURS < math.inf:
+            self._block = block = None  # free the old block before allocating the new one
+            self._block = block = like.new_empty(size)
+        return block[:size].view(*shape)
+
+
+def _users(block: Tensor) -> float:
+    """Return the reference count of a tensor's storage."""
+    return _use_count(block.untyped_storage()._cdata)
+
+
+_use_count: Callable[[int], float] = getattr(torch._C, "_storage_Use_Count", lambda _: math.inf)
+_OURS = _users(torch.empty(1))  # that of a storage that nobody else holds
 
 
 class HeadAdapters(nn.Module):
@@ -195,38 +231,3 @@ class OutputLayer(nn.Module):
             if bias is not None:
                 found[:, position] += bias[chosen]
         return found
-
-
-def replace_output_layer(
-    model: Any,
-    head: str,
-    adapters: Sequence[Adapter],
-    member_ranks: Sequence[int] | None,
-    *,
-    shared: bool,
-    masked: Tensor | None = None,
-    ranks: Ranks = ALONE,
-) -> None:
-    """Put an ensemble's output layer in the place of the model's.
-
-    Args:
-        model: the public model, which is changed.
-        head: name of its output layer.
-        adapters: one for each member of this process.
-        member_ranks: all ranks that a member may have there; None if none adapts it.
-        shared: whether members share everything below it.
-        masked: as in `OutputLayer`.
-        ranks: as in `OutputLayer`.
-
-    Raises:
-        ValueError: an update does not fit the layer.
-    """
-    base, found = model.get_submodule(head), None
-    if member_ranks is not None:
-        updates = [one.updates.get(head) for one in adapters]
-        shape, known = checked_updates(base, updates, member_ranks)
-        own = next(base.parameters())
-        found = HeadAdapters(updates, shape, known[-1], own.dtype == torch.bfloat16).to(own.device)
-    layer = OutputLayer(base, len(adapters), found, shared=shared, masked=masked, ranks=ranks)
-    parent, _, leaf = head.rpartition(".")
-    setattr(model.get_submodule(parent), leaf, layer)

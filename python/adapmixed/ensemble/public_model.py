@@ -1,24 +1,58 @@
-"""Load the public model and its tokenizer from a folder, a hub name or a model object."""
+"""Load the public model, and compute digests of the files that it and its tokenizer come from."""
 
 from __future__ import annotations
 
 import copy
+import hashlib
+import json
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
-from pathlib import Path
-from typing import Any
+from pathlib import Path, PurePath
+from typing import Any, NamedTuple
 
 import torch
 from huggingface_hub import try_to_load_from_cache
 from huggingface_hub.errors import HFValidationError
 
-from adapmixed.ensemble.batched_lora import BatchedLoRA
-from adapmixed.ensemble.digests import CONFIG, has_tokenizer
+from adapmixed.ensemble.lora import BatchedLoRA
 from adapmixed.ensemble.manifest import FILE_NAME
-from adapmixed.ensemble.member import CONFIG_FILE
 from adapmixed.ensemble.output_layer import OutputLayer
+
+ADAPTER_CONFIG = "adapter_config.json"
+ADDED_TOKENS = "added_tokens.json"
+_CONFIG = "config.json"
+_INDEX = ".index.json"
+_TOKENIZER = "tokenizer.json"
+_WEIGHTS = ("model.safetensors", "pytorch_model.bin")  # transformers' order
+_SETTINGS = ("tokenizer_config.json", "special_tokens_map.json")
+_VOCABULARIES = (
+    "vocab.json", "vocab.txt", "merges.txt", "tokenizer.model", "spiece.model", "spm.model",
+    "sentencepiece.bpe.model", "sentencepiece.model", "qwen.tiktoken", "tiktoken.model",
+    "tekken.json", "emoji.json", "bpe.codes", "vocab-src.json", "vocab-tgt.json",
+    "entity_vocab.json", "byte_maps.json", "prophetnet.tokenizer", "word_pronunciation.json",
+    "word_shape.json", "normalizer.json",
+)  # fmt: skip
+TOKENIZER_FILES = (_TOKENIZER, *_SETTINGS, ADDED_TOKENS, *_VOCABULARIES)
+"""Files that determine which token ids a text becomes."""
+# Settings that leave logits and ids alone: names, versions, lengths, padding, chat and output
+# formats.
+_ASIDE_OF_MODEL = frozenset(
+    {
+        "_name_or_path", "_commit_hash", "transformers_version", "dtype", "torch_dtype",
+        "use_cache", "architectures",
+    }
+)  # fmt: skip
+_ASIDE_OF_TOKENIZER = frozenset(
+    {
+        "padding", "truncation", "name_or_path", "transformers_version", "_commit_hash",
+        "special_tokens_map_file", "tokenizer_file", "chat_template", "is_local",
+        "local_files_only",
+        "clean_up_tokenization_spaces", "model_max_length", "max_length", "stride", "padding_side",
+        "truncation_side", "truncation_strategy", "pad_to_multiple_of", "model_input_names",
+    }
+)  # fmt: skip
 
 
 def load_base(
@@ -35,23 +69,19 @@ def load_base(
         ValueError: if the model cannot be read or carries adapters, or as `check_base`.
         OSError: if there is no such model.
     """
-    if isinstance(base, torch.nn.Module):
-        adapted = any(isinstance(module, BatchedLoRA | OutputLayer) for module in base.modules())
-        if adapted or hasattr(base, "peft_config"):
-            raise ValueError("base must be the plain public model, got one that carries adapters")
-        if not hasattr(base, "config"):
-            raise ValueError(
-                f"base must be a transformers model, a folder or a hub name, "
-                f"got {type(base).__name__}"
-            )
-        model = copy.deepcopy(base)
-        return (model if dtype is None else model.to(dtype)), None
-    if not isinstance(base, str | os.PathLike):
+    if isinstance(base, str | os.PathLike):
+        with reading_base(base):
+            name = os.fspath(base)
+            return _read(name, dtype, revision), load_tokenizer(name, revision)
+    if not isinstance(base, torch.nn.Module) or not hasattr(base, "config"):
         raise ValueError(
             f"base must be a transformers model, a folder or a hub name, got {type(base).__name__}"
         )
-    with reading_base(base):
-        return _read(os.fspath(base), dtype, revision)
+    adapted = any(isinstance(module, BatchedLoRA | OutputLayer) for module in base.modules())
+    if adapted or hasattr(base, "peft_config"):
+        raise ValueError("base must be the plain public model, got one that carries adapters")
+    model = copy.deepcopy(base)
+    return (model if dtype is None else model.to(dtype)), None
 
 
 def check_base(base: Any) -> None:
@@ -72,7 +102,7 @@ def check_base(base: Any) -> None:
             raise ValueError(f"base must be an existing folder, got {name!r}")
         # What the hub has no such name for is a path; so is a name below a folder that is here.
         try:
-            cached = isinstance(try_to_load_from_cache(name, CONFIG), str)
+            cached = isinstance(try_to_load_from_cache(name, _CONFIG), str)
             below = "/" in name and local.parent.is_dir() and not cached
             is_path = below or local.exists()
         except HFValidationError:
@@ -81,12 +111,17 @@ def check_base(base: Any) -> None:
             why = f", which is a path since {local.parent} is a folder here" if below else ""
             raise ValueError(f"base must be an existing folder or a hub name, got {name!r}{why}")
         return
-    for file, kind in ((FILE_NAME, "an ensemble"), (CONFIG_FILE, "an adapter")):
-        if (local / file).is_file() and not (local / CONFIG).is_file():
+    for file, kind in ((FILE_NAME, "an ensemble"), (ADAPTER_CONFIG, "an adapter")):
+        if (local / file).is_file() and not is_model(local):
             raise ValueError(
-                f"base must be a public model, got {name} with {file} but no {CONFIG}, "
+                f"base must be a public model, got {name} with {file} but no {_CONFIG}, "
                 f"which is {kind}: base and folder may be swapped"
             )
+
+
+def is_model(folder: Path) -> bool:
+    """Return whether a folder holds a model."""
+    return (folder / _CONFIG).is_file()
 
 
 @contextmanager
@@ -109,47 +144,232 @@ def reading_base(base: str | os.PathLike[str]) -> Iterator[None]:
         ) from error
 
 
-def _read(name: str, dtype: torch.dtype | None, revision: str | None) -> tuple[Any, Any]:
-    """Return the model and the tokenizer of a folder or hub name."""
+def _read(name: str, dtype: torch.dtype | None, revision: str | None) -> Any:
+    """Return the model of a folder or hub name."""
     from transformers import AutoModelForCausalLM
+    from transformers.utils import logging
 
+    silent = logging.is_progress_bar_enabled() and not sys.stderr.isatty()
+    if silent:
+        logging.disable_progress_bar()
     try:
-        with _quiet_off_terminal():
-            model = AutoModelForCausalLM.from_pretrained(
-                name, dtype=dtype or torch.float32, revision=revision
-            )
+        model = AutoModelForCausalLM.from_pretrained(
+            name, dtype=dtype or torch.float32, revision=revision
+        )
     except (OSError, ValueError):
         raise
     except Exception as error:  # damaged weights files raise many types of exception
         raise ValueError(f"base must be a readable model, {name} is not: {error}") from error
-    if hasattr(model, "peft_config"):  # transformers adds an adapter that lies beside the weights
+    finally:
+        if silent:
+            logging.enable_progress_bar()
+    if hasattr(model, "peft_config"):  # transformers adds an adapter of the same folder
         raise ValueError(
-            f"base must be the plain public model, got {name} with adapter_config.json, which "
+            f"base must be the plain public model, got {name} with {ADAPTER_CONFIG}, which "
             "makes an adapter part of it"
         )
-    return model, load_tokenizer(name, revision)
+    return model
 
 
-def load_tokenizer(name: str, revision: str | None = None) -> Any:
+def load_tokenizer(name: str | os.PathLike[str], revision: str | None = None) -> Any:
     """Return the tokenizer of a folder or hub name; None for a folder without one."""
     from transformers import AutoTokenizer
 
-    local = Path(name)
-    if local.is_dir() and not has_tokenizer(local):
+    files = (_TOKENIZER, "tokenizer_config.json", *_VOCABULARIES)  # settings are not enough
+    if (local := Path(name)).is_dir() and not any((local / one).is_file() for one in files):
         return None
     return AutoTokenizer.from_pretrained(name, revision=revision)
 
 
-@contextmanager
-def _quiet_off_terminal() -> Iterator[None]:
-    """Hide transformers' progress bars if standard error is no terminal, then restore them."""
-    from transformers.utils import logging
+def base_files(folder: str | os.PathLike[str]) -> dict[str, str]:
+    """Return the digest of every file that a base folder is loaded from, by name.
 
-    silence = logging.is_progress_bar_enabled() and not sys.stderr.isatty()
-    if silence:
-        logging.disable_progress_bar()
+    These are `config.json`, the weights, and the tokenizer's files. The weights are
+    `model.safetensors`, or all files that its index names, or else the same of `pytorch_model.bin`;
+    a file that config.json names goes first. Tokenizers that tokenizer_config.json names for
+    certain versions of transformers count, too.
+
+    If there is a `tokenizer.json`, vocabularies in other formats are left out, because they are not
+    read. A digest is the SHA-256 of the file's bytes. For JSON it is the SHA-256 of the sorted
+    content without settings that leave logits and ids alone, such as padding, dtypes and names.
+
+    Raises:
+        ValueError: if there is no such folder, or a JSON file cannot be parsed.
+    """
+    root = Path(folder)
+    if not root.is_dir():
+        raise ValueError(f"folder must be an existing folder, got {os.fspath(folder)!r}")
+    return file_digests(lambda name: path if (path := root / name).is_file() else None)
+
+
+def file_digests(find: Callable[[str], Path | None]) -> dict[str, str]:
+    """Return what :func:`base_files` returns, for files found by name, for instance on the hub."""
+    versions = _content(find("tokenizer_config.json")).get("fast_tokenizer_files") or ()
+    names = [_CONFIG, *_weights(find), *TOKENIZER_FILES, *versions]
+    found = {name: path for name in names if (path := find(name)) is not None}
+    if _TOKENIZER in found:
+        found = {name: path for name, path in found.items() if name not in _VOCABULARIES}
+    return {name: _digest(name, path) for name, path in sorted(found.items())}
+
+
+def of_tokenizer(files: Mapping[str, str]) -> dict[str, str]:
+    """Return the tokenizer's part of the digests of :func:`base_files`."""
+    return {
+        name: digest
+        for name, digest in files.items()
+        if name != _CONFIG and not name.endswith((".safetensors", ".bin"))
+    }
+
+
+def _weights(find: Callable[[str], Path | None]) -> list[str]:
+    """Return the names of the files that the weights are loaded from."""
+    named = _content(find(_CONFIG)).get("transformers_weights")
+    for name in [named] if named else [one + end for one in _WEIGHTS for end in ("", _INDEX)]:
+        path = find(name)
+        if path is not None and name.endswith(_INDEX):
+            return sorted(set(_content(path).get("weight_map", {}).values()))
+        if path is not None:
+            return [name]
+    return []
+
+
+def _digest(name: str, path: Path) -> str:
+    if path.suffix != ".json":
+        with open(path, "rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()
+    aside: Collection[str] = _ASIDE_OF_MODEL if name == _CONFIG else _ASIDE_OF_TOKENIZER
+    if name in (*_VOCABULARIES, ADDED_TOKENS):  # their keys are tokens
+        aside = ()
+    return content_digest(_parsed(path), aside)
+
+
+def content_digest(content: Any, aside: Collection[str]) -> str:
+    """Return the SHA-256 of the sorted content of a JSON file without some of its keys."""
+    if isinstance(content, dict):
+        padding = content.get("padding")
+        content = {key: value for key, value in content.items() if key not in aside}
+        if "padding" in aside and isinstance(padding, dict) and "pad_token" in padding:
+            content["pad_token"] = padding["pad_token"]  # transformers makes it a special token
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+
+
+def _content(path: Path | None) -> dict[str, Any]:
+    content = None if path is None else _parsed(path)
+    return content if isinstance(content, dict) else {}
+
+
+def _parsed(path: Path) -> Any:
     try:
-        yield
-    finally:
-        if silence:
-            logging.enable_progress_bar()
+        return json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ValueError(f"{path} must be JSON: {error}") from error
+
+
+def is_hub_name(source: str | None) -> bool:
+    """Return whether a source names a model of the hub, not a local path."""
+    return source is not None and not os.path.isabs(source) and not Path(source).exists()
+
+
+class Compared(NamedTuple):
+    """The checks of the base against the ensemble's record that were made and passed."""
+
+    model: bool
+    tokenizer: bool
+
+
+def source_of(base: Any) -> str | None:
+    """Return the folder or hub name of a base, or the one a model object was loaded from."""
+    if not isinstance(base, str | os.PathLike):
+        base = getattr(getattr(base, "config", None), "_name_or_path", None)
+    return os.fspath(base) if base else None
+
+
+def found_files(source: str | None, revision: str | None) -> dict[str, str]:
+    """Return the digests of a base's files (:func:`base_files`).
+
+    The hub's cache holds only the files that were requested so far.
+
+    Args:
+        source: the result of :func:`source_of`.
+        revision: the hub's commit, or None.
+    """
+    if source is not None and not Path(source).is_dir():
+        try:
+            found = try_to_load_from_cache(source, _CONFIG, revision=revision)
+        except HFValidationError:  # a path that no longer exists
+            found = None
+        source = os.path.dirname(found) if isinstance(found, str) else None
+    return {} if source is None else base_files(source)
+
+
+def check_files(
+    source: str | None, found: Mapping[str, str], folder: Path, recorded: Mapping[str, str]
+) -> Compared:
+    """Compare the base's files with the ensemble's record.
+
+    Files with other names than the recorded ones raise, because the base is loaded from them. This
+    does not apply to the hub's cache, which may lack files. A base without a tokenizer passes.
+
+    Args:
+        source: the result of :func:`source_of`.
+        found: the result of :func:`found_files`.
+        folder: the ensemble folder, for messages.
+        recorded: `Manifest.base_files`.
+
+    Raises:
+        ValueError: if the model or its tokenizer differs from the record.
+    """
+    for name in sorted(found.keys() & recorded.keys()):
+        if found[name] != recorded[name]:
+            raise ValueError(
+                f"base must be the one that {folder} was trained with: {source}/{name} has another "
+                f"SHA-256 ({found[name][:12]}...) than ensemble.json records "
+                f"({recorded[name][:12]}...)"
+            )
+    whole = source is not None and Path(source).is_dir()
+    here, expected = set(of_tokenizer(found)), set(of_tokenizer(recorded))
+    model_here, model_expected = found.keys() - here, recorded.keys() - expected
+    for what, names, record in (
+        ("weights", model_here, model_expected),
+        ("tokenizer", here, expected),
+    ):
+        if whole and names and record and names != record:
+            raise ValueError(
+                f"base must have the {what} that {folder} was trained with, in the same files: "
+                f"ensemble.json records {', '.join(sorted(record))}, but {source} has "
+                f"{', '.join(sorted(names))}"
+            )
+    return Compared(bool(model_here) and model_here == model_expected, here == expected)
+
+
+def check_names(source: str | None, names: Mapping[str, str | None]) -> None:
+    """Raise if adapters name different bases, or another base than `source`.
+
+    Names agree if their last parts do, for instance "openai-community/gpt2" and "/models/gpt2".
+    Names that agree show nothing of the weights.
+
+    Args:
+        source: the result of :func:`source_of`; None if the base was compared otherwise.
+        names: `base_model_name_or_path` of each adapter; empty or None if unknown.
+
+    Raises:
+        ValueError: if an adapter names another base.
+    """
+    named = [(adapter, name) for adapter, name in names.items() if name]
+    for adapter, name in named:
+        if last_part(name) != last_part(named[0][1]):
+            raise ValueError(
+                f"adapters must share one base: {named[0][0]} names {named[0][1]!r}, but {adapter} "
+                f"{name!r}"
+            )
+    if source and named and last_part(named[0][1]) != last_part(source):
+        raise ValueError(
+            f"base must be the one that the adapters were trained on: {named[0][0]} names "
+            f"{named[0][1]!r}, got {source!r} (if only the names differ, record base_files in "
+            "ensemble.json)"
+        )
+
+
+def last_part(name: str) -> str:
+    """Return the part of a base's name that copies have in common."""
+    return PurePath(name).name.lower()

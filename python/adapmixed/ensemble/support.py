@@ -17,10 +17,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from adapmixed.ensemble.batched_lora import RankGroup
 from adapmixed.ensemble.decoder import Decoder
 from adapmixed.ensemble.forward import BatchedForward
+from adapmixed.ensemble.lora import BatchedLoRA
 from adapmixed.ensemble.output_layer import HeadAdapters, Logits
+from adapmixed.ensemble.trunk import differ
 from adapmixed.ensemble.vocabulary import beginning_of
 
 # `model_type` of the families in tests/helpers/families.py.
@@ -144,21 +145,21 @@ def _fault(forward: BatchedForward) -> str | None:
             return "one member's adapter changes another row of the batch"
     other = ids.clone()
     other[:, -1] = (other[:, -1] + 1) % forward.vocab_size
-    if _differ(_rows(forward(other, None, None))[:, :, :-1], whole[:, :, :-1]):
+    if differ(_rows(forward(other, None, None))[:, :, :-1], whole[:, :, :-1]):
         return "a later token changes earlier logits"
     cache, parts = forward.new_cache(_TOKENS + 1), []  # reserve room for all, as decoding does
     for part in (ids[:, :-2], ids[:, -2:-1], ids[:, -1:]):
         parts.append(_rows(forward(part, None, cache)))
-    if _differ(torch.cat(parts, dim=2), whole):
+    if differ(torch.cat(parts, dim=2), whole):
         return "a key/value cache changes its logits"
     mask = torch.ones_like(padded)
     mask[:, :_PADDING] = 0
-    if _differ(_rows(forward(padded, mask, None))[:, :, _PADDING:], whole):
+    if differ(_rows(forward(padded, mask, None))[:, :, _PADDING:], whole):
         return "left padding changes its logits"
     cache, parts = forward.new_cache(_TOKENS + _PADDING), []
     for end in range(1, padded.shape[1] + 1):
         parts.append(_rows(forward(padded[:, end - 1 : end], mask[:, :end], cache)))
-    if _differ(torch.cat(parts[_PADDING:], dim=2), whole):
+    if differ(torch.cat(parts[_PADDING:], dim=2), whole):
         return "left padding changes its logits in chunks"
     memory = forward.sequence_bytes(_TOKENS + _PADDING, None)
     decoder, joining = (
@@ -167,7 +168,7 @@ def _fault(forward: BatchedForward) -> str | None:
     decoder.join(joining)
     decoder.append(tokens[-1:].repeat(2))
     decoder.drop(torch.tensor([True, False], device=device))
-    if _differ(_rows(decoder.logits), whole[:, :, -1]):
+    if differ(_rows(decoder.logits), whole[:, :, -1]):
         return "sequences that join and leave a batch change its logits"
     return None
 
@@ -177,18 +178,10 @@ def _rows(found: Logits) -> Tensor:
     return torch.cat([found.public[None], found.private])
 
 
-def _differ(found: Tensor, expected: Tensor) -> bool:
-    """Return whether logits differ by more than rounding, relative to their range."""
-    finite = expected[expected.isfinite()].to(torch.float32)
-    precision = 2.0**-10 if expected.dtype == torch.float32 else 2.0**-4
-    allowed = precision * float(finite.max() - finite.min())
-    return not torch.allclose(found.float(), expected.float(), rtol=0.0, atol=allowed)
-
-
 @contextmanager
 def _only(model: Any, kept: int) -> Iterator[None]:
     """Remove every member's update but that of block `kept` while the context is entered."""
-    weights = [one.up for one in model.modules() if isinstance(one, RankGroup)]
+    weights = [one.up for one in model.modules() if isinstance(one, BatchedLoRA)]
     heads = [one.factors for one in model.modules() if isinstance(one, HeadAdapters)]
     copies = [one.clone() for one in (*weights, *heads)]
     try:

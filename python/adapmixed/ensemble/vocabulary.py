@@ -1,17 +1,12 @@
-"""Say how a text begins, which ids stand for tokens, and check the tokenizers of adapters."""
+"""Say how a text begins and ends, and which ids stand for tokens."""
 
 from __future__ import annotations
 
-import hashlib
-import json
-from collections.abc import Mapping, Sequence
-from pathlib import Path
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
-
-from adapmixed.ensemble.digests import ADDED_TOKENS, TOKENIZER_FILES, has_tokenizer
 
 
 def beginning_of(tokenizer: Any) -> tuple[int, ...]:
@@ -96,88 +91,3 @@ def check_prompt(ids: Sequence[int], vocab_size: int, tokenizer: Any) -> None:
             f"prompt must hold tokens in [0, {vocab_size}), the base's vocab_size, "
             f"got {outside}{name}"
         )
-
-
-def check_tokenizers(folders: Sequence[Path], tokenizer: Any, base: str, vocab_size: int) -> None:
-    """Check that adapter folders hold no tokenizer other than the public model's.
-
-    Trainers often save a copy of the tokenizer with the adapter. If they added tokens to it, the
-    adapter was trained on ids with another meaning. Copies pass that cut text into the same ids. So
-    they may have other tokens without an embedding in the base, and a pad token of their own.
-
-    Args:
-        folders: peft folders.
-        tokenizer: the base's tokenizer; None to check nothing.
-        base: the base's name in messages.
-        vocab_size: V of the base.
-
-    Raises:
-        ValueError: if a tokenizer differs; the message names the folder, the base and the
-            difference.
-    """
-    seen: set[str] = set()
-    for folder in folders if tokenizer is not None else ():
-        found = [folder / name for name in TOKENIZER_FILES if (folder / name).is_file()]
-        digest = hashlib.sha256()
-        for file in found:
-            content = file.read_bytes()
-            digest.update(f"{file.name} {len(content)}\n".encode() + content)
-        if not found or digest.hexdigest() in seen:
-            continue
-        seen.add(digest.hexdigest())
-        difference = _difference(folder, tokenizer, vocab_size)
-        if difference is not None:
-            raise ValueError(
-                f"adapters must use the public model's tokenizer: the one in {folder} differs from "
-                f"that of {base}, {difference}"
-            )
-
-
-def _difference(folder: Path, tokenizer: Any, vocab_size: int) -> str | None:
-    loaded = _load(folder) if has_tokenizer(folder) else None
-    own = _added_tokens(folder / ADDED_TOKENS) if loaded is None else loaded.get_vocab()
-    vocabulary = tokenizer.get_vocab().items()
-    expected = {token: index for token, index in vocabulary if index < vocab_size}
-    aside = {None if loaded is None else loaded.pad_token} - expected.keys()  # it cuts no text
-    own = {
-        token: index for token, index in own.items() if index < vocab_size and token not in aside
-    }
-    for token, index in sorted(own.items(), key=lambda item: item[1]):
-        if expected.get(token) != index:
-            return f"token {token!r} has id {index} there and {expected.get(token)} in the base"
-    if loaded is not None and len(own) < len(expected):
-        return f"it has {len(own)} tokens, the base {len(expected)}"
-    if loaded is not None and _rules(loaded, expected) != _rules(tokenizer, expected):
-        return "the tokens are the same but other rules cut text into them"
-    return None
-
-
-def _load(folder: Path) -> Any:
-    from transformers import AutoTokenizer
-
-    try:
-        return AutoTokenizer.from_pretrained(folder, local_files_only=True)
-    except Exception as error:  # damaged files raise many types of exception
-        raise ValueError(f"{folder}: its tokenizer cannot be read: {error}") from error
-
-
-def _added_tokens(path: Path) -> dict[str, int]:
-    if not path.is_file():
-        return {}
-    try:
-        tokens = json.loads(path.read_text(encoding="utf-8"))
-    except (UnicodeDecodeError, json.JSONDecodeError) as error:
-        raise ValueError(f"{path} must be JSON: {error}") from error
-    if not isinstance(tokens, dict) or not all(type(index) is int for index in tokens.values()):
-        raise ValueError(f"{path} must map tokens to ids")
-    return tokens
-
-
-def _rules(tokenizer: Any, known: Mapping[str, int]) -> Any:
-    """Return the rules that cut text into `known` tokens, without padding and truncation."""
-    backend = getattr(tokenizer, "backend_tokenizer", None)
-    if backend is None:
-        return type(tokenizer).__name__
-    content = json.loads(backend.to_str()) | {"padding": None, "truncation": None}
-    content["added_tokens"] = [one for one in content["added_tokens"] if one["content"] in known]
-    return content

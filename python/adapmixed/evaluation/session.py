@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from adapmixed.ensemble.room import LogitsRoom
+from adapmixed.ensemble.output_layer import LogitsRoom
 from adapmixed.ensemble.vocabulary import begun
 from adapmixed.evaluation.methods import EvaluationSettings, MethodRun
 from adapmixed.evaluation.result import Runs

@@ -28,7 +28,7 @@ from adapmixed_ext.types import RandomSource
 
 if TYPE_CHECKING:
     from adapmixed.ensemble import Ensemble
-    from adapmixed.ensemble.forward import Beside
+    from adapmixed.ensemble.forward import AnswerBytes
 
 
 class PrivateGenerator:
@@ -194,7 +194,7 @@ class PrivateGenerator:
         check_count("max_new_tokens", max_new_tokens)
         check_optional_count("size", size)
         check_shape(temperature, top_k)
-        beside = self._answerer.held_bytes(temperature, top_k)
+        answer_bytes = self._answerer.answer_bytes(temperature, top_k)
         texts = texts_of(prompts)
         ids = [self._ids(text) for text in texts]
         left_padded(ids)  # raises for a prompt without tokens
@@ -204,19 +204,24 @@ class PrivateGenerator:
         longest = 0
         for text, tokens in zip(texts, ids, strict=True):
             longest = max(longest, len(tokens))
-            if found and len(found[-1]) < self._most(longest, max_new_tokens, size, beside):
+            if found and len(found[-1]) < self._most(longest, max_new_tokens, size, answer_bytes):
                 found[-1].append(text)
             else:
                 found.append([text])
                 longest = len(tokens)
         return found
 
-    def _most(self, length: int, max_new_tokens: int, size: int | None, beside: Beside) -> int:
+    def _most(
+        self, length: int, max_new_tokens: int, size: int | None, answer_bytes: AnswerBytes
+    ) -> int:
         """Return how many prompts, padded to this length, one batch may hold."""
         if size is not None:
             return size
         one = self.ensemble.sequence_bytes(
-            length, new_tokens=max_new_tokens - 1, beside=beside, active=self._answerer.active
+            length,
+            new_tokens=max_new_tokens - 1,
+            answer_bytes=answer_bytes,
+            active=self._answerer.active,
         )
         return int(self._answerer.memory_bytes // one)
 

@@ -26,7 +26,7 @@ from adapmixed_ext.types import RandomSource
 
 if TYPE_CHECKING:
     from adapmixed.ensemble import Decoder, Ensemble
-    from adapmixed.ensemble.forward import Beside
+    from adapmixed.ensemble.forward import AnswerBytes
 
 _LOG = logging.getLogger(__name__)
 DEFAULT_MEMORY_BYTES = 1 << 30
@@ -135,19 +135,19 @@ class Answerer:
                 f"(the model's window is {limit}), got {max_new_tokens}"
             )
 
-    def held_bytes(self, temperature: float, top_k: int | None) -> Beside:
+    def answer_bytes(self, temperature: float, top_k: int | None) -> AnswerBytes:
         """Return a function for the memory of one answer beyond its logits.
 
         `Ensemble.decoder` calls it. Shaped rows are copied; with a temperature the copy is float32.
         """
 
-        def beside(rows: int, vocab_size: int, element: int, active: int | None) -> int:
+        def of_one(rows: int, vocab_size: int, element: int, active: int | None) -> int:
             copied, width, answered = shaped_bytes(
                 rows, vocab_size, element, temperature=temperature, top_k=top_k, active=active
             )
-            return copied + self.mechanism.held_bytes(rows, width, answered)
+            return copied + self.mechanism.answer_bytes(rows, width, answered)
 
-        return beside
+        return of_one
 
     def stream(
         self,
@@ -210,7 +210,7 @@ class Answerer:
             memory_bytes=self.memory_bytes,
             attention_mask=attention_mask,
             new_tokens=max_new_tokens - 1,
-            beside=self.held_bytes(temperature, top_k),
+            answer_bytes=self.answer_bytes(temperature, top_k),
             active=self.active,
         )
         _LOG.info(

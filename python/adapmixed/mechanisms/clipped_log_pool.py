@@ -88,9 +88,9 @@ class ClippedLogPool(Mechanism):
         of = self.scale, self.lower, self.upper, num_models, queries, self.queries
         return (BoundedRangeAnswer(*of),)
 
-    def held_bytes(self, rows: int, vocab_size: int, element: int) -> int:
-        """Return the bytes of `Mechanism.held_bytes` and those of the pool's kept log-weights."""
-        return super().held_bytes(rows, vocab_size, element) + 8 * vocab_size
+    def answer_bytes(self, rows: int, vocab_size: int, element: int) -> int:
+        """Return the bytes of `Mechanism.answer_bytes` and those of the pool's kept log-weights."""
+        return super().answer_bytes(rows, vocab_size, element) + 8 * vocab_size
 
     def _prepare(self, rows: Rows, rng: RandomSource) -> NextToken:
         models, positions = rows.private.shape[:2]

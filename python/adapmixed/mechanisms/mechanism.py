@@ -371,7 +371,7 @@ class Mechanism(ABC):
             f"mechanism must be ClippedLogPool to be charged in advance, got {type(self).__name__}"
         )
 
-    def held_bytes(self, rows: int, vocab_size: int, element: int) -> int:
+    def answer_bytes(self, rows: int, vocab_size: int, element: int) -> int:
         """Return the largest number of bytes that one answer holds in addition to its logits.
 
         By default these are the probabilities and the data of the draw, three times V float64.

@@ -2,8 +2,12 @@
 
 from pathlib import Path
 
-from adapmixed.ensemble.manifest import FILE_NAME, read_manifest
-from adapmixed.ensemble.member_record import MEMBER_FILE, read_member_record
+from adapmixed.ensemble.manifest import (
+    FILE_NAME,
+    MEMBER_FILE,
+    read_manifest,
+    read_member_record,
+)
 
 
 def training_losses(folder: Path) -> list[dict[str, object]]:

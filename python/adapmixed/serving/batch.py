@@ -137,7 +137,7 @@ class BatchEngine:
             memory_bytes=self._answerer.memory_bytes - held,
             attention_mask=mask,
             new_tokens=max(prompt.max_tokens for prompt in joining) - 1,
-            beside=self._beside,
+            answer_bytes=self._answer_bytes,
             unread=True,
             active=self._answerer.active,
         )
@@ -254,9 +254,11 @@ class BatchEngine:
     def _bytes(self, window: int) -> int:
         """Return the bytes that one sequence needs until it ends."""
         one = self._answerer
-        return one.ensemble.sequence_bytes(window, beside=self._beside, active=one.active)
+        return one.ensemble.sequence_bytes(
+            window, answer_bytes=self._answer_bytes, active=one.active
+        )
 
-    def _beside(self, rows: int, vocab_size: int, element: int, active: int | None) -> int:
+    def _answer_bytes(self, rows: int, vocab_size: int, element: int, active: int | None) -> int:
         """Return the bytes of one answer in addition to its logits, for any temperature and top-k.
 
         Sequences of one shape are copied out of the batch before they are divided.
@@ -264,7 +266,7 @@ class BatchEngine:
         copied, width, answered = shaped_bytes(
             rows, vocab_size, element, temperature=2.0, top_k=None, active=active
         )
-        held = self._answerer.mechanism.held_bytes(rows, width, answered)
+        held = self._answerer.mechanism.answer_bytes(rows, width, answered)
         return rows * min(vocab_size, active or vocab_size) * element + copied + held
 
 

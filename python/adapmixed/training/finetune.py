@@ -14,7 +14,7 @@ import hashlib
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
@@ -116,19 +116,26 @@ class AdapterTrainer:
             begin_adapter(model, train_a=not config.shared_a)
             torch.manual_seed(shard_seed(seed, shard))
             losses: list[float] = []
+            held_losses: list[float] = []
+            epoch, kept = 0, list[Tensor]()
             with trunk_once(model, self._trunk, parts, scratch) as (blocks, held):
-                best = _Best(model, held, keep=config.early_stopping)
-                if len(blocks):
-                    losses = fit(
-                        model,
-                        blocks,
-                        config,
-                        generator=torch.Generator().manual_seed(shard_seed(seed, shard)),
-                        progress=progress,
-                        after_epoch=best.look,
-                    )
-                epoch = best.restore() if config.early_stopping else len(losses)
-        return Trained(model.eval(), tuple(losses), tuple(best.losses), epoch)
+                trained = [p for p in model.parameters() if p.requires_grad]
+                generator = torch.Generator().manual_seed(shard_seed(seed, shard))
+                rounds = fit(model, blocks, config, generator=generator, progress=progress)
+                for number, loss in enumerate(chain([None], rounds)):  # first the public model
+                    if loss is not None:
+                        losses.append(loss)
+                    if len(held):
+                        held_losses.append(mean_loss(model.eval(), held))
+                    if config.early_stopping and min(held_losses, default=0) in held_losses[:-1]:
+                        continue  # no better than one before
+                    epoch = number
+                    if config.early_stopping:
+                        kept = [p.detach().clone() for p in trained]
+                with torch.no_grad():
+                    for parameter, value in zip(trained, kept, strict=False):
+                        parameter.copy_(value)
+        return Trained(model.eval(), tuple(losses), tuple(held_losses), epoch)
 
 
 def train_adapter(
@@ -136,42 +143,6 @@ def train_adapter(
 ) -> Trained:
     """Train one adapter on one shard; see `AdapterTrainer`, whose `train` takes the arguments."""
     return AdapterTrainer(base, config).train(tokens, **arguments)
-
-
-class _Best:
-    """The weights with the least held-out loss so far, starting with the public model's."""
-
-    def __init__(self, model: Any, blocks: Blocks | StateBlocks, *, keep: bool) -> None:
-        self._model, self._blocks, self._keep = model, blocks, keep
-        self._kept: dict[str, Tensor] = {}
-        self._looks = 0
-        self.epoch = 0
-        self.losses: list[float] = []
-        self.look()
-
-    def look(self) -> None:
-        """Measure the loss of the current weights, and copy them if it is the least so far."""
-        epoch, self._looks = self._looks, self._looks + 1
-        if len(self._blocks):
-            self._model.eval()
-            loss = mean_loss(self._model, self._blocks)
-            better = not self.losses or loss < min(self.losses)
-            self.losses.append(loss)
-        else:
-            better = True
-        if better and self._keep:
-            self.epoch = epoch
-            self._kept = {name: p.detach().clone() for name, p in self._trained()}
-
-    @torch.no_grad()
-    def restore(self) -> int:
-        """Restore the best weights and return their epoch."""
-        for name, parameter in self._trained():
-            parameter.copy_(self._kept[name])
-        return self.epoch
-
-    def _trained(self) -> Iterator[tuple[str, Tensor]]:
-        return ((name, p) for name, p in self._model.named_parameters() if p.requires_grad)
 
 
 def check_positions(base: Any, inputs: Tensor) -> None:
@@ -191,23 +162,23 @@ def fit(
     *,
     generator: torch.Generator,
     progress: Progress | None = None,
-    after_epoch: Callable[[], None] | None = None,
-) -> list[float]:
+) -> Iterator[float]:
     """Minimise the next-token cross entropy over the trainable parameters of `model`.
 
     Args:
         model: a causal language model; its parameters with requires_grad are trained in place.
-        blocks: one block or more.
+            Between two values it may be put in eval mode.
+        blocks: blocks of one shard; without any, nothing is done.
         config: the settings; learning_rate, warmup_steps, weight_decay, epochs, steps and
             batch_size are used.
         generator: draws the order of the blocks.
         progress: called after every step.
-        after_epoch: called after each epoch, or each quarter of the steps; it may leave the model
-            in eval mode.
 
-    Returns:
-        the mean loss of each epoch or quarter, in nats per token.
+    Yields:
+        the mean loss of each epoch, or of each quarter of the steps, in nats per token.
     """
+    if not len(blocks):
+        return
     batches = math.ceil(len(blocks) / config.batch_size)
     passes = batches * config.epochs
     steps = max(config.steps, passes)
@@ -220,7 +191,6 @@ def fit(
     )
     schedule = linear_schedule(optimizer, config, steps)
     drawn = _batches(len(blocks), config.batch_size, generator)
-    history: list[float] = []
     done = 0
     for end in ends:
         model.train()
@@ -236,10 +206,7 @@ def fit(
             done += 1
             if progress is not None:
                 progress(done, steps)
-        history.append(total / count)
-        if after_epoch is not None:
-            after_epoch()
-    return history
+        yield total / count
 
 
 def _batches(blocks: int, size: int, generator: torch.Generator) -> Iterator[Tensor]:

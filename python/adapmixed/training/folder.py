@@ -19,12 +19,20 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from adapmixed.ensemble.manifest import FILE_NAME, Manifest, read_manifest, write_manifest
-from adapmixed.ensemble.member_record import FORMAT_VERSION, read_member_record
+from adapmixed.ensemble.manifest import (
+    FILE_NAME,
+    Manifest,
+    read_manifest,
+    read_member_record,
+    read_versioned,
+    write_manifest,
+)
 from adapmixed.files import create_file, flush, remove_leftovers, temporary_folder, write_file
 from adapmixed.training.ranks import idle
 from adapmixed.training.shards import create_key, load_key
 
+FORMAT_VERSION = 1
+"""Of `run.json`."""
 _CORPUS = {"corpus", "corpus_hmac", "places"}  # what an update may change
 
 
@@ -70,14 +78,7 @@ class TrainingFolder:
         path = self.private / "run.json"
         if not path.exists():
             return {}
-        try:
-            begun = json.loads(path.read_text(encoding="utf-8"))
-            version, settings = begun["format_version"], dict(begun["settings"])
-        except (ValueError, KeyError, TypeError) as error:
-            raise ValueError(f"{path} must hold the settings of the run: {error}") from error
-        if version != FORMAT_VERSION:
-            raise ValueError(f"{path}: format_version must be {FORMAT_VERSION}, got {version}")
-        return settings
+        return dict(read_versioned(path, FORMAT_VERSION, "settings")["settings"])
 
     def check_settings(self, settings: Mapping[str, Any], *, update: bool = False) -> None:
         """Check that the settings equal those that the run was begun with, if it was.
@@ -212,12 +213,8 @@ class TrainingFolder:
 
     def missing(self, withdrawn: Collection[int]) -> list[int]:
         """Return the members that are neither finished nor withdrawn."""
-        wanted = set(range(len(self.members))).difference(withdrawn)
-        return [index for index in sorted(wanted) if not self.is_finished(index)]
-
-    def remove_leftovers(self, member: int) -> None:
-        """Remove what a killed process left of a member."""
-        remove_leftovers(self.output, self.members[member])
+        members = range(len(self.members))
+        return [one for one in members if one not in withdrawn and not self.is_finished(one)]
 
     def record(self, member: int) -> dict[str, Any]:
         """Return the record of a finished member; see `read_member_record`."""

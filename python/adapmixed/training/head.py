@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from adapmixed.ensemble.layers import head_name
+from adapmixed.ensemble.lora import head_name
 from adapmixed.training.adapter import lora_layers
 from adapmixed.training.blocks import IGNORED, Blocks
 from adapmixed_ext.low_rank import cross_entropy, pack_tokens, unpack_tokens

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from adapmixed.data.builtin import Document
-from adapmixed.ensemble.member_record import FORMAT_VERSION, MEMBER_FILE
+from adapmixed.ensemble.manifest import MEMBER_FILE, MEMBER_VERSION
 from adapmixed.ensemble.public_model import load_base
 from adapmixed.files import publish_folder, temporary_folder, write_file
 from adapmixed.training.adapter import save_adapter, shorten
@@ -41,8 +41,7 @@ class MemberTrainer:
             spool: the shards.
             key: the key of the partition.
         """
-        dtype = getattr(torch, run.dtype)
-        model, tokenizer = load_base(run.base, dtype, revision=facts.revision)
+        model, tokenizer = load_base(run.base, getattr(torch, run.dtype), revision=facts.revision)
         self._run, self._facts, self._spool, self._key = run, facts, spool, key
         base = model.to(device).eval()
         self._vocab_size = base.config.get_text_config().vocab_size
@@ -83,7 +82,7 @@ class MemberTrainer:
         if adapts_head_alone(trained.model.get_base_model()):
             shorten(trained.model)
         record = {
-            "format_version": FORMAT_VERSION,
+            "format_version": MEMBER_VERSION,
             "shard": shard_record(documents, key=self._key),
             "tokens": len(tokens),
             "losses": trained.losses,

@@ -5,19 +5,19 @@ from __future__ import annotations
 import ctypes
 import multiprocessing
 import os
-import queue
 import threading
 import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
+from functools import partial
 from multiprocessing.connection import wait as wait_for
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from adapmixed.ensemble.member_record import read_member_record
+from adapmixed.ensemble.manifest import read_member_record
 from adapmixed.training.member import MemberTrainer
 from adapmixed.training.progress import Progress
 from adapmixed.workers import start_server
@@ -59,7 +59,7 @@ def train_members(
         try:
             made = trainer()
             for shard, path in paths.items():
-                made.train(shard, path, _told(progress, shard))
+                made.train(shard, path, partial(progress.update, shard))
                 finished(shard)
         finally:
             torch.set_num_threads(before)
@@ -78,8 +78,8 @@ def train_members(
         }
         while running:
             done, _ = wait(running, timeout=0.5, return_when=FIRST_COMPLETED)
-            for shard, fraction in _received(messages):
-                progress.update(shard, fraction)
+            while not messages.empty():
+                progress.update(*messages.get())
             for future in done:
                 future.result()
                 finished(running.pop(future))
@@ -90,19 +90,6 @@ def train_members(
         ) from error
     finally:
         executor.shutdown(cancel_futures=True)
-
-
-def _told(progress: Progress, shard: int) -> Callable[[float], None]:
-    return lambda fraction: progress.update(shard, fraction)
-
-
-def _received(messages: Any) -> list[tuple[int, float]]:
-    found = []
-    while True:
-        try:
-            found.append(messages.get_nowait())
-        except queue.Empty:
-            return found
 
 
 def _begin(trainer: Callable[[], MemberTrainer], threads: int, messages: Any) -> None:

@@ -45,9 +45,14 @@ def locked(folder: Path, rank: int) -> Iterator[None]:
 @contextmanager
 def idle(folder: Path, rank: int) -> Iterator[bool]:
     """Yield whether no process has a rank's lock in `folder`, and meanwhile let none take it."""
-    descriptor = os.open(_lock_file(folder, rank), os.O_RDWR | os.O_CREAT, 0o600)
+    descriptor = os.open(folder / f"rank-{rank:03d}.lock", os.O_RDWR | os.O_CREAT, 0o600)
     try:
-        yield _lock(descriptor, fcntl.LOCK_EX)
+        free = True
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            free = False
+        yield free
     finally:
         os.close(descriptor)
 
@@ -67,7 +72,11 @@ def wait_for_members(place: Place, folder: Path, missing: Callable[[], list[int]
     seen = {place.rank}
     while True:
         # The order matters: a rank may finish its last member and end between the two checks.
-        living = {rank for rank in range(place.world) if _is_held(folder, rank)}
+        living = set()
+        for rank in range(place.world):
+            with idle(folder, rank) as free:
+                if not free:
+                    living.add(rank)
         left = missing()
         if not left:
             return
@@ -82,26 +91,3 @@ def wait_for_members(place: Place, folder: Path, missing: Callable[[], list[int]
                     "run the same command again"
                 )
         time.sleep(_POLL_SECONDS)
-
-
-def _lock_file(folder: Path, rank: int) -> Path:
-    return folder / f"rank-{rank:03d}.lock"
-
-
-def _lock(descriptor: int, kind: int) -> bool:
-    try:
-        fcntl.flock(descriptor, kind | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
-
-
-def _is_held(folder: Path, rank: int) -> bool:
-    try:
-        descriptor = os.open(_lock_file(folder, rank), os.O_RDWR)
-    except FileNotFoundError:
-        return False
-    try:
-        return not _lock(descriptor, fcntl.LOCK_SH)
-    finally:
-        os.close(descriptor)

@@ -7,8 +7,8 @@
    from (seed, member), and from nothing else.
 3. A member's folder appears complete. `ensemble.json` appears when all members are finished.
 
-With `update`, the members whose text has changed are trained again (`training.update`). Members
-that the operator has withdrawn (`null` in `ensemble.json`) stay withdrawn until then.
+With `update`, the members whose text has changed are trained again. Members that the operator has
+withdrawn (`null` in `ensemble.json`) stay withdrawn until then.
 
 A run that was killed at any moment continues if it is begun again with the same settings and the
 same corpus. On the same machine and versions it ends with the same files in every bit.
@@ -22,6 +22,7 @@ import logging
 import math
 import shutil
 import sys
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
 from functools import partial
@@ -32,25 +33,36 @@ import torch
 
 from adapmixed.data.corpus import Corpus
 from adapmixed.ensemble.ensemble import try_members
-from adapmixed.ensemble.manifest import Manifest
+from adapmixed.ensemble.manifest import Manifest, read_member_record
 from adapmixed.ensemble.public_model import load_base, reading_base
-from adapmixed.files import check_locks
+from adapmixed.files import check_locks, remove_leftovers
 from adapmixed.limits import check_count, check_models, check_option
 from adapmixed.ranks import Place
 from adapmixed.training.base import base_facts, documents_of
 from adapmixed.training.config import FinetuneConfig
 from adapmixed.training.folder import TrainingFolder
 from adapmixed.training.member import MemberTrainer
-from adapmixed.training.partition import by_hash, by_table, enrol, places_line, sharing_line
+from adapmixed.training.partition import (
+    by_hash,
+    by_table,
+    enrol,
+    places_line,
+    shard_record,
+    sharing_line,
+)
 from adapmixed.training.pool import train_members
 from adapmixed.training.progress import Progress
 from adapmixed.training.ranks import locked, wait_for_members
-from adapmixed.training.shards import KEY_BYTES, spool
-from adapmixed.training.update import update_members
+from adapmixed.training.shards import KEY_BYTES, Spool, spool
 from adapmixed.workers import start_server
 
 _LOG = logging.getLogger(__name__)
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+_LEDGER = (
+    "The ledgers of this ensemble end with it. What they charged stays spent, and a new period "
+    "begins with a new ledger. For everybody whose text is in both, ε and δ of the periods add, or "
+    "their plans compose ('adapmixed ledger show --all')."
+)
 
 
 @dataclass(frozen=True)
@@ -226,7 +238,11 @@ def train_ensemble(
                 shown = Progress(steps, say)
                 empty = sum(i not in spooled.sizes for i in paths)
                 if empty and table is None:
-                    shown.say(_empty_shards(empty, len(paths)))
+                    shown.say(
+                        f"warning: {empty} of the {len(paths)} shards to train on are empty, so "
+                        "that their members answer as the public model does. This number depends "
+                        "on the private text: do not publish it"
+                    )
                 try:
                     device = run.device
                     if device == "cuda" and place.world > 1:
@@ -239,11 +255,11 @@ def train_ensemble(
                     shown.close()
 
             if update:
-                update_members(folder, spooled, key, settings, train, tell)
+                _update(folder, spooled, key, settings, train, tell)
                 withdrawn = {}
             else:
                 for index in mine:
-                    folder.remove_leftovers(index)
+                    remove_leftovers(run.output, folder.members[index])
                 folder.begin(settings)
                 train({index: folder.output / folder.members[index] for index in mine})
         wait_for_members(place, folder.private, lambda: folder.missing(withdrawn))
@@ -292,15 +308,6 @@ def _check_begun(run: TrainingRun, begun: Mapping[str, Any], *, update: bool) ->
         )
 
 
-def _empty_shards(empty: int, trained: int) -> str:
-    """Return the warning about shards without a document, which is for the operator alone."""
-    return (
-        f"warning: {empty} of the {trained} shards to train on are empty, so that their members "
-        "answer as the public model does. This number depends on the private text: do not publish "
-        "it"
-    )
-
-
 def _training(run: TrainingRun) -> dict[str, Any]:
     """Return the settings that members depend on, without paths of this machine."""
     return {
@@ -314,3 +321,70 @@ def _training(run: TrainingRun) -> dict[str, Any]:
         "dtype": run.dtype,
         "corpus": run.corpus.description(),
     }
+
+
+def _update(
+    folder: TrainingFolder,
+    spooled: Spool,
+    key: bytes,
+    settings: Mapping[str, Any],
+    train: Callable[[Mapping[int, Path]], None],
+    say: Callable[[str], None],
+) -> None:
+    """Train the members whose shards have changed: customers come, change and leave.
+
+    Other members' files do not change. The old ensemble stays intact while new members are trained
+    in its folder `.next`, where a killed update goes on. Then `TrainingFolder.exchange` puts them
+    in place, and the caller writes `ensemble.json`.
+
+    Args:
+        folder: the folder of a run.
+        spooled: all shards of the current corpus.
+        key: the key of the partition.
+        settings: as in `TrainingFolder.begin`, for the current corpus.
+        train: trains members into the folders that it is given.
+        say: called with a line about what will be trained, and about the ledger.
+
+    Raises:
+        ValueError: if there is text of a withdrawn member.
+    """
+    records = [shard_record(spooled.read(at), key=key) for at in range(len(folder.members))]
+    for at in folder.withdrawn():
+        if records[at]["documents"]:
+            raise ValueError(
+                f"update needs a corpus without the text of {folder.members[at]}, which was "
+                f"withdrawn (null in ensemble.json), got {records[at]['documents']} documents: "
+                "remove them, or put its name back"
+            )
+    changed: dict[int, str] = {}
+    for at, name in enumerate(folder.members):
+        remove_leftovers(folder.output, name)
+        remove_leftovers(folder.next, name)
+        if not folder.is_finished(at):
+            changed[at] = "missing"
+        elif folder.record(at)["shard"] != records[at]:
+            kind = "added" if folder.is_empty(at) else "changed"
+            changed[at] = kind if records[at]["documents"] else "left"
+    say(_summary(folder, changed))
+    paths = {at: folder.next / folder.members[at] for at in changed}
+    for at, path in list(paths.items()):
+        if path.is_dir():
+            if read_member_record(path)["shard"] == records[at]:  # of a killed update
+                del paths[at]
+            else:
+                shutil.rmtree(path)
+    folder.next.mkdir(mode=0o700, exist_ok=True)
+    train(paths)
+    folder.exchange(settings, changed)
+
+
+def _summary(folder: TrainingFolder, changed: Mapping[int, str]) -> str:
+    """Return what an update trains and what it means, for the operator alone."""
+    if not changed:
+        return "Update: no member is to be trained, and the ledger goes on."
+    names = ", ".join(folder.members[at] for at in changed)
+    counts = ", ".join(f"{count} {kind}" for kind, count in Counter(changed.values()).items())
+    return (
+        f"Update: trains {names} ({counts}), {len(changed)} of {len(folder.members)} members; the "
+        f"others keep their bytes. This is private: do not publish it. {_LEDGER}"
+    )

@@ -13,11 +13,9 @@ import torch
 from torch import Tensor
 
 from adapmixed.ensemble import Ensemble
-from adapmixed.ensemble.layers import head_name
-from adapmixed.ensemble.member import Adapter
-from adapmixed.ensemble.output_layer import SPARE, HeadAdapters, Logits
-from adapmixed.ensemble.parts import Parts, read_parts
-from adapmixed.ensemble.room import LogitsRoom
+from adapmixed.ensemble.lora import Adapter, head_name
+from adapmixed.ensemble.members import Members, read_members
+from adapmixed.ensemble.output_layer import SPARE, HeadAdapters, Logits, LogitsRoom
 from adapmixed.ensemble.vocabulary import unnamed_ids
 from adapmixed.limits import active_tokens
 from adapmixed.mechanisms import Origin
@@ -36,13 +34,13 @@ class Loaded:
         origin: the origin of its rows.
     """
 
-    parts: Parts
+    parts: Members
     origin: Origin
 
     @property
     def num_models(self) -> int:
         """N."""
-        return len(self.parts.paths)
+        return self.parts.num_models
 
     def reference(self) -> Ensemble:
         """Return our own engine over the same members. It changes the public model."""
@@ -82,7 +80,7 @@ def load(
         ValueError: as `Ensemble.from_pretrained`, or members adapt more than the output layer, or
             the public model caps or scales its logits.
     """
-    parts = read_parts(base, folder, adapted=None, dtype=dtype, device=None, ranks=ALONE)
+    parts = read_members(base, folder, adapted=None, dtype=dtype, device=None, ranks=ALONE)
     check_heads(parts.adapted, head_name(parts.model))
     config = parts.model.config.get_text_config()
     for name in _CAPS:

@@ -79,10 +79,10 @@ class PublishedPMixED(PMixED):
         beta = published_target_leakage(self.order, self.per_query, num_models, self.sample_rate)
         return beta * self.order
 
-    def held_bytes(self, rows: int, vocab_size: int, element: int) -> int:
-        """Return the bytes of `Mechanism.held_bytes` plus those of the drawn subset's rows."""
+    def answer_bytes(self, rows: int, vocab_size: int, element: int) -> int:
+        """Return the bytes of `Mechanism.answer_bytes` plus those of the drawn subset's rows."""
         copied = rows * vocab_size * element if self.sample_rate < 1.0 else 0
-        return copied + super().held_bytes(rows, vocab_size, element)
+        return copied + super().answer_bytes(rows, vocab_size, element)
 
     def _prepare(self, rows: Rows, rng: RandomSource) -> NextToken:
         models, positions = rows.private.shape[:2]

@@ -14,7 +14,7 @@ from training_cases import CONFIG as RUN_CONFIG
 from training_cases import NUM_MODELS, USERS, a_run, rows, write_base, write_corpus
 
 from adapmixed.ensemble import Ensemble
-from adapmixed.ensemble.member_record import read_member_record
+from adapmixed.ensemble.manifest import read_member_record
 from adapmixed.training import FinetuneConfig, train_adapter, train_ensemble
 from adapmixed.training.blocks import Blocks, token_blocks
 from adapmixed.training.finetune import mean_loss

@@ -16,7 +16,7 @@ from safetensors.torch import load_file
 from tiny_models import VOCAB
 from torch import Tensor, nn
 
-from adapmixed.ensemble.layers import block_names, head_name, linear_names
+from adapmixed.ensemble.lora import block_names, head_name, linear_names
 from adapmixed.ensemble.support import TESTED
 from adapmixed.training import (
     FinetuneConfig,

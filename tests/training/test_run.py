@@ -30,12 +30,10 @@ from training_cases import (
     write_corpus,
 )
 
-from adapmixed.data import Corpus, Document
+from adapmixed.data import Corpus
 from adapmixed.ensemble import Ensemble, read_manifest
 from adapmixed.ranks import Place
 from adapmixed.training import TrainingRun, assign_shards, ranks, train_ensemble
-from adapmixed.training.partition import by_hash
-from adapmixed.training.shards import spool
 
 HOMES = dict(zip(USERS, assign_shards(USERS, NUM_MODELS, key=bytes.fromhex(KEY)), strict=True))
 
@@ -365,23 +363,6 @@ def test_bfloat16_base(base: Path, tmp_path: Path) -> None:
     run = a_run(tmp_path, base, dtype="bfloat16")
     quietly(run)
     assert Ensemble.from_pretrained(base, run.output).num_models == NUM_MODELS
-
-
-def test_a_document_is_in_the_shard_of_its_name(tmp_path: Path) -> None:
-    """The shard does not depend on other documents or on the order of the corpus."""
-    documents = [Document(f"name-{number}", f"text {number}") for number in range(40)]
-
-    def shards(name: str, found: list[Document]) -> list[set[str]]:
-        (tmp_path / name).mkdir()
-        key, folder = b"k" * 32, tmp_path / name
-        spooled = spool(found, by_hash(4, key), key=key, wanted=range(4), folder=folder)
-        return [{one.identifier for one in spooled.read(shard)} for shard in range(4)]
-
-    whole = shards("whole", documents)
-    assert sum(map(len, whole)) == 40 and all(whole)
-    assert shards("reversed", documents[::-1]) == whole
-    kept = {one.identifier for one in documents[::2]}
-    assert shards("half", documents[::2]) == [shard & kept for shard in whole]
 
 
 def test_a_member_appears_whole(

@@ -1,23 +1,21 @@
-"""The stacked layer against peft's own loop, and what it refuses."""
+"""Reading members: peft folders, what they must hold, and the fingerprint of an ensemble."""
 
 from __future__ import annotations
 
 import copy
 import json
-from collections.abc import Callable
+import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
+from ensemble_cases import Make, rewrite, save_ensemble
+from safetensors.torch import load_file
 from tiny_models import TARGETS, VOCAB, adapted_layers, peft_logits, write_adapter
 
-from adapmixed.ensemble import BatchedLoRA, Ensemble, read_adapter
-from adapmixed.ensemble.adapted_layers import adapter_layers
-
-Make = Callable[..., list[Path]]
-Update = tuple[torch.Tensor, torch.Tensor]
+from adapmixed.ensemble import Ensemble, adapter_layers, members, read_adapter
+from adapmixed.ensemble.members import fingerprint, member_digests
 
 
 def edit(folder: Path, **settings: Any) -> Path:
@@ -28,40 +26,6 @@ def edit(folder: Path, **settings: Any) -> Path:
 
 def logits(base: Any, folder: Path, ids: torch.Tensor) -> torch.Tensor:
     return Ensemble.from_pretrained(base, [folder]).logits(ids)[0]
-
-
-def rewrite(folder: Path, change: Callable[[dict[str, torch.Tensor]], None]) -> Path:
-    path = folder / "adapter_model.safetensors"
-    weights = load_file(path)
-    change(weights)
-    save_file(weights, path)
-    return folder
-
-
-def test_unequal_ranks_rslora_and_targets(
-    base: Any, family: str, tmp_path: Path, ids: torch.Tensor
-) -> None:
-    first, second = ("c_attn", "c_fc") if family == "gpt2" else ("q_proj", "gate_proj")
-    settings: list[dict[str, Any]] = [
-        {"target_modules": [first], "r": 1},
-        {"target_modules": [second], "r": 5},
-        {"target_modules": [first, second], "r": 4, "use_rslora": True},
-        {
-            "target_modules": [first],
-            "rank_pattern": {f".*0.*{first}": 2},
-            "alpha_pattern": {f".*1.*{first}": 11},
-        },
-        {"target_modules": [second], "layers_to_transform": [1]},
-        {"target_modules": rf".*\.1\..*{first}"},
-    ]
-    folders = [
-        write_adapter(base, tmp_path / str(seed), seed=seed, **one)
-        for seed, one in enumerate(settings, start=1)
-    ]
-    ensemble = Ensemble.from_pretrained(base, folders, adapted=adapted_layers(folders))
-    private, public = ensemble.logits(ids)
-    torch.testing.assert_close(private, peft_logits(base, folders, ids), rtol=0, atol=1e-5)
-    assert float((private - public).abs().amax(dim=(1, 2, 3)).min()) > 0.1
 
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
@@ -139,87 +103,6 @@ def test_pickled_weights_are_refused_with_the_lines_that_convert_them(
     assert torch.equal(logits(base, folder, ids), expected)
 
 
-def test_adapters_are_kept_in_float32(base: Any, make_adapters: Make) -> None:
-    """Whatever the dtype of their file and of the base."""
-
-    def halve(weights: dict[str, torch.Tensor]) -> None:
-        for name in weights:
-            weights[name] = weights[name].half()
-
-    folders = [rewrite(folder, halve) for folder in make_adapters(2)]
-    ensemble = Ensemble.from_pretrained(base.to(torch.bfloat16), folders)
-    layers = [m for m in ensemble._forward.model.modules() if isinstance(m, BatchedLoRA)]
-    groups = [group for layer in layers for group in layer.groups]
-    assert {part.dtype for group in groups for part in (group.down, group.up)} == {torch.float32}
-
-
-@pytest.mark.parametrize("ranks", [(3, 3), (3, 5)])
-def test_bfloat16_layer_rounds_once(ranks: tuple[int, int]) -> None:
-    torch.manual_seed(0)
-    layer = torch.nn.Linear(16, 24, dtype=torch.bfloat16)
-    updates = [(torch.randn(16, rank), torch.randn(rank, 24)) for rank in ranks]
-    x = torch.randn(6, 5, 16).to(torch.bfloat16)
-    with torch.no_grad():
-        y = BatchedLoRA(layer, updates)(x)
-        exact = layer(x).double()
-        for i, (down, up) in enumerate(updates):
-            rows = slice(2 + 2 * i, 4 + 2 * i)
-            exact[rows] += x[rows].double() @ down.double() @ up.double()
-    half_ulp = exact.abs() * 2.0**-8
-    assert bool(((y.double() - exact).abs() <= half_ulp + 1e-5).all())
-
-
-def random_update(rank: int, seed: int, shape: tuple[int, int] = (128, 384)) -> Update:
-    generator = torch.Generator().manual_seed(seed)
-    down = torch.randn(shape[0], rank, generator=generator)
-    return down, torch.randn(rank, shape[1], generator=generator)
-
-
-@pytest.mark.parametrize("threads", [1, 2])
-@pytest.mark.parametrize("length", [1, 37])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_rows_do_not_depend_on_the_ranks_of_other_members(
-    threads: int, length: int, dtype: torch.dtype
-) -> None:
-    """Group sizes 1 to N of every rank, at shapes where the matrix library's kernels differ."""
-    torch.set_num_threads(threads)
-    torch.manual_seed(0)
-    count = 8
-    layer = torch.nn.Linear(128, 384, dtype=dtype)
-    x = torch.randn(count + 1, length, 128).to(dtype)
-    for rank in (1, 4, 7, 64):
-        own = [random_update(rank, seed) for seed in range(count)]
-        with torch.no_grad():
-            expected = BatchedLoRA(layer, own)(x)
-            public = layer(x)
-        for kept in range(count):
-            updates: list[Update | None] = [*own]
-            for i in range(count):  # `kept` others stay in the group of `rank`, the rest leave it
-                if (i - 2) % count > kept:
-                    other = (1, 3, 7, 64, None)[i % 5]
-                    updates[i] = None if other is None else random_update(other, 100 + i)
-            with torch.no_grad():
-                y = BatchedLoRA(layer, updates)(x)
-            assert torch.equal(y[0], public[0])
-            for i, update in enumerate(updates):
-                if update is own[i]:
-                    assert torch.equal(y[i + 1], expected[i + 1]), (rank, kept, i)
-                elif update is None:
-                    assert torch.equal(y[i + 1], public[i + 1])
-                else:
-                    assert not torch.equal(y[i + 1], expected[i + 1])
-
-
-def test_rows_of_other_ranks_are_not_even_added_zero() -> None:
-    """0 * inf is NaN and -0.0 + 0.0 is 0.0, so that a sum with zeros would show."""
-    (group,) = BatchedLoRA(torch.nn.Linear(4, 6), [None, random_update(2, 0, (4, 6)), None]).groups
-    y = torch.full((4, 5, 6), -0.0)
-    group(y[1:], torch.full((3, 5, 4), float("inf")))
-    for i in (0, 1, 3):
-        assert bool((y[i] == 0).all()) and bool(y[i].signbit().all())
-    assert not bool(y[2].isfinite().any())
-
-
 @pytest.mark.parametrize(
     ("settings", "reason"),
     [
@@ -231,6 +114,7 @@ def test_rows_of_other_ranks_are_not_even_added_zero() -> None:
         ({"some_later_setting": {"x": 1}}, "some_later_setting"),
         ({"r": 4}, "shapes"),
         ({"rank_pattern": {".*": 2}}, "shapes"),
+        ({"rank_pattern": {"(": 2}}, "settings of LoRA"),
         ({"target_modules": ["other"]}, "must agree"),
     ],
 )
@@ -241,13 +125,6 @@ def test_refused_settings(
     with pytest.raises(ValueError, match=reason) as caught:
         read_adapter(base, edit(folder, **settings))
     assert str(folder) in str(caught.value)
-
-
-def test_refused_fan_in_fan_out(base: Any, family: str, make_adapters: Make) -> None:
-    (folder,) = make_adapters(1)
-    read_adapter(base, folder)
-    with pytest.raises(ValueError, match="fan_in_fan_out"):
-        read_adapter(base, edit(folder, fan_in_fan_out=family == "llama"))
 
 
 def test_refused_weights(base: Any, make_adapters: Make) -> None:
@@ -303,3 +180,84 @@ def test_refused_folders(base: Any, make_adapters: Make, tmp_path: Path) -> None
     (third / "adapter_config.json").write_text("{")
     with pytest.raises(ValueError, match="must be JSON"):
         read_adapter(base, third)
+
+
+def test_folder_round_trip(
+    base: Any, make_adapters: Make, ids: torch.Tensor, tmp_path: Path
+) -> None:
+    adapters = make_adapters(2)
+    expected = Ensemble.from_pretrained(base, adapters).logits(ids)
+    base.save_pretrained(tmp_path / "base")
+    folder = save_ensemble(tmp_path / "ensemble", adapters)
+    for location in (tmp_path / "base", str(tmp_path / "base")):
+        ensemble = Ensemble.from_pretrained(location, folder)
+        assert ensemble.tokenizer is None
+        assert torch.equal(ensemble.logits(ids)[0], expected[0])
+    low = Ensemble.from_pretrained(tmp_path / "base", folder, dtype=torch.bfloat16)
+    assert low.logits(ids)[1].dtype == torch.bfloat16
+
+
+def test_adapted_layers_have_their_full_names(base: Any, make_adapters: Make) -> None:
+    adapters = make_adapters(1)
+    full, (rank,) = next(iter(adapted_layers(adapters).items()))
+    short = full.rsplit(".", 1)[-1]
+    words = f"full names of layers, got '{short}' instead of '{full}'"
+    with pytest.raises(ValueError, match=words):
+        Ensemble.from_pretrained(base, adapters, adapted={short: [rank]})
+    with pytest.raises(
+        ValueError, match=f"got '{short}': a full name is needed, such as '.*{short}'"
+    ):
+        Ensemble.from_pretrained(base, [None], adapted={short: [rank]})
+
+
+def test_members_are_counted_once(base: Any, make_adapters: Make, tmp_path: Path) -> None:
+    (folder,) = make_adapters(1)
+    with pytest.raises(ValueError, match="at least one private model"):
+        Ensemble.from_pretrained(base, [])
+    with pytest.raises(ValueError, match="members must be distinct, got .* more than once"):
+        Ensemble.from_pretrained(base, [folder, folder.parent / "." / folder.name])
+    with pytest.raises(ValueError, match="num_models"):
+        Ensemble(base, [])
+
+
+def test_a_fingerprint_is_of_the_members_in_their_order(make_adapters: Make) -> None:
+    """Charges belong to members, so in another order one shard would pay for another."""
+    one, two = make_adapters(2)
+    found = {
+        fingerprint("base", member_digests(members), {})
+        for members in ([one, two], [two, one], [one, None], [None, one], [one, one])
+    }
+    assert len(found) == 5
+
+
+def test_a_fingerprint_is_of_what_answers(make_adapters: Make) -> None:
+    """Settings that change an answer count, versions and names do not; nor does a hub's branch."""
+    (member,) = make_adapters(1)
+    path = member / "adapter_config.json"
+    config = json.loads(path.read_text(encoding="utf-8"))
+    before = fingerprint("me/base", member_digests([member]), {}, "abc")
+    assert fingerprint("me/base", member_digests([member]), {}, "abd") != before
+    assert fingerprint("you/base", member_digests([member]), {}, "abc") != before
+    for name in ("peft_version", "base_model_name_or_path", "inference_mode"):
+        path.write_text(json.dumps(config | {name: "other"}, indent=3))
+        assert fingerprint("me/base", member_digests([member]), {}, "abc") == before
+    path.write_text(json.dumps(config | {"lora_alpha": 17}))
+    assert fingerprint("me/base", member_digests([member]), {}, "abc") != before
+
+
+def test_a_fingerprint_is_of_what_was_read(
+    make_adapters: Make, base: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Otherwise old weights could answer under the fingerprint of the new ones."""
+    one, two = make_adapters(2)
+    read = members.read_adapters
+    before = Ensemble.from_pretrained(base, [one, two]).fingerprint
+
+    def changed(model: Any, folders: list[Path]) -> Any:
+        found = read(model, folders)
+        shutil.copy(two / "adapter_model.safetensors", one)
+        return found
+
+    monkeypatch.setattr(members, "read_adapters", changed)
+    assert Ensemble.from_pretrained(base, [one, two]).fingerprint == before
+    assert Ensemble.from_pretrained(base, [one, two]).fingerprint != before

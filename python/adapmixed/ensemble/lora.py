@@ -1,0 +1,202 @@
+"""LoRA adapters of N members on one public model, computed in one forward pass.
+
+A LoRA adapter changes a linear layer y = x W + b to
+
+    y_i = x W + b + scale_i (x A_i) B_i,      A_i (in, r_i), B_i (r_i, out).
+
+There are (N + 1) b rows. Block 0 belongs to the public model, block i + 1 to member i. The base
+layer is computed once over all rows, and the updates are one batched product.
+
+No operand's shape may depend on the adapters, because matrix libraries choose kernel and order of
+summation by shapes, so that a rank would show in the last bits of other members' rows. Therefore
+every adapter is padded with zeros to the largest rank that a member may have in this layer, which
+is a public constant. Member i has place i, and no update reads another member's rows.
+
+A and B are kept in fp32, whatever the base's dtype, and the update is added in fp32 before rounding
+to it, as peft does. `scale` is folded into B.
+
+The output layer is apart: `adapmixed.ensemble.output_layer`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+Update = tuple[Tensor, Tensor]
+"""(A, scale * B), of shapes (in, r) and (r, out), fp32."""
+
+
+@dataclass(frozen=True)
+class Adapter:
+    """The adapter of one member.
+
+    Attributes:
+        updates: maps a layer's full name to its update (A, scale * B), of shapes (in, r) and
+            (r, out), fp32.
+        base_name: the public model that the adapter's folder names, or None.
+        digest: `members.adapter_digest` of what was read; empty without files.
+    """
+
+    updates: Mapping[str, Update]
+    base_name: str | None = None
+    digest: str = ""
+
+    @property
+    def layers(self) -> dict[str, tuple[int, ...]]:
+        """The adapted layers, each with its rank."""
+        return {name: (int(down.shape[-1]),) for name, (down, _) in self.updates.items()}
+
+    @property
+    def is_zero(self) -> bool:
+        """Whether every update is zero, so that the adapted model equals the public one."""
+        return all(not up.count_nonzero() for _, up in self.updates.values())
+
+
+MISSING = Adapter({})
+"""Stands for a missing member, which answers as the public model does."""
+
+
+def merged_layers(
+    members: Iterable[Mapping[str, Sequence[int]]],
+) -> dict[str, tuple[int, ...]]:
+    """Return every layer that some member adapts, with all its ranks in ascending order."""
+    found: dict[str, set[int]] = {}
+    for layers in members:
+        for name, ranks in layers.items():
+            found.setdefault(name, set()).update(ranks)
+    return {name: tuple(sorted(found[name])) for name in sorted(found)}
+
+
+class BatchedLoRA(nn.Module):
+    """A linear layer with the updates of N members, computed as the module's docstring explains.
+
+    Args:
+        base: the adapted layer, `nn.Linear` or GPT-2's `Conv1D`.
+        updates: for each member (A, scale * B), of shapes (in, r) and (r, out), or None if the
+            member does not adapt this layer.
+        rank: R, the largest rank that a member may have here.
+
+    Attributes:
+        down: A, (N, in, R) fp32 on the base's device, padded with zeros.
+        up: scale * B, (N, R, out) fp32, padded with zeros.
+    """
+
+    down: Tensor
+    up: Tensor
+
+    def __init__(self, base: nn.Module, updates: Sequence[Update | None], rank: int) -> None:
+        super().__init__()
+        self.base = base
+        size_in, size_out = layer_shape(base)
+        device = next(base.parameters()).device
+        down = torch.zeros((len(updates), size_in, rank), device=device)
+        up = torch.zeros((len(updates), rank, size_out), device=device)
+        for member, update in enumerate(updates):
+            if update is not None:
+                own = update[0].shape[1]
+                down[member, :, :own], up[member, :own] = update
+        self.register_buffer("down", down)
+        self.register_buffer("up", up)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Map ((N + 1) b, ..., in) to ((N + 1) b, ..., out) in the base's dtype."""
+        models = len(self.up)
+        y: Tensor = self.base(x).contiguous()
+        block = x.shape[0] // (models + 1)
+        inputs = x[block:].reshape(models, -1, x.shape[-1]).to(torch.float32)
+        outputs = y.view(models + 1, -1, y.shape[-1])[1:]
+        hidden = torch.matmul(inputs, self.down)
+        if outputs.dtype == torch.float32:
+            outputs.baddbmm_(hidden, self.up)
+        else:  # add before rounding: rounding the update first would add a second error
+            outputs.copy_(outputs.float().baddbmm_(hidden, self.up))
+        return y
+
+
+def stack_adapters(
+    model: nn.Module,
+    adapters: Sequence[Adapter],
+    adapted: Mapping[str, Sequence[int]],
+    *,
+    head: str | None = None,
+) -> None:
+    """Replace every adapted layer of `model`, in place, by one with the updates of all adapters.
+
+    The stacked weights take 4 N R (in + out) bytes for each layer with largest rank R.
+
+    Args:
+        model: the public model, which is changed.
+        adapters: one for each member, N >= 1; what they do not adapt, they leave as it is.
+        adapted: the layers that members may adapt, with their ranks, a public constant.
+        head: full name of the output layer, which is left alone; or None.
+
+    Raises:
+        ValueError: if `adapted` names a layer that the base lacks.
+    """
+    for name in sorted(adapted):
+        try:
+            base = model.get_submodule(name)
+        except AttributeError as error:
+            full = [one for one, _ in model.named_modules() if one.endswith(f".{name}")]
+            hint = f": a full name is needed, such as {full[0]!r}" if full else ""
+            raise ValueError(f"adapted must name layers of the base, got {name!r}{hint}") from error
+        if name != head:
+            updates = [adapter.updates.get(name) for adapter in adapters]
+            model.set_submodule(name, BatchedLoRA(base, updates, max(adapted[name])))
+
+
+def layer_shape(layer: nn.Module) -> tuple[int, int]:
+    """Return (in, out) of an `nn.Linear` or a `Conv1D`.
+
+    Raises:
+        ValueError: for any other layer.
+    """
+    from transformers.pytorch_utils import Conv1D
+
+    if isinstance(layer, nn.Linear):
+        return layer.in_features, layer.out_features
+    if isinstance(layer, Conv1D):
+        return int(layer.nx), int(layer.nf)
+    raise ValueError(f"layer must be nn.Linear or Conv1D, got {type(layer).__name__}")
+
+
+def linear_names(model: Any) -> tuple[str, ...]:
+    """Return the full names of the layers that a LoRA can adapt, in the model's order."""
+    from transformers.pytorch_utils import Conv1D
+
+    kinds = nn.Linear | Conv1D
+    return tuple(name for name, module in model.named_modules() if isinstance(module, kinds))
+
+
+def head_name(model: Any) -> str:
+    """Return the full name of the output layer, for instance "lm_head".
+
+    Raises:
+        ValueError: if the model has no output layer.
+    """
+    head = model.get_output_embeddings()
+    for name, module in model.named_modules():
+        if module is head:
+            return str(name)
+    raise ValueError(f"model must have an output layer, {type(model).__name__} has none")
+
+
+def block_names(model: Any) -> tuple[str, ...]:
+    """Return the full names of the decoder blocks from the first to the last.
+
+    The blocks are the only list with as many modules as the configuration has hidden layers. The
+    result is empty if there is no such list or more than one.
+    """
+    depth = model.config.get_text_config().num_hidden_layers
+    lists = [
+        name
+        for name, module in model.named_modules()
+        if isinstance(module, nn.ModuleList) and len(module) == depth
+    ]
+    outer = [name for name in lists if not any(name.startswith(f"{other}.") for other in lists)]
+    return tuple(f"{outer[0]}.{i}" for i in range(depth)) if len(outer) == 1 else ()

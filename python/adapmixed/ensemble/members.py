@@ -1,0 +1,704 @@
+"""Read the members' peft folders and the public model, and check that they belong together."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import math
+import os
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from adapmixed.ensemble.lora import MISSING, Adapter, Update, head_name, layer_shape, merged_layers
+from adapmixed.ensemble.manifest import (
+    FILE_NAME,
+    MEMBER_FILE,
+    Manifest,
+    check_distinct,
+    checked_layers,
+    read_manifest,
+    read_member_record,
+)
+from adapmixed.ensemble.public_model import (
+    ADAPTER_CONFIG,
+    ADDED_TOKENS,
+    TOKENIZER_FILES,
+    check_base,
+    check_files,
+    check_names,
+    content_digest,
+    found_files,
+    is_hub_name,
+    is_model,
+    last_part,
+    load_base,
+    load_tokenizer,
+    source_of,
+)
+from adapmixed.ensemble.vocabulary import beginning_of
+from adapmixed.ranks import Ranks
+
+_LOG = logging.getLogger(__name__)
+Folder = str | os.PathLike[str]
+WEIGHTS_FILE = "adapter_model.safetensors"
+_PICKLED = "adapter_model.bin"
+_PREFIX = "base_model.model."
+_LORA_WEIGHT = re.compile(re.escape(_PREFIX) + r"(.+)\.lora_([AB])(?:\.[^.]+)?\.weight")
+"""A layer's name and A or B; a state dict puts the adapter's name, often default, behind them."""
+_COMPUTE = (
+    "r", "lora_alpha", "target_modules", "exclude_modules", "layers_to_transform", "layers_pattern",
+    "rank_pattern", "alpha_pattern", "use_rslora",
+)  # fmt: skip
+"""Settings of peft that decide what a plain LoRA adapter computes."""
+_NAMES = ("base_model_name_or_path", "revision", "peft_version", "inference_mode", "auto_mapping")
+_ASIDE = (
+    *_NAMES, "peft_type", "task_type", "init_lora_weights", "lora_dropout", "loftq_config",
+    "megatron_core", "eva_config", "qalora_group_size", "runtime_config", "fan_in_fan_out",
+)  # fmt: skip
+"""Settings that leave a trained adapter's computation alone. Any other must have its default."""
+_INITIALISATIONS = (True, False, None, "gaussian", "eva", "orthogonal")  # the base stays as it is
+_ROWS = 4096  # compared at once
+_SMALLEST = 2.0**-24  # the step of the smallest numbers in fp16
+
+
+@dataclass(frozen=True)
+class Members:
+    """The members of an ensemble and their public model, as they were read.
+
+    Attributes:
+        model: the public model; the ensemble may change it.
+        tokenizer: the public model's tokenizer, or None.
+        num_models: N, over all processes.
+        adapters: the adapters of this process's members.
+        adapted: the layers that members may adapt, each with its ranks.
+        ranks: the processes that share the members.
+        unverified: what could not be verified; see `Ensemble`.
+        unit: see `Ensemble`.
+        fingerprint: `fingerprint` of the base and of all members as they were read.
+    """
+
+    model: Any
+    tokenizer: Any
+    num_models: int
+    adapters: Sequence[Adapter]
+    adapted: Mapping[str, Sequence[int]]
+    ranks: Ranks
+    unverified: tuple[str, ...]
+    unit: str | None
+    fingerprint: str
+
+
+def read_members(
+    base: Any,
+    folder: Folder | Sequence[Folder | None],
+    *,
+    adapted: Mapping[str, Sequence[int]] | None,
+    dtype: torch.dtype | None,
+    device: str | torch.device | None,
+    ranks: Ranks,
+) -> Members:
+    """Read the public model and this process's adapters; see `Ensemble.from_pretrained`."""
+    check_base(base)
+    manifest, paths = _listed(folder)
+    source, root = source_of(base), Path() if manifest is None else Path(folder)  # type: ignore[arg-type]
+    revision = None if manifest is None else manifest.revision
+    recorded = {} if manifest is None else manifest.base_files
+    local = isinstance(base, str | os.PathLike) and Path(base).is_dir()
+    found = found_files(source, revision) if recorded or local else {}  # hashing takes its time
+    compared = check_files(source, found, root, recorded)
+    model, tokenizer = load_base(base, dtype, revision=revision)
+    _check_beginning(manifest, tokenizer)
+    if recorded and not all(compared):  # loading has downloaded the files of a hub name
+        found = found_files(source, revision)
+        compared = check_files(source, found, root, recorded)
+    same_base, same_tokenizer = compared
+    if device is not None:
+        model = model.to(device)
+    if manifest is not None and adapted is not None:
+        raise ValueError(f"adapted must be None for {root}: its ensemble.json names layers")
+    adapted = ensemble_layers(paths, adapted if manifest is None else manifest.adapted)
+    ranks = ranks.over(len(paths), repeated=set(adapted) == {head_name(model)})
+    mine = paths[ranks.own(len(paths))]
+    present = [path for path in mine if path is not None]
+    vocab_size = int(model.config.get_text_config().vocab_size)
+    name = source or type(base).__name__
+    _LOG.info("public model %s: %s on %s", name, model.dtype, model.device)
+    read = dict(zip(present, read_adapters(model, present), strict=True))
+    check_tokenizers(present, tokenizer, name, vocab_size)
+    _check_records(manifest, paths, read)
+    check_names(None if same_base else source, {str(p): one.base_name for p, one in read.items()})
+    if not same_base:
+        # A full hub name with its commit identifies the tokenizer together with the weights. Names
+        # in the members verify nothing, so that the guarantee does not depend on who is missing.
+        same_base = same_tokenizer = (
+            manifest is not None
+            and manifest.revision is not None
+            and is_hub_name(source)
+            and manifest.base_model == source
+        )
+    if not ranks.alone:
+        facts = {
+            "the ensemble": manifest or [path and path.name for path in paths],
+            "the adapted layers": adapted,
+            "the base": source if manifest is None else None,
+            "whether the base was verified": (same_base, same_tokenizer),
+            "the dtype": model.dtype,
+            "the vocabulary": vocab_size,
+            "the tokenizer": tokenizer and sorted(tokenizer.get_vocab().items()),
+        }
+        ranks.agree(facts)
+    # A model object may have changed since it was loaded from the files that it names.
+    same_base = same_base and isinstance(base, str | os.PathLike)
+    return Members(
+        model=model,
+        tokenizer=tokenizer,
+        num_models=len(paths),
+        adapters=[MISSING if path is None else read[path] for path in mine],
+        adapted=adapted,
+        ranks=ranks,
+        unverified=(
+            *_unverified_shards(manifest, len(paths)),
+            *(() if same_base else ("base",)),
+            *(() if same_tokenizer or not same_base or tokenizer is None else ("tokenizer",)),
+        ),
+        unit=None if manifest is None else manifest.unit,
+        fingerprint=fingerprint(
+            base, member_digests(paths, read), found, getattr(model.config, "_commit_hash", None)
+        ),
+    )
+
+
+def _listed(folder: Folder | Sequence[Folder | None]) -> tuple[Manifest | None, list[Path | None]]:
+    """Return `ensemble.json` or None, and the members' folders."""
+    manifest = None
+    if isinstance(folder, str | os.PathLike):
+        _check_folder(Path(folder), FILE_NAME, "an ensemble folder")
+        manifest = read_manifest(folder)
+        paths = [None if name is None else Path(folder, name) for name in manifest.members]
+    else:
+        paths = [None if path is None else Path(path) for path in folder]
+        for path in paths:
+            if path is not None:
+                _check_folder(path, ADAPTER_CONFIG, "the folders of adapters")
+    if not paths:
+        raise ValueError("an ensemble must have at least one private model, got 0")
+    check_distinct([path.resolve() for path in paths if path is not None])
+    return manifest, paths
+
+
+def _check_folder(path: Path, file: str, wanted: str) -> None:
+    """Raise ValueError for a folder that does not exist, or that is a public model.
+
+    Args:
+        path: the folder.
+        file: the file that it must have.
+        wanted: what it must be, for the message.
+    """
+    if not path.is_dir():
+        raise ValueError(f"folder must be {wanted}, got {path}, which is no existing folder")
+    if is_model(path) and not (path / file).is_file():
+        raise ValueError(
+            f"folder must be {wanted}, got {path} with a public model but no {file}: base and "
+            "folder may be swapped"
+        )
+
+
+def _check_beginning(manifest: Manifest | None, tokenizer: Any) -> None:
+    """Raise ValueError if members were trained on texts that begin otherwise than prompts do."""
+    trained = None if manifest is None else manifest.beginning
+    if trained is None or tokenizer is None or trained == (here := beginning_of(tokenizer)):
+        return
+    raise ValueError(
+        f"beginning in {FILE_NAME} must be {list(here)}, the tokens with which the base's "
+        f"tokenizer begins a text, got {list(trained)}: train the ensemble again"
+    )
+
+
+def _check_records(
+    manifest: Manifest | None, paths: Sequence[Path | None], read: Mapping[Path, Adapter]
+) -> None:
+    """Raise ValueError for an adapter that is not what its shard's record says.
+
+    A member's own record that says otherwise shows an older or a swapped member.
+    """
+    for path, record in zip(paths, manifest.shards if manifest else (), strict=False):
+        if path is None or path not in read:
+            continue
+        try:
+            own = read_member_record(path)["shard"]
+        except (OSError, ValueError):  # a service need not have the file, nor be able to read it
+            own = {}
+        names = own.keys() & record.keys()
+        if own.get("identifier_key") != record.get("identifier_key"):
+            names -= {"identifier_key", "identifiers", "sha256"}  # which do not mean the same
+        if any(own[name] != record[name] for name in names):
+            raise ValueError(
+                f"shards must describe what each member was trained on, but {path / MEMBER_FILE} "
+                f"differs from {FILE_NAME}: the member may be of another training"
+            )
+        if record.get("documents") == 0 and not read[path].is_zero:
+            raise ValueError(
+                f"shards must describe what each member was trained on: the record of {path} "
+                "has 0 documents, but its adapter is not zero"
+            )
+
+
+def _unverified_shards(manifest: Manifest | None, num_models: int) -> tuple[str, ...]:
+    """Return the caveats about how documents were assigned to shards."""
+    if num_models == 1:
+        return ()
+    if manifest is None or not manifest.disjoint:
+        positions = manifest is not None and manifest.document_names == "positions"
+        return ("shards", "positions") if positions else ("shards",)
+    return {None: ("names",), "positions": ("positions",), "stable": ()}[manifest.document_names]
+
+
+# Adapters
+
+
+def read_adapter(model: nn.Module, folder: Folder) -> Adapter:
+    """Read an ordinary peft LoRA folder for `model`, which is not changed.
+
+    Args:
+        model: the public model.
+        folder: holds `adapter_config.json` and `adapter_model.safetensors`.
+
+    Returns:
+        the adapter, checked, in fp32.
+
+    Raises:
+        ValueError: if the adapter does not fit the model or is not plain LoRA, for instance
+            another peft type, DoRA, biases or extra trained modules.
+    """
+    return read_adapters(model, [Path(folder)])[0]
+
+
+def read_adapters(model: Any, folders: Sequence[Path]) -> list[Adapter]:
+    """Read folders as `read_adapter` does."""
+    modules = dict(model.named_modules())
+    targeted: dict[str, set[str]] = {}  # by the settings, which members mostly share
+    return [_read(model, modules, path, targeted) for path in folders]
+
+
+def _read(
+    model: Any, modules: Mapping[str, Any], path: Path, targeted: dict[str, set[str]]
+) -> Adapter:
+    from safetensors import SafetensorError
+    from safetensors.torch import load
+
+    raw, config = _read_config(path)
+    content = _weights_file(path).read_bytes()
+    try:
+        weights: dict[str, Tensor] = load(content)
+    except SafetensorError as error:
+        raise ValueError(f"{path} must have a readable safetensors file: {error}") from error
+    pairs: dict[str, dict[str, Tensor]] = {}
+    for key, value in weights.items():
+        match = _LORA_WEIGHT.fullmatch(key)
+        if match is None and _is_copy_of_base(path, model, key, value):
+            continue
+        if match is None:
+            raise ValueError(
+                f"{path}: weights must be lora_A and lora_B of linear layers, got {key} with "
+                f"target_modules={config.target_modules!r}"
+            )
+        pair = pairs.setdefault(match[1], {})
+        if match[2] in pair:
+            raise ValueError(f"{path}: weights must be of one adapter, got {key} besides another")
+        pair[match[2]] = value
+    if not pairs:
+        raise ValueError(f"{path}: the adapter holds no weights")
+    head = model.get_output_embeddings()
+    updates: dict[str, Update] = {}
+    for name, pair in sorted(pairs.items()):
+        if name not in modules:
+            raise ValueError(f"{path}: the adapter adapts {name}, which the base does not have")
+        if modules[name] is head and "B" in pair:
+            _check_rows(path, f"lora_B of {name}", pair["B"], modules[name].weight)
+        updates[name] = _update(path, config, name, modules[name], pair)
+    _check_targets(path, config, modules, set(updates), targeted)
+    return Adapter(updates, config.base_model_name_or_path, _digest(raw, content))
+
+
+def _read_config(path: Path) -> tuple[dict[str, Any], Any]:
+    """Return the content of `adapter_config.json`, and peft's `LoraConfig` of what computes."""
+    from peft import LoraConfig
+
+    file = path / ADAPTER_CONFIG
+    try:
+        raw = json.loads(file.read_text(encoding="utf-8"))
+    except FileNotFoundError as error:
+        raise ValueError(f"{path} must be a peft folder, but has no {ADAPTER_CONFIG}") from error
+    except ValueError as error:
+        raise ValueError(f"{file} must be JSON: {error}") from error
+    kind = raw.get("peft_type") if isinstance(raw, dict) else raw
+    if kind != "LORA":
+        raise ValueError(f"{path}: peft_type must be LORA, got {kind!r}")
+    plain = LoraConfig()
+    for name, value in raw.items():
+        if name not in _COMPUTE + _ASIDE and value and value != getattr(plain, name, None):
+            raise ValueError(f"{path}: {name} must be unset for plain LoRA, got {value!r}")
+    if raw.get("init_lora_weights", True) not in _INITIALISATIONS:
+        raise ValueError(
+            f"{path}: init_lora_weights={raw['init_lora_weights']!r} may have changed the "
+            "base's weights; convert the adapter to a plain LoRA adapter first"
+        )
+    known = {name: raw[name] for name in (*_COMPUTE, "base_model_name_or_path") if name in raw}
+    try:
+        config = LoraConfig(**known)
+        patterns = dict(config.rank_pattern or {}) | dict(config.alpha_pattern or {})
+        for pattern in [*patterns, config.target_modules, config.exclude_modules]:
+            re.compile(pattern if isinstance(pattern, str) else "")
+    except (TypeError, ValueError, re.error) as error:
+        raise ValueError(f"{file} must hold settings of LoRA: {error}") from error
+    return raw, config
+
+
+def _update(
+    path: Path, config: Any, name: str, layer: nn.Module, pair: Mapping[str, Tensor]
+) -> Update:
+    """Return (A, scale * B) of one layer, of shapes (in, r) and (r, out), fp32."""
+    from peft.utils.other import get_pattern_key
+
+    try:
+        size_in, size_out = layer_shape(layer)
+    except ValueError as error:
+        raise ValueError(f"{path}: {name}: {error}") from error
+    if set(pair) != {"A", "B"}:
+        raise ValueError(f"{path}: {name} must have lora_A and lora_B, got only lora_{min(pair)}")
+    rank, alpha = (
+        special.get(get_pattern_key(special, name), usual)
+        for special, usual in (
+            (config.rank_pattern or {}, config.r),
+            (config.alpha_pattern or {}, config.lora_alpha),
+        )
+    )
+    if type(rank) is not int or rank < 1 or type(alpha) not in (int, float):
+        raise ValueError(f"{path}: {name}: rank and alpha must be numbers, got {rank!r}, {alpha!r}")
+    a, b = pair["A"].to(torch.float32), pair["B"].to(torch.float32)
+    if tuple(a.shape) != (rank, size_in) or tuple(b.shape) != (size_out, rank):
+        raise ValueError(
+            f"{path}: {name}: lora_A and lora_B must have shapes {(rank, size_in)} and "
+            f"{(size_out, rank)} with {rank} of r or rank_pattern, got {tuple(a.shape)} and "
+            f"{tuple(b.shape)}"
+        )
+    up = b * (alpha / (math.sqrt(rank) if config.use_rslora else rank))
+    if not all(map(torch.isfinite, (*a.aminmax(), *up.aminmax()))):
+        raise ValueError(f"{path}: {name}: the adapter's weights must be finite")
+    return a.T.contiguous(), up.T
+
+
+def _check_targets(
+    path: Path,
+    config: Any,
+    modules: Mapping[str, nn.Module],
+    found: set[str],
+    targeted: dict[str, set[str]],
+) -> None:
+    """Check that the weights are those of the targeted layers."""
+    from peft.tuners.tuners_utils import check_target_module_exists
+
+    named = config.target_modules, config.exclude_modules, config.layers_to_transform
+    key = f"{named} {config.layers_pattern}"
+    if key not in targeted:
+        match = partial(check_target_module_exists, config)
+        known = config.target_modules not in (None, "all-linear")
+        targeted[key] = set(filter(match, modules)) if known else found
+    if difference := sorted(found ^ targeted[key]):
+        raise ValueError(
+            f"{path}: target_modules {config.target_modules!r} and the weights must agree, got a "
+            f"difference at {difference[0]}"
+        )
+
+
+def _is_copy_of_base(path: Path, model: nn.Module, key: str, value: Tensor) -> bool:
+    """Return whether a tensor is the base's own; peft stores some of them with adapted heads.
+
+    Raises:
+        ValueError: if the tensor differs from the base's, which all members share.
+    """
+    name = key.removeprefix(_PREFIX).replace(".base_layer.", ".")
+    own = dict(model.named_parameters(remove_duplicate=False)).get(name)
+    if own is None:
+        return False
+    if own.ndim == 2 and own.shape[1:] == value.shape[1:]:
+        _check_rows(path, key, value, own)
+    if own.shape != value.shape or not _are_roundings(own.detach().cpu(), value):
+        raise ValueError(f"{path}: {key} must equal the base's weights, which all members share")
+    return True
+
+
+def _are_roundings(own: Tensor, copy: Tensor) -> bool:
+    """Return whether two tensors may be the same numbers, each rounded to its own dtype.
+
+    The base's file may hold the numbers in a third dtype, so neither need be the other's rounding.
+    A copy that was rounded, and stored in float32 again, counts as rounded.
+    """
+    if copy.dtype == torch.float32 and not torch.equal(own, copy):
+        for short in (torch.bfloat16, torch.float16):
+            if torch.equal(copy.to(short).float(), copy):
+                copy = copy.to(short)
+    if own.dtype == copy.dtype or not copy.is_floating_point():
+        return torch.equal(own, copy)
+    step = max(torch.finfo(one.dtype).eps for one in (own, copy))
+    parts = zip(torch.split(own, _ROWS), torch.split(copy, _ROWS), strict=True)
+    return all(
+        torch.allclose(one.float(), other.float(), rtol=step, atol=_SMALLEST)
+        for one, other in parts
+    )
+
+
+def _check_rows(path: Path, key: str, found: Tensor, own: Tensor) -> None:
+    """Raise ValueError if a tensor with a row for each token has other rows than the base."""
+    if len(found) != len(own):
+        raise ValueError(
+            f"{path}: {key} must have the {len(own)} rows of the base, got {len(found)}: the "
+            "adapter was trained with resized embeddings, which members cannot share; train it "
+            "without resize_token_embeddings"
+        )
+
+
+def _weights_file(folder: Path) -> Path:
+    """Return the file of a peft folder's weights.
+
+    Raises:
+        ValueError: if there is none. For pickled weights the message has the lines to convert them.
+    """
+    file, pickled = folder / WEIGHTS_FILE, folder / _PICKLED
+    if file.is_file():
+        return file
+    if pickled.is_file():
+        raise ValueError(
+            f"{folder} must be a peft folder with {WEIGHTS_FILE}, got {_PICKLED}, which two lines "
+            "of Python convert:\nimport torch, safetensors.torch as st\n"
+            "st.save_file({k: v.contiguous().clone() for k, v in torch.load("
+            f"{str(pickled)!r}, 'cpu', weights_only=True).items()}}, {str(file)!r})"
+        )
+    missing = file.name if folder.is_dir() else "folder there"
+    raise ValueError(f"{folder} must be a peft folder, but there is no {missing}")
+
+
+def adapter_layers(folder: Folder) -> dict[str, tuple[int, ...]]:
+    """Return the layers that a peft folder adapts, each with its rank.
+
+    Only the header of the weights file is read.
+
+    Raises:
+        ValueError: if the folder holds no weights, or damaged ones.
+        OSError: if the weights may not be read.
+    """
+    from safetensors import SafetensorError, safe_open
+
+    file = _weights_file(Path(folder))
+    found: dict[str, tuple[int, ...]] = {}
+    try:
+        file.open("rb").close()  # safetensors calls a file missing that it may not read
+        with safe_open(str(file), framework="pt") as weights:
+            for key in weights.keys():
+                match = _LORA_WEIGHT.fullmatch(key)
+                if match is not None and match[2] == "A":
+                    found[match[1]] = (int(weights.get_slice(key).get_shape()[0]),)
+    except SafetensorError as error:
+        raise ValueError(f"{file} must be a readable safetensors file: {error}") from error
+    return found
+
+
+def ensemble_layers(
+    paths: Sequence[Path | None], adapted: Mapping[str, Sequence[int]] | None
+) -> dict[str, tuple[int, ...]]:
+    """Return the layers that members may adapt, with their ranks.
+
+    The answer must not depend on which members are present.
+
+    Args:
+        paths: one peft folder per member, None for a missing member.
+        adapted: the layers and ranks that the caller declares, or None.
+
+    Raises:
+        ValueError: if `adapted` is needed and missing, or does not cover every member.
+    """
+    found = {path: adapter_layers(path) for path in paths if path is not None}
+    if adapted is None:
+        if not found:
+            raise ValueError("adapted must be given if all members are missing")
+        first = next(iter(found))
+        other = next((path for path in found if found[path] != found[first]), None)
+        if other is not None:  # else the layers would depend on which members are present
+            raise ValueError(
+                f"adapted must be given if members differ: {first} and {other} adapt different "
+                "layers or ranks"
+            )
+        return merged_layers([found[first]])
+    declared = checked_layers(adapted)
+    for path, layers in found.items():
+        for name, (rank,) in layers.items():
+            short = [key for key in declared if name.endswith(f".{key}")]
+            if name not in declared and short:
+                raise ValueError(
+                    f"adapted must have the full names of layers, got {short[0]!r} instead of "
+                    f"{name!r}, which {path} adapts"
+                )
+            if rank not in declared.get(name, ()):
+                raise ValueError(
+                    f"adapted must hold the layers and ranks of every member: {path} adapts {name} "
+                    f"with rank {rank}, got {declared.get(name)}"
+                )
+    return declared
+
+
+# Tokenizers of adapters
+
+
+def check_tokenizers(folders: Sequence[Path], tokenizer: Any, base: str, vocab_size: int) -> None:
+    """Check that adapter folders hold no tokenizer other than the public model's.
+
+    Trainers often save a copy of the tokenizer with the adapter. If they added tokens to it, the
+    adapter was trained on ids with another meaning. Copies pass that cut text into the same ids. So
+    they may have other tokens without an embedding in the base, and a pad token of their own.
+
+    Args:
+        folders: peft folders.
+        tokenizer: the base's tokenizer; None to check nothing.
+        base: the base's name in messages.
+        vocab_size: V of the base.
+
+    Raises:
+        ValueError: if a tokenizer differs; the message names the folder, the base and the
+            difference.
+    """
+    seen: set[str] = set()
+    for folder in folders if tokenizer is not None else ():
+        found = [folder / name for name in TOKENIZER_FILES if (folder / name).is_file()]
+        digest = hashlib.sha256()
+        for file in found:
+            content = file.read_bytes()
+            digest.update(f"{file.name} {len(content)}\n".encode() + content)
+        if not found or digest.hexdigest() in seen:
+            continue
+        seen.add(digest.hexdigest())
+        difference = _difference(folder, tokenizer, vocab_size)
+        if difference is not None:
+            raise ValueError(
+                f"adapters must use the public model's tokenizer: the one in {folder} differs from "
+                f"that of {base}, {difference}"
+            )
+
+
+def _difference(folder: Path, tokenizer: Any, vocab_size: int) -> str | None:
+    try:
+        loaded = load_tokenizer(folder)
+        file = folder / ADDED_TOKENS
+        if loaded is not None:
+            own = loaded.get_vocab()
+        else:
+            own = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
+    except Exception as error:  # damaged files raise many types of exception
+        raise ValueError(f"{folder}: its tokenizer cannot be read: {error}") from error
+    vocabulary = tokenizer.get_vocab().items()
+    expected = {token: index for token, index in vocabulary if index < vocab_size}
+    aside = {None if loaded is None else loaded.pad_token} - expected.keys()  # it cuts no text
+    own = {
+        token: index for token, index in own.items() if index < vocab_size and token not in aside
+    }
+    for token, index in sorted(own.items(), key=lambda item: item[1]):
+        if expected.get(token) != index:
+            return f"token {token!r} has id {index} there and {expected.get(token)} in the base"
+    if loaded is not None and len(own) < len(expected):
+        return f"it has {len(own)} tokens, the base {len(expected)}"
+    if loaded is not None and _rules(loaded, expected) != _rules(tokenizer, expected):
+        return "the tokens are the same but other rules cut text into them"
+    return None
+
+
+def _rules(tokenizer: Any, known: Mapping[str, int]) -> Any:
+    """Return the rules that cut text into `known` tokens, without padding and truncation."""
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    if backend is None:
+        return type(tokenizer).__name__
+    content = json.loads(backend.to_str()) | {"padding": None, "truncation": None}
+    content["added_tokens"] = [one for one in content["added_tokens"] if one["content"] in known]
+    return content
+
+
+# Digests
+
+
+def _digest(settings: Mapping[str, Any], weights: bytes) -> str:
+    of_weights, of_settings = hashlib.sha256(weights).hexdigest(), content_digest(settings, _NAMES)
+    return f"{WEIGHTS_FILE} {of_weights}\n{ADAPTER_CONFIG} {of_settings}"
+
+
+def adapter_digest(folder: Path) -> str:
+    """Return the digests of a peft folder's weights and of its settings, but for names and modes.
+
+    Raises:
+        ValueError: as `read_adapter`, for files that are missing and for the settings.
+    """
+    return _digest(_read_config(folder)[0], _weights_file(folder).read_bytes())
+
+
+def member_digests(
+    members: Sequence[Path | None], read: Mapping[Path, Adapter] | None = None
+) -> list[str]:
+    """Return the digest of each member's folder (`adapter_digest`), "missing" for None.
+
+    What was read already is not read again.
+
+    Raises:
+        ValueError: as `adapter_digest`.
+    """
+    known = {path: one.digest for path, one in (read or {}).items()}
+    return [
+        "missing" if path is None else known.get(path) or adapter_digest(path) for path in members
+    ]
+
+
+def fingerprint(
+    base: object,
+    members: Sequence[str],
+    files: Mapping[str, str],
+    commit: str | None = None,
+) -> str:
+    """Return a SHA-256 of the base and of every member's files in their order.
+
+    A base folder counts with the digests of its files, wherever it lies. A hub name counts with its
+    commit, and a model object with its name alone.
+
+    Args:
+        base: the base as given to `Ensemble.from_pretrained`.
+        members: `member_digests` of all members.
+        files: digests of the base's files.
+        commit: the hub's commit of the base, or None.
+
+    Returns:
+        64 hexadecimal digits.
+    """
+    if isinstance(base, str | os.PathLike) and Path(base).is_dir():
+        facts = [f"{name} {found}" for name, found in sorted(files.items())]
+    elif isinstance(base, str):
+        facts = [f"name {base}", f"commit {commit}"]
+    else:
+        facts = [f"name {last_part(source_of(base) or '')}"]
+    return hashlib.sha256("\n".join([*facts, *members]).encode()).hexdigest()
+
+
+def recorded_fingerprint(folder: Folder) -> str:
+    """Return the fingerprint of an ensemble folder, with the base that `ensemble.json` records.
+
+    It is that of the ensemble as loaded with a base folder of the recorded files, to which ledgers
+    are bound.
+
+    Raises:
+        ValueError: as `read_manifest` and `member_digests`.
+    """
+    manifest, root = read_manifest(folder), Path(folder)
+    paths = [None if name is None else root / name for name in manifest.members]
+    return fingerprint(root, member_digests(paths), manifest.base_files)
