@@ -175,7 +175,7 @@ def test_methods_side_by_side_and_a_result_to_go_on_from(
     assert report["config"]["stride"] == 5
     stored = read_result(result)
     assert stored.complete
-    assert [one.evaluations[0].perplexity for one in stored.runs] == [
+    assert [one.perplexity for one in stored.evaluations] == [
         method["perplexity"] for method in report["methods"]
     ]
     assert main(command) == 2

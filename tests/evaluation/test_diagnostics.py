@@ -141,7 +141,7 @@ def test_weights_charges_and_screening_are_those_of_the_proposals() -> None:
 
 def test_members_are_charged_until_their_shards_have_spent_their_budgets() -> None:
     runs = answer(diagnostics=True, runs=1)
-    one = next(one.evaluations[0] for one in runs if one.name == "budgeted")
+    one = next(one for one in runs if one.name == "budgeted")
     budget = ShardBudget.for_epsilon(EPSILONS["budgeted"], DELTA, 4.0).amount
     last = diagnosis(one).charges[-1][1]
     assert len(last) == 3 and 0 < max(last) <= budget
@@ -151,13 +151,13 @@ def test_members_are_charged_until_their_shards_have_spent_their_budgets() -> No
 
 def test_results_are_the_same_with_diagnostics() -> None:
     plain = answer()
-    assert all(e.diagnosis is None for one in plain for e in one.evaluations)
+    assert all(e.diagnosis is None for one in plain for e in one.runs)
     assert numbers(answer(diagnostics=True)) == numbers(plain)
 
 
 def test_interrupted_diagnostics_go_on_to_the_same_bits(tmp_path: Path) -> None:
     def found(runs: Any) -> list[Any]:
-        return [e.diagnosis for one in runs for e in one.evaluations]
+        return [e.diagnosis for one in runs for e in one.runs]
 
     reference, path = found(answer(diagnostics=True)), tmp_path / "result.json"
     assert None not in reference
@@ -169,8 +169,8 @@ def test_interrupted_diagnostics_go_on_to_the_same_bits(tmp_path: Path) -> None:
     with pytest.raises(KeyboardInterrupt):
         answer(path, diagnostics=True, progress=stop)
     half = read_result(path)
-    assert not half.complete and half.runs[2].evaluations[0].diagnosis == reference[2 * RUNS]
-    with pytest.raises(ValueError, match="diagnostics is null, but the file was begun with true"):
+    assert not half.complete and half.evaluations[2].diagnosis == reference[2 * RUNS]
+    with pytest.raises(ValueError, match="diagnostics is false, but the file was begun with true"):
         answer(path, resume=True)
     assert found(answer(path, resume=True, diagnostics=True)) == reference
-    assert found(read_result(path).runs) == reference
+    assert found(read_result(path).evaluations) == reference

@@ -118,7 +118,7 @@ def run(arguments: argparse.Namespace) -> int:
     from adapmixed.ensemble import Ensemble
     from adapmixed.evaluation import evaluate
     from adapmixed.mechanisms import Unprotected
-    from adapmixed.report import build_report, environment, report_text
+    from adapmixed.report import Report, environment
     from adapmixed.training.demo import CONFIG, NUM_MODELS, train_demo, train_whole
 
     base = str(arguments.base or demo_base())
@@ -164,7 +164,7 @@ def run(arguments: argparse.Namespace) -> int:
     )
     evaluations[2:2] = [best, *alone]  # after the public and the unprotected line
     say("5 of 5: draw a sample, and write the report")
-    report = build_report(
+    report = Report(
         evaluations,
         config={
             "command": "demo",
@@ -179,25 +179,15 @@ def run(arguments: argparse.Namespace) -> int:
         environment=environment(),
         sample=_sample(ensemble, compared, adjacency),
     )
-    _write(report, arguments.out)
-    print(f"\n{report_text(report)}\n")
+    try:
+        print(f"wrote {page_writer()(report, arguments.out)[1]}")
+    except ValueError as error:
+        print(f"wrote {report.write(arguments.out)}; report.html is left out: {error}")
+    print(f"\n{report.text()}\n")
     for name, reason in missing.items():
         print(f"{name} is left out: {reason}")
     print(f"took {time.perf_counter() - started:.0f} s")
     return 0
-
-
-def _write(report: dict[str, object], folder: Path) -> None:
-    """Write report.json and, if matplotlib is there, report.html."""
-    from adapmixed.report import write_report
-
-    print(f"wrote {write_report(report, folder)}")
-    try:
-        write_page = page_writer()
-    except ValueError as error:
-        print(f"{folder / 'report.html'} is left out: {error}")
-        return
-    print(f"wrote {write_page(report, folder)[1]}")
 
 
 def _tokens(base: str, queries: int) -> list[int]:

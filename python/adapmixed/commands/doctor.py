@@ -38,7 +38,7 @@ def installed() -> dict[str, object]:
     """Return the facts of a report's environment, and those of the build and the GPU."""
     import torch
 
-    from adapmixed.report.build import environment
+    from adapmixed.report import environment
 
     facts = environment()
     build: Any = facts.pop("build")

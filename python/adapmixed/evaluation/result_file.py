@@ -14,12 +14,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from adapmixed.evaluation.result import Runs
-from adapmixed.evaluation.tally import Tally, runs_of
+from adapmixed.evaluation.result import Evaluation
+from adapmixed.evaluation.tally import Tally, results
 from adapmixed.files import remove_leftovers, sole_writer, write_file
 from adapmixed.privacy.encoding import canonical, parse
 
-FORMAT_VERSION = 5
+FORMAT_VERSION = 6
 """Increases if an entry changes its meaning, or if older files lack a required entry."""
 
 NOTICE = (
@@ -149,13 +149,13 @@ class StoredResult:
         configuration: the description of the evaluation: methods, δ, digest of the text, ensemble,
             windows and seed.
         complete: whether the evaluation was complete.
-        runs: one :class:`Runs` per mechanism over the runs that had begun. An incomplete evaluation
-            has fewer queries, and no runs if nothing was answered.
+        evaluations: one :class:`Evaluation` per mechanism over the runs that had begun. An
+            incomplete evaluation has fewer queries, and none of these if nothing was answered.
     """
 
     configuration: dict[str, Any]
     complete: bool
-    runs: tuple[Runs, ...]
+    evaluations: list[Evaluation]
 
 
 def read_result(path: str | os.PathLike[str]) -> StoredResult:
@@ -167,9 +167,9 @@ def read_result(path: str | os.PathLike[str]) -> StoredResult:
     """
     content = read_content(path)
     state = content["state"]
-    tallies = [[Tally.from_state(one["tally"]) for one in methods] for methods in state["runs"]]
-    runs = tuple(runs_of(tallies, state["forward_seconds"]))
-    return StoredResult(content["configuration"], content["complete"], runs)
+    tallies = [[Tally.from_state(one["tally"]) for one in run] for run in state["runs"]]
+    found = results(tallies, state["forward_seconds"])
+    return StoredResult(content["configuration"], content["complete"], found)
 
 
 def _text(content: dict[str, Any]) -> bytes:

@@ -12,7 +12,7 @@ from typing import Any
 from matplotlib.ticker import LogLocator
 
 from adapmixed.files import write_file
-from adapmixed.report.view import format_perplexity
+from adapmixed.report.table import format_perplexity
 from adapmixed_lab.figures.style import COLOURS, GREY, MARKERS, Drawing, canvas, number_axis
 from adapmixed_lab.reproduce.result import csv_text, run_words, show_cost
 

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from adapmixed.report import environment, plain
-from adapmixed.report.view import show_epsilon
+from adapmixed.report.table import show_epsilon
 
 FORMAT_VERSION = 1
 _KEYS = ("experiment", "inputs", "settings", "notes", "rows", "environment", "seconds")

@@ -15,7 +15,7 @@ import pytest
 from experiment_cases import inputs, rows_of
 from fake_ensemble import FakeEnsemble
 
-from adapmixed.evaluation import evaluate, evaluate_runs
+from adapmixed.evaluation import evaluate
 from adapmixed.mechanisms import AdaPMixED, Unprotected
 from adapmixed.privacy.conversions import c_alpha
 from adapmixed.rng import SeededRandom
@@ -144,11 +144,11 @@ def test_one_adapter_on_all_text_is_a_reference(monkeypatch: pytest.MonkeyPatch)
     given = replace(inputs(), whole=Path("one"))
     result = table1(given, None, Run(), parts_of(given, 2, 40, 0))
     (line,) = rows_of(result, WHOLE)
-    alone = evaluate_runs(
+    (alone,) = evaluate(
         one, inputs().tokens, {"m": Unprotected()}, runs=2, queries=40, delta=1e-5,
         rng=SeededRandom(0),
-    )[0]  # fmt: skip
-    assert line["ours"]["perplexities"] == [e.perplexity for e in alone.evaluations]
+    )  # fmt: skip
+    assert line["ours"]["perplexities"] == [e.perplexity for e in alone.runs]
     assert line["ours"]["kind"] == "none" and line["ours"]["difference"] is not None
 
 
