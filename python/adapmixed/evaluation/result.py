@@ -106,13 +106,9 @@ class Evaluation:
     def to_json(self) -> dict[str, Any]:
         """Return the entry of report.json for the first run; infinities are still floats."""
         guarantee = self.guarantee
-        entry = {
-            "name": self.name,
-            "perplexity": self.perplexity,
-            "change": self.change,
-            "difference": self.difference,
-            "kept": self.kept,
-            "queries": self.queries,
+        first = "name perplexity change difference kept queries"
+        last = "screened tokens_per_second breakdown curve perplexities"
+        entry = {name: getattr(self, name) for name in first.split()} | {
             "planned": guarantee.budget,
             "epsilon": guarantee.epsilon,
             "delta": guarantee.delta,
@@ -122,23 +118,15 @@ class Evaluation:
             "adjacency": guarantee.adjacency,
             "method": guarantee.method,
             "order": guarantee.order,
-            "screened": self.screened,
-            "tokens_per_second": self.tokens_per_second,
-            "breakdown": self.breakdown,
-            "curve": self.curve,
-            "perplexities": self.perplexities,
         }
+        entry |= {name: getattr(self, name) for name in last.split()}
         return entry | ({} if self.diagnosis is None else {"diagnostics": self.diagnosis.to_json()})
 
     def runs_to_json(self) -> dict[str, Any]:
         """Return the entry of report.json for all runs; infinities are still floats."""
-        return {
-            "name": self.name,
-            "queries": self.queries,
-            "planned": self.guarantee.budget,
-            "kind": self.guarantee.kind,
-            "adjacency": self.guarantee.adjacency,
-            "method": self.guarantee.method,
+        first = self.to_json()
+        names = "name queries planned kind adjacency method"
+        return {name: first[name] for name in names.split()} | {
             "perplexity": [one.perplexity for one in self.runs],
             "perplexity_mean": self.perplexity_mean,
             "perplexity_deviation": self.perplexity_deviation,
