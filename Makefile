@@ -94,10 +94,9 @@ cited = $(shell sed -n 's/^$(1): //p' CITATION.cff)
 
 proofs: $(VENV)/.proofs
 	@mkdir -p build/docs
-	@awk '/^```/ { inside = /bibtex/; next } inside' docs/how-to/cite.md > build/docs/proofs.bib
 	cd docs/theory && $$($(CURDIR)/$(BIN)/python -c "import pypandoc as p; print(p.get_pandoc_path())") \
 	  --file-scope -f gfm+tex_math_dollars -s --toc --toc-depth=2 --lua-filter=../_ext/proofs.lua \
-	  --citeproc --bibliography=../../build/docs/proofs.bib -M reference-section-title=Bibliography \
+	  --citeproc --bibliography=../references.bib -M reference-section-title=Bibliography \
 	  -M title="adapmixed: statements and proofs" -M author="The adapmixed developers" \
 	  -M date="Version $(call cited,version), $(call cited,date-released)" --fail-if-warnings \
 	  $(THEORY) -o ../../build/docs/proofs.typ

@@ -17,12 +17,12 @@ SOURCES = (".py", ".pyi", ".c", ".cpp", ".h", ".cu", ".cuh")
 # 1 900 of tests are allowed beyond what stood before.
 BUDGETS = {
     "python/adapmixed": 26_966,
-    "python/adapmixed_lab": 6_830,
+    "python/adapmixed_lab": 6_616,
     "adapmixed_ext": 2_470,
     "csrc": 10_683,
     "benchmarks": 2_373,
-    "tests": 39_807,
-    "docs": 6_397,
+    "tests": 39_723,
+    "docs": 5_854,
 }
 
 

@@ -18,8 +18,8 @@ CHECKED = ("python", "sh", "{code-cell}")
 SHOWN = (
     "", "text", "json", "toml", "yaml", "csv", "diff", "c", "cpp", "cmake", "tex", "bibtex",
     "dockerfile", "nginx", "ini",
-    "{toctree}", "{eval-rst}", "{image}", "{figure}", "{literalinclude}", "{note}", "{warning}",
-    "{tip}",
+    "{toctree}", "{include}", "{eval-rst}", "{image}", "{figure}", "{literalinclude}", "{note}",
+    "{warning}", "{tip}",
 )  # fmt: skip
 """Languages of blocks that are only shown."""
 

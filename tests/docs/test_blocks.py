@@ -2,10 +2,9 @@
 
 A page's blocks run in order in one folder, with stand-ins for the reader's files, and in this
 process if they are Python or plain commands of ours: to import takes longer than to answer. The
-quickstart runs whole and starts the programs, as a reader types them. A block that builds, runs
-these tests, or needs the network or hours says so after its language: "sh no-run". The program's
-own parsers read the command lines of every shell block, and every Python block compiles and finds
-its imports.
+README also starts the programs, as a reader types them. A block that builds, runs these tests, or
+needs the network or hours says so after its language: "sh no-run". The program's own parsers read
+the command lines of every shell block, and every Python block compiles and finds its imports.
 """
 
 from __future__ import annotations
@@ -45,11 +44,8 @@ from adapmixed import cli
 from adapmixed.commands.mechanisms import mechanism_of
 from adapmixed_lab import cli as laboratory
 
-WHOLE = ROOT / "docs" / "quickstart.md"
-EXACT = (
-    "docs/concepts/per-shard-budgets.md",
-    "docs/theory/errata.md",
-)
+README = ROOT / "README.md"
+EXACT = ("docs/theory/errata.md",)
 """Pages whose Python blocks need no files and print the text block that follows, to the letter."""
 
 PLAIN = {
@@ -168,8 +164,8 @@ def _other_pages() -> list[object]:
     """Return the pages whose blocks run with stand-ins; all but the README are slow."""
     found: list[object] = []
     for page in pages():
-        if name_of(page) not in EXACT and page != WHOLE and any(one.runs for one in blocks(page)):
-            slow = () if page.name == "README.md" else (pytest.mark.slow,)
+        if name_of(page) not in EXACT and any(one.runs for one in blocks(page)):
+            slow = () if page == README else (pytest.mark.slow,)
             found.append(pytest.param(page, marks=slow, id=name_of(page)))
     return found
 
@@ -300,13 +296,10 @@ def _checked(printed: str, where: str) -> str:
 
 
 @pytest.mark.slow
-def test_the_quickstart_runs_whole(tmp_path: Path) -> None:
+def test_the_readme_runs_after_the_demonstration(tmp_path: Path) -> None:
     copy_trained(tmp_path / "report")
-    script = "".join(
-        one.text if one.language == "sh" else f"python - <<'END'\n{one.text}END\n"
-        for one in blocks(WHOLE)
-        if one.runs
-    )
-    printed = _run(script, tmp_path, name_of(WHOLE))
-    shown = next(one for one in blocks(WHOLE) if one.language == "text")
+    (asked,) = (one for one in blocks(README) if one.runs)
+    script = f"adapmixed demo --out report\npython - <<'END'\n{asked.text}END\n"
+    printed = _run(script, tmp_path, name_of(README))
+    shown = next(one for one in blocks(README) if one.language == "text")
     assert not missing(shown, printed), f"{shown}:\n{printed}"

@@ -42,8 +42,8 @@ def test_the_version_stands_in_one_place() -> None:
     released = str(citation["date-released"])
     assert citation["version"] == adapmixed.__version__
     assert latest[2] in ("unreleased", released)
-    page = read("docs/how-to/cite.md")
-    entry = page[page.index("@misc{adapmixed,") :].split("\n}", 1)[0]
+    entries = read("docs/references.bib")
+    entry = entries[entries.index("@misc{adapmixed,") :].split("\n}", 1)[0]
     day = date.fromisoformat(released)
     for field in (f"year = {{{day.year}}}", f"month = {day:%b}".lower(), f"date = {{{released}}}"):
         assert field in entry

@@ -12,37 +12,10 @@ from adapmixed.mechanisms import ClippedLogPool, ClippedMixing, Mechanism
 from adapmixed.privacy.budget import ShardBudget
 from adapmixed_lab.audit.finding import SLACK, Effort, Finding
 from adapmixed_lab.audit.search import charged
-from adapmixed_lab.audit.trees import Adversary, ExtremalTree, Tree, Understated, largest_divergence
+from adapmixed_lab.audit.trees import ExtremalTree, Tree, Understated
 
 TREES_PER_SECOND = 0.5  # of each kind
 ORDER = 4.0
-SHAPES = [(1, 2, 7), (2, 3, 5), (3, 3, 5)]  # models, tokens, answers
-BOXES = [(0.6, 1.7), (0.85, 2.5), (0.4, 1.3)]
-AMOUNTS = (0.02, 0.1, 0.5)
-
-
-def _adversary(seed: int, kind: int) -> tuple[Adversary, int]:
-    models, vocab, depth = SHAPES[kind]
-    return Adversary(seed, models, vocab, *BOXES[kind]), depth
-
-
-def _trees(effort: Effort) -> Iterator[Finding]:
-    """Yield the largest divergence over the budget that random adversaries reach."""
-    generator = effort.generator("budgets/trees")
-    number = effort.count(TREES_PER_SECOND, 2)
-    claim = f"D_{ORDER:g} of the transcript / budget"
-    for kind, (models, vocab, depth) in enumerate(SHAPES):
-        largest = 0.0
-        for turn in range(number):
-            adversary, _ = _adversary(int(generator.integers(2**32)), kind)
-            amount = AMOUNTS[turn % len(AMOUNTS)]
-            largest = max(largest, largest_divergence(adversary, depth, amount, ORDER) / amount)
-        name = f"{number} trees of {depth} answers, {vocab} tokens, {models} models"
-        yield Finding("budgets", name, claim, 1 + SLACK, largest, 1.0)
-    # A control: members never run out, and the divergence is compared with a budget of 0.1.
-    adversary, depth = _adversary(1, 1)
-    unbounded = largest_divergence(adversary, depth, 1e9, ORDER) / 0.1
-    yield Finding("budgets", "no member runs out", claim, 1 + SLACK, unbounded, 1.0, True)
 
 
 def _box(lower: float, upper: float) -> ClippedMixing:
@@ -74,7 +47,7 @@ def _tree(setting: Setting, seed: int, amount: float) -> tuple[Tree, tuple[float
     return tree, ZCDP_ORDERS if order is None else (order,)
 
 
-def _mechanism_trees(effort: Effort) -> Iterator[Finding]:
+def _trees(effort: Effort) -> Iterator[Finding]:
     """Attack the mechanisms' own charges and distributions."""
     generator = effort.generator("budgets/mechanisms")
     number = effort.count(TREES_PER_SECOND, 2)
@@ -169,6 +142,5 @@ def _others(effort: Effort) -> Iterator[Finding]:
 def audit(effort: Effort) -> Iterator[Finding]:
     """Attack budgets with trees, and check that other shards do not change a charge."""
     yield from _trees(effort)
-    yield from _mechanism_trees(effort)
     yield from _extremal_trees()
     yield from _others(effort)

@@ -15,7 +15,6 @@ from functools import partial
 from adapmixed.mechanisms import AdaPMixED
 from adapmixed_lab.audit.finding import SLACK, Effort, Finding
 from adapmixed_lab.audit.odometer_trees import Adjacency, Odometer, Queries, extremal
-from adapmixed_lab.audit.trees import Stages, accounted, excess, two_stage_paths
 
 STEPS_PER_SECOND = 6.0  # of each search
 CLAIM = "sup P(S) - ∫_S e^ε(D) dQ"
@@ -40,7 +39,6 @@ SEVERAL: list[Extremal] = [
     (", δ split", partial(extremal, 2, "add_remove", (8.0, 2.0), (0.6, 4.0))),
     (", δ split", partial(extremal, 3, "add_remove", (16.0, 4.0, 2.0), (0.3, 1.2, 3.0))),
 ]
-BY_HAND = (8.0, 2.0)  # orders of the mechanism of `two_stage_paths`
 
 
 def _finding(name: str, delta: float, measured: float, control: bool = False) -> Finding:
@@ -126,31 +124,8 @@ def _searches(effort: Effort) -> Iterator[Finding]:
         yield _finding(name, tree.delta, tree.measured(queries), control)
 
 
-def _by_hand() -> Iterator[Finding]:
-    """Attack the accountant with the losses of a two-stage mechanism that is written out."""
-    paths = two_stage_paths(*BY_HAND, DELTA)
-
-    def single(column: int) -> Callable[[Stages], float]:
-        def charge(history: Stages) -> float:
-            return accounted([[stage[column]] for stage in history], (BY_HAND[column],), DELTA)
-
-        return charge
-
-    def cheapest(history: Stages) -> float:
-        return min(single(column)(history) for column in range(2))
-
-    name = "a two-stage mechanism, "
-    split = excess(paths, lambda history: accounted(history, BY_HAND, DELTA))
-    yield _finding(f"{name}two orders, δ split", DELTA, split)
-    for column, order in enumerate(BY_HAND):
-        yield _finding(f"{name}order {order:g} alone", DELTA, excess(paths, single(column)))
-    best = excess(paths, cheapest)
-    yield _finding(f"{name}the better of two orders, chosen afterwards", DELTA, best, True)
-
-
 def audit(effort: Effort) -> Iterator[Finding]:
-    """Attack nearly tight trees, searched trees, and the choice of an order."""
+    """Attack nearly tight trees, and searched ones."""
     yield from _extremal_trees()
     yield from _extremal_controls()
     yield from _searches(effort)
-    yield from _by_hand()

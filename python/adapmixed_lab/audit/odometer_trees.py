@@ -181,7 +181,7 @@ class Odometer:
 
     def measured(self, queries: Queries) -> float:
         """Return the largest sup_S P(S) - ∫_S e^ε(D) dQ over removed members and directions."""
-        return max(excess(branches, float) for branches in self.branches(queries))
+        return max(excess(branches) for branches in self.branches(queries))
 
     def exceeded(self, queries: Queries) -> float:
         """Return the largest P(log P/Q > ε(D)), about which nothing is claimed."""

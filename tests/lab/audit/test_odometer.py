@@ -42,7 +42,7 @@ def test_one_answer_by_hand() -> None:
         assert here == pytest.approx(float(p[v]), rel=1e-6)
         assert there == pytest.approx(float(q[v]), rel=1e-6)
         assert cost <= epsilon <= cost * (1 + 2e-5)
-    assert one.measured(queries) == excess(branches, float)
+    assert one.measured(queries) == excess(branches)
     assert one.measured(queries) == pytest.approx(max(0, float(p[0] - math.exp(cost) * q[0])))
 
 
