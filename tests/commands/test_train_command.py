@@ -208,7 +208,7 @@ def test_refusals(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         assert not (tmp_path / "out").exists()
 
     refuses("--corpus must be a file, a folder", "--corpus", "nowhere")
-    refuses("id_column applies to rows", "--corpus", "builtin", "--id-column", "user")
+    refuses("--id-column applies to rows", "--corpus", "builtin", "--id-column", "user")
     refuses("Unrecognized model", "--corpus", "builtin")
     for name in ("hub:", "hub:a:", "hub:a:b:c", "hub:a@"):
         refuses(f"--corpus must be hub:NAME[:CONFIG][@REVISION], got '{name}'", "--corpus", name)

@@ -76,7 +76,7 @@ def run(arguments: argparse.Namespace) -> int:
             except BudgetSpentError:
                 raise  # no later line can be answered
             except ValueError as error:  # nothing was charged, for instance if the window is full
-                print(f"adapmixed chat: {as_typed(str(error))}", file=sys.stderr)
+                print(f"adapmixed chat: {as_typed(str(error), arguments.options)}", file=sys.stderr)
                 continue
             answer = ""
             for piece in pieces:
