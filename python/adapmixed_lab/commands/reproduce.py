@@ -29,8 +29,8 @@ def add_parser(commands: Any) -> None:
     parser = commands.add_parser(
         "reproduce",
         help="reproduce the paper's tables and figures",
-        description="Run an experiment of the paper, print its tables, and write JSON and "
-        "CSV, of figure2 also SVG and PDF. A killed run at full scale goes on with the same "
+        description="Run an experiment of the paper, print its tables, and write JSON, of "
+        "figure2 also SVG and PDF. A killed run at full scale goes on with the same "
         "command. At builtin scale trained adapters are kept. Results are for the operator: "
         "perplexities and data-dependent ε depend on the private data.",
     )

@@ -11,8 +11,6 @@ the string "inf". A result holds perplexities and data-dependent ε, so it is fo
 
 from __future__ import annotations
 
-import csv
-import io
 import json
 import re
 from collections.abc import Mapping, Sequence
@@ -24,14 +22,6 @@ from adapmixed.report.table import show_epsilon
 
 FORMAT_VERSION = 1
 _KEYS = ("experiment", "inputs", "settings", "notes", "rows", "environment", "seconds")
-_OURS = (
-    "perplexity", "perplexity_deviation", "epsilon", "epsilon_deviation", "delta", "kind",
-    "queries", "runs", "unit", "adjacency", "rule", "screened", "mixing", "screening",
-    "conversion", "total", "mechanism",
-)  # fmt: skip
-_PAPER = (
-    "perplexity", "perplexity_deviation", "epsilon", "kind", "queries", "screened", "place",
-)  # fmt: skip
 
 
 def row(
@@ -116,16 +106,3 @@ def run_words(result: Mapping[str, Any]) -> str:
     facts += [f"{settings['queries']:,} queries"] * ("long_queries" not in settings)
     facts.append(f"settings of {inputs['dataset']}")
     return f"{where}: {', '.join(facts)}, δ = {settings['delta']:g}"
-
-
-def csv_text(result: Mapping[str, Any]) -> str:
-    """Return the rows as CSV, with a column for each number, empty if there is none."""
-    output = io.StringIO()
-    writer = csv.writer(output, lineterminator="\n")
-    columns = [f"ours_{name}" for name in _OURS] + [f"paper_{name}" for name in _PAPER]
-    writer.writerow(["group", "method", "label", *columns])
-    for one in result["rows"]:
-        ours, paper = one["ours"] or {}, one["paper"] or {}
-        numbers = [ours.get(name) for name in _OURS] + [paper.get(name) for name in _PAPER]
-        writer.writerow([one["group"], one["method"], one["label"], *numbers])
-    return output.getvalue()
