@@ -80,7 +80,7 @@ def test_perplexity_of_sliding_windows(stride: int | None, memory_bytes: int) ->
         (dict(runs=4), "runs must be at most 3"),
         (dict(runs=2, queries=0), "queries must"),
         (dict(runs=3, queries=32), "runs must be at most 2"),
-        (dict(runs=2, block=200), "got only 100 tokens"),
+        (dict(runs=2, block=200), "runs must be at most 1, since 100 tokens"),
     ],
 )
 def test_refusals(settings: dict[str, Any], words: str) -> None:
