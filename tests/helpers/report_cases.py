@@ -78,8 +78,7 @@ SAMPLE = {
     "prompt": "The with statement",
     "text": " wraps <i>&amp;</i>",
     "guarantee": "ε = 1 & no more",
-    "method": "AdaPMixED",
-    "kind": "data-dependent, ex-post",
+    "mechanism": "AdaPMixED",
 }
 
 

@@ -56,7 +56,7 @@ class Report:
         config: settings of the run, as nested JSON values.
         environment: the result of :func:`environment`.
         sample: a generated text, or None: "text" and "guarantee", the sentence that covers it, and
-            perhaps "prompt" (public text), "method" and further strings.
+            perhaps "prompt" (public text) and further strings.
         training: the result of :func:`training_losses`.
     """
 

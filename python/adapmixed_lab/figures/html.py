@@ -57,21 +57,14 @@ def render(report: Report) -> str:
 
 
 def _page(report: Report, drawings: tuple[Drawing, ...]) -> str:
-    sample = report.sample or {}
-    shown = ("text", "guarantee", "prompt", "method", "kind")
     page: str = _template().render(
-        run=report.words(),
-        verdict=report.verdict(),
-        methods=report.methods,
+        report=report,
         summary=[_SUMMARY, *map(_summary, report.methods)],
         words=f"{INTERVAL_WORDS} {KEPT_WORDS}",
-        runs=[TITLES, *map(row, report.runs)] if report.runs else [],
-        runs_words=report.runs_words() if report.runs else "",
+        runs=[TITLES, *map(row, report.runs)],
         utility=[UTILITY_TITLES, *report.utility_rows()],
         utility_words=UTILITY_WORDS,
         drawings=drawings,
-        sample=sample,
-        sample_rest=[item for item in sample.items() if item[0] not in shown],
         config=list(_flatten(report.config)),
         environment=list(_flatten(report.environment)),
     )

@@ -27,7 +27,7 @@ def hostile_report() -> Report:
         config={HOSTILE: [HOSTILE, {"nested": HOSTILE}]},
         environment={"torch": HOSTILE},
         sample={
-            "prompt": HOSTILE, "text": HOSTILE, "guarantee": HOSTILE, "method": HOSTILE,
+            "prompt": HOSTILE, "text": HOSTILE, "guarantee": HOSTILE, "mechanism": HOSTILE,
             HOSTILE: HOSTILE,
         },
     )  # fmt: skip
