@@ -100,10 +100,14 @@ def test_a_plan_of_another_ensemble_is_refused(command: str, save: Save, capsys:
 
 
 @pytest.mark.parametrize(
-    "given", [["--mechanism", "public"], ["--epsilon", "3"], ["--delta", "1e-5"],
-              ["--adjacency", "zero_out"]],
+    ("command", "given"),
+    zip(
+        COMMANDS,
+        (["--mechanism", "public"], ["--epsilon", "3"], ["--delta", "1e-5"],
+         ["--adjacency", "zero_out"], ["--mechanism", "public"]),
+        strict=True,
+    ),
 )  # fmt: skip
-@pytest.mark.parametrize("command", COMMANDS)
 def test_what_the_plan_has_is_not_given_again(
     command: str, given: list[str], save: Save, capsys: Any
 ) -> None:

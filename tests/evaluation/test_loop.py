@@ -14,13 +14,13 @@ import pytest
 import torch
 from evaluation_cases import DETERMINISTIC, SCREENED, run, target_log_probs
 from fake_ensemble import FakeEnsemble
-from result_cases import DELTA, stream
+from result_cases import DELTA, numbers, stream
 from tiny_models import POSITIONS, TARGETS, VOCAB, tiny_model, write_adapter
 from torch import Tensor
 
 from adapmixed.data import demo_base
 from adapmixed.ensemble import Ensemble
-from adapmixed.evaluation import Evaluation, evaluate
+from adapmixed.evaluation import evaluate
 from adapmixed.mechanisms import (
     AdaPMixED,
     ClippedLogPool,
@@ -113,14 +113,6 @@ def test_the_memory_budget_of_a_real_model(ensemble: Ensemble) -> None:
         assert one.perplexity == pytest.approx(other.perplexity, rel=1e-5)
         if one.guarantee.epsilon is not None:
             assert one.guarantee.epsilon == pytest.approx(other.guarantee.epsilon, rel=1e-3)
-
-
-def numbers(results: list[Evaluation]) -> list[Any]:
-    """Return all numbers but the times."""
-    return [
-        (r.name, r.perplexity, r.queries, r.guarantee, r.screened, r.curve, dict(r.breakdown))
-        for r in results
-    ]
 
 
 def test_seeded_evaluation_repeats_bit_by_bit(ensemble: Ensemble) -> None:
