@@ -227,6 +227,14 @@ def write_private(path: Path, text: str) -> None:
         file.write(text)
 
 
+def check_alone(command: str) -> None:
+    """Raise ValueError if this process is one of several of `torchrun`."""
+    from adapmixed.ranks import Place
+
+    if (world := Place.from_environment().world) > 1:
+        raise ValueError(f"{command} must run in one process, got {world} ranks")
+
+
 def say_hub(base: str) -> None:
     """Say that the model hub will be asked for a base, in the main process.
 

@@ -10,6 +10,7 @@ from adapmixed.commands.options import (
     PRESETS,
     SharedOptions,
     add_options,
+    check_alone,
     check_output,
     progress_bar,
     quiet_libraries,
@@ -225,10 +226,7 @@ def _one_adapter(arguments: argparse.Namespace, sources: "Sources", seed: int) -
 
 def _refuse(arguments: argparse.Namespace) -> None:
     """Raise ValueError for options of another experiment, and for several processes."""
-    from adapmixed.ranks import Place
-
-    if Place.from_environment().world > 1:
-        raise ValueError("reproduce must run in one process, got several ranks")
+    check_alone("reproduce")
     for name in ("runs", "long_queries", "dp_adapter", "without_dp_sgd"):
         value = getattr(arguments, name)
         if value not in (None, False) and arguments.experiment != "table1":
