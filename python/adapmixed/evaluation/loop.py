@@ -243,7 +243,6 @@ class Session:
         """Answer the next window."""
         run, window = self._order[self.place]
         self._begin(run)
-        self.place += 1
         start = time.perf_counter()
         text = self.tokens[window.start : window.stop]
         parts = scored_parts(
@@ -258,6 +257,7 @@ class Session:
             self.tell()
             del private, public, tokens  # the next chunk takes their memory
             start = time.perf_counter()
+        self.place += 1
 
     def _begin(self, run: int) -> None:
         """Begin the runs up to this one."""

@@ -156,14 +156,14 @@ def compared(evaluations: Sequence[Evaluation]) -> list[Evaluation]:
     best = told[losses.index(min(losses))] if told else None
     found = []
     for one in evaluations:
-        change = None if one.further or math.isinf(public.perplexity) else one.perplexity
-        difference, kept = None, None
+        change, difference, kept = None, None, None
+        if not one.further and math.isfinite(public.perplexity):
+            change = one.perplexity / public.perplexity - 1.0
         if one.guarantee.kind != "public":
             difference = paired_difference(one, public)
         if best is not None and one is not public:
             share, error = gain_kept(one, public, best) or (None, None)
             kept = {"of": best.name, "share": share, "error": error}
-        change = None if change is None else change / public.perplexity - 1.0
         found.append(replace(one, change=change, difference=difference, kept=kept))
     return found
 
