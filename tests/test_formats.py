@@ -15,7 +15,6 @@ import pytest
 from adapmixed.commands import plan_file
 from adapmixed.ensemble import manifest
 from adapmixed.privacy import Accountant, PublicAnswer, ledger, read_ledger
-from adapmixed.report import report_text, view
 from adapmixed.training import folder as training
 from adapmixed_lab.dp_sgd import training as dp_sgd
 from adapmixed_lab.reproduce import dp_adapter
@@ -53,11 +52,6 @@ READERS: dict[str, tuple[str, int, Callable[[Path], object]]] = {
         "ensemble.json",
         manifest.FORMAT_VERSION,
         lambda path: manifest.read_manifest(path.parent),
-    ),
-    "report": (
-        "report.json",
-        view.FORMAT_VERSION,
-        lambda path: report_text(json.loads(path.read_bytes())),
     ),
     "reproduction": ("result.json", reproduction.FORMAT_VERSION, reproduction.read_experiment),
     "run": ("run.json", training.FORMAT_VERSION, _run),

@@ -8,58 +8,37 @@ from typing import TYPE_CHECKING
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
-    from adapmixed.ensemble import Ensemble
-    from adapmixed.evaluation import evaluate
-    from adapmixed.generation import PrivateGenerator
-    from adapmixed.mechanisms import (
-        AdaPMixED,
-        ClippedLogPool,
-        ClippedMixing,
-        PMixED,
-        PublicOnly,
-        Unprotected,
-        UnprotectedPool,
-    )
-    from adapmixed.privacy import Accountant, Guarantee, read_ledger
+    from adapmixed.ensemble import Ensemble as Ensemble
+    from adapmixed.evaluation import evaluate as evaluate
+    from adapmixed.generation import PrivateGenerator as PrivateGenerator
+    from adapmixed.mechanisms import AdaPMixED as AdaPMixED
+    from adapmixed.mechanisms import ClippedLogPool as ClippedLogPool
+    from adapmixed.mechanisms import ClippedMixing as ClippedMixing
+    from adapmixed.mechanisms import PMixED as PMixED
+    from adapmixed.mechanisms import PublicOnly as PublicOnly
+    from adapmixed.mechanisms import Unprotected as Unprotected
+    from adapmixed.mechanisms import UnprotectedPool as UnprotectedPool
+    from adapmixed.privacy import Accountant as Accountant
+    from adapmixed.privacy import Guarantee as Guarantee
+    from adapmixed.privacy import read_ledger as read_ledger
 
-_HOMES = {
-    "Accountant": "adapmixed.privacy",
-    "AdaPMixED": "adapmixed.mechanisms",
-    "ClippedLogPool": "adapmixed.mechanisms",
-    "ClippedMixing": "adapmixed.mechanisms",
-    "Ensemble": "adapmixed.ensemble",
-    "Guarantee": "adapmixed.privacy",
-    "PMixED": "adapmixed.mechanisms",
-    "PrivateGenerator": "adapmixed.generation",
-    "PublicOnly": "adapmixed.mechanisms",
-    "Unprotected": "adapmixed.mechanisms",
-    "UnprotectedPool": "adapmixed.mechanisms",
-    "evaluate": "adapmixed.evaluation",
-    "read_ledger": "adapmixed.privacy",
-}
-
-__all__ = [
-    "Accountant",
-    "AdaPMixED",
-    "ClippedLogPool",
-    "ClippedMixing",
-    "Ensemble",
-    "Guarantee",
-    "PMixED",
-    "PrivateGenerator",
-    "PublicOnly",
-    "Unprotected",
+_NAMES = {
+    "ensemble": "Ensemble",
+    "evaluation": "evaluate",
+    "generation": "PrivateGenerator",
+    "mechanisms": "AdaPMixED ClippedLogPool ClippedMixing PMixED PublicOnly Unprotected "
     "UnprotectedPool",
-    "evaluate",
-    "read_ledger",
-]
+    "privacy": "Accountant Guarantee read_ledger",
+}
+_HOMES = {name: home for home, names in _NAMES.items() for name in names.split()}
+__all__ = sorted(_HOMES)
 
 
 def __getattr__(name: str) -> object:
     if name in _HOMES:
         import importlib
 
-        return getattr(importlib.import_module(_HOMES[name]), name)
+        return getattr(importlib.import_module(f"adapmixed.{_HOMES[name]}"), name)
     raise AttributeError(f"module 'adapmixed' has no attribute {name!r}")
 
 

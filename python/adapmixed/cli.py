@@ -68,6 +68,7 @@ def parser_of(prog: str, description: str, modules: Iterable[Any]) -> argparse.A
             action="store_true",
             help=f"log the steps to standard error, {private}",
         )
+        command.set_defaults(options=frozenset(command._option_string_actions))
     return parser
 
 
@@ -93,7 +94,7 @@ def run_command(
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # nothing more to flush
         return 141  # a shell's status for a program that SIGPIPE ended
     except (ValueError, OSError, RuntimeError) as error:
-        text = as_typed(" ".join(_said(error, parsed, arguments).split()))
+        text = as_typed(" ".join(_said(error, parsed, arguments).split()), parsed.options)
         print(f"{parser.prog} {parsed.command}: {text}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:

@@ -100,10 +100,15 @@ def test_a_plan_of_another_ensemble_is_refused(command: str, save: Save, capsys:
 
 
 @pytest.mark.parametrize(
-    "given", [["--mechanism", "public"], ["--epsilon", "3"], ["--delta", "1e-5"],
-              ["--adjacency", "zero_out"]],
-)  # fmt: skip
-@pytest.mark.parametrize("command", COMMANDS)
+    ("command", "given"),
+    [
+        ("generate", ["--mechanism", "public"]),
+        ("chat", ["--epsilon", "3"]),
+        ("serve", ["--delta", "1e-5"]),
+        ("evaluate", ["--adjacency", "zero_out"]),
+        ("vllm-config", ["--mechanism", "public"]),
+    ],
+)
 def test_what_the_plan_has_is_not_given_again(
     command: str, given: list[str], save: Save, capsys: Any
 ) -> None:

@@ -11,16 +11,6 @@ import numpy as np
 import pytest
 import torch
 from fake_ensemble import FakeEnsemble
-from logit_tables import (
-    INF,
-    MIXING,
-    TABLES,
-    TableEnsemble,
-    diagnosed,
-    diagnosis,
-    equal,
-    tables,
-)
 from result_cases import (
     DELTA,
     EPSILONS,
@@ -34,13 +24,103 @@ from result_cases import (
 )
 from torch import Tensor
 
-from adapmixed.evaluation import Diagnosis, read_result
+from adapmixed.evaluation import Diagnosis, Evaluation, evaluate, read_result
 from adapmixed.evaluation.diagnostics import BINS, utility_terms
-from adapmixed.mechanisms import Unprotected
+from adapmixed.mechanisms import AdaPMixED, Mechanism, PMixED, Unprotected
 from adapmixed.privacy.budget import ShardBudget
 from adapmixed.rng import SeededRandom
 
 pytestmark = pytest.mark.usefixtures("demo_ensemble")
+
+INF = math.inf
+
+
+MIXING: dict[str, Mechanism] = {
+    "noisy": NOISY,
+    "unscreened": AdaPMixED(order=3.0, target_leakage=0.05, screen=None),
+    "always screened": AdaPMixED(order=3.0, target_leakage=0.05, screen="public", threshold=0.0),
+    "wide": AdaPMixED(order=2.0, target_leakage=50.0, screen=None),
+    "pmixed": PMixED(8.0, DELTA, 10_000, 6.0),
+}
+
+
+class TableEnsemble(FakeEnsemble):
+    """An ensemble whose logits (N, V, V) and (V, V) depend on the token read."""
+
+    def __init__(self, private: Tensor, public: Tensor) -> None:
+        super().__init__(len(private), public.shape[-1])
+        self.private, self.public = private, public
+
+    def logits(self, ids: Tensor, attention_mask: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        return self.private[:, ids], self.public[ids]
+
+
+def tables(seed: int, models: int = 3, vocab: int = 7) -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    public = torch.randn(vocab, vocab, generator=generator)
+    return public + torch.randn(models, vocab, vocab, generator=generator), public
+
+
+def random(seed: int) -> tuple[Tensor, Tensor]:
+    return tables(seed)
+
+
+def far(seed: int) -> tuple[Tensor, Tensor]:
+    private, public = tables(seed)
+    return 40.0 * private, public
+
+
+def equal(seed: int) -> tuple[Tensor, Tensor]:
+    """Return logits with λ = 1 everywhere."""
+    private, public = tables(seed)
+    return public.expand_as(private).clone(), public
+
+
+def one_apart(seed: int) -> tuple[Tensor, Tensor]:
+    private, public = equal(seed)
+    private[0] = 30.0 * tables(seed + 100)[0][0]
+    return private, public
+
+
+def masked(seed: int) -> tuple[Tensor, Tensor]:
+    """Return logits with p = 0 for some tokens in all models, and for some in all private ones."""
+    private, public = tables(seed)
+    private[:, :, 0] = public[:, 0] = -INF
+    private[:, :3, 1] = -INF
+    private[0, :, 2] = -INF
+    return private, public
+
+
+def masked_public(seed: int) -> tuple[Tensor, Tensor]:
+    """Return logits with q = 0 < p_j for some tokens, so that such a model has weight 0."""
+    private, public = tables(seed)
+    public[:4, 3] = -INF
+    private[1, :, 3] = -INF
+    return private, public
+
+
+def single(seed: int) -> tuple[Tensor, Tensor]:
+    return tables(seed, models=1)
+
+
+TABLES: list[Callable[[int], tuple[Tensor, Tensor]]] = [
+    random, far, equal, one_apart, masked, masked_public, single,
+]  # fmt: skip
+
+
+def diagnosed(
+    ensemble: Any, mechanisms: dict[str, Mechanism], tokens: list[int], **changed: Any
+) -> dict[str, Evaluation]:
+    settings: dict[str, Any] = dict(
+        delta=DELTA, rng=SeededRandom(5), block=20, memory_bytes=7, diagnostics=True
+    )
+    found = evaluate(ensemble, tokens, mechanisms, **(settings | changed))
+    return {one.name: one for one in found}
+
+
+def diagnosis(evaluation: Evaluation) -> Diagnosis:
+    assert evaluation.diagnosis is not None
+    return evaluation.diagnosis
 
 
 def at_most(least: float, most: float) -> bool:
@@ -141,7 +221,7 @@ def test_weights_charges_and_screening_are_those_of_the_proposals() -> None:
 
 def test_members_are_charged_until_their_shards_have_spent_their_budgets() -> None:
     runs = answer(diagnostics=True, runs=1)
-    one = next(one.evaluations[0] for one in runs if one.name == "budgeted")
+    one = next(one for one in runs if one.name == "budgeted")
     budget = ShardBudget.for_epsilon(EPSILONS["budgeted"], DELTA, 4.0).amount
     last = diagnosis(one).charges[-1][1]
     assert len(last) == 3 and 0 < max(last) <= budget
@@ -151,13 +231,13 @@ def test_members_are_charged_until_their_shards_have_spent_their_budgets() -> No
 
 def test_results_are_the_same_with_diagnostics() -> None:
     plain = answer()
-    assert all(e.diagnosis is None for one in plain for e in one.evaluations)
+    assert all(e.diagnosis is None for one in plain for e in one.runs)
     assert numbers(answer(diagnostics=True)) == numbers(plain)
 
 
 def test_interrupted_diagnostics_go_on_to_the_same_bits(tmp_path: Path) -> None:
     def found(runs: Any) -> list[Any]:
-        return [e.diagnosis for one in runs for e in one.evaluations]
+        return [e.diagnosis for one in runs for e in one.runs]
 
     reference, path = found(answer(diagnostics=True)), tmp_path / "result.json"
     assert None not in reference
@@ -169,8 +249,8 @@ def test_interrupted_diagnostics_go_on_to_the_same_bits(tmp_path: Path) -> None:
     with pytest.raises(KeyboardInterrupt):
         answer(path, diagnostics=True, progress=stop)
     half = read_result(path)
-    assert not half.complete and half.runs[2].evaluations[0].diagnosis == reference[2 * RUNS]
-    with pytest.raises(ValueError, match="diagnostics is null, but the file was begun with true"):
+    assert not half.complete and half.evaluations[2].diagnosis == reference[2 * RUNS]
+    with pytest.raises(ValueError, match="diagnostics is false, but the file was begun with true"):
         answer(path, resume=True)
     assert found(answer(path, resume=True, diagnostics=True)) == reference
-    assert found(read_result(path).runs) == reference
+    assert found(read_result(path).evaluations) == reference

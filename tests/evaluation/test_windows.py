@@ -11,7 +11,7 @@ import torch
 from fake_ensemble import FakeEnsemble
 from result_cases import DELTA, NOISY, stream
 
-from adapmixed.evaluation import evaluate, evaluate_runs, plan_runs
+from adapmixed.evaluation import evaluate, plan_runs
 from adapmixed.mechanisms import ClippedLogPool, Mechanism, PMixED, PublicOnly, Unprotected
 from adapmixed.rng import SeededRandom
 from adapmixed_lab.reproduce.published import PaperRule
@@ -80,13 +80,13 @@ def test_perplexity_of_sliding_windows(stride: int | None, memory_bytes: int) ->
         (dict(runs=4), "runs must be at most 3"),
         (dict(runs=2, queries=0), "queries must"),
         (dict(runs=3, queries=32), "runs must be at most 2"),
-        (dict(runs=2, block=200), "got only 100 tokens"),
+        (dict(runs=2, block=200), "runs must be at most 1, since 100 tokens"),
     ],
 )
 def test_refusals(settings: dict[str, Any], words: str) -> None:
     arguments: dict[str, Any] = dict(runs=1, delta=DELTA, rng=SeededRandom(0), block=32)
     with pytest.raises(ValueError, match=words):
-        evaluate_runs(FakeEnsemble(), stream(100), {"q": PublicOnly()}, **(arguments | settings))  # type: ignore[arg-type]
+        evaluate(FakeEnsemble(), stream(100), {"q": PublicOnly()}, **(arguments | settings))  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("stride", [None, 5])
@@ -126,7 +126,7 @@ def test_runs_answer_as_if_each_were_alone() -> None:
     settings: dict[str, Any] = dict(
         delta=DELTA, block=50, queries=90, epsilon={"pool": 8.0}, memory_bytes=1000
     )
-    runs = evaluate_runs(
+    runs = evaluate(
         FakeEnsemble(), tokens, mechanisms, runs=3, rng=SeededRandom(5), **settings,  # type: ignore[arg-type]
     )  # fmt: skip
     assert [one.name for one in runs] == list(mechanisms)
@@ -137,55 +137,37 @@ def test_runs_answer_as_if_each_were_alone() -> None:
             **settings,
         )  # type: ignore[arg-type]  # fmt: skip
         for run, one in zip(runs, alone, strict=True):
-            found = run.evaluations[number]
+            found = run.runs[number]
             assert (found.perplexity, found.guarantee, found.curve, found.screened) == (
                 one.perplexity, one.guarantee, one.curve, one.screened,
             )  # fmt: skip
     public, unprotected, noisy, pool, pmixed = runs
     for one in runs:
-        values = [e.perplexity for e in one.evaluations]
+        values = [e.perplexity for e in one.runs]
         mean = sum(values) / 3
         assert one.perplexity_mean == pytest.approx(mean, rel=1e-12)
         deviation = math.sqrt(sum((v - mean) ** 2 for v in values) / 2)
         assert one.perplexity_deviation == pytest.approx(deviation, rel=1e-9)
-        assert one.queries == 90 and [g.queries for g in one.guarantees] == [90] * 3
+        assert one.queries == 90 and [e.guarantee.queries for e in one.runs] == [90] * 3
     assert unprotected.epsilon_mean is None and unprotected.epsilon_deviation is None
     assert (public.epsilon_mean, public.epsilon_deviation) == (0.0, 0.0)
-    epsilons = [g.epsilon for g in noisy.guarantees]
+    epsilons = [e.guarantee.epsilon for e in noisy.runs]
     assert noisy.epsilon_mean == pytest.approx(statistics.fmean(epsilons))  # type: ignore[arg-type]
     assert noisy.epsilon_deviation == pytest.approx(statistics.stdev(epsilons))  # type: ignore[type-var]
     assert noisy.epsilon_deviation > 0
     # No run begins with what another one has spent.
-    for one, other in zip(pool.evaluations, public.evaluations, strict=True):
+    for one, other in zip(pool.runs, public.runs, strict=True):
         assert one.perplexities[0] != other.perplexities[0]
-    assert {g.method for g in pool.guarantees} == {"per-shard budget"}
+    assert {e.guarantee.method for e in pool.runs} == {"per-shard budget"}
     assert pmixed.epsilon_deviation == 0.0
 
 
 def test_one_run_and_infinite_perplexities_have_no_deviation() -> None:
     fake = FakeEnsemble()
     settings: dict[str, Any] = dict(delta=DELTA, rng=SeededRandom(0), block=10, memory_bytes=100)
-    (one,) = evaluate_runs(fake, stream(60), {"q": PublicOnly()}, runs=1, **settings)  # type: ignore[arg-type]
+    (one,) = evaluate(fake, stream(60), {"q": PublicOnly()}, runs=1, **settings)  # type: ignore[arg-type]
     assert one.perplexity_deviation is None and one.epsilon_deviation is None
-    assert one.perplexity_mean == one.evaluations[0].perplexity
+    assert one.perplexity_mean == one.perplexity
     fake._token[:, 2] = -math.inf
-    (two,) = evaluate_runs(fake, stream(60), {"q": PublicOnly()}, runs=2, **settings)  # type: ignore[arg-type]
+    (two,) = evaluate(fake, stream(60), {"q": PublicOnly()}, runs=2, **settings)  # type: ignore[arg-type]
     assert two.perplexity_mean == math.inf and two.perplexity_deviation is None
-
-
-def test_adjacencies_of_some_methods() -> None:
-    pools: dict[str, Mechanism] = {
-        name: ClippedLogPool(-0.5, 0.5, queries=200) for name in ("zero", "replaced")
-    }
-    zero, replaced = evaluate(
-        FakeEnsemble(), stream(101), pools, delta=DELTA, rng=SeededRandom(0), block=101,
-        adjacency={"replaced": "replace_one"}, memory_bytes=1000,
-    )  # type: ignore[arg-type]  # fmt: skip
-    assert zero.guarantee.adjacency == "zero_out"
-    assert replaced.guarantee.adjacency == "replace_one"
-    assert zero.perplexity == replaced.perplexity
-    with pytest.raises(ValueError, match=r"adjacency must name mechanisms .* got \['x'\]"):
-        evaluate(
-            FakeEnsemble(), stream(9), pools, delta=DELTA, rng=SeededRandom(0),
-            adjacency={"x": "zero_out"},
-        )  # type: ignore[arg-type]  # fmt: skip

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
+from dataclasses import replace
 from html.parser import HTMLParser
 from typing import Any
 
+import numpy as np
+
 from adapmixed.evaluation import Evaluation
+from adapmixed.evaluation.result import BLOCK
 from adapmixed.privacy import Guarantee
-from adapmixed.report import build_report
+from adapmixed.report import Report
 
 HOSTILE = '<script>alert("1")</script> $\\frac$ --> & id="x"'
 
@@ -73,21 +78,43 @@ SAMPLE = {
     "prompt": "The with statement",
     "text": " wraps <i>&amp;</i>",
     "guarantee": "ε = 1 & no more",
-    "method": "AdaPMixED",
-    "kind": "data-dependent, ex-post",
+    "mechanism": "AdaPMixED",
 }
 
 
-def build(evaluations: list[Evaluation] | None = None, **changes: Any) -> dict[str, Any]:
+def build(evaluations: list[Evaluation] | None = None, **changes: Any) -> Report:
     arguments: dict[str, Any] = {
         "config": {"order": math.inf, "seed": 0},
         "environment": {"torch": "2"},
     }
-    return build_report(evaluations or every_kind(), **(arguments | changes))
+    return Report(evaluations or every_kind(), **(arguments | changes))
 
 
-def by_name(report: dict[str, Any]) -> dict[str, dict[str, Any]]:
-    return {method["name"]: method for method in report["methods"]}
+def by_name(report: Report) -> dict[str, dict[str, Any]]:
+    return {method["name"]: method for method in report.to_json()["methods"]}
+
+
+PUBLIC = np.log(60.0)
+
+
+def lossy(name: str, kind: str, losses: Sequence[float], **given: Any) -> Evaluation:
+    """Return a method with these mean losses of successive blocks of `BLOCK` tokens."""
+    means = np.cumsum(losses) / np.arange(1, len(losses) + 1)
+    found = evaluation(name, kind, perplexity=math.exp(means[-1]), **given)
+    points = tuple((BLOCK * (i + 1), math.exp(mean)) for i, mean in enumerate(means))
+    guarantee = replace(found.guarantee, budget=20_000 if kind == "fixed" else None)
+    return replace(found, perplexities=points, queries=points[-1][0], guarantee=guarantee)
+
+
+def compared_methods(
+    gain: Sequence[float], kept: Sequence[float], name: str = "pool"
+) -> list[Evaluation]:
+    """Return the public model, the ensemble that gains this much, and a private method."""
+    return [
+        lossy("public", "public", [PUBLIC] * len(gain), epsilon=0.0),
+        lossy("unprotected", "none", [PUBLIC - one for one in gain]),
+        lossy(name, "fixed", [PUBLIC - one for one in kept], epsilon=3.0),
+    ]
 
 
 class Page(HTMLParser):

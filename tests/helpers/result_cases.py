@@ -5,11 +5,12 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import torch
 from fake_ensemble import FakeEnsemble
 
-from adapmixed.evaluation import Runs, evaluate_runs
+from adapmixed.evaluation import Evaluation, evaluate, loop
 from adapmixed.mechanisms import (
     AdaPMixED,
     ClippedLogPool,
@@ -51,8 +52,9 @@ def answer(
     rng: SecureRandom | SeededRandom | None = None,
     ensemble: FakeEnsemble | None = None,
     length: int = 100,
+    save_seconds: float = 0.0,
     **changed: Any,
-) -> list[Runs]:
+) -> list[Evaluation]:
     settings: dict[str, Any] = dict(
         tokens=stream(length),
         mechanisms=MECHANISMS,
@@ -64,16 +66,16 @@ def answer(
         epsilon=EPSILONS,
         memory_bytes=12,
         result=result,
-        save_seconds=0.0,
     )
-    return evaluate_runs(ensemble or FakeEnsemble(), **(settings | changed))  # type: ignore[arg-type]
+    with patch.object(loop, "SAVE_SECONDS", save_seconds):
+        return evaluate(ensemble or FakeEnsemble(), **(settings | changed))  # type: ignore[arg-type]
 
 
-def numbers(runs: list[Runs] | tuple[Runs, ...]) -> list[Any]:
+def numbers(evaluations: list[Evaluation]) -> list[Any]:
     """Return all numbers but the times."""
     return [
-        (one.name, e.perplexity, e.queries, e.guarantee, e.screened, e.curve, e.perplexities,
+        (e.name, e.perplexity, e.queries, e.guarantee, e.screened, e.curve, e.perplexities,
          dict(e.breakdown))
-        for one in runs
-        for e in one.evaluations
+        for one in evaluations
+        for e in one.runs
     ]  # fmt: skip

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -16,7 +17,7 @@ from rank_cases import Group, in_ranks, result, started, write_models
 from result_cases import DELTA, EPSILONS, MECHANISMS, numbers
 
 from adapmixed.ensemble import Ensemble
-from adapmixed.evaluation import evaluate_runs, read_result
+from adapmixed.evaluation import evaluate, loop, read_result
 from adapmixed.ranks import ALONE, Ranks
 from adapmixed.rng import SeededRandom
 
@@ -38,13 +39,13 @@ def answer(
     progress: Callable[[int, int], None] | None = None,
 ) -> list[Any]:
     ensemble = Ensemble.from_pretrained(models / "base", models / "ensemble", ranks=ranks)
-    return numbers(
-        evaluate_runs(
+    with patch.object(loop, "SAVE_SECONDS", 0.0):
+        found = evaluate(
             ensemble, TOKENS, MECHANISMS, runs=RUNS, queries=QUERIES, delta=DELTA,
             rng=SeededRandom(3), block=BLOCK, epsilon=EPSILONS, result=path,
-            resume=path is not None, save_seconds=0.0, progress=progress,
-        )
-    )  # fmt: skip
+            resume=path is not None, progress=progress,
+        )  # fmt: skip
+    return numbers(found)
 
 
 def killed(

@@ -1,20 +1,33 @@
-"""The report: its strict JSON, its table and its files."""
+"""The report: its strict JSON, its tables, its verdict and its file."""
 
 from __future__ import annotations
 
 import json
 import math
+import platform
 import re
 from dataclasses import replace
 from decimal import Decimal
 from pathlib import Path
 from typing import NoReturn
 
+import numpy as np
 import pytest
-from report_cases import SAMPLE, build, by_name, evaluation, every_kind
+from report_cases import (
+    PUBLIC,
+    SAMPLE,
+    build,
+    by_name,
+    compared_methods,
+    evaluation,
+    every_kind,
+    lossy,
+)
 
-from adapmixed.report import build_report, environment, table, write_report
-from adapmixed.report.view import NEIGHBOUR_LABELS
+from adapmixed.evaluation import Evaluation
+from adapmixed.evaluation.result import gain_kept
+from adapmixed.report import environment
+from adapmixed.report.table import NEIGHBOUR_LABELS
 from adapmixed_lab.figures.figures import draw
 from adapmixed_lab.figures.html import render
 
@@ -24,7 +37,7 @@ def not_strict(constant: str) -> NoReturn:
 
 
 def test_every_method_has_every_field() -> None:
-    report = build(sample=SAMPLE)
+    report = build(sample=SAMPLE).to_json()
     assert list(report) == ["format_version", "methods", "sample", "environment", "config"]
     assert report["format_version"] == 2
     assert report["sample"] == SAMPLE
@@ -39,27 +52,23 @@ def test_every_method_has_every_field() -> None:
         assert method["guarantee"] == str(source.guarantee) != ""
         assert method["kind"] == source.guarantee.kind
         assert method["curve"][-1][0] == method["queries"] == 120
-    unprotected = by_name(report)["unprotected"]
+    unprotected = by_name(build())["unprotected"]
     assert unprotected["epsilon"] is None
     assert "no privacy guarantee" in unprotected["guarantee"]
     assert all(epsilon is None for _, epsilon in unprotected["curve"])
-    assert build()["sample"] is None
+    assert build().to_json()["sample"] is None
 
 
-@pytest.mark.slow
-def test_written_json_is_strict_and_reads_back(tmp_path: Path) -> None:
+def test_written_json_is_strict(tmp_path: Path) -> None:
     report = build(sample=SAMPLE)
-    path = write_report(report, tmp_path)
+    path = report.write(tmp_path / "new")
     assert path.stat().st_mode & 0o077 == 0
     read = json.loads(path.read_text(encoding="utf-8"), parse_constant=not_strict)
-    assert read == report
-    assert list(read) == list(report)
-    lost = by_name(read)["lost"]
+    assert read == report.to_json() and list(read) == list(report.to_json())
+    lost = {one["name"]: one for one in read["methods"]}["lost"]
     assert lost["perplexity"] == lost["epsilon"] == lost["curve"][-1][1] == "inf"
     assert read["config"]["order"] == "inf"
     assert "ε" in path.read_text(encoding="utf-8")
-    assert table(read) == table(report)
-    assert render(read) == render(report)
 
 
 def test_change_is_against_the_public_method() -> None:
@@ -70,40 +79,16 @@ def test_change_is_against_the_public_method() -> None:
     assert methods["lost"]["change"] == "inf"
     # The kind of the guarantee decides, not the name.
     without = build([evaluation("public", "fixed", epsilon=1.0), evaluation("other", "none")])
-    assert [m["change"] for m in without["methods"]] == [None, None]
+    assert [m["change"] for m in without.to_json()["methods"]] == [None, None]
     infinite = build([evaluation("public", "public", epsilon=0.0, perplexity=math.inf)])
-    assert infinite["methods"][0]["change"] is None
-
-
-@pytest.mark.parametrize("points", [1, 2, 199, 200, 201, 400, 5003])
-def test_long_curves_are_thinned_but_keep_their_end(points: int) -> None:
-    source = evaluation("m", "fixed", epsilon=2.0, points=points)
-    curve = build([source])["methods"][0]["curve"]
-    assert len(curve) == min(points, 200)
-    assert curve[0] == list(source.curve[0]) and curve[-1] == list(source.curve[-1])
-    assert all(a[0] < b[0] for a, b in zip(curve, curve[1:], strict=False))
-    assert {tuple(point) for point in curve} <= set(source.curve)
+    assert by_name(infinite)["public"]["change"] is None
 
 
 def test_what_cannot_be_reported_is_refused() -> None:
-    with pytest.raises(ValueError, match="at least one"):
-        build_report([], config={}, environment={})
-    with pytest.raises(ValueError, match="distinct names"):
-        build([evaluation("a", "none"), evaluation("a", "none")])
-    with pytest.raises(ValueError, match="m.perplexity must not be NaN"):
-        build([evaluation("m", "none", perplexity=math.nan)])
+    with pytest.raises(ValueError, match=r"methods\[0\].perplexity must not be NaN"):
+        build([evaluation("m", "none", perplexity=math.nan)]).to_json()
     with pytest.raises(ValueError, match=r"config\.a\[1\] must be a JSON value, got \w*Path"):
-        build(config={"a": [1, Path("x")]})
-    with pytest.raises(ValueError, match="'guarantee'"):
-        build(sample={"text": "x"})
-    with pytest.raises(ValueError, match="'guarantee'"):
-        build(sample={"text": "x", "guarantee": " "})
-    with pytest.raises(ValueError, match="'kind'"):
-        build(sample={"text": "x", "guarantee": "y", "kind": "good"})
-    for view in (table, render):
-        for version in (1, 3):  # an older version, and a newer one
-            with pytest.raises(ValueError, match=f"format_version must be 2, got {version}"):
-                view(build() | {"format_version": version})
+        build(config={"a": [1, Path("x")]}).to_json()
 
 
 def test_environment_names_versions_but_no_machine(tmp_path: Path) -> None:
@@ -111,9 +96,7 @@ def test_environment_names_versions_but_no_machine(tmp_path: Path) -> None:
     assert {"adapmixed", "python", "torch", "transformers", "peft", "numpy"} <= set(values)
     assert {"machine", "processor", "processors", "build"} <= set(values)
     assert values["torch"] and values["peft"]
-    import platform
-
-    text = json.dumps(build(environment=values)["environment"])
+    text = json.dumps(build(environment=values).to_json()["environment"])
     assert "/" not in text
     if len(platform.node()) > 3:
         assert platform.node() not in text
@@ -125,7 +108,7 @@ def cells(text: str, name: str) -> list[str]:
 
 
 def test_table_says_what_is_known_and_what_is_not() -> None:
-    text = table(build())
+    text = build().text()
     assert cells(text, "public") == ["public", "60.00", "0.0%", "-", "0", "-", "public"]
     assert cells(text, "unprotected")[1:] == ["45.00", "-25.0%", "-", "-", "-", "none"]
     assert cells(text, "PMixED")[4:] == ["8", "120 tokens", "fixed, zero-out"]
@@ -145,7 +128,7 @@ def test_every_epsilon_is_shown_with_its_neighbours() -> None:
         source = evaluation("m", "fixed", epsilon=1.0)
         other = replace(source, guarantee=replace(source.guarantee, adjacency=way))
         report = build([other])
-        assert cells(table(report), "m")[6] == f"fixed, {words}"
+        assert cells(report.text(), "m")[6] == f"fixed, {words}"
         assert f"<td>{words}</td>" in render(report)
         seen.append([drawing.svg for drawing in draw(report)])
     assert list(NEIGHBOUR_LABELS) == ["zero_out", "add_remove", "replace_one"]
@@ -160,9 +143,9 @@ def test_a_method_that_screens_shows_a_share_of_zero() -> None:
 
 
 def test_table_passes_no_control_characters_on() -> None:
-    text = table(build([evaluation("a\x1b[2J\nb", "none")]))
+    text = build([evaluation("a\x1b[2J\nb", "none")]).text()
     assert "\x1b" not in text
-    assert len(text.splitlines()[2].split("  ")[0]) == len("a.[2J.b")
+    assert len(text.splitlines()[4].split("  ")[0]) == len("a.[2J.b")
 
 
 @pytest.mark.parametrize(
@@ -171,7 +154,7 @@ def test_table_passes_no_control_characters_on() -> None:
 @pytest.mark.slow
 def test_epsilon_is_rounded_up(epsilon: float) -> None:
     source = evaluation("m", "fixed", epsilon=epsilon)
-    shown = cells(table(build([source])), "m")[4]
+    shown = cells(build([source]).text(), "m")[4]
     assert Decimal(shown) >= Decimal(epsilon)
     assert Decimal(shown) <= Decimal(epsilon) * Decimal("1.001")
     # The sentence and the table never disagree.
@@ -183,7 +166,7 @@ def test_epsilon_is_rounded_up(epsilon: float) -> None:
 def test_delta_is_not_rounded(delta: float) -> None:
     source = evaluation("m", "fixed", epsilon=3.0)
     source = replace(source, guarantee=replace(source.guarantee, delta=delta))
-    assert f"at δ = {delta!r}, a guarantee" in " ".join(table(build([source])).split())
+    assert f"at δ = {delta!r}, a guarantee" in " ".join(build([source]).text().split())
     assert f'<td class="number">{delta}</td>' in render(build([source]))
 
 
@@ -193,5 +176,69 @@ def test_a_failed_write_leaves_no_remains(tmp_path: Path, monkeypatch: pytest.Mo
 
     monkeypatch.setattr("adapmixed.files.os.replace", fail)
     with pytest.raises(OSError, match="disk full"):
-        write_report(build(), tmp_path)
+        build().write(tmp_path)
     assert list(tmp_path.iterdir()) == []
+
+
+def last_line(evaluations: list[Evaluation]) -> str:
+    return build(evaluations).text().splitlines()[-1]
+
+
+def test_the_verdict_names_the_tokens_of_epsilon_and_not_those_scored() -> None:
+    random = np.random.default_rng(3)
+    gain = (0.3 + 0.05 * random.standard_normal(16)).tolist()
+    evaluations = compared_methods(gain, [0.3 * one + 0.01 for one in gain])
+    found = gain_kept(evaluations[2], evaluations[0], evaluations[1])
+    assert found is not None
+    band = math.ceil(200 * found[1])
+    assert last_line(evaluations) == (
+        f"pool keeps {100 * found[0]:.0f} % ± {band} of what the unprotected ensemble gains, at "
+        "ε = 3 for 20,000 tokens."
+    )
+    table = build(evaluations).text().split("\n\n")[1].splitlines()
+    assert all(len(line.split("  ")) >= 7 for line in table[:1]) and len(table[1].split()) == 7
+    assert "20,000 tokens" in table[-1] and "1,024" not in table[-1]
+    budgeted = replace(evaluations[2].guarantee, method="per-shard budget", budget=None)
+    spent = replace(evaluations[2], guarantee=budgeted)
+    assert last_line([*evaluations[:2], spent]).endswith("at ε = 3 for any number of tokens.")
+    both = build([replace(one, further=(one,)) for one in evaluations]).text().splitlines()
+    assert both[-1].endswith("at ε = 3 for 20,000 tokens.")
+
+
+def test_the_best_reference_is_named_and_a_loss_is_no_gain() -> None:
+    gain = [0.2] * 16
+    evaluations = compared_methods(gain, [-0.02] * 16)
+    better = lossy("pool, κ = 2", "none", [PUBLIC - 0.4] * 16)
+    unsure = lossy("pool, κ = 4", "none", [PUBLIC - 1.5, PUBLIC + 0.6] * 8)  # 0.45, or nothing
+    ada = lossy("ada", "data-dependent, ex-post", [PUBLIC - 0.1] * 16, epsilon=4.0)
+    lines = build([*evaluations, unsure, better, ada]).text().splitlines()
+    assert lines[-2:] == [
+        "pool keeps nothing (-5 % ± 1) of what 'pool, κ = 2' gains, at ε = 3 for 20,000 tokens.",
+        "ada keeps 25 % ± 1 of what 'pool, κ = 2' gains, at ε = 4 (a private number) for 1,024 "
+        "tokens.",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("gain", "words"),
+    [
+        ([0.3] * 7, "that takes 512 scored tokens."),
+        (
+            [-0.1] * 16,
+            "on this text the unprotected ensemble gains nothing over the public model (perplexity "
+            "+10.5% [+10.5, +10.5]).",
+        ),
+        (
+            [0.5, -0.45] * 8,
+            "on this text the gain of the unprotected ensemble cannot be told from zero (perplexity"
+            " -2.5% ",
+        ),
+    ],
+)
+def test_without_a_gain_there_is_no_share(gain: list[float], words: str) -> None:
+    evaluations = compared_methods(gain, [0.01] * len(gain))
+    assert last_line(evaluations).startswith(f"No share of the gain is stated: {words}")
+    kept = [method["kept"] for method in build(evaluations).to_json()["methods"]]
+    assert kept == [None, *[{"of": "unprotected", "share": None, "error": None}] * 2]
+    for left_out in range(3):  # no reference, or no ε
+        assert "gain is" not in last_line(evaluations[:left_out] + evaluations[left_out + 1 :])

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from adapmixed.commands.options import add_options, as_typed, option
+from adapmixed.commands.options import add_options, as_typed, check_alone, option
 from adapmixed.commands.serving import add_serving_options, opened, shape_of
 from adapmixed.limits import check_count
 
@@ -46,10 +46,8 @@ def add_parser(commands: Any) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Read lines and write answers."""
     from adapmixed.errors import BudgetSpentError
-    from adapmixed.ranks import Place
 
-    if Place.from_environment().world > 1:
-        raise ValueError("chat must run in one process: only one process reads the terminal")
+    check_alone("chat")
     check_count("--turns", arguments.turns)
     if arguments.plain and arguments.system is not None:
         raise ValueError(f"--system does not apply to --plain, got {arguments.system!r}")
@@ -76,7 +74,7 @@ def run(arguments: argparse.Namespace) -> int:
             except BudgetSpentError:
                 raise  # no later line can be answered
             except ValueError as error:  # nothing was charged, for instance if the window is full
-                print(f"adapmixed chat: {as_typed(str(error))}", file=sys.stderr)
+                print(f"adapmixed chat: {as_typed(str(error), arguments.options)}", file=sys.stderr)
                 continue
             answer = ""
             for piece in pieces:

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from adapmixed.commands.mechanisms import add_mechanism_options
-from adapmixed.commands.options import SharedOptions, add_options, quiet_libraries
+from adapmixed.commands.options import SharedOptions, add_options, check_alone, quiet_libraries
 from adapmixed.commands.placing import check_device, load_ensemble
 from adapmixed.commands.serving import mechanism_for
 
@@ -51,16 +51,15 @@ def run(arguments: argparse.Namespace) -> int:
     """Print the continuations of every prompt in three columns."""
     mechanism = mechanism_for(arguments, max(arguments.max_new_tokens, 1))
     check_device(arguments)
+    check_alone("compare")
     quiet_libraries()
     from adapmixed.generation import PrivateGenerator
     from adapmixed.mechanisms import PublicOnly, Unprotected
     from adapmixed.privacy import Accountant
-    from adapmixed.ranks import ALONE, Place
+    from adapmixed.ranks import ALONE
     from adapmixed.report import aligned
     from adapmixed.rng import SeededRandom
 
-    if Place.from_environment().world > 1:
-        raise ValueError("compare must run in one process, got several ranks")
     ensemble = load_ensemble(arguments, ALONE)
     seed = int.from_bytes(os.urandom(8)) if arguments.seed is None else arguments.seed
 

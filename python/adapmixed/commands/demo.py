@@ -18,7 +18,6 @@ from adapmixed.commands.options import (
     quiet_libraries,
     random_source,
 )
-from adapmixed.limits import QUESTIONS
 
 if TYPE_CHECKING:
     from adapmixed.mechanisms import Mechanism
@@ -43,12 +42,6 @@ class DemoOptions:
     )
     queries: int = option("tokens that each method answers", 1024)
     seed: int = option("seed of the evaluation's randomness", 0)
-    diagnostics: bool = option(
-        "add the utility theorem, and weights and privacy losses of single models over time"
-    )
-    adjacency: str = option(
-        "neighbouring relation of the guarantees", "zero_out", choices=QUESTIONS
-    )
 
 
 def add_parser(commands: Any) -> None:
@@ -66,39 +59,24 @@ def add_parser(commands: Any) -> None:
     parser.set_defaults(run=run)
 
 
-def methods(queries: int, num_models: int, adjacency: str = "zero_out") -> dict[str, Mechanism]:
+def methods(queries: int, num_models: int) -> dict[str, Mechanism]:
     """Return the methods to compare; fixed guarantees are planned for `queries` tokens."""
     from adapmixed.mechanisms import AdaPMixED, PMixED, PublicOnly, Unprotected
     from adapmixed.mechanisms.planned import planned
     from adapmixed.privacy.planner import chosen
 
-    order = 3.0 if adjacency == "zero_out" else 10.0  # two conversions to (ε, δ) cost more
     found: dict[str, Mechanism] = {
         "public": PublicOnly(),
         "unprotected": Unprotected(),
-        "pmixed": PMixED(8.0, DELTA, queries, order, adjacency=adjacency),
+        "pmixed": PMixED(8.0, DELTA, queries, 3.0),
         "adapmixed": AdaPMixED(order=18.0, target_leakage=0.1),
     }
     clipped = {
         f"{one.mechanism}, ε ≤ {epsilon:g}": planned(one)
         for epsilon in BUDGETS
-        for one in chosen(epsilon, DELTA, num_models, queries, adjacency)
+        for one in chosen(epsilon, DELTA, num_models, queries)
     }
     return found | dict(sorted(clipped.items()))
-
-
-def _pools() -> dict[str, Mechanism]:
-    """Return pools without protection, of which the best one is shown as a reference."""
-    from adapmixed.mechanisms import UnprotectedPool
-
-    return {f"unprotected pool, κ = {scale:g}": UnprotectedPool(scale) for scale in POOL_SCALES}
-
-
-def left_out(compared: dict[str, Mechanism], adjacency: str) -> dict[str, str]:
-    """Return the methods that have no guarantee under this adjacency, each with the reason."""
-    if adjacency != "replace_one":
-        return {}
-    return {name: one.no_replacement for name, one in compared.items() if one.no_replacement}
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -117,8 +95,8 @@ def run(arguments: argparse.Namespace) -> int:
     from adapmixed.data.demo import demo_base
     from adapmixed.ensemble import Ensemble
     from adapmixed.evaluation import evaluate
-    from adapmixed.mechanisms import Unprotected
-    from adapmixed.report import build_report, environment, report_text
+    from adapmixed.mechanisms import Unprotected, UnprotectedPool
+    from adapmixed.report import Report, environment
     from adapmixed.training.demo import CONFIG, NUM_MODELS, train_demo, train_whole
 
     base = str(arguments.base or demo_base())
@@ -133,11 +111,9 @@ def run(arguments: argparse.Namespace) -> int:
     say("3 of 5: train one adapter on all text, a reference without privacy")
     whole = Ensemble.from_pretrained(base, train_whole(arguments.out, base))
     ensemble = Ensemble.from_pretrained(base, folder)
-    adjacency = arguments.adjacency
-    compared = methods(arguments.queries, ensemble.num_models, adjacency)
-    missing = left_out(compared, adjacency)
-    compared = {name: one for name, one in compared.items() if name not in missing}
-    pools = _pools()
+    compared = methods(arguments.queries, ensemble.num_models)
+    # References without protection, of which the best one is shown.
+    pools = {f"unprotected pool, κ = {scale:g}": UnprotectedPool(scale) for scale in POOL_SCALES}
     say(f"4 of 5: score {arguments.queries:,} tokens with {len(compared | pools) + 1} methods")
     update, close = progress_bar(arguments.queries, "token")
     evaluations = evaluate(
@@ -147,9 +123,7 @@ def run(arguments: argparse.Namespace) -> int:
         delta=DELTA,
         rng=random_source(arguments.seed),
         queries=arguments.queries,
-        adjacency=adjacency,
         progress=update,
-        diagnostics=arguments.diagnostics,
     )
     close()
     best = min(evaluations, key=lambda one: one.perplexity if one.name in pools else math.inf)
@@ -164,7 +138,7 @@ def run(arguments: argparse.Namespace) -> int:
     )
     evaluations[2:2] = [best, *alone]  # after the public and the unprotected line
     say("5 of 5: draw a sample, and write the report")
-    report = build_report(
+    report = Report(
         evaluations,
         config={
             "command": "demo",
@@ -172,32 +146,20 @@ def run(arguments: argparse.Namespace) -> int:
             "text": "held-out topics",
             "num_models": ensemble.num_models,
             "queries": arguments.queries,
-            "adjacency": adjacency,
+            "adjacency": "zero_out",
             "mechanisms": {name: repr(m) for name, m in compared.items()},
             "randomness": f"seeded ({arguments.seed}) for the evaluation, system for the sample",
         },
         environment=environment(),
-        sample=_sample(ensemble, compared, adjacency),
+        sample=_sample(ensemble, compared),
     )
-    _write(report, arguments.out)
-    print(f"\n{report_text(report)}\n")
-    for name, reason in missing.items():
-        print(f"{name} is left out: {reason}")
+    try:
+        print(f"wrote {page_writer()(report, arguments.out)[1]}")
+    except ValueError as error:
+        print(f"wrote {report.write(arguments.out)}; report.html is left out: {error}")
+    print(f"\n{report.text()}\n")
     print(f"took {time.perf_counter() - started:.0f} s")
     return 0
-
-
-def _write(report: dict[str, object], folder: Path) -> None:
-    """Write report.json and, if matplotlib is there, report.html."""
-    from adapmixed.report import write_report
-
-    print(f"wrote {write_report(report, folder)}")
-    try:
-        write_page = page_writer()
-    except ValueError as error:
-        print(f"{folder / 'report.html'} is left out: {error}")
-        return
-    print(f"wrote {write_page(report, folder)[1]}")
 
 
 def _tokens(base: str, queries: int) -> list[int]:
@@ -215,18 +177,14 @@ def _tokens(base: str, queries: int) -> list[int]:
     return tokens
 
 
-def _sample(ensemble: Any, compared: dict[str, Mechanism], adjacency: str) -> dict[str, str]:
+def _sample(ensemble: Any, compared: dict[str, Mechanism]) -> dict[str, str]:
     """Return a short private continuation and its guarantee, drawn without a seed."""
     from adapmixed.generation import PrivateGenerator
     from adapmixed.privacy import Accountant
 
-    name = next(name for name in compared if name.startswith(("adapmixed", "clipped")))
-    mechanism = compared[name]
-    accountant = Accountant(DELTA, adjacency=adjacency)
+    mechanism, accountant = compared["adapmixed"], Accountant(DELTA)
     generator = PrivateGenerator(ensemble, mechanism, accountant)
-    (text,) = generator.generate(
-        PROMPT, max_new_tokens=min(SAMPLE_TOKENS, mechanism.planned_queries or SAMPLE_TOKENS)
-    )
+    (text,) = generator.generate(PROMPT, max_new_tokens=SAMPLE_TOKENS)
     return {
         "prompt": PROMPT,
         "text": text,

@@ -1,6 +1,7 @@
 """``adapmixed doctor``: print versions, build facts, hardware, and what a model can share."""
 
 import argparse
+import json
 from typing import Any
 
 TESTED_TRANSFORMERS = ("5.23", "5.24")
@@ -23,35 +24,26 @@ def add_parser(commands: Any) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Print a line for every fact."""
-    from adapmixed.commands.options import print_facts, say_hub
+    """Print the facts as JSON."""
+    from adapmixed.commands.options import say_hub
 
     if arguments.base is not None:
         say_hub(arguments.base)
-    print_facts(installed())
-    if arguments.base is not None:
-        print_facts(sharing(arguments.base))
+    facts = installed() | ({} if arguments.base is None else sharing(arguments.base))
+    print(json.dumps(facts, indent=2, ensure_ascii=False, default=str))
     return 0
 
 
 def installed() -> dict[str, object]:
-    """Return the facts of a report's environment, and those of the build and the GPU."""
+    """Return the facts of a report's environment, and those of the GPUs."""
     import torch
 
-    from adapmixed.report.build import environment
+    from adapmixed.report import environment
 
     facts = environment()
-    build: Any = facts.pop("build")
-    gpus = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
     tested = ".".join(str(facts["transformers"]).split(".")[:2]) in TESTED_TRANSFORMERS
-    return {
-        **facts,
-        "transformers_is_tested": tested,
-        "compiler": build["compiler"],
-        "instruction_set": build["instruction_set"],
-        "CUDA_kernels": build["cuda"],
-        "GPU": ", ".join(gpus) or None,
-    }
+    gpus = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
+    return {**facts, "transformers_is_tested": tested, "gpus": gpus}
 
 
 def sharing(base: str) -> dict[str, object]:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import argparse
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 from adapmixed.commands.mechanisms import (
     CHOOSING,
@@ -100,10 +100,8 @@ def _run(arguments: argparse.Namespace, ranks: Ranks) -> int:
     write_page = page_writer() if arguments.report is not None and ranks.is_main else None
     quiet_libraries()
     from adapmixed.data.text import read_text
-    from adapmixed.evaluation import evaluate_runs, plan_runs
-    from adapmixed.report import build_report, environment, report_json, report_text
-    from adapmixed.report.runs import runs_entry
-    from adapmixed.report.training import training_losses
+    from adapmixed.evaluation import evaluate, plan_runs
+    from adapmixed.report import Report, environment, training_losses
     from adapmixed.training.blocks import token_stream
 
     documents = read_text(arguments.text, name="--text")
@@ -117,37 +115,30 @@ def _run(arguments: argparse.Namespace, ranks: Ranks) -> int:
     asked = _mechanisms(arguments, total)
     losses = training_losses(Path(arguments.ensemble))  # raises before the models run
     update, close = progress_bar(total * arguments.runs, "token", shown=ranks.is_main)
-    runs = evaluate_runs(
+    names = "delta adjacency result resume diagnostics active"
+    found = evaluate(
         ensemble,
         tokens,
         asked,
         **cut,
-        delta=arguments.delta,
+        **{name: getattr(arguments, name) for name in names.split()},
         rng=random_source(arguments.seed),
         epsilon={name: _epsilon(arguments, one) for name, one in asked.items()},
-        adjacency=arguments.adjacency,
         memory_bytes=arguments.memory,
         progress=update,
-        result=arguments.result,
-        resume=arguments.resume,
-        diagnostics=arguments.diagnostics,
-        active=arguments.active,
     )
     close()
     if not ranks.is_main:
         return 0
-    evaluations = [one.evaluations[0] for one in runs]
     config = _config(arguments, asked, total, ensemble)
-    report = build_report(evaluations, config=config, environment=environment(), training=losses)
-    if arguments.runs > 1:
-        report["runs"] = runs_entry(runs)
-    print(f"{CHOOSING}\n\n{report_text(report)}")
+    report = Report(found, config, environment(), training=losses)
+    print(f"{CHOOSING}\n\n{report.text()}")
     if arguments.seed is not None:
         # A seed repeats the evaluation, but not its speed.
-        methods = cast("list[dict[str, Any]]", report["methods"])
-        report["methods"] = [one | {"tokens_per_second": None} for one in methods]
+        found = [replace(one, tokens_per_second=None) for one in found]
+        report = replace(report, evaluations=found)
     if arguments.json is not None:
-        write_private(arguments.json, report_json(report))
+        write_private(arguments.json, report.json_text())
     if write_page is not None:
         print(f"wrote {write_page(report, arguments.report, figures=True)[1]}", file=sys.stderr)
     return 0

@@ -64,7 +64,6 @@ def run(arguments: argparse.Namespace) -> int:
     """
     if arguments.action == "export":
         return _export(arguments.path)
-    from adapmixed.commands.options import print_facts
     from adapmixed.errors import LedgerCorruptError
     from adapmixed.privacy import read_ledger
     from adapmixed.privacy.register import together
@@ -91,7 +90,10 @@ def run(arguments: argparse.Namespace) -> int:
         print(json.dumps(facts, indent=2, ensure_ascii=False, allow_nan=False))
         return 0
     guarantee = facts.pop("guarantee", None)
-    print_facts(facts)
+    words = {True: "yes", None: "-"}
+    for name, value in facts.items():
+        said = words[value] if value is None or value is True else value
+        print(f"{name.replace('_', ' ')}: {said}")
     if guarantee is not None:
         print(f"All lines above are for the operator only.\nguarantee: {guarantee}")
     return 0

@@ -6,7 +6,7 @@ import argparse
 import os
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -23,26 +23,12 @@ PRESETS = ("wikitext-103", "one-billion-word", "pubmed", "air-dialogue")
 LINE_SECONDS = 30.0
 """Seconds between two lines of a progress without a terminal."""
 
-# Arguments in Python that errors begin with, and their options on the command line.
 _TYPED = {
-    "memory_bytes": "--memory",
-    "max_new_tokens": "--max-new-tokens",
-    "stop_strings": "--stop",
-    "temperature": "--temperature",
-    "top_k": "--top-k",
-    "epsilon": "--epsilon",
-    "delta": "--delta",
-    "adjacency": "--adjacency",
-    "periods": "--periods",
-    "corpus": "--corpus",
-    "base": "--base",
-    "block_size": "--block-size",
-    "adapt": "--adapt",
-    "validation_fraction": "--training: validation_fraction",
-    "split": "--split",
-    "chat_column": "--chat-column",
-    "result": "--result",
+    "memory_bytes": "memory",
+    "stop_strings": "stop",
+    "validation_fraction": "training: validation_fraction",
 }
+"""Arguments in Python whose options have other names."""
 
 
 def option(help: str, default: Any = None, **more: Any) -> Any:
@@ -96,10 +82,11 @@ def add_options(
     return target
 
 
-def as_typed(message: str) -> str:
-    """Return an error message with the option's name instead of the argument's."""
-    name, rest = (*message.split(" ", 1), "")[:2]
-    return f"{_TYPED[name]} {rest}" if name in _TYPED else message
+def as_typed(message: str, options: Collection[str]) -> str:
+    """Return an error message with the option's name, if there is one, for the argument's."""
+    name, _, rest = message.partition(" ")
+    option = f"--{_TYPED.get(name) or name.replace('_', '-')}"
+    return f"{option} {rest}" if option.split(":")[0] in options else message
 
 
 def unknown_options(names: Sequence[str]) -> str:
@@ -240,12 +227,12 @@ def write_private(path: Path, text: str) -> None:
         file.write(text)
 
 
-def print_facts(facts: Mapping[str, object]) -> None:
-    """Print a line for every fact."""
-    words = {True: "yes", False: "no", None: "-"}
-    for name, value in facts.items():
-        said = words[value] if value is None or isinstance(value, bool) else value
-        print(f"{name.replace('_', ' ')}: {said}")
+def check_alone(command: str) -> None:
+    """Raise ValueError if this process is one of several of `torchrun`."""
+    from adapmixed.ranks import Place
+
+    if (world := Place.from_environment().world) > 1:
+        raise ValueError(f"{command} must run in one process, got {world} ranks")
 
 
 def say_hub(base: str) -> None:

@@ -89,15 +89,13 @@ def run(arguments: argparse.Namespace) -> int:
         found = read_manifest(arguments.ensemble)
         arguments.models, unit = len(found.members), found.unit
         arguments.unit = "shard" if unit is None else repr(unit)
+    inverse = arguments.lower is not None
     missing = [name for name in _ASKED if getattr(arguments, name) is None]
     given = [name for name in ("save", "mechanism", "all") if getattr(arguments, name)]
     given += ["periods"] if arguments.periods != 1 else []
-    if (arguments.lower is None) != (arguments.upper is None):
-        one, other = ("lower", "upper") if arguments.upper is None else ("upper", "lower")
-        raise ValueError(
-            f"--lower and --upper must be given together, got --{one} without --{other}"
-        )
-    if given and (arguments.lower is not None or missing):
+    if inverse != (arguments.upper is not None):
+        raise ValueError("--lower and --upper must be given together, got one of them")
+    if given and (inverse or missing):
         raise ValueError(
             f"--{given[0]} needs --epsilon, --tokens and --ensemble or --models, without --lower "
             "and --upper"
@@ -105,19 +103,14 @@ def run(arguments: argparse.Namespace) -> int:
     check_output("--save", arguments.save)
     if arguments.save is not None and arguments.ensemble is None:
         raise ValueError("--save needs --ensemble: a saved plan is of its present members")
-    if arguments.lower is not None:
-        if len(missing) != 1:
-            raise ValueError(
-                "of --epsilon, --models and --tokens one must be left out with --lower "
-                f"and --upper, got {3 - len(missing)} of them"
-            )
-        _answer(arguments, missing[0])
-    elif arguments.scale is not None or missing not in ([], ["models"]):
+    if len(missing) != 1 if inverse else arguments.scale or missing not in ([], ["models"]):
         raise ValueError(
             "--epsilon and --tokens must be given, or two of --epsilon, --models and --tokens "
-            "with --lower and --upper, got no "
-            f"{', '.join('--' + name for name in missing or ['lower'])}"
+            "with --lower and --upper, got "
+            f"{'no ' + ', '.join('--' + name for name in missing) if missing else 'all three'}"
         )
+    if inverse:
+        _answer(arguments, missing[0])
     elif missing:
         _shards(arguments)
     else:
@@ -130,29 +123,26 @@ def _answer(arguments: argparse.Namespace, asked: str) -> None:
     from adapmixed.privacy.guarantee import format_epsilon
     from adapmixed.privacy.planner import epsilon_of, models_for, queries_for
 
-    delta, way = arguments.delta, arguments.adjacency
-    names = ("lower", "upper", "scale")
-    settings = {name: getattr(arguments, name) for name in names}
-    found: float | None
+    delta, way, epsilon = arguments.delta, arguments.adjacency, arguments.epsilon
+    models, tokens = arguments.models, arguments.tokens
+    settings = {name: getattr(arguments, name) for name in ("lower", "upper", "scale")}
     if asked == "epsilon":
-        found = epsilon_of(delta, arguments.models, arguments.tokens, way, **settings)
-        said = f"ε = {format_epsilon(found)} for {_plural(arguments.tokens, 'token')}"
-        said += f" to {_plural(arguments.models, 'model')}"
+        epsilon = epsilon_of(delta, models, tokens, way, **settings)
+        said = f"ε = {format_epsilon(epsilon)} for {_plural(tokens, 'token')}"
+        said += f" to {_plural(models, 'model')}"
     elif asked == "tokens":
-        found = queries_for(arguments.epsilon, delta, arguments.models, way, **settings)
+        found = queries_for(epsilon, delta, models, way, **settings)
         more = " or more" if found == MOST_QUERIES else ""
-        said = f"{_plural(found, 'token')}{more} to {_plural(arguments.models, 'model')}"
-        said += f" within ε = {format_epsilon(arguments.epsilon)}"
+        said = f"{_plural(found, 'token')}{more} to {_plural(models, 'model')}"
+        said += f" within ε = {format_epsilon(epsilon)}"
     else:
-        found = models_for(arguments.epsilon, delta, arguments.tokens, way, **settings)
-        least = f"more than {MOST_MODELS} models" if found is None else _plural(found, "model")
-        said = f"{least} for {_plural(arguments.tokens, 'token')}"
-        said += f" within ε = {format_epsilon(arguments.epsilon)}"
+        least = models_for(epsilon, delta, tokens, way, **settings)
+        said = f"more than {MOST_MODELS} models" if least is None else _plural(least, "model")
+        said += f" for {_plural(tokens, 'token')} within ε = {format_epsilon(epsilon)}"
     name = "clipped-mixing" if settings["scale"] is None else "clipped-log-pool"
-    given = {key: value for key, value in settings.items() if value is not None}
-    listed = " ".join(f"{key}={value!r}" for key, value in given.items())
+    listed = " ".join(f"{key}={value!r}" for key, value in settings.items() if value is not None)
     print(f"{name} {listed}: {said} at δ = {float(delta)!r};\n{_neighbours(arguments)}")
-    _warn(arguments.epsilon if found is None or asked != "epsilon" else found, delta)
+    _warn(epsilon, delta)
 
 
 def _neighbours(arguments: argparse.Namespace) -> str:
@@ -195,11 +185,12 @@ def _shards(arguments: argparse.Namespace) -> None:
     from adapmixed.privacy.recommendation import SHARDS, kept_share
 
     found = [one for models in SHARDS for one in chosen(*_question(arguments, models))]
-    plans = [one for one in found if one.mechanism == "clipped-mixing"]
     _say_question(arguments)
     rows = [["mechanism", "settings", "shards", "kept"]]
-    for one in plans:
-        rows.append([one.mechanism, _settings(one), str(one.num_models), f"{kept_share(one):.0%}"])
+    for one in found:
+        if one.mechanism == "clipped-mixing":
+            kept = f"{kept_share(one):.0%}"
+            rows.append([one.mechanism, _settings(one), str(one.num_models), kept])
     print(_table(rows))
     print(
         "\nkept: the share of the best gain without protection, in log-perplexity. It is "

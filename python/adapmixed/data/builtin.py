@@ -50,17 +50,9 @@ def topic_documents() -> dict[str, list[Document]]:
     Returns:
         for each topic its paragraphs in order. Their identifier is the topic's name, so that a
         topic is never divided between shards. Topics without a paragraph of their own are left out.
-
-    Raises:
-        RuntimeError: if the running Python was installed without `pydoc_data`.
     """
-    try:
-        from pydoc_data.topics import topics
-    except ImportError as error:
-        raise RuntimeError(
-            "this Python must have pydoc_data.topics, from which the built-in private corpus is "
-            "read, but has none (a stripped installation)"
-        ) from error
+    from pydoc_data.topics import topics
+
     seen: set[str] = set()
     result: dict[str, list[Document]] = {}
     for topic in sorted(topics, key=lambda name: (is_held_out(name), name)):

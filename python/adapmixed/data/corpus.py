@@ -1,30 +1,9 @@
 """Read a corpus as a stream of documents with their identifiers.
 
-| source | a document is | its identifier |
-| --- | --- | --- |
-| `builtin` | a paragraph of the language reference | the topic |
-| a folder of `*.txt` | a file | its path in the folder |
-| another text file | an article: blank lines, or `new_document`, separate | its position |
-| `*.jsonl`, `*.parquet`, a folder of them, `hub:NAME` | a row | the value of `id_column` |
-| the same without `id_column` | a row, or rows joined by `new_document` | its position |
-
-The case of a suffix does not matter; `*.tokens` is text, `*.jsonlines` and `*.ndjson` are JSON
-lines, too. Other tables (`*.csv`, `*.tsv` ...) raise, because as text all rows would be one
-document. A folder in which names of files or folders tell several splits (train, validation, test)
-is read by `split`. A split that is one text file is read as that file.
-
-Documents that share an identifier stay in one shard, and a guarantee covers one shard. So with a
-column of users as `id_column`, each user is protected with all rows.
-
-A name is stable: a document keeps its shard if other documents change. A position is not stable. It
-counts from the beginning of a file or of the split of a hub data set. So one edit can renumber all
-later documents there and move them to other shards (`Corpus.positional`):
-
-| named by position | edits that move no other document | edits that move later ones |
-| --- | --- | --- |
-| rows | editing or emptying the text of a row | inserting or removing a row |
-| articles between blank lines | changing words | a blank line inside one, emptying one |
-| lines or rows joined by `new_document` | changing words | a match inside one, emptying one |
+docs/how-to/train.md says what is a document, and what its name, for every source. Documents that
+share an identifier stay in one shard, and a guarantee covers one shard. So with a column of users
+as `id_column`, each user is protected with all rows. A position is no stable name: one edit can
+renumber all later documents and move them to other shards (`Corpus.positional`).
 """
 
 from __future__ import annotations
@@ -208,9 +187,7 @@ class Corpus:
             return file_documents(self._path, self._files())
         if self.kind == "text":
             return article_documents(self._path, self.new_document)
-        if self.new_document is None:
-            return (d for part in self._parts() for d in self._row_documents(*part, render))
-        return (d for part in self._parts() for d in self._joined_documents(*part))
+        return (d for part in self._parts() for d in self._row_documents(*part, render))
 
     @property
     def _path(self) -> Path:
@@ -257,23 +234,27 @@ class Corpus:
             yield relative_name(self._path, file), rows
 
     def _row_documents(self, part: str, rows: Iterator[Row], render: Render) -> Iterator[Document]:
-        for number, (where, row) in enumerate(rows):
-            text = self._text(where, row, render)
-            if self.id_column is None:
-                identifier = f"{part}#{number}"
-            else:
-                identifier = _identifier(where, self.id_column, row)
+        found: Iterator[tuple[str | None, str]] = (
+            (self._name(where, row), self._text(where, row, render)) for where, row in rows
+        )
+        if self.new_document is not None:
+            texts = (text for _, text in found)
+            found = ((None, text) for text in joined(texts, self.new_document))
+        for number, (name, text) in enumerate(found):
             if text.strip():
-                yield Document(identifier, text)
+                yield Document(f"{part}#{number}" if name is None else name, text)
 
-    def _joined_documents(self, part: str, rows: Iterator[Row]) -> Iterator[Document]:
-        assert self.new_document is not None
-        texts = (self._text(where, row) for where, row in rows)
-        for number, text in enumerate(joined(texts, self.new_document)):
-            if text.strip():
-                yield Document(f"{part}#{number}", text)
+    def _name(self, where: str, row: Any) -> str | None:
+        column = self.id_column
+        if column is None:
+            return None
+        check_column(where, column, list(row))
+        value = row[column]
+        if isinstance(value, bool) or not isinstance(value, str | int) or value == "":
+            raise ValueError(f"{where}: {column} must be a name or an integer, got {value!r}")
+        return _encodable(where, column, str(value))
 
-    def _text(self, where: str, row: Any, render: Render = None) -> str:
+    def _text(self, where: str, row: Any, render: Render) -> str:
         check_column(where, self._column, list(row))
         value = row[self._column]
         if value is None:
@@ -285,14 +266,6 @@ class Corpus:
         if not isinstance(value, str):
             raise ValueError(f"{where}: {self._column} must be text, got {type(value).__name__}")
         return _encodable(where, self._column, value)
-
-
-def _identifier(where: str, column: str, row: Any) -> str:
-    check_column(where, column, list(row))
-    value = row[column]
-    if isinstance(value, bool) or not isinstance(value, str | int) or value == "":
-        raise ValueError(f"{where}: {column} must be a name or an integer, got {value!r}")
-    return _encodable(where, column, str(value))
 
 
 def _conversation(where: str, value: Any, render: Callable[..., str]) -> str:

@@ -1,4 +1,4 @@
-"""Collect diagnostics of single models and their weights during an evaluation, in bounded memory.
+"""Diagnostics of single models and their weights during an evaluation, in bounded memory.
 
 Everything here is an unprotected function of the private data, so it is for the operator only.
 """
@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from adapmixed.evaluation.curve import Curve
-from adapmixed.evaluation.diagnosis import QUANTILES, Diagnosis, Utility, Weights
 from adapmixed.privacy.encoding import from_json, read_array, to_json, write_array
 
 if TYPE_CHECKING:
@@ -27,18 +27,104 @@ POINTS = 64
 MODELS = 128
 """The largest number of models with a curve each; of more models, `QUANTILES` are kept."""
 
-_COUNTS = ("queries", "screened", "mixed")
-_SUMS = ("_bound", "_largest", "_loss", "_ensemble_loss", "_screened_pairs")
-_ARRAYS = ("_weights", "_charged")
+QUANTILES = (0.0, 0.05, 0.25, 0.5, 0.75, 0.95, 1.0)
+"""Quantiles over models of their charges, kept if there are too many models for a curve each."""
+
+
+@dataclass(frozen=True)
+class Utility:
+    """The paper's utility theorem (label util_analysis) on the answered queries, in nats.
+
+    Let λ_j,t be the mixing weight of model j in query t, and p̄ = Σ_j p_j / N the unprotected
+    ensemble. The theorem says that the answers' mean negative log-likelihood exceeds that of p̄ by
+    at most max_t max_j (1 − λ_j,t) log(p_j(x_t)/p_0(x_t)). Its proof bounds every query by that
+    query's largest term, so the mean of these terms is a bound, too.
+
+    Attributes:
+        bound: the theorem's right side, the largest term over all queries and models.
+        mean_bound: the mean over queries of each query's largest term.
+        loss: mean negative log-likelihood of the answers.
+        ensemble_loss: mean negative log-likelihood of the unprotected ensemble, on the same queries
+            and logits.
+    """
+
+    bound: float
+    mean_bound: float
+    loss: float
+    ensemble_loss: float
+
+    @property
+    def gap(self) -> float | None:
+        """The theorem's left side, loss − ensemble_loss; None if both are infinite."""
+        if math.isinf(self.loss) and math.isinf(self.ensemble_loss):
+            return None
+        return self.loss - self.ensemble_loss
+
+
+@dataclass(frozen=True)
+class Weights:
+    """Counts of the mixing weights λ_j,t by value.
+
+    Attributes:
+        zero: weights of exactly 0, with those of screened queries.
+        screened: weights of screened queries.
+        bins: weights strictly between 0 and 1, in bins of equal width.
+        one: weights of exactly 1.
+    """
+
+    zero: int
+    screened: int
+    bins: tuple[int, ...]
+    one: int
+
+
+@dataclass(frozen=True)
+class Diagnosis:
+    """The diagnostics of one mechanism, beyond perplexity and ε.
+
+    Attributes:
+        queries: number of answered queries.
+        models: number of models that are charged individually; 0 if none is.
+        utility: the utility theorem on these queries; None for a mechanism without mixing weights
+            for all models.
+        weights: counts of the mixing weights; None for such a mechanism.
+        screened: (queries so far, of these answered by the public model alone), at most 65 points
+            with the last at the end.
+        charges: (queries so far, each model's charges for them) at the same points. With
+            `quantiles`, the `QUANTILES` over models stand for the single models. For AdaPMixED
+            these are realised Rényi divergences in nats at the first order, without the price of
+            screening, which all models pay. With a budget of every shard they are the charges to
+            it.
+        quantiles: whether `charges` holds quantiles.
+    """
+
+    queries: int
+    models: int
+    utility: Utility | None
+    weights: Weights | None
+    screened: tuple[tuple[int, int], ...]
+    charges: tuple[tuple[int, tuple[float, ...]], ...]
+    quantiles: bool
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the entry of report.json, in nats and counts; infinities are still floats."""
+        utility, weights = self.utility, self.weights
+        return {
+            "utility": None if utility is None else vars(utility) | {"gap": utility.gap},
+            "weights": None if weights is None else vars(weights),
+            "screened": self.screened,
+            "charges": self.charges,
+            "charged_models": self.models,
+            "quantiles": QUANTILES if self.quantiles else None,
+        }
 
 
 class Diagnostics:
     """Running totals of one mechanism's weights, charges and losses, in O(N) memory."""
 
     def __init__(self) -> None:
-        self.queries = 0
-        self.screened = 0
-        self.mixed = 0  # queries answered by a mixture with weights
+        self._queries = self._screened = 0.0  # counts below 2^53
+        self._mixed = 0.0  # queries answered by a mixture with weights
         self._bound = -math.inf
         self._largest = self._loss = self._ensemble_loss = 0.0  # sums over queries
         self._weights = np.zeros(BINS + 2)  # exactly 0, the bins, exactly 1
@@ -54,8 +140,8 @@ class Diagnostics:
             answer: its answer, with log-probabilities of the targets.
             targets: (B,) int64 token ids.
         """
-        self.queries += len(targets)
-        self.screened += int(answer.public.sum())
+        self._queries += len(targets)
+        self._screened += int(answer.public.sum())
         found = ticket._distribution
         if ticket.mechanism.name not in ("public", "unprotected") and _is_mixture(found):
             self._add_mixture(found, answer, targets)
@@ -64,7 +150,7 @@ class Diagnostics:
             if not len(self._charged):
                 self._charged = np.zeros(len(charges))
             self._charged = self._charged + charges.sum(1)
-        self._curve.add((self.queries, self.screened, *self._kept()))
+        self._curve.add((self._queries, self._screened, *self._kept()))
 
     def _add_mixture(self, found: NextToken, answer: Answer, targets: Tensor) -> None:
         own, public = target_log_probs(found, targets)
@@ -73,7 +159,7 @@ class Diagnostics:
         largest = utility_terms(own, public, 1.0 - weight).max(0)
         ensemble = np.logaddexp.reduce(own, 0) - math.log(len(own))
         assert answer.log_prob is not None  # targets were given
-        self.mixed += len(targets)
+        self._mixed += len(targets)
         self._bound = max(self._bound, float(largest.max()))
         self._largest = _sum_up(self._largest, largest)
         self._loss -= math.fsum(answer.log_prob.tolist())
@@ -91,8 +177,8 @@ class Diagnostics:
     def diagnosis(self) -> Diagnosis:
         """Return the diagnosis of the queries so far."""
         utility = weights = None
-        if self.mixed:
-            count = self.mixed
+        if self._mixed:
+            count = self._mixed
             utility = Utility(
                 self._bound, self._largest / count, self._loss / count, self._ensemble_loss / count
             )
@@ -100,7 +186,7 @@ class Diagnostics:
             weights = Weights(zero, int(self._screened_pairs), tuple(bins), one)
         rows = self._curve.all().tolist()
         return Diagnosis(
-            queries=self.queries,
+            queries=int(self._queries),
             models=len(self._charged),
             utility=utility,
             weights=weights,
@@ -112,20 +198,17 @@ class Diagnostics:
     def state(self) -> dict[str, Any]:
         """Return the whole private state as strict JSON values, exact to the bit."""
         return {
-            **{name: getattr(self, name) for name in _COUNTS},
-            "sums": write_array(np.array([getattr(self, name) for name in _SUMS])),
-            **{name: write_array(getattr(self, name)) for name in _ARRAYS},
-            "curve": to_json(self._curve),
+            name: to_json(value) if isinstance(value, Curve) else write_array(np.asarray(value))
+            for name, value in vars(self).items()
         }
 
     @classmethod
     def from_state(cls, state: Mapping[str, Any]) -> Diagnostics:
         """Return diagnostics with the state that `state()` returned."""
         found = cls()
-        values = {name: state[name] for name in _COUNTS}
-        values |= zip(_SUMS, read_array(state["sums"]).tolist(), strict=True)
-        values |= {name: read_array(state[name]) for name in _ARRAYS}
-        vars(found).update(values, _curve=from_json(Curve, state["curve"]))
+        for name, value in state.items():
+            kept = from_json(Curve, value) if "step" in value else read_array(value)[()]
+            setattr(found, name, kept)
         return found
 
 

@@ -1,13 +1,14 @@
-"""Results of an evaluation for one mechanism, of one run or several."""
+"""The results of one mechanism in an evaluation, and their comparison with others."""
 
 import math
 import statistics
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
-from adapmixed.evaluation.diagnosis import Diagnosis
+from adapmixed.evaluation.diagnostics import Diagnosis
 from adapmixed.privacy import Guarantee
 
 BLOCK, MOST_BLOCKS, LEAST_BLOCKS = 64, 64, 8
@@ -17,7 +18,11 @@ _RESAMPLES = 4000
 
 @dataclass(frozen=True)
 class Evaluation:
-    """The results of one mechanism on the text, or on the part of one run.
+    """The results of one mechanism on the text; with several runs, those of the first.
+
+    Every run has its own part of the text, its own randomness and its own accountant. As in the
+    paper, a guarantee covers its run alone. All runs query the same models, so the privacy costs of
+    all answers *together* are the sum over runs.
 
     Attributes:
         name: the name given in ``mechanisms``.
@@ -28,7 +33,8 @@ class Evaluation:
         screened: share of queries that screening answered with the public model; 0 for a mechanism
             that never reads the private models.
         seconds: time spent in the mechanism, without the models' forward pass.
-        tokens_per_second: queries divided by the time of the mechanism and the shared forward pass.
+        tokens_per_second: queries divided by the time of the mechanism and the shared forward pass;
+            None if it is not shown.
         curve: (queries, ε) after each call of the mechanism and at the end. Long evaluations keep
             every 2nd, 4th, ... call, so that there are at most 512 points. ε is None without a
             guarantee.
@@ -36,6 +42,16 @@ class Evaluation:
             budget of every shard it approaches the public model's as shards spend their budgets.
         breakdown: the parts of ε in nats: "mixing", "screening", "conversion" and "total".
         diagnosis: the diagnostics of `evaluate(..., diagnostics=True)`, or None.
+        further: the results of the other runs.
+        change: relative change of perplexity against the public model, the first result whose
+            guarantee is of kind "public"; None without one, if its perplexity is infinite, or with
+            several runs.
+        difference: of log-perplexity to the public model over all runs, from `paired_difference`;
+            None for the public model and without one.
+        kept: the share of the gain without protection: {"of", "share", "error"}, the name of the
+            best method without protection whose gain can be told from zero, and the result of
+            `gain_kept`. Share and error are None if there is none. None for the public model, and
+            without something to compare.
     """
 
     name: str
@@ -44,38 +60,25 @@ class Evaluation:
     guarantee: Guarantee
     screened: float
     seconds: float
-    tokens_per_second: float
+    tokens_per_second: float | None
     curve: tuple[tuple[int, float | None], ...]
     perplexities: tuple[tuple[int, float], ...]
     breakdown: Mapping[str, float]
     diagnosis: Diagnosis | None = None
-
-
-@dataclass(frozen=True)
-class Runs:
-    """The results of one mechanism in several runs.
-
-    Every run has its own part of the text, its own randomness and its own accountant. As in the
-    paper, a guarantee covers its run alone. All runs query the same models, so the privacy costs of
-    all answers *together* are the sum over runs.
-
-    Attributes:
-        name: the name given in ``mechanisms``.
-        evaluations: one :class:`Evaluation` per run.
-    """
-
-    name: str
-    evaluations: tuple[Evaluation, ...]
+    further: "tuple[Evaluation, ...]" = ()
+    change: float | None = None
+    difference: Mapping[str, Any] | None = None
+    kept: Mapping[str, Any] | None = None
 
     @property
-    def queries(self) -> int:
-        """The number of queries of each run."""
-        return self.evaluations[0].queries
+    def runs(self) -> "tuple[Evaluation, ...]":
+        """The results of all runs."""
+        return (self, *self.further)
 
     @property
     def perplexity_mean(self) -> float:
         """The mean over runs of the perplexity."""
-        return statistics.fmean(one.perplexity for one in self.evaluations)
+        return statistics.fmean(one.perplexity for one in self.runs)
 
     @property
     def perplexity_deviation(self) -> float | None:
@@ -83,13 +86,14 @@ class Runs:
 
         None for one run, or if a perplexity is infinite.
         """
-        return _deviation([one.perplexity for one in self.evaluations])
+        return _deviation(one.perplexity for one in self.runs)
 
     @property
     def epsilon_mean(self) -> float | None:
         """The mean over runs of ε, or None without a guarantee."""
-        epsilons = self._epsilons()
-        return None if epsilons is None else statistics.fmean(epsilons)
+        found = [one.guarantee.epsilon for one in self.runs]
+        known = [value for value in found if value is not None]
+        return statistics.fmean(known) if len(known) == len(found) else None
 
     @property
     def epsilon_deviation(self) -> float | None:
@@ -97,27 +101,75 @@ class Runs:
 
         None for one run, or if an ε is missing or infinite.
         """
-        epsilons = self._epsilons()
-        return None if epsilons is None else _deviation(epsilons)
+        return _deviation(one.guarantee.epsilon for one in self.runs)
 
-    @property
-    def guarantees(self) -> tuple[Guarantee, ...]:
-        """The guarantees, one per run, each of which covers its run alone."""
-        return tuple(one.guarantee for one in self.evaluations)
+    def to_json(self) -> dict[str, Any]:
+        """Return the entry of report.json for the first run; infinities are still floats."""
+        guarantee = self.guarantee
+        first = "name perplexity change difference kept queries"
+        last = "screened tokens_per_second breakdown curve perplexities"
+        entry = {name: getattr(self, name) for name in first.split()} | {
+            "planned": guarantee.budget,
+            "epsilon": guarantee.epsilon,
+            "delta": guarantee.delta,
+            "kind": guarantee.kind,
+            "guarantee": str(guarantee),
+            "unit": guarantee.unit,
+            "adjacency": guarantee.adjacency,
+            "method": guarantee.method,
+            "order": guarantee.order,
+        }
+        entry |= {name: getattr(self, name) for name in last.split()}
+        return entry | ({} if self.diagnosis is None else {"diagnostics": self.diagnosis.to_json()})
 
-    def _epsilons(self) -> list[float] | None:
-        found = [one.guarantee.epsilon for one in self.evaluations]
-        return None if None in found else [value for value in found if value is not None]
+    def runs_to_json(self) -> dict[str, Any]:
+        """Return the entry of report.json for all runs; infinities are still floats."""
+        first = self.to_json()
+        names = "name queries planned kind adjacency method"
+        return {name: first[name] for name in names.split()} | {
+            "perplexity": [one.perplexity for one in self.runs],
+            "perplexity_mean": self.perplexity_mean,
+            "perplexity_deviation": self.perplexity_deviation,
+            "difference": self.difference,
+            "kept": self.kept,
+            "epsilon": [one.guarantee.epsilon for one in self.runs],
+            "epsilon_mean": self.epsilon_mean,
+            "epsilon_deviation": self.epsilon_deviation,
+            "guarantees": [str(one.guarantee) for one in self.runs],
+        }
 
 
-def _deviation(values: list[float]) -> float | None:
-    if len(values) < 2 or not all(map(math.isfinite, values)):
-        return None
-    return statistics.stdev(values)
+def _deviation(values: Iterable[float | None]) -> float | None:
+    found = list(values)
+    finite = [value for value in found if value is not None and math.isfinite(value)]
+    return statistics.stdev(finite) if 1 < len(finite) == len(found) else None
+
+
+def compared(evaluations: Sequence[Evaluation]) -> list[Evaluation]:
+    """Return the results with `change`, `difference` and `kept`, from these results alone."""
+    public = next((one for one in evaluations if one.guarantee.kind == "public"), None)
+    if public is None:
+        return [replace(one, change=None, difference=None, kept=None) for one in evaluations]
+    free = [one for one in evaluations if one.guarantee.kind == "none"]
+    told = [one for one in free if gain_kept(one, public, one) is not None] or free
+    losses = [math.fsum(math.log(run.perplexity) for run in one.runs) for one in told]
+    best = told[losses.index(min(losses))] if told else None
+    found = []
+    for one in evaluations:
+        change, difference, kept = None, None, None
+        if not one.further and math.isfinite(public.perplexity):
+            change = one.perplexity / public.perplexity - 1.0
+        if one.guarantee.kind != "public":
+            difference = paired_difference(one, public)
+        if best is not None and one is not public:
+            share, error = gain_kept(one, public, best) or (None, None)
+            kept = {"of": best.name, "share": share, "error": error}
+        found.append(replace(one, change=change, difference=difference, kept=kept))
+    return found
 
 
 def paired_difference(
-    method: Sequence[Evaluation], public: Sequence[Evaluation]
+    method: Evaluation, public: Evaluation
 ) -> dict[str, float | int | None] | None:
     """Return how far a method's log-perplexity lies above the public model's on the same tokens.
 
@@ -126,7 +178,7 @@ def paired_difference(
     drawn with replacement. It is about other text like this, for the same models.
 
     Args:
-        method: its evaluations, one per run.
+        method: its results, of one run or several.
         public: the public model's, of the same runs.
 
     Returns:
@@ -147,7 +199,7 @@ def paired_difference(
 
 
 def gain_kept(
-    method: Sequence[Evaluation], public: Sequence[Evaluation], reference: Sequence[Evaluation]
+    method: Evaluation, public: Evaluation, reference: Evaluation
 ) -> tuple[float, float] | None:
     """Return which share of a reference's gain over the public model a method keeps.
 
@@ -170,14 +222,12 @@ def gain_kept(
 _Floats = np.ndarray[tuple[int, ...], np.dtype[np.float64]]
 
 
-def _gaps(
-    method: Sequence[Evaluation], public: Sequence[Evaluation]
-) -> tuple[_Floats, _Floats] | None:
+def _gaps(method: Evaluation, public: Evaluation) -> tuple[_Floats, _Floats] | None:
     """Return the queries of every block and the method's loss above the public model's there."""
-    values = [value for one in (*method, *public) for _, value in one.perplexities]
+    values = [value for one in (*method.runs, *public.runs) for _, value in one.perplexities]
     if not all(map(math.isfinite, values)):
         return None
-    pairs = [(_losses(m), _losses(p)) for m, p in zip(method, public, strict=True)]
+    pairs = [(_losses(m), _losses(p)) for m, p in zip(method.runs, public.runs, strict=True)]
     gaps = np.concatenate([own[:, 1] - other[:, 1] for own, other in pairs])
     return np.concatenate([own[:, 0] for own, _ in pairs]), gaps
 

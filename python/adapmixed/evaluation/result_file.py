@@ -14,19 +14,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from adapmixed.evaluation.result import Runs
-from adapmixed.evaluation.tally import Tally, runs_of
+from adapmixed.evaluation.result import Evaluation
+from adapmixed.evaluation.tally import Tally, results
 from adapmixed.files import remove_leftovers, sole_writer, write_file
 from adapmixed.privacy.encoding import canonical, parse
 
-FORMAT_VERSION = 5
+FORMAT_VERSION = 6
 """Increases if an entry changes its meaning, or if older files lack a required entry."""
 
 NOTICE = (
     "PRIVATE, for the operator: losses, perplexities and what each model was charged depend on the "
     "private data and must not be published."
 )
-_ENTRIES = {"format_version", "configuration", "complete", "state", "checksum"}  # of all versions
 _TOLERANCE = 1e-3  # of a probe: more than rounding on other machines, less than other ensembles
 
 
@@ -89,8 +88,7 @@ class ResultFile:
             "complete": complete,
             "state": state,
         }
-        content["checksum"] = _checksum(content)
-        write_file(self.path, _text(content), mode=0o600)
+        write_file(self.path, _written(content), mode=0o600)
 
 
 def check_result(path: str | os.PathLike[str] | None, *, resume: bool) -> None:
@@ -118,26 +116,21 @@ def read_content(path: str | os.PathLike[str]) -> dict[str, Any]:
         ValueError: if the file is truncated, corrupted, no result file, or of another version.
         OSError: if it cannot be read.
     """
-    damaged = f"{path} must be a whole result file as it was written, it is truncated or corrupted"
-    other = f"{path} must be a result file of evaluate (--result), it is another kind of file"
     data = Path(path).read_bytes()
     try:
-        text = data.decode("utf-8")  # other JSON files decode, too
-    except UnicodeDecodeError:
-        raise ValueError(f"{other} or corrupted: it is no text") from None
-    if text.strip() and not text.lstrip().startswith("{"):
-        raise ValueError(f"{other} or corrupted: it holds no JSON object")
-    try:
-        content: dict[str, Any] = parse(text)  # begins with a brace
-    except (ValueError, RecursionError) as error:
-        raise ValueError(f"{damaged}: {error}") from error
-    if not content.keys() >= _ENTRIES:
-        raise ValueError(f"{other}: it has no {', '.join(sorted(_ENTRIES - content.keys()))}")
-    version = content["format_version"]
+        content: dict[str, Any] = dict(parse(data.decode("utf-8")))
+        version = content["format_version"]
+        if version == FORMAT_VERSION:
+            del content["checksum"]
+            if _written(content) != data:
+                raise ValueError("its checksum differs")
+    except (ValueError, TypeError, KeyError, RecursionError) as error:
+        raise ValueError(
+            f"{path} must be a whole result file as evaluate wrote it (--result), it is truncated "
+            f"or corrupted: {error}"
+        ) from error
     if version != FORMAT_VERSION:
         raise ValueError(f"{path}: format_version must be {FORMAT_VERSION}, got {version!r}")
-    if content.get("checksum") != _checksum(content) or _text(content) != data:
-        raise ValueError(f"{damaged}: its checksum differs")
     return content
 
 
@@ -149,13 +142,13 @@ class StoredResult:
         configuration: the description of the evaluation: methods, δ, digest of the text, ensemble,
             windows and seed.
         complete: whether the evaluation was complete.
-        runs: one :class:`Runs` per mechanism over the runs that had begun. An incomplete evaluation
-            has fewer queries, and no runs if nothing was answered.
+        evaluations: one :class:`Evaluation` per mechanism over the runs that had begun. An
+            incomplete evaluation has fewer queries, and none of these if nothing was answered.
     """
 
     configuration: dict[str, Any]
     complete: bool
-    runs: tuple[Runs, ...]
+    evaluations: list[Evaluation]
 
 
 def read_result(path: str | os.PathLike[str]) -> StoredResult:
@@ -167,18 +160,15 @@ def read_result(path: str | os.PathLike[str]) -> StoredResult:
     """
     content = read_content(path)
     state = content["state"]
-    tallies = [[Tally.from_state(one["tally"]) for one in methods] for methods in state["runs"]]
-    runs = tuple(runs_of(tallies, state["forward_seconds"]))
-    return StoredResult(content["configuration"], content["complete"], runs)
+    tallies = [[Tally.from_state(one["tally"]) for one in run] for run in state["runs"]]
+    found = results(tallies, state["forward_seconds"])
+    return StoredResult(content["configuration"], content["complete"], found)
 
 
-def _text(content: dict[str, Any]) -> bytes:
-    return (canonical(content) + "\n").encode("ascii")
-
-
-def _checksum(content: dict[str, Any]) -> str:
-    rest = {name: value for name, value in content.items() if name != "checksum"}
-    return "sha256:" + hashlib.sha256(canonical(rest).encode("ascii")).hexdigest()
+def _written(content: dict[str, Any]) -> bytes:
+    """Return the file's bytes, with a checksum over all entries."""
+    checksum = hashlib.sha256(canonical(content).encode("ascii")).hexdigest()
+    return f"{canonical(content | {'checksum': f'sha256:{checksum}'})}\n".encode("ascii")
 
 
 def _differences(mine: Any, found: Any, name: str) -> Iterator[tuple[str, str, str]]:

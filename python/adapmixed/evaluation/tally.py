@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from adapmixed.evaluation.curve import Curve
 from adapmixed.evaluation.diagnostics import Diagnostics
-from adapmixed.evaluation.result import Evaluation, Runs
+from adapmixed.evaluation.result import Evaluation, compared
 from adapmixed.privacy import Accountant
 from adapmixed.privacy.encoding import from_json, read_real, to_json, write_real
 
@@ -104,8 +105,10 @@ class Tally:
         return tally
 
 
-def runs_of(tallies: Sequence[Sequence[Tally]], forward_seconds: Sequence[float]) -> list[Runs]:
-    """Return the results of every mechanism over the runs that have begun.
+def results(
+    tallies: Sequence[Sequence[Tally]], forward_seconds: Sequence[float]
+) -> list[Evaluation]:
+    """Return the compared results of every mechanism over the runs that have begun.
 
     Args:
         tallies: those of each run, in the order of the mechanisms.
@@ -115,4 +118,5 @@ def runs_of(tallies: Sequence[Sequence[Tally]], forward_seconds: Sequence[float]
         [one.result(seconds) for one in run]
         for run, seconds in zip(tallies, forward_seconds, strict=True)
     ]
-    return [Runs(one[0].name, tuple(one)) for one in zip(*found, strict=True)]
+    first = zip(*found, strict=True)
+    return compared([replace(one, further=tuple(further)) for one, *further in first])

@@ -52,46 +52,39 @@ def plan_runs(
         ValueError: as :func:`evaluate_runs`.
     """
     check_count("runs", runs)
-    block, length = _check_block(window, block, queries, stride), len(tokens)
-    stretch = length if runs == 1 else _stretch(length, block, queries, runs, stride)
-    available = _offered(_cut(stretch, block, stride))
+    block = check_count("block", block_of(window, block), 2, window)
+    check_optional_count("queries", queries)
+    cuts = f"blocks of {block}"
+    if stride is not None:  # every scored token has at least block - stride tokens of context
+        check_count("stride", stride, 1, block - 1)
+        cuts += f" that slide by {stride}"
+    length = stretch = len(tokens)
+    if runs > 1:  # each has whole blocks
+        most, wanted = length // block, "at least 1 query"
+        stretch = most // runs * block
+        if queries is not None:
+            wanted = f"{queries} queries"
+            blocks = -(-queries // (block - 1)) if stride is None else -(-(queries + 1) // block)
+            stretch = blocks * block
+            most = length // stretch
+            most += _offered(_cut(0, length % stretch, block, stride)) >= queries
+        if runs > most:
+            raise ValueError(
+                f"runs must be at most {max(most, 1)}, since {length} tokens offer no more runs "
+                f"with {wanted} on their own {cuts}, got {runs}"
+            )
+    available = _offered(_cut(0, stretch, block, stride))
     if available < 1:
         raise ValueError(f"tokens must hold at least one query (2 tokens), got {length}")
     total = available if queries is None else queries
     if runs == 1 and total > available:
         raise ValueError(
-            f"queries must be in [1, {available}] (the text offers no more in "
-            f"{_cuts(block, stride)}), got {queries}"
+            f"queries must be in [1, {available}] (the text offers no more in {cuts}), got "
+            f"{queries}"
         )
-    found = []
-    for start in range(0, runs * stretch, stretch):
-        windows = _first(_cut(min(stretch, length - start), block, stride), total)
-        found.append([Window(start + w.start, start + w.first, start + w.stop) for w in windows])
-    return found, total
-
-
-def _stretch(length: int, block: int, queries: int | None, runs: int, stride: int | None) -> int:
-    """Return the tokens of each of several runs, in whole blocks; ValueError if they do not fit."""
-    if queries is None:
-        most = length // block
-        stretch = most // runs * block
-    else:
-        blocks = -(-queries // (block - 1)) if stride is None else -(-(queries + 1) // block)
-        stretch = blocks * block
-        most = length // stretch
-        most += _offered(_cut(length - most * stretch, block, stride)) >= queries
-    if runs > most:
-        wanted = "at least 1 query" if queries is None else f"{queries} queries"
-        if most == 0:
-            raise ValueError(
-                f"the text must offer {wanted} on their own {_cuts(block, stride)}, got only "
-                f"{length} tokens"
-            )
-        raise ValueError(
-            f"runs must be at most {most}, since {length} tokens offer no more runs with "
-            f"{wanted} on their own {_cuts(block, stride)}, got {runs}"
-        )
-    return stretch
+    starts = range(0, runs * stretch, stretch)
+    whole = [_cut(start, min(start + stretch, length), block, stride) for start in starts]
+    return [_first(windows, total) for windows in whole], total
 
 
 def block_of(window: int | None, block: int | None) -> int:
@@ -99,29 +92,14 @@ def block_of(window: int | None, block: int | None) -> int:
     return min(512, window or 512) if block is None else block
 
 
-def _check_block(
-    window: int | None, block: int | None, queries: int | None, stride: int | None
-) -> int:
-    block = check_count("block", block_of(window, block), 2, window)
-    check_optional_count("queries", queries)
-    if stride is not None:  # every scored token has at least block - stride tokens of context
-        check_count("stride", stride, 1, block - 1)
-    return block
-
-
-def _cut(length: int, block: int, stride: int | None) -> list[Window]:
+def _cut(start: int, stop: int, block: int, stride: int | None) -> list[Window]:
     """Return blocks whose first token is not scored, or windows that slide by `stride`."""
-    if stride is None:
-        # A last block of one token has nothing to score.
-        return [
-            Window(start, start + 1, min(start + block, length))
-            for start in range(0, length - 1, block)
-        ]
-    found, first = [], 1
-    for start in range(0, length, stride):
-        if first >= length:
+    found, first = list[Window](), start + 1
+    for at in range(start, stop, stride or block):
+        first = first if stride else at + 1
+        if first >= stop:  # a last block of one token has nothing to score
             break
-        found.append(Window(start, first, min(start + block, length)))
+        found.append(Window(at, first, min(at + block, stop)))
         first = found[-1].stop
     return found
 
@@ -139,7 +117,3 @@ def _first(windows: list[Window], queries: int) -> list[Window]:
         found.append(Window(one.start, one.first, min(one.stop, one.first + queries)))
         queries -= found[-1].queries
     return found
-
-
-def _cuts(block: int, stride: int | None) -> str:
-    return f"blocks of {block}" + ("" if stride is None else f" that slide by {stride}")

@@ -3,7 +3,7 @@
 import argparse
 from typing import Any
 
-from adapmixed.commands.options import progress_bar, quiet_libraries
+from adapmixed.commands.options import check_alone, progress_bar, quiet_libraries
 from adapmixed.commands.training import (
     add_adapter_options,
     add_corpus_options,
@@ -49,18 +49,12 @@ def run(arguments: argparse.Namespace) -> int:
     """Train and print the guarantee."""
     import torch
 
-    from adapmixed.ranks import Place
     from adapmixed.training.base import documents_of
     from adapmixed.training.run import DTYPES
     from adapmixed_lab.dp_sgd.guarantee import PrivacyTarget, finetune_settings
     from adapmixed_lab.dp_sgd.training import train_dp
 
-    place = Place.from_environment()
-    if place.world > 1:
-        raise ValueError(
-            f"dp-sgd must run in one process, got {place.world} ranks: each rank would train an "
-            "adapter, and the guarantee covers one"
-        )
+    check_alone("dp-sgd")  # each rank would train an adapter, and the guarantee covers one
     corpus = corpus_of(arguments)
     quiet_libraries()
     training = training_of(arguments, "steps", "shared_a", "early_stopping")

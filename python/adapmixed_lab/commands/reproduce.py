@@ -10,6 +10,7 @@ from adapmixed.commands.options import (
     PRESETS,
     SharedOptions,
     add_options,
+    check_alone,
     check_output,
     progress_bar,
     quiet_libraries,
@@ -29,8 +30,8 @@ def add_parser(commands: Any) -> None:
     parser = commands.add_parser(
         "reproduce",
         help="reproduce the paper's tables and figures",
-        description="Run an experiment of the paper, print its tables, and write JSON and "
-        "CSV, of figure2 also SVG and PDF. A killed run at full scale goes on with the same "
+        description="Run an experiment of the paper, print its tables, and write JSON, of "
+        "figure2 also SVG and PDF. A killed run at full scale goes on with the same "
         "command. At builtin scale trained adapters are kept. Results are for the operator: "
         "perplexities and data-dependent ε depend on the private data.",
     )
@@ -225,10 +226,7 @@ def _one_adapter(arguments: argparse.Namespace, sources: "Sources", seed: int) -
 
 def _refuse(arguments: argparse.Namespace) -> None:
     """Raise ValueError for options of another experiment, and for several processes."""
-    from adapmixed.ranks import Place
-
-    if Place.from_environment().world > 1:
-        raise ValueError("reproduce must run in one process, got several ranks")
+    check_alone("reproduce")
     for name in ("runs", "long_queries", "dp_adapter", "without_dp_sgd"):
         value = getattr(arguments, name)
         if value not in (None, False) and arguments.experiment != "table1":

@@ -6,7 +6,8 @@ All of them show functions of the private data without protection, and are for t
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from adapmixed.report.view import Method
+from adapmixed.evaluation import Evaluation, Weights
+from adapmixed.evaluation.diagnostics import QUANTILES
 from adapmixed_lab.figures.style import COLOURS, GREY, Drawing, canvas, number_axis, wrapped
 
 _OPERATOR = "For the operator only."
@@ -15,10 +16,10 @@ _ROW = 1.75  # inches of one method's axes
 _EDGE = 0.055  # how far outside [0, 1] the bars of exactly 0 and 1 stand
 
 
-def draw_weights(methods: Sequence[Method]) -> Drawing | None:
+def draw_weights(methods: Sequence[Evaluation]) -> Drawing | None:
     """Draw the distribution of the weights λ, for every method that has weights."""
     title = "Mixing weights λ of the models"
-    found = [(m, w) for m in methods if (w := (m.diagnostics or {}).get("weights")) is not None]
+    found = [(m, w) for m in methods if m.diagnosis and (w := m.diagnosis.weights) is not None]
     if not found:
         return None
     with canvas(0.9 + _ROW * len(found), len(found)) as (figure, grid):
@@ -27,7 +28,7 @@ def draw_weights(methods: Sequence[Method]) -> Drawing | None:
             axes.set_title(wrapped(method.name), fontsize=10, fontweight="normal")
             axes.set_ylabel("share (%)")
         axes.set_xlabel("weight λ: exactly 0, in bins between, exactly 1")
-        if any(weights["screened"] for _, weights in found):
+        if any(weights.screened for _, weights in found):
             handles, labels = _each(grid)[0].get_legend_handles_labels()
             figure.legend(handles, labels, loc="outside lower right", ncols=2, handlelength=1.4)
     caption = (
@@ -38,18 +39,18 @@ def draw_weights(methods: Sequence[Method]) -> Drawing | None:
     return Drawing("weights", title, caption, figure)
 
 
-def _plot_weights(axes: Any, weights: Mapping[str, Any]) -> None:
-    bins = weights["bins"]
-    percent = 100 / max(weights["zero"] + sum(bins) + weights["one"], 1)
+def _plot_weights(axes: Any, weights: Weights) -> None:
+    bins = weights.bins
+    percent = 100 / max(weights.zero + sum(bins) + weights.one, 1)
     width = 1 / len(bins)
     centres = [(place + 0.5) * width for place in range(len(bins))]
-    own = [(weights["zero"] - weights["screened"]) * percent, weights["one"] * percent]
+    own = [(weights.zero - weights.screened) * percent, weights.one * percent]
     axes.bar(
         [-_EDGE, *centres, 1 + _EDGE], [own[0], *(count * percent for count in bins), own[1]],
         0.9 * width, color=COLOURS[0], label="not screened",
     )  # fmt: skip
     axes.bar(
-        [-_EDGE], [weights["screened"] * percent], 0.9 * width, [own[0]],
+        [-_EDGE], [weights.screened * percent], 0.9 * width, [own[0]],
         color=COLOURS[1], edgecolor="white", hatch="////", label="screened",
     )  # fmt: skip
     axes.set_xticks([-_EDGE, 0.2, 0.4, 0.6, 0.8, 1 + _EDGE], ["0", "0.2", "0.4", "0.6", "0.8", "1"])
@@ -57,19 +58,19 @@ def _plot_weights(axes: Any, weights: Mapping[str, Any]) -> None:
     axes.grid(False, axis="x")
 
 
-def draw_charges(methods: Sequence[Method]) -> Drawing | None:
+def draw_charges(methods: Sequence[Evaluation]) -> Drawing | None:
     """Draw the charges of each model so far, for every method that charges models one by one."""
     title = "Privacy loss of each model over time"
-    found = [(m, m.diagnostics) for m in methods if m.diagnostics and m.diagnostics["charges"]]
+    found = [(m, m.diagnosis) for m in methods if m.diagnosis and m.diagnosis.charges]
     if not found:
         return None
     with canvas(0.9 + _ROW * len(found), len(found)) as (figure, grid):
         for axes, (method, kept) in zip(_each(grid), found, strict=True):
-            queries = [0, *(done for done, _ in kept["charges"])]
-            rows = [[0.0] * len(kept["charges"][0][1]), *(row for _, row in kept["charges"])]
-            count = kept["charged_models"]
+            queries = [0, *(done for done, _ in kept.charges)]
+            rows = [[0.0] * len(kept.charges[0][1]), *(row for _, row in kept.charges)]
+            count = kept.models
             words = f"{wrapped(method.name)} ({count} model{'s' if count > 1 else ''})"
-            _plot_charges(axes, queries, rows, kept["quantiles"])
+            _plot_charges(axes, queries, rows, kept.quantiles)
             axes.set_title(words, fontsize=10, fontweight="normal")
             axes.set_ylabel("charged so far")
             axes.set_xlim(left=0)
@@ -88,14 +89,14 @@ def draw_charges(methods: Sequence[Method]) -> Drawing | None:
 
 
 def _plot_charges(
-    axes: Any, queries: list[int], rows: list[list[float]], quantiles: list[float] | None
+    axes: Any, queries: list[int], rows: list[Sequence[float]], quantiles: bool
 ) -> None:
     """Draw a line for each model, or bands between pairs of quantiles over the models."""
     last = sorted(rows[-1])
     middle = rows[-1].index(last[(len(last) - 1) // 2])
     highest = rows[-1].index(last[-1])
-    if quantiles is not None:
-        middle, highest = len(quantiles) // 2, len(quantiles) - 1
+    if quantiles:
+        middle, highest = len(QUANTILES) // 2, len(QUANTILES) - 1
         for place in range(middle):
             low, high = ([row[i] for row in rows] for i in (place, highest - place))
             axes.fill_between(queries, low, high, color=COLOURS[5], alpha=0.3, linewidth=0)
@@ -111,16 +112,16 @@ def _plot_charges(
             )  # fmt: skip
 
 
-def draw_screened(methods: Sequence[Method]) -> Drawing | None:
+def draw_screened(methods: Sequence[Evaluation]) -> Drawing | None:
     """Draw the share of queries answered from the public model, over the course of a run."""
     title = "Queries answered from the public model"
-    found = [m for m in methods if m.kind != "public" and m.diagnostics is not None]
+    found = [m for m in methods if m.guarantee.kind != "public" and m.diagnosis is not None]
     found = [m for m in found if m.screened > 0 or m.breakdown.get("screening", 0.0) > 0]
     if not found:
         return None
     with canvas(2.9) as (figure, axes):
         for index, method in enumerate(found):
-            points = [(0, 0), *(method.diagnostics or {})["screened"]]
+            points = [(0, 0), *(method.diagnosis.screened if method.diagnosis else ())]
             shares = [
                 100 * (now - before) / (end - start)
                 for (start, before), (end, now) in zip(points[:-1], points[1:], strict=True)
@@ -142,10 +143,10 @@ def draw_screened(methods: Sequence[Method]) -> Drawing | None:
     return Drawing("screened", title, caption, figure)
 
 
-def draw_validation(training: object) -> Drawing | None:
-    """Draw every member's validation loss and the public model's, of report["training"]."""
+def draw_validation(training: Sequence[Mapping[str, Any]]) -> Drawing | None:
+    """Draw every member's validation loss and the public model's."""
     title = "Validation loss of the members"
-    ordered = sorted(_with(training, "loss"), key=lambda one: one["loss"])
+    ordered = sorted((one for one in training if "loss" in one), key=lambda one: one["loss"])
     if not ordered:
         return None
     places = range(1, len(ordered) + 1)
@@ -167,10 +168,10 @@ def draw_validation(training: object) -> Drawing | None:
     return Drawing("validation", title, caption, figure)
 
 
-def draw_training(training: object) -> Drawing | None:
-    """Draw every member's training loss over the epochs, of report["training"]."""
+def draw_training(training: Sequence[Mapping[str, Any]]) -> Drawing | None:
+    """Draw every member's training loss over the epochs."""
     title = "Training curves of the members"
-    members = _with(training, "losses")
+    members = [one for one in training if "losses" in one]
     if not members:
         return None
     with canvas(3.4) as (figure, axes):
@@ -193,11 +194,6 @@ def draw_training(training: object) -> Drawing | None:
         f"with one line for each member. {_OPERATOR}"
     )
     return Drawing("training", title, caption, figure)
-
-
-def _with(training: object, name: str) -> list[Any]:
-    """Return the entries of report["training"] that have such losses."""
-    return [one for one in training if name in one] if isinstance(training, list) else []
 
 
 def _each(grid: Any) -> list[Any]:

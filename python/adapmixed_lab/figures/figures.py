@@ -1,21 +1,16 @@
 """The report's figures: self-contained, and the same bytes for the same input."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from itertools import cycle
 from typing import Any
 
 from matplotlib.lines import Line2D
 
-from adapmixed.report.view import (
-    Method,
-    format_perplexity,
-    format_promise,
-    read_methods,
-    run_words,
-    show_epsilon,
-)
+from adapmixed.evaluation import Evaluation
+from adapmixed.report import Report
+from adapmixed.report.table import format_perplexity, format_promise, show_epsilon
 from adapmixed_lab.figures.diagnostic_figures import (
     draw_charges,
     draw_screened,
@@ -61,13 +56,13 @@ _CURVE_WORDS = {
 }
 
 
-def draw(report: Mapping[str, object]) -> tuple[Drawing, ...]:
+def draw(report: Report) -> tuple[Drawing, ...]:
     """Draw the figures that a report has data for.
 
     These are ε over queries, perplexity over ε, and parts of ε. Diagnostics add weights, charges of
     single models, and screened queries. Records of the members' training add their losses.
     """
-    methods = read_methods(report)
+    methods = report.methods
     drawings = (
         _draw_curves(methods),
         _draw_tradeoff(methods),
@@ -75,15 +70,14 @@ def draw(report: Mapping[str, object]) -> tuple[Drawing, ...]:
         draw_weights(methods),
         draw_charges(methods),
         draw_screened(methods),
-        draw_training(report.get("training")),
-        draw_validation(report.get("training")),
+        draw_training(report.training),
+        draw_validation(report.training),
     )
-    config: Any = report["config"]
-    run = run_words(config, methods)
+    run = report.words()
     return tuple(replace(drawing, run=run) for drawing in drawings if drawing is not None)
 
 
-def _draw_curves(methods: Sequence[Method]) -> Drawing | None:
+def _draw_curves(methods: Sequence[Evaluation]) -> Drawing | None:
     """Draw ε over queries if any grows with them; a covered line is wider than the one on it."""
     shown = [(m, colour, _finite_curve(m)) for m, colour in _coloured(methods)]
     shown = [one for one in shown if one[2]]
@@ -95,10 +89,11 @@ def _draw_curves(methods: Sequence[Method]) -> Drawing | None:
         for at, (method, colour, points) in enumerate(shown):
             start = [(0, points[0][1])] if constant[at] else []
             covered = sum(_alike(points, others) for *_, others in shown[at + 1 :])
+            kind, adjacency = method.guarantee.kind, method.guarantee.adjacency
             axes.plot(
                 *zip(*start, *points, strict=True), color=colour, linewidth=2.0 + 2.5 * covered,
-                linestyle=LINE_STYLES.get(method.kind, "-"),
-                marker=MARKERS.get(method.kind, "o"), **filling(method.adjacency),
+                linestyle=LINE_STYLES.get(kind, "-"), marker=MARKERS.get(kind, "o"),
+                **filling(adjacency),
                 markevery=[len(start) + len(points) - 1], markersize=6, clip_on=False,
             )  # fmt: skip
         axes.set_xlim(left=0)
@@ -110,7 +105,7 @@ def _draw_curves(methods: Sequence[Method]) -> Drawing | None:
         axes.xaxis.set_major_formatter(lambda value, _: f"{value:,.0f}")
         number_axis(axes.yaxis)
         figure.legend(axes.get_lines(), labels, loc="outside lower left")
-    kinds = {method.kind for method, *_ in shown}
+    kinds = {method.guarantee.kind for method, *_ in shown}
     caption = " ".join(words for kind, words in _CURVE_WORDS.items() if kind in kinds)
     return Drawing("curves", "Privacy spent against queries answered", caption, figure)
 
@@ -122,18 +117,20 @@ def _alike(one: Sequence[tuple[int, float]], other: Sequence[tuple[int, float]])
     )
 
 
-def _draw_tradeoff(methods: Sequence[Method]) -> Drawing | None:
+def _draw_tradeoff(methods: Sequence[Evaluation]) -> Drawing | None:
     """Draw perplexity against ε: marks exactly at their values, and lines for references."""
     finite = [(m, colour) for m, colour in _coloured(methods) if math.isfinite(m.perplexity)]
     if not finite:
         return None
-    levels = [m for m in methods if m.kind in ("public", "none") and math.isfinite(m.perplexity)]
+    levels = [
+        m for m in methods if m.guarantee.kind in ("public", "none") and math.isfinite(m.perplexity)
+    ]
     shown = [*(m for m, _ in finite), *levels]
     labels = ["\n".join(map(wrapped, (m.name, _words(m)))) for m in shown]
     lines = sum(label.count("\n") + 1 for label in labels) / 2
     with canvas(3.6 + _LINE * math.ceil(lines)) as (figure, axes):
         handles: list[Any] = []
-        paid = [m.epsilon or 0.0 for m, _ in finite]
+        paid = [m.guarantee.epsilon or 0.0 for m, _ in finite]
         ends = [end for m in shown for end in _bar(m)]
         margin = 0.1 * (max(ends) - min(ends)) or 0.05 * max(ends)
         axes.set_ylim(min(ends) - margin, max(ends) + margin)
@@ -143,10 +140,16 @@ def _draw_tradeoff(methods: Sequence[Method]) -> Drawing | None:
         else:
             axes.set_xlim(0, 1.2 * max(paid))
         near = _MARK * figure.dpi / 72
-        at = [tuple(axes.transData.transform((m.epsilon, m.perplexity))) for m, _ in finite]
+        at = [
+            tuple(axes.transData.transform((m.guarantee.epsilon, m.perplexity))) for m, _ in finite
+        ]
         for number, (method, colour) in enumerate(finite):
-            mark = {"color": colour, "marker": MARKERS.get(method.kind, "o"), "linestyle": "none"}
-            look: dict[str, Any] = mark | filling(method.adjacency)
+            mark = {
+                "color": colour,
+                "marker": MARKERS.get(method.guarantee.kind, "o"),
+                "linestyle": "none",
+            }
+            look: dict[str, Any] = mark | filling(method.guarantee.adjacency)
             # Later marks are smaller than those that they cover, so that every rim is seen.
             covered = sum(math.dist(at[number], other) < near for other in at[number + 1 :])
             low, high = _bar(method)
@@ -173,15 +176,17 @@ def _draw_tradeoff(methods: Sequence[Method]) -> Drawing | None:
         "A larger mark lies beneath a smaller one. Bars are 95 % intervals of the paired "
         "difference to the public model."
     )
-    if any(method.kind == "published" for method, _ in finite):
+    if any(method.guarantee.kind == "published" for method, _ in finite):
         caption += " Crosses are claims of the published bound, which is invalid."
-    missing = [m.name for m in methods if math.isinf(m.perplexity) or m.epsilon == math.inf]
+    missing = [
+        m.name for m in methods if math.isinf(m.perplexity) or m.guarantee.epsilon == math.inf
+    ]
     if missing:
         caption += f" Not shown, because a value is infinite: {', '.join(missing)}."
     return Drawing("tradeoff", "Perplexity against privacy", caption, figure)
 
 
-def _bar(method: Method) -> tuple[float, float]:
+def _bar(method: Evaluation) -> tuple[float, float]:
     """Return the ends of a perplexity's bar, both the perplexity itself without an interval."""
     found = method.difference
     if found is None or found["low"] is None:
@@ -190,20 +195,20 @@ def _bar(method: Method) -> tuple[float, float]:
     return method.perplexity * low, method.perplexity * high
 
 
-def _promise(method: Method) -> str:
-    none = method.kind == "none"
-    return "no guarantee" if none else format_promise(method.kind, method.adjacency)
+def _promise(method: Evaluation) -> str:
+    none = method.guarantee.kind == "none"
+    return "no guarantee" if none else format_promise(method)
 
 
-def _words(method: Method) -> str:
+def _words(method: Evaluation) -> str:
     """Return the words of a legend that give a method's promise and values."""
     words = _promise(method)
-    words += f": ε = {show_epsilon(method.epsilon)}" if _has_budget(method) else ""
+    words += f": ε = {show_epsilon(method.guarantee.epsilon)}" if _has_budget(method) else ""
     return f"{words}, perplexity {format_perplexity(method.perplexity)}"
 
 
-def _draw_breakdown(methods: Sequence[Method]) -> Drawing | None:
-    shown = [m for m in methods if m.kind == "data-dependent, ex-post" and _has_budget(m)]
+def _draw_breakdown(methods: Sequence[Evaluation]) -> Drawing | None:
+    shown = [m for m in methods if m.guarantee.kind == "data-dependent, ex-post" and _has_budget(m)]
     shown = [m for m in shown if all(math.isfinite(v) for v in m.breakdown.values())]
     if not shown:
         return None
@@ -219,7 +224,7 @@ def _draw_breakdown(methods: Sequence[Method]) -> Drawing | None:
                 )  # fmt: skip
                 side[row] += width
         for row, method in enumerate(shown):
-            text = f"ε = {show_epsilon(method.epsilon)}"
+            text = f"ε = {show_epsilon(method.guarantee.epsilon)}"
             axes.annotate(text, (ends[row], row), (6, 0), textcoords="offset points", va="center")
         axes.set_yticks(range(len(shown)), [wrapped(m.name) for m in shown])
         axes.invert_yaxis()
@@ -237,16 +242,16 @@ def _draw_breakdown(methods: Sequence[Method]) -> Drawing | None:
     return Drawing("breakdown", "Where the data-dependent ε goes", caption, figure)
 
 
-def _has_budget(method: Method) -> bool:
+def _has_budget(method: Evaluation) -> bool:
     """Return whether ε is finite and above 0."""
-    return method.epsilon is not None and 0 < method.epsilon < math.inf
+    return method.guarantee.epsilon is not None and 0 < method.guarantee.epsilon < math.inf
 
 
-def _coloured(methods: Sequence[Method]) -> list[tuple[Method, str]]:
+def _coloured(methods: Sequence[Evaluation]) -> list[tuple[Evaluation, str]]:
     """Return the methods with a finite ε above 0, each with its colour in every figure."""
     shown = [method for method in methods if _has_budget(method)]
     return [(m, COLOURS[i % len(COLOURS)]) for i, m in enumerate(shown)]
 
 
-def _finite_curve(method: Method) -> list[tuple[int, float]]:
+def _finite_curve(method: Evaluation) -> list[tuple[int, float]]:
     return [(n, e) for n, e in method.curve if e is not None and 0 < e < math.inf]

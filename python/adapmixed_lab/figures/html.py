@@ -8,33 +8,28 @@ from typing import Any
 from jinja2 import Environment, FileSystemLoader
 from markupsafe import Markup
 
+from adapmixed.evaluation import Evaluation
 from adapmixed.files import write_file
-from adapmixed.report.build import write_report
-from adapmixed.report.diagnostics import UTILITY_TITLES, UTILITY_WORDS, utility_cells, utility_of
-from adapmixed.report.runs import runs_rows, runs_words
-from adapmixed.report.table import TITLES, cells
-from adapmixed.report.verdict import verdict
-from adapmixed.report.view import (
+from adapmixed.report import Report
+from adapmixed.report.report import UTILITY_TITLES, UTILITY_WORDS
+from adapmixed.report.table import (
     INTERVAL_WORDS,
     KEPT_WORDS,
     KIND_LABELS,
     MISSING,
-    Method,
+    TITLES,
     format_neighbours,
-    read_methods,
-    run_words,
+    row,
 )
 from adapmixed_lab.figures.figures import draw
 from adapmixed_lab.figures.style import Drawing
 
 
-def write_page(
-    report: Mapping[str, object], folder: Path | str, *, figures: bool = False
-) -> tuple[Path, ...]:
+def write_page(report: Report, folder: Path | str, *, figures: bool = False) -> tuple[Path, ...]:
     """Write report.json and report.html, each replaced as a whole or not at all.
 
     Args:
-        report: from `build_report`, or the same read back from JSON.
+        report: the results.
         folder: created if it is missing.
         figures: also write every figure as NAME.svg and NAME.pdf.
 
@@ -43,43 +38,35 @@ def write_page(
         the figures.
 
     Raises:
-        ValueError: the report has another format version, or a value that strict JSON cannot hold.
+        ValueError: the report has a value that strict JSON cannot hold.
     """
     drawings = draw(report)
     files = {"report.html": _page(report, drawings).encode()}
     for one in drawings if figures else ():
         files |= {f"{one.name}.svg": f"{one.svg}\n".encode(), f"{one.name}.pdf": one.pdf}
-    paths = [write_report(report, folder)]
+    paths = [report.write(folder)]
     for name, content in files.items():
         paths.append(Path(folder) / name)
         write_file(paths[-1], content)
     return tuple(paths)
 
 
-def render(report: Mapping[str, object]) -> str:
+def render(report: Report) -> str:
     """Return the page, in which all text of the report is escaped."""
     return _page(report, draw(report))
 
 
-def _page(report: Mapping[str, Any], drawings: tuple[Drawing, ...]) -> str:
-    methods, runs = read_methods(report), report.get("runs")
-    sample = report.get("sample") or {}
-    shown = ("text", "guarantee", "prompt", "method", "kind")
+def _page(report: Report, drawings: tuple[Drawing, ...]) -> str:
     page: str = _template().render(
-        run=run_words(report["config"], methods),
-        verdict=verdict(runs or report["methods"]),
-        methods=methods,
-        summary=[_SUMMARY, *map(_summary, methods)],
+        report=report,
+        summary=[_SUMMARY, *map(_summary, report.methods)],
         words=f"{INTERVAL_WORDS} {KEPT_WORDS}",
-        runs=runs_rows(runs) if runs else [],
-        runs_words=runs_words(runs) if runs else "",
-        utility=[UTILITY_TITLES, *(utility_cells(one) for one in methods if utility_of(one))],
+        runs=[TITLES, *map(row, report.runs)],
+        utility=[UTILITY_TITLES, *report.utility_rows()],
         utility_words=UTILITY_WORDS,
         drawings=drawings,
-        sample=sample,
-        sample_rest=[item for item in sample.items() if item[0] not in shown],
-        config=list(_flatten(report["config"])),
-        environment=list(_flatten(report["environment"])),
+        config=list(_flatten(report.config)),
+        environment=list(_flatten(report.environment)),
     )
     return page
 
@@ -100,17 +87,18 @@ def _template() -> Any:
 _SUMMARY = (*TITLES[:-1], "δ", "guarantee", "neighbours", "unit", "screened", "tokens/s")
 
 
-def _summary(method: Method) -> list[str]:
+def _summary(one: Evaluation) -> list[str]:
     """Return the cells of a method, in the order of `_SUMMARY`."""
-    promised, rate = method.epsilon is not None, method.tokens_per_second
-    screens = method.screened > 0 or method.breakdown.get("screening", 0.0) > 0
+    guarantee, rate = one.guarantee, one.tokens_per_second
+    promised = guarantee.epsilon is not None
+    screens = one.screened > 0 or one.breakdown.get("screening", 0.0) > 0
     return [
-        *cells(method)[:-1],
-        repr(method.delta).removesuffix(".0") if promised else MISSING,  # not rounded
-        _badge(method.kind),
-        format_neighbours(method.adjacency),
-        method.unit if promised else MISSING,
-        f"{100 * method.screened:.1f}%" if screens else MISSING,
+        *row(one)[:-1],
+        repr(guarantee.delta).removesuffix(".0") if promised else MISSING,  # not rounded
+        _badge(guarantee.kind),
+        format_neighbours(guarantee.adjacency),
+        guarantee.unit if promised else MISSING,
+        f"{100 * one.screened:.1f}%" if screens else MISSING,
         MISSING if rate is None else f"{rate:,.0f}" if rate >= 100 else f"{rate:.3g}",
     ]
 

@@ -7,13 +7,13 @@ answers. The unit is one *record*, a block of tokens, unless each name gave only
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from adapmixed.data import Corpus
+from adapmixed.limits import check_epsilon
 from adapmixed.training.base import base_facts
 from adapmixed.training.config import FinetuneConfig
 from adapmixed_lab.dp_sgd.guarantee import PrivacyTarget
@@ -132,23 +132,17 @@ def builtin_dp_adapter(
 
 def _read(folder: Path) -> tuple[DPAdapter, dict[str, Any]]:
     """Return an adapter, and the content of its guarantee."""
-    path = folder / GUARANTEE_FILE
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
+        content = json.loads((folder / GUARANTEE_FILE).read_text(encoding="utf-8"))
+        if content["format_version"] != FORMAT_VERSION:
+            version = content["format_version"]
+            raise ValueError(f"format_version must be {FORMAT_VERSION}, got {version!r}")
+        single = content["blocks_per_identifier"] == 1
+        unit = content["unit"] if single else f"block of {content['block_size']} tokens"
+        epsilon = check_epsilon(float(content["epsilon"]))
+        found = DPAdapter(folder, epsilon, content["delta"], unit, content["statement"])
+    except (OSError, KeyError, TypeError, ValueError) as error:
         raise ValueError(
             f"folder must be one that 'adapmixed-lab dp-sgd' wrote, got {folder}: {error}"
         ) from error
-    version = content.get("format_version") if isinstance(content, dict) else None
-    if version != FORMAT_VERSION:
-        raise ValueError(f"{path}: format_version must be {FORMAT_VERSION}, got {version!r}")
-    try:
-        single = content["blocks_per_identifier"] == 1
-        unit = content["unit"] if single else f"block of {content['block_size']} tokens"
-        epsilon, delta = float(content["epsilon"]), float(content["delta"])
-        found = DPAdapter(folder, epsilon, delta, str(unit), str(content["statement"]))
-    except (KeyError, OverflowError, TypeError, ValueError) as error:
-        raise ValueError(f"{path} must be a guarantee, reading it raised {error!r}") from error
-    if not 0 < found.epsilon < math.inf:
-        raise ValueError(f"{path} must have a finite ε > 0, got {found.epsilon:g}")
     return found, content

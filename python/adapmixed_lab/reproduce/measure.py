@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import scipy  # it loads scipy.stats on its first use
 
-from adapmixed.evaluation import Runs, evaluate_runs, plan_runs
-from adapmixed.evaluation.result import paired_difference
+from adapmixed.evaluation import Evaluation, evaluate, plan_runs
 from adapmixed.mechanisms import Mechanism, PublicOnly, Unprotected, UnprotectedPool
 from adapmixed.rng import SeededRandom
 from adapmixed_lab.reproduce.inputs import Texts
@@ -77,9 +76,9 @@ def measure(
         state: name of the state file; "": none is kept.
 
     Raises:
-        ValueError: as `evaluate_runs`.
+        ValueError: as `evaluate`.
     """
-    found = evaluate_runs(
+    found = evaluate(
         ensemble,
         tokens,
         mechanisms,
@@ -92,8 +91,7 @@ def measure(
         result=run.keep / f"{state}.state.json" if run.keep is not None and state else None,
         resume=run.keep is not None and bool(state),
     )
-    public = next((one for one in found if one.name == PUBLIC), None)
-    return {one.name: _ours(one, mechanisms[one.name], public) for one in found}
+    return {one.name: _ours(one, mechanisms[one.name]) for one in found}
 
 
 def compare(
@@ -200,28 +198,26 @@ def queries_of(inputs: Texts, paper: int, given: int | None) -> int:
     return min(paper, available, BUILTIN_QUERIES)
 
 
-def _ours(runs: Runs, mechanism: Mechanism, public: Runs | None) -> Ours:
+def _ours(found: Evaluation, mechanism: Mechanism) -> Ours:
     """Return means and deviations over the runs, and the sentence of the largest ε.
 
     `screened` counts queries of one run.
     """
-    evaluations = runs.evaluations
+    evaluations = found.runs
     worst = max(evaluations, key=lambda one: one.guarantee.epsilon or 0.0)
     guarantee, count = worst.guarantee, len(evaluations)
     return {
-        "perplexity": runs.perplexity_mean,
-        "perplexity_deviation": runs.perplexity_deviation,
+        "perplexity": found.perplexity_mean,
+        "perplexity_deviation": found.perplexity_deviation,
         "perplexities": [one.perplexity for one in evaluations],
-        "difference": paired_difference(evaluations, public.evaluations)
-        if public is not None and guarantee.kind != "public"
-        else None,
-        "epsilon": runs.epsilon_mean,
-        "epsilon_deviation": runs.epsilon_deviation,
+        "difference": found.difference,
+        "epsilon": found.epsilon_mean,
+        "epsilon_deviation": found.epsilon_deviation,
         "epsilons": [one.guarantee.epsilon for one in evaluations],
         "delta": guarantee.delta,
         "kind": guarantee.kind,
         "guarantee": str(guarantee),
-        "queries": runs.queries,
+        "queries": found.queries,
         "runs": count,
         "unit": guarantee.unit,
         "adjacency": guarantee.adjacency,

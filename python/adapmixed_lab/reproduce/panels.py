@@ -12,9 +12,9 @@ from typing import Any
 from matplotlib.ticker import LogLocator
 
 from adapmixed.files import write_file
-from adapmixed.report.view import format_perplexity
+from adapmixed.report.table import format_perplexity
 from adapmixed_lab.figures.style import COLOURS, GREY, MARKERS, Drawing, canvas, number_axis
-from adapmixed_lab.reproduce.result import csv_text, run_words, show_cost
+from adapmixed_lab.reproduce.result import run_words, show_cost
 
 _FONT_SIZE = 7.5
 _SAME = 0.07  # part of the axes: points nearer than this share one label
@@ -27,15 +27,15 @@ _Point = tuple[str, float, float]
 
 
 def write_outputs(result: Mapping[str, Any], folder: Path) -> list[Path]:
-    """Write EXPERIMENT-DATASET.json and .csv, and of Figure 2 also .svg and .pdf.
+    """Write EXPERIMENT-DATASET.json, and of Figure 2 also .svg and .pdf.
 
-    CSV and figure follow from the JSON alone. The caption is the SVG's description.
+    The figure follows from the JSON alone. The caption is the SVG's description.
 
     Returns:
         the paths of the files.
     """
     text = json.dumps(result, indent=1, ensure_ascii=False, allow_nan=False)
-    files = {".json": f"{text}\n".encode(), ".csv": csv_text(result).encode()}
+    files = {".json": f"{text}\n".encode()}
     if result["experiment"] == "figure2":
         drawing = draw_panels(result)
         start, rest = drawing.svg.split(">", 1)

@@ -11,8 +11,6 @@ the string "inf". A result holds perplexities and data-dependent ε, so it is fo
 
 from __future__ import annotations
 
-import csv
-import io
 import json
 import re
 from collections.abc import Mapping, Sequence
@@ -20,18 +18,9 @@ from pathlib import Path
 from typing import Any
 
 from adapmixed.report import environment, plain
-from adapmixed.report.view import show_epsilon
+from adapmixed.report.table import show_epsilon
 
 FORMAT_VERSION = 1
-_KEYS = ("experiment", "inputs", "settings", "notes", "rows", "environment", "seconds")
-_OURS = (
-    "perplexity", "perplexity_deviation", "epsilon", "epsilon_deviation", "delta", "kind",
-    "queries", "runs", "unit", "adjacency", "rule", "screened", "mixing", "screening",
-    "conversion", "total", "mechanism",
-)  # fmt: skip
-_PAPER = (
-    "perplexity", "perplexity_deviation", "epsilon", "kind", "queries", "screened", "place",
-)  # fmt: skip
 
 
 def row(
@@ -85,19 +74,15 @@ def read_experiment(path: Path) -> dict[str, Any]:
             set that could lead out of a folder.
     """
     try:
-        result = json.loads(path.read_text(encoding="utf-8"))
-    except (UnicodeDecodeError, json.JSONDecodeError) as error:
-        raise ValueError(f"{path} must be a result file: {error}") from error
-    version = result.get("format_version") if isinstance(result, dict) else None
-    if version != FORMAT_VERSION:
-        raise ValueError(f"{path}: format_version must be {FORMAT_VERSION}, got {version!r}")
-    missing = [key for key in _KEYS if key not in result]
-    if missing:
-        raise ValueError(f"{path} must be a result file, it lacks {', '.join(missing)}")
-    found: dict[str, Any] = result
-    dataset = found["inputs"]["dataset"]
-    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", dataset):  # it becomes a file's name
-        raise ValueError(f"{path} must be an unchanged result file, got the dataset {dataset!r}")
+        found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        if found["format_version"] != FORMAT_VERSION:
+            version = found["format_version"]
+            raise ValueError(f"format_version must be {FORMAT_VERSION}, got {version!r}")
+        dataset = found["inputs"]["dataset"]
+        if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", dataset):  # it becomes a file's name
+            raise ValueError(f"dataset must be a name, got {dataset!r}")
+    except (KeyError, TypeError, ValueError) as error:
+        raise ValueError(f"{path} must be an unchanged result file: {error}") from error
     return found
 
 
@@ -116,16 +101,3 @@ def run_words(result: Mapping[str, Any]) -> str:
     facts += [f"{settings['queries']:,} queries"] * ("long_queries" not in settings)
     facts.append(f"settings of {inputs['dataset']}")
     return f"{where}: {', '.join(facts)}, δ = {settings['delta']:g}"
-
-
-def csv_text(result: Mapping[str, Any]) -> str:
-    """Return the rows as CSV, with a column for each number, empty if there is none."""
-    output = io.StringIO()
-    writer = csv.writer(output, lineterminator="\n")
-    columns = [f"ours_{name}" for name in _OURS] + [f"paper_{name}" for name in _PAPER]
-    writer.writerow(["group", "method", "label", *columns])
-    for one in result["rows"]:
-        ours, paper = one["ours"] or {}, one["paper"] or {}
-        numbers = [ours.get(name) for name in _OURS] + [paper.get(name) for name in _PAPER]
-        writer.writerow([one["group"], one["method"], one["label"], *numbers])
-    return output.getvalue()

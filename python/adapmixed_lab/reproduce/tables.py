@@ -7,14 +7,14 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from adapmixed.report import aligned
-from adapmixed.report.table import printable
-from adapmixed.report.view import (
+from adapmixed.report.table import (
     INTERVAL_WORDS,
     KIND_LABELS,
     MISSING,
     format_against,
     format_neighbours,
     format_perplexity,
+    printable,
 )
 from adapmixed_lab.reproduce.result import relation, run_words, show_cost
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from report_cases import HOSTILE, Page, build, evaluation
+from report_cases import HOSTILE, Page, build, by_name, evaluation
 from trained_demo import DEMO_ENSEMBLE
 
 from adapmixed.cli import main
@@ -21,10 +21,8 @@ from adapmixed.data.builtin import held_out_documents
 from adapmixed.data.demo import demo_base
 from adapmixed.ensemble import read_manifest, write_manifest
 from adapmixed.evaluation import Diagnosis, Evaluation, Utility, Weights
-from adapmixed.evaluation.diagnosis import QUANTILES
-from adapmixed.report import report_text
-from adapmixed.report.training import training_losses
-from adapmixed.report.view import read_methods
+from adapmixed.evaluation.diagnostics import QUANTILES
+from adapmixed.report import training_losses
 
 pytestmark = pytest.mark.usefixtures("demo_ensemble")
 
@@ -76,7 +74,7 @@ TRAINING = [
 
 def test_report_holds_what_was_found() -> None:
     report = build(diagnosed(), training=TRAINING)
-    found = {m["name"]: m["diagnostics"] for m in report["methods"]}
+    found = {name: one["diagnostics"] for name, one in by_name(report).items()}
     assert found["some"]["utility"] == pytest.approx(
         {"gap": 0.1, "bound": 2.5, "mean_bound": 0.75, "loss": 4.1, "ensemble_loss": 4.0}
     )
@@ -84,12 +82,13 @@ def test_report_holds_what_was_found() -> None:
     assert found["some"]["quantiles"] is None and found["many"]["quantiles"] == list(QUANTILES)
     assert found["edge"]["utility"]["gap"] is None and found["edge"]["utility"]["bound"] == "inf"
     assert found["public"]["utility"] is None
-    assert json.loads(json.dumps(report, allow_nan=False)) == report
-    text = report_text(report)
+    assert report.to_json()["training"] == TRAINING and "training" not in build().to_json()
+    assert "diagnostics" not in by_name(build())["public"]
+    text = report.text()
     row = next(line for line in text.splitlines() if re.match(r"some +0\.1 ", line))
     assert row.split() == ["some", "0.1", "0.75", "2.5"]
     assert re.search(r"^edge +- +inf +inf$", text, re.MULTILINE)
-    assert "PRIVATE" in text and "PRIVATE" not in report_text(build())
+    assert "PRIVATE" in text and "PRIVATE" not in build().text()
 
 
 @pytest.mark.slow
@@ -109,12 +108,11 @@ def test_figures_of_diagnostics() -> None:
         "training",
         "validation",
     ]
-    charges = draw_charges(read_methods(report))
+    charges = draw_charges(report.methods)
     assert charges is not None and charges.name == figures["charges"].name
     for name in ("weights", "charges", "screened", "training", "validation"):
         assert figures[name].svg.startswith("<svg") and "nan" not in figures[name].svg.lower()
         assert "For the operator only" in figures[name].caption
-    assert {"training"}.isdisjoint(build()) and "diagnostics" not in build()["methods"][0]
 
 
 def test_losses_come_from_the_members_folders(tmp_path: Path) -> None:

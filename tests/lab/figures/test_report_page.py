@@ -5,18 +5,18 @@ from __future__ import annotations
 import math
 import re
 import warnings
-from typing import Any
 
 import pytest
 from markupsafe import escape
 from report_cases import HOSTILE, SAMPLE, Page, build, evaluation, every_kind
 
 from adapmixed.evaluation import Evaluation
+from adapmixed.report import Report
 from adapmixed_lab.figures.figures import draw
 from adapmixed_lab.figures.html import render, write_page
 
 
-def hostile_report() -> dict[str, Any]:
+def hostile_report() -> Report:
     evaluations = [
         evaluation(HOSTILE, "fixed", epsilon=3.0),
         evaluation("_hidden $\\frac$", "data-dependent, ex-post", epsilon=2.0, perplexity=40.0),
@@ -27,7 +27,7 @@ def hostile_report() -> dict[str, Any]:
         config={HOSTILE: [HOSTILE, {"nested": HOSTILE}]},
         environment={"torch": HOSTILE},
         sample={
-            "prompt": HOSTILE, "text": HOSTILE, "guarantee": HOSTILE, "method": HOSTILE,
+            "prompt": HOSTILE, "text": HOSTILE, "guarantee": HOSTILE, "mechanism": HOSTILE,
             HOSTILE: HOSTILE,
         },
     )  # fmt: skip

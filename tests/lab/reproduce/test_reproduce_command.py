@@ -60,7 +60,7 @@ def test_builtin_sample(
         assert "The paper's Table 2 covers wikitext-103 alone." in printed
         assert all(one["paper"] is None for one in result["rows"])
         assert "threshold=4.5" in result["rows"][-1]["ours"]["mechanism"]
-    for suffix in (".csv", ".svg")[: 1 + (experiment == "figure2")]:
+    for suffix in (".json", ".svg")[: 1 + (experiment == "figure2")]:
         (path,) = sorted(tmp_path.glob(f"{experiment}*{suffix}"))[:1]
         assert f"wrote {path}" in printed and path.stat().st_size > 0
 
@@ -190,7 +190,7 @@ def test_an_adapter_of_other_settings_is_refused(stand_ins: dict[str, str], tmp_
         with pytest.raises(ValueError, match="other settings"):
             builtin_dp_adapter(other, stand_ins["base"])
     (other / "guarantee.json").write_text(json.dumps(content | {"epsilon": "nan"}))
-    with pytest.raises(ValueError, match="finite ε"):
+    with pytest.raises(ValueError, match="epsilon must be"):
         read_dp_adapter(other)
 
 

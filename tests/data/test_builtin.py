@@ -1,9 +1,8 @@
-"""The built-in corpora, local files, and the demonstration's assets."""
+"""The built-in corpora, and the demonstration's assets."""
 
 from __future__ import annotations
 
 import json
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -14,7 +13,6 @@ from trained_demo import DEMO_ENSEMBLE
 from adapmixed.data import demo_base, held_out_documents, private_documents
 from adapmixed.data.builtin import is_held_out, topic_documents
 from adapmixed.data.demo import held_out_text
-from adapmixed.data.text import read_text
 from adapmixed.ensemble import read_manifest
 
 pytestmark = pytest.mark.usefixtures("demo_ensemble")
@@ -34,32 +32,6 @@ def test_held_out_topics_are_in_no_shard() -> None:
 def test_no_paragraph_occurs_twice() -> None:
     texts = [" ".join(d.text.split()) for d in private_documents() + held_out_documents()]
     assert len(set(texts)) == len(texts)
-
-
-def test_read_text(tmp_path: Path) -> None:
-    (tmp_path / "b.txt").write_text("two", encoding="utf-8")
-    (tmp_path / "sub").mkdir()
-    (tmp_path / "sub" / "a.txt").write_text("öne", encoding="utf-8")
-    (tmp_path / "empty.txt").write_text(" \n")
-    (tmp_path / "other.md").write_text("not read")
-    assert [(d.identifier, d.text) for d in read_text(tmp_path)] == [
-        ("b.txt", "two"),
-        ("sub/a.txt", "öne"),
-    ]
-    assert [d.identifier for d in read_text(tmp_path / "other.md")] == ["other.md"]
-    with pytest.raises(ValueError, match="path must name"):
-        read_text(tmp_path / "nowhere")
-    for name in ("rows.jsonl", "rows.CSV", "rows.parquet", "rows.json"):
-        (tmp_path / "rows").mkdir(exist_ok=True)
-        (tmp_path / "rows" / name).write_text("{}", encoding="utf-8")
-        with pytest.raises(ValueError, match="path must hold .* got .*rows"):
-            read_text(tmp_path / "rows" / name)
-    shutil.rmtree(tmp_path / "rows")
-    with pytest.raises(ValueError, match="has none"):
-        read_text(tmp_path / "empty.txt")
-    (tmp_path / "b.txt").write_bytes(b"\xff\xfe\xff")
-    with pytest.raises(ValueError, match="UTF-8"):
-        read_text(tmp_path)
 
 
 def test_data_needs_no_torch() -> None:

@@ -1,10 +1,9 @@
-"""The commands ``adapmixed generate`` and ``adapmixed chat``."""
+"""``adapmixed generate``: prompts, budgets, ledgers, errors."""
 
 from __future__ import annotations
 
 import io
 import json
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +13,10 @@ from trained_demo import DEMO_ENSEMBLE
 from adapmixed.cli import main
 from adapmixed.commands.mechanisms import NAMES
 from adapmixed.data.demo import demo_base
-from adapmixed.ensemble import Manifest, read_manifest, write_manifest
 from adapmixed.generation import PrivateGenerator
+from adapmixed.privacy import Accountant, read_ledger
 
 pytestmark = pytest.mark.usefixtures("demo_ensemble")
-
 MODELS = ["--base", str(demo_base()), "--ensemble", str(DEMO_ENSEMBLE)]
 FIRST = ["--mechanism", "public", "--top-k", "1"]  # the likeliest public token, without a draw
 POOL = ["--mechanism", "clipped-log-pool lower=-0.5 upper=0.5"]
@@ -28,12 +26,6 @@ FIXED = {
     "pmixed": "epsilon=8",
 }
 """Mechanisms whose ε is fixed in advance, with settings."""
-
-
-def demo_base_name() -> str:
-    """Return the base's name in the demonstration's adapters."""
-    config = DEMO_ENSEMBLE / "member-000" / "adapter_config.json"
-    return Path(json.loads(config.read_text(encoding="utf-8"))["base_model_name_or_path"]).name
 
 
 def typed(monkeypatch: pytest.MonkeyPatch, text: str) -> None:
@@ -198,63 +190,81 @@ def test_temperature_and_the_window(capsys: pytest.CaptureFixture[str]) -> None:
     assert "the model's window is" in capsys.readouterr().err
 
 
-def test_chat_line_by_line(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize(
+    "mechanism",
+    ["clipped-mixing lower=0.6 upper=2 order=6", "clipped-log-pool lower=-0.5 upper=1 scale=2"],
+)
+@pytest.mark.slow
+def test_budgets_of_shards_go_on_from_their_ledger(
+    mechanism: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    arguments = ["chat", *MODELS, *FIRST, "--max-new-tokens", "4"]
-    typed(monkeypatch, "The value\n\n/new\nIf the name\n/quit\nThe value\n")
-    assert main([*arguments, "--plain"]) == 0
-    out = capsys.readouterr()
-    answers = []
-    for prompt in ("The value", "If the name"):
-        assert main(["generate", *MODELS, *FIRST, "--max-new-tokens", "4", "--prompt", prompt]) == 0
-        answers.append(capsys.readouterr().out)
-    assert out.out == "".join(answers)
-    typed(monkeypatch, "The value\nThe value\n")
-    assert main([*arguments, "--plain", "--turns", "1"]) == 0
-    assert capsys.readouterr().out == answers[0]
-    typed(monkeypatch, "The value\n")
-    assert main(arguments) == 2
-    out = capsys.readouterr()
-    assert out.out == ""
-    assert "must have a chat template, but has none: use adapmixed chat --plain" in out.err
-    assert main([*arguments, "--turns", "0"]) == 2
-    assert main([*arguments, "--plain", "--system", "x"]) == 2
+    path = tmp_path / "ledger.db"
+    arguments = ["--prompt", "The try statement", "--max-new-tokens", "4", "--epsilon", "3"]
+    arguments += ["--mechanism", mechanism, "--ledger", str(path)]
+    spent = []
+    for _ in range(2):
+        assert main(["generate", *MODELS, *arguments]) == 0
+        error = capsys.readouterr().err
+        assert "ε = 3" in error or "ε = 2.9" in error
+        assert "a budget of every shard" in error and "may be published" in error
+        assert "PRIVATE" not in error and "spent of" not in error
+        with Accountant(1e-5, epsilon=3.0, path=path, create=False) as accountant:
+            spent.append(accountant.spent)
+            assert spent[-1].max() <= accountant.limit
+    assert (spent[0] > 0).all() and (spent[1] > spent[0]).all()
+    assert main(["generate", *MODELS, *arguments, "--operator"]) == 0
+    error = capsys.readouterr().err
+    assert "PRIVATE, for the operator: spent of a budget of" in error
+    assert len([line for line in error.splitlines() if line.startswith("  ")]) == 64
+    charges = read_ledger(path).charges
+    for other in (["--epsilon", "4"], ["--delta", "2e-6"]):
+        assert main(["generate", *MODELS, *arguments, *other]) == 2
+        error = capsys.readouterr().err
+        assert f"{other[0]} must be what the ledger was created with" in error
+    assert read_ledger(path).charges == charges
 
 
-def test_chat_remembers_the_conversation(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (["--mechanism", "clipped-log-pool lower=1 upper=2"], "lower (a log-ratio) must be <= 0"),
+        (["--epsilon", "0", *POOL], "--epsilon must be > 0"),
+        (["--delta", "1", *POOL], "--delta must be <= 0.1"),
+        (["--epsilon", "2", "--mechanism", "adapmixed"], "None for AdaPMixED, got 2.0: its losses"),
+        (["--epsilon", "2", "--mechanism", "pmixed epsilon=8"], "the same for every member"),
+        (["--epsilon", "2", "--mechanism", "unprotected"], "no bound that could be charged"),
+        (["--epsilon", "2", "--mechanism", f"{POOL[1]} queries=9"], "queries must be None if ev"),
+        (["--epsilon", "0.1", "--mechanism", "clipped-mixing lower=0.5 upper=2"], "at order 8.0"),
+        (["--adjacency=replace_one", "--mechanism", "adapmixed"], "be 'zero_out' for AdaPMixED"),
+        (["--memory", "1K", *POOL], "generate: --memory must be >= "),
+        (["--max-new-tokens", "0", *POOL], "generate: --max-new-tokens must be an integer >= 1"),
+        (["--max-new-tokens", "99999", *POOL], "generate: --max-new-tokens must be <= "),
+        (["--temperature", "0", *POOL], "generate: --temperature must be >= 0.01"),
+        (["--top-k", "0", *POOL], "generate: --top-k must be an integer >= 1"),
+        (["--chat", "--prompt", "More", *POOL], "--chat takes one prompt, got 2"),
+    ],
+)
+def test_generate_refuses(
+    options: list[str], words: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    base = tmp_path / demo_base_name()
-    shutil.copytree(demo_base(), base)
-    settings = json.loads((base / "tokenizer_config.json").read_text(encoding="utf-8"))
-    settings["chat_template"] = (
-        "{% for m in messages %}{% if m['role'] == 'system' and m['content'] == 'No' %}"
-        "{{ raise_exception('System role not supported') }}{% endif %}"
-        "<{{ m['role'] }}> {{ m['content'] }}\n{% endfor %}<assistant>"
-    )
-    (base / "tokenizer_config.json").write_text(json.dumps(settings), encoding="utf-8")
-    member = DEMO_ENSEMBLE / "member-000"
-    ensemble = tmp_path / "ensemble"
-    ensemble.mkdir()
-    shutil.copytree(member, ensemble / "member-000")
-    layers = read_manifest(DEMO_ENSEMBLE).adapted
-    write_manifest(ensemble, Manifest(str(base), ("member-000",), layers))
-    models = ["--base", str(base), "--ensemble", str(ensemble), "--max-new-tokens", "4", *FIRST]
-    typed(monkeypatch, "What is it?\nAnd why?\n")
-    assert main(["chat", *models, "--system", "Be brief"]) == 0
-    conversation = capsys.readouterr().out
-    opening = "<system> Be brief\n<user> What is it?\n"
-    assert main(["generate", *models, "--prompt", f"{opening}<assistant>"]) == 0
-    first = capsys.readouterr().out
-    whole = f"{opening}<assistant> {first[:-1]}\n<user> And why?\n<assistant>"
-    assert main(["generate", *models, "--prompt", whole]) == 0
-    assert conversation == first + capsys.readouterr().out
-    assert main(["generate", *models, "--chat", "--prompt", "What is it?"]) == 0
-    assert capsys.readouterr().out.strip()
-    # An error of the template is one line, since no later line could succeed.
-    typed(monkeypatch, "What is it?\n")
-    assert main(["chat", *models, "--system", "No"]) == 2
-    out = capsys.readouterr()
-    assert out.out == "" and len(out.err.splitlines()) == 1
-    assert "chat template, which rejects them: System role not supported" in out.err
+    assert main(["generate", *MODELS, "--prompt", "The", *options]) == 2
+    error = capsys.readouterr().err
+    assert words in error and len(error.strip().splitlines()) == 1
+    assert error.startswith("adapmixed generate: ") and "memory_bytes" not in error
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        (["--mechanism", "adapmixed preset=wikitext-103"], "(zero-out)"),
+        (["--mechanism", "adapmixed adjacency=add_remove"], "(the paper's leave-one-out)"),
+        ([*POOL, "--adjacency", "replace_one"], "(replace-one)"),
+    ],
+)
+def test_the_neighbours_that_are_asked_for(
+    given: list[str], words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The paper's leave-one-out is a setting of AdaPMixED, and the guarantee states it."""
+    short = ["--prompt", "The", "--max-new-tokens", "2", *given]
+    assert main(["generate", *MODELS, *short, "--operator"]) == 0
+    assert words in capsys.readouterr().err

@@ -67,6 +67,44 @@ def test_one_setting_has_one_text(one: str, other: str) -> None:
     assert repr(made(one)) == repr(made(other))
 
 
+KEYS = "keys are epsilon, queries, order"
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("", "--mechanism must be 'NAME KEY=VALUE ...', got ''"),
+        ("adapmixed 'order=3", "--mechanism must be 'NAME KEY=VALUE ...'"),
+        ("pate", "--mechanism must be one of adapmixed, .*, got 'pate'"),
+        ("pmixed 3", "--mechanism pmixed must have KEY=VALUE once for every key, got '3'"),
+        ("pmixed epsilon=3 epsilon=4", "once for every key, got 'epsilon=4'"),
+        ("pmixed --epsilon=3", f"--mechanism pmixed does not take --epsilon: {KEYS}"),
+        ("pmixed epsilon=x", "--mechanism pmixed: epsilon must be a number, got 'x'"),
+        ("pmixed epsilon=nan", "--mechanism pmixed: epsilon must be > 0, got nan"),
+        ("pmixed epsilon=6 delta=1e-6", "does not take delta: use --delta"),
+        ("pmixed epsilon=8 queries=2.5", "queries must be an integer, got '2.5'"),
+        ("pmixed preset=pubmed", "--mechanism pmixed does not take preset"),
+        ("pmixed", "--mechanism pmixed needs epsilon"),
+        ("public x=1", "does not take x: keys are none"),
+        ("clipped-mixing", "--mechanism clipped-mixing needs lower, upper"),
+        (
+            "clipped-log-pool lower=-1,upper=1,scale=2",
+            "--mechanism clipped-log-pool: lower must be a number, got '-1,upper=1,scale=2'",
+        ),
+        ("clipped-log-pool lower=1 upper=2", r"lower \(a log-ratio\) must be <= 0"),
+        ("adapmixed loss_orders=2,x", "must be a number, got 'x'"),
+        ("adapmixed order=none", "order must be a number, got 'none'"),
+        ("adapmixed order=1", "order must be > 1, got 1.0"),
+        ("adapmixed queries=2", "--mechanism adapmixed does not take queries"),
+        ("adapmixed preset=bogus", "preset must be one of wikitext-103, .*, got 'bogus'"),
+        ("adapmixed preset=pubmed x=1", "--mechanism adapmixed does not take x"),
+    ],
+)
+def test_refusals(text: str, words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        made(text)
+
+
 def test_mechanisms_lists_names_and_keys(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["mechanisms"]) == 0
     listed = capsys.readouterr().out.splitlines()

@@ -1,8 +1,10 @@
-"""Logs do not depend on the private models."""
+"""The command line: what every command has in common, and its logs."""
 
 from __future__ import annotations
 
+import argparse
 import logging
+import shlex
 from pathlib import Path
 
 import pytest
@@ -11,15 +13,64 @@ from decoding_cases import answered
 from fake_ensemble import FakeEnsemble
 from trained_demo import DEMO_ENSEMBLE
 
-from adapmixed.cli import main
-from adapmixed.data.demo import demo_base
+from adapmixed.cli import _parser, main
+from adapmixed.data.demo import demo_base, held_out_text
 from adapmixed.mechanisms import AdaPMixED, ClippedLogPool, ClippedMixing, Mechanism, PMixED
 from adapmixed.privacy import Accountant
 from adapmixed.rng import SecureRandom, SeededRandom
+from adapmixed_lab.cli import _parser as laboratory_parser
+from adapmixed_lab.cli import main as laboratory
 
 pytestmark = pytest.mark.usefixtures("demo_ensemble")
 
+
+@pytest.fixture
+def text(tmp_path: Path) -> Path:
+    path = tmp_path / "text.txt"
+    path.write_text("\n\n".join(held_out_text()[:3]), encoding="utf-8")
+    return path
+
+
+def test_no_command_has_more_options_than_a_screen_shows() -> None:
+    for parser in (_parser(), laboratory_parser()):
+        (found,) = (one for one in parser._actions if isinstance(one, argparse._SubParsersAction))
+        for name, command in found.choices.items():
+            assert sum(bool(one.option_strings) for one in command._actions) <= 26, name
+
+
+ANSWERS = "--ensemble e --mechanism 'clipped-log-pool lower=0 upper=1 queries=9'"
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "train --corpus builtin --output out",
+        "evaluate --ensemble e --text text.txt",
+        f"generate {ANSWERS} --prompt x",
+        f"chat {ANSWERS}",
+        f"serve {ANSWERS} --ledger ledger --port 0",
+        f"vllm-config {ANSWERS} --ledger ledger",
+        "doctor",
+        "dp-sgd --corpus builtin --output out --epsilon 1 --delta 1e-5",
+        "reproduce table2 --scale full --ensemble e --text text.txt",
+    ],
+)
+def test_a_base_below_a_folder_that_is_here_is_no_hub_name(
+    command: str, text: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(text.parent)
+    Path("models").mkdir()
+    program = laboratory if command.startswith(("dp-sgd", "reproduce")) else main
+    assert program([*shlex.split(command), "--base", "models/none"]) == 2
+    printed = capsys.readouterr()
+    words = "a folder" if command.startswith("vllm") else "an existing folder or a hub name"
+    assert f": --base must be {words}, got " in printed.err.splitlines()[-1]
+    assert "asking the model hub" not in printed.err and printed.out == ""
+
+
 PROMPT = torch.tensor([[1, 2, 3], [4, 5, 6]])
+
+
 MECHANISMS: dict[str, Mechanism] = {
     "adapmixed": AdaPMixED(3.0, 0.05, screen_weight=0.5, sigma=0.05, threshold=0.3, screen_top_k=4),
     "pmixed": PMixED(8.0, 1e-5, 1000, 6.0),

@@ -1,25 +1,25 @@
-"""Results of evaluations, with and without budgets: guarantees, curves, progress, errors."""
+"""Perplexity, guarantees and curves compared with direct computations; errors; memory."""
 
 from __future__ import annotations
 
 import json
 import math
-from dataclasses import replace
+import tracemalloc
+import weakref
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
-import report_cases
 import torch
-from evaluation_cases import DETERMINISTIC, SCREENED, run
 from fake_ensemble import FakeEnsemble
-from result_cases import DELTA, stream
+from result_cases import DELTA, numbers, stream
+from tiny_models import POSITIONS, TARGETS, VOCAB, tiny_model, write_adapter
+from torch import Tensor
 
 from adapmixed.data import demo_base
 from adapmixed.ensemble import Ensemble
-from adapmixed.evaluation import Evaluation
-from adapmixed.evaluation.result import paired_difference
+from adapmixed.evaluation import evaluate
 from adapmixed.mechanisms import (
     AdaPMixED,
     ClippedLogPool,
@@ -34,6 +34,138 @@ from adapmixed.privacy import Accountant, BudgetSpentError
 from adapmixed.privacy.budget import ShardBudget
 from adapmixed.privacy.conversions import c_alpha
 from adapmixed.rng import SeededRandom
+
+SCREENED: dict[str, Any] = dict(
+    order=3.0, target_leakage=0.05, screen_weight=0.5, sigma=0.05, threshold=0.3, screen_top_k=4
+)
+
+DETERMINISTIC: dict[str, Mechanism] = {
+    "public": PublicOnly(),
+    "unprotected": Unprotected(),
+    "pmixed": PMixED(8.0, 1e-5, 1000, 6.0),
+    "adapmixed": AdaPMixED(**SCREENED | dict(screen=None)),
+}
+
+
+def run(ensemble: Any, tokens: list[int], mechanisms: Any = None, **settings: Any) -> Any:
+    arguments: dict[str, Any] = dict(delta=DELTA, rng=SeededRandom(0), memory_bytes=1000)
+    if mechanisms is None:
+        mechanisms = {"public": PublicOnly()}
+    return evaluate(ensemble, tokens, mechanisms, **(arguments | settings))
+
+
+def target_log_probs(ensemble: Any, tokens: list[int], block: int) -> dict[str, Tensor]:
+    """Return log q(target) and log mean_i p_i(target) of every scored token, by plain softmax."""
+    public_parts, private_parts = [], []
+    for start in range(0, len(tokens), block):
+        ids = torch.tensor([tokens[start : start + block]])
+        private, public = ensemble.logits(ids)
+        targets = ids[0, 1:]
+        where = torch.arange(len(targets))
+        public_parts.append(torch.softmax(public[0, :-1].double(), -1)[where, targets])
+        mean = torch.softmax(private[:, 0, :-1].double(), -1).mean(0)
+        private_parts.append(mean[where, targets])
+    return {"public": torch.cat(public_parts).log(), "unprotected": torch.cat(private_parts).log()}
+
+
+@pytest.fixture(scope="module")
+def ensemble(tmp_path_factory: pytest.TempPathFactory) -> Ensemble:
+    base = tiny_model("gpt2")
+    folder: Path = tmp_path_factory.mktemp("adapters")
+    adapters = [
+        write_adapter(base, folder / str(i), seed=i, target_modules=TARGETS["gpt2"])
+        for i in range(3)
+    ]
+    return Ensemble.from_pretrained(base, adapters)
+
+
+@pytest.mark.parametrize("length,block,queries", [(100, 32, 96), (100, 10, 90), (97, 32, 93)])
+def test_perplexity_of_a_real_model(
+    ensemble: Ensemble, length: int, block: int, queries: int
+) -> None:
+    """The first token of each block is not scored; a last block of one token scores nothing."""
+    tokens = stream(length, vocab=VOCAB)
+    mechanisms = {"public": PublicOnly(), "unprotected": Unprotected()}
+    results = run(ensemble, tokens, mechanisms, block=block, memory_bytes=1 << 24)
+    direct = target_log_probs(ensemble, tokens, block)
+    for result in results:
+        expected = direct[result.name]
+        assert result.queries == len(expected) == queries
+        assert result.perplexity == pytest.approx(float(torch.exp(-expected.mean())), rel=1e-6)
+    assert results[0].perplexity != pytest.approx(results[1].perplexity, rel=1e-2)
+
+
+def test_perplexity_over_several_calls_and_chunks() -> None:
+    """Blocks of 300 in chunks of 130 have more positions than one call of a mechanism takes."""
+    fake, tokens = FakeEnsemble(), stream(1000)
+    mechanisms = {"public": PublicOnly(), "unprotected": Unprotected()}
+    results = run(fake, tokens, mechanisms, block=300, memory_bytes=130)
+    direct = target_log_probs(fake, tokens, 300)
+    for result in results:
+        expected = float(torch.exp(-direct[result.name].mean()))
+        assert result.perplexity == pytest.approx(expected, rel=1e-12)
+        assert result.queries == 996 == result.guarantee.queries
+    assert fake.budgets == [130] * 4
+
+
+def test_default_block_is_512_or_the_window(ensemble: Ensemble) -> None:
+    tokens = stream(3 * POSITIONS, vocab=VOCAB)
+    (result,) = run(ensemble, tokens, memory_bytes=1 << 24)
+    assert result.queries == 3 * (POSITIONS - 1)
+    for window, queries in ((None, 1021), (1024, 1021), (512, 1021), (100, 1012)):
+        fake = FakeEnsemble(max_positions=window)
+        (result,) = run(fake, stream(1023), queries=None)
+        assert result.queries == queries
+
+
+@pytest.mark.parametrize("queries", [1, 31, 32, 62, 70])
+def test_queries_stop_the_evaluation(queries: int) -> None:
+    fake, tokens = FakeEnsemble(), stream(100)
+    (result,) = run(fake, tokens, block=32, queries=queries)
+    direct = target_log_probs(fake, tokens, 32)["public"][:queries]
+    assert result.queries == result.guarantee.queries == queries
+    assert result.perplexity == pytest.approx(float(torch.exp(-direct.mean())), rel=1e-12)
+    assert len(fake.budgets) == math.ceil(queries / 31)  # no block more than is needed
+
+
+def test_the_memory_budget_of_a_real_model(ensemble: Ensemble) -> None:
+    tokens = stream(90, vocab=VOCAB)
+    whole = run(ensemble, tokens, DETERMINISTIC, memory_bytes=1 << 26)
+    low, high = 0, 1 << 26
+    while low + 1 < high:  # the smallest budget: one position at a time
+        middle = (low + high) // 2
+        try:
+            ensemble.iter_logits(torch.tensor([tokens[:31]]), memory_bytes=middle)
+            high = middle
+        except ValueError:
+            low = middle
+    parts = run(ensemble, tokens, DETERMINISTIC, memory_bytes=high)
+    for one, other in zip(whole, parts, strict=True):
+        assert one.perplexity == pytest.approx(other.perplexity, rel=1e-5)
+        if one.guarantee.epsilon is not None:
+            assert one.guarantee.epsilon == pytest.approx(other.guarantee.epsilon, rel=1e-3)
+
+
+def test_seeded_evaluation_repeats_bit_by_bit(ensemble: Ensemble) -> None:
+    tokens = stream(96, vocab=VOCAB)
+    mechanisms = DETERMINISTIC | {
+        "screened": AdaPMixED(**SCREENED),
+        "screened-publicly": AdaPMixED(**SCREENED | dict(screen="public")),
+    }
+    runs = [
+        numbers(run(ensemble, tokens, mechanisms, rng=SeededRandom(s), memory_bytes=1 << 24))
+        for s in (3, 3, 4)
+    ]
+    assert runs[0] == runs[1]
+    assert runs[0][:4] == runs[2][:4]  # nothing random in these
+    assert runs[0][4:] != runs[2][4:]
+
+
+def test_tokens_outside_the_vocabulary_are_refused(ensemble: Ensemble) -> None:
+    with pytest.raises(ValueError, match="input_ids must lie in"):
+        run(ensemble, [1, VOCAB, 2], memory_bytes=1 << 24)
+    with pytest.raises(ValueError, match=r"targets\[1\] must be a token in"):
+        run(ensemble, [1, 2, VOCAB], memory_bytes=1 << 24)
 
 
 def test_guarantees_shares_and_curves() -> None:
@@ -191,11 +323,11 @@ def test_a_plan_for_fewer_queries_raises_before_anything_is_read() -> None:
 
 def test_neighbours() -> None:
     pool: dict[str, Mechanism] = {"pool": ClippedLogPool(-0.5, 0.5, queries=200)}
-    default, zero_out, replaced = (
+    zero_out, replaced = (
         run(FakeEnsemble(), stream(101), pool, block=101, adjacency=question)[0].guarantee
-        for question in (None, "zero_out", "replace_one")
+        for question in ("zero_out", "replace_one")
     )
-    assert default == zero_out and zero_out.epsilon < replaced.epsilon
+    assert zero_out.epsilon < replaced.epsilon
     assert [g.adjacency for g in (zero_out, replaced)] == ["zero_out", "replace_one"]
     # A guarantee under the paper's leave-one-out names it, even if another adjacency was given.
     for way in ("zero_out", "add_remove"):
@@ -208,39 +340,6 @@ def test_neighbours() -> None:
     fixed = {"ada": AdaPMixED(**SCREENED | dict(loss="fixed"))}
     found = run(FakeEnsemble(), stream(101), fixed, adjacency="replace_one")[0].guarantee
     assert (found.kind, found.adjacency) == ("fixed", "replace_one")
-
-
-def blocks_of(losses: list[float]) -> Evaluation:
-    """Return an evaluation whose blocks of 64 queries have these mean losses."""
-    so_far = [math.exp(sum(losses[:k]) / k) for k in range(1, len(losses) + 1)]
-    points = tuple((64 * (k + 1), value) for k, value in enumerate(so_far))
-    one = report_cases.evaluation("m", "fixed", epsilon=1.0, perplexity=so_far[-1])
-    return replace(one, queries=64 * len(losses), perplexities=points)
-
-
-def test_paired_differences_have_the_interval_of_a_block_bootstrap() -> None:
-    """The text's own spread, which both share, leaves the interval."""
-    text = np.random.default_rng(1).normal(4.0, 1.0, 40)
-    gaps = np.random.default_rng(2).normal(-0.1, 0.02, 40)
-    public, method = blocks_of(list(text)), blocks_of(list(text + gaps))
-    found = paired_difference([method], [public])
-    assert found is not None and found["blocks"] == 40
-    low, mean, high = (float(found[name] or 0.0) for name in ("low", "mean", "high"))
-    assert mean == pytest.approx(float(gaps.mean()), abs=1e-9)
-    error = float(gaps.std()) / math.sqrt(40)
-    assert (low, high) == pytest.approx((mean - 1.96 * error, mean + 1.96 * error), abs=0.1 * error)
-    assert paired_difference([method], [public]) == found  # seeded
-    # Runs count by their blocks; few blocks, or an infinite loss, have no interval.
-    parts = (slice(20), slice(20, 40))
-    halves = [[blocks_of(list(text[s])), blocks_of(list((text + gaps)[s]))] for s in parts]
-    both = paired_difference([own for _, own in halves], [other for other, _ in halves])
-    assert both is not None and both["mean"] == pytest.approx(mean, abs=1e-9)
-    few = paired_difference([blocks_of([4.0] * 7)], [blocks_of([4.5] * 7)])
-    assert few == {"mean": pytest.approx(-0.5), "low": None, "high": None, "blocks": 7}
-    assert paired_difference([blocks_of([math.inf])], [blocks_of([4.0])]) is None
-    # A long text has no more than 64 blocks.
-    many = paired_difference([blocks_of([4.0] * 500)], [blocks_of([4.5] * 500)])
-    assert many is not None and many["blocks"] == 64
 
 
 def test_the_unprotected_pool_is_its_formula() -> None:
@@ -274,3 +373,86 @@ def test_members_speak_about_the_active_vocabulary(demo_ensemble: Path) -> None:
     expected = torch.where(tail, q, p * q.masked_fill(tail, 0.0).sum(-1, keepdim=True))
     losses = -expected.gather(1, torch.tensor(tokens[1:])[:, None]).log()
     assert math.log(found.perplexity) == pytest.approx(float(losses.mean()), abs=1e-6)
+
+
+BLOCK = 512
+
+LONGEST = 99_840
+
+
+def measured(queries: int, result: Path) -> tuple[int, list[Any]]:
+    """Return (peak of Python's memory without the text, evaluations)."""
+    mechanisms: dict[str, Mechanism] = {
+        "adaptive": AdaPMixED(order=18.0, target_leakage=0.01, screen=None),
+        "pool": ClippedLogPool(-0.05, 0.05, 1.0, queries=queries),
+    }
+    tokens, fake = stream(queries * BLOCK // (BLOCK - 1) + BLOCK), FakeEnsemble()
+    tracemalloc.start()
+    try:
+        found = evaluate(
+            fake, tokens, mechanisms, delta=1e-5, rng=SeededRandom(1), block=BLOCK,
+            queries=queries, memory_bytes=BLOCK, result=result,
+        )  # type: ignore[arg-type]  # fmt: skip
+        return tracemalloc.get_traced_memory()[1], found
+    finally:
+        tracemalloc.stop()
+
+
+@pytest.mark.slow
+def test_memory_and_file_do_not_grow_with_the_queries(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Fewer and larger calls, and shorter curves, for the test's time.
+    monkeypatch.setattr("adapmixed.evaluation.loop._POSITIONS_PER_CALL", BLOCK)
+    monkeypatch.setattr("adapmixed.evaluation.loop.SAVE_SECONDS", 0.2)
+    monkeypatch.setattr("adapmixed.evaluation.tally.CURVE_POINTS", 16)
+    shorter, _ = measured(LONGEST // 8, tmp_path / "short.json")
+    longer, found = measured(LONGEST, tmp_path / "long.json")
+    assert longer < shorter + LONGEST  # one more byte per query would fail
+    sizes = [(tmp_path / name).stat().st_size for name in ("short.json", "long.json")]
+    assert sizes[1] < sizes[0] + 1000 < 10_000
+    for one in found:
+        assert one.queries == one.guarantee.queries == LONGEST
+        assert 8 <= len(one.curve) <= 17
+        assert one.curve[-1] == (LONGEST, one.guarantee.epsilon)
+        assert one.perplexities[-1] == (LONGEST, one.perplexity)
+        counts = [queries for queries, _ in one.curve]
+        assert counts == sorted(set(counts))
+
+
+class Lending(FakeEnsemble):
+    """An ensemble that knows which of its logits are still held, even through a view."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lent: list[weakref.ref[Any]] = []
+        self.held: list[int] = []
+
+    def iter_logits(
+        self, ids: Tensor, *, memory_bytes: int, **others: Any
+    ) -> Iterator[tuple[slice, Tensor, Tensor, None]]:
+        for where, *logits, _ in super().iter_logits(ids, memory_bytes=memory_bytes):
+            # An array owns the memory of such a tensor and of its views.
+            arrays = [one.numpy().copy() for one in logits]
+            private, public = map(torch.from_numpy, arrays)
+            self.lent += map(weakref.ref, arrays)
+            del logits, arrays
+            yield where, private, public, None
+            del private, public
+            self.held.append(sum(one() is not None for one in self.lent))
+
+
+@pytest.mark.slow
+def test_logits_are_not_kept() -> None:
+    mechanisms: dict[str, Mechanism] = {
+        "adaptive": AdaPMixED(order=18.0, target_leakage=0.01, screen=None),
+        "pool": ClippedLogPool(-0.05, 0.05, 1.0),
+    }
+    lending: Any = Lending()
+    evaluate(
+        lending, stream(16 * 40), mechanisms, delta=1e-5, rng=SeededRandom(1), block=16,
+        queries=500, memory_bytes=8,
+    )  # fmt: skip
+    # The last window may be shorter; two tensors in every chunk.
+    assert len(lending.held) > 60 and len(lending.lent) == 2 * len(lending.held)
+    assert max(lending.held) == 0

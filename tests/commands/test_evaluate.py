@@ -1,4 +1,4 @@
-"""Several --mechanism options: the methods built from them, and their errors."""
+"""``adapmixed evaluate``: the methods of the command line, its files, its errors."""
 
 from __future__ import annotations
 
@@ -27,7 +27,6 @@ from adapmixed.mechanisms import (
 )
 
 pytestmark = pytest.mark.usefixtures("demo_ensemble")
-
 MODELS = ["--base", str(demo_base()), "--ensemble", str(DEMO_ENSEMBLE)]
 POOL = "clipped-log-pool lower=-0.25 upper=1 scale=2"
 
@@ -67,55 +66,11 @@ def test_methods_of_the_command_line() -> None:
     assert found == expected and list(found) == list(expected)
 
 
-def test_budgets_of_shards_need_no_plan() -> None:
-    texts = (POOL, "clipped-mixing lower=0.5 upper=2", "clipped-mixing lower=0.5 upper=2 order=4")
-    found = asked(*texts, options=("--epsilon=4",))
-    assert list(found.values()) == [
-        PublicOnly(),
-        Unprotected(),
-        ClippedLogPool(-0.25, 1.0, 2.0),
-        ClippedMixing(0.5, 2.0, order=8.0),
-        ClippedMixing(0.5, 2.0, order=4.0),
-    ]
-
-
 def test_both_references_come_first_and_adapmixed_is_the_default() -> None:
     references = {"public": PublicOnly(), "unprotected": Unprotected()}
     assert asked() == references | {"adapmixed": AdaPMixED(18.0, 0.2)}
     assert list(asked("public")) == list(references)
     assert list(asked("unprotected", "public")) == list(references)
-
-
-KEYS = "keys are epsilon, queries, order"
-
-
-@pytest.mark.parametrize(
-    ("texts", "words"),
-    [
-        ([""], "--mechanism must be 'NAME KEY=VALUE ...', got ''"),
-        (["'"], "--mechanism must be 'NAME KEY=VALUE ...'"),
-        (["mixed"], "--mechanism must be one of adapmixed, .*, got 'mixed'"),
-        (["pmixed 3"], "--mechanism pmixed must have KEY=VALUE once for every key, got '3'"),
-        (["pmixed epsilon=3 epsilon=4"], "once for every key, got 'epsilon=4'"),
-        (["pmixed --epsilon=3"], f"--mechanism pmixed does not take --epsilon: {KEYS}"),
-        (["pmixed eps=3"], "does not take eps"),
-        (["pmixed epsilon=x"], "--mechanism pmixed: epsilon must be a number, got 'x'"),
-        (["pmixed epsilon=nan"], "--mechanism pmixed: epsilon must be > 0, got nan"),
-        (["pmixed epsilon=6 delta=1e-6"], "does not take delta: use --delta"),
-        (["pmixed"], "--mechanism pmixed needs epsilon"),
-        (["pmixed greedy=1"], "does not take greedy"),
-        (["pmixed lower=1"], "does not take lower"),
-        (["public x=1"], "does not take x: keys are none"),
-        (["clipped-mixing"], "--mechanism clipped-mixing needs lower, upper"),
-        (["adapmixed preset=bogus"], "preset must be one of wikitext-103, .*, got 'bogus'"),
-        (["adapmixed preset=pubmed x=1"], "--mechanism adapmixed does not take x"),
-        (["adapmixed", "adapmixed"], "--mechanism must not be repeated, got 'adapmixed' twice"),
-        ([POOL, POOL.replace(" ", "  ")], f"must not be repeated, got '{POOL}' twice"),
-    ],
-)
-def test_refusals(texts: list[str], words: str) -> None:
-    with pytest.raises(ValueError, match=words):
-        asked(*texts)
 
 
 @pytest.mark.parametrize(
@@ -125,12 +80,7 @@ def test_refusals(texts: list[str], words: str) -> None:
         (["--result", "."], "--result must name a file in an existing folder"),
         (["--result", "none/result.json"], "--result must name a file in an existing folder"),
         (["--epsilon=2"], "--epsilon must be None for AdaPMixED, got 2.0: its losses depend"),
-        (["--mechanism=pmixed epsilon=8", "--epsilon=2"], "--epsilon must be None for PMixED"),
-        ([f"--mechanism={POOL} queries=9", "--epsilon=2"], "queries must be None if every shard"),
-        (["--mechanism=clipped-mixing lower=0.5 upper=2", "--epsilon=1"], "--epsilon must be > "),
         (["--adjacency=replace_one"], "--adjacency must be 'zero_out' for AdaPMixED"),
-        (["--delta=0"], "--delta must be >= 1e-15, got 0.0"),
-        ([f"--mechanism={POOL}", "--epsilon=-1"], "--epsilon must be > 0, got -1.0"),
     ],
 )  # fmt: skip
 def test_combinations(options: list[str], words: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -144,6 +94,26 @@ def text(tmp_path: Path) -> Path:
     path = tmp_path / "text.txt"
     path.write_text("\n\n".join(held_out_text()[:6]), encoding="utf-8")
     return path
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (["--mechanism", "adapmixed order"], "--mechanism adapmixed must have KEY=VALUE once for"),
+        (["--mechanism", "adapmixed"] * 2, "must not be repeated, got 'adapmixed' twice"),
+        ([f"--mechanism={POOL}", f"--mechanism={POOL.replace(' ', '  ')}"], f"got '{POOL}' twice"),
+        (["--queries", "0"], "--queries must be"),
+        (["--block", "100000"], "--block must be <="),
+        (["--text", "nowhere"], "--text must name a text file or a directory of *.txt files, got"),
+    ],
+)
+def test_evaluate_refuses(
+    text: Path, options: list[str], words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["evaluate", *MODELS, "--text", str(text), *options]) == 2
+    error = capsys.readouterr().err
+    assert words in error
+    assert len(error.strip().splitlines()) == 1
 
 
 BUDGETED = ["--epsilon=2", f"--mechanism={POOL}", "--mechanism=clipped-mixing lower=0.5 upper=2"]
@@ -175,7 +145,7 @@ def test_methods_side_by_side_and_a_result_to_go_on_from(
     assert report["config"]["stride"] == 5
     stored = read_result(result)
     assert stored.complete
-    assert [one.evaluations[0].perplexity for one in stored.runs] == [
+    assert [one.perplexity for one in stored.evaluations] == [
         method["perplexity"] for method in report["methods"]
     ]
     assert main(command) == 2
@@ -213,13 +183,60 @@ def test_runs_of_the_command_line(
     ]
 
 
-def test_the_time_left_is_that_of_the_work_since_a_resumption(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+@pytest.mark.slow
+def test_evaluate_is_repeatable_with_a_seed(text: Path, tmp_path: Path) -> None:
+    outputs = []
+    for name, memory in (("a.json", "1G"), ("b.json", "1G"), ("c.json", "120M")):
+        path = tmp_path / name
+        arguments = ["--text", str(text), "--queries", "60", "--seed", "7", "--json", str(path)]
+        assert main(["evaluate", *MODELS, *arguments, "--memory", memory]) == 0
+        outputs.append(path.read_bytes())
+    assert outputs[0] == outputs[1]
+    first, chunked = (json.loads(output) for output in (outputs[0], outputs[2]))
+    assert first["config"]["randomness"] == "seeded (7)"
+    # Chunks round the logits differently, but the same random numbers are drawn.
+    for one, other in zip(first["methods"], chunked["methods"], strict=True):
+        assert one["screened"] == other["screened"]
+        assert one["perplexity"] == pytest.approx(other["perplexity"], rel=1e-4)
+
+
+def test_pmixed_is_budgeted_for_its_run(
+    text: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    clock = iter([0.0, 100.0, 100.0, 140.0])
-    monkeypatch.setattr(options.time, "monotonic", lambda: next(clock))
-    update, close = options.progress_bar(1000, "token")
-    update(900, 1000)  # read from a file
-    update(920, 1000)
-    close()
-    assert capsys.readouterr().err == "920 of 1,000 tokens, 02:40 left\n"
+    path = tmp_path / "out.json"
+    pmixed = ["--mechanism", "pmixed epsilon=7"]
+    arguments = ["--text", str(text), "--queries", "30", "--json", str(path)]
+    assert main(["evaluate", *MODELS, *arguments, *pmixed]) == 0
+    method = json.loads(path.read_text(encoding="utf-8"))["methods"][-1]
+    assert 6.999 < method["epsilon"] <= 7
+    assert "Up to 30 answered queries" in method["guarantee"]
+    few = ["--mechanism", "pmixed epsilon=7 queries=10"]
+    assert main(["evaluate", *MODELS, *arguments, *few]) == 2
+    refused = capsys.readouterr().err
+    assert "queries must stay within the 10 that" in refused and "early" not in refused
+    assert "up to 30 more with 10 left: ask for fewer (evaluate: --queries" in refused
+    prompt = ["--prompt", "The", "--max-new-tokens", "5"]
+    assert main(["generate", *MODELS, *prompt, *pmixed]) == 0
+    assert "Up to 5 answered queries" in capsys.readouterr().err
+
+
+def test_evaluate_with_a_budget_of_every_shard(
+    text: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text.write_text("\n\n".join(held_out_text()[:8]), encoding="utf-8")
+    path = tmp_path / "out.json"
+    budget = ["--mechanism", POOL, "--epsilon", "0.3", "--adjacency", "replace_one"]
+    arguments = ["--text", str(text), "--queries", "70", "--json", str(path), *budget]
+    assert main(["evaluate", *MODELS, *arguments]) == 0
+    output = capsys.readouterr()
+    report = json.loads(path.read_text(encoding="utf-8"))
+    public, _, pool = report["methods"]
+    assert "a budget of every shard" in pool["guarantee"] and pool["adjacency"] == "replace_one"
+    assert 0.29 < pool["epsilon"] <= 0.3
+    # With so small a budget the members contribute hardly anything.
+    assert pool["perplexity"] == pytest.approx(public["perplexity"], rel=0.05)
+    assert [queries for queries, _ in pool["perplexities"]] == [64, 70]
+    assert "perplexity of queries" in output.out and "65 to 70" in output.out
+    assert output.out.endswith("\nNo share of the gain is stated: that takes 512 scored tokens.\n")
+    assert output.out.count("may be published") == 1  # the guarantee
+    assert "PRIVATE" not in output.out and output.err.strip() == ""

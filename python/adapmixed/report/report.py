@@ -1,0 +1,324 @@
+"""The operator's report of an evaluation: report.json, and tables with a verdict for a terminal."""
+
+import json
+import math
+import os
+import platform
+import re
+import textwrap
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from importlib import metadata
+from numbers import Integral, Real
+from pathlib import Path, PurePath
+from typing import Any
+
+from adapmixed.ensemble.manifest import FILE_NAME, MEMBER_FILE, read_manifest, read_member_record
+from adapmixed.evaluation import Evaluation, compared
+from adapmixed.evaluation.result import BLOCK, LEAST_BLOCKS
+from adapmixed.files import write_file
+from adapmixed.report.table import (
+    INTERVAL_WORDS,
+    KEPT_WORDS,
+    MISSING,
+    NUMBERS,
+    TITLES,
+    aligned,
+    covered,
+    format_against,
+    format_kept,
+    printable,
+    row,
+    show_epsilon,
+)
+
+FORMAT_VERSION = 2
+
+UTILITY_TITLES = ("method", "gap", "mean bound", "bound")
+UTILITY_WORDS = (
+    "In nats per token. Gap: the method’s mean negative log-likelihood minus that of the "
+    "unprotected ensemble, on the same queries. Bound: the largest (1 − λ) log(p_j/p_0) over all "
+    "queries and models, which bounds the gap by the paper’s utility theorem. Mean bound: the mean "
+    "over queries of each query’s largest term, which bounds the gap, too. These numbers depend on "
+    "the private data and are for the operator only."
+)
+_PARTS = 6  # of the text, in the table of perplexity over time
+
+
+@dataclass(frozen=True)
+class Report:
+    """The results of an evaluation, one per method, with what they were measured on.
+
+    Attributes:
+        evaluations: with distinct names.
+        config: settings of the run, as nested JSON values.
+        environment: the result of :func:`environment`.
+        sample: a generated text, or None: "text" and "guarantee", the sentence that covers it, and
+            perhaps "prompt" (public text) and further strings.
+        training: the result of :func:`training_losses`.
+    """
+
+    evaluations: Sequence[Evaluation]
+    config: Mapping[str, Any]
+    environment: Mapping[str, object]
+    sample: Mapping[str, str] | None = None
+    training: Sequence[Mapping[str, Any]] = ()
+
+    @cached_property
+    def methods(self) -> list[Evaluation]:
+        """The results of the first run, compared with each other."""
+        return compared([replace(one, further=()) for one in self.evaluations])
+
+    @cached_property
+    def runs(self) -> list[Evaluation]:
+        """The results of several runs, compared with each other; empty if there is one run."""
+        return compared(self.evaluations) if self.evaluations[0].further else []
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the content of report.json, in strict JSON values with infinities as "inf".
+
+        Raises:
+            ValueError: if a value is NaN or none that JSON can hold.
+        """
+        content = {
+            "format_version": FORMAT_VERSION,
+            "methods": [one.to_json() for one in self.methods],
+            "sample": self.sample,
+            "environment": self.environment,
+            "config": self.config,
+        }
+        content |= {"training": self.training} if self.training else {}
+        content |= {"runs": [one.runs_to_json() for one in self.runs]} if self.runs else {}
+        strict: dict[str, Any] = plain(content, "report")
+        return strict
+
+    def json_text(self) -> str:
+        """Return the text of report.json."""
+        return json.dumps(self.to_json(), indent=2, ensure_ascii=False, allow_nan=False) + "\n"
+
+    def write(self, folder: Path | str) -> Path:
+        """Write report.json in one step into a folder, which is made if needed; return its path."""
+        path, text = Path(folder) / "report.json", self.json_text()
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_file(path, text.encode("utf-8"))
+        return path
+
+    def words(self) -> str:
+        """Return what the numbers are of: base, text, models and tokens, as far as known."""
+        names = [self.config.get(name) for name in ("base", "text")]
+        where = " on ".join(PurePath(name).name for name in names if isinstance(name, str))
+        count, runs = self.config.get("num_models"), len(self.evaluations[0].runs)
+        facts = [f"{count} models"] if count else []
+        tokens = f"{self.methods[0].queries:,} scored tokens"
+        facts.append(f"{runs} runs of " * (runs != 1) + tokens)
+        return f"{where}: {', '.join(facts)}".removeprefix(": ")
+
+    def runs_words(self) -> str:
+        """Return the sentences that explain the table of several runs."""
+        count, queries = len(self.runs[0].runs), self.runs[0].queries
+        return (
+            f"Means of {count} runs of {queries} queries, and ε ± its standard deviation (n − 1). "
+            "Every ε covers one run alone; it does not cover all runs together, whose costs add "
+            f"up. {INTERVAL_WORDS} {KEPT_WORDS}"
+        )
+
+    def utility_rows(self) -> list[list[str]]:
+        """Return the cells under `UTILITY_TITLES` of the methods that have such numbers."""
+        found = []
+        for one in self.methods:
+            if one.diagnosis is not None and (utility := one.diagnosis.utility) is not None:
+                values = (utility.gap, utility.mean_bound, utility.bound)
+                cells = [MISSING if value is None else f"{value:.4g}" for value in values]
+                found.append([one.name, *cells])
+        return found
+
+    def text(self) -> str:
+        """Return what was run, the tables and, at the end, the verdict on every mechanism."""
+        methods = self.methods
+        lines = [printable(self.words()), "", *(self._runs_lines() or self._lines())]
+        if not self.runs and any(m.guarantee.method == "per-shard budget" for m in methods):
+            lines += ["", *_over_time(methods)]
+        if rows := self.utility_rows():
+            lines += ["", "PRIVATE, for the operator: the utility theorem (nats per token)."]
+            lines += aligned([UTILITY_TITLES, *rows], (False, True, True, True))
+            lines += ["", *textwrap.wrap(UTILITY_WORDS, 100)]
+        sentences = [printable(one) for one in self.verdict()]
+        return "\n".join([*lines, *([""] if sentences else []), *sentences])
+
+    def _lines(self) -> list[str]:
+        lines = aligned([TITLES, *map(row, self.methods)], NUMBERS)
+        if any(one.difference and one.difference["low"] is not None for one in self.methods):
+            lines += ["", *textwrap.wrap(f"{INTERVAL_WORDS} {KEPT_WORDS}", 100)]
+        for one in self.methods:
+            words = printable(f"{one.name}: {one.guarantee}")
+            lines += ["", textwrap.fill(words, 100, subsequent_indent="  ", break_on_hyphens=False)]
+        return lines
+
+    def _runs_lines(self) -> list[str]:
+        if not self.runs:
+            return []
+        lines = aligned([TITLES, *map(row, self.runs)], NUMBERS)
+        lines += ["", *textwrap.wrap(self.runs_words(), 88)]
+        for one in self.runs:
+            lines += ["", printable(f"{one.name}, run 1: {one.guarantee}")]
+        return lines
+
+    def verdict(self) -> list[str]:
+        """Return which share of the gain without protection each mechanism keeps, at which ε."""
+        methods = self.runs or self.methods
+        kinds = ("fixed", "data-dependent, ex-post")
+        rated = [one for one in methods if one.guarantee.kind in kinds and one.kept is not None]
+        if not rated or rated[0].kept is None:
+            return []
+        (best,) = (one for one in methods if one.name == rated[0].kept["of"])
+        if best.kept is None or best.kept["share"] is None:
+            return [_no_share(best)]
+        return [_sentence(one, best) for one in rated]
+
+
+def _sentence(one: Evaluation, best: Evaluation) -> str:
+    words = format_kept(one.kept)
+    if ((one.kept or {})["share"] or 0.0) <= 0:  # no share: its perplexity is infinite
+        words = f"nothing ({words})"
+    private = "" if one.guarantee.kind == "fixed" else " (a private number)"
+    return (
+        f"{one.name} keeps {words} of what {_called(best)} gains, at ε = "
+        f"{show_epsilon(one.epsilon_mean)}{private} for {covered(one)}."
+    )
+
+
+def _no_share(best: Evaluation) -> str:
+    """Return why no share of the gain can be stated."""
+    found = best.difference
+    start = "No share of the gain is stated:"
+    if found is not None and found["low"] is None:
+        return f"{start} that takes {BLOCK * LEAST_BLOCKS} scored tokens."
+    change = "" if found is None else f" (perplexity {format_against(None, found)})"
+    if found is None or found["mean"] >= 0:
+        return f"{start} on this text {_called(best)} gains nothing over the public model{change}."
+    return f"{start} on this text the gain of {_called(best)} cannot be told from zero{change}."
+
+
+def _called(best: Evaluation) -> str:
+    return "the unprotected ensemble" if best.name == "unprotected" else f"'{best.name}'"
+
+
+def _over_time(methods: Sequence[Evaluation]) -> list[str]:
+    """Return the lines of a table of perplexity by part of the text.
+
+    It rises as shards spend their budgets.
+    """
+    rows = [["perplexity of queries"], *([one.name] for one in methods)]
+    count = min(_PARTS, len(methods[0].perplexities))
+    for cells, one in zip(rows[1:], methods, strict=True):
+        before, loss_before, points = 0, 0.0, one.perplexities
+        for part in range(1, count + 1):
+            queries, perplexity = points[part * len(points) // count - 1]
+            loss = queries * math.log(perplexity)
+            mean = (loss - loss_before) / (queries - before) if math.isfinite(loss) else math.inf
+            cells.append(f"{math.exp(mean) if mean < 700.0 else math.inf:.2f}")
+            if one is methods[0]:
+                rows[0].append(f"{before + 1} to {queries}")
+            before, loss_before = queries, loss
+    return aligned(rows, [False] + [True] * count)
+
+
+def environment() -> dict[str, object]:
+    """Return the versions and hardware that the numbers depend on, without host names or paths.
+
+    The version of a package is None if it is not installed as a distribution.
+    """
+    import torch
+
+    import adapmixed
+    import adapmixed_ext
+
+    return {
+        "adapmixed": adapmixed.__version__,
+        "python": platform.python_version(),
+        "torch": str(torch.__version__),
+        **{name: _version(name) for name in ("transformers", "peft", "numpy")},
+        "system": platform.system(),
+        "machine": platform.machine(),
+        "processor": _processor(),
+        "processors": os.cpu_count(),
+        "threads": torch.get_num_threads(),
+        "build": adapmixed_ext.build_info(),
+    }
+
+
+def _processor() -> str | None:
+    """Return the processor's name if the system tells it, else None."""
+    try:
+        facts = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return platform.processor() or None
+    found = re.search(r"^model name\s*:\s*(.*)$", facts, re.MULTILINE)
+    return found[1] if found else None
+
+
+def _version(distribution: str) -> str | None:
+    try:
+        return metadata.version(distribution)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def training_losses(folder: Path) -> list[dict[str, object]]:
+    """Return the training losses of the members that have any, which are for the operator.
+
+    Each entry has "member", "tokens" (trained on) and "losses", the mean of each epoch in nats per
+    token. With held-out text it also has "loss" and "public_loss", in nats per held-out token.
+
+    Args:
+        folder: the ensemble folder. The result is empty if `adapmixed train` did not make it.
+
+    Raises:
+        ValueError: if a file of the ensemble or of a member has another format.
+    """
+    if not (folder / FILE_NAME).is_file():
+        return []
+    found: list[dict[str, object]] = []
+    for member in read_manifest(folder).members:
+        if member is None or not (folder / member / MEMBER_FILE).is_file():
+            continue
+        record = read_member_record(folder / member)
+        losses: dict[str, object] = {}
+        if record["losses"]:  # an empty shard has none
+            losses["losses"] = [float(loss) for loss in record["losses"]]
+        if record["validation"] is not None:
+            for name in ("loss", "public_loss"):
+                losses[name] = float(record["validation"][name])
+        if losses:
+            found.append({"member": member, "tokens": record["tokens"], **losses})
+    return found
+
+
+def plain(value: object, where: str) -> Any:
+    """Return the value in JSON's own types, with infinities as strings.
+
+    Args:
+        value: the value, possibly nested.
+        where: its name in errors.
+
+    Raises:
+        ValueError: if JSON cannot hold the value, for instance NaN.
+    """
+    if value is None or isinstance(value, bool):
+        return value
+    if isinstance(value, str):
+        # Lone surrogates (undecodable file names) have no UTF-8 form.
+        return value.encode("utf-8", "backslashreplace").decode("utf-8")
+    if isinstance(value, Integral):
+        return int(value)
+    if isinstance(value, Real):
+        number = float(value)
+        if math.isnan(number):
+            raise ValueError(f"{where} must not be NaN")
+        return number if math.isfinite(number) else str(number)
+    if isinstance(value, Mapping):
+        return {str(key): plain(item, f"{where}.{key}") for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain(item, f"{where}[{i}]") for i, item in enumerate(value)]
+    raise ValueError(f"{where} must be a JSON value, got {type(value).__name__}")
