@@ -201,10 +201,10 @@ FAULTS: list[tuple[str, str, Replacement, str]] = [
         "privacy/test_ledger_tampering.py::test_tampered_files_are_refused",
     ),
     (
-        "adapmixed.vllm.till:Till.pay",
-        "inside vLLM a step draws positions that were not paid for",
-        instead(lambda self, drawing: 0),
-        "vllm_plugin/test_till.py",
+        "adapmixed.serving.drawing:Drawing.check_all_drawn",
+        "what a step has charged and not drawn pays for later ones",
+        NOTHING,
+        "serving/test_batch.py::test_what_is_one_charge",
     ),
     # No member and no plan is charged beyond its budget.
     (

@@ -2,6 +2,7 @@
 
     python tests/serving/kill_server.py --count 200            a stub engine
     python tests/serving/kill_server.py --count 10 --real      the built-in ensemble
+    python tests/serving/kill_server.py --count 3 --vllm       inside vLLM
 
 A child, forked from this warm process, serves on one ledger while clients stream answers from it
 and count tokens. It is killed with SIGKILL after a random time: while it opens the ledger, starts,
@@ -91,6 +92,23 @@ def real(tokens: int, folder: Path) -> Kind:
     ensemble = Ensemble.from_pretrained(str(demo_base()), train_demo(folder))
     mechanism = ClippedLogPool(-0.25, 1.0, 2.0, queries=tokens)
     make = partial(BatchEngine, ensemble, mechanism)
+    return Kind(mechanism, make, ensemble.tokenizer, ensemble.end_tokens, 1.0)
+
+
+def in_vllm(tokens: int, folder: Path) -> Kind:
+    """Return the engine over vLLM, which starts in every child, with random members."""
+    from head_ensembles import BASE, write_ensemble
+
+    members, mechanism = write_ensemble(folder), ClippedLogPool(-1.0, 1.0, 4.0, queries=tokens)
+    ensemble = Ensemble.from_pretrained(str(BASE), members)
+
+    def make(accountant: Accountant) -> Any:
+        from adapmixed.vllm.engine import VllmEngine
+
+        return VllmEngine(
+            str(BASE), ensemble, mechanism, accountant, memory_bytes=1 << 28, enforce_eager=True
+        )
+
     return Kind(mechanism, make, ensemble.tokenizer, ensemble.end_tokens, 1.0)
 
 
@@ -198,7 +216,7 @@ def trials(kind: Kind, count: int, folder: Path, seed: int) -> Total:
             child = forked(lambda there=telling: serve(kind, ledger, keys, there))  # noqa: B023
             os.close(telling)
             early = draw.random() < 0.2
-            port = port_of(told, draw.uniform(0.0, 0.1) if early else 20.0)
+            port = port_of(told, draw.uniform(0.0, 0.1) if early else 60.0)
             kill = lambda process=child: os.kill(process, signal.SIGKILL)  # noqa: E731
             seen: list[tuple[int, int]] = []
             if port is None:
@@ -239,13 +257,17 @@ def main() -> None:
     parser.add_argument("--count", type=int, default=200)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--real", action="store_true", help="the built-in ensemble")
+    parser.add_argument("--vllm", action="store_true", help="random members inside vLLM")
     parser.add_argument("--ensemble", type=Path, help="its folder (default: it is trained)")
     arguments = parser.parse_args()
     torch.set_num_threads(1)  # a forked child has no other threads
     start = time.monotonic()
     with tempfile.TemporaryDirectory() as folder:
         trained = arguments.ensemble or Path(folder) / "ensemble"
-        kind = real(PLAN, trained) if arguments.real else stub(PLAN)
+        if arguments.vllm:
+            kind = in_vllm(PLAN, Path(folder) / "heads")
+        else:
+            kind = real(PLAN, trained) if arguments.real else stub(PLAN)
         total = trials(kind, arguments.count, Path(folder), arguments.seed)
     print(
         f"{arguments.count} kills ({total.starting} before the server listened) in "

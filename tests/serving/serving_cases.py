@@ -8,8 +8,10 @@ import threading
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
+from importlib.util import find_spec
 from typing import Any
 
+import pytest
 import uvicorn
 from starlette.testclient import TestClient
 from stub_engine import END, ByteTokenizer, StubEngine
@@ -23,6 +25,9 @@ from adapmixed.serving.metrics import Metrics
 from adapmixed.serving.scheduler import Scheduler
 
 MODEL = "demo"
+IN_VLLM = pytest.mark.skipif(
+    find_spec("vllm") is None, reason="vllm is not installed: `make test-vllm` has it"
+)
 ASK: dict[str, Any] = {"model": MODEL, "prompt": "Once", "max_tokens": 8}
 CHAT: dict[str, Any] = {
     "model": MODEL,

@@ -19,7 +19,7 @@ from adapmixed.ensemble.decoder import Decoder
 from adapmixed.ensemble.forward import DEFAULT_MEMORY_BYTES, BatchedForward, Beside
 from adapmixed.ensemble.layers import head_name
 from adapmixed.ensemble.member import Adapter, layer_shape
-from adapmixed.ensemble.output_layer import replace_output_layer
+from adapmixed.ensemble.output_layer import OutputLayer, replace_output_layer
 from adapmixed.ensemble.parts import read_parts
 from adapmixed.ensemble.room import LogitsRoom
 from adapmixed.ensemble.support import TESTED, check_behaviour, check_model, max_positions
@@ -214,6 +214,27 @@ class Ensemble:
         """The device that the model computes on."""
         device: torch.device = self._forward.model.device
         return device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The dtype of the public model and of all logits."""
+        dtype: torch.dtype = self._forward.model.dtype
+        return dtype
+
+    @property
+    def output_layer(self) -> OutputLayer:
+        """The output layer, with the members' adapters of it."""
+        return self._forward.layer
+
+    @property
+    def zero_members(self) -> tuple[int, ...]:
+        """The members whose updates are all zero."""
+        return self._forward.zero_members
+
+    def give_up_trunk(self) -> None:
+        """Free the weights below the output layer; another engine computes the hidden states."""
+        model = self._forward.model
+        getattr(model, model.base_model_prefix).to("meta")
 
     @property
     def longest_text(self) -> int | None:

@@ -19,7 +19,7 @@ from adapmixed.limits import (
     check_rng,
     check_type,
 )
-from adapmixed.mechanisms import Allowance, Mechanism, Origin, shaped
+from adapmixed.mechanisms import Mechanism, Origin, shaped
 from adapmixed.mechanisms.rows import check_shape, shaped_bytes
 from adapmixed.privacy import Accountant
 from adapmixed_ext.types import RandomSource
@@ -121,20 +121,6 @@ class Answerer:
             kind = BudgetSpentError if spent else ValueError
             raise kind("accountant cannot be charged: see the error of the main process")
 
-    def check_window(self, length: int, max_new_tokens: int) -> None:
-        """Raise ValueError if answers to prompts of this length do not fit the model's window."""
-        limit = self.ensemble.max_positions
-        # The last token is released but never read back.
-        if limit is not None and length > limit:
-            raise ValueError(
-                f"prompt must have at most {limit} tokens, the model's window, got {length}"
-            )
-        if limit is not None and length + max_new_tokens - 1 > limit:
-            raise ValueError(
-                f"max_new_tokens must be <= {limit - length + 1} after a prompt of {length} tokens "
-                f"(the model's window is {limit}), got {max_new_tokens}"
-            )
-
     def held_bytes(self, temperature: float, top_k: int | None) -> Beside:
         """Return a function for the memory of one answer beyond its logits.
 
@@ -194,7 +180,7 @@ class Answerer:
         _check_query(input_ids, attention_mask, stop_token, stop)
         check_count("max_new_tokens", max_new_tokens)
         check_shape(temperature, top_k)
-        self.check_window(input_ids.shape[-1], max_new_tokens)
+        check_window(self.ensemble.max_positions, input_ids.shape[-1], max_new_tokens)
         mask = None if attention_mask is None else attention_mask.tolist()
         settings = (max_new_tokens, temperature, top_k, stop_token)
         self.ensemble.ranks.agree(
@@ -266,7 +252,6 @@ class Answerer:
         *,
         temperature: float = 1.0,
         top_k: int | None = None,
-        payer: Accountant | Allowance | None = None,
     ) -> Tensor:
         """Return one token for each row: proposed, charged, then released.
 
@@ -278,7 +263,6 @@ class Answerer:
             active_tokens: (b, K) int64, the tokens of the private columns; None for all.
             temperature: as in :meth:`stream`.
             top_k: as in :meth:`stream`.
-            payer: charged for the rows; None for the accountant.
 
         Returns:
             (b,) int64 on the CPU.
@@ -302,13 +286,27 @@ class Answerer:
                 rng=self.rng,
                 origin=self.origin,
             )
-            (self.accountant if payer is None else payer).charge(ticket)
+            self.accountant.charge(ticket)
             tokens = ticket.release().tokens
             assert tokens is not None  # no targets were given
             return tokens
 
         public = rows.public
         return ranks.tell(drawn, (len(public),), torch.int64, public.device).cpu()
+
+
+def check_window(limit: int | None, length: int, max_new_tokens: int) -> None:
+    """Raise ValueError if answers to prompts of this length do not fit a window of so many."""
+    # The last token is released but never read back.
+    if limit is not None and length > limit:
+        raise ValueError(
+            f"prompt must have at most {limit} tokens, the model's window, got {length}"
+        )
+    if limit is not None and length + max_new_tokens - 1 > limit:
+        raise ValueError(
+            f"max_new_tokens must be <= {limit - length + 1} after a prompt of {length} tokens "
+            f"(the model's window is {limit}), got {max_new_tokens}"
+        )
 
 
 def check_source(accountant: Accountant, rng: RandomSource) -> None:

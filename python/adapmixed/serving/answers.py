@@ -55,7 +55,7 @@ class Whole:
             RequestError: the engine has stopped.
         """
         running = self._running
-        count = len(running.asked.query.prompts)
+        count = len(running.query.prompts)
         texts: list[list[str]] = [[] for _ in range(count)]
         finishes: list[str | None] = [None] * count
         try:

@@ -46,7 +46,7 @@ class Client:
                 raise too_fast(most, (1 - self._level) * 60.0 / most)
             self._level -= 1
 
-    def admit(self, tokens: int) -> Grant:
+    def admit(self, tokens: int) -> None:
         """Count the tokens of a request, durably, before its answer starts.
 
         Args:
@@ -56,29 +56,18 @@ class Client:
             RequestError: 429: the key has fewer tokens left. None are counted.
             OSError: they could not be counted durably.
         """
-        if self._usage is None:
-            return Grant(None, "", tokens)
         name, limit = self.key.name, self.key.tokens
-        if not self._usage.admit(name, tokens, limit):
+        if self._usage is not None and not self._usage.admit(name, tokens, limit):
             raise key_spent(max(0, (limit or 0) - self._usage.used(name)))
-        return Grant(self._usage, name, tokens)
 
-
-class Grant:
-    """Tokens that a key has been counted for one request."""
-
-    def __init__(self, usage: Usage | None, name: str, tokens: int) -> None:
-        self._usage, self._name, self._tokens = usage, name, tokens
-
-    def end(self, used: int) -> None:
-        """Give back what the answers did not use. Further calls do nothing.
+    def give_back(self, tokens: int) -> None:
+        """Give back tokens of a request that its answers did not use. Each gives back once.
 
         Raises:
             OSError: as `Usage.give_back`.
         """
-        usage, self._usage = self._usage, None
-        if usage is not None:
-            usage.give_back(self._name, self._tokens - min(used, self._tokens))
+        if self._usage is not None:
+            self._usage.give_back(self.key.name, tokens)
 
 
 class Clients:

@@ -9,7 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
+
+from adapmixed.ensemble.vocabulary import check_prompt
+from adapmixed.generation.loop import check_window
+from adapmixed.mechanisms.rows import check_shape
+
+if TYPE_CHECKING:
+    from adapmixed.ensemble import Ensemble
 
 
 @dataclass(frozen=True, eq=False)
@@ -22,6 +29,7 @@ class Prompt:
         temperature: divides all rows before the mechanism, 0.01 to 100.
         top_k: number of the likeliest public tokens that all rows keep; None for all.
         public: whether the public model answers alone, which costs nothing.
+        client: name of the key that asks. Others cannot time what an engine keeps of its prompts.
     """
 
     tokens: tuple[int, ...]
@@ -29,6 +37,7 @@ class Prompt:
     temperature: float = 1.0
     top_k: int | None = None
     public: bool = False
+    client: str = ""
 
 
 class Engine(Protocol):
@@ -55,3 +64,18 @@ class Engine(Protocol):
 
     def leave(self, ended: Collection[Prompt]) -> None:
         """Remove sequences from the batch."""
+
+
+def check_asked(prompt: Prompt, ensemble: Ensemble, window: int | None) -> None:
+    """Raise ValueError unless an ensemble can continue a prompt within so many positions.
+
+    Args:
+        prompt: the prompt.
+        ensemble: whose tokens it must hold.
+        window: largest number of tokens that are read; None for any. The last one is not read.
+    """
+    if not prompt.tokens:
+        raise ValueError("prompt must hold at least one token, got none")
+    check_prompt(prompt.tokens, ensemble.vocab_size, ensemble.tokenizer)
+    check_shape(prompt.temperature, prompt.top_k)
+    check_window(window, len(prompt.tokens), prompt.max_tokens)

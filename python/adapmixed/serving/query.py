@@ -2,15 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-
-class QueueFullError(RuntimeError):
-    """Too many sequences wait for the engine. Nothing was reserved or charged."""
-
-
-class ReservedError(RuntimeError):
-    """Running answers have reserved the tokens that are left. Some of them may become free."""
+from adapmixed.serving.engine import Prompt
 
 
 class StoppedError(RuntimeError):
@@ -22,22 +16,39 @@ class Query:
     """The question of a client, checked by `serving.fields` and read by a tokenizer.
 
     Attributes:
-        prompts: token ids of every prompt. Each one becomes a sequence of its own.
-        max_tokens: largest number of tokens that answer one prompt, ≥ 1.
-        temperature: divides all rows before the mechanism, 0.01 to 100.
-        top_k: number of the likeliest public tokens that all rows keep; None for all.
+        prompts: every prompt becomes a sequence of its own. All have the same settings.
         stop: strings that end an answer. They are charged, but not part of its text.
         stop_tokens: tokens that end an answer, as such strings do.
-        public: whether the public model answers alone, which costs nothing.
+        chat: whether it is a chat completion.
+        stream: whether every piece of text is sent at once.
+        include_usage: whether a stream ends with the number of tokens.
     """
 
-    prompts: tuple[tuple[int, ...], ...]
-    max_tokens: int
-    temperature: float = 1.0
-    top_k: int | None = None
+    prompts: tuple[Prompt, ...]
     stop: tuple[str, ...] = ()
     stop_tokens: frozenset[int] = frozenset()
-    public: bool = False
+    chat: bool = False
+    stream: bool = False
+    include_usage: bool = False
+
+    @property
+    def tokens(self) -> int:
+        """The largest number of tokens of all answers together."""
+        return sum(prompt.max_tokens for prompt in self.prompts)
+
+    @property
+    def prompt_tokens(self) -> int:
+        """The number of tokens of all prompts together."""
+        return sum(len(prompt.tokens) for prompt in self.prompts)
+
+    @property
+    def public(self) -> bool:
+        """Whether the public model answers alone, which costs nothing."""
+        return all(prompt.public for prompt in self.prompts)
+
+    def of_public(self) -> Query:
+        """Return this question to the public model alone."""
+        return replace(self, prompts=tuple(replace(one, public=True) for one in self.prompts))
 
 
 @dataclass(frozen=True)
