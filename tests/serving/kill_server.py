@@ -44,12 +44,11 @@ from adapmixed.privacy import Accountant, read_ledger  # noqa: E402
 from adapmixed.serving.admission import Admission  # noqa: E402
 from adapmixed.serving.app import Service, application  # noqa: E402
 from adapmixed.serving.batch import BatchEngine  # noqa: E402
-from adapmixed.serving.clients import Clients  # noqa: E402
+from adapmixed.serving.clients import Clients, Usage  # noqa: E402
 from adapmixed.serving.fields import Defaults  # noqa: E402
 from adapmixed.serving.keys import add_key, read_keys  # noqa: E402
 from adapmixed.serving.metrics import Metrics  # noqa: E402
 from adapmixed.serving.scheduler import Scheduler  # noqa: E402
-from adapmixed.serving.usage import Usage  # noqa: E402
 
 STREAMS = 4
 ROUNDS = 10  # kills of one ledger, unless its plan is spent before
@@ -117,7 +116,7 @@ def serve(kind: Kind, ledger: Path, keys: Path, told: int) -> None:
     with Accountant(1e-5, path=ledger) as accountant:
         scheduler = Scheduler(kind.make(accountant), kind.tokenizer, kind.end_tokens)
         metrics = Metrics(lambda: scheduler.running, lambda: scheduler.waiting)
-        clients = Clients(read_keys(keys), Usage(f"{ledger}.usage"))
+        clients = Clients(read_keys(keys), Usage(ledger))
         admission = Admission(accountant, kind.mechanism)
         parts = (scheduler, admission, kind.tokenizer, Defaults(MODEL), metrics, clients)
         with listening(application(Service(*parts))) as port:
@@ -245,7 +244,7 @@ def check(kind: Kind, ledger: Path, counted: int) -> int:
         return 0
     charged = read_ledger(ledger).account.queries
     assert counted <= charged <= kind.mechanism.queries, f"charged {charged}, counted {counted}"
-    usage = Usage(f"{ledger}.usage")
+    usage = Usage(ledger)
     assert usage.used(NAME) >= counted, f"the key has used {usage.used(NAME)} of {counted}"
     usage.close()
     return charged

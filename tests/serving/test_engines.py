@@ -22,12 +22,11 @@ from adapmixed.privacy import Accountant, read_ledger
 from adapmixed.serving.admission import Admission
 from adapmixed.serving.app import Service, application
 from adapmixed.serving.batch import BatchEngine
-from adapmixed.serving.clients import Clients
+from adapmixed.serving.clients import Clients, Usage
 from adapmixed.serving.fields import Defaults
 from adapmixed.serving.keys import add_key, read_keys
 from adapmixed.serving.metrics import Metrics
 from adapmixed.serving.scheduler import Scheduler
-from adapmixed.serving.usage import Usage
 
 ENGINES = ["adapmixed", pytest.param("vllm", marks=IN_VLLM)]
 QUERIES, MEMORY = 3000, 1 << 28
@@ -123,7 +122,7 @@ class running(ExitStack):
         window = getattr(engine, "window", ensemble.max_positions)
         scheduler = Scheduler(engine, ensemble.tokenizer, ensemble.end_tokens)
         self.callback(scheduler.stop, 0.0)
-        usage = Usage(folder / "ledger.usage")
+        usage = Usage(folder / "ledger")
         self.callback(usage.close)
         admission = Admission(accountant, mechanism, then_public=then_public)
         defaults = Defaults(MODEL, 16, 200, window, ensemble.vocab_size)

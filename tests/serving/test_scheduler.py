@@ -14,9 +14,8 @@ from adapmixed.errors import BudgetSpentError
 from adapmixed.mechanisms import ClippedLogPool
 from adapmixed.privacy import Accountant, BoundedRangeAnswer
 from adapmixed.serving.admission import Admission
-from adapmixed.serving.engine import Prompt
+from adapmixed.serving.engine import Piece, Prompt, Query, StoppedError
 from adapmixed.serving.errors import RequestError
-from adapmixed.serving.query import Piece, Query, StoppedError
 from adapmixed.serving.scheduler import Answer, Scheduler
 
 END = 0

@@ -37,7 +37,6 @@ if TYPE_CHECKING:
     from adapmixed.privacy import Accountant
     from adapmixed.serving.clients import Clients
     from adapmixed.serving.engine import Engine
-    from adapmixed.serving.keys import Key
 
 DEMO_EPSILON, DEMO_TOKENS = 3.0, 4096
 DEMO_NAME = "adapmixed-demo"
@@ -111,6 +110,7 @@ def _serve(arguments: argparse.Namespace, stack: ExitStack) -> int:
     from adapmixed.mechanisms import Origin
     from adapmixed.serving.admission import Admission
     from adapmixed.serving.app import Service, application
+    from adapmixed.serving.clients import Clients, Usage
     from adapmixed.serving.engine import Prompt
     from adapmixed.serving.fields import Defaults
     from adapmixed.serving.keys import read_keys
@@ -144,7 +144,9 @@ def _serve(arguments: argparse.Namespace, stack: ExitStack) -> int:
     engine.check(Prompt((0,), 1))  # else the memory holds no answer
     clients = None
     if keys is not None:
-        clients = _clients(keys, arguments, stack)
+        usage = Usage(arguments.ledger)
+        stack.callback(usage.close)
+        clients = Clients(keys, usage)
         _reread(arguments.keys, clients, stack)
     scheduler = Scheduler(engine, ensemble.tokenizer, ensemble.end_tokens)
     stack.callback(scheduler.stop, 0.0)
@@ -249,21 +251,6 @@ def _engine(
     from adapmixed.serving.batch import BatchEngine
 
     return BatchEngine(ensemble, mechanism, accountant, **settings), ensemble.max_positions
-
-
-def _clients(keys: list[Key], arguments: argparse.Namespace, stack: ExitStack) -> Clients:
-    """Return the keys in use, with the file of their used tokens next to the ledger."""
-    from adapmixed.serving.clients import Clients
-    from adapmixed.serving.usage import Usage, usage_path
-
-    path = usage_path(arguments.ledger)
-    if not path.exists():
-        if arguments.no_create:
-            raise ValueError(f"{path} must exist with --no-create: it has what keys have used")
-        print(f"Used tokens of keys {path} are new.", file=sys.stderr)
-    usage = Usage(path)
-    stack.callback(usage.close)
-    return Clients(keys, usage)
 
 
 def _reread(path: Path, clients: Clients, stack: ExitStack) -> None:

@@ -18,6 +18,7 @@ from adapmixed.serving.admission import Admission
 from adapmixed.serving.answers import Stream, Whole
 from adapmixed.serving.bodies import MAX_BODY, parsed
 from adapmixed.serving.clients import Client, Clients
+from adapmixed.serving.engine import Query
 from adapmixed.serving.errors import (
     JsonResponse,
     RequestError,
@@ -32,7 +33,6 @@ from adapmixed.serving.fields import Defaults, query_of
 from adapmixed.serving.guard import Guard
 from adapmixed.serving.metrics import Metrics
 from adapmixed.serving.prompts import window_error
-from adapmixed.serving.query import Query
 from adapmixed.serving.running import Desk
 from adapmixed.serving.scheduler import Scheduler
 from adapmixed.serving.wire import Writer

@@ -8,11 +8,10 @@ from typing import Any
 from adapmixed.generation.text import stop_tokens
 from adapmixed.limits import LEAST_TEMPERATURE, MOST_TEMPERATURE, check_temperature
 from adapmixed.serving.bodies import flag_of, text_of, whole_of
-from adapmixed.serving.engine import Prompt
+from adapmixed.serving.engine import Prompt, Query
 from adapmixed.serving.errors import bad_request, no_model, shortened
 from adapmixed.serving.keys import Key
 from adapmixed.serving.prompts import conversation_of, prompts_of
-from adapmixed.serving.query import Query
 from adapmixed.serving.refused import GREEDY, REFUSED, allowed, why_not
 
 MAX_STOPS = 4

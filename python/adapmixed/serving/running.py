@@ -8,12 +8,12 @@ from collections.abc import AsyncIterator
 from concurrent.futures import Future
 from contextlib import ExitStack
 
-from adapmixed.errors import BudgetSpentError
+from adapmixed.errors import BudgetSpentError, LedgerError
 from adapmixed.serving.admission import Admission, Reservation
 from adapmixed.serving.clients import Client
+from adapmixed.serving.engine import Piece, Query
 from adapmixed.serving.errors import plan_spent, stopping
 from adapmixed.serving.metrics import Metrics
-from adapmixed.serving.query import Piece, Query
 from adapmixed.serving.scheduler import Answer, Scheduler
 
 _LOG = logging.getLogger(__name__)
@@ -54,7 +54,7 @@ class Desk:
                 counted = 0 if query.public else query.tokens
                 try:
                     await asyncio.to_thread(client.admit, counted)
-                except OSError:  # no later answer could be counted either
+                except LedgerError:  # no later answer could be counted either
                     self._scheduler.fail("the tokens of a key could not be counted durably")
                     raise stopping() from None
                 undo.callback(client.give_back, counted)

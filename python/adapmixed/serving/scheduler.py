@@ -13,9 +13,8 @@ from typing import Any
 from adapmixed.errors import LedgerError
 from adapmixed.generation.text import AnswerText
 from adapmixed.serving.admission import Reservation
-from adapmixed.serving.engine import Engine, Prompt
+from adapmixed.serving.engine import Engine, Piece, Prompt, Query, StoppedError
 from adapmixed.serving.errors import queue_full, stopping
-from adapmixed.serving.query import Piece, Query, StoppedError
 
 _LOG = logging.getLogger(__name__)
 Deliver = Callable[[Piece | Exception], None]

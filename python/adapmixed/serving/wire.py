@@ -6,8 +6,8 @@ import secrets
 import time
 from typing import Any
 
+from adapmixed.serving.engine import Piece, Query
 from adapmixed.serving.errors import encoded
-from adapmixed.serving.query import Piece, Query
 
 DONE = b"data: [DONE]\n\n"
 PUBLIC = "public-model"
