@@ -19,7 +19,7 @@ from adapmixed.limits import (
     check_rng,
     check_type,
 )
-from adapmixed.mechanisms import Mechanism, Origin, shaped
+from adapmixed.mechanisms import Allowance, Mechanism, Origin, Rows, shaped
 from adapmixed.mechanisms.rows import check_shape, shaped_bytes
 from adapmixed.privacy import Accountant
 from adapmixed_ext.types import RandomSource
@@ -281,18 +281,26 @@ class Answerer:
 
         def drawn() -> Tensor:
             assert private is not None and self.accountant is not None  # on the main process
-            ticket = self.mechanism.propose_rows(
-                replace(rows, private=private).answerable(),
-                rng=self.rng,
-                origin=self.origin,
-            )
-            self.accountant.charge(ticket)
-            tokens = ticket.release().tokens
-            assert tokens is not None  # no targets were given
-            return tokens
+            gathered = replace(rows, private=private)
+            return charged(gathered, self.mechanism, self.accountant, self.rng, self.origin)
 
         public = rows.public
         return ranks.tell(drawn, (len(public),), torch.int64, public.device).cpu()
+
+
+def charged(
+    rows: Rows,
+    mechanism: Mechanism,
+    payer: Accountant | Allowance,
+    rng: RandomSource,
+    origin: Origin,
+) -> Tensor:
+    """Return (B,) tokens of B rows: proposed, charged, then released; raises as `payer.charge`."""
+    ticket = mechanism.propose_rows(rows.answerable(), rng=rng, origin=origin)
+    payer.charge(ticket)
+    tokens = ticket.release().tokens
+    assert tokens is not None  # no targets were given
+    return tokens
 
 
 def check_window(limit: int | None, length: int, max_new_tokens: int) -> None:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from adapmixed.ensemble import Ensemble
 from adapmixed.ensemble.output_layer import Logits
-from adapmixed.generation.loop import check_source
+from adapmixed.generation.loop import charged, check_source
 from adapmixed.limits import DEFAULT_ACTIVE
 from adapmixed.mechanisms import Allowance, Mechanism, Origin, PublicOnly, shaped
 from adapmixed.mechanisms.rows import shaped_bytes
@@ -81,7 +81,7 @@ class Drawing:
         if self._allowance is None or not tokens:
             yield
             return
-        charged = self._writer.submit(
+        writing = self._writer.submit(
             self._accountant.charge_ahead,
             self._mechanism,
             self._num_models,
@@ -92,7 +92,7 @@ class Drawing:
         try:
             yield
         finally:
-            charged.result()
+            writing.result()
         self._allowance.add(tokens)
 
     def draw(self, logits: Logits, prompts: Sequence[Prompt]) -> Tensor:
@@ -129,12 +129,8 @@ class Drawing:
             spare=True,
         )  # fmt: skip
         mechanism = PublicOnly() if alone else self._mechanism
-        ticket = mechanism.propose_rows(rows.answerable(), rng=self._rng, origin=self._origin)
         payer = self._unpaid if alone else self._allowance or self._accountant
-        payer.charge(ticket)
-        drawn = ticket.release().tokens
-        assert drawn is not None  # no targets were given
-        return drawn.cpu()
+        return charged(rows, mechanism, payer, self._rng, self._origin).cpu()
 
     def check_all_drawn(self) -> None:
         """Raise RuntimeError if a step drew less than it charged: that could pay for others."""

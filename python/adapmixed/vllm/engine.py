@@ -8,17 +8,19 @@ from collections.abc import Collection, Sequence
 from itertools import count
 from typing import TYPE_CHECKING
 
-from adapmixed.limits import DEFAULT_ACTIVE, check_count
+from adapmixed.limits import DEFAULT_ACTIVE
 from adapmixed.mechanisms import Mechanism
 from adapmixed.privacy import Accountant
 from adapmixed.serving.drawing import Drawing
 from adapmixed.serving.engine import Prompt, check_asked
 from adapmixed.vllm.heads import Heads
 
-# One process: the ledger's writer draws. Errors alone are logged, which vLLM's lines are not.
-os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
-os.environ["VLLM_NO_USAGE_STATS"] = "1"
-os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
+os.environ |= {  # read when vLLM is imported
+    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # the process that has the ledger draws
+    "VLLM_USE_V2_MODEL_RUNNER": "0",  # another one has no sampler that could be replaced
+    "VLLM_LOGGING_LEVEL": "ERROR",  # other lines can hold what clients ask
+    "VLLM_NO_USAGE_STATS": "1",
+}
 
 import vllm  # noqa: E402
 from vllm import SamplingParams  # noqa: E402
@@ -77,14 +79,17 @@ class VllmEngine:
                 f"vllm must have the version {VERSION} for the CPU, which is tested, got "
                 f"{vllm.__version__}"
             )
-        check_count("memory_bytes", memory_bytes)
         self._heads = heads = Heads(ensemble, active)
         self._ensemble = ensemble
         self._drawing = drawing = Drawing(ensemble, mechanism, accountant, active)
         row = ensemble.sequence_bytes(1, beside=drawing.beside, active=active)
         self._sequences = max(1, min(_SEQUENCES, memory_bytes // 2 // row))
         cache = memory_bytes - self._sequences * row
-        check_count("memory_bytes beyond that of one row", cache)
+        if cache <= 0:
+            raise ValueError(
+                f"memory_bytes must be > {row}, which the rows of one sequence take, got "
+                f"{memory_bytes}"
+            )
         arguments: dict[str, object] = {
             "model": base,
             "dtype": str(ensemble.dtype).removeprefix("torch."),
