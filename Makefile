@@ -63,10 +63,11 @@ test-real: $(VENV)/.real
 	$(BIN)/python scripts/real_models.py --out "$(ADAPMIXED_REAL_MODELS)" $(addprefix --only ,$(REAL))
 	$(PYTEST) -m real -k "$(REAL)" tests/real
 
-# The plugin for vLLM, in an environment of its own: vLLM on the CPU, ten minutes. SmolLM2 inside vLLM
+# The engine over vLLM, in an environment of its own: vLLM on the CPU, ten minutes. SmolLM2 inside vLLM
 # is asked, too, where `make test-real` has made its folder.
 VLLM := .venv-vllm
-VLLM_TESTS ?= tests/vllm_plugin
+VLLM_TESTS ?= tests/vllm_plugin $(addprefix tests/serving/test_,engines.py nothing_private.py \
+  kills.py serve_command.py)
 
 test-vllm: $(VLLM)/.installed
 	OMP_NUM_THREADS=1 OMP_WAIT_POLICY=PASSIVE $(VLLM)/bin/python -m pytest -q -p no:cacheprovider \

@@ -5,7 +5,7 @@
 
 1, 8 and 64 clients stream completions, one after the other. Without --url they ask `adapmixed
 serve` with the built-in ensemble, which runs in a process of its own. With --url they ask any
-server of OpenAI's protocol, such as vLLM with or without the plugin.
+server of OpenAI's protocol, such as `adapmixed serve --device vllm` or vLLM alone.
 
 Tokens are those of the server's usage, since a client gets an event only for a token that adds
 text. They are counted while all streams go on. What the clients see between two events of one

@@ -6,7 +6,6 @@ import json
 import math
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -21,11 +20,8 @@ from adapmixed.ensemble.vocabulary import beginning_of, begun, text_ids
 from adapmixed.evaluation import Evaluation, evaluate
 from adapmixed.rng import SeededRandom
 from adapmixed.serving.errors import RequestError
-from adapmixed.serving.fields import Asked, Defaults
 from adapmixed.serving.prompts import conversation_of, prompts_of
-from adapmixed.serving.query import Query
 from adapmixed.training import finetune, token_blocks, token_stream, train_ensemble
-from adapmixed.vllm.forward import forwarded
 from adapmixed_lab.dp_sgd.training import record_blocks
 
 BOS = 5
@@ -144,19 +140,6 @@ def test_prompts_begin_with_one(ensemble: Ensemble) -> None:
         assert found == (BOS, *ids)
     with pytest.raises(RequestError):
         prompts_of(tokenizer, [[]])
-
-
-def test_vllm_puts_one_before_a_conversation(ensemble: Ensemble) -> None:
-    """Its chats begin as the template does, unless it is told to add the tokenizer's own."""
-    tokenizer = ensemble.tokenizer
-    front: Any = SimpleNamespace(tokenizer=tokenizer, defaults=Defaults("m"), mark="")
-    for content, put in ((TEXT, True), (tokenizer.bos_token + TEXT, False)):
-        messages = [{"role": "user", "content": content}]
-        asked = Asked(Query(conversation_of(tokenizer, messages), 4), chat=True)
-        body = json.loads(forwarded(asked, {"messages": messages}, front, "", chat=True))
-        ids = tokenizer.apply_chat_template(messages, tokenize=False)
-        found = tokenizer(ids, add_special_tokens=body["add_special_tokens"])["input_ids"]
-        assert (tuple(found),) == asked.query.prompts and body["add_special_tokens"] is put
 
 
 def test_members_see_it_and_another_beginning_is_refused(

@@ -25,13 +25,11 @@ from adapmixed.commands import (
     plan,
     serve,
     train,
-    vllm_config,
 )
 from adapmixed.commands.options import as_typed, unknown_options
 
 _COMMANDS = (
     demo, train, evaluate, compare, generate, chat, serve, keys, mechanisms, plan, ledger, doctor,
-    vllm_config,
 )  # fmt: skip
 
 

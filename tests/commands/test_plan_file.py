@@ -24,7 +24,6 @@ COMMANDS = {
     "chat": ["--plain", "--ledger", "ledger"],
     "serve": ["--port", "0", "--ledger", "ledger"],
     "evaluate": ["--text", "text.txt", "--queries", "4"],
-    "vllm-config": ["--ledger", "ledger"],
 }
 Save = Callable[..., dict[str, Any]]
 
@@ -67,7 +66,7 @@ def test_commands_charge_what_was_planned(save: Save, capsys: Any) -> None:
     assert str(stated) in shown and "Private members must not choose them" in shown
 
 
-@pytest.mark.parametrize("command", ["generate", "chat", "serve", "vllm-config"])
+@pytest.mark.parametrize("command", ["generate", "chat", "serve"])
 def test_a_spent_plan_says_what_to_do(command: str, save: Save, capsys: Any) -> None:
     save("--tokens", "2")
     assert run("generate") == 0
@@ -106,7 +105,6 @@ def test_a_plan_of_another_ensemble_is_refused(command: str, save: Save, capsys:
         ("chat", ["--epsilon", "3"]),
         ("serve", ["--delta", "1e-5"]),
         ("evaluate", ["--adjacency", "zero_out"]),
-        ("vllm-config", ["--mechanism", "public"]),
     ],
 )
 def test_what_the_plan_has_is_not_given_again(

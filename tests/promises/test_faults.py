@@ -130,9 +130,9 @@ FAULTS: list[tuple[str, str, Replacement, str]] = [
     ("adapmixed.privacy.ledger:Record.check_after", "a record's hash is not compared",
      NOTHING,
      "privacy/test_ledger_tampering.py::test_tampered_files_are_refused"),
-    ("adapmixed.vllm.till:Till.pay", "inside vLLM a step draws what was not paid for",
-     instead(lambda self, drawing: 0),
-     "vllm_plugin/test_till.py"),
+    ("adapmixed.serving.drawing:Drawing.check_all_drawn", "what was not drawn pays for later steps",
+     NOTHING,
+     "serving/test_batch.py::test_what_is_one_charge"),
     # No member and no plan is charged beyond its budget.
     ("adapmixed.privacy.account:Account.admit", "a member contributes after its budget is spent",
      changed(lambda active: active | True),

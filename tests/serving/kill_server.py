@@ -2,6 +2,7 @@
 
     python tests/serving/kill_server.py --count 200            a stub engine
     python tests/serving/kill_server.py --count 10 --real      the built-in ensemble
+    python tests/serving/kill_server.py --count 3 --vllm       inside vLLM
 
 A child, forked from this warm process, serves on one ledger while clients stream answers from it
 and count tokens. It is killed with SIGKILL after a random time: while it opens the ledger, starts,
@@ -43,12 +44,11 @@ from adapmixed.privacy import Accountant, read_ledger  # noqa: E402
 from adapmixed.serving.admission import Admission  # noqa: E402
 from adapmixed.serving.app import Service, application  # noqa: E402
 from adapmixed.serving.batch import BatchEngine  # noqa: E402
-from adapmixed.serving.clients import Clients  # noqa: E402
+from adapmixed.serving.clients import Clients, Usage  # noqa: E402
 from adapmixed.serving.fields import Defaults  # noqa: E402
 from adapmixed.serving.keys import add_key, read_keys  # noqa: E402
 from adapmixed.serving.metrics import Metrics  # noqa: E402
 from adapmixed.serving.scheduler import Scheduler  # noqa: E402
-from adapmixed.serving.usage import Usage  # noqa: E402
 
 STREAMS = 4
 ROUNDS = 10  # kills of one ledger, unless its plan is spent before
@@ -94,12 +94,29 @@ def real(tokens: int, folder: Path) -> Kind:
     return Kind(mechanism, make, ensemble.tokenizer, ensemble.end_tokens, 1.0)
 
 
+def in_vllm(tokens: int, folder: Path) -> Kind:
+    """Return the engine over vLLM, which starts in every child, with random members."""
+    from head_ensembles import BASE, write_ensemble
+
+    members, mechanism = write_ensemble(folder), ClippedLogPool(-1.0, 1.0, 4.0, queries=tokens)
+    ensemble = Ensemble.from_pretrained(str(BASE), members)
+
+    def make(accountant: Accountant) -> Any:
+        from adapmixed.vllm.engine import VllmEngine
+
+        return VllmEngine(
+            str(BASE), ensemble, mechanism, accountant, memory_bytes=1 << 28, enforce_eager=True
+        )
+
+    return Kind(mechanism, make, ensemble.tokenizer, ensemble.end_tokens, 1.0)
+
+
 def serve(kind: Kind, ledger: Path, keys: Path, told: int) -> None:
     """Serve in this process until it is killed; write the port to `told` once it listens."""
     with Accountant(1e-5, path=ledger) as accountant:
         scheduler = Scheduler(kind.make(accountant), kind.tokenizer, kind.end_tokens)
         metrics = Metrics(lambda: scheduler.running, lambda: scheduler.waiting)
-        clients = Clients(read_keys(keys), Usage(f"{ledger}.usage"))
+        clients = Clients(read_keys(keys), Usage(ledger))
         admission = Admission(accountant, kind.mechanism)
         parts = (scheduler, admission, kind.tokenizer, Defaults(MODEL), metrics, clients)
         with listening(application(Service(*parts))) as port:
@@ -198,7 +215,7 @@ def trials(kind: Kind, count: int, folder: Path, seed: int) -> Total:
             child = forked(lambda there=telling: serve(kind, ledger, keys, there))  # noqa: B023
             os.close(telling)
             early = draw.random() < 0.2
-            port = port_of(told, draw.uniform(0.0, 0.1) if early else 20.0)
+            port = port_of(told, draw.uniform(0.0, 0.1) if early else 60.0)
             kill = lambda process=child: os.kill(process, signal.SIGKILL)  # noqa: E731
             seen: list[tuple[int, int]] = []
             if port is None:
@@ -227,7 +244,7 @@ def check(kind: Kind, ledger: Path, counted: int) -> int:
         return 0
     charged = read_ledger(ledger).account.queries
     assert counted <= charged <= kind.mechanism.queries, f"charged {charged}, counted {counted}"
-    usage = Usage(f"{ledger}.usage")
+    usage = Usage(ledger)
     assert usage.used(NAME) >= counted, f"the key has used {usage.used(NAME)} of {counted}"
     usage.close()
     return charged
@@ -239,13 +256,17 @@ def main() -> None:
     parser.add_argument("--count", type=int, default=200)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--real", action="store_true", help="the built-in ensemble")
+    parser.add_argument("--vllm", action="store_true", help="random members inside vLLM")
     parser.add_argument("--ensemble", type=Path, help="its folder (default: it is trained)")
     arguments = parser.parse_args()
     torch.set_num_threads(1)  # a forked child has no other threads
     start = time.monotonic()
     with tempfile.TemporaryDirectory() as folder:
         trained = arguments.ensemble or Path(folder) / "ensemble"
-        kind = real(PLAN, trained) if arguments.real else stub(PLAN)
+        if arguments.vllm:
+            kind = in_vllm(PLAN, Path(folder) / "heads")
+        else:
+            kind = real(PLAN, trained) if arguments.real else stub(PLAN)
         total = trials(kind, arguments.count, Path(folder), arguments.seed)
     print(
         f"{arguments.count} kills ({total.starting} before the server listened) in "

@@ -8,27 +8,40 @@ import threading
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
+import pytest
 import uvicorn
 from starlette.testclient import TestClient
 from stub_engine import END, ByteTokenizer, StubEngine
 
+from adapmixed.privacy import Accountant
 from adapmixed.serving.admission import Admission
 from adapmixed.serving.app import Service, application
-from adapmixed.serving.clients import Clients
+from adapmixed.serving.clients import Clients, Usage
 from adapmixed.serving.fields import Defaults
 from adapmixed.serving.listener import Listener, bound, configuration, url_of
 from adapmixed.serving.metrics import Metrics
 from adapmixed.serving.scheduler import Scheduler
 
 MODEL = "demo"
+IN_VLLM = pytest.mark.skipif(
+    find_spec("vllm") is None, reason="vllm is not installed: `make test-vllm` has it"
+)
 ASK: dict[str, Any] = {"model": MODEL, "prompt": "Once", "max_tokens": 8}
 CHAT: dict[str, Any] = {
     "model": MODEL,
     "messages": [{"role": "user", "content": "Once"}],
     "max_tokens": 8,
 }
+
+
+def new_usage(path: Path) -> Usage:
+    """Return the used tokens of a new ledger."""
+    Accountant(1e-5, path=path).close()
+    return Usage(path)
 
 
 @dataclass

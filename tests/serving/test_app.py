@@ -8,18 +8,18 @@ import re
 import threading
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 from prometheus_client import generate_latest
-from serving_cases import ASK, CHAT, Served, check_error, served
+from serving_cases import ASK, CHAT, Served, check_error, new_usage, served
 from stub_engine import MODELS, TEXT, StubEngine
 
 from adapmixed.errors import LedgerWriteError
 from adapmixed.serving.clients import Clients
 from adapmixed.serving.keys import Key, add_key, read_keys
 from adapmixed.serving.prompts import prompts_of
-from adapmixed.serving.usage import Usage
 
 COMPLETIONS, CHATS = "/v1/completions", "/v1/chat/completions"
 
@@ -176,7 +176,7 @@ def test_the_order_of_checks(tmp_path: Any) -> None:
     secret = add_key(file, "a", requests_per_minute=2)
     poor = add_key(file, "poor", tokens=10)
     engine = StubEngine(queries=20)
-    clients = Clients(read_keys(file), Usage(tmp_path / "usage"))
+    clients = Clients(read_keys(file), new_usage(tmp_path / "usage"))
     with served(engine, clients=clients, waiting=2) as server:
         engine.go.clear()
         client = server.client()
@@ -302,10 +302,10 @@ def test_nothing_that_leaves_depends_on_the_members(caplog: pytest.LogCaptureFix
     assert MODELS == 2
 
 
-def test_prompts_and_keys_are_not_logged(caplog: pytest.LogCaptureFixture) -> None:
+def test_prompts_and_keys_are_not_logged(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.DEBUG)
     key = Key("a", "0" * 64)
-    with served(clients=Clients([key], None)) as server:
+    with served(clients=Clients([key], new_usage(tmp_path / "usage"))) as server:
         client = server.client(headers={"authorization": "Bearer SECRET"})
         client.post(COMPLETIONS + "?prompt=SECRET", json=ASK | {"prompt": "SECRET"})
         client.get("/SECRET")

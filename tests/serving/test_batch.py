@@ -123,8 +123,8 @@ def test_what_is_one_charge(
         assert (accountant.charges, accountant.queries) == (2 + charges, 5)
         engine.step()  # all are one batch now, of two shapes
         assert (accountant.charges, accountant.queries) == (2 + 2 * charges, 8)
-        if engine._allowance is not None:
-            engine._allowance.add(1)  # as if a row had not been answered
+        if engine._drawing._allowance is not None:
+            engine._drawing._allowance.add(1)  # as if a row had not been answered
             with pytest.raises(RuntimeError, match="released in the same step"):
                 engine.step()
 

@@ -6,27 +6,26 @@ import functools
 import json
 import os
 import signal
-import sqlite3
 import stat
 import threading
 import time
-from argparse import Namespace
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import pytest
-from serving_cases import ASK, check_error, served
+from serving_cases import ASK, check_error, new_usage, served
 from stub_engine import StubEngine
 
 from adapmixed.cli import main
-from adapmixed.commands.serve import _clients, _reread
+from adapmixed.commands.serve import _reread
+from adapmixed.errors import LedgerCorruptError
 from adapmixed.files import sole_writer
+from adapmixed.privacy import Accountant, BoundedRangeAnswer, read_ledger
 from adapmixed.serving import clients as clients_module
-from adapmixed.serving.clients import Client, Clients
+from adapmixed.serving.clients import Client, Clients, Usage, read_usage
 from adapmixed.serving.errors import RequestError
 from adapmixed.serving.keys import Key, add_key, read_keys, remove_key
-from adapmixed.serving.usage import Usage, read_usage
 
 COMPLETIONS = "/v1/completions"
 
@@ -65,7 +64,7 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
 def test_the_list(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file, ledger = tmp_path / "keys.json", tmp_path / "ledger"
     secrets = [add_key(file, "alice", tokens=40), add_key(file, "bob", max_tokens=3)]
-    usage = Usage(f"{ledger}.usage")
+    usage = new_usage(ledger)
     for name, tokens in (("bob", 7), ("carol", 5)):
         assert usage.admit(name, tokens, None)
     listing = ["keys", "list", str(file)]
@@ -86,7 +85,7 @@ def test_the_list(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([*listing, "--ledger", str(tmp_path / "mistyped")]) == 2
     assert main(["keys", "list", str(tmp_path / "mistyped")]) == 2
     error = capsys.readouterr().err.splitlines()
-    assert len(error) == 2 and "mistyped.usage is not there" in error[0]
+    assert len(error) == 2 and "mistyped could not be read" in error[0]
 
 
 def test_a_key_is_removed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -103,22 +102,24 @@ def test_a_key_is_removed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
     assert read_keys(file) == [bob]
 
 
-def test_a_ledger_has_one_file_of_used_tokens(
+def test_used_tokens_stay_with_the_ledger(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Under a second name of the ledger a key does not get its share again."""
+    """While it is charged, too. Under a second name a key does not get its share again."""
     file, ledger, link = (tmp_path / name for name in ("keys.json", "real.db", "current.db"))
     link.symlink_to(ledger.name)
     add_key(file, "alice", tokens=9)
     for path, used in ((link, 4), (ledger, 8)):
-        with ExitStack() as stack:
-            given = Namespace(ledger=path, no_create=path == ledger)
-            clients = _clients(read_keys(file), given, stack)
-            usage = clients._usage
-            assert usage is not None and usage.admit("alice", 4, 9)
+        with Accountant(1e-5, path=ledger) as accountant:
+            usage = Usage(path)
+            assert usage.admit("alice", 4, 9)
+            accountant.add(BoundedRangeAnswer(1.0, -1.0, 1.0, 3, 1, 9))
             assert usage.used("alice") == used
-    assert capsys.readouterr().err == f"Used tokens of keys {tmp_path}/real.db.usage are new.\n"
-    assert not (tmp_path / "current.db.usage").exists()
+            usage.close()
+    assert read_ledger(ledger).guarantee.queries == 2
+    assert {one.name for one in tmp_path.iterdir()} == {
+        "keys.json", "real.db", "current.db", "real.db-lock",
+    }  # fmt: skip
     listed = []
     for path in (link, ledger):
         assert main(["keys", "list", str(file), "--ledger", str(path)]) == 0
@@ -130,7 +131,7 @@ def test_the_file_is_read_again(tmp_path: Path, capsys: pytest.CaptureFixture[st
     """SIGHUP lets a new key in and a removed one out; a bad file changes nothing."""
     file = tmp_path / "keys.json"
     alice, bob = (bearer(add_key(file, name, requests_per_minute=2)) for name in ("alice", "bob"))
-    clients = Clients(read_keys(file), Usage(tmp_path / "usage"))
+    clients = Clients(read_keys(file), new_usage(tmp_path / "usage"))
     before = signal.getsignal(signal.SIGHUP)
     with served(clients=clients) as server, ExitStack() as stack:
         ask = functools.partial(server.client().post, COMPLETIONS, json=ASK)
@@ -169,7 +170,7 @@ def test_the_file_is_read_again(tmp_path: Path, capsys: pytest.CaptureFixture[st
 def test_a_key_without_a_share_is_counted(tmp_path: Path) -> None:
     file, path = tmp_path / "keys.json", tmp_path / "usage"
     headers = bearer(add_key(file, "alice"))
-    usage = Usage(path)
+    usage = new_usage(path)
     with served(StubEngine("ab", ends=True), clients=Clients(read_keys(file), usage)) as server:
         assert server.client().post(COMPLETIONS, json=ASK, headers=headers).is_success
         ends = time.monotonic() + 5
@@ -210,7 +211,7 @@ def test_files_that_hold_no_keys(tmp_path: Path, content: str) -> None:
 def test_who_is_let_in(tmp_path: Path) -> None:
     file = tmp_path / "keys.json"
     secret = add_key(file, "alice", max_tokens=4)
-    with served(clients=Clients(read_keys(file), None)) as server:
+    with served(clients=Clients(read_keys(file), new_usage(tmp_path / "usage"))) as server:
         client = server.client()
         wrong: list[Any] = [
             {}, bearer(""), bearer("x"), bearer(secret[:-1]), bearer(secret + "x"),
@@ -261,7 +262,7 @@ def test_a_share_of_the_budget(tmp_path: Path) -> None:
     """A key counts max_tokens of every prompt, and gets back what its answers did not use."""
     file, path = tmp_path / "keys.json", tmp_path / "usage"
     headers = bearer(add_key(file, "alice", tokens=40))
-    usage = Usage(path)
+    usage = new_usage(path)
     with served(StubEngine("ab", ends=True), clients=Clients(read_keys(file), usage)) as server:
         client = server.client(headers=headers)
         answer = client.post(COMPLETIONS, json=ASK | {"max_tokens": 21, "prompt": ["a", "b"]})
@@ -279,6 +280,7 @@ def test_a_share_of_the_budget(tmp_path: Path) -> None:
 def test_usage_after_a_kill(tmp_path: Path) -> None:
     """A killed process loses a key at most tokens of its own, at every step of an admission."""
     path = tmp_path / "usage"
+    new_usage(path).close()
     for killed in ("before", "after"):
 
         def work(killed: str = killed) -> None:
@@ -301,16 +303,11 @@ def test_usage_after_a_kill(tmp_path: Path) -> None:
 
 def test_damaged_usage(tmp_path: Path) -> None:
     path = tmp_path / "usage"
-    usage = Usage(path)
+    usage = new_usage(path)
     assert usage.admit("a", 5, 5) and not usage.admit("a", 1, 5) and not usage.admit("b", 6, 5)
     usage.close()
-    other = sqlite3.connect(path)
-    other.execute("PRAGMA user_version = 1")
-    other.close()
-    with pytest.raises(ValueError, match="format_version"):
-        Usage(path)
     path.write_bytes(b"x" * 5000)
-    with pytest.raises(OSError, match="usage"):
+    with pytest.raises(LedgerCorruptError, match="usage"):
         Usage(path)
 
 
@@ -318,7 +315,7 @@ def test_usage_that_cannot_be_written(tmp_path: Path) -> None:
     """No answer starts, and the server ends."""
     file = tmp_path / "keys.json"
     headers = bearer(add_key(file, "alice", tokens=40))
-    usage = Usage(tmp_path / "usage")
+    usage = new_usage(tmp_path / "usage")
     with served(clients=Clients(read_keys(file), usage)) as server:
         client = server.client(headers=headers)
         usage._database.execute("PRAGMA query_only = ON")
@@ -330,7 +327,7 @@ def test_usage_that_cannot_be_written(tmp_path: Path) -> None:
 
 
 def test_threads_cannot_overspend(tmp_path: Path) -> None:
-    usage, granted = Usage(tmp_path / "usage"), []
+    usage, granted = new_usage(tmp_path / "usage"), []
 
     def spend() -> None:
         for _ in range(20):
@@ -344,11 +341,9 @@ def test_threads_cannot_overspend(tmp_path: Path) -> None:
     assert sum(granted) == 33 and usage.used("a") == 99
 
 
-def test_keys_with_shares_need_a_file() -> None:
-    with pytest.raises(ValueError, match="usage must be given"):
-        Clients([Key("a", "0" * 64, tokens=3)], None)
+def test_a_server_with_keys_has_one(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="at least one key"):
-        Clients([], None)
+        Clients([], new_usage(tmp_path / "usage"))
 
 
 def test_a_key_is_removed_through_a_link(tmp_path: Path) -> None:

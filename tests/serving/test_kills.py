@@ -8,6 +8,7 @@ from os import environ, pathsep
 from pathlib import Path
 
 import pytest
+from serving_cases import IN_VLLM
 from trained_demo import DEMO_ENSEMBLE
 
 PROGRAM = Path(__file__).with_name("kill_server.py")
@@ -29,8 +30,12 @@ def killed(*options: str) -> str:
 @pytest.mark.usefixtures("demo_ensemble")
 @pytest.mark.parametrize(
     "options",
-    [("--count", "60"), ("--count", "5", "--real", "--ensemble", str(DEMO_ENSEMBLE))],
-    ids=["stub", "real"],
+    [
+        ("--count", "60"),
+        ("--count", "5", "--real", "--ensemble", str(DEMO_ENSEMBLE)),
+        pytest.param(("--count", "3", "--vllm"), marks=IN_VLLM),
+    ],
+    ids=["stub", "real", "vllm"],
 )
 def test_clients_never_get_more_than_was_charged(options: tuple[str, ...]) -> None:
     line = killed(*options)

@@ -12,9 +12,10 @@ from typing import Any
 
 import pytest
 import torch
+from head_ensembles import BASE, write_ensemble
 from prometheus_client import generate_latest
 from safetensors.torch import load_file, save_file
-from serving_cases import CHAT, MODEL
+from serving_cases import CHAT, IN_VLLM, MODEL
 from starlette.testclient import TestClient
 from stub_engine import ByteTokenizer
 from tiny_models import TARGETS, VOCAB, tiny_model, write_adapter
@@ -38,8 +39,8 @@ ASKED: list[tuple[str, dict[str, Any]]] = [
     ("completions", {"prompt": "\x07", "max_tokens": 8, "stop": "\x11"}),
     ("completions", {"prompt": "\x01", "max_tokens": 900}),
     ("completions", {"prompt": "\x01", "logprobs": 1}),
-    ("completions", {"prompt": "\x01" * 99, "max_tokens": 1}),
-    ("completions", {"prompt": [[1, VOCAB]], "max_tokens": 1}),
+    ("completions", {"prompt": "\x01" * 300, "max_tokens": 1}),
+    ("completions", {"prompt": [[1, 1 << 20]], "max_tokens": 1}),
     ("chat/completions", {"messages": CHAT["messages"]}),
 ]
 EPSILON = 4.0  # of every shard: spent by the members that differ from the public model
@@ -52,10 +53,21 @@ class Letters(ByteTokenizer):
 
 
 @contextmanager
-def answering(mechanism: Mechanism, ensemble: Ensemble, epsilon: float | None) -> Iterator[Any]:
+def answering(
+    mechanism: Mechanism, ensemble: Ensemble, epsilon: float | None, in_vllm: bool
+) -> Iterator[Any]:
     """Yield (client, accountant, metrics) of a server over an ensemble."""
     accountant = Accountant(1e-5, epsilon=epsilon)
-    scheduler = Scheduler(BatchEngine(ensemble, mechanism, accountant), Letters(), frozenset({3}))
+    engine: Any
+    if in_vllm:
+        from adapmixed.vllm.engine import VllmEngine
+
+        engine = VllmEngine(
+            str(BASE), ensemble, mechanism, accountant, memory_bytes=1 << 28, enforce_eager=True
+        )
+    else:
+        engine = BatchEngine(ensemble, mechanism, accountant)
+    scheduler = Scheduler(engine, Letters(), frozenset({3}))
     admission = Admission(accountant, mechanism)
     metrics = Metrics(
         lambda: scheduler.running, lambda: scheduler.waiting, lambda: admission.left or 0
@@ -65,6 +77,8 @@ def answering(mechanism: Mechanism, ensemble: Ensemble, epsilon: float | None) -
         yield TestClient(application(service), base_url="http://localhost"), accountant, metrics
     finally:
         scheduler.stop(20.0)
+        if in_vllm:
+            engine.close()
 
 
 def seen(client: TestClient, metrics: Metrics, log: pytest.LogCaptureFixture) -> list[object]:
@@ -91,21 +105,46 @@ def heat(folder: Path, factor: float) -> None:
     save_file({k: v * factor if "lora_B" in k else v for k, v in weights.items()}, path)
 
 
+PLANNED = ClippedLogPool(-1.0, 1.0, queries=10_000)
+
+
+def members(number: int, factor: float, folder: Path) -> Ensemble:
+    """Return an ensemble of three members, of which other ones equal the public model."""
+    base, zero = tiny_model("llama"), ({0, 1}, {2})[number]
+    write: Callable[..., Path] = write_adapter
+    folders = [
+        write(base, folder / f"{number}-{i}", seed=10 * number + i, zero=i in zero,
+              target_modules=TARGETS["llama"])
+        for i in range(3)
+    ]  # fmt: skip
+    if number == 1:
+        heat(folders[0], factor)
+    return Ensemble.from_pretrained(base, folders)
+
+
+def heads(number: int, folder: Path) -> Ensemble:
+    """Return an ensemble of random output layers, for vLLM."""
+    path = write_ensemble(folder / str(number), 3, seed=number)
+    return Ensemble.from_pretrained(str(BASE), path)
+
+
 @pytest.mark.parametrize(
-    ("mechanism", "epsilon", "factor"),
+    ("mechanism", "epsilon", "factor", "in_vllm"),
     [
-        (ClippedLogPool(-1.0, 1.0, queries=10_000), None, 1.0),
-        (ClippedLogPool(-1.0, 1.0, queries=10_000), None, 1e36),  # its rows are not finite
-        (ClippedLogPool(-1.0, 1.0), EPSILON, 1.0),
-        (AdaPMixED(order=3.0, target_leakage=0.05), None, 1.0),
-        (AdaPMixED(order=3.0, target_leakage=0.05), None, 1e36),
+        (PLANNED, None, 1.0, False),
+        (PLANNED, None, 1e36, False),  # its rows are not finite
+        (ClippedLogPool(-1.0, 1.0), EPSILON, 1.0, False),
+        (AdaPMixED(order=3.0, target_leakage=0.05), None, 1.0, False),
+        (AdaPMixED(order=3.0, target_leakage=0.05), None, 1e36, False),
+        pytest.param(PLANNED, None, 1.0, True, marks=IN_VLLM),
     ],
-    ids=["a plan", "overflow", "budgets of shards", "adapmixed", "adapmixed, overflow"],
+    ids=["a plan", "overflow", "budgets of shards", "adapmixed", "adapmixed, overflow", "vllm"],
 )
 def test_members_change_nothing_but_the_tokens(
     mechanism: Mechanism,
     epsilon: float | None,
     factor: float,
+    in_vllm: bool,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
@@ -122,19 +161,13 @@ def test_members_change_nothing_but_the_tokens(
     monkeypatch.setattr(wire.secrets, "token_hex", lambda size: "00" * size)
     monkeypatch.setattr(wire.time, "time", lambda: 1.0)
     caplog.set_level(logging.INFO)
-    base, results, spent = tiny_model("llama"), [], []
-    write: Callable[..., Path] = write_adapter
-    for number, zero in enumerate(({0, 1}, {2})):
-        folders = [
-            write(base, tmp_path / f"{number}-{i}", seed=10 * number + i, zero=i in zero,
-                  target_modules=TARGETS["llama"])
-            for i in range(3)
-        ]  # fmt: skip
-        if number == 1:
-            heat(folders[0], factor)
-        ensemble = Ensemble.from_pretrained(base, folders)
+    results: list[list[object]] = []
+    spent: list[list[bool]] = []
+    for number in range(2):
+        ensemble = heads(number, tmp_path) if in_vllm else members(number, factor, tmp_path)
         drawn = 0
-        with answering(mechanism, ensemble, epsilon) as (client, accountant, metrics):
+        served = answering(mechanism, ensemble, epsilon, in_vllm)
+        with served as (client, accountant, metrics):
             results.append(seen(client, metrics, caplog))
             if epsilon is not None:
                 spent.append((accountant.spent > 0.8 * accountant.limit).tolist())

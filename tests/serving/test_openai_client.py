@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from serving_cases import Served, listening, served
+from serving_cases import Served, listening, new_usage, served
 from stub_engine import TEXT, StubEngine
 
 from adapmixed.serving.clients import Clients
@@ -27,7 +27,7 @@ def openai() -> Any:
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Served, str, str]]:
     file = tmp_path_factory.mktemp("keys") / "keys.json"
     secret = add_key(file, "client")
-    clients = Clients(read_keys(file), None)
+    clients = Clients(read_keys(file), new_usage(file.with_name("ledger")))
     with served(clients=clients) as found, listening(found.app) as port:
         yield found, f"http://127.0.0.1:{port}/v1", secret
 

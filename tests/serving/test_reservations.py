@@ -13,13 +13,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from serving_cases import ASK, listening, served
+from serving_cases import ASK, listening, new_usage, served
 from stub_engine import ByteTokenizer, StubEngine
 
 from adapmixed.serving.clients import Clients
 from adapmixed.serving.engine import Prompt
 from adapmixed.serving.keys import add_key, read_keys
-from adapmixed.serving.usage import Usage
 
 
 class Slow(StubEngine):
@@ -87,7 +86,7 @@ def test_a_key_pays_for_the_token_that_was_under_way(tmp_path: Path) -> None:
     """A client leaves while a step runs: its token is charged, so the key has used it, too."""
     file = tmp_path / "keys.json"
     secret = add_key(file, "alice", tokens=250)
-    usage = Usage(tmp_path / "usage")
+    usage = new_usage(tmp_path / "usage")
     engine = StubEngine(seconds=0.005)
     with served(engine, clients=Clients(read_keys(file), usage)) as server:
         with listening(server.app) as port:
@@ -115,7 +114,7 @@ def test_two_requests_cannot_take_the_last_place(
     """A place is checked before the key is counted, which takes a while; it must still be there."""
     file = tmp_path / "keys.json"
     headers = {"Authorization": f"Bearer {add_key(file, 'alice', tokens=10_000)}"}
-    usage = Usage(tmp_path / "usage")
+    usage = new_usage(tmp_path / "usage")
     admit = usage.admit
     monkeypatch.setattr(usage, "admit", lambda *one: (time.sleep(0.05), admit(*one))[1])
     engine = StubEngine(batch=1)
@@ -152,7 +151,7 @@ def test_what_a_spent_plan_answers(then_public: bool, tmp_path: Path) -> None:
     """The public model costs neither plan nor key, and says so in the body, also of a stream."""
     keys = tmp_path / "keys.json"
     headers = {"authorization": f"Bearer {add_key(keys, 'alice', tokens=10)}"}
-    usage, engine, told = Usage(tmp_path / "usage"), StubEngine(queries=10), []
+    usage, engine, told = new_usage(tmp_path / "usage"), StubEngine(queries=10), []
     with served(engine, clients=Clients(read_keys(keys), usage), then_public=then_public) as server:
         client = server.client(headers=headers)
         for tokens, stream in ((6, False), (6, False), (6, True), (4, False), (6, False)):

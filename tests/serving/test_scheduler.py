@@ -14,8 +14,8 @@ from adapmixed.errors import BudgetSpentError
 from adapmixed.mechanisms import ClippedLogPool
 from adapmixed.privacy import Accountant, BoundedRangeAnswer
 from adapmixed.serving.admission import Admission
-from adapmixed.serving.engine import Prompt
-from adapmixed.serving.query import Piece, Query, QueueFullError, ReservedError, StoppedError
+from adapmixed.serving.engine import Piece, Prompt, Query, StoppedError
+from adapmixed.serving.errors import RequestError
 from adapmixed.serving.scheduler import Scheduler, ServedAnswer
 
 END = 0
@@ -79,7 +79,7 @@ class Served:
     def ask(
         self, *prompts: str, max_tokens: int = 3, stop: tuple[str, ...] = ()
     ) -> tuple[ServedAnswer, queue.Queue[Piece | Exception]]:
-        query = Query(tuple(tuple(p.encode()) for p in prompts), max_tokens, stop=stop)
+        query = Query(tuple(Prompt(tuple(p.encode()), max_tokens) for p in prompts), stop)
         self.scheduler.check(query)
         self.scheduler.check_room(len(prompts))
         pieces: queue.Queue[Piece | Exception] = queue.Queue()
@@ -153,13 +153,13 @@ def test_the_queue_is_bounded() -> None:
     served.ask("a")
     served.until(lambda: served.scheduler.running == 1)
     served.ask("a", "b")
-    with pytest.raises(QueueFullError, match="2 of at most 3 sequences wait"):
+    with pytest.raises(RequestError, match="too many answers wait already"):
         served.ask("a", "b")
     served.ask("a")
     with pytest.raises(ValueError, match="prompts must be 1 to 3, got 4"):
-        served.scheduler.check(Query(((1,),) * 4, 1))
+        served.scheduler.check(Query((Prompt((1,), 1),) * 4))
     with pytest.raises(ValueError, match="prompt must not be 9"):
-        served.scheduler.check(Query(((1,), (9,)), 1))
+        served.scheduler.check(Query((Prompt((1,), 1), Prompt((9,), 1))))
     served.engine.permits.release(100)  # type: ignore[union-attr]
     served.scheduler.stop(20)
 
@@ -168,7 +168,7 @@ def test_tokens_are_reserved_until_they_are_charged_or_given_back() -> None:
     served = Served(Steps(permits=0))
     answer, pieces = served.ask("a", "b", max_tokens=400)
     assert (served.admission.reserved, served.admission.left) == (800, PLAN - 800)
-    with pytest.raises(ReservedError, match="800 tokens are reserved"):
+    with pytest.raises(RequestError, match="running answers have reserved too many"):
         served.admission.reserve(201)
     with pytest.raises(BudgetSpentError, match="queries must stay within the 1000"):
         served.admission.reserve(1001)
@@ -208,7 +208,7 @@ def test_a_stop_lets_answers_finish() -> None:
     stopping = threading.Thread(target=served.scheduler.stop, args=(20,))
     stopping.start()
     served.until(lambda: served.scheduler.stopped)
-    with pytest.raises(StoppedError, match="the server is stopping"):
+    with pytest.raises(RequestError, match="the server is stopping"):
         served.scheduler.check_room(1)
     served.engine.permits.release(100)  # type: ignore[union-attr]
     assert [texts(pieces)[0][0] for _, pieces in asked] == ["bcd", "lmn"]
@@ -229,7 +229,7 @@ def test_a_stop_cuts_answers_at_its_deadline() -> None:
     assert isinstance(last, StoppedError) and served.admission.reserved == 0
     late: queue.Queue[Piece | Exception] = queue.Queue()
     reservation = served.admission.reserve(5)
-    served.scheduler.submit(Query(((1,),), 5), reservation, late.put)
+    served.scheduler.submit(Query((Prompt((1,), 5),)), reservation, late.put)
     assert isinstance(late.get(timeout=20), StoppedError) and served.admission.reserved == 0
 
 

@@ -18,11 +18,12 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
-from serving_cases import ASK, check_error, listening, served, stoppable
+from serving_cases import ASK, IN_VLLM, check_error, listening, served, stoppable
 from stub_engine import StubEngine
 from trained_demo import DEMO_ENSEMBLE
 
 from adapmixed.cli import main
+from adapmixed.commands import serve_options
 from adapmixed.data.demo import demo_base
 from adapmixed.errors import LedgerWriteError
 from adapmixed.privacy import read_ledger
@@ -59,6 +60,7 @@ UNPLANNED = "clipped-log-pool lower=-0.25 upper=1 scale=2"
         (["--demo", "x", "--ledger", "y"], "--ledger must not be given with --demo"),
         (["--demo", "x", *POOL], "--mechanism must not be given with --demo"),
         (["--demo", "x", "--plan", "y"], "--plan must not be given with --demo"),
+        (["--demo", "x", "--device", "vllm"], "--device vllm needs vllm, which is not installed"),
     ],
 )  # fmt: skip
 def test_what_it_refuses(
@@ -69,6 +71,7 @@ def test_what_it_refuses(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(serve_options, "find_spec", lambda name: None)  # as if not installed
     port = [] if "--port" in given else ["--port", "0"]
     try:
         assert main(["serve", *port, *given]) == 2
@@ -223,11 +226,13 @@ def test_the_line_is_about_the_whole_ledger(
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("demo_ensemble")
-def test_a_whole_life(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize("device", ["cpu", pytest.param("vllm", marks=IN_VLLM)])
+def test_a_whole_life(device: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """With keys and a share of the budget, over two runs on one ledger."""
     assert main(["keys", "add", str(tmp_path / "keys.json"), "alice", "--tokens", "50"]) == 0
     headers = {"Authorization": f"Bearer {capsys.readouterr().out.strip()}"}
     arguments = [*MODELS, *POOL, "--ledger", "ledger", "--keys", "keys.json", "--name", "demo"]
+    arguments += ["--device", device]
     run, url = started(arguments, tmp_path)
     status, text = post(url, ASK | {"max_tokens": 30}, **headers)
     used = json.loads(text)["usage"]["completion_tokens"]

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor
 
 from adapmixed.ensemble.lora import MISSING, Adapter
+from adapmixed.ensemble.output_layer import HeadAdapters
+from adapmixed.ensemble.trunk import Trunk
 from adapmixed.vllm.heads import Heads
 from adapmixed_ext.inputs import likeliest
 
@@ -19,8 +24,22 @@ def adapter(seed: int, rank: int) -> Adapter:
     return Adapter({NAME: (down, torch.randn(rank, VOCAB, generator=generator))})
 
 
-def heads(adapters: list[Adapter], rank: int = 4, active: int | None = None) -> Heads:
-    return Heads(adapters, NAME, rank, (SIZE, VOCAB), torch.tensor([7, 300]), active)
+def heads(
+    adapters: list[Adapter], rank: int = 4, active: int | None = None, **others: Any
+) -> Heads:
+    """Return the heads of a stand-in for an ensemble, whose last tokens stand for none."""
+    updates = [one.updates.get(NAME) for one in adapters]
+    ensemble: Any = SimpleNamespace(
+        trunk=Trunk(head=others.pop("head", NAME)),
+        config=SimpleNamespace(get_text_config=lambda: SimpleNamespace(**others)),
+        output_layer=SimpleNamespace(
+            adapters=HeadAdapters(updates, (SIZE, VOCAB), rank), masked=torch.tensor([7, 300])
+        ),
+        zero_members=tuple(i for i, one in enumerate(adapters) if one.is_zero),
+        num_models=len(adapters),
+        vocab_size=VOCAB,
+    )
+    return Heads(ensemble, active)
 
 
 def inputs(positions: int, dtype: torch.dtype = torch.float32) -> tuple[Tensor, Tensor]:
@@ -62,3 +81,17 @@ def test_a_member_changes_no_other_row(ranks: tuple[int, ...]) -> None:
         changed = heads([members[0], other, *members[2:]]).rows(hidden, public)[0]
         assert torch.equal(changed[[0, 2, 3]], first[[0, 2, 3]])
         assert not torch.equal(changed[1], first[1])
+
+
+@pytest.mark.parametrize(
+    ("others", "words"),
+    [
+        ({"head": None}, "must have members that adapt the output layer alone inside vLLM"),
+        ({"final_logit_softcapping": 30.0}, "final_logit_softcapping = 30.0"),
+        ({"logits_scaling": 8.0}, "must not cap or scale its logits"),
+    ],
+)
+def test_what_it_refuses(others: dict[str, Any], words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        heads([adapter(0, 4)], **others)
+    heads([adapter(0, 4)], logit_scale=1.0)

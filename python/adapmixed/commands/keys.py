@@ -92,18 +92,11 @@ def _remove(arguments: argparse.Namespace) -> int:
 
 
 def _list(arguments: argparse.Namespace) -> int:
+    from adapmixed.serving.clients import read_usage
     from adapmixed.serving.keys import read_keys
-    from adapmixed.serving.usage import read_usage, usage_path
 
-    used = None
     keys = read_keys(arguments.file)
-    if arguments.ledger is not None:
-        path = usage_path(arguments.ledger)
-        if not path.exists():
-            raise ValueError(
-                f"--ledger must be that of a server that has run with keys, but {path} is not there"
-            )
-        used = read_usage(path)
+    used = None if arguments.ledger is None else read_usage(arguments.ledger)
     rows = list(_rows(keys, used))
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     for row in rows:

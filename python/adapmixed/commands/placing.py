@@ -32,7 +32,7 @@ def load_ensemble(arguments: argparse.Namespace, ranks: Ranks) -> Ensemble:
     from adapmixed.ensemble import Ensemble
     from adapmixed.ranks import Place
 
-    device = arguments.device
+    device = "cpu" if arguments.device == "vllm" else arguments.device
     if device == "cuda":
         device = f"cuda:{Place.from_environment().local_rank}"
         torch.cuda.set_device(device)  # NCCL uses the current device

@@ -45,7 +45,7 @@ class PlanOptions:
         1,
     )
     mechanism: str | None = option(
-        "mechanism to recommend; vLLM takes clipped-log-pool alone (default: clipped-mixing)",
+        "mechanism to recommend (default: clipped-mixing)",
         choices=tuple(_RULES),
     )
     all: bool = option("list other settings, too")

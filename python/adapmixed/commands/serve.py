@@ -34,8 +34,9 @@ from adapmixed.limits import check_count
 if TYPE_CHECKING:
     from adapmixed.ensemble import Ensemble
     from adapmixed.mechanisms import Mechanism
+    from adapmixed.privacy import Accountant
     from adapmixed.serving.clients import Clients
-    from adapmixed.serving.keys import Key
+    from adapmixed.serving.engine import Engine
 
 DEMO_EPSILON, DEMO_TOKENS = 3.0, 4096
 DEMO_NAME = "adapmixed-demo"
@@ -78,7 +79,14 @@ def add_parser(commands: Any) -> None:
     add_options(parser, SharedOptions, "active ledger no_create memory")
     add_mechanism_options(parser)
     add_options(parser, ServerOptions, "allow_weak")
-    add_options(parser, SharedOptions, "device dtype")
+    parser.add_argument(
+        "--device",
+        choices=("cpu", "cuda", "vllm"),
+        default="cpu",
+        help="device of models and mechanisms; vllm: vLLM on the CPU, for members of the output "
+        "layer (default: cpu)",
+    )
+    add_options(parser, SharedOptions, "dtype")
     parser.set_defaults(run=run, operator=False)
 
 
@@ -90,7 +98,7 @@ def run(arguments: argparse.Namespace) -> int:
         if arguments.keys is not None:  # a signal that comes too early waits for its handler
             before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGHUP})
             stack.callback(signal.pthread_sigmask, signal.SIG_SETMASK, before)
-        check_extra()
+        check_extra(arguments.device)
         check_network(arguments)
         if Place.from_environment().world > 1:
             raise ValueError("serve must run in one process, so that one queue is answered")
@@ -102,7 +110,7 @@ def _serve(arguments: argparse.Namespace, stack: ExitStack) -> int:
     from adapmixed.mechanisms import Origin
     from adapmixed.serving.admission import Admission
     from adapmixed.serving.app import Service, application
-    from adapmixed.serving.batch import BatchEngine
+    from adapmixed.serving.clients import Clients, Usage
     from adapmixed.serving.engine import Prompt
     from adapmixed.serving.fields import Defaults
     from adapmixed.serving.keys import read_keys
@@ -132,13 +140,13 @@ def _serve(arguments: argparse.Namespace, stack: ExitStack) -> int:
     ensemble = _ensemble(arguments)
     _check_promise(arguments, mechanism, ensemble)
     accountant = stack.enter_context(accounted(arguments))
-    engine = BatchEngine(
-        ensemble, mechanism, accountant, memory_bytes=arguments.memory, active=arguments.active
-    )
+    engine, window = _engine(arguments, ensemble, mechanism, accountant)
     engine.check(Prompt((0,), 1))  # else the memory holds no answer
     clients = None
     if keys is not None:
-        clients = _clients(keys, arguments, stack)
+        usage = Usage(arguments.ledger)
+        stack.callback(usage.close)
+        clients = Clients(keys, usage)
         _reread(arguments.keys, clients, stack)
     scheduler = Scheduler(engine, ensemble.tokenizer, ensemble.end_tokens)
     stack.callback(scheduler.stop, 0.0)
@@ -156,7 +164,7 @@ def _serve(arguments: argparse.Namespace, stack: ExitStack) -> int:
         arguments.name or Path(os.path.abspath(arguments.ensemble)).name,
         min(DEFAULT_TOKENS, arguments.max_tokens),
         arguments.max_tokens,
-        ensemble.max_positions,
+        window,
         ensemble.vocab_size,
     )
     service = Service(scheduler, admission, ensemble.tokenizer, defaults, metrics, clients)
@@ -184,6 +192,8 @@ def _chosen(arguments: argparse.Namespace) -> Mechanism:
     for name in ("base", "ensemble"):
         if getattr(arguments, name) is None:
             raise ValueError(f"--{name} must be given, or --demo for the built-in ensemble")
+    if arguments.device == "vllm" and not os.path.isdir(arguments.base):
+        raise ValueError(f"--base must be a folder with --device vllm, got {arguments.base}")
     check_chosen(arguments.mechanism or arguments.plan)
     if arguments.ledger is None:
         raise ValueError("--ledger must be given: a server without one forgets what was spent")
@@ -225,19 +235,22 @@ def _ensemble(arguments: argparse.Namespace) -> Ensemble:
     return ensemble
 
 
-def _clients(keys: list[Key], arguments: argparse.Namespace, stack: ExitStack) -> Clients:
-    """Return the keys in use, with the file of their used tokens next to the ledger."""
-    from adapmixed.serving.clients import Clients
-    from adapmixed.serving.usage import Usage, usage_path
+def _engine(
+    arguments: argparse.Namespace,
+    ensemble: Ensemble,
+    mechanism: Mechanism,
+    accountant: Accountant,
+) -> tuple[Engine, int | None]:
+    """Return the engine that --device chooses, and the positions of its window."""
+    settings = {"memory_bytes": arguments.memory, "active": arguments.active}
+    if arguments.device == "vllm":
+        from adapmixed.vllm.engine import VllmEngine
 
-    path = usage_path(arguments.ledger)
-    if not path.exists():
-        if arguments.no_create:
-            raise ValueError(f"{path} must exist with --no-create: it has what keys have used")
-        print(f"Used tokens of keys {path} are new.", file=sys.stderr)
-    usage = Usage(path)
-    stack.callback(usage.close)
-    return Clients(keys, usage)
+        engine = VllmEngine(arguments.base, ensemble, mechanism, accountant, **settings)
+        return engine, engine.window
+    from adapmixed.serving.batch import BatchEngine
+
+    return BatchEngine(ensemble, mechanism, accountant, **settings), ensemble.max_positions
 
 
 def _reread(path: Path, clients: Clients, stack: ExitStack) -> None:

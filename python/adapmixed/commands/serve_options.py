@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 
 from adapmixed.commands.options import option
@@ -34,8 +35,8 @@ class ServerOptions:
 NETWORK = "host port keys tls behind_proxy"
 
 
-def check_extra() -> None:
-    """Raise ValueError unless the packages of the extra `serve` are installed."""
+def check_extra(device: str) -> None:
+    """Raise ValueError unless the packages of the extra `serve` and of --device are installed."""
     try:
         import prometheus_client  # noqa: F401
         import starlette  # noqa: F401
@@ -44,6 +45,8 @@ def check_extra() -> None:
         raise ValueError(
             f"adapmixed serve needs {error.name}: pip install 'adapmixed[serve]'"
         ) from None
+    if device == "vllm" and find_spec("vllm") is None:
+        raise ValueError("--device vllm needs vllm, which is not installed here")
 
 
 def check_network(arguments: argparse.Namespace) -> None:

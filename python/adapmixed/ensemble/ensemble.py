@@ -229,6 +229,27 @@ class Ensemble:
         return device
 
     @property
+    def dtype(self) -> torch.dtype:
+        """The dtype of the public model and of all logits."""
+        dtype: torch.dtype = self._forward.model.dtype
+        return dtype
+
+    @property
+    def output_layer(self) -> OutputLayer:
+        """The output layer, with the members' adapters of it."""
+        return self._forward.layer
+
+    @property
+    def zero_members(self) -> tuple[int, ...]:
+        """The members whose updates are all zero."""
+        return self._forward.zero_members
+
+    def give_up_trunk(self) -> None:
+        """Free the weights below the output layer; another engine computes the hidden states."""
+        model = self._forward.model
+        getattr(model, model.base_model_prefix).to("meta")
+
+    @property
     def longest_text(self) -> int | None:
         """The longest text in tokens that fits behind `beginning`, or None without a limit."""
         return None if self.max_positions is None else self.max_positions - len(self.beginning)

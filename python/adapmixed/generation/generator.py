@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Never
 from torch import Tensor
 
 from adapmixed.ensemble.vocabulary import check_prompt, text_ids
-from adapmixed.generation.loop import DEFAULT_MEMORY_BYTES, Answerer
+from adapmixed.generation.loop import DEFAULT_MEMORY_BYTES, Answerer, check_window
 from adapmixed.generation.refused import refuse
 from adapmixed.generation.text import (
     Continuation,
@@ -198,7 +198,7 @@ class PrivateGenerator:
         texts = texts_of(prompts)
         ids = [self._ids(text) for text in texts]
         left_padded(ids)  # raises for a prompt without tokens
-        self._answerer.check_window(max(map(len, ids)), max_new_tokens)
+        check_window(self._answerer.ensemble.max_positions, max(map(len, ids)), max_new_tokens)
         self._answerer.check(len(texts) * max_new_tokens)
         found: list[list[str]] = []
         longest = 0

@@ -19,7 +19,7 @@ from adapmixed.limits import (
     check_rng,
     check_type,
 )
-from adapmixed.mechanisms import Allowance, Mechanism, Origin, shaped
+from adapmixed.mechanisms import Allowance, Mechanism, Origin, Rows, shaped
 from adapmixed.mechanisms.rows import check_shape, shaped_bytes
 from adapmixed.privacy import Accountant
 from adapmixed_ext.types import RandomSource
@@ -121,20 +121,6 @@ class Answerer:
             kind = BudgetSpentError if spent else ValueError
             raise kind("accountant cannot be charged: see the error of the main process")
 
-    def check_window(self, length: int, max_new_tokens: int) -> None:
-        """Raise ValueError if answers to prompts of this length do not fit the model's window."""
-        limit = self.ensemble.max_positions
-        # The last token is released but never read back.
-        if limit is not None and length > limit:
-            raise ValueError(
-                f"prompt must have at most {limit} tokens, the model's window, got {length}"
-            )
-        if limit is not None and length + max_new_tokens - 1 > limit:
-            raise ValueError(
-                f"max_new_tokens must be <= {limit - length + 1} after a prompt of {length} tokens "
-                f"(the model's window is {limit}), got {max_new_tokens}"
-            )
-
     def answer_bytes(self, temperature: float, top_k: int | None) -> AnswerBytes:
         """Return a function for the memory of one answer beyond its logits.
 
@@ -194,7 +180,7 @@ class Answerer:
         _check_query(input_ids, attention_mask, stop_token, stop)
         check_count("max_new_tokens", max_new_tokens)
         check_shape(temperature, top_k)
-        self.check_window(input_ids.shape[-1], max_new_tokens)
+        check_window(self.ensemble.max_positions, input_ids.shape[-1], max_new_tokens)
         mask = None if attention_mask is None else attention_mask.tolist()
         settings = (max_new_tokens, temperature, top_k, stop_token)
         self.ensemble.ranks.agree(
@@ -266,7 +252,6 @@ class Answerer:
         *,
         temperature: float = 1.0,
         top_k: int | None = None,
-        payer: Accountant | Allowance | None = None,
     ) -> Tensor:
         """Return one token for each row: proposed, charged, then released.
 
@@ -278,7 +263,6 @@ class Answerer:
             active_tokens: (b, K) int64, the tokens of the private columns; None for all.
             temperature: as in :meth:`stream`.
             top_k: as in :meth:`stream`.
-            payer: charged for the rows; None for the accountant.
 
         Returns:
             (b,) int64 on the CPU.
@@ -297,18 +281,40 @@ class Answerer:
 
         def drawn() -> Tensor:
             assert private is not None and self.accountant is not None  # on the main process
-            ticket = self.mechanism.propose_rows(
-                replace(rows, private=private).answerable(),
-                rng=self.rng,
-                origin=self.origin,
-            )
-            (self.accountant if payer is None else payer).charge(ticket)
-            tokens = ticket.release().tokens
-            assert tokens is not None  # no targets were given
-            return tokens
+            gathered = replace(rows, private=private)
+            return charged(gathered, self.mechanism, self.accountant, self.rng, self.origin)
 
         public = rows.public
         return ranks.tell(drawn, (len(public),), torch.int64, public.device).cpu()
+
+
+def charged(
+    rows: Rows,
+    mechanism: Mechanism,
+    payer: Accountant | Allowance,
+    rng: RandomSource,
+    origin: Origin,
+) -> Tensor:
+    """Return (B,) tokens of B rows: proposed, charged, then released; raises as `payer.charge`."""
+    ticket = mechanism.propose_rows(rows.answerable(), rng=rng, origin=origin)
+    payer.charge(ticket)
+    tokens = ticket.release().tokens
+    assert tokens is not None  # no targets were given
+    return tokens
+
+
+def check_window(limit: int | None, length: int, max_new_tokens: int) -> None:
+    """Raise ValueError if answers to prompts of this length do not fit a window of so many."""
+    # The last token is released but never read back.
+    if limit is not None and length > limit:
+        raise ValueError(
+            f"prompt must have at most {limit} tokens, the model's window, got {length}"
+        )
+    if limit is not None and length + max_new_tokens - 1 > limit:
+        raise ValueError(
+            f"max_new_tokens must be <= {limit - length + 1} after a prompt of {length} tokens "
+            f"(the model's window is {limit}), got {max_new_tokens}"
+        )
 
 
 def _check_query(

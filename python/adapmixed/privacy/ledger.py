@@ -2,8 +2,8 @@
 
 docs/how-to/keep-a-ledger.md states the promises and their limits; docs/reference/file-formats.md
 shows the file. It is a SQLite database in WAL mode with one table of records, each with a hash over
-all before it, and one row of totals. Record 0 holds the settings, every other one the binding or
-the events of one charge. A charge takes three steps:
+all before it, one row of totals, and the tokens that a server's keys have used. Record 0 holds the
+settings, every other one the binding or the events of one charge. A charge takes three steps:
 
 1. It is added to a copy of the totals. If it cannot be charged, this raises before a write.
 2. One transaction adds its record and replaces the totals. Both are then on the device.
@@ -52,7 +52,7 @@ from adapmixed.privacy.guarantee import Guarantee
 
 _LOG = logging.getLogger(__name__)
 
-FORMAT_VERSION = 9
+FORMAT_VERSION = 10
 """Version of the format. It rises when the content or its meaning changes. Older files are not
 read."""
 
@@ -65,6 +65,10 @@ SCHEMA = {
     "  text TEXT NOT NULL,\n"
     "  hash BLOB NOT NULL\n"
     ")",
+    "used": "CREATE TABLE used (\n"
+    "  name TEXT PRIMARY KEY,\n"
+    "  tokens INTEGER NOT NULL\n"
+    ") WITHOUT ROWID",
     "totals": "CREATE TABLE totals (\n"
     "  one INTEGER PRIMARY KEY CHECK (one = 1),\n"
     "  text TEXT NOT NULL,\n"
@@ -250,10 +254,8 @@ class Ledger:
                 raise LedgerWriteError(
                     f"{place} must have one name: by another, it has two writers"
                 )
-            with _translated(place):
-                self._connection = _connect(place, "rw")
-                _check_database(self._connection, place)
-                _make_durable(self._connection, place)
+            with translated(place):
+                self._connection = connected(place, "rw")
                 self._opened = os.stat(place)
                 self.reading = _end(self._connection, place)
             self._stored = self.reading.totals()[1]
@@ -310,7 +312,7 @@ class Ledger:
         connection = self._connection
         assert connection is not None  # it is usable
         text, digest = reading.totals()
-        with _translated(self.path):
+        with translated(self.path):
             connection.execute("BEGIN IMMEDIATE")
             try:
                 (stored,) = connection.execute("SELECT hash FROM totals").fetchone()
@@ -410,7 +412,7 @@ def read_ledger(
 
 
 def _read(place: str, seen: Callable[[Record], None], whole: bool, *, immutable: bool) -> Reading:
-    with _translated(place), closing(_connect(place, "ro", immutable=immutable)) as connection:
+    with translated(place), closing(_connect(place, "ro", immutable=immutable)) as connection:
         connection.execute("BEGIN")  # one state, whatever a writer does meanwhile
         _check_database(connection, place)
         (damage,) = connection.execute("PRAGMA quick_check(1)").fetchone()
@@ -512,7 +514,7 @@ def _locked(path: str) -> int:
 
 
 @contextmanager
-def _translated(path: str) -> Iterator[None]:
+def translated(path: str) -> Iterator[None]:
     """Turn errors of SQLite into LedgerErrors.
 
     An error that neither a lock nor the device explains counts as corruption.
@@ -552,6 +554,26 @@ def _connect(path: str, mode: str, *, immutable: bool = False) -> sqlite3.Connec
     )
     connection.execute("PRAGMA trusted_schema = OFF")
     connection.execute("PRAGMA cell_size_check = ON")
+    return connection
+
+
+def connected(path: str, mode: str) -> sqlite3.Connection:
+    """Return a connection to a ledger's database, to read with "ro" or to write with "rw".
+
+    Every commit waits for the device. Use it within `translated`.
+
+    Raises:
+        LedgerCorruptError: it is no ledger, or has another format.
+        LedgerWriteError: the file system or the database cannot be written durably.
+    """
+    connection = _connect(path, mode)
+    try:
+        _check_database(connection, path)
+        if mode == "rw":
+            _make_durable(connection, path)
+    except BaseException:
+        connection.close()
+        raise
     return connection
 
 
@@ -620,7 +642,7 @@ def _create(path: str, settings: Settings) -> None:
     try:
         _remove(fresh)
         os.close(os.open(fresh, os.O_CREAT | os.O_EXCL | os.O_RDWR | os.O_CLOEXEC, 0o600))
-        with _translated(path), closing(_connect(fresh, "rw")) as connection:
+        with translated(path), closing(_connect(fresh, "rw")) as connection:
             _make_durable(connection, path)
             connection.execute("BEGIN IMMEDIATE")
             for statement in SCHEMA.values():

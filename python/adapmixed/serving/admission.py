@@ -7,7 +7,7 @@ import threading
 from adapmixed.mechanisms import Mechanism
 from adapmixed.privacy import Accountant
 from adapmixed.privacy.account import check_left
-from adapmixed.serving.query import ReservedError
+from adapmixed.serving.errors import reserved
 
 
 class Admission:
@@ -40,7 +40,7 @@ class Admission:
 
         Raises:
             BudgetSpentError: fewer are left of the plan. Nothing is reserved.
-            ReservedError: fewer are left than others have not reserved. Nothing is reserved.
+            RequestError: 503: others have reserved what is left. Nothing is reserved.
         """
         with self._lock:
             if self._reserved == 0:  # answers from public values alone cost nothing
@@ -48,7 +48,7 @@ class Admission:
             check_left(self._mechanism, self._spent, tokens)
             planned = self._mechanism.planned_queries
             if planned is not None and self._spent + self._reserved + tokens > planned:
-                raise ReservedError(f"{self._reserved} tokens are reserved")
+                raise reserved()
             self._reserved += tokens
         return Reservation(self, tokens)
 

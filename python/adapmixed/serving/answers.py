@@ -9,8 +9,8 @@ from contextlib import asynccontextmanager
 
 from starlette.types import Receive, Scope, Send
 
+from adapmixed.serving.engine import StoppedError
 from adapmixed.serving.errors import JsonResponse, internal, stopping
-from adapmixed.serving.query import StoppedError
 from adapmixed.serving.running import ClientLeftError, Running
 from adapmixed.serving.wire import Writer, event
 
@@ -55,7 +55,7 @@ class Whole:
             RequestError: the engine has stopped.
         """
         running = self._running
-        count = len(running.asked.query.prompts)
+        count = len(running.query.prompts)
         texts: list[list[str]] = [[] for _ in range(count)]
         finishes: list[str | None] = [None] * count
         try:

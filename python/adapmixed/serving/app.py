@@ -18,6 +18,7 @@ from adapmixed.serving.admission import Admission
 from adapmixed.serving.answers import Stream, Whole
 from adapmixed.serving.bodies import MAX_BODY, parsed
 from adapmixed.serving.clients import Client, Clients
+from adapmixed.serving.engine import Query
 from adapmixed.serving.errors import (
     JsonResponse,
     RequestError,
@@ -28,7 +29,7 @@ from adapmixed.serving.errors import (
     stopping,
     too_large,
 )
-from adapmixed.serving.fields import Asked, Defaults, asked_of
+from adapmixed.serving.fields import Defaults, query_of
 from adapmixed.serving.guard import Guard
 from adapmixed.serving.metrics import Metrics
 from adapmixed.serving.prompts import window_error
@@ -67,20 +68,18 @@ class Service:
     clients: Clients | None = None
     created: int = field(default_factory=lambda: int(time.time()))
 
-    def asked(self, body: bytes, client: Client, *, chat: bool) -> Asked:
+    def query(self, body: bytes, client: Client, *, chat: bool) -> Query:
         """Return what a body asks for; this may take long, so not in the event loop's thread.
 
         Raises:
             RequestError: 404 or 400: the request cannot be answered.
         """
-        asked = asked_of(
-            parsed(body), self.defaults, self.tokenizer, chat=chat, max_tokens=client.key.max_tokens
-        )
+        query = query_of(parsed(body), self.defaults, self.tokenizer, client.key, chat=chat)
         try:
-            self.scheduler.check(asked.query)
+            self.scheduler.check(query)
         except ValueError as error:
             raise window_error(error, chat=chat) from None
-        return asked
+        return query
 
     def model(self) -> dict[str, Any]:
         """Return OpenAI's description of the served model."""
@@ -137,12 +136,12 @@ class _Endpoints:
         self._unread += 1
         try:
             async with self._readers:
-                asked = await asyncio.to_thread(self._service.asked, body, client, chat=chat)
+                query = await asyncio.to_thread(self._service.query, body, client, chat=chat)
         finally:
             self._unread -= 1
-        running = await self._desk.begin(asked, client)
-        writer = Writer(running.asked, self._service.defaults.model)
-        return Stream(running, writer) if asked.stream else Whole(running, writer)
+        running = await self._desk.begin(query, client)
+        writer = Writer(running.query, self._service.defaults.model)
+        return Stream(running, writer) if query.stream else Whole(running, writer)
 
     async def models(self, request: Request) -> Response:
         return JsonResponse({"object": "list", "data": [self._service.model()]})

@@ -3,22 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-from adapmixed.ensemble.vocabulary import check_prompt
-from adapmixed.generation.loop import DEFAULT_MEMORY_BYTES, Answerer
+from adapmixed.generation.loop import DEFAULT_MEMORY_BYTES
 from adapmixed.generation.text import left_padded
-from adapmixed.limits import DEFAULT_ACTIVE
-from adapmixed.mechanisms import Allowance, Mechanism, PublicOnly
-from adapmixed.mechanisms.rows import check_shape, shaped_bytes
+from adapmixed.limits import DEFAULT_ACTIVE, check_count
+from adapmixed.mechanisms import Mechanism
 from adapmixed.privacy import Accountant
-from adapmixed.rng import SecureRandom
-from adapmixed.serving.engine import Prompt
+from adapmixed.serving.drawing import Drawing
+from adapmixed.serving.engine import Prompt, check_asked
 from adapmixed_ext.types import RandomSource
 
 if TYPE_CHECKING:
@@ -45,9 +42,7 @@ class BatchEngine:
     """Answers a batch of sequences with every kind of mechanism and member, in one process.
 
     New prompts are read into a batch of their own, a long one over several steps, and join the
-    others after their first token. If the mechanism's cost is fixed, all tokens of a step are one
-    charge, which is written while the models compute. Otherwise sequences with the same temperature
-    and top-k are one charge.
+    others after their first token.
 
     Args:
         ensemble: the models that answer.
@@ -74,34 +69,19 @@ class BatchEngine:
     ) -> None:
         if not ensemble.ranks.alone:
             raise ValueError("ensemble must be held by one process to be served")
-        rng = SecureRandom() if rng is None else rng
-        self._answerer = Answerer(ensemble, mechanism, accountant, rng, memory_bytes, active)
-        unpaid = PublicOnly(), Accountant(accountant.delta)  # for prompts of the public model alone
-        self._public = Answerer(ensemble, *unpaid, rng, memory_bytes, active)
+        check_count("memory_bytes", memory_bytes)
+        self._ensemble, self._memory, self._active = ensemble, memory_bytes, active
+        self._drawing = Drawing(ensemble, mechanism, accountant, active, rng)
         self._batches: list[_Batch] = []
-        self._seeded = getattr(rng, "seeded", True)
-        self._allowance = self._charged_ahead()
-        self._writer = ThreadPoolExecutor(1, "adapmixed-ledger")  # its thread starts when needed
 
     def check(self, prompt: Prompt) -> None:
         """Raise ValueError if this prompt could not be answered, even alone."""
-        if not prompt.tokens:
-            raise ValueError("prompt must hold at least one token, got none")
-        ensemble = self._answerer.ensemble
-        check_prompt(prompt.tokens, ensemble.vocab_size, ensemble.tokenizer)
-        check_shape(prompt.temperature, prompt.top_k)
-        most = ensemble.max_positions
-        if most is not None and len(prompt.tokens) > most:
-            raise ValueError(
-                f"prompt must have at most {most} tokens, the model's window, got "
-                f"{len(prompt.tokens)}"
-            )
-        self._answerer.check_window(len(prompt.tokens), prompt.max_tokens)
+        check_asked(prompt, self._ensemble, self._ensemble.max_positions)
         needed = self._bytes(_window([prompt]))
-        if needed > self._answerer.memory_bytes:
+        if needed > self._memory:
             raise ValueError(
-                f"prompt and answer must fit the server's memory of {self._answerer.memory_bytes} "
-                f"bytes, but {len(prompt.tokens)} + {prompt.max_tokens} tokens take {needed}"
+                f"prompt and answer must fit the server's memory of {self._memory} bytes, but "
+                f"{len(prompt.tokens)} + {prompt.max_tokens} tokens take {needed}"
             )
 
     def room(self, waiting: Sequence[Prompt]) -> int:
@@ -121,7 +101,7 @@ class BatchEngine:
             if running and count > 1 and count * max(lengths) > _part(running):
                 break
             needed = (running + count) * self._bytes(max(window, _window(joining)))
-            if needed > self._answerer.memory_bytes:
+            if needed > self._memory:
                 break
             found = count
         return found
@@ -132,14 +112,14 @@ class BatchEngine:
         held = sum(
             len(batch.prompts) * self._bytes(batch.decoder.window) for batch in self._batches
         )
-        decoder = self._answerer.ensemble.decoder(
+        decoder = self._ensemble.decoder(
             ids,
-            memory_bytes=self._answerer.memory_bytes - held,
+            memory_bytes=self._memory - held,
             attention_mask=mask,
             new_tokens=max(prompt.max_tokens for prompt in joining) - 1,
-            answer_bytes=self._answer_bytes,
+            answer_bytes=self._drawing.answer_bytes,
             unread=True,
-            active=self._answerer.active,
+            active=self._active,
         )
         self._batches.append(_Batch(decoder, list(joining)))
 
@@ -161,40 +141,15 @@ class BatchEngine:
         answering = list(running)
         if reading is not None and (part is None or reading.decoder.unread <= part):
             answering.append(reading)
-        sequences = sum(not prompt.public for batch in answering for prompt in batch.prompts)
-        if self._allowance is None or not sequences:
+        private = sum(not prompt.public for batch in answering for prompt in batch.prompts)
+        with self._drawing.ahead(private):
             self._compute(reading, part)
-        else:
-            charged = self._writer.submit(self._charge, sequences)
-            try:
-                self._compute(reading, part)
-            finally:
-                charged.result()
-            self._allowance.add(sequences)
         released: list[tuple[Prompt, int]] = []
         for batch in [one for one in self._batches if not one.decoder.unread]:
-            batch.tokens = self._answered(batch)
+            batch.tokens = self._drawing.draw(batch.decoder.logits, batch.prompts)
             released += zip(batch.prompts, batch.tokens.tolist(), strict=True)
-        if self._allowance is not None and self._allowance.left:
-            raise RuntimeError("all queries that were charged must be released in the same step")
+        self._drawing.check_all_drawn()
         return released
-
-    def _charged_ahead(self) -> Allowance | None:
-        """Return the count of charged queries; None if charges depend on the rows."""
-        one = self._answerer
-        if one.accountant is None or one.accountant.epsilon is not None:
-            return None
-        models, origin = one.ensemble.num_models, one.origin
-        try:
-            return Allowance(one.mechanism, models, origin, seeded=self._seeded)
-        except ValueError:
-            return None
-
-    def _charge(self, queries: int) -> None:
-        one = self._answerer
-        assert one.accountant is not None
-        models, origin = one.ensemble.num_models, one.origin
-        one.accountant.charge_ahead(one.mechanism, models, queries, origin, seeded=self._seeded)
 
     def leave(self, ended: Collection[Prompt]) -> None:
         """Remove sequences from their batches."""
@@ -227,47 +182,11 @@ class BatchEngine:
         first.decoder.append(tokens)
         self._batches = [first, *(batch for batch in self._batches if batch.tokens is None)]
 
-    def _answered(self, batch: _Batch) -> Tensor:
-        """Return a token for every sequence of the batch, with one charge for each shape.
-
-        Prompts of the public model alone are answered as by members that all equal it.
-        """
-        shapes = [(one.temperature, one.top_k, one.public) for one in batch.prompts]
-        found = torch.empty(len(shapes), dtype=torch.int64)
-        for shape in dict.fromkeys(shapes):
-            rows = torch.tensor([index for index, one in enumerate(shapes) if one == shape])
-            private, public, tokens = batch.decoder.logits
-            if len(rows) < len(shapes):
-                here = rows.to(public.device)
-                private, public = private[:, here], public[here]
-                tokens = None if tokens is None else tokens[here]
-            temperature, top_k, alone = shape
-            answerer, payer = (self._public, None) if alone else (self._answerer, self._allowance)
-            if alone:
-                said = public if tokens is None else public.gather(1, tokens)
-                private = said.expand(len(private), -1, -1)
-            found[rows] = answerer.answer(
-                private, public, tokens, temperature=temperature, top_k=top_k, payer=payer
-            )
-        return found
-
     def _bytes(self, window: int) -> int:
         """Return the bytes that one sequence needs until it ends."""
-        one = self._answerer
-        return one.ensemble.sequence_bytes(
-            window, answer_bytes=self._answer_bytes, active=one.active
+        return self._ensemble.sequence_bytes(
+            window, answer_bytes=self._drawing.answer_bytes, active=self._active
         )
-
-    def _answer_bytes(self, rows: int, vocab_size: int, element: int, active: int | None) -> int:
-        """Return the bytes of one answer in addition to its logits, for any temperature and top-k.
-
-        Sequences of one shape are copied out of the batch before they are divided.
-        """
-        copied, width, answered = shaped_bytes(
-            rows, vocab_size, element, temperature=2.0, top_k=None, active=active
-        )
-        held = self._answerer.mechanism.answer_bytes(rows, width, answered)
-        return rows * min(vocab_size, active or vocab_size) * element + copied + held
 
 
 def _part(running: int) -> int:

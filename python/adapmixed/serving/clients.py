@@ -1,16 +1,76 @@
-"""The keys of a server in use: who sends a request, how often, and the tokens left for it."""
+"""The keys of a server in use: who sends a request, how often, and the tokens left for it.
+
+The tokens that each key has used are a table of the ledger's database. Admissions are on the device
+before their answers start, and what an answer gives back is written later. So a process that is
+killed loses a key at most tokens of its own.
+"""
 
 from __future__ import annotations
 
 import hashlib
 import hmac
+import os
 import threading
 import time
 from collections.abc import Sequence
+from contextlib import closing
 
+from adapmixed.privacy.ledger import connected, translated
 from adapmixed.serving.errors import key_spent, too_fast
 from adapmixed.serving.keys import Key
-from adapmixed.serving.usage import Usage
+
+
+class Usage:
+    """Used tokens by the name of a key. Any thread may call every method.
+
+    All methods raise LedgerError if the database is damaged, or cannot be read or written.
+
+    Args:
+        ledger: path of a ledger.
+    """
+
+    def __init__(self, ledger: str | os.PathLike[str]) -> None:
+        self._path, self._lock = os.path.realpath(ledger), threading.Lock()
+        with translated(self._path):
+            self._database = connected(self._path, "rw")
+
+    def used(self, name: str) -> int:
+        """Return the tokens that a key has used."""
+        with self._lock, translated(self._path):
+            query = "SELECT tokens FROM used WHERE name = ?"
+            row = self._database.execute(query, (name,)).fetchone()
+        return 0 if row is None else int(row[0])
+
+    def admit(self, name: str, tokens: int, limit: int | None) -> bool:
+        """Count tokens for a key, durably, unless it has too few left.
+
+        Args:
+            name: name of the key.
+            tokens: largest number of tokens of an admission.
+            limit: largest number of tokens that the key may use; None for any.
+
+        Returns:
+            True if the tokens were counted.
+        """
+        add = (
+            "INSERT INTO used SELECT ?1, ?2 WHERE ?3 IS NULL OR ?2 <= ?3 ON CONFLICT DO UPDATE "
+            "SET tokens = tokens + ?2 WHERE ?3 IS NULL OR tokens + ?2 <= ?3"
+        )
+        with self._lock, translated(self._path):
+            return self._database.execute(add, (name, tokens, limit)).rowcount == 1
+
+    def give_back(self, name: str, tokens: int) -> None:
+        """Count tokens of an admission as unused. Each admission gives back once.
+
+        If it cannot be written, the key keeps them counted.
+        """
+        take = "UPDATE used SET tokens = max(0, tokens - ?) WHERE name = ?"
+        with self._lock, translated(self._path):
+            self._database.execute(take, (tokens, name))
+
+    def close(self) -> None:
+        """Close the database. To close twice is allowed."""
+        self._database.close()
 
 
 class Client:
@@ -46,7 +106,7 @@ class Client:
                 raise too_fast(most, (1 - self._level) * 60.0 / most)
             self._level -= 1
 
-    def admit(self, tokens: int) -> Grant:
+    def admit(self, tokens: int) -> None:
         """Count the tokens of a request, durably, before its answer starts.
 
         Args:
@@ -54,31 +114,20 @@ class Client:
 
         Raises:
             RequestError: 429: the key has fewer tokens left. None are counted.
-            OSError: they could not be counted durably.
+            LedgerError: they could not be counted durably.
         """
-        if self._usage is None:
-            return Grant(None, "", tokens)
         name, limit = self.key.name, self.key.tokens
-        if not self._usage.admit(name, tokens, limit):
+        if self._usage is not None and not self._usage.admit(name, tokens, limit):
             raise key_spent(max(0, (limit or 0) - self._usage.used(name)))
-        return Grant(self._usage, name, tokens)
 
-
-class Grant:
-    """Tokens that a key has been counted for one request."""
-
-    def __init__(self, usage: Usage | None, name: str, tokens: int) -> None:
-        self._usage, self._name, self._tokens = usage, name, tokens
-
-    def end(self, used: int) -> None:
-        """Give back what the answers did not use. Further calls do nothing.
+    def give_back(self, tokens: int) -> None:
+        """Give back tokens of a request that its answers did not use. Each gives back once.
 
         Raises:
-            OSError: as `Usage.give_back`.
+            LedgerError: they could not be written, so the key keeps them counted.
         """
-        usage, self._usage = self._usage, None
-        if usage is not None:
-            usage.give_back(self._name, self._tokens - min(used, self._tokens))
+        if self._usage is not None:
+            self._usage.give_back(self.key.name, tokens)
 
 
 class Clients:
@@ -86,10 +135,10 @@ class Clients:
 
     Args:
         keys: keys with different names.
-        usage: counts the tokens that keys have used; None to count none, if no key has a limit.
+        usage: counts the tokens that keys have used.
     """
 
-    def __init__(self, keys: Sequence[Key], usage: Usage | None) -> None:
+    def __init__(self, keys: Sequence[Key], usage: Usage) -> None:
         if not keys:
             raise ValueError("keys must hold at least one key, got none")
         self._usage, self._clients = usage, list[Client]()
@@ -102,12 +151,7 @@ class Clients:
 
         Args:
             keys: keys with different names; none lets nobody in.
-
-        Raises:
-            ValueError: a key has a limit of tokens, but there is no usage. The old keys stay.
         """
-        if self._usage is None and any(key.tokens is not None for key in keys):
-            raise ValueError("usage must be given for keys with a limit of tokens, got None")
         old = {client.key: client for client in self._clients}
         self._clients = [old.get(key) or Client(key, self._usage) for key in keys]
 
@@ -125,3 +169,14 @@ class Clients:
 def unlimited() -> Client:
     """Return the client of a server without keys."""
     return Client(Key("anyone", "0" * 64), None)
+
+
+def read_usage(ledger: str | os.PathLike[str]) -> dict[str, int]:
+    """Return the tokens that each key has used; a server may write the ledger meanwhile.
+
+    Raises:
+        LedgerError: as `Usage`.
+    """
+    path = os.path.realpath(ledger)
+    with translated(path), closing(connected(path, "ro")) as database:
+        return dict(database.execute("SELECT name, tokens FROM used"))

@@ -1,4 +1,4 @@
-"""The interface of an engine: admit sequences, step, let them leave.
+"""Questions, the pieces that answer them, and the interface of an engine.
 
 An engine holds a batch of sequences. `step` makes one token for each of them whose prompt has been
 read, and charges all of these tokens before it returns any. Another engine needs these five methods
@@ -8,8 +8,15 @@ alone.
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
-from typing import Protocol
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Protocol
+
+from adapmixed.ensemble.vocabulary import check_prompt
+from adapmixed.generation.loop import check_window
+from adapmixed.mechanisms.rows import check_shape
+
+if TYPE_CHECKING:
+    from adapmixed.ensemble import Ensemble
 
 
 @dataclass(frozen=True, eq=False)
@@ -22,6 +29,7 @@ class Prompt:
         temperature: divides all rows before the mechanism, 0.01 to 100.
         top_k: number of the likeliest public tokens that all rows keep; None for all.
         public: whether the public model answers alone, which costs nothing.
+        client: name of the key that asks. Others cannot time what an engine keeps of its prompts.
     """
 
     tokens: tuple[int, ...]
@@ -29,6 +37,66 @@ class Prompt:
     temperature: float = 1.0
     top_k: int | None = None
     public: bool = False
+    client: str = ""
+
+
+class StoppedError(RuntimeError):
+    """The engine has stopped, so this answer has no more tokens. All released ones were charged."""
+
+
+@dataclass(frozen=True)
+class Query:
+    """The question of a client, checked by `serving.fields` and read by a tokenizer.
+
+    Attributes:
+        prompts: every prompt becomes a sequence of its own. All have the same settings.
+        stop: strings that end an answer. They are charged, but not part of its text.
+        stop_tokens: tokens that end an answer, as such strings do.
+        chat: whether it is a chat completion.
+        stream: whether every piece of text is sent at once.
+        include_usage: whether a stream ends with the number of tokens.
+    """
+
+    prompts: tuple[Prompt, ...]
+    stop: tuple[str, ...] = ()
+    stop_tokens: frozenset[int] = frozenset()
+    chat: bool = False
+    stream: bool = False
+    include_usage: bool = False
+
+    @property
+    def tokens(self) -> int:
+        """The largest number of tokens of all answers together."""
+        return sum(prompt.max_tokens for prompt in self.prompts)
+
+    @property
+    def prompt_tokens(self) -> int:
+        """The number of tokens of all prompts together."""
+        return sum(len(prompt.tokens) for prompt in self.prompts)
+
+    @property
+    def public(self) -> bool:
+        """Whether the public model answers alone, which costs nothing."""
+        return all(prompt.public for prompt in self.prompts)
+
+    def of_public(self) -> Query:
+        """Return this question to the public model alone."""
+        return replace(self, prompts=tuple(replace(one, public=True) for one in self.prompts))
+
+
+@dataclass(frozen=True)
+class Piece:
+    """Text that one released token adds to an answer.
+
+    Attributes:
+        index: number of the prompt that is answered.
+        text: the text; "" if the token ends inside a character, or may begin a stop string.
+        finish: "stop" or "length" with the last piece of this prompt, else None.
+    """
+
+    index: int
+    text: str
+    finish: str | None = None
 
 
 class Engine(Protocol):
@@ -55,3 +123,18 @@ class Engine(Protocol):
 
     def leave(self, ended: Collection[Prompt]) -> None:
         """Remove sequences from the batch."""
+
+
+def check_asked(prompt: Prompt, ensemble: Ensemble, window: int | None) -> None:
+    """Raise ValueError unless an ensemble can continue a prompt within so many positions.
+
+    Args:
+        prompt: the prompt.
+        ensemble: whose tokens it must hold.
+        window: largest number of tokens that are read; None for any. The last one is not read.
+    """
+    if not prompt.tokens:
+        raise ValueError("prompt must hold at least one token, got none")
+    check_prompt(prompt.tokens, ensemble.vocab_size, ensemble.tokenizer)
+    check_shape(prompt.temperature, prompt.top_k)
+    check_window(window, len(prompt.tokens), prompt.max_tokens)

@@ -8,9 +8,10 @@ from typing import Any
 from adapmixed.generation.text import stop_tokens
 from adapmixed.limits import LEAST_TEMPERATURE, MOST_TEMPERATURE, check_temperature
 from adapmixed.serving.bodies import flag_of, text_of, whole_of
+from adapmixed.serving.engine import Prompt, Query
 from adapmixed.serving.errors import bad_request, no_model, shortened
+from adapmixed.serving.keys import Key
 from adapmixed.serving.prompts import conversation_of, prompts_of
-from adapmixed.serving.query import Query
 from adapmixed.serving.refused import GREEDY, REFUSED, allowed, why_not
 
 MAX_STOPS = 4
@@ -44,49 +45,17 @@ class Defaults:
     vocab: int = 1 << 20
 
 
-@dataclass(frozen=True)
-class Asked:
-    """A request that can be answered.
-
-    Attributes:
-        query: what the engine answers.
-        chat: whether it is a chat completion.
-        stream: whether every piece of text is sent at once.
-        include_usage: whether a stream ends with the number of tokens.
-    """
-
-    query: Query
-    chat: bool
-    stream: bool = False
-    include_usage: bool = False
-
-    @property
-    def tokens(self) -> int:
-        """The largest number of tokens of all answers together."""
-        return self.query.max_tokens * len(self.query.prompts)
-
-    @property
-    def prompt_tokens(self) -> int:
-        """The number of tokens of all prompts together."""
-        return sum(map(len, self.query.prompts))
-
-
-def asked_of(
-    fields: dict[str, Any],
-    defaults: Defaults,
-    tokenizer: Any,
-    *,
-    chat: bool,
-    max_tokens: int | None = None,
-) -> Asked:
+def query_of(
+    fields: dict[str, Any], defaults: Defaults, tokenizer: Any, key: Key, *, chat: bool
+) -> Query:
     """Return what a request asks for. No field is ignored unless it has no effect.
 
     Args:
         fields: the JSON object of the body.
         defaults: the server's values.
         tokenizer: the public model's tokenizer.
+        key: the client's key.
         chat: whether the request is a chat completion.
-        max_tokens: largest max_tokens of the request's key; None for that of the server.
 
     Raises:
         RequestError: 404 for another model, 400 for any other fault.
@@ -101,13 +70,10 @@ def asked_of(
             raise bad_request(name[:60], message, "unsupported_parameter")
     stream = flag_of("stream", fields.get("stream"))
     include_usage = _include_usage(fields.get("stream_options"), stream)
-    cap = defaults.max_tokens if max_tokens is None else min(defaults.max_tokens, max_tokens)
+    cap = min(defaults.max_tokens, key.max_tokens or defaults.max_tokens)
     given = _max_tokens(fields, cap)
-    settings = (
-        _temperature(fields.get("temperature")),
-        _top_k(fields.get("top_k")),
-        *_stops(fields, tokenizer, defaults.vocab),
-    )
+    shape = _temperature(fields.get("temperature")), _top_k(fields.get("top_k"))
+    stops = _stops(fields, tokenizer, defaults.vocab)
     if chat:
         prompts = conversation_of(tokenizer, fields.get("messages"))
     else:
@@ -115,7 +81,8 @@ def asked_of(
     most = given or min(defaults.tokens, cap)
     if given is None and defaults.window is not None:
         most = max(1, min(most, defaults.window - max(map(len, prompts)) + 1))
-    return Asked(Query(prompts, most, *settings), chat, stream, include_usage)
+    asked = tuple(Prompt(tokens, most, *shape, client=key.name) for tokens in prompts)
+    return Query(asked, *stops, chat, stream, include_usage)
 
 
 def _include_usage(options: Any, stream: bool) -> bool:

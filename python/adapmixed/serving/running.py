@@ -6,15 +6,14 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator
 from concurrent.futures import Future
-from dataclasses import replace
+from contextlib import ExitStack
 
-from adapmixed.errors import BudgetSpentError
+from adapmixed.errors import BudgetSpentError, LedgerError
 from adapmixed.serving.admission import Admission, Reservation
-from adapmixed.serving.clients import Client, Grant
-from adapmixed.serving.errors import plan_spent, queue_full, reserved, stopping
-from adapmixed.serving.fields import Asked
+from adapmixed.serving.clients import Client
+from adapmixed.serving.engine import Piece, Query
+from adapmixed.serving.errors import plan_spent, stopping
 from adapmixed.serving.metrics import Metrics
-from adapmixed.serving.query import Piece, QueueFullError, ReservedError, StoppedError
 from adapmixed.serving.scheduler import Scheduler, ServedAnswer
 
 _LOG = logging.getLogger(__name__)
@@ -33,7 +32,7 @@ class Desk:
         self._scheduler, self._admission, self._metrics = scheduler, admission, metrics
         self._turn = asyncio.Lock()
 
-    async def begin(self, asked: Asked, client: Client) -> Running:
+    async def begin(self, query: Query, client: Client) -> Running:
         """Reserve, count and submit a request.
 
         Raises:
@@ -42,48 +41,31 @@ class Desk:
                 has too few tokens left. Nothing is reserved then.
         """
         async with self._turn:
-            self.check_room(asked)
+            self._scheduler.check_room(len(query.prompts))
             client.check_rate()
-            try:
-                reservation = self._admission.reserve(asked.tokens)
-            except BudgetSpentError:
-                if not self._admission.then_public:
-                    raise plan_spent(self._admission.unspent) from None
-                asked = replace(asked, query=replace(asked.query, public=True))
-                reservation = Reservation(self._admission, 0)
-            except ReservedError:
-                raise reserved() from None
-            try:
-                counted = 0 if asked.query.public else asked.tokens
-                grant = await asyncio.to_thread(client.admit, counted)
-            except OSError:  # no later answer could be counted either
-                reservation.close()
-                self._scheduler.fail("the tokens of a key could not be counted durably")
-                raise stopping() from None
-            except BaseException:
-                reservation.close()
-                raise
-            running = Running(asked, grant, self._metrics)
-            try:
-                running.answer = self._scheduler.submit(asked.query, reservation, running.deliver)
-            except BaseException:
-                reservation.close()
-                await asyncio.to_thread(grant.end, 0)
-                raise
+            with ExitStack() as undo:
+                try:
+                    reservation = self._admission.reserve(query.tokens)
+                except BudgetSpentError:
+                    if not self._admission.then_public:
+                        raise plan_spent(self._admission.unspent) from None
+                    query, reservation = query.of_public(), Reservation(self._admission, 0)
+                undo.callback(reservation.close)
+                counted = 0 if query.public else query.tokens
+                try:
+                    await asyncio.to_thread(client.admit, counted)
+                except LedgerError:  # no later answer could be counted either
+                    self._scheduler.fail("the tokens of a key could not be counted durably")
+                    raise stopping() from None
+                undo.callback(client.give_back, counted)
+                running = Running(query, client, counted, self._metrics)
+                running.answer = self._scheduler.submit(query, reservation, running.deliver)
+                undo.pop_all()
         # The server may have stopped meanwhile; then no response has started yet.
         if running.stopped_before_start:
             running.end()
             raise stopping()
         return running
-
-    def check_room(self, asked: Asked) -> None:
-        """Raise RequestError, 503, unless the request may wait for the engine."""
-        try:
-            self._scheduler.check_room(len(asked.query.prompts))
-        except QueueFullError:
-            raise queue_full() from None
-        except StoppedError:
-            raise stopping() from None
 
 
 class ClientLeftError(Exception):
@@ -94,18 +76,18 @@ class Running:
     """A request that was submitted. All methods but `deliver` are for the event loop's thread.
 
     Attributes:
-        asked: the request, which says whether the public model answers it alone.
+        query: the request, which says whether the public model answers it alone.
         answer: what the scheduler returned.
     """
 
     answer: ServedAnswer
 
-    def __init__(self, asked: Asked, grant: Grant, metrics: Metrics) -> None:
-        self.asked = asked
-        self._grant = grant
+    def __init__(self, query: Query, client: Client, counted: int, metrics: Metrics) -> None:
+        self.query = query
+        self._client, self._counted = client, counted
         self._loop = asyncio.get_running_loop()
         self._items: asyncio.Queue[Piece | Exception] = asyncio.Queue()
-        self._timers = [metrics.timer() for _ in asked.query.prompts]
+        self._timers = [metrics.timer() for _ in query.prompts]
         self._left = len(self._timers)  # prompts whose answer has not ended
         self._delivered = 0
         self._failed = self._gone = self._ended = False
@@ -163,7 +145,8 @@ class Running:
         self.answer.cancel()
         # The engine may release one more token of each sequence before it sees the end.
         used = self._left + self._delivered  # in this order: a piece may be delivered between them
-        future = self._loop.run_in_executor(None, self._grant.end, used)
+        unused = max(0, self._counted - used)
+        future = self._loop.run_in_executor(None, self._client.give_back, unused)
         future.add_done_callback(_report)
 
 

@@ -13,8 +13,8 @@ from typing import Any
 from adapmixed.errors import LedgerError
 from adapmixed.generation.text import AnswerText
 from adapmixed.serving.admission import Reservation
-from adapmixed.serving.engine import Engine, Prompt
-from adapmixed.serving.query import Piece, Query, QueueFullError, StoppedError
+from adapmixed.serving.engine import Engine, Piece, Prompt, Query, StoppedError
+from adapmixed.serving.errors import queue_full, stopping
 
 _LOG = logging.getLogger(__name__)
 Deliver = Callable[[Piece | Exception], None]
@@ -97,20 +97,19 @@ class Scheduler:
         """
         if not 1 <= len(query.prompts) <= self._limit:
             raise ValueError(f"prompts must be 1 to {self._limit}, got {len(query.prompts)}")
-        for prompt in _prompts(query):
+        for prompt in query.prompts:
             self._engine.check(prompt)
 
     def check_room(self, sequences: int) -> None:
         """Check that so many more sequences may wait. Any thread may call this.
 
         Raises:
-            QueueFullError: too many wait already.
-            StoppedError: no more queries are taken.
+            RequestError: 503: too many wait already, or no more queries are taken.
         """
         if self.stopped:
-            raise StoppedError("the server is stopping")
+            raise stopping()
         if len(self._waiting) + sequences > self._limit:
-            raise QueueFullError(f"{len(self._waiting)} of at most {self._limit} sequences wait")
+            raise queue_full()
 
     def submit(self, query: Query, reservation: Reservation, deliver: Deliver) -> ServedAnswer:
         """Queue a query that passed `check` and `check_room`. Any thread may call this.
@@ -124,7 +123,7 @@ class Scheduler:
             _Run(
                 answer, index, prompt, AnswerText(self._tokenizer, prompt.tokens, query.stop), ends
             )
-            for index, prompt in enumerate(_prompts(query))
+            for index, prompt in enumerate(query.prompts)
         ]
         answer._open = len(runs)
         with self._changed:
@@ -254,12 +253,6 @@ class Scheduler:
         run.answer._open -= 1
         if run.answer._open == 0:
             run.answer._reservation.close()
-
-
-def _prompts(query: Query) -> list[Prompt]:
-    """Return the prompts of a query, each with the query's settings."""
-    settings = (query.max_tokens, query.temperature, query.top_k, query.public)
-    return [Prompt(tokens, *settings) for tokens in query.prompts]
 
 
 def _reason(error: BaseException) -> str:

@@ -9,7 +9,8 @@ from torch import Tensor
 from vllm.sampling_params import SamplingParams
 from vllm.v1.core.sched.output import CachedRequestData, NewRequestData, SchedulerOutput
 
-from adapmixed.vllm.heads import Heads, Loaded
+from adapmixed.ensemble import Ensemble
+from adapmixed.vllm.heads import Heads
 
 TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 5e-2, torch.float16: 1e-2}
 """Largest difference of two logits, as a part of the public row's range."""
@@ -18,26 +19,22 @@ _TOKENS = 16
 _NAME = "adapmixed-self-test"
 
 
-def check_same_rows(runner: Any, loaded: Loaded | None, heads: Heads | None) -> None:
+def check_same_rows(runner: Any, ensemble: Ensemble, heads: Heads) -> None:
     """Compare all rows of one public context.
 
     Args:
         runner: vLLM's model runner, with its cache.
-        loaded: the ensemble from disk; None in a process that does not draw.
+        ensemble: our own engine.
         heads: its members' output layers, as the sampler uses them.
 
     Raises:
         RuntimeError: rows differ by more than `TOLERANCE`. By how much is private.
     """
-    vocab = runner.model_config.get_vocab_size()
     limit = min(_TOKENS, runner.max_model_len - 1)
-    tokens = [(7 * place + 3) % vocab for place in range(limit)]
+    tokens = [(7 * place + 3) % ensemble.vocab_size for place in range(limit)]
     hidden, public = _last_row(runner, tokens)
-    if loaded is None or heads is None:
-        return
     found_private, found_public, tokens_found = heads.rows(hidden, public)
-    ids = torch.tensor([tokens])
-    private, wanted = (one[..., -1, :] for one in loaded.reference().logits(ids))
+    private, wanted = (one[..., -1, :] for one in ensemble.logits(torch.tensor([tokens])))
     if tokens_found is not None:
         private = private.gather(-1, tokens_found.expand(len(private), -1, -1))
     pairs = (found_public, wanted), (found_private, private)

@@ -8,7 +8,7 @@ from typing import Any
 
 from adapmixed.evaluation import Evaluation, Weights
 from adapmixed.evaluation.diagnostics import QUANTILES
-from adapmixed_lab.figures.style import COLOURS, GREY, Drawing, canvas, number_axis, wrapped
+from adapmixed_lab.figures.style import COLOURS, GREY, DrawnFigure, canvas, number_axis, wrapped
 
 _OPERATOR = "For the operator only."
 _DASHES = ("-", (0, (4, 1.6)), (0, (1, 1.6)))
@@ -16,7 +16,7 @@ _ROW = 1.75  # inches of one method's axes
 _EDGE = 0.055  # how far outside [0, 1] the bars of exactly 0 and 1 stand
 
 
-def draw_weights(methods: Sequence[Evaluation]) -> Drawing | None:
+def draw_weights(methods: Sequence[Evaluation]) -> DrawnFigure | None:
     """Draw the distribution of the weights λ, for every method that has weights."""
     title = "Mixing weights λ of the models"
     found = [(m, w) for m in methods if m.diagnosis and (w := m.diagnosis.weights) is not None]
@@ -36,7 +36,7 @@ def draw_weights(methods: Sequence[Evaluation]) -> Drawing | None:
         "and at 0 it answers as the public model. Hatched bars are queries that screening sent to "
         f"the public model, for which all weights are 0. {_OPERATOR}"
     )
-    return Drawing("weights", title, caption, figure)
+    return DrawnFigure("weights", title, caption, figure)
 
 
 def _plot_weights(axes: Any, weights: Weights) -> None:
@@ -58,7 +58,7 @@ def _plot_weights(axes: Any, weights: Weights) -> None:
     axes.grid(False, axis="x")
 
 
-def draw_charges(methods: Sequence[Evaluation]) -> Drawing | None:
+def draw_charges(methods: Sequence[Evaluation]) -> DrawnFigure | None:
     """Draw the charges of each model so far, for every method that charges models one by one."""
     title = "Privacy loss of each model over time"
     found = [(m, m.diagnosis) for m in methods if m.diagnosis and m.diagnosis.charges]
@@ -85,7 +85,7 @@ def draw_charges(methods: Sequence[Evaluation]) -> Drawing | None:
         "for all models. Under a budget of every shard, values are the charges of each shard. "
         f"{_OPERATOR}"
     )
-    return Drawing("charges", title, caption, figure)
+    return DrawnFigure("charges", title, caption, figure)
 
 
 def _plot_charges(
@@ -112,7 +112,7 @@ def _plot_charges(
             )  # fmt: skip
 
 
-def draw_screened(methods: Sequence[Evaluation]) -> Drawing | None:
+def draw_screened(methods: Sequence[Evaluation]) -> DrawnFigure | None:
     """Draw the share of queries answered from the public model, over the course of a run."""
     title = "Queries answered from the public model"
     found = [m for m in methods if m.guarantee.kind != "public" and m.diagnosis is not None]
@@ -140,10 +140,10 @@ def draw_screened(methods: Sequence[Evaluation]) -> Drawing | None:
         "Queries that screening, or a rule of the public distribution, sent to the public model, "
         f"as a share of each stretch between two recorded points. {_OPERATOR}"
     )
-    return Drawing("screened", title, caption, figure)
+    return DrawnFigure("screened", title, caption, figure)
 
 
-def draw_validation(training: Sequence[Mapping[str, Any]]) -> Drawing | None:
+def draw_validation(training: Sequence[Mapping[str, Any]]) -> DrawnFigure | None:
     """Draw every member's validation loss and the public model's."""
     title = "Validation loss of the members"
     ordered = sorted((one for one in training if "loss" in one), key=lambda one: one["loss"])
@@ -165,10 +165,10 @@ def draw_validation(training: Sequence[Mapping[str, Any]]) -> Drawing | None:
         "Losses at the end of training, on the text that was held out of each member’s own shard. "
         f"The public model’s loss is on the same text. {_OPERATOR}"
     )
-    return Drawing("validation", title, caption, figure)
+    return DrawnFigure("validation", title, caption, figure)
 
 
-def draw_training(training: Sequence[Mapping[str, Any]]) -> Drawing | None:
+def draw_training(training: Sequence[Mapping[str, Any]]) -> DrawnFigure | None:
     """Draw every member's training loss over the epochs."""
     title = "Training curves of the members"
     members = [one for one in training if "losses" in one]
@@ -193,7 +193,7 @@ def draw_training(training: Sequence[Mapping[str, Any]]) -> Drawing | None:
         "Mean loss on the training text of each epoch, or each quarter of a small shard's steps, "
         f"with one line for each member. {_OPERATOR}"
     )
-    return Drawing("training", title, caption, figure)
+    return DrawnFigure("training", title, caption, figure)
 
 
 def _each(grid: Any) -> list[Any]:

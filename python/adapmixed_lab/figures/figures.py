@@ -24,7 +24,7 @@ from adapmixed_lab.figures.style import (
     GREY,
     LINE_STYLES,
     MARKERS,
-    Drawing,
+    DrawnFigure,
     canvas,
     filling,
     is_wide,
@@ -32,7 +32,7 @@ from adapmixed_lab.figures.style import (
     wrapped,
 )
 
-__all__ = ["Drawing", "draw"]
+__all__ = ["DrawnFigure", "draw"]
 
 _LINE = 0.17  # inches of a line of a legend
 _MARK = 7.0  # points
@@ -56,7 +56,7 @@ _CURVE_WORDS = {
 }
 
 
-def draw(report: Report) -> tuple[Drawing, ...]:
+def draw(report: Report) -> tuple[DrawnFigure, ...]:
     """Draw the figures that a report has data for.
 
     These are ε over queries, perplexity over ε, and parts of ε. Diagnostics add weights, charges of
@@ -77,7 +77,7 @@ def draw(report: Report) -> tuple[Drawing, ...]:
     return tuple(replace(drawing, run=run) for drawing in drawings if drawing is not None)
 
 
-def _draw_curves(methods: Sequence[Evaluation]) -> Drawing | None:
+def _draw_curves(methods: Sequence[Evaluation]) -> DrawnFigure | None:
     """Draw ε over queries if any grows with them; a covered line is wider than the one on it."""
     shown = [(m, colour, _finite_curve(m)) for m, colour in _coloured(methods)]
     shown = [one for one in shown if one[2]]
@@ -107,7 +107,7 @@ def _draw_curves(methods: Sequence[Evaluation]) -> Drawing | None:
         figure.legend(axes.get_lines(), labels, loc="outside lower left")
     kinds = {method.guarantee.kind for method, *_ in shown}
     caption = " ".join(words for kind, words in _CURVE_WORDS.items() if kind in kinds)
-    return Drawing("curves", "Privacy spent against queries answered", caption, figure)
+    return DrawnFigure("curves", "Privacy spent against queries answered", caption, figure)
 
 
 def _alike(one: Sequence[tuple[int, float]], other: Sequence[tuple[int, float]]) -> bool:
@@ -117,7 +117,7 @@ def _alike(one: Sequence[tuple[int, float]], other: Sequence[tuple[int, float]])
     )
 
 
-def _draw_tradeoff(methods: Sequence[Evaluation]) -> Drawing | None:
+def _draw_tradeoff(methods: Sequence[Evaluation]) -> DrawnFigure | None:
     """Draw perplexity against ε: marks exactly at their values, and lines for references."""
     finite = [(m, colour) for m, colour in _coloured(methods) if math.isfinite(m.perplexity)]
     if not finite:
@@ -183,7 +183,7 @@ def _draw_tradeoff(methods: Sequence[Evaluation]) -> Drawing | None:
     ]
     if missing:
         caption += f" Not shown, because a value is infinite: {', '.join(missing)}."
-    return Drawing("tradeoff", "Perplexity against privacy", caption, figure)
+    return DrawnFigure("tradeoff", "Perplexity against privacy", caption, figure)
 
 
 def _bar(method: Evaluation) -> tuple[float, float]:
@@ -207,7 +207,7 @@ def _words(method: Evaluation) -> str:
     return f"{words}, perplexity {format_perplexity(method.perplexity)}"
 
 
-def _draw_breakdown(methods: Sequence[Evaluation]) -> Drawing | None:
+def _draw_breakdown(methods: Sequence[Evaluation]) -> DrawnFigure | None:
     shown = [m for m in methods if m.guarantee.kind == "data-dependent, ex-post" and _has_budget(m)]
     shown = [m for m in shown if all(math.isfinite(v) for v in m.breakdown.values())]
     if not shown:
@@ -239,7 +239,7 @@ def _draw_breakdown(methods: Sequence[Evaluation]) -> Drawing | None:
         "losses. Screening is the cost of the noisy test that sends a query to the public model. "
         "Conversion is the fixed cost of turning Rényi divergence into (ε,\u00a0δ)."
     )
-    return Drawing("breakdown", "Where the data-dependent ε goes", caption, figure)
+    return DrawnFigure("breakdown", "Where the data-dependent ε goes", caption, figure)
 
 
 def _has_budget(method: Evaluation) -> bool:

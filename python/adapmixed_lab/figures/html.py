@@ -22,7 +22,7 @@ from adapmixed.report.table import (
     row,
 )
 from adapmixed_lab.figures.figures import draw
-from adapmixed_lab.figures.style import Drawing
+from adapmixed_lab.figures.style import DrawnFigure
 
 
 def write_page(report: Report, folder: Path | str, *, figures: bool = False) -> tuple[Path, ...]:
@@ -56,7 +56,7 @@ def render(report: Report) -> str:
     return _page(report, draw(report))
 
 
-def _page(report: Report, drawings: tuple[Drawing, ...]) -> str:
+def _page(report: Report, drawings: tuple[DrawnFigure, ...]) -> str:
     page: str = _template().render(
         report=report,
         summary=[_SUMMARY, *map(_summary, report.methods)],

@@ -56,7 +56,7 @@ _LOG_RATIO = 10.0  # a linear axis hides values that lie further apart
 
 
 @dataclass(frozen=True)
-class Drawing:
+class DrawnFigure:
     """A figure with its title and caption.
 
     Attributes:

@@ -13,7 +13,7 @@ from matplotlib.ticker import LogLocator
 
 from adapmixed.files import write_file
 from adapmixed.report.table import format_perplexity
-from adapmixed_lab.figures.style import COLOURS, GREY, MARKERS, Drawing, canvas, number_axis
+from adapmixed_lab.figures.style import COLOURS, GREY, MARKERS, DrawnFigure, canvas, number_axis
 from adapmixed_lab.reproduce.result import run_words, show_cost
 
 _FONT_SIZE = 7.5
@@ -47,7 +47,7 @@ def write_outputs(result: Mapping[str, Any], folder: Path) -> list[Path]:
     return [folder / f"{stem}{suffix}" for suffix in files]
 
 
-def draw_panels(result: Mapping[str, Any]) -> Drawing:
+def draw_panels(result: Mapping[str, Any]) -> DrawnFigure:
     """Draw six panels of labelled points: relative spent ε to the right, perplexity upwards."""
     panels = result["settings"]["panels"]
     handles: dict[str, Any] = {}
@@ -79,7 +79,7 @@ def draw_panels(result: Mapping[str, Any]) -> Drawing:
             handles.values(), [names[side] for side in handles],
             loc="outside lower center", ncols=2, handlelength=2.5,
         )  # fmt: skip
-    return Drawing("figure2", _TITLE, _caption(result), figure, run_words(result))
+    return DrawnFigure("figure2", _TITLE, _caption(result), figure, run_words(result))
 
 
 def relative(rows: Sequence[Mapping[str, Any]], side: str, anchor: str) -> list[_Point]:

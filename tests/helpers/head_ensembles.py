@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import shutil
 from pathlib import Path
-from typing import Any
 
 import torch
 from safetensors.torch import save_file
@@ -14,7 +13,6 @@ from transformers import AutoConfig
 import adapmixed
 from adapmixed.ensemble import Manifest, base_files, write_manifest
 from adapmixed.mechanisms import ClippedLogPool
-from adapmixed.vllm.options import PARAMS, SCHEDULER, WORKER, Options
 
 BASE = Path(adapmixed.__file__).parent / "assets" / "demo" / "base"
 POOL = ClippedLogPool(-1.0, 1.0, 4.0, queries=100_000)
@@ -65,28 +63,3 @@ def write_ensemble(folder: Path, models: int = MODELS, *, base: Path = BASE, see
         folder, Manifest(str(base), tuple(names), {"lm_head": (RANK,)}, base_files=base_files(base))
     )
     return folder
-
-
-def options(folder: Path, ensemble: Path, **changes: Any) -> Options:
-    """Return the plugin's options for vLLM's Python class."""
-    mechanism = changes.pop("mechanism", POOL)
-    others = {"ensemble": str(ensemble), "ledger": str(folder / "ledger"), "gate": False} | changes
-    return Options.of(mechanism, **others)
-
-
-def arguments(opts: Options, **changes: Any) -> dict[str, Any]:
-    """Return the arguments of vLLM's `LLM` for these options."""
-    return {
-        "model": str(BASE),
-        "dtype": "float32",
-        "max_model_len": 256,
-        "max_num_seqs": 64,
-        "enforce_eager": True,
-        "kv_cache_memory_bytes": 1 << 28,
-        "disable_log_stats": True,
-        "async_scheduling": False,
-        "scheduler_cls": SCHEDULER,
-        "worker_cls": WORKER,
-        "logits_processors": [PARAMS],
-        "additional_config": opts.written(),
-    } | changes

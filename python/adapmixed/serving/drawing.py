@@ -1,0 +1,149 @@
+"""Draw a token for every row of a step: proposed, charged in the ledger, then released."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor
+
+from adapmixed.ensemble import Ensemble
+from adapmixed.ensemble.output_layer import Logits
+from adapmixed.generation.loop import charged
+from adapmixed.limits import DEFAULT_ACTIVE
+from adapmixed.mechanisms import Allowance, Mechanism, Origin, PublicOnly, shaped
+from adapmixed.mechanisms.rows import shaped_bytes
+from adapmixed.privacy import Accountant
+from adapmixed.rng import SecureRandom
+from adapmixed.serving.engine import Prompt
+from adapmixed_ext.types import RandomSource
+
+
+class Drawing:
+    """Draws what an engine releases. Nothing is drawn that the accountant was not charged for.
+
+    If the mechanism's cost is fixed, all tokens of a step are one charge, which is written while
+    the models compute. Otherwise rows with the same temperature and top-k are one charge.
+
+    Args:
+        ensemble: whose rows are answered.
+        mechanism: how a query is answered.
+        accountant: charged for every token before it is drawn.
+        active: as in `PrivateGenerator`.
+        rng: source of all randomness; None for `SecureRandom()`.
+
+    Raises:
+        ValueError: the accountant cannot be charged for this mechanism and ensemble, or it has
+            a ledger and rng is seeded.
+    """
+
+    def __init__(
+        self,
+        ensemble: Ensemble,
+        mechanism: Mechanism,
+        accountant: Accountant,
+        active: int | None = DEFAULT_ACTIVE,
+        rng: RandomSource | None = None,
+    ) -> None:
+        self._rng = SecureRandom() if rng is None else rng
+        self._seeded = bool(getattr(self._rng, "seeded", True))
+        accountant.check_seeded(self._seeded)
+        self._origin = origin = Origin.of(ensemble, active)
+        self._num_models = ensemble.num_models
+        bound = origin.ensemble, origin.active_tokens, origin.unit
+        accountant.bind(mechanism, self._num_models, *bound)
+        if ensemble.folder is not None:
+            accountant.register(ensemble.folder)
+        self._mechanism, self._accountant = mechanism, accountant
+        self._allowance = self._charged_ahead()
+        self._unpaid = Accountant(accountant.delta)  # for answers of the public model alone
+        self._writer = ThreadPoolExecutor(1, "adapmixed-ledger")  # its thread starts when needed
+
+    def _charged_ahead(self) -> Allowance | None:
+        """Return the count of charged queries; None if charges depend on the rows."""
+        if self._accountant.epsilon is not None:
+            return None
+        try:
+            return Allowance(self._mechanism, self._num_models, self._origin, seeded=self._seeded)
+        except ValueError:
+            return None
+
+    @contextmanager
+    def ahead(self, tokens: int) -> Iterator[None]:
+        """Charge so many private tokens while the block computes their rows, if cost is fixed.
+
+        Raises:
+            BudgetSpentError: the plan is spent, although the server reserves its tokens.
+            LedgerError: the charge could not be made durable. No token of the step may be drawn.
+        """
+        if self._allowance is None or not tokens:
+            yield
+            return
+        writing = self._writer.submit(
+            self._accountant.charge_ahead,
+            self._mechanism,
+            self._num_models,
+            tokens,
+            self._origin,
+            seeded=self._seeded,
+        )
+        try:
+            yield
+        finally:
+            writing.result()
+        self._allowance.add(tokens)
+
+    def draw(self, logits: Logits, prompts: Sequence[Prompt]) -> Tensor:
+        """Return a token for every row, (B,) int64 on the CPU.
+
+        Prompts of the public model alone are answered as by members that all equal it.
+
+        Args:
+            logits: of B rows.
+            prompts: what each of them continues.
+        """
+        shapes = [(one.temperature, one.top_k, one.public) for one in prompts]
+        found = torch.empty(len(shapes), dtype=torch.int64)
+        for shape in dict.fromkeys(shapes):
+            rows = torch.tensor([index for index, one in enumerate(shapes) if one == shape])
+            private, public, tokens = logits
+            if len(rows) < len(shapes):
+                here = rows.to(public.device)
+                private, public = private[:, here], public[here]
+                tokens = None if tokens is None else tokens[here]
+            found[rows] = self._answered(Logits(private, public, tokens), *shape)
+        return found
+
+    def _answered(
+        self, logits: Logits, temperature: float, top_k: int | None, alone: bool
+    ) -> Tensor:
+        private, public, tokens = logits
+        if alone:
+            said = public if tokens is None else public.gather(1, tokens)
+            private = said.expand(len(private), -1, -1)
+        rows = shaped(
+            private, public,
+            temperature=temperature, top_k=top_k, active=self._origin.active_tokens, tokens=tokens,
+            spare=True,
+        )  # fmt: skip
+        mechanism = PublicOnly() if alone else self._mechanism
+        payer = self._unpaid if alone else self._allowance or self._accountant
+        return charged(rows, mechanism, payer, self._rng, self._origin).cpu()
+
+    def check_all_drawn(self) -> None:
+        """Raise RuntimeError if a step drew less than it charged: that could pay for others."""
+        if self._allowance is not None and self._allowance.left:
+            raise RuntimeError("all queries that were charged must be released in the same step")
+
+    def answer_bytes(self, rows: int, vocab_size: int, element: int, active: int | None) -> int:
+        """Return the bytes of one answer in addition to its logits, for any temperature and top-k.
+
+        Sequences of one shape are copied out of the batch before they are divided.
+        """
+        copied, width, answered = shaped_bytes(
+            rows, vocab_size, element, temperature=2.0, top_k=None, active=active
+        )
+        held = self._mechanism.answer_bytes(rows, width, answered)
+        return rows * min(vocab_size, active or vocab_size) * element + copied + held

@@ -1,0 +1,163 @@
+"""The engine over vLLM, in this process, for members that adapt the output layer alone."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Collection, Sequence
+from itertools import count
+from typing import TYPE_CHECKING
+
+from adapmixed.limits import DEFAULT_ACTIVE
+from adapmixed.mechanisms import Mechanism
+from adapmixed.privacy import Accountant
+from adapmixed.serving.drawing import Drawing
+from adapmixed.serving.engine import Prompt, check_asked
+from adapmixed.vllm.heads import Heads
+
+os.environ |= {  # read when vLLM is imported
+    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # the process that has the ledger draws
+    "VLLM_USE_V2_MODEL_RUNNER": "0",  # another one has no sampler that could be replaced
+    "VLLM_LOGGING_LEVEL": "ERROR",  # other lines can hold what clients ask
+    "VLLM_NO_USAGE_STATS": "1",
+}
+
+import vllm  # noqa: E402
+from vllm import SamplingParams  # noqa: E402
+from vllm.engine.arg_utils import EngineArgs  # noqa: E402
+from vllm.platforms import current_platform  # noqa: E402
+from vllm.v1.engine import EngineCoreRequest  # noqa: E402
+from vllm.v1.engine.core_client import InprocClient  # noqa: E402
+
+from adapmixed.vllm.executor import PrivateExecutor  # noqa: E402
+from adapmixed.vllm.self_test import check_same_rows  # noqa: E402
+
+if TYPE_CHECKING:
+    from adapmixed.ensemble import Ensemble
+
+VERSION = "0.32.0"
+"""The version of vLLM that the engine is tested with."""
+
+_SEQUENCES = 256
+"""Largest number of sequences in the batch."""
+
+
+class VllmEngine:
+    """Answers with vLLM's public model, batching and cache of prefixes, and our members.
+
+    Half of the memory, or less, is for the members' rows, the rest for keys and values. If the
+    cache is full, vLLM computes a sequence's keys and values again later; it draws no token twice.
+    The cache of prefixes is apart for every client.
+
+    Args:
+        base: folder of the public model.
+        ensemble: the models that answer, on the CPU. Its trunk is given up: vLLM has its own.
+        mechanism: how a query is answered.
+        accountant: charged for every token before it is drawn.
+        memory_bytes: limit for logits, keys and values of all sequences, in bytes.
+        active: as in `PrivateGenerator`.
+
+    Raises:
+        ValueError: an argument is not valid, the version of vLLM or its device is not the tested
+            one, or as `Heads` and `Drawing`.
+        RuntimeError: vLLM computes other rows than the ensemble.
+    """
+
+    def __init__(
+        self,
+        base: str,
+        ensemble: Ensemble,
+        mechanism: Mechanism,
+        accountant: Accountant,
+        *,
+        memory_bytes: int,
+        active: int | None = DEFAULT_ACTIVE,
+        **others: object,
+    ) -> None:
+        if vllm.__version__.split("+")[0] != VERSION or not current_platform.is_cpu():
+            raise ValueError(
+                f"vllm must have the version {VERSION} for the CPU, which is tested, got "
+                f"{vllm.__version__}"
+            )
+        self._heads = heads = Heads(ensemble, active)
+        self._ensemble = ensemble
+        self._drawing = drawing = Drawing(ensemble, mechanism, accountant, active)
+        row = ensemble.sequence_bytes(1, answer_bytes=drawing.answer_bytes, active=active)
+        self._sequences = max(1, min(_SEQUENCES, memory_bytes // 2 // row))
+        cache = memory_bytes - self._sequences * row
+        if cache <= 0:
+            raise ValueError(
+                f"memory_bytes must be > {row}, which the rows of one sequence take, got "
+                f"{memory_bytes}"
+            )
+        arguments: dict[str, object] = {
+            "model": base,
+            "dtype": str(ensemble.dtype).removeprefix("torch."),
+            "max_model_len": -1,  # as much as fits the cache
+            "max_num_seqs": self._sequences,
+            "kv_cache_memory_bytes": cache,
+            "skip_tokenizer_init": True,
+            "generation_config": "vllm",
+            "disable_log_stats": True,
+        }
+        config = EngineArgs(**(arguments | others)).create_engine_config()
+        self._core = InprocClient(config, PrivateExecutor, False)
+        self.window = int(config.model_config.max_model_len) - 1
+        core = self._core.engine_core
+        executor: PrivateExecutor = core.model_executor
+        check_same_rows(executor.runner, ensemble, heads)
+        ensemble.give_up_trunk()
+        self._running: dict[str, Prompt] = {}
+        self._names: dict[Prompt, str] = {}
+        self._numbers = count()
+        executor.begin(core.scheduler, heads, drawing, self._running)
+
+    def close(self) -> None:
+        """Free vLLM's memory, so that this process can have another one."""
+        self._core.shutdown()
+
+    def check(self, prompt: Prompt) -> None:
+        """Raise ValueError if this prompt could not be answered, even alone."""
+        check_asked(prompt, self._ensemble, self.window)
+
+    def room(self, waiting: Sequence[Prompt]) -> int:
+        """Return how many of the waiting prompts, from the first, should join now."""
+        return min(len(waiting), self._sequences - len(self._running))
+
+    def admit(self, joining: Sequence[Prompt]) -> None:
+        """Give prompts to vLLM's scheduler."""
+        for prompt in joining:
+            name = str(next(self._numbers))
+            params = SamplingParams(max_tokens=prompt.max_tokens, ignore_eos=True, detokenize=False)
+            request = EngineCoreRequest(
+                request_id=name,
+                prompt_token_ids=list(prompt.tokens),
+                mm_features=None,
+                sampling_params=params,
+                pooling_params=None,
+                arrival_time=time.time(),
+                lora_request=None,
+                cache_salt=prompt.client or None,
+                data_parallel_rank=None,
+            )
+            self._running[name], self._names[prompt] = prompt, name
+            self._core.add_request(request)
+
+    def step(self) -> list[tuple[Prompt, int]]:
+        """Return the next token of every sequence that vLLM's scheduler has chosen, all charged.
+
+        Raises:
+            BudgetSpentError: the plan is spent, although the server reserves its tokens.
+            LedgerError: the charge could not be made durable. No token was released.
+            RuntimeError: more was charged than released, which could pay for a later step.
+        """
+        outputs = self._core.get_output().outputs
+        self._drawing.check_all_drawn()
+        return [(self._running[one.request_id], t) for one in outputs for t in one.new_token_ids]
+
+    def leave(self, ended: Collection[Prompt]) -> None:
+        """Remove sequences; vLLM has removed those with all of their tokens already."""
+        names = [self._names.pop(prompt) for prompt in ended]
+        self._core.abort_requests(names)
+        for name in names:
+            del self._running[name]
