@@ -1,7 +1,9 @@
 """Composition of events: upper bounds, kinds, plans, several orders, and what has no total."""
 
 import math
+from dataclasses import dataclass, replace
 from fractions import Fraction
+from typing import get_args
 
 import numpy as np
 import pytest
@@ -29,10 +31,13 @@ from adapmixed.privacy import (
     RenyiBound,
     UnprotectedAnswer,
 )
+from adapmixed.privacy import account as account_module
+from adapmixed.privacy.account import Counted
 from adapmixed.privacy.composition import clipped_mixing_epsilon
 from adapmixed.privacy.conversions import c_alpha, replace_one_epsilon
 from adapmixed.privacy.costs.adapmixed import screening_rho
 from adapmixed.privacy.costs.clipped_log_pool import RANGE_ERROR, bounded_range_rho
+from adapmixed.privacy.epsilon import guarantee_of
 
 
 @pytest.fixture(autouse=True)
@@ -222,6 +227,27 @@ def test_mechanisms_do_not_mix_in_any_sequence(first, second):
     else:
         with pytest.raises(ValueError, match="one mechanism.* whose fixed ε and δ add"):
             accountant.add(FAMILIES[second])
+
+
+@dataclass(frozen=True)
+class Unpriced:
+    """An event whose cost nobody computes."""
+
+    queries: int = 0
+
+
+def test_no_answer_is_free_but_public_ones(monkeypatch):
+    given = [*FAMILIES.values(), UnprotectedAnswer(1), PublicAnswer(1)]
+    assert {type(one) for one in given} >= {*get_args(Counted)}
+    for event in given:
+        found = added(event).guarantee()
+        assert (found.kind == "public") == (found.epsilon == 0) == isinstance(event, PublicAnswer)
+    account = replace(added(PublicAnswer(1))._account, counts={Unpriced(): 1})
+    with pytest.raises(KeyError):
+        guarantee_of(account, DELTA, "zero_out")
+    monkeypatch.setitem(account_module.FAMILIES, Unpriced, "Unpriced")
+    with pytest.raises(TypeError, match="Unpriced has no cost here"):
+        guarantee_of(account, DELTA, "zero_out")
 
 
 PLANS = {

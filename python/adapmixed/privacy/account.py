@@ -62,15 +62,17 @@ Counted = (
 )
 """Events whose cost does not depend on private data."""
 
-FAMILIES = {
+FAMILIES: Mapping[type, str | None] = {
     LeaveOneOutLoss: "realised losses or Rényi bounds",
     RenyiBound: "realised losses or Rényi bounds",
     GaussianScreening: "realised losses or Rényi bounds",
     ClippedAnswer: "ClippedAnswer",
     BoundedRangeAnswer: "BoundedRangeAnswer",
     IndividualCharge: "IndividualCharge",
+    PublicAnswer: None,
+    UnprotectedAnswer: None,
 }
-"""Events by the family whose costs add up to one total."""
+"""Events by the family whose costs add up to one total; None for events of any total."""
 
 
 @dataclass(frozen=True)
@@ -333,7 +335,7 @@ class Account:
         return active
 
     def _check_family(self, event: object) -> None:
-        family, known = FAMILIES.get(type(event)), self._family
+        family, known = FAMILIES[type(event)], self._family
         if None not in (family, known) and family != known:
             raise ValueError(
                 f"events must come from one mechanism, got {family} after {known}: no joint total "
@@ -351,7 +353,7 @@ class Account:
             return FAMILIES[IndividualCharge]
         if self.losses is not None:
             return FAMILIES[LeaveOneOutLoss]
-        return next((FAMILIES[type(e)] for e in self.counts if type(e) in FAMILIES), None)
+        return next(filter(None, (FAMILIES[type(event)] for event in self.counts)), None)
 
     @property
     def num_models(self) -> int | None:
@@ -428,7 +430,7 @@ class Account:
         if self.losses is not None:
             return "data-dependent, ex-post"
         planned = any(getattr(event, "budget", None) is not None for event in self.counts)
-        counted = any(n and type(event) in FAMILIES for event, n in self.counts.items())
+        counted = any(n and FAMILIES[type(event)] for event, n in self.counts.items())
         return "fixed" if self.spent is not None or planned or counted else "public"
 
     def _budget(

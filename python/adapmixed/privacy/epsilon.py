@@ -31,6 +31,7 @@ from adapmixed.privacy.events import (
     BoundedRangeAnswer,
     ClippedAnswer,
     GaussianScreening,
+    PublicAnswer,
     RenyiBound,
 )
 from adapmixed.privacy.guarantee import Guarantee
@@ -174,6 +175,9 @@ def _charged_queries(account: Account, event: Counted) -> int:
 
 def _renyi(account: Account, delta: float, adjacency: str) -> Breakdown:
     rho = 0.0
+    for event in account.counts:
+        if not isinstance(event, GaussianScreening | RenyiBound | PublicAnswer):
+            raise TypeError(f"{type(event).__name__} has no cost here")
     for event in account.of(GaussianScreening):
         cost = screening_rho(event.weight, event.sigma, event.num_models)
         rho = add_up(rho, times_up(account.counts[event], cost))
@@ -246,6 +250,6 @@ def _method(account: Account) -> str:
 
 def _covered(account: Account) -> int | None:
     """Return the number of queries that are planned, or None if some costs are not planned."""
-    priced = [event for event in account.counts if type(event) in FAMILIES]
+    priced = [event for event in account.counts if FAMILIES[type(event)]]
     plans = {getattr(event, "budget", None) for event in priced}
     return plans.pop() if len(plans) == 1 and account.losses is None else None
