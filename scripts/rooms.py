@@ -16,13 +16,13 @@ SOURCES = (".py", ".pyi", ".c", ".cpp", ".h", ".cu", ".cuh")
 # Until a thousand members and the operator's path stand: 1 500 lines of Python, 700 of csrc and
 # 1 900 of tests are allowed beyond what stood before.
 BUDGETS = {
-    "python/adapmixed": 26_966,
-    "python/adapmixed_lab": 6_830,
+    "python/adapmixed": 26_820,
+    "python/adapmixed_lab": 6_828,
     "adapmixed_ext": 2_470,
     "csrc": 10_683,
     "benchmarks": 2_373,
-    "tests": 39_807,
-    "docs": 6_397,
+    "tests": 37_733,
+    "docs": 6_393,
 }
 
 
