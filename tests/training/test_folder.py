@@ -11,15 +11,13 @@ from pathlib import Path
 
 import pytest
 import torch
+from processes import forked, status_of, until
 from training_cases import (
     CONFIG,
     NUM_MODELS,
     a_run,
     contents,
-    forked,
     killed_before,
-    status_of,
-    until,
     write_base,
 )
 

@@ -16,6 +16,7 @@ from unittest.mock import Mock
 import pytest
 import torch
 from families import tiny
+from processes import forked
 from training_cases import (
     CONFIG,
     KEY,
@@ -23,7 +24,6 @@ from training_cases import (
     USERS,
     a_run,
     contents,
-    forked,
     rows,
     status_of,
     write_base,
