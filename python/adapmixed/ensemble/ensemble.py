@@ -351,7 +351,8 @@ class Ensemble:
             beside: as in `decoder`.
             active: as in `iter_logits`.
         """
-        return self._speaking(active).sequence_bytes(length + new_tokens, beside)
+        forward = self._speaking(active)
+        return forward.sequence_bytes(forward.begun + length + new_tokens, beside)
 
 
 def try_members(model: Any, tokenizer: Any, layers: Sequence[str]) -> None:
