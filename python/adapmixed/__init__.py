@@ -21,6 +21,7 @@ if TYPE_CHECKING:
         UnprotectedPool,
     )
     from adapmixed.privacy import Accountant, Guarantee, read_ledger
+    from adapmixed.synthesis import synthesize
 
 _HOMES = {
     "Accountant": "adapmixed.privacy",
@@ -36,6 +37,7 @@ _HOMES = {
     "UnprotectedPool": "adapmixed.mechanisms",
     "evaluate": "adapmixed.evaluation",
     "read_ledger": "adapmixed.privacy",
+    "synthesize": "adapmixed.synthesis",
 }
 
 __all__ = [
@@ -52,6 +54,7 @@ __all__ = [
     "UnprotectedPool",
     "evaluate",
     "read_ledger",
+    "synthesize",
 ]
 
 

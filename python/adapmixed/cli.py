@@ -24,14 +24,15 @@ from adapmixed.commands import (
     mechanisms,
     plan,
     serve,
+    synthesize,
     train,
     vllm_config,
 )
 from adapmixed.commands.options import as_typed, unknown_options
 
 _COMMANDS = (
-    demo, train, evaluate, compare, generate, chat, serve, keys, mechanisms, plan, ledger, doctor,
-    vllm_config,
+    demo, train, evaluate, compare, generate, synthesize, chat, serve, keys, mechanisms, plan,
+    ledger, doctor, vllm_config,
 )  # fmt: skip
 
 
