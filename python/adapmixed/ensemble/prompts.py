@@ -34,7 +34,7 @@ from adapmixed.limits import check_count, check_models, check_type
 
 LONGEST = 256
 """Tokens of a record that a prompt holds unless told otherwise; the others are cut."""
-_EXAMPLE = "Here is an example of what is asked for:\n\n"
+_EXAMPLE = "\n\nHere is an example:\n\n"
 _MARK = "\ue000"  # of private use: no template and no description has it
 
 
@@ -276,9 +276,9 @@ def _wording(tokenizer: Any, describe: str, plain: bool) -> tuple[str, tuple[str
             "base must have a chat template, but its tokenizer has none: plain=True (--plain) "
             "writes prompts without one"
         )
-    asked = f"{_MARK}Write {describe}. Answer with its text alone."
+    asked = f"Write {describe}. Answer with its text alone.{_MARK}"
     text = tokenizer.apply_chat_template(
         [{"role": "user", "content": asked}], tokenize=False, add_generation_prompt=True
     )
     before, _, after = text.partition(_MARK)
-    return before, (_EXAMPLE, "\n\n"), after
+    return before, (_EXAMPLE, ""), after
