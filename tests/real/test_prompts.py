@@ -27,12 +27,13 @@ def test_members_are_their_prompts(folder: Path, base: Any, paragraphs: list[str
     decoder.append(torch.tensor(more))
     private, public, _ = decoder.logits
     for row, record in zip((public, *private), (None, *records), strict=True):
-        kept = tokenizer(record or "", add_special_tokens=False).input_ids[:LONGEST]
+        example = f"{DESCRIBE}:\n\n" if plain else "\n\nHere is an example:\n\n"
+        most = LONGEST + len(tokenizer(example, add_special_tokens=False).input_ids)
+        whole = tokenizer(example + (record or ""), add_special_tokens=False).input_ids
+        shown = tokenizer.decode(whole[:most]) if record else ""
         if plain:
-            shown = f"{DESCRIBE}:\n\n{tokenizer.decode(kept)}\n\n" if record else ""
-            text = f"{tokenizer.bos_token}{shown}{DESCRIBE}:\n\n"
+            text = f"{tokenizer.bos_token}{shown}{chr(10) * 2 * bool(record)}{DESCRIBE}:\n\n"
         else:
-            shown = f"\n\nHere is an example:\n\n{tokenizer.decode(kept)}" if record else ""
             asked = f"Write {DESCRIBE}. Answer with its text alone.{shown}"
             text = tokenizer.apply_chat_template(
                 [{"role": "user", "content": asked}], tokenize=False, add_generation_prompt=True

@@ -234,19 +234,19 @@ class PromptEnsemble(Ensemble):
         return found
 
     def _fill(self, records: Sequence[str | None]) -> None:
-        intro, outro = (self._ids(text) for text in self._around)
-        width = len(intro) + self._longest + len(outro)
-        slots = torch.zeros(self.num_models + 1, width, dtype=torch.int64)
+        intro, outro = self._around
+        most, end = len(self._ids(intro)) + self._longest, self._ids(outro)
+        slots = torch.zeros(self.num_models + 1, most + len(end), dtype=torch.int64)
         mask = torch.zeros_like(slots)
         self.cut = 0
         for row, record in enumerate(records, 1):
             if record is None:
                 continue
-            ids = self._ids(record)
-            if not ids:
+            if not record.strip():
                 raise ValueError(f"records must hold text, got {record!r}")
-            self.cut += len(ids) > self._longest
-            whole = torch.tensor([*intro, *ids[: self._longest], *outro])
+            ids = self._ids(intro + record)  # as a tokenizer cuts the whole text
+            self.cut += len(ids) > most
+            whole = torch.tensor([*ids[:most], *end])
             slots[row, -len(whole) :], mask[row, -len(whole) :] = whole, 1
         common = torch.tensor(self._common)
         prompts = Prompts(*(part.to(self.device) for part in (common, slots, mask)))
