@@ -25,7 +25,7 @@ MODULES = {
 # not. "ext" is adapmixed_ext, "lab" adapmixed_lab.
 ORDER = [
     {"limits", "errors", "rng", "files", "workers", "data"}, {"ext"}, {"ranks", "privacy"},
-    {"mechanisms", "ensemble"}, {"training", "generation"}, {"serving", "evaluation"},
+    {"mechanisms", "ensemble"}, {"training", "generation"}, {"serving", "evaluation", "synthesis"},
     {"vllm", "report"}, {"commands"}, {"cli"}, {"__main__", "lab"},
 ]  # fmt: skip
 PAGE = ("adapmixed.commands.options", "adapmixed_lab.figures.html")

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from adapmixed.privacy import Accountant as Accountant
     from adapmixed.privacy import Guarantee as Guarantee
     from adapmixed.privacy import read_ledger as read_ledger
+    from adapmixed.synthesis import synthesize as synthesize
 
 _NAMES = {
     "ensemble": "Ensemble",
@@ -29,6 +30,7 @@ _NAMES = {
     "mechanisms": "AdaPMixED ClippedLogPool ClippedMixing PMixED PublicOnly Unprotected "
     "UnprotectedPool",
     "privacy": "Accountant Guarantee read_ledger",
+    "synthesis": "synthesize",
 }
 _HOMES = {name: home for home, names in _NAMES.items() for name in names.split()}
 __all__ = sorted(_HOMES)

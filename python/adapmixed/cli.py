@@ -24,12 +24,14 @@ from adapmixed.commands import (
     mechanisms,
     plan,
     serve,
+    synthesize,
     train,
 )
 from adapmixed.commands.options import as_typed, unknown_options
 
 _COMMANDS = (
-    demo, train, evaluate, compare, generate, chat, serve, keys, mechanisms, plan, ledger, doctor,
+    demo, train, evaluate, compare, generate, synthesize, chat, serve, keys, mechanisms, plan,
+    ledger, doctor,
 )  # fmt: skip
 
 

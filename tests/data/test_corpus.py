@@ -98,9 +98,16 @@ def test_text_by_any_name(tmp_path: Path) -> None:
         (tmp_path / name).write_text(name, encoding="utf-8")
     assert pairs(Corpus(str(tmp_path))) == [("a.TXT", "a.TXT")]
     assert pairs(Corpus(str(tmp_path / "README.md"))) == [("README.md#0", "README.md")]
-    (tmp_path / "b.CSV").write_text("user,text", encoding="utf-8")
-    with pytest.raises(ValueError, match="corpus must hold rows of JSON lines .* got .*b.CSV"):
+    (tmp_path / "b.TSV").write_text("user\ttext", encoding="utf-8")
+    with pytest.raises(ValueError, match="corpus must hold rows of CSV, .* got .*b.TSV"):
         Corpus(str(tmp_path))
+
+
+def test_a_csv_file_has_rows(tmp_path: Path) -> None:
+    (tmp_path / "b.CSV").write_text('user,text\nann,"one,\n""two"""\nbob,\n7,three\n')
+    corpus = Corpus(str(tmp_path), id_column="user")
+    assert pairs(corpus) == [("ann", 'one,\n"two"'), ("7", "three")]
+    assert corpus.description()["text_column"] == "text"
 
 
 @pytest.mark.slow
@@ -167,7 +174,10 @@ def test_bad_rows_are_named(tmp_path: Path, row: dict[str, Any], reason: str) ->
         ("a.txt", b"ab\xff", "must be UTF-8"),
         ("a.txt", "one".encode("utf-16-le"), "got UTF-16"),
         ("a.txt", "Привет, мир".encode("utf-16-le"), "got UTF-16"),
-        ("a.csv", b"user,text\nann,one\n", "corpus must hold rows of JSON lines"),
+        ("a.csv", b"user,text\nann\n", "line 2 must have 2 columns, got 1"),
+        ("a.csv", b'text\n"one\n', "must be a CSV file"),
+        ("a.csv", b"text,text\na,b\n", "line 2: columns must differ"),
+        ("a.tsv", b"user\ttext\nann\tone\n", "corpus must hold rows of CSV, JSON lines"),
         ("a.txt.gz", b"", "corpus must hold unpacked files"),
     ],
 )

@@ -26,7 +26,7 @@ ADAPTED = {
 """The layers that adapters of the tiny GPT-2 adapt."""
 
 
-def tiny_model(family: str, seed: int = 0) -> Any:
+def tiny_model(family: str, seed: int = 0, **more: Any) -> Any:
     """Return a random causal language model of a family, in fp32 and eval mode."""
     from transformers import AutoConfig, AutoModelForCausalLM
 
@@ -37,6 +37,7 @@ def tiny_model(family: str, seed: int = 0) -> Any:
     }  # fmt: skip
     if family == "llama":
         sizes |= {"intermediate_size": 24, "num_attention_heads": 4, "num_key_value_heads": 2}
+    sizes |= more
     torch.manual_seed(seed)
     return AutoModelForCausalLM.from_config(AutoConfig.for_model(family, **sizes)).eval()
 

@@ -18,11 +18,12 @@ from typing import Any
 
 from adapmixed.data.builtin import Document, private_documents
 from adapmixed.data.kinds import check_kind, files_below, kind_of
-from adapmixed.data.rows import Row, check_column, hub_rows, json_rows, parquet_rows
+from adapmixed.data.rows import Row, check_column, csv_rows, hub_rows, json_rows, parquet_rows
 from adapmixed.data.text import article_documents, file_documents, joined, relative_name
 
 BUILTIN = "builtin"
 HUB = "hub:"
+_ROWS = ("hub", "csv", "json", "parquet")
 Render = Callable[[list[dict[str, Any]]], str] | None  # from messages to text
 
 
@@ -59,7 +60,7 @@ class Corpus:
     chat_column: str | None = None
 
     def __post_init__(self) -> None:
-        rows = self.kind in ("hub", "json", "parquet")
+        rows = self.kind in _ROWS
         if self.kind != "hub":
             folder = self.kind != BUILTIN and Path(self.source).is_dir()
             for name in ("split", "config", "revision")[folder:]:
@@ -92,7 +93,7 @@ class Corpus:
 
     @cached_property
     def kind(self) -> str:
-        """The kind of the source: "builtin", "hub", "text", "json" or "parquet".
+        """The kind of the source: "builtin", "hub", "text", "csv", "json" or "parquet".
 
         Raises:
             ValueError: if the source is of no such kind, or if a folder holds several kinds, none,
@@ -114,7 +115,7 @@ class Corpus:
         if len(kinds) != 1:
             found = " and ".join(sorted(kinds)) or "none of them"
             raise ValueError(
-                f"corpus must be a folder of *.txt, of *.jsonl or of *.parquet files, but {path} "
+                f"corpus must be a folder of *.txt, *.csv, *.jsonl or *.parquet files, but {path} "
                 f"holds {found}"
             )
         return kinds.pop()
@@ -148,7 +149,7 @@ class Corpus:
 
     def description(self) -> dict[str, Any]:
         """Return the description of the corpus for a manifest, which holds no name of a file."""
-        columns = self.kind in ("hub", "json", "parquet") and self.chat_column is None
+        columns = self.kind in _ROWS and self.chat_column is None
         return {
             "source": self.name,
             "unit": self.unit,
@@ -230,7 +231,10 @@ class Corpus:
             return
         columns = [self._column, *([self.id_column] if self.id_column is not None else [])]
         for file in self._files():
-            rows = json_rows(file) if self.kind == "json" else parquet_rows(file, columns)
+            if self.kind == "parquet":
+                rows = parquet_rows(file, columns)
+            else:
+                rows = csv_rows(file) if self.kind == "csv" else json_rows(file)
             yield relative_name(self._path, file), rows
 
     def _row_documents(self, part: str, rows: Iterator[Row], render: Render) -> Iterator[Document]:

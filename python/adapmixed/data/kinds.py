@@ -7,12 +7,12 @@ from pathlib import Path
 
 KINDS = {
     ".txt": "text", ".tokens": "text", ".jsonl": "json", ".jsonlines": "json", ".ndjson": "json",
-    ".parquet": "parquet",
+    ".csv": "csv", ".parquet": "parquet",
 }  # fmt: skip
-_ROWS = "rows of JSON lines (*.jsonl) or Parquet"
+_ROWS = "rows of CSV, JSON lines (*.jsonl) or Parquet"
 # As plain text, all rows of a table would be one document, although they belong to many people.
 _REFUSED = {
-    **dict.fromkeys(".csv .tsv .tab .xls .xlsx .xlsm .xlsb .ods .arrow .feather".split(), _ROWS),
+    **dict.fromkeys(".tsv .tab .xls .xlsx .xlsm .xlsb .ods .arrow .feather".split(), _ROWS),
     ".json": "one JSON object a line (*.jsonl)",
     **dict.fromkeys(
         ".gz .bz2 .xz .zst .lz4 .lzma .zip .7z .rar .tar .tgz .tbz2 .txz".split(), "unpacked files"

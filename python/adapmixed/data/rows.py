@@ -1,13 +1,14 @@
-"""Read the rows of JSON lines, Parquet files and hub data sets one at a time."""
+"""Read the rows of CSV, JSON lines, Parquet files and hub data sets one at a time."""
 
 from __future__ import annotations
 
+import csv
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from adapmixed.data.text import open_utf8
+from adapmixed.data.text import open_utf8, text_lines
 
 Row = tuple[str, Mapping[str, Any]]
 """The row's place, as a phrase for errors, and its columns."""
@@ -33,6 +34,26 @@ def json_rows(file: Path) -> Iterator[Row]:
             if not isinstance(row, dict):
                 raise ValueError(f"{where} must be a JSON object, got {type(row).__name__}")
             yield where, row
+
+
+def csv_rows(file: Path) -> Iterator[Row]:
+    """Yield the rows of a CSV file, whose first line names the columns.
+
+    Raises:
+        ValueError: if a row has more or fewer columns, or a column occurs twice.
+    """
+    reader = csv.reader(text_lines(file), strict=True)
+    try:
+        names = next(reader, [])
+        for row in reader:
+            where = f"{file}, line {reader.line_num}"
+            if len(row) != len(names):
+                raise ValueError(f"{where} must have {len(names)} columns, got {len(row)}")
+            for name in names:
+                check_column(where, name, names)
+            yield where, dict(zip(names, row, strict=True))
+    except csv.Error as error:
+        raise ValueError(f"{file} must be a CSV file: {error}") from error
 
 
 def parquet_rows(file: Path, columns: Sequence[str]) -> Iterator[Row]:

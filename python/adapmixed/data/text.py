@@ -26,7 +26,7 @@ def read_text(path: str | os.PathLike[str], *, name: str = "path") -> list[Docum
 
     Raises:
         ValueError: if `path` does not exist, is not UTF-8, holds no text, or holds rows
-            (`*.jsonl`, `*.csv` ...), or if a folder holds several splits.
+            (`*.jsonl`, `*.tsv` ...), or if a folder holds several splits.
     """
     root = Path(path)
     if not root.exists():

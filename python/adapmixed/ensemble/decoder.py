@@ -56,7 +56,7 @@ class Decoder:
     @property
     def window(self) -> int:
         """The largest number of positions that its sequences will need."""
-        return int(self._ends.max())
+        return int(self._ends.max()) + self._forward.begun
 
     @property
     def unread(self) -> int:
@@ -133,7 +133,7 @@ class Decoder:
             in_all_blocks = (blocks[:, None] + going).flatten()
             for layer in written_layers(self._cache):
                 rows = going if len(layer.keys) == len(ended) else in_all_blocks
-                keep_rows(layer, rows, self.length - first, self.window)
+                keep_rows(layer, rows, self._forward.begun + self.length - first, self.window)
             # The logits are not copied here: usually nobody reads them again.
             self._going = going if self._going is None else self._going[going]
         self._ids = self._ids[going]
@@ -203,7 +203,7 @@ class Decoder:
             batch, length, self._memory_bytes, last_only=True, window=self.window,
             answer_bytes=self._answer_bytes,
         )  # fmt: skip
-        self._cache = self._forward.new_cache(self.window)
+        self._cache = self._forward.new_cache(self.window, batch, self._chunk)
         self._unread = length
 
     def _advance(self, ids: Tensor, mask: Tensor | None) -> None:

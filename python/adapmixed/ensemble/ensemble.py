@@ -385,7 +385,8 @@ class Ensemble:
             answer_bytes: as in `decoder`.
             active: as in `iter_logits`.
         """
-        return self._speaking(active).sequence_bytes(length + new_tokens, answer_bytes)
+        forward = self._speaking(active)
+        return forward.sequence_bytes(forward.begun + length + new_tokens, answer_bytes)
 
 
 def try_members(model: Any, tokenizer: Any, layers: Sequence[str]) -> None:

@@ -109,11 +109,34 @@ class BatchedForward:
                 f"got {length}"
             )
 
-    def new_cache(self, positions: int = 0) -> Any:
-        """Return an empty key/value cache for this model that reserves `positions` positions."""
+    @property
+    def begun(self) -> int:
+        """The number of positions that a new cache holds, before the tokens of the sequences."""
+        return 0
+
+    def new_cache(self, positions: int = 0, batch: int = 1, chunk: int = 1) -> Any:
+        """Return a key/value cache without any token of the sequences.
+
+        Args:
+            positions: how many positions it reserves.
+            batch: number of sequences.
+            chunk: how many positions may be computed in one pass, if it holds any.
+        """
         from adapmixed.ensemble.cache import key_value_cache
 
         return key_value_cache(self.model.config, positions)
+
+    def _masking(self, ids: Tensor, mask: Tensor | None, cache: Any) -> dict[str, Tensor]:
+        """Return the arguments that say which positions hold tokens; none without padding.
+
+        Args:
+            ids: (rows, s), the new tokens of all rows.
+            mask: (b, positions so far and s), or None.
+            cache: holds the positions before the new ones.
+        """
+        if mask is None:
+            return {}
+        return masking(mask.repeat(len(ids) // len(mask), 1), ids.shape[1])
 
     @torch.no_grad()
     def __call__(
@@ -146,10 +169,7 @@ class BatchedForward:
             from adapmixed.ensemble.cache import cache_argument
 
             arguments[cache_argument(self.model)] = cache
-        if mask is not None:
-            positions = (mask.cumsum(dim=1) - 1).clamp_min(0)[:, -ids.shape[1] :]
-            arguments["attention_mask"] = mask.repeat(copies, 1)
-            arguments["position_ids"] = positions.repeat(copies, 1)
+        arguments |= self._masking(arguments["input_ids"], mask, cache)
         layer = self.layer
         with self._lock:
             layer.active, layer.room = self.active, None if self._scales_logits else room
@@ -180,7 +200,7 @@ class BatchedForward:
         """Yield (slice of positions, private, public, tokens), `chunk` positions each."""
         batch, length = ids.shape
         room.release(chunk * self.logits_size(batch))  # too much room would exceed the limit
-        cache = self.new_cache(length) if chunk < length else None
+        cache = self.new_cache(length + self.begun, batch, chunk) if chunk < length else None
         for start in range(0, length, chunk):
             stop = min(start + chunk, length)
             part = None if mask is None else mask[:, :stop]
@@ -362,3 +382,9 @@ class BatchedForward:
         if self.active is not None and self.trunk.head is None:  # the active tokens' rows
             activations += self.active * int(config.hidden_size) * element
         return logits, activations
+
+
+def masking(mask: Tensor, new: int) -> dict[str, Tensor]:
+    """Return the mask of all positions, and the numbers of the new ones without padding."""
+    positions = (mask.cumsum(dim=1) - 1).clamp_min(0)[:, -new:]
+    return {"attention_mask": mask, "position_ids": positions}

@@ -1,0 +1,113 @@
+"""``adapmixed synthesize``: a corpus of private texts under one ε, without training."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from adapmixed.commands.options import (
+    SharedOptions,
+    add_options,
+    check_output,
+    option,
+    progress_bar,
+    quiet_libraries,
+)
+from adapmixed.limits import check_count
+
+
+@dataclass
+class SynthesizeOptions:
+    """The options of this command alone."""
+
+    texts: str | None = option("the records: CSV, JSON lines, Parquet, or a folder of texts")
+    column: str = option("column with the text of a record", "text")
+    id_column: str | None = option(
+        "column that names whose a record is; everything under one name is one record (default: "
+        "each row is a record)"
+    )
+    describe: str | None = option('what a record is, as in "a clinic\'s discharge summary"')
+    epsilon: float = option("ε of all texts together", 3.0)
+    delta: float = option("δ of all texts together", 1e-6)
+    count: int = option("number of texts; a public number, like all others here", 10)
+    max_tokens: int = option("most tokens of a text, its end included", 200)
+    batch: int | None = option(
+        "number of records that a text is drawn from (default: the least with a clip 2 wide)",
+        metavar="B",
+    )
+    longest: int = option("most tokens of a record in a prompt; the others are cut", 256)
+    plain: bool = option("prompts as plain text, without the base's chat template")
+    out: Path | None = option("CSV file of the texts; OUT.private has the key and the journal")
+    demo: bool = option("the built-in model and texts, in less than a minute")
+
+
+def add_parser(commands: Any) -> None:
+    """Add the command."""
+    parser = commands.add_parser(
+        "synthesize",
+        help="write private texts like those of a corpus, without training",
+        description="Write private texts that are like given records. Each text is drawn from the "
+        "prompts of a batch of records of its own, so one ε covers all of them. A killed run goes "
+        "on with the same command.",
+    )
+    add_options(parser, SynthesizeOptions)
+    add_options(parser, SharedOptions, "base", required=False)
+    add_options(parser, SharedOptions, "temperature top_k active memory device dtype")
+    parser.set_defaults(run=run, top_k=100)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Write the texts, then the guarantee."""
+    for name in () if arguments.demo else ("base", "texts", "describe", "out"):
+        if getattr(arguments, name) is None:
+            raise ValueError(f"--{name} must be given, or --demo")
+    check_count("--count", arguments.count)
+    check_output("--out", arguments.out)
+    quiet_libraries()
+    import torch
+
+    from adapmixed.data import Corpus, demo_base
+    from adapmixed.synthesis import synthesize
+
+    if arguments.demo:
+        base: Any = demo_base()
+        texts, describe, plain, longest = Corpus("builtin"), "Python", True, 32
+        arguments.count, arguments.batch, arguments.max_tokens = 4, 9, 24
+    else:
+        base, describe, plain = arguments.base, arguments.describe, arguments.plain
+        texts = Corpus(arguments.texts, arguments.column, arguments.id_column)
+        longest = arguments.longest
+    update, close = progress_bar(0, "token")
+    shared = ("epsilon", "delta", "count", "max_tokens", "batch", "temperature", "top_k", "active")
+    found = synthesize(
+        base,
+        texts,
+        describe,
+        **{name: getattr(arguments, name) for name in shared},
+        longest=longest,
+        plain=plain,
+        memory_bytes=arguments.memory,
+        dtype=getattr(torch, arguments.dtype),
+        device=arguments.device,
+        out=arguments.out,
+        progress=update,
+    )
+    dealt = found.batches
+    print(
+        f"{dealt.names} names: {dealt.left_out} found their batch full, {dealt.empty} slots of "
+        f"{len(dealt.slots)} batches are empty. These numbers are private.",
+        file=sys.stderr,
+    )
+    try:
+        for batch, text in found:
+            if arguments.out is None:
+                print(f"[{batch}] {text}", flush=True)
+    finally:
+        close()
+        found.close()
+    print(f"For all {arguments.count} texts together, as each has records of its own: ", end="")
+    print(found.guarantee)
+    return 0

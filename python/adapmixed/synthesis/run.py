@@ -1,0 +1,247 @@
+"""`synthesize`: private texts under one ε, each drawn from a batch of records of its own.
+
+The members are prompts with one record each (`ensemble.prompts`), and ClippedLogPool draws. Batches
+share no record. So the ε of one text, for the public number of tokens that it may have, is that of
+all texts together (parallel composition).
+"""
+
+from __future__ import annotations
+
+import csv
+import hashlib
+import io
+import os
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from adapmixed.data import Corpus
+from adapmixed.ensemble.prompts import LONGEST, PromptEnsemble
+from adapmixed.files import create_file, write_file
+from adapmixed.generation.loop import DEFAULT_MEMORY_BYTES, Answerer
+from adapmixed.limits import DEFAULT_ACTIVE, check_count
+from adapmixed.mechanisms import ClippedLogPool
+from adapmixed.privacy import Accountant, BoundedRangeAnswer, Caveat, Event, Guarantee
+from adapmixed.privacy.inverse import models_for
+from adapmixed.privacy.recommendation import recommended
+from adapmixed.rng import SecureRandom
+from adapmixed.synthesis.batches import Batches, dealt
+from adapmixed.synthesis.journal import Journal
+
+SCALE = 2.0
+"""κ of the pool."""
+LEAST_WIDTH = 0.3
+"""Width of the clip below which a record hardly shows."""
+GOOD_WIDTH = 2.0
+"""Width of the clip that a batch is made for, if its size is not given."""
+
+Progress = Callable[[int, int], None]
+
+
+@dataclass(frozen=True)
+class Synthesis:
+    """Texts that are drawn as they are asked for: iterate over (batch, text).
+
+    Attributes:
+        ensemble: of prompts.
+        batches: the records. Private, its numbers included.
+        mechanism: of every text; its `queries` are the most tokens of one.
+        delta: δ.
+        top_k, temperature, active, memory_bytes: as in `PrivateGenerator`.
+        out: CSV file of the texts that are complete; None for none.
+        journal: what was drawn; None if nothing outlives the process.
+        unit: what one slot holds, as a phrase.
+        caveats: names of `CAVEATS` that the guarantee carries.
+        progress: called with (tokens drawn, most tokens).
+    """
+
+    ensemble: PromptEnsemble
+    batches: Batches
+    mechanism: ClippedLogPool
+    delta: float
+    top_k: int | None
+    temperature: float
+    active: int | None
+    memory_bytes: int
+    out: Path | None
+    journal: Journal | None
+    unit: str
+    caveats: tuple[str, ...] = ()
+    progress: Progress | None = None
+
+    @property
+    def guarantee(self) -> Guarantee:
+        """The guarantee of all texts together: every record is in one batch at most."""
+        pool, models = self.mechanism, self.ensemble.num_models
+        answer = BoundedRangeAnswer(
+            pool.scale, pool.lower, pool.upper, models, self._most, self._most
+        )
+        events: list[Event] = [answer, *(Caveat(name) for name in self.caveats)]
+        return replace(Accountant(self.delta).add(events).guarantee(), unit=self.unit)
+
+    def __iter__(self) -> Iterator[tuple[int, str]]:
+        """Yield the batch and the text of each; a text that is complete is not drawn again.
+
+        Raises:
+            ValueError: the prompts do not fit the model's window or the memory.
+            OSError: the journal or the CSV cannot be written. Nothing more is drawn then.
+        """
+        most, done = self._most, 0
+        texts: dict[int, str] = {}
+        for batch, records in enumerate(self.batches.slots):
+            tokens = [*self.journal.tokens.get(batch, ())] if self.journal is not None else []
+            if self.journal is None or batch not in self.journal.ended:
+                steps = self._steps(records, tokens)  # raises before the batch is spent
+                if self.journal is not None:
+                    self.journal.begin(batch)
+                for step in steps:
+                    tokens.append(int(step[0]))
+                    if self.journal is not None:
+                        self.journal.add(batch, tokens[-1])
+                    done += 1
+                    self._show(done)
+                if self.journal is not None:
+                    self.journal.end(batch)
+            texts[batch] = self.ensemble.tokenizer.decode(tokens, skip_special_tokens=True).strip()
+            if self.out is not None:
+                write_file(self.out, _csv(texts), mode=0o644)
+            done = (batch + 1) * most
+            self._show(done)
+            yield batch, texts[batch]
+
+    def _steps(self, records: list[str | None], before: list[int]) -> Iterator[Tensor]:
+        """Return the tokens of a text behind those that were drawn already."""
+        ends = self.ensemble.end_tokens
+        if len(before) == self._most or (before and before[-1] in ends):
+            return iter(())
+        answerer = Answerer(
+            self.ensemble.filled(records),
+            self.mechanism,
+            Accountant(self.delta),
+            SecureRandom(),
+            self.memory_bytes,
+            self.active,
+        )
+        return answerer.stream(
+            torch.tensor([[*self.ensemble.opening, *before]]),
+            max_new_tokens=self._most - len(before),
+            temperature=self.temperature,
+            top_k=self.top_k,
+            stop_token=ends,
+        )
+
+    @property
+    def _most(self) -> int:
+        assert self.mechanism.queries is not None
+        return self.mechanism.queries
+
+    def _show(self, done: int) -> None:
+        if self.progress is not None:
+            self.progress(done, len(self.batches.slots) * self._most)
+
+    def close(self) -> None:
+        """Let another process go on."""
+        if self.journal is not None:
+            self.journal.close()
+
+
+def synthesize(
+    base: Any,
+    texts: Corpus,
+    describe: str,
+    *,
+    epsilon: float,
+    delta: float,
+    count: int,
+    max_tokens: int,
+    batch: int | None = None,
+    longest: int = LONGEST,
+    plain: bool = False,
+    top_k: int | None = 100,
+    temperature: float = 1.0,
+    active: int | None = DEFAULT_ACTIVE,
+    memory_bytes: int = DEFAULT_MEMORY_BYTES,
+    dtype: torch.dtype | None = None,
+    device: str | None = None,
+    out: Path | None = None,
+    progress: Progress | None = None,
+) -> Synthesis:
+    """Return private texts that are like those of a corpus, under one (ε, δ) for all of them.
+
+    `count`, `max_tokens`, `batch` and `longest` are public: do not take them from the texts.
+
+    Args:
+        base: an instruct model, a folder, a hub name or a transformers model.
+        texts: the records. With `id_column` everything under one name is one record.
+        describe: what a record is, as in "a clinic's discharge summary".
+        epsilon: ε > 0 of all texts together, for the text of one record that is emptied.
+        delta: δ in [1e-15, 0.1].
+        count: number of texts, and of batches.
+        max_tokens: most tokens of a text, its end included.
+        batch: number of records that a text is drawn from; None for the least with which the clip
+            is `GOOD_WIDTH` wide.
+        longest: most tokens of a record that a prompt holds; the others are cut.
+        plain: whether prompts are plain text instead of a message for the chat template.
+        top_k, temperature, active, memory_bytes: as in `PrivateGenerator`.
+        dtype, device: as in `PromptEnsemble`.
+        out: CSV file with the columns text and batch. A private folder `OUT.private` next to it
+            holds the key and the journal, from which a killed run goes on. None for neither.
+        progress: called with (tokens drawn, most tokens).
+
+    Raises:
+        ValueError: an argument is not valid; ε buys a clip narrower than `LEAST_WIDTH`; the texts
+            fill fewer batches; or `out` was begun with other settings.
+    """
+    check_count("count", count)
+    size = _size(epsilon, delta, max_tokens) if batch is None else check_count("batch", batch)
+    plan = recommended(epsilon, delta, size, max_tokens, mechanism="clipped-log-pool")
+    if plan.settings["upper"] < LEAST_WIDTH:
+        least = models_for(epsilon, delta, max_tokens, lower=0.0, upper=LEAST_WIDTH, scale=SCALE)
+        raise ValueError(
+            f"batch must be >= {least or 'more than any'} at epsilon = {epsilon!r} for "
+            f"{max_tokens} tokens, got {size}: a clip {plan.settings['upper']:g} wide cannot show "
+            "anything"
+        )
+    mechanism = ClippedLogPool(**plan.settings, queries=max_tokens)
+    ensemble = PromptEnsemble(
+        base, describe, records=size, longest=longest, plain=plain, dtype=dtype, device=device
+    )
+    key, journal = os.urandom(32), None
+    if out is not None:
+        folder = out.with_name(f"{out.name}.private")
+        folder.mkdir(mode=0o700, exist_ok=True)
+        create_file(folder / "key", key, mode=0o600)
+        key = (folder / "key").read_bytes()
+    batches = dealt(texts.documents(), count, size, key=key)
+    if out is not None:
+        held = hashlib.sha256(repr(batches.slots).encode()).hexdigest()
+        settings = {
+            "mechanism": repr(mechanism), "delta": delta, "prompts": ensemble.fingerprint,
+            "batches": held, "top_k": top_k, "temperature": temperature, "active": active,
+        }  # fmt: skip
+        journal = Journal(folder / "journal.jsonl", settings)
+    unit = f"'{texts.id_column}'" if texts.id_column is not None else "record"
+    return Synthesis(
+        ensemble, batches, mechanism, delta, top_k, temperature, active, memory_bytes, out,
+        journal, unit, ("positions",) if texts.positional else (), progress,
+    )  # fmt: skip
+
+
+def _size(epsilon: float, delta: float, max_tokens: int) -> int:
+    """Return the least number of records with which the clip is `GOOD_WIDTH` wide."""
+    found = models_for(epsilon, delta, max_tokens, lower=0.0, upper=GOOD_WIDTH, scale=SCALE)
+    if found is None:
+        raise ValueError(f"epsilon must pay for {max_tokens} tokens of a batch, got {epsilon!r}")
+    return found
+
+
+def _csv(texts: dict[int, str]) -> bytes:
+    output = io.StringIO()
+    writer = csv.writer(output, lineterminator="\n")
+    writer.writerow(["text", "batch"])
+    writer.writerows([text, batch] for batch, text in texts.items())
+    return output.getvalue().encode()

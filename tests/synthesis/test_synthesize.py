@@ -1,0 +1,184 @@
+"""Private texts end to end, from files, over kills, and with the ε of one text for all."""
+
+from __future__ import annotations
+
+import csv
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tiny_models import around, tiny_model, tokenizer
+
+from adapmixed import cli
+from adapmixed.data import Corpus
+from adapmixed.ensemble.prompts import PromptEnsemble
+from adapmixed.synthesis import Synthesis, run, synthesize
+
+COUNT, SIZE, TOKENS = 3, 5, 6
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return the folder of a tiny model with a tokenizer of single words."""
+    folder = tmp_path_factory.mktemp("base")
+    tiny_model("llama", max_position_embeddings=64).save_pretrained(folder)
+    around(tokenizer([59, *range(59), 60], eos_token="w60"), 0).save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture
+def texts(tmp_path: Path) -> Path:
+    """Return a CSV file with 40 records."""
+    rows = [f'{k},"w{k} w{k + 1}\nw{k + 2}"' for k in range(40)]
+    path = tmp_path / "texts.csv"
+    path.write_text("\n".join(["who,said", *rows]))
+    return path
+
+
+def begun(base: Path, texts: Path, **more: Any) -> Synthesis:
+    given: dict[str, Any] = {
+        "epsilon": 8.0, "delta": 1e-6, "count": COUNT, "max_tokens": TOKENS, "batch": SIZE,
+        "longest": 5, "plain": True, "top_k": None,
+    }  # fmt: skip
+    return synthesize(str(base), Corpus(str(texts), "said", "who"), "w20", **given | more)
+
+
+def journal_of(out: Path) -> list[dict[str, Any]]:
+    lines = (out.with_name(f"{out.name}.private") / "journal.jsonl").read_text().splitlines()
+    return [json.loads(line) for line in lines]
+
+
+def test_the_guarantee_is_that_of_one_text(base: Path, texts: Path) -> None:
+    found = begun(base, texts)
+    assert found.guarantee.budget == TOKENS and 7.9 < (found.guarantee.epsilon or 0) <= 8.0
+    assert "everything of one 'who'" in str(found.guarantee)
+    written = dict(found)
+    assert [*written] == [0, 1, 2] and all(isinstance(text, str) for text in written.values())
+
+
+def test_a_run_goes_on_from_any_line_of_its_journal(
+    base: Path, texts: Path, tmp_path: Path
+) -> None:
+    """Nothing that was drawn is drawn again, and no batch gives more tokens than were paid for."""
+    out = tmp_path / "out.csv"
+    whole = begun(base, texts, out=out)
+    expected = dict(whole)
+    whole.close()
+    path = tmp_path / "out.csv.private" / "journal.jsonl"
+    lines = path.read_bytes().splitlines(keepends=True)
+    for cut in range(1, len(lines) + 1):
+        path.write_bytes(b"".join(lines[:cut]) + (lines[cut][:5] if cut < len(lines) else b""))
+        kept = [json.loads(line) for line in lines[:cut]]
+        again = begun(base, texts, out=out)
+        found = dict(again)
+        again.close()
+        assert journal_of(out)[:cut] == kept
+        ended = [one["batch"] for one in kept if "ended" in one]
+        assert all(found[batch] == expected[batch] for batch in ended)
+        drawn = [one["batch"] for one in journal_of(out) if "token" in one]
+        assert all(1 <= drawn.count(batch) <= TOKENS for batch in range(COUNT))
+        spent = [one["batch"] for one in journal_of(out)[1:] if len(one) == 1]
+        assert spent == [0, 1, 2]
+        rows = [*csv.reader(out.read_text().splitlines())]
+        assert rows[0] == ["text", "batch"] and len(rows) == 1 + COUNT
+
+
+def test_a_batch_is_spent_before_its_first_token(
+    base: Path, texts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A full disk ends the run with what was written."""
+    found = begun(base, texts, out=tmp_path / "out.csv")
+    written = 0
+
+    def flushed(descriptor: int) -> None:
+        nonlocal written
+        written += 1
+        if written > 3:
+            raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("adapmixed.synthesis.journal.os.fsync", flushed)
+    with pytest.raises(OSError, match="No space left"):
+        dict(found)
+    found.close()
+    entries = journal_of(tmp_path / "out.csv")[1:]
+    assert entries[0] == {"batch": 0} and len(entries) == 4
+    assert not (tmp_path / "out.csv").exists()
+
+
+def test_nothing_is_spent_by_a_text_that_does_not_fit(
+    base: Path, texts: Path, tmp_path: Path
+) -> None:
+    found = begun(base, texts, max_tokens=90, out=tmp_path / "out.csv")
+    with pytest.raises(ValueError, match="max_new_tokens must be <= "):
+        dict(found)
+    found.close()
+    assert len(journal_of(tmp_path / "out.csv")) == 1
+
+
+def test_rows_without_names_carry_a_caveat(base: Path, texts: Path) -> None:
+    corpus = Corpus(str(texts), "said")
+    settings = {"epsilon": 8.0, "delta": 1e-6, "count": 1, "max_tokens": 4, "batch": 5}
+    found = synthesize(str(base), corpus, "w20", plain=True, longest=5, **settings)  # type: ignore[arg-type]
+    assert found.guarantee.unit == "record" and "position" in " ".join(found.guarantee.caveats)
+
+
+def test_records_of_other_batches_move_no_bit(base: Path) -> None:
+    ensemble = PromptEnsemble(str(base), "w20", records=3, longest=5, plain=True)
+    start = torch.tensor([ensemble.opening])
+    one = ensemble.filled(["w1", "w2 w3", None]).decoder(start).logits
+    other = ensemble.filled(["w1", None, "w7"]).decoder(start).logits
+    assert torch.equal(one.private[0], other.private[0]) and torch.equal(one.public, other.public)
+
+
+@pytest.mark.parametrize(
+    "change,words",
+    [
+        ({"count": 0}, "count must be an integer >= 1"),
+        ({"count": 9}, "count must be <= 8, the batches of 5 that 40 names fill"),
+        ({"epsilon": 0.2}, r"batch must be >= \d+ at epsilon = 0.2 for 6 tokens, got 5"),
+        ({"epsilon": 1e-9}, "batch must be >= more than any"),
+        ({"epsilon": 1e-9, "batch": None}, "epsilon must pay for 6 tokens"),
+        ({"max_tokens": 90}, "max_new_tokens must be <= "),
+    ],
+)
+def test_bad_arguments(base: Path, texts: Path, change: dict[str, Any], words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        dict(begun(base, texts, **change))
+
+
+def test_other_settings_and_a_second_process_are_refused(
+    base: Path, texts: Path, tmp_path: Path
+) -> None:
+    out = tmp_path / "out.csv"
+    found = begun(base, texts, out=out)
+    with pytest.raises(BlockingIOError):
+        begun(base, texts, out=out)
+    found.close()
+    for change in ({"epsilon": 7.0}, {"count": 2}, {"longest": 4}, {"temperature": 0.5}):
+        with pytest.raises(ValueError, match="the same settings and texts"):
+            begun(base, texts, out=out, **change)
+    texts.write_text(texts.read_text().replace('"w', '"w5 w'))  # in every record
+    with pytest.raises(ValueError, match="the same settings and texts"):
+        begun(base, texts, out=out)
+
+
+def test_a_batch_is_as_large_as_its_clip_asks(base: Path, texts: Path) -> None:
+    small = run._size(3.0, 1e-6, 100)
+    assert 20 < small < 200 and run._size(6.0, 1e-6, 100) < small
+
+
+@pytest.mark.slow
+def test_the_command(
+    base: Path, texts: Path, tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
+    given = ["--base", base, "--texts", texts, "--column", "said", "--id-column", "who",
+             "--describe", "w20", "--plain", "--count", 2, "--batch", 6, "--max-tokens", 4,
+             "--epsilon", 8, "--longest", 5, "--out", tmp_path / "out.csv"]  # fmt: skip
+    assert cli.main(["synthesize", *map(str, given)]) == 0
+    printed = capsys.readouterr()
+    assert "For all 2 texts together" in printed.out and "everything of one 'who'" in printed.out
+    assert "40 names" in printed.err and len((tmp_path / "out.csv").read_text().splitlines()) == 3
+    assert cli.main(["synthesize", "--texts", "a.csv"]) == 2
+    assert "--base must be given, or --demo" in capsys.readouterr().err
