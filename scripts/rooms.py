@@ -13,16 +13,16 @@ import sys
 from pathlib import Path
 
 SOURCES = (".py", ".pyi", ".c", ".cpp", ".h", ".cu", ".cuh")
-# Until a thousand members and the operator's path stand: 1 500 lines of Python, 700 of csrc and
-# 1 900 of tests are allowed beyond what stood before.
+# Until private texts from prompts stand: 900 lines of Python, 900 of the laboratory and 1 200 of
+# tests are allowed beyond what stood before them (24 039, 6 557, 36 096).
 BUDGETS = {
-    "python/adapmixed": 26_966,
-    "python/adapmixed_lab": 6_616,
+    "python/adapmixed": 24_923,
+    "python/adapmixed_lab": 6_557,
     "adapmixed_ext": 2_470,
     "csrc": 10_683,
     "benchmarks": 2_373,
-    "tests": 39_723,
-    "docs": 5_854,
+    "tests": 36_568,
+    "docs": 5_850,
 }
 
 
