@@ -165,7 +165,6 @@ class Bench:
                 found += evaluate(
                     ensemble, part, {name: mechanisms[name] for name in names}, delta=DELTA,
                     rng=SeededRandom(seed), active=active,
-                    adjacency={name: name.split()[2] for name in names if " r" in name},
                     block=CONFIG.block_size, resume=True,
                     result=self.keep / f"{kind}-{models}-{seed}.json",
                 )  # fmt: skip

@@ -25,6 +25,7 @@ from mechanism_cases import (
 )
 from torch import Tensor
 
+from adapmixed.commands.mechanisms import NAMES
 from adapmixed.mechanisms import (
     Allowance,
     Answer,
@@ -42,6 +43,10 @@ from adapmixed.rng import SecureRandom, SeededRandom
 def charged(ticket: Ticket) -> Answer:
     Accountant(1e-5).charge(ticket)
     return ticket.release()
+
+
+def test_every_mechanism_is_tested() -> None:
+    assert {one.name for one in MECHANISMS.values()} >= {*NAMES} - {"unprotected-pool"}
 
 
 @every

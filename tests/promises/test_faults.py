@@ -69,7 +69,7 @@ def charged_again(original: Any) -> Any:
 
 
 ONCE = "mechanisms/test_protocol.py::test_an_answer_is_charged_once_and_released_once"
-# Place, what goes wrong there, how, and the test that fails.
+# Rank, what goes wrong there, how, and the test that fails.
 FAULTS: list[tuple[str, str, Replacement, str]] = [
     # Costs are rounded up, settings down, and draws are exact.
     ("adapmixed.privacy.rounding:add_up", "sums are rounded to nearest",

@@ -15,7 +15,7 @@ from adapmixed.evaluation import evaluate
 from adapmixed.generation.loop import Answerer
 from adapmixed.mechanisms import shaped
 from adapmixed.privacy import Accountant
-from adapmixed.ranks import ALONE, Place, Ranks
+from adapmixed.ranks import ALONE, Rank, Ranks
 from adapmixed.rng import SeededRandom
 
 SHAPES: tuple[dict[str, Any], ...] = ({}, {"temperature": 0.7, "top_k": 11})
@@ -93,14 +93,14 @@ def test_slices_are_contiguous_and_whole() -> None:
         for world in range(1, members + 1):
             parts: list[int] = []
             for rank in range(world):
-                ranks = Group(Place(rank, world), 1.0).over(members)
+                ranks = Group(Rank(rank, world), 1.0).over(members)
                 own = ranks.own(members)
                 size = own.stop - own.start
                 most, gathered = ranks.held(size)
                 assert 1 <= size <= most and gathered == members
                 parts += range(members)[own]
             assert parts == list(range(members))
-            everywhere = Group(Place(world - 1, world), 1.0).over(members, repeated=True)
+            everywhere = Group(Rank(world - 1, world), 1.0).over(members, repeated=True)
             assert everywhere.own(members) == slice(0, members)
             assert everywhere.held(members) == (members, 0)
 

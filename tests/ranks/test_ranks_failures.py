@@ -20,7 +20,7 @@ from adapmixed.generation.loop import Answerer
 from adapmixed.mechanisms import AdaPMixED, ClippedLogPool, Mechanism
 from adapmixed.privacy import Accountant, read_ledger
 from adapmixed.privacy.ledger import Ledger
-from adapmixed.ranks import ALONE, Place, joined
+from adapmixed.ranks import ALONE, Rank, joined
 from adapmixed.rng import SecureRandom, SeededRandom
 
 STEPS, SEQUENCES = 4, 2
@@ -229,7 +229,7 @@ def test_ranks_that_do_not_come(tmp_path: Path) -> None:
         with pytest.raises(ValueError, match=f"timeout_seconds must be > 0 .* got {seconds}"):
             with joined(timeout_seconds=seconds):
                 pass
-    with joined(place=Place()) as ranks:
+    with joined(place=Rank()) as ranks:
         assert ranks is ALONE
 
 
@@ -256,10 +256,10 @@ def test_ranks_that_cannot_join(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
         monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
         monkeypatch.setenv("MASTER_PORT", str(taken.getsockname()[1]))
         with pytest.raises(ProcessError, match=r"did not come together \(.*address"):
-            with joined(place=Place(0, 2)):
+            with joined(place=Rank(0, 2)):
                 pass
     monkeypatch.setenv("RANK", "0")
     monkeypatch.setenv("WORLD_SIZE", "2")
     monkeypatch.setenv("LOCAL_RANK", "x")
     with pytest.raises(ValueError, match="LOCAL_RANK must be an integer >= 0, got 'x'"):
-        Place.from_environment()
+        Rank.from_environment()

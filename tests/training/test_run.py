@@ -32,7 +32,7 @@ from training_cases import (
 
 from adapmixed.data import Corpus
 from adapmixed.ensemble import Ensemble, read_manifest
-from adapmixed.ranks import Place
+from adapmixed.ranks import Rank
 from adapmixed.training import TrainingRun, assign_shards, ranks, train_ensemble
 
 HOMES = dict(zip(USERS, assign_shards(USERS, NUM_MODELS, key=bytes.fromhex(KEY)), strict=True))
@@ -182,7 +182,7 @@ def test_validation_text_is_not_trained_on(base: Path, tmp_path: Path) -> None:
 
 def test_ranks_give_the_same(base: Path, tmp_path: Path, reference: dict[str, bytes]) -> None:
     run = a_run(tmp_path, base)
-    children = [forked(lambda rank=rank: quietly(run, place=Place(rank, 3))) for rank in range(3)]
+    children = [forked(lambda rank=rank: quietly(run, place=Rank(rank, 3))) for rank in range(3)]
     assert [status_of(child) for child in children] == [0, 0, 0]
     assert contents(run.output) == reference
 
@@ -193,10 +193,10 @@ def test_a_rank_that_never_began_is_an_error(
     monkeypatch.setattr(ranks, "START_SECONDS", 0.3)
     run = a_run(tmp_path, base)
     with pytest.raises(RuntimeError, match="rank 1 of 2 never began and left 2 members untrained"):
-        quietly(run, place=Place(0, 2))
+        quietly(run, place=Rank(0, 2))
     assert not (run.output / "ensemble.json").exists()
     # Only the other rank's members are missing, and it trains them.
-    assert quietly(run, place=Place(1, 2)) == reference
+    assert quietly(run, place=Rank(1, 2)) == reference
 
 
 @pytest.mark.parametrize(
@@ -211,15 +211,15 @@ def test_bad_ranks(
 ) -> None:
     monkeypatch.setattr(os, "environ", environment)
     with pytest.raises(ValueError, match=reason):
-        Place.from_environment()
+        Rank.from_environment()
 
 
 def test_ranks_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "environ", {})
-    assert Place.from_environment() == Place(0, 1)
+    assert Rank.from_environment() == Rank(0, 1)
     monkeypatch.setattr(os, "environ", {"RANK": "5", "WORLD_SIZE": "8", "LOCAL_RANK": "1"})
-    place = Place.from_environment()
-    assert place == Place(5, 8, 1)
+    place = Rank.from_environment()
+    assert place == Rank(5, 8, 1)
 
 
 def test_one_process_at_a_time(base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -274,7 +274,7 @@ def test_the_text_of_killed_ranks_is_removed(base: Path, tmp_path: Path) -> None
     assert not living.exists()
     (private / "shards-001").mkdir()  # of a rank that does not begin again
     (private / "shards-old").mkdir()
-    train_ensemble(run, place=Place(0, 4), say=lambda line: None)
+    train_ensemble(run, place=Rank(0, 4), say=lambda line: None)
     assert not (private / "shards-001").exists() and (private / "shards-old").exists()
 
 
@@ -291,7 +291,7 @@ def test_refusals_before_any_work(base: Path, tmp_path: Path) -> None:
     unknown = replace(CONFIG, target_modules=("lm_head", "nosuch"))
     refuses("target_modules must name linear layers of .*'nosuch'", replace(run, config=unknown))
     refuses("workers must be an integer >= 1, got 0", run, workers=0)
-    refuses("ranks must be at most the 4 members, got 5", run, place=Place(0, 5))
+    refuses("ranks must be at most the 4 members, got 5", run, place=Rank(0, 5))
     refuses("revision applies to hub names", replace(run, revision="main"))
     (tmp_path / "operator.key").write_text("x" * 64)
     refuses("64 hexadecimal digits", run)

@@ -25,7 +25,7 @@ from training_cases import (
 )
 
 from adapmixed.ensemble import Ensemble, read_manifest
-from adapmixed.ranks import Place
+from adapmixed.ranks import Rank
 from adapmixed.training import TrainingRun, train_ensemble
 from adapmixed.training.partition import by_table, enrol
 from adapmixed.training.progress import Progress
@@ -236,7 +236,7 @@ def test_refusals(base: Path, tmp_path: Path, folders: Path) -> None:
     refuses("was begun with another corpus, .* give update .--update.", edited)
     refuses("num_models = 16, got 30", replace(run, num_models=30), update=True)
     refuses("was begun with seed = 0, got 1", replace(run, seed=1), update=True)
-    refuses("update must run in one process, got 2 ranks", run, update=True, place=Place(0, 2))
+    refuses("update must run in one process, got 2 ranks", run, update=True, place=Rank(0, 2))
     refuses("share_shards .* must be False for .* got True", replace(run, share_shards=True))
     shared = replace(run, share_shards=True, num_models=4, output=tmp_path / "shared")
     text = json.dumps([row | {"team": "red"} for row in NEXT])

@@ -229,9 +229,9 @@ def write_private(path: Path, text: str) -> None:
 
 def check_alone(command: str) -> None:
     """Raise ValueError if this process is one of several of `torchrun`."""
-    from adapmixed.ranks import Place
+    from adapmixed.ranks import Rank
 
-    if (world := Place.from_environment().world) > 1:
+    if (world := Rank.from_environment().world) > 1:
         raise ValueError(f"{command} must run in one process, got {world} ranks")
 
 
@@ -242,10 +242,10 @@ def say_hub(base: str) -> None:
         ValueError: as `check_base`.
     """
     from adapmixed.ensemble.public_model import check_base
-    from adapmixed.ranks import Place
+    from adapmixed.ranks import Rank
 
     check_base(base)
-    if Place.from_environment().rank == 0 and not Path(base).is_dir():
+    if Rank.from_environment().rank == 0 and not Path(base).is_dir():
         print(f"Base {base!r} is not a folder here; asking the model hub for it.", file=sys.stderr)
 
 

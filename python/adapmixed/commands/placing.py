@@ -30,11 +30,11 @@ def load_ensemble(arguments: argparse.Namespace, ranks: Ranks) -> Ensemble:
     import torch
 
     from adapmixed.ensemble import Ensemble
-    from adapmixed.ranks import Place
+    from adapmixed.ranks import Rank
 
     device = "cpu" if arguments.device == "vllm" else arguments.device
     if device == "cuda":
-        device = f"cuda:{Place.from_environment().local_rank}"
+        device = f"cuda:{Rank.from_environment().local_rank}"
         torch.cuda.set_device(device)  # NCCL uses the current device
     say_hub(arguments.base)
     return Ensemble.from_pretrained(
@@ -52,7 +52,7 @@ def check_device(arguments: argparse.Namespace) -> None:
         return
     import torch
 
-    from adapmixed.ranks import Place
+    from adapmixed.ranks import Rank
     from adapmixed_ext import build_info
 
     if not build_info()["cuda"]:
@@ -60,6 +60,6 @@ def check_device(arguments: argparse.Namespace) -> None:
             "--device cuda needs adapmixed_ext built with CUDA, this build has no CUDA kernels "
             '(see "CUDA" in the documentation)'
         )
-    local, found = Place.from_environment().local_rank, torch.cuda.device_count()
+    local, found = Rank.from_environment().local_rank, torch.cuda.device_count()
     if local >= found:
         raise ValueError(f"--device cuda needs GPU {local}, but torch finds {found}")

@@ -92,7 +92,7 @@ def add_parser(commands: Any) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Serve until a signal (status 0), or until the engine fails (status 1)."""
-    from adapmixed.ranks import Place
+    from adapmixed.ranks import Rank
 
     with ExitStack() as stack:
         if arguments.keys is not None:  # a signal that comes too early waits for its handler
@@ -100,7 +100,7 @@ def run(arguments: argparse.Namespace) -> int:
             stack.callback(signal.pthread_sigmask, signal.SIG_SETMASK, before)
         check_extra(arguments.device)
         check_network(arguments)
-        if Place.from_environment().world > 1:
+        if Rank.from_environment().world > 1:
             raise ValueError("serve must run in one process, so that one queue is answered")
         check_count("--max-tokens", arguments.max_tokens)
         return _serve(arguments, stack)

@@ -90,7 +90,7 @@ def run(arguments: argparse.Namespace) -> int:
         start_server()  # early, since this process imports the same modules for seconds
     corpus = corpus_of(arguments)
     quiet_libraries()
-    from adapmixed.ranks import Place
+    from adapmixed.ranks import Rank
     from adapmixed.training.presets import PRESETS
     from adapmixed.training.run import TrainingRun, train_ensemble
 
@@ -107,7 +107,7 @@ def run(arguments: argparse.Namespace) -> int:
             "state. Rows with --id-column and folders of text files have names.",
             file=sys.stderr,
         )
-    place = Place.from_environment()
+    place = Rank.from_environment()
     if arguments.update and place.rank == 0:
         print("Private:", all_ledgers(arguments.output) or "No ledger known.", file=sys.stderr)
     manifest = train_ensemble(

@@ -2,6 +2,6 @@
 
 from adapmixed.ranks.alone import ALONE, Ranks
 from adapmixed.ranks.group import Group, joined
-from adapmixed.ranks.place import Place
+from adapmixed.ranks.rank import Rank
 
-__all__ = ["ALONE", "Group", "Place", "Ranks", "joined"]
+__all__ = ["ALONE", "Group", "Rank", "Ranks", "joined"]

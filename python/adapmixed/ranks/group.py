@@ -19,7 +19,7 @@ from torch import Tensor
 
 from adapmixed.errors import ProcessError
 from adapmixed.ranks.alone import ALONE, Ranks
-from adapmixed.ranks.place import Place
+from adapmixed.ranks.rank import Rank
 
 _LOG = logging.getLogger(__name__)
 TIMEOUT_SECONDS = 300.0
@@ -32,7 +32,7 @@ class Group(Ranks):
 
     def __init__(
         self,
-        place: Place,
+        place: Rank,
         timeout_seconds: float,
         num_models: int | None = None,
         before: Group | None = None,
@@ -218,7 +218,7 @@ def _exchange(operations: list[Any]) -> None:
 def joined(
     *,
     timeout_seconds: float = TIMEOUT_SECONDS,
-    place: Place | None = None,
+    place: Rank | None = None,
     cuda: bool = False,
 ) -> Iterator[Ranks]:
     """Join the processes that `torchrun` started; use it in a `with` statement.
@@ -242,7 +242,7 @@ def joined(
         raise ValueError(
             f"timeout_seconds must be > 0 and <= {_LONGEST_TIMEOUT:g}, got {timeout_seconds!r}"
         )
-    place = Place.from_environment() if place is None else place
+    place = Rank.from_environment() if place is None else place
     if place.world == 1:
         yield ALONE
         return

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from adapmixed.ranks import Place
+from adapmixed.ranks import Rank
 
 START_SECONDS = 60.0
 """Seconds that a rank waits for another one to appear, after finishing its own members."""
@@ -57,7 +57,7 @@ def idle(folder: Path, rank: int) -> Iterator[bool]:
         os.close(descriptor)
 
 
-def wait_for_members(place: Place, folder: Path, missing: Callable[[], list[int]]) -> None:
+def wait_for_members(place: Rank, folder: Path, missing: Callable[[], list[int]]) -> None:
     """Wait until no member is missing, of which rank r of R trains r, r + R, r + 2R, ...
 
     Args:

@@ -37,7 +37,7 @@ from adapmixed.ensemble.manifest import Manifest, read_member_record
 from adapmixed.ensemble.public_model import load_base, reading_base
 from adapmixed.files import check_locks, remove_leftovers
 from adapmixed.limits import check_count, check_models, check_option
-from adapmixed.ranks import Place
+from adapmixed.ranks import Rank
 from adapmixed.training.base import base_facts, documents_of
 from adapmixed.training.config import FinetuneConfig
 from adapmixed.training.folder import TrainingFolder
@@ -134,7 +134,7 @@ class TrainingRun:
 def train_ensemble(
     run: TrainingRun,
     *,
-    place: Place | None = None,
+    place: Rank | None = None,
     workers: int = 1,
     say: Callable[[str], None] | None = None,
     update: bool = False,
@@ -162,7 +162,7 @@ def train_ensemble(
         RuntimeError: if a worker or another rank was killed, or the disk is full.
     """
     check_count("workers", workers)
-    place = place or Place()
+    place = place or Rank()
     if update and place.world > 1:
         raise ValueError(f"update must run in one process, got {place.world} ranks")
     begun = TrainingFolder(run.output, 0).begun()

@@ -8,7 +8,7 @@ from typing import Self
 
 
 @dataclass(frozen=True)
-class Place:
+class Rank:
     """The rank of a process.
 
     Attributes:
