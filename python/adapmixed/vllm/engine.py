@@ -8,6 +8,8 @@ from collections.abc import Collection, Sequence
 from itertools import count
 from typing import TYPE_CHECKING
 
+import torch
+
 from adapmixed.limits import DEFAULT_ACTIVE
 from adapmixed.mechanisms import Mechanism
 from adapmixed.privacy import Accountant
@@ -151,6 +153,7 @@ class VllmEngine:
             LedgerError: the charge could not be made durable. No token was released.
             RuntimeError: more was charged than released, which could pay for a later step.
         """
+        torch.get_num_threads()  # OpenMP learns torch's number in each thread, before vLLM asks it
         outputs = self._core.get_output().outputs
         self._drawing.check_all_drawn()
         return [(self._running[one.request_id], t) for one in outputs for t in one.new_token_ids]
