@@ -50,7 +50,7 @@ from adapmixed.privacy.recommendation import SHARDS, kept_share
 from adapmixed.rng import SeededRandom
 from adapmixed.training import FinetuneConfig, TrainingRun, train_ensemble
 from adapmixed.training.blocks import token_stream
-from adapmixed.training.presets import HEAD
+from adapmixed.training.settings import HEAD
 from benchmarks.harness import Report, headline, machine
 
 FOLDER = Path("/usr/share/doc")

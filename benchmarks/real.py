@@ -38,7 +38,7 @@ from adapmixed.rng import SecureRandom
 from adapmixed.training import FinetuneConfig
 from adapmixed.training.blocks import token_stream
 from adapmixed.training.finetune import train_adapter
-from adapmixed.training.presets import HEAD
+from adapmixed.training.settings import HEAD
 from benchmarks.harness import Neighbours, Report, headline, machine
 
 MODELS = Path(os.environ.get("ADAPMIXED_REAL_MODELS") or "build/models")

@@ -28,7 +28,7 @@ from adapmixed.mechanisms import Mechanism
 from adapmixed.rng import SeededRandom
 from adapmixed.training import FinetuneConfig
 from adapmixed.training.blocks import token_stream
-from adapmixed.training.presets import HEAD
+from adapmixed.training.settings import HEAD
 from benchmarks.harness import Report, headline, machine
 from benchmarks.headline import DELTA, DOCUMENTS, PART, documents, trained
 

@@ -27,8 +27,8 @@ from transformers import (
 
 from adapmixed.commands.options import progress_bar
 from adapmixed.training.blocks import Blocks, token_blocks, token_stream
-from adapmixed.training.config import FinetuneConfig
 from adapmixed.training.finetune import fit
+from adapmixed.training.settings import FinetuneConfig
 
 ASSETS = Path(__file__).resolve().parents[1] / "python" / "adapmixed" / "assets" / "demo" / "base"
 VOCAB_SIZE = 2048

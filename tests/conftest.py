@@ -84,6 +84,21 @@ def make_adapters(base: Any, family: str, tmp_path: Path) -> Callable[..., list[
     return make
 
 
+@pytest.fixture(scope="module")
+def ensemble(tmp_path_factory: pytest.TempPathFactory) -> Ensemble:
+    """Return a tiny GPT-2 with three adapters."""
+    from tiny_models import TARGETS, tiny_model, write_adapter
+
+    from adapmixed import Ensemble
+
+    base, folder = tiny_model("gpt2"), tmp_path_factory.mktemp("adapters")
+    adapters = [
+        write_adapter(base, folder / str(i), seed=i, target_modules=TARGETS["gpt2"])
+        for i in range(3)
+    ]
+    return Ensemble.from_pretrained(base, adapters)
+
+
 @pytest.fixture
 def ids() -> torch.Tensor:
     from tiny_models import VOCAB
@@ -111,7 +126,7 @@ def demo_ensemble() -> Path:
 def demo(tmp_path_factory: pytest.TempPathFactory, demo_ensemble: Path) -> Ensemble:
     """Return an ensemble of the demonstration's first two members."""
     from adapmixed import Ensemble
-    from adapmixed.data.demo import demo_base
+    from adapmixed.data import demo_base
     from adapmixed.ensemble import read_manifest, write_manifest
 
     folder = tmp_path_factory.mktemp("ensemble")

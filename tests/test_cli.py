@@ -14,7 +14,7 @@ from fake_ensemble import FakeEnsemble
 from trained_demo import DEMO_ENSEMBLE
 
 from adapmixed.cli import _parser, main
-from adapmixed.data.demo import demo_base, held_out_text
+from adapmixed.data import demo_base, held_out_text
 from adapmixed.mechanisms import AdaPMixED, ClippedLogPool, ClippedMixing, Mechanism, PMixED
 from adapmixed.privacy import Accountant
 from adapmixed.rng import SecureRandom, SeededRandom

@@ -9,7 +9,7 @@ import pytest
 from trained_demo import DEMO_ENSEMBLE
 
 from adapmixed.cli import main
-from adapmixed.data.demo import demo_base
+from adapmixed.data import demo_base
 
 pytestmark = pytest.mark.usefixtures("demo_ensemble")
 

@@ -7,7 +7,7 @@ import json
 import pytest
 
 from adapmixed.cli import main
-from adapmixed.data.demo import demo_base
+from adapmixed.data import demo_base
 
 
 def test_doctor(capsys: pytest.CaptureFixture[str]) -> None:

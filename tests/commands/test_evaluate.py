@@ -14,7 +14,7 @@ from adapmixed.cli import _parser, main
 from adapmixed.commands import options
 from adapmixed.commands.evaluate import _mechanisms
 from adapmixed.commands.plan_file import take_plan
-from adapmixed.data.demo import demo_base, held_out_text
+from adapmixed.data import demo_base, held_out_text
 from adapmixed.evaluation import read_result
 from adapmixed.mechanisms import (
     AdaPMixED,

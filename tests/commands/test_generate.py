@@ -12,7 +12,7 @@ from trained_demo import DEMO_ENSEMBLE
 
 from adapmixed.cli import main
 from adapmixed.commands.mechanisms import NAMES
-from adapmixed.data.demo import demo_base
+from adapmixed.data import demo_base
 from adapmixed.generation import PrivateGenerator
 from adapmixed.privacy import Accountant, read_ledger
 

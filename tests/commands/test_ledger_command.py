@@ -12,7 +12,7 @@ import pytest
 from trained_demo import DEMO_ENSEMBLE, link_ensemble
 
 from adapmixed.cli import main
-from adapmixed.data.demo import demo_base
+from adapmixed.data import demo_base
 from adapmixed.mechanisms import Origin
 from adapmixed.privacy.register import register_of, together
 from adapmixed.serving.listener import Listener

@@ -9,7 +9,7 @@ from trained_demo import DEMO_ENSEMBLE
 
 from adapmixed.cli import main
 from adapmixed.commands import options
-from adapmixed.data.demo import demo_base, held_out_text
+from adapmixed.data import demo_base, held_out_text
 
 pytestmark = pytest.mark.usefixtures("demo_ensemble")
 MODELS = ["--base", str(demo_base()), "--ensemble", str(DEMO_ENSEMBLE)]

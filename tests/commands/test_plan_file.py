@@ -12,7 +12,7 @@ import pytest
 from trained_demo import DEMO_ENSEMBLE
 
 from adapmixed.cli import main
-from adapmixed.data.demo import demo_base, held_out_text
+from adapmixed.data import demo_base, held_out_text
 from adapmixed.ensemble import read_manifest, write_manifest
 from adapmixed.privacy import read_ledger
 

@@ -18,7 +18,7 @@ from adapmixed.ensemble import read_manifest
 from adapmixed.mechanisms import AdaPMixED
 from adapmixed.training import FinetuneConfig
 from adapmixed.training.base import BaseFacts
-from adapmixed.training.presets import PRESETS
+from adapmixed.training.settings import PRESETS
 
 FACTS = BaseFacts(
     name="gpt2", revision=None, files={}, beginning=(), tested=True, longest_block=1024,

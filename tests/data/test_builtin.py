@@ -10,9 +10,8 @@ from pathlib import Path
 import pytest
 from trained_demo import DEMO_ENSEMBLE
 
-from adapmixed.data import demo_base, held_out_documents, private_documents
+from adapmixed.data import demo_base, held_out_documents, held_out_text, private_documents
 from adapmixed.data.builtin import is_held_out, topic_documents
-from adapmixed.data.demo import held_out_text
 from adapmixed.ensemble import read_manifest
 
 pytestmark = pytest.mark.usefixtures("demo_ensemble")

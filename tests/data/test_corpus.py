@@ -65,7 +65,7 @@ def test_articles_of_a_file_are_documents(tmp_path: Path) -> None:
 
 
 def test_headings_begin_documents(tmp_path: Path) -> None:
-    from adapmixed.training.presets import PRESETS
+    from adapmixed.training.settings import PRESETS
 
     path = tmp_path / "wiki.txt"
     path.write_text(WIKI, encoding="utf-8")
@@ -176,7 +176,7 @@ def test_bad_rows_are_named(tmp_path: Path, row: dict[str, Any], reason: str) ->
         ("a.txt", "Привет, мир".encode("utf-16-le"), "got UTF-16"),
         ("a.csv", b"user,text\nann\n", "line 2 must have 2 columns, got 1"),
         ("a.csv", b'text\n"one\n', "must be a CSV file"),
-        ("a.csv", b"text,text\na,b\n", "line 2: columns must differ"),
+        ("a.csv", b"text,text\na,b\n", "a.csv: columns must differ"),
         ("a.tsv", b"user\ttext\nann\tone\n", "corpus must hold rows of CSV, JSON lines"),
         ("a.txt.gz", b"", "corpus must hold unpacked files"),
     ],

@@ -19,7 +19,7 @@ from adapmixed.mechanisms import ClippedLogPool
 from adapmixed.privacy import Accountant, read_ledger
 from adapmixed.rng import SecureRandom
 from adapmixed.training import assign_shards
-from adapmixed.training.presets import PRESETS
+from adapmixed.training.settings import PRESETS
 
 pytestmark = pytest.mark.usefixtures("demo_ensemble")
 

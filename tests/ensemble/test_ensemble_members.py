@@ -20,7 +20,8 @@ from adapmixed.ensemble.members import fingerprint, member_digests
 
 def edit(folder: Path, **settings: Any) -> Path:
     path = folder / "adapter_config.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | settings))
+    content = json.loads(path.read_text()) | settings
+    path.write_text(json.dumps({name: one for name, one in content.items() if one is not ...}))
     return folder
 
 
@@ -113,6 +114,8 @@ def test_pickled_weights_are_refused_with_the_lines_that_convert_them(
         ({"init_lora_weights": "pissa"}, "init_lora_weights"),
         ({"some_later_setting": {"x": 1}}, "some_later_setting"),
         ({"r": 4}, "shapes"),
+        ({"lora_alpha": ...}, "must hold r and lora_alpha"),
+        ({"base_model_name_or_path": 5}, "settings of LoRA"),
         ({"rank_pattern": {".*": 2}}, "shapes"),
         ({"rank_pattern": {"(": 2}}, "settings of LoRA"),
         ({"target_modules": ["other"]}, "must agree"),
@@ -125,6 +128,19 @@ def test_refused_settings(
     with pytest.raises(ValueError, match=reason) as caught:
         read_adapter(base, edit(folder, **settings))
     assert str(folder) in str(caught.value)
+
+
+def test_members_of_all_linear_layers_may_adapt_other_ones(
+    base: Any, family: str, tmp_path: Path
+) -> None:
+    folders = [
+        write_adapter(base, tmp_path / name, seed=1, target_modules=[name])
+        for name in TARGETS[family][:2]
+    ]
+    adapted = adapted_layers(folders)
+    Ensemble.from_pretrained(
+        base, [edit(one, target_modules="all-linear") for one in folders], adapted=adapted
+    )
 
 
 def test_refused_weights(base: Any, make_adapters: Make) -> None:

@@ -15,13 +15,16 @@ from adapmixed.ensemble import Manifest, read_manifest, write_manifest
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
-        ({"format_version": 5}, "format_version|newer"),
-        ({"adapted": {"lm_head": []}}, "adapted"),
+        ({"format_version": 5}, "format_version must be 4, got 5"),
+        ({"adapted": {"lm_head": 8}}, "adapted must map layer names to .* got 'lm_head': 8"),
         ({"num_models": 3}, "num_models"),
         ({"members": [], "num_models": 0}, "at least one"),
         ({"members": ["a", "a"]}, "distinct"),
         ({"members": ["a", "../b"]}, "plain folder names"),
-        ({"base_files": {"vocab.json": "zz"}}, "base_files"),
+        ({"members": "ab"}, "members must be a list"),
+        ({"base_files": {"vocab.json": "0" * 32}}, "base_files"),
+        ({"revision": 5}, "revision must be a string"),
+        ({"training": "x"}, "training must be an object"),
         ({"shards": [{}]}, "each of the 2 members"),
     ],
 )

@@ -27,7 +27,7 @@ FAMILIES = {
 
 def words() -> Any:
     """Return a tokenizer whose texts begin with BOS."""
-    return around(tokenizer([59, *range(59), 60], eos_token="w60"), 0)
+    return around(tokenizer([59, *range(59), 60, 70], eos_token="w60"), 0)
 
 
 def model_of(family: str) -> Any:
@@ -112,6 +112,21 @@ def test_a_chat_template_is_split_where_the_record_stands() -> None:
     assert ensemble.opening[-1] == 51
     with pytest.raises(ValueError, match="base must have a chat template.*--plain"):
         prompts(model_of("llama"), plain=False)
+
+
+def test_tokens_that_the_base_does_not_have_are_left_out_of_records() -> None:
+    model = model_of("llama")
+    found = [prompts(model, [record]) for record in ("w5 w70 w6", "w5 w6")]
+    ids = torch.tensor([found[0].opening])
+    assert found[0].cut == 0
+    assert torch.equal(*(one.decoder(ids).logits.private for one in found))
+
+
+def test_a_hub_name_counts_with_its_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    loaded = lambda *_: (model_of("llama"), words())  # noqa: E731
+    monkeypatch.setattr("adapmixed.ensemble.prompts.load_base", loaded)
+    found = [prompts(base, ["w5"], tokenizer=None) for base in ("org/one", "org/other")]
+    assert found[0].fingerprint != found[1].fingerprint
 
 
 def test_answers_are_charged_for_one_record() -> None:

@@ -5,15 +5,16 @@ from __future__ import annotations
 import copy
 import re
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from ensemble_cases import Make, save_ensemble
-from tiny_models import ADAPTED, write_adapter
+from tiny_models import write_adapter
 
-from adapmixed.ensemble import Ensemble, Manifest, write_manifest
+from adapmixed.ensemble import Ensemble, read_manifest, write_manifest
 from adapmixed.ensemble.public_model import load_base
 
 
@@ -26,7 +27,7 @@ def test_another_base_is_refused(make_adapters: Make, base: Any, tmp_path: Path)
         Ensemble.from_pretrained(tmp_path / "base", folder)
     (tmp_path / "base" / "tokenizer.json").write_text("{}")
     recorded = {"tokenizer.json": "0" * 64}
-    write_manifest(folder, Manifest("tiny", ("member-000",), ADAPTED, base_files=recorded))
+    write_manifest(folder, replace(read_manifest(folder), base_files=recorded))
     with pytest.raises(ValueError, match="tokenizer.json has another SHA-256"):
         Ensemble.from_pretrained(tmp_path / "base", folder)
 

@@ -20,7 +20,7 @@ from tiny_models import VOCAB, adapted_layers, write_adapter
 from torch import Tensor
 
 from adapmixed import Accountant, PrivateGenerator
-from adapmixed.data.demo import demo_base
+from adapmixed.data import demo_base
 from adapmixed.ensemble import Ensemble, Manifest, write_manifest
 from adapmixed.ensemble.public_model import load_base
 from adapmixed.mechanisms import AdaPMixED, ClippedLogPool, ClippedMixing, Mechanism, PMixED

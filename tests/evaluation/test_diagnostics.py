@@ -25,7 +25,8 @@ from result_cases import (
 from torch import Tensor
 
 from adapmixed.evaluation import Diagnosis, Evaluation, evaluate, read_result
-from adapmixed.evaluation.diagnostics import BINS, utility_terms
+from adapmixed.evaluation.diagnostics import BINS, Curve, utility_terms
+from adapmixed.evaluation.tally import CURVE_POINTS
 from adapmixed.mechanisms import AdaPMixED, Mechanism, PMixED, Unprotected
 from adapmixed.privacy.budget import ShardBudget
 from adapmixed.rng import SeededRandom
@@ -254,3 +255,15 @@ def test_interrupted_diagnostics_go_on_to_the_same_bits(tmp_path: Path) -> None:
         answer(path, resume=True)
     assert found(answer(path, resume=True, diagnostics=True)) == reference
     assert found(read_result(path).evaluations) == reference
+
+
+@pytest.mark.parametrize("calls", [1, 2, 511, 512, 513, 1024, 1025, 1536, 5000])
+def test_a_curve_keeps_evenly_spaced_points_and_the_last(calls: int) -> None:
+    curve = Curve(CURVE_POINTS)
+    for call in range(1, calls + 1):
+        curve.add((call, float(call), 1.0))
+    kept = [int(call) for call in curve.all()[:, 0]]
+    step = kept[0]
+    assert kept == [*range(step, calls + 1, step)] + ([calls] if calls % step else [])
+    assert len(kept) <= CURVE_POINTS + 1
+    assert step == 1 if calls <= CURVE_POINTS else len(kept) > CURVE_POINTS // 2

@@ -9,7 +9,7 @@ import pytest
 import torch
 from trained_demo import DEMO_ENSEMBLE
 
-from adapmixed.data.demo import demo_base, held_out_text
+from adapmixed.data import demo_base, held_out_text
 from adapmixed.ensemble import Ensemble
 from adapmixed.errors import BudgetSpentError
 from adapmixed.evaluation import evaluate

@@ -14,7 +14,7 @@ import pytest
 import torch
 from fake_ensemble import FakeEnsemble
 from result_cases import DELTA, numbers, stream
-from tiny_models import POSITIONS, TARGETS, VOCAB, tiny_model, write_adapter
+from tiny_models import POSITIONS, VOCAB
 from torch import Tensor
 
 from adapmixed.data import demo_base
@@ -66,17 +66,6 @@ def target_log_probs(ensemble: Any, tokens: list[int], block: int) -> dict[str, 
         mean = torch.softmax(private[:, 0, :-1].double(), -1).mean(0)
         private_parts.append(mean[where, targets])
     return {"public": torch.cat(public_parts).log(), "unprotected": torch.cat(private_parts).log()}
-
-
-@pytest.fixture(scope="module")
-def ensemble(tmp_path_factory: pytest.TempPathFactory) -> Ensemble:
-    base = tiny_model("gpt2")
-    folder: Path = tmp_path_factory.mktemp("adapters")
-    adapters = [
-        write_adapter(base, folder / str(i), seed=i, target_modules=TARGETS["gpt2"])
-        for i in range(3)
-    ]
-    return Ensemble.from_pretrained(base, adapters)
 
 
 @pytest.mark.parametrize("length,block,queries", [(100, 32, 96), (100, 10, 90), (97, 32, 93)])

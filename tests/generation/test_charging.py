@@ -17,7 +17,7 @@ from fake_ensemble import FakeEnsemble
 from trained_demo import DEMO_ENSEMBLE
 
 from adapmixed.cli import main
-from adapmixed.data.demo import demo_base
+from adapmixed.data import demo_base
 from adapmixed.errors import BudgetSpentError, LedgerClosedError, LedgerWriteError
 from adapmixed.generation.loop import Answerer
 from adapmixed.mechanisms import ClippedLogPool, ClippedMixing, Mechanism, PMixED, PublicOnly

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,7 +10,7 @@ import pytest
 import torch
 from decoding_cases import MECHANISMS, PROMPT, Spy, answered, steps
 from fake_ensemble import FakeEnsemble
-from tiny_models import POSITIONS, TARGETS, VOCAB, tiny_model, write_adapter
+from tiny_models import POSITIONS, VOCAB
 
 from adapmixed.ensemble import Ensemble
 from adapmixed.mechanisms import ClippedLogPool, ClippedMixing, Mechanism, PublicOnly
@@ -30,17 +29,6 @@ class LoggedAccountant(Accountant):
         if "events" in entry:
             self.log.append(("charge", None))
         super()._commit(entry, account)
-
-
-@pytest.fixture(scope="module")
-def ensemble(tmp_path_factory: pytest.TempPathFactory) -> Ensemble:
-    base = tiny_model("gpt2")
-    folder: Path = tmp_path_factory.mktemp("adapters")
-    adapters = [
-        write_adapter(base, folder / str(i), seed=i, target_modules=TARGETS["gpt2"])
-        for i in range(3)
-    ]
-    return Ensemble.from_pretrained(base, adapters)
 
 
 @pytest.mark.parametrize("name", list(MECHANISMS))

@@ -1,4 +1,4 @@
-"""An ensemble of random heads on the built-in base, and vLLM over it."""
+"""An ensemble of random heads on the built-in base."""
 
 from __future__ import annotations
 

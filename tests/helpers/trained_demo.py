@@ -8,7 +8,7 @@ import os
 import shutil
 from pathlib import Path
 
-from adapmixed.data.demo import demo_base
+from adapmixed.data import demo_base
 from adapmixed.training.demo import train_demo, train_whole
 
 DEMO_ENSEMBLE = Path(os.environ["ADAPMIXED_TESTS_DEMO"], "ensemble")

@@ -12,7 +12,7 @@ from fake_ensemble import FakeEnsemble
 from tiny_models import ADAPTED, TARGETS, tiny_model, write_adapter
 from trained_demo import DEMO_ENSEMBLE
 
-from adapmixed.data.demo import demo_base
+from adapmixed.data import demo_base
 from adapmixed.ensemble import Manifest, write_manifest
 from adapmixed.ensemble.public_model import base_files
 from adapmixed.mechanisms import ClippedLogPool

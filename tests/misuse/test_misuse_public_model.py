@@ -14,7 +14,7 @@ from tiny_models import ADAPTED, tiny_model
 from trained_demo import DEMO_ENSEMBLE
 from transformers import AutoTokenizer
 
-from adapmixed.data.demo import demo_base
+from adapmixed.data import demo_base
 from adapmixed.ensemble import Ensemble, Manifest, write_manifest
 from adapmixed.ensemble.public_model import base_files, of_tokenizer
 

@@ -12,8 +12,7 @@ from misuse_cases import answer, named, public_folder, two_adapters
 from tiny_models import ADAPTED
 from trained_demo import DEMO_ENSEMBLE
 
-from adapmixed.data import Document
-from adapmixed.data.demo import demo_base
+from adapmixed.data import Document, demo_base
 from adapmixed.ensemble import Ensemble, Manifest, read_manifest, write_manifest
 from adapmixed.privacy import Accountant, read_ledger
 from adapmixed.training import shard_record

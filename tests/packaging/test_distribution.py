@@ -23,7 +23,7 @@ PACKAGES = {
 SMOKE = """
 import pathlib, sys, torch
 import adapmixed, adapmixed_ext
-from adapmixed.data.demo import demo_base
+from adapmixed.data import demo_base
 home = pathlib.Path(sys.argv[1]).resolve()
 for module in (adapmixed, adapmixed_ext):
     assert home in pathlib.Path(module.__file__).resolve().parents, module.__file__

@@ -221,10 +221,7 @@ def test_what_is_left_out_is_the_answer(capsys, arguments, said):
     ("arguments", "message"),
     [
         (["--epsilon=1", "--models=2"], "got no --tokens"),
-        (
-            ["--epsilon=1", "--models=2", "--tokens=3", "--scale=2"],
-            "with --lower and --upper, got all",
-        ),
+        (["--epsilon=1", "--models=2", "--tokens=3", "--scale=2"], "--scale needs --lower and"),
         (["--epsilon=1", "--models=2", "--lower=0.5"], "--upper must be given together"),
         (["--epsilon=1", "--lower=0.5", "--upper=2"], "got no --models, --tokens"),
         (["--epsilon=1", "--models=2", "--tokens=3", *POOL], "got all three"),

@@ -85,7 +85,7 @@ def stub(tokens: int) -> Kind:
 
 def real(tokens: int, folder: Path) -> Kind:
     """Return the engine over the built-in ensemble, which is trained if it is not there."""
-    from adapmixed.data.demo import demo_base
+    from adapmixed.data import demo_base
     from adapmixed.training.demo import train_demo
 
     ensemble = Ensemble.from_pretrained(str(demo_base()), train_demo(folder))

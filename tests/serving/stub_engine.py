@@ -52,6 +52,7 @@ class StubEngine:
         go: cleared, it makes steps wait.
         fail: an exception that the next step raises.
         released: number of released tokens.
+        clients: names of the keys whose prompts were admitted.
     """
 
     def __init__(
@@ -83,7 +84,7 @@ class StubEngine:
         self.go = threading.Event()
         self.go.set()
         self.fail: Exception | None = None
-        self.released = 0
+        self.released, self.clients = 0, set[str]()
 
     def check(self, prompt: Prompt) -> None:
         if outside := [token for token in prompt.tokens if not 0 <= token < VOCAB]:
@@ -101,6 +102,7 @@ class StubEngine:
 
     def admit(self, joining: Sequence[Prompt]) -> None:
         self._running.update((prompt, 0) for prompt in joining)
+        self.clients |= {prompt.client for prompt in joining}
 
     def step(self) -> list[tuple[Prompt, int]]:
         self.go.wait()

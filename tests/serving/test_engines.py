@@ -19,6 +19,7 @@ from transformers import AutoModelForCausalLM
 from adapmixed.ensemble import Ensemble
 from adapmixed.mechanisms import ClippedLogPool
 from adapmixed.privacy import Accountant, read_ledger
+from adapmixed.privacy.register import entered, register_of
 from adapmixed.serving.admission import Admission
 from adapmixed.serving.app import Service, application
 from adapmixed.serving.batch import BatchEngine
@@ -142,6 +143,8 @@ def used(reply: Reply) -> int:
 def test_completions(server: Server) -> None:
     before = server.settled()
     reply = server.ask(prompt=["A function", "The"], max_tokens=7)
+    register = entered(register_of(server.ledger.parent / "ensemble"))
+    assert read_ledger(server.ledger).identity in register  # or sums over ledgers would lack it
     assert 2 <= used(reply) <= 14  # an end token may be drawn
     assert [one["index"] for one in reply.json["choices"]] == [0, 1]
     assert all(one["logprobs"] is None for one in reply.json["choices"])

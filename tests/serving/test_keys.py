@@ -272,7 +272,7 @@ def test_a_share_of_the_budget(tmp_path: Path) -> None:
         while usage.used("alice") != 6:
             pass
         assert "34 tokens left" in client.post(COMPLETIONS, json=ask).json()["error"]["message"]
-        assert server.admission.reserved == 0
+        assert server.admission.reserved == 0 and server.engine.clients == {"alice"}
     usage.close()
     assert Usage(path).used("alice") == 6
 

@@ -7,6 +7,7 @@ import logging
 import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ from stub_engine import ByteTokenizer
 from tiny_models import TARGETS, VOCAB, tiny_model, write_adapter
 from torch import Tensor
 
-from adapmixed.ensemble import Ensemble
+from adapmixed.ensemble import Ensemble, read_manifest, write_manifest
 from adapmixed.mechanisms import AdaPMixED, ClippedLogPool, Mechanism, NextToken
 from adapmixed.privacy import Accountant
 from adapmixed.serving import wire
@@ -122,9 +123,14 @@ def members(number: int, factor: float, folder: Path) -> Ensemble:
     return Ensemble.from_pretrained(base, folders)
 
 
-def heads(number: int, folder: Path) -> Ensemble:
-    """Return an ensemble of random output layers, for vLLM."""
-    path = write_ensemble(folder / str(number), 3, seed=number)
+def heads(number: int, factor: float, folder: Path) -> Ensemble:
+    """Return an ensemble of output layers, for vLLM, of which other ones are missing."""
+    path, missing = write_ensemble(folder / str(number), 3, seed=number), ({0, 1}, {2})[number]
+    whole = read_manifest(path)
+    names = tuple(None if i in missing else name for i, name in enumerate(whole.members))
+    write_manifest(path, replace(whole, members=names))
+    if number == 1:
+        heat(path / "member-000", factor)
     return Ensemble.from_pretrained(str(BASE), path)
 
 
@@ -136,9 +142,18 @@ def heads(number: int, folder: Path) -> Ensemble:
         (ClippedLogPool(-1.0, 1.0), EPSILON, 1.0, False),
         (AdaPMixED(order=3.0, target_leakage=0.05), None, 1.0, False),
         (AdaPMixED(order=3.0, target_leakage=0.05), None, 1e36, False),
-        pytest.param(PLANNED, None, 1.0, True, marks=IN_VLLM),
+        pytest.param(PLANNED, None, 1e36, True, marks=IN_VLLM),
+        pytest.param(ClippedLogPool(-1.0, 1.0), EPSILON, 1.0, True, marks=IN_VLLM),
     ],
-    ids=["a plan", "overflow", "budgets of shards", "adapmixed", "adapmixed, overflow", "vllm"],
+    ids=[
+        "a plan",
+        "overflow",
+        "budgets of shards",
+        "adapmixed",
+        "adapmixed, overflow",
+        "vllm, overflow",
+        "vllm, budgets of shards",
+    ],
 )
 def test_members_change_nothing_but_the_tokens(
     mechanism: Mechanism,
@@ -148,6 +163,7 @@ def test_members_change_nothing_but_the_tokens(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
+    capfd: pytest.CaptureFixture,
 ) -> None:
     drawn = 0
 
@@ -162,16 +178,20 @@ def test_members_change_nothing_but_the_tokens(
     monkeypatch.setattr(wire.time, "time", lambda: 1.0)
     caplog.set_level(logging.INFO)
     results: list[list[object]] = []
+    printed: list[object] = []
     spent: list[list[bool]] = []
     for number in range(2):
-        ensemble = heads(number, tmp_path) if in_vllm else members(number, factor, tmp_path)
+        ensemble = (heads if in_vllm else members)(number, factor, tmp_path)
         drawn = 0
         served = answering(mechanism, ensemble, epsilon, in_vllm)
         with served as (client, accountant, metrics):
+            capfd.readouterr()
             results.append(seen(client, metrics, caplog))
+            printed.append(capfd.readouterr())
             if epsilon is not None:
                 spent.append((accountant.spent > 0.8 * accountant.limit).tolist())
     assert results[0] == results[1]
+    assert printed[0] == printed[1]
     statuses = {one[0] for one in results[0] if isinstance(one, tuple)}
     assert statuses == {200, 400, 404}
     # The test compares something: members that differ have spent their budgets.

@@ -23,8 +23,8 @@ from stub_engine import StubEngine
 from trained_demo import DEMO_ENSEMBLE
 
 from adapmixed.cli import main
-from adapmixed.commands import serve_options
-from adapmixed.data.demo import demo_base
+from adapmixed.commands import serve
+from adapmixed.data import demo_base
 from adapmixed.errors import LedgerWriteError
 from adapmixed.privacy import read_ledger
 from adapmixed.serving import listener as listener_module
@@ -71,7 +71,7 @@ def test_what_it_refuses(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(serve_options, "find_spec", lambda name: None)  # as if not installed
+    monkeypatch.setattr(serve, "find_spec", lambda name: None)  # as if not installed
     port = [] if "--port" in given else ["--port", "0"]
     try:
         assert main(["serve", *port, *given]) == 2

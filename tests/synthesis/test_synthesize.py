@@ -8,12 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from tiny_models import around, tiny_model, tokenizer
 
 from adapmixed import cli
 from adapmixed.data import Corpus
-from adapmixed.ensemble.prompts import PromptEnsemble
+from adapmixed.privacy.recommendation import recommended
 from adapmixed.synthesis import Synthesis, run, synthesize
 
 COUNT, SIZE, TOKENS = 3, 5, 6
@@ -56,6 +55,7 @@ def test_the_guarantee_is_that_of_one_text(base: Path, texts: Path) -> None:
     assert "everything of one 'who'" in str(found.guarantee)
     written = dict(found)
     assert [*written] == [0, 1, 2] and all(isinstance(text, str) for text in written.values())
+    assert not dict(found)  # another draw from the same records would not be paid for
 
 
 def test_a_run_goes_on_from_any_line_of_its_journal(
@@ -88,7 +88,7 @@ def test_a_run_goes_on_from_any_line_of_its_journal(
 def test_a_batch_is_spent_before_its_first_token(
     base: Path, texts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A full disk ends the run with what was written."""
+    """A full disk ends the run with what was written, also for who asks again."""
     found = begun(base, texts, out=tmp_path / "out.csv")
     written = 0
 
@@ -101,6 +101,7 @@ def test_a_batch_is_spent_before_its_first_token(
     monkeypatch.setattr("adapmixed.synthesis.journal.os.fsync", flushed)
     with pytest.raises(OSError, match="No space left"):
         dict(found)
+    assert not dict(found)
     found.close()
     entries = journal_of(tmp_path / "out.csv")[1:]
     assert entries[0] == {"batch": 0} and len(entries) == 4
@@ -124,14 +125,6 @@ def test_rows_without_names_carry_a_caveat(base: Path, texts: Path) -> None:
     assert found.guarantee.unit == "record" and "position" in " ".join(found.guarantee.caveats)
 
 
-def test_records_of_other_batches_move_no_bit(base: Path) -> None:
-    ensemble = PromptEnsemble(str(base), "w20", records=3, longest=5, plain=True)
-    start = torch.tensor([ensemble.opening])
-    one = ensemble.filled(["w1", "w2 w3", None]).decoder(start).logits
-    other = ensemble.filled(["w1", None, "w7"]).decoder(start).logits
-    assert torch.equal(one.private[0], other.private[0]) and torch.equal(one.public, other.public)
-
-
 @pytest.mark.parametrize(
     "change,words",
     [
@@ -140,7 +133,6 @@ def test_records_of_other_batches_move_no_bit(base: Path) -> None:
         ({"epsilon": 0.2}, r"batch must be >= \d+ at epsilon = 0.2 for 6 tokens, got 5"),
         ({"epsilon": 1e-9}, "batch must be >= more than any"),
         ({"epsilon": 1e-9, "batch": None}, "epsilon must pay for 6 tokens"),
-        ({"max_tokens": 90}, "max_new_tokens must be <= "),
     ],
 )
 def test_bad_arguments(base: Path, texts: Path, change: dict[str, Any], words: str) -> None:
@@ -152,7 +144,9 @@ def test_other_settings_and_a_second_process_are_refused(
     base: Path, texts: Path, tmp_path: Path
 ) -> None:
     out = tmp_path / "out.csv"
+    begun(base, texts, out=out, temperature=0.5).close()  # spends nothing
     found = begun(base, texts, out=out)
+    next(iter(found))
     with pytest.raises(BlockingIOError):
         begun(base, texts, out=out)
     found.close()
@@ -162,11 +156,18 @@ def test_other_settings_and_a_second_process_are_refused(
     texts.write_text(texts.read_text().replace('"w', '"w5 w'))  # in every record
     with pytest.raises(ValueError, match="the same settings and texts"):
         begun(base, texts, out=out)
+    with pytest.raises(ValueError, match="count must be <="):
+        begun(base, texts, count=9, out=tmp_path / "other.csv")
+    with pytest.raises(ValueError, match="out must be a new file"):
+        begun(base, texts, out=texts)
+    assert not (tmp_path / "other.csv.private").exists() and len(texts.read_text()) > 400
 
 
-def test_a_batch_is_as_large_as_its_clip_asks(base: Path, texts: Path) -> None:
-    small = run._size(3.0, 1e-6, 100)
-    assert 20 < small < 200 and run._size(6.0, 1e-6, 100) < small
+def test_a_batch_is_the_least_with_a_wide_clip() -> None:
+    size = run._size(3.0, 1e-6, 100)
+    for number, wide in [(size, True), (size - 1, False)]:
+        plan = recommended(3.0, 1e-6, number, 100, mechanism="clipped-log-pool")
+        assert (plan.settings["upper"] >= run.GOOD_WIDTH) is wide
 
 
 @pytest.mark.slow

@@ -199,6 +199,11 @@ def test_a_rank_that_never_began_is_an_error(
     assert quietly(run, place=Rank(1, 2)) == reference
 
 
+def test_ranks_that_ask_at_once_are_not_taken_for_the_rank(tmp_path: Path) -> None:
+    with ranks.idle(tmp_path, 1) as one, ranks.idle(tmp_path, 1) as other:
+        assert one and other
+
+
 @pytest.mark.parametrize(
     ("environment", "reason"),
     [

@@ -92,7 +92,7 @@ def run(arguments: argparse.Namespace) -> int:
     from adapmixed.workers import start_server
 
     start_server()  # it imports what training needs while this process imports the rest
-    from adapmixed.data.demo import demo_base
+    from adapmixed.data import demo_base
     from adapmixed.ensemble import Ensemble
     from adapmixed.evaluation import evaluate
     from adapmixed.mechanisms import Unprotected, UnprotectedPool
@@ -164,7 +164,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _tokens(base: str, queries: int) -> list[int]:
     """Return the tokens of the held-out text; raise ValueError if there are too few."""
-    from adapmixed.data.demo import held_out_text
+    from adapmixed.data import held_out_text
     from adapmixed.ensemble.public_model import load_tokenizer, reading_base
     from adapmixed.evaluation.windows import plan_runs
     from adapmixed.training.base import base_facts

@@ -62,7 +62,7 @@ def sharing(base: str) -> dict[str, object]:
     from adapmixed.ensemble.support import TESTED, check_model
     from adapmixed.ensemble.trunk import find_trunk
     from adapmixed.ensemble.vocabulary import end_of_text
-    from adapmixed.training.presets import HEAD
+    from adapmixed.training.settings import HEAD
 
     model, tokenizer = load_base(base, None)
     end_of_text(tokenizer, model.config.get_text_config().vocab_size)

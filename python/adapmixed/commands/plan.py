@@ -95,6 +95,8 @@ def run(arguments: argparse.Namespace) -> int:
     given += ["periods"] if arguments.periods != 1 else []
     if inverse != (arguments.upper is not None):
         raise ValueError("--lower and --upper must be given together, got one of them")
+    if arguments.scale is not None and not inverse:
+        raise ValueError("--scale needs --lower and --upper")
     if given and (inverse or missing):
         raise ValueError(
             f"--{given[0]} needs --epsilon, --tokens and --ensemble or --models, without --lower "
@@ -103,7 +105,7 @@ def run(arguments: argparse.Namespace) -> int:
     check_output("--save", arguments.save)
     if arguments.save is not None and arguments.ensemble is None:
         raise ValueError("--save needs --ensemble: a saved plan is of its present members")
-    if len(missing) != 1 if inverse else arguments.scale or missing not in ([], ["models"]):
+    if len(missing) != 1 if inverse else missing not in ([], ["models"]):
         raise ValueError(
             "--epsilon and --tokens must be given, or two of --epsilon, --models and --tokens "
             "with --lower and --upper, got "

@@ -8,21 +8,22 @@ import signal
 import sys
 import threading
 from contextlib import ExitStack
+from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from adapmixed.commands.mechanisms import add_mechanism_options, check_charged, check_chosen
-from adapmixed.commands.options import SharedOptions, add_options, check_output, quiet_libraries
+from adapmixed.commands.options import (
+    SharedOptions,
+    add_options,
+    check_output,
+    option,
+    quiet_libraries,
+)
 from adapmixed.commands.placing import check_device, load_ensemble
 from adapmixed.commands.plan_file import take_plan
 from adapmixed.commands.promise import checked, promise, promised
-from adapmixed.commands.serve_options import (
-    DEFAULT_TOKENS,
-    NETWORK,
-    ServerOptions,
-    check_extra,
-    check_network,
-)
 from adapmixed.commands.serving import (
     accounted,
     all_ledgers,
@@ -38,10 +39,30 @@ if TYPE_CHECKING:
     from adapmixed.serving.clients import Clients
     from adapmixed.serving.engine import Engine
 
+DEFAULT_TOKENS = 256  # largest number of tokens of an answer without max_tokens
 DEMO_EPSILON, DEMO_TOKENS = 3.0, 4096
 DEMO_NAME = "adapmixed-demo"
 STOP_SECONDS = 30.0  # that running answers have after SIGTERM
 _CHOSEN_BY_DEMO = ("base", "ensemble", "ledger", "plan", "mechanism", "epsilon")
+
+
+@dataclass
+class ServerOptions:
+    """The options for the network, for answers and for weak guarantees."""
+
+    host: str = option("address to listen at", "127.0.0.1")
+    port: int = option("port", 8000)
+    keys: Path | None = option("file of keys ('adapmixed keys')", metavar="FILE")
+    tls: Path | None = option("files for TLS (PEM)", nargs=2, metavar=("CERTIFICATE", "KEY"))
+    behind_proxy: bool = option("a proxy on the way to this address encrypts what clients send")
+    metrics_port: int | None = option(
+        "serve figures for Prometheus at this port of 127.0.0.1 (default: not)"
+    )
+    max_tokens: int = option("largest max_tokens of a request", 1024)
+    allow_weak: bool = option(
+        "serve although the guarantee is weak (epsilon above 10, delta above 0.001), its epsilon "
+        "has no limit, it depends on the private data, or there is none"
+    )
 
 
 def add_parser(commands: Any) -> None:
@@ -67,7 +88,9 @@ def add_parser(commands: Any) -> None:
     parser.add_argument(
         "--name", metavar="MODEL", help="name of the model (default: the ensemble folder's name)"
     )
-    add_options(parser, ServerOptions, f"{NETWORK} metrics_port", title="network")
+    add_options(
+        parser, ServerOptions, "host port keys tls behind_proxy metrics_port", title="network"
+    )
     add_options(parser, ServerOptions, "max_tokens")
     parser.add_argument(
         "--when-spent",
@@ -98,12 +121,48 @@ def run(arguments: argparse.Namespace) -> int:
         if arguments.keys is not None:  # a signal that comes too early waits for its handler
             before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGHUP})
             stack.callback(signal.pthread_sigmask, signal.SIG_SETMASK, before)
-        check_extra(arguments.device)
-        check_network(arguments)
+        _check_extra(arguments.device)
+        _check_network(arguments)
         if Rank.from_environment().world > 1:
             raise ValueError("serve must run in one process, so that one queue is answered")
         check_count("--max-tokens", arguments.max_tokens)
         return _serve(arguments, stack)
+
+
+def _check_extra(device: str) -> None:
+    """Raise ValueError unless the packages of the extra `serve` and of --device are installed."""
+    try:
+        import prometheus_client  # noqa: F401
+        import starlette  # noqa: F401
+        import uvicorn  # noqa: F401
+    except ModuleNotFoundError as error:
+        raise ValueError(
+            f"adapmixed serve needs {error.name}: pip install 'adapmixed[serve]'"
+        ) from None
+    if device == "vllm" and find_spec("vllm") is None:
+        raise ValueError("--device vllm needs vllm, which is not installed here")
+
+
+def _check_network(arguments: argparse.Namespace) -> None:
+    """Raise ValueError unless others can reach the server with keys and encryption alone."""
+    import ssl
+
+    from adapmixed.serving.guard import is_loopback
+
+    if arguments.tls is not None:
+        ssl.create_default_context(ssl.Purpose.CLIENT_AUTH).load_cert_chain(*arguments.tls)
+    if arguments.behind_proxy and arguments.keys is None:
+        raise ValueError("--behind-proxy needs --keys: a proxy passes on requests of anyone")
+    encrypted = arguments.tls is not None or arguments.behind_proxy
+    if not is_loopback(arguments.host) and (arguments.keys is None or not encrypted):
+        raise ValueError(
+            f"--host {arguments.host} needs --keys, and --tls or --behind-proxy: without them, "
+            "--host must be an address of this machine alone, such as 127.0.0.1"
+        )
+    for name in ("port", "metrics_port"):
+        value = getattr(arguments, name)
+        if value is not None and not 0 <= value <= 65535:
+            raise ValueError(f"--{name.replace('_', '-')} must be in [0, 65535], got {value}")
 
 
 def _serve(arguments: argparse.Namespace, stack: ExitStack) -> int:
@@ -208,7 +267,7 @@ def _demo(arguments: argparse.Namespace) -> Mechanism:
         if getattr(arguments, name) is not None:
             raise ValueError(f"--{name} must not be given with --demo, which chooses it")
     take_plan(arguments)  # the defaults
-    from adapmixed.data.demo import demo_base
+    from adapmixed.data import demo_base
     from adapmixed.mechanisms import ClippedLogPool, planned
     from adapmixed.privacy.planner import chosen
     from adapmixed.training.demo import NUM_MODELS, train_demo

@@ -16,7 +16,6 @@ from adapmixed.commands.options import (
     progress_bar,
     quiet_libraries,
 )
-from adapmixed.limits import check_count
 
 
 @dataclass
@@ -32,8 +31,10 @@ class SynthesizeOptions:
     describe: str | None = option('what a record is, as in "a clinic\'s discharge summary"')
     epsilon: float = option("ε of all texts together", 3.0)
     delta: float = option("δ of all texts together", 1e-6)
-    count: int = option("number of texts; a public number, like all others here", 10)
-    max_tokens: int = option("most tokens of a text, its end included", 200)
+    count: int | None = option(
+        "number of texts, a public number, like all others here (default: 10)"
+    )
+    max_tokens: int | None = option("most tokens of a text, its end included (default: 200)")
     batch: int | None = option(
         "number of records that a text is drawn from (default: the least with a clip 2 wide)",
         metavar="B",
@@ -64,7 +65,6 @@ def run(arguments: argparse.Namespace) -> int:
     for name in () if arguments.demo else ("base", "texts", "describe", "out"):
         if getattr(arguments, name) is None:
             raise ValueError(f"--{name} must be given, or --demo")
-    check_count("--count", arguments.count)
     check_output("--out", arguments.out)
     quiet_libraries()
     import torch
@@ -75,11 +75,14 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.demo:
         base: Any = demo_base()
         texts, describe, plain, longest = Corpus("builtin"), "Python", True, 32
-        arguments.count, arguments.batch, arguments.max_tokens = 4, 9, 24
+        defaults = {"count": 4, "batch": 9, "max_tokens": 24}
     else:
         base, describe, plain = arguments.base, arguments.describe, arguments.plain
         texts = Corpus(arguments.texts, arguments.column, arguments.id_column)
-        longest = arguments.longest
+        longest, defaults = arguments.longest, {"count": 10, "max_tokens": 200}
+    for name, default in defaults.items():
+        if getattr(arguments, name) is None:
+            setattr(arguments, name, default)
     update, close = progress_bar(0, "token")
     shared = ("epsilon", "delta", "count", "max_tokens", "batch", "temperature", "top_k", "active")
     found = synthesize(

@@ -24,7 +24,7 @@ from adapmixed.workers import start_server
 if TYPE_CHECKING:
     from adapmixed.training import FinetuneConfig
     from adapmixed.training.base import BaseFacts
-    from adapmixed.training.presets import TrainingPreset
+    from adapmixed.training.settings import TrainingPreset
 
 NUM_MODELS = 64
 ADAPT = "head"  # without a preset
@@ -91,8 +91,8 @@ def run(arguments: argparse.Namespace) -> int:
     corpus = corpus_of(arguments)
     quiet_libraries()
     from adapmixed.ranks import Rank
-    from adapmixed.training.presets import PRESETS
     from adapmixed.training.run import TrainingRun, train_ensemble
+    from adapmixed.training.settings import PRESETS
 
     training = training_of(arguments, validation_fraction="float")
     held_out = training.pop("validation_fraction", 0.05)
@@ -142,7 +142,7 @@ def _config(
     arguments: argparse.Namespace, facts: BaseFacts, training: dict[str, Any]
 ) -> FinetuneConfig:
     """Return the training settings from the options, else the preset, else the defaults."""
-    from adapmixed.training.presets import HEAD, PRESETS
+    from adapmixed.training.settings import HEAD, PRESETS
 
     preset = PRESETS.get(arguments.preset)
     targets = facts.adapt(arguments.adapt or (None if preset else ADAPT))

@@ -24,8 +24,8 @@ class TrainingOptions:
     revision: str | None = option("commit, tag or branch of a hub name (default: newest)")
     preset: str | None = option("the paper's training settings", choices=PRESETS)
     corpus: str = option(
-        "file (*.txt, *.jsonl or *.parquet), folder of such files, builtin, or data set of the "
-        "hub: hub:NAME[:CONFIG][@REVISION] (default revision: the newest)",
+        "file (*.txt, *.csv, *.jsonl or *.parquet), folder of such files, builtin, or data set "
+        "of the hub: hub:NAME[:CONFIG][@REVISION] (default revision: the newest)",
         required=True,
     )
     text_column: str | None = option("column with the text of a row (default: text)")
@@ -108,7 +108,7 @@ def source_of(text: str) -> dict[str, Any]:
 def corpus_of(arguments: argparse.Namespace) -> Corpus:
     """Return the corpus that the options name; a preset gives the default of --new-document."""
     from adapmixed.data import Corpus
-    from adapmixed.training.presets import PRESETS as SETTINGS
+    from adapmixed.training.settings import PRESETS as SETTINGS
 
     corpus = Corpus(
         **source_of(arguments.corpus),

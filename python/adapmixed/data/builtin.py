@@ -14,6 +14,8 @@ from __future__ import annotations
 import hashlib
 import re
 from dataclasses import dataclass
+from importlib.resources import files
+from pathlib import Path
 
 HELD_OUT_KEY = b"adapmixed built-in held-out topics"
 HELD_OUT_FRACTION = 0.2
@@ -82,3 +84,13 @@ def held_out_documents() -> list[Document]:
 def _documents(*, held_out: bool) -> list[Document]:
     topics = topic_documents().items()
     return [one for topic, found in topics if is_held_out(topic) == held_out for one in found]
+
+
+def demo_base() -> Path:
+    """Return the folder of the demonstration's public model and tokenizer."""
+    return Path(str(files("adapmixed").joinpath("assets", "demo", "base")))
+
+
+def held_out_text() -> list[str]:
+    """Return the held-out text for evaluation, one string per paragraph."""
+    return [document.text for document in held_out_documents()]

@@ -10,6 +10,8 @@ from typing import Any
 
 from adapmixed.data.text import open_utf8, text_lines
 
+csv.field_size_limit((1 << 31) - 1)  # of the whole process; a text may be longer than 128 KiB
+
 Row = tuple[str, Mapping[str, Any]]
 """The row's place, as a phrase for errors, and its columns."""
 
@@ -45,12 +47,12 @@ def csv_rows(file: Path) -> Iterator[Row]:
     reader = csv.reader(text_lines(file), strict=True)
     try:
         names = next(reader, [])
-        for row in reader:
+        for name in names:
+            check_column(str(file), name, names)
+        for row in filter(None, reader):  # an empty line is no row
             where = f"{file}, line {reader.line_num}"
             if len(row) != len(names):
                 raise ValueError(f"{where} must have {len(names)} columns, got {len(row)}")
-            for name in names:
-                check_column(where, name, names)
             yield where, dict(zip(names, row, strict=True))
     except csv.Error as error:
         raise ValueError(f"{file} must be a CSV file: {error}") from error

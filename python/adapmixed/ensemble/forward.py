@@ -162,6 +162,8 @@ class BatchedForward:
             private (N, b, s or 1, K), public (b, s or 1, V) and tokens (b, s or 1, K), in the
             model's dtype.
         """
+        if cache is None and self.begun:
+            cache = self.new_cache(self.begun + ids.shape[1], len(ids), ids.shape[1])
         rows = self.num_models + 1
         copies = rows if self.trunk.repeats_input else 1
         arguments: dict[str, Any] = {"input_ids": ids.repeat(copies, 1)}

@@ -38,6 +38,7 @@ DOCUMENT_NAMES = ("stable", "positions")
 """How documents are named for their shards: by names that no other document can change ("stable"),
 or by positions in a file."""
 _DIGEST = re.compile("[0-9a-f]{32,128}")
+_SHA256 = re.compile("[0-9a-f]{64}")
 _NO_CONTENT = "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855"  # SHA-256 of b""
 
 
@@ -88,8 +89,16 @@ class Manifest:
                 raise ValueError(f"members must be plain folder names or null, got {name!r}")
         check_distinct(present)
         for file, digest in self.base_files.items():
-            if not _is_digest(digest):
-                raise ValueError(f"base_files of {file} must be hexadecimal digits, got {digest!r}")
+            if not isinstance(digest, str) or not _SHA256.fullmatch(digest):
+                raise ValueError(
+                    f"base_files of {file} must be 64 hexadecimal digits, got {digest!r}"
+                )
+        for name in ("base_model", "revision", "unit"):
+            value = getattr(self, name)
+            if not isinstance(value, str | None):
+                raise ValueError(f"{name} must be a string or null, got {value!r}")
+        if not isinstance(self.training, Mapping):
+            raise ValueError(f"training must be an object, got {self.training!r}")
         if self.document_names not in (None, *DOCUMENT_NAMES):
             raise ValueError(
                 f"document_names must be one of {DOCUMENT_NAMES} or None, got "
@@ -125,6 +134,8 @@ def read_manifest(folder: str | os.PathLike[str]) -> Manifest:
     given = {name: data[name] for name in names if data.get(name) is not None}
     try:
         for name in given.keys() & {"members", "shards", "beginning"}:
+            if not isinstance(given[name], list):
+                raise ValueError(f"{name} must be a list, got {given[name]!r}")
             given[name] = tuple(given[name])
         if data["num_models"] != len(given["members"]):
             raise ValueError(
@@ -198,7 +209,11 @@ def checked_layers(adapted: Any) -> dict[str, tuple[int, ...]]:
     if not isinstance(adapted, Mapping) or not adapted:
         raise ValueError(f"adapted must map layers to their ranks, got {adapted!r}")
     for name, ranks in adapted.items():
-        valid = ranks and all(type(rank) is int and rank >= 1 for rank in ranks)
+        valid = (
+            isinstance(ranks, list | tuple)
+            and ranks
+            and all(type(rank) is int and rank >= 1 for rank in ranks)
+        )
         if not valid or len(set(ranks)) < len(ranks):
             raise ValueError(
                 f"adapted must map layer names to distinct integers >= 1, got {name!r}: {ranks!r}"

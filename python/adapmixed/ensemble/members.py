@@ -109,6 +109,9 @@ def read_members(
     check_base(base)
     manifest, paths = _listed(folder)
     source, root = source_of(base), Path() if manifest is None else Path(folder)  # type: ignore[arg-type]
+    if manifest is not None and adapted is not None:
+        raise ValueError(f"adapted must be None for {root}: its ensemble.json names layers")
+    adapted = ensemble_layers(paths, adapted if manifest is None else manifest.adapted)
     revision = None if manifest is None else manifest.revision
     recorded = {} if manifest is None else manifest.base_files
     local = isinstance(base, str | os.PathLike) and Path(base).is_dir()
@@ -122,9 +125,6 @@ def read_members(
     same_base, same_tokenizer = compared
     if device is not None:
         model = model.to(device)
-    if manifest is not None and adapted is not None:
-        raise ValueError(f"adapted must be None for {root}: its ensemble.json names layers")
-    adapted = ensemble_layers(paths, adapted if manifest is None else manifest.adapted)
     ranks = ranks.over(len(paths), repeated=set(adapted) == {head_name(model)})
     mine = paths[ranks.own(len(paths))]
     present = [path for path in mine if path is not None]
@@ -233,8 +233,8 @@ def _check_records(
         if path is None or path not in read:
             continue
         try:
-            own = read_member_record(path)["shard"]
-        except (OSError, ValueError):  # a service need not have the file, nor be able to read it
+            own = dict(read_member_record(path)["shard"])
+        except (OSError, TypeError, ValueError):  # a service need not have it, or cannot read it
             own = {}
         names = own.keys() & record.keys()
         if own.get("identifier_key") != record.get("identifier_key"):
@@ -339,9 +339,11 @@ def _read_config(path: Path) -> tuple[dict[str, Any], Any]:
         raise ValueError(f"{path} must be a peft folder, but has no {ADAPTER_CONFIG}") from error
     except ValueError as error:
         raise ValueError(f"{file} must be JSON: {error}") from error
-    kind = raw.get("peft_type") if isinstance(raw, dict) else raw
+    kind = raw.get("peft_type") if isinstance(raw, dict) else None
     if kind != "LORA":
         raise ValueError(f"{path}: peft_type must be LORA, got {kind!r}")
+    if missing := {"r", "lora_alpha"} - raw.keys():
+        raise ValueError(f"{file} must hold r and lora_alpha, got no {min(missing)}")
     plain = LoraConfig()
     for name, value in raw.items():
         if name not in _COMPUTE + _ASIDE and value and value != getattr(plain, name, None):
@@ -354,6 +356,7 @@ def _read_config(path: Path) -> tuple[dict[str, Any], Any]:
     known = {name: raw[name] for name in (*_COMPUTE, "base_model_name_or_path") if name in raw}
     try:
         config = LoraConfig(**known)
+        os.fspath(config.base_model_name_or_path or "")
         patterns = dict(config.rank_pattern or {}) | dict(config.alpha_pattern or {})
         for pattern in [*patterns, config.target_modules, config.exclude_modules]:
             re.compile(pattern if isinstance(pattern, str) else "")
@@ -406,12 +409,12 @@ def _check_targets(
     """Check that the weights are those of the targeted layers."""
     from peft.tuners.tuners_utils import check_target_module_exists
 
+    if config.target_modules in (None, "all-linear"):
+        return
     named = config.target_modules, config.exclude_modules, config.layers_to_transform
     key = f"{named} {config.layers_pattern}"
     if key not in targeted:
-        match = partial(check_target_module_exists, config)
-        known = config.target_modules not in (None, "all-linear")
-        targeted[key] = set(filter(match, modules)) if known else found
+        targeted[key] = set(filter(partial(check_target_module_exists, config), modules))
     if difference := sorted(found ^ targeted[key]):
         raise ValueError(
             f"{path}: target_modules {config.target_modules!r} and the weights must agree, got a "
@@ -600,14 +603,13 @@ def _difference(folder: Path, tokenizer: Any, vocab_size: int) -> str | None:
             own = loaded.get_vocab()
         else:
             own = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
+        own = {token: int(index) for token, index in own.items() if index < vocab_size}
     except Exception as error:  # damaged files raise many types of exception
         raise ValueError(f"{folder}: its tokenizer cannot be read: {error}") from error
     vocabulary = tokenizer.get_vocab().items()
     expected = {token: index for token, index in vocabulary if index < vocab_size}
     aside = {None if loaded is None else loaded.pad_token} - expected.keys()  # it cuts no text
-    own = {
-        token: index for token, index in own.items() if index < vocab_size and token not in aside
-    }
+    own = {token: index for token, index in own.items() if token not in aside}
     for token, index in sorted(own.items(), key=lambda item: item[1]):
         if expected.get(token) != index:
             return f"token {token!r} has id {index} there and {expected.get(token)} in the base"

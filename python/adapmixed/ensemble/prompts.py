@@ -16,6 +16,7 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -25,15 +26,21 @@ from adapmixed.ensemble.cache import cache_argument, keep_rows, key_value_cache,
 from adapmixed.ensemble.ensemble import Ensemble
 from adapmixed.ensemble.forward import BatchedForward, masking
 from adapmixed.ensemble.lora import Adapter
-from adapmixed.ensemble.output_layer import Logits, LogitsRoom
+from adapmixed.ensemble.members import fingerprint
 from adapmixed.ensemble.public_model import base_files, load_base
-from adapmixed.ensemble.vocabulary import beginning_of, begun, check_prompt, end_of_text
+from adapmixed.ensemble.vocabulary import (
+    beginning_of,
+    begun,
+    check_prompt,
+    end_of_text,
+    plain_ids,
+)
 from adapmixed.limits import check_count, check_models, check_type
 
 LONGEST = 256
 """Tokens of a record that a prompt holds unless told otherwise; the others are cut."""
 _EXAMPLE = "\n\nHere is an example:\n\n"
-_MARK = "\ue000"  # of private use: no template and no description has it
+_MARK = "\ue000"  # of private use: no template has it
 
 
 @dataclass(frozen=True, eq=False)
@@ -62,7 +69,7 @@ class Prompts:
         return torch.cat([ones, self.mask], dim=1)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class PromptForward(BatchedForward):
     """Runs a model behind the members' prompts on the same tokens.
 
@@ -70,17 +77,12 @@ class PromptForward(BatchedForward):
         prompts: of the public model and of all members.
     """
 
-    prompts: Prompts | None = None
-
-    @property
-    def _prompts(self) -> Prompts:
-        assert self.prompts is not None
-        return self.prompts
+    prompts: Prompts
 
     @property
     def begun(self) -> int:
         """The number of positions of a prompt."""
-        return self._prompts.length
+        return self.prompts.length
 
     def check_length(self, length: int) -> None:
         """Raise ValueError if the model has fewer positions than the prompts and this many."""
@@ -91,24 +93,9 @@ class PromptForward(BatchedForward):
             )
 
     @torch.no_grad()
-    def __call__(
-        self,
-        ids: Tensor,
-        mask: Tensor | None,
-        cache: Any,
-        *,
-        last_only: bool = False,
-        room: LogitsRoom | None = None,
-    ) -> Logits:
-        """Return the logits of all members behind their prompts; see `BatchedForward`."""
-        if cache is None:
-            cache = self.new_cache(self.begun + ids.shape[1], len(ids), ids.shape[1])
-        return super().__call__(ids, mask, cache, last_only=last_only, room=room)
-
-    @torch.no_grad()
     def new_cache(self, positions: int = 0, batch: int = 1, chunk: int = 1) -> Any:
         """Return a cache that holds the prompts; see `BatchedForward`."""
-        prompts, first = self._prompts, len(self._prompts.common)
+        prompts, first = self.prompts, len(self.prompts.common)
         cache = key_value_cache(self.model.config, max(positions, prompts.length))
         once = key_value_cache(self.model.config, first)
         self._read(prompts.common[None], {}, once)
@@ -137,7 +124,7 @@ class PromptForward(BatchedForward):
 
     def _masking(self, ids: Tensor, mask: Tensor | None, cache: Any) -> dict[str, Tensor]:
         """Return the masks of the prompts and the sequences, each behind its own padding."""
-        prompts, new = self._prompts.whole_mask, ids.shape[1]
+        prompts, new = self.prompts.whole_mask, ids.shape[1]
         length = cache.get_seq_length() + new
         own = prompts.new_ones(1, length - self.begun) if mask is None else mask
         padding = (own.cumsum(dim=1) == 0).sum(dim=1)  # of each sequence, before its prompt
@@ -168,6 +155,7 @@ class PromptEnsemble(Ensemble):
         records: B, the number of members.
         longest: the most tokens of a record; the others are cut.
         plain: whether prompts are plain text instead of a message for the chat template.
+        tokenizer: of a model object; None for the one that lies with the base.
         dtype: the base's dtype; None for fp32, or for a model object's own.
         device: the device; None for the CPU, or for a model object's own.
 
@@ -195,7 +183,7 @@ class PromptEnsemble(Ensemble):
         check_type("describe", describe, str, 'a phrase such as "a film review"')
         check_models(records, "records")
         check_count("longest", longest)
-        if not describe.strip() or _MARK in describe:
+        if not describe.strip():
             raise ValueError(f"describe must say what a record is, got {describe!r}")
         model, found = load_base(base, dtype)
         tokenizer = found if tokenizer is None else tokenizer
@@ -210,8 +198,14 @@ class PromptEnsemble(Ensemble):
         common = begun(beginning_of(tokenizer), self._ids(before))
         self._common = common or [end_of_text(tokenizer, self.vocab_size)]
         self._longest = longest
-        files = base_files(base) if isinstance(base, str | os.PathLike) else {}
-        self._public = [files or type(model).__name__, describe.strip(), plain, longest]
+        local = isinstance(base, str | os.PathLike) and Path(base).is_dir()
+        commit = getattr(model.config, "_commit_hash", None)
+        self._public = [
+            fingerprint(base, (), base_files(base) if local else {}, commit),
+            describe.strip(),
+            plain,
+            longest,
+        ]
         self._empty = self._forward
         self._fill([None] * records)
 
@@ -242,25 +236,35 @@ class PromptEnsemble(Ensemble):
                 continue
             if not record.strip():
                 raise ValueError(f"records must hold text, got {record!r}")
-            ids = self._ids(intro + record)  # as a tokenizer cuts the whole text
+            # As a tokenizer cuts the whole text, without tokens that the base does not have.
+            whole = plain_ids(self.tokenizer, intro + record)
+            ids = [one for one in whole if one < self.vocab_size]
             self.cut += len(ids) > most
-            whole = torch.tensor([*ids[:most], *end])
-            slots[row, -len(whole) :], mask[row, -len(whole) :] = whole, 1
+            shown = torch.tensor([*ids[:most], *end])
+            slots[row, -len(shown) :], mask[row, -len(shown) :] = shown, 1
         common = torch.tensor(self._common)
         prompts = Prompts(*(part.to(self.device) for part in (common, slots, mask)))
         absent = tuple(i for i, record in enumerate(records) if record is None)
         self._forward = PromptForward(
-            **_fields(self._empty) | {"zero_members": absent}, prompts=prompts
+            **_fields(self._empty) | {"zero_members": absent, "max_positions": self._window},
+            prompts=prompts,
         )
         self._forward.check_length(len(self.opening))
         self._of_active = {}
-        window = self._empty.max_positions
+        window = self._forward.max_positions
         self.max_positions = None if window is None else window - prompts.length
         told = json.dumps([self._public, list(records)])
         self.fingerprint = hashlib.sha256(told.encode()).hexdigest()
 
+    @property
+    def _window(self) -> int | None:
+        """The longest input. A window that slides counts, because it would count the padding."""
+        sliding = [window for _, _, window in self._empty._cached_bytes]
+        limits = [one for one in (self._empty.max_positions, *sliding) if one is not None]
+        return min(limits, default=None)
+
     def _ids(self, text: str) -> list[int]:
-        ids = list(self.tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"])
+        ids = plain_ids(self.tokenizer, text)
         check_prompt(ids, self.vocab_size, self.tokenizer)
         return ids
 

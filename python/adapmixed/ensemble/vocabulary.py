@@ -20,7 +20,7 @@ def beginning_of(tokenizer: Any) -> tuple[int, ...]:
     """
     if tokenizer is None:
         return ()
-    plain = _plain(tokenizer, "a")
+    plain = plain_ids(tokenizer, "a")
     whole = tokenizer("a", verbose=False)["input_ids"]
     for start in range(len(whole) - len(plain) + 1):
         if whole[start : start + len(plain)] == plain:
@@ -54,14 +54,15 @@ def text_ids(tokenizer: Any, text: str) -> list[int]:
 
     An empty text is BOS if the tokenizer has one, else the end of a text before it, else nothing.
     """
-    ids = begun(beginning_of(tokenizer), _plain(tokenizer, text))
+    ids = begun(beginning_of(tokenizer), plain_ids(tokenizer, text))
     for token in () if ids else (tokenizer.bos_token_id, tokenizer.eos_token_id):
         if token is not None:
             return [int(token)]
     return ids
 
 
-def _plain(tokenizer: Any, text: str) -> list[int]:
+def plain_ids(tokenizer: Any, text: str) -> list[int]:
+    """Return the ids of a text without its beginning."""
     return list(tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"])
 
 

@@ -36,7 +36,7 @@ class Evaluation:
         tokens_per_second: queries divided by the time of the mechanism and the shared forward pass;
             None if it is not shown.
         curve: (queries, ε) after each call of the mechanism and at the end. Long evaluations keep
-            every 2nd, 4th, ... call, so that there are at most 512 points. ε is None without a
+            every 2nd, 4th, ... call, so that there are at most 513 points. ε is None without a
             guarantee.
         perplexities: (queries, perplexity over the queries so far) at the same points. With a
             budget of every shard it approaches the public model's as shards spend their budgets.

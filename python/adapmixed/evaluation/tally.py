@@ -7,8 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from adapmixed.evaluation.curve import Curve
-from adapmixed.evaluation.diagnostics import Diagnostics
+from adapmixed.evaluation.diagnostics import Curve, Diagnostics
 from adapmixed.evaluation.result import Evaluation, compared
 from adapmixed.privacy import Accountant
 from adapmixed.privacy.encoding import from_json, read_real, to_json, write_real

@@ -35,7 +35,7 @@ def plan_runs(
     runs: int = 1,
     stride: int | None = None,
 ) -> tuple[list[list[Window]], int]:
-    """Return the windows of every run and the queries in each; see :func:`evaluate_runs`.
+    """Return the windows of every run and the queries in each; see :func:`evaluate`.
 
     Every one of several runs has its own whole blocks, as many as its queries need. Without a
     number of queries, the blocks are divided evenly.
@@ -44,12 +44,12 @@ def plan_runs(
         tokens: the token stream.
         window: the longest input of the models in tokens; None for no limit.
         block: as in :func:`evaluate`.
-        queries: as in :func:`evaluate_runs`.
+        queries: as in :func:`evaluate`.
         runs: number of runs.
         stride: as in :func:`evaluate`.
 
     Raises:
-        ValueError: as :func:`evaluate_runs`.
+        ValueError: as :func:`evaluate`.
     """
     check_count("runs", runs)
     block = check_count("block", block_of(window, block), 2, window)

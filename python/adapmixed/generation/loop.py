@@ -1,4 +1,4 @@
-"""The loop over tokens: logits, ticket, charge, then release (`_steps` and `_answer`)."""
+"""The loop over tokens: logits, ticket, charge, then release (`_steps` and `charged`)."""
 
 from __future__ import annotations
 

@@ -21,6 +21,7 @@ import hashlib
 import logging
 import os
 import sqlite3
+import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
@@ -58,6 +59,8 @@ read."""
 
 APPLICATION_ID = 0x4144504D  # "ADPM", in the header of the file
 BUSY_SECONDS = 5.0
+WRITING = threading.Lock()
+"""Held by the thread that writes. Where two connections meet, SQLite polls, and one may lose."""
 
 SCHEMA = {
     "record": "CREATE TABLE record (\n"
@@ -312,7 +315,7 @@ class Ledger:
         connection = self._connection
         assert connection is not None  # it is usable
         text, digest = reading.totals()
-        with translated(self.path):
+        with WRITING, translated(self.path):
             connection.execute("BEGIN IMMEDIATE")
             try:
                 (stored,) = connection.execute("SELECT hash FROM totals").fetchone()

@@ -18,8 +18,7 @@ import torch
 from torch import Tensor
 
 from adapmixed.errors import ProcessError
-from adapmixed.ranks.alone import ALONE, Ranks
-from adapmixed.ranks.rank import Rank
+from adapmixed.ranks.ranks import ALONE, Rank, Ranks
 
 _LOG = logging.getLogger(__name__)
 TIMEOUT_SECONDS = 300.0

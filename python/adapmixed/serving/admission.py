@@ -85,12 +85,12 @@ class Reservation:
         self._admission, self._left = admission, tokens
         self._lock = threading.Lock()
 
-    def charged(self, tokens: int = 1) -> None:
-        """Count tokens as spent, no longer as reserved."""
+    def charged(self) -> None:
+        """Count a token as spent, no longer as reserved."""
         with self._lock:
-            freed = min(tokens, self._left)
+            freed = min(1, self._left)
             self._left -= freed
-        self._admission._free(freed, tokens)
+        self._admission._free(freed, 1)
 
     def close(self) -> None:
         """Free what was not charged. To close twice is allowed."""

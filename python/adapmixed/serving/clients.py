@@ -15,7 +15,7 @@ import time
 from collections.abc import Sequence
 from contextlib import closing
 
-from adapmixed.privacy.ledger import connected, translated
+from adapmixed.privacy.ledger import WRITING, connected, translated
 from adapmixed.serving.errors import key_spent, too_fast
 from adapmixed.serving.keys import Key
 
@@ -30,13 +30,13 @@ class Usage:
     """
 
     def __init__(self, ledger: str | os.PathLike[str]) -> None:
-        self._path, self._lock = os.path.realpath(ledger), threading.Lock()
+        self._path = os.path.realpath(ledger)
         with translated(self._path):
             self._database = connected(self._path, "rw")
 
     def used(self, name: str) -> int:
         """Return the tokens that a key has used."""
-        with self._lock, translated(self._path):
+        with WRITING, translated(self._path):
             query = "SELECT tokens FROM used WHERE name = ?"
             row = self._database.execute(query, (name,)).fetchone()
         return 0 if row is None else int(row[0])
@@ -56,7 +56,7 @@ class Usage:
             "INSERT INTO used SELECT ?1, ?2 WHERE ?3 IS NULL OR ?2 <= ?3 ON CONFLICT DO UPDATE "
             "SET tokens = tokens + ?2 WHERE ?3 IS NULL OR tokens + ?2 <= ?3"
         )
-        with self._lock, translated(self._path):
+        with WRITING, translated(self._path):
             return self._database.execute(add, (name, tokens, limit)).rowcount == 1
 
     def give_back(self, name: str, tokens: int) -> None:
@@ -65,7 +65,7 @@ class Usage:
         If it cannot be written, the key keeps them counted.
         """
         take = "UPDATE used SET tokens = max(0, tokens - ?) WHERE name = ?"
-        with self._lock, translated(self._path):
+        with WRITING, translated(self._path):
             self._database.execute(take, (tokens, name))
 
     def close(self) -> None:
@@ -126,7 +126,7 @@ class Client:
         Raises:
             LedgerError: they could not be written, so the key keeps them counted.
         """
-        if self._usage is not None:
+        if self._usage is not None and tokens:
             self._usage.give_back(self.key.name, tokens)
 
 

@@ -11,10 +11,9 @@ from torch import Tensor
 
 from adapmixed.ensemble import Ensemble
 from adapmixed.ensemble.output_layer import Logits
-from adapmixed.generation.loop import charged
+from adapmixed.generation.loop import Answerer, charged
 from adapmixed.limits import DEFAULT_ACTIVE
-from adapmixed.mechanisms import Allowance, Mechanism, Origin, PublicOnly, shaped
-from adapmixed.mechanisms.rows import shaped_bytes
+from adapmixed.mechanisms import Allowance, Mechanism, PublicOnly, shaped
 from adapmixed.privacy import Accountant
 from adapmixed.rng import SecureRandom
 from adapmixed.serving.engine import Prompt
@@ -49,13 +48,8 @@ class Drawing:
     ) -> None:
         self._rng = SecureRandom() if rng is None else rng
         self._seeded = bool(getattr(self._rng, "seeded", True))
-        accountant.check_seeded(self._seeded)
-        self._origin = origin = Origin.of(ensemble, active)
-        self._num_models = ensemble.num_models
-        bound = origin.ensemble, origin.active_tokens, origin.unit
-        accountant.bind(mechanism, self._num_models, *bound)
-        if ensemble.folder is not None:
-            accountant.register(ensemble.folder)
+        self._answerer = Answerer(ensemble, mechanism, accountant, self._rng, active=active)
+        self._origin, self._num_models = self._answerer.origin, ensemble.num_models
         self._mechanism, self._accountant = mechanism, accountant
         self._allowance = self._charged_ahead()
         self._unpaid = Accountant(accountant.delta)  # for answers of the public model alone
@@ -142,8 +136,6 @@ class Drawing:
 
         Sequences of one shape are copied out of the batch before they are divided.
         """
-        copied, width, answered = shaped_bytes(
-            rows, vocab_size, element, temperature=2.0, top_k=None, active=active
-        )
-        held = self._mechanism.answer_bytes(rows, width, answered)
-        return rows * min(vocab_size, active or vocab_size) * element + copied + held
+        one = self._answerer.answer_bytes(temperature=2.0, top_k=None)
+        held = one(rows, vocab_size, element, active)
+        return held + rows * min(vocab_size, active or vocab_size) * element

@@ -53,11 +53,11 @@ class Desk:
                 undo.callback(reservation.close)
                 counted = 0 if query.public else query.tokens
                 try:
-                    await asyncio.to_thread(client.admit, counted)
+                    if counted:
+                        await asyncio.to_thread(client.admit, counted)
                 except LedgerError:  # no later answer could be counted either
                     self._scheduler.fail("the tokens of a key could not be counted durably")
                     raise stopping() from None
-                undo.callback(client.give_back, counted)
                 running = Running(query, client, counted, self._metrics)
                 running.answer = self._scheduler.submit(query, reservation, running.deliver)
                 undo.pop_all()
@@ -78,6 +78,7 @@ class Running:
     Attributes:
         query: the request, which says whether the public model answers it alone.
         answer: what the scheduler returned.
+        released: the number of tokens that were released.
     """
 
     answer: ServedAnswer
@@ -89,13 +90,13 @@ class Running:
         self._items: asyncio.Queue[Piece | Exception] = asyncio.Queue()
         self._timers = [metrics.timer() for _ in query.prompts]
         self._left = len(self._timers)  # prompts whose answer has not ended
-        self._delivered = 0
+        self.released = 0
         self._failed = self._gone = self._ended = False
 
     def deliver(self, item: Piece | Exception) -> None:
         """Take a piece, or the exception that ends the answer, in the engine's thread."""
         if isinstance(item, Piece):
-            self._delivered += 1
+            self.released += 1
             self._left -= item.finish is not None
             self._timers[item.index].token()
         else:
@@ -108,12 +109,7 @@ class Running:
     @property
     def stopped_before_start(self) -> bool:
         """True if the engine had stopped when the request was submitted."""
-        return self._failed and not self._delivered
-
-    @property
-    def released(self) -> int:
-        """The number of tokens that were released."""
-        return self._delivered
+        return self._failed and not self.released
 
     def leave(self) -> None:
         """Tell that the client has closed its connection."""
@@ -144,8 +140,8 @@ class Running:
         self._ended = True
         self.answer.cancel()
         # The engine may release one more token of each sequence before it sees the end.
-        used = self._left + self._delivered  # in this order: a piece may be delivered between them
-        unused = max(0, self._counted - used)
+        used = self._left + self.released  # in this order: a piece may be delivered between them
+        unused = max(0, self._counted - (0 if self.stopped_before_start else used))
         future = self._loop.run_in_executor(None, self._client.give_back, unused)
         future.add_done_callback(_report)
 

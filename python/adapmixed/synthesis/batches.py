@@ -1,9 +1,9 @@
 """Deal records to batches, of which each text uses one.
 
 The number of batches and of slots in each is public. A name goes to the batch that a keyed hash of
-it tells, so that no other record decides where it lies. Records of one name share a slot, because
-one slot is charged. If more names meet in a batch than it has slots, those that come first by their
-hash have one, and the others are left out. A slot without a name is empty.
+it tells, so that no other record decides in which it lies. Records of one name share a slot,
+because one slot is charged. If more names meet in a batch than it has slots, those that come first
+by their hash have one, and the others are left out. A slot without a name is empty.
 """
 
 from __future__ import annotations

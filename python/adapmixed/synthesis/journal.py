@@ -8,6 +8,7 @@ that was drawn without its line was seen by nobody.
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 from collections.abc import Mapping
@@ -24,8 +25,8 @@ class Journal:
     """The one writer of a journal.
 
     Args:
-        path: of the file, which is continued if it is there.
-        settings: JSON values that must be those of the file.
+        path: of the file, which is continued if it is there; None to keep it in memory alone.
+        settings: JSON values that must be those of the file, once a batch is spent.
 
     Attributes:
         tokens: the tokens that were drawn, by batch.
@@ -37,29 +38,33 @@ class Journal:
         OSError: the file cannot be written.
     """
 
-    def __init__(self, path: Path, settings: Mapping[str, Any]) -> None:
-        self.path = path
+    def __init__(self, path: Path | None, settings: Mapping[str, Any]) -> None:
         self.tokens: dict[int, list[int]] = {}
         self.ended: set[int] = set()
-        self._stack = ExitStack()
+        self._stack, self._file = ExitStack(), None
+        if path is None:
+            return
         try:
             self._stack.enter_context(sole_writer(path))
-            first = {"format_version": FORMAT_VERSION, "settings": dict(settings)}
-            create_file(path, _line(first))
-            kept = self._read(json.loads(_line(first)))
+            create_file(path, b"")
+            first = {"format_version": FORMAT_VERSION, **settings}
+            kept = self._read(path, json.loads(_line(first)))
             self._file = self._stack.enter_context(open(path, "r+b", buffering=0))
             self._file.truncate(kept)  # a last line that was cut short
             self._file.seek(kept)
+            if kept == 0:
+                self._append(first)
         except BaseException:
             self.close()
             raise
 
-    def _read(self, expected: Any) -> int:
-        """Take in what was written; return the bytes of whole lines."""
-        content = self.path.read_bytes()
+    def _read(self, path: Path, expected: Any) -> int:
+        """Take in what was written; return the bytes to keep, 0 if no batch is spent yet."""
+        content = path.read_bytes()
         kept = content.rfind(b"\n") + 1
         try:
-            first, *lines = [json.loads(line) for line in content[:kept].splitlines()]
+            first, *lines = [json.loads(line) for line in content[:kept].splitlines()] or [{}]
+            differ = [name for name, value in expected.items() if first.get(name) != value]
             for entry in lines:
                 batch = entry["batch"]
                 if "token" in entry:
@@ -68,22 +73,20 @@ class Journal:
                     self.ended.add(batch)
                 else:
                     self.tokens[batch] = []
-        except (ValueError, KeyError, TypeError) as error:
-            raise ValueError(f"{self.path} must be an intact journal: {error!r}") from error
-        if first != expected:
-            wanted, there = (json.dumps(one, ensure_ascii=False) for one in (expected, first))
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise ValueError(f"{path} must be an intact journal: {error!r}") from error
+        if lines and differ:
             raise ValueError(
-                f"{self.path} must have been begun with the same settings and texts, {wanted}, got "
-                f"{there}: give another output"
+                f"{path} must have been begun with the same settings and texts, got others of "
+                f"{', '.join(differ)}: give another output"
             )
-        return kept
+        return kept if lines else 0
 
-    def begin(self, batch: int) -> list[int]:
-        """Return the tokens of a batch so far; a new batch is spent from now on."""
+    def begin(self, batch: int) -> None:
+        """Note that a batch is spent from now on, unless it is already."""
         if batch not in self.tokens:
             self._append({"batch": batch})
             self.tokens[batch] = []
-        return self.tokens[batch]
 
     def add(self, batch: int, token: int) -> None:
         """Add a token that was drawn from a batch."""
@@ -96,8 +99,11 @@ class Journal:
         self.ended.add(batch)
 
     def _append(self, entry: Mapping[str, Any]) -> None:
-        self._file.write(_line(entry))
-        os.fsync(self._file.fileno())
+        if self._file is not None:
+            line = _line(entry)
+            if self._file.write(line) != len(line):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), self._file.name)
+            os.fsync(self._file.fileno())
 
     def close(self) -> None:
         """Let another process write the file."""

@@ -13,6 +13,7 @@ import io
 import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -27,13 +28,12 @@ from adapmixed.limits import DEFAULT_ACTIVE, check_count
 from adapmixed.mechanisms import ClippedLogPool
 from adapmixed.privacy import Accountant, BoundedRangeAnswer, Caveat, Event, Guarantee
 from adapmixed.privacy.inverse import models_for
+from adapmixed.privacy.planner import CHOSEN_SCALE
 from adapmixed.privacy.recommendation import recommended
 from adapmixed.rng import SecureRandom
 from adapmixed.synthesis.batches import Batches, dealt
 from adapmixed.synthesis.journal import Journal
 
-SCALE = 2.0
-"""κ of the pool."""
 LEAST_WIDTH = 0.3
 """Width of the clip below which a record hardly shows."""
 GOOD_WIDTH = 2.0
@@ -44,7 +44,7 @@ Progress = Callable[[int, int], None]
 
 @dataclass(frozen=True)
 class Synthesis:
-    """Texts that are drawn as they are asked for: iterate over (batch, text).
+    """Texts that are drawn as they are asked for: iterate once over (batch, text).
 
     Attributes:
         ensemble: of prompts.
@@ -53,7 +53,7 @@ class Synthesis:
         delta: δ.
         top_k, temperature, active, memory_bytes: as in `PrivateGenerator`.
         out: CSV file of the texts that are complete; None for none.
-        journal: what was drawn; None if nothing outlives the process.
+        journal: what was drawn.
         unit: what one slot holds, as a phrase.
         caveats: names of `CAVEATS` that the guarantee carries.
         progress: called with (tokens drawn, most tokens).
@@ -68,7 +68,7 @@ class Synthesis:
     active: int | None
     memory_bytes: int
     out: Path | None
-    journal: Journal | None
+    journal: Journal
     unit: str
     caveats: tuple[str, ...] = ()
     progress: Progress | None = None
@@ -90,28 +90,35 @@ class Synthesis:
             ValueError: the prompts do not fit the model's window or the memory.
             OSError: the journal or the CSV cannot be written. Nothing more is drawn then.
         """
-        most, done = self._most, 0
-        texts: dict[int, str] = {}
+        return self._drawn
+
+    @cached_property
+    def _drawn(self) -> Iterator[tuple[int, str]]:
+        """The one generator: a second one would draw from the same records again."""
+        return self._draw()
+
+    def _draw(self) -> Iterator[tuple[int, str]]:
+        journal, done = self.journal, 0
+        texts = {batch: self._text(batch) for batch in sorted(journal.ended)}
         for batch, records in enumerate(self.batches.slots):
-            tokens = [*self.journal.tokens.get(batch, ())] if self.journal is not None else []
-            if self.journal is None or batch not in self.journal.ended:
-                steps = self._steps(records, tokens)  # raises before the batch is spent
-                if self.journal is not None:
-                    self.journal.begin(batch)
+            if batch not in texts:
+                steps = self._steps(records, journal.tokens.get(batch, []))
+                journal.begin(batch)  # unless the text does not fit, which has raised
                 for step in steps:
-                    tokens.append(int(step[0]))
-                    if self.journal is not None:
-                        self.journal.add(batch, tokens[-1])
+                    journal.add(batch, int(step[0]))
                     done += 1
                     self._show(done)
-                if self.journal is not None:
-                    self.journal.end(batch)
-            texts[batch] = self.ensemble.tokenizer.decode(tokens, skip_special_tokens=True).strip()
+                journal.end(batch)
+                texts[batch] = self._text(batch)
             if self.out is not None:
                 write_file(self.out, _csv(texts), mode=0o644)
-            done = (batch + 1) * most
+            done = (batch + 1) * self._most
             self._show(done)
             yield batch, texts[batch]
+
+    def _text(self, batch: int) -> str:
+        tokens = self.journal.tokens[batch]
+        return str(self.ensemble.tokenizer.decode(tokens, skip_special_tokens=True)).strip()
 
     def _steps(self, records: list[str | None], before: list[int]) -> Iterator[Tensor]:
         """Return the tokens of a text behind those that were drawn already."""
@@ -145,8 +152,7 @@ class Synthesis:
 
     def close(self) -> None:
         """Let another process go on."""
-        if self.journal is not None:
-            self.journal.close()
+        self.journal.close()
 
 
 def synthesize(
@@ -194,13 +200,17 @@ def synthesize(
 
     Raises:
         ValueError: an argument is not valid; ε buys a clip narrower than `LEAST_WIDTH`; the texts
-            fill fewer batches; or `out` was begun with other settings.
+            fill fewer batches; `out` is another file, or was begun with other settings.
+        OSError: the journal cannot be written, or another process writes it.
     """
     check_count("count", count)
+    check_count("max_tokens", max_tokens)
     size = _size(epsilon, delta, max_tokens) if batch is None else check_count("batch", batch)
     plan = recommended(epsilon, delta, size, max_tokens, mechanism="clipped-log-pool")
     if plan.settings["upper"] < LEAST_WIDTH:
-        least = models_for(epsilon, delta, max_tokens, lower=0.0, upper=LEAST_WIDTH, scale=SCALE)
+        least = models_for(
+            epsilon, delta, max_tokens, lower=0.0, upper=LEAST_WIDTH, scale=CHOSEN_SCALE
+        )
         raise ValueError(
             f"batch must be >= {least or 'more than any'} at epsilon = {epsilon!r} for "
             f"{max_tokens} tokens, got {size}: a clip {plan.settings['upper']:g} wide cannot show "
@@ -210,20 +220,22 @@ def synthesize(
     ensemble = PromptEnsemble(
         base, describe, records=size, longest=longest, plain=plain, dtype=dtype, device=device
     )
-    key, journal = os.urandom(32), None
-    if out is not None:
-        folder = out.with_name(f"{out.name}.private")
-        folder.mkdir(mode=0o700, exist_ok=True)
-        create_file(folder / "key", key, mode=0o600)
-        key = (folder / "key").read_bytes()
+    folder = None if out is None else out.with_name(f"{out.name}.private")
+    begun = folder is not None and (folder / "key").exists()
+    if out is not None and out.exists() and not begun:
+        raise ValueError(f"out must be a new file, or one with its folder {folder}, got {out}")
+    key = (folder / "key").read_bytes() if folder is not None and begun else os.urandom(32)
     batches = dealt(texts.documents(), count, size, key=key)
-    if out is not None:
-        held = hashlib.sha256(repr(batches.slots).encode()).hexdigest()
-        settings = {
-            "mechanism": repr(mechanism), "delta": delta, "prompts": ensemble.fingerprint,
-            "batches": held, "top_k": top_k, "temperature": temperature, "active": active,
-        }  # fmt: skip
-        journal = Journal(folder / "journal.jsonl", settings)
+    if folder is not None and not begun:
+        folder.mkdir(mode=0o700, exist_ok=True)
+        if not create_file(folder / "key", key):
+            raise BlockingIOError(f"{folder} must be used by one process, another has begun it")
+    held = hashlib.sha256(repr(batches.slots).encode()).hexdigest()
+    settings = {
+        "mechanism": repr(mechanism), "delta": delta, "prompts": ensemble.fingerprint,
+        "batches": held, "top_k": top_k, "temperature": temperature, "active": active,
+    }  # fmt: skip
+    journal = Journal(None if folder is None else folder / "journal.jsonl", settings)
     unit = f"'{texts.id_column}'" if texts.id_column is not None else "record"
     return Synthesis(
         ensemble, batches, mechanism, delta, top_k, temperature, active, memory_bytes, out,
@@ -233,7 +245,7 @@ def synthesize(
 
 def _size(epsilon: float, delta: float, max_tokens: int) -> int:
     """Return the least number of records with which the clip is `GOOD_WIDTH` wide."""
-    found = models_for(epsilon, delta, max_tokens, lower=0.0, upper=GOOD_WIDTH, scale=SCALE)
+    found = models_for(epsilon, delta, max_tokens, lower=0.0, upper=GOOD_WIDTH, scale=CHOSEN_SCALE)
     if found is None:
         raise ValueError(f"epsilon must pay for {max_tokens} tokens of a batch, got {epsilon!r}")
     return found

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from adapmixed.training.config import FinetuneConfig
+from adapmixed.training.settings import FinetuneConfig
 
 
 def adapted_copy(base: Any, config: FinetuneConfig) -> Any:

@@ -8,15 +8,14 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from adapmixed.data import demo_base
 from adapmixed.data.builtin import Document, private_documents
 from adapmixed.data.corpus import BUILTIN, Corpus
-from adapmixed.data.demo import demo_base
 from adapmixed.ensemble.public_model import reading_base
 from adapmixed.files import write_file
 from adapmixed.training.base import base_facts
-from adapmixed.training.config import FinetuneConfig
-from adapmixed.training.presets import HEAD
 from adapmixed.training.run import TrainingRun, train_ensemble
+from adapmixed.training.settings import HEAD, FinetuneConfig
 from adapmixed.training.shards import create_public_key
 
 NUM_MODELS = 64

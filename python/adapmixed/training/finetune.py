@@ -24,8 +24,8 @@ from torch import Tensor
 from adapmixed.ensemble.support import max_positions
 from adapmixed.training.adapter import adapted_copy, begin_adapter
 from adapmixed.training.blocks import IGNORED, Blocks, token_blocks
-from adapmixed.training.config import FinetuneConfig
 from adapmixed.training.head import StateBlocks, find_trunk, trunk_once
+from adapmixed.training.settings import FinetuneConfig
 
 Progress = Callable[[int, int], None]
 """Called with (steps done, steps in all)."""

@@ -31,7 +31,7 @@ def locked(folder: Path, rank: int) -> Iterator[None]:
     """
     deadline = time.monotonic() + _LOCK_SECONDS
     while True:
-        with idle(folder, rank) as free:
+        with idle(folder, rank, fcntl.LOCK_EX) as free:
             if free:
                 yield
                 return
@@ -43,13 +43,16 @@ def locked(folder: Path, rank: int) -> Iterator[None]:
 
 
 @contextmanager
-def idle(folder: Path, rank: int) -> Iterator[bool]:
-    """Yield whether no process has a rank's lock in `folder`, and meanwhile let none take it."""
+def idle(folder: Path, rank: int, kind: int = fcntl.LOCK_SH) -> Iterator[bool]:
+    """Yield whether no process has a rank's lock in `folder`, and meanwhile let none take it.
+
+    Processes that only ask share the lock, so that none of them is taken for the rank.
+    """
     descriptor = os.open(folder / f"rank-{rank:03d}.lock", os.O_RDWR | os.O_CREAT, 0o600)
     try:
         free = True
         try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(descriptor, kind | fcntl.LOCK_NB)
         except BlockingIOError:
             free = False
         yield free

@@ -58,6 +58,7 @@ class VllmEngine:
         accountant: charged for every token before it is drawn.
         memory_bytes: limit for logits, keys and values of all sequences, in bytes.
         active: as in `PrivateGenerator`.
+        others: arguments of vLLM's `EngineArgs`.
 
     Raises:
         ValueError: an argument is not valid, the version of vLLM or its device is not the tested
@@ -79,7 +80,7 @@ class VllmEngine:
         if vllm.__version__.split("+")[0] != VERSION or not current_platform.is_cpu():
             raise ValueError(
                 f"vllm must have the version {VERSION} for the CPU, which is tested, got "
-                f"{vllm.__version__}"
+                f"{vllm.__version__} for {current_platform.device_type}"
             )
         self._heads = heads = Heads(ensemble, active)
         self._ensemble = ensemble

@@ -78,7 +78,6 @@ class PrivateSampler(nn.Module):
     def __init__(self, public: Any, heads: Heads, drawing: Drawing) -> None:
         super().__init__()
         self.logprobs_mode = public.logprobs_mode
-        self.topk_topp_sampler = public.topk_topp_sampler
         self._heads, self._drawing = heads, drawing
         self.step: tuple[Tensor, list[int], list[Prompt]] | None = None
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from adapmixed.data.rows import missing_extra
 from adapmixed.limits import check_delta
-from adapmixed.training.presets import PRESETS
+from adapmixed.training.settings import PRESETS
 
 EPOCHS = {"wikitext-103": 20, "one-billion-word": 9, "pubmed": 5, "air-dialogue": 10}
 BATCH_SIZE = 256

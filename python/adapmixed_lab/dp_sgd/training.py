@@ -38,12 +38,12 @@ from adapmixed.files import publish_folder, temporary_folder
 from adapmixed.rng import SecureRandom
 from adapmixed.training.adapter import adapted_copy, save_adapter
 from adapmixed.training.blocks import IGNORED, token_blocks, token_stream
-from adapmixed.training.config import FinetuneConfig
 from adapmixed.training.finetune import (
     Progress,
     check_positions,
     linear_schedule,
 )
+from adapmixed.training.settings import FinetuneConfig
 from adapmixed_lab.dp_sgd.guarantee import AdapterGuarantee, PrivacyTarget, plan_noise
 
 FORMAT_VERSION = 1

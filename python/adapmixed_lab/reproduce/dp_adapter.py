@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from adapmixed.data import Corpus
 from adapmixed.limits import check_epsilon
 from adapmixed.training.base import base_facts
-from adapmixed.training.config import FinetuneConfig
+from adapmixed.training.settings import FinetuneConfig
 from adapmixed_lab.dp_sgd.guarantee import PrivacyTarget
 from adapmixed_lab.dp_sgd.training import FORMAT_VERSION, GUARANTEE_FILE, train_dp
 from adapmixed_lab.reproduce.paper import DELTA

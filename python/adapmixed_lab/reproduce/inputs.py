@@ -22,7 +22,7 @@ from adapmixed.mechanisms import Mechanism, UnprotectedPool
 from adapmixed.rng import SeededRandom
 from adapmixed.training.blocks import token_stream
 from adapmixed.training.demo import train_demo
-from adapmixed.training.presets import PRESETS
+from adapmixed.training.settings import PRESETS
 from adapmixed_lab.reproduce.paper import DELTA
 
 if TYPE_CHECKING:

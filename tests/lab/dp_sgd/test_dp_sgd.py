@@ -20,7 +20,7 @@ from adapmixed.data import Document
 from adapmixed.ensemble import Ensemble
 from adapmixed.training.adapter import adapted_copy
 from adapmixed.training.blocks import IGNORED
-from adapmixed.training.config import FinetuneConfig
+from adapmixed.training.settings import FinetuneConfig
 from adapmixed_lab.cli import main
 from adapmixed_lab.dp_sgd import training as dp_sgd
 from adapmixed_lab.dp_sgd.guarantee import AdapterGuarantee, PrivacyTarget

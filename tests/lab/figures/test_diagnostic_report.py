@@ -17,8 +17,8 @@ from report_cases import HOSTILE, Page, build, by_name, evaluation
 from trained_demo import DEMO_ENSEMBLE
 
 from adapmixed.cli import main
+from adapmixed.data import demo_base
 from adapmixed.data.builtin import held_out_documents
-from adapmixed.data.demo import demo_base
 from adapmixed.ensemble import read_manifest, write_manifest
 from adapmixed.evaluation import Diagnosis, Evaluation, Utility, Weights
 from adapmixed.evaluation.diagnostics import QUANTILES

@@ -14,8 +14,8 @@ from training_cases import rows, write_base, write_corpus
 from adapmixed.cli import main as library
 from adapmixed.data import Corpus, demo_base, private_documents
 from adapmixed.ensemble import read_manifest
-from adapmixed.training.config import FinetuneConfig
 from adapmixed.training.demo import train_whole
+from adapmixed.training.settings import FinetuneConfig
 from adapmixed_lab.cli import main
 from adapmixed_lab.reproduce.dp_adapter import (
     BUILTIN_CONFIG,
