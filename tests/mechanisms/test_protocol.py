@@ -345,6 +345,7 @@ def test_as_many_queries_are_released_as_were_charged() -> None:
         ({"mechanism": replace(POOL, queries=101)}, "that were charged in advance"),
         ({"origin": Origin("cd" * 32, ("names",))}, "that were charged in advance"),
         ({"origin": Origin(None, ("names",))}, "that were charged in advance"),
+        ({"origin": replace(KNOWN, active_tokens=4)}, "that were charged in advance"),
         # The ledger would otherwise state a guarantee without the assumption it rests on.
         ({"rng": SeededRandom(0)}, r"no caveat .* got \['seeded'\]"),
         ({"origin": Origin(KNOWN.ensemble, ("base", "names"))}, r"no caveat .* got \['base'\]"),

@@ -28,7 +28,8 @@ from adapmixed.mechanisms import (
     UnprotectedPool,
     shaped,
 )
-from adapmixed.rng import SeededRandom
+from adapmixed.privacy import Accountant
+from adapmixed.rng import SecureRandom, SeededRandom
 from adapmixed_ext.inputs import likeliest
 
 MECHANISMS: list[Mechanism] = [
@@ -386,3 +387,19 @@ def test_no_private_row_raises_once_rows_are_answerable(
         assert torch.allclose(moved, exact - exact.amax(-1, keepdim=True), atol=2.0)
     proposal = inner.propose_rows(found, rng=SeededRandom(0))
     assert len(released(proposal)) == 4
+
+
+def test_an_account_is_bound_to_one_active_vocabulary() -> None:
+    private, public = logits()
+    accountant, whole = Accountant(1e-5), Accountant(1e-5)
+    for active in (4, 4, None, 5):
+        ticket = ClippedLogPool(-0.5, 0.5, queries=100).propose(
+            private, public, rng=SecureRandom(), active=active
+        )
+        if active == 4:
+            accountant.charge(ticket)
+            continue
+        with pytest.raises(ValueError, match=r"'active_tokens': 4.*got .*'active_tokens'"):
+            accountant.charge(ticket)
+    for active in (None, 9, 100):  # all of them
+        whole.charge(PublicOnly().propose(private, public, rng=SecureRandom(), active=active))

@@ -85,8 +85,21 @@ def test_lost_and_moved_ledgers(tmp_path: Path, caplog: pytest.LogCaptureFixture
     charge(tmp_path / "d.db", PublicAnswer(1))  # its promise comes with the first private answer
     charge(tmp_path / "d.db", POOL).write_bytes(b"?")
     assert f"unknown: {tmp_path / 'd.db'} (damaged)." in together(tmp_path / "e").words
+    way = {"adjacency": "replace_one"}
+    charge(tmp_path / "g.db", POOL, **way).unlink()
+    twice = Accountant(1e-5, **way).add([POOL]).get_epsilon(1e-5)  # type: ignore[arg-type]
+    grown = (together(tmp_path / "e").stated.epsilon or 0.0) - (found.stated.epsilon or 0.0)
+    assert grown >= twice > 3.0
+    charge(tmp_path / "h.db", POOL, replace(POOL, budget=None)).unlink()  # no promise any more
+    assert together(tmp_path / "e").stated.epsilon is None
     charge(tmp_path / "f.db", PublicAnswer(1)).unlink()
     assert together(tmp_path / "e").stated.epsilon is None
+
+
+def test_too_many_ledgers_have_no_sum(tmp_path: Path) -> None:
+    for number in range(10):
+        charge(tmp_path / f"{number}.db", BOX, delta=0.1)
+    assert "δ of all ledgers add up to 1 or more" in together(tmp_path / "e").words
 
 
 def test_plans_of_one_order_compose_and_caveats_stay(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -15,7 +16,6 @@ import pytest
 import torch
 from head_ensembles import BASE, write_ensemble
 from prometheus_client import generate_latest
-from safetensors.torch import load_file, save_file
 from serving_cases import CHAT, IN_VLLM, MODEL
 from starlette.testclient import TestClient
 from stub_engine import ByteTokenizer
@@ -23,15 +23,18 @@ from tiny_models import TARGETS, VOCAB, tiny_model, write_adapter
 from torch import Tensor
 
 from adapmixed.ensemble import Ensemble, read_manifest, write_manifest
+from adapmixed.ensemble.lora import BatchedLoRA
+from adapmixed.ensemble.output_layer import HeadAdapters
 from adapmixed.mechanisms import AdaPMixED, ClippedLogPool, Mechanism, NextToken
 from adapmixed.privacy import Accountant
-from adapmixed.serving import wire
+from adapmixed.serving import answers
 from adapmixed.serving.admission import Admission
 from adapmixed.serving.app import Service, application
 from adapmixed.serving.batch import BatchEngine
 from adapmixed.serving.fields import Defaults
 from adapmixed.serving.metrics import Metrics
 from adapmixed.serving.scheduler import Scheduler
+from adapmixed_ext.low_rank import BLOCK
 
 ASKED: list[tuple[str, dict[str, Any]]] = [
     ("completions", {"prompt": "\x01\x02\x03", "max_tokens": 6}),
@@ -99,17 +102,22 @@ def seen(client: TestClient, metrics: Metrics, log: pytest.LogCaptureFixture) ->
     return found
 
 
-def heat(folder: Path, factor: float) -> None:
-    """Multiply half of an adapter's weights, the same that `zero` leaves 0."""
-    path = folder / "adapter_model.safetensors"
-    weights = load_file(path)
-    save_file({k: v * factor if "lora_B" in k else v for k, v in weights.items()}, path)
+def overflow(ensemble: Ensemble, value: float) -> Ensemble:
+    """Make no number of what a member computes, as weights that are too large would."""
+    for module in ensemble._forward.model.modules():
+        if isinstance(module, BatchedLoRA):
+            module.up[0].fill_(value)
+        elif isinstance(module, HeadAdapters):
+            module.codes.view(-1, module.blocks, module.rank, BLOCK)[:, 0, :, 0] = value
+    row = ensemble.logits(torch.tensor([[1, 2]]))[0][0]
+    assert not row.isfinite().any()
+    return ensemble
 
 
 PLANNED = ClippedLogPool(-1.0, 1.0, queries=10_000)
 
 
-def members(number: int, factor: float, folder: Path) -> Ensemble:
+def members(number: int, folder: Path) -> Ensemble:
     """Return an ensemble of three members, of which other ones equal the public model."""
     base, zero = tiny_model("llama"), ({0, 1}, {2})[number]
     write: Callable[..., Path] = write_adapter
@@ -118,32 +126,28 @@ def members(number: int, factor: float, folder: Path) -> Ensemble:
               target_modules=TARGETS["llama"])
         for i in range(3)
     ]  # fmt: skip
-    if number == 1:
-        heat(folders[0], factor)
     return Ensemble.from_pretrained(base, folders)
 
 
-def heads(number: int, factor: float, folder: Path) -> Ensemble:
+def heads(number: int, folder: Path) -> Ensemble:
     """Return an ensemble of output layers, for vLLM, of which other ones are missing."""
     path, missing = write_ensemble(folder / str(number), 3, seed=number), ({0, 1}, {2})[number]
     whole = read_manifest(path)
     names = tuple(None if i in missing else name for i, name in enumerate(whole.members))
     write_manifest(path, replace(whole, members=names))
-    if number == 1:
-        heat(path / "member-000", factor)
     return Ensemble.from_pretrained(str(BASE), path)
 
 
 @pytest.mark.parametrize(
-    ("mechanism", "epsilon", "factor", "in_vllm"),
+    ("mechanism", "epsilon", "value", "in_vllm"),
     [
-        (PLANNED, None, 1.0, False),
-        (PLANNED, None, 1e36, False),  # its rows are not finite
-        (ClippedLogPool(-1.0, 1.0), EPSILON, 1.0, False),
-        (AdaPMixED(order=3.0, target_leakage=0.05), None, 1.0, False),
-        (AdaPMixED(order=3.0, target_leakage=0.05), None, 1e36, False),
-        pytest.param(PLANNED, None, 1e36, True, marks=IN_VLLM),
-        pytest.param(ClippedLogPool(-1.0, 1.0), EPSILON, 1.0, True, marks=IN_VLLM),
+        (PLANNED, None, None, False),
+        (PLANNED, None, math.nan, False),
+        (ClippedLogPool(-1.0, 1.0), EPSILON, None, False),
+        (AdaPMixED(order=3.0, target_leakage=0.05), None, None, False),
+        (AdaPMixED(order=3.0, target_leakage=0.05), None, math.nan, False),
+        pytest.param(PLANNED, None, math.nan, True, marks=IN_VLLM),
+        pytest.param(ClippedLogPool(-1.0, 1.0), EPSILON, None, True, marks=IN_VLLM),
     ],
     ids=[
         "a plan",
@@ -158,7 +162,7 @@ def heads(number: int, factor: float, folder: Path) -> Ensemble:
 def test_members_change_nothing_but_the_tokens(
     mechanism: Mechanism,
     epsilon: float | None,
-    factor: float,
+    value: float | None,
     in_vllm: bool,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -174,14 +178,16 @@ def test_members_change_nothing_but_the_tokens(
         return torch.tensor([(7 * (drawn - row)) % VOCAB for row in range(rows)])
 
     monkeypatch.setattr(NextToken, "sample", forced)
-    monkeypatch.setattr(wire.secrets, "token_hex", lambda size: "00" * size)
-    monkeypatch.setattr(wire.time, "time", lambda: 1.0)
+    monkeypatch.setattr(answers.secrets, "token_hex", lambda size: "00" * size)
+    monkeypatch.setattr(answers.time, "time", lambda: 1.0)
     caplog.set_level(logging.INFO)
     results: list[list[object]] = []
     printed: list[object] = []
     spent: list[list[bool]] = []
     for number in range(2):
-        ensemble = (heads if in_vllm else members)(number, factor, tmp_path)
+        ensemble = (heads if in_vllm else members)(number, tmp_path)
+        if number == 1 and value is not None:
+            overflow(ensemble, value)
         drawn = 0
         served = answering(mechanism, ensemble, epsilon, in_vllm)
         with served as (client, accountant, metrics):

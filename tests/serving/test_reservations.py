@@ -13,9 +13,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from serving_cases import ASK, listening, new_usage, served
 from stub_engine import ByteTokenizer, StubEngine
 
+from adapmixed.mechanisms import ClippedLogPool
+from adapmixed.privacy import Accountant
+from adapmixed.rng import SecureRandom
+from adapmixed.serving.admission import Admission, Reservation
 from adapmixed.serving.clients import Clients
 from adapmixed.serving.engine import Prompt
 from adapmixed.serving.keys import add_key, read_keys
@@ -65,10 +70,59 @@ class Strict(ByteTokenizer):
         return super().decode(ids, **options)
 
 
-def test_a_prompt_that_cannot_be_decoded_reserves_nothing() -> None:
-    with served(StubEngine(queries=100), tokenizer=Strict()) as server:
-        server.client().post("/v1/completions", json=ASK | {"prompt": [97, 70], "max_tokens": 40})
+def test_a_prompt_that_cannot_be_decoded_reserves_nothing(tmp_path: Path) -> None:
+    secret = add_key(tmp_path / "keys.json", "alice", tokens=100)
+    usage = new_usage(tmp_path / "usage")
+    clients = Clients(read_keys(tmp_path / "keys.json"), usage)
+    with served(StubEngine(queries=100), tokenizer=Strict(), clients=clients) as server:
+        asking = server.client(headers={"Authorization": f"Bearer {secret}"})
+        asked = ASK | {"prompt": [97, 70], "max_tokens": 40}
+        assert asking.post("/v1/completions", json=asked).status_code == 500
         assert server.settled(1.0), server.admission.reserved
+        assert usage.used("alice") == 0
+
+
+def test_a_key_loses_nothing_if_the_server_stops_before_its_answer(tmp_path: Path) -> None:
+    secret = add_key(tmp_path / "keys.json", "alice", tokens=100)
+    usage = new_usage(tmp_path / "usage")
+    clients = Clients(read_keys(tmp_path / "keys.json"), usage)
+    with served(StubEngine(queries=100), clients=clients) as server:
+        admit = usage.admit
+
+        def stopped(*counted: Any) -> bool:
+            server.scheduler.stop(0)
+            return admit(*counted)
+
+        usage.admit = stopped  # type: ignore[method-assign]
+        asking = server.client(headers={"Authorization": f"Bearer {secret}"})
+        assert asking.post("/v1/completions", json=ASK).status_code == 503
+    deadline = time.monotonic() + 10
+    while usage.used("alice") and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert usage.used("alice") == 0
+
+
+def test_free_answers_are_not_spent_while_others_run() -> None:
+    """Of 23 answers beside one that goes on, none finds its plan spent: all are public."""
+    mechanism = ClippedLogPool(-0.5, 0.5, queries=100, public_confidence=0.5)
+    accountant, public = Accountant(1e-5), torch.tensor([[5.0, 0.0, 0.0, 0.0]])
+    accountant.bind(mechanism, 3)
+    admission = Admission(accountant, mechanism)
+
+    def token(reservation: Reservation) -> None:
+        ticket = mechanism.propose(public.repeat(3, 1, 1), public, rng=SecureRandom())
+        accountant.charge(ticket)
+        ticket.release()
+        reservation.charged()
+
+    goes_on = admission.reserve(40)
+    for _ in range(23):
+        token(goes_on)
+        short = admission.reserve(10)
+        for _ in range(10):
+            token(short)
+        short.close()
+    assert accountant.planned == 0 and admission.reserve(0) and admission.left == 100 - 17
 
 
 @pytest.mark.parametrize("error", [SystemExit, type("PanicException", (BaseException,), {})])

@@ -61,6 +61,9 @@ APPLICATION_ID = 0x4144504D  # "ADPM", in the header of the file
 BUSY_SECONDS = 5.0
 WRITING = threading.Lock()
 """Held by the thread that writes. Where two connections meet, SQLite polls, and one may lose."""
+os.register_at_fork(
+    before=WRITING.acquire, after_in_parent=WRITING.release, after_in_child=WRITING.release
+)
 
 SCHEMA = {
     "record": "CREATE TABLE record (\n"

@@ -192,6 +192,8 @@ def _sum(readings: Sequence[Reading], missing: Sequence[Entry]) -> tuple[Guarant
     found += missing
     epsilons, how = [one.epsilon or 0.0 for one in found], "their ε and δ added; "
     epsilon, delta = math.fsum(epsilons), float(sum(Decimal(repr(one.delta)) for one in found))
+    if delta >= 1:
+        return nothing, "no ε, as the δ of all ledgers add up to 1 or more."
     if math.isfinite(epsilon) and math.fsum([*epsilons, -epsilon]) > 0:  # it was rounded down
         epsilon = math.nextafter(epsilon, math.inf)
     composed = None if missing else _composed(accounts, way)

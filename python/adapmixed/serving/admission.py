@@ -43,8 +43,9 @@ class Admission:
             RequestError: 503: others have reserved what is left. Nothing is reserved.
         """
         with self._lock:
-            if self._reserved == 0:  # answers from public values alone cost nothing
-                self._spent = self._accountant.planned
+            # Answers from public values alone cost nothing, and more may be charged than was freed.
+            charged = self._accountant.planned
+            self._spent = min(self._spent, charged) if self._reserved else charged
             check_left(self._mechanism, self._spent, tokens)
             planned = self._mechanism.planned_queries
             if planned is not None and self._spent + self._reserved + tokens > planned:

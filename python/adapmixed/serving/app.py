@@ -15,7 +15,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp
 
 from adapmixed.serving.admission import Admission
-from adapmixed.serving.answers import Stream, Whole
+from adapmixed.serving.answers import Stream, Whole, Writer
 from adapmixed.serving.bodies import MAX_BODY, parsed
 from adapmixed.serving.clients import Client, Clients
 from adapmixed.serving.engine import Query
@@ -35,7 +35,6 @@ from adapmixed.serving.metrics import Metrics
 from adapmixed.serving.prompts import window_error
 from adapmixed.serving.running import Desk
 from adapmixed.serving.scheduler import Scheduler
-from adapmixed.serving.wire import Writer
 
 BODY_SECONDS = 60.0
 """Seconds that a client may take to send its body."""

@@ -55,6 +55,7 @@ class Desk:
                 try:
                     if counted:
                         await asyncio.to_thread(client.admit, counted)
+                        undo.callback(client.give_back, counted)
                 except LedgerError:  # no later answer could be counted either
                     self._scheduler.fail("the tokens of a key could not be counted durably")
                     raise stopping() from None
