@@ -206,7 +206,8 @@ $(VENV)/.lab: $(INSTALLED)
 	@touch $@
 
 $(VENV)/.test: $(VENV)/.lab
-	$(PIP) install -c constraints.txt $(call extra,test) $(call extra,train) $(call extra,lm-eval)
+	$(PIP) install -c constraints.txt $(call extra,test) $(call extra,train) $(call extra,lm-eval) \
+	  $(call extra,synthesize)
 	@touch $@
 
 $(VENV)/.real: $(VENV)/.test

@@ -6,7 +6,7 @@ import argparse
 from collections.abc import Sequence
 
 from adapmixed.cli import parser_of, run_command
-from adapmixed.data.rows import missing_extra
+from adapmixed.data.text import missing_extra
 from adapmixed_lab.commands import audit, dp_sgd, reproduce
 
 PACKAGES = ("matplotlib", "opacus", "scipy")

@@ -226,4 +226,4 @@ def test_validation_losses_are_logged_for_the_operator_alone(
     assert not any(word in quiet for word in ("loss", "documents,", "tokens"))
     assert main([*arguments, str(tmp_path / "verbose"), "--verbose"]) == 0
     lines = [line for line in capsys.readouterr().err.splitlines() if "validation loss" in line]
-    assert lines and all("adapmixed.training.progress: member-00" in line for line in lines)
+    assert lines and all("adapmixed.training.pool: member-00" in line for line in lines)

@@ -14,8 +14,8 @@ from ensemble_cases import Make, rewrite, save_ensemble
 from safetensors.torch import load_file
 from tiny_models import TARGETS, VOCAB, adapted_layers, peft_logits, write_adapter
 
-from adapmixed.ensemble import Ensemble, adapter_layers, members, read_adapter
-from adapmixed.ensemble.members import fingerprint, member_digests
+from adapmixed.ensemble import Ensemble, adapter_layers, members
+from adapmixed.ensemble.members import fingerprint, member_digests, read_adapter
 
 
 def edit(folder: Path, **settings: Any) -> Path:

@@ -10,7 +10,8 @@ import torch
 from ensemble_cases import Make, rewrite
 from tiny_models import adapted_layers, peft_logits, write_adapter
 
-from adapmixed.ensemble import BatchedLoRA, Ensemble
+from adapmixed.ensemble import Ensemble
+from adapmixed.ensemble.lora import BatchedLoRA
 
 Update = tuple[torch.Tensor, torch.Tensor]
 

@@ -8,7 +8,8 @@ import pytest
 import torch
 from ensemble_cases import Make
 
-from adapmixed.ensemble import BatchedLoRA, Ensemble
+from adapmixed.ensemble import Ensemble
+from adapmixed.ensemble.lora import BatchedLoRA
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), 3e38])

@@ -12,8 +12,8 @@ import torch
 from families import linear_names, tiny
 from tiny_models import VOCAB, write_adapter
 
-from adapmixed.ensemble import Adapter, Ensemble
-from adapmixed.ensemble.lora import layer_shape
+from adapmixed.ensemble import Ensemble
+from adapmixed.ensemble.lora import Adapter, layer_shape
 from adapmixed.ensemble.support import TESTED, check_model
 
 

@@ -14,7 +14,8 @@ from tiny_models import VOCAB, around, tokenizer, write_adapter
 
 from adapmixed import Accountant, PrivateGenerator
 from adapmixed.commands.doctor import sharing
-from adapmixed.ensemble import Adapter, Ensemble
+from adapmixed.ensemble import Ensemble
+from adapmixed.ensemble.lora import Adapter
 from adapmixed.mechanisms import ClippedLogPool, Unprotected
 from adapmixed.rng import SeededRandom
 from adapmixed.serving.batch import BatchEngine

@@ -24,8 +24,8 @@ from result_cases import (
 )
 from torch import Tensor
 
-from adapmixed.evaluation import Diagnosis, Evaluation, evaluate, read_result
-from adapmixed.evaluation.diagnostics import BINS, Curve, utility_terms
+from adapmixed.evaluation import Evaluation, evaluate, read_result
+from adapmixed.evaluation.diagnostics import BINS, Curve, Diagnosis, utility_terms
 from adapmixed.evaluation.tally import CURVE_POINTS
 from adapmixed.mechanisms import AdaPMixED, Mechanism, PMixED, Unprotected
 from adapmixed.privacy.budget import ShardBudget

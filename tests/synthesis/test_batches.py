@@ -19,7 +19,7 @@ def test_each_name_has_one_slot_at_most() -> None:
     found = dealt([*documents(*names), Document("n7", "more")], 8, 20, key=KEY)
     assert [len(slots) for slots in found.slots] == [20] * 8
     held = [record for slots in found.slots for record in slots if record is not None]
-    assert len(set(held)) == len(held) == 160 - found.empty == 200 - found.left_out
+    assert len(set(held)) == len(held) == 160 - found.empty == 200 - len(found.left_out)
     assert found.names == 200 and 0 < found.empty
     assert "text of n7\n\nmore" in held
     first, again, other = (

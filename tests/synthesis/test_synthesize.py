@@ -52,7 +52,8 @@ def journal_of(out: Path) -> list[dict[str, Any]]:
 def test_the_guarantee_is_that_of_one_text(base: Path, texts: Path) -> None:
     found = begun(base, texts)
     assert found.guarantee.budget == TOKENS and 7.9 < (found.guarantee.epsilon or 0) <= 8.0
-    assert "everything of one 'who'" in str(found.guarantee)
+    assert "one record is emptied" in str(found.guarantee)
+    assert "A record is everything of one 'who'. If a record leaves, another" in found.promise
     written = dict(found)
     assert [*written] == [0, 1, 2] and all(isinstance(text, str) for text in written.values())
     assert not dict(found)  # another draw from the same records would not be paid for

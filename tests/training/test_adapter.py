@@ -12,8 +12,9 @@ import pytest
 import torch
 from tiny_models import TARGETS, VOCAB, peft_logits
 
-from adapmixed.ensemble import Ensemble, read_adapter
+from adapmixed.ensemble import Ensemble
 from adapmixed.ensemble.lora import head_name
+from adapmixed.ensemble.members import read_adapter
 from adapmixed.training import (
     FinetuneConfig,
     save_adapter,

@@ -33,7 +33,8 @@ from training_cases import (
 from adapmixed.data import Corpus
 from adapmixed.ensemble import Ensemble, read_manifest
 from adapmixed.ranks import Rank
-from adapmixed.training import TrainingRun, assign_shards, ranks, train_ensemble
+from adapmixed.training import TrainingRun, assign_shards, train_ensemble
+from adapmixed.training import folder as folders
 
 HOMES = dict(zip(USERS, assign_shards(USERS, NUM_MODELS, key=bytes.fromhex(KEY)), strict=True))
 
@@ -61,7 +62,7 @@ def quietly(run: TrainingRun, **settings: Any) -> dict[str, bytes]:
 def test_an_ensemble_is_whole_and_loads(
     base: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    caplog.set_level(logging.INFO, logger="adapmixed.training.progress")
+    caplog.set_level(logging.INFO, logger="adapmixed.training.pool")
     run = a_run(tmp_path, base, num_models=40, key_file=None)
     lines: list[str] = []
     train_ensemble(run, say=lines.append)
@@ -190,7 +191,7 @@ def test_ranks_give_the_same(base: Path, tmp_path: Path, reference: dict[str, by
 def test_a_rank_that_never_began_is_an_error(
     base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, reference: dict[str, bytes]
 ) -> None:
-    monkeypatch.setattr(ranks, "START_SECONDS", 0.3)
+    monkeypatch.setattr(folders, "START_SECONDS", 0.3)
     run = a_run(tmp_path, base)
     with pytest.raises(RuntimeError, match="rank 1 of 2 never began and left 2 members untrained"):
         quietly(run, place=Rank(0, 2))
@@ -200,7 +201,7 @@ def test_a_rank_that_never_began_is_an_error(
 
 
 def test_ranks_that_ask_at_once_are_not_taken_for_the_rank(tmp_path: Path) -> None:
-    with ranks.idle(tmp_path, 1) as one, ranks.idle(tmp_path, 1) as other:
+    with folders.idle(tmp_path, 1) as one, folders.idle(tmp_path, 1) as other:
         assert one and other
 
 
@@ -228,10 +229,10 @@ def test_ranks_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_one_process_at_a_time(base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ranks, "_LOCK_SECONDS", 0.1)
+    monkeypatch.setattr(folders, "_LOCK_SECONDS", 0.1)
     run = a_run(tmp_path, base)
     (tmp_path / "ensemble.private").mkdir(mode=0o700)
-    with ranks.locked(tmp_path / "ensemble.private", 0):
+    with folders.locked(tmp_path / "ensemble.private", 0):
         with pytest.raises(ValueError, match="another process trains as rank 0"):
             quietly(run)
 
@@ -272,7 +273,7 @@ def test_the_text_of_killed_ranks_is_removed(base: Path, tmp_path: Path) -> None
     for folder in (left, living):
         folder.mkdir()
         (folder / "shard-00001.jsonl").write_text("private")
-    with ranks.locked(private, 4):
+    with folders.locked(private, 4):
         quietly(run)
         assert not left.exists() and living.exists()
     quietly(run)

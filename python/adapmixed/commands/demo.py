@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 from adapmixed.commands.options import (
     add_options,
     check_output,
+    laboratory,
     option,
-    page_writer,
     progress_bar,
     quiet_libraries,
     random_source,
@@ -62,7 +62,7 @@ def add_parser(commands: Any) -> None:
 def methods(queries: int, num_models: int) -> dict[str, Mechanism]:
     """Return the methods to compare; fixed guarantees are planned for `queries` tokens."""
     from adapmixed.mechanisms import AdaPMixED, PMixED, PublicOnly, Unprotected
-    from adapmixed.mechanisms.planned import planned
+    from adapmixed.mechanisms.pmixed import planned
     from adapmixed.privacy.planner import chosen
 
     found: dict[str, Mechanism] = {
@@ -154,7 +154,7 @@ def run(arguments: argparse.Namespace) -> int:
         sample=_sample(ensemble, compared),
     )
     try:
-        print(f"wrote {page_writer()(report, arguments.out)[1]}")
+        print(f"wrote {laboratory('figures.html').write_page(report, arguments.out)[1]}")
     except ValueError as error:
         print(f"wrote {report.write(arguments.out)}; report.html is left out: {error}")
     print(f"\n{report.text()}\n")

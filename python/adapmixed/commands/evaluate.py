@@ -19,8 +19,8 @@ from adapmixed.commands.options import (
     SharedOptions,
     add_options,
     check_output,
+    laboratory,
     option,
-    page_writer,
     progress_bar,
     quiet_libraries,
     random_source,
@@ -97,7 +97,8 @@ def _run(arguments: argparse.Namespace, ranks: Ranks) -> int:
     if ranks.is_main:
         check_output("--json", arguments.json)
         check_output("--report", arguments.report, folder=True)
-    write_page = page_writer() if arguments.report is not None and ranks.is_main else None
+    drawn = arguments.report is not None and ranks.is_main
+    page = laboratory("figures.html") if drawn else None
     quiet_libraries()
     from adapmixed.data.text import read_text
     from adapmixed.evaluation import evaluate, plan_runs
@@ -139,8 +140,10 @@ def _run(arguments: argparse.Namespace, ranks: Ranks) -> int:
         report = replace(report, evaluations=found)
     if arguments.json is not None:
         write_private(arguments.json, report.json_text())
-    if write_page is not None:
-        print(f"wrote {write_page(report, arguments.report, figures=True)[1]}", file=sys.stderr)
+    if page is not None:
+        print(
+            f"wrote {page.write_page(report, arguments.report, figures=True)[1]}", file=sys.stderr
+        )
     return 0
 
 

@@ -8,6 +8,7 @@ import sys
 import time
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field, fields
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -202,19 +203,18 @@ def check_output(name: str, path: Path | None, *, folder: bool = False) -> None:
         raise ValueError(f"{name} must be writable, got {target}")
 
 
-def page_writer() -> Callable[..., tuple[Path, ...]]:
-    """Return the function that writes the report's page, which draws with matplotlib.
+def laboratory(module: str) -> Any:
+    """Return a module of the laboratory that writes a page, which draws with matplotlib.
 
     Raises:
         ValueError: if matplotlib is missing.
     """
-    from adapmixed.data.rows import missing_extra
+    from adapmixed.data.text import missing_extra
 
     try:
-        from adapmixed_lab.figures.html import write_page
+        return import_module(f"adapmixed_lab.{module}")
     except ModuleNotFoundError as error:
         raise missing_extra("the report's page", "matplotlib", "lab", error) from error
-    return write_page
 
 
 def write_private(path: Path, text: str) -> None:

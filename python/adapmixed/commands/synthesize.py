@@ -12,6 +12,7 @@ from adapmixed.commands.options import (
     SharedOptions,
     add_options,
     check_output,
+    laboratory,
     option,
     progress_bar,
     quiet_libraries,
@@ -42,6 +43,9 @@ class SynthesizeOptions:
     longest: int = option("most tokens of a record in a prompt; the others are cut", 256)
     plain: bool = option("prompts as plain text, without the base's chat template")
     out: Path | None = option("CSV file of the texts; OUT.private has the key and the journal")
+    report: Path | None = option(
+        "PRIVATE: folder for a page about the texts and the records; it plants some records"
+    )
     demo: bool = option("the built-in model and texts, in less than a minute")
 
 
@@ -66,6 +70,8 @@ def run(arguments: argparse.Namespace) -> int:
         if getattr(arguments, name) is None:
             raise ValueError(f"--{name} must be given, or --demo")
     check_output("--out", arguments.out)
+    check_output("--report", arguments.report, folder=True)
+    page = None if arguments.report is None else laboratory("synthetic.page")
     quiet_libraries()
     import torch
 
@@ -83,6 +89,8 @@ def run(arguments: argparse.Namespace) -> int:
     for name, default in defaults.items():
         if getattr(arguments, name) is None:
             setattr(arguments, name, default)
+    if page is not None:
+        texts = page.planted(texts, describe, min(32, arguments.count), arguments.report)
     update, close = progress_bar(0, "token")
     shared = ("epsilon", "delta", "count", "max_tokens", "batch", "temperature", "top_k", "active")
     found = synthesize(
@@ -100,17 +108,22 @@ def run(arguments: argparse.Namespace) -> int:
     )
     dealt = found.batches
     print(
-        f"{dealt.names} names: {dealt.left_out} found their batch full, {dealt.empty} slots of "
-        f"{len(dealt.slots)} batches are empty. These numbers are private.",
+        f"{dealt.names} names: {len(dealt.left_out)} found their batch full, {dealt.empty} slots "
+        f"of {len(dealt.slots)} batches are empty, {found.cut} records are longer than a prompt "
+        "holds and are cut. These numbers are private.",
         file=sys.stderr,
     )
+    written = {}
     try:
         for batch, text in found:
+            written[batch] = text
             if arguments.out is None:
                 print(f"[{batch}] {text}", flush=True)
     finally:
         close()
         found.close()
-    print(f"For all {arguments.count} texts together, as each has records of its own: ", end="")
-    print(found.guarantee)
+    print(found.promise)
+    if page is not None:
+        path = page.write_page(found, texts, written, base, arguments.report)
+        print(f"wrote {path}", file=sys.stderr)
     return 0

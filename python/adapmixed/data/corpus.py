@@ -18,8 +18,18 @@ from typing import Any
 
 from adapmixed.data.builtin import Document, private_documents
 from adapmixed.data.kinds import check_kind, files_below, kind_of
-from adapmixed.data.rows import Row, check_column, csv_rows, hub_rows, json_rows, parquet_rows
-from adapmixed.data.text import article_documents, file_documents, joined, relative_name
+from adapmixed.data.text import (
+    Row,
+    article_documents,
+    check_column,
+    csv_rows,
+    file_documents,
+    hub_rows,
+    joined,
+    json_rows,
+    parquet_rows,
+    relative_name,
+)
 
 BUILTIN = "builtin"
 HUB = "hub:"

@@ -1,13 +1,16 @@
-"""Read local UTF-8 text: files as documents, or the articles of one file."""
+"""Read local text, and the rows of CSV, JSON lines, Parquet files and hub data sets."""
 
 from __future__ import annotations
 
+import csv
+import json
 import os
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from io import BufferedReader, TextIOWrapper
 from itertools import groupby
 from pathlib import Path
+from typing import Any
 
 from adapmixed.data.builtin import Document
 from adapmixed.data.kinds import check_kind, files_below
@@ -121,3 +124,123 @@ def _articles(lines: Iterable[str], new_document: str | None) -> Iterator[str]:
     else:
         found = joined(lines, new_document)
     return (text.strip("\n") for text in found if text.strip())
+
+
+csv.field_size_limit((1 << 31) - 1)  # of the whole process; a text may be longer than 128 KiB
+
+Row = tuple[str, Mapping[str, Any]]
+"""The row's place, as a phrase for errors, and its columns."""
+
+
+def json_rows(file: Path) -> Iterator[Row]:
+    """Yield the objects of a file of JSON lines, without blank lines.
+
+    Raises:
+        ValueError: if a line is no JSON object, or one with a name twice; the message names it.
+    """
+    with open_utf8(file) as lines:  # `json.loads` skips a byte-order mark
+        for number, line in enumerate(lines, start=1):
+            if not line.strip():
+                continue
+            where = f"{file}, line {number}"
+            try:
+                row = json.loads(line, object_pairs_hook=_object)
+            except (UnicodeDecodeError, json.JSONDecodeError, RecursionError) as error:
+                raise ValueError(f"{where} must be a JSON object: {error}") from error
+            except ValueError as error:
+                raise ValueError(f"{where}: {error}") from error
+            if not isinstance(row, dict):
+                raise ValueError(f"{where} must be a JSON object, got {type(row).__name__}")
+            yield where, row
+
+
+def csv_rows(file: Path) -> Iterator[Row]:
+    """Yield the rows of a CSV file, whose first line names the columns.
+
+    Raises:
+        ValueError: if a row has more or fewer columns, or a column occurs twice.
+    """
+    reader = csv.reader(text_lines(file), strict=True)
+    try:
+        names = next(reader, [])
+        for name in names:
+            check_column(str(file), name, names)
+        for row in filter(None, reader):  # an empty line is no row
+            where = f"{file}, line {reader.line_num}"
+            if len(row) != len(names):
+                raise ValueError(f"{where} must have {len(names)} columns, got {len(row)}")
+            yield where, dict(zip(names, row, strict=True))
+    except csv.Error as error:
+        raise ValueError(f"{file} must be a CSV file: {error}") from error
+
+
+def parquet_rows(file: Path, columns: Sequence[str]) -> Iterator[Row]:
+    """Yield the rows of a Parquet file, read batch by batch and only in `columns`.
+
+    Raises:
+        ValueError: if the file is unreadable, lacks a column, or pyarrow is not installed.
+    """
+    try:
+        import pyarrow
+        from pyarrow import parquet
+    except ImportError as error:
+        raise missing_extra("reading Parquet files", "pyarrow", "train", error) from error
+    try:
+        table = parquet.ParquetFile(file)
+    except pyarrow.ArrowInvalid as error:
+        raise ValueError(f"{file} must be a Parquet file: {error}") from error
+    with table:
+        for column in columns:
+            check_column(str(file), column, table.schema_arrow.names)
+        number = 0
+        for batch in table.iter_batches(batch_size=1024, columns=list(columns)):
+            for row in batch.to_pylist():
+                number += 1
+                yield f"{file}, row {number}", row
+
+
+def hub_rows(name: str, config: str | None, split: str, revision: str | None) -> Iterator[Row]:
+    """Yield the rows of one split of a data set, streamed through `datasets`.
+
+    Args:
+        name: name on the hub, or a local folder that `datasets` can load.
+        config: the data set's configuration if it has several, or None.
+        split: the split, for instance "train".
+        revision: commit, tag or branch; None for the newest.
+
+    Raises:
+        ValueError: if the data set cannot be opened, or `datasets` is not installed.
+    """
+    try:
+        from datasets import load_dataset
+    except ImportError as error:
+        raise missing_extra("reading hub data sets", "datasets", "train", error) from error
+    try:
+        rows = load_dataset(name, config, split=split, revision=revision, streaming=True)
+    except Exception as error:  # for instance no network, or no such name or split
+        raise ValueError(f"corpus hub:{name}, split {split!r}, cannot be read: {error}") from error
+    for number, row in enumerate(rows):
+        yield f"hub:{name}, {split} row {number}", row
+
+
+def check_column(where: str, column: str, names: Sequence[str]) -> None:
+    """Raise ValueError unless there is one such column; the message names those that exist."""
+    if column not in names:
+        listed = ", ".join(sorted(map(str, names)))
+        raise ValueError(f"{where}: column must be one of {listed}, got {column!r}")
+    if names.count(column) > 1:
+        raise ValueError(f"{where}: columns must differ, got two with the name {column!r}")
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        names = [name for name, _ in pairs]
+        twice = next(name for name in names if names.count(name) > 1)
+        raise ValueError(f"names in an object must differ, got {twice!r} twice")
+    return found
+
+
+def missing_extra(what: str, package: str, extra: str, error: ImportError) -> ValueError:
+    """Return the error for a missing package that an extra installs."""
+    return ValueError(f"{what} needs {package}: pip install 'adapmixed[{extra}]' ({error})")

@@ -2,20 +2,16 @@
 
 from adapmixed.ensemble.decoder import Decoder
 from adapmixed.ensemble.ensemble import Ensemble
-from adapmixed.ensemble.lora import Adapter, BatchedLoRA
 from adapmixed.ensemble.manifest import Manifest, read_manifest, write_manifest
-from adapmixed.ensemble.members import adapter_layers, read_adapter
+from adapmixed.ensemble.members import adapter_layers
 from adapmixed.ensemble.public_model import base_files
 
 __all__ = [
-    "Adapter",
-    "BatchedLoRA",
     "Decoder",
     "Ensemble",
     "Manifest",
     "adapter_layers",
     "base_files",
-    "read_adapter",
     "read_manifest",
     "write_manifest",
 ]

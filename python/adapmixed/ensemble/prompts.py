@@ -257,6 +257,11 @@ class PromptEnsemble(Ensemble):
         self.fingerprint = hashlib.sha256(told.encode()).hexdigest()
 
     @property
+    def public_prompt(self) -> tuple[int, ...]:
+        """The tokens of a prompt without a record."""
+        return (*self._common, *self.opening)
+
+    @property
     def _window(self) -> int | None:
         """The longest input. A window that slides counts, because it would count the padding."""
         sliding = [window for _, _, window in self._empty._cached_bytes]

@@ -19,19 +19,25 @@ BETWEEN = "\n\n"
 
 
 class Batches(NamedTuple):
-    """The records of all batches.
+    """The records of all batches. All of it is private.
 
     Attributes:
         slots: for each batch its records, None in an empty slot.
-        names: the number of names in the corpus. It and the next two are private.
-        left_out: names without a slot.
-        empty: empty slots.
+        left_out: the records of names that found their batch full.
     """
 
     slots: list[list[str | None]]
-    names: int
-    left_out: int
-    empty: int
+    left_out: list[str]
+
+    @property
+    def empty(self) -> int:
+        """The number of empty slots."""
+        return sum(record is None for batch in self.slots for record in batch)
+
+    @property
+    def names(self) -> int:
+        """The number of names."""
+        return sum(map(len, self.slots)) - self.empty + len(self.left_out)
 
 
 def dealt(documents: Iterable[Document], count: int, size: int, *, key: bytes) -> Batches:
@@ -61,7 +67,5 @@ def dealt(documents: Iterable[Document], count: int, size: int, *, key: bytes) -
     for name in sorted(texts, key=lambda name: keyed_name(name, key)):
         (batch,) = assign_shards([name], count, key=key)
         found[batch].append(BETWEEN.join(texts[name]))
-    left_out = sum(max(0, len(batch) - size) for batch in found)
     slots = [[*batch[:size], *[None] * (size - len(batch))] for batch in found]
-    empty = sum(record is None for batch in slots for record in batch)
-    return Batches(slots, len(texts), left_out, empty)
+    return Batches(slots, [record for batch in found for record in batch[size:]])

@@ -54,7 +54,7 @@ class Synthesis:
         top_k, temperature, active, memory_bytes: as in `PrivateGenerator`.
         out: CSV file of the texts that are complete; None for none.
         journal: what was drawn.
-        unit: what one slot holds, as a phrase.
+        names: the column that names whose a record is; None if each row is one.
         caveats: names of `CAVEATS` that the guarantee carries.
         progress: called with (tokens drawn, most tokens).
     """
@@ -69,19 +69,33 @@ class Synthesis:
     memory_bytes: int
     out: Path | None
     journal: Journal
-    unit: str
+    names: str | None
     caveats: tuple[str, ...] = ()
     progress: Progress | None = None
+
+    @cached_property
+    def cut(self) -> int:
+        """How many records are longer than a prompt holds, and are cut. Private."""
+        return sum(self.ensemble.filled(records).cut for records in self.batches.slots)
 
     @property
     def guarantee(self) -> Guarantee:
         """The guarantee of all texts together: every record is in one batch at most."""
         pool, models = self.mechanism, self.ensemble.num_models
         answer = BoundedRangeAnswer(
-            pool.scale, pool.lower, pool.upper, models, self._most, self._most
+            pool.scale, pool.lower, pool.upper, models, self.most, self.most
         )
         events: list[Event] = [answer, *(Caveat(name) for name in self.caveats)]
-        return replace(Accountant(self.delta).add(events).guarantee(), unit=self.unit)
+        return replace(Accountant(self.delta).add(events).guarantee(), unit="record")
+
+    @property
+    def promise(self) -> str:
+        """The guarantee as a sentence about all texts."""
+        whose = "" if self.names is None else f" A record is everything of one '{self.names}'."
+        return (
+            f"For all {len(self.batches.slots)} texts together, as each has records of its own: "
+            f"{self.guarantee}{whose} If a record leaves, another may take its slot (replace-one)."
+        )
 
     def __iter__(self) -> Iterator[tuple[int, str]]:
         """Yield the batch and the text of each; a text that is complete is not drawn again.
@@ -112,7 +126,7 @@ class Synthesis:
                 texts[batch] = self._text(batch)
             if self.out is not None:
                 write_file(self.out, _csv(texts), mode=0o644)
-            done = (batch + 1) * self._most
+            done = (batch + 1) * self.most
             self._show(done)
             yield batch, texts[batch]
 
@@ -123,7 +137,7 @@ class Synthesis:
     def _steps(self, records: list[str | None], before: list[int]) -> Iterator[Tensor]:
         """Return the tokens of a text behind those that were drawn already."""
         ends = self.ensemble.end_tokens
-        if len(before) == self._most or (before and before[-1] in ends):
+        if len(before) == self.most or (before and before[-1] in ends):
             return iter(())
         answerer = Answerer(
             self.ensemble.filled(records),
@@ -135,20 +149,21 @@ class Synthesis:
         )
         return answerer.stream(
             torch.tensor([[*self.ensemble.opening, *before]]),
-            max_new_tokens=self._most - len(before),
+            max_new_tokens=self.most - len(before),
             temperature=self.temperature,
             top_k=self.top_k,
             stop_token=ends,
         )
 
     @property
-    def _most(self) -> int:
+    def most(self) -> int:
+        """The most tokens of a text, its end included."""
         assert self.mechanism.queries is not None
         return self.mechanism.queries
 
     def _show(self, done: int) -> None:
         if self.progress is not None:
-            self.progress(done, len(self.batches.slots) * self._most)
+            self.progress(done, len(self.batches.slots) * self.most)
 
     def close(self) -> None:
         """Let another process go on."""
@@ -236,10 +251,9 @@ def synthesize(
         "batches": held, "top_k": top_k, "temperature": temperature, "active": active,
     }  # fmt: skip
     journal = Journal(None if folder is None else folder / "journal.jsonl", settings)
-    unit = f"'{texts.id_column}'" if texts.id_column is not None else "record"
     return Synthesis(
         ensemble, batches, mechanism, delta, top_k, temperature, active, memory_bytes, out,
-        journal, unit, ("positions",) if texts.positional else (), progress,
+        journal, texts.id_column, ("positions",) if texts.positional else (), progress,
     )  # fmt: skip
 
 

@@ -2,17 +2,15 @@
 
 from adapmixed.training.adapter import save_adapter
 from adapmixed.training.blocks import token_blocks, token_stream
-from adapmixed.training.finetune import Trained, fit, shard_seed, train_adapter
+from adapmixed.training.finetune import shard_seed, train_adapter
 from adapmixed.training.partition import assign_shards, shard_record
 from adapmixed.training.run import TrainingRun, train_ensemble
 from adapmixed.training.settings import FinetuneConfig
 
 __all__ = [
     "FinetuneConfig",
-    "Trained",
     "TrainingRun",
     "assign_shards",
-    "fit",
     "save_adapter",
     "shard_record",
     "shard_seed",

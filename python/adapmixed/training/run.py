@@ -39,7 +39,7 @@ from adapmixed.files import check_locks, remove_leftovers
 from adapmixed.limits import check_count, check_models, check_option
 from adapmixed.ranks import Rank
 from adapmixed.training.base import base_facts, documents_of
-from adapmixed.training.folder import TrainingFolder
+from adapmixed.training.folder import TrainingFolder, locked, wait_for_members
 from adapmixed.training.member import MemberTrainer
 from adapmixed.training.partition import (
     by_hash,
@@ -49,9 +49,7 @@ from adapmixed.training.partition import (
     shard_record,
     sharing_line,
 )
-from adapmixed.training.pool import train_members
-from adapmixed.training.progress import Progress
-from adapmixed.training.ranks import locked, wait_for_members
+from adapmixed.training.pool import Progress, train_members
 from adapmixed.training.settings import FinetuneConfig
 from adapmixed.training.shards import KEY_BYTES, Spool, spool
 from adapmixed.workers import start_server

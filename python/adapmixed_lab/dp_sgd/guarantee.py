@@ -11,7 +11,7 @@ import warnings
 from dataclasses import dataclass
 from typing import Any
 
-from adapmixed.data.rows import missing_extra
+from adapmixed.data.text import missing_extra
 from adapmixed.limits import check_delta
 from adapmixed.training.settings import PRESETS
 

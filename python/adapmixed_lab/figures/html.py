@@ -57,7 +57,7 @@ def render(report: Report) -> str:
 
 
 def _page(report: Report, drawings: tuple[DrawnFigure, ...]) -> str:
-    page: str = _template().render(
+    page: str = template("report.html").render(
         report=report,
         summary=[_SUMMARY, *map(_summary, report.methods)],
         words=f"{INTERVAL_WORDS} {KEPT_WORDS}",
@@ -71,8 +71,8 @@ def _page(report: Report, drawings: tuple[DrawnFigure, ...]) -> str:
     return page
 
 
-def _template() -> Any:
-    """Return the template, which escapes all that it is given."""
+def template(name: str) -> Any:
+    """Return a template, which escapes all that it is given."""
     environment = Environment(
         loader=FileSystemLoader(Path(__file__).parent),
         autoescape=True,
@@ -81,7 +81,7 @@ def _template() -> Any:
     )
     environment.filters["typeset"] = _typeset
     environment.globals |= {"badge": _badge}
-    return environment.get_template("report.html")
+    return environment.get_template(name)
 
 
 _SUMMARY = (*TITLES[:-1], "δ", "guarantee", "neighbours", "unit", "screened", "tokens/s")

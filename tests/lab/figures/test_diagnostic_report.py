@@ -20,8 +20,8 @@ from adapmixed.cli import main
 from adapmixed.data import demo_base
 from adapmixed.data.builtin import held_out_documents
 from adapmixed.ensemble import read_manifest, write_manifest
-from adapmixed.evaluation import Diagnosis, Evaluation, Utility, Weights
-from adapmixed.evaluation.diagnostics import QUANTILES
+from adapmixed.evaluation import Evaluation, Weights
+from adapmixed.evaluation.diagnostics import QUANTILES, Diagnosis, Utility
 from adapmixed.report import training_losses
 
 pytestmark = pytest.mark.usefixtures("demo_ensemble")

@@ -1,0 +1,1 @@
+"""How like the records synthetic texts are, and what they tell of single records."""

@@ -1,0 +1,196 @@
+"""Likeness to real texts, and what synthetic ones tell of records that were planted.
+
+Everything here is an unprotected function of the records, so it is for the operator only.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import secrets
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from adapmixed.data import Corpus, Document
+from adapmixed.data.text import missing_extra
+from adapmixed.files import create_file
+from adapmixed.synthesis import Synthesis
+
+LEAST = 100
+"""Texts on either side without which MAUVE says nothing."""
+RESAMPLES = 50
+Features = NDArray[np.float32]
+
+
+class Reader:
+    """A public model as transformers runs it: it reads and writes texts without any prompt slot.
+
+    Args:
+        base: a folder, a hub name or a transformers model.
+        dtype: of its weights.
+        device: of its weights.
+    """
+
+    def __init__(self, base: Any, dtype: torch.dtype, device: str | torch.device = "cpu") -> None:
+        from transformers import AutoModelForCausalLM
+
+        if not hasattr(base, "generate"):
+            base = AutoModelForCausalLM.from_pretrained(base, dtype=dtype)
+        self._model = base.to(device).eval()
+
+    @torch.no_grad()
+    def features(self, texts: Sequence[Sequence[int]]) -> Features:
+        """Return the last hidden state behind each text of tokens, (n, d)."""
+        body, found = self._model.base_model, []
+        for tokens in texts:
+            ids = torch.tensor([tokens], device=self._model.device)
+            found.append(body(ids).last_hidden_state[0, -1].float().cpu().numpy())
+        return np.stack(found) if found else np.zeros((0, 1), dtype=np.float32)
+
+    @torch.no_grad()
+    def write(
+        self, prompt: Sequence[int], count: int, *, max_tokens: int, temperature: float,
+        top_k: int | None, ends: Sequence[int],
+    ) -> list[list[int]]:  # fmt: skip
+        """Return the tokens of so many texts behind a prompt, without their ends."""
+        ids = torch.tensor([prompt] * count, device=self._model.device)
+        ending = list(ends) or [-1]
+        written = self._model.generate(
+            ids, attention_mask=torch.ones_like(ids), max_new_tokens=max_tokens, do_sample=True,
+            temperature=temperature, top_k=top_k or 0, top_p=1.0, repetition_penalty=1.0,
+            eos_token_id=ending, pad_token_id=ending[0],
+        )  # fmt: skip
+        return [until(row, ending) for row in written[:, len(prompt) :].tolist()]
+
+
+def until(tokens: Sequence[int], ends: Collection[int]) -> list[int]:
+    """Return the tokens before the first that ends a text."""
+    stops = [place for place, token in enumerate(tokens) if token in ends]
+    return list(tokens[: min(stops, default=len(tokens))])
+
+
+def mauve(texts: Features, others: Features, seed: int = 0) -> float:
+    """Return MAUVE of two sets of features: 1 for equal distributions (arXiv 2102.01454).
+
+    Raises:
+        ValueError: the package mauve-text is missing.
+    """
+    try:
+        from mauve import compute_mauve
+    except ModuleNotFoundError as error:
+        raise missing_extra("MAUVE", "mauve-text", "synthesize", error) from error
+    clusters = max(2, min(len(texts), len(others)) // 20)
+    found = compute_mauve(texts, others, num_buckets=clusters, verbose=False, seed=seed)
+    return float(found.mauve)
+
+
+def mauve_interval(texts: Features, others: Features) -> tuple[float, float, float] | None:
+    """Return MAUVE and a 95 % interval, by resampling both sets; None for too few texts."""
+    if min(len(texts), len(others)) < LEAST:
+        return None
+    rng = np.random.default_rng(0)
+    again = [mauve(_again(texts, rng), _again(others, rng), seed) for seed in range(RESAMPLES)]
+    low, high = np.quantile(again, (0.025, 0.975))
+    return mauve(texts, others), float(low), float(high)
+
+
+def _again(features: Features, rng: np.random.Generator) -> Features:
+    return features[rng.integers(len(features), size=len(features))]
+
+
+def shared_words(text: str, records: Sequence[str]) -> int:
+    """Return the length of the longest run of words that a text shares with one of the records."""
+    words, longest = text.split(), 0
+    for record in records:
+        other, before = record.split(), [0] * (len(words) + 1)
+        for word in other:
+            row = [0]
+            for (diagonal, _), own in zip(pairwise(before), words, strict=True):
+                row.append(diagonal + 1 if own == word else 0)
+            longest, before = max(longest, *row), row
+    return longest
+
+
+@dataclass(frozen=True)
+class Canaries(Corpus):
+    """A corpus and records that were made up, each under a name and with a code of its own.
+
+    Attributes:
+        codes: of these records.
+        describe: what a record is.
+    """
+
+    codes: tuple[str, ...] = ()
+    describe: str = ""
+
+    @classmethod
+    def among(cls, corpus: Corpus, describe: str, count: int, folder: Path) -> Canaries:
+        """Return a corpus with so many more records, whose codes the folder keeps."""
+        fresh = [f"{secrets.randbelow(10**8):08}" for _ in range(count)]
+        create_file(folder / "codes.json", json.dumps(fresh).encode())
+        codes = json.loads((folder / "codes.json").read_text(encoding="utf-8"))
+        given = {one.name: getattr(corpus, one.name) for one in fields(corpus) if one.init}
+        return cls(**given, codes=tuple(codes[:count]), describe=describe)
+
+    def documents(self, render: Any = None) -> Iterator[Document]:
+        """Yield the documents of the corpus, and those that were made up."""
+        yield from super().documents(render)
+        for number, code in enumerate(self.codes):
+            yield Document(f"\0planted {number}", record_of(self.describe, code))
+
+    @property
+    def records(self) -> tuple[str, ...]:
+        """The records that were made up."""
+        return tuple(record_of(self.describe, code) for code in self.codes)
+
+
+def record_of(describe: str, code: str) -> str:
+    """Return a record that holds a code."""
+    return f"{describe}: the code is {code}."
+
+
+def exposures(
+    found: Synthesis, corpus: Canaries, texts: Mapping[int, str]
+) -> list[tuple[bool, float]]:
+    """Return, for each planted record, whether its code was written out, and its exposure.
+
+    The exposure is log2 R − log2 of the rank of the true code among R. Codes are ranked by how
+    likely they make the text of the record's batch, if each is the record of a prompt: more than
+    anybody who sees the text alone can know. By chance it is 1.44 bits for large R.
+    """
+    ensemble, result = found.ensemble, []
+    for code, planted in zip(corpus.codes, corpus.records, strict=True):
+        batch = next((at for at, one in enumerate(found.batches.slots) if planted in one), None)
+        if batch is None or not (tokens := found.journal.tokens[batch]):
+            continue
+        others = [_other(corpus.describe, code, at) for at in range(1, ensemble.num_models)]
+        ids = torch.tensor([[*ensemble.opening, *tokens]])
+        likely = torch.zeros(ensemble.num_models, dtype=torch.float64)
+        first = len(ensemble.opening) - 1
+        filled = ensemble.filled([planted, *others])
+        for span, private, _, _ in filled.iter_logits(ids, memory_bytes=found.memory_bytes):
+            for at in range(max(span.start, first), min(span.stop, ids.shape[1] - 1)):
+                rows = private[:, 0, at - span.start].double().log_softmax(-1)
+                likely += rows[:, ids[0, at + 1]].cpu()
+        rank = 1 + int((likely[1:] >= likely[0]).sum())
+        result.append((code in texts[batch], math.log2(len(likely)) - math.log2(rank)))
+    return result
+
+
+def chance(ranks: int) -> float:
+    """Return the mean exposure of a code that nothing tells of, among so many."""
+    return math.log2(ranks) - sum(map(math.log2, range(1, ranks + 1))) / ranks
+
+
+def _other(describe: str, code: str, number: int) -> str:
+    """Return the same record with another code."""
+    digest = hashlib.blake2b(f"{number} {code}".encode()).digest()
+    return record_of(describe, f"{int.from_bytes(digest, 'big') % 10**8:08}")

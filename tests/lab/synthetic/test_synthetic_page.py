@@ -1,0 +1,139 @@
+"""The page of synthetic texts: likeness, and what texts tell of records that were planted."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from report_cases import HOSTILE, Page
+
+from adapmixed.data import Corpus, demo_base
+from adapmixed.synthesis import Synthesis, synthesize
+from adapmixed_lab.synthetic import quality
+from adapmixed_lab.synthetic.page import write_page
+from adapmixed_lab.synthetic.quality import (
+    LEAST,
+    Canaries,
+    Reader,
+    chance,
+    exposures,
+    mauve_interval,
+    shared_words,
+    until,
+)
+
+SIZE = 8
+
+
+@pytest.fixture(scope="module")
+def begun(tmp_path_factory: pytest.TempPathFactory) -> tuple[Synthesis, Canaries]:
+    """Return a synthesis in which each batch has one of the planted records."""
+    folder = tmp_path_factory.mktemp("texts")
+    rows = [f'{{"text": "The name {k} of a module is {HOSTILE[:8]}."}}' for k in range(18)]
+    (folder / "texts.jsonl").write_text("\n".join(rows))
+    (folder / "codes.json").write_text('["65412307", "15987201"]')
+    corpus = Canaries.among(Corpus(str(folder / "texts.jsonl")), "Python", 2, folder)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("adapmixed.synthesis.run.os.urandom", lambda size: bytes([1]) * size)
+        found = synthesize(
+            str(demo_base()), corpus, "Python", epsilon=8.0, delta=1e-6, count=2, max_tokens=12,
+            batch=SIZE, longest=40, plain=True,
+        )  # fmt: skip
+    pairs = zip(corpus.records, found.batches.slots, strict=True)
+    assert all(planted in slots for planted, slots in pairs)
+    return found, corpus
+
+
+def test_a_text_from_a_records_own_prompt_exposes_it(begun: tuple[Synthesis, Canaries]) -> None:
+    """Each token is the one that the true code makes likeliest beside the others."""
+    found, corpus = begun
+    others = [quality._other("Python", corpus.codes[0], at) for at in range(1, SIZE)]
+    ids, tokens = torch.tensor([list(found.ensemble.opening)]), []
+    decoder = found.ensemble.filled([corpus.records[0], *others]).decoder(ids, new_tokens=20)
+    for _ in range(20):
+        rows = decoder.logits.private[:, 0].log_softmax(-1)
+        tokens.append(int((rows[0] - rows[1:].amax(0)).argmax()))
+        decoder.append(torch.tensor(tokens[-1:]))
+    found.journal.tokens.update({0: tokens, 1: tokens})
+    measured = exposures(found, corpus, dict.fromkeys(range(2), corpus.records[0]))
+    assert [seen for seen, _ in measured] == [True, False]
+    assert measured[0][1] == 3.0 and chance(SIZE) < 1.1
+
+
+def test_codes_are_kept(tmp_path: Path) -> None:
+    first, again = (Canaries.among(Corpus("builtin"), "x", 3, tmp_path) for _ in range(2))
+    assert first == again and len(set(first.codes)) == 3 and all(len(c) == 8 for c in first.codes)
+    assert [one.text for one in first.documents()][-3:] == list(first.records)
+    assert (tmp_path / "codes.json").stat().st_mode & 0o777 == 0o600
+
+
+def test_exposure_by_chance() -> None:
+    ranks = np.arange(1, 33)
+    assert chance(32) == pytest.approx(float(np.mean(5 - np.log2(ranks))))
+
+
+def test_the_public_model_alone_is_the_row_without_a_record(
+    begun: tuple[Synthesis, Canaries],
+) -> None:
+    """Transformers writes what the public row says, up to its first end."""
+    found, _ = begun
+    reader = Reader(str(demo_base()), torch.float32)
+    ends = sorted(found.ensemble.end_tokens)
+    written = reader.write(
+        found.ensemble.public_prompt, 2, max_tokens=12, temperature=1.0, top_k=1, ends=ends
+    )
+    decoder = found.ensemble.decoder(torch.tensor([list(found.ensemble.opening)]), new_tokens=12)
+    tokens: list[int] = []
+    for _ in range(12):
+        tokens.append(int(decoder.logits.public[0].argmax()))
+        decoder.append(torch.tensor(tokens[-1:]))
+    assert written == [until(tokens, ends)] * 2 and len(written[0]) > 1
+
+
+def test_mauve_tells_distributions_apart() -> None:
+    rng = np.random.default_rng(0)
+    one, same, other = (
+        (rng.standard_normal((150, 6)) + shift).astype(np.float32) for shift in (0, 0, 2)
+    )
+    alike, apart = mauve_interval(one, same), mauve_interval(one, other)
+    assert alike is not None and apart is not None
+    assert alike[1] > apart[2] and apart[0] < 0.5 < alike[0]
+    assert all(low <= value <= high for value, low, high in (alike, apart))
+    assert mauve_interval(one[: LEAST - 1], other) is None
+
+
+@pytest.mark.parametrize(
+    "text,records,longest",
+    [
+        ("a b c d", ["x b c y", "d a b"], 2),
+        ("a b c d", ["a b c d e"], 4),
+        ("a a a", ["a a b a a a"], 3),
+        ("", ["a"], 0),
+        ("a", [], 0),
+        ("c d a", ["a b c d"], 2),
+    ],
+)
+def test_shared_words(text: str, records: list[str], longest: int) -> None:
+    assert shared_words(text, records) == longest
+
+
+def test_the_page_escapes_texts_and_says_what_it_is(
+    begun: tuple[Synthesis, Canaries], tmp_path: Path
+) -> None:
+    made, corpus = begun
+    made.journal.tokens.clear()
+    path = write_page(made, corpus, dict(made), str(demo_base()), tmp_path / "page")
+    page = Page(path.read_text(encoding="utf-8"))
+    assert "script" not in {tag for tag, _ in page.elements}
+    for words in (
+        made.promise,
+        "for the operator alone",
+        "20, with 2 that were planted",
+        f"{len(made.batches.left_out)}",
+        "records that were cut",
+        HOSTILE[:8],
+    ):
+        assert words in page.text
+    assert path.parent.stat().st_mode & 0o777 == 0o700
