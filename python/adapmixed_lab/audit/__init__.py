@@ -19,6 +19,7 @@ AUDITS = {
     "adversary": "play the worst adaptive adversary against the log pool's many answers",
     "odometer": "enumerate adaptive trees under AdaPMixED's running ε(D)",
     "canaries": "plant secrets in training text: one-run audit and exposure",
+    "synthesis": "enumerate all texts of batches with and without a planted record",
 }
 
 

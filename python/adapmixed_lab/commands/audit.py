@@ -41,7 +41,7 @@ def run(arguments: argparse.Namespace) -> int:
     check_output("--json", arguments.json)
     if arguments.seed is not None and arguments.seed < 0:
         raise ValueError(f"--seed must be >= 0, got {arguments.seed}")
-    if "canaries" in (arguments.names or AUDITS):  # canaries trains models
+    if {"canaries", "synthesis"} & set(arguments.names or AUDITS):  # they load models
         quiet_libraries()
     effort, findings, audit = Effort(arguments.seconds, arguments.seed), [], ""
     for finding in run_audits(arguments.names, effort):
