@@ -176,6 +176,19 @@ FAULTS: list[tuple[str, str, Replacement, str]] = [
     ("adapmixed_ext:log_pool", "an exhausted member of a pool still contributes",
      lambda original: lambda *rows, active=None, **named: original(*rows, **named),
      "mechanisms/test_clipped.py::test_the_charged_members_alone_are_released"),
+    # Every text has records of its own, and a batch is drawn from once.
+    ("adapmixed.synthesis.batches:dealt", "a record lies in every batch",
+     changed(lambda found: found._replace(slots=[found.slots[0]] * len(found.slots))),
+     "synthesis/test_batches.py::test_each_name_has_one_slot_at_most"),
+    ("adapmixed.synthesis.journal:Journal.begin", "a token is drawn before its batch is spent",
+     instead(lambda self, batch: self.tokens.setdefault(batch, [])),
+     "synthesis/test_synthesize.py::test_a_batch_is_spent_before_its_first_token"),
+    ("adapmixed.synthesis.journal:Journal._read", "a journal forgets the batches that are spent",
+     instead(lambda self, path, expected: 0),
+     "synthesis/test_synthesize.py::test_a_run_goes_on_from_any_line_of_its_journal"),
+    ("adapmixed.synthesis.run:Synthesis._drawn", "a second iteration draws from the same records",
+     lambda original: property(original.func),
+     "synthesis/test_synthesize.py::test_the_guarantee_is_that_of_one_text"),
 ]  # fmt: skip
 
 
