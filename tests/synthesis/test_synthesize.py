@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from processes import ended
 from tiny_models import around, tiny_model, tokenizer
 
 from adapmixed import cli
@@ -107,6 +108,25 @@ def test_a_batch_is_spent_before_its_first_token(
     entries = journal_of(tmp_path / "out.csv")[1:]
     assert entries[0] == {"batch": 0} and len(entries) == 4
     assert not (tmp_path / "out.csv").exists()
+
+
+@pytest.mark.parametrize("kept", [True, False])
+def test_a_forked_child_draws_nothing(base: Path, texts: Path, tmp_path: Path, kept: bool) -> None:
+    """Parent and child would each draw a text from the same records."""
+    out = tmp_path / "out.csv" if kept else None
+    found = begun(base, texts, out=out)
+
+    def work() -> None:
+        with pytest.raises(ValueError, match="in the process that made it"):
+            next(iter(found))
+        found.close()  # the parent goes on, and is the only one
+        if kept:
+            with pytest.raises(BlockingIOError):
+                begun(base, texts, out=out)
+
+    assert ended(work) == 0
+    assert len(dict(found)) == COUNT
+    found.close()
 
 
 def test_nothing_is_spent_by_a_text_that_does_not_fit(

@@ -41,7 +41,7 @@ class Journal:
     def __init__(self, path: Path | None, settings: Mapping[str, Any]) -> None:
         self.tokens: dict[int, list[int]] = {}
         self.ended: set[int] = set()
-        self._stack, self._file = ExitStack(), None
+        self._stack, self._file, self._process = ExitStack(), None, os.getpid()
         if path is None:
             return
         try:
@@ -99,6 +99,8 @@ class Journal:
         self.ended.add(batch)
 
     def _append(self, entry: Mapping[str, Any]) -> None:
+        if os.getpid() != self._process:  # parent and child of a fork would each draw a text
+            raise ValueError("a synthesis must be used in the process that made it, got a fork")
         if self._file is not None:
             line = _line(entry)
             if self._file.write(line) != len(line):
@@ -107,7 +109,8 @@ class Journal:
 
     def close(self) -> None:
         """Let another process write the file."""
-        self._stack.close()
+        if os.getpid() == self._process:  # a forked child must not, as its parent holds it
+            self._stack.close()
 
 
 def _line(entry: Mapping[str, Any]) -> bytes:
