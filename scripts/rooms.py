@@ -16,12 +16,12 @@ SOURCES = (".py", ".pyi", ".c", ".cpp", ".h", ".cu", ".cuh")
 # Until private texts from prompts stand: 900 lines of Python, 900 of the laboratory and 1 200 of
 # tests are allowed beyond what stood before them (24 039, 6 557, 36 096).
 BUDGETS = {
-    "python/adapmixed": 24_936,
+    "python/adapmixed": 24_934,
     "python/adapmixed_lab": 6_557,
     "adapmixed_ext": 2_470,
     "csrc": 10_683,
     "benchmarks": 2_372,
-    "tests": 36_620,
+    "tests": 36_625,
     "docs": 5_850,
 }
 
