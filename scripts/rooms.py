@@ -17,11 +17,11 @@ SOURCES = (".py", ".pyi", ".c", ".cpp", ".h", ".cu", ".cuh")
 # tests are allowed beyond what stood before them (24 039, 6 557, 36 096).
 BUDGETS = {
     "python/adapmixed": 24_934,
-    "python/adapmixed_lab": 6_743,
+    "python/adapmixed_lab": 6_924,
     "adapmixed_ext": 2_470,
     "csrc": 10_683,
     "benchmarks": 2_372,
-    "tests": 36_776,
+    "tests": 36_930,
     "docs": 5_850,
 }
 
