@@ -14,11 +14,11 @@ from pathlib import Path
 
 SOURCES = (".py", ".pyi", ".c", ".cpp", ".h", ".cu", ".cuh")
 # Until private texts from prompts stand: 900 lines of Python, 900 of the laboratory and 1 200 of
-# tests are allowed beyond what stood before them (24 039, 6 557, 36 096). The field's baselines take
-# up to 650 of the laboratory's.
+# tests are allowed beyond what stood before them (24 039, 6 557, 36 096). The field's baselines
+# take up to 650 of the laboratory's.
 BUDGETS = {
     "python/adapmixed": 24_934,
-    "python/adapmixed_lab": 7_142,
+    "python/adapmixed_lab": 7_115,
     "adapmixed_ext": 2_470,
     "csrc": 10_683,
     "benchmarks": 2_372,
