@@ -44,6 +44,7 @@ def test_every_setting_keeps_to_its_epsilon() -> None:
             assert guarantee.kind == (EX_POST if ex_post else "fixed"), name
             assert guarantee.epsilon is not None and guarantee.epsilon <= target * (1 + 1e-9)
             assert ex_post or guarantee.epsilon > 0.99 * target
+    assert name == "submix, claims 4" and guarantee.kind == "none"
 
 
 def test_a_member_within_the_ball_keeps_its_whole_distribution() -> None:
