@@ -18,11 +18,11 @@ SOURCES = (".py", ".pyi", ".c", ".cpp", ".h", ".cu", ".cuh")
 # take up to 650 of the laboratory's.
 BUDGETS = {
     "python/adapmixed": 24_934,
-    "python/adapmixed_lab": 7_115,
+    "python/adapmixed_lab": 7_209,
     "adapmixed_ext": 2_470,
     "csrc": 10_683,
     "benchmarks": 2_372,
-    "tests": 37_015,
+    "tests": 37_119,
     "docs": 5_850,
 }
 

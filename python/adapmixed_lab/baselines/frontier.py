@@ -82,17 +82,7 @@ def text(found: Sequence[Evaluation]) -> str:
 
 def draw(found: Sequence[Evaluation]) -> DrawnFigure:
     """Draw perplexity against ε, a line for each method, with lines across for the references."""
-    from adapmixed_lab.figures.figures import bar
-    from adapmixed_lab.figures.style import (
-        COLOURS,
-        DASHES,
-        GREY,
-        LINE_STYLES,
-        MARKERS,
-        DrawnFigure,
-        canvas,
-        number_axis,
-    )
+    from adapmixed_lab.figures import figures, style
 
     most = 2 * min(one.perplexity for one in found if one.guarantee.kind == "public")
     shown = [one for one in found if one.perplexity <= most]
@@ -100,29 +90,28 @@ def draw(found: Sequence[Evaluation]) -> DrawnFigure:
     for one in shown:
         if one.guarantee.epsilon not in (None, 0.0, math.inf):
             lines.setdefault(one.name.partition(",")[0], []).append(one)
-    with canvas(5.4) as (figure, axes):
-        for (name, several), colour in zip(lines.items(), cycle(COLOURS), strict=False):
+    with style.canvas(5.4) as (figure, axes):
+        for (name, several), colour in zip(lines.items(), cycle(style.COLOURS), strict=False):
             kind, paid = several[0].guarantee.kind, [one.guarantee.epsilon for one in several]
-            middle = [one.perplexity for one in several]
-            ends = np.abs(np.array([bar(one) for one in several]) - np.array(middle)[:, None]).T
+            middle = np.array([one.perplexity for one in several])
+            ends = abs(np.array([figures.bar(one) for one in several]).T - middle)
+            marks = {"marker": style.MARKERS.get(kind, "o"), "linestyle": style.LINE_STYLES[kind]}
             axes.errorbar(
-                paid, middle, ends, label=name, color=colour, marker=MARKERS.get(kind, "o"),
-                linestyle=LINE_STYLES.get(kind, "-"), markersize=6, elinewidth=1.0, capsize=2.5,
+                paid, middle, ends, label=name, color=colour, markersize=6, elinewidth=1.0,
+                capsize=2.5, **marks,
             )  # fmt: skip
         levels = [one for one in shown if one.guarantee.kind in ("public", "none")]
-        for one, dash in zip(levels, cycle(DASHES), strict=False):
-            look = {"color": GREY, "linewidth": 1.2, "linestyle": dash, "zorder": 1}
+        for one, dash in zip(levels, cycle(style.DASHES), strict=False):
+            look = {"color": style.GREY, "linewidth": 1.2, "linestyle": dash, "zorder": 1}
             axes.axhline(one.perplexity, label=one.name, **look)
         axes.set(xlabel="ε (nats)", ylabel="perplexity (lower is better)", xscale="log")
-        number_axis(axes.xaxis)
-        number_axis(axes.yaxis)
+        style.number_axis(axes.xaxis)
+        style.number_axis(axes.yaxis)
         figure.legend(loc="outside lower left", ncols=3, handlelength=2)
     caption = (
-        "Lower and further to the left is better, but only among marks of one shape. Circles are "
-        "fixed guarantees. Diamonds, with dashed lines, are data-dependent values of ε, which are "
-        "for the operator. Lines across have no ε. Bars are 95 % intervals of the paired "
-        "difference to the public model."
+        "Circles are fixed guarantees. Diamonds, with dashed lines, are data-dependent ε. "
+        "Lines across have no ε. Bars are 95 % intervals of the difference to the public model."
     )
     if missing := [one.name for one in found if one not in shown]:
         caption += f" Above twice the public model's perplexity: {', '.join(missing)}."
-    return DrawnFigure("compare", "Perplexity against privacy, of all methods", caption, figure)
+    return style.DrawnFigure("compare", "Perplexity against privacy", caption, figure)

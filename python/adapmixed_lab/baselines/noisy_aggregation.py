@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -12,7 +11,10 @@ from torch import Tensor
 import adapmixed_ext as ops
 from adapmixed.limits import check_count, check_number, check_sigma
 from adapmixed.mechanisms import Rows
-from adapmixed.privacy import Accountant, GaussianScreening, PublicAnswer
+from adapmixed.privacy import GaussianScreening, PublicAnswer
+from adapmixed.privacy.account import Account, Settings
+from adapmixed.privacy.epsilon import fixed_epsilon
+from adapmixed.privacy.planner import largest_within
 from adapmixed_ext.inputs import likeliest
 from adapmixed_ext.types import RandomSource
 from adapmixed_lab.baselines.given import Baseline, GivenToken, answered, unprotected
@@ -44,9 +46,8 @@ class NoisyAggregation(Baseline):
     T must be fixed in advance.
 
     **Not covered.** The theorem is about real Gaussian noise. The float64 noise is Box-Muller's
-    from 53-bit words, so it ends at 8.57 σ and lies on a grid that depends on the draw. Digits of a
-    released noisy vector could reveal the mean (Mironov 2012). Here only the token leaves. That
-    this closes the gap is not proved, and no error of the noise is charged.
+    from 53-bit words: it ends at 8.57 σ, and low digits of a noisy vector could reveal the mean
+    (Mironov 2012). Only the token leaves, but that this closes the gap is not proved.
 
     Attributes:
         sigma: σ ≥ 1e-6.
@@ -76,16 +77,12 @@ class NoisyAggregation(Baseline):
         distance 1 from the public vector, which is the size of the noise kσ² before it is clamped.
         """
 
-        def spent(sigma: float) -> float:
-            event = GaussianScreening(num_models, queries, 1.0, sigma * (1 - ROUNDING))
-            found = Accountant(delta).add([event]).guarantee().epsilon
-            return math.inf if found is None else found
+        def spent(precision: float) -> float:
+            event = GaussianScreening(num_models, queries, 1.0, (1 - ROUNDING) / precision)
+            return fixed_epsilon(Account(Settings(delta, None, "zero_out")).added([event]), delta)
 
-        low, high = 1e-6, 1e9
-        while high > low * (1 + 1e-4):
-            middle = math.sqrt(low * high)
-            low, high = (low, middle) if spent(middle) <= epsilon else (middle, high)
-        return NoisyAggregation(high, top_k, 1 / (1 + top_k * high * high))
+        sigma = 1 / largest_within(spent, epsilon, 1e6)
+        return NoisyAggregation(sigma, top_k, 1 / (1 + top_k * sigma**2))
 
     def _prepare(self, rows: Rows, rng: RandomSource) -> GivenToken:
         models, positions = rows.private.shape[:2]

@@ -61,20 +61,15 @@ class UniformMixing(Baseline):
         """Return the mechanism with the largest weight for (ε, δ), from public numbers alone."""
 
         def cost(pure: float) -> float:
-            box = math.exp(-pure), math.exp(pure)
-            of = 1, queries, delta, "zero_out"
-            return clipped_mixing_epsilon(*box, *of, points=PLANNED_POINTS)
+            of = math.exp(-pure), math.exp(pure), 1, queries, delta, "zero_out"
+            return clipped_mixing_epsilon(*of, points=PLANNED_POINTS)
 
         pure = largest_within(cost, epsilon, LARGEST * (1 - 1e-9))
         odds = math.expm1(pure) * num_models / vocab_size * (1 - 1e-9)
         return UniformMixing(odds / (1 + odds), queries)
 
     def pure_epsilon(self, num_models: int, vocab_size: int) -> float:
-        """Return ε₀ of one answer, rounded up.
-
-        Args:
-            num_models: N.
-            vocab_size: V.
+        """Return ε₀ of one answer of N members over V tokens, rounded up.
 
         Raises:
             ValueError: it is above log(1000).
@@ -83,8 +78,8 @@ class UniformMixing(Baseline):
         found = up(math.log1p(up(odds))) if self.weight else 0.0
         if found > LARGEST:
             raise ValueError(
-                f"weight must cost at most ε₀ = {LARGEST:.4g} for N = {num_models} and "
-                f"V = {vocab_size}, got {self.weight!r}, which costs {found:.4g}"
+                f"weight must cost at most ε₀ = {LARGEST:.4g} an answer, got {self.weight!r}, "
+                f"which costs {found:.4g} with {num_models} members and {vocab_size} tokens"
             )
         return found
 
@@ -99,6 +94,5 @@ class UniformMixing(Baseline):
         uniform = count / count.sum(-1, keepdim=True)
         mean = ops.mixture(rows.private, rows.public, projection)
         weights = self.weight * mean + (1 - self.weight) * uniform
-        box = math.exp(-pure), math.exp(pure)
-        event = ClippedAnswer(*box, 1, positions, self.queries)
+        event = ClippedAnswer(math.exp(-pure), math.exp(pure), 1, positions, self.queries)
         return answered(rows, projection, weights, (event,))

@@ -41,7 +41,7 @@ def add_parser(commands: Any) -> None:
     parser.add_argument("--delta", type=float, default=1e-5, help="δ (default: 1e-05)")
     parser.add_argument(
         "--out", type=Path, default=Path("compare.svg"),
-        help="PRIVATE: file for the figure, .svg or .pdf (default: compare.svg)",
+        help="PRIVATE: file for the figure, an SVG (default: compare.svg)",
     )  # fmt: skip
     add_options(parser, SharedOptions, "memory device dtype")
     parser.set_defaults(run=run)
@@ -52,11 +52,9 @@ def run(arguments: argparse.Namespace) -> int:
     check_alone("compare")
     check_device(arguments)
     check_output("--out", arguments.out)
-    if arguments.out.suffix not in (".svg", ".pdf"):
-        raise ValueError(f"--out must end in .svg or .pdf, got {arguments.out}")
     quiet_libraries()
     from adapmixed.data.text import read_text
-    from adapmixed.evaluation import evaluate, plan_runs
+    from adapmixed.evaluation import evaluate
     from adapmixed.ranks import ALONE
     from adapmixed.training.blocks import token_stream
     from adapmixed_lab.baselines.frontier import draw, methods, text
@@ -68,7 +66,6 @@ def run(arguments: argparse.Namespace) -> int:
     texts = [document.text for document in documents]
     tokens = token_stream(ensemble.tokenizer, texts, ensemble.vocab_size)
     queries = arguments.queries
-    plan_runs(tokens, ensemble.longest_text, arguments.block, queries)  # raises for too short ones
     of = arguments.delta, ensemble.num_models, queries, ensemble.vocab_size
     asked = methods(arguments.epsilon, *of)
     update, close = progress_bar(queries, "token")
@@ -87,9 +84,6 @@ def run(arguments: argparse.Namespace) -> int:
     close()
     print(text(found))
     figure = draw(found)
-    if arguments.out.suffix == ".pdf":
-        arguments.out.write_bytes(figure.pdf)
-    else:
-        write_private(arguments.out, figure.svg + "\n")
-    print(f"wrote {arguments.out}")
+    write_private(arguments.out, figure.svg + "\n")
+    print(f"wrote {arguments.out}: {figure.caption}")
     return 0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from dataclasses import dataclass, replace
+from functools import cache
 from typing import ClassVar
 
 import numpy as np
@@ -19,8 +20,6 @@ from adapmixed.privacy import LeaveOneOutLoss, RenyiBound
 from adapmixed_ext.types import RandomSource
 from adapmixed_lab.baselines.given import GivenToken, unprotected
 from adapmixed_lab.reproduce.published_bound import published_target_leakage
-
-_warned = False
 
 
 @dataclass(frozen=True)
@@ -152,14 +151,12 @@ def _only(rows: Rows, members: Tensor, position: int) -> Rows:
     )
 
 
+@cache
 def _warn() -> None:
-    global _warned
-    if not _warned:
-        _warned = True
-        warnings.warn(
-            "PublishedPMixED reproduces the paper's data-independent bound, which is not valid: "
-            'the true loss can exceed it without limit (see "Errata of the published analysis"). '
-            "Its numbers are for comparison only.",
-            UserWarning,
-            stacklevel=4,
-        )
+    warnings.warn(
+        "PublishedPMixED reproduces the paper's data-independent bound, which is not valid: the "
+        'true loss can exceed it without limit (see "Errata of the published analysis"). Its '
+        "numbers are for comparison only.",
+        UserWarning,
+        stacklevel=4,
+    )

@@ -79,7 +79,7 @@ def test_the_command_prints_a_table_and_writes_a_figure(
     assert figure.stat().st_mode & 0o077 == 0
     for bad, words in (
         (["--queries", "99999"], "queries must be in"),
-        (["--out", str(tmp_path / "figure.png")], "--out must end in .svg or .pdf"),
+        (["--out", str(tmp_path / "none" / "figure.svg")], "--out must name a file in an existing"),
         (["--epsilon", "0"], "--epsilon must be > 0"),
     ):
         assert main([*command, *bad]) == 2

@@ -146,5 +146,5 @@ def test_bad_settings() -> None:
     for kind, settings, name in bad:
         with pytest.raises(ValueError, match=f"^{name} must be"):
             kind(**settings)
-    with pytest.raises(ValueError, match=f"weight must cost at most ε₀ = {LARGEST:.4g}"):
+    with pytest.raises(ValueError, match=f"weight must cost at most ε₀ = {LARGEST:.4g} an answer"):
         UniformMixing(0.999, 1).propose(*logits(1), rng=SeededRandom(0))
