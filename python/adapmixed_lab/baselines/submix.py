@@ -92,21 +92,8 @@ class SubMix(Baseline):
 
 def divergence(p: Tensor, q: Tensor, order: float) -> Tensor:
     """Return D_order(p ‖ q) over the last axis; 0/0 counts 0."""
-    return (p**order * q ** (1 - order)).nan_to_num(0.0, posinf=torch.inf).sum(-1).log() / (
-        order - 1
-    )
-
-
-def program_charges(mixes: Tensor, order: float) -> Tensor:
-    """Return what the program takes from each pair's budget for an answer, (P, B): too little.
-
-    It divides by `len(P_out)`, the number of tokens, as if that were the number of pairs. So its
-    answer without a pair is nearly the answer itself. And its other divergence is that from the
-    pair's own mix.
-    """
-    whole, tokens = mixes.mean(0), mixes.shape[-1]
-    without = (whole - mixes / tokens) * (tokens / (tokens - 1))
-    return torch.maximum(divergence(without, whole, order), divergence(whole, mixes, order))
+    terms = (p**order * q ** (1 - order)).nan_to_num(0.0, posinf=torch.inf)
+    return terms.sum(-1).log() / (order - 1)
 
 
 def _near(p: Tensor, q: Tensor) -> Tensor:

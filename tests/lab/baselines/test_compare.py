@@ -11,7 +11,6 @@ from trained_demo import DEMO_ENSEMBLE
 
 from adapmixed.data import demo_base
 from adapmixed.data.builtin import held_out_documents
-from adapmixed.mechanisms import AdaPMixED
 from adapmixed.privacy import Accountant
 from adapmixed.rng import SeededRandom
 from adapmixed_lab.baselines.frontier import WORDS, methods
@@ -29,18 +28,13 @@ def test_every_setting_keeps_to_its_epsilon() -> None:
     public = torch.randn(QUERIES, VOCAB, generator=generator)
     private = 3 * torch.randn(MODELS, QUERIES, VOCAB, generator=generator)
     found = methods([0.5, 4.0], DELTA, MODELS, QUERIES, VOCAB)
-    assert list(found)[:2] == ["public", "unprotected"]
-    names = {name.partition(",")[0] for name in found if "≤" in name}
-    ours, theirs = {"clipped-mixing", "clipped-log-pool"}, {"pmixed", "adapmixed"}
-    assert names == ours | theirs | {"invisible-ink", "noisy-aggregation", "uniform-mixing"}
+    assert list(found)[:2] == ["public", "unprotected"] and len(found) == 17
     for name, mechanism in found.items():
         accountant = Accountant(DELTA)
         accountant.charge(mechanism.propose(private, public, rng=SeededRandom(0)))
         guarantee = accountant.guarantee()
-        assert guarantee.queries == QUERIES
         if "≤" in name:
-            target = float(name.partition("≤")[2])
-            ex_post = name.startswith("adapmixed")
+            target, ex_post = float(name.partition("≤")[2]), name.startswith("adapmixed")
             assert guarantee.kind == (EX_POST if ex_post else "fixed"), name
             assert guarantee.epsilon is not None and guarantee.epsilon <= target * (1 + 1e-9)
             assert ex_post or guarantee.epsilon > 0.99 * target
@@ -55,7 +49,6 @@ def test_a_member_within_the_ball_keeps_its_whole_distribution() -> None:
     for name in ("adapmixed, ≤ 1", "pmixed, ≤ 1"):
         ticket = found[name].propose(private, public, rng=SeededRandom(0))
         assert bool((ticket._proposed.projection.weight == 1).all())  # type: ignore[union-attr]
-    assert isinstance(found["adapmixed-paper"], AdaPMixED)
 
 
 def test_the_command_prints_a_table_and_writes_a_figure(
@@ -79,7 +72,6 @@ def test_the_command_prints_a_table_and_writes_a_figure(
     assert figure.stat().st_mode & 0o077 == 0
     for bad, words in (
         (["--queries", "99999"], "queries must be in"),
-        (["--out", str(tmp_path / "none" / "figure.svg")], "--out must name a file in an existing"),
         (["--epsilon", "0"], "--epsilon must be > 0"),
     ):
         assert main([*command, *bad]) == 2
