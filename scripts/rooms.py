@@ -14,14 +14,15 @@ from pathlib import Path
 
 SOURCES = (".py", ".pyi", ".c", ".cpp", ".h", ".cu", ".cuh")
 # Until private texts from prompts stand: 900 lines of Python, 900 of the laboratory and 1 200 of
-# tests are allowed beyond what stood before them (24 039, 6 557, 36 096).
+# tests are allowed beyond what stood before them (24 039, 6 557, 36 096). The field's baselines
+# take up to 650 of the laboratory's.
 BUDGETS = {
-    "python/adapmixed": 24_941,
-    "python/adapmixed_lab": 7_137,
+    "python/adapmixed": 24_939,
+    "python/adapmixed_lab": 7_776,
     "adapmixed_ext": 2_470,
     "csrc": 10_683,
     "benchmarks": 2_372,
-    "tests": 36_973,
+    "tests": 37_423,
     "docs": 5_850,
 }
 

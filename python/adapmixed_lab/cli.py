@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from adapmixed.cli import parser_of, run_command
 from adapmixed.data.text import missing_extra
-from adapmixed_lab.commands import audit, dp_sgd, reproduce
+from adapmixed_lab.commands import audit, compare, dp_sgd, reproduce
 
 PACKAGES = ("matplotlib", "opacus", "scipy")
 """Packages of the extra `lab`."""
@@ -16,8 +16,8 @@ PACKAGES = ("matplotlib", "opacus", "scipy")
 def _parser() -> argparse.ArgumentParser:
     return parser_of(
         "adapmixed-lab",
-        "Reproduce the paper, audit privacy claims, and train with DP-SGD.",
-        (reproduce, audit, dp_sgd),
+        "Reproduce the paper, compare methods, audit privacy claims, and train with DP-SGD.",
+        (reproduce, compare, audit, dp_sgd),
     )
 
 

@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import get_args
 
+import mpmath
 import numpy as np
 import pytest
 from privacy_cases import (
@@ -119,12 +120,16 @@ def test_fixed_bounds_compose_and_mix_with_realised_losses_of_the_same_order():
     assert mixed.epsilon == pytest.approx(1.25 + c_alpha(3, DELTA), rel=1e-9)
 
 
-def test_screening_alone_is_fixed_at_the_best_order():
+def test_screenings_alone_compose_exactly():
     screening, rho = GaussianScreening(10, 500, 0.1, 0.5), 500 * (0.1 / 5) ** 2
     guarantee = added(screening).guarantee()
     assert guarantee.kind == "fixed" and guarantee.adjacency == "zero_out"
-    best = min(a * rho + c_alpha(a, DELTA) for a in 1 + np.exp(np.linspace(-3, 6, 3000)))
-    assert guarantee.epsilon == pytest.approx(best, rel=1e-5) and guarantee.order > 1
+    with mpmath.workdps(30):
+        epsilon, mu = mpmath.mpf(guarantee.epsilon), mpmath.sqrt(1000) / 50  # Δ √T / σ
+        worse = mpmath.exp(epsilon) * mpmath.ncdf(-mu / 2 - epsilon / mu)
+        delta = mpmath.ncdf(mu / 2 - epsilon / mu) - worse
+    assert DELTA * (1 - 1e-10) < delta <= DELTA
+    assert guarantee.order is None and "composition of Gaussian mechanisms" in str(guarantee)
     # An order declared by the mechanism stays, even if every answer turned out to be public.
     declared = added(screening, losses(np.zeros((10, 0, 1))), PublicAnswer(500)).guarantee()
     assert (declared.order, declared.kind) == (18.0, "data-dependent, ex-post")

@@ -152,7 +152,7 @@ def _letter(reading: Reading, ensemble: Path) -> str:
             f"{reading.path} and all other ledgers of {ensemble} must have an ε that is fixed in "
             "advance for a letter: 'adapmixed ledger show --all' shows them; put lost ones back"
         )
-    inexact = any(one.guarantee.method in ("renyi", "zcdp") for one in found.readings)
+    inexact = any(one.guarantee.method in ("renyi", "gaussian") for one in found.readings)
     sound = guarantee.limited and not (inexact or guarantee.warnings)
     true = {"", "shard" if stated.unit == "shard" else "unit"}
     true |= {"several"} if found.ledgers > 1 else {"sound"} if sound else set()

@@ -23,7 +23,7 @@ from adapmixed.limits import check_question
 from adapmixed.privacy.account import FAMILIES, Account, Counted
 from adapmixed.privacy.bounded_range import adaptive_epsilon, bounded_range_epsilon
 from adapmixed.privacy.composition import clipped_mixing_epsilon
-from adapmixed.privacy.conversions import c_alpha, rdp_to_dp, replace_one_epsilon, zcdp_to_dp
+from adapmixed.privacy.conversions import c_alpha, gdp_to_dp, rdp_to_dp, replace_one_epsilon
 from adapmixed.privacy.costs.adapmixed import screening_rho
 from adapmixed.privacy.costs.clipped_log_pool import answer_range, bounded_range_rho
 from adapmixed.privacy.events import (
@@ -35,7 +35,7 @@ from adapmixed.privacy.events import (
     RenyiBound,
 )
 from adapmixed.privacy.guarantee import Guarantee
-from adapmixed.privacy.rounding import add_up, array_add_up, times_up
+from adapmixed.privacy.rounding import add_up, array_add_up, times_up, up
 
 
 @dataclass(frozen=True)
@@ -218,15 +218,13 @@ def _replaced(order: float, mixing: float, spent: float, delta: float) -> Breakd
 
 
 def _screenings(rho: float, delta: float) -> Breakdown:
-    """Return ε of zCDP at the best order, which is public because the cost is.
+    """Return ε of Gaussian mechanisms alone, with ρ = Σ Δ²/(2σ²), rounded up.
 
-    docs/theory/adapmixed.md proves it.
+    They are μ-Gaussian DP together for μ² = Σ Δ²/σ² = 2ρ, exactly (Dong, Roth and Su 2022).
+    docs/theory/adapmixed.md has the statement.
     """
-    total, order = zcdp_to_dp(rho, delta)
-    if math.isinf(order):
-        return Breakdown(0.0, 0.0, 0.0, total)
-    parts = times_up(order, rho), c_alpha(order, delta)
-    return Breakdown(0.0, *parts, max(total, math.fsum(parts)), order)
+    total = gdp_to_dp(up(math.sqrt(up(2 * rho))), delta)
+    return Breakdown(0.0, total, 0.0, total)
 
 
 def _conversions(orders: tuple[float, ...], delta: float) -> NDArray[np.float64]:
@@ -245,7 +243,7 @@ def _method(account: Account) -> str:
         return "pld"
     if account.of(BoundedRangeAnswer):
         return "bounded range"
-    return "zcdp" if account.renyi is None else "renyi"
+    return "gaussian" if account.renyi is None else "renyi"
 
 
 def _covered(account: Account) -> int | None:

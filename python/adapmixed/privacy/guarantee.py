@@ -11,9 +11,9 @@ from adapmixed.privacy.events import CAVEATS
 
 KINDS = ("public", "fixed", "data-dependent, ex-post", "published", "none")
 
-METHODS = ("renyi", "pld", "bounded range", "zcdp", "per-shard budget")
+METHODS = ("renyi", "pld", "bounded range", "gaussian", "per-shard budget")
 """Ways to compose a total: at fixed Rényi orders, by privacy loss distributions, by the ranges of
-log-ratios, by zCDP, or by per-shard budgets."""
+log-ratios, by Gaussian DP, or by per-shard budgets."""
 
 _NEIGHBOURS = {
     "zero_out": "{removed} and its member answers the public distribution (zero-out)",
@@ -225,10 +225,10 @@ class Guarantee:
             return "composition of answers whose log-ratio has a bounded range"
         if self.method == "per-shard budget":
             return f"a budget of every {self.unit} that was fixed beforehand"
+        if self.method == "gaussian":
+            return "exact composition of Gaussian mechanisms"
         if self.order is None:
             return "no Rényi order"
-        if self.method == "zcdp":
-            return f"zero-concentrated DP at its best Rényi order, {self.order:.6g}"
         # Only here the distribution's rounding is not charged (docs/theory/numerics.md).
         exact = "for tokens drawn from the exact mixture"
         if len(self.orders) > 1:

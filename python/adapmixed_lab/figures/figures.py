@@ -131,7 +131,7 @@ def _draw_tradeoff(methods: Sequence[Evaluation]) -> DrawnFigure | None:
     with canvas(3.6 + _LINE * math.ceil(lines)) as (figure, axes):
         handles: list[Any] = []
         paid = [m.guarantee.epsilon or 0.0 for m, _ in finite]
-        ends = [end for m in shown for end in _bar(m)]
+        ends = [end for m in shown for end in bar(m)]
         margin = 0.1 * (max(ends) - min(ends)) or 0.05 * max(ends)
         axes.set_ylim(min(ends) - margin, max(ends) + margin)
         if is_wide(paid):
@@ -152,7 +152,7 @@ def _draw_tradeoff(methods: Sequence[Evaluation]) -> DrawnFigure | None:
             look: dict[str, Any] = mark | filling(method.guarantee.adjacency)
             # Later marks are smaller than those that they cover, so that every rim is seen.
             covered = sum(math.dist(at[number], other) < near for other in at[number + 1 :])
-            low, high = _bar(method)
+            low, high = bar(method)
             reach = [[method.perplexity - low], [high - method.perplexity]]
             axes.errorbar(
                 paid[number], method.perplexity, elinewidth=1.0, capsize=2.5, clip_on=False,
@@ -186,7 +186,7 @@ def _draw_tradeoff(methods: Sequence[Evaluation]) -> DrawnFigure | None:
     return DrawnFigure("tradeoff", "Perplexity against privacy", caption, figure)
 
 
-def _bar(method: Evaluation) -> tuple[float, float]:
+def bar(method: Evaluation) -> tuple[float, float]:
     """Return the ends of a perplexity's bar, both the perplexity itself without an interval."""
     found = method.difference
     if found is None or found["low"] is None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from dataclasses import dataclass, replace
+from functools import cache
 from typing import ClassVar
 
 import numpy as np
@@ -17,34 +18,8 @@ from adapmixed.mechanisms.mechanism import public_token
 from adapmixed.mechanisms.rows import Tail
 from adapmixed.privacy import LeaveOneOutLoss, RenyiBound
 from adapmixed_ext.types import RandomSource
+from adapmixed_lab.baselines.given import GivenToken, unprotected
 from adapmixed_lab.reproduce.published_bound import published_target_leakage
-
-_warned = False
-
-
-@dataclass(frozen=True)
-class SubsetToken(NextToken):
-    """The mixtures of B positions, each over a subset of the members.
-
-    Attributes:
-        projection: with radius 0; nothing is drawn from it.
-        parts: B >= 1 distributions of one position each.
-    """
-
-    parts: tuple[NextToken, ...] = ()
-
-    def sample(self, rng: RandomSource) -> Tensor:
-        """Draw tokens as `NextToken.sample` does."""
-        return torch.cat([part.sample(rng) for part in self.parts])
-
-    def probabilities(self) -> Tensor:
-        """Return probabilities as `NextToken.probabilities` does."""
-        return torch.cat([part.probabilities() for part in self.parts])
-
-    def log_prob(self, targets: Tensor) -> Tensor:
-        """Return log-probabilities as `NextToken.log_prob` does."""
-        found = [part.log_prob(targets[b : b + 1]) for b, part in enumerate(self.parts)]
-        return torch.cat(found)
 
 
 @dataclass(frozen=True)
@@ -92,12 +67,9 @@ class PublishedPMixED(PMixED):
         if self.sample_rate == 1.0 or not positions:
             return replace(self._of_members(rows), events=(event,))
         chosen = self._drawn(models, positions, rng)
-        parts = tuple(
-            self._of_members(_only(rows, chosen[:, position], position))
-            for position in range(positions)
-        )
-        nothing = ops.project(rows.private, rows.public, order=self.order, radius=0.0)
-        return SubsetToken(rows, nothing, (event,), parts=parts)
+        parts = [self._of_members(_only(rows, chosen[:, b], b)) for b in range(positions)]
+        given = torch.cat([part.probabilities() for part in parts])
+        return GivenToken(rows, unprotected(rows)[1], (event,), given=given)
 
     def _of_members(self, rows: Rows) -> NextToken:
         """Return the mean over these members, or the public distribution if there are none."""
@@ -179,14 +151,12 @@ def _only(rows: Rows, members: Tensor, position: int) -> Rows:
     )
 
 
+@cache
 def _warn() -> None:
-    global _warned
-    if not _warned:
-        _warned = True
-        warnings.warn(
-            "PublishedPMixED reproduces the paper's data-independent bound, which is not valid: "
-            'the true loss can exceed it without limit (see "Errata of the published analysis"). '
-            "Its numbers are for comparison only.",
-            UserWarning,
-            stacklevel=4,
-        )
+    warnings.warn(
+        "PublishedPMixED reproduces the paper's data-independent bound, which is not valid: the "
+        'true loss can exceed it without limit (see "Errata of the published analysis"). Its '
+        "numbers are for comparison only.",
+        UserWarning,
+        stacklevel=4,
+    )

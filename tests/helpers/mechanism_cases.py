@@ -23,6 +23,10 @@ from adapmixed.mechanisms import (
 )
 from adapmixed.privacy import Event
 from adapmixed.rng import SeededRandom
+from adapmixed_lab.baselines.invisible_ink import InvisibleInk
+from adapmixed_lab.baselines.noisy_aggregation import NoisyAggregation
+from adapmixed_lab.baselines.submix import SubMix
+from adapmixed_lab.baselines.uniform_mixing import UniformMixing
 from adapmixed_lab.reproduce.published import PublishedPMixED
 
 SCREENED: dict[str, Any] = dict(
@@ -47,6 +51,15 @@ with warnings.catch_warnings():
     MECHANISMS["pmixed-published-subsampled"] = PublishedPMixED(
         8.0, 1e-5, 100, 3.0, sample_rate=0.4
     )
+
+BASELINES: dict[str, Mechanism] = {
+    "noisy-aggregation": NoisyAggregation(0.1, top_k=4, weight=0.7),
+    "invisible-ink": InvisibleInk(0.5, 0.8, queries=100),
+    "uniform-mixing": UniformMixing(0.6, queries=100),
+    "submix": SubMix(2.0, queries=100),
+}
+"""Their formulas are in tests/lab/baselines."""
+MECHANISMS |= BASELINES
 
 MODELS, VOCAB = 3, 6
 

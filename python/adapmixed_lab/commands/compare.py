@@ -1,0 +1,89 @@
+"""``adapmixed-lab compare``: the field's methods and ours at the same ε, in one table."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+from adapmixed.commands.evaluate import EvaluateOptions
+from adapmixed.commands.options import (
+    SharedOptions,
+    add_options,
+    check_alone,
+    check_output,
+    progress_bar,
+    quiet_libraries,
+    random_source,
+    write_private,
+)
+from adapmixed.commands.placing import check_device, load_ensemble
+
+
+def add_parser(commands: Any) -> None:
+    """Add the command."""
+    parser = commands.add_parser(
+        "compare",
+        help="compare the field's methods and ours at the same ε",
+        description="Answer the same tokens with every method, with settings from public numbers "
+        "alone: the number of members, of tokens and of the vocabulary, ε and δ. The table and "
+        "the figure show probabilities of private models, so they are for the operator only.",
+    )
+    add_options(parser, SharedOptions, "base ensemble")
+    add_options(parser, EvaluateOptions, "text block seed")
+    parser.add_argument(
+        "--queries", type=int, default=1024, help="tokens that are answered (default: 1024)"
+    )
+    parser.add_argument(
+        "--epsilon", type=float, nargs="+", default=[1.0, 3.0, 10.0],
+        help="ε for which settings are made (default: 1 3 10)",
+    )  # fmt: skip
+    parser.add_argument("--delta", type=float, default=1e-5, help="δ (default: 1e-05)")
+    parser.add_argument(
+        "--out", type=Path, default=Path("compare.svg"),
+        help="PRIVATE: file for the figure, an SVG (default: compare.svg)",
+    )  # fmt: skip
+    add_options(parser, SharedOptions, "memory device dtype")
+    parser.set_defaults(run=run)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Evaluate all methods, print the table and write the figure."""
+    check_alone("compare")
+    check_device(arguments)
+    check_output("--out", arguments.out)
+    quiet_libraries()
+    from adapmixed.data.text import read_text
+    from adapmixed.evaluation import evaluate
+    from adapmixed.ranks import ALONE
+    from adapmixed.training.blocks import token_stream
+    from adapmixed_lab.baselines.frontier import draw, methods, text
+
+    documents = read_text(arguments.text, name="--text")
+    ensemble = load_ensemble(arguments, ALONE)
+    if ensemble.tokenizer is None:
+        raise ValueError(f"--base must have a tokenizer, {arguments.base} has none")
+    texts = [document.text for document in documents]
+    tokens = token_stream(ensemble.tokenizer, texts, ensemble.vocab_size)
+    queries = arguments.queries
+    of = arguments.delta, ensemble.num_models, queries, ensemble.vocab_size
+    asked = methods(arguments.epsilon, *of)
+    update, close = progress_bar(queries, "token")
+    found = evaluate(
+        ensemble,
+        tokens,
+        asked,
+        delta=arguments.delta,
+        rng=random_source(arguments.seed),
+        block=arguments.block,
+        queries=queries,
+        memory_bytes=arguments.memory,
+        active=None,  # members speak about all tokens, as in the papers
+        progress=update,
+    )
+    close()
+    print(text(found))
+    figure = draw(found)
+    write_private(arguments.out, figure.svg + "\n")
+    print(f"wrote {arguments.out}: {figure.caption}")
+    return 0
