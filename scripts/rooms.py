@@ -18,11 +18,11 @@ SOURCES = (".py", ".pyi", ".c", ".cpp", ".h", ".cu", ".cuh")
 # take up to 650 of the laboratory's.
 BUDGETS = {
     "python/adapmixed": 24_939,
-    "python/adapmixed_lab": 7_776,
+    "python/adapmixed_lab": 7_795,
     "adapmixed_ext": 2_470,
     "csrc": 10_683,
-    "benchmarks": 2_372,
-    "tests": 37_423,
+    "benchmarks": 2_482,
+    "tests": 37_447,
     "docs": 5_850,
 }
 

@@ -11,12 +11,13 @@ from typing import Any
 import pytest
 
 import adapmixed_ext
-from adapmixed.data import demo_base
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))  # they are not installed, and pytest may be started anywhere
 
-from benchmarks import contestants, generation, inputs, operators, real, serving, training  # noqa: E402
+from head_ensembles import write_base  # noqa: E402
+
+from benchmarks import contestants, generation, inputs, operators, serving, synthesis, training  # noqa: E402
 
 MACHINE = {"cpu", "cores", "threads", "instruction_set", "torch", "python", "commit", "dirty"}
 TIMING = {"name", "median", "fastest", "slowest", "runs", "ratio", "gb_per_s", "share_of_floor"}
@@ -136,9 +137,32 @@ def test_the_smart_program_is_a_fair_peer(kind: str, order: float, radius: float
 
 
 @pytest.mark.slow
-def test_training_is_timed_to_the_end(tmp_path: Path) -> None:
-    seconds, processor = real.timed(real.documents(), 2, tmp_path, demo_base())
-    assert (tmp_path / "head" / "ensemble.json").exists() and seconds > 0 and processor > 1
+@pytest.mark.parametrize("option", [[], ["--speed"]])
+def test_texts_are_drawn_compared_and_timed(
+    option: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    words = [f"Entry {number} says that a module was {'x' * 140}." for number in range(40)]
+    monkeypatch.setattr(synthesis, "documents", lambda: words)
+    for name, few in (("TOKENS", 6), ("RESAMPLES", 2), ("RUNS", 3), ("SEEDS", 2)):
+        monkeypatch.setattr(synthesis, name, few)
+    base = write_base(tmp_path / "base")
+    given = ["--base", base, "--keep", tmp_path, "--batch", 8, "--texts", 3, *option]
+    monkeypatch.setattr(sys, "argv", ["program", *map(str, [*given, "--out", tmp_path / "out"])])
+    synthesis.main()
+    tables = json.loads((tmp_path / "out.json").read_text())["tables"]
+    if option:
+        assert [row["ratio"] > 0 for row in tables["token"]] == [True] * 4
+        return
+    assert [row["name"] for row in tables["mauve"]] == [
+        "public", "ours, 3", "symmetric clip, 3", "AdaPMixED, 3", "ours, 10", "symmetric clip, 10",
+        "AdaPMixED, 10",
+    ]  # fmt: skip
+    first = (tmp_path / "8.jsonl").read_text().splitlines()[0]
+    (tmp_path / "8.jsonl").write_text(first + "\n")  # a run that was stopped goes on
+    synthesis.main()
+    kept = (tmp_path / "8.jsonl").read_text().splitlines()
+    assert kept[0] == first and len(kept) == 3
+    assert all(0 < len(text) <= 6 for texts in json.loads(first).values() for text in texts)
 
 
 @pytest.mark.slow

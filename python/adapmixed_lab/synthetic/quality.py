@@ -8,8 +8,10 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import os
 import secrets
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from itertools import pairwise
 from pathlib import Path
@@ -18,6 +20,7 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch.nn.utils.rnn import pad_sequence
 
 from adapmixed.data import Corpus, Document
 from adapmixed.data.text import missing_extra
@@ -27,6 +30,7 @@ from adapmixed.synthesis import Synthesis
 LEAST = 100
 """Texts on either side without which MAUVE says nothing."""
 RESAMPLES = 50
+TOGETHER = 16  # texts that are read together
 Features = NDArray[np.float32]
 
 
@@ -49,11 +53,14 @@ class Reader:
     @torch.no_grad()
     def features(self, texts: Sequence[Sequence[int]]) -> Features:
         """Return the last hidden state behind each text of tokens, (n, d)."""
-        body, found = self._model.base_model, []
-        for tokens in texts:
-            ids = torch.tensor([tokens], device=self._model.device)
-            found.append(body(ids).last_hidden_state[0, -1].float().cpu().numpy())
-        return np.stack(found) if found else np.zeros((0, 1), dtype=np.float32)
+        body, found = self._model.base_model, [np.zeros((0, 1), dtype=np.float32)]
+        for start in range(0, len(texts), TOGETHER):
+            some = [torch.tensor(tokens) for tokens in texts[start : start + TOGETHER]]
+            ids = pad_sequence(some, batch_first=True)  # what follows a token does not change it
+            states = body(ids.to(self._model.device)).last_hidden_state
+            ends = [row[len(tokens) - 1] for row, tokens in zip(states, some, strict=True)]
+            found.append(torch.stack(ends).float().cpu().numpy())
+        return np.concatenate(found[1:] or found)
 
     @torch.no_grad()
     def write(
@@ -87,9 +94,21 @@ def mauve(texts: Features, others: Features, seed: int = 0) -> float:
         from mauve import compute_mauve
     except ModuleNotFoundError as error:
         raise missing_extra("MAUVE", "mauve-text", "synthesize", error) from error
-    clusters = max(2, min(len(texts), len(others)) // 20)
-    found = compute_mauve(texts, others, num_buckets=clusters, verbose=False, seed=seed)
-    return float(found.mauve)
+    with _silent():
+        return float(compute_mauve(texts, others, verbose=False, seed=seed).mauve)
+
+
+@contextmanager
+def _silent() -> Iterator[None]:
+    """Keep what faiss writes about few texts for a cluster from standard error."""
+    kept, nowhere = os.dup(2), os.open(os.devnull, os.O_WRONLY)
+    try:
+        os.dup2(nowhere, 2)
+        yield
+    finally:
+        os.dup2(kept, 2)
+        os.close(kept)
+        os.close(nowhere)
 
 
 def mauve_interval(texts: Features, others: Features) -> tuple[float, float, float] | None:
