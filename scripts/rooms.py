@@ -14,8 +14,8 @@ from pathlib import Path
 
 SOURCES = (".py", ".pyi", ".c", ".cpp", ".h", ".cu", ".cuh")
 # Until private texts from prompts stand: 900 lines of Python, 900 of the laboratory and 1 200 of
-# tests are allowed beyond what stood before them (24 039, 6 557, 36 096). The field's baselines
-# take up to 650 of the laboratory's.
+# tests are allowed beyond what stood before them (24 039, 6 557, 36 096). The laboratory and the
+# tests are above that by 338 and 151, which must go.
 BUDGETS = {
     "python/adapmixed": 24_939,
     "python/adapmixed_lab": 7_795,
