@@ -38,7 +38,7 @@ from adapmixed.data import demo_base
 from adapmixed.data.corpus import Corpus
 from adapmixed.evaluation import Evaluation, evaluate
 from adapmixed.mechanisms import Mechanism
-from adapmixed.mechanisms.pmixed import planned
+from adapmixed.mechanisms.planned import planned
 from adapmixed.privacy.planner import (
     CHOSEN_SCALE,
     CHOSEN_SHAPE,

@@ -4,7 +4,7 @@
     python -m benchmarks.synthesis --base FOLDER --keep WORK --out PREFIX [--speed]
 
 The records are entries of change logs of the installed Debian packages (`benchmarks.headline`) of
-more than `SHORTEST` characters, cut to `RECORD` tokens. They are dealt to batches at random. From
+more than `SHORTEST` characters, cut to `RECORD` tokens. They are dealt to batches by a hash. From
 each batch all rules draw a text of `TOKENS` tokens for every ε and seed, from the same prompts and
 from the public model's `TOP` likeliest tokens. The entries that no batch holds are the reference.
 

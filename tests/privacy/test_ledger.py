@@ -11,6 +11,7 @@ import sqlite3
 import subprocess
 import sys
 import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -258,6 +259,21 @@ def test_a_living_child_does_not_keep_a_closed_ledger(path: Path) -> None:
     finally:
         os.kill(child, signal.SIGKILL)
         os.waitpid(child, 0)
+
+
+def test_a_child_charges_its_own_ledger_while_a_thread_of_its_parent_writes(path: Path) -> None:
+    writing, work = threading.Event(), lambda: charged(1, path=path)
+
+    def write() -> None:
+        with ledgers.WRITING:
+            writing.set()
+            time.sleep(0.2)
+
+    thread = threading.Thread(target=write)
+    thread.start()
+    writing.wait()
+    assert ended(work) == 0
+    thread.join()
 
 
 def test_threads_share_a_ledger(path: Path) -> None:

@@ -97,8 +97,7 @@ def _run(arguments: argparse.Namespace, ranks: Ranks) -> int:
     if ranks.is_main:
         check_output("--json", arguments.json)
         check_output("--report", arguments.report, folder=True)
-    drawn = arguments.report is not None and ranks.is_main
-    page = laboratory("figures.html") if drawn else None
+    page = laboratory("figures.html") if arguments.report and ranks.is_main else None
     quiet_libraries()
     from adapmixed.data.text import read_text
     from adapmixed.evaluation import evaluate, plan_runs
@@ -141,9 +140,8 @@ def _run(arguments: argparse.Namespace, ranks: Ranks) -> int:
     if arguments.json is not None:
         write_private(arguments.json, report.json_text())
     if page is not None:
-        print(
-            f"wrote {page.write_page(report, arguments.report, figures=True)[1]}", file=sys.stderr
-        )
+        written = page.write_page(report, arguments.report, figures=True)
+        print(f"wrote {written[1]}", file=sys.stderr)
     return 0
 
 

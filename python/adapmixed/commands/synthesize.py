@@ -90,7 +90,7 @@ def run(arguments: argparse.Namespace) -> int:
         if getattr(arguments, name) is None:
             setattr(arguments, name, default)
     if page is not None:
-        texts = page.planted(texts, describe, min(32, arguments.count), arguments.report)
+        texts = page.Canaries.among(texts, describe, min(32, arguments.count), arguments.report)
     update, close = progress_bar(0, "token")
     shared = ("epsilon", "delta", "count", "max_tokens", "batch", "temperature", "top_k", "active")
     found = synthesize(

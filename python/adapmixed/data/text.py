@@ -15,6 +15,11 @@ from typing import Any
 from adapmixed.data.builtin import Document
 from adapmixed.data.kinds import check_kind, files_below
 
+csv.field_size_limit((1 << 31) - 1)  # of the whole process; a text may be longer than 128 KiB
+
+Row = tuple[str, Mapping[str, Any]]
+"""The row's place, as a phrase for errors, and its columns."""
+
 
 def read_text(path: str | os.PathLike[str], *, name: str = "path") -> list[Document]:
     """Read a UTF-8 text file as one document, or every `*.txt` file below a folder.
@@ -124,12 +129,6 @@ def _articles(lines: Iterable[str], new_document: str | None) -> Iterator[str]:
     else:
         found = joined(lines, new_document)
     return (text.strip("\n") for text in found if text.strip())
-
-
-csv.field_size_limit((1 << 31) - 1)  # of the whole process; a text may be longer than 128 KiB
-
-Row = tuple[str, Mapping[str, Any]]
-"""The row's place, as a phrase for errors, and its columns."""
 
 
 def json_rows(file: Path) -> Iterator[Row]:

@@ -200,12 +200,8 @@ class PromptEnsemble(Ensemble):
         self._longest = longest
         local = isinstance(base, str | os.PathLike) and Path(base).is_dir()
         commit = getattr(model.config, "_commit_hash", None)
-        self._public = [
-            fingerprint(base, (), base_files(base) if local else {}, commit),
-            describe.strip(),
-            plain,
-            longest,
-        ]
+        model_name = fingerprint(base, (), base_files(base) if local else {}, commit)
+        self._public = [model_name, describe.strip(), plain, longest]
         self._empty = self._forward
         self._fill([None] * records)
 

@@ -5,7 +5,8 @@ from adapmixed.mechanisms.baselines import PublicOnly, Unprotected, UnprotectedP
 from adapmixed.mechanisms.clipped_log_pool import ClippedLogPool
 from adapmixed.mechanisms.clipped_mixing import ClippedMixing
 from adapmixed.mechanisms.mechanism import Allowance, Answer, Mechanism, NextToken, Ticket
-from adapmixed.mechanisms.pmixed import PMixED, planned
+from adapmixed.mechanisms.planned import planned
+from adapmixed.mechanisms.pmixed import PMixED
 from adapmixed.mechanisms.rows import Rows, shaped
 from adapmixed.privacy.events import Origin
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import adapmixed_ext as ops
 from adapmixed.limits import (
@@ -15,14 +15,11 @@ from adapmixed.limits import (
     check_queries,
     check_question,
 )
-from adapmixed.mechanisms.clipped_log_pool import ClippedLogPool
-from adapmixed.mechanisms.clipped_mixing import ClippedMixing
 from adapmixed.mechanisms.mechanism import Mechanism, NextToken
 from adapmixed.mechanisms.rows import Rows
 from adapmixed.privacy import RenyiBound
 from adapmixed.privacy.conversions import c_alpha, emptied_share, larger_order
 from adapmixed.privacy.costs.pmixed import radius_for_epsilon, sound_bound
-from adapmixed.privacy.planner import Plan
 from adapmixed_ext.types import RandomSource
 
 
@@ -114,17 +111,3 @@ class PMixED(Mechanism):
         spent = sound_bound(self.order, radius, models)
         event = RenyiBound(self.order, spent, models, positions, budget=self.queries)
         return NextToken(rows, projection, (event,))
-
-
-def planned(one: Plan) -> Mechanism:
-    """Return the mechanism with a plan's settings, for exactly the plan's number of queries.
-
-    Args:
-        one: a plan from :func:`adapmixed.privacy.plan`.
-    """
-    settings: dict[str, Any] = dict(one.settings)
-    if one.mechanism == PMixED.name:
-        epsilon, order = settings["epsilon"], settings["order"]
-        return PMixED(epsilon, one.delta, one.queries, order, adjacency=one.adjacency)
-    kind = ClippedMixing if one.mechanism == ClippedMixing.name else ClippedLogPool
-    return kind(**settings, queries=one.queries)

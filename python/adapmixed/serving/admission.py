@@ -43,7 +43,7 @@ class Admission:
             RequestError: 503: others have reserved what is left. Nothing is reserved.
         """
         with self._lock:
-            # Answers from public values alone cost nothing, and more may be charged than was freed.
+            # Public answers cost nothing; a step may be charged before its tokens are freed.
             charged = self._accountant.planned
             self._spent = min(self._spent, charged) if self._reserved else charged
             check_left(self._mechanism, self._spent, tokens)

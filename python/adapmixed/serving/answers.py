@@ -19,6 +19,9 @@ from adapmixed.serving.running import ClientLeftError, Running
 SEND_SECONDS = 60.0
 """Seconds that a client may take until it reads more of a stream."""
 
+DONE = b"data: [DONE]\n\n"
+PUBLIC = "public-model"
+"""`system_fingerprint` of an answer that the public model gave alone."""
 _LOG = logging.getLogger(__name__)
 _STREAM = [
     (b"content-type", b"text/event-stream; charset=utf-8"),
@@ -118,11 +121,6 @@ class Stream:
 async def _sent(send: Send, **message: object) -> None:
     async with asyncio.timeout(SEND_SECONDS):
         await send(message)
-
-
-DONE = b"data: [DONE]\n\n"
-PUBLIC = "public-model"
-"""`system_fingerprint` of an answer that the public model gave alone."""
 
 
 class Writer:

@@ -109,9 +109,6 @@ class Synthesis:
     @cached_property
     def _drawn(self) -> Iterator[tuple[int, str]]:
         """The one generator: a second one would draw from the same records again."""
-        return self._draw()
-
-    def _draw(self) -> Iterator[tuple[int, str]]:
         journal, done = self.journal, 0
         texts = {batch: self._text(batch) for batch in sorted(journal.ended)}
         for batch, records in enumerate(self.batches.slots):

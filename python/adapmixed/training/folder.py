@@ -38,6 +38,10 @@ from adapmixed.training.shards import create_key, load_key
 
 FORMAT_VERSION = 1
 """Of `run.json`."""
+START_SECONDS = 60.0
+"""Seconds that a rank waits for another one to appear, after finishing its own members."""
+_POLL_SECONDS = 0.2
+_LOCK_SECONDS = 1.0  # a rank that tests a lock takes it for an instant
 _CORPUS = {"corpus", "corpus_hmac", "places"}  # what an update may change
 
 
@@ -252,12 +256,6 @@ class TrainingFolder:
 def _run_text(settings: Mapping[str, Any]) -> bytes:
     data = {"format_version": FORMAT_VERSION, "settings": settings}
     return (json.dumps(data, indent=1) + "\n").encode()
-
-
-START_SECONDS = 60.0
-"""Seconds that a rank waits for another one to appear, after finishing its own members."""
-_POLL_SECONDS = 0.2
-_LOCK_SECONDS = 1.0  # a rank that tests a lock takes it for an instant
 
 
 @contextmanager

@@ -24,6 +24,7 @@ from adapmixed.ensemble.manifest import read_member_record
 from adapmixed.training.member import MemberTrainer
 from adapmixed.workers import start_server
 
+_LOG = logging.getLogger(__name__)
 _TELL_SECONDS = 0.2  # between two messages of a worker
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # glibc's malloc.h
 _worker: tuple[MemberTrainer, Any] | None = None
@@ -131,9 +132,6 @@ def _train(shard: int, path: Path) -> None:
             messages.put((shard, fraction))
 
     trainer.train(shard, path, tell)
-
-
-_LOG = logging.getLogger(__name__)
 
 
 class Progress:

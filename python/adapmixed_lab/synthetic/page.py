@@ -31,23 +31,19 @@ EXAMPLES, READ = 5, 500
 """Texts that are shown of each kind; records of each kind that are read."""
 
 
-planted = Canaries.among
-
-
 def write_page(
     found: Synthesis, corpus: Canaries, texts: Mapping[int, str], base: Any, folder: Path
 ) -> Path:
-    """Write synthesis.html, which holds records; the folder is created if it is missing.
+    """Write synthesis.html, which holds records.
 
     Args:
         found: whose texts are all drawn.
         corpus: of the records.
         texts: by batch.
-        base: as in `synthesize`.
-        folder: of the page.
+        base: a folder or a hub name.
+        folder: of the page; it must exist.
     """
     path = folder / "synthesis.html"
-    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     write_file(path, _page(found, corpus, texts, base).encode())
     return path
 

@@ -38,7 +38,7 @@ class Reader:
     """A public model as transformers runs it: it reads and writes texts without any prompt slot.
 
     Args:
-        base: a folder, a hub name or a transformers model.
+        base: a folder or a hub name.
         dtype: of its weights.
         device: of its weights.
     """
@@ -46,9 +46,8 @@ class Reader:
     def __init__(self, base: Any, dtype: torch.dtype, device: str | torch.device = "cpu") -> None:
         from transformers import AutoModelForCausalLM
 
-        if not hasattr(base, "generate"):
-            base = AutoModelForCausalLM.from_pretrained(base, dtype=dtype)
-        self._model = base.to(device).eval()
+        model = AutoModelForCausalLM.from_pretrained(base, dtype=dtype)
+        self._model = model.to(device).eval()
 
     @torch.no_grad()
     def features(self, texts: Sequence[Sequence[int]]) -> Features:

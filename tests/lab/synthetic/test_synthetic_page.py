@@ -13,16 +13,7 @@ from adapmixed.data import Corpus, demo_base
 from adapmixed.synthesis import Synthesis, synthesize
 from adapmixed_lab.synthetic import quality
 from adapmixed_lab.synthetic.page import write_page
-from adapmixed_lab.synthetic.quality import (
-    LEAST,
-    Canaries,
-    Reader,
-    chance,
-    exposures,
-    mauve_interval,
-    shared_words,
-    until,
-)
+from adapmixed_lab.synthetic.quality import Canaries
 
 SIZE = 8
 
@@ -57,9 +48,9 @@ def test_a_text_from_a_records_own_prompt_exposes_it(begun: tuple[Synthesis, Can
         tokens.append(int((rows[0] - rows[1:].amax(0)).argmax()))
         decoder.append(torch.tensor(tokens[-1:]))
     found.journal.tokens.update({0: tokens, 1: tokens})
-    measured = exposures(found, corpus, dict.fromkeys(range(2), corpus.records[0]))
+    measured = quality.exposures(found, corpus, dict.fromkeys(range(2), corpus.records[0]))
     assert [seen for seen, _ in measured] == [True, False]
-    assert measured[0][1] == 3.0 and chance(SIZE) < 1.1
+    assert measured[0][1] == 3.0 and quality.chance(SIZE) < 1.1
 
 
 def test_codes_are_kept(tmp_path: Path) -> None:
@@ -69,17 +60,12 @@ def test_codes_are_kept(tmp_path: Path) -> None:
     assert (tmp_path / "codes.json").stat().st_mode & 0o777 == 0o600
 
 
-def test_exposure_by_chance() -> None:
-    ranks = np.arange(1, 33)
-    assert chance(32) == pytest.approx(float(np.mean(5 - np.log2(ranks))))
-
-
 def test_the_public_model_alone_is_the_row_without_a_record(
     begun: tuple[Synthesis, Canaries],
 ) -> None:
     """Transformers writes what the public row says, up to its first end."""
     found, _ = begun
-    reader = Reader(str(demo_base()), torch.float32)
+    reader = quality.Reader(str(demo_base()), torch.float32)
     ends = sorted(found.ensemble.end_tokens)
     written = reader.write(
         found.ensemble.public_prompt, 2, max_tokens=12, temperature=1.0, top_k=1, ends=ends
@@ -89,7 +75,7 @@ def test_the_public_model_alone_is_the_row_without_a_record(
     for _ in range(12):
         tokens.append(int(decoder.logits.public[0].argmax()))
         decoder.append(torch.tensor(tokens[-1:]))
-    assert written == [until(tokens, ends)] * 2 and len(written[0]) > 1
+    assert written == [quality.until(tokens, ends)] * 2 and len(written[0]) > 1
 
 
 def test_mauve_tells_distributions_apart() -> None:
@@ -97,11 +83,11 @@ def test_mauve_tells_distributions_apart() -> None:
     one, same, other = (
         (rng.standard_normal((150, 6)) + shift).astype(np.float32) for shift in (0, 0, 2)
     )
-    alike, apart = mauve_interval(one, same), mauve_interval(one, other)
+    alike, apart = quality.mauve_interval(one, same), quality.mauve_interval(one, other)
     assert alike is not None and apart is not None
     assert alike[1] > apart[2] and apart[0] < 0.5 < alike[0]
-    assert all(low <= value <= high for value, low, high in (alike, apart))
-    assert mauve_interval(one[: LEAST - 1], other) is None
+    assert alike[1] < alike[2] and apart[1] < apart[2]
+    assert quality.mauve_interval(one[: quality.LEAST - 1], other) is None
 
 
 @pytest.mark.parametrize(
@@ -116,7 +102,7 @@ def test_mauve_tells_distributions_apart() -> None:
     ],
 )
 def test_shared_words(text: str, records: list[str], longest: int) -> None:
-    assert shared_words(text, records) == longest
+    assert quality.shared_words(text, records) == longest
 
 
 def test_the_page_escapes_texts_and_says_what_it_is(
@@ -124,16 +110,9 @@ def test_the_page_escapes_texts_and_says_what_it_is(
 ) -> None:
     made, corpus = begun
     made.journal.tokens.clear()
-    path = write_page(made, corpus, dict(made), str(demo_base()), tmp_path / "page")
+    path = write_page(made, corpus, dict(made), str(demo_base()), tmp_path)
     page = Page(path.read_text(encoding="utf-8"))
     assert "script" not in {tag for tag, _ in page.elements}
-    for words in (
-        made.promise,
-        "for the operator alone",
-        "20, with 2 that were planted",
-        f"{len(made.batches.left_out)}",
-        "records that were cut",
-        HOSTILE[:8],
-    ):
-        assert words in page.text
-    assert path.parent.stat().st_mode & 0o777 == 0o700
+    said = made.promise, "for the operator alone", "20, with 2 that were planted", HOSTILE[:8]
+    assert all(words in page.text for words in (*said, "records that were cut"))
+    assert path.stat().st_mode & 0o777 == 0o600
