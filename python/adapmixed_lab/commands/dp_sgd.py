@@ -40,7 +40,8 @@ def add_parser(commands: Any) -> None:
     group.add_argument(
         "--blocks-per-id",
         type=int,
-        help="most blocks used of one name; 1 protects the whole name (default: all)",
+        help="most blocks used of one name, for which as a whole ε then holds (default: all are "
+        "used, and ε is for a block)",
     )
     parser.set_defaults(run=run)
 

@@ -18,6 +18,8 @@ from adapmixed.commands.options import (
 from adapmixed.commands.placing import check_device
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from adapmixed_lab.reproduce.dp_adapter import DPAdapter
     from adapmixed_lab.reproduce.inputs import Sources, Texts
     from adapmixed_lab.reproduce.measure import Run
@@ -91,7 +93,9 @@ def add_parser(commands: Any) -> None:
     group.add_argument(
         "--dp-adapter",
         type=Path,
-        help="folder of 'adapmixed-lab dp-sgd' (builtin scale: trained here)",
+        nargs="+",
+        help="folders of 'adapmixed-lab dp-sgd', for a record or a name (builtin scale: both are "
+        "trained here)",
     )
     group.add_argument("--without-dp-sgd", action="store_true", help="leave out DP-SGD")
     group = parser.add_argument_group("the reference 'one adapter, all text'")
@@ -178,34 +182,43 @@ def _experiment(
         return table2(inputs, run, **given)
     if arguments.experiment == "figure2":
         return figure2(inputs, run, **given)
-    return table1(inputs, _dp_adapter(arguments, inputs), run, parts)
+    return table1(inputs, _dp_adapters(arguments, inputs, seed), run, parts)
 
 
-def _dp_adapter(arguments: argparse.Namespace, inputs: "Texts") -> "DPAdapter | None":
-    """Return the given adapter, or at builtin scale train one; None to leave DP-SGD out."""
+def _dp_adapters(
+    arguments: argparse.Namespace, inputs: "Texts", seed: int
+) -> "Sequence[DPAdapter]":
+    """Return the given adapters, or at builtin scale train them; none to leave DP-SGD out."""
     from adapmixed_lab.reproduce.dp_adapter import EPSILON, builtin_dp_adapter, read_dp_adapter
     from adapmixed_lab.reproduce.paper import DELTA
 
     if arguments.without_dp_sgd:
-        return None
+        return []
     if arguments.dp_adapter is not None:
-        adapter = read_dp_adapter(arguments.dp_adapter)
-        if adapter.delta != DELTA:
-            raise ValueError(
-                f"--dp-adapter must have its ε at δ = {DELTA:g}, as the tables do, got one at "
-                f"{adapter.delta:g}"
-            )
-        return adapter
+        adapters = [read_dp_adapter(folder) for folder in arguments.dp_adapter]
+        for adapter in adapters:
+            if adapter.delta != DELTA:
+                raise ValueError(
+                    f"--dp-adapter must have its ε at δ = {DELTA:g}, as the tables do, got one at "
+                    f"{adapter.delta:g}"
+                )
+        if len({adapter.line for adapter in adapters}) < len(adapters):
+            raise ValueError("--dp-adapter must name one adapter for a record and one for a name")
+        return adapters
     if arguments.scale == "full":
         raise ValueError(
             "--dp-adapter or --without-dp-sgd must be given at --scale full, got neither; "
             "'adapmixed-lab dp-sgd' writes an adapter"
         )
-    folder = arguments.out / f"dp-sgd-builtin-block-{EPSILON:g}"
-    update, close = progress_bar(0, "step")
-    adapter = builtin_dp_adapter(folder, inputs.sources.public_model, progress=update)
-    close()
-    return adapter
+    ensemble = arguments.out / (f"ensemble-{seed}" if seed else "ensemble")
+    adapters = []
+    for unit, key in (("block", None), (f"shard-{seed}", ensemble.with_suffix(".key"))):
+        folder = arguments.out / f"dp-sgd-builtin-{unit}-{EPSILON:g}"
+        update, close = progress_bar(0, "step")
+        base = inputs.sources.public_model
+        adapters.append(builtin_dp_adapter(folder, base, key=key, progress=update))
+        close()
+    return adapters
 
 
 def _one_adapter(arguments: argparse.Namespace, sources: "Sources", seed: int) -> Path | None:

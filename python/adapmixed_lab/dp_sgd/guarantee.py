@@ -11,8 +11,11 @@ import warnings
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from adapmixed.data.text import missing_extra
 from adapmixed.limits import check_delta
+from adapmixed.privacy.planner import largest_within
 from adapmixed.training.settings import PRESETS
 
 EPOCHS = {"wikitext-103": 20, "one-billion-word": 9, "pubmed": 5, "air-dialogue": 10}
@@ -32,8 +35,8 @@ class PrivacyTarget:
         epsilon: target, in (0, 200]. Opacus searches for larger ones without an end.
         delta: target, in [1e-15, 0.1].
         clipping_norm: C, the norm to which every record's gradient is clipped, > 0.
-        blocks_per_identifier: most records that one identifier contributes, its first ones; None:
-            all of them.
+        blocks_per_identifier: most records of one identifier that are used, its first ones. ε then
+            holds for the whole identifier. None: all of them, and ε holds for a single record.
     """
 
     epsilon: float
@@ -63,11 +66,11 @@ class AdapterGuarantee:
         noise_multiplier: σ.
         sample_rate: q, the probability that a step takes a record.
         steps: number of noisy steps.
-        clipping_norm: C.
+        clipping_norm: C, of a record's gradient.
         block_size: largest number of tokens of a record.
         unit: what an identifier names, as a phrase.
         blocks_per_identifier: as in `PrivacyTarget`.
-        accountant: name of the accountant, "prv".
+        accountant: "prv" for a record, "pld" for an identifier with several records.
     """
 
     epsilon: float
@@ -83,29 +86,25 @@ class AdapterGuarantee:
 
     def __str__(self) -> str:
         pair = f"ε = {math.ceil(self.epsilon * 1e4) / 1e4:g} at δ = {self.delta!r}"
-        if self.blocks_per_identifier == 1:
-            what = (
-                f"one whole name in the corpus ({self.unit}), of which at most one block was used"
-            )
-            limit = ""
-        else:
+        limit = ""
+        if self.blocks_per_identifier is None:
             what = f"one record: a block of at most {self.block_size} tokens"
-            share = (
-                "every block"
-                if self.blocks_per_identifier is None
-                else f"each of at most {self.blocks_per_identifier} blocks"
-            )
             limit = (
-                f" It is NOT for a whole user, document or shard: {share} of one name is protected "
-                f"on its own, and all of them together only as far as group privacy reaches (a "
-                f"name in the corpus stands for: {self.unit})."
+                " It is NOT for a whole user, document or shard: every block of one name is "
+                "protected on its own, and all of them together only as far as group privacy "
+                f"reaches (a name in the corpus stands for: {self.unit})."
+            )
+        else:
+            what = (
+                f"one whole name in the corpus ({self.unit}), of which at most "
+                f"{self.blocks_per_identifier} blocks of {self.block_size} tokens were used"
             )
         return (
             f"The adapter is (ε, δ)-differentially private with {pair} for {what}, added or "
             f"removed. The guarantee was fixed before training and covers any number of "
             f"answers.{limit} DP-SGD with {self.steps} steps, σ = {self.noise_multiplier:.6g}, q = "
-            f"{self.sample_rate:.6g} and the PRV accountant. The number of records and the "
-            f"settings count as public. Noise is rounded to single precision."
+            f"{self.sample_rate:.6g} and the {self.accountant.upper()} accountant. The number of "
+            f"records and the settings count as public. Noise is rounded to single precision."
         )
 
 
@@ -115,21 +114,20 @@ def plan_noise(
     """Return (σ, ε, q, steps) for a target.
 
     Args:
-        target: ε and δ.
+        target: ε and δ, and the records that ε is for.
         records: number of records in the corpus.
         batch_size: expected records per step.
         epochs: expected passes.
 
     Returns:
-        σ is the noise multiplier that Opacus finds. ε is the PRV accountant's upper bound, at most
-        the target's.
+        σ is the noise multiplier that Opacus finds, or for several records that `group_epsilon`
+        allows. ε is the accountant's upper bound, at most the target's.
 
     Raises:
         ValueError: if the batch exceeds the records, ε cannot be reached, or Opacus is missing.
     """
     try:
-        from opacus.accountants import PRVAccountant
-        from opacus.accountants.utils import get_noise_multiplier
+        import opacus  # noqa: F401
     except ImportError as error:
         raise missing_extra("DP-SGD", "opacus", "lab", error) from error
     if batch_size > records:
@@ -138,6 +136,54 @@ def plan_noise(
         )
     rate = batch_size / records
     steps = epochs * math.ceil(records / batch_size)
+    group = target.blocks_per_identifier or 1
+    if group == 1:
+        return *_record_noise(target, rate, steps), rate, steps
+
+    def cost(accuracy: float) -> float:
+        grid = min(1e-2, 1e-3 * target.epsilon)
+        return group_epsilon(1 / accuracy, rate, steps, group, target.delta, grid=grid)
+
+    accuracy = largest_within(cost, target.epsilon, most=2.0)
+    if accuracy == 0.0:
+        raise ValueError(f"epsilon must be larger for {group} blocks, got {target.epsilon!r}")
+    return 1 / accuracy, cost(accuracy), rate, steps
+
+
+def group_epsilon(
+    sigma: float, rate: float, steps: int, records: int, delta: float, *, grid: float = 1e-2
+) -> float:
+    """Return an upper bound of ε for all records of a group at once, added or removed.
+
+    A step takes j of them with the binomial probability, and they move the clipped sum by j C at
+    most. So N(0, σ²) and the mixture of N(j, σ²) dominate a step (Ganesh 2024, "Tight group-level
+    DP guarantees for DP-SGD with sampling via mixture of Gaussians mechanisms"). dp-accounting
+    rounds their losses up to a grid and composes them.
+
+    Args:
+        sigma: σ > 0, noise over C.
+        rate: q, the probability that a step takes a record.
+        steps: number of steps.
+        records: most records of the group.
+        delta: δ.
+        grid: width of the losses' grid; a smaller one is nearer to ε, and takes longer.
+    """
+    from dp_accounting.pld.privacy_loss_distribution import from_mixture_gaussian_mechanism
+    from scipy.stats import binom
+
+    taken = np.arange(records + 1)
+    step = from_mixture_gaussian_mechanism(
+        sigma, taken.astype(float), binom.pmf(taken, records, rate),
+        value_discretization_interval=grid,
+    )  # fmt: skip
+    return float(step.self_compose(steps).get_epsilon_for_delta(delta))
+
+
+def _record_noise(target: PrivacyTarget, rate: float, steps: int) -> tuple[float, float]:
+    """Return Opacus' σ for a single record, and its accountant's ε."""
+    from opacus.accountants import PRVAccountant
+    from opacus.accountants.utils import get_noise_multiplier
+
     try:
         with warnings.catch_warnings():  # about an order that only sizes the grid
             warnings.filterwarnings("ignore", message="Optimal order is the")
@@ -158,4 +204,4 @@ def plan_noise(
         ) from error
     if not epsilon <= target.epsilon:
         raise ValueError(f"epsilon must be at most {target.epsilon!r}, σ = {sigma} gives {epsilon}")
-    return float(sigma), epsilon, rate, steps
+    return float(sigma), epsilon

@@ -140,7 +140,7 @@ def train_dp_adapter(
     wrapped.to_standard_module()
     guarantee = AdapterGuarantee(
         epsilon, target.delta, sigma, rate, steps, target.clipping_norm, config.block_size, unit,
-        target.blocks_per_identifier,
+        target.blocks_per_identifier, "prv" if target.blocks_per_identifier in (None, 1) else "pld",
     )  # fmt: skip
     return model.eval(), guarantee
 

@@ -1,24 +1,28 @@
-"""The DP-SGD baseline: one adapter under its own (ε, δ), evaluated as an ordinary model.
+"""The DP-SGD baseline: an adapter under its own (ε, δ), evaluated as an ordinary model.
 
 Its guarantee differs from that of an ensemble's mechanism. Training fixes ε for any number of
-answers. The unit is one *record*, a block of tokens, unless each name gave only one block.
+answers. The unit is one *record*, a block of tokens, as in the paper, or all blocks of one name.
+With shards for names, that is the unit of the ensemble's mechanisms.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from adapmixed.data import Corpus
 from adapmixed.limits import check_epsilon
 from adapmixed.training.base import base_facts
+from adapmixed.training.demo import NUM_MODELS
+from adapmixed.training.partition import assign_shards
 from adapmixed.training.settings import FinetuneConfig
+from adapmixed.training.shards import load_key
 from adapmixed_lab.dp_sgd.guarantee import PrivacyTarget
 from adapmixed_lab.dp_sgd.training import FORMAT_VERSION, GUARANTEE_FILE, train_dp
-from adapmixed_lab.reproduce.paper import DELTA
+from adapmixed_lab.reproduce.paper import DELTA, DP_SGD
 
 if TYPE_CHECKING:
     from adapmixed.ensemble import Ensemble
@@ -29,6 +33,9 @@ BUILTIN_CONFIG = FinetuneConfig(
 )
 """For the built-in corpus: a minute of training, which is not DP-SGD at its best."""
 EPSILON = 8.0  # the paper's
+SHARD_BLOCKS = 64
+"""Blocks of a built-in shard that DP-SGD uses where ε is for the whole shard."""
+WHOLE_NAME = f"{DP_SGD}, whole name"
 UNSEEDED = (
     "DP-SGD's noise comes from the operating system, whatever the seed. An adapter that is trained "
     "again has another perplexity."
@@ -51,6 +58,11 @@ class DPAdapter:
     delta: float
     unit: str
     statement: str
+
+    @property
+    def line(self) -> str:
+        """Name of its line in the table."""
+        return DP_SGD if self.unit.startswith("block") else WHOLE_NAME
 
     def promise(self) -> dict[str, object]:
         """Return the fields of a row that follow from the adapter's own guarantee."""
@@ -89,41 +101,54 @@ def builtin_dp_adapter(
     folder: Path,
     base: str,
     *,
+    key: Path | None = None,
     config: FinetuneConfig = BUILTIN_CONFIG,
     progress: Callable[[int, int], None] | None = None,
 ) -> DPAdapter:
     """Train an adapter by DP-SGD on the built-in private text; an existing one is kept.
 
-    It protects single blocks, as the paper's does, at the paper's ε and δ.
+    ε and δ are the paper's.
 
     Args:
         folder: of the adapter.
         base: folder of the public model.
+        key: file of the key that divides the text; ε is then for a whole shard, of which the first
+            `SHARD_BLOCKS` blocks are used. None: for single blocks, as the paper's.
         config: settings of the training.
         progress: called after every step with (steps done, steps in all).
 
     Raises:
         ValueError: if the folder holds an adapter of other settings, or Opacus is not installed.
     """
+    blocks = None if key is None else SHARD_BLOCKS
     if folder.exists():
         found, content = _read(folder)
         # For this target ε is at most the target, and lower only by the noise search's tolerance.
         near = 0.95 * EPSILON <= found.epsilon <= EPSILON and found.delta == DELTA
         same = content.get("training") == json.loads(json.dumps(asdict(config)))
-        if not (near and same) or content["blocks_per_identifier"] is not None:
+        if not (near and same) or content["blocks_per_identifier"] != blocks:
             raise ValueError(
                 f"{folder} must hold the DP-SGD adapter of this experiment, it holds one of other "
                 "settings; remove it or give another --out"
             )
         return found
     corpus = Corpus("builtin")
+    documents, unit = list(corpus.documents()), corpus.unit
+    if key is not None:
+        names = [document.identifier for document in documents]
+        shards = assign_shards(names, NUM_MODELS, key=load_key(key))
+        documents = [
+            replace(document, identifier=str(shard))
+            for document, shard in zip(documents, shards, strict=True)
+        ]
+        unit = "shard"
     train_dp(
         base,
-        corpus.documents(),
+        documents,
         folder,
         config,
-        PrivacyTarget(EPSILON, DELTA),
-        unit=corpus.unit,
+        PrivacyTarget(EPSILON, DELTA, blocks_per_identifier=blocks),
+        unit=unit,
         base_name=base_facts(base).name,
         progress=progress,
     )
@@ -137,8 +162,8 @@ def _read(folder: Path) -> tuple[DPAdapter, dict[str, Any]]:
         if content["format_version"] != FORMAT_VERSION:
             version = content["format_version"]
             raise ValueError(f"format_version must be {FORMAT_VERSION}, got {version!r}")
-        single = content["blocks_per_identifier"] == 1
-        unit = content["unit"] if single else f"block of {content['block_size']} tokens"
+        record = content["blocks_per_identifier"] is None
+        unit = f"block of {content['block_size']} tokens" if record else content["unit"]
         epsilon = check_epsilon(float(content["epsilon"]))
         found = DPAdapter(folder, epsilon, content["delta"], unit, content["statement"])
     except (OSError, KeyError, TypeError, ValueError) as error:

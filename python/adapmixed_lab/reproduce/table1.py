@@ -10,7 +10,7 @@ from typing import Any
 
 from adapmixed.evaluation import plan_runs
 from adapmixed.mechanisms import AdaPMixED, Mechanism, PMixED
-from adapmixed_lab.reproduce.dp_adapter import UNSEEDED, DPAdapter
+from adapmixed_lab.reproduce.dp_adapter import UNSEEDED, WHOLE_NAME, DPAdapter
 from adapmixed_lab.reproduce.inputs import Sources, Texts
 from adapmixed_lab.reproduce.measure import (
     PER_MODEL,
@@ -40,7 +40,8 @@ from adapmixed_lab.reproduce.result import build_result, row, show_cost
 
 SMALLER = "AdaPMixED, β = 0.1"
 METHODS = (
-    PUBLIC, UNPROTECTED, POOL, WHOLE, DP_SGD, PUBLISHED, PMIXED, ADAPMIXED, PER_MODEL, SMALLER,
+    PUBLIC, UNPROTECTED, POOL, WHOLE, DP_SGD, WHOLE_NAME, PUBLISHED, PMIXED, ADAPMIXED, PER_MODEL,
+    SMALLER,
 )  # fmt: skip
 """Methods in the order of the table; `AdaPMixED` is summed by the paper's rule, as there."""
 EPSILON = 8.0  # the paper's, for PMixED and DP-SGD
@@ -80,26 +81,29 @@ def methods(dataset: str, scale: str, queries: int) -> dict[str, Mechanism]:
     }
 
 
-def table1(inputs: Texts, dp: DPAdapter | None, run: Run, parts: Sequence[Part]) -> dict[str, Any]:
+def table1(
+    inputs: Texts, adapters: Sequence[DPAdapter], run: Run, parts: Sequence[Part]
+) -> dict[str, Any]:
     """Run Table 1.
 
     Args:
         inputs: models and text.
-        dp: the DP-SGD adapter; None leaves out its lines.
+        adapters: of DP-SGD, each with lines of its own.
         run: seed, state and progress.
         parts: of the table; see `parts_of`.
     """
     started = time.perf_counter()
     dataset, tokens = inputs.sources.dataset, inputs.tokens
-    one = None if dp is None else dp.load(inputs.sources)
+    loaded = {adapter: adapter.load(inputs.sources) for adapter in adapters}
     rows = []
     for number, part in enumerate(parts, start=1):
         compared = methods(dataset, inputs.sources.scale, part.queries)
         size: dict[str, Any] = {"queries": part.queries, "runs": part.runs, "run": run}
         found = compare(inputs, compared, state=f"table1-{number}", **size)
-        if dp is not None and one is not None:
-            alone = measure_alone(one, tokens, state=f"table1-{number}-dp", **size)
-            found[DP_SGD] = alone | dp.promise()
+        for place, (adapter, one) in enumerate(loaded.items()):
+            state = f"table1-{number}-dp{place or ''}"
+            alone = measure_alone(one, tokens, state=state, **size)
+            found[adapter.line] = alone | adapter.promise()
         for name in METHODS:
             if name in found:
                 # The paper's PMixED has the published analysis.
@@ -115,7 +119,7 @@ def table1(inputs: Texts, dp: DPAdapter | None, run: Run, parts: Sequence[Part])
             "runs": parts[0].runs, "queries": parts[0].queries, "seed": run.seed, "delta": DELTA,
             "long_queries": sum(part.queries for part in parts[1:]), "pmixed_order": ORDER,
         },
-        notes=[*inputs.notes(), *_notes(rows, parts, inputs.sources, dp)],
+        notes=[*inputs.notes(), *_notes(rows, parts, inputs.sources, adapters)],
         seconds=time.perf_counter() - started,
     )  # fmt: skip
 
@@ -142,7 +146,10 @@ def parts_of(
 
 
 def _notes(
-    rows: Sequence[Mapping[str, Any]], parts: Sequence[Part], sources: Sources, dp: DPAdapter | None
+    rows: Sequence[Mapping[str, Any]],
+    parts: Sequence[Part],
+    sources: Sources,
+    adapters: Sequence[DPAdapter],
 ) -> list[str]:
     notes = []
     if parts[0].runs > 1:
@@ -163,15 +170,13 @@ def _notes(
         "the published analysis, are claims and not guarantees. The line PMixED has the sound "
         "analysis."
     )
-    if dp is None:
-        notes.append("DP-SGD was left out.")
-    elif dp.unit.startswith("block"):
-        notes.append(
-            f"DP-SGD protects one {dp.unit}, and the ensembles' mechanisms protect a whole shard. "
-            "The same ε is a weaker guarantee for DP-SGD."
-        )
-    if dp is not None:
-        notes.append(UNSEEDED)
+    notes += [
+        f"{DP_SGD} protects one {adapter.unit}, and the ensembles' mechanisms protect a whole "
+        "shard. The same ε is a weaker guarantee for DP-SGD."
+        for adapter in adapters
+        if adapter.line == DP_SGD
+    ]
+    notes.append(UNSEEDED if adapters else "DP-SGD was left out.")
     for part in parts if sources.paper else ():
         notes += _order_notes(rows, part.group)
     return notes

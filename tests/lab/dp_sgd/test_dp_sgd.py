@@ -9,21 +9,29 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from dp_accounting import dp_event
 from dp_accounting.pld import PLDAccountant
+from scipy.stats import binom, norm
 from tiny_models import TARGETS, VOCAB
 from training_cases import write_base, write_corpus
 
 from adapmixed.data import Document
 from adapmixed.ensemble import Ensemble
+from adapmixed.privacy.conversions import gdp_to_dp
 from adapmixed.training.adapter import adapted_copy
 from adapmixed.training.blocks import IGNORED
 from adapmixed.training.settings import FinetuneConfig
 from adapmixed_lab.cli import main
 from adapmixed_lab.dp_sgd import training as dp_sgd
-from adapmixed_lab.dp_sgd.guarantee import AdapterGuarantee, PrivacyTarget
+from adapmixed_lab.dp_sgd.guarantee import (
+    AdapterGuarantee,
+    PrivacyTarget,
+    group_epsilon,
+    plan_noise,
+)
 from adapmixed_lab.dp_sgd.training import poisson_sample, record_blocks, train_dp_adapter
 
 pytestmark = pytest.mark.skipif(
@@ -246,7 +254,35 @@ def test_the_statement_of_whole_identifiers() -> None:
     one, all_of_them = AdapterGuarantee(*arguments, 1), AdapterGuarantee(*arguments, None)
     assert "ε = 1.2346 at δ = 1e-05 for one whole name in the corpus (document (file))" in str(one)
     assert "NOT" not in str(one) and "NOT for a whole user" in str(all_of_them)
-    assert "each of at most 3 blocks of one name" in str(replace(one, blocks_per_identifier=3))
+    assert "of which at most 3 blocks" in str(replace(one, blocks_per_identifier=3))
+
+
+@pytest.mark.parametrize(
+    ("sigma", "rate", "records"), [(4.0, 0.1, 20), (2.0, 0.3, 5), (1.0, 0.2, 1)]
+)
+def test_epsilon_of_a_group_in_one_step(sigma: float, rate: float, records: int) -> None:
+    """Against an integral of the densities, for the group removed and added."""
+    counts = np.arange(records + 1)
+    x, width = np.linspace(-12 * sigma, records + 12 * sigma, 200_001, retstep=True)
+    with_group = binom.pmf(counts, records, rate) @ norm.pdf(x[None], counts[:, None], sigma)
+    pair = with_group, norm.pdf(x, 0.0, sigma)
+
+    def delta(epsilon: float) -> float:
+        rests = (one - math.exp(epsilon) * other for one, other in (pair, pair[::-1]))
+        return max(float(np.maximum(rest, 0).sum()) * width for rest in rests)
+
+    epsilon = group_epsilon(sigma, rate, 1, records, 1e-5)
+    assert delta(epsilon) <= 1e-5 < delta(epsilon - 0.02)
+
+
+def test_epsilon_of_a_group_over_steps() -> None:
+    """If every step takes all records, the steps are Gaussian DP, which composes exactly."""
+    found = group_epsilon(30.0, 1.0, 25, 6, 1e-6)
+    assert 0 <= found - gdp_to_dp(6 * 5 / 30, 1e-6) < 0.02
+    target = PrivacyTarget(2.0, 1e-5, blocks_per_identifier=6)
+    sigma, epsilon, rate, steps = plan_noise(target, 100, 20, 3)
+    assert (rate, steps) == (0.2, 15) and 1.98 < epsilon <= 2.0
+    assert epsilon == group_epsilon(sigma, rate, steps, 6, 1e-5, grid=2e-3)
 
 
 @pytest.mark.parametrize(

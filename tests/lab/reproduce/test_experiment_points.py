@@ -11,9 +11,9 @@ from experiment_cases import inputs, rows_of
 from fake_ensemble import FakeEnsemble
 from torch import Tensor
 
-from adapmixed_lab.reproduce.dp_adapter import DPAdapter
+from adapmixed_lab.reproduce.dp_adapter import WHOLE_NAME, DPAdapter
 from adapmixed_lab.reproduce.measure import Run
-from adapmixed_lab.reproduce.table1 import DP_SGD, parts_of, table1
+from adapmixed_lab.reproduce.table1 import parts_of, table1
 
 ADAPTER = DPAdapter(Path("dp"), 7.5, 1e-5, "name", "The adapter is ...")
 
@@ -44,14 +44,14 @@ def compared(monkeypatch: pytest.MonkeyPatch) -> tuple[Any, Reading, Reading]:
 
 def test_dp_sgd_reads_the_windows_of_table_1(monkeypatch: pytest.MonkeyPatch) -> None:
     given, ensemble, alone = compared(monkeypatch)
-    result = table1(given, ADAPTER, Run(), parts_of(given, 2, 40, 70))
-    assert len(rows_of(result, DP_SGD)) == 2
+    result = table1(given, [ADAPTER], Run(), parts_of(given, 2, 40, 70))
+    assert len(rows_of(result, WHOLE_NAME)) == 2
     assert alone.read == ensemble.read and len(alone.read) > 3
     # An adapter that is the public model has its perplexities: the labels are the same, too.
     alone._members.zero_()
-    again = table1(given, ADAPTER, Run(), parts_of(given, 2, 40, 70))
+    again = table1(given, [ADAPTER], Run(), parts_of(given, 2, 40, 70))
     for group in ("2 runs of 40 queries", "one run of 70 queries"):
         ours = {one["method"]: one["ours"] for one in again["rows"] if one["group"] == group}
-        assert ours[DP_SGD]["perplexities"] == pytest.approx(
+        assert ours[WHOLE_NAME]["perplexities"] == pytest.approx(
             ours["public model"]["perplexities"], rel=1e-9
         )

@@ -19,7 +19,7 @@ from adapmixed.privacy.conversions import c_alpha
 from adapmixed.rng import SeededRandom
 from adapmixed_lab.cli import main
 from adapmixed_lab.reproduce import paper
-from adapmixed_lab.reproduce.dp_adapter import DPAdapter
+from adapmixed_lab.reproduce.dp_adapter import WHOLE_NAME, DPAdapter
 from adapmixed_lab.reproduce.figure2 import figure2, settings, sizes
 from adapmixed_lab.reproduce.inputs import Sources
 from adapmixed_lab.reproduce.measure import PER_MODEL, PUBLISHED, WHOLE, Run, merge
@@ -38,7 +38,7 @@ def results() -> dict[str, dict[str, Any]]:
     """Run every experiment once, small."""
     given, run = inputs(paper=True), Run()
     return {
-        "table1": table1(given, None, run, parts_of(given, 3, 40, 100)),
+        "table1": table1(given, [], run, parts_of(given, 3, 40, 100)),
         "table2": table2(given, run, queries=120),
         "figure2": figure2(inputs(20, paper=True), run, queries=24),
     }
@@ -101,7 +101,7 @@ def test_settings_of_figure_2() -> None:
 def test_table_1(results: dict[str, dict[str, Any]]) -> None:
     result = results["table1"]
     short, long = "3 runs of 40 queries", "one run of 100 queries"
-    names = [name for name in METHODS if name not in (DP_SGD, WHOLE)]
+    names = [name for name in METHODS if name not in (DP_SGD, WHOLE_NAME, WHOLE)]
     assert [(r["group"], r["method"]) for r in result["rows"]] == [
         (group, name) for group in (short, long) for name in names
     ]
@@ -140,7 +140,7 @@ def test_one_adapter_on_all_text_is_a_reference(monkeypatch: pytest.MonkeyPatch)
     one = FakeEnsemble(1, spread=0.3, max_positions=32)
     monkeypatch.setattr(Sources, "load", lambda self, adapters: one)
     given = replace(inputs(), whole=Path("one"))
-    result = table1(given, None, Run(), parts_of(given, 2, 40, 0))
+    result = table1(given, [], Run(), parts_of(given, 2, 40, 0))
     (line,) = rows_of(result, WHOLE)
     (alone,) = evaluate(
         one, inputs().tokens, {"m": Unprotected()}, runs=2, queries=40, delta=1e-5,
@@ -178,7 +178,10 @@ def test_the_lines_of_dp_sgd(monkeypatch: pytest.MonkeyPatch) -> None:
     adapter = DPAdapter(Path("dp"), 7.5, 1e-5, "block of 16 tokens", "The adapter is ...")
     worse = FakeEnsemble(1, spread=3.0, max_positions=32)
     monkeypatch.setattr(DPAdapter, "load", lambda self, base: worse)
-    result = table1(given, adapter, Run(), parts_of(given, 2, 40, 0))
+    whole = replace(adapter, epsilon=7.25, unit="shard")
+    result = table1(given, [adapter, whole], Run(), parts_of(given, 2, 40, 0))
+    (line,) = rows_of(result, WHOLE_NAME)
+    assert (line["ours"]["epsilon"], line["ours"]["unit"], line["paper"]) == (7.25, "shard", None)
     (line,) = rows_of(result, DP_SGD)
     expected = {"epsilon": 7.5, "kind": "fixed", "unit": "block of 16 tokens", "mixing": None}
     assert {name: line["ours"][name] for name in expected} == expected

@@ -16,9 +16,11 @@ from adapmixed.data import Corpus, demo_base, private_documents
 from adapmixed.ensemble import read_manifest
 from adapmixed.training.demo import train_whole
 from adapmixed.training.settings import FinetuneConfig
+from adapmixed.training.shards import create_public_key
 from adapmixed_lab.cli import main
 from adapmixed_lab.reproduce.dp_adapter import (
     BUILTIN_CONFIG,
+    WHOLE_NAME,
     builtin_dp_adapter,
     read_dp_adapter,
 )
@@ -156,7 +158,7 @@ def test_one_adapter_is_trained_once_on_all_text(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_a_dp_adapter_of_the_builtin_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It protects single blocks, and is trained once; here on a part of the text."""
+    """It protects single blocks or whole shards, and is trained once; here on part of the text."""
     monkeypatch.setattr(Corpus, "documents", lambda _: private_documents()[::5])
     pytest.importorskip("opacus", reason="opacus is not installed (the lab extra)")
     few = replace(BUILTIN_CONFIG, epochs=1, batch_size=256)
@@ -168,6 +170,11 @@ def test_a_dp_adapter_of_the_builtin_text(tmp_path: Path, monkeypatch: pytest.Mo
     assert builtin_dp_adapter(folder, base, config=few) == adapter
     assert (folder / "adapter_model.safetensors").read_bytes() == weights
     assert adapter.load(Sources()).num_models == 1
+    create_public_key(tmp_path / "key", "words")
+    whole = builtin_dp_adapter(tmp_path / "whole", base, key=tmp_path / "key", config=few)
+    assert whole.epsilon <= 8.0 and (whole.unit, whole.line) == ("shard", WHOLE_NAME)
+    with pytest.raises(ValueError, match="other settings"):
+        builtin_dp_adapter(folder, base, key=tmp_path / "key", config=few)
 
 
 @pytest.mark.slow
