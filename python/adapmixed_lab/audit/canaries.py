@@ -65,9 +65,7 @@ class Worlds:
 
     def distributions(self, mechanism: Mechanism) -> Array:
         """Return (W, V), the distribution that the mechanism draws from in each world."""
-        found = distribution(mechanism, self.private, self.public.repeat(self.private.shape[1], 1))
-        scaled: Array = found / found.sum(1, keepdims=True)
-        return scaled
+        return distribution(mechanism, self.private, self.public.repeat(self.private.shape[1], 1))
 
     def answers(
         self, mechanism: Mechanism, world: Integers, count: int, rng: RandomSource
@@ -86,8 +84,7 @@ class Worlds:
 
 def likelihoods(shares: Array, seen: Integers) -> Array:
     """Return (R, W), log P(answers of a run | world) up to a constant of the run."""
-    logs = np.log(np.maximum(shares, np.finfo(np.float64).tiny))
-    found: Array = seen.astype(np.float64) @ logs.T
+    found: Array = seen.astype(np.float64) @ np.log(np.maximum(shares, 1e-300)).T
     return found
 
 
@@ -139,7 +136,7 @@ class Audit:
 
     def measure(self, runs: int, generator: np.random.Generator, rng: RandomSource) -> float:
         """Return a lower bound on ε at the game's δ, with confidence `CONFIDENCE`."""
-        worlds, mechanism = self.worlds(planted()), self.game.running or self.game.stated
+        worlds, mechanism = self.worlds(planted()), self.game.answering
         shares = worlds.distributions(mechanism)
         world = generator.integers(len(shares), size=REHEARSED)
         rehearsal = generator.multinomial(self.answers, shares[world])
@@ -191,7 +188,7 @@ class Exposure:
 
     def measure(self, runs: int, generator: np.random.Generator, rng: RandomSource) -> float:
         """Return a lower bound on that probability, with confidence `CONFIDENCE`."""
-        members, mechanism = planted(), self.game.running or self.game.stated
+        members, mechanism = planted(), self.game.answering
         others = members.private[1 - CUSTOMERS :, None].expand(-1, SECRETS, -1)
         worlds = Worlds(torch.cat((members.private[None], others)), members.public)
         secret = generator.integers(SECRETS, size=runs)
@@ -252,39 +249,32 @@ def exposures() -> list[tuple[Exposure, bool]]:
     ]
 
 
-def unprotected(one: Audit | Exposure) -> Audit | Exposure:
-    """Return the same claim, attack and worlds, answered without protection."""
-    return replace(one, game=replace(one.game, running=Unprotected()))
-
-
 def audit(effort: Effort) -> Iterator[Finding]:
     """Play every game.
 
     The power without protection does not depend on the mechanism, so games share it.
     """
     answers = effort.count(ANSWERS_PER_SECOND, LEAST_ANSWERS)
-    games: list[tuple[Audit | Exposure, bool]] = [*audits(), *exposures()]
-    powers: dict[str, float] = {}
 
     def measured(one: Audit | Exposure, label: str) -> float:
         label = f"canaries/{label}"
         return one.measure(answers // one.answers, effort.generator(label), effort.source(label))
 
+    games: list[tuple[Audit | Exposure, bool]] = [*audits(), *exposures()]
+    powers: dict[str, float] = {}
     for index, (one, control) in enumerate(games):
-        power = None
-        if not control:
-            game = one.game
-            key = f"{type(one).__name__} {game.adjacency} {game.delta:g} {one.answers}"
-            if key not in powers:
-                powers[key] = measured(unprotected(one), key)
-            power = powers[key]
+        game = one.game
+        key = f"{type(one).__name__} {game.adjacency} {game.delta:g} {one.answers}"
+        if not control and key not in powers:
+            plain = replace(one, game=replace(game, running=Unprotected()))
+            powers[key] = measured(plain, key)
         yield Finding(
             "canaries",
-            f"{one.game.name}, {answers // one.answers} × {one.answers} answers",
+            f"{game.name}, {answers // one.answers} × {one.answers} answers",
             one.claim(),
             one.claimed(),
             measured(one, str(index)),
             CONFIDENCE,
             control,
-            power,
+            None if control else powers[key],
         )
