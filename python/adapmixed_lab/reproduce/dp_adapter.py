@@ -22,7 +22,7 @@ from adapmixed_lab.reproduce.paper import DELTA
 
 if TYPE_CHECKING:
     from adapmixed.ensemble import Ensemble
-    from adapmixed_lab.reproduce.inputs import Sources
+    from adapmixed_lab.reproduce.sources import Sources
 
 BUILTIN_CONFIG = FinetuneConfig(
     learning_rate=3e-3, epochs=2, batch_size=64, block_size=64, target_modules=("c_attn",)

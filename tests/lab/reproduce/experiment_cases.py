@@ -7,7 +7,8 @@ from typing import Any
 import torch
 from fake_ensemble import FakeEnsemble
 
-from adapmixed_lab.reproduce.inputs import Sources, Texts
+from adapmixed_lab.reproduce.inputs import Texts
+from adapmixed_lab.reproduce.sources import Sources
 
 
 def inputs(models: int = 3, tokens: int = 2000, **sources: Any) -> Texts:

@@ -20,13 +20,19 @@ from adapmixed.rng import SeededRandom
 from adapmixed_lab.cli import main
 from adapmixed_lab.reproduce import paper
 from adapmixed_lab.reproduce.dp_adapter import DPAdapter
-from adapmixed_lab.reproduce.figure2 import figure2, settings, sizes
-from adapmixed_lab.reproduce.inputs import Sources
-from adapmixed_lab.reproduce.measure import PER_MODEL, PUBLISHED, WHOLE, Run, merge
+from adapmixed_lab.reproduce.figure2 import figure2, settings_of, sizes
+from adapmixed_lab.reproduce.measure import (
+    PER_MODEL,
+    PUBLISHED,
+    WHOLE,
+    Run,
+    merge,
+)
 from adapmixed_lab.reproduce.panels import relative, write_outputs
 from adapmixed_lab.reproduce.published import PaperRule
 from adapmixed_lab.reproduce.result import read_experiment
-from adapmixed_lab.reproduce.table1 import DP_SGD, METHODS, parts_of, table1
+from adapmixed_lab.reproduce.sources import Sources
+from adapmixed_lab.reproduce.table1 import DP_SGD, SMALLER, parts_of, table1
 from adapmixed_lab.reproduce.table2 import table2
 from adapmixed_lab.reproduce.tables import text
 
@@ -79,7 +85,7 @@ def test_the_first_members_are_an_ensemble_of_their_own() -> None:
 
 
 def test_settings_of_figure_2() -> None:
-    points = settings(PRESET, 64)
+    points = settings_of(PRESET, 64)
     labels = {letter: [p.label for p in points if p.panel.letter == letter] for letter in "abcdef"}
     assert labels["a"] == ["2", "3", "4", "4.5", "∞"]
     assert labels["b"] == ["20", "60", "500", "2000", "3000"]
@@ -94,14 +100,17 @@ def test_settings_of_figure_2() -> None:
     changed = AdaPMixED(18.0, 0.2, screen_weight=1e-2, sigma=1e-1)
     assert mechanisms["e: -2, -1"] == PaperRule(changed)
     # Another data set's preset joins the paper's values.
-    other = [p.label for p in settings(AdaPMixED.preset("air-dialogue"), 64)]
+    other = [p.label for p in settings_of(AdaPMixED.preset("air-dialogue"), 64)]
     assert "15" in other and "0.3" in other
 
 
 def test_table_1(results: dict[str, dict[str, Any]]) -> None:
     result = results["table1"]
     short, long = "3 runs of 40 queries", "one run of 100 queries"
-    names = [name for name in METHODS if name not in (DP_SGD, WHOLE)]
+    names = [
+        paper.PUBLIC, "unprotected ensemble", "best non-private pool", PUBLISHED, paper.PMIXED,
+        paper.ADAPMIXED, PER_MODEL, SMALLER,
+    ]  # fmt: skip
     assert [(r["group"], r["method"]) for r in result["rows"]] == [
         (group, name) for group in (short, long) for name in names
     ]

@@ -22,8 +22,8 @@ from adapmixed_lab.reproduce.dp_adapter import (
     builtin_dp_adapter,
     read_dp_adapter,
 )
-from adapmixed_lab.reproduce.inputs import Sources
 from adapmixed_lab.reproduce.measure import POOL, WHOLE
+from adapmixed_lab.reproduce.sources import Sources
 
 
 def result_of(folder: Path, name: str) -> dict[str, Any]:
