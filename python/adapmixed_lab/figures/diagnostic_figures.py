@@ -3,11 +3,11 @@
 All of them show functions of the private data without protection, and are for the operator only.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 from adapmixed.evaluation import Evaluation, Weights
-from adapmixed.evaluation.diagnostics import QUANTILES
 from adapmixed_lab.figures.style import COLOURS, GREY, DrawnFigure, canvas, number_axis, wrapped
 
 _OPERATOR = "For the operator only."
@@ -16,27 +16,35 @@ _ROW = 1.75  # inches of one method's axes
 _EDGE = 0.055  # how far outside [0, 1] the bars of exactly 0 and 1 stand
 
 
+@contextmanager
+def _rows(found: Sequence[tuple[Evaluation, Any]], label: str) -> Iterator[tuple[Any, list[Any]]]:
+    """Yield a figure and its axes, one below the other, each with the name of a method."""
+    with canvas(0.9 + _ROW * len(found), len(found)) as (figure, grid):
+        each = list(getattr(grid, "flat", [grid]))
+        for axes, (method, _) in zip(each, found, strict=True):
+            axes.set_title(wrapped(method.name), fontsize=10, fontweight="normal")
+            axes.set_ylabel(label)
+        yield figure, each
+
+
 def draw_weights(methods: Sequence[Evaluation]) -> DrawnFigure | None:
     """Draw the distribution of the weights λ, for every method that has weights."""
-    title = "Mixing weights λ of the models"
     found = [(m, w) for m in methods if m.diagnosis and (w := m.diagnosis.weights) is not None]
     if not found:
         return None
-    with canvas(0.9 + _ROW * len(found), len(found)) as (figure, grid):
-        for axes, (method, weights) in zip(_each(grid), found, strict=True):
+    with _rows(found, "share (%)") as (figure, each):
+        for axes, (_, weights) in zip(each, found, strict=True):
             _plot_weights(axes, weights)
-            axes.set_title(wrapped(method.name), fontsize=10, fontweight="normal")
-            axes.set_ylabel("share (%)")
-        axes.set_xlabel("weight λ: exactly 0, in bins between, exactly 1")
+        each[-1].set_xlabel("weight λ: exactly 0, in bins between, exactly 1")
         if any(weights.screened for _, weights in found):
-            handles, labels = _each(grid)[0].get_legend_handles_labels()
+            handles, labels = each[0].get_legend_handles_labels()
             figure.legend(handles, labels, loc="outside lower right", ncols=2, handlelength=1.4)
     caption = (
         "Bars are shares of all (model, query) pairs. At a weight of 1 a model answers unchanged, "
         "and at 0 it answers as the public model. Hatched bars are queries that screening sent to "
         f"the public model, for which all weights are 0. {_OPERATOR}"
     )
-    return DrawnFigure("weights", title, caption, figure)
+    return DrawnFigure("weights", "Mixing weights λ of the models", caption, figure)
 
 
 def _plot_weights(axes: Any, weights: Weights) -> None:
@@ -60,61 +68,51 @@ def _plot_weights(axes: Any, weights: Weights) -> None:
 
 def draw_charges(methods: Sequence[Evaluation]) -> DrawnFigure | None:
     """Draw the charges of each model so far, for every method that charges models one by one."""
-    title = "Privacy loss of each model over time"
-    found = [(m, m.diagnosis) for m in methods if m.diagnosis and m.diagnosis.charges]
+    found = [(m, m.diagnosis.charges) for m in methods if m.diagnosis and m.diagnosis.charges]
     if not found:
         return None
-    with canvas(0.9 + _ROW * len(found), len(found)) as (figure, grid):
-        for axes, (method, kept) in zip(_each(grid), found, strict=True):
-            queries = [0, *(done for done, _ in kept.charges)]
-            rows = [[0.0] * len(kept.charges[0][1]), *(row for _, row in kept.charges)]
-            count = kept.models
-            words = f"{wrapped(method.name)} ({count} model{'s' if count > 1 else ''})"
-            _plot_charges(axes, queries, rows, kept.quantiles)
-            axes.set_title(words, fontsize=10, fontweight="normal")
-            axes.set_ylabel("charged so far")
-            axes.set_xlim(left=0)
-            axes.set_ylim(bottom=0)
-            axes.xaxis.set_major_formatter(lambda value, _: f"{value:,.0f}")
+    with _rows(found, "charged so far") as (figure, each):
+        for axes, (_, charges) in zip(each, found, strict=True):
+            _plot_charges(axes, charges)
+            _queries_axis(axes)
             number_axis(axes.yaxis)
-        axes.set_xlabel("queries answered")
     caption = (
-        "Thin lines are single models; for more than 128 models, bands are quantiles over them. "
-        "Dark lines are the median and the largest. Values are realised losses: Rényi divergences "
-        "in nats at the mechanism’s first order, without the cost of screening, which is the same "
-        "for all models. Under a budget of every shard, values are the charges of each shard. "
+        "Thin lines are single models, or quantiles over more than 128 models. Dark lines are the "
+        "median and the largest. Values are realised losses: Rényi divergences in nats at the "
+        "mechanism’s first order, without the cost of screening, which is the same for all models. "
+        "Under a budget of every shard, values are the charges of each shard. "
         f"{_OPERATOR}"
     )
-    return DrawnFigure("charges", title, caption, figure)
+    return DrawnFigure("charges", "Privacy loss of each model over time", caption, figure)
 
 
-def _plot_charges(
-    axes: Any, queries: list[int], rows: list[Sequence[float]], quantiles: bool
-) -> None:
-    """Draw a line for each model, or bands between pairs of quantiles over the models."""
+def _plot_charges(axes: Any, charges: Sequence[tuple[int, Sequence[float]]]) -> None:
+    """Draw a line for each model, or each quantile of them."""
+    queries = [0, *(done for done, _ in charges)]
+    rows = [[0.0] * len(charges[0][1]), *(row for _, row in charges)]
+    axes.plot(queries, rows, color=COLOURS[5], linewidth=0.6)
     last = sorted(rows[-1])
-    middle = rows[-1].index(last[(len(last) - 1) // 2])
-    highest = rows[-1].index(last[-1])
-    if quantiles:
-        middle, highest = len(QUANTILES) // 2, len(QUANTILES) - 1
-        for place in range(middle):
-            low, high = ([row[i] for row in rows] for i in (place, highest - place))
-            axes.fill_between(queries, low, high, color=COLOURS[5], alpha=0.3, linewidth=0)
-    else:
-        axes.plot(queries, rows, color=COLOURS[5], linewidth=0.6)
-    for place, style, word in ((highest, "-", "largest"), (middle, (0, (4, 1.6)), "median")):
-        course = [row[place] for row in rows]
+    for value, style, word in (
+        (last[-1], "-", "largest"), (last[(len(last) - 1) // 2], (0, (4, 1.6)), "median")
+    ):  # fmt: skip
+        course = [row[rows[-1].index(value)] for row in rows]
         axes.plot(queries, course, color=COLOURS[0], linestyle=style, linewidth=1.6)
-        if word == "largest" or course[-1] < 0.9 * last[-1]:  # else the words would overlap
+        if word == "largest" or value < 0.9 * last[-1]:  # else the words would overlap
             axes.annotate(
-                f"{word} {course[-1]:.3g}", (queries[-1], course[-1]), (4, 0), fontsize=8,
+                f"{word} {value:.3g}", (queries[-1], value), (4, 0), fontsize=8,
                 textcoords="offset points", va="center", annotation_clip=False,
             )  # fmt: skip
 
 
+def _queries_axis(axes: Any) -> None:
+    axes.set_xlim(left=0)
+    axes.set_ylim(bottom=0)
+    axes.set_xlabel("queries answered")
+    axes.xaxis.set_major_formatter(lambda value, _: f"{value:,.0f}")
+
+
 def draw_screened(methods: Sequence[Evaluation]) -> DrawnFigure | None:
     """Draw the share of queries answered from the public model, over the course of a run."""
-    title = "Queries answered from the public model"
     found = [m for m in methods if m.guarantee.kind != "public" and m.diagnosis is not None]
     found = [m for m in found if m.screened > 0 or m.breakdown.get("screening", 0.0) > 0]
     if not found:
@@ -131,21 +129,18 @@ def draw_screened(methods: Sequence[Evaluation]) -> DrawnFigure | None:
                 color=COLOURS[index % len(COLOURS)], linestyle=_DASHES[index % len(_DASHES)],
                 label=wrapped(method.name),
             )  # fmt: skip
-        axes.set_xlim(left=0)
-        axes.set_ylim(bottom=0)
-        axes.set(xlabel="queries answered", ylabel="share of a stretch (%)")
-        axes.xaxis.set_major_formatter(lambda value, _: f"{value:,.0f}")
+        _queries_axis(axes)
+        axes.set_ylabel("share of a stretch (%)")
         figure.legend(loc="outside lower left", ncols=2, handlelength=3)
     caption = (
         "Queries that screening, or a rule of the public distribution, sent to the public model, "
         f"as a share of each stretch between two recorded points. {_OPERATOR}"
     )
-    return DrawnFigure("screened", title, caption, figure)
+    return DrawnFigure("screened", "Queries answered from the public model", caption, figure)
 
 
 def draw_validation(training: Sequence[Mapping[str, Any]]) -> DrawnFigure | None:
     """Draw every member's validation loss and the public model's."""
-    title = "Validation loss of the members"
     ordered = sorted((one for one in training if "loss" in one), key=lambda one: one["loss"])
     if not ordered:
         return None
@@ -156,21 +151,17 @@ def draw_validation(training: Sequence[Mapping[str, Any]]) -> DrawnFigure | None
         axes.vlines(places, loss, public, color="#CCCCCC", linewidth=0.8)
         axes.plot(places, public, "o", color=GREY, fillstyle="none", label="public model")
         axes.plot(places, loss, "o", color=COLOURS[0], label="member")
-        axes.set(xlabel="members, sorted by loss", ylabel="nats per held-out token")
         axes.set_xlim(left=0)
-        axes.xaxis.get_major_locator().set_params(integer=True)
-        number_axis(axes.yaxis)
-        figure.legend(loc="outside lower left", ncols=2, handlelength=1.4)
+        _losses(figure, axes, "members, sorted by loss", "nats per held-out token")
     caption = (
         "Losses at the end of training, on the text that was held out of each member’s own shard. "
         f"The public model’s loss is on the same text. {_OPERATOR}"
     )
-    return DrawnFigure("validation", title, caption, figure)
+    return DrawnFigure("validation", "Validation loss of the members", caption, figure)
 
 
 def draw_training(training: Sequence[Mapping[str, Any]]) -> DrawnFigure | None:
     """Draw every member's training loss over the epochs."""
-    title = "Training curves of the members"
     members = [one for one in training if "losses" in one]
     if not members:
         return None
@@ -183,18 +174,17 @@ def draw_training(training: Sequence[Mapping[str, Any]]) -> DrawnFigure | None:
             range(1, len(middle) + 1), middle, "o-", color=COLOURS[0], markersize=3.5,
             label="member with the median final loss",
         )  # fmt: skip
-        axes.set(
-            xlabel="epochs, or quarters of the steps", ylabel="nats per token of the own shard"
-        )
-        axes.xaxis.get_major_locator().set_params(integer=True)
-        number_axis(axes.yaxis)
-        figure.legend(loc="outside lower left", handlelength=2.5)
+        words = "epochs, or quarters of the steps", "nats per token of the own shard"
+        _losses(figure, axes, *words)
     caption = (
         "Mean loss on the training text of each epoch, or each quarter of a small shard's steps, "
         f"with one line for each member. {_OPERATOR}"
     )
-    return DrawnFigure("training", title, caption, figure)
+    return DrawnFigure("training", "Training curves of the members", caption, figure)
 
 
-def _each(grid: Any) -> list[Any]:
-    return list(getattr(grid, "flat", [grid]))
+def _losses(figure: Any, axes: Any, across: str, upwards: str) -> None:
+    axes.set(xlabel=across, ylabel=upwards)
+    axes.xaxis.get_major_locator().set_params(integer=True)
+    number_axis(axes.yaxis)
+    figure.legend(loc="outside lower left", ncols=2, handlelength=1.4)

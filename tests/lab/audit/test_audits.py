@@ -112,7 +112,9 @@ def test_a_probability_that_is_no_number_breaks_a_claim(number: int) -> None:
         ("adapmixed α = 18, member 0 of 3, zero_out", 0.9999),
         ("adapmixed α = 3, member 0 of 3, add_remove, loss at order 8", 0.9999),
         ("adapmixed, loss='fixed', α = 3, N = 3, zero_out", 0.9),
+        ("pmixed α = 3, rate 1, N = 3, zero_out", 0.9),
         ("α = 2, subsets at rate 0.5, divided by subset, N = 3, zero_out", 0.6),
+        ("α = 2, subsets at rate 0.8, divided by slots, N = 2, zero_out", 0.6),
         ("through the emptied shard, α = 6, N = 1, replace_one", 0.6),
     ],
 )

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from experiment_cases import inputs, rows_of
+import torch
 from fake_ensemble import FakeEnsemble
 
 from adapmixed.evaluation import evaluate
@@ -21,6 +21,7 @@ from adapmixed_lab.cli import main
 from adapmixed_lab.reproduce import paper
 from adapmixed_lab.reproduce.dp_adapter import DPAdapter
 from adapmixed_lab.reproduce.figure2 import figure2, settings_of, sizes
+from adapmixed_lab.reproduce.inputs import Texts
 from adapmixed_lab.reproduce.measure import (
     PER_MODEL,
     PUBLISHED,
@@ -37,6 +38,18 @@ from adapmixed_lab.reproduce.table2 import table2
 from adapmixed_lab.reproduce.tables import text
 
 PRESET = AdaPMixED.preset("wikitext-103")
+
+
+def inputs(models: int = 3, tokens: int = 2000, **sources: Any) -> Texts:
+    """Return inputs with a small ensemble in place of the built-in one, and text for its pool."""
+    generator = torch.Generator().manual_seed(3)
+    stream = torch.randint(0, 7, (tokens,), generator=generator).tolist()
+    ensemble: Any = FakeEnsemble(models, spread=0.3, max_positions=32)
+    return Texts(Sources(**sources), ensemble, tuple(stream), "random", tuple(stream[:20]))
+
+
+def rows_of(result: dict[str, Any], method: str) -> list[dict[str, Any]]:
+    return [one for one in result["rows"] if one["method"] == method]
 
 
 @pytest.fixture(scope="module")
@@ -189,8 +202,8 @@ def test_the_lines_of_dp_sgd(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(DPAdapter, "load", lambda self, base: worse)
     result = table1(given, adapter, Run(), parts_of(given, 2, 40, 0))
     (line,) = rows_of(result, DP_SGD)
-    expected = {"epsilon": 7.5, "kind": "fixed", "unit": "block of 16 tokens", "mixing": None}
-    assert {name: line["ours"][name] for name in expected} == expected
+    stated = {"epsilon": 7.5, "kind": "fixed", "unit": "block of 16 tokens", "mixing": None}
+    assert {name: line["ours"][name] for name in stated} == stated
     assert line["ours"]["guarantee"] == "The adapter is ..."
     notes = " ".join(result["notes"])
     assert "DP-SGD protects one block of 16 tokens" in notes
@@ -198,6 +211,12 @@ def test_the_lines_of_dp_sgd(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "The paper's order of perplexities does not appear in 2 runs of 40 queries" in notes
     assert "DP-SGD is not below public model" in notes
     assert "block of 16 tokens" in text(result)
+    # An adapter that is the public model has its perplexities: on the same windows and labels.
+    worse._members.zero_()
+    again = table1(given, adapter, Run(), parts_of(given, 2, 40, 70))
+    public = [one["ours"]["perplexities"] for one in rows_of(again, paper.PUBLIC)]
+    for line, expected in zip(rows_of(again, DP_SGD), public, strict=True):
+        assert line["ours"]["perplexities"] == pytest.approx(expected, rel=1e-9)
 
 
 def test_table_2(results: dict[str, dict[str, Any]]) -> None:
