@@ -76,6 +76,7 @@ def draw_charges(methods: Sequence[Evaluation]) -> DrawnFigure | None:
             _plot_charges(axes, charges)
             _queries_axis(axes)
             number_axis(axes.yaxis)
+        each[-1].set_xlabel("queries answered")
     caption = (
         "Thin lines are single models, or quantiles over more than 128 models. Dark lines are the "
         "median and the largest. Values are realised losses: Rényi divergences in nats at the "
@@ -107,7 +108,6 @@ def _plot_charges(axes: Any, charges: Sequence[tuple[int, Sequence[float]]]) -> 
 def _queries_axis(axes: Any) -> None:
     axes.set_xlim(left=0)
     axes.set_ylim(bottom=0)
-    axes.set_xlabel("queries answered")
     axes.xaxis.set_major_formatter(lambda value, _: f"{value:,.0f}")
 
 
@@ -130,7 +130,7 @@ def draw_screened(methods: Sequence[Evaluation]) -> DrawnFigure | None:
                 label=wrapped(method.name),
             )  # fmt: skip
         _queries_axis(axes)
-        axes.set_ylabel("share of a stretch (%)")
+        axes.set(xlabel="queries answered", ylabel="share of a stretch (%)")
         figure.legend(loc="outside lower left", ncols=2, handlelength=3)
     caption = (
         "Queries that screening, or a rule of the public distribution, sent to the public model, "

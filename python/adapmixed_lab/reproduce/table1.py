@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from adapmixed.evaluation import plan_runs
 from adapmixed.mechanisms import AdaPMixED, Mechanism, PMixED
-from adapmixed_lab.reproduce.dp_adapter import UNSEEDED, DPAdapter
+from adapmixed_lab.reproduce.dp_adapter import DPAdapter
 from adapmixed_lab.reproduce.inputs import Texts
 from adapmixed_lab.reproduce.measure import (
     PER_MODEL,
@@ -81,7 +81,7 @@ def table1(inputs: Texts, dp: DPAdapter | None, run: Run, parts: Sequence[Part])
     """
     dataset = inputs.sources.dataset
     printed = TABLE_1[dataset] if inputs.sources.paper else {}
-    adapter = None if dp is None else dp.load(inputs.sources)
+    adapter = None if dp is None else inputs.sources.load([dp.folder])
     rows = []
     for number, part in enumerate(parts, start=1):
         found = compare(
@@ -159,7 +159,10 @@ def _notes(
             "The same ε is a weaker guarantee for DP-SGD."
         )
     if dp is not None:
-        notes.append(UNSEEDED)
+        notes.append(
+            "DP-SGD's noise comes from the operating system, whatever the seed. An adapter that is "
+            "trained again has another perplexity."
+        )
     for part in parts if sources.paper else ():
         notes += _order_notes(rows, part.group)
     return notes

@@ -199,7 +199,7 @@ def test_the_lines_of_dp_sgd(monkeypatch: pytest.MonkeyPatch) -> None:
     given = inputs(paper=True)
     adapter = DPAdapter(Path("dp"), 7.5, 1e-5, "block of 16 tokens", "The adapter is ...")
     worse = FakeEnsemble(1, spread=3.0, max_positions=32)
-    monkeypatch.setattr(DPAdapter, "load", lambda self, base: worse)
+    monkeypatch.setattr(Sources, "load", lambda self, adapters: worse)
     result = table1(given, adapter, Run(), parts_of(given, 2, 40, 0))
     (line,) = rows_of(result, DP_SGD)
     stated = {"epsilon": 7.5, "kind": "fixed", "unit": "block of 16 tokens", "mixing": None}

@@ -167,7 +167,7 @@ def test_a_dp_adapter_of_the_builtin_text(tmp_path: Path, monkeypatch: pytest.Mo
     weights = (folder / "adapter_model.safetensors").read_bytes()
     assert builtin_dp_adapter(folder, base, config=few) == adapter
     assert (folder / "adapter_model.safetensors").read_bytes() == weights
-    assert adapter.load(Sources()).num_models == 1
+    assert Sources().load([adapter.folder]).num_models == 1
 
 
 @pytest.mark.slow
