@@ -117,6 +117,17 @@ def hockey_stick(p: Array, q: Array, epsilon: float | Array) -> Array:
     return larger
 
 
+def last(holds: Callable[[float], bool]) -> float:
+    """Return the last number >= 0 up to which something holds, by doubling and bisection."""
+    low, high = 0.0, 1.0
+    while holds(high):
+        low, high = high, 2 * high
+    for _ in range(100):
+        middle = (low + high) / 2
+        low, high = (middle, high) if holds(middle) else (low, middle)
+    return low
+
+
 @contextmanager
 def one_thread() -> Iterator[None]:
     """Run with one thread: calls are small, and more threads would wait for one another."""

@@ -223,11 +223,7 @@ def _most_tokens(arguments: argparse.Namespace) -> int:
     """Return how many tokens suffice, so that a text of gigabytes is not read to its end."""
     from adapmixed_lab.reproduce.paper import LONG_QUERIES, RUN_QUERIES, RUNS, TABLE_2_QUERIES
 
-    paper = {"table1": RUN_QUERIES, "table2": TABLE_2_QUERIES}
-    one: int = arguments.queries or paper.get(arguments.experiment, RUN_QUERIES)
-    runs, long = 1, 0
-    if arguments.experiment == "table1":
-        runs = arguments.runs or RUNS
-        long = arguments.long_queries or LONG_QUERIES[arguments.dataset]
+    one: int = arguments.queries or max(RUN_QUERIES, TABLE_2_QUERIES)
+    long: int = arguments.long_queries or LONG_QUERIES[arguments.dataset]
     # A block has at most 512 tokens, and leaves one of them unscored.
-    return max(runs * (2 * one + 512), 2 * long + 512)
+    return max((arguments.runs or RUNS) * (2 * one + 512), 2 * long + 512)

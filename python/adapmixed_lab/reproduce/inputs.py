@@ -58,11 +58,12 @@ class Texts:
 
     def description(self) -> dict[str, object]:
         """Describe the inputs for a result file, without paths."""
-        sources = self.sources
+        sources, base = self.sources, self.sources.public_model
+        base = Path(base).name if Path(base).is_dir() else base
         return {
             "dataset": sources.dataset,
             "scale": sources.scale,
-            "base": "built-in" if sources.scale == "builtin" else _name(sources.public_model),
+            "base": "built-in" if sources.scale == "builtin" else base,
             "ensemble": "built-in" if sources.ensemble is None else sources.ensemble.name,
             "num_models": self.ensemble.num_models,
             "vocab_size": self.ensemble.vocab_size,
@@ -130,7 +131,3 @@ def load_inputs(sources: Sources, folder: Path, *, most: int | None = None, seed
             break
     kept = len(stream) - min(_OTHER, len(stream) // 8)
     return Texts(sources, ensemble, tuple(stream[:kept]), name, tuple(stream[kept:]))
-
-
-def _name(base: str) -> str:
-    return Path(base).name if Path(base).is_dir() else base

@@ -122,10 +122,10 @@ def over_trainings(several: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     for name, key in (("perplexity", "perplexities"), ("epsilon", "epsilons")):
         found[key] = [one[name] for one in several]
         numbers = [math.inf if one is None else float(one) for one in found[key]]
-        spread = len(several) > 1 and all(map(math.isfinite, numbers))
+        spread = all(map(math.isfinite, numbers))
         found[f"{name}_deviation"] = statistics.stdev(numbers) if spread else None
     gaps = [one["difference"]["mean"] for one in several if one.get("difference")]
-    if len(several) > 1 and len(gaps) == len(several):
+    if len(gaps) == len(several):
         mean = statistics.fmean(gaps)
         quantile = scipy.stats.t.ppf(0.975, len(gaps) - 1)  # Student's
         reach = float(quantile) * statistics.stdev(gaps) / math.sqrt(len(gaps))

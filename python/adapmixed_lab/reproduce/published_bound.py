@@ -12,6 +12,7 @@ from functools import lru_cache
 from adapmixed.limits import check_count, check_number, check_rate
 from adapmixed.privacy.costs.pmixed import sound_bound
 from adapmixed.privacy.rounding import log_expm1_up, softplus_up, sum_up, up
+from adapmixed_lab.audit.search import last
 
 
 def published_bound(order: float, target_leakage: float, num_models: int) -> float:
@@ -57,12 +58,7 @@ def published_target_leakage(order: float, epsilon: float, models: int, rate: fl
         amplified = subsampled_rdp(int(order), rate, lambda k: published_bound(k, beta, models))
         return amplified <= epsilon
 
-    low, high = 0.0, epsilon
-    while admissible(high):
-        low, high = high, 2 * high
-    while (middle := (low + high) / 2) not in (low, high):
-        low, high = (middle, high) if admissible(middle) else (low, middle)
-    return low
+    return last(admissible)
 
 
 def subsampled_rdp(order: int, rate: float, epsilon: Callable[[int], float]) -> float:
