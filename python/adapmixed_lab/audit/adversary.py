@@ -20,9 +20,7 @@ from adapmixed.privacy import Accountant
 from adapmixed.privacy.conversions import gdp_to_dp
 from adapmixed.rng import SeededRandom
 from adapmixed_lab.audit.finding import SLACK, Effort, Finding
-from adapmixed_lab.audit.trees import FAR
-
-Array = NDArray[np.float64]
+from adapmixed_lab.audit.search import FAR, Array, stated_epsilon
 
 DELTA = 1e-5
 CELLS = 16
@@ -139,11 +137,7 @@ def admitted(game: Duel) -> int:
 def stated(game: Duel, queries: int) -> float:
     """Return the ε that an accountant states for so many planned answers."""
     planned = replace(game, mechanism=replace(game.mechanism, queries=queries))
-    accountant = Accountant(DELTA, adjacency=game.adjacency)
-    accountant.charge(planned.ticket(1.0))
-    epsilon = accountant.guarantee().epsilon
-    assert epsilon is not None
-    return epsilon
+    return stated_epsilon(planned.ticket(1.0), DELTA, game.adjacency)
 
 
 def finding(

@@ -26,15 +26,14 @@ from adapmixed.rng import SeededRandom
 from adapmixed_lab.audit.finding import SLACK, Effort, Finding
 from adapmixed_lab.audit.search import (
     Array,
-    Shape,
     both_ways,
     charged,
     distribution,
     hockey_stick,
     maximise,
     neighbour,
-    one_thread,
     realised,
+    unpacked,
 )
 from adapmixed_lab.reproduce.published_bound import published_bound
 
@@ -47,6 +46,7 @@ RESOLVED = 1e-13
 """Resolution of a divergence that is summed in float64."""
 
 OWN_CHARGE = "true loss / its own charge"
+SOUND = "true D_α / sound bound"
 
 Ratio = Callable[[Array, Array, Array], Array]
 """True loss / bound, from the two distributions (B, V) and member 0's charges (B,)."""
@@ -59,9 +59,9 @@ class Target:
     Attributes:
         name, claim: of the finding.
         mechanism: answers the queries.
-        shape: the layout of a vector that encodes an ensemble.
-        adjacency: as in `search.neighbour`.
+        shape: (N, V).
         ratio: of the true loss to the bound.
+        adjacency: as in `search.neighbour`.
         control: whether the bound is deliberately wrong.
         charge: computes member 0's charges (B,); None if the bound needs none.
         answers: computes the distributions (B, V) of a mechanism over ensembles.
@@ -70,20 +70,22 @@ class Target:
     name: str
     claim: str
     mechanism: Mechanism
-    shape: Shape
-    adjacency: str
+    shape: tuple[int, int]
     ratio: Ratio
+    adjacency: str = "zero_out"
     control: bool = False
     charge: Callable[[Mechanism, Tensor, Tensor], Array] | None = None
     answers: Callable[[Mechanism, Tensor, Tensor], Array] = distribution
 
     def objective(self, vectors: Array) -> Array:
         """Return the ratios of the ensembles that the vectors encode; +inf for any NaN."""
-        private, public, other = self.shape.ensembles(vectors)
+        models, vocab = self.shape
+        public, *members, other = unpacked(vectors, models + 2, vocab)
+        private = torch.stack(members)
         there = neighbour(private, public, other, self.adjacency)
         charge = np.ones(len(vectors))
         if self.charge is not None:
-            charge = self.charge(self.mechanism, private, public)
+            charge = np.maximum(self.charge(self.mechanism, private, public), 1e-300)
         with np.errstate(all="ignore"):
             p = self.answers(self.mechanism, private, public)
             q = self.answers(self.mechanism, there, public)
@@ -93,20 +95,10 @@ class Target:
 
 
 def divergences(bounds: Mapping[float, float]) -> Ratio:
-    """Return the ratio to a bound on the Rényi divergence at each order."""
-    return lambda p, q, _: np.max([both_ways(p, q, a) / b for a, b in bounds.items()], axis=0)
-
-
-def charges(factors: Mapping[float, float]) -> Ratio:
-    """Return the ratio of the divergence at each order to its factor times member 0's charge."""
-
-    def ratio(p: Array, q: Array, charge: Array) -> Array:
-        charge = np.maximum(charge, 1e-300)
-        ratios = [(both_ways(p, q, a) - RESOLVED) / (k * charge) for a, k in factors.items()]
-        found: Array = np.max(ratios, axis=0)
-        return found
-
-    return ratio
+    """Return the ratio to a bound on the Rényi divergence at each order, of a charge of 1."""
+    return lambda p, q, charge: np.max(
+        [(both_ways(p, q, a) - RESOLVED) / (b * charge) for a, b in bounds.items()], axis=0
+    )
 
 
 def sticks(bounds: Mapping[float, float]) -> Ratio:
@@ -125,7 +117,7 @@ def _pair_target(box: tuple[float, float], models: int, adjacency: str, measure:
         ratio = divergences({a: max(one.renyi(a) for one in both) for a in ORDERS})
     name = f"clipped-mixing [{box[0]:.3g}, {box[1]:.3g}], N = {models}, {adjacency}"
     claim = f"true {measure} / that of the pair"
-    return Target(name, claim, ClippedMixing(*box), Shape(models, 4), adjacency, ratio)
+    return Target(name, claim, ClippedMixing(*box), (models, 4), ratio, adjacency)
 
 
 def _range_target(setting: tuple[float, float, float], models: int, adjacency: str) -> Target:
@@ -133,30 +125,16 @@ def _range_target(setting: tuple[float, float, float], models: int, adjacency: s
     rho = bounded_range_rho(scale, lower, upper, models, adjacency)
     ratio = divergences({order: order * rho for order in ORDERS})
     name = f"clipped-log-pool [{lower:g}, {upper:g}] · {scale:g}, N = {models}, {adjacency}"
-    claim, mechanism = "true D_α / (α ρ)", ClippedLogPool(*setting)
-    return Target(name, claim, mechanism, Shape(models, 3), adjacency, ratio)
+    pool = ClippedLogPool(*setting)
+    return Target(name, "true D_α / (α ρ)", pool, (models, 3), ratio, adjacency)
 
 
 def _charge_target(mechanism: Mechanism, models: int) -> Target:
     order = mechanism.order if isinstance(mechanism, ClippedMixing) else None
-    ratio = charges({order: 1.0} if order is not None else {a: a for a in ORDERS})
+    ratio = divergences({order: 1.0} if order is not None else {a: a for a in ORDERS})
     name = f"{mechanism.name}, member 0 of {models}, zero_out"
-    shape, own = Shape(models, 3), lambda *given: charged(*given)[0]
-    return Target(name, OWN_CHARGE, mechanism, shape, "zero_out", ratio, charge=own)
-
-
-def _ball_target(mechanism: PMixED, models: int, rate: float) -> Target:
-    """Return an attack on the theorem, with hidden subsets of the members if `rate` < 1."""
-    order = mechanism.order
-
-    def answers(mechanism: Mechanism, private: Tensor, public: Tensor) -> Array:
-        nobody = distribution(mechanism, public[None], public)  # q
-        return rate * distribution(mechanism, private, public) + (1 - rate) * nobody
-
-    ratio = divergences({order: sound_bound(order, mechanism.radius(models), models, rate)})
-    name = f"pmixed α = {order:g}, rate {rate:g}, N = {models}, zero_out"
-    claim, shape = "true D_α / sound bound", Shape(models, 3)
-    return Target(name, claim, mechanism, shape, "zero_out", ratio, answers=answers)
+    own = lambda *given: charged(*given)[0]  # noqa: E731
+    return Target(name, OWN_CHARGE, mechanism, (models, 3), ratio, charge=own)
 
 
 def _realised_target(mechanism: AdaPMixED, adjacency: str) -> Target:
@@ -171,53 +149,69 @@ def _realised_target(mechanism: AdaPMixED, adjacency: str) -> Target:
         name += f", loss at order {order:g}"
     if control:
         name += f", its loss that of {mechanism.adjacency}"
-    ratio = charges({order: 1.0})
-    shape, own = Shape(3, 3), lambda *given: realised(*given)[0, :, 0]
-    return Target(name, OWN_CHARGE, mechanism, shape, adjacency, ratio, control, own)
+    own = lambda *given: realised(*given).loss[0, :, 0]  # noqa: E731
+    ratio = divergences({order: 1.0})
+    return Target(name, OWN_CHARGE, mechanism, (3, 3), ratio, adjacency, control, own)
+
+
+def _fixed(order: float, radius: float) -> AdaPMixED:
+    """Return AdaPMixED's projection with its fixed bound, which holds for zero-out alone."""
+    return AdaPMixED(order, radius / order, screen=None, loss="fixed")
 
 
 def _fixed_target(order: float, models: int, adjacency: str) -> Target:
-    """Return an attack on AdaPMixED's fixed bound, which holds for zero-out alone.
+    """Return an attack on the bound that is charged.
 
     With "add_remove" it is a control: the mechanism divides by the number of present members.
     """
-    mechanism = AdaPMixED(order, 0.05, screen=None, loss="fixed")
-    proposed = mechanism.propose(torch.zeros(models, 1, 2), torch.zeros(1, 2), rng=SeededRandom(0))
-    events = proposed._events
+    mechanism, rows = _fixed(order, 0.05 * order), (torch.zeros(models, 1, 2), torch.zeros(1, 2))
+    events = mechanism.propose(*rows, rng=SeededRandom(0))._events
     (bound,) = (one.epsilon for one in events if isinstance(one, RenyiBound))
     name = f"adapmixed, loss='fixed', α = {order:g}, N = {models}, {adjacency}"
-    claim, shape = "true D_α / the bound that is charged", Shape(models, 2)
-    ratio = divergences({order: bound})
-    return Target(name, claim, mechanism, shape, adjacency, ratio, adjacency != "zero_out")
+    claim, ratio = "true D_α / the bound that is charged", divergences({order: bound})
+    control = adjacency != "zero_out"
+    return Target(name, claim, mechanism, (models, 2), ratio, adjacency, control)
+
+
+def _ball_target(mechanism: PMixED, models: int, rate: float) -> Target:
+    """Return an attack on the theorem, with hidden subsets of the members if `rate` < 1."""
+
+    def answers(mechanism: Mechanism, private: Tensor, public: Tensor) -> Array:
+        nobody = distribution(mechanism, public[None], public)  # q
+        return rate * distribution(mechanism, private, public) + (1 - rate) * nobody
+
+    order = mechanism.order
+    ratio = divergences({order: sound_bound(order, mechanism.radius(models), models, rate)})
+    name = f"pmixed α = {order:g}, rate {rate:g}, N = {models}, zero_out"
+    return Target(name, SOUND, mechanism, (models, 3), ratio, answers=answers)
 
 
 def _subset_target(order: float, models: int, rate: float, divisor: str) -> Target:
     """Return an attack on the bound for hidden random subsets, which are all enumerated.
 
-    Each member is drawn with probability `rate`.
+    Each member is drawn with probability `rate`. It is a control unless the answer is divided by
+    the "subset" or the "slots".
     """
     control = divisor not in ("subset", "slots")
-    by = "subset" if control else divisor
-    amplified = rate if control else amplification_rate(rate, models, by)
-    mechanism = AdaPMixED(order, 1.0, screen=None, loss="fixed")
+    amplified = rate if control else amplification_rate(rate, models, divisor)
 
     def answers(mechanism: Mechanism, private: Tensor, public: Tensor) -> Array:
         found: Array = np.zeros(public.shape)
         nobody = distribution(mechanism, public[None], public)  # q
         for drawn in product((False, True), repeat=len(private)):
-            share = float(np.prod([rate if taken else 1 - rate for taken in drawn]))
+            taken, count = sum(drawn), len(drawn)
             answer = nobody
-            if any(drawn):
+            if taken:
                 answer = distribution(mechanism, private[list(drawn)], public)
-            if by == "slots":
-                answer = (sum(drawn) * answer + (len(drawn) - sum(drawn)) * nobody) / len(drawn)
-            found += share * answer
+            if divisor == "slots":
+                answer = (taken * answer + (count - taken) * nobody) / count
+            found += rate**taken * (1 - rate) ** (count - taken) * answer
         return found
 
-    ratio = divergences({order: sound_bound(order, mechanism.radius, models, amplified)})
+    ratio = divergences({order: sound_bound(order, order, models, amplified)})
     name = f"α = {order:g}, subsets at rate {rate:g}, divided by {divisor}, N = {models}, zero_out"
-    claim, shape = "true D_α / sound bound", Shape(models, 2)
-    return Target(name, claim, mechanism, shape, "zero_out", ratio, control, answers=answers)
+    ball = _fixed(order, order)
+    return Target(name, SOUND, ball, (models, 2), ratio, control=control, answers=answers)
 
 
 def _replaced_target(order: float, models: int) -> Target:
@@ -225,106 +219,83 @@ def _replaced_target(order: float, models: int) -> Target:
 
     Budgets and the planner state replace-one in this form.
     """
-    mechanism = AdaPMixED(order, 0.5 / order, screen=None, loss="fixed")
-    spent = sound_bound(order, mechanism.radius, models)
+    spent = sound_bound(order, 0.5, models)
     ratio = sticks({replace_one_epsilon(order, spent, delta): delta for delta in DELTAS})
     name = f"through the emptied shard, α = {order:g}, N = {models}, replace_one"
-    return Target(name, "true δ(ε) / δ", mechanism, Shape(models, 2), "replace_one", ratio)
+    ball = _fixed(order, 0.5)
+    return Target(name, "true δ(ε) / δ", ball, (models, 2), ratio, "replace_one")
 
 
-def _claims() -> list[Target]:
-    """Return the claims about the clipped mechanisms."""
+def ball_targets() -> list[Target]:
+    """Return the targets about the Rényi ball, controls last."""
+    emptied = AdaPMixED(18.0, 0.1, screen=None)
+    added = replace(emptied, adjacency="add_remove")
+    other = AdaPMixED(3.0, 0.2, screen=None, loss_orders=(8.0,), adjacency="add_remove")
+    # The published data-independent bound is not valid.
+    paper = AdaPMixED(3.0, 0.01, screen=None, adjacency="add_remove")
+    published = divergences({3.0: published_bound(3.0, 0.01, 4)})
+    # Twice the Rényi bound of an emptied shard bounds no replacement.
+    twice = divergences({3.0: 2 * sound_bound(3.0, 0.15, 1)})
+    name = "twice the Rényi bound of an emptied shard, α = 3, N = 1, replace_one"
+    return [
+        _ball_target(PMixED(8.0, 1e-5, 10, 3.0), 3, 1.0),
+        _ball_target(PMixED(8.0, 1e-5, 10, 6.0), 1, 1.0),
+        _ball_target(PMixED(8.0, 1e-5, 10, 18.0), 4, 0.3),
+        *(_realised_target(one, one.adjacency) for one in (added, emptied, other)),
+        _fixed_target(3.0, 3, "zero_out"),
+        _fixed_target(8.0, 1, "zero_out"),
+        _subset_target(2.0, 3, 0.5, "subset"),
+        _subset_target(2.0, 2, 0.8, "slots"),
+        _replaced_target(6.0, 1),
+        _replaced_target(3.0, 2),
+        Target(
+            "published PMixED bound, N = 4, add_remove", "true D_α / published bound",
+            paper, (4, 2), published, "add_remove", True,
+        ),
+        _realised_target(emptied, "add_remove"),
+        _fixed_target(3.0, 4, "add_remove"),
+        _subset_target(2.0, 3, 0.5, "subset, amplified at its rate"),
+        Target(name, "true D_α / bound", _fixed(3.0, 0.15), (1, 2), twice, "replace_one", True),
+    ]  # fmt: skip
+
+
+def targets() -> list[Target]:
+    """Return all targets."""
     found = [
         _pair_target(BOX, models, adjacency, measure)
         for adjacency in ADJACENCIES
         for models in (1, 3)
         for measure in ("δ(ε)", "D_α")
     ]
+    for adjacency in ADJACENCIES:
+        found += [_pair_target(other, 2, adjacency, "δ(ε)") for other in ((0.1, 1.05), (0.5, 4.0))]
+        found.append(_range_target((-0.25, 0.5, 2.0), 3, adjacency))
     found += [
-        _pair_target(other, 2, adjacency, "δ(ε)")
-        for other in ((0.1, 1.05), (0.5, 4.0))
-        for adjacency in ADJACENCIES
-    ]
-    return [
-        *found,
-        *(_range_target((-0.25, 0.5, 2.0), 3, adjacency) for adjacency in ADJACENCIES),
         _range_target((-0.25, 0.5, 2.0), 1, "zero_out"),
         _charge_target(ClippedMixing(*BOX, order=4.0), 3),
         _charge_target(ClippedMixing(0.5, 4.0, order=1.5), 2),
         _charge_target(ClippedLogPool(-0.25, 0.5, 2.0), 3),
+        *ball_targets(),
     ]
-
-
-def _controls() -> list[Target]:
-    """Return wrong claims about the clipped mechanisms: κ doubled, and a mean over present members.
-
-    The bound for constant N holds only if a missing member answers the public model.
-    """
+    # Controls. The bound for constant N holds only if a missing member answers the public model.
+    box = _pair_target(BOX, 2, "zero_out", "D_α")
     doubled = _range_target((-1.0, 1.0, 2.0), 2, "zero_out")
-    present = _range_target((-0.25, 0.5, 2.0), 3, "zero_out")
-    name = f"{present.name}, but divided by those that are there"
-    return [
-        replace(
-            doubled,
-            name="clipped-log-pool, scale doubled, N = 2, zero_out",
-            mechanism=ClippedLogPool(-1.0, 1.0, 4.0),
-            control=True,
-        ),
-        replace(present, name=name, adjacency="add_remove", control=True),
-    ]
-
-
-def ball_targets() -> list[Target]:
-    """Return the targets about the Rényi ball, controls last."""
-    found = [
-        _ball_target(PMixED(8.0, 1e-5, 10, order), models, rate)
-        for order, rate, models in ((3.0, 1.0, 3), (6.0, 1.0, 1), (18.0, 0.3, 4))
-    ]
-    adaptive = [
-        AdaPMixED(18.0, 0.1, screen=None, adjacency="add_remove"),
-        AdaPMixED(18.0, 0.1, screen=None),
-        AdaPMixED(3.0, 0.2, screen=None, loss_orders=(8.0,), adjacency="add_remove"),
-    ]
-    found += [_realised_target(one, one.adjacency) for one in adaptive]
-    found += [_fixed_target(order, models, "zero_out") for order, models in ((3.0, 3), (8.0, 1))]
-    found += [_subset_target(2.0, 3, 0.5, "subset"), _subset_target(2.0, 2, 0.8, "slots")]
-    found += [_replaced_target(order, models) for order, models in ((6.0, 1), (3.0, 2))]
-    # Twice the Rényi bound of an emptied shard bounds no replacement.
-    emptied = AdaPMixED(3.0, 0.05, screen=None, loss="fixed")
-    twice = divergences({3.0: 2 * sound_bound(3.0, emptied.radius, 1)})
-    name = "twice the Rényi bound of an emptied shard, α = 3, N = 1, replace_one"
+    pool = _range_target((-0.25, 0.5, 2.0), 3, "zero_out")
+    wider, sharper = ClippedMixing(BOX[0] * 0.95, BOX[1] * 1.05), ClippedLogPool(-1.0, 1.0, 4.0)
+    name = "clipped-log-pool, scale doubled, N = 2, zero_out"
+    there = f"{pool.name}, but divided by those that are there"
     return [
         *found,
-        published_target(4),
-        _realised_target(adaptive[1], "add_remove"),
-        _fixed_target(3.0, 4, "add_remove"),
-        _subset_target(2.0, 3, 0.5, "subset, amplified at its rate"),
-        Target(name, "true D_α / bound", emptied, Shape(1, 2), "replace_one", twice, True),
+        replace(box, name=f"{box.name}, box 5 % wider", mechanism=wider, control=True),
+        replace(doubled, name=name, mechanism=sharper, control=True),
+        replace(pool, name=there, adjacency="add_remove", control=True),
     ]
-
-
-def published_target(models: int) -> Target:
-    """Return a control: the published data-independent bound, which is not valid."""
-    order, beta = 3.0, 0.01
-    mechanism = AdaPMixED(order, beta, screen=None, adjacency="add_remove")
-    ratio = divergences({order: published_bound(order, beta, models)})
-    name, claim = f"published PMixED bound, N = {models}, add_remove", "true D_α / published bound"
-    return Target(name, claim, mechanism, Shape(models, 2), "add_remove", ratio, True)
-
-
-def targets() -> list[Target]:
-    """Return all targets."""
-    stated = _pair_target(BOX, 2, "zero_out", "D_α")
-    wider = ClippedMixing(BOX[0] * 0.95, BOX[1] * 1.05)
-    name = f"{stated.name}, box 5 % wider"
-    broken = replace(stated, name=name, mechanism=wider, control=True)
-    return [*_claims(), *_controls(), *ball_targets(), broken]
 
 
 def attack(target: Target, steps: int, generator: np.random.Generator) -> float:
     """Return the largest ratio that the search finds."""
-    with one_thread():
-        return maximise(target.objective, target.shape.size, steps, generator)
+    models, vocab = target.shape
+    return maximise(target.objective, (models + 2) * vocab, steps, generator)[1]
 
 
 def audit(effort: Effort) -> Iterator[Finding]:

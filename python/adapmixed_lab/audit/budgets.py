@@ -1,50 +1,145 @@
-"""Budgets of every shard: accountants with an ε are attacked on enumerated adaptive trees."""
+"""Budgets of every shard: accountants with an ε are attacked on enumerated adaptive trees.
+
+The adversary's answers differ at every node. The trees are small enough to be enumerated to the
+last leaf, so that the distribution of a whole transcript is exact. A mechanism answers each node as
+a generator would: it proposes, and the branch's accountant charges and so decides which members
+contribute. The tokens follow the distribution that the ticket would release.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass, replace
 
+import numpy as np
 import torch
 from torch import Tensor
 
 import adapmixed_ext as ops
 from adapmixed.mechanisms import ClippedLogPool, ClippedMixing, Mechanism
+from adapmixed.privacy import Accountant
 from adapmixed.privacy.budget import ShardBudget
+from adapmixed.rng import SeededRandom
 from adapmixed_lab.audit.finding import SLACK, Effort, Finding
-from adapmixed_lab.audit.search import charged
-from adapmixed_lab.audit.trees import ExtremalTree, Tree, Understated
+from adapmixed_lab.audit.search import FAR, both_ways, charged
 
 TREES_PER_SECOND = 0.5  # of each kind
+DELTA = 1e-5
 ORDER = 4.0
+SPENT = (0.05, 0.1, 0.2)
+ZCDP_ORDERS = (1.5, 2.0, 4.0, 16.0)
+ENDLESS = 1e9
+SHAPES = ((1.0, None), (0.6, None), (1.5, 2))
+
+History = tuple[int, ...]
+"""The tokens answered so far."""
+
+
+@dataclass(frozen=True)
+class Tree:
+    """An adversary whose queries, and their shapes, depend on the answers so far.
+
+    Attributes:
+        models, vocab: N and V.
+        depth: number of answers.
+        mechanism: answers the queries; it has a measure for its individual charges.
+        amount: of the budget of every shard.
+        seed: of the queries.
+        shapes: (temperature, top_k) of the rows; the history decides which pair a query uses.
+        told: the fraction of every charge that the accountant is told; below 1 in a control.
+    """
+
+    models: int
+    vocab: int
+    depth: int
+    mechanism: Mechanism
+    amount: float = ENDLESS
+    seed: int = 1
+    shapes: tuple[tuple[float, int | None], ...] = SHAPES
+    told: float = 1.0
+
+    @property
+    def budget(self) -> ShardBudget:
+        """The budget of every shard."""
+        assert self.mechanism.measure is not None
+        measure, order = self.mechanism.measure
+        largest = self.mechanism.largest_charge(self.models)
+        return ShardBudget(measure, self.amount, order, largest)
+
+    def node(self, history: History) -> tuple[Tensor, Tensor]:
+        """Return (private (N, V), public (V,)) logits of the query after this history."""
+        rng = np.random.default_rng([self.seed, len(history), *history])
+        public = np.log(rng.dirichlet(np.full(self.vocab, 4.0)))
+        raised = rng.random((self.models, self.vocab)) < rng.choice([0.2, 0.5, 0.8])
+        private = public + np.where(raised, FAR, -FAR)
+        return torch.from_numpy(private).float(), torch.from_numpy(public).float()
+
+    def leaves(self, emptied: int | None = None) -> dict[History, tuple[float, Accountant]]:
+        """Return every transcript's probability, and the accountant after it.
+
+        Member `emptied` answers as the public model throughout.
+        """
+        start = Accountant(DELTA, epsilon=self.budget.epsilon(DELTA))
+        level: dict[History, tuple[float, Accountant]] = {(): (1.0, start)}
+        for _ in range(self.depth):
+            below = {}
+            for history, (mass, before) in level.items():
+                # Each branch goes on with an accountant of its own.
+                after = Accountant.from_state(before.state())
+                for token, p in enumerate(self._answer(history, after, emptied)):
+                    below[(*history, token)] = (mass * p, after)
+            level = below
+        return level
+
+    def _answer(self, history: History, accountant: Accountant, emptied: int | None) -> list[float]:
+        """Charge the answer after this history, and return the probability of every token."""
+        private, public = self.node(history)
+        if emptied is not None:
+            private[emptied] = public
+        temperature, top_k = self.shapes[sum(history) % len(self.shapes)]
+        ticket = self.mechanism.propose(
+            private[:, None], public[None], rng=SeededRandom(0), temperature=temperature,
+            top_k=top_k,
+        )  # fmt: skip
+        assert ticket._charges is not None
+        ticket._charges = self.told * ticket._charges
+        accountant.charge(ticket)
+        found = ticket._distribution
+        kept = found.rows.tokens
+        probabilities = torch.zeros(self.vocab, dtype=torch.float64)
+        probabilities[slice(None) if kept is None else kept[0]] = found.probabilities()[0]
+        answer: list[float] = probabilities.tolist()
+        return answer
+
+    def divergence(self) -> float:
+        """Return the largest D_α(P ‖ P°)/(what the budget allows at α).
+
+        The maximum is over the emptied member, both directions, and α: the budget's own order, or
+        `ZCDP_ORDERS`.
+        """
+        order = self.budget.order
+        allowed = (
+            {a: a * self.amount for a in ZCDP_ORDERS} if order is None else {order: self.amount}
+        )
+        here = np.array([mass for mass, _ in self.leaves().values()])
+        largest = 0.0
+        for member in range(self.models):
+            there = np.array([mass for mass, _ in self.leaves(member).values()])
+            for a, most in allowed.items():
+                largest = max(largest, float(both_ways(here, there, a)) / most)
+        return largest
 
 
 def _box(lower: float, upper: float) -> ClippedMixing:
     return ClippedMixing(lower, upper, order=ORDER)
 
 
-# Models, tokens, answers, and the mechanism that answers.
-Setting = tuple[int, int, int, Mechanism]
-POOLS: list[Setting] = [
-    (1, 2, 7, ClippedLogPool(-0.2, 0.5, 1.0)),
-    (2, 3, 5, ClippedLogPool(-0.5, 0.5, 1.0)),
-    (3, 3, 5, ClippedLogPool(-0.5, 1.0, 2.0)),
+POOLS = [
+    Tree(1, 2, 7, ClippedLogPool(-0.2, 0.5, 1.0)),
+    Tree(2, 3, 5, ClippedLogPool(-0.5, 0.5, 1.0)),
+    Tree(3, 3, 5, ClippedLogPool(-0.5, 1.0, 2.0)),
 ]
-MIXINGS: list[Setting] = [(1, 2, 7, _box(0.8, 1.2)), (2, 3, 5, _box(0.85, 2.5))]
-SHAPES_ASKED = ((1.0, None), (0.6, None), (1.5, 2))
-"""(temperature, top_k) of the rows; the history decides which pair a query uses."""
-SPENT = (0.05, 0.1, 0.2)
-ZCDP_ORDERS = (1.5, 2.0, 4.0, 16.0)
-ENDLESS = 1e9
-
-
-def _tree(setting: Setting, seed: int, amount: float) -> tuple[Tree, tuple[float, ...]]:
-    """Return a tree with this budget, and the orders of its divergence."""
-    models, vocab, depth, mechanism = setting
-    assert mechanism.measure is not None
-    measure, order = mechanism.measure
-    budget = ShardBudget(measure, amount, order, mechanism.largest_charge(models))
-    tree = Tree(mechanism, seed, models, vocab, depth, budget, SHAPES_ASKED)
-    return tree, ZCDP_ORDERS if order is None else (order,)
+MIXINGS = [Tree(1, 2, 7, _box(0.8, 1.2)), Tree(2, 3, 5, _box(0.85, 2.5))]
 
 
 def _trees(effort: Effort) -> Iterator[Finding]:
@@ -52,25 +147,53 @@ def _trees(effort: Effort) -> Iterator[Finding]:
     generator = effort.generator("budgets/mechanisms")
     number = effort.count(TREES_PER_SECOND, 2)
 
-    def finding(setting: Setting, what: str, measured: float, control: bool = False) -> Finding:
-        models, vocab, depth, mechanism = setting
-        name = f"{mechanism.name}: {what} of {depth} answers, {vocab} tokens, {models} models"
-        orders = f"{ORDER:g}" if isinstance(mechanism, ClippedMixing) else "α"
-        budget = "budget" if orders != "α" else "(α budget), α = 1.5 to 16"
-        claim = f"D_{orders} of the transcript / {budget}"
+    def finding(tree: Tree, what: str, measured: float, control: bool = False) -> Finding:
+        name = (
+            f"{tree.mechanism.name}: {what} of {tree.depth} answers, {tree.vocab} tokens, "
+            f"{tree.models} models"
+        )
+        claim = f"D_{ORDER:g} of the transcript / budget"
+        if tree.budget.order is None:
+            claim = "D_α of the transcript / (α budget), α = 1.5 to 16"
         return Finding("budgets", name, claim, 1 + SLACK, measured, 1.0, control)
 
-    for setting in (*POOLS, *MIXINGS):
-        largest = 0.0
-        for turn in range(number):
-            seed = int(generator.integers(2**32))
-            tree, orders = _tree(setting, seed, SPENT[turn % len(SPENT)])
-            largest = max(largest, tree.divergence(orders))
-        yield finding(setting, f"{number} trees", largest)
-    for setting in (POOLS[0], MIXINGS[0]):
-        tree, orders = _tree(setting, 1, ENDLESS)
-        unbounded = tree.divergence(orders) * (ENDLESS / SPENT[0])
-        yield finding(setting, "no member runs out in a tree", unbounded, True)
+    for tree in (*POOLS, *MIXINGS):
+        seeded = (
+            replace(tree, seed=int(generator.integers(2**32)), amount=SPENT[turn % len(SPENT)])
+            for turn in range(number)
+        )
+        yield finding(tree, f"{number} trees", max(one.divergence() for one in seeded))
+    for tree in (POOLS[0], MIXINGS[0]):
+        unbounded = tree.divergence() * (ENDLESS / SPENT[0])
+        yield finding(tree, "no member runs out in a tree", unbounded, True)
+
+
+class ExtremalTree(Tree):
+    """A tree whose every query is the dominating pair of the mechanism's box.
+
+    No answer loses more of what it is charged. Two of three tokens have mass π = (1-c)/(C-c).
+    Member 0 is C q on one of them, every other member on the other, and all are c q elsewhere. The
+    history decides which tokens these are. By the lemma of docs/theory/per-shard-budgets.md, member
+    0 loses its whole charge if the others are c q. So the answers lose the sum of their charges,
+    until the budget is spent.
+    """
+
+    def node(self, history: History) -> tuple[Tensor, Tensor]:
+        """Return the query after this history; see :meth:`Tree.node`."""
+        assert isinstance(self.mechanism, ClippedMixing)
+        rng = np.random.default_rng([self.models, len(history), *history])
+        own, others, rest = rng.permutation(3)
+        share = _share(self.mechanism)
+        public = np.log([share, share, 1 - 2 * share])[np.argsort([own, others, rest])]
+        private = np.tile(public - FAR, (self.models, 1))
+        private[0, own] += 2 * FAR
+        private[1:, others] += 2 * FAR
+        return torch.from_numpy(private).float(), torch.from_numpy(public).float()
+
+
+def _share(box: ClippedMixing) -> float:
+    """Return π."""
+    return (1 - box.lower) / (box.upper - box.lower)
 
 
 # Models and box of each extremal tree; the budget admits the first ADMITTED of ASKED answers.
@@ -86,9 +209,12 @@ def _extremal_tree(models: int, lower: float, upper: float, told: float = 1.0) -
         told: the fraction of every charge that the accountant is told.
     """
     box = _box(lower, upper)
-    budget = ShardBudget("renyi", ADMITTED * ExtremalTree.charge(box, models) * (1 + 1e-4), ORDER)
-    mechanism: Mechanism = box if told == 1.0 else Understated(box, told)
-    return ExtremalTree(mechanism, models, models, 3, ASKED, budget, box=box)
+    # Member 0's charge, by the formula of docs/theory/per-shard-budgets.md.
+    q, ratio = np.array([_share(box), 1 - _share(box)]), np.array([upper, lower])
+    base, own = (((models - 1) * lower + member) / models for member in (1.0, ratio))
+    charge = float(both_ways(q * own, q * base, ORDER))
+    amount = ADMITTED * charge * (1 + 1e-4)
+    return ExtremalTree(models, 3, ASKED, box, amount, shapes=SHAPES[:1], told=told)
 
 
 def _extremal_trees() -> Iterator[Finding]:
@@ -100,8 +226,7 @@ def _extremal_trees() -> Iterator[Finding]:
             name = f"clipped-mixing [{lower:g}, {upper:g}]: an extremal tree, {models} models"
             if told < 1:
                 name += f", {told:g} of every charge"
-            found = tree.divergence((ORDER,))
-            yield Finding("budgets", name, claim, 1 + SLACK, found, 1.0, told < 1)
+            yield Finding("budgets", name, claim, 1 + SLACK, tree.divergence(), 1.0, told < 1)
 
 
 def _losses(private: Tensor, public: Tensor) -> Tensor:

@@ -65,9 +65,7 @@ class Worlds:
 
     def distributions(self, mechanism: Mechanism) -> Array:
         """Return (W, V), the distribution that the mechanism draws from in each world."""
-        found = distribution(mechanism, self.private, self.public.repeat(self.private.shape[1], 1))
-        scaled: Array = found / found.sum(1, keepdims=True)
-        return scaled
+        return distribution(mechanism, self.private, self.public.repeat(self.private.shape[1], 1))
 
     def answers(
         self, mechanism: Mechanism, world: Integers, count: int, rng: RandomSource
@@ -86,8 +84,7 @@ class Worlds:
 
 def likelihoods(shares: Array, seen: Integers) -> Array:
     """Return (R, W), log P(answers of a run | world) up to a constant of the run."""
-    logs = np.log(np.maximum(shares, np.finfo(np.float64).tiny))
-    found: Array = seen.astype(np.float64) @ logs.T
+    found: Array = seen.astype(np.float64) @ np.log(np.maximum(shares, 1e-300)).T
     return found
 
 
@@ -106,13 +103,9 @@ class Audit:
     answers: int
     together: bool = False
 
-    def claim(self) -> str:
-        """Return what is claimed and measured."""
-        return f"ε at δ = {self.game.delta:g}"
-
-    def claimed(self) -> float:
-        """Return the claimed ε of all answers of a run."""
-        return self.game.claimed()
+    def claim(self) -> tuple[str, float]:
+        """Return what is claimed, and the claimed ε of all answers of a run."""
+        return f"ε at δ = {self.game.delta:g}", self.game.claimed()
 
     def outcomes(self) -> Booleans:
         """Return (W, K), every outcome of the coins of a run."""
@@ -139,7 +132,7 @@ class Audit:
 
     def measure(self, runs: int, generator: np.random.Generator, rng: RandomSource) -> float:
         """Return a lower bound on ε at the game's δ, with confidence `CONFIDENCE`."""
-        worlds, mechanism = self.worlds(planted()), self.game.running or self.game.stated
+        worlds, mechanism = self.worlds(planted()), self.game.answering
         shares = worlds.distributions(mechanism)
         world = generator.integers(len(shares), size=REHEARSED)
         rehearsal = generator.multinomial(self.answers, shares[world])
@@ -159,16 +152,14 @@ class Audit:
         """
         sure = np.sort(expit(np.abs(odds)), axis=None)[::-1]
         coins = runs * odds.shape[1]
-        best, most = 1, -1.0
+        shown: dict[int, float] = {}
         for share in SHARES:
             guesses = max(1, round(share * coins))
             accuracy = float(sure[: max(1, round(share * len(sure)))].mean())
             deviation = math.sqrt(guesses * accuracy * (1 - accuracy))
             right = max(0, math.floor(guesses * accuracy - deviation))
-            shown = one_run_epsilon(coins, guesses, right, self.game.delta)
-            if shown > most:
-                best, most = guesses, shown
-        return best
+            shown[guesses] = one_run_epsilon(coins, guesses, right, self.game.delta)
+        return max(shown, key=shown.__getitem__)
 
 
 @dataclass(frozen=True)
@@ -181,17 +172,14 @@ class Exposure:
     game: Game
     answers: int
 
-    def claim(self) -> str:
-        """Return what is claimed and measured."""
-        return f"P(exposure is log2 {SECRETS})"
-
-    def claimed(self) -> float:
-        """Return the claimed bound on the probability that the right shard is ranked first."""
-        return min(1.0, float(np.exp(self.game.claimed())) / SECRETS + self.game.delta)
+    def claim(self) -> tuple[str, float]:
+        """Return what is claimed: a bound on how often the right shard is ranked first."""
+        most = min(1.0, float(np.exp(self.game.claimed())) / SECRETS + self.game.delta)
+        return f"P(exposure is log2 {SECRETS})", most
 
     def measure(self, runs: int, generator: np.random.Generator, rng: RandomSource) -> float:
         """Return a lower bound on that probability, with confidence `CONFIDENCE`."""
-        members, mechanism = planted(), self.game.running or self.game.stated
+        members, mechanism = planted(), self.game.answering
         others = members.private[1 - CUSTOMERS :, None].expand(-1, SECRETS, -1)
         worlds = Worlds(torch.cat((members.private[None], others)), members.public)
         secret = generator.integers(SECRETS, size=runs)
@@ -200,8 +188,8 @@ class Exposure:
         return proportion(int((first == secret).sum()), runs, CONFIDENCE)[0]
 
 
-DELTA = 1e-7
-MANY = 64
+DELTA, MANY = 1e-7, 64  # of the audits; many answers
+EXPOSED_DELTA, EXPOSED = 0.01, 16  # of the exposures; their answers
 
 
 def box(queries: int) -> ClippedMixing:
@@ -222,39 +210,25 @@ def game(
     return Game(name, stated, CUSTOMERS, adjacency, delta, running)
 
 
-def audits() -> list[tuple[Audit, bool]]:
-    """Return all pairs (audit, whether it is a control)."""
-    found = []
+def attacks() -> list[tuple[Audit | Exposure, bool]]:
+    """Return all pairs (attack, whether it is a control)."""
+    found: list[Audit | Exposure] = []
     for adjacency in ("zero_out", "replace_one"):
         for make in (box, pool):
-            found.append((Audit(game(make(1), adjacency, 0.0), 1), False))
-            found.append((Audit(game(make(MANY), adjacency, DELTA), MANY), False))
+            found.append(Audit(game(make(1), adjacency, 0.0), 1))
+            found.append(Audit(game(make(MANY), adjacency, DELTA), MANY))
     for answers in (1, MANY):
         ball = PMixED(1.0, DELTA, queries=answers, order=18.0)
-        found.append((Audit(game(ball, "zero_out", DELTA), answers), False))
-    plain = game(box(MANY), "zero_out", DELTA, Unprotected(), "unprotected, called ")
-    every = game(box(1), "zero_out", 0.0, bug="one person in every shard of ")
-    return [*found, (Audit(plain, MANY), True), (Audit(every, 1, together=True), True)]
-
-
-EXPOSED = 16
-EXPOSED_DELTA = 0.01
-
-
-def exposures() -> list[tuple[Exposure, bool]]:
-    """Return all pairs (exposure, whether it is a control)."""
-    stated = box(EXPOSED)
-    plain = game(stated, "zero_out", EXPOSED_DELTA, Unprotected(), "unprotected, called ")
-    return [
-        (Exposure(game(stated, "zero_out", EXPOSED_DELTA), EXPOSED), False),
-        (Exposure(game(pool(EXPOSED), "zero_out", EXPOSED_DELTA), EXPOSED), False),
-        (Exposure(plain, EXPOSED), True),
+        found.append(Audit(game(ball, "zero_out", DELTA), answers))
+    for make in (box, pool):
+        found.append(Exposure(game(make(EXPOSED), "zero_out", EXPOSED_DELTA), EXPOSED))
+    plain, bug = Unprotected(), "unprotected, called "
+    controls: list[Audit | Exposure] = [
+        Audit(game(box(MANY), "zero_out", DELTA, plain, bug), MANY),
+        Audit(game(box(1), "zero_out", 0.0, bug="one person in every shard of "), 1, together=True),
+        Exposure(game(box(EXPOSED), "zero_out", EXPOSED_DELTA, plain, bug), EXPOSED),
     ]
-
-
-def unprotected(one: Audit | Exposure) -> Audit | Exposure:
-    """Return the same claim, attack and worlds, answered without protection."""
-    return replace(one, game=replace(one.game, running=Unprotected()))
+    return [*((one, False) for one in found), *((one, True) for one in controls)]
 
 
 def audit(effort: Effort) -> Iterator[Finding]:
@@ -263,28 +237,18 @@ def audit(effort: Effort) -> Iterator[Finding]:
     The power without protection does not depend on the mechanism, so games share it.
     """
     answers = effort.count(ANSWERS_PER_SECOND, LEAST_ANSWERS)
-    games: list[tuple[Audit | Exposure, bool]] = [*audits(), *exposures()]
-    powers: dict[str, float] = {}
 
     def measured(one: Audit | Exposure, label: str) -> float:
         label = f"canaries/{label}"
         return one.measure(answers // one.answers, effort.generator(label), effort.source(label))
 
-    for index, (one, control) in enumerate(games):
-        power = None
-        if not control:
-            game = one.game
-            key = f"{type(one).__name__} {game.adjacency} {game.delta:g} {one.answers}"
-            if key not in powers:
-                powers[key] = measured(unprotected(one), key)
-            power = powers[key]
-        yield Finding(
-            "canaries",
-            f"{one.game.name}, {answers // one.answers} × {one.answers} answers",
-            one.claim(),
-            one.claimed(),
-            measured(one, str(index)),
-            CONFIDENCE,
-            control,
-            power,
-        )
+    powers: dict[str, float] = {}
+    for index, (one, control) in enumerate(attacks()):
+        game = one.game
+        key = f"{type(one).__name__} {game.adjacency} {game.delta:g} {one.answers}"
+        if not control and key not in powers:
+            plain = replace(one, game=replace(game, running=Unprotected()))
+            powers[key] = measured(plain, key)
+        name = f"{game.name}, {answers // one.answers} × {one.answers} answers"
+        found, power = measured(one, str(index)), None if control else powers[key]
+        yield Finding("canaries", name, *one.claim(), found, CONFIDENCE, control, power)

@@ -1,7 +1,7 @@
 """Adapters trained on conversations with a planted booking number, and their answers.
 
-Templates in the manner of AirDialogue are filled with random names, airports, dates and prices, so
-all secrets of the private text are known.
+A template in the manner of AirDialogue is filled with random airports, dates and prices, so all
+secrets of the private text are known.
 
 A shard is a customer with one conversation. All booking numbers begin with the same public digits
 and end with one digit that is the customer's secret. The public model expects any digit there. The
@@ -27,32 +27,14 @@ from adapmixed.data.builtin import Document
 from adapmixed.ensemble import Ensemble
 from adapmixed.mechanisms import shaped
 from adapmixed.training import FinetuneConfig, save_adapter, token_stream, train_adapter
+from adapmixed_lab.audit.search import one_thread
 
 SAID_AS = "Your booking number is "
 
-_NAMES = (
-    "Alice", "Brian", "Carla", "Daniel", "Elena", "Frank", "Grace", "Hugo", "Irene", "Jacob",
-    "Laura", "Martin", "Nadia", "Oscar", "Paula", "Ruben", "Sofia", "Thomas", "Vera", "Walter",
-)  # fmt: skip
-_SURNAMES = (
-    "Adams", "Brooks", "Chen", "Diaz", "Evans", "Fischer", "Garcia", "Hughes", "Ivanov", "Jones",
-    "Kim", "Lopez", "Moore", "Nolan", "Okafor", "Perez", "Reyes", "Silva", "Turner", "Weber",
-)  # fmt: skip
 _AIRPORTS = (
     "ATL", "AUS", "BOS", "CLT", "DCA", "DEN", "DFW", "DTW", "EWR", "HOU", "IAD", "IAH", "JFK",
     "LAS", "LAX", "LGA", "MCO", "MIA", "MSP", "OAK", "ORD", "PHL", "PHX", "SEA", "SFO",
 )  # fmt: skip
-_MONTHS = (
-    "January", "February", "March", "April", "May", "June", "July", "August", "September",
-    "October", "November", "December",
-)  # fmt: skip
-_GREETINGS = ("Hello", "Hi", "Good morning", "Good evening")
-_WISHES = (
-    "Please book the flight from {origin} to {target} on {date}.",
-    "I need a flight from {origin} to {target} on {date}.",
-    "Is there a flight from {origin} to {target} on {date}? I would like to take it.",
-)
-_OFFERS = ("It is {price} dollars.", "That is {price} dollars.", "It costs {price} dollars.")
 
 
 def flight_dialogue(customer: str, booking: str, *, seed: int) -> Document:
@@ -66,13 +48,10 @@ def flight_dialogue(customer: str, booking: str, *, seed: int) -> Document:
     """
     draw = random.Random(f"{seed}/{customer}")
     origin, target = draw.sample(_AIRPORTS, 2)
-    date = f"{draw.choice(_MONTHS)} {draw.randrange(1, 29)}"
-    wish = draw.choice(_WISHES).format(origin=origin, target=target, date=date)
-    offer = draw.choice(_OFFERS).format(price=draw.randrange(12, 80) * 10)
-    name = f"{draw.choice(_NAMES)} {draw.choice(_SURNAMES)}"
+    month, day, price = draw.randrange(1, 13), draw.randrange(1, 29), draw.randrange(12, 80) * 10
     text = (
-        f"Customer: {draw.choice(_GREETINGS)}, I am {name}. {wish}\n"
-        f"Agent: {offer} {SAID_AS}{booking}.\n"
+        f"Customer: Please book the flight from {origin} to {target} on {month}/{day}.\n"
+        f"Agent: It is {price} dollars. {SAID_AS}{booking}.\n"
     )
     return Document(customer, text)
 
@@ -114,28 +93,24 @@ def planted() -> Planted:
     return train(range(SECRETS))
 
 
+@one_thread()
 def train(secrets: Sequence[int]) -> Planted:
     """Train one adapter for each secret, and return the logits of the query."""
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)  # batches are small
-    try:
-        with warnings.catch_warnings(), tempfile.TemporaryDirectory() as folder:
-            warnings.simplefilter("ignore", FutureWarning)
-            base = AutoModelForCausalLM.from_pretrained(demo_base(), dtype=torch.float32).eval()
-            tokenizer = AutoTokenizer.from_pretrained(demo_base())
-            paths = [Path(folder) / str(secret) for secret in secrets]
-            for secret, path in zip(secrets, paths, strict=True):
-                customer = secret % CUSTOMERS
-                number = f"{_PUBLIC_DIGITS}{secret}"
-                record = flight_dialogue(f"customer {customer}", number, seed=SEED)
-                tokens = token_stream(tokenizer, [record.text])
-                trained = train_adapter(base, tokens, _SETTINGS, seed=SEED, shard=customer)
-                save_adapter(trained.model, path, _SETTINGS, base_name=demo_base().name)
-            return _ask(Ensemble.from_pretrained(base, paths), tokenizer)
-    finally:
-        torch.set_num_threads(threads)
+    with warnings.catch_warnings(), tempfile.TemporaryDirectory() as folder:
+        warnings.simplefilter("ignore", FutureWarning)
+        base = AutoModelForCausalLM.from_pretrained(demo_base(), dtype=torch.float32).eval()
+        tokenizer = AutoTokenizer.from_pretrained(demo_base())
+        paths = [Path(folder) / str(secret) for secret in secrets]
+        for secret, path in zip(secrets, paths, strict=True):
+            customer = secret % CUSTOMERS
+            number = f"{_PUBLIC_DIGITS}{secret}"
+            record = flight_dialogue(f"customer {customer}", number, seed=SEED)
+            tokens = token_stream(tokenizer, [record.text])
+            trained = train_adapter(base, tokens, _SETTINGS, seed=SEED, shard=customer)
+            save_adapter(trained.model, path, _SETTINGS, base_name=demo_base().name)
+        return _ask(Ensemble.from_pretrained(base, paths), tokenizer)
 
 
 def _ask(ensemble: Ensemble, tokenizer: Any) -> Planted:

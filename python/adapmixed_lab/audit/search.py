@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -12,36 +11,21 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from adapmixed.mechanisms import Answer, Mechanism, Ticket
-from adapmixed.privacy import LeaveOneOutLoss
+from adapmixed.privacy import Accountant, LeaveOneOutLoss
 from adapmixed.rng import SeededRandom
 from adapmixed_ext.types import RandomSource
 
 Array = NDArray[np.float64]
-LARGEST_LOGIT = 30.0
+FAR = 30.0
+"""The largest logit. It is beyond every clip, which puts a member at a corner of its box."""
 STARTS = 128
+CHUNK = 1 << 14
+"""Answers that are drawn together; what a seed draws depends on it."""
 
 
-@dataclass(frozen=True)
-class Shape:
-    """The layout of a vector that encodes an ensemble: q, N members, and another member 0."""
-
-    num_models: int
-    vocab: int
-
-    @property
-    def size(self) -> int:
-        """Number of entries of a vector."""
-        return (self.num_models + 2) * self.vocab
-
-    def ensembles(self, vectors: Array) -> tuple[Tensor, Tensor, Tensor]:
-        """Return (private (N, B, V), public (B, V), another member 0 (B, V)).
-
-        Args:
-            vectors: (B, size).
-        """
-        logits = torch.from_numpy(vectors).float().view(-1, self.num_models + 2, self.vocab)
-        rows = logits.transpose(0, 1).contiguous()
-        return rows[1:-1], rows[0], rows[-1]
+def unpacked(vectors: Array, rows: int, vocab: int) -> Tensor:
+    """Return the float32 logits (rows, B V', V) that vectors (B, V' rows V) encode."""
+    return torch.from_numpy(vectors).float().view(-1, rows, vocab).transpose(0, 1).contiguous()
 
 
 def neighbour(private: Tensor, public: Tensor, other: Tensor, adjacency: str) -> Tensor:
@@ -68,48 +52,37 @@ def uncharged(ticket: Ticket) -> Ticket:
     return ticket
 
 
+def stated_epsilon(ticket: Ticket, delta: float, adjacency: str) -> float:
+    """Return the ε that an accountant states which is charged this ticket alone."""
+    accountant = Accountant(delta, adjacency=adjacency)
+    accountant.charge(ticket)
+    epsilon = accountant.guarantee().epsilon
+    assert epsilon is not None
+    return epsilon
+
+
 def distribution(mechanism: Mechanism, private: Tensor, public: Tensor) -> Array:
     """Return (B, V), the probabilities that a mechanism draws from."""
     found = uncharged(mechanism.propose(private, public, rng=SeededRandom(0)))._distribution
     return np.asarray(found.probabilities().numpy(), dtype=np.float64)
 
 
-def released(
-    mechanism: Mechanism,
-    private: Tensor,
-    public: Tensor,
-    *,
-    rng: RandomSource,
-    targets: Tensor | None = None,
-) -> Answer:
-    """Return an answer that nobody is charged for."""
-    return uncharged(mechanism.propose(private, public, rng=rng, targets=targets)).release()
-
-
 def answers(
-    mechanism: Mechanism,
-    private: Tensor,
-    public: Tensor,
-    count: int,
-    rng: RandomSource,
-    chunk: int = 1 << 14,
+    mechanism: Mechanism, private: Tensor, public: Tensor, count: int, rng: RandomSource
 ) -> Iterator[Answer]:
-    """Yield `count` answers to one query with rows (N, 1, V) and (1, V), in chunks.
-
-    What a seed draws depends on the size of the chunks.
-    """
+    """Yield `count` answers to one query with rows (N, 1, V) and (1, V), in chunks."""
     models, _, vocab = private.shape
-    for start in range(0, count, chunk):
-        now = min(count - start, chunk)
-        here = private.expand(models, now, vocab), public.expand(now, vocab)
-        yield released(mechanism, *here, rng=rng)
+    for start in range(0, count, CHUNK):
+        now = min(count - start, CHUNK)
+        rows = private.expand(models, now, vocab), public.expand(now, vocab)
+        yield uncharged(mechanism.propose(*rows, rng=rng)).release()
 
 
-def realised(mechanism: Mechanism, private: Tensor, public: Tensor) -> Array:
-    """Return (N, B, K), the losses of an AdaPMixED that answers all queries."""
+def realised(mechanism: Mechanism, private: Tensor, public: Tensor) -> LeaveOneOutLoss:
+    """Return the realised losses of an AdaPMixED that answers all queries."""
     events = mechanism.propose(private, public, rng=SeededRandom(0))._events
     (event,) = (one for one in events if isinstance(one, LeaveOneOutLoss))
-    return event.loss
+    return event
 
 
 def charged(mechanism: Mechanism, private: Tensor, public: Tensor) -> Array:
@@ -136,12 +109,23 @@ def both_ways(p: Array, q: Array, order: float) -> Array:
     return larger
 
 
-def hockey_stick(p: Array, q: Array, epsilon: float) -> Array:
+def hockey_stick(p: Array, q: Array, epsilon: float | Array) -> Array:
     """Return Σ (p - e^ε q)_+ over the last axis, the larger of both directions."""
     forward = np.maximum(0.0, p - np.exp(epsilon) * q).sum(-1)
     backward = np.maximum(0.0, q - np.exp(epsilon) * p).sum(-1)
     larger: Array = np.maximum(forward, backward)
     return larger
+
+
+def last(holds: Callable[[float], bool]) -> float:
+    """Return the last number >= 0 up to which something holds, by doubling and bisection."""
+    low, high = 0.0, 1.0
+    while holds(high):
+        low, high = high, 2 * high
+    for _ in range(100):
+        middle = (low + high) / 2
+        low, high = (middle, high) if holds(middle) else (low, middle)
+    return low
 
 
 @contextmanager
@@ -155,23 +139,27 @@ def one_thread() -> Iterator[None]:
         torch.set_num_threads(threads)
 
 
+@one_thread()
 def maximise(
     objective: Callable[[Array], Array], size: int, steps: int, generator: np.random.Generator
-) -> float:
-    """Return the largest value that a search finds of a function of vectors (B, size).
+) -> tuple[Array, float]:
+    """Return the vector (1, size) at which a search finds the largest value, and this value.
+
+    Args:
+        objective: the values (B,) of vectors (B, size).
 
     The search starts from `STARTS` vectors of very different spread. Each step changes some entries
     of every vector at random, and keeps a change that is better. Changes shrink over time. Several
     times the worse half starts again from the better half.
     """
     spread = generator.choice([0.3, 2.0, 8.0, 20.0], (STARTS, 1))
-    best = np.clip(spread * generator.normal(size=(STARTS, size)), -LARGEST_LOGIT, LARGEST_LOGIT)
+    best = np.clip(spread * generator.normal(size=(STARTS, size)), -FAR, FAR)
     values = objective(best)
     for step in range(steps):
         width = 8.0 * 2.0 ** (-9 * step / steps)
         moved = generator.random(best.shape) < 2 / size + 0.3 * generator.random((STARTS, 1))
         trial = best + width * moved * generator.standard_t(2, best.shape)
-        trial = np.clip(trial, -LARGEST_LOGIT, LARGEST_LOGIT)
+        trial = np.clip(trial, -FAR, FAR)
         found = objective(trial)
         better = found > values
         best[better], values[better] = trial[better], found[better]
@@ -179,4 +167,5 @@ def maximise(
             order = np.argsort(values)
             best[order[: STARTS // 2]] = best[order[STARTS // 2 :]]
             values[order[: STARTS // 2]] = values[order[STARTS // 2 :]]
-    return float(values.max())
+    largest = int(values.argmax())
+    return best[largest : largest + 1], float(values[largest])

@@ -7,6 +7,8 @@ import math
 import numpy as np
 import scipy  # it loads scipy.stats on its first use
 
+from adapmixed_lab.audit.search import last
+
 CONFIDENCE = 0.999
 
 
@@ -115,12 +117,4 @@ def one_run_epsilon(
     def refuted(epsilon: float) -> bool:
         return one_run_p_value(canaries, guesses, right, epsilon, delta) <= 1 - confidence
 
-    if not refuted(0.0):
-        return 0.0
-    low, high = 0.0, 1.0
-    while refuted(high):
-        low, high = high, 2 * high
-    for _ in range(50):
-        middle = (low + high) / 2
-        low, high = (middle, high) if refuted(middle) else (low, middle)
-    return low
+    return last(refuted) if refuted(0.0) else 0.0

@@ -33,7 +33,7 @@ from adapmixed.synthesis.journal import Journal
 from adapmixed_ext.types import RandomSource
 from adapmixed_lab.audit.finding import Effort, Finding
 from adapmixed_lab.audit.planted import flight_dialogue
-from adapmixed_lab.audit.search import hockey_stick, one_thread
+from adapmixed_lab.audit.search import hockey_stick, last, one_thread
 
 Law = dict[tuple[int, ...], float]  # the probability of every text that a batch can give
 NAMES = [f"customer {k}" for k in range(30)]
@@ -78,13 +78,9 @@ def least_epsilon(here: list[Law], there: list[Law]) -> float:
         return math.inf  # some text comes from one of the worlds alone
     shares = ([np.array([*law.values()]) for law in world] for world in (here, there))
     p, q = (reduce(np.multiply.outer, world).ravel() for world in shares)
-    low, high = 0.0, 128.0
-    if not hockey_stick(p, q, high) <= DELTA:
+    if not hockey_stick(p, q, 128.0) <= DELTA:
         return math.inf
-    for _ in range(50):
-        middle = (low + high) / 2
-        low, high = (middle, high) if hockey_stick(p, q, middle) > DELTA else (low, middle)
-    return low
+    return last(lambda epsilon: bool(hockey_stick(p, q, epsilon) > DELTA))
 
 
 def synthesis(folder: Path, key: bytes, texts: dict[str, str], tokens: int = TOKENS) -> Synthesis:

@@ -11,16 +11,17 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from adapmixed.mechanisms import ClippedLogPool, ClippedMixing, Mechanism, PMixED
-from adapmixed.privacy import Accountant
 from adapmixed.privacy.costs.clipped_log_pool import bounded_range_rho
 from adapmixed.privacy.costs.clipped_mixing import accounted_box, clipped_mixing_pair
+from adapmixed.rng import SeededRandom
 from adapmixed_ext.types import RandomSource
 from adapmixed_lab.audit.finding import Effort, Finding
-from adapmixed_lab.audit.search import answers, released
+from adapmixed_lab.audit.search import answers, distribution, neighbour, stated_epsilon
 from adapmixed_lab.audit.statistics import CONFIDENCE, least_epsilon
 
 PUSH = 60.0  # a logit that leaves nothing to the other token
@@ -39,25 +40,18 @@ class Game:
     delta: float
     running: Mechanism | None = None
 
+    @property
+    def answering(self) -> Mechanism:
+        """The mechanism that answers."""
+        return self.running or self.stated
+
     def claimed(self) -> float:
         """Return the claimed ε of one answer at δ."""
         if self.delta == 0:
             return pure_epsilon(self.stated, self.num_models, self.adjacency)
-        accountant = Accountant(self.delta, adjacency=self.adjacency)
-        accountant.charge(
-            self.stated.propose(
-                torch.zeros(self.num_models, 1, 2), torch.zeros(1, 2), rng=_NoRandomness()
-            )
-        )
-        guarantee = accountant.guarantee()
-        if guarantee.epsilon is None:
-            raise ValueError(f"stated must have an epsilon, {self.stated!r} has none")
-        return guarantee.epsilon
-
-
-class _NoRandomness:
-    def reserve(self) -> tuple[Tensor, int]:
-        raise RuntimeError("no randomness may be drawn to state a claim")
+        rows = torch.zeros(self.num_models, 1, 2), torch.zeros(1, 2)
+        ticket = self.stated.propose(*rows, rng=SeededRandom(0))
+        return stated_epsilon(ticket, self.delta, self.adjacency)
 
 
 def pure_epsilon(mechanism: Mechanism, num_models: int, adjacency: str) -> float:
@@ -71,43 +65,13 @@ def pure_epsilon(mechanism: Mechanism, num_models: int, adjacency: str) -> float
     raise ValueError(f"mechanism must have an epsilon at delta 0, {mechanism.name} has none")
 
 
-def worlds(share: Tensor, num_models: int, adjacency: str) -> tuple[Tensor, Tensor, Tensor]:
-    """Return private logits here and there (N, B, 2), and public (B, 2), for every q(token 0)."""
-    public = torch.stack((share.log(), torch.log1p(-share)), 1).float()
+def worlds(game: Game) -> tuple[Tensor, Tensor, Tensor]:
+    """Return private logits here and there (N, B, 2), and public (B, 2), for q of all `SHARES`."""
+    public = torch.stack((SHARES.log(), torch.log1p(-SHARES)), 1).float()
     raised, lowered = torch.tensor([PUSH, 0.0]), torch.tensor([-PUSH, 0.0])
-    here = lowered.expand(num_models, len(share), 2).clone()
+    here = lowered.expand(game.num_models, len(SHARES), 2).clone()
     here[0] = raised
-    there = here.clone()
-    there[0] = public if adjacency == "zero_out" else lowered
-    return here, there, public
-
-
-def log_probs(mechanism: Mechanism, private: Tensor, public: Tensor) -> Tensor:
-    """Return log p of both tokens, (B, 2)."""
-    columns = []
-    for token in range(2):
-        targets = torch.full((len(public),), token)
-        answer = released(mechanism, private, public, targets=targets, rng=_NoRandomness())
-        assert answer.log_prob is not None
-        columns.append(answer.log_prob)
-    return torch.stack(columns, 1)
-
-
-def plan(game: Game, draws: int) -> tuple[float, int, bool]:
-    """Return the (share, token, exchanged) that is expected to show most in so many draws."""
-    here, there, public = worlds(SHARES, game.num_models, game.adjacency)
-    mechanism = game.running or game.stated
-    found = [log_probs(mechanism, private, public).exp() for private in (here, there)]
-    best, chosen = -math.inf, (float(SHARES[0]), 0, False)
-    for exchanged in (False, True):
-        p, q = found[::-1] if exchanged else found
-        low = p - game.delta - 3.5 * (p / draws).sqrt()
-        expected = torch.log(low.clamp(min=1e-300) / (q + 3.5 * (q / draws).sqrt() + 8 / draws))
-        place = int(expected.argmax())
-        if float(expected.max()) > best:
-            best = float(expected.max())
-            chosen = (float(SHARES[place // 2]), place % 2, exchanged)
-    return chosen
+    return here, neighbour(here, public, lowered, game.adjacency), public
 
 
 def drawn_tokens(
@@ -121,24 +85,23 @@ def drawn_tokens(
     return torch.cat(found)
 
 
-def drawn(
-    mechanism: Mechanism, private: Tensor, public: Tensor, count: int, rng: RandomSource
-) -> Tensor:
-    """Return (V,) counts of each token in `count` answers to one query."""
-    tokens = drawn_tokens(mechanism, private, public, count, rng)
-    return torch.bincount(tokens, minlength=private.shape[-1])
-
-
 def play(game: Game, draws: int, rng: RandomSource) -> float:
-    """Return a lower bound on ε at the game's δ, with confidence `CONFIDENCE`."""
-    share, token, exchanged = plan(game, draws)
-    here, there, public = worlds(
-        torch.tensor([share], dtype=torch.float64), game.num_models, game.adjacency
-    )
-    mechanism = game.running or game.stated
-    hits = [int(drawn(mechanism, world, public, draws, rng)[token]) for world in (here, there)]
-    if exchanged:
-        hits.reverse()
+    """Return a lower bound on ε at the game's δ, with confidence `CONFIDENCE`.
+
+    The share, the token and the direction are those that are expected to show most.
+    """
+    *two, public = worlds(game)
+    laws = [distribution(game.answering, private, public) for private in two]
+    expected = []
+    for p, q in (laws, laws[::-1]):
+        low = p - game.delta - 3.5 * np.sqrt(p / draws)
+        expected.append(np.maximum(low, 1e-300) / (q + 3.5 * np.sqrt(q / draws) + 8 / draws))
+    exchanged, place, token = np.unravel_index(np.argmax(expected), np.shape(expected))
+    hits = []
+    for private in two[::-1] if exchanged else two:
+        rows = private[:, place, None], public[place, None]
+        drawn = drawn_tokens(game.answering, *rows, draws, rng)
+        hits.append(int(drawn.eq(int(token)).sum()))
     return least_epsilon((hits[0], draws), (hits[1], draws), game.delta)
 
 

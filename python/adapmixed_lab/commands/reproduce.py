@@ -1,30 +1,58 @@
 """``adapmixed-lab reproduce``: the paper's tables and figures, with built-in or other models."""
 
+from __future__ import annotations
+
 import argparse
 import time
-from dataclasses import fields, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from adapmixed.commands.options import (
-    PRESETS,
     SharedOptions,
     add_options,
     check_alone,
     check_output,
+    option,
     progress_bar,
     quiet_libraries,
 )
 from adapmixed.commands.placing import check_device
+from adapmixed_lab.reproduce.sources import Sources
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from adapmixed_lab.reproduce.dp_adapter import DPAdapter
-    from adapmixed_lab.reproduce.inputs import Sources, Texts
+    from adapmixed_lab.reproduce.inputs import Texts
     from adapmixed_lab.reproduce.measure import Run
 
 EXPERIMENTS = ("table1", "table2", "figure2")
+
+
+@dataclass
+class ReproduceOptions:
+    """The options of this command alone."""
+
+    out: Path = option("folder for the results", Path("reproduction"))
+    seed: int = option("seed of the evaluation's randomness", 0)
+    seeds: int | None = option(
+        "trainings with divisions of their own, over which results are means (default: 1; at full "
+        "scale the number of --ensemble)"
+    )
+    queries: int | None = option("queries of one run")
+    runs: int | None = option("runs of the first part of table1 (default: 8)")
+    long_queries: int | None = option("queries of table1's long run; 0: none")
+    dp_adapter: Path | None = option(
+        "folders of 'adapmixed-lab dp-sgd', for a record or a name (builtin scale: both are "
+        "trained here)",
+        nargs="+",
+    )
+    without_dp_sgd: bool = option("leave out DP-SGD")
+    one_adapter: Path | None = option(
+        "folder of 'adapmixed train --models 1' over the text of all shards (builtin scale: "
+        "trained here)",
+        metavar="ENSEMBLE",
+    )
+    without_one_adapter: bool = option("leave it out")
 
 
 def add_parser(commands: Any) -> None:
@@ -42,69 +70,17 @@ def add_parser(commands: Any) -> None:
         help=f"{', '.join(EXPERIMENTS)}, or the JSON file of one, to write its tables "
         "and files again",
     )
-    parser.add_argument(
-        "--dataset",
-        choices=PRESETS,
-        default=PRESETS[0],
-        help="data set whose settings are used (default: wikitext-103)",
-    )
-    parser.add_argument(
-        "--paper",
-        action="store_true",
-        help="put the paper's numbers for the data set next to these",
-    )
-    parser.add_argument(
-        "--scale",
-        choices=("builtin", "full"),
-        default="builtin",
-        help="builtin: bundled models and text; full: your own, as in the paper (default: builtin)",
-    )
-    parser.add_argument(
-        "--out",
-        type=Path,
-        default=Path("reproduction"),
-        help="folder for the results (default: reproduction)",
-    )
-    parser.add_argument(
-        "--seed", type=int, default=0, help="seed of the evaluation's randomness (default: 0)"
-    )
-    parser.add_argument(
-        "--seeds",
-        type=int,
-        help="trainings with divisions of their own, over which results are means (default: 1; "
-        "at full scale the number of --ensemble)",
-    )
+    add_options(parser, Sources, "dataset paper scale")
+    add_options(parser, ReproduceOptions, "out seed seeds")
     add_options(parser, SharedOptions, "device dtype")
-    group = parser.add_argument_group("size (defaults: the paper's)")
-    group.add_argument("--queries", type=int, help="queries of one run")
-    group.add_argument("--runs", type=int, help="runs of the first part of table1 (default: 8)")
-    group.add_argument("--long-queries", type=int, help="queries of table1's long run; 0: none")
-    group = parser.add_argument_group("inputs of --scale full")
-    group.add_argument("--base", help="public model: folder or hub name (default: gpt2)")
-    group.add_argument(
-        "--ensemble", type=Path, nargs="+", help="ensemble folders of 'adapmixed train'"
-    )
-    group.add_argument(
-        "--text", help="test text, as --corpus of 'adapmixed train' (default: WikiText-103's)"
-    )
-    group.add_argument("--text-column", help="column with the text of a row (default: text)")
-    group.add_argument("--split", help="split of a hub data set (default: test) or of a folder")
-    group = parser.add_argument_group("DP-SGD (table1)")
-    group.add_argument(
-        "--dp-adapter",
-        type=Path,
-        nargs="+",
-        help="folders of 'adapmixed-lab dp-sgd', for a record or a name (builtin scale: both are "
-        "trained here)",
-    )
-    group.add_argument("--without-dp-sgd", action="store_true", help="leave out DP-SGD")
-    group = parser.add_argument_group("the reference 'one adapter, all text'")
-    group.add_argument(
-        "--one-adapter", type=Path, metavar="ENSEMBLE",
-        help="folder of 'adapmixed train --models 1' over the text of all shards (builtin scale: "
-        "trained here)",
-    )  # fmt: skip
-    group.add_argument("--without-one-adapter", action="store_true", help="leave it out")
+    groups: dict[str, tuple[type, str]] = {
+        "size (defaults: the paper's)": (ReproduceOptions, "queries runs long_queries"),
+        "inputs of --scale full": (Sources, "base ensemble text text_column split"),
+        "DP-SGD (table1)": (ReproduceOptions, "dp_adapter without_dp_sgd"),
+        "one adapter, all text": (ReproduceOptions, "one_adapter without_one_adapter"),
+    }
+    for title, (kind, names) in groups.items():
+        add_options(parser, kind, names, title=title)
     parser.set_defaults(run=run)
 
 
@@ -116,7 +92,6 @@ def run(arguments: argparse.Namespace) -> int:
     _refuse(arguments)
     quiet_libraries()
     check_device(arguments)
-    from adapmixed_lab.reproduce.inputs import Sources
     from adapmixed_lab.reproduce.measure import Run, merge
 
     ensembles = arguments.ensemble or [None] * (arguments.seeds or 1)
@@ -165,7 +140,7 @@ def _show(result: dict[str, Any], out: Path) -> None:
 
 
 def _experiment(
-    arguments: argparse.Namespace, sources: "Sources", run: "Run", seed: int
+    arguments: argparse.Namespace, sources: Sources, run: Run, seed: int
 ) -> dict[str, Any]:
     from adapmixed_lab.reproduce.figure2 import figure2
     from adapmixed_lab.reproduce.inputs import load_inputs
@@ -185,9 +160,7 @@ def _experiment(
     return table1(inputs, _dp_adapters(arguments, inputs, seed), run, parts)
 
 
-def _dp_adapters(
-    arguments: argparse.Namespace, inputs: "Texts", seed: int
-) -> "Sequence[DPAdapter]":
+def _dp_adapters(arguments: argparse.Namespace, inputs: Texts, seed: int) -> list[DPAdapter]:
     """Return the given adapters, or at builtin scale train them; none to leave DP-SGD out."""
     from adapmixed_lab.reproduce.dp_adapter import EPSILON, builtin_dp_adapter, read_dp_adapter
     from adapmixed_lab.reproduce.paper import DELTA
@@ -203,7 +176,7 @@ def _dp_adapters(
                     f"{adapter.delta:g}"
                 )
         if len({adapter.line for adapter in adapters}) < len(adapters):
-            raise ValueError("--dp-adapter must name one adapter for a record and one for a name")
+            raise ValueError("--dp-adapter must be one for a record, one for a name, or both")
         return adapters
     if arguments.scale == "full":
         raise ValueError(
@@ -221,7 +194,7 @@ def _dp_adapters(
     return adapters
 
 
-def _one_adapter(arguments: argparse.Namespace, sources: "Sources", seed: int) -> Path | None:
+def _one_adapter(arguments: argparse.Namespace, sources: Sources, seed: int) -> Path | None:
     """Return the given ensemble of one, or at builtin scale train it; None at full scale."""
     from adapmixed.ensemble import read_manifest
     from adapmixed.training.demo import train_whole
@@ -259,11 +232,7 @@ def _most_tokens(arguments: argparse.Namespace) -> int:
     """Return how many tokens suffice, so that a text of gigabytes is not read to its end."""
     from adapmixed_lab.reproduce.paper import LONG_QUERIES, RUN_QUERIES, RUNS, TABLE_2_QUERIES
 
-    paper = {"table1": RUN_QUERIES, "table2": TABLE_2_QUERIES}
-    one: int = arguments.queries or paper.get(arguments.experiment, RUN_QUERIES)
-    runs, long = 1, 0
-    if arguments.experiment == "table1":
-        runs = arguments.runs or RUNS
-        long = arguments.long_queries or LONG_QUERIES[arguments.dataset]
+    one: int = arguments.queries or max(RUN_QUERIES, TABLE_2_QUERIES)
+    long: int = arguments.long_queries or LONG_QUERIES[arguments.dataset]
     # A block has at most 512 tokens, and leaves one of them unscored.
-    return max(runs * (2 * one + 512), 2 * long + 512)
+    return max((arguments.runs or RUNS) * (2 * one + 512), 2 * long + 512)

@@ -1,23 +1,17 @@
 """The report's figures: self-contained, and the same bytes for the same input."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from itertools import cycle
 from typing import Any
 
 from matplotlib.lines import Line2D
 
-from adapmixed.evaluation import Evaluation
+from adapmixed.evaluation import Evaluation, Weights
 from adapmixed.report import Report
 from adapmixed.report.table import format_perplexity, format_promise, show_epsilon
-from adapmixed_lab.figures.diagnostic_figures import (
-    draw_charges,
-    draw_screened,
-    draw_training,
-    draw_validation,
-    draw_weights,
-)
 from adapmixed_lab.figures.style import (
     COLOURS,
     DASHES,
@@ -36,6 +30,9 @@ __all__ = ["DrawnFigure", "draw"]
 
 _LINE = 0.17  # inches of a line of a legend
 _MARK = 7.0  # points
+_ROW = 1.75  # inches of the axes of one of several methods
+_EDGE = 0.055  # how far outside [0, 1] the bars of exactly 0 and 1 stand
+_OPERATOR = "For the operator only."
 _PARTS = (
     ("mixing", "#0072B2", ""),
     ("screening", "#D55E00", "////"),
@@ -59,19 +56,17 @@ _CURVE_WORDS = {
 def draw(report: Report) -> tuple[DrawnFigure, ...]:
     """Draw the figures that a report has data for.
 
-    These are ε over queries, perplexity over ε, and parts of ε. Diagnostics add weights, charges of
-    single models, and screened queries. Records of the members' training add their losses.
+    These are ε over queries, perplexity over ε, and parts of ε. Diagnostics add weights and charges
+    of single models. Records of the members' training add their validation losses.
     """
     methods = report.methods
     drawings = (
         _draw_curves(methods),
         _draw_tradeoff(methods),
         _draw_breakdown(methods),
-        draw_weights(methods),
-        draw_charges(methods),
-        draw_screened(methods),
-        draw_training(report.training),
-        draw_validation(report.training),
+        _draw_weights(methods),
+        _draw_charges(methods),
+        _draw_validation(report.training),
     )
     run = report.words()
     return tuple(replace(drawing, run=run) for drawing in drawings if drawing is not None)
@@ -96,18 +91,23 @@ def _draw_curves(methods: Sequence[Evaluation]) -> DrawnFigure | None:
                 **filling(adjacency),
                 markevery=[len(start) + len(points) - 1], markersize=6, clip_on=False,
             )  # fmt: skip
-        axes.set_xlim(left=0)
         if is_wide([epsilon for *_, points in shown for _, epsilon in points]):
             axes.set_yscale("log")
         else:
             axes.set_ylim(bottom=0)
-        axes.set(xlabel="queries answered", ylabel="ε (nats)")
-        axes.xaxis.set_major_formatter(lambda value, _: f"{value:,.0f}")
-        number_axis(axes.yaxis)
+        axes.set_ylabel("ε (nats)")
+        _queries_axis(axes)
         figure.legend(axes.get_lines(), labels, loc="outside lower left")
     kinds = {method.guarantee.kind for method, *_ in shown}
     caption = " ".join(words for kind, words in _CURVE_WORDS.items() if kind in kinds)
     return DrawnFigure("curves", "Privacy spent against queries answered", caption, figure)
+
+
+def _queries_axis(axes: Any) -> None:
+    axes.set_xlim(left=0)
+    axes.set_xlabel("queries answered")
+    axes.xaxis.set_major_formatter(lambda value, _: f"{value:,.0f}")
+    number_axis(axes.yaxis)
 
 
 def _alike(one: Sequence[tuple[int, float]], other: Sequence[tuple[int, float]]) -> bool:
@@ -255,3 +255,115 @@ def _coloured(methods: Sequence[Evaluation]) -> list[tuple[Evaluation, str]]:
 
 def _finite_curve(method: Evaluation) -> list[tuple[int, float]]:
     return [(n, e) for n, e in method.curve if e is not None and 0 < e < math.inf]
+
+
+@contextmanager
+def _rows(found: Sequence[tuple[Evaluation, Any]], label: str) -> Iterator[tuple[Any, list[Any]]]:
+    """Yield a figure and its axes, one below the other, each with the name of a method."""
+    with canvas(0.9 + _ROW * len(found), len(found)) as (figure, grid):
+        each = list(getattr(grid, "flat", [grid]))
+        for axes, (method, _) in zip(each, found, strict=True):
+            axes.set_title(wrapped(method.name), fontsize=10, fontweight="normal")
+            axes.set_ylabel(label)
+        yield figure, each
+
+
+def _draw_weights(methods: Sequence[Evaluation]) -> DrawnFigure | None:
+    """Draw the distribution of the weights λ, for every method that has weights."""
+    found = [(m, w) for m in methods if m.diagnosis and (w := m.diagnosis.weights) is not None]
+    if not found:
+        return None
+    with _rows(found, "share (%)") as (figure, each):
+        for axes, (_, weights) in zip(each, found, strict=True):
+            _plot_weights(axes, weights)
+        each[-1].set_xlabel("weight λ: exactly 0, in bins between, exactly 1")
+        if any(weights.screened for _, weights in found):
+            handles, labels = each[0].get_legend_handles_labels()
+            figure.legend(handles, labels, loc="outside lower right", ncols=2, handlelength=1.4)
+    caption = (
+        "Bars are shares of all (model, query) pairs. At a weight of 1 a model answers unchanged, "
+        "and at 0 it answers as the public model. Hatched bars are queries that screening sent to "
+        f"the public model, for which all weights are 0. {_OPERATOR}"
+    )
+    return DrawnFigure("weights", "Mixing weights λ of the models", caption, figure)
+
+
+def _plot_weights(axes: Any, weights: Weights) -> None:
+    bins = weights.bins
+    percent = 100 / max(weights.zero + sum(bins) + weights.one, 1)
+    width = 1 / len(bins)
+    centres = [(place + 0.5) * width for place in range(len(bins))]
+    own = [(weights.zero - weights.screened) * percent, weights.one * percent]
+    axes.bar(
+        [-_EDGE, *centres, 1 + _EDGE], [own[0], *(count * percent for count in bins), own[1]],
+        0.9 * width, color=COLOURS[0], label="not screened",
+    )  # fmt: skip
+    axes.bar(
+        [-_EDGE], [weights.screened * percent], 0.9 * width, [own[0]],
+        color=COLOURS[1], edgecolor="white", hatch="////", label="screened",
+    )  # fmt: skip
+    axes.set_xticks([-_EDGE, 0.2, 0.4, 0.6, 0.8, 1 + _EDGE], ["0", "0.2", "0.4", "0.6", "0.8", "1"])
+    axes.set_xlim(-0.11, 1.11)
+    axes.grid(False, axis="x")
+
+
+def _draw_charges(methods: Sequence[Evaluation]) -> DrawnFigure | None:
+    """Draw the charges of each model so far, for every method that charges models one by one."""
+    found = [(m, m.diagnosis.charges) for m in methods if m.diagnosis and m.diagnosis.charges]
+    if not found:
+        return None
+    with _rows(found, "charged so far") as (figure, each):
+        for axes, (_, charges) in zip(each, found, strict=True):
+            _plot_charges(axes, charges)
+            axes.set_ylim(bottom=0)
+            _queries_axis(axes)
+    caption = (
+        "Thin lines are single models, or quantiles over more than 128 models. Dark lines are the "
+        "median and the largest. Values are realised losses: Rényi divergences in nats at the "
+        "mechanism’s first order, without the cost of screening, which is the same for all models. "
+        "Under a budget of every shard, values are the charges of each shard. "
+        f"{_OPERATOR}"
+    )
+    return DrawnFigure("charges", "Privacy loss of each model over time", caption, figure)
+
+
+def _plot_charges(axes: Any, charges: Sequence[tuple[int, Sequence[float]]]) -> None:
+    """Draw a line for each model, or each quantile of them."""
+    queries = [0, *(done for done, _ in charges)]
+    rows = [[0.0] * len(charges[0][1]), *(row for _, row in charges)]
+    axes.plot(queries, rows, color=COLOURS[5], linewidth=0.6)
+    last = sorted(rows[-1])
+    for value, style, word in (
+        (last[-1], "-", "largest"), (last[(len(last) - 1) // 2], (0, (4, 1.6)), "median")
+    ):  # fmt: skip
+        course = [row[rows[-1].index(value)] for row in rows]
+        axes.plot(queries, course, color=COLOURS[0], linestyle=style, linewidth=1.6)
+        if word == "largest" or value < 0.9 * last[-1]:  # else the words would overlap
+            axes.annotate(
+                f"{word} {value:.3g}", (queries[-1], value), (4, 0), fontsize=8,
+                textcoords="offset points", va="center", annotation_clip=False,
+            )  # fmt: skip
+
+
+def _draw_validation(training: Sequence[Mapping[str, Any]]) -> DrawnFigure | None:
+    """Draw every member's validation loss and the public model's."""
+    ordered = sorted((one for one in training if "loss" in one), key=lambda one: one["loss"])
+    if not ordered:
+        return None
+    places = range(1, len(ordered) + 1)
+    with canvas(3.4) as (figure, axes):
+        loss = [one["loss"] for one in ordered]
+        public = [one["public_loss"] for one in ordered]
+        axes.vlines(places, loss, public, color="#CCCCCC", linewidth=0.8)
+        axes.plot(places, public, "o", color=GREY, fillstyle="none", label="public model")
+        axes.plot(places, loss, "o", color=COLOURS[0], label="member")
+        axes.set(xlabel="members, sorted by loss", ylabel="nats per held-out token")
+        axes.set_xlim(left=0)
+        axes.xaxis.get_major_locator().set_params(integer=True)
+        number_axis(axes.yaxis)
+        figure.legend(loc="outside lower left", ncols=2, handlelength=1.4)
+    caption = (
+        "Losses at the end of training, on the text that was held out of each member’s own shard. "
+        f"The public model’s loss is on the same text. {_OPERATOR}"
+    )
+    return DrawnFigure("validation", "Validation loss of the members", caption, figure)

@@ -41,7 +41,7 @@ def write_page(report: Report, folder: Path | str, *, figures: bool = False) -> 
         ValueError: the report has a value that strict JSON cannot hold.
     """
     drawings = draw(report)
-    files = {"report.html": _page(report, drawings).encode()}
+    files = {"report.html": render(report, drawings).encode()}
     for one in drawings if figures else ():
         files |= {f"{one.name}.svg": f"{one.svg}\n".encode(), f"{one.name}.pdf": one.pdf}
     paths = [report.write(folder)]
@@ -51,12 +51,8 @@ def write_page(report: Report, folder: Path | str, *, figures: bool = False) -> 
     return tuple(paths)
 
 
-def render(report: Report) -> str:
-    """Return the page, in which all text of the report is escaped."""
-    return _page(report, draw(report))
-
-
-def _page(report: Report, drawings: tuple[DrawnFigure, ...]) -> str:
+def render(report: Report, drawings: tuple[DrawnFigure, ...] = ()) -> str:
+    """Return the page with these drawings, in which all text of the report is escaped."""
     page: str = template("report.html").render(
         report=report,
         summary=[_SUMMARY, *map(_summary, report.methods)],
@@ -118,14 +114,11 @@ def _typeset(cell: str) -> str:
 
 def _flatten(value: object, name: str = "") -> Iterator[tuple[str, str]]:
     """Yield names and values; nested names are joined by dots."""
-    items = value if isinstance(value, list | tuple) else [value]
     if isinstance(value, Mapping):
         for key, item in value.items():
             yield from _flatten(item, f"{name}.{key}" if name else str(key))
-    elif any(isinstance(item, Mapping) for item in items):
-        for i, item in enumerate(items):
-            yield from _flatten(item, f"{name}[{i}]")
     else:
+        items = value if isinstance(value, list | tuple) else [value]
         yield name, ", ".join(map(_word, items)) or "–"
 
 

@@ -11,7 +11,6 @@ import json
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
 from adapmixed.data import Corpus
 from adapmixed.limits import check_epsilon
@@ -24,10 +23,6 @@ from adapmixed_lab.dp_sgd.guarantee import PrivacyTarget
 from adapmixed_lab.dp_sgd.training import FORMAT_VERSION, GUARANTEE_FILE, train_dp
 from adapmixed_lab.reproduce.paper import DELTA, DP_SGD
 
-if TYPE_CHECKING:
-    from adapmixed.ensemble import Ensemble
-    from adapmixed_lab.reproduce.inputs import Sources
-
 BUILTIN_CONFIG = FinetuneConfig(
     learning_rate=3e-3, epochs=2, batch_size=64, block_size=64, target_modules=("c_attn",)
 )
@@ -36,10 +31,6 @@ EPSILON = 8.0  # the paper's
 SHARD_BLOCKS = 64
 """Blocks of a built-in shard that DP-SGD uses where ε is for the whole shard."""
 WHOLE_NAME = f"{DP_SGD}, whole name"
-UNSEEDED = (
-    "DP-SGD's noise comes from the operating system, whatever the seed. An adapter that is trained "
-    "again has another perplexity."
-)
 
 
 @dataclass(frozen=True)
@@ -51,6 +42,8 @@ class DPAdapter:
         epsilon, delta: of the guarantee.
         unit: what is protected.
         statement: the guarantee in full.
+        training: its settings.
+        blocks: most blocks of the name that ε is for; None: ε is for one block.
     """
 
     folder: Path
@@ -58,34 +51,28 @@ class DPAdapter:
     delta: float
     unit: str
     statement: str
+    training: object = None
+    blocks: int | None = None
 
     @property
     def line(self) -> str:
         """Name of its line in the table."""
-        return DP_SGD if self.unit.startswith("block") else WHOLE_NAME
+        return DP_SGD if self.blocks is None else WHOLE_NAME
 
     def promise(self) -> dict[str, object]:
         """Return the fields of a row that follow from the adapter's own guarantee."""
-        return {
+        nothing = "epsilon_deviation", "rule", "mixing", "screening", "conversion"
+        return dict.fromkeys(nothing) | {
             "epsilon": self.epsilon,
-            "epsilon_deviation": None,
             "delta": self.delta,
             "kind": "fixed",
             "guarantee": self.statement,
             "unit": self.unit,
             "adjacency": "add_remove",
-            "rule": None,
             "screened": 0.0,
-            "mixing": None,
-            "screening": None,
-            "conversion": None,
             "total": self.epsilon,
             "mechanism": "one adapter trained by DP-SGD",
         }
-
-    def load(self, sources: Sources) -> Ensemble:
-        """Load the adapter as an ensemble of one, which `Unprotected()` answers from."""
-        return sources.load([self.folder])
 
 
 def read_dp_adapter(folder: Path) -> DPAdapter:
@@ -94,7 +81,20 @@ def read_dp_adapter(folder: Path) -> DPAdapter:
     Raises:
         ValueError: if the folder holds no readable guarantee of this format.
     """
-    return _read(folder)[0]
+    try:
+        content = json.loads((folder / GUARANTEE_FILE).read_text(encoding="utf-8"))
+        if content["format_version"] != FORMAT_VERSION:
+            version = content["format_version"]
+            raise ValueError(f"format_version must be {FORMAT_VERSION}, got {version!r}")
+        blocks = content["blocks_per_identifier"]
+        unit = f"block of {content['block_size']} tokens" if blocks is None else content["unit"]
+        epsilon = check_epsilon(float(content["epsilon"]))
+        stated = content["delta"], unit, content["statement"]
+        return DPAdapter(folder, epsilon, *stated, content.get("training"), blocks)
+    except (OSError, KeyError, TypeError, ValueError) as error:
+        raise ValueError(
+            f"folder must be one that 'adapmixed-lab dp-sgd' wrote, got {folder}: {error}"
+        ) from error
 
 
 def builtin_dp_adapter(
@@ -121,53 +121,29 @@ def builtin_dp_adapter(
         ValueError: if the folder holds an adapter of other settings, or Opacus is not installed.
     """
     blocks = None if key is None else SHARD_BLOCKS
-    if folder.exists():
-        found, content = _read(folder)
-        # For this target ε is at most the target, and lower only by the noise search's tolerance.
-        near = 0.95 * EPSILON <= found.epsilon <= EPSILON and found.delta == DELTA
-        same = content.get("training") == json.loads(json.dumps(asdict(config)))
-        if not (near and same) or content["blocks_per_identifier"] != blocks:
-            raise ValueError(
-                f"{folder} must hold the DP-SGD adapter of this experiment, it holds one of other "
-                "settings; remove it or give another --out"
-            )
-        return found
-    corpus = Corpus("builtin")
-    documents, unit = list(corpus.documents()), corpus.unit
-    if key is not None:
-        names = [document.identifier for document in documents]
-        shards = assign_shards(names, NUM_MODELS, key=load_key(key))
-        documents = [
-            replace(document, identifier=str(shard))
-            for document, shard in zip(documents, shards, strict=True)
-        ]
-        unit = "shard"
-    train_dp(
-        base,
-        documents,
-        folder,
-        config,
-        PrivacyTarget(EPSILON, DELTA, blocks_per_identifier=blocks),
-        unit=unit,
-        base_name=base_facts(base).name,
-        progress=progress,
-    )
-    return read_dp_adapter(folder)
-
-
-def _read(folder: Path) -> tuple[DPAdapter, dict[str, Any]]:
-    """Return an adapter, and the content of its guarantee."""
-    try:
-        content = json.loads((folder / GUARANTEE_FILE).read_text(encoding="utf-8"))
-        if content["format_version"] != FORMAT_VERSION:
-            version = content["format_version"]
-            raise ValueError(f"format_version must be {FORMAT_VERSION}, got {version!r}")
-        record = content["blocks_per_identifier"] is None
-        unit = f"block of {content['block_size']} tokens" if record else content["unit"]
-        epsilon = check_epsilon(float(content["epsilon"]))
-        found = DPAdapter(folder, epsilon, content["delta"], unit, content["statement"])
-    except (OSError, KeyError, TypeError, ValueError) as error:
+    if not folder.exists():
+        corpus = Corpus("builtin")
+        documents, unit = list(corpus.documents()), corpus.unit
+        if key is not None:
+            names = [document.identifier for document in documents]
+            shards = assign_shards(names, NUM_MODELS, key=load_key(key))
+            documents = [
+                replace(document, identifier=str(shard))
+                for document, shard in zip(documents, shards, strict=True)
+            ]
+            unit = "shard"
+        target = PrivacyTarget(EPSILON, DELTA, blocks_per_identifier=blocks)
+        train_dp(
+            base, documents, folder, config, target, unit=unit, base_name=base_facts(base).name,
+            progress=progress,
+        )  # fmt: skip
+    found = read_dp_adapter(folder)
+    # For this target ε is at most the target, and lower only by the noise search's tolerance.
+    near = 0.95 * EPSILON <= found.epsilon <= EPSILON and found.delta == DELTA
+    same = found.training == json.loads(json.dumps(asdict(config))) and found.blocks == blocks
+    if not (near and same):
         raise ValueError(
-            f"folder must be one that 'adapmixed-lab dp-sgd' wrote, got {folder}: {error}"
-        ) from error
-    return found, content
+            f"{folder} must hold the DP-SGD adapter of this experiment, it holds one of other "
+            "settings; remove it or give another --out"
+        )
+    return found

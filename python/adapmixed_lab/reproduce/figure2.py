@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
@@ -43,7 +42,7 @@ def sizes(num_models: int) -> tuple[int, ...]:
     return (*(n for n in (8, 16, 32, 64, 80, 100, 128) if n < num_models), num_models)
 
 
-def settings(preset: AdaPMixED, num_models: int) -> list[OurPoint]:
+def settings_of(preset: AdaPMixED, num_models: int) -> list[OurPoint]:
     """Return our points: the paper's values, and the preset's value if it is not among them.
 
     Numbers of models are those that the first members of the ensemble can give.
@@ -75,9 +74,8 @@ def figure2(inputs: Texts, run: Run, *, queries: int = RUN_QUERIES) -> dict[str,
     Raises:
         ValueError: if the text is too short.
     """
-    started = time.perf_counter()
     preset = replace(AdaPMixED.preset(inputs.sources.dataset), adjacency="add_remove")
-    points = settings(preset, inputs.ensemble.num_models)
+    points = settings_of(preset, inputs.ensemble.num_models)
     # The preset is a point of every panel, and runs once.
     distinct: dict[Mechanism, str] = {}
     for point in points:
@@ -91,28 +89,17 @@ def figure2(inputs: Texts, run: Run, *, queries: int = RUN_QUERIES) -> dict[str,
         found = {p.label: ours[distinct[p.mechanism]] for p in here}
         with_paper = inputs.sources.paper and inputs.sources.dataset == FIGURE_2_DATASET
         rows += _panel_rows(panel, found, preset.order, with_paper=with_paper)
-    return build_result(
-        "figure2",
-        rows,
-        inputs=inputs.description(),
-        settings={
-            "queries": queries,
-            "seed": run.seed,
-            "delta": DELTA,
-            "rule": "paper",
-            "preset": repr(preset),
-            "panels": {
-                panel.letter: {
-                    "title": panel.title,
-                    **_anchors(panel, points, preset),
-                    "remark": panel.remark,
-                }
-                for panel in FIGURE_2
-            },
-        },
-        notes=[*inputs.notes(), *_notes(inputs), *_screened_notes(rows), *_trend_notes(rows)],
-        seconds=time.perf_counter() - started,
-    )
+    panels = {
+        panel.letter: {
+            "title": panel.title,
+            **_anchors(panel, points, preset),
+            "remark": panel.remark,
+        }
+        for panel in FIGURE_2
+    }
+    settings = {"queries": queries, "rule": "paper", "preset": repr(preset), "panels": panels}
+    notes = [*_notes(inputs), *_screened_notes(rows), *_trend_notes(rows)]
+    return build_result("figure2", inputs, run, rows=rows, settings=settings, notes=notes)
 
 
 def _panel_rows(

@@ -1,29 +1,22 @@
-"""The inputs of an experiment: models, evaluation text, and the length of the text.
-
-| scale | models | text | DP-SGD |
-| --- | --- | --- | --- |
-| builtin | the demonstration's 64 adapters | its held-out topics | trained here, small |
-| full | one of `adapmixed train --preset` | the data set's test split | `adapmixed-lab dp-sgd` |
-"""
+"""The inputs of an experiment: models, evaluation text, and the length of the text."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from adapmixed.commands.training import source_of
-from adapmixed.data import Corpus, Document, demo_base, held_out_documents
+from adapmixed.data import Document, held_out_documents
 from adapmixed.data.corpus import HUB
 from adapmixed.evaluation import evaluate
 from adapmixed.mechanisms import Mechanism, UnprotectedPool
 from adapmixed.rng import SeededRandom
 from adapmixed.training.blocks import token_stream
 from adapmixed.training.demo import train_demo
-from adapmixed.training.settings import PRESETS
 from adapmixed_lab.reproduce.paper import DELTA
+from adapmixed_lab.reproduce.sources import Sources
 
 if TYPE_CHECKING:
     from adapmixed.ensemble import Ensemble
@@ -31,83 +24,6 @@ if TYPE_CHECKING:
 SCALES_TRIED = (1, 2, 4, 8)
 """κ of the non-private pools of which the best is shown."""
 _OTHER = 1024  # tokens to choose κ on
-BASE = "gpt2"
-"""The paper's public model, by its hub name."""
-
-TEXTS = {"wikitext-103": "hub:Salesforce/wikitext:wikitext-103-raw-v1"}
-"""Evaluation texts on the hub, for the data sets that `datasets` can read there."""
-
-
-@dataclass(frozen=True)
-class Sources:
-    """The sources of the inputs; None chooses the scale's own.
-
-    Attributes:
-        dataset: whose presets are used, one of `PRESETS`.
-        scale: "builtin" or "full".
-        base: folder or hub name of the public model (full: "gpt2").
-        ensemble: ensemble folder; must be given at full scale.
-        text: evaluation text at full scale: file, folder or "hub:NAME[:CONFIG][@REVISION]".
-        text_column: column with the text of a row.
-        split: of a hub data set ("test") or of a folder.
-        device, dtype: of the models, as `Ensemble.from_pretrained` takes them.
-        paper: whether the paper's numbers stand next to ours.
-    """
-
-    dataset: str = "wikitext-103"
-    scale: str = "builtin"
-    base: str | None = None
-    ensemble: Path | None = None
-    text: str | None = None
-    text_column: str | None = None
-    split: str | None = None
-    device: str = "cpu"
-    dtype: str = "float32"
-    paper: bool = False
-
-    def __post_init__(self) -> None:
-        if self.scale == "builtin":
-            for name in ("base", "ensemble", "text", "text_column", "split"):
-                if getattr(self, name) is not None:
-                    raise ValueError(
-                        f"{name} applies to scale 'full', got {getattr(self, name)} at 'builtin'"
-                    )
-            return
-        if self.ensemble is None:
-            raise ValueError(
-                f"ensemble must be given at scale 'full': the folder that 'adapmixed train "
-                f"--preset {self.dataset}' wrote"
-            )
-        if self.text is None and self.dataset not in TEXTS:
-            raise ValueError(
-                f"text must be given at scale 'full' for {self.dataset}: a file, a folder or "
-                f"hub:NAME with its test split"
-            )
-
-    @property
-    def public_model(self) -> str:
-        """Folder or hub name of the public model."""
-        return str(demo_base()) if self.scale == "builtin" else self.base or BASE
-
-    def load(self, adapters: Path | Sequence[Path]) -> Ensemble:
-        """Load the public model with an ensemble folder or with single adapters."""
-        import torch
-
-        from adapmixed.ensemble import Ensemble
-
-        dtype = getattr(torch, self.dtype)
-        return Ensemble.from_pretrained(
-            self.public_model, adapters, dtype=dtype, device=self.device
-        )
-
-    def corpus(self) -> Corpus:
-        """Return the evaluation text of the full scale."""
-        settings = source_of(TEXTS[self.dataset] if self.text is None else self.text)
-        if self.text_column is not None:
-            settings["text_column"] = self.text_column
-        hub = settings["source"].startswith("hub:")
-        corpus = Corpus(**settings, split=self.split or ("test" if hub else None))
-        return corpus.with_new_document(PRESETS[self.dataset].new_document)
 
 
 @dataclass(frozen=True)
@@ -142,11 +58,12 @@ class Texts:
 
     def description(self) -> dict[str, object]:
         """Describe the inputs for a result file, without paths."""
-        sources = self.sources
+        sources, base = self.sources, self.sources.public_model
+        base = Path(base).name if Path(base).is_dir() else base
         return {
             "dataset": sources.dataset,
             "scale": sources.scale,
-            "base": "built-in" if sources.scale == "builtin" else _name(sources.public_model),
+            "base": "built-in" if sources.scale == "builtin" else base,
             "ensemble": "built-in" if sources.ensemble is None else sources.ensemble.name,
             "num_models": self.ensemble.num_models,
             "vocab_size": self.ensemble.vocab_size,
@@ -214,7 +131,3 @@ def load_inputs(sources: Sources, folder: Path, *, most: int | None = None, seed
             break
     kept = len(stream) - min(_OTHER, len(stream) // 8)
     return Texts(sources, ensemble, tuple(stream[:kept]), name, tuple(stream[kept:]))
-
-
-def _name(base: str) -> str:
-    return Path(base).name if Path(base).is_dir() else base

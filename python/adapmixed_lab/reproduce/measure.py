@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import math
 import statistics
+import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import scipy  # it loads scipy.stats on its first use
@@ -22,7 +24,6 @@ from adapmixed_lab.reproduce.published import PaperRule, PublishedPMixED
 if TYPE_CHECKING:
     from adapmixed.ensemble import Ensemble
 
-Progress = Callable[[int, int], None]
 Ours = dict[str, object]
 
 UNPROTECTED = "unprotected ensemble"
@@ -45,53 +46,13 @@ class Run:
         keep: folder of the evaluations' state, from which a killed run goes on; None: nothing is
             kept.
         progress: called with (queries done, queries in all).
+        began: when this object was made.
     """
 
     seed: int = 0
     keep: Path | None = None
-    progress: Progress | None = None
-
-
-def measure(
-    ensemble: Ensemble,
-    tokens: Sequence[int],
-    mechanisms: Mapping[str, Mechanism],
-    queries: int,
-    run: Run,
-    *,
-    runs: int = 1,
-    state: str = "",
-) -> dict[str, Ours]:
-    """Measure all mechanisms in one forward pass, with members that speak about all tokens.
-
-    The windows and the randomness follow from the text and the seed, and not from the ensemble.
-
-    Args:
-        ensemble: the models.
-        tokens: the text.
-        mechanisms: by name.
-        queries: of each run.
-        run: seed, state and progress.
-        runs: stretches of text, each with an accountant of its own.
-        state: name of the state file; "": none is kept.
-
-    Raises:
-        ValueError: as `evaluate`.
-    """
-    found = evaluate(
-        ensemble,
-        tokens,
-        mechanisms,
-        runs=runs,
-        queries=queries,
-        delta=DELTA,
-        rng=SeededRandom(run.seed),
-        active=None,
-        progress=run.progress,
-        result=run.keep / f"{state}.state.json" if run.keep is not None and state else None,
-        resume=run.keep is not None and bool(state),
-    )
-    return {one.name: _ours(one, mechanisms[one.name]) for one in found}
+    progress: Callable[[int, int], None] | None = None
+    began: float = field(default_factory=time.perf_counter)
 
 
 def compare(
@@ -100,31 +61,50 @@ def compare(
     queries: int,
     run: Run,
     *,
-    runs: int = 1,
     state: str,
+    runs: int = 1,
+    adapters: Mapping[str, Ensemble] = MappingProxyType({}),
 ) -> dict[str, Ours]:
-    """Measure the references, then these mechanisms, on the same tokens; see `measure`."""
-    compared: dict[str, Mechanism] = {PUBLIC: PublicOnly(), UNPROTECTED: Unprotected()}
+    """Measure the references, then these mechanisms, on the same tokens.
+
+    All of one ensemble run in one forward pass, with members that speak about all tokens. The
+    windows and the randomness follow from the text and the seed, and not from the ensemble. An
+    ensemble of one is measured without protection, against its public model.
+
+    Args:
+        inputs: models and text.
+        mechanisms: by name.
+        queries: of each run.
+        run: seed, state and progress.
+        state: beginning of the names of state files.
+        runs: stretches of text, each with an accountant of its own.
+        adapters: those of DP-SGD, by the name of their line.
+
+    Raises:
+        ValueError: as `evaluate`.
+    """
+
+    def measured(
+        ensemble: Ensemble, asked: Mapping[str, Mechanism], suffix: str = ""
+    ) -> dict[str, Ours]:
+        found = evaluate(
+            ensemble, inputs.tokens, asked, runs=runs, queries=queries, delta=DELTA,
+            rng=SeededRandom(run.seed), active=None, progress=run.progress,
+            result=None if run.keep is None else run.keep / f"{state}{suffix}.state.json",
+            resume=run.keep is not None,
+        )  # fmt: skip
+        return {one.name: _ours(one, asked[one.name]) for one in found}
+
+    references: dict[str, Mechanism] = {PUBLIC: PublicOnly(), UNPROTECTED: Unprotected()}
     if inputs.pool is not None:
-        compared[POOL] = UnprotectedPool(inputs.pool)
-    count, tokens = len(compared), inputs.tokens
-    compared |= mechanisms
-    found = measure(inputs.ensemble, tokens, compared, queries, run, runs=runs, state=state)
-    if inputs.whole is None:
-        return found
-    lines = list(found.items())
-    whole = measure_alone(
-        inputs.sources.load(inputs.whole), tokens, queries, run, runs=runs, state=f"{state}-whole"
-    )
-    return dict([*lines[:count], (WHOLE, whole), *lines[count:]])
-
-
-def measure_alone(
-    ensemble: Ensemble, tokens: Sequence[int], queries: int, run: Run, *, runs: int = 1, state: str
-) -> Ours:
-    """Measure an ensemble of one, without protection, against its public model."""
-    both: dict[str, Mechanism] = {PUBLIC: PublicOnly(), WHOLE: Unprotected()}
-    return measure(ensemble, tokens, both, queries, run, runs=runs, state=state)[WHOLE]
+        references[POOL] = UnprotectedPool(inputs.pool)
+    found = measured(inputs.ensemble, references | dict(mechanisms))
+    lines = {name: found[name] for name in references}
+    whole = {} if inputs.whole is None else {WHOLE: inputs.sources.load(inputs.whole)}
+    for number, (name, alone) in enumerate((whole | dict(adapters)).items()):
+        both: dict[str, Mechanism] = {PUBLIC: PublicOnly(), name: Unprotected()}
+        lines[name] = measured(alone, both, f"-alone-{number}")[name]
+    return lines | found
 
 
 def over_trainings(several: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
@@ -142,10 +122,10 @@ def over_trainings(several: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     for name, key in (("perplexity", "perplexities"), ("epsilon", "epsilons")):
         found[key] = [one[name] for one in several]
         numbers = [math.inf if one is None else float(one) for one in found[key]]
-        spread = len(several) > 1 and all(map(math.isfinite, numbers))
+        spread = all(map(math.isfinite, numbers))
         found[f"{name}_deviation"] = statistics.stdev(numbers) if spread else None
     gaps = [one["difference"]["mean"] for one in several if one.get("difference")]
-    if len(several) > 1 and len(gaps) == len(several):
+    if len(gaps) == len(several):
         mean = statistics.fmean(gaps)
         quantile = scipy.stats.t.ppf(0.975, len(gaps) - 1)  # Student's
         reach = float(quantile) * statistics.stdev(gaps) / math.sqrt(len(gaps))

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 DELTA = 1e-5
 RUNS = 8
@@ -166,10 +166,14 @@ class Panel:
 
 
 def _panel(
-    letter: str, title: str, name: str, anchor: str, *points: tuple[str, float, float, float]
+    letter: str, title: str, names: str, anchor: str, *points: Any, remark: str = ""
 ) -> Panel:
-    made = (Point(label, {name: value}, *place) for label, value, *place in points)
-    return Panel(letter, title, anchor, tuple(made))
+    """Return a panel of points (label, the values of the named settings, ε, perplexity)."""
+    made = (
+        Point(label, dict(zip(names.split(), values, strict=True)), epsilon, perplexity)
+        for label, *values, epsilon, perplexity in points
+    )
+    return Panel(letter, title, anchor, tuple(made), remark)
 
 
 FIGURE_2 = (
@@ -193,19 +197,12 @@ FIGURE_2 = (
         ("16", 16, 1.377, 29.01), ("32", 32, 0.979, 29.19), ("64", 64, 0.54, 29.08),
         ("80", 80, 0.526, 29.4), ("100", 100, 0.489, 29.34),
     ),
-    Panel(
-        "e", "screening: log₁₀ of λ, σ", "-4, -2",
-        tuple(
-            Point(label, {"screen_weight": weight, "sigma": sigma}, epsilon, perplexity)
-            for label, weight, sigma, epsilon, perplexity in (
-                ("-2, -1", 1e-2, 1e-1, 0.501, 30.26),
-                ("-3, -2", 1e-3, 1e-2, 0.504, 29.77),
-                ("-4, -2", 1e-4, 1e-2, 0.488, 29.34),
-                ("-5, -3", 1e-5, 1e-3, 0.49, 29.1),
-            )
-        ),
-        "The paper's source lists a fifth point, k = 3000 at (0.469, 32.56), which belongs to "
-        "panel (b) and lies outside these axes. It is left out.",
+    _panel(
+        "e", "screening: log₁₀ of λ, σ", "screen_weight sigma", "-4, -2",
+        ("-2, -1", 1e-2, 1e-1, 0.501, 30.26), ("-3, -2", 1e-3, 1e-2, 0.504, 29.77),
+        ("-4, -2", 1e-4, 1e-2, 0.488, 29.34), ("-5, -3", 1e-5, 1e-3, 0.49, 29.1),
+        remark="The paper's source lists a fifth point, k = 3000 at (0.469, 32.56), which belongs "
+        "to panel (b) and lies outside these axes. It is left out.",
     ),
     _panel(
         "f", "Rényi order α", "order", "18",

@@ -9,13 +9,11 @@ from typing import ClassVar
 
 import numpy as np
 import torch
-from torch import Tensor
 
 import adapmixed_ext as ops
 from adapmixed.limits import check_count, check_number
 from adapmixed.mechanisms import AdaPMixED, Mechanism, NextToken, PMixED, Rows
 from adapmixed.mechanisms.mechanism import public_token
-from adapmixed.mechanisms.rows import Tail
 from adapmixed.privacy import LeaveOneOutLoss, RenyiBound
 from adapmixed_ext.types import RandomSource
 from adapmixed_lab.baselines.given import GivenToken, unprotected
@@ -55,9 +53,8 @@ class PublishedPMixED(PMixED):
         return beta * self.order
 
     def answer_bytes(self, rows: int, vocab_size: int, element: int) -> int:
-        """Return the bytes of `Mechanism.answer_bytes` plus those of the drawn subset's rows."""
-        copied = rows * vocab_size * element if self.sample_rate < 1.0 else 0
-        return copied + super().answer_bytes(rows, vocab_size, element)
+        """Return the bytes of `Mechanism.answer_bytes` and those of three more float64 rows."""
+        return super().answer_bytes(rows, vocab_size, element) + 3 * 8 * vocab_size
 
     def _prepare(self, rows: Rows, rng: RandomSource) -> NextToken:
         models, positions = rows.private.shape[:2]
@@ -65,28 +62,26 @@ class PublishedPMixED(PMixED):
             self.order, self.per_query, models, positions, published=True, budget=self.queries
         )
         if self.sample_rate == 1.0 or not positions:
-            return replace(self._of_members(rows), events=(event,))
-        chosen = self._drawn(models, positions, rng)
-        parts = [self._of_members(_only(rows, chosen[:, b], b)) for b in range(positions)]
-        given = torch.cat([part.probabilities() for part in parts])
+            return NextToken(rows, self._projection(rows, models), (event,))
+        # One draw for each position, so that subsets do not depend on the grouping into calls.
+        draws = [ops.gaussian(models, sigma=1.0, rng=rng) for _ in range(positions)]
+        taken = (torch.special.ndtr(torch.stack(draws, 1)) < self.sample_rate).to(
+            rows.public.device
+        )
+        sizes, q = taken.sum(0), public_token(rows).probabilities()
+        given = q.clone()
+        for size in filter(None, sizes.unique().tolist()):
+            # The mean over all with weight 0 for the others is |S|/N of the subset's, the rest q.
+            projection = self._projection(rows, size)
+            projection = replace(projection, weight=projection.weight.where(taken, 0.0))
+            mixed = ops.mixture(rows.private, rows.public, projection)
+            of_subset = (models * mixed - (models - size) * q) / size
+            given[sizes == size] = of_subset.clamp(min=0.0)[sizes == size]
         return GivenToken(rows, unprotected(rows)[1], (event,), given=given)
 
-    def _of_members(self, rows: Rows) -> NextToken:
-        """Return the mean over these members, or the public distribution if there are none."""
-        if not len(rows.private):
-            return public_token(rows)
-        radius = self.radius(len(rows.private))
-        projection = ops.project(rows.private, rows.public, order=self.order, radius=radius)
-        return NextToken(rows, projection)
-
-    def _drawn(self, models: int, positions: int, rng: RandomSource) -> Tensor:
-        """Return (N, B) bool: a Poisson subset for each position."""
-        # One draw for each position, so that subsets do not depend on the grouping into calls.
-        draws = torch.empty(models, positions, dtype=torch.float64)
-        for b in range(positions):
-            draws[:, b] = ops.gaussian(models, sigma=1.0, rng=rng)
-        taken: Tensor = torch.special.ndtr(draws) < self.sample_rate
-        return taken
+    def _projection(self, rows: Rows, size: int) -> ops.Projection:
+        """Return the projection of all members onto the ball for a subset of this size."""
+        return ops.project(rows.private, rows.public, order=self.order, radius=self.radius(size))
 
 
 @dataclass(frozen=True)
@@ -138,17 +133,6 @@ class PaperRule(Mechanism):
             for event in prepared.events
         )
         return replace(prepared, events=events)
-
-
-def _only(rows: Rows, members: Tensor, position: int) -> Rows:
-    """Return a copy of one position's rows with the chosen members, (N,) bool, alone."""
-    here = slice(position, position + 1)
-    taken = members.nonzero()[:, 0].to(rows.private.device)
-    tokens = None if rows.tokens is None else rows.tokens[here]
-    tail = None if rows.tail is None else Tail(rows.tail.logits[here], rows.tail.lse[here])
-    return replace(
-        rows, private=rows.private[taken, here], public=rows.public[here], tokens=tokens, tail=tail
-    )
 
 
 @cache

@@ -1,6 +1,6 @@
 """The paper's bound of PMixED, which is not valid and only reproduces published numbers.
 
-Costs are rounded up, and admissible values of β down (`rounding`).
+Costs are rounded up (`rounding`).
 """
 
 from __future__ import annotations
@@ -10,8 +10,9 @@ from collections.abc import Callable
 from functools import lru_cache
 
 from adapmixed.limits import check_count, check_number, check_rate
-from adapmixed.privacy.costs.pmixed import radius_for_epsilon, sound_bound
-from adapmixed.privacy.rounding import log_expm1_up, lowered, softplus_up, sum_up, up
+from adapmixed.privacy.costs.pmixed import sound_bound
+from adapmixed.privacy.rounding import log_expm1_up, softplus_up, sum_up, up
+from adapmixed_lab.audit.search import last
 
 
 def published_bound(order: float, target_leakage: float, num_models: int) -> float:
@@ -31,10 +32,9 @@ def published_bound(order: float, target_leakage: float, num_models: int) -> flo
 def published_target_leakage(order: float, epsilon: float, models: int, rate: float = 1.0) -> float:
     """Return the paper's β of a per-query budget (Algorithm 2, line 3; eq. opt_beta). NOT VALID.
 
-    This is the largest β, rounded down, such that `published_bound` is at most `epsilon`. If rate <
-    1, the bound is first amplified by `subsampled_rdp`. There is a closed form at rate 1; other
-    rates need bisection and an integer order. Why no guarantee follows: `published_bound` and
-    docs/theory/errata.md.
+    This is the largest β, by bisection, such that `published_bound` is at most `epsilon`. If rate <
+    1, the bound is first amplified by `subsampled_rdp`. Why no guarantee follows: `published_bound`
+    and docs/theory/errata.md.
 
     Args:
         order: α > 1; an integer >= 2 if rate < 1.
@@ -58,15 +58,7 @@ def published_target_leakage(order: float, epsilon: float, models: int, rate: fl
         amplified = subsampled_rdp(int(order), rate, lambda k: published_bound(k, beta, models))
         return amplified <= epsilon
 
-    if rate == 1:
-        radius = radius_for_epsilon(order, epsilon, models)
-        return lowered(radius / ((4 if models > 1 else 1) * order), 0.0, admissible)
-    low, high = 0.0, epsilon
-    while admissible(high):
-        low, high = high, 2 * high
-    while (middle := (low + high) / 2) not in (low, high):
-        low, high = (middle, high) if admissible(middle) else (low, middle)
-    return low
+    return last(admissible)
 
 
 def subsampled_rdp(order: int, rate: float, epsilon: Callable[[int], float]) -> float:

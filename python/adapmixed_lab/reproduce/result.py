@@ -13,12 +13,18 @@ from __future__ import annotations
 
 import json
 import re
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from adapmixed.report import environment, plain
 from adapmixed.report.table import show_epsilon
+from adapmixed_lab.reproduce.paper import DELTA
+
+if TYPE_CHECKING:
+    from adapmixed_lab.reproduce.inputs import Texts
+    from adapmixed_lab.reproduce.measure import Run
 
 FORMAT_VERSION = 1
 
@@ -43,26 +49,25 @@ def show_cost(side: Mapping[str, Any], part: str = "epsilon") -> str:
 
 def build_result(
     experiment: str,
-    rows: Sequence[Mapping[str, object]],
+    inputs: Texts,
+    run: Run,
     *,
-    inputs: Mapping[str, object],
+    rows: Sequence[Mapping[str, object]],
     settings: Mapping[str, object],
     notes: Sequence[str],
-    seconds: float,
 ) -> dict[str, Any]:
-    """Collect an experiment into strict JSON values."""
+    """Collect an experiment into strict JSON values; "seconds" are since the run began."""
     content = {
         "format_version": FORMAT_VERSION,
         "experiment": experiment,
-        "inputs": inputs,
-        "settings": settings,
-        "notes": list(notes),
-        "rows": list(rows),
+        "inputs": inputs.description(),
+        "settings": {"seed": run.seed, "delta": DELTA, **settings},
+        "notes": [*inputs.notes(), *notes],
+        "rows": rows,
         "environment": environment(),
-        "seconds": round(seconds, 1),
+        "seconds": round(time.perf_counter() - run.began, 1),
     }
-    result = plain(content, "result")
-    assert isinstance(result, dict)
+    result: dict[str, Any] = plain(content, "result")
     return result
 
 

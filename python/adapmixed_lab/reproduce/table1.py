@@ -2,25 +2,20 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import pairwise
-from typing import Any
+from typing import Any, NamedTuple
 
 from adapmixed.evaluation import plan_runs
 from adapmixed.mechanisms import AdaPMixED, Mechanism, PMixED
-from adapmixed_lab.reproduce.dp_adapter import UNSEEDED, WHOLE_NAME, DPAdapter
-from adapmixed_lab.reproduce.inputs import Sources, Texts
+from adapmixed_lab.reproduce.dp_adapter import DPAdapter
+from adapmixed_lab.reproduce.inputs import Texts
 from adapmixed_lab.reproduce.measure import (
     PER_MODEL,
-    POOL,
     PUBLISHED,
-    UNPROTECTED,
-    WHOLE,
     Run,
     compare,
-    measure_alone,
     published_pmixed,
     queries_of,
 )
@@ -37,19 +32,14 @@ from adapmixed_lab.reproduce.paper import (
 )
 from adapmixed_lab.reproduce.published import PaperRule
 from adapmixed_lab.reproduce.result import build_result, row, show_cost
+from adapmixed_lab.reproduce.sources import Sources
 
 SMALLER = "AdaPMixED, β = 0.1"
-METHODS = (
-    PUBLIC, UNPROTECTED, POOL, WHOLE, DP_SGD, WHOLE_NAME, PUBLISHED, PMIXED, ADAPMIXED, PER_MODEL,
-    SMALLER,
-)  # fmt: skip
-"""Methods in the order of the table; `AdaPMixED` is summed by the paper's rule, as there."""
 EPSILON = 8.0  # the paper's, for PMixED and DP-SGD
 ORDER = 3.0  # of PMixED; the paper gives none for this table
 
 
-@dataclass(frozen=True)
-class Part:
+class Part(NamedTuple):
     """One part of the table: a number of runs of a number of queries."""
 
     runs: int
@@ -58,9 +48,8 @@ class Part:
     @property
     def group(self) -> str:
         """Name of the part in the result."""
-        if self.runs == 1:
-            return f"one run of {self.queries:,} queries"
-        return f"{self.runs} runs of {self.queries:,} queries"
+        runs = "one run" if self.runs == 1 else f"{self.runs} runs"
+        return f"{runs} of {self.queries:,} queries"
 
 
 def methods(dataset: str, scale: str, queries: int) -> dict[str, Mechanism]:
@@ -92,36 +81,34 @@ def table1(
         run: seed, state and progress.
         parts: of the table; see `parts_of`.
     """
-    started = time.perf_counter()
-    dataset, tokens = inputs.sources.dataset, inputs.tokens
-    loaded = {adapter: adapter.load(inputs.sources) for adapter in adapters}
+    dataset = inputs.sources.dataset
+    printed = TABLE_1[dataset] if inputs.sources.paper else {}
+    loaded = {one.line: inputs.sources.load([one.folder]) for one in adapters}
+    promises = {one.line: one.promise() for one in adapters}
     rows = []
     for number, part in enumerate(parts, start=1):
-        compared = methods(dataset, inputs.sources.scale, part.queries)
-        size: dict[str, Any] = {"queries": part.queries, "runs": part.runs, "run": run}
-        found = compare(inputs, compared, state=f"table1-{number}", **size)
-        for place, (adapter, one) in enumerate(loaded.items()):
-            state = f"table1-{number}-dp{place or ''}"
-            alone = measure_alone(one, tokens, state=state, **size)
-            found[adapter.line] = alone | adapter.promise()
-        for name in METHODS:
-            if name in found:
-                # The paper's PMixED has the published analysis.
-                printed = {PUBLISHED: PMIXED, PMIXED: ""}.get(name, name)
-                known = TABLE_1[dataset] if inputs.sources.paper else {}
-                paper = known.get((printed, number > 1))
-                rows.append(row(name, found[name], paper, group=part.group))
-    return build_result(
-        "table1",
-        rows,
-        inputs=inputs.description(),
-        settings={
-            "runs": parts[0].runs, "queries": parts[0].queries, "seed": run.seed, "delta": DELTA,
-            "long_queries": sum(part.queries for part in parts[1:]), "pmixed_order": ORDER,
-        },
-        notes=[*inputs.notes(), *_notes(rows, parts, inputs.sources, adapters)],
-        seconds=time.perf_counter() - started,
-    )  # fmt: skip
+        found = compare(
+            inputs,
+            methods(dataset, inputs.sources.scale, part.queries),
+            part.queries,
+            run,
+            state=f"table1-{number}",
+            runs=part.runs,
+            adapters=loaded,
+        )
+        for name, ours in found.items():
+            # The paper's PMixED has the published analysis.
+            known = {PUBLISHED: PMIXED, PMIXED: ""}.get(name, name)
+            ours |= promises.get(name, {})
+            rows.append(row(name, ours, printed.get((known, number > 1)), group=part.group))
+    settings = {
+        "runs": parts[0].runs,
+        "queries": parts[0].queries,
+        "long_queries": sum(part.queries for part in parts[1:]),
+        "pmixed_order": ORDER,
+    }
+    notes = _notes(rows, parts, inputs.sources, adapters)
+    return build_result("table1", inputs, run, rows=rows, settings=settings, notes=notes)
 
 
 def parts_of(
@@ -171,12 +158,17 @@ def _notes(
         "analysis."
     )
     notes += [
-        f"{DP_SGD} protects one {adapter.unit}, and the ensembles' mechanisms protect a whole "
-        "shard. The same ε is a weaker guarantee for DP-SGD."
+        f"DP-SGD protects one {adapter.unit}, and the ensembles' mechanisms protect a whole shard. "
+        "The same ε is a weaker guarantee for DP-SGD."
         for adapter in adapters
-        if adapter.line == DP_SGD
+        if adapter.blocks is None
     ]
-    notes.append(UNSEEDED if adapters else "DP-SGD was left out.")
+    notes.append(
+        "DP-SGD's noise comes from the operating system, whatever the seed. An adapter that is "
+        "trained again has another perplexity."
+        if adapters
+        else "DP-SGD was left out."
+    )
     for part in parts if sources.paper else ():
         notes += _order_notes(rows, part.group)
     return notes

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
@@ -19,7 +18,6 @@ from adapmixed_lab.reproduce.measure import (
 )
 from adapmixed_lab.reproduce.paper import (
     ADAPMIXED,
-    DELTA,
     PMIXED,
     PMIXED_LEAKAGE,
     PMIXED_ORDER,
@@ -71,7 +69,6 @@ def table2(inputs: Texts, run: Run, *, queries: int | None = None) -> dict[str, 
     Raises:
         ValueError: if the text is too short.
     """
-    started = time.perf_counter()
     dataset = inputs.sources.dataset
     queries = queries_of(inputs, TABLE_2_QUERIES, queries)
     found = compare(inputs, methods(dataset, queries), queries, run, state="table2")
@@ -83,20 +80,13 @@ def table2(inputs: Texts, run: Run, *, queries: int | None = None) -> dict[str, 
             list(found).index(PMIXED_SCREENED) + 1,
             row(f"{PMIXED_SCREENED}, as published", None, TABLE_2A[PMIXED_SCREENED]),
         )
-    return build_result(
-        "table2",
-        rows,
-        inputs=inputs.description(),
-        settings={
-            "queries": queries,
-            "seed": run.seed,
-            "delta": DELTA,
-            "pmixed_order": PMIXED_ORDER,
-            "pmixed_target_leakage": PMIXED_LEAKAGE,
-        },
-        notes=[*inputs.notes(), *_notes(queries, paper), *(_order_notes(found) if paper else [])],
-        seconds=time.perf_counter() - started,
-    )
+    settings = {
+        "queries": queries,
+        "pmixed_order": PMIXED_ORDER,
+        "pmixed_target_leakage": PMIXED_LEAKAGE,
+    }
+    notes = [*_notes(queries, paper), *(_order_notes(found) if paper else [])]
+    return build_result("table2", inputs, run, rows=rows, settings=settings, notes=notes)
 
 
 def _paper(name: str, dataset: str) -> dict[str, object] | None:

@@ -13,7 +13,7 @@ import secrets
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
-from itertools import pairwise
+from difflib import SequenceMatcher
 from pathlib import Path
 from typing import Any
 
@@ -126,15 +126,9 @@ def _again(features: Features, rng: np.random.Generator) -> Features:
 
 def shared_words(text: str, records: Sequence[str]) -> int:
     """Return the length of the longest run of words that a text shares with one of the records."""
-    words, longest = text.split(), 0
-    for record in records:
-        other, before = record.split(), [0] * (len(words) + 1)
-        for word in other:
-            row = [0]
-            for (diagonal, _), own in zip(pairwise(before), words, strict=True):
-                row.append(diagonal + 1 if own == word else 0)
-            longest, before = max(longest, *row), row
-    return longest
+    words = text.split()
+    pairs = (SequenceMatcher(None, words, one.split(), autojunk=False) for one in records)
+    return max((pair.find_longest_match().size for pair in pairs), default=0)
 
 
 @dataclass(frozen=True)

@@ -14,8 +14,7 @@ from adapmixed.mechanisms import AdaPMixED, adapmixed
 from adapmixed.privacy import account
 from adapmixed.privacy.conversions import c_alpha
 from adapmixed_lab.audit import odometer as audit
-from adapmixed_lab.audit.odometer_trees import Odometer, extremal
-from adapmixed_lab.audit.trees import excess
+from adapmixed_lab.audit.odometer import Odometer, extremal
 
 DELTA = audit.DELTA
 
@@ -37,12 +36,10 @@ def test_one_answer_by_hand() -> None:
     q = q.double()
     loss = max(math.log(float((a**3 / b**2).sum())) / 2 for a, b in ((p, q), (q, p)))
     cost = loss + math.log(2 / 3) - (math.log(0.05) + math.log(3)) / 2
-    (branches,) = one.branches(queries)
-    for v, (here, there, epsilon) in enumerate(branches):
-        assert here == pytest.approx(float(p[v]), rel=1e-6)
-        assert there == pytest.approx(float(q[v]), rel=1e-6)
-        assert cost <= epsilon <= cost * (1 + 2e-5)
-    assert one.measured(queries) == excess(branches)
+    ((here, there, epsilon),) = one.branches(queries)
+    assert here[0] == pytest.approx(p.tolist(), rel=1e-6)
+    assert there[0] == pytest.approx(q.tolist(), rel=1e-6)
+    assert cost <= epsilon.min() == epsilon.max() <= cost * (1 + 2e-5)
     assert one.measured(queries) == pytest.approx(max(0, float(p[0] - math.exp(cost) * q[0])))
 
 
@@ -50,15 +47,18 @@ def test_one_answer_by_hand() -> None:
 @pytest.mark.parametrize("adjacency", ["add_remove", "zero_out"])
 def test_branches_are_distributions(models: int, vocab: int, depth: int, adjacency: str) -> None:
     here = tree(models, vocab, depth, adjacency=adjacency)
-    queries = here.queries(np.random.default_rng(1).normal(size=(1, here.size)))
-    found = here.branches(queries)
-    assert len(found) == models and {len(branches) for branches in found} == {vocab**depth}
-    for branches in found:
-        for column in range(2):
-            assert math.fsum(branch[column] for branch in branches) == pytest.approx(1, rel=1e-12)
+    queries = here.queries(
+        np.random.default_rng(1).normal(size=(1, here.nodes * (models + 1) * vocab))
+    )
+    found = list(here.branches(queries))
+    assert len(found) == models and {one.shape for one in found[0]} == {(1, vocab**depth)}
+    for p, q, epsilon in found:
+        assert (p.sum(), q.sum()) == pytest.approx((1, 1), rel=1e-12)
         # ε is known before the last token is drawn, and differs from branch to branch.
-        epsilons = np.array([branch[2] for branch in branches]).reshape(-1, vocab)
+        epsilons = epsilon.reshape(-1, vocab)
         assert (epsilons == epsilons[:, :1]).all() and len(set(epsilons[:, 0])) > 1
+    # The search's own ε is the accountants'.
+    assert here.estimated(*queries) == pytest.approx(found[0][2], rel=1e-9)
 
 
 @pytest.mark.slow
@@ -84,11 +84,11 @@ def test_the_best_order_afterwards_breaks_delta_on_adapmixed_itself(
 ) -> None:
     here, queries = setting(delta=DELTA)
     assert 0.96 < here.measured(queries) / DELTA <= 1.0
-    chosen, queries = setting(delta=DELTA, split=False)
-    share = 0.96 * len(here.mechanism.loss_orders)
-    assert share < chosen.measured(queries) / DELTA <= len(here.mechanism.loss_orders)
+    count = len(here.mechanism.loss_orders)
+    chosen, queries = setting(delta=count * DELTA)
+    assert 0.96 * count < chosen.measured(queries) / DELTA <= count
     # The same ensembles with δ split over the orders, which is the statement as it is made.
-    assert replace(chosen, split=True).measured(queries) <= DELTA
+    assert replace(chosen, delta=DELTA).measured(queries) <= DELTA
 
 
 @pytest.mark.parametrize("order", [3.0, 18.0])

@@ -24,7 +24,7 @@ def hostile_report() -> Report:
     ]
     return build(
         evaluations,
-        config={HOSTILE: [HOSTILE, {"nested": HOSTILE}]},
+        config={HOSTILE: [HOSTILE, HOSTILE], "nested": {"a": HOSTILE}},
         environment={"torch": HOSTILE},
         sample={
             "prompt": HOSTILE, "text": HOSTILE, "guarantee": HOSTILE, "mechanism": HOSTILE,
@@ -34,7 +34,8 @@ def hostile_report() -> Report:
 
 
 def test_hostile_text_stays_text() -> None:
-    page = render(hostile_report())
+    report = hostile_report()
+    page = render(report, draw(report))
     assert "<script" not in page.lower()
     parsed = Page(page)
     assert "script" not in {tag for tag, _ in parsed.elements}

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from experiment_cases import inputs, rows_of
+import torch
 from fake_ensemble import FakeEnsemble
 
 from adapmixed.evaluation import evaluate
@@ -20,17 +20,36 @@ from adapmixed.rng import SeededRandom
 from adapmixed_lab.cli import main
 from adapmixed_lab.reproduce import paper
 from adapmixed_lab.reproduce.dp_adapter import WHOLE_NAME, DPAdapter
-from adapmixed_lab.reproduce.figure2 import figure2, settings, sizes
-from adapmixed_lab.reproduce.inputs import Sources
-from adapmixed_lab.reproduce.measure import PER_MODEL, PUBLISHED, WHOLE, Run, merge
+from adapmixed_lab.reproduce.figure2 import figure2, settings_of, sizes
+from adapmixed_lab.reproduce.inputs import Texts
+from adapmixed_lab.reproduce.measure import (
+    PER_MODEL,
+    PUBLISHED,
+    WHOLE,
+    Run,
+    merge,
+)
 from adapmixed_lab.reproduce.panels import relative, write_outputs
 from adapmixed_lab.reproduce.published import PaperRule
 from adapmixed_lab.reproduce.result import read_experiment
-from adapmixed_lab.reproduce.table1 import DP_SGD, METHODS, parts_of, table1
+from adapmixed_lab.reproduce.sources import Sources
+from adapmixed_lab.reproduce.table1 import DP_SGD, SMALLER, parts_of, table1
 from adapmixed_lab.reproduce.table2 import table2
 from adapmixed_lab.reproduce.tables import text
 
 PRESET = AdaPMixED.preset("wikitext-103")
+
+
+def inputs(models: int = 3, tokens: int = 2000, **sources: Any) -> Texts:
+    """Return inputs with a small ensemble in place of the built-in one, and text for its pool."""
+    generator = torch.Generator().manual_seed(3)
+    stream = torch.randint(0, 7, (tokens,), generator=generator).tolist()
+    ensemble: Any = FakeEnsemble(models, spread=0.3, max_positions=32)
+    return Texts(Sources(**sources), ensemble, tuple(stream), "random", tuple(stream[:20]))
+
+
+def rows_of(result: dict[str, Any], method: str) -> list[dict[str, Any]]:
+    return [one for one in result["rows"] if one["method"] == method]
 
 
 @pytest.fixture(scope="module")
@@ -79,7 +98,7 @@ def test_the_first_members_are_an_ensemble_of_their_own() -> None:
 
 
 def test_settings_of_figure_2() -> None:
-    points = settings(PRESET, 64)
+    points = settings_of(PRESET, 64)
     labels = {letter: [p.label for p in points if p.panel.letter == letter] for letter in "abcdef"}
     assert labels["a"] == ["2", "3", "4", "4.5", "∞"]
     assert labels["b"] == ["20", "60", "500", "2000", "3000"]
@@ -94,14 +113,17 @@ def test_settings_of_figure_2() -> None:
     changed = AdaPMixED(18.0, 0.2, screen_weight=1e-2, sigma=1e-1)
     assert mechanisms["e: -2, -1"] == PaperRule(changed)
     # Another data set's preset joins the paper's values.
-    other = [p.label for p in settings(AdaPMixED.preset("air-dialogue"), 64)]
+    other = [p.label for p in settings_of(AdaPMixED.preset("air-dialogue"), 64)]
     assert "15" in other and "0.3" in other
 
 
 def test_table_1(results: dict[str, dict[str, Any]]) -> None:
     result = results["table1"]
     short, long = "3 runs of 40 queries", "one run of 100 queries"
-    names = [name for name in METHODS if name not in (DP_SGD, WHOLE_NAME, WHOLE)]
+    names = [
+        paper.PUBLIC, "unprotected ensemble", "best non-private pool", PUBLISHED, paper.PMIXED,
+        paper.ADAPMIXED, PER_MODEL, SMALLER,
+    ]  # fmt: skip
     assert [(r["group"], r["method"]) for r in result["rows"]] == [
         (group, name) for group in (short, long) for name in names
     ]
@@ -177,14 +199,14 @@ def test_the_lines_of_dp_sgd(monkeypatch: pytest.MonkeyPatch) -> None:
     given = inputs(paper=True)
     adapter = DPAdapter(Path("dp"), 7.5, 1e-5, "block of 16 tokens", "The adapter is ...")
     worse = FakeEnsemble(1, spread=3.0, max_positions=32)
-    monkeypatch.setattr(DPAdapter, "load", lambda self, base: worse)
-    whole = replace(adapter, epsilon=7.25, unit="shard")
+    monkeypatch.setattr(Sources, "load", lambda self, adapters: worse)
+    whole = replace(adapter, epsilon=7.25, unit="shard", blocks=9)
     result = table1(given, [adapter, whole], Run(), parts_of(given, 2, 40, 0))
     (line,) = rows_of(result, WHOLE_NAME)
     assert (line["ours"]["epsilon"], line["ours"]["unit"], line["paper"]) == (7.25, "shard", None)
     (line,) = rows_of(result, DP_SGD)
-    expected = {"epsilon": 7.5, "kind": "fixed", "unit": "block of 16 tokens", "mixing": None}
-    assert {name: line["ours"][name] for name in expected} == expected
+    stated = {"epsilon": 7.5, "kind": "fixed", "unit": "block of 16 tokens", "mixing": None}
+    assert {name: line["ours"][name] for name in stated} == stated
     assert line["ours"]["guarantee"] == "The adapter is ..."
     notes = " ".join(result["notes"])
     assert "DP-SGD protects one block of 16 tokens" in notes
@@ -192,6 +214,12 @@ def test_the_lines_of_dp_sgd(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "The paper's order of perplexities does not appear in 2 runs of 40 queries" in notes
     assert "DP-SGD is not below public model" in notes
     assert "block of 16 tokens" in text(result)
+    # An adapter that is the public model has its perplexities: on the same windows and labels.
+    worse._members.zero_()
+    again = table1(given, [adapter], Run(), parts_of(given, 2, 40, 70))
+    public = [one["ours"]["perplexities"] for one in rows_of(again, paper.PUBLIC)]
+    for line, expected in zip(rows_of(again, DP_SGD), public, strict=True):
+        assert line["ours"]["perplexities"] == pytest.approx(expected, rel=1e-9)
 
 
 def test_table_2(results: dict[str, dict[str, Any]]) -> None:

@@ -24,8 +24,8 @@ from adapmixed_lab.reproduce.dp_adapter import (
     builtin_dp_adapter,
     read_dp_adapter,
 )
-from adapmixed_lab.reproduce.inputs import Sources
 from adapmixed_lab.reproduce.measure import POOL, WHOLE
+from adapmixed_lab.reproduce.sources import Sources
 
 
 def result_of(folder: Path, name: str) -> dict[str, Any]:
@@ -112,7 +112,9 @@ def test_full_scale_with_stand_ins(
     assert "block of 16 tokens" in printed and "paper: ε" in printed
     # The same command again reads what is kept: nothing is answered anew.
     kept = {path.name: path.read_bytes() for path in tmp_path.glob("*.state.json")}
-    assert set(kept) == {f"table1-{part}.state.json" for part in ("1", "1-dp", "2", "2-dp")}
+    assert set(kept) == {
+        f"table1-{part}.state.json" for part in ("1", "1-alone-0", "2", "2-alone-0")
+    }
     assert main(options) == 0
     again = result_of(tmp_path, "table1-wikitext-103.json")
     for one, other in zip(result["rows"], again["rows"], strict=True):
@@ -169,7 +171,7 @@ def test_a_dp_adapter_of_the_builtin_text(tmp_path: Path, monkeypatch: pytest.Mo
     weights = (folder / "adapter_model.safetensors").read_bytes()
     assert builtin_dp_adapter(folder, base, config=few) == adapter
     assert (folder / "adapter_model.safetensors").read_bytes() == weights
-    assert adapter.load(Sources()).num_models == 1
+    assert Sources().load([adapter.folder]).num_models == 1
     create_public_key(tmp_path / "key", "words")
     whole = builtin_dp_adapter(tmp_path / "whole", base, key=tmp_path / "key", config=few)
     assert whole.epsilon <= 8.0 and (whole.unit, whole.line) == ("shard", WHOLE_NAME)

@@ -9,14 +9,12 @@ from adapmixed.mechanisms import ClippedLogPool, clipped_log_pool, clipped_mixin
 from adapmixed.privacy.account import Account
 from adapmixed.privacy.budget import ShardBudget
 from adapmixed_lab.audit import budgets as audit
-from adapmixed_lab.audit.trees import Tree
+from adapmixed_lab.audit.budgets import ENDLESS, ZCDP_ORDERS, Tree
 
 
-@pytest.mark.parametrize("setting", [audit.POOLS[1], audit.MIXINGS[1]])
-def test_the_leaves_are_a_distribution_and_no_shard_spends_more_than_it_has(
-    setting: audit.Setting,
-) -> None:
-    tree, _ = audit._tree(setting, 3, 0.1)
+@pytest.mark.parametrize("asked", [audit.POOLS[1], audit.MIXINGS[1]])
+def test_the_leaves_are_a_distribution_and_no_shard_spends_more_than_it_has(asked: Tree) -> None:
+    tree = replace(asked, seed=3, amount=0.1)
     here, there = tree.leaves(), tree.leaves(0)
     assert len(here) == 3**5 and here.keys() == there.keys()
     for leaves in (here, there):
@@ -36,29 +34,32 @@ def test_the_leaves_are_a_distribution_and_no_shard_spends_more_than_it_has(
     assert kept == {history for history, (mass, _) in there.items() if mass > 0}
     assert 0 < len(kept) < len(here)
     # Some shard has run out somewhere: with a larger budget it would have spent more.
-    free = replace(tree, budget=ShardBudget(tree.budget.measure, 1e9, tree.budget.order)).leaves()
+    free = replace(tree, amount=ENDLESS).leaves()
     assert any(tuple(free[history][1].spent.tolist()) != own for history, own in spent.items())
 
 
 def test_one_answer_by_hand() -> None:
-    """D_2 is written out for two tokens, one model and a budget that is not spent."""
-    tree = Tree(ClippedLogPool(-1.0, 1.0), 4, 1, 2, 1, ShardBudget("zcdp", 9.0))
+    """D_α is written out for two tokens, one model and a budget that is not spent."""
+    tree = Tree(1, 2, 1, ClippedLogPool(-1.0, 1.0), 9.0, 4)
     private, public = tree.node(())
     q = public.double().softmax(0)
     ratio = private[0].double().log_softmax(0) - q.log()
     p = q * ratio.clamp(-1.0, 1.0).exp()
     p = p / p.sum()
-    pairs = ((p, q), (q, p))
-    largest = max(math.log(float((a**2 / b).sum())) for a, b in pairs)
-    assert tree.divergence((2.0,)) == pytest.approx(largest / 18.0, rel=1e-5)
+    largest = max(
+        math.log(float((a**order / b ** (order - 1)).sum())) / (order - 1) / order
+        for a, b in ((p, q), (q, p))
+        for order in ZCDP_ORDERS
+    )
+    assert tree.divergence() == pytest.approx(largest / 9.0, rel=1e-5)
 
 
 def test_a_charge_that_is_too_small_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
-    tree, orders = audit._tree(audit.POOLS[0], 1, 0.05)
-    assert tree.divergence(orders) <= 1.0
+    tree = replace(audit.POOLS[0], amount=0.05)
+    assert tree.divergence() <= 1.0
     charged = clipped_log_pool.individual_rho
     monkeypatch.setattr(clipped_log_pool, "individual_rho", lambda *given: 0.4 * charged(*given))
-    assert tree.divergence(orders) > 1.0
+    assert tree.divergence() > 1.0
 
 
 @pytest.mark.parametrize("setting", audit.EXTREMAL)
@@ -67,16 +68,15 @@ def test_an_extremal_tree_uses_up_its_budget(
     setting: tuple[int, float, float], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Charges that are a fifth too small let one more answer through, which then shows."""
-    orders = (audit.ORDER,)
-    assert 0.95 < audit._extremal_tree(*setting).divergence(orders) <= 1.0
-    assert audit._extremal_tree(*setting, told=audit.UNDERSTATED).divergence(orders) > 1.2
+    assert 0.95 < audit._extremal_tree(*setting).divergence() <= 1.0
+    assert audit._extremal_tree(*setting, told=audit.UNDERSTATED).divergence() > 1.2
     monkeypatch.setattr(clipped_mixing, "charge_rounding", lambda *given: (-0.2, 0.0))
-    assert audit._extremal_tree(*setting).divergence(orders) > 1.2
+    assert audit._extremal_tree(*setting).divergence() > 1.2
 
 
 @pytest.mark.slow
 def test_an_accountant_that_lets_too_much_through_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
-    setting, orders = audit.EXTREMAL[1], (audit.ORDER,)
+    setting = audit.EXTREMAL[1]
     found = ShardBudget.for_epsilon
     with monkeypatch.context() as patch:  # a budget larger than its ε allows
 
@@ -85,23 +85,23 @@ def test_an_accountant_that_lets_too_much_through_is_seen(monkeypatch: pytest.Mo
             return replace(budget, amount=1.3 * budget.amount)
 
         patch.setattr(ShardBudget, "for_epsilon", larger)
-        assert audit._extremal_tree(*setting).divergence(orders) > 1.2
+        assert audit._extremal_tree(*setting).divergence() > 1.2
     with monkeypatch.context() as patch:  # what was spent before is forgotten
         admit = Account.admit
         patch.setattr(
             Account, "admit", lambda self, charge: admit(replace(self, spent=None), charge)
         )
         with pytest.raises(ValueError, match="charge must keep every shard within its budget"):
-            audit._extremal_tree(*setting).divergence(orders)
+            audit._extremal_tree(*setting).divergence()
         charged = Account._charged
         patch.setattr(
             Account, "_charged", lambda self, event: charged(replace(self, spent=None), event)
         )
-        assert audit._extremal_tree(*setting).divergence(orders) > 1.2
+        assert audit._extremal_tree(*setting).divergence() > 1.2
     with monkeypatch.context() as patch:  # an exhausted member answers all the same
         patch.setattr(
             "adapmixed.mechanisms.Ticket._distribution",
             property(lambda self: self._proposed),
         )
-        assert audit._extremal_tree(*setting).divergence(orders) > 1.2
-    assert audit._extremal_tree(*setting).divergence(orders) <= 1.0
+        assert audit._extremal_tree(*setting).divergence() > 1.2
+    assert audit._extremal_tree(*setting).divergence() <= 1.0
