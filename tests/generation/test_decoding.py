@@ -99,19 +99,6 @@ def test_ended_sequences_leave_the_forward_pass(ensemble: Ensemble) -> None:
         torch.testing.assert_close(spy.asked[step][0], private[:, :, -1], rtol=1e-4, atol=1e-4)
 
 
-def test_decoding_stops_when_all_sequences_have_ended() -> None:
-    spy = Spy(PublicOnly(), forced=((6, 1, 6), (6,)))
-    accountant = Accountant(1e-5)
-    tokens = answered(FakeEnsemble(), spy, max_new_tokens=9, stop_token=6, accountant=accountant)
-    assert tokens.tolist() == [[6, -1], [1, 6], [6, -1]]
-    assert accountant.queries == 4
-
-
-def test_a_stop_token_in_the_prompt_ends_nothing() -> None:
-    tokens = answered(FakeEnsemble(), Spy(PublicOnly(), forced=((1, 1, 1),) * 4), stop_token=3)
-    assert tokens.tolist() == [[1] * 4] * 3
-
-
 def test_window() -> None:
     """The last token is never read back: a window of 8 holds a prompt of 3 and 6 new tokens."""
     ensemble = FakeEnsemble(max_positions=8)
