@@ -2,7 +2,6 @@
 
 import math
 from dataclasses import replace
-from unittest.mock import Mock
 
 import pytest
 import torch
@@ -20,9 +19,7 @@ from adapmixed.privacy.costs.clipped_mixing import (
     clipped_mixing_pair,
 )
 from adapmixed.privacy.planner import (
-    FIT,
     epsilon_of,
-    largest_within,
     models_for,
     plan,
     queries_for,
@@ -99,26 +96,6 @@ def test_a_box_beyond_what_its_widening_covers_is_planned_with_the_rounding():
     pair = clipped_mixing_pair(*accounted_box(*box), 1000, "zero_out")
     bare = composed_epsilon(pair, 508, DELTA, points=PLANNED_POINTS)
     assert bare + 2 * 508 * error <= found.epsilon <= 1.0
-
-
-@pytest.mark.parametrize("power", [0.05, 0.5, 1.0, 7.0, 60.0])
-@pytest.mark.parametrize("start", [1e-9, 0.1, 2.9999, 20.0])
-def test_the_search_closes_in(power, start):
-    """Costs may be steep, flat, with a step, or infinite from some size on."""
-    costs = {
-        "power": lambda size: size**power,
-        "step": lambda size: (size / 3) ** power * (1.0 if size <= 3.0 else 50.0),
-        "infinite": lambda size: size**power if size <= 3.0 else math.inf,
-        "flat, then steep": lambda size: 3.0**power * (0.2 if size <= 3.0 else size),
-    }
-    for name, cost in costs.items():
-        for target in (cost(3.0), cost(3.0) * 1.0001):
-            counted = Mock(side_effect=cost)
-            found = largest_within(counted, target, 20.0, start)
-            assert cost(found) <= target < cost(found * (1 + FIT)), name
-            assert counted.call_count < 80, name
-    assert largest_within(lambda size: 1.0, 1.0, 20.0, start) == 20.0
-    assert largest_within(lambda size: 2.0, 1.0, 20.0, start) == 0.0
 
 
 def best_leakage(inner, models, queries):
