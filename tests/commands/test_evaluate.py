@@ -129,7 +129,7 @@ def test_methods_side_by_side_and_a_result_to_go_on_from(
         assert not budgeted or 1.9 < methods[name]["epsilon"] <= 2
     assert report["config"]["stride"] == 5
     stored = read_result(result)
-    assert stored.complete
+    assert stored.complete and stored.configuration["randomness"]["seed"] == 1
     assert [one.perplexity for one in stored.evaluations] == [
         method["perplexity"] for method in report["methods"]
     ]

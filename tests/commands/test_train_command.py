@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -156,24 +155,6 @@ def test_from_a_corpus_to_an_answer(tmp_path: Path, capsys: pytest.CaptureFixtur
     assert main(["generate", *models, *answer]) == 0
     said = capsys.readouterr().err
     assert "Up to 2 answered queries are" in said and "for everything of one 'user' with ε" in said
-
-
-def test_a_window_that_is_shorter_than_the_usual_block(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    base, output = write_base(tmp_path / "tiny-base"), tmp_path / "ensemble"
-    write_corpus(tmp_path / "corpus.jsonl")
-    arguments = ["--corpus", str(tmp_path / "corpus.jsonl"), "--id-column", "user"]
-    arguments += ["--models", "1", "--share-shards", "--epochs", "1", "--output", str(output)]
-    command = ["train", "--base", str(base), *arguments]
-    assert main([*command, "--block-size", "64"]) == 2
-    error = capsys.readouterr().err
-    assert "--block-size must be <= the base's 32 positions, got 64" in error
-    assert main(command) == 0
-    assert "warning" not in capsys.readouterr().err
-    assert read_manifest(output).training["block_size"] == 32  # the base's window
-    run = json.loads((tmp_path / "ensemble.private" / "run.json").read_text(encoding="utf-8"))
-    assert run["settings"]["block_size"] == 32
 
 
 def test_a_base_that_is_not_there_is_named(

@@ -67,25 +67,6 @@ def test_the_charged_members_alone_are_released(mechanism: Mechanism) -> None:
 
 
 @charged
-def test_an_answer_does_not_tell_who_contributed(mechanism: Mechanism) -> None:
-    """If all members are exhausted, the answers go on, cost nothing, and are q."""
-    own, q = individual(proposed(mechanism)), logits()[1].double().softmax(1)
-    for amount in (own.min() / 2, 1.5 * own[0].sum(), own.sum()):
-        accountant = bounded(mechanism, float(amount))
-        for _ in range(3):
-            ticket = proposed(mechanism)
-            accountant.charge(ticket)
-            answer = ticket.release()
-            assert not bool(answer.public.any()) and answer.log_prob is None
-            assert set(vars(answer)) == {"tokens", "log_prob", "public"}
-            if amount < own.min():
-                found = ticket._distribution.probabilities()
-                torch.testing.assert_close(found, q, rtol=1e-13, atol=0.0)
-                assert (accountant.spent == 0).all()
-        assert accountant.queries == 3 * POSITIONS
-
-
-@charged
 def test_members_are_admitted_position_after_position(mechanism: Mechanism) -> None:
     """A batch is charged as its positions one after the other."""
     positions = 12
