@@ -71,33 +71,6 @@ def text(tmp_path: Path) -> Path:
     return path
 
 
-@pytest.mark.parametrize(
-    ("options", "words"),
-    [
-        (["--resume"], "--result must be given with resume"),
-        (["--result", "."], "--result must name a file in an existing folder"),
-        (["--result", "none/result.json"], "--result must name a file in an existing folder"),
-        (["--epsilon=2"], "--epsilon must be None for AdaPMixED, got 2.0: its losses depend"),
-        (["--adjacency=replace_one"], "--adjacency must be 'zero_out' for AdaPMixED"),
-        (["--mechanism", "adapmixed order"], "--mechanism adapmixed must have KEY=VALUE once for"),
-        (["--mechanism", "adapmixed"] * 2, "must not be repeated, got 'adapmixed' twice"),
-        ([f"--mechanism={POOL}", f"--mechanism={POOL.replace(' ', '  ')}"], f"got '{POOL}' twice"),
-        (["--queries", "0"], "--queries must be"),
-        (["--block", "100000"], "--block must be <="),
-        (["--text", "nowhere"], "--text must name a text file or a directory of *.txt files, got"),
-        (["--mechanism", "pmixed epsilon=7 queries=10", "--queries", "30"],
-         "up to 30 more with 10 left: ask for fewer (evaluate: --queries"),
-    ],
-)  # fmt: skip
-def test_evaluate_refuses(
-    text: Path, options: list[str], words: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(["evaluate", *MODELS, "--text", str(text), *options]) == 2
-    error = capsys.readouterr().err
-    assert words in error and "early" not in error
-    assert len(error.strip().splitlines()) == 1
-
-
 BUDGETED = ["--epsilon=2", f"--mechanism={POOL}", "--mechanism=clipped-mixing lower=0.5 upper=2"]
 FIXED = ["--mechanism=adapmixed", "--mechanism=adapmixed screen=public", f"--mechanism={POOL}"]
 FIXED.append("--mechanism=pmixed epsilon=7")

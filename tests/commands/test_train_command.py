@@ -177,22 +177,6 @@ def test_a_base_that_is_not_there_is_named(
     assert not (tmp_path / "out").exists()
 
 
-def test_refusals(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    def refuses(words: str, *options: str) -> None:
-        base = ["--base", str(tmp_path), "--output", str(tmp_path / "out")]
-        assert main(["train", *base, *options]) == 2
-        assert words in capsys.readouterr().err
-        assert not (tmp_path / "out").exists()
-
-    refuses("--corpus must be a file, a folder", "--corpus", "nowhere")
-    refuses("--id-column applies to rows", "--corpus", "builtin", "--id-column", "user")
-    refuses("Unrecognized model", "--corpus", "builtin")
-    for name in ("hub:", "hub:a:", "hub:a:b:c", "hub:a@"):
-        refuses(f"--corpus must be hub:NAME[:CONFIG][@REVISION], got '{name}'", "--corpus", name)
-    held_out = ("--corpus", "builtin", "--training", "validation_fraction=x")
-    refuses("--training: validation_fraction must be a number, got 'x'", *held_out)
-
-
 def test_validation_losses_are_logged_for_the_operator_alone(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -18,7 +18,9 @@ from serving_cases import (
     CHATS,
     COMPLETIONS,
     Served,
+    asks,
     check_error,
+    listening,
     new_usage,
     served,
     until,
@@ -243,24 +245,20 @@ def test_a_plan_that_ends() -> None:
 @pytest.mark.parametrize("stream", [False, True])
 def test_an_engine_that_fails(stream: bool, caplog: pytest.LogCaptureFixture) -> None:
     """The answer that runs and the one that waits end with an error that says nothing."""
-    engine = StubEngine(batch=1)
-    with served(engine) as server, ThreadPoolExecutor() as pool:
-        client, body = server.client(), ASK | {"stream": stream}
+    engine, body = StubEngine(batch=1), ASK | {"stream": stream}
+    with served(engine) as server, listening(server.app) as port, ThreadPoolExecutor() as pool:
         engine.go.clear()
         asked = []
         for count in (1, 2):
-            asked.append(pool.submit(client.post, COMPLETIONS, json=body))
+            asked.append(pool.submit(asks, port, body))
             until(lambda n=count: server.scheduler.running + server.scheduler.waiting == n)
         engine.fail = ValueError("private_logits[3, 0] must not be NaN")
         engine.go.set()
-        for answer in (one.result() for one in asked):
-            if stream:
-                (event,) = events(answer.text)
-                check_error(event, 503)
-            else:
-                assert answer.status_code == 503
-                check_error(answer.json(), 503)
-            assert "private" not in answer.text
+        for status, text in (one.result() for one in asked):
+            assert status == (200 if stream else 503) and "private" not in text
+            (found,) = events(text) if stream else [json.loads(text)]
+            check_error(found, 503)
+        client = server.client()
         assert server.settled() and server.scheduler.failed
         assert check_error(client.get("/health").json(), 503)["code"] == "stopping"
         assert client.post(COMPLETIONS, json=ASK).status_code == 503
