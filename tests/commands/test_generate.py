@@ -45,13 +45,6 @@ def test_several_prompts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> 
     assert alone == answers[2]["text"] + "\n"
     assert main([*arguments, "--prompt", "If the name", "--stop", alone.strip()[:6]]) == 0
     assert alone.startswith(capsys.readouterr().out.rstrip("\n"))
-    file.write_text("The value\n \nIf the name\n", encoding="utf-8")
-    assert main([*arguments, "--prompts", str(file)]) == 2
-    words = f"--prompts must have a prompt in every line, line 2 of {file} is blank"
-    assert words in capsys.readouterr().err
-    file.write_text("a prompt", encoding="utf-16")
-    assert main([*arguments, "--prompts", str(file)]) == 2
-    assert "must be UTF-8 text, got UTF-16: convert it" in capsys.readouterr().err
     assert main(arguments) == 2
     assert "--prompt or --prompts must give at least one prompt" in capsys.readouterr().err
 
@@ -77,9 +70,6 @@ def test_many_prompts_are_answered_in_batches(
     assert main(arguments) == 0
     assert sum(sizes) == 300 and len(sizes) > 1 and len(set(sizes[:-1])) == 1
     assert len(capsys.readouterr().out.splitlines()) == sizes[-1]
-    monkeypatch.setattr(PrivateGenerator, "generate", answered)
-    assert main([*arguments, "--batch", "0"]) == 2
-    assert "--batch must be an integer >= 1, got 0" in capsys.readouterr().err
 
 
 def test_what_depends_on_private_data_is_for_the_operator(
@@ -142,52 +132,32 @@ def test_a_command_goes_on_with_its_ledger(plan: list[str], tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("command", [["generate", "--prompt", "The"], ["chat", "--plain"]])
-def test_a_mistyped_ledger_is_not_created(
+def test_a_new_ledger_is_said_to_be_new(
     command: list[str],
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     ledger = tmp_path / "ledger.db"
-    arguments = [*command, *MODELS, "--max-new-tokens", "2", "--epsilon", "2", *POOL]
-    given = [*arguments, "--ledger", str(ledger)]
-    assert main([*given, "--no-create"]) == 2
-    missing = "--ledger must name an existing ledger with --no-create"
-    assert f"{missing}, got {ledger}" in capsys.readouterr().err
-    assert not any(tmp_path.iterdir())
-    assert main([*arguments, "--no-create"]) == 2
-    assert "--no-create needs --ledger" in capsys.readouterr().err
-    assert main([*arguments, "--ledger", str(tmp_path)]) == 2
-    assert (
-        f"--ledger must name a file in an existing folder, got {tmp_path}"
-        in capsys.readouterr().err
-    )
+    given = [*command, *MODELS, "--max-new-tokens", "2", "--epsilon", "2", *POOL]
+    given += ["--ledger", str(ledger)]
     for more, words in (([], " is new."), (["--no-create"], ": ")):
         typed(monkeypatch, "The\n")
         assert main([*given, *more]) == 0
         assert f"Ledger {ledger}{words}" in capsys.readouterr().err
 
 
-@pytest.mark.slow
-def test_temperature_and_the_window(capsys: pytest.CaptureFixture[str]) -> None:
-    arguments = ["generate", *MODELS, "--prompt", "The", *POOL, "--seed", "3"]
-    assert main([*arguments, "--temperature", "0.01", "--max-new-tokens", "6"]) == 0
-    cold = capsys.readouterr().out
-    assert main([*arguments[:-2], "--temperature", "0.01", "--max-new-tokens", "6"]) == 0
-    assert capsys.readouterr().out == cold  # independent of the randomness
-    assert main([*arguments, "--max-new-tokens", "6"]) == 0
-    assert capsys.readouterr().out != cold
-    assert main([*arguments, "--temperature", "0.01", "--max-new-tokens", "6"]) == 0
-    assert capsys.readouterr().out == cold  # an abbreviation, as argparse takes them
-    assert main([*arguments, "--top-k", "1", "--max-new-tokens", "6"]) == 0
-    first = capsys.readouterr().out
+def test_a_cold_answer_does_not_depend_on_the_randomness(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    arguments = ["generate", *MODELS, "--prompt", "The", *POOL, "--max-new-tokens", "6"]
+    said = []
+    for given in (["--temperature", "0.01"], ["--temperature", "0.01"], ["--top-k", "1"]):
+        assert main([*arguments, *given]) == 0
+        said.append(capsys.readouterr().out)
+    assert said[0] == said[1] != ""
     assert main([*arguments[:-4], *FIRST, "--max-new-tokens", "6"]) == 0
-    assert capsys.readouterr().out == first  # one token is left: the likeliest of q
-    assert main([*arguments, "--temperature", "0"]) == 2
-    assert "temperature must be >= 0.01" in capsys.readouterr().err
-    long = ["--max-new-tokens", "100000"]
-    assert main([*arguments, *long]) == 2
-    assert "the model's window is" in capsys.readouterr().err
+    assert capsys.readouterr().out == said[2]  # one token is left: the likeliest of q
 
 
 @pytest.mark.parametrize(
@@ -222,35 +192,6 @@ def test_budgets_of_shards_go_on_from_their_ledger(
         error = capsys.readouterr().err
         assert f"{other[0]} must be what the ledger was created with" in error
     assert read_ledger(path).charges == charges
-
-
-@pytest.mark.parametrize(
-    ("options", "words"),
-    [
-        (["--mechanism", "clipped-log-pool lower=1 upper=2"], "lower (a log-ratio) must be <= 0"),
-        (["--epsilon", "0", *POOL], "--epsilon must be > 0"),
-        (["--delta", "1", *POOL], "--delta must be <= 0.1"),
-        (["--epsilon", "2", "--mechanism", "adapmixed"], "None for AdaPMixED, got 2.0: its losses"),
-        (["--epsilon", "2", "--mechanism", "pmixed epsilon=8"], "the same for every member"),
-        (["--epsilon", "2", "--mechanism", "unprotected"], "no bound that could be charged"),
-        (["--epsilon", "2", "--mechanism", f"{POOL[1]} queries=9"], "queries must be None if ev"),
-        (["--epsilon", "0.1", "--mechanism", "clipped-mixing lower=0.5 upper=2"], "at order 8.0"),
-        (["--adjacency=replace_one", "--mechanism", "adapmixed"], "be 'zero_out' for AdaPMixED"),
-        (["--memory", "1K", *POOL], "generate: --memory must be >= "),
-        (["--max-new-tokens", "0", *POOL], "generate: --max-new-tokens must be an integer >= 1"),
-        (["--max-new-tokens", "99999", *POOL], "generate: --max-new-tokens must be <= "),
-        (["--temperature", "0", *POOL], "generate: --temperature must be >= 0.01"),
-        (["--top-k", "0", *POOL], "generate: --top-k must be an integer >= 1"),
-        (["--chat", "--prompt", "More", *POOL], "--chat takes one prompt, got 2"),
-    ],
-)
-def test_generate_refuses(
-    options: list[str], words: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(["generate", *MODELS, "--prompt", "The", *options]) == 2
-    error = capsys.readouterr().err
-    assert words in error and len(error.strip().splitlines()) == 1
-    assert error.startswith("adapmixed generate: ") and "memory_bytes" not in error
 
 
 @pytest.mark.parametrize(

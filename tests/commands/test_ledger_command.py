@@ -1,20 +1,28 @@
-"""Several ledgers of one ensemble on the command line, and the letter for a privacy officer."""
+"""``adapmixed ledger``: one ledger, several of one ensemble, and the privacy officer's letter."""
 
 from __future__ import annotations
 
+import json
 import math
 import re
+import sqlite3
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
+from decoding_cases import MECHANISMS, answered
+from fake_ensemble import FakeEnsemble
 from trained_demo import DEMO_ENSEMBLE, link_ensemble
 
 from adapmixed.cli import main
 from adapmixed.data import demo_base
 from adapmixed.mechanisms import Origin
+from adapmixed.privacy import Accountant, read_ledger
 from adapmixed.privacy.register import register_of, together
+from adapmixed.rng import SecureRandom
 from adapmixed.serving.listener import Listener
 
 POOL = "clipped-log-pool lower=-0.25 upper=1 scale=2"
@@ -158,3 +166,53 @@ def test_a_unit_and_what_no_letter_is_about(
     capsys.readouterr()
     assert main(["ledger", "letter", str(moved)]) == 2
     assert "must have an ε that is fixed in advance for a letter" in capsys.readouterr().err
+
+
+@pytest.fixture
+def charged(tmp_path: Path) -> Path:
+    path = tmp_path / "charged.db"
+    with Accountant(1e-5, path=path) as accountant:
+        settings: Any = dict(accountant=accountant, rng=SecureRandom())
+        answered(FakeEnsemble(), MECHANISMS["adapmixed"], **settings)
+    return path
+
+
+def test_show_verify_and_export(charged: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def printed(*action: str) -> str:
+        assert main(["ledger", action[0], str(charged), *action[1:]]) == 0
+        return capsys.readouterr().out
+
+    reading, mechanism = read_ledger(charged), repr(MECHANISMS["adapmixed"])
+    shown = printed("show")
+    assert f"guarantee: {reading.guarantee}" in shown and "charges: 5\n" in shown
+    facts = json.loads(printed("show", "--json"))
+    assert facts["epsilon"] == reading.guarantee.epsilon and facts["queries"] == 12
+    assert facts["mechanism"] == mechanism and facts["shard_budget"] is None
+    assert facts["guarantee"] == str(reading.guarantee)
+    shown = printed("verify")
+    assert "intact: yes" in shown and reading.digest in shown and "guarantee" not in shown
+    assert json.loads(printed("verify", "--json"))["charges"] == 5
+    first, *lines = map(json.loads, printed("export").splitlines())
+    assert Accountant(1e-5).state()["settings"] == first["ledger"]["settings"]
+    assert [line["sequence"] for line in lines] == [1, 2, 3, 4, 5]
+    assert lines[0]["binding"]["mechanism"] == mechanism
+    kinds = [event["event"] for event in lines[1]["events"]]
+    assert kinds == ["GaussianScreening", "LeaveOneOutLoss", "PublicAnswer"]
+    assert lines[1]["events"][1]["loss"]["shape"][0] == 3  # of every member
+    assert lines[-1]["hash"] == reading.digest
+    charged.unlink()
+    Accountant(1e-5, path=charged).close()  # nothing is charged yet
+    assert "ε = 0, δ = 0" in printed("show") and '"format_version":10' in printed("export")
+
+
+@pytest.mark.parametrize("action", ["show", "verify", "export"])
+def test_what_is_not_intact_has_status_2(
+    charged: Path, capsys: pytest.CaptureFixture[str], action: str
+) -> None:
+    with closing(sqlite3.connect(charged, isolation_level=None)) as other:
+        other.execute("UPDATE totals SET hash = zeroblob(32)")
+    for path, words in ((charged, "totals do not fit"), (charged.with_name("no"), "no such file")):
+        assert main(["ledger", action, str(path)]) == 2
+        output = capsys.readouterr()
+        assert output.err.startswith("adapmixed ledger: ") and output.out == ""
+        assert len(output.err.strip().splitlines()) == 1 and words in output.err

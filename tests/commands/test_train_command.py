@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -158,24 +157,6 @@ def test_from_a_corpus_to_an_answer(tmp_path: Path, capsys: pytest.CaptureFixtur
     assert "Up to 2 answered queries are" in said and "for everything of one 'user' with ε" in said
 
 
-def test_a_window_that_is_shorter_than_the_usual_block(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    base, output = write_base(tmp_path / "tiny-base"), tmp_path / "ensemble"
-    write_corpus(tmp_path / "corpus.jsonl")
-    arguments = ["--corpus", str(tmp_path / "corpus.jsonl"), "--id-column", "user"]
-    arguments += ["--models", "1", "--share-shards", "--epochs", "1", "--output", str(output)]
-    command = ["train", "--base", str(base), *arguments]
-    assert main([*command, "--block-size", "64"]) == 2
-    error = capsys.readouterr().err
-    assert "--block-size must be <= the base's 32 positions, got 64" in error
-    assert main(command) == 0
-    assert "warning" not in capsys.readouterr().err
-    assert read_manifest(output).training["block_size"] == 32  # the base's window
-    run = json.loads((tmp_path / "ensemble.private" / "run.json").read_text(encoding="utf-8"))
-    assert run["settings"]["block_size"] == 32
-
-
 def test_a_base_that_is_not_there_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -194,22 +175,6 @@ def test_a_base_that_is_not_there_is_named(
     assert "that can be read, got 'modle': no connection" in error
     assert error.startswith("Base 'modle' is not a folder here; asking the model hub for it.\n")
     assert not (tmp_path / "out").exists()
-
-
-def test_refusals(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    def refuses(words: str, *options: str) -> None:
-        base = ["--base", str(tmp_path), "--output", str(tmp_path / "out")]
-        assert main(["train", *base, *options]) == 2
-        assert words in capsys.readouterr().err
-        assert not (tmp_path / "out").exists()
-
-    refuses("--corpus must be a file, a folder", "--corpus", "nowhere")
-    refuses("--id-column applies to rows", "--corpus", "builtin", "--id-column", "user")
-    refuses("Unrecognized model", "--corpus", "builtin")
-    for name in ("hub:", "hub:a:", "hub:a:b:c", "hub:a@"):
-        refuses(f"--corpus must be hub:NAME[:CONFIG][@REVISION], got '{name}'", "--corpus", name)
-    held_out = ("--corpus", "builtin", "--training", "validation_fraction=x")
-    refuses("--training: validation_fraction must be a number, got 'x'", *held_out)
 
 
 def test_validation_losses_are_logged_for_the_operator_alone(

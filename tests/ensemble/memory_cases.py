@@ -10,6 +10,8 @@ import gc
 import json
 import re
 import sys
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -47,28 +49,19 @@ MECHANISMS: dict[str, tuple[Mechanism, Shape]] = {
 TOKENS = 2
 
 
-def wide(dtype: torch.dtype, *, head: bool = False) -> Ensemble:
-    """Return an ensemble whose memory is almost all logits: 32 members, 50 257 tokens."""
+HEAD, BLOCK = ("lm_head", 50257), ("transformer.h.0.attn.c_attn", 24)
+
+
+def wide(dtype: torch.dtype, *counts: tuple[tuple[str, int], int]) -> Ensemble:
+    """Return an ensemble whose memory is almost all logits, with so many members of each layer."""
     config = GPT2Config(
         n_layer=1, n_embd=8, n_head=1, vocab_size=50257, n_positions=64,
         bos_token_id=None, eos_token_id=None,
     )  # fmt: skip
-    layer, size = ("lm_head", 50257) if head else ("transformer.h.0.attn.c_attn", 24)
-    update = {layer: (torch.randn(8, 2), torch.randn(2, size))}
-    model = GPT2LMHeadModel(config).to(dtype)
-    return Ensemble(model, [Adapter(update)] * (100 if head else 32), unverified=())
-
-
-def mixed(dtype: torch.dtype) -> Ensemble:
-    """Return members of which few adapt the output layer, so that most rows keep their bits."""
-    config = GPT2Config(
-        n_layer=1, n_embd=8, n_head=1, vocab_size=50257, n_positions=64,
-        bos_token_id=None, eos_token_id=None,
-    )  # fmt: skip
-    head = Adapter({"lm_head": (torch.randn(8, 2), torch.randn(2, 50257))})
-    block = Adapter({"transformer.h.0.attn.c_attn": (torch.randn(8, 2), torch.randn(2, 24))})
-    model = GPT2LMHeadModel(config).to(dtype)
-    return Ensemble(model, [head] * 6 + [block] * 42, unverified=())
+    members = []
+    for (layer, size), count in counts:
+        members += [Adapter({layer: (torch.randn(8, 2), torch.randn(2, size))})] * count
+    return Ensemble(GPT2LMHeadModel(config).to(dtype), members, unverified=())
 
 
 def capped(dtype: torch.dtype) -> Ensemble:
@@ -134,11 +127,17 @@ def measure(
         run(ensemble, mechanism, prompt, memory_bytes=1, **shape)
     except ValueError as error:
         needed = int(str(error).split(">= ")[1].split()[0]) + spare
+    work = partial(run, ensemble, mechanism, prompt, memory_bytes=needed, stop=stop, **shape)
+    return needed, held(work)
+
+
+def held(work: Callable[[], object]) -> int:
+    """Return the peak of the memory that the work holds."""
     gc.collect()
     Path("/proc/self/clear_refs").write_text("5")  # reset the peak
     before = status("VmRSS")
-    run(ensemble, mechanism, prompt, memory_bytes=needed, stop=stop, **shape)
-    return needed, status("VmHWM") - before
+    work()
+    return status("VmHWM") - before
 
 
 def measure_reading() -> Any:
@@ -165,18 +164,14 @@ def measure_reading() -> Any:
                 del part
 
     read()  # what libraries keep from their first use
-    gc.collect()
-    Path("/proc/self/clear_refs").write_text("5")
-    before = status("VmRSS")
-    read()
-    return memory, status("VmHWM") - before
+    return memory, held(read)
 
 
 def main() -> None:
     torch.manual_seed(0)
     torch.set_num_threads(1)
     for dtype in (torch.float32, torch.bfloat16):
-        ensemble = wide(dtype)
+        ensemble = wide(dtype, (BLOCK, 32))
         prompt = torch.randint(0, 50257, (3, 4))
         cases: list[tuple[str, Ensemble, Mechanism, torch.Tensor, int, StopRule | None, Shape]]
         cases = [
@@ -189,10 +184,10 @@ def main() -> None:
         longer = torch.randint(0, 500, (3, 160))
         cases.append(("end", deep(dtype, 8), POOL, longer, 4 << 20, first_ends, {}))
         cases.append(("end of few keys", ensemble, POOL, prompt, 0, first_ends, {}))
-        head = wide(dtype, head=True)
+        head, few = wide(dtype, (HEAD, 100)), wide(dtype, (HEAD, 6), (BLOCK, 42))
         cases.append(("head", head, POOL, prompt, 0, None, {}))
         cases.append(("end of a head", head, POOL, prompt, 0, first_ends, {}))
-        cases.append(("head beside blocks", mixed(dtype), POOL, prompt, 0, None, {}))
+        cases.append(("head beside blocks", few, POOL, prompt, 0, None, {}))
         cases.append(("cap", capped(dtype), POOL, prompt % 20000, 0, None, {}))
         for name, owner, mechanism, ids, spare, stop, shape in cases:
             tell(name, dtype, *measure(owner, mechanism, ids, spare, stop, shape))

@@ -70,43 +70,6 @@ def test_beyond_the_room_it_grows_by_a_quarter(room: int) -> None:
     assert first.values.untyped_storage().nbytes() == 7 * ROWS * HEADS * WIDTH * 4
 
 
-def select(layer: DynamicLayer) -> None:
-    layer.reorder_cache(torch.tensor([2, 0]))
-
-
-def first_row(layer: DynamicLayer) -> None:
-    layer.keys, layer.values = layer.keys[:1], layer.values[:1]
-
-
-CHANGES: dict[str, Callable[[DynamicLayer], object]] = {
-    "reorder": select,
-    "reorder twice": lambda layer: (select(layer), layer.reorder_cache(torch.tensor([1]))),
-    "permute": lambda layer: layer.reorder_cache(torch.tensor([2, 0, 1])),
-    "crop": lambda layer: layer.crop(-2),
-    "crop all": lambda layer: layer.crop(-5),
-    "select": lambda layer: layer.batch_select_indices(torch.tensor([1, 2])),
-    "permute by selection": lambda layer: layer.batch_select_indices(torch.tensor([2, 0, 1])),
-    "a view of one row": first_row,
-    "repeat": lambda layer: layer.batch_repeat_interleave(2),
-    "reset": lambda layer: layer.reset(),
-}
-
-
-@pytest.mark.parametrize("change", CHANGES)
-@pytest.mark.parametrize("room", [0, 6, 20])
-def test_what_transformers_may_do_to_a_layer(change: str, room: int) -> None:
-    ours, theirs = PreallocatedLayer(room), DynamicLayer()
-    for layer in (ours, theirs):
-        layer.update(*states(5, 0))
-        CHANGES[change](layer)
-    assert ours.get_seq_length() == theirs.get_seq_length()
-    rows = ROWS if change == "reset" else len(theirs.keys)
-    for step, length in enumerate((1, 2, 6), start=1):
-        for layer in (ours, theirs):
-            layer.update(*states(length, step, rows))
-        assert same(ours, theirs), step
-
-
 def held(decoder: Decoder) -> int:
     return sum(
         part.untyped_storage().nbytes()

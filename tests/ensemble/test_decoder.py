@@ -76,27 +76,23 @@ def lively(ensemble: Ensemble, rtol: float) -> None:
 FAST = ("gemma2",)  # with and without a sliding window
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        name if name in FAST else pytest.param(name, marks=pytest.mark.slow)
-        for name in sorted(TESTED)
-    ],
-)
-def test_every_family(name: str, tmp_path: Path) -> None:
-    base = tiny(name)
-    names = linear_names(base)
-    folders = [write_adapter(base, tmp_path / str(i), seed=i, target_modules=names) for i in (1, 2)]
-    lively(Ensemble.from_pretrained(base, folders), rtol=2e-5)
+FAMILIES = [
+    pytest.param(name, (), "", marks=[] if name in FAST else pytest.mark.slow)
+    for name in sorted(TESTED)
+]
+TRUNKS = [
+    ("gpt2", ("lm_head",), "all blocks"),
+    ("gpt2", ("h.1.attn.c_attn",), "the first 1 of 2"),
+    ("gpt2", ("c_attn",), "no block"),
+]
 
 
-@pytest.mark.parametrize(
-    ("module", "trunk"),
-    [("lm_head", "all blocks"), ("h.1.attn.c_attn", "the first 1 of 2"), ("c_attn", "no block")],
-)
-def test_every_trunk(module: str, trunk: str, tmp_path: Path) -> None:
-    base: Any = tiny("gpt2")
-    targets = [module]
+@pytest.mark.parametrize(("name", "modules", "trunk"), [*FAMILIES, *TRUNKS])
+def test_every_family_and_trunk(
+    name: str, modules: tuple[str, ...], trunk: str, tmp_path: Path
+) -> None:
+    base: Any = tiny(name)
+    targets = list(modules) or linear_names(base)
     folders = [
         write_adapter(base, tmp_path / str(i), seed=i, target_modules=targets) for i in (1, 2)
     ]

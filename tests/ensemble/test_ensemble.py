@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from typing import Any
 
 import pytest
@@ -24,30 +23,18 @@ def test_shapes_and_attributes(base: Any, make_adapters: Make, ids: torch.Tensor
     assert private.stride(-1) == 1 and not private.requires_grad and not private.is_inference()
 
 
-def test_public_block_is_bitwise_the_public_model(
+def test_given_model_is_left_alone_and_dropout_is_off(
     base: Any, make_adapters: Make, ids: torch.Tensor
 ) -> None:
-    _, public = Ensemble.from_pretrained(base, make_adapters(3)).logits(ids)
-    with torch.no_grad():
-        plain = base(input_ids=ids.repeat(4, 1)).logits[:2]
-    assert torch.equal(public, plain)
-
-
-def test_given_model_is_left_alone(base: Any, make_adapters: Make, ids: torch.Tensor) -> None:
     base.train()
     before = {name: value.clone() for name, value in base.state_dict().items()}
-    Ensemble.from_pretrained(base, make_adapters(2)).logits(ids)
+    ensemble = Ensemble.from_pretrained(base, make_adapters(2))
+    first, second = ensemble.logits(ids), ensemble.logits(ids)
+    assert torch.equal(first[0], second[0]) and torch.equal(first[1], second[1])
     assert base.training and all(p.requires_grad for p in base.parameters())
     after = base.state_dict()
     assert before.keys() == after.keys()
     assert all(torch.equal(before[name], after[name]) for name in before)
-
-
-def test_dropout_is_off(base: Any, make_adapters: Make, ids: torch.Tensor) -> None:
-    base.train()
-    ensemble = Ensemble.from_pretrained(base, make_adapters(2))
-    first, second = ensemble.logits(ids), ensemble.logits(ids)
-    assert torch.equal(first[0], second[0]) and torch.equal(first[1], second[1])
 
 
 @pytest.mark.parametrize("chunk", [1, 2, 4, 9])
@@ -83,15 +70,9 @@ def test_budget_bounds_the_logits_and_names_what_is_needed(
         for _, private, public, _ in ensemble.iter_logits(ids, memory_bytes=limit):
             assert (private.numel() + public.numel()) * 4 <= limit
     needed = budget(ensemble, 2, 9, 1, True)
-    with pytest.raises(ValueError, match=f"memory_bytes must be >= {needed} ") as caught:
+    with pytest.raises(ValueError, match=f"memory_bytes must be >= {needed} .*a batch of 1 or"):
         ensemble.decoder(ids, memory_bytes=needed - 1)
-    found = re.search("; a batch of 1 or active = ([0-9]+) would fit", str(caught.value))
-    assert found is not None
-    active = int(found[1])
     ensemble.decoder(ids[:1], memory_bytes=needed - 1)
-    ensemble.decoder(ids, memory_bytes=needed - 1, active=active)
-    with pytest.raises(ValueError, match="memory_bytes must be >= "):
-        ensemble.decoder(ids, memory_bytes=needed - 1, active=active + 1)
 
 
 def test_input_limits(base: Any, make_adapters: Make, ids: torch.Tensor) -> None:

@@ -169,24 +169,15 @@ def test_members_that_differ_cannot_be_missing_without_a_constant(tmp_path: Path
         Ensemble.from_pretrained(base, [head, deep], adapted={"lm_head": [3]})
     with pytest.raises(ValueError, match="got .*4"):
         Ensemble.from_pretrained(base, [head], adapted={"lm_head": [4]})
+    write_manifest(tmp_path, Manifest("tiny", ("a",), {"lm_head": (3,)}))
+    with pytest.raises(ValueError, match="its ensemble.json names layers"):
+        Ensemble.from_pretrained(base, tmp_path, adapted={"lm_head": (3,)})
     with pytest.raises(ValueError, match="adapted must name layers of the base"):
         Ensemble.from_pretrained(base, [head], adapted={"lm_head": [3], "nothing": [1]})
     both = {"lm_head": [3]} | {f"transformer.h.{i}.attn.c_attn": [3] for i in range(2)}
     for other in (deep, None):
         trunk = Ensemble.from_pretrained(base, [head, other], adapted=both).trunk
         assert trunk.head is None and len(trunk.blocks) == 2
-
-
-def test_a_missing_member_in_the_folder(tmp_path: Path) -> None:
-    base = tiny("llama")
-    write_adapter(base, tmp_path / "m0", seed=0, target_modules=["lm_head"])
-    write_manifest(tmp_path, Manifest("tiny", ("m0", None), {"lm_head": (3,)}))
-    ensemble = Ensemble.from_pretrained(base, tmp_path)
-    private, public = ensemble.logits(torch.tensor([[1, 2, 3]]))
-    assert ensemble.num_models == 2
-    assert torch.equal(private[1], public) and not torch.equal(private[0], public)
-    with pytest.raises(ValueError, match="its ensemble.json names layers"):
-        Ensemble.from_pretrained(base, tmp_path, adapted={"lm_head": (3,)})
 
 
 def test_logits_that_somebody_keeps_stay_as_they_are(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 from fake_ensemble import FakeEnsemble
-from result_cases import DELTA, numbers, stream
+from result_cases import DELTA, stream
 from tiny_models import POSITIONS, VOCAB
 from torch import Tensor
 
@@ -117,39 +117,6 @@ def test_queries_stop_the_evaluation(queries: int) -> None:
     assert len(fake.budgets) == math.ceil(queries / 31)  # no block more than is needed
 
 
-def test_the_memory_budget_of_a_real_model(ensemble: Ensemble) -> None:
-    tokens = stream(90, vocab=VOCAB)
-    whole = run(ensemble, tokens, DETERMINISTIC, memory_bytes=1 << 26)
-    low, high = 0, 1 << 26
-    while low + 1 < high:  # the smallest budget: one position at a time
-        middle = (low + high) // 2
-        try:
-            ensemble.iter_logits(torch.tensor([tokens[:31]]), memory_bytes=middle)
-            high = middle
-        except ValueError:
-            low = middle
-    parts = run(ensemble, tokens, DETERMINISTIC, memory_bytes=high)
-    for one, other in zip(whole, parts, strict=True):
-        assert one.perplexity == pytest.approx(other.perplexity, rel=1e-5)
-        if one.guarantee.epsilon is not None:
-            assert one.guarantee.epsilon == pytest.approx(other.guarantee.epsilon, rel=1e-3)
-
-
-def test_seeded_evaluation_repeats_bit_by_bit(ensemble: Ensemble) -> None:
-    tokens = stream(96, vocab=VOCAB)
-    mechanisms = DETERMINISTIC | {
-        "screened": AdaPMixED(**SCREENED),
-        "screened-publicly": AdaPMixED(**SCREENED | dict(screen="public")),
-    }
-    runs = [
-        numbers(run(ensemble, tokens, mechanisms, rng=SeededRandom(s), memory_bytes=1 << 24))
-        for s in (3, 3, 4)
-    ]
-    assert runs[0] == runs[1]
-    assert runs[0][:4] == runs[2][:4]  # nothing random in these
-    assert runs[0][4:] != runs[2][4:]
-
-
 def test_tokens_outside_the_vocabulary_are_refused(ensemble: Ensemble) -> None:
     with pytest.raises(ValueError, match="input_ids must lie in"):
         run(ensemble, [1, VOCAB, 2], memory_bytes=1 << 24)
@@ -226,6 +193,14 @@ def test_progress_reaches_the_total() -> None:
         ([1, 2, 3], dict(adjacency="removed"), "adjacency must"),
         ([1, 2, 3], dict(epsilon=-1.0), "epsilon must"),
         ([1, 2, 3], dict(mechanisms={}), "mechanisms must"),
+        (stream(100), dict(block=32, stride=32), "stride must .* got 32"),
+        (stream(100), dict(block=32, stride=2.0), "stride must"),
+        (stream(100), dict(block=32, stride=4, queries=100), "queries must"),
+        (stream(100), dict(block=32, runs=0), "runs must be an integer >= 1"),
+        (stream(100), dict(block=32, runs=4), "runs must be at most 3"),
+        (stream(100), dict(block=32, runs=2, queries=0), "queries must"),
+        (stream(100), dict(block=32, runs=3, queries=32), "runs must be at most 2"),
+        (stream(100), dict(runs=2, block=200), "runs must be at most 1, since 100 tokens"),
     ],
 )
 def test_refusals(tokens: list[int], settings: dict[str, Any], message: str) -> None:

@@ -28,7 +28,6 @@ from result_cases import (
 
 from adapmixed.evaluation import read_result
 from adapmixed.evaluation.result_file import FORMAT_VERSION
-from adapmixed.privacy import Accountant
 from adapmixed.rng import SecureRandom, SeededRandom
 
 # Every call through which a result file is changed.
@@ -274,31 +273,6 @@ def test_files_that_cannot_be(tmp_path: Path) -> None:
         answer(tmp_path)
     with pytest.raises(ValueError, match="result must be given with resume"):
         answer(resume=True)
-
-
-def test_budgets_of_shards_that_go_on_say_what_was_spent(tmp_path: Path) -> None:
-    """After a break, no shard starts again with a budget that it has spent."""
-
-    def spent(path: Path) -> Any:
-        content = json.loads(path.read_text(encoding="ascii"))
-        return [
-            Accountant.from_state(state["tally"]["accountant"]).spent.tobytes()
-            for methods in content["state"]["runs"]
-            for state in methods
-            if state["tally"]["name"] == "budgeted"
-        ]
-
-    def stop(done: int, total: int) -> None:
-        if done > BLOCK:
-            raise KeyboardInterrupt
-
-    broken, whole = tmp_path / "broken.json", tmp_path / "whole.json"
-    with pytest.raises(KeyboardInterrupt):
-        answer(broken, progress=stop)
-    assert 0 < read_result(broken).evaluations[0].queries < QUERIES
-    answer(broken, resume=True)
-    answer(whole)
-    assert len(spent(whole)) == RUNS and spent(broken) == spent(whole)
 
 
 def test_the_file_is_not_written_more_often_than_asked(tmp_path: Path) -> None:

@@ -70,25 +70,6 @@ def test_perplexity_of_sliding_windows(stride: int | None, memory_bytes: int) ->
         assert result.perplexity == pytest.approx(math.exp(total / len(starts)), rel=1e-9)
 
 
-@pytest.mark.parametrize(
-    ("settings", "words"),
-    [
-        (dict(stride=32), "stride must .* got 32"),
-        (dict(stride=2.0), "stride must"),
-        (dict(stride=4, queries=100), "queries must"),
-        (dict(runs=0), "runs must be an integer >= 1"),
-        (dict(runs=4), "runs must be at most 3"),
-        (dict(runs=2, queries=0), "queries must"),
-        (dict(runs=3, queries=32), "runs must be at most 2"),
-        (dict(runs=2, block=200), "runs must be at most 1, since 100 tokens"),
-    ],
-)
-def test_refusals(settings: dict[str, Any], words: str) -> None:
-    arguments: dict[str, Any] = dict(runs=1, delta=DELTA, rng=SeededRandom(0), block=32)
-    with pytest.raises(ValueError, match=words):
-        evaluate(FakeEnsemble(), stream(100), {"q": PublicOnly()}, **(arguments | settings))  # type: ignore[arg-type]
-
-
 @pytest.mark.parametrize("stride", [None, 5])
 def test_runs_are_disjoint_and_as_many_as_there_are(stride: int | None) -> None:
     block = 8

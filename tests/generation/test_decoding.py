@@ -99,19 +99,6 @@ def test_ended_sequences_leave_the_forward_pass(ensemble: Ensemble) -> None:
         torch.testing.assert_close(spy.asked[step][0], private[:, :, -1], rtol=1e-4, atol=1e-4)
 
 
-def test_decoding_stops_when_all_sequences_have_ended() -> None:
-    spy = Spy(PublicOnly(), forced=((6, 1, 6), (6,)))
-    accountant = Accountant(1e-5)
-    tokens = answered(FakeEnsemble(), spy, max_new_tokens=9, stop_token=6, accountant=accountant)
-    assert tokens.tolist() == [[6, -1], [1, 6], [6, -1]]
-    assert accountant.queries == 4
-
-
-def test_a_stop_token_in_the_prompt_ends_nothing() -> None:
-    tokens = answered(FakeEnsemble(), Spy(PublicOnly(), forced=((1, 1, 1),) * 4), stop_token=3)
-    assert tokens.tolist() == [[1] * 4] * 3
-
-
 def test_window() -> None:
     """The last token is never read back: a window of 8 holds a prompt of 3 and 6 new tokens."""
     ensemble = FakeEnsemble(max_positions=8)
@@ -150,40 +137,6 @@ def test_seeded_decoding_repeats_bit_by_bit(name: str, ensemble: Ensemble) -> No
     assert torch.equal(runs[0], runs[1])
     assert not torch.equal(runs[0], runs[2])
     assert bool(((runs[0] >= 0) & (runs[0] < VOCAB)).all())
-
-
-def test_a_row_of_a_batch_draws_as_it_does_alone() -> None:
-    """With the same seed, the first row of a batch equals a batch of one."""
-    ensemble = FakeEnsemble()
-    together = answered(ensemble, PublicOnly(), max_new_tokens=6)
-    assert torch.equal(together[:1], answered(ensemble, PublicOnly(), PROMPT[:1], max_new_tokens=6))
-
-
-def test_models_read_what_was_released(ensemble: Ensemble) -> None:
-    """Every step asks for the logits after the prompt and the released tokens of its own row."""
-    prompt = PROMPT + 7
-    spy = Spy(PublicOnly())
-    tokens = answered(ensemble, spy, prompt, max_new_tokens=6)
-    private, public = ensemble.logits(torch.cat([prompt, tokens], dim=1))
-    for step, (private_seen, public_seen) in enumerate(spy.asked):
-        torch.testing.assert_close(public_seen, public[:, 2 + step], rtol=1e-4, atol=1e-4)
-        torch.testing.assert_close(private_seen, private[:, :, 2 + step], rtol=1e-4, atol=1e-4)
-
-
-def test_total_of_a_stream_is_the_sum_of_its_steps() -> None:
-    """The total has the screening of every query and every model's losses over all steps."""
-    ensemble, spy = FakeEnsemble(), Spy(MECHANISMS["adapmixed"])
-    ensemble.unverified = ("shards", "base")  # as for logits given by hand
-    accountant, again, rng = Accountant(1e-5), Accountant(1e-5), SeededRandom(0)
-    answered(ensemble, spy, max_new_tokens=20, accountant=accountant)
-    assert accountant.queries == 60
-    for logits in spy.asked:
-        proposal = spy.inner.propose(*logits, rng=rng)
-        again.charge(proposal)
-        proposal.release()
-    assert again.guarantee() == accountant.guarantee()
-    expected = 60 * 3.0 * (0.5 / (3 * 0.05)) ** 2
-    assert accountant.breakdown()["screening"] == pytest.approx(expected)
 
 
 def test_a_yielded_tensor_is_the_callers_own() -> None:

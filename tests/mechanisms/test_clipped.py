@@ -14,7 +14,7 @@ from adapmixed.mechanisms import ClippedLogPool, ClippedMixing, Mechanism, Ticke
 from adapmixed.privacy import Accountant
 from adapmixed.privacy.budget import ShardBudget
 from adapmixed.privacy.rounding import array_add_up
-from adapmixed.rng import SecureRandom, SeededRandom
+from adapmixed.rng import SeededRandom
 
 MODELS, POSITIONS, VOCAB, DELTA = 3, 2, 8, 1e-5
 CHARGED = [ClippedLogPool(-1.0, 1.0), ClippedMixing(0.5, 2.0, order=4.0)]
@@ -67,25 +67,6 @@ def test_the_charged_members_alone_are_released(mechanism: Mechanism) -> None:
 
 
 @charged
-def test_an_answer_does_not_tell_who_contributed(mechanism: Mechanism) -> None:
-    """If all members are exhausted, the answers go on, cost nothing, and are q."""
-    own, q = individual(proposed(mechanism)), logits()[1].double().softmax(1)
-    for amount in (own.min() / 2, 1.5 * own[0].sum(), own.sum()):
-        accountant = bounded(mechanism, float(amount))
-        for _ in range(3):
-            ticket = proposed(mechanism)
-            accountant.charge(ticket)
-            answer = ticket.release()
-            assert not bool(answer.public.any()) and answer.log_prob is None
-            assert set(vars(answer)) == {"tokens", "log_prob", "public"}
-            if amount < own.min():
-                found = ticket._distribution.probabilities()
-                torch.testing.assert_close(found, q, rtol=1e-13, atol=0.0)
-                assert (accountant.spent == 0).all()
-        assert accountant.queries == 3 * POSITIONS
-
-
-@charged
 def test_members_are_admitted_position_after_position(mechanism: Mechanism) -> None:
     """A batch is charged as its positions one after the other."""
     positions = 12
@@ -104,40 +85,6 @@ def test_members_are_admitted_position_after_position(mechanism: Mechanism) -> N
     assert torch.equal(ticket._distribution.probabilities(), torch.cat(found))
     assert ticket._active is not None
     assert 0 < int(ticket._active.sum()) < ticket._active.numel()
-
-
-@charged
-def test_without_a_budget_all_members_answer(mechanism: Mechanism) -> None:
-    ticket, accountant = (
-        proposed(type(mechanism)(**vars(mechanism) | {"queries": 9})),
-        Accountant(DELTA),
-    )
-    accountant.charge(ticket)
-    assert ticket._active is None
-    expected = log_probs(mechanism, *logits()).exp()
-    found = ticket._distribution.probabilities()
-    torch.testing.assert_close(found, expected, rtol=1e-13, atol=0.0)
-
-
-def test_a_budget_cannot_be_outrun_by_releasing_first() -> None:
-    """An answer drawn from all members but charged to the active ones must be impossible."""
-    mechanism = ClippedLogPool(-1.0, 1.0, scale=0.1)
-    generator = torch.Generator().manual_seed(0)
-    private, public = 3 * torch.randn(MODELS, 1, VOCAB, generator=generator), torch.zeros(1, VOCAB)
-    accountant = bounded(mechanism, 1e-2)
-    for _ in range(200):
-        ticket = mechanism.propose(private, public, rng=SecureRandom())
-        with pytest.raises(ValueError, match="must be charged before its release"):
-            ticket.release()
-        accountant.charge(ticket)
-        tokens = ticket.release().tokens
-        with pytest.raises(ValueError, match="must be charged once"):
-            accountant.charge(ticket)
-        assert ticket.release().tokens is tokens
-        assert (accountant.spent <= accountant.limit).all()
-    assert ticket._active is not None and not bool(ticket._active.any())
-    last = ticket._distribution.probabilities()
-    torch.testing.assert_close(last, torch.full_like(last, 1 / VOCAB), rtol=1e-13, atol=0.0)
 
 
 @pytest.mark.parametrize("changed", ["another", "emptied", "corners", "outside q"])

@@ -12,7 +12,7 @@ import pytest
 import torch
 from exact import log_probs, losses, settled
 from mechanism_cases import both_ways
-from tiny_models import ADAPTED, VOCAB, tiny_model, write_adapter
+from tiny_models import ADAPTED, tiny_model, write_adapter
 from torch import Tensor
 
 from adapmixed.ensemble import Ensemble
@@ -100,20 +100,6 @@ def ensembles(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Ensemble]:
     }
 
 
-def test_a_missing_member_is_an_emptied_one_to_the_last_bit(
-    ensembles: dict[str, Ensemble],
-) -> None:
-    """With any mechanism, the member's logits are the same, namely the public ones."""
-    ids = torch.randint(VOCAB, (2, 9), generator=torch.Generator().manual_seed(1))
-    private, public = ensembles["missing"].logits(ids)
-    there, trained = (ensembles[which].logits(ids) for which in ("emptied", "trained"))
-    assert torch.equal(private, there[0]) and torch.equal(public, there[1])
-    assert torch.equal(private[2], public) and ensembles["missing"].num_models == 4
-    others = [0, 1, 3]
-    assert torch.equal(public, trained[1]) and torch.equal(private[others], trained[0][others])
-    assert not torch.equal(private[2], trained[0][2])
-
-
 @pytest.mark.parametrize("name", CHARGED)
 def test_missing_emptied_and_exhausted_members_generate_alike(
     name: str, ensembles: dict[str, Ensemble]
@@ -133,19 +119,6 @@ def test_missing_emptied_and_exhausted_members_generate_alike(
         assert accountant.queries == 12
     assert found["exhausted"] == found["emptied"] == found["missing"]
     assert found["trained"][0] != found["missing"][0]
-
-
-@pytest.mark.parametrize("models", [4, 9])
-def test_the_divisor_is_the_constant(models: int) -> None:
-    """All rows count, also those of missing members."""
-    private, public = drawn(2, 4)
-    rows = torch.cat([private, public.expand(models - 4, -1, -1)])
-    lower, upper, scale = SETTING
-    logs = [torch.log_softmax(one.double(), -1) for one in (private, public)]
-    clipped = (logs[0] - logs[1]).clamp(lower, upper)
-    expected = torch.log_softmax(logs[1] + scale / models * clipped.sum(0), -1)
-    found = log_probs(ClippedLogPool(*SETTING), rows, public)
-    assert torch.allclose(found, expected, atol=1e-9)
 
 
 @pytest.mark.parametrize("adjacency", ["zero_out", "add_remove"])

@@ -8,14 +8,13 @@ from typing import Any
 import mpmath
 import pytest
 import torch
-from exact import answered_from_q, log_probs, mean, members, settled, uncharged
-from mechanism_cases import BASELINES, MECHANISMS, MODELS, SCREENED, VOCAB, every, logits, propose
+from exact import log_probs, mean, members, settled
+from mechanism_cases import BASELINES, MECHANISMS, every, logits, propose
 from torch import Tensor
 
 import adapmixed_ext as ops
 from adapmixed.limits import LEAST_PUBLIC
 from adapmixed.mechanisms import (
-    AdaPMixED,
     ClippedLogPool,
     ClippedMixing,
     Mechanism,
@@ -25,20 +24,26 @@ from adapmixed.rng import SeededRandom
 from adapmixed_ext.reference import sampling_weights
 
 
-def scored(name: str, positions: int) -> Tensor:
-    """Return the probabilities, (B, V), through the public interface."""
-    return log_probs(MECHANISMS[name], *logits(positions), seed=5)
-
-
+@pytest.mark.parametrize("masked", [False, True])
 @pytest.mark.parametrize("name", [n for n in MECHANISMS if n != "pmixed-published-subsampled"])
-def test_what_is_scored_what_is_sampled_and_what_is_charged_is_one_distribution(name: str) -> None:
-    """log_prob, the sampler's probabilities and the weights of the proposal agree to 1e-13."""
+def test_what_is_scored_what_is_sampled_and_what_is_charged_is_one_distribution(
+    name: str, masked: bool
+) -> None:
+    """log_prob, the sampler's probabilities and the weights of the proposal agree to 1e-13.
+
+    Masked are token 0 in the public row alone, 1 in every row, and 2 in one private row.
+    """
     private, public = logits(12)
-    proposal = settled(propose(name))
-    found = scored(name, 12).exp()
+    if masked:
+        public[:, :2] = private[:, :, 1] = private[1, :, 2] = -math.inf
+    proposal = settled(MECHANISMS[name].propose(private, public, rng=SeededRandom(5)))
+    found = log_probs(MECHANISMS[name], private, public, seed=5).exp()
     sampled = proposal._distribution.probabilities()
     torch.testing.assert_close(found, sampled, rtol=1e-13, atol=0.0)
     torch.testing.assert_close(found.sum(1), torch.ones(12).double(), rtol=0.0, atol=1e-13)
+    if masked:
+        assert not found[:, 1].any() and bool((found[:, 3:] > 0).all())
+        return
     if name in BASELINES:
         return
     if name.startswith("clipped"):
@@ -88,102 +93,6 @@ def test_tokens_are_drawn_from_the_distribution_to_the_last_bit(
     expected = proposal._distribution.probabilities()
     proposal.release()
     assert torch.equal(torch.cat(drawn), expected)
-
-
-def chi_square(tokens: Tensor, p: Tensor) -> float:
-    """Return (chi2 - dof) / sqrt(2 dof), summed over rows of tokens (B, n) and p (B, V)."""
-    draws = tokens.shape[1]
-    observed = torch.stack([(tokens == v).sum(1) for v in range(p.shape[1])], dim=1).double()
-    expected = draws * p
-    assert float(expected.min()) > 5
-    statistic = float(((observed - expected) ** 2 / expected).sum())
-    freedom = p.shape[0] * (p.shape[1] - 1)
-    return (statistic - freedom) / math.sqrt(2 * freedom)
-
-
-@every
-@pytest.mark.slow
-def test_tokens_follow_the_distribution(name: str) -> None:
-    """4 000 tokens from one proposal each of 6 queries, then as many from one batch."""
-    draws = 4000
-    private, public = logits(6)
-    mechanism = MECHANISMS[name]
-    if name.startswith("adapmixed"):
-        # Screening decides position by position: without it every copy has the same distribution.
-        mechanism = AdaPMixED(**SCREENED | dict(screen=None))
-    if name in ("pmixed-published-subsampled", "noisy-aggregation"):
-        return _copies_average_out(mechanism, private[:, :1], public[:1])
-    batch = mechanism.propose(
-        private.repeat(1, draws, 1), public.repeat(draws, 1), rng=SeededRandom(2)
-    )
-    p = log_probs(mechanism, private, public).exp()
-    tokens = uncharged(batch).tokens.reshape(draws, 6).T
-    assert abs(chi_square(tokens, p)) < 4
-    # Rows of a batch draw independently: pairs of neighbouring copies follow the product.
-    pairs = tokens[:, 0::2] * VOCAB + tokens[:, 1::2]
-    product = (p[:, :, None] * p[:, None, :]).reshape(6, -1)
-    frequent = product.amin(1) * pairs.shape[1] > 5
-    assert bool(frequent.any())
-    assert abs(chi_square(pairs[frequent], product[frequent])) < 4
-    # So do successive calls with one source.
-    rng = SeededRandom(3)
-    calls = [
-        uncharged(mechanism.propose(private[:, :1], public[:1], rng=rng)).tokens
-        for _ in range(2000)
-    ]
-    assert abs(chi_square(torch.cat(calls)[None], p[:1])) < 4
-
-
-def _copies_average_out(mechanism: Mechanism, private: Tensor, public: Tensor) -> None:
-    """Check that tokens of copies, each with its own subset or noise, follow the copies' mean."""
-    draws = 2000
-    copies = private.repeat(1, draws, 1), public.repeat(draws, 1)
-    tokens = uncharged(mechanism.propose(*copies, rng=SeededRandom(2))).tokens
-    mean_p = log_probs(mechanism, *copies, seed=4).exp().mean(0, keepdim=True)
-    assert abs(chi_square(tokens[None], mean_p)) < 4
-
-
-def test_screened_tokens_follow_q_and_the_others_the_mixture() -> None:
-    """With screening, the tokens of each outcome follow the distribution of that outcome."""
-    draws = 6000
-    generator = torch.Generator().manual_seed(8)
-    public = torch.randn(1, VOCAB, generator=generator)
-    private = public + 2 * torch.randn(MODELS, 1, VOCAB, generator=generator)
-    mechanism = AdaPMixED(**SCREENED | dict(target_leakage=1.0))
-    copies = private.repeat(1, draws, 1), public.repeat(draws, 1)
-    proposal = mechanism.propose(*copies, rng=SeededRandom(1))
-    tokens, screened = uncharged(proposal).tokens, answered_from_q(proposal)
-    assert 1000 < int(screened.sum()) < draws - 1000
-    unscreened = AdaPMixED(**SCREENED | dict(target_leakage=1.0, screen=None))
-    mixed = log_probs(unscreened, private, public)[0].exp()
-    q = torch.softmax(public[0].double(), -1)
-    assert abs(chi_square(tokens[screened][None], q[None])) < 4
-    assert abs(chi_square(tokens[~screened][None], mixed[None])) < 4
-    assert abs(chi_square(tokens[~screened][None], q[None])) > 20  # they are told apart
-
-
-@every
-@pytest.mark.slow
-def test_tokens_and_scores_agree_on_masked_tokens(name: str) -> None:
-    """No token of probability 0 is drawn, and no other token is lost.
-
-    Token 0 is masked in the public row only, token 1 in every row, token 2 in one private row.
-    """
-    generator = torch.Generator().manual_seed(9)
-    public = torch.randn(1, VOCAB, generator=generator)
-    private = public + torch.randn(MODELS, 1, VOCAB, generator=generator)
-    public[:, :2] = private[:, :, 1] = private[1, :, 2] = -math.inf
-    draws = 1500
-    mechanism = MECHANISMS[name]
-    if isinstance(mechanism, AdaPMixED):
-        mechanism = AdaPMixED(**SCREENED | dict(screen=None))
-    copies = private.repeat(1, draws, 1), public.repeat(draws, 1)
-    tokens = uncharged(mechanism.propose(*copies, rng=SeededRandom(1))).tokens
-    found = log_probs(mechanism, *copies, seed=2).exp().mean(0).tolist()
-    for v, mass in enumerate(found):
-        share = float((tokens == v).double().mean())
-        assert abs(share - mass) <= 4 * math.sqrt(mass * (1 - mass) / draws), (v, share, mass)
-    assert found[1] == 0.0
 
 
 # Drawn tokens, down to where doubles end: docs/theory/numerics.md.

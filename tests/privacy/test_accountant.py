@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import itertools
 import json
-import math
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -28,7 +26,6 @@ from adapmixed.errors import BudgetSpentError
 from adapmixed.mechanisms import Mechanism, Ticket
 from adapmixed.privacy import (
     Caveat,
-    ClippedAnswer,
     Event,
     GaussianScreening,
     PublicAnswer,
@@ -205,50 +202,3 @@ def test_mechanisms_without_a_guarantee_under_the_settings(
     with pytest.raises(ValueError, match="it is not charged"):
         ticket.release()
     assert accountant.queries == 0
-
-
-def attained(lower: float, upper: float, models: int) -> list[tuple[float, float]]:
-    """Return (P, Q) of all N members, and of those with member 0 missing, which answers q.
-
-    There are three tokens. Every member is at a corner of the box at each, with mean 1 under q.
-    """
-    mass = (1 - lower) / (upper - lower)  # of q; at most 1/2
-    others = models - 1
-    corners = [
-        (mass, upper, others * lower),
-        (1 - 2 * mass, lower, others * lower),
-        (mass, lower, others * upper),
-    ]
-    return [(w * (rest + own) / models, w * (rest + 1) / models) for w, own, rest in corners]
-
-
-def largest_delta(pairs: list[tuple[float, float]], queries: int, epsilon: float) -> float:
-    """Return δ of so many answers at this ε, the larger of both ways, over all outcomes."""
-    found = [0.0, 0.0]
-    for draws in itertools.product(pairs, repeat=queries):
-        p, q = (math.prod(pair[way] for pair in draws) for way in (0, 1))
-        found[0] += max(0.0, p - math.exp(epsilon) * q)
-        found[1] += max(0.0, q - math.exp(epsilon) * p)
-    return max(found)
-
-
-LARGER = [pytest.param(models, marks=pytest.mark.slow) for models in (2, 3, 10)]
-
-
-@pytest.mark.parametrize("models", [1, *LARGER])
-@pytest.mark.parametrize("box", [(0.5, 2.0), (0.8, 8.0)])
-def test_a_missing_member_is_covered_whatever_n_is(box: tuple[float, float], models: int) -> None:
-    """N is a public constant, so a member that is removed or added changes no other's share.
-
-    With N = 1, the neighbour is q itself. Another N is another binding, not a neighbour.
-    """
-    pairs = attained(*box, models)
-    assert [math.fsum(distribution) for distribution in zip(*pairs, strict=True)] == pytest.approx(
-        [1.0, 1.0]
-    )
-    for queries in (1, 3, 6):
-        accountant = Accountant(DELTA).add(ClippedAnswer(*box, models, 1, budget=queries))
-        epsilon = accountant.guarantee().epsilon
-        assert epsilon is not None and largest_delta(pairs, queries, epsilon) <= DELTA
-        if models == 1:  # the pair is attained: the assertion above could fail
-            assert largest_delta(pairs, queries, 0.9 * epsilon) > DELTA

@@ -100,24 +100,6 @@ def test_charging_is_in_order_and_silent():
     assert again.tolist() == [[False], [False], [True]]
 
 
-@pytest.mark.slow
-def test_what_was_admitted_can_be_charged():
-    """Admission and the total add in the same order to the bit, so the last charge fits, too."""
-    generator = np.random.default_rng(3)
-    for _ in range(6):
-        accountant = Accountant(DELTA, epsilon=float(generator.uniform(0.1, 2)))
-        charges = generator.exponential(1e-3, (4, 3000))
-        offers = [Offer(charges=part) for part in np.split(charges, [7, 1000, 1001], axis=1)]
-        for offer in offers:
-            accountant.charge(offer)
-        assert (accountant.spent <= accountant.limit).all()
-        whole, at_once = Offer(charges=charges), Accountant(DELTA, epsilon=accountant.epsilon)
-        at_once.charge(whole)
-        assert at_once.spent.tobytes() == accountant.spent.tobytes()
-        active = np.concatenate([offer.active for offer in offers], axis=1)
-        assert (whole.active == active).all() and not active.all()
-
-
 @both_ways
 @pytest.mark.parametrize("mechanism", [POOLED, BOXED])
 def test_an_accountant_states_the_budget_and_keeps_it(mechanism, adjacency):

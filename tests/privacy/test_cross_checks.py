@@ -3,7 +3,6 @@
 import math
 
 import dp_accounting
-import numpy as np
 import pytest
 from dp_accounting import rdp
 
@@ -11,31 +10,16 @@ from adapmixed.privacy import (
     Accountant,
     BoundedRangeAnswer,
     GaussianScreening,
-    LeaveOneOutLoss,
     RenyiBound,
 )
 from adapmixed.privacy.bounded_range import FEW
 from adapmixed.privacy.budget import ShardBudget
-from adapmixed.privacy.conversions import gdp_to_dp, rdp_to_dp, zcdp_to_dp
+from adapmixed.privacy.conversions import gdp_to_dp, zcdp_to_dp
 from adapmixed.privacy.costs.clipped_log_pool import bounded_range_rho
 
 DELTAS = (1e-3, 1e-5, 1e-9)
 ORDERS = [1 + x / 10 for x in range(1, 100)] + list(range(11, 64)) + [128, 256, 512, 1024]
 ULPS = 1e-13  # relative: theirs is rounded to nearest, ours up
-
-
-@pytest.mark.parametrize("delta", DELTAS)
-@pytest.mark.parametrize("order", [1.25, 2.0, 3.0, 18.0, 64.0])
-def test_rdp_sums(order, delta):
-    for cost in (1e-6, 1e-3, 0.1, 2.0):
-        for queries in (1, 10, 1000):
-            theirs, _ = rdp.compute_epsilon([order], [queries * cost], delta)
-            bound = RenyiBound(order, cost, 5, queries)
-            ours = Accountant(delta).add(bound).guarantee().epsilon
-            assert ours >= theirs * (1 - ULPS)
-            # If a cost is small against δ, dp-accounting states ε = 0 by another theorem.
-            if delta**2 + math.expm1(-queries * cost) <= 0:
-                assert ours <= theirs * (1 + 1e-9) + 1e-12
 
 
 @pytest.mark.parametrize("delta", DELTAS)
@@ -74,7 +58,7 @@ def test_log_pools(queries, delta):
 @pytest.mark.parametrize("queries", [1, 100, 9728])
 def test_bounds_with_screening(queries, delta):
     for sigma in (0.1, 1.0):
-        for order, cost in ((3.0, 1e-4), (18.0, 0.01)):
+        for order, cost in ((1.25, 0.1), (3.0, 1e-4), (18.0, 0.01), (64.0, 2.0)):
             accountant = rdp.RdpAccountant([order])
             sensitivity = math.sqrt(2) * 0.1 / 20
             accountant.compose(dp_accounting.GaussianDpEvent(sigma / sensitivity), queries)
@@ -88,16 +72,3 @@ def test_bounds_with_screening(queries, delta):
             assert theirs * (1 - ULPS) <= found <= theirs * (1 + 1e-9) + 1e-12
             alone = Accountant(delta).add(events[0]).guarantee()
             assert alone.epsilon <= max(0.0, accountant.get_epsilon(delta)) * (1 + 1e-7) + 1e-9
-
-
-def test_realised_losses_sum_like_rdp():
-    generator = np.random.default_rng(0)
-    for order in (2.0, 18.0):
-        for _ in range(20):
-            loss = generator.exponential(0.01, (4, 30, 1))
-            event = LeaveOneOutLoss((order,), loss, "add_remove")
-            ours = Accountant(1e-5).add(event).guarantee().epsilon
-            totals = loss.sum(axis=(1, 2))
-            theirs = max(rdp.compute_epsilon([order], [total], 1e-5)[0] for total in totals)
-            assert theirs * (1 - ULPS) <= ours <= theirs * (1 + 1e-9) + 1e-9
-            assert ours >= rdp_to_dp(order, float(totals.max()), 1e-5) * (1 - ULPS)

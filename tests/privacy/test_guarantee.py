@@ -94,17 +94,6 @@ def test_answers_of_a_bounded_range_state_replace_one_at_the_same_delta():
         replace(found, replaced=-1.0)
 
 
-@pytest.mark.slow
-def test_what_the_sentence_says_of_the_statement_of_its_own_is_true():
-    """A zero-out total whose clause states nothing has an ε for replace-one, above it."""
-    answers = ClippedAnswer(0.5, 2.0, 4, 500, 500)
-    accountant = Accountant(DELTA).add(answers)
-    assert "adjacency='replace_one' states its own ε." in str(accountant.guarantee())
-    replaced = accountant.guarantee("replace_one")
-    assert replaced.kind == "fixed" and replaced.delta == DELTA
-    assert accountant.guarantee().epsilon < replaced.epsilon < math.inf
-
-
 @pytest.mark.parametrize(
     ("epsilon", "shown"), [(0.92400001, "0.9241"), (0.875, "0.875"), (12345.1, "12350"), (0.0, "0")]
 )

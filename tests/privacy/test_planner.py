@@ -2,7 +2,6 @@
 
 import math
 from dataclasses import replace
-from unittest.mock import Mock
 
 import pytest
 import torch
@@ -20,9 +19,7 @@ from adapmixed.privacy.costs.clipped_mixing import (
     clipped_mixing_pair,
 )
 from adapmixed.privacy.planner import (
-    FIT,
     epsilon_of,
-    largest_within,
     models_for,
     plan,
     queries_for,
@@ -101,26 +98,6 @@ def test_a_box_beyond_what_its_widening_covers_is_planned_with_the_rounding():
     assert bare + 2 * 508 * error <= found.epsilon <= 1.0
 
 
-@pytest.mark.parametrize("power", [0.05, 0.5, 1.0, 7.0, 60.0])
-@pytest.mark.parametrize("start", [1e-9, 0.1, 2.9999, 20.0])
-def test_the_search_closes_in(power, start):
-    """Costs may be steep, flat, with a step, or infinite from some size on."""
-    costs = {
-        "power": lambda size: size**power,
-        "step": lambda size: (size / 3) ** power * (1.0 if size <= 3.0 else 50.0),
-        "infinite": lambda size: size**power if size <= 3.0 else math.inf,
-        "flat, then steep": lambda size: 3.0**power * (0.2 if size <= 3.0 else size),
-    }
-    for name, cost in costs.items():
-        for target in (cost(3.0), cost(3.0) * 1.0001):
-            counted = Mock(side_effect=cost)
-            found = largest_within(counted, target, 20.0, start)
-            assert cost(found) <= target < cost(found * (1 + FIT)), name
-            assert counted.call_count < 80, name
-    assert largest_within(lambda size: 1.0, 1.0, 20.0, start) == 20.0
-    assert largest_within(lambda size: 2.0, 1.0, 20.0, start) == 0.0
-
-
 def best_leakage(inner, models, queries):
     """Return β of the best of 20 000 orders."""
     best = 0.0
@@ -193,7 +170,7 @@ def test_ends_of_the_inverse_questions():
 
 SPAN = 2 * 1.25 / 64
 ONE = SPAN + 2 * math.log(1 - math.sqrt(DELTA * -math.expm1(-SPAN)))  # exact for one answer
-POOL, ASKED = ["--lower=-0.25", "--upper=1", "--scale=2"], ["--epsilon=3", "--tokens=9"]
+POOL = ["--lower=-0.25", "--upper=1", "--scale=2"]
 
 
 @pytest.mark.parametrize(
@@ -215,26 +192,6 @@ def test_what_is_left_out_is_the_answer(capsys, arguments, said):
     if "--tokens=1" in arguments:
         epsilon = float(printed.split("ε = ")[1].split()[0])
         assert epsilon == pytest.approx(1.01 * ONE, rel=0.01) and epsilon > ONE
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["--epsilon=1", "--models=2"], "got no --tokens"),
-        (["--epsilon=1", "--models=2", "--tokens=3", "--scale=2"], "--scale needs --lower and"),
-        (["--epsilon=1", "--models=2", "--lower=0.5"], "--upper must be given together"),
-        (["--epsilon=1", "--lower=0.5", "--upper=2"], "got no --models, --tokens"),
-        (["--epsilon=1", "--models=2", "--tokens=3", *POOL], "got all three"),
-        ([*ASKED, "--models=3", "--save=x"], "--save needs --ensemble"),
-        ([*ASKED, "--ensemble=none"], "none does not"),
-        ([*ASKED, "--ensemble=none", "--models=3"], "--models must not be given with --ensemble"),
-        ([*ASKED, "--all"], "--all needs --epsilon, --tokens and --ensemble or --models"),
-        ([*ASKED, "--models=3", "--save=no/folder"], "--save must name a file in an existing fold"),
-    ],
-)
-def test_questions_without_an_answer(capsys, arguments, message):
-    assert main(["plan", *arguments]) == 2
-    assert message in capsys.readouterr().err
 
 
 # The public rule

@@ -215,6 +215,7 @@ def test_ranks_that_run_something_else(tmp_path: Path) -> None:
     for error in in_ranks(2, work, tmp_path):
         assert isinstance(error, ValueError)
         assert "ranks must agree on the mechanism, but rank 1 differs from rank 0" in str(error)
+        assert "AdaPMixED" in str(error) or "ClippedLogPool" in str(error)
     assert charged(tmp_path) == 0 == released(tmp_path)
 
 
@@ -258,8 +259,18 @@ def test_ranks_that_cannot_join(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
         with pytest.raises(ProcessError, match=r"did not come together \(.*address"):
             with joined(place=Rank(0, 2)):
                 pass
-    monkeypatch.setenv("RANK", "0")
-    monkeypatch.setenv("WORLD_SIZE", "2")
-    monkeypatch.setenv("LOCAL_RANK", "x")
-    with pytest.raises(ValueError, match="LOCAL_RANK must be an integer >= 0, got 'x'"):
-        Rank.from_environment()
+
+
+def test_ranks_of_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    found: dict[tuple[str, ...], Rank | str] = {
+        (): Rank(0, 1), ("5", "8", "1"): Rank(5, 8, 1), ("0",): "RANK and WORLD_SIZE must both",
+        ("2", "2"): "RANK must be below WORLD_SIZE", ("0", "2", "x"): "LOCAL_RANK must be an int",
+    }  # fmt: skip
+    for given, expected in found.items():
+        names = ("RANK", "WORLD_SIZE", "LOCAL_RANK")
+        monkeypatch.setattr(os, "environ", dict(zip(names, given, strict=False)))
+        if isinstance(expected, Rank):
+            assert Rank.from_environment() == expected
+        else:
+            with pytest.raises(ValueError, match=expected):
+                Rank.from_environment()

@@ -1,8 +1,10 @@
-"""A server over the stub engine: under the test client of Starlette, or under uvicorn."""
+"""A server over the stub engine or a real one: Starlette's test client, or uvicorn."""
 
 from __future__ import annotations
 
 import contextlib
+import http.client
+import json
 import socket
 import threading
 import time
@@ -17,12 +19,16 @@ import uvicorn
 from starlette.testclient import TestClient
 from stub_engine import END, ByteTokenizer, StubEngine
 
+from adapmixed.ensemble import Ensemble
+from adapmixed.mechanisms import Mechanism
 from adapmixed.privacy import Accountant
 from adapmixed.serving.admission import Admission
 from adapmixed.serving.app import Service, application
+from adapmixed.serving.batch import BatchEngine
 from adapmixed.serving.clients import Clients, Usage
 from adapmixed.serving.fields import Defaults
-from adapmixed.serving.listener import Listener, bound, configuration, url_of
+from adapmixed.serving.keys import add_key, read_keys
+from adapmixed.serving.listener import Listener, bound, configuration
 from adapmixed.serving.metrics import Metrics
 from adapmixed.serving.scheduler import Scheduler
 
@@ -30,6 +36,8 @@ MODEL = "demo"
 IN_VLLM = pytest.mark.skipif(
     find_spec("vllm") is None, reason="vllm is not installed: `make test-vllm` has it"
 )
+ENGINES = ["adapmixed", pytest.param("vllm", marks=IN_VLLM)]
+COMPLETIONS, CHATS = "/v1/completions", "/v1/chat/completions"
 ASK: dict[str, Any] = {"model": MODEL, "prompt": "Once", "max_tokens": 8}
 CHAT: dict[str, Any] = {
     "model": MODEL,
@@ -44,11 +52,27 @@ def new_usage(path: Path) -> Usage:
     return Usage(path)
 
 
+def a_client(folder: Path, **key: int) -> tuple[Clients, Usage, dict[str, str]]:
+    """Return clients with one key "alice", their used tokens, and the header with the key."""
+    secret, usage = add_key(folder / "keys.json", "alice", **key), new_usage(folder / "usage")
+    clients = Clients(read_keys(folder / "keys.json"), usage)
+    return clients, usage, {"authorization": f"Bearer {secret}"}
+
+
+def until(condition: Any, seconds: float = 20.0) -> None:
+    """Wait for a condition, and fail if it does not come true in time."""
+    ends = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < ends
+        time.sleep(0.001)
+
+
 @dataclass
 class Served:
-    """A service over a stub engine, and its parts."""
+    """A service over an engine, and its parts."""
 
-    engine: StubEngine
+    engine: Any
+    accountant: Accountant
     scheduler: Scheduler
     admission: Admission
     metrics: Metrics
@@ -72,29 +96,63 @@ class Served:
 
 @contextlib.contextmanager
 def served(
-    engine: StubEngine | None = None,
+    engine: Any = None,
+    charged: tuple[Accountant, Mechanism] | None = None,
     *,
     clients: Clients | None = None,
     waiting: int = 64,
     tokenizer: Any = None,
+    end_tokens: frozenset[int] = frozenset({END}),
     then_public: bool = False,
     **defaults: Any,
 ) -> Iterator[Served]:
-    """Yield a service, and stop its engine's thread at the end."""
+    """Yield a service, by default over a stub engine, and stop its engine's thread at the end."""
     engine = engine or StubEngine()
+    accountant, mechanism = charged or (engine.accountant, engine.mechanism)
     tokenizer = tokenizer or ByteTokenizer()
-    scheduler = Scheduler(engine, tokenizer, frozenset({END}), waiting=waiting)
-    admission = Admission(engine.accountant, engine.mechanism, then_public=then_public)
+    scheduler = Scheduler(engine, tokenizer, end_tokens, waiting=waiting)
+    admission = Admission(accountant, mechanism, then_public=then_public)
     metrics = Metrics(
         lambda: scheduler.running, lambda: scheduler.waiting, lambda: admission.left or 0
     )
     settings = Defaults(**({"model": MODEL, "tokens": 16, "max_tokens": 256} | defaults))
-    service = Service(scheduler, admission, tokenizer, settings, metrics, clients)
+    service = Service(scheduler, admission, tokenizer, settings, metrics, clients, created=1)
     try:
-        yield Served(engine, scheduler, admission, metrics, application(service))
+        yield Served(engine, accountant, scheduler, admission, metrics, application(service))
     finally:
-        engine.go.set()
+        if isinstance(engine, StubEngine):
+            engine.go.set()
         scheduler.stop(0.0)
+
+
+@contextlib.contextmanager
+def answering(
+    name: str,
+    base: object,
+    ensemble: Ensemble,
+    mechanism: Mechanism,
+    accountant: Accountant,
+    **settings: Any,
+) -> Iterator[Served]:
+    """Yield a service over the ensemble, with our own engine or with vLLM."""
+    with contextlib.ExitStack() as stack:
+        engine: Any
+        if name == "vllm":
+            from adapmixed.vllm.engine import VllmEngine
+
+            engine = VllmEngine(
+                str(base), ensemble, mechanism, accountant, memory_bytes=1 << 28, enforce_eager=True
+            )
+            stack.callback(engine.close)
+        else:
+            engine = BatchEngine(ensemble, mechanism, accountant, memory_bytes=1 << 28)
+        of_base = {
+            "tokenizer": ensemble.tokenizer, "end_tokens": ensemble.end_tokens,
+            "vocab": ensemble.vocab_size,
+            "window": getattr(engine, "window", ensemble.max_positions),
+        }  # fmt: skip
+        given = served(engine, (accountant, mechanism), **(of_base | settings))
+        yield stack.enter_context(given)
 
 
 @contextlib.contextmanager
@@ -113,12 +171,32 @@ def listening(app: Any, *, send_buffer: int | None = None, **tls: Any) -> Iterat
             yield address.getsockname()[1]
 
 
+def opened(port: int, body: dict[str, Any], **headers: str) -> socket.socket:
+    """Ask for a completion on a new connection, and return it unread."""
+    content = json.dumps(body).encode()
+    found = socket.create_connection(("127.0.0.1", port))
+    fields = {"host": "localhost", "content-length": str(len(content)), **headers}
+    lines = [f"POST {COMPLETIONS} HTTP/1.1", *(f"{one}: {fields[one]}" for one in fields), "", ""]
+    found.sendall("\r\n".join(lines).encode() + content)
+    return found
+
+
+def asks(port: int, body: dict[str, Any], **headers: str) -> tuple[int, str]:
+    """Ask for a completion over a real connection; return the status and the body."""
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=30)
+    connection.request("POST", COMPLETIONS, json.dumps(body), headers)
+    answer = connection.getresponse()
+    found = answer.status, answer.read().decode()
+    connection.close()
+    return found
+
+
 @contextlib.contextmanager
-def stoppable(server: Served) -> Iterator[tuple[Listener, threading.Thread, str]]:
-    """Serve as the command does; yield the listener, its thread and the address for clients."""
+def stoppable(server: Served) -> Iterator[tuple[Listener, threading.Thread, int]]:
+    """Serve as the command does; yield the listener, its thread and its port."""
     listener = Listener(configuration(server.app), server.scheduler, 30.0)
     with bound("127.0.0.1", 0) as address, _running(listener, address) as thread:
-        yield listener, thread, url_of(address, tls=False)
+        yield listener, thread, address.getsockname()[1]
 
 
 @contextlib.contextmanager

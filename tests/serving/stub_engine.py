@@ -102,6 +102,7 @@ class StubEngine:
 
     def admit(self, joining: Sequence[Prompt]) -> None:
         self._running.update((prompt, 0) for prompt in joining)
+        assert len(self._running) <= self._batch
         self.clients |= {prompt.client for prompt in joining}
 
     def step(self) -> list[tuple[Prompt, int]]:

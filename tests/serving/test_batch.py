@@ -12,8 +12,7 @@ from typing import Any
 import pytest
 import torch
 from decoding_cases import answered
-from families import linear_names, tiny
-from tiny_models import POSITIONS, VOCAB, write_adapter
+from tiny_models import POSITIONS, VOCAB
 
 from adapmixed import limits
 from adapmixed.ensemble import Ensemble
@@ -123,6 +122,8 @@ def test_what_is_one_charge(
         assert (accountant.charges, accountant.queries) == (2 + charges, 5)
         engine.step()  # all are one batch now, of two shapes
         assert (accountant.charges, accountant.queries) == (2 + 2 * charges, 8)
+        with pytest.raises(ValueError, match="'active_tokens'"):
+            BatchEngine(ensemble, mechanism, accountant, active=9)
         if engine._drawing._allowance is not None:
             engine._drawing._allowance.add(1)  # as if a row had not been answered
             with pytest.raises(RuntimeError, match="released in the same step"):
@@ -167,16 +168,6 @@ def test_no_token_is_drawn_before_the_charge_is_written(ensemble: Ensemble) -> N
         done.clear()
         engine.step()
         assert done == ["charge", "draw"]
-
-
-def test_a_failed_charge_releases_nothing(ensemble: Ensemble) -> None:
-    accountant = Accountant(1e-5)
-    engine = engine_of(ensemble, ClippedLogPool(-0.5, 0.5, queries=3), accountant=accountant)
-    engine.admit([Prompt((1, 2), 5), Prompt((3,), 5)])
-    assert len(engine.step()) == 2
-    with pytest.raises(ValueError, match="queries must stay within the 3"):
-        engine.step()
-    assert accountant.queries == 2
 
 
 def test_all_sequences_fit_the_memory(ensemble: Ensemble) -> None:
@@ -234,74 +225,3 @@ def test_a_long_prompt_is_read_in_parts(
         engine.leave(short[:1])  # while it waits behind the long one
         found = [[prompt for prompt, _ in engine.step()][3:] for _ in range(3)]
         assert found == [[], [gone], [gone, short[1]]]
-
-
-@pytest.mark.parametrize(
-    ("prompt", "match"),
-    [
-        (Prompt((), 1), "prompt must hold at least one token, got none"),
-        (Prompt((VOCAB,), 1), rf"prompt must hold tokens in \[0, {VOCAB}\), .* got {VOCAB}"),
-        (Prompt((1,), 1, temperature=0.0), "temperature must"),
-        (Prompt((1,), 1, top_k=0), "top_k must"),
-        (Prompt((1,) * 99, 1), "prompt must have at most"),
-        (Prompt((1,) * 9, POSITIONS), "max_new_tokens must be <="),
-    ],
-)
-def test_prompts_that_cannot_be_answered(ensemble: Ensemble, prompt: Prompt, match: str) -> None:
-    with pytest.raises(ValueError, match=match):
-        engine_of(ensemble).check(prompt)
-
-
-LONG = 4096
-
-
-def held(engine: BatchEngine) -> int:
-    """Return the bytes of all blocks of keys and values."""
-    layers = [layer for one in engine._batches for layer in one.decoder._cache.layers]
-    return sum(block.numel() * block.element_size() for one in layers for block in one._blocks)
-
-
-def test_a_long_sequence_that_left_leaves_no_room_behind(tmp_path: Path) -> None:
-    base: Any = tiny("llama", max_position_embeddings=LONG)
-    folders = [
-        write_adapter(base, tmp_path / str(i), seed=i, target_modules=linear_names(base))
-        for i in range(4)
-    ]
-    ensemble = Ensemble.from_pretrained(base, folders)
-    mechanism = ClippedLogPool(-0.5, 0.5, queries=10**6)
-
-    def engine_of(memory: int) -> BatchEngine:
-        return BatchEngine(
-            ensemble, mechanism, Accountant(1e-5), rng=SeededRandom(0), memory_bytes=memory
-        )
-
-    memory = 2 * engine_of(1 << 30)._bytes(LONG)
-    engine = engine_of(memory)
-    long = Prompt((1,) * 4, LONG - 4)  # max_tokens near the window, and the client leaves
-    engine.check(long)
-    engine.admit([long])
-    engine.step()
-    short = [Prompt((1, 2, 3, 4), 12) for _ in range(400)]
-    assert engine.room(short) >= 1
-    engine.admit(short[:1])
-    engine.step()
-    engine.step()
-    engine.leave([long])  # the window of the batch is 15 positions again
-    joined = 1
-    while room := engine.room(short[joined:]):
-        engine.admit(short[joined : joined + room])
-        joined += room
-        engine.step()
-    engine.step()
-    engine.leave(short[:1])
-    engine.step()
-    assert joined > 100
-    assert held(engine) <= memory
-
-
-def test_a_ledger_knows_the_active_vocabulary_of_its_server(ensemble: Ensemble) -> None:
-    accountant, pool = Accountant(1e-5), ClippedLogPool(-0.5, 0.5, queries=50)
-    asked = [Prompt((1, 2), 2)]
-    run(engine_of(ensemble, pool, accountant=accountant, active=9), asked)
-    with pytest.raises(ValueError, match="'active_tokens': 9"):
-        run(engine_of(ensemble, pool, accountant=accountant, active=8), asked)

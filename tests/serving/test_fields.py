@@ -150,6 +150,8 @@ def test_stops(client: TestClient) -> None:
     }  # fmt: skip
     assert found["usage"]["completion_tokens"] == 6  # ß has two bytes, and is charged
     passes(client, False, stop=["1", "2", "3", "4"])
+    held = passes(client, False, stop="ß?", max_tokens=6)["choices"][0]  # held back for its stop
+    assert (held["text"], held["finish_reason"]) == ("Grüß", "length")
     passes(client, False, stop=[])
     for stop in ("", [""], ["a"] * 5, [1], {}, "\ud800", "x" * 257):
         assert refused(client, False, stop=stop)["param"] == "stop"

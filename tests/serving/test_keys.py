@@ -7,14 +7,14 @@ import json
 import os
 import signal
 import stat
-import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import pytest
-from serving_cases import ASK, check_error, new_usage, served
+from serving_cases import ASK, COMPLETIONS, a_client, check_error, new_usage, served, until
 from stub_engine import StubEngine
 
 from adapmixed.cli import main
@@ -26,8 +26,6 @@ from adapmixed.serving import clients as clients_module
 from adapmixed.serving.clients import Client, Clients, Usage, read_usage
 from adapmixed.serving.errors import RequestError
 from adapmixed.serving.keys import Key, add_key, read_keys, remove_key
-
-COMPLETIONS = "/v1/completions"
 
 
 def bearer(secret: str) -> dict[str, str]:
@@ -89,16 +87,19 @@ def test_the_list(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_a_key_is_removed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    file = tmp_path / "keys.json"
+    """Also through a link: the server may have the file under another name than the operator."""
+    file, link = tmp_path / "keys.json", tmp_path / "link.json"
+    link.symlink_to(file)
     for name in ("alice", "bob"):
-        add_key(file, name, tokens=9)
+        add_key(link, name, tokens=9)
     bob = read_keys(file)[1]
-    assert main(["keys", "remove", str(file), "alice"]) == 0
+    assert main(["keys", "remove", str(link), "alice"]) == 0
     assert read_keys(file) == [bob] and stat.S_IMODE(file.stat().st_mode) == 0o600
     assert main(["keys", "remove", str(file), "alice"]) == 2
     assert "NAME must be that of a key in" in capsys.readouterr().err
     with sole_writer(file):
-        assert main(["keys", "remove", str(file), "bob"]) == 2
+        for one in (file, link):
+            assert main(["keys", "remove", str(one), "bob"]) == 2
     assert read_keys(file) == [bob]
 
 
@@ -167,18 +168,6 @@ def test_the_file_is_read_again(tmp_path: Path, capsys: pytest.CaptureFixture[st
     assert signal.getsignal(signal.SIGHUP) == before
 
 
-def test_a_key_without_a_share_is_counted(tmp_path: Path) -> None:
-    file, path = tmp_path / "keys.json", tmp_path / "usage"
-    headers = bearer(add_key(file, "alice"))
-    usage = new_usage(path)
-    with served(StubEngine("ab", ends=True), clients=Clients(read_keys(file), usage)) as server:
-        assert server.client().post(COMPLETIONS, json=ASK, headers=headers).is_success
-        ends = time.monotonic() + 5
-        while usage.used("alice") != 3 and time.monotonic() < ends:
-            time.sleep(0.005)
-    assert read_usage(path) == {"alice": 3}
-
-
 def _file(*keys: object) -> str:
     return json.dumps({"format_version": 1, "keys": keys})
 
@@ -209,15 +198,15 @@ def test_files_that_hold_no_keys(tmp_path: Path, content: str) -> None:
 
 
 def test_who_is_let_in(tmp_path: Path) -> None:
-    file = tmp_path / "keys.json"
-    secret = add_key(file, "alice", max_tokens=4)
-    with served(clients=Clients(read_keys(file), new_usage(tmp_path / "usage"))) as server:
+    clients, _, mine = a_client(tmp_path, max_tokens=4)
+    secret, (key,) = mine["authorization"].split()[1], read_keys(tmp_path / "keys.json")
+    with served(clients=clients) as server:
         client = server.client()
         wrong: list[Any] = [
             {}, bearer(""), bearer("x"), bearer(secret[:-1]), bearer(secret + "x"),
             {"authorization": secret}, {"authorization": f"Basic {secret}"}, bearer(secret.upper()),
             {"authorization": b"Bearer \xff\xfe"}, {"x-api-key": secret},
-            bearer(read_keys(file)[0].sha256),
+            bearer(key.sha256),
         ]  # fmt: skip
         for headers in wrong:
             for path in (COMPLETIONS, "/v1/models", "/nowhere"):
@@ -258,23 +247,23 @@ def test_the_rate(monkeypatch: pytest.MonkeyPatch) -> None:
         client.check_rate()
 
 
-def test_a_share_of_the_budget(tmp_path: Path) -> None:
+@pytest.mark.parametrize("share", [{"tokens": 40}, {}])
+def test_a_share_of_the_budget(tmp_path: Path, share: dict[str, int]) -> None:
     """A key counts max_tokens of every prompt, and gets back what its answers did not use."""
-    file, path = tmp_path / "keys.json", tmp_path / "usage"
-    headers = bearer(add_key(file, "alice", tokens=40))
-    usage = new_usage(path)
-    with served(StubEngine("ab", ends=True), clients=Clients(read_keys(file), usage)) as server:
-        client = server.client(headers=headers)
-        answer = client.post(COMPLETIONS, json=ASK | {"max_tokens": 21, "prompt": ["a", "b"]})
-        assert "40 tokens left" in check_error(answer.json(), 429)["message"]
-        ask = ASK | {"max_tokens": 20, "prompt": ["a", "b"]}
-        assert client.post(COMPLETIONS, json=ask).is_success  # three tokens each
-        while usage.used("alice") != 6:
-            pass
-        assert "34 tokens left" in client.post(COMPLETIONS, json=ask).json()["error"]["message"]
+    clients, usage, headers = a_client(tmp_path, **share)
+    with served(StubEngine("ab", ends=True), clients=clients) as server:
+        client, two = server.client(headers=headers), ASK | {"prompt": ["a", "b"]}
+        if share:
+            answer = client.post(COMPLETIONS, json=two | {"max_tokens": 21})
+            assert "40 tokens left" in check_error(answer.json(), 429)["message"]
+        assert client.post(COMPLETIONS, json=two | {"max_tokens": 20}).is_success
+        until(lambda: usage.used("alice") == 6)  # three tokens each
+        if share:
+            answer = client.post(COMPLETIONS, json=two | {"max_tokens": 20})
+            assert "34 tokens left" in check_error(answer.json(), 429)["message"]
         assert server.admission.reserved == 0 and server.engine.clients == {"alice"}
     usage.close()
-    assert Usage(path).used("alice") == 6
+    assert read_usage(tmp_path / "usage") == {"alice": 6}
 
 
 def test_usage_after_a_kill(tmp_path: Path) -> None:
@@ -313,10 +302,8 @@ def test_damaged_usage(tmp_path: Path) -> None:
 
 def test_usage_that_cannot_be_written(tmp_path: Path) -> None:
     """No answer starts, and the server ends."""
-    file = tmp_path / "keys.json"
-    headers = bearer(add_key(file, "alice", tokens=40))
-    usage = new_usage(tmp_path / "usage")
-    with served(clients=Clients(read_keys(file), usage)) as server:
+    clients, usage, headers = a_client(tmp_path, tokens=40)
+    with served(clients=clients) as server:
         client = server.client(headers=headers)
         usage._database.execute("PRAGMA query_only = ON")
         assert check_error(client.post(COMPLETIONS, json=ASK).json(), 503)
@@ -327,32 +314,12 @@ def test_usage_that_cannot_be_written(tmp_path: Path) -> None:
 
 
 def test_threads_cannot_overspend(tmp_path: Path) -> None:
-    usage, granted = new_usage(tmp_path / "usage"), []
-
-    def spend() -> None:
-        for _ in range(20):
-            granted.append(usage.admit("a", 3, 100))
-
-    threads = [threading.Thread(target=spend) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    usage = new_usage(tmp_path / "usage")
+    with ThreadPoolExecutor(4) as pool:
+        granted = list(pool.map(lambda _: usage.admit("a", 3, 100), range(80)))
     assert sum(granted) == 33 and usage.used("a") == 99
 
 
 def test_a_server_with_keys_has_one(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="at least one key"):
         Clients([], new_usage(tmp_path / "usage"))
-
-
-def test_a_key_is_removed_through_a_link(tmp_path: Path) -> None:
-    """The server may have the file under another name than the operator."""
-    file, link = tmp_path / "keys.json", tmp_path / "link.json"
-    link.symlink_to(file)
-    for name in ("alice", "bob"):
-        add_key(link, name)
-    remove_key(link, "alice")
-    assert [key.name for key in read_keys(file)] == ["bob"]
-    with sole_writer(file), pytest.raises(BlockingIOError):
-        remove_key(link, "bob")

@@ -6,8 +6,7 @@ import json
 import logging
 import math
 import re
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,8 +15,7 @@ import pytest
 import torch
 from head_ensembles import BASE, write_ensemble
 from prometheus_client import generate_latest
-from serving_cases import CHAT, IN_VLLM, MODEL
-from starlette.testclient import TestClient
+from serving_cases import CHAT, IN_VLLM, MODEL, Served, answering
 from stub_engine import ByteTokenizer
 from tiny_models import TARGETS, VOCAB, tiny_model, write_adapter
 from torch import Tensor
@@ -28,12 +26,6 @@ from adapmixed.ensemble.output_layer import HeadAdapters
 from adapmixed.mechanisms import AdaPMixED, ClippedLogPool, Mechanism, NextToken
 from adapmixed.privacy import Accountant
 from adapmixed.serving import answers
-from adapmixed.serving.admission import Admission
-from adapmixed.serving.app import Service, application
-from adapmixed.serving.batch import BatchEngine
-from adapmixed.serving.fields import Defaults
-from adapmixed.serving.metrics import Metrics
-from adapmixed.serving.scheduler import Scheduler
 from adapmixed_ext.low_rank import BLOCK
 
 ASKED: list[tuple[str, dict[str, Any]]] = [
@@ -56,38 +48,10 @@ class Letters(ByteTokenizer):
     chat_template = None
 
 
-@contextmanager
-def answering(
-    mechanism: Mechanism, ensemble: Ensemble, epsilon: float | None, in_vllm: bool
-) -> Iterator[Any]:
-    """Yield (client, accountant, metrics) of a server over an ensemble."""
-    accountant = Accountant(1e-5, epsilon=epsilon)
-    engine: Any
-    if in_vllm:
-        from adapmixed.vllm.engine import VllmEngine
-
-        engine = VllmEngine(
-            str(BASE), ensemble, mechanism, accountant, memory_bytes=1 << 28, enforce_eager=True
-        )
-    else:
-        engine = BatchEngine(ensemble, mechanism, accountant)
-    scheduler = Scheduler(engine, Letters(), frozenset({3}))
-    admission = Admission(accountant, mechanism)
-    metrics = Metrics(
-        lambda: scheduler.running, lambda: scheduler.waiting, lambda: admission.left or 0
-    )
-    service = Service(scheduler, admission, Letters(), Defaults(MODEL), metrics, created=1)
-    try:
-        yield TestClient(application(service), base_url="http://localhost"), accountant, metrics
-    finally:
-        scheduler.stop(20.0)
-        if in_vllm:
-            engine.close()
-
-
-def seen(client: TestClient, metrics: Metrics, log: pytest.LogCaptureFixture) -> list[object]:
+def seen(served: Served, log: pytest.LogCaptureFixture) -> list[object]:
     """Return all that leaves the server, without times."""
     found: list[object] = []
+    client = served.client()
     log.clear()
     for _ in range(3):
         for path, body in ASKED:
@@ -97,7 +61,7 @@ def seen(client: TestClient, metrics: Metrics, log: pytest.LogCaptureFixture) ->
         answer = client.get(path)
         found.append((answer.status_code, dict(answer.headers), answer.content))
     found.append([(one.name, one.levelname, one.getMessage()) for one in log.records])
-    figures = generate_latest(metrics.registry).decode()
+    figures = generate_latest(served.metrics.registry).decode()
     found.append(re.sub(r"(?m)^\S+_(created|sum|bucket)\S* .*$", "", figures))
     return found
 
@@ -114,7 +78,8 @@ def overflow(ensemble: Ensemble, value: float) -> Ensemble:
     return ensemble
 
 
-PLANNED = ClippedLogPool(-1.0, 1.0, queries=10_000)
+PLANNED = ClippedLogPool(-1.0, 1.0, queries=80)
+"""It ends before the last answer that is asked for."""
 
 
 def members(number: int, folder: Path) -> Ensemble:
@@ -188,17 +153,22 @@ def test_members_change_nothing_but_the_tokens(
         ensemble = (heads if in_vllm else members)(number, tmp_path)
         if number == 1 and value is not None:
             overflow(ensemble, value)
-        drawn = 0
-        served = answering(mechanism, ensemble, epsilon, in_vllm)
-        with served as (client, accountant, metrics):
+        drawn, accountant = 0, Accountant(1e-5, epsilon=epsilon)
+        given: dict[str, Any] = {"tokenizer": Letters(), "end_tokens": frozenset({3})}
+        name = "vllm" if in_vllm else "adapmixed"
+        with answering(
+            name, BASE, ensemble, mechanism, accountant, max_tokens=1024, vocab=1 << 20, **given
+        ) as served:
             capfd.readouterr()
-            results.append(seen(client, metrics, caplog))
+            results.append(seen(served, caplog))
             printed.append(capfd.readouterr())
             if epsilon is not None:
                 spent.append((accountant.spent > 0.8 * accountant.limit).tolist())
     assert results[0] == results[1]
     assert printed[0] == printed[1]
-    statuses = {one[0] for one in results[0] if isinstance(one, tuple)}
-    assert statuses == {200, 400, 404}
+    answered = [one for one in results[0] if isinstance(one, tuple)]
+    ends = {429} if mechanism is PLANNED else set[int]()
+    assert {one[0] for one in answered} == {200, 400, 404} | ends
+    assert not re.search(b"(?i)epsilon|lambda|loss|shard", b"".join(one[2] for one in answered))
     # The test compares something: members that differ have spent their budgets.
     assert spent in ([], [[False, False, True], [True, True, False]])

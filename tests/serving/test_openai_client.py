@@ -104,12 +104,3 @@ def test_an_error_in_the_middle_of_a_stream(openai: Any) -> None:
             with pytest.raises(openai.APIError, match="stopping"):
                 seen += list(stream)
             assert seen[0].choices[0].text == "G"
-
-
-def test_the_end_of_a_with_block_ends_the_answer(openai: Any) -> None:
-    with served(StubEngine(seconds=0.01)) as found, listening(found.app) as port:
-        with openai.OpenAI(base_url=f"http://127.0.0.1:{port}/v1", api_key="any") as client:
-            asked = {"model": "demo", "prompt": "a", "max_tokens": 200, "stream": True}
-            with client.completions.create(**asked) as stream:
-                next(iter(stream))
-            assert found.settled(2.0) and found.engine.released < 100

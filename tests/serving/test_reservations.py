@@ -2,28 +2,22 @@
 
 from __future__ import annotations
 
-import json
-import socket
-import threading
 import time
-import urllib.error
-import urllib.request
 from collections.abc import Collection
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from serving_cases import ASK, listening, new_usage, served
+from serving_cases import ASK, COMPLETIONS, a_client, asks, listening, opened, served, until
 from stub_engine import ByteTokenizer, StubEngine
 
 from adapmixed.mechanisms import ClippedLogPool
 from adapmixed.privacy import Accountant
 from adapmixed.rng import SecureRandom
 from adapmixed.serving.admission import Admission, Reservation
-from adapmixed.serving.clients import Clients
 from adapmixed.serving.engine import Prompt
-from adapmixed.serving.keys import add_key, read_keys
 
 
 class Slow(StubEngine):
@@ -39,26 +33,17 @@ class Slow(StubEngine):
         super().leave(ended)
 
 
-def test_a_second_answer_that_the_plan_pays_for() -> None:
-    with served(Slow(queries=100)) as server:
-        body = ASK | {"max_tokens": 50}
-        first = threading.Thread(
-            target=server.client().post, args=("/v1/completions",), kwargs={"json": body}
-        )
-        first.start()
-        time.sleep(0.2)
-        answer = server.client().post("/v1/completions", json=body)
-        first.join()
-    assert answer.status_code == 200, answer.text
-
-
-def test_one_answer_after_the_other() -> None:
-    with served(Slow("ab", queries=100, ends=True)) as server:
-        client = server.client()
-        body = ASK | {"max_tokens": 60}
-        assert [client.post("/v1/completions", json=body).status_code for _ in range(5)] == [
-            200
-        ] * 5
+def test_answers_that_the_plan_pays_for() -> None:
+    """Two at once, and others after each other: what an answer leaves is free once it has ended."""
+    asked = ASK | {"max_tokens": 50}
+    for engine, at_once, count in (
+        (Slow(queries=100), 2, 2),
+        (Slow("ab", queries=100, ends=True), 1, 5),
+    ):
+        with served(engine) as server, listening(server.app) as port:
+            with ThreadPoolExecutor(at_once) as pool:
+                found = pool.map(lambda _, port=port: asks(port, asked)[0], range(count))
+                assert list(found) == [200] * count
 
 
 class Strict(ByteTokenizer):
@@ -71,21 +56,17 @@ class Strict(ByteTokenizer):
 
 
 def test_a_prompt_that_cannot_be_decoded_reserves_nothing(tmp_path: Path) -> None:
-    secret = add_key(tmp_path / "keys.json", "alice", tokens=100)
-    usage = new_usage(tmp_path / "usage")
-    clients = Clients(read_keys(tmp_path / "keys.json"), usage)
+    clients, usage, headers = a_client(tmp_path, tokens=100)
     with served(StubEngine(queries=100), tokenizer=Strict(), clients=clients) as server:
-        asking = server.client(headers={"Authorization": f"Bearer {secret}"})
         asked = ASK | {"prompt": [97, 70], "max_tokens": 40}
-        assert asking.post("/v1/completions", json=asked).status_code == 500
+        answer = server.client(headers=headers).post(COMPLETIONS, json=asked)
+        assert answer.status_code == 500
         assert server.settled(1.0), server.admission.reserved
         assert usage.used("alice") == 0
 
 
 def test_a_key_loses_nothing_if_the_server_stops_before_its_answer(tmp_path: Path) -> None:
-    secret = add_key(tmp_path / "keys.json", "alice", tokens=100)
-    usage = new_usage(tmp_path / "usage")
-    clients = Clients(read_keys(tmp_path / "keys.json"), usage)
+    clients, usage, headers = a_client(tmp_path, tokens=100)
     with served(StubEngine(queries=100), clients=clients) as server:
         admit = usage.admit
 
@@ -94,12 +75,9 @@ def test_a_key_loses_nothing_if_the_server_stops_before_its_answer(tmp_path: Pat
             return admit(*counted)
 
         usage.admit = stopped  # type: ignore[method-assign]
-        asking = server.client(headers={"Authorization": f"Bearer {secret}"})
-        assert asking.post("/v1/completions", json=ASK).status_code == 503
-    deadline = time.monotonic() + 10
-    while usage.used("alice") and time.monotonic() < deadline:
-        time.sleep(0.01)
-    assert usage.used("alice") == 0
+        answer = server.client(headers=headers).post(COMPLETIONS, json=ASK)
+        assert answer.status_code == 503
+        until(lambda: usage.used("alice") == server.admission.reserved == 0)
 
 
 def test_free_answers_are_not_spent_while_others_run() -> None:
@@ -132,33 +110,22 @@ def test_any_end_of_the_engine_thread_ends_the_server(error: type[BaseException]
             raise error
 
     with served(Dead()) as server:
-        server.client().post("/v1/completions", json=ASK)
+        server.client().post(COMPLETIONS, json=ASK)
         assert server.scheduler.failed
 
 
 def test_a_key_pays_for_the_token_that_was_under_way(tmp_path: Path) -> None:
     """A client leaves while a step runs: its token is charged, so the key has used it, too."""
-    file = tmp_path / "keys.json"
-    secret = add_key(file, "alice", tokens=250)
-    usage = new_usage(tmp_path / "usage")
-    engine = StubEngine(seconds=0.005)
-    with served(engine, clients=Clients(read_keys(file), usage)) as server:
-        with listening(server.app) as port:
-            with socket.create_connection(("127.0.0.1", port)) as connection:
-                body = json.dumps(ASK | {"max_tokens": 250, "stream": True}).encode()
-                connection.sendall(
-                    b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer %b"
-                    b"\r\nContent-Length: %d\r\n\r\n%b" % (secret.encode(), len(body), body)
-                )
-                while engine.released < 5:
-                    time.sleep(0.001)
-                engine.go.clear()  # the next step waits
-                time.sleep(0.05)
-            deadline = time.monotonic() + 10
-            while usage.used("alice") == 250 and time.monotonic() < deadline:
-                time.sleep(0.001)
-            engine.go.set()
-            assert server.settled()
+    clients, usage, headers = a_client(tmp_path, tokens=250)
+    engine, body = StubEngine(seconds=0.005), ASK | {"max_tokens": 250, "stream": True}
+    with served(engine, clients=clients) as server, listening(server.app) as port:
+        with opened(port, body, **headers):
+            until(lambda: engine.released >= 5)
+            engine.go.clear()  # the next step waits
+            time.sleep(0.05)
+        until(lambda: usage.used("alice") < 250)
+        engine.go.set()
+        assert server.settled()
         assert engine.released <= usage.used("alice") < 250
 
 
@@ -166,51 +133,32 @@ def test_two_requests_cannot_take_the_last_place(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A place is checked before the key is counted, which takes a while; it must still be there."""
-    file = tmp_path / "keys.json"
-    headers = {"Authorization": f"Bearer {add_key(file, 'alice', tokens=10_000)}"}
-    usage = new_usage(tmp_path / "usage")
+    clients, usage, headers = a_client(tmp_path, tokens=10_000)
     admit = usage.admit
     monkeypatch.setattr(usage, "admit", lambda *one: (time.sleep(0.05), admit(*one))[1])
     engine = StubEngine(batch=1)
     engine.go.clear()
-    with served(engine, clients=Clients(read_keys(file), usage), waiting=1) as server:
+    with served(engine, clients=clients, waiting=1) as server, ThreadPoolExecutor(6) as pool:
         with listening(server.app) as port:
-            url = f"http://localhost:{port}/v1/completions"
-            found: list[int] = []
-
-            def ask() -> None:
-                request = urllib.request.Request(url, json.dumps(ASK).encode(), headers)
-                try:
-                    found.append(urllib.request.urlopen(request, timeout=20).status)
-                except urllib.error.HTTPError as error:
-                    found.append(error.code)
-
-            clients = [threading.Thread(target=ask) for _ in range(6)]
-            clients[0].start()
-            while not server.scheduler.running:
-                time.sleep(0.001)
-            for client in clients[1:]:
-                client.start()
-            deadline = time.monotonic() + 5
-            while len(found) < 4 and time.monotonic() < deadline:
-                time.sleep(0.001)
+            asked = [pool.submit(asks, port, ASK, **headers)]
+            until(lambda: server.scheduler.running)
+            asked += [pool.submit(asks, port, ASK, **headers) for _ in range(5)]
+            until(lambda: sum(one.done() for one in asked) == 4)
             engine.go.set()
-            for client in clients:
-                client.join()
-    assert sorted(found) == [200, 200, 503, 503, 503, 503]
+            found = sorted(one.result()[0] for one in asked)
+    assert found == [200, 200, 503, 503, 503, 503]
 
 
 @pytest.mark.parametrize("then_public", [False, True])
 def test_what_a_spent_plan_answers(then_public: bool, tmp_path: Path) -> None:
     """The public model costs neither plan nor key, and says so in the body, also of a stream."""
-    keys = tmp_path / "keys.json"
-    headers = {"authorization": f"Bearer {add_key(keys, 'alice', tokens=10)}"}
-    usage, engine, told = new_usage(tmp_path / "usage"), StubEngine(queries=10), []
-    with served(engine, clients=Clients(read_keys(keys), usage), then_public=then_public) as server:
+    clients, usage, headers = a_client(tmp_path, tokens=10)
+    engine, told = StubEngine(queries=10), []
+    with served(engine, clients=clients, then_public=then_public) as server:
         client = server.client(headers=headers)
         for tokens, stream in ((6, False), (6, False), (6, True), (4, False), (6, False)):
             asked = ASK | {"max_tokens": tokens, "stream": stream}
-            answer = client.post("/v1/completions", json=asked)
+            answer = client.post(COMPLETIONS, json=asked)
             public = answer.text.count('"system_fingerprint":"public-model"')
             told.append((answer.status_code, public, answer.text.count('"length"')))
             assert server.settled()

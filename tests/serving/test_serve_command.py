@@ -9,16 +9,13 @@ import socket
 import ssl
 import subprocess
 import sys
-import threading
-import time
-import urllib.error
 import urllib.request
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
-from serving_cases import ASK, IN_VLLM, check_error, listening, served, stoppable
+from serving_cases import ASK, IN_VLLM, asks, check_error, listening, served, stoppable, until
 from stub_engine import StubEngine
 from trained_demo import DEMO_ENSEMBLE
 
@@ -112,38 +109,23 @@ def test_tls(tmp_path: Path) -> None:
             assert json.load(answer)["data"][0]["id"] == "demo"
 
 
-def post(url: str, body: dict[str, Any], **headers: str) -> tuple[int, str]:
-    request = urllib.request.Request(f"{url}/completions", json.dumps(body).encode(), headers)
-    try:
-        with urllib.request.urlopen(request, timeout=30) as answer:
-            return answer.status, answer.read().decode()
-    except urllib.error.HTTPError as error:
-        return error.code, error.read().decode()
-
-
 @pytest.mark.parametrize("twice", [False, True])
 def test_a_graceful_stop(twice: bool) -> None:
-    """A running answer ends, or is cut by the second signal; new queries get 503 meanwhile."""
-    with served(StubEngine(seconds=0.01), max_tokens=1000) as server:
-        with stoppable(server) as (listener, thread, url):
-            found: list[tuple[int, str]] = []
-            body = ASK | {"stream": True, "max_tokens": 1000 if twice else 60}
-            client = threading.Thread(target=lambda: found.append(post(url, body)))
-            client.start()
-            while server.engine.released < 5:
-                time.sleep(0.005)
+    """Answers that run or wait end, or are cut by the second signal; new queries get 503."""
+    with served(StubEngine(seconds=0.01, batch=1), max_tokens=1000) as server:
+        with stoppable(server) as (listener, thread, port), ThreadPoolExecutor() as pool:
+            body = ASK | {"stream": True, "max_tokens": 1000 if twice else 30}
+            client = pool.submit(asks, port, body | {"prompt": ["a", "b"]})
+            until(lambda: server.engine.released >= 5)
             listener.handle_exit(signal.SIGTERM, None)
-            while not server.scheduler.stopped:
-                time.sleep(0.001)
-            status, text = post(url, ASK)
+            until(lambda: server.scheduler.stopped)
+            status, text = asks(port, ASK)
             assert check_error(json.loads(text), status)["code"] == "stopping" and status == 503
             if twice:
                 listener.handle_exit(signal.SIGTERM, None)
-            client.join()
+            last = client.result()[1].split("\n\n")[-2]
             thread.join(5.0)
             assert not thread.is_alive()
-        ((status, text),) = found
-        last = text.split("\n\n")[-2]
         if twice:
             check_error(json.loads(last.removeprefix("data: ")), 503)
         else:
@@ -154,9 +136,9 @@ def test_a_graceful_stop(twice: bool) -> None:
 def test_a_failed_engine_ends_the_server() -> None:
     """So that whoever watches it starts it again; the client gets an error."""
     with served(StubEngine(seconds=0.01), max_tokens=1000) as server:
-        with stoppable(server) as (_, thread, url):
+        with stoppable(server) as (_, thread, port):
             server.engine.fail = LedgerWriteError("the disk is full")
-            status, text = post(url, ASK)
+            status, text = asks(port, ASK)
             assert status == 503 and check_error(json.loads(text), status)["code"] == "stopping"
             thread.join(5.0)
             assert not thread.is_alive() and server.scheduler.failed
@@ -165,21 +147,17 @@ def test_a_failed_engine_ends_the_server() -> None:
 def test_silent_connections_are_closed(monkeypatch: pytest.MonkeyPatch) -> None:
     """Half a header keeps no connection, neither as the first request nor as a later one."""
     monkeypatch.setattr(listener_module, "HEADER_SECONDS", 0.5)
-    half = b"POST /v1/completions HTTP/1.1\r\nHost: loc"
-    with served() as server, stoppable(server) as (_, _, url):
-        place = urlsplit(url)
-        address = (str(place.hostname), int(place.port or 0))
-        opened = []
-        for before in (b"", b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n"):
-            opened.append(socket.create_connection(address, timeout=10.0))
-            opened[-1].sendall(before + half)
-        for before, connection in zip((False, True), opened, strict=True):
-            with connection, connection.makefile("rb") as file:
-                assert (b"200 OK" in file.read()) == before  # until it is closed
+    half, whole = b"POST /v1/compl", b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n"
+    with served() as server, stoppable(server) as (_, _, port):
+        for before in (b"", whole):
+            with socket.create_connection(("127.0.0.1", port), timeout=10.0) as connection:
+                connection.sendall(before + half)
+                found = connection.makefile("rb").read()  # until it is closed
+                assert (b"200 OK" in found) == bool(before)
 
 
-def started(arguments: list[str], cwd: Path) -> tuple[subprocess.Popen[str], str]:
-    """Start the command, and return its process and its address once it answers."""
+def started(arguments: list[str], cwd: Path) -> tuple[subprocess.Popen[str], int]:
+    """Start the command, and return its process and its port once it answers."""
     run = subprocess.Popen(
         [sys.executable, "-m", "adapmixed", "serve", "--port", "0", *arguments],
         cwd=cwd, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
@@ -189,7 +167,7 @@ def started(arguments: list[str], cwd: Path) -> tuple[subprocess.Popen[str], str
     for line in run.stderr:
         lines.append(line)
         if line.startswith("Serving "):
-            return run, line.split(" at ")[1].split(". ")[0]
+            return run, urlsplit(line.split(" at ")[1].split(". ")[0]).port or 0
     raise AssertionError("".join(lines))
 
 
@@ -233,23 +211,23 @@ def test_a_whole_life(device: str, tmp_path: Path, capsys: pytest.CaptureFixture
     headers = {"Authorization": f"Bearer {capsys.readouterr().out.strip()}"}
     arguments = [*MODELS, *POOL, "--ledger", "ledger", "--keys", "keys.json", "--name", "demo"]
     arguments += ["--device", device]
-    run, url = started(arguments, tmp_path)
-    status, text = post(url, ASK | {"max_tokens": 30}, **headers)
+    run, port = started(arguments, tmp_path)
+    status, text = asks(port, ASK | {"max_tokens": 30}, **headers)
     used = json.loads(text)["usage"]["completion_tokens"]
-    assert status == 200 and post(url, ASK)[0] == 401
+    assert status == 200 and asks(port, ASK)[0] == 401
     run.send_signal(signal.SIGTERM)
     out, error = run.communicate(timeout=30)
     assert run.returncode == 0 and out == ""
     assert "Up to 500 answered queries are (ε, δ)-differentially private" in error
     assert read_ledger(tmp_path / "ledger").guarantee.queries == used
-    run, url = started(arguments, tmp_path)
-    status, text = post(url, ASK | {"max_tokens": 51 - used}, **headers)
+    run, port = started(arguments, tmp_path)
+    status, text = asks(port, ASK | {"max_tokens": 51 - used}, **headers)
     assert status == 429 and f"{50 - used} tokens left" in text
-    assert post(url, ASK | {"max_tokens": 50 - used}, **headers)[0] == 200
+    assert asks(port, ASK | {"max_tokens": 50 - used}, **headers)[0] == 200
     assert main(["keys", "remove", str(tmp_path / "keys.json"), "alice"]) == 0
     run.send_signal(signal.SIGHUP)
     assert run.stderr is not None and "keys.json were read again: 0." in run.stderr.readline()
-    assert post(url, ASK, **headers)[0] == 401
+    assert asks(port, ASK, **headers)[0] == 401
     run.send_signal(signal.SIGINT)
     run.communicate(timeout=30)
     assert run.returncode == 0
@@ -262,8 +240,8 @@ def test_the_demonstration(tmp_path: Path) -> None:
     folder.mkdir()
     for name in ("ensemble", "ensemble.key", "ensemble.private"):
         (folder / name).symlink_to(DEMO_ENSEMBLE.with_name(name))
-    run, url = started(["--demo"], tmp_path)
-    status, text = post(url, {"model": "adapmixed-demo", "prompt": "The try statement"})
+    run, port = started(["--demo"], tmp_path)
+    status, text = asks(port, {"model": "adapmixed-demo", "prompt": "The try statement"})
     assert status == 200 and json.loads(text)["usage"]["prompt_tokens"] == 4
     run.send_signal(signal.SIGTERM)
     _, error = run.communicate(timeout=30)

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file
 from tiny_models import TARGETS, VOCAB, peft_logits
 
 from adapmixed.ensemble import Ensemble
@@ -111,18 +112,26 @@ def test_an_empty_shard_is_the_public_model(
     assert not torch.equal(private[1], public)
 
 
-def test_saved_adapter_is_ordinary_and_neutral(base: Any, family: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("adapt", ["first", "head"])
+def test_saved_adapter_is_ordinary_and_neutral(
+    base: Any, family: str, tmp_path: Path, adapt: str
+) -> None:
+    """peft reads the folder and answers as the trained model; it holds no weight of the base."""
     config = settings(family)
+    if adapt == "head":
+        config = replace(config, target_modules=(head_name(base),))
     model = train_adapter(base, stream(1), config, seed=0, shard=0).model
     save_adapter(model, tmp_path / "a", config, base_name="tiny")
     text = (tmp_path / "a" / "adapter_config.json").read_text()
     assert json.loads(text)["base_model_name_or_path"] == "tiny"
     assert str(tmp_path) not in text and "/" not in text
     assert not read_adapter(base, tmp_path / "a").is_zero
+    assert all("lora_" in name for name in load_file(tmp_path / "a" / "adapter_model.safetensors"))
     ids = torch.tensor([[1, 2, 3, 4]])
     with torch.no_grad():
-        expected = model(input_ids=ids).logits
+        expected, public = (one(input_ids=ids).logits for one in (model, base))
     torch.testing.assert_close(peft_logits(base, [tmp_path / "a"], ids)[0], expected)
+    assert float((expected - public).abs().max()) > 0.001
 
 
 @pytest.mark.parametrize(

@@ -135,6 +135,8 @@ def test_every_shard_of_some_text_is_validated(tmp_path: Path, target: str) -> N
             assert torch.equal(logits, public)
             continue
         assert validation["tokens"] >= 2 and len(validation["losses"]) == 2
+        assert validation["documents"] % 5 == 0 and record["tokens"] > 0
+        assert record["shard"]["documents"] == 5 * count
         assert (
             validation["loss"]
             == [validation["public_loss"], *validation["losses"]][record["epoch"]]

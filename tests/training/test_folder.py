@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import os
-import shutil
 import signal
 from dataclasses import replace
 from pathlib import Path
@@ -14,7 +13,6 @@ import torch
 from processes import forked, status_of, until
 from training_cases import (
     CONFIG,
-    NUM_MODELS,
     a_run,
     contents,
     killed_before,
@@ -73,21 +71,6 @@ def test_killed_before_every_change_of_the_disk(
         left = {path.name for path in (tmp_path / f"{number}.private").iterdir()}
         assert left == {"folder.lock", "rank-000.lock", "run.json"}
     assert number > 20
-
-
-@pytest.mark.slow
-def test_a_lost_member_alone_is_trained_again(
-    base: Path, tmp_path: Path, reference: dict[str, bytes]
-) -> None:
-    run = a_run(tmp_path, base)
-    train(run)
-    shutil.rmtree(run.output / "member-002")
-    (run.output / "ensemble.json").unlink()
-    lines: list[str] = []
-    train_ensemble(run, say=lines.append)
-    assert [line.split(":")[0] for line in lines if line.startswith("member")] == ["member-002"]
-    assert contents(run.output) == reference
-    assert len(reference) == 3 * NUM_MODELS + 1
 
 
 @pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="processes are found in /proc")

@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 import torch
 from families import tiny
-from safetensors.torch import load_file
 from tiny_models import VOCAB
 from torch import Tensor, nn
 
@@ -21,7 +20,6 @@ from adapmixed.ensemble.support import TESTED
 from adapmixed.training import (
     FinetuneConfig,
     blocks,
-    save_adapter,
     shard_seed,
     train_adapter,
 )
@@ -205,30 +203,6 @@ def test_only_head_members_use_stored_states() -> None:
     ):
         model = adapted_copy(base, replace(CONFIG, target_modules=targets))
         assert (find_trunk(model.eval()) is not None) == alone
-
-
-@pytest.mark.parametrize("family", ["gpt2", "llama", "gemma2"])
-def test_the_folder_is_an_ordinary_one(family: str, tmp_path: Path) -> None:
-    """peft reads the folder and answers as the trained model; it holds no weight of the base."""
-    from peft import PeftModel
-
-    base = tiny(family)
-    trained = train_adapter(base, stream(1), settings(base), seed=5, shard=2)
-    save_adapter(trained.model, tmp_path / "a", settings(base), base_name="tiny")
-    stored = load_file(tmp_path / "a" / "adapter_model.safetensors")
-    assert {name: tuple(value.shape) for name, value in stored.items()} == {
-        "base_model.model.lm_head.lora_A.weight": (3, 16),
-        "base_model.model.lm_head.lora_B.weight": (VOCAB, 3),
-    }
-    ids = torch.tensor([stream(4, 9)])
-    with torch.no_grad():
-        expected = trained.model(input_ids=ids).logits
-        public = base(input_ids=ids).logits
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            read = PeftModel.from_pretrained(copy.deepcopy(base), tmp_path / "a").eval()
-        assert torch.equal(read(input_ids=ids).logits, expected)
-    assert float((expected - public).abs().max()) > 0.01
 
 
 @pytest.mark.parametrize(("family", "depth"), [("gpt2", "n_layer"), ("llama", "num_hidden_layers")])

@@ -2,18 +2,12 @@
 
 from __future__ import annotations
 
-import tempfile
-from pathlib import Path
-
 import pytest
 import torch
 
-from adapmixed.data import Document
 from adapmixed.training import (
     assign_shards,
 )
-from adapmixed.training.partition import by_hash
-from adapmixed.training.shards import spool
 
 KEY = bytes(range(16))
 NAMES = [f"user-{i}" for i in range(4000)]
@@ -53,29 +47,3 @@ def test_assignment_is_balanced_and_keyed() -> None:
 def test_assignment_refusals(number: int, key: bytes, reason: str) -> None:
     with pytest.raises(ValueError, match=reason):
         assign_shards(["a"], number, key=key)
-
-
-def divided(documents: list[Document], number: int, folder: Path) -> list[list[Document]]:
-    made = Path(tempfile.mkdtemp(dir=folder))
-    shards = spool(documents, by_hash(number, KEY), key=KEY, wanted=range(number), folder=made)
-    return [shards.read(shard) for shard in range(number)]
-
-
-def test_editing_or_removing_a_document_touches_its_shard_only(tmp_path: Path) -> None:
-    documents = [Document(name, name.upper()) for name in NAMES[:200]]
-    shards = divided(documents, 10, tmp_path)
-    assert sorted(d.identifier for shard in shards for d in shard) == sorted(NAMES[:200])
-    assert divided(documents[::-1], 10, tmp_path) == shards
-    home = assign_shards([NAMES[5]], 10, key=KEY)[0]
-    edited = [*documents[:5], Document(NAMES[5], "edited"), *documents[6:]]
-    removed = [*documents[:5], *documents[6:]]
-    for neighbour in (edited, removed):
-        other = divided(neighbour, 10, tmp_path)
-        assert [i for i in range(10) if other[i] != shards[i]] == [home]
-
-
-def test_one_users_records_stay_together(tmp_path: Path) -> None:
-    records = [Document("a", "1"), Document("b", "2"), Document("a", "0")]
-    shards = divided(records, 50, tmp_path)
-    (home,) = [shard for shard in shards if Document("a", "1") in shard]
-    assert [d.text for d in home if d.identifier == "a"] == ["1", "0"]

@@ -157,30 +157,6 @@ def test_a_member_depends_on_its_shard_alone(
         assert other == {"ensemble.json"} | own_member, name
 
 
-def test_seed_and_settings_matter(base: Path, tmp_path: Path, reference: dict[str, bytes]) -> None:
-    weights = [path for path in reference if path.endswith(".safetensors")]
-    for number, change in enumerate(({"seed": 1}, {"config": replace(CONFIG, epochs=1)})):
-        found = quietly(a_run(tmp_path, base, str(number), **change))
-        assert all(found[path] != reference[path] for path in weights)
-
-
-def test_validation_text_is_not_trained_on(base: Path, tmp_path: Path) -> None:
-    """Whole users are held out, and none without a fraction."""
-    losses: list[dict[str, Any] | None] = []
-    tokens = []
-    for fraction in (0.0, 0.4):
-        run = a_run(tmp_path, base, str(fraction), num_models=1, validation_fraction=fraction)
-        quietly(run)
-        record = json.loads((run.output / "member-000" / "shard.json").read_bytes())
-        losses.append(record["validation"])
-        tokens.append(record["tokens"])
-        assert record["shard"]["documents"] == len(rows())
-    assert losses[0] is None and losses[1] is not None
-    assert losses[1]["documents"] % 5 == 0 and losses[1]["documents"] > 0
-    assert losses[1]["loss"] < losses[1]["public_loss"]
-    assert tokens[1] < tokens[0]
-
-
 def test_ranks_give_the_same(base: Path, tmp_path: Path, reference: dict[str, bytes]) -> None:
     run = a_run(tmp_path, base)
     children = [forked(lambda rank=rank: quietly(run, place=Rank(rank, 3))) for rank in range(3)]
@@ -203,29 +179,6 @@ def test_a_rank_that_never_began_is_an_error(
 def test_ranks_that_ask_at_once_are_not_taken_for_the_rank(tmp_path: Path) -> None:
     with folders.idle(tmp_path, 1) as one, folders.idle(tmp_path, 1) as other:
         assert one and other
-
-
-@pytest.mark.parametrize(
-    ("environment", "reason"),
-    [
-        ({"RANK": "0"}, "RANK and WORLD_SIZE must both be integers"),
-        ({"RANK": "2", "WORLD_SIZE": "2"}, "RANK must be below WORLD_SIZE 2, got 2"),
-    ],
-)
-def test_bad_ranks(
-    environment: dict[str, str], reason: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(os, "environ", environment)
-    with pytest.raises(ValueError, match=reason):
-        Rank.from_environment()
-
-
-def test_ranks_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(os, "environ", {})
-    assert Rank.from_environment() == Rank(0, 1)
-    monkeypatch.setattr(os, "environ", {"RANK": "5", "WORLD_SIZE": "8", "LOCAL_RANK": "1"})
-    place = Rank.from_environment()
-    assert place == Rank(5, 8, 1)
 
 
 def test_one_process_at_a_time(base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -369,21 +322,6 @@ def test_bfloat16_base(base: Path, tmp_path: Path) -> None:
     run = a_run(tmp_path, base, dtype="bfloat16")
     quietly(run)
     assert Ensemble.from_pretrained(base, run.output).num_models == NUM_MODELS
-
-
-def test_a_member_appears_whole(
-    base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A member's folder gets its name only after everything in it is written."""
-
-    def interrupted(*_: object) -> None:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr("adapmixed.training.member.publish_folder", interrupted)
-    run = a_run(tmp_path, base, num_models=1, config=replace(CONFIG, epochs=1))
-    with pytest.raises(KeyboardInterrupt):
-        quietly(run)
-    assert not list(run.output.glob("member-*"))
 
 
 def test_nobody_else_reads_a_member_before_it_is_published(

@@ -1,4 +1,4 @@
-"""The text that tokens add, with a tokenizer that spells rare characters in bytes."""
+"""The text that tokens add, also in bytes, and its end before the first stop string."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 from tokenizers import Tokenizer, decoders, models, normalizers
 from transformers import PreTrainedTokenizerFast
 
-from adapmixed.generation.text import Continuation
+from adapmixed.generation.text import AnswerText, Continuation
 
 WORLD = "世"
 
@@ -78,3 +78,56 @@ def test_bytes_that_are_no_character_become_one_sign(tokenizer: Any, count: int)
     assert before.startswith(WORLD) and before.count("\ufffd") == (count > 50)
     after = "".join(map(continuation.add, spelled(tokenizer, " ok.") + spelling))
     assert after == ("" if count > 50 else "\ufffd") + " ok." + WORLD
+
+
+class Letters:
+    """A tokenizer whose tokens are bytes."""
+
+    def decode(self, ids: list[int], **settings: Any) -> str:
+        return bytes(ids).decode(errors="replace")
+
+
+def added(text: str, stop: tuple[str, ...]) -> tuple[list[str], bool]:
+    """Return the pieces of an answer, and whether a stop string ended it."""
+    answer = AnswerText(Letters(), (65,), stop)
+    pieces, stopped = [], False
+    for token in text.encode():
+        piece, stopped = answer.add(token)
+        pieces.append(piece)
+        if stopped:
+            return pieces, True
+    piece, stopped = answer.rest()
+    return [*pieces, piece], stopped
+
+
+def test_an_answer_ends_before_a_stop_string_and_shows_nothing_of_it_early() -> None:
+    draw = random.Random(3)
+    for _ in range(300):
+        text = "".join(draw.choice("abß") for _ in range(draw.randint(1, 12)))
+        stop = tuple("".join(draw.choice("abß") for _ in range(draw.randint(1, 4))) for _ in "12")
+        pieces, stopped = added(text, stop)
+        # The answer ends with the token that completes the first stop string.
+        ends = [i for i in range(len(text) + 1) if any(one in text[:i] for one in stop)]
+        assert stopped == bool(ends)
+        seen = text[: min(ends)] if ends else text
+        assert "".join(pieces) == seen[: min([seen.find(s) for s in stop if s in seen] + [99])]
+
+
+def test_text_without_stop_strings_is_not_held_back() -> None:
+    assert added("hello", ()) == (["h", "e", "l", "l", "o", ""], False)
+
+
+def test_a_long_text_is_decoded_from_its_last_tokens() -> None:
+    class Counting(Letters):
+        longest = 0
+
+        def decode(self, ids: list[int], **settings: Any) -> str:
+            self.longest = max(self.longest, len(ids))
+            return super().decode(ids, **settings)
+
+    tokenizer = Counting()
+    text = "".join(random.Random(5).choice("aé€𝄞 ") for _ in range(900))
+    continuation = Continuation(tokenizer, [65])
+    pieces = [continuation.add(token) for token in text.encode()]
+    assert "".join([*pieces, continuation.rest()]) == text
+    assert tokenizer.longest < 100
