@@ -155,7 +155,7 @@ def measure_reading() -> Any:
     except ValueError as error:
         memory = int(1.1 * int(str(error).split(">= ")[1].split()[0]))
     short = 1024
-    while ensemble._forward.chunk_size(1, short, memory, last_only=False) < short:
+    while ensemble.chunk_size(1, short, memory, last_only=False) < short:
         short -= 8
 
     def read() -> None:

@@ -135,6 +135,6 @@ def test_bfloat16_factors_are_kept_as_such() -> None:
 def test_what_is_no_token_is_not_active(tmp_path: Path) -> None:
     found = ensemble(tiny("llama"), "head", tmp_path)
     top = found.decoder(IDS, active=ACTIVE).logits.public.argmax(-1)
-    found._forward.layer.masked = top.unique()
+    found.output_layer.masked = top.unique()
     tokens = found.decoder(IDS, active=ACTIVE).logits.tokens
     assert tokens is not None and not torch.isin(tokens, top).any()

@@ -84,9 +84,7 @@ def test_every_way_of_reading_equals_the_peft_loop(written: Any, kind: str, dtyp
     if kind == "head":
         assert torch.equal(public, alone)
     whole = torch.cat([public[None], private])
-    parts = ensemble.iter_logits(
-        ids, memory_bytes=ensemble._forward.sequence_bytes(LENGTH, None) * 3
-    )
+    parts = ensemble.iter_logits(ids, memory_bytes=ensemble.sequence_bytes(LENGTH) * 3)
     chunks = [torch.cat([q[None], p]) for _, p, q, _ in parts]
     close(torch.cat(chunks, dim=2), whole, PASSES[dtype])
     _decode(ensemble, ids, whole, PASSES[dtype])
@@ -146,10 +144,9 @@ def test_an_emptied_or_missing_member_changes_no_bit_of_others(
 
 
 def _chunked(ensemble: Ensemble, ids: Tensor, mask: Tensor | None, cut: int) -> Tensor:
-    forward = ensemble._forward
-    cache = forward.new_cache()
+    cache = ensemble.new_cache()
     parts = [
-        forward(ids[:, i : i + cut], None if mask is None else mask[:, : i + cut], cache)
+        ensemble.forward(ids[:, i : i + cut], None if mask is None else mask[:, : i + cut], cache)
         for i in range(0, ids.shape[1], cut)
     ]
     return torch.cat([torch.cat([one.public[None], one.private]) for one in parts], dim=2)

@@ -104,7 +104,7 @@ def seen(client: TestClient, metrics: Metrics, log: pytest.LogCaptureFixture) ->
 
 def overflow(ensemble: Ensemble, value: float) -> Ensemble:
     """Make no number of what a member computes, as weights that are too large would."""
-    for module in ensemble._forward.model.modules():
+    for module in ensemble.model.modules():
         if isinstance(module, BatchedLoRA):
             module.up[0].fill_(value)
         elif isinstance(module, HeadAdapters):

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from adapmixed.ensemble.forward import AnswerBytes, BatchedForward
+from adapmixed.ensemble.forward import AnswerBytes, Forward
 from adapmixed.ensemble.output_layer import Logits, LogitsRoom
 
 
@@ -22,17 +22,18 @@ class Decoder:
 
     def __init__(
         self,
-        forward: BatchedForward,
+        forward: Forward,
         ids: Tensor,
         mask: Tensor | None,
         memory_bytes: int,
+        active: int | None = None,
         new_tokens: int = 0,
         answer_bytes: AnswerBytes | None = None,
         unread: bool = False,
     ) -> None:
         if mask is not None and not bool(mask[:, -1].all()):
             raise ValueError("attention_mask must end in 1 in every row: pad on the left to decode")
-        self._forward = forward
+        self._forward, self._active = forward, active
         self._memory_bytes = memory_bytes
         self._answer_bytes = answer_bytes
         self._ids = ids
@@ -129,11 +130,12 @@ class Decoder:
         first = int(self._padding()[going].min())
         self._ends = self._ends[going]
         if not self._unread:
-            blocks = torch.arange(self._forward.num_models + 1, device=going.device) * len(ended)
+            rows = self._forward.output_layer.num_models + 1
+            blocks = torch.arange(rows, device=going.device) * len(ended)
             in_all_blocks = (blocks[:, None] + going).flatten()
             for layer in written_layers(self._cache):
-                rows = going if len(layer.keys) == len(ended) else in_all_blocks
-                keep_rows(layer, rows, self._forward.begun + self.length - first, self.window)
+                kept = going if len(layer.keys) == len(ended) else in_all_blocks
+                keep_rows(layer, kept, self._forward.begun + self.length - first, self.window)
             # The logits are not copied here: usually nobody reads them again.
             self._going = going if self._going is None else self._going[going]
         self._ids = self._ids[going]
@@ -156,7 +158,7 @@ class Decoder:
         """
         from adapmixed.ensemble.cache import join_rows, written_layers
 
-        if other._forward != self._forward:
+        if other._forward is not self._forward or other._active != self._active:
             raise ValueError("other must be a decoder of the same ensemble")
         self._check_read()
         other._check_read()
@@ -201,7 +203,7 @@ class Decoder:
         batch, length = self._ids.shape
         self._chunk = self._forward.chunk_size(
             batch, length, self._memory_bytes, last_only=True, window=self.window,
-            answer_bytes=self._answer_bytes,
+            answer_bytes=self._answer_bytes, active=self._active,
         )  # fmt: skip
         self._cache = self._forward.new_cache(self.window, batch, self._chunk)
         self._unread = length
@@ -209,4 +211,6 @@ class Decoder:
     def _advance(self, ids: Tensor, mask: Tensor | None) -> None:
         self._going = None
         self._logits = None  # free the old logits before computing the new ones
-        self._logits = self._forward(ids, mask, self._cache, last_only=True, room=self._room)
+        self._logits = self._forward.forward(
+            ids, mask, self._cache, active=self._active, last_only=True, room=self._room
+        )

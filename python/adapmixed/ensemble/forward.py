@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import threading
 from bisect import bisect_right
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable
 from functools import cached_property
 from typing import Any
 
@@ -13,10 +12,10 @@ import torch
 from torch import Tensor
 
 from adapmixed.ensemble.lora import head_name, layer_shape, linear_names
-from adapmixed.ensemble.output_layer import SPARE, Logits, LogitsRoom, OutputLayer
+from adapmixed.ensemble.output_layer import Logits, LogitsRoom, OutputLayer, row_width
 from adapmixed.ensemble.trunk import Trunk
 from adapmixed.limits import LEAST_ACTIVE
-from adapmixed.ranks import ALONE, Ranks
+from adapmixed.ranks import Ranks
 
 DEFAULT_MEMORY_BYTES = 1 << 30
 AnswerBytes = Callable[[int, int, int, int | None], int]
@@ -25,38 +24,36 @@ beyond the logits."""
 _LOGIT_SCALES = ("final_logit_softcapping", "logit_scale", "logits_scaling")
 
 
-@dataclass(frozen=True)
-class BatchedForward:
-    """Runs a model with stacked adapters on the same tokens for every member.
+class Forward:
+    """The pass of a model with stacked adapters on the same tokens for every member.
 
-    Threads may share it; their passes run one after the other.
+    It is the part of an `Ensemble` that computes, and counts the memory for it. Threads may share
+    it; their passes run one after the other.
 
     Attributes:
         model: a causal language model with stacked adapters (`stack_adapters`).
-        num_models: N of this process.
-        vocab_size: V, the width of the logits.
-        max_positions: longest input in tokens, or None if the model sets no limit.
+        output_layer: its output layer, with the N of this process and the members' adapters of it.
         zero_members: members whose updates are all zero. Their logits are copied from the public
             block, because an empty shard must answer exactly as the public model does. Computed in
             another row of a matrix product, the same numbers may round differently.
         trunk: the layers that members share; rows are repeated where it ends.
-        layer: the model's output layer.
-        active: K, number of the tokens about which members speak; None for all.
+        vocab_size: V, the width of the logits.
+        max_positions: longest input in tokens, or None if the model sets no limit.
         ranks: the processes that run the other members on the same tokens. All use the main
             process's public row, since another batch may round the same numbers differently.
     """
 
     model: Any
-    num_models: int
+    output_layer: OutputLayer
+    zero_members: tuple[int, ...]
+    trunk: Trunk
     vocab_size: int
     max_positions: int | None
-    zero_members: tuple[int, ...]
-    layer: OutputLayer
-    trunk: Trunk = Trunk()
-    active: int | None = None
-    ranks: Ranks = ALONE
-    # Hooks at the end of the trunk store the shapes of the current pass.
-    _lock: threading.Lock = field(default_factory=threading.Lock, repr=False, compare=False)
+    ranks: Ranks
+
+    def __init__(self) -> None:
+        # Hooks at the end of the trunk store the shapes of the current pass.
+        self._lock = threading.Lock()
 
     def check_ids(self, input_ids: Tensor, attention_mask: Tensor | None) -> tuple[Tensor, Any]:
         """Return the validated ids and mask, int64 and on the model's device.
@@ -139,12 +136,13 @@ class BatchedForward:
         return masking(mask.repeat(len(ids) // len(mask), 1), ids.shape[1])
 
     @torch.no_grad()
-    def __call__(
+    def forward(
         self,
         ids: Tensor,
         mask: Tensor | None,
         cache: Any,
         *,
+        active: int | None = None,
         last_only: bool = False,
         room: LogitsRoom | None = None,
     ) -> Logits:
@@ -154,6 +152,7 @@ class BatchedForward:
             ids: (b, s) int64, the tokens that the cache does not hold yet.
             mask: (b, cached + s) int64 or None.
             cache: a transformers cache, which advances by s, or None for a single pass.
+            active: K, number of the tokens about which members speak; None for all.
             last_only: whether to compute the last position's logits alone.
             room: memory for the logits. It is used if the model does not scale its output;
                 otherwise it would add to the scaled logits.
@@ -164,51 +163,28 @@ class BatchedForward:
         """
         if cache is None and self.begun:
             cache = self.new_cache(self.begun + ids.shape[1], len(ids), ids.shape[1])
-        rows = self.num_models + 1
-        copies = rows if self.trunk.repeats_input else 1
+        layer = self.output_layer
+        copies = layer.num_models + 1 if self.trunk.repeats_input else 1
         arguments: dict[str, Any] = {"input_ids": ids.repeat(copies, 1)}
         if cache is not None:
             from adapmixed.ensemble.cache import cache_argument
 
             arguments[cache_argument(self.model)] = cache
         arguments |= self._masking(arguments["input_ids"], mask, cache)
-        layer = self.layer
         with self._lock:
-            layer.active, layer.room = self.active, None if self._scales_logits else room
+            layer.active, layer.room = active, None if self._scales_logits else room
             try:
                 output = self.model(
                     **arguments,
                     use_cache=cache is not None,
                     logits_to_keep=1 if last_only else 0,
                 ).logits
-                private, public, tokens = layer.split(output)
+                if self._scales_logits and not self.ranks.alone:  # devices may round that otherwise
+                    public = output[..., : self.vocab_size]
+                    public.copy_(self.ranks.same(public.contiguous()))
+                return layer.split(output, self.zero_members)
             finally:
-                layer.room = layer.tokens = None
-        if self._scales_logits and not self.ranks.alone:  # devices may round that otherwise
-            public.copy_(self.ranks.same(public.contiguous()))
-        masked = layer.masked
-        if masked is not None:
-            public.index_fill_(-1, masked, float("-inf"))
-            if tokens is None:
-                private.index_fill_(-1, masked, float("-inf"))
-        columns = public if tokens is None else public.gather(-1, tokens)
-        for member in self.zero_members:
-            private[member].copy_(columns)
-        return Logits(private, public, tokens)
-
-    def chunks(
-        self, ids: Tensor, mask: Tensor | None, chunk: int, room: LogitsRoom
-    ) -> Iterator[tuple[slice, Tensor, Tensor, Tensor | None]]:
-        """Yield (slice of positions, private, public, tokens), `chunk` positions each."""
-        batch, length = ids.shape
-        room.release(chunk * self.logits_size(batch))  # too much room would exceed the limit
-        cache = self.new_cache(length + self.begun, batch, chunk) if chunk < length else None
-        for start in range(0, length, chunk):
-            stop = min(start + chunk, length)
-            part = None if mask is None else mask[:, :stop]
-            result = self(ids[:, start:stop], part, cache, room=room)
-            yield slice(start, stop), *result
-            del result  # so that the caller can free it before the next one is computed
+                layer.room = None
 
     @cached_property
     @torch.no_grad()
@@ -222,7 +198,7 @@ class BatchedForward:
 
         cache = self.new_cache()
         token = torch.zeros((1, 1), dtype=torch.int64, device=self.model.device)
-        replace(self, ranks=ALONE)(token, None, cache, last_only=True)
+        self.forward(token, None, cache, last_only=True)
         found = []
         for layer in written_layers(cache):
             rows = len(layer.keys)
@@ -265,6 +241,7 @@ class BatchedForward:
         last_only: bool,
         window: int | None = None,
         answer_bytes: AnswerBytes | None = None,
+        active: int | None = None,
     ) -> int:
         """Return how many positions one pass may take so that everything fits the limit.
 
@@ -284,13 +261,14 @@ class BatchedForward:
             last_only: whether only the last position's logits are computed.
             window: positions that the cache holds; None for `length`.
             answer_bytes: as in `Ensemble.decoder`.
+            active: as in `forward`.
 
         Raises:
             ValueError: if not even one position fits; the message names the bytes needed, and what
                 would fit.
         """
         window = length if window is None else window
-        logits, activations = self._position_bytes(batch, window, answer_bytes)
+        logits, activations = self._position_bytes(batch, window, answer_bytes, active)
         fixed, per_position = (logits, activations) if last_only else (0, logits + activations)
         if not last_only and memory_bytes >= length * per_position:
             return length
@@ -299,60 +277,47 @@ class BatchedForward:
         if not last_only:
             needed = min(needed, length * per_position)
         if memory_bytes < needed:
+            fitting = self._fitting(batch, window, answer_bytes, active, memory_bytes)
             raise ValueError(
                 f"memory_bytes must be >= {needed} for {self._rows(batch)} rows (one for the "
                 f"public and each private model, times the batch), got {memory_bytes}: keys and "
                 f"values of {window} positions take {cache} bytes, and computing one position "
-                f"{fixed + per_position}{self._fitting(batch, window, answer_bytes, memory_bytes)}"
+                f"{fixed + per_position}{fitting}"
             )
         return min(length, (memory_bytes - cache - fixed) // per_position)
 
     def _fitting(
-        self, batch: int, window: int, answer_bytes: AnswerBytes | None, memory_bytes: int
+        self,
+        batch: int,
+        window: int,
+        answer_bytes: AnswerBytes | None,
+        active: int | None,
+        memory_bytes: int,
     ) -> str:
         """Return the largest batch, and the largest active vocabulary, that fit; "" for neither."""
 
-        def needed(active: int) -> int:
-            return (
-                sum(replace(self, active=active)._position_bytes(batch, window, answer_bytes))
-                + cache
-            )
+        def needed(batch: int, active: int | None) -> int:
+            cache = self.cache_bytes(batch, window)
+            return cache + sum(self._position_bytes(batch, window, answer_bytes, active))
 
-        cache = self.cache_bytes(batch, window)
-        most = memory_bytes // self.sequence_bytes(window, answer_bytes)
-        widths = range(LEAST_ACTIVE, self.active or self.vocab_size)
-        fitting = bisect_right(widths, memory_bytes, key=needed)
+        most = memory_bytes // needed(1, active)
+        widths = range(LEAST_ACTIVE, active or self.vocab_size)
+        fitting = bisect_right(widths, memory_bytes, key=lambda width: needed(batch, width))
         ways = [f"a batch of {most}"] if most else []
         ways += [f"active = {widths[fitting - 1]}"] if fitting else []
         return f"; {' or '.join(ways)} would fit" if ways else ""
-
-    def sequence_bytes(self, window: int, answer_bytes: AnswerBytes | None) -> int:
-        """Return the least `memory_bytes` to decode one sequence over this window.
-
-        A batch of b needs b times as much. `chunk_size` says what is counted.
-        """
-        cache = self.cache_bytes(1, window)
-        return cache + sum(self._position_bytes(1, window, answer_bytes))
 
     @property
     def _scales_logits(self) -> bool:
         config = self.model.config.get_text_config()
         return any(getattr(config, name, None) for name in _LOGIT_SCALES)
 
-    def logits_size(self, batch: int) -> int:
-        """Return how many logits one position has in this process, b (V + N K)."""
-        return batch * (self.vocab_size + self.num_models * self._width)
-
-    @property
-    def _width(self) -> int:
-        """The numbers between two members of a position: V, or K and a few."""
-        return self.vocab_size if self.active is None else self.active + SPARE
-
     def _rows(self, batch: int) -> int:
-        return (self.ranks.held(self.num_models)[0] + 1) * batch  # the same on every process
+        """Return the rows of a batch, the same number on every process."""
+        return (self.ranks.held(self.output_layer.num_models)[0] + 1) * batch
 
     def _position_bytes(
-        self, batch: int, window: int, answer_bytes: AnswerBytes | None
+        self, batch: int, window: int, answer_bytes: AnswerBytes | None, active: int | None
     ) -> tuple[int, int]:
         """Return the bytes of one position's logits, and those of a layer's activations."""
         rows = self._rows(batch)
@@ -360,16 +325,17 @@ class BatchedForward:
         hidden = int(config.hidden_size) * int(getattr(config, "altup_num_inputs", 1))
         inner = self._widest
         element = int(next(self.model.parameters()).element_size())
-        members, gathered = self.ranks.held(self.num_models)
-        numbers = self.vocab_size + members * self._width
+        members, gathered = self.ranks.held(self.output_layer.num_models)
+        width = row_width(self.vocab_size, active)
+        numbers = self.vocab_size + members * width
         # Capping or scaling the output needs a second copy of it.
         logits = (2 if self._scales_logits else 1) * batch * numbers * element
-        received = batch * gathered * self._width * element
+        received = batch * gathered * width * element
         if answer_bytes is None:
             logits += received
         else:
             rows_held = max(members, gathered) + 1
-            held = batch * answer_bytes(rows_held, self.vocab_size, element, self.active)
+            held = batch * answer_bytes(rows_held, self.vocab_size, element, active)
             logits = max(logits, batch * numbers * element + received + held)
         # Residual stream, normed input, q, k, v, attention output, twice the wider hidden layer
         # and, at worst, a row of scores or masks over all positions for every head.
@@ -380,9 +346,9 @@ class BatchedForward:
             activations += computed * 4 * (hidden + inner)
         # In the output layer the public columns, and those of members in fp32 or without adapters.
         own = (0 if element == 4 else 4) + (0 if self.trunk.head is not None else element)
-        activations += batch * (4 + own * members) * self._width
-        if self.active is not None and self.trunk.head is None:  # the active tokens' rows
-            activations += self.active * int(config.hidden_size) * element
+        activations += batch * (4 + own * members) * width
+        if active is not None and self.trunk.head is None:  # the active tokens' rows
+            activations += active * int(config.hidden_size) * element
         return logits, activations
 
 
