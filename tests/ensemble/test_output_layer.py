@@ -13,7 +13,7 @@ from torch import Tensor
 
 from adapmixed.ensemble import Ensemble
 from adapmixed.ensemble.output_layer import HeadAdapters
-from adapmixed.generation.loop import Answerer
+from adapmixed.generation import PrivateGenerator
 from adapmixed.mechanisms import ClippedLogPool, Unprotected
 from adapmixed.privacy import Accountant
 from adapmixed.rng import SeededRandom
@@ -104,11 +104,13 @@ def test_a_member_moves_no_bit_of_another_row(kind: str, tmp_path: Path) -> None
 
 def test_answers_from_columns_are_answers_from_all_rows(tmp_path: Path) -> None:
     found = ensemble(tiny("llama"), "head", tmp_path)
+    found.tokenizer = "unused"
     for mechanism in (ClippedLogPool(-1.0, 1.0, 2.0, queries=600), Unprotected()):
         for shape in ({}, {"temperature": 0.7}, {"top_k": 5}, {"top_k": 40, "temperature": 2.0}):
             answers = []
             for columns in (True, False):
-                one = Answerer(found, mechanism, Accountant(1e-5), SeededRandom(1), active=ACTIVE)
+                settings: Any = {"rng": SeededRandom(1), "active": ACTIVE}
+                one = PrivateGenerator(found, mechanism, Accountant(1e-5), **settings)
                 logits = found.decoder(IDS, active=ACTIVE if columns else None).logits
                 answers.append(torch.cat([one.answer(*logits, **shape) for _ in range(40)]))
             assert torch.equal(*answers)

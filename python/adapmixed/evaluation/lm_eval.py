@@ -14,9 +14,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Never
 
+from adapmixed.ensemble.forward import DEFAULT_MEMORY_BYTES
 from adapmixed.ensemble.vocabulary import begun, text_ids
 from adapmixed.evaluation.loop import scored_parts
-from adapmixed.generation.loop import DEFAULT_MEMORY_BYTES
 from adapmixed.limits import DEFAULT_ACTIVE
 from adapmixed.mechanisms import Mechanism, Origin, shaped
 from adapmixed.privacy import Accountant, Guarantee
