@@ -394,6 +394,7 @@ def test_an_accountant_of_something_else_raises_at_construction(
             with pytest.raises(ValueError, match=words.format("mechanism")):
                 generator(demo, other, **settings)
         other_ensemble = Ensemble.from_pretrained(base, make_adapters(2))
+        other_ensemble.tokenizer = demo.tokenizer
         with pytest.raises(ValueError, match="what it is bound to, .*another mechanism or ens"):
             generator(other_ensemble, POOL, **settings)
         monkeypatch.setattr(demo, "num_models", 3)

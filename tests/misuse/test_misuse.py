@@ -66,12 +66,13 @@ def test_python_arguments(demo: Ensemble, function: str, option: dict[str, Any],
     assert accountant.queries == 0
 
 
-def test_other_unknown_arguments_are_errors_as_ever() -> None:
+def test_other_unknown_arguments_are_errors_as_ever(demo: Ensemble) -> None:
+    here = PrivateGenerator(demo, POOL, Accountant(1e-5))
     for name, why in REASONS.items():  # all known ones
         with pytest.raises(ValueError, match=rf"{name} must not be given, .*{re.escape(why)}"):
-            answer(**{name: None})
+            here.generate("The", max_new_tokens=2, **{name: None})  # type: ignore[arg-type]
     with pytest.raises(TypeError, match="unexpected keyword argument 'max_tokens'"):
-        answer(max_tokens=3)
+        here.generate("The", max_new_tokens=2, max_tokens=3)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(

@@ -22,12 +22,11 @@ sys.path[:0] = [str(Path(__file__).parent)]
 from serving_cases import ASK, CHAT, check_error, listening, served  # noqa: E402
 from stub_engine import StubEngine  # noqa: E402
 
-from adapmixed.serving.fields import SERVED  # noqa: E402
-from adapmixed.serving.refused import REFUSED  # noqa: E402
+from adapmixed.serving.fields import REFUSED, SERVED  # noqa: E402
 
 SEED = 23
 WARM = 500  # requests before the first look at memory
-FIELDS = sorted(SERVED[True] | SERVED[False] | set(REFUSED[True]) | set(REFUSED[False]))
+FIELDS = sorted(SERVED[True] | SERVED[False] | set(REFUSED))
 LITERALS: list[Any] = [
     None, True, False, 0, 1, -1, 2, 1.5, 0.7, 10**20, -(10**400), 1e308, "", "x", "demo", "é🙂",
     "\ud800", "\x00", "<|end|>", "a" * 3000, [], {}, [1], [[1, 2], [3]], ["a", "b"], [None], [[]],

@@ -159,7 +159,7 @@ class MixtureLM(TemplateLM):  # type: ignore[misc]
         )
         total, greedy = 0.0, True
         for private, public, tokens, targets in parts:
-            rows = shaped(private, public, active=active, tokens=tokens, spare=True)
+            rows = shaped(private, public, active=active, tokens=tokens)
             ticket = self._mechanism.propose_rows(
                 rows, targets=targets, rng=self._rng, origin=self._origin
             )

@@ -280,7 +280,7 @@ class Session:
         """
         start = time.perf_counter()
         active = self._origin.active_tokens
-        rows = shaped(private, public, active=active, tokens=tokens, spare=True)
+        rows = shaped(private, public, active=active, tokens=tokens)
         whole = self.ensemble.ranks.gather(rows.private)
         if whole is None:
             return

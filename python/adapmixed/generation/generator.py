@@ -519,7 +519,6 @@ class PrivateGenerator:
         rows = shaped(
             private_logits, public_logits,
             temperature=temperature, top_k=top_k, active=self.active, tokens=active_tokens,
-            spare=True,
         )  # fmt: skip
         private = ranks.gather(rows.private)
 

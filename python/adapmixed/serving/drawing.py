@@ -118,7 +118,6 @@ class Drawing:
         rows = shaped(
             private, public,
             temperature=temperature, top_k=top_k, active=self._origin.active_tokens, tokens=tokens,
-            spare=True,
         )  # fmt: skip
         mechanism = PublicOnly() if alone else self._mechanism
         payer = self._unpaid if alone else self._allowance or self._accountant

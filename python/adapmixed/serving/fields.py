@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
 from typing import Any
 
+from adapmixed.generation.refused import NO_DRAW, REASONS
 from adapmixed.generation.text import stop_tokens
 from adapmixed.limits import LEAST_TEMPERATURE, MOST_TEMPERATURE, check_temperature
 from adapmixed.serving.bodies import flag_of, text_of, whole_of
@@ -12,7 +14,6 @@ from adapmixed.serving.engine import Prompt, Query
 from adapmixed.serving.errors import bad_request, no_model, shortened
 from adapmixed.serving.keys import Key
 from adapmixed.serving.prompts import conversation_of, prompts_of
-from adapmixed.serving.refused import GREEDY, REFUSED, allowed, why_not
 
 MAX_STOPS = 4
 MAX_STOP_CHARACTERS = 256
@@ -23,6 +24,41 @@ _SERVED = {
 }  # fmt: skip
 SERVED = {False: _SERVED | {"prompt"}, True: _SERVED | {"messages", "max_completion_tokens"}}
 """The fields of completions (False) and chat completions (True) that have an effect."""
+
+IGNORED = frozenset({"user", "safety_identifier", "metadata"})
+"""Fields that change nothing. They are neither read nor logged."""
+
+_UNKNOWN = "this server does not know it, and a field that it ignored could void the guarantee"
+_REASONS = REASONS | {
+    "n": (
+        "every answer is a query of its own: repeat the prompt in a list, or send the request again"
+    ),
+    "seed": "whoever knows a seed can undo the randomness that protects the private data",
+    "echo": "the prompt's tokens are no private answers, so this server does not return them",
+    **dict.fromkeys(
+        (
+            "store", "service_tier", "suffix", "tools", "tool_choice", "parallel_tool_calls",
+            "functions", "function_call", "modalities", "audio", "reasoning_effort", "verbosity",
+            "web_search_options",
+        ),
+        "this server does not offer it",
+    ),
+}  # fmt: skip
+_NEUTRAL: dict[str, tuple[object, ...]] = {
+    **dict.fromkeys(("min_p", "presence_penalty", "frequency_penalty", "min_tokens"), (0,)),
+    **dict.fromkeys(("n", "top_p", "typical_p", "repetition_penalty", "length_penalty"), (1,)),
+    **dict.fromkeys(("num_beams", "best_of"), (1,)),
+    **dict.fromkeys(("ignore_eos", "use_beam_search", "echo", "store", "logprobs"), (False,)),
+    **dict.fromkeys(("bad_words", "logits_processors", "tools", "functions"), ([],)),
+    **dict.fromkeys(("tool_choice", "function_call"), ("none",)),
+    "logit_bias": ({},),
+    "response_format": ({"type": "text"},),
+    "service_tier": ("auto", "default"),
+    "suffix": ("",),
+    "modalities": (["text"],),
+}
+REFUSED = {name: (_NEUTRAL.get(name, ()), reason) for name, reason in _REASONS.items()}
+"""Field that is not served -> (values without effect, the reason why others get 400)."""
 
 
 @dataclass(frozen=True)
@@ -63,9 +99,13 @@ def query_of(
     if text_of("model", fields.get("model")) != defaults.model:
         raise no_model(fields["model"])
     for name, value in fields.items():
-        if name not in SERVED[chat] and (why := why_not(name, value, chat=chat)) is not None:
-            shown = name if name in REFUSED[chat] else shortened(name)
-            allows = allowed(name, chat=chat)
+        if value is None or name in IGNORED or name in SERVED[chat]:
+            continue
+        neutral, why = REFUSED.get(name, ((), _UNKNOWN))
+        flag = isinstance(value, bool)  # true is not 1
+        if not any(flag == isinstance(one, bool) and value == one for one in neutral):
+            shown = name if name in REFUSED else shortened(name)
+            allows = " or ".join(["null", *map(json.dumps, neutral)])
             message = f"{shown} must be {allows}, got {shortened(value)}: {why}"
             raise bad_request(name[:60], message, "unsupported_parameter")
     stream = flag_of("stream", fields.get("stream"))
@@ -119,7 +159,7 @@ def _temperature(value: Any) -> float:
     if value is None:
         return 1.0
     if value == 0 and not isinstance(value, bool):
-        raise bad_request("temperature", f"temperature must be > 0, got {value}: {GREEDY}")
+        raise bad_request("temperature", f"temperature must be > 0, got {value}: {NO_DRAW}")
     try:
         return check_temperature(value)
     except ValueError:
