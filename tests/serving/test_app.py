@@ -18,8 +18,8 @@ from stub_engine import MODELS, TEXT, StubEngine
 
 from adapmixed.errors import LedgerWriteError
 from adapmixed.serving.clients import Clients
+from adapmixed.serving.fields import prompts_of
 from adapmixed.serving.keys import Key, add_key, read_keys
-from adapmixed.serving.prompts import prompts_of
 
 COMPLETIONS, CHATS = "/v1/completions", "/v1/chat/completions"
 

@@ -126,7 +126,9 @@ def members(number: int, folder: Path) -> Ensemble:
               target_modules=TARGETS["llama"])
         for i in range(3)
     ]  # fmt: skip
-    return Ensemble.from_pretrained(base, folders)
+    found = Ensemble.from_pretrained(base, folders)
+    found.tokenizer = "unused"
+    return found
 
 
 def heads(number: int, folder: Path) -> Ensemble:

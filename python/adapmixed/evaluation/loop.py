@@ -16,9 +16,8 @@ from adapmixed.ensemble.forward import DEFAULT_MEMORY_BYTES
 from adapmixed.ensemble.output_layer import LogitsRoom
 from adapmixed.ensemble.vocabulary import begun
 from adapmixed.evaluation.diagnostics import Diagnostics
-from adapmixed.evaluation.result import Evaluation
+from adapmixed.evaluation.result import Evaluation, Tally, results
 from adapmixed.evaluation.result_file import ResultFile, check_result
-from adapmixed.evaluation.tally import Tally, results
 from adapmixed.evaluation.windows import Window, block_of, plan_runs
 from adapmixed.limits import DEFAULT_ACTIVE, check_active
 from adapmixed.mechanisms import Mechanism, Origin, shaped

@@ -16,7 +16,6 @@ from starlette.types import ASGIApp
 
 from adapmixed.serving.admission import Admission
 from adapmixed.serving.answers import Stream, Whole, Writer
-from adapmixed.serving.bodies import MAX_BODY, parsed
 from adapmixed.serving.clients import Client, Clients
 from adapmixed.serving.engine import Query
 from adapmixed.serving.errors import (
@@ -29,10 +28,9 @@ from adapmixed.serving.errors import (
     stopping,
     too_large,
 )
-from adapmixed.serving.fields import Defaults, query_of
+from adapmixed.serving.fields import MAX_BODY, Defaults, parsed, query_of, window_error
 from adapmixed.serving.guard import Guard
 from adapmixed.serving.metrics import Metrics
-from adapmixed.serving.prompts import window_error
 from adapmixed.serving.running import Desk
 from adapmixed.serving.scheduler import Scheduler
 

@@ -10,7 +10,7 @@ from matplotlib.lines import Line2D
 
 from adapmixed.evaluation import Evaluation
 from adapmixed.report import Report
-from adapmixed.report.table import format_perplexity, format_promise, show_epsilon
+from adapmixed.report.report import format_perplexity, format_promise, show_epsilon
 from adapmixed_lab.figures.diagnostic_figures import (
     draw_charges,
     draw_screened,

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from adapmixed.report import environment, plain
-from adapmixed.report.table import show_epsilon
+from adapmixed.report.report import show_epsilon
 
 FORMAT_VERSION = 1
 
