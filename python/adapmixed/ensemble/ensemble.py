@@ -81,6 +81,9 @@ class Ensemble(Forward):
         unverified: tuple[str, ...] = ("shards", "base"),
         ranks: Ranks = ALONE,
         num_models: int | None = None,
+        unit: str | None = None,
+        fingerprint: str | None = None,
+        folder: str | None = None,
     ) -> None:
         """Take over `model` and change it; use `from_pretrained` to load from files.
 
@@ -93,6 +96,7 @@ class Ensemble(Forward):
             unverified: see the attribute.
             ranks: the processes that share the members, and how many there are (`Ranks.over`).
             num_models: N; None for the number of `adapters`.
+            unit, fingerprint, folder: see the attributes.
 
         Raises:
             ValueError: if there are no adapters, if tokenizer and model do not fit, or if an
@@ -137,9 +141,7 @@ class Ensemble(Forward):
         self.config = model.config
         self.max_positions = max_positions(text_config)
         self.unverified = unverified
-        self.unit: str | None = None
-        self.fingerprint: str | None = None
-        self.folder: str | None = None
+        self.unit, self.fingerprint, self.folder = unit, fingerprint, folder
         if model.config.model_type not in TESTED:
             check_behaviour(self)
 
@@ -185,21 +187,10 @@ class Ensemble(Forward):
             ValueError: if there are more processes than members, or they read different files.
         """
         read = read_members(base, folder, adapted=adapted, dtype=dtype, device=device, ranks=ranks)
-        ensemble = cls(
-            read.model,
-            read.adapters,
-            adapted=read.adapted,
-            tokenizer=read.tokenizer,
-            unverified=read.unverified,
-            ranks=read.ranks,
-            num_models=read.num_models,
-        )
-        ensemble.unit = read.unit
-        ensemble.fingerprint = read.fingerprint
-        ensemble.folder = os.fspath(folder) if isinstance(folder, str | os.PathLike) else None
-        if not read.ranks.alone:  # devices may differ, but all caches must have the same rows
+        ensemble = cls(**read)
+        if not ensemble.ranks.alone:  # devices may differ, but all caches must have the same rows
             facts = {"what members share": ensemble.trunk, "all files": ensemble.fingerprint}
-            read.ranks.agree(facts)
+            ensemble.ranks.agree(facts)
         _LOG.info(
             "ensemble of %d models over %d tokens, window %s, sharing %s; not verified: %s",
             ensemble.num_models,

@@ -9,7 +9,6 @@ import math
 import os
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -69,33 +68,6 @@ _ROWS = 4096  # compared at once
 _SMALLEST = 2.0**-24  # the step of the smallest numbers in fp16
 
 
-@dataclass(frozen=True)
-class Members:
-    """The members of an ensemble and their public model, as they were read.
-
-    Attributes:
-        model: the public model; the ensemble may change it.
-        tokenizer: the public model's tokenizer, or None.
-        num_models: N, over all processes.
-        adapters: the adapters of this process's members.
-        adapted: the layers that members may adapt, each with its ranks.
-        ranks: the processes that share the members.
-        unverified: what could not be verified; see `Ensemble`.
-        unit: see `Ensemble`.
-        fingerprint: `fingerprint` of the base and of all members as they were read.
-    """
-
-    model: Any
-    tokenizer: Any
-    num_models: int
-    adapters: Sequence[Adapter]
-    adapted: Mapping[str, Sequence[int]]
-    ranks: Ranks
-    unverified: tuple[str, ...]
-    unit: str | None
-    fingerprint: str
-
-
 def read_members(
     base: Any,
     folder: Folder | Sequence[Folder | None],
@@ -104,8 +76,12 @@ def read_members(
     dtype: torch.dtype | None,
     device: str | torch.device | None,
     ranks: Ranks,
-) -> Members:
-    """Read the public model and this process's adapters; see `Ensemble.from_pretrained`."""
+) -> dict[str, Any]:
+    """Return the arguments of `Ensemble` for a public model and this process's adapters.
+
+    See `Ensemble.from_pretrained`. N is the number of members over all processes, and `adapted` has
+    the layers of all of them.
+    """
     check_base(base)
     manifest, paths = _listed(folder)
     source, root = source_of(base), Path() if manifest is None else Path(folder)  # type: ignore[arg-type]
@@ -157,23 +133,24 @@ def read_members(
         ranks.agree(facts)
     # A model object may have changed since it was loaded from the files that it names.
     same_base = same_base and isinstance(base, str | os.PathLike)
-    return Members(
-        model=model,
-        tokenizer=tokenizer,
-        num_models=len(paths),
-        adapters=[MISSING if path is None else read[path] for path in mine],
-        adapted=adapted,
-        ranks=ranks,
-        unverified=(
+    return {
+        "model": model,
+        "tokenizer": tokenizer,
+        "num_models": len(paths),
+        "adapters": [MISSING if path is None else read[path] for path in mine],
+        "adapted": adapted,
+        "ranks": ranks,
+        "unverified": (
             *_unverified_shards(manifest, len(paths)),
             *(() if same_base else ("base",)),
             *(() if same_tokenizer or not same_base or tokenizer is None else ("tokenizer",)),
         ),
-        unit=None if manifest is None else manifest.unit,
-        fingerprint=fingerprint(
+        "unit": None if manifest is None else manifest.unit,
+        "fingerprint": fingerprint(
             base, member_digests(paths, read), found, getattr(model.config, "_commit_hash", None)
         ),
-    )
+        "folder": None if manifest is None else os.fspath(root),
+    }
 
 
 def _listed(folder: Folder | Sequence[Folder | None]) -> tuple[Manifest | None, list[Path | None]]:
