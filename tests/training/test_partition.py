@@ -12,8 +12,7 @@ from adapmixed.data import Document
 from adapmixed.training import (
     assign_shards,
 )
-from adapmixed.training.partition import by_hash
-from adapmixed.training.shards import spool
+from adapmixed.training.shards import by_hash, spool
 
 KEY = bytes(range(16))
 NAMES = [f"user-{i}" for i in range(4000)]

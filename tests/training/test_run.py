@@ -379,7 +379,7 @@ def test_a_member_appears_whole(
     def interrupted(*_: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("adapmixed.training.member.publish_folder", interrupted)
+    monkeypatch.setattr("adapmixed.training.pool.publish_folder", interrupted)
     run = a_run(tmp_path, base, num_models=1, config=replace(CONFIG, epochs=1))
     with pytest.raises(KeyboardInterrupt):
         quietly(run)
