@@ -7,7 +7,6 @@ import logging
 import secrets
 import time
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from typing import Any
 
 from starlette.types import Receive, Scope, Send
@@ -30,73 +29,68 @@ _STREAM = [
 ]
 
 
-@asynccontextmanager
-async def watched(running: Running, receive: Receive) -> AsyncIterator[None]:
-    """End the answer when the block ends, and tell it if the client leaves."""
-
-    async def watch() -> None:
-        while (await receive())["type"] != "http.disconnect":
-            pass
-        running.leave()
-
-    watcher = asyncio.create_task(watch())
-    try:
-        yield
-    finally:
-        running.end()
-        watcher.cancel()
-
-
-class Whole:
-    """The response with a whole answer, as an ASGI application."""
+class Reply:
+    """The response to a query, whole or as server-sent events, as an ASGI application."""
 
     def __init__(self, running: Running, writer: Writer) -> None:
         self._running, self._writer = running, writer
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Wait for the whole answer and send it.
+        """Send the answer, and end it if the client leaves or stops reading.
 
         Raises:
-            RequestError: the engine has stopped.
+            RequestError: the engine has stopped before a whole answer was complete.
         """
+        running = self._running
+
+        async def watch() -> None:
+            while (await receive())["type"] != "http.disconnect":
+                pass
+            running.leave()
+
+        watcher, whole = asyncio.create_task(watch()), None
+        try:
+            if running.query.stream:
+                await self._stream(send)
+            else:
+                whole = await self._whole()
+        except ClientLeftError:
+            pass
+        finally:
+            running.end()
+            watcher.cancel()
+        if whole is not None:
+            await whole(scope, receive, send)
+
+    async def _whole(self) -> JsonResponse:
+        """Wait for the whole answer and return it."""
         running = self._running
         count = len(running.query.prompts)
         texts: list[list[str]] = [[] for _ in range(count)]
         finishes: list[str | None] = [None] * count
         try:
-            async with watched(running, receive):
-                async for piece in running.pieces():
-                    texts[piece.index].append(piece.text)
-                    finishes[piece.index] = piece.finish
-        except ClientLeftError:
-            return
+            async for piece in running.pieces():
+                texts[piece.index].append(piece.text)
+                finishes[piece.index] = piece.finish
         except StoppedError:
             raise stopping(charged=running.released > 0) from None
-        body = self._writer.whole(["".join(parts) for parts in texts], finishes, running.released)
-        await JsonResponse(body)(scope, receive, send)
+        joined = ["".join(parts) for parts in texts]
+        return JsonResponse(self._writer.whole(joined, finishes, running.released))
 
-
-class Stream:
-    """The response with server-sent events, as an ASGI application."""
-
-    def __init__(self, running: Running, writer: Writer) -> None:
-        self._running, self._writer = running, writer
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Send every piece as it is released, until the client leaves or stops reading.
+    async def _stream(self, send: Send) -> None:
+        """Send every piece as it is released.
 
         An error is an event, too, and the stream then ends without "[DONE]".
         """
-        async with watched(self._running, receive):
-            try:
-                await _sent(send, type="http.response.start", status=200, headers=_STREAM)
-                async for part in self._events():
-                    await _sent(send, type="http.response.body", body=part, more_body=True)
-                await _sent(send, type="http.response.body", body=b"", more_body=False)
-            except TimeoutError:
-                _LOG.info("a client has not read its stream for %g seconds", SEND_SECONDS)
-            except (ClientLeftError, OSError):
-                pass
+        try:
+            await _sent(send, type="http.response.start", status=200, headers=_STREAM)
+            async for part in self._events():
+                await _sent(send, type="http.response.body", body=part, more_body=True)
+            await _sent(send, type="http.response.body", body=b"", more_body=False)
+        except TimeoutError:
+            _LOG.info("a client has not read its stream for %g seconds", SEND_SECONDS)
+        except OSError:
+            pass
 
     async def _events(self) -> AsyncIterator[bytes]:
         running, writer = self._running, self._writer
