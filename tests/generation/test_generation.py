@@ -84,7 +84,7 @@ def test_pieces_are_the_released_tokens(demo: Ensemble) -> None:
     ids = tokens_of(demo, PROMPT)
     tokens = answered(
         demo, Unprotected(), ids, max_new_tokens=40, temperature=1.3, rng=SeededRandom(7),
-        stop_token=demo.end_tokens,
+        ends=demo.end_tokens,
     )  # fmt: skip
     expected = demo.tokenizer.decode(tokens[0][tokens[0] >= 0], skip_special_tokens=True)
     here = generator(demo, Unprotected())
@@ -319,14 +319,10 @@ TWO_ROWS = torch.ones(2, 2, dtype=torch.int64)
 @pytest.mark.parametrize(
     "given,name",
     [
-        ({"input_ids": [[1, 2]]}, "input_ids"),
-        ({"attention_mask": [[1, 1]]}, "attention_mask"),
         *(
             ({"input_ids": TWO_ROWS, "attention_mask": torch.tensor(mask)}, "attention_mask")
             for mask in ([[0, 2], [1, 1]], [[1, 1], [0, 0]])
         ),
-        *(({"stop_token": value}, "stop_token") for value in ("</s>", [1, 0.5])),
-        ({"stop": "END"}, "stop"),
     ],
 )
 def test_a_query_of_another_kind_raises(demo: Ensemble, given: dict[str, Any], name: str) -> None:

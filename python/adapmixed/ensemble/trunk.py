@@ -13,6 +13,7 @@ import inspect
 import logging
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -100,7 +101,7 @@ def repeat_at(model: Any, trunk: Trunk, rows: int) -> list[Any]:
     handles = []
     for index, name in enumerate(trunk.blocks):
         block = model.get_submodule(name)
-        hook = repeat.first if index == 0 else repeat.later
+        hook = partial(repeat, index == 0)
         handles.append(block.register_forward_pre_hook(hook, with_kwargs=True))
     if trunk.blocks:
         handles.append(block.register_forward_hook(repeat.forget))
@@ -115,17 +116,11 @@ class _Repeat:
         self._sequences = 0
         self._known: dict[int, tuple[Tensor, Tensor]] = {}  # masks are the same for all blocks
 
-    def first(self, block: nn.Module, args: tuple[Any, ...], kwargs: Any) -> Any:
-        return self._arguments(block, args, kwargs, first=True)
-
-    def later(self, block: nn.Module, args: tuple[Any, ...], kwargs: Any) -> Any:
-        return self._arguments(block, args, kwargs, first=False)
-
     def forget(self, block: nn.Module, args: Any, output: Any) -> None:
         self._known.clear()
 
-    def _arguments(
-        self, block: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], *, first: bool
+    def __call__(
+        self, first: bool, block: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
         signature = inspect.signature(block.forward)
         bound = signature.bind(*args, **kwargs)

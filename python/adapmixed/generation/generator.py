@@ -260,11 +260,7 @@ class PrivateGenerator:
         Args:
             messages: conversation as a list of {"role": ..., "content": ...}. The last message is
                 answered.
-            max_new_tokens: as in :meth:`stream`.
-            temperature: as in :meth:`stream`.
-            top_k: as in :meth:`stream`.
-            stop_strings: as in :meth:`stream`.
-            refused: as in :meth:`stream`.
+            max_new_tokens, temperature, top_k, stop_strings, refused: as in :meth:`stream`.
 
         Returns:
             An iterator over pieces of text.
@@ -319,7 +315,7 @@ class PrivateGenerator:
             temperature=temperature,
             top_k=top_k,
             attention_mask=mask,
-            stop_token=self.ensemble.end_tokens | stops,
+            ends=self.ensemble.end_tokens | stops,
             stop=stop_rule(self._tokenizer, prompts, stop_strings),
         )
         return self._pieces([Continuation(self._tokenizer, prompt) for prompt in prompts], steps)
@@ -391,14 +387,14 @@ class PrivateGenerator:
         temperature: float = 1.0,
         top_k: int | None = None,
         attention_mask: Tensor | None = None,
-        stop_token: int | Collection[int] | None = None,
+        ends: Collection[int] = (),
         stop: StopRule | None = None,
     ) -> Iterator[Tensor]:
         """Yield tokens one position at a time; each is charged before it is drawn.
 
         Each sequence of the batch is a separate query at every step, so a batch of b sequences
         costs b queries per step. A sequence that has ended is neither charged nor sampled again.
-        Its stop token is charged. Arguments are checked, and the prompt is read, at the call.
+        Its last token is charged. Arguments are checked, and the prompt is read, at the call.
 
         Args:
             input_ids: (b, t) int64 prompts, padded on the left if their lengths differ.
@@ -406,7 +402,7 @@ class PrivateGenerator:
             temperature: divides all rows before they are projected, 0.01 to 100.
             top_k: number of the likeliest public tokens that all rows keep; None for all.
             attention_mask: (b, t), 0 at padding; None without padding.
-            stop_token: one token or several that end a sequence once released.
+            ends: tokens that end a sequence once released.
             stop: function of the released tokens that ends sequences, for example at stop strings.
                 The main process alone calls it.
 
@@ -421,12 +417,11 @@ class PrivateGenerator:
             LedgerError: a charge could not be made durable, so its token is not drawn; raised while
                 iterating.
         """
-        _check_query(input_ids, attention_mask, stop_token, stop)
         check_count("max_new_tokens", max_new_tokens)
         check_shape(temperature, top_k)
         check_window(self.ensemble.max_positions, input_ids.shape[-1], max_new_tokens)
         mask = None if attention_mask is None else attention_mask.tolist()
-        settings = (max_new_tokens, temperature, top_k, stop_token)
+        settings = (max_new_tokens, temperature, top_k, ends)
         self.ensemble.ranks.agree(
             {
                 "the mechanism": self.mechanism,
@@ -450,8 +445,8 @@ class PrivateGenerator:
             max_new_tokens,
         )
         shape = {"temperature": temperature, "top_k": top_k}
-        stops = _stop_rules(stop_token, stop)
-        return self._steps(decoder, len(input_ids), max_new_tokens, shape, stops)
+        last = torch.tensor(sorted(ends), dtype=torch.int64)
+        return self._steps(decoder, len(input_ids), max_new_tokens, shape, last, stop)
 
     def _steps(
         self,
@@ -459,7 +454,8 @@ class PrivateGenerator:
         sequences: int,
         max_new_tokens: int,
         shape: dict[str, Any],
-        stops: tuple[StopRule, ...],
+        ends: Tensor,
+        stop: StopRule | None,
     ) -> Iterator[Tensor]:
         going = torch.ones(sequences, dtype=torch.bool)
         released = torch.empty(sequences, 0, dtype=torch.int64)
@@ -468,7 +464,7 @@ class PrivateGenerator:
             tokens[going] = self.answer(*decoder.logits, **shape)
             yield tokens.clone()
             released = torch.cat([released, tokens[:, None]], dim=1)
-            before, going = going, self._still_going(going, released, stops)
+            before, going = going, self._still_going(going, released, ends, stop)
             if step + 1 == max_new_tokens or not bool(going.any()):
                 _LOG.info("released %d tokens", int((released >= 0).sum()))
                 return
@@ -477,14 +473,14 @@ class PrivateGenerator:
                 decoder.drop(ended)
             decoder.append(tokens[going])
 
-    def _still_going(self, going: Tensor, released: Tensor, stops: tuple[StopRule, ...]) -> Tensor:
+    def _still_going(
+        self, going: Tensor, released: Tensor, ends: Tensor, stop: StopRule | None
+    ) -> Tensor:
         """Return which sequences go on. The main process decides: all must drop the same ones."""
 
         def decided() -> Tensor:
-            still = going.clone()
-            for stop in stops:
-                still &= ~stop(released)
-            return still
+            still = going & ~torch.isin(released[:, -1], ends)
+            return still if stop is None else still & ~stop(released)
 
         return self.ensemble.ranks.tell(decided, (len(going),), torch.bool, going.device)
 
@@ -558,27 +554,3 @@ def check_window(limit: int | None, length: int, max_new_tokens: int) -> None:
             f"max_new_tokens must be <= {limit - length + 1} after a prompt of {length} tokens "
             f"(the model's window is {limit}), got {max_new_tokens}"
         )
-
-
-def _check_query(
-    input_ids: object, attention_mask: object, stop_token: object, stop: object
-) -> None:
-    """Raise ValueError for arguments of a wrong type. The ensemble checks shapes and values."""
-    check_type("input_ids", input_ids, Tensor, "a tensor (b, t)")
-    check_type("attention_mask", attention_mask, Tensor, "a tensor (b, t) or None", optional=True)
-    tokens = stop_token if isinstance(stop_token, Collection) else (stop_token,)
-    whole = all(isinstance(token, int) and not isinstance(token, bool) for token in tokens)
-    if stop_token is not None and (isinstance(stop_token, str | bytes) or not whole):
-        raise ValueError(f"stop_token must be an integer, several or None, got {stop_token!r}")
-    if stop is not None and not callable(stop):
-        raise ValueError(f"stop must be a function of released tokens or None, got {stop!r}")
-
-
-def _stop_rules(
-    tokens: int | Collection[int] | None, stop: StopRule | None
-) -> tuple[StopRule, ...]:
-    rules: list[StopRule] = []
-    if tokens is not None:
-        ends = torch.tensor([tokens] if isinstance(tokens, int) else sorted(tokens))
-        rules.append(lambda released: torch.isin(released[:, -1], ends))
-    return (*rules, stop) if stop is not None else tuple(rules)

@@ -148,7 +148,7 @@ class Synthesis:
             max_new_tokens=self.most - len(before),
             temperature=self.temperature,
             top_k=self.top_k,
-            stop_token=ends,
+            ends=ends,
         )
 
     @property
