@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from families import SHARES_NO_BLOCK, linear_names, tiny
+from families import linear_names, tiny
 from tiny_models import VOCAB, adapted_layers, peft_logits, write_adapter
 from torch import Tensor
 
@@ -17,6 +17,7 @@ from adapmixed.ensemble import Ensemble, Manifest, write_manifest
 from adapmixed.ensemble.lora import block_names
 from adapmixed.ensemble.output_layer import LogitsRoom
 from adapmixed.ensemble.support import TESTED
+from adapmixed.ensemble.trunk import SHARES_NO_BLOCK
 
 LOOP = {torch.float32: 1e-5, torch.bfloat16: 2.0**-6}
 PASSES = {torch.float32: 1e-5, torch.bfloat16: 2.0**-4}

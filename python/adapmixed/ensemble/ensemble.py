@@ -24,7 +24,7 @@ from adapmixed.ensemble.lora import (
 from adapmixed.ensemble.members import read_members
 from adapmixed.ensemble.output_layer import HeadAdapters, LogitsRoom, OutputLayer, row_width
 from adapmixed.ensemble.support import TESTED, check_behaviour, check_model, max_positions
-from adapmixed.ensemble.trunk import find_trunk, repeat_at
+from adapmixed.ensemble.trunk import Trunk, find_trunk, repeat_at
 from adapmixed.ensemble.vocabulary import beginning_of, unnamed_ids
 from adapmixed.limits import active_tokens, check_models, check_vocabulary
 from adapmixed.ranks import ALONE, Ranks
@@ -130,7 +130,7 @@ class Ensemble(Forward):
             ranks=ranks,
         )
         model.set_submodule(head, self.output_layer)
-        repeat_at(model, self.trunk, len(adapters) + 1)
+        hooks = repeat_at(model, self.trunk, len(adapters) + 1)
         model.eval()
         model.requires_grad_(False)
         self.model, self.ranks = model, ranks
@@ -143,7 +143,17 @@ class Ensemble(Forward):
         self.unverified = unverified
         self.unit, self.fingerprint, self.folder = unit, fingerprint, folder
         if model.config.model_type not in TESTED:
-            check_behaviour(self)
+            try:
+                check_behaviour(self)
+            except ValueError as error:
+                if not hooks:
+                    raise
+                _LOG.warning("members share no block, which costs time: %s", error)
+                for hook in hooks:
+                    hook.remove()
+                self.trunk = Trunk()
+                self.__dict__.pop("_cached_bytes", None)
+                check_behaviour(self)
 
     @classmethod
     def from_pretrained(
@@ -365,8 +375,8 @@ class Ensemble(Forward):
         return self.cache_bytes(1, window) + sum(position)
 
 
-def try_members(model: Any, tokenizer: Any, layers: Sequence[str]) -> None:
-    """Check that an ensemble can be loaded whose members adapt these layers.
+def try_members(model: Any, tokenizer: Any, layers: Sequence[str]) -> Trunk:
+    """Return the trunk of an ensemble whose members adapt these layers, which can be loaded.
 
     Models of a tested type are only looked at. Others are tried, which changes them.
 
@@ -380,10 +390,10 @@ def try_members(model: Any, tokenizer: Any, layers: Sequence[str]) -> None:
     """
     check_model(model, tokenizer)
     if model.config.model_type in TESTED:
-        return
+        return find_trunk(model, layers)
     shapes = {name: layer_shape(model.get_submodule(name)) for name in layers}
     updates = {
         name: (torch.full((size_in, 1), 0.1), torch.full((1, size_out), 0.1))
         for name, (size_in, size_out) in shapes.items()
     }
-    Ensemble(model, [Adapter(updates)], tokenizer=tokenizer)
+    return Ensemble(model, [Adapter(updates)], tokenizer=tokenizer).trunk
