@@ -12,8 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from adapmixed.ensemble.decoder import Decoder
-from adapmixed.ensemble.forward import DEFAULT_MEMORY_BYTES, AnswerBytes, Forward
+from adapmixed.ensemble.forward import DEFAULT_MEMORY_BYTES, AnswerBytes, Decoder, Forward
 from adapmixed.ensemble.lora import (
     Adapter,
     head_name,
