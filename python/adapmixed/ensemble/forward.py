@@ -29,7 +29,8 @@ class Forward:
     """The pass of a model with stacked adapters on the same tokens for every member.
 
     It is the part of an `Ensemble` that computes, and counts the memory for it. Threads may share
-    it; their passes run one after the other.
+    it; their passes run one after the other. Several processes run their members on the same
+    tokens, and all use the main process's public row, since another batch may round otherwise.
 
     Attributes:
         model: a causal language model with stacked adapters (`stack_adapters`).
@@ -37,11 +38,6 @@ class Forward:
         zero_members: members whose updates are all zero. Their logits are copied from the public
             block, because an empty shard must answer exactly as the public model does. Computed in
             another row of a matrix product, the same numbers may round differently.
-        trunk: the layers that members share; rows are repeated where it ends.
-        vocab_size: V, the width of the logits.
-        max_positions: longest input in tokens, or None if the model sets no limit.
-        ranks: the processes that run the other members on the same tokens. All use the main
-            process's public row, since another batch may round the same numbers differently.
     """
 
     model: Any

@@ -374,14 +374,15 @@ class Mechanism(ABC):
     def answer_bytes(self, rows: int, vocab_size: int, element: int) -> int:
         """Return the largest number of bytes that one answer holds in addition to its logits.
 
-        By default these are the probabilities and the data of the draw, three times V float64.
+        By default these are a pool's log-weights, the probabilities and the data of the draw, four
+        times V float64.
 
         Args:
             rows: N + 1.
             vocab_size: V.
             element: bytes of a logit.
         """
-        return 3 * 8 * vocab_size
+        return 4 * 8 * vocab_size
 
     def propose(
         self,

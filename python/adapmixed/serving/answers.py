@@ -85,7 +85,8 @@ class Reply:
         try:
             await _sent(send, type="http.response.start", status=200, headers=_STREAM)
             async for part in self._events():
-                await _sent(send, type="http.response.body", body=part, more_body=True)
+                if part:
+                    await _sent(send, type="http.response.body", body=part, more_body=True)
             await _sent(send, type="http.response.body", body=b"", more_body=False)
         except TimeoutError:
             _LOG.info("a client has not read its stream for %g seconds", SEND_SECONDS)
@@ -94,12 +95,10 @@ class Reply:
 
     async def _events(self) -> AsyncIterator[bytes]:
         running, writer = self._running, self._writer
-        for part in writer.opening():
-            yield part
+        yield writer.opening()
         try:
             async for piece in running.pieces():
-                for part in writer.piece(piece):
-                    yield part
+                yield writer.piece(piece)
         except StoppedError:
             yield event(stopping(charged=True).body)
         except ClientLeftError:
@@ -108,8 +107,7 @@ class Reply:
             _LOG.error("a stream has failed: %s", type(error).__name__)
             yield event(internal().body)
         else:
-            for part in writer.ending(running.released):
-                yield part
+            yield writer.ending(running.released)
 
 
 async def _sent(send: Send, **message: object) -> None:
@@ -151,30 +149,28 @@ class Writer:
         ]
         return {**self._head, "choices": choices, "usage": self._usage(released)}
 
-    def opening(self) -> list[bytes]:
+    def opening(self) -> bytes:
         """Return the events before the first token: for chat, the role."""
         if not self._query.chat:
-            return []
-        return [self._event(0, {"delta": {"role": "assistant", "content": ""}}, None)]
+            return b""
+        return self._event(0, {"delta": {"role": "assistant", "content": ""}}, None)
 
-    def piece(self, piece: Piece) -> list[bytes]:
+    def piece(self, piece: Piece) -> bytes:
         """Return the events for one piece; none if it has no text and ends nothing."""
-        events = []
+        events = b""
         if piece.text or (piece.finish and not self._query.chat):
             finish = None if self._query.chat else piece.finish
             body = {"delta": {"content": piece.text}} if self._query.chat else {"text": piece.text}
-            events.append(self._event(piece.index, body, finish))
+            events += self._event(piece.index, body, finish)
         if piece.finish and self._query.chat:
-            events.append(self._event(piece.index, {"delta": {}}, piece.finish))
+            events += self._event(piece.index, {"delta": {}}, piece.finish)
         return events
 
-    def ending(self, released: int) -> list[bytes]:
+    def ending(self, released: int) -> bytes:
         """Return the events after the last token."""
-        events = [DONE]
-        if self._query.include_usage:
-            body = {**self._chunk(), "choices": [], "usage": self._usage(released)}
-            events.insert(0, event(body))
-        return events
+        if not self._query.include_usage:
+            return DONE
+        return event({**self._chunk(), "choices": [], "usage": self._usage(released)}) + DONE
 
     def _event(self, index: int, body: dict[str, Any], finish: str | None) -> bytes:
         choice = {"index": index, **body, "logprobs": None, "finish_reason": finish}

@@ -188,11 +188,7 @@ def application(service: Service) -> ASGIApp:
             Route("/v1/models/{name:path}", service.model, methods=["GET"]),
             Route("/health", service.health, methods=["GET"]),
         ],
-        exception_handlers={
-            RequestError: _own_error,
-            HTTPException: _starlette_error,
-            Exception: _fault,  # and it is raised again, for the guard to log
-        },
+        exception_handlers=dict.fromkeys((RequestError, HTTPException, Exception), _failed),
     )
     app.router.redirect_slashes = False
     return Guard(app, service.clients, service.metrics, PATHS)
@@ -221,15 +217,8 @@ async def _body(request: Request) -> bytes:
     return bytes(parts)
 
 
-async def _own_error(request: Request, error: Exception) -> Response:
-    assert isinstance(error, RequestError)
-    return error.response()
-
-
-async def _starlette_error(request: Request, error: Exception) -> Response:
-    assert isinstance(error, HTTPException)
-    return of_starlette(error).response()
-
-
-async def _fault(request: Request, error: Exception) -> Response:
-    return internal().response()
+async def _failed(request: Request, error: Exception) -> Response:
+    """Return the response to an error. An unknown one is raised again, for the guard to log."""
+    if isinstance(error, HTTPException):
+        error = of_starlette(error)
+    return (error if isinstance(error, RequestError) else internal()).response()
