@@ -36,7 +36,6 @@ from adapmixed.ensemble.public_model import (
     content_digest,
     found_files,
     is_hub_name,
-    is_model,
     last_part,
     load_base,
     load_tokenizer,
@@ -157,35 +156,14 @@ def _listed(folder: Folder | Sequence[Folder | None]) -> tuple[Manifest | None, 
     """Return `ensemble.json` or None, and the members' folders."""
     manifest = None
     if isinstance(folder, str | os.PathLike):
-        _check_folder(Path(folder), FILE_NAME, "an ensemble folder")
         manifest = read_manifest(folder)
         paths = [None if name is None else Path(folder, name) for name in manifest.members]
     else:
         paths = [None if path is None else Path(path) for path in folder]
-        for path in paths:
-            if path is not None:
-                _check_folder(path, ADAPTER_CONFIG, "the folders of adapters")
     if not paths:
         raise ValueError("an ensemble must have at least one private model, got 0")
     check_distinct([path.resolve() for path in paths if path is not None])
     return manifest, paths
-
-
-def _check_folder(path: Path, file: str, wanted: str) -> None:
-    """Raise ValueError for a folder that does not exist, or that is a public model.
-
-    Args:
-        path: the folder.
-        file: the file that it must have.
-        wanted: what it must be, for the message.
-    """
-    if not path.is_dir():
-        raise ValueError(f"folder must be {wanted}, got {path}, which is no existing folder")
-    if is_model(path) and not (path / file).is_file():
-        raise ValueError(
-            f"folder must be {wanted}, got {path} with a public model but no {file}: base and "
-            "folder may be swapped"
-        )
 
 
 def _check_beginning(manifest: Manifest | None, tokenizer: Any) -> None:
