@@ -28,7 +28,6 @@ from adapmixed.ensemble.manifest import (
 )
 from adapmixed.ensemble.public_model import (
     ADAPTER_CONFIG,
-    ADDED_TOKENS,
     TOKENIZER_FILES,
     check_base,
     check_files,
@@ -553,24 +552,22 @@ def check_tokenizers(folders: Sequence[Path], tokenizer: Any, base: str, vocab_s
 def _difference(folder: Path, tokenizer: Any, vocab_size: int) -> str | None:
     try:
         loaded = load_tokenizer(folder)
-        file = folder / ADDED_TOKENS
-        if loaded is not None:
-            own = loaded.get_vocab()
-        else:
-            own = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
-        own = {token: int(index) for token, index in own.items() if index < vocab_size}
     except Exception as error:  # damaged files raise many types of exception
         raise ValueError(f"{folder}: its tokenizer cannot be read: {error}") from error
-    vocabulary = tokenizer.get_vocab().items()
-    expected = {token: index for token, index in vocabulary if index < vocab_size}
-    aside = {None if loaded is None else loaded.pad_token} - expected.keys()  # it cuts no text
-    own = {token: index for token, index in own.items() if token not in aside}
+    if loaded is None:  # settings alone
+        return None
+    own, expected = (
+        {token: index for token, index in one.get_vocab().items() if index < vocab_size}
+        for one in (loaded, tokenizer)
+    )
+    if loaded.pad_token not in expected:  # it cuts no text
+        own.pop(loaded.pad_token, None)
     for token, index in sorted(own.items(), key=lambda item: item[1]):
         if expected.get(token) != index:
             return f"token {token!r} has id {index} there and {expected.get(token)} in the base"
-    if loaded is not None and len(own) < len(expected):
+    if len(own) < len(expected):
         return f"it has {len(own)} tokens, the base {len(expected)}"
-    if loaded is not None and _rules(loaded, expected) != _rules(tokenizer, expected):
+    if _rules(loaded, expected) != _rules(tokenizer, expected):
         return "the tokens are the same but other rules cut text into them"
     return None
 
