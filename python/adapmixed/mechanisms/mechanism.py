@@ -419,7 +419,8 @@ class Mechanism(ABC):
         rows = shaped(
             private_logits, public_logits, temperature=temperature, top_k=top_k, active=active
         )
-        own = rows.apart_from(private_logits, public_logits)
+        copies = rows.private.clone(), rows.public.clone()
+        own = replace(rows, private=copies[0], public=copies[1], spare=False)
         speaking = active_tokens(active, rows.vocab_size)
         origin = replace(BY_HAND, active_tokens=speaking)
         return self.propose_rows(own, rng=rng, targets=targets, origin=origin)

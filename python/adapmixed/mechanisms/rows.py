@@ -74,15 +74,6 @@ class Rows:
         """k, the number of columns that are tokens."""
         return self.vocab_size if self.tokens is None else self.tokens.shape[1]
 
-    def apart_from(self, *logits: Tensor) -> Rows:
-        """Return these rows, each copied if it shares memory with one of these logits."""
-        memory = {one.untyped_storage().data_ptr() for one in logits}
-        private, public = (
-            one.clone() if one.untyped_storage().data_ptr() in memory else one
-            for one in (self.private, self.public)
-        )
-        return replace(self, private=private, public=public, spare=False)
-
     def answerable(self) -> Rows:
         """Return rows for which no operator raises an error that depends on a private row.
 
