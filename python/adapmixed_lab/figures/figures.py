@@ -9,8 +9,7 @@ from typing import Any
 from matplotlib.lines import Line2D
 
 from adapmixed.evaluation import Evaluation
-from adapmixed.report import Report
-from adapmixed.report.report import format_perplexity, format_promise, show_epsilon
+from adapmixed.report.report import Report, format_perplexity, format_promise, show_epsilon
 from adapmixed_lab.figures.diagnostic_figures import (
     draw_charges,
     draw_screened,
