@@ -132,7 +132,7 @@ class Private:
     def rows(self, turn: int) -> Rows:
         token = tokens_of(turn, len(self._ids), self._ids.device)
         private, public, chosen = batched(self._decoder, token)
-        return shaped(private, public, active=self._active, tokens=chosen, spare=True)
+        return shaped(private, public, active=self._active, tokens=chosen)
 
     def answer(self, rows: Rows) -> None:
         proposal = self._mechanism.propose_rows(rows.answerable(), rng=self._rng)

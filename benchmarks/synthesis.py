@@ -40,7 +40,7 @@ from transformers import AutoModelForCausalLM, DynamicCache
 from adapmixed import Accountant, AdaPMixED, ClippedLogPool
 from adapmixed.ensemble.prompts import PromptEnsemble
 from adapmixed.ensemble.vocabulary import plain_ids
-from adapmixed.generation.loop import charged
+from adapmixed.generation.generator import charged
 from adapmixed.mechanisms import Mechanism, PublicOnly, shaped
 from adapmixed.mechanisms.rows import Rows
 from adapmixed.privacy.conversions import zcdp_to_dp

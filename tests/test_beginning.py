@@ -20,7 +20,7 @@ from adapmixed.ensemble.vocabulary import beginning_of, begun, text_ids
 from adapmixed.evaluation import Evaluation, evaluate
 from adapmixed.rng import SeededRandom
 from adapmixed.serving.errors import RequestError
-from adapmixed.serving.prompts import conversation_of, prompts_of
+from adapmixed.serving.fields import conversation_of, prompts_of
 from adapmixed.training import finetune, token_blocks, token_stream, train_ensemble
 from adapmixed_lab.dp_sgd.training import record_blocks
 

@@ -21,7 +21,7 @@ def budget(ensemble: Ensemble, batch: int, length: int, chunk: int, last_only: b
     while low + 1 < high:
         middle = (low + high) // 2
         try:
-            size = ensemble._forward.chunk_size(batch, length, middle, last_only=last_only)
+            size = ensemble.chunk_size(batch, length, middle, last_only=last_only)
         except ValueError:
             size = 0
         low, high = (middle, high) if size < chunk else (low, middle)

@@ -26,9 +26,11 @@ from transformers import (
 )
 
 from adapmixed.ensemble import Ensemble
+from adapmixed.ensemble.forward import DEFAULT_MEMORY_BYTES
 from adapmixed.ensemble.lora import Adapter
 from adapmixed.ensemble.output_layer import LogitsRoom
-from adapmixed.generation.loop import DEFAULT_MEMORY_BYTES, Answerer, StopRule
+from adapmixed.generation import PrivateGenerator
+from adapmixed.generation.text import StopRule
 from adapmixed.mechanisms import AdaPMixED, ClippedLogPool, Mechanism, PMixED
 from adapmixed.privacy import Accountant
 from adapmixed.rng import SeededRandom
@@ -108,8 +110,11 @@ def run(
     **settings: Any,
 ) -> None:
     accountant, rng = Accountant(1e-5), SeededRandom(0)
-    answerer = Answerer(ensemble, mechanism, accountant, rng, memory_bytes=memory_bytes)
-    for _ in answerer.stream(prompt, max_new_tokens=TOKENS, **settings):
+    ensemble.tokenizer = "unused"
+    generator = PrivateGenerator(
+        ensemble, mechanism, accountant, rng=rng, memory_bytes=memory_bytes
+    )
+    for _ in generator.stream_tokens(prompt, max_new_tokens=TOKENS, **settings):
         pass
 
 
@@ -154,7 +159,7 @@ def measure_reading() -> Any:
     except ValueError as error:
         memory = int(1.1 * int(str(error).split(">= ")[1].split()[0]))
     short = 1024
-    while ensemble._forward.chunk_size(1, short, memory, last_only=False) < short:
+    while ensemble.chunk_size(1, short, memory, last_only=False) < short:
         short -= 8
 
     def read() -> None:

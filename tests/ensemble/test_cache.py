@@ -83,7 +83,7 @@ def test_a_decoder_has_room_for_all_that_was_counted_and_no_more(
     """Chunks, decoding, an end and a restart stay within the counted bytes."""
     ensemble = Ensemble.from_pretrained(base, make_adapters(2))
     ids = torch.randint(0, VOCAB, (3, 7), generator=torch.Generator().manual_seed(0))
-    counted = ensemble._forward.cache_bytes(3, 7 + 5)  # the largest of two layers counts twice
+    counted = ensemble.cache_bytes(3, 7 + 5)  # the largest of two layers counts twice
     with pytest.raises(ValueError, match="memory_bytes must be >= ") as caught:
         ensemble.decoder(ids, memory_bytes=1, new_tokens=5)
     needed = int(str(caught.value).split(">= ")[1].split()[0])

@@ -75,13 +75,13 @@ def family(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 
 def one_pass(ensemble: Ensemble, ids: Tensor, mask: Any = None, cache: Any = None) -> Tensor:
     """Return logits (N + 1, b, t, V)."""
-    private, public, _ = ensemble._forward(ids, mask, cache)
+    private, public, _ = ensemble.forward(ids, mask, cache)
     return torch.cat([public[None], private])
 
 
 def passes(ensemble: Ensemble, ids: Tensor, mask: Any, chunk: int, cache: Any = None) -> Tensor:
     """Return logits (N + 1, b, t, V), computed through a cache in chunks of `chunk` positions."""
-    cache = ensemble._forward.new_cache() if cache is None else cache
+    cache = ensemble.new_cache() if cache is None else cache
     parts = [
         one_pass(
             ensemble, ids[:, i : i + chunk], None if mask is None else mask[:, : i + chunk], cache
@@ -179,12 +179,12 @@ def test_a_sequence_that_ends_leaves_the_others_as_they_were(family: Family) -> 
 
 def test_the_cache_is_as_large_as_it_is_counted(family: Family) -> None:
     """Exactly, without the largest layer's copy; a sliding window of w keeps w - 1."""
-    forward, cache = family.ensemble._forward, family.ensemble._forward.new_cache()
-    forward(family.ids, None, cache)
+    ensemble, cache = family.ensemble, family.ensemble.new_cache()
+    ensemble.forward(family.ids, None, cache)
     layers = [
         sum(part.numel() * part.element_size() for part in (layer.keys, layer.values))
         * (4 if getattr(layer, "sliding_window", None) else 1)
         // (3 if getattr(layer, "sliding_window", None) else 1)
         for layer in written_layers(cache)
     ]
-    assert forward.cache_bytes(len(family.ids), LENGTH) == sum(layers) + max(layers)
+    assert ensemble.cache_bytes(len(family.ids), LENGTH) == sum(layers) + max(layers)

@@ -51,7 +51,7 @@ def test_adapters_are_kept_in_float32(base: Any, make_adapters: Make) -> None:
 
     folders = [rewrite(folder, halve) for folder in make_adapters(2)]
     ensemble = Ensemble.from_pretrained(base.to(torch.bfloat16), folders)
-    layers = [m for m in ensemble._forward.model.modules() if isinstance(m, BatchedLoRA)]
+    layers = [m for m in ensemble.model.modules() if isinstance(m, BatchedLoRA)]
     assert {part.dtype for layer in layers for part in (layer.down, layer.up)} == {torch.float32}
 
 

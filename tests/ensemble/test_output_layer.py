@@ -13,7 +13,7 @@ from torch import Tensor
 
 from adapmixed.ensemble import Ensemble
 from adapmixed.ensemble.output_layer import HeadAdapters
-from adapmixed.generation.loop import Answerer
+from adapmixed.generation import PrivateGenerator
 from adapmixed.mechanisms import ClippedLogPool, Unprotected
 from adapmixed.privacy import Accountant
 from adapmixed.rng import SeededRandom
@@ -104,11 +104,13 @@ def test_a_member_moves_no_bit_of_another_row(kind: str, tmp_path: Path) -> None
 
 def test_answers_from_columns_are_answers_from_all_rows(tmp_path: Path) -> None:
     found = ensemble(tiny("llama"), "head", tmp_path)
+    found.tokenizer = "unused"
     for mechanism in (ClippedLogPool(-1.0, 1.0, 2.0, queries=600), Unprotected()):
         for shape in ({}, {"temperature": 0.7}, {"top_k": 5}, {"top_k": 40, "temperature": 2.0}):
             answers = []
             for columns in (True, False):
-                one = Answerer(found, mechanism, Accountant(1e-5), SeededRandom(1), active=ACTIVE)
+                settings: Any = {"rng": SeededRandom(1), "active": ACTIVE}
+                one = PrivateGenerator(found, mechanism, Accountant(1e-5), **settings)
                 logits = found.decoder(IDS, active=ACTIVE if columns else None).logits
                 answers.append(torch.cat([one.answer(*logits, **shape) for _ in range(40)]))
             assert torch.equal(*answers)
@@ -135,6 +137,6 @@ def test_bfloat16_factors_are_kept_as_such() -> None:
 def test_what_is_no_token_is_not_active(tmp_path: Path) -> None:
     found = ensemble(tiny("llama"), "head", tmp_path)
     top = found.decoder(IDS, active=ACTIVE).logits.public.argmax(-1)
-    found._forward.layer.masked = top.unique()
+    found.output_layer.masked = top.unique()
     tokens = found.decoder(IDS, active=ACTIVE).logits.tokens
     assert tokens is not None and not torch.isin(tokens, top).any()

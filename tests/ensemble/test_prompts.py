@@ -10,7 +10,7 @@ from tiny_models import around, tiny_model, tokenizer
 
 from adapmixed import Accountant, ClippedLogPool
 from adapmixed.ensemble.prompts import PromptEnsemble
-from adapmixed.generation.loop import Answerer
+from adapmixed.generation import PrivateGenerator
 from adapmixed.rng import SeededRandom
 
 RECORDS = ["w5 w6 w7", "w9 w10 w11 w12 w13 w14 w15 w16", None, "w3"]
@@ -133,11 +133,12 @@ def test_answers_are_charged_for_one_record() -> None:
     ensemble = prompts(model_of("llama"), ["w5", "w6", "w7", "w8"] * 4)
     mechanism = ClippedLogPool(lower=0.0, upper=1.0, scale=2.0, queries=5)
     accountant = Accountant(1e-5)
-    answerer = Answerer(ensemble, mechanism, accountant, SeededRandom(3), active=8)
-    steps = answerer.stream(torch.tensor([ensemble.opening]), max_new_tokens=5)
+    settings: Any = {"rng": SeededRandom(3), "active": 8}
+    generator = PrivateGenerator(ensemble, mechanism, accountant, **settings)
+    steps = generator.stream_tokens(torch.tensor([ensemble.opening]), max_new_tokens=5)
     assert len([*steps]) == 5 and accountant.guarantee().budget == 5
     with pytest.raises(ValueError, match="another ensemble"):
-        Answerer(ensemble.filled(["w9"] * 16), mechanism, accountant, SeededRandom(3), active=8)
+        PrivateGenerator(ensemble.filled(["w9"] * 16), mechanism, accountant, **settings)
 
 
 def test_memory_counts_the_prompts_of_all_members() -> None:

@@ -40,8 +40,8 @@ def test_refused_bases(base: Any, make_adapters: Make, tmp_path: Path) -> None:
     adapted = PeftModel.from_pretrained(copy.deepcopy(base), folders[0])
     for bad, reason in [
         (adapted, "carries adapters"),
-        (Ensemble.from_pretrained(base, folders)._forward.model, "carries adapters"),
-        (Ensemble.from_pretrained(base, head)._forward.model, "carries adapters"),
+        (Ensemble.from_pretrained(base, folders).model, "carries adapters"),
+        (Ensemble.from_pretrained(base, head).model, "carries adapters"),
         (torch.nn.Linear(2, 2), "transformers model"),
         (3, "transformers model"),
         (tmp_path / "nowhere", "existing folder"),

@@ -83,7 +83,7 @@ def of(request: Any, tiny_members: tuple[Any, Path]) -> Any:
 
     def loaded(members: Members) -> Ensemble:
         ensemble = load(base, folder, members, dtype=dtype)
-        head = ensemble._forward.model.get_output_embeddings()
+        head = ensemble.model.get_output_embeddings()
         head.register_forward_hook(round_by_rows)
         return ensemble
 
@@ -184,7 +184,7 @@ def public_shapes(ensemble: Ensemble) -> list[Any]:
     found: list[Any] = []
     for length in (1, 40, 100):
         need = ensemble.sequence_bytes(length, new_tokens=8, answer_bytes=answer_bytes)
-        chunk = partial(ensemble._forward.chunk_size, 1, length, answer_bytes=answer_bytes)
+        chunk = partial(ensemble.chunk_size, 1, length, answer_bytes=answer_bytes)
         found += [need, chunk(3 * need, last_only=True), chunk(3 * need, last_only=False)]
         for memory in (need - 1, 1):
             with pytest.raises(ValueError, match="memory_bytes must be >=") as error:

@@ -18,7 +18,7 @@ def test_broken_member_stays_in_its_rows(
 ) -> None:
     ensemble = Ensemble.from_pretrained(base, make_adapters(3))
     private, public = ensemble.logits(ids)
-    for module in ensemble._forward.model.modules():
+    for module in ensemble.model.modules():
         if isinstance(module, BatchedLoRA):
             module.up[1].fill_(value)
     wild, public_2 = ensemble.logits(ids)
@@ -39,6 +39,6 @@ def test_zero_adapter_is_exact_where_rows_round_differently(
         columns = output[..., ensemble.vocab_size :].view(*output.shape[:-1], 2, -1)
         columns *= 1 + torch.tensor([[2.0**-20], [2.0**-19]])
 
-    ensemble._forward.layer.register_forward_hook(round_by_member)
+    ensemble.output_layer.register_forward_hook(round_by_member)
     private, public = ensemble.logits(ids)
     assert torch.equal(private[1], public) and not torch.equal(private[0], public)

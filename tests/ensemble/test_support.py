@@ -60,9 +60,11 @@ def test_shared_keys_and_values_pass_the_trial(
 ) -> None:
     """The upper layers cache nothing; test_families.py has the logits, decoding and memory."""
     monkeypatch.setattr("adapmixed.ensemble.ensemble.TESTED", frozenset())
+    monkeypatch.setattr("adapmixed.ensemble.trunk.SHARES_NO_BLOCK", frozenset())
     model = tiny(family)
-    forward = Ensemble(model, adapters(model))._forward
-    assert len(forward._cached_bytes) == 2 < len(model.model.layers) == 4
+    ensemble = Ensemble(model, adapters(model))
+    assert ensemble.trunk.repeats_input  # its blocks cannot be shared, which the trial finds
+    assert len(ensemble._cached_bytes) == 2 < len(model.model.layers) == 4
 
 
 def test_an_encoder_decoder_is_refused() -> None:
@@ -99,7 +101,7 @@ def test_families_without_tests_are_tried(dtype: torch.dtype) -> None:
     assert not {"glm", "bert"} & TESTED
     model = tiny("glm").to(dtype)
     members, name = adapters(model), "model.layers.0.self_attn.q_proj"
-    layer = Ensemble(model, members)._forward.model.get_submodule(name)
+    layer = Ensemble(model, members).model.get_submodule(name)
     for i, member in enumerate(members):  # the trial restores the updates that it removed
         assert torch.equal(layer.up[i], member.updates[name][1])
     bert = tiny("bert").to(dtype)

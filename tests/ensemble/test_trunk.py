@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from families import SHARES_NO_BLOCK, linear_names, tiny
+from families import linear_names, tiny
 from tiny_models import VOCAB, adapted_layers, peft_logits, write_adapter
 from torch import Tensor
 
@@ -17,6 +17,7 @@ from adapmixed.ensemble import Ensemble, Manifest, write_manifest
 from adapmixed.ensemble.lora import block_names
 from adapmixed.ensemble.output_layer import LogitsRoom
 from adapmixed.ensemble.support import TESTED
+from adapmixed.ensemble.trunk import SHARES_NO_BLOCK
 
 LOOP = {torch.float32: 1e-5, torch.bfloat16: 2.0**-6}
 PASSES = {torch.float32: 1e-5, torch.bfloat16: 2.0**-4}
@@ -84,9 +85,7 @@ def test_every_way_of_reading_equals_the_peft_loop(written: Any, kind: str, dtyp
     if kind == "head":
         assert torch.equal(public, alone)
     whole = torch.cat([public[None], private])
-    parts = ensemble.iter_logits(
-        ids, memory_bytes=ensemble._forward.sequence_bytes(LENGTH, None) * 3
-    )
+    parts = ensemble.iter_logits(ids, memory_bytes=ensemble.sequence_bytes(LENGTH) * 3)
     chunks = [torch.cat([q[None], p]) for _, p, q, _ in parts]
     close(torch.cat(chunks, dim=2), whole, PASSES[dtype])
     _decode(ensemble, ids, whole, PASSES[dtype])
@@ -146,10 +145,9 @@ def test_an_emptied_or_missing_member_changes_no_bit_of_others(
 
 
 def _chunked(ensemble: Ensemble, ids: Tensor, mask: Tensor | None, cut: int) -> Tensor:
-    forward = ensemble._forward
-    cache = forward.new_cache()
+    cache = ensemble.new_cache()
     parts = [
-        forward(ids[:, i : i + cut], None if mask is None else mask[:, : i + cut], cache)
+        ensemble.forward(ids[:, i : i + cut], None if mask is None else mask[:, : i + cut], cache)
         for i in range(0, ids.shape[1], cut)
     ]
     return torch.cat([torch.cat([one.public[None], one.private]) for one in parts], dim=2)

@@ -26,7 +26,7 @@ from torch import Tensor
 
 from adapmixed.evaluation import Evaluation, evaluate, read_result
 from adapmixed.evaluation.diagnostics import BINS, Curve, Diagnosis, utility_terms
-from adapmixed.evaluation.tally import CURVE_POINTS
+from adapmixed.evaluation.result import CURVE_POINTS
 from adapmixed.mechanisms import AdaPMixED, Mechanism, PMixED, Unprotected
 from adapmixed.privacy.budget import ShardBudget
 from adapmixed.rng import SeededRandom

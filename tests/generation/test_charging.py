@@ -10,7 +10,7 @@ from decoding_cases import MECHANISMS, PROMPT, Spy, answered, steps
 from fake_ensemble import FakeEnsemble
 
 from adapmixed.errors import BudgetSpentError
-from adapmixed.generation.loop import Answerer
+from adapmixed.generation import PrivateGenerator
 from adapmixed.mechanisms import ClippedLogPool, ClippedMixing, Mechanism, PMixED
 from adapmixed.privacy import Accountant, read_ledger
 from adapmixed.rng import SecureRandom
@@ -25,7 +25,7 @@ def test_every_token_is_on_the_device_before_it_is_drawn(path: Path) -> None:
     spy = Spy(MECHANISMS["adapmixed"])
     with Accountant(1e-5, path=path) as accountant:
         ensemble: Any = FakeEnsemble()
-        answerer = Answerer(ensemble, spy, accountant, SecureRandom())
+        generator = PrivateGenerator(ensemble, spy, accountant)
         assert read_ledger(path).charges == 1  # the binding
         ledger: Any = accountant._ledger
         write = ledger._write
@@ -35,7 +35,7 @@ def test_every_token_is_on_the_device_before_it_is_drawn(path: Path) -> None:
             spy.log.append(("durable", reading.charges))
 
         ledger._write = logged
-        for number, _ in enumerate(answerer.stream(PROMPT, max_new_tokens=3), start=1):
+        for number, _ in enumerate(generator.stream_tokens(PROMPT, max_new_tokens=3), start=1):
             assert spy.phases == ["propose", "events", "durable", "release"] * number
             assert read_ledger(path).charges == number + 1
         assert read_ledger(path).guarantee == accountant.guarantee()

@@ -15,7 +15,6 @@ from tiny_models import around
 from adapmixed.ensemble import Ensemble
 from adapmixed.errors import BudgetSpentError
 from adapmixed.generation import PrivateGenerator
-from adapmixed.generation.loop import Answerer
 from adapmixed.generation.text import left_padded, stop_rule
 from adapmixed.mechanisms import (
     AdaPMixED,
@@ -67,9 +66,8 @@ def test_too_little_memory_names_what_fits(demo: Ensemble, settings: dict[str, A
     ids = tokens_of(demo, PROMPT)
 
     def read(memory: int, active: int | None) -> None:
-        rng, accountant = SeededRandom(0), Accountant(1e-5)
-        one = Answerer(demo, POOL, accountant, rng, memory, active)
-        one.stream(ids, max_new_tokens=2, **settings)
+        one = generator(demo, POOL, memory_bytes=memory, active=active)
+        one.stream_tokens(ids, max_new_tokens=2, **settings)
 
     with pytest.raises(ValueError, match="memory_bytes must be >= ") as short:
         read(1, 300)
@@ -86,7 +84,7 @@ def test_pieces_are_the_released_tokens(demo: Ensemble) -> None:
     ids = tokens_of(demo, PROMPT)
     tokens = answered(
         demo, Unprotected(), ids, max_new_tokens=40, temperature=1.3, rng=SeededRandom(7),
-        stop_token=demo.end_tokens,
+        ends=demo.end_tokens,
     )  # fmt: skip
     expected = demo.tokenizer.decode(tokens[0][tokens[0] >= 0], skip_special_tokens=True)
     here = generator(demo, Unprotected())
@@ -144,7 +142,7 @@ def test_batches_answer_as_one_and_are_checked_at_once(demo: Ensemble) -> None:
     assert answers == continued(demo, prompts, max_new_tokens=3)
     # As many as fit: one more than a batch holds raises.
     length = len(tokens_of(demo, PROMPT)[0])
-    most = Answerer(demo, FIRST, Accountant(1e-5), SeededRandom(0)).answer_bytes(1.0, None)
+    most = generator(demo, FIRST).answer_bytes(1.0, None)
     need = demo.sequence_bytes(length, new_tokens=2, answer_bytes=most)
     tight = generator(demo, memory_bytes=2 * need)
     assert all(len(batch) in (1, 2) for batch in tight.batches([PROMPT] * 5, 3))
@@ -221,7 +219,9 @@ def test_a_chat_begins_as_a_text_does_once(demo: Ensemble, monkeypatch: pytest.M
     monkeypatch.setattr(demo, "tokenizer", tokenizer)
     read: list[list[int]] = []
     monkeypatch.setattr(
-        Answerer, "stream", lambda _, ids, **__: iter(read.extend(ids.tolist()) or ())
+        PrivateGenerator,
+        "stream_tokens",
+        lambda _, ids, **__: iter(read.extend(ids.tolist()) or ()),
     )
     here = generator(demo)
     for before in ("", tokenizer.bos_token):
@@ -309,31 +309,15 @@ def test_arguments_of_another_kind_raise(
 def test_a_generator_of_other_parts_raises(demo: Ensemble, name: str, value: Any) -> None:
     parts: dict[str, Any] = {"ensemble": demo, "mechanism": FIRST, "accountant": Accountant(1e-5)}
     parts |= {"rng": SeededRandom(0), name: value}
-    for made in (PrivateGenerator, Answerer):
-        with pytest.raises(ValueError, match=f"{name} must be"):
-            made(**parts)
+    with pytest.raises(ValueError, match=f"{name} must be"):
+        PrivateGenerator(**parts)
 
 
-TWO_ROWS = torch.ones(2, 2, dtype=torch.int64)
-
-
-@pytest.mark.parametrize(
-    "given,name",
-    [
-        ({"input_ids": [[1, 2]]}, "input_ids"),
-        ({"attention_mask": [[1, 1]]}, "attention_mask"),
-        *(
-            ({"input_ids": TWO_ROWS, "attention_mask": torch.tensor(mask)}, "attention_mask")
-            for mask in ([[0, 2], [1, 1]], [[1, 1], [0, 0]])
-        ),
-        *(({"stop_token": value}, "stop_token") for value in ("</s>", [1, 0.5])),
-        ({"stop": "END"}, "stop"),
-    ],
-)
-def test_a_query_of_another_kind_raises(demo: Ensemble, given: dict[str, Any], name: str) -> None:
-    here = Answerer(demo, FIRST, Accountant(1e-5), SeededRandom(0))
-    with pytest.raises(ValueError, match=f"{name} must (be|hold|have) "):
-        here.stream(**({"input_ids": tokens_of(demo, "a")} | given), max_new_tokens=2)
+def test_a_mask_of_another_kind_raises(demo: Ensemble) -> None:
+    here, rows = generator(demo, FIRST), torch.ones(2, 2, dtype=torch.int64)
+    for mask in ([[0, 2], [1, 1]], [[1, 1], [0, 0]]):
+        with pytest.raises(ValueError, match="attention_mask must (hold|have) "):
+            here.stream_tokens(rows, attention_mask=torch.tensor(mask), max_new_tokens=2)
 
 
 def test_generators_of_one_binding_share_an_accountant_and_its_budget(
@@ -395,8 +379,9 @@ def test_an_accountant_of_something_else_raises_at_construction(
             with pytest.raises(ValueError, match=words.format("mechanism")):
                 generator(demo, other, **settings)
         other_ensemble = Ensemble.from_pretrained(base, make_adapters(2))
+        other_ensemble.tokenizer = demo.tokenizer
         with pytest.raises(ValueError, match="what it is bound to, .*another mechanism or ens"):
-            Answerer(other_ensemble, POOL, **settings)
+            generator(other_ensemble, POOL, **settings)
         monkeypatch.setattr(demo, "num_models", 3)
         with pytest.raises(ValueError, match=words.format("num_models")):
             generator(demo, POOL, **settings)

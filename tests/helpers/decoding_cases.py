@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from adapmixed.generation.loop import Answerer
+from adapmixed.generation import PrivateGenerator
 from adapmixed.mechanisms import (
     AdaPMixED,
     Answer,
@@ -53,8 +53,12 @@ def steps(
     """
     accountant = Accountant(1e-5) if accountant is None else accountant
     rng = SeededRandom(0) if rng is None else rng
-    answerer = Answerer(ensemble, mechanism, accountant, rng, memory_bytes)
-    return answerer.stream(prompt, max_new_tokens=max_new_tokens, **settings)
+    if getattr(ensemble, "tokenizer", "") is None:
+        ensemble.tokenizer = "unused"
+    generator = PrivateGenerator(
+        ensemble, mechanism, accountant, rng=rng, memory_bytes=memory_bytes
+    )
+    return generator.stream_tokens(prompt, max_new_tokens=max_new_tokens, **settings)
 
 
 def answered(

@@ -27,8 +27,6 @@ _SHARED = {
     "final_logit_softcapping": 30.0, "num_attention_heads": 2, "num_key_value_heads": 1,
     "head_dim": 8,
 }  # fmt: skip
-SHARES_NO_BLOCK = {"gpt_bigcode", "gemma3n_text", "gemma4_text"}
-"""Families whose members share all blocks or none."""
 SETTINGS: dict[str, dict[str, Any]] = {
     **{name: {} for name in TESTED},
     "bloom": {"n_layer": 2, "n_head": 4},

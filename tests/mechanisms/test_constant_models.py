@@ -16,7 +16,7 @@ from tiny_models import ADAPTED, tiny_model, write_adapter
 from torch import Tensor
 
 from adapmixed.ensemble import Ensemble
-from adapmixed.generation.loop import Answerer
+from adapmixed.generation import PrivateGenerator
 from adapmixed.mechanisms import AdaPMixED, ClippedLogPool, ClippedMixing, Mechanism
 from adapmixed.privacy import Accountant
 from adapmixed.rng import SeededRandom
@@ -93,11 +93,14 @@ def ensembles(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Ensemble]:
     paths: list[Path | None] = [write(folder / f"m{i}", seed=i) for i in range(4)]
     empty = write(folder / "empty", seed=9, zero=True)
     load = partial(Ensemble.from_pretrained, base, adapted=ADAPTED)
-    return {
+    found = {
         "trained": load(paths),
         "emptied": load([*paths[:2], empty, paths[3]]),
         "missing": load([*paths[:2], None, paths[3]]),
     }
+    for ensemble in found.values():
+        ensemble.tokenizer = "unused"
+    return found
 
 
 @pytest.mark.parametrize("name", CHARGED)
@@ -113,8 +116,8 @@ def test_missing_emptied_and_exhausted_members_generate_alike(
         "missing": partial(Accountant, 1e-5, epsilon=50.0),
     }.items():
         accountant, ensemble = make(), ensembles.get(which, ensembles["trained"])
-        answerer = Answerer(ensemble, mechanism, accountant, rng=SeededRandom(5))
-        steps = answerer.stream(torch.tensor([[1, 2, 3]]), max_new_tokens=12)
+        generator = PrivateGenerator(ensemble, mechanism, accountant, rng=SeededRandom(5))
+        steps = generator.stream_tokens(torch.tensor([[1, 2, 3]]), max_new_tokens=12)
         found[which] = [step.tolist() for step in steps], accountant.spent[[0, 1, 3]].tolist()
         assert accountant.queries == 12
     assert found["exhausted"] == found["emptied"] == found["missing"]

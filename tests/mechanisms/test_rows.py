@@ -165,7 +165,7 @@ def test_a_broken_row_of_one_member_has_no_number_behind_it(value: float) -> Non
     tokens = likeliest(public, 8)
     private = torch.zeros(1, 24).as_strided((1, 1, 8), (24, 24, 1))  # as the output layer gives it
     private[0, 0, 3] = value
-    rows = shaped(private, public, active=8, tokens=tokens, spare=True).answerable().with_tail()
+    rows = shaped(private, public, active=8, tokens=tokens).answerable().with_tail()
     whole = torch.zeros(1, 1, 30).scatter_(2, tokens[None], private)
     expected = shaped(whole, public, active=8).answerable().with_tail()
     assert torch.equal(rows.private, expected.private)

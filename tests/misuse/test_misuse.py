@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 from fake_ensemble import FakeEnsemble
-from misuse_cases import MODELS, POOL, PROMPT, answer
+from misuse_cases import MODELS, POOL, answer
 
 import adapmixed_ext as ops
 from adapmixed.cli import _parser, main
@@ -21,11 +21,10 @@ from adapmixed.commands.options import unknown_options
 from adapmixed.ensemble import Ensemble
 from adapmixed.evaluation import evaluate
 from adapmixed.generation import PrivateGenerator
-from adapmixed.generation.loop import Answerer
 from adapmixed.generation.refused import REASONS
 from adapmixed.mechanisms import AdaPMixED, ClippedMixing, PMixED, PublicOnly, Unprotected
 from adapmixed.privacy import Accountant
-from adapmixed.rng import SecureRandom, SeededRandom
+from adapmixed.rng import SeededRandom
 
 pytestmark = pytest.mark.usefixtures("demo_ensemble")
 
@@ -46,7 +45,7 @@ OTHER = "another distribution than the one that was projected and charged"
         ({"seed": 1}, "randomness comes from rng"),
     ],
 )
-@pytest.mark.parametrize("function", ["loop", "generator", "generate", "stream", "chat"])
+@pytest.mark.parametrize("function", ["generator", "generate", "stream", "chat"])
 def test_python_arguments(demo: Ensemble, function: str, option: dict[str, Any], why: str) -> None:
     """Every function that takes the option raises, and nothing is charged."""
     accountant = Accountant(1e-5)
@@ -57,24 +56,23 @@ def test_python_arguments(demo: Ensemble, function: str, option: dict[str, Any],
             PrivateGenerator(demo, POOL, accountant, **option)
         return
     here = PrivateGenerator(demo, POOL, accountant)
-    loop = Answerer(FakeEnsemble(), POOL, accountant_of := Accountant(1e-5), SecureRandom())  # type: ignore[arg-type]
     asked: Any = {
-        "loop": lambda: loop.stream(PROMPT, max_new_tokens=2, **option),
         "generate": lambda: here.generate("The", max_new_tokens=2, **option),
         "stream": lambda: here.stream("The", max_new_tokens=2, **option),
         "chat": lambda: here.chat([], max_new_tokens=2, **option),
     }
     with pytest.raises(ValueError, match=message):
         asked[function]()
-    assert accountant.queries == 0 == accountant_of.queries
+    assert accountant.queries == 0
 
 
-def test_other_unknown_arguments_are_errors_as_ever() -> None:
+def test_other_unknown_arguments_are_errors_as_ever(demo: Ensemble) -> None:
+    here = PrivateGenerator(demo, POOL, Accountant(1e-5))
     for name, why in REASONS.items():  # all known ones
         with pytest.raises(ValueError, match=rf"{name} must not be given, .*{re.escape(why)}"):
-            answer(**{name: None})
+            here.generate("The", max_new_tokens=2, **{name: None})  # type: ignore[arg-type]
     with pytest.raises(TypeError, match="unexpected keyword argument 'max_tokens'"):
-        answer(max_tokens=3)
+        here.generate("The", max_new_tokens=2, max_tokens=3)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from rank_cases import MECHANISMS, MODELS, POSITIONS, Group, in_ranks, logits
 from torch import Tensor
 
 from adapmixed.evaluation import evaluate
-from adapmixed.generation.loop import Answerer
+from adapmixed.generation import PrivateGenerator
 from adapmixed.mechanisms import shaped
 from adapmixed.privacy import Accountant
 from adapmixed.ranks import ALONE, Ranks
@@ -36,9 +36,11 @@ def served(ranks: Ranks) -> dict[str, Any]:
     prompt = torch.tensor([[1, 2], [3, 4], [5, 6]])
     for name, (mechanism, epsilon) in MECHANISMS.items():
         accountant = Accountant(1e-5, epsilon=epsilon) if ranks.is_main else None
-        answerer = Answerer(ensemble, mechanism, accountant, SeededRandom(1, name))
+        generator = PrivateGenerator(ensemble, mechanism, accountant, rng=SeededRandom(1, name))
         tokens = [
-            step for shape in SHAPES for step in answerer.stream(prompt, max_new_tokens=3, **shape)
+            step
+            for shape in SHAPES
+            for step in generator.stream_tokens(prompt, max_new_tokens=3, **shape)
         ]
         found[name] = torch.stack(tokens)  # the same in all processes
         if accountant is not None:

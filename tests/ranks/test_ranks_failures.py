@@ -16,12 +16,12 @@ from rank_cases import Group, in_ranks, result, started, status_of
 from torch import Tensor
 
 from adapmixed.errors import BudgetSpentError, ProcessError
-from adapmixed.generation.loop import Answerer
+from adapmixed.generation import PrivateGenerator
 from adapmixed.mechanisms import AdaPMixED, ClippedLogPool, Mechanism
 from adapmixed.privacy import Accountant, read_ledger
 from adapmixed.privacy.ledger import Ledger
 from adapmixed.ranks import ALONE, Rank, joined
-from adapmixed.rng import SecureRandom, SeededRandom
+from adapmixed.rng import SeededRandom
 
 STEPS, SEQUENCES = 4, 2
 PROMPT = torch.tensor([[1, 2], [3, 4]])
@@ -33,9 +33,9 @@ def serve(ranks: Group, folder: Path, mechanism: Mechanism, seen: str = "seen") 
     """Generate; every rank writes down each token as soon as it is told."""
     ensemble = SpreadEnsemble(ranks)
     accountant = Accountant(1e-5, path=folder / "ledger.db") if ranks.is_main else None
-    answerer = Answerer(ensemble, mechanism, accountant, SecureRandom())  # type: ignore[arg-type]
+    generator = PrivateGenerator(ensemble, mechanism, accountant)  # type: ignore[arg-type]
     with open(folder / f"{seen}-{ranks.rank}", "ab", buffering=0) as released:
-        for tokens in answerer.stream(PROMPT, max_new_tokens=STEPS):
+        for tokens in generator.stream_tokens(PROMPT, max_new_tokens=STEPS):
             released.write(bytes(tokens.tolist()))
     if accountant is not None:
         accountant.close()
@@ -189,8 +189,11 @@ def test_the_main_process_says_which_sequences_end(tmp_path: Path) -> None:
 
     def tokens(ranks: Any, ends: int) -> list[list[int]]:
         accountant = Accountant(1e-5) if ranks.is_main else None
-        answerer = Answerer(SpreadEnsemble(ranks), POOL, accountant, SeededRandom(1))  # type: ignore[arg-type]
-        steps = answerer.stream(
+        generator = PrivateGenerator(
+            SpreadEnsemble(ranks),  # type: ignore[arg-type]
+            POOL, accountant, rng=SeededRandom(1),
+        )  # fmt: skip
+        steps = generator.stream_tokens(
             PROMPT,
             max_new_tokens=STEPS,
             stop=lambda released: torch.arange(2) == (ends if released.shape[1] == 2 else -1),
@@ -237,7 +240,7 @@ def test_ranks_that_do_not_come(tmp_path: Path) -> None:
 def test_an_accountant_of_another_process_raises(tmp_path: Path) -> None:
     def work(ranks: Group) -> None:
         accountant = None if ranks.is_main else Accountant(1e-5)
-        Answerer(SpreadEnsemble(ranks), POOL, accountant, SecureRandom())  # type: ignore[arg-type]
+        PrivateGenerator(SpreadEnsemble(ranks), POOL, accountant)  # type: ignore[arg-type]
 
     main, other = in_ranks(2, work, tmp_path)
     assert "accountant must be an Accountant" in str(main)

@@ -60,7 +60,7 @@ def test_ranks_answer_as_one_process(kind: str, tmp_path: Path) -> None:
     def work(ranks: Group) -> Any:
         ensemble = load(ranks=ranks)
         # Give each process its own logits, as if matrix products of other sizes rounded otherwise.
-        head = ensemble._forward.layer.base
+        head = ensemble.output_layer.base
         head.register_forward_hook(lambda *call: call[-1].mul_(1 + 2e-6 * ranks.rank))
         return str(ensemble.trunk), answers(ensemble)
 

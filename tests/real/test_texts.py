@@ -6,7 +6,6 @@ import pytest
 import torch
 
 from adapmixed import Accountant, Ensemble, PrivateGenerator, PublicOnly
-from adapmixed.generation.loop import Answerer
 
 pytestmark = pytest.mark.real
 
@@ -33,7 +32,9 @@ def test_a_conversation_is_read_as_the_template_writes_it(
         monkeypatch.setattr(tokenizer, "chat_template", GEMMA)
     read: list[list[int]] = []
     monkeypatch.setattr(
-        Answerer, "stream", lambda _, ids, **__: iter(read.extend(ids.tolist()) or ())
+        PrivateGenerator,
+        "stream_tokens",
+        lambda _, ids, **__: iter(read.extend(ids.tolist()) or ()),
     )
     assert not "".join(generator.chat(MESSAGES, max_new_tokens=1))
     settings = {"add_generation_prompt": True, "tokenize": True, "return_dict": False}
@@ -50,7 +51,7 @@ def test_pieces_of_characters_are_joined(
     whole, begun = tokenizer(f"{prompt} {TEXT}").input_ids, len(tokenizer(prompt).input_ids)
     assert any("\ufffd" in tokenizer.decode(token) for token in whole[begun:])
     forced = iter(whole[begun:])
-    monkeypatch.setattr(Answerer, "answer", lambda *_, **__: torch.tensor([next(forced)]))
+    monkeypatch.setattr(PrivateGenerator, "answer", lambda *_, **__: torch.tensor([next(forced)]))
     pieces = generator.stream(prompt, max_new_tokens=len(whole) - begun)
     said = [piece for (piece,) in pieces]
     assert "".join(said) == " " + TEXT and not any("\ufffd" in piece for piece in said)

@@ -27,7 +27,7 @@ from report_cases import (
 from adapmixed.evaluation import Evaluation
 from adapmixed.evaluation.result import gain_kept
 from adapmixed.report import environment
-from adapmixed.report.table import NEIGHBOUR_LABELS
+from adapmixed.report.report import NEIGHBOUR_LABELS
 from adapmixed_lab.figures.figures import draw
 from adapmixed_lab.figures.html import render
 

@@ -28,8 +28,8 @@ from serving_cases import (
 from stub_engine import TEXT, StubEngine
 
 from adapmixed.serving.clients import Clients
+from adapmixed.serving.fields import prompts_of
 from adapmixed.serving.keys import Key, add_key, read_keys
-from adapmixed.serving.prompts import prompts_of
 
 
 @pytest.fixture(scope="module")

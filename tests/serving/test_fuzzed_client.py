@@ -14,12 +14,11 @@ import pytest
 from serving_cases import ASK, CHAT, CHATS, COMPLETIONS, check_error, listening, served
 from stub_engine import StubEngine
 
-from adapmixed.serving.fields import SERVED
-from adapmixed.serving.refused import REFUSED
+from adapmixed.serving.fields import REFUSED, SERVED
 
 SEED = 23
 WARM = 500  # requests before the first look at open files
-FIELDS = sorted(SERVED[True] | SERVED[False] | set(REFUSED[True]) | set(REFUSED[False]))
+FIELDS = sorted(SERVED[True] | SERVED[False] | set(REFUSED))
 LITERALS: list[Any] = [
     None, True, False, 0, 1, -1, 2, 1.5, 0.7, 10**20, -(10**400), 1e308, "", "x", "demo", "é🙂",
     "\ud800", "\x00", "<|end|>", "a" * 3000, [], {}, [1], [[1, 2], [3]], ["a", "b"], [None], [[]],

@@ -27,8 +27,8 @@ from training_cases import (
 from adapmixed.ensemble import Ensemble, read_manifest
 from adapmixed.ranks import Rank
 from adapmixed.training import TrainingRun, train_ensemble
-from adapmixed.training.partition import by_table, enrol
 from adapmixed.training.pool import Progress
+from adapmixed.training.shards import by_table, enrol
 
 HEAD = replace(CONFIG, target_modules=("lm_head",), epochs=1)
 CHANGED, LEFT, NEW = (USERS[3], USERS[8]), USERS[5], "newcomer"

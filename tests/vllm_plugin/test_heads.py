@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from adapmixed.ensemble.lora import MISSING, Adapter
-from adapmixed.ensemble.output_layer import HeadAdapters
+from adapmixed.ensemble.output_layer import HeadAdapters, OutputLayer
 from adapmixed.ensemble.trunk import Trunk
 from adapmixed.vllm.heads import Heads
 from adapmixed_ext.inputs import likeliest
@@ -32,11 +32,15 @@ def heads(
     ensemble: Any = SimpleNamespace(
         trunk=Trunk(head=others.pop("head", NAME)),
         config=SimpleNamespace(get_text_config=lambda: SimpleNamespace(**others)),
-        output_layer=SimpleNamespace(
-            adapters=HeadAdapters(updates, (SIZE, VOCAB), rank), masked=torch.tensor([7, 300])
+        output_layer=OutputLayer(
+            torch.nn.Identity(),
+            len(adapters),
+            VOCAB,
+            HeadAdapters(updates, (SIZE, VOCAB), rank),
+            shared=True,
+            masked=torch.tensor([7, 300]),
         ),
         zero_members=tuple(i for i, one in enumerate(adapters) if one.is_zero),
-        num_models=len(adapters),
         vocab_size=VOCAB,
     )
     return Heads(ensemble, active)

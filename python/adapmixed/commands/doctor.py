@@ -1,6 +1,7 @@
 """``adapmixed doctor``: print versions, build facts, hardware, and what a model can share."""
 
 import argparse
+import copy
 import json
 from typing import Any
 
@@ -60,7 +61,6 @@ def sharing(base: str) -> dict[str, object]:
     from adapmixed.ensemble.lora import block_names, head_name, linear_names
     from adapmixed.ensemble.public_model import load_base
     from adapmixed.ensemble.support import TESTED, check_model
-    from adapmixed.ensemble.trunk import find_trunk
     from adapmixed.ensemble.vocabulary import end_of_text
     from adapmixed.training.settings import HEAD
 
@@ -71,11 +71,14 @@ def sharing(base: str) -> dict[str, object]:
     vocab, width = model.get_output_embeddings().weight.shape
     size = 1_008 * HEAD["rank"] * (2 * vocab + 4 * width)  # in whole blocks; A is in float32
     last = [name for name in linear_names(model) if blocks and name.startswith(f"{blocks[-1]}.")]
-    facts = {
+
+    def shared(layers: list[str]) -> object:
+        tried = model if kind in TESTED else copy.deepcopy(model)  # which the trial changes
+        return try_members(tried, tokenizer, layers)
+
+    return {
         "base": f"{base} ({kind}, {'tested' if kind in TESTED else 'not tested, tried here'})",
-        "head_members_share": find_trunk(model, [head_name(model)]),
+        "head_members_share": shared([head_name(model)]),
         "1000_head_members_take": f"{1e-9 * size:.2f} GB in bfloat16 at rank {HEAD['rank']}",
-        "members_of_the_last_block_share": find_trunk(model, last),
+        "members_of_the_last_block_share": shared(last),
     }
-    try_members(model, tokenizer, [head_name(model)])  # raises if the model does not fit
-    return facts

@@ -17,16 +17,18 @@ from pathlib import Path
 from typing import Any
 
 from adapmixed.data.builtin import Document, private_documents
-from adapmixed.data.kinds import check_kind, files_below, kind_of
 from adapmixed.data.text import (
     Row,
     article_documents,
     check_column,
+    check_kind,
     csv_rows,
     file_documents,
+    files_below,
     hub_rows,
     joined,
     json_rows,
+    kind_of,
     parquet_rows,
     relative_name,
 )

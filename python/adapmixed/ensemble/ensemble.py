@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import dataclasses
 import logging
 import os
 from collections.abc import Iterator, Mapping, Sequence
@@ -13,8 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from adapmixed.ensemble.decoder import Decoder
-from adapmixed.ensemble.forward import DEFAULT_MEMORY_BYTES, AnswerBytes, BatchedForward
+from adapmixed.ensemble.forward import DEFAULT_MEMORY_BYTES, AnswerBytes, Decoder, Forward
 from adapmixed.ensemble.lora import (
     Adapter,
     head_name,
@@ -23,9 +21,9 @@ from adapmixed.ensemble.lora import (
     stack_adapters,
 )
 from adapmixed.ensemble.members import read_members
-from adapmixed.ensemble.output_layer import HeadAdapters, LogitsRoom, OutputLayer
+from adapmixed.ensemble.output_layer import HeadAdapters, LogitsRoom, OutputLayer, row_width
 from adapmixed.ensemble.support import TESTED, check_behaviour, check_model, max_positions
-from adapmixed.ensemble.trunk import find_trunk, repeat_at
+from adapmixed.ensemble.trunk import Trunk, find_trunk, repeat_at
 from adapmixed.ensemble.vocabulary import beginning_of, unnamed_ids
 from adapmixed.limits import active_tokens, check_models, check_vocabulary
 from adapmixed.ranks import ALONE, Ranks
@@ -33,7 +31,7 @@ from adapmixed.ranks import ALONE, Ranks
 _LOG = logging.getLogger(__name__)
 
 
-class Ensemble:
+class Ensemble(Forward):
     """A public causal language model with N LoRA adapters, as one batched model.
 
     Several processes can share an ensemble: each then holds a contiguous slice of the members and
@@ -82,6 +80,9 @@ class Ensemble:
         unverified: tuple[str, ...] = ("shards", "base"),
         ranks: Ranks = ALONE,
         num_models: int | None = None,
+        unit: str | None = None,
+        fingerprint: str | None = None,
+        folder: str | None = None,
     ) -> None:
         """Take over `model` and change it; use `from_pretrained` to load from files.
 
@@ -94,11 +95,13 @@ class Ensemble:
             unverified: see the attribute.
             ranks: the processes that share the members, and how many there are (`Ranks.over`).
             num_models: N; None for the number of `adapters`.
+            unit, fingerprint, folder: see the attributes.
 
         Raises:
             ValueError: if there are no adapters, if tokenizer and model do not fit, or if an
                 ensemble cannot be built on the model (docs/reference/supported-models.md).
         """
+        super().__init__()
         self.num_models = check_models(len(adapters) if num_models is None else num_models)
         check_model(model, tokenizer)
         text_config = model.config.get_text_config()
@@ -116,41 +119,40 @@ class Ensemble:
             short = model.dtype == torch.bfloat16
             heads = HeadAdapters(updates, layer_shape(base), max(adapted[head]), short)
             heads = heads.to(model.device)
-        layer = OutputLayer(
+        self.output_layer = OutputLayer(
             base,
             len(adapters),
+            vocab_size,
             heads,
             shared=self.trunk.head is not None,
             masked=masked,
             ranks=ranks,
         )
-        model.set_submodule(head, layer)
-        repeat_at(model, self.trunk, len(adapters) + 1)
+        model.set_submodule(head, self.output_layer)
+        hooks = repeat_at(model, self.trunk, len(adapters) + 1)
         model.eval()
         model.requires_grad_(False)
-        self.ranks = ranks
+        self.model, self.ranks = model, ranks
+        self.zero_members = tuple(i for i, adapter in enumerate(adapters) if adapter.is_zero)
         self.vocab_size = vocab_size
         self.tokenizer = tokenizer
         self.beginning = beginning_of(tokenizer)
         self.config = model.config
         self.max_positions = max_positions(text_config)
         self.unverified = unverified
-        self.unit: str | None = None
-        self.fingerprint: str | None = None
-        self.folder: str | None = None
-        self._forward = BatchedForward(
-            model=model,
-            num_models=len(adapters),
-            vocab_size=vocab_size,
-            max_positions=self.max_positions,
-            zero_members=tuple(i for i, adapter in enumerate(adapters) if adapter.is_zero),
-            trunk=self.trunk,
-            layer=layer,
-            ranks=ranks,
-        )
-        self._of_active: dict[int, BatchedForward] = {}
+        self.unit, self.fingerprint, self.folder = unit, fingerprint, folder
         if model.config.model_type not in TESTED:
-            check_behaviour(dataclasses.replace(self._forward, ranks=ALONE))
+            try:
+                check_behaviour(self)
+            except ValueError as error:
+                if not hooks:
+                    raise
+                _LOG.warning("members share no block, which costs time: %s", error)
+                for hook in hooks:
+                    hook.remove()
+                self.trunk = Trunk()
+                self.__dict__.pop("_cached_bytes", None)
+                check_behaviour(self)
 
     @classmethod
     def from_pretrained(
@@ -194,21 +196,10 @@ class Ensemble:
             ValueError: if there are more processes than members, or they read different files.
         """
         read = read_members(base, folder, adapted=adapted, dtype=dtype, device=device, ranks=ranks)
-        ensemble = cls(
-            read.model,
-            read.adapters,
-            adapted=read.adapted,
-            tokenizer=read.tokenizer,
-            unverified=read.unverified,
-            ranks=read.ranks,
-            num_models=read.num_models,
-        )
-        ensemble.unit = read.unit
-        ensemble.fingerprint = read.fingerprint
-        ensemble.folder = os.fspath(folder) if isinstance(folder, str | os.PathLike) else None
-        if not read.ranks.alone:  # devices may differ, but all caches must have the same rows
+        ensemble = cls(**read)
+        if not ensemble.ranks.alone:  # devices may differ, but all caches must have the same rows
             facts = {"what members share": ensemble.trunk, "all files": ensemble.fingerprint}
-            read.ranks.agree(facts)
+            ensemble.ranks.agree(facts)
         _LOG.info(
             "ensemble of %d models over %d tokens, window %s, sharing %s; not verified: %s",
             ensemble.num_models,
@@ -225,29 +216,18 @@ class Ensemble:
     @property
     def device(self) -> torch.device:
         """The device that the model computes on."""
-        device: torch.device = self._forward.model.device
+        device: torch.device = self.model.device
         return device
 
     @property
     def dtype(self) -> torch.dtype:
         """The dtype of the public model and of all logits."""
-        dtype: torch.dtype = self._forward.model.dtype
+        dtype: torch.dtype = self.model.dtype
         return dtype
-
-    @property
-    def output_layer(self) -> OutputLayer:
-        """The output layer, with the members' adapters of it."""
-        return self._forward.layer
-
-    @property
-    def zero_members(self) -> tuple[int, ...]:
-        """The members whose updates are all zero."""
-        return self._forward.zero_members
 
     def give_up_trunk(self) -> None:
         """Free the weights below the output layer; another engine computes the hidden states."""
-        model = self._forward.model
-        getattr(model, model.base_model_prefix).to("meta")
+        getattr(self.model, self.model.base_model_prefix).to("meta")
 
     @property
     def longest_text(self) -> int | None:
@@ -257,21 +237,12 @@ class Ensemble:
     @property
     def end_tokens(self) -> frozenset[int]:
         """Return the ids that end a text, from the tokenizer and the base's generation settings."""
-        settings = getattr(self._forward.model, "generation_config", None)
+        settings = getattr(self.model, "generation_config", None)
         tokens: set[int] = set()
         for owner in (self.tokenizer, settings):
             found = getattr(owner, "eos_token_id", None)
             tokens.update([found] if isinstance(found, int) else found or ())
         return frozenset(tokens)
-
-    def _speaking(self, active: int | None) -> BatchedForward:
-        """Return the forward pass of members that speak about so many tokens; None for all."""
-        active = active_tokens(active, self.vocab_size)
-        if active is None:
-            return self._forward
-        if active not in self._of_active:  # kept, since it remembers the sizes that it has measured
-            self._of_active[active] = dataclasses.replace(self._forward, active=active)
-        return self._of_active[active]
 
     def logits(
         self, input_ids: Tensor, attention_mask: Tensor | None = None
@@ -291,8 +262,7 @@ class Ensemble:
         Raises:
             ValueError: if shapes, tokens or the length (> max_positions) are wrong.
         """
-        ids, mask = self._forward.check_ids(input_ids, attention_mask)
-        private, public, _ = self._forward(ids, mask, None)
+        private, public, _ = self.forward(*self.check_ids(input_ids, attention_mask), None)
         return private, public
 
     def iter_logits(
@@ -327,11 +297,25 @@ class Ensemble:
             ValueError: as in `logits`, or if the limit does not hold the cache and one position;
                 the message names the bytes needed. It is raised at the call, not at the first step.
         """
-        ids, mask = self._forward.check_ids(input_ids, attention_mask)
+        ids, mask = self.check_ids(input_ids, attention_mask)
+        active = active_tokens(active, self.vocab_size)
         batch, length = ids.shape
-        forward = self._speaking(active)
-        chunk = forward.chunk_size(batch, length, memory_bytes, last_only=False)
-        return forward.chunks(ids, mask, chunk, room or LogitsRoom())
+        chunk = self.chunk_size(batch, length, memory_bytes, last_only=False, active=active)
+        return self._chunks(ids, mask, chunk, room or LogitsRoom(), active)
+
+    def _chunks(
+        self, ids: Tensor, mask: Tensor | None, chunk: int, room: LogitsRoom, active: int | None
+    ) -> Iterator[tuple[slice, Tensor, Tensor, Tensor | None]]:
+        batch, length = ids.shape
+        members = self.output_layer.num_models * row_width(self.vocab_size, active)
+        room.release(chunk * batch * (self.vocab_size + members))  # more would exceed the limit
+        cache = self.new_cache(length + self.begun, batch, chunk) if chunk < length else None
+        for start in range(0, length, chunk):
+            stop = min(start + chunk, length)
+            part = None if mask is None else mask[:, :stop]
+            result = self.forward(ids[:, start:stop], part, cache, active=active, room=room)
+            yield slice(start, stop), *result
+            del result  # so that the caller can free it before the next one is computed
 
     def decoder(
         self,
@@ -363,9 +347,9 @@ class Ensemble:
         Raises:
             ValueError: as in `iter_logits`, or if a row ends in padding.
         """
-        ids, mask = self._forward.check_ids(input_ids, attention_mask)
-        forward = self._speaking(active)
-        return Decoder(forward, ids, mask, memory_bytes, new_tokens, answer_bytes, unread)
+        ids, mask = self.check_ids(input_ids, attention_mask)
+        active = active_tokens(active, self.vocab_size)
+        return Decoder(self, ids, mask, memory_bytes, active, new_tokens, answer_bytes, unread)
 
     def sequence_bytes(
         self,
@@ -385,12 +369,13 @@ class Ensemble:
             answer_bytes: as in `decoder`.
             active: as in `iter_logits`.
         """
-        forward = self._speaking(active)
-        return forward.sequence_bytes(forward.begun + length + new_tokens, answer_bytes)
+        window, active = self.begun + length + new_tokens, active_tokens(active, self.vocab_size)
+        position = self._position_bytes(1, window, answer_bytes, active)
+        return self.cache_bytes(1, window) + sum(position)
 
 
-def try_members(model: Any, tokenizer: Any, layers: Sequence[str]) -> None:
-    """Check that an ensemble can be loaded whose members adapt these layers.
+def try_members(model: Any, tokenizer: Any, layers: Sequence[str]) -> Trunk:
+    """Return the trunk of an ensemble whose members adapt these layers, which can be loaded.
 
     Models of a tested type are only looked at. Others are tried, which changes them.
 
@@ -404,10 +389,10 @@ def try_members(model: Any, tokenizer: Any, layers: Sequence[str]) -> None:
     """
     check_model(model, tokenizer)
     if model.config.model_type in TESTED:
-        return
+        return find_trunk(model, layers)
     shapes = {name: layer_shape(model.get_submodule(name)) for name in layers}
     updates = {
         name: (torch.full((size_in, 1), 0.1), torch.full((1, size_out), 0.1))
         for name, (size_in, size_out) in shapes.items()
     }
-    Ensemble(model, [Adapter(updates)], tokenizer=tokenizer)
+    return Ensemble(model, [Adapter(updates)], tokenizer=tokenizer).trunk

@@ -1,22 +1,22 @@
-"""The forward pass of an ensemble: repeated rows, positions, padding, cache, memory limit."""
+"""The forward pass of an ensemble, and decoding: rows, positions, padding, cache, memory limit."""
 
 from __future__ import annotations
 
 import threading
 from bisect import bisect_right
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable
 from functools import cached_property
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from adapmixed.ensemble.lora import head_name, layer_shape, linear_names
-from adapmixed.ensemble.output_layer import SPARE, Logits, LogitsRoom, OutputLayer
+from adapmixed.ensemble.output_layer import Logits, LogitsRoom, OutputLayer, row_width
 from adapmixed.ensemble.trunk import Trunk
 from adapmixed.limits import LEAST_ACTIVE
-from adapmixed.ranks import ALONE, Ranks
+from adapmixed.ranks import Ranks
 
 DEFAULT_MEMORY_BYTES = 1 << 30
 AnswerBytes = Callable[[int, int, int, int | None], int]
@@ -25,38 +25,32 @@ beyond the logits."""
 _LOGIT_SCALES = ("final_logit_softcapping", "logit_scale", "logits_scaling")
 
 
-@dataclass(frozen=True)
-class BatchedForward:
-    """Runs a model with stacked adapters on the same tokens for every member.
+class Forward:
+    """The pass of a model with stacked adapters on the same tokens for every member.
 
-    Threads may share it; their passes run one after the other.
+    It is the part of an `Ensemble` that computes, and counts the memory for it. Threads may share
+    it; their passes run one after the other. Several processes run their members on the same
+    tokens, and all use the main process's public row, since another batch may round otherwise.
 
     Attributes:
         model: a causal language model with stacked adapters (`stack_adapters`).
-        num_models: N of this process.
-        vocab_size: V, the width of the logits.
-        max_positions: longest input in tokens, or None if the model sets no limit.
+        output_layer: its output layer, with the N of this process and the members' adapters of it.
         zero_members: members whose updates are all zero. Their logits are copied from the public
             block, because an empty shard must answer exactly as the public model does. Computed in
             another row of a matrix product, the same numbers may round differently.
-        trunk: the layers that members share; rows are repeated where it ends.
-        layer: the model's output layer.
-        active: K, number of the tokens about which members speak; None for all.
-        ranks: the processes that run the other members on the same tokens. All use the main
-            process's public row, since another batch may round the same numbers differently.
     """
 
     model: Any
-    num_models: int
+    output_layer: OutputLayer
+    zero_members: tuple[int, ...]
+    trunk: Trunk
     vocab_size: int
     max_positions: int | None
-    zero_members: tuple[int, ...]
-    layer: OutputLayer
-    trunk: Trunk = Trunk()
-    active: int | None = None
-    ranks: Ranks = ALONE
-    # Hooks at the end of the trunk store the shapes of the current pass.
-    _lock: threading.Lock = field(default_factory=threading.Lock, repr=False, compare=False)
+    ranks: Ranks
+
+    def __init__(self) -> None:
+        # Hooks at the end of the trunk store the shapes of the current pass.
+        self._lock = threading.Lock()
 
     def check_ids(self, input_ids: Tensor, attention_mask: Tensor | None) -> tuple[Tensor, Any]:
         """Return the validated ids and mask, int64 and on the model's device.
@@ -139,12 +133,13 @@ class BatchedForward:
         return masking(mask.repeat(len(ids) // len(mask), 1), ids.shape[1])
 
     @torch.no_grad()
-    def __call__(
+    def forward(
         self,
         ids: Tensor,
         mask: Tensor | None,
         cache: Any,
         *,
+        active: int | None = None,
         last_only: bool = False,
         room: LogitsRoom | None = None,
     ) -> Logits:
@@ -154,6 +149,7 @@ class BatchedForward:
             ids: (b, s) int64, the tokens that the cache does not hold yet.
             mask: (b, cached + s) int64 or None.
             cache: a transformers cache, which advances by s, or None for a single pass.
+            active: K, number of the tokens about which members speak; None for all.
             last_only: whether to compute the last position's logits alone.
             room: memory for the logits. It is used if the model does not scale its output;
                 otherwise it would add to the scaled logits.
@@ -164,51 +160,28 @@ class BatchedForward:
         """
         if cache is None and self.begun:
             cache = self.new_cache(self.begun + ids.shape[1], len(ids), ids.shape[1])
-        rows = self.num_models + 1
-        copies = rows if self.trunk.repeats_input else 1
+        layer = self.output_layer
+        copies = layer.num_models + 1 if self.trunk.repeats_input else 1
         arguments: dict[str, Any] = {"input_ids": ids.repeat(copies, 1)}
         if cache is not None:
             from adapmixed.ensemble.cache import cache_argument
 
             arguments[cache_argument(self.model)] = cache
         arguments |= self._masking(arguments["input_ids"], mask, cache)
-        layer = self.layer
         with self._lock:
-            layer.active, layer.room = self.active, None if self._scales_logits else room
+            layer.active, layer.room = active, None if self._scales_logits else room
             try:
                 output = self.model(
                     **arguments,
                     use_cache=cache is not None,
                     logits_to_keep=1 if last_only else 0,
                 ).logits
-                private, public, tokens = layer.split(output)
+                if self._scales_logits and not self.ranks.alone:  # devices may round that otherwise
+                    public = output[..., : self.vocab_size]
+                    public.copy_(self.ranks.same(public.contiguous()))
+                return layer.split(output, self.zero_members)
             finally:
-                layer.room = layer.tokens = None
-        if self._scales_logits and not self.ranks.alone:  # devices may round that otherwise
-            public.copy_(self.ranks.same(public.contiguous()))
-        masked = layer.masked
-        if masked is not None:
-            public.index_fill_(-1, masked, float("-inf"))
-            if tokens is None:
-                private.index_fill_(-1, masked, float("-inf"))
-        columns = public if tokens is None else public.gather(-1, tokens)
-        for member in self.zero_members:
-            private[member].copy_(columns)
-        return Logits(private, public, tokens)
-
-    def chunks(
-        self, ids: Tensor, mask: Tensor | None, chunk: int, room: LogitsRoom
-    ) -> Iterator[tuple[slice, Tensor, Tensor, Tensor | None]]:
-        """Yield (slice of positions, private, public, tokens), `chunk` positions each."""
-        batch, length = ids.shape
-        room.release(chunk * self.logits_size(batch))  # too much room would exceed the limit
-        cache = self.new_cache(length + self.begun, batch, chunk) if chunk < length else None
-        for start in range(0, length, chunk):
-            stop = min(start + chunk, length)
-            part = None if mask is None else mask[:, :stop]
-            result = self(ids[:, start:stop], part, cache, room=room)
-            yield slice(start, stop), *result
-            del result  # so that the caller can free it before the next one is computed
+                layer.room = None
 
     @cached_property
     @torch.no_grad()
@@ -222,7 +195,7 @@ class BatchedForward:
 
         cache = self.new_cache()
         token = torch.zeros((1, 1), dtype=torch.int64, device=self.model.device)
-        replace(self, ranks=ALONE)(token, None, cache, last_only=True)
+        self.forward(token, None, cache, last_only=True)
         found = []
         for layer in written_layers(cache):
             rows = len(layer.keys)
@@ -265,6 +238,7 @@ class BatchedForward:
         last_only: bool,
         window: int | None = None,
         answer_bytes: AnswerBytes | None = None,
+        active: int | None = None,
     ) -> int:
         """Return how many positions one pass may take so that everything fits the limit.
 
@@ -284,13 +258,14 @@ class BatchedForward:
             last_only: whether only the last position's logits are computed.
             window: positions that the cache holds; None for `length`.
             answer_bytes: as in `Ensemble.decoder`.
+            active: as in `forward`.
 
         Raises:
             ValueError: if not even one position fits; the message names the bytes needed, and what
                 would fit.
         """
         window = length if window is None else window
-        logits, activations = self._position_bytes(batch, window, answer_bytes)
+        logits, activations = self._position_bytes(batch, window, answer_bytes, active)
         fixed, per_position = (logits, activations) if last_only else (0, logits + activations)
         if not last_only and memory_bytes >= length * per_position:
             return length
@@ -299,60 +274,47 @@ class BatchedForward:
         if not last_only:
             needed = min(needed, length * per_position)
         if memory_bytes < needed:
+            fitting = self._fitting(batch, window, answer_bytes, active, memory_bytes)
             raise ValueError(
                 f"memory_bytes must be >= {needed} for {self._rows(batch)} rows (one for the "
                 f"public and each private model, times the batch), got {memory_bytes}: keys and "
                 f"values of {window} positions take {cache} bytes, and computing one position "
-                f"{fixed + per_position}{self._fitting(batch, window, answer_bytes, memory_bytes)}"
+                f"{fixed + per_position}{fitting}"
             )
         return min(length, (memory_bytes - cache - fixed) // per_position)
 
     def _fitting(
-        self, batch: int, window: int, answer_bytes: AnswerBytes | None, memory_bytes: int
+        self,
+        batch: int,
+        window: int,
+        answer_bytes: AnswerBytes | None,
+        active: int | None,
+        memory_bytes: int,
     ) -> str:
         """Return the largest batch, and the largest active vocabulary, that fit; "" for neither."""
 
-        def needed(active: int) -> int:
-            return (
-                sum(replace(self, active=active)._position_bytes(batch, window, answer_bytes))
-                + cache
-            )
+        def needed(batch: int, active: int | None) -> int:
+            cache = self.cache_bytes(batch, window)
+            return cache + sum(self._position_bytes(batch, window, answer_bytes, active))
 
-        cache = self.cache_bytes(batch, window)
-        most = memory_bytes // self.sequence_bytes(window, answer_bytes)
-        widths = range(LEAST_ACTIVE, self.active or self.vocab_size)
-        fitting = bisect_right(widths, memory_bytes, key=needed)
+        most = memory_bytes // needed(1, active)
+        widths = range(LEAST_ACTIVE, active or self.vocab_size)
+        fitting = bisect_right(widths, memory_bytes, key=lambda width: needed(batch, width))
         ways = [f"a batch of {most}"] if most else []
         ways += [f"active = {widths[fitting - 1]}"] if fitting else []
         return f"; {' or '.join(ways)} would fit" if ways else ""
-
-    def sequence_bytes(self, window: int, answer_bytes: AnswerBytes | None) -> int:
-        """Return the least `memory_bytes` to decode one sequence over this window.
-
-        A batch of b needs b times as much. `chunk_size` says what is counted.
-        """
-        cache = self.cache_bytes(1, window)
-        return cache + sum(self._position_bytes(1, window, answer_bytes))
 
     @property
     def _scales_logits(self) -> bool:
         config = self.model.config.get_text_config()
         return any(getattr(config, name, None) for name in _LOGIT_SCALES)
 
-    def logits_size(self, batch: int) -> int:
-        """Return how many logits one position has in this process, b (V + N K)."""
-        return batch * (self.vocab_size + self.num_models * self._width)
-
-    @property
-    def _width(self) -> int:
-        """The numbers between two members of a position: V, or K and a few."""
-        return self.vocab_size if self.active is None else self.active + SPARE
-
     def _rows(self, batch: int) -> int:
-        return (self.ranks.held(self.num_models)[0] + 1) * batch  # the same on every process
+        """Return the rows of a batch, the same number on every process."""
+        return (self.ranks.held(self.output_layer.num_models)[0] + 1) * batch
 
     def _position_bytes(
-        self, batch: int, window: int, answer_bytes: AnswerBytes | None
+        self, batch: int, window: int, answer_bytes: AnswerBytes | None, active: int | None
     ) -> tuple[int, int]:
         """Return the bytes of one position's logits, and those of a layer's activations."""
         rows = self._rows(batch)
@@ -360,16 +322,17 @@ class BatchedForward:
         hidden = int(config.hidden_size) * int(getattr(config, "altup_num_inputs", 1))
         inner = self._widest
         element = int(next(self.model.parameters()).element_size())
-        members, gathered = self.ranks.held(self.num_models)
-        numbers = self.vocab_size + members * self._width
+        members, gathered = self.ranks.held(self.output_layer.num_models)
+        width = row_width(self.vocab_size, active)
+        numbers = self.vocab_size + members * width
         # Capping or scaling the output needs a second copy of it.
         logits = (2 if self._scales_logits else 1) * batch * numbers * element
-        received = batch * gathered * self._width * element
+        received = batch * gathered * width * element
         if answer_bytes is None:
             logits += received
         else:
             rows_held = max(members, gathered) + 1
-            held = batch * answer_bytes(rows_held, self.vocab_size, element, self.active)
+            held = batch * answer_bytes(rows_held, self.vocab_size, element, active)
             logits = max(logits, batch * numbers * element + received + held)
         # Residual stream, normed input, q, k, v, attention output, twice the wider hidden layer
         # and, at worst, a row of scores or masks over all positions for every head.
@@ -380,9 +343,9 @@ class BatchedForward:
             activations += computed * 4 * (hidden + inner)
         # In the output layer the public columns, and those of members in fp32 or without adapters.
         own = (0 if element == 4 else 4) + (0 if self.trunk.head is not None else element)
-        activations += batch * (4 + own * members) * self._width
-        if self.active is not None and self.trunk.head is None:  # the active tokens' rows
-            activations += self.active * int(config.hidden_size) * element
+        activations += batch * (4 + own * members) * width
+        if active is not None and self.trunk.head is None:  # the active tokens' rows
+            activations += active * int(config.hidden_size) * element
         return logits, activations
 
 
@@ -390,3 +353,209 @@ def masking(mask: Tensor, new: int) -> dict[str, Tensor]:
     """Return the mask of all positions, and the numbers of the new ones without padding."""
     positions = (mask.cumsum(dim=1) - 1).clamp_min(0)[:, -new:]
     return {"attention_mask": mask, "position_ids": positions}
+
+
+class Decoder:
+    """The next position's logits, and the cache that advances by the chosen tokens.
+
+    `Ensemble.decoder` makes it. The cache holds b rows of keys and values in layers that members
+    share with the public model, and (N + 1) b rows in all other layers. It reserves room for every
+    position that `memory_bytes` was checked for.
+
+    Sequences may leave and join between two tokens.
+    """
+
+    def __init__(
+        self,
+        forward: Forward,
+        ids: Tensor,
+        mask: Tensor | None,
+        memory_bytes: int,
+        active: int | None = None,
+        new_tokens: int = 0,
+        answer_bytes: AnswerBytes | None = None,
+        unread: bool = False,
+    ) -> None:
+        if mask is not None and not bool(mask[:, -1].all()):
+            raise ValueError("attention_mask must end in 1 in every row: pad on the left to decode")
+        self._forward, self._active = forward, active
+        self._memory_bytes = memory_bytes
+        self._answer_bytes = answer_bytes
+        self._ids = ids
+        self._mask = mask
+        self._logits: Logits | None
+        self._going: Tensor | None = None  # the sequences of `_logits` that were not dropped
+        self._room = LogitsRoom()
+        self._unread = 0  # positions at the end that the cache does not hold yet
+        self._cut(int(self._padding().min()))
+        # Each sequence's positions at its end, so that no later read needs more memory.
+        self._ends = self.length - self._padding() + new_tokens
+        self._begin()
+        if not unread:
+            self.read()
+
+    @property
+    def length(self) -> int:
+        """The number of positions that the next token is predicted from, with padding."""
+        return self._ids.shape[1]
+
+    @property
+    def window(self) -> int:
+        """The largest number of positions that its sequences will need."""
+        return int(self._ends.max()) + self._forward.begun
+
+    @property
+    def unread(self) -> int:
+        """The number of positions still to `read` before the decoder can go on."""
+        return self._unread
+
+    def read(self, positions: int | None = None) -> None:
+        """Read the next positions of the prompts, in chunks that fit the memory.
+
+        Args:
+            positions: their number; None for all.
+        """
+        left = 0 if positions is None else max(0, self._unread - positions)
+        while self._unread > left:
+            start = self.length - self._unread
+            self._unread = max(left, self._unread - self._chunk)
+            stop = self.length - self._unread
+            part = None if self._mask is None else self._mask[:, :stop]
+            self._advance(self._ids[:, start:stop], part)
+
+    @property
+    def logits(self) -> Logits:
+        """The next position's: private (N, b, K), public (b, V), and the tokens of the K columns.
+
+        The tokens are (b, K) int64, ascending; None if K = V.
+        """
+        assert self._logits is not None, "read() or append() must come first"
+        private, public, tokens = self._logits
+        private, public = private[:, :, -1], public[:, -1]
+        tokens = None if tokens is None else tokens[:, -1]
+        if self._going is not None:
+            private, public = private[:, self._going], public[self._going]
+            tokens = None if tokens is None else tokens[self._going]
+        return Logits(private, public, tokens)
+
+    def append(self, tokens: Tensor) -> None:
+        """Advance by one token per sequence, the same for every member.
+
+        Args:
+            tokens: (b,) int64 or int32.
+
+        Raises:
+            ValueError: if the shape or a token is wrong, or if the context is full. Nothing
+                advances then.
+        """
+        self._check_read()
+        batch, length = self._ids.shape
+        if tuple(tokens.shape) != (batch,):
+            raise ValueError(f"tokens must have shape ({batch},), got {tuple(tokens.shape)}")
+        self._forward.check_tokens("tokens", tokens)
+        self._forward.check_length(length + 1)
+        new = tokens.to(self._forward.model.device, torch.int64)[:, None]
+        self._ids = torch.cat([self._ids, new], dim=1)
+        if self._mask is not None:
+            self._mask = torch.cat([self._mask, torch.ones_like(new)], dim=1)
+        self._advance(new, self._mask)
+
+    def drop(self, ended: Tensor) -> None:
+        """Drop sequences that ended; the others keep their order.
+
+        Padding that the others have in common is dropped, too. If prompts are not read to the end,
+        the reading begins anew.
+
+        Args:
+            ended: (b,) bool, at least one of them False.
+        """
+        from adapmixed.ensemble.cache import keep_rows, written_layers
+
+        going = (~ended).nonzero()[:, 0].to(self._ids.device)
+        first = int(self._padding()[going].min())
+        self._ends = self._ends[going]
+        if not self._unread:
+            rows = self._forward.output_layer.num_models + 1
+            blocks = torch.arange(rows, device=going.device) * len(ended)
+            in_all_blocks = (blocks[:, None] + going).flatten()
+            for layer in written_layers(self._cache):
+                kept = going if len(layer.keys) == len(ended) else in_all_blocks
+                keep_rows(layer, kept, self._forward.begun + self.length - first, self.window)
+            # The logits are not copied here: usually nobody reads them again.
+            self._going = going if self._going is None else self._going[going]
+        self._ids = self._ids[going]
+        if self._mask is not None:
+            self._mask = self._mask[going]
+        self._cut(first)
+        if self._unread:
+            self._begin()
+
+    def join(self, other: Decoder) -> None:
+        """Add another decoder's sequences behind these, before `append` advances all of them.
+
+        The logits of both are lost until then, and the other decoder must not be used again.
+
+        Args:
+            other: of the same ensemble.
+
+        Raises:
+            ValueError: if the other decoder is of another ensemble.
+        """
+        from adapmixed.ensemble.cache import join_rows, written_layers
+
+        if other._forward is not self._forward or other._active != self._active:
+            raise ValueError("other must be a decoder of the same ensemble")
+        self._check_read()
+        other._check_read()
+        self._logits = other._logits = None
+        self._going = None
+        self._ends = torch.cat([self._ends, other._ends])
+        sequences = len(self._ids), len(other._ids)
+        pairs = zip(written_layers(self._cache), written_layers(other._cache), strict=True)
+        for layer, joining in pairs:
+            join_rows(layer, joining, sequences, self.window)
+        width = max(self.length, other.length)
+        masks = [one._all_masked(width) for one in (self, other)]
+        self._ids = torch.cat([pad(one._ids, (width - one.length, 0)) for one in (self, other)])
+        self._set_mask(torch.cat(masks))
+
+    def _all_masked(self, width: int) -> Tensor:
+        """Return the (b, width) mask with padding on the left."""
+        mask = torch.ones_like(self._ids) if self._mask is None else self._mask
+        return pad(mask, (width - self.length, 0))
+
+    def _cut(self, first: int) -> None:
+        """Forget the ids and the mask of the first positions, which hold padding alone."""
+        self._ids = self._ids[:, first:]
+        if self._mask is not None:
+            self._set_mask(self._mask[:, first:])
+
+    def _set_mask(self, mask: Tensor) -> None:
+        self._mask = None if bool(mask.all()) else mask
+
+    def _padding(self) -> Tensor:
+        """Return (b,) int64, the positions before each sequence's first token."""
+        if self._mask is None:
+            return torch.zeros_like(self._ids[:, 0])
+        return (self._mask.cumsum(dim=1) == 0).sum(dim=1)
+
+    def _check_read(self) -> None:
+        if self._unread:
+            raise ValueError(f"read() must be called first: {self._unread} positions are unread")
+
+    def _begin(self) -> None:
+        """Make a new cache, which holds no position yet."""
+        batch, length = self._ids.shape
+        self._chunk = self._forward.chunk_size(
+            batch, length, self._memory_bytes, last_only=True, window=self.window,
+            answer_bytes=self._answer_bytes, active=self._active,
+        )  # fmt: skip
+        self._cache = self._forward.new_cache(self.window, batch, self._chunk)
+        self._unread = length
+
+    def _advance(self, ids: Tensor, mask: Tensor | None) -> None:
+        self._going = None
+        self._logits = None  # free the old logits before computing the new ones
+        self._logits = self._forward.forward(
+            ids, mask, self._cache, active=self._active, last_only=True, room=self._room
+        )

@@ -13,7 +13,7 @@ present.
 
 A guarantee covers one shard. It does not cover a person with records in two shards, so shards that
 overlap raise. Overlaps are found through keyed hashes of the identifiers (users, documents), which
-`training.partition.shard_record` writes. The operator keeps the key, without which nobody can tell
+`training.shard_record` writes. The operator keeps the key, without which nobody can tell
 whether a name is among the identifiers. The digests must not be published: whoever holds a shard's
 data can tell from them that a member was trained on it.
 """
@@ -160,7 +160,7 @@ def read_member_record(folder: Path) -> dict[str, Any]:
     """Return the content of `shard.json` in a member's folder.
 
     Returns:
-        "shard" (its `partition.shard_record`), "tokens" (their number), "losses" of the epochs in
+        "shard" (its `training.shard_record`), "tokens" (their number), "losses" of the epochs in
         nats per token, and "validation".
 
     Raises:

@@ -9,7 +9,6 @@ import math
 import os
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -29,7 +28,6 @@ from adapmixed.ensemble.manifest import (
 )
 from adapmixed.ensemble.public_model import (
     ADAPTER_CONFIG,
-    ADDED_TOKENS,
     TOKENIZER_FILES,
     check_base,
     check_files,
@@ -37,7 +35,6 @@ from adapmixed.ensemble.public_model import (
     content_digest,
     found_files,
     is_hub_name,
-    is_model,
     last_part,
     load_base,
     load_tokenizer,
@@ -69,33 +66,6 @@ _ROWS = 4096  # compared at once
 _SMALLEST = 2.0**-24  # the step of the smallest numbers in fp16
 
 
-@dataclass(frozen=True)
-class Members:
-    """The members of an ensemble and their public model, as they were read.
-
-    Attributes:
-        model: the public model; the ensemble may change it.
-        tokenizer: the public model's tokenizer, or None.
-        num_models: N, over all processes.
-        adapters: the adapters of this process's members.
-        adapted: the layers that members may adapt, each with its ranks.
-        ranks: the processes that share the members.
-        unverified: what could not be verified; see `Ensemble`.
-        unit: see `Ensemble`.
-        fingerprint: `fingerprint` of the base and of all members as they were read.
-    """
-
-    model: Any
-    tokenizer: Any
-    num_models: int
-    adapters: Sequence[Adapter]
-    adapted: Mapping[str, Sequence[int]]
-    ranks: Ranks
-    unverified: tuple[str, ...]
-    unit: str | None
-    fingerprint: str
-
-
 def read_members(
     base: Any,
     folder: Folder | Sequence[Folder | None],
@@ -104,8 +74,12 @@ def read_members(
     dtype: torch.dtype | None,
     device: str | torch.device | None,
     ranks: Ranks,
-) -> Members:
-    """Read the public model and this process's adapters; see `Ensemble.from_pretrained`."""
+) -> dict[str, Any]:
+    """Return the arguments of `Ensemble` for a public model and this process's adapters.
+
+    See `Ensemble.from_pretrained`. N is the number of members over all processes, and `adapted` has
+    the layers of all of them.
+    """
     check_base(base)
     manifest, paths = _listed(folder)
     source, root = source_of(base), Path() if manifest is None else Path(folder)  # type: ignore[arg-type]
@@ -157,58 +131,38 @@ def read_members(
         ranks.agree(facts)
     # A model object may have changed since it was loaded from the files that it names.
     same_base = same_base and isinstance(base, str | os.PathLike)
-    return Members(
-        model=model,
-        tokenizer=tokenizer,
-        num_models=len(paths),
-        adapters=[MISSING if path is None else read[path] for path in mine],
-        adapted=adapted,
-        ranks=ranks,
-        unverified=(
+    return {
+        "model": model,
+        "tokenizer": tokenizer,
+        "num_models": len(paths),
+        "adapters": [MISSING if path is None else read[path] for path in mine],
+        "adapted": adapted,
+        "ranks": ranks,
+        "unverified": (
             *_unverified_shards(manifest, len(paths)),
             *(() if same_base else ("base",)),
             *(() if same_tokenizer or not same_base or tokenizer is None else ("tokenizer",)),
         ),
-        unit=None if manifest is None else manifest.unit,
-        fingerprint=fingerprint(
+        "unit": None if manifest is None else manifest.unit,
+        "fingerprint": fingerprint(
             base, member_digests(paths, read), found, getattr(model.config, "_commit_hash", None)
         ),
-    )
+        "folder": None if manifest is None else os.fspath(root),
+    }
 
 
 def _listed(folder: Folder | Sequence[Folder | None]) -> tuple[Manifest | None, list[Path | None]]:
     """Return `ensemble.json` or None, and the members' folders."""
     manifest = None
     if isinstance(folder, str | os.PathLike):
-        _check_folder(Path(folder), FILE_NAME, "an ensemble folder")
         manifest = read_manifest(folder)
         paths = [None if name is None else Path(folder, name) for name in manifest.members]
     else:
         paths = [None if path is None else Path(path) for path in folder]
-        for path in paths:
-            if path is not None:
-                _check_folder(path, ADAPTER_CONFIG, "the folders of adapters")
     if not paths:
         raise ValueError("an ensemble must have at least one private model, got 0")
     check_distinct([path.resolve() for path in paths if path is not None])
     return manifest, paths
-
-
-def _check_folder(path: Path, file: str, wanted: str) -> None:
-    """Raise ValueError for a folder that does not exist, or that is a public model.
-
-    Args:
-        path: the folder.
-        file: the file that it must have.
-        wanted: what it must be, for the message.
-    """
-    if not path.is_dir():
-        raise ValueError(f"folder must be {wanted}, got {path}, which is no existing folder")
-    if is_model(path) and not (path / file).is_file():
-        raise ValueError(
-            f"folder must be {wanted}, got {path} with a public model but no {file}: base and "
-            "folder may be swapped"
-        )
 
 
 def _check_beginning(manifest: Manifest | None, tokenizer: Any) -> None:
@@ -598,24 +552,22 @@ def check_tokenizers(folders: Sequence[Path], tokenizer: Any, base: str, vocab_s
 def _difference(folder: Path, tokenizer: Any, vocab_size: int) -> str | None:
     try:
         loaded = load_tokenizer(folder)
-        file = folder / ADDED_TOKENS
-        if loaded is not None:
-            own = loaded.get_vocab()
-        else:
-            own = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
-        own = {token: int(index) for token, index in own.items() if index < vocab_size}
     except Exception as error:  # damaged files raise many types of exception
         raise ValueError(f"{folder}: its tokenizer cannot be read: {error}") from error
-    vocabulary = tokenizer.get_vocab().items()
-    expected = {token: index for token, index in vocabulary if index < vocab_size}
-    aside = {None if loaded is None else loaded.pad_token} - expected.keys()  # it cuts no text
-    own = {token: index for token, index in own.items() if token not in aside}
+    if loaded is None:  # settings alone
+        return None
+    own, expected = (
+        {token: index for token, index in one.get_vocab().items() if index < vocab_size}
+        for one in (loaded, tokenizer)
+    )
+    if loaded.pad_token not in expected:  # it cuts no text
+        own.pop(loaded.pad_token, None)
     for token, index in sorted(own.items(), key=lambda item: item[1]):
         if expected.get(token) != index:
             return f"token {token!r} has id {index} there and {expected.get(token)} in the base"
-    if loaded is not None and len(own) < len(expected):
+    if len(own) < len(expected):
         return f"it has {len(own)} tokens, the base {len(expected)}"
-    if loaded is not None and _rules(loaded, expected) != _rules(tokenizer, expected):
+    if _rules(loaded, expected) != _rules(tokenizer, expected):
         return "the tokens are the same but other rules cut text into them"
     return None
 

@@ -25,8 +25,9 @@ from adapmixed.ranks import ALONE, Ranks
 from adapmixed_ext.inputs import likeliest
 from adapmixed_ext.low_rank import BLOCK, add_low_rank, blocks_of, pack_codes, pack_factors
 
-SPARE = 16
-"""Numbers between the columns of two members: a power of two apart, they share a cache set."""
+_GAP = (
+    16  # numbers between the columns of two members: a power of two apart, they share a cache set
+)
 
 
 class Logits(NamedTuple):
@@ -41,6 +42,11 @@ class Logits(NamedTuple):
     private: Tensor
     public: Tensor
     tokens: Tensor | None
+
+
+def row_width(vocab_size: int, active: int | None) -> int:
+    """Return the numbers from one member's columns to the next: V, or K and a few."""
+    return vocab_size if active is None else active + _GAP
 
 
 class LogitsRoom:
@@ -144,6 +150,7 @@ class OutputLayer(nn.Module):
     Args:
         base: the public model's output layer.
         num_models: N of this process.
+        vocab_size: V.
         adapters: those of its members; None if they do not adapt this layer.
         shared: whether members share the hidden states with the public model.
         masked: (m,) ids that stand for no token; None if there are none.
@@ -152,13 +159,14 @@ class OutputLayer(nn.Module):
     Attributes:
         active: K, or None for all V tokens; set for each pass, as are the next two.
         room: the memory that results are written to; None for new memory in every pass.
-        tokens: the tokens of the last pass, (P, K); None for all.
+        tokens: the tokens of the last pass, (P, K), until it is `split`; None for all.
     """
 
     def __init__(
         self,
         base: nn.Module,
         num_models: int,
+        vocab_size: int,
         adapters: HeadAdapters | None,
         *,
         shared: bool,
@@ -167,49 +175,71 @@ class OutputLayer(nn.Module):
     ) -> None:
         super().__init__()
         self.base, self.adapters = base, adapters
-        self.num_models, self.shared = num_models, shared
+        self.num_models, self.vocab_size, self.shared = num_models, vocab_size, shared
         self.masked, self.ranks = masked, ranks
         self.active: int | None = None
         self.room: LogitsRoom | None = None
         self.tokens: Tensor | None = None
-        self._vocab = 0
 
     def forward(self, x: Tensor) -> Tensor:
         """Map (b, t, d), or ((N + 1) b, t, d) if nothing is shared, to (b, t, V + N columns)."""
-        whole = x if self.shared else x.view(self.num_models + 1, -1, *x.shape[1:])
-        hidden = whole if self.shared else whole[0]
-        logits: Tensor = self.base(hidden)
-        batch, length, vocab = logits.shape
-        self._vocab = vocab
+        if self.shared:
+            return self.behind(self.base(x), x)
+        public, *_ = whole = x.view(self.num_models + 1, -1, *x.shape[1:])
+        return self.behind(self.base(public), whole[1:])
+
+    def behind(self, logits: Tensor, hidden: Tensor) -> Tensor:
+        """Return the public logits and behind them the members' columns, (b, t, V + N columns).
+
+        Args:
+            logits: (b, t, V), of the public model.
+            hidden: the members' hidden states, (b, t, d) if they share them, else (N, b, t, d).
+        """
+        vocab = logits.shape[-1]
         public = logits.reshape(-1, vocab)
         if not self.ranks.alone:
             public = self.ranks.same(public)
         self.tokens = tokens = self._chosen(public)
-        width = vocab if tokens is None else tokens.shape[1] + SPARE
+        width = row_width(vocab, None if tokens is None else tokens.shape[1])
         shape = (len(public), vocab + self.num_models * width)
         found = public.new_empty(shape) if self.room is None else self.room.take(shape, public)
         found[:, :vocab] = public
         columns = found[:, vocab:].view(len(public), self.num_models, width).transpose(0, 1)
         columns = columns if tokens is None else columns[..., : tokens.shape[1]]
+        hidden = hidden.flatten(-3, -2)
         if self.shared:
-            own, start = hidden, public if tokens is None else public.gather(1, tokens)
+            start = public if tokens is None else public.gather(1, tokens)
         else:
-            own = whole[1:].flatten(1, 2)
-            start = self._own(own, tokens)
+            start = self._own(hidden, tokens)
         if self.adapters is None:
             columns.copy_(start)
         else:
-            self.adapters.write(start, own.flatten(0, -2) if self.shared else own, tokens, columns)
-        return found.view(batch, length, -1)
+            self.adapters.write(start, hidden, tokens, columns)
+        return found.view(*logits.shape[:-1], -1)
 
-    def split(self, found: Tensor) -> Logits:
-        """Return the logits in the last pass's result, as views of it."""
-        public, rest = found[..., : self._vocab], found[..., self._vocab :]
+    def split(self, found: Tensor, zero_members: Sequence[int]) -> Logits:
+        """Return the logits in the last pass's result, as views of it.
+
+        Args:
+            found: the result, which the model may have capped or scaled.
+            zero_members: members whose logits are copied from the public ones.
+        """
+        tokens, self.tokens = self.tokens, None
+        public, rest = found[..., : self.vocab_size], found[..., self.vocab_size :]
         private = rest.view(*rest.shape[:-1], self.num_models, -1).movedim(-2, 0)
-        if self.tokens is None:
-            return Logits(private, public, None)
-        tokens = self.tokens.view(*found.shape[:-1], -1)
-        return Logits(private[..., : tokens.shape[-1]], public, tokens)
+        if tokens is not None:
+            tokens = tokens.view(*found.shape[:-1], -1)
+            private = private[..., : tokens.shape[-1]]
+        if self.masked is not None:
+            public.index_fill_(-1, self.masked, -torch.inf)
+            if tokens is None:
+                private.index_fill_(-1, self.masked, -torch.inf)
+            elif tokens.shape[-1] > self.vocab_size - len(self.masked):
+                private.masked_fill_(torch.isin(tokens, self.masked), -torch.inf)
+        columns = public if tokens is None else public.gather(-1, tokens)
+        for member in zero_members:
+            private[member].copy_(columns)
+        return Logits(private, public, tokens)
 
     def _chosen(self, public: Tensor) -> Tensor | None:
         """Return the active vocabulary of these rows; None if it is all tokens."""

@@ -10,7 +10,7 @@ import sys
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path, PurePath
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from huggingface_hub import try_to_load_from_cache
@@ -270,13 +270,6 @@ def is_hub_name(source: str | None) -> bool:
     return source is not None and not os.path.isabs(source) and not Path(source).exists()
 
 
-class Compared(NamedTuple):
-    """The checks of the base against the ensemble's record that were made and passed."""
-
-    model: bool
-    tokenizer: bool
-
-
 def source_of(base: Any) -> str | None:
     """Return the folder or hub name of a base, or the one a model object was loaded from."""
     if not isinstance(base, str | os.PathLike):
@@ -304,7 +297,7 @@ def found_files(source: str | None, revision: str | None) -> dict[str, str]:
 
 def check_files(
     source: str | None, found: Mapping[str, str], folder: Path, recorded: Mapping[str, str]
-) -> Compared:
+) -> tuple[bool, bool]:
     """Compare the base's files with the ensemble's record.
 
     Files with other names than the recorded ones raise, because the base is loaded from them. This
@@ -315,6 +308,9 @@ def check_files(
         found: the result of :func:`found_files`.
         folder: the ensemble folder, for messages.
         recorded: `Manifest.base_files`.
+
+    Returns:
+        whether the model, and whether the tokenizer, was compared and is the recorded one.
 
     Raises:
         ValueError: if the model or its tokenizer differs from the record.
@@ -339,7 +335,7 @@ def check_files(
                 f"ensemble.json records {', '.join(sorted(record))}, but {source} has "
                 f"{', '.join(sorted(names))}"
             )
-    return Compared(bool(model_here) and model_here == model_expected, here == expected)
+    return bool(model_here) and model_here == model_expected, here == expected
 
 
 def check_names(source: str | None, names: Mapping[str, str | None]) -> None:

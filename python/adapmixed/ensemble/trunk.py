@@ -10,17 +10,17 @@ explained in docs/concepts/shared-trunk.md.
 from __future__ import annotations
 
 import inspect
-import logging
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from adapmixed.ensemble.lora import block_names, head_name
 
-_LOG = logging.getLogger(__name__)
+SHARES_NO_BLOCK = frozenset({"gpt_bigcode", "gemma3n_text", "gemma4_text"})
+"""Types of tested models whose code fixes the number of rows before the blocks."""
 # Arguments of decoder blocks, grouped by the meaning of their first dimension.
 _SEQUENCES = frozenset({"attention_mask", "position_ids", "position_embeddings"})
 _HEADS_OF_SEQUENCES = frozenset({"alibi"})  # (b heads, ...)
@@ -59,8 +59,6 @@ class Trunk:
 def find_trunk(model: Any, adapted: Collection[str]) -> Trunk:
     """Return the trunk of members that adapt these layers.
 
-    A warning is logged if the model turns out not to allow a shared trunk.
-
     Args:
         model: the public model, before adapters are stacked on it; it is not changed.
         adapted: full names of the adapted layers.
@@ -70,19 +68,11 @@ def find_trunk(model: Any, adapted: Collection[str]) -> Trunk:
         return Trunk(head=head, depth=len(block_names(model)))
     blocks = block_names(model)
     own = {name: _block_of(name, blocks) for name in adapted if name != head}
-    if not own or not blocks or None in own.values():
+    apart = model.config.model_type in SHARES_NO_BLOCK
+    if apart or not own or not blocks or None in own.values():
         return Trunk()
     first = min(blocks.index(block) for block in own.values() if block is not None)
-    trunk = Trunk(blocks=blocks[first:], depth=len(blocks))
-    reason = _fault(model, trunk)
-    if reason is not None:
-        _LOG.warning(
-            "members share no block of %s, which costs time: %s",
-            model.config.model_type,
-            reason,
-        )
-        return Trunk()
-    return trunk
+    return Trunk(blocks=blocks[first:], depth=len(blocks))
 
 
 def repeat_at(model: Any, trunk: Trunk, rows: int) -> list[Any]:
@@ -100,7 +90,7 @@ def repeat_at(model: Any, trunk: Trunk, rows: int) -> list[Any]:
     handles = []
     for index, name in enumerate(trunk.blocks):
         block = model.get_submodule(name)
-        hook = repeat.first if index == 0 else repeat.later
+        hook = partial(repeat, index == 0)
         handles.append(block.register_forward_pre_hook(hook, with_kwargs=True))
     if trunk.blocks:
         handles.append(block.register_forward_hook(repeat.forget))
@@ -115,17 +105,11 @@ class _Repeat:
         self._sequences = 0
         self._known: dict[int, tuple[Tensor, Tensor]] = {}  # masks are the same for all blocks
 
-    def first(self, block: nn.Module, args: tuple[Any, ...], kwargs: Any) -> Any:
-        return self._arguments(block, args, kwargs, first=True)
-
-    def later(self, block: nn.Module, args: tuple[Any, ...], kwargs: Any) -> Any:
-        return self._arguments(block, args, kwargs, first=False)
-
     def forget(self, block: nn.Module, args: Any, output: Any) -> None:
         self._known.clear()
 
-    def _arguments(
-        self, block: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], *, first: bool
+    def __call__(
+        self, first: bool, block: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
         signature = inspect.signature(block.forward)
         bound = signature.bind(*args, **kwargs)
@@ -160,65 +144,6 @@ class _Repeat:
                 f"decoder blocks must take known tensors, got {name} of shape {tuple(value.shape)}"
             )
         return value.expand(self._rows, *value.shape).flatten(0, 1)
-
-
-@torch.no_grad()
-def _fault(model: Any, trunk: Trunk) -> str | None:
-    """Return the reason why the model does not allow this trunk, or None.
-
-    The public model is tried alone, with padding and through a cache. Two repeated rows must be
-    equal and, up to rounding, give the model's own logits.
-    """
-    from adapmixed.ensemble.cache import cache_argument, key_value_cache
-
-    taken = cache_argument(model)
-    training = model.training
-    model.eval()
-    ids = (
-        torch.arange(6, device=model.device).view(2, 3) % model.config.get_text_config().vocab_size
-    )
-    mask = torch.ones_like(ids)
-    mask[0, 0] = 0
-    positions = (mask.cumsum(dim=1) - 1).clamp_min(0)
-
-    def answers() -> Tensor:
-        cache, parts = key_value_cache(model.config, 3), []
-        for start, stop in ((0, 2), (2, 3)):
-            parts.append(
-                model(
-                    input_ids=ids[:, start:stop],
-                    attention_mask=mask[:, :stop],
-                    position_ids=positions[:, start:stop],
-                    **{taken: cache},
-                    use_cache=True,
-                ).logits
-            )
-        return torch.cat(parts, dim=1)[..., 1:, :]
-
-    handles = []
-    try:
-        expected = answers()
-        handles = repeat_at(model, trunk, 2)
-        found = answers()
-    except Exception as error:  # a model's own code may raise anything
-        return f"{type(error).__name__}: {error}"
-    finally:
-        for handle in handles:
-            handle.remove()
-        model.train(training)
-    if found.shape[0] != 4 or not torch.equal(found[:2], found[2:]):
-        return "repeated rows differ from each other"
-    if differ(found[:2], expected):
-        return "repeated rows differ from the model's own logits"
-    return None
-
-
-def differ(found: Tensor, expected: Tensor) -> bool:
-    """Return whether logits differ by more than rounding, relative to their range."""
-    finite = expected[expected.isfinite()].to(torch.float32)
-    precision = 2.0**-10 if expected.dtype == torch.float32 else 2.0**-4
-    allowed = precision * float(finite.max() - finite.min())
-    return not torch.allclose(found.float(), expected.float(), rtol=0.0, atol=allowed)
 
 
 def _block_of(name: str, blocks: tuple[str, ...]) -> str | None:

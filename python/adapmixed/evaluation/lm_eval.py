@@ -14,9 +14,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Never
 
+from adapmixed.ensemble.forward import DEFAULT_MEMORY_BYTES
 from adapmixed.ensemble.vocabulary import begun, text_ids
 from adapmixed.evaluation.loop import scored_parts
-from adapmixed.generation.loop import DEFAULT_MEMORY_BYTES
 from adapmixed.limits import DEFAULT_ACTIVE
 from adapmixed.mechanisms import Mechanism, Origin, shaped
 from adapmixed.privacy import Accountant, Guarantee
@@ -159,7 +159,7 @@ class MixtureLM(TemplateLM):  # type: ignore[misc]
         )
         total, greedy = 0.0, True
         for private, public, tokens, targets in parts:
-            rows = shaped(private, public, active=active, tokens=tokens, spare=True)
+            rows = shaped(private, public, active=active, tokens=tokens)
             ticket = self._mechanism.propose_rows(
                 rows, targets=targets, rng=self._rng, origin=self._origin
             )

@@ -12,14 +12,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from adapmixed.ensemble.forward import DEFAULT_MEMORY_BYTES
 from adapmixed.ensemble.output_layer import LogitsRoom
 from adapmixed.ensemble.vocabulary import begun
 from adapmixed.evaluation.diagnostics import Diagnostics
-from adapmixed.evaluation.result import Evaluation
+from adapmixed.evaluation.result import Evaluation, Tally, results
 from adapmixed.evaluation.result_file import ResultFile, check_result
-from adapmixed.evaluation.tally import Tally, results
 from adapmixed.evaluation.windows import Window, block_of, plan_runs
-from adapmixed.generation.loop import DEFAULT_MEMORY_BYTES
 from adapmixed.limits import DEFAULT_ACTIVE, check_active
 from adapmixed.mechanisms import Mechanism, Origin, shaped
 from adapmixed.privacy import Accountant
@@ -280,7 +279,7 @@ class Session:
         """
         start = time.perf_counter()
         active = self._origin.active_tokens
-        rows = shaped(private, public, active=active, tokens=tokens, spare=True)
+        rows = shaped(private, public, active=active, tokens=tokens)
         whole = self.ensemble.ranks.gather(rows.private)
         if whole is None:
             return

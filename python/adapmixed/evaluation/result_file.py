@@ -14,8 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from adapmixed.evaluation.result import Evaluation
-from adapmixed.evaluation.tally import Tally, results
+from adapmixed.evaluation.result import Evaluation, Tally, results
 from adapmixed.files import remove_leftovers, sole_writer, write_file
 from adapmixed.privacy.encoding import canonical, parse
 

@@ -1,17 +1,23 @@
-"""Answers to prompts and conversations, each charged before its release."""
+"""Answers to prompts and conversations: each token is proposed, charged, then released."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Never
+import logging
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, Never
 
+import torch
 from torch import Tensor
 
+from adapmixed.ensemble import Decoder, Ensemble
+from adapmixed.ensemble.forward import DEFAULT_MEMORY_BYTES, AnswerBytes
 from adapmixed.ensemble.vocabulary import check_prompt, text_ids
-from adapmixed.generation.loop import DEFAULT_MEMORY_BYTES, Answerer, check_window
+from adapmixed.errors import BudgetSpentError
 from adapmixed.generation.refused import refuse
 from adapmixed.generation.text import (
     Continuation,
+    StopRule,
     left_padded,
     messages_of,
     stop_rule,
@@ -19,23 +25,28 @@ from adapmixed.generation.text import (
     templated,
     texts_of,
 )
-from adapmixed.limits import DEFAULT_ACTIVE, check_count, check_optional_count
-from adapmixed.mechanisms import Mechanism
-from adapmixed.mechanisms.rows import check_shape
+from adapmixed.limits import (
+    DEFAULT_ACTIVE,
+    check_active,
+    check_count,
+    check_optional_count,
+    check_rng,
+    check_type,
+)
+from adapmixed.mechanisms import Allowance, Mechanism, Origin, Rows, shaped
+from adapmixed.mechanisms.rows import check_shape, shaped_bytes
 from adapmixed.privacy import Accountant, Guarantee
 from adapmixed.rng import SecureRandom
 from adapmixed_ext.types import RandomSource
 
-if TYPE_CHECKING:
-    from adapmixed.ensemble import Ensemble
-    from adapmixed.ensemble.forward import AnswerBytes
+_LOG = logging.getLogger(__name__)
 
 
 class PrivateGenerator:
     """Private answers to prompts, with one mechanism and one accountant that is charged for all.
 
     The constructor binds the accountant to the mechanism and the ensemble. Several generators may
-    share one accountant.
+    share one accountant. All arguments but `refused` are attributes, too.
 
     Args:
         ensemble: models that answer. They must have a tokenizer.
@@ -43,7 +54,8 @@ class PrivateGenerator:
         accountant: charged for every answer before it is drawn. If several processes run, the main
             process has the accountant, and the others are given None.
         rng: source of all randomness; None for `SecureRandom()`.
-        memory_bytes: limit for logits, activations, keys and values, in bytes.
+        memory_bytes: limit for the logits, activations, keys and values that are held until the
+            last token, in bytes. Weights and adapters are not included.
         active: K ≥ 2, number of the public model's likeliest tokens about which members speak. The
             others keep their public probability in every row. None, or V and more, for all tokens.
         refused: options of other libraries, which raise because they would void the guarantee.
@@ -66,26 +78,34 @@ class PrivateGenerator:
         **refused: Never,
     ) -> None:
         refuse(refused)
-        if getattr(ensemble, "tokenizer", "") is None:
+        if not callable(getattr(ensemble, "decoder", None)):
+            raise ValueError(
+                f"ensemble must be an Ensemble (Ensemble.from_pretrained), got {ensemble!r}"
+            )
+        self._tokenizer = getattr(ensemble, "tokenizer", "")
+        if self._tokenizer is None:
             raise ValueError("ensemble must have a tokenizer, but its base has none")
-        rng = SecureRandom() if rng is None else rng
-        self._answerer = Answerer(ensemble, mechanism, accountant, rng, memory_bytes, active)
-        self._tokenizer = ensemble.tokenizer
+        check_type("mechanism", mechanism, Mechanism, "a Mechanism (ClippedLogPool, AdaPMixED ...)")
+        if ensemble.ranks.is_main:
+            check_type("accountant", accountant, Accountant, "an Accountant")
+        elif accountant is not None:
+            raise ValueError(
+                "accountant must be None on all processes but the main one, which is charged"
+            )
+        self.ensemble, self.mechanism, self.accountant = ensemble, mechanism, accountant
+        self.rng = SecureRandom() if rng is None else rng
+        check_rng(self.rng)
+        self.memory_bytes, self.active = check_count("memory_bytes", memory_bytes), active
+        check_active(active)
+        self.check(0)
+        folder = getattr(ensemble, "folder", None)
+        if folder is not None and accountant is not None:
+            accountant.register(folder)
 
     @property
-    def ensemble(self) -> Ensemble:
-        """The models that answer."""
-        return self._answerer.ensemble
-
-    @property
-    def mechanism(self) -> Mechanism:
-        """The mechanism that answers every query."""
-        return self._answerer.mechanism
-
-    @property
-    def accountant(self) -> Accountant | None:
-        """The accountant that is charged; None on all processes but the main one."""
-        return self._answerer.accountant
+    def origin(self) -> Origin:
+        """The origin of the rows that are answered."""
+        return Origin.of(self.ensemble, self.active)
 
     @property
     def guarantee(self) -> Guarantee:
@@ -115,13 +135,13 @@ class PrivateGenerator:
         Returns:
             One continuation per prompt, without the prompt.
         """
-        refuse(refused)
         pieces = self.stream(
             prompts,
             max_new_tokens=max_new_tokens,
             temperature=temperature,
             top_k=top_k,
             stop_strings=stop_strings,
+            **refused,
         )
         return ["".join(parts) for parts in zip(*pieces, strict=True)]
 
@@ -194,12 +214,12 @@ class PrivateGenerator:
         check_count("max_new_tokens", max_new_tokens)
         check_optional_count("size", size)
         check_shape(temperature, top_k)
-        answer_bytes = self._answerer.answer_bytes(temperature, top_k)
+        answer_bytes = self.answer_bytes(temperature, top_k)
         texts = texts_of(prompts)
         ids = [self._ids(text) for text in texts]
         left_padded(ids)  # raises for a prompt without tokens
-        check_window(self._answerer.ensemble.max_positions, max(map(len, ids)), max_new_tokens)
-        self._answerer.check(len(texts) * max_new_tokens)
+        check_window(self.ensemble.max_positions, max(map(len, ids)), max_new_tokens)
+        self.check(len(texts) * max_new_tokens)
         found: list[list[str]] = []
         longest = 0
         for text, tokens in zip(texts, ids, strict=True):
@@ -221,9 +241,9 @@ class PrivateGenerator:
             length,
             new_tokens=max_new_tokens - 1,
             answer_bytes=answer_bytes,
-            active=self._answerer.active,
+            active=self.active,
         )
-        return int(self._answerer.memory_bytes // one)
+        return int(self.memory_bytes // one)
 
     def chat(
         self,
@@ -240,11 +260,7 @@ class PrivateGenerator:
         Args:
             messages: conversation as a list of {"role": ..., "content": ...}. The last message is
                 answered.
-            max_new_tokens: as in :meth:`stream`.
-            temperature: as in :meth:`stream`.
-            top_k: as in :meth:`stream`.
-            stop_strings: as in :meth:`stream`.
-            refused: as in :meth:`stream`.
+            max_new_tokens, temperature, top_k, stop_strings, refused: as in :meth:`stream`.
 
         Returns:
             An iterator over pieces of text.
@@ -293,13 +309,13 @@ class PrivateGenerator:
     ) -> Iterator[list[str]]:
         ids, mask = left_padded(prompts)
         stops = stop_tokens(self._tokenizer, stop_strings, self.ensemble.vocab_size)
-        steps = self._answerer.stream(
+        steps = self.stream_tokens(
             ids,
             max_new_tokens=max_new_tokens,
             temperature=temperature,
             top_k=top_k,
             attention_mask=mask,
-            stop_token=self.ensemble.end_tokens | stops,
+            ends=self.ensemble.end_tokens | stops,
             stop=stop_rule(self._tokenizer, prompts, stop_strings),
         )
         return self._pieces([Continuation(self._tokenizer, prompt) for prompt in prompts], steps)
@@ -311,3 +327,230 @@ class PrivateGenerator:
                 for text, token in zip(texts, tokens.tolist(), strict=True)
             ]
         yield [text.rest() for text in texts]
+
+    def check(self, queries: int) -> None:
+        """Bind the accountant, and check that it can be charged for so many queries.
+
+        All processes call this together, and raise together.
+
+        Args:
+            queries: largest number of queries that will be answered.
+
+        Raises:
+            ValueError: the accountant cannot be charged for this mechanism and ensemble, or it has
+                a ledger and the source is seeded.
+            BudgetSpentError: fewer queries are left of the mechanism's plan.
+        """
+        ensemble, accountant = self.ensemble, self.accountant
+        raised: list[BaseException] = []
+
+        def checked() -> Tensor:
+            assert accountant is not None  # on the main process
+            try:
+                accountant.check_seeded(getattr(self.rng, "seeded", True))
+                origin = self.origin
+                bound = ensemble.num_models, origin.ensemble, origin.active_tokens, origin.unit
+                accountant.bind(self.mechanism, *bound)
+                accountant.check_left(self.mechanism, queries)
+            except Exception as error:
+                raised.append(error)
+            spent = any(isinstance(error, BudgetSpentError) for error in raised)
+            return torch.tensor([bool(raised), spent])
+
+        found = ensemble.ranks.tell(checked, (2,), torch.bool, torch.device("cpu"))
+        failed, spent = found.tolist()
+        if raised:
+            raise raised[0]
+        if failed:
+            kind = BudgetSpentError if spent else ValueError
+            raise kind("accountant cannot be charged: see the error of the main process")
+
+    def answer_bytes(self, temperature: float, top_k: int | None) -> AnswerBytes:
+        """Return a function for the memory of one answer beyond its logits.
+
+        `Ensemble.decoder` calls it. Shaped rows are copied; with a temperature the copy is float32.
+        """
+
+        def of_one(rows: int, vocab_size: int, element: int, active: int | None) -> int:
+            copied, width, answered = shaped_bytes(
+                rows, vocab_size, element, temperature=temperature, top_k=top_k, active=active
+            )
+            return copied + self.mechanism.answer_bytes(rows, width, answered)
+
+        return of_one
+
+    def stream_tokens(
+        self,
+        input_ids: Tensor,
+        *,
+        max_new_tokens: int,
+        temperature: float = 1.0,
+        top_k: int | None = None,
+        attention_mask: Tensor | None = None,
+        ends: Collection[int] = (),
+        stop: StopRule | None = None,
+    ) -> Iterator[Tensor]:
+        """Yield tokens one position at a time; each is charged before it is drawn.
+
+        Each sequence of the batch is a separate query at every step, so a batch of b sequences
+        costs b queries per step. A sequence that has ended is neither charged nor sampled again.
+        Its last token is charged. Arguments are checked, and the prompt is read, at the call.
+
+        Args:
+            input_ids: (b, t) int64 prompts, padded on the left if their lengths differ.
+            max_new_tokens: largest number of tokens for each sequence, ≥ 1.
+            temperature: divides all rows before they are projected, 0.01 to 100.
+            top_k: number of the likeliest public tokens that all rows keep; None for all.
+            attention_mask: (b, t), 0 at padding; None without padding.
+            ends: tokens that end a sequence once released.
+            stop: function of the released tokens that ends sequences, for example at stop strings.
+                The main process alone calls it.
+
+        Returns:
+            An iterator of (b,) int64, the next token of each sequence, or −1 if it has ended.
+
+        Raises:
+            ValueError: an argument is not valid, or the text exceeds the model's window or
+                memory_bytes (the message names the bytes needed).
+            BudgetSpentError: b max_new_tokens queries are more than are left of the mechanism's
+                plan, even if answers may end early.
+            LedgerError: a charge could not be made durable, so its token is not drawn; raised while
+                iterating.
+        """
+        check_count("max_new_tokens", max_new_tokens)
+        check_shape(temperature, top_k)
+        check_window(self.ensemble.max_positions, input_ids.shape[-1], max_new_tokens)
+        mask = None if attention_mask is None else attention_mask.tolist()
+        settings = (max_new_tokens, temperature, top_k, ends)
+        self.ensemble.ranks.agree(
+            {
+                "the mechanism": self.mechanism,
+                "the prompt": (input_ids.tolist(), mask),
+                "the settings of the answer": (settings, self.memory_bytes, self.active),
+            }
+        )
+        self.check(len(input_ids) * max_new_tokens)
+        decoder = self.ensemble.decoder(
+            input_ids,
+            memory_bytes=self.memory_bytes,
+            attention_mask=attention_mask,
+            new_tokens=max_new_tokens - 1,
+            answer_bytes=self.answer_bytes(temperature, top_k),
+            active=self.active,
+        )
+        _LOG.info(
+            "read %d prompts of %d tokens; %r answers up to %d more of each",
+            *input_ids.shape,
+            self.mechanism,
+            max_new_tokens,
+        )
+        shape = {"temperature": temperature, "top_k": top_k}
+        last = torch.tensor(sorted(ends), dtype=torch.int64)
+        return self._steps(decoder, len(input_ids), max_new_tokens, shape, last, stop)
+
+    def _steps(
+        self,
+        decoder: Decoder,
+        sequences: int,
+        max_new_tokens: int,
+        shape: dict[str, Any],
+        ends: Tensor,
+        stop: StopRule | None,
+    ) -> Iterator[Tensor]:
+        going = torch.ones(sequences, dtype=torch.bool)
+        released = torch.empty(sequences, 0, dtype=torch.int64)
+        for step in range(max_new_tokens):
+            tokens = torch.full((sequences,), -1, dtype=torch.int64)
+            tokens[going] = self.answer(*decoder.logits, **shape)
+            yield tokens.clone()
+            released = torch.cat([released, tokens[:, None]], dim=1)
+            before, going = going, self._still_going(going, released, ends, stop)
+            if step + 1 == max_new_tokens or not bool(going.any()):
+                _LOG.info("released %d tokens", int((released >= 0).sum()))
+                return
+            ended = ~going[before]
+            if bool(ended.any()):
+                decoder.drop(ended)
+            decoder.append(tokens[going])
+
+    def _still_going(
+        self, going: Tensor, released: Tensor, ends: Tensor, stop: StopRule | None
+    ) -> Tensor:
+        """Return which sequences go on. The main process decides: all must drop the same ones."""
+
+        def decided() -> Tensor:
+            still = going & ~torch.isin(released[:, -1], ends)
+            return still if stop is None else still & ~stop(released)
+
+        return self.ensemble.ranks.tell(decided, (len(going),), torch.bool, going.device)
+
+    def answer(
+        self,
+        private_logits: Tensor,
+        public_logits: Tensor,
+        active_tokens: Tensor | None,
+        *,
+        temperature: float = 1.0,
+        top_k: int | None = None,
+    ) -> Tensor:
+        """Return one token for each row: proposed, charged, then released.
+
+        The caller should hold no other reference to the logits, so that there is room for new ones.
+
+        Args:
+            private_logits: (n, b, K) of this process's members.
+            public_logits: (b, V).
+            active_tokens: (b, K) int64, the tokens of the private columns; None for all.
+            temperature: as in :meth:`stream`.
+            top_k: as in :meth:`stream`.
+
+        Returns:
+            (b,) int64 on the CPU.
+
+        Raises:
+            BudgetSpentError: fewer than b queries are left of the mechanism's plan.
+            LedgerError: the charge could not be made durable, so no token is drawn.
+        """
+        ranks = self.ensemble.ranks
+        rows = shaped(
+            private_logits, public_logits,
+            temperature=temperature, top_k=top_k, active=self.active, tokens=active_tokens,
+        )  # fmt: skip
+        private = ranks.gather(rows.private)
+
+        def drawn() -> Tensor:
+            assert private is not None and self.accountant is not None  # on the main process
+            gathered = replace(rows, private=private)
+            return charged(gathered, self.mechanism, self.accountant, self.rng, self.origin)
+
+        public = rows.public
+        return ranks.tell(drawn, (len(public),), torch.int64, public.device).cpu()
+
+
+def charged(
+    rows: Rows,
+    mechanism: Mechanism,
+    payer: Accountant | Allowance,
+    rng: RandomSource,
+    origin: Origin,
+) -> Tensor:
+    """Return (B,) tokens of B rows: proposed, charged, then released; raises as `payer.charge`."""
+    ticket = mechanism.propose_rows(rows.answerable(), rng=rng, origin=origin)
+    payer.charge(ticket)
+    tokens = ticket.release().tokens
+    assert tokens is not None  # no targets were given
+    return tokens
+
+
+def check_window(limit: int | None, length: int, max_new_tokens: int) -> None:
+    """Raise ValueError if answers to prompts of this length do not fit a window of so many."""
+    # The last token is released but never read back.
+    if limit is not None and length > limit:
+        raise ValueError(
+            f"prompt must have at most {limit} tokens, the model's window, got {length}"
+        )
+    if limit is not None and length + max_new_tokens - 1 > limit:
+        raise ValueError(
+            f"max_new_tokens must be <= {limit - length + 1} after a prompt of {length} tokens "
+            f"(the model's window is {limit}), got {max_new_tokens}"
+        )

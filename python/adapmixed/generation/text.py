@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from adapmixed.generation.loop import StopRule
 from adapmixed.limits import check_type
 
 # Prompt tokens that are decoded along, because some tokenizers drop the space of the first token.
@@ -16,6 +15,10 @@ _CONTEXT = 8
 _LONGEST = 64
 _OTHERS = 3  # tokens of a character besides its last one: a character has at most 4 bytes
 _UNKNOWN = "\ufffd"
+
+StopRule = Callable[[Tensor], Tensor]
+"""A function from (b, s) int64 released tokens, −1 after an end, to (b,) bool, True for sequences
+that end here."""
 
 
 class Continuation:

@@ -60,10 +60,6 @@ class UnprotectedPool(Mechanism):
     def __post_init__(self) -> None:
         check_number("scale", self.scale, above=0.0, most=100.0)
 
-    def answer_bytes(self, rows: int, vocab_size: int, element: int) -> int:
-        """Return the bytes of `Mechanism.answer_bytes` and those of the pool's kept log-weights."""
-        return super().answer_bytes(rows, vocab_size, element) + 8 * vocab_size
-
     def _prepare(self, rows: Rows, rng: RandomSource) -> NextToken:
         widest = min(MOST_RANGE, MOST_DEPTH / self.scale) / 2
         pool = ops.log_pool(

@@ -88,10 +88,6 @@ class ClippedLogPool(Mechanism):
         of = self.scale, self.lower, self.upper, num_models, queries, self.queries
         return (BoundedRangeAnswer(*of),)
 
-    def answer_bytes(self, rows: int, vocab_size: int, element: int) -> int:
-        """Return the bytes of `Mechanism.answer_bytes` and those of the pool's kept log-weights."""
-        return super().answer_bytes(rows, vocab_size, element) + 8 * vocab_size
-
     def _prepare(self, rows: Rows, rng: RandomSource) -> NextToken:
         models, positions = rows.private.shape[:2]
         asked = rows.unsure(self.public_confidence)

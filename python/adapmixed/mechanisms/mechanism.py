@@ -374,14 +374,15 @@ class Mechanism(ABC):
     def answer_bytes(self, rows: int, vocab_size: int, element: int) -> int:
         """Return the largest number of bytes that one answer holds in addition to its logits.
 
-        By default these are the probabilities and the data of the draw, three times V float64.
+        By default these are a pool's log-weights, the probabilities and the data of the draw, four
+        times V float64.
 
         Args:
             rows: N + 1.
             vocab_size: V.
             element: bytes of a logit.
         """
-        return 3 * 8 * vocab_size
+        return 4 * 8 * vocab_size
 
     def propose(
         self,
@@ -418,7 +419,8 @@ class Mechanism(ABC):
         rows = shaped(
             private_logits, public_logits, temperature=temperature, top_k=top_k, active=active
         )
-        own = rows.apart_from(private_logits, public_logits)
+        copies = rows.private.clone(), rows.public.clone()
+        own = replace(rows, private=copies[0], public=copies[1], spare=False)
         speaking = active_tokens(active, rows.vocab_size)
         origin = replace(BY_HAND, active_tokens=speaking)
         return self.propose_rows(own, rng=rng, targets=targets, origin=origin)

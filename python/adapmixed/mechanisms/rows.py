@@ -53,7 +53,6 @@ class Rows:
         tokens: (B, k) int64, ids of the columns, ascending; None if they are the V tokens.
         vocab_size: V.
         tail: the tail; None if no token is in it.
-        checked: the private logits if all rows are known to be answerable; else None.
         spare: whether a number behind each private row is free; see :func:`shaped`.
         private_lse: (N, B) float64, `near_log_sum_exp` of the private rows, all of them finite, if
             it is known; else None.
@@ -66,7 +65,6 @@ class Rows:
     tokens: Tensor | None
     vocab_size: int
     tail: Tail | None = None
-    checked: Tensor | None = None
     spare: bool = False
     private_lse: Tensor | None = None
     lse_differences: Tensor | None = None
@@ -76,15 +74,6 @@ class Rows:
         """k, the number of columns that are tokens."""
         return self.vocab_size if self.tokens is None else self.tokens.shape[1]
 
-    def apart_from(self, *logits: Tensor) -> Rows:
-        """Return these rows, each copied if it shares memory with one of these logits."""
-        memory = {one.untyped_storage().data_ptr() for one in logits}
-        private, public = (
-            one.clone() if one.untyped_storage().data_ptr() in memory else one
-            for one in (self.private, self.public)
-        )
-        return replace(self, private=private, public=public, spare=False)
-
     def answerable(self) -> Rows:
         """Return rows for which no operator raises an error that depends on a private row.
 
@@ -93,8 +82,6 @@ class Rows:
         but for rounding. A new row depends on the old one and on the public row alone, so every
         guarantee holds. Private logits are copied only if a row changes.
         """
-        if self.checked is self.private:
-            return self
         if self.tail is not None:  # which needs these sums anyway
             lse = near_log_sum_exp(self.private, self.public.argmax(-1))
             if bool((lse.abs() < LARGEST / 2).all()):  # then so are the largest logits
@@ -239,7 +226,6 @@ def shaped(
     top_k: int | None = None,
     active: int | None = None,
     tokens: Tensor | None = None,
-    spare: bool = False,
 ) -> Rows:
     """Return the rows with this temperature, top-k and active vocabulary.
 
@@ -256,9 +242,8 @@ def shaped(
         active: K ≥ 2, number of the likeliest public tokens about which members speak; None, or V
             and more, for all of at least e^−70.
         tokens: (B, K) int64, the active tokens, ascending, of private logits of K columns; None
-            for logits of all tokens.
-        spare: whether private rows that lie further apart than K numbers have one behind each that
-            may be written to. The tail takes it.
+            for logits of all tokens. If such rows lie further apart than K numbers, the tail may
+            take the number behind each.
 
     Returns:
         Rows with k = min(top_k, K, V) columns, and their tail.
@@ -268,6 +253,7 @@ def shaped(
     """
     check_shape(temperature, top_k, active)
     private, public = private_logits, public_logits
+    spare = tokens is not None
     if tokens is None:
         private, public = ensemble_logits(private, public)
     vocab = public.shape[-1]
@@ -312,9 +298,7 @@ def shaped(
         private = _divided(private, _shift(largest, temperature), temperature)
     silent = largest.isneginf()
     private = torch.where(silent, public, private) if bool(silent.any()) else private
-    fine = cut and bool((largest.isfinite() | silent).all())
-    given = spare and private is private_logits
-    return Rows(private, public, tokens, vocab, tail, private if fine else None, given)
+    return Rows(private, public, tokens, vocab, tail, spare and private is private_logits)
 
 
 def _cut(

@@ -73,28 +73,24 @@ class Admission:
         with self._lock:
             return None if planned is None else planned - self._spent
 
-    def _free(self, tokens: int, spent: int = 0) -> None:
-        with self._lock:
-            self._reserved -= tokens
-            self._spent += spent
-
 
 class Reservation:
     """Tokens that one query has reserved. Any thread may call every method."""
 
     def __init__(self, admission: Admission, tokens: int) -> None:
         self._admission, self._left = admission, tokens
-        self._lock = threading.Lock()
 
     def charged(self) -> None:
         """Count a token as spent, no longer as reserved."""
-        with self._lock:
-            freed = min(1, self._left)
-            self._left -= freed
-        self._admission._free(freed, 1)
+        self._free(1, spent=1)
 
     def close(self) -> None:
         """Free what was not charged. To close twice is allowed."""
-        with self._lock:
-            freed, self._left = self._left, 0
-        self._admission._free(freed)
+        self._free(self._left)
+
+    def _free(self, tokens: int, spent: int = 0) -> None:
+        with self._admission._lock:
+            freed = min(tokens, self._left)
+            self._left -= freed
+            self._admission._reserved -= freed
+            self._admission._spent += spent

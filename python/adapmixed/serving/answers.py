@@ -7,7 +7,6 @@ import logging
 import secrets
 import time
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from typing import Any
 
 from starlette.types import Receive, Scope, Send
@@ -30,82 +29,76 @@ _STREAM = [
 ]
 
 
-@asynccontextmanager
-async def watched(running: Running, receive: Receive) -> AsyncIterator[None]:
-    """End the answer when the block ends, and tell it if the client leaves."""
-
-    async def watch() -> None:
-        while (await receive())["type"] != "http.disconnect":
-            pass
-        running.leave()
-
-    watcher = asyncio.create_task(watch())
-    try:
-        yield
-    finally:
-        running.end()
-        watcher.cancel()
-
-
-class Whole:
-    """The response with a whole answer, as an ASGI application."""
+class Reply:
+    """The response to a query, whole or as server-sent events, as an ASGI application."""
 
     def __init__(self, running: Running, writer: Writer) -> None:
         self._running, self._writer = running, writer
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Wait for the whole answer and send it.
+        """Send the answer, and end it if the client leaves or stops reading.
 
         Raises:
-            RequestError: the engine has stopped.
+            RequestError: the engine has stopped before a whole answer was complete.
         """
+        running = self._running
+
+        async def watch() -> None:
+            while (await receive())["type"] != "http.disconnect":
+                pass
+            running.leave()
+
+        watcher, whole = asyncio.create_task(watch()), None
+        try:
+            if running.query.stream:
+                await self._stream(send)
+            else:
+                whole = await self._whole()
+        except ClientLeftError:
+            pass
+        finally:
+            running.end()
+            watcher.cancel()
+        if whole is not None:
+            await whole(scope, receive, send)
+
+    async def _whole(self) -> JsonResponse:
+        """Wait for the whole answer and return it."""
         running = self._running
         count = len(running.query.prompts)
         texts: list[list[str]] = [[] for _ in range(count)]
         finishes: list[str | None] = [None] * count
         try:
-            async with watched(running, receive):
-                async for piece in running.pieces():
-                    texts[piece.index].append(piece.text)
-                    finishes[piece.index] = piece.finish
-        except ClientLeftError:
-            return
+            async for piece in running.pieces():
+                texts[piece.index].append(piece.text)
+                finishes[piece.index] = piece.finish
         except StoppedError:
             raise stopping(charged=running.released > 0) from None
-        body = self._writer.whole(["".join(parts) for parts in texts], finishes, running.released)
-        await JsonResponse(body)(scope, receive, send)
+        joined = ["".join(parts) for parts in texts]
+        return JsonResponse(self._writer.whole(joined, finishes, running.released))
 
-
-class Stream:
-    """The response with server-sent events, as an ASGI application."""
-
-    def __init__(self, running: Running, writer: Writer) -> None:
-        self._running, self._writer = running, writer
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Send every piece as it is released, until the client leaves or stops reading.
+    async def _stream(self, send: Send) -> None:
+        """Send every piece as it is released.
 
         An error is an event, too, and the stream then ends without "[DONE]".
         """
-        async with watched(self._running, receive):
-            try:
-                await _sent(send, type="http.response.start", status=200, headers=_STREAM)
-                async for part in self._events():
+        try:
+            await _sent(send, type="http.response.start", status=200, headers=_STREAM)
+            async for part in self._events():
+                if part:
                     await _sent(send, type="http.response.body", body=part, more_body=True)
-                await _sent(send, type="http.response.body", body=b"", more_body=False)
-            except TimeoutError:
-                _LOG.info("a client has not read its stream for %g seconds", SEND_SECONDS)
-            except (ClientLeftError, OSError):
-                pass
+            await _sent(send, type="http.response.body", body=b"", more_body=False)
+        except TimeoutError:
+            _LOG.info("a client has not read its stream for %g seconds", SEND_SECONDS)
+        except OSError:
+            pass
 
     async def _events(self) -> AsyncIterator[bytes]:
         running, writer = self._running, self._writer
-        for part in writer.opening():
-            yield part
+        yield writer.opening()
         try:
             async for piece in running.pieces():
-                for part in writer.piece(piece):
-                    yield part
+                yield writer.piece(piece)
         except StoppedError:
             yield event(stopping(charged=True).body)
         except ClientLeftError:
@@ -114,8 +107,7 @@ class Stream:
             _LOG.error("a stream has failed: %s", type(error).__name__)
             yield event(internal().body)
         else:
-            for part in writer.ending(running.released):
-                yield part
+            yield writer.ending(running.released)
 
 
 async def _sent(send: Send, **message: object) -> None:
@@ -157,30 +149,28 @@ class Writer:
         ]
         return {**self._head, "choices": choices, "usage": self._usage(released)}
 
-    def opening(self) -> list[bytes]:
+    def opening(self) -> bytes:
         """Return the events before the first token: for chat, the role."""
         if not self._query.chat:
-            return []
-        return [self._event(0, {"delta": {"role": "assistant", "content": ""}}, None)]
+            return b""
+        return self._event(0, {"delta": {"role": "assistant", "content": ""}}, None)
 
-    def piece(self, piece: Piece) -> list[bytes]:
+    def piece(self, piece: Piece) -> bytes:
         """Return the events for one piece; none if it has no text and ends nothing."""
-        events = []
+        events = b""
         if piece.text or (piece.finish and not self._query.chat):
             finish = None if self._query.chat else piece.finish
             body = {"delta": {"content": piece.text}} if self._query.chat else {"text": piece.text}
-            events.append(self._event(piece.index, body, finish))
+            events += self._event(piece.index, body, finish)
         if piece.finish and self._query.chat:
-            events.append(self._event(piece.index, {"delta": {}}, piece.finish))
+            events += self._event(piece.index, {"delta": {}}, piece.finish)
         return events
 
-    def ending(self, released: int) -> list[bytes]:
+    def ending(self, released: int) -> bytes:
         """Return the events after the last token."""
-        events = [DONE]
-        if self._query.include_usage:
-            body = {**self._chunk(), "choices": [], "usage": self._usage(released)}
-            events.insert(0, event(body))
-        return events
+        if not self._query.include_usage:
+            return DONE
+        return event({**self._chunk(), "choices": [], "usage": self._usage(released)}) + DONE
 
     def _event(self, index: int, body: dict[str, Any], finish: str | None) -> bytes:
         choice = {"index": index, **body, "logprobs": None, "finish_reason": finish}

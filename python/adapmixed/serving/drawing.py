@@ -11,11 +11,10 @@ from torch import Tensor
 
 from adapmixed.ensemble import Ensemble
 from adapmixed.ensemble.output_layer import Logits
-from adapmixed.generation.loop import Answerer, charged
+from adapmixed.generation.generator import PrivateGenerator, charged
 from adapmixed.limits import DEFAULT_ACTIVE
 from adapmixed.mechanisms import Allowance, Mechanism, PublicOnly, shaped
 from adapmixed.privacy import Accountant
-from adapmixed.rng import SecureRandom
 from adapmixed.serving.engine import Prompt
 from adapmixed_ext.types import RandomSource
 
@@ -46,10 +45,9 @@ class Drawing:
         active: int | None = DEFAULT_ACTIVE,
         rng: RandomSource | None = None,
     ) -> None:
-        self._rng = SecureRandom() if rng is None else rng
-        self._seeded = bool(getattr(self._rng, "seeded", True))
-        self._answerer = Answerer(ensemble, mechanism, accountant, self._rng, active=active)
-        self._origin, self._num_models = self._answerer.origin, ensemble.num_models
+        self._generator = PrivateGenerator(ensemble, mechanism, accountant, rng=rng, active=active)
+        self._rng, self._origin = self._generator.rng, self._generator.origin
+        self._seeded, self._num_models = getattr(self._rng, "seeded", True), ensemble.num_models
         self._mechanism, self._accountant = mechanism, accountant
         self._allowance = self._charged_ahead()
         self._unpaid = Accountant(accountant.delta)  # for answers of the public model alone
@@ -120,7 +118,6 @@ class Drawing:
         rows = shaped(
             private, public,
             temperature=temperature, top_k=top_k, active=self._origin.active_tokens, tokens=tokens,
-            spare=True,
         )  # fmt: skip
         mechanism = PublicOnly() if alone else self._mechanism
         payer = self._unpaid if alone else self._allowance or self._accountant
@@ -136,6 +133,6 @@ class Drawing:
 
         Sequences of one shape are copied out of the batch before they are divided.
         """
-        one = self._answerer.answer_bytes(temperature=2.0, top_k=None)
+        one = self._generator.answer_bytes(temperature=2.0, top_k=None)
         held = one(rows, vocab_size, element, active)
         return held + rows * min(vocab_size, active or vocab_size) * element

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Protocol
 
 from adapmixed.ensemble.vocabulary import check_prompt
-from adapmixed.generation.loop import check_window
+from adapmixed.generation.generator import check_window
 from adapmixed.mechanisms.rows import check_shape
 
 if TYPE_CHECKING:

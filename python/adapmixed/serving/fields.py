@@ -2,18 +2,26 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NoReturn
 
-from adapmixed.generation.text import stop_tokens
+from adapmixed.ensemble.vocabulary import text_ids
+from adapmixed.generation.refused import NO_DRAW, REASONS
+from adapmixed.generation.text import stop_tokens, templated
 from adapmixed.limits import LEAST_TEMPERATURE, MOST_TEMPERATURE, check_temperature
-from adapmixed.serving.bodies import flag_of, text_of, whole_of
 from adapmixed.serving.engine import Prompt, Query
-from adapmixed.serving.errors import bad_request, no_model, shortened
+from adapmixed.serving.errors import RequestError, bad_request, no_model, shortened
 from adapmixed.serving.keys import Key
-from adapmixed.serving.prompts import conversation_of, prompts_of
-from adapmixed.serving.refused import GREEDY, REFUSED, allowed, why_not
 
+MAX_BODY = 1 << 20
+"""Largest body of a request, in bytes."""
+ROLES = ("system", "developer", "user", "assistant")
+MOST = 1024
+"""Largest number of prompts of a request, checked before any is read."""
+
+_FORMS = "a string, a list of strings, a list of token ids, or a list of lists of token ids"
+_PARTS = 'a string, or a list of {"type": "text", "text": ...}'
 MAX_STOPS = 4
 MAX_STOP_CHARACTERS = 256
 MAX_STOP_TOKENS = 64
@@ -23,6 +31,231 @@ _SERVED = {
 }  # fmt: skip
 SERVED = {False: _SERVED | {"prompt"}, True: _SERVED | {"messages", "max_completion_tokens"}}
 """The fields of completions (False) and chat completions (True) that have an effect."""
+
+IGNORED = frozenset({"user", "safety_identifier", "metadata"})
+"""Fields that change nothing. They are neither read nor logged."""
+
+_UNKNOWN = "this server does not know it, and a field that it ignored could void the guarantee"
+_REASONS = {
+    **REASONS,
+    "n": (
+        "every answer is a query of its own: repeat the prompt in a list, or send the request again"
+    ),
+    "seed": "whoever knows a seed can undo the randomness that protects the private data",
+    "echo": "the prompt's tokens are no private answers, so this server does not return them",
+    **dict.fromkeys(
+        (
+            "store", "service_tier", "suffix", "tools", "tool_choice", "parallel_tool_calls",
+            "functions", "function_call", "modalities", "audio", "reasoning_effort", "verbosity",
+            "web_search_options",
+        ),
+        "this server does not offer it",
+    ),
+}  # fmt: skip
+_NEUTRAL: dict[str, tuple[object, ...]] = {
+    **dict.fromkeys(("min_p", "presence_penalty", "frequency_penalty", "min_tokens"), (0,)),
+    **dict.fromkeys(("n", "top_p", "typical_p", "repetition_penalty", "length_penalty"), (1,)),
+    **dict.fromkeys(("num_beams", "best_of"), (1,)),
+    **dict.fromkeys(("ignore_eos", "use_beam_search", "echo", "store", "logprobs"), (False,)),
+    **dict.fromkeys(("bad_words", "logits_processors", "tools", "functions"), ([],)),
+    **dict.fromkeys(("tool_choice", "function_call"), ("none",)),
+    "logit_bias": ({},),
+    "response_format": ({"type": "text"},),
+    "service_tier": ("auto", "default"),
+    "suffix": ("",),
+    "modalities": (["text"],),
+}
+REFUSED = {name: (_NEUTRAL.get(name, ()), reason) for name, reason in _REASONS.items()}
+"""Field that is not served -> (values without effect, the reason why others get 400)."""
+
+
+def parsed(body: bytes) -> dict[str, Any]:
+    """Return the JSON object that a body holds.
+
+    Raises:
+        RequestError: 400: it is not an object in UTF-8, a key occurs twice, it is nested too
+            deeply, or it holds NaN or an infinity.
+    """
+    try:
+        found = json.loads(
+            body.decode("utf-8"), object_pairs_hook=_unique, parse_constant=_no_constant
+        )
+    except RequestError:
+        raise
+    except RecursionError:
+        raise bad_request(None, "the body must not be nested so deeply") from None
+    except ValueError:  # also of UTF-8, and of integers with thousands of digits
+        raise bad_request(None, "the body must be one JSON object in UTF-8") from None
+    if not isinstance(found, dict):
+        raise bad_request(None, "the body must be one JSON object in UTF-8")
+    return found
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for name, value in pairs:
+        if name in found:
+            raise bad_request(name[:60], f"the field {shortened(name)} must be given once")
+        found[name] = value
+    return found
+
+
+def _no_constant(text: str) -> NoReturn:
+    raise bad_request(None, f"the body must be JSON, which has no {text}")
+
+
+def text_of(param: str, value: Any) -> str:
+    """Return a value as a string of Unicode characters.
+
+    Raises:
+        RequestError: 400: it is no string, or it holds half of a surrogate pair.
+    """
+    if not isinstance(value, str):
+        raise bad_request(param, f"{param} must be a string, got {shortened(value)}")
+    try:
+        value.encode("utf-8")
+    except UnicodeEncodeError:
+        raise bad_request(param, f"{param} must not hold half of a surrogate pair") from None
+    return value
+
+
+def whole_of(param: str, value: Any) -> int:
+    """Return a value as an integer ≥ 1. true is no integer.
+
+    Raises:
+        RequestError: 400: it is not.
+    """
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise bad_request(param, f"{param} must be an integer >= 1, got {shortened(value)}")
+    return value
+
+
+def flag_of(param: str, value: Any) -> bool:
+    """Return a value as a bool; null is false.
+
+    Raises:
+        RequestError: 400: it is neither true, false nor null.
+    """
+    if value is not None and not isinstance(value, bool):
+        raise bad_request(param, f"{param} must be true or false, got {shortened(value)}")
+    return bool(value)
+
+
+def prompts_of(tokenizer: Any, value: Any) -> tuple[tuple[int, ...], ...]:
+    """Return the token ids of every prompt of a completion.
+
+    Args:
+        tokenizer: the public model's tokenizer.
+        value: the field `prompt`.
+
+    Raises:
+        RequestError: 400: it has another form, or a prompt holds no token.
+    """
+    if isinstance(value, str):
+        value = [value]
+    if not isinstance(value, list):
+        raise bad_request("prompt", f"prompt must be {_FORMS}, got {shortened(value)}")
+    if not value:
+        raise bad_request("prompt", "prompt must hold at least one prompt, got none")
+    if isinstance(value[0], int):
+        value = [value]
+    if len(value) > MOST:
+        raise bad_request("prompt", f"prompt must be at most {MOST} prompts, got {len(value)}")
+    prompts = tuple(_tokens(tokenizer, one) for one in value)
+    if not all(prompts):
+        raise bad_request("prompt", "prompt must hold at least one token, got none")
+    return prompts
+
+
+def _tokens(tokenizer: Any, prompt: Any) -> tuple[int, ...]:
+    if isinstance(prompt, str):
+        return tuple(text_ids(tokenizer, text_of("prompt", prompt)))
+    if isinstance(prompt, list):
+        if all(isinstance(one, int) and not isinstance(one, bool) for one in prompt):
+            return tuple(prompt)
+    raise bad_request("prompt", f"prompt must be {_FORMS}")
+
+
+def conversation_of(tokenizer: Any, value: Any) -> tuple[tuple[int, ...], ...]:
+    """Return the token ids of one conversation, with the public model's chat template.
+
+    Args:
+        tokenizer: the public model's tokenizer.
+        value: the field `messages`.
+
+    Raises:
+        RequestError: 400: it has another form, there is no chat template, or it rejects these
+            messages.
+    """
+    messages = messages_of(value)
+    if not getattr(tokenizer, "chat_template", None):
+        message = "the model has no chat template: use /v1/completions"
+        raise bad_request("messages", message, "no_chat_template")
+    try:
+        text = templated(tokenizer, messages)
+    except ValueError as error:
+        raise bad_request("messages", str(error)) from None
+    tokens = tuple(text_ids(tokenizer, text))
+    if not tokens:
+        raise bad_request("messages", "messages must hold at least one token, got none")
+    return (tokens,)
+
+
+def messages_of(value: Any) -> list[dict[str, str]]:
+    """Return a conversation as roles and texts alone.
+
+    Args:
+        value: the field `messages`.
+
+    Raises:
+        RequestError: 400: it has another form.
+    """
+    if not isinstance(value, list) or not value:
+        message = f"messages must be a list of at least one message, got {shortened(value)}"
+        raise bad_request("messages", message)
+    return [_message(f"messages[{index}]", one) for index, one in enumerate(value)]
+
+
+def _message(name: str, value: Any) -> dict[str, str]:
+    if not isinstance(value, dict):
+        raise bad_request(name, f"{name} must be an object, got {shortened(value)}")
+    for key, one in value.items():
+        if key not in ("role", "content") and one is not None:
+            message = f"{name} must have role and content alone, got {shortened(key)}"
+            raise bad_request(name, message)
+    role = value.get("role")
+    if not isinstance(role, str) or role not in ROLES:
+        message = f"{name}.role must be one of {', '.join(ROLES)}, got {shortened(role)}"
+        raise bad_request(f"{name}.role", message)
+    return {"role": role, "content": _content(f"{name}.content", value.get("content"))}
+
+
+def _content(name: str, value: Any) -> str:
+    if not isinstance(value, list):
+        return text_of(name, value)
+    return "".join(_part(name, one) for one in value)
+
+
+def _part(name: str, value: Any) -> str:
+    fine = isinstance(value, dict) and value.keys() == {"type", "text"} and value["type"] == "text"
+    if not fine:
+        raise bad_request(name, f"{name} must be {_PARTS}, got {shortened(value)}")
+    return text_of(name, value["text"])
+
+
+def window_error(error: ValueError, *, chat: bool) -> RequestError:
+    """Return the error for a query that an engine could not answer, even alone."""
+    text, param = str(error), "messages" if chat else "prompt"
+    if text.startswith("prompts "):
+        return bad_request("prompt", text)
+    if text.startswith("prompt must hold "):
+        return bad_request(param, text)
+    if text.startswith("max_new_tokens "):
+        return bad_request("max_tokens", f"max_tokens {text.partition(' ')[2]}", _TOO_LONG)
+    return bad_request(param, text, _TOO_LONG)
+
+
+_TOO_LONG = "context_length_exceeded"
 
 
 @dataclass(frozen=True)
@@ -63,9 +296,13 @@ def query_of(
     if text_of("model", fields.get("model")) != defaults.model:
         raise no_model(fields["model"])
     for name, value in fields.items():
-        if name not in SERVED[chat] and (why := why_not(name, value, chat=chat)) is not None:
-            shown = name if name in REFUSED[chat] else shortened(name)
-            allows = allowed(name, chat=chat)
+        if value is None or name in IGNORED or name in SERVED[chat]:
+            continue
+        neutral, why = REFUSED.get(name, ((), _UNKNOWN))
+        flag = isinstance(value, bool)  # true is not 1
+        if not any(flag == isinstance(one, bool) and value == one for one in neutral):
+            shown = name if name in REFUSED else shortened(name)
+            allows = " or ".join(["null", *map(json.dumps, neutral)])
             message = f"{shown} must be {allows}, got {shortened(value)}: {why}"
             raise bad_request(name[:60], message, "unsupported_parameter")
     stream = flag_of("stream", fields.get("stream"))
@@ -119,7 +356,7 @@ def _temperature(value: Any) -> float:
     if value is None:
         return 1.0
     if value == 0 and not isinstance(value, bool):
-        raise bad_request("temperature", f"temperature must be > 0, got {value}: {GREEDY}")
+        raise bad_request("temperature", f"temperature must be > 0, got {value}: {NO_DRAW}")
     try:
         return check_temperature(value)
     except ValueError:

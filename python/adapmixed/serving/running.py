@@ -1,4 +1,4 @@
-"""One request's way through the engine: reserved, counted, submitted, and ended exactly once."""
+"""One request's way through the engine: submitted, delivered, and ended exactly once."""
 
 from __future__ import annotations
 
@@ -6,67 +6,13 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator
 from concurrent.futures import Future
-from contextlib import ExitStack
 
-from adapmixed.errors import BudgetSpentError, LedgerError
-from adapmixed.serving.admission import Admission, Reservation
 from adapmixed.serving.clients import Client
 from adapmixed.serving.engine import Piece, Query
-from adapmixed.serving.errors import plan_spent, stopping
 from adapmixed.serving.metrics import Metrics
-from adapmixed.serving.scheduler import Scheduler, ServedAnswer
+from adapmixed.serving.scheduler import ServedAnswer
 
 _LOG = logging.getLogger(__name__)
-
-
-class Desk:
-    """Takes requests one at a time, so that what was checked holds until it is submitted.
-
-    Args:
-        scheduler: answers the queries.
-        admission: the tokens of the mechanism's plan.
-        metrics: the operator's figures.
-    """
-
-    def __init__(self, scheduler: Scheduler, admission: Admission, metrics: Metrics) -> None:
-        self._scheduler, self._admission, self._metrics = scheduler, admission, metrics
-        self._turn = asyncio.Lock()
-
-    async def begin(self, query: Query, client: Client) -> Running:
-        """Reserve, count and submit a request.
-
-        Raises:
-            RequestError: 503 if the queue is full, the server stops, or others have reserved the
-                tokens that are left; 429 if the client asks too often, or if the plan or the key
-                has too few tokens left. Nothing is reserved then.
-        """
-        async with self._turn:
-            self._scheduler.check_room(len(query.prompts))
-            client.check_rate()
-            with ExitStack() as undo:
-                try:
-                    reservation = self._admission.reserve(query.tokens)
-                except BudgetSpentError:
-                    if not self._admission.then_public:
-                        raise plan_spent(self._admission.unspent) from None
-                    query, reservation = query.of_public(), Reservation(self._admission, 0)
-                undo.callback(reservation.close)
-                counted = 0 if query.public else query.tokens
-                try:
-                    if counted:
-                        await asyncio.to_thread(client.admit, counted)
-                        undo.callback(client.give_back, counted)
-                except LedgerError:  # no later answer could be counted either
-                    self._scheduler.fail("the tokens of a key could not be counted durably")
-                    raise stopping() from None
-                running = Running(query, client, counted, self._metrics)
-                running.answer = self._scheduler.submit(query, reservation, running.deliver)
-                undo.pop_all()
-        # The server may have stopped meanwhile; then no response has started yet.
-        if running.stopped_before_start:
-            running.end()
-            raise stopping()
-        return running
 
 
 class ClientLeftError(Exception):

@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 from adapmixed.data import Document
-from adapmixed.training.partition import assign_shards, keyed_name
+from adapmixed.training.shards import assign_shards, keyed_name
 
 BETWEEN = "\n\n"
 """Between the records of one name."""

@@ -21,16 +21,16 @@ import torch
 from torch import Tensor
 
 from adapmixed.data import Corpus
+from adapmixed.ensemble.forward import DEFAULT_MEMORY_BYTES
 from adapmixed.ensemble.prompts import LONGEST, PromptEnsemble
 from adapmixed.files import create_file, write_file
-from adapmixed.generation.loop import DEFAULT_MEMORY_BYTES, Answerer
+from adapmixed.generation import PrivateGenerator
 from adapmixed.limits import DEFAULT_ACTIVE, check_count
 from adapmixed.mechanisms import ClippedLogPool
 from adapmixed.privacy import Accountant, BoundedRangeAnswer, Caveat, Event, Guarantee
 from adapmixed.privacy.inverse import models_for
 from adapmixed.privacy.planner import CHOSEN_SCALE
 from adapmixed.privacy.recommendation import recommended
-from adapmixed.rng import SecureRandom
 from adapmixed.synthesis.batches import Batches, dealt
 from adapmixed.synthesis.journal import Journal
 
@@ -136,20 +136,19 @@ class Synthesis:
         ends = self.ensemble.end_tokens
         if len(before) == self.most or (before and before[-1] in ends):
             return iter(())
-        answerer = Answerer(
+        generator = PrivateGenerator(
             self.ensemble.filled(records),
             self.mechanism,
             Accountant(self.delta),
-            SecureRandom(),
-            self.memory_bytes,
-            self.active,
+            memory_bytes=self.memory_bytes,
+            active=self.active,
         )
-        return answerer.stream(
+        return generator.stream_tokens(
             torch.tensor([[*self.ensemble.opening, *before]]),
             max_new_tokens=self.most - len(before),
             temperature=self.temperature,
             top_k=self.top_k,
-            stop_token=ends,
+            ends=ends,
         )
 
     @property

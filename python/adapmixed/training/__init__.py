@@ -3,9 +3,9 @@
 from adapmixed.training.adapter import save_adapter
 from adapmixed.training.blocks import token_blocks, token_stream
 from adapmixed.training.finetune import shard_seed, train_adapter
-from adapmixed.training.partition import assign_shards, shard_record
 from adapmixed.training.run import TrainingRun, train_ensemble
 from adapmixed.training.settings import FinetuneConfig
+from adapmixed.training.shards import assign_shards, shard_record
 
 __all__ = [
     "FinetuneConfig",

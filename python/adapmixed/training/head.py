@@ -10,8 +10,10 @@ nothing is left of it, however the process ends.
 from __future__ import annotations
 
 import logging
+import mmap
 import os
 import shutil
+import tempfile
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -296,20 +298,13 @@ def _storage(shape: tuple[int, ...], dtype: torch.dtype, scratch: Path | None) -
     if scratch is None or size <= IN_MEMORY:
         return torch.empty(shape, dtype=dtype)
     _LOG.info("hidden states of the shard: %d bytes in %s", size, scratch)
-    path = scratch / f"states-{os.getpid()}"
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
-    try:
-        free = shutil.disk_usage(scratch).free
+    free = shutil.disk_usage(scratch).free
+    with tempfile.TemporaryFile(dir=scratch) as file:
         try:
-            os.posix_fallocate(descriptor, 0, size)
+            os.posix_fallocate(file.fileno(), 0, size)
         except OSError as error:
             raise RuntimeError(
                 f"{scratch} must have room for the hidden states of a shard, {size} bytes, "
                 f"got {free} free"
             ) from error
-        return torch.from_file(
-            str(path), shared=True, size=torch.Size(shape).numel(), dtype=dtype
-        ).view(shape)
-    finally:
-        path.unlink()
-        os.close(descriptor)
+        return torch.frombuffer(mmap.mmap(file.fileno(), size), dtype=dtype).view(shape)

@@ -40,18 +40,19 @@ from adapmixed.limits import check_count, check_models, check_option
 from adapmixed.ranks import Rank
 from adapmixed.training.base import base_facts, documents_of
 from adapmixed.training.folder import TrainingFolder, locked, wait_for_members
-from adapmixed.training.member import MemberTrainer
-from adapmixed.training.partition import (
+from adapmixed.training.pool import MemberTrainer, Progress, train_members
+from adapmixed.training.settings import FinetuneConfig
+from adapmixed.training.shards import (
+    KEY_BYTES,
+    Spool,
     by_hash,
     by_table,
     enrol,
     places_line,
     shard_record,
     sharing_line,
+    spool,
 )
-from adapmixed.training.pool import Progress, train_members
-from adapmixed.training.settings import FinetuneConfig
-from adapmixed.training.shards import KEY_BYTES, Spool, spool
 from adapmixed.workers import start_server
 
 _LOG = logging.getLogger(__name__)

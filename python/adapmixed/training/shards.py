@@ -1,7 +1,23 @@
-"""Divide a stream of documents into one file per shard, with the operator's secret key.
+"""Assign documents to shards, each of which trains one private model, and write a file of each.
 
-The key determines the shard of each identifier (`partition`), and the identifiers that are held out
-for validation.
+The unit of protection is a shard, so this assignment determines what a document can influence. A
+document is assigned by a keyed hash of its *identifier* (a user, an account, a document id):
+
+    shard(identifier) = BLAKE2b(key, identifier) mod N.
+
+If identifiers depend neither on content nor on other documents, an edited document stays in its
+shard. Adding or removing one document then moves no other. This holds for names, but not for
+positions in a file (`data.corpus`). There one edit can rename all later documents, which every
+guarantee of the ensemble states. A person whose records share one identifier is in one shard.
+
+The hash is keyed so that nobody can choose identifiers that fall into a given shard. Use a secret
+key of at least 16 random bytes for real data. The key determines the identifiers that are held out
+for validation, too.
+
+If every identifier has a shard of its own, an enrolment table says which one (`enrol`).
+
+Assignment comes before text is cut into blocks. Blocks with text of two shards would make one
+model depend on both.
 """
 
 from __future__ import annotations
@@ -14,14 +30,174 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from adapmixed.data.builtin import Document
 from adapmixed.files import create_file
-from adapmixed.training.partition import add_document
 
+_MIN_KEY = 16
+_MAX_KEY = 64  # BLAKE2b's limit
 KEY_BYTES = 32
 _LEAST_HELD_OUT = 8  # a shard with fewer tokens holds none of them out
 _BUFFERED = 64 << 20  # bytes of documents in memory before they are written to files
+
+
+def assign_shards(identifiers: Sequence[str], num_shards: int, *, key: bytes) -> list[int]:
+    """Return the shard of each identifier.
+
+    Args:
+        identifiers: stable names; equal names give equal shards.
+        num_shards: N >= 1.
+        key: 16 to 64 bytes.
+
+    Returns:
+        one integer in [0, N) per identifier. The modulo bias is below N * 2**-128.
+
+    Raises:
+        ValueError: if an argument is out of range.
+    """
+    if num_shards < 1:
+        raise ValueError(f"num_shards must be >= 1, got {num_shards}")
+    _check_key(key)
+    return [_digest(identifier, key) % num_shards for identifier in identifiers]
+
+
+def enrol(
+    table: Sequence[str | None],
+    identifiers: Collection[str],
+    *,
+    key: bytes,
+    empty: Collection[int] = (),
+) -> list[str | None]:
+    """Return the enrolment table with a place for every identifier.
+
+    Who has a place keeps it. Everybody else gets a free one, which only the key determines: it is
+    random to whoever does not hold the key.
+
+    Args:
+        table: for each of the N places the keyed name that has it, or None.
+        identifiers: the names in the corpus.
+        key: 16 to 64 bytes.
+        empty: places whose member is empty. If somebody is new, those of absent names are free.
+
+    Raises:
+        ValueError: if there are too few places.
+    """
+    _check_key(key)
+    present = {keyed_name(identifier, key) for identifier in identifiers}
+    found, new = list(table), sorted(present.difference(table))
+    if new:
+        for place in empty:
+            found[place] = found[place] if found[place] in present else None
+    free = [place for place, name in enumerate(found) if name is None]
+    if len(new) > len(free):
+        left = set(found) - present - {None}
+        first = "update without them first, which frees the places of names that left, "
+        raise ValueError(
+            f"num_models (--models) must leave a place for each of {len(new)} new names, got "
+            f"{len(free)} free of {len(table)}: {first * bool(left)}give more places, in a new "
+            "output if training has begun, or let names share them (--share-shards)"
+        )
+    for name in new:
+        found[free.pop(_digest(name, key) % len(free))] = name
+    return found
+
+
+def by_table(table: Sequence[str | None], key: bytes) -> Callable[[str], int]:
+    """Return the function from an identifier to its place in a table of enrolment."""
+    places = {name: place for place, name in enumerate(table) if name is not None}
+
+    def place_of(identifier: str) -> int:
+        if (name := keyed_name(identifier, key)) not in places:
+            raise ValueError("corpus must not change while it is read: a new name has come")
+        return places[name]
+
+    return place_of
+
+
+def by_hash(num_shards: int, key: bytes) -> Callable[[str], int]:
+    """Return the function from an identifier to its shard; see `assign_shards`."""
+    return lambda identifier: assign_shards([identifier], num_shards, key=key)[0]
+
+
+def places_line(table: Sequence[str | None], column: str, *, made: bool) -> str:
+    """Return how many places are taken, for the operator alone."""
+    taken, places = sum(name is not None for name in table), len(table)
+    how = ", which was made from that number: choose it yourself with --models" if made else ""
+    return (
+        f"Places: {taken} of {places} are taken, each by one {column}. That number is private: do "
+        f"not publish it. N = {places} is a public constant{how}."
+    )
+
+
+def sharing_line(names: Collection[str], num_shards: int, column: str, *, key: bytes) -> str:
+    """Return what shared shards mean for one name, in numbers, for the operator alone."""
+    homes = Counter(assign_shards(list(names), num_shards, key=key)).values()
+    shared = sum(count for count in homes if count > 1)
+    return (
+        f"Shared shards: {shared} of the {len(names)} names of {column} share one with others, at "
+        f"most {max(homes, default=0)} in one. These numbers are private: do not publish them. ε "
+        "at δ is for a whole shard, with all of its names emptied at once. For one name among "
+        "several the sentence on replace-one holds, in general 2ε at (1 + e^ε)δ: 6 at 0.00022 "
+        "instead of 3 at 1e-05."
+    )
+
+
+def keyed_name(identifier: str, key: bytes, person: bytes = b"adapmixed.ident") -> str:
+    """Return the keyed hash of an identifier, 32 hexadecimal digits."""
+    return hashlib.blake2b(identifier.encode(), digest_size=16, key=key, person=person).hexdigest()
+
+
+def shard_record(documents: Sequence[Document], *, key: bytes) -> dict[str, Any]:
+    """Return the record of a shard for `ensemble.json`, from which overlaps are found.
+
+    Args:
+        documents: the documents of one shard.
+        key: the operator's secret of 16 to 64 bytes, the same for all shards, for instance the key
+            of the assignment. Without it nobody can tell whether an identifier is in the shard.
+
+    Returns:
+        "documents", their number; "sha256", the HMAC-SHA-256 of identifiers and text, which reveals
+        nothing without the key; "identifiers", the sorted keyed hashes of the distinct identifiers;
+        "identifier_key", a digest that distinguishes keys.
+
+    Raises:
+        ValueError: if the key has another length, or the documents are none.
+    """
+    _check_key(key)
+    for document in documents:
+        if not isinstance(document, Document):
+            raise ValueError(
+                "documents must be adapmixed.data.Document(identifier, text), got "
+                f"{type(document).__name__}"
+            )
+    content = hmac.new(key, b"adapmixed shard", hashlib.sha256)
+    for document in documents:
+        add_document(content, document)
+    names = {document.identifier for document in documents}
+    return {
+        "documents": len(documents),
+        "sha256": content.hexdigest(),
+        "identifiers": sorted(keyed_name(name, key) for name in names),
+        "identifier_key": keyed_name("", key, b"adapmixed.key"),
+    }
+
+
+def add_document(mac: hmac.HMAC, document: Document) -> None:
+    """Add identifier and text to a digest, each preceded by its length."""
+    for part in (document.identifier, document.text):
+        encoded = part.encode()
+        mac.update(len(encoded).to_bytes(8, "big"))
+        mac.update(encoded)
+
+
+def _check_key(key: bytes) -> None:
+    if not _MIN_KEY <= len(key) <= _MAX_KEY:
+        raise ValueError(f"key must have {_MIN_KEY} to {_MAX_KEY} bytes, got {len(key)}")
+
+
+def _digest(identifier: str, key: bytes) -> int:
+    return int(keyed_name(identifier, key, b"adapmixed.shard"), 16)
 
 
 def create_key(path: Path) -> None:

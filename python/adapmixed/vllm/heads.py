@@ -1,17 +1,15 @@
 """The private rows of members that adapt the output layer alone, from the last hidden states.
 
-They are computed as in `adapmixed.ensemble.output_layer`, by the same operator.
+The ensemble's output layer computes them, behind the logits of vLLM's public model.
 """
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 
 from adapmixed.ensemble import Ensemble
-from adapmixed.ensemble.output_layer import SPARE, Logits, LogitsRoom
+from adapmixed.ensemble.output_layer import Logits, LogitsRoom
 from adapmixed.limits import active_tokens
-from adapmixed_ext.inputs import likeliest
 
 _CAPS = ("final_logit_softcapping", "logit_scale", "logits_scaling", "lm_head_multiplier")
 
@@ -41,10 +39,7 @@ class Heads:
                 raise ValueError(
                     f"base must not cap or scale its logits inside vLLM: {name} = {value}"
                 )
-        layer = ensemble.output_layer
-        assert layer.adapters is not None
-        self._adapters, self._masked = layer.adapters, layer.masked
-        self._zero, self._num_models = ensemble.zero_members, ensemble.num_models
+        self._layer, self._zero = ensemble.output_layer, ensemble.zero_members
         self._active = active_tokens(active, ensemble.vocab_size)
         self._room = LogitsRoom()
 
@@ -55,14 +50,6 @@ class Heads:
             hidden: (B, d) hidden states, as the output layer gets them.
             public: (B, V) logits of the public model.
         """
-        if self._masked is not None:
-            public = public.index_fill(-1, self._masked, -torch.inf)
-        tokens = None if self._active is None else likeliest(public, self._active)
-        start = public if tokens is None else public.gather(1, tokens)
-        width = start.shape[1] + (0 if tokens is None else SPARE)
-        private = self._room.take((self._num_models, len(public), width), public)
-        private = private[..., : start.shape[1]]
-        self._adapters.write(start, hidden, tokens, private)
-        for member in self._zero:
-            private[member] = start
-        return Logits(private, public, tokens)
+        self._layer.active, self._layer.room = self._active, self._room
+        found = self._layer.behind(public[None], hidden[None])[0]
+        return self._layer.split(found, self._zero)

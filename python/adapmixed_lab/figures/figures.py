@@ -10,8 +10,7 @@ from typing import Any
 from matplotlib.lines import Line2D
 
 from adapmixed.evaluation import Evaluation, Weights
-from adapmixed.report import Report
-from adapmixed.report.table import format_perplexity, format_promise, show_epsilon
+from adapmixed.report.report import Report, format_perplexity, format_promise, show_epsilon
 from adapmixed_lab.figures.style import (
     COLOURS,
     DASHES,

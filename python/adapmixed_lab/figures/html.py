@@ -11,13 +11,14 @@ from markupsafe import Markup
 from adapmixed.evaluation import Evaluation
 from adapmixed.files import write_file
 from adapmixed.report import Report
-from adapmixed.report.report import UTILITY_TITLES, UTILITY_WORDS
-from adapmixed.report.table import (
+from adapmixed.report.report import (
     INTERVAL_WORDS,
     KEPT_WORDS,
     KIND_LABELS,
     MISSING,
     TITLES,
+    UTILITY_TITLES,
+    UTILITY_WORDS,
     format_neighbours,
     row,
 )

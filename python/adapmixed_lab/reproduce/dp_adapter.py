@@ -16,9 +16,8 @@ from adapmixed.data import Corpus
 from adapmixed.limits import check_epsilon
 from adapmixed.training.base import base_facts
 from adapmixed.training.demo import NUM_MODELS
-from adapmixed.training.partition import assign_shards
 from adapmixed.training.settings import FinetuneConfig
-from adapmixed.training.shards import load_key
+from adapmixed.training.shards import assign_shards, load_key
 from adapmixed_lab.dp_sgd.guarantee import PrivacyTarget
 from adapmixed_lab.dp_sgd.training import FORMAT_VERSION, GUARANTEE_FILE, train_dp
 from adapmixed_lab.reproduce.paper import DELTA, DP_SGD

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from adapmixed.report import environment, plain
-from adapmixed.report.table import show_epsilon
+from adapmixed.report.report import show_epsilon
 from adapmixed_lab.reproduce.paper import DELTA
 
 if TYPE_CHECKING:

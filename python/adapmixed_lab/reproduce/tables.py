@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from adapmixed.report import aligned
-from adapmixed.report.table import (
+from adapmixed.report.report import (
     INTERVAL_WORDS,
     KIND_LABELS,
     MISSING,
