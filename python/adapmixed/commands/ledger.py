@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from adapmixed.privacy.ledger import Reading, Record
+    from adapmixed.privacy.ledger import Reading
 
 ACTIONS = {
     "show": "print what was charged and its guarantee, for the operator only",
@@ -62,16 +62,21 @@ def run(arguments: argparse.Namespace) -> int:
     Raises:
         LedgerCorruptError: the ledger was altered, or it never had the expected digest.
     """
-    if arguments.action == "export":
-        return _export(arguments.path)
     from adapmixed.errors import LedgerCorruptError
     from adapmixed.privacy import read_ledger
+    from adapmixed.privacy.encoding import canonical, parse
     from adapmixed.privacy.register import together
 
-    digests: list[str] = []
-    reading = read_ledger(arguments.path, seen=lambda one: digests.append(one.hash.hex()))
+    reading = read_ledger(arguments.path)
+    records = [reading.first, *reading.records]
     facts: dict[str, Any] = {"path": reading.path, "intact": True}
     facts |= {"charges": reading.charges, "digest": reading.digest}
+    if arguments.action == "export":
+        print(canonical({"ledger": parse(reading.first.text)}))
+        for one in records[1:]:
+            written = {"sequence": one.sequence, **parse(one.text), "hash": one.hash.hex()}
+            print(canonical(written))
+        return 0
     if arguments.action == "letter":
         print(_letter(reading, _ensemble(reading, arguments.ensemble)))
         return 0
@@ -81,7 +86,7 @@ def run(arguments: argparse.Namespace) -> int:
             found = together(_ensemble(reading, arguments.ensemble), reading)
             facts |= {f"ledger {one.path}": str(one.guarantee) for one in found.readings}
             facts["together"] = found.words
-    elif arguments.expect not in (None, reading.first.hash.hex(), *digests):
+    elif arguments.expect not in (None, *(one.hash.hex() for one in records)):
         raise LedgerCorruptError(
             f"--expect must be a digest that {reading.path} had, got {arguments.expect!r}: it is "
             "an older copy or another ledger"
@@ -174,20 +179,3 @@ def _letter(reading: Reading, ensemble: Path) -> str:
     values |= {"reading": reading, "guarantee": guarantee, "binding": binding, "found": found}
     lines = [line.split("|", 1) for line in LETTER.read_text(encoding="utf-8").splitlines()]
     return "\n".join(text.format(**values) for condition, text in lines if condition in true)
-
-
-def _export(path: Path) -> int:
-    from adapmixed.privacy import read_ledger
-    from adapmixed.privacy.encoding import canonical, parse
-
-    lines: list[str] = []
-
-    def seen(record: Record) -> None:
-        written = {"sequence": record.sequence, **parse(record.text), "hash": record.hash.hex()}
-        lines.append(canonical(written))
-
-    reading = read_ledger(path, seen=seen)
-    print(canonical({"ledger": parse(reading.first.text)}))
-    for line in lines:
-        print(line)
-    return 0

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass, replace
+from functools import partial
 from numbers import Real
 from typing import Any, Protocol
 
@@ -25,17 +26,8 @@ from adapmixed.limits import (
     check_question,
 )
 from adapmixed.privacy.budget import ShardBudget
-from adapmixed.privacy.encoding import (
-    check_keys,
-    exactly,
-    from_json,
-    read_array,
-    read_event,
-    to_json,
-    write_array,
-)
+from adapmixed.privacy.encoding import CODECS, from_json, read_event, to_json
 from adapmixed.privacy.events import (
-    CAVEATS,
     BoundedRangeAnswer,
     Caveat,
     ClippedAnswer,
@@ -48,7 +40,6 @@ from adapmixed.privacy.events import (
     PublicAnswer,
     RenyiBound,
     UnprotectedAnswer,
-    checked_array,
 )
 from adapmixed.privacy.rounding import array_add_up
 
@@ -63,16 +54,16 @@ Counted = (
 """Events whose cost does not depend on private data."""
 
 FAMILIES: Mapping[type, str | None] = {
-    LeaveOneOutLoss: "realised losses or Rényi bounds",
-    RenyiBound: "realised losses or Rényi bounds",
-    GaussianScreening: "realised losses or Rényi bounds",
-    ClippedAnswer: "ClippedAnswer",
-    BoundedRangeAnswer: "BoundedRangeAnswer",
-    IndividualCharge: "IndividualCharge",
+    LeaveOneOutLoss: "renyi",
+    RenyiBound: "renyi",
+    GaussianScreening: "renyi",
+    ClippedAnswer: "pld",
+    BoundedRangeAnswer: "bounded range",
+    IndividualCharge: "per-shard budget",
     PublicAnswer: None,
     UnprotectedAnswer: None,
 }
-"""Events by the family whose costs add up to one total; None for events of any total."""
+"""Events by the method (`guarantee.METHODS`) that composes them to one total; None for any."""
 
 
 @dataclass(frozen=True)
@@ -335,11 +326,12 @@ class Account:
         return active
 
     def _check_family(self, event: object) -> None:
-        family, known = FAMILIES[type(event)], self._family
-        if None not in (family, known) and family != known:
+        method, known = FAMILIES[type(event)], self.method
+        if None not in (method, known) and method != known:
             raise ValueError(
-                f"events must come from one mechanism, got {family} after {known}: no joint total "
-                "is proved; keep an accountant for each, whose fixed ε and δ add"
+                f"events must come from one mechanism, got {type(event).__name__} after a total of "
+                f"method {known!r}: no joint total is proved; keep an accountant for each, whose "
+                "fixed ε and δ add"
             )
         models = getattr(event, "num_models", None)
         if None not in (models, self.num_models) and models != self.num_models:
@@ -348,7 +340,8 @@ class Account:
             )
 
     @property
-    def _family(self) -> str | None:
+    def method(self) -> str | None:
+        """The method of `FAMILIES` that composes all charges; None before the first cost."""
         if self.spent is not None:
             return FAMILIES[IndividualCharge]
         if self.losses is not None:
@@ -429,9 +422,9 @@ class Account:
             return "published"
         if self.losses is not None:
             return "data-dependent, ex-post"
-        planned = any(getattr(event, "budget", None) is not None for event in self.counts)
-        counted = any(n and FAMILIES[type(event)] for event, n in self.counts.items())
-        return "fixed" if self.spent is not None or planned or counted else "public"
+        counts = self.counts.items()
+        priced = any(n or getattr(e, "budget", None) for e, n in counts if FAMILIES[type(e)])
+        return "fixed" if priced or self.spent is not None else "public"
 
     def _budget(
         self, measure: str | None, order: float | None, largest: float | None = None
@@ -442,85 +435,20 @@ class Account:
         adjacency = self.settings.adjacency
         return ShardBudget.for_epsilon(epsilon, delta, order, adjacency, largest)
 
-    def written(self) -> dict[str, Any]:
-        """Return everything but the settings as JSON values. Private."""
-        counted: Iterable[Any] = (replace(e, queries=n) for e, n in self.counts.items())
-        losses = self.losses
-        totals = {
-            "counts": [to_json(event) for event in counted],
-            "losses": None if losses is None else to_json(losses),
-            "spent": None if self.spent is None else write_array(self.spent),
-            "charged": self.charged,
-            "caveats": [name for name in CAVEATS if name in self.caveats],
-        }
-        return {
-            "binding": None if self.binding is None else to_json(self.binding),
-            "budget": None if self.budget is None else to_json(self.budget),
-            "totals": totals,
-        }
 
-    def state(self) -> dict[str, Any]:
-        """Return everything as JSON values. Private."""
-        return {"settings": to_json(self.settings), "account": self.written()}
+def _read_counts(written: list[Any]) -> dict[Any, int]:
+    events: list[Any] = [read_event(one) for one in written]
+    return {replace(event, queries=0): event.queries for event in events}
 
-    @staticmethod
-    def from_state(state: Mapping[str, Any]) -> Account:
-        """Return the account that `state` has written.
 
-        Raises:
-            ValueError: the state is not valid.
-        """
-        values = check_keys("state", dict(state), {"settings", "account"})
-        return Account.read(from_json(Settings, values["settings"]), values["account"])
-
-    @staticmethod
-    def read(settings: Settings, written: Any) -> Account:
-        """Return the account with these settings that the method `written` has written.
-
-        Raises:
-            ValueError: no account with these settings writes these values.
-        """
-        values = check_keys("account", written, {"binding", "budget", "totals"})
-        account = Account(settings)
-        if values["binding"] is not None:
-            account = account.bound(from_json(Binding, values["binding"]))
-        budget = None
-        if values["budget"] is not None:
-            budget = from_json(ShardBudget, values["budget"])
-            largest = account.binding.largest if account.binding else None
-            if budget != account._budget(budget.measure, budget.order, largest):
-                raise ValueError(f"budget must follow from the settings, got {budget!r}")
-        if account.budget not in (None, budget):
-            raise ValueError(f"budget must be {account.budget!r}, got {budget!r}")
-        return replace(account, budget=budget)._with_totals(values["totals"])
-
-    def _with_totals(self, written: Any) -> Account:
-        """Return this account without charges with written sums, which pass the checks of events.
-
-        Raises:
-            ValueError: no events can give these sums.
-        """
-        keys = {"counts", "losses", "spent", "charged", "caveats"}
-        values = check_keys("totals", written, keys)
-        found = self.added(read_event(one) for one in exactly(list, values["counts"]))
-        found = found.added(Caveat(exactly(str, name)) for name in exactly(list, values["caveats"]))
-        if values["losses"] is not None:
-            losses = from_json(Losses, values["losses"])
-            check_count("queries", losses.queries, 0)
-            whole = LeaveOneOutLoss(losses.orders, losses.total[:, None], losses.adjacency)
-            found = replace(found._added(whole), losses=losses)
-        charged = check_count("charged", exactly(int, values["charged"]), 0)
-        if values["spent"] is None and charged != 0:
-            raise ValueError(f"charged must be 0 without spent, got {charged}")
-        if values["spent"] is not None:
-            if self.budget is None:
-                raise ValueError("spent must be null without a budget of every shard")
-            spent = checked_array("spent", read_array(values["spent"]), (None,))
-            # It is the sum of many charges, so the largest of one answer is no bound of it.
-            paid = IndividualCharge(self.budget.measure, self.budget.order, spent[:, None])
-            found = replace(found, budget=replace(self.budget, largest=None))._added(paid)
-            found = replace(found, budget=self.budget, charged=charged)
-        return found
+# How `to_json` writes the fields of an account.
+for _kind in (Settings, Binding, ShardBudget, Losses):
+    CODECS[_kind.__name__] = to_json, partial(from_json, _kind)
+CODECS["frozenset[str]"] = sorted, frozenset
+CODECS["Mapping[Counted, int]"] = (  # each event with its number of queries
+    lambda counts: [to_json(replace(event, queries=n)) for event, n in counts.items()],
+    _read_counts,
+)
 
 
 def _differences(known: Any, given: Any) -> tuple[dict[str, Any], dict[str, Any]]:

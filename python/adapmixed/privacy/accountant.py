@@ -11,11 +11,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from adapmixed.limits import check_delta, check_queries
-from adapmixed.privacy.account import Account, Charged, Payable, Settings, check_left
+from adapmixed.privacy.account import Account, Binding, Charged, Payable, Settings, check_left
+from adapmixed.privacy.encoding import from_json, to_json
 from adapmixed.privacy.epsilon import fixed_epsilon, guarantee_of, parts_of
 from adapmixed.privacy.events import BY_HAND, Caveat, Event, IndividualCharge, Origin
 from adapmixed.privacy.guarantee import Guarantee
-from adapmixed.privacy.ledger import Ledger
+from adapmixed.privacy.ledger import Entry, Ledger
 from adapmixed.privacy.register import enter
 
 
@@ -162,7 +163,7 @@ class Accountant:
 
     def _bind(self, account: Account) -> None:
         if account is not self._account and account.binding is not None:
-            self._commit({"binding": account.binding}, account)
+            self._commit(account.binding, account)
 
     def check_left(self, mechanism: Charged, queries: int) -> None:
         """Check that the mechanism's plan has room for so many more queries.
@@ -261,7 +262,7 @@ class Accountant:
             events = [own, *(event for event in events if isinstance(event, Caveat))]
         charged = self._added(bound, events)
         self._bind(bound)
-        self._commit({"events": events}, charged)
+        self._commit(events, charged)
         return active
 
     def add(self, events: Event | Iterable[Event]) -> Accountant:
@@ -288,7 +289,7 @@ class Accountant:
                     "charged by charge(ticket)"
                 )
             listed = tuple(events) if isinstance(events, Iterable) else (events,)
-            self._commit({"events": listed}, self._added(self._account, listed))
+            self._commit(listed, self._added(self._account, listed))
         return self
 
     def _added(self, account: Account, events: Sequence[Event]) -> Account:
@@ -296,11 +297,11 @@ class Accountant:
         self.check_seeded(Caveat("seeded") in events)
         return account.added(events)
 
-    def _commit(self, entry: Mapping[str, Any], account: Account) -> None:
+    def _commit(self, entry: Entry, account: Account) -> None:
         if self._ledger is not None:
             has = account.kind, *account.counts  # decide what the register has
             for ensemble, had in [*self._ensembles.items()]:
-                if "events" in entry and had != has:
+                if not isinstance(entry, Binding) and had != has:
                     enter(ensemble, self._ledger.reading, account)
                     self._ensembles[ensemble] = has
             self._ledger.append(entry, self._account, account)
@@ -353,7 +354,7 @@ class Accountant:
 
     def state(self) -> dict[str, Any]:
         """Return settings and totals as JSON values, exact to the bit. They are private."""
-        return self._account.state()
+        return to_json(self._account)
 
     @classmethod
     def from_state(cls, state: Mapping[str, Any]) -> Accountant:
@@ -368,7 +369,7 @@ class Accountant:
         Raises:
             ValueError: the state is not valid.
         """
-        account = Account.from_state(state)
+        account = from_json(Account, dict(state))
         accountant = cls(**vars(account.settings))
         accountant._account = account
         return accountant

@@ -84,7 +84,7 @@ def guarantee_of(account: Account, delta: float, adjacency: str) -> Guarantee:
         delta,
         kind,
         adjacency=neighbours if neighbours == "add_remove" else adjacency,
-        method=_method(account),
+        method="gaussian" if account.method == "renyi" and not orders else account.method,
         order=parts.order,
         orders=orders,
         queries=queries,
@@ -98,10 +98,8 @@ def guarantee_of(account: Account, delta: float, adjacency: str) -> Guarantee:
 
 def _replaced_epsilon(account: Account, delta: float, adjacency: str) -> float | None:
     """Return ε of replace-one beside that of zero-out, for answers of a bounded range alone."""
-    if account.spent is not None and account.budget is not None:
-        bounded = account.budget.largest is not None
-    else:
-        bounded = bool(account.of(BoundedRangeAnswer))
+    largest = None if account.budget is None else account.budget.largest
+    bounded = account.method == "bounded range" or largest is not None
     if account.kind != "fixed" or adjacency != "zero_out" or not bounded:
         return None
     return parts_of(account, delta, "replace_one").total
@@ -136,26 +134,22 @@ def parts_of(account: Account, delta: float, adjacency: str) -> Breakdown:
     if account.kind in ("none", "public"):
         cost = math.inf if account.kind == "none" else 0.0
         return Breakdown(cost, 0.0, 0.0, cost)
-    if account.spent is not None and account.budget is not None:
-        total = account.budget.epsilon(delta, adjacency)
-        return Breakdown(total, 0.0, 0.0, total, account.budget.order)
-    boxes = account.of(ClippedAnswer)
-    if boxes:
-        box = boxes[0]
-        total = clipped_mixing_epsilon(
-            box.lower, box.upper, box.num_models, box.budget, delta, adjacency
-        )
-        return Breakdown(total, 0.0, 0.0, total)
+    order = None
+    if account.method == "per-shard budget" and account.budget is not None:
+        total, order = account.budget.epsilon(delta, adjacency), account.budget.order
+    elif account.method == "pld":
+        box = account.of(ClippedAnswer)[0]
+        of = box.lower, box.upper, box.num_models, box.budget
+        total = clipped_mixing_epsilon(*of, delta, adjacency)
+    elif account.method == "bounded range":
+        total = _bounded_range(account, delta, adjacency)
+    else:
+        return _renyi(account, delta, adjacency)
+    return Breakdown(total, 0.0, 0.0, total, order)
+
+
+def _bounded_range(account: Account, delta: float, adjacency: str) -> float:
     pools = account.of(BoundedRangeAnswer)
-    if pools:
-        total = _bounded_range(account, pools, delta, adjacency)
-        return Breakdown(total, 0.0, 0.0, total)
-    return _renyi(account, delta, adjacency)
-
-
-def _bounded_range(
-    account: Account, pools: list[BoundedRangeAnswer], delta: float, adjacency: str
-) -> float:
     settings = [(one.scale, one.lower, one.upper, one.num_models, adjacency) for one in pools]
     if len(pools) == 1:
         span = answer_range(*settings[0])
@@ -234,16 +228,6 @@ def _conversions(orders: tuple[float, ...], delta: float) -> NDArray[np.float64]
     """
     share = delta if len(orders) == 1 else math.nextafter(delta / len(orders), 0.0)
     return np.array([c_alpha(order, share) for order in orders])
-
-
-def _method(account: Account) -> str:
-    if account.spent is not None:
-        return "per-shard budget"
-    if account.of(ClippedAnswer):
-        return "pld"
-    if account.of(BoundedRangeAnswer):
-        return "bounded range"
-    return "gaussian" if account.renyi is None else "renyi"
 
 
 def _covered(account: Account) -> int | None:
