@@ -53,8 +53,8 @@ def larger_order(order: float, cost: Callable[[float], float], epsilon: float) -
     return ""
 
 
-def rdp_to_dp(order: float, epsilon: float, delta: float) -> float:
-    """Return the ε at `delta` that (order, epsilon)-RDP implies, rounded up.
+def rdp_to_dp(order: float, epsilon: float, delta: float, adjacency: str = "zero_out") -> float:
+    """Return the ε at `delta` that (order, epsilon)-RDP for zero-out implies, rounded up.
 
     ε = max(0, epsilon + c_α(δ)), since (ε, δ)-DP with ε < 0 implies (0, δ)-DP. The proof is that of
     docs/theory/adapmixed.md with a constant loss (Balle et al. 2020).
@@ -63,7 +63,10 @@ def rdp_to_dp(order: float, epsilon: float, delta: float) -> float:
         order: Rényi order α > 1, finite.
         epsilon: Rényi cost ≥ 0 at that order; +inf allowed.
         delta: δ in (0, 1).
+        adjacency: neighbours of the result; "replace_one" is :func:`replace_one_epsilon`.
     """
+    if adjacency == "replace_one":
+        return replace_one_epsilon(order, epsilon, delta)
     cost = c_alpha(order, delta)
     return max(0.0, cost if epsilon == 0 else up(epsilon + cost))
 

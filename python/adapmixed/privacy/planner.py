@@ -1,4 +1,4 @@
-"""Settings of the mechanisms for a given (ε, δ): widest box, widest clip range and largest ball.
+"""Settings for a given (ε, δ): widest box, widest clip range, largest ball; and the inverse.
 
 The planner computes settings from public numbers. It looks at no private data, and private results
 must not guide the choice among its plans: see docs/how-to/plan-a-budget.md.
@@ -10,18 +10,24 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache, partial
+from typing import Any
 
 from adapmixed.limits import (
     MOST_BOX,
     MOST_DEPTH,
     MOST_EXPONENT,
+    MOST_MODELS,
     MOST_ORDER,
+    MOST_QUERIES,
+    check_box,
+    check_clip,
     check_delta,
     check_epsilon,
     check_models,
     check_number,
     check_queries,
     check_question,
+    check_scale,
 )
 from adapmixed.privacy.bounded_range import FEW, bounded_range_epsilon
 from adapmixed.privacy.composition import (
@@ -29,16 +35,10 @@ from adapmixed.privacy.composition import (
     clipped_mixing_epsilon,
     renyi_epsilon,
 )
-from adapmixed.privacy.conversions import (
-    c_alpha,
-    emptied_share,
-    rdp_to_dp,
-    replace_one_epsilon,
-)
+from adapmixed.privacy.conversions import c_alpha, emptied_share, rdp_to_dp
 from adapmixed.privacy.costs.clipped_log_pool import RANGE_ERROR, answer_range
 from adapmixed.privacy.costs.clipped_mixing import clipped_mixing_pair
 from adapmixed.privacy.costs.pmixed import radius_for_epsilon, sound_bound
-from adapmixed.privacy.inverse import epsilon_of, models_for, queries_for
 from adapmixed.privacy.rounding import lowered
 
 __all__ = ["Plan", "epsilon_of", "models_for", "plan", "queries_for"]
@@ -126,24 +126,16 @@ def plan(
     Raises:
         ValueError: an argument is out of range.
     """
-    target, delta, adjacency = (
-        check_epsilon(epsilon),
-        check_delta(delta),
-        check_question(adjacency),
-    )
+    target, delta, way = check_epsilon(epsilon), check_delta(delta), check_question(adjacency)
     models, queries = check_models(num_models), check_queries(queries)
     for name, values in (("shapes", shapes), ("scales", scales)):
         for value in values:
             check_number(name, value, above=0.0)
-    common = (target, delta, models, queries, adjacency)
-    boxes = [_clipped_mixing(*common, shape) for shape in shapes]
-    pools = [_log_pool(*common, scale) for scale in scales]
+    common = (target, delta, models, queries, way)
+    found = [_clipped_mixing(*common, shape) for shape in shapes]
+    found += [_log_pool(*common, scale) for scale in scales]
     pmixed = _pmixed(*common)
-    return [
-        *boxes,
-        *pools,
-        *([pmixed] if pmixed is not None else []),
-    ]
+    return found if pmixed is None else [*found, pmixed]
 
 
 def chosen(
@@ -185,12 +177,7 @@ def _clipped_mixing(
 
 
 def _log_pool(
-    target: float,
-    delta: float,
-    models: int,
-    queries: int,
-    adjacency: str,
-    scale: float,
+    target: float, delta: float, models: int, queries: int, adjacency: str, scale: float
 ) -> Plan:
     def stated(width: float, count: int = queries) -> float:
         span = answer_range(scale, 0.0, width, models, adjacency)
@@ -200,13 +187,10 @@ def _log_pool(
     span = _largest_range(target, delta, queries) / (2 if adjacency == "replace_one" else 1)
     width = min(span * models / scale * (1 - 2 * RANGE_ERROR), widest)
     width = lowered(width, 0.0, lambda width: stated(width) <= target)
-    return _planned(
-        "clipped-log-pool",
-        {"scale": scale, "lower": 0.0, "upper": width},
-        (delta, models, queries, adjacency),
-        lambda count: stated(width, count),
-        f"no clip wider than {widest:g} is tried" if width >= widest else "",
-    )
+    settings = {"scale": scale, "lower": 0.0, "upper": width}
+    note = f"no clip wider than {widest:g} is tried" if width >= widest else ""
+    common = delta, models, queries, adjacency
+    return _planned("clipped-log-pool", settings, common, partial(stated, width), note)
 
 
 @lru_cache(maxsize=8)  # it is the same for every scale
@@ -251,16 +235,10 @@ def _pmixed(target: float, delta: float, models: int, queries: int, adjacency: s
 
     def cost(count: int) -> float:
         spent = count * sound_bound(order, radius, models) * (1 + 2.0**-50)
-        if adjacency == "zero_out":
-            return rdp_to_dp(order, spent, delta)
-        return replace_one_epsilon(order, spent, delta)
+        return rdp_to_dp(order, spent, delta, adjacency)
 
-    return _planned(
-        "pmixed",
-        {"order": order, "epsilon": target, "radius": radius, "target_leakage": leakage},
-        (delta, models, queries, adjacency),
-        cost,
-    )
+    settings = {"order": order, "epsilon": target, "radius": radius, "target_leakage": leakage}
+    return _planned("pmixed", settings, (delta, models, queries, adjacency), cost)
 
 
 def _planned(
@@ -323,3 +301,93 @@ def largest_within(
         low, high = (size, high) if costs[size] <= target else (low, size)
         step += 1
     return low
+
+
+def epsilon_of(
+    delta: float,
+    num_models: int,
+    queries: int,
+    adjacency: str,
+    *,
+    lower: float,
+    upper: float,
+    scale: float | None = None,
+) -> float:
+    """Return ε of `queries` answers of ClippedMixing, or of ClippedLogPool if `scale` is given.
+
+    The theorems are in docs/theory/clipped-mixing.md and docs/theory/clipped-log-pool.md.
+
+    Args:
+        delta: δ in [1e-15, 0.1].
+        num_models: N ≥ 1.
+        queries: T ≥ 0, number of answers.
+        adjacency: "zero_out" or "replace_one".
+        lower: c of the box in [0, 1] (a ratio), or a ≤ 0 of the log pool (in log units).
+        upper: C ≥ 1 of the box, or b ≥ 0 of the log pool.
+        scale: κ ≥ 0 of ClippedLogPool; None for ClippedMixing.
+
+    Returns:
+        ε ≥ 0, rounded up; +inf allowed.
+
+    Raises:
+        ValueError: an argument is out of range.
+    """
+    delta, models = check_delta(delta), check_models(num_models)
+    count, way = check_queries(queries, least=0), check_question(adjacency)
+    if scale is None:
+        box = check_box(lower, upper)
+        return clipped_mixing_epsilon(*box, models, count, delta, way, points=PLANNED_POINTS)
+    low, high = check_clip(lower, upper)
+    span = answer_range(check_scale(scale, low, high), low, high, models, way)
+    return bounded_range_epsilon(span, count, delta)
+
+
+def queries_for(
+    epsilon: float, delta: float, num_models: int, adjacency: str = "zero_out", **settings: Any
+) -> int:
+    """Return the largest number of queries within (epsilon, delta), at most 2^40.
+
+    It is 0 if one query is too many, and one more does not keep ε. The target is ε > 0; the other
+    arguments, the errors and the theorems are those of :func:`epsilon_of`.
+    """
+    target = check_epsilon(epsilon)
+    found = _smallest(
+        lambda queries: epsilon_of(delta, num_models, queries, adjacency, **settings) > target,
+        0,
+        MOST_QUERIES,
+    )
+    return MOST_QUERIES if found is None else found - 1
+
+
+def models_for(
+    epsilon: float, delta: float, queries: int, adjacency: str = "zero_out", **settings: Any
+) -> int | None:
+    """Return the smallest number of models, two or more, that keeps (epsilon, delta).
+
+    None if it would be larger than 65 536. One model less does not keep ε, as the cost falls with
+    N: "Wider boxes and smaller ensembles cost more" in docs/theory/clipped-mixing.md, and
+    docs/theory/clipped-log-pool.md. Arguments and errors are those of :func:`epsilon_of`.
+    """
+    target = check_epsilon(epsilon)
+    return _smallest(
+        lambda models: epsilon_of(delta, models, queries, adjacency, **settings) <= target,
+        1,
+        MOST_MODELS,
+    )
+
+
+def _smallest(holds: Callable[[int], bool], low: int, most: int) -> int | None:
+    """Return the smallest integer in (low, most] for which a condition holds; None without one.
+
+    It holds for all larger integers, too. The search steps outward by factors, then bisects at
+    geometric means.
+    """
+    high = low + 1
+    while not holds(high):
+        if high == most:
+            return None
+        low, high = high, min(8 * high, most)
+    while high - low > 1:
+        middle = min(max(math.isqrt(max(low, 1) * high), low + 1), high - 1)
+        low, high = (low, middle) if holds(middle) else (middle, high)
+    return high

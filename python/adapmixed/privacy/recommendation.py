@@ -11,8 +11,7 @@ from typing import Any
 import numpy as np
 
 from adapmixed.limits import check_count, check_queries
-from adapmixed.privacy.inverse import epsilon_of
-from adapmixed.privacy.planner import Plan, chosen
+from adapmixed.privacy.planner import Plan, chosen, epsilon_of
 from adapmixed.privacy.rounding import four_digits
 
 SHARDS = (100, 300, 1_000)
