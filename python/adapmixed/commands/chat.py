@@ -23,9 +23,9 @@ _LEAVE = ("/quit", "/exit")
 class ChatOptions:
     """The options of this command alone."""
 
-    plain: bool = option("use no chat template and continue every line by itself")
-    system: str | None = option("system message of the conversation (not with --plain)")
-    turns: int = option("maximum number of answers; fixed guarantees are planned for them", 64)
+    plain: bool = option("continue every line by itself, without a chat template")
+    system: str | None = option("system message (not with --plain)", metavar="TEXT")
+    turns: int = option("most answers; fixed guarantees are planned for them", 64)
 
 
 def add_parser(commands: Any) -> None:

@@ -19,13 +19,9 @@ class GenerateOptions:
     """The options of this command alone."""
 
     prompt: list[str] | None = option("prompt to continue; may be repeated", metavar="TEXT")
-    prompts: Path | None = option("UTF-8 file with one prompt per line", metavar="FILE")
-    chat: bool = option(
-        "answer the prompt as a user's message, with the public model's chat template"
-    )
-    batch: int | None = option(
-        "number of prompts answered together (default: as many as --memory allows)", metavar="SIZE"
-    )
+    prompts: Path | None = option("UTF-8 file with one prompt per line")
+    chat: bool = option("take the prompt as a user's message, in the chat template")
+    batch: int | None = option("prompts answered together (default: as --memory allows)")
 
 
 def add_parser(commands: Any) -> None:

@@ -29,38 +29,21 @@ _RULES = {
 class PlanOptions:
     """The options of this command."""
 
-    ensemble: Path | None = option("ensemble folder, which gives --models")
-    models: int | None = option("number of shards, with one model each")
+    ensemble: Path | None = option("which gives --models", metavar="FOLDER")
+    models: int | None = option("shards, with one model each")
     epsilon: float | None = option("epsilon of the guarantee")
     delta: float = option("delta of the guarantee (default: 1e-5)", 1e-5)
-    tokens: int | None = option("number of answered tokens")
+    tokens: int | None = option("answered tokens")
     adjacency: str = option(
-        "neighbouring relation of the guarantee: one shard is emptied, or its records change",
-        "zero_out",
-        choices=QUESTIONS,
+        "a shard is emptied, or its records change", "zero_out", choices=QUESTIONS
     )
-    periods: int = option(
-        "number of periods that --epsilon is for, each with an ensemble, a ledger and --tokens of "
-        "its own",
-        1,
-    )
-    mechanism: str | None = option(
-        "mechanism to recommend (default: clipped-mixing)",
-        choices=tuple(_RULES),
-    )
+    periods: int = option("periods of --tokens and a ledger each, for --epsilon together", 1)
+    mechanism: str | None = option("to recommend (default: clipped-mixing)", choices=tuple(_RULES))
     all: bool = option("list other settings, too")
-    save: Path | None = option(
-        "PRIVATE: file to write the recommended plan to, for --plan of other commands",
-        metavar="FILE",
-    )
-    lower: float | None = option(
-        "lower bound of clipped-mixing (a ratio) or, with --scale, of clipped-log-pool (a "
-        "log-ratio)"
-    )
-    upper: float | None = option("upper bound, in the unit of --lower")
-    scale: float | None = option(
-        "scale of clipped-log-pool (default: --lower and --upper are of clipped-mixing)"
-    )
+    save: Path | None = option("PRIVATE: the recommended plan, for --plan of other commands")
+    lower: float | None = option("a ratio or, with --scale, a log-ratio")
+    upper: float | None = option("in the unit of --lower")
+    scale: float | None = option("of clipped-log-pool (default: settings are of clipped-mixing)")
 
 
 def add_parser(commands: Any) -> None:

@@ -7,7 +7,7 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from adapmixed.commands.mechanisms import check_charged, mechanism_of
+from adapmixed.commands.mechanisms import mechanism_of
 from adapmixed.commands.options import write_private
 
 if TYPE_CHECKING:
@@ -49,7 +49,6 @@ def read_plan(path: Path) -> dict[str, Any]:
             raise ValueError(f"it has format_version {version!r} and kind {kind!r}")
         _, delta, way = found["ensemble"], found["delta"], found["adjacency"]
         mechanism = mechanism_of(found["mechanism"], delta=delta, epsilon=None, queries=1, way=way)
-        check_charged(mechanism, delta=delta, epsilon=None, way=way)
         if mechanism.planned_queries != found["tokens"]:
             raise ValueError(f"tokens must be queries= of mechanism, got {found['tokens']!r}")
     except (ValueError, TypeError, KeyError) as error:

@@ -13,7 +13,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from adapmixed.commands.mechanisms import add_mechanism_options, check_charged, check_chosen
+from adapmixed.commands.mechanisms import add_mechanism_options
 from adapmixed.commands.options import (
     SharedOptions,
     add_options,
@@ -24,12 +24,7 @@ from adapmixed.commands.options import (
 from adapmixed.commands.placing import check_device, load_ensemble
 from adapmixed.commands.plan_file import take_plan
 from adapmixed.commands.promise import checked, promise, promised
-from adapmixed.commands.serving import (
-    accounted,
-    all_ledgers,
-    check_place,
-    mechanism_for,
-)
+from adapmixed.commands.serving import accounted, all_ledgers, check_place, mechanism_for
 from adapmixed.limits import check_count
 
 if TYPE_CHECKING:
@@ -52,16 +47,26 @@ class ServerOptions:
 
     host: str = option("address to listen at", "127.0.0.1")
     port: int = option("port", 8000)
-    keys: Path | None = option("file of keys ('adapmixed keys')", metavar="FILE")
-    tls: Path | None = option("files for TLS (PEM)", nargs=2, metavar=("CERTIFICATE", "KEY"))
-    behind_proxy: bool = option("a proxy on the way to this address encrypts what clients send")
-    metrics_port: int | None = option(
-        "serve figures for Prometheus at this port of 127.0.0.1 (default: not)"
-    )
+    keys: Path | None = option("keys of the clients, by 'adapmixed keys'")
+    tls: Path | None = option("PEM files for TLS", nargs=2, metavar=("CERTIFICATE", "KEY"))
+    behind_proxy: bool = option("a proxy encrypts what clients send")
+    metrics_port: int | None = option("of 127.0.0.1, for Prometheus (default: none)")
     max_tokens: int = option("largest max_tokens of a request", 1024)
+    when_spent: str = option(
+        "answer when the plan is spent: status 429, or the public model",
+        "error",
+        choices=("error", "public"),
+    )
+    demo: Path | None = option(
+        f"serve the built-in ensemble, {DEMO_TOKENS} tokens within epsilon {DEMO_EPSILON:g} "
+        "(default: report)",
+        nargs="?",
+        const=Path("report"),
+        metavar="FOLDER",
+    )
+    name: str | None = option("name of the model (default: that of the ensemble's folder)")
     allow_weak: bool = option(
-        "serve although the guarantee is weak (epsilon above 10, delta above 0.001), its epsilon "
-        "has no limit, it depends on the private data, or there is none"
+        "serve without a limit of epsilon, above epsilon 10 or delta 0.001, or without guarantee"
     )
 
 
@@ -75,41 +80,17 @@ def add_parser(commands: Any) -> None:
         "gracefully. SIGHUP reads the file of keys again. Other machines can reach it only with "
         "--keys and TLS, or with --keys behind a proxy.",
     )
-    parser.add_argument(
-        "--demo",
-        type=Path,
-        nargs="?",
-        const=Path("report"),
-        metavar="FOLDER",
-        help="serve the built-in ensemble with a ledger in this folder, and choose all models and "
-        f"the mechanism: {DEMO_TOKENS} tokens within epsilon {DEMO_EPSILON:g} (default: report)",
-    )
+    add_options(parser, ServerOptions, "demo")
     add_options(parser, SharedOptions, "base ensemble", required=False)
-    parser.add_argument(
-        "--name", metavar="MODEL", help="name of the model (default: the ensemble folder's name)"
-    )
-    add_options(
-        parser, ServerOptions, "host port keys tls behind_proxy metrics_port", title="network"
-    )
-    add_options(parser, ServerOptions, "max_tokens")
-    parser.add_argument(
-        "--when-spent",
-        choices=("error", "public"),
-        default="error",
-        help="what a request gets that the plan does not pay for: an error, status 429, or an "
-        "answer of the public model, which costs nothing (default: error)",
-    )
+    add_options(parser, ServerOptions, "name max_tokens when_spent")
     add_options(parser, SharedOptions, "active ledger no_create memory")
+    vllm = "vllm: vLLM on the CPU, for members of the output layer"
+    add_options(parser, SharedOptions, "device", choices=("cpu", "cuda", "vllm"), help=vllm)
+    add_options(parser, SharedOptions, "dtype")
+    network = "host port keys tls behind_proxy metrics_port"
+    add_options(parser, ServerOptions, network, title="network")
     add_mechanism_options(parser)
     add_options(parser, ServerOptions, "allow_weak")
-    parser.add_argument(
-        "--device",
-        choices=("cpu", "cuda", "vllm"),
-        default="cpu",
-        help="device of models and mechanisms; vllm: vLLM on the CPU, for members of the output "
-        "layer (default: cpu)",
-    )
-    add_options(parser, SharedOptions, "dtype")
     parser.set_defaults(run=run, operator=False)
 
 
@@ -167,6 +148,8 @@ def _check_network(arguments: argparse.Namespace) -> None:
 
 def _serve(arguments: argparse.Namespace, stack: ExitStack) -> int:
     from adapmixed.mechanisms import Origin
+    from adapmixed.privacy import Accountant
+    from adapmixed.ranks import ALONE
     from adapmixed.serving.admission import Admission
     from adapmixed.serving.app import Service, application
     from adapmixed.serving.clients import Clients, Usage
@@ -196,8 +179,13 @@ def _serve(arguments: argparse.Namespace, stack: ExitStack) -> int:
         )
     quiet_libraries()
     print(f"Loading {arguments.ensemble} ...", file=sys.stderr, flush=True)
-    ensemble = _ensemble(arguments)
-    _check_promise(arguments, mechanism, ensemble)
+    check_device(arguments)
+    ensemble = load_ensemble(arguments, ALONE)
+    if ensemble.tokenizer is None:
+        raise ValueError("--base must have a tokenizer to be served, but has none")
+    of = mechanism, ensemble.num_models, Origin.of(ensemble, arguments.active)
+    empty = Accountant(arguments.delta, epsilon=arguments.epsilon, adjacency=arguments.adjacency)
+    checked(promised(empty, *of), mechanism, allow_weak=arguments.allow_weak)
     accountant = stack.enter_context(accounted(arguments))
     engine, window = _engine(arguments, ensemble, mechanism, accountant)
     engine.check(Prompt((0,), 1))  # else the memory holds no answer
@@ -232,12 +220,10 @@ def _serve(arguments: argparse.Namespace, stack: ExitStack) -> int:
     left = f" {admission.left} tokens are left of the plan." if planned else ""
     left += " Then the public model answers." if then_public else ""
     url = url_of(listening, tls=key is not None)
-    origin = Origin.of(ensemble, arguments.active)
-    words = promise(accountant, mechanism, ensemble.num_models, origin)
     every = all_ledgers(arguments.ensemble, arguments.ledger)
     if every and accountant.guarantee().kind == "public":  # the first token costs a whole plan
         every = f"Before the first private token of this one: {every}"
-    line = f"Serving {defaults.model} at {url}. {words}{left} {every}"
+    line = f"Serving {defaults.model} at {url}. {promise(accountant, *of)}{left} {every}"
 
     def ready() -> None:
         print(line.rstrip(), file=sys.stderr, flush=True)
@@ -253,10 +239,9 @@ def _chosen(arguments: argparse.Namespace) -> Mechanism:
             raise ValueError(f"--{name} must be given, or --demo for the built-in ensemble")
     if arguments.device == "vllm" and not os.path.isdir(arguments.base):
         raise ValueError(f"--base must be a folder with --device vllm, got {arguments.base}")
-    check_chosen(arguments.mechanism or arguments.plan)
+    mechanism = mechanism_for(arguments, None)
     if arguments.ledger is None:
         raise ValueError("--ledger must be given: a server without one forgets what was spent")
-    mechanism = mechanism_for(arguments, None)
     check_place(arguments)
     return mechanism
 
@@ -277,21 +262,9 @@ def _demo(arguments: argparse.Namespace) -> Mechanism:
     arguments.name = arguments.name or DEMO_NAME
     budget = (DEMO_EPSILON, arguments.delta, NUM_MODELS, DEMO_TOKENS, arguments.adjacency)
     (one,) = (one for one in chosen(*budget) if one.mechanism == ClippedLogPool.name)
-    mechanism = planned(one)
-    check_charged(mechanism, delta=arguments.delta, epsilon=None, way=arguments.adjacency)
     check_output("--demo", arguments.demo, folder=True)
     train_demo(arguments.ensemble)
-    return mechanism
-
-
-def _ensemble(arguments: argparse.Namespace) -> Ensemble:
-    from adapmixed.ranks import ALONE
-
-    check_device(arguments)
-    ensemble = load_ensemble(arguments, ALONE)
-    if ensemble.tokenizer is None:
-        raise ValueError("--base must have a tokenizer to be served, but has none")
-    return ensemble
+    return planned(one)
 
 
 def _engine(
@@ -334,18 +307,3 @@ def _reread(path: Path, clients: Clients, stack: ExitStack) -> None:
 
     stack.callback(signal.signal, signal.SIGHUP, signal.signal(signal.SIGHUP, handle))
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGHUP})
-
-
-def _check_promise(arguments: argparse.Namespace, mechanism: Mechanism, ensemble: Ensemble) -> None:
-    """Check that the answers to come may be served, before a ledger is made or opened.
-
-    Raises:
-        ValueError: the guarantee is weak, without a limit, private or none, and --allow-weak is not
-            given.
-    """
-    from adapmixed.mechanisms import Origin
-    from adapmixed.privacy import Accountant
-
-    empty = Accountant(arguments.delta, epsilon=arguments.epsilon, adjacency=arguments.adjacency)
-    found = promised(empty, mechanism, ensemble.num_models, Origin.of(ensemble, arguments.active))
-    checked(found, mechanism, allow_weak=arguments.allow_weak)

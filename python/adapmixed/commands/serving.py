@@ -10,12 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from adapmixed.commands.mechanisms import (
-    add_mechanism_options,
-    check_charged,
-    check_chosen,
-    mechanism_of,
-)
+from adapmixed.commands.mechanisms import add_mechanism_options, mechanism_of
 from adapmixed.commands.options import (
     SharedOptions,
     add_options,
@@ -39,13 +34,8 @@ class AnswerOptions:
     """The options of `generate` and `chat` alone."""
 
     stop: list[str] | None = option("text that ends an answer; may be repeated", metavar="TEXT")
-    seed: int | None = option(
-        "seed for repeatable randomness; never use it to release text (default: the system's "
-        "randomness)"
-    )
-    operator: bool = option(
-        "PRIVATE: also print costs that depend on private data, to standard error"
-    )
+    seed: int | None = option("seed, for text that is not released (default: the system's)")
+    operator: bool = option("PRIVATE: print costs that depend on private data, too")
 
 
 def add_serving_options(parser: argparse.ArgumentParser) -> None:
@@ -120,16 +110,17 @@ def mechanism_for(arguments: argparse.Namespace, queries: int | None) -> Mechani
         queries: as in `mechanism_of`.
 
     Raises:
-        ValueError: as `take_plan`, `check_chosen`, `mechanism_of` and `check_charged`, before a
-            ledger is made.
+        ValueError: as `take_plan` and `mechanism_of`, before a ledger is made.
     """
     take_plan(arguments)
-    text = check_chosen(arguments.mechanism)
-    guarantee = {"delta": arguments.delta, "epsilon": arguments.epsilon, "way": arguments.adjacency}
-    ledger = vars(arguments).get("ledger") is not None
-    mechanism = mechanism_of(text, **guarantee, queries=queries, ledger=ledger)
-    check_charged(mechanism, **guarantee)
-    return mechanism
+    return mechanism_of(
+        arguments.mechanism,
+        delta=arguments.delta,
+        epsilon=arguments.epsilon,
+        way=arguments.adjacency,
+        queries=queries,
+        ledger=vars(arguments).get("ledger") is not None,
+    )
 
 
 def check_place(arguments: argparse.Namespace) -> None:
