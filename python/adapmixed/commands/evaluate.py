@@ -95,8 +95,6 @@ def _run(arguments: argparse.Namespace, ranks: Ranks) -> int:
 
     documents = read_text(arguments.text, name="--text")
     ensemble = load_ensemble(arguments, ranks)
-    if ensemble.tokenizer is None:
-        raise ValueError(f"--base must have a tokenizer, {arguments.base} has none")
     texts = [document.text for document in documents]
     tokens = token_stream(ensemble.tokenizer, texts, ensemble.vocab_size)
     cut = {name: getattr(arguments, name) for name in ("block", "queries", "runs", "stride")}

@@ -216,6 +216,18 @@ def write_private(path: Path, text: str) -> None:
         file.write(text)
 
 
+def columns(rows: Sequence[Sequence[str]], left: int | None = None) -> str:
+    """Return lines of cells; columns after the first `left` are aligned on the right."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = []
+    for row in rows:
+        cells = [*zip(row, widths, strict=True)]
+        sides = [text.ljust(width) for text, width in cells[:left]]
+        sides += [text.rjust(width) for text, width in cells[len(sides) :]]
+        lines.append("  ".join(sides).rstrip())
+    return "\n".join(lines)
+
+
 def check_alone(command: str) -> None:
     """Raise ValueError if this process is one of several of `torchrun`."""
     from adapmixed.ranks import Rank

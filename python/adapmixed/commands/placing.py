@@ -26,7 +26,7 @@ def joined_ranks(arguments: argparse.Namespace) -> AbstractContextManager[Ranks]
 
 
 def load_ensemble(arguments: argparse.Namespace, ranks: Ranks) -> Ensemble:
-    """Load --base and --ensemble on the requested device."""
+    """Load --base and --ensemble on the requested device; raise ValueError without a tokenizer."""
     import torch
 
     from adapmixed.ensemble import Ensemble
@@ -37,13 +37,16 @@ def load_ensemble(arguments: argparse.Namespace, ranks: Ranks) -> Ensemble:
         device = f"cuda:{Rank.from_environment().local_rank}"
         torch.cuda.set_device(device)  # NCCL uses the current device
     say_hub(arguments.base)
-    return Ensemble.from_pretrained(
+    found = Ensemble.from_pretrained(
         arguments.base,
         arguments.ensemble,
         dtype=getattr(torch, arguments.dtype),
         device=device,
         ranks=ranks,
     )
+    if found.tokenizer is None:
+        raise ValueError(f"--base must have a tokenizer, {arguments.base} has none")
+    return found
 
 
 def check_device(arguments: argparse.Namespace) -> None:

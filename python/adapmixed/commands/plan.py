@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from adapmixed.commands.mechanisms import CHOOSING
-from adapmixed.commands.options import add_options, check_output, option
+from adapmixed.commands.options import add_options, check_output, columns, option
 from adapmixed.limits import MOST_MODELS, MOST_QUERIES, QUESTIONS, check_optional_queries
 
 if TYPE_CHECKING:
@@ -94,17 +94,19 @@ def run(arguments: argparse.Namespace) -> int:
             "with --lower and --upper, got "
             f"{'no ' + ', '.join('--' + name for name in missing) if missing else 'all three'}"
         )
+    from adapmixed.privacy.guarantee import weak_warnings
+
     if inverse:
-        _answer(arguments, missing[0])
-    elif missing:
-        _shards(arguments)
+        epsilon = _answer(arguments, missing[0])
     else:
-        _recommended(arguments)
+        epsilon = _shards(arguments) if missing else _recommended(arguments)
+    for warning in weak_warnings(epsilon, arguments.delta):
+        print(warning)
     return 0
 
 
-def _answer(arguments: argparse.Namespace, asked: str) -> None:
-    """Print the ε, the number of models or the number of queries that the settings allow."""
+def _answer(arguments: argparse.Namespace, asked: str) -> float:
+    """Print the ε, the number of models or of queries that the settings allow; return the ε."""
     from adapmixed.privacy.guarantee import format_epsilon
     from adapmixed.privacy.planner import epsilon_of, models_for, queries_for
 
@@ -127,7 +129,7 @@ def _answer(arguments: argparse.Namespace, asked: str) -> None:
     name = "clipped-mixing" if settings["scale"] is None else "clipped-log-pool"
     listed = " ".join(f"{key}={value!r}" for key, value in settings.items() if value is not None)
     print(f"{name} {listed}: {said} at δ = {float(delta)!r};\n{_neighbours(arguments)}")
-    _warn(epsilon, delta)
+    return float(epsilon)
 
 
 def _neighbours(arguments: argparse.Namespace) -> str:
@@ -135,14 +137,6 @@ def _neighbours(arguments: argparse.Namespace) -> str:
 
     asked = Guarantee(0.0, arguments.delta, "fixed", arguments.adjacency, unit=arguments.unit)
     return f"neighbouring: {asked.neighbours}."
-
-
-def _warn(epsilon: float, delta: float) -> None:
-    """Print the warnings that a guarantee with this ε and δ will have."""
-    from adapmixed.privacy.guarantee import weak_warnings
-
-    for warning in weak_warnings(epsilon, delta):
-        print(warning)
 
 
 def _plural(number: int, noun: str) -> str:
@@ -164,7 +158,7 @@ def _say_question(arguments: argparse.Namespace, more: str = "") -> None:
     )
 
 
-def _shards(arguments: argparse.Namespace) -> None:
+def _shards(arguments: argparse.Namespace) -> float:
     """Print the box of ClippedMixing for several numbers of shards, and what it kept of a gain."""
     from adapmixed.privacy.planner import chosen
     from adapmixed.privacy.recommendation import SHARDS, kept_share
@@ -176,18 +170,18 @@ def _shards(arguments: argparse.Namespace) -> None:
         if one.mechanism == "clipped-mixing":
             kept = f"{kept_share(one):.0%}"
             rows.append([one.mechanism, _settings(one), str(one.num_models), kept])
-    print(_table(rows))
+    print(columns(rows, 2))
     print(
         "\nkept: the share of the best gain without protection, in log-perplexity. It is "
         "interpolated\nbetween settings that were measured with two trainings: "
         f'{_MEASURED},\ndivided among so many shards ("What private prediction costs"). Expect '
         "other shares on other\ntext. For the settings to use, add --ensemble or --models."
     )
-    _warn(arguments.epsilon, arguments.delta)
+    return float(arguments.epsilon)
 
 
-def _recommended(arguments: argparse.Namespace) -> None:
-    """Print and save the plan of the public rule; with --all print other settings, too."""
+def _recommended(arguments: argparse.Namespace) -> float:
+    """Print and save the plan of the public rule, with --all others, too; return ε of all."""
     from adapmixed.commands.plan_file import save_plan
     from adapmixed.privacy.guarantee import format_epsilon
     from adapmixed.privacy.planner import CHOSEN_SCALE, CHOSEN_SHAPE, plan
@@ -208,10 +202,10 @@ def _recommended(arguments: argparse.Namespace) -> None:
     print(f"The rule: {rule}. It looks at no member and at no text.\n{CHOOSING}")
     if arguments.all:
         _say_all(plan(*question[:3], one.over_time[-1][0], arguments.adjacency))
-    _warn(one.over_time[-1][1], arguments.delta)
     if arguments.save is not None:
         save_plan(arguments.save, arguments.ensemble, mechanism, one)
         print(f"Wrote {arguments.save}, which is private: other commands take it as --plan.")
+    return one.over_time[-1][1]
 
 
 def _say_meaning(one: Plan, periods: int, unit: str) -> None:
@@ -241,7 +235,7 @@ def _say_all(plans: list[Plan]) -> None:
     for one in plans:
         costs = [format_epsilon(cost) for _, cost in one.over_time]
         rows.append([one.mechanism, _settings(one), *costs])
-    print(f"\n{_table(rows)}")
+    print(f"\n{columns(rows, 2)}")
     print(
         "\nAll fit the budget. Settings are shown rounded inward: a copy costs a little less than "
         "the ε shown.\nε(n) is the guarantee of n tokens if n is fixed in advance. An accountant "
@@ -265,13 +259,3 @@ def _settings(one: Plan) -> str:
 
 def _values(settings: Mapping[str, float]) -> str:
     return " ".join(f"{name}={value:.15g}" for name, value in settings.items())
-
-
-def _table(rows: list[list[str]]) -> str:
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    lines = []
-    for row in rows:
-        left = [text.ljust(width) for text, width in zip(row[:2], widths[:2], strict=True)]
-        right = [text.rjust(width) for text, width in zip(row[2:], widths[2:], strict=True)]
-        lines.append("  ".join(left + right).rstrip())
-    return "\n".join(lines)

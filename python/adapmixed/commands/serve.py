@@ -17,6 +17,7 @@ from adapmixed.commands.mechanisms import add_mechanism_options
 from adapmixed.commands.options import (
     SharedOptions,
     add_options,
+    check_alone,
     check_output,
     option,
     quiet_libraries,
@@ -96,16 +97,13 @@ def add_parser(commands: Any) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Serve until a signal (status 0), or until the engine fails (status 1)."""
-    from adapmixed.ranks import Rank
-
     with ExitStack() as stack:
         if arguments.keys is not None:  # a signal that comes too early waits for its handler
             before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGHUP})
             stack.callback(signal.pthread_sigmask, signal.SIG_SETMASK, before)
         _check_extra(arguments.device)
         _check_network(arguments)
-        if Rank.from_environment().world > 1:
-            raise ValueError("serve must run in one process, so that one queue is answered")
+        check_alone("serve")
         check_count("--max-tokens", arguments.max_tokens)
         return _serve(arguments, stack)
 
@@ -181,8 +179,6 @@ def _serve(arguments: argparse.Namespace, stack: ExitStack) -> int:
     print(f"Loading {arguments.ensemble} ...", file=sys.stderr, flush=True)
     check_device(arguments)
     ensemble = load_ensemble(arguments, ALONE)
-    if ensemble.tokenizer is None:
-        raise ValueError("--base must have a tokenizer to be served, but has none")
     of = mechanism, ensemble.num_models, Origin.of(ensemble, arguments.active)
     empty = Accountant(arguments.delta, epsilon=arguments.epsilon, adjacency=arguments.adjacency)
     checked(promised(empty, *of), mechanism, allow_weak=arguments.allow_weak)

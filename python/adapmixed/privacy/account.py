@@ -63,7 +63,7 @@ FAMILIES: Mapping[type, str | None] = {
     PublicAnswer: None,
     UnprotectedAnswer: None,
 }
-"""Events by the method (`guarantee.METHODS`) that composes them to one total; None for any."""
+"""Events by the method (`Guarantee.method`) that composes them to one total; None for any."""
 
 
 @dataclass(frozen=True)
@@ -350,7 +350,9 @@ class Account:
 
     @property
     def num_models(self) -> int | None:
-        """N; None until an event names it."""
+        """N; None until a binding or an event names it."""
+        if self.binding is not None:
+            return self.binding.num_models
         if self.losses is not None:
             return len(self.losses.total)
         if self.spent is not None:
@@ -415,7 +417,7 @@ class Account:
 
     @property
     def kind(self) -> str:
-        """Kind of guarantee that all charges have together, one of `guarantee.KINDS`."""
+        """Kind of guarantee that all charges have together, as `Guarantee.kind`."""
         if self.counts.get(UnprotectedAnswer(0), 0):
             return "none"
         if any(bound.published for bound in self.of(RenyiBound)):

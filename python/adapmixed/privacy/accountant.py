@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -12,11 +13,12 @@ from numpy.typing import NDArray
 
 from adapmixed.limits import check_delta, check_queries
 from adapmixed.privacy.account import Account, Binding, Charged, Payable, Settings, check_left
+from adapmixed.privacy.budget import ShardBudget
 from adapmixed.privacy.encoding import from_json, to_json
 from adapmixed.privacy.epsilon import fixed_epsilon, guarantee_of, parts_of
 from adapmixed.privacy.events import BY_HAND, Caveat, Event, IndividualCharge, Origin
 from adapmixed.privacy.guarantee import Guarantee
-from adapmixed.privacy.ledger import Entry, Ledger
+from adapmixed.privacy.ledger import Content, Ledger
 from adapmixed.privacy.register import enter
 
 
@@ -100,16 +102,11 @@ class Accountant:
         """(N,) float64, the part of `limit` that each shard has spent. Private: for the operator.
 
         Raises:
-            ValueError: the accountant has no `epsilon`, or N is not known yet.
+            ValueError: as :attr:`limit`.
         """
-        account, models = self._account, self._account.num_models
-        if models is None and account.binding is not None:
-            models = account.binding.num_models
-        if self.epsilon is None:
-            raise ValueError("spent needs an accountant with epsilon=: no shard has a budget")
-        if models is None:
-            raise ValueError("spent needs a first charge: the number of shards is not known yet")
-        return np.zeros(models) if account.spent is None else account.spent.copy()
+        self._check_budget("spent")
+        account = self._account
+        return np.zeros(account.num_models or 0) if account.spent is None else account.spent.copy()
 
     @property
     def limit(self) -> float:
@@ -118,11 +115,14 @@ class Accountant:
         Raises:
             ValueError: the accountant has no `epsilon`, or the mechanism is not known yet.
         """
+        return self._check_budget("limit").amount
+
+    def _check_budget(self, name: str) -> ShardBudget:
         if self.epsilon is None:
-            raise ValueError("limit needs an accountant with epsilon=: no shard has a budget")
+            raise ValueError(f"{name} needs an accountant with epsilon=: no shard has a budget")
         if self._account.budget is None:
-            raise ValueError("limit needs a first charge: the unit of the budget is not known yet")
-        return self._account.budget.amount
+            raise ValueError(f"{name} needs a first charge: the mechanism is not known yet")
+        return self._account.budget
 
     def bind(
         self,
@@ -297,12 +297,12 @@ class Accountant:
         self.check_seeded(Caveat("seeded") in events)
         return account.added(events)
 
-    def _commit(self, entry: Entry, account: Account) -> None:
+    def _commit(self, entry: Content, account: Account) -> None:
         if self._ledger is not None:
             has = account.kind, *account.counts  # decide what the register has
             for ensemble, had in [*self._ensembles.items()]:
                 if not isinstance(entry, Binding) and had != has:
-                    enter(ensemble, self._ledger.reading, account)
+                    enter(ensemble, replace(self._ledger.reading, account=account))
                     self._ensembles[ensemble] = has
             self._ledger.append(entry, self._account, account)
         self._account = account

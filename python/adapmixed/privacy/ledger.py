@@ -100,7 +100,7 @@ _BUSY = {sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED}
 _NEEDS_LOCKS = "a ledger must lie on a file system with locks, such as a local disk"
 
 
-Entry = Binding | Sequence[Event]
+Content = Binding | Sequence[Event]
 """What a record after the first holds: the binding, or the events of one charge."""
 
 
@@ -124,7 +124,7 @@ class Record:
         written = {"format_version": FORMAT_VERSION, "identity": os.urandom(16).hex()}
         return Record._make(0, b"", written | {"settings": to_json(settings)})
 
-    def next(self, entry: Entry) -> Record:
+    def next(self, entry: Content) -> Record:
         """Return the record of an entry that follows this one."""
         if isinstance(entry, Binding):
             written: dict[str, Any] = {"binding": to_json(entry)}
@@ -146,7 +146,7 @@ class Record:
         if self.hash != _record_hash(previous, self.sequence, self.text):
             raise LedgerCorruptError(f"record {expected} was altered: its hash does not fit")
 
-    def entry(self) -> Entry:
+    def entry(self) -> Content:
         """Return the entry of a record after the first.
 
         Raises:
@@ -274,7 +274,7 @@ class Ledger:
             raise
         _LOG.info("ledger %s: %d records", place, self.reading.charges)
 
-    def append(self, entry: Entry, before: Account, after: Account) -> None:
+    def append(self, entry: Content, before: Account, after: Account) -> None:
         """Add one record, which is durable when this returns.
 
         After an error, nothing may be released, and this object can charge no more. The ledger may

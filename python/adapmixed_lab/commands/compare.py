@@ -61,8 +61,6 @@ def run(arguments: argparse.Namespace) -> int:
 
     documents = read_text(arguments.text, name="--text")
     ensemble = load_ensemble(arguments, ALONE)
-    if ensemble.tokenizer is None:
-        raise ValueError(f"--base must have a tokenizer, {arguments.base} has none")
     texts = [document.text for document in documents]
     tokens = token_stream(ensemble.tokenizer, texts, ensemble.vocab_size)
     queries = arguments.queries
