@@ -8,30 +8,16 @@ import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 from adapmixed import __version__
-from adapmixed.commands import (
-    chat,
-    compare,
-    demo,
-    doctor,
-    evaluate,
-    generate,
-    keys,
-    ledger,
-    mechanisms,
-    plan,
-    serve,
-    synthesize,
-    train,
-)
 from adapmixed.commands.options import as_typed, unknown_options
 
 _COMMANDS = (
-    demo, train, evaluate, compare, generate, synthesize, chat, serve, keys, mechanisms, plan,
-    ledger, doctor,
+    "demo", "train", "evaluate", "compare", "generate", "synthesize", "chat", "serve", "keys",
+    "mechanisms", "plan", "ledger", "doctor",
 )  # fmt: skip
 
 
@@ -53,7 +39,7 @@ def _parser() -> argparse.ArgumentParser:
     return parser_of(
         "adapmixed",
         "Private next-token prediction for ensembles of fine-tuned language models.",
-        _COMMANDS,
+        [import_module(f"adapmixed.commands.{name}") for name in _COMMANDS],
     )
 
 

@@ -232,7 +232,7 @@ def test_an_empty_ledger_is_shown_and_exported(
     path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     Accountant(1e-5, path=path).close()
-    for action, words in (("show", "ε = 0, δ = 0"), ("export", '"format_version":10')):
+    for action, words in (("show", "ε = 0, δ = 0"), ("export", '"format_version":11')):
         assert main(["ledger", action, str(path)]) == 0
         assert words in capsys.readouterr().out
 

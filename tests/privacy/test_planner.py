@@ -21,16 +21,14 @@ from adapmixed.privacy.costs.clipped_mixing import (
 )
 from adapmixed.privacy.planner import (
     FIT,
+    SHARDS,
     epsilon_of,
+    kept_share,
     largest_within,
     models_for,
+    nearest,
     plan,
     queries_for,
-)
-from adapmixed.privacy.recommendation import (
-    SHARDS,
-    kept_share,
-    nearest,
     recommended,
     rounded_inward,
 )

@@ -160,8 +160,7 @@ def _say_question(arguments: argparse.Namespace, more: str = "") -> None:
 
 def _shards(arguments: argparse.Namespace) -> float:
     """Print the box of ClippedMixing for several numbers of shards, and what it kept of a gain."""
-    from adapmixed.privacy.planner import chosen
-    from adapmixed.privacy.recommendation import SHARDS, kept_share
+    from adapmixed.privacy.planner import SHARDS, chosen, kept_share
 
     found = [one for models in SHARDS for one in chosen(*_question(arguments, models))]
     _say_question(arguments)
@@ -184,8 +183,7 @@ def _recommended(arguments: argparse.Namespace) -> float:
     """Print and save the plan of the public rule, with --all others, too; return ε of all."""
     from adapmixed.commands.plan_file import save_plan
     from adapmixed.privacy.guarantee import format_epsilon
-    from adapmixed.privacy.planner import CHOSEN_SCALE, CHOSEN_SHAPE, plan
-    from adapmixed.privacy.recommendation import recommended
+    from adapmixed.privacy.planner import CHOSEN_SCALE, CHOSEN_SHAPE, plan, recommended
 
     name, periods = arguments.mechanism or next(iter(_RULES)), arguments.periods
     question = _question(arguments, arguments.models)
@@ -211,7 +209,7 @@ def _recommended(arguments: argparse.Namespace) -> float:
 def _say_meaning(one: Plan, periods: int, unit: str) -> None:
     """Print what such settings kept of a measured gain, and what all periods cost."""
     from adapmixed.privacy.guarantee import format_epsilon
-    from adapmixed.privacy.recommendation import SHARDS, kept_share, nearest
+    from adapmixed.privacy.planner import SHARDS, kept_share, nearest
 
     never = f"; fewer than {SHARDS[0]} were never measured" * (one.num_models < SHARDS[0])
     print(
@@ -250,7 +248,7 @@ def _say_all(plans: list[Plan]) -> None:
 
 def _settings(one: Plan) -> str:
     """Return what --mechanism takes, rounded inward, so that copied values keep ε."""
-    from adapmixed.privacy.recommendation import rounded_inward
+    from adapmixed.privacy.planner import rounded_inward
 
     if one.mechanism == "pmixed":  # it finds its radius from epsilon
         return _values({name: one.settings[name] for name in ("order", "epsilon")})

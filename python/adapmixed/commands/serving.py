@@ -166,15 +166,29 @@ def accounted(arguments: argparse.Namespace) -> Iterator[Accountant]:
 
 
 def _print_costs(arguments: argparse.Namespace, accountant: Accountant) -> None:
-    for line in cost_lines(accountant, operator=arguments.operator):
-        print(line, file=sys.stderr)
+    """Print what was charged; private numbers only with --operator."""
+    guarantee, operator = accountant.guarantee(), arguments.operator
+    lines = [str(guarantee)]
+    if guarantee.kind.startswith("data-dependent") and not operator:
+        lines = [
+            f"{guarantee.queries} answered queries; their cost depends on the private data and is "
+            "for the operator alone (--operator, 'adapmixed ledger show').",
+            *guarantee.warnings,
+        ]
+    if accountant.durable:
+        held = f"The ledger holds {accountant.charges} records"
+        lines += [f"{held}; the guarantee covers all of them."]
+    if operator and accountant.epsilon is not None:
+        limit = f"{accountant.limit:.6g}"
+        lines += [f"PRIVATE, for the operator: spent of a budget of {limit}, by member:"]
+        lines += [f"{number:>6}  {amount:.6g}" for number, amount in enumerate(accountant.spent)]
     if accountant.durable and (words := all_ledgers(arguments.ensemble, arguments.ledger)):
-        print(words, file=sys.stderr)
-    if not accountant.durable and accountant.guarantee().kind == "fixed":
-        print(
-            "This account ends here. Its ε adds to that of other runs. --ledger keeps one account.",
-            file=sys.stderr,
-        )
+        lines += [words]
+    if not accountant.durable and guarantee.kind == "fixed":
+        lines += [
+            "This account ends here. Its ε adds to that of other runs. --ledger keeps one account."
+        ]
+    print(*lines, sep="\n", file=sys.stderr)
 
 
 def all_ledgers(ensemble: str | Path, path: Path | None = None) -> str:
@@ -187,22 +201,3 @@ def all_ledgers(ensemble: str | Path, path: Path | None = None) -> str:
         return found.words if found.ledgers > 1 or path is None else ""
     except (OSError, ValueError) as error:
         return f"The ledgers of this ensemble could not be added up: {error}"
-
-
-def cost_lines(accountant: Accountant, *, operator: bool) -> Iterator[str]:
-    """Yield lines about what was charged; private numbers only if `operator` is set."""
-    guarantee = accountant.guarantee()
-    if guarantee.kind.startswith("data-dependent") and not operator:
-        yield (
-            f"{guarantee.queries} answered queries; their cost depends on the private data and is "
-            "for the operator alone (--operator, 'adapmixed ledger show')."
-        )
-        yield from guarantee.warnings
-    else:
-        yield str(guarantee)
-    if accountant.durable:
-        yield f"The ledger holds {accountant.charges} records; the guarantee covers all of them."
-    if operator and accountant.epsilon is not None:
-        yield f"PRIVATE, for the operator: spent of a budget of {accountant.limit:.6g}, by member:"
-        for number, amount in enumerate(accountant.spent):
-            yield f"{number:>6}  {amount:.6g}"

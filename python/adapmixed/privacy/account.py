@@ -7,11 +7,11 @@ computes the ε that follows.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields, is_dataclass, replace
 from functools import partial
 from numbers import Real
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -36,12 +36,14 @@ from adapmixed.privacy.events import (
     IndividualCharge,
     LeaveOneOutLoss,
     Origin,
-    Pay,
     PublicAnswer,
     RenyiBound,
     UnprotectedAnswer,
 )
 from adapmixed.privacy.rounding import array_add_up
+
+if TYPE_CHECKING:
+    from adapmixed.mechanisms import Mechanism
 
 Counted = (
     GaussianScreening
@@ -88,35 +90,6 @@ class Losses:
         for position in range(event.queries):
             total = array_add_up(total, event.loss[:, position])
         return replace(self, total=total, queries=self.queries + event.queries)
-
-
-class Charged(Protocol):
-    """The part of a mechanism that the accountant uses; see `mechanisms.Mechanism`."""
-
-    @property
-    def measure(self) -> tuple[str, float | None] | None: ...
-    @property
-    def no_budget(self) -> str: ...
-    @property
-    def no_total(self) -> str: ...
-    @property
-    def no_replacement(self) -> str: ...
-    @property
-    def planned_queries(self) -> int | None: ...
-    def largest_charge(self, num_models: int) -> float | None: ...
-    def cost_ahead(self, num_models: int, queries: int) -> Sequence[Event]: ...
-
-
-class Payable(Protocol):
-    """The part of a ticket that the accountant uses; see `mechanisms.Ticket`."""
-
-    @property
-    def mechanism(self) -> Charged: ...
-    @property
-    def num_models(self) -> int: ...
-    @property
-    def origin(self) -> Origin: ...
-    def charge(self, pay: Pay) -> None: ...
 
 
 @dataclass(frozen=True)
@@ -194,7 +167,7 @@ class Account:
         """True if nothing was charged and no event was added."""
         return not (self.counts or self.caveats or self.losses) and self.spent is None
 
-    def bound_to(self, mechanism: Charged, num_models: int, origin: Origin) -> Account:
+    def bound_to(self, mechanism: Mechanism, num_models: int, origin: Origin) -> Account:
         """Return the account bound to this mechanism and ensemble, or this one if it is already.
 
         Args:
@@ -271,7 +244,7 @@ class Account:
             return replace(self, losses=(self.losses or empty).add(event))
         setting, counts = replace(event, queries=0), dict(self.counts)
         if isinstance(event, RenyiBound):
-            self._check_orders((event.order,), "add_remove" if event.published else "zero_out")
+            self._check_orders((event.order,), event.adjacency)
         self._check_plan(event, setting)
         counts[setting] = counts.get(setting, 0) + event.queries
         return replace(self, counts=counts)
@@ -373,7 +346,7 @@ class Account:
         if self.losses is not None:
             return self.losses.orders, self.losses.adjacency
         for bound in self.of(RenyiBound):
-            return (bound.order,), "add_remove" if bound.published else "zero_out"
+            return (bound.order,), bound.adjacency
         return None
 
     def _check_plan(self, event: Counted, setting: Counted) -> None:
@@ -460,7 +433,7 @@ def _differences(known: Any, given: Any) -> tuple[dict[str, Any], dict[str, Any]
     return was, now
 
 
-def _described(mechanism: Charged) -> str:
+def _described(mechanism: Mechanism) -> str:
     """Return the mechanism with its settings; a real number looks alike whatever its type.
 
     A dataclass's own `repr` is "..." for good in a thread in which one was interrupted.
@@ -475,7 +448,7 @@ def _described(mechanism: Charged) -> str:
     return f"{type(mechanism).__qualname__}({', '.join(settings)})"
 
 
-def _check_fits(mechanism: Charged, settings: Settings) -> None:
+def _check_fits(mechanism: Mechanism, settings: Settings) -> None:
     """Raise ValueError unless the mechanism gives a guarantee under these settings."""
     delta = getattr(mechanism, "delta", settings.delta)
     if delta != settings.delta:
@@ -503,7 +476,7 @@ def _check_fits(mechanism: Charged, settings: Settings) -> None:
         )
 
 
-def check_left(mechanism: Charged, answered: int, queries: int) -> None:
+def check_left(mechanism: Mechanism, answered: int, queries: int) -> None:
     """Raise BudgetSpentError unless the mechanism's plan has room for so many more queries."""
     planned, queries = mechanism.planned_queries, check_count("queries", queries, 0)
     if planned is not None and answered + queries > planned:

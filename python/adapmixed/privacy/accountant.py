@@ -6,13 +6,13 @@ import os
 import threading
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from adapmixed.limits import check_delta, check_queries
-from adapmixed.privacy.account import Account, Binding, Charged, Payable, Settings, check_left
+from adapmixed.privacy.account import Account, Binding, Settings, check_left
 from adapmixed.privacy.budget import ShardBudget
 from adapmixed.privacy.encoding import from_json, to_json
 from adapmixed.privacy.epsilon import fixed_epsilon, guarantee_of, parts_of
@@ -20,6 +20,9 @@ from adapmixed.privacy.events import BY_HAND, Caveat, Event, IndividualCharge, O
 from adapmixed.privacy.guarantee import Guarantee
 from adapmixed.privacy.ledger import Content, Ledger
 from adapmixed.privacy.register import enter
+
+if TYPE_CHECKING:
+    from adapmixed.mechanisms import Mechanism, Ticket
 
 
 class Accountant:
@@ -126,7 +129,7 @@ class Accountant:
 
     def bind(
         self,
-        mechanism: Charged,
+        mechanism: Mechanism,
         num_models: int,
         ensemble: str | None = None,
         active_tokens: int | None = None,
@@ -165,7 +168,7 @@ class Accountant:
         if account is not self._account and account.binding is not None:
             self._commit(account.binding, account)
 
-    def check_left(self, mechanism: Charged, queries: int) -> None:
+    def check_left(self, mechanism: Mechanism, queries: int) -> None:
         """Check that the mechanism's plan has room for so many more queries.
 
         Args:
@@ -186,7 +189,7 @@ class Accountant:
                 "whoever knows a seed can undo the randomness"
             )
 
-    def charge(self, ticket: Payable) -> None:
+    def charge(self, ticket: Ticket) -> None:
         """Charge a ticket, so that it can be released.
 
         With a ledger, the charge is durable when this returns. With `epsilon`, the members
@@ -209,7 +212,7 @@ class Accountant:
 
     def charge_ahead(
         self,
-        mechanism: Charged,
+        mechanism: Mechanism,
         num_models: int,
         queries: int,
         origin: Origin = BY_HAND,
@@ -242,7 +245,7 @@ class Accountant:
 
     def _pay(
         self,
-        mechanism: Charged,
+        mechanism: Mechanism,
         num_models: int,
         origin: Origin,
         events: Sequence[Event],

@@ -38,13 +38,7 @@ def c_alpha(order: float, delta: float) -> float:
 def larger_order(order: float, cost: Callable[[float], float], epsilon: float) -> str:
     """Return a clause that names a larger order whose conversion costs at most half of ε.
 
-    Args:
-        order: Rényi order whose conversion alone costs too much.
-        cost: cost of the conversion at an order.
-        epsilon: ε that has to pay for it.
-
-    Returns:
-        "; a larger order costs less, for instance order=…", or "" if doubling finds none.
+    It is "; a larger order costs less, for instance order=…", or "" if doubling finds none.
     """
     for doublings in range(1, 17):
         found = order * 2.0**doublings

@@ -7,24 +7,12 @@ from dataclasses import dataclass
 from decimal import ROUND_CEILING, Context, Decimal
 
 from adapmixed.limits import check_number
+from adapmixed.privacy.events import CAVEATS
 
 _NEIGHBOURS = {
     "zero_out": "{removed} and its member answers the public distribution (zero-out)",
     "add_remove": "the mean is taken over all members but one (the paper's leave-one-out)",
     "replace_one": "any change of {content} (replace-one)",
-}
-
-_CAVEATS = {
-    "seeded": "The randomness was seeded: there is no privacy guarantee against anyone who knows "
-    "or guesses the seed. If two sources were made from it, there is none against anyone.",
-    "shards": "Disjointness of the shards was not verified: records that lie in several of them, "
-    "or that an edit of other records can move, are not covered.",
-    "positions": "Shards were assigned by positions in a file: an edit that changes the number or "
-    "order of documents can move all later ones to other shards, and is not covered.",
-    "names": "It was not recorded how documents were named: if by positions in a file, an edit "
-    "of their number or order can move all later ones to other shards, and is not covered.",
-    "base": "The public model was not compared with the one that the adapters were trained on.",
-    "tokenizer": "The public model's tokenizer was not compared with the one of the training.",
 }
 
 WEAK_EPSILON, WEAK_DELTA = 10.0, 1e-3
@@ -103,7 +91,7 @@ class Guarantee:
         They do not depend on private data.
         """
         weak = weak_warnings(self.epsilon or 0.0, self.delta) if self.kind == "fixed" else []
-        return weak + [_CAVEATS[name] for name in self.caveats]
+        return weak + [CAVEATS[name] for name in self.caveats]
 
     @property
     def limited(self) -> bool:

@@ -27,8 +27,7 @@ from adapmixed.generation.loop import DEFAULT_MEMORY_BYTES, Answerer
 from adapmixed.limits import DEFAULT_ACTIVE, check_count
 from adapmixed.mechanisms import ClippedLogPool
 from adapmixed.privacy import Accountant, BoundedRangeAnswer, Caveat, Event, Guarantee
-from adapmixed.privacy.planner import CHOSEN_SCALE, models_for
-from adapmixed.privacy.recommendation import recommended
+from adapmixed.privacy.planner import CHOSEN_SCALE, models_for, recommended
 from adapmixed.rng import SecureRandom
 from adapmixed.synthesis.batches import Batches, dealt
 from adapmixed.synthesis.journal import Journal
