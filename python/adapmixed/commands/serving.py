@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -55,6 +55,18 @@ def shape_of(arguments: argparse.Namespace) -> dict[str, Any]:
         "top_k": arguments.top_k,
         "stop_strings": arguments.stop or [],
     }
+
+
+def show(pieces: Iterable[str], is_main: bool = True) -> str:
+    """Return an answer, which the main process writes as it is released; all take part."""
+    text = ""
+    for piece in pieces:
+        text += piece
+        if is_main:
+            print(piece, end="", flush=True)
+    if is_main:
+        print()
+    return text
 
 
 @contextmanager

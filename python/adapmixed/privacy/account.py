@@ -170,11 +170,6 @@ class Account:
     def bound_to(self, mechanism: Mechanism, num_models: int, origin: Origin) -> Account:
         """Return the account bound to this mechanism and ensemble, or this one if it is already.
 
-        Args:
-            mechanism: how queries are answered.
-            num_models: N.
-            origin: the ensemble that answers.
-
         Raises:
             ValueError: the account is bound to something else, or the mechanism gives no guarantee
                 under the account's settings.

@@ -324,7 +324,7 @@ class Accountant:
         Raises:
             ValueError: "replace_one" was asked for realised losses, which have no such statement.
         """
-        return guarantee_of(self._account, self.delta, adjacency or self.adjacency)
+        return guarantee_of(self._account, adjacency=adjacency)
 
     def get_epsilon(self, delta: float) -> float:
         """Return ε at this δ of all charges so far, rounded up.

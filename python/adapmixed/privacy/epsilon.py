@@ -57,20 +57,19 @@ class Breakdown:
     order: float | None = None
 
 
-def guarantee_of(account: Account, delta: float, adjacency: str) -> Guarantee:
-    """Return the guarantee of all charges.
+def guarantee_of(
+    account: Account, delta: float | None = None, adjacency: str | None = None
+) -> Guarantee:
+    """Return the guarantee of all charges; without δ or neighbours, for those of the account.
 
-    docs/concepts/guarantees.md explains its kinds; :func:`parts_of` names the theorems.
-
-    Args:
-        account: sums of all charges.
-        delta: δ in (0, 1).
-        adjacency: "zero_out" or "replace_one".
+    docs/concepts/guarantees.md explains its kinds; :func:`parts_of` names the theorems. The
+    neighbours are "zero_out" or "replace_one".
 
     Raises:
         ValueError: "replace_one" was asked for a total that has no such statement.
     """
-    check_question(adjacency)
+    delta = account.settings.delta if delta is None else delta
+    adjacency = check_question(adjacency or account.settings.adjacency)
     kind, queries, public = account.kind, account.queries, account.public_queries
     unit = None if account.binding is None else account.binding.unit
     unit = "shard" if unit is None else repr(unit)
@@ -111,7 +110,7 @@ def fixed_epsilon(account: Account, delta: float) -> float:
     Raises:
         ValueError: the total is not fixed.
     """
-    found = guarantee_of(account, delta, account.settings.adjacency)
+    found = guarantee_of(account, delta)
     if found.kind not in ("fixed", "public") or found.epsilon is None:
         raise ValueError(
             f"epsilon must be that of a fixed total, got one of kind {found.kind!r}: "
@@ -190,8 +189,11 @@ def _renyi(account: Account, delta: float, adjacency: str) -> Breakdown:
                 "adjacency must be 'zero_out' for a total that is not fixed, got 'replace_one': a "
                 "realised loss is about the removal of a member"
             )
-        (order,) = orders
-        return _replaced(order, float(mixing.max()), float(spent.max()), delta)
+        (order,), cost, whole = orders, float(mixing.max()), float(spent.max())
+        total = replace_one_epsilon(order, whole, delta)
+        once = max(0.0, rdp_to_dp(order, whole, delta) - whole)
+        once = min(once, max(0.0, total - whole))
+        return Breakdown(cost, whole - cost, once, total, order)
     conversion = _conversions(orders, delta)
     sums = array_add_up(spent, conversion)
     model = int(sums.min(axis=1).argmax())
@@ -203,12 +205,6 @@ def _renyi(account: Account, delta: float, adjacency: str) -> Breakdown:
         total=max(0.0, float(sums[model, column])),
         order=orders[column],
     )
-
-
-def _replaced(order: float, mixing: float, spent: float, delta: float) -> Breakdown:
-    total = replace_one_epsilon(order, spent, delta)
-    once = max(0.0, rdp_to_dp(order, spent, delta) - spent)
-    return Breakdown(mixing, spent - mixing, min(once, max(0.0, total - spent)), total, order)
 
 
 def _screenings(rho: float, delta: float) -> Breakdown:

@@ -203,8 +203,7 @@ class Reading:
     @property
     def guarantee(self) -> Guarantee:
         """The guarantee of all charges."""
-        settings = self.account.settings
-        return guarantee_of(self.account, settings.delta, settings.adjacency)
+        return guarantee_of(self.account)
 
     def totals(self) -> tuple[str, bytes]:
         """Return the row of totals: their JSON text, and a hash that ties it to the records."""

@@ -182,10 +182,7 @@ def _sum(readings: Sequence[Reading], missing: Sequence[Entry]) -> tuple[Guarant
     asked = {one.settings.adjacency for one in accounts} | {one.adjacency for one in missing}
     way = asked.pop() if len(asked) == 1 else "zero_out"
     units = {"shard" for _ in missing} | {one.guarantee.unit for one in readings}
-    found: list[Guarantee | Entry] = [
-        guarantee_of(one, one.settings.delta, way) for one in accounts
-    ]
-    found += missing
+    found: list[Any] = [*(guarantee_of(one, adjacency=way) for one in accounts), *missing]
     epsilons, how = [one.epsilon or 0.0 for one in found], "their ε and δ added; "
     epsilon, delta = math.fsum(epsilons), float(sum(Decimal(repr(one.delta)) for one in found))
     if delta >= 1:
