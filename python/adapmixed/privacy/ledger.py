@@ -135,7 +135,7 @@ class Record:
     @staticmethod
     def _make(sequence: int, previous: bytes, written: Mapping[str, Any]) -> Record:
         text = canonical(written)
-        return Record(sequence, text, _record_hash(previous, sequence, text))
+        return Record(sequence, text, _hash("record", previous, b"%d" % sequence, text.encode()))
 
     def check_after(self, before: Record | None) -> None:
         """Raise LedgerCorruptError unless this is the record after another one, or the first."""
@@ -143,7 +143,7 @@ class Record:
         if self.sequence != expected:
             raise LedgerCorruptError(f"record {expected} is missing")
         previous = b"" if before is None else before.hash
-        if self.hash != _record_hash(previous, self.sequence, self.text):
+        if self.hash != _hash("record", previous, b"%d" % self.sequence, self.text.encode()):
             raise LedgerCorruptError(f"record {expected} was altered: its hash does not fit")
 
     def entry(self) -> Content:
@@ -208,7 +208,7 @@ class Reading:
     def totals(self) -> tuple[str, bytes]:
         """Return the row of totals: their JSON text, and a hash that ties it to the records."""
         text = canonical(to_json(self.account))
-        return text, _totals_hash(self.first, self.last, text)
+        return text, _hash("totals", self.first.hash, self.last.hash, text.encode())
 
 
 class Ledger:
@@ -445,7 +445,7 @@ def _end(connection: sqlite3.Connection, place: str) -> Reading:
     if [tuple(map(type, row)) for row in rows] != [(str, bytes)]:
         raise LedgerCorruptError(f"{place} must have one row of totals")
     ((text, digest),) = rows
-    if digest != _totals_hash(first, last, text):
+    if digest != _hash("totals", first.hash, last.hash, text.encode()):
         raise LedgerCorruptError(f"{place}: the totals do not fit the first and last record")
     try:
         return Reading(place, first, last, from_json(Account, parse(text)))
@@ -459,18 +459,10 @@ def _record(row: tuple[Any, ...]) -> Record:
     return Record(*row)
 
 
-def _record_hash(previous: bytes, sequence: int, text: str) -> bytes:
-    return _hash(b"adapmixed ledger record", previous, b"%d" % sequence, text.encode())
-
-
-def _totals_hash(first: Record, last: Record, text: str) -> bytes:
-    return _hash(b"adapmixed ledger totals", first.hash, last.hash, text.encode())
-
-
-def _hash(*parts: bytes) -> bytes:
+def _hash(kind: str, *parts: bytes) -> bytes:
     """Return SHA-256 over parts and their lengths, so that no two lists hash the same bytes."""
     digest = hashlib.sha256()
-    for part in parts:
+    for part in (f"adapmixed ledger {kind}".encode(), *parts):
         digest.update(len(part).to_bytes(8, "little"))
         digest.update(part)
     return digest.digest()
