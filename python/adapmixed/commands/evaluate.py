@@ -27,7 +27,7 @@ from adapmixed.commands.options import (
     write_private,
 )
 from adapmixed.commands.placing import joined_ranks, load_ensemble
-from adapmixed.commands.plan_file import take_plan
+from adapmixed.commands.plan import take_plan
 
 if TYPE_CHECKING:
     from adapmixed.mechanisms import Mechanism

@@ -27,7 +27,7 @@ from adapmixed.commands.options import (
     quiet_libraries,
 )
 from adapmixed.commands.placing import check_device, load_ensemble
-from adapmixed.commands.plan_file import take_plan
+from adapmixed.commands.plan import take_plan
 from adapmixed.commands.serving import accounted, all_ledgers, check_place, mechanism_for
 from adapmixed.limits import check_count
 

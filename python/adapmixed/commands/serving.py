@@ -20,7 +20,7 @@ from adapmixed.commands.options import (
     random_source,
 )
 from adapmixed.commands.placing import joined_ranks, load_ensemble
-from adapmixed.commands.plan_file import take_plan
+from adapmixed.commands.plan import take_plan
 from adapmixed.limits import check_count
 
 if TYPE_CHECKING:

@@ -152,16 +152,9 @@ def config_of(
     settings: dict[str, Any],
     training: dict[str, Any],
 ) -> FinetuneConfig:
-    """Return the training settings from the options, else `settings`, else the defaults.
+    """Return the settings from the options and --training, else `settings`, else the defaults.
 
-    A block that is not given fits the base's window.
-
-    Args:
-        arguments: the command's arguments.
-        facts: facts about the base.
-        targets: names of the adapted layers.
-        settings: for instance those of a preset.
-        training: those of --training.
+    A block that is not given fits the base's window. `targets` are the names of the adapted layers.
 
     Raises:
         ValueError: if a value is out of range.
