@@ -13,6 +13,7 @@ import sys
 import threading
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -32,7 +33,6 @@ from adapmixed.commands.serving import accounted, all_ledgers, check_place, mech
 from adapmixed.limits import check_count
 
 if TYPE_CHECKING:
-    from adapmixed.ensemble import Ensemble
     from adapmixed.mechanisms import Mechanism, Origin
     from adapmixed.privacy import Accountant, Guarantee
     from adapmixed.serving.clients import Clients
@@ -153,6 +153,7 @@ def _serve(arguments: argparse.Namespace, stack: ExitStack) -> int:
     from adapmixed.ranks import ALONE
     from adapmixed.serving.admission import Admission
     from adapmixed.serving.app import Service, application
+    from adapmixed.serving.batch import BatchEngine
     from adapmixed.serving.clients import Clients, Usage
     from adapmixed.serving.engine import Prompt
     from adapmixed.serving.fields import Defaults
@@ -186,7 +187,16 @@ def _serve(arguments: argparse.Namespace, stack: ExitStack) -> int:
     empty = Accountant(arguments.delta, epsilon=arguments.epsilon, adjacency=arguments.adjacency)
     checked(promised(empty, *of), mechanism, allow_weak=arguments.allow_weak)
     accountant = stack.enter_context(accounted(arguments))
-    engine, window = _engine(arguments, ensemble, mechanism, accountant)
+    settings = {"memory_bytes": arguments.memory, "active": arguments.active}
+    engine: Engine
+    if arguments.device == "vllm":
+        from adapmixed.vllm.engine import VllmEngine
+
+        engine = VllmEngine(arguments.base, ensemble, mechanism, accountant, **settings)
+        window: int | None = engine.window
+    else:
+        engine = BatchEngine(ensemble, mechanism, accountant, **settings)
+        window = ensemble.max_positions
     engine.check(Prompt((0,), 1))  # else the memory holds no answer
     clients = None
     if keys is not None:
@@ -223,10 +233,7 @@ def _serve(arguments: argparse.Namespace, stack: ExitStack) -> int:
     if every and accountant.guarantee().kind == "public":  # the first token costs a whole plan
         every = f"Before the first private token of this one: {every}"
     line = f"Serving {defaults.model} at {url}. {promise(accountant, *of)}{left} {every}"
-
-    def ready() -> None:
-        print(line.rstrip(), file=sys.stderr, flush=True)
-
+    ready = partial(print, line.rstrip(), file=sys.stderr, flush=True)
     Listener(config, scheduler, STOP_SECONDS, ready).run(sockets=[listening])
     return 1 if scheduler.failed else 0
 
@@ -264,24 +271,6 @@ def _demo(arguments: argparse.Namespace) -> Mechanism:
     check_output("--demo", arguments.demo, folder=True)
     train_demo(arguments.ensemble)
     return planned(one)
-
-
-def _engine(
-    arguments: argparse.Namespace,
-    ensemble: Ensemble,
-    mechanism: Mechanism,
-    accountant: Accountant,
-) -> tuple[Engine, int | None]:
-    """Return the engine that --device chooses, and the positions of its window."""
-    settings = {"memory_bytes": arguments.memory, "active": arguments.active}
-    if arguments.device == "vllm":
-        from adapmixed.vllm.engine import VllmEngine
-
-        engine = VllmEngine(arguments.base, ensemble, mechanism, accountant, **settings)
-        return engine, engine.window
-    from adapmixed.serving.batch import BatchEngine
-
-    return BatchEngine(ensemble, mechanism, accountant, **settings), ensemble.max_positions
 
 
 def _reread(path: Path, clients: Clients, stack: ExitStack) -> None:

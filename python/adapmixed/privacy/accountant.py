@@ -352,8 +352,9 @@ class Accountant:
             Floats named "mixing", "screening", "conversion" and "total". "total" equals
             `guarantee().epsilon`. After an unprotected answer, "mixing" and "total" are inf.
         """
-        parts = vars(parts_of(self._account, self.delta, self.adjacency))
-        return {name: parts[name] for name in ("mixing", "screening", "conversion", "total")}
+        parts = parts_of(self._account, self.delta, self.adjacency)._asdict()
+        del parts["order"]
+        return parts
 
     def state(self) -> dict[str, Any]:
         """Return settings and totals as JSON values, exact to the bit. They are private."""

@@ -14,7 +14,7 @@ sums are rounded up.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -38,21 +38,12 @@ from adapmixed.privacy.guarantee import Guarantee
 from adapmixed.privacy.rounding import add_up, array_add_up, times_up, up
 
 
-@dataclass(frozen=True)
-class Breakdown:
-    """The parts of an ε; mixing + screening + conversion <= total.
-
-    Attributes:
-        mixing: cost of the answers.
-        screening: cost of the noisy screenings.
-        conversion: cost of the conversion to (ε, δ); may be negative.
-        total: ε ≥ 0, rounded up.
-        order: Rényi order that gives ε; None without one.
-    """
+class Breakdown(NamedTuple):
+    """The parts of an ε in nats, mixing + screening + conversion <= total, and its Rényi order."""
 
     mixing: float
     screening: float
-    conversion: float
+    conversion: float  # to (ε, δ); may be negative
     total: float
     order: float | None = None
 
