@@ -12,8 +12,14 @@ from typing import TYPE_CHECKING, Any
 
 from adapmixed.commands.generate import GenerateOptions
 from adapmixed.commands.mechanisms import add_mechanism_options
-from adapmixed.commands.options import SharedOptions, add_options, check_alone, quiet_libraries
-from adapmixed.commands.placing import check_device, load_ensemble
+from adapmixed.commands.options import (
+    SharedOptions,
+    add_options,
+    check_alone,
+    check_device,
+    load_ensemble,
+    quiet_libraries,
+)
 from adapmixed.commands.serving import mechanism_for
 
 if TYPE_CHECKING:

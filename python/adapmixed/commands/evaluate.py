@@ -19,14 +19,15 @@ from adapmixed.commands.options import (
     SharedOptions,
     add_options,
     check_output,
+    joined_ranks,
     laboratory,
+    load_ensemble,
     option,
     progress_bar,
     quiet_libraries,
     random_source,
     write_private,
 )
-from adapmixed.commands.placing import joined_ranks, load_ensemble
 from adapmixed.commands.plan import take_plan
 
 if TYPE_CHECKING:

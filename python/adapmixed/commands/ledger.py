@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+from contextlib import suppress
 from decimal import ROUND_CEILING, ROUND_FLOOR, Context, Decimal
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -64,7 +65,7 @@ def run(arguments: argparse.Namespace) -> int:
     """
     from adapmixed.errors import LedgerCorruptError
     from adapmixed.privacy import read_ledger
-    from adapmixed.privacy.encoding import canonical, parse
+    from adapmixed.privacy.encoding import canonical, parse, write_real
     from adapmixed.privacy.register import together
 
     reading = read_ledger(arguments.path)
@@ -81,7 +82,18 @@ def run(arguments: argparse.Namespace) -> int:
         print(_letter(reading, _ensemble(reading, arguments.ensemble)))
         return 0
     if arguments.action == "show":
-        facts |= _totals(reading)
+        account, guarantee = reading.account, reading.guarantee
+        settings, binding, epsilon = account.settings, account.binding, guarantee.epsilon
+        facts |= {
+            "delta": settings.delta,
+            "shard_budget": settings.epsilon,
+            "mechanism": None if binding is None else binding.mechanism,
+            "ensemble": None if binding is None else binding.ensemble,
+            "queries": guarantee.queries,
+            "kind": guarantee.kind,
+            "epsilon": None if epsilon is None else write_real(float(epsilon)),
+            "guarantee": str(guarantee),
+        }
         if arguments.all:
             found = together(_ensemble(reading, arguments.ensemble), reading)
             facts |= {f"ledger {one.path}": str(one.guarantee) for one in found.readings}
@@ -94,48 +106,36 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.json:
         print(json.dumps(facts, indent=2, ensure_ascii=False, allow_nan=False))
         return 0
-    guarantee = facts.pop("guarantee", None)
+    stated = facts.pop("guarantee", None)
     words = {True: "yes", None: "-"}
     for name, value in facts.items():
         said = words[value] if value is None or value is True else value
         print(f"{name.replace('_', ' ')}: {said}")
-    if guarantee is not None:
-        print(f"All lines above are for the operator only.\nguarantee: {guarantee}")
+    if stated is not None:
+        print(f"All lines above are for the operator only.\nguarantee: {stated}")
     return 0
-
-
-def _totals(reading: Reading) -> dict[str, Any]:
-    from adapmixed.privacy.encoding import write_real
-
-    account, guarantee = reading.account, reading.guarantee
-    settings, binding, epsilon = account.settings, account.binding, guarantee.epsilon
-    return {
-        "delta": settings.delta,
-        "shard_budget": settings.epsilon,
-        "mechanism": None if binding is None else binding.mechanism,
-        "ensemble": None if binding is None else binding.ensemble,
-        "queries": guarantee.queries,
-        "kind": guarantee.kind,
-        "epsilon": None if epsilon is None else write_real(float(epsilon)),
-        "guarantee": str(guarantee),
-    }
 
 
 def _ensemble(reading: Reading, given: Path | None) -> Path:
     """Return the folder of the ensemble whose register has a ledger.
 
+    Without a given one, it lies in the current folder, the ledger's, or the one above it.
+
     Raises:
         ValueError: there is none, or it is not the one that is given.
     """
-    from adapmixed.privacy.register import ensemble_of, entered, register_of
+    from adapmixed.privacy.register import entered, register_of
 
-    found = ensemble_of(reading) if given is None else given
-    if found is None or reading.identity not in entered(register_of(found)):
-        raise ValueError(
-            f"--ensemble must be the ensemble whose register has {reading.path}, got {given}: "
-            "'adapmixed generate' enters a ledger if it may write to the private folder"
-        )
-    return found
+    places = (Path.cwd(), *Path(reading.path).parents[:2])
+    near = [one.parent for place in places for one in sorted(place.glob("*/ensemble.json"))]
+    for folder in near if given is None else [given]:
+        with suppress(OSError, ValueError):
+            if reading.identity in entered(register_of(folder)):
+                return folder
+    raise ValueError(
+        f"--ensemble must be the ensemble whose register has {reading.path}, got {given}: "
+        "'adapmixed generate' enters a ledger if it may write to the private folder"
+    )
 
 
 def _letter(reading: Reading, ensemble: Path) -> str:

@@ -23,11 +23,12 @@ from adapmixed.commands.options import (
     SharedOptions,
     add_options,
     check_alone,
+    check_device,
     check_output,
+    load_ensemble,
     option,
     quiet_libraries,
 )
-from adapmixed.commands.placing import check_device, load_ensemble
 from adapmixed.commands.plan import take_plan
 from adapmixed.commands.serving import accounted, all_ledgers, check_place, mechanism_for
 from adapmixed.limits import check_count

@@ -15,11 +15,12 @@ from adapmixed.commands.options import (
     SharedOptions,
     add_options,
     check_output,
+    joined_ranks,
+    load_ensemble,
     option,
     quiet_libraries,
     random_source,
 )
-from adapmixed.commands.placing import joined_ranks, load_ensemble
 from adapmixed.commands.plan import take_plan
 from adapmixed.limits import check_count
 

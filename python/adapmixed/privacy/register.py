@@ -14,7 +14,6 @@ import math
 import os
 from collections import Counter
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import replace
 from decimal import Decimal
 from pathlib import Path
@@ -100,19 +99,6 @@ def enter(ensemble: str | os.PathLike[str], reading: Reading) -> None:
     if len(ledgers) > 1:
         words = "%s is one of %d ledgers of this ensemble's periods, whose costs add up: see '%s'"
         _LOG.warning(words, path, len(ledgers), "adapmixed ledger show --all")
-
-
-def ensemble_of(reading: Reading) -> Path | None:
-    """Return the ensemble whose register has a ledger, if one lies near.
-
-    Near is the current folder, the ledger's, and the one above it.
-    """
-    for place in (Path.cwd(), *Path(reading.path).parents[:2]):
-        for manifest in sorted(place.glob("*/ensemble.json")):
-            with suppress(OSError, ValueError):
-                if reading.identity in entered(register_of(manifest.parent)):
-                    return manifest.parent
-    return None
 
 
 class Together(NamedTuple):

@@ -11,13 +11,14 @@ from adapmixed.commands.options import (
     SharedOptions,
     add_options,
     check_alone,
+    check_device,
     check_output,
+    load_ensemble,
     progress_bar,
     quiet_libraries,
     random_source,
     write_private,
 )
-from adapmixed.commands.placing import check_device, load_ensemble
 
 
 def add_parser(commands: Any) -> None:

@@ -11,11 +11,11 @@ from adapmixed.commands.options import (
     SharedOptions,
     add_options,
     check_alone,
+    check_device,
     check_output,
     progress_bar,
     quiet_libraries,
 )
-from adapmixed.commands.placing import check_device
 
 if TYPE_CHECKING:
     from adapmixed_lab.reproduce.dp_adapter import DPAdapter
