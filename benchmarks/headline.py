@@ -42,11 +42,12 @@ from adapmixed.mechanisms.planned import planned
 from adapmixed.privacy.planner import (
     CHOSEN_SCALE,
     CHOSEN_SHAPE,
+    SHARDS,
     Plan,
     chosen,
+    kept_share,
     plan,
 )
-from adapmixed.privacy.recommendation import SHARDS, kept_share
 from adapmixed.rng import SeededRandom
 from adapmixed.training import FinetuneConfig, TrainingRun, train_ensemble
 from adapmixed.training.blocks import token_stream

@@ -45,8 +45,7 @@ from adapmixed.mechanisms import Mechanism, PublicOnly, shaped
 from adapmixed.mechanisms.rows import Rows
 from adapmixed.privacy.conversions import zcdp_to_dp
 from adapmixed.privacy.events import BY_HAND
-from adapmixed.privacy.planner import largest_within
-from adapmixed.privacy.recommendation import recommended
+from adapmixed.privacy.planner import largest_within, recommended
 from adapmixed.rng import SeededRandom
 from adapmixed_lab.baselines.invisible_ink import InvisibleInk
 from adapmixed_lab.synthetic.quality import Features, Reader, mauve, until

@@ -10,8 +10,7 @@ from typing import Any, cast
 
 import pytest
 
-from adapmixed.privacy.planner import chosen, epsilon_of
-from adapmixed.privacy.recommendation import SHARDS, kept_share
+from adapmixed.privacy.planner import SHARDS, chosen, epsilon_of, kept_share
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))  # benchmarks are not installed, and pytest may be started anywhere

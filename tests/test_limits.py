@@ -22,8 +22,7 @@ from adapmixed.ensemble.lora import MISSING
 from adapmixed.mechanisms import planned as mechanism_of_plan
 from adapmixed.mechanisms import shaped
 from adapmixed.privacy import plan
-from adapmixed.privacy.inverse import models_for, queries_for
-from adapmixed.privacy.planner import epsilon_of
+from adapmixed.privacy.planner import epsilon_of, models_for, queries_for
 from adapmixed.serving.fields import _temperature
 
 LOGITS = torch.randn(3, 2, 8, generator=torch.Generator().manual_seed(0))

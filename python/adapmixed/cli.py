@@ -8,38 +8,38 @@ import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 from adapmixed import __version__
-from adapmixed.commands import (
-    chat,
-    compare,
-    demo,
-    doctor,
-    evaluate,
-    generate,
-    keys,
-    ledger,
-    mechanisms,
-    plan,
-    serve,
-    synthesize,
-    train,
-)
 from adapmixed.commands.options import as_typed, unknown_options
 
 _COMMANDS = (
-    demo, train, evaluate, compare, generate, synthesize, chat, serve, keys, mechanisms, plan,
-    ledger, doctor,
+    "demo", "train", "evaluate", "compare", "generate", "synthesize", "chat", "serve", "keys",
+    "mechanisms", "plan", "ledger", "doctor",
 )  # fmt: skip
+
+
+class _Help(argparse.HelpFormatter):
+    """A help of one screen, whose usage has the required arguments alone."""
+
+    def __init__(self, prog: str) -> None:
+        super().__init__(prog, max_help_position=27)
+
+    def add_usage(
+        self, usage: Any, actions: Iterable[argparse.Action], groups: Any, prefix: Any = None
+    ) -> None:
+        required = [one for one in actions if one.required]
+        usage = " ".join([self._format_usage(None, required, (), "").strip(), "[option ...]"])
+        super().add_usage(usage, required, (), prefix)
 
 
 def _parser() -> argparse.ArgumentParser:
     return parser_of(
         "adapmixed",
         "Private next-token prediction for ensembles of fine-tuned language models.",
-        _COMMANDS,
+        [import_module(f"adapmixed.commands.{name}") for name in _COMMANDS],
     )
 
 
@@ -59,15 +59,10 @@ def parser_of(prog: str, description: str, modules: Iterable[Any]) -> argparse.A
     for module in modules:
         module.add_parser(commands)
     for name, command in commands.choices.items():
-        private = "without values that depend on private text"
-        if name == "train":
-            private = "with validation losses, which are for the operator only"
-        command.add_argument(
-            "-v",
-            "--verbose",
-            action="store_true",
-            help=f"log the steps to standard error, {private}",
-        )
+        private = "PRIVATE: with losses" if name == "train" else "without private values"
+        told = f"log the steps to standard error ({private})"
+        command.add_argument("-v", "--verbose", action="store_true", help=told)
+        command.formatter_class = _Help
         command.set_defaults(options=frozenset(command._option_string_actions))
     return parser
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 from trained_demo import DEMO_ENSEMBLE, copy_trained
 
-import adapmixed.commands.placing as placing
+import adapmixed.commands.options as placing
 from adapmixed.cli import main
 from adapmixed.data import demo_base
 from adapmixed.ensemble import Ensemble

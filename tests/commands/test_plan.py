@@ -11,7 +11,7 @@ import torch
 
 from adapmixed.cli import main
 from adapmixed.mechanisms import PMixED
-from adapmixed.privacy import Accountant, BoundedRangeAnswer, planner, recommendation
+from adapmixed.privacy import Accountant, BoundedRangeAnswer, planner
 from adapmixed.privacy.planner import epsilon_of
 from adapmixed.rng import SecureRandom
 
@@ -105,7 +105,7 @@ def test_the_command(capsys):
 
 
 def test_without_models_it_shows_what_shards_allow(capsys, monkeypatch):
-    monkeypatch.setattr(recommendation, "SHARDS", (100, 300))
+    monkeypatch.setattr(planner, "SHARDS", (100, 300))
     assert main(["plan", "--epsilon=3", "--tokens=20000"]) == 0
     output = capsys.readouterr().out
     rows = [line.split() for line in output.splitlines() if line.startswith("clipped-mixing")]

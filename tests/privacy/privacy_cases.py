@@ -26,7 +26,7 @@ from adapmixed.privacy import (
     UnprotectedAnswer,
 )
 from adapmixed.privacy.account import Account
-from adapmixed.privacy.encoding import canonical
+from adapmixed.privacy.encoding import canonical, to_json
 from adapmixed.privacy.events import Origin
 
 DELTA = 1e-5
@@ -162,7 +162,7 @@ def charged(count: int, models: int = 5, path: Path | None = None) -> Accountant
 
 def state(one: Accountant | Account) -> str:
     """Return everything that was charged, to the bit."""
-    return canonical((one._account if isinstance(one, Accountant) else one).written())
+    return canonical(to_json(one._account if isinstance(one, Accountant) else one))
 
 
 def copy(path: Path, to: Path, *, shm: bool = False) -> Path:

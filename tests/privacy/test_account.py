@@ -376,14 +376,14 @@ def test_several_orders_split_delta():
 
 
 def test_a_state_of_something_else_is_refused():
-    for state in ({}, {"settings": {}}, {"settings": {}, "account": []}):
+    for state in ({}, {"settings": {}}, {"settings": {}, "counts": []}):
         with pytest.raises(ValueError, match="must have"):
             Accountant.from_state(state)
     accountant = Accountant(DELTA)
     accountant.charge(Offer([Caveat("base")]))
     for name, value in (("num_models", "5"), ("order", 2), ("mechanism", None), ("more", 1)):
         changed = accountant.state()
-        changed["account"]["binding"][name] = value
+        changed["binding"][name] = value
         with pytest.raises(ValueError, match="must be|Binding must have mechanism"):
             Accountant.from_state(changed)
 

@@ -133,7 +133,7 @@ def test_every_caveat_has_its_sentence():
         assert guarantee.caveats == (name,) and guarantee.warnings[0] in str(guarantee)
         assert str(guarantee).endswith(guarantee.warnings[0])
     every = Accountant(DELTA).add([bound(), *map(Caveat, reversed(CAVEATS)), Caveat("base")])
-    assert every.guarantee().caveats == CAVEATS
+    assert every.guarantee().caveats == tuple(CAVEATS)
     assert len(set(every.guarantee().warnings)) == len(CAVEATS)
 
 

@@ -29,7 +29,6 @@ from adapmixed.errors import (
 from adapmixed.privacy import Accountant, PublicAnswer, read_ledger
 from adapmixed.privacy import ledger as ledgers
 from adapmixed.privacy.account import Binding
-from adapmixed.privacy.ledger import Record
 
 
 @pytest.fixture
@@ -82,13 +81,13 @@ def test_tickets_and_their_binding_are_read_back(path: Path, largest: float | No
                 assert (offers[0].active == offers[2].active).all()
             assert state(again) == state(ledger) == state(whole)
     assert not offers[0].active.all() and (whole.spent <= whole.limit).all()
-    records: list[Record] = []
-    reading = read_ledger(path, seen=records.append)
+    reading = read_ledger(path)
+    records = reading.records
     assert state(reading.account) == state(whole) and reading.charges == 41
     assert reading.account.budget is not None and reading.account.budget.largest == largest
     expected = Binding(repr(pool), 3, "zcdp", None, largest, "e", None)
-    assert records[0].entry() == {"binding": expected}
-    paid = np.concatenate([one.entry()["events"][0].charge for one in records[1:]], axis=1)
+    assert records[0].entry() == expected
+    paid = np.concatenate([one.entry()[0].charge for one in records[1:]], axis=1)
     assert ((paid == charges) | (paid == 0)).all() and (paid != charges).any()
 
 

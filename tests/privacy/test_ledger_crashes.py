@@ -281,19 +281,23 @@ def test_a_folder_is_no_ledger(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("closes", [False, True])
-def test_a_writer_that_comes_while_a_closed_ledger_is_read(path: Path, closes: bool) -> None:
+def test_a_writer_that_comes_while_a_closed_ledger_is_read(
+    path: Path, closes: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     charged(2, path=path).close()
-    writers, seen = list[Accountant](), list[int]()
+    writers, check = list[Accountant](), Record.check_after
 
-    def charge(record: Record) -> None:
-        seen.append(record.sequence)
-        if not writers:
+    def charge(record: Record, before: Record | None) -> None:
+        check(record, before)
+        if record.sequence == 1 and not writers:
             writers.append(Accountant(DELTA, path=path))
             writers[0].add(answer(2))
             if closes:
                 writers[0].close()
 
-    assert read_ledger(path, seen=charge).charges == 3 and seen == [1, 2, 3]
+    monkeypatch.setattr(Record, "check_after", charge)
+    found = read_ledger(path)
+    assert found.charges == 3 and [one.sequence for one in found.records] == [1, 2, 3]
     writers[0].close()
 
 

@@ -19,15 +19,13 @@ from adapmixed.privacy.costs.clipped_mixing import (
     clipped_mixing_pair,
 )
 from adapmixed.privacy.planner import (
+    SHARDS,
     epsilon_of,
+    kept_share,
     models_for,
+    nearest,
     plan,
     queries_for,
-)
-from adapmixed.privacy.recommendation import (
-    SHARDS,
-    kept_share,
-    nearest,
     recommended,
     rounded_inward,
 )

@@ -17,7 +17,7 @@ from adapmixed.privacy import Accountant, BoundedRangeAnswer, ClippedAnswer, Ind
 from adapmixed.privacy import register as registers
 from adapmixed.privacy.events import Caveat, Event, PublicAnswer, RenyiBound
 from adapmixed.privacy.guarantee import format_epsilon
-from adapmixed.privacy.recommendation import recommended
+from adapmixed.privacy.planner import recommended
 from adapmixed.privacy.register import entered, register_of, together
 
 POOL = BoundedRangeAnswer(2.0, -0.25, 1.0, 64, 1, 500)

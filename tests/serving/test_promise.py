@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from adapmixed.commands.mechanisms import mechanism_of
-from adapmixed.commands.promise import checked, promise, promised
+from adapmixed.commands.serve import checked, promise, promised
 from adapmixed.mechanisms import Mechanism, Origin, Rows
 from adapmixed.privacy import Accountant, Guarantee
 from adapmixed.rng import SecureRandom

@@ -13,7 +13,7 @@ from tiny_models import around, tiny_model, tokenizer
 
 from adapmixed import cli
 from adapmixed.data import Corpus
-from adapmixed.privacy.recommendation import recommended
+from adapmixed.privacy.planner import recommended
 from adapmixed.synthesis import Synthesis, run, synthesize
 
 COUNT, SIZE, TOKENS = 3, 5, 6

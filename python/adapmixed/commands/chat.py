@@ -4,16 +4,12 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from adapmixed.commands.options import add_options, as_typed, check_alone, option
-from adapmixed.commands.serving import add_serving_options, opened, shape_of
+from adapmixed.commands.serving import add_serving_options, opened, shape_of, show
 from adapmixed.limits import check_count
-
-if TYPE_CHECKING:
-    from adapmixed.generation import PrivateGenerator
 
 # These words end the conversation, as the end of the input does.
 _LEAVE = ("/quit", "/exit")
@@ -23,9 +19,9 @@ _LEAVE = ("/quit", "/exit")
 class ChatOptions:
     """The options of this command alone."""
 
-    plain: bool = option("use no chat template and continue every line by itself")
-    system: str | None = option("system message of the conversation (not with --plain)")
-    turns: int = option("maximum number of answers; fixed guarantees are planned for them", 64)
+    plain: bool = option("continue every line by itself, without a chat template")
+    system: str | None = option("system message (not with --plain)", metavar="TEXT")
+    turns: int = option("most answers; fixed guarantees are planned for them", 64)
 
 
 def add_parser(commands: Any) -> None:
@@ -70,29 +66,19 @@ def run(arguments: argparse.Namespace) -> int:
                 continue
             asked = [*messages, _message("user", line)]
             try:
-                pieces = _pieces(generator, asked, arguments)
+                pieces = (
+                    (piece for (piece,) in generator.stream(line, **shape_of(arguments)))
+                    if arguments.plain
+                    else generator.chat(asked, **shape_of(arguments))
+                )
             except BudgetSpentError:
                 raise  # no later line can be answered
             except ValueError as error:  # nothing was charged, for instance if the window is full
                 print(f"adapmixed chat: {as_typed(str(error), arguments.options)}", file=sys.stderr)
                 continue
-            answer = ""
-            for piece in pieces:
-                answer += piece
-                print(piece, end="", flush=True)
-            print()
-            messages = [*asked, _message("assistant", answer)]
+            messages = [*asked, _message("assistant", show(pieces))]
             answered += 1
     return 0
-
-
-def _pieces(
-    generator: PrivateGenerator, messages: list[dict[str, str]], arguments: argparse.Namespace
-) -> Iterator[str]:
-    options = shape_of(arguments)
-    if not arguments.plain:
-        return generator.chat(messages, **options)
-    return (piece for (piece,) in generator.stream(messages[-1]["content"], **options))
 
 
 def _message(role: str, content: str) -> dict[str, str]:

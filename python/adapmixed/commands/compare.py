@@ -10,9 +10,16 @@ import textwrap
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from adapmixed.commands.generate import GenerateOptions
 from adapmixed.commands.mechanisms import add_mechanism_options
-from adapmixed.commands.options import SharedOptions, add_options, check_alone, quiet_libraries
-from adapmixed.commands.placing import check_device, load_ensemble
+from adapmixed.commands.options import (
+    SharedOptions,
+    add_options,
+    check_alone,
+    check_device,
+    load_ensemble,
+    quiet_libraries,
+)
 from adapmixed.commands.serving import mechanism_for
 
 if TYPE_CHECKING:
@@ -35,13 +42,9 @@ def add_parser(commands: Any) -> None:
         "operator's eyes alone.",
     )
     add_options(parser, SharedOptions, "base ensemble max_new_tokens temperature top_k active")
-    parser.add_argument(
-        "--prompt", action="append", required=True, metavar="TEXT",
-        help="prompt to continue; may be repeated",
-    )  # fmt: skip
-    parser.add_argument(
-        "--seed", type=int, help="seed of the random numbers (default: one of the system's)"
-    )
+    add_options(parser, GenerateOptions, "prompt", required=True)
+    told = "seed of the random numbers (default: one of the system's)"
+    parser.add_argument("--seed", type=int, metavar="N", help=told)
     add_mechanism_options(parser)
     add_options(parser, SharedOptions, "device dtype")
     parser.set_defaults(run=run)

@@ -116,26 +116,14 @@ def run(arguments: argparse.Namespace) -> int:
     pools = {f"unprotected pool, κ = {scale:g}": UnprotectedPool(scale) for scale in POOL_SCALES}
     say(f"4 of 5: score {arguments.queries:,} tokens with {len(compared | pools) + 1} methods")
     update, close = progress_bar(arguments.queries, "token")
+    seed, of = arguments.seed, {"delta": DELTA, "queries": arguments.queries}
     evaluations = evaluate(
-        ensemble,
-        tokens,
-        compared | pools,
-        delta=DELTA,
-        rng=random_source(arguments.seed),
-        queries=arguments.queries,
-        progress=update,
+        ensemble, tokens, compared | pools, rng=random_source(seed), progress=update, **of
     )
     close()
     best = min(evaluations, key=lambda one: one.perplexity if one.name in pools else math.inf)
     evaluations = [one for one in evaluations if one.name not in pools]
-    alone = evaluate(
-        whole,
-        tokens,
-        {WHOLE: Unprotected()},
-        delta=DELTA,
-        rng=random_source(arguments.seed),
-        queries=arguments.queries,
-    )
+    alone = evaluate(whole, tokens, {WHOLE: Unprotected()}, rng=random_source(seed), **of)
     evaluations[2:2] = [best, *alone]  # after the public and the unprotected line
     say("5 of 5: draw a sample, and write the report")
     report = Report(

@@ -25,26 +25,22 @@ def add_parser(commands: Any) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Print the facts as JSON."""
+    """Print the facts of a report's environment, and those of the GPUs, as JSON."""
     from adapmixed.commands.options import say_hub
 
     if arguments.base is not None:
         say_hub(arguments.base)
-    facts = installed() | ({} if arguments.base is None else sharing(arguments.base))
-    print(json.dumps(facts, indent=2, ensure_ascii=False, default=str))
-    return 0
-
-
-def installed() -> dict[str, object]:
-    """Return the facts of a report's environment, and those of the GPUs."""
     import torch
 
     from adapmixed.report import environment
 
-    facts = environment()
-    tested = ".".join(str(facts["transformers"]).split(".")[:2]) in TESTED_TRANSFORMERS
-    gpus = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
-    return {**facts, "transformers_is_tested": tested, "gpus": gpus}
+    facts: dict[str, object] = {**environment()}
+    minor = ".".join(str(facts["transformers"]).split(".")[:2])
+    facts["transformers_is_tested"] = minor in TESTED_TRANSFORMERS
+    facts["gpus"] = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
+    facts |= {} if arguments.base is None else sharing(arguments.base)
+    print(json.dumps(facts, indent=2, ensure_ascii=False, default=str))
+    return 0
 
 
 def sharing(base: str) -> dict[str, object]:

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from adapmixed.commands.mechanisms import (
+    BASELINES,
     CHOOSING,
     add_mechanism_options,
-    check_charged,
     label_of,
     mechanism_of,
 )
@@ -19,15 +19,16 @@ from adapmixed.commands.options import (
     SharedOptions,
     add_options,
     check_output,
+    joined_ranks,
     laboratory,
+    load_ensemble,
     option,
     progress_bar,
     quiet_libraries,
     random_source,
     write_private,
 )
-from adapmixed.commands.placing import joined_ranks, load_ensemble
-from adapmixed.commands.plan_file import take_plan
+from adapmixed.commands.plan import take_plan
 
 if TYPE_CHECKING:
     from adapmixed.mechanisms import Mechanism
@@ -39,29 +40,18 @@ class EvaluateOptions:
     """The options of this command alone."""
 
     text: Path = option("UTF-8 text file, or folder of *.txt files", required=True)
-    json: Path | None = option("file to write the report to, as JSON")
+    json: Path | None = option("report as JSON")
     report: Path | None = option(
-        "PRIVATE: folder for the report as a page, report.html, with report.json and figures "
-        "(needs the extra lab)",
-        metavar="FOLDER",
+        "PRIVATE: the report as a page, with figures (needs the extra lab)", metavar="FOLDER"
     )
     queries: int | None = option("tokens to score in every run (default: the whole text)")
-    block: int | None = option(
-        "tokens per block (default: 512, or the model's window if that is shorter)"
-    )
-    stride: int | None = option(
-        "tokens by which overlapping windows advance (default: blocks do not overlap)"
-    )
-    runs: int = option("number of runs on disjoint parts of the text, shown as means", 1)
-    result: Path | None = option(
-        "PRIVATE: file for the state of the evaluation, from which --resume continues"
-    )
-    resume: bool = option("continue from the --result file, if it exists")
-    diagnostics: bool = option(
-        "PRIVATE: add the utility theorem, and weights and privacy losses of single models over "
-        "time"
-    )
-    seed: int | None = option("seed for repeatable randomness (default: the system's randomness)")
+    block: int | None = option("tokens of a block (default: 512, or the model's window)")
+    stride: int | None = option("tokens between overlapping windows (default: no overlap)")
+    runs: int = option("runs on disjoint parts of the text, shown as means", 1)
+    result: Path | None = option("PRIVATE: state of the evaluation")
+    resume: bool = option("continue from --result, if it exists")
+    diagnostics: bool = option("PRIVATE: add the utility theorem, weights and losses of members")
+    seed: int | None = option("seed of the randomness (default: the system's)")
 
 
 def add_parser(commands: Any) -> None:
@@ -106,8 +96,6 @@ def _run(arguments: argparse.Namespace, ranks: Ranks) -> int:
 
     documents = read_text(arguments.text, name="--text")
     ensemble = load_ensemble(arguments, ranks)
-    if ensemble.tokenizer is None:
-        raise ValueError(f"--base must have a tokenizer, {arguments.base} has none")
     texts = [document.text for document in documents]
     tokens = token_stream(ensemble.tokenizer, texts, ensemble.vocab_size)
     cut = {name: getattr(arguments, name) for name in ("block", "queries", "runs", "stride")}
@@ -123,7 +111,7 @@ def _run(arguments: argparse.Namespace, ranks: Ranks) -> int:
         **cut,
         **{name: getattr(arguments, name) for name in names.split()},
         rng=random_source(arguments.seed),
-        epsilon={name: _epsilon(arguments, one) for name, one in asked.items()},
+        epsilon={name: _epsilon(arguments, one.name) for name, one in asked.items()},
         memory_bytes=arguments.memory,
         progress=update,
     )
@@ -145,12 +133,9 @@ def _run(arguments: argparse.Namespace, ranks: Ranks) -> int:
     return 0
 
 
-def _epsilon(arguments: argparse.Namespace, mechanism: Mechanism) -> float | None:
+def _epsilon(arguments: argparse.Namespace, name: str) -> float | None:
     """Return the budget of every shard; None for the baselines, which take no budget."""
-    from adapmixed.mechanisms import PublicOnly, Unprotected, UnprotectedPool
-
-    baseline = isinstance(mechanism, PublicOnly | Unprotected | UnprotectedPool)
-    return None if baseline else arguments.epsilon
+    return None if name in BASELINES else arguments.epsilon
 
 
 def _mechanisms(arguments: argparse.Namespace, queries: int) -> dict[str, Mechanism]:
@@ -168,9 +153,8 @@ def _mechanisms(arguments: argparse.Namespace, queries: int) -> dict[str, Mechan
     found: dict[str, Mechanism] = {one.name: one for one in (PublicOnly(), Unprotected())}
     always = tuple(found)
     for text, name in zip(texts, names, strict=True):
-        guarantee = {"delta": arguments.delta, "way": arguments.adjacency}
-        one = mechanism_of(text, **guarantee, epsilon=arguments.epsilon, queries=queries)
-        check_charged(one, **guarantee, epsilon=_epsilon(arguments, one))
+        given = {"delta": arguments.delta, "way": arguments.adjacency, "queries": queries}
+        one = mechanism_of(text, **given, epsilon=_epsilon(arguments, name))
         label = name if names.count(name) == 1 else label_of(text)
         if label in found and label not in always:
             raise ValueError(f"--mechanism must not be repeated, got {label!r} twice")

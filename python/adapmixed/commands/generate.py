@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from adapmixed.commands.options import add_options, option
-from adapmixed.commands.serving import add_serving_options, opened, shape_of
+from adapmixed.commands.serving import add_serving_options, opened, shape_of, show
 from adapmixed.limits import check_optional_count
 
 
@@ -19,13 +18,9 @@ class GenerateOptions:
     """The options of this command alone."""
 
     prompt: list[str] | None = option("prompt to continue; may be repeated", metavar="TEXT")
-    prompts: Path | None = option("UTF-8 file with one prompt per line", metavar="FILE")
-    chat: bool = option(
-        "answer the prompt as a user's message, with the public model's chat template"
-    )
-    batch: int | None = option(
-        "number of prompts answered together (default: as many as --memory allows)", metavar="SIZE"
-    )
+    prompts: Path | None = option("UTF-8 file with one prompt per line")
+    chat: bool = option("take the prompt as a user's message, in the chat template")
+    batch: int | None = option("prompts answered together (default: as --memory allows)")
 
 
 def add_parser(commands: Any) -> None:
@@ -53,9 +48,9 @@ def run(arguments: argparse.Namespace) -> int:
         is_main = generator.ensemble.ranks.is_main
         if arguments.chat:
             message = {"role": "user", "content": prompts[0]}
-            _show(generator.chat([message], **options), is_main)
+            show(generator.chat([message], **options), is_main)
         elif len(prompts) == 1:
-            _show((piece for (piece,) in generator.stream(prompts, **options)), is_main)
+            show((piece for (piece,) in generator.stream(prompts, **options)), is_main)
         else:
             shape = {"temperature": arguments.temperature, "top_k": arguments.top_k}
             limits = (arguments.max_new_tokens, arguments.batch)
@@ -65,15 +60,6 @@ def run(arguments: argparse.Namespace) -> int:
                     line = {"prompt": prompt, "text": text}
                     print(json.dumps(line, ensure_ascii=False), flush=True)
     return 0
-
-
-def _show(pieces: Iterator[str], is_main: bool) -> None:
-    """Write the text as it is released; every process takes part and the main one writes."""
-    for piece in pieces:
-        if is_main:
-            print(piece, end="", flush=True)
-    if is_main:
-        print()
 
 
 def _prompts(arguments: argparse.Namespace) -> list[str]:

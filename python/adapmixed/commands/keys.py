@@ -6,6 +6,8 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from adapmixed.commands.options import columns
+
 if TYPE_CHECKING:
     from adapmixed.serving.keys import Key
 
@@ -14,6 +16,24 @@ LIMITS = {
     "tokens": "share of the budget: tokens that all answers may have together (default: no limit)",
     "requests-per-minute": "largest number of requests at once, and of further ones in each minute "
     "(default: no limit)",
+}
+
+
+ACTIONS = {
+    "add": (
+        "make a key and print it once",
+        "Make a key, add its hash to a file of keys, which may be new, and print the key. It "
+        "cannot be shown again.",
+    ),
+    "list": (
+        "print names, limits and used tokens",
+        "Print the name and the limits of every key, but no hash.",
+    ),
+    "remove": (
+        "remove a key",
+        "Remove a key from a file. A running server lets it in until it gets SIGHUP. What the "
+        "client has used stays counted, also for a new key with its name.",
+    ),
 }
 
 
@@ -26,82 +46,37 @@ def add_parser(commands: Any) -> None:
         "hash of each. A running server reads it again after SIGHUP.",
     )
     actions = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
-    add = _action(
-        actions,
-        "add",
-        _add,
-        help="make a key and print it once",
-        description="Make a key, add its hash to a file of keys, and print the key. It cannot be "
-        "shown again.",
-        file="file of keys; it may be new",
-    )
-    add.add_argument("name", metavar="NAME", help="name of the client")
-    for name, text in LIMITS.items():
-        add.add_argument(f"--{name}", type=int, metavar="N", help=text)
-    listing = _action(
-        actions,
-        "list",
-        _list,
-        help="print names, limits and used tokens",
-        description="Print the name and the limits of every key, but no hash.",
-    )
-    listing.add_argument(
-        "--ledger",
-        type=Path,
-        help="the server's ledger: also print the tokens that were used, by removed keys, too",
-    )
-    remove = _action(
-        actions,
-        "remove",
-        _remove,
-        help="remove a key",
-        description="Remove a key from a file. A running server lets it in until it gets SIGHUP. "
-        "What the client has used stays counted, also for a new key with its name.",
-    )
-    remove.add_argument("name", metavar="NAME", help="name of the client")
+    for name, (text, description) in ACTIONS.items():
+        action = actions.add_parser(name, help=text, description=description)
+        action.add_argument("file", type=Path, metavar="FILE", help="file of keys")
+        if name != "list":
+            action.add_argument("name", metavar="NAME", help="name of the client")
+        for limit, told in LIMITS.items() if name == "add" else ():
+            action.add_argument(f"--{limit}", type=int, metavar="N", help=told)
+        if name == "list":
+            told = "the server's ledger: also print used tokens, those of removed keys, too"
+            action.add_argument("--ledger", type=Path, metavar="FILE", help=told)
+        action.set_defaults(run=run)
 
 
-def _action(
-    actions: Any, name: str, run: Any, *, help: str, description: str, file: str = "file of keys"
-) -> argparse.ArgumentParser:
-    action: argparse.ArgumentParser = actions.add_parser(name, help=help, description=description)
-    action.add_argument("file", type=Path, metavar="FILE", help=file)
-    action.set_defaults(run=run)
-    return action
-
-
-def _add(arguments: argparse.Namespace) -> int:
-    from adapmixed.serving.keys import LIMITS, add_key
-
-    limits = {name: getattr(arguments, name) for name in LIMITS}
-    try:
-        print(add_key(arguments.file, arguments.name, **limits))
-    except BlockingIOError:
-        raise _busy(arguments.file) from None
-    return 0
-
-
-def _remove(arguments: argparse.Namespace) -> int:
-    from adapmixed.serving.keys import remove_key
-
-    try:
-        remove_key(arguments.file, arguments.name)
-    except BlockingIOError:
-        raise _busy(arguments.file) from None
-    return 0
-
-
-def _list(arguments: argparse.Namespace) -> int:
+def run(arguments: argparse.Namespace) -> int:
+    """Add, list or remove keys."""
+    from adapmixed.serving import keys
     from adapmixed.serving.clients import read_usage
-    from adapmixed.serving.keys import read_keys
 
-    keys = read_keys(arguments.file)
-    used = None if arguments.ledger is None else read_usage(arguments.ledger)
-    rows = list(_rows(keys, used))
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    for row in rows:
-        cells = (cell.ljust(width) for cell, width in zip(row, widths, strict=True))
-        print("  ".join(cells).rstrip())
+    file = arguments.file
+    try:
+        if arguments.action == "add":
+            limits = {name: getattr(arguments, name) for name in keys.LIMITS}
+            print(keys.add_key(file, arguments.name, **limits))
+        elif arguments.action == "remove":
+            keys.remove_key(file, arguments.name)
+        else:
+            known = keys.read_keys(file)
+            used = None if arguments.ledger is None else read_usage(arguments.ledger)
+            print(columns(_rows(known, used)))
+    except BlockingIOError:
+        raise ValueError(f"{file} must not be written by another process") from None
     return 0
 
 
@@ -118,7 +93,3 @@ def _rows(keys: list[Key], used: dict[str, int] | None) -> list[list[str]]:
     for name in sorted((used or {}).keys() - {key.name for key in keys}):
         rows.append([*row(name, []), "removed", *[""] * (len(LIMITS) - 1)])
     return rows
-
-
-def _busy(file: Path) -> ValueError:
-    return ValueError(f"{file} must not be written by another process")

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import argparse
 import json
+from contextlib import suppress
 from decimal import ROUND_CEILING, ROUND_FLOOR, Context, Decimal
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from adapmixed.privacy.ledger import Reading, Record
+    from adapmixed.privacy.ledger import Reading
 
 ACTIONS = {
     "show": "print what was charged and its guarantee, for the operator only",
@@ -62,26 +63,42 @@ def run(arguments: argparse.Namespace) -> int:
     Raises:
         LedgerCorruptError: the ledger was altered, or it never had the expected digest.
     """
-    if arguments.action == "export":
-        return _export(arguments.path)
     from adapmixed.errors import LedgerCorruptError
     from adapmixed.privacy import read_ledger
+    from adapmixed.privacy.encoding import canonical, parse, write_real
     from adapmixed.privacy.register import together
 
-    digests: list[str] = []
-    reading = read_ledger(arguments.path, seen=lambda one: digests.append(one.hash.hex()))
+    reading = read_ledger(arguments.path)
+    records = [reading.first, *reading.records]
     facts: dict[str, Any] = {"path": reading.path, "intact": True}
     facts |= {"charges": reading.charges, "digest": reading.digest}
+    if arguments.action == "export":
+        print(canonical({"ledger": parse(reading.first.text)}))
+        for one in records[1:]:
+            written = {"sequence": one.sequence, **parse(one.text), "hash": one.hash.hex()}
+            print(canonical(written))
+        return 0
     if arguments.action == "letter":
         print(_letter(reading, _ensemble(reading, arguments.ensemble)))
         return 0
     if arguments.action == "show":
-        facts |= _totals(reading)
+        account, guarantee = reading.account, reading.guarantee
+        settings, binding, epsilon = account.settings, account.binding, guarantee.epsilon
+        facts |= {
+            "delta": settings.delta,
+            "shard_budget": settings.epsilon,
+            "mechanism": None if binding is None else binding.mechanism,
+            "ensemble": None if binding is None else binding.ensemble,
+            "queries": guarantee.queries,
+            "kind": guarantee.kind,
+            "epsilon": None if epsilon is None else write_real(float(epsilon)),
+            "guarantee": str(guarantee),
+        }
         if arguments.all:
             found = together(_ensemble(reading, arguments.ensemble), reading)
             facts |= {f"ledger {one.path}": str(one.guarantee) for one in found.readings}
             facts["together"] = found.words
-    elif arguments.expect not in (None, reading.first.hash.hex(), *digests):
+    elif arguments.expect not in (None, *(one.hash.hex() for one in records)):
         raise LedgerCorruptError(
             f"--expect must be a digest that {reading.path} had, got {arguments.expect!r}: it is "
             "an older copy or another ledger"
@@ -89,48 +106,36 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.json:
         print(json.dumps(facts, indent=2, ensure_ascii=False, allow_nan=False))
         return 0
-    guarantee = facts.pop("guarantee", None)
+    stated = facts.pop("guarantee", None)
     words = {True: "yes", None: "-"}
     for name, value in facts.items():
         said = words[value] if value is None or value is True else value
         print(f"{name.replace('_', ' ')}: {said}")
-    if guarantee is not None:
-        print(f"All lines above are for the operator only.\nguarantee: {guarantee}")
+    if stated is not None:
+        print(f"All lines above are for the operator only.\nguarantee: {stated}")
     return 0
-
-
-def _totals(reading: Reading) -> dict[str, Any]:
-    from adapmixed.privacy.encoding import write_real
-
-    account, guarantee = reading.account, reading.guarantee
-    settings, binding, epsilon = account.settings, account.binding, guarantee.epsilon
-    return {
-        "delta": settings.delta,
-        "shard_budget": settings.epsilon,
-        "mechanism": None if binding is None else binding.mechanism,
-        "ensemble": None if binding is None else binding.ensemble,
-        "queries": guarantee.queries,
-        "kind": guarantee.kind,
-        "epsilon": None if epsilon is None else write_real(float(epsilon)),
-        "guarantee": str(guarantee),
-    }
 
 
 def _ensemble(reading: Reading, given: Path | None) -> Path:
     """Return the folder of the ensemble whose register has a ledger.
 
+    Without a given one, it lies in the current folder, the ledger's, or the one above it.
+
     Raises:
         ValueError: there is none, or it is not the one that is given.
     """
-    from adapmixed.privacy.register import ensemble_of, entered, register_of
+    from adapmixed.privacy.register import entered, register_of
 
-    found = ensemble_of(reading) if given is None else given
-    if found is None or reading.identity not in entered(register_of(found)):
-        raise ValueError(
-            f"--ensemble must be the ensemble whose register has {reading.path}, got {given}: "
-            "'adapmixed generate' enters a ledger if it may write to the private folder"
-        )
-    return found
+    places = (Path.cwd(), *Path(reading.path).parents[:2])
+    near = [one.parent for place in places for one in sorted(place.glob("*/ensemble.json"))]
+    for folder in near if given is None else [given]:
+        with suppress(OSError, ValueError):
+            if reading.identity in entered(register_of(folder)):
+                return folder
+    raise ValueError(
+        f"--ensemble must be the ensemble whose register has {reading.path}, got {given}: "
+        "'adapmixed generate' enters a ledger if it may write to the private folder"
+    )
 
 
 def _letter(reading: Reading, ensemble: Path) -> str:
@@ -174,20 +179,3 @@ def _letter(reading: Reading, ensemble: Path) -> str:
     values |= {"reading": reading, "guarantee": guarantee, "binding": binding, "found": found}
     lines = [line.split("|", 1) for line in LETTER.read_text(encoding="utf-8").splitlines()]
     return "\n".join(text.format(**values) for condition, text in lines if condition in true)
-
-
-def _export(path: Path) -> int:
-    from adapmixed.privacy import read_ledger
-    from adapmixed.privacy.encoding import canonical, parse
-
-    lines: list[str] = []
-
-    def seen(record: Record) -> None:
-        written = {"sequence": record.sequence, **parse(record.text), "hash": record.hash.hex()}
-        lines.append(canonical(written))
-
-    reading = read_ledger(path, seen=seen)
-    print(canonical({"ledger": parse(reading.first.text)}))
-    for line in lines:
-        print(line)
-    return 0

@@ -7,6 +7,7 @@ import dataclasses
 import inspect
 import shlex
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,10 +17,8 @@ from adapmixed.limits import QUESTIONS
 if TYPE_CHECKING:
     from adapmixed.mechanisms import Mechanism
 
-NAMES = (
-    "adapmixed", "pmixed", "clipped-mixing", "clipped-log-pool", "public", "unprotected",
-    "unprotected-pool",
-)  # fmt: skip
+BASELINES = ("public", "unprotected", "unprotected-pool")
+NAMES = ("adapmixed", "pmixed", "clipped-mixing", "clipped-log-pool", *BASELINES)
 
 _PAPER = {"adapmixed": {"order": 18.0, "target_leakage": 0.2}, "pmixed": {"order": 3.0}}
 """Defaults of the command line alone: the paper's settings."""
@@ -33,30 +32,21 @@ _GIVEN = {"delta": "use --delta"}
 """Arguments in Python that have their own option on the command line."""
 
 
-SETTINGS = (
-    "mechanism and its settings, such as 'clipped-log-pool lower=-0.25 upper=1 scale=2' (lower and "
-    "upper are log-ratios) or 'clipped-mixing lower=0.78 upper=2.7' (ratios); 'adapmixed "
-    "mechanisms' lists names and keys; "
-)
+SETTINGS = "such as 'clipped-mixing lower=0.78 upper=2.7'; see 'adapmixed mechanisms'"
 
 
 @dataclasses.dataclass
 class MechanismOptions:
     """--plan, and --mechanism, --epsilon, --delta and --adjacency, which it replaces."""
 
-    plan: Path | None = option(
-        "file of 'adapmixed plan --save', in place of the other options of this group",
-        metavar="FILE",
-    )
+    plan: Path | None = option("of 'adapmixed plan --save', in place of the other options here")
     mechanism: str | None = option(SETTINGS, metavar='"NAME KEY=VALUE ..."')
-    epsilon: float | None = option(
-        "budget of every shard, for any number of queries (clipped mechanisms only)"
-    )
+    epsilon: float | None = option("budget of every shard, for any number of tokens")
     delta: float | None = option("delta of the guarantee (default: 1e-5)")
     adjacency: str | None = option(
-        "neighbouring relation of the guarantee: one shard is emptied, or its records change "
-        "(default: zero_out)",
+        "a shard is emptied, or its records change: %(choices)s (default: zero_out)",
         choices=QUESTIONS,
+        metavar="WAY",
     )
 
 
@@ -68,11 +58,10 @@ def add_mechanism_options(parser: argparse.ArgumentParser, *, several: bool = Fa
         several: whether --mechanism may be repeated.
     """
     group = add_options(parser, MechanismOptions, "plan", title="mechanism and guarantee")
+    more: dict[str, Any] = {"help": f"must be given, or --plan: {SETTINGS}"}
     if several:
-        told = {"action": "append", "help": f"{SETTINGS}may be repeated (default: adapmixed)"}
-    else:
-        told = {"help": f"{SETTINGS}must be given or --plan"}
-    add_options(group, MechanismOptions, "mechanism", **told)
+        more = {"action": "append", "help": f"may be repeated (default: adapmixed): {SETTINGS}"}
+    add_options(group, MechanismOptions, "mechanism", **more)
     add_options(group, MechanismOptions, "epsilon delta adjacency")
 
 
@@ -101,39 +90,13 @@ def run(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def check_chosen(text: str | None) -> str:
-    """Return the text of --mechanism, which has no default where tokens are released.
-
-    Raises:
-        ValueError: if it is missing.
-    """
-    if text is None:
-        raise ValueError(
-            "--mechanism must be given, or --plan: clipped-log-pool, clipped-mixing and pmixed "
-            "have an epsilon that is fixed in advance, that of adapmixed is private, that of "
-            "public is 0, and unprotected and unprotected-pool have none"
-        )
-    return text
-
-
 def label_of(text: str) -> str:
     """Return the text of --mechanism with single spaces."""
     return " ".join(shlex.split(text))
 
 
-def check_charged(mechanism: Mechanism, *, delta: float, epsilon: float | None, way: str) -> None:
-    """Check that an accountant with these settings can be charged for a mechanism.
-
-    Raises:
-        ValueError: as `Accountant.bind`, for any N.
-    """
-    from adapmixed.privacy import Accountant
-
-    Accountant(delta, epsilon=epsilon, adjacency=way).bind(mechanism, num_models=1)
-
-
 def mechanism_of(
-    text: str,
+    text: str | None,
     *,
     delta: float,
     epsilon: float | None,
@@ -141,10 +104,11 @@ def mechanism_of(
     way: str,
     ledger: bool = False,
 ) -> Mechanism:
-    """Return the mechanism that a text describes.
+    """Return the mechanism that a text describes, which an accountant can be charged for.
 
     Args:
-        text: "NAME KEY=VALUE ..."; the keys are the arguments of the class in Python.
+        text: "NAME KEY=VALUE ..."; the keys are the arguments of the class in Python. None raises,
+            since tokens are released by no default.
         delta: δ of the guarantee.
         epsilon: budget of every shard, or None.
         queries: tokens of this run; a fixed guarantee is planned for them unless the text says
@@ -153,16 +117,22 @@ def mechanism_of(
         ledger: whether a ledger is charged, which must not be bound to the tokens of one run.
 
     Raises:
-        ValueError: if a name or key is unknown, or if the mechanism does not take a value.
-        ValueError: if the mechanism would be planned for this run, and a ledger is charged.
+        ValueError: if a name or key is unknown, or if the mechanism does not take a value; if it
+            would be planned for this run, and a ledger is charged; or as `Accountant.bind`.
     """
+    from adapmixed.privacy import Accountant
+
+    if text is None:
+        raise ValueError(
+            "--mechanism must be given, or --plan: clipped-log-pool, clipped-mixing and pmixed "
+            "have an epsilon that is fixed in advance, that of adapmixed is private, that of "
+            "public is 0, and unprotected and unprotected-pool have none"
+        )
     name, given = _parsed(text)
     kind: Any = _classes()[name]
     known = _keys(name)
     preset = given.pop("preset", None)
-    if preset is not None:
-        return _made(name, lambda: dataclasses.replace(kind.preset(preset), **given))
-    settings = _PAPER.get(name, {}) | given
+    settings = given if preset else _PAPER.get(name, {}) | given
     if "delta" in {one.name for one in dataclasses.fields(kind)}:
         settings["delta"] = delta
     without_budget = epsilon is None or name == "pmixed"  # no budget of shards replaces its plan
@@ -175,12 +145,18 @@ def mechanism_of(
     if name == "pmixed":
         settings.setdefault("adjacency", way)
     missing = [key for key, value in known.items() if value == "..." and key not in settings]
-    if missing:
+    if missing and not preset:
         raise ValueError(
             f"--mechanism {name} needs {', '.join(missing)} ('adapmixed plan' lists settings for "
             "an epsilon)"
         )
-    return _made(name, lambda: kind(**settings))
+    try:
+        make = partial(dataclasses.replace, kind.preset(preset)) if preset else kind
+        found: Mechanism = make(**settings)
+    except (ValueError, TypeError) as error:
+        raise ValueError(f"--mechanism {name}: {error}") from error
+    Accountant(delta, epsilon=epsilon, adjacency=way).bind(found, num_models=1)
+    return found
 
 
 def _needs_plan(name: str, queries: int | None) -> str:
@@ -194,14 +170,6 @@ def _needs_plan(name: str, queries: int | None) -> str:
         f"--ledger needs {choices}: without it, {name} would be planned for the {queries} tokens "
         "of this run, and a later run would be rejected"
     )
-
-
-def _made(name: str, make: Any) -> Mechanism:
-    try:
-        found: Mechanism = make()
-    except (ValueError, TypeError) as error:
-        raise ValueError(f"--mechanism {name}: {error}") from error
-    return found
 
 
 def _parsed(text: str) -> tuple[str, dict[str, Any]]:

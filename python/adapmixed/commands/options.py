@@ -7,6 +7,7 @@ import os
 import sys
 import time
 from collections.abc import Callable, Collection, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, fields
 from importlib import import_module
 from pathlib import Path
@@ -15,6 +16,8 @@ from typing import TYPE_CHECKING, Any
 from adapmixed.limits import DEFAULT_ACTIVE
 
 if TYPE_CHECKING:
+    from adapmixed.ensemble import Ensemble
+    from adapmixed.ranks import Ranks
     from adapmixed.rng import SecureRandom, SeededRandom
 
 DTYPES = ("float32", "bfloat16", "float16")
@@ -53,7 +56,7 @@ def add_options(
 ) -> argparse._ActionsContainer:
     """Add an option for fields of a dataclass, by the field's name, type and default.
 
-    A bool is a flag, and what is a list may be repeated.
+    A bool is a flag, and what is a list may be repeated. A value is shown as N, X, FILE or NAME.
 
     Args:
         parser: gets the options.
@@ -67,14 +70,16 @@ def add_options(
     """
     target = parser if title is None else parser.add_argument_group(title)
     found = {one.name: one for one in fields(kind)}
-    types: dict[str, Any] = {"int": int, "float": float, "Path": Path}
+    types: dict[str, Any] = {"int": (int, "N"), "float": (float, "X"), "Path": (Path, "FILE")}
     for name in found if names is None else names.split():
         one, text = found[name], str(found[name].type).removesuffix(" | None")
         given = one.metadata | changes
         if text == "bool":
             given["action"] = "store_true"
         else:
-            given = {"type": types.get(text, str), "default": one.default} | given
+            read, shown = types.get(text, (str, "NAME"))
+            shown = None if "choices" in given else shown
+            given = {"type": read, "default": one.default, "metavar": shown} | given
         if text.startswith("list"):
             given["action"] = "append"
         if one.default is not None and "(default: " not in given["help"]:
@@ -139,43 +144,30 @@ class SharedOptions:
     """Options of several commands."""
 
     base: str = option("public model: folder or hub name", required=True)
-    ensemble: str = option("ensemble folder (ensemble.json)", required=True)
-    max_new_tokens: int = option("maximum number of tokens of an answer", 64)
-    temperature: float = option(
-        "temperature of every model, applied before the mechanism (default: 1)", 1.0
-    )
-    top_k: int | None = option(
-        "keep this many tokens, the public model's likeliest, before the mechanism (default: all)"
-    )
+    ensemble: str = option("folder of the ensemble", required=True, metavar="FOLDER")
+    max_new_tokens: int = option("most tokens of an answer", 64)
+    temperature: float = option("of every model, before the mechanism (default: 1)", 1.0)
+    top_k: int | None = option("likeliest public tokens that are kept (default: all)")
     active: int | None = option(
-        "number of the public model's likeliest tokens about which members speak; in their rows "
-        "the others keep their public probability; 'all' for all tokens",
+        "likeliest public tokens about which members speak, or 'all'",
         DEFAULT_ACTIVE,
         type=_active,
         metavar="K",
     )
-    ledger: Path | None = option(
-        "ledger file; every token is charged there, durably, before it is drawn"
-    )
-    no_create: bool = option("end with an error if there is no ledger at --ledger")
+    ledger: Path | None = option("ledger, which is charged before a token is drawn")
+    no_create: bool = option("raise an error if there is no ledger at --ledger")
     memory: int = option(
-        "memory for logits, activations, keys and values, such as 512M or 5G (default: 1G)",
+        "for logits, activations and caches, such as 512M (default: 1G)",
         1 << 30,
         type=memory_bytes,
+        metavar="SIZE",
     )
-    device: str = option(
-        "device of models and mechanisms; under torchrun each process takes its own GPU",
-        "cpu",
-        choices=("cpu", "cuda"),
-    )
+    device: str = option("where models run", "cpu", choices=("cpu", "cuda"))
     dtype: str = option(
-        "dtype of the public model; adapters stay in float32", "float32", choices=DTYPES
+        "of the public model: %(choices)s", "float32", choices=DTYPES, metavar="DTYPE"
     )
     rank_timeout: float = option(
-        "under torchrun, seconds that a process waits for the others before the run ends "
-        "(default: 300)",
-        300.0,
-        metavar="SECONDS",
+        "that torchrun's processes wait for each other (default: 300)", 300.0, metavar="SECONDS"
     )
 
 
@@ -225,6 +217,18 @@ def write_private(path: Path, text: str) -> None:
 
     with open(path, "w", encoding="utf-8", opener=opened) as file:
         file.write(text)
+
+
+def columns(rows: Sequence[Sequence[str]], left: int | None = None) -> str:
+    """Return lines of cells; columns after the first `left` are aligned on the right."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = []
+    for row in rows:
+        cells = [*zip(row, widths, strict=True)]
+        sides = [text.ljust(width) for text, width in cells[:left]]
+        sides += [text.rjust(width) for text, width in cells[len(sides) :]]
+        lines.append("  ".join(sides).rstrip())
+    return "\n".join(lines)
 
 
 def check_alone(command: str) -> None:
@@ -288,3 +292,58 @@ def progress_bar(
             said = now
 
     return update, bar.close
+
+
+def joined_ranks(arguments: argparse.Namespace) -> AbstractContextManager[Ranks]:
+    """Join the processes of `torchrun`; GPUs communicate through NCCL.
+
+    Raises:
+        ValueError: as `check_device`.
+    """
+    from adapmixed.ranks import joined
+
+    check_device(arguments)
+    return joined(timeout_seconds=arguments.rank_timeout, cuda=arguments.device == "cuda")
+
+
+def load_ensemble(arguments: argparse.Namespace, ranks: Ranks) -> Ensemble:
+    """Load --base and --ensemble on the requested device; raise ValueError without a tokenizer."""
+    import torch
+
+    from adapmixed.ensemble import Ensemble
+    from adapmixed.ranks import Rank
+
+    device = "cpu" if arguments.device == "vllm" else arguments.device
+    if device == "cuda":
+        device = f"cuda:{Rank.from_environment().local_rank}"
+        torch.cuda.set_device(device)  # NCCL uses the current device
+    say_hub(arguments.base)
+    found = Ensemble.from_pretrained(
+        arguments.base,
+        arguments.ensemble,
+        dtype=getattr(torch, arguments.dtype),
+        device=device,
+        ranks=ranks,
+    )
+    if found.tokenizer is None:
+        raise ValueError(f"--base must have a tokenizer, {arguments.base} has none")
+    return found
+
+
+def check_device(arguments: argparse.Namespace) -> None:
+    """Raise ValueError if --device cuda is given without a GPU or without CUDA kernels."""
+    if arguments.device != "cuda":
+        return
+    import torch
+
+    from adapmixed.ranks import Rank
+    from adapmixed_ext import build_info
+
+    if not build_info()["cuda"]:
+        raise ValueError(
+            "--device cuda needs adapmixed_ext built with CUDA, this build has no CUDA kernels "
+            '(see "CUDA" in the documentation)'
+        )
+    local, found = Rank.from_environment().local_rank, torch.cuda.device_count()
+    if local >= found:
+        raise ValueError(f"--device cuda needs GPU {local}, but torch finds {found}")

@@ -1,14 +1,24 @@
-"""``adapmixed plan``: find the settings that a privacy budget allows, before any training."""
+"""``adapmixed plan``: find the settings that a privacy budget allows, before any training.
+
+Other commands take the file that --save writes as --plan.
+"""
 
 from __future__ import annotations
 
 import argparse
+import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from adapmixed.commands.mechanisms import CHOOSING
-from adapmixed.commands.options import add_options, check_output, option
+from adapmixed.commands.mechanisms import CHOOSING, mechanism_of
+from adapmixed.commands.options import (
+    add_options,
+    check_output,
+    columns,
+    option,
+    write_private,
+)
 from adapmixed.limits import MOST_MODELS, MOST_QUERIES, QUESTIONS, check_optional_queries
 
 if TYPE_CHECKING:
@@ -16,6 +26,7 @@ if TYPE_CHECKING:
 
     from adapmixed.privacy.planner import Plan
 
+FORMAT_VERSION = 1  # of a saved plan
 _ASKED = ("epsilon", "models", "tokens")
 _REPLY = 100  # tokens
 _MEASURED = "SmolLM2-135M, 3500 change logs"
@@ -29,38 +40,21 @@ _RULES = {
 class PlanOptions:
     """The options of this command."""
 
-    ensemble: Path | None = option("ensemble folder, which gives --models")
-    models: int | None = option("number of shards, with one model each")
+    ensemble: Path | None = option("which gives --models", metavar="FOLDER")
+    models: int | None = option("shards, with one model each")
     epsilon: float | None = option("epsilon of the guarantee")
     delta: float = option("delta of the guarantee (default: 1e-5)", 1e-5)
-    tokens: int | None = option("number of answered tokens")
+    tokens: int | None = option("answered tokens")
     adjacency: str = option(
-        "neighbouring relation of the guarantee: one shard is emptied, or its records change",
-        "zero_out",
-        choices=QUESTIONS,
+        "a shard is emptied, or its records change", "zero_out", choices=QUESTIONS
     )
-    periods: int = option(
-        "number of periods that --epsilon is for, each with an ensemble, a ledger and --tokens of "
-        "its own",
-        1,
-    )
-    mechanism: str | None = option(
-        "mechanism to recommend (default: clipped-mixing)",
-        choices=tuple(_RULES),
-    )
+    periods: int = option("periods of --tokens and a ledger each, for --epsilon together", 1)
+    mechanism: str | None = option("to recommend (default: clipped-mixing)", choices=tuple(_RULES))
     all: bool = option("list other settings, too")
-    save: Path | None = option(
-        "PRIVATE: file to write the recommended plan to, for --plan of other commands",
-        metavar="FILE",
-    )
-    lower: float | None = option(
-        "lower bound of clipped-mixing (a ratio) or, with --scale, of clipped-log-pool (a "
-        "log-ratio)"
-    )
-    upper: float | None = option("upper bound, in the unit of --lower")
-    scale: float | None = option(
-        "scale of clipped-log-pool (default: --lower and --upper are of clipped-mixing)"
-    )
+    save: Path | None = option("PRIVATE: the recommended plan, for --plan of other commands")
+    lower: float | None = option("a ratio or, with --scale, a log-ratio")
+    upper: float | None = option("in the unit of --lower")
+    scale: float | None = option("of clipped-log-pool (default: settings are of clipped-mixing)")
 
 
 def add_parser(commands: Any) -> None:
@@ -111,17 +105,19 @@ def run(arguments: argparse.Namespace) -> int:
             "with --lower and --upper, got "
             f"{'no ' + ', '.join('--' + name for name in missing) if missing else 'all three'}"
         )
+    from adapmixed.privacy.guarantee import weak_warnings
+
     if inverse:
-        _answer(arguments, missing[0])
-    elif missing:
-        _shards(arguments)
+        epsilon = _answer(arguments, missing[0])
     else:
-        _recommended(arguments)
+        epsilon = _shards(arguments) if missing else _recommended(arguments)
+    for warning in weak_warnings(epsilon, arguments.delta):
+        print(warning)
     return 0
 
 
-def _answer(arguments: argparse.Namespace, asked: str) -> None:
-    """Print the ε, the number of models or the number of queries that the settings allow."""
+def _answer(arguments: argparse.Namespace, asked: str) -> float:
+    """Print the ε, the number of models or of queries that the settings allow; return the ε."""
     from adapmixed.privacy.guarantee import format_epsilon
     from adapmixed.privacy.planner import epsilon_of, models_for, queries_for
 
@@ -144,7 +140,7 @@ def _answer(arguments: argparse.Namespace, asked: str) -> None:
     name = "clipped-mixing" if settings["scale"] is None else "clipped-log-pool"
     listed = " ".join(f"{key}={value!r}" for key, value in settings.items() if value is not None)
     print(f"{name} {listed}: {said} at δ = {float(delta)!r};\n{_neighbours(arguments)}")
-    _warn(epsilon, delta)
+    return float(epsilon)
 
 
 def _neighbours(arguments: argparse.Namespace) -> str:
@@ -152,14 +148,6 @@ def _neighbours(arguments: argparse.Namespace) -> str:
 
     asked = Guarantee(0.0, arguments.delta, "fixed", arguments.adjacency, unit=arguments.unit)
     return f"neighbouring: {asked.neighbours}."
-
-
-def _warn(epsilon: float, delta: float) -> None:
-    """Print the warnings that a guarantee with this ε and δ will have."""
-    from adapmixed.privacy.guarantee import weak_warnings
-
-    for warning in weak_warnings(epsilon, delta):
-        print(warning)
 
 
 def _plural(number: int, noun: str) -> str:
@@ -181,10 +169,9 @@ def _say_question(arguments: argparse.Namespace, more: str = "") -> None:
     )
 
 
-def _shards(arguments: argparse.Namespace) -> None:
+def _shards(arguments: argparse.Namespace) -> float:
     """Print the box of ClippedMixing for several numbers of shards, and what it kept of a gain."""
-    from adapmixed.privacy.planner import chosen
-    from adapmixed.privacy.recommendation import SHARDS, kept_share
+    from adapmixed.privacy.planner import SHARDS, chosen, kept_share
 
     found = [one for models in SHARDS for one in chosen(*_question(arguments, models))]
     _say_question(arguments)
@@ -193,22 +180,20 @@ def _shards(arguments: argparse.Namespace) -> None:
         if one.mechanism == "clipped-mixing":
             kept = f"{kept_share(one):.0%}"
             rows.append([one.mechanism, _settings(one), str(one.num_models), kept])
-    print(_table(rows))
+    print(columns(rows, 2))
     print(
         "\nkept: the share of the best gain without protection, in log-perplexity. It is "
         "interpolated\nbetween settings that were measured with two trainings: "
         f'{_MEASURED},\ndivided among so many shards ("What private prediction costs"). Expect '
         "other shares on other\ntext. For the settings to use, add --ensemble or --models."
     )
-    _warn(arguments.epsilon, arguments.delta)
+    return float(arguments.epsilon)
 
 
-def _recommended(arguments: argparse.Namespace) -> None:
-    """Print and save the plan of the public rule; with --all print other settings, too."""
-    from adapmixed.commands.plan_file import save_plan
+def _recommended(arguments: argparse.Namespace) -> float:
+    """Print and save the plan of the public rule, with --all others, too; return ε of all."""
     from adapmixed.privacy.guarantee import format_epsilon
-    from adapmixed.privacy.planner import CHOSEN_SCALE, CHOSEN_SHAPE, plan
-    from adapmixed.privacy.recommendation import recommended
+    from adapmixed.privacy.planner import CHOSEN_SCALE, CHOSEN_SHAPE, plan, recommended
 
     name, periods = arguments.mechanism or next(iter(_RULES)), arguments.periods
     question = _question(arguments, arguments.models)
@@ -225,16 +210,16 @@ def _recommended(arguments: argparse.Namespace) -> None:
     print(f"The rule: {rule}. It looks at no member and at no text.\n{CHOOSING}")
     if arguments.all:
         _say_all(plan(*question[:3], one.over_time[-1][0], arguments.adjacency))
-    _warn(one.over_time[-1][1], arguments.delta)
     if arguments.save is not None:
         save_plan(arguments.save, arguments.ensemble, mechanism, one)
         print(f"Wrote {arguments.save}, which is private: other commands take it as --plan.")
+    return one.over_time[-1][1]
 
 
 def _say_meaning(one: Plan, periods: int, unit: str) -> None:
     """Print what such settings kept of a measured gain, and what all periods cost."""
     from adapmixed.privacy.guarantee import format_epsilon
-    from adapmixed.privacy.recommendation import SHARDS, kept_share, nearest
+    from adapmixed.privacy.planner import SHARDS, kept_share, nearest
 
     never = f"; fewer than {SHARDS[0]} were never measured" * (one.num_models < SHARDS[0])
     print(
@@ -258,7 +243,7 @@ def _say_all(plans: list[Plan]) -> None:
     for one in plans:
         costs = [format_epsilon(cost) for _, cost in one.over_time]
         rows.append([one.mechanism, _settings(one), *costs])
-    print(f"\n{_table(rows)}")
+    print(f"\n{columns(rows, 2)}")
     print(
         "\nAll fit the budget. Settings are shown rounded inward: a copy costs a little less than "
         "the ε shown.\nε(n) is the guarantee of n tokens if n is fixed in advance. An accountant "
@@ -273,7 +258,7 @@ def _say_all(plans: list[Plan]) -> None:
 
 def _settings(one: Plan) -> str:
     """Return what --mechanism takes, rounded inward, so that copied values keep ε."""
-    from adapmixed.privacy.recommendation import rounded_inward
+    from adapmixed.privacy.planner import rounded_inward
 
     if one.mechanism == "pmixed":  # it finds its radius from epsilon
         return _values({name: one.settings[name] for name in ("order", "epsilon")})
@@ -284,11 +269,83 @@ def _values(settings: Mapping[str, float]) -> str:
     return " ".join(f"{name}={value:.15g}" for name, value in settings.items())
 
 
-def _table(rows: list[list[str]]) -> str:
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    lines = []
-    for row in rows:
-        left = [text.ljust(width) for text, width in zip(row[:2], widths[:2], strict=True)]
-        right = [text.rjust(width) for text, width in zip(row[2:], widths[2:], strict=True)]
-        lines.append("  ".join(left + right).rstrip())
-    return "\n".join(lines)
+def save_plan(path: Path, folder: Path, mechanism: str, one: Plan) -> None:
+    """Write the plan of an ensemble folder, with the value of --mechanism.
+
+    The file holds a digest of the members, so it is private.
+    """
+    from adapmixed.ensemble.members import recorded_fingerprint
+
+    content = {
+        "format_version": FORMAT_VERSION,
+        "kind": "plan",
+        "ensemble": recorded_fingerprint(folder),
+        "mechanism": mechanism,
+        "epsilon": one.epsilon,
+        "delta": one.delta,
+        "adjacency": one.adjacency,
+        "tokens": one.queries,
+    }
+    write_private(path, json.dumps(content, indent=2) + "\n")
+
+
+def read_plan(path: Path) -> dict[str, Any]:
+    """Return the entries of a saved plan.
+
+    Raises:
+        ValueError: the file is no saved plan, has another version, or was changed by hand.
+    """
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+        version, kind = found["format_version"], found["kind"]
+        if (version, kind) != (FORMAT_VERSION, "plan"):
+            raise ValueError(f"it has format_version {version!r} and kind {kind!r}")
+        _, delta, way = found["ensemble"], found["delta"], found["adjacency"]
+        mechanism = mechanism_of(found["mechanism"], delta=delta, epsilon=None, queries=1, way=way)
+        if mechanism.planned_queries != found["tokens"]:
+            raise ValueError(f"tokens must be queries= of mechanism, got {found['tokens']!r}")
+    except (ValueError, TypeError, KeyError) as error:
+        why = f"it has no {error}" if isinstance(error, KeyError) else error
+        raise ValueError(
+            f"--plan must name a file that 'adapmixed plan --save' wrote, got {path}: {why}"
+        ) from error
+    return dict(found)
+
+
+def take_plan(arguments: argparse.Namespace, *, several: bool = False) -> None:
+    """Set the options of mechanism and guarantee to those of --plan, or else to their defaults.
+
+    A command calls this before it loads a model, or makes or charges a ledger. With `several`, its
+    --mechanism may be repeated.
+
+    Raises:
+        ValueError: another option is given with --plan, or the plan is of another ensemble, or its
+            tokens are spent in --ledger.
+    """
+    file, folder, ledger = arguments.plan, arguments.ensemble, vars(arguments).get("ledger")
+    if file is None:
+        arguments.delta = 1e-5 if arguments.delta is None else arguments.delta
+        arguments.adjacency = arguments.adjacency or "zero_out"
+        return
+    for name in ("mechanism", "epsilon", "delta", "adjacency"):
+        if getattr(arguments, name) is not None:
+            raise ValueError(f"--{name} must not be given with --plan, which has it: leave one out")
+    from adapmixed.ensemble.members import recorded_fingerprint
+    from adapmixed.privacy import read_ledger
+
+    found = read_plan(file)
+    if recorded_fingerprint(folder) != found["ensemble"]:
+        raise ValueError(
+            f"--plan must be of --ensemble {folder} with its present members, got {file} of "
+            f"another: 'adapmixed plan --ensemble {folder}' plans for it"
+        )
+    spent = 0
+    if ledger is not None and ledger.is_file():
+        spent = read_ledger(ledger, whole=False).account.planned
+    if spent >= found["tokens"] and vars(arguments).get("when_spent") != "public":
+        raise ValueError(
+            f"--plan must have tokens left, but all {found['tokens']} of {file} are spent in "
+            f"--ledger {ledger}: a new plan needs a new ledger, and its ε and δ add to these"
+        )
+    arguments.delta, arguments.adjacency = found["delta"], found["adjacency"]
+    arguments.mechanism = [found["mechanism"]] if several else found["mechanism"]

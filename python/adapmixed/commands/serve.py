@@ -1,41 +1,41 @@
-"""``adapmixed serve``: answer OpenAI clients privately over HTTP."""
+"""``adapmixed serve``: answer OpenAI clients privately over HTTP.
+
+The server states a promise about all answers to come; a weak one must be allowed.
+"""
 
 from __future__ import annotations
 
 import argparse
+import math
 import os
 import signal
 import sys
 import threading
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from adapmixed.commands.mechanisms import add_mechanism_options, check_charged, check_chosen
+from adapmixed.commands.mechanisms import add_mechanism_options
 from adapmixed.commands.options import (
     SharedOptions,
     add_options,
+    check_alone,
+    check_device,
     check_output,
+    load_ensemble,
     option,
     quiet_libraries,
 )
-from adapmixed.commands.placing import check_device, load_ensemble
-from adapmixed.commands.plan_file import take_plan
-from adapmixed.commands.promise import checked, promise, promised
-from adapmixed.commands.serving import (
-    accounted,
-    all_ledgers,
-    check_place,
-    mechanism_for,
-)
+from adapmixed.commands.plan import take_plan
+from adapmixed.commands.serving import accounted, all_ledgers, check_place, mechanism_for
 from adapmixed.limits import check_count
 
 if TYPE_CHECKING:
-    from adapmixed.ensemble import Ensemble
-    from adapmixed.mechanisms import Mechanism
-    from adapmixed.privacy import Accountant
+    from adapmixed.mechanisms import Mechanism, Origin
+    from adapmixed.privacy import Accountant, Guarantee
     from adapmixed.serving.clients import Clients
     from adapmixed.serving.engine import Engine
 
@@ -52,16 +52,26 @@ class ServerOptions:
 
     host: str = option("address to listen at", "127.0.0.1")
     port: int = option("port", 8000)
-    keys: Path | None = option("file of keys ('adapmixed keys')", metavar="FILE")
-    tls: Path | None = option("files for TLS (PEM)", nargs=2, metavar=("CERTIFICATE", "KEY"))
-    behind_proxy: bool = option("a proxy on the way to this address encrypts what clients send")
-    metrics_port: int | None = option(
-        "serve figures for Prometheus at this port of 127.0.0.1 (default: not)"
-    )
+    keys: Path | None = option("keys of the clients, by 'adapmixed keys'")
+    tls: Path | None = option("PEM files for TLS", nargs=2, metavar=("CERTIFICATE", "KEY"))
+    behind_proxy: bool = option("a proxy encrypts what clients send")
+    metrics_port: int | None = option("of 127.0.0.1, for Prometheus (default: none)")
     max_tokens: int = option("largest max_tokens of a request", 1024)
+    when_spent: str = option(
+        "answer when the plan is spent: status 429, or the public model",
+        "error",
+        choices=("error", "public"),
+    )
+    demo: Path | None = option(
+        f"serve the built-in ensemble, {DEMO_TOKENS} tokens within epsilon {DEMO_EPSILON:g} "
+        "(default: report)",
+        nargs="?",
+        const=Path("report"),
+        metavar="FOLDER",
+    )
+    name: str | None = option("name of the model (default: that of the ensemble's folder)")
     allow_weak: bool = option(
-        "serve although the guarantee is weak (epsilon above 10, delta above 0.001), its epsilon "
-        "has no limit, it depends on the private data, or there is none"
+        "serve without a limit of epsilon, above epsilon 10 or delta 0.001, or without guarantee"
     )
 
 
@@ -75,56 +85,29 @@ def add_parser(commands: Any) -> None:
         "gracefully. SIGHUP reads the file of keys again. Other machines can reach it only with "
         "--keys and TLS, or with --keys behind a proxy.",
     )
-    parser.add_argument(
-        "--demo",
-        type=Path,
-        nargs="?",
-        const=Path("report"),
-        metavar="FOLDER",
-        help="serve the built-in ensemble with a ledger in this folder, and choose all models and "
-        f"the mechanism: {DEMO_TOKENS} tokens within epsilon {DEMO_EPSILON:g} (default: report)",
-    )
+    add_options(parser, ServerOptions, "demo")
     add_options(parser, SharedOptions, "base ensemble", required=False)
-    parser.add_argument(
-        "--name", metavar="MODEL", help="name of the model (default: the ensemble folder's name)"
-    )
-    add_options(
-        parser, ServerOptions, "host port keys tls behind_proxy metrics_port", title="network"
-    )
-    add_options(parser, ServerOptions, "max_tokens")
-    parser.add_argument(
-        "--when-spent",
-        choices=("error", "public"),
-        default="error",
-        help="what a request gets that the plan does not pay for: an error, status 429, or an "
-        "answer of the public model, which costs nothing (default: error)",
-    )
+    add_options(parser, ServerOptions, "name max_tokens when_spent")
     add_options(parser, SharedOptions, "active ledger no_create memory")
+    vllm = "vllm: vLLM on the CPU, for members of the output layer"
+    add_options(parser, SharedOptions, "device", choices=("cpu", "cuda", "vllm"), help=vllm)
+    add_options(parser, SharedOptions, "dtype")
+    network = "host port keys tls behind_proxy metrics_port"
+    add_options(parser, ServerOptions, network, title="network")
     add_mechanism_options(parser)
     add_options(parser, ServerOptions, "allow_weak")
-    parser.add_argument(
-        "--device",
-        choices=("cpu", "cuda", "vllm"),
-        default="cpu",
-        help="device of models and mechanisms; vllm: vLLM on the CPU, for members of the output "
-        "layer (default: cpu)",
-    )
-    add_options(parser, SharedOptions, "dtype")
     parser.set_defaults(run=run, operator=False)
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Serve until a signal (status 0), or until the engine fails (status 1)."""
-    from adapmixed.ranks import Rank
-
     with ExitStack() as stack:
         if arguments.keys is not None:  # a signal that comes too early waits for its handler
             before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGHUP})
             stack.callback(signal.pthread_sigmask, signal.SIG_SETMASK, before)
         _check_extra(arguments.device)
         _check_network(arguments)
-        if Rank.from_environment().world > 1:
-            raise ValueError("serve must run in one process, so that one queue is answered")
+        check_alone("serve")
         check_count("--max-tokens", arguments.max_tokens)
         return _serve(arguments, stack)
 
@@ -167,8 +150,11 @@ def _check_network(arguments: argparse.Namespace) -> None:
 
 def _serve(arguments: argparse.Namespace, stack: ExitStack) -> int:
     from adapmixed.mechanisms import Origin
+    from adapmixed.privacy import Accountant
+    from adapmixed.ranks import ALONE
     from adapmixed.serving.admission import Admission
     from adapmixed.serving.app import Service, application
+    from adapmixed.serving.batch import BatchEngine
     from adapmixed.serving.clients import Clients, Usage
     from adapmixed.serving.engine import Prompt
     from adapmixed.serving.fields import Defaults
@@ -196,10 +182,22 @@ def _serve(arguments: argparse.Namespace, stack: ExitStack) -> int:
         )
     quiet_libraries()
     print(f"Loading {arguments.ensemble} ...", file=sys.stderr, flush=True)
-    ensemble = _ensemble(arguments)
-    _check_promise(arguments, mechanism, ensemble)
+    check_device(arguments)
+    ensemble = load_ensemble(arguments, ALONE)
+    of = mechanism, ensemble.num_models, Origin.of(ensemble, arguments.active)
+    empty = Accountant(arguments.delta, epsilon=arguments.epsilon, adjacency=arguments.adjacency)
+    checked(promised(empty, *of), mechanism, allow_weak=arguments.allow_weak)
     accountant = stack.enter_context(accounted(arguments))
-    engine, window = _engine(arguments, ensemble, mechanism, accountant)
+    settings = {"memory_bytes": arguments.memory, "active": arguments.active}
+    engine: Engine
+    if arguments.device == "vllm":
+        from adapmixed.vllm.engine import VllmEngine
+
+        engine = VllmEngine(arguments.base, ensemble, mechanism, accountant, **settings)
+        window: int | None = engine.window
+    else:
+        engine = BatchEngine(ensemble, mechanism, accountant, **settings)
+        window = ensemble.max_positions
     engine.check(Prompt((0,), 1))  # else the memory holds no answer
     clients = None
     if keys is not None:
@@ -232,16 +230,11 @@ def _serve(arguments: argparse.Namespace, stack: ExitStack) -> int:
     left = f" {admission.left} tokens are left of the plan." if planned else ""
     left += " Then the public model answers." if then_public else ""
     url = url_of(listening, tls=key is not None)
-    origin = Origin.of(ensemble, arguments.active)
-    words = promise(accountant, mechanism, ensemble.num_models, origin)
     every = all_ledgers(arguments.ensemble, arguments.ledger)
     if every and accountant.guarantee().kind == "public":  # the first token costs a whole plan
         every = f"Before the first private token of this one: {every}"
-    line = f"Serving {defaults.model} at {url}. {words}{left} {every}"
-
-    def ready() -> None:
-        print(line.rstrip(), file=sys.stderr, flush=True)
-
+    line = f"Serving {defaults.model} at {url}. {promise(accountant, *of)}{left} {every}"
+    ready = partial(print, line.rstrip(), file=sys.stderr, flush=True)
     Listener(config, scheduler, STOP_SECONDS, ready).run(sockets=[listening])
     return 1 if scheduler.failed else 0
 
@@ -253,10 +246,9 @@ def _chosen(arguments: argparse.Namespace) -> Mechanism:
             raise ValueError(f"--{name} must be given, or --demo for the built-in ensemble")
     if arguments.device == "vllm" and not os.path.isdir(arguments.base):
         raise ValueError(f"--base must be a folder with --device vllm, got {arguments.base}")
-    check_chosen(arguments.mechanism or arguments.plan)
+    mechanism = mechanism_for(arguments, None)
     if arguments.ledger is None:
         raise ValueError("--ledger must be given: a server without one forgets what was spent")
-    mechanism = mechanism_for(arguments, None)
     check_place(arguments)
     return mechanism
 
@@ -277,39 +269,9 @@ def _demo(arguments: argparse.Namespace) -> Mechanism:
     arguments.name = arguments.name or DEMO_NAME
     budget = (DEMO_EPSILON, arguments.delta, NUM_MODELS, DEMO_TOKENS, arguments.adjacency)
     (one,) = (one for one in chosen(*budget) if one.mechanism == ClippedLogPool.name)
-    mechanism = planned(one)
-    check_charged(mechanism, delta=arguments.delta, epsilon=None, way=arguments.adjacency)
     check_output("--demo", arguments.demo, folder=True)
     train_demo(arguments.ensemble)
-    return mechanism
-
-
-def _ensemble(arguments: argparse.Namespace) -> Ensemble:
-    from adapmixed.ranks import ALONE
-
-    check_device(arguments)
-    ensemble = load_ensemble(arguments, ALONE)
-    if ensemble.tokenizer is None:
-        raise ValueError("--base must have a tokenizer to be served, but has none")
-    return ensemble
-
-
-def _engine(
-    arguments: argparse.Namespace,
-    ensemble: Ensemble,
-    mechanism: Mechanism,
-    accountant: Accountant,
-) -> tuple[Engine, int | None]:
-    """Return the engine that --device chooses, and the positions of its window."""
-    settings = {"memory_bytes": arguments.memory, "active": arguments.active}
-    if arguments.device == "vllm":
-        from adapmixed.vllm.engine import VllmEngine
-
-        engine = VllmEngine(arguments.base, ensemble, mechanism, accountant, **settings)
-        return engine, engine.window
-    from adapmixed.serving.batch import BatchEngine
-
-    return BatchEngine(ensemble, mechanism, accountant, **settings), ensemble.max_positions
+    return planned(one)
 
 
 def _reread(path: Path, clients: Clients, stack: ExitStack) -> None:
@@ -336,16 +298,85 @@ def _reread(path: Path, clients: Clients, stack: ExitStack) -> None:
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGHUP})
 
 
-def _check_promise(arguments: argparse.Namespace, mechanism: Mechanism, ensemble: Ensemble) -> None:
-    """Check that the answers to come may be served, before a ledger is made or opened.
+def promised(
+    accountant: Accountant, mechanism: Mechanism, num_models: int, origin: Origin
+) -> Guarantee:
+    """Return the guarantee of an account's answers together with all answers to come.
+
+    One made-up answer is charged to a copy of the account, which is thrown away. If no plan and no
+    budget limits ε, that ε is too small: see `Guarantee.limited`.
+
+    Args:
+        accountant: the account that will be charged. It is not changed.
+        mechanism: how queries will be answered.
+        num_models: N.
+        origin: the ensemble that will answer.
 
     Raises:
-        ValueError: the guarantee is weak, without a limit, private or none, and --allow-weak is not
-            given.
+        ValueError: the account is bound to another mechanism or ensemble.
     """
-    from adapmixed.mechanisms import Origin
-    from adapmixed.privacy import Accountant
+    import torch
 
-    empty = Accountant(arguments.delta, epsilon=arguments.epsilon, adjacency=arguments.adjacency)
-    found = promised(empty, mechanism, ensemble.num_models, Origin.of(ensemble, arguments.active))
-    checked(found, mechanism, allow_weak=arguments.allow_weak)
+    from adapmixed.mechanisms import Rows
+    from adapmixed.privacy import Accountant, BudgetSpentError
+    from adapmixed.rng import SecureRandom
+
+    now, trial = accountant.guarantee(), Accountant.from_state(accountant.state())
+    asking: Any = mechanism
+    if hasattr(mechanism, "public_confidence"):  # no rows are unsure enough for one near 0
+        asking = replace(asking, public_confidence=None)
+    rows = Rows(torch.zeros(num_models, 1, 2), torch.zeros(1, 2), None, 2)
+    ticket = asking.propose_rows(rows, rng=SecureRandom(), origin=origin)
+    ticket.mechanism = mechanism
+    try:
+        trial.charge(ticket)
+    except BudgetSpentError:  # no private answer can follow
+        return now
+    return replace(trial.guarantee(), queries=now.queries, public_queries=now.public_queries)
+
+
+def checked(guarantee: Guarantee, mechanism: Mechanism, *, allow_weak: bool) -> Guarantee:
+    """Return a guarantee of :func:`promised` that may be served.
+
+    Raises:
+        ValueError: it is weak, without a limit, private or none, and --allow-weak is not given.
+    """
+    from adapmixed.privacy.guarantee import weak_warnings
+
+    if allow_weak:
+        return guarantee
+    if not guarantee.limited:
+        ways = ["queries= in --mechanism"] if hasattr(mechanism, "queries") else []
+        ways += [] if mechanism.no_budget else ["--epsilon"]
+        limits = f"{' or '.join(ways)} would limit it"
+        raise ValueError(
+            "--allow-weak must be given to serve this mechanism, whose ε has no limit and grows "
+            f"with every answer; {limits if ways else f'no option of {mechanism.name} limits it'}"
+        )
+    fixed = guarantee.kind in ("fixed", "public") and guarantee.epsilon is not None
+    if not fixed or weak_warnings(guarantee.epsilon or 0.0, guarantee.delta):
+        raise ValueError(f"--allow-weak must be given to serve this mechanism: {_said(guarantee)}")
+    return guarantee
+
+
+def promise(accountant: Accountant, mechanism: Mechanism, num_models: int, origin: Origin) -> str:
+    """Return what may be published of an account's answers and of all answers to come.
+
+    Arguments and errors are those of :func:`promised`.
+    """
+    found = promised(accountant, mechanism, num_models, origin)
+    if found.limited:
+        return _said(found)
+    now = replace(accountant.guarantee(), caveats=found.caveats)
+    so_far = [str(now)] if now.queries else replace(found, epsilon=math.inf).warnings
+    return " ".join(["The ε of all answers has no limit and grows with every answer.", *so_far])
+
+
+def _said(guarantee: Guarantee) -> str:
+    """Return what may be published of a guarantee."""
+    if guarantee.kind.startswith("data-dependent"):
+        words = "The cost of its answers depends on the private data and is for the operator alone."
+        return " ".join([words, *guarantee.warnings])
+    if guarantee.kind == "none":
+        return "Its answers have no privacy guarantee."
+    return str(guarantee)

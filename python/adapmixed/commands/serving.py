@@ -4,28 +4,24 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from adapmixed.commands.mechanisms import (
-    add_mechanism_options,
-    check_charged,
-    check_chosen,
-    mechanism_of,
-)
+from adapmixed.commands.mechanisms import add_mechanism_options, mechanism_of
 from adapmixed.commands.options import (
     SharedOptions,
     add_options,
     check_output,
+    joined_ranks,
+    load_ensemble,
     option,
     quiet_libraries,
     random_source,
 )
-from adapmixed.commands.placing import joined_ranks, load_ensemble
-from adapmixed.commands.plan_file import take_plan
+from adapmixed.commands.plan import take_plan
 from adapmixed.limits import check_count
 
 if TYPE_CHECKING:
@@ -39,13 +35,8 @@ class AnswerOptions:
     """The options of `generate` and `chat` alone."""
 
     stop: list[str] | None = option("text that ends an answer; may be repeated", metavar="TEXT")
-    seed: int | None = option(
-        "seed for repeatable randomness; never use it to release text (default: the system's "
-        "randomness)"
-    )
-    operator: bool = option(
-        "PRIVATE: also print costs that depend on private data, to standard error"
-    )
+    seed: int | None = option("seed, for text that is not released (default: the system's)")
+    operator: bool = option("PRIVATE: print costs that depend on private data, too")
 
 
 def add_serving_options(parser: argparse.ArgumentParser) -> None:
@@ -65,6 +56,18 @@ def shape_of(arguments: argparse.Namespace) -> dict[str, Any]:
         "top_k": arguments.top_k,
         "stop_strings": arguments.stop or [],
     }
+
+
+def show(pieces: Iterable[str], is_main: bool = True) -> str:
+    """Return an answer, which the main process writes as it is released; all take part."""
+    text = ""
+    for piece in pieces:
+        text += piece
+        if is_main:
+            print(piece, end="", flush=True)
+    if is_main:
+        print()
+    return text
 
 
 @contextmanager
@@ -120,16 +123,17 @@ def mechanism_for(arguments: argparse.Namespace, queries: int | None) -> Mechani
         queries: as in `mechanism_of`.
 
     Raises:
-        ValueError: as `take_plan`, `check_chosen`, `mechanism_of` and `check_charged`, before a
-            ledger is made.
+        ValueError: as `take_plan` and `mechanism_of`, before a ledger is made.
     """
     take_plan(arguments)
-    text = check_chosen(arguments.mechanism)
-    guarantee = {"delta": arguments.delta, "epsilon": arguments.epsilon, "way": arguments.adjacency}
-    ledger = vars(arguments).get("ledger") is not None
-    mechanism = mechanism_of(text, **guarantee, queries=queries, ledger=ledger)
-    check_charged(mechanism, **guarantee)
-    return mechanism
+    return mechanism_of(
+        arguments.mechanism,
+        delta=arguments.delta,
+        epsilon=arguments.epsilon,
+        way=arguments.adjacency,
+        queries=queries,
+        ledger=vars(arguments).get("ledger") is not None,
+    )
 
 
 def check_place(arguments: argparse.Namespace) -> None:
@@ -175,15 +179,29 @@ def accounted(arguments: argparse.Namespace) -> Iterator[Accountant]:
 
 
 def _print_costs(arguments: argparse.Namespace, accountant: Accountant) -> None:
-    for line in cost_lines(accountant, operator=arguments.operator):
-        print(line, file=sys.stderr)
+    """Print what was charged; private numbers only with --operator."""
+    guarantee, operator = accountant.guarantee(), arguments.operator
+    lines = [str(guarantee)]
+    if guarantee.kind.startswith("data-dependent") and not operator:
+        lines = [
+            f"{guarantee.queries} answered queries; their cost depends on the private data and is "
+            "for the operator alone (--operator, 'adapmixed ledger show').",
+            *guarantee.warnings,
+        ]
+    if accountant.durable:
+        held = f"The ledger holds {accountant.charges} records"
+        lines += [f"{held}; the guarantee covers all of them."]
+    if operator and accountant.epsilon is not None:
+        limit = f"{accountant.limit:.6g}"
+        lines += [f"PRIVATE, for the operator: spent of a budget of {limit}, by member:"]
+        lines += [f"{number:>6}  {amount:.6g}" for number, amount in enumerate(accountant.spent)]
     if accountant.durable and (words := all_ledgers(arguments.ensemble, arguments.ledger)):
-        print(words, file=sys.stderr)
-    if not accountant.durable and accountant.guarantee().kind == "fixed":
-        print(
-            "This account ends here. Its ε adds to that of other runs. --ledger keeps one account.",
-            file=sys.stderr,
-        )
+        lines += [words]
+    if not accountant.durable and guarantee.kind == "fixed":
+        lines += [
+            "This account ends here. Its ε adds to that of other runs. --ledger keeps one account."
+        ]
+    print(*lines, sep="\n", file=sys.stderr)
 
 
 def all_ledgers(ensemble: str | Path, path: Path | None = None) -> str:
@@ -196,22 +214,3 @@ def all_ledgers(ensemble: str | Path, path: Path | None = None) -> str:
         return found.words if found.ledgers > 1 or path is None else ""
     except (OSError, ValueError) as error:
         return f"The ledgers of this ensemble could not be added up: {error}"
-
-
-def cost_lines(accountant: Accountant, *, operator: bool) -> Iterator[str]:
-    """Yield lines about what was charged; private numbers only if `operator` is set."""
-    guarantee = accountant.guarantee()
-    if guarantee.kind.startswith("data-dependent") and not operator:
-        yield (
-            f"{guarantee.queries} answered queries; their cost depends on the private data and is "
-            "for the operator alone (--operator, 'adapmixed ledger show')."
-        )
-        yield from guarantee.warnings
-    else:
-        yield str(guarantee)
-    if accountant.durable:
-        yield f"The ledger holds {accountant.charges} records; the guarantee covers all of them."
-    if operator and accountant.epsilon is not None:
-        yield f"PRIVATE, for the operator: spent of a budget of {accountant.limit:.6g}, by member:"
-        for number, amount in enumerate(accountant.spent):
-            yield f"{number:>6}  {amount:.6g}"

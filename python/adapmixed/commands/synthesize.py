@@ -25,26 +25,18 @@ class SynthesizeOptions:
 
     texts: str | None = option("the records: CSV, JSON lines, Parquet, or a folder of texts")
     column: str = option("column with the text of a record", "text")
-    id_column: str | None = option(
-        "column that names whose a record is; everything under one name is one record (default: "
-        "each row is a record)"
-    )
+    id_column: str | None = option("column of the name that makes one record of rows")
     describe: str | None = option('what a record is, as in "a clinic\'s discharge summary"')
     epsilon: float = option("ε of all texts together", 3.0)
     delta: float = option("δ of all texts together", 1e-6)
-    count: int | None = option(
-        "number of texts, a public number, like all others here (default: 10)"
-    )
+    count: int | None = option("texts, a public number as all others here (default: 10)")
     max_tokens: int | None = option("most tokens of a text, its end included (default: 200)")
-    batch: int | None = option(
-        "number of records that a text is drawn from (default: the least with a clip 2 wide)",
-        metavar="B",
-    )
-    longest: int = option("most tokens of a record in a prompt; the others are cut", 256)
+    batch: int | None = option("records of a text (default: the least with a clip 2 wide)")
+    longest: int = option("most tokens of a record in a prompt, which is cut", 256)
     plain: bool = option("prompts as plain text, without the base's chat template")
-    out: Path | None = option("CSV file of the texts; OUT.private has the key and the journal")
+    out: Path | None = option("CSV of the texts; OUT.private has the key and the journal")
     report: Path | None = option(
-        "PRIVATE: folder for a page about the texts and the records; it plants some records"
+        "PRIVATE: a page about texts and records, of which it plants some", metavar="FOLDER"
     )
     demo: bool = option("the built-in model and texts, in less than a minute")
 

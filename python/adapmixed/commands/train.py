@@ -36,23 +36,16 @@ class TrainOptions:
     """The options of this command alone."""
 
     models: int | None = option(
-        "number N of members, a public constant: places for the names of --id-column, with room "
-        "for those to come (default: the preset's, or a fifth more than there are names, in tens; "
-        f"{NUM_MODELS} shards without --id-column)"
+        "members, a public constant (default: the preset's, or a fifth more than there are names, "
+        f"in tens, or {NUM_MODELS} without --id-column)"
     )
-    share_shards: bool = option(
-        "hash the names of --id-column to shards, which several of them may share, for more names "
-        "than members"
-    )
+    share_shards: bool = option("hash the names of --id-column to shards, which they may share")
     key_file: Path | None = option(
-        "file with the key of the division, 64 hexadecimal digits (default: "
-        "OUTPUT.private/shard.key, created if missing)"
+        "key of the division, 64 hex digits (default: OUTPUT.private/shard.key, which is made)"
     )
-    update: bool = option(
-        "train the members again whose text has changed: names that came, changed or left"
-    )
-    workers: int = option("processes, each of which trains one member at a time", 1)
-    threads: int = option("threads of each worker", 1)
+    update: bool = option("train members again whose names came, changed or left")
+    workers: int = option("processes that train members", 1)
+    threads: int = option("threads of each of them", 1)
 
 
 def add_parser(commands: Any) -> None:
@@ -65,21 +58,17 @@ def add_parser(commands: Any) -> None:
         "interruption the same command continues. Under torchrun the processes take members in "
         "turn.",
     )
-    add_model_options(
-        parser, output="ensemble folder; OUTPUT.private, in the same place, holds the private files"
-    )
-    parser.add_argument(
-        "--seed", type=int, default=0, help="seed of the members' training (default: 0)"
-    )
+    add_model_options(parser, output="folder of the ensemble; OUTPUT.private has private files")
+    told = "seed of the members' training (default: 0)"
+    parser.add_argument("--seed", type=int, default=0, metavar="N", help=told)
     add_corpus_options(parser)
     add_options(parser, TrainOptions, title="ensemble")
     add_adapter_options(
         parser,
-        adapt=f"{ADAPT}, or with --preset peft's choice for the architecture",
-        more="; steps, the least number of every member's steps, with which --epochs defaults to "
-        "1; shared_a=yes to give all members one random A and train B alone; validation_fraction, "
-        "the share of each shard's names that is held out (0.05); early_stopping=yes to keep each "
-        "member's best epoch, or the public model, as measured on its held-out text",
+        adapt=f"{ADAPT}, or with --preset peft's choice",
+        more="; steps, the least of each member, with which --epochs is 1; shared_a=yes to train "
+        "B alone; validation_fraction, the share of names held out (0.05); early_stopping=yes to "
+        "keep the epoch that is best on them",
     )
     parser.set_defaults(run=run)
 

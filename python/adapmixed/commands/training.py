@@ -22,29 +22,26 @@ class TrainingOptions:
     """The options of a training."""
 
     revision: str | None = option("commit, tag or branch of a hub name (default: newest)")
-    preset: str | None = option("the paper's training settings", choices=PRESETS)
+    preset: str | None = option("the paper's settings: %(choices)s", choices=PRESETS, metavar="SET")
     corpus: str = option(
-        "file (*.txt, *.csv, *.jsonl or *.parquet), folder of such files, builtin, or data set "
-        "of the hub: hub:NAME[:CONFIG][@REVISION] (default revision: the newest)",
+        "file (.txt, .csv, .jsonl, .parquet), folder of them, builtin, or "
+        "hub:NAME[:CONFIG][@REVISION]",
         required=True,
+        metavar="SOURCE",
     )
     text_column: str | None = option("column with the text of a row (default: text)")
-    chat_column: str | None = option(
-        "column with messages, which the base's chat template makes text of"
-    )
-    id_column: str | None = option(
-        "column that names the user or document whose rows stay in one shard"
-    )
+    chat_column: str | None = option("column with messages, for the base's chat template")
+    id_column: str | None = option("column of the name whose rows stay in one shard")
     split: str | None = option(
-        "split of a hub data set (default: train), or of a folder: train, validation, test or all"
+        "of a hub data set (default: train), or of a folder: train, validation, test or all"
     )
     new_document: str | None = option(
-        "regular expression for a line or row that begins a document (default: blank lines "
-        "separate documents, or each row is one)"
+        "matches the first line or row of a document (default: blank lines, or every row)",
+        metavar="REGEX",
     )
     epochs: int | None = option("passes over the text")
     learning_rate: float | None = option("largest rate of AdamW, which falls linearly to zero")
-    block_size: int | None = option("tokens per block, at most what the base's window holds")
+    block_size: int | None = option("tokens of a block, at most those of the base's window")
 
 
 def add_model_options(parser: argparse.ArgumentParser, *, output: str) -> None:
@@ -58,7 +55,7 @@ def add_model_options(parser: argparse.ArgumentParser, *, output: str) -> None:
     add_options(parser, TrainingOptions, "revision")
     parser.add_argument("--output", required=True, type=Path, help=output)
     add_options(parser, TrainingOptions, "preset")
-    add_options(parser, SharedOptions, "device", help="device to train on (default: cpu)")
+    add_options(parser, SharedOptions, "device")
     add_options(parser, SharedOptions, "dtype", choices=DTYPES[:2])
 
 
@@ -83,15 +80,14 @@ def add_adapter_options(parser: argparse.ArgumentParser, *, adapt: str, more: st
     group.add_argument(
         "--training",
         metavar='"KEY=VALUE ..."',
-        help="other settings, such as 'rank=4 alpha=32': rank and alpha of the adapters, whose "
-        "update is multiplied by alpha / rank; weight_decay and warmup_steps of AdamW; batch_size "
-        f"in blocks{more}",
+        help="other settings, such as 'rank=4 alpha=32', whose ratio scales the update; also "
+        f"weight_decay, warmup_steps, batch_size in blocks{more}",
     )
     group.add_argument(
         "--adapt",
-        metavar="head|last:K|all|NAME,...",
-        help="layers to adapt: the output layer, all linear layers of the last K blocks or of all "
-        f"blocks, or layers by name (default: {adapt})",
+        metavar="LAYERS",
+        help="head (the output layer), last:K (linear layers of the last K blocks), all, or names "
+        f"with commas (default: {adapt})",
     )
 
 
@@ -156,16 +152,9 @@ def config_of(
     settings: dict[str, Any],
     training: dict[str, Any],
 ) -> FinetuneConfig:
-    """Return the training settings from the options, else `settings`, else the defaults.
+    """Return the settings from the options and --training, else `settings`, else the defaults.
 
-    A block that is not given fits the base's window.
-
-    Args:
-        arguments: the command's arguments.
-        facts: facts about the base.
-        targets: names of the adapted layers.
-        settings: for instance those of a preset.
-        training: those of --training.
+    A block that is not given fits the base's window. `targets` are the names of the adapted layers.
 
     Raises:
         ValueError: if a value is out of range.

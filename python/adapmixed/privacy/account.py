@@ -7,10 +7,11 @@ computes the ε that follows.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields, is_dataclass, replace
+from functools import partial
 from numbers import Real
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,17 +26,8 @@ from adapmixed.limits import (
     check_question,
 )
 from adapmixed.privacy.budget import ShardBudget
-from adapmixed.privacy.encoding import (
-    check_keys,
-    exactly,
-    from_json,
-    read_array,
-    read_event,
-    to_json,
-    write_array,
-)
+from adapmixed.privacy.encoding import CODECS, from_json, read_event, to_json
 from adapmixed.privacy.events import (
-    CAVEATS,
     BoundedRangeAnswer,
     Caveat,
     ClippedAnswer,
@@ -44,13 +36,14 @@ from adapmixed.privacy.events import (
     IndividualCharge,
     LeaveOneOutLoss,
     Origin,
-    Pay,
     PublicAnswer,
     RenyiBound,
     UnprotectedAnswer,
-    checked_array,
 )
 from adapmixed.privacy.rounding import array_add_up
+
+if TYPE_CHECKING:
+    from adapmixed.mechanisms import Mechanism
 
 Counted = (
     GaussianScreening
@@ -63,16 +56,16 @@ Counted = (
 """Events whose cost does not depend on private data."""
 
 FAMILIES: Mapping[type, str | None] = {
-    LeaveOneOutLoss: "realised losses or Rényi bounds",
-    RenyiBound: "realised losses or Rényi bounds",
-    GaussianScreening: "realised losses or Rényi bounds",
-    ClippedAnswer: "ClippedAnswer",
-    BoundedRangeAnswer: "BoundedRangeAnswer",
-    IndividualCharge: "IndividualCharge",
+    LeaveOneOutLoss: "renyi",
+    RenyiBound: "renyi",
+    GaussianScreening: "renyi",
+    ClippedAnswer: "pld",
+    BoundedRangeAnswer: "bounded range",
+    IndividualCharge: "per-shard budget",
     PublicAnswer: None,
     UnprotectedAnswer: None,
 }
-"""Events by the family whose costs add up to one total; None for events of any total."""
+"""Events by the method (`Guarantee.method`) that composes them to one total; None for any."""
 
 
 @dataclass(frozen=True)
@@ -97,35 +90,6 @@ class Losses:
         for position in range(event.queries):
             total = array_add_up(total, event.loss[:, position])
         return replace(self, total=total, queries=self.queries + event.queries)
-
-
-class Charged(Protocol):
-    """The part of a mechanism that the accountant uses; see `mechanisms.Mechanism`."""
-
-    @property
-    def measure(self) -> tuple[str, float | None] | None: ...
-    @property
-    def no_budget(self) -> str: ...
-    @property
-    def no_total(self) -> str: ...
-    @property
-    def no_replacement(self) -> str: ...
-    @property
-    def planned_queries(self) -> int | None: ...
-    def largest_charge(self, num_models: int) -> float | None: ...
-    def cost_ahead(self, num_models: int, queries: int) -> Sequence[Event]: ...
-
-
-class Payable(Protocol):
-    """The part of a ticket that the accountant uses; see `mechanisms.Ticket`."""
-
-    @property
-    def mechanism(self) -> Charged: ...
-    @property
-    def num_models(self) -> int: ...
-    @property
-    def origin(self) -> Origin: ...
-    def charge(self, pay: Pay) -> None: ...
 
 
 @dataclass(frozen=True)
@@ -203,13 +167,8 @@ class Account:
         """True if nothing was charged and no event was added."""
         return not (self.counts or self.caveats or self.losses) and self.spent is None
 
-    def bound_to(self, mechanism: Charged, num_models: int, origin: Origin) -> Account:
+    def bound_to(self, mechanism: Mechanism, num_models: int, origin: Origin) -> Account:
         """Return the account bound to this mechanism and ensemble, or this one if it is already.
-
-        Args:
-            mechanism: how queries are answered.
-            num_models: N.
-            origin: the ensemble that answers.
 
         Raises:
             ValueError: the account is bound to something else, or the mechanism gives no guarantee
@@ -280,7 +239,7 @@ class Account:
             return replace(self, losses=(self.losses or empty).add(event))
         setting, counts = replace(event, queries=0), dict(self.counts)
         if isinstance(event, RenyiBound):
-            self._check_orders((event.order,), "add_remove" if event.published else "zero_out")
+            self._check_orders((event.order,), event.adjacency)
         self._check_plan(event, setting)
         counts[setting] = counts.get(setting, 0) + event.queries
         return replace(self, counts=counts)
@@ -335,11 +294,12 @@ class Account:
         return active
 
     def _check_family(self, event: object) -> None:
-        family, known = FAMILIES[type(event)], self._family
-        if None not in (family, known) and family != known:
+        method, known = FAMILIES[type(event)], self.method
+        if None not in (method, known) and method != known:
             raise ValueError(
-                f"events must come from one mechanism, got {family} after {known}: no joint total "
-                "is proved; keep an accountant for each, whose fixed ε and δ add"
+                f"events must come from one mechanism, got {type(event).__name__} after a total of "
+                f"method {known!r}: no joint total is proved; keep an accountant for each, whose "
+                "fixed ε and δ add"
             )
         models = getattr(event, "num_models", None)
         if None not in (models, self.num_models) and models != self.num_models:
@@ -348,7 +308,8 @@ class Account:
             )
 
     @property
-    def _family(self) -> str | None:
+    def method(self) -> str | None:
+        """The method of `FAMILIES` that composes all charges; None before the first cost."""
         if self.spent is not None:
             return FAMILIES[IndividualCharge]
         if self.losses is not None:
@@ -357,7 +318,9 @@ class Account:
 
     @property
     def num_models(self) -> int | None:
-        """N; None until an event names it."""
+        """N; None until a binding or an event names it."""
+        if self.binding is not None:
+            return self.binding.num_models
         if self.losses is not None:
             return len(self.losses.total)
         if self.spent is not None:
@@ -378,7 +341,7 @@ class Account:
         if self.losses is not None:
             return self.losses.orders, self.losses.adjacency
         for bound in self.of(RenyiBound):
-            return (bound.order,), "add_remove" if bound.published else "zero_out"
+            return (bound.order,), bound.adjacency
         return None
 
     def _check_plan(self, event: Counted, setting: Counted) -> None:
@@ -422,16 +385,16 @@ class Account:
 
     @property
     def kind(self) -> str:
-        """Kind of guarantee that all charges have together, one of `guarantee.KINDS`."""
+        """Kind of guarantee that all charges have together, as `Guarantee.kind`."""
         if self.counts.get(UnprotectedAnswer(0), 0):
             return "none"
         if any(bound.published for bound in self.of(RenyiBound)):
             return "published"
         if self.losses is not None:
             return "data-dependent, ex-post"
-        planned = any(getattr(event, "budget", None) is not None for event in self.counts)
-        counted = any(n and FAMILIES[type(event)] for event, n in self.counts.items())
-        return "fixed" if self.spent is not None or planned or counted else "public"
+        counts = self.counts.items()
+        priced = any(n or getattr(e, "budget", None) for e, n in counts if FAMILIES[type(e)])
+        return "fixed" if priced or self.spent is not None else "public"
 
     def _budget(
         self, measure: str | None, order: float | None, largest: float | None = None
@@ -442,85 +405,20 @@ class Account:
         adjacency = self.settings.adjacency
         return ShardBudget.for_epsilon(epsilon, delta, order, adjacency, largest)
 
-    def written(self) -> dict[str, Any]:
-        """Return everything but the settings as JSON values. Private."""
-        counted: Iterable[Any] = (replace(e, queries=n) for e, n in self.counts.items())
-        losses = self.losses
-        totals = {
-            "counts": [to_json(event) for event in counted],
-            "losses": None if losses is None else to_json(losses),
-            "spent": None if self.spent is None else write_array(self.spent),
-            "charged": self.charged,
-            "caveats": [name for name in CAVEATS if name in self.caveats],
-        }
-        return {
-            "binding": None if self.binding is None else to_json(self.binding),
-            "budget": None if self.budget is None else to_json(self.budget),
-            "totals": totals,
-        }
 
-    def state(self) -> dict[str, Any]:
-        """Return everything as JSON values. Private."""
-        return {"settings": to_json(self.settings), "account": self.written()}
+def _read_counts(written: list[Any]) -> dict[Any, int]:
+    events: list[Any] = [read_event(one) for one in written]
+    return {replace(event, queries=0): event.queries for event in events}
 
-    @staticmethod
-    def from_state(state: Mapping[str, Any]) -> Account:
-        """Return the account that `state` has written.
 
-        Raises:
-            ValueError: the state is not valid.
-        """
-        values = check_keys("state", dict(state), {"settings", "account"})
-        return Account.read(from_json(Settings, values["settings"]), values["account"])
-
-    @staticmethod
-    def read(settings: Settings, written: Any) -> Account:
-        """Return the account with these settings that the method `written` has written.
-
-        Raises:
-            ValueError: no account with these settings writes these values.
-        """
-        values = check_keys("account", written, {"binding", "budget", "totals"})
-        account = Account(settings)
-        if values["binding"] is not None:
-            account = account.bound(from_json(Binding, values["binding"]))
-        budget = None
-        if values["budget"] is not None:
-            budget = from_json(ShardBudget, values["budget"])
-            largest = account.binding.largest if account.binding else None
-            if budget != account._budget(budget.measure, budget.order, largest):
-                raise ValueError(f"budget must follow from the settings, got {budget!r}")
-        if account.budget not in (None, budget):
-            raise ValueError(f"budget must be {account.budget!r}, got {budget!r}")
-        return replace(account, budget=budget)._with_totals(values["totals"])
-
-    def _with_totals(self, written: Any) -> Account:
-        """Return this account without charges with written sums, which pass the checks of events.
-
-        Raises:
-            ValueError: no events can give these sums.
-        """
-        keys = {"counts", "losses", "spent", "charged", "caveats"}
-        values = check_keys("totals", written, keys)
-        found = self.added(read_event(one) for one in exactly(list, values["counts"]))
-        found = found.added(Caveat(exactly(str, name)) for name in exactly(list, values["caveats"]))
-        if values["losses"] is not None:
-            losses = from_json(Losses, values["losses"])
-            check_count("queries", losses.queries, 0)
-            whole = LeaveOneOutLoss(losses.orders, losses.total[:, None], losses.adjacency)
-            found = replace(found._added(whole), losses=losses)
-        charged = check_count("charged", exactly(int, values["charged"]), 0)
-        if values["spent"] is None and charged != 0:
-            raise ValueError(f"charged must be 0 without spent, got {charged}")
-        if values["spent"] is not None:
-            if self.budget is None:
-                raise ValueError("spent must be null without a budget of every shard")
-            spent = checked_array("spent", read_array(values["spent"]), (None,))
-            # It is the sum of many charges, so the largest of one answer is no bound of it.
-            paid = IndividualCharge(self.budget.measure, self.budget.order, spent[:, None])
-            found = replace(found, budget=replace(self.budget, largest=None))._added(paid)
-            found = replace(found, budget=self.budget, charged=charged)
-        return found
+# How `to_json` writes the fields of an account.
+for _kind in (Settings, Binding, ShardBudget, Losses):
+    CODECS[_kind.__name__] = to_json, partial(from_json, _kind)
+CODECS["frozenset[str]"] = sorted, frozenset
+CODECS["Mapping[Counted, int]"] = (  # each event with its number of queries
+    lambda counts: [to_json(replace(event, queries=n)) for event, n in counts.items()],
+    _read_counts,
+)
 
 
 def _differences(known: Any, given: Any) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -530,7 +428,7 @@ def _differences(known: Any, given: Any) -> tuple[dict[str, Any], dict[str, Any]
     return was, now
 
 
-def _described(mechanism: Charged) -> str:
+def _described(mechanism: Mechanism) -> str:
     """Return the mechanism with its settings; a real number looks alike whatever its type.
 
     A dataclass's own `repr` is "..." for good in a thread in which one was interrupted.
@@ -545,7 +443,7 @@ def _described(mechanism: Charged) -> str:
     return f"{type(mechanism).__qualname__}({', '.join(settings)})"
 
 
-def _check_fits(mechanism: Charged, settings: Settings) -> None:
+def _check_fits(mechanism: Mechanism, settings: Settings) -> None:
     """Raise ValueError unless the mechanism gives a guarantee under these settings."""
     delta = getattr(mechanism, "delta", settings.delta)
     if delta != settings.delta:
@@ -573,7 +471,7 @@ def _check_fits(mechanism: Charged, settings: Settings) -> None:
         )
 
 
-def check_left(mechanism: Charged, answered: int, queries: int) -> None:
+def check_left(mechanism: Mechanism, answered: int, queries: int) -> None:
     """Raise BudgetSpentError unless the mechanism's plan has room for so many more queries."""
     planned, queries = mechanism.planned_queries, check_count("queries", queries, 0)
     if planned is not None and answered + queries > planned:

@@ -5,18 +5,24 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from adapmixed.limits import check_delta, check_queries
-from adapmixed.privacy.account import Account, Charged, Payable, Settings, check_left
+from adapmixed.privacy.account import Account, Binding, Settings, check_left
+from adapmixed.privacy.budget import ShardBudget
+from adapmixed.privacy.encoding import from_json, to_json
 from adapmixed.privacy.epsilon import fixed_epsilon, guarantee_of, parts_of
 from adapmixed.privacy.events import BY_HAND, Caveat, Event, IndividualCharge, Origin
 from adapmixed.privacy.guarantee import Guarantee
-from adapmixed.privacy.ledger import Ledger
+from adapmixed.privacy.ledger import Content, Ledger
 from adapmixed.privacy.register import enter
+
+if TYPE_CHECKING:
+    from adapmixed.mechanisms import Mechanism, Ticket
 
 
 class Accountant:
@@ -99,16 +105,11 @@ class Accountant:
         """(N,) float64, the part of `limit` that each shard has spent. Private: for the operator.
 
         Raises:
-            ValueError: the accountant has no `epsilon`, or N is not known yet.
+            ValueError: as :attr:`limit`.
         """
-        account, models = self._account, self._account.num_models
-        if models is None and account.binding is not None:
-            models = account.binding.num_models
-        if self.epsilon is None:
-            raise ValueError("spent needs an accountant with epsilon=: no shard has a budget")
-        if models is None:
-            raise ValueError("spent needs a first charge: the number of shards is not known yet")
-        return np.zeros(models) if account.spent is None else account.spent.copy()
+        self._check_budget("spent")
+        account = self._account
+        return np.zeros(account.num_models or 0) if account.spent is None else account.spent.copy()
 
     @property
     def limit(self) -> float:
@@ -117,15 +118,18 @@ class Accountant:
         Raises:
             ValueError: the accountant has no `epsilon`, or the mechanism is not known yet.
         """
+        return self._check_budget("limit").amount
+
+    def _check_budget(self, name: str) -> ShardBudget:
         if self.epsilon is None:
-            raise ValueError("limit needs an accountant with epsilon=: no shard has a budget")
+            raise ValueError(f"{name} needs an accountant with epsilon=: no shard has a budget")
         if self._account.budget is None:
-            raise ValueError("limit needs a first charge: the unit of the budget is not known yet")
-        return self._account.budget.amount
+            raise ValueError(f"{name} needs a first charge: the mechanism is not known yet")
+        return self._account.budget
 
     def bind(
         self,
-        mechanism: Charged,
+        mechanism: Mechanism,
         num_models: int,
         ensemble: str | None = None,
         active_tokens: int | None = None,
@@ -162,9 +166,9 @@ class Accountant:
 
     def _bind(self, account: Account) -> None:
         if account is not self._account and account.binding is not None:
-            self._commit({"binding": account.binding}, account)
+            self._commit(account.binding, account)
 
-    def check_left(self, mechanism: Charged, queries: int) -> None:
+    def check_left(self, mechanism: Mechanism, queries: int) -> None:
         """Check that the mechanism's plan has room for so many more queries.
 
         Args:
@@ -185,7 +189,7 @@ class Accountant:
                 "whoever knows a seed can undo the randomness"
             )
 
-    def charge(self, ticket: Payable) -> None:
+    def charge(self, ticket: Ticket) -> None:
         """Charge a ticket, so that it can be released.
 
         With a ledger, the charge is durable when this returns. With `epsilon`, the members
@@ -208,7 +212,7 @@ class Accountant:
 
     def charge_ahead(
         self,
-        mechanism: Charged,
+        mechanism: Mechanism,
         num_models: int,
         queries: int,
         origin: Origin = BY_HAND,
@@ -241,7 +245,7 @@ class Accountant:
 
     def _pay(
         self,
-        mechanism: Charged,
+        mechanism: Mechanism,
         num_models: int,
         origin: Origin,
         events: Sequence[Event],
@@ -261,7 +265,7 @@ class Accountant:
             events = [own, *(event for event in events if isinstance(event, Caveat))]
         charged = self._added(bound, events)
         self._bind(bound)
-        self._commit({"events": events}, charged)
+        self._commit(events, charged)
         return active
 
     def add(self, events: Event | Iterable[Event]) -> Accountant:
@@ -288,7 +292,7 @@ class Accountant:
                     "charged by charge(ticket)"
                 )
             listed = tuple(events) if isinstance(events, Iterable) else (events,)
-            self._commit({"events": listed}, self._added(self._account, listed))
+            self._commit(listed, self._added(self._account, listed))
         return self
 
     def _added(self, account: Account, events: Sequence[Event]) -> Account:
@@ -296,12 +300,12 @@ class Accountant:
         self.check_seeded(Caveat("seeded") in events)
         return account.added(events)
 
-    def _commit(self, entry: Mapping[str, Any], account: Account) -> None:
+    def _commit(self, entry: Content, account: Account) -> None:
         if self._ledger is not None:
             has = account.kind, *account.counts  # decide what the register has
             for ensemble, had in [*self._ensembles.items()]:
-                if "events" in entry and had != has:
-                    enter(ensemble, self._ledger.reading, account)
+                if not isinstance(entry, Binding) and had != has:
+                    enter(ensemble, replace(self._ledger.reading, account=account))
                     self._ensembles[ensemble] = has
             self._ledger.append(entry, self._account, account)
         self._account = account
@@ -320,7 +324,7 @@ class Accountant:
         Raises:
             ValueError: "replace_one" was asked for realised losses, which have no such statement.
         """
-        return guarantee_of(self._account, self.delta, adjacency or self.adjacency)
+        return guarantee_of(self._account, adjacency=adjacency)
 
     def get_epsilon(self, delta: float) -> float:
         """Return ε at this δ of all charges so far, rounded up.
@@ -348,12 +352,13 @@ class Accountant:
             Floats named "mixing", "screening", "conversion" and "total". "total" equals
             `guarantee().epsilon`. After an unprotected answer, "mixing" and "total" are inf.
         """
-        parts = vars(parts_of(self._account, self.delta, self.adjacency))
-        return {name: parts[name] for name in ("mixing", "screening", "conversion", "total")}
+        parts = parts_of(self._account, self.delta, self.adjacency)._asdict()
+        del parts["order"]
+        return parts
 
     def state(self) -> dict[str, Any]:
         """Return settings and totals as JSON values, exact to the bit. They are private."""
-        return self._account.state()
+        return to_json(self._account)
 
     @classmethod
     def from_state(cls, state: Mapping[str, Any]) -> Accountant:
@@ -368,7 +373,7 @@ class Accountant:
         Raises:
             ValueError: the state is not valid.
         """
-        account = Account.from_state(state)
+        account = from_json(Account, dict(state))
         accountant = cls(**vars(account.settings))
         accountant._account = account
         return accountant

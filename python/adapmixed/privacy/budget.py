@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from adapmixed.privacy.bounded_range import adaptive_epsilon
-from adapmixed.privacy.conversions import larger_order, rdp_to_dp, replace_one_epsilon, zcdp_to_dp
+from adapmixed.privacy.conversions import larger_order, rdp_to_dp, zcdp_to_dp
 from adapmixed.privacy.rounding import times_up
 
 
@@ -98,6 +98,4 @@ class ShardBudget:
                 largest = times_up(factor, self.largest)
                 return adaptive_epsilon(times_up(factor, amount), largest, delta)
             return zcdp_to_dp(times_up(factor, amount), delta)[0]
-        if adjacency == "zero_out":
-            return max(0.0, rdp_to_dp(order, amount, delta))
-        return replace_one_epsilon(order, amount, delta)
+        return rdp_to_dp(order, amount, delta, adjacency)

@@ -95,17 +95,11 @@ def composed_epsilon(
     """Return ε at `delta` of `queries` answers that `pair` dominates, the larger of both orders.
 
     docs/theory/clipped-mixing.md has the theorem on composition, and "How ε is computed" there
-    explains the grid.
+    explains the grid. Other arguments and the result are those of :func:`clipped_mixing_epsilon`.
 
     Args:
-        pair: dominating pair of one answer, fixed in advance. Inputs may be adaptive.
-        queries: T ≥ 0, number of answers, fixed in advance.
-        delta: δ in (0, 1).
+        pair: dominating pair of one answer. It and T are fixed in advance; inputs may be adaptive.
         error: η ≥ 0. The probability of each outcome is within e^±η of what `pair` dominates.
-        points: number of grid points, ≥ 16.
-
-    Returns:
-        ε ≥ 0, rounded up; +inf allowed.
     """
     loss = pair.largest_loss()
     # The loss of very many models rounds to 0, and their error remains.
@@ -134,11 +128,6 @@ def renyi_epsilon(pair: DominatingPair, queries: int, delta: float) -> float:
 
     The order may be chosen because the pair and the number of queries are fixed in advance; see
     docs/theory/adapmixed.md and docs/theory/clipped-mixing.md.
-
-    Args:
-        pair: dominating pair of one answer.
-        queries: T ≥ 0.
-        delta: δ in (0, 1).
     """
     best, other = math.inf, pair.exchanged()
     for order in _ORDERS:
@@ -169,14 +158,12 @@ def _by_loss_distribution(pair: DominatingPair, queries: int, delta: float, poin
         symmetric=False,
     )
     total = _power(single, queries, delta * 1e-10)
-    return max(_read_off(pmf, interval, delta) for pmf in (total._pmf_remove, total._pmf_add))
-
-
-def _read_off(pmf: Any, interval: float, delta: float) -> float:
-    dense = pmf.to_dense_pmf()
-    masses = np.asarray(dense._probs, dtype=np.float64)
-    infinite, first = float(dense._infinity_mass), int(dense._lower_loss)
-    return smallest_epsilon(masses, first, interval, infinite, delta)
+    found = 0.0
+    for dense in (one.to_dense_pmf() for one in (total._pmf_remove, total._pmf_add)):
+        masses, first = np.asarray(dense._probs, dtype=np.float64), int(dense._lower_loss)
+        mass = float(dense._infinity_mass)
+        found = max(found, smallest_epsilon(masses, first, interval, mass, delta))
+    return found
 
 
 def _both_orders(pair: DominatingPair) -> tuple[list[tuple[float, float]], ...]:

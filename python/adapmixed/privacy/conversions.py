@@ -38,13 +38,7 @@ def c_alpha(order: float, delta: float) -> float:
 def larger_order(order: float, cost: Callable[[float], float], epsilon: float) -> str:
     """Return a clause that names a larger order whose conversion costs at most half of ε.
 
-    Args:
-        order: Rényi order whose conversion alone costs too much.
-        cost: cost of the conversion at an order.
-        epsilon: ε that has to pay for it.
-
-    Returns:
-        "; a larger order costs less, for instance order=…", or "" if doubling finds none.
+    It is "; a larger order costs less, for instance order=…", or "" if doubling finds none.
     """
     for doublings in range(1, 17):
         found = order * 2.0**doublings
@@ -53,8 +47,8 @@ def larger_order(order: float, cost: Callable[[float], float], epsilon: float) -
     return ""
 
 
-def rdp_to_dp(order: float, epsilon: float, delta: float) -> float:
-    """Return the ε at `delta` that (order, epsilon)-RDP implies, rounded up.
+def rdp_to_dp(order: float, epsilon: float, delta: float, adjacency: str = "zero_out") -> float:
+    """Return the ε at `delta` that (order, epsilon)-RDP for zero-out implies, rounded up.
 
     ε = max(0, epsilon + c_α(δ)), since (ε, δ)-DP with ε < 0 implies (0, δ)-DP. The proof is that of
     docs/theory/adapmixed.md with a constant loss (Balle et al. 2020).
@@ -63,7 +57,10 @@ def rdp_to_dp(order: float, epsilon: float, delta: float) -> float:
         order: Rényi order α > 1, finite.
         epsilon: Rényi cost ≥ 0 at that order; +inf allowed.
         delta: δ in (0, 1).
+        adjacency: neighbours of the result; "replace_one" is :func:`replace_one_epsilon`.
     """
+    if adjacency == "replace_one":
+        return replace_one_epsilon(order, epsilon, delta)
     cost = c_alpha(order, delta)
     return max(0.0, cost if epsilon == 0 else up(epsilon + cost))
 

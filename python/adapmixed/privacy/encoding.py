@@ -63,8 +63,7 @@ def read_array(written: Any) -> NDArray[np.float64]:
     return np.frombuffer(data, dtype="<f8").astype(np.float64).reshape(shape)
 
 
-# How fields of a type are written, and read.
-_CODECS: dict[str, tuple[Callable[[Any], Any], Callable[[Any], Any]]] = {
+CODECS: dict[str, tuple[Callable[[Any], Any], Callable[[Any], Any]]] = {
     **{
         kind.__name__: (partial(exactly, kind), partial(exactly, kind)) for kind in (int, str, bool)
     },
@@ -75,6 +74,7 @@ _CODECS: dict[str, tuple[Callable[[Any], Any], Callable[[Any], Any]]] = {
     ),
     "NDArray[np.float64]": (write_array, read_array),
 }
+"""How fields of a declared type are written, and read. `account` adds its own."""
 
 
 def _converted(name: str, kind: str, value: Any, *, read: bool) -> Any:
@@ -82,7 +82,7 @@ def _converted(name: str, kind: str, value: Any, *, read: bool) -> Any:
     if value is None and kind.endswith(" | None"):
         return None
     try:
-        return _CODECS[kind.removesuffix(" | None")][read](value)
+        return CODECS[kind.removesuffix(" | None")][read](value)
     except ValueError as error:
         raise ValueError(f"{name} {error}") from error
 

@@ -14,7 +14,7 @@ sums are rounded up.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -38,39 +38,29 @@ from adapmixed.privacy.guarantee import Guarantee
 from adapmixed.privacy.rounding import add_up, array_add_up, times_up, up
 
 
-@dataclass(frozen=True)
-class Breakdown:
-    """The parts of an ε; mixing + screening + conversion <= total.
-
-    Attributes:
-        mixing: cost of the answers.
-        screening: cost of the noisy screenings.
-        conversion: cost of the conversion to (ε, δ); may be negative.
-        total: ε ≥ 0, rounded up.
-        order: Rényi order that gives ε; None without one.
-    """
+class Breakdown(NamedTuple):
+    """The parts of an ε in nats, mixing + screening + conversion <= total, and its Rényi order."""
 
     mixing: float
     screening: float
-    conversion: float
+    conversion: float  # to (ε, δ); may be negative
     total: float
     order: float | None = None
 
 
-def guarantee_of(account: Account, delta: float, adjacency: str) -> Guarantee:
-    """Return the guarantee of all charges.
+def guarantee_of(
+    account: Account, delta: float | None = None, adjacency: str | None = None
+) -> Guarantee:
+    """Return the guarantee of all charges; without δ or neighbours, for those of the account.
 
-    docs/concepts/guarantees.md explains its kinds; :func:`parts_of` names the theorems.
-
-    Args:
-        account: sums of all charges.
-        delta: δ in (0, 1).
-        adjacency: "zero_out" or "replace_one".
+    docs/concepts/guarantees.md explains its kinds; :func:`parts_of` names the theorems. The
+    neighbours are "zero_out" or "replace_one".
 
     Raises:
         ValueError: "replace_one" was asked for a total that has no such statement.
     """
-    check_question(adjacency)
+    delta = account.settings.delta if delta is None else delta
+    adjacency = check_question(adjacency or account.settings.adjacency)
     kind, queries, public = account.kind, account.queries, account.public_queries
     unit = None if account.binding is None else account.binding.unit
     unit = "shard" if unit is None else repr(unit)
@@ -84,7 +74,7 @@ def guarantee_of(account: Account, delta: float, adjacency: str) -> Guarantee:
         delta,
         kind,
         adjacency=neighbours if neighbours == "add_remove" else adjacency,
-        method=_method(account),
+        method="gaussian" if account.method == "renyi" and not orders else account.method,
         order=parts.order,
         orders=orders,
         queries=queries,
@@ -98,10 +88,8 @@ def guarantee_of(account: Account, delta: float, adjacency: str) -> Guarantee:
 
 def _replaced_epsilon(account: Account, delta: float, adjacency: str) -> float | None:
     """Return ε of replace-one beside that of zero-out, for answers of a bounded range alone."""
-    if account.spent is not None and account.budget is not None:
-        bounded = account.budget.largest is not None
-    else:
-        bounded = bool(account.of(BoundedRangeAnswer))
+    largest = None if account.budget is None else account.budget.largest
+    bounded = account.method == "bounded range" or largest is not None
     if account.kind != "fixed" or adjacency != "zero_out" or not bounded:
         return None
     return parts_of(account, delta, "replace_one").total
@@ -113,7 +101,7 @@ def fixed_epsilon(account: Account, delta: float) -> float:
     Raises:
         ValueError: the total is not fixed.
     """
-    found = guarantee_of(account, delta, account.settings.adjacency)
+    found = guarantee_of(account, delta)
     if found.kind not in ("fixed", "public") or found.epsilon is None:
         raise ValueError(
             f"epsilon must be that of a fixed total, got one of kind {found.kind!r}: "
@@ -136,26 +124,22 @@ def parts_of(account: Account, delta: float, adjacency: str) -> Breakdown:
     if account.kind in ("none", "public"):
         cost = math.inf if account.kind == "none" else 0.0
         return Breakdown(cost, 0.0, 0.0, cost)
-    if account.spent is not None and account.budget is not None:
-        total = account.budget.epsilon(delta, adjacency)
-        return Breakdown(total, 0.0, 0.0, total, account.budget.order)
-    boxes = account.of(ClippedAnswer)
-    if boxes:
-        box = boxes[0]
-        total = clipped_mixing_epsilon(
-            box.lower, box.upper, box.num_models, box.budget, delta, adjacency
-        )
-        return Breakdown(total, 0.0, 0.0, total)
+    order = None
+    if account.method == "per-shard budget" and account.budget is not None:
+        total, order = account.budget.epsilon(delta, adjacency), account.budget.order
+    elif account.method == "pld":
+        box = account.of(ClippedAnswer)[0]
+        of = box.lower, box.upper, box.num_models, box.budget
+        total = clipped_mixing_epsilon(*of, delta, adjacency)
+    elif account.method == "bounded range":
+        total = _bounded_range(account, delta, adjacency)
+    else:
+        return _renyi(account, delta, adjacency)
+    return Breakdown(total, 0.0, 0.0, total, order)
+
+
+def _bounded_range(account: Account, delta: float, adjacency: str) -> float:
     pools = account.of(BoundedRangeAnswer)
-    if pools:
-        total = _bounded_range(account, pools, delta, adjacency)
-        return Breakdown(total, 0.0, 0.0, total)
-    return _renyi(account, delta, adjacency)
-
-
-def _bounded_range(
-    account: Account, pools: list[BoundedRangeAnswer], delta: float, adjacency: str
-) -> float:
     settings = [(one.scale, one.lower, one.upper, one.num_models, adjacency) for one in pools]
     if len(pools) == 1:
         span = answer_range(*settings[0])
@@ -196,8 +180,11 @@ def _renyi(account: Account, delta: float, adjacency: str) -> Breakdown:
                 "adjacency must be 'zero_out' for a total that is not fixed, got 'replace_one': a "
                 "realised loss is about the removal of a member"
             )
-        (order,) = orders
-        return _replaced(order, float(mixing.max()), float(spent.max()), delta)
+        (order,), cost, whole = orders, float(mixing.max()), float(spent.max())
+        total = replace_one_epsilon(order, whole, delta)
+        once = max(0.0, rdp_to_dp(order, whole, delta) - whole)
+        once = min(once, max(0.0, total - whole))
+        return Breakdown(cost, whole - cost, once, total, order)
     conversion = _conversions(orders, delta)
     sums = array_add_up(spent, conversion)
     model = int(sums.min(axis=1).argmax())
@@ -209,12 +196,6 @@ def _renyi(account: Account, delta: float, adjacency: str) -> Breakdown:
         total=max(0.0, float(sums[model, column])),
         order=orders[column],
     )
-
-
-def _replaced(order: float, mixing: float, spent: float, delta: float) -> Breakdown:
-    total = replace_one_epsilon(order, spent, delta)
-    once = max(0.0, rdp_to_dp(order, spent, delta) - spent)
-    return Breakdown(mixing, spent - mixing, min(once, max(0.0, total - spent)), total, order)
 
 
 def _screenings(rho: float, delta: float) -> Breakdown:
@@ -234,16 +215,6 @@ def _conversions(orders: tuple[float, ...], delta: float) -> NDArray[np.float64]
     """
     share = delta if len(orders) == 1 else math.nextafter(delta / len(orders), 0.0)
     return np.array([c_alpha(order, share) for order in orders])
-
-
-def _method(account: Account) -> str:
-    if account.spent is not None:
-        return "per-shard budget"
-    if account.of(ClippedAnswer):
-        return "pld"
-    if account.of(BoundedRangeAnswer):
-        return "bounded range"
-    return "gaussian" if account.renyi is None else "renyi"
 
 
 def _covered(account: Account) -> int | None:

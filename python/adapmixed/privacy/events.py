@@ -34,11 +34,19 @@ from adapmixed.limits import (
     check_sigma,
 )
 
-CAVEATS = ("seeded", "shards", "positions", "names", "base", "tokenizer")
-"""Assumptions that may not hold. "seeded": the randomness was seeded. "shards": the shards are not
-known to be disjoint. "positions": shards were assigned by positions in a file. "names": it is not
-recorded how documents were named. "base" and "tokenizer": the public model or its tokenizer was not
-compared with that of the adapters."""
+CAVEATS = {
+    "seeded": "The randomness was seeded: there is no privacy guarantee against anyone who knows "
+    "or guesses the seed. If two sources were made from it, there is none against anyone.",
+    "shards": "Disjointness of the shards was not verified: records that lie in several of them, "
+    "or that an edit of other records can move, are not covered.",
+    "positions": "Shards were assigned by positions in a file: an edit that changes the number or "
+    "order of documents can move all later ones to other shards, and is not covered.",
+    "names": "It was not recorded how documents were named: if by positions in a file, an edit "
+    "of their number or order can move all later ones to other shards, and is not covered.",
+    "base": "The public model was not compared with the one that the adapters were trained on.",
+    "tokenizer": "The public model's tokenizer was not compared with the one of the training.",
+}
+"""Assumptions that may not hold, and what a guarantee then says."""
 
 
 @dataclass(frozen=True)
@@ -134,6 +142,11 @@ class RenyiBound:
         _set(self, epsilon=check_number("epsilon", self.epsilon, least=0.0, infinite=True))
         check_flag("published", self.published)
         _check_counts(self)
+
+    @property
+    def adjacency(self) -> str:
+        """Neighbours of the bound."""
+        return "add_remove" if self.published else "zero_out"
 
 
 @dataclass(frozen=True)
@@ -270,7 +283,7 @@ class Caveat:
 
     def __post_init__(self) -> None:
         if self.name not in CAVEATS:
-            raise ValueError(f"name must be one of {CAVEATS}, got {self.name!r}")
+            raise ValueError(f"name must be one of {(*CAVEATS,)}, got {self.name!r}")
 
 
 @dataclass(frozen=True)

@@ -22,9 +22,9 @@ import logging
 import os
 import sqlite3
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -49,11 +49,12 @@ from adapmixed.privacy.encoding import (
     to_json,
 )
 from adapmixed.privacy.epsilon import guarantee_of
+from adapmixed.privacy.events import Event
 from adapmixed.privacy.guarantee import Guarantee
 
 _LOG = logging.getLogger(__name__)
 
-FORMAT_VERSION = 10
+FORMAT_VERSION = 11
 """Version of the format. It rises when the content or its meaning changes. Older files are not
 read."""
 
@@ -99,6 +100,10 @@ _BUSY = {sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED}
 _NEEDS_LOCKS = "a ledger must lie on a file system with locks, such as a local disk"
 
 
+Content = Binding | Sequence[Event]
+"""What a record after the first holds: the binding, or the events of one charge."""
+
+
 @dataclass(frozen=True)
 class Record:
     """The settings, the binding, or the events of one charge, as stored.
@@ -119,22 +124,18 @@ class Record:
         written = {"format_version": FORMAT_VERSION, "identity": os.urandom(16).hex()}
         return Record._make(0, b"", written | {"settings": to_json(settings)})
 
-    def next(self, entry: Mapping[str, Any]) -> Record:
-        """Return the record of an entry that follows this one.
-
-        Args:
-            entry: {"events": [Event, ...]} or {"binding": Binding}.
-        """
-        if "binding" in entry:
-            written: Any = {"binding": to_json(entry["binding"])}
+    def next(self, entry: Content) -> Record:
+        """Return the record of an entry that follows this one."""
+        if isinstance(entry, Binding):
+            written: dict[str, Any] = {"binding": to_json(entry)}
         else:
-            written = {"events": [to_json(event) for event in entry["events"]]}
+            written = {"events": [to_json(event) for event in entry]}
         return Record._make(self.sequence + 1, self.hash, written)
 
     @staticmethod
     def _make(sequence: int, previous: bytes, written: Mapping[str, Any]) -> Record:
         text = canonical(written)
-        return Record(sequence, text, _record_hash(previous, sequence, text))
+        return Record(sequence, text, _hash("record", previous, b"%d" % sequence, text.encode()))
 
     def check_after(self, before: Record | None) -> None:
         """Raise LedgerCorruptError unless this is the record after another one, or the first."""
@@ -142,29 +143,21 @@ class Record:
         if self.sequence != expected:
             raise LedgerCorruptError(f"record {expected} is missing")
         previous = b"" if before is None else before.hash
-        if self.hash != _record_hash(previous, self.sequence, self.text):
+        if self.hash != _hash("record", previous, b"%d" % self.sequence, self.text.encode()):
             raise LedgerCorruptError(f"record {expected} was altered: its hash does not fit")
 
-    def entry(self) -> dict[str, Any]:
-        """Return the recorded entry.
-
-        Returns:
-            {"identity": str, "settings": Settings} of record 0, {"binding": Binding}, or
-            {"events": [Event, ...]}.
+    def entry(self) -> Content:
+        """Return the entry of a record after the first.
 
         Raises:
             LedgerCorruptError: a part is missing or unknown, or a field has another type.
         """
         try:
             written = exactly(dict, parse(self.text))
-            if self.sequence == 0:
-                check_keys("record", written, {"format_version", "identity", "settings"})
-                settings = from_json(Settings, written["settings"])
-                return {"identity": exactly(str, written["identity"]), "settings": settings}
             if set(written) == {"binding"}:
-                return {"binding": from_json(Binding, written["binding"])}
+                return from_json(Binding, written["binding"])
             values = check_keys("record", written, {"events"})
-            return {"events": [read_event(one) for one in exactly(list, values["events"])]}
+            return [read_event(one) for one in exactly(list, values["events"])]
         except (ValueError, TypeError, RecursionError) as error:
             raise LedgerCorruptError(
                 f"record {self.sequence} could not be read: {error}"
@@ -180,17 +173,19 @@ class Reading:
         first: record 0.
         last: the last record.
         account: settings, binding and totals. Private.
+        records: all records after the first, in order, if `read_ledger` has read them. Private.
     """
 
     path: str
     first: Record
     last: Record
     account: Account
+    records: Sequence[Record] = field(default=(), repr=False)
 
     @property
     def identity(self) -> str:
         """32 random hex digits, which no other ledger has."""
-        return str(self.first.entry()["identity"])
+        return str(parse(self.first.text)["identity"])
 
     @property
     def charges(self) -> int:
@@ -208,13 +203,12 @@ class Reading:
     @property
     def guarantee(self) -> Guarantee:
         """The guarantee of all charges."""
-        settings = self.account.settings
-        return guarantee_of(self.account, settings.delta, settings.adjacency)
+        return guarantee_of(self.account)
 
     def totals(self) -> tuple[str, bytes]:
         """Return the row of totals: their JSON text, and a hash that ties it to the records."""
-        text = canonical(self.account.written())
-        return text, _totals_hash(self.first, self.last, text)
+        text = canonical(to_json(self.account))
+        return text, _hash("totals", self.first.hash, self.last.hash, text.encode())
 
 
 class Ledger:
@@ -279,14 +273,14 @@ class Ledger:
             raise
         _LOG.info("ledger %s: %d records", place, self.reading.charges)
 
-    def append(self, entry: Mapping[str, Any], before: Account, after: Account) -> None:
+    def append(self, entry: Content, before: Account, after: Account) -> None:
         """Add one record, which is durable when this returns.
 
         After an error, nothing may be released, and this object can charge no more. The ledger may
         hold the charge when it is opened again.
 
         Args:
-            entry: {"events": [Event, ...]} or {"binding": Binding}.
+            entry: what was charged.
             before: the account without the record.
             after: the account with the record.
 
@@ -368,18 +362,11 @@ class Ledger:
             self._unlock()
 
 
-def read_ledger(
-    path: str | os.PathLike[str],
-    *,
-    seen: Callable[[Record], None] | None = None,
-    whole: bool = True,
-) -> Reading:
+def read_ledger(path: str | os.PathLike[str], *, whole: bool = True) -> Reading:
     """Read and check every record of a ledger, also while a writer has it open.
 
     Args:
         path: path of the database.
-        seen: function that is called with every record after the first, in order, before the next
-            one is checked.
         whole: if False, check the last two records and the totals alone, as an opening does.
 
     Returns:
@@ -394,30 +381,22 @@ def read_ledger(
         raise LedgerWriteError(f"{place} must be a ledger, but there is no such file")
     if os.path.isdir(place):
         raise LedgerWriteError(f"{place} must be the database file of a ledger, got a folder")
-    shown = 0
-
-    def once(record: Record) -> None:
-        nonlocal shown
-        if seen is not None and record.sequence > shown:
-            shown = record.sequence
-            seen(record)
-
     # A closed ledger is read without SQLite's log, which a read-only folder could not hold. If a
     # writer came meanwhile, the ledger is read again with the log.
     rest = _at_rest(place)
     if rest is not None:
         try:
-            reading = _read(place, once, whole, immutable=True)
+            reading = _read(place, whole, immutable=True)
         except LedgerError:
             if _at_rest(place) == rest:
                 raise
         else:
             if _at_rest(place) == rest:
                 return reading
-    return _read(place, once, whole, immutable=False)
+    return _read(place, whole, immutable=False)
 
 
-def _read(place: str, seen: Callable[[Record], None], whole: bool, *, immutable: bool) -> Reading:
+def _read(place: str, whole: bool, *, immutable: bool) -> Reading:
     with translated(place), closing(_connect(place, "ro", immutable=immutable)) as connection:
         connection.execute("BEGIN")  # one state, whatever a writer does meanwhile
         _check_database(connection, place)
@@ -427,24 +406,26 @@ def _read(place: str, seen: Callable[[Record], None], whole: bool, *, immutable:
         reading = _end(connection, place)
         if not whole:
             return reading
-        last, account = reading.first, Account(reading.account.settings)
-        for row in connection.execute("SELECT * FROM record WHERE sequence > 0 ORDER BY sequence"):
-            record = _record(row)
-            record.check_after(last)
-            last, entry = record, record.entry()
+        rows = connection.execute("SELECT * FROM record WHERE sequence > 0 ORDER BY sequence")
+        records = [reading.first]
+        account = Account(from_json(Settings, parse(reading.first.text)["settings"]))
+        for record in map(_record, rows):
+            record.check_after(records[-1])
+            records.append(record)
+            entry = record.entry()
             try:
-                if "binding" in entry:
-                    account = account.bound(entry["binding"])
+                if isinstance(entry, Binding):
+                    account = account.bound(entry)
                 else:
-                    account = account.added(entry["events"])
+                    account = account.added(entry)
             except ValueError as error:
                 raise LedgerCorruptError(
                     f"record {record.sequence} cannot be charged: {error}"
                 ) from error
-            seen(record)
-    if Reading(place, reading.first, last, account).totals() != reading.totals():
+    found = Reading(place, reading.first, records[-1], account, records[1:])
+    if found.totals() != reading.totals():
         raise LedgerCorruptError(f"{place}: the totals are not what the records give")
-    return reading
+    return found
 
 
 def _end(connection: sqlite3.Connection, place: str) -> Reading:
@@ -464,11 +445,10 @@ def _end(connection: sqlite3.Connection, place: str) -> Reading:
     if [tuple(map(type, row)) for row in rows] != [(str, bytes)]:
         raise LedgerCorruptError(f"{place} must have one row of totals")
     ((text, digest),) = rows
-    if digest != _totals_hash(first, last, text):
+    if digest != _hash("totals", first.hash, last.hash, text.encode()):
         raise LedgerCorruptError(f"{place}: the totals do not fit the first and last record")
-    settings: Settings = first.entry()["settings"]
     try:
-        return Reading(place, first, last, Account.read(settings, parse(text)))
+        return Reading(place, first, last, from_json(Account, parse(text)))
     except (ValueError, TypeError, RecursionError) as error:
         raise LedgerCorruptError(f"{place}: the totals could not be read: {error}") from error
 
@@ -479,18 +459,10 @@ def _record(row: tuple[Any, ...]) -> Record:
     return Record(*row)
 
 
-def _record_hash(previous: bytes, sequence: int, text: str) -> bytes:
-    return _hash(b"adapmixed ledger record", previous, b"%d" % sequence, text.encode())
-
-
-def _totals_hash(first: Record, last: Record, text: str) -> bytes:
-    return _hash(b"adapmixed ledger totals", first.hash, last.hash, text.encode())
-
-
-def _hash(*parts: bytes) -> bytes:
+def _hash(kind: str, *parts: bytes) -> bytes:
     """Return SHA-256 over parts and their lengths, so that no two lists hash the same bytes."""
     digest = hashlib.sha256()
-    for part in parts:
+    for part in (f"adapmixed ledger {kind}".encode(), *parts):
         digest.update(len(part).to_bytes(8, "little"))
         digest.update(part)
     return digest.digest()

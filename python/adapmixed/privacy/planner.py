@@ -1,4 +1,4 @@
-"""Settings of the mechanisms for a given (ε, δ): widest box, widest clip range and largest ball.
+"""Settings for a given (ε, δ), the inverse, and the plan that a public rule recommends.
 
 The planner computes settings from public numbers. It looks at no private data, and private results
 must not guide the choice among its plans: see docs/how-to/plan-a-budget.md.
@@ -8,20 +8,30 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from decimal import ROUND_CEILING, ROUND_FLOOR
 from functools import lru_cache, partial
+from typing import Any
+
+import numpy as np
 
 from adapmixed.limits import (
     MOST_BOX,
     MOST_DEPTH,
     MOST_EXPONENT,
+    MOST_MODELS,
     MOST_ORDER,
+    MOST_QUERIES,
+    check_box,
+    check_clip,
+    check_count,
     check_delta,
     check_epsilon,
     check_models,
     check_number,
     check_queries,
     check_question,
+    check_scale,
 )
 from adapmixed.privacy.bounded_range import FEW, bounded_range_epsilon
 from adapmixed.privacy.composition import (
@@ -29,19 +39,13 @@ from adapmixed.privacy.composition import (
     clipped_mixing_epsilon,
     renyi_epsilon,
 )
-from adapmixed.privacy.conversions import (
-    c_alpha,
-    emptied_share,
-    rdp_to_dp,
-    replace_one_epsilon,
-)
+from adapmixed.privacy.conversions import c_alpha, emptied_share, rdp_to_dp
 from adapmixed.privacy.costs.clipped_log_pool import RANGE_ERROR, answer_range
 from adapmixed.privacy.costs.clipped_mixing import clipped_mixing_pair
 from adapmixed.privacy.costs.pmixed import radius_for_epsilon, sound_bound
-from adapmixed.privacy.inverse import epsilon_of, models_for, queries_for
-from adapmixed.privacy.rounding import lowered
+from adapmixed.privacy.rounding import four_digits, lowered
 
-__all__ = ["Plan", "epsilon_of", "models_for", "plan", "queries_for"]
+__all__ = ["Plan", "epsilon_of", "models_for", "plan", "queries_for", "recommended"]
 
 SHAPES = (4.0, 8.0, 16.0, 32.0, 64.0)
 """Shapes log C / |log c| of the boxes that are tried."""
@@ -55,6 +59,21 @@ SCALES = (1.0, 2.0, 3.0, 4.0)
 CHOSEN_SHAPE, CHOSEN_SCALE = 16.0, 2.0
 """Shape of the box and κ of the log pool that the rule takes, by their perplexity on one
 text; see docs/how-to/plan-a-budget.md."""
+
+SHARDS = (100, 300, 1_000)
+"""Numbers of shards with which `kept_share` was measured."""
+
+_BOXES: Mapping[int, Mapping[float, float]] = {  # of ClippedMixing
+    100: {1.363: 0.053, 2.085: 0.121, 4.018: 0.215, 5.857: 0.263, 19.66: 0.395, 69.73: 0.498},
+    300: {2.235: 0.109, 5.201: 0.219, 14.45: 0.342, 22.09: 0.388, 88.37: 0.518, 365.5: 0.613},
+    1_000: {6.601: 0.183, 23.74: 0.311, 84.03: 0.43, 114.3: 0.457, 506.6: 0.562, 2_557.0: 0.632},
+}
+_CLIPS: Mapping[int, Mapping[float, float]] = {  # of ClippedLogPool, from 0 at scale 2
+    100: {0.2275: 0.078, 0.8337: 0.244, 2.237: 0.443, 2.591: 0.465, 5.181: 0.441},
+    300: {0.2545: 0.063, 0.6826: 0.158, 2.501: 0.412, 3.355: 0.463, 6.71: 0.449, 15.54: 0.406},
+    1_000: {0.8482: 0.11, 2.275: 0.248, 4.168: 0.359, 8.337: 0.416, 22.37: 0.411},
+}
+"""Shares by N and `upper`, of benchmarks/results/headline.txt."""
 
 _ORDERS = (-3.0, 9.0)  # log(order - 1): PMixED's orders from 1.05, at most `MOST_ORDER`
 _SEARCH, _SHOWN = 2**14, 2**16  # grid points while searching and for partial counts
@@ -105,7 +124,7 @@ def plan(
 ) -> list[Plan]:
     """Find the widest settings of every mechanism within (epsilon, delta), in a few seconds.
 
-    They do not tell which plan gives the best answers: `recommended` takes one by a rule.
+    They do not tell which plan gives the best answers: :func:`recommended` takes one by a rule.
 
     The ε of each plan follows from the mechanism's theorem: docs/theory/pmixed.md for PMixED,
     docs/theory/clipped-mixing.md for ClippedMixing and docs/theory/clipped-log-pool.md for
@@ -126,24 +145,16 @@ def plan(
     Raises:
         ValueError: an argument is out of range.
     """
-    target, delta, adjacency = (
-        check_epsilon(epsilon),
-        check_delta(delta),
-        check_question(adjacency),
-    )
+    target, delta, way = check_epsilon(epsilon), check_delta(delta), check_question(adjacency)
     models, queries = check_models(num_models), check_queries(queries)
     for name, values in (("shapes", shapes), ("scales", scales)):
         for value in values:
             check_number(name, value, above=0.0)
-    common = (target, delta, models, queries, adjacency)
-    boxes = [_clipped_mixing(*common, shape) for shape in shapes]
-    pools = [_log_pool(*common, scale) for scale in scales]
+    common = (target, delta, models, queries, way)
+    found = [_clipped_mixing(*common, shape) for shape in shapes]
+    found += [_log_pool(*common, scale) for scale in scales]
     pmixed = _pmixed(*common)
-    return [
-        *boxes,
-        *pools,
-        *([pmixed] if pmixed is not None else []),
-    ]
+    return found if pmixed is None else [*found, pmixed]
 
 
 def chosen(
@@ -185,12 +196,7 @@ def _clipped_mixing(
 
 
 def _log_pool(
-    target: float,
-    delta: float,
-    models: int,
-    queries: int,
-    adjacency: str,
-    scale: float,
+    target: float, delta: float, models: int, queries: int, adjacency: str, scale: float
 ) -> Plan:
     def stated(width: float, count: int = queries) -> float:
         span = answer_range(scale, 0.0, width, models, adjacency)
@@ -200,13 +206,10 @@ def _log_pool(
     span = _largest_range(target, delta, queries) / (2 if adjacency == "replace_one" else 1)
     width = min(span * models / scale * (1 - 2 * RANGE_ERROR), widest)
     width = lowered(width, 0.0, lambda width: stated(width) <= target)
-    return _planned(
-        "clipped-log-pool",
-        {"scale": scale, "lower": 0.0, "upper": width},
-        (delta, models, queries, adjacency),
-        lambda count: stated(width, count),
-        f"no clip wider than {widest:g} is tried" if width >= widest else "",
-    )
+    settings = {"scale": scale, "lower": 0.0, "upper": width}
+    note = f"no clip wider than {widest:g} is tried" if width >= widest else ""
+    common = delta, models, queries, adjacency
+    return _planned("clipped-log-pool", settings, common, partial(stated, width), note)
 
 
 @lru_cache(maxsize=8)  # it is the same for every scale
@@ -251,16 +254,10 @@ def _pmixed(target: float, delta: float, models: int, queries: int, adjacency: s
 
     def cost(count: int) -> float:
         spent = count * sound_bound(order, radius, models) * (1 + 2.0**-50)
-        if adjacency == "zero_out":
-            return rdp_to_dp(order, spent, delta)
-        return replace_one_epsilon(order, spent, delta)
+        return rdp_to_dp(order, spent, delta, adjacency)
 
-    return _planned(
-        "pmixed",
-        {"order": order, "epsilon": target, "radius": radius, "target_leakage": leakage},
-        (delta, models, queries, adjacency),
-        cost,
-    )
+    settings = {"order": order, "epsilon": target, "radius": radius, "target_leakage": leakage}
+    return _planned("pmixed", settings, (delta, models, queries, adjacency), cost)
 
 
 def _planned(
@@ -323,3 +320,164 @@ def largest_within(
         low, high = (size, high) if costs[size] <= target else (low, size)
         step += 1
     return low
+
+
+def epsilon_of(
+    delta: float,
+    num_models: int,
+    queries: int,
+    adjacency: str,
+    *,
+    lower: float,
+    upper: float,
+    scale: float | None = None,
+) -> float:
+    """Return ε of `queries` answers of ClippedMixing, or of ClippedLogPool if `scale` is given.
+
+    The theorems are in docs/theory/clipped-mixing.md and docs/theory/clipped-log-pool.md.
+
+    Args:
+        delta: δ in [1e-15, 0.1].
+        num_models: N ≥ 1.
+        queries: T ≥ 0, number of answers.
+        adjacency: "zero_out" or "replace_one".
+        lower: c of the box in [0, 1] (a ratio), or a ≤ 0 of the log pool (in log units).
+        upper: C ≥ 1 of the box, or b ≥ 0 of the log pool.
+        scale: κ ≥ 0 of ClippedLogPool; None for ClippedMixing.
+
+    Returns:
+        ε ≥ 0, rounded up; +inf allowed.
+
+    Raises:
+        ValueError: an argument is out of range.
+    """
+    delta, models = check_delta(delta), check_models(num_models)
+    count, way = check_queries(queries, least=0), check_question(adjacency)
+    if scale is None:
+        box = check_box(lower, upper)
+        return clipped_mixing_epsilon(*box, models, count, delta, way, points=PLANNED_POINTS)
+    low, high = check_clip(lower, upper)
+    span = answer_range(check_scale(scale, low, high), low, high, models, way)
+    return bounded_range_epsilon(span, count, delta)
+
+
+def queries_for(
+    epsilon: float, delta: float, num_models: int, adjacency: str = "zero_out", **settings: Any
+) -> int:
+    """Return the largest number of queries within (epsilon, delta), at most 2^40.
+
+    It is 0 if one query is too many, and one more does not keep ε. The target is ε > 0; the other
+    arguments, the errors and the theorems are those of :func:`epsilon_of`.
+    """
+    target = check_epsilon(epsilon)
+    found = _smallest(
+        lambda queries: epsilon_of(delta, num_models, queries, adjacency, **settings) > target,
+        0,
+        MOST_QUERIES,
+    )
+    return MOST_QUERIES if found is None else found - 1
+
+
+def models_for(
+    epsilon: float, delta: float, queries: int, adjacency: str = "zero_out", **settings: Any
+) -> int | None:
+    """Return the smallest number of models, two or more, that keeps (epsilon, delta).
+
+    None if it would be larger than 65 536. One model less does not keep ε, as the cost falls with
+    N: "Wider boxes and smaller ensembles cost more" in docs/theory/clipped-mixing.md, and
+    docs/theory/clipped-log-pool.md. Arguments and errors are those of :func:`epsilon_of`.
+    """
+    target = check_epsilon(epsilon)
+    return _smallest(
+        lambda models: epsilon_of(delta, models, queries, adjacency, **settings) <= target,
+        1,
+        MOST_MODELS,
+    )
+
+
+def _smallest(holds: Callable[[int], bool], low: int, most: int) -> int | None:
+    """Return the smallest integer in (low, most] for which a condition holds; None without one.
+
+    It holds for all larger integers, too. The search steps outward by factors, then bisects at
+    geometric means.
+    """
+    high = low + 1
+    while not holds(high):
+        if high == most:
+            return None
+        low, high = high, min(8 * high, most)
+    while high - low > 1:
+        middle = min(max(math.isqrt(max(low, 1) * high), low + 1), high - 1)
+        low, high = (low, middle) if holds(middle) else (middle, high)
+    return high
+
+
+def recommended(
+    epsilon: float,
+    delta: float,
+    num_models: int,
+    queries: int,
+    adjacency: str = "zero_out",
+    *,
+    mechanism: str = "clipped-mixing",
+    periods: int = 1,
+) -> Plan:
+    """Return the plan of the public rule, with settings that are rounded inward to four digits.
+
+    The rule is the widest box of `CHOSEN_SHAPE`, or the widest clip from 0 at `CHOSEN_SCALE`. It
+    looks at no member and at no text.
+
+    The first arguments are those of `plan`, with ε of all periods together and T of one.
+
+    Args:
+        mechanism: "clipped-mixing" or "clipped-log-pool".
+        periods: number of periods with these settings and N, each with an ensemble and a ledger of
+            its own. Neighbours differ in the same shard of every period.
+
+    Returns:
+        The plan of one period. Its `over_time` ends with all periods together, whose answers
+        compose as those of one plan: the cost of an answer holds for any members.
+
+    Raises:
+        ValueError: an argument is out of range, or only the public answer fits.
+    """
+    whole = check_queries(queries) * check_count("periods", periods)
+    plans = chosen(epsilon, delta, num_models, whole, adjacency)
+    for one in (one for one in plans if one.mechanism == mechanism):
+        settings: dict[str, Any] = rounded_inward(one.settings)
+        first, last = (
+            epsilon_of(delta, num_models, count, adjacency, **settings)
+            for count in (queries, whole)
+        )
+        over_time = ((queries, first), (whole, last))
+        return replace(one, settings=settings, epsilon=first, queries=queries, over_time=over_time)
+    raise ValueError(
+        f"epsilon must pay for {whole} answers of {mechanism}, got {epsilon!r}: give a larger one, "
+        "fewer answers or more shards"
+    )
+
+
+def rounded_inward(settings: Mapping[str, float]) -> dict[str, float]:
+    """Return bounds with four digits, near 1 of their distance from 1, which cost no more."""
+    up = {"lower": ROUND_CEILING}
+    return {k: float(four_digits(v, up.get(k, ROUND_FLOOR))) for k, v in settings.items()}
+
+
+def nearest(num_models: int) -> int:
+    """Return the number of shards in `SHARDS` that is nearest to N, as a ratio."""
+    return min(SHARDS, key=lambda shards: abs(math.log(shards / num_models)))
+
+
+def kept_share(one: Plan) -> float:
+    """Return the share of the best gain without protection that settings of the rule kept.
+
+    It was measured on one text with one model and `nearest` shards, and is interpolated over the
+    size of box or clip, which decides the perplexity whatever ε and the number of queries are.
+
+    Args:
+        one: a plan of `recommended` or `chosen`.
+    """
+    boxed = one.mechanism == "clipped-mixing"
+    found = (_BOXES if boxed else _CLIPS)[nearest(one.num_models)]
+    sizes = np.log(np.array([one.settings["upper"], float(boxed), *found]) + (not boxed))
+    return float(np.interp(sizes[0], sizes[1:], [0.0, *found.values()]))

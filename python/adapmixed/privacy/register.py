@@ -14,7 +14,6 @@ import math
 import os
 from collections import Counter
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import replace
 from decimal import Decimal
 from pathlib import Path
@@ -70,14 +69,18 @@ def entered(register: Path) -> dict[str, Entry]:
         raise ValueError(f"{register} must be a register of ledgers: {error!r}") from error
 
 
-def enter(ensemble: str | os.PathLike[str], reading: Reading, account: Account) -> None:
-    """Enter a ledger at its path into an ensemble's register, unless it is there.
+def enter(ensemble: str | os.PathLike[str], reading: Reading) -> None:
+    """Enter a ledger at its path, with the charge to come, into an ensemble's register.
 
     The log announces a further ledger. It also says if the register cannot be written; answers
-    then go on without it. The account is that with the charge to come.
+    then go on without it.
     """
     register, path, identity = register_of(ensemble), reading.path, reading.identity
-    entry = Entry(path, account.settings.adjacency, _promised(account), account.settings.delta)
+    settings, promised = reading.account.settings, None
+    if reading.account.kind == "fixed":
+        stated = reading.guarantee
+        promised = stated.epsilon if stated.limited and stated.epsilon != math.inf else None
+    entry = Entry(path, settings.adjacency, promised, settings.delta)
     try:
         if entered(register).get(identity) == entry:
             return
@@ -96,27 +99,6 @@ def enter(ensemble: str | os.PathLike[str], reading: Reading, account: Account) 
     if len(ledgers) > 1:
         words = "%s is one of %d ledgers of this ensemble's periods, whose costs add up: see '%s'"
         _LOG.warning(words, path, len(ledgers), "adapmixed ledger show --all")
-
-
-def _promised(account: Account) -> float | None:
-    """Return the ε that all answers to come keep; None if there is none."""
-    if account.kind != "fixed":
-        return None
-    found = guarantee_of(account, account.settings.delta, account.settings.adjacency)
-    return found.epsilon if found.limited and found.epsilon != math.inf else None
-
-
-def ensemble_of(reading: Reading) -> Path | None:
-    """Return the ensemble whose register has a ledger, if one lies near.
-
-    Near is the current folder, the ledger's, and the one above it.
-    """
-    for place in (Path.cwd(), *Path(reading.path).parents[:2]):
-        for manifest in sorted(place.glob("*/ensemble.json")):
-            with suppress(OSError, ValueError):
-                if reading.identity in entered(register_of(manifest.parent)):
-                    return manifest.parent
-    return None
 
 
 class Together(NamedTuple):
@@ -186,10 +168,7 @@ def _sum(readings: Sequence[Reading], missing: Sequence[Entry]) -> tuple[Guarant
     asked = {one.settings.adjacency for one in accounts} | {one.adjacency for one in missing}
     way = asked.pop() if len(asked) == 1 else "zero_out"
     units = {"shard" for _ in missing} | {one.guarantee.unit for one in readings}
-    found: list[Guarantee | Entry] = [
-        guarantee_of(one, one.settings.delta, way) for one in accounts
-    ]
-    found += missing
+    found: list[Any] = [*(guarantee_of(one, adjacency=way) for one in accounts), *missing]
     epsilons, how = [one.epsilon or 0.0 for one in found], "their ε and δ added; "
     epsilon, delta = math.fsum(epsilons), float(sum(Decimal(repr(one.delta)) for one in found))
     if delta >= 1:

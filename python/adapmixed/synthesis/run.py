@@ -28,9 +28,7 @@ from adapmixed.generation import PrivateGenerator
 from adapmixed.limits import DEFAULT_ACTIVE, check_count
 from adapmixed.mechanisms import ClippedLogPool
 from adapmixed.privacy import Accountant, BoundedRangeAnswer, Caveat, Event, Guarantee
-from adapmixed.privacy.inverse import models_for
-from adapmixed.privacy.planner import CHOSEN_SCALE
-from adapmixed.privacy.recommendation import recommended
+from adapmixed.privacy.planner import CHOSEN_SCALE, models_for, recommended
 from adapmixed.synthesis.batches import Batches, dealt
 from adapmixed.synthesis.journal import Journal
 

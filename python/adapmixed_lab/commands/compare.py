@@ -11,13 +11,14 @@ from adapmixed.commands.options import (
     SharedOptions,
     add_options,
     check_alone,
+    check_device,
     check_output,
+    load_ensemble,
     progress_bar,
     quiet_libraries,
     random_source,
     write_private,
 )
-from adapmixed.commands.placing import check_device, load_ensemble
 
 
 def add_parser(commands: Any) -> None:
@@ -61,8 +62,6 @@ def run(arguments: argparse.Namespace) -> int:
 
     documents = read_text(arguments.text, name="--text")
     ensemble = load_ensemble(arguments, ALONE)
-    if ensemble.tokenizer is None:
-        raise ValueError(f"--base must have a tokenizer, {arguments.base} has none")
     texts = [document.text for document in documents]
     tokens = token_stream(ensemble.tokenizer, texts, ensemble.vocab_size)
     queries = arguments.queries

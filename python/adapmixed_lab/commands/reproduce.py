@@ -12,12 +12,12 @@ from adapmixed.commands.options import (
     SharedOptions,
     add_options,
     check_alone,
+    check_device,
     check_output,
     option,
     progress_bar,
     quiet_libraries,
 )
-from adapmixed.commands.placing import check_device
 from adapmixed_lab.reproduce.sources import Sources
 
 if TYPE_CHECKING:

@@ -19,12 +19,7 @@ def range_rounding(scale: float, lower: float, upper: float) -> float:
 
     The operator's bound is 2^-49 (1 + κ max(-a, b) + L), where L is the largest -log q of the
     tokens compared (csrc/log_pool/formula.h). Float64 has no L beyond 750. See "Rounding" in
-    docs/theory/clipped-log-pool.md.
-
-    Args:
-        scale: κ ≥ 0.
-        lower: a ≤ 0, in log units.
-        upper: b ≥ 0, in log units.
+    docs/theory/clipped-log-pool.md. Arguments are those of :func:`answer_range`.
     """
     return 2.0**-48 * (1 + scale * max(-lower, upper) + 750)
 
@@ -72,14 +67,10 @@ def individual_rho(
 
     span_i = max u_i - min u_i is the range of model i's own clipped log-ratios, so the charge is
     for zero-out. It is widened as in :func:`bounded_range_rho`. docs/theory/per-shard-budgets.md
-    has the proof.
+    has the proof. Other arguments are those of :func:`answer_range`.
 
     Args:
         span: float64 of any shape, in [0, b - a].
-        scale: κ ≥ 0.
-        lower: a ≤ 0, in log units.
-        upper: b ≥ 0, in log units.
-        num_models: N ≥ 1.
 
     Returns:
         ρ_i, float64 of the shape of `span`.

@@ -148,11 +148,7 @@ def answer_error(lower: float, upper: float, num_models: int) -> float:
     upper/lower <= 2 500 and N² upper/lower <= 1.5e8. It is also 0 for a box that answers q itself.
     Otherwise it is 1.6e-11 + N 2^-52. "What the kernels do" and the section after it in
     docs/theory/clipped-mixing.md have the proof. docs/theory/numerics.md has the effect on (ε, δ).
-
-    Args:
-        lower: c of the nominal box, in [0, 1].
-        upper: C of the nominal box, ≥ 1 and finite.
-        num_models: N ≥ 1.
+    The box is the nominal one, as in :func:`accounted_box`.
     """
     if lower == 1 or upper == 1:
         return 0.0

@@ -50,9 +50,7 @@ def radius_for_epsilon(order: float, epsilon: float, num_models: int) -> float:
     most epsilon. It inverts the theorem of docs/theory/pmixed.md.
 
     Args:
-        order: Rényi order α > 1.
         epsilon: Rényi cost ≥ 0 of one query; +inf allowed.
-        num_models: N ≥ 1.
 
     Returns:
         R, rounded down. epsilon = 0 gives 0; epsilon = inf gives inf.
