@@ -111,59 +111,47 @@ bench: $(INSTALLED)
 lint: $(VENV)/.dev
 	$(BIN)/pre-commit run --all-files
 
-# The C++ entry points over cases of the Python tests, in a process without Python: see
-# tests/sanitize/. One line for each sanitizer, unless there is something to report.
-CASES := build/sanitize-cases.bin
-HAS_CMAKE = PATH="$(CURDIR)/$(BIN):$$PATH" cmake --version
-NO_CMAKE := make sanitize needs cmake: install it, or run $(PIP) install cmake
-# A simulated kernel has hundreds of stacks: what outlives a frame is looked for on the CPU's alone.
-# Older ThreadSanitizers do not start where addresses are randomised far.
+# The kernel tests on modules that are built with a sanitizer: the CPU's operators, then the CUDA
+# kernels as tests/cuda_on_cpu runs them. A simulated kernel has hundreds of stacks: what outlives a
+# frame is looked for on the CPU's alone. Torch's own threads are not instrumented, and a forked child
+# has no ThreadSanitizer. Older ThreadSanitizers do not start where addresses are randomised far.
 FIXED_ADDRESSES = $(shell setarch -R true 2>/dev/null && echo setarch -R)
+ON_CPU := $(addprefix tests/kernels/test_,contract.py gaussian.py low_rank.py sample.py workload.py)
+THREADS := tests/kernels/test_low_rank.py tests/kernels/test_workload.py
+SIMULATED := tests/cuda_on_cpu/test_kernels.py
+sanitized = $(FIXED_ADDRESSES) env LD_PRELOAD="$(foreach one,$(2) libstdc++.so,$(shell \
+  $(firstword $(CXX)) -print-file-name=$(one)))" PYTHONSAFEPATH=1 ADAPMIXED_SANITIZE=$(1) \
+  PYTHONPATH="$(CURDIR)/build/sanitize-$(1)/site:$(CURDIR)/python" \
+  $(BIN)/python -m pytest -q -p no:cacheprovider -m "not slow" -k "not forked"
 
-sanitize: build/sanitize-address/sanitized build/sanitize-thread/sanitized \
-          build/simulated-address/sanitized build/simulated-thread/sanitized $(CASES)
-	@export UBSAN_OPTIONS=print_stacktrace=1; \
-	  ASAN_OPTIONS=detect_stack_use_after_return=1 build/sanitize-address/sanitized $(CASES) && \
-	  ASAN_OPTIONS=detect_stack_use_after_return=0 build/simulated-address/sanitized $(CASES)
-	@export TSAN_OPTIONS=halt_on_error=1; \
-	  $(FIXED_ADDRESSES) build/sanitize-thread/sanitized $(CASES) && \
-	  $(FIXED_ADDRESSES) build/simulated-thread/sanitized $(CASES)
+sanitize: build/sanitize-address/site build/sanitize-thread/site
+	@export UBSAN_OPTIONS=print_stacktrace=1 ASAN_OPTIONS=detect_leaks=0; \
+	  ASAN_OPTIONS=$$ASAN_OPTIONS:detect_stack_use_after_return=1 \
+	  $(call sanitized,address,libasan.so) $(ON_CPU) && \
+	  $(call sanitized,address,libasan.so) $(SIMULATED)
+	@export TSAN_OPTIONS=halt_on_error=1:ignore_noninstrumented_modules=1; \
+	  $(call sanitized,thread,libtsan.so) $(THREADS) && \
+	  $(call sanitized,thread,libtsan.so) $(SIMULATED) -k "tiles or order_of_threads"
 
-$(CASES): $(INSTALLED) tests/sanitize/dump_cases.py tests/kernels/cases.py
-	@mkdir -p $(@D)
-	$(BIN)/python tests/sanitize/dump_cases.py $@
+build/sanitize-%/site: $(VENV)/.test $(COMPILED)
+	$(call built,$(@D),-DADAPMIXED_SANITIZE=$* -DCMAKE_BUILD_TYPE=Debug)
 
-# Of the CPU's operators, and of the CUDA kernels as tests/cuda_on_cpu runs them.
-build/sanitize-%/sanitized: $(COMPILED) $(wildcard tests/sanitize/*.cpp tests/sanitize/*.h)
-	$(call sanitized,$(@D),-DADAPMIXED_SANITIZE=$*)
-	@touch $@
-
-build/simulated-%/sanitized: $(COMPILED) $(wildcard tests/sanitize/*.h tests/cuda_on_cpu/*.cpp \
-                             tests/cuda_on_cpu/*.h)
-	$(call sanitized,$(@D),-DADAPMIXED_SANITIZE=$* -DADAPMIXED_SIMT=ON)
-	@touch $@
-
-define sanitized
-	$(call require,$(HAS_COMPILER),$(NO_COMPILER))
-	$(call require,$(HAS_CMAKE),$(NO_CMAKE))
-	@mkdir -p $(1)
+# Builds the module in the folder of the first argument, and a package around it in its `site`.
+define built
 	@echo "building $(1)"
-	@export PATH="$(CURDIR)/$(BIN):$$PATH"; { cmake -S . -B $(1) -DADAPMIXED_CUDA=OFF $(2) && \
-	  cmake --build $(1) --parallel 2; } >$(1).log 2>&1 || { cat $(1).log; exit 1; }
+	@mkdir -p $(1)
+	@export PATH="$(CURDIR)/$(BIN):$$PATH"; { cmake -S . -B $(1) -G Ninja $(2) \
+	  -DPython_EXECUTABLE="$(CURDIR)/$(BIN)/python" -Dpybind11_DIR="$$(python -m pybind11 --cmakedir)" && \
+	  cmake --build $(1); } >$(1).log 2>&1 || { cat $(1).log; exit 1; }
+	@rm -rf $(1)/site && mkdir -p $(1)/site/adapmixed_ext
+	@ln -s $(CURDIR)/adapmixed_ext/*.py $(CURDIR)/adapmixed_ext/reference $(1)/site/adapmixed_ext/
+	@cp $(1)/_C*.so $(1)/site/adapmixed_ext/
 endef
 
 # The CUDA kernels for every architecture, warnings and spills being errors; then, where there is no
 # GPU, whether the module that holds them is imported and says so.
 cuda: $(VENV)/.test
-	@echo "building build/cuda"
-	@mkdir -p build/cuda
-	@export PATH="$(CURDIR)/$(BIN):$$PATH"; { cmake -S . -B build/cuda -G Ninja -DADAPMIXED_CUDA=ON \
-	  -DADAPMIXED_WERROR=ON -DCMAKE_BUILD_TYPE=Release -DPython_EXECUTABLE="$(CURDIR)/$(BIN)/python" \
-	  -Dpybind11_DIR="$$(python -m pybind11 --cmakedir)" && cmake --build build/cuda; \
-	  } >build/cuda.log 2>&1 || { cat build/cuda.log; exit 1; }
-	@rm -rf build/cuda/site && mkdir -p build/cuda/site/adapmixed_ext
-	@ln -s $(CURDIR)/adapmixed_ext/*.py $(CURDIR)/adapmixed_ext/reference build/cuda/site/adapmixed_ext/
-	@cp build/cuda/_C*.so build/cuda/site/adapmixed_ext/
+	$(call built,build/cuda,-DADAPMIXED_CUDA=ON -DADAPMIXED_WERROR=ON -DCMAKE_BUILD_TYPE=Release)
 	@PYTHONSAFEPATH=1 PYTHONPATH="$(CURDIR)/build/cuda/site" $(BIN)/python -m pytest -q \
 	  -p no:cacheprovider tests/cuda/test_without_gpu.py
 

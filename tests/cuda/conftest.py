@@ -6,18 +6,11 @@ GPU, only test_without_gpu.py is collected here. It needs a build with CUDA and 
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
-
 import pytest
 import torch
 
 import adapmixed_ext
 
-HERE = Path(__file__).resolve().parent
-for folder in (HERE, HERE.parent / "kernels"):
-    if str(folder) not in sys.path:
-        sys.path.insert(0, str(folder))
 if not (adapmixed_ext.build_info()["cuda"] and torch.cuda.is_available()):
     collect_ignore_glob = ["test_[!w]*.py"]
 

@@ -10,7 +10,7 @@ import pytest
 import test_compile
 import torch
 import workload
-from checks import OnDevice
+from checks import on_device
 from torch import Tensor
 
 import adapmixed_ext
@@ -23,7 +23,7 @@ def test_fuzzed_calls(batch: int, gpu: torch.device) -> None:
     operators = [name for name in checks.CHECKS if name != "clip_project"]  # see test_contract.py
     values = 0
     for seed in range(batch * EACH, (batch + 1) * EACH):
-        report = checks.run(operators, *cases.fuzzed(seed), OnDevice(gpu))
+        report = checks.run(operators, *cases.fuzzed(seed), on_device(gpu))
         values += report.values
         assert not report.failures, "\n".join(report.failures[:5])
     assert values > 200

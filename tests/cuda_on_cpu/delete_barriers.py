@@ -4,10 +4,9 @@
 
 Each mutant is a copy of the sources with one change. It lacks one __syncthreads, __syncwarp or
 await_copies, or a vote by which one thread's answer reaches all threads, or one atomic operation is
-a plain one. It is built with ThreadSanitizer and runs the "tiles-" cases of
-tests/sanitize/dump_cases.py. A race, a wrong answer, a crash and a standstill count as noticed. The
-exit status is 1 if a mutant goes unnoticed. Run this by hand, a part at a time: each mutant takes
-about a minute on two busy cores. docs/develop/testing.md tells which are known to be missed.
+a plain one. It is built with ThreadSanitizer and runs `test_tiles` of test_kernels.py. A race, a
+wrong answer, a crash and a standstill count as noticed. The exit status is 1 if a mutant goes
+unnoticed. Run this by hand, a part at a time: each mutant takes minutes.
 """
 
 from __future__ import annotations
@@ -22,12 +21,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+import simulated
+
 ROOT = Path(__file__).resolve().parents[2]
-COPIED = ("CMakeLists.txt", "csrc", "tests/cuda_on_cpu", "tests/sanitize")
+COPIED = ("CMakeLists.txt", "csrc", "tests/cuda_on_cpu")
 BUILD = ROOT / "build" / "mutants"
-CASES, PART = BUILD / "cases.bin", "tiles-"
-LONGEST = 120.0  # seconds, about ten times the duration of the cases
-LONGEST_BUILD = 900.0
+LONGEST = 600.0  # seconds, about ten times the duration of the tests
 
 # A barrier that only regroups lanes orders no memory, and its comment says so.
 BARRIER = re.compile(
@@ -65,17 +64,6 @@ def mutants() -> Iterator[Mutant]:
                 yield Mutant(path.relative_to(ROOT), line, match.group(), changed)
 
 
-def run(
-    *command: object, limit: float = LONGEST_BUILD, **environment: str
-) -> subprocess.CompletedProcess[str]:
-    folder = Path(sys.executable).parent  # cmake and ninja of the `test` extra
-    path = f"{folder}{os.pathsep}{os.environ['PATH']}"
-    return subprocess.run(
-        [str(c) for c in command], capture_output=True, text=True, errors="replace",
-        timeout=limit, env={**os.environ, "PATH": path, **environment},
-    )  # fmt: skip
-
-
 def prepare() -> None:
     for name in COPIED:
         source, copy = ROOT / name, BUILD / "source" / name
@@ -86,37 +74,31 @@ def prepare() -> None:
         else:
             copy.parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(source, copy)
-    packages = os.pathsep.join((str(ROOT), str(ROOT / "python")))
-    dump = ROOT / "tests/sanitize/dump_cases.py"
-    done = run(sys.executable, dump, CASES, PART, PYTHONPATH=packages)
-    assert done.returncode == 0, done.stderr
-    done = run(
-        "cmake", "-S", BUILD / "source", "-B", BUILD / "build", "-G", "Ninja",
-        "-DADAPMIXED_SIMT=ON", "-DADAPMIXED_SANITIZE=thread",
-    )  # fmt: skip
-    assert done.returncode == 0, done.stdout + done.stderr
-
-
-def build() -> None:
-    done = run("cmake", "--build", BUILD / "build", "--parallel", 2)
-    assert done.returncode == 0, done.stdout
 
 
 def noticed() -> str:
-    """Return how the built driver fails, or an empty string if it passes."""
+    """Build the kernels and return how the tests fail, or an empty string if they pass."""
+    module = simulated.build(BUILD / "source", BUILD / "build", "thread")
+    compiler = os.environ.get("CXX", "c++").split()[0]
     fixed = ("setarch", "-R") if shutil.which("setarch") else ()
+    environment = {
+        **os.environ, "ADAPMIXED_SIMULATED": str(module), "TSAN_OPTIONS": "halt_on_error=1",
+        "LD_PRELOAD": simulated.run(compiler, "-print-file-name=libtsan.so"),
+    }  # fmt: skip
+    tests = ("-m", "pytest", "-q", "-x", "tests/cuda_on_cpu/test_kernels.py", "-k", "test_tiles")
     try:
-        done = run(
-            *fixed, BUILD / "build" / "sanitized", CASES, PART, limit=LONGEST,
-            TSAN_OPTIONS="halt_on_error=1",
+        done = subprocess.run(
+            [*fixed, sys.executable, *tests], capture_output=True, text=True, errors="replace",
+            timeout=LONGEST, env=environment, cwd=ROOT,
         )  # fmt: skip
     except subprocess.TimeoutExpired:
         return "no end"
+    said = done.stdout + done.stderr
     if done.returncode == 0:
         return ""
-    if "ThreadSanitizer: data race" in done.stderr:
+    if "ThreadSanitizer: data race" in said:
         return "race"
-    if "simt:" in done.stderr:
+    if "simt:" in said:
         return "standstill"
     return "wrong answer" if done.returncode == 1 else f"exit status {done.returncode}"
 
@@ -124,7 +106,6 @@ def noticed() -> str:
 def main(part: str) -> int:
     began = time.monotonic()
     prepare()
-    build()
     assert (found := noticed()) == "", f"the kernels as they are: {found}"
     chosen = [mutant for mutant in mutants() if part in mutant.name]
     missed = 0
@@ -133,7 +114,6 @@ def main(part: str) -> int:
         whole = file.read_text()
         file.write_text(mutant.text)
         try:
-            build()
             found = noticed()
         finally:
             file.write_text(whole)

@@ -11,7 +11,6 @@ from __future__ import annotations
 import fcntl
 import importlib.util
 import os
-import shutil
 import subprocess
 import sys
 import sysconfig
@@ -26,44 +25,44 @@ from torch import Tensor
 from adapmixed_ext import _registry
 
 ROOT = Path(__file__).resolve().parents[2]
-BUILD = ROOT / "build" / "cuda-on-cpu"
+SANITIZER = os.environ.get("ADAPMIXED_SANITIZE", "")  # set by `make sanitize`
 # The order in which threads and blocks run, and a seed for "random".
 ORDERS = (("forward", 0), ("reverse", 0), ("random", 1))
 
 
-def _command(name: str) -> str:
-    found = shutil.which(
-        name, path=f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
-    )
-    assert found, f"{name} is needed to build the kernels for a CPU"
-    return found
-
-
-def _run(*command: object) -> str:
-    done = subprocess.run([str(c) for c in command], capture_output=True, text=True)
+def run(*command: object, limit: float | None = None) -> str:
+    """Run a command with the tools of the `test` extra, without the sanitizer of this process."""
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    environment = {**os.environ, "PATH": path, "LD_PRELOAD": ""}
+    given = [str(word) for word in command]
+    done = subprocess.run(given, capture_output=True, text=True, env=environment, timeout=limit)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout.strip()
 
 
-def _build() -> None:
-    pybind11 = _run(sys.executable, "-m", "pybind11", "--cmakedir")
-    _run(
-        _command("cmake"), "-S", ROOT, "-B", BUILD, "-G", "Ninja", "-DADAPMIXED_SIMT=ON",
-        "-DADAPMIXED_CUDA=OFF",
-        "-DADAPMIXED_WERROR=ON", "-DCMAKE_BUILD_TYPE=Release", f"-Dpybind11_DIR={pybind11}",
-        f"-DPython_EXECUTABLE={sys.executable}", f"-DCMAKE_MAKE_PROGRAM={_command('ninja')}",
+def build(source: Path, folder: Path, sanitizer: str = "") -> Path:
+    """Build the kernels as a module, as far as they have changed, and return its path."""
+    run(
+        "cmake", "-S", source, "-B", folder, "-G", "Ninja", "-DADAPMIXED_SIMT=ON",
+        "-DADAPMIXED_CUDA=OFF", f"-DADAPMIXED_WERROR={'OFF' if sanitizer else 'ON'}",
+        f"-DADAPMIXED_SANITIZE={sanitizer}",
+        f"-DCMAKE_BUILD_TYPE={'Debug' if sanitizer else 'Release'}",
+        f"-Dpybind11_DIR={run(sys.executable, '-m', 'pybind11', '--cmakedir')}",
+        f"-DPython_EXECUTABLE={sys.executable}",
     )  # fmt: skip
-    _run(_command("cmake"), "--build", BUILD)
+    run("cmake", "--build", folder, "--parallel", 2, limit=900)
+    return folder / f"_cuda_on_cpu{sysconfig.get_config_var('EXT_SUFFIX')}"
 
 
 @cache
 def module() -> ModuleType:
     """Return the kernels as a module, built if they have changed, by one process at a time."""
-    BUILD.mkdir(parents=True, exist_ok=True)
-    with open(BUILD / ".lock", "w") as lock:
+    given = os.environ.get("ADAPMIXED_SIMULATED")  # a module, see delete_barriers.py
+    folder = ROOT / "build" / "-".join(filter(None, ("cuda-on-cpu", SANITIZER)))
+    folder.mkdir(parents=True, exist_ok=True)
+    with open(folder / ".lock", "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        _build()
-    path = BUILD / f"_cuda_on_cpu{sysconfig.get_config_var('EXT_SUFFIX')}"
+        path = Path(given) if given else build(ROOT, folder, SANITIZER)
     spec = importlib.util.spec_from_file_location("_cuda_on_cpu", path)
     assert spec is not None and spec.loader is not None
     built = importlib.util.module_from_spec(spec)

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 import cases
+import delete_barriers
 import pytest
 import simulated
 import torch
@@ -15,7 +16,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import adapmixed_ext
-from adapmixed_ext import _leave_one_out, _log_pool, _project, _sample
+from adapmixed_ext import _leave_one_out, _log_pool, _project, _registry, _sample
 
 
 class Torch(TorchDispatchMode):
@@ -97,3 +98,51 @@ def test_the_workspace_is_as_large_as_stated(models: int, vocab: int, orders: in
             parts = -(-vocab // 2048)  # 64 groups of 32 tokens each
             assert first == positions * (1 + models) * parts * (32 + 4 * 64), shape
             assert built.log_sum_exp_workspace(shape) == positions * models * parts * 32, shape
+
+
+# Kernels that cannot be queued: none built, no GPU, too large.
+
+
+def test_a_build_without_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(_registry.backends, "cuda", raising=False)
+    with pytest.raises(RuntimeError, match="without kernels for cuda:1"):
+        _registry.backend(torch.device("cuda:1"))
+
+
+def test_errors_of_the_runtime() -> None:
+    for error in ("NoDevice", "NoKernelImageForDevice", "Unknown"):
+        with pytest.raises(RuntimeError):
+            simulated.module().check(f"cudaError{error}")
+    simulated.module().check("cudaSuccess")
+
+
+def test_more_blocks_than_a_gpu_takes_are_refused() -> None:
+    """The error comes before any memory is accessed."""
+    logits, shape, nowhere = (0, 0, 1, 0), (1, 2**31, 1), (0, 0, 0)
+    with pytest.raises(ValueError, match="2147483648"):
+        simulated.module().log_sum_exp(logits, *shape, 0, 0, nowhere)
+
+
+def test_shared_memory_beyond_what_a_kernel_may_have_is_refused() -> None:
+    """Dynamic and static memory may reach 48 KiB unasked, and 227 KiB if the kernel asks."""
+    launch, static = simulated.module().launch_idle, 4096
+    launch(48 * 1024 - static, False)
+    with pytest.raises(RuntimeError):
+        launch(48 * 1024 - static + 1, False)
+    most = 227 * 1024 - static
+    launch(most, True)
+    with pytest.raises(RuntimeError):
+        launch(most + 1, True)
+
+
+def test_there_are_barriers_to_delete() -> None:
+    """Of delete_barriers.py, which is run by hand."""
+    found = list(delete_barriers.mutants())
+    assert len({mutant.name for mutant in found}) == len(found) >= 10
+    files = {m.file.relative_to("csrc").as_posix() for m in found}
+    assert {"common/block.cuh", "leave_one_out/cuda_tile.cuh", "sample/cuda.cu"} <= files
+    for mutant in found:
+        before = (delete_barriers.ROOT / mutant.file).read_text().splitlines()
+        after = mutant.text.splitlines()
+        differ = [k + 1 for k, (a, b) in enumerate(zip(before, after, strict=True)) if a != b]
+        assert differ == [mutant.line], mutant.name

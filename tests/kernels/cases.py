@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -39,14 +40,10 @@ class Case:
     def to(self, device: torch.device) -> Case:
         return replace(self, private=_move(self.private, device), public=_move(self.public, device))
 
-    @property
-    def rows(self) -> list[tuple[int, int]]:
-        return [(i, b) for i in range(self.private.shape[0]) for b in range(self.private.shape[1])]
-
     def distinct_rows(self) -> list[tuple[int, int]]:
         """Return one index of each distinct pair of rows."""
         seen: dict[tuple[float, ...], tuple[int, int]] = {}
-        for i, b in self.rows:
+        for i, b in np.ndindex(*self.private.shape[:2]):
             seen.setdefault((*self.private[i, b].tolist(), *self.public[b].tolist()), (i, b))
         return list(seen.values())
 
@@ -168,7 +165,16 @@ def identical() -> list[Case]:
         Case("equal-to-public", public.expand(3, 2, 17).contiguous(), public),
         Case("equal-up-to-offset", public.expand(3, 2, 17) * 1.0 + 4.0, public),
         Case("uniform", torch.zeros(3, 1, 17), torch.zeros(1, 17)),
+        Case("ties", private[:3].round(), public.round()),
+        Case("bits-apart", *_bits_apart()),
     ]
+
+
+def _bits_apart() -> tuple[Tensor, Tensor]:
+    """Return a model two thirds of whose logits are the public ones, the others the next floats."""
+    public = torch.tensor([[0.1], [3.0], [10.0]]) * logits(7, 1, 1, 48, 1.0, 0.0)[1]
+    above = torch.nextafter(public, public + 1)
+    return torch.where(torch.arange(48) % 3 > 0, public, above)[None], public
 
 
 def strided() -> list[Case]:
@@ -398,19 +404,62 @@ def boxed() -> list[Case]:
     return [replace(case, close=False) for case in found]
 
 
+def rare_terms() -> list[Case]:
+    """Return rows in which one rare token makes up the divergence, one order each.
+
+    Its p is e^-29 to e^-59 and its term near 1: what floats lose of log p and t counts most.
+    """
+    found = []
+    for order in (2.0, 3.0, 18.0, 256.0, 1024.0):
+        drawn = torch.rand(2000, 3, generator=torch.Generator().manual_seed(5))
+        rare = 59.5 - 30 * drawn[:, 0] ** 3
+        apart = (rare + 2 * drawn[:, 1] - 1).div(order - 1).clamp(max=29.0)
+        log_q = (rare + apart).clamp(max=59.5)
+        offset = 40 * drawn[:, 2] - 20
+        p = torch.stack([offset, apart - log_q + offset, *[offset - 4] * 30], -1)
+        q = torch.stack([offset + 0.1, offset + 0.1 - log_q, *[offset - 3.9] * 30], -1)
+        found.append(Case(f"rare-term-{order:g}", p[None], q, orders=(order,)))
+    return found
+
+
+def summed() -> list[Case]:
+    """Return rows whose log-sum-exp is hard to find from the public row in single precision."""
+    # Equal logits make errors of one sign, anywhere in an octave, above and below the public ones.
+    steps = torch.linspace(-3.0, 3.0, 301).unsqueeze(-1)
+    heights = torch.cat([steps - 20, steps, steps + 17.3, steps + 333])
+    flat = torch.zeros(1, 64)
+    flat[0, 0] = 0.5
+    equal = heights.expand(-1, 64).unsqueeze(1).contiguous()
+    topped = equal.clone()  # with one term as high as the reference, only e^0 and e^t are summed
+    topped[..., 0] = heights + 40.0
+    private, public = logits(9, 4, 1, 500, 2.0, 1.0)
+    top = int(public.argmax())
+    masked, above = private.clone(), private.clone()
+    masked[..., top] = -INF  # the logit from which the sum would start
+    above[..., (top + 1) % 500] += 70.0
+    apart = torch.cat([masked, above, private + 1500.0, private - 1500.0])
+    own = 4 * torch.randn(5, 777, generator=torch.Generator().manual_seed(10))
+    own[1] += 1e4
+    own[2, ::2] = -INF
+    return [
+        Case("one-sided", equal, flat), Case("one-sided-top", topped, flat),
+        Case("no-floats", apart, public), Case("no-floats-2000", private + 2e3, public + 2e3),
+        Case("public-rows", own.expand(3, 5, 777), own),
+    ]  # fmt: skip
+
+
 class Source:
-    """A random source with a fixed key; each call takes the next counter, if ``step`` is 1."""
+    """A random source with a fixed key and counter."""
 
     seeded = True
 
-    def __init__(self, seed: int = 0, counter: int = 2**40 + 3, step: int = 0) -> None:
+    def __init__(self, seed: int = 0, counter: int = 2**40 + 3) -> None:
         generator = torch.Generator().manual_seed(seed)
         self.key = torch.randint(0, 256, (32,), generator=generator, dtype=torch.uint8)
-        self.counter, self.step = counter, step
+        self.counter = counter
 
     def reserve(self) -> tuple[Tensor, int]:
-        self.counter += self.step
-        return self.key, self.counter - self.step
+        return self.key, self.counter
 
 
 def open_rows(positions: int, vocab: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
@@ -438,6 +487,9 @@ POOLS = (
     Setting(0.0, 3.0, 1.5, 1),
     Setting(-32.0, 32.0, 330 / 64),  # the widest clip range, and the most κ (b − a)
     Setting(-1e-9, 1e-9, 1e5),
+    Setting(0.0, 0.0, 2.0),
+    Setting(-1.0, 2.0, 0.0),
+    Setting(-32.0, 32.0, 1.0, 60_000),  # the coarsest grid
 )
 BOXES = (
     (math.exp(-0.25), math.e), (0.9, 9e5), (0.0, 2.0), (1.0 - 1e-9, 1.0 + 1e-9), (1e-6, 1.0),

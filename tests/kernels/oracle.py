@@ -1,16 +1,17 @@
-"""Oracles of the operators, all from exactly the given bits and independent of the code under test.
+"""The oracle of the operators, from exactly the given bits and independent of the code under test.
 
-The first half has 70 digits: the equations are summed as they are written (P^a Q^(1-a)), by mpmath,
-for small vocabularies. The second half does the same for whole tensors in numpy's extended
-precision: 64-bit mantissas, exponents to e^11356. It has 11 bits more than a double, so that
-cancellation of that size still leaves the operators' bounds decidable. On platforms whose long
-double is a double, every value is doubtful, and mpmath decides it.
+Its equations are computed for whole tensors in numpy's extended precision: 64-bit mantissas,
+exponents to e^11356. That is 11 bits more than a double, so that cancellation of that size still
+leaves the operators' bounds decidable. With ``exact=True`` the same equations are computed in
+mpmath numbers of 70 digits, which decide what is in doubt. On platforms whose long double is a
+double, that is every value.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import accumulate, count
+from typing import Any
 
 import mpmath as mp
 import numpy as np
@@ -21,262 +22,71 @@ from torch import Tensor
 
 from adapmixed_ext import _C, Clipping, reference
 
-Array = NDArray[np.longdouble]
+Array = NDArray[Any]  # of np.longdouble, or of mpf
 FRACTION_BITS = 974  # a fraction of 2^-100 is counted in 2^-1074
-mp.mp.dps = 70
-ZERO, ONE, INF = mpf(0), mpf(1), mpf("inf")
-
-
-def softmax(logits: Tensor) -> list[mpf]:
-    """Return the exact distribution of one row of logits (V,)."""
-    values = [mpf(z) for z in logits.double().tolist()]
-    top = max(values)
-    weights = [ZERO if mp.isinf(z) else mp.exp(z - top) for z in values]
-    total = mp.fsum(weights)
-    return [w / total for w in weights]
-
-
-def renyi(p: Sequence[mpf], q: Sequence[mpf], order: float) -> mpf:
-    """Return D_a(P || Q) for a > 1.
-
-    A token with P = Q = 0 adds nothing; one with P > 0 = Q makes it +inf.
-    """
-    pairs = [(a, b) for a, b in zip(p, q, strict=True) if a > 0]
-    if any(b == 0 for _, b in pairs):
-        return INF
-    eta = mpf(order) - 1
-    return mp.log(mp.fsum(a * _power(a / b, eta) for a, b in pairs)) / eta
-
-
-def both_ways(p: Sequence[mpf], q: Sequence[mpf], order: float) -> mpf:
-    """Return D<->_a(P, Q)."""
-    return max(renyi(p, q, order), renyi(q, p, order))
-
-
-def _power(base: mpf, exponent: mpf) -> mpf:
-    if exponent == int(exponent):
-        return base ** int(exponent)
-    return mp.exp(exponent * mp.log(base))
-
-
-def mix(p: Sequence[mpf], q: Sequence[mpf], weight: mpf) -> list[mpf]:
-    return [weight * a + (1 - weight) * b for a, b in zip(p, q, strict=True)]
-
-
-class Ball:
-    """The weights w with D<->_a(w p + (1 - w) q || q) <= R, for one pair of rows."""
-
-    def __init__(self, private: Tensor, public: Tensor) -> None:
-        self.p, self.q = softmax(private), softmax(public)
-        self.masked = any(a > 0 and b == 0 for a, b in zip(self.p, self.q, strict=True))
-        self.tokens = [(b, a / b) for a, b in zip(self.p, self.q, strict=True) if b > 0]
-
-    def excess(self, weight: mpf, order: float) -> mpf:
-        """Return (a - 1) D<->_a = log max(F, G)."""
-        eta = mpf(order) - 1
-        forward, reverse = [], []
-        for q, r in self.tokens:
-            rho = weight * r + (1 - weight)  # in this order: at weight 1 it is r
-            if rho == 0:
-                return INF
-            power = _power(rho, eta)
-            forward.append(q * rho * power)
-            reverse.append(q / power)
-        return mp.log(max(mp.fsum(forward), mp.fsum(reverse)))
-
-    def admits(self, weight: mpf, order: float, radius: float) -> bool:
-        """Tell whether a weight is feasible."""
-        if weight == 0:
-            return True
-        if self.masked:
-            return False
-        return self.excess(weight, order) <= (mpf(order) - 1) * mpf(radius)
-
-    def nearly_maximal(self, weight: float, order: float, radius: float, tolerance: float) -> bool:
-        """Tell whether the optimum is at most weight / (1 - tolerance), by one evaluation."""
-        if weight == 1 or self.masked:
-            return True
-        more = max(mpf(weight), mpf(1e-12)) / (1 - mpf(tolerance))
-        return more >= 1 or not self.admits(more, order, radius)
-
-
-def projected(private: Tensor, public: Tensor, weight: Tensor) -> tuple[list[list[mpf]], list[mpf]]:
-    """Return ([p_bar_i], q) of one position.
-
-    Args:
-        private: (N, V) logits.
-        public: (V,) logits.
-        weight: (N,).
-    """
-    q = softmax(public)
-    members = zip(private, weight.tolist(), strict=True)
-    return [mix(softmax(row), q, mpf(w)) for row, w in members], q
-
-
-def mean(rows: Sequence[Sequence[mpf]]) -> list[mpf]:
-    return [mp.fsum(column) / len(rows) for column in zip(*rows, strict=True)]
-
-
-def neighbour(
-    bars: Sequence[Sequence[mpf]], q: Sequence[mpf], removed: int, adjacency: str
-) -> list[mpf]:
-    """Return the mixture after model ``removed`` is removed (add/remove) or made public."""
-    others = [row for i, row in enumerate(bars) if i != removed]
-    if adjacency == "zero_out":
-        others.append(q)
-    return mean(others) if others else list(q)
-
-
-def exact_loss(
-    private: Tensor,
-    public: Tensor,
-    weight: Tensor,
-    model: int,
-    order: float,
-    adjacency: str,
-    slots: int = 0,
-) -> mpf:
-    """Return the loss of one model at one position.
-
-    Args:
-        private: (N, V) logits.
-        public: (V,) logits.
-        weight: (N,).
-    """
-    bars, q = projected(private, public, weight)
-    bars += [q] * (slots - len(bars))
-    return both_ways(mean(bars), neighbour(bars, q, model, adjacency), order)
-
-
-def screening(
-    private: Tensor,
-    public: Tensor,
-    noise: Tensor,
-    *,
-    weight: float,
-    order: float,
-    top_k: int,
-    divisor: int | None = None,
-    active: Sequence[bool] | None = None,
-) -> mpf:
-    """Return the screening divergence of one position.
-
-    Args:
-        noise: (top_k,), in order of falling public probability.
-    """
-    q = softmax(public)
-    rows = [softmax(row) for row in private]
-    on = [True] * len(rows) if active is None else active
-    n = len(rows) if divisor is None else divisor
-    ranked = sorted((v for v in range(len(q)) if q[v] > 0), key=lambda v: (-q[v], v))[:top_k]
-    score = []
-    for v, shift in zip(ranked, noise.double().tolist(), strict=False):
-        # No difference of probabilities: a rest of exactly 0 must not become a rounding of 1 - 1.
-        private_part = mpf(weight) * mp.fsum(
-            row[v] for row, used in zip(rows, on, strict=True) if used
-        )
-        rest = (n - mpf(weight) * sum(on)) * q[v]
-        score.append(max(ZERO, (rest + private_part) / n + mpf(shift)))
-    total, base = mp.fsum(score), mp.fsum(q[v] for v in ranked)
-    if total == 0:
-        return INF
-    return renyi([s / total for s in score], [q[v] / base for v in ranked], order)
-
-
-def log_pool(
-    private: Tensor,
-    public: Tensor,
-    *,
-    lower: float,
-    upper: float,
-    scale: float,
-    slots: int = 0,
-    active: Sequence[bool] | None = None,
-) -> tuple[list[mpf], mpf, list[mpf]]:
-    """Return (p, log-normaliser, spans) of one position: private (N, V), public (V,)."""
-    q = softmax(public)
-    held = [v for v in range(len(q)) if q[v] > 0]
-    a, b = mpf(lower), mpf(upper)
-    rows = [[mp.log(p) if p else -mp.inf for p in softmax(row)] for row in private]
-    ratios = [{v: min(max(row[v] - mp.log(q[v]), a), b) for v in held} for row in rows]
-    counted = [u for i, u in enumerate(ratios) if active is None or active[i]]
-    share = mpf(scale) / (slots or len(ratios))
-    weight = [ZERO] * len(q)
-    for v in held:
-        weight[v] = q[v] * mp.exp(share * mp.fsum(u[v] for u in counted))
-    total = mp.fsum(weight)
-    spans = [max(u.values()) - min(u.values()) for u in ratios]
-    return [w / total for w in weight], mp.log(total), spans
-
-
-def drawn_by_hand(p: Tensor, public: Tensor, key: bytes, counter: int) -> list[int]:
-    """Return one token per row: the first whose cumulative weight exceeds the number drawn."""
-    tokens = []
-    for b, weights in enumerate(reference.sampling_weights(p, public)):
-        number = uniform_below(key, counter, b, weights)
-        tokens.append(next(v for v, end in enumerate(accumulate(weights)) if number < end))
-    return tokens
-
-
-def uniform_below(key: bytes, counter: int, lane: int, weights: list[int]) -> int:
-    """Return a random number below the total of the weights, in units of 2^-1074.
-
-    Its integer part, in units of 2^-100, is a 128-bit word. The word is masked to the width of 1.5
-    times the sum of the weights' integer parts. Its fraction comes from two further blocks. A
-    number at or above the total is rejected, and the next one is tried.
-    """
-    whole = sum(weight >> FRACTION_BITS for weight in weights)
-    mask = (1 << (whole - 1 + whole // 2).bit_length()) - 1
-    total = sum(weights)
-    for number in count():
-        stream, at = _C.keystream(key, counter, lane << 32 | number // 4, 1), number % 4 * 16
-        draw = int.from_bytes(stream[at : at + 16], "little") & mask
-        words = _C.keystream(key, counter, (lane << 32 | 2**31) + 2 * number, 2)
-        fraction = int.from_bytes(words, "little") % 2**FRACTION_BITS
-        if draw << FRACTION_BITS | fraction < total:
-            return draw << FRACTION_BITS | fraction
-    raise AssertionError
-
-
-# Extended precision.
-
 EPS = float(np.finfo(np.longdouble).eps)
 DEEP = 0.9 * float(np.log(np.finfo(np.longdouble).max))  # larger exponents overflow or underflow
-_INF = np.longdouble(np.inf)
+INF = np.inf
+mp.mp.dps = 70
 
 
-def array(tensor: Tensor) -> Array:
-    return tensor.detach().double().cpu().numpy().astype(np.longdouble)
+def array(tensor: Tensor, exact: bool = False) -> Array:
+    values = tensor.detach().double().cpu().numpy()
+    return values.astype(object) * mpf(1) if exact else values.astype(np.longdouble)
 
 
-def log_softmax(logits: Tensor) -> Array:
-    values = array(logits)
+def alike(values: Array, number: float) -> Any:
+    """Return a number of the type of these values."""
+    return mpf(number) if values.dtype == object else np.longdouble(number)
+
+
+def _either(extended: Any, exact: Any) -> Callable[[Any], Array]:
+    """Return a function of arrays of either type."""
+    of_each = np.frompyfunc(exact, 1, 1)
+
+    def of(values: Any) -> Any:
+        return (of_each if np.asarray(values).dtype == object else extended)(values)
+
+    return of
+
+
+exp, log = _either(np.exp, mp.exp), _either(np.log, mp.log)
+
+
+def log_softmax(logits: Tensor, exact: bool = False) -> Array:
+    values = array(logits, exact)
     values = values - values.max(-1, keepdims=True)
-    return values - np.log(np.exp(values).sum(-1, keepdims=True))
+    return values - log(exp(values).sum(-1, keepdims=True))
+
+
+def softmax(logits: Tensor, exact: bool = False) -> Array:
+    return exp(log_softmax(logits, exact))
 
 
 def log_sum_exp(values: Array) -> Array:
     """Return the log-sum-exp over the last axis; +inf if a value is +inf."""
     top = values.max(-1)
-    shift = np.where(np.isfinite(top), top, 0)
+    shift = np.where(abs(top) == INF, 0, top)
     with np.errstate(divide="ignore", over="ignore"):
-        return np.where(
-            top == _INF, _INF, shift + np.log(np.exp(values - shift[..., None]).sum(-1))
-        )
+        return np.where(top == INF, INF, shift + log(exp(values - shift[..., None]).sum(-1)))
 
 
 class Rows:
     """Pairs of rows (M, V); weights are (..., M), any leading axes."""
 
-    def __init__(self, private: Tensor, public: Tensor) -> None:
-        log_p, log_q = np.broadcast_arrays(log_softmax(private), log_softmax(public))
-        absent = np.isneginf(log_q)
-        self.masked = (absent & ~np.isneginf(log_p)).any(-1)
-        self.log_q = log_q
-        self.log_r = np.where(absent, 0, log_p - np.where(absent, 0, log_q))
-        reach = np.where(np.isfinite(self.log_r), abs(self.log_r), 0).max(-1)
-        self.reach = np.maximum(reach, abs(np.where(absent, 0, log_q)).max(-1))
-        self._ratio = np.exp(self.log_r) if self.reach.max(initial=0) < DEEP else None
+    def __init__(self, private: Tensor, public: Tensor, exact: bool = False) -> None:
+        given = (log_softmax(rows, exact) for rows in (private, public))
+        log_p, self.log_q = np.broadcast_arrays(*given)
+        absent = self.log_q == -INF
+        self.masked = (absent & (log_p != -INF)).any(-1)
+        self.equal = (log_p == self.log_q).all(-1)
+        log_q = np.where(absent, 0, self.log_q)
+        self.log_r = np.where(absent, 0, log_p - log_q)
+        reach = abs(np.where(self.log_r == -INF, 0, self.log_r)).max(-1)
+        self.reach = np.maximum(reach, abs(log_q).max(-1))
+        self.exact = exact
+        near = exact or self.reach.max(initial=0) < DEEP
+        self._ratio = exp(self.log_r) if near else None
 
     def _log_mix(self, weight: Array) -> Array:
         """Return log(w r + 1 - w), with an absolute error of EPS if it is near 0."""
@@ -284,21 +94,32 @@ class Rows:
         c = 1 - w
         with np.errstate(divide="ignore", invalid="ignore"):
             if self._ratio is not None:
-                return np.where(c == 0, self.log_r, np.log(w * self._ratio + c))
+                return np.where(c == 0, self.log_r, log(w * self._ratio + c))
             high, low = np.broadcast_arrays(np.log(w) + self.log_r, np.log(c))
             high, low = np.maximum(high, low), np.minimum(high, low)
             return np.where(np.isneginf(low), high, high + np.log1p(np.exp(low - high)))
 
     def excess(self, weight: Array, order: float) -> Array:
         """Return (a - 1) D<->_a(w p + (1 - w) q || q) = log max(F, G), (..., M)."""
-        a = np.longdouble(order)
+        a = alike(self.log_q, order)
         log_rho = self._log_mix(weight)
         forward = log_sum_exp(self.log_q + a * log_rho)
         return np.maximum(forward, log_sum_exp(self.log_q + (1 - a) * log_rho))
 
-    def uncertainty(self, order: float) -> Array:
+    def uncertainty(self, order: float) -> Array | float:
         """Return how far rounding may move ``excess``: about as far as rounding its result does."""
-        return EPS * (64 + 8 * order * np.minimum(self.reach, DEEP))
+        return 0.0 if self.exact else EPS * (64 + 8 * order * np.minimum(self.reach, DEEP))
+
+    def sides(
+        self, weight: Array, order: float, radius: Array | float
+    ) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
+        """Tell which weights are feasible beyond doubt, and which are not beyond doubt."""
+        target = (alike(self.log_q, order) - 1) * radius
+        doubt = self.uncertainty(order) + (0.0 if self.exact else 1e-12) * target
+        excess = self.excess(weight, order)
+        # Of equal rows only the last digit would make the excess nonzero.
+        inside = (weight == 0) | (self.equal | (excess <= target - doubt)) & ~self.masked
+        return inside, ~self.equal & (excess > target + doubt)
 
 
 class Mixtures:
@@ -312,12 +133,17 @@ class Mixtures:
 
     @classmethod
     def of_weights(
-        cls, private: Tensor, public: Tensor, weight: Tensor, slots: int = 0
+        cls,
+        private: Tensor,
+        public: Tensor,
+        weight: Tensor,
+        slots: int = 0,
+        exact: bool = False,
     ) -> Mixtures:
         """Return mixtures at weights (..., N, B)."""
-        q = np.exp(log_softmax(public))
-        w = array(weight)[..., None]
-        return cls(w * np.exp(log_softmax(private)) + (1 - w) * q, q, slots)
+        p, q = softmax(private, exact), softmax(public, exact)
+        w = array(weight, exact)[..., None]
+        return cls(w * p + (1 - w) * q, q, slots)
 
     def without(self, model: int, adjacency: str) -> Array:
         """Return the neighbouring mixture, summed anew without subtraction."""
@@ -331,9 +157,10 @@ class Mixtures:
 
     def losses(self, models: Sequence[int], orders: Sequence[float], adjacency: str) -> Array:
         """Return D<->_a(p || p'), (..., len(models), B, K)."""
-        return np.stack(
-            [divergences(self.mean, self.without(i, adjacency), orders) for i in models], -3
-        )
+        found = []
+        for p, q in ((self.mean, self.without(i, adjacency)) for i in models):
+            found.append(np.maximum(one_way(p, q, orders), one_way(q, p, orders)))
+        return np.stack(found, -3)
 
 
 def boxed(p: Array, q: Array, lower: float, upper: float) -> Array:
@@ -388,7 +215,7 @@ def charges(bars: Array, q: Array, lower: float, orders: Sequence[float], slots:
 
 def clipped(private: Tensor, public: Tensor, clipping: Clipping) -> Array:
     """Return the rows (N, B, V) that a clipping stands for; members that take no part answer q."""
-    log_p, q = log_softmax(private), np.exp(log_softmax(public))
+    log_p, q = log_softmax(private), softmax(public)
     scale, residual = array(clipping.log_scale), array(clipping.residual)
     x = np.exp(np.minimum(scale, 1e3)[..., None] + np.where(log_p < -600, 0, log_p))
     x = np.clip(x, clipping.lower * q, clipping.upper * q)
@@ -397,22 +224,17 @@ def clipped(private: Tensor, public: Tensor, clipping: Clipping) -> Array:
     return np.where(on[..., None], bars, q)
 
 
-def divergences(p: Array, q: Array, orders: Sequence[float]) -> Array:
-    """Return D<->_a of probabilities (..., V): (..., K)."""
-    return np.maximum(one_way(p, q, orders), one_way(q, p, orders))
-
-
 def one_way(p: Array, q: Array, orders: Sequence[float]) -> Array:
     """Return D_a(P || Q) for finite a > 1.
 
     A token with P = Q = 0 adds nothing; one with P > 0 = Q makes it +inf.
     """
-    with np.errstate(divide="ignore", invalid="ignore"):
-        log_p = np.log(p)
-        log_ratio = np.where(p > 0, np.log(p / q), 0)
+    with np.errstate(divide="ignore"):
+        log_p, log_ratio = log(p), log(p / np.where(q > 0, q, 1))
+    log_ratio = np.where(p > 0, np.where(q > 0, log_ratio, INF), 0)
     values = []
     for order in orders:
-        eta = np.longdouble(order) - 1
+        eta = alike(p, order) - 1
         values.append(log_sum_exp(log_p + eta * log_ratio) / eta)
     return np.maximum(np.stack(values, -1), 0)
 
@@ -431,27 +253,85 @@ class Pool:
         setting: Setting,
         private_lse: Tensor | None = None,
         active: Tensor | None = None,
+        exact: bool = False,
     ) -> None:
         models = private.shape[0]
-        self.log_q = log_softmax(public)
-        held = ~np.isneginf(self.log_q)
-        self.lse = log_sum_exp(array(private))
-        used = self.lse if private_lse is None else array(private_lse)
-        log_p = array(private) - used[..., None]
+        self.log_q = log_softmax(public, exact)
+        held = self.log_q != -INF
+        rows = array(private, exact)
+        self.lse = log_sum_exp(rows)
+        log_p = rows - (self.lse if private_lse is None else array(private_lse))[..., None]
         ratio = np.where(held, log_p - np.where(held, self.log_q, 0), 0)
-        u = np.clip(ratio, setting.lower, setting.upper)
+        u = np.minimum(np.maximum(ratio, setting.lower), setting.upper)
         on = np.ones(u.shape[:2], bool) if active is None else active.cpu().numpy()
-        share = np.longdouble(setting.scale) / (models + setting.extra)
+        share = alike(u, setting.scale) / (models + setting.extra)
         weight = self.log_q + share * (u * on[..., None]).sum(0)
         self.log_normaliser = log_sum_exp(weight)
         self.log_p = weight - self.log_normaliser[:, None]
-        most = np.where(held, u, -np.inf).max(-1)
-        self.span = most - np.where(held, u, np.inf).min(-1)
+        most = np.where(held, u, -INF).max(-1)
+        self.span = most - np.where(held, u, INF).min(-1)
         # The documented bounds of u (N, B), and the bounds of log p (B, V) that follow from them.
-        lse = log_sum_exp(array(public))
+        lse = log_sum_exp(array(public, exact))
         sizes = abs(self.lse) + abs(lse) + setting.reach
         self.ratio_error = (setting.unit(models) + 5e-14 + 5e-16 * sizes).astype(float)
         depth = np.where(held, abs(self.log_q), 0)
         own = 2.0**-49 * (1 + setting.scale * setting.reach + depth)
         both = 2 * setting.scale * self.ratio_error.max(0) + 1e-13 + 5e-16 * abs(lse)
         self.log_error = (own + both[:, None]).astype(float)
+
+
+def screening(
+    private: Tensor,
+    public: Tensor,
+    noise: Tensor,
+    *,
+    weight: float,
+    order: float,
+    top_k: int,
+    divisor: int | None = None,
+    active: Sequence[bool] | None = None,
+) -> mpf:
+    """Return the exact screening divergence of one position.
+
+    Args:
+        noise: (top_k,), in order of falling public probability.
+    """
+    p, q = (softmax(rows, exact=True) for rows in (private, public))
+    on = np.ones(len(p), bool) if active is None else np.array(active)
+    n, w = mpf(len(p) if divisor is None else divisor), mpf(weight)
+    ranked = sorted((v for v in range(len(q)) if q[v] > 0), key=lambda v: (-q[v], v))[:top_k]
+    # No difference of probabilities: a rest of exactly 0 must not become a rounding of 1 - 1.
+    mixed = (n - w * int(on.sum())) * q[ranked] + w * p[on][:, ranked].sum(0)
+    score = np.maximum(mixed / n + array(noise, exact=True)[: len(ranked)], 0)
+    if score.sum() == 0:
+        return mpf(INF)
+    return one_way(score / score.sum(), q[ranked] / q[ranked].sum(), [order])[0]
+
+
+def drawn_by_hand(p: Tensor, public: Tensor, key: bytes, counter: int) -> list[int]:
+    """Return one token per row: the first whose cumulative weight exceeds the number drawn."""
+    tokens = []
+    for b, weights in enumerate(reference.sampling_weights(p, public)):
+        number = uniform_below(key, counter, b, weights)
+        tokens.append(next(v for v, end in enumerate(accumulate(weights)) if number < end))
+    return tokens
+
+
+def uniform_below(key: bytes, counter: int, lane: int, weights: list[int]) -> int:
+    """Return a random number below the total of the weights, in units of 2^-1074.
+
+    Its integer part, in units of 2^-100, is a 128-bit word. The word is masked to the width of 1.5
+    times the sum of the weights' integer parts. Its fraction comes from two further blocks. A
+    number at or above the total is rejected, and the next one is tried.
+    """
+    whole = sum(weight >> FRACTION_BITS for weight in weights)
+    mask = (1 << (whole - 1 + whole // 2).bit_length()) - 1
+    total = sum(weights)
+    for number in count():
+        stream, at = _C.keystream(key, counter, lane << 32 | number // 4, 1), number % 4 * 16
+        draw = int.from_bytes(stream[at : at + 16], "little") & mask
+        words = _C.keystream(key, counter, (lane << 32 | 2**31) + 2 * number, 2)
+        fraction = int.from_bytes(words, "little") % 2**FRACTION_BITS
+        if draw << FRACTION_BITS | fraction < total:
+            return draw << FRACTION_BITS | fraction
+    raise AssertionError

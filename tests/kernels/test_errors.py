@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -28,16 +29,10 @@ def public(device: torch.device | str = "cpu", dtype: torch.dtype = torch.float3
     return torch.randn(B, V, generator=generator).to(device, dtype)
 
 
-class Given:
-    """A random source that hands out what it was given."""
-
-    seeded = True
-
-    def __init__(self, key: Any = None, counter: Any = 0) -> None:
-        self.pair = torch.zeros(32, dtype=torch.uint8) if key is None else key, counter
-
-    def reserve(self) -> Any:
-        return self.pair
+def source(key: Any = None, counter: Any = 0) -> Any:
+    """Return a random source that hands out what it is given."""
+    pair = torch.zeros(32, dtype=torch.uint8) if key is None else key, counter
+    return SimpleNamespace(seeded=True, reserve=lambda: pair)
 
 
 WEIGHT = torch.full((N, B), 0.5, dtype=torch.float64)
@@ -179,9 +174,9 @@ def test_renyi_divergence() -> None:
 
 def test_gaussian_and_sample() -> None:
     for sigma in (-1.0, NAN, INF):
-        refuses(lambda s=sigma: ops.gaussian((3,), sigma=s, rng=Given()), "sigma", sigma)
-    refuses(lambda: ops.gaussian((3, -2), sigma=1.0, rng=Given()), "shape", -2)
-    refuses(lambda: ops.gaussian((3,), sigma=1.0, rng=Given(), device="no"), "device", "no")
+        refuses(lambda s=sigma: ops.gaussian((3,), sigma=s, rng=source()), "sigma", sigma)
+    refuses(lambda: ops.gaussian((3, -2), sigma=1.0, rng=source()), "shape", -2)
+    refuses(lambda: ops.gaussian((3,), sigma=1.0, rng=source(), device="no"), "device", "no")
     p = torch.softmax(public().double(), -1)
     for given, words in (
         ((p.float(), public()), ("probabilities", torch.float32)),
@@ -189,15 +184,15 @@ def test_gaussian_and_sample() -> None:
         ((p, public().double()), ("public_logits", torch.float64)),
         ((p, torch.full((B, V), -INF)), ("public_logits[0]",)),
     ):
-        refuses(lambda given=given: ops.sample(*given, rng=Given()), *words)
-    for source, word in (
-        (Given(torch.zeros(4, dtype=torch.uint8)), (4,)),
-        (Given(torch.zeros(32)), torch.float32),
-        (Given(torch.zeros(64, dtype=torch.uint8)[::2]), "contiguous"),
-        (Given(bytes(32)), "bytes"),
-        (Given(counter=-1), -1),
-        (Given(counter=2**63), 2**63),
+        refuses(lambda given=given: ops.sample(*given, rng=source()), *words)
+    for given, word in (
+        (source(torch.zeros(4, dtype=torch.uint8)), (4,)),
+        (source(torch.zeros(32)), torch.float32),
+        (source(torch.zeros(64, dtype=torch.uint8)[::2]), "contiguous"),
+        (source(bytes(32)), "bytes"),
+        (source(counter=-1), -1),
+        (source(counter=2**63), 2**63),
         (torch.Generator(), "Generator"),
     ):
-        refuses(lambda rng=source: ops.gaussian((3,), sigma=1.0, rng=rng), "rng", word)
-        refuses(lambda rng=source: ops.sample(p, public(), rng=rng), "rng", word)
+        refuses(lambda rng=given: ops.gaussian((3,), sigma=1.0, rng=rng), "rng", word)
+        refuses(lambda rng=given: ops.sample(p, public(), rng=rng), "rng", word)

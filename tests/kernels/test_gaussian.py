@@ -1,53 +1,15 @@
-"""gaussian at fixed seeds; test_chacha.py tests the generator."""
+"""gaussian: Box-Muller of the words that test_chacha.py tests, pair by pair, to the last bit."""
 
 from __future__ import annotations
-
-import math
-from collections import Counter
 
 import mpmath
 import pytest
 import torch
 from cases import Source
-from test_sample import chi_square
-from torch import Tensor
 from workload import ISAS
 
 import adapmixed_ext
 from adapmixed_ext import _C
-
-
-def kolmogorov(x: Tensor) -> float:
-    """Return sqrt(n) times the distance from the uniform distribution on [0, 1]."""
-    n, cdf = x.numel(), x.sort().values
-    grid = torch.arange(1, n + 1, dtype=torch.float64) / n
-    distance = torch.maximum((cdf - grid).abs().max(), (cdf - grid + 1 / n).abs().max())
-    return distance.item() * math.sqrt(n)
-
-
-def test_gaussian_is_normal(device: torch.device) -> None:
-    """400 000 variates pass Kolmogorov-Smirnov, with moments right within 5 standard errors."""
-    count = 400_000
-    x = adapmixed_ext.gaussian((count,), sigma=1.0, rng=Source(1)).to(device).cpu()
-    assert x.dtype == torch.float64 and x.shape == (count,) and torch.isfinite(x).all()
-    assert kolmogorov(torch.special.ndtr(x)) < 1.95  # p = 0.001
-    for power, moment, variance in ((1, 0, 1), (2, 1, 2), (3, 0, 15), (4, 3, 96)):
-        error = (x**power).mean().item() - moment
-        assert abs(error) < 5 * math.sqrt(variance / count), power
-    tail = (x.abs() > 4).sum().item()
-    assert 8 <= tail <= 50  # 25.3 expected
-    # Neighbours share a block and a Box-Muller pair, and must not correlate, nor their squares.
-    for lag in (1, 2, 4, 8):
-        for y in (x, x**2 - 1):
-            correlation = (y[lag:] * y[:-lag]).mean().item() / y.var().item()
-            assert abs(correlation) < 5 / math.sqrt(count), lag
-    # A pair is a point of the plane: exp(-radius^2 / 2) and its angle are independent and uniform.
-    u = torch.exp(-(x[::2] ** 2 + x[1::2] ** 2) / 2)
-    turn = torch.atan2(x[1::2], x[::2]) / (2 * math.pi) + 0.5
-    assert kolmogorov(u) < 1.95 and kolmogorov(turn) < 1.95
-    cells = Counter((64 * (64 * u).long() + (64 * turn).long() % 64).tolist())
-    statistic, freedom = chi_square(cells, [1 / 4096] * 4096, count // 2)
-    assert freedom == 4095 and statistic < freedom + 4 * math.sqrt(2 * freedom)
 
 
 def words_of(rng: Source, count: int) -> list[int]:
@@ -98,14 +60,3 @@ def test_gaussian_scales_and_shapes() -> None:
         assert one.shape == shape
         torch.testing.assert_close(small, 0.01 * one, rtol=1e-15, atol=0.0)
     assert (adapmixed_ext.gaussian((4,), sigma=0.0, rng=Source(2)) == 0).all()
-
-
-def test_gaussian_never_repeats_across_calls_or_keys() -> None:
-    rng = Source(3, 0, step=1)
-    first, second = (adapmixed_ext.gaussian((1000,), sigma=1.0, rng=rng) for _ in range(2))
-    other = adapmixed_ext.gaussian((1000,), sigma=1.0, rng=Source(4))
-    high = adapmixed_ext.gaussian((1000,), sigma=1.0, rng=Source(3, 2**32))
-    draws = torch.cat([first, second, other, high])
-    assert draws.unique().numel() == 4000
-    again = adapmixed_ext.gaussian((1000,), sigma=1.0, rng=Source(3, 0))
-    assert torch.equal(first, again)

@@ -60,17 +60,6 @@ def rows(
     return out.cpu().clone()
 
 
-def exact(start: Tensor, coefficients: Tensor, factors: Tensor, tokens: Tensor | None) -> Tensor:
-    """Return the chain of fused multiply-adds. A product of two floats is exact in double."""
-    models, rank, vocab = factors.shape
-    result = start.expand(models, *start.shape[-2:]).clone()
-    ids = torch.arange(vocab).expand(len(result[0]), -1) if tokens is None else tokens
-    for k in range(rank):
-        chosen = factors[:, k][:, ids].double()  # (N, B, K)
-        result = (result.double() + coefficients[:, :, k, None].double() * chosen).float()
-    return result
-
-
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_rows(shape: tuple[int, ...], dtype: torch.dtype, isa: str) -> None:
@@ -80,11 +69,6 @@ def test_rows(shape: tuple[int, ...], dtype: torch.dtype, isa: str) -> None:
     whole = torch.randn(len(start), shape[-1])
     for z, ids in ((start, tokens), (own, tokens), (whole, None)):
         found = rows(z, coefficients, factors, ids, dtype)
-        wanted = exact(z, coefficients, rounded, ids)
-        # The oracle rounds the sum to double first, so it may round a tie another way.
-        assert torch.equal(found.isneginf(), wanted.isneginf())
-        known = wanted.isfinite()
-        torch.testing.assert_close(found[known], wanted[known], rtol=1e-6, atol=1e-6)
         packs = packed(coefficients), pack_factors(list(rounded), shape[2], shape[4])
         truth = reference.add_low_rank(z, *packs, len(found), ids)
         # Each of r additions rounds a sum of a few units by 2^-24 of it.

@@ -12,6 +12,7 @@ import pickle
 import threading
 
 import cases
+import checks
 import pytest
 import torch
 import workload
@@ -21,7 +22,14 @@ from workload import Inputs
 import adapmixed_ext
 from adapmixed_ext import _C
 
-CPU = [workload.make(1, 5, 4, 700, top_k=9), workload.make(2, 16, 1, 5000)]  # many positions; one
+# Many positions; one; several tiles and a short vector; many models; a batch.
+CPU = {
+    "positions": workload.make(1, 5, 4, 700, top_k=9),
+    "one": workload.make(2, 16, 1, 5000),
+    "tiles": workload.make(3, 20, 1, 5003, torch.bfloat16),
+    "models": workload.make(4, 250, 1, 43, torch.float16),
+    "batch": workload.make(5, 2, 40, 33),
+}
 
 
 def test_every_public_function_is_in_the_workload() -> None:
@@ -33,18 +41,19 @@ def test_every_public_function_is_in_the_workload() -> None:
     assert functions - {"build_info"} == {*workload.OPERATIONS, "gaussian", "sample"}
 
 
-@pytest.mark.parametrize("x", CPU, ids=["positions", "one"])
-def test_threads_do_not_change_a_bit(x: Inputs) -> None:
+@pytest.mark.parametrize("name", CPU)
+def test_threads_do_not_change_a_bit(name: str, isa: str) -> None:
     torch.set_num_threads(1)
+    x = CPU[name]
     single = workload.everything(x)
     for threads in (1, 2, 3):
         torch.set_num_threads(threads)
         assert workload.same(workload.everything(x), single), threads
 
 
-def test_calls_from_several_threads() -> None:
+def test_calls_from_several_threads(isa: str) -> None:
     torch.set_num_threads(2)
-    x = CPU[0]
+    x = CPU["positions"]
     first = workload.everything(x)
     found: list[tuple[Tensor, ...]] = []
     callers = [
@@ -63,7 +72,7 @@ def test_calls_from_several_threads() -> None:
 def test_a_forked_child_computes_the_same() -> None:
     """The parent's worker threads do not exist in the child, so waiting for them would hang."""
     torch.set_num_threads(2)
-    x = CPU[1]  # too small for torch's own threads, which a child cannot use
+    x = CPU["one"]  # too small for torch's own threads, which a child cannot use
 
     def everything() -> tuple[Tensor, ...]:  # but for the pool's, whose exponential is torch's
         names = (name for name in workload.NAMES if name != "log_pool")
@@ -96,7 +105,7 @@ def test_a_forked_child_computes_the_same() -> None:
 @pytest.mark.parametrize("threads", [1, 2])
 def test_flushing_denormals_does_not_change_a_bit(threads: int) -> None:
     torch.set_num_threads(threads)
-    x = CPU[0]
+    x = CPU["positions"]
     plain = workload.everything(x)
     if not torch.set_flush_denormal(True):
         pytest.skip("this processor cannot flush denormals")
@@ -198,3 +207,9 @@ def test_an_empty_batch(name: str, device: torch.device) -> None:
     for one, many in zip(workload.run(name, given), workload.run(name, none), strict=True):
         assert many.dtype == one.dtype
         assert many.shape == one.shape or many.numel() == 0 and many.dim() == one.dim()
+
+
+@pytest.mark.parametrize("kind", cases.BAD)
+def test_rows_that_changed_since_their_sums(kind: str, path: torch.device) -> None:
+    private, public = cases.bad(kind)
+    checks.run_on_changed_rows(private.to(path), public.to(path))

@@ -180,7 +180,7 @@ NAMES = (*OPERATIONS, "draws")
 def draws(x: Inputs, seed: int) -> tuple[Tensor, ...]:
     """Run both operators that draw."""
     rng = Source(seed)
-    noise = adapmixed_ext.gaussian((3, 7), sigma=0.7, rng=rng, device=x.public.device)
+    noise = adapmixed_ext.gaussian((17, 59), sigma=0.7, rng=rng, device=x.public.device)
     tokens = adapmixed_ext.sample(x.public.double().softmax(-1), x.public, rng=rng)
     return noise, tokens
 
