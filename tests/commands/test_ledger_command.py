@@ -202,7 +202,7 @@ def test_show_verify_and_export(charged: Path, capsys: pytest.CaptureFixture[str
     assert lines[-1]["hash"] == reading.digest
     charged.unlink()
     Accountant(1e-5, path=charged).close()  # nothing is charged yet
-    assert "ε = 0, δ = 0" in printed("show") and '"format_version":10' in printed("export")
+    assert "ε = 0, δ = 0" in printed("show") and '"format_version":11' in printed("export")
 
 
 @pytest.mark.parametrize("action", ["show", "verify", "export"])

@@ -120,7 +120,7 @@ def test_a_ledger_remembers_whom_it_protects(tmp_path: Path) -> None:
                 accountant.bind(POOL, 3, "these members", None, "another")
         read = read_ledger(path)
         assert words in str(read.guarantee)
-        assert json.loads(read.records[0].text)["binding"]["unit"] == unit
+        assert json.loads(list(read.records())[1].text)["binding"]["unit"] == unit
         assert Accountant.from_state(to_json(read.account)).guarantee() == read.guarantee
 
 

@@ -297,7 +297,7 @@ def test_a_writer_that_comes_while_a_closed_ledger_is_read(
 
     monkeypatch.setattr(Record, "check_after", charge)
     found = read_ledger(path)
-    assert found.charges == 3 and [one.sequence for one in found.records] == [1, 2, 3]
+    assert found.charges == 3 and [one.sequence for one in found.records()] == [0, 1, 2, 3]
     writers[0].close()
 
 

@@ -69,14 +69,12 @@ def run(arguments: argparse.Namespace) -> int:
     from adapmixed.privacy.register import together
 
     reading = read_ledger(arguments.path)
-    records = [reading.first, *reading.records]
     facts: dict[str, Any] = {"path": reading.path, "intact": True}
     facts |= {"charges": reading.charges, "digest": reading.digest}
     if arguments.action == "export":
-        print(canonical({"ledger": parse(reading.first.text)}))
-        for one in records[1:]:
+        for one in reading.records():
             written = {"sequence": one.sequence, **parse(one.text), "hash": one.hash.hex()}
-            print(canonical(written))
+            print(canonical(written if one.sequence else {"ledger": parse(one.text)}))
         return 0
     if arguments.action == "letter":
         print(_letter(reading, _ensemble(reading, arguments.ensemble)))
@@ -98,7 +96,7 @@ def run(arguments: argparse.Namespace) -> int:
             found = together(_ensemble(reading, arguments.ensemble), reading)
             facts |= {f"ledger {one.path}": str(one.guarantee) for one in found.readings}
             facts["together"] = found.words
-    elif arguments.expect not in (None, *(one.hash.hex() for one in records)):
+    elif arguments.expect not in (None, *(one.hash.hex() for one in reading.records())):
         raise LedgerCorruptError(
             f"--expect must be a digest that {reading.path} had, got {arguments.expect!r}: it is "
             "an older copy or another ledger"

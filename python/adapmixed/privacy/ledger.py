@@ -24,7 +24,7 @@ import sqlite3
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -173,14 +173,30 @@ class Reading:
         first: record 0.
         last: the last record.
         account: settings, binding and totals. Private.
-        records: all records after the first, in order, if `read_ledger` has read them. Private.
     """
 
     path: str
     first: Record
     last: Record
     account: Account
-    records: Sequence[Record] = field(default=(), repr=False)
+
+    def records(self) -> Iterator[Record]:
+        """Yield all records in order, up to `last`, from the file. They are private.
+
+        Raises:
+            LedgerCorruptError: one was altered.
+            LedgerWriteError: the ledger cannot be read.
+        """
+        immutable, before = _at_rest(self.path) is not None, None
+        with (
+            translated(self.path),
+            closing(_connect(self.path, "ro", immutable=immutable)) as connection,
+        ):
+            query = "SELECT * FROM record WHERE sequence <= ? ORDER BY sequence"
+            for record in map(_record, connection.execute(query, (self.last.sequence,))):
+                record.check_after(before)
+                yield record
+                before = record
 
     @property
     def identity(self) -> str:
@@ -407,12 +423,11 @@ def _read(place: str, whole: bool, *, immutable: bool) -> Reading:
         if not whole:
             return reading
         rows = connection.execute("SELECT * FROM record WHERE sequence > 0 ORDER BY sequence")
-        records = [reading.first]
-        account = Account(from_json(Settings, parse(reading.first.text)["settings"]))
+        settings = from_json(Settings, parse(reading.first.text)["settings"])
+        last, account = reading.first, Account(settings)
         for record in map(_record, rows):
-            record.check_after(records[-1])
-            records.append(record)
-            entry = record.entry()
+            record.check_after(last)
+            last, entry = record, record.entry()
             try:
                 if isinstance(entry, Binding):
                     account = account.bound(entry)
@@ -422,7 +437,7 @@ def _read(place: str, whole: bool, *, immutable: bool) -> Reading:
                 raise LedgerCorruptError(
                     f"record {record.sequence} cannot be charged: {error}"
                 ) from error
-    found = Reading(place, reading.first, records[-1], account, records[1:])
+    found = Reading(place, reading.first, last, account)
     if found.totals() != reading.totals():
         raise LedgerCorruptError(f"{place}: the totals are not what the records give")
     return found
