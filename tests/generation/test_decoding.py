@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -15,6 +14,7 @@ from tiny_models import POSITIONS, VOCAB
 from adapmixed.ensemble import Ensemble
 from adapmixed.mechanisms import ClippedLogPool, ClippedMixing, Mechanism, PublicOnly
 from adapmixed.privacy import Accountant
+from adapmixed.privacy.account import Binding
 from adapmixed.rng import SeededRandom
 
 
@@ -25,8 +25,8 @@ class LoggedAccountant(Accountant):
         super().__init__(1e-5, epsilon=epsilon)
         self.log = log
 
-    def _commit(self, entry: Mapping[str, Any], account: Any) -> None:
-        if "events" in entry:
+    def _commit(self, entry: Any, account: Any) -> None:
+        if not isinstance(entry, Binding):
             self.log.append(("charge", None))
         super()._commit(entry, account)
 

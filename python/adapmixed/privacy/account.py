@@ -318,9 +318,7 @@ class Account:
 
     @property
     def num_models(self) -> int | None:
-        """N; None until a binding or an event names it."""
-        if self.binding is not None:
-            return self.binding.num_models
+        """N; None until an event names it."""
         if self.losses is not None:
             return len(self.losses.total)
         if self.spent is not None:

@@ -109,7 +109,8 @@ class Accountant:
         """
         self._check_budget("spent")
         account = self._account
-        return np.zeros(account.num_models or 0) if account.spent is None else account.spent.copy()
+        models = account.num_models if account.binding is None else account.binding.num_models
+        return np.zeros(models or 0) if account.spent is None else account.spent.copy()
 
     @property
     def limit(self) -> float:
