@@ -31,11 +31,13 @@ def text(tmp_path: Path) -> Path:
     return path
 
 
-def test_no_command_has_more_options_than_a_screen_shows() -> None:
+def test_the_help_of_a_command_fits_a_screen(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "100")
     for parser in (_parser(), laboratory_parser()):
         (found,) = (one for one in parser._actions if isinstance(one, argparse._SubParsersAction))
         for name, command in found.choices.items():
             assert sum(bool(one.option_strings) for one in command._actions) <= 26, name
+            assert len(command.format_help().splitlines()) <= 52, name
 
 
 ANSWERS = "--ensemble e --mechanism 'clipped-log-pool lower=0 upper=1 queries=9'"
