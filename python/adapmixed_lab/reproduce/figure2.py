@@ -8,16 +8,9 @@ from typing import Any, NamedTuple
 
 from adapmixed.mechanisms import AdaPMixED, Mechanism
 from adapmixed.privacy.conversions import c_alpha
+from adapmixed_lab.reproduce import paper
 from adapmixed_lab.reproduce.inputs import Texts
 from adapmixed_lab.reproduce.measure import Run, compare
-from adapmixed_lab.reproduce.paper import (
-    ADAPMIXED,
-    DELTA,
-    FIGURE_2,
-    FIGURE_2_DATASET,
-    RUN_QUERIES,
-    Panel,
-)
 from adapmixed_lab.reproduce.published import PaperRule
 from adapmixed_lab.reproduce.result import build_result, row
 
@@ -27,7 +20,7 @@ MODELS = "models N"  # the panel whose settings are sub-ensembles
 class OurPoint(NamedTuple):
     """One of our points: its panel, its label, written as the paper's are, and what answers."""
 
-    panel: Panel
+    panel: paper.Panel
     label: str
     mechanism: PaperRule
 
@@ -48,7 +41,7 @@ def settings_of(preset: AdaPMixED, num_models: int) -> list[OurPoint]:
     Numbers of models are those that the first members of the ensemble can give.
     """
     found = []
-    for panel in FIGURE_2:
+    for panel in paper.FIGURE_2:
         if panel.title == MODELS:
             counts = {str(n): n if n < num_models else None for n in sizes(num_models)}
             found += [OurPoint(panel, label, PaperRule(preset, n)) for label, n in counts.items()]
@@ -63,7 +56,7 @@ def settings_of(preset: AdaPMixED, num_models: int) -> list[OurPoint]:
     return found
 
 
-def figure2(inputs: Texts, run: Run, *, queries: int = RUN_QUERIES) -> dict[str, Any]:
+def figure2(inputs: Texts, run: Run, *, queries: int = paper.RUN_QUERIES) -> dict[str, Any]:
     """Run Figure 2: every setting answers the same logits, and equal settings run once.
 
     Args:
@@ -84,10 +77,10 @@ def figure2(inputs: Texts, run: Run, *, queries: int = RUN_QUERIES) -> dict[str,
     ours = compare(inputs, compared, queries, run, state="figure2")
     references = [name for name in ours if name not in compared]
     rows: list[dict[str, Any]] = [row(name, ours[name], group="references") for name in references]
-    for panel in FIGURE_2:
+    for panel in paper.FIGURE_2:
         here = [point for point in points if point.panel is panel]
         found = {p.label: ours[distinct[p.mechanism]] for p in here}
-        with_paper = inputs.sources.paper and inputs.sources.dataset == FIGURE_2_DATASET
+        with_paper = inputs.sources.paper and inputs.sources.dataset == paper.FIGURE_2_DATASET
         rows += _panel_rows(panel, found, preset.order, with_paper=with_paper)
     panels = {
         panel.letter: {
@@ -95,7 +88,7 @@ def figure2(inputs: Texts, run: Run, *, queries: int = RUN_QUERIES) -> dict[str,
             **_anchors(panel, points, preset),
             "remark": panel.remark,
         }
-        for panel in FIGURE_2
+        for panel in paper.FIGURE_2
     }
     settings = {"queries": queries, "rule": "paper", "preset": repr(preset), "panels": panels}
     notes = [*_notes(inputs), *_screened_notes(rows), *_trend_notes(rows)]
@@ -103,7 +96,7 @@ def figure2(inputs: Texts, run: Run, *, queries: int = RUN_QUERIES) -> dict[str,
 
 
 def _panel_rows(
-    panel: Panel, ours: Mapping[str, Mapping[str, object]], order: float, *, with_paper: bool
+    panel: paper.Panel, ours: Mapping[str, Mapping[str, object]], order: float, *, with_paper: bool
 ) -> list[dict[str, Any]]:
     """Return a line for every setting of ours or of the paper, in order."""
     printed = {
@@ -113,7 +106,7 @@ def _panel_rows(
             "kind": "data-dependent, ex-post",
             "queries": None,
             # Not printed, but it follows from order and δ; the rest of ε was spent.
-            "conversion": c_alpha(point.setting.get("order", order), DELTA),
+            "conversion": c_alpha(point.setting.get("order", order), paper.DELTA),
             "place": panel.place,
         }
         for point in panel.points
@@ -121,12 +114,12 @@ def _panel_rows(
     }
     labels = [*ours, *(label for label in printed if label not in ours)]
     return [
-        row(ADAPMIXED, ours.get(label), printed.get(label), group=panel.letter, label=label)
+        row(paper.ADAPMIXED, ours.get(label), printed.get(label), group=panel.letter, label=label)
         for label in labels
     ]
 
 
-def _anchors(panel: Panel, points: list[OurPoint], preset: AdaPMixED) -> dict[str, str]:
+def _anchors(panel: paper.Panel, points: list[OurPoint], preset: AdaPMixED) -> dict[str, str]:
     """Return the reference of a panel: the preset, or a number of models that both sides have.
 
     Returns:
@@ -153,16 +146,15 @@ def _notes(inputs: Texts) -> list[str]:
     ]
     if not inputs.sources.paper:
         return notes
-    if inputs.sources.dataset != FIGURE_2_DATASET:
-        notes.append(
-            f"The paper's Figure 2 covers {FIGURE_2_DATASET} alone, so no points of it are shown."
-        )
-    return notes + [panel.remark for panel in FIGURE_2 if panel.remark]
+    if inputs.sources.dataset != paper.FIGURE_2_DATASET:
+        covered = paper.FIGURE_2_DATASET
+        notes.append(f"The paper's Figure 2 covers {covered} alone, so no points of it are shown.")
+    return notes + [panel.remark for panel in paper.FIGURE_2 if panel.remark]
 
 
 def _screened_notes(rows: Sequence[Mapping[str, Any]]) -> list[str]:
     """Return a note that names the settings under which every query is screened, if any."""
-    titles = {panel.letter: panel.title for panel in FIGURE_2}
+    titles = {panel.letter: panel.title for panel in paper.FIGURE_2}
     found = [
         f"({one['group']}) {titles[one['group']]} {one['label']}"
         for one in rows
@@ -178,7 +170,7 @@ def _screened_notes(rows: Sequence[Mapping[str, Any]]) -> list[str]:
 def _trend_notes(rows: Sequence[Mapping[str, Any]]) -> list[str]:
     """Return notes that name the panels in which ε or perplexity moves against the paper."""
     notes = []
-    for panel in FIGURE_2:
+    for panel in paper.FIGURE_2:
         here = [one for one in rows if one["group"] == panel.letter]
         for name, words, least in (("epsilon", "ε", 0.01), ("perplexity", "perplexity", 0.001)):
             sides = [_trend(here, side, name) for side in ("ours", "paper")]

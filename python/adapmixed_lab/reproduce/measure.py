@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import scipy  # it loads scipy.stats on its first use
 
-from adapmixed.evaluation import Evaluation, evaluate, plan_runs
+from adapmixed.evaluation import Evaluation, evaluate
 from adapmixed.mechanisms import Mechanism, PublicOnly, Unprotected, UnprotectedPool
 from adapmixed.rng import SeededRandom
 from adapmixed_lab.reproduce.inputs import Texts
@@ -31,9 +31,6 @@ WHOLE = "one adapter, all text"
 PUBLISHED = "PMixED, published analysis"
 PER_MODEL = "AdaPMixED, per-model rule"
 """Names of methods that the paper does not have."""
-
-BUILTIN_QUERIES = 9728
-"""Most queries of a long run at builtin scale, for minutes of work; as in the paper's Table 2."""
 
 
 @dataclass(frozen=True)
@@ -159,23 +156,6 @@ def merge(results: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         "settings": first["settings"] | {"trainings": len(results)},
         "seconds": round(sum(one["seconds"] for one in results), 1),
     }
-
-
-def queries_of(inputs: Texts, paper: int, given: int | None) -> int:
-    """Return the number of queries of one run.
-
-    Args:
-        inputs: the text.
-        paper: the paper's number of queries.
-        given: the requested number; None: the paper's, but at builtin scale no more than the text
-            has and `BUILTIN_QUERIES`.
-    """
-    if given is not None:
-        return given
-    if inputs.sources.scale == "full":
-        return paper  # a text that is too short raises later
-    _, available = plan_runs(inputs.tokens, inputs.ensemble.longest_text, None, None)
-    return min(paper, available, BUILTIN_QUERIES)
 
 
 def _ours(found: Evaluation, mechanism: Mechanism) -> Ours:

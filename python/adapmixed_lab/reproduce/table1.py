@@ -9,27 +9,10 @@ from typing import Any, NamedTuple
 
 from adapmixed.evaluation import plan_runs
 from adapmixed.mechanisms import AdaPMixED, Mechanism, PMixED
+from adapmixed_lab.reproduce import paper
 from adapmixed_lab.reproduce.dp_adapter import DPAdapter
 from adapmixed_lab.reproduce.inputs import Texts
-from adapmixed_lab.reproduce.measure import (
-    PER_MODEL,
-    PUBLISHED,
-    Run,
-    compare,
-    published_pmixed,
-    queries_of,
-)
-from adapmixed_lab.reproduce.paper import (
-    ADAPMIXED,
-    DELTA,
-    DP_SGD,
-    LONG_QUERIES,
-    PMIXED,
-    PUBLIC,
-    RUN_QUERIES,
-    RUNS,
-    TABLE_1,
-)
+from adapmixed_lab.reproduce.measure import PER_MODEL, PUBLISHED, Run, compare, published_pmixed
 from adapmixed_lab.reproduce.published import PaperRule
 from adapmixed_lab.reproduce.result import build_result, row, show_cost
 from adapmixed_lab.reproduce.sources import Sources
@@ -63,8 +46,8 @@ def methods(dataset: str, scale: str, queries: int) -> dict[str, Mechanism]:
     smaller: dict[str, Mechanism] = {SMALLER: less} if scale == "builtin" else {}
     return {
         PUBLISHED: published_pmixed(EPSILON, queries, ORDER),
-        PMIXED: PMixED(EPSILON, DELTA, queries, ORDER),
-        ADAPMIXED: PaperRule(adaptive),
+        paper.PMIXED: PMixED(EPSILON, paper.DELTA, queries, ORDER),
+        paper.ADAPMIXED: PaperRule(adaptive),
         PER_MODEL: adaptive,
         **smaller,
     }
@@ -80,23 +63,17 @@ def table1(inputs: Texts, dp: DPAdapter | None, run: Run, parts: Sequence[Part])
         parts: of the table; see `parts_of`.
     """
     dataset = inputs.sources.dataset
-    printed = TABLE_1[dataset] if inputs.sources.paper else {}
+    printed = paper.TABLE_1[dataset] if inputs.sources.paper else {}
     adapter = None if dp is None else inputs.sources.load([dp.folder])
     rows = []
     for number, part in enumerate(parts, start=1):
-        found = compare(
-            inputs,
-            methods(dataset, inputs.sources.scale, part.queries),
-            part.queries,
-            run,
-            state=f"table1-{number}",
-            runs=part.runs,
-            adapter=adapter,
-        )
+        asked, state = methods(dataset, inputs.sources.scale, part.queries), f"table1-{number}"
+        size: dict[str, Any] = {"runs": part.runs, "state": state, "adapter": adapter}
+        found = compare(inputs, asked, part.queries, run, **size)
         for name, ours in found.items():
             # The paper's PMixED has the published analysis.
-            known = {PUBLISHED: PMIXED, PMIXED: ""}.get(name, name)
-            ours |= dp.promise() if dp is not None and name == DP_SGD else {}
+            known = {PUBLISHED: paper.PMIXED, paper.PMIXED: ""}.get(name, name)
+            ours |= dp.promise() if dp is not None and name == paper.DP_SGD else {}
             rows.append(row(name, ours, printed.get((known, number > 1)), group=part.group))
     settings = {
         "runs": parts[0].runs,
@@ -109,20 +86,25 @@ def table1(inputs: Texts, dp: DPAdapter | None, run: Run, parts: Sequence[Part])
 
 
 def parts_of(
-    inputs: Texts, runs: int = RUNS, queries: int = RUN_QUERIES, long_queries: int | None = None
+    inputs: Texts,
+    runs: int = paper.RUNS,
+    queries: int = paper.RUN_QUERIES,
+    long_queries: int | None = None,
 ) -> list[Part]:
     """Return the parts of the table.
 
     Args:
         inputs: models and text.
         runs, queries: of the first part.
-        long_queries: of the long run, 0 for none; None: the paper's number, at builtin scale
-            fewer (`queries_of`).
+        long_queries: of the long run, 0 for none; None: the paper's number, at builtin scale that
+            of its Table 2, for minutes of work.
 
     Raises:
         ValueError: if the text is too short for any part.
     """
-    long = queries_of(inputs, LONG_QUERIES[inputs.sources.dataset], long_queries)
+    full = inputs.sources.scale == "full"
+    usual = paper.LONG_QUERIES[inputs.sources.dataset] if full else paper.TABLE_2_QUERIES
+    long = usual if long_queries is None else long_queries
     parts = [Part(runs, queries)] + ([Part(1, long)] if long else [])
     for part in parts:
         plan_runs(inputs.tokens, inputs.ensemble.longest_text, None, part.queries, runs=part.runs)
@@ -138,7 +120,7 @@ def _notes(
             f"Each of the {parts[0].runs} runs has its own accountant. ε is the cost of one run; "
             "all runs together cost the sum. ± is the standard deviation over the runs."
         )
-    long = LONG_QUERIES[sources.dataset]
+    long = paper.LONG_QUERIES[sources.dataset]
     if sources.paper and len(parts) > 1 and parts[1].queries != long:
         notes.append(f"The long run has {parts[1].queries:,} queries, the paper's {long:,}.")
     notes.append(
@@ -175,7 +157,10 @@ def _order_notes(rows: Sequence[Mapping[str, Any]], group: str) -> list[str]:
     """
     ours = {one["method"]: one["ours"] for one in rows if one["group"] == group}
     found = {name: one["perplexity"] for name, one in ours.items()}
-    chains = ((PUBLIC, DP_SGD, PUBLISHED, ADAPMIXED), (DP_SGD, PMIXED, ADAPMIXED))
+    chains = (
+        (paper.PUBLIC, paper.DP_SGD, PUBLISHED, paper.ADAPMIXED),
+        (paper.DP_SGD, paper.PMIXED, paper.ADAPMIXED),
+    )
     pairs = dict.fromkeys(
         pair for chain in chains for pair in pairwise(name for name in chain if name in found)
     )
@@ -191,10 +176,10 @@ def _order_notes(rows: Sequence[Mapping[str, Any]], group: str) -> list[str]:
             "In the paper AdaPMixED is below PMixED, PMixED is below DP-SGD, and DP-SGD is below "
             "the public model."
         )
-    if not ours[ADAPMIXED]["epsilon"] < EPSILON:
+    if not ours[paper.ADAPMIXED]["epsilon"] < EPSILON:
         notes.append(
             f"The paper's order of ε does not appear in {group}: AdaPMixED at the paper's β costs "
-            f"{show_cost(ours[ADAPMIXED])}, PMixED {EPSILON:g}. This depends on how near the "
+            f"{show_cost(ours[paper.ADAPMIXED])}, PMixED {EPSILON:g}. This depends on how near the "
             "models are to the public one."
         )
     return notes

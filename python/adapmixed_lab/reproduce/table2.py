@@ -7,28 +7,9 @@ from dataclasses import replace
 from typing import Any
 
 from adapmixed.mechanisms import AdaPMixED, Mechanism
+from adapmixed_lab.reproduce import paper
 from adapmixed_lab.reproduce.inputs import Texts
-from adapmixed_lab.reproduce.measure import (
-    PER_MODEL,
-    PUBLISHED,
-    Run,
-    compare,
-    published_pmixed,
-    queries_of,
-)
-from adapmixed_lab.reproduce.paper import (
-    ADAPMIXED,
-    PMIXED,
-    PMIXED_LEAKAGE,
-    PMIXED_ORDER,
-    PMIXED_SCREENED,
-    TABLE_2_DATASET,
-    TABLE_2_QUERIES,
-    TABLE_2A,
-    TABLE_2B,
-    TABLE_2B_PLACE,
-    UNSCREENED,
-)
+from adapmixed_lab.reproduce.measure import PER_MODEL, PUBLISHED, Run, compare, published_pmixed
 from adapmixed_lab.reproduce.published import PaperRule
 from adapmixed_lab.reproduce.result import build_result, row, show_cost
 
@@ -42,71 +23,74 @@ def methods(dataset: str, queries: int) -> dict[str, Mechanism]:
     Every query is charged, screened or not, because a charge that follows the outcome of screening
     would depend on private data. The published analysis is given the ε that the paper states.
     """
-    adaptive = replace(AdaPMixED.preset(dataset), adjacency="add_remove")  # as the paper's
-    fixed = AdaPMixED(
-        PMIXED_ORDER, PMIXED_LEAKAGE, loss="fixed", screen=None,
-        screen_weight=adaptive.screen_weight, sigma=adaptive.sigma, threshold=adaptive.threshold,
-        screen_top_k=adaptive.screen_top_k,
-    )  # fmt: skip
+    preset = AdaPMixED.preset(dataset)
+    adaptive = replace(preset, adjacency="add_remove")  # as the paper's
+    ball: dict[str, Any] = {"order": paper.PMIXED_ORDER, "target_leakage": paper.PMIXED_LEAKAGE}
+    fixed = replace(preset, **ball, loss="fixed", screen=None)
     return {
-        PUBLISHED: published_pmixed(PUBLISHED_EPSILON, queries, PMIXED_ORDER),
-        PMIXED: fixed,
-        PMIXED_SCREENED: replace(fixed, screen="noisy"),
-        UNSCREENED: PaperRule(replace(adaptive, screen=None)),
-        ADAPMIXED: PaperRule(adaptive),
+        PUBLISHED: published_pmixed(PUBLISHED_EPSILON, queries, paper.PMIXED_ORDER),
+        paper.PMIXED: fixed,
+        paper.PMIXED_SCREENED: replace(fixed, screen="noisy"),
+        paper.UNSCREENED: PaperRule(replace(adaptive, screen=None)),
+        paper.ADAPMIXED: PaperRule(adaptive),
         PER_MODEL: adaptive,
     }
 
 
-def table2(inputs: Texts, run: Run, *, queries: int | None = None) -> dict[str, Any]:
+def table2(inputs: Texts, run: Run, *, queries: int = paper.TABLE_2_QUERIES) -> dict[str, Any]:
     """Run Table 2, a and b.
 
     Args:
         inputs: models and text.
         run: seed, state and progress.
-        queries: None: the paper's 9 728, at builtin scale fewer (`queries_of`).
+        queries: answered with every method.
 
     Raises:
         ValueError: if the text is too short.
     """
     dataset = inputs.sources.dataset
-    queries = queries_of(inputs, TABLE_2_QUERIES, queries)
     found = compare(inputs, methods(dataset, queries), queries, run, state="table2")
-    paper = dataset if inputs.sources.paper else ""
-    rows = [row(name, ours, _paper(name, paper)) for name, ours in found.items()]
-    if paper == TABLE_2_DATASET:
+    printed = dataset if inputs.sources.paper else ""
+    rows = [row(name, ours, _paper(name, printed)) for name, ours in found.items()]
+    if printed == paper.TABLE_2_DATASET:
         # There is no line of ours to compare it with; the notes say why.
         rows.insert(
-            list(found).index(PMIXED_SCREENED) + 1,
-            row(f"{PMIXED_SCREENED}, as published", None, TABLE_2A[PMIXED_SCREENED]),
+            list(found).index(paper.PMIXED_SCREENED) + 1,
+            row(
+                f"{paper.PMIXED_SCREENED}, as published",
+                None,
+                paper.TABLE_2A[paper.PMIXED_SCREENED],
+            ),
         )
     settings = {
         "queries": queries,
-        "pmixed_order": PMIXED_ORDER,
-        "pmixed_target_leakage": PMIXED_LEAKAGE,
+        "pmixed_order": paper.PMIXED_ORDER,
+        "pmixed_target_leakage": paper.PMIXED_LEAKAGE,
     }
-    notes = [*_notes(queries, paper), *(_order_notes(found) if paper else [])]
+    notes = [*_notes(queries, printed), *(_order_notes(found) if printed else [])]
     return build_result("table2", inputs, run, rows=rows, settings=settings, notes=notes)
 
 
 def _paper(name: str, dataset: str) -> dict[str, object] | None:
-    if dataset != TABLE_2_DATASET:
+    if dataset != paper.TABLE_2_DATASET:
         return None
-    if name == ADAPMIXED:
+    if name == paper.ADAPMIXED:
         # Table 2b adds the parts of its ε.
-        place = f"{TABLE_2A[name]['place']}, {TABLE_2B_PLACE}"
-        return {**TABLE_2A[name], **TABLE_2B, "place": place}
+        place = f"{paper.TABLE_2A[name]['place']}, {paper.TABLE_2B_PLACE}"
+        return {**paper.TABLE_2A[name], **paper.TABLE_2B, "place": place}
     # PMixED's sound lines stand alone: the paper's numbers are those of the published analysis.
-    return TABLE_2A.get({PUBLISHED: PMIXED, UNSCREENED: UNSCREENED}.get(name, ""))
+    return paper.TABLE_2A.get(
+        {PUBLISHED: paper.PMIXED, paper.UNSCREENED: paper.UNSCREENED}.get(name, "")
+    )
 
 
 def _notes(queries: int, dataset: str) -> list[str]:
     """Return the notes; `dataset` is "" if the paper's numbers are not shown."""
     notes = []
-    if dataset and dataset != TABLE_2_DATASET:
-        notes.append(f"The paper's Table 2 covers {TABLE_2_DATASET} alone.")
-    elif dataset and queries != TABLE_2_QUERIES:
-        notes.append(f"{queries:,} queries here, {TABLE_2_QUERIES:,} in the paper.")
+    if dataset and dataset != paper.TABLE_2_DATASET:
+        notes.append(f"The paper's Table 2 covers {paper.TABLE_2_DATASET} alone.")
+    elif dataset and queries != paper.TABLE_2_QUERIES:
+        notes.append(f"{queries:,} queries here, {paper.TABLE_2_QUERIES:,} in the paper.")
     return [
         *notes,
         "The paper's PMixED rests on a bound that is not valid. Its ε, and the ε of our line with "
@@ -123,11 +107,11 @@ def _notes(queries: int, dataset: str) -> list[str]:
 
 def _order_notes(found: Mapping[str, Mapping[str, Any]]) -> list[str]:
     """Return a note if the data-dependent analysis does not lower ε as in the paper."""
-    fixed, adaptive = found[PMIXED], found[UNSCREENED]
+    fixed, adaptive = found[paper.PMIXED], found[paper.UNSCREENED]
     if adaptive["epsilon"] < fixed["epsilon"]:
         return []
     return [
         "In the paper the data-dependent analysis costs less than PMixED's at a larger β. Here it "
-        f"does not: {show_cost(adaptive)} (β of the preset) against {show_cost(fixed)} "
-        f"(β = {PMIXED_LEAKAGE:g}). This depends on how near the models are to the public one."
+        f"does not: {show_cost(adaptive)} (β of the preset) against {show_cost(fixed)} (β = "
+        f"{paper.PMIXED_LEAKAGE:g}). This depends on how near the models are to the public one."
     ]
