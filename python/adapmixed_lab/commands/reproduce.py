@@ -22,8 +22,7 @@ from adapmixed_lab.reproduce.sources import Sources
 
 if TYPE_CHECKING:
     from adapmixed_lab.reproduce.dp_adapter import DPAdapter
-    from adapmixed_lab.reproduce.inputs import Texts
-    from adapmixed_lab.reproduce.measure import Run
+    from adapmixed_lab.reproduce.measure import Run, Texts
 
 EXPERIMENTS = ("table1", "table2", "figure2")
 
@@ -130,7 +129,7 @@ def _redraw(path: Path, out: Path) -> int:
 def _show(result: dict[str, Any], out: Path) -> None:
     """Print the tables of a result and write its files."""
     from adapmixed_lab.reproduce.panels import write_outputs
-    from adapmixed_lab.reproduce.tables import text
+    from adapmixed_lab.reproduce.result import text
 
     print(text(result))
     for written in write_outputs(result, out):
@@ -141,7 +140,7 @@ def _experiment(
     arguments: argparse.Namespace, sources: Sources, run: Run, seed: int
 ) -> dict[str, Any]:
     from adapmixed_lab.reproduce.figure2 import figure2
-    from adapmixed_lab.reproduce.inputs import load_inputs
+    from adapmixed_lab.reproduce.measure import load_inputs
     from adapmixed_lab.reproduce.table1 import parts_of, table1
     from adapmixed_lab.reproduce.table2 import table2
 

@@ -9,8 +9,7 @@ from typing import Any, NamedTuple
 from adapmixed.mechanisms import AdaPMixED, Mechanism
 from adapmixed.privacy.conversions import c_alpha
 from adapmixed_lab.reproduce import paper
-from adapmixed_lab.reproduce.inputs import Texts
-from adapmixed_lab.reproduce.measure import Run, compare
+from adapmixed_lab.reproduce.measure import Run, Texts, compare
 from adapmixed_lab.reproduce.published import PaperRule
 from adapmixed_lab.reproduce.result import build_result, row
 

@@ -8,8 +8,14 @@ from typing import Any
 
 from adapmixed.mechanisms import AdaPMixED, Mechanism
 from adapmixed_lab.reproduce import paper
-from adapmixed_lab.reproduce.inputs import Texts
-from adapmixed_lab.reproduce.measure import PER_MODEL, PUBLISHED, Run, compare, published_pmixed
+from adapmixed_lab.reproduce.measure import (
+    PER_MODEL,
+    PUBLISHED,
+    Run,
+    Texts,
+    compare,
+    published_pmixed,
+)
 from adapmixed_lab.reproduce.published import PaperRule
 from adapmixed_lab.reproduce.result import build_result, row, show_cost
 

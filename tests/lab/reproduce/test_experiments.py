@@ -21,21 +21,20 @@ from adapmixed_lab.cli import main
 from adapmixed_lab.reproduce import paper
 from adapmixed_lab.reproduce.dp_adapter import DPAdapter
 from adapmixed_lab.reproduce.figure2 import figure2, settings_of, sizes
-from adapmixed_lab.reproduce.inputs import Texts
 from adapmixed_lab.reproduce.measure import (
     PER_MODEL,
     PUBLISHED,
     WHOLE,
     Run,
+    Texts,
     merge,
 )
 from adapmixed_lab.reproduce.panels import relative, write_outputs
 from adapmixed_lab.reproduce.published import PaperRule
-from adapmixed_lab.reproduce.result import read_experiment
+from adapmixed_lab.reproduce.result import read_experiment, text
 from adapmixed_lab.reproduce.sources import Sources
 from adapmixed_lab.reproduce.table1 import DP_SGD, SMALLER, parts_of, table1
 from adapmixed_lab.reproduce.table2 import table2
-from adapmixed_lab.reproduce.tables import text
 
 PRESET = AdaPMixED.preset("wikitext-103")
 
