@@ -141,8 +141,7 @@ def _experiment(
 ) -> dict[str, Any]:
     from adapmixed_lab.reproduce.figure2 import figure2
     from adapmixed_lab.reproduce.measure import load_inputs
-    from adapmixed_lab.reproduce.table1 import parts_of, table1
-    from adapmixed_lab.reproduce.table2 import table2
+    from adapmixed_lab.reproduce.tables import parts_of, table1, table2
 
     sizes = {name: getattr(arguments, name) for name in ("queries", "runs", "long_queries")}
     given = {name: value for name, value in sizes.items() if value is not None}

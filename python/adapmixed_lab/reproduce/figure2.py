@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any
 
 from adapmixed.mechanisms import AdaPMixED, Mechanism
 from adapmixed.privacy.conversions import c_alpha
@@ -16,17 +16,8 @@ from adapmixed_lab.reproduce.result import build_result, row
 MODELS = "models N"  # the panel whose settings are sub-ensembles
 
 
-class OurPoint(NamedTuple):
-    """One of our points: its panel, its label, written as the paper's are, and what answers."""
-
-    panel: paper.Panel
-    label: str
-    mechanism: PaperRule
-
-    @property
-    def name(self) -> str:
-        """Name that is unique among all settings."""
-        return f"{self.panel.letter}: {self.label}"
+Settings = dict[str, PaperRule]
+"""What answers at each of our points of a panel, by labels that are written as the paper's are."""
 
 
 def sizes(num_models: int) -> tuple[int, ...]:
@@ -34,24 +25,25 @@ def sizes(num_models: int) -> tuple[int, ...]:
     return (*(n for n in (8, 16, 32, 64, 80, 100, 128) if n < num_models), num_models)
 
 
-def settings_of(preset: AdaPMixED, num_models: int) -> list[OurPoint]:
-    """Return our points: the paper's values, and the preset's value if it is not among them.
+def settings_of(preset: AdaPMixED, num_models: int) -> dict[str, Settings]:
+    """Return, by panel, the paper's values, and the preset's value if it is not among them.
 
     Numbers of models are those that the first members of the ensemble can give.
     """
-    found = []
+    found = {}
     for panel in paper.FIGURE_2:
+        points = {point.label: point.setting for point in panel.points}
         if panel.title == MODELS:
             counts = {str(n): n if n < num_models else None for n in sizes(num_models)}
-            found += [OurPoint(panel, label, PaperRule(preset, n)) for label, n in counts.items()]
+            found[panel.letter] = {label: PaperRule(preset, n) for label, n in counts.items()}
             continue
-        points = {point.label: point.setting for point in panel.points}
         own = {name: getattr(preset, name) for name in panel.points[0].setting}
         if own not in points.values():
             points["/".join(f"{value:g}" for value in own.values())] = own
-        for label, changes in sorted(points.items(), key=lambda item: tuple(item[1].values())):
-            known: dict[str, Any] = dict(changes)
-            found.append(OurPoint(panel, label, PaperRule(replace(preset, **known))))
+        ordered: Any = sorted(points.items(), key=lambda item: tuple(item[1].values()))
+        found[panel.letter] = {
+            label: PaperRule(replace(preset, **changes)) for label, changes in ordered
+        }
     return found
 
 
@@ -70,28 +62,28 @@ def figure2(inputs: Texts, run: Run, *, queries: int = paper.RUN_QUERIES) -> dic
     points = settings_of(preset, inputs.ensemble.num_models)
     # The preset is a point of every panel, and runs once.
     distinct: dict[Mechanism, str] = {}
-    for point in points:
-        distinct.setdefault(point.mechanism, point.name)
+    for letter, settings in points.items():
+        for label, mechanism in settings.items():
+            distinct.setdefault(mechanism, f"{letter}: {label}")
     compared = {name: mechanism for mechanism, name in distinct.items()}
     ours = compare(inputs, compared, queries, run, state="figure2")
     references = [name for name in ours if name not in compared]
     rows: list[dict[str, Any]] = [row(name, ours[name], group="references") for name in references]
     for panel in paper.FIGURE_2:
-        here = [point for point in points if point.panel is panel]
-        found = {p.label: ours[distinct[p.mechanism]] for p in here}
+        found = {label: ours[distinct[one]] for label, one in points[panel.letter].items()}
         with_paper = inputs.sources.paper and inputs.sources.dataset == paper.FIGURE_2_DATASET
         rows += _panel_rows(panel, found, preset.order, with_paper=with_paper)
     panels = {
         panel.letter: {
             "title": panel.title,
-            **_anchors(panel, points, preset),
+            **_anchors(panel, points[panel.letter], preset),
             "remark": panel.remark,
         }
         for panel in paper.FIGURE_2
     }
-    settings = {"queries": queries, "rule": "paper", "preset": repr(preset), "panels": panels}
+    chosen = {"queries": queries, "rule": "paper", "preset": repr(preset), "panels": panels}
     notes = [*_notes(inputs), *_screened_notes(rows), *_trend_notes(rows)]
-    return build_result("figure2", inputs, run, rows=rows, settings=settings, notes=notes)
+    return build_result("figure2", inputs, run, rows=rows, settings=chosen, notes=notes)
 
 
 def _panel_rows(
@@ -118,20 +110,19 @@ def _panel_rows(
     ]
 
 
-def _anchors(panel: paper.Panel, points: list[OurPoint], preset: AdaPMixED) -> dict[str, str]:
+def _anchors(panel: paper.Panel, settings: Settings, preset: AdaPMixED) -> dict[str, str]:
     """Return the reference of a panel: the preset, or a number of models that both sides have.
 
     Returns:
         "anchor", the label of ours, and "paper_anchor", the paper's.
     """
-    here = [point for point in points if point.panel is panel]
     if panel.title != MODELS:
-        anchor = next(point.label for point in here if point.mechanism == PaperRule(preset))
+        anchor = next(label for label, one in settings.items() if one == PaperRule(preset))
         return {"anchor": anchor, "paper_anchor": panel.anchor}
     printed = [point.label for point in panel.points]
-    common = [point.label for point in here if point.label in printed]
+    common = [label for label in settings if label in printed]
     if not common:
-        return {"anchor": here[-1].label, "paper_anchor": panel.anchor}
+        return {"anchor": [*settings][-1], "paper_anchor": panel.anchor}
     return {"anchor": common[-1], "paper_anchor": common[-1]}
 
 
