@@ -35,13 +35,12 @@ def extreme(monkeypatch: pytest.MonkeyPatch) -> Iterator[Planted]:
 
 
 def test_a_booking_number_changes_nothing_but_itself() -> None:
-    here, there = (flight_dialogue("customer 3", number, seed=1) for number in ("38170", "38179"))
+    here, there = (flight_dialogue("customer 3", number) for number in ("38170", "38179"))
     assert here.identifier == there.identifier == "customer 3"
     assert here.text.replace(SAID_AS + "38170", SAID_AS + "38179") == there.text != here.text
-    assert here == flight_dialogue("customer 3", "38170", seed=1)
-    texts = {flight_dialogue(f"customer {i}", "38170", seed=1).text for i in range(50)}
+    assert here == flight_dialogue("customer 3", "38170")
+    texts = {flight_dialogue(f"customer {i}", "38170").text for i in range(50)}
     assert len(texts) == 50
-    assert here.text != flight_dialogue("customer 3", "38170", seed=2).text
 
 
 @pytest.mark.slow
