@@ -145,15 +145,15 @@ def _experiment(
 
     sizes = {name: getattr(arguments, name) for name in ("queries", "runs", "long_queries")}
     given = {name: value for name, value in sizes.items() if value is not None}
-    inputs = load_inputs(sources, arguments.out, most=_most_tokens(arguments), seed=seed)
+    inputs = load_inputs(sources, arguments.out, seed, run)
     # A text that is too short for Table 1 raises before references are trained.
     parts = parts_of(inputs, **given) if arguments.experiment == "table1" else []
     inputs = replace(inputs, whole=_one_adapter(arguments, sources, seed))
     if arguments.experiment == "table2":
-        return table2(inputs, run, **given)
+        return table2(inputs, **given)
     if arguments.experiment == "figure2":
-        return figure2(inputs, run, **given)
-    return table1(inputs, _dp_adapter(arguments, inputs), run, parts)
+        return figure2(inputs, **given)
+    return table1(inputs, _dp_adapter(arguments, inputs), parts)
 
 
 def _dp_adapter(arguments: argparse.Namespace, inputs: Texts) -> DPAdapter | None:
@@ -215,13 +215,3 @@ def _refuse(arguments: argparse.Namespace) -> None:
         )
     if arguments.without_dp_sgd and arguments.dp_adapter is not None:
         raise ValueError(f"--without-dp-sgd excludes --dp-adapter, got {arguments.dp_adapter}")
-
-
-def _most_tokens(arguments: argparse.Namespace) -> int:
-    """Return how many tokens suffice, so that a text of gigabytes is not read to its end."""
-    from adapmixed_lab.reproduce.paper import LONG_QUERIES, RUN_QUERIES, RUNS, TABLE_2_QUERIES
-
-    one: int = arguments.queries or max(RUN_QUERIES, TABLE_2_QUERIES)
-    long: int = arguments.long_queries or LONG_QUERIES[arguments.dataset]
-    # A block has at most 512 tokens, and leaves one of them unscored.
-    return max((arguments.runs or RUNS) * (2 * one + 512), 2 * long + 512)

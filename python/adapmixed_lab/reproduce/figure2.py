@@ -9,7 +9,7 @@ from typing import Any
 from adapmixed.mechanisms import AdaPMixED, Mechanism
 from adapmixed.privacy.conversions import c_alpha
 from adapmixed_lab.reproduce import paper
-from adapmixed_lab.reproduce.measure import Run, Texts, compare
+from adapmixed_lab.reproduce.measure import Texts, compare
 from adapmixed_lab.reproduce.published import PaperRule
 from adapmixed_lab.reproduce.result import build_result, row
 
@@ -47,12 +47,11 @@ def settings_of(preset: AdaPMixED, num_models: int) -> dict[str, Settings]:
     return found
 
 
-def figure2(inputs: Texts, run: Run, *, queries: int = paper.RUN_QUERIES) -> dict[str, Any]:
+def figure2(inputs: Texts, *, queries: int = paper.RUN_QUERIES) -> dict[str, Any]:
     """Run Figure 2: every setting answers the same logits, and equal settings run once.
 
     Args:
         inputs: models and text.
-        run: seed, state and progress.
         queries: answered with every setting.
 
     Raises:
@@ -66,7 +65,7 @@ def figure2(inputs: Texts, run: Run, *, queries: int = paper.RUN_QUERIES) -> dic
         for label, mechanism in settings.items():
             distinct.setdefault(mechanism, f"{letter}: {label}")
     compared = {name: mechanism for mechanism, name in distinct.items()}
-    ours = compare(inputs, compared, queries, run, state="figure2")
+    ours = compare(inputs, compared, queries, state="figure2")
     references = [name for name in ours if name not in compared]
     rows: list[dict[str, Any]] = [row(name, ours[name], group="references") for name in references]
     for panel in paper.FIGURE_2:
@@ -83,7 +82,7 @@ def figure2(inputs: Texts, run: Run, *, queries: int = paper.RUN_QUERIES) -> dic
     }
     chosen = {"queries": queries, "rule": "paper", "preset": repr(preset), "panels": panels}
     notes = [*_notes(inputs), *_screened_notes(rows), *_trend_notes(rows)]
-    return build_result("figure2", inputs, run, rows=rows, settings=chosen, notes=notes)
+    return build_result("figure2", inputs, rows=rows, settings=chosen, notes=notes)
 
 
 def _panel_rows(

@@ -39,6 +39,25 @@ PER_MODEL = "AdaPMixED, per-model rule"
 SCALES_TRIED = (1, 2, 4, 8)
 """κ of the non-private pools of which the best is shown."""
 _OTHER = 1024  # tokens to choose κ on
+MOST_TOKENS = 1 << 20  # that are read of a text: several times those of all runs of the paper
+
+
+@dataclass(frozen=True)
+class Run:
+    """The seed, the state and the progress of an experiment.
+
+    Attributes:
+        seed: of the evaluation's randomness.
+        keep: folder of the evaluations' state, from which a killed run goes on; None: nothing is
+            kept.
+        progress: called with (queries done, queries in all).
+        began: when this object was made.
+    """
+
+    seed: int = 0
+    keep: Path | None = None
+    progress: Callable[[int, int], None] | None = None
+    began: float = field(default_factory=time.perf_counter)
 
 
 @dataclass(frozen=True)
@@ -52,6 +71,7 @@ class Texts:
         text: name of the text, without a path.
         other: the text after it, on which the best non-private pool is chosen.
         whole: folder of one adapter that was trained on the text of all shards; None for none.
+        run: how the experiment runs.
     """
 
     sources: Sources
@@ -60,6 +80,7 @@ class Texts:
     text: str
     other: tuple[int, ...] = ()
     whole: Path | None = None
+    run: Run = field(default_factory=Run)
 
     @cached_property
     def pool(self) -> float | None:
@@ -112,7 +133,7 @@ class Texts:
         ]
 
 
-def load_inputs(sources: Sources, folder: Path, *, most: int | None = None, seed: int = 0) -> Texts:
+def load_inputs(sources: Sources, folder: Path, seed: int, run: Run) -> Texts:
     """Load models and text.
 
     The end of the text is kept to choose the best non-private pool, and is not evaluated.
@@ -120,8 +141,8 @@ def load_inputs(sources: Sources, folder: Path, *, most: int | None = None, seed
     Args:
         sources: where they come from.
         folder: parent of the built-in ensemble's folder ``ensemble``, which is trained if missing.
-        most: most tokens wanted; reading stops after the document that reaches this number.
         seed: of the built-in ensemble's training and division.
+        run: how the experiment runs.
 
     Raises:
         ValueError, OSError: as `Ensemble.from_pretrained` and `Corpus`, or if the base has no
@@ -142,35 +163,17 @@ def load_inputs(sources: Sources, folder: Path, *, most: int | None = None, seed
     stream: list[int] = []
     for document in documents:
         stream += token_stream(ensemble.tokenizer, [document.text], ensemble.vocab_size)
-        if most is not None and len(stream) >= most + _OTHER:
+        if len(stream) >= MOST_TOKENS:
             break
     kept = len(stream) - min(_OTHER, len(stream) // 8)
-    return Texts(sources, ensemble, tuple(stream[:kept]), name, tuple(stream[kept:]))
-
-
-@dataclass(frozen=True)
-class Run:
-    """The seed, the state and the progress of an experiment.
-
-    Attributes:
-        seed: of the evaluation's randomness.
-        keep: folder of the evaluations' state, from which a killed run goes on; None: nothing is
-            kept.
-        progress: called with (queries done, queries in all).
-        began: when this object was made.
-    """
-
-    seed: int = 0
-    keep: Path | None = None
-    progress: Callable[[int, int], None] | None = None
-    began: float = field(default_factory=time.perf_counter)
+    texts = tuple(stream[:kept]), name, tuple(stream[kept:])
+    return Texts(sources, ensemble, *texts, run=run)
 
 
 def compare(
     inputs: Texts,
     mechanisms: Mapping[str, Mechanism],
     queries: int,
-    run: Run,
     *,
     state: str,
     runs: int = 1,
@@ -186,7 +189,6 @@ def compare(
         inputs: models and text.
         mechanisms: by name.
         queries: of each run.
-        run: seed, state and progress.
         state: beginning of the names of state files.
         runs: stretches of text, each with an accountant of its own.
         adapter: the adapter trained by DP-SGD, which becomes the line `DP_SGD`.
@@ -194,6 +196,8 @@ def compare(
     Raises:
         ValueError: as `evaluate`.
     """
+
+    run = inputs.run
 
     def measured(
         ensemble: Ensemble, asked: Mapping[str, Mechanism], suffix: str = ""

@@ -33,7 +33,7 @@ from adapmixed.report.table import (
 from adapmixed_lab.reproduce.paper import DELTA
 
 if TYPE_CHECKING:
-    from adapmixed_lab.reproduce.measure import Run, Texts
+    from adapmixed_lab.reproduce.measure import Texts
 
 FORMAT_VERSION = 1
 
@@ -59,7 +59,6 @@ def show_cost(side: Mapping[str, Any], part: str = "epsilon") -> str:
 def build_result(
     experiment: str,
     inputs: Texts,
-    run: Run,
     *,
     rows: Sequence[Mapping[str, object]],
     settings: Mapping[str, object],
@@ -70,11 +69,11 @@ def build_result(
         "format_version": FORMAT_VERSION,
         "experiment": experiment,
         "inputs": inputs.description(),
-        "settings": {"seed": run.seed, "delta": DELTA, **settings},
+        "settings": {"seed": inputs.run.seed, "delta": DELTA, **settings},
         "notes": [*inputs.notes(), *notes],
         "rows": rows,
         "environment": environment(),
-        "seconds": round(time.perf_counter() - run.began, 1),
+        "seconds": round(time.perf_counter() - inputs.run.began, 1),
     }
     result: dict[str, Any] = plain(content, "result")
     return result

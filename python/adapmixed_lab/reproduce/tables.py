@@ -14,7 +14,6 @@ from adapmixed_lab.reproduce.dp_adapter import DPAdapter
 from adapmixed_lab.reproduce.measure import (
     PER_MODEL,
     PUBLISHED,
-    Run,
     Texts,
     compare,
     published_pmixed,
@@ -60,13 +59,12 @@ def _methods_1(dataset: str, scale: str, queries: int) -> dict[str, Mechanism]:
     }
 
 
-def table1(inputs: Texts, dp: DPAdapter | None, run: Run, parts: Sequence[Part]) -> dict[str, Any]:
+def table1(inputs: Texts, dp: DPAdapter | None, parts: Sequence[Part]) -> dict[str, Any]:
     """Run Table 1.
 
     Args:
         inputs: models and text.
         dp: the DP-SGD adapter; None leaves out its lines.
-        run: seed, state and progress.
         parts: of the table; see `parts_of`.
     """
     dataset = inputs.sources.dataset
@@ -76,7 +74,7 @@ def table1(inputs: Texts, dp: DPAdapter | None, run: Run, parts: Sequence[Part])
     for number, part in enumerate(parts, start=1):
         asked, state = _methods_1(dataset, inputs.sources.scale, part.queries), f"table1-{number}"
         size: dict[str, Any] = {"runs": part.runs, "state": state, "adapter": adapter}
-        found = compare(inputs, asked, part.queries, run, **size)
+        found = compare(inputs, asked, part.queries, **size)
         for name, ours in found.items():
             # The paper's PMixED has the published analysis.
             known = {PUBLISHED: paper.PMIXED, paper.PMIXED: ""}.get(name, name)
@@ -89,7 +87,7 @@ def table1(inputs: Texts, dp: DPAdapter | None, run: Run, parts: Sequence[Part])
         "pmixed_order": ORDER,
     }
     notes = _notes_1(rows, parts, inputs.sources, dp)
-    return build_result("table1", inputs, run, rows=rows, settings=settings, notes=notes)
+    return build_result("table1", inputs, rows=rows, settings=settings, notes=notes)
 
 
 def parts_of(
@@ -213,19 +211,18 @@ def _methods_2(dataset: str, queries: int) -> dict[str, Mechanism]:
     }
 
 
-def table2(inputs: Texts, run: Run, *, queries: int = paper.TABLE_2_QUERIES) -> dict[str, Any]:
+def table2(inputs: Texts, *, queries: int = paper.TABLE_2_QUERIES) -> dict[str, Any]:
     """Run Table 2, a and b.
 
     Args:
         inputs: models and text.
-        run: seed, state and progress.
         queries: answered with every method.
 
     Raises:
         ValueError: if the text is too short.
     """
     dataset = inputs.sources.dataset
-    found = compare(inputs, _methods_2(dataset, queries), queries, run, state="table2")
+    found = compare(inputs, _methods_2(dataset, queries), queries, state="table2")
     printed = dataset if inputs.sources.paper else ""
     rows = [row(name, ours, _paper(name, printed)) for name, ours in found.items()]
     if printed == paper.TABLE_2_DATASET:
@@ -244,7 +241,7 @@ def table2(inputs: Texts, run: Run, *, queries: int = paper.TABLE_2_QUERIES) -> 
         "pmixed_target_leakage": paper.PMIXED_LEAKAGE,
     }
     notes = [*_notes_2(queries, printed), *(_order_notes_2(found) if printed else [])]
-    return build_result("table2", inputs, run, rows=rows, settings=settings, notes=notes)
+    return build_result("table2", inputs, rows=rows, settings=settings, notes=notes)
 
 
 def _paper(name: str, dataset: str) -> dict[str, object] | None:

@@ -25,7 +25,6 @@ from adapmixed_lab.reproduce.measure import (
     PER_MODEL,
     PUBLISHED,
     WHOLE,
-    Run,
     Texts,
     merge,
 )
@@ -53,11 +52,11 @@ def rows_of(result: dict[str, Any], method: str) -> list[dict[str, Any]]:
 @pytest.fixture(scope="module")
 def results() -> dict[str, dict[str, Any]]:
     """Run every experiment once, small."""
-    given, run = inputs(paper=True), Run()
+    given = inputs(paper=True)
     return {
-        "table1": table1(given, None, run, parts_of(given, 3, 40, 100)),
-        "table2": table2(given, run, queries=120),
-        "figure2": figure2(inputs(20, paper=True), run, queries=24),
+        "table1": table1(given, None, parts_of(given, 3, 40, 100)),
+        "table2": table2(given, queries=120),
+        "figure2": figure2(inputs(20, paper=True), queries=24),
     }
 
 
@@ -161,7 +160,7 @@ def test_one_adapter_on_all_text_is_a_reference(monkeypatch: pytest.MonkeyPatch)
     one = FakeEnsemble(1, spread=0.3, max_positions=32)
     monkeypatch.setattr(Sources, "load", lambda self, adapters: one)
     given = replace(inputs(), whole=Path("one"))
-    result = table1(given, None, Run(), parts_of(given, 2, 40, 0))
+    result = table1(given, None, parts_of(given, 2, 40, 0))
     (line,) = rows_of(result, WHOLE)
     (alone,) = evaluate(
         one, inputs().tokens, {"m": Unprotected()}, runs=2, queries=40, delta=1e-5,
@@ -173,7 +172,7 @@ def test_one_adapter_on_all_text_is_a_reference(monkeypatch: pytest.MonkeyPatch)
 
 def test_several_trainings_are_one_result() -> None:
     """The interval is Student's over the trainings, from hand-made numbers."""
-    made = [table2(inputs(models, tokens=600), Run(), queries=100) for models in (3, 4, 5)]
+    made = [table2(inputs(models, tokens=600), queries=100) for models in (3, 4, 5)]
     merged = merge(made)
     assert merged["settings"]["trainings"] == 3 and merge(made[:1])["rows"] == made[0]["rows"]
     for number, one in enumerate(merged["rows"]):
@@ -199,7 +198,7 @@ def test_the_lines_of_dp_sgd(monkeypatch: pytest.MonkeyPatch) -> None:
     adapter = DPAdapter(Path("dp"), 7.5, 1e-5, "block of 16 tokens", "The adapter is ...")
     worse = FakeEnsemble(1, spread=3.0, max_positions=32)
     monkeypatch.setattr(Sources, "load", lambda self, adapters: worse)
-    result = table1(given, adapter, Run(), parts_of(given, 2, 40, 0))
+    result = table1(given, adapter, parts_of(given, 2, 40, 0))
     (line,) = rows_of(result, paper.DP_SGD)
     stated = {"epsilon": 7.5, "kind": "fixed", "unit": "block of 16 tokens", "mixing": None}
     assert {name: line["ours"][name] for name in stated} == stated
@@ -212,7 +211,7 @@ def test_the_lines_of_dp_sgd(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "block of 16 tokens" in text(result)
     # An adapter that is the public model has its perplexities: on the same windows and labels.
     worse._members.zero_()
-    again = table1(given, adapter, Run(), parts_of(given, 2, 40, 70))
+    again = table1(given, adapter, parts_of(given, 2, 40, 70))
     public = [one["ours"]["perplexities"] for one in rows_of(again, paper.PUBLIC)]
     for line, expected in zip(rows_of(again, paper.DP_SGD), public, strict=True):
         assert line["ours"]["perplexities"] == pytest.approx(expected, rel=1e-9)
