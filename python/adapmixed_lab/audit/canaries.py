@@ -38,9 +38,9 @@ from adapmixed.mechanisms import ClippedLogPool, ClippedMixing, Mechanism, PMixE
 from adapmixed_ext.types import RandomSource
 from adapmixed_lab.audit.finding import Effort, Finding
 from adapmixed_lab.audit.planted import CUSTOMERS, SECRETS, Planted, planted
-from adapmixed_lab.audit.search import Array, distribution
+from adapmixed_lab.audit.search import Array, distribution, drawn
 from adapmixed_lab.audit.statistics import CONFIDENCE, one_run_epsilon, proportion
-from adapmixed_lab.audit.tokens import Game, drawn_tokens
+from adapmixed_lab.audit.tokens import Game
 
 Integers = NDArray[np.int64]
 Booleans = NDArray[np.bool_]
@@ -70,7 +70,7 @@ def answers(
     for index in np.unique(world):
         runs = np.flatnonzero(world == index)
         rows = private[:, index : index + 1], public[None]
-        tokens = drawn_tokens(mechanism, *rows, count * len(runs), rng)
+        tokens, _ = drawn(mechanism, *rows, count * len(runs), rng)
         np.add.at(seen, (np.repeat(runs, count), tokens.numpy()), 1)
     return seen
 

@@ -11,13 +11,7 @@ from adapmixed.evaluation import plan_runs
 from adapmixed.mechanisms import AdaPMixED, Mechanism, PMixED
 from adapmixed_lab.reproduce import paper
 from adapmixed_lab.reproduce.dp_adapter import DPAdapter
-from adapmixed_lab.reproduce.measure import (
-    PER_MODEL,
-    PUBLISHED,
-    Texts,
-    compare,
-    published_pmixed,
-)
+from adapmixed_lab.reproduce.measure import PER_MODEL, PUBLISHED, Texts, compare, published_pmixed
 from adapmixed_lab.reproduce.published import PaperRule
 from adapmixed_lab.reproduce.result import build_result, row, show_cost
 from adapmixed_lab.reproduce.sources import Sources
