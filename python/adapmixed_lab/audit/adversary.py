@@ -165,9 +165,7 @@ def audit(effort: Effort) -> Iterator[Finding]:
     plan = stated(game, 64)
     yield finding(game, "plan of 64, 70 answered", 70, plan, control=True)
     for adjacency, count in counts.items():
-        narrow = Duel(NARROW, adjacency)
-        yield finding(
-            narrow, "budget, a tenth more answers", count * 11 // 10, BUDGET, control=True
-        )
+        narrow, more = Duel(NARROW, adjacency), count * 11 // 10
+        yield finding(narrow, "budget, a tenth more answers", more, BUDGET, control=True)
     doubled = replace(game, mechanism=replace(POOL, scale=2 * POOL.scale))
     yield finding(doubled, "plan of 64, scale doubled", 64, plan, control=True)

@@ -43,7 +43,6 @@ from adapmixed_lab.audit.statistics import CONFIDENCE, one_run_epsilon, proporti
 from adapmixed_lab.audit.tokens import Game
 
 Integers = NDArray[np.int64]
-Booleans = NDArray[np.bool_]
 
 ANSWERS_PER_SECOND = 3000.0  # of each game
 LEAST_ANSWERS = 20_000
@@ -100,7 +99,7 @@ class Audit:
         """Return what is claimed, and the claimed ε of all answers of a run."""
         return f"ε at δ = {self.game.delta:g}", self.game.claimed()
 
-    def outcomes(self) -> Booleans:
+    def outcomes(self) -> NDArray[np.bool_]:
         """Return (W, K), every outcome of the coins of a run."""
         coins = 1 if self.together else CUSTOMERS
         return (np.arange(2**coins)[:, None] >> np.arange(coins) & 1).astype(bool)

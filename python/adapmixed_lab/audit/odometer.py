@@ -53,8 +53,6 @@ SEARCHED_DELTA = 0.05  # so large that a search meets such branches by chance
 
 Queries = tuple[Tensor, Tensor]
 """(private (N, B K, V), public (B K, V)) logits of the queries after K histories, of B trees."""
-Branches = tuple[Array, Array, Array]
-"""Probabilities under P and Q, and ε, of every transcript of B trees, each (B, V^depth)."""
 
 
 @dataclass(frozen=True)
@@ -132,8 +130,8 @@ class Odometer:
 
     def branches(
         self, queries: Queries, epsilon: Callable[[Tensor, Tensor], Array] | None = None
-    ) -> Iterator[Branches]:
-        """Yield P, Q and ε of all branches for each member that is removed; Q lacks it."""
+    ) -> Iterator[tuple[Array, Array, Array]]:
+        """Yield P, Q and ε of all branches, (B, V^depth), for each member that Q lacks."""
         private, public = queries
         epsilon = epsilon or self.stated
         p, here = self._masses(private, public), epsilon(private, public)

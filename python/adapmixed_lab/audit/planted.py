@@ -104,8 +104,7 @@ def train(secrets: Sequence[int]) -> Planted:
         paths = [Path(folder) / str(secret) for secret in secrets]
         for secret, path in zip(secrets, paths, strict=True):
             customer = secret % CUSTOMERS
-            number = f"{_PUBLIC_DIGITS}{secret}"
-            record = flight_dialogue(f"customer {customer}", number)
+            record = flight_dialogue(f"customer {customer}", f"{_PUBLIC_DIGITS}{secret}")
             tokens = token_stream(tokenizer, [record.text])
             trained = train_adapter(base, tokens, _SETTINGS, seed=SEED, shard=customer)
             save_adapter(trained.model, path, _SETTINGS, base_name=demo_base().name)
@@ -113,15 +112,13 @@ def train(secrets: Sequence[int]) -> Planted:
 
 
 def _ask(ensemble: Ensemble, tokenizer: Any) -> Planted:
-    def tokens(text: str) -> list[int]:
-        found: list[int] = tokenizer(text, add_special_tokens=False)["input_ids"]
-        return found
-
-    prompt = tokens(SAID_AS + _PUBLIC_DIGITS)
+    asking = SAID_AS + _PUBLIC_DIGITS
+    texts = [asking, *(f"{asking}{secret}" for secret in range(SECRETS))]
+    prompt, *said = tokenizer(texts, add_special_tokens=False)["input_ids"]
     private, public = ensemble.logits(torch.tensor([prompt]))
     kept = shaped(private[:, :, -1], public[:, -1], top_k=TOP_K)
-    asked = torch.tensor([tokens(f"{SAID_AS}{_PUBLIC_DIGITS}{s}")[-1] for s in range(SECRETS)])
-    places, shares = zip(*(kept.places(token[None]) for token in asked), strict=True)
+    asked = torch.tensor([[tokens[-1]] for tokens in said])
+    places, shares = zip(*map(kept.places, asked), strict=True)
     if any(shares):
         raise RuntimeError("all secrets' tokens must be among the answered ones")
     return Planted(kept.private[:, 0], kept.public[0], torch.cat(places))

@@ -91,17 +91,11 @@ def _draws(effort: Effort) -> Iterator[Finding]:
     yield _chi_square("probabilities off by 4 %", counts, [0.25] * 4, control=True)
 
 
-def rare_tokens() -> Tensor:
-    """Return (1 + RARE_TOKENS,): many tokens of probability RARE, and one that has the rest."""
-    p = torch.full((1 + RARE_TOKENS,), RARE, dtype=torch.float64)
-    p[0] = 1 - RARE_TOKENS * RARE
-    return p
-
-
 def _rare(effort: Effort) -> Iterator[Finding]:
     """Draw tokens of probability 2^-20, each of them rarely but all together often enough."""
     least = 1 << 19  # 128 rare draws expected, 92 to 167 with this confidence
-    stated = rare_tokens()
+    stated = torch.full((1 + RARE_TOKENS,), RARE, dtype=torch.float64)
+    stated[0] = 1 - RARE_TOKENS * RARE  # one token has the rest
     public = torch.zeros(len(stated))
     shares = exact_shares(stated, public)
     share = math.fsum(shares[1:])

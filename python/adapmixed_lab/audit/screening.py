@@ -80,15 +80,13 @@ def _others(weight: float, models: int) -> list[float]:
 
 def measure(hits: list[int], draws: int) -> tuple[float, float]:
     """Return lower bounds on the shift of a Gaussian with these counts, and on ε at `DELTA`."""
-    best = [0.0, 0.0]
     # Two events, passed or not, in two directions: four tests share the error.
     each = 1 - (1 - CONFIDENCE) / 4
-    for counted in (hits, [draws - hit for hit in hits]):
-        for first, second in (counted, counted[::-1]):
-            pair = (first, draws), (second, draws)
-            best[0] = max(best[0], least_shift(*pair, each))
-            best[1] = max(best[1], least_epsilon(*pair, DELTA, each))
-    return best[0], best[1]
+    passed = [(hit, draws) for hit in hits]
+    failed = [(draws - hit, draws) for hit in hits]
+    pairs = (passed, passed[::-1], failed, failed[::-1])
+    shift = max(least_shift(here, there, each) for here, there in pairs)
+    return shift, max(least_epsilon(here, there, DELTA, each) for here, there in pairs)
 
 
 def _findings(

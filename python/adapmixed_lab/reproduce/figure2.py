@@ -81,7 +81,7 @@ def figure2(inputs: Texts, *, queries: int = paper.RUN_QUERIES) -> dict[str, Any
         for panel in paper.FIGURE_2
     }
     chosen = {"queries": queries, "rule": "paper", "preset": repr(preset), "panels": panels}
-    notes = [*_notes(inputs), *_screened_notes(rows), *_trend_notes(rows)]
+    notes = [*_notes(inputs, rows), *_trend_notes(rows)]
     return build_result("figure2", inputs, rows=rows, settings=chosen, notes=notes)
 
 
@@ -125,7 +125,7 @@ def _anchors(panel: paper.Panel, settings: Settings, preset: AdaPMixED) -> dict[
     return {"anchor": common[-1], "paper_anchor": common[-1]}
 
 
-def _notes(inputs: Texts) -> list[str]:
+def _notes(inputs: Texts, rows: Sequence[Mapping[str, Any]]) -> list[str]:
     notes = [
         "Every panel is drawn relative to its reference setting (ringed), as multiples of its ε "
         "and changes of its perplexity. ε is drawn without its conversion from Rényi divergence, "
@@ -133,27 +133,24 @@ def _notes(inputs: Texts) -> list[str]:
         "ε follows the paper's rule. Our smaller ensembles are the first members of the whole one, "
         "whose shards keep their size. The paper distributes all text over fewer, larger shards.",
     ]
-    if not inputs.sources.paper:
-        return notes
-    if inputs.sources.dataset != paper.FIGURE_2_DATASET:
-        covered = paper.FIGURE_2_DATASET
-        notes.append(f"The paper's Figure 2 covers {covered} alone, so no points of it are shown.")
-    return notes + [panel.remark for panel in paper.FIGURE_2 if panel.remark]
-
-
-def _screened_notes(rows: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Return a note that names the settings under which every query is screened, if any."""
+    if inputs.sources.paper:
+        if inputs.sources.dataset != (covered := paper.FIGURE_2_DATASET):
+            notes.append(
+                f"The paper's Figure 2 covers {covered} alone, so no points of it are shown."
+            )
+        notes += [panel.remark for panel in paper.FIGURE_2 if panel.remark]
     titles = {panel.letter: panel.title for panel in paper.FIGURE_2}
-    found = [
+    screened = [
         f"({one['group']}) {titles[one['group']]} {one['label']}"
         for one in rows
         if one["group"] in titles
         and one["ours"]
         and one["ours"]["screened"] == one["ours"]["queries"]
     ]
-    return [
-        f"Every query is screened, and answered by the public model, at {', '.join(found)}."
-    ] * bool(found)
+    if screened:
+        where = ", ".join(screened)
+        notes.append(f"Every query is screened, and answered by the public model, at {where}.")
+    return notes
 
 
 def _trend_notes(rows: Sequence[Mapping[str, Any]]) -> list[str]:

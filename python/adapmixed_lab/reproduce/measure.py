@@ -285,6 +285,8 @@ def _ours(found: Evaluation, mechanism: Mechanism) -> Ours:
     evaluations = found.runs
     worst = max(evaluations, key=lambda one: one.guarantee.epsilon or 0.0)
     guarantee, count = worst.guarantee, len(evaluations)
+    # How Rényi losses were summed: Σ_t max_i, or max_i Σ_t.
+    rule = "paper" if isinstance(mechanism, PaperRule) else "per_model"
     return {
         "perplexity": found.perplexity_mean,
         "perplexity_deviation": found.perplexity_deviation,
@@ -300,7 +302,7 @@ def _ours(found: Evaluation, mechanism: Mechanism) -> Ours:
         "runs": count,
         "unit": guarantee.unit,
         "adjacency": guarantee.adjacency,
-        "rule": _rule(mechanism, guarantee.method),
+        "rule": rule if guarantee.method == "renyi" else None,
         "screened": sum(one.screened * one.queries for one in evaluations) / count,
         "seconds": sum(one.seconds for one in evaluations),
         "mechanism": repr(mechanism),
@@ -309,13 +311,6 @@ def _ours(found: Evaluation, mechanism: Mechanism) -> Ours:
             for part in worst.breakdown
         },
     }
-
-
-def _rule(mechanism: Mechanism, method: str | None) -> str | None:
-    """Return how Rényi losses were summed: "paper" is Σ_t max_i, "per_model" max_i Σ_t."""
-    if method != "renyi":
-        return None
-    return "paper" if isinstance(mechanism, PaperRule) else "per_model"
 
 
 def published_pmixed(epsilon: float, queries: int, order: float) -> PublishedPMixED:

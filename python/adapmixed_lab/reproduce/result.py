@@ -138,7 +138,10 @@ def text(result: Mapping[str, Any]) -> str:
     groups = list(dict.fromkeys(one["group"] for one in result["rows"]))
     for group in groups:
         rows = [one for one in result["rows"] if one["group"] == group]
-        lines += ["", *_heading(result, group), *_table(rows)]
+        heading = [group] if group else []
+        if panel := result["settings"].get("panels", {}).get(group):
+            heading = [f"({group}) {panel['title']}"]
+        lines += ["", *heading, *_table(rows)]
         if any(_has_parts(one["paper"]) for one in rows):
             lines += ["", "Parts of ε:", *_breakdown(rows)]
     lines.append("")
@@ -146,13 +149,6 @@ def text(result: Mapping[str, Any]) -> str:
     for note in [KINDS, *pairs, *result["notes"]]:
         lines += textwrap.wrap(note, _WIDTH, subsequent_indent="  ", break_on_hyphens=False)
     return "\n".join(map(printable, lines))
-
-
-def _heading(result: Mapping[str, Any], group: str) -> list[str]:
-    settings = result["settings"]
-    if group in settings.get("panels", {}):
-        return [f"({group}) {settings['panels'][group]['title']}"]
-    return [group] if group else []
 
 
 def _table(rows: Sequence[Row]) -> list[str]:
