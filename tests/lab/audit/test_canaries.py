@@ -69,12 +69,6 @@ def test_turning_a_coin_changes_one_member(adjacency: str, extreme: Planted) -> 
             assert torch.equal(member, extreme.private[shard] if coins[shard] else tails)
 
 
-def test_one_person_in_all_shards(extreme: Planted) -> None:
-    worlds, _ = Audit(game(BOX, "zero_out", 0.0), 1, together=True).worlds(extreme)
-    assert torch.equal(worlds[:, 0], extreme.public.expand(CUSTOMERS, -1))
-    assert torch.equal(worlds[:, 1], extreme.private[:1].expand(CUSTOMERS, -1))
-
-
 def test_answers_are_those_of_the_run_s_world() -> None:
     private = torch.tensor([[[3.0, 0.0, 0.0], [0.0, 0.0, 3.0]]])
     worlds = private, torch.zeros(3)
