@@ -39,18 +39,16 @@ class Duel:
 
     Attributes:
         mechanism: answers the questions, over two tokens; all other members answer q.
-        models: N.
         adjacency: "zero_out": member 0 is emptied; "replace_one": its clips are exchanged.
     """
 
     mechanism: ClippedLogPool
-    models: int
     adjacency: str
 
     @property
     def span(self) -> float:
         """The range η of one answer, by its theorem."""
-        width = self.mechanism.scale * (self.mechanism.upper - self.mechanism.lower) / self.models
+        width = self.mechanism.scale * (self.mechanism.upper - self.mechanism.lower) / MODELS
         return 2 * width if self.adjacency == "replace_one" else width
 
     def upward(self) -> Array:
@@ -70,7 +68,7 @@ class Duel:
         shift = self.span / 2 if self.adjacency == "replace_one" else 0.0
         odds = np.log(up / (1 - up)) + shift
         public = torch.from_numpy(np.stack([odds, 0 * odds], axis=1)).float()
-        private = public.repeat(self.models, 1, 1)
+        private = public.repeat(MODELS, 1, 1)
         private[0] += member * torch.tensor([FAR, -FAR])
         return self.mechanism.propose(private, public, rng=SeededRandom(0))
 
@@ -144,7 +142,7 @@ def finding(
     game: Duel, what: str, queries: int, epsilon: float, delta: float = DELTA, control: bool = False
 ) -> Finding:
     """Play the adversary for so many answers against (ε, δ)."""
-    name = f"clipped-log-pool, {what}, N = {game.models}, {game.adjacency}"
+    name = f"clipped-log-pool, {what}, N = {MODELS}, {game.adjacency}"
     found, claim = game.reached(queries, epsilon), f"δ at ε = {epsilon:.4g}"
     return Finding("adversary", name, claim, delta * (1 + SLACK), found, 1.0, control)
 
@@ -153,13 +151,13 @@ def audit(effort: Effort) -> Iterator[Finding]:
     """Play the worst adversary against plans and budgets; the effort changes nothing."""
     counts = {}
     for adjacency in ("zero_out", "replace_one"):
-        game, narrow = Duel(POOL, MODELS, adjacency), Duel(NARROW, MODELS, adjacency)
+        game, narrow = Duel(POOL, adjacency), Duel(NARROW, adjacency)
         for queries in (16, 64, 256):
             yield finding(game, f"plan of {queries}", queries, stated(game, queries))
         yield finding(narrow, "plan of 1024", 1024, stated(narrow, 1024))
         counts[adjacency] = count = admitted(narrow)
         yield finding(narrow, f"budget, {count} answers", count, BUDGET)
-    game = Duel(POOL, MODELS, "zero_out")
+    game = Duel(POOL, "zero_out")
     # Without its reserve the theorem is wrong by little, and for a large δ only.
     for queries, delta in ((16, 1e-3), (64, 1e-2)):
         alone = gdp_to_dp(game.span / 2 * math.sqrt(queries), delta)
@@ -167,9 +165,7 @@ def audit(effort: Effort) -> Iterator[Finding]:
     plan = stated(game, 64)
     yield finding(game, "plan of 64, 70 answered", 70, plan, control=True)
     for adjacency, count in counts.items():
-        narrow = Duel(NARROW, MODELS, adjacency)
-        yield finding(
-            narrow, "budget, a tenth more answers", count * 11 // 10, BUDGET, control=True
-        )
+        narrow, more = Duel(NARROW, adjacency), count * 11 // 10
+        yield finding(narrow, "budget, a tenth more answers", more, BUDGET, control=True)
     doubled = replace(game, mechanism=replace(POOL, scale=2 * POOL.scale))
     yield finding(doubled, "plan of 64, scale doubled", 64, plan, control=True)

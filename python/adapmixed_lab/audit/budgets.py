@@ -8,8 +8,9 @@ contribute. The tokens follow the distribution that the ticket would release.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -183,17 +184,12 @@ class ExtremalTree(Tree):
         assert isinstance(self.mechanism, ClippedMixing)
         rng = np.random.default_rng([self.models, len(history), *history])
         own, others, rest = rng.permutation(3)
-        share = _share(self.mechanism)
+        share = (1 - self.mechanism.lower) / (self.mechanism.upper - self.mechanism.lower)
         public = np.log([share, share, 1 - 2 * share])[np.argsort([own, others, rest])]
         private = np.tile(public - FAR, (self.models, 1))
         private[0, own] += 2 * FAR
         private[1:, others] += 2 * FAR
         return torch.from_numpy(private).float(), torch.from_numpy(public).float()
-
-
-def _share(box: ClippedMixing) -> float:
-    """Return π."""
-    return (1 - box.lower) / (box.upper - box.lower)
 
 
 # Models and box of each extremal tree; the budget admits the first ADMITTED of ASKED answers.
@@ -208,9 +204,9 @@ def _extremal_tree(models: int, lower: float, upper: float, told: float = 1.0) -
     Args:
         told: the fraction of every charge that the accountant is told.
     """
-    box = _box(lower, upper)
+    box, share = _box(lower, upper), (1 - lower) / (upper - lower)
     # Member 0's charge, by the formula of docs/theory/per-shard-budgets.md.
-    q, ratio = np.array([_share(box), 1 - _share(box)]), np.array([upper, lower])
+    q, ratio = np.array([share, 1 - share]), np.array([upper, lower])
     base, own = (((models - 1) * lower + member) / models for member in (1.0, ratio))
     charge = float(both_ways(q * own, q * base, ORDER))
     amount = ADMITTED * charge * (1 + 1e-4)
@@ -244,24 +240,21 @@ def _others(effort: Effort) -> Iterator[Finding]:
     def normal(*shape: int) -> Tensor:
         return torch.from_numpy(generator.normal(size=shape)).float()
 
-    box, pool = ClippedMixing(0.6, 1.6, order=ORDER), ClippedLogPool(-9.0, 9.0, 0.1)
-    differing = {box.name: 0, pool.name: 0, "a loss of the realised mixture": 0}
+    asked: dict[str, Callable[[Tensor, Tensor], Any]] = {"a loss of the realised mixture": _losses}
+    for mechanism in (_box(0.6, 1.6), ClippedLogPool(-9.0, 9.0, 0.1)):
+        asked[mechanism.name] = lambda *rows, of=mechanism: charged(of, *rows)[0]
+    differing = dict.fromkeys(asked, 0)
     for _ in range(number):
         public = 2 * normal(positions, vocab)
         private = public + normal(models, positions, vocab)
         changed = private + 3 * normal(models, positions, vocab)
         changed[0] = private[0]
-        for mechanism in (box, pool):
-            one, other = (charged(mechanism, rows, public)[0] for rows in (private, changed))
-            differing[mechanism.name] += int((one != other).sum())
-        pair = [_losses(rows, public) for rows in (private, changed)]
-        differing["a loss of the realised mixture"] += int((pair[0] != pair[1]).sum())
+        for name, charges in asked.items():
+            differing[name] += int((charges(private, public) != charges(changed, public)).sum())
     claim = f"charges that change of {number * positions}"
     for name, count in differing.items():
-        yield Finding(
-            "budgets", f"{name}: other shards change", claim, 0.0, float(count), 1.0,
-            name not in (box.name, pool.name),
-        )  # fmt: skip
+        what, control = f"{name}: other shards change", asked[name] is _losses
+        yield Finding("budgets", what, claim, 0.0, float(count), 1.0, control)
 
 
 def audit(effort: Effort) -> Iterator[Finding]:

@@ -38,12 +38,11 @@ from adapmixed.mechanisms import ClippedLogPool, ClippedMixing, Mechanism, PMixE
 from adapmixed_ext.types import RandomSource
 from adapmixed_lab.audit.finding import Effort, Finding
 from adapmixed_lab.audit.planted import CUSTOMERS, SECRETS, Planted, planted
-from adapmixed_lab.audit.search import Array, distribution
+from adapmixed_lab.audit.search import Array, distribution, drawn
 from adapmixed_lab.audit.statistics import CONFIDENCE, one_run_epsilon, proportion
-from adapmixed_lab.audit.tokens import Game, drawn_tokens
+from adapmixed_lab.audit.tokens import Game
 
 Integers = NDArray[np.int64]
-Booleans = NDArray[np.bool_]
 
 ANSWERS_PER_SECOND = 3000.0  # of each game
 LEAST_ANSWERS = 20_000
@@ -51,35 +50,28 @@ REHEARSED = 10_000  # runs
 SHARES = (1.0, 0.5, 0.3, 0.2, 0.1, 0.05, 0.02, 0.01)  # of all coins: how many may be guessed
 
 
-@dataclass(frozen=True)
-class Worlds:
-    """Ensembles, one of which answers.
+Worlds = tuple[Tensor, Tensor]
+"""Ensembles, one of which answers: the members' logits (N, W, V) in each world, and public (V,)."""
 
-    Attributes:
-        private: (N, W, V), the members' logits in each world.
-        public: (V,).
-    """
 
-    private: Tensor
-    public: Tensor
+def laws(mechanism: Mechanism, worlds: Worlds) -> Array:
+    """Return (W, V), the distribution that the mechanism draws from in each world."""
+    private, public = worlds
+    return distribution(mechanism, private, public.repeat(private.shape[1], 1))
 
-    def distributions(self, mechanism: Mechanism) -> Array:
-        """Return (W, V), the distribution that the mechanism draws from in each world."""
-        return distribution(mechanism, self.private, self.public.repeat(self.private.shape[1], 1))
 
-    def answers(
-        self, mechanism: Mechanism, world: Integers, count: int, rng: RandomSource
-    ) -> Integers:
-        """Return (R, V) counts of each token among `count` answers in each run's world (R,)."""
-        vocab = len(self.public)
-        seen = np.zeros(len(world) * vocab, dtype=np.int64)
-        for index in np.unique(world):
-            runs = np.flatnonzero(world == index)
-            private = self.private[:, index : index + 1]
-            tokens = drawn_tokens(mechanism, private, self.public[None], count * len(runs), rng)
-            places = np.repeat(runs, count) * vocab + tokens.numpy()
-            seen += np.bincount(places, minlength=len(seen))
-        return seen.reshape(len(world), vocab)
+def answers(
+    mechanism: Mechanism, worlds: Worlds, world: Integers, count: int, rng: RandomSource
+) -> Integers:
+    """Return (R, V) counts of each token among `count` answers in each run's world (R,)."""
+    private, public = worlds
+    seen = np.zeros((len(world), len(public)), dtype=np.int64)
+    for index in np.unique(world):
+        runs = np.flatnonzero(world == index)
+        rows = private[:, index : index + 1], public[None]
+        tokens, _ = drawn(mechanism, *rows, count * len(runs), rng)
+        np.add.at(seen, (np.repeat(runs, count), tokens.numpy()), 1)
+    return seen
 
 
 def likelihoods(shares: Array, seen: Integers) -> Array:
@@ -107,7 +99,7 @@ class Audit:
         """Return what is claimed, and the claimed ε of all answers of a run."""
         return f"ε at δ = {self.game.delta:g}", self.game.claimed()
 
-    def outcomes(self) -> Booleans:
+    def outcomes(self) -> NDArray[np.bool_]:
         """Return (W, K), every outcome of the coins of a run."""
         coins = 1 if self.together else CUSTOMERS
         return (np.arange(2**coins)[:, None] >> np.arange(coins) & 1).astype(bool)
@@ -119,7 +111,7 @@ class Audit:
         other = members.public if self.game.adjacency == "zero_out" else second
         if self.together:
             first = first[:1]  # the same person in every shard
-        return Worlds(torch.where(coins.T[..., None], first, other), members.public)
+        return torch.where(coins.T[..., None], first, other), members.public
 
     def odds(self, shares: Array, seen: Integers) -> Array:
         """Return (R, K), log(P(heads | answers)/P(tails | answers)) of every coin."""
@@ -133,13 +125,13 @@ class Audit:
     def measure(self, runs: int, generator: np.random.Generator, rng: RandomSource) -> float:
         """Return a lower bound on ε at the game's δ, with confidence `CONFIDENCE`."""
         worlds, mechanism = self.worlds(planted()), self.game.answering
-        shares = worlds.distributions(mechanism)
+        shares = laws(mechanism, worlds)
         world = generator.integers(len(shares), size=REHEARSED)
         rehearsal = generator.multinomial(self.answers, shares[world])
         guesses = self.plan(self.odds(shares, rehearsal), runs)
 
         world = generator.integers(len(shares), size=runs)
-        odds = self.odds(shares, worlds.answers(mechanism, world, self.answers, rng))
+        odds = self.odds(shares, answers(mechanism, worlds, world, self.answers, rng))
         surest = np.argsort(-np.abs(odds), axis=None, kind="stable")[:guesses]
         right = int(((odds > 0) == self.outcomes()[world]).ravel()[surest].sum())
         return one_run_epsilon(odds.size, guesses, right, self.game.delta)
@@ -181,10 +173,10 @@ class Exposure:
         """Return a lower bound on that probability, with confidence `CONFIDENCE`."""
         members, mechanism = planted(), self.game.answering
         others = members.private[1 - CUSTOMERS :, None].expand(-1, SECRETS, -1)
-        worlds = Worlds(torch.cat((members.private[None], others)), members.public)
+        worlds = torch.cat((members.private[None], others)), members.public
         secret = generator.integers(SECRETS, size=runs)
-        seen = worlds.answers(mechanism, secret, self.answers, rng)
-        first = likelihoods(worlds.distributions(mechanism), seen).argmax(1)
+        seen = answers(mechanism, worlds, secret, self.answers, rng)
+        first = likelihoods(laws(mechanism, worlds), seen).argmax(1)
         return proportion(int((first == secret).sum()), runs, CONFIDENCE)[0]
 
 

@@ -105,21 +105,19 @@ FORMAT_VERSION = 1
 """Format version of `as_json`."""
 
 
-def _number(value: float) -> str:
-    """Return a value with five digits, so that 1 + SLACK is shown as 1."""
-    return f"{value:.5g}"
-
-
 def lines(finding: Finding) -> list[str]:
-    """Return a finding in two lines: what was attacked, and the two numbers."""
+    """Return a finding in two lines: what was attacked, and the two numbers.
+
+    They have five digits, so that 1 + SLACK is shown as 1.
+    """
     ratio = "" if finding.ratio is None or finding.control else f", ratio {finding.ratio:.3f}"
-    power = "" if finding.power is None else f", unprotected {_number(finding.power)}"
+    power = "" if finding.power is None else f", unprotected {finding.power:.5g}"
     sure = "" if finding.confidence == 1 else f" ({100 * finding.confidence:g} %)"
     prefix = "control: " if finding.control else ""
     return [
         f"  {finding.verdict:<10}  {prefix}{finding.name}",
-        f"              {finding.claim}: claimed {_number(finding.claimed)}, measured "
-        f"{_number(finding.measured)}{sure}{ratio}{power}",
+        f"              {finding.claim}: claimed {finding.claimed:.5g}, measured "
+        f"{finding.measured:.5g}{sure}{ratio}{power}",
     ]
 
 

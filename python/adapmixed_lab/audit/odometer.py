@@ -51,11 +51,8 @@ CLAIM = "sup P(S) - ∫_S e^ε(D) dQ"
 DELTA = 1e-5
 SEARCHED_DELTA = 0.05  # so large that a search meets such branches by chance
 
-Adjacency = Literal["add_remove", "zero_out"]
 Queries = tuple[Tensor, Tensor]
 """(private (N, B K, V), public (B K, V)) logits of the queries after K histories, of B trees."""
-Branches = tuple[Array, Array, Array]
-"""Probabilities under P and Q, and ε, of every transcript of B trees, each (B, V^depth)."""
 
 
 @dataclass(frozen=True)
@@ -133,19 +130,16 @@ class Odometer:
 
     def branches(
         self, queries: Queries, epsilon: Callable[[Tensor, Tensor], Array] | None = None
-    ) -> Iterator[Branches]:
-        """Yield P, Q and ε of all branches for each member that is removed; Q lacks it."""
+    ) -> Iterator[tuple[Array, Array, Array]]:
+        """Yield P, Q and ε of all branches, (B, V^depth), for each member that Q lacks."""
         private, public = queries
         epsilon = epsilon or self.stated
         p, here = self._masses(private, public), epsilon(private, public)
         for member in range(self.models):
             first = private.roll(-member, 0)
             there = neighbour(first, public, public, self.mechanism.adjacency)
-            yield (
-                p,
-                self._masses(there, public),
-                epsilon(there, public) if self.adding else here,
-            )
+            charged = epsilon(there, public) if self.adding else here
+            yield p, self._masses(there, public), charged
 
     def measured(self, queries: Queries) -> float:
         """Return the largest sup_S P(S) - ∫_S e^ε(D) dQ over removed members and directions."""
@@ -195,7 +189,7 @@ def _atoms(
 
 def extremal(
     models: int,
-    adjacency: Adjacency,
+    adjacency: Literal["add_remove", "zero_out"],
     orders: tuple[float, ...],
     spend: tuple[float, ...],
     delta: float,
@@ -300,17 +294,12 @@ def _extremal_trees() -> Iterator[Finding]:
     yield replace(another, claim="P(log P/Q > ε(D))")
 
 
-def _ball(
-    order: float, beta: float, adjacency: Adjacency, loss_orders: tuple[float, ...] = ()
-) -> AdaPMixED:
-    return AdaPMixED(order, beta, screen=None, loss_orders=loss_orders, adjacency=adjacency)
-
-
 def searched() -> list[tuple[str, Odometer, bool]]:
     """Return trees to search over all logits: (suffix of the name, tree, whether a control)."""
-    added, emptied = _ball(3.0, 1.0, "add_remove"), _ball(3.0, 1.0, "zero_out")
-    smaller, several = _ball(3.0, 0.5, "add_remove"), _ball(4.0, 1.0, "add_remove", (4.0, 1.5))
-    delta = SEARCHED_DELTA
+    emptied, delta = AdaPMixED(3.0, 1.0, screen=None), SEARCHED_DELTA
+    added = replace(emptied, adjacency="add_remove")
+    smaller = replace(added, target_leakage=0.5)
+    several = replace(added, order=4.0, loss_orders=(4.0, 1.5))
     two = Odometer(smaller, 2, 2, 3, delta)
     larger = replace(two, mechanism=added)
     return [

@@ -37,16 +37,15 @@ _AIRPORTS = (
 )  # fmt: skip
 
 
-def flight_dialogue(customer: str, booking: str, *, seed: int) -> Document:
+def flight_dialogue(customer: str, booking: str) -> Document:
     """Return a conversation in which a customer books a flight, one line for each turn.
 
     Args:
         customer: the document's identifier.
         booking: the number that the agent gives after `SAID_AS`. It changes nothing else: all the
-            rest is a function of (customer, seed).
-        seed: any integer.
+            rest is a function of the customer.
     """
-    draw = random.Random(f"{seed}/{customer}")
+    draw = random.Random(customer)
     origin, target = draw.sample(_AIRPORTS, 2)
     month, day, price = draw.randrange(1, 13), draw.randrange(1, 29), draw.randrange(12, 80) * 10
     text = (
@@ -60,7 +59,7 @@ CUSTOMERS = 5
 SECRETS = 10
 """Two shards are trained for customer i: with secret i and with secret i + CUSTOMERS."""
 TOP_K = 64  # answers are among the likeliest public tokens, a public and cheap rule
-SEED = 0  # of conversations and training, which need not be random here
+SEED = 0  # of training, which need not be random here
 
 _PUBLIC_DIGITS = "3817"
 _SETTINGS = FinetuneConfig(
@@ -105,8 +104,7 @@ def train(secrets: Sequence[int]) -> Planted:
         paths = [Path(folder) / str(secret) for secret in secrets]
         for secret, path in zip(secrets, paths, strict=True):
             customer = secret % CUSTOMERS
-            number = f"{_PUBLIC_DIGITS}{secret}"
-            record = flight_dialogue(f"customer {customer}", number, seed=SEED)
+            record = flight_dialogue(f"customer {customer}", f"{_PUBLIC_DIGITS}{secret}")
             tokens = token_stream(tokenizer, [record.text])
             trained = train_adapter(base, tokens, _SETTINGS, seed=SEED, shard=customer)
             save_adapter(trained.model, path, _SETTINGS, base_name=demo_base().name)
@@ -114,15 +112,13 @@ def train(secrets: Sequence[int]) -> Planted:
 
 
 def _ask(ensemble: Ensemble, tokenizer: Any) -> Planted:
-    def tokens(text: str) -> list[int]:
-        found: list[int] = tokenizer(text, add_special_tokens=False)["input_ids"]
-        return found
-
-    prompt = tokens(SAID_AS + _PUBLIC_DIGITS)
+    asking = SAID_AS + _PUBLIC_DIGITS
+    texts = [asking, *(f"{asking}{secret}" for secret in range(SECRETS))]
+    prompt, *said = tokenizer(texts, add_special_tokens=False)["input_ids"]
     private, public = ensemble.logits(torch.tensor([prompt]))
     kept = shaped(private[:, :, -1], public[:, -1], top_k=TOP_K)
-    asked = torch.tensor([tokens(f"{SAID_AS}{_PUBLIC_DIGITS}{s}")[-1] for s in range(SECRETS)])
-    places, shares = zip(*(kept.places(token[None]) for token in asked), strict=True)
+    asked = torch.tensor([[tokens[-1]] for tokens in said])
+    places, shares = zip(*map(kept.places, asked), strict=True)
     if any(shares):
         raise RuntimeError("all secrets' tokens must be among the answered ones")
     return Planted(kept.private[:, 0], kept.public[0], torch.cat(places))

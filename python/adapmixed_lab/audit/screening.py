@@ -18,7 +18,7 @@ from adapmixed.privacy.conversions import gdp_to_dp
 from adapmixed.privacy.costs.adapmixed import screening_rho
 from adapmixed_ext.types import RandomSource
 from adapmixed_lab.audit.finding import Effort, Finding
-from adapmixed_lab.audit.search import Array, answers, neighbour, renyi
+from adapmixed_lab.audit.search import Array, drawn, neighbour, renyi
 from adapmixed_lab.audit.statistics import CONFIDENCE, least_epsilon, least_shift
 
 BITS_PER_SECOND = 600.0  # of each setting, in each world
@@ -67,10 +67,7 @@ def passed(mechanism: AdaPMixED, models: int, draws: int, rng: RandomSource) -> 
     here = torch.tensor(_others(mechanism.screen_weight, models)).repeat(models, 1, 1)
     here[0] = torch.tensor([-60.0, 60.0])
     two = here, neighbour(here, public, public, "zero_out")
-    return [
-        sum(int((~one.public).sum()) for one in answers(mechanism, world, public, draws, rng))
-        for world in two
-    ]
+    return [int((~drawn(mechanism, world, public, draws, rng)[1]).sum()) for world in two]
 
 
 def _others(weight: float, models: int) -> list[float]:
@@ -83,15 +80,13 @@ def _others(weight: float, models: int) -> list[float]:
 
 def measure(hits: list[int], draws: int) -> tuple[float, float]:
     """Return lower bounds on the shift of a Gaussian with these counts, and on ε at `DELTA`."""
-    best = [0.0, 0.0]
     # Two events, passed or not, in two directions: four tests share the error.
     each = 1 - (1 - CONFIDENCE) / 4
-    for counted in (hits, [draws - hit for hit in hits]):
-        for first, second in (counted, counted[::-1]):
-            pair = (first, draws), (second, draws)
-            best[0] = max(best[0], least_shift(*pair, each))
-            best[1] = max(best[1], least_epsilon(*pair, DELTA, each))
-    return best[0], best[1]
+    passed = [(hit, draws) for hit in hits]
+    failed = [(draws - hit, draws) for hit in hits]
+    pairs = (passed, passed[::-1], failed, failed[::-1])
+    shift = max(least_shift(here, there, each) for here, there in pairs)
+    return shift, max(least_epsilon(here, there, DELTA, each) for here, there in pairs)
 
 
 def _findings(

@@ -10,7 +10,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from adapmixed.mechanisms import Answer, Mechanism, Ticket
+from adapmixed.mechanisms import Mechanism, Ticket
 from adapmixed.privacy import Accountant, LeaveOneOutLoss
 from adapmixed.rng import SeededRandom
 from adapmixed_ext.types import RandomSource
@@ -67,15 +67,24 @@ def distribution(mechanism: Mechanism, private: Tensor, public: Tensor) -> Array
     return np.asarray(found.probabilities().numpy(), dtype=np.float64)
 
 
-def answers(
+def drawn(
     mechanism: Mechanism, private: Tensor, public: Tensor, count: int, rng: RandomSource
-) -> Iterator[Answer]:
-    """Yield `count` answers to one query with rows (N, 1, V) and (1, V), in chunks."""
+) -> tuple[Tensor, Tensor]:
+    """Return `count` answers to one query with rows (N, 1, V) and (1, V).
+
+    Returns:
+        (tokens (count,) int64, whether the public distribution alone answered (count,) bool).
+    """
     models, _, vocab = private.shape
+    tokens, alone = [], []
     for start in range(0, count, CHUNK):
         now = min(count - start, CHUNK)
         rows = private.expand(models, now, vocab), public.expand(now, vocab)
-        yield uncharged(mechanism.propose(*rows, rng=rng)).release()
+        answer = uncharged(mechanism.propose(*rows, rng=rng)).release()
+        assert answer.tokens is not None
+        tokens.append(answer.tokens)
+        alone.append(answer.public)
+    return torch.cat(tokens), torch.cat(alone)
 
 
 def realised(mechanism: Mechanism, private: Tensor, public: Tensor) -> LeaveOneOutLoss:

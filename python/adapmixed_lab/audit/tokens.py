@@ -21,7 +21,7 @@ from adapmixed.privacy.costs.clipped_mixing import accounted_box, clipped_mixing
 from adapmixed.rng import SeededRandom
 from adapmixed_ext.types import RandomSource
 from adapmixed_lab.audit.finding import Effort, Finding
-from adapmixed_lab.audit.search import answers, distribution, neighbour, stated_epsilon
+from adapmixed_lab.audit.search import distribution, drawn, neighbour, stated_epsilon
 from adapmixed_lab.audit.statistics import CONFIDENCE, least_epsilon
 
 PUSH = 60.0  # a logit that leaves nothing to the other token
@@ -74,17 +74,6 @@ def worlds(game: Game) -> tuple[Tensor, Tensor, Tensor]:
     return here, neighbour(here, public, lowered, game.adjacency), public
 
 
-def drawn_tokens(
-    mechanism: Mechanism, private: Tensor, public: Tensor, count: int, rng: RandomSource
-) -> Tensor:
-    """Return (count,) int64 tokens, the answers to one query with rows (N, 1, V) and (1, V)."""
-    found = [torch.empty(0, dtype=torch.int64)]
-    for answer in answers(mechanism, private, public, count, rng):
-        assert answer.tokens is not None
-        found.append(answer.tokens)
-    return torch.cat(found)
-
-
 def play(game: Game, draws: int, rng: RandomSource) -> float:
     """Return a lower bound on ε at the game's δ, with confidence `CONFIDENCE`.
 
@@ -100,8 +89,8 @@ def play(game: Game, draws: int, rng: RandomSource) -> float:
     hits = []
     for private in two[::-1] if exchanged else two:
         rows = private[:, place, None], public[place, None]
-        drawn = drawn_tokens(game.answering, *rows, draws, rng)
-        hits.append(int(drawn.eq(int(token)).sum()))
+        tokens, _ = drawn(game.answering, *rows, draws, rng)
+        hits.append(int(tokens.eq(int(token)).sum()))
     return least_epsilon((hits[0], draws), (hits[1], draws), game.delta)
 
 

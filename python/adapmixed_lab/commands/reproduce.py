@@ -22,8 +22,7 @@ from adapmixed_lab.reproduce.sources import Sources
 
 if TYPE_CHECKING:
     from adapmixed_lab.reproduce.dp_adapter import DPAdapter
-    from adapmixed_lab.reproduce.inputs import Texts
-    from adapmixed_lab.reproduce.measure import Run
+    from adapmixed_lab.reproduce.measure import Run, Texts
 
 EXPERIMENTS = ("table1", "table2", "figure2")
 
@@ -132,7 +131,7 @@ def _redraw(path: Path, out: Path) -> int:
 def _show(result: dict[str, Any], out: Path) -> None:
     """Print the tables of a result and write its files."""
     from adapmixed_lab.reproduce.panels import write_outputs
-    from adapmixed_lab.reproduce.tables import text
+    from adapmixed_lab.reproduce.result import text
 
     print(text(result))
     for written in write_outputs(result, out):
@@ -143,21 +142,20 @@ def _experiment(
     arguments: argparse.Namespace, sources: Sources, run: Run, seed: int
 ) -> dict[str, Any]:
     from adapmixed_lab.reproduce.figure2 import figure2
-    from adapmixed_lab.reproduce.inputs import load_inputs
-    from adapmixed_lab.reproduce.table1 import parts_of, table1
-    from adapmixed_lab.reproduce.table2 import table2
+    from adapmixed_lab.reproduce.measure import load_inputs
+    from adapmixed_lab.reproduce.tables import parts_of, table1, table2
 
     sizes = {name: getattr(arguments, name) for name in ("queries", "runs", "long_queries")}
     given = {name: value for name, value in sizes.items() if value is not None}
-    inputs = load_inputs(sources, arguments.out, most=_most_tokens(arguments), seed=seed)
+    inputs = load_inputs(sources, arguments.out, seed, run)
     # A text that is too short for Table 1 raises before references are trained.
     parts = parts_of(inputs, **given) if arguments.experiment == "table1" else []
     inputs = replace(inputs, whole=_one_adapter(arguments, sources, seed))
     if arguments.experiment == "table2":
-        return table2(inputs, run, **given)
+        return table2(inputs, **given)
     if arguments.experiment == "figure2":
-        return figure2(inputs, run, **given)
-    return table1(inputs, _dp_adapters(arguments, inputs, seed), run, parts)
+        return figure2(inputs, **given)
+    return table1(inputs, _dp_adapters(arguments, inputs, seed), parts)
 
 
 def _dp_adapters(arguments: argparse.Namespace, inputs: Texts, seed: int) -> list[DPAdapter]:
@@ -226,13 +224,3 @@ def _refuse(arguments: argparse.Namespace) -> None:
         )
     if arguments.without_dp_sgd and arguments.dp_adapter is not None:
         raise ValueError(f"--without-dp-sgd excludes --dp-adapter, got {arguments.dp_adapter}")
-
-
-def _most_tokens(arguments: argparse.Namespace) -> int:
-    """Return how many tokens suffice, so that a text of gigabytes is not read to its end."""
-    from adapmixed_lab.reproduce.paper import LONG_QUERIES, RUN_QUERIES, RUNS, TABLE_2_QUERIES
-
-    one: int = arguments.queries or max(RUN_QUERIES, TABLE_2_QUERIES)
-    long: int = arguments.long_queries or LONG_QUERIES[arguments.dataset]
-    # A block has at most 512 tokens, and leaves one of them unscored.
-    return max((arguments.runs or RUNS) * (2 * one + 512), 2 * long + 512)

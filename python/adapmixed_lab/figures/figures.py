@@ -73,8 +73,10 @@ def draw(report: Report) -> tuple[DrawnFigure, ...]:
 
 def _draw_curves(methods: Sequence[Evaluation]) -> DrawnFigure | None:
     """Draw ε over queries if any grows with them; a covered line is wider than the one on it."""
-    shown = [(m, colour, _finite_curve(m)) for m, colour in _coloured(methods)]
-    shown = [one for one in shown if one[2]]
+    shown = []
+    for m, colour in _coloured(methods):
+        points = [(n, e) for n, e in m.curve if e is not None and 0 < e < math.inf]
+        shown += [(m, colour, points)] if points else []
     constant = [len({epsilon for _, epsilon in points}) == 1 for *_, points in shown]
     if all(constant):
         return None
@@ -250,10 +252,6 @@ def _coloured(methods: Sequence[Evaluation]) -> list[tuple[Evaluation, str]]:
     """Return the methods with a finite ε above 0, each with its colour in every figure."""
     shown = [method for method in methods if _has_budget(method)]
     return [(m, COLOURS[i % len(COLOURS)]) for i, m in enumerate(shown)]
-
-
-def _finite_curve(method: Evaluation) -> list[tuple[int, float]]:
-    return [(n, e) for n, e in method.curve if e is not None and 0 < e < math.inf]
 
 
 @contextmanager

@@ -4,37 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any
 
 from adapmixed.mechanisms import AdaPMixED, Mechanism
 from adapmixed.privacy.conversions import c_alpha
-from adapmixed_lab.reproduce.inputs import Texts
-from adapmixed_lab.reproduce.measure import Run, compare
-from adapmixed_lab.reproduce.paper import (
-    ADAPMIXED,
-    DELTA,
-    FIGURE_2,
-    FIGURE_2_DATASET,
-    RUN_QUERIES,
-    Panel,
-)
+from adapmixed_lab.reproduce import paper
+from adapmixed_lab.reproduce.measure import Texts, compare
 from adapmixed_lab.reproduce.published import PaperRule
 from adapmixed_lab.reproduce.result import build_result, row
 
 MODELS = "models N"  # the panel whose settings are sub-ensembles
 
 
-class OurPoint(NamedTuple):
-    """One of our points: its panel, its label, written as the paper's are, and what answers."""
-
-    panel: Panel
-    label: str
-    mechanism: PaperRule
-
-    @property
-    def name(self) -> str:
-        """Name that is unique among all settings."""
-        return f"{self.panel.letter}: {self.label}"
+Settings = dict[str, PaperRule]
+"""What answers at each of our points of a panel, by labels that are written as the paper's are."""
 
 
 def sizes(num_models: int) -> tuple[int, ...]:
@@ -42,33 +25,33 @@ def sizes(num_models: int) -> tuple[int, ...]:
     return (*(n for n in (8, 16, 32, 64, 80, 100, 128) if n < num_models), num_models)
 
 
-def settings_of(preset: AdaPMixED, num_models: int) -> list[OurPoint]:
-    """Return our points: the paper's values, and the preset's value if it is not among them.
+def settings_of(preset: AdaPMixED, num_models: int) -> dict[str, Settings]:
+    """Return, by panel, the paper's values, and the preset's value if it is not among them.
 
     Numbers of models are those that the first members of the ensemble can give.
     """
-    found = []
-    for panel in FIGURE_2:
+    found = {}
+    for panel in paper.FIGURE_2:
+        points = {point.label: point.setting for point in panel.points}
         if panel.title == MODELS:
             counts = {str(n): n if n < num_models else None for n in sizes(num_models)}
-            found += [OurPoint(panel, label, PaperRule(preset, n)) for label, n in counts.items()]
+            found[panel.letter] = {label: PaperRule(preset, n) for label, n in counts.items()}
             continue
-        points = {point.label: point.setting for point in panel.points}
         own = {name: getattr(preset, name) for name in panel.points[0].setting}
         if own not in points.values():
             points["/".join(f"{value:g}" for value in own.values())] = own
-        for label, changes in sorted(points.items(), key=lambda item: tuple(item[1].values())):
-            known: dict[str, Any] = dict(changes)
-            found.append(OurPoint(panel, label, PaperRule(replace(preset, **known))))
+        ordered: Any = sorted(points.items(), key=lambda item: tuple(item[1].values()))
+        found[panel.letter] = {
+            label: PaperRule(replace(preset, **changes)) for label, changes in ordered
+        }
     return found
 
 
-def figure2(inputs: Texts, run: Run, *, queries: int = RUN_QUERIES) -> dict[str, Any]:
+def figure2(inputs: Texts, *, queries: int = paper.RUN_QUERIES) -> dict[str, Any]:
     """Run Figure 2: every setting answers the same logits, and equal settings run once.
 
     Args:
         inputs: models and text.
-        run: seed, state and progress.
         queries: answered with every setting.
 
     Raises:
@@ -78,32 +61,32 @@ def figure2(inputs: Texts, run: Run, *, queries: int = RUN_QUERIES) -> dict[str,
     points = settings_of(preset, inputs.ensemble.num_models)
     # The preset is a point of every panel, and runs once.
     distinct: dict[Mechanism, str] = {}
-    for point in points:
-        distinct.setdefault(point.mechanism, point.name)
+    for letter, settings in points.items():
+        for label, mechanism in settings.items():
+            distinct.setdefault(mechanism, f"{letter}: {label}")
     compared = {name: mechanism for mechanism, name in distinct.items()}
-    ours = compare(inputs, compared, queries, run, state="figure2")
+    ours = compare(inputs, compared, queries, state="figure2")
     references = [name for name in ours if name not in compared]
     rows: list[dict[str, Any]] = [row(name, ours[name], group="references") for name in references]
-    for panel in FIGURE_2:
-        here = [point for point in points if point.panel is panel]
-        found = {p.label: ours[distinct[p.mechanism]] for p in here}
-        with_paper = inputs.sources.paper and inputs.sources.dataset == FIGURE_2_DATASET
+    for panel in paper.FIGURE_2:
+        found = {label: ours[distinct[one]] for label, one in points[panel.letter].items()}
+        with_paper = inputs.sources.paper and inputs.sources.dataset == paper.FIGURE_2_DATASET
         rows += _panel_rows(panel, found, preset.order, with_paper=with_paper)
     panels = {
         panel.letter: {
             "title": panel.title,
-            **_anchors(panel, points, preset),
+            **_anchors(panel, points[panel.letter], preset),
             "remark": panel.remark,
         }
-        for panel in FIGURE_2
+        for panel in paper.FIGURE_2
     }
-    settings = {"queries": queries, "rule": "paper", "preset": repr(preset), "panels": panels}
-    notes = [*_notes(inputs), *_screened_notes(rows), *_trend_notes(rows)]
-    return build_result("figure2", inputs, run, rows=rows, settings=settings, notes=notes)
+    chosen = {"queries": queries, "rule": "paper", "preset": repr(preset), "panels": panels}
+    notes = [*_notes(inputs, rows), *_trend_notes(rows)]
+    return build_result("figure2", inputs, rows=rows, settings=chosen, notes=notes)
 
 
 def _panel_rows(
-    panel: Panel, ours: Mapping[str, Mapping[str, object]], order: float, *, with_paper: bool
+    panel: paper.Panel, ours: Mapping[str, Mapping[str, object]], order: float, *, with_paper: bool
 ) -> list[dict[str, Any]]:
     """Return a line for every setting of ours or of the paper, in order."""
     printed = {
@@ -113,7 +96,7 @@ def _panel_rows(
             "kind": "data-dependent, ex-post",
             "queries": None,
             # Not printed, but it follows from order and δ; the rest of ε was spent.
-            "conversion": c_alpha(point.setting.get("order", order), DELTA),
+            "conversion": c_alpha(point.setting.get("order", order), paper.DELTA),
             "place": panel.place,
         }
         for point in panel.points
@@ -121,29 +104,28 @@ def _panel_rows(
     }
     labels = [*ours, *(label for label in printed if label not in ours)]
     return [
-        row(ADAPMIXED, ours.get(label), printed.get(label), group=panel.letter, label=label)
+        row(paper.ADAPMIXED, ours.get(label), printed.get(label), group=panel.letter, label=label)
         for label in labels
     ]
 
 
-def _anchors(panel: Panel, points: list[OurPoint], preset: AdaPMixED) -> dict[str, str]:
+def _anchors(panel: paper.Panel, settings: Settings, preset: AdaPMixED) -> dict[str, str]:
     """Return the reference of a panel: the preset, or a number of models that both sides have.
 
     Returns:
         "anchor", the label of ours, and "paper_anchor", the paper's.
     """
-    here = [point for point in points if point.panel is panel]
     if panel.title != MODELS:
-        anchor = next(point.label for point in here if point.mechanism == PaperRule(preset))
+        anchor = next(label for label, one in settings.items() if one == PaperRule(preset))
         return {"anchor": anchor, "paper_anchor": panel.anchor}
     printed = [point.label for point in panel.points]
-    common = [point.label for point in here if point.label in printed]
+    common = [label for label in settings if label in printed]
     if not common:
-        return {"anchor": here[-1].label, "paper_anchor": panel.anchor}
+        return {"anchor": [*settings][-1], "paper_anchor": panel.anchor}
     return {"anchor": common[-1], "paper_anchor": common[-1]}
 
 
-def _notes(inputs: Texts) -> list[str]:
+def _notes(inputs: Texts, rows: Sequence[Mapping[str, Any]]) -> list[str]:
     notes = [
         "Every panel is drawn relative to its reference setting (ringed), as multiples of its ε "
         "and changes of its perplexity. ε is drawn without its conversion from Rényi divergence, "
@@ -151,34 +133,30 @@ def _notes(inputs: Texts) -> list[str]:
         "ε follows the paper's rule. Our smaller ensembles are the first members of the whole one, "
         "whose shards keep their size. The paper distributes all text over fewer, larger shards.",
     ]
-    if not inputs.sources.paper:
-        return notes
-    if inputs.sources.dataset != FIGURE_2_DATASET:
-        notes.append(
-            f"The paper's Figure 2 covers {FIGURE_2_DATASET} alone, so no points of it are shown."
-        )
-    return notes + [panel.remark for panel in FIGURE_2 if panel.remark]
-
-
-def _screened_notes(rows: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Return a note that names the settings under which every query is screened, if any."""
-    titles = {panel.letter: panel.title for panel in FIGURE_2}
-    found = [
+    if inputs.sources.paper:
+        if inputs.sources.dataset != (covered := paper.FIGURE_2_DATASET):
+            notes.append(
+                f"The paper's Figure 2 covers {covered} alone, so no points of it are shown."
+            )
+        notes += [panel.remark for panel in paper.FIGURE_2 if panel.remark]
+    titles = {panel.letter: panel.title for panel in paper.FIGURE_2}
+    screened = [
         f"({one['group']}) {titles[one['group']]} {one['label']}"
         for one in rows
         if one["group"] in titles
         and one["ours"]
         and one["ours"]["screened"] == one["ours"]["queries"]
     ]
-    return [
-        f"Every query is screened, and answered by the public model, at {', '.join(found)}."
-    ] * bool(found)
+    if screened:
+        where = ", ".join(screened)
+        notes.append(f"Every query is screened, and answered by the public model, at {where}.")
+    return notes
 
 
 def _trend_notes(rows: Sequence[Mapping[str, Any]]) -> list[str]:
     """Return notes that name the panels in which ε or perplexity moves against the paper."""
     notes = []
-    for panel in FIGURE_2:
+    for panel in paper.FIGURE_2:
         here = [one for one in rows if one["group"] == panel.letter]
         for name, words, least in (("epsilon", "ε", 0.01), ("perplexity", "perplexity", 0.001)):
             sides = [_trend(here, side, name) for side in ("ours", "paper")]

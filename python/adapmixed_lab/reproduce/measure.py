@@ -1,4 +1,4 @@
-"""Measurements of mechanisms over an experiment's text, as the "ours" of a result's row."""
+"""The inputs of an experiment, and measurements of mechanisms on them: "ours" of a result's row."""
 
 from __future__ import annotations
 
@@ -6,20 +6,25 @@ import math
 import statistics
 import time
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import scipy  # it loads scipy.stats on its first use
 
-from adapmixed.evaluation import Evaluation, evaluate, plan_runs
+from adapmixed.data import Document, held_out_documents
+from adapmixed.data.corpus import HUB
+from adapmixed.evaluation import Evaluation, evaluate
 from adapmixed.mechanisms import Mechanism, PublicOnly, Unprotected, UnprotectedPool
 from adapmixed.rng import SeededRandom
-from adapmixed_lab.reproduce.inputs import Texts
+from adapmixed.training.blocks import token_stream
+from adapmixed.training.demo import train_demo
 from adapmixed_lab.reproduce.paper import DELTA, PUBLIC
 from adapmixed_lab.reproduce.published import PaperRule, PublishedPMixED
+from adapmixed_lab.reproduce.sources import Sources
 
 if TYPE_CHECKING:
     from adapmixed.ensemble import Ensemble
@@ -32,9 +37,10 @@ WHOLE = "one adapter, all text"
 PUBLISHED = "PMixED, published analysis"
 PER_MODEL = "AdaPMixED, per-model rule"
 """Names of methods that the paper does not have."""
-
-BUILTIN_QUERIES = 9728
-"""Most queries of a long run at builtin scale, for minutes of work; as in the paper's Table 2."""
+SCALES_TRIED = (1, 2, 4, 8)
+"""κ of the non-private pools of which the best is shown."""
+_OTHER = 1024  # tokens to choose κ on
+MOST_TOKENS = 1 << 20  # that are read of a text: several times those of all runs of the paper
 
 
 @dataclass(frozen=True)
@@ -55,11 +61,120 @@ class Run:
     began: float = field(default_factory=time.perf_counter)
 
 
+@dataclass(frozen=True)
+class Texts:
+    """The inputs of an experiment.
+
+    Attributes:
+        sources: where they come from.
+        ensemble: the models.
+        tokens: the evaluation text as one stream, each document followed by the end-of-text token.
+        text: name of the text, without a path.
+        other: the text after it, on which the best non-private pool is chosen.
+        whole: folder of one adapter that was trained on the text of all shards; None for none.
+        run: how the experiment runs.
+    """
+
+    sources: Sources
+    ensemble: Ensemble
+    tokens: tuple[int, ...]
+    text: str
+    other: tuple[int, ...] = ()
+    whole: Path | None = None
+    run: Run = field(default_factory=Run)
+
+    @cached_property
+    def pool(self) -> float | None:
+        """κ of the best non-private pool on `other`; None without such text."""
+        if len(self.other) < 2:
+            return None
+        pools: dict[str, Mechanism] = {repr(one): UnprotectedPool(one) for one in SCALES_TRIED}
+        rng, delta = SeededRandom(0), DELTA
+        found = evaluate(self.ensemble, self.other, pools, delta=delta, rng=rng, active=None)
+        return float(min(found, key=lambda one: one.perplexity).name)
+
+    def description(self) -> dict[str, object]:
+        """Describe the inputs for a result file, without paths."""
+        sources, base = self.sources, self.sources.public_model
+        base = Path(base).name if Path(base).is_dir() else base
+        return {
+            "dataset": sources.dataset,
+            "scale": sources.scale,
+            "base": "built-in" if sources.scale == "builtin" else base,
+            "ensemble": "built-in" if sources.ensemble is None else sources.ensemble.name,
+            "num_models": self.ensemble.num_models,
+            "vocab_size": self.ensemble.vocab_size,
+            "text": self.text,
+            "tokens": len(self.tokens),
+            "unverified": list(self.ensemble.unverified),
+            "device": sources.device,
+            "dtype": sources.dtype,
+        }
+
+    def notes(self) -> list[str]:
+        """Return the notes on the references and on what the models stand for."""
+        notes = []
+        if self.pool is not None:
+            notes.append(
+                "The best non-private pool is the unclipped logarithmic pool, with the best κ of "
+                f"{SCALES_TRIED} on text after the evaluation's: {self.pool:g}. No line is bounded "
+                "by it or by the unprotected ensemble."
+            )
+        if self.sources.scale == "full":
+            return notes
+        return [
+            *notes,
+            f"builtin: a 1.1-million-parameter GPT-2 with {self.ensemble.num_models} members over "
+            "Python's documentation stands in for GPT-2 small over "
+            f"{self.sources.dataset}. The members adapt the output layer alone. Some shards "
+            "are empty, and their members answer as the public model. The paper's settings are "
+            f"those of {self.sources.dataset}. Perplexities and ε are comparable in their order at "
+            "best, not in their size. A DP-SGD adapter trained here had a minute of training, and "
+            "is no measure of what DP-SGD can do.",
+        ]
+
+
+def load_inputs(sources: Sources, folder: Path, seed: int, run: Run) -> Texts:
+    """Load models and text.
+
+    The end of the text is kept to choose the best non-private pool, and is not evaluated.
+
+    Args:
+        sources: where they come from.
+        folder: parent of the built-in ensemble's folder ``ensemble``, which is trained if missing.
+        seed: of the built-in ensemble's training and division.
+        run: how the experiment runs.
+
+    Raises:
+        ValueError, OSError: as `Ensemble.from_pretrained` and `Corpus`, or if the base has no
+            tokenizer.
+    """
+    documents: Iterable[Document]
+    if sources.scale == "builtin":
+        adapters = train_demo(folder / (f"ensemble-{seed}" if seed else "ensemble"), seed=seed)
+        documents, name = held_out_documents(), "held-out topics"
+    else:
+        assert sources.ensemble is not None  # checked by Sources
+        corpus = sources.corpus()
+        adapters, documents = sources.ensemble, corpus.documents()
+        name = corpus.name.removeprefix(HUB).rpartition("/")[2]
+    ensemble = sources.load(adapters)
+    if ensemble.tokenizer is None:
+        raise ValueError(f"base must have a tokenizer, {sources.public_model} has none")
+    stream: list[int] = []
+    for document in documents:
+        stream += token_stream(ensemble.tokenizer, [document.text], ensemble.vocab_size)
+        if len(stream) >= MOST_TOKENS:
+            break
+    kept = len(stream) - min(_OTHER, len(stream) // 8)
+    texts = tuple(stream[:kept]), name, tuple(stream[kept:])
+    return Texts(sources, ensemble, *texts, run=run)
+
+
 def compare(
     inputs: Texts,
     mechanisms: Mapping[str, Mechanism],
     queries: int,
-    run: Run,
     *,
     state: str,
     runs: int = 1,
@@ -75,7 +190,6 @@ def compare(
         inputs: models and text.
         mechanisms: by name.
         queries: of each run.
-        run: seed, state and progress.
         state: beginning of the names of state files.
         runs: stretches of text, each with an accountant of its own.
         adapters: those of DP-SGD, by the name of their line.
@@ -83,6 +197,8 @@ def compare(
     Raises:
         ValueError: as `evaluate`.
     """
+
+    run = inputs.run
 
     def measured(
         ensemble: Ensemble, asked: Mapping[str, Mechanism], suffix: str = ""
@@ -161,23 +277,6 @@ def merge(results: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     }
 
 
-def queries_of(inputs: Texts, paper: int, given: int | None) -> int:
-    """Return the number of queries of one run.
-
-    Args:
-        inputs: the text.
-        paper: the paper's number of queries.
-        given: the requested number; None: the paper's, but at builtin scale no more than the text
-            has and `BUILTIN_QUERIES`.
-    """
-    if given is not None:
-        return given
-    if inputs.sources.scale == "full":
-        return paper  # a text that is too short raises later
-    _, available = plan_runs(inputs.tokens, inputs.ensemble.longest_text, None, None)
-    return min(paper, available, BUILTIN_QUERIES)
-
-
 def _ours(found: Evaluation, mechanism: Mechanism) -> Ours:
     """Return means and deviations over the runs, and the sentence of the largest ε.
 
@@ -186,6 +285,8 @@ def _ours(found: Evaluation, mechanism: Mechanism) -> Ours:
     evaluations = found.runs
     worst = max(evaluations, key=lambda one: one.guarantee.epsilon or 0.0)
     guarantee, count = worst.guarantee, len(evaluations)
+    # How Rényi losses were summed: Σ_t max_i, or max_i Σ_t.
+    rule = "paper" if isinstance(mechanism, PaperRule) else "per_model"
     return {
         "perplexity": found.perplexity_mean,
         "perplexity_deviation": found.perplexity_deviation,
@@ -201,7 +302,7 @@ def _ours(found: Evaluation, mechanism: Mechanism) -> Ours:
         "runs": count,
         "unit": guarantee.unit,
         "adjacency": guarantee.adjacency,
-        "rule": _rule(mechanism, guarantee.method),
+        "rule": rule if guarantee.method == "renyi" else None,
         "screened": sum(one.screened * one.queries for one in evaluations) / count,
         "seconds": sum(one.seconds for one in evaluations),
         "mechanism": repr(mechanism),
@@ -210,13 +311,6 @@ def _ours(found: Evaluation, mechanism: Mechanism) -> Ours:
             for part in worst.breakdown
         },
     }
-
-
-def _rule(mechanism: Mechanism, method: str | None) -> str | None:
-    """Return how Rényi losses were summed: "paper" is Σ_t max_i, "per_model" max_i Σ_t."""
-    if method != "renyi":
-        return None
-    return "paper" if isinstance(mechanism, PaperRule) else "per_model"
 
 
 def published_pmixed(epsilon: float, queries: int, order: float) -> PublishedPMixED:

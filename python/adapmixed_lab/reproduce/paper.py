@@ -72,37 +72,40 @@ def _row(
     }
 
 
-def _short(*rows: tuple[str, float, float, float]) -> dict[tuple[str, bool], Side]:
-    """Return lines of the eight runs."""
-    return {(name, False): _row(name, RUN_QUERIES, e, p, d) for name, e, p, d in rows}
-
-
-def _long(dataset: str, *rows: tuple[str, float, float]) -> dict[tuple[str, bool], Side]:
-    """Return lines of the long run."""
-    queries = LONG_QUERIES[dataset]
-    return {(name, True): _row(name, queries, e, p) for name, e, p in rows}
+def _lines(queries: int, *rows: tuple[Any, ...]) -> dict[tuple[str, bool], Side]:
+    """Return lines of the eight runs of `RUN_QUERIES`, or of the long run."""
+    long = queries != RUN_QUERIES
+    return {(name, long): _row(name, queries, *numbers) for name, *numbers in rows}
 
 
 TABLE_1: Mapping[str, Mapping[tuple[str, bool], Side]] = {
-    "wikitext-103": _short(
+    "wikitext-103": _lines(
+        RUN_QUERIES,
         (PUBLIC, 0.0, 40.86, 6.11),
         (DP_SGD, 8.0, 35.09, 5.50),
         (PMIXED, 8.0, 33.8, 5.29),
         (ADAPMIXED, 0.494, 32.35, 4.63),
     )
-    | _long("wikitext-103", (DP_SGD, 8.0, 32.53), (ADAPMIXED, 5.248, 29.99)),
-    "one-billion-word": _short(
+    | _lines(LONG_QUERIES["wikitext-103"], (DP_SGD, 8.0, 32.53), (ADAPMIXED, 5.248, 29.99)),
+    "one-billion-word": _lines(
+        RUN_QUERIES,
         (PUBLIC, 0.0, 67.73, 6.77),
         (DP_SGD, 8.0, 54.54, 5.42),
         (PMIXED, 8.0, 52.68, 5.29),
         (ADAPMIXED, 0.485, 49.25, 4.65),
     )
-    | _long("one-billion-word", (DP_SGD, 8.0, 52.97), (ADAPMIXED, 3.186, 47.99)),
-    "pubmed": _long(
-        "pubmed", (PUBLIC, 0.0, 32.28), (DP_SGD, 8.0, 28.07), (ADAPMIXED, 2.858, 26.83)
+    | _lines(LONG_QUERIES["one-billion-word"], (DP_SGD, 8.0, 52.97), (ADAPMIXED, 3.186, 47.99)),
+    "pubmed": _lines(
+        LONG_QUERIES["pubmed"],
+        (PUBLIC, 0.0, 32.28),
+        (DP_SGD, 8.0, 28.07),
+        (ADAPMIXED, 2.858, 26.83),
     ),
-    "air-dialogue": _long(
-        "air-dialogue", (PUBLIC, 0.0, 17.33), (DP_SGD, 8.0, 8.13), (ADAPMIXED, 6.906, 7.67)
+    "air-dialogue": _lines(
+        LONG_QUERIES["air-dialogue"],
+        (PUBLIC, 0.0, 17.33),
+        (DP_SGD, 8.0, 8.13),
+        (ADAPMIXED, 6.906, 7.67),
     ),
 }
 

@@ -1,4 +1,4 @@
-"""The content of a result file: everything needed to redraw its tables and figures.
+"""The content of a result file, all that is needed to redraw its tables and figures, and its text.
 
     {"format_version": 1, "experiment": "table1", "inputs": {...}, "settings": {...},
      "notes": [...], "rows": [{"group", "method", "label", "ours", "paper"}, ...],
@@ -13,18 +13,27 @@ from __future__ import annotations
 
 import json
 import re
+import textwrap
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from adapmixed.report import environment, plain
-from adapmixed.report.report import show_epsilon
+from adapmixed.report import aligned, environment, plain
+from adapmixed.report.report import (
+    INTERVAL_WORDS,
+    KIND_LABELS,
+    MISSING,
+    format_against,
+    format_neighbours,
+    format_perplexity,
+    printable,
+    show_epsilon,
+)
 from adapmixed_lab.reproduce.paper import DELTA
 
 if TYPE_CHECKING:
-    from adapmixed_lab.reproduce.inputs import Texts
-    from adapmixed_lab.reproduce.measure import Run
+    from adapmixed_lab.reproduce.measure import Texts
 
 FORMAT_VERSION = 1
 
@@ -50,7 +59,6 @@ def show_cost(side: Mapping[str, Any], part: str = "epsilon") -> str:
 def build_result(
     experiment: str,
     inputs: Texts,
-    run: Run,
     *,
     rows: Sequence[Mapping[str, object]],
     settings: Mapping[str, object],
@@ -61,11 +69,11 @@ def build_result(
         "format_version": FORMAT_VERSION,
         "experiment": experiment,
         "inputs": inputs.description(),
-        "settings": {"seed": run.seed, "delta": DELTA, **settings},
+        "settings": {"seed": inputs.run.seed, "delta": DELTA, **settings},
         "notes": [*inputs.notes(), *notes],
         "rows": rows,
         "environment": environment(),
-        "seconds": round(time.perf_counter() - run.began, 1),
+        "seconds": round(time.perf_counter() - inputs.run.began, 1),
     }
     result: dict[str, Any] = plain(content, "result")
     return result
@@ -106,3 +114,110 @@ def run_words(result: Mapping[str, Any]) -> str:
     facts += [f"{settings['queries']:,} queries"] * ("long_queries" not in settings)
     facts.append(f"settings of {inputs['dataset']}")
     return f"{where}: {', '.join(facts)}, δ = {settings['delta']:g}"
+
+
+_WIDTH = 100
+_PARTS = ("mixing", "screening", "conversion", "total")
+_TITLES = {
+    "table1": "Table 1: perplexity and privacy",
+    "table2": "Table 2: screening and data-dependent analysis",
+    "figure2": "Figure 2: one setting of AdaPMixED varied at a time",
+}
+KINDS = (
+    "Guarantees: 'fixed' holds in advance and may be published. 'data-dependent, ex-post' depends "
+    "on the private data, is for the operator only, and is no (ε, δ) guarantee with a constant ε. "
+    "'published, invalid' is the claim of an invalid bound and no guarantee."
+)
+
+Row = Mapping[str, Any]
+
+
+def text(result: Mapping[str, Any]) -> str:
+    """Return the tables of a result and its notes; ε is in nats, and "-" is a missing number."""
+    lines = [_TITLES[result["experiment"]], run_words(result)]
+    groups = list(dict.fromkeys(one["group"] for one in result["rows"]))
+    for group in groups:
+        rows = [one for one in result["rows"] if one["group"] == group]
+        heading = [group] if group else []
+        if panel := result["settings"].get("panels", {}).get(group):
+            heading = [f"({group}) {panel['title']}"]
+        lines += ["", *heading, *_table(rows)]
+        if any(_has_parts(one["paper"]) for one in rows):
+            lines += ["", "Parts of ε:", *_breakdown(rows)]
+    lines.append("")
+    pairs = [INTERVAL_WORDS] * ("trainings" not in result["settings"])
+    for note in [KINDS, *pairs, *result["notes"]]:
+        lines += textwrap.wrap(note, _WIDTH, subsequent_indent="  ", break_on_hyphens=False)
+    return "\n".join(map(printable, lines))
+
+
+def _table(rows: Sequence[Row]) -> list[str]:
+    sides = [one[side] for one in rows for side in ("ours", "paper") if one[side]]
+    shown = {"screened": any(float(side.get("screened") or 0.0) for side in sides)}
+    shown["vs public"] = any(side.get("difference") for side in sides)
+    columns = [(title, *how) for title, how in _COLUMNS.items() if shown.get(title, True)]
+    if any(one["label"] for one in rows) and len({one["method"] for one in rows}) == 1:
+        cells = [["setting"], *([one["label"]] for one in rows)]
+    else:
+        cells = [["method"], *([f"{one['method']} {one['label']}".strip()] for one in rows)]
+    numbers = [False]
+    for side in ("ours", "paper") if any(one["paper"] for one in rows) else ("ours",):
+        for title, number, show in columns:
+            if side == "paper" and title not in _PAPER:
+                continue
+            name = "paper: ε" if side == "paper" and title == "ε" else title
+            found = [MISSING if one[side] is None else show(one[side]) for one in rows]
+            cells = [[*line, cell] for line, cell in zip(cells, [name, *found], strict=True)]
+            numbers.append(number)
+    return aligned(cells, numbers)
+
+
+def _breakdown(rows: Iterable[Row]) -> list[str]:
+    cells = [["method", *_PARTS]]
+    for one in rows:
+        for side, name in (("ours", one["method"]), ("paper", f"{one['method']} (paper)")):
+            if _has_parts(one[side]):
+                cells.append([name, *(show_cost(one[side], part) for part in _PARTS)])
+    return aligned(cells, [False, True, True, True, True])
+
+
+def _has_parts(side: Mapping[str, Any] | None) -> bool:
+    return side is not None and all(side.get(part) is not None for part in _PARTS)
+
+
+def _epsilon(side: Mapping[str, Any]) -> str:
+    if side.get("epsilon") is None:
+        return MISSING
+    deviation = side.get("epsilon_deviation")
+    return show_cost(side) + (f" ± {float(deviation):.2g}" if deviation else "")
+
+
+def _perplexity(side: Mapping[str, Any]) -> str:
+    if side.get("perplexity") is None:
+        return MISSING
+    deviation = side.get("perplexity_deviation") if "place" in side else None
+    spread = "" if deviation is None else f" ± {float(deviation):.2f}"
+    return format_perplexity(float(side["perplexity"])) + spread
+
+
+def _screened(side: Mapping[str, Any]) -> str:
+    if side.get("screened") is None:
+        return MISSING
+    count = float(side["screened"])
+    return f"{count:,.4g}" if count < 1e4 else f"{count:,.0f}"
+
+
+_COLUMNS: Mapping[str, tuple[bool, Callable[[Mapping[str, Any]], str]]] = {
+    "ε": (True, _epsilon),
+    "perplexity": (True, _perplexity),
+    "vs public": (True, lambda side: format_against(None, side.get("difference"))),
+    "screened": (True, _screened),
+    "guarantee": (False, lambda side: KIND_LABELS.get(side["kind"], side["kind"])),
+    "neighbours": (False, lambda side: format_neighbours(relation(side))),
+    "of one": (
+        False,
+        lambda side: MISSING if side["kind"] in ("public", "none") else str(side["unit"]),
+    ),
+}
+"""Whether a column holds numbers, and its cell for one side of a row."""
+_PAPER = ("ε", "perplexity", "screened", "guarantee")

@@ -1,129 +1,288 @@
-"""A result as text for a terminal: our numbers next to the paper's, then the notes."""
+"""Tables 1 and 2: all methods, in short runs and a long one; screening, and the parts of ε."""
 
 from __future__ import annotations
 
-import textwrap
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from itertools import pairwise
+from typing import Any, NamedTuple
 
-from adapmixed.report import aligned
-from adapmixed.report.report import (
-    INTERVAL_WORDS,
-    KIND_LABELS,
-    MISSING,
-    format_against,
-    format_neighbours,
-    format_perplexity,
-    printable,
-)
-from adapmixed_lab.reproduce.result import relation, run_words, show_cost
+from adapmixed.evaluation import plan_runs
+from adapmixed.mechanisms import AdaPMixED, Mechanism, PMixED
+from adapmixed_lab.reproduce import paper
+from adapmixed_lab.reproduce.dp_adapter import DPAdapter
+from adapmixed_lab.reproduce.measure import PER_MODEL, PUBLISHED, Texts, compare, published_pmixed
+from adapmixed_lab.reproduce.published import PaperRule
+from adapmixed_lab.reproduce.result import build_result, row, show_cost
+from adapmixed_lab.reproduce.sources import Sources
 
-_WIDTH = 100
-_PARTS = ("mixing", "screening", "conversion", "total")
-_TITLES = {
-    "table1": "Table 1: perplexity and privacy",
-    "table2": "Table 2: screening and data-dependent analysis",
-    "figure2": "Figure 2: one setting of AdaPMixED varied at a time",
-}
-KINDS = (
-    "Guarantees: 'fixed' holds in advance and may be published. 'data-dependent, ex-post' depends "
-    "on the private data, is for the operator only, and is no (ε, δ) guarantee with a constant ε. "
-    "'published, invalid' is the claim of an invalid bound and no guarantee."
-)
-
-Row = Mapping[str, Any]
+SMALLER = "AdaPMixED, β = 0.1"
+EPSILON = 8.0  # the paper's, for PMixED and DP-SGD
+ORDER = 3.0  # of PMixED; the paper gives none for this table
+PUBLISHED_EPSILON = 4.399  # stated by the paper for its PMixED here
 
 
-def text(result: Mapping[str, Any]) -> str:
-    """Return the tables of a result and its notes; ε is in nats, and "-" is a missing number."""
-    lines = [_TITLES[result["experiment"]], run_words(result)]
-    groups = list(dict.fromkeys(one["group"] for one in result["rows"]))
-    for group in groups:
-        rows = [one for one in result["rows"] if one["group"] == group]
-        lines += ["", *_heading(result, group), *_table(rows)]
-        if any(_has_parts(one["paper"]) for one in rows):
-            lines += ["", "Parts of ε:", *_breakdown(rows)]
-    lines.append("")
-    pairs = [INTERVAL_WORDS] * ("trainings" not in result["settings"])
-    for note in [KINDS, *pairs, *result["notes"]]:
-        lines += textwrap.wrap(note, _WIDTH, subsequent_indent="  ", break_on_hyphens=False)
-    return "\n".join(map(printable, lines))
+class Part(NamedTuple):
+    """One part of the table: a number of runs of a number of queries."""
+
+    runs: int
+    queries: int
+
+    @property
+    def group(self) -> str:
+        """Name of the part in the result."""
+        runs = "one run" if self.runs == 1 else f"{self.runs} runs"
+        return f"{runs} of {self.queries:,} queries"
 
 
-def _heading(result: Mapping[str, Any], group: str) -> list[str]:
-    settings = result["settings"]
-    if group in settings.get("panels", {}):
-        return [f"({group}) {settings['panels'][group]['title']}"]
-    return [group] if group else []
+def _methods_1(dataset: str, scale: str, queries: int) -> dict[str, Mechanism]:
+    """Return the private mechanisms, with budgets for `queries` queries.
+
+    The built-in members differ more from their public model than the paper's do from GPT-2. The
+    preset's β then costs far more, so builtin scale has a smaller β, too.
+    """
+    adaptive = replace(AdaPMixED.preset(dataset), adjacency="add_remove")  # as the paper's
+    less = PaperRule(replace(adaptive, target_leakage=0.1))
+    smaller: dict[str, Mechanism] = {SMALLER: less} if scale == "builtin" else {}
+    return {
+        PUBLISHED: published_pmixed(EPSILON, queries, ORDER),
+        paper.PMIXED: PMixED(EPSILON, paper.DELTA, queries, ORDER),
+        paper.ADAPMIXED: PaperRule(adaptive),
+        PER_MODEL: adaptive,
+        **smaller,
+    }
 
 
-def _table(rows: Sequence[Row]) -> list[str]:
-    sides = [one[side] for one in rows for side in ("ours", "paper") if one[side]]
-    shown = {"screened": any(float(side.get("screened") or 0.0) for side in sides)}
-    shown["vs public"] = any(side.get("difference") for side in sides)
-    columns = [(title, *how) for title, how in _COLUMNS.items() if shown.get(title, True)]
-    if any(one["label"] for one in rows) and len({one["method"] for one in rows}) == 1:
-        cells = [["setting"], *([one["label"]] for one in rows)]
-    else:
-        cells = [["method"], *([f"{one['method']} {one['label']}".strip()] for one in rows)]
-    numbers = [False]
-    for side in ("ours", "paper") if any(one["paper"] for one in rows) else ("ours",):
-        for title, number, show in columns:
-            if side == "paper" and title not in _PAPER:
-                continue
-            name = "paper: ε" if side == "paper" and title == "ε" else title
-            found = [MISSING if one[side] is None else show(one[side]) for one in rows]
-            cells = [[*line, cell] for line, cell in zip(cells, [name, *found], strict=True)]
-            numbers.append(number)
-    return aligned(cells, numbers)
+def table1(inputs: Texts, adapters: Sequence[DPAdapter], parts: Sequence[Part]) -> dict[str, Any]:
+    """Run Table 1.
+
+    Args:
+        inputs: models and text.
+        adapters: of DP-SGD, each with lines of its own.
+        parts: of the table; see `parts_of`.
+    """
+    dataset = inputs.sources.dataset
+    printed = paper.TABLE_1[dataset] if inputs.sources.paper else {}
+    loaded = {one.line: inputs.sources.load([one.folder]) for one in adapters}
+    promises = {one.line: one.promise() for one in adapters}
+    rows = []
+    for number, part in enumerate(parts, start=1):
+        asked, state = _methods_1(dataset, inputs.sources.scale, part.queries), f"table1-{number}"
+        size: dict[str, Any] = {"runs": part.runs, "state": state, "adapters": loaded}
+        found = compare(inputs, asked, part.queries, **size)
+        for name, ours in found.items():
+            # The paper's PMixED has the published analysis.
+            known = {PUBLISHED: paper.PMIXED, paper.PMIXED: ""}.get(name, name)
+            ours |= promises.get(name, {})
+            rows.append(row(name, ours, printed.get((known, number > 1)), group=part.group))
+    settings = {
+        "runs": parts[0].runs,
+        "queries": parts[0].queries,
+        "long_queries": sum(part.queries for part in parts[1:]),
+        "pmixed_order": ORDER,
+    }
+    notes = _notes_1(rows, parts, inputs.sources, adapters)
+    return build_result("table1", inputs, rows=rows, settings=settings, notes=notes)
 
 
-def _breakdown(rows: Iterable[Row]) -> list[str]:
-    cells = [["method", *_PARTS]]
-    for one in rows:
-        for side, name in (("ours", one["method"]), ("paper", f"{one['method']} (paper)")):
-            if _has_parts(one[side]):
-                cells.append([name, *(show_cost(one[side], part) for part in _PARTS)])
-    return aligned(cells, [False, True, True, True, True])
+def parts_of(
+    inputs: Texts,
+    runs: int = paper.RUNS,
+    queries: int = paper.RUN_QUERIES,
+    long_queries: int | None = None,
+) -> list[Part]:
+    """Return the parts of the table.
+
+    Args:
+        inputs: models and text.
+        runs, queries: of the first part.
+        long_queries: of the long run, 0 for none; None: the paper's number, at builtin scale that
+            of its Table 2, for minutes of work.
+
+    Raises:
+        ValueError: if the text is too short for any part.
+    """
+    full = inputs.sources.scale == "full"
+    usual = paper.LONG_QUERIES[inputs.sources.dataset] if full else paper.TABLE_2_QUERIES
+    long = usual if long_queries is None else long_queries
+    parts = [Part(runs, queries)] + ([Part(1, long)] if long else [])
+    for part in parts:
+        plan_runs(inputs.tokens, inputs.ensemble.longest_text, None, part.queries, runs=part.runs)
+    return parts
 
 
-def _has_parts(side: Mapping[str, Any] | None) -> bool:
-    return side is not None and all(side.get(part) is not None for part in _PARTS)
+def _notes_1(
+    rows: Sequence[Mapping[str, Any]],
+    parts: Sequence[Part],
+    sources: Sources,
+    adapters: Sequence[DPAdapter],
+) -> list[str]:
+    notes = []
+    if parts[0].runs > 1:
+        notes.append(
+            f"Each of the {parts[0].runs} runs has its own accountant. ε is the cost of one run; "
+            "all runs together cost the sum. ± is the standard deviation over the runs."
+        )
+    long = paper.LONG_QUERIES[sources.dataset]
+    if sources.paper and len(parts) > 1 and parts[1].queries != long:
+        notes.append(f"The long run has {parts[1].queries:,} queries, the paper's {long:,}.")
+    notes.append(
+        "AdaPMixED's losses are summed by the paper's rule (the sum over queries of the largest "
+        "loss), as in the paper. The per-model rule (the largest sum over queries) states the same "
+        "guarantee and is never larger. Both lines are of one run of noise."
+    )
+    notes.append(
+        "The paper's PMixED rests on a bound that is not valid. Its ε, and the ε of our line with "
+        "the published analysis, are claims and not guarantees. The line PMixED has the sound "
+        "analysis."
+    )
+    notes += [
+        f"DP-SGD protects one {adapter.unit}, and the ensembles' mechanisms protect a whole shard. "
+        "The same ε is a weaker guarantee for DP-SGD."
+        for adapter in adapters
+        if adapter.blocks is None
+    ]
+    notes.append(
+        "DP-SGD's noise comes from the operating system, whatever the seed. An adapter that is "
+        "trained again has another perplexity."
+        if adapters
+        else "DP-SGD was left out."
+    )
+    for part in parts if sources.paper else ():
+        notes += _order_notes_1(rows, part.group)
+    return notes
 
 
-def _epsilon(side: Mapping[str, Any]) -> str:
-    if side.get("epsilon") is None:
-        return MISSING
-    deviation = side.get("epsilon_deviation")
-    return show_cost(side) + (f" ± {float(deviation):.2g}" if deviation else "")
+def _order_notes_1(rows: Sequence[Mapping[str, Any]], group: str) -> list[str]:
+    """Return notes if the paper's order, public > DP-SGD > PMixED > AdaPMixED, does not appear.
+
+    The paper's PMixED is the published one. Ours, with the sound analysis, must keep the order too.
+    """
+    ours = {one["method"]: one["ours"] for one in rows if one["group"] == group}
+    found = {name: one["perplexity"] for name, one in ours.items()}
+    chains = (
+        (paper.PUBLIC, paper.DP_SGD, PUBLISHED, paper.ADAPMIXED),
+        (paper.DP_SGD, paper.PMIXED, paper.ADAPMIXED),
+    )
+    pairs = dict.fromkeys(
+        pair for chain in chains for pair in pairwise(name for name in chain if name in found)
+    )
+    failed = [
+        f"{better} is not below {worse} ({found[better]:.2f} against {found[worse]:.2f})"
+        for worse, better in pairs
+        if not found[better] < found[worse]
+    ]
+    notes = []
+    if failed:
+        notes.append(
+            f"The paper's order of perplexities does not appear in {group}: {'; '.join(failed)}. "
+            "In the paper AdaPMixED is below PMixED, PMixED is below DP-SGD, and DP-SGD is below "
+            "the public model."
+        )
+    if not ours[paper.ADAPMIXED]["epsilon"] < EPSILON:
+        notes.append(
+            f"The paper's order of ε does not appear in {group}: AdaPMixED at the paper's β costs "
+            f"{show_cost(ours[paper.ADAPMIXED])}, PMixED {EPSILON:g}. This depends on how near the "
+            "models are to the public one."
+        )
+    return notes
 
 
-def _perplexity(side: Mapping[str, Any]) -> str:
-    if side.get("perplexity") is None:
-        return MISSING
-    deviation = side.get("perplexity_deviation") if "place" in side else None
-    spread = "" if deviation is None else f" ± {float(deviation):.2f}"
-    return format_perplexity(float(side["perplexity"])) + spread
+def _methods_2(dataset: str, queries: int) -> dict[str, Mechanism]:
+    """Return PMixED and AdaPMixED, each with and without screening.
+
+    PMixED at a given β and α under the sound bound is AdaPMixED's projection with the fixed loss.
+    Every query is charged, screened or not, because a charge that follows the outcome of screening
+    would depend on private data. The published analysis is given the ε that the paper states.
+    """
+    preset = AdaPMixED.preset(dataset)
+    adaptive = replace(preset, adjacency="add_remove")  # as the paper's
+    ball: dict[str, Any] = {"order": paper.PMIXED_ORDER, "target_leakage": paper.PMIXED_LEAKAGE}
+    fixed = replace(preset, **ball, loss="fixed", screen=None)
+    return {
+        PUBLISHED: published_pmixed(PUBLISHED_EPSILON, queries, paper.PMIXED_ORDER),
+        paper.PMIXED: fixed,
+        paper.PMIXED_SCREENED: replace(fixed, screen="noisy"),
+        paper.UNSCREENED: PaperRule(replace(adaptive, screen=None)),
+        paper.ADAPMIXED: PaperRule(adaptive),
+        PER_MODEL: adaptive,
+    }
 
 
-def _screened(side: Mapping[str, Any]) -> str:
-    if side.get("screened") is None:
-        return MISSING
-    count = float(side["screened"])
-    return f"{count:,.4g}" if count < 1e4 else f"{count:,.0f}"
+def table2(inputs: Texts, *, queries: int = paper.TABLE_2_QUERIES) -> dict[str, Any]:
+    """Run Table 2, a and b.
+
+    Args:
+        inputs: models and text.
+        queries: answered with every method.
+
+    Raises:
+        ValueError: if the text is too short.
+    """
+    dataset = inputs.sources.dataset
+    found = compare(inputs, _methods_2(dataset, queries), queries, state="table2")
+    printed = dataset if inputs.sources.paper else ""
+    rows = [row(name, ours, _paper(name, printed)) for name, ours in found.items()]
+    if printed == paper.TABLE_2_DATASET:
+        # There is no line of ours to compare it with; the notes say why.
+        rows.insert(
+            list(found).index(paper.PMIXED_SCREENED) + 1,
+            row(
+                f"{paper.PMIXED_SCREENED}, as published",
+                None,
+                paper.TABLE_2A[paper.PMIXED_SCREENED],
+            ),
+        )
+    settings = {
+        "queries": queries,
+        "pmixed_order": paper.PMIXED_ORDER,
+        "pmixed_target_leakage": paper.PMIXED_LEAKAGE,
+    }
+    notes = [*_notes_2(queries, printed), *(_order_notes_2(found) if printed else [])]
+    return build_result("table2", inputs, rows=rows, settings=settings, notes=notes)
 
 
-_COLUMNS: Mapping[str, tuple[bool, Callable[[Mapping[str, Any]], str]]] = {
-    "ε": (True, _epsilon),
-    "perplexity": (True, _perplexity),
-    "vs public": (True, lambda side: format_against(None, side.get("difference"))),
-    "screened": (True, _screened),
-    "guarantee": (False, lambda side: KIND_LABELS.get(side["kind"], side["kind"])),
-    "neighbours": (False, lambda side: format_neighbours(relation(side))),
-    "of one": (
-        False,
-        lambda side: MISSING if side["kind"] in ("public", "none") else str(side["unit"]),
-    ),
-}
-"""Whether a column holds numbers, and its cell for one side of a row."""
-_PAPER = ("ε", "perplexity", "screened", "guarantee")
+def _paper(name: str, dataset: str) -> dict[str, object] | None:
+    if dataset != paper.TABLE_2_DATASET:
+        return None
+    if name == paper.ADAPMIXED:
+        # Table 2b adds the parts of its ε.
+        place = f"{paper.TABLE_2A[name]['place']}, {paper.TABLE_2B_PLACE}"
+        return {**paper.TABLE_2A[name], **paper.TABLE_2B, "place": place}
+    # PMixED's sound lines stand alone: the paper's numbers are those of the published analysis.
+    return paper.TABLE_2A.get(
+        {PUBLISHED: paper.PMIXED, paper.UNSCREENED: paper.UNSCREENED}.get(name, "")
+    )
+
+
+def _notes_2(queries: int, dataset: str) -> list[str]:
+    """Return the notes; `dataset` is "" if the paper's numbers are not shown."""
+    notes = []
+    if dataset and dataset != paper.TABLE_2_DATASET:
+        notes.append(f"The paper's Table 2 covers {paper.TABLE_2_DATASET} alone.")
+    elif dataset and queries != paper.TABLE_2_QUERIES:
+        notes.append(f"{queries:,} queries here, {paper.TABLE_2_QUERIES:,} in the paper.")
+    return [
+        *notes,
+        "The paper's PMixED rests on a bound that is not valid. Its ε, and the ε of our line with "
+        "the published analysis, are claims and not guarantees. That line is given the paper's ε. "
+        "It has no subsampling, because the paper names no rate.",
+        "Under the sound analysis screening makes PMixED more expensive, never cheaper, because "
+        "every query is charged and screening is charged, too. A lower ε needs fewer charged "
+        "queries. But how many queries pass the screening depends on private data, so that ε would "
+        "not be fixed.",
+        "AdaPMixED's losses are summed by the paper's rule, as in the paper. The per-model rule "
+        "states the same guarantee and is never larger.",
+    ]
+
+
+def _order_notes_2(found: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    """Return a note if the data-dependent analysis does not lower ε as in the paper."""
+    fixed, adaptive = found[paper.PMIXED], found[paper.UNSCREENED]
+    if adaptive["epsilon"] < fixed["epsilon"]:
+        return []
+    return [
+        "In the paper the data-dependent analysis costs less than PMixED's at a larger β. Here it "
+        f"does not: {show_cost(adaptive)} (β of the preset) against {show_cost(fixed)} (β = "
+        f"{paper.PMIXED_LEAKAGE:g}). This depends on how near the models are to the public one."
+    ]

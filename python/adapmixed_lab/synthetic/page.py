@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -43,12 +43,6 @@ def write_page(
         base: a folder or a hub name.
         folder: of the page; it must exist.
     """
-    path = folder / "synthesis.html"
-    write_file(path, _page(found, corpus, texts, base).encode())
-    return path
-
-
-def _page(found: Synthesis, corpus: Canaries, texts: Mapping[int, str], base: Any) -> str:
     ensemble, most = found.ensemble, found.most
     ends = sorted(ensemble.end_tokens)
     reader = Reader(base, ensemble.dtype, ensemble.device)
@@ -56,9 +50,11 @@ def _page(found: Synthesis, corpus: Canaries, texts: Mapping[int, str], base: An
         ensemble.public_prompt, len(texts), max_tokens=most, temperature=found.temperature,
         top_k=found.top_k, ends=ends,
     )  # fmt: skip
-    made = corpus.records
+    made, decode = corpus.records, ensemble.tokenizer.decode
     shown = [r for batch in found.batches.slots for r in batch if r is not None and r not in made]
     kept = [record for record in found.batches.left_out if record not in made][:READ]
+    alone = [str(decode(one, skip_special_tokens=True)).strip() for one in public[:EXAMPLES]]
+    unseen = [textwrap.shorten(one, 600) for one in kept[:EXAMPLES]]
     tokens = {
         "synthetic": [until(found.journal.tokens[batch], ends) for batch in texts],
         "public model alone": public,
@@ -85,24 +81,19 @@ def _page(found: Synthesis, corpus: Canaries, texts: Mapping[int, str], base: An
         ),
         examples=[
             ("Synthetic", list(texts.values())[:EXAMPLES]),
-            ("The public model alone", [_said(found, one) for one in public[:EXAMPLES]]),
-            (
-                "Records that no prompt held",
-                [textwrap.shorten(one, 600) for one in kept[:EXAMPLES]],
-            ),
+            ("The public model alone", alone),
+            ("Records that no prompt held", unseen),
         ],
     )
-    return page
+    path = folder / "synthesis.html"
+    write_file(path, page.encode())
+    return path
 
 
 def _cut(found: Synthesis, record: str) -> list[int]:
     """Return a record's tokens, as many as a text has at most."""
     ids = plain_ids(found.ensemble.tokenizer, record)
     return [one for one in ids if one < found.ensemble.vocab_size][: found.most]
-
-
-def _said(found: Synthesis, tokens: Sequence[int]) -> str:
-    return str(found.ensemble.tokenizer.decode(tokens, skip_special_tokens=True)).strip()
 
 
 def _plan(found: Synthesis, planted: int) -> list[tuple[str, str]]:

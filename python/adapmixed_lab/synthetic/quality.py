@@ -115,13 +115,12 @@ def mauve_interval(texts: Features, others: Features) -> tuple[float, float, flo
     if min(len(texts), len(others)) < LEAST:
         return None
     rng = np.random.default_rng(0)
-    again = [mauve(_again(texts, rng), _again(others, rng), seed) for seed in range(RESAMPLES)]
+    again = []
+    for seed in range(RESAMPLES):
+        one, other = (some[rng.integers(len(some), size=len(some))] for some in (texts, others))
+        again.append(mauve(one, other, seed))
     low, high = np.quantile(again, (0.025, 0.975))
     return mauve(texts, others), float(low), float(high)
-
-
-def _again(features: Features, rng: np.random.Generator) -> Features:
-    return features[rng.integers(len(features), size=len(features))]
 
 
 def shared_words(text: str, records: Sequence[str]) -> int:

@@ -13,7 +13,7 @@ from adapmixed_lab.audit.adversary import DELTA, MODELS, NARROW, POOL, Duel
 
 @pytest.mark.parametrize("adjacency", ["zero_out", "replace_one"])
 def test_the_mechanism_answers_as_the_adversary_expects(adjacency: str) -> None:
-    game = Duel(POOL, MODELS, adjacency)
+    game = Duel(POOL, adjacency)
     other = -1.0 if adjacency == "replace_one" else 0.0
     p, q = game.answers(1.0), game.answers(other)
     assert q == pytest.approx(game.upward(), rel=1e-6)
@@ -27,7 +27,7 @@ def test_the_mechanism_answers_as_the_adversary_expects(adjacency: str) -> None:
 @pytest.mark.parametrize("epsilon", [0.0, 0.1, 0.25])
 def test_three_answers_by_enumeration(epsilon: float) -> None:
     """Every transcript is enumerated; no other questions reach more."""
-    game = Duel(POOL, MODELS, "zero_out")
+    game = Duel(POOL, "zero_out")
     p, q = game.answers(1.0), game.answers(0.0)
     moves = adversary.best_moves(game.upward(), game.span, 3, epsilon)
     total = 0.0
@@ -48,7 +48,7 @@ def test_three_answers_by_enumeration(epsilon: float) -> None:
 
 @pytest.mark.parametrize(("queries", "least"), [(16, 0.9), (64, 0.9)])
 def test_the_adversary_reaches_nine_tenths_of_delta_of_a_plan(queries: int, least: float) -> None:
-    game = Duel(POOL, MODELS, "zero_out")
+    game = Duel(POOL, "zero_out")
     epsilon = adversary.stated(game, queries)
     assert least * DELTA < game.reached(queries, epsilon) <= DELTA
     assert game.reached(queries, 0.98 * epsilon) > DELTA
@@ -56,7 +56,7 @@ def test_the_adversary_reaches_nine_tenths_of_delta_of_a_plan(queries: int, leas
 
 @pytest.mark.parametrize(("queries", "delta"), [(16, 1e-3), (64, 1e-2)])
 def test_the_theorem_covers_the_worst_adversary(queries: int, delta: float) -> None:
-    game = Duel(POOL, MODELS, "zero_out")
+    game = Duel(POOL, "zero_out")
     rho = game.span**2 / 8
     epsilon = bounded_range.adaptive_epsilon(queries * rho, rho, delta)
     assert game.reached(queries, epsilon) <= delta
@@ -65,7 +65,7 @@ def test_the_theorem_covers_the_worst_adversary(queries: int, delta: float) -> N
 @pytest.mark.parametrize(("adjacency", "least"), [("zero_out", 0.9), ("replace_one", 0.8)])
 @pytest.mark.slow
 def test_the_adversary_comes_near_delta_under_a_budget(adjacency: str, least: float) -> None:
-    game = Duel(NARROW, MODELS, adjacency)
+    game = Duel(NARROW, adjacency)
     count = adversary.admitted(game)
     assert least * DELTA < game.reached(count, adversary.BUDGET) <= DELTA
     assert game.reached(count * 11 // 10, adversary.BUDGET) > DELTA

@@ -9,7 +9,7 @@ import torch
 from adapmixed.mechanisms import ClippedLogPool, ClippedMixing, Mechanism, PMixED, Unprotected
 from adapmixed.rng import SeededRandom
 from adapmixed_lab.audit import Effort, canaries
-from adapmixed_lab.audit.canaries import Audit, Worlds, game, likelihoods
+from adapmixed_lab.audit.canaries import Audit, game, likelihoods
 from adapmixed_lab.audit.planted import (
     CUSTOMERS,
     SAID_AS,
@@ -35,13 +35,12 @@ def extreme(monkeypatch: pytest.MonkeyPatch) -> Iterator[Planted]:
 
 
 def test_a_booking_number_changes_nothing_but_itself() -> None:
-    here, there = (flight_dialogue("customer 3", number, seed=1) for number in ("38170", "38179"))
+    here, there = (flight_dialogue("customer 3", number) for number in ("38170", "38179"))
     assert here.identifier == there.identifier == "customer 3"
     assert here.text.replace(SAID_AS + "38170", SAID_AS + "38179") == there.text != here.text
-    assert here == flight_dialogue("customer 3", "38170", seed=1)
-    texts = {flight_dialogue(f"customer {i}", "38170", seed=1).text for i in range(50)}
+    assert here == flight_dialogue("customer 3", "38170")
+    texts = {flight_dialogue(f"customer {i}", "38170").text for i in range(50)}
     assert len(texts) == 50
-    assert here.text != flight_dialogue("customer 3", "38170", seed=2).text
 
 
 @pytest.mark.slow
@@ -60,29 +59,23 @@ def test_an_adapter_depends_on_its_own_shard_alone_and_remembers_its_secret() ->
 @pytest.mark.parametrize("adjacency", ["zero_out", "replace_one"])
 def test_turning_a_coin_changes_one_member(adjacency: str, extreme: Planted) -> None:
     audit = Audit(game(BOX, adjacency, 0.0), 1)
-    worlds, outcomes = audit.worlds(extreme), audit.outcomes()
+    (worlds, _), outcomes = audit.worlds(extreme), audit.outcomes()
     assert len({tuple(coins) for coins in outcomes}) == 2**CUSTOMERS
     for here, coins in enumerate(outcomes):
         for shard in range(CUSTOMERS):
-            member = worlds.private[shard, here]
+            member = worlds[shard, here]
             other = extreme.private[shard + CUSTOMERS]
             tails = extreme.public if adjacency == "zero_out" else other
             assert torch.equal(member, extreme.private[shard] if coins[shard] else tails)
 
 
-def test_one_person_in_all_shards(extreme: Planted) -> None:
-    worlds = Audit(game(BOX, "zero_out", 0.0), 1, together=True).worlds(extreme)
-    assert torch.equal(worlds.private[:, 0], extreme.public.expand(CUSTOMERS, -1))
-    assert torch.equal(worlds.private[:, 1], extreme.private[:1].expand(CUSTOMERS, -1))
-
-
 def test_answers_are_those_of_the_run_s_world() -> None:
     private = torch.tensor([[[3.0, 0.0, 0.0], [0.0, 0.0, 3.0]]])
-    worlds = Worlds(private, torch.zeros(3))
+    worlds = private, torch.zeros(3)
     world = np.array([0, 1] * 1000)
-    seen = worlds.answers(Unprotected(), world, 5, SeededRandom(1))
+    seen = canaries.answers(Unprotected(), worlds, world, 5, SeededRandom(1))
     assert (seen.sum(1) == 5).all()
-    for index, shares in enumerate(worlds.distributions(Unprotected())):
+    for index, shares in enumerate(canaries.laws(Unprotected(), worlds)):
         counts = seen[world == index].sum(0).tolist()
         statistic, freedom = chi_square(counts, shares.tolist())
         assert statistic < chi_square_limit(freedom)

@@ -38,7 +38,6 @@ NO_POWER = Finding("tokens", "a hope", "ε", 1.0, 0.0, 0.999, power=0.5)
     [
         (NO_POWER, "no power"),
         (Finding("tokens", "a leak", "ε", 1.0, 1.5, 0.999), "BROKEN"),
-        (Finding("tokens", "a leak", "ε", 1.0, float("inf"), 0.999), "BROKEN"),
         (Finding("tokens", "a bug", "ε", 1.0, 0.5, 0.999, control=True), "NOT CAUGHT"),
     ],
 )

@@ -23,11 +23,11 @@ from adapmixed.ensemble import read_manifest, write_manifest
 from adapmixed.evaluation import Evaluation, Weights
 from adapmixed.evaluation.diagnostics import QUANTILES, Diagnosis, Utility
 from adapmixed.report import training_losses
+from adapmixed_lab.figures.figures import draw
 
 pytestmark = pytest.mark.usefixtures("demo_ensemble")
 
 FORMATS = Path(__file__).parents[2] / "formats"
-INF = math.inf
 
 
 def diagnosis(models: int = 5, **changes: Any) -> Diagnosis:
@@ -48,7 +48,7 @@ def diagnosis(models: int = 5, **changes: Any) -> Diagnosis:
 
 
 def diagnosed() -> list[Evaluation]:
-    edge = Utility(bound=INF, mean_bound=INF, loss=INF, ensemble_loss=INF)
+    edge = Utility(*[math.inf] * 4)
     parts = {"mixing": 0.5, "screening": 0.1, "conversion": 0.4, "total": 1.0}
     kind = "data-dependent, ex-post"
     plain = Diagnosis(120, 0, None, None, ((120, 0),), (), False)
@@ -93,8 +93,6 @@ def test_report_holds_what_was_found() -> None:
 
 @pytest.mark.slow
 def test_figures_of_diagnostics() -> None:
-    from adapmixed_lab.figures.figures import draw
-
     report = build(diagnosed(), training=TRAINING)
     with warnings.catch_warnings():
         warnings.simplefilter("error")

@@ -21,21 +21,18 @@ from adapmixed_lab.cli import main
 from adapmixed_lab.reproduce import paper
 from adapmixed_lab.reproduce.dp_adapter import WHOLE_NAME, DPAdapter
 from adapmixed_lab.reproduce.figure2 import figure2, settings_of, sizes
-from adapmixed_lab.reproduce.inputs import Texts
 from adapmixed_lab.reproduce.measure import (
     PER_MODEL,
     PUBLISHED,
     WHOLE,
-    Run,
+    Texts,
     merge,
 )
 from adapmixed_lab.reproduce.panels import relative, write_outputs
 from adapmixed_lab.reproduce.published import PaperRule
-from adapmixed_lab.reproduce.result import read_experiment
+from adapmixed_lab.reproduce.result import read_experiment, text
 from adapmixed_lab.reproduce.sources import Sources
-from adapmixed_lab.reproduce.table1 import DP_SGD, SMALLER, parts_of, table1
-from adapmixed_lab.reproduce.table2 import table2
-from adapmixed_lab.reproduce.tables import text
+from adapmixed_lab.reproduce.tables import SMALLER, parts_of, table1, table2
 
 PRESET = AdaPMixED.preset("wikitext-103")
 
@@ -55,11 +52,11 @@ def rows_of(result: dict[str, Any], method: str) -> list[dict[str, Any]]:
 @pytest.fixture(scope="module")
 def results() -> dict[str, dict[str, Any]]:
     """Run every experiment once, small."""
-    given, run = inputs(paper=True), Run()
+    given = inputs(paper=True)
     return {
-        "table1": table1(given, [], run, parts_of(given, 3, 40, 100)),
-        "table2": table2(given, run, queries=120),
-        "figure2": figure2(inputs(20, paper=True), run, queries=24),
+        "table1": table1(given, [], parts_of(given, 3, 40, 100)),
+        "table2": table2(given, queries=120),
+        "figure2": figure2(inputs(20, paper=True), queries=24),
     }
 
 
@@ -99,22 +96,22 @@ def test_the_first_members_are_an_ensemble_of_their_own() -> None:
 
 def test_settings_of_figure_2() -> None:
     points = settings_of(PRESET, 64)
-    labels = {letter: [p.label for p in points if p.panel.letter == letter] for letter in "abcdef"}
+    labels = {letter: list(settings) for letter, settings in points.items()}
     assert labels["a"] == ["2", "3", "4", "4.5", "∞"]
     assert labels["b"] == ["20", "60", "500", "2000", "3000"]
     assert labels["d"] == ["8", "16", "32", "64"]
     assert labels["f"] == ["16", "17", "18", "19", "20"]
-    mechanisms = {p.name: p.mechanism for p in points}
     # The preset is in every panel, and answers once.
-    anchors = ("a: 4.5", "b: 60", "c: 0.2", "d: 64", "e: -4, -2", "f: 18")
-    assert {mechanisms[name] for name in anchors} == {PaperRule(PRESET)}
-    assert len(set(mechanisms.values())) == len(mechanisms) - len(anchors) + 1
-    assert mechanisms["d: 16"] == PaperRule(PRESET, 16)
+    anchors = {"a": "4.5", "b": "60", "c": "0.2", "d": "64", "e": "-4, -2", "f": "18"}
+    assert {points[letter][label] for letter, label in anchors.items()} == {PaperRule(PRESET)}
+    every = [one for settings in points.values() for one in settings.values()]
+    assert len(set(every)) == len(every) - len(anchors) + 1
+    assert points["d"]["16"] == PaperRule(PRESET, 16)
     changed = AdaPMixED(18.0, 0.2, screen_weight=1e-2, sigma=1e-1)
-    assert mechanisms["e: -2, -1"] == PaperRule(changed)
+    assert points["e"]["-2, -1"] == PaperRule(changed)
     # Another data set's preset joins the paper's values.
-    other = [p.label for p in settings_of(AdaPMixED.preset("air-dialogue"), 64)]
-    assert "15" in other and "0.3" in other
+    other = settings_of(AdaPMixED.preset("air-dialogue"), 64).values()
+    assert {"15", "0.3"} <= {label for settings in other for label in settings}
 
 
 def test_table_1(results: dict[str, dict[str, Any]]) -> None:
@@ -136,6 +133,7 @@ def test_table_1(results: dict[str, dict[str, Any]]) -> None:
         # One run of noise: the two lines differ by accounting alone.
         assert other["ours"]["perplexities"] == one["ours"]["perplexities"]
         assert other["ours"]["screened"] == one["ours"]["screened"]
+        assert other["ours"]["kind"] == one["ours"]["kind"] == "data-dependent, ex-post"
     assert adaptive[0]["paper"]["epsilon"] == 0.494 and adaptive[1]["paper"]["epsilon"] == 5.248
     ours = adaptive[0]["ours"]
     assert ours["runs"] == len(ours["perplexities"]) == 3 and ours["queries"] == 40
@@ -162,7 +160,7 @@ def test_one_adapter_on_all_text_is_a_reference(monkeypatch: pytest.MonkeyPatch)
     one = FakeEnsemble(1, spread=0.3, max_positions=32)
     monkeypatch.setattr(Sources, "load", lambda self, adapters: one)
     given = replace(inputs(), whole=Path("one"))
-    result = table1(given, [], Run(), parts_of(given, 2, 40, 0))
+    result = table1(given, [], parts_of(given, 2, 40, 0))
     (line,) = rows_of(result, WHOLE)
     (alone,) = evaluate(
         one, inputs().tokens, {"m": Unprotected()}, runs=2, queries=40, delta=1e-5,
@@ -174,7 +172,7 @@ def test_one_adapter_on_all_text_is_a_reference(monkeypatch: pytest.MonkeyPatch)
 
 def test_several_trainings_are_one_result() -> None:
     """The interval is Student's over the trainings, from hand-made numbers."""
-    made = [table2(inputs(models, tokens=600), Run(), queries=100) for models in (3, 4, 5)]
+    made = [table2(inputs(models, tokens=600), queries=100) for models in (3, 4, 5)]
     merged = merge(made)
     assert merged["settings"]["trainings"] == 3 and merge(made[:1])["rows"] == made[0]["rows"]
     for number, one in enumerate(merged["rows"]):
@@ -201,10 +199,10 @@ def test_the_lines_of_dp_sgd(monkeypatch: pytest.MonkeyPatch) -> None:
     worse = FakeEnsemble(1, spread=3.0, max_positions=32)
     monkeypatch.setattr(Sources, "load", lambda self, adapters: worse)
     whole = replace(adapter, epsilon=7.25, unit="shard", blocks=9)
-    result = table1(given, [adapter, whole], Run(), parts_of(given, 2, 40, 0))
+    result = table1(given, [adapter, whole], parts_of(given, 2, 40, 0))
     (line,) = rows_of(result, WHOLE_NAME)
     assert (line["ours"]["epsilon"], line["ours"]["unit"], line["paper"]) == (7.25, "shard", None)
-    (line,) = rows_of(result, DP_SGD)
+    (line,) = rows_of(result, paper.DP_SGD)
     stated = {"epsilon": 7.5, "kind": "fixed", "unit": "block of 16 tokens", "mixing": None}
     assert {name: line["ours"][name] for name in stated} == stated
     assert line["ours"]["guarantee"] == "The adapter is ..."
@@ -216,9 +214,9 @@ def test_the_lines_of_dp_sgd(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "block of 16 tokens" in text(result)
     # An adapter that is the public model has its perplexities: on the same windows and labels.
     worse._members.zero_()
-    again = table1(given, [adapter], Run(), parts_of(given, 2, 40, 70))
+    again = table1(given, [adapter], parts_of(given, 2, 40, 70))
     public = [one["ours"]["perplexities"] for one in rows_of(again, paper.PUBLIC)]
-    for line, expected in zip(rows_of(again, DP_SGD), public, strict=True):
+    for line, expected in zip(rows_of(again, paper.DP_SGD), public, strict=True):
         assert line["ours"]["perplexities"] == pytest.approx(expected, rel=1e-9)
 
 
