@@ -70,7 +70,7 @@ def test_ended_sequences_are_neither_charged_nor_sampled() -> None:
     # Row 1 ends at step 0, row 0 at step 2; row 2 goes on. Token 6 stops.
     spy = Spy(MECHANISMS["adapmixed"], forced=((1, 6, 2), (3, 4), (6, 5), (0,)))
     accountant = Accountant(1e-5)
-    tokens = answered(ensemble, spy, max_new_tokens=5, stop_token=6, accountant=accountant)
+    tokens = answered(ensemble, spy, max_new_tokens=5, ends=[6], accountant=accountant)
     assert tokens[:, :4].tolist() == [[1, 3, 6, -1], [6, -1, -1, -1], [2, 4, 5, 0]]
     assert tokens[:2, 4].tolist() == [-1, -1] and tokens[2, 4] >= 0
     assert [public.shape[0] for _, public in spy.asked] == [3, 2, 2, 1, 1]
@@ -89,7 +89,7 @@ def test_ended_sequences_leave_the_forward_pass(ensemble: Ensemble) -> None:
     prompt, mask = torch.tensor([[0, 9], [5, 6], [0, 7]]), torch.tensor([[0, 1], [1, 1], [0, 1]])
     # Row 1 ends at step 1, row 0 at step 2.
     spy = Spy(PublicOnly(), forced=((1, 2, 3), (4, 60, 5), (60, 6), (7,), (8,)))
-    tokens = answered(ensemble, spy, prompt, attention_mask=mask, max_new_tokens=5, stop_token=60)
+    tokens = answered(ensemble, spy, prompt, attention_mask=mask, max_new_tokens=5, ends=[60])
     assert tokens.tolist() == [[1, 4, 60, -1, -1], [2, 60, -1, -1, -1], [3, 5, 6, 7, 8]]
     for step, rows in enumerate(([0, 1, 2], [0, 1, 2], [0, 2], [2], [2])):
         ids = torch.cat([prompt, tokens], dim=1)[rows, : 2 + step]

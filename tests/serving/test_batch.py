@@ -34,7 +34,9 @@ def family() -> str:
 
 @pytest.fixture
 def ensemble(base: Any, make_adapters: Callable[..., list[Path]]) -> Ensemble:
-    return Ensemble.from_pretrained(base, make_adapters(1))
+    found = Ensemble.from_pretrained(base, make_adapters(1))
+    found.tokenizer = "unused"
+    return found
 
 
 def prompts(count: int, seed: int = 0, **settings: Any) -> list[Prompt]:
@@ -137,6 +139,7 @@ def test_the_public_model_alone(base: Any, make_adapters: Callable[..., list[Pat
     found = []
     for first in (0, 50):
         ensemble = Ensemble.from_pretrained(base, make_adapters(2, first=first))
+        ensemble.tokenizer = "unused"
         accountant = Accountant(1e-5)
         engine = engine_of(ensemble, ClippedLogPool(-3, 3, 9, 500), accountant=accountant)
         found.append(list(run(engine, alone).values()))
