@@ -132,7 +132,7 @@ def mechanism_of(
     kind: Any = _classes()[name]
     known = _keys(name)
     preset = given.pop("preset", None)
-    settings = given if preset else _PAPER.get(name, {}) | given
+    settings = given if preset is not None else _PAPER.get(name, {}) | given
     if "delta" in {one.name for one in dataclasses.fields(kind)}:
         settings["delta"] = delta
     without_budget = epsilon is None or name == "pmixed"  # no budget of shards replaces its plan
@@ -145,13 +145,13 @@ def mechanism_of(
     if name == "pmixed":
         settings.setdefault("adjacency", way)
     missing = [key for key, value in known.items() if value == "..." and key not in settings]
-    if missing and not preset:
+    if missing and preset is None:
         raise ValueError(
             f"--mechanism {name} needs {', '.join(missing)} ('adapmixed plan' lists settings for "
             "an epsilon)"
         )
     try:
-        make = partial(dataclasses.replace, kind.preset(preset)) if preset else kind
+        make = partial(dataclasses.replace, kind.preset(preset)) if preset is not None else kind
         found: Mechanism = make(**settings)
     except (ValueError, TypeError) as error:
         raise ValueError(f"--mechanism {name}: {error}") from error

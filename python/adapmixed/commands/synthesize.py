@@ -99,6 +99,7 @@ def run(arguments: argparse.Namespace) -> int:
         progress=update,
     )
     dealt = found.batches
+    print(f"{found.ensemble.num_models} records for a text, {found.mechanism!r}", file=sys.stderr)
     print(
         f"{dealt.names} names: {len(dealt.left_out)} found their batch full, {dealt.empty} slots "
         f"of {len(dealt.slots)} batches are empty, {found.cut} records are longer than a prompt "

@@ -145,7 +145,7 @@ class Ensemble(Forward):
             try:
                 check_behaviour(self)
             except ValueError as error:
-                if not hooks:
+                if not hooks or not ranks.alone:  # all ranks would have to decide so
                     raise
                 _LOG.warning("members share no block, which costs time: %s", error)
                 for hook in hooks:

@@ -28,6 +28,7 @@ from adapmixed.ensemble.manifest import (
 )
 from adapmixed.ensemble.public_model import (
     ADAPTER_CONFIG,
+    ADDED_TOKENS,
     TOKENIZER_FILES,
     check_base,
     check_files,
@@ -551,20 +552,23 @@ def check_tokenizers(folders: Sequence[Path], tokenizer: Any, base: str, vocab_s
 
 def _difference(folder: Path, tokenizer: Any, vocab_size: int) -> str | None:
     try:
-        loaded = load_tokenizer(folder)
+        loaded, file = load_tokenizer(folder), folder / ADDED_TOKENS
+        if loaded is not None:
+            ids = loaded.get_vocab()
+        else:
+            ids = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
+        own = {token: int(index) for token, index in ids.items() if index < vocab_size}
     except Exception as error:  # damaged files raise many types of exception
         raise ValueError(f"{folder}: its tokenizer cannot be read: {error}") from error
-    if loaded is None:  # settings alone
-        return None
-    own, expected = (
-        {token: index for token, index in one.get_vocab().items() if index < vocab_size}
-        for one in (loaded, tokenizer)
-    )
-    if loaded.pad_token not in expected:  # it cuts no text
+    vocabulary = tokenizer.get_vocab().items()
+    expected = {token: index for token, index in vocabulary if index < vocab_size}
+    if loaded is not None and loaded.pad_token not in expected:  # it cuts no text
         own.pop(loaded.pad_token, None)
     for token, index in sorted(own.items(), key=lambda item: item[1]):
         if expected.get(token) != index:
             return f"token {token!r} has id {index} there and {expected.get(token)} in the base"
+    if loaded is None:  # settings alone, or added tokens
+        return None
     if len(own) < len(expected):
         return f"it has {len(own)} tokens, the base {len(expected)}"
     if _rules(loaded, expected) != _rules(tokenizer, expected):

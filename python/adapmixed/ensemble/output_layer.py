@@ -185,8 +185,8 @@ class OutputLayer(nn.Module):
         """Map (b, t, d), or ((N + 1) b, t, d) if nothing is shared, to (b, t, V + N columns)."""
         if self.shared:
             return self.behind(self.base(x), x)
-        public, *_ = whole = x.view(self.num_models + 1, -1, *x.shape[1:])
-        return self.behind(self.base(public), whole[1:])
+        whole = x.view(self.num_models + 1, -1, *x.shape[1:])
+        return self.behind(self.base(whole[0]), whole[1:])
 
     def behind(self, logits: Tensor, hidden: Tensor) -> Tensor:
         """Return the public logits and behind them the members' columns, (b, t, V + N columns).

@@ -18,7 +18,7 @@ from adapmixed.evaluation.result import Evaluation, Tally, results
 from adapmixed.files import remove_leftovers, sole_writer, write_file
 from adapmixed.privacy.encoding import canonical, parse
 
-FORMAT_VERSION = 6
+FORMAT_VERSION = 7
 """Increases if an entry changes its meaning, or if older files lack a required entry."""
 
 NOTICE = (

@@ -417,6 +417,12 @@ class PrivateGenerator:
             LedgerError: a charge could not be made durable, so its token is not drawn; raised while
                 iterating.
         """
+        check_type("input_ids", input_ids, Tensor, "a tensor (b, t)")
+        check_type("attention_mask", attention_mask, Tensor, "a tensor (b, t)", optional=True)
+        if not isinstance(ends, Collection) or not all(type(token) is int for token in ends):
+            raise ValueError(f"ends must be a collection of integers, got {ends!r}")
+        if stop is not None and not callable(stop):
+            raise ValueError(f"stop must be a function of released tokens or None, got {stop!r}")
         check_count("max_new_tokens", max_new_tokens)
         check_shape(temperature, top_k)
         check_window(self.ensemble.max_positions, input_ids.shape[-1], max_new_tokens)

@@ -83,7 +83,7 @@ def _converted(name: str, kind: str, value: Any, *, read: bool) -> Any:
         return None
     try:
         return CODECS[kind.removesuffix(" | None")][read](value)
-    except ValueError as error:
+    except (TypeError, ValueError) as error:
         raise ValueError(f"{name} {error}") from error
 
 

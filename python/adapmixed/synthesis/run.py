@@ -111,7 +111,9 @@ class Synthesis:
         texts = {batch: self._text(batch) for batch in sorted(journal.ended)}
         for batch, records in enumerate(self.batches.slots):
             if batch not in texts:
-                steps = self._steps(records, journal.tokens.get(batch, []))
+                before = journal.tokens.get(batch, [])
+                steps = self._steps(records, before)
+                done += len(before)
                 journal.begin(batch)  # unless the text does not fit, which has raised
                 for step in steps:
                     journal.add(batch, int(step[0]))

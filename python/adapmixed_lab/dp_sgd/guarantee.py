@@ -15,6 +15,7 @@ import numpy as np
 
 from adapmixed.data.text import missing_extra
 from adapmixed.limits import check_delta
+from adapmixed.privacy.conversions import gdp_to_dp
 from adapmixed.privacy.planner import largest_within
 from adapmixed.training.settings import PRESETS
 
@@ -33,7 +34,8 @@ class PrivacyTarget:
 
     Attributes:
         epsilon: target, in (0, 200]. Opacus searches for larger ones without an end.
-        delta: target, in [1e-15, 0.1].
+        delta: target, in [1e-9, 0.1]. The accountants compose by Fourier transforms, whose noise
+            is beyond that no longer small.
         clipping_norm: C, the norm to which every record's gradient is clipped, > 0.
         blocks_per_identifier: most records of one identifier that are used, its first ones. ε then
             holds for the whole identifier. None: all of them, and ε holds for a single record.
@@ -51,6 +53,8 @@ class PrivacyTarget:
         if self.epsilon > 200:
             raise ValueError(f"epsilon must be <= 200, got {self.epsilon}")
         check_delta(self.delta)
+        if self.delta < 1e-9:
+            raise ValueError(f"delta must be >= 1e-9, got {self.delta}")
         if self.blocks_per_identifier is not None and self.blocks_per_identifier < 1:
             raise ValueError(
                 f"blocks_per_identifier must be >= 1, got {self.blocks_per_identifier}"
@@ -165,12 +169,14 @@ def group_epsilon(
         rate: q, the probability that a step takes a record.
         steps: number of steps.
         records: most records of the group.
-        delta: δ.
+        delta: δ >= 1e-9.
         grid: width of the losses' grid; a smaller one is nearer to ε, and takes longer.
     """
     from dp_accounting.pld.privacy_loss_distribution import from_mixture_gaussian_mechanism
     from scipy.stats import binom
 
+    if rate == 1.0:  # every step is a Gaussian mechanism, and their composition is exact
+        return gdp_to_dp(records * math.sqrt(steps) / sigma, delta)
     taken = np.arange(records + 1)
     step = from_mixture_gaussian_mechanism(
         sigma, taken.astype(float), binom.pmf(taken, records, rate),

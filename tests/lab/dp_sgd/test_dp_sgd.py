@@ -276,9 +276,10 @@ def test_epsilon_of_a_group_in_one_step(sigma: float, rate: float, records: int)
 
 
 def test_epsilon_of_a_group_over_steps() -> None:
-    """If every step takes all records, the steps are Gaussian DP, which composes exactly."""
-    found = group_epsilon(30.0, 1.0, 25, 6, 1e-6)
-    assert 0 <= found - gdp_to_dp(6 * 5 / 30, 1e-6) < 0.02
+    """If nearly every step takes all records, the steps are Gaussian DP, which composes exactly."""
+    exact = gdp_to_dp(6 * 5 / 30, 1e-6)
+    assert 0 <= group_epsilon(30.0, 1 - 1e-9, 25, 6, 1e-6) - exact < 0.02
+    assert group_epsilon(30.0, 1.0, 25, 6, 1e-6) == exact
     target = PrivacyTarget(2.0, 1e-5, blocks_per_identifier=6)
     sigma, epsilon, rate, steps = plan_noise(target, 100, 20, 3)
     assert (rate, steps) == (0.2, 15) and 1.98 < epsilon <= 2.0
@@ -291,6 +292,7 @@ def test_epsilon_of_a_group_over_steps() -> None:
         ({"epsilon": 0.0}, "epsilon"),
         ({"epsilon": 200.1}, "epsilon"),
         ({"delta": 1.0}, "delta"),
+        ({"delta": 1e-10}, "delta must be >= 1e-9"),
         ({"clipping_norm": -1.0}, "clipping_norm"),
         ({"blocks_per_identifier": 0}, "blocks_per_identifier"),
     ],
