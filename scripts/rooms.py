@@ -14,13 +14,13 @@ from pathlib import Path
 
 SOURCES = (".py", ".pyi", ".c", ".cpp", ".h", ".cu", ".cuh")
 BUDGETS = {
-    "python/adapmixed": 23_808,
-    "python/adapmixed_lab": 7_072,
+    "python/adapmixed": 23_821,
+    "python/adapmixed_lab": 7_078,
     "adapmixed_ext": 2_470,
     "csrc": 10_683,
     "benchmarks": 2_482,
-    "tests": 33_412,
-    "docs": 5_161,
+    "tests": 33_434,
+    "docs": 5_186,
 }
 
 

@@ -313,11 +313,20 @@ def test_a_generator_of_other_parts_raises(demo: Ensemble, name: str, value: Any
         PrivateGenerator(**parts)
 
 
-def test_a_mask_of_another_kind_raises(demo: Ensemble) -> None:
-    here, rows = generator(demo, FIRST), torch.ones(2, 2, dtype=torch.int64)
-    for mask in ([[0, 2], [1, 1]], [[1, 1], [0, 0]]):
-        with pytest.raises(ValueError, match="attention_mask must (hold|have) "):
-            here.stream_tokens(rows, attention_mask=torch.tensor(mask), max_new_tokens=2)
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("input_ids", [[1, 2]]),
+        ("attention_mask", [[1, 1], [1, 1]]),
+        *(("attention_mask", torch.tensor(mask)) for mask in ([[0, 2], [1, 1]], [[1, 1], [0, 0]])),
+        *(("ends", value) for value in (5, "ab", [True], [1, 0.5])),
+        ("stop", "END"),
+    ],
+)
+def test_a_query_of_another_kind_raises(demo: Ensemble, name: str, value: Any) -> None:
+    given: dict[str, Any] = {"input_ids": torch.ones(2, 2, dtype=torch.int64), name: value}
+    with pytest.raises(ValueError, match=f"{name} must (be|hold|have) "):
+        generator(demo, FIRST).stream_tokens(**given, max_new_tokens=2)
 
 
 def test_generators_of_one_binding_share_an_accountant_and_its_budget(
