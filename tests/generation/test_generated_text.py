@@ -75,9 +75,9 @@ def test_bytes_that_are_no_character_become_one_sign(tokenizer: Any, count: int)
     wrong = spelling + spelling[:1] + spelling * count
     continuation = Continuation(tokenizer, tokens_of(tokenizer, "a"))
     before = "".join(map(continuation.add, wrong))
-    assert before.startswith(WORLD) and before.count("\ufffd") == (count > 50)
+    assert before == WORLD  # the next byte might complete a character
     after = "".join(map(continuation.add, spelled(tokenizer, " ok.") + spelling))
-    assert after == ("" if count > 50 else "\ufffd") + " ok." + WORLD
+    assert after == "\ufffd ok." + WORLD
 
 
 class Letters:

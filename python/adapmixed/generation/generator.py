@@ -20,7 +20,6 @@ from adapmixed.generation.text import (
     StopRule,
     left_padded,
     messages_of,
-    stop_rule,
     stop_tokens,
     templated,
     texts_of,
@@ -309,6 +308,11 @@ class PrivateGenerator:
     ) -> Iterator[list[str]]:
         ids, mask = left_padded(prompts)
         stops = stop_tokens(self._tokenizer, stop_strings, self.ensemble.vocab_size)
+        texts = [""] * len(prompts)
+
+        def ended(_: Tensor) -> Tensor:
+            return torch.tensor([any(stop in text for stop in stop_strings) for text in texts])
+
         steps = self.stream_tokens(
             ids,
             max_new_tokens=max_new_tokens,
@@ -316,17 +320,21 @@ class PrivateGenerator:
             top_k=top_k,
             attention_mask=mask,
             ends=self.ensemble.end_tokens | stops,
-            stop=stop_rule(self._tokenizer, prompts, stop_strings),
+            stop=ended,
         )
-        return self._pieces([Continuation(self._tokenizer, prompt) for prompt in prompts], steps)
 
-    def _pieces(self, texts: list[Continuation], steps: Iterator[Tensor]) -> Iterator[list[str]]:
-        for tokens in steps:
-            yield [
-                text.add(token) if token >= 0 else ""
-                for text, token in zip(texts, tokens.tolist(), strict=True)
-            ]
-        yield [text.rest() for text in texts]
+        def pieces() -> Iterator[list[str]]:
+            decoded = [Continuation(self._tokenizer, prompt) for prompt in prompts]
+            for tokens in steps:
+                new = [
+                    text.add(token) if token >= 0 else ""
+                    for text, token in zip(decoded, tokens.tolist(), strict=True)
+                ]
+                texts[:] = map(str.__add__, texts, new)
+                yield new
+            yield [text.rest() for text in decoded]
+
+        return pieces()
 
     def check(self, queries: int) -> None:
         """Bind the accountant, and check that it can be charged for so many queries.

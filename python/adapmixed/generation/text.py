@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
+from os.path import commonprefix
 from typing import Any
 
 import torch
@@ -10,10 +11,6 @@ from torch import Tensor
 
 from adapmixed.limits import check_type
 
-# Prompt tokens that are decoded along, because some tokenizers drop the space of the first token.
-_CONTEXT = 8
-_LONGEST = 64
-_OTHERS = 3  # tokens of a character besides its last one: a character has at most 4 bytes
 _UNKNOWN = "\ufffd"
 
 StopRule = Callable[[Tensor], Tensor]
@@ -28,64 +25,40 @@ class Continuation:
     together: if one byte is wrong or missing, all of them become "\ufffd".
     """
 
-    def __init__(self, tokenizer: Any, prompt: list[int]) -> None:
+    def __init__(self, tokenizer: Any, prompt: Sequence[int]) -> None:
         self._tokenizer = tokenizer
-        self._text = ""
-        self._begin(prompt)
+        self._ids = list(prompt)
+        self._shown = self._decoded()
+        # Tokens before the last piece. A prompt of token ids may end inside a character.
+        self._before = 0 if self._shown.endswith(_UNKNOWN) else len(prompt)
 
     def add(self, token: int) -> str:
         """Return the text that this token adds; what ends inside a character is held back."""
         self._ids.append(token)
-        before, self._text = self._text, self._decoded(self._ids)
-        whole = self._text.rstrip(_UNKNOWN)
-        shown = self._still_shown()
-        if shown is not None:
-            piece = whole[shown:]
-            if piece:
-                self._shown = self._whole = whole
-        elif whole != self._text:  # the next token may complete a character
-            piece = ""
-        else:  # the bytes before this token are no characters
-            piece = _UNKNOWN + self._text[len(before) :]
-            self._shown = self._whole = self._text
-        # So that a token's cost does not grow with the text.
-        if len(self._ids) > (2 * _LONGEST if shown is None else _LONGEST):
-            piece += self.rest() if shown is None else ""
-            self._begin(self._ids)
+        if self._decoded().endswith(_UNKNOWN):  # the next token may complete a character
+            return ""
+        piece = self.rest()
+        if piece:
+            # So that a token's cost does not grow with the text. The last piece stays, because some
+            # tokenizers drop the space of the first token.
+            self._ids = self._ids[self._before :]
+            self._before, self._shown = len(self._ids), self._decoded()
         return piece
 
     def rest(self) -> str:
         """Return the text that was held back for an incomplete character."""
-        shown = self._still_shown()
-        piece = _UNKNOWN if shown is None else self._text[shown:]
-        self._shown = self._whole = self._text
+        text = self._decoded()
+        same = len(commonprefix([self._shown, text]))
+        piece = text[same:]
+        if same < len(self._shown) and piece.startswith(_UNKNOWN):  # bytes that were shown, too
+            piece = _UNKNOWN + piece.lstrip(_UNKNOWN)
+        self._shown = text
         return piece
 
-    def _begin(self, ids: list[int]) -> None:
-        """Go on from the last of these tokens, all of which have been shown."""
-        # The text of a window that begins inside a character begins with "\ufffd". So may that of
-        # one that ends inside a character, unless its last tokens are left out.
-        start = max(len(ids) - _CONTEXT, 0)
-        for first in range(start, max(start - _OTHERS, 0) - 1, -1):
-            self._ids = ids[first:]
-            texts = [self._decoded(self._ids[: len(self._ids) - n]) for n in range(_OTHERS + 1)]
-            if not all(text.startswith(_UNKNOWN) for text in texts):
-                break
-        self._text = self._shown = texts[0]
-        # What stays of the shown text when the bytes of its last character have come.
-        self._whole = max((text.rstrip(_UNKNOWN) for text in texts), key=len)
-
-    def _still_shown(self) -> int | None:
-        """Return how much of the text has been shown, or None if that was decoded otherwise."""
-        for shown in (self._shown, self._whole):
-            if self._text.startswith(shown):
-                return len(shown)
-        return None if _UNKNOWN in self._text else len(self._shown)
-
-    def _decoded(self, ids: list[int]) -> str:
+    def _decoded(self) -> str:
         return str(
             self._tokenizer.decode(
-                ids, skip_special_tokens=True, clean_up_tokenization_spaces=False
+                self._ids, skip_special_tokens=True, clean_up_tokenization_spaces=False
             )
         )
 
@@ -100,7 +73,7 @@ class AnswerText:
     """
 
     def __init__(self, tokenizer: Any, prompt: Sequence[int], stop: Sequence[str]) -> None:
-        self._decoded = Continuation(tokenizer, list(prompt))
+        self._decoded = Continuation(tokenizer, prompt)
         self._stop = stop
         self._held = ""
 
@@ -180,24 +153,6 @@ def stop_tokens(tokenizer: Any, strings: Sequence[str], vocab_size: int) -> froz
                 )
             found.add(token)
     return frozenset(found)
-
-
-def stop_rule(
-    tokenizer: Any, prompts: Sequence[Sequence[int]], strings: Sequence[str]
-) -> StopRule | None:
-    """Return the rule that ends a sequence once its released text contains one of the strings.
-
-    It must be asked once after every token. Without strings there is no rule.
-    """
-    if not strings:
-        return None
-    texts = [AnswerText(tokenizer, prompt, tuple(strings)) for prompt in prompts]
-
-    def ended(released: Tensor) -> Tensor:
-        last = zip(texts, released[:, -1].tolist(), strict=True)
-        return torch.tensor([token >= 0 and text.add(token)[1] for text, token in last])
-
-    return ended
 
 
 def texts_of(prompts: object) -> list[str]:
