@@ -277,7 +277,7 @@ def test_time_left_counts_steps_and_not_members(monkeypatch: pytest.MonkeyPatch)
     progress.finished(1, "last", record)
     assert lines == [
         "empty: finished (1 of 3)",
-        "late: finished (2 of 3, 69 s left)",
+        "late: finished (2 of 3, 60 s left)",
         "last: finished (3 of 3, 0 s left)",
     ]
 

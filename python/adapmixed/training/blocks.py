@@ -32,10 +32,6 @@ class Blocks:
     def __len__(self) -> int:
         return len(self.labels)
 
-    def scored(self, rows: Tensor) -> int:
-        """Return how many tokens of these blocks are predicted."""
-        return int((self.labels[rows, 1:] != IGNORED).sum())
-
     def passes(self, rows: Tensor, *, whole: bool = False) -> Iterator[tuple[Tensor, Tensor]]:
         """Yield (input_ids, targets), each (k, s) int64, for the passes of a step.
 

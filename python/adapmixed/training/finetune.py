@@ -196,9 +196,10 @@ def fit(
         model.train()
         total, count = 0.0, 0
         for rows in islice(drawn, end - done):
-            scored = blocks.scored(rows)
-            for ids, targets in blocks.passes(rows, whole=model.device.type == "cuda"):
-                total += _total_loss(model, blocks, ids, targets, 1 / scored)
+            parts = list(blocks.passes(rows, whole=model.device.type == "cuda"))
+            scored = sum(map(_scored, parts))
+            for one in parts:
+                total += _total_loss(model, blocks, *one, 1 / scored)
             optimizer.step()
             schedule.step()
             optimizer.zero_grad(set_to_none=True)
@@ -232,9 +233,13 @@ def mean_loss(model: Any, blocks: Blocks | StateBlocks) -> float:
         model: a causal language model in eval mode.
         blocks: as in `fit`.
     """
-    rows = torch.arange(len(blocks))
-    passes = blocks.passes(rows)
-    return sum(_total_loss(model, blocks, *one) for one in passes) / blocks.scored(rows)
+    parts = list(blocks.passes(torch.arange(len(blocks))))
+    return sum(_total_loss(model, blocks, *one) for one in parts) / sum(map(_scored, parts))
+
+
+def _scored(one: tuple[Tensor, Tensor]) -> int:
+    """Return how many tokens of a pass are predicted."""
+    return int((one[1] != IGNORED).sum())
 
 
 def _total_loss(

@@ -74,10 +74,6 @@ class StateBlocks:
     def __len__(self) -> int:
         return len(self.bounds)
 
-    def scored(self, rows: Tensor) -> int:
-        """Return how many tokens of these blocks are predicted."""
-        return sum(stop - start for start, stop in (self.bounds[row] for row in rows.tolist()))
-
     def passes(self, rows: Tensor, *, whole: bool = False) -> Iterator[tuple[Tensor, Tensor]]:
         """Yield (numbers of the stored states instead of token ids, targets), each (1, s) int64."""
         for row in rows.tolist():
@@ -270,6 +266,7 @@ def _states(trunk: Any, blocks: Blocks, scratch: Path | None) -> Tensor:
 
     A pass takes few blocks, so that little is computed for padding.
     """
+    size = int((blocks.labels[:, 1:] != IGNORED).sum())
     device = next(trunk.parameters()).device
     rows = torch.arange(len(blocks))
     states, done = None, 0
@@ -278,8 +275,7 @@ def _states(trunk: Any, blocks: Blocks, scratch: Path | None) -> Tensor:
             found = trunk(input_ids=ids.to(device), use_cache=False)[0]
             found = found[targets != IGNORED]
             if states is None:
-                size = (blocks.scored(rows), found.shape[-1])
-                states = _storage(size, found.dtype, scratch)
+                states = _storage((size, found.shape[-1]), found.dtype, scratch)
             states[done : done + len(found)] = found
             done += len(found)
     assert states is not None

@@ -8,7 +8,6 @@ import logging
 import math
 import multiprocessing
 import os
-import sys
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -249,20 +248,16 @@ class Progress:
 
     The work of a member is measured by its steps: an empty shard has none. Values that depend on
     the text of a shard, such as its validation loss, are only logged and never in a line.
+
+    Args:
+        steps: expected steps of each member to be trained.
+        say: called with each line.
     """
 
-    def __init__(self, steps: Mapping[int, int], say: Callable[[str], None] | None = None) -> None:
-        """Begin with no work done.
-
-        Args:
-            steps: expected steps of each member to be trained.
-            say: called with each line; None for standard error.
-        """
-        self._steps = dict(steps)
+    def __init__(self, steps: Mapping[int, int], say: Callable[[str], None]) -> None:
+        self._steps, self._say = steps, say
         self._fractions = dict.fromkeys(steps, 0.0)
-        self._done = 0.0  # steps
-        self._say = say
-        self._begun: tuple[float, float] | None = None  # time and steps at the first step
+        self._done, self._begun = 0.0, time.monotonic()  # steps, and when they began
         self._bar = tqdm(
             total=sum(self._steps.values()),
             disable=None,
@@ -274,8 +269,6 @@ class Progress:
         """Record the fraction done of a member's training."""
         self._done += self._steps[shard] * (fraction - self._fractions[shard])
         self._fractions[shard] = fraction
-        if self._begun is None and self._done:
-            self._begun = time.monotonic(), self._done
         self._bar.n = min(self._done, self._bar.total)
         self._bar.refresh()
 
@@ -293,24 +286,16 @@ class Progress:
                 f"validation loss {validation['loss']:.3f}, public model "
                 f"{validation['public_loss']:.3f} nats per token"
             )
-        self.say(f"{name}: finished ({count} of {len(self._steps)}{self.time_left()})")
+        self._say(f"{name}: finished ({count} of {len(self._steps)}{self._time_left()})")
         self._bar.clear()
         _LOG.info("%s: %d documents, %d tokens, %s", name, documents, record["tokens"], loss)
 
-    def say(self, line: str) -> None:
-        """Print a line above the bar."""
-        if self._say is not None:
-            self._say(line)
-        else:
-            self._bar.write(line, file=sys.stderr)
-
-    def time_left(self) -> str:
+    def _time_left(self) -> str:
         """Return the time left at the speed so far, as a phrase; "" before there is a speed."""
-        done, total = self._done, self._bar.total
-        began, before = self._begun or (0.0, done)
-        if before == done < total:
+        left = max(self._bar.total - self._done, 0.0)
+        if left and not self._done:
             return ""
-        seconds = (time.monotonic() - began) * max(total - done, 0.0) / max(done - before, 1.0)
+        seconds = (time.monotonic() - self._begun) * left / max(self._done, 1.0)
         if seconds < 90:
             return f", {seconds:.0f} s left"
         return (

@@ -24,12 +24,14 @@ import shutil
 import sys
 from collections import Counter
 from collections.abc import Callable, Mapping
+from contextlib import closing
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
+from tqdm import tqdm
 
 from adapmixed.data.corpus import Corpus
 from adapmixed.ensemble.ensemble import try_members
@@ -190,7 +192,7 @@ def train_ensemble(
     if run.has_places and not begun:  # before a file is written; the key does not matter
         enrol([None] * num_models, names, key=bytes(KEY_BYTES))
     made, run = run.num_models is None and not begun, replace(run, num_models=num_models)
-    tell = say or (lambda line: print(line, file=sys.stderr))
+    tell = say or partial(tqdm.write, file=sys.stderr)  # above a bar
     column = repr(run.corpus.id_column)
     settings = {
         "base_model": facts.name,
@@ -233,25 +235,22 @@ def train_ensemble(
                 _LOG.info("rank %d of %d trains %d members", place.rank, place.world, len(paths))
                 if not paths:
                     return
-                steps = {i: run.config.expected_steps(spooled.sizes.get(i, 0)) for i in paths}
-                shown = Progress(steps, say)
                 empty = sum(i not in spooled.sizes for i in paths)
                 if empty and table is None:
-                    shown.say(
+                    tell(
                         f"warning: {empty} of the {len(paths)} shards to train on are empty, so "
                         "that their members answer as the public model does. This number depends "
                         "on the private text: do not publish it"
                     )
-                try:
-                    device = run.device
-                    if device == "cuda" and place.world > 1:
-                        device = f"cuda:{place.local_rank}"
-                    trainer = partial(MemberTrainer, run, facts, device, spooled, key)
+                device = run.device
+                if device == "cuda" and place.world > 1:
+                    device = f"cuda:{place.local_rank}"
+                trainer = partial(MemberTrainer, run, facts, device, spooled, key)
+                steps = {i: run.config.expected_steps(spooled.sizes.get(i, 0)) for i in paths}
+                with closing(Progress(steps, tell)) as shown:
                     train_members(
                         paths, trainer, workers=workers, threads=run.threads, progress=shown
                     )
-                finally:
-                    shown.close()
 
             if update:
                 _update(folder, spooled, key, settings, train, tell)
@@ -289,21 +288,17 @@ def train_ensemble(
 def _check_begun(run: TrainingRun, begun: Mapping[str, Any], *, update: bool) -> None:
     """Raise ValueError unless the names have places as before, and an update is possible."""
     places = bool(begun.get("places"))
+    if begun and places != run.has_places:
+        raise ValueError(
+            f"share_shards (--share-shards) must be {not places} for {run.output}, as its training "
+            f"was begun, and the names those of id_column, got {not run.has_places} and "
+            f"{run.corpus.id_column!r}: use the same, or another output"
+        )
     if update and not places:
         raise ValueError(
             f"update must be of an ensemble in {run.output} whose names have places of their own, "
             f"got {'names that share shards' if begun else 'none'}: train the whole corpus into a "
             "new output"
-        )
-    if update and not run.has_places:
-        raise ValueError(
-            "update must have the corpus's names as the training had them, got "
-            + (f"share_shards={run.share_shards}" if run.corpus.id_column else "no id_column")
-        )
-    if begun and places != run.has_places:
-        raise ValueError(
-            f"share_shards (--share-shards) must be {not places} for {run.output}, as its training "
-            f"was begun, got {not run.has_places}: use the same, or another output"
         )
 
 
