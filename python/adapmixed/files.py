@@ -14,6 +14,7 @@ import secrets
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from itertools import chain
 from pathlib import Path
 from tempfile import TemporaryFile
 
@@ -106,13 +107,10 @@ def remove_leftovers(folder: str | os.PathLike[str], name: str) -> None:
     If that is a link, files that were left next to the file that it leads to are removed, too.
     """
     named = Path(folder) / name
-    for path in _leftovers(named):
+    for path in chain(*map(_leftovers, {named, Path(os.path.realpath(named))})):
         if path.is_dir():
             shutil.rmtree(path)
         else:
-            path.unlink(missing_ok=True)
-    for path in _leftovers(Path(os.path.realpath(named))):
-        if not path.is_dir():  # `temporary_folder` follows no link
             path.unlink(missing_ok=True)
 
 

@@ -42,7 +42,8 @@ START_SECONDS = 60.0
 """Seconds that a rank waits for another one to appear, after finishing its own members."""
 _POLL_SECONDS = 0.2
 _LOCK_SECONDS = 1.0  # a rank that tests a lock takes it for an instant
-_CORPUS = {"corpus", "corpus_hmac", "places"}  # what an update may change
+# What an update may change. Names of files are a record; the text is compared by its digest.
+_CORPUS = {"corpus", "corpus_hmac", "corpus_files", "places"}
 
 
 class TrainingFolder:
@@ -99,29 +100,25 @@ class TrainingFolder:
         Raises:
             ValueError: if a setting differs; the message names the first one.
         """
-        if not (known := self.begun()):
+        if not (begun := self.begun()):
             return
-        given = json.loads(json.dumps(settings))  # tuples become lists
-        begun, other = f"training into {self.output} was begun with", "or another output"
-        # Names of files are a record; the text is compared by its digest.
-        compared = [name for name in known | given if name in given and name != "corpus_files"]
-        changed = [name for name in compared if known.get(name) != given[name]]
+        known, given = (
+            {"id_column": one["corpus"]["id_column"], **one}
+            for one in (begun, json.loads(json.dumps(settings)))  # tuples become lists
+        )
+        changed = [name for name in given if known.get(name) != given[name]]
         for name in changed:
             if name not in _CORPUS:
                 raise ValueError(
-                    f"{begun} {name} = {known.get(name)!r}, got {given[name]!r}: use the same "
-                    f"settings and corpus, {other}"
+                    f"training into {self.output} was begun with {name} = {known.get(name)!r}, got "
+                    f"{given[name]!r}: use the same settings and corpus, or another output"
                 )
-        advice = "give the same corpus"
-        if given.get("places") is not None:
-            advice = "give update (--update) to train whose text has changed"
-            columns = [one["corpus"]["id_column"] for one in (known, given)]
-            if columns[0] != columns[1]:
-                raise ValueError(
-                    f"{begun} id_column = {columns[0]!r}, got {columns[1]!r}: use it, {other}"
-                )
-        if changed and not update:
-            raise ValueError(f"{begun} another corpus, or its text has changed: {advice}, {other}")
+        if not update and set(changed) - {"corpus_files"}:
+            same = "give update (--update) to train whose text has changed"
+            raise ValueError(
+                f"training into {self.output} was begun with another corpus, or its text has "
+                f"changed: {same if given['places'] else 'give the same corpus'}, or another output"
+            )
 
     def withdrawn(self) -> dict[int, dict[str, Any]]:
         """Return the members that are `null` in `ensemble.json`, with their shards' records."""
@@ -203,11 +200,10 @@ class TrainingFolder:
         finally:
             shutil.rmtree(folder)
 
-    def remove_shards(self, least: int) -> None:
-        """Remove what killed processes of rank `least` and above left of their shards' text."""
+    def remove_shards(self) -> None:
+        """Remove what killed processes left of their shards' text."""
         for left in self.private.iterdir():
-            match = re.fullmatch(r"shards-(\d{3,})", left.name)
-            if match is not None and int(match[1]) >= least:
+            if match := re.fullmatch(r"shards-(\d{3,})", left.name):
                 with idle(self.private, int(match[1])) as removable:
                     if removable:
                         shutil.rmtree(left, ignore_errors=True)

@@ -221,7 +221,7 @@ def train_ensemble(
         missing = folder.missing(withdrawn)
         mine = [i for i in range(place.rank, num_models, place.world) if i in missing]
         if place.rank == 0:
-            folder.remove_shards(place.world)  # no rank of this run begins with these
+            folder.remove_shards()
             if names:
                 tell(line)
         with folder.shards_folder(place.rank) as shards:
@@ -280,7 +280,6 @@ def train_ensemble(
         )
         folder.finish(manifest)
         shutil.rmtree(folder.next, ignore_errors=True)
-        folder.remove_shards(0)  # of ranks that did not begin again
         _LOG.info("%s is complete", folder.output)
     return manifest
 

@@ -26,6 +26,7 @@ import hashlib
 import hmac
 import json
 import os
+import re
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
@@ -226,20 +227,14 @@ def load_key(path: Path) -> bytes:
     Raises:
         ValueError: if the file is missing, holds something else, or is open to others.
     """
-    try:
-        text = path.read_text(encoding="ascii").strip()
-        key = bytes.fromhex(text)
-    except FileNotFoundError as error:
-        raise ValueError(f"key file must exist, but {path} does not") from error
-    except ValueError as error:
-        raise ValueError(f"key file {path} must hold {2 * KEY_BYTES} hexadecimal digits") from error
-    if len(key) != KEY_BYTES:
-        raise ValueError(
-            f"key file {path} must hold {2 * KEY_BYTES} hexadecimal digits, got {len(text)}"
-        )
+    if not path.exists():
+        raise ValueError(f"key file must exist, but {path} does not")
+    text = path.read_text(encoding="utf-8", errors="replace").strip()
+    if not re.fullmatch(f"[0-9a-fA-F]{{{2 * KEY_BYTES}}}", text):
+        raise ValueError(f"key file {path} must hold {2 * KEY_BYTES} hexadecimal digits")
     if path.stat().st_mode & 0o077:
         raise ValueError(f"key file {path} must be readable by its owner alone (chmod 600)")
-    return key
+    return bytes.fromhex(text)
 
 
 @dataclass(frozen=True)
