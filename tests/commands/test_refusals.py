@@ -44,7 +44,7 @@ GENERATE: list[tuple[list[str], str]] = [
     (["--batch", "0", *POOL], "--batch must be an integer >= 1, got 0"),
     (["--chat", "--prompt", "More", *POOL], "--chat takes one prompt, got 2"),
     (["--prompts", "blank.txt", *POOL], "a prompt in every line, line 2 of blank.txt is blank"),
-    (["--prompts", "utf16.txt", *POOL], "must be UTF-8 text, got UTF-16: convert it"),
+    (["--prompts", "utf16.txt", *POOL], "must be UTF-8 text (iconv -f UTF-16"),
     (["--seed", "4", "--ledger", "x", *POOL], "--seed cannot be used with --ledger, got 4"),
     (["--epsilon", "2", "--mechanism", "adapmixed", "--ledger", "x"], "None for AdaPMixED"),
     (["--ensemble", ".", *POOL], "ensemble.json"),

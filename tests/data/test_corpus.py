@@ -99,7 +99,7 @@ def test_text_by_any_name(tmp_path: Path) -> None:
     assert pairs(Corpus(str(tmp_path))) == [("a.TXT", "a.TXT")]
     assert pairs(Corpus(str(tmp_path / "README.md"))) == [("README.md#0", "README.md")]
     (tmp_path / "b.TSV").write_text("user\ttext", encoding="utf-8")
-    with pytest.raises(ValueError, match="corpus must hold rows of CSV, .* got .*b.TSV"):
+    with pytest.raises(ValueError, match="corpus must hold .* rows of CSV, .* got .*b.TSV"):
         Corpus(str(tmp_path))
 
 
@@ -170,15 +170,15 @@ def test_bad_rows_are_named(tmp_path: Path, row: dict[str, Any], reason: str) ->
     ("name", "content", "reason"),
     [
         ("a.jsonl", b'{"text": "x"}\n{\n', "line 2 must be a JSON object"),
-        ("a.jsonl", b'{"text": "x", "text": "y"}\n', "line 1: names in an object must differ"),
+        ("a.jsonl", b'{"text": "x", "text": "y"}\n', "line 1 .*: names in an object must differ"),
         ("a.txt", b"ab\xff", "must be UTF-8"),
-        ("a.txt", "one".encode("utf-16-le"), "got UTF-16"),
-        ("a.txt", "Привет, мир".encode("utf-16-le"), "got UTF-16"),
+        ("a.txt", "one".encode("utf-16-le"), "must be UTF-8 .*converts UTF-16"),
+        ("a.txt", "мир\nмир".encode("utf-16-le"), "must be UTF-8 .*converts UTF-16"),
         ("a.csv", b"user,text\nann\n", "line 2 must have 2 columns, got 1"),
         ("a.csv", b'text\n"one\n', "must be a CSV file"),
         ("a.csv", b"text,text\na,b\n", "a.csv: columns must differ"),
-        ("a.tsv", b"user\ttext\nann\tone\n", "corpus must hold rows of CSV, JSON lines"),
-        ("a.txt.gz", b"", "corpus must hold unpacked files"),
+        ("a.tsv", b"user\ttext\nann\tone\n", "corpus must hold .* rows of CSV, JSON lines"),
+        ("a.txt.gz", b"", "corpus must hold unpacked text"),
     ],
 )
 def test_bad_files_are_named(tmp_path: Path, name: str, content: bytes, reason: str) -> None:
@@ -239,7 +239,7 @@ def test_a_folder_of_several_splits_is_read_by_split(
 ) -> None:
     write_named(tmp_path, ["extra.jsonl", *(name for names in layout.values() for name in names)])
     found = ", ".join(sorted([*layout, "unnamed"]))
-    with pytest.raises(ValueError, match=rf"one split, but .* holds {found}: split \(--split\)"):
+    with pytest.raises(ValueError, match=rf"one split, but .* holds {found}: .* \(--split\)"):
         Corpus(str(tmp_path))
     for split, names in [*layout.items(), ("unnamed", ["extra.jsonl"])]:
         corpus = Corpus(str(tmp_path), split=split)
@@ -276,7 +276,7 @@ def test_text_files_by_split(tmp_path: Path) -> None:
     alone = Corpus(str(tmp_path / "wiki.train.tokens"))
     assert pairs(corpus) == pairs(alone) and len(pairs(corpus)) == 2
     assert corpus.positional and corpus.files() == ["wiki.train.tokens"]
-    with pytest.raises(ValueError, match="--text must hold one split, .*: name one of its"):
+    with pytest.raises(ValueError, match="--text must hold one split, .*: name a file"):
         read_text(tmp_path, name="--text")
     corpus = Corpus(str(tmp_path), split="test")
     assert pairs(corpus) == [("test/ann.txt", articles), ("test/bob.txt", articles)]

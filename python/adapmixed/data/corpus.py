@@ -229,8 +229,7 @@ class Corpus:
 
     @cached_property
     def _below(self) -> dict[str, list[Path]]:
-        choose = "split (--split) must name one, or 'all'"
-        return files_below("corpus", Path(self.source), choose, self.split)
+        return files_below("corpus", Path(self.source), self.split)
 
     def _files(self) -> list[Path]:
         return [self._path] if self._path.is_file() else self._below[self.kind]

@@ -7,7 +7,6 @@ import json
 import os
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from io import BufferedReader, TextIOWrapper
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -18,15 +17,11 @@ KINDS = {
     ".txt": "text", ".tokens": "text", ".jsonl": "json", ".jsonlines": "json", ".ndjson": "json",
     ".csv": "csv", ".parquet": "parquet",
 }  # fmt: skip
-_ROWS = "rows of CSV, JSON lines (*.jsonl) or Parquet"
 # As plain text, all rows of a table would be one document, although they belong to many people.
-_REFUSED = {
-    **dict.fromkeys(".tsv .tab .xls .xlsx .xlsm .xlsb .ods .arrow .feather".split(), _ROWS),
-    ".json": "one JSON object a line (*.jsonl)",
-    **dict.fromkeys(
-        ".gz .bz2 .xz .zst .lz4 .lzma .zip .7z .rar .tar .tgz .tbz2 .txz".split(), "unpacked files"
-    ),
-}
+_REFUSED = set(
+    ".tsv .tab .xls .xlsx .xlsm .xlsb .ods .arrow .feather .json .gz .bz2 .xz .zst .lz4 .lzma .zip "
+    ".7z .rar .tar .tgz .tbz2 .txz".split()
+)
 
 # The words by which names of files and folders tell the split, as in the library `datasets`.
 _SPLITS = {
@@ -45,29 +40,25 @@ def kind_of(file: Path) -> str | None:
     return KINDS.get(file.suffix.lower())
 
 
-def check_kind(name: str, file: Path, allowed: str | None = None) -> None:
+def check_kind(name: str, file: Path, *, rows: bool = True) -> None:
     """Raise ValueError for a file of a kind that is known not to be read.
 
     Args:
         name: the argument's name, for the message.
         file: the file; an unknown suffix passes as text.
-        allowed: the only kind that is read; None for all of `KINDS`.
+        rows: whether files of rows are read, too.
     """
-    words = _REFUSED.get(file.suffix.lower())
-    kind = kind_of(file)
-    if words is None and allowed is not None and kind not in (None, allowed):
-        words = f"{allowed}, no rows"
-    if words is not None:
-        raise ValueError(f"{name} must hold {words}, got {file}")
+    if file.suffix.lower() in _REFUSED or (not rows and kind_of(file) not in (None, "text")):
+        tables = " or rows of CSV, JSON lines (*.jsonl) or Parquet" if rows else ""
+        raise ValueError(f"{name} must hold unpacked text{tables}, got {file}")
 
 
-def files_below(name: str, folder: Path, choose: str, split: str | None) -> dict[str, list[Path]]:
+def files_below(name: str, folder: Path, split: str | None) -> dict[str, list[Path]]:
     """Return the files below a folder by kind, sorted, without files of other suffixes.
 
     Args:
         name: the argument's name, for the message.
         folder: the folder.
-        choose: how to choose one of several splits, for the message.
         split: the only split whose files are returned, or "all"; None if there must be one at most.
 
     Raises:
@@ -96,7 +87,10 @@ def files_below(name: str, folder: Path, choose: str, split: str | None) -> dict
             check_kind(name, file)
     listed = ", ".join(sorted(splits))
     if split is None and len(splits) > 1:
-        raise ValueError(f"{name} must hold one split, but {folder} holds {listed}: {choose}")
+        raise ValueError(
+            f"{name} must hold one split, but {folder} holds {listed}: name a file or folder in "
+            "it, or for a corpus the split (--split), which may be all"
+        )
     if split not in (None, "all", *splits):
         raise ValueError(f"split must be all or one of {listed or 'none'} in {folder}, got {split}")
     return found
@@ -133,10 +127,10 @@ def read_text(path: str | os.PathLike[str], *, name: str = "path") -> list[Docum
             f"{name} must name a text file or a directory of *.txt files, got {str(root)!r}"
         )
     if root.is_file():
-        check_kind(name, root, "text")
+        check_kind(name, root, rows=False)
         files = [root]
     else:
-        files = files_below(name, root, "name one of its files or folders", None).get("text", [])
+        files = files_below(name, root, None).get("text", [])
     documents = list(file_documents(root, files))
     if not documents:
         raise ValueError(f"{name} must hold text, but {root} has none (*.txt files are read)")
@@ -155,25 +149,18 @@ def file_documents(root: Path, files: Iterable[Path]) -> Iterator[Document]:
             yield Document(relative_name(root, file), text)
 
 
-def open_utf8(file: Path) -> BufferedReader:
-    """Open a file of UTF-8 text to read its bytes; raise ValueError for UTF-16."""
-    opened = open(file, "rb")
-    first = opened.peek(64)[:64]  # without a mark, a blank among so many has a byte of 0
-    if first[:2] in (b"\xff\xfe", b"\xfe\xff") or 0 in first:
-        opened.close()
-        raise ValueError(
-            f"{file} must be UTF-8 text, got UTF-16: convert it with iconv -f UTF-16 -t UTF-8"
-        )
-    return opened
-
-
 def text_lines(file: Path) -> Iterator[str]:
     """Yield the lines of a text file without a byte-order mark; ValueError if it is not UTF-8."""
-    with TextIOWrapper(open_utf8(file), encoding="utf-8-sig") as lines:
+    with open(file, encoding="utf-8-sig") as lines:
         try:
-            yield from lines
-        except UnicodeDecodeError as error:
-            raise ValueError(f"{file} must be UTF-8 text: {error}") from error
+            for number, line in enumerate(lines):
+                if number < 2 and "\0" in line:  # UTF-16 without a mark
+                    raise UnicodeError("bytes of 0")
+                yield line
+        except UnicodeError as error:
+            raise ValueError(
+                f"{file} must be UTF-8 text (iconv -f UTF-16 -t UTF-8 converts UTF-16), got {error}"
+            ) from error
 
 
 def relative_name(root: Path, file: Path) -> str:
@@ -195,8 +182,14 @@ def article_documents(file: Path, new_document: str | None) -> Iterator[Document
     Raises:
         ValueError: if the file is not UTF-8.
     """
-    for number, text in enumerate(_articles(text_lines(file), new_document)):
-        yield Document(f"{file.name}#{number}", text)
+    lines = text_lines(file)
+    if new_document is None:
+        parts = groupby(lines, key=lambda line: bool(line.strip()))
+        texts: Iterator[str] = ("".join(part) for _, part in parts)
+    else:
+        texts = joined(lines, new_document)
+    for number, text in enumerate(text for text in texts if text.strip()):
+        yield Document(f"{file.name}#{number}", text.strip("\n"))
 
 
 def joined(texts: Iterable[str], new_document: str) -> Iterator[str]:
@@ -212,36 +205,23 @@ def joined(texts: Iterable[str], new_document: str) -> Iterator[str]:
         yield "".join(parts)
 
 
-def _articles(lines: Iterable[str], new_document: str | None) -> Iterator[str]:
-    """Yield the articles that hold text."""
-    found: Iterator[str]
-    if new_document is None:
-        found = ("".join(part) for _, part in groupby(lines, key=lambda line: bool(line.strip())))
-    else:
-        found = joined(lines, new_document)
-    return (text.strip("\n") for text in found if text.strip())
-
-
 def json_rows(file: Path) -> Iterator[Row]:
     """Yield the objects of a file of JSON lines, without blank lines.
 
     Raises:
         ValueError: if a line is no JSON object, or one with a name twice; the message names it.
     """
-    with open_utf8(file) as lines:  # `json.loads` skips a byte-order mark
-        for number, line in enumerate(lines, start=1):
-            if not line.strip():
-                continue
-            where = f"{file}, line {number}"
-            try:
-                row = json.loads(line, object_pairs_hook=_object)
-            except (UnicodeDecodeError, json.JSONDecodeError, RecursionError) as error:
-                raise ValueError(f"{where} must be a JSON object: {error}") from error
-            except ValueError as error:
-                raise ValueError(f"{where}: {error}") from error
-            if not isinstance(row, dict):
-                raise ValueError(f"{where} must be a JSON object, got {type(row).__name__}")
-            yield where, row
+    for number, line in enumerate(text_lines(file), start=1):
+        if not line.strip():
+            continue
+        where = f"{file}, line {number}"
+        try:
+            row = json.loads(line, object_pairs_hook=_object)
+        except (ValueError, RecursionError) as error:
+            raise ValueError(f"{where} must be a JSON object: {error}") from error
+        if not isinstance(row, dict):
+            raise ValueError(f"{where} must be a JSON object, got {type(row).__name__}")
+        yield where, row
 
 
 def csv_rows(file: Path) -> Iterator[Row]:
