@@ -14,7 +14,7 @@ from adapmixed.ensemble import Decoder, Ensemble
 from adapmixed.ensemble.forward import DEFAULT_MEMORY_BYTES, AnswerBytes
 from adapmixed.ensemble.vocabulary import check_prompt, text_ids
 from adapmixed.errors import BudgetSpentError
-from adapmixed.generation.refused import refuse
+from adapmixed.generation.refused import REASONS
 from adapmixed.generation.text import (
     Continuation,
     StopRule,
@@ -222,27 +222,19 @@ class PrivateGenerator:
         found: list[list[str]] = []
         longest = 0
         for text, tokens in zip(texts, ids, strict=True):
-            longest = max(longest, len(tokens))
-            if found and len(found[-1]) < self._most(longest, max_new_tokens, size, answer_bytes):
+            longest = max(longest, len(tokens))  # all of a batch are padded to it
+            bytes_of_one = self.ensemble.sequence_bytes(
+                longest,
+                new_tokens=max_new_tokens - 1,
+                answer_bytes=answer_bytes,
+                active=self.active,
+            )
+            if found and len(found[-1]) < (size or self.memory_bytes // bytes_of_one):
                 found[-1].append(text)
             else:
                 found.append([text])
                 longest = len(tokens)
         return found
-
-    def _most(
-        self, length: int, max_new_tokens: int, size: int | None, answer_bytes: AnswerBytes
-    ) -> int:
-        """Return how many prompts, padded to this length, one batch may hold."""
-        if size is not None:
-            return size
-        one = self.ensemble.sequence_bytes(
-            length,
-            new_tokens=max_new_tokens - 1,
-            answer_bytes=answer_bytes,
-            active=self.active,
-        )
-        return int(self.memory_bytes // one)
 
     def chat(
         self,
@@ -554,6 +546,19 @@ def charged(
     tokens = ticket.release().tokens
     assert tokens is not None  # no targets were given
     return tokens
+
+
+def refuse(options: Mapping[str, object]) -> None:
+    """Raise for any further keyword argument of a generation.
+
+    Raises:
+        ValueError: the option is one of `REASONS`; the message has the reason.
+        TypeError: the option is any other, as for Python's own functions.
+    """
+    for name, value in options.items():
+        if name in REASONS:
+            raise ValueError(f"{name} must not be given, got {value!r}: {REASONS[name]}")
+        raise TypeError(f"unexpected keyword argument {name!r}")
 
 
 def check_window(limit: int | None, length: int, max_new_tokens: int) -> None:

@@ -93,16 +93,3 @@ REASONS: Mapping[str, str] = {
     **dict.fromkeys(("seed", "generator"), RANDOM),
 }  # fmt: skip
 """The reason why an option of another library raises, by its name."""
-
-
-def refuse(options: Mapping[str, object]) -> None:
-    """Raise for any further keyword argument of a generation.
-
-    Raises:
-        ValueError: the option is one of `REASONS`; the message has the reason.
-        TypeError: the option is any other, as for Python's own functions.
-    """
-    for name, value in options.items():
-        if name in REASONS:
-            raise ValueError(f"{name} must not be given, got {value!r}: {REASONS[name]}")
-        raise TypeError(f"unexpected keyword argument {name!r}")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import ctypes
 import json
 import logging
-import math
 import multiprocessing
 import os
 import threading
@@ -14,6 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from functools import partial
+from math import isfinite
 from multiprocessing.connection import wait as wait_for
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -27,7 +27,7 @@ from adapmixed.ensemble.public_model import load_base
 from adapmixed.files import publish_folder, temporary_folder, write_file
 from adapmixed.training.adapter import save_adapter, shorten
 from adapmixed.training.blocks import token_stream
-from adapmixed.training.finetune import AdapterTrainer, Trained
+from adapmixed.training.finetune import AdapterTrainer
 from adapmixed.training.head import adapts_head_alone
 from adapmixed.training.shards import Spool, hold_out, hold_out_end, shard_record
 from adapmixed.workers import start_server
@@ -93,18 +93,29 @@ class MemberTrainer:
             scratch=self._spool.folder,
             progress=lambda done, steps: progress(done / steps),
         )
-        if not _is_finite(trained):
+        weights = (p for p in trained.model.parameters() if p.requires_grad)
+        losses = (*trained.losses, *trained.held_out_losses)
+        if not all(bool(p.isfinite().all()) for p in weights) or not all(map(isfinite, losses)):
             raise ValueError(f"{folder.name}: training diverged, use a lower learning_rate")
         if adapts_head_alone(trained.model.get_base_model()):
             shorten(trained.model)
-        record = {
+        record: dict[str, Any] = {
             "format_version": MEMBER_VERSION,
             "shard": shard_record(documents, key=self._key),
             "tokens": len(tokens),
             "losses": trained.losses,
             "epoch": trained.epoch,
-            "validation": _validation(trained, len(validation), len(held)),
+            "validation": None,
         }
+        if trained.held_out_losses:  # nats per token
+            public, *after = trained.held_out_losses
+            record["validation"] = {
+                "documents": len(validation),
+                "tokens": len(held),
+                "loss": trained.held_out_losses[trained.epoch],
+                "public_loss": public,
+                "losses": after,
+            }
         temporary = temporary_folder(folder)
         save_adapter(trained.model, temporary, run.config, base_name=self._facts.name)
         text = json.dumps(record, indent=1) + "\n"
@@ -116,27 +127,6 @@ class MemberTrainer:
     def _tokens(self, documents: Sequence[Document]) -> list[int]:
         texts = [document.text for document in documents]
         return token_stream(self._tokenizer, texts, self._vocab_size)
-
-
-def _is_finite(trained: Trained) -> bool:
-    weights = (p for p in trained.model.parameters() if p.requires_grad)
-    return all(bool(p.isfinite().all()) for p in weights) and all(
-        map(math.isfinite, (*trained.losses, *trained.held_out_losses))
-    )
-
-
-def _validation(trained: Trained, documents: int, tokens: int) -> dict[str, Any] | None:
-    """Return losses on the held-out tokens, in nats per token, or None if there are none."""
-    if not trained.held_out_losses:
-        return None
-    public, *losses = trained.held_out_losses
-    return {
-        "documents": documents,
-        "tokens": tokens,
-        "loss": trained.held_out_losses[trained.epoch],
-        "public_loss": public,
-        "losses": losses,
-    }
 
 
 def train_members(
