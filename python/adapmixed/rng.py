@@ -32,12 +32,13 @@ class _Counter:
     def reserve(self) -> "tuple[Tensor, int]":
         """Return the key, (32,) uint8, and a counter that was never returned with it before."""
         with self._lock:
-            return self._take()
+            self._renew()
+            counter = self._next
+            self._next += 1
+            return self._key, counter
 
-    def _take(self) -> "tuple[Tensor, int]":
-        counter = self._next
-        self._next += 1
-        return self._key, counter
+    def _renew(self) -> None:
+        """Replace the key before a counter is returned twice, if that could happen."""
 
 
 class SecureRandom(_Counter):
@@ -60,13 +61,10 @@ class SecureRandom(_Counter):
         """
         return SecureRandom()
 
-    def reserve(self) -> "tuple[Tensor, int]":
-        """Return the key, (32,) uint8, and a counter that was never returned with it before."""
-        with self._lock:
-            if os.getpid() != self._owner:
-                self._install(os.urandom(32))
-                self._owner = os.getpid()
-            return self._take()
+    def _renew(self) -> None:
+        if os.getpid() != self._owner:
+            self._install(os.urandom(32))
+            self._owner = os.getpid()
 
 
 class SeededRandom(_Counter):

@@ -156,8 +156,7 @@ def named(ensemble: Path, folder: Path, names: str | None, **changes: Any) -> Pa
 def test_training_says_and_records_positions(
     trained: tuple[Path, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    base, ensemble = trained
-    assert read_manifest(ensemble).document_names == "positions"
+    base, _ = trained
     for name, options, positional in (
         ("a", (), True),
         ("b", ("--id-column", "user", "--share-shards"), False),
@@ -176,6 +175,7 @@ def test_a_guarantee_says_that_positions_assigned_the_shards(
     trained: tuple[Path, Path], tmp_path: Path
 ) -> None:
     base, ensemble = trained
+    assert read_manifest(ensemble).document_names == "positions"
     for names, unverified, words in (
         ("stable", (), None),
         ("positions", ("positions",), POSITIONS),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,38 +13,47 @@ from fake_ensemble import FakeEnsemble
 from tiny_models import POSITIONS, VOCAB
 
 from adapmixed.ensemble import Ensemble
-from adapmixed.mechanisms import ClippedLogPool, ClippedMixing, Mechanism, PublicOnly
-from adapmixed.privacy import Accountant
+from adapmixed.errors import BudgetSpentError
+from adapmixed.mechanisms import ClippedLogPool, ClippedMixing, Mechanism, PMixED, PublicOnly
+from adapmixed.privacy import Accountant, read_ledger
 from adapmixed.privacy.account import Binding
-from adapmixed.rng import SeededRandom
+from adapmixed.rng import SecureRandom, SeededRandom
 
 
 class LoggedAccountant(Accountant):
-    """An accountant that logs charges."""
+    """An accountant that logs charges once they are on the device."""
 
-    def __init__(self, log: list[tuple[str, Any]], epsilon: float | None = None) -> None:
-        super().__init__(1e-5, epsilon=epsilon)
+    def __init__(self, log: list[tuple[str, Any]], **settings: Any) -> None:
+        super().__init__(1e-5, **settings)
         self.log = log
 
     def _commit(self, entry: Any, account: Any) -> None:
+        super()._commit(entry, account)
         if not isinstance(entry, Binding):
             self.log.append(("charge", None))
-        super()._commit(entry, account)
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "ledger.db"
 
 
 @pytest.mark.parametrize("name", list(MECHANISMS))
-def test_every_step_is_charged_before_its_token_is_drawn_and_yielded(name: str) -> None:
+def test_every_step_is_charged_before_its_token_is_drawn_and_yielded(name: str, path: Path) -> None:
     spy = Spy(MECHANISMS[name])
-    accountant = LoggedAccountant(spy.log)
-    stepwise = steps(FakeEnsemble(), spy, max_new_tokens=3, accountant=accountant)
-    for step in range(3):
-        tokens = next(stepwise)
-        assert spy.phases == ["propose", "events", "charge", "release"]
-        assert torch.equal(tokens, spy.log[-1][1])
-        assert accountant.queries == 3 * (step + 1)
-        spy.log.clear()
-    assert next(stepwise, None) is None
-    assert spy.log == []
+    with LoggedAccountant(spy.log, path=path) as accountant:
+        settings: dict[str, Any] = {"accountant": accountant, "rng": SecureRandom()}
+        stepwise = steps(FakeEnsemble(), spy, max_new_tokens=3, **settings)
+        assert read_ledger(path).charges == 1  # the binding
+        for step in range(1, 4):
+            tokens = next(stepwise)
+            assert spy.phases == ["propose", "events", "charge", "release"]
+            assert torch.equal(tokens, spy.log[-1][1])
+            assert accountant.queries == 3 * step and read_ledger(path).charges == step + 1
+            spy.log.clear()
+        assert next(stepwise, None) is None
+        assert spy.log == []
+        assert read_ledger(path).guarantee == accountant.guarantee()
 
 
 @pytest.mark.parametrize("mechanism", [ClippedLogPool(-0.5, 0.5), ClippedMixing(0.5, 2.0, order=8)])
@@ -148,3 +158,37 @@ def test_a_yielded_tensor_is_the_callers_own() -> None:
         found.append(tokens.clone())
         tokens.fill_(0)
     assert torch.equal(torch.stack(found, dim=1), plain)
+
+
+@pytest.mark.parametrize(
+    "mechanism",
+    [
+        PMixED(8.0, 1e-5, 7, 6.0),
+        ClippedLogPool(-0.25, 0.5, queries=7),
+        ClippedMixing(0.5, 2.0, queries=7),
+    ],
+)
+def test_what_exceeds_the_rest_of_a_budget_is_refused_at_the_call(
+    path: Path, mechanism: Mechanism
+) -> None:
+    """The error comes before anything is read or charged, with and without a ledger."""
+    words = (
+        "within the 7 that .* was planned for, 6 of which are spent, got up to 2 more with 1 left: "
+        r"ask for fewer \(evaluate: --queries, else --max-new-tokens"
+    )
+    for place in (None, path):
+        ensemble = FakeEnsemble()
+        settings: dict[str, Any] = {"rng": SecureRandom(), "temperature": 0.5, "top_k": 4}
+        with Accountant(1e-5, path=place) as accountant:
+            settings["accountant"] = accountant
+            answered(ensemble, mechanism, max_new_tokens=2, **settings)
+        if place is not None:
+            accountant = settings["accountant"] = Accountant(1e-5, path=place)
+        read, charges = len(ensemble.decoders), accountant.charges
+        with pytest.raises(BudgetSpentError, match=words):
+            steps(ensemble, mechanism, PROMPT[:1], max_new_tokens=2, **settings)
+        assert (accountant.charges, accountant.queries) == (charges, 6)
+        assert len(ensemble.decoders) == read
+        answered(ensemble, mechanism, PROMPT[:1], max_new_tokens=1, **settings)
+        assert accountant.queries == 7
+        accountant.close()

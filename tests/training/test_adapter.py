@@ -16,13 +16,7 @@ from tiny_models import TARGETS, VOCAB, peft_logits
 from adapmixed.ensemble import Ensemble
 from adapmixed.ensemble.lora import head_name
 from adapmixed.ensemble.members import read_adapter
-from adapmixed.training import (
-    FinetuneConfig,
-    save_adapter,
-    shard_seed,
-    token_blocks,
-    train_adapter,
-)
+from adapmixed.training import FinetuneConfig, save_adapter, shard_seed, token_blocks, train_adapter
 from adapmixed.training.finetune import AdapterTrainer
 
 

@@ -11,13 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 from processes import forked, status_of, until
-from training_cases import (
-    CONFIG,
-    a_run,
-    contents,
-    killed_before,
-    write_base,
-)
+from training_cases import CONFIG, a_run, contents, killed_before, write_base
 
 from adapmixed.training import FinetuneConfig, TrainingRun, head, train_ensemble
 

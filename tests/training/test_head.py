@@ -17,12 +17,7 @@ from torch import Tensor, nn
 
 from adapmixed.ensemble.lora import block_names, head_name, linear_names
 from adapmixed.ensemble.support import TESTED
-from adapmixed.training import (
-    FinetuneConfig,
-    blocks,
-    shard_seed,
-    train_adapter,
-)
+from adapmixed.training import FinetuneConfig, blocks, shard_seed, train_adapter
 from adapmixed.training import head as head_module
 from adapmixed.training.adapter import adapted_copy
 from adapmixed.training.blocks import Blocks, token_blocks

@@ -5,9 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from adapmixed.training import (
-    assign_shards,
-)
+from adapmixed.training import assign_shards
 
 KEY = bytes(range(16))
 NAMES = [f"user-{i}" for i in range(4000)]

@@ -262,6 +262,11 @@ def test_refusals_before_any_work(base: Path, tmp_path: Path) -> None:
     (tmp_path / "empty.jsonl").write_text("")
     empty = replace(run.corpus, source=str(tmp_path / "empty.jsonl"))
     refuses("corpus must hold text", replace(run, corpus=empty))
+    (tmp_path / "linked").mkdir()
+    (tmp_path / "linked.private").mkdir(mode=0o700)
+    (tmp_path / "linked.private" / "run.json").write_text('{"format_version": 1, "settings": {}}')
+    (tmp_path / "linked" / "member-001").symlink_to(tmp_path)
+    refuses("members must be folders in the output", replace(run, output=tmp_path / "linked"))
     foreign = tmp_path / "foreign"
     (foreign / "member-000").mkdir(parents=True)
     refuses("has no record of its training", replace(run, output=foreign))
@@ -322,6 +327,7 @@ def test_bfloat16_base(base: Path, tmp_path: Path) -> None:
     run = a_run(tmp_path, base, dtype="bfloat16")
     quietly(run)
     assert Ensemble.from_pretrained(base, run.output).num_models == NUM_MODELS
+    assert read_manifest(run.output).document_names == "stable"
 
 
 def test_nobody_else_reads_a_member_before_it_is_published(
@@ -345,15 +351,6 @@ def test_nobody_else_reads_a_member_before_it_is_published(
     finally:
         os.umask(before)
     assert (modes["folder"], modes["shard.json"]) == (0o700, 0o600)
-
-
-@pytest.mark.parametrize(("column", "recorded"), [("user", "stable"), (None, "positions")])
-def test_the_manifest_says_what_names_documents(
-    base: Path, tmp_path: Path, column: str | None, recorded: str
-) -> None:
-    run = a_run(tmp_path, base, num_models=2, config=replace(CONFIG, epochs=1))
-    quietly(replace(run, corpus=replace(run.corpus, id_column=column)))
-    assert read_manifest(run.output).document_names == recorded
 
 
 def test_a_file_system_without_locks(

@@ -91,7 +91,7 @@ class Corpus:
             )
         if self.new_document is None:
             return
-        if self._has_names or self.chat_column is not None:
+        if not self.positional or self.chat_column is not None:
             raise ValueError(
                 "new_document must be unset for conversations and if documents have names, got "
                 f"{self.new_document!r}"
@@ -151,11 +151,11 @@ class Corpus:
     @property
     def positional(self) -> bool:
         """Whether documents are named by position, so that an edit can rename later ones."""
-        return not self._has_names
+        return self.id_column is None and self.kind != BUILTIN and not self._is_text_folder
 
     def with_new_document(self, pattern: str | None) -> Corpus:
         """Return this corpus with a default for `new_document` if documents have no names."""
-        if pattern is None or self._has_names or self.chat_column or self.new_document is not None:
+        if not self.positional or self.chat_column or self.new_document is not None:
             return self
         return replace(self, new_document=pattern)
 
@@ -168,7 +168,7 @@ class Corpus:
             "text_column": self.text_column if columns else None,
             "chat_column": self.chat_column,
             "id_column": self.id_column,
-            "split": self._split if self.kind == "hub" else self.split,
+            "split": self.split or ("train" if self.kind == "hub" else None),
             "config": self.config,
             "revision": self.revision,
             "new_document": self.new_document,
@@ -216,16 +216,8 @@ class Corpus:
         return self.chat_column or self.text_column
 
     @property
-    def _has_names(self) -> bool:
-        return self.id_column is not None or self.kind == BUILTIN or self._is_text_folder
-
-    @property
     def _is_text_folder(self) -> bool:
         return self.kind == "text" and self._path.is_dir()
-
-    @property
-    def _split(self) -> str:
-        return self.split or "train"
 
     @cached_property
     def _below(self) -> dict[str, list[Path]]:
@@ -237,8 +229,8 @@ class Corpus:
     def _parts(self) -> Iterator[tuple[str, Iterator[Row]]]:
         """Yield (name, rows) of every file or of the data set; positions count within each."""
         if self.kind == "hub":
-            name = self.source.removeprefix(HUB)
-            yield self._split, hub_rows(name, self.config, self._split, self.revision)
+            name, split = self.source.removeprefix(HUB), self.split or "train"
+            yield split, hub_rows(name, self.config, split, self.revision)
             return
         columns = [self._column, *([self.id_column] if self.id_column is not None else [])]
         for file in self._files():
