@@ -16,13 +16,8 @@ def test_assignment_depends_on_the_identifier_alone() -> None:
     assert all(0 <= shard < 64 for shard in shards)
     assert assign_shards(NAMES[::-1], 64, key=KEY) == shards[::-1]
     assert assign_shards(NAMES[17:18], 64, key=KEY) == shards[17:18]
-    assert (
-        assign_shards(["a", "b", "a"], 7, key=KEY)[::2] == [assign_shards(["a"], 7, key=KEY)[0]] * 2
-    )
-
-
-def test_assignment_is_fixed_for_all_time() -> None:
-    """Stored ensembles need an edited corpus to fall into the same shards."""
+    assert assign_shards(NAMES[:1] * 2, 64, key=KEY) == shards[:1] * 2
+    # Stored ensembles need an edited corpus to fall into the same shards for all time.
     assert assign_shards(["", "user-1", "ünïcode"], 1000, key=KEY) == [577, 321, 316]
 
 
