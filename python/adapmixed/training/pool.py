@@ -155,6 +155,8 @@ def train_members(
     def finished(shard: int) -> None:
         progress.finished(shard, paths[shard].name, read_member_record(paths[shard]))
 
+    if not paths:
+        return
     if workers == 1:
         before = torch.get_num_threads()
         torch.set_num_threads(threads)

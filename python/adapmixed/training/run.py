@@ -23,7 +23,7 @@ import math
 import shutil
 import sys
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from contextlib import closing
 from dataclasses import asdict, dataclass, replace
 from functools import partial
@@ -231,35 +231,31 @@ def train_ensemble(
             settings["corpus_hmac"] = spooled.fingerprint
             settings["corpus_files"] = run.corpus.files()  # for the private folder alone
 
-            def train(paths: Mapping[int, Path]) -> None:
-                _LOG.info("rank %d of %d trains %d members", place.rank, place.world, len(paths))
-                if not paths:
-                    return
-                empty = sum(i not in spooled.sizes for i in paths)
-                if empty and table is None:
-                    tell(
-                        f"warning: {empty} of the {len(paths)} shards to train on are empty, so "
-                        "that their members answer as the public model does. This number depends "
-                        "on the private text: do not publish it"
-                    )
-                device = run.device
-                if device == "cuda" and place.world > 1:
-                    device = f"cuda:{place.local_rank}"
-                trainer = partial(MemberTrainer, run, facts, device, spooled, key)
-                steps = {i: run.config.expected_steps(spooled.sizes.get(i, 0)) for i in paths}
-                with closing(Progress(steps, tell)) as shown:
-                    train_members(
-                        paths, trainer, workers=workers, threads=run.threads, progress=shown
-                    )
-
             if update:
-                _update(folder, spooled, key, settings, train, tell)
+                paths, changed = _changed(folder, spooled, key, tell)
                 withdrawn = {}
             else:
-                for index in mine:
-                    remove_leftovers(run.output, folder.members[index])
+                paths = {index: folder.output / folder.members[index] for index in mine}
+                for path in paths.values():
+                    remove_leftovers(run.output, path.name)
                 folder.begin(settings)
-                train({index: folder.output / folder.members[index] for index in mine})
+            without = sum(i not in spooled.sizes for i in paths)
+            if without and table is None:
+                tell(
+                    f"warning: {without} of the {len(paths)} shards to train on are empty, so that "
+                    "their members answer as the public model does. This number depends on the "
+                    "private text: do not publish it"
+                )
+            device = run.device
+            if device == "cuda" and place.world > 1:
+                device = f"cuda:{place.local_rank}"
+            trainer = partial(MemberTrainer, run, facts, device, spooled, key)
+            steps = {i: run.config.expected_steps(spooled.sizes.get(i, 0)) for i in paths}
+            _LOG.info("rank %d of %d trains %d members", place.rank, place.world, len(paths))
+            with closing(Progress(steps, tell)) as shown:
+                train_members(paths, trainer, workers=workers, threads=run.threads, progress=shown)
+            if update:
+                folder.exchange(settings, changed)
         wait_for_members(place, folder.private, lambda: folder.missing(withdrawn))
         manifest = Manifest(
             base_model=facts.name,
@@ -316,26 +312,19 @@ def _training(run: TrainingRun) -> dict[str, Any]:
     }
 
 
-def _update(
-    folder: TrainingFolder,
-    spooled: Spool,
-    key: bytes,
-    settings: Mapping[str, Any],
-    train: Callable[[Mapping[int, Path]], None],
-    say: Callable[[str], None],
-) -> None:
-    """Train the members whose shards have changed: customers come, change and leave.
+def _changed(
+    folder: TrainingFolder, spooled: Spool, key: bytes, say: Callable[[str], None]
+) -> tuple[dict[int, Path], Collection[int]]:
+    """Return the folders to train members into, and all members whose shards have changed.
 
-    Other members' files do not change. The old ensemble stays intact while new members are trained
-    in its folder `.next`, where a killed update goes on. Then `TrainingFolder.exchange` puts them
-    in place, and the caller writes `ensemble.json`.
+    Customers come, change and leave; other members' files do not change. The old ensemble stays
+    intact while new members are trained in its folder `.next`, where a killed update goes on. Then
+    `TrainingFolder.exchange` puts them in place.
 
     Args:
         folder: the folder of a run.
         spooled: all shards of the current corpus.
         key: the key of the partition.
-        settings: as in `TrainingFolder.begin`, for the current corpus.
-        train: trains members into the folders that it is given.
         say: called with a line about what will be trained, and about the ledger.
 
     Raises:
@@ -350,6 +339,8 @@ def _update(
                 "remove them, or put its name back"
             )
     changed: dict[int, str] = {}
+    paths: dict[int, Path] = {}
+    folder.next.mkdir(mode=0o700, exist_ok=True)
     for at, name in enumerate(folder.members):
         remove_leftovers(folder.output, name)
         remove_leftovers(folder.next, name)
@@ -358,17 +349,14 @@ def _update(
         elif folder.record(at)["shard"] != records[at]:
             kind = "added" if folder.is_empty(at) else "changed"
             changed[at] = kind if records[at]["documents"] else "left"
-    say(_summary(folder, changed))
-    paths = {at: folder.next / folder.members[at] for at in changed}
-    for at, path in list(paths.items()):
-        if path.is_dir():
-            if read_member_record(path)["shard"] == records[at]:  # of a killed update
-                del paths[at]
-            else:
+        if at in changed:
+            paths[at] = path = folder.next / name
+            if path.is_dir() and read_member_record(path)["shard"] == records[at]:
+                del paths[at]  # of a killed update
+            elif path.is_dir():
                 shutil.rmtree(path)
-    folder.next.mkdir(mode=0o700, exist_ok=True)
-    train(paths)
-    folder.exchange(settings, changed)
+    say(_summary(folder, changed))
+    return paths, changed
 
 
 def _summary(folder: TrainingFolder, changed: Mapping[int, str]) -> str:
