@@ -19,7 +19,7 @@ import os
 import re
 import shutil
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -238,6 +238,39 @@ class TrainingFolder:
         if read_manifest(self.output) != manifest:
             raise ValueError(f"{self.output / FILE_NAME} must be as training wrote it, but differs")
 
+    def wait(self, place: Rank, withdrawn: Collection[int]) -> None:
+        """Wait until no member is missing, of which rank r of R trains r, r + R, r + 2R, ...
+
+        Args:
+            place: the rank of this process.
+            withdrawn: members that are not waited for.
+
+        Raises:
+            RuntimeError: if the rank of a missing member has ended or never began.
+        """
+        started = time.monotonic()
+        seen = {place.rank}
+        while True:
+            # The order matters: a rank may finish its last member and end between the two checks.
+            living = set()
+            for rank in range(place.world):
+                with idle(self.private, rank) as free:
+                    if not free:
+                        living.add(rank)
+            left = [member % place.world for member in self.missing(withdrawn)]
+            if not left:
+                return
+            seen |= living
+            waited = time.monotonic() - started > START_SECONDS
+            for rank in sorted(set(left) - living):
+                if rank in seen or waited:
+                    ended = "ended" if rank in seen else "never began"
+                    raise RuntimeError(
+                        f"rank {rank} of {place.world} {ended} and left {left.count(rank)} members "
+                        "untrained; the finished ones are kept: run the same command again"
+                    )
+            time.sleep(_POLL_SECONDS)
+
     @contextmanager
     def _alone(self) -> Iterator[None]:
         """Hold a lock that excludes the other processes of the run."""
@@ -290,39 +323,3 @@ def idle(folder: Path, rank: int, kind: int = fcntl.LOCK_SH) -> Iterator[bool]:
         yield free
     finally:
         os.close(descriptor)
-
-
-def wait_for_members(place: Rank, folder: Path, missing: Callable[[], list[int]]) -> None:
-    """Wait until no member is missing, of which rank r of R trains r, r + R, r + 2R, ...
-
-    Args:
-        place: the rank of this process.
-        folder: where the ranks' locks are.
-        missing: returns the members that are not finished.
-
-    Raises:
-        RuntimeError: if the rank of a missing member has ended or never began.
-    """
-    started = time.monotonic()
-    seen = {place.rank}
-    while True:
-        # The order matters: a rank may finish its last member and end between the two checks.
-        living = set()
-        for rank in range(place.world):
-            with idle(folder, rank) as free:
-                if not free:
-                    living.add(rank)
-        left = missing()
-        if not left:
-            return
-        seen |= living
-        waited = time.monotonic() - started > START_SECONDS
-        for rank in sorted({member % place.world for member in left} - living):
-            if rank in seen or waited:
-                lost = sum(member % place.world == rank for member in left)
-                raise RuntimeError(
-                    f"rank {rank} of {place.world} {'ended' if rank in seen else 'never began'} "
-                    f"and left {lost} members untrained; the finished ones are kept: "
-                    "run the same command again"
-                )
-        time.sleep(_POLL_SECONDS)

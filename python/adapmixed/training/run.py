@@ -41,7 +41,7 @@ from adapmixed.files import check_locks, remove_leftovers
 from adapmixed.limits import check_count, check_models, check_option
 from adapmixed.ranks import Rank
 from adapmixed.training.base import base_facts, documents_of
-from adapmixed.training.folder import TrainingFolder, locked, wait_for_members
+from adapmixed.training.folder import TrainingFolder, locked
 from adapmixed.training.pool import MemberTrainer, Progress, train_members
 from adapmixed.training.settings import FinetuneConfig
 from adapmixed.training.shards import (
@@ -256,7 +256,7 @@ def train_ensemble(
                 train_members(paths, trainer, workers=workers, threads=run.threads, progress=shown)
             if update:
                 folder.exchange(settings, changed)
-        wait_for_members(place, folder.private, lambda: folder.missing(withdrawn))
+        folder.wait(place, withdrawn)
         manifest = Manifest(
             base_model=facts.name,
             members=tuple(
