@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from adapmixed.commands.generate import GenerateOptions
-from adapmixed.commands.mechanisms import add_mechanism_options
+from adapmixed.commands.mechanisms import add_mechanism_options, mechanism_for
 from adapmixed.commands.options import (
     SharedOptions,
     add_options,
@@ -20,7 +20,6 @@ from adapmixed.commands.options import (
     load_ensemble,
     quiet_libraries,
 )
-from adapmixed.commands.serving import mechanism_for
 
 if TYPE_CHECKING:
     from adapmixed.mechanisms import Mechanism

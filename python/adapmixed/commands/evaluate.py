@@ -14,6 +14,7 @@ from adapmixed.commands.mechanisms import (
     add_mechanism_options,
     label_of,
     mechanism_of,
+    take_plan,
 )
 from adapmixed.commands.options import (
     SharedOptions,
@@ -28,7 +29,6 @@ from adapmixed.commands.options import (
     random_source,
     write_private,
 )
-from adapmixed.commands.plan import take_plan
 
 if TYPE_CHECKING:
     from adapmixed.mechanisms import Mechanism

@@ -18,7 +18,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from adapmixed.commands.mechanisms import add_mechanism_options
+from adapmixed.commands.mechanisms import add_mechanism_options, mechanism_for, take_plan
 from adapmixed.commands.options import (
     SharedOptions,
     add_options,
@@ -29,8 +29,7 @@ from adapmixed.commands.options import (
     option,
     quiet_libraries,
 )
-from adapmixed.commands.plan import take_plan
-from adapmixed.commands.serving import accounted, all_ledgers, check_place, mechanism_for
+from adapmixed.commands.serving import accounted, all_ledgers, check_place
 from adapmixed.limits import check_count
 
 if TYPE_CHECKING:

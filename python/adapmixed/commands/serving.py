@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from adapmixed.commands.mechanisms import add_mechanism_options, mechanism_of
+from adapmixed.commands.mechanisms import add_mechanism_options, mechanism_for
 from adapmixed.commands.options import (
     SharedOptions,
     add_options,
@@ -21,12 +21,10 @@ from adapmixed.commands.options import (
     quiet_libraries,
     random_source,
 )
-from adapmixed.commands.plan import take_plan
 from adapmixed.limits import check_count
 
 if TYPE_CHECKING:
     from adapmixed.generation import PrivateGenerator
-    from adapmixed.mechanisms import Mechanism
     from adapmixed.privacy import Accountant
 
 
@@ -113,27 +111,6 @@ def opened(arguments: argparse.Namespace, queries: int) -> Iterator[PrivateGener
                 memory_bytes=arguments.memory,
                 active=arguments.active,
             )
-
-
-def mechanism_for(arguments: argparse.Namespace, queries: int | None) -> Mechanism:
-    """Return the mechanism of --plan or --mechanism, for --epsilon, --delta and --adjacency.
-
-    Args:
-        arguments: the command's arguments.
-        queries: as in `mechanism_of`.
-
-    Raises:
-        ValueError: as `take_plan` and `mechanism_of`, before a ledger is made.
-    """
-    take_plan(arguments)
-    return mechanism_of(
-        arguments.mechanism,
-        delta=arguments.delta,
-        epsilon=arguments.epsilon,
-        way=arguments.adjacency,
-        queries=queries,
-        ledger=vars(arguments).get("ledger") is not None,
-    )
 
 
 def check_place(arguments: argparse.Namespace) -> None:
