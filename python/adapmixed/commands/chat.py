@@ -7,8 +7,8 @@ import sys
 from dataclasses import dataclass
 from typing import Any
 
+from adapmixed.commands.generate import add_serving_options, opened, shape_of, show
 from adapmixed.commands.options import add_options, as_typed, check_alone, option
-from adapmixed.commands.serving import add_serving_options, opened, shape_of, show
 from adapmixed.limits import check_count
 
 # These words end the conversation, as the end of the input does.

@@ -10,7 +10,7 @@ import textwrap
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from adapmixed.commands.generate import GenerateOptions
+from adapmixed.commands.generate import AnswerOptions
 from adapmixed.commands.mechanisms import add_mechanism_options, mechanism_for
 from adapmixed.commands.options import (
     SharedOptions,
@@ -41,7 +41,7 @@ def add_parser(commands: Any) -> None:
         "operator's eyes alone.",
     )
     add_options(parser, SharedOptions, "base ensemble max_new_tokens temperature top_k active")
-    add_options(parser, GenerateOptions, "prompt", required=True)
+    add_options(parser, AnswerOptions, "prompt", required=True)
     told = "seed of the random numbers (default: one of the system's)"
     parser.add_argument("--seed", type=int, metavar="N", help=told)
     add_mechanism_options(parser)

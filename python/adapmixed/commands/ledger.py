@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import json
-from contextlib import suppress
 from decimal import ROUND_CEILING, ROUND_FLOOR, Context, Decimal
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -126,13 +125,15 @@ def _ensemble(reading: Reading, given: Path | None) -> Path:
 
     places = (Path.cwd(), *Path(reading.path).parents[:2])
     near = [one.parent for place in places for one in sorted(place.glob("*/ensemble.json"))]
+    why = "'adapmixed generate' enters a ledger if it may write to the private folder"
     for folder in near if given is None else [given]:
-        with suppress(OSError, ValueError):
+        try:
             if reading.identity in entered(register_of(folder)):
                 return folder
+        except (OSError, ValueError) as error:
+            why = str(error)
     raise ValueError(
-        f"--ensemble must be the ensemble whose register has {reading.path}, got {given}: "
-        "'adapmixed generate' enters a ledger if it may write to the private folder"
+        f"--ensemble must be the ensemble whose register has {reading.path}, got {given}: {why}"
     )
 
 
@@ -177,3 +178,15 @@ def _letter(reading: Reading, ensemble: Path) -> str:
     values |= {"reading": reading, "guarantee": guarantee, "binding": binding, "found": found}
     lines = [line.split("|", 1) for line in LETTER.read_text(encoding="utf-8").splitlines()]
     return "\n".join(text.format(**values) for condition, text in lines if condition in true)
+
+
+def all_ledgers(ensemble: str | Path, path: Path | None = None) -> str:
+    """Return what an ensemble's ledgers have spent; "" if the one at a path is alone."""
+    from adapmixed.privacy import read_ledger
+    from adapmixed.privacy.register import together
+
+    try:
+        found = together(ensemble, None if path is None else read_ledger(path, whole=False))
+        return found.words if found.ledgers > 1 or path is None else ""
+    except (OSError, ValueError) as error:
+        return f"The ledgers of this ensemble could not be added up: {error}"

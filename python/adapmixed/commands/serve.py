@@ -18,6 +18,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from adapmixed.commands.generate import accounted, check_place
+from adapmixed.commands.ledger import all_ledgers
 from adapmixed.commands.mechanisms import add_mechanism_options, mechanism_for, take_plan
 from adapmixed.commands.options import (
     SharedOptions,
@@ -29,7 +31,6 @@ from adapmixed.commands.options import (
     option,
     quiet_libraries,
 )
-from adapmixed.commands.serving import accounted, all_ledgers, check_place
 from adapmixed.limits import check_count
 
 if TYPE_CHECKING:

@@ -4,7 +4,7 @@ import argparse
 from typing import Any
 
 from adapmixed.commands.options import check_alone, progress_bar, quiet_libraries
-from adapmixed.commands.training import (
+from adapmixed.commands.train import (
     add_adapter_options,
     add_corpus_options,
     add_model_options,
