@@ -204,8 +204,6 @@ def test_weights_charges_and_screening_are_those_of_the_proposals() -> None:
     assert weights.screened == 3 * round(one.screened * QUERIES) > 0 < sum(weights.bins)
     done, charges = diagnosis(one).charges[-1]
     assert done == QUERIES and max(charges) == pytest.approx(one.breakdown["mixing"], rel=1e-4)
-    done, screened = diagnosis(one).screened[-1]
-    assert (done, screened) == (QUERIES, round(one.screened * QUERIES))
     # Answered again in a single proposal, the weights are the same.
     rng = SeededRandom(5).child("adapmixed")
     expected = torch.zeros(BINS + 2)

@@ -91,7 +91,7 @@ def _run(arguments: argparse.Namespace, ranks: Ranks) -> int:
     quiet_libraries()
     from adapmixed.data.text import read_text
     from adapmixed.evaluation import evaluate, plan_runs
-    from adapmixed.report import Report, environment, training_losses
+    from adapmixed.report import Report, environment, validation_losses
     from adapmixed.training.blocks import token_stream
 
     documents = read_text(arguments.text, name="--text")
@@ -101,7 +101,7 @@ def _run(arguments: argparse.Namespace, ranks: Ranks) -> int:
     cut = {name: getattr(arguments, name) for name in ("block", "queries", "runs", "stride")}
     total = plan_runs(tokens, ensemble.longest_text, **cut)[1]
     asked = _mechanisms(arguments, total)
-    losses = training_losses(Path(arguments.ensemble))  # raises before the models run
+    losses = validation_losses(Path(arguments.ensemble))  # raises before the models run
     update, close = progress_bar(total * arguments.runs, "token", shown=ranks.is_main)
     names = "delta adjacency result resume diagnostics active"
     found = evaluate(
@@ -119,7 +119,7 @@ def _run(arguments: argparse.Namespace, ranks: Ranks) -> int:
     if not ranks.is_main:
         return 0
     config = _config(arguments, asked, total, ensemble)
-    report = Report(found, config, environment(), training=losses)
+    report = Report(found, config, environment(), validation=losses)
     print(f"{CHOOSING}\n\n{report.text()}")
     if arguments.seed is not None:
         # A seed repeats the evaluation, but not its speed.

@@ -22,6 +22,7 @@ from adapmixed.evaluation.windows import Window, block_of, plan_runs
 from adapmixed.limits import DEFAULT_ACTIVE, check_active
 from adapmixed.mechanisms import Mechanism, Origin, shaped
 from adapmixed.privacy import Accountant
+from adapmixed.privacy.encoding import from_json, to_json
 from adapmixed.rng import SecureRandom, SeededRandom
 
 if TYPE_CHECKING:
@@ -304,7 +305,7 @@ class Session:
             "place": self.place,
             "forward_seconds": list(self._forward_seconds),
             "runs": [
-                [{"tally": one.tally.state(), "counter": _counter(one.rng)} for one in methods]
+                [{"tally": to_json(one.tally), "counter": _counter(one.rng)} for one in methods]
                 for methods in self._runs
             ],
         }
@@ -314,7 +315,7 @@ class Session:
         self._begin(len(state["runs"]) - 1)
         for methods, written in zip(self._runs, state["runs"], strict=True):
             for method, one in zip(methods, written, strict=True):
-                method.tally = Tally.from_state(one["tally"])
+                method.tally = from_json(Tally, one["tally"])
                 if isinstance(method.rng, SeededRandom):
                     method.rng.skip_to(one["counter"])
         self._forward_seconds = list(state["forward_seconds"])

@@ -5,14 +5,14 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from adapmixed.evaluation.diagnostics import Curve, Diagnosis, Diagnostics
 from adapmixed.privacy import Accountant, Guarantee
-from adapmixed.privacy.encoding import from_json, read_real, to_json, write_real
+from adapmixed.privacy.encoding import CODECS
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -25,24 +25,28 @@ BLOCK, MOST_BLOCKS, LEAST_BLOCKS = 64, 64, 8
 _RESAMPLES = 4000
 
 
+@dataclass
 class Tally:
-    """The running totals of one mechanism.
+    """The running totals of one mechanism in one run, which a result file holds as JSON.
 
-    Args:
+    Attributes:
         name: the name of the mechanism in the evaluation.
         accountant: is charged for every answer.
         diagnostics: diagnostics to collect, or None.
+        loss: Σ −log p(target).
+        screened: queries that the public model alone answered.
+        seconds: time spent in the mechanism.
+        curve: its points hold the queries so far, their ε, which is NaN without a guarantee, and
+            their perplexity.
     """
 
-    def __init__(
-        self, name: str, accountant: Accountant, diagnostics: Diagnostics | None = None
-    ) -> None:
-        self.name, self.accountant, self.diagnostics = name, accountant, diagnostics
-        self.loss = 0.0  # Σ −log p(target)
-        self.screened = 0  # queries that the public model alone answered
-        self.seconds = 0.0
-        # Each point: queries so far, their ε, which is NaN without a guarantee, their perplexity.
-        self.curve = Curve(CURVE_POINTS)
+    name: str
+    accountant: Accountant
+    diagnostics: Diagnostics | None = None
+    loss: float = 0.0
+    screened: int = 0
+    seconds: float = 0.0
+    curve: Curve = field(default_factory=lambda: Curve(CURVE_POINTS))
 
     def add(self, ticket: Ticket, answer: Answer, targets: Tensor) -> None:
         """Count the answers of one call.
@@ -86,27 +90,8 @@ class Tally:
         mean = self.loss / queries
         return math.exp(mean) if mean < 700.0 else math.inf
 
-    def state(self) -> dict[str, Any]:
-        """Return the whole private state as strict JSON values, exact to the bit."""
-        return {
-            "name": self.name,
-            "loss": write_real(self.loss),
-            "screened": self.screened,
-            "seconds": self.seconds,
-            "curve": to_json(self.curve),
-            "accountant": self.accountant.state(),
-            "diagnostics": None if self.diagnostics is None else self.diagnostics.state(),
-        }
 
-    @classmethod
-    def from_state(cls, state: Mapping[str, Any]) -> Tally:
-        """Return a tally with the state that `state()` returned."""
-        kept = state["diagnostics"]
-        diagnostics = None if kept is None else Diagnostics.from_state(kept)
-        tally = cls(state["name"], Accountant.from_state(state["accountant"]), diagnostics)
-        tally.loss, tally.curve = read_real(state["loss"]), from_json(Curve, state["curve"])
-        tally.screened, tally.seconds = state["screened"], state["seconds"]
-        return tally
+CODECS["Accountant"] = Accountant.state, Accountant.from_state
 
 
 def results(

@@ -16,9 +16,9 @@ from typing import Any
 
 from adapmixed.evaluation.result import Evaluation, Tally, results
 from adapmixed.files import remove_leftovers, sole_writer, write_file
-from adapmixed.privacy.encoding import canonical, parse
+from adapmixed.privacy.encoding import canonical, from_json, parse
 
-FORMAT_VERSION = 7
+FORMAT_VERSION = 8
 """Increases if an entry changes its meaning, or if older files lack a required entry."""
 
 NOTICE = (
@@ -159,7 +159,7 @@ def read_result(path: str | os.PathLike[str]) -> StoredResult:
     """
     content = read_content(path)
     state = content["state"]
-    tallies = [[Tally.from_state(one["tally"]) for one in run] for run in state["runs"]]
+    tallies = [[from_json(Tally, one["tally"]) for one in run] for run in state["runs"]]
     found = results(tallies, state["forward_seconds"])
     return StoredResult(content["configuration"], content["complete"], found)
 
