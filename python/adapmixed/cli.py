@@ -1,4 +1,7 @@
-"""The command line ``adapmixed COMMAND``, with one module of `adapmixed.commands` per command."""
+"""The command line ``adapmixed COMMAND``, with one module of `adapmixed.commands` per command.
+
+A module's docstring is its help, `add_arguments` adds the options, and `run` does the work.
+"""
 
 from __future__ import annotations
 
@@ -55,18 +58,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def parser_of(prog: str, description: str, modules: Iterable[Any]) -> argparse.ArgumentParser:
-    """Return the parser of a program with these commands."""
+    """Return the parser of a program with the commands of these modules."""
     parser = argparse.ArgumentParser(prog=prog, description=description)
     parser.add_argument("--version", action="version", version=f"{prog} {__version__}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     for module in modules:
-        module.add_parser(commands)
-    for name, command in commands.choices.items():
+        name = module.__name__.rpartition(".")[2].replace("_", "-")
+        first, _, description = module.__doc__.partition("\n\n")
+        told = first.partition("``: ")[2].removesuffix(".")
+        command = commands.add_parser(name, help=told, description=description)
+        module.add_arguments(command)
         private = "PRIVATE: with losses" if name == "train" else "without private values"
         told = f"log the steps to standard error ({private})"
         command.add_argument("-v", "--verbose", action="store_true", help=told)
         command.formatter_class = _Help
-        command.set_defaults(options=frozenset(command._option_string_actions))
+        command.set_defaults(run=module.run, options=frozenset(command._option_string_actions))
     return parser
 
 

@@ -1,4 +1,9 @@
-"""``adapmixed evaluate``: measure perplexity and privacy of mechanisms on a text."""
+"""``adapmixed evaluate``: measure perplexity and privacy on a text.
+
+Score every token of a text with the public model and with one or several mechanisms, and say which
+share of the unprotected ensemble's gain each keeps. An evaluation reveals probabilities, so its
+output is for the operator only.
+"""
 
 from __future__ import annotations
 
@@ -54,21 +59,13 @@ class EvaluateOptions:
     seed: int | None = option("seed of the randomness (default: the system's)")
 
 
-def add_parser(commands: Any) -> None:
-    """Add the command."""
-    parser = commands.add_parser(
-        "evaluate",
-        help="measure perplexity and privacy on a text",
-        description="Score every token of a text with the public model and with one or several "
-        "mechanisms, and say which share of the unprotected ensemble's gain each keeps. An "
-        "evaluation reveals probabilities, so its output is for the operator only.",
-    )
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the options of the command."""
     add_options(parser, SharedOptions, "base ensemble")
     add_options(parser, EvaluateOptions)
     add_options(parser, SharedOptions, "memory active")
     add_mechanism_options(parser, several=True)
     add_options(parser, SharedOptions, "device dtype rank_timeout")
-    parser.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace) -> int:

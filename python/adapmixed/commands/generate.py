@@ -1,4 +1,9 @@
-"""``adapmixed generate``: continue prompts privately, and what other commands that answer share."""
+"""``adapmixed generate``: continue prompts privately.
+
+Continue prompts token by token. Every released token is one query. The text goes to standard
+output, its guarantee to standard error. Several prompts are answered in batches and printed as JSON
+lines.
+"""
 
 from __future__ import annotations
 
@@ -43,19 +48,11 @@ class AnswerOptions:
     operator: bool = option("PRIVATE: print costs that depend on private data, too")
 
 
-def add_parser(commands: Any) -> None:
-    """Add the command."""
-    parser = commands.add_parser(
-        "generate",
-        allow_abbrev=False,  # --n of other libraries is no short form of --no-create
-        help="continue prompts privately",
-        description="Continue prompts token by token. Every released token is one query. The text "
-        "goes to standard output, its guarantee to standard error. Several prompts are answered in "
-        "batches and printed as JSON lines.",
-    )
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the options of the command."""
+    parser.allow_abbrev = False  # --n of other libraries is no short form of --no-create
     add_options(parser, AnswerOptions, "prompt prompts chat batch")
     add_serving_options(parser)
-    parser.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace) -> int:

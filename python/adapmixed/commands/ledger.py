@@ -1,4 +1,8 @@
-"""``adapmixed ledger show | verify | export | letter``: read a ledger, even while it is charged."""
+"""``adapmixed ledger``: show, verify or export a ledger, or write a letter about it.
+
+Read and check a ledger without writing to it. Charges and totals depend on the private data, so the
+output is for the operator only.
+"""
 
 from __future__ import annotations
 
@@ -21,14 +25,8 @@ LETTER = Path(__file__).parents[1] / "assets" / "letter.txt"
 """The letter's sentences, each with its heading on the page "What is guaranteed" in brackets."""
 
 
-def add_parser(commands: Any) -> None:
-    """Add the command."""
-    parser = commands.add_parser(
-        "ledger",
-        help="show, verify or export a ledger, or write a letter about it",
-        description="Read and check a ledger without writing to it. Charges and totals depend on "
-        "the private data, so the output is for the operator only.",
-    )
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the options of the command."""
     actions = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
     for name, text in ACTIONS.items():
         action = actions.add_parser(name, help=text, description=f"{text[0].upper()}{text[1:]}.")
@@ -53,7 +51,6 @@ def add_parser(commands: Any) -> None:
                 metavar="DIGEST",
                 help="a digest printed earlier; exit status 2 unless the ledger had it",
             )
-        action.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace) -> int:

@@ -1,4 +1,7 @@
-"""The options --mechanism and --plan, and ``adapmixed mechanisms``, which lists names and keys."""
+"""``adapmixed mechanisms``: list the names and keys of --mechanism.
+
+List the mechanisms, or the keys of one mechanism with their defaults.
+"""
 
 from __future__ import annotations
 
@@ -68,17 +71,11 @@ def add_mechanism_options(parser: argparse.ArgumentParser, *, several: bool = Fa
     add_options(group, MechanismOptions, "epsilon delta adjacency")
 
 
-def add_parser(commands: Any) -> None:
-    """Add the command ``mechanisms``."""
-    parser = commands.add_parser(
-        "mechanisms",
-        help="list the names and keys of --mechanism",
-        description="List the mechanisms, or the keys of one mechanism with their defaults.",
-    )
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the options of the command."""
     parser.add_argument(
         "name", nargs="?", choices=NAMES, help="mechanism whose keys to list (default: list names)"
     )
-    parser.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace) -> int:

@@ -1,6 +1,9 @@
-"""``adapmixed plan``: find the settings that a privacy budget allows, before any training.
+"""``adapmixed plan``: recommend a mechanism for a privacy budget.
 
-Other commands take the file that --save writes as --plan: see `adapmixed.commands.mechanisms`.
+Recommend one mechanism with its settings, by a public rule, for a number of tokens within (epsilon,
+delta). Without --ensemble and --models, show what several numbers of shards allow. With --lower and
+--upper, compute instead whichever of --epsilon, --models and --tokens is left out. Only public
+numbers are used.
 """
 
 from __future__ import annotations
@@ -9,7 +12,6 @@ import argparse
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from adapmixed.commands.mechanisms import CHOOSING, save_plan
 from adapmixed.commands.options import add_options, check_output, columns, option
@@ -48,18 +50,9 @@ class PlanOptions:
     scale: float | None = option("of clipped-log-pool (default: settings are of clipped-mixing)")
 
 
-def add_parser(commands: Any) -> None:
-    """Add the command."""
-    parser = commands.add_parser(
-        "plan",
-        help="recommend a mechanism for a privacy budget",
-        description="Recommend one mechanism with its settings, by a public rule, for a number of "
-        "tokens within (epsilon, delta). Without --ensemble and --models, show what several "
-        "numbers of shards allow. With --lower and --upper, compute instead whichever of "
-        "--epsilon, --models and --tokens is left out. Only public numbers are used.",
-    )
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the options of the command."""
     add_options(parser, PlanOptions)
-    parser.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace) -> int:

@@ -1,6 +1,8 @@
 """``adapmixed serve``: answer OpenAI clients privately over HTTP.
 
-The server states a promise about all answers to come; a weak one must be allowed.
+Serve /v1/completions and /v1/chat/completions. Every released token is one query, charged in the
+ledger before it is drawn. SIGTERM and SIGINT stop the server gracefully. SIGHUP reads the file of
+keys again. Other machines can reach it only with --keys and TLS, or with --keys behind a proxy.
 """
 
 from __future__ import annotations
@@ -75,16 +77,8 @@ class ServerOptions:
     )
 
 
-def add_parser(commands: Any) -> None:
-    """Add the command."""
-    parser = commands.add_parser(
-        "serve",
-        help="answer OpenAI clients privately over HTTP",
-        description="Serve /v1/completions and /v1/chat/completions. Every released token is one "
-        "query, charged in the ledger before it is drawn. SIGTERM and SIGINT stop the server "
-        "gracefully. SIGHUP reads the file of keys again. Other machines can reach it only with "
-        "--keys and TLS, or with --keys behind a proxy.",
-    )
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the options of the command."""
     add_options(parser, ServerOptions, "demo")
     add_options(parser, SharedOptions, "base ensemble", required=False)
     add_options(parser, ServerOptions, "name max_tokens when_spent")
@@ -96,7 +90,7 @@ def add_parser(commands: Any) -> None:
     add_options(parser, ServerOptions, network, title="network")
     add_mechanism_options(parser)
     add_options(parser, ServerOptions, "allow_weak")
-    parser.set_defaults(run=run, operator=False)
+    parser.set_defaults(operator=False)
 
 
 def run(arguments: argparse.Namespace) -> int:

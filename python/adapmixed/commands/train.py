@@ -1,4 +1,9 @@
-"""``adapmixed train``: train an ensemble of adapters on a corpus; what other trainings share."""
+"""``adapmixed train``: train an ensemble on a private corpus.
+
+Give every name of --id-column a member of its own, or divide a corpus into N shards by a keyed hash
+of document names, and train one peft adapter for each. After an interruption the same command
+continues. Under torchrun the processes take members in turn.
+"""
 
 from __future__ import annotations
 
@@ -71,16 +76,8 @@ class TrainOptions:
     threads: int = option("threads of each of them", 1)
 
 
-def add_parser(commands: Any) -> None:
-    """Add the command."""
-    parser = commands.add_parser(
-        "train",
-        help="train an ensemble on a private corpus",
-        description="Give every name of --id-column a member of its own, or divide a corpus into N "
-        "shards by a keyed hash of document names, and train one peft adapter for each. After an "
-        "interruption the same command continues. Under torchrun the processes take members in "
-        "turn.",
-    )
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the options of the command."""
     add_model_options(parser, output="folder of the ensemble; OUTPUT.private has private files")
     told = "seed of the members' training (default: 0)"
     parser.add_argument("--seed", type=int, default=0, metavar="N", help=told)
@@ -94,7 +91,6 @@ def add_parser(commands: Any) -> None:
         "B alone; validation_fraction, the share of names held out (0.05); early_stopping=yes to "
         "keep the epoch that is best on them",
     )
-    parser.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace) -> int:
