@@ -343,10 +343,7 @@ def _over_time(methods: Sequence[Evaluation]) -> list[str]:
 
 
 def environment() -> dict[str, object]:
-    """Return the versions and hardware that the numbers depend on, without host names or paths.
-
-    The version of a package is None if it is not installed as a distribution.
-    """
+    """Return the versions and hardware that the numbers depend on, without host names or paths."""
     import torch
 
     import adapmixed
@@ -356,7 +353,7 @@ def environment() -> dict[str, object]:
         "adapmixed": adapmixed.__version__,
         "python": platform.python_version(),
         "torch": str(torch.__version__),
-        **{name: _version(name) for name in ("transformers", "peft", "numpy")},
+        **{name: metadata.version(name) for name in ("transformers", "peft", "numpy")},
         "system": platform.system(),
         "machine": platform.machine(),
         "processor": _processor(),
@@ -374,13 +371,6 @@ def _processor() -> str | None:
         return platform.processor() or None
     found = re.search(r"^model name\s*:\s*(.*)$", facts, re.MULTILINE)
     return found[1] if found else None
-
-
-def _version(distribution: str) -> str | None:
-    try:
-        return metadata.version(distribution)
-    except metadata.PackageNotFoundError:
-        return None
 
 
 def validation_losses(folder: Path) -> list[dict[str, object]]:

@@ -25,8 +25,8 @@ from result_cases import (
 from torch import Tensor
 
 from adapmixed.evaluation import Evaluation, evaluate, read_result
-from adapmixed.evaluation.diagnostics import BINS, Curve, Diagnosis, utility_terms
-from adapmixed.evaluation.result import CURVE_POINTS
+from adapmixed.evaluation.diagnostics import BINS, Diagnosis, utility_terms
+from adapmixed.evaluation.result import CURVE_POINTS, Curve
 from adapmixed.mechanisms import AdaPMixED, Mechanism, PMixED, Unprotected
 from adapmixed.privacy.budget import ShardBudget
 from adapmixed.rng import SeededRandom

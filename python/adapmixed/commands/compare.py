@@ -21,7 +21,6 @@ from adapmixed.commands.options import (
     SharedOptions,
     add_options,
     check_alone,
-    check_device,
     load_ensemble,
     quiet_libraries,
 )
@@ -48,7 +47,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Print the continuations of every prompt in three columns."""
     mechanism = mechanism_for(arguments, max(arguments.max_new_tokens, 1))
-    check_device(arguments)
     check_alone("compare")
     quiet_libraries()
     from adapmixed.generation import PrivateGenerator

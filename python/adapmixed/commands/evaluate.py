@@ -77,7 +77,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _run(arguments: argparse.Namespace, ranks: Ranks) -> int:
-    from adapmixed.evaluation.result_file import check_result
+    from adapmixed.evaluation.result import check_result
 
     if ranks.is_main or arguments.result is None:
         check_result(arguments.result, resume=arguments.resume)

@@ -27,7 +27,6 @@ from adapmixed.commands.options import (
     SharedOptions,
     add_options,
     check_alone,
-    check_device,
     check_output,
     load_ensemble,
     option,
@@ -176,7 +175,6 @@ def _serve(arguments: argparse.Namespace, stack: ExitStack) -> int:
         )
     quiet_libraries()
     print(f"Loading {arguments.ensemble} ...", file=sys.stderr, flush=True)
-    check_device(arguments)
     ensemble = load_ensemble(arguments, ALONE)
     of = mechanism, ensemble.num_models, Origin.of(ensemble, arguments.active)
     empty = Accountant(arguments.delta, epsilon=arguments.epsilon, adjacency=arguments.adjacency)

@@ -78,19 +78,18 @@ class TrainOptions:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of the command."""
-    add_model_options(parser, output="folder of the ensemble; OUTPUT.private has private files")
-    told = "seed of the members' training (default: 0)"
-    parser.add_argument("--seed", type=int, default=0, metavar="N", help=told)
-    add_corpus_options(parser)
-    names = "models share_shards key_file update workers threads"
-    add_options(parser, TrainOptions, names, title="ensemble")
-    add_adapter_options(
+    add_training_options(
         parser,
+        output="folder of the ensemble; OUTPUT.private has private files",
         adapt=f"{ADAPT}, or with --preset peft's choice",
         more="; steps, the least of each member, with which --epochs is 1; shared_a=yes to train "
         "B alone; validation_fraction, the share of names held out (0.05); early_stopping=yes to "
         "keep the epoch that is best on them",
     )
+    told = "seed of the members' training (default: 0)"
+    parser.add_argument("--seed", type=int, default=0, metavar="N", help=told)
+    names = "models share_shards key_file update workers threads"
+    add_options(parser, TrainOptions, names, title="ensemble")
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -170,12 +169,16 @@ def _config(
     return config_of(arguments, facts, targets, settings, training)
 
 
-def add_model_options(parser: argparse.ArgumentParser, *, output: str) -> None:
-    """Add the public model, the output, and where the training runs.
+def add_training_options(
+    parser: argparse.ArgumentParser, *, output: str, adapt: str, more: str = ""
+) -> None:
+    """Add the public model, the output, the corpus, and the settings of an adapter's training.
 
     Args:
         parser: gets the options.
         output: help of --output.
+        adapt: the default of --adapt, as a phrase for its help.
+        more: further settings of --training, as a phrase for its help.
     """
     add_options(parser, SharedOptions, "base")
     add_options(parser, TrainOptions, "revision")
@@ -183,24 +186,10 @@ def add_model_options(parser: argparse.ArgumentParser, *, output: str) -> None:
     add_options(parser, TrainOptions, "preset")
     add_options(parser, SharedOptions, "device")
     add_options(parser, SharedOptions, "dtype", choices=DTYPES[:2])
-
-
-def add_corpus_options(parser: argparse.ArgumentParser) -> None:
-    """Add the corpus and how it is divided into documents."""
     group = add_options(parser, TrainOptions, "corpus", title="corpus")
     either = group.add_mutually_exclusive_group()
     add_options(either, TrainOptions, "text_column chat_column")
     add_options(group, TrainOptions, "id_column split new_document")
-
-
-def add_adapter_options(parser: argparse.ArgumentParser, *, adapt: str, more: str = "") -> None:
-    """Add the settings of an adapter's training.
-
-    Args:
-        parser: gets the options.
-        adapt: the default of --adapt, as a phrase for its help.
-        more: further settings of --training, as a phrase for its help.
-    """
     title = "training (defaults come from --preset)"
     group = add_options(parser, TrainOptions, "epochs learning_rate block_size", title=title)
     group.add_argument(

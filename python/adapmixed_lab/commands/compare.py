@@ -15,7 +15,6 @@ from adapmixed.commands.options import (
     SharedOptions,
     add_options,
     check_alone,
-    check_device,
     check_output,
     load_ensemble,
     progress_bar,
@@ -47,7 +46,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Evaluate all methods, print the table and write the figure."""
     check_alone("compare")
-    check_device(arguments)
     check_output("--out", arguments.out)
     quiet_libraries()
     from adapmixed.data.text import read_text

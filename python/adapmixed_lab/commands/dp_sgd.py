@@ -9,9 +9,7 @@ import argparse
 
 from adapmixed.commands.options import check_alone, progress_bar, quiet_libraries
 from adapmixed.commands.train import (
-    add_adapter_options,
-    add_corpus_options,
-    add_model_options,
+    add_training_options,
     config_of,
     corpus_of,
     facts_of,
@@ -21,10 +19,9 @@ from adapmixed.commands.train import (
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of the command."""
-    add_model_options(parser, output="new folder for the adapter")
+    adapt = "peft's choice for the architecture"
+    add_training_options(parser, output="new folder for the adapter", adapt=adapt)
     parser.add_argument("--threads", type=int, help="threads of torch (default: torch's choice)")
-    add_corpus_options(parser)
-    add_adapter_options(parser, adapt="peft's choice for the architecture")
     group = parser.add_argument_group("guarantee")
     group.add_argument("--epsilon", type=float, required=True, help="largest ε of the adapter")
     group.add_argument("--delta", type=float, required=True, help="δ of the guarantee")
