@@ -170,16 +170,6 @@ def test_delta_is_not_rounded(delta: float) -> None:
     assert f'<td class="number">{delta}</td>' in render(build([source]))
 
 
-def test_a_failed_write_leaves_no_remains(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(*_: object) -> None:
-        raise OSError("disk full")
-
-    monkeypatch.setattr("adapmixed.files.os.replace", fail)
-    with pytest.raises(OSError, match="disk full"):
-        build().write(tmp_path)
-    assert list(tmp_path.iterdir()) == []
-
-
 def last_line(evaluations: list[Evaluation]) -> str:
     return build(evaluations).text().splitlines()[-1]
 
