@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from adapmixed.commands import plan
+from adapmixed.commands import mechanisms
 from adapmixed.ensemble import manifest
 from adapmixed.privacy import Accountant, PublicAnswer, ledger, read_ledger
 from adapmixed.training import folder as training
@@ -60,7 +60,7 @@ READERS: dict[str, tuple[str, int, Callable[[Path], object]]] = {
         training.FORMAT_VERSION,
         lambda path: training.read_member_record(path.parent),
     ),
-    "plan": ("plan.json", plan.FORMAT_VERSION, plan.read_plan),
+    "plan": ("plan.json", mechanisms.PLAN_VERSION, mechanisms.read_plan),
     "guarantee": (
         "guarantee.json",
         dp_sgd.FORMAT_VERSION,

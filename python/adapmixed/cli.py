@@ -1,4 +1,7 @@
-"""The command line ``adapmixed COMMAND``, with one module of `adapmixed.commands` per command."""
+"""The command line ``adapmixed COMMAND``, with one module of `adapmixed.commands` per command.
+
+A module's docstring is its help, `add_arguments` adds the options, and `run` does the work.
+"""
 
 from __future__ import annotations
 
@@ -35,11 +38,13 @@ class _Help(argparse.HelpFormatter):
         super().add_usage(usage, required, (), prefix)
 
 
-def _parser() -> argparse.ArgumentParser:
+def _parser(typed: Sequence[str] = ()) -> argparse.ArgumentParser:
+    """Return the parser of the command that is typed first, or else of all commands."""
+    names = [name for name in _COMMANDS if name in typed[:1]] or _COMMANDS
     return parser_of(
         "adapmixed",
         "Private next-token prediction for ensembles of fine-tuned language models.",
-        [import_module(f"adapmixed.commands.{name}") for name in _COMMANDS],
+        [import_module(f"adapmixed.commands.{name}") for name in names],
     )
 
 
@@ -48,36 +53,40 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
     An error prints one line on standard error and gives exit status 2.
     """
-    return run_command(_parser(), arguments, lambda parsed: int(parsed.run(parsed)))
+    typed = sys.argv[1:] if arguments is None else arguments
+    return run_command(_parser(typed), typed, lambda parsed: int(parsed.run(parsed)))
 
 
 def parser_of(prog: str, description: str, modules: Iterable[Any]) -> argparse.ArgumentParser:
-    """Return the parser of a program with these commands."""
+    """Return the parser of a program with the commands of these modules."""
     parser = argparse.ArgumentParser(prog=prog, description=description)
     parser.add_argument("--version", action="version", version=f"{prog} {__version__}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     for module in modules:
-        module.add_parser(commands)
-    for name, command in commands.choices.items():
+        name = module.__name__.rpartition(".")[2].replace("_", "-")
+        first, _, description = module.__doc__.partition("\n\n")
+        told = first.partition("``: ")[2].removesuffix(".")
+        command = commands.add_parser(name, help=told, description=description)
+        module.add_arguments(command)
         private = "PRIVATE: with losses" if name == "train" else "without private values"
         told = f"log the steps to standard error ({private})"
         command.add_argument("-v", "--verbose", action="store_true", help=told)
         command.formatter_class = _Help
-        command.set_defaults(options=frozenset(command._option_string_actions))
+        command.set_defaults(run=module.run, options=frozenset(command._option_string_actions))
     return parser
 
 
 def run_command(
     parser: argparse.ArgumentParser,
-    arguments: Sequence[str] | None,
+    typed: Sequence[str],
     run: Callable[[argparse.Namespace], int],
 ) -> int:
-    """Parse the arguments, run the command, and print an error as one line.
+    """Parse what is typed, run the command, and print an error as one line.
 
     Returns:
         The exit status of the command, or 2 after an error.
     """
-    parsed, unknown = parser.parse_known_args(arguments)
+    parsed, unknown = parser.parse_known_args(typed)
     if unknown:
         parser.error(unknown_options(unknown))
     try:
@@ -89,23 +98,22 @@ def run_command(
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # nothing more to flush
         return 141  # a shell's status for a program that SIGPIPE ended
     except (ValueError, OSError, RuntimeError) as error:
-        text = as_typed(" ".join(_said(error, parsed, arguments).split()), parsed.options)
+        text = as_typed(" ".join(_said(error, parsed, typed).split()), parsed.options)
         print(f"{parser.prog} {parsed.command}: {text}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         return 130
 
 
-def _said(error: Exception, parsed: argparse.Namespace, arguments: Sequence[str] | None) -> str:
+def _said(error: Exception, parsed: argparse.Namespace, typed: Sequence[str]) -> str:
     """Return an error's message; that of the system names the option whose file it is about."""
     if not isinstance(error, OSError) or not isinstance(error.filename, str | bytes):
         return str(error)
     file = Path(os.fsdecode(error.filename))
-    typed = {one.split("=")[0] for one in (sys.argv[1:] if arguments is None else arguments)}
-    named = "a path must be"
+    given, named = {one.split("=")[0] for one in typed}, "a path must be"
     for name, value in vars(parsed).items():
         option = f"--{name.replace('_', '-')}"
-        if option in typed and isinstance(value, str | Path):
+        if option in given and isinstance(value, str | Path):
             if Path(value) in (file, *file.parents):
                 named = f"{option} must name"
     wanted = "a file or folder that this user may open"

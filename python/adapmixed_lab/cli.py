@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import sys
 from collections.abc import Sequence
 
 from adapmixed.cli import parser_of, run_command
@@ -26,7 +27,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
     An error prints one line on standard error and gives exit status 2.
     """
-    return run_command(_parser(), arguments, _run)
+    return run_command(_parser(), sys.argv[1:] if arguments is None else arguments, _run)
 
 
 def _run(parsed: argparse.Namespace) -> int:

@@ -13,7 +13,7 @@ from trained_demo import DEMO_ENSEMBLE
 from adapmixed.cli import _parser, main
 from adapmixed.commands import options
 from adapmixed.commands.evaluate import _mechanisms
-from adapmixed.commands.plan import take_plan
+from adapmixed.commands.mechanisms import take_plan
 from adapmixed.data import demo_base, held_out_text
 from adapmixed.evaluation import read_result
 from adapmixed.mechanisms import (

@@ -155,9 +155,14 @@ def test_a_unit_and_what_no_letter_is_about(
     assert "That a table of so many names exists" in letter and "names in every period" in letter
     assert "e^ε = 20.1 times" in letter and "at most 95.3 % sure" in letter
     assert main(["ledger", "letter", "a.db", "--ensemble", str(DEMO_ENSEMBLE)]) == 2
-    assert f"whose register has {Path('a.db').resolve()}, got {DEMO_ENSEMBLE}" in (
+    assert f"whose register has {Path('a.db').resolve()}, got {DEMO_ENSEMBLE}: 'adapmixed" in (
         capsys.readouterr().err
     )
+    whole = register_of(ensemble).read_bytes()
+    register_of(ensemble).write_bytes(whole[:-9])
+    assert main(["ledger", "letter", "a.db", "--ensemble", str(ensemble)]) == 2
+    assert f"got {ensemble}: {register_of(ensemble)} must be a reg" in capsys.readouterr().err
+    register_of(ensemble).write_bytes(whole)
     (ensemble.parent / "far").mkdir()
     moved = Path("a.db").rename(ensemble.parent / "far" / "a.db")
     monkeypatch.chdir("/")

@@ -12,7 +12,7 @@ from training_cases import write_base, write_corpus
 
 from adapmixed.cli import _parser, main
 from adapmixed.commands import train
-from adapmixed.commands.training import source_of, training_of
+from adapmixed.commands.train import source_of, training_of
 from adapmixed.ensemble import read_manifest
 from adapmixed.mechanisms import AdaPMixED
 from adapmixed.training import FinetuneConfig

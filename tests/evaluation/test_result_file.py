@@ -27,7 +27,7 @@ from result_cases import (
 )
 
 from adapmixed.evaluation import read_result
-from adapmixed.evaluation.result_file import FORMAT_VERSION
+from adapmixed.evaluation.result import FORMAT_VERSION
 from adapmixed.rng import SecureRandom, SeededRandom
 
 # Every call through which a result file is changed.

@@ -58,6 +58,7 @@ def test_perplexity_of_sliding_windows(stride: int | None, memory_bytes: int) ->
         fake, tokens, mechanisms, delta=DELTA, rng=SeededRandom(0), block=100, stride=stride,
         memory_bytes=memory_bytes,
     )  # type: ignore[arg-type]  # fmt: skip
+    assert set(fake.budgets) == {memory_bytes}
     sums = [0.0, 0.0]
     starts = contexts(len(tokens), 100, stride)
     for t, start in starts.items():
@@ -66,7 +67,7 @@ def test_perplexity_of_sliding_windows(stride: int | None, memory_bytes: int) ->
             p = torch.softmax(rows.double(), -1).mean(0)[tokens[t]]
             sums[number] -= math.log(p)
     for result, total in zip(results, sums, strict=True):
-        assert result.queries == len(starts)
+        assert result.queries == len(starts) == result.guarantee.queries
         assert result.perplexity == pytest.approx(math.exp(total / len(starts)), rel=1e-9)
 
 

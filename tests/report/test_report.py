@@ -26,8 +26,7 @@ from report_cases import (
 
 from adapmixed.evaluation import Evaluation
 from adapmixed.evaluation.result import gain_kept
-from adapmixed.report import environment
-from adapmixed.report.report import NEIGHBOUR_LABELS
+from adapmixed.report import NEIGHBOUR_LABELS, environment
 from adapmixed_lab.figures.figures import draw
 from adapmixed_lab.figures.html import render
 
@@ -39,7 +38,7 @@ def not_strict(constant: str) -> NoReturn:
 def test_every_method_has_every_field() -> None:
     report = build(sample=SAMPLE).to_json()
     assert list(report) == ["format_version", "methods", "sample", "environment", "config"]
-    assert report["format_version"] == 2
+    assert report["format_version"] == 3
     assert report["sample"] == SAMPLE
     evaluations = every_kind()
     assert [m["name"] for m in report["methods"]] == [e.name for e in evaluations]
@@ -68,6 +67,7 @@ def test_written_json_is_strict(tmp_path: Path) -> None:
     lost = {one["name"]: one for one in read["methods"]}["lost"]
     assert lost["perplexity"] == lost["epsilon"] == lost["curve"][-1][1] == "inf"
     assert read["config"]["order"] == "inf"
+    assert build(config={"file": "a\udc80"}).to_json()["config"] == {"file": "a\\udc80"}
     assert "ε" in path.read_text(encoding="utf-8")
 
 
@@ -85,9 +85,9 @@ def test_change_is_against_the_public_method() -> None:
 
 
 def test_what_cannot_be_reported_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"methods\[0\].perplexity must not be NaN"):
+    with pytest.raises(ValueError, match="report must not hold NaN"):
         build([evaluation("m", "none", perplexity=math.nan)]).to_json()
-    with pytest.raises(ValueError, match=r"config\.a\[1\] must be a JSON value, got \w*Path"):
+    with pytest.raises(ValueError, match="report must hold JSON values alone: .*Path"):
         build(config={"a": [1, Path("x")]}).to_json()
 
 
@@ -168,16 +168,6 @@ def test_delta_is_not_rounded(delta: float) -> None:
     source = replace(source, guarantee=replace(source.guarantee, delta=delta))
     assert f"at δ = {delta!r}, a guarantee" in " ".join(build([source]).text().split())
     assert f'<td class="number">{delta}</td>' in render(build([source]))
-
-
-def test_a_failed_write_leaves_no_remains(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(*_: object) -> None:
-        raise OSError("disk full")
-
-    monkeypatch.setattr("adapmixed.files.os.replace", fail)
-    with pytest.raises(OSError, match="disk full"):
-        build().write(tmp_path)
-    assert list(tmp_path.iterdir()) == []
 
 
 def last_line(evaluations: list[Evaluation]) -> str:

@@ -1,14 +1,18 @@
-"""``adapmixed chat``: hold a private conversation on the terminal."""
+"""``adapmixed chat``: hold a private conversation on the terminal.
+
+Answer each line that is typed, until /quit or the end of the input. /new starts a new conversation.
+The public model's chat template is used. If it has none, --plain continues every line by itself.
+Every released token is charged.
+"""
 
 from __future__ import annotations
 
 import argparse
 import sys
 from dataclasses import dataclass
-from typing import Any
 
+from adapmixed.commands.generate import add_serving_options, opened, shape_of, show
 from adapmixed.commands.options import add_options, as_typed, check_alone, option
-from adapmixed.commands.serving import add_serving_options, opened, shape_of, show
 from adapmixed.limits import check_count
 
 # These words end the conversation, as the end of the input does.
@@ -24,19 +28,11 @@ class ChatOptions:
     turns: int = option("most answers; fixed guarantees are planned for them", 64)
 
 
-def add_parser(commands: Any) -> None:
-    """Add the command."""
-    parser = commands.add_parser(
-        "chat",
-        allow_abbrev=False,  # as of generate
-        help="hold a private conversation on the terminal",
-        description="Answer each line that is typed, until /quit or the end of the input. /new "
-        "starts a new conversation. The public model's chat template is used. If it has none, "
-        "--plain continues every line by itself. Every released token is charged.",
-    )
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the options of the command."""
+    parser.allow_abbrev = False  # as of generate
     add_options(parser, ChatOptions)
     add_serving_options(parser)
-    parser.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace) -> int:

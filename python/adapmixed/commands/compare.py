@@ -1,4 +1,9 @@
-"""``adapmixed compare``: public, private and unprotected continuations side by side."""
+"""``adapmixed compare``: PRIVATE: show public, private and unprotected continuations side by side.
+
+Continue a prompt with the public model, the mechanism, and the unprotected ensemble, each with the
+same random numbers, side by side. (AdaPMixED's screening draws further ones.) Nothing is charged,
+and no guarantee covers the output: it is for the operator's eyes alone.
+"""
 
 from __future__ import annotations
 
@@ -8,19 +13,17 @@ import os
 import shutil
 import textwrap
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from adapmixed.commands.generate import GenerateOptions
-from adapmixed.commands.mechanisms import add_mechanism_options
+from adapmixed.commands.generate import AnswerOptions
+from adapmixed.commands.mechanisms import add_mechanism_options, mechanism_for
 from adapmixed.commands.options import (
     SharedOptions,
     add_options,
     check_alone,
-    check_device,
     load_ensemble,
     quiet_libraries,
 )
-from adapmixed.commands.serving import mechanism_for
 
 if TYPE_CHECKING:
     from adapmixed.mechanisms import Mechanism
@@ -31,29 +34,19 @@ WARNING = (
 )
 
 
-def add_parser(commands: Any) -> None:
-    """Add the command."""
-    parser = commands.add_parser(
-        "compare",
-        help="PRIVATE: show public, private and unprotected continuations side by side",
-        description="Continue a prompt with the public model, the mechanism, and the unprotected "
-        "ensemble, each with the same random numbers, side by side. (AdaPMixED's screening draws "
-        "further ones.) Nothing is charged, and no guarantee covers the output: it is for the "
-        "operator's eyes alone.",
-    )
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the options of the command."""
     add_options(parser, SharedOptions, "base ensemble max_new_tokens temperature top_k active")
-    add_options(parser, GenerateOptions, "prompt", required=True)
+    add_options(parser, AnswerOptions, "prompt", required=True)
     told = "seed of the random numbers (default: one of the system's)"
     parser.add_argument("--seed", type=int, metavar="N", help=told)
     add_mechanism_options(parser)
     add_options(parser, SharedOptions, "device dtype")
-    parser.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Print the continuations of every prompt in three columns."""
     mechanism = mechanism_for(arguments, max(arguments.max_new_tokens, 1))
-    check_device(arguments)
     check_alone("compare")
     quiet_libraries()
     from adapmixed.generation import PrivateGenerator

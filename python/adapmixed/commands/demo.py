@@ -1,4 +1,10 @@
-"""``adapmixed demo``: train on the built-in text and compare all methods, offline."""
+"""``adapmixed demo``: train on built-in text and compare all methods in one table.
+
+Divide the built-in corpus into 64 shards, train a member on each that is not empty, and evaluate
+every method on held-out text. References without privacy are the best of four pools, found with
+hindsight, and one adapter on all text. The table is printed and written to report.json, and with
+the extra lab to report.html. No network is needed.
+"""
 
 from __future__ import annotations
 
@@ -44,19 +50,9 @@ class DemoOptions:
     seed: int = option("seed of the evaluation's randomness", 0)
 
 
-def add_parser(commands: Any) -> None:
-    """Add the command."""
-    parser = commands.add_parser(
-        "demo",
-        help="train on built-in text and compare all methods in one table",
-        description="Divide the built-in corpus into 64 shards, train a member on each that is "
-        "not empty, and evaluate every method on held-out text. References without privacy are the "
-        "best of four pools, found with hindsight, and one adapter on all text. The table is "
-        "printed and written to report.json, and with the extra lab to report.html. No network is "
-        "needed.",
-    )
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the options of the command."""
     add_options(parser, DemoOptions)
-    parser.set_defaults(run=run)
 
 
 def methods(queries: int, num_models: int) -> dict[str, Mechanism]:

@@ -1,27 +1,23 @@
-"""``adapmixed doctor``: print versions, build facts, hardware, and what a model can share."""
+"""``adapmixed doctor``: print versions, build facts and hardware.
+
+Print the installed versions, how the extension was built, and the hardware in use. Nothing is
+changed or sent anywhere.
+"""
 
 import argparse
 import copy
 import json
-from typing import Any
 
 TESTED_TRANSFORMERS = ("5.23", "5.24")
 """Minor versions of transformers that the library was tested with; constraints.txt has one."""
 
 
-def add_parser(commands: Any) -> None:
-    """Add the command."""
-    parser = commands.add_parser(
-        "doctor",
-        help="print versions, build facts and hardware",
-        description="Print the installed versions, how the extension was built, and the hardware "
-        "in use. Nothing is changed or sent anywhere.",
-    )
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the options of the command."""
     parser.add_argument(
         "--base",
         help="public model (folder or hub name): also print which layers members could share",
     )
-    parser.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace) -> int:

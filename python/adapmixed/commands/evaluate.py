@@ -1,4 +1,9 @@
-"""``adapmixed evaluate``: measure perplexity and privacy of mechanisms on a text."""
+"""``adapmixed evaluate``: measure perplexity and privacy on a text.
+
+Score every token of a text with the public model and with one or several mechanisms, and say which
+share of the unprotected ensemble's gain each keeps. An evaluation reveals probabilities, so its
+output is for the operator only.
+"""
 
 from __future__ import annotations
 
@@ -14,6 +19,7 @@ from adapmixed.commands.mechanisms import (
     add_mechanism_options,
     label_of,
     mechanism_of,
+    take_plan,
 )
 from adapmixed.commands.options import (
     SharedOptions,
@@ -28,7 +34,6 @@ from adapmixed.commands.options import (
     random_source,
     write_private,
 )
-from adapmixed.commands.plan import take_plan
 
 if TYPE_CHECKING:
     from adapmixed.mechanisms import Mechanism
@@ -54,21 +59,13 @@ class EvaluateOptions:
     seed: int | None = option("seed of the randomness (default: the system's)")
 
 
-def add_parser(commands: Any) -> None:
-    """Add the command."""
-    parser = commands.add_parser(
-        "evaluate",
-        help="measure perplexity and privacy on a text",
-        description="Score every token of a text with the public model and with one or several "
-        "mechanisms, and say which share of the unprotected ensemble's gain each keeps. An "
-        "evaluation reveals probabilities, so its output is for the operator only.",
-    )
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the options of the command."""
     add_options(parser, SharedOptions, "base ensemble")
     add_options(parser, EvaluateOptions)
     add_options(parser, SharedOptions, "memory active")
     add_mechanism_options(parser, several=True)
     add_options(parser, SharedOptions, "device dtype rank_timeout")
-    parser.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -80,7 +77,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _run(arguments: argparse.Namespace, ranks: Ranks) -> int:
-    from adapmixed.evaluation.result_file import check_result
+    from adapmixed.evaluation.result import check_result
 
     if ranks.is_main or arguments.result is None:
         check_result(arguments.result, resume=arguments.resume)
@@ -91,7 +88,7 @@ def _run(arguments: argparse.Namespace, ranks: Ranks) -> int:
     quiet_libraries()
     from adapmixed.data.text import read_text
     from adapmixed.evaluation import evaluate, plan_runs
-    from adapmixed.report import Report, environment, training_losses
+    from adapmixed.report import Report, environment, validation_losses
     from adapmixed.training.blocks import token_stream
 
     documents = read_text(arguments.text, name="--text")
@@ -101,7 +98,7 @@ def _run(arguments: argparse.Namespace, ranks: Ranks) -> int:
     cut = {name: getattr(arguments, name) for name in ("block", "queries", "runs", "stride")}
     total = plan_runs(tokens, ensemble.longest_text, **cut)[1]
     asked = _mechanisms(arguments, total)
-    losses = training_losses(Path(arguments.ensemble))  # raises before the models run
+    losses = validation_losses(Path(arguments.ensemble))  # raises before the models run
     update, close = progress_bar(total * arguments.runs, "token", shown=ranks.is_main)
     names = "delta adjacency result resume diagnostics active"
     found = evaluate(
@@ -119,7 +116,7 @@ def _run(arguments: argparse.Namespace, ranks: Ranks) -> int:
     if not ranks.is_main:
         return 0
     config = _config(arguments, asked, total, ensemble)
-    report = Report(found, config, environment(), training=losses)
+    report = Report(found, config, environment(), validation=losses)
     print(f"{CHOOSING}\n\n{report.text()}")
     if arguments.seed is not None:
         # A seed repeats the evaluation, but not its speed.

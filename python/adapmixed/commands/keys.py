@@ -1,10 +1,14 @@
-"""``adapmixed keys``: add, list and remove the keys of the clients of ``adapmixed serve``."""
+"""``adapmixed keys``: add, list and remove the keys of a server.
+
+Add, list and remove the keys of 'adapmixed serve'. A file of keys holds a hash of each. A running
+server reads it again after SIGHUP.
+"""
 
 from __future__ import annotations
 
 import argparse
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from adapmixed.commands.options import columns
 
@@ -37,14 +41,8 @@ ACTIONS = {
 }
 
 
-def add_parser(commands: Any) -> None:
-    """Add the command."""
-    parser = commands.add_parser(
-        "keys",
-        help="add, list and remove the keys of a server",
-        description="Add, list and remove the keys of 'adapmixed serve'. A file of keys holds a "
-        "hash of each. A running server reads it again after SIGHUP.",
-    )
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the options of the command."""
     actions = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
     for name, (text, description) in ACTIONS.items():
         action = actions.add_parser(name, help=text, description=description)
@@ -56,7 +54,6 @@ def add_parser(commands: Any) -> None:
         if name == "list":
             told = "the server's ledger: also print used tokens, those of removed keys, too"
             action.add_argument("--ledger", type=Path, metavar="FILE", help=told)
-        action.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace) -> int:

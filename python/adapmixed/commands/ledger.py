@@ -1,10 +1,13 @@
-"""``adapmixed ledger show | verify | export | letter``: read a ledger, even while it is charged."""
+"""``adapmixed ledger``: show, verify or export a ledger, or write a letter about it.
+
+Read and check a ledger without writing to it. Charges and totals depend on the private data, so the
+output is for the operator only.
+"""
 
 from __future__ import annotations
 
 import argparse
 import json
-from contextlib import suppress
 from decimal import ROUND_CEILING, ROUND_FLOOR, Context, Decimal
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,14 +25,8 @@ LETTER = Path(__file__).parents[1] / "assets" / "letter.txt"
 """The letter's sentences, each with its heading on the page "What is guaranteed" in brackets."""
 
 
-def add_parser(commands: Any) -> None:
-    """Add the command."""
-    parser = commands.add_parser(
-        "ledger",
-        help="show, verify or export a ledger, or write a letter about it",
-        description="Read and check a ledger without writing to it. Charges and totals depend on "
-        "the private data, so the output is for the operator only.",
-    )
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the options of the command."""
     actions = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
     for name, text in ACTIONS.items():
         action = actions.add_parser(name, help=text, description=f"{text[0].upper()}{text[1:]}.")
@@ -54,7 +51,6 @@ def add_parser(commands: Any) -> None:
                 metavar="DIGEST",
                 help="a digest printed earlier; exit status 2 unless the ledger had it",
             )
-        action.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -126,13 +122,15 @@ def _ensemble(reading: Reading, given: Path | None) -> Path:
 
     places = (Path.cwd(), *Path(reading.path).parents[:2])
     near = [one.parent for place in places for one in sorted(place.glob("*/ensemble.json"))]
+    why = "'adapmixed generate' enters a ledger if it may write to the private folder"
     for folder in near if given is None else [given]:
-        with suppress(OSError, ValueError):
+        try:
             if reading.identity in entered(register_of(folder)):
                 return folder
+        except (OSError, ValueError) as error:
+            why = str(error)
     raise ValueError(
-        f"--ensemble must be the ensemble whose register has {reading.path}, got {given}: "
-        "'adapmixed generate' enters a ledger if it may write to the private folder"
+        f"--ensemble must be the ensemble whose register has {reading.path}, got {given}: {why}"
     )
 
 
@@ -177,3 +175,15 @@ def _letter(reading: Reading, ensemble: Path) -> str:
     values |= {"reading": reading, "guarantee": guarantee, "binding": binding, "found": found}
     lines = [line.split("|", 1) for line in LETTER.read_text(encoding="utf-8").splitlines()]
     return "\n".join(text.format(**values) for condition, text in lines if condition in true)
+
+
+def all_ledgers(ensemble: str | Path, path: Path | None = None) -> str:
+    """Return what an ensemble's ledgers have spent; "" if the one at a path is alone."""
+    from adapmixed.privacy import read_ledger
+    from adapmixed.privacy.register import together
+
+    try:
+        found = together(ensemble, None if path is None else read_ledger(path, whole=False))
+        return found.words if found.ledgers > 1 or path is None else ""
+    except (OSError, ValueError) as error:
+        return f"The ledgers of this ensemble could not be added up: {error}"

@@ -1,22 +1,28 @@
-"""The option --mechanism, and ``adapmixed mechanisms``, which lists its names and keys."""
+"""``adapmixed mechanisms``: list the names and keys of --mechanism.
+
+List the mechanisms, or the keys of one mechanism with their defaults.
+"""
 
 from __future__ import annotations
 
 import argparse
 import dataclasses
 import inspect
+import json
 import shlex
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from adapmixed.commands.options import add_options, option
+from adapmixed.commands.options import add_options, option, write_private
 from adapmixed.limits import QUESTIONS
 
 if TYPE_CHECKING:
     from adapmixed.mechanisms import Mechanism
+    from adapmixed.privacy.planner import Plan
 
+PLAN_VERSION = 1  # of a saved plan
 BASELINES = ("public", "unprotected", "unprotected-pool")
 NAMES = ("adapmixed", "pmixed", "clipped-mixing", "clipped-log-pool", *BASELINES)
 
@@ -65,17 +71,11 @@ def add_mechanism_options(parser: argparse.ArgumentParser, *, several: bool = Fa
     add_options(group, MechanismOptions, "epsilon delta adjacency")
 
 
-def add_parser(commands: Any) -> None:
-    """Add the command ``mechanisms``."""
-    parser = commands.add_parser(
-        "mechanisms",
-        help="list the names and keys of --mechanism",
-        description="List the mechanisms, or the keys of one mechanism with their defaults.",
-    )
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the options of the command."""
     parser.add_argument(
         "name", nargs="?", choices=NAMES, help="mechanism whose keys to list (default: list names)"
     )
-    parser.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -88,6 +88,27 @@ def run(arguments: argparse.Namespace) -> int:
             for key, default in _keys(name).items():
                 print(f"  {key}={'none' if default in (None, ()) else default}")
     return 0
+
+
+def mechanism_for(arguments: argparse.Namespace, queries: int | None) -> Mechanism:
+    """Return the mechanism of --plan or --mechanism, for --epsilon, --delta and --adjacency.
+
+    Args:
+        arguments: the command's arguments.
+        queries: as in `mechanism_of`.
+
+    Raises:
+        ValueError: as `take_plan` and `mechanism_of`, before a ledger is made.
+    """
+    take_plan(arguments)
+    return mechanism_of(
+        arguments.mechanism,
+        delta=arguments.delta,
+        epsilon=arguments.epsilon,
+        way=arguments.adjacency,
+        queries=queries,
+        ledger=vars(arguments).get("ledger") is not None,
+    )
 
 
 def label_of(text: str) -> str:
@@ -254,3 +275,85 @@ def _keys(name: str) -> dict[str, Any]:
     if "queries" in found:
         found["queries"] = "without --epsilon, all queries of the run"
     return found
+
+
+def save_plan(path: Path, folder: Path, mechanism: str, one: Plan) -> None:
+    """Write the plan of an ensemble folder, with the value of --mechanism.
+
+    The file holds a digest of the members, so it is private.
+    """
+    from adapmixed.ensemble.members import recorded_fingerprint
+
+    content = {
+        "format_version": PLAN_VERSION,
+        "kind": "plan",
+        "ensemble": recorded_fingerprint(folder),
+        "mechanism": mechanism,
+        "epsilon": one.epsilon,
+        "delta": one.delta,
+        "adjacency": one.adjacency,
+        "tokens": one.queries,
+    }
+    write_private(path, json.dumps(content, indent=2) + "\n")
+
+
+def read_plan(path: Path) -> dict[str, Any]:
+    """Return the entries of a saved plan.
+
+    Raises:
+        ValueError: the file is no saved plan, has another version, or was changed by hand.
+    """
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+        version, kind = found["format_version"], found["kind"]
+        if (version, kind) != (PLAN_VERSION, "plan"):
+            raise ValueError(f"it has format_version {version!r} and kind {kind!r}")
+        _, delta, way = found["ensemble"], found["delta"], found["adjacency"]
+        mechanism = mechanism_of(found["mechanism"], delta=delta, epsilon=None, queries=1, way=way)
+        if mechanism.planned_queries != found["tokens"]:
+            raise ValueError(f"tokens must be queries= of mechanism, got {found['tokens']!r}")
+    except (ValueError, TypeError, KeyError) as error:
+        why = f"it has no {error}" if isinstance(error, KeyError) else error
+        raise ValueError(
+            f"--plan must name a file that 'adapmixed plan --save' wrote, got {path}: {why}"
+        ) from error
+    return dict(found)
+
+
+def take_plan(arguments: argparse.Namespace, *, several: bool = False) -> None:
+    """Set the options of mechanism and guarantee to those of --plan, or else to their defaults.
+
+    A command calls this before it loads a model, or makes or charges a ledger. With `several`, its
+    --mechanism may be repeated.
+
+    Raises:
+        ValueError: another option is given with --plan, or the plan is of another ensemble, or its
+            tokens are spent in --ledger.
+    """
+    file, folder, ledger = arguments.plan, arguments.ensemble, vars(arguments).get("ledger")
+    if file is None:
+        arguments.delta = 1e-5 if arguments.delta is None else arguments.delta
+        arguments.adjacency = arguments.adjacency or "zero_out"
+        return
+    for name in ("mechanism", "epsilon", "delta", "adjacency"):
+        if getattr(arguments, name) is not None:
+            raise ValueError(f"--{name} must not be given with --plan, which has it: leave one out")
+    from adapmixed.ensemble.members import recorded_fingerprint
+    from adapmixed.privacy import read_ledger
+
+    found = read_plan(file)
+    if recorded_fingerprint(folder) != found["ensemble"]:
+        raise ValueError(
+            f"--plan must be of --ensemble {folder} with its present members, got {file} of "
+            f"another: 'adapmixed plan --ensemble {folder}' plans for it"
+        )
+    spent = 0
+    if ledger is not None and ledger.is_file():
+        spent = read_ledger(ledger, whole=False).account.planned
+    if spent >= found["tokens"] and vars(arguments).get("when_spent") != "public":
+        raise ValueError(
+            f"--plan must have tokens left, but all {found['tokens']} of {file} are spent in "
+            f"--ledger {ledger}: a new plan needs a new ledger, and its ε and δ add to these"
+        )
+    arguments.delta, arguments.adjacency = found["delta"], found["adjacency"]
+    arguments.mechanism = [found["mechanism"]] if several else found["mechanism"]

@@ -307,7 +307,12 @@ def joined_ranks(arguments: argparse.Namespace) -> AbstractContextManager[Ranks]
 
 
 def load_ensemble(arguments: argparse.Namespace, ranks: Ranks) -> Ensemble:
-    """Load --base and --ensemble on the requested device; raise ValueError without a tokenizer."""
+    """Load --base and --ensemble on the requested device.
+
+    Raises:
+        ValueError: as `check_device`, or if the base has no tokenizer.
+    """
+    check_device(arguments)
     import torch
 
     from adapmixed.ensemble import Ensemble

@@ -1,32 +1,25 @@
-"""``adapmixed plan``: find the settings that a privacy budget allows, before any training.
+"""``adapmixed plan``: recommend a mechanism for a privacy budget.
 
-Other commands take the file that --save writes as --plan.
+Recommend one mechanism with its settings, by a public rule, for a number of tokens within (epsilon,
+delta). Without --ensemble and --models, show what several numbers of shards allow. With --lower and
+--upper, compute instead whichever of --epsilon, --models and --tokens is left out. Only public
+numbers are used.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
-from adapmixed.commands.mechanisms import CHOOSING, mechanism_of
-from adapmixed.commands.options import (
-    add_options,
-    check_output,
-    columns,
-    option,
-    write_private,
-)
+from adapmixed.commands.mechanisms import CHOOSING, save_plan
+from adapmixed.commands.options import add_options, check_output, columns, option
 from adapmixed.limits import MOST_MODELS, MOST_QUERIES, QUESTIONS, check_optional_queries
+from adapmixed.privacy import planner
+from adapmixed.privacy.guarantee import Guarantee, format_epsilon, weak_warnings
+from adapmixed.privacy.planner import Plan
 
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from adapmixed.privacy.planner import Plan
-
-FORMAT_VERSION = 1  # of a saved plan
 _ASKED = ("epsilon", "models", "tokens")
 _REPLY = 100  # tokens
 _MEASURED = "SmolLM2-135M, 3500 change logs"
@@ -57,18 +50,9 @@ class PlanOptions:
     scale: float | None = option("of clipped-log-pool (default: settings are of clipped-mixing)")
 
 
-def add_parser(commands: Any) -> None:
-    """Add the command."""
-    parser = commands.add_parser(
-        "plan",
-        help="recommend a mechanism for a privacy budget",
-        description="Recommend one mechanism with its settings, by a public rule, for a number of "
-        "tokens within (epsilon, delta). Without --ensemble and --models, show what several "
-        "numbers of shards allow. With --lower and --upper, compute instead whichever of "
-        "--epsilon, --models and --tokens is left out. Only public numbers are used.",
-    )
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the options of the command."""
     add_options(parser, PlanOptions)
-    parser.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -105,8 +89,6 @@ def run(arguments: argparse.Namespace) -> int:
             "with --lower and --upper, got "
             f"{'no ' + ', '.join('--' + name for name in missing) if missing else 'all three'}"
         )
-    from adapmixed.privacy.guarantee import weak_warnings
-
     if inverse:
         epsilon = _answer(arguments, missing[0])
     else:
@@ -118,23 +100,20 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _answer(arguments: argparse.Namespace, asked: str) -> float:
     """Print the ε, the number of models or of queries that the settings allow; return the ε."""
-    from adapmixed.privacy.guarantee import format_epsilon
-    from adapmixed.privacy.planner import epsilon_of, models_for, queries_for
-
     delta, way, epsilon = arguments.delta, arguments.adjacency, arguments.epsilon
     models, tokens = arguments.models, arguments.tokens
     settings = {name: getattr(arguments, name) for name in ("lower", "upper", "scale")}
     if asked == "epsilon":
-        epsilon = epsilon_of(delta, models, tokens, way, **settings)
+        epsilon = planner.epsilon_of(delta, models, tokens, way, **settings)
         said = f"ε = {format_epsilon(epsilon)} for {_plural(tokens, 'token')}"
         said += f" to {_plural(models, 'model')}"
     elif asked == "tokens":
-        found = queries_for(epsilon, delta, models, way, **settings)
+        found = planner.queries_for(epsilon, delta, models, way, **settings)
         more = " or more" if found == MOST_QUERIES else ""
         said = f"{_plural(found, 'token')}{more} to {_plural(models, 'model')}"
         said += f" within ε = {format_epsilon(epsilon)}"
     else:
-        least = models_for(epsilon, delta, tokens, way, **settings)
+        least = planner.models_for(epsilon, delta, tokens, way, **settings)
         said = f"more than {MOST_MODELS} models" if least is None else _plural(least, "model")
         said += f" for {_plural(tokens, 'token')} within ε = {format_epsilon(epsilon)}"
     name = "clipped-mixing" if settings["scale"] is None else "clipped-log-pool"
@@ -144,8 +123,6 @@ def _answer(arguments: argparse.Namespace, asked: str) -> float:
 
 
 def _neighbours(arguments: argparse.Namespace) -> str:
-    from adapmixed.privacy.guarantee import Guarantee
-
     asked = Guarantee(0.0, arguments.delta, "fixed", arguments.adjacency, unit=arguments.unit)
     return f"neighbouring: {asked.neighbours}."
 
@@ -161,8 +138,6 @@ def _question(arguments: argparse.Namespace, models: int) -> tuple[float, float,
 
 
 def _say_question(arguments: argparse.Namespace, more: str = "") -> None:
-    from adapmixed.privacy.guarantee import format_epsilon
-
     print(
         f"Within ε = {format_epsilon(arguments.epsilon)} at δ = {float(arguments.delta)!r} for "
         f"{arguments.tokens} tokens{more};\n{_neighbours(arguments)}\n"
@@ -171,15 +146,13 @@ def _say_question(arguments: argparse.Namespace, more: str = "") -> None:
 
 def _shards(arguments: argparse.Namespace) -> float:
     """Print the box of ClippedMixing for several numbers of shards, and what it kept of a gain."""
-    from adapmixed.privacy.planner import SHARDS, chosen, kept_share
-
-    found = [one for models in SHARDS for one in chosen(*_question(arguments, models))]
-    _say_question(arguments)
     rows = [["mechanism", "settings", "shards", "kept"]]
-    for one in found:
-        if one.mechanism == "clipped-mixing":
-            kept = f"{kept_share(one):.0%}"
-            rows.append([one.mechanism, _settings(one), str(one.num_models), kept])
+    for models in planner.SHARDS:
+        for one in planner.chosen(*_question(arguments, models)):
+            if one.mechanism == "clipped-mixing":
+                kept = f"{planner.kept_share(one):.0%}"
+                rows.append([one.mechanism, _settings(one), str(models), kept])
+    _say_question(arguments)
     print(columns(rows, 2))
     print(
         "\nkept: the share of the best gain without protection, in log-perplexity. It is "
@@ -192,12 +165,9 @@ def _shards(arguments: argparse.Namespace) -> float:
 
 def _recommended(arguments: argparse.Namespace) -> float:
     """Print and save the plan of the public rule, with --all others, too; return ε of all."""
-    from adapmixed.privacy.guarantee import format_epsilon
-    from adapmixed.privacy.planner import CHOSEN_SCALE, CHOSEN_SHAPE, plan, recommended
-
     name, periods = arguments.mechanism or next(iter(_RULES)), arguments.periods
     question = _question(arguments, arguments.models)
-    one = recommended(*question, mechanism=name, periods=periods)
+    one = planner.recommended(*question, mechanism=name, periods=periods)
     mechanism = f"{name} {_values(one.settings)} queries={one.queries}"
     times = f" in each of {periods} periods" if periods > 1 else ""
     _say_question(arguments, f"{times} to {arguments.models} models")
@@ -206,10 +176,10 @@ def _recommended(arguments: argparse.Namespace) -> float:
     many = replies if one.queries >= 1.5 * _REPLY else ""
     print(f"  ε = {format_epsilon(one.epsilon)} for {_plural(one.queries, 'token')}{many}.")
     _say_meaning(one, periods, arguments.unit)
-    rule = _RULES[name].format(shape=CHOSEN_SHAPE, scale=CHOSEN_SCALE)
+    rule = _RULES[name].format(shape=planner.CHOSEN_SHAPE, scale=planner.CHOSEN_SCALE)
     print(f"The rule: {rule}. It looks at no member and at no text.\n{CHOOSING}")
     if arguments.all:
-        _say_all(plan(*question[:3], one.over_time[-1][0], arguments.adjacency))
+        _say_all(planner.plan(*question[:3], one.over_time[-1][0], arguments.adjacency))
     if arguments.save is not None:
         save_plan(arguments.save, arguments.ensemble, mechanism, one)
         print(f"Wrote {arguments.save}, which is private: other commands take it as --plan.")
@@ -218,14 +188,12 @@ def _recommended(arguments: argparse.Namespace) -> float:
 
 def _say_meaning(one: Plan, periods: int, unit: str) -> None:
     """Print what such settings kept of a measured gain, and what all periods cost."""
-    from adapmixed.privacy.guarantee import format_epsilon
-    from adapmixed.privacy.planner import SHARDS, kept_share, nearest
-
-    never = f"; fewer than {SHARDS[0]} were never measured" * (one.num_models < SHARDS[0])
+    least, near, share = planner.SHARDS[0], planner.nearest(one.num_models), planner.kept_share(one)
+    never = f"; fewer than {least} were never measured" * (one.num_models < least)
     print(
-        f"  With {nearest(one.num_models)} shards such settings kept about {kept_share(one):.0%} "
-        f"of the best gain without protection, in\n  log-perplexity{never} (interpolated; two "
-        f'trainings on other text:\n  {_MEASURED}; "What private prediction costs").'
+        f"  With {near} shards such settings kept about {share:.0%} of the best gain without "
+        f"protection, in\n  log-perplexity{never} (interpolated; two trainings on other text:\n"
+        f'  {_MEASURED}; "What private prediction costs").'
     )
     if periods > 1:
         print(
@@ -237,8 +205,6 @@ def _say_meaning(one: Plan, periods: int, unit: str) -> None:
 
 def _say_all(plans: list[Plan]) -> None:
     """Print the widest settings of every mechanism with a fixed guarantee."""
-    from adapmixed.privacy.guarantee import format_epsilon
-
     rows = [["mechanism", "settings", *(f"ε({count})" for count, _ in plans[0].over_time)]]
     for one in plans:
         costs = [format_epsilon(cost) for _, cost in one.over_time]
@@ -258,94 +224,10 @@ def _say_all(plans: list[Plan]) -> None:
 
 def _settings(one: Plan) -> str:
     """Return what --mechanism takes, rounded inward, so that copied values keep ε."""
-    from adapmixed.privacy.planner import rounded_inward
-
     if one.mechanism == "pmixed":  # it finds its radius from epsilon
         return _values({name: one.settings[name] for name in ("order", "epsilon")})
-    return _values(rounded_inward(one.settings))
+    return _values(planner.rounded_inward(one.settings))
 
 
 def _values(settings: Mapping[str, float]) -> str:
     return " ".join(f"{name}={value:.15g}" for name, value in settings.items())
-
-
-def save_plan(path: Path, folder: Path, mechanism: str, one: Plan) -> None:
-    """Write the plan of an ensemble folder, with the value of --mechanism.
-
-    The file holds a digest of the members, so it is private.
-    """
-    from adapmixed.ensemble.members import recorded_fingerprint
-
-    content = {
-        "format_version": FORMAT_VERSION,
-        "kind": "plan",
-        "ensemble": recorded_fingerprint(folder),
-        "mechanism": mechanism,
-        "epsilon": one.epsilon,
-        "delta": one.delta,
-        "adjacency": one.adjacency,
-        "tokens": one.queries,
-    }
-    write_private(path, json.dumps(content, indent=2) + "\n")
-
-
-def read_plan(path: Path) -> dict[str, Any]:
-    """Return the entries of a saved plan.
-
-    Raises:
-        ValueError: the file is no saved plan, has another version, or was changed by hand.
-    """
-    try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-        version, kind = found["format_version"], found["kind"]
-        if (version, kind) != (FORMAT_VERSION, "plan"):
-            raise ValueError(f"it has format_version {version!r} and kind {kind!r}")
-        _, delta, way = found["ensemble"], found["delta"], found["adjacency"]
-        mechanism = mechanism_of(found["mechanism"], delta=delta, epsilon=None, queries=1, way=way)
-        if mechanism.planned_queries != found["tokens"]:
-            raise ValueError(f"tokens must be queries= of mechanism, got {found['tokens']!r}")
-    except (ValueError, TypeError, KeyError) as error:
-        why = f"it has no {error}" if isinstance(error, KeyError) else error
-        raise ValueError(
-            f"--plan must name a file that 'adapmixed plan --save' wrote, got {path}: {why}"
-        ) from error
-    return dict(found)
-
-
-def take_plan(arguments: argparse.Namespace, *, several: bool = False) -> None:
-    """Set the options of mechanism and guarantee to those of --plan, or else to their defaults.
-
-    A command calls this before it loads a model, or makes or charges a ledger. With `several`, its
-    --mechanism may be repeated.
-
-    Raises:
-        ValueError: another option is given with --plan, or the plan is of another ensemble, or its
-            tokens are spent in --ledger.
-    """
-    file, folder, ledger = arguments.plan, arguments.ensemble, vars(arguments).get("ledger")
-    if file is None:
-        arguments.delta = 1e-5 if arguments.delta is None else arguments.delta
-        arguments.adjacency = arguments.adjacency or "zero_out"
-        return
-    for name in ("mechanism", "epsilon", "delta", "adjacency"):
-        if getattr(arguments, name) is not None:
-            raise ValueError(f"--{name} must not be given with --plan, which has it: leave one out")
-    from adapmixed.ensemble.members import recorded_fingerprint
-    from adapmixed.privacy import read_ledger
-
-    found = read_plan(file)
-    if recorded_fingerprint(folder) != found["ensemble"]:
-        raise ValueError(
-            f"--plan must be of --ensemble {folder} with its present members, got {file} of "
-            f"another: 'adapmixed plan --ensemble {folder}' plans for it"
-        )
-    spent = 0
-    if ledger is not None and ledger.is_file():
-        spent = read_ledger(ledger, whole=False).account.planned
-    if spent >= found["tokens"] and vars(arguments).get("when_spent") != "public":
-        raise ValueError(
-            f"--plan must have tokens left, but all {found['tokens']} of {file} are spent in "
-            f"--ledger {ledger}: a new plan needs a new ledger, and its ε and δ add to these"
-        )
-    arguments.delta, arguments.adjacency = found["delta"], found["adjacency"]
-    arguments.mechanism = [found["mechanism"]] if several else found["mechanism"]

@@ -1,6 +1,8 @@
 """``adapmixed serve``: answer OpenAI clients privately over HTTP.
 
-The server states a promise about all answers to come; a weak one must be allowed.
+Serve /v1/completions and /v1/chat/completions. Every released token is one query, charged in the
+ledger before it is drawn. SIGTERM and SIGINT stop the server gracefully. SIGHUP reads the file of
+keys again. Other machines can reach it only with --keys and TLS, or with --keys behind a proxy.
 """
 
 from __future__ import annotations
@@ -18,19 +20,18 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from adapmixed.commands.mechanisms import add_mechanism_options
+from adapmixed.commands.generate import accounted, check_place
+from adapmixed.commands.ledger import all_ledgers
+from adapmixed.commands.mechanisms import add_mechanism_options, mechanism_for, take_plan
 from adapmixed.commands.options import (
     SharedOptions,
     add_options,
     check_alone,
-    check_device,
     check_output,
     load_ensemble,
     option,
     quiet_libraries,
 )
-from adapmixed.commands.plan import take_plan
-from adapmixed.commands.serving import accounted, all_ledgers, check_place, mechanism_for
 from adapmixed.limits import check_count
 
 if TYPE_CHECKING:
@@ -75,16 +76,8 @@ class ServerOptions:
     )
 
 
-def add_parser(commands: Any) -> None:
-    """Add the command."""
-    parser = commands.add_parser(
-        "serve",
-        help="answer OpenAI clients privately over HTTP",
-        description="Serve /v1/completions and /v1/chat/completions. Every released token is one "
-        "query, charged in the ledger before it is drawn. SIGTERM and SIGINT stop the server "
-        "gracefully. SIGHUP reads the file of keys again. Other machines can reach it only with "
-        "--keys and TLS, or with --keys behind a proxy.",
-    )
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the options of the command."""
     add_options(parser, ServerOptions, "demo")
     add_options(parser, SharedOptions, "base ensemble", required=False)
     add_options(parser, ServerOptions, "name max_tokens when_spent")
@@ -96,7 +89,7 @@ def add_parser(commands: Any) -> None:
     add_options(parser, ServerOptions, network, title="network")
     add_mechanism_options(parser)
     add_options(parser, ServerOptions, "allow_weak")
-    parser.set_defaults(run=run, operator=False)
+    parser.set_defaults(operator=False)
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -182,7 +175,6 @@ def _serve(arguments: argparse.Namespace, stack: ExitStack) -> int:
         )
     quiet_libraries()
     print(f"Loading {arguments.ensemble} ...", file=sys.stderr, flush=True)
-    check_device(arguments)
     ensemble = load_ensemble(arguments, ALONE)
     of = mechanism, ensemble.num_models, Origin.of(ensemble, arguments.active)
     empty = Accountant(arguments.delta, epsilon=arguments.epsilon, adjacency=arguments.adjacency)

@@ -1,4 +1,8 @@
-"""``adapmixed synthesize``: a corpus of private texts under one ε, without training."""
+"""``adapmixed synthesize``: write private texts like those of a corpus, without training.
+
+Write private texts that are like given records. Each text is drawn from the prompts of a batch of
+records of its own, so one ε covers all of them. A killed run goes on with the same command.
+"""
 
 from __future__ import annotations
 
@@ -41,19 +45,12 @@ class SynthesizeOptions:
     demo: bool = option("the built-in model and texts, in less than a minute")
 
 
-def add_parser(commands: Any) -> None:
-    """Add the command."""
-    parser = commands.add_parser(
-        "synthesize",
-        help="write private texts like those of a corpus, without training",
-        description="Write private texts that are like given records. Each text is drawn from the "
-        "prompts of a batch of records of its own, so one ε covers all of them. A killed run goes "
-        "on with the same command.",
-    )
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the options of the command."""
     add_options(parser, SynthesizeOptions)
     add_options(parser, SharedOptions, "base", required=False)
     add_options(parser, SharedOptions, "temperature top_k active memory device dtype")
-    parser.set_defaults(run=run, top_k=100)
+    parser.set_defaults(top_k=100)
 
 
 def run(arguments: argparse.Namespace) -> int:

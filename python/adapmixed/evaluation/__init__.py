@@ -7,8 +7,7 @@ release. Results can be read without torch, which `evaluate` imports on its firs
 from typing import TYPE_CHECKING
 
 from adapmixed.evaluation.diagnostics import Weights
-from adapmixed.evaluation.result import Evaluation, compared
-from adapmixed.evaluation.result_file import read_result
+from adapmixed.evaluation.result import Evaluation, compared, read_result
 from adapmixed.evaluation.windows import plan_runs
 
 if TYPE_CHECKING:

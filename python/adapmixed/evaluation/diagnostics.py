@@ -6,13 +6,14 @@ Everything here is an unprotected function of the private data, so it is for the
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from adapmixed.privacy.encoding import from_json, read_array, to_json, write_array
+from adapmixed.evaluation.result import Curve
+from adapmixed.privacy.encoding import CODECS, from_json, to_json
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -82,26 +83,21 @@ class Diagnosis:
     """The diagnostics of one mechanism, beyond perplexity and ε.
 
     Attributes:
-        queries: number of answered queries.
         models: number of models that are charged individually; 0 if none is.
         utility: the utility theorem on these queries; None for a mechanism without mixing weights
             for all models.
         weights: counts of the mixing weights; None for such a mechanism.
-        screened: (queries so far, of these answered by the public model alone), at most 65 points
-            with the last at the end.
-        charges: (queries so far, each model's charges for them) at the same points. With
-            `quantiles`, the `QUANTILES` over models stand for the single models. For AdaPMixED
-            these are realised Rényi divergences in nats at the first order, without the price of
-            screening, which all models pay. With a budget of every shard they are the charges to
-            it.
+        charges: (queries so far, each model's charges for them), at most 65 points with the last at
+            the end. With `quantiles`, the `QUANTILES` over models stand for the single models. For
+            AdaPMixED these are realised Rényi divergences in nats at the first order, without the
+            price of screening, which all models pay. With a budget of every shard they are the
+            charges to it.
         quantiles: whether `charges` holds quantiles.
     """
 
-    queries: int
     models: int
     utility: Utility | None
     weights: Weights | None
-    screened: tuple[tuple[int, int], ...]
     charges: tuple[tuple[int, tuple[float, ...]], ...]
     quantiles: bool
 
@@ -111,25 +107,32 @@ class Diagnosis:
         return {
             "utility": None if utility is None else vars(utility) | {"gap": utility.gap},
             "weights": None if weights is None else vars(weights),
-            "screened": self.screened,
             "charges": self.charges,
             "charged_models": self.models,
             "quantiles": QUANTILES if self.quantiles else None,
         }
 
 
+@dataclass
 class Diagnostics:
-    """Running totals of one mechanism's weights, charges and losses, in O(N) memory."""
+    """Running totals of one mechanism's weights, charges and losses, in O(N) memory.
 
-    def __init__(self) -> None:
-        self._queries = self._screened = 0.0  # counts below 2^53
-        self._mixed = 0.0  # queries answered by a mixture with weights
-        self._bound = -math.inf
-        self._largest = self._loss = self._ensemble_loss = 0.0  # sums over queries
-        self._weights = np.zeros(BINS + 2)  # exactly 0, the bins, exactly 1
-        self._screened_pairs = 0.0  # zero weights of screened queries
-        self._charged = np.zeros(0)  # (N,), empty if no single model is charged
-        self._curve = Curve(POINTS)  # of queries, screened queries, charges
+    Attributes:
+        queries: number of answered queries.
+        screened: number of weights of screened queries, which are zero.
+        sums: (4,) the bound of the utility theorem, and over queries the sums of the largest terms,
+            of the losses and of the unprotected ensemble's losses.
+        weights: (BINS + 2,) counts of weights of exactly 0, in bins, and of exactly 1.
+        charged: (N,) charges of single models; empty if no single model is charged.
+        curve: its points hold the queries so far, and the charges or their quantiles.
+    """
+
+    queries: int = 0
+    screened: int = 0
+    sums: NDArray[np.float64] = field(default_factory=lambda: np.array([-math.inf, 0.0, 0.0, 0.0]))
+    weights: NDArray[np.float64] = field(default_factory=lambda: np.zeros(BINS + 2))
+    charged: NDArray[np.float64] = field(default_factory=lambda: np.zeros(0))
+    curve: Curve = field(default_factory=lambda: Curve(POINTS))
 
     def add(self, ticket: Ticket, answer: Answer, targets: Tensor) -> None:
         """Add the answers of one call.
@@ -139,17 +142,16 @@ class Diagnostics:
             answer: its answer, with log-probabilities of the targets.
             targets: (B,) int64 token ids.
         """
-        self._queries += len(targets)
-        self._screened += int(answer.public.sum())
+        self.queries += len(targets)
         found = ticket._distribution
         if ticket.mechanism.name not in ("public", "unprotected") and _is_mixture(found):
             self._add_mixture(found, answer, targets)
         charges = _charges(ticket)
         if charges is not None:
-            if not len(self._charged):
-                self._charged = np.zeros(len(charges))
-            self._charged = self._charged + charges.sum(1)
-        self._curve.add((self._queries, self._screened, *self._kept()))
+            self.charged = (self.charged if len(self.charged) else 0.0) + charges.sum(1)
+        many = len(self.charged) > MODELS
+        kept = np.quantile(self.charged, QUANTILES) if many else self.charged
+        self.curve.add((self.queries, *kept))
 
     def _add_mixture(self, found: NextToken, answer: Answer, targets: Tensor) -> None:
         own, public = target_log_probs(found, targets)
@@ -158,57 +160,30 @@ class Diagnostics:
         largest = utility_terms(own, public, 1.0 - weight).max(0)
         ensemble = np.logaddexp.reduce(own, 0) - math.log(len(own))
         assert answer.log_prob is not None  # targets were given
-        self._mixed += len(targets)
-        self._bound = max(self._bound, float(largest.max()))
-        self._largest = _sum_up(self._largest, largest)
-        self._loss -= math.fsum(answer.log_prob.tolist())
-        self._ensemble_loss -= math.fsum(ensemble.tolist())
-        counts = np.bincount(_bins(weight).ravel(), minlength=BINS + 2)
-        self._weights = self._weights + counts
-        self._screened_pairs += float(len(own) * int(answer.public.sum()))
-
-    def _kept(self) -> NDArray[np.float64]:
-        if len(self._charged) <= MODELS:
-            return self._charged
-        kept: NDArray[np.float64] = np.quantile(self._charged, QUANTILES)
-        return kept
+        bound, terms, loss, ensemble_loss = self.sums.tolist()
+        bound, terms = max(bound, float(largest.max())), _sum_up(terms, largest)
+        loss -= math.fsum(answer.log_prob.tolist())
+        ensemble_loss -= math.fsum(ensemble.tolist())
+        self.sums = np.array([bound, terms, loss, ensemble_loss])
+        self.weights = self.weights + np.bincount(_bins(weight).ravel(), minlength=BINS + 2)
+        self.screened += len(own) * int(answer.public.sum())
 
     def diagnosis(self) -> Diagnosis:
         """Return the diagnosis of the queries so far."""
         utility = weights = None
-        if self._mixed:
-            count = self._mixed
-            utility = Utility(
-                self._bound, self._largest / count, self._loss / count, self._ensemble_loss / count
-            )
-            zero, *bins, one = (int(value) for value in self._weights)
-            weights = Weights(zero, int(self._screened_pairs), tuple(bins), one)
-        rows = self._curve.all().tolist()
+        if self.weights.any():
+            bound, *sums = self.sums.tolist()
+            utility = Utility(bound, *(one / self.queries for one in sums))
+            zero, *bins, one = map(int, self.weights)
+            weights = Weights(zero, self.screened, tuple(bins), one)
+        rows = self.curve.all().tolist()
         return Diagnosis(
-            queries=int(self._queries),
-            models=len(self._charged),
+            models=len(self.charged),
             utility=utility,
             weights=weights,
-            screened=tuple((int(done), int(screened)) for done, screened, *_ in rows),
-            charges=tuple((int(done), tuple(kept)) for done, _, *kept in rows if kept),
-            quantiles=len(self._charged) > MODELS,
+            charges=tuple((int(done), tuple(kept)) for done, *kept in rows if kept),
+            quantiles=len(self.charged) > MODELS,
         )
-
-    def state(self) -> dict[str, Any]:
-        """Return the whole private state as strict JSON values, exact to the bit."""
-        return {
-            name: to_json(value) if isinstance(value, Curve) else write_array(np.asarray(value))
-            for name, value in vars(self).items()
-        }
-
-    @classmethod
-    def from_state(cls, state: Mapping[str, Any]) -> Diagnostics:
-        """Return diagnostics with the state that `state()` returned."""
-        found = cls()
-        for name, value in state.items():
-            kept = from_json(Curve, value) if "step" in value else read_array(value)[()]
-            setattr(found, name, kept)
-        return found
 
 
 def target_log_probs(
@@ -281,44 +256,4 @@ def _array(values: Tensor) -> Any:
     return values.cpu().numpy()
 
 
-def _no_points() -> NDArray[np.float64]:
-    return np.zeros((0, 0))
-
-
-@dataclass
-class Curve:
-    """At most `most` points, evenly spaced over the calls, always with the last one.
-
-    If there would be more, every second point is dropped, and from then on only half as many calls
-    are kept. The choice of points depends only on the number of calls.
-
-    Attributes:
-        most: the largest number of points, even.
-        step: every how many calls a point is kept.
-        calls: number of calls so far.
-        points: (n, width), the kept points.
-        last: (1, width), the point of the last call; empty before the first.
-    """
-
-    most: int
-    step: int = 1
-    calls: int = 0
-    points: NDArray[np.float64] = field(default_factory=_no_points)
-    last: NDArray[np.float64] = field(default_factory=_no_points)
-
-    def add(self, point: Sequence[float]) -> None:
-        """Add the point of the next call."""
-        self.calls += 1
-        self.last = np.array([point])
-        if self.calls % self.step:
-            return
-        self.points = np.concatenate([self.points.reshape(-1, len(point)), self.last])
-        if len(self.points) > self.most:
-            self.points = self.points[1::2]
-            self.step *= 2
-
-    def all(self) -> NDArray[np.float64]:
-        """Return the points, in order."""
-        # Because `most` is even, the points belong to the calls that `step` divides.
-        ended = self.calls % self.step == 0
-        return self.points if ended else np.concatenate([self.points, self.last])
+CODECS["Diagnostics"] = to_json, partial(from_json, Diagnostics)

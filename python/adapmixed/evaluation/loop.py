@@ -16,12 +16,12 @@ from adapmixed.ensemble.forward import DEFAULT_MEMORY_BYTES
 from adapmixed.ensemble.output_layer import LogitsRoom
 from adapmixed.ensemble.vocabulary import begun
 from adapmixed.evaluation.diagnostics import Diagnostics
-from adapmixed.evaluation.result import Evaluation, Tally, results
-from adapmixed.evaluation.result_file import ResultFile, check_result
+from adapmixed.evaluation.result import Evaluation, ResultFile, Tally, check_result, results
 from adapmixed.evaluation.windows import Window, block_of, plan_runs
 from adapmixed.limits import DEFAULT_ACTIVE, check_active
-from adapmixed.mechanisms import Mechanism, Origin, shaped
+from adapmixed.mechanisms import Mechanism, Origin, Rows, shaped
 from adapmixed.privacy import Accountant
+from adapmixed.privacy.encoding import from_json, to_json
 from adapmixed.rng import SecureRandom, SeededRandom
 
 if TYPE_CHECKING:
@@ -249,12 +249,16 @@ class Session:
             active=self.active, room=self._room,
         )  # fmt: skip
         for private, public, tokens, targets in parts:
+            rows = shaped(private, public, active=self._origin.active_tokens, tokens=tokens)
+            whole = self.ensemble.ranks.gather(rows.private)
             self._forward_seconds[run] += time.perf_counter() - start
-            for method in self._runs[run]:
-                self._answer(method, private, public, tokens, targets)
+            if whole is not None:  # in the main process
+                rows = replace(rows, private=whole)
+                for method in self._runs[run]:
+                    self._answer(method, rows, targets)
             self._done += len(targets)
             self.tell()
-            del private, public, tokens  # the next chunk takes their memory
+            del private, public, tokens, rows, whole  # the next chunk takes their memory
             start = time.perf_counter()
         self.place += 1
 
@@ -264,27 +268,11 @@ class Session:
             self._runs.append(self.methods(len(self._runs)))
             self._forward_seconds.append(0.0)
 
-    def _answer(
-        self, method: Method, private: Tensor, public: Tensor, tokens: Tensor | None,
-        targets: Tensor,
-    ) -> None:  # fmt: skip
-        """Answer B queries; the main process charges and counts them.
-
-        Args:
-            method: the mechanism.
-            private: (n, B, K) logits of this process's members.
-            public: (B, V) logits.
-            tokens: (B, K) int64, the tokens of the private columns; None for all.
-            targets: (B,) int64 token ids to score.
-        """
+    def _answer(self, method: Method, rows: Rows, targets: Tensor) -> None:
+        """Answer, charge and count B queries, whose (B,) int64 targets are scored."""
         start = time.perf_counter()
-        active = self._origin.active_tokens
-        rows = shaped(private, public, active=active, tokens=tokens)
-        whole = self.ensemble.ranks.gather(rows.private)
-        if whole is None:
-            return
         ticket = method.mechanism.propose_rows(
-            replace(rows, private=whole), targets=targets, rng=method.rng, origin=self._origin
+            rows, targets=targets, rng=method.rng, origin=self._origin
         )
         method.tally.accountant.charge(ticket)
         answer = ticket.release()
@@ -304,7 +292,10 @@ class Session:
             "place": self.place,
             "forward_seconds": list(self._forward_seconds),
             "runs": [
-                [{"tally": one.tally.state(), "counter": _counter(one.rng)} for one in methods]
+                [
+                    {"tally": to_json(one.tally), "counter": getattr(one.rng, "position", None)}
+                    for one in methods
+                ]
                 for methods in self._runs
             ],
         }
@@ -314,7 +305,7 @@ class Session:
         self._begin(len(state["runs"]) - 1)
         for methods, written in zip(self._runs, state["runs"], strict=True):
             for method, one in zip(methods, written, strict=True):
-                method.tally = Tally.from_state(one["tally"])
+                method.tally = from_json(Tally, one["tally"])
                 if isinstance(method.rng, SeededRandom):
                     method.rng.skip_to(one["counter"])
         self._forward_seconds = list(state["forward_seconds"])
@@ -375,12 +366,8 @@ class Session:
         return [float(value) for value in torch.cat([members, sums[-1:]]) / queries]
 
 
-def _counter(rng: SecureRandom | SeededRandom) -> int | None:
-    return rng.position if isinstance(rng, SeededRandom) else None
-
-
 def _digest(tokens: Sequence[int]) -> str:
-    digest, step = hashlib.sha256(), 1 << 14  # in parts, to avoid a copy of the whole text
+    digest, step = hashlib.sha256(), 1 << 12  # in parts, to avoid a copy of the whole text
     for start in range(0, len(tokens), step):
         digest.update(np.asarray(tokens[start : start + step], dtype="<i8").tobytes())
     return digest.hexdigest()

@@ -1,48 +1,116 @@
-"""Running totals of one mechanism in bounded memory, its results, and their comparison."""
+"""Running totals of mechanisms in bounded memory, their results, comparisons, and the result file.
+
+The file holds the state of an evaluation, from which it continues after an interruption. It is one
+JSON object, which is replaced atomically, so a process that is killed at any moment leaves the
+state of the last write. It is for the operator: it has each model's charges, losses and
+perplexities. Of the randomness it has only a seed, if there is one, and how many random numbers
+were drawn from it.
+"""
 
 from __future__ import annotations
 
+import hashlib
 import math
+import os
 import statistics
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
-from adapmixed.evaluation.diagnostics import Curve, Diagnosis, Diagnostics
+from adapmixed.files import remove_leftovers, sole_writer, write_file
 from adapmixed.privacy import Accountant, Guarantee
-from adapmixed.privacy.encoding import from_json, read_real, to_json, write_real
+from adapmixed.privacy.encoding import CODECS, canonical, from_json, parse, to_json
 
 if TYPE_CHECKING:
+    from numpy.typing import NDArray
     from torch import Tensor
 
+    from adapmixed.evaluation.diagnostics import Diagnosis, Diagnostics
     from adapmixed.mechanisms import Answer, Ticket
+
+_Floats: TypeAlias = "NDArray[np.float64]"
 
 CURVE_POINTS = 512
 BLOCK, MOST_BLOCKS, LEAST_BLOCKS = 64, 64, 8
 """Least queries of a block, most blocks of a run, and least blocks of an interval."""
 _RESAMPLES = 4000
 
+FORMAT_VERSION = 8
+"""Increases if an entry changes its meaning, or if older files lack a required entry."""
 
+NOTICE = (
+    "PRIVATE, for the operator: losses, perplexities and what each model was charged depend on the "
+    "private data and must not be published."
+)
+_TOLERANCE = 1e-3  # of a probe: more than rounding on other machines, less than other ensembles
+
+
+@dataclass
+class Curve:
+    """At most `most` points, evenly spaced over the calls, always with the last one.
+
+    If there would be more, every second point is dropped, and from then on only half as many calls
+    are kept. The choice of points depends only on the number of calls.
+
+    Attributes:
+        most: the largest number of points, even.
+        step: every how many calls a point is kept.
+        calls: number of calls so far.
+        points: (n, width), the kept points.
+        last: (1, width), the point of the last call; empty before the first.
+    """
+
+    most: int
+    step: int = 1
+    calls: int = 0
+    points: NDArray[np.float64] = field(default_factory=lambda: np.zeros((0, 0)))
+    last: NDArray[np.float64] = field(default_factory=lambda: np.zeros((0, 0)))
+
+    def add(self, point: Sequence[float]) -> None:
+        """Add the point of the next call."""
+        self.calls += 1
+        self.last = np.array([point])
+        if self.calls % self.step:
+            return
+        self.points = np.concatenate([self.points.reshape(-1, len(point)), self.last])
+        if len(self.points) > self.most:
+            self.points = self.points[1::2]
+            self.step *= 2
+
+    def all(self) -> _Floats:
+        """Return the points, in order."""
+        # Because `most` is even, the points belong to the calls that `step` divides.
+        ended = self.calls % self.step == 0
+        return self.points if ended else np.concatenate([self.points, self.last])
+
+
+@dataclass
 class Tally:
-    """The running totals of one mechanism.
+    """The running totals of one mechanism in one run, which a result file holds as JSON.
 
-    Args:
+    Attributes:
         name: the name of the mechanism in the evaluation.
         accountant: is charged for every answer.
         diagnostics: diagnostics to collect, or None.
+        loss: Σ −log p(target).
+        screened: queries that the public model alone answered.
+        seconds: time spent in the mechanism.
+        curve: its points hold the queries so far, their ε, which is NaN without a guarantee, and
+            their perplexity.
     """
 
-    def __init__(
-        self, name: str, accountant: Accountant, diagnostics: Diagnostics | None = None
-    ) -> None:
-        self.name, self.accountant, self.diagnostics = name, accountant, diagnostics
-        self.loss = 0.0  # Σ −log p(target)
-        self.screened = 0  # queries that the public model alone answered
-        self.seconds = 0.0
-        # Each point: queries so far, their ε, which is NaN without a guarantee, their perplexity.
-        self.curve = Curve(CURVE_POINTS)
+    name: str
+    accountant: Accountant
+    diagnostics: Diagnostics | None = None
+    loss: float = 0.0
+    screened: int = 0
+    seconds: float = 0.0
+    curve: Curve = field(default_factory=lambda: Curve(CURVE_POINTS))
 
     def add(self, ticket: Ticket, answer: Answer, targets: Tensor) -> None:
         """Count the answers of one call.
@@ -86,27 +154,9 @@ class Tally:
         mean = self.loss / queries
         return math.exp(mean) if mean < 700.0 else math.inf
 
-    def state(self) -> dict[str, Any]:
-        """Return the whole private state as strict JSON values, exact to the bit."""
-        return {
-            "name": self.name,
-            "loss": write_real(self.loss),
-            "screened": self.screened,
-            "seconds": self.seconds,
-            "curve": to_json(self.curve),
-            "accountant": self.accountant.state(),
-            "diagnostics": None if self.diagnostics is None else self.diagnostics.state(),
-        }
 
-    @classmethod
-    def from_state(cls, state: Mapping[str, Any]) -> Tally:
-        """Return a tally with the state that `state()` returned."""
-        kept = state["diagnostics"]
-        diagnostics = None if kept is None else Diagnostics.from_state(kept)
-        tally = cls(state["name"], Accountant.from_state(state["accountant"]), diagnostics)
-        tally.loss, tally.curve = read_real(state["loss"]), from_json(Curve, state["curve"])
-        tally.screened, tally.seconds = state["screened"], state["seconds"]
-        return tally
+CODECS["Accountant"] = Accountant.state, Accountant.from_state
+CODECS["Curve"] = to_json, partial(from_json, Curve)
 
 
 def results(
@@ -329,9 +379,6 @@ def gain_kept(
     return float(mine.sum() / theirs.sum()), math.sqrt(squares)
 
 
-_Floats = np.ndarray[tuple[int, ...], np.dtype[np.float64]]
-
-
 def _gaps(method: Evaluation, public: Evaluation) -> tuple[_Floats, _Floats] | None:
     """Return the queries of every block and the method's loss above the public model's there."""
     values = [value for one in (*method.runs, *public.runs) for _, value in one.perplexities]
@@ -348,3 +395,160 @@ def _losses(one: Evaluation) -> _Floats:
     count = min(MOST_BLOCKS, max(1, one.queries // BLOCK))
     wanted = np.arange(count + 1) * one.queries / count
     return np.diff(points[np.unique(np.searchsorted(points[:, 0], wanted))], axis=0)
+
+
+class ResultFile:
+    """The file with the state of an evaluation.
+
+    Args:
+        path: path of the file.
+        configuration: strict JSON values that describe the evaluation. The numbers of "probe" may
+            differ by rounding.
+    """
+
+    def __init__(self, path: str | os.PathLike[str], configuration: dict[str, Any]) -> None:
+        self.path = Path(path)
+        self.configuration = configuration
+
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """Lock the file against other writers while the context is entered.
+
+        Raises:
+            ValueError: if another process holds it.
+        """
+        with ExitStack() as stack:
+            try:
+                stack.enter_context(sole_writer(self.path))
+            except BlockingIOError:
+                raise ValueError(
+                    f"result must name a file that no other process writes, got {self.path}, which "
+                    "another evaluation holds"
+                ) from None
+            yield
+
+    def begin(self, *, resume: bool) -> dict[str, Any] | None:
+        """Return the state to continue from, or None to begin; call it while the file is `held`.
+
+        Raises:
+            ValueError: as `check_result`; or if the file has another configuration or version, or
+                is truncated or corrupted.
+        """
+        remove_leftovers(self.path.parent, self.path.name)
+        check_result(self.path, resume=resume)
+        if not self.path.exists():
+            return None
+        content = read_content(self.path)
+        for name, mine, found in _differences(self.configuration, content["configuration"], ""):
+            raise ValueError(
+                f"{self.path} must be of the same evaluation to be resumed: {name} is {mine}, but "
+                f"the file was begun with {found}"
+            )
+        state: dict[str, Any] = content["state"]
+        return state
+
+    def save(self, state: dict[str, Any], *, complete: bool) -> None:
+        """Replace the file atomically; it is on the device when this returns."""
+        content = {
+            "format_version": FORMAT_VERSION,
+            "notice": NOTICE,
+            "configuration": self.configuration,
+            "complete": complete,
+            "state": state,
+        }
+        write_file(self.path, _written(content), mode=0o600)
+
+
+def check_result(path: str | os.PathLike[str] | None, *, resume: bool) -> None:
+    """Check where a result is to be kept.
+
+    Raises:
+        ValueError: if there is a file and `resume` is False, no path and `resume` is True, or if
+            the path cannot be that of a file.
+    """
+    if path is None:
+        if resume:
+            raise ValueError("result must be given with resume, the file to continue from")
+        return
+    place = Path(path)
+    if place.is_dir() or not place.parent.is_dir():
+        raise ValueError(f"result must name a file in an existing folder, got {path}")
+    if place.exists() and not resume:
+        raise ValueError(f"result must name a new file unless it is resumed, got {path}")
+
+
+def read_content(path: str | os.PathLike[str]) -> dict[str, Any]:
+    """Return the content that `ResultFile.save` wrote.
+
+    Raises:
+        ValueError: if the file is truncated, corrupted, no result file, or of another version.
+        OSError: if it cannot be read.
+    """
+    data = Path(path).read_bytes()
+    try:
+        content: dict[str, Any] = dict(parse(data.decode("utf-8")))
+        version = content["format_version"]
+        if version == FORMAT_VERSION:
+            del content["checksum"]
+            if _written(content) != data:
+                raise ValueError("its checksum differs")
+    except (ValueError, TypeError, KeyError, RecursionError) as error:
+        raise ValueError(
+            f"{path} must be a whole result file as evaluate wrote it (--result), it is truncated "
+            f"or corrupted: {error}"
+        ) from error
+    if version != FORMAT_VERSION:
+        raise ValueError(f"{path}: format_version must be {FORMAT_VERSION}, got {version!r}")
+    return content
+
+
+@dataclass(frozen=True)
+class StoredResult:
+    """The content of a result file.
+
+    Attributes:
+        configuration: the description of the evaluation: methods, δ, digest of the text, ensemble,
+            windows and seed.
+        complete: whether the evaluation was complete.
+        evaluations: one :class:`Evaluation` per mechanism over the runs that had begun. An
+            incomplete evaluation has fewer queries, and none of these if nothing was answered.
+    """
+
+    configuration: dict[str, Any]
+    complete: bool
+    evaluations: list[Evaluation]
+
+
+def read_result(path: str | os.PathLike[str]) -> StoredResult:
+    """Read a result file, which is private and for the operator.
+
+    Raises:
+        ValueError: if the file is truncated, corrupted, no result file, or of another version.
+        OSError: if it cannot be read.
+    """
+    content = read_content(path)
+    state = content["state"]
+    tallies = [[from_json(Tally, one["tally"]) for one in run] for run in state["runs"]]
+    found = results(tallies, state["forward_seconds"])
+    return StoredResult(content["configuration"], content["complete"], found)
+
+
+def _written(content: dict[str, Any]) -> bytes:
+    """Return the file's bytes, with a checksum over all entries."""
+    checksum = hashlib.sha256(canonical(content).encode("ascii")).hexdigest()
+    return f"{canonical(content | {'checksum': f'sha256:{checksum}'})}\n".encode("ascii")
+
+
+def _differences(mine: Any, found: Any, name: str) -> Iterator[tuple[str, str, str]]:
+    """Yield (name, mine, found) of every entry that differs."""
+    if name == "probe":
+        same = len(mine) == len(found)
+        same = same and all(abs(a - b) <= _TOLERANCE for a, b in zip(mine, found, strict=True))
+        if not same:
+            yield "ensemble", "another one, by its logits for the first tokens", "other logits"
+    elif isinstance(mine, dict) and isinstance(found, dict):
+        for key in [*mine, *(key for key in found if key not in mine)]:
+            where = f"{name}.{key}" if name else key
+            yield from _differences(mine.get(key), found.get(key), where)
+    elif mine != found:
+        yield name, canonical(mine), canonical(found)

@@ -12,7 +12,7 @@ import numpy as np
 
 from adapmixed.mechanisms import AdaPMixED, Mechanism, PublicOnly, Unprotected, planned
 from adapmixed.privacy.planner import CHOSEN_SCALE, CHOSEN_SHAPE, plan
-from adapmixed.report.report import INTERVAL_WORDS, KEPT_WORDS, NUMBERS, TITLES, aligned, row
+from adapmixed.report import INTERVAL_WORDS, KEPT_WORDS, NUMBERS, TITLES, aligned, row
 from adapmixed_lab.baselines.invisible_ink import InvisibleInk
 from adapmixed_lab.baselines.noisy_aggregation import NoisyAggregation
 from adapmixed_lab.baselines.submix import SubMix

@@ -1,9 +1,14 @@
-"""``adapmixed-lab audit``: attack every privacy claim."""
+"""``adapmixed-lab audit``: attack every privacy claim.
+
+Attack every privacy claim, and print the claimed value with the value that the attack showed. Exit
+status 1 means that a claim is broken, or that a deliberately broken variant (a control) is not
+caught. Exit status 3 means neither, but a claim was attacked without power. The page "Audit what is
+claimed" explains what a pass means.
+"""
 
 import argparse
 import json
 from pathlib import Path
-from typing import Any
 
 from adapmixed.commands.options import check_output, quiet_libraries
 from adapmixed_lab.audit import AUDITS, Effort
@@ -14,17 +19,9 @@ STATUS = {"holds": 0, "broken": 1, "no power": 3}
 """Exit status of each outcome; it is 2 if the arguments are not allowed."""
 
 
-def add_parser(commands: Any) -> None:
-    """Add the command."""
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the options of the command."""
     listed = "; ".join(f"{name}: {what}" for name, what in AUDITS.items())
-    parser = commands.add_parser(
-        "audit",
-        help="attack every privacy claim",
-        description="Attack every privacy claim, and print the claimed value with the value that "
-        "the attack showed. Exit status 1 means that a claim is broken, or that a deliberately "
-        "broken variant (a control) is not caught. Exit status 3 means neither, but a claim was "
-        'attacked without power. The page "Audit what is claimed" explains what a pass means.',
-    )
     parser.add_argument(
         "names", nargs="*", metavar="NAME", help=f"audits to run (default: all). {listed}"
     )
@@ -33,7 +30,6 @@ def add_parser(commands: Any) -> None:
     )
     parser.add_argument("--seed", type=int, help="seed that makes attacks and draws repeatable")
     parser.add_argument("--json", type=Path, help="file to write the findings to, as JSON")
-    parser.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace) -> int:

@@ -1,17 +1,20 @@
-"""``adapmixed-lab compare``: the field's methods and ours at the same ε, in one table."""
+"""``adapmixed-lab compare``: compare the field's methods and ours at the same ε.
+
+Answer the same tokens with every method, with settings from public numbers alone: the number of
+members, of tokens and of the vocabulary, ε and δ. The table and the figure show probabilities of
+private models, so they are for the operator only.
+"""
 
 from __future__ import annotations
 
 import argparse
 from pathlib import Path
-from typing import Any
 
 from adapmixed.commands.evaluate import EvaluateOptions
 from adapmixed.commands.options import (
     SharedOptions,
     add_options,
     check_alone,
-    check_device,
     check_output,
     load_ensemble,
     progress_bar,
@@ -21,15 +24,8 @@ from adapmixed.commands.options import (
 )
 
 
-def add_parser(commands: Any) -> None:
-    """Add the command."""
-    parser = commands.add_parser(
-        "compare",
-        help="compare the field's methods and ours at the same ε",
-        description="Answer the same tokens with every method, with settings from public numbers "
-        "alone: the number of members, of tokens and of the vocabulary, ε and δ. The table and "
-        "the figure show probabilities of private models, so they are for the operator only.",
-    )
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the options of the command."""
     add_options(parser, SharedOptions, "base ensemble")
     add_options(parser, EvaluateOptions, "text block seed")
     parser.add_argument(
@@ -45,13 +41,11 @@ def add_parser(commands: Any) -> None:
         help="PRIVATE: file for the figure, an SVG (default: compare.svg)",
     )  # fmt: skip
     add_options(parser, SharedOptions, "memory device dtype")
-    parser.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Evaluate all methods, print the table and write the figure."""
     check_alone("compare")
-    check_device(arguments)
     check_output("--out", arguments.out)
     quiet_libraries()
     from adapmixed.data.text import read_text

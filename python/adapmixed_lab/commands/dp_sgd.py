@@ -1,13 +1,15 @@
-"""``adapmixed-lab dp-sgd``: train one adapter with DP-SGD on a corpus."""
+"""``adapmixed-lab dp-sgd``: train one adapter on a private corpus with DP-SGD, the baseline.
+
+Train one adapter on the whole corpus with DP-SGD (opacus), and write its guarantee to
+guarantee.json in the same folder. There is no seed, because whoever knows it could subtract the
+noise.
+"""
 
 import argparse
-from typing import Any
 
 from adapmixed.commands.options import check_alone, progress_bar, quiet_libraries
-from adapmixed.commands.training import (
-    add_adapter_options,
-    add_corpus_options,
-    add_model_options,
+from adapmixed.commands.train import (
+    add_training_options,
     config_of,
     corpus_of,
     facts_of,
@@ -15,19 +17,11 @@ from adapmixed.commands.training import (
 )
 
 
-def add_parser(commands: Any) -> None:
-    """Add the command."""
-    parser = commands.add_parser(
-        "dp-sgd",
-        help="train one adapter on a private corpus with DP-SGD, the baseline",
-        description="Train one adapter on the whole corpus with DP-SGD (opacus), and write its "
-        "guarantee to guarantee.json in the same folder. There is no seed, because whoever knows "
-        "it could subtract the noise.",
-    )
-    add_model_options(parser, output="new folder for the adapter")
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the options of the command."""
+    adapt = "peft's choice for the architecture"
+    add_training_options(parser, output="new folder for the adapter", adapt=adapt)
     parser.add_argument("--threads", type=int, help="threads of torch (default: torch's choice)")
-    add_corpus_options(parser)
-    add_adapter_options(parser, adapt="peft's choice for the architecture")
     group = parser.add_argument_group("guarantee")
     group.add_argument("--epsilon", type=float, required=True, help="largest ε of the adapter")
     group.add_argument("--delta", type=float, required=True, help="δ of the guarantee")
@@ -43,7 +37,6 @@ def add_parser(commands: Any) -> None:
         help="most blocks used of one name, for which as a whole ε then holds (default: all are "
         "used, and ε is for a block)",
     )
-    parser.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace) -> int:

@@ -1,4 +1,9 @@
-"""``adapmixed-lab reproduce``: the paper's tables and figures, with built-in or other models."""
+"""``adapmixed-lab reproduce``: reproduce the paper's tables and figures.
+
+Run an experiment of the paper, print its tables, and write JSON, of figure2 also SVG and PDF. A
+killed run at full scale goes on with the same command. At builtin scale trained adapters are kept.
+Results are for the operator: perplexities and data-dependent ε depend on the private data.
+"""
 
 from __future__ import annotations
 
@@ -54,16 +59,8 @@ class ReproduceOptions:
     without_one_adapter: bool = option("leave it out")
 
 
-def add_parser(commands: Any) -> None:
-    """Add the command."""
-    parser = commands.add_parser(
-        "reproduce",
-        help="reproduce the paper's tables and figures",
-        description="Run an experiment of the paper, print its tables, and write JSON, of "
-        "figure2 also SVG and PDF. A killed run at full scale goes on with the same "
-        "command. At builtin scale trained adapters are kept. Results are for the operator: "
-        "perplexities and data-dependent ε depend on the private data.",
-    )
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the options of the command."""
     parser.add_argument(
         "experiment",
         help=f"{', '.join(EXPERIMENTS)}, or the JSON file of one, to write its tables "
@@ -80,7 +77,6 @@ def add_parser(commands: Any) -> None:
     }
     for title, (kind, names) in groups.items():
         add_options(parser, kind, names, title=title)
-    parser.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace) -> int:

@@ -10,7 +10,7 @@ from typing import Any
 from matplotlib.lines import Line2D
 
 from adapmixed.evaluation import Evaluation, Weights
-from adapmixed.report.report import Report, format_perplexity, format_promise, show_epsilon
+from adapmixed.report import Report, format_perplexity, format_promise, show_epsilon
 from adapmixed_lab.figures.style import (
     COLOURS,
     DASHES,
@@ -65,7 +65,7 @@ def draw(report: Report) -> tuple[DrawnFigure, ...]:
         _draw_breakdown(methods),
         _draw_weights(methods),
         _draw_charges(methods),
-        _draw_validation(report.training),
+        _draw_validation(report.validation),
     )
     run = report.words()
     return tuple(replace(drawing, run=run) for drawing in drawings if drawing is not None)
@@ -342,9 +342,9 @@ def _plot_charges(axes: Any, charges: Sequence[tuple[int, Sequence[float]]]) -> 
             )  # fmt: skip
 
 
-def _draw_validation(training: Sequence[Mapping[str, Any]]) -> DrawnFigure | None:
+def _draw_validation(validation: Sequence[Mapping[str, Any]]) -> DrawnFigure | None:
     """Draw every member's validation loss and the public model's."""
-    ordered = sorted((one for one in training if "loss" in one), key=lambda one: one["loss"])
+    ordered = sorted(validation, key=lambda one: one["loss"])
     if not ordered:
         return None
     places = range(1, len(ordered) + 1)

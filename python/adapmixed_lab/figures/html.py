@@ -10,8 +10,7 @@ from markupsafe import Markup
 
 from adapmixed.evaluation import Evaluation
 from adapmixed.files import write_file
-from adapmixed.report import Report
-from adapmixed.report.report import (
+from adapmixed.report import (
     INTERVAL_WORDS,
     KEPT_WORDS,
     KIND_LABELS,
@@ -19,6 +18,7 @@ from adapmixed.report.report import (
     TITLES,
     UTILITY_TITLES,
     UTILITY_WORDS,
+    Report,
     format_neighbours,
     row,
 )

@@ -12,7 +12,7 @@ from typing import Any
 from matplotlib.ticker import LogLocator
 
 from adapmixed.files import write_file
-from adapmixed.report.report import format_perplexity
+from adapmixed.report import format_perplexity
 from adapmixed_lab.figures.style import COLOURS, GREY, MARKERS, DrawnFigure, canvas, number_axis
 from adapmixed_lab.reproduce.result import run_words, show_cost
 

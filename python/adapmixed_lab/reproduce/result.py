@@ -19,14 +19,16 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from adapmixed.report import aligned, environment, plain
-from adapmixed.report.report import (
+from adapmixed.report import (
     INTERVAL_WORDS,
     KIND_LABELS,
     MISSING,
+    aligned,
+    environment,
     format_against,
     format_neighbours,
     format_perplexity,
+    plain,
     printable,
     show_epsilon,
 )

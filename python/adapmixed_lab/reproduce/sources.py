@@ -85,7 +85,7 @@ class Sources:
 
     def corpus(self) -> Corpus:
         """Return the evaluation text of the full scale."""
-        from adapmixed.commands.training import source_of
+        from adapmixed.commands.train import source_of
         from adapmixed.data import Corpus
         from adapmixed.training import settings
 

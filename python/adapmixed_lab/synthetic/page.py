@@ -11,7 +11,7 @@ import numpy as np
 
 from adapmixed.ensemble.vocabulary import plain_ids
 from adapmixed.files import write_file
-from adapmixed.report.report import MISSING
+from adapmixed.report import MISSING
 from adapmixed.synthesis import Synthesis
 from adapmixed_lab.figures.html import template
 from adapmixed_lab.figures.style import COLOURS, DASHES, DrawnFigure, canvas

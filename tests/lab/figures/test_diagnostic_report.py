@@ -22,7 +22,7 @@ from adapmixed.data.builtin import held_out_documents
 from adapmixed.ensemble import read_manifest, write_manifest
 from adapmixed.evaluation import Evaluation, Weights
 from adapmixed.evaluation.diagnostics import QUANTILES, Diagnosis, Utility
-from adapmixed.report import training_losses
+from adapmixed.report import validation_losses
 from adapmixed_lab.figures.figures import draw
 
 pytestmark = pytest.mark.usefixtures("demo_ensemble")
@@ -33,11 +33,9 @@ FORMATS = Path(__file__).parents[2] / "formats"
 def diagnosis(models: int = 5, **changes: Any) -> Diagnosis:
     quantiles = models > 128
     values: dict[str, Any] = dict(
-        queries=120,
         models=models,
         utility=Utility(bound=2.5, mean_bound=0.75, loss=4.1, ensemble_loss=4.0),
         weights=Weights(zero=30, screened=20, bins=(1,) * 20, one=50),
-        screened=((60, 2), (120, 4)),
         charges=tuple(
             (done, tuple(0.001 * done * (i + 1) for i in range(7 if quantiles else models)))
             for done in (60, 120)
@@ -51,7 +49,7 @@ def diagnosed() -> list[Evaluation]:
     edge = Utility(*[math.inf] * 4)
     parts = {"mixing": 0.5, "screening": 0.1, "conversion": 0.4, "total": 1.0}
     kind = "data-dependent, ex-post"
-    plain = Diagnosis(120, 0, None, None, ((120, 0),), (), False)
+    plain = Diagnosis(0, None, None, (), False)
     zero = Weights(7, 7, (0,) * 20, 0)
     return [
         evaluation("public", "public", epsilon=0.0, diagnosis=plain),
@@ -63,17 +61,13 @@ def diagnosed() -> list[Evaluation]:
     ]  # fmt: skip
 
 
-TRAINING = [
-    {
-        "member": f"member-{i:03d}", "tokens": 9, "loss": 4.0 + 0.1 * i, "public_loss": 4.5,
-        "losses": [5.0, 4.5 + 0.1 * i],
-    }
-    for i in range(4)
-]  # fmt: skip
+VALIDATION = [
+    {"member": f"member-{i:03d}", "loss": 4.0 + 0.1 * i, "public_loss": 4.5} for i in range(4)
+]
 
 
 def test_report_holds_what_was_found() -> None:
-    report = build(diagnosed(), training=TRAINING)
+    report = build(diagnosed(), validation=VALIDATION)
     found = {name: one["diagnostics"] for name, one in by_name(report).items()}
     assert found["some"]["utility"] == pytest.approx(
         {"gap": 0.1, "bound": 2.5, "mean_bound": 0.75, "loss": 4.1, "ensemble_loss": 4.0}
@@ -82,7 +76,8 @@ def test_report_holds_what_was_found() -> None:
     assert found["some"]["quantiles"] is None and found["many"]["quantiles"] == list(QUANTILES)
     assert found["edge"]["utility"]["gap"] is None and found["edge"]["utility"]["bound"] == "inf"
     assert found["public"]["utility"] is None
-    assert report.to_json()["training"] == TRAINING and "training" not in build().to_json()
+    assert report.to_json()["validation"] == VALIDATION
+    assert "validation" not in build().to_json()
     assert "diagnostics" not in by_name(build())["public"]
     text = report.text()
     row = next(line for line in text.splitlines() if re.match(r"some +0\.1 ", line))
@@ -93,7 +88,7 @@ def test_report_holds_what_was_found() -> None:
 
 @pytest.mark.slow
 def test_figures_of_diagnostics() -> None:
-    report = build(diagnosed(), training=TRAINING)
+    report = build(diagnosed(), validation=VALIDATION)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         figures = draw(report)[2:]
@@ -104,9 +99,9 @@ def test_figures_of_diagnostics() -> None:
 
 
 def test_losses_come_from_the_members_folders(tmp_path: Path) -> None:
-    assert training_losses(tmp_path) == []
+    assert validation_losses(tmp_path) == []
     shutil.copyfile(FORMATS / "ensemble-4.json", tmp_path / "ensemble.json")
-    assert training_losses(tmp_path) == []
+    assert validation_losses(tmp_path) == []
     records = (
         ({"documents": 3, "loss": 4.25, "public_loss": 4.5}, [5.0, 4.5]),
         (None, [4.75]),  # nothing was held out
@@ -118,13 +113,8 @@ def test_losses_come_from_the_members_folders(tmp_path: Path) -> None:
         record = {"format_version": 1, "shard": {}, "tokens": 700, "losses": losses}
         record["validation"] = validation
         (folder / "shard.json").write_text(json.dumps(record), encoding="utf-8")
-    assert training_losses(tmp_path) == [
-        {
-            "member": "member-000", "tokens": 700, "losses": [5.0, 4.5],
-            "loss": 4.25, "public_loss": 4.5,
-        },
-        {"member": "member-001", "tokens": 700, "losses": [4.75]},
-    ]  # fmt: skip
+    expected = {"member": "member-000", "loss": 4.25, "public_loss": 4.5}
+    assert validation_losses(tmp_path) == [expected]
 
 
 @pytest.mark.parametrize("options", [["--diagnostics"], ["--runs", "2"]])
@@ -151,7 +141,7 @@ def test_evaluate_writes_the_page(
     assert printed.out.splitlines()[-1].startswith("No share of the gain is stated")
     assert (folder / "report.json").read_bytes() == run.read_bytes()
     report = json.loads((folder / "report.json").read_text(encoding="utf-8"))
-    assert [one["losses"] for one in report["training"]] == [[5.0, 4.5], [5.0, 3.5]]
+    assert [one["loss"] for one in report["validation"]] == [4.25, 5.25]
     assert {"validation.svg", "validation.pdf"} <= {path.name for path in folder.iterdir()}
     assert all(path.stat().st_mode & 0o077 == 0 for path in folder.iterdir())
     assert report["environment"]["adapmixed"] and report["environment"]["processors"]

@@ -13,9 +13,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from importlib import metadata
-from numbers import Integral, Real
 from pathlib import Path, PurePath
 from typing import Any
+
+import numpy as np
 
 from adapmixed.ensemble.manifest import FILE_NAME, MEMBER_FILE, read_manifest, read_member_record
 from adapmixed.evaluation import Evaluation, compared
@@ -47,7 +48,7 @@ KEPT_WORDS = (
     "Gain kept: the share of the log-perplexity that the best method without protection gains over "
     "the public model, ± two standard errors by a jackknife over the same blocks."
 )
-FORMAT_VERSION = 2
+FORMAT_VERSION = 3
 
 UTILITY_TITLES = ("method", "gap", "mean bound", "bound")
 UTILITY_WORDS = (
@@ -173,14 +174,14 @@ class Report:
         environment: the result of :func:`environment`.
         sample: a generated text, or None: "text" and "guarantee", the sentence that covers it, and
             perhaps "prompt" (public text) and further strings.
-        training: the result of :func:`training_losses`.
+        validation: the result of :func:`validation_losses`.
     """
 
     evaluations: Sequence[Evaluation]
     config: Mapping[str, Any]
     environment: Mapping[str, object]
     sample: Mapping[str, str] | None = None
-    training: Sequence[Mapping[str, Any]] = ()
+    validation: Sequence[Mapping[str, Any]] = ()
 
     @cached_property
     def methods(self) -> list[Evaluation]:
@@ -205,7 +206,7 @@ class Report:
             "environment": self.environment,
             "config": self.config,
         }
-        content |= {"training": self.training} if self.training else {}
+        content |= {"validation": self.validation} if self.validation else {}
         content |= {"runs": [one.runs_to_json() for one in self.runs]} if self.runs else {}
         strict: dict[str, Any] = plain(content, "report")
         return strict
@@ -342,10 +343,7 @@ def _over_time(methods: Sequence[Evaluation]) -> list[str]:
 
 
 def environment() -> dict[str, object]:
-    """Return the versions and hardware that the numbers depend on, without host names or paths.
-
-    The version of a package is None if it is not installed as a distribution.
-    """
+    """Return the versions and hardware that the numbers depend on, without host names or paths."""
     import torch
 
     import adapmixed
@@ -355,7 +353,7 @@ def environment() -> dict[str, object]:
         "adapmixed": adapmixed.__version__,
         "python": platform.python_version(),
         "torch": str(torch.__version__),
-        **{name: _version(name) for name in ("transformers", "peft", "numpy")},
+        **{name: metadata.version(name) for name in ("transformers", "peft", "numpy")},
         "system": platform.system(),
         "machine": platform.machine(),
         "processor": _processor(),
@@ -375,18 +373,11 @@ def _processor() -> str | None:
     return found[1] if found else None
 
 
-def _version(distribution: str) -> str | None:
-    try:
-        return metadata.version(distribution)
-    except metadata.PackageNotFoundError:
-        return None
+def validation_losses(folder: Path) -> list[dict[str, object]]:
+    """Return the losses on held-out text of the members that have any, for the operator.
 
-
-def training_losses(folder: Path) -> list[dict[str, object]]:
-    """Return the training losses of the members that have any, which are for the operator.
-
-    Each entry has "member", "tokens" (trained on) and "losses", the mean of each epoch in nats per
-    token. With held-out text it also has "loss" and "public_loss", in nats per held-out token.
+    Each entry has "member", and in nats per held-out token "loss", the member's, and "public_loss",
+    the public model's.
 
     Args:
         folder: the ensemble folder. The result is empty if `adapmixed train` did not make it.
@@ -394,21 +385,14 @@ def training_losses(folder: Path) -> list[dict[str, object]]:
     Raises:
         ValueError: if a file of the ensemble or of a member has another format.
     """
-    if not (folder / FILE_NAME).is_file():
-        return []
     found: list[dict[str, object]] = []
-    for member in read_manifest(folder).members:
-        if member is None or not (folder / member / MEMBER_FILE).is_file():
-            continue
-        record = read_member_record(folder / member)
-        losses: dict[str, object] = {}
-        if record["losses"]:  # an empty shard has none
-            losses["losses"] = [float(loss) for loss in record["losses"]]
-        if record["validation"] is not None:
-            for name in ("loss", "public_loss"):
-                losses[name] = float(record["validation"][name])
-        if losses:
-            found.append({"member": member, "tokens": record["tokens"], **losses})
+    if (folder / FILE_NAME).is_file():
+        for member in read_manifest(folder).members:
+            if member is not None and (folder / member / MEMBER_FILE).is_file():
+                held_out = read_member_record(folder / member)["validation"]
+                if held_out is not None:
+                    losses = {name: float(held_out[name]) for name in ("loss", "public_loss")}
+                    found.append({"member": member, **losses})
     return found
 
 
@@ -422,20 +406,19 @@ def plain(value: object, where: str) -> Any:
     Raises:
         ValueError: if JSON cannot hold the value, for instance NaN.
     """
-    if value is None or isinstance(value, bool):
-        return value
-    if isinstance(value, str):
-        # Lone surrogates (undecodable file names) have no UTF-8 form.
-        return value.encode("utf-8", "backslashreplace").decode("utf-8")
-    if isinstance(value, Integral):
-        return int(value)
-    if isinstance(value, Real):
-        number = float(value)
-        if math.isnan(number):
-            raise ValueError(f"{where} must not be NaN")
-        return number if math.isfinite(number) else str(number)
-    if isinstance(value, Mapping):
-        return {str(key): plain(item, f"{where}.{key}") for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [plain(item, f"{where}[{i}]") for i, item in enumerate(value)]
-    raise ValueError(f"{where} must be a JSON value, got {type(value).__name__}")
+
+    def read(constant: str) -> str:
+        if constant == "NaN":
+            raise ValueError(f"{where} must not hold NaN")
+        return constant.replace("Infinity", "inf")
+
+    def other(one: Any) -> Any:  # what json does not write: mappings, numbers of numpy
+        return one.item() if isinstance(one, np.generic) else dict(one.items())
+
+    try:
+        text = json.dumps(value, ensure_ascii=False, default=other)
+    except (TypeError, AttributeError) as error:
+        raise ValueError(f"{where} must hold JSON values alone: {error}") from error
+    # Halves of surrogate pairs, as in undecodable file names, have no UTF-8 form.
+    text = re.sub("[\ud800-\udfff]", lambda half: f"\\\\u{ord(half[0]):04x}", text)
+    return json.loads(text, parse_constant=read)
