@@ -20,16 +20,15 @@ from serving_cases import (
     Served,
     asks,
     check_error,
+    clients_of,
     listening,
-    new_usage,
     served,
     until,
 )
 from stub_engine import TEXT, StubEngine
 
-from adapmixed.serving.clients import Clients
 from adapmixed.serving.fields import prompts_of
-from adapmixed.serving.keys import Key, add_key, read_keys
+from adapmixed.serving.keys import Key, add_key
 
 
 @pytest.fixture(scope="module")
@@ -186,7 +185,7 @@ def test_the_order_of_checks(tmp_path: Any) -> None:
     secret = add_key(file, "a", requests_per_minute=2)
     poor = add_key(file, "poor", tokens=10)
     engine = StubEngine(queries=20)
-    clients = Clients(read_keys(file), new_usage(tmp_path / "usage"))
+    clients = clients_of(tmp_path)
     with served(engine, clients=clients, waiting=2) as server:
         engine.go.clear()
         client = server.client()
@@ -278,7 +277,7 @@ def test_a_fault_of_the_server_says_nothing(
         assert answer.status_code == 500
         assert check_error(answer.json(), 500)["message"] == "the server has made an error"
         monkeypatch.setattr("adapmixed.serving.fields.prompts_of", prompts_of)
-        monkeypatch.setattr("adapmixed.serving.answers.Writer.piece", fails)
+        monkeypatch.setattr("adapmixed.serving.answers.Reply._piece", fails)
         (event,) = events(server.client().post(COMPLETIONS, json=ASK | {"stream": True}).text)
         check_error(event, 500)
         assert server.settled()
@@ -287,8 +286,7 @@ def test_a_fault_of_the_server_says_nothing(
 
 def test_prompts_and_keys_are_not_logged(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.DEBUG)
-    key = Key("a", "0" * 64)
-    with served(clients=Clients([key], new_usage(tmp_path / "usage"))) as server:
+    with served(clients=clients_of(tmp_path, Key("a", "0" * 64))) as server:
         client = server.client(headers={"authorization": "Bearer SECRET"})
         client.post(COMPLETIONS + "?prompt=SECRET", json=ASK | {"prompt": "SECRET"})
         client.get("/SECRET")

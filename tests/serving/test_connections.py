@@ -47,7 +47,7 @@ def test_a_client_that_leaves_the_queue(slow: tuple[Served, int]) -> None:
         connections.append(opened(port, ASK | {"stream": True}))
         until(lambda n=count: server.scheduler.running + server.scheduler.waiting == n)
     connections[2].close()
-    until(lambda: any(run.answer._cancelled for run in server.scheduler._waiting))
+    until(lambda: any(run.answer.cancelled for run in server.scheduler._waiting))
     server.engine.go.set()
     for connection in connections[:2]:
         with connection.makefile("rb") as file:

@@ -61,21 +61,21 @@ def test_the_figures() -> None:
 
 
 def test_the_listener() -> None:
-    metrics = Metrics(lambda: 1, lambda: 2, lambda: 3)
     port = free_port()
-    close = metrics.serve(port)
-    try:
-        with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics") as answer:
-            text = answer.read().decode()
-        found = set(re.findall(r"^# TYPE (\w+?)(?:_total|_created)? ", text, re.MULTILINE))
-        assert found == NAMES
-        with pytest.raises(OSError):
-            metrics.serve(port)
-        with socket.socket() as other:  # a loopback address that it does not listen at
-            other.settimeout(2.0)
+    with served() as server:
+        close = server.metrics.serve(port)
+        try:
+            with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics") as answer:
+                text = answer.read().decode()
+            found = set(re.findall(r"^# TYPE (\w+?)(?:_total|_created)? ", text, re.MULTILINE))
+            assert found == NAMES
             with pytest.raises(OSError):
-                other.connect(("127.0.0.2", port))
-    finally:
-        close()
+                server.metrics.serve(port)
+            with socket.socket() as other:  # a loopback address that it does not listen at
+                other.settimeout(2.0)
+                with pytest.raises(OSError):
+                    other.connect(("127.0.0.2", port))
+        finally:
+            close()
     with pytest.raises(OSError):
         urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics")

@@ -7,11 +7,10 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from serving_cases import Served, listening, new_usage, served
+from serving_cases import Served, clients_of, listening, served
 from stub_engine import TEXT, StubEngine
 
-from adapmixed.serving.clients import Clients
-from adapmixed.serving.keys import add_key, read_keys
+from adapmixed.serving.keys import add_key
 
 MESSAGES = [{"role": "user", "content": "Once"}]
 EXPECTED = TEXT.encode()[:20].decode()
@@ -25,10 +24,9 @@ def openai() -> Any:
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Served, str, str]]:
-    file = tmp_path_factory.mktemp("keys") / "keys.json"
-    secret = add_key(file, "client")
-    clients = Clients(read_keys(file), new_usage(file.with_name("ledger")))
-    with served(clients=clients) as found, listening(found.app) as port:
+    folder = tmp_path_factory.mktemp("keys")
+    secret = add_key(folder / "keys.json", "client")
+    with served(clients=clients_of(folder)) as found, listening(found.app) as port:
         yield found, f"http://127.0.0.1:{port}/v1", secret
 
 

@@ -40,10 +40,6 @@ class Prompt:
     client: str = ""
 
 
-class StoppedError(RuntimeError):
-    """The engine has stopped, so this answer has no more tokens. All released ones were charged."""
-
-
 @dataclass(frozen=True)
 class Query:
     """The question of a client, checked by `serving.fields` and read by a tokenizer.

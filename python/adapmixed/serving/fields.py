@@ -14,8 +14,6 @@ from adapmixed.serving.engine import Prompt, Query
 from adapmixed.serving.errors import RequestError, bad_request, no_model, shortened
 from adapmixed.serving.keys import Key
 
-MAX_BODY = 1 << 20
-"""Largest body of a request, in bytes."""
 ROLES = ("system", "developer", "user", "assistant")
 MOST = 1024
 """Largest number of prompts of a request, checked before any is read."""
