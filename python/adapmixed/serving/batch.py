@@ -143,7 +143,9 @@ class BatchEngine:
             answering.append(reading)
         private = sum(not prompt.public for batch in answering for prompt in batch.prompts)
         with self._drawing.ahead(private):
-            self._compute(reading, part)
+            self._advance()
+            if reading is not None:
+                reading.decoder.read(part)
         released: list[tuple[Prompt, int]] = []
         for batch in [one for one in self._batches if not one.decoder.unread]:
             batch.tokens = self._drawing.draw(batch.decoder.logits, batch.prompts)
@@ -162,12 +164,6 @@ class BatchEngine:
                 batch.decoder.drop(ends)
                 batch.prompts = [prompt for prompt in batch.prompts if prompt not in gone]
                 batch.tokens = None if batch.tokens is None else batch.tokens[~ends]
-
-    def _compute(self, reading: _Batch | None, part: int | None) -> None:
-        """Compute the next logits of running sequences, and read a part of the next prompts."""
-        self._advance()
-        if reading is not None:
-            reading.decoder.read(part)
 
     def _advance(self) -> None:
         """Join all answered batches into one, and append the tokens that were released."""
