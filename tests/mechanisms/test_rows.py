@@ -273,6 +273,9 @@ def test_it_is_the_mechanism_on_shaped_rows(inner: Mechanism, dtype: torch.dtype
         here = inner.propose(private, public, targets=targets, rng=SeededRandom(3), **shape)
         there = inner.propose(*expected_rows, targets=torch.full((4,), place), rng=SeededRandom(3))
         assert same(costs(here), costs(there))
+        for of in ("charges", "losses"):
+            mine, theirs = getattr(here._proposed, of), getattr(there._proposed, of)
+            assert mine is theirs is None or torch.equal(mine, theirs)
         found, expected = uncharged(here).log_prob, uncharged(there).log_prob
         assert found is not None and expected is not None and torch.equal(found, expected)
     tokens = released(inner.propose(private, public, rng=SeededRandom(4), **shape))
