@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from processes import until
 from starlette.testclient import TestClient
 from stub_engine import END, ByteTokenizer, StubEngine
 
@@ -57,14 +58,6 @@ def a_client(folder: Path, **key: int) -> tuple[Clients, Key, dict[str, str]]:
     return clients, alice, {"authorization": f"Bearer {secret}"}
 
 
-def until(condition: Any, seconds: float = 20.0) -> None:
-    """Wait for a condition, and fail if it does not come true in time."""
-    ends = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < ends
-        time.sleep(0.001)
-
-
 @dataclass
 class Served:
     """A service over an engine, and its parts."""
@@ -81,15 +74,12 @@ class Served:
         options = {"base_url": "http://localhost", "raise_server_exceptions": False} | options
         return TestClient(self.app, **options)
 
-    def settled(self, seconds: float = 5.0) -> bool:
-        """Wait until nothing runs, waits or is reserved; return whether it came to that."""
-        ends = time.monotonic() + seconds
-        while time.monotonic() < ends:
-            busy = self.scheduler.running or self.scheduler.waiting or self.admission.reserved
-            if not busy:
-                return True
-            time.sleep(0.01)
-        return False
+    def settled(self, seconds: float = 20.0) -> bool:
+        """Wait until nothing runs, waits or is reserved; fail if it does not come to that."""
+        scheduler, admission = self.scheduler, self.admission
+        busy = lambda: scheduler.running or scheduler.waiting or admission.reserved  # noqa: E731
+        until(lambda: not busy(), seconds=seconds)
+        return True
 
 
 @contextlib.contextmanager
@@ -213,8 +203,9 @@ def check_error(body: Any, status: int) -> dict[str, Any]:
     assert isinstance(error["message"], str) and error["message"]
     assert isinstance(error["type"], str)
     assert error["param"] is None or isinstance(error["param"], str)
-    kinds = {429: ("insufficient_quota", "rate_limit_exceeded")}
-    assert error["type"] in kinds.get(
-        status, ("server_error",) if status >= 500 else ("invalid_request_error",)
-    )
+    if status == 429:
+        assert error["type"] in ("insufficient_quota", "rate_limit_exceeded")
+        assert error["type"] == error["code"]
+    else:
+        assert error["type"] == ("server_error" if status >= 500 else "invalid_request_error")
     return error

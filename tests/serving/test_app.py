@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from processes import until
 from serving_cases import (
     ASK,
     CHAT,
@@ -23,7 +24,6 @@ from serving_cases import (
     clients_of,
     listening,
     served,
-    until,
 )
 from stub_engine import TEXT, StubEngine
 
@@ -224,21 +224,6 @@ def test_the_order_of_checks(tmp_path: Any) -> None:
         assert spent.headers["x-should-retry"] == "false"
         assert server.admission.left == 14  # nothing stays reserved
         assert client.post(COMPLETIONS, json=fine | {"max_tokens": 10}, headers=mine).is_success
-
-
-def test_a_plan_that_ends() -> None:
-    with served(StubEngine(queries=20)) as server:
-        client = server.client()
-        assert client.post(COMPLETIONS, json=ASK | {"prompt": ["a"] * 3}).status_code == 429
-        assert client.post(COMPLETIONS, json=ASK | {"prompt": ["a"] * 2}).is_success
-        answer = client.post(COMPLETIONS, json=ASK)
-        error = check_error(answer.json(), 429)
-        assert error["type"] == error["code"] == "insufficient_quota"
-        assert "4 tokens are left" in error["message"]
-        assert answer.headers["x-should-retry"] == "false"
-        assert client.post(COMPLETIONS, json=ASK | {"max_tokens": 4}).is_success
-        assert "0 tokens are left" in client.post(COMPLETIONS, json=ASK).json()["error"]["message"]
-        assert server.engine.accountant.queries == 20
 
 
 @pytest.mark.parametrize("stream", [False, True])

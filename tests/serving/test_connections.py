@@ -9,7 +9,8 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from serving_cases import ASK, Served, asks, check_error, listening, opened, served, until
+from processes import until
+from serving_cases import ASK, Served, asks, check_error, listening, opened, served
 from stub_engine import StubEngine
 
 from adapmixed.serving import answers, app, listener

@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from serving_cases import ASK, COMPLETIONS, a_client, check_error, clients_of, served, until
+from processes import until
+from serving_cases import ASK, COMPLETIONS, a_client, check_error, clients_of, served
 from stub_engine import StubEngine
 
 from adapmixed.cli import main

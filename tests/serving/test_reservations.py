@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 import torch
-from serving_cases import ASK, COMPLETIONS, a_client, asks, listening, opened, served, until
+from processes import until
+from serving_cases import ASK, COMPLETIONS, a_client, asks, listening, opened, served
 from stub_engine import ByteTokenizer, StubEngine
 
 from adapmixed.mechanisms import ClippedLogPool

@@ -15,7 +15,8 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 import pytest
-from serving_cases import ASK, IN_VLLM, asks, check_error, listening, served, stoppable, until
+from processes import until
+from serving_cases import ASK, IN_VLLM, asks, check_error, listening, served, stoppable
 from stub_engine import StubEngine
 from trained_demo import DEMO_ENSEMBLE
 
