@@ -10,12 +10,14 @@ import torch
 from torch import Tensor
 
 from adapmixed.ensemble.forward import DEFAULT_MEMORY_BYTES
+from adapmixed.ensemble.vocabulary import check_prompt
+from adapmixed.generation.generator import check_window
 from adapmixed.generation.text import left_padded
 from adapmixed.limits import DEFAULT_ACTIVE, check_count
 from adapmixed.mechanisms import Mechanism
 from adapmixed.privacy import Accountant
 from adapmixed.serving.drawing import Drawing
-from adapmixed.serving.engine import Prompt, check_asked
+from adapmixed.serving.engine import Prompt
 from adapmixed_ext.types import RandomSource
 
 if TYPE_CHECKING:
@@ -76,7 +78,9 @@ class BatchEngine:
 
     def check(self, prompt: Prompt) -> None:
         """Raise ValueError if this prompt could not be answered, even alone."""
-        check_asked(prompt, self._ensemble, self._ensemble.max_positions)
+        ensemble = self._ensemble
+        check_prompt(prompt.tokens, ensemble.vocab_size, ensemble.tokenizer)
+        check_window(ensemble.max_positions, len(prompt.tokens), prompt.max_tokens)
         needed = self._bytes(_window([prompt]))
         if needed > self._memory:
             raise ValueError(
