@@ -62,7 +62,7 @@ class NextToken:
 
     Attributes:
         rows: logits (N, B, k) and (B, k).
-        projection: projection of these rows. Rows that it says take no part answer q whichever
+        projection: projection of these rows. Those that take no part in it answer q, whichever
             members contribute.
         events: costs of the answers if all members contribute.
         public: (B,) bool, True for positions that are answered from q; None if none is.

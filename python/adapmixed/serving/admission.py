@@ -57,22 +57,19 @@ class Admission:
     @property
     def reserved(self) -> int:
         """Number of tokens that are reserved and not yet charged."""
-        with self._lock:
-            return self._reserved
+        return self._reserved
 
     @property
     def left(self) -> int | None:
         """Number of tokens of the plan that are neither charged nor reserved; None without one."""
-        planned = self._mechanism.planned_queries
         with self._lock:
-            return None if planned is None else planned - self._spent - self._reserved
+            return None if (left := self.unspent) is None else left - self._reserved
 
     @property
     def unspent(self) -> int | None:
         """Number of tokens of the plan that are not charged; None without a plan."""
         planned = self._mechanism.planned_queries
-        with self._lock:
-            return None if planned is None else planned - self._spent
+        return None if planned is None else max(0, planned - self._spent)
 
 
 class Reservation:

@@ -210,7 +210,7 @@ class Service:
             if self.then_public:
                 return query.of_public(), Reservation(self.admission, 0)
         left = self.admission.unspent
-        rest = "" if left is None else f": {max(left, 0)} tokens are left of its plan"
+        rest = "" if left is None else f": {left} tokens are left of its plan"
         raise spent(f"the ensemble's budget does not pay for max_tokens of every prompt{rest}")
 
     async def _models(self, request: Request) -> Response:
@@ -239,7 +239,7 @@ class Service:
             raise stopping()
         told: dict[str, Any] = {"status": "ok"}
         if self.then_public:
-            left = max(self.admission.unspent or 0, 0)
+            left = self.admission.unspent or 0
             told |= {"answers": "ensemble" if left else "public model", "plan_tokens_left": left}
         return json_response(told)
 

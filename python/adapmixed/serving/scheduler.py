@@ -36,8 +36,8 @@ class Running:
         query: the request.
         reservation: its tokens of the plan.
         metrics: the operator's figures.
-        give_back: takes the number of tokens that its key has counted, but it did not use; None if
-            no key has counted any.
+        give_back: function of the number of tokens that were counted for a key and not used; None
+            if none were counted.
     """
 
     def __init__(
