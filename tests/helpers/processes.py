@@ -44,9 +44,9 @@ def ended(work: Callable[[], object]) -> int:
     return status_of(forked(work))
 
 
-def until(condition: Callable[[], object], *, seconds: float) -> None:
+def until(condition: Callable[[], object], *, seconds: float = 20.0) -> None:
     """Wait for a condition, and fail the test if it does not come true in time."""
     deadline = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < deadline
-        time.sleep(0.01)
+        time.sleep(0.001)

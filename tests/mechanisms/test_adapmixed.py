@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 import pytest
@@ -252,29 +251,3 @@ def test_presets_are_the_papers_table() -> None:
         private, public = ensemble()
         (loss,) = events_of(propose(m, private, public), LeaveOneOutLoss)
         assert loss.orders == (order,)
-
-
-@pytest.mark.parametrize(
-    "name,value",
-    [
-        *(("order", value) for value in (1.0, math.inf, math.nan, "18")),
-        *(("target_leakage", value) for value in (-0.1, math.nan, math.inf)),
-        ("screen", "private"),
-        *(("screen_weight", value) for value in (1.5, -0.5)),
-        ("sigma", math.nan),
-        *(("threshold", value) for value in (-1.0, math.nan)),
-        *(("screen_top_k", value) for value in (0, True, 2.0)),
-        ("loss", "fix"),
-        *(("loss_orders", value) for value in ((2.0, 1.0), (2.0, 2.0), [2.0])),
-        ("adjacency", "replace_one"),
-    ],
-)
-def test_settings_that_are_not_allowed_raise(name: str, value: Any) -> None:
-    with pytest.raises(ValueError, match=f"{name} must be"):
-        AdaPMixED(**(SETTINGS | {name: value}))
-
-
-@pytest.mark.parametrize("changes", [dict(loss_orders=(2.0,)), dict(adjacency="add_remove")])
-def test_a_fixed_loss_is_about_the_ball_and_zero_out_alone(changes: dict[str, Any]) -> None:
-    with pytest.raises(ValueError, match=f"{next(iter(changes))} must be .* with loss='fixed'"):
-        AdaPMixED(**(SETTINGS | changes), loss="fixed")

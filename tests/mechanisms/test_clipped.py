@@ -7,31 +7,16 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from exact import answered_from_q, costs, individual, log_probs, settled
+from exact import answered_from_q, costs, individual, log_probs
 from torch import Tensor
 
-from adapmixed.mechanisms import ClippedLogPool, ClippedMixing, Mechanism, Ticket
+from adapmixed.mechanisms import ClippedLogPool, ClippedMixing, Mechanism
 from adapmixed.privacy import Accountant
 from adapmixed.privacy.budget import ShardBudget
 from adapmixed.privacy.rounding import array_add_up
 from adapmixed.rng import SeededRandom
 
-MODELS, POSITIONS, VOCAB, DELTA = 3, 2, 8, 1e-5
-CHARGED = [ClippedLogPool(-1.0, 1.0), ClippedMixing(0.5, 2.0, order=4.0)]
-charged = pytest.mark.parametrize("mechanism", CHARGED, ids=lambda one: one.name)
-
-
-def logits(positions: int = POSITIONS) -> tuple[Tensor, Tensor]:
-    """Return logits whose first member is nearer to the public model than the others."""
-    generator = torch.Generator().manual_seed(0)
-    public = torch.randn(positions, VOCAB, generator=generator)
-    private = public + 3 * torch.randn(MODELS, positions, VOCAB, generator=generator)
-    private[0] = public + 0.02 * (private[0] - public)
-    return private, public
-
-
-def proposed(mechanism: Mechanism, positions: int = POSITIONS, **targets: Tensor) -> Ticket:
-    return mechanism.propose(*logits(positions), rng=SeededRandom(0), **targets)
+DELTA = 1e-5
 
 
 def bounded(mechanism: Mechanism, amount: float) -> Accountant:
@@ -41,40 +26,21 @@ def bounded(mechanism: Mechanism, amount: float) -> Accountant:
     return Accountant(DELTA, epsilon=budget.epsilon(DELTA))
 
 
-@charged
-def test_the_charged_members_alone_are_released(mechanism: Mechanism) -> None:
-    """Draws, scores and charges are of the same members."""
-
-    def first_alone() -> Accountant:  # the budget that only the first member's charges keep
-        return bounded(mechanism, 1.5 * float(individual(proposed(mechanism))[0].sum()))
-
-    accountant, ticket = first_alone(), proposed(mechanism)
-    accountant.charge(ticket)
-    own = individual(ticket)
-    assert accountant.spent.tolist() == [array_add_up(own[0, :1], own[0, 1:])[0], 0.0, 0.0]
-    assert ticket._active is not None
-    assert ticket._active.tolist() == [[True] * POSITIONS, *[[False] * POSITIONS] * 2]
-    private, public = logits()
-    alone = torch.stack([private[0], public, public])
-    there = settled(mechanism.propose(alone, public, rng=SeededRandom(0)))
-    found = [one._distribution.probabilities() for one in (ticket, there)]
-    assert torch.equal(*found) and torch.equal(ticket.release().tokens, there.release().tokens)
-    expected = log_probs(mechanism, alone, public)
-    for token in range(VOCAB):
-        scored = proposed(mechanism, targets=torch.full((POSITIONS,), token))
-        first_alone().charge(scored)
-        assert torch.equal(scored.release().log_prob, expected[:, token])
-
-
-@charged
+@pytest.mark.parametrize(
+    "mechanism",
+    [ClippedLogPool(-1.0, 1.0), ClippedMixing(0.5, 2.0, order=4.0)],
+    ids=lambda one: one.name,
+)
 def test_members_are_admitted_position_after_position(mechanism: Mechanism) -> None:
     """A batch is charged as its positions one after the other."""
-    positions = 12
-    amount = float(individual(proposed(mechanism, positions)).sum(1).max()) / 3
+    generator, positions = torch.Generator().manual_seed(0), 12
+    public = torch.randn(positions, 8, generator=generator)
+    private = public + 3 * torch.randn(3, positions, 8, generator=generator)
+    private[0] = public + 0.02 * (private[0] - public)  # it has budget left for longer
+    ticket = mechanism.propose(private, public, rng=SeededRandom(0))
+    amount = float(individual(ticket).sum(1).max()) / 3
     together, one_by_one = bounded(mechanism, amount), bounded(mechanism, amount)
-    ticket = proposed(mechanism, positions)
     together.charge(ticket)
-    private, public = logits(positions)
     found = []
     for b in range(positions):
         one = mechanism.propose(private[:, b : b + 1], public[b : b + 1], rng=SeededRandom(0))

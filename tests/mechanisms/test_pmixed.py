@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import random
 from dataclasses import replace
-from typing import Any
 
 import pytest
 import torch
@@ -85,18 +84,3 @@ def test_no_rounding_exceeds_the_configured_epsilon() -> None:
         for events in ([event] * queries, [replace(event, queries=queries)]):
             total = Accountant(delta).add(events).guarantee().epsilon
             assert total <= epsilon, (epsilon, delta, queries, order)
-
-
-@pytest.mark.parametrize(
-    "name,value",
-    [
-        *(("epsilon", value) for value in (0.0, math.inf, math.nan, 1.7)),
-        ("delta", math.nan),
-        *(("queries", value) for value in (0, 1.0, True)),
-        *(("order", value) for value in (1.0, math.inf)),
-    ],
-)
-def test_settings_that_are_not_allowed_raise(name: str, value: Any) -> None:
-    settings: dict[str, Any] = dict(epsilon=8.0, delta=DELTA, queries=10, order=6.0)
-    with pytest.raises(ValueError, match=f"{name} must be"):
-        PMixED(**(settings | {name: value}))

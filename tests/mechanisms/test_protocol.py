@@ -38,6 +38,35 @@ from adapmixed.mechanisms import (
 from adapmixed.privacy import Accountant, BudgetSpentError, Caveat, read_ledger
 from adapmixed.rng import SecureRandom, SeededRandom
 
+REFUSED: list[tuple[str, str, list[Any]]] = [
+    ("adapmixed", "order", [1.0, math.inf, math.nan, "18"]),
+    ("adapmixed", "target_leakage", [-0.1, math.nan, math.inf]),
+    ("adapmixed", "screen", ["private"]),
+    ("adapmixed", "screen_weight", [1.5, -0.5]),
+    ("adapmixed", "sigma", [math.nan]),
+    ("adapmixed", "threshold", [-1.0, math.nan]),
+    ("adapmixed", "screen_top_k", [0, True, 2.0]),
+    ("adapmixed", "loss", ["fix"]),
+    ("adapmixed", "loss_orders", [(2.0, 1.0), (2.0, 2.0), [2.0]]),
+    ("adapmixed", "adjacency", ["replace_one"]),
+    ("adapmixed-fixed", "loss_orders", [(2.0,)]),
+    ("adapmixed-fixed", "adjacency", ["add_remove"]),
+    ("pmixed", "epsilon", [0.0, math.inf, math.nan, 1.7]),
+    ("pmixed", "delta", [math.nan]),
+    ("pmixed", "queries", [0, 1.0, True]),
+    ("pmixed", "order", [1.0, math.inf]),
+    ("clipped-mixing", "public_confidence", [-0.1, 1.1, math.nan, "1"]),
+    ("clipped-log-pool", "public_confidence", [-0.1, 1.1, math.nan, "1"]),
+]
+
+
+@pytest.mark.parametrize(("name", "field", "values"), REFUSED)
+def test_settings_that_are_not_allowed_raise(name: str, field: str, values: list[Any]) -> None:
+    """Their limits are in `test_limits.py`."""
+    for value in values:
+        with pytest.raises(ValueError, match=f"{field} must be"):
+            replace(MECHANISMS[name], **{field: value})
+
 
 def charged(ticket: Ticket) -> Answer:
     Accountant(1e-5).charge(ticket)

@@ -146,7 +146,7 @@ FAULTS: list[tuple[str, str, Replacement, str]] = [
      "generation/test_decoding.py::test_what_exceeds_the_rest_of_a_budget_is_refused_at_the_call"),
     ("adapmixed.serving.admission:Admission.reserve", "running answers have nothing reserved",
      instead(lambda self, tokens: Reservation(self, tokens)),
-     "serving/test_scheduler.py::test_tokens_are_reserved_until_they_are_charged_or_given_back"),
+     "serving/test_reservations.py::test_tokens_are_reserved_until_they_are_charged_or_given_back"),
     ("adapmixed.privacy.account:_check_fits", "losses of all are charged to one shard's budget",
      NOTHING,
      "privacy/test_accountant.py::test_mechanisms_without_a_guarantee_under_the_settings"),
@@ -175,7 +175,8 @@ FAULTS: list[tuple[str, str, Replacement, str]] = [
      "misuse/test_misuse_shards.py::test_overlapping_shards_are_refused"),
     ("adapmixed_ext:log_pool", "an exhausted member of a pool still contributes",
      lambda original: lambda *rows, active=None, **named: original(*rows, **named),
-     "mechanisms/test_clipped.py::test_the_charged_members_alone_are_released"),
+     "mechanisms/test_constant_models.py"
+     "::test_emptied_and_exhausted_members_answer_alike_to_the_last_bit"),
     # Every text has records of its own, and a batch is drawn from once.
     ("adapmixed.synthesis.batches:dealt", "a record lies in every batch",
      changed(lambda found: found._replace(slots=[found.slots[0]] * len(found.slots))),

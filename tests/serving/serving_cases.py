@@ -8,14 +8,14 @@ import json
 import socket
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import pytest
-import uvicorn
+from processes import until
 from starlette.testclient import TestClient
 from stub_engine import END, ByteTokenizer, StubEngine
 
@@ -23,12 +23,11 @@ from adapmixed.ensemble import Ensemble
 from adapmixed.mechanisms import Mechanism
 from adapmixed.privacy import Accountant
 from adapmixed.serving.admission import Admission
-from adapmixed.serving.app import Service, application
+from adapmixed.serving.app import Service
 from adapmixed.serving.batch import BatchEngine
-from adapmixed.serving.clients import Clients, Usage
 from adapmixed.serving.fields import Defaults
-from adapmixed.serving.keys import add_key, read_keys
-from adapmixed.serving.listener import Listener, bound, configuration
+from adapmixed.serving.keys import Clients, Key, add_key, read_keys
+from adapmixed.serving.listener import Listener, bound
 from adapmixed.serving.metrics import Metrics
 from adapmixed.serving.scheduler import Scheduler
 
@@ -46,25 +45,17 @@ CHAT: dict[str, Any] = {
 }
 
 
-def new_usage(path: Path) -> Usage:
-    """Return the used tokens of a new ledger."""
-    Accountant(1e-5, path=path).close()
-    return Usage(path)
+def clients_of(folder: Path, *keys: Key) -> Clients:
+    """Return the clients of `keys.json`, or with these keys, of a new ledger."""
+    Accountant(1e-5, path=folder / "usage").close()
+    return Clients(keys or read_keys(folder / "keys.json"), folder / "usage")
 
 
-def a_client(folder: Path, **key: int) -> tuple[Clients, Usage, dict[str, str]]:
-    """Return clients with one key "alice", their used tokens, and the header with the key."""
-    secret, usage = add_key(folder / "keys.json", "alice", **key), new_usage(folder / "usage")
-    clients = Clients(read_keys(folder / "keys.json"), usage)
-    return clients, usage, {"authorization": f"Bearer {secret}"}
-
-
-def until(condition: Any, seconds: float = 20.0) -> None:
-    """Wait for a condition, and fail if it does not come true in time."""
-    ends = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < ends
-        time.sleep(0.001)
+def a_client(folder: Path, **key: int) -> tuple[Clients, Key, dict[str, str]]:
+    """Return clients with one key "alice", the key, and the header with it."""
+    secret = add_key(folder / "keys.json", "alice", **key)
+    clients, (alice,) = clients_of(folder), read_keys(folder / "keys.json")
+    return clients, alice, {"authorization": f"Bearer {secret}"}
 
 
 @dataclass
@@ -76,22 +67,19 @@ class Served:
     scheduler: Scheduler
     admission: Admission
     metrics: Metrics
-    app: Any
+    app: Service
 
     def client(self, **options: Any) -> TestClient:
         """Return a client in this process, whose requests run in threads of their own."""
         options = {"base_url": "http://localhost", "raise_server_exceptions": False} | options
         return TestClient(self.app, **options)
 
-    def settled(self, seconds: float = 5.0) -> bool:
-        """Wait until nothing runs, waits or is reserved; return whether it came to that."""
-        ends = time.monotonic() + seconds
-        while time.monotonic() < ends:
-            busy = self.scheduler.running or self.scheduler.waiting or self.admission.reserved
-            if not busy:
-                return True
-            time.sleep(0.01)
-        return False
+    def settled(self, seconds: float = 20.0) -> bool:
+        """Wait until nothing runs, waits or is reserved; fail if it does not come to that."""
+        scheduler, admission = self.scheduler, self.admission
+        busy = lambda: scheduler.running or scheduler.waiting or admission.reserved  # noqa: E731
+        until(lambda: not busy(), seconds=seconds)
+        return True
 
 
 @contextlib.contextmanager
@@ -111,14 +99,12 @@ def served(
     accountant, mechanism = charged or (engine.accountant, engine.mechanism)
     tokenizer = tokenizer or ByteTokenizer()
     scheduler = Scheduler(engine, tokenizer, end_tokens, waiting=waiting)
-    admission = Admission(accountant, mechanism, then_public=then_public)
-    metrics = Metrics(
-        lambda: scheduler.running, lambda: scheduler.waiting, lambda: admission.left or 0
-    )
+    admission = Admission(accountant, mechanism)
+    metrics = Metrics(scheduler, admission)
     settings = Defaults(**({"model": MODEL, "tokens": 16, "max_tokens": 256} | defaults))
-    service = Service(scheduler, admission, tokenizer, settings, metrics, clients, created=1)
+    service = Service(scheduler, admission, tokenizer, settings, metrics, clients, then_public, 1)
     try:
-        yield Served(engine, accountant, scheduler, admission, metrics, application(service))
+        yield Served(engine, accountant, scheduler, admission, metrics, service)
     finally:
         if isinstance(engine, StubEngine):
             engine.go.set()
@@ -156,19 +142,37 @@ def answering(
 
 
 @contextlib.contextmanager
-def listening(app: Any, *, send_buffer: int | None = None, **tls: Any) -> Iterator[int]:
-    """Serve an application with uvicorn in a thread, and yield its port.
+def stoppable(
+    app: Service, *, send_buffer: int | None = None, tls: Sequence[Path] | None = None
+) -> Iterator[tuple[Listener, threading.Thread, int]]:
+    """Serve as the command does, in a thread; yield the listener, its thread and its port.
 
     Args:
         app: the application.
         send_buffer: bytes that the system holds for a client that does not read.
-        tls: certificate and key, as for `configuration`.
+        tls: certificate and key.
     """
+    listener = Listener(app, tls=tls)
     with bound("127.0.0.1", 0) as address:
         if send_buffer is not None:
             address.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, send_buffer)
-        with _running(uvicorn.Server(configuration(app, **tls)), address):
-            yield address.getsockname()[1]
+        thread = threading.Thread(target=listener.run, args=([address],))
+        thread.start()
+        try:
+            while not listener.started:
+                time.sleep(0.005)
+                assert thread.is_alive()
+            yield listener, thread, address.getsockname()[1]
+        finally:
+            listener.should_exit = True
+            thread.join()
+
+
+@contextlib.contextmanager
+def listening(app: Service, **settings: Any) -> Iterator[int]:
+    """Serve as :func:`stoppable`, and yield the port."""
+    with stoppable(app, **settings) as (*_, port):
+        yield port
 
 
 def opened(port: int, body: dict[str, Any], **headers: str) -> socket.socket:
@@ -191,28 +195,6 @@ def asks(port: int, body: dict[str, Any], **headers: str) -> tuple[int, str]:
     return found
 
 
-@contextlib.contextmanager
-def stoppable(server: Served) -> Iterator[tuple[Listener, threading.Thread, int]]:
-    """Serve as the command does; yield the listener, its thread and its port."""
-    listener = Listener(configuration(server.app), server.scheduler, 30.0)
-    with bound("127.0.0.1", 0) as address, _running(listener, address) as thread:
-        yield listener, thread, address.getsockname()[1]
-
-
-@contextlib.contextmanager
-def _running(server: uvicorn.Server, address: socket.socket) -> Iterator[threading.Thread]:
-    thread = threading.Thread(target=server.run, args=([address],))
-    thread.start()
-    try:
-        while not server.started:
-            time.sleep(0.005)
-            assert thread.is_alive()
-        yield thread
-    finally:
-        server.should_exit = True
-        thread.join()
-
-
 def check_error(body: Any, status: int) -> dict[str, Any]:
     """Assert that a body is an error in OpenAI's form, and return the error."""
     assert list(body) == ["error"]
@@ -221,8 +203,9 @@ def check_error(body: Any, status: int) -> dict[str, Any]:
     assert isinstance(error["message"], str) and error["message"]
     assert isinstance(error["type"], str)
     assert error["param"] is None or isinstance(error["param"], str)
-    kinds = {429: ("insufficient_quota", "rate_limit_exceeded")}
-    assert error["type"] in kinds.get(
-        status, ("server_error",) if status >= 500 else ("invalid_request_error",)
-    )
+    if status == 429:
+        assert error["type"] in ("insufficient_quota", "rate_limit_exceeded")
+        assert error["type"] == error["code"]
+    else:
+        assert error["type"] == ("server_error" if status >= 500 else "invalid_request_error")
     return error

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from processes import until
 from serving_cases import (
     ASK,
     CHAT,
@@ -20,16 +21,14 @@ from serving_cases import (
     Served,
     asks,
     check_error,
+    clients_of,
     listening,
-    new_usage,
     served,
-    until,
 )
 from stub_engine import TEXT, StubEngine
 
-from adapmixed.serving.clients import Clients
 from adapmixed.serving.fields import prompts_of
-from adapmixed.serving.keys import Key, add_key, read_keys
+from adapmixed.serving.keys import Key, add_key
 
 
 @pytest.fixture(scope="module")
@@ -186,7 +185,7 @@ def test_the_order_of_checks(tmp_path: Any) -> None:
     secret = add_key(file, "a", requests_per_minute=2)
     poor = add_key(file, "poor", tokens=10)
     engine = StubEngine(queries=20)
-    clients = Clients(read_keys(file), new_usage(tmp_path / "usage"))
+    clients = clients_of(tmp_path)
     with served(engine, clients=clients, waiting=2) as server:
         engine.go.clear()
         client = server.client()
@@ -227,21 +226,6 @@ def test_the_order_of_checks(tmp_path: Any) -> None:
         assert client.post(COMPLETIONS, json=fine | {"max_tokens": 10}, headers=mine).is_success
 
 
-def test_a_plan_that_ends() -> None:
-    with served(StubEngine(queries=20)) as server:
-        client = server.client()
-        assert client.post(COMPLETIONS, json=ASK | {"prompt": ["a"] * 3}).status_code == 429
-        assert client.post(COMPLETIONS, json=ASK | {"prompt": ["a"] * 2}).is_success
-        answer = client.post(COMPLETIONS, json=ASK)
-        error = check_error(answer.json(), 429)
-        assert error["type"] == error["code"] == "insufficient_quota"
-        assert "4 tokens are left" in error["message"]
-        assert answer.headers["x-should-retry"] == "false"
-        assert client.post(COMPLETIONS, json=ASK | {"max_tokens": 4}).is_success
-        assert "0 tokens are left" in client.post(COMPLETIONS, json=ASK).json()["error"]["message"]
-        assert server.engine.accountant.queries == 20
-
-
 @pytest.mark.parametrize("stream", [False, True])
 def test_an_engine_that_fails(stream: bool, caplog: pytest.LogCaptureFixture) -> None:
     """The answer that runs and the one that waits end with an error that says nothing."""
@@ -278,7 +262,7 @@ def test_a_fault_of_the_server_says_nothing(
         assert answer.status_code == 500
         assert check_error(answer.json(), 500)["message"] == "the server has made an error"
         monkeypatch.setattr("adapmixed.serving.fields.prompts_of", prompts_of)
-        monkeypatch.setattr("adapmixed.serving.answers.Writer.piece", fails)
+        monkeypatch.setattr("adapmixed.serving.answers.Reply._piece", fails)
         (event,) = events(server.client().post(COMPLETIONS, json=ASK | {"stream": True}).text)
         check_error(event, 500)
         assert server.settled()
@@ -287,8 +271,7 @@ def test_a_fault_of_the_server_says_nothing(
 
 def test_prompts_and_keys_are_not_logged(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.DEBUG)
-    key = Key("a", "0" * 64)
-    with served(clients=Clients([key], new_usage(tmp_path / "usage"))) as server:
+    with served(clients=clients_of(tmp_path, Key("a", "0" * 64))) as server:
         client = server.client(headers={"authorization": "Bearer SECRET"})
         client.post(COMPLETIONS + "?prompt=SECRET", json=ASK | {"prompt": "SECRET"})
         client.get("/SECRET")

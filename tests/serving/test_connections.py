@@ -9,7 +9,8 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from serving_cases import ASK, Served, asks, check_error, listening, opened, served, until
+from processes import until
+from serving_cases import ASK, Served, asks, check_error, listening, opened, served
 from stub_engine import StubEngine
 
 from adapmixed.serving import answers, app, listener
@@ -47,7 +48,7 @@ def test_a_client_that_leaves_the_queue(slow: tuple[Served, int]) -> None:
         connections.append(opened(port, ASK | {"stream": True}))
         until(lambda n=count: server.scheduler.running + server.scheduler.waiting == n)
     connections[2].close()
-    until(lambda: any(run.answer._cancelled for run in server.scheduler._waiting))
+    until(lambda: any(run.answer.cancelled for run in server.scheduler._waiting))
     server.engine.go.set()
     for connection in connections[:2]:
         with connection.makefile("rb") as file:

@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from serving_cases import ASK, COMPLETIONS, a_client, check_error, new_usage, served, until
+from processes import until
+from serving_cases import ASK, COMPLETIONS, a_client, check_error, clients_of, served
 from stub_engine import StubEngine
 
 from adapmixed.cli import main
@@ -22,10 +23,11 @@ from adapmixed.commands.serve import _reread
 from adapmixed.errors import LedgerCorruptError
 from adapmixed.files import sole_writer
 from adapmixed.privacy import Accountant, BoundedRangeAnswer, read_ledger
-from adapmixed.serving import clients as clients_module
-from adapmixed.serving.clients import Client, Clients, Usage, read_usage
+from adapmixed.serving import keys as keys_module
 from adapmixed.serving.errors import RequestError
-from adapmixed.serving.keys import Key, add_key, read_keys, remove_key
+from adapmixed.serving.keys import Clients, Key, add_key, read_keys, read_usage, remove_key
+
+A, B = "0" * 64, "1" * 64
 
 
 def bearer(secret: str) -> dict[str, str]:
@@ -60,11 +62,11 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
 
 
 def test_the_list(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    file, ledger = tmp_path / "keys.json", tmp_path / "ledger"
+    file, ledger = tmp_path / "keys.json", tmp_path / "usage"
     secrets = [add_key(file, "alice", tokens=40), add_key(file, "bob", max_tokens=3)]
-    usage = new_usage(ledger)
+    clients = clients_of(tmp_path)
     for name, tokens in (("bob", 7), ("carol", 5)):
-        assert usage.admit(name, tokens, None)
+        clients.admit(Key(name, A), tokens)
     listing = ["keys", "list", str(file)]
     assert main(listing) == 0
     shown = capsys.readouterr().out
@@ -110,13 +112,14 @@ def test_used_tokens_stay_with_the_ledger(
     file, ledger, link = (tmp_path / name for name in ("keys.json", "real.db", "current.db"))
     link.symlink_to(ledger.name)
     add_key(file, "alice", tokens=9)
+    (alice,) = read_keys(file)
     for path, used in ((link, 4), (ledger, 8)):
         with Accountant(1e-5, path=ledger) as accountant:
-            usage = Usage(path)
-            assert usage.admit("alice", 4, 9)
+            clients = Clients([alice], path)
+            clients.admit(alice, 4)
             accountant.add(BoundedRangeAnswer(1.0, -1.0, 1.0, 3, 1, 9))
-            assert usage.used("alice") == used
-            usage.close()
+            assert clients.used(alice) == used
+            clients.close()
     assert read_ledger(ledger).guarantee.queries == 2
     assert {one.name for one in tmp_path.iterdir()} == {
         "keys.json", "real.db", "current.db", "real.db-lock",
@@ -132,7 +135,7 @@ def test_the_file_is_read_again(tmp_path: Path, capsys: pytest.CaptureFixture[st
     """SIGHUP lets a new key in and a removed one out; a bad file changes nothing."""
     file = tmp_path / "keys.json"
     alice, bob = (bearer(add_key(file, name, requests_per_minute=2)) for name in ("alice", "bob"))
-    clients = Clients(read_keys(file), new_usage(tmp_path / "usage"))
+    clients = clients_of(tmp_path)
     before = signal.getsignal(signal.SIGHUP)
     with served(clients=clients) as server, ExitStack() as stack:
         ask = functools.partial(server.client().post, COMPLETIONS, json=ASK)
@@ -170,9 +173,6 @@ def test_the_file_is_read_again(tmp_path: Path, capsys: pytest.CaptureFixture[st
 
 def _file(*keys: object) -> str:
     return json.dumps({"format_version": 1, "keys": keys})
-
-
-A, B = "0" * 64, "1" * 64
 
 
 @pytest.mark.parametrize(
@@ -227,60 +227,53 @@ def test_who_is_let_in(tmp_path: Path) -> None:
         assert usage["completion_tokens"] == 4
 
 
-def test_the_rate(monkeypatch: pytest.MonkeyPatch) -> None:
-    now = [100.0]
-    monkeypatch.setattr(clients_module.time, "monotonic", lambda: now[0])
-    client = Client(Key("a", "0" * 64, requests_per_minute=3), None)
-    for _ in range(3):
-        client.check_rate()
-    with pytest.raises(RequestError) as raised:
-        client.check_rate()
-    assert raised.value.headers == {"retry-after": "20"}
-    now[0] += 20.01
-    client.check_rate()
-    with pytest.raises(RequestError):
-        client.check_rate()
-    now[0] += 1e6
-    for _ in range(3):
-        client.check_rate()
-    with pytest.raises(RequestError):
-        client.check_rate()
+def test_the_rate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    now, key = [100.0], Key("a", A, requests_per_minute=3)
+    monkeypatch.setattr(keys_module.time, "monotonic", lambda: now[0])
+    clients = clients_of(tmp_path, key)
+    for seconds, most, wait in ((0.0, 3, "20"), (20.01, 1, "20"), (1e6, 3, "20")):
+        now[0] += seconds
+        for _ in range(most):
+            clients.check_rate(key)
+        with pytest.raises(RequestError) as raised:
+            clients.check_rate(key)
+        assert raised.value.headers == {"retry-after": wait}
 
 
 @pytest.mark.parametrize("share", [{"tokens": 40}, {}])
 def test_a_share_of_the_budget(tmp_path: Path, share: dict[str, int]) -> None:
     """A key counts max_tokens of every prompt, and gets back what its answers did not use."""
-    clients, usage, headers = a_client(tmp_path, **share)
+    clients, alice, headers = a_client(tmp_path, **share)
     with served(StubEngine("ab", ends=True), clients=clients) as server:
         client, two = server.client(headers=headers), ASK | {"prompt": ["a", "b"]}
         if share:
             answer = client.post(COMPLETIONS, json=two | {"max_tokens": 21})
             assert "40 tokens left" in check_error(answer.json(), 429)["message"]
         assert client.post(COMPLETIONS, json=two | {"max_tokens": 20}).is_success
-        until(lambda: usage.used("alice") == 6)  # three tokens each
+        until(lambda: clients.used(alice) == 6)  # three tokens each
         if share:
             answer = client.post(COMPLETIONS, json=two | {"max_tokens": 20})
             assert "34 tokens left" in check_error(answer.json(), 429)["message"]
         assert server.admission.reserved == 0 and server.engine.clients == {"alice"}
-    usage.close()
+    clients.close()
     assert read_usage(tmp_path / "usage") == {"alice": 6}
 
 
 def test_usage_after_a_kill(tmp_path: Path) -> None:
     """A killed process loses a key at most tokens of its own, at every step of an admission."""
-    path = tmp_path / "usage"
-    new_usage(path).close()
+    path, key = tmp_path / "usage", Key("a", A)
+    clients_of(tmp_path, key).close()
     for killed in ("before", "after"):
 
         def work(killed: str = killed) -> None:
-            usage = Usage(path)
-            usage.admit("a", 5, None)
+            clients = Clients([key], path)
+            clients.admit(key, 5)
             if killed == "before":  # amid the statement, whatever is then in the journal
-                usage._database.execute("BEGIN")
-                usage._database.execute("UPDATE used SET tokens = 0")
+                clients._database.execute("BEGIN")
+                clients._database.execute("UPDATE used SET tokens = 0")
             else:
-                usage.admit("a", 9, None)
-                usage.give_back("a", 2)
+                clients.admit(key, 9)
+                clients.give_back(key, 2)
             os.kill(os.getpid(), signal.SIGKILL)
 
         if (child := os.fork()) == 0:
@@ -290,36 +283,43 @@ def test_usage_after_a_kill(tmp_path: Path) -> None:
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
 
 
-def test_damaged_usage(tmp_path: Path) -> None:
-    path = tmp_path / "usage"
-    usage = new_usage(path)
-    assert usage.admit("a", 5, 5) and not usage.admit("a", 1, 5) and not usage.admit("b", 6, 5)
-    usage.close()
-    path.write_bytes(b"x" * 5000)
+def test_a_damaged_ledger_counts_for_no_key(tmp_path: Path) -> None:
+    key = Key("a", A, tokens=5)
+    clients_of(tmp_path, key).close()
+    (tmp_path / "usage").write_bytes(b"x" * 5000)
     with pytest.raises(LedgerCorruptError, match="usage"):
-        Usage(path)
+        Clients([key], tmp_path / "usage")
 
 
 def test_usage_that_cannot_be_written(tmp_path: Path) -> None:
     """No answer starts, and the server ends."""
-    clients, usage, headers = a_client(tmp_path, tokens=40)
+    clients, _, headers = a_client(tmp_path, tokens=40)
     with served(clients=clients) as server:
         client = server.client(headers=headers)
-        usage._database.execute("PRAGMA query_only = ON")
+        clients._database.execute("PRAGMA query_only = ON")
         assert check_error(client.post(COMPLETIONS, json=ASK).json(), 503)
-        usage._database.execute("PRAGMA query_only = OFF")
+        clients._database.execute("PRAGMA query_only = OFF")
         assert client.post(COMPLETIONS, json=ASK).status_code == 503
         assert server.scheduler.failed
         assert server.engine.released == 0 and server.admission.reserved == 0
 
 
 def test_threads_cannot_overspend(tmp_path: Path) -> None:
-    usage = new_usage(tmp_path / "usage")
+    key = Key("a", A, tokens=100)
+    clients = clients_of(tmp_path, key)
+
+    def granted(_: int) -> bool:
+        try:
+            clients.admit(key, 3)
+        except RequestError:
+            return False
+        return True
+
     with ThreadPoolExecutor(4) as pool:
-        granted = list(pool.map(lambda _: usage.admit("a", 3, 100), range(80)))
-    assert sum(granted) == 33 and usage.used("a") == 99
+        assert sum(pool.map(granted, range(80))) == 33
+    assert clients.used(key) == 99
 
 
 def test_a_server_with_keys_has_one(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="at least one key"):
-        Clients([], new_usage(tmp_path / "usage"))
+        Clients([], tmp_path / "usage")

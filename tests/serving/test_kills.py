@@ -28,8 +28,7 @@ from serving_cases import ENGINES, MODEL, answering, listening
 from adapmixed.ensemble import Ensemble
 from adapmixed.mechanisms import ClippedLogPool
 from adapmixed.privacy import Accountant, read_ledger
-from adapmixed.serving.clients import Clients, Usage
-from adapmixed.serving.keys import add_key, read_keys
+from adapmixed.serving.keys import Clients, add_key, read_keys, read_usage
 
 STREAMS = 4
 ROUNDS = 10  # kills of one ledger, unless its plan is spent before
@@ -44,7 +43,7 @@ SECONDS = {"adapmixed": 0.3, "vllm": 1.0}
 def serve(name: str, ensemble: Ensemble, ledger: Path, keys: Path, told: int) -> None:
     """Serve in this process until it is killed; write the port to `told` once it listens."""
     with Accountant(1e-5, path=ledger) as accountant:
-        clients = Clients(read_keys(keys), Usage(ledger))
+        clients = Clients(read_keys(keys), ledger)
         with answering(name, BASE, ensemble, POOL, accountant, clients=clients) as server:
             with listening(server.app) as port:
                 os.write(told, b"%d" % port)
@@ -113,9 +112,8 @@ def check(ledger: Path, counted: int) -> None:
     if not ledger.exists():
         assert counted == 0, f"{counted} tokens without a ledger"
         return
-    charged, usage = read_ledger(ledger).account.queries, Usage(ledger)
-    assert counted <= charged <= PLAN and usage.used(NAME) >= counted
-    usage.close()
+    charged, used = read_ledger(ledger).account.queries, read_usage(ledger)
+    assert counted <= charged <= PLAN and used.get(NAME, 0) >= counted
 
 
 @pytest.mark.slow

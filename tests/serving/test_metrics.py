@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import re
 import socket
-import time
 import urllib.request
 from threading import Thread
 from typing import Any
 
 import pytest
+from processes import until
 from serving_cases import ASK, served
 from stub_engine import StubEngine
 
+from adapmixed.serving.listener import bound
 from adapmixed.serving.metrics import Metrics
 
 NAMES = {
@@ -20,11 +21,6 @@ NAMES = {
     "adapmixed_between_tokens_seconds", "adapmixed_running_sequences",
     "adapmixed_waiting_sequences", "adapmixed_plan_tokens_left",
 }  # fmt: skip
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as found:
-        return int(found.getsockname()[1])
 
 
 def value(metrics: Metrics, name: str, **labels: str) -> Any:
@@ -52,30 +48,29 @@ def test_the_figures() -> None:
         assert value(metrics, "running_sequences") == 0
         thread = Thread(target=client.post, args=("/v1/completions",), kwargs={"json": ASK})
         thread.start()
-        ends = time.monotonic() + 5
-        while value(metrics, "running_sequences") != 1 and time.monotonic() < ends:
-            time.sleep(0.005)
+        until(lambda: value(metrics, "running_sequences") == 1)
         assert value(metrics, "plan_tokens_left") == 68  # reserved, not yet charged
         engine.go.set()
         thread.join()
 
 
 def test_the_listener() -> None:
-    metrics = Metrics(lambda: 1, lambda: 2, lambda: 3)
-    port = free_port()
-    close = metrics.serve(port)
-    try:
-        with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics") as answer:
-            text = answer.read().decode()
-        found = set(re.findall(r"^# TYPE (\w+?)(?:_total|_created)? ", text, re.MULTILINE))
-        assert found == NAMES
-        with pytest.raises(OSError):
-            metrics.serve(port)
-        with socket.socket() as other:  # a loopback address that it does not listen at
-            other.settimeout(2.0)
+    with bound("127.0.0.1", 0) as found:
+        port = found.getsockname()[1]
+    with served() as server:
+        close = server.metrics.serve(port)
+        try:
+            with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics") as answer:
+                text = answer.read().decode()
+            found = set(re.findall(r"^# TYPE (\w+?)(?:_total|_created)? ", text, re.MULTILINE))
+            assert found == NAMES
             with pytest.raises(OSError):
-                other.connect(("127.0.0.2", port))
-    finally:
-        close()
+                server.metrics.serve(port)
+            with socket.socket() as other:  # a loopback address that it does not listen at
+                other.settimeout(2.0)
+                with pytest.raises(OSError):
+                    other.connect(("127.0.0.2", port))
+        finally:
+            close()
     with pytest.raises(OSError):
         urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics")

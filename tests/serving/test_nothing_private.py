@@ -60,6 +60,7 @@ def seen(served: Served, log: pytest.LogCaptureFixture) -> list[object]:
     for path in ("/v1/models", "/health", "/metrics", "/v1/ledger"):
         answer = client.get(path)
         found.append((answer.status_code, dict(answer.headers), answer.content))
+    assert served.settled()  # or a figure may be that of a sequence that is about to leave
     found.append([(one.name, one.levelname, one.getMessage()) for one in log.records])
     figures = generate_latest(served.metrics.registry).decode()
     found.append(re.sub(r"(?m)^\S+_(created|sum|bucket)\S* .*$", "", figures))

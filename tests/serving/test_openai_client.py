@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import pytest
-from serving_cases import Served, listening, new_usage, served
+from processes import until
+from serving_cases import Served, clients_of, listening, served
 from stub_engine import TEXT, StubEngine
 
-from adapmixed.serving.clients import Clients
-from adapmixed.serving.keys import add_key, read_keys
+from adapmixed.serving.keys import add_key
 
 MESSAGES = [{"role": "user", "content": "Once"}]
 EXPECTED = TEXT.encode()[:20].decode()
@@ -25,10 +25,9 @@ def openai() -> Any:
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Served, str, str]]:
-    file = tmp_path_factory.mktemp("keys") / "keys.json"
-    secret = add_key(file, "client")
-    clients = Clients(read_keys(file), new_usage(file.with_name("ledger")))
-    with served(clients=clients) as found, listening(found.app) as port:
+    folder = tmp_path_factory.mktemp("keys")
+    secret = add_key(folder / "keys.json", "client")
+    with served(clients=clients_of(folder)) as found, listening(found.app) as port:
         yield found, f"http://127.0.0.1:{port}/v1", secret
 
 
@@ -87,10 +86,9 @@ def test_a_spent_plan_is_not_asked_again(openai: Any) -> None:
             with pytest.raises(openai.RateLimitError, match="2 tokens are left"):
                 client.completions.create(model="demo", prompt="a", max_tokens=8)
         labels = {"path": "/v1/completions", "status": "429"}
-        counted = found.metrics.registry.get_sample_value
-        while (count := counted("adapmixed_requests_total", labels)) is None:
-            time.sleep(0.001)  # it is counted once the response was sent
-        assert count == 1  # x-should-retry kept the client from asking twice more
+        counted = partial(found.metrics.registry.get_sample_value, "adapmixed_requests_total")
+        until(lambda: counted(labels))  # once the response was sent
+        assert counted(labels) == 1  # x-should-retry kept the client from asking twice more
 
 
 def test_an_error_in_the_middle_of_a_stream(openai: Any) -> None:

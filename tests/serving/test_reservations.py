@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 import torch
-from serving_cases import ASK, COMPLETIONS, a_client, asks, listening, opened, served, until
+from processes import until
+from serving_cases import ASK, COMPLETIONS, a_client, asks, listening, opened, served
 from stub_engine import ByteTokenizer, StubEngine
 
 from adapmixed.mechanisms import ClippedLogPool
@@ -18,6 +19,32 @@ from adapmixed.privacy import Accountant
 from adapmixed.rng import SecureRandom
 from adapmixed.serving.admission import Admission, Reservation
 from adapmixed.serving.engine import Prompt
+
+
+def test_tokens_are_reserved_until_they_are_charged_or_given_back() -> None:
+    """While two prompts of a list are answered, others get what is left, and no more."""
+    engine, body = StubEngine(queries=1000), ASK | {"prompt": ["a", "b"], "stream": True}
+    engine.go.clear()
+    with served(engine, max_tokens=1001) as server, listening(server.app) as port:
+        admission, client = server.admission, server.client()
+
+        def asked(tokens: int) -> tuple[int, str]:
+            answer = client.post(COMPLETIONS, json=ASK | {"max_tokens": tokens})
+            return answer.status_code, answer.json()["error"]["code"]
+
+        with opened(port, body | {"max_tokens": 400}):
+            until(lambda: server.scheduler.running == 2)
+            assert (admission.reserved, admission.left) == (800, 200)
+            assert asked(201) == (503, "reserved") and asked(1001) == (429, "insufficient_quota")
+            admission.reserve(200).close()
+            engine.go.set()
+            until(lambda: engine.released >= 10)
+            engine.go.clear()
+            until(lambda: admission.reserved == 800 - engine.released)
+            assert admission.left == 200
+        engine.go.set()
+        assert server.settled() and not engine._running
+        assert admission.left == admission.unspent == 1000 - engine.accountant.queries > 200
 
 
 class Slow(StubEngine):
@@ -56,28 +83,28 @@ class Strict(ByteTokenizer):
 
 
 def test_a_prompt_that_cannot_be_decoded_reserves_nothing(tmp_path: Path) -> None:
-    clients, usage, headers = a_client(tmp_path, tokens=100)
+    clients, alice, headers = a_client(tmp_path, tokens=100)
     with served(StubEngine(queries=100), tokenizer=Strict(), clients=clients) as server:
         asked = ASK | {"prompt": [97, 70], "max_tokens": 40}
         answer = server.client(headers=headers).post(COMPLETIONS, json=asked)
         assert answer.status_code == 500
         assert server.settled(1.0), server.admission.reserved
-        assert usage.used("alice") == 0
+        assert clients.used(alice) == 0
 
 
 def test_a_key_loses_nothing_if_the_server_stops_before_its_answer(tmp_path: Path) -> None:
-    clients, usage, headers = a_client(tmp_path, tokens=100)
+    clients, alice, headers = a_client(tmp_path, tokens=100)
     with served(StubEngine(queries=100), clients=clients) as server:
-        admit = usage.admit
+        admit = clients.admit
 
-        def stopped(*counted: Any) -> bool:
+        def stopped(*counted: Any) -> None:
             server.scheduler.stop(0)
-            return admit(*counted)
+            admit(*counted)
 
-        usage.admit = stopped  # type: ignore[method-assign]
+        clients.admit = stopped  # type: ignore[method-assign]
         answer = server.client(headers=headers).post(COMPLETIONS, json=ASK)
         assert answer.status_code == 503
-        until(lambda: usage.used("alice") == server.admission.reserved == 0)
+        until(lambda: clients.used(alice) == server.admission.reserved == 0)
 
 
 def test_free_answers_are_not_spent_while_others_run() -> None:
@@ -116,26 +143,26 @@ def test_any_end_of_the_engine_thread_ends_the_server(error: type[BaseException]
 
 def test_a_key_pays_for_the_token_that_was_under_way(tmp_path: Path) -> None:
     """A client leaves while a step runs: its token is charged, so the key has used it, too."""
-    clients, usage, headers = a_client(tmp_path, tokens=250)
+    clients, alice, headers = a_client(tmp_path, tokens=250)
     engine, body = StubEngine(seconds=0.005), ASK | {"max_tokens": 250, "stream": True}
     with served(engine, clients=clients) as server, listening(server.app) as port:
         with opened(port, body, **headers):
             until(lambda: engine.released >= 5)
             engine.go.clear()  # the next step waits
             time.sleep(0.05)
-        until(lambda: usage.used("alice") < 250)
+        until(lambda: clients.used(alice) < 250)
         engine.go.set()
         assert server.settled()
-        assert engine.released <= usage.used("alice") < 250
+        assert engine.released <= clients.used(alice) < 250
 
 
 def test_two_requests_cannot_take_the_last_place(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A place is checked before the key is counted, which takes a while; it must still be there."""
-    clients, usage, headers = a_client(tmp_path, tokens=10_000)
-    admit = usage.admit
-    monkeypatch.setattr(usage, "admit", lambda *one: (time.sleep(0.05), admit(*one))[1])
+    clients, alice, headers = a_client(tmp_path, tokens=10_000)
+    admit = clients.admit
+    monkeypatch.setattr(clients, "admit", lambda *one: (time.sleep(0.05), admit(*one))[1])
     engine = StubEngine(batch=1)
     engine.go.clear()
     with served(engine, clients=clients, waiting=1) as server, ThreadPoolExecutor(6) as pool:
@@ -152,7 +179,7 @@ def test_two_requests_cannot_take_the_last_place(
 @pytest.mark.parametrize("then_public", [False, True])
 def test_what_a_spent_plan_answers(then_public: bool, tmp_path: Path) -> None:
     """The public model costs neither plan nor key, and says so in the body, also of a stream."""
-    clients, usage, headers = a_client(tmp_path, tokens=10)
+    clients, alice, headers = a_client(tmp_path, tokens=10)
     engine, told = StubEngine(queries=10), []
     with served(engine, clients=clients, then_public=then_public) as server:
         client = server.client(headers=headers)
@@ -173,5 +200,5 @@ def test_what_a_spent_plan_answers(then_public: bool, tmp_path: Path) -> None:
     refused = (429, 0, 0)
     spent = [whole, stream, private, whole] if then_public else [refused, refused, private, refused]
     assert told[::2] == [private, *spent]
-    assert usage.used("alice") == engine.accountant.planned == 10
-    usage.close()
+    assert clients.used(alice) == engine.accountant.planned == 10
+    clients.close()

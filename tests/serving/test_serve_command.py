@@ -15,7 +15,8 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 import pytest
-from serving_cases import ASK, IN_VLLM, asks, check_error, listening, served, stoppable, until
+from processes import until
+from serving_cases import ASK, IN_VLLM, asks, check_error, listening, served, stoppable
 from stub_engine import StubEngine
 from trained_demo import DEMO_ENSEMBLE
 
@@ -103,7 +104,7 @@ def test_tls(tmp_path: Path) -> None:
     files = ["-keyout", str(key), "-out", str(certificate)]
     subprocess.run([*making.split(), *names, *files], check=True, capture_output=True)
     trusting = ssl.create_default_context(cafile=certificate)
-    with served() as server, listening(server.app, certificate=certificate, key=key) as port:
+    with served() as server, listening(server.app, tls=(certificate, key)) as port:
         url = f"https://127.0.0.1:{port}/v1/models"
         with urllib.request.urlopen(url, context=trusting) as answer:
             assert json.load(answer)["data"][0]["id"] == "demo"
@@ -113,7 +114,7 @@ def test_tls(tmp_path: Path) -> None:
 def test_a_graceful_stop(twice: bool) -> None:
     """Answers that run or wait end, or are cut by the second signal; new queries get 503."""
     with served(StubEngine(seconds=0.01, batch=1), max_tokens=1000) as server:
-        with stoppable(server) as (listener, thread, port), ThreadPoolExecutor() as pool:
+        with stoppable(server.app) as (listener, thread, port), ThreadPoolExecutor() as pool:
             body = ASK | {"stream": True, "max_tokens": 1000 if twice else 30}
             client = pool.submit(asks, port, body | {"prompt": ["a", "b"]})
             until(lambda: server.engine.released >= 5)
@@ -136,7 +137,7 @@ def test_a_graceful_stop(twice: bool) -> None:
 def test_a_failed_engine_ends_the_server() -> None:
     """So that whoever watches it starts it again; the client gets an error."""
     with served(StubEngine(seconds=0.01), max_tokens=1000) as server:
-        with stoppable(server) as (_, thread, port):
+        with stoppable(server.app) as (_, thread, port):
             server.engine.fail = LedgerWriteError("the disk is full")
             status, text = asks(port, ASK)
             assert status == 503 and check_error(json.loads(text), status)["code"] == "stopping"
@@ -148,7 +149,7 @@ def test_silent_connections_are_closed(monkeypatch: pytest.MonkeyPatch) -> None:
     """Half a header keeps no connection, neither as the first request nor as a later one."""
     monkeypatch.setattr(listener_module, "HEADER_SECONDS", 0.5)
     half, whole = b"POST /v1/compl", b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n"
-    with served() as server, stoppable(server) as (_, _, port):
+    with served() as server, stoppable(server.app) as (_, _, port):
         for before in (b"", whole):
             with socket.create_connection(("127.0.0.1", port), timeout=10.0) as connection:
                 connection.sendall(before + half)

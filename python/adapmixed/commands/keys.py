@@ -59,7 +59,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Add, list or remove keys."""
     from adapmixed.serving import keys
-    from adapmixed.serving.clients import read_usage
 
     file = arguments.file
     try:
@@ -70,7 +69,7 @@ def run(arguments: argparse.Namespace) -> int:
             keys.remove_key(file, arguments.name)
         else:
             known = keys.read_keys(file)
-            used = None if arguments.ledger is None else read_usage(arguments.ledger)
+            used = None if arguments.ledger is None else keys.read_usage(arguments.ledger)
             print(columns(_rows(known, used)))
     except BlockingIOError:
         raise ValueError(f"{file} must not be written by another process") from None

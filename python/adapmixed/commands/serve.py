@@ -37,13 +37,12 @@ from adapmixed.limits import check_count
 if TYPE_CHECKING:
     from adapmixed.mechanisms import Mechanism, Origin
     from adapmixed.privacy import Accountant, Guarantee
-    from adapmixed.serving.clients import Clients
     from adapmixed.serving.engine import Engine
+    from adapmixed.serving.keys import Clients
 
 DEFAULT_TOKENS = 256  # largest number of tokens of an answer without max_tokens
 DEMO_EPSILON, DEMO_TOKENS = 3.0, 4096
 DEMO_NAME = "adapmixed-demo"
-STOP_SECONDS = 30.0  # that running answers have after SIGTERM
 _CHOSEN_BY_DEMO = ("base", "ensemble", "ledger", "plan", "mechanism", "epsilon")
 
 
@@ -123,7 +122,7 @@ def _check_network(arguments: argparse.Namespace) -> None:
     """Raise ValueError unless others can reach the server with keys and encryption alone."""
     import ssl
 
-    from adapmixed.serving.guard import is_loopback
+    from adapmixed.serving.app import is_loopback
 
     if arguments.tls is not None:
         ssl.create_default_context(ssl.Purpose.CLIENT_AUTH).load_cert_chain(*arguments.tls)
@@ -146,19 +145,12 @@ def _serve(arguments: argparse.Namespace, stack: ExitStack) -> int:
     from adapmixed.privacy import Accountant
     from adapmixed.ranks import ALONE
     from adapmixed.serving.admission import Admission
-    from adapmixed.serving.app import Service, application
+    from adapmixed.serving.app import Service
     from adapmixed.serving.batch import BatchEngine
-    from adapmixed.serving.clients import Clients, Usage
     from adapmixed.serving.engine import Prompt
     from adapmixed.serving.fields import Defaults
-    from adapmixed.serving.keys import read_keys
-    from adapmixed.serving.listener import (
-        Listener,
-        bound,
-        configuration,
-        raise_file_limit,
-        url_of,
-    )
+    from adapmixed.serving.keys import Clients, read_keys
+    from adapmixed.serving.listener import Listener, bound, raise_file_limit, url_of
     from adapmixed.serving.metrics import LOOPBACK, Metrics
     from adapmixed.serving.scheduler import Scheduler
 
@@ -193,19 +185,13 @@ def _serve(arguments: argparse.Namespace, stack: ExitStack) -> int:
     engine.check(Prompt((0,), 1))  # else the memory holds no answer
     clients = None
     if keys is not None:
-        usage = Usage(arguments.ledger)
-        stack.callback(usage.close)
-        clients = Clients(keys, usage)
+        clients = Clients(keys, arguments.ledger)
+        stack.callback(clients.close)
         _reread(arguments.keys, clients, stack)
     scheduler = Scheduler(engine, ensemble.tokenizer, ensemble.end_tokens)
     stack.callback(scheduler.stop, 0.0)
-    admission = Admission(accountant, mechanism, then_public=then_public)
-    planned = admission.left is not None
-    metrics = Metrics(
-        lambda: scheduler.running,
-        lambda: scheduler.waiting,
-        (lambda: admission.left or 0) if planned else None,
-    )
+    admission = Admission(accountant, mechanism)
+    metrics = Metrics(scheduler, admission)
     if arguments.metrics_port is not None:
         figures.close()
         stack.callback(metrics.serve(arguments.metrics_port))
@@ -216,18 +202,18 @@ def _serve(arguments: argparse.Namespace, stack: ExitStack) -> int:
         window,
         ensemble.vocab_size,
     )
-    service = Service(scheduler, admission, ensemble.tokenizer, defaults, metrics, clients)
-    certificate, key = arguments.tls or (None, None)
-    config = configuration(application(service), certificate=certificate, key=key)
+    parts = scheduler, admission, ensemble.tokenizer, defaults, metrics, clients
+    service = Service(*parts, then_public=then_public)
+    planned = admission.left is not None
     left = f" {admission.left} tokens are left of the plan." if planned else ""
     left += " Then the public model answers." if then_public else ""
-    url = url_of(listening, tls=key is not None)
+    url = url_of(listening, tls=arguments.tls is not None)
     every = all_ledgers(arguments.ensemble, arguments.ledger)
     if every and accountant.guarantee().kind == "public":  # the first token costs a whole plan
         every = f"Before the first private token of this one: {every}"
     line = f"Serving {defaults.model} at {url}. {promise(accountant, *of)}{left} {every}"
     ready = partial(print, line.rstrip(), file=sys.stderr, flush=True)
-    Listener(config, scheduler, STOP_SECONDS, ready).run(sockets=[listening])
+    Listener(service, ready, tls=arguments.tls).run(sockets=[listening])
     return 1 if scheduler.failed else 0
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 import torch
@@ -84,7 +84,6 @@ class AdaPMixED(Mechanism):
     loss: Loss = "data-dependent"
     loss_orders: tuple[float, ...] = ()
     adjacency: Literal["zero_out", "add_remove"] = "zero_out"
-    _orders: tuple[float, ...] = field(init=False, repr=False, compare=False, default=())
 
     def __post_init__(self) -> None:
         check_order(self.order)
@@ -121,7 +120,6 @@ class AdaPMixED(Mechanism):
                 "adjacency must be 'zero_out' with loss='fixed', got 'add_remove': the fixed bound "
                 "is proved for zero-out alone"
             )
-        object.__setattr__(self, "_orders", self.loss_orders or (float(self.order),))
 
     @property
     def no_replacement(self) -> str:
@@ -169,16 +167,17 @@ class AdaPMixED(Mechanism):
             bound = sound_bound(self.order, self.radius, models)
             events.append(RenyiBound(self.order, bound, models, positions))
             return NextToken(rows, projection, tuple(events), ~passed)
+        orders = self.loss_orders or (float(self.order),)
         losses = ops.leave_one_out(
             inputs.private,
             inputs.public,
             projection,
-            orders=self._orders,
+            orders=orders,
             adjacency=self.adjacency,
         )
         # Recorded even if nothing passed: the orders are fixed in advance, not by the outcome.
         answered = losses[:, passed].cpu().numpy()
-        events.append(LeaveOneOutLoss(self._orders, answered, self.adjacency))
+        events.append(LeaveOneOutLoss(orders, answered, self.adjacency))
         events.append(PublicAnswer(positions - answered.shape[1]))
         return NextToken(rows, projection, tuple(events), ~passed, losses=losses)
 

@@ -91,12 +91,10 @@ class ClippedLogPool(Mechanism):
     def _prepare(self, rows: Rows, rng: RandomSource) -> NextToken:
         models, positions = rows.private.shape[:2]
         asked = rows.unsure(self.public_confidence)
-        answered, takes_part = positions, None
-        if self.public_confidence is not None:
-            answered, takes_part = int(asked.sum()), asked.expand(models, positions)
+        answered = positions if self.public_confidence is None else int(asked.sum())
         pool = ops.log_pool(
             rows.private, rows.public, lower=self.lower, upper=self.upper, scale=self.scale,
-            active=None if answered == positions else takes_part,
+            active=None if answered == positions else asked.expand(models, positions),
             lse_differences=rows.lse_differences,
         ).check()  # fmt: skip
         span = pool.span.cpu().numpy()
@@ -104,7 +102,7 @@ class ClippedLogPool(Mechanism):
         charges = rho if answered == positions else torch.where(asked.cpu(), rho, 0.0)
         setting = (self.scale, self.lower, self.upper, models, answered, self.queries)
         events = _events(*setting, positions - answered)
-        return NextToken(rows, pool, events, ~asked, takes_part, charges)
+        return NextToken(rows, pool, events, ~asked, charges)
 
 
 @lru_cache  # every step asks, mostly with the same numbers

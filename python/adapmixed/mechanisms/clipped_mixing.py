@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import torch
@@ -83,7 +83,7 @@ class ClippedMixing(Mechanism):
             rows.private, rows.public, lower=self.lower, upper=self.upper, orders=self.order
         ).check()
         asked = rows.unsure(self.public_confidence, clipping.public_lse)
-        charges, takes_part = None, asked.expand(models, positions)
+        charges, takes_part = None, asked.expand(models, positions).contiguous()
         if clipping.charge is not None and self.order is not None:
             # Also for a row that is q itself, since the mean of the other rows is rounded, too.
             charge = clipping.charge[..., 0]
@@ -92,11 +92,10 @@ class ClippedMixing(Mechanism):
             # A row of charge 0 is an emptied shard's. It answers q as a missing member does, to
             # the last bit.
             takes_part = asked & (charge > 0)
-        every = torch.ones(models, positions, dtype=torch.bool, device=rows.public.device)
         answered = int(asked.sum())
         events: tuple[Event, ...] = (PublicAnswer(positions - answered),)
         if self.queries is not None:
             setting = (self.lower, self.upper, models, answered, self.queries)
             events = (ClippedAnswer(*setting), *events)
-        found = NextToken(rows, clipping, events, ~asked, takes_part, charges)
-        return found.of_members(every)
+        clipping = replace(clipping, active=takes_part)
+        return NextToken(rows, clipping, events, ~asked, charges)

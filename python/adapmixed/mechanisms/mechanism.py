@@ -4,11 +4,11 @@
     accountant.charge(ticket)                # before anything is released
     answer = ticket.release()
 
-If one process holds the accountant and another one draws, queries are charged before their rows
-exist. This needs a mechanism whose cost is the same for all rows:
+A mechanism whose cost is the same for all rows can be charged before they exist, so that the charge
+is written while the models compute them:
 
     accountant.charge_ahead(mechanism, num_models, queries, origin)  # durable
-    allowance.add(queries)                   # in the process that draws tokens
+    allowance.add(queries)
     allowance.charge(ticket)                 # before ticket.release()
 
 Shapes are written with N models, B positions, V tokens and K orders, as in ``adapmixed_ext``.
@@ -62,11 +62,10 @@ class NextToken:
 
     Attributes:
         rows: logits (N, B, k) and (B, k).
-        projection: projection of these rows.
+        projection: projection of these rows. Those that take no part in it answer q, whichever
+            members contribute.
         events: costs of the answers if all members contribute.
         public: (B,) bool, True for positions that are answered from q; None if none is.
-        takes_part: (N, B) bool. False for rows that answer q whichever members contribute; None if
-            all take part.
         charges: (N, B) float64, upper bounds of the individual charges; None without such charges.
         losses: (N, B, K) float64, realised losses; None without such losses.
     """
@@ -75,7 +74,6 @@ class NextToken:
     projection: ops.Projection | ops.Clipping | ops.LogPool
     events: tuple[Event, ...] = ()
     public: Tensor | None = None
-    takes_part: Tensor | None = None
     charges: Tensor | None = None
     losses: Tensor | None = None
 
@@ -89,13 +87,12 @@ class NextToken:
         Args:
             active: (N, B) bool, True for members that contribute.
         """
-        chosen = active if self.takes_part is None else active & self.takes_part
-        if isinstance(self.projection, ops.Clipping):
-            return replace(self, projection=replace(self.projection, active=chosen))
-        assert isinstance(self.projection, ops.LogPool)  # others have no individual charges
         pool = self.projection
-        known = bool(chosen.all()) if pool.active is None else torch.equal(chosen, pool.active)
-        if known:
+        assert isinstance(pool, ops.Clipping | ops.LogPool)  # others have no individual charges
+        chosen = active if pool.active is None else active & pool.active
+        if isinstance(pool, ops.Clipping):
+            return replace(self, projection=replace(pool, active=chosen))
+        if bool(chosen.all()) if pool.active is None else torch.equal(chosen, pool.active):
             return self
         restricted = ops.log_pool(
             self.rows.private, self.rows.public, lower=pool.lower, upper=pool.upper,
@@ -241,7 +238,7 @@ class Ticket:
 
 
 class Allowance:
-    """A count of queries that were charged ahead, in the process that draws their tokens.
+    """A count of queries that were charged ahead.
 
     It stands where an accountant would: `charge` lets a ticket be released, or raises.
 

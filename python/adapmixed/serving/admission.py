@@ -7,7 +7,12 @@ import threading
 from adapmixed.mechanisms import Mechanism
 from adapmixed.privacy import Accountant
 from adapmixed.privacy.account import check_left
-from adapmixed.serving.errors import reserved
+from adapmixed.serving.errors import RequestError
+
+_RESERVED = (
+    "running answers have reserved too many tokens of the ensemble's budget; try again later, or "
+    "with fewer max_tokens"
+)
 
 
 class Admission:
@@ -20,14 +25,10 @@ class Admission:
     Args:
         accountant: charged by the engine alone, and bound to the mechanism.
         mechanism: how queries are answered.
-        then_public: whether the public model answers what the plan does not pay for.
     """
 
-    def __init__(
-        self, accountant: Accountant, mechanism: Mechanism, *, then_public: bool = False
-    ) -> None:
+    def __init__(self, accountant: Accountant, mechanism: Mechanism) -> None:
         self._accountant, self._mechanism = accountant, mechanism
-        self.then_public = then_public
         self._lock = threading.Lock()
         self._reserved = 0
         self._spent = accountant.planned
@@ -49,29 +50,26 @@ class Admission:
             check_left(self._mechanism, self._spent, tokens)
             planned = self._mechanism.planned_queries
             if planned is not None and self._spent + self._reserved + tokens > planned:
-                raise reserved()
+                raise RequestError(503, _RESERVED, "reserved", headers={"retry-after": "5"})
             self._reserved += tokens
         return Reservation(self, tokens)
 
     @property
     def reserved(self) -> int:
         """Number of tokens that are reserved and not yet charged."""
-        with self._lock:
-            return self._reserved
+        return self._reserved
 
     @property
     def left(self) -> int | None:
         """Number of tokens of the plan that are neither charged nor reserved; None without one."""
-        planned = self._mechanism.planned_queries
         with self._lock:
-            return None if planned is None else planned - self._spent - self._reserved
+            return None if (left := self.unspent) is None else left - self._reserved
 
     @property
     def unspent(self) -> int | None:
         """Number of tokens of the plan that are not charged; None without a plan."""
         planned = self._mechanism.planned_queries
-        with self._lock:
-            return None if planned is None else planned - self._spent
+        return None if planned is None else max(0, planned - self._spent)
 
 
 class Reservation:

@@ -9,16 +9,16 @@ import time
 from collections.abc import AsyncIterator
 from typing import Any
 
+from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from adapmixed.serving.engine import Piece, Query, StoppedError
-from adapmixed.serving.errors import JsonResponse, encoded, internal, stopping
-from adapmixed.serving.running import ClientLeftError, Running
+from adapmixed.serving.engine import Piece
+from adapmixed.serving.errors import RequestError, encoded, internal, json_response
+from adapmixed.serving.scheduler import Running
 
 SEND_SECONDS = 60.0
 """Seconds that a client may take until it reads more of a stream."""
 
-DONE = b"data: [DONE]\n\n"
 PUBLIC = "public-model"
 """`system_fingerprint` of an answer that the public model gave alone."""
 _LOG = logging.getLogger(__name__)
@@ -30,10 +30,24 @@ _STREAM = [
 
 
 class Reply:
-    """The response to a query, whole or as server-sent events, as an ASGI application."""
+    """The response to a query, whole or as server-sent events, as an ASGI application.
 
-    def __init__(self, running: Running, writer: Writer) -> None:
-        self._running, self._writer = running, writer
+    Args:
+        running: the query on its way.
+        model: name of the served model.
+    """
+
+    def __init__(self, running: Running, model: str) -> None:
+        self._running, self._query = running, running.query
+        chat = self._query.chat
+        self._head = {
+            "id": f"{'chatcmpl' if chat else 'cmpl'}-{secrets.token_hex(16)}",
+            "object": "chat.completion" if chat else "text_completion",
+            "created": int(time.time()),
+            "model": model,
+        }
+        if self._query.public:
+            self._head["system_fingerprint"] = PUBLIC
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send the answer, and end it if the client leaves or stops reading.
@@ -41,41 +55,37 @@ class Reply:
         Raises:
             RequestError: the engine has stopped before a whole answer was complete.
         """
-        running = self._running
 
-        async def watch() -> None:
+        async def left() -> None:
             while (await receive())["type"] != "http.disconnect":
                 pass
-            running.leave()
 
-        watcher, whole = asyncio.create_task(watch()), None
+        answer = self._stream(send) if self._query.stream else self._whole()
+        answering, leaving = asyncio.create_task(answer), asyncio.create_task(left())
         try:
-            if running.query.stream:
-                await self._stream(send)
-            else:
-                whole = await self._whole()
-        except ClientLeftError:
-            pass
+            await asyncio.wait((answering, leaving), return_when=asyncio.FIRST_COMPLETED)
         finally:
-            running.end()
-            watcher.cancel()
-        if whole is not None:
+            self._running.end()
+            leaving.cancel()
+            gone = answering.cancel()
+        if not gone and (whole := answering.result()) is not None:
             await whole(scope, receive, send)
 
-    async def _whole(self) -> JsonResponse:
+    async def _whole(self) -> Response:
         """Wait for the whole answer and return it."""
-        running = self._running
-        count = len(running.query.prompts)
+        count = len(self._query.prompts)
         texts: list[list[str]] = [[] for _ in range(count)]
         finishes: list[str | None] = [None] * count
-        try:
-            async for piece in running.pieces():
-                texts[piece.index].append(piece.text)
-                finishes[piece.index] = piece.finish
-        except StoppedError:
-            raise stopping(charged=running.released > 0) from None
-        joined = ["".join(parts) for parts in texts]
-        return JsonResponse(self._writer.whole(joined, finishes, running.released))
+        async for piece in self._running.pieces():
+            texts[piece.index].append(piece.text)
+            finishes[piece.index] = piece.finish
+        choices = []
+        for index, parts in enumerate(texts):
+            text = "".join(parts)
+            message = {"role": "assistant", "content": text, "refusal": None}
+            body = {"message": message} if self._query.chat else {"text": text}
+            choices.append(_choice(index, body, finishes[index]))
+        return json_response({**self._head, "choices": choices, "usage": self._usage()})
 
     async def _stream(self, send: Send) -> None:
         """Send every piece as it is released.
@@ -94,105 +104,53 @@ class Reply:
             pass
 
     async def _events(self) -> AsyncIterator[bytes]:
-        running, writer = self._running, self._writer
-        yield writer.opening()
         try:
-            async for piece in running.pieces():
-                yield writer.piece(piece)
-        except StoppedError:
-            yield event(stopping(charged=True).body)
-        except ClientLeftError:
-            raise
+            if self._query.chat:
+                yield self._event(0, {"delta": {"role": "assistant", "content": ""}}, None)
+            async for piece in self._running.pieces():
+                yield self._piece(piece)
+            last = {**self._chunk(), "choices": [], "usage": self._usage()}
+            yield (event(last) if self._query.include_usage else b"") + b"data: [DONE]\n\n"
+        except RequestError as error:
+            yield event(error.body)
         except Exception as error:
             _LOG.error("a stream has failed: %s", type(error).__name__)
             yield event(internal().body)
-        else:
-            yield writer.ending(running.released)
 
-
-async def _sent(send: Send, **message: object) -> None:
-    async with asyncio.timeout(SEND_SECONDS):
-        await send(message)
-
-
-class Writer:
-    """Writes the answer to one request.
-
-    Args:
-        query: the request.
-        model: name of the served model.
-    """
-
-    def __init__(self, query: Query, model: str) -> None:
-        self._query = query
-        kind, name = ("chatcmpl", "chat.completion") if query.chat else ("cmpl", "text_completion")
-        self._head = {
-            "id": f"{kind}-{secrets.token_hex(16)}",
-            "object": name,
-            "created": int(time.time()),
-            "model": model,
-        }
-        if query.public:
-            self._head["system_fingerprint"] = PUBLIC
-
-    def whole(self, texts: list[str], finishes: list[str | None], released: int) -> dict[str, Any]:
-        """Return the body of an answer.
-
-        Args:
-            texts: the text that answers each prompt.
-            finishes: why each text ended.
-            released: number of released tokens.
-        """
-        choices = [
-            {"index": index, **self._text(text), "logprobs": None, "finish_reason": finish}
-            for index, (text, finish) in enumerate(zip(texts, finishes, strict=True))
-        ]
-        return {**self._head, "choices": choices, "usage": self._usage(released)}
-
-    def opening(self) -> bytes:
-        """Return the events before the first token: for chat, the role."""
-        if not self._query.chat:
-            return b""
-        return self._event(0, {"delta": {"role": "assistant", "content": ""}}, None)
-
-    def piece(self, piece: Piece) -> bytes:
+    def _piece(self, piece: Piece) -> bytes:
         """Return the events for one piece; none if it has no text and ends nothing."""
-        events = b""
-        if piece.text or (piece.finish and not self._query.chat):
-            finish = None if self._query.chat else piece.finish
-            body = {"delta": {"content": piece.text}} if self._query.chat else {"text": piece.text}
-            events += self._event(piece.index, body, finish)
-        if piece.finish and self._query.chat:
-            events += self._event(piece.index, {"delta": {}}, piece.finish)
-        return events
-
-    def ending(self, released: int) -> bytes:
-        """Return the events after the last token."""
-        if not self._query.include_usage:
-            return DONE
-        return event({**self._chunk(), "choices": [], "usage": self._usage(released)}) + DONE
+        if not self._query.chat:
+            some = piece.text or piece.finish
+            return self._event(piece.index, {"text": piece.text}, piece.finish) if some else b""
+        delta = {"delta": {"content": piece.text}}
+        found = self._event(piece.index, delta, None) if piece.text else b""
+        end = self._event(piece.index, {"delta": {}}, piece.finish) if piece.finish else b""
+        return found + end
 
     def _event(self, index: int, body: dict[str, Any], finish: str | None) -> bytes:
-        choice = {"index": index, **body, "logprobs": None, "finish_reason": finish}
         usage = {"usage": None} if self._query.include_usage else {}
-        return event({**self._chunk(), "choices": [choice], **usage})
+        return event({**self._chunk(), "choices": [_choice(index, body, finish)], **usage})
 
     def _chunk(self) -> dict[str, Any]:
         suffix = ".chunk" if self._query.chat else ""
         return {**self._head, "object": f"{self._head['object']}{suffix}"}
 
-    def _text(self, text: str) -> dict[str, Any]:
-        if self._query.chat:
-            return {"message": {"role": "assistant", "content": text, "refusal": None}}
-        return {"text": text}
-
-    def _usage(self, released: int) -> dict[str, int]:
-        prompt = self._query.prompt_tokens
+    def _usage(self) -> dict[str, int]:
+        prompt, released = self._query.prompt_tokens, self._running.released
         return {
             "prompt_tokens": prompt,
             "completion_tokens": released,
             "total_tokens": prompt + released,
         }
+
+
+def _choice(index: int, body: dict[str, Any], finish: str | None) -> dict[str, Any]:
+    return {"index": index, **body, "logprobs": None, "finish_reason": finish}
+
+
+async def _sent(send: Send, **message: object) -> None:
+    async with asyncio.timeout(SEND_SECONDS):
+        await send(message)
 
 
 def event(content: Any) -> bytes:

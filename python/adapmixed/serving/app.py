@@ -1,41 +1,45 @@
-"""The HTTP application: OpenAI's paths for one model, and nothing else."""
+"""The HTTP application: OpenAI's paths for one model, for those who may ask, and nothing else."""
 
 from __future__ import annotations
 
 import asyncio
+import ipaddress
+import logging
 import time
-from contextlib import ExitStack
+import traceback
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
+from urllib.parse import urlsplit
 
-from starlette.applications import Starlette
+from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
-from starlette.routing import Route
-from starlette.types import ASGIApp
+from starlette.routing import Route, Router
+from starlette.types import Message, Receive, Scope, Send
 
 from adapmixed.errors import BudgetSpentError, LedgerError
 from adapmixed.serving.admission import Admission, Reservation
-from adapmixed.serving.answers import Reply, Writer
-from adapmixed.serving.clients import Client, Clients
+from adapmixed.serving.answers import Reply
 from adapmixed.serving.engine import Query
 from adapmixed.serving.errors import (
-    JsonResponse,
     RequestError,
     internal,
+    json_response,
     no_model,
-    of_starlette,
-    plan_spent,
     queue_full,
+    spent,
     stopping,
-    too_large,
 )
-from adapmixed.serving.fields import MAX_BODY, Defaults, parsed, query_of, window_error
-from adapmixed.serving.guard import Guard
+from adapmixed.serving.fields import Defaults, parsed, query_of, window_error
+from adapmixed.serving.keys import ANYONE, Clients, Key
 from adapmixed.serving.metrics import Metrics
-from adapmixed.serving.running import Running
-from adapmixed.serving.scheduler import Scheduler
+from adapmixed.serving.scheduler import Running, Scheduler
+
+MAX_BODY = 1 << 20
+"""Largest body of a request, in bytes."""
 
 BODY_SECONDS = 60.0
 """Seconds that a client may take to send its body."""
@@ -43,12 +47,20 @@ BODY_SECONDS = 60.0
 READERS, UNREAD = 2, 64
 """Number of requests that are tokenized at the same time, and that may wait for it."""
 
-PATHS = ("/v1/completions", "/v1/chat/completions", "/v1/models", "/health")
+OPEN_PATH = "/health"
+"""The path that needs no key."""
+
+_PATHS = ("/v1/completions", "/v1/chat/completions", "/v1/models", OPEN_PATH)
+_LOG = logging.getLogger(__name__)
+_ACCESS = logging.getLogger("adapmixed.serving.access")
 
 
 @dataclass(eq=False)
 class Service:
-    """The parts that the application answers with, and its endpoints.
+    """The ASGI application, for one event loop, with the parts that it answers with.
+
+    It counts and logs every request. The log has method, path and status alone. A path that is not
+    served is logged as "other", for a client may have put anything there.
 
     Attributes:
         scheduler: answers queries.
@@ -57,6 +69,7 @@ class Service:
         defaults: the served model's name, and what requests leave out.
         metrics: the operator's figures.
         clients: the keys; None if callers of this machine need none.
+        then_public: whether the public model answers what the plan does not pay for.
         created: time of the start, in seconds.
     """
 
@@ -66,23 +79,72 @@ class Service:
     defaults: Defaults
     metrics: Metrics
     clients: Clients | None = None
+    then_public: bool = False
     created: int = field(default_factory=lambda: int(time.time()))
 
     def __post_init__(self) -> None:
         self._readers, self._unread = asyncio.Semaphore(READERS), 0
         self._turn = asyncio.Lock()
+        completions, chats, models, health = _PATHS
+        routes = [
+            Route(completions, partial(self._answer, chat=False), methods=["POST"]),
+            Route(chats, partial(self._answer, chat=True), methods=["POST"]),
+            Route(models, self._models, methods=["GET"]),
+            Route(f"{models}/{{name:path}}", self._model, methods=["GET"]),
+            Route(health, self._health, methods=["GET"]),
+        ]
+        self._router = Router(routes, redirect_slashes=False)
 
-    async def completions(self, request: Request) -> Any:
-        """Answer /v1/completions."""
-        return await self._answer(request, chat=False)
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one request. WebSockets and other protocols are not served."""
+        if scope["type"] != "http":
+            return
+        status = 0
 
-    async def chat(self, request: Request) -> Any:
-        """Answer /v1/chat/completions."""
-        return await self._answer(request, chat=True)
+        async def counted(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+            await send(message)
+
+        path = _label(scope["path"])
+        try:
+            try:
+                # With an "app", the router raises what it does not find.
+                scope["app"], scope["state"] = self, {"key": self._key(scope)}
+                await self._router(scope, receive, counted)
+            except (RequestError, HTTPException) as error:
+                await _refusal(error).response()(scope, receive, counted)
+        except Exception as error:
+            _LOG.error("a request has failed: %s", _place(error))
+            if not status:
+                await internal().response()(scope, receive, counted)
+        finally:
+            self.metrics.requested(path, status or 499)  # 499: the client left before
+            _ACCESS.info("%s %s %d", scope["method"], path, status or 499)
+
+    def _key(self, scope: Scope) -> Key:
+        """Return the key of who sends a request.
+
+        Raises:
+            RequestError: 401: there is none, or it is unknown; 403: as `_check_local`.
+        """
+        headers = Headers(scope=scope)
+        if scope["path"] == OPEN_PATH:
+            return ANYONE
+        if self.clients is None:
+            _check_local(headers)
+            return ANYONE
+        key = self.clients.find(headers.get("authorization"))
+        if key is None:
+            message = "the header Authorization must be 'Bearer KEY' with a key of this server"
+            given = {"www-authenticate": "Bearer"}
+            raise RequestError(401, message, "invalid_api_key", headers=given)
+        return key
 
     async def _answer(self, request: Request, *, chat: bool) -> Any:
         """Return the response to a query, which is an ASGI application."""
-        client: Client = request.scope["state"]["client"]
+        key: Key = request.scope["state"]["key"]
         try:
             body = await _body(request)
         except ClientDisconnect:
@@ -92,26 +154,25 @@ class Service:
         self._unread += 1
         try:
             async with self._readers:
-                query = await asyncio.to_thread(self._query, body, client, chat=chat)
+                query = await asyncio.to_thread(self._query, body, key, chat=chat)
         finally:
             self._unread -= 1
-        running = await self._begin(query, client)
-        return Reply(running, Writer(running.query, self.defaults.model))
+        return Reply(await self._begin(query, key), self.defaults.model)
 
-    def _query(self, body: bytes, client: Client, *, chat: bool) -> Query:
+    def _query(self, body: bytes, key: Key, *, chat: bool) -> Query:
         """Return what a body asks for; this may take long, so not in the event loop's thread.
 
         Raises:
             RequestError: 404 or 400: the request cannot be answered.
         """
-        query = query_of(parsed(body), self.defaults, self.tokenizer, client.key, chat=chat)
+        query = query_of(parsed(body), self.defaults, self.tokenizer, key, chat=chat)
         try:
             self.scheduler.check(query)
         except ValueError as error:
             raise window_error(error, chat=chat) from None
         return query
 
-    async def _begin(self, query: Query, client: Client) -> Running:
+    async def _begin(self, query: Query, key: Key) -> Running:
         """Reserve, count and submit a request; one at a time, so that what was checked holds.
 
         Raises:
@@ -119,46 +180,51 @@ class Service:
                 tokens that are left; 429 if the client asks too often, or if the plan or the key
                 has too few tokens left. Nothing is reserved then.
         """
+        clients = self.clients
         async with self._turn:
             self.scheduler.check_room(len(query.prompts))
-            client.check_rate()
+            if clients is not None:
+                clients.check_rate(key)
             with ExitStack() as undo:
-                try:
-                    reservation = self.admission.reserve(query.tokens)
-                except BudgetSpentError:
-                    if not self.admission.then_public:
-                        raise plan_spent(self.admission.unspent) from None
-                    query, reservation = query.of_public(), Reservation(self.admission, 0)
+                query, reservation = self._reserved(query)
                 undo.callback(reservation.close)
-                counted = 0 if query.public else query.tokens
-                try:
-                    if counted:
-                        await asyncio.to_thread(client.admit, counted)
-                        undo.callback(client.give_back, counted)
-                except LedgerError:  # no later answer could be counted either
-                    self.scheduler.fail("the tokens of a key could not be counted durably")
-                    raise stopping() from None
-                running = Running(query, client, counted, self.metrics)
-                running.answer = self.scheduler.submit(query, reservation, running.deliver)
+                give_back = None
+                if clients is not None and not query.public:
+                    try:
+                        await asyncio.to_thread(clients.admit, key, query.tokens)
+                    except LedgerError:  # no later answer could be counted either
+                        self.scheduler.fail("the tokens of a key could not be counted durably")
+                        raise stopping() from None
+                    give_back = partial(clients.give_back, key)
+                    undo.callback(give_back, query.tokens)
+                running = Running(query, reservation, self.metrics, give_back)
+                self.scheduler.submit(running)
                 undo.pop_all()
-        # The server may have stopped meanwhile; then no response has started yet.
-        if running.stopped_before_start:
-            running.end()
-            raise stopping()
         return running
 
-    async def models(self, request: Request) -> Response:
-        """Answer /v1/models."""
-        return JsonResponse({"object": "list", "data": [self._model()]})
+    def _reserved(self, query: Query) -> tuple[Query, Reservation]:
+        """Return a query that can be paid for, with its tokens of the plan."""
+        try:
+            return query, self.admission.reserve(query.tokens)
+        except BudgetSpentError:
+            if self.then_public:
+                return query.of_public(), Reservation(self.admission, 0)
+        left = self.admission.unspent
+        rest = "" if left is None else f": {left} tokens are left of its plan"
+        raise spent(f"the ensemble's budget does not pay for max_tokens of every prompt{rest}")
 
-    async def model(self, request: Request) -> Response:
+    async def _models(self, request: Request) -> Response:
+        """Answer /v1/models."""
+        return json_response({"object": "list", "data": [self._described()]})
+
+    async def _model(self, request: Request) -> Response:
         """Answer /v1/models/NAME."""
         name = request.path_params["name"]
         if name != self.defaults.model:
             raise no_model(name)
-        return JsonResponse(self._model())
+        return json_response(self._described())
 
-    def _model(self) -> dict[str, Any]:
+    def _described(self) -> dict[str, Any]:
         """Return OpenAI's description of the served model."""
         return {
             "id": self.defaults.model,
@@ -167,31 +233,15 @@ class Service:
             "owned_by": "adapmixed",
         }
 
-    async def health(self, request: Request) -> Response:
+    async def _health(self, request: Request) -> Response:
         """Answer /health."""
         if self.scheduler.stopped:
             raise stopping()
         told: dict[str, Any] = {"status": "ok"}
-        if self.admission.then_public:
-            left = max(self.admission.unspent or 0, 0)
+        if self.then_public:
+            left = self.admission.unspent or 0
             told |= {"answers": "ensemble" if left else "public model", "plan_tokens_left": left}
-        return JsonResponse(told)
-
-
-def application(service: Service) -> ASGIApp:
-    """Return the ASGI application of a service. It runs in one event loop."""
-    app = Starlette(
-        routes=[
-            Route("/v1/completions", service.completions, methods=["POST"]),
-            Route("/v1/chat/completions", service.chat, methods=["POST"]),
-            Route("/v1/models", service.models, methods=["GET"]),
-            Route("/v1/models/{name:path}", service.model, methods=["GET"]),
-            Route("/health", service.health, methods=["GET"]),
-        ],
-        exception_handlers=dict.fromkeys((RequestError, HTTPException, Exception), _failed),
-    )
-    app.router.redirect_slashes = False
-    return Guard(app, service.clients, service.metrics, PATHS)
+        return json_response(told)
 
 
 async def _body(request: Request) -> bytes:
@@ -201,24 +251,68 @@ async def _body(request: Request) -> bytes:
         RequestError: 413: it is too large; 408: it did not come in time.
         ClientDisconnect: the client has left.
     """
+    too_large = RequestError(413, f"the body must have at most {MAX_BODY} bytes", "too_large")
     length = request.headers.get("content-length", "")
     if length.isdecimal() and (len(length) > 12 or int(length) > MAX_BODY):
-        raise too_large(MAX_BODY)
+        raise too_large
     parts = bytearray()
     try:
         async with asyncio.timeout(BODY_SECONDS):
             async for part in request.stream():
                 parts += part
                 if len(parts) > MAX_BODY:
-                    raise too_large(MAX_BODY)
+                    raise too_large
     except TimeoutError:
         message = f"the body must come within {BODY_SECONDS:g} seconds"
         raise RequestError(408, message, headers={"connection": "close"}) from None
     return bytes(parts)
 
 
-async def _failed(request: Request, error: Exception) -> Response:
-    """Return the response to an error. An unknown one is raised again, for the guard to log."""
-    if isinstance(error, HTTPException):
-        error = of_starlette(error)
-    return (error if isinstance(error, RequestError) else internal()).response()
+def _check_local(headers: Headers) -> None:
+    """Check that a request was not sent by a page of another site in a browser on this machine.
+
+    Such a page could spend the budget of a server without keys.
+
+    Raises:
+        RequestError: 403: the request names another host, or comes from a page of another host.
+    """
+    addresses = [f"//{headers.get('host', '')}", headers.get("origin", "//localhost")]
+    if not all(is_loopback(_host(address)) for address in addresses):
+        message = "a server without keys answers requests of its own machine alone"
+        raise RequestError(403, message, "not_local")
+
+
+def is_loopback(host: str) -> bool:
+    """Return whether an address belongs to this machine alone."""
+    with suppress(ValueError):
+        return ipaddress.ip_address(host).is_loopback
+    return host == "localhost"
+
+
+def _host(address: str) -> str:
+    try:
+        return urlsplit(address).hostname or ""
+    except ValueError:
+        return ""
+
+
+def _label(path: str) -> str:
+    """Return what the log and the figures may say of a path."""
+    if path in _PATHS:
+        return path
+    return "/v1/models/..." if path.startswith("/v1/models/") else "other"
+
+
+def _refusal(error: RequestError | HTTPException) -> RequestError:
+    """Return an error in OpenAI's form, also for the router's of status 404 or 405."""
+    if isinstance(error, RequestError):
+        return error
+    message = "is not served" if error.status_code == 404 else "does not take this method"
+    return RequestError(error.status_code, f"this path {message}", headers=error.headers)
+
+
+def _place(error: Exception) -> str:
+    """Return an error's type and place. Its text could hold a prompt or a private value."""
+    frames = traceback.extract_tb(error.__traceback__)
+    place = f" in {frames[-1].name}, line {frames[-1].lineno}" if frames else ""
+    return f"{type(error).__name__}{place}"

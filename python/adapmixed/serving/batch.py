@@ -10,12 +10,14 @@ import torch
 from torch import Tensor
 
 from adapmixed.ensemble.forward import DEFAULT_MEMORY_BYTES
+from adapmixed.ensemble.vocabulary import check_prompt
+from adapmixed.generation.generator import check_window
 from adapmixed.generation.text import left_padded
 from adapmixed.limits import DEFAULT_ACTIVE, check_count
 from adapmixed.mechanisms import Mechanism
 from adapmixed.privacy import Accountant
 from adapmixed.serving.drawing import Drawing
-from adapmixed.serving.engine import Prompt, check_asked
+from adapmixed.serving.engine import Prompt
 from adapmixed_ext.types import RandomSource
 
 if TYPE_CHECKING:
@@ -76,7 +78,9 @@ class BatchEngine:
 
     def check(self, prompt: Prompt) -> None:
         """Raise ValueError if this prompt could not be answered, even alone."""
-        check_asked(prompt, self._ensemble, self._ensemble.max_positions)
+        ensemble = self._ensemble
+        check_prompt(prompt.tokens, ensemble.vocab_size, ensemble.tokenizer)
+        check_window(ensemble.max_positions, len(prompt.tokens), prompt.max_tokens)
         needed = self._bytes(_window([prompt]))
         if needed > self._memory:
             raise ValueError(
@@ -143,7 +147,9 @@ class BatchEngine:
             answering.append(reading)
         private = sum(not prompt.public for batch in answering for prompt in batch.prompts)
         with self._drawing.ahead(private):
-            self._compute(reading, part)
+            self._advance()
+            if reading is not None:
+                reading.decoder.read(part)
         released: list[tuple[Prompt, int]] = []
         for batch in [one for one in self._batches if not one.decoder.unread]:
             batch.tokens = self._drawing.draw(batch.decoder.logits, batch.prompts)
@@ -162,12 +168,6 @@ class BatchEngine:
                 batch.decoder.drop(ends)
                 batch.prompts = [prompt for prompt in batch.prompts if prompt not in gone]
                 batch.tokens = None if batch.tokens is None else batch.tokens[~ends]
-
-    def _compute(self, reading: _Batch | None, part: int | None) -> None:
-        """Compute the next logits of running sequences, and read a part of the next prompts."""
-        self._advance()
-        if reading is not None:
-            reading.decoder.read(part)
 
     def _advance(self) -> None:
         """Join all answered batches into one, and append the tokens that were released."""

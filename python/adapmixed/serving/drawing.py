@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 import torch
 from torch import Tensor
@@ -49,18 +49,14 @@ class Drawing:
         self._rng, self._origin = self._generator.rng, self._generator.origin
         self._seeded, self._num_models = getattr(self._rng, "seeded", True), ensemble.num_models
         self._mechanism, self._accountant = mechanism, accountant
-        self._allowance = self._charged_ahead()
+        self._allowance: Allowance | None = None  # None if charges depend on the rows
+        if accountant.epsilon is None:
+            with suppress(ValueError):
+                self._allowance = Allowance(
+                    mechanism, self._num_models, self._origin, seeded=self._seeded
+                )
         self._unpaid = Accountant(accountant.delta)  # for answers of the public model alone
         self._writer = ThreadPoolExecutor(1, "adapmixed-ledger")  # its thread starts when needed
-
-    def _charged_ahead(self) -> Allowance | None:
-        """Return the count of charged queries; None if charges depend on the rows."""
-        if self._accountant.epsilon is not None:
-            return None
-        try:
-            return Allowance(self._mechanism, self._num_models, self._origin, seeded=self._seeded)
-        except ValueError:
-            return None
 
     @contextmanager
     def ahead(self, tokens: int) -> Iterator[None]:

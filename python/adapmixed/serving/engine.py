@@ -9,14 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Protocol
-
-from adapmixed.ensemble.vocabulary import check_prompt
-from adapmixed.generation.generator import check_window
-from adapmixed.mechanisms.rows import check_shape
-
-if TYPE_CHECKING:
-    from adapmixed.ensemble import Ensemble
+from typing import Protocol
 
 
 @dataclass(frozen=True, eq=False)
@@ -38,10 +31,6 @@ class Prompt:
     top_k: int | None = None
     public: bool = False
     client: str = ""
-
-
-class StoppedError(RuntimeError):
-    """The engine has stopped, so this answer has no more tokens. All released ones were charged."""
 
 
 @dataclass(frozen=True)
@@ -123,18 +112,3 @@ class Engine(Protocol):
 
     def leave(self, ended: Collection[Prompt]) -> None:
         """Remove sequences from the batch."""
-
-
-def check_asked(prompt: Prompt, ensemble: Ensemble, window: int | None) -> None:
-    """Raise ValueError unless an ensemble can continue a prompt within so many positions.
-
-    Args:
-        prompt: the prompt.
-        ensemble: whose tokens it must hold.
-        window: largest number of tokens that are read; None for any. The last one is not read.
-    """
-    if not prompt.tokens:
-        raise ValueError("prompt must hold at least one token, got none")
-    check_prompt(prompt.tokens, ensemble.vocab_size, ensemble.tokenizer)
-    check_shape(prompt.temperature, prompt.top_k)
-    check_window(window, len(prompt.tokens), prompt.max_tokens)

@@ -14,14 +14,15 @@ from adapmixed.serving.engine import Prompt, Query
 from adapmixed.serving.errors import RequestError, bad_request, no_model, shortened
 from adapmixed.serving.keys import Key
 
-MAX_BODY = 1 << 20
-"""Largest body of a request, in bytes."""
 ROLES = ("system", "developer", "user", "assistant")
 MOST = 1024
 """Largest number of prompts of a request, checked before any is read."""
 
 _FORMS = "a string, a list of strings, a list of token ids, or a list of lists of token ids"
-_PARTS = 'a string, or a list of {"type": "text", "text": ...}'
+_MESSAGE = (
+    f'{{"role": ..., "content": ...}} with the role {" or ".join(ROLES)}, and a string or a list '
+    'of {"type": "text", "text": ...}'
+)
 MAX_STOPS = 4
 MAX_STOP_CHARACTERS = 256
 MAX_STOP_TOKENS = 64
@@ -151,16 +152,11 @@ def prompts_of(tokenizer: Any, value: Any) -> tuple[tuple[int, ...], ...]:
     Raises:
         RequestError: 400: it has another form, or a prompt holds no token.
     """
-    if isinstance(value, str):
-        value = [value]
-    if not isinstance(value, list):
-        raise bad_request("prompt", f"prompt must be {_FORMS}, got {shortened(value)}")
-    if not value:
-        raise bad_request("prompt", "prompt must hold at least one prompt, got none")
-    if isinstance(value[0], int):
-        value = [value]
-    if len(value) > MOST:
-        raise bad_request("prompt", f"prompt must be at most {MOST} prompts, got {len(value)}")
+    ids = isinstance(value, list) and value and isinstance(value[0], int)
+    value = [value] if ids or isinstance(value, str) else value
+    if not isinstance(value, list) or not 1 <= len(value) <= MOST:
+        message = f"prompt must be {_FORMS}, 1 to {MOST} of them, got {shortened(value)}"
+        raise bad_request("prompt", message)
     prompts = tuple(_tokens(tokenizer, one) for one in value)
     if not all(prompts):
         raise bad_request("prompt", "prompt must hold at least one token, got none")
@@ -187,7 +183,10 @@ def conversation_of(tokenizer: Any, value: Any) -> tuple[tuple[int, ...], ...]:
         RequestError: 400: it has another form, there is no chat template, or it rejects these
             messages.
     """
-    messages = messages_of(value)
+    if not isinstance(value, list) or not value:
+        message = f"messages must be a list of at least one message, got {shortened(value)}"
+        raise bad_request("messages", message)
+    messages = [_message(f"messages[{index}]", one) for index, one in enumerate(value)]
     if not getattr(tokenizer, "chat_template", None):
         message = "the model has no chat template: use /v1/completions"
         raise bad_request("messages", message, "no_chat_template")
@@ -201,61 +200,28 @@ def conversation_of(tokenizer: Any, value: Any) -> tuple[tuple[int, ...], ...]:
     return (tokens,)
 
 
-def messages_of(value: Any) -> list[dict[str, str]]:
-    """Return a conversation as roles and texts alone.
-
-    Args:
-        value: the field `messages`.
-
-    Raises:
-        RequestError: 400: it has another form.
-    """
-    if not isinstance(value, list) or not value:
-        message = f"messages must be a list of at least one message, got {shortened(value)}"
-        raise bad_request("messages", message)
-    return [_message(f"messages[{index}]", one) for index, one in enumerate(value)]
-
-
 def _message(name: str, value: Any) -> dict[str, str]:
-    if not isinstance(value, dict):
-        raise bad_request(name, f"{name} must be an object, got {shortened(value)}")
-    for key, one in value.items():
-        if key not in ("role", "content") and one is not None:
-            message = f"{name} must have role and content alone, got {shortened(key)}"
-            raise bad_request(name, message)
-    role = value.get("role")
-    if not isinstance(role, str) or role not in ROLES:
-        message = f"{name}.role must be one of {', '.join(ROLES)}, got {shortened(role)}"
-        raise bad_request(f"{name}.role", message)
-    return {"role": role, "content": _content(f"{name}.content", value.get("content"))}
-
-
-def _content(name: str, value: Any) -> str:
-    if not isinstance(value, list):
-        return text_of(name, value)
-    return "".join(_part(name, one) for one in value)
-
-
-def _part(name: str, value: Any) -> str:
-    fine = isinstance(value, dict) and value.keys() == {"type", "text"} and value["type"] == "text"
-    if not fine:
-        raise bad_request(name, f"{name} must be {_PARTS}, got {shortened(value)}")
-    return text_of(name, value["text"])
+    """Return the role and the text of a message. It must hold nothing else."""
+    given = value if isinstance(value, dict) else {}
+    role, content = given.get("role"), given.get("content")
+    parts = content if isinstance(content, list) else [{"type": "text", "text": content}]
+    plain = all(
+        isinstance(one, dict) and one == {"type": "text", "text": one.get("text")} for one in parts
+    )
+    more = any(one is not None for key, one in given.items() if key not in ("role", "content"))
+    if role not in ROLES or not plain or more:
+        raise bad_request(name, f"{name} must be {_MESSAGE} alone, got {shortened(value)}")
+    return {"role": role, "content": "".join(text_of(name, one["text"]) for one in parts)}
 
 
 def window_error(error: ValueError, *, chat: bool) -> RequestError:
     """Return the error for a query that an engine could not answer, even alone."""
-    text, param = str(error), "messages" if chat else "prompt"
-    if text.startswith("prompts "):
-        return bad_request("prompt", text)
-    if text.startswith("prompt must hold "):
-        return bad_request(param, text)
-    if text.startswith("max_new_tokens "):
-        return bad_request("max_tokens", f"max_tokens {text.partition(' ')[2]}", _TOO_LONG)
-    return bad_request(param, text, _TOO_LONG)
-
-
-_TOO_LONG = "context_length_exceeded"
+    text = str(error).replace("max_new_tokens ", "max_tokens ", 1)
+    param = "messages" if chat else "prompt"
+    if text.startswith("max_tokens "):
+        param = "max_tokens"
+    fits = text.startswith(("prompts ", "prompt must hold "))
+    return bad_request(param, text, None if fits else "context_length_exceeded")
 
 
 @dataclass(frozen=True)
@@ -338,10 +304,8 @@ def _include_usage(options: Any, stream: bool) -> bool:
 
 
 def _max_tokens(fields: dict[str, Any], cap: int) -> int | None:
-    given = {}
-    for name in ("max_completion_tokens", "max_tokens"):
-        if fields.get(name) is not None:
-            given[name] = whole_of(name, fields[name])
+    names = ("max_completion_tokens", "max_tokens")
+    given = {name: whole_of(name, fields[name]) for name in names if fields.get(name) is not None}
     if len(set(given.values())) > 1:
         message = "max_tokens and max_completion_tokens must be equal if both are given"
         raise bad_request("max_tokens", message)

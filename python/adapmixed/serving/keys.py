@@ -1,18 +1,29 @@
-"""The file of a server's keys: a hash of each, and what it may ask for."""
+"""The keys of a server: their file, who sends a request, how often, and the tokens left for it.
+
+The file holds a hash of each key. The tokens that each has used are a table of the ledger's
+database. Admissions are on the device before their answers start, and what an answer gives back is
+written later. So a process that is killed loses a key at most tokens of its own.
+"""
 
 from __future__ import annotations
 
 import hashlib
+import hmac
 import json
+import math
 import os
 import re
 import secrets
+import time
 from collections.abc import Sequence
+from contextlib import closing
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from adapmixed.files import sole_writer, write_file
 from adapmixed.limits import check_optional_queries
+from adapmixed.privacy.ledger import WRITING, connected, translated
+from adapmixed.serving.errors import RequestError, spent
 
 FORMAT_VERSION = 1
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
@@ -50,6 +61,10 @@ class Key:
             raise ValueError(f"sha256 of {self.name} must be 64 hexadecimal digits")
         for limit in LIMITS:
             check_optional_queries(getattr(self, limit), f"{limit} of {self.name}")
+
+
+ANYONE = Key("anyone", "0" * 64)
+"""Who sends the requests of a server without keys."""
 
 
 def read_keys(path: str | os.PathLike[str]) -> list[Key]:
@@ -120,3 +135,118 @@ def _write(path: str | os.PathLike[str], keys: Sequence[Key]) -> None:
     written = [{k: v for k, v in asdict(one).items() if v is not None} for one in keys]
     text = json.dumps({"format_version": FORMAT_VERSION, "keys": written}, indent=2) + "\n"
     write_file(path, text.encode("ascii"), mode=0o600)
+
+
+class Clients:
+    """The keys of a server in use, their rates, and the tokens that they have used.
+
+    Any thread may call every method but `check_rate`. Those that read or write used tokens raise
+    LedgerError if the database is damaged, or cannot be read or written.
+
+    Args:
+        keys: keys with different names.
+        ledger: path of the ledger whose database counts used tokens by the name of a key.
+    """
+
+    def __init__(self, keys: Sequence[Key], ledger: str | os.PathLike[str]) -> None:
+        if not keys:
+            raise ValueError("keys must hold at least one key, got none")
+        self._keys, self._path = keys, os.path.realpath(ledger)
+        self._rates: dict[Key, tuple[float, float]] = {}  # requests left, and when
+        with translated(self._path):
+            self._database = connected(self._path, "rw")
+
+    def replace(self, keys: Sequence[Key]) -> None:
+        """Let in these keys alone from now on. Answers that run already go on.
+
+        A key that stays as it was keeps its rate. Tokens are counted by name.
+
+        Args:
+            keys: keys with different names; none lets nobody in.
+        """
+        self._keys = keys
+
+    def find(self, authorization: str | None) -> Key | None:
+        """Return the key that a header belongs to, in the same time for every key; or None."""
+        scheme, _, secret = (authorization or "").partition(" ")
+        digest = hashlib.sha256(secret.strip().encode("utf-8", "surrogateescape")).hexdigest()
+        found = None
+        for key in self._keys:
+            if hmac.compare_digest(digest, key.sha256):
+                found = key
+        return found if scheme.lower() == "bearer" else None
+
+    def check_rate(self, key: Key) -> None:
+        """Count a request. One thread alone may call this.
+
+        A key that has been idle for a minute may send as many requests at once as its limit says,
+        and as many again, evenly, in each minute after. So at most twice as many pass in a minute.
+
+        Raises:
+            RequestError: 429: more requests came than that. This one is not counted.
+        """
+        most = key.requests_per_minute
+        if most is None:
+            return
+        now = time.monotonic()
+        left, since = self._rates.get(key, (float(most), now))
+        left = min(most, left + (now - since) * most / 60.0)
+        self._rates[key] = (left if left < 1 else left - 1), now
+        if left < 1:
+            seconds = max(1, math.ceil((1 - left) * 60.0 / most))
+            message = f"this key may make {most} requests per minute"
+            headers = {"retry-after": str(seconds)}
+            raise RequestError(429, message, "rate_limit_exceeded", headers=headers)
+
+    def used(self, key: Key) -> int:
+        """Return the tokens that a key has used."""
+        with WRITING, translated(self._path):
+            query = "SELECT tokens FROM used WHERE name = ?"
+            row = self._database.execute(query, (key.name,)).fetchone()
+        return 0 if row is None else int(row[0])
+
+    def admit(self, key: Key, tokens: int) -> None:
+        """Count the tokens of a request, durably, before its answer starts.
+
+        Args:
+            key: the key that asks.
+            tokens: largest number of tokens of all its answers.
+
+        Raises:
+            RequestError: 429: the key has fewer tokens left. None are counted.
+        """
+        add = (
+            "INSERT INTO used SELECT ?1, ?2 WHERE ?3 IS NULL OR ?2 <= ?3 ON CONFLICT DO UPDATE "
+            "SET tokens = tokens + ?2 WHERE ?3 IS NULL OR tokens + ?2 <= ?3"
+        )
+        with WRITING, translated(self._path):
+            counted = self._database.execute(add, (key.name, tokens, key.tokens)).rowcount
+        if counted != 1:
+            left = max(0, (key.tokens or 0) - self.used(key))
+            raise spent(
+                f"this key does not pay for max_tokens of every prompt: it has {left} tokens left"
+            )
+
+    def give_back(self, key: Key, tokens: int) -> None:
+        """Count tokens of an admission as unused. Each admission gives back once.
+
+        If it cannot be written, the key keeps them counted.
+        """
+        take = "UPDATE used SET tokens = max(0, tokens - ?) WHERE name = ?"
+        with WRITING, translated(self._path):
+            self._database.execute(take, (tokens, key.name))
+
+    def close(self) -> None:
+        """Close the database. To close twice is allowed."""
+        self._database.close()
+
+
+def read_usage(ledger: str | os.PathLike[str]) -> dict[str, int]:
+    """Return the tokens that each key has used; a server may write the ledger meanwhile.
+
+    Raises:
+        LedgerError: as `Clients`.
+    """
+    path = os.path.realpath(ledger)
+    with translated(path), closing(connected(path, "ro")) as database:
+        return dict(database.execute("SELECT name, tokens FROM used"))

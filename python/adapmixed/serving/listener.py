@@ -7,22 +7,24 @@ import resource
 import socket
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
 import h11
 import uvicorn
-from starlette.types import ASGIApp
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from adapmixed.serving.answers import SEND_SECONDS
+from adapmixed.serving.app import Service
 from adapmixed.serving.errors import bad_request, encoded
-from adapmixed.serving.scheduler import Scheduler
 
 HEADER_SECONDS = 60.0
 """Seconds that a connection may take until its first request has come."""
+
+STOP_SECONDS = 30.0
+"""Seconds that running answers have after a signal."""
 
 LAST_SECONDS = 5
 """Seconds for the last bytes of all responses, once no answer goes on."""
@@ -31,16 +33,17 @@ LAST_SECONDS = 5
 def bound(host: str, port: int) -> socket.socket:
     """Return a socket that is bound to an address, and does not listen yet.
 
-    So clients are refused until the server is ready. Accepted connections inherit its settings:
-    every token is sent at once, and the system closes connections whose clients do not read.
+    So clients are refused until the server is ready. Accepted connections inherit its settings: the
+    system closes those whose clients do not read.
 
     Raises:
         OSError: the address is not of this machine, or the port is taken.
     """
-    family, *_, address = socket.getaddrinfo(
+    family, kind, protocol, _, address = socket.getaddrinfo(
         host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
     )[0]
-    found = socket.socket(family, socket.SOCK_STREAM)
+    # With the protocol, asyncio sends every token at once (TCP_NODELAY).
+    found = socket.socket(family, kind, protocol)
     found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     if family == socket.AF_INET6:
         found.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
@@ -49,9 +52,6 @@ def bound(host: str, port: int) -> socket.socket:
     except OSError as error:
         found.close()
         raise OSError(error.errno, f"{error.strerror}: {host} port {port}") from None
-    # asyncio does not set this for a socket that it did not make. Without it, the first token waits
-    # until the client acknowledges the headers, about 40 ms.
-    found.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     if hasattr(socket, "TCP_USER_TIMEOUT"):  # Linux
         found.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(1000 * SEND_SECONDS))
     return found
@@ -69,39 +69,6 @@ def raise_file_limit() -> None:
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     with contextlib.suppress(ValueError, OSError):  # macOS has a lower limit than it says
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-
-
-def configuration(
-    app: ASGIApp, *, certificate: Path | None = None, key: Path | None = None
-) -> uvicorn.Config:
-    """Return uvicorn's settings.
-
-    The application logs requests itself, since uvicorn would log what follows "?" in an address.
-
-    Args:
-        app: the application.
-        certificate: file of the TLS certificate; None without TLS.
-        key: file of its private key.
-
-    Raises:
-        OSError: certificate and key cannot be used.
-    """
-    config = uvicorn.Config(
-        app,
-        loop="asyncio",
-        http=_Protocol,
-        ws="none",
-        lifespan="off",
-        log_config=None,
-        access_log=False,
-        proxy_headers=False,
-        server_header=False,
-        timeout_graceful_shutdown=LAST_SECONDS,
-        ssl_certfile=certificate,
-        ssl_keyfile=key,
-    )
-    config.load()
-    return config
 
 
 class _Protocol(H11Protocol):
@@ -126,24 +93,39 @@ class Listener(uvicorn.Server):
     """A server that answers until SIGINT or SIGTERM, and then stops gracefully.
 
     After a signal new queries get 503, and running answers have some time to end. A second signal
-    cuts them at once. It also ends if the engine fails.
+    cuts them at once. It also ends if the engine fails. The application logs requests itself, since
+    uvicorn would log what follows "?" in an address.
 
     Args:
-        config: from `configuration`.
-        scheduler: stopped before the last connections are closed.
-        stop_seconds: seconds that running answers have.
+        service: the application. Its scheduler is stopped before the last connections are closed.
         ready: called once clients can connect.
+        tls: files of a certificate and its private key; None without TLS.
     """
 
     def __init__(
         self,
-        config: uvicorn.Config,
-        scheduler: Scheduler,
-        stop_seconds: float,
+        service: Service,
         ready: Callable[[], None] = lambda: None,
+        *,
+        tls: Sequence[Path] | None = None,
     ) -> None:
+        certificate, key = tls or (None, None)
+        config = uvicorn.Config(
+            service,
+            loop="asyncio",
+            http=_Protocol,
+            ws="none",
+            lifespan="off",
+            log_config=None,
+            access_log=False,
+            proxy_headers=False,
+            server_header=False,
+            timeout_graceful_shutdown=LAST_SECONDS,
+            ssl_certfile=certificate,
+            ssl_keyfile=key,
+        )
         super().__init__(config)
-        self._scheduler, self._stop_seconds, self._ready = scheduler, stop_seconds, ready
+        self._scheduler, self._ready = service.scheduler, ready
         self._signals = 0
         self._silent: dict[Any, float] = {}  # connections without a request, since when
 
@@ -172,7 +154,7 @@ class Listener(uvicorn.Server):
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """Begin to stop. uvicorn calls this for a signal."""
         self._signals += 1
-        seconds = self._stop_seconds if self._signals == 1 else 0.0
+        seconds = STOP_SECONDS if self._signals == 1 else 0.0
         threading.Thread(target=self._stop, args=(seconds,)).start()
 
     def _stop(self, seconds: float) -> None:

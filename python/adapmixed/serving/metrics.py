@@ -8,9 +8,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, start_http_server
+
+from adapmixed.serving.admission import Admission
+
+if TYPE_CHECKING:
+    from adapmixed.serving.scheduler import Scheduler
 
 LOOPBACK = "127.0.0.1"
 _FIRST = (0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0, 120.0)
@@ -21,17 +26,11 @@ class Metrics:
     """The figures of one server, in a registry of their own.
 
     Args:
-        running: returns the number of sequences in the batch.
-        waiting: returns the number of sequences in the queue.
-        left: returns the tokens left of a plan; None if the mechanism has no plan.
+        scheduler: knows the sequences in the batch and in the queue.
+        admission: knows the tokens left of a plan.
     """
 
-    def __init__(
-        self,
-        running: Callable[[], int],
-        waiting: Callable[[], int],
-        left: Callable[[], int] | None = None,
-    ) -> None:
+    def __init__(self, scheduler: Scheduler, admission: Admission) -> None:
         self.registry = CollectorRegistry()
         of: dict[str, Any] = {"namespace": "adapmixed", "registry": self.registry}
         self._requests = Counter(
@@ -47,23 +46,19 @@ class Metrics:
         self._between = Histogram(
             "between_tokens_seconds", "Seconds from a token to the next.", buckets=_BETWEEN, **of
         )
-        gauges = {
-            "running_sequences": ("Sequences in the batch.", running),
-            "waiting_sequences": ("Sequences in the queue.", waiting),
-        }
-        if left is not None:
+        Gauge("running_sequences", "Sequences in the batch.", **of).set_function(
+            lambda: scheduler.running
+        )
+        Gauge("waiting_sequences", "Sequences in the queue.", **of).set_function(
+            lambda: scheduler.waiting
+        )
+        if admission.left is not None:
             text = "Tokens of the plan that are neither charged nor reserved."
-            gauges["plan_tokens_left"] = (text, left)
-        for name, (text, value) in gauges.items():
-            Gauge(name, text, **of).set_function(value)
+            Gauge("plan_tokens_left", text, **of).set_function(lambda: admission.left or 0)
 
     def requested(self, path: str, status: int) -> None:
         """Count a request. `path` is one of the server's paths, or "other"."""
         self._requests.labels(path, str(status)).inc()
-
-    def timer(self) -> Timer:
-        """Return a timer for one sequence whose request has just come."""
-        return Timer(self)
 
     def serve(self, port: int) -> Callable[[], None]:
         """Serve the figures at http://127.0.0.1:port/metrics from a thread.
@@ -85,7 +80,7 @@ class Metrics:
 
 
 class Timer:
-    """Counts the tokens of one sequence, and the seconds before each of them."""
+    """Counts the tokens of one sequence, and the seconds before each, from the request on."""
 
     def __init__(self, metrics: Metrics) -> None:
         self._metrics, self._first = metrics, True

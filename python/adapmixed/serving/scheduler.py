@@ -2,49 +2,112 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
 from adapmixed.errors import LedgerError
 from adapmixed.generation.text import AnswerText
 from adapmixed.serving.admission import Reservation
-from adapmixed.serving.engine import Engine, Piece, Prompt, Query, StoppedError
+from adapmixed.serving.engine import Engine, Piece, Prompt, Query
 from adapmixed.serving.errors import queue_full, stopping
+from adapmixed.serving.metrics import Metrics, Timer
 
 _LOG = logging.getLogger(__name__)
-Deliver = Callable[[Piece | Exception], None]
-"""Takes the pieces of an answer in the engine's thread. An exception is the last thing it gets."""
+
+
+class Running:
+    """A request on its way through the engine. It is made and read in the event loop's thread.
+
+    Attributes:
+        query: the request, which says whether the public model answers it alone.
+        reservation: its tokens of the plan; the scheduler closes it.
+        cancelled: whether no more tokens are drawn or delivered.
+        released: the number of tokens that were released.
+        left: the number of prompts whose answers have not ended.
+
+    Args:
+        query: the request.
+        reservation: its tokens of the plan.
+        metrics: the operator's figures.
+        give_back: function of the number of tokens that were counted for a key and not used; None
+            if none were counted.
+    """
+
+    def __init__(
+        self,
+        query: Query,
+        reservation: Reservation,
+        metrics: Metrics,
+        give_back: Callable[[int], None] | None = None,
+    ) -> None:
+        self.query, self.reservation = query, reservation
+        self.cancelled, self.released, self.left = False, 0, len(query.prompts)
+        self._timers, self._give_back = [Timer(metrics) for _ in query.prompts], give_back
+        self._loop = asyncio.get_running_loop()
+        self._pieces: asyncio.Queue[Piece | None] = asyncio.Queue()
+        self._failed = False
+
+    def deliver(self, piece: Piece | None) -> None:
+        """Take a piece, or None if the engine has stopped, in the engine's thread."""
+        if piece is None:
+            self._failed = True
+        else:
+            self._timers[piece.index].token()
+        with suppress(RuntimeError):  # the event loop has ended, so nobody waits for this piece
+            self._loop.call_soon_threadsafe(self._pieces.put_nowait, piece)
+
+    async def pieces(self) -> AsyncIterator[Piece]:
+        """Yield the pieces of all prompts as they are released.
+
+        Raises:
+            RequestError: 503: the engine has stopped. All released tokens were charged.
+        """
+        left = len(self.query.prompts)
+        while left:
+            piece = await self._pieces.get()
+            if piece is None:
+                raise stopping(charged=self.released > 0)
+            left -= piece.finish is not None
+            yield piece
+
+    def end(self) -> None:
+        """End the answer if it goes on, and give back what it did not use. Repeats do nothing."""
+        if self.cancelled:
+            return
+        self.cancelled = True
+        # The engine may release one more token of each sequence before it sees the end. `left` is
+        # read first: a token may be released between the two.
+        used = self.left + self.released
+        if self._failed and not self.released:
+            used = 0
+        if self._give_back is not None and used < self.query.tokens:
+            unused = self.query.tokens - used
+            self._loop.run_in_executor(None, _logged, self._give_back, unused)
+
+
+def _logged(give_back: Callable[[int], None], unused: int) -> None:
+    try:
+        give_back(unused)
+    except Exception as error:
+        _LOG.error("tokens of a key could not be given back: %s", type(error).__name__)
 
 
 @dataclass(eq=False)
 class _Run:
     """One prompt of a query on its way through the engine."""
 
-    answer: ServedAnswer
+    answer: Running
     index: int
     prompt: Prompt
     text: AnswerText
-    ends: frozenset[int]
     released: int = 0
-
-
-class ServedAnswer:
-    """A query that was submitted."""
-
-    def __init__(self, scheduler: Scheduler, reservation: Reservation, deliver: Deliver) -> None:
-        self._scheduler, self._reservation, self._deliver = scheduler, reservation, deliver
-        self._cancelled = False
-        self._open = 0  # prompts that have not ended
-
-    def cancel(self) -> None:
-        """End the answer: no more tokens are drawn or delivered. Any thread may call this."""
-        self._cancelled = True
-        self._scheduler._wake()
 
 
 class Scheduler:
@@ -55,6 +118,9 @@ class Scheduler:
         tokenizer: the public model's tokenizer.
         end_tokens: tokens that end an answer; they add no text.
         waiting: largest number of sequences that wait for the engine, ≥ 1.
+
+    Attributes:
+        failed: True if the engine has raised an error, so that nothing more can be answered.
     """
 
     def __init__(
@@ -66,7 +132,8 @@ class Scheduler:
         self._waiting: deque[_Run] = deque()
         self._running: dict[Prompt, _Run] = {}
         self._deadline: float | None = None  # set by `stop`
-        self._ended = self._failed = False
+        self._ended = False
+        self.failed = False
         self._thread = threading.Thread(target=self._run, name="adapmixed-engine", daemon=True)
         self._thread.start()
 
@@ -84,11 +151,6 @@ class Scheduler:
     def stopped(self) -> bool:
         """True if no more queries are taken."""
         return self._ended or self._deadline is not None
-
-    @property
-    def failed(self) -> bool:
-        """True if the engine has raised an error, so that nothing more can be answered."""
-        return self._failed
 
     def check(self, query: Query) -> None:
         """Raise ValueError if the query could not be answered, even alone. Any thread may call it.
@@ -111,29 +173,25 @@ class Scheduler:
         if len(self._waiting) + sequences > self._limit:
             raise queue_full()
 
-    def submit(self, query: Query, reservation: Reservation, deliver: Deliver) -> ServedAnswer:
+    def submit(self, answer: Running) -> None:
         """Queue a query that passed `check` and `check_room`. Any thread may call this.
 
-        The scheduler closes the reservation. Pieces are delivered until every prompt has one with
-        `finish`, or until an exception: StoppedError if the engine has stopped.
+        Pieces are delivered until every prompt has one with `finish`, or until a None: the engine
+        has stopped.
+
+        Raises:
+            RequestError: 503: no more queries are taken. The reservation is still open.
         """
-        answer = ServedAnswer(self, reservation, deliver)
-        ends = self._end_tokens | query.stop_tokens
+        stop = answer.query.stop
         runs = [
-            _Run(
-                answer, index, prompt, AnswerText(self._tokenizer, prompt.tokens, query.stop), ends
-            )
-            for index, prompt in enumerate(query.prompts)
+            _Run(answer, index, prompt, AnswerText(self._tokenizer, prompt.tokens, stop))
+            for index, prompt in enumerate(answer.query.prompts)
         ]
-        answer._open = len(runs)
         with self._changed:
-            if not self.stopped:
-                self._waiting.extend(runs)
-                self._changed.notify()
-                return answer
-        reservation.close()
-        deliver(StoppedError("the server is stopping"))
-        return answer
+            if self.stopped:
+                raise stopping()
+            self._waiting.extend(runs)
+            self._changed.notify()
 
     def stop(self, deadline: float) -> None:
         """Take no more queries, finish those that were taken for up to `deadline` seconds.
@@ -151,18 +209,14 @@ class Scheduler:
         """End the engine because something else has failed; every answer ends with an error."""
         _LOG.error("the server answers no more: %s", reason)
         with self._changed:
-            self._failed, self._deadline = True, time.monotonic()
-            self._changed.notify()
-
-    def _wake(self) -> None:
-        with self._changed:
+            self.failed, self._deadline = True, time.monotonic()
             self._changed.notify()
 
     def _run(self) -> None:
         """Run the engine until it is stopped or fails; then end every answer."""
         try:
             while self._wait():
-                gone = [run for run in self._running.values() if run.answer._cancelled]
+                gone = [run for run in self._running.values() if run.answer.cancelled]
                 self._leave(gone)
                 for run in gone:
                     self._end(run)
@@ -170,7 +224,7 @@ class Scheduler:
                 if self._running:
                     self._step()
         except BaseException as error:  # also what would end the thread alone, without a word
-            self._failed = True
+            self.failed = True
             _LOG.error("the engine has failed and answers no more: %s", _reason(error))
         finally:
             with self._changed:
@@ -179,9 +233,9 @@ class Scheduler:
                 self._waiting.clear()
             self._running.clear()
             for answer in dict.fromkeys(run.answer for run in left):
-                answer._reservation.close()
-                if not answer._cancelled:
-                    answer._deliver(StoppedError("the engine has stopped"))
+                answer.reservation.close()
+                if not answer.cancelled:
+                    answer.deliver(None)
 
     def _wait(self) -> bool:
         """Wait until there is something to do. Return False once the engine must stop."""
@@ -196,7 +250,7 @@ class Scheduler:
     def _admit(self) -> None:
         """Let waiting sequences join the batch, as many as the engine has room for."""
         with self._changed:
-            gone = [run for run in self._waiting if run.answer._cancelled]
+            gone = [run for run in self._waiting if run.answer.cancelled]
             for run in gone:
                 self._waiting.remove(run)
             waiting = [run.prompt for run in self._waiting]
@@ -218,18 +272,19 @@ class Scheduler:
         for prompt, token in self._engine.step():
             run = self._running[prompt]
             if not prompt.public:
-                run.answer._reservation.charged()
+                run.answer.reservation.charged()
+            run.answer.released += 1
             piece = self._piece(run, token)
             if piece.finish is not None:  # a client that sees it may ask for what is free again
                 ended.append(run)
                 self._end(run)
-            if not run.answer._cancelled:
-                run.answer._deliver(piece)
+            if not run.answer.cancelled:
+                run.answer.deliver(piece)
         self._leave(ended)
 
     def _piece(self, run: _Run, token: int) -> Piece:
         run.released += 1
-        stopped = token in run.ends
+        stopped = token in self._end_tokens or token in run.answer.query.stop_tokens
         text = ""
         if not stopped:
             text, stopped = run.text.add(token)
@@ -250,9 +305,9 @@ class Scheduler:
 
     def _end(self, run: _Run) -> None:
         """Close the reservation if this was the last sequence of its answer."""
-        run.answer._open -= 1
-        if run.answer._open == 0:
-            run.answer._reservation.close()
+        run.answer.left -= 1
+        if run.answer.left == 0:
+            run.answer.reservation.close()
 
 
 def _reason(error: BaseException) -> str:

@@ -10,11 +10,13 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from adapmixed.ensemble.vocabulary import check_prompt
+from adapmixed.generation.generator import check_window
 from adapmixed.limits import DEFAULT_ACTIVE
 from adapmixed.mechanisms import Mechanism
 from adapmixed.privacy import Accountant
 from adapmixed.serving.drawing import Drawing
-from adapmixed.serving.engine import Prompt, check_asked
+from adapmixed.serving.engine import Prompt
 from adapmixed.vllm.heads import Heads
 
 os.environ |= {  # read when vLLM is imported
@@ -121,7 +123,8 @@ class VllmEngine:
 
     def check(self, prompt: Prompt) -> None:
         """Raise ValueError if this prompt could not be answered, even alone."""
-        check_asked(prompt, self._ensemble, self.window)
+        check_prompt(prompt.tokens, self._ensemble.vocab_size, self._ensemble.tokenizer)
+        check_window(self.window, len(prompt.tokens), prompt.max_tokens)
 
     def room(self, waiting: Sequence[Prompt]) -> int:
         """Return how many of the waiting prompts, from the first, should join now."""
