@@ -89,8 +89,7 @@ docs: $(VENV)/.docs
 	@echo "wrote build/docs/index.html"
 
 # The proofs as one document: build/docs/proofs.pdf, by pandoc and typst.
-THEORY := ../concepts/guarantees.md $(addsuffix .md,pmixed adapmixed clipped-mixing \
-          clipped-log-pool bounded-range per-shard-budgets numerics errata)
+THEORY = ../concepts/guarantees.md $(shell sed -n 's,^theory/\(.*\),\1.md,p' docs/index.md)
 cited = $(shell sed -n 's/^$(1): //p' CITATION.cff)
 
 proofs: $(VENV)/.proofs

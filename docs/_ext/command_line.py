@@ -108,16 +108,15 @@ def _says(text: str, default: object) -> bool:
 
 def mechanisms() -> str:
     """Return a section for each mechanism: its statement, and its keys with defaults."""
-    from adapmixed.commands.mechanisms import NAMES, _classes, _keys
+    from adapmixed.commands.mechanisms import keys_of, kinds
 
     parts = []
-    for name in NAMES:
-        kind = _classes()[name]
+    for name, kind in kinds().items():
         parts += [f"### {name}", _escaped(_first(kind))]
         described = attributes(kind) | {"preset": "name of a preset of settings"}
         rows = [
             f"| `{key}` | {_default(value)} | {_escaped(described.get(key, ''))} |"
-            for key, value in _keys(name).items()
+            for key, value in keys_of(name).items()
         ]
         if rows:
             parts.append("\n".join(["| key | default | meaning |", "| --- | --- | --- |", *rows]))

@@ -5,9 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from mechanism_cases import MECHANISMS
 
 from adapmixed.cli import main
-from adapmixed.commands.mechanisms import NAMES, label_of, mechanism_of
+from adapmixed.commands.mechanisms import kinds, label_of, mechanism_of
 from adapmixed.mechanisms import (
     AdaPMixED,
     ClippedLogPool,
@@ -108,16 +109,16 @@ def test_refusals(text: str, words: str) -> None:
 def test_mechanisms_lists_names_and_keys(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["mechanisms"]) == 0
     listed = capsys.readouterr().out.splitlines()
-    assert [line.split(":")[0] for line in listed] == list(NAMES)
-    needed = {"lower": "0", "upper": "1", "epsilon": "8"}
-    for name in NAMES:
+    assert [line.split(":")[0] for line in listed] == list(kinds())
+    for name in kinds():
         assert main(["mechanisms", name]) == 0
         first, *keys = capsys.readouterr().out.splitlines()
         assert first in listed
         # The listed value is the one that is used by default.
         pairs = dict(line.strip().split("=", 1) for line in keys)
         pairs.pop("queries", None)
-        must = {key: needed[key] for key, value in pairs.items() if value == "..."}
+        case = MECHANISMS.get(name)
+        must = {key: f"{getattr(case, key)!r}" for key in pairs if pairs[key] == "..."}
         short = " ".join([name, *(f"{key}={value}" for key, value in must.items())])
         whole = " ".join([name, *(f"{key}={value}" for key, value in (pairs | must).items())])
         assert repr(made(whole)) == repr(made(short))

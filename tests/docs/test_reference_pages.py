@@ -12,7 +12,7 @@ import pytest
 from command_line import attributes, commands, mechanisms, parser_of
 from doc_pages import DOCS
 
-from adapmixed.commands.mechanisms import NAMES, _classes, _keys
+from adapmixed.commands.mechanisms import keys_of, kinds
 
 PYTHON = (DOCS / "reference" / "python.md").read_text(encoding="utf-8")
 DOCUMENTED = re.findall(r"^\.\. auto(?:class|function|exception|data):: ([\w.]+)", PYTHON, re.M)
@@ -69,9 +69,9 @@ def test_every_command_and_option_is_shown(program: str) -> None:
 
 def test_every_key_of_every_mechanism_is_shown_with_its_meaning() -> None:
     text = mechanisms()
-    for name in NAMES:
+    for name, kind in kinds().items():
         assert f"### {name}\n" in text
-        described = attributes(_classes()[name]) | {"preset": "of this page"}
-        for key in _keys(name):
+        described = attributes(kind) | {"preset": "of this page"}
+        for key in keys_of(name):
             assert f"| `{key}` |" in text
             assert described.get(key), f"{name}: {key} has no description in its class"

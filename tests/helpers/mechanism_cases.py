@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import product
 from typing import Any
 
@@ -60,6 +60,27 @@ BASELINES: dict[str, Mechanism] = {
 }
 """Their formulas are in tests/lab/baselines."""
 MECHANISMS |= BASELINES
+
+
+
+def _boxed(p: Tensor, q: Tensor, lower: float, upper: float) -> Tensor:
+    """Return clip(s p, lower q, upper q), with s from bisection such that the sum is 1."""
+    low = torch.full_like(p[..., :1], 1e-9)
+    high = 1 / low
+    for _ in range(200):
+        scale = (low * high).sqrt()
+        above = (scale * p).clamp(lower * q, upper * q).sum(-1, keepdim=True) > 1
+        low, high = torch.where(above, low, scale), torch.where(above, scale, high)
+    return (low * p).clamp(lower * q, upper * q)
+
+
+FORMULAS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "clipped-mixing": lambda p, q: _boxed(p, q, 0.6, 1.7).mean(0),
+    "clipped-log-pool": lambda p, q: (
+        (q.log() + 1.5 * (p.log() - q.log()).clamp(-0.5, 0.5).mean(0)).softmax(-1)
+    ),
+}
+"""What is answered from, (B, V), by the members' p, (N, B, V), and q, unless weights give it."""
 
 MODELS, VOCAB = 3, 6
 

@@ -9,7 +9,7 @@ import mpmath
 import pytest
 import torch
 from exact import log_probs, mean, members, settled
-from mechanism_cases import BASELINES, MECHANISMS, every, logits, propose
+from mechanism_cases import BASELINES, FORMULAS, MECHANISMS, every, logits, propose
 from torch import Tensor
 
 import adapmixed_ext as ops
@@ -46,34 +46,14 @@ def test_what_is_scored_what_is_sampled_and_what_is_charged_is_one_distribution(
         return
     if name in BASELINES:
         return
-    if name.startswith("clipped"):
-        return _by_formula(name, private, public, found)
+    if name in FORMULAS:
+        expected = FORMULAS[name](private.double().softmax(-1), public.double().softmax(-1))
+        return torch.testing.assert_close(found, expected, rtol=1e-6, atol=0.0)
+    assert hasattr(proposal._proposed.projection, "weight"), f"FORMULAS needs that of {name}"
     for b in range(12):
         exact = mean(members(proposal, b)[0])
         expected = torch.tensor([float(x) for x in exact], dtype=torch.float64)
         torch.testing.assert_close(found[b], expected, rtol=1e-12, atol=0.0)
-
-
-def _by_formula(name: str, private: Tensor, public: Tensor, found: Tensor) -> None:
-    q = public.double().softmax(1)
-    if name == "clipped-log-pool":
-        logs = private.double().log_softmax(2) - q.log()
-        ratio = (logs.clamp(-0.5, 0.5).mean(0) * 1.5).exp()
-        expected = q * ratio / (q * ratio).sum(1, keepdim=True)
-    else:
-        expected = torch.stack([_boxed(row.double().softmax(1), q) for row in private]).mean(0)
-    torch.testing.assert_close(found, expected, rtol=1e-6, atol=0.0)
-
-
-def _boxed(p: Tensor, q: Tensor) -> Tensor:
-    """Return clip(s p, 0.6 q, 1.7 q), with s from bisection such that the sum is 1."""
-    low, high = torch.full((len(p), 1), 1e-9), torch.full((len(p), 1), 1e9)
-    low, high = low.double(), high.double()
-    for _ in range(200):
-        scale = (low * high).sqrt()
-        above = (scale * p).clamp(0.6 * q, 1.7 * q).sum(1, keepdim=True) > 1
-        low, high = torch.where(above, low, scale), torch.where(above, scale, high)
-    return (low * p).clamp(0.6 * q, 1.7 * q)
 
 
 @every

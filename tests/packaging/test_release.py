@@ -49,13 +49,6 @@ def test_the_version_stands_in_one_place() -> None:
         assert field in entry
 
 
-def test_the_citable_document_holds_every_page_of_the_theory() -> None:
-    pattern = r"^THEORY := \S+ \$\(addsuffix \.md,(.*?)\)$"
-    (listed,) = re.findall(pattern, read("Makefile"), re.M | re.S)
-    pages = re.findall(r"^theory/(\S+)$", read("docs/index.md"), re.M)
-    assert listed.replace("\\", "").split() == pages
-
-
 def test_the_library_needs_these_packages_alone() -> None:
     names = {re.split(r"[^\w-]", line)[0] for line in PROJECT["project"]["dependencies"]}
     assert names == LIBRARY

@@ -11,7 +11,7 @@ import inspect
 import json
 import shlex
 from collections.abc import Mapping, Sequence
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,7 +24,6 @@ if TYPE_CHECKING:
 
 PLAN_VERSION = 1  # of a saved plan
 BASELINES = ("public", "unprotected", "unprotected-pool")
-NAMES = ("adapmixed", "pmixed", "clipped-mixing", "clipped-log-pool", *BASELINES)
 
 _PAPER = {"adapmixed": {"order": 18.0, "target_leakage": 0.2}, "pmixed": {"order": 3.0}}
 """Defaults of the command line alone: the paper's settings."""
@@ -33,6 +32,9 @@ CHOOSING = (
     "Settings may be chosen by a public rule, or on a stand-in ensemble trained on public text of "
     "the same\nkind. Private members must not choose them, on whatever text: nothing charges that."
 )
+
+_UNDER_BUDGET = {"clipped-mixing": {"order": 8.0}}
+"""Defaults of the command line alone under a budget of every shard."""
 
 _GIVEN = {"delta": "use --delta"}
 """Arguments in Python that have their own option on the command line."""
@@ -74,18 +76,18 @@ def add_mechanism_options(parser: argparse.ArgumentParser, *, several: bool = Fa
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of the command."""
     parser.add_argument(
-        "name", nargs="?", choices=NAMES, help="mechanism whose keys to list (default: list names)"
+        "name", nargs="?", help="mechanism whose keys to list (default: list names)"
     )
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Print all mechanisms, or one mechanism with its keys."""
-    for name in NAMES if arguments.name is None else (arguments.name,):
-        kind = _classes()[name]
+    for name in kinds() if arguments.name is None else (arguments.name,):
+        kind = _kind("name", name)
         first = (inspect.getdoc(kind) or "").split("\n\n")[0]
         print(f"{name}: {' '.join(first.split())}")
         if arguments.name is not None:
-            for key, default in _keys(name).items():
+            for key, default in keys_of(name).items():
                 print(f"  {key}={'none' if default in (None, ()) else default}")
     return 0
 
@@ -145,24 +147,23 @@ def mechanism_of(
 
     if text is None:
         raise ValueError(
-            "--mechanism must be given, or --plan: clipped-log-pool, clipped-mixing and pmixed "
-            "have an epsilon that is fixed in advance, that of adapmixed is private, that of "
-            "public is 0, and unprotected and unprotected-pool have none"
+            "--mechanism must be given, or --plan: 'adapmixed mechanisms' lists them, with the "
+            "guarantee of each"
         )
     name, given = _parsed(text)
-    kind: Any = _classes()[name]
-    known = _keys(name)
+    kind: Any = kinds()[name]
+    known = keys_of(name)
     preset = given.pop("preset", None)
     settings = given if preset is not None else _PAPER.get(name, {}) | given
     if "delta" in {one.name for one in dataclasses.fields(kind)}:
         settings["delta"] = delta
-    without_budget = epsilon is None or name == "pmixed"  # no budget of shards replaces its plan
-    if without_budget and "queries" in known and "queries" not in given:
+    planned = epsilon is None or _always_planned(kind)
+    if planned and "queries" in known and "queries" not in given:
         if ledger:
-            raise ValueError(_needs_plan(name, queries))
+            raise ValueError(_needs_plan(kind, queries))
         settings["queries"] = queries
-    if name == "clipped-mixing" and epsilon is not None:
-        settings.setdefault("order", 8.0)
+    if epsilon is not None:
+        settings = _UNDER_BUDGET.get(name, {}) | settings
     if name == "pmixed":
         settings.setdefault("adjacency", way)
     missing = [key for key, value in known.items() if value == "..." and key not in settings]
@@ -180,10 +181,17 @@ def mechanism_of(
     return found
 
 
-def _needs_plan(name: str, queries: int | None) -> str:
+def _always_planned(kind: Any) -> bool:
+    """Return whether no budget of shards can replace a plan."""
+    fields = dataclasses.fields(kind)
+    return any(one.name == "queries" and one.default is dataclasses.MISSING for one in fields)
+
+
+def _needs_plan(kind: Any, queries: int | None) -> str:
     """Return why a ledger needs a plan for more than the tokens of one run."""
+    name = kind.name
     choices = f"queries= in --mechanism {name}, the number of tokens of all runs"
-    if name != "pmixed":
+    if not _always_planned(kind):
         choices = f"--epsilon, a budget for any number of tokens, or {choices}"
     if queries is None:
         return f"--ledger needs {choices}: a server does not know how many tokens it will answer"
@@ -198,10 +206,8 @@ def _parsed(text: str) -> tuple[str, dict[str, Any]]:
         name, *words = shlex.split(text)
     except ValueError:
         raise ValueError(f"--mechanism must be 'NAME KEY=VALUE ...', got {text!r}") from None
-    if name not in NAMES:
-        raise ValueError(f"--mechanism must be one of {', '.join(NAMES)}, got {name!r}")
-    types = types_of(_classes()[name])
-    types = {key: types.get(key, "str | None") for key in _keys(name)}
+    types = types_of(_kind("--mechanism", name))
+    types = {key: types.get(key, "str | None") for key in keys_of(name)}
     return name, settings_of(f"--mechanism {name}", words, types, _GIVEN)
 
 
@@ -249,24 +255,24 @@ def _value(name: str, annotation: str, text: str) -> Any:
         raise ValueError(f"{name} must be {wanted}, got {text!r}") from None
 
 
-def _classes() -> dict[str, type[Mechanism]]:
+@cache
+def kinds() -> dict[str, type[Mechanism]]:
+    """Return the classes of all mechanisms by name."""
     from adapmixed import mechanisms
 
-    kinds = (
-        mechanisms.AdaPMixED,
-        mechanisms.PMixED,
-        mechanisms.ClippedMixing,
-        mechanisms.ClippedLogPool,
-        mechanisms.PublicOnly,
-        mechanisms.Unprotected,
-        mechanisms.UnprotectedPool,
-    )
-    return {kind.name: kind for kind in kinds}
+    found = (getattr(mechanisms, name) for name in mechanisms.__all__)
+    return {kind.name: kind for kind in found if hasattr(kind, "name")}
 
 
-def _keys(name: str) -> dict[str, Any]:
+def _kind(option: str, name: str) -> type[Mechanism]:
+    if name not in kinds():
+        raise ValueError(f"{option} must be one of {', '.join(kinds())}, got {name!r}")
+    return kinds()[name]
+
+
+def keys_of(name: str) -> dict[str, Any]:
     """Return the keys of a mechanism with their defaults; "..." stands for no default."""
-    kind: Any = _classes()[name]
+    kind: Any = kinds()[name]
     found: dict[str, Any] = {"preset": None} if name == "adapmixed" else {}
     for one in dataclasses.fields(kind):
         if one.init and one.name not in _GIVEN:

@@ -39,7 +39,7 @@ Loss = Literal["data-dependent", "fixed"]
 
 @dataclass(frozen=True)
 class AdaPMixED(Mechanism):
-    """Mixing within a Rényi ball around the public distribution, after a noisy screening.
+    """Mixing within a Rényi ball after a noisy screening, with a data-dependent, private ε.
 
     Algorithm 1 of the paper. A query that fails the screening is answered from q (lines 1–8).
     Otherwise every member's distribution becomes p̄_i = λ_i p_i + (1 − λ_i) q with the largest λ_i
