@@ -29,7 +29,7 @@ from adapmixed.mechanisms import (
     PublicOnly,
     Unprotected,
 )
-from adapmixed.ranks import Group, joined
+from adapmixed.ranks import Ranks, joined
 
 TIMEOUT = 20.0
 
@@ -60,7 +60,7 @@ def free_port() -> int:
 
 def started(
     world: int,
-    work: Callable[[Group], object],
+    work: Callable[[Ranks], object],
     folder: Path,
     timeout: float = TIMEOUT,
     missing: int = 0,
@@ -76,7 +76,7 @@ def started(
         found: object
         try:
             with joined(timeout_seconds=timeout) as ranks:
-                assert isinstance(ranks, Group)
+                assert not ranks.alone
                 found = work(ranks)
         except (ValueError, RuntimeError) as error:
             found = error
@@ -118,7 +118,7 @@ def result(folder: Path, rank: int) -> Any:
     return pickle.loads((folder / f"rank-{rank}").read_bytes())
 
 
-def in_ranks(world: int, work: Callable[[Group], object], folder: Path) -> list[Any]:
+def in_ranks(world: int, work: Callable[[Ranks], object], folder: Path) -> list[Any]:
     """Return the result of the work on each rank, or its ValueError or RuntimeError."""
     children = started(world, work, folder)
     assert [status_of(child) for child in children] == [0] * world

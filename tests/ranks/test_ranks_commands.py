@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 import torch
 from processes import until
-from rank_cases import Group, commands, free_port, in_ranks, said, status_of, write_models
+from rank_cases import commands, free_port, in_ranks, said, status_of, write_models
 from safetensors.torch import load_file, save_file
 
 import adapmixed.ensemble.members
@@ -23,6 +23,7 @@ from adapmixed.cli import main
 from adapmixed.ensemble import Ensemble
 from adapmixed.ensemble.members import read_adapters
 from adapmixed.privacy import read_ledger
+from adapmixed.ranks import Ranks
 
 TEXT = "The value of an expression is the value of its parts. " * 3
 POOL = ["--mechanism", "clipped-log-pool lower=-0.5 upper=1 scale=2"]
@@ -45,7 +46,7 @@ def options(models: Path) -> list[str]:
 def test_members_are_loaded_by_the_ranks_that_have_them(models: Path, tmp_path: Path) -> None:
     ids = torch.tensor([[5, 6, 7, 8, 9, 10]])
 
-    def work(ranks: Group) -> Any:
+    def work(ranks: Ranks) -> Any:
         read: list[str] = []
 
         def noted(model: Any, folders: list[Path]) -> Any:
@@ -83,7 +84,7 @@ def test_ranks_with_different_files_are_refused(models: Path, tmp_path: Path) ->
     halved = {name: value / 2 for name, value in weights.items()}
     save_file(halved, other / "model.safetensors", metadata={"format": "pt"})
 
-    def work(ranks: Group) -> None:
+    def work(ranks: Ranks) -> None:
         base = models / "base" if ranks.is_main else other
         Ensemble.from_pretrained(base, models / "ensemble", ranks=ranks)
 

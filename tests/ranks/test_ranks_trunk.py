@@ -8,11 +8,12 @@ from typing import Any
 
 import pytest
 import torch
-from rank_cases import Group, in_ranks
+from rank_cases import in_ranks
 from tiny_models import adapted_layers, tiny_model, write_adapter
 from torch import Tensor
 
 from adapmixed.ensemble import Ensemble, Manifest, write_manifest
+from adapmixed.ranks import Ranks
 
 HEAD, LAST = ["lm_head"], ["h.1.attn.c_attn", "h.1.mlp.c_fc"]
 KINDS: dict[str, list[list[str] | None]] = {  # None: a missing member
@@ -57,7 +58,7 @@ def test_ranks_answer_as_one_process(kind: str, tmp_path: Path) -> None:
     def load(**ranks: Any) -> Ensemble:
         return Ensemble.from_pretrained(tmp_path / "base", tmp_path / "ensemble", **ranks)
 
-    def work(ranks: Group) -> Any:
+    def work(ranks: Ranks) -> Any:
         ensemble = load(ranks=ranks)
         # Give each process its own logits, as if matrix products of other sizes rounded otherwise.
         head = ensemble.output_layer.base
