@@ -98,6 +98,10 @@ def test_every_family_and_trunk(
     ]
     ensemble = Ensemble.from_pretrained(base, folders)
     assert str(ensemble.trunk).startswith(trunk)
+    if modules:  # the cache is as large as it is counted; test_families.py has all families
+        ensemble.forward(TOKENS, None, cache := ensemble.new_cache())
+        layers = [one.keys.nbytes + one.values.nbytes for one in cache.layers]
+        assert ensemble.cache_bytes(len(TOKENS), POSITIONS) == sum(layers) + max(layers)
     lively(ensemble, rtol=2e-5)
 
 

@@ -22,8 +22,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from adapmixed.ensemble.cache import cache_argument, keep_rows, key_value_cache, written_layers
-from adapmixed.ensemble.ensemble import Ensemble
-from adapmixed.ensemble.forward import masking
+from adapmixed.ensemble.ensemble import Ensemble, masking
 from adapmixed.ensemble.lora import Adapter
 from adapmixed.ensemble.members import fingerprint
 from adapmixed.ensemble.public_model import base_files, load_base
@@ -108,7 +107,7 @@ class PromptEnsemble(Ensemble):
         model_name = fingerprint(base, (), base_files(base) if local else {}, commit)
         self._public = [model_name, describe.strip(), plain, longest]
         # A window that slides counts, because it would count the padding.
-        sliding = [window for _, _, window in self._cached_bytes]
+        sliding = [window for _, _, window in self._cached_layers]
         limits = [one for one in (self.max_positions, *sliding) if one is not None]
         self._window = min(limits, default=None)
         self._fill([None] * records)
@@ -161,7 +160,7 @@ class PromptEnsemble(Ensemble):
 
     @torch.no_grad()
     def new_cache(self, positions: int = 0, batch: int = 1, chunk: int = 1) -> Any:
-        """Return a cache that holds the prompts; see `Forward`."""
+        """Return a cache that holds the prompts; see `Ensemble`."""
         if self._slots is None:
             return super().new_cache(positions, batch, chunk)
         first, rows = len(self._common), len(self._slots)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from adapmixed.ensemble.forward import DEFAULT_MEMORY_BYTES
+from adapmixed.ensemble.ensemble import DEFAULT_MEMORY_BYTES
 from adapmixed.generation.text import left_padded
 from adapmixed.limits import DEFAULT_ACTIVE, check_count
 from adapmixed.mechanisms import Mechanism
