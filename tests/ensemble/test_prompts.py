@@ -162,7 +162,7 @@ def test_memory_counts_the_prompts_of_all_members() -> None:
         ({"records": []}, "records must be"),
         ({"records": ["w1", ""]}, "records must hold text"),
         ({"longest": 0}, "longest must be an integer >= 1"),
-        ({"longest": 90}, "input must have at most"),
+        ({"longest": 90}, "longest must .* window of 64 positions, got 90, with which .* take 97"),
         ({"tokenizer": None}, "base must have a tokenizer"),
     ],
 )

@@ -124,10 +124,13 @@ class Ensemble:
             ValueError: if there are no adapters, if tokenizer and model do not fit, or if an
                 ensemble cannot be built on the model (docs/reference/supported-models.md).
         """
+        from adapmixed.ensemble.cache import cache_argument
+
         # Hooks at the end of the trunk store the shapes of the current pass.
         self._lock = threading.Lock()
         self.num_models = check_models(len(adapters) if num_models is None else num_models)
         check_model(model, tokenizer)
+        self._cache_argument = cache_argument(model)
         text_config = model.config.get_text_config()
         vocab_size = int(text_config.vocab_size)
         check_vocabulary(vocab_size, "model")
@@ -496,9 +499,7 @@ class Ensemble:
         copies = layer.num_models + 1 if self.trunk.repeats_input else 1
         arguments: dict[str, Any] = {"input_ids": ids.repeat(copies, 1)}
         if cache is not None:
-            from adapmixed.ensemble.cache import cache_argument
-
-            arguments[cache_argument(self.model)] = cache
+            arguments[self._cache_argument] = cache
         arguments |= self._masking(arguments["input_ids"], mask, cache)
         with self._lock:
             layer.active, layer.room = active, None if self._scales_logits else room

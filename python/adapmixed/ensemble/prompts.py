@@ -109,8 +109,14 @@ class PromptEnsemble(Ensemble):
         # A window that slides counts, because it would count the padding.
         sliding = [window for _, _, window in self._cached_layers]
         limits = [one for one in (self.max_positions, *sliding) if one is not None]
-        self._window = min(limits, default=None)
         self._fill([None] * records)
+        if limits:
+            self.max_positions = min(limits) - self.begun
+            if len(self.opening) > self.max_positions:
+                raise ValueError(
+                    f"longest must leave room in the base's window of {min(limits)} positions, got "
+                    f"{longest}, with which prompts take {self.begun + len(self.opening)} of them"
+                )
 
     def filled(self, records: Sequence[str | None]) -> PromptEnsemble:
         """Return this ensemble with other records; the model is shared.
@@ -148,8 +154,6 @@ class PromptEnsemble(Ensemble):
             slots[row, -len(shown) :], mask[row, -len(shown) :] = shown, 1
         self._slots, self._mask = slots.to(self.device), mask.to(self.device)
         self.zero_members = tuple(i for i, record in enumerate(records) if record is None)
-        self.max_positions = None if self._window is None else self._window - self.begun
-        self.check_length(len(self.opening))
         told = json.dumps([self._public, list(records)])
         self.fingerprint = hashlib.sha256(told.encode()).hexdigest()
 
