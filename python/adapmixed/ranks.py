@@ -179,9 +179,17 @@ class Ranks:
             return make()
         found = torch.empty(shape, dtype=dtype, device=device)
         if self.is_main:
-            made = self._made(make)
-            assert made.shape == found.shape and made.dtype == dtype
-            found.copy_(made)
+            self._check_unbroken()
+            try:
+                made = make()
+                assert made.shape == found.shape and made.dtype == dtype
+                found.copy_(made)
+            except BaseException as error:  # after which the others wait in vain
+                self._broken.append(
+                    f"rank 0 raised {type(error).__name__} while the others waited for its answer: "
+                    "the run is over and nothing more is released; what was charged stays charged"
+                )
+                raise
         self._run(lambda: dist.broadcast(_as_bytes(found), src=0))
         return found
 
@@ -208,18 +216,6 @@ class Ranks:
                         f"ranks must agree on {name}, but rank {rank} differs from rank 0 (here, "
                         f"rank {self.rank} has {texts.get(name, 'nothing')[:200]})"
                     )
-
-    def _made(self, make: Callable[[], Tensor]) -> Tensor:
-        """Return what the main process tells. After an error the others wait in vain."""
-        self._check_unbroken()
-        try:
-            return make()
-        except BaseException as error:
-            self._broken.append(
-                f"rank 0 raised {type(error).__name__} while the others waited for its answer: the "
-                "run is over and nothing more is released; what was charged stays charged"
-            )
-            raise
 
     def _share(self, num_models: int, rank: int) -> slice:
         """Return the slice of the members that one process holds."""

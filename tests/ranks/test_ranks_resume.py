@@ -28,7 +28,7 @@ TOKENS = torch.randint(3, 60, (80,), generator=torch.Generator().manual_seed(5))
 @pytest.fixture(scope="module")
 def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("models")
-    write_models(folder, members=3, zero=2)
+    write_models(folder)
     return folder
 
 

@@ -139,7 +139,8 @@ class Ensemble:
         adapted = merged_layers([one.layers for one in adapters]) if adapted is None else adapted
         self.trunk = find_trunk(model, adapted)
         head = head_name(model)
-        stack_adapters(model, adapters, adapted, head=head)
+        below = {name: adapted[name] for name in adapted if name != head}
+        stack_adapters(model, adapters, below)
         base, heads = model.get_submodule(head), None
         if head in adapted:
             updates = [adapter.updates.get(head) for adapter in adapters]

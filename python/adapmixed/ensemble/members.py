@@ -232,47 +232,56 @@ def read_adapters(model: Any, folders: Sequence[Path]) -> list[Adapter]:
         ValueError: if an adapter does not fit the model or is not plain LoRA, for instance another
             peft type, DoRA, biases or extra trained modules.
     """
-    modules = dict(model.named_modules())
+    modules, found = dict(model.named_modules()), []
     targeted: dict[str, set[str]] = {}  # by the settings, which members mostly share
-    return [_read(model, modules, path, targeted) for path in folders]
+    for path in folders:
+        raw, config = _read_config(path)
+        content = _weights_file(path).read_bytes()
+        try:
+            updates = _updates(model, modules, config, content)
+            _check_targets(config, modules, set(updates), targeted)
+        except ValueError as error:
+            raise ValueError(f"{path}: {error}") from error
+        found.append(Adapter(updates, config.base_model_name_or_path, _digest(raw, content)))
+    return found
 
 
-def _read(
-    model: Any, modules: Mapping[str, Any], path: Path, targeted: dict[str, set[str]]
-) -> Adapter:
+def _updates(
+    model: Any, modules: Mapping[str, Any], config: Any, content: bytes
+) -> dict[str, Update]:
+    """Return the update of every layer in the content of a weights file."""
     from safetensors import SafetensorError
     from safetensors.torch import load
 
-    raw, config = _read_config(path)
-    content = _weights_file(path).read_bytes()
     try:
         weights: dict[str, Tensor] = load(content)
     except SafetensorError as error:
-        raise ValueError(f"{path} must have a readable safetensors file: {error}") from error
+        raise ValueError(f"weights must be a readable safetensors file: {error}") from error
     pairs: dict[str, dict[str, Tensor]] = {}
     for key, value in weights.items():
         match = _LORA_WEIGHT.fullmatch(key)
-        if match is None and _is_copy_of_base(path, model, key, value):
+        if match is None and _is_copy_of_base(model, key, value):
             continue
         if match is None:
             raise ValueError(
-                f"{path}: weights must be lora_A and lora_B of linear layers, got {key} with "
+                f"weights must be lora_A and lora_B of linear layers, got {key} with "
                 f"target_modules={config.target_modules!r}"
             )
         pair = pairs.setdefault(match[1], {})
         if match[2] in pair:
-            raise ValueError(f"{path}: weights must be of one adapter, got {key} besides another")
+            raise ValueError(f"weights must be of one adapter, got {key} besides another")
         pair[match[2]] = value
-    head = model.get_output_embeddings()
     updates: dict[str, Update] = {}
     for name, pair in sorted(pairs.items()):
         if name not in modules:
-            raise ValueError(f"{path}: the adapter adapts {name}, which the base does not have")
-        if modules[name] is head and "B" in pair:
-            _check_rows(path, f"lora_B of {name}", pair["B"], modules[name].weight)
-        updates[name] = _update(path, config, name, modules[name], pair)
-    _check_targets(path, config, modules, set(updates), targeted)
-    return Adapter(updates, config.base_model_name_or_path, _digest(raw, content))
+            raise ValueError(f"the adapter adapts {name}, which the base does not have")
+        if modules[name] is model.get_output_embeddings() and "B" in pair:
+            _check_rows(f"lora_B of {name}", pair["B"], modules[name].weight)
+        try:
+            updates[name] = _update(config, name, modules[name], pair)
+        except ValueError as error:
+            raise ValueError(f"{name}: {error}") from error
+    return updates
 
 
 def _read_config(path: Path) -> tuple[dict[str, Any], Any]:
@@ -310,18 +319,13 @@ def _read_config(path: Path) -> tuple[dict[str, Any], Any]:
     return raw, config
 
 
-def _update(
-    path: Path, config: Any, name: str, layer: nn.Module, pair: Mapping[str, Tensor]
-) -> Update:
+def _update(config: Any, name: str, layer: nn.Module, pair: Mapping[str, Tensor]) -> Update:
     """Return (A, scale * B) of one layer, of shapes (in, r) and (r, out), fp32."""
     from peft.utils.other import get_pattern_key
 
-    try:
-        size_in, size_out = layer_shape(layer)
-    except ValueError as error:
-        raise ValueError(f"{path}: {name}: {error}") from error
+    size_in, size_out = layer_shape(layer)
     if set(pair) != {"A", "B"}:
-        raise ValueError(f"{path}: {name} must have lora_A and lora_B, got only lora_{min(pair)}")
+        raise ValueError(f"weights must be lora_A and lora_B, got only lora_{min(pair)}")
     rank, alpha = (
         special.get(get_pattern_key(special, name), usual)
         for special, usual in (
@@ -330,26 +334,22 @@ def _update(
         )
     )
     if type(rank) is not int or rank < 1 or type(alpha) not in (int, float):
-        raise ValueError(f"{path}: {name}: rank and alpha must be numbers, got {rank!r}, {alpha!r}")
+        raise ValueError(f"rank and alpha must be numbers, got {rank!r}, {alpha!r}")
     a, b = pair["A"].to(torch.float32), pair["B"].to(torch.float32)
     if tuple(a.shape) != (rank, size_in) or tuple(b.shape) != (size_out, rank):
         raise ValueError(
-            f"{path}: {name}: lora_A and lora_B must have shapes {(rank, size_in)} and "
+            f"lora_A and lora_B must have shapes {(rank, size_in)} and "
             f"{(size_out, rank)} with {rank} of r or rank_pattern, got {tuple(a.shape)} and "
             f"{tuple(b.shape)}"
         )
     up = b * (alpha / (math.sqrt(rank) if config.use_rslora else rank))
     if not all(map(torch.isfinite, (*a.aminmax(), *up.aminmax()))):
-        raise ValueError(f"{path}: {name}: the adapter's weights must be finite")
+        raise ValueError("the adapter's weights must be finite")
     return a.T.contiguous(), up.T
 
 
 def _check_targets(
-    path: Path,
-    config: Any,
-    modules: Mapping[str, nn.Module],
-    found: set[str],
-    targeted: dict[str, set[str]],
+    config: Any, modules: Mapping[str, nn.Module], found: set[str], targeted: dict[str, set[str]]
 ) -> None:
     """Check that the weights are those of the targeted layers."""
     from peft.tuners.tuners_utils import check_target_module_exists
@@ -362,12 +362,12 @@ def _check_targets(
         targeted[key] = set(filter(partial(check_target_module_exists, config), modules))
     if difference := sorted(found ^ targeted[key]):
         raise ValueError(
-            f"{path}: target_modules {config.target_modules!r} and the weights must agree, got a "
+            f"target_modules {config.target_modules!r} and the weights must agree, got a "
             f"difference at {difference[0]}"
         )
 
 
-def _is_copy_of_base(path: Path, model: nn.Module, key: str, value: Tensor) -> bool:
+def _is_copy_of_base(model: nn.Module, key: str, value: Tensor) -> bool:
     """Return whether a tensor is the base's own; peft stores some of them with adapted heads.
 
     Raises:
@@ -378,9 +378,9 @@ def _is_copy_of_base(path: Path, model: nn.Module, key: str, value: Tensor) -> b
     if own is None:
         return False
     if own.ndim == 2 and own.shape[1:] == value.shape[1:]:
-        _check_rows(path, key, value, own)
+        _check_rows(key, value, own)
     if own.shape != value.shape or not _are_roundings(own.detach().cpu(), value):
-        raise ValueError(f"{path}: {key} must equal the base's weights, which all members share")
+        raise ValueError(f"{key} must equal the base's weights, which all members share")
     return True
 
 
@@ -404,11 +404,11 @@ def _are_roundings(own: Tensor, copy: Tensor) -> bool:
     )
 
 
-def _check_rows(path: Path, key: str, found: Tensor, own: Tensor) -> None:
+def _check_rows(key: str, found: Tensor, own: Tensor) -> None:
     """Raise ValueError if a tensor with a row for each token has other rows than the base."""
     if len(found) != len(own):
         raise ValueError(
-            f"{path}: {key} must have the {len(own)} rows of the base, got {len(found)}: the "
+            f"{key} must have the {len(own)} rows of the base, got {len(found)}: the "
             "adapter was trained with resized embeddings, which members cannot share; train it "
             "without resize_token_embeddings"
         )
@@ -518,16 +518,13 @@ def check_tokenizers(folders: Sequence[Path], tokenizer: Any, base: str, vocab_s
         ValueError: if a tokenizer differs; the message names the folder, the base and the
             difference.
     """
-    seen: set[str] = set()
+    seen: set[tuple[tuple[str, bytes], ...]] = set()
     for folder in folders if tokenizer is not None else ():
-        found = [folder / name for name in TOKENIZER_FILES if (folder / name).is_file()]
-        digest = hashlib.sha256()
-        for file in found:
-            content = file.read_bytes()
-            digest.update(f"{file.name} {len(content)}\n".encode() + content)
-        if not found or digest.hexdigest() in seen:
+        files = [folder / name for name in TOKENIZER_FILES if (folder / name).is_file()]
+        content = tuple((file.name, file.read_bytes()) for file in files)
+        if not content or content in seen:
             continue
-        seen.add(digest.hexdigest())
+        seen.add(content)
         difference = _difference(folder, tokenizer, vocab_size)
         if difference is not None:
             raise ValueError(

@@ -112,16 +112,11 @@ def check_base(base: Any) -> None:
             raise ValueError(f"base must be an existing folder or a hub name, got {name!r}{why}")
         return
     for file, kind in ((FILE_NAME, "an ensemble"), (ADAPTER_CONFIG, "an adapter")):
-        if (local / file).is_file() and not is_model(local):
+        if (local / file).is_file() and not (local / _CONFIG).is_file():
             raise ValueError(
                 f"base must be a public model, got {name} with {file} but no {_CONFIG}, "
                 f"which is {kind}: base and folder may be swapped"
             )
-
-
-def is_model(folder: Path) -> bool:
-    """Return whether a folder holds a model."""
-    return (folder / _CONFIG).is_file()
 
 
 @contextmanager
@@ -334,21 +329,17 @@ def check_names(source: str | None, names: Mapping[str, str | None]) -> None:
         names: `base_model_name_or_path` of each adapter; empty or None if unknown.
 
     Raises:
-        ValueError: if an adapter names another base.
+        ValueError: if two names differ.
     """
-    named = [(adapter, name) for adapter, name in names.items() if name]
-    for adapter, name in named:
-        if last_part(name) != last_part(named[0][1]):
+    named = [(who, name) for who, name in (("base", source), *names.items()) if name]
+    for who, name in named:
+        first, expected = named[0]
+        if last_part(name) != last_part(expected):
             raise ValueError(
-                f"adapters must share one base: {named[0][0]} names {named[0][1]!r}, but {adapter} "
-                f"{name!r}"
+                f"base must be the one that all adapters were trained on, got {expected!r} "
+                f"({first}) and {name!r} ({who}); if only the names differ, record base_files in "
+                "ensemble.json"
             )
-    if source and named and last_part(named[0][1]) != last_part(source):
-        raise ValueError(
-            f"base must be the one that the adapters were trained on: {named[0][0]} names "
-            f"{named[0][1]!r}, got {source!r} (if only the names differ, record base_files in "
-            "ensemble.json)"
-        )
 
 
 def last_part(name: str) -> str:
