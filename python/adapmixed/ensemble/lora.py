@@ -138,9 +138,9 @@ def stack_adapters(
         try:
             base = model.get_submodule(name)
         except AttributeError as error:
-            full = [one for one, _ in model.named_modules() if one.endswith(f".{name}")]
-            hint = f": a full name is needed, such as {full[0]!r}" if full else ""
-            raise ValueError(f"adapted must name layers of the base, got {name!r}{hint}") from error
+            raise ValueError(
+                f"adapted must name layers of the base by their full names, got {name!r}"
+            ) from error
         updates = [adapter.updates.get(name) for adapter in adapters]
         model.set_submodule(name, BatchedLoRA(base, updates, max(adapted[name])))
 

@@ -23,7 +23,7 @@ from torch.nn.functional import pad
 
 from adapmixed.ensemble.cache import cache_argument, keep_rows, key_value_cache, written_layers
 from adapmixed.ensemble.ensemble import Ensemble, masking
-from adapmixed.ensemble.lora import Adapter
+from adapmixed.ensemble.lora import MISSING
 from adapmixed.ensemble.members import fingerprint
 from adapmixed.ensemble.public_model import base_files, load_base
 from adapmixed.ensemble.vocabulary import (
@@ -94,9 +94,8 @@ class PromptEnsemble(Ensemble):
         if tokenizer is None:
             raise ValueError("base must have a tokenizer, but has none")
         model = model if device is None else model.to(device)
-        super().__init__(
-            model, [Adapter({})] * records, adapted={}, tokenizer=tokenizer, unverified=()
-        )
+        members = [MISSING] * records
+        super().__init__(model, members, adapted={}, tokenizer=tokenizer, unverified=())
         before, self._around, after = _wording(tokenizer, describe.strip(), plain)
         self.opening = self._ids(after)
         common = begun(beginning_of(tokenizer), self._ids(before))
