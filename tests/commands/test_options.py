@@ -14,7 +14,7 @@ from adapmixed.cli import main
 from adapmixed.commands import options
 from adapmixed.data import demo_base
 from adapmixed.ensemble import Ensemble
-from adapmixed.ranks import Ranks
+from adapmixed.ranks import ALONE
 from adapmixed_ext import build_info
 from adapmixed_lab.cli import main as laboratory
 
@@ -47,7 +47,7 @@ def test_the_main_process_says_that_the_hub_is_asked(
         monkeypatch.setenv("WORLD_SIZE", "2")
         arguments.base = base
         with pytest.raises(ValueError, match="loaded"):
-            options.load_ensemble(arguments, Ranks())
+            options.load_ensemble(arguments, ALONE)
         assert capsys.readouterr().err == words
 
 

@@ -13,6 +13,8 @@ from torch import Tensor
 from adapmixed.ensemble import Ensemble, Manifest, write_manifest
 
 Make = Callable[..., list[Path]]
+# One of each kind of cache, positions, attention and linear layers; `make test-slow` takes all.
+FAST = {"bloom", "gemma3_text", "gemma4_text", "gpt_bigcode", "gpt_neo", "gpt2", "llama"}
 
 
 def budget(ensemble: Ensemble, batch: int, length: int, chunk: int, last_only: bool) -> int:

@@ -26,7 +26,7 @@ from transformers import (
 )
 
 from adapmixed.ensemble import Ensemble
-from adapmixed.ensemble.forward import DEFAULT_MEMORY_BYTES
+from adapmixed.ensemble.ensemble import DEFAULT_MEMORY_BYTES
 from adapmixed.ensemble.lora import Adapter
 from adapmixed.ensemble.output_layer import LogitsRoom
 from adapmixed.generation import PrivateGenerator

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from ensemble_cases import FAST
 from families import linear_names, tiny
 from tiny_models import POSITIONS, VOCAB, write_adapter
 
@@ -73,32 +74,31 @@ def lively(ensemble: Ensemble, rtol: float) -> None:
     assert_alone(ensemble, decoder, held, rtol)
 
 
-FAST = ("gemma2",)  # with and without a sliding window
-
-
 FAMILIES = [
-    pytest.param(name, (), "", marks=[] if name in FAST else pytest.mark.slow)
+    pytest.param(name, (), "", dtype, marks=() if fast else pytest.mark.slow)
     for name in sorted(TESTED)
+    for dtype, fast in ((torch.float32, name in FAST), (torch.bfloat16, name == "gpt2"))
+    if name in FAST or dtype == torch.float32
 ]
 TRUNKS = [
-    ("gpt2", ("lm_head",), "all blocks"),
-    ("gpt2", ("h.1.attn.c_attn",), "the first 1 of 2"),
-    ("gpt2", ("c_attn",), "no block"),
+    ("gpt2", ("lm_head",), "all blocks", torch.float32),
+    ("gpt2", ("h.1.attn.c_attn",), "the first 1 of 2", torch.float32),
+    ("gpt2", ("c_attn",), "no block", torch.float32),
 ]
 
 
-@pytest.mark.parametrize(("name", "modules", "trunk"), [*FAMILIES, *TRUNKS])
+@pytest.mark.parametrize(("name", "modules", "trunk", "dtype"), [*FAMILIES, *TRUNKS])
 def test_every_family_and_trunk(
-    name: str, modules: tuple[str, ...], trunk: str, tmp_path: Path
+    name: str, modules: tuple[str, ...], trunk: str, dtype: torch.dtype, tmp_path: Path
 ) -> None:
-    base: Any = tiny(name)
+    base: Any = tiny(name).to(dtype)
     targets = list(modules) or linear_names(base)
     folders = [
         write_adapter(base, tmp_path / str(i), seed=i, target_modules=targets) for i in (1, 2)
     ]
     ensemble = Ensemble.from_pretrained(base, folders)
     assert str(ensemble.trunk).startswith(trunk)
-    lively(ensemble, rtol=2e-5)
+    lively(ensemble, rtol=2e-5 if dtype == torch.float32 else 2.0**-4)
 
 
 def test_room_is_reserved_for_those_who_are_left(

@@ -15,7 +15,7 @@ from safetensors.torch import load_file
 from tiny_models import TARGETS, VOCAB, adapted_layers, peft_logits, write_adapter
 
 from adapmixed.ensemble import Ensemble, adapter_layers, members
-from adapmixed.ensemble.members import fingerprint, member_digests, read_adapter
+from adapmixed.ensemble.members import fingerprint, member_digests, read_adapters
 
 
 def edit(folder: Path, **settings: Any) -> Path:
@@ -55,13 +55,13 @@ def test_a_copy_of_the_head_may_be_rounded_otherwise(
         for name in [name for name in weights if "base_layer" in name]:
             weights[name] = weights[name].float()
 
-    read_adapter(base, rewrite(folder, widen))
+    read_adapters(base, [rewrite(folder, widen)])
 
     def train_head(weights: dict[str, torch.Tensor]) -> None:
         next(value for name, value in weights.items() if "base_layer" in name)[7, 3] *= 1.05
 
     with pytest.raises(ValueError, match="must equal the base's weights"):
-        read_adapter(base, rewrite(folder, train_head))
+        read_adapters(base, [rewrite(folder, train_head)])
 
 
 @pytest.mark.filterwarnings("ignore")  # peft's, about saved embeddings and tied heads
@@ -95,7 +95,7 @@ def test_pickled_weights_are_refused_with_the_lines_that_convert_them(
     torch.save(strided, folder / "adapter_model.bin")
     file.unlink()
     reason = r"must be a peft folder with adapter_model.safetensors.* got adapter_model.bin.*:\n"
-    for read in (adapter_layers, lambda folder: read_adapter(base, folder)):
+    for read in (adapter_layers, lambda folder: read_adapters(base, [folder])):
         with pytest.raises(ValueError, match=reason) as caught:
             read(folder)
     _, *lines = str(caught.value).splitlines()
@@ -126,7 +126,7 @@ def test_refused_settings(
 ) -> None:
     (folder,) = make_adapters(1)
     with pytest.raises(ValueError, match=reason) as caught:
-        read_adapter(base, edit(folder, **settings))
+        read_adapters(base, [edit(folder, **settings)])
     assert str(folder) in str(caught.value)
 
 
@@ -161,9 +161,6 @@ def test_refused_weights(base: Any, make_adapters: Make) -> None:
     def embedding(weights: dict[str, torch.Tensor]) -> None:
         weights["base_model.model.transformer.wte.lora_embedding_A"] = torch.zeros(3, 61)
 
-    def empty(weights: dict[str, torch.Tensor]) -> None:
-        weights.clear()
-
     def wider(weights: dict[str, torch.Tensor]) -> None:
         for name, value in weights.items():
             weights[name] = value.repeat(1, 2) if "lora_A" in name else value
@@ -174,28 +171,29 @@ def test_refused_weights(base: Any, make_adapters: Make) -> None:
         (foreign_module, "adapts .*9.*, which the base does not have"),
         (not_finite, "must be finite"),
         (embedding, "lora_A and lora_B of linear layers"),
-        (empty, "holds no weights"),
         (wider, "must have shapes"),
     ]
     folders = make_adapters(len(cases))
     for folder, (change, reason) in zip(folders, cases, strict=True):
         with pytest.raises(ValueError, match=reason):
-            read_adapter(base, rewrite(folder, change))
+            read_adapters(base, [rewrite(folder, change)])
 
 
 def test_refused_folders(base: Any, make_adapters: Make, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="no adapter_config.json"):
-        read_adapter(base, tmp_path)
-    first, second, third = make_adapters(3)
+        read_adapters(base, [tmp_path])
+    first, second, third, empty = make_adapters(4)
     (first / "adapter_model.safetensors").unlink()
     with pytest.raises(ValueError, match="there is no adapter_model.safetensors$"):
-        read_adapter(base, first)
+        read_adapters(base, [first])
     (second / "adapter_model.safetensors").write_bytes(b"not safetensors at all")
     with pytest.raises(ValueError, match="readable safetensors"):
-        read_adapter(base, second)
+        read_adapters(base, [second])
+    with pytest.raises(ValueError, match="must hold lora_A and lora_B of linear layers"):
+        Ensemble.from_pretrained(base, [rewrite(empty, lambda weights: weights.clear())])
     (third / "adapter_config.json").write_text("{")
     with pytest.raises(ValueError, match="must be JSON"):
-        read_adapter(base, third)
+        read_adapters(base, [third])
 
 
 def test_folder_round_trip(
@@ -217,12 +215,9 @@ def test_adapted_layers_have_their_full_names(base: Any, make_adapters: Make) ->
     adapters = make_adapters(1)
     full, (rank,) = next(iter(adapted_layers(adapters).items()))
     short = full.rsplit(".", 1)[-1]
-    words = f"full names of layers, got '{short}' instead of '{full}'"
-    with pytest.raises(ValueError, match=words):
+    with pytest.raises(ValueError, match=f"full names .* adapts {full} with rank {rank}, got None"):
         Ensemble.from_pretrained(base, adapters, adapted={short: [rank]})
-    with pytest.raises(
-        ValueError, match=f"got '{short}': a full name is needed, such as '.*{short}'"
-    ):
+    with pytest.raises(ValueError, match=f"by their full names, got '{short}'"):
         Ensemble.from_pretrained(base, [None], adapted={short: [rank]})
 
 

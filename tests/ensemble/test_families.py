@@ -1,4 +1,7 @@
-"""Every family in fp32 and bf16: peft's loop, one pass, chunks, cache, padding, bits of rows."""
+"""Every family: members of all layers, of the output layer and of the last block.
+
+They equal peft's loop, every way of reading equals one pass, and rows keep their bits.
+"""
 
 from __future__ import annotations
 
@@ -8,27 +11,33 @@ from typing import Any
 
 import pytest
 import torch
+from ensemble_cases import FAST
 from families import linear_names, tiny
 from tiny_models import VOCAB, adapted_layers, peft_logits, write_adapter
 from torch import Tensor
 
 from adapmixed.ensemble import Ensemble
 from adapmixed.ensemble.cache import written_layers
+from adapmixed.ensemble.lora import block_names
 from adapmixed.ensemble.support import TESTED
+from adapmixed.ensemble.trunk import SHARES_NO_BLOCK
 
 # Tolerances relative to the largest logit. The loop multiplies the same shapes, while passes of
 # other shapes round all activations otherwise. Missing positions move logits by 0.6 of it or more.
 LOOP = {torch.float32: 1e-5, torch.bfloat16: 2.0**-6}
 PASSES = {torch.float32: 1e-5, torch.bfloat16: 2.0**-4}
-LENGTH = 9
-PADDING = 4
+LENGTH, PADDING = 9, 4
+RANKS: list[dict[str, Any]] = [{}, {}, {"r": 5, "use_rslora": True}]
+FP32, BF16 = torch.float32, torch.bfloat16
+WAYS = {"all": FP32, "all, bf16": BF16, "head": BF16, "last:1": FP32, "mixed": FP32}
 
 
 @dataclass(frozen=True)
 class Family:
-    """A tiny model and adapters of unequal rank, scale and targets; the last one has B = 0."""
+    """A tiny model, and three adapters of unequal rank and scale."""
 
     base: Any
+    kind: str
     folders: list[Path]
     ensemble: Ensemble
     ids: Tensor
@@ -37,146 +46,141 @@ class Family:
         atol = float(expected.float().abs().max()) * allowed[self.base.dtype]
         torch.testing.assert_close(found.float(), expected.float(), rtol=0, atol=atol)
 
-
-# One of each kind of cache, positions, attention and linear layers; `make test-slow` takes all.
-KINDS = {"bloom", "gemma3_text", "gemma4_text", "gpt_bigcode", "gpt_neo", "gpt2", "llama"}
-WAYS = [
-    pytest.param(
-        (name, dtype),
-        id=f"{short}-{name}",
-        marks=() if name in (KINDS if short == "fp32" else {"gpt2"}) else pytest.mark.slow,
-    )
-    for name in sorted(TESTED)
-    for dtype, short in ((torch.float32, "fp32"), (torch.bfloat16, "bf16"))
-    if name in KINDS or dtype == torch.float32
-]
+    def padded(self) -> tuple[Tensor, Tensor]:
+        """Return the ids with padding in the first sequence, and their mask."""
+        ids, mask = self.ids.clone(), torch.ones_like(self.ids)
+        ids[0, :PADDING], mask[0, :PADDING] = 9, 0
+        return ids, mask
 
 
-@pytest.fixture(scope="module", params=WAYS)
-def family(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Family:
-    name, dtype = request.param
-    base = tiny(name)
+def targets(base: Any, kind: str) -> list[list[str]]:
+    """Return the target modules of three members."""
     names = linear_names(base)
-    settings: list[dict[str, Any]] = [
-        {"target_modules": names},
-        {"target_modules": names[::2], "r": 5, "use_rslora": True},
-        {"target_modules": names, "zero": True},
-    ]
-    root = tmp_path_factory.mktemp(name)
+    if kind == "all":
+        return [names, names[::2], names]
+    prefix = f"{block_names(base)[-1]}."
+    layers = [name for name, _ in base.named_modules() if name.startswith(prefix)]
+    last = [name for name in layers if name.rpartition(".")[2] in names]
+    if kind == "mixed":
+        return [["lm_head"], last, ["lm_head", *last]]
+    return [["lm_head"] if kind == "head" else last] * 3
+
+
+@pytest.fixture(
+    scope="module",
+    params=[
+        pytest.param(
+            (name, way),
+            id=f"{name}-{way}",
+            marks=()
+            if way == "all" and name in FAST or (name, way) == ("gpt2", "all, bf16")
+            else pytest.mark.slow,
+        )
+        for name in sorted(TESTED)
+        for way in WAYS
+    ],
+)
+def family(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Family:
+    name, way = request.param
+    base, kind, root = tiny(name), way.removesuffix(", bf16"), tmp_path_factory.mktemp(name)
     folders = [
-        write_adapter(base, root / str(seed), seed=seed, **setting)
-        for seed, setting in enumerate(settings)
+        write_adapter(base, root / str(seed), seed=seed, target_modules=names, **rank)
+        for seed, (names, rank) in enumerate(zip(targets(base, kind), RANKS, strict=True))
     ]
-    base = base.to(dtype)
+    base = base.to(WAYS[way])
     ids = torch.randint(1, VOCAB, (2, LENGTH), generator=torch.Generator().manual_seed(7))
     ensemble = Ensemble.from_pretrained(base, folders, adapted=adapted_layers(folders))
-    return Family(base, folders, ensemble, ids)
+    return Family(base, kind, folders, ensemble, ids)
 
 
-def one_pass(ensemble: Ensemble, ids: Tensor, mask: Any = None, cache: Any = None) -> Tensor:
-    """Return logits (N + 1, b, t, V)."""
-    private, public, _ = ensemble.forward(ids, mask, cache)
-    return torch.cat([public[None], private])
-
-
-def passes(ensemble: Ensemble, ids: Tensor, mask: Any, chunk: int, cache: Any = None) -> Tensor:
-    """Return logits (N + 1, b, t, V), computed through a cache in chunks of `chunk` positions."""
-    cache = ensemble.new_cache() if cache is None else cache
-    parts = [
-        one_pass(
-            ensemble, ids[:, i : i + chunk], None if mask is None else mask[:, : i + chunk], cache
-        )
-        for i in range(0, ids.shape[1], chunk)
-    ]
+def read(ensemble: Ensemble, ids: Tensor, mask: Tensor | None = None, chunk: int = 0) -> Tensor:
+    """Return logits (N + 1, b, t, V) of one pass, or through a cache in chunks."""
+    cache, chunk = (ensemble.new_cache(), chunk) if chunk else (None, ids.shape[1])
+    parts = []
+    for start in range(0, ids.shape[1], chunk):
+        stop = start + chunk
+        part = None if mask is None else mask[:, :stop]
+        private, public, _ = ensemble.forward(ids[:, start:stop], part, cache)
+        parts.append(torch.cat([public[None], private]))
     return torch.cat(parts, dim=2)
 
 
+@pytest.mark.filterwarnings("ignore")
 @pytest.mark.slow
-def test_equals_peft_loop(family: Family) -> None:
+def test_equals_the_peft_loop(family: Family) -> None:
+    base, kind, trunk = family.base, family.kind, family.ensemble.trunk
+    if kind == "head":
+        assert trunk.head == "lm_head"
+    elif kind == "all":
+        assert str(trunk).startswith("no block")
+    elif base.config.model_type in SHARES_NO_BLOCK:
+        assert trunk.repeats_input  # its blocks cannot be shared
+    else:
+        assert (len(trunk.blocks), trunk.depth) == (1, len(block_names(base)))
     private, public = family.ensemble.logits(family.ids)
-    assert private.dtype == public.dtype == family.base.dtype
-    family.close(private, peft_logits(family.base, family.folders, family.ids), LOOP)
-    assert float((private[:2] - public).float().abs().amax(dim=(1, 2, 3)).min()) > 0.1
-
-
-@pytest.mark.slow
-def test_public_row_and_empty_shards_are_the_public_model_bit_by_bit(family: Family) -> None:
-    """This also holds if other members change, with padding, in chunks and in decoding."""
-    folders = family.folders
-    ensemble = family.ensemble
-    changed = [folders[1], folders[1].parent / "0", folders[2]]
-    layers = adapted_layers(changed)
-    other = Ensemble.from_pretrained(family.base, changed, adapted=layers)
-    mask = torch.ones_like(family.ids)
-    mask[0, :PADDING] = 0
-    rows = family.ids.repeat(len(folders) + 1, 1)
+    assert private.dtype == public.dtype == base.dtype
+    family.close(private, peft_logits(base, family.folders, family.ids), LOOP)
+    assert float((private - public).float().abs().amax(dim=(1, 2, 3)).min()) > 0.02
+    rows = family.ids.repeat(1 if kind == "head" else 4, 1)
     with torch.no_grad():
-        plain = family.base(input_ids=rows).logits[: len(family.ids)]
-    private, public = ensemble.logits(family.ids)
-    assert torch.equal(public, plain) and torch.equal(private[2], plain)
-    assert torch.equal(other.logits(family.ids)[1], plain)
-    for found, again in (
-        (one_pass(ensemble, family.ids, mask), one_pass(other, family.ids, mask)),
-        (passes(ensemble, family.ids, mask, 3), passes(other, family.ids, mask, 3)),
-    ):
-        live = mask.bool()
-        assert torch.equal(found[0][live], again[0][live])
-        assert torch.equal(found[3][live], found[0][live])
-        assert not torch.equal(found[1][live], again[1][live])
+        alone = base(input_ids=rows).logits[: len(family.ids)]
+    family.close(public, alone, LOOP)
+    if kind in ("all", "head"):
+        assert torch.equal(public, alone)
 
 
-def test_chunks_and_decoding_equal_one_pass(family: Family) -> None:
-    ensemble = family.ensemble
-    whole = one_pass(ensemble, family.ids)
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.slow
+def test_an_emptied_or_missing_member_changes_no_bit_of_others(
+    family: Family, tmp_path: Path
+) -> None:
+    base, full, layers = family.base, family.ensemble, adapted_layers(family.folders)
+    mask = family.padded()[1]
+    for gone in (1, 2):
+        names = targets(base, family.kind)[gone]
+        empty = write_adapter(
+            base, tmp_path / str(gone), seed=9, zero=True, target_modules=names, **RANKS[gone]
+        )
+        for stand_in in (None, empty):
+            paths: list[Path | None] = list(family.folders)
+            paths[gone] = stand_in
+            other = Ensemble.from_pretrained(base, paths, adapted=layers)
+            assert other.trunk == full.trunk
+            assert other.sequence_bytes(7) == full.sequence_bytes(7)
+            for ids, live in ((family.ids, None), (family.ids[:1], None), (family.ids, mask)):
+                for chunk in (0, LENGTH, 4):
+                    a, b = (read(one, ids, live, chunk) for one in (full, other))
+                    keep = slice(None) if live is None else live.bool()
+                    for row in range(4):
+                        expected = a[0] if row == gone + 1 else a[row]
+                        assert torch.equal(b[row][keep], expected[keep])
+                    assert not torch.equal(a[gone + 1][keep], a[0][keep])
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_every_way_of_reading_equals_one_pass(family: Family) -> None:
+    """In chunks and token by token; what is padded equals what is shorter."""
+    ensemble, ids = family.ensemble, family.ids
+    whole = read(ensemble, ids)
     for chunk in (2, 5):
-        family.close(passes(ensemble, family.ids, None, chunk), whole)
-    decoder = ensemble.decoder(family.ids[:, :3])
-    for position in range(3, LENGTH):
-        private, public, _ = decoder.logits
-        family.close(torch.cat([public[None], private]), whole[:, :, position - 1])
-        decoder.append(family.ids[:, position])
-
-
-def test_left_padding_equals_single_prompts(family: Family) -> None:
-    ensemble = family.ensemble
-    padded, mask = family.ids.clone(), torch.ones_like(family.ids)
-    padded[0, :PADDING], mask[0, :PADDING] = 9, 0
-    short = one_pass(ensemble, family.ids[:1, PADDING:])
-    full = one_pass(ensemble, family.ids[1:])
-    for found in (one_pass(ensemble, padded, mask), passes(ensemble, padded, mask, 3)):
-        family.close(found[:, :1, PADDING:], short)
-        family.close(found[:, 1:], full)
-    decoder = ensemble.decoder(padded[:, :6], attention_mask=mask[:, :6])
-    for position in range(6, LENGTH):
-        private = decoder.logits.private
-        family.close(private[:, 0], short[1:, 0, position - PADDING - 1])
-        family.close(private[:, 1], full[1:, 0, position - 1])
-        decoder.append(family.ids[:, position])
-
-
-def test_a_sequence_that_ends_leaves_the_others_as_they_were(family: Family) -> None:
-    """This holds for every kind of cache: full, few heads, sliding window; padded, and twice."""
-    ensemble = family.ensemble
-    ids = torch.cat([family.ids, family.ids.flip(0) * 5 % VOCAB])
-    mask = torch.ones_like(ids)
-    mask[1, :PADDING] = 0
-    rows, start = torch.arange(4), 6
-    whole = one_pass(ensemble, ids, mask)
-    decoder = ensemble.decoder(ids[:, :start], attention_mask=mask[:, :start])
-    for position in range(start, LENGTH):
-        private, public, _ = decoder.logits
-        family.close(torch.cat([public[None], private]), whole[:, rows, position - 1])
-        if position in (start, start + 2):
-            ended = torch.zeros(len(rows), dtype=torch.bool)
-            ended[position // 2 - 3] = True  # the first, then the second
-            decoder.drop(ended)
-            rows = rows[~ended]
+        family.close(read(ensemble, ids, None, chunk), whole)
+    parts = ensemble.iter_logits(ids, memory_bytes=ensemble.sequence_bytes(LENGTH) * 3)
+    chunks = [torch.cat([public[None], private]) for _, private, public, _ in parts]
+    family.close(torch.cat(chunks, dim=2), whole)
+    padded, mask = family.padded()
+    single, live = whole.clone(), mask.bool()
+    single[:, :1, PADDING:] = read(ensemble, ids[:1, PADDING:])
+    for chunk in (0, 3):
+        family.close(read(ensemble, padded, mask, chunk)[:, live], single[:, live])
+    for tokens, given, expected in ((ids, None, whole), (padded, mask[:, :6], single)):
+        decoder = ensemble.decoder(tokens[:, :6], attention_mask=given)
+        for position in range(6, LENGTH):
             private, public, _ = decoder.logits
-            family.close(torch.cat([public[None], private]), whole[:, rows, position - 1])
-        decoder.append(ids[rows, position])
-    assert rows.tolist() == [1, 3]
+            family.close(torch.cat([public[None], private]), expected[:, :, position - 1])
+            decoder.append(tokens[:, position])
 
 
+@pytest.mark.filterwarnings("ignore")
 def test_the_cache_is_as_large_as_it_is_counted(family: Family) -> None:
     """Exactly, without the largest layer's copy; a sliding window of w keeps w - 1."""
     ensemble, cache = family.ensemble, family.ensemble.new_cache()

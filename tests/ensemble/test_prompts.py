@@ -148,6 +148,8 @@ def test_memory_counts_the_prompts_of_all_members() -> None:
     ensemble.decoder(start, new_tokens=2, memory_bytes=least)
     with pytest.raises(ValueError, match="memory_bytes must be >="):
         ensemble.decoder(start, new_tokens=2, memory_bytes=least - 1)
+    with pytest.raises(ValueError, match="memory_bytes must be >="):
+        ensemble.iter_logits(start, memory_bytes=ensemble.cache_bytes(1, ensemble.begun))
     longer = prompts(model_of("llama"), longest=LONGEST + 4).sequence_bytes(3, new_tokens=2)
     # Four positions of keys and values of two heads of four, for five rows of two layers, of which
     # one counts twice; and a row of scores for each of four heads.
@@ -160,7 +162,7 @@ def test_memory_counts_the_prompts_of_all_members() -> None:
         ({"records": []}, "records must be"),
         ({"records": ["w1", ""]}, "records must hold text"),
         ({"longest": 0}, "longest must be an integer >= 1"),
-        ({"longest": 90}, "input must have at most"),
+        ({"longest": 90}, "longest must .* window of 64 positions, got 90, with which .* take 97"),
         ({"tokenizer": None}, "base must have a tokenizer"),
     ],
 )

@@ -64,7 +64,7 @@ def test_shared_keys_and_values_pass_the_trial(
     model = tiny(family)
     ensemble = Ensemble(model, adapters(model))
     assert ensemble.trunk.repeats_input  # its blocks cannot be shared, which the trial finds
-    assert len(ensemble._cached_bytes) == 2 < len(model.model.layers) == 4
+    assert len(ensemble._cached_layers) == 2 < len(model.model.layers) == 4
 
 
 def test_an_encoder_decoder_is_refused() -> None:

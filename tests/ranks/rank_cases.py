@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import os
 import pickle
@@ -29,27 +28,30 @@ from adapmixed.mechanisms import (
     PublicOnly,
     Unprotected,
 )
-from adapmixed.ranks import Group, joined
+from adapmixed.ranks import Ranks, joined
 
 TIMEOUT = 20.0
 
 
-def write_models(folder: Path, *, members: int, zero: int | None = None) -> None:
-    """Write a base and an ensemble of `members`, one with an empty shard, to files."""
+def write_models(folder: Path) -> None:
+    """Write a base with a tokenizer, and an ensemble of three, the last one with an empty shard."""
     from transformers import GPT2LMHeadModel
 
     base = GPT2LMHeadModel.from_pretrained(write_base(folder / "base"))
-    names = tuple(f"member-{i}" for i in range(members))
-    for i, name in enumerate(names):
-        path = folder / "ensemble" / name
-        write_adapter(base, path, seed=i, zero=i == zero, target_modules=["c_attn"])
-        config = json.loads((path / "adapter_config.json").read_text())
-        config["base_model_name_or_path"] = "base"
-        (path / "adapter_config.json").write_text(json.dumps(config))
-    write_manifest(
-        folder / "ensemble",
-        Manifest("base", names, adapted_layers([folder / "ensemble" / n for n in names])),
-    )
+    write_ensemble(folder / "ensemble", base, [["c_attn"]] * 3, zero=2)
+
+
+def write_ensemble(
+    folder: Path, base: Any, members: list[list[str] | None], zero: int | None = None
+) -> None:
+    """Write members of these target modules; None is a missing one."""
+    names = tuple(None if one is None else f"member-{i}" for i, one in enumerate(members))
+    written = [
+        write_adapter(base, folder / name, seed=i, zero=i == zero, target_modules=members[i])
+        for i, name in enumerate(names)
+        if name is not None
+    ]
+    write_manifest(folder, Manifest("base", names, adapted_layers(written)))
 
 
 def free_port() -> int:
@@ -60,7 +62,7 @@ def free_port() -> int:
 
 def started(
     world: int,
-    work: Callable[[Group], object],
+    work: Callable[[Ranks], object],
     folder: Path,
     timeout: float = TIMEOUT,
     missing: int = 0,
@@ -76,7 +78,7 @@ def started(
         found: object
         try:
             with joined(timeout_seconds=timeout) as ranks:
-                assert isinstance(ranks, Group)
+                assert not ranks.alone
                 found = work(ranks)
         except (ValueError, RuntimeError) as error:
             found = error
@@ -118,7 +120,7 @@ def result(folder: Path, rank: int) -> Any:
     return pickle.loads((folder / f"rank-{rank}").read_bytes())
 
 
-def in_ranks(world: int, work: Callable[[Group], object], folder: Path) -> list[Any]:
+def in_ranks(world: int, work: Callable[[Ranks], object], folder: Path) -> list[Any]:
     """Return the result of the work on each rank, or its ValueError or RuntimeError."""
     children = started(world, work, folder)
     assert [status_of(child) for child in children] == [0] * world

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from fake_ensemble import SpreadEnsemble
-from rank_cases import MECHANISMS, MODELS, POSITIONS, Group, in_ranks, logits
+from rank_cases import MECHANISMS, MODELS, POSITIONS, in_ranks, logits
 from torch import Tensor
 
 from adapmixed.evaluation import evaluate
@@ -70,17 +70,17 @@ def test_generation_and_evaluation_charge_as_one_process(tmp_path: Path) -> None
 
 
 def test_processes_that_compare_other_facts_raise(tmp_path: Path) -> None:
-    def more_facts(ranks: Group) -> None:
+    def more_facts(ranks: Ranks) -> None:
         ranks.agree({"a": "same"} if ranks.is_main else {"a": "same", "b": "more"})
 
     for error in in_ranks(2, more_facts, tmp_path):
-        assert "ranks must agree on what is compared" in str(error)
+        assert "ranks must agree on b, but rank 1 differs from rank 0" in str(error)
 
 
 def test_what_is_sent(tmp_path: Path) -> None:
     """Each process sends its members' rows, unless all processes hold all members."""
 
-    def work(ranks: Group) -> Any:
+    def work(ranks: Ranks) -> Any:
         sent: dict[str, int] = {}
         exchange, broadcast = dist.batch_isend_irecv, dist.broadcast
 

@@ -10,19 +10,16 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
-import torch
 from processes import until
-from rank_cases import Group, commands, free_port, in_ranks, said, status_of, write_models
+from rank_cases import commands, free_port, in_ranks, said, status_of, write_models
 from safetensors.torch import load_file, save_file
 
-import adapmixed.ensemble.members
 from adapmixed.cli import main
 from adapmixed.ensemble import Ensemble
-from adapmixed.ensemble.members import read_adapters
 from adapmixed.privacy import read_ledger
+from adapmixed.ranks import Ranks
 
 TEXT = "The value of an expression is the value of its parts. " * 3
 POOL = ["--mechanism", "clipped-log-pool lower=-0.5 upper=1 scale=2"]
@@ -32,47 +29,13 @@ POOL = ["--mechanism", "clipped-log-pool lower=-0.5 upper=1 scale=2"]
 def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return the folder of a base and an ensemble of three, one with an empty shard."""
     folder = tmp_path_factory.mktemp("models")
-    write_models(folder, members=3, zero=2)
+    write_models(folder)
     (folder / "text.txt").write_text(TEXT, encoding="utf-8")
     return folder
 
 
 def options(models: Path) -> list[str]:
     return ["--base", str(models / "base"), "--ensemble", str(models / "ensemble")]
-
-
-@pytest.mark.slow
-def test_members_are_loaded_by_the_ranks_that_have_them(models: Path, tmp_path: Path) -> None:
-    ids = torch.tensor([[5, 6, 7, 8, 9, 10]])
-
-    def work(ranks: Group) -> Any:
-        read: list[str] = []
-
-        def noted(model: Any, folders: list[Path]) -> Any:
-            read.extend(path.name for path in folders)
-            return read_adapters(model, folders)
-
-        adapmixed.ensemble.members.read_adapters = noted  # type: ignore[attr-defined]  # in this child
-        ensemble = Ensemble.from_pretrained(models / "base", models / "ensemble", ranks=ranks)
-        assert read == (["member-2"] if ranks.rank else ["member-0", "member-1"])
-        found = [ensemble.logits(ids)]
-        for memory in (1 << 20, 1 << 30):
-            for _, private, public, _ in ensemble.iter_logits(ids, memory_bytes=memory):
-                found.append((private, public))
-        decoder = ensemble.decoder(ids)
-        decoder.append(torch.tensor([3]))
-        return ensemble.num_models, [*found, decoder.logits[:2]]
-
-    alone = Ensemble.from_pretrained(models / "base", models / "ensemble")
-    expected, public = alone.logits(ids)
-    ranks = in_ranks(2, work, tmp_path)
-    for rank, own in ((0, slice(0, 2)), (1, slice(2, 3))):
-        num_models, found = ranks[rank]
-        assert num_models == 3
-        torch.testing.assert_close(found[0][0], expected[own], rtol=1e-5, atol=1e-6)
-        for ours, leading in zip(found, ranks[0][1], strict=True):
-            assert torch.equal(ours[1], leading[1])  # one public row for all, bit by bit
-        assert torch.equal(ranks[1][1][0][0][0], ranks[0][1][0][1])  # the emptied shard is q
 
 
 def test_ranks_with_different_files_are_refused(models: Path, tmp_path: Path) -> None:
@@ -83,7 +46,7 @@ def test_ranks_with_different_files_are_refused(models: Path, tmp_path: Path) ->
     halved = {name: value / 2 for name, value in weights.items()}
     save_file(halved, other / "model.safetensors", metadata={"format": "pt"})
 
-    def work(ranks: Group) -> None:
+    def work(ranks: Ranks) -> None:
         base = models / "base" if ranks.is_main else other
         Ensemble.from_pretrained(base, models / "ensemble", ranks=ranks)
 

@@ -13,7 +13,7 @@ from unittest.mock import patch
 import pytest
 import torch
 from processes import status_of, until
-from rank_cases import Group, in_ranks, result, started, write_models
+from rank_cases import in_ranks, result, started, write_models
 from result_cases import DELTA, EPSILONS, MECHANISMS, numbers
 
 from adapmixed.ensemble import Ensemble
@@ -28,7 +28,7 @@ TOKENS = torch.randint(3, 60, (80,), generator=torch.Generator().manual_seed(5))
 @pytest.fixture(scope="module")
 def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("models")
-    write_models(folder, members=3, zero=2)
+    write_models(folder)
     return folder
 
 
@@ -76,7 +76,7 @@ def killed(
 
 @pytest.mark.slow
 def test_killed_and_resumed(models: Path, tmp_path: Path) -> None:
-    def whole(ranks: Group) -> list[Any]:
+    def whole(ranks: Ranks) -> list[Any]:
         return answer(models, tmp_path / "whole.json", ranks)
 
     reference, nothing = in_ranks(2, whole, tmp_path)

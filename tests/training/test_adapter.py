@@ -15,7 +15,7 @@ from tiny_models import TARGETS, VOCAB, peft_logits
 
 from adapmixed.ensemble import Ensemble
 from adapmixed.ensemble.lora import head_name
-from adapmixed.ensemble.members import read_adapter
+from adapmixed.ensemble.members import read_adapters
 from adapmixed.training import FinetuneConfig, save_adapter, shard_seed, token_blocks, train_adapter
 from adapmixed.training.finetune import AdapterTrainer
 
@@ -119,7 +119,7 @@ def test_saved_adapter_is_ordinary_and_neutral(
     text = (tmp_path / "a" / "adapter_config.json").read_text()
     assert json.loads(text)["base_model_name_or_path"] == "tiny"
     assert str(tmp_path) not in text and "/" not in text
-    assert not read_adapter(base, tmp_path / "a").is_zero
+    assert not read_adapters(base, [tmp_path / "a"])[0].is_zero
     assert all("lora_" in name for name in load_file(tmp_path / "a" / "adapter_model.safetensors"))
     ids = torch.tensor([[1, 2, 3, 4]])
     with torch.no_grad():

@@ -7,8 +7,6 @@ part of a step.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
-from functools import lru_cache
 from typing import Any
 
 from torch import Tensor
@@ -70,19 +68,14 @@ def cache_argument(model: Any) -> str:
     Raises:
         ValueError: if the model takes none.
     """
-    name = _cache_argument(getattr(model.forward, "__func__", model.forward))
-    if name is None:
-        raise ValueError(
-            "base must take a key/value cache (an argument cache or past_key_values), got "
-            f"{type(model).__name__}, which takes none"
-        )
-    return name
-
-
-@lru_cache
-def _cache_argument(forward: Callable[..., Any]) -> str | None:
-    names = inspect.signature(forward).parameters
-    return next((name for name in ("cache", "past_key_values") if name in names), None)
+    known = inspect.signature(model.forward).parameters
+    for name in ("cache", "past_key_values"):
+        if name in known:
+            return name
+    raise ValueError(
+        "base must take a key/value cache (an argument cache or past_key_values), got "
+        f"{type(model).__name__}, which takes none"
+    )
 
 
 class PreallocatedLayer(DynamicLayer):  # type: ignore[misc]  # transformers is not followed
@@ -122,7 +115,7 @@ class PreallocatedLayer(DynamicLayer):  # type: ignore[misc]  # transformers is 
         start = 0 if held is None else held.shape[-2]
         stop = start + new.shape[-2]
         block = self._blocks[which]
-        if block is None or block.shape[-2] < stop or not _begins(block, held):
+        if block is None or block.shape[-2] < stop:
             grown = stop + stop // _GROWTH if start else stop
             room = self._positions if stop <= self._positions else grown
             block = new.new_empty((*new.shape[:-2], room, new.shape[-1]))
@@ -189,8 +182,3 @@ def _hold(layer: Any, blocks: list[Tensor], held: int, length: int, positions: i
         layer.keys, layer.values = blocks
     if hasattr(layer, "cumulative_length"):  # a sliding window counts what it has forgotten, too
         layer.cumulative_length = length
-
-
-def _begins(block: Tensor, held: Tensor | None) -> bool:
-    """Return whether `held` is the front of the block; transformers may have replaced it."""
-    return held is None or (held.data_ptr() == block.data_ptr() and held.shape[0] == block.shape[0])

@@ -1,48 +1,66 @@
-"""Load N private models and their public one from disk, and evaluate them together."""
+"""N private models and their public one: rows, positions, padding, cache, memory limit."""
 
 from __future__ import annotations
 
 import ctypes
 import logging
 import os
-from collections.abc import Iterator, Mapping, Sequence
+import threading
+from bisect import bisect_right
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from functools import cached_property
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from adapmixed.ensemble.forward import DEFAULT_MEMORY_BYTES, AnswerBytes, Decoder, Forward
+from adapmixed.ensemble.decoder import Decoder
 from adapmixed.ensemble.lora import (
     Adapter,
     head_name,
     layer_shape,
+    linear_names,
     merged_layers,
     stack_adapters,
 )
 from adapmixed.ensemble.members import read_members
-from adapmixed.ensemble.output_layer import HeadAdapters, LogitsRoom, OutputLayer, row_width
+from adapmixed.ensemble.output_layer import (
+    HeadAdapters,
+    Logits,
+    LogitsRoom,
+    OutputLayer,
+    row_width,
+)
 from adapmixed.ensemble.support import TESTED, check_behaviour, check_model, max_positions
 from adapmixed.ensemble.trunk import Trunk, find_trunk, repeat_at
 from adapmixed.ensemble.vocabulary import beginning_of, unnamed_ids
-from adapmixed.limits import active_tokens, check_models, check_vocabulary
+from adapmixed.limits import LEAST_ACTIVE, active_tokens, check_models, check_vocabulary
 from adapmixed.ranks import ALONE, Ranks
 
 _LOG = logging.getLogger(__name__)
+DEFAULT_MEMORY_BYTES = 1 << 30
+AnswerBytes = Callable[[int, int, int, int | None], int]
+"""Maps (rows N + 1, V, bytes per logit, K or None) to the bytes that answering one query takes
+beyond the logits."""
+LOGIT_SCALES = ("final_logit_softcapping", "logit_scale", "logits_scaling", "lm_head_multiplier")
+"""Settings of models that cap or scale their logits."""
 
 
-class Ensemble(Forward):
+class Ensemble:
     """A public causal language model with N LoRA adapters, as one batched model.
 
     Several processes can share an ensemble: each then holds a contiguous slice of the members and
-    its own public model. If members adapt the output layer alone, every process holds all of them.
+    its own public model, of which all use the main process's row, since another batch may round
+    otherwise. If members adapt the output layer alone, every process holds all of them.
     Private logits are those of this process's members. Every process must call every method with
     the same arguments in the same order (docs/how-to/several-gpus.md).
 
-    Every method runs without gradients and in eval mode (no dropout). Logits are raw and in the
-    model's dtype: callers apply the softmax. N and the order of members are those of the folder.
-    Some ids may stand for no token of the tokenizer, because models pad their vocabulary. These
-    have logit -inf in every private and public row, so they are never released.
+    Threads may share an ensemble; their passes run one after the other. Every method runs without
+    gradients and in eval mode (no dropout). Logits are raw and in the model's dtype: callers apply
+    the softmax. N and the order of members are those of the folder. Some ids may stand for no token
+    of the tokenizer, because models pad their vocabulary. These have logit -inf in every private
+    and public row, so they are never released.
 
     Attributes:
         num_models: N >= 1, over all processes.
@@ -68,6 +86,11 @@ class Ensemble(Forward):
             name with its commit, a model object with its name. An accountant is bound to it,
             because it counts what each shard spent.
         folder: the folder with `ensemble.json`, whose register has all ledgers; None without one.
+        model: the public model with stacked adapters.
+        output_layer: its output layer, with the N of this process and the members' adapters of it.
+        zero_members: members whose updates are all zero. Their logits are copied from the public
+            block, because an empty shard must answer exactly as the public model does. Computed in
+            another row of a matrix product, the same numbers may round differently.
     """
 
     def __init__(
@@ -101,9 +124,13 @@ class Ensemble(Forward):
             ValueError: if there are no adapters, if tokenizer and model do not fit, or if an
                 ensemble cannot be built on the model (docs/reference/supported-models.md).
         """
-        super().__init__()
+        from adapmixed.ensemble.cache import cache_argument
+
+        # Hooks at the end of the trunk store the shapes of the current pass.
+        self._lock = threading.Lock()
         self.num_models = check_models(len(adapters) if num_models is None else num_models)
         check_model(model, tokenizer)
+        self._cache_argument = cache_argument(model)
         text_config = model.config.get_text_config()
         vocab_size = int(text_config.vocab_size)
         check_vocabulary(vocab_size, "model")
@@ -112,7 +139,8 @@ class Ensemble(Forward):
         adapted = merged_layers([one.layers for one in adapters]) if adapted is None else adapted
         self.trunk = find_trunk(model, adapted)
         head = head_name(model)
-        stack_adapters(model, adapters, adapted, head=head)
+        below = {name: adapted[name] for name in adapted if name != head}
+        stack_adapters(model, adapters, below)
         base, heads = model.get_submodule(head), None
         if head in adapted:
             updates = [adapter.updates.get(head) for adapter in adapters]
@@ -151,7 +179,6 @@ class Ensemble(Forward):
                 for hook in hooks:
                     hook.remove()
                 self.trunk = Trunk()
-                self.__dict__.pop("_cached_bytes", None)
                 check_behaviour(self)
 
     @classmethod
@@ -197,9 +224,6 @@ class Ensemble(Forward):
         """
         read = read_members(base, folder, adapted=adapted, dtype=dtype, device=device, ranks=ranks)
         ensemble = cls(**read)
-        if not ensemble.ranks.alone:  # devices may differ, but all caches must have the same rows
-            facts = {"what members share": ensemble.trunk, "all files": ensemble.fingerprint}
-            ensemble.ranks.agree(facts)
         _LOG.info(
             "ensemble of %d models over %d tokens, window %s, sharing %s; not verified: %s",
             ensemble.num_models,
@@ -370,8 +394,281 @@ class Ensemble(Forward):
             active: as in `iter_logits`.
         """
         window, active = self.begun + length + new_tokens, active_tokens(active, self.vocab_size)
-        position = self._position_bytes(1, window, answer_bytes, active)
-        return self.cache_bytes(1, window) + sum(position)
+        return sum(self._needs(1, window, answer_bytes, active))
+
+    def check_ids(self, input_ids: Tensor, attention_mask: Tensor | None) -> tuple[Tensor, Any]:
+        """Return ids and mask as int64 on the model's device, checked as `logits` says."""
+        if input_ids.ndim != 2 or 0 in input_ids.shape:
+            raise ValueError(
+                f"input_ids must have shape (b, t) with b, t >= 1, got {tuple(input_ids.shape)}"
+            )
+        self.check_tokens("input_ids", input_ids)
+        self.check_length(input_ids.shape[1])
+        ids = input_ids.to(self.device, torch.int64)
+        if attention_mask is None:
+            return ids, None
+        if attention_mask.shape != input_ids.shape:
+            raise ValueError(
+                f"attention_mask must have the shape of input_ids {tuple(input_ids.shape)}, "
+                f"got {tuple(attention_mask.shape)}"
+            )
+        mask = attention_mask.to(self.device, torch.int64)
+        other = mask[(mask != 0) & (mask != 1)]
+        if other.numel():
+            raise ValueError(f"attention_mask must hold 0 and 1 alone, got {int(other[0])}")
+        if not bool(mask.any(dim=1).all()):
+            row = int((~mask.any(dim=1)).nonzero()[0])
+            raise ValueError(f"attention_mask must have a 1 in every row, got none in row {row}")
+        return ids, mask
+
+    def check_tokens(self, name: str, tokens: Tensor) -> None:
+        """Raise ValueError unless all tokens are ids of this vocabulary."""
+        if tokens.dtype not in (torch.int64, torch.int32):
+            raise ValueError(f"{name} must be int64 or int32, got {tokens.dtype}")
+        low, high = int(tokens.min()), int(tokens.max())
+        if low < 0 or high >= self.vocab_size:
+            raise ValueError(
+                f"{name} must lie in [0, {self.vocab_size}), got values in [{low}, {high}]"
+            )
+
+    def check_length(self, length: int) -> None:
+        """Raise ValueError if the model has fewer positions."""
+        if self.max_positions is not None and length > self.max_positions:
+            raise ValueError(
+                f"input must have at most max_positions = {self.max_positions} positions, "
+                f"got {length}"
+            )
+
+    @property
+    def begun(self) -> int:
+        """The number of positions that a new cache holds, before the tokens of the sequences."""
+        return 0
+
+    def new_cache(self, positions: int = 0, batch: int = 1, chunk: int = 1) -> Any:
+        """Return a key/value cache without any token of the sequences.
+
+        Args:
+            positions: how many positions it reserves.
+            batch: number of sequences.
+            chunk: how many positions may be computed in one pass, if it holds any.
+        """
+        from adapmixed.ensemble.cache import key_value_cache
+
+        return key_value_cache(self.model.config, positions)
+
+    def _masking(self, ids: Tensor, mask: Tensor | None, cache: Any) -> dict[str, Tensor]:
+        """Return the arguments that say which positions hold tokens; none without padding.
+
+        Args:
+            ids: (rows, s), the new tokens of all rows.
+            mask: (b, positions so far and s), or None.
+            cache: holds the positions before the new ones.
+        """
+        if mask is None:
+            return {}
+        return masking(mask.repeat(len(ids) // len(mask), 1), ids.shape[1])
+
+    @torch.no_grad()
+    def forward(
+        self,
+        ids: Tensor,
+        mask: Tensor | None,
+        cache: Any,
+        *,
+        active: int | None = None,
+        last_only: bool = False,
+        room: LogitsRoom | None = None,
+    ) -> Logits:
+        """Return the logits of all members, and of the public model.
+
+        Args:
+            ids: (b, s) int64, the tokens that the cache does not hold yet.
+            mask: (b, cached + s) int64 or None.
+            cache: a transformers cache, which advances by s, or None for a single pass.
+            active: K, number of the tokens about which members speak; None for all.
+            last_only: whether to compute the last position's logits alone.
+            room: memory for the logits. It is used if the model does not scale its output;
+                otherwise it would add to the scaled logits.
+
+        Returns:
+            private (N, b, s or 1, K), public (b, s or 1, V) and tokens (b, s or 1, K), in the
+            model's dtype.
+        """
+        if cache is None and self.begun:
+            cache = self.new_cache(self.begun + ids.shape[1], len(ids), ids.shape[1])
+        layer = self.output_layer
+        copies = layer.num_models + 1 if self.trunk.repeats_input else 1
+        arguments: dict[str, Any] = {"input_ids": ids.repeat(copies, 1)}
+        if cache is not None:
+            arguments[self._cache_argument] = cache
+        arguments |= self._masking(arguments["input_ids"], mask, cache)
+        with self._lock:
+            layer.active, layer.room = active, None if self._scales_logits else room
+            try:
+                output = self.model(
+                    **arguments,
+                    use_cache=cache is not None,
+                    logits_to_keep=1 if last_only else 0,
+                ).logits
+                if self._scales_logits and not self.ranks.alone:  # devices may round that otherwise
+                    public = output[..., : self.vocab_size]
+                    public.copy_(self.ranks.same(public.contiguous()))
+                return layer.split(output, self.zero_members)
+            finally:
+                layer.room = None
+
+    @cached_property
+    def _cached_layers(self) -> tuple[tuple[int, int, int | None], ...]:
+        """The layers with keys and values: (block, bytes per row and position, window or None).
+
+        The sizes are read from a cache with one position, because configurations name the heads in
+        many ways.
+        """
+        from adapmixed.ensemble.cache import written_layers
+
+        cache = self.new_cache()
+        token = torch.zeros((1, 1), dtype=torch.int64, device=self.device)
+        active = active_tokens(LEAST_ACTIVE, self.vocab_size)
+        self.forward(token, None, cache, active=active, last_only=True)
+        return tuple(
+            (
+                cache.layers.index(layer),
+                sum(part[:1].numel() * part.element_size() for part in (layer.keys, layer.values)),
+                getattr(layer, "sliding_window", None),
+            )
+            for layer in written_layers(cache)
+        )
+
+    @cached_property
+    def _widest(self) -> int:
+        """The width of the widest linear layer below the output layer.
+
+        Configurations name it in many ways, and it may differ from block to block.
+        """
+        head = head_name(self.model)
+        below = [name for name in linear_names(self.model) if not f"{name}.".startswith(f"{head}.")]
+        return max(max(layer_shape(self.model.get_submodule(name))) for name in below)
+
+    @property
+    def _scales_logits(self) -> bool:
+        config = self.model.config.get_text_config()
+        return any(getattr(config, name, None) for name in LOGIT_SCALES)
+
+    def cache_bytes(self, batch: int, positions: int) -> int:
+        """Return the bytes of a key/value cache of `batch` = b sequences.
+
+        A layer holds 2 rows positions heads head_dim numbers, with b rows in the trunk and
+        (N + 1) b above, for the largest N of a process. Layers with a sliding window keep no more
+        positions than the window. The largest layer counts twice: layers are copied one by one when
+        a sequence ends, and a layer with a sliding window at every token.
+        """
+        rows = self.ranks.held(self.output_layer.num_models)[0] + 1
+        layers = [
+            (1 if self.trunk.shares(block) else rows) * batch * size
+            * (positions if window is None else min(positions, window))
+            for block, size, window in self._cached_layers
+        ]  # fmt: skip
+        return sum(layers) + max(layers)
+
+    def chunk_size(
+        self,
+        batch: int,
+        length: int,
+        memory_bytes: int,
+        *,
+        last_only: bool,
+        window: int | None = None,
+        answer_bytes: AnswerBytes | None = None,
+        active: int | None = None,
+    ) -> int:
+        """Return how many positions one pass may take so that everything fits the limit.
+
+        These are counted; weights and adapters are not:
+
+        - the key/value cache of `window` positions. Without `last_only` and `begun` it is not
+          needed if all positions fit one pass;
+        - b (V + N K) logits per position, or of one position if `last_only`; twice as many if the
+          model caps or scales its logits;
+        - the bytes that `answer_bytes` adds for the last position's query;
+        - an estimate of one layer's activations.
+
+        Args:
+            batch: b, the number of sequences.
+            length: positions of the input.
+            memory_bytes: the limit, in bytes.
+            last_only: whether only the last position's logits are computed.
+            window: positions that the cache holds; None for `begun` and `length`.
+            answer_bytes: as in `decoder`.
+            active: as in `forward`.
+
+        Raises:
+            ValueError: if not even one position fits; the message names the bytes needed, and what
+                would fit.
+        """
+        window = self.begun + length if window is None else window
+        cache, logits, activations = self._needs(batch, window, answer_bytes, active)
+        fixed, per_position = (logits, activations) if last_only else (0, logits + activations)
+        needed = cache + fixed + per_position
+        if not (last_only or self.begun):
+            if memory_bytes >= length * per_position:
+                return length
+            needed = min(needed, length * per_position)
+        if memory_bytes >= needed:
+            return min(length, (memory_bytes - cache - fixed) // per_position)
+
+        def least(batch: int, active: int | None) -> int:
+            return sum(self._needs(batch, window, answer_bytes, active))
+
+        ways = [f"a batch of {most}"] if (most := memory_bytes // least(1, active)) else []
+        widths = range(LEAST_ACTIVE, active or self.vocab_size)
+        if fitting := bisect_right(widths, memory_bytes, key=lambda width: least(batch, width)):
+            ways.append(f"active = {widths[fitting - 1]}")
+        hint = f"; {' or '.join(ways)} would fit" if ways else ""
+        raise ValueError(
+            f"memory_bytes must be >= {needed} for {batch} sequences of {self.num_models} members "
+            f"and the public model, got {memory_bytes}: keys and values of {window} positions take "
+            f"{cache} bytes, and computing one position {fixed + per_position}{hint}"
+        )
+
+    def _needs(
+        self, batch: int, window: int, answer_bytes: AnswerBytes | None, active: int | None
+    ) -> tuple[int, int, int]:
+        """Return the bytes of a cache, one position's logits, and one layer's activations."""
+        members, gathered = self.ranks.held(self.output_layer.num_models)
+        config = self.model.config.get_text_config()
+        hidden = int(config.hidden_size) * int(getattr(config, "altup_num_inputs", 1))
+        inner = self._widest
+        element = int(next(self.model.parameters()).element_size())
+        width = row_width(self.vocab_size, active)
+        numbers = self.vocab_size + members * width
+        # Capping or scaling the output needs a second copy of it.
+        logits = (2 if self._scales_logits else 1) * batch * numbers * element
+        received = batch * gathered * width * element
+        if answer_bytes is None:
+            logits += received
+        else:
+            rows_held = max(members, gathered) + 1
+            held = batch * answer_bytes(rows_held, self.vocab_size, element, active)
+            logits = max(logits, batch * numbers * element + received + held)
+        # Residual stream, normed input, q, k, v, attention output, twice the wider hidden layer
+        # and, at worst, a row of scores or masks over all positions for every head.
+        heads = int(getattr(config, "num_attention_heads", 1))
+        computed = batch if self.trunk.head is not None else (members + 1) * batch
+        activations = computed * (element * (8 * hidden + 2 * inner) + 4 * heads * window)
+        if element < 4:  # adapters compute in fp32
+            activations += computed * 4 * (hidden + inner)
+        # In the output layer the public columns, and those of members in fp32 or without adapters.
+        own = (0 if element == 4 else 4) + (0 if self.trunk.head is not None else element)
+        activations += batch * (4 + own * members) * width
+        if active is not None and self.trunk.head is None:  # the active tokens' rows
+            activations += active * int(config.hidden_size) * element
+        return self.cache_bytes(batch, window), logits, activations
+
+
+def masking(mask: Tensor, new: int) -> dict[str, Tensor]:
+    """Return the mask of all positions, and the numbers of the new ones without padding."""
+    positions = (mask.cumsum(dim=1) - 1).clamp_min(0)[:, -new:]
+    return {"attention_mask": mask, "position_ids": positions}
 
 
 def try_members(model: Any, tokenizer: Any, layers: Sequence[str]) -> Trunk:

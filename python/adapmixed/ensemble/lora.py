@@ -119,11 +119,7 @@ class BatchedLoRA(nn.Module):
 
 
 def stack_adapters(
-    model: nn.Module,
-    adapters: Sequence[Adapter],
-    adapted: Mapping[str, Sequence[int]],
-    *,
-    head: str | None = None,
+    model: nn.Module, adapters: Sequence[Adapter], adapted: Mapping[str, Sequence[int]]
 ) -> None:
     """Replace every adapted layer of `model`, in place, by one with the updates of all adapters.
 
@@ -132,8 +128,8 @@ def stack_adapters(
     Args:
         model: the public model, which is changed.
         adapters: one for each member, N >= 1; what they do not adapt, they leave as it is.
-        adapted: the layers that members may adapt, with their ranks, a public constant.
-        head: full name of the output layer, which is left alone; or None.
+        adapted: the layers below the output layer that members may adapt, with their ranks, a
+            public constant.
 
     Raises:
         ValueError: if `adapted` names a layer that the base lacks.
@@ -142,12 +138,11 @@ def stack_adapters(
         try:
             base = model.get_submodule(name)
         except AttributeError as error:
-            full = [one for one, _ in model.named_modules() if one.endswith(f".{name}")]
-            hint = f": a full name is needed, such as {full[0]!r}" if full else ""
-            raise ValueError(f"adapted must name layers of the base, got {name!r}{hint}") from error
-        if name != head:
-            updates = [adapter.updates.get(name) for adapter in adapters]
-            model.set_submodule(name, BatchedLoRA(base, updates, max(adapted[name])))
+            raise ValueError(
+                f"adapted must name layers of the base by their full names, got {name!r}"
+            ) from error
+        updates = [adapter.updates.get(name) for adapter in adapters]
+        model.set_submodule(name, BatchedLoRA(base, updates, max(adapted[name])))
 
 
 def layer_shape(layer: nn.Module) -> tuple[int, int]:

@@ -23,12 +23,14 @@ from __future__ import annotations
 import json
 import os
 import re
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
 from adapmixed.files import write_file
+from adapmixed.limits import check_option, check_optional_count, check_type
 
 FORMAT_VERSION = 4
 FILE_NAME = "ensemble.json"
@@ -94,16 +96,9 @@ class Manifest:
                     f"base_files of {file} must be 64 hexadecimal digits, got {digest!r}"
                 )
         for name in ("base_model", "revision", "unit"):
-            value = getattr(self, name)
-            if not isinstance(value, str | None):
-                raise ValueError(f"{name} must be a string or null, got {value!r}")
-        if not isinstance(self.training, Mapping):
-            raise ValueError(f"training must be an object, got {self.training!r}")
-        if self.document_names not in (None, *DOCUMENT_NAMES):
-            raise ValueError(
-                f"document_names must be one of {DOCUMENT_NAMES} or None, got "
-                f"{self.document_names!r}"
-            )
+            check_type(name, getattr(self, name), str, "a string or null", optional=True)
+        check_type("training", self.training, Mapping, "an object")
+        check_option("document_names", self.document_names, (None, *DOCUMENT_NAMES))
         if self.beginning is not None and not all(type(one) is int for one in self.beginning):
             raise ValueError(
                 f"beginning must be a list of token ids or null, got {self.beginning!r}"
@@ -116,6 +111,10 @@ class Manifest:
                 raise ValueError(
                     f"unit must be null unless shards give every name a member, got {self.unit!r}"
                 )
+
+    def paths(self, folder: str | os.PathLike[str]) -> list[Path | None]:
+        """Return the members' folders below `folder`, None for a missing member."""
+        return [None if name is None else Path(folder, name) for name in self.members]
 
 
 def read_manifest(folder: str | os.PathLike[str]) -> Manifest:
@@ -171,6 +170,19 @@ def read_member_record(folder: Path) -> dict[str, Any]:
     return read_versioned(path, MEMBER_VERSION, "shard", "tokens", "losses", "validation")
 
 
+def read_json(path: Path) -> Any:
+    """Return the content of a JSON file.
+
+    Raises:
+        ValueError: if it is not JSON.
+        OSError: if it cannot be read.
+    """
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ValueError(f"{path} must be JSON: {error}") from error
+
+
 def read_versioned(path: Path, version: int, *entries: str) -> dict[str, Any]:
     """Return the content of a JSON file of this format version with these entries.
 
@@ -178,10 +190,7 @@ def read_versioned(path: Path, version: int, *entries: str) -> dict[str, Any]:
         ValueError: if it is another file.
         OSError: if it cannot be read.
     """
-    try:
-        data = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise ValueError(f"{path} must be JSON: {error}") from error
+    data = read_json(path)
     if not isinstance(data, dict):
         raise ValueError(f"{path} must hold a JSON object, got {type(data).__name__}")
     if (found := data.get("format_version")) != version:
@@ -193,11 +202,8 @@ def read_versioned(path: Path, version: int, *entries: str) -> dict[str, Any]:
 
 def check_distinct(members: Sequence[object]) -> None:
     """Raise ValueError if a member is listed twice."""
-    seen: set[object] = set()
-    for one in members:
-        if one in seen:
-            raise ValueError(f"members must be distinct, got {str(one)!r} more than once")
-        seen.add(one)
+    if twice := [one for one, count in Counter(members).items() if count > 1]:
+        raise ValueError(f"members must be distinct, got {str(twice[0])!r} more than once")
 
 
 def checked_layers(adapted: Any) -> dict[str, tuple[int, ...]]:
@@ -271,13 +277,10 @@ def check_shards(members: Sequence[str | None], shards: Sequence[Mapping[str, An
 
 
 def _check_record(member: str, shard: Mapping[str, Any]) -> None:
-    if not isinstance(shard, Mapping):
-        raise ValueError(f"shards must be objects, got {shard!r} for {member}")
-    documents, identifiers = shard.get("documents"), shard.get("identifiers")
-    if documents is not None and (type(documents) is not int or documents < 0):
-        raise ValueError(f"documents of {member} must be an integer >= 0, got {documents!r}")
-    if identifiers is not None and not isinstance(identifiers, list):
-        raise ValueError(f"identifiers of {member} must be a list, got {identifiers!r}")
+    check_type(f"shards: that of {member}", shard, Mapping, "an object")
+    documents = check_optional_count(f"documents of {member}", shard.get("documents"), 0)
+    identifiers = shard.get("identifiers")
+    check_type(f"identifiers of {member}", identifiers, list, "a list", optional=True)
     for name in ("sha256", "identifier_key"):
         if shard.get(name) is not None and not _is_digest(shard[name]):
             raise ValueError(f"{name} of {member} must be hexadecimal digits, got {shard[name]!r}")

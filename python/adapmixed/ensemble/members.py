@@ -16,13 +16,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from adapmixed.ensemble.lora import MISSING, Adapter, Update, head_name, layer_shape, merged_layers
+from adapmixed.ensemble.lora import MISSING, Adapter, Update, head_name, layer_shape
 from adapmixed.ensemble.manifest import (
     FILE_NAME,
     MEMBER_FILE,
     Manifest,
     check_distinct,
     checked_layers,
+    read_json,
     read_manifest,
     read_member_record,
 )
@@ -31,16 +32,16 @@ from adapmixed.ensemble.public_model import (
     ADDED_TOKENS,
     TOKENIZER_FILES,
     check_base,
-    check_files,
     check_names,
+    compare_files,
     content_digest,
-    found_files,
     is_hub_name,
     last_part,
     load_base,
     load_tokenizer,
     source_of,
 )
+from adapmixed.ensemble.trunk import find_trunk
 from adapmixed.ensemble.vocabulary import beginning_of
 from adapmixed.ranks import Ranks
 
@@ -82,25 +83,18 @@ def read_members(
     the layers of all of them.
     """
     check_base(base)
-    manifest, paths = _listed(folder)
-    source, root = source_of(base), Path() if manifest is None else Path(folder)  # type: ignore[arg-type]
-    if manifest is not None and adapted is not None:
-        raise ValueError(f"adapted must be None for {root}: its ensemble.json names layers")
-    adapted = ensemble_layers(paths, adapted if manifest is None else manifest.adapted)
-    revision = None if manifest is None else manifest.revision
-    recorded = {} if manifest is None else manifest.base_files
-    local = isinstance(base, str | os.PathLike) and Path(base).is_dir()
-    found = found_files(source, revision) if recorded or local else {}  # hashing takes its time
-    compared = check_files(source, found, root, recorded)
-    model, tokenizer = load_base(base, dtype, revision=revision)
+    manifest, paths = _listed(folder, adapted)
+    source = source_of(base)
+    root = Path(folder) if isinstance(folder, str | os.PathLike) else None
+    compare = partial(compare_files, base, manifest.revision, root, manifest.base_files)
+    found, same_base, same_tokenizer = compare()
+    model, tokenizer = load_base(base, dtype, revision=manifest.revision)
     _check_beginning(manifest, tokenizer)
-    if recorded and not all(compared):  # loading has downloaded the files of a hub name
-        found = found_files(source, revision)
-        compared = check_files(source, found, root, recorded)
-    same_base, same_tokenizer = compared
+    if manifest.base_files and not (same_base and same_tokenizer):
+        found, same_base, same_tokenizer = compare()  # loading a hub name has downloaded its files
     if device is not None:
         model = model.to(device)
-    ranks = ranks.over(len(paths), repeated=set(adapted) == {head_name(model)})
+    ranks = ranks.over(len(paths), repeated=set(manifest.adapted) == {head_name(model)})
     mine = paths[ranks.own(len(paths))]
     present = [path for path in mine if path is not None]
     vocab_size = int(model.config.get_text_config().vocab_size)
@@ -114,16 +108,17 @@ def read_members(
         # A full hub name with its commit identifies the tokenizer together with the weights. Names
         # in the members verify nothing, so that the guarantee does not depend on who is missing.
         same_base = same_tokenizer = (
-            manifest is not None
-            and manifest.revision is not None
-            and is_hub_name(source)
-            and manifest.base_model == source
+            manifest.revision is not None and is_hub_name(source) and manifest.base_model == source
         )
+    digest = fingerprint(
+        base, member_digests(paths, read), found, getattr(model.config, "_commit_hash", None)
+    )
     if not ranks.alone:
         facts = {
-            "the ensemble": manifest or [path and path.name for path in paths],
-            "the adapted layers": adapted,
-            "the base": source if manifest is None else None,
+            "the ensemble": manifest,
+            "what members share": find_trunk(model, manifest.adapted),
+            "all files": digest,
+            "the base": source if root is None else None,
             "whether the base was verified": (same_base, same_tokenizer),
             "the dtype": model.dtype,
             "the vocabulary": vocab_size,
@@ -137,38 +132,42 @@ def read_members(
         "tokenizer": tokenizer,
         "num_models": len(paths),
         "adapters": [MISSING if path is None else read[path] for path in mine],
-        "adapted": adapted,
+        "adapted": manifest.adapted,
         "ranks": ranks,
         "unverified": (
-            *_unverified_shards(manifest, len(paths)),
+            *_unverified_shards(manifest),
             *(() if same_base else ("base",)),
             *(() if same_tokenizer or not same_base or tokenizer is None else ("tokenizer",)),
         ),
-        "unit": None if manifest is None else manifest.unit,
-        "fingerprint": fingerprint(
-            base, member_digests(paths, read), found, getattr(model.config, "_commit_hash", None)
-        ),
-        "folder": None if manifest is None else os.fspath(root),
+        "unit": manifest.unit,
+        "fingerprint": digest,
+        "folder": None if root is None else os.fspath(root),
     }
 
 
-def _listed(folder: Folder | Sequence[Folder | None]) -> tuple[Manifest | None, list[Path | None]]:
-    """Return `ensemble.json` or None, and the members' folders."""
-    manifest = None
+def _listed(
+    folder: Folder | Sequence[Folder | None], adapted: Mapping[str, Sequence[int]] | None
+) -> tuple[Manifest, list[Path | None]]:
+    """Return `ensemble.json`, or what it would be for a list of folders, and the folders."""
     if isinstance(folder, str | os.PathLike):
         manifest = read_manifest(folder)
-        paths = [None if name is None else Path(folder, name) for name in manifest.members]
+        paths = manifest.paths(folder)
+        if adapted is not None:
+            raise ValueError(f"adapted must be None for {folder}: its ensemble.json names layers")
+        ensemble_layers(paths, manifest.adapted)
     else:
         paths = [None if path is None else Path(path) for path in folder]
-    if not paths:
-        raise ValueError("an ensemble must have at least one private model, got 0")
+        if not paths:
+            raise ValueError("an ensemble must have at least one private model, got 0")
+        names = tuple(None if path is None else str(i) for i, path in enumerate(paths))
+        manifest = Manifest("", names, ensemble_layers(paths, adapted))
     check_distinct([path.resolve() for path in paths if path is not None])
     return manifest, paths
 
 
-def _check_beginning(manifest: Manifest | None, tokenizer: Any) -> None:
+def _check_beginning(manifest: Manifest, tokenizer: Any) -> None:
     """Raise ValueError if members were trained on texts that begin otherwise than prompts do."""
-    trained = None if manifest is None else manifest.beginning
+    trained = manifest.beginning
     if trained is None or tokenizer is None or trained == (here := beginning_of(tokenizer)):
         return
     raise ValueError(
@@ -178,13 +177,13 @@ def _check_beginning(manifest: Manifest | None, tokenizer: Any) -> None:
 
 
 def _check_records(
-    manifest: Manifest | None, paths: Sequence[Path | None], read: Mapping[Path, Adapter]
+    manifest: Manifest, paths: Sequence[Path | None], read: Mapping[Path, Adapter]
 ) -> None:
     """Raise ValueError for an adapter that is not what its shard's record says.
 
     A member's own record that says otherwise shows an older or a swapped member.
     """
-    for path, record in zip(paths, manifest.shards if manifest else (), strict=False):
+    for path, record in zip(paths, manifest.shards, strict=False):
         if path is None or path not in read:
             continue
         try:
@@ -206,81 +205,83 @@ def _check_records(
             )
 
 
-def _unverified_shards(manifest: Manifest | None, num_models: int) -> tuple[str, ...]:
+def _unverified_shards(manifest: Manifest) -> tuple[str, ...]:
     """Return the caveats about how documents were assigned to shards."""
-    if num_models == 1:
+    if len(manifest.members) == 1:
         return ()
-    if manifest is None or not manifest.disjoint:
-        positions = manifest is not None and manifest.document_names == "positions"
-        return ("shards", "positions") if positions else ("shards",)
-    return {None: ("names",), "positions": ("positions",), "stable": ()}[manifest.document_names]
+    positions = ("positions",) if manifest.document_names == "positions" else ()
+    if not manifest.disjoint:
+        return ("shards", *positions)
+    return ("names",) if manifest.document_names is None else positions
 
 
 # Adapters
 
 
-def read_adapter(model: nn.Module, folder: Folder) -> Adapter:
-    """Read an ordinary peft LoRA folder for `model`, which is not changed.
+def read_adapters(model: Any, folders: Sequence[Path]) -> list[Adapter]:
+    """Read ordinary peft LoRA folders for `model`, which is not changed.
 
     Args:
         model: the public model.
-        folder: holds `adapter_config.json` and `adapter_model.safetensors`.
+        folders: each holds `adapter_config.json` and `adapter_model.safetensors`.
 
     Returns:
-        the adapter, checked, in fp32.
+        the adapters, checked, in fp32.
 
     Raises:
-        ValueError: if the adapter does not fit the model or is not plain LoRA, for instance
-            another peft type, DoRA, biases or extra trained modules.
+        ValueError: if an adapter does not fit the model or is not plain LoRA, for instance another
+            peft type, DoRA, biases or extra trained modules.
     """
-    return read_adapters(model, [Path(folder)])[0]
-
-
-def read_adapters(model: Any, folders: Sequence[Path]) -> list[Adapter]:
-    """Read folders as `read_adapter` does."""
-    modules = dict(model.named_modules())
+    modules, found = dict(model.named_modules()), []
     targeted: dict[str, set[str]] = {}  # by the settings, which members mostly share
-    return [_read(model, modules, path, targeted) for path in folders]
+    for path in folders:
+        raw, config = _read_config(path)
+        content = _weights_file(path).read_bytes()
+        try:
+            updates = _updates(model, modules, config, content)
+            _check_targets(config, modules, set(updates), targeted)
+        except ValueError as error:
+            raise ValueError(f"{path}: {error}") from error
+        found.append(Adapter(updates, config.base_model_name_or_path, _digest(raw, content)))
+    return found
 
 
-def _read(
-    model: Any, modules: Mapping[str, Any], path: Path, targeted: dict[str, set[str]]
-) -> Adapter:
+def _updates(
+    model: Any, modules: Mapping[str, Any], config: Any, content: bytes
+) -> dict[str, Update]:
+    """Return the update of every layer in the content of a weights file."""
     from safetensors import SafetensorError
     from safetensors.torch import load
 
-    raw, config = _read_config(path)
-    content = _weights_file(path).read_bytes()
     try:
         weights: dict[str, Tensor] = load(content)
     except SafetensorError as error:
-        raise ValueError(f"{path} must have a readable safetensors file: {error}") from error
+        raise ValueError(f"weights must be a readable safetensors file: {error}") from error
     pairs: dict[str, dict[str, Tensor]] = {}
     for key, value in weights.items():
         match = _LORA_WEIGHT.fullmatch(key)
-        if match is None and _is_copy_of_base(path, model, key, value):
+        if match is None and _is_copy_of_base(model, key, value):
             continue
         if match is None:
             raise ValueError(
-                f"{path}: weights must be lora_A and lora_B of linear layers, got {key} with "
+                f"weights must be lora_A and lora_B of linear layers, got {key} with "
                 f"target_modules={config.target_modules!r}"
             )
         pair = pairs.setdefault(match[1], {})
         if match[2] in pair:
-            raise ValueError(f"{path}: weights must be of one adapter, got {key} besides another")
+            raise ValueError(f"weights must be of one adapter, got {key} besides another")
         pair[match[2]] = value
-    if not pairs:
-        raise ValueError(f"{path}: the adapter holds no weights")
-    head = model.get_output_embeddings()
     updates: dict[str, Update] = {}
     for name, pair in sorted(pairs.items()):
         if name not in modules:
-            raise ValueError(f"{path}: the adapter adapts {name}, which the base does not have")
-        if modules[name] is head and "B" in pair:
-            _check_rows(path, f"lora_B of {name}", pair["B"], modules[name].weight)
-        updates[name] = _update(path, config, name, modules[name], pair)
-    _check_targets(path, config, modules, set(updates), targeted)
-    return Adapter(updates, config.base_model_name_or_path, _digest(raw, content))
+            raise ValueError(f"the adapter adapts {name}, which the base does not have")
+        if modules[name] is model.get_output_embeddings() and "B" in pair:
+            _check_rows(f"lora_B of {name}", pair["B"], modules[name].weight)
+        try:
+            updates[name] = _update(config, name, modules[name], pair)
+        except ValueError as error:
+            raise ValueError(f"{name}: {error}") from error
+    return updates
 
 
 def _read_config(path: Path) -> tuple[dict[str, Any], Any]:
@@ -289,11 +290,9 @@ def _read_config(path: Path) -> tuple[dict[str, Any], Any]:
 
     file = path / ADAPTER_CONFIG
     try:
-        raw = json.loads(file.read_text(encoding="utf-8"))
+        raw = read_json(file)
     except FileNotFoundError as error:
         raise ValueError(f"{path} must be a peft folder, but has no {ADAPTER_CONFIG}") from error
-    except ValueError as error:
-        raise ValueError(f"{file} must be JSON: {error}") from error
     kind = raw.get("peft_type") if isinstance(raw, dict) else None
     if kind != "LORA":
         raise ValueError(f"{path}: peft_type must be LORA, got {kind!r}")
@@ -320,18 +319,13 @@ def _read_config(path: Path) -> tuple[dict[str, Any], Any]:
     return raw, config
 
 
-def _update(
-    path: Path, config: Any, name: str, layer: nn.Module, pair: Mapping[str, Tensor]
-) -> Update:
+def _update(config: Any, name: str, layer: nn.Module, pair: Mapping[str, Tensor]) -> Update:
     """Return (A, scale * B) of one layer, of shapes (in, r) and (r, out), fp32."""
     from peft.utils.other import get_pattern_key
 
-    try:
-        size_in, size_out = layer_shape(layer)
-    except ValueError as error:
-        raise ValueError(f"{path}: {name}: {error}") from error
+    size_in, size_out = layer_shape(layer)
     if set(pair) != {"A", "B"}:
-        raise ValueError(f"{path}: {name} must have lora_A and lora_B, got only lora_{min(pair)}")
+        raise ValueError(f"weights must be lora_A and lora_B, got only lora_{min(pair)}")
     rank, alpha = (
         special.get(get_pattern_key(special, name), usual)
         for special, usual in (
@@ -340,26 +334,22 @@ def _update(
         )
     )
     if type(rank) is not int or rank < 1 or type(alpha) not in (int, float):
-        raise ValueError(f"{path}: {name}: rank and alpha must be numbers, got {rank!r}, {alpha!r}")
+        raise ValueError(f"rank and alpha must be numbers, got {rank!r}, {alpha!r}")
     a, b = pair["A"].to(torch.float32), pair["B"].to(torch.float32)
     if tuple(a.shape) != (rank, size_in) or tuple(b.shape) != (size_out, rank):
         raise ValueError(
-            f"{path}: {name}: lora_A and lora_B must have shapes {(rank, size_in)} and "
+            f"lora_A and lora_B must have shapes {(rank, size_in)} and "
             f"{(size_out, rank)} with {rank} of r or rank_pattern, got {tuple(a.shape)} and "
             f"{tuple(b.shape)}"
         )
     up = b * (alpha / (math.sqrt(rank) if config.use_rslora else rank))
     if not all(map(torch.isfinite, (*a.aminmax(), *up.aminmax()))):
-        raise ValueError(f"{path}: {name}: the adapter's weights must be finite")
+        raise ValueError("the adapter's weights must be finite")
     return a.T.contiguous(), up.T
 
 
 def _check_targets(
-    path: Path,
-    config: Any,
-    modules: Mapping[str, nn.Module],
-    found: set[str],
-    targeted: dict[str, set[str]],
+    config: Any, modules: Mapping[str, nn.Module], found: set[str], targeted: dict[str, set[str]]
 ) -> None:
     """Check that the weights are those of the targeted layers."""
     from peft.tuners.tuners_utils import check_target_module_exists
@@ -372,12 +362,12 @@ def _check_targets(
         targeted[key] = set(filter(partial(check_target_module_exists, config), modules))
     if difference := sorted(found ^ targeted[key]):
         raise ValueError(
-            f"{path}: target_modules {config.target_modules!r} and the weights must agree, got a "
+            f"target_modules {config.target_modules!r} and the weights must agree, got a "
             f"difference at {difference[0]}"
         )
 
 
-def _is_copy_of_base(path: Path, model: nn.Module, key: str, value: Tensor) -> bool:
+def _is_copy_of_base(model: nn.Module, key: str, value: Tensor) -> bool:
     """Return whether a tensor is the base's own; peft stores some of them with adapted heads.
 
     Raises:
@@ -388,9 +378,9 @@ def _is_copy_of_base(path: Path, model: nn.Module, key: str, value: Tensor) -> b
     if own is None:
         return False
     if own.ndim == 2 and own.shape[1:] == value.shape[1:]:
-        _check_rows(path, key, value, own)
+        _check_rows(key, value, own)
     if own.shape != value.shape or not _are_roundings(own.detach().cpu(), value):
-        raise ValueError(f"{path}: {key} must equal the base's weights, which all members share")
+        raise ValueError(f"{key} must equal the base's weights, which all members share")
     return True
 
 
@@ -414,11 +404,11 @@ def _are_roundings(own: Tensor, copy: Tensor) -> bool:
     )
 
 
-def _check_rows(path: Path, key: str, found: Tensor, own: Tensor) -> None:
+def _check_rows(key: str, found: Tensor, own: Tensor) -> None:
     """Raise ValueError if a tensor with a row for each token has other rows than the base."""
     if len(found) != len(own):
         raise ValueError(
-            f"{path}: {key} must have the {len(own)} rows of the base, got {len(found)}: the "
+            f"{key} must have the {len(own)} rows of the base, got {len(found)}: the "
             "adapter was trained with resized embeddings, which members cannot share; train it "
             "without resize_token_embeddings"
         )
@@ -450,7 +440,7 @@ def adapter_layers(folder: Folder) -> dict[str, tuple[int, ...]]:
     Only the header of the weights file is read.
 
     Raises:
-        ValueError: if the folder holds no weights, or damaged ones.
+        ValueError: if the folder holds no weights of linear layers, or damaged ones.
         OSError: if the weights may not be read.
     """
     from safetensors import SafetensorError, safe_open
@@ -466,7 +456,9 @@ def adapter_layers(folder: Folder) -> dict[str, tuple[int, ...]]:
                     found[match[1]] = (int(weights.get_slice(key).get_shape()[0]),)
     except SafetensorError as error:
         raise ValueError(f"{file} must be a readable safetensors file: {error}") from error
-    return found
+    if not found:
+        raise ValueError(f"{file} must hold lora_A and lora_B of linear layers, but has none")
+    return dict(sorted(found.items()))
 
 
 def ensemble_layers(
@@ -494,20 +486,14 @@ def ensemble_layers(
                 f"adapted must be given if members differ: {first} and {other} adapt different "
                 "layers or ranks"
             )
-        return merged_layers([found[first]])
+        return found[first]
     declared = checked_layers(adapted)
     for path, layers in found.items():
         for name, (rank,) in layers.items():
-            short = [key for key in declared if name.endswith(f".{key}")]
-            if name not in declared and short:
-                raise ValueError(
-                    f"adapted must have the full names of layers, got {short[0]!r} instead of "
-                    f"{name!r}, which {path} adapts"
-                )
             if rank not in declared.get(name, ()):
                 raise ValueError(
-                    f"adapted must hold the layers and ranks of every member: {path} adapts {name} "
-                    f"with rank {rank}, got {declared.get(name)}"
+                    "adapted must hold the full names and ranks of every member's layers: "
+                    f"{path} adapts {name} with rank {rank}, got {declared.get(name)}"
                 )
     return declared
 
@@ -532,16 +518,13 @@ def check_tokenizers(folders: Sequence[Path], tokenizer: Any, base: str, vocab_s
         ValueError: if a tokenizer differs; the message names the folder, the base and the
             difference.
     """
-    seen: set[str] = set()
+    seen: set[tuple[tuple[str, bytes], ...]] = set()
     for folder in folders if tokenizer is not None else ():
-        found = [folder / name for name in TOKENIZER_FILES if (folder / name).is_file()]
-        digest = hashlib.sha256()
-        for file in found:
-            content = file.read_bytes()
-            digest.update(f"{file.name} {len(content)}\n".encode() + content)
-        if not found or digest.hexdigest() in seen:
+        files = [folder / name for name in TOKENIZER_FILES if (folder / name).is_file()]
+        content = tuple((file.name, file.read_bytes()) for file in files)
+        if not content or content in seen:
             continue
-        seen.add(digest.hexdigest())
+        seen.add(content)
         difference = _difference(folder, tokenizer, vocab_size)
         if difference is not None:
             raise ValueError(
@@ -598,7 +581,7 @@ def adapter_digest(folder: Path) -> str:
     """Return the digests of a peft folder's weights and of its settings, but for names and modes.
 
     Raises:
-        ValueError: as `read_adapter`, for files that are missing and for the settings.
+        ValueError: as `read_adapters`, for files that are missing and for the settings.
     """
     return _digest(_read_config(folder)[0], _weights_file(folder).read_bytes())
 
@@ -657,6 +640,5 @@ def recorded_fingerprint(folder: Folder) -> str:
     Raises:
         ValueError: as `read_manifest` and `member_digests`.
     """
-    manifest, root = read_manifest(folder), Path(folder)
-    paths = [None if name is None else root / name for name in manifest.members]
-    return fingerprint(root, member_digests(paths), manifest.base_files)
+    manifest = read_manifest(folder)
+    return fingerprint(folder, member_digests(manifest.paths(folder)), manifest.base_files)

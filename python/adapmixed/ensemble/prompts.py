@@ -22,9 +22,8 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from adapmixed.ensemble.cache import cache_argument, keep_rows, key_value_cache, written_layers
-from adapmixed.ensemble.ensemble import Ensemble
-from adapmixed.ensemble.forward import masking
-from adapmixed.ensemble.lora import Adapter
+from adapmixed.ensemble.ensemble import Ensemble, masking
+from adapmixed.ensemble.lora import MISSING
 from adapmixed.ensemble.members import fingerprint
 from adapmixed.ensemble.public_model import base_files, load_base
 from adapmixed.ensemble.vocabulary import (
@@ -95,9 +94,8 @@ class PromptEnsemble(Ensemble):
         if tokenizer is None:
             raise ValueError("base must have a tokenizer, but has none")
         model = model if device is None else model.to(device)
-        super().__init__(
-            model, [Adapter({})] * records, adapted={}, tokenizer=tokenizer, unverified=()
-        )
+        members = [MISSING] * records
+        super().__init__(model, members, adapted={}, tokenizer=tokenizer, unverified=())
         before, self._around, after = _wording(tokenizer, describe.strip(), plain)
         self.opening = self._ids(after)
         common = begun(beginning_of(tokenizer), self._ids(before))
@@ -108,10 +106,16 @@ class PromptEnsemble(Ensemble):
         model_name = fingerprint(base, (), base_files(base) if local else {}, commit)
         self._public = [model_name, describe.strip(), plain, longest]
         # A window that slides counts, because it would count the padding.
-        sliding = [window for _, _, window in self._cached_bytes]
+        sliding = [window for _, _, window in self._cached_layers]
         limits = [one for one in (self.max_positions, *sliding) if one is not None]
-        self._window = min(limits, default=None)
         self._fill([None] * records)
+        if limits:
+            self.max_positions = min(limits) - self.begun
+            if len(self.opening) > self.max_positions:
+                raise ValueError(
+                    f"longest must leave room in the base's window of {min(limits)} positions, got "
+                    f"{longest}, with which prompts take {self.begun + len(self.opening)} of them"
+                )
 
     def filled(self, records: Sequence[str | None]) -> PromptEnsemble:
         """Return this ensemble with other records; the model is shared.
@@ -149,8 +153,6 @@ class PromptEnsemble(Ensemble):
             slots[row, -len(shown) :], mask[row, -len(shown) :] = shown, 1
         self._slots, self._mask = slots.to(self.device), mask.to(self.device)
         self.zero_members = tuple(i for i, record in enumerate(records) if record is None)
-        self.max_positions = None if self._window is None else self._window - self.begun
-        self.check_length(len(self.opening))
         told = json.dumps([self._public, list(records)])
         self.fingerprint = hashlib.sha256(told.encode()).hexdigest()
 
@@ -161,7 +163,7 @@ class PromptEnsemble(Ensemble):
 
     @torch.no_grad()
     def new_cache(self, positions: int = 0, batch: int = 1, chunk: int = 1) -> Any:
-        """Return a cache that holds the prompts; see `Forward`."""
+        """Return a cache that holds the prompts; see `Ensemble`."""
         if self._slots is None:
             return super().new_cache(positions, batch, chunk)
         first, rows = len(self._common), len(self._slots)

@@ -8,7 +8,7 @@ import json
 import os
 import sys
 from collections.abc import Callable, Collection, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path, PurePath
 from typing import Any
 
@@ -17,7 +17,7 @@ from huggingface_hub import try_to_load_from_cache
 from huggingface_hub.errors import HFValidationError
 
 from adapmixed.ensemble.lora import BatchedLoRA
-from adapmixed.ensemble.manifest import FILE_NAME
+from adapmixed.ensemble.manifest import FILE_NAME, read_json
 from adapmixed.ensemble.output_layer import OutputLayer
 
 ADAPTER_CONFIG = "adapter_config.json"
@@ -112,16 +112,11 @@ def check_base(base: Any) -> None:
             raise ValueError(f"base must be an existing folder or a hub name, got {name!r}{why}")
         return
     for file, kind in ((FILE_NAME, "an ensemble"), (ADAPTER_CONFIG, "an adapter")):
-        if (local / file).is_file() and not is_model(local):
+        if (local / file).is_file() and not (local / _CONFIG).is_file():
             raise ValueError(
                 f"base must be a public model, got {name} with {file} but no {_CONFIG}, "
                 f"which is {kind}: base and folder may be swapped"
             )
-
-
-def is_model(folder: Path) -> bool:
-    """Return whether a folder holds a model."""
-    return (folder / _CONFIG).is_file()
 
 
 @contextmanager
@@ -240,7 +235,7 @@ def _digest(name: str, path: Path) -> str:
     aside: Collection[str] = _ASIDE_OF_MODEL if name == _CONFIG else _ASIDE_OF_TOKENIZER
     if name in (*_VOCABULARIES, ADDED_TOKENS):  # their keys are tokens
         aside = ()
-    return content_digest(_parsed(path), aside)
+    return content_digest(read_json(path), aside)
 
 
 def content_digest(content: Any, aside: Collection[str]) -> str:
@@ -254,15 +249,8 @@ def content_digest(content: Any, aside: Collection[str]) -> str:
 
 
 def _content(path: Path | None) -> dict[str, Any]:
-    content = None if path is None else _parsed(path)
+    content = None if path is None else read_json(path)
     return content if isinstance(content, dict) else {}
-
-
-def _parsed(path: Path) -> Any:
-    try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise ValueError(f"{path} must be JSON: {error}") from error
 
 
 def is_hub_name(source: str | None) -> bool:
@@ -277,44 +265,37 @@ def source_of(base: Any) -> str | None:
     return os.fspath(base) if base else None
 
 
-def found_files(source: str | None, revision: str | None) -> dict[str, str]:
-    """Return the digests of a base's files (:func:`base_files`).
-
-    The hub's cache holds only the files that were requested so far.
-
-    Args:
-        source: the result of :func:`source_of`.
-        revision: the hub's commit, or None.
-    """
-    if source is not None and not Path(source).is_dir():
-        try:
-            found = try_to_load_from_cache(source, _CONFIG, revision=revision)
-        except HFValidationError:  # a path that no longer exists
-            found = None
-        source = os.path.dirname(found) if isinstance(found, str) else None
-    return {} if source is None else base_files(source)
-
-
-def check_files(
-    source: str | None, found: Mapping[str, str], folder: Path, recorded: Mapping[str, str]
-) -> tuple[bool, bool]:
+def compare_files(
+    base: Any, revision: str | None, folder: Path | None, recorded: Mapping[str, str]
+) -> tuple[dict[str, str], bool, bool]:
     """Compare the base's files with the ensemble's record.
 
     Files with other names than the recorded ones raise, because the base is loaded from them. This
-    does not apply to the hub's cache, which may lack files. A base without a tokenizer passes.
+    does not apply to the hub's cache, which holds only the files that were requested so far. A base
+    without a tokenizer passes.
 
     Args:
-        source: the result of :func:`source_of`.
-        found: the result of :func:`found_files`.
+        base: as in `load_base`.
+        revision: the hub's commit, or None.
         folder: the ensemble folder, for messages.
-        recorded: `Manifest.base_files`.
+        recorded: `Manifest.base_files`. Without them only the files of a base folder are read,
+            because hashing takes its time.
 
     Returns:
-        whether the model, and whether the tokenizer, was compared and is the recorded one.
+        the digests of the files (:func:`base_files`), and whether the model, and whether the
+        tokenizer, was compared and is the recorded one.
 
     Raises:
         ValueError: if the model or its tokenizer differs from the record.
     """
+    source = source_of(base) if recorded or isinstance(base, str | os.PathLike) else None
+    whole = source is not None and Path(source).is_dir()
+    files = source if whole else None
+    if source is not None and recorded and not whole:
+        with suppress(HFValidationError):  # a path that no longer exists
+            config = try_to_load_from_cache(source, _CONFIG, revision=revision)
+            files = os.path.dirname(config) if isinstance(config, str) else None
+    found = {} if files is None else base_files(files)
     for name in sorted(found.keys() & recorded.keys()):
         if found[name] != recorded[name]:
             raise ValueError(
@@ -322,7 +303,6 @@ def check_files(
                 f"SHA-256 ({found[name][:12]}...) than ensemble.json records "
                 f"({recorded[name][:12]}...)"
             )
-    whole = source is not None and Path(source).is_dir()
     here, expected = set(of_tokenizer(found)), set(of_tokenizer(recorded))
     model_here, model_expected = found.keys() - here, recorded.keys() - expected
     for what, names, record in (
@@ -335,7 +315,7 @@ def check_files(
                 f"ensemble.json records {', '.join(sorted(record))}, but {source} has "
                 f"{', '.join(sorted(names))}"
             )
-    return bool(model_here) and model_here == model_expected, here == expected
+    return found, bool(model_here) and model_here == model_expected, here == expected
 
 
 def check_names(source: str | None, names: Mapping[str, str | None]) -> None:
@@ -349,21 +329,17 @@ def check_names(source: str | None, names: Mapping[str, str | None]) -> None:
         names: `base_model_name_or_path` of each adapter; empty or None if unknown.
 
     Raises:
-        ValueError: if an adapter names another base.
+        ValueError: if two names differ.
     """
-    named = [(adapter, name) for adapter, name in names.items() if name]
-    for adapter, name in named:
-        if last_part(name) != last_part(named[0][1]):
+    named = [(who, name) for who, name in (("base", source), *names.items()) if name]
+    for who, name in named:
+        first, expected = named[0]
+        if last_part(name) != last_part(expected):
             raise ValueError(
-                f"adapters must share one base: {named[0][0]} names {named[0][1]!r}, but {adapter} "
-                f"{name!r}"
+                f"base must be the one that all adapters were trained on, got {expected!r} "
+                f"({first}) and {name!r} ({who}); if only the names differ, record base_files in "
+                "ensemble.json"
             )
-    if source and named and last_part(named[0][1]) != last_part(source):
-        raise ValueError(
-            f"base must be the one that the adapters were trained on: {named[0][0]} names "
-            f"{named[0][1]!r}, got {source!r} (if only the names differ, record base_files in "
-            "ensemble.json)"
-        )
 
 
 def last_part(name: str) -> str:

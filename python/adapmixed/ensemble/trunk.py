@@ -47,6 +47,10 @@ class Trunk:
         """Whether members share nothing, so that every row starts from the token ids."""
         return self.head is None and not self.blocks
 
+    def shares(self, block: int) -> bool:
+        """Return whether this block, counted from 0, is computed once for all members."""
+        return self.head is not None or block < self.depth - len(self.blocks)
+
     def __str__(self) -> str:
         if self.head is not None:
             return "all blocks: members adapt the output layer alone"

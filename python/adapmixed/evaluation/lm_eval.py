@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Never
 
-from adapmixed.ensemble.forward import DEFAULT_MEMORY_BYTES
+from adapmixed.ensemble.ensemble import DEFAULT_MEMORY_BYTES
 from adapmixed.ensemble.vocabulary import begun, text_ids
 from adapmixed.evaluation.loop import scored_parts
 from adapmixed.limits import DEFAULT_ACTIVE

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from adapmixed.ensemble.forward import DEFAULT_MEMORY_BYTES
+from adapmixed.ensemble.ensemble import DEFAULT_MEMORY_BYTES
 from adapmixed.ensemble.output_layer import LogitsRoom
 from adapmixed.ensemble.vocabulary import begun
 from adapmixed.evaluation.diagnostics import Diagnostics

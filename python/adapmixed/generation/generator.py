@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from adapmixed.ensemble import Decoder, Ensemble
-from adapmixed.ensemble.forward import DEFAULT_MEMORY_BYTES, AnswerBytes
+from adapmixed.ensemble.ensemble import DEFAULT_MEMORY_BYTES, AnswerBytes
 from adapmixed.ensemble.vocabulary import check_prompt, text_ids
 from adapmixed.errors import BudgetSpentError
 from adapmixed.generation.refused import REASONS

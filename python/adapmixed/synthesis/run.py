@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from adapmixed.data import Corpus
-from adapmixed.ensemble.forward import DEFAULT_MEMORY_BYTES
+from adapmixed.ensemble.ensemble import DEFAULT_MEMORY_BYTES
 from adapmixed.ensemble.prompts import LONGEST, PromptEnsemble
 from adapmixed.files import create_file, write_file
 from adapmixed.generation import PrivateGenerator

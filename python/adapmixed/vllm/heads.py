@@ -8,10 +8,9 @@ from __future__ import annotations
 from torch import Tensor
 
 from adapmixed.ensemble import Ensemble
+from adapmixed.ensemble.ensemble import LOGIT_SCALES
 from adapmixed.ensemble.output_layer import Logits, LogitsRoom
 from adapmixed.limits import active_tokens
-
-_CAPS = ("final_logit_softcapping", "logit_scale", "logits_scaling", "lm_head_multiplier")
 
 
 class Heads:
@@ -33,7 +32,7 @@ class Heads:
                 "them with --adapt head, or leave out --device vllm"
             )
         config = ensemble.config.get_text_config()
-        for name in _CAPS:
+        for name in LOGIT_SCALES:
             value = getattr(config, name, None)
             if value not in (None, 1, 1.0):
                 raise ValueError(

@@ -1,0 +1,220 @@
+"""Decoding with an ensemble: the next position's logits, and sequences that join and leave."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+from adapmixed.ensemble.output_layer import Logits, LogitsRoom
+
+if TYPE_CHECKING:
+    from adapmixed.ensemble.ensemble import AnswerBytes, Ensemble
+
+
+class Decoder:
+    """The next position's logits, and the cache that advances by the chosen tokens.
+
+    `Ensemble.decoder` makes it. The cache holds b rows of keys and values in layers that members
+    share with the public model, and (N + 1) b rows in all other layers. It reserves room for every
+    position that `memory_bytes` was checked for.
+
+    Sequences may leave and join between two tokens.
+    """
+
+    def __init__(
+        self,
+        ensemble: Ensemble,
+        ids: Tensor,
+        mask: Tensor | None,
+        memory_bytes: int,
+        active: int | None = None,
+        new_tokens: int = 0,
+        answer_bytes: AnswerBytes | None = None,
+        unread: bool = False,
+    ) -> None:
+        if mask is not None and not bool(mask[:, -1].all()):
+            raise ValueError("attention_mask must end in 1 in every row: pad on the left to decode")
+        self._ensemble, self._active = ensemble, active
+        self._memory_bytes = memory_bytes
+        self._answer_bytes = answer_bytes
+        self._ids = ids
+        self._mask = mask
+        self._logits: Logits | None
+        self._going: Tensor | None = None  # the sequences of `_logits` that were not dropped
+        self._room = LogitsRoom()
+        self._unread = 0  # positions at the end that the cache does not hold yet
+        self._cut(int(self._padding().min()))
+        # Each sequence's positions at its end, so that no later read needs more memory.
+        self._ends = self.length - self._padding() + new_tokens
+        self._begin()
+        if not unread:
+            self.read()
+
+    @property
+    def length(self) -> int:
+        """The number of positions that the next token is predicted from, with padding."""
+        return self._ids.shape[1]
+
+    @property
+    def window(self) -> int:
+        """The largest number of positions that its sequences will need."""
+        return int(self._ends.max()) + self._ensemble.begun
+
+    @property
+    def unread(self) -> int:
+        """The number of positions still to `read` before the decoder can go on."""
+        return self._unread
+
+    def read(self, positions: int | None = None) -> None:
+        """Read the next positions of the prompts, in chunks that fit the memory.
+
+        Args:
+            positions: their number; None for all.
+        """
+        left = 0 if positions is None else max(0, self._unread - positions)
+        while self._unread > left:
+            start = self.length - self._unread
+            self._unread = max(left, self._unread - self._chunk)
+            stop = self.length - self._unread
+            part = None if self._mask is None else self._mask[:, :stop]
+            self._advance(self._ids[:, start:stop], part)
+
+    @property
+    def logits(self) -> Logits:
+        """The next position's: private (N, b, K), public (b, V), and the tokens of the K columns.
+
+        The tokens are (b, K) int64, ascending; None if K = V.
+        """
+        assert self._logits is not None, "read() or append() must come first"
+        private, public, tokens = self._logits
+        private, public = private[:, :, -1], public[:, -1]
+        tokens = None if tokens is None else tokens[:, -1]
+        if self._going is not None:
+            private, public = private[:, self._going], public[self._going]
+            tokens = None if tokens is None else tokens[self._going]
+        return Logits(private, public, tokens)
+
+    def append(self, tokens: Tensor) -> None:
+        """Advance by one token per sequence, the same for every member.
+
+        Args:
+            tokens: (b,) int64 or int32.
+
+        Raises:
+            ValueError: if the shape or a token is wrong, or if the context is full. Nothing
+                advances then.
+        """
+        self._check_read()
+        batch, length = self._ids.shape
+        if tuple(tokens.shape) != (batch,):
+            raise ValueError(f"tokens must have shape ({batch},), got {tuple(tokens.shape)}")
+        self._ensemble.check_tokens("tokens", tokens)
+        self._ensemble.check_length(length + 1)
+        new = tokens.to(self._ensemble.model.device, torch.int64)[:, None]
+        self._ids = torch.cat([self._ids, new], dim=1)
+        if self._mask is not None:
+            self._mask = torch.cat([self._mask, torch.ones_like(new)], dim=1)
+        self._advance(new, self._mask)
+
+    def drop(self, ended: Tensor) -> None:
+        """Drop sequences that ended; the others keep their order.
+
+        Padding that the others have in common is dropped, too. If prompts are not read to the end,
+        the reading begins anew.
+
+        Args:
+            ended: (b,) bool, at least one of them False.
+        """
+        from adapmixed.ensemble.cache import keep_rows, written_layers
+
+        going = (~ended).nonzero()[:, 0].to(self._ids.device)
+        first = int(self._padding()[going].min())
+        self._ends = self._ends[going]
+        if not self._unread:
+            rows = self._ensemble.output_layer.num_models + 1
+            blocks = torch.arange(rows, device=going.device) * len(ended)
+            in_all_blocks = (blocks[:, None] + going).flatten()
+            for layer in written_layers(self._cache):
+                kept = going if len(layer.keys) == len(ended) else in_all_blocks
+                keep_rows(layer, kept, self._ensemble.begun + self.length - first, self.window)
+            # The logits are not copied here: usually nobody reads them again.
+            self._going = going if self._going is None else self._going[going]
+        self._ids = self._ids[going]
+        if self._mask is not None:
+            self._mask = self._mask[going]
+        self._cut(first)
+        if self._unread:
+            self._begin()
+
+    def join(self, other: Decoder) -> None:
+        """Add another decoder's sequences behind these, before `append` advances all of them.
+
+        The logits of both are lost until then, and the other decoder must not be used again.
+
+        Args:
+            other: of the same ensemble.
+
+        Raises:
+            ValueError: if the other decoder is of another ensemble.
+        """
+        from adapmixed.ensemble.cache import join_rows, written_layers
+
+        if other._ensemble is not self._ensemble or other._active != self._active:
+            raise ValueError("other must be a decoder of the same ensemble")
+        self._check_read()
+        other._check_read()
+        self._logits = other._logits = None
+        self._going = None
+        self._ends = torch.cat([self._ends, other._ends])
+        sequences = len(self._ids), len(other._ids)
+        pairs = zip(written_layers(self._cache), written_layers(other._cache), strict=True)
+        for layer, joining in pairs:
+            join_rows(layer, joining, sequences, self.window)
+        width = max(self.length, other.length)
+        masks = [one._all_masked(width) for one in (self, other)]
+        self._ids = torch.cat([pad(one._ids, (width - one.length, 0)) for one in (self, other)])
+        self._set_mask(torch.cat(masks))
+
+    def _all_masked(self, width: int) -> Tensor:
+        """Return the (b, width) mask with padding on the left."""
+        mask = torch.ones_like(self._ids) if self._mask is None else self._mask
+        return pad(mask, (width - self.length, 0))
+
+    def _cut(self, first: int) -> None:
+        """Forget the ids and the mask of the first positions, which hold padding alone."""
+        self._ids = self._ids[:, first:]
+        if self._mask is not None:
+            self._set_mask(self._mask[:, first:])
+
+    def _set_mask(self, mask: Tensor) -> None:
+        self._mask = None if bool(mask.all()) else mask
+
+    def _padding(self) -> Tensor:
+        """Return (b,) int64, the positions before each sequence's first token."""
+        if self._mask is None:
+            return torch.zeros_like(self._ids[:, 0])
+        return (self._mask.cumsum(dim=1) == 0).sum(dim=1)
+
+    def _check_read(self) -> None:
+        if self._unread:
+            raise ValueError(f"read() must be called first: {self._unread} positions are unread")
+
+    def _begin(self) -> None:
+        """Make a new cache, which holds no position yet."""
+        batch, length = self._ids.shape
+        self._chunk = self._ensemble.chunk_size(
+            batch, length, self._memory_bytes, last_only=True, window=self.window,
+            answer_bytes=self._answer_bytes, active=self._active,
+        )  # fmt: skip
+        self._cache = self._ensemble.new_cache(self.window, batch, self._chunk)
+        self._unread = length
+
+    def _advance(self, ids: Tensor, mask: Tensor | None) -> None:
+        self._going = None
+        self._logits = None  # free the old logits before computing the new ones
+        self._logits = self._ensemble.forward(
+            ids, mask, self._cache, active=self._active, last_only=True, room=self._room
+        )
