@@ -176,6 +176,8 @@ def test_a_rolled_back_copy_is_told_by_a_digest_noted_earlier(
         assert main([*verify, known.digest]) == 0
     copy(closed, path)
     assert read_ledger(path).charges == CHARGES < noted.charges
+    with pytest.raises(LedgerCorruptError, match="was replaced while it was read"):
+        list(noted.records())
     assert main([*verify, earlier.digest]) == 0
     capsys.readouterr()
     assert main([*verify, noted.digest]) == 2

@@ -22,11 +22,12 @@ import logging
 import os
 import sqlite3
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 from urllib.parse import quote
 
 from adapmixed.errors import (
@@ -53,6 +54,7 @@ from adapmixed.privacy.events import Event
 from adapmixed.privacy.guarantee import Guarantee
 
 _LOG = logging.getLogger(__name__)
+T = TypeVar("T")
 
 FORMAT_VERSION = 11
 """Version of the format. It rises when the content or its meaning changes. Older files are not
@@ -60,6 +62,7 @@ read."""
 
 APPLICATION_ID = 0x4144504D  # "ADPM", in the header of the file
 BUSY_SECONDS = 5.0
+AT_ONCE = 100  # records that are read in one state of the file
 WRITING = threading.Lock()
 """Held by the thread that writes. Where two connections meet, SQLite polls, and one may lose."""
 os.register_at_fork(
@@ -184,19 +187,17 @@ class Reading:
         """Yield all records in order, up to `last`, from the file. They are private.
 
         Raises:
-            LedgerCorruptError: one was altered.
+            LedgerCorruptError: one was altered, or the file is another one by now.
             LedgerWriteError: the ledger cannot be read.
         """
-        immutable, before = _at_rest(self.path) is not None, None
-        with (
-            translated(self.path),
-            closing(_connect(self.path, "ro", immutable=immutable)) as connection,
-        ):
-            query = "SELECT * FROM record WHERE sequence <= ? ORDER BY sequence"
-            for record in map(_record, connection.execute(query, (self.last.sequence,))):
-                record.check_after(before)
+        before: Record | None = None
+        for start in range(0, self.last.sequence + 1, AT_ONCE):
+            end = min(start + AT_ONCE - 1, self.last.sequence)
+            for record in _chain(looked_up(self.path, partial(_rows, start, end)), before):
                 yield record
                 before = record
+        if before != self.last:
+            raise LedgerCorruptError(f"{self.path} was replaced while it was read")
 
     @property
     def identity(self) -> str:
@@ -258,10 +259,7 @@ class Ledger:
         self._connection: sqlite3.Connection | None = None
         self._unusable: str | None = None
         try:
-            if os.path.isdir(place):
-                raise LedgerWriteError(f"{place} must be the file of a ledger, got a folder")
-            if not create and not os.path.lexists(place):
-                raise LedgerWriteError(f"{place} must be a ledger, but there is no such file")
+            _check_file(place, missing=create)
             check_locks(place)
             self._lock = _locked(f"{place}-lock")
             if not os.path.lexists(place):
@@ -271,7 +269,7 @@ class Ledger:
                     f"{place} must have one name: by another, it has two writers"
                 )
             with translated(place):
-                self._connection = connected(place, "rw")
+                self._connection = connected(place)
                 self._opened = os.stat(place)
                 self.reading = _end(self._connection, place)
             self._stored = self.reading.totals()[1]
@@ -392,51 +390,62 @@ def read_ledger(path: str | os.PathLike[str], *, whole: bool = True) -> Reading:
         LedgerCorruptError: the ledger was altered, or it has another format.
         LedgerWriteError: the ledger cannot be read.
     """
+    return looked_up(path, lambda connection: _read(connection, os.path.realpath(path), whole))
+
+
+def looked_up(path: str | os.PathLike[str], look: Callable[[sqlite3.Connection], T]) -> T:
+    """Return what a function finds in one state of a ledger, also while a writer has it open.
+
+    A closed ledger is read without SQLite's log, which a read-only folder could not hold. If a
+    writer came meanwhile, the function is called again with the log.
+
+    Args:
+        path: path of the database.
+        look: reads the database of a ledger.
+
+    Raises:
+        LedgerCorruptError: the ledger was altered, or it has another format.
+        LedgerWriteError: the ledger cannot be read.
+    """
     place = os.path.realpath(path)
-    if not os.path.lexists(place):
-        raise LedgerWriteError(f"{place} must be a ledger, but there is no such file")
-    if os.path.isdir(place):
-        raise LedgerWriteError(f"{place} must be the database file of a ledger, got a folder")
-    # A closed ledger is read without SQLite's log, which a read-only folder could not hold. If a
-    # writer came meanwhile, the ledger is read again with the log.
-    rest = _at_rest(place)
-    if rest is not None:
+    _check_file(place)
+    for rest in (_at_rest(place), None):
         try:
-            reading = _read(place, whole, immutable=True)
+            immutable = "" if rest is None else "&immutable=1"
+            with translated(place), closing(_connect(place, f"ro{immutable}")) as connection:
+                connection.execute("BEGIN")  # one state, whatever a writer does meanwhile
+                _check_database(connection, place)
+                found = look(connection)
         except LedgerError:
-            if _at_rest(place) == rest:
+            if rest is None or _at_rest(place) == rest:
                 raise
         else:
-            if _at_rest(place) == rest:
-                return reading
-    return _read(place, whole, immutable=False)
+            if rest is None or _at_rest(place) == rest:
+                break
+    return found
 
 
-def _read(place: str, whole: bool, *, immutable: bool) -> Reading:
-    with translated(place), closing(_connect(place, "ro", immutable=immutable)) as connection:
-        connection.execute("BEGIN")  # one state, whatever a writer does meanwhile
-        _check_database(connection, place)
-        (damage,) = connection.execute("PRAGMA quick_check(1)").fetchone()
-        if damage != "ok":
-            raise LedgerCorruptError(f"{place} is damaged: {damage}")
-        reading = _end(connection, place)
-        if not whole:
-            return reading
-        rows = connection.execute("SELECT * FROM record WHERE sequence > 0 ORDER BY sequence")
-        settings = from_json(Settings, parse(reading.first.text)["settings"])
-        last, account = reading.first, Account(settings)
-        for record in map(_record, rows):
-            record.check_after(last)
-            last, entry = record, record.entry()
-            try:
-                if isinstance(entry, Binding):
-                    account = account.bound(entry)
-                else:
-                    account = account.added(entry)
-            except ValueError as error:
-                raise LedgerCorruptError(
-                    f"record {record.sequence} cannot be charged: {error}"
-                ) from error
+def _read(connection: sqlite3.Connection, place: str, whole: bool) -> Reading:
+    (damage,) = connection.execute("PRAGMA quick_check(1)").fetchone()
+    if damage != "ok":
+        raise LedgerCorruptError(f"{place} is damaged: {damage}")
+    reading = _end(connection, place)
+    if not whole:
+        return reading
+    rows = connection.execute("SELECT * FROM record WHERE sequence > 0 ORDER BY sequence")
+    settings = from_json(Settings, parse(reading.first.text)["settings"])
+    last, account = reading.first, Account(settings)
+    for record in _chain(rows, last):
+        last, entry = record, record.entry()
+        try:
+            if isinstance(entry, Binding):
+                account = account.bound(entry)
+            else:
+                account = account.added(entry)
+        except ValueError as error:
+            raise LedgerCorruptError(
+                f"record {record.sequence} cannot be charged: {error}"
+            ) from error
     found = Reading(place, reading.first, last, account)
     if found.totals() != reading.totals():
         raise LedgerCorruptError(f"{place}: the totals are not what the records give")
@@ -468,6 +477,18 @@ def _end(connection: sqlite3.Connection, place: str) -> Reading:
         raise LedgerCorruptError(f"{place}: the totals could not be read: {error}") from error
 
 
+def _rows(start: int, end: int, connection: sqlite3.Connection) -> list[tuple[Any, ...]]:
+    query = "SELECT * FROM record WHERE sequence BETWEEN ? AND ? ORDER BY sequence"
+    return connection.execute(query, (start, end)).fetchall()
+
+
+def _chain(rows: Iterable[tuple[Any, ...]], before: Record | None) -> Iterator[Record]:
+    """Yield the records of rows, each of which must follow the one before."""
+    for record in map(_record, rows):
+        record.check_after(before)
+        yield (before := record)
+
+
 def _record(row: tuple[Any, ...]) -> Record:
     if tuple(map(type, row)) != (int, str, bytes):
         raise LedgerCorruptError(f"record {row[0]!r} does not have the columns of a record")
@@ -481,6 +502,14 @@ def _hash(kind: str, *parts: bytes) -> bytes:
         digest.update(len(part).to_bytes(8, "little"))
         digest.update(part)
     return digest.digest()
+
+
+def _check_file(path: str, *, missing: bool = False) -> None:
+    """Raise LedgerWriteError if a path is a folder or, unless that is allowed, names nothing."""
+    if os.path.isdir(path):
+        raise LedgerWriteError(f"{path} must be the file of a ledger, got a folder")
+    if not missing and not os.path.lexists(path):
+        raise LedgerWriteError(f"{path} must be a ledger, but there is no such file")
 
 
 def _locked(path: str) -> int:
@@ -533,13 +562,13 @@ def translated(path: str) -> Iterator[None]:
         raise LedgerWriteError(f"{path} could not be read or written: {error}{advice}") from error
 
 
-def _connect(path: str, mode: str, *, immutable: bool = False) -> sqlite3.Connection:
+def _connect(path: str, mode: str) -> sqlite3.Connection:
     """Open an existing database, read-only with mode "ro" or for writing with mode "rw".
 
-    If `immutable` is set, no other file is read, made or locked; see :func:`_at_rest`.
+    With "ro&immutable=1", no other file is read, made or locked; see :func:`_at_rest`.
     """
     connection = sqlite3.connect(
-        f"file:{quote(path)}?mode={mode}{'&immutable=1' if immutable else ''}",
+        f"file:{quote(path)}?mode={mode}",
         uri=True,
         timeout=BUSY_SECONDS,
         isolation_level=None,
@@ -550,20 +579,19 @@ def _connect(path: str, mode: str, *, immutable: bool = False) -> sqlite3.Connec
     return connection
 
 
-def connected(path: str, mode: str) -> sqlite3.Connection:
-    """Return a connection to a ledger's database, to read with "ro" or to write with "rw".
+def connected(path: str) -> sqlite3.Connection:
+    """Return a connection to write to a ledger's database, whose commits wait for the device.
 
-    Every commit waits for the device. Use it within `translated`.
+    Use it within `translated`.
 
     Raises:
         LedgerCorruptError: it is no ledger, or has another format.
         LedgerWriteError: the file system or the database cannot be written durably.
     """
-    connection = _connect(path, mode)
+    connection = _connect(path, "rw")
     try:
         _check_database(connection, path)
-        if mode == "rw":
-            _make_durable(connection, path)
+        _make_durable(connection, path)
     except BaseException:
         connection.close()
         raise

@@ -13,9 +13,8 @@ import os
 import threading
 import time
 from collections.abc import Sequence
-from contextlib import closing
 
-from adapmixed.privacy.ledger import WRITING, connected, translated
+from adapmixed.privacy.ledger import WRITING, connected, looked_up, translated
 from adapmixed.serving.errors import key_spent, too_fast
 from adapmixed.serving.keys import Key
 
@@ -32,7 +31,7 @@ class Usage:
     def __init__(self, ledger: str | os.PathLike[str]) -> None:
         self._path = os.path.realpath(ledger)
         with translated(self._path):
-            self._database = connected(self._path, "rw")
+            self._database = connected(self._path)
 
     def used(self, name: str) -> int:
         """Return the tokens that a key has used."""
@@ -177,6 +176,4 @@ def read_usage(ledger: str | os.PathLike[str]) -> dict[str, int]:
     Raises:
         LedgerError: as `Usage`.
     """
-    path = os.path.realpath(ledger)
-    with translated(path), closing(connected(path, "ro")) as database:
-        return dict(database.execute("SELECT name, tokens FROM used"))
+    return looked_up(ledger, lambda found: dict(found.execute("SELECT name, tokens FROM used")))
