@@ -36,9 +36,8 @@ from adapmixed.privacy import account as account_module
 from adapmixed.privacy.account import Counted
 from adapmixed.privacy.composition import clipped_mixing_epsilon
 from adapmixed.privacy.conversions import c_alpha, replace_one_epsilon
-from adapmixed.privacy.costs.adapmixed import screening_rho
-from adapmixed.privacy.costs.clipped_log_pool import RANGE_ERROR, bounded_range_rho
-from adapmixed.privacy.epsilon import guarantee_of
+from adapmixed.privacy.costs import RANGE_ERROR, bounded_range_rho, screening_rho
+from adapmixed.privacy.guarantee import guarantee_of
 
 
 @pytest.fixture(autouse=True)
@@ -48,7 +47,7 @@ def coarse(monkeypatch):
     def quick(*arguments, **options):
         return clipped_mixing_epsilon(*arguments, **options, points=2**13)
 
-    monkeypatch.setattr("adapmixed.privacy.epsilon.clipped_mixing_epsilon", quick)
+    monkeypatch.setattr("adapmixed.privacy.guarantee.clipped_mixing_epsilon", quick)
 
 
 def added(*events, delta=DELTA, **settings):

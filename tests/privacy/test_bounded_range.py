@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from privacy_cases import grid_delta, theorem_epsilon
 
-from adapmixed.privacy.bounded_range import FEW, adaptive_epsilon, bounded_range_epsilon
+from adapmixed.privacy.composition import FEW, adaptive_epsilon, bounded_range_epsilon
 from adapmixed.privacy.conversions import zcdp_to_dp
 
 DELTA = 1e-5

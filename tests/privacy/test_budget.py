@@ -26,10 +26,9 @@ from adapmixed.privacy import (
     PublicAnswer,
     UnprotectedAnswer,
 )
-from adapmixed.privacy.account import Account, Settings
-from adapmixed.privacy.budget import ShardBudget
+from adapmixed.privacy.account import Account, Settings, ShardBudget
 from adapmixed.privacy.conversions import c_alpha, zcdp_to_dp
-from adapmixed.privacy.costs.clipped_log_pool import bounded_range_rho
+from adapmixed.privacy.costs import bounded_range_rho
 
 both_ways = pytest.mark.parametrize("adjacency", ["zero_out", "replace_one"])
 

@@ -7,7 +7,7 @@ import mpmath
 import numpy as np
 import pytest
 
-from adapmixed.privacy.costs.clipped_log_pool import (
+from adapmixed.privacy.costs import (
     RANGE_ERROR,
     bounded_range_rho,
     individual_rho,

@@ -9,7 +9,7 @@ from privacy_cases import BOXES, hockey_stick, neighbours, random_distributions
 
 from adapmixed.limits import QUESTIONS
 from adapmixed.privacy.composition import clipped_mixing_epsilon, composed_epsilon
-from adapmixed.privacy.costs.clipped_mixing import (
+from adapmixed.privacy.costs import (
     BOX_ERROR,
     DominatingPair,
     accounted_box,

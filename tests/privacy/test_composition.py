@@ -20,7 +20,7 @@ from adapmixed.privacy.composition import (
     smallest_epsilon,
 )
 from adapmixed.privacy.conversions import rdp_to_dp
-from adapmixed.privacy.costs.clipped_mixing import DominatingPair, clipped_mixing_pair
+from adapmixed.privacy.costs import DominatingPair, clipped_mixing_pair
 
 # ε at N = 100, c = e^-r, C = e^r, δ = 1e-5, rounded up to three digits.
 TABLE = {

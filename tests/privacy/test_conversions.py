@@ -13,7 +13,7 @@ import pytest
 from just_above import assert_just_above, exactly
 from privacy_cases import gaussian_delta
 
-from adapmixed.privacy.budget import ShardBudget
+from adapmixed.privacy.account import ShardBudget
 from adapmixed.privacy.conversions import (
     c_alpha,
     emptied_share,
@@ -22,8 +22,7 @@ from adapmixed.privacy.conversions import (
     replace_one_epsilon,
     zcdp_to_dp,
 )
-from adapmixed.privacy.costs.adapmixed import screening_rho
-from adapmixed.privacy.costs.pmixed import radius_for_epsilon, sound_bound
+from adapmixed.privacy.costs import radius_for_epsilon, screening_rho, sound_bound
 
 
 @pytest.mark.parametrize("order", [1 + 1e-9, 1.01, 1.5, 2.0, 3.0, 18.0, 123.4, 1e6])

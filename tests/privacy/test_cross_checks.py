@@ -12,10 +12,10 @@ from adapmixed.privacy import (
     GaussianScreening,
     RenyiBound,
 )
-from adapmixed.privacy.bounded_range import FEW
-from adapmixed.privacy.budget import ShardBudget
+from adapmixed.privacy.account import ShardBudget
+from adapmixed.privacy.composition import FEW
 from adapmixed.privacy.conversions import gdp_to_dp, zcdp_to_dp
-from adapmixed.privacy.costs.clipped_log_pool import bounded_range_rho
+from adapmixed.privacy.costs import bounded_range_rho
 
 DELTAS = (1e-3, 1e-5, 1e-9)
 ORDERS = [1 + x / 10 for x in range(1, 100)] + list(range(11, 64)) + [128, 256, 512, 1024]

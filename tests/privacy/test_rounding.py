@@ -17,8 +17,7 @@ from adapmixed.privacy import (
     RenyiBound,
 )
 from adapmixed.privacy.composition import composed_epsilon
-from adapmixed.privacy.costs.adapmixed import screening_rho
-from adapmixed.privacy.costs.clipped_mixing import accounted_box, clipped_mixing_pair
+from adapmixed.privacy.costs import accounted_box, clipped_mixing_pair, screening_rho
 from adapmixed.privacy.rounding import add_up, array_add_up, four_digits, times_up
 
 TINY, LARGE = math.ulp(0.0), sys.float_info.max

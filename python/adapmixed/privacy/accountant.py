@@ -12,12 +12,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from adapmixed.limits import check_delta, check_queries
-from adapmixed.privacy.account import Account, Binding, Settings, check_left
-from adapmixed.privacy.budget import ShardBudget
+from adapmixed.privacy.account import Account, Binding, Settings, ShardBudget, check_left
 from adapmixed.privacy.encoding import from_json, to_json
-from adapmixed.privacy.epsilon import fixed_epsilon, guarantee_of, parts_of
 from adapmixed.privacy.events import BY_HAND, Caveat, Event, IndividualCharge, Origin
-from adapmixed.privacy.guarantee import Guarantee
+from adapmixed.privacy.guarantee import Guarantee, fixed_epsilon, guarantee_of, parts_of
 from adapmixed.privacy.ledger import Content, Ledger
 from adapmixed.privacy.register import enter
 

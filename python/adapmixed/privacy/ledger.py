@@ -49,9 +49,8 @@ from adapmixed.privacy.encoding import (
     read_event,
     to_json,
 )
-from adapmixed.privacy.epsilon import guarantee_of
 from adapmixed.privacy.events import Event
-from adapmixed.privacy.guarantee import Guarantee
+from adapmixed.privacy.guarantee import Guarantee, guarantee_of
 
 _LOG = logging.getLogger(__name__)
 T = TypeVar("T")

@@ -15,8 +15,7 @@ from mechanism_cases import GRIDS, everything, hockey_stick, logits, neighbours
 from adapmixed.mechanisms import Mechanism
 from adapmixed.privacy import Accountant, BoundedRangeAnswer, ClippedAnswer
 from adapmixed.privacy.conversions import zcdp_to_dp
-from adapmixed.privacy.costs.clipped_log_pool import answer_range
-from adapmixed.privacy.costs.clipped_mixing import accounted_box, clipped_mixing_pair
+from adapmixed.privacy.costs import accounted_box, answer_range, clipped_mixing_pair
 from adapmixed.rng import SeededRandom
 from adapmixed_lab.audit import search
 from adapmixed_lab.baselines.invisible_ink import InvisibleInk
