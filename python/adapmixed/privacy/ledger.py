@@ -25,7 +25,7 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, TypeVar
 from urllib.parse import quote
@@ -99,7 +99,6 @@ _DEVICE = {
     sqlite3.SQLITE_PERM,
 }
 _BUSY = {sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED}
-_NEEDS_LOCKS = "a ledger must lie on a file system with locks, such as a local disk"
 
 
 Content = Binding | Sequence[Event]
@@ -221,8 +220,9 @@ class Reading:
         """The guarantee of all charges."""
         return guarantee_of(self.account)
 
+    @cached_property
     def totals(self) -> tuple[str, bytes]:
-        """Return the row of totals: their JSON text, and a hash that ties it to the records."""
+        """The row of totals: their JSON text, and a hash that ties it to the records."""
         text = canonical(to_json(self.account))
         return text, _hash("totals", self.first.hash, self.last.hash, text.encode())
 
@@ -271,7 +271,6 @@ class Ledger:
                 self._connection = connected(place)
                 self._opened = os.stat(place)
                 self.reading = _end(self._connection, place)
-            self._stored = self.reading.totals()[1]
             kept = self.reading.account.settings
             for name, value in vars(settings).items():
                 if value != getattr(kept, name):
@@ -286,7 +285,7 @@ class Ledger:
             raise
         _LOG.info("ledger %s: %d records", place, self.reading.charges)
 
-    def append(self, entry: Content, before: Account, after: Account) -> None:
+    def append(self, entry: Content, account: Account) -> None:
         """Add one record, which is durable when this returns.
 
         After an error, nothing may be released, and this object can charge no more. The ledger may
@@ -294,8 +293,7 @@ class Ledger:
 
         Args:
             entry: what was charged.
-            before: the account without the record.
-            after: the account with the record.
+            account: the account with the record.
 
         Raises:
             LedgerClosedError: the ledger is closed, a charge failed before, or the file was
@@ -303,15 +301,12 @@ class Ledger:
             LedgerBusyError: another program has locked the file.
             LedgerWriteError: the file cannot be written.
         """
-        now = self.reading
-        if before is not now.account:  # interrupted between the file and memory
-            self._unusable = self._unusable or "a charge was interrupted"
         if self._unusable is not None:
             raise LedgerClosedError(f"{self.path} must be opened again: {self._unusable}")
-        reading = Reading(self.path, now.first, now.last.next(entry), after)
+        now = self.reading
         try:
             self._check_in_place()
-            self._write(reading)
+            self._write(Reading(self.path, now.first, now.last.next(entry), account))
         except BaseException as error:
             self._unusable = f"a charge failed ({error or type(error).__name__})"
             raise
@@ -324,24 +319,23 @@ class Ledger:
         """
         connection = self._connection
         assert connection is not None  # it is usable
-        text, digest = reading.totals()
         with WRITING, translated(self.path):
             connection.execute("BEGIN IMMEDIATE")
             try:
                 (stored,) = connection.execute("SELECT hash FROM totals").fetchone()
-                if stored != self._stored:
+                if stored != self.reading.totals[1]:
                     raise LedgerClosedError(f"{self.path} was charged by another writer")
                 connection.execute(
                     "INSERT INTO record VALUES (?, ?, ?)", tuple(vars(reading.last).values())
                 )
-                connection.execute("UPDATE totals SET text = ?, hash = ?", (text, digest))
+                connection.execute("UPDATE totals SET text = ?, hash = ?", reading.totals)
                 connection.execute("COMMIT")
             except BaseException:
                 if connection.in_transaction:
                     with suppress(sqlite3.Error):
                         connection.execute("ROLLBACK")
                 raise
-        self.reading, self._stored = reading, digest
+        self.reading = reading
 
     def _check_in_place(self) -> None:
         """Raise LedgerClosedError if the path no longer names the opened database."""
@@ -446,7 +440,7 @@ def _read(connection: sqlite3.Connection, place: str, whole: bool) -> Reading:
                 f"record {record.sequence} cannot be charged: {error}"
             ) from error
     found = Reading(place, reading.first, last, account)
-    if found.totals() != reading.totals():
+    if found.totals != reading.totals:
         raise LedgerCorruptError(f"{place}: the totals are not what the records give")
     return found
 
@@ -548,14 +542,13 @@ def translated(path: str) -> Iterator[None]:
         primary = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_CORRUPT) & 0xFF
         if primary in _BUSY:  # SQLite says so after ENOLCK, too
             raise LedgerBusyError(
-                f"{path} is locked by another program, or cannot be locked ({_NEEDS_LOCKS}): "
-                f"{error}"
+                f"{path} is locked by another program, or its file system has no locks: {error}"
             ) from error
         if primary not in _DEVICE:
             raise LedgerCorruptError(
                 f"{path} is not an intact ledger: {error}; if it was one, count it as spent in full"
             ) from error
-        advice = f"; {_NEEDS_LOCKS}" if "LOCK" in error.sqlite_errorname else ""
+        advice = ""
         if os.path.lexists(f"{path}-wal") and not os.access(os.path.dirname(path) or ".", os.W_OK):
             advice = f"; copy it, with {path}-wal, to a folder that you may write to"
         raise LedgerWriteError(f"{path} could not be read or written: {error}{advice}") from error
@@ -639,10 +632,9 @@ def _at_rest(path: str) -> tuple[int, ...] | None:
     If it is the same before and after a reading, the file alone held every charge meanwhile.
     """
     try:
-        for suffix in ("-wal", "-journal"):
-            with suppress(FileNotFoundError):
-                if os.stat(path + suffix).st_size:
-                    return None
+        with suppress(FileNotFoundError):
+            if os.stat(f"{path}-wal").st_size:
+                return None
         found = os.stat(path)
     except OSError as error:
         raise LedgerWriteError(f"{path} could not be read: {error}") from error
@@ -667,7 +659,7 @@ def _create(path: str, settings: Settings) -> None:
             connection.execute("BEGIN IMMEDIATE")
             for statement in SCHEMA.values():
                 connection.execute(statement)
-            totals = Reading(path, first, first, Account(settings)).totals()
+            totals = Reading(path, first, first, Account(settings)).totals
             connection.execute("INSERT INTO record VALUES (?, ?, ?)", tuple(vars(first).values()))
             connection.execute("INSERT INTO totals VALUES (1, ?, ?)", totals)
             connection.execute(f"PRAGMA application_id = {APPLICATION_ID}")
