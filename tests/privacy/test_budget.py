@@ -56,8 +56,8 @@ def test_a_budget_is_the_largest_for_its_epsilon(epsilon, order, largest, adjace
             exact = theorem_epsilon(factor * budget.amount, factor * largest, DELTA)
             assert exact * (1 - 1e-11) <= found <= exact * (1 + 1e-9)
     elif order is None:
-        assert once == zcdp_to_dp(budget.amount, DELTA)[0]
-        assert replaced == pytest.approx(zcdp_to_dp(4 * budget.amount, DELTA)[0], rel=1e-12)
+        assert once == zcdp_to_dp(budget.amount, DELTA)
+        assert replaced == pytest.approx(zcdp_to_dp(4 * budget.amount, DELTA), rel=1e-12)
     else:
         assert once == pytest.approx(budget.amount + c_alpha(order, DELTA))
         # Through the emptied shard: (2 e, (1 + e^e) d) with the d that gives delta in total.

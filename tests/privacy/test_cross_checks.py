@@ -26,10 +26,8 @@ ULPS = 1e-13  # relative: theirs is rounded to nearest, ours up
 @pytest.mark.parametrize("rho", [1e-6, 1e-4, 1e-2, 0.3, 5.0, 80.0])
 def test_zcdp(rho, delta):
     theirs, _ = rdp.compute_epsilon(ORDERS, [order * rho for order in ORDERS], delta)
-    ours, order = zcdp_to_dp(rho, delta)
+    ours = zcdp_to_dp(rho, delta)
     assert ours <= theirs * (1 + 1e-9)  # every order, not those of a grid
-    near = rdp.compute_epsilon([order], [order * rho], delta)[0]
-    assert ours >= near * (1 - ULPS)
     # A Gaussian has exactly ρ-zCDP, so its tight ε can only be smaller.
     assert ours >= gdp_to_dp(math.sqrt(2 * rho), delta) * (1 - 1e-9)
     assert ShardBudget("zcdp", rho).epsilon(delta) == ours

@@ -85,13 +85,6 @@ class Losses:
     total: NDArray[np.float64] = field(compare=False)
     queries: int = 0
 
-    def add(self, event: LeaveOneOutLoss) -> Losses:
-        """Return the sums with one more event."""
-        total = self.total
-        for position in range(event.queries):
-            total = array_add_up(total, event.loss[:, position])
-        return replace(self, total=total, queries=self.queries + event.queries)
-
 
 @dataclass(frozen=True)
 class Settings:
@@ -226,7 +219,7 @@ class ShardBudget:
             if self.largest is not None:
                 largest = times_up(factor, self.largest)
                 return adaptive_epsilon(times_up(factor, amount), largest, delta)
-            return zcdp_to_dp(times_up(factor, amount), delta)[0]
+            return zcdp_to_dp(times_up(factor, amount), delta)
         return rdp_to_dp(order, amount, delta, adjacency)
 
 
@@ -328,7 +321,11 @@ class Account:
         if isinstance(event, LeaveOneOutLoss):
             self._check_orders(event.orders, event.adjacency)
             empty = Losses(event.orders, event.adjacency, np.zeros(event.loss.shape[::2]))
-            return replace(self, losses=(self.losses or empty).add(event))
+            old = self.losses or empty
+            new = replace(
+                old, total=_summed(old.total, event.loss), queries=old.queries + event.queries
+            )
+            return replace(self, losses=new)
         setting, counts = replace(event, queries=0), dict(self.counts)
         if isinstance(event, RenyiBound):
             self._check_orders((event.order,), event.adjacency)
@@ -354,8 +351,7 @@ class Account:
                 f"charge must be <= {budget.largest!r}, the largest of one answer, got one above it"
             )
         spent = np.zeros(event.num_models) if self.spent is None else self.spent
-        for position in range(event.queries):
-            spent = array_add_up(spent, event.charge[:, position])
+        spent = _summed(spent, event.charge)
         if (spent > budget.amount).any():
             raise ValueError(
                 f"charge must keep every shard within its budget {budget.amount!r}, got one that "
@@ -494,6 +490,13 @@ class Account:
             return None
         adjacency = self.settings.adjacency
         return ShardBudget.for_epsilon(epsilon, delta, order, adjacency, largest)
+
+
+def _summed(total: NDArray[np.float64], values: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return (N, ...) sums with the (N, B, ...) values of B queries, one after another."""
+    for position in range(values.shape[1]):
+        total = array_add_up(total, values[:, position])
+    return total
 
 
 def _read_counts(written: list[Any]) -> dict[Any, int]:

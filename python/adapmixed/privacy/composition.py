@@ -347,7 +347,7 @@ def adaptive_epsilon(rho: float, largest: float, delta: float) -> float:
     """
     if rho == 0:
         return 0.0
-    zcdp, largest = zcdp_to_dp(rho, delta)[0], min(largest, rho)
+    zcdp, largest = zcdp_to_dp(rho, delta), min(largest, rho)
     if math.isinf(rho + largest):
         return zcdp
     mean_square = up(up(2 * rho) + 2 * largest * up(2.5 + up(math.log1p(up(rho / largest)))))
