@@ -29,9 +29,8 @@ from adapmixed.privacy.composition import adaptive_epsilon
 from adapmixed.privacy.conversions import larger_order, rdp_to_dp, zcdp_to_dp
 from adapmixed.privacy.encoding import CODECS, from_json, read_event, to_json
 from adapmixed.privacy.events import (
-    BoundedRangeAnswer,
     Caveat,
-    ClippedAnswer,
+    Counted,
     Event,
     GaussianScreening,
     IndividualCharge,
@@ -45,28 +44,6 @@ from adapmixed.privacy.rounding import array_add_up, times_up
 
 if TYPE_CHECKING:
     from adapmixed.mechanisms import Mechanism
-
-Counted = (
-    GaussianScreening
-    | RenyiBound
-    | ClippedAnswer
-    | BoundedRangeAnswer
-    | PublicAnswer
-    | UnprotectedAnswer
-)
-"""Events whose cost does not depend on private data."""
-
-FAMILIES: Mapping[type, str | None] = {
-    LeaveOneOutLoss: "renyi",
-    RenyiBound: "renyi",
-    GaussianScreening: "renyi",
-    ClippedAnswer: "pld",
-    BoundedRangeAnswer: "bounded range",
-    IndividualCharge: "per-shard budget",
-    PublicAnswer: None,
-    UnprotectedAnswer: None,
-}
-"""Events by the method (`Guarantee.method`) that composes them to one total; None for any."""
 
 
 @dataclass(frozen=True)
@@ -381,8 +358,8 @@ class Account:
             spent = np.where(active[:, position], total, spent)
         return active
 
-    def _check_family(self, event: object) -> None:
-        method, known = FAMILIES[type(event)], self.method
+    def _check_family(self, event: Counted | LeaveOneOutLoss | IndividualCharge) -> None:
+        method, known = event.method, self.method
         if None not in (method, known) and method != known:
             raise ValueError(
                 f"events must come from one mechanism, got {type(event).__name__} after a total of "
@@ -397,12 +374,12 @@ class Account:
 
     @property
     def method(self) -> str | None:
-        """The method of `FAMILIES` that composes all charges; None before the first cost."""
+        """The method that composes all charges, of each event; None before the first cost."""
         if self.spent is not None:
-            return FAMILIES[IndividualCharge]
+            return IndividualCharge.method
         if self.losses is not None:
-            return FAMILIES[LeaveOneOutLoss]
-        return next(filter(None, (FAMILIES[type(event)] for event in self.counts)), None)
+            return LeaveOneOutLoss.method
+        return next(filter(None, (event.method for event in self.counts)), None)
 
     @property
     def num_models(self) -> int | None:
@@ -479,7 +456,7 @@ class Account:
         if self.losses is not None:
             return "data-dependent, ex-post"
         counts = self.counts.items()
-        priced = any(n or getattr(e, "budget", None) for e, n in counts if FAMILIES[type(e)])
+        priced = any(n or getattr(e, "budget", None) for e, n in counts if e.method)
         return "fixed" if priced or self.spent is not None else "public"
 
     def _budget(

@@ -22,7 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from adapmixed.limits import check_number, check_question
-from adapmixed.privacy.account import FAMILIES, Account, Counted
+from adapmixed.privacy.account import Account
 from adapmixed.privacy.composition import (
     adaptive_epsilon,
     bounded_range_epsilon,
@@ -34,6 +34,7 @@ from adapmixed.privacy.events import (
     CAVEATS,
     BoundedRangeAnswer,
     ClippedAnswer,
+    Counted,
     GaussianScreening,
     PublicAnswer,
     RenyiBound,
@@ -44,6 +45,13 @@ _NEIGHBOURS = {
     "zero_out": "{removed} and its member answers the public distribution (zero-out)",
     "add_remove": "the mean is taken over all members but one (the paper's leave-one-out)",
     "replace_one": "any change of {content} (replace-one)",
+}
+
+_BASES = {
+    "pld": "privacy loss distribution of a dominating pair",
+    "bounded range": "composition of answers whose log-ratio has a bounded range",
+    "per-shard budget": "a budget of every {unit} that was fixed beforehand",
+    "gaussian": "exact composition of Gaussian mechanisms",
 }
 
 WEAK_EPSILON, WEAK_DELTA = 10.0, 1e-3
@@ -225,14 +233,8 @@ class Guarantee:
         return f"{change} covered with ε = {format_epsilon(found)} at δ = {delta!r}."
 
     def _basis(self) -> str:
-        if self.method == "pld":
-            return "privacy loss distribution of a dominating pair"
-        if self.method == "bounded range":
-            return "composition of answers whose log-ratio has a bounded range"
-        if self.method == "per-shard budget":
-            return f"a budget of every {self.unit} that was fixed beforehand"
-        if self.method == "gaussian":
-            return "exact composition of Gaussian mechanisms"
+        if self.method in _BASES:
+            return _BASES[self.method].format(unit=self.unit)
         if self.order is None:
             return "no Rényi order"
         # Only here the distribution's rounding is not charged (docs/theory/numerics.md).
@@ -445,6 +447,6 @@ def _conversions(orders: tuple[float, ...], delta: float) -> NDArray[np.float64]
 
 def _covered(account: Account) -> int | None:
     """Return the number of queries that are planned, or None if some costs are not planned."""
-    priced = [event for event in account.counts if FAMILIES[type(event)]]
+    priced = [event for event in account.counts if event.method]
     plans = {getattr(event, "budget", None) for event in priced}
     return plans.pop() if len(plans) == 1 and account.losses is None else None
