@@ -22,7 +22,7 @@ import logging
 import os
 import sqlite3
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from functools import cached_property, partial
@@ -120,10 +120,11 @@ class Record:
     hash: bytes
 
     @staticmethod
-    def first(settings: Settings) -> Record:
-        """Return record 0 of a new ledger. Its random digits keep two ledgers apart."""
-        written = {"format_version": FORMAT_VERSION, "identity": os.urandom(16).hex()}
-        return Record._make(0, b"", written | {"settings": to_json(settings)})
+    def after(before: Record | None, written: str) -> Record:
+        """Return the record of a JSON text that follows another record, or is the first."""
+        sequence, previous = (0, b"") if before is None else (before.sequence + 1, before.hash)
+        digest = _hash("record", previous, b"%d" % sequence, written.encode())
+        return Record(sequence, written, digest)
 
     def next(self, entry: Content) -> Record:
         """Return the record of an entry that follows this one."""
@@ -131,21 +132,15 @@ class Record:
             written: dict[str, Any] = {"binding": to_json(entry)}
         else:
             written = {"events": [to_json(event) for event in entry]}
-        return Record._make(self.sequence + 1, self.hash, written)
-
-    @staticmethod
-    def _make(sequence: int, previous: bytes, written: Mapping[str, Any]) -> Record:
-        text = canonical(written)
-        return Record(sequence, text, _hash("record", previous, b"%d" % sequence, text.encode()))
+        return Record.after(self, canonical(written))
 
     def check_after(self, before: Record | None) -> None:
         """Raise LedgerCorruptError unless this is the record after another one, or the first."""
-        expected = 0 if before is None else before.sequence + 1
-        if self.sequence != expected:
-            raise LedgerCorruptError(f"record {expected} is missing")
-        previous = b"" if before is None else before.hash
-        if self.hash != _hash("record", previous, b"%d" % self.sequence, self.text.encode()):
-            raise LedgerCorruptError(f"record {expected} was altered: its hash does not fit")
+        due = Record.after(before, self.text)
+        if self.sequence != due.sequence:
+            raise LedgerCorruptError(f"record {due.sequence} is missing")
+        if self.hash != due.hash:
+            raise LedgerCorruptError(f"record {due.sequence} was altered: its hash does not fit")
 
     def entry(self) -> Content:
         """Return the entry of a record after the first.
@@ -650,7 +645,9 @@ def _create(path: str, settings: Settings) -> None:
     """
     if os.path.lexists(f"{path}-wal"):
         raise LedgerCorruptError(f"{path} must exist if {path}-wal does, but there is no such file")
-    fresh, first = f"{path}-new", Record.first(settings)
+    written = {"format_version": FORMAT_VERSION, "identity": os.urandom(16).hex()}
+    first = Record.after(None, canonical(written | {"settings": to_json(settings)}))
+    fresh = f"{path}-new"
     try:
         _remove(fresh)
         os.close(os.open(fresh, os.O_CREAT | os.O_EXCL | os.O_RDWR | os.O_CLOEXEC, 0o600))
