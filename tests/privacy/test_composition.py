@@ -109,6 +109,8 @@ def test_infinite_ratios():
         found = composed_epsilon(pair, queries, 0.1, points=2**14)
         assert exact * (1 - 1e-12) <= found <= exact * (1 + 1e-3) + 1e-12
     assert composed_epsilon(DominatingPair((1.0, 0.0), (0.0, 1.0)), 1, 0.5) == math.inf
+    # Every finite loss is 0: rounding alone costs.
+    assert 0 < clipped_mixing_epsilon(0.0, 1.5, 65_536, 100, 0.1, "replace_one") < 1e-8
     part = DominatingPair((0.9, 0.1), (1.0, 0.0))
     assert composed_epsilon(part, 1, 0.11, points=2**12) == pytest.approx(0.0, abs=0.02)
     # ε is +inf exactly if the probability of such a loss among all answers is above δ.

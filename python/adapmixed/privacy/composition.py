@@ -121,8 +121,6 @@ def composed_epsilon(
     # A relative error η per query turns (ε, δ e^{-Tη}) into (ε + 2Tη, δ): docs/theory/numerics.md.
     slack = queries * (_MASS_ERROR + error) * (1 + 2.0**-50)
     share = delta * math.exp(-slack) * (1 - 2.0**-50)
-    if share == 0:  # rounding alone takes the whole δ
-        return math.inf
     bound = min(queries * loss, renyi_epsilon(pair, queries, share))
     room = share - queries * _FFT_ERROR
     if room > share / 2:
@@ -152,13 +150,12 @@ def renyi_epsilon(pair: DominatingPair, queries: int, delta: float) -> float:
 def _by_loss_distribution(pair: DominatingPair, queries: int, delta: float, points: int) -> float:
     from dp_accounting.pld import privacy_loss_distribution
 
-    losses = [math.log(a / b) for a, b in zip(pair.p, pair.q, strict=True) if a > 0 and b > 0]
     interval = _interval(pair, queries, points)
     infinite = [math.fsum(a for a, b in atoms if b == 0) for atoms in _both_orders(pair)]
     beyond = -math.expm1(queries * math.log1p(-max(infinite))) if max(infinite) < 1 else 1.0
     if beyond > delta:  # an infinite loss among all answers is more probable than δ
         return math.inf
-    if interval == 0 or not losses:  # every finite loss is 0
+    if interval == 0:  # every finite loss is 0
         return 0.0
     forward, backward = _split(pair, interval)
     single = privacy_loss_distribution.PrivacyLossDistribution.create_from_rounded_probability(
