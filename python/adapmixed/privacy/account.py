@@ -62,6 +62,11 @@ class Losses:
     total: NDArray[np.float64] = field(compare=False)
     queries: int = 0
 
+    def add(self, event: LeaveOneOutLoss) -> Losses:
+        """Return the sums with one more event."""
+        total, queries = _summed(self.total, event.loss), self.queries + event.queries
+        return replace(self, total=total, queries=queries)
+
 
 @dataclass(frozen=True)
 class Settings:
@@ -298,11 +303,7 @@ class Account:
         if isinstance(event, LeaveOneOutLoss):
             self._check_orders(event.orders, event.adjacency)
             empty = Losses(event.orders, event.adjacency, np.zeros(event.loss.shape[::2]))
-            old = self.losses or empty
-            new = replace(
-                old, total=_summed(old.total, event.loss), queries=old.queries + event.queries
-            )
-            return replace(self, losses=new)
+            return replace(self, losses=(self.losses or empty).add(event))
         setting, counts = replace(event, queries=0), dict(self.counts)
         if isinstance(event, RenyiBound):
             self._check_orders((event.order,), event.adjacency)
