@@ -94,7 +94,7 @@ def rules(models: int) -> dict[str, Callable[[SeededRandom], Draw]]:
     found: dict[str, Callable[[SeededRandom], Draw]] = {}
     for epsilon in EPSILONS:
         one = recommended(epsilon, DELTA, models, TOKENS, mechanism="clipped-log-pool")
-        rho = largest_within(lambda total: zcdp_to_dp(total, DELTA)[0], epsilon, 100.0) / TOKENS
+        rho = largest_within(lambda total: zcdp_to_dp(total, DELTA), epsilon, 100.0) / TOKENS
         pool = ClippedLogPool(**one.settings, queries=TOKENS)
         ink = InvisibleInk(min(32.0, models * math.sqrt(2 * rho)), queries=TOKENS)
         found |= {

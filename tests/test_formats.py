@@ -5,37 +5,19 @@ from __future__ import annotations
 import json
 import re
 import shutil
-import sqlite3
 from collections.abc import Callable
-from contextlib import closing
 from pathlib import Path
 
 import pytest
 
 from adapmixed.commands import mechanisms
 from adapmixed.ensemble import manifest
-from adapmixed.privacy import Accountant, PublicAnswer, ledger, read_ledger
 from adapmixed.training import folder as training
 from adapmixed_lab.dp_sgd import training as dp_sgd
 from adapmixed_lab.reproduce import dp_adapter
 from adapmixed_lab.reproduce import result as reproduction
 
 FORMATS = Path(__file__).parent / "formats"
-
-
-def test_a_ledger_of_another_version_is_not_read(tmp_path: Path) -> None:
-    path = tmp_path / "ledger.db"
-    with Accountant(1e-5, path=path) as accountant:
-        accountant.add(PublicAnswer(1))
-    assert read_ledger(path).charges == 1
-    for version in (3, ledger.FORMAT_VERSION + 1):
-        with closing(sqlite3.connect(path)) as database:
-            database.execute(f"PRAGMA user_version = {version}")
-            database.commit()
-        wanted = f"must have format_version {ledger.FORMAT_VERSION}, got {version}"
-        for read in (lambda: read_ledger(path), lambda: Accountant(1e-5, path=path)):
-            with pytest.raises(ValueError, match=wanted):
-                read()
 
 
 def _run(path: Path) -> None:

@@ -25,7 +25,7 @@ from adapmixed.ensemble import Ensemble, Manifest, write_manifest
 from adapmixed.ensemble.public_model import load_base
 from adapmixed.mechanisms import AdaPMixED, ClippedLogPool, ClippedMixing, Mechanism, PMixED
 from adapmixed.privacy import LeaveOneOutLoss
-from adapmixed.privacy.costs.pmixed import sound_bound
+from adapmixed.privacy.costs import sound_bound
 from adapmixed.rng import SeededRandom
 
 DELTA, ORDER = 1e-5, 4.0

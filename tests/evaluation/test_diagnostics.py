@@ -28,7 +28,7 @@ from adapmixed.evaluation import Evaluation, evaluate, read_result
 from adapmixed.evaluation.diagnostics import BINS, Diagnosis, utility_terms
 from adapmixed.evaluation.result import CURVE_POINTS, Curve
 from adapmixed.mechanisms import AdaPMixED, Mechanism, PMixED, Unprotected
-from adapmixed.privacy.budget import ShardBudget
+from adapmixed.privacy.account import ShardBudget
 from adapmixed.rng import SeededRandom
 
 pytestmark = pytest.mark.usefixtures("demo_ensemble")

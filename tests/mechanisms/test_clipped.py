@@ -12,7 +12,7 @@ from torch import Tensor
 
 from adapmixed.mechanisms import ClippedLogPool, ClippedMixing, Mechanism
 from adapmixed.privacy import Accountant
-from adapmixed.privacy.budget import ShardBudget
+from adapmixed.privacy.account import ShardBudget
 from adapmixed.privacy.rounding import array_add_up
 from adapmixed.rng import SeededRandom
 

@@ -25,8 +25,7 @@ from torch import Tensor
 
 from adapmixed.mechanisms import AdaPMixED, ClippedLogPool, ClippedMixing, Mechanism
 from adapmixed.privacy import BoundedRangeAnswer, ClippedAnswer, RenyiBound
-from adapmixed.privacy.costs.clipped_log_pool import bounded_range_rho
-from adapmixed.privacy.costs.clipped_mixing import clipped_mixing_pair
+from adapmixed.privacy.costs import bounded_range_rho, clipped_mixing_pair
 from adapmixed.rng import SeededRandom
 from adapmixed_lab.audit import search
 

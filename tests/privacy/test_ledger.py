@@ -140,16 +140,29 @@ def test_opening_reads_three_records_however_many_there_are(
             assert read == [0, 50, 49] and state(ledger) == state(charged(50))
 
 
-def test_an_interruption_between_file_and_memory_ends_charging(path: Path) -> None:
+def test_an_interruption_between_file_and_memory_ends_charging(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Otherwise the next totals would lack the charge that is not in memory."""
-    with charged(1, path=path) as ledger:
-        before = ledger._account
-        ledger.add(answer(1))
-        ledger._account = before  # as if a signal had come before the assignment
+
+    class Interrupted(sqlite3.Connection):
+        def execute(self, statement: str, *values: Any) -> sqlite3.Cursor:
+            found = super().execute(statement, *values)
+            if statement == "COMMIT" and path.exists() and ledger.charges == 1:
+                raise KeyboardInterrupt
+            return found
+
+    with monkeypatch.context() as patched:
+        patched.setattr(sqlite3, "connect", functools.partial(sqlite3.connect, factory=Interrupted))
+        ledger = charged(0, path=path)
+    with ledger:
+        ledger.add(answer(0))
+        with pytest.raises(KeyboardInterrupt):
+            ledger.add(answer(1))
+        assert ledger.charges == 1 and read_ledger(path).charges == 2
         for _ in range(2):
-            with pytest.raises(LedgerClosedError, match="opened again: a charge was interrupted"):
+            with pytest.raises(LedgerClosedError, match="must be opened again: a charge failed"):
                 ledger.add(answer(2))
-    ledger.close()
     with pytest.raises(LedgerClosedError, match="must be opened again"):
         ledger.add(answer(2))
     with Accountant(DELTA, path=path) as again:

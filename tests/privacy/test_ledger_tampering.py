@@ -13,6 +13,7 @@ import shutil
 import sqlite3
 from collections.abc import Callable
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -21,7 +22,7 @@ from privacy_cases import DELTA, answer, charged, copy, state
 from adapmixed.cli import main
 from adapmixed.errors import LedgerCorruptError, LedgerError
 from adapmixed.privacy import Accountant, read_ledger
-from adapmixed.privacy.ledger import Record
+from adapmixed.privacy.ledger import Record, _hash
 
 CHARGES = 4
 SUFFIXES = ("", "-wal", "-shm")
@@ -96,6 +97,7 @@ TAMPERED: dict[str, tuple[Callable[[Path], None], str]] = {
     "settings altered": (_replaced(str(DELTA), "0.1", "0"), FIRST),
     "another identity": (_replaced('ity":"', 'ity":"0', "0"), FIRST),
     "settings gone": (_edit("DELETE FROM record WHERE sequence = 0"), "record 0 is missing"),
+    "records gone": (_edit("DELETE FROM record"), "record 0 is missing"),
     "newer": (_run("PRAGMA user_version = 12"), "must have format_version 11, got 12: read it"),
     "older": (_run("PRAGMA user_version = 10"), "must have format_version 11, got 10: begin an"),
     "trigger gone": (_run("DROP TRIGGER no_delete_of_record"), "have the tables of a ledger"),
@@ -152,6 +154,34 @@ def test_earlier_records_are_read_by_those_who_verify(
         read_ledger(path)
 
 
+def _forged(path: Path, last: Record, totals: tuple[str, bytes]) -> None:
+    """Write a last record and totals, whose hashes fit."""
+    with closing(sqlite3.connect(path, isolation_level=None)) as other:
+        other.execute("INSERT OR IGNORE INTO record VALUES (?, ?, ?)", tuple(vars(last).values()))
+        other.execute("UPDATE totals SET text = ?, hash = ?", totals)
+
+
+def test_records_and_totals_with_fitting_hashes_must_give_each_other(
+    closed: Path, tmp_path: Path
+) -> None:
+    """The hashes have no key, so verification charges every record again."""
+    path = copy(closed, tmp_path / "ledger.db")
+    found = read_ledger(path)
+    _forged(path, found.last, replace(found, account=charged(CHARGES - 1, 3)._account).totals)
+    with Accountant(DELTA, path=path) as ledger:
+        assert ledger.queries < found.account.queries
+    with pytest.raises(LedgerCorruptError, match="the totals are not what the records give"):
+        read_ledger(path)
+    last = found.last.next(answer(9, models=6))
+    _forged(path, last, replace(found, last=last).totals)
+    with pytest.raises(LedgerCorruptError, match="record 5 cannot be charged: num_models must be"):
+        read_ledger(path)
+    text = '{"settings":{}}'
+    _forged(path, last, (text, _hash("totals", found.first.hash, last.hash, text.encode())))
+    with pytest.raises(LedgerCorruptError, match="the totals could not be read"):
+        Accountant(DELTA, path=path)
+
+
 @pytest.mark.parametrize(
     "text",
     ["[]", "{}", '{"events":{}}', '{"events":[],"more":1}', '{"binding":{}}', '{"binding":null}',
@@ -176,6 +206,8 @@ def test_a_rolled_back_copy_is_told_by_a_digest_noted_earlier(
         assert main([*verify, known.digest]) == 0
     copy(closed, path)
     assert read_ledger(path).charges == CHARGES < noted.charges
+    with pytest.raises(LedgerCorruptError, match="was replaced while it was read"):
+        list(noted.records())
     assert main([*verify, earlier.digest]) == 0
     capsys.readouterr()
     assert main([*verify, noted.digest]) == 2

@@ -13,7 +13,7 @@ from adapmixed.mechanisms.planned import planned
 from adapmixed.privacy import Accountant, planner
 from adapmixed.privacy.composition import PLANNED_POINTS, composed_epsilon
 from adapmixed.privacy.conversions import c_alpha
-from adapmixed.privacy.costs.clipped_mixing import (
+from adapmixed.privacy.costs import (
     accounted_box,
     answer_error,
     clipped_mixing_pair,

@@ -84,13 +84,13 @@ FAULTS: list[tuple[str, str, Replacement, str]] = [
     ("adapmixed.privacy.conversions:gdp_to_dp", "an epsilon of Gaussian DP is rounded down",
      changed(lambda epsilon: epsilon * (1 - 1e-9)),
      "privacy/test_conversions.py::test_epsilon_of_gaussian_dp_keeps_delta_and_little_less_does_not"),
-    ("adapmixed.privacy.budget:ShardBudget.for_epsilon", "a budget for an epsilon is rounded up",
+    ("adapmixed.privacy.account:ShardBudget.for_epsilon", "a budget for an epsilon is rounded up",
      lambda original: classmethod(lambda cls, *given: larger(original.__func__(cls, *given))),
-     "privacy/test_budget.py::test_a_budget_is_the_largest_for_its_epsilon"),
+     "privacy/test_account.py::test_a_budget_is_the_largest_for_its_epsilon"),
     ("adapmixed.mechanisms.pmixed:PMixED.per_query", "PMixED leaves no room for rounding",
      lambda original: property(lambda self: original.fget(self) * (1 + 1e-9)),
      "mechanisms/test_pmixed.py::test_no_rounding_exceeds_the_configured_epsilon"),
-    ("adapmixed.privacy.costs.clipped_mixing:charge_rounding", "charges lack the others' rounding",
+    ("adapmixed.privacy.costs:charge_rounding", "charges lack the others' rounding",
      changed(lambda _: (0.0, 0.0)),
      "mechanisms/test_enumerated.py::test_an_emptied_member_costs_at_most_its_own_charge"),
     ("adapmixed_ext:project", "a mixing weight is above the optimum",
@@ -104,12 +104,12 @@ FAULTS: list[tuple[str, str, Replacement, str]] = [
      "mechanisms/test_distributions.py"
      "::test_tokens_are_drawn_from_the_distribution_to_the_last_bit"),
     # Costs are those of the theorems.
-    ("adapmixed.privacy.epsilon:_conversions", "every order gets the whole delta",
+    ("adapmixed.privacy.guarantee:_conversions", "every order gets the whole delta",
      lambda original: lambda orders, delta: original(orders, delta * len(orders)),
      "privacy/test_account.py::test_several_orders_split_delta"),
-    ("adapmixed.privacy.costs.adapmixed:screening_rho", "a screening is free",
+    ("adapmixed.privacy.costs:screening_rho", "a screening is free",
      changed(lambda _: 0.0),
-     "privacy/test_conversions.py::test_screening_cost_of_the_wikitext_preset"),
+     "privacy/test_account.py::test_table_2b"),
     # A charge comes before its release, once, and is on the device.
     ("adapmixed.privacy.accountant:Accountant.charge", "answers are free",
      instead(lambda self, ticket: ticket.charge(lambda events, charges: None)),
@@ -136,7 +136,7 @@ FAULTS: list[tuple[str, str, Replacement, str]] = [
     # No member and no plan is charged beyond its budget.
     ("adapmixed.privacy.account:Account.admit", "a member contributes after its budget is spent",
      changed(lambda active: active | True),
-     "privacy/test_budget.py::test_charging_is_in_order_and_silent"),
+     "privacy/test_account.py::test_charging_is_in_order_and_silent"),
     ("adapmixed.privacy.account:Account._check_plan", "a plan of T queries answers more",
      NOTHING,
      "privacy/test_account.py"

@@ -85,7 +85,7 @@ def test_the_list(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([*listing, "--ledger", str(tmp_path / "mistyped")]) == 2
     assert main(["keys", "list", str(tmp_path / "mistyped")]) == 2
     error = capsys.readouterr().err.splitlines()
-    assert len(error) == 2 and "mistyped could not be read" in error[0]
+    assert len(error) == 2 and "mistyped must be a ledger" in error[0]
 
 
 def test_a_key_is_removed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -27,7 +27,7 @@ from adapmixed.privacy import (
     PublicAnswer,
     RenyiBound,
 )
-from adapmixed.privacy.costs.pmixed import sound_bound
+from adapmixed.privacy.costs import sound_bound
 from adapmixed_ext._project import project_inputs
 from adapmixed_ext._screen import screen_prepared
 from adapmixed_ext.inputs import Inputs

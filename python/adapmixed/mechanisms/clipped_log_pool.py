@@ -14,7 +14,7 @@ from adapmixed.limits import check_clip, check_optional_queries, check_scale
 from adapmixed.mechanisms.mechanism import Mechanism, NextToken
 from adapmixed.mechanisms.rows import Rows, check_confidence
 from adapmixed.privacy import BoundedRangeAnswer, Event, PublicAnswer
-from adapmixed.privacy.costs.clipped_log_pool import individual_rho
+from adapmixed.privacy.costs import individual_rho
 from adapmixed_ext.types import RandomSource
 
 

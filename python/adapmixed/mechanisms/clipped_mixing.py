@@ -12,7 +12,7 @@ from adapmixed.limits import check_box, check_optional_queries, check_order
 from adapmixed.mechanisms.mechanism import Mechanism, NextToken
 from adapmixed.mechanisms.rows import Rows, check_confidence
 from adapmixed.privacy import ClippedAnswer, Event, PublicAnswer
-from adapmixed.privacy.costs.clipped_mixing import charge_rounding
+from adapmixed.privacy.costs import charge_rounding
 from adapmixed_ext.types import RandomSource
 
 

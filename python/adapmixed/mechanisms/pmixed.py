@@ -19,7 +19,7 @@ from adapmixed.mechanisms.mechanism import Mechanism, NextToken
 from adapmixed.mechanisms.rows import Rows
 from adapmixed.privacy import RenyiBound
 from adapmixed.privacy.conversions import c_alpha, emptied_share, larger_order
-from adapmixed.privacy.costs.pmixed import radius_for_epsilon, sound_bound
+from adapmixed.privacy.costs import radius_for_epsilon, sound_bound
 from adapmixed_ext.types import RandomSource
 
 

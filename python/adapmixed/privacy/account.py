@@ -1,15 +1,15 @@
 """The sums of all charges of an accountant, and the settings and binding that they fall under.
 
 Events of a fixed cost are counted. Realised losses and individual charges enter arrays, rounded up
-at each addition, so that the same events give the same bits on every machine. The module `epsilon`
-computes the ε that follows.
+at each addition, so that the same events give the same bits on every machine. The module
+`guarantee` computes the ε that follows.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields, is_dataclass, replace
-from functools import partial
+from functools import lru_cache, partial
 from numbers import Real
 from typing import TYPE_CHECKING, Any
 
@@ -25,12 +25,12 @@ from adapmixed.limits import (
     check_models,
     check_question,
 )
-from adapmixed.privacy.budget import ShardBudget
+from adapmixed.privacy.composition import adaptive_epsilon
+from adapmixed.privacy.conversions import larger_order, rdp_to_dp, zcdp_to_dp
 from adapmixed.privacy.encoding import CODECS, from_json, read_event, to_json
 from adapmixed.privacy.events import (
-    BoundedRangeAnswer,
     Caveat,
-    ClippedAnswer,
+    Counted,
     Event,
     GaussianScreening,
     IndividualCharge,
@@ -40,32 +40,10 @@ from adapmixed.privacy.events import (
     RenyiBound,
     UnprotectedAnswer,
 )
-from adapmixed.privacy.rounding import array_add_up
+from adapmixed.privacy.rounding import array_add_up, times_up
 
 if TYPE_CHECKING:
     from adapmixed.mechanisms import Mechanism
-
-Counted = (
-    GaussianScreening
-    | RenyiBound
-    | ClippedAnswer
-    | BoundedRangeAnswer
-    | PublicAnswer
-    | UnprotectedAnswer
-)
-"""Events whose cost does not depend on private data."""
-
-FAMILIES: Mapping[type, str | None] = {
-    LeaveOneOutLoss: "renyi",
-    RenyiBound: "renyi",
-    GaussianScreening: "renyi",
-    ClippedAnswer: "pld",
-    BoundedRangeAnswer: "bounded range",
-    IndividualCharge: "per-shard budget",
-    PublicAnswer: None,
-    UnprotectedAnswer: None,
-}
-"""Events by the method (`Guarantee.method`) that composes them to one total; None for any."""
 
 
 @dataclass(frozen=True)
@@ -86,10 +64,8 @@ class Losses:
 
     def add(self, event: LeaveOneOutLoss) -> Losses:
         """Return the sums with one more event."""
-        total = self.total
-        for position in range(event.queries):
-            total = array_add_up(total, event.loss[:, position])
-        return replace(self, total=total, queries=self.queries + event.queries)
+        total, queries = _summed(self.total, event.loss), self.queries + event.queries
+        return replace(self, total=total, queries=queries)
 
 
 @dataclass(frozen=True)
@@ -136,6 +112,97 @@ class Binding:
     ensemble: str | None
     active_tokens: int | None
     unit: str | None = None
+
+
+@dataclass(frozen=True)
+class ShardBudget:
+    """The largest sum of each member's own charges, fixed before the first query.
+
+    The individual Rényi filter (Feldman and Zrnic 2021) turns it into (ε, δ); see
+    docs/theory/per-shard-budgets.md.
+
+    Attributes:
+        measure: "renyi" if charges are D↔_order, "zcdp" if they are ρ.
+        amount: B ≥ 0.
+        order: Rényi order > 1 for "renyi", None for "zcdp".
+        largest: for "zcdp", largest charge η²/8 of one answer, if all charges are of answers of a
+            bounded range; ε is then smaller. None if that is not known.
+    """
+
+    measure: str
+    amount: float
+    order: float | None = None
+    largest: float | None = None
+
+    @classmethod
+    @lru_cache(maxsize=256)
+    def for_epsilon(
+        cls,
+        epsilon: float,
+        delta: float,
+        order: float | None,
+        adjacency: str = "zero_out",
+        largest: float | None = None,
+    ) -> ShardBudget:
+        """Return the largest budget whose ε for these neighbours is at most `epsilon`.
+
+        It inverts the theorem of docs/theory/per-shard-budgets.md.
+
+        Args:
+            epsilon: ε > 0.
+            delta: δ in (0, 1).
+            order: Rényi order of the charges; None for zCDP.
+            adjacency: "zero_out" or "replace_one".
+            largest: as in :class:`ShardBudget`.
+
+        Raises:
+            ValueError: the conversion to (ε, δ) at this order and delta costs more than epsilon.
+        """
+        measure = "zcdp" if order is None else "renyi"
+
+        def stated(amount: float) -> float:
+            return cls(measure, amount, order, largest).epsilon(delta, adjacency)
+
+        if order is not None and stated(0.0) > epsilon:
+
+            def cost(other: float) -> float:
+                return cls(measure, 0.0, other).epsilon(delta, adjacency)
+
+            raise ValueError(
+                f"epsilon must be > {stated(0.0)!r}, the cost of the conversion at order {order!r} "
+                f"and delta {delta!r}, got {epsilon!r}{larger_order(order, cost, epsilon)}"
+            )
+        low, high = 0.0, 1.0
+        while stated(high) <= epsilon:
+            low, high = high, 2 * high
+        for _ in range(200):
+            middle = (low + high) / 2
+            if middle in (low, high):
+                break
+            low, high = (middle, high) if stated(middle) <= epsilon else (low, middle)
+        return cls(measure, low, order, largest)
+
+    @lru_cache(maxsize=256)  # noqa: B019  (a budget is a few numbers, and the cache is small)
+    def epsilon(self, delta: float, adjacency: str = "zero_out") -> float:
+        """Return ε at δ for any number of tokens, rounded up.
+
+        The theorem is in docs/theory/per-shard-budgets.md. For replace-one, the statement passes
+        through the emptied shard. With "renyi", twice the Rényi budget is no bound there, so the
+        result is 2 ε(δ₁) with δ₁ = δ/(1 + e^ε(δ₁)). With "zcdp", all charges become four times as
+        large.
+
+        Args:
+            delta: δ in (0, 1).
+            adjacency: "zero_out" or "replace_one".
+        """
+        order, amount = self.order, self.amount
+        if order is None:
+            factor = 4 if adjacency == "replace_one" else 1
+            if self.largest is not None:
+                largest = times_up(factor, self.largest)
+                return adaptive_epsilon(times_up(factor, amount), largest, delta)
+            return zcdp_to_dp(times_up(factor, amount), delta)
+        return rdp_to_dp(order, amount, delta, adjacency)
 
 
 @dataclass(frozen=True)
@@ -262,8 +329,7 @@ class Account:
                 f"charge must be <= {budget.largest!r}, the largest of one answer, got one above it"
             )
         spent = np.zeros(event.num_models) if self.spent is None else self.spent
-        for position in range(event.queries):
-            spent = array_add_up(spent, event.charge[:, position])
+        spent = _summed(spent, event.charge)
         if (spent > budget.amount).any():
             raise ValueError(
                 f"charge must keep every shard within its budget {budget.amount!r}, got one that "
@@ -293,8 +359,8 @@ class Account:
             spent = np.where(active[:, position], total, spent)
         return active
 
-    def _check_family(self, event: object) -> None:
-        method, known = FAMILIES[type(event)], self.method
+    def _check_family(self, event: Counted | LeaveOneOutLoss | IndividualCharge) -> None:
+        method, known = event.method, self.method
         if None not in (method, known) and method != known:
             raise ValueError(
                 f"events must come from one mechanism, got {type(event).__name__} after a total of "
@@ -309,12 +375,12 @@ class Account:
 
     @property
     def method(self) -> str | None:
-        """The method of `FAMILIES` that composes all charges; None before the first cost."""
+        """The method that composes all charges, of each event; None before the first cost."""
         if self.spent is not None:
-            return FAMILIES[IndividualCharge]
+            return IndividualCharge.method
         if self.losses is not None:
-            return FAMILIES[LeaveOneOutLoss]
-        return next(filter(None, (FAMILIES[type(event)] for event in self.counts)), None)
+            return LeaveOneOutLoss.method
+        return next(filter(None, (event.method for event in self.counts)), None)
 
     @property
     def num_models(self) -> int | None:
@@ -391,7 +457,7 @@ class Account:
         if self.losses is not None:
             return "data-dependent, ex-post"
         counts = self.counts.items()
-        priced = any(n or getattr(e, "budget", None) for e, n in counts if FAMILIES[type(e)])
+        priced = any(n or getattr(e, "budget", None) for e, n in counts if e.method)
         return "fixed" if priced or self.spent is not None else "public"
 
     def _budget(
@@ -402,6 +468,13 @@ class Account:
             return None
         adjacency = self.settings.adjacency
         return ShardBudget.for_epsilon(epsilon, delta, order, adjacency, largest)
+
+
+def _summed(total: NDArray[np.float64], values: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return (N, ...) sums with the (N, B, ...) values of B queries, one after another."""
+    for position in range(values.shape[1]):
+        total = array_add_up(total, values[:, position])
+    return total
 
 
 def _read_counts(written: list[Any]) -> dict[Any, int]:

@@ -12,12 +12,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from adapmixed.limits import check_delta, check_queries
-from adapmixed.privacy.account import Account, Binding, Settings, check_left
-from adapmixed.privacy.budget import ShardBudget
+from adapmixed.privacy.account import Account, Binding, Settings, ShardBudget, check_left
 from adapmixed.privacy.encoding import from_json, to_json
-from adapmixed.privacy.epsilon import fixed_epsilon, guarantee_of, parts_of
 from adapmixed.privacy.events import BY_HAND, Caveat, Event, IndividualCharge, Origin
-from adapmixed.privacy.guarantee import Guarantee
+from adapmixed.privacy.guarantee import Guarantee, fixed_epsilon, guarantee_of, parts_of
 from adapmixed.privacy.ledger import Content, Ledger
 from adapmixed.privacy.register import enter
 
@@ -58,12 +56,15 @@ class Accountant:
         create: bool = True,
     ) -> None:
         self._lock, self._process = threading.Lock(), os.getpid()
-        self._account = Account(Settings(delta, epsilon, adjacency))
+        self._kept = Account(Settings(delta, epsilon, adjacency))
         self._ledger: Ledger | None = None
         self._ensembles: dict[str, object] = {}
         if path is not None:
-            self._ledger = Ledger(path, self._account.settings, create=create)
-            self._account = self._ledger.reading.account
+            self._ledger = Ledger(path, self._kept.settings, create=create)
+
+    @property
+    def _account(self) -> Account:
+        return self._kept if self._ledger is None else self._ledger.reading.account
 
     @property
     def delta(self) -> float:
@@ -302,14 +303,15 @@ class Accountant:
         return account.added(events)
 
     def _commit(self, entry: Content, account: Account) -> None:
-        if self._ledger is not None:
-            has = account.kind, *account.counts  # decide what the register has
-            for ensemble, had in [*self._ensembles.items()]:
-                if not isinstance(entry, Binding) and had != has:
-                    enter(ensemble, replace(self._ledger.reading, account=account))
-                    self._ensembles[ensemble] = has
-            self._ledger.append(entry, self._account, account)
-        self._account = account
+        if self._ledger is None:
+            self._kept = account
+            return
+        has = account.kind, *account.counts  # decide what the register has
+        for ensemble, had in [*self._ensembles.items()]:
+            if not isinstance(entry, Binding) and had != has:
+                enter(ensemble, replace(self._ledger.reading, account=account))
+                self._ensembles[ensemble] = has
+        self._ledger.append(entry, account)
 
     def guarantee(self, adjacency: str | None = None) -> Guarantee:
         """Return the guarantee of all charges so far.
@@ -366,7 +368,8 @@ class Accountant:
         """Return an accountant that continues from a state, without a ledger.
 
         For an evaluation that is resumed. Two accountants made from one state both spend what was
-        left, so the caller must make only one.
+        left, so the caller must make only one. Totals are taken as they are: a state that was
+        edited states what was edited.
 
         Args:
             state: the value of :meth:`state`.
@@ -376,7 +379,7 @@ class Accountant:
         """
         account = from_json(Account, dict(state))
         accountant = cls(**vars(account.settings))
-        accountant._account = account
+        accountant._kept = account
         return accountant
 
     def close(self, *, empty: bool = True) -> None:

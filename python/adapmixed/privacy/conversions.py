@@ -66,8 +66,8 @@ def rdp_to_dp(order: float, epsilon: float, delta: float, adjacency: str = "zero
 
 
 @lru_cache(maxsize=1024)  # running curves of planned answers ask for the same ε many times
-def zcdp_to_dp(rho: float, delta: float) -> tuple[float, float]:
-    """Return ε of rho-zCDP at `delta`, rounded up, and the Rényi order that gives it.
+def zcdp_to_dp(rho: float, delta: float) -> float:
+    """Return ε of rho-zCDP at `delta`, rounded up.
 
     rho-zCDP is (α, α rho)-RDP at every α (Bun and Steinke 2016), so ε = min_α α rho + c_α(δ). The
     order may be chosen from rho only because rho is public and fixed in advance; see
@@ -77,14 +77,9 @@ def zcdp_to_dp(rho: float, delta: float) -> tuple[float, float]:
     Args:
         rho: ρ ≥ 0; +inf allowed.
         delta: δ in (0, 1).
-
-    Returns:
-        (ε, order). rho = 0 gives (0, inf).
     """
-    if rho == 0:
-        return 0.0, math.inf
-    if math.isinf(rho):
-        return math.inf, 2.0
+    if rho == 0 or math.isinf(rho):
+        return rho
 
     def cost(position: float) -> float:
         order = 1 + math.exp(position)
@@ -94,7 +89,7 @@ def zcdp_to_dp(rho: float, delta: float) -> tuple[float, float]:
     for _ in range(6):
         grid = [middle + width * step / 32 for step in range(-32, 33)]
         middle, width = min(grid, key=cost), width / 16
-    return cost(middle), 1 + math.exp(middle)
+    return cost(middle)
 
 
 def emptied_share(epsilon: float, delta: float) -> float:

@@ -3,7 +3,8 @@
 A mechanism emits events and does no accounting. Every answered query appears in exactly one of the
 answering events: `LeaveOneOutLoss`, `RenyiBound`, `ClippedAnswer`, `BoundedRangeAnswer`,
 `IndividualCharge`, `PublicAnswer` or `UnprotectedAnswer`. A noisy screening before the answer
-appears in a `GaussianScreening` as well. A `Caveat` names an assumption that was not met.
+appears in a `GaussianScreening` as well. A `Caveat` names an assumption that was not met. `method`
+is how an event is composed to a total (`Guarantee.method`), None for one that fits any.
 
 Shapes: N = `num_models`, B = queries of the event, K = number of Rényi orders. An event with a bad
 field raises a ValueError that names the field, its value and what is allowed.
@@ -13,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -65,6 +66,8 @@ class GaussianScreening:
         sigma: standard deviation of the noise, >= 1e-6.
     """
 
+    method: ClassVar[str] = "renyi"
+
     num_models: int
     queries: int
     weight: float
@@ -87,6 +90,8 @@ class LeaveOneOutLoss:
             copy.
         adjacency: "add_remove" (p' = p_{-i}) or "zero_out" (p' = p - (p̄_i - q)/N).
     """
+
+    method: ClassVar[str] = "renyi"
 
     orders: tuple[float, ...]
     loss: NDArray[np.float64]
@@ -130,6 +135,8 @@ class RenyiBound:
             comes; their number must then be fixed in advance.
     """
 
+    method: ClassVar[str] = "renyi"
+
     order: float
     epsilon: float
     num_models: int
@@ -166,6 +173,8 @@ class ClippedAnswer:
         budget: number of queries that the guarantee is for, in [1, 2^40].
     """
 
+    method: ClassVar[str] = "pld"
+
     lower: float
     upper: float
     num_models: int
@@ -197,6 +206,8 @@ class BoundedRangeAnswer:
             number must then be fixed in advance.
     """
 
+    method: ClassVar[str] = "bounded range"
+
     scale: float
     lower: float
     upper: float
@@ -220,6 +231,8 @@ class IndividualCharge:
         charge: (N, B) float64, upper bounds ≥ 0; 0 if the member answered the public distribution.
             Kept as a read-only copy.
     """
+
+    method: ClassVar[str] = "per-shard budget"
 
     measure: str
     order: float | None
@@ -249,6 +262,8 @@ class PublicAnswer:
         queries: number of queries, ≥ 0.
     """
 
+    method: ClassVar[None] = None
+
     queries: int
 
     def __post_init__(self) -> None:
@@ -262,6 +277,8 @@ class UnprotectedAnswer:
     Attributes:
         queries: number of queries, ≥ 0.
     """
+
+    method: ClassVar[None] = None
 
     queries: int
 
@@ -317,17 +334,17 @@ class Origin:
 BY_HAND = Origin()
 """Origin of logits whose ensemble is not known."""
 
-Event = (
+Counted = (
     GaussianScreening
-    | LeaveOneOutLoss
     | RenyiBound
     | ClippedAnswer
     | BoundedRangeAnswer
-    | IndividualCharge
     | PublicAnswer
     | UnprotectedAnswer
-    | Caveat
 )
+"""Events whose cost does not depend on private data."""
+
+Event = Counted | LeaveOneOutLoss | IndividualCharge | Caveat
 """Any privacy event."""
 
 Pay = Callable[[Sequence[Event], NDArray[np.float64] | None], NDArray[np.bool_] | None]

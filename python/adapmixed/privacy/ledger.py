@@ -22,11 +22,12 @@ import logging
 import os
 import sqlite3
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
+from functools import cached_property, partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 from urllib.parse import quote
 
 from adapmixed.errors import (
@@ -48,11 +49,11 @@ from adapmixed.privacy.encoding import (
     read_event,
     to_json,
 )
-from adapmixed.privacy.epsilon import guarantee_of
 from adapmixed.privacy.events import Event
-from adapmixed.privacy.guarantee import Guarantee
+from adapmixed.privacy.guarantee import Guarantee, guarantee_of
 
 _LOG = logging.getLogger(__name__)
+T = TypeVar("T")
 
 FORMAT_VERSION = 11
 """Version of the format. It rises when the content or its meaning changes. Older files are not
@@ -60,6 +61,7 @@ read."""
 
 APPLICATION_ID = 0x4144504D  # "ADPM", in the header of the file
 BUSY_SECONDS = 5.0
+AT_ONCE = 100  # records that are read in one state of the file
 WRITING = threading.Lock()
 """Held by the thread that writes. Where two connections meet, SQLite polls, and one may lose."""
 os.register_at_fork(
@@ -97,7 +99,6 @@ _DEVICE = {
     sqlite3.SQLITE_PERM,
 }
 _BUSY = {sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED}
-_NEEDS_LOCKS = "a ledger must lie on a file system with locks, such as a local disk"
 
 
 Content = Binding | Sequence[Event]
@@ -119,10 +120,11 @@ class Record:
     hash: bytes
 
     @staticmethod
-    def first(settings: Settings) -> Record:
-        """Return record 0 of a new ledger. Its random digits keep two ledgers apart."""
-        written = {"format_version": FORMAT_VERSION, "identity": os.urandom(16).hex()}
-        return Record._make(0, b"", written | {"settings": to_json(settings)})
+    def after(before: Record | None, written: str) -> Record:
+        """Return the record of a JSON text that follows another record, or is the first."""
+        sequence, previous = (0, b"") if before is None else (before.sequence + 1, before.hash)
+        digest = _hash("record", previous, b"%d" % sequence, written.encode())
+        return Record(sequence, written, digest)
 
     def next(self, entry: Content) -> Record:
         """Return the record of an entry that follows this one."""
@@ -130,21 +132,15 @@ class Record:
             written: dict[str, Any] = {"binding": to_json(entry)}
         else:
             written = {"events": [to_json(event) for event in entry]}
-        return Record._make(self.sequence + 1, self.hash, written)
-
-    @staticmethod
-    def _make(sequence: int, previous: bytes, written: Mapping[str, Any]) -> Record:
-        text = canonical(written)
-        return Record(sequence, text, _hash("record", previous, b"%d" % sequence, text.encode()))
+        return Record.after(self, canonical(written))
 
     def check_after(self, before: Record | None) -> None:
         """Raise LedgerCorruptError unless this is the record after another one, or the first."""
-        expected = 0 if before is None else before.sequence + 1
-        if self.sequence != expected:
-            raise LedgerCorruptError(f"record {expected} is missing")
-        previous = b"" if before is None else before.hash
-        if self.hash != _hash("record", previous, b"%d" % self.sequence, self.text.encode()):
-            raise LedgerCorruptError(f"record {expected} was altered: its hash does not fit")
+        due = Record.after(before, self.text)
+        if self.sequence != due.sequence:
+            raise LedgerCorruptError(f"record {due.sequence} is missing")
+        if self.hash != due.hash:
+            raise LedgerCorruptError(f"record {due.sequence} was altered: its hash does not fit")
 
     def entry(self) -> Content:
         """Return the entry of a record after the first.
@@ -184,19 +180,17 @@ class Reading:
         """Yield all records in order, up to `last`, from the file. They are private.
 
         Raises:
-            LedgerCorruptError: one was altered.
+            LedgerCorruptError: one was altered, or the file is another one by now.
             LedgerWriteError: the ledger cannot be read.
         """
-        immutable, before = _at_rest(self.path) is not None, None
-        with (
-            translated(self.path),
-            closing(_connect(self.path, "ro", immutable=immutable)) as connection,
-        ):
-            query = "SELECT * FROM record WHERE sequence <= ? ORDER BY sequence"
-            for record in map(_record, connection.execute(query, (self.last.sequence,))):
-                record.check_after(before)
+        before: Record | None = None
+        for start in range(0, self.last.sequence + 1, AT_ONCE):
+            end = min(start + AT_ONCE - 1, self.last.sequence)
+            for record in _chain(looked_up(self.path, partial(_rows, start, end)), before):
                 yield record
                 before = record
+        if before != self.last:
+            raise LedgerCorruptError(f"{self.path} was replaced while it was read")
 
     @property
     def identity(self) -> str:
@@ -221,8 +215,9 @@ class Reading:
         """The guarantee of all charges."""
         return guarantee_of(self.account)
 
+    @cached_property
     def totals(self) -> tuple[str, bytes]:
-        """Return the row of totals: their JSON text, and a hash that ties it to the records."""
+        """The row of totals: their JSON text, and a hash that ties it to the records."""
         text = canonical(to_json(self.account))
         return text, _hash("totals", self.first.hash, self.last.hash, text.encode())
 
@@ -258,10 +253,7 @@ class Ledger:
         self._connection: sqlite3.Connection | None = None
         self._unusable: str | None = None
         try:
-            if os.path.isdir(place):
-                raise LedgerWriteError(f"{place} must be the file of a ledger, got a folder")
-            if not create and not os.path.lexists(place):
-                raise LedgerWriteError(f"{place} must be a ledger, but there is no such file")
+            _check_file(place, missing=create)
             check_locks(place)
             self._lock = _locked(f"{place}-lock")
             if not os.path.lexists(place):
@@ -271,10 +263,9 @@ class Ledger:
                     f"{place} must have one name: by another, it has two writers"
                 )
             with translated(place):
-                self._connection = connected(place, "rw")
+                self._connection = connected(place)
                 self._opened = os.stat(place)
                 self.reading = _end(self._connection, place)
-            self._stored = self.reading.totals()[1]
             kept = self.reading.account.settings
             for name, value in vars(settings).items():
                 if value != getattr(kept, name):
@@ -289,7 +280,7 @@ class Ledger:
             raise
         _LOG.info("ledger %s: %d records", place, self.reading.charges)
 
-    def append(self, entry: Content, before: Account, after: Account) -> None:
+    def append(self, entry: Content, account: Account) -> None:
         """Add one record, which is durable when this returns.
 
         After an error, nothing may be released, and this object can charge no more. The ledger may
@@ -297,8 +288,7 @@ class Ledger:
 
         Args:
             entry: what was charged.
-            before: the account without the record.
-            after: the account with the record.
+            account: the account with the record.
 
         Raises:
             LedgerClosedError: the ledger is closed, a charge failed before, or the file was
@@ -306,15 +296,12 @@ class Ledger:
             LedgerBusyError: another program has locked the file.
             LedgerWriteError: the file cannot be written.
         """
-        now = self.reading
-        if before is not now.account:  # interrupted between the file and memory
-            self._unusable = self._unusable or "a charge was interrupted"
         if self._unusable is not None:
             raise LedgerClosedError(f"{self.path} must be opened again: {self._unusable}")
-        reading = Reading(self.path, now.first, now.last.next(entry), after)
+        now = self.reading
         try:
             self._check_in_place()
-            self._write(reading)
+            self._write(Reading(self.path, now.first, now.last.next(entry), account))
         except BaseException as error:
             self._unusable = f"a charge failed ({error or type(error).__name__})"
             raise
@@ -327,24 +314,23 @@ class Ledger:
         """
         connection = self._connection
         assert connection is not None  # it is usable
-        text, digest = reading.totals()
         with WRITING, translated(self.path):
             connection.execute("BEGIN IMMEDIATE")
             try:
                 (stored,) = connection.execute("SELECT hash FROM totals").fetchone()
-                if stored != self._stored:
+                if stored != self.reading.totals[1]:
                     raise LedgerClosedError(f"{self.path} was charged by another writer")
                 connection.execute(
                     "INSERT INTO record VALUES (?, ?, ?)", tuple(vars(reading.last).values())
                 )
-                connection.execute("UPDATE totals SET text = ?, hash = ?", (text, digest))
+                connection.execute("UPDATE totals SET text = ?, hash = ?", reading.totals)
                 connection.execute("COMMIT")
             except BaseException:
                 if connection.in_transaction:
                     with suppress(sqlite3.Error):
                         connection.execute("ROLLBACK")
                 raise
-        self.reading, self._stored = reading, digest
+        self.reading = reading
 
     def _check_in_place(self) -> None:
         """Raise LedgerClosedError if the path no longer names the opened database."""
@@ -392,53 +378,64 @@ def read_ledger(path: str | os.PathLike[str], *, whole: bool = True) -> Reading:
         LedgerCorruptError: the ledger was altered, or it has another format.
         LedgerWriteError: the ledger cannot be read.
     """
+    return looked_up(path, lambda connection: _read(connection, os.path.realpath(path), whole))
+
+
+def looked_up(path: str | os.PathLike[str], look: Callable[[sqlite3.Connection], T]) -> T:
+    """Return what a function finds in one state of a ledger, also while a writer has it open.
+
+    A closed ledger is read without SQLite's log, which a read-only folder could not hold. If a
+    writer came meanwhile, the function is called again with the log.
+
+    Args:
+        path: path of the database.
+        look: reads the database of a ledger.
+
+    Raises:
+        LedgerCorruptError: the ledger was altered, or it has another format.
+        LedgerWriteError: the ledger cannot be read.
+    """
     place = os.path.realpath(path)
-    if not os.path.lexists(place):
-        raise LedgerWriteError(f"{place} must be a ledger, but there is no such file")
-    if os.path.isdir(place):
-        raise LedgerWriteError(f"{place} must be the database file of a ledger, got a folder")
-    # A closed ledger is read without SQLite's log, which a read-only folder could not hold. If a
-    # writer came meanwhile, the ledger is read again with the log.
-    rest = _at_rest(place)
-    if rest is not None:
+    _check_file(place)
+    for rest in (_at_rest(place), None):
         try:
-            reading = _read(place, whole, immutable=True)
+            immutable = "" if rest is None else "&immutable=1"
+            with translated(place), closing(_connect(place, f"ro{immutable}")) as connection:
+                connection.execute("BEGIN")  # one state, whatever a writer does meanwhile
+                _check_database(connection, place)
+                found = look(connection)
         except LedgerError:
-            if _at_rest(place) == rest:
+            if rest is None or _at_rest(place) == rest:
                 raise
         else:
-            if _at_rest(place) == rest:
-                return reading
-    return _read(place, whole, immutable=False)
+            if rest is None or _at_rest(place) == rest:
+                break
+    return found
 
 
-def _read(place: str, whole: bool, *, immutable: bool) -> Reading:
-    with translated(place), closing(_connect(place, "ro", immutable=immutable)) as connection:
-        connection.execute("BEGIN")  # one state, whatever a writer does meanwhile
-        _check_database(connection, place)
-        (damage,) = connection.execute("PRAGMA quick_check(1)").fetchone()
-        if damage != "ok":
-            raise LedgerCorruptError(f"{place} is damaged: {damage}")
-        reading = _end(connection, place)
-        if not whole:
-            return reading
-        rows = connection.execute("SELECT * FROM record WHERE sequence > 0 ORDER BY sequence")
-        settings = from_json(Settings, parse(reading.first.text)["settings"])
-        last, account = reading.first, Account(settings)
-        for record in map(_record, rows):
-            record.check_after(last)
-            last, entry = record, record.entry()
-            try:
-                if isinstance(entry, Binding):
-                    account = account.bound(entry)
-                else:
-                    account = account.added(entry)
-            except ValueError as error:
-                raise LedgerCorruptError(
-                    f"record {record.sequence} cannot be charged: {error}"
-                ) from error
+def _read(connection: sqlite3.Connection, place: str, whole: bool) -> Reading:
+    (damage,) = connection.execute("PRAGMA quick_check(1)").fetchone()
+    if damage != "ok":
+        raise LedgerCorruptError(f"{place} is damaged: {damage}")
+    reading = _end(connection, place)
+    if not whole:
+        return reading
+    rows = connection.execute("SELECT * FROM record WHERE sequence > 0 ORDER BY sequence")
+    settings = from_json(Settings, parse(reading.first.text)["settings"])
+    last, account = reading.first, Account(settings)
+    for record in _chain(rows, last):
+        last, entry = record, record.entry()
+        try:
+            if isinstance(entry, Binding):
+                account = account.bound(entry)
+            else:
+                account = account.added(entry)
+        except ValueError as error:
+            raise LedgerCorruptError(
+                f"record {record.sequence} cannot be charged: {error}"
+            ) from error
     found = Reading(place, reading.first, last, account)
-    if found.totals() != reading.totals():
+    if found.totals != reading.totals:
         raise LedgerCorruptError(f"{place}: the totals are not what the records give")
     return found
 
@@ -468,6 +465,18 @@ def _end(connection: sqlite3.Connection, place: str) -> Reading:
         raise LedgerCorruptError(f"{place}: the totals could not be read: {error}") from error
 
 
+def _rows(start: int, end: int, connection: sqlite3.Connection) -> list[tuple[Any, ...]]:
+    query = "SELECT * FROM record WHERE sequence BETWEEN ? AND ? ORDER BY sequence"
+    return connection.execute(query, (start, end)).fetchall()
+
+
+def _chain(rows: Iterable[tuple[Any, ...]], before: Record | None) -> Iterator[Record]:
+    """Yield the records of rows, each of which must follow the one before."""
+    for record in map(_record, rows):
+        record.check_after(before)
+        yield (before := record)
+
+
 def _record(row: tuple[Any, ...]) -> Record:
     if tuple(map(type, row)) != (int, str, bytes):
         raise LedgerCorruptError(f"record {row[0]!r} does not have the columns of a record")
@@ -481,6 +490,14 @@ def _hash(kind: str, *parts: bytes) -> bytes:
         digest.update(len(part).to_bytes(8, "little"))
         digest.update(part)
     return digest.digest()
+
+
+def _check_file(path: str, *, missing: bool = False) -> None:
+    """Raise LedgerWriteError if a path is a folder or, unless that is allowed, names nothing."""
+    if os.path.isdir(path):
+        raise LedgerWriteError(f"{path} must be the file of a ledger, got a folder")
+    if not missing and not os.path.lexists(path):
+        raise LedgerWriteError(f"{path} must be a ledger, but there is no such file")
 
 
 def _locked(path: str) -> int:
@@ -520,26 +537,25 @@ def translated(path: str) -> Iterator[None]:
         primary = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_CORRUPT) & 0xFF
         if primary in _BUSY:  # SQLite says so after ENOLCK, too
             raise LedgerBusyError(
-                f"{path} is locked by another program, or cannot be locked ({_NEEDS_LOCKS}): "
-                f"{error}"
+                f"{path} is locked by another program, or its file system has no locks: {error}"
             ) from error
         if primary not in _DEVICE:
             raise LedgerCorruptError(
                 f"{path} is not an intact ledger: {error}; if it was one, count it as spent in full"
             ) from error
-        advice = f"; {_NEEDS_LOCKS}" if "LOCK" in error.sqlite_errorname else ""
+        advice = ""
         if os.path.lexists(f"{path}-wal") and not os.access(os.path.dirname(path) or ".", os.W_OK):
             advice = f"; copy it, with {path}-wal, to a folder that you may write to"
         raise LedgerWriteError(f"{path} could not be read or written: {error}{advice}") from error
 
 
-def _connect(path: str, mode: str, *, immutable: bool = False) -> sqlite3.Connection:
+def _connect(path: str, mode: str) -> sqlite3.Connection:
     """Open an existing database, read-only with mode "ro" or for writing with mode "rw".
 
-    If `immutable` is set, no other file is read, made or locked; see :func:`_at_rest`.
+    With "ro&immutable=1", no other file is read, made or locked; see :func:`_at_rest`.
     """
     connection = sqlite3.connect(
-        f"file:{quote(path)}?mode={mode}{'&immutable=1' if immutable else ''}",
+        f"file:{quote(path)}?mode={mode}",
         uri=True,
         timeout=BUSY_SECONDS,
         isolation_level=None,
@@ -550,20 +566,19 @@ def _connect(path: str, mode: str, *, immutable: bool = False) -> sqlite3.Connec
     return connection
 
 
-def connected(path: str, mode: str) -> sqlite3.Connection:
-    """Return a connection to a ledger's database, to read with "ro" or to write with "rw".
+def connected(path: str) -> sqlite3.Connection:
+    """Return a connection to write to a ledger's database, whose commits wait for the device.
 
-    Every commit waits for the device. Use it within `translated`.
+    Use it within `translated`.
 
     Raises:
         LedgerCorruptError: it is no ledger, or has another format.
         LedgerWriteError: the file system or the database cannot be written durably.
     """
-    connection = _connect(path, mode)
+    connection = _connect(path, "rw")
     try:
         _check_database(connection, path)
-        if mode == "rw":
-            _make_durable(connection, path)
+        _make_durable(connection, path)
     except BaseException:
         connection.close()
         raise
@@ -612,10 +627,9 @@ def _at_rest(path: str) -> tuple[int, ...] | None:
     If it is the same before and after a reading, the file alone held every charge meanwhile.
     """
     try:
-        for suffix in ("-wal", "-journal"):
-            with suppress(FileNotFoundError):
-                if os.stat(path + suffix).st_size:
-                    return None
+        with suppress(FileNotFoundError):
+            if os.stat(f"{path}-wal").st_size:
+                return None
         found = os.stat(path)
     except OSError as error:
         raise LedgerWriteError(f"{path} could not be read: {error}") from error
@@ -631,7 +645,9 @@ def _create(path: str, settings: Settings) -> None:
     """
     if os.path.lexists(f"{path}-wal"):
         raise LedgerCorruptError(f"{path} must exist if {path}-wal does, but there is no such file")
-    fresh, first = f"{path}-new", Record.first(settings)
+    written = {"format_version": FORMAT_VERSION, "identity": os.urandom(16).hex()}
+    first = Record.after(None, canonical(written | {"settings": to_json(settings)}))
+    fresh = f"{path}-new"
     try:
         _remove(fresh)
         os.close(os.open(fresh, os.O_CREAT | os.O_EXCL | os.O_RDWR | os.O_CLOEXEC, 0o600))
@@ -640,7 +656,7 @@ def _create(path: str, settings: Settings) -> None:
             connection.execute("BEGIN IMMEDIATE")
             for statement in SCHEMA.values():
                 connection.execute(statement)
-            totals = Reading(path, first, first, Account(settings)).totals()
+            totals = Reading(path, first, first, Account(settings)).totals
             connection.execute("INSERT INTO record VALUES (?, ?, ?)", tuple(vars(first).values()))
             connection.execute("INSERT INTO totals VALUES (1, ?, ?)", totals)
             connection.execute(f"PRAGMA application_id = {APPLICATION_ID}")

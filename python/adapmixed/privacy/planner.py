@@ -33,16 +33,21 @@ from adapmixed.limits import (
     check_question,
     check_scale,
 )
-from adapmixed.privacy.bounded_range import FEW, bounded_range_epsilon
 from adapmixed.privacy.composition import (
+    FEW,
     PLANNED_POINTS,
+    bounded_range_epsilon,
     clipped_mixing_epsilon,
     renyi_epsilon,
 )
 from adapmixed.privacy.conversions import c_alpha, emptied_share, rdp_to_dp
-from adapmixed.privacy.costs.clipped_log_pool import RANGE_ERROR, answer_range
-from adapmixed.privacy.costs.clipped_mixing import clipped_mixing_pair
-from adapmixed.privacy.costs.pmixed import radius_for_epsilon, sound_bound
+from adapmixed.privacy.costs import (
+    RANGE_ERROR,
+    answer_range,
+    clipped_mixing_pair,
+    radius_for_epsilon,
+    sound_bound,
+)
 from adapmixed.privacy.rounding import four_digits, lowered
 
 __all__ = ["Plan", "epsilon_of", "models_for", "plan", "queries_for", "recommended"]

@@ -23,9 +23,8 @@ from adapmixed.errors import LedgerCorruptError, LedgerError
 from adapmixed.files import remove_leftovers, write_file
 from adapmixed.limits import MOST_QUERIES
 from adapmixed.privacy.account import Account
-from adapmixed.privacy.epsilon import fixed_epsilon, guarantee_of
 from adapmixed.privacy.events import ClippedAnswer
-from adapmixed.privacy.guarantee import Guarantee, format_epsilon
+from adapmixed.privacy.guarantee import Guarantee, fixed_epsilon, format_epsilon, guarantee_of
 from adapmixed.privacy.ledger import Reading, read_ledger
 
 FILE_NAME, FORMAT_VERSION = "ledgers.json", 2

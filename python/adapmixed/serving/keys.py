@@ -16,13 +16,12 @@ import re
 import secrets
 import time
 from collections.abc import Sequence
-from contextlib import closing
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from adapmixed.files import sole_writer, write_file
 from adapmixed.limits import check_optional_queries
-from adapmixed.privacy.ledger import WRITING, connected, translated
+from adapmixed.privacy.ledger import WRITING, connected, looked_up, translated
 from adapmixed.serving.errors import RequestError, spent
 
 FORMAT_VERSION = 1
@@ -154,7 +153,7 @@ class Clients:
         self._keys, self._path = keys, os.path.realpath(ledger)
         self._rates: dict[Key, tuple[float, float]] = {}  # requests left, and when
         with translated(self._path):
-            self._database = connected(self._path, "rw")
+            self._database = connected(self._path)
 
     def replace(self, keys: Sequence[Key]) -> None:
         """Let in these keys alone from now on. Answers that run already go on.
@@ -247,6 +246,4 @@ def read_usage(ledger: str | os.PathLike[str]) -> dict[str, int]:
     Raises:
         LedgerError: as `Clients`.
     """
-    path = os.path.realpath(ledger)
-    with translated(path), closing(connected(path, "ro")) as database:
-        return dict(database.execute("SELECT name, tokens FROM used"))
+    return looked_up(ledger, lambda found: dict(found.execute("SELECT name, tokens FROM used")))

@@ -18,9 +18,12 @@ from torch import Tensor
 from adapmixed.mechanisms import AdaPMixED, ClippedLogPool, ClippedMixing, Mechanism, PMixED
 from adapmixed.privacy import RenyiBound
 from adapmixed.privacy.conversions import replace_one_epsilon
-from adapmixed.privacy.costs.clipped_log_pool import bounded_range_rho
-from adapmixed.privacy.costs.clipped_mixing import accounted_box, clipped_mixing_pair
-from adapmixed.privacy.costs.pmixed import sound_bound
+from adapmixed.privacy.costs import (
+    accounted_box,
+    bounded_range_rho,
+    clipped_mixing_pair,
+    sound_bound,
+)
 from adapmixed.privacy.rounding import up
 from adapmixed.rng import SeededRandom
 from adapmixed_lab.audit.finding import SLACK, Effort, Finding

@@ -15,7 +15,7 @@ import torch
 
 from adapmixed.mechanisms import AdaPMixED
 from adapmixed.privacy.conversions import gdp_to_dp
-from adapmixed.privacy.costs.adapmixed import screening_rho
+from adapmixed.privacy.costs import screening_rho
 from adapmixed_ext.types import RandomSource
 from adapmixed_lab.audit.finding import Effort, Finding
 from adapmixed_lab.audit.search import Array, drawn, neighbour, renyi

@@ -16,8 +16,7 @@ import torch
 from torch import Tensor
 
 from adapmixed.mechanisms import ClippedLogPool, ClippedMixing, Mechanism, PMixED
-from adapmixed.privacy.costs.clipped_log_pool import bounded_range_rho
-from adapmixed.privacy.costs.clipped_mixing import accounted_box, clipped_mixing_pair
+from adapmixed.privacy.costs import accounted_box, bounded_range_rho, clipped_mixing_pair
 from adapmixed.rng import SeededRandom
 from adapmixed_ext.types import RandomSource
 from adapmixed_lab.audit.finding import Effort, Finding

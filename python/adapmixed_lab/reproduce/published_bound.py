@@ -10,7 +10,7 @@ from collections.abc import Callable
 from functools import lru_cache
 
 from adapmixed.limits import check_count, check_number, check_rate
-from adapmixed.privacy.costs.pmixed import sound_bound
+from adapmixed.privacy.costs import sound_bound
 from adapmixed.privacy.rounding import log_expm1_up, softplus_up, sum_up, up
 from adapmixed_lab.audit.search import last
 

@@ -6,7 +6,7 @@ import math
 import numpy as np
 import pytest
 
-from adapmixed.privacy import bounded_range
+from adapmixed.privacy.composition import adaptive_epsilon
 from adapmixed_lab.audit import adversary
 from adapmixed_lab.audit.adversary import DELTA, MODELS, NARROW, POOL, Duel
 
@@ -58,7 +58,7 @@ def test_the_adversary_reaches_nine_tenths_of_delta_of_a_plan(queries: int, leas
 def test_the_theorem_covers_the_worst_adversary(queries: int, delta: float) -> None:
     game = Duel(POOL, "zero_out")
     rho = game.span**2 / 8
-    epsilon = bounded_range.adaptive_epsilon(queries * rho, rho, delta)
+    epsilon = adaptive_epsilon(queries * rho, rho, delta)
     assert game.reached(queries, epsilon) <= delta
 
 

@@ -9,7 +9,7 @@ import pytest
 from just_above import assert_just_above, exactly
 
 from adapmixed.mechanisms import ClippedLogPool, ClippedMixing, Mechanism
-from adapmixed.privacy.costs.adapmixed import screening_rho
+from adapmixed.privacy.costs import screening_rho
 from adapmixed.rng import SeededRandom
 from adapmixed_lab.audit import (
     AUDITS,

@@ -6,8 +6,7 @@ from dataclasses import replace
 import pytest
 
 from adapmixed.mechanisms import ClippedLogPool, clipped_log_pool, clipped_mixing
-from adapmixed.privacy.account import Account
-from adapmixed.privacy.budget import ShardBudget
+from adapmixed.privacy.account import Account, ShardBudget
 from adapmixed_lab.audit import budgets as audit
 from adapmixed_lab.audit.budgets import ENDLESS, ZCDP_ORDERS, Tree
 

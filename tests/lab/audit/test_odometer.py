@@ -111,7 +111,7 @@ def test_an_accountant_that_states_too_little_is_broken(monkeypatch: pytest.Monk
     with monkeypatch.context() as patch:  # less than what is lost
         patch.setattr(account.Losses, "add", changed(lambda loss: 0.99 * loss))
         assert here.measured(queries) > DELTA
-    conversion = "adapmixed.privacy.epsilon.c_alpha"
+    conversion = "adapmixed.privacy.guarantee.c_alpha"
     with monkeypatch.context() as patch:  # docs/how-to/audit.md: 1e-5 too small
         patch.setattr(conversion, lambda *given: c_alpha(*given) - 1e-5)
         assert here.measured(queries) > DELTA

@@ -13,7 +13,7 @@ from dp_accounting import rdp
 from just_above import assert_just_above, exactly
 
 from adapmixed.privacy.conversions import rdp_to_dp
-from adapmixed.privacy.costs.pmixed import sound_bound
+from adapmixed.privacy.costs import sound_bound
 from adapmixed_lab.audit.bounds import amplification_rate
 from adapmixed_lab.reproduce.published_bound import (
     published_bound,

@@ -1,22 +1,174 @@
-"""Dominating pairs: their masses, random attacks, and their growth with box and ensemble."""
+"""Costs of one answer: no mechanism beats its bound, and rounding is charged."""
 
+import itertools
 import math
 from fractions import Fraction
 
+import dp_accounting
+import mpmath
 import numpy as np
 import pytest
+from just_above import assert_just_above, exactly
 from privacy_cases import BOXES, hockey_stick, neighbours, random_distributions
 
 from adapmixed.limits import QUESTIONS
 from adapmixed.privacy.composition import clipped_mixing_epsilon, composed_epsilon
-from adapmixed.privacy.costs.clipped_mixing import (
+from adapmixed.privacy.conversions import (
+    rdp_to_dp,
+)
+from adapmixed.privacy.costs import (
     BOX_ERROR,
+    RANGE_ERROR,
     DominatingPair,
     accounted_box,
     answer_error,
+    bounded_range_rho,
     charge_rounding,
     clipped_mixing_pair,
+    individual_rho,
+    radius_for_epsilon,
+    range_rounding,
+    screening_rho,
+    sound_bound,
 )
+
+# PMixED's bound and radius
+
+
+def exact_sound_bound(order, radius, models, rate):
+    def formula():
+        a, r, share = mpmath.mpf(order), mpmath.mpf(radius), mpmath.mpf(rate) / models
+        return mpmath.log1p(share * mpmath.expm1((a - 1) * r)) / (a - 1)
+
+    return exactly(formula)
+
+
+@pytest.mark.parametrize("order", [1 + 1e-6, 1.5, 3.0, 18.0, 1000.0])
+@pytest.mark.parametrize("radius", [1e-12, 1e-3, 0.03, 3.6, 50.0, 1e4])
+@pytest.mark.parametrize("models", [1, 2, 80])
+def test_the_sound_bound_and_the_radius_that_it_admits(order, radius, models):
+    for rate in (1, 0.1):
+        stated = sound_bound(order, radius, models, rate)
+        assert stated <= radius
+        assert_just_above(stated, exact_sound_bound(order, radius, models, rate))
+    epsilon, found = radius, radius_for_epsilon(order, radius, models)
+    assert found >= epsilon >= sound_bound(order, found, models)
+    assert exact_sound_bound(order, found, models, 1) <= epsilon
+    assert exact_sound_bound(order, found * (1 + 1e-10), models, 1) > epsilon
+
+
+def test_radius_at_the_ends():
+    assert sound_bound(3, math.inf, 80) == radius_for_epsilon(3, math.inf, 80) == math.inf
+    assert sound_bound(3, 0.0, 80) == sound_bound(3, 5.0, 80, rate=0.0) == 0.0
+    assert radius_for_epsilon(3, 0.0, 80) == 0.0 and sound_bound(18, 0.3, 1) == 0.3
+    assert radius_for_epsilon(18, 1e-320, 80) >= 0.0
+    assert math.isfinite(radius_for_epsilon(18, 1e307, 80))
+
+
+# AdaPMixED's screening
+
+
+@pytest.mark.parametrize("order", [1.5, 18.0, 400.0])
+@pytest.mark.parametrize("sigma", [1e-2, 1.0, 7.0])
+def test_the_screening_costs_alpha_rho(order, sigma):
+    """As a Gaussian of the L2 sensitivity √2 λ_s/N does, by dp-accounting's own formula."""
+    weight, models = 0.7, 10
+    ratio = exactly(lambda: mpmath.mpf(weight) / (models * mpmath.mpf(sigma)))
+    assert_just_above(screening_rho(weight, sigma, models), exactly(lambda: ratio**2))
+    accountant = dp_accounting.rdp.RdpAccountant([order])
+    accountant.compose(dp_accounting.GaussianDpEvent(sigma * models / (math.sqrt(2) * weight)))
+    for delta in (1e-30, 1e-9, 1e-5, 1e-3):
+        ours = rdp_to_dp(order, order * screening_rho(weight, sigma, models), delta)
+        assert ours == pytest.approx(accountant.get_epsilon(delta), rel=1e-12)
+
+
+# ClippedLogPool
+
+SETTINGS = list(itertools.product([1e-6, 0.5, 2.0, 300.0], [0.0, 1e-9, 0.25, 40.0], [1e-9, 3.0]))
+
+
+@pytest.mark.parametrize(("scale", "lower", "upper"), SETTINGS)
+def test_the_operators_bound_is_held_twice(scale, lower, upper):
+    """The bound is 2^-49 (1 + κ max(-a, b) + L) with L = 750; see csrc/log_pool/formula.h."""
+    with mpmath.workdps(40):
+        bound = mpmath.mpf(2) ** -49 * (1 + mpmath.mpf(scale) * max(lower, upper) + 750)
+        assert 2 * bound * (1 - mpmath.mpf(2) ** -50) <= range_rounding(scale, -lower, upper)
+        assert range_rounding(scale, -lower, upper) <= 2 * bound * (1 + mpmath.mpf(2) ** -50)
+
+
+@pytest.mark.parametrize(("scale", "lower", "upper"), SETTINGS)
+@pytest.mark.parametrize("num_models", [1, 10**6])
+def test_what_is_charged_holds_the_rounding(scale, lower, upper, num_models):
+    with mpmath.workdps(40):
+        nominal = mpmath.mpf(scale) * (mpmath.mpf(lower) + mpmath.mpf(upper)) / num_models
+        widened = nominal * (1 + mpmath.mpf(RANGE_ERROR))
+        added = mpmath.mpf(2) ** -48 * (751 + mpmath.mpf(scale) * max(lower, upper))
+        for adjacency, factor in (("zero_out", 1), ("replace_one", 2)):
+            found = bounded_range_rho(scale, -lower, upper, num_models, adjacency)
+            least = (factor * (widened + added)) ** 2 / 8
+            assert least * (1 - mpmath.mpf(2) ** -50) <= found <= least * (1 + 2.0**-40)
+        spans = np.array([0.0, 1e-12, lower + upper])
+        charged = individual_rho(spans, scale, -lower, upper, num_models)
+        for span, rho in zip(spans.tolist(), charged.tolist(), strict=True):
+            eta = mpmath.mpf(scale) * mpmath.mpf(span) / num_models
+            least = (eta * (1 + mpmath.mpf(RANGE_ERROR)) + added) ** 2 / 8
+            assert least * (1 - mpmath.mpf(2) ** -50) <= rho <= least * (1 + 2.0**-40)
+
+
+def test_a_range_of_nothing_costs_nothing():
+    assert bounded_range_rho(0.0, -1.0, 1.0, 5, "zero_out") == 0.0
+    assert bounded_range_rho(3.0, 0.0, 0.0, 5, "replace_one") == 0.0
+    assert bounded_range_rho(1e-200, -1.0, 1.0, 5, "zero_out") > 0.0
+
+
+def pool(q, clipped_ratios, scale):
+    logits = np.log(q) + scale * clipped_ratios.mean(axis=0)
+    p = np.exp(logits - logits.max())
+    return p / p.sum()
+
+
+@pytest.mark.slow
+def test_no_log_pool_beats_its_bound():
+    """Random pools, half of them extremal, keep the bound at six orders, both ways."""
+    generator, worst = np.random.default_rng(11), 0.0
+    for _ in range(4000):
+        models, vocabulary = int(generator.choice([1, 2, 3, 10])), int(generator.integers(2, 7))
+        lower, upper = -generator.exponential(1), generator.exponential(1)
+        scale = generator.uniform(0.2, 3)
+        q = generator.dirichlet(np.full(vocabulary, generator.choice([0.3, 1.0, 5.0]))) + 1e-9
+        shape = (models + 1, vocabulary)
+        ratios = np.clip(generator.normal(0, 3, shape), lower, upper)
+        if generator.random() < 0.5:
+            ratios = np.where(generator.random(shape) < 0.5, lower, upper)
+        p = pool(q / q.sum(), ratios[:-1], scale)
+        emptied, replaced = ratios[:-1].copy(), ratios[:-1].copy()
+        emptied[0], replaced[0] = 0.0, ratios[-1]
+        for way, other in (("zero_out", emptied), ("replace_one", replaced)):
+            distribution = pool(q / q.sum(), other, scale)
+            rho = bounded_range_rho(scale, lower, upper, models, way)
+            for order in (1.01, 1.5, 2.0, 4.0, 18.0, 100.0):
+                for a, b in ((p, distribution), (distribution, p)):
+                    # A distribution of bounded range: no overflow at these orders.
+                    log = order * np.log(a) + (1 - order) * np.log(b)
+                    top = log.max()
+                    loss = (top + math.log(np.exp(log - top).sum())) / (order - 1)
+                    assert loss <= order * rho + 1e-11
+                    worst = max(worst, loss / (order * rho) if rho > 1e-6 else 0.0)
+    assert worst > 0.95
+
+
+def test_the_bounded_range_bound_is_tight():
+    """Two tokens of near-equal mass at the ends of the range attain the bound as η → 0."""
+    eta, order = 1e-2, 2.0
+    p = np.array([0.5, 0.5])
+    other = p * np.exp([-eta / 2, eta / 2])
+    other /= other.sum()
+    loss = math.log(float(np.sum(p**order * other ** (1 - order)))) / (order - 1)
+    rho = bounded_range_rho(1.0, -eta / 2, eta / 2, 1, "zero_out")
+    assert 0.999 * order * rho < loss <= order * rho
+
+
+# ClippedMixing
 
 RATIOS = np.concatenate([[0.0], np.exp(np.linspace(-4, 4, 161)), 1 + np.linspace(-0.05, 0.05, 41)])
 
