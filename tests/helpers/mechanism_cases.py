@@ -62,7 +62,6 @@ BASELINES: dict[str, Mechanism] = {
 MECHANISMS |= BASELINES
 
 
-
 def _boxed(p: Tensor, q: Tensor, lower: float, upper: float) -> Tensor:
     """Return clip(s p, lower q, upper q), with s from bisection such that the sum is 1."""
     low = torch.full_like(p[..., :1], 1e-9)
@@ -77,8 +76,8 @@ def _boxed(p: Tensor, q: Tensor, lower: float, upper: float) -> Tensor:
 FORMULAS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "clipped-mixing": lambda p, q: _boxed(p, q, 0.6, 1.7).mean(0),
     "clipped-log-pool": lambda p, q: (
-        (q.log() + 1.5 * (p.log() - q.log()).clamp(-0.5, 0.5).mean(0)).softmax(-1)
-    ),
+        q.log() + 1.5 * (p.log() - q.log()).clamp(-0.5, 0.5).mean(0)
+    ).softmax(-1),
 }
 """What is answered from, (B, V), by the members' p, (N, B, V), and q, unless weights give it."""
 
