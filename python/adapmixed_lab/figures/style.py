@@ -23,7 +23,7 @@ from matplotlib.figure import Figure
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 LINE_STYLES = {"fixed": "-", "data-dependent, ex-post": (0, (4, 1.6)), "published": (0, (1, 1.6))}
 MARKERS = {"fixed": "o", "data-dependent, ex-post": "D", "published": "X"}
-FILLS = {"zero_out": "full", "add_remove": "none", "add/remove": "none", "replace_one": "left"}
+FILLS = {"zero_out": "full", "add_remove": "none", "replace_one": "left"}
 """How the mark of an ε is filled, by its neighbours."""
 GREY = "#555555"
 DASHES = ((0, (2, 2)), (0, (6, 2)), "-", (0, (6, 2, 1, 2)))

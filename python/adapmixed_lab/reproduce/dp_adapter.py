@@ -67,7 +67,7 @@ class DPAdapter:
             "kind": "fixed",
             "guarantee": self.statement,
             "unit": self.unit,
-            "adjacency": "add_remove",
+            "adjacency": "add/remove",
             "screened": 0.0,
             "total": self.epsilon,
             "mechanism": "one adapter trained by DP-SGD",

@@ -1,6 +1,6 @@
 """The content of a result file, all that is needed to redraw its tables and figures, and its text.
 
-    {"format_version": 1, "experiment": "table1", "inputs": {...}, "settings": {...},
+    {"format_version": 2, "experiment": "table1", "inputs": {...}, "settings": {...},
      "notes": [...], "rows": [{"group", "method", "label", "ours", "paper"}, ...],
      "environment": {...}, "seconds": s}
 
@@ -35,7 +35,7 @@ from adapmixed_lab.reproduce.paper import DELTA
 if TYPE_CHECKING:
     from adapmixed_lab.reproduce.measure import Texts
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 
 
 def row(
@@ -97,12 +97,6 @@ def read_experiment(path: Path) -> dict[str, Any]:
     except (KeyError, TypeError, ValueError) as error:
         raise ValueError(f"{path} must be an unchanged result file: {error}") from error
     return found
-
-
-def relation(side: Mapping[str, Any]) -> str | None:
-    """Return the adjacency of a line's ε; DP-SGD's is of other units than shards."""
-    records = side.get("adjacency") == "add_remove" and side.get("unit") not in (None, "shard")
-    return "add/remove" if records else side.get("adjacency")
 
 
 def run_words(result: Mapping[str, Any]) -> str:
@@ -213,7 +207,7 @@ _COLUMNS: Mapping[str, tuple[bool, Callable[[Mapping[str, Any]], str]]] = {
     "vs public": (True, lambda side: format_against(None, side.get("difference"))),
     "screened": (True, _screened),
     "guarantee": (False, lambda side: KIND_LABELS.get(side["kind"], side["kind"])),
-    "neighbours": (False, lambda side: format_neighbours(relation(side))),
+    "neighbours": (False, lambda side: format_neighbours(side.get("adjacency"))),
     "of one": (
         False,
         lambda side: MISSING if side["kind"] in ("public", "none") else str(side["unit"]),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import statistics
 from dataclasses import replace
 from pathlib import Path
@@ -211,7 +212,11 @@ def test_the_lines_of_dp_sgd(monkeypatch: pytest.MonkeyPatch) -> None:
     # This adapter is worse than the public model: the paper's order does not appear.
     assert "The paper's order of perplexities does not appear in 2 runs of 40 queries" in notes
     assert "DP-SGD is not below public model" in notes
-    assert "block of 16 tokens" in text(result)
+    printed = text(result)
+    assert "block of 16 tokens" in printed
+    # Its neighbours are its own, whatever the unit.
+    assert re.search(rf"^{paper.DP_SGD} .* add/remove +block of 16 tokens", printed, re.MULTILINE)
+    assert re.search(rf"^{WHOLE_NAME} .* add/remove +shard", printed, re.MULTILINE)
     # An adapter that is the public model has its perplexities: on the same windows and labels.
     worse._members.zero_()
     again = table1(given, [adapter], parts_of(given, 2, 40, 70))
