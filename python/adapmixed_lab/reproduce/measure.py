@@ -40,7 +40,6 @@ PER_MODEL = "AdaPMixED, per-model rule"
 SCALES_TRIED = (1, 2, 4, 8)
 """κ of the non-private pools of which the best is shown."""
 _OTHER = 1024  # tokens to choose κ on
-MOST_TOKENS = 1 << 20  # that are read of a text: several times those of all runs of the paper
 
 
 @dataclass(frozen=True)
@@ -161,14 +160,11 @@ def load_inputs(sources: Sources, folder: Path, seed: int, run: Run) -> Texts:
     ensemble = sources.load(adapters)
     if ensemble.tokenizer is None:
         raise ValueError(f"base must have a tokenizer, {sources.public_model} has none")
-    stream: list[int] = []
-    for document in documents:
-        stream += token_stream(ensemble.tokenizer, [document.text], ensemble.vocab_size)
-        if len(stream) >= MOST_TOKENS:
-            break
+    texts = [document.text for document in documents]
+    stream = token_stream(ensemble.tokenizer, texts, ensemble.vocab_size)
     kept = len(stream) - min(_OTHER, len(stream) // 8)
-    texts = tuple(stream[:kept]), name, tuple(stream[kept:])
-    return Texts(sources, ensemble, *texts, run=run)
+    parts = tuple(stream[:kept]), name, tuple(stream[kept:])
+    return Texts(sources, ensemble, *parts, run=run)
 
 
 def compare(
