@@ -168,10 +168,10 @@ def _dp_adapters(arguments: argparse.Namespace, inputs: Texts, seed: int) -> lis
     if arguments.dp_adapter is not None:
         adapters = [read_dp_adapter(folder) for folder in arguments.dp_adapter]
         for adapter in adapters:
-            if adapter.delta != DELTA:
+            if (delta := adapter.guarantee.delta) != DELTA:
                 raise ValueError(
                     f"--dp-adapter must have its ε at δ = {DELTA:g}, as the tables do, got one at "
-                    f"{adapter.delta:g}"
+                    f"{delta:g}"
                 )
         if len({adapter.line for adapter in adapters}) < len(adapters):
             raise ValueError("--dp-adapter must be one for a record, one for a name, or both")

@@ -137,10 +137,10 @@ def _notes_1(
         "analysis."
     )
     notes += [
-        f"DP-SGD protects one {adapter.unit}, and the ensembles' mechanisms protect a whole shard. "
+        f"DP-SGD protects one {adapter.guarantee.protected}, and the ensembles' mechanisms protect a whole shard. "
         "The same ε is a weaker guarantee for DP-SGD."
         for adapter in adapters
-        if adapter.blocks is None
+        if adapter.line == paper.DP_SGD
     ]
     notes.append(
         "DP-SGD's noise comes from the operating system, whatever the seed. An adapter that is "

@@ -185,7 +185,7 @@ def test_every_step_is_taken_and_the_base_is_left_alone(
     base: Any, family: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     before = {name: value.clone() for name, value in base.state_dict().items()}
-    monkeypatch.setattr(dp_sgd, "plan_noise", lambda *arguments: (1e-6, 8.0, 0.5, 30))
+    monkeypatch.setattr(dp_sgd, "plan_noise", lambda *arguments: (1e-6, 8.0, 0.5, 30, "prv"))
     monkeypatch.setattr(dp_sgd, "PHYSICAL_BATCH", 3)
     draws: list[int] = []
     gaussian = dp_sgd.ops.gaussian
@@ -251,7 +251,7 @@ def test_epsilon_agrees_with_another_accountant(trained: tuple[Path, Path]) -> N
 
 def test_the_statement_of_whole_identifiers() -> None:
     arguments = (1.23456, 1e-5, 1.0, 0.1, 10, 1.0, 512, "document (file)")
-    one, all_of_them = AdapterGuarantee(*arguments, 1), AdapterGuarantee(*arguments, None)
+    one, all_of_them = (AdapterGuarantee(*arguments, blocks, "prv") for blocks in (1, None))
     assert "ε = 1.2346 at δ = 1e-05 for one whole name in the corpus (document (file))" in str(one)
     assert "NOT" not in str(one) and "NOT for a whole user" in str(all_of_them)
     assert "of which at most 3 blocks" in str(replace(one, blocks_per_identifier=3))
@@ -281,8 +281,9 @@ def test_epsilon_of_a_group_over_steps() -> None:
     assert 0 <= group_epsilon(30.0, 1 - 1e-9, 25, 6, 1e-6) - exact < 0.02
     assert group_epsilon(30.0, 1.0, 25, 6, 1e-6) == exact
     target = PrivacyTarget(2.0, 1e-5, blocks_per_identifier=6)
-    sigma, epsilon, rate, steps = plan_noise(target, 100, 20, 3)
-    assert (rate, steps) == (0.2, 15) and 1.98 < epsilon <= 2.0
+    sigma, epsilon, rate, steps, accountant = plan_noise(target, 100, 20, 3)
+    assert (rate, steps, accountant) == (0.2, 15, "pld") and 1.98 < epsilon <= 2.0
+    assert plan_noise(target, 20, 20, 3)[2:] == (1.0, 3, "gdp")
     assert epsilon == group_epsilon(sigma, rate, steps, 6, 1e-5, grid=2e-3)
 
 

@@ -19,6 +19,7 @@ from adapmixed.mechanisms import AdaPMixED, Unprotected
 from adapmixed.privacy.conversions import c_alpha
 from adapmixed.rng import SeededRandom
 from adapmixed_lab.cli import main
+from adapmixed_lab.dp_sgd.guarantee import AdapterGuarantee
 from adapmixed_lab.reproduce import paper
 from adapmixed_lab.reproduce.dp_adapter import WHOLE_NAME, DPAdapter
 from adapmixed_lab.reproduce.figure2 import figure2, settings_of, sizes
@@ -196,17 +197,18 @@ def test_several_trainings_are_one_result() -> None:
 
 def test_the_lines_of_dp_sgd(monkeypatch: pytest.MonkeyPatch) -> None:
     given = inputs(paper=True)
-    adapter = DPAdapter(Path("dp"), 7.5, 1e-5, "block of 16 tokens", "The adapter is ...")
+    said = AdapterGuarantee(7.5, 1e-5, 1.0, 0.1, 10, 1.0, 16, "shard", None, "prv")
+    adapter = DPAdapter(Path("dp"), said)
     worse = FakeEnsemble(1, spread=3.0, max_positions=32)
     monkeypatch.setattr(Sources, "load", lambda self, adapters: worse)
-    whole = replace(adapter, epsilon=7.25, unit="shard", blocks=9)
+    whole = DPAdapter(Path("dp"), replace(said, epsilon=7.25, blocks_per_identifier=9))
     result = table1(given, [adapter, whole], parts_of(given, 2, 40, 0))
     (line,) = rows_of(result, WHOLE_NAME)
     assert (line["ours"]["epsilon"], line["ours"]["unit"], line["paper"]) == (7.25, "shard", None)
     (line,) = rows_of(result, paper.DP_SGD)
     stated = {"epsilon": 7.5, "kind": "fixed", "unit": "block of 16 tokens", "mixing": None}
     assert {name: line["ours"][name] for name in stated} == stated
-    assert line["ours"]["guarantee"] == "The adapter is ..."
+    assert line["ours"]["guarantee"] == str(said)
     notes = " ".join(result["notes"])
     assert "DP-SGD protects one block of 16 tokens" in notes
     # This adapter is worse than the public model: the paper's order does not appear.

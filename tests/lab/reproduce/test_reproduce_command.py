@@ -166,15 +166,17 @@ def test_a_dp_adapter_of_the_builtin_text(tmp_path: Path, monkeypatch: pytest.Mo
     few = replace(BUILTIN_CONFIG, epochs=1, batch_size=256)
     folder, base = tmp_path / "dp", str(demo_base())
     adapter = builtin_dp_adapter(folder, base, config=few)
-    assert 7.6 <= adapter.epsilon <= 8.0 and adapter.delta == 1e-5
-    assert adapter.unit == "block of 64 tokens"
+    said = adapter.guarantee
+    assert 7.6 <= said.epsilon <= 8.0 and said.delta == 1e-5
+    assert said.protected == "block of 64 tokens"
     weights = (folder / "adapter_model.safetensors").read_bytes()
     assert builtin_dp_adapter(folder, base, config=few) == adapter
     assert (folder / "adapter_model.safetensors").read_bytes() == weights
     assert Sources().load([adapter.folder]).num_models == 1
     create_public_key(tmp_path / "key", "words")
     whole = builtin_dp_adapter(tmp_path / "whole", base, key=tmp_path / "key", config=few)
-    assert whole.epsilon <= 8.0 and (whole.unit, whole.line) == ("shard", WHOLE_NAME)
+    said = whole.guarantee
+    assert said.epsilon <= 8.0 and (said.protected, whole.line) == ("shard", WHOLE_NAME)
     with pytest.raises(ValueError, match="other settings"):
         builtin_dp_adapter(folder, base, key=tmp_path / "key", config=few)
 
