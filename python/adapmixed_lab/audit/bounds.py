@@ -35,7 +35,7 @@ from adapmixed_lab.audit.search import (
     realised,
     unpacked,
 )
-from adapmixed_lab.reproduce.published_bound import published_bound
+from adapmixed_lab.reproduce.published import published_bound
 
 STEPS_PER_SECOND = 6.0  # of each search
 ORDERS = (1.5, 2.0, 8.0, 64.0)

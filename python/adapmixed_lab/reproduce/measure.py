@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import statistics
 import time
-import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -23,7 +22,7 @@ from adapmixed.rng import SeededRandom
 from adapmixed.training.blocks import token_stream
 from adapmixed.training.demo import train_demo
 from adapmixed_lab.reproduce.paper import DELTA, PUBLIC
-from adapmixed_lab.reproduce.published import PaperRule, PublishedPMixED
+from adapmixed_lab.reproduce.published import PaperRule
 from adapmixed_lab.reproduce.sources import Sources
 
 if TYPE_CHECKING:
@@ -307,10 +306,3 @@ def _ours(found: Evaluation, mechanism: Mechanism) -> Ours:
             for part in worst.breakdown
         },
     }
-
-
-def published_pmixed(epsilon: float, queries: int, order: float) -> PublishedPMixED:
-    """Return PMixED by the published analysis; the notes of a result replace its warning."""
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="PublishedPMixED reproduces")
-        return PublishedPMixED(epsilon, DELTA, queries, order)

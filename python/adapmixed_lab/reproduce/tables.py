@@ -11,8 +11,8 @@ from adapmixed.evaluation import plan_runs
 from adapmixed.mechanisms import AdaPMixED, Mechanism, PMixED
 from adapmixed_lab.reproduce import paper
 from adapmixed_lab.reproduce.dp_adapter import DPAdapter
-from adapmixed_lab.reproduce.measure import PER_MODEL, PUBLISHED, Texts, compare, published_pmixed
-from adapmixed_lab.reproduce.published import PaperRule
+from adapmixed_lab.reproduce.measure import PER_MODEL, PUBLISHED, Texts, compare
+from adapmixed_lab.reproduce.published import PaperRule, PublishedPMixED
 from adapmixed_lab.reproduce.result import build_result, row, show_cost
 from adapmixed_lab.reproduce.sources import Sources
 
@@ -45,7 +45,7 @@ def _methods_1(dataset: str, scale: str, queries: int) -> dict[str, Mechanism]:
     less = PaperRule(replace(adaptive, target_leakage=0.1))
     smaller: dict[str, Mechanism] = {SMALLER: less} if scale == "builtin" else {}
     return {
-        PUBLISHED: published_pmixed(EPSILON, queries, ORDER),
+        PUBLISHED: PublishedPMixED(EPSILON, paper.DELTA, queries, ORDER),
         paper.PMIXED: PMixED(EPSILON, paper.DELTA, queries, ORDER),
         paper.ADAPMIXED: PaperRule(adaptive),
         PER_MODEL: adaptive,
@@ -137,8 +137,8 @@ def _notes_1(
         "analysis."
     )
     notes += [
-        f"DP-SGD protects one {adapter.guarantee.protected}, and the ensembles' mechanisms protect a whole shard. "
-        "The same ε is a weaker guarantee for DP-SGD."
+        f"DP-SGD protects one {adapter.guarantee.protected}, and the ensembles' mechanisms protect "
+        "a whole shard. The same ε is a weaker guarantee for DP-SGD."
         for adapter in adapters
         if adapter.line == paper.DP_SGD
     ]
@@ -200,7 +200,7 @@ def _methods_2(dataset: str, queries: int) -> dict[str, Mechanism]:
     ball: dict[str, Any] = {"order": paper.PMIXED_ORDER, "target_leakage": paper.PMIXED_LEAKAGE}
     fixed = replace(preset, **ball, loss="fixed", screen=None)
     return {
-        PUBLISHED: published_pmixed(PUBLISHED_EPSILON, queries, paper.PMIXED_ORDER),
+        PUBLISHED: PublishedPMixED(PUBLISHED_EPSILON, paper.DELTA, queries, paper.PMIXED_ORDER),
         paper.PMIXED: fixed,
         paper.PMIXED_SCREENED: replace(fixed, screen="noisy"),
         paper.UNSCREENED: PaperRule(replace(adaptive, screen=None)),

@@ -293,7 +293,7 @@ def test_epsilon_of_a_group_over_steps() -> None:
         ({"epsilon": 0.0}, "epsilon"),
         ({"epsilon": 200.1}, "epsilon"),
         ({"delta": 1.0}, "delta"),
-        ({"delta": 1e-10}, "delta must be >= 1e-9"),
+        ({"delta": 1e-10}, "delta must be >= 1e-09"),
         ({"clipping_norm": -1.0}, "clipping_norm"),
         ({"blocks_per_identifier": 0}, "blocks_per_identifier"),
     ],
