@@ -22,7 +22,7 @@ from adapmixed_lab.reproduce.sources import Sources
 
 if TYPE_CHECKING:
     from adapmixed_lab.reproduce.dp_adapter import DPAdapter
-    from adapmixed_lab.reproduce.measure import Run, Texts
+    from adapmixed_lab.reproduce.measure import Texts
 
 EXPERIMENTS = ("table1", "table2", "figure2")
 
@@ -91,7 +91,7 @@ def run(arguments: argparse.Namespace) -> int:
     _refuse(arguments)
     quiet_libraries()
     check_device(arguments)
-    from adapmixed_lab.reproduce.measure import Run, merge
+    from adapmixed_lab.reproduce.measure import load_inputs, merge
 
     ensembles = arguments.ensemble or [None] * (arguments.seeds or 1)
     given = {field.name: getattr(arguments, field.name) for field in fields(Sources)}
@@ -105,7 +105,9 @@ def run(arguments: argparse.Namespace) -> int:
         if keep is not None and seed:
             keep = keep / f"training-{seed}"
             keep.mkdir(parents=True, exist_ok=True)
-        results.append(_experiment(arguments, sources, Run(arguments.seed, keep, update), seed))
+        run: dict[str, Any] = {"seed": arguments.seed, "keep": keep, "progress": update}
+        inputs = load_inputs(sources, arguments.out, seed, **run)
+        results.append(_experiment(arguments, inputs, seed))
     close()
     _show(merge(results), arguments.out)
     print(f"took {time.perf_counter() - started:.0f} s")
@@ -130,7 +132,7 @@ def _redraw(path: Path, out: Path) -> int:
 
 def _show(result: dict[str, Any], out: Path) -> None:
     """Print the tables of a result and write its files."""
-    from adapmixed_lab.reproduce.panels import write_outputs
+    from adapmixed_lab.reproduce.figure2 import write_outputs
     from adapmixed_lab.reproduce.result import text
 
     print(text(result))
@@ -138,19 +140,15 @@ def _show(result: dict[str, Any], out: Path) -> None:
         print(f"wrote {written}")
 
 
-def _experiment(
-    arguments: argparse.Namespace, sources: Sources, run: Run, seed: int
-) -> dict[str, Any]:
+def _experiment(arguments: argparse.Namespace, inputs: Texts, seed: int) -> dict[str, Any]:
     from adapmixed_lab.reproduce.figure2 import figure2
-    from adapmixed_lab.reproduce.measure import load_inputs
     from adapmixed_lab.reproduce.tables import parts_of, table1, table2
 
     sizes = {name: getattr(arguments, name) for name in ("queries", "runs", "long_queries")}
     given = {name: value for name, value in sizes.items() if value is not None}
-    inputs = load_inputs(sources, arguments.out, seed, run)
     # A text that is too short for Table 1 raises before references are trained.
     parts = parts_of(inputs, **given) if arguments.experiment == "table1" else []
-    inputs = replace(inputs, whole=_one_adapter(arguments, sources, seed))
+    inputs = replace(inputs, whole=_one_adapter(arguments, inputs.sources, seed))
     if arguments.experiment == "table2":
         return table2(inputs, **given)
     if arguments.experiment == "figure2":

@@ -42,26 +42,8 @@ _OTHER = 1024  # tokens to choose κ on
 
 
 @dataclass(frozen=True)
-class Run:
-    """The seed, the state and the progress of an experiment.
-
-    Attributes:
-        seed: of the evaluation's randomness.
-        keep: folder of the evaluations' state, from which a killed run goes on; None: nothing is
-            kept.
-        progress: called with (queries done, queries in all).
-        began: when this object was made.
-    """
-
-    seed: int = 0
-    keep: Path | None = None
-    progress: Callable[[int, int], None] | None = None
-    began: float = field(default_factory=time.perf_counter)
-
-
-@dataclass(frozen=True)
 class Texts:
-    """The inputs of an experiment.
+    """The inputs of an experiment, and how it runs.
 
     Attributes:
         sources: where they come from.
@@ -70,7 +52,11 @@ class Texts:
         text: name of the text, without a path.
         other: the text after it, on which the best non-private pool is chosen.
         whole: folder of one adapter that was trained on the text of all shards; None for none.
-        run: how the experiment runs.
+        began: when the experiment began.
+        seed: of the evaluation's randomness.
+        keep: folder of the evaluations' state, from which a killed run goes on; None: nothing is
+            kept.
+        progress: called with (queries done, queries in all).
     """
 
     sources: Sources
@@ -79,7 +65,10 @@ class Texts:
     text: str
     other: tuple[int, ...] = ()
     whole: Path | None = None
-    run: Run = field(default_factory=Run)
+    began: float = field(default_factory=time.perf_counter)
+    seed: int = 0
+    keep: Path | None = None
+    progress: Callable[[int, int], None] | None = None
 
     @cached_property
     def pool(self) -> float | None:
@@ -132,7 +121,7 @@ class Texts:
         ]
 
 
-def load_inputs(sources: Sources, folder: Path, seed: int, run: Run) -> Texts:
+def load_inputs(sources: Sources, folder: Path, training: int, **run: Any) -> Texts:
     """Load models and text.
 
     The end of the text is kept to choose the best non-private pool, and is not evaluated.
@@ -140,16 +129,18 @@ def load_inputs(sources: Sources, folder: Path, seed: int, run: Run) -> Texts:
     Args:
         sources: where they come from.
         folder: parent of the built-in ensemble's folder ``ensemble``, which is trained if missing.
-        seed: of the built-in ensemble's training and division.
-        run: how the experiment runs.
+        training: seed of the built-in ensemble's training and division.
+        run: how the experiment runs, as in `Texts`.
 
     Raises:
         ValueError, OSError: as `Ensemble.from_pretrained` and `Corpus`, or if the base has no
             tokenizer.
     """
+    began = time.perf_counter()
     documents: Iterable[Document]
     if sources.scale == "builtin":
-        adapters = train_demo(folder / (f"ensemble-{seed}" if seed else "ensemble"), seed=seed)
+        name = f"ensemble-{training}" if training else "ensemble"
+        adapters = train_demo(folder / name, seed=training)
         documents, name = held_out_documents(), "held-out topics"
     else:
         assert sources.ensemble is not None  # checked by Sources
@@ -163,7 +154,7 @@ def load_inputs(sources: Sources, folder: Path, seed: int, run: Run) -> Texts:
     stream = token_stream(ensemble.tokenizer, texts, ensemble.vocab_size)
     kept = len(stream) - min(_OTHER, len(stream) // 8)
     parts = tuple(stream[:kept]), name, tuple(stream[kept:])
-    return Texts(sources, ensemble, *parts, run=run)
+    return Texts(sources, ensemble, *parts, began=began, **run)
 
 
 def compare(
@@ -193,16 +184,14 @@ def compare(
         ValueError: as `evaluate`.
     """
 
-    run = inputs.run
-
     def measured(
         ensemble: Ensemble, asked: Mapping[str, Mechanism], suffix: str = ""
     ) -> dict[str, Ours]:
         found = evaluate(
             ensemble, inputs.tokens, asked, runs=runs, queries=queries, delta=DELTA,
-            rng=SeededRandom(run.seed), active=None, progress=run.progress,
-            result=None if run.keep is None else run.keep / f"{state}{suffix}.state.json",
-            resume=run.keep is not None,
+            rng=SeededRandom(inputs.seed), active=None, progress=inputs.progress,
+            result=None if inputs.keep is None else inputs.keep / f"{state}{suffix}.state.json",
+            resume=inputs.keep is not None,
         )  # fmt: skip
         return {one.name: _ours(one, asked[one.name]) for one in found}
 

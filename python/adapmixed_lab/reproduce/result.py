@@ -69,11 +69,11 @@ def build_result(
         "format_version": FORMAT_VERSION,
         "experiment": experiment,
         "inputs": inputs.description(),
-        "settings": {"seed": inputs.run.seed, "delta": DELTA, **settings},
+        "settings": {"seed": inputs.seed, "delta": DELTA, **settings},
         "notes": [*inputs.notes(), *notes],
         "rows": rows,
         "environment": environment(),
-        "seconds": round(time.perf_counter() - inputs.run.began, 1),
+        "seconds": round(time.perf_counter() - inputs.began, 1),
     }
     result: dict[str, Any] = plain(content, "result")
     return result

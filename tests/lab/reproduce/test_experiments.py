@@ -22,7 +22,7 @@ from adapmixed_lab.cli import main
 from adapmixed_lab.dp_sgd.guarantee import AdapterGuarantee
 from adapmixed_lab.reproduce import paper
 from adapmixed_lab.reproduce.dp_adapter import WHOLE_NAME, DPAdapter
-from adapmixed_lab.reproduce.figure2 import figure2, settings_of, sizes
+from adapmixed_lab.reproduce.figure2 import figure2, relative, settings_of, sizes, write_outputs
 from adapmixed_lab.reproduce.measure import (
     PER_MODEL,
     PUBLISHED,
@@ -30,7 +30,6 @@ from adapmixed_lab.reproduce.measure import (
     Texts,
     merge,
 )
-from adapmixed_lab.reproduce.panels import relative, write_outputs
 from adapmixed_lab.reproduce.published import PaperRule
 from adapmixed_lab.reproduce.result import read_experiment, text
 from adapmixed_lab.reproduce.sources import Sources
