@@ -77,9 +77,9 @@ def figure2(inputs: Texts, *, queries: int = paper.RUN_QUERIES) -> dict[str, Any
     ours = compare(inputs, compared, queries, state="figure2")
     references = [name for name in ours if name not in compared]
     rows: list[dict[str, Any]] = [row(name, ours[name], group="references") for name in references]
+    with_paper = inputs.sources.paper and inputs.sources.dataset == paper.FIGURE_2_DATASET
     for panel in paper.FIGURE_2:
         found = {label: ours[distinct[one]] for label, one in points[panel.letter].items()}
-        with_paper = inputs.sources.paper and inputs.sources.dataset == paper.FIGURE_2_DATASET
         rows += _panel_rows(panel, found, preset.order, with_paper=with_paper)
     panels = {
         panel.letter: {

@@ -28,7 +28,7 @@ from adapmixed_lab.reproduce.sources import Sources
 if TYPE_CHECKING:
     from adapmixed.ensemble import Ensemble
 
-Ours = dict[str, object]
+Ours = dict[str, Any]
 
 UNPROTECTED = "unprotected ensemble"
 POOL = "best non-private pool"

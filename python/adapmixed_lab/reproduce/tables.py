@@ -221,49 +221,26 @@ def table2(inputs: Texts, *, queries: int = paper.TABLE_2_QUERIES) -> dict[str, 
     """
     dataset = inputs.sources.dataset
     found = compare(inputs, _methods_2(dataset, queries), queries, state="table2")
-    printed = dataset if inputs.sources.paper else ""
-    rows = [row(name, ours, _paper(name, printed)) for name, ours in found.items()]
-    if printed == paper.TABLE_2_DATASET:
+    printed = paper.TABLE_2 if inputs.sources.paper and dataset == paper.TABLE_2_DATASET else {}
+    # PMixED's sound lines stand alone: the paper's numbers are those of the published analysis.
+    known = {PUBLISHED: paper.PMIXED, paper.PMIXED: "", paper.PMIXED_SCREENED: ""}
+    rows = [row(name, ours, printed.get(known.get(name, name))) for name, ours in found.items()]
+    if printed:
         # There is no line of ours to compare it with; the notes say why.
-        rows.insert(
-            list(found).index(paper.PMIXED_SCREENED) + 1,
-            row(
-                f"{paper.PMIXED_SCREENED}, as published",
-                None,
-                paper.TABLE_2A[paper.PMIXED_SCREENED],
-            ),
-        )
+        screened = paper.PMIXED_SCREENED
+        alone = row(f"{screened}, as published", None, printed[screened])
+        rows.insert(list(found).index(screened) + 1, alone)
     settings = {
         "queries": queries,
         "pmixed_order": paper.PMIXED_ORDER,
         "pmixed_target_leakage": paper.PMIXED_LEAKAGE,
     }
-    notes = [*_notes_2(queries, printed), *(_order_notes_2(found) if printed else [])]
-    return build_result("table2", inputs, rows=rows, settings=settings, notes=notes)
-
-
-def _paper(name: str, dataset: str) -> dict[str, object] | None:
-    if dataset != paper.TABLE_2_DATASET:
-        return None
-    if name == paper.ADAPMIXED:
-        # Table 2b adds the parts of its ε.
-        place = f"{paper.TABLE_2A[name]['place']}, {paper.TABLE_2B_PLACE}"
-        return {**paper.TABLE_2A[name], **paper.TABLE_2B, "place": place}
-    # PMixED's sound lines stand alone: the paper's numbers are those of the published analysis.
-    return paper.TABLE_2A.get(
-        {PUBLISHED: paper.PMIXED, paper.UNSCREENED: paper.UNSCREENED}.get(name, "")
-    )
-
-
-def _notes_2(queries: int, dataset: str) -> list[str]:
-    """Return the notes; `dataset` is "" if the paper's numbers are not shown."""
     notes = []
-    if dataset and dataset != paper.TABLE_2_DATASET:
+    if inputs.sources.paper and not printed:
         notes.append(f"The paper's Table 2 covers {paper.TABLE_2_DATASET} alone.")
-    elif dataset and queries != paper.TABLE_2_QUERIES:
+    elif printed and queries != paper.TABLE_2_QUERIES:
         notes.append(f"{queries:,} queries here, {paper.TABLE_2_QUERIES:,} in the paper.")
-    return [
-        *notes,
+    notes += [
         "The paper's PMixED rests on a bound that is not valid. Its ε, and the ε of our line with "
         "the published analysis, are claims and not guarantees. That line is given the paper's ε. "
         "It has no subsampling, because the paper names no rate.",
@@ -274,15 +251,11 @@ def _notes_2(queries: int, dataset: str) -> list[str]:
         "AdaPMixED's losses are summed by the paper's rule, as in the paper. The per-model rule "
         "states the same guarantee and is never larger.",
     ]
-
-
-def _order_notes_2(found: Mapping[str, Mapping[str, Any]]) -> list[str]:
-    """Return a note if the data-dependent analysis does not lower ε as in the paper."""
     fixed, adaptive = found[paper.PMIXED], found[paper.UNSCREENED]
-    if adaptive["epsilon"] < fixed["epsilon"]:
-        return []
-    return [
-        "In the paper the data-dependent analysis costs less than PMixED's at a larger β. Here it "
-        f"does not: {show_cost(adaptive)} (β of the preset) against {show_cost(fixed)} (β = "
-        f"{paper.PMIXED_LEAKAGE:g}). This depends on how near the models are to the public one."
-    ]
+    if inputs.sources.paper and not adaptive["epsilon"] < fixed["epsilon"]:
+        notes.append(
+            "In the paper the data-dependent analysis costs less than PMixED's at a larger β. Here "
+            f"it does not: {show_cost(adaptive)} (β of the preset) against {show_cost(fixed)} (β = "
+            f"{paper.PMIXED_LEAKAGE:g}). This depends on how near the models are to the public one."
+        )
+    return build_result("table2", inputs, rows=rows, settings=settings, notes=notes)
