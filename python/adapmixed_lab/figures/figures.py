@@ -25,8 +25,6 @@ from adapmixed_lab.figures.style import (
     wrapped,
 )
 
-__all__ = ["DrawnFigure", "draw"]
-
 _LINE = 0.17  # inches of a line of a legend
 _MARK = 7.0  # points
 _ROW = 1.75  # inches of the axes of one of several methods

@@ -124,14 +124,11 @@ def _anchors(panel: paper.Panel, settings: Settings, preset: AdaPMixED) -> dict[
     Returns:
         "anchor", the label of ours, and "paper_anchor", the paper's.
     """
-    if panel.title != MODELS:
-        anchor = next(label for label, one in settings.items() if one == PaperRule(preset))
-        return {"anchor": anchor, "paper_anchor": panel.anchor}
-    printed = [point.label for point in panel.points]
-    common = [label for label in settings if label in printed]
-    if not common:
-        return {"anchor": [*settings][-1], "paper_anchor": panel.anchor}
-    return {"anchor": common[-1], "paper_anchor": common[-1]}
+    common = [point.label for point in panel.points if point.label in settings]
+    if panel.title == MODELS and common:
+        return {"anchor": common[-1], "paper_anchor": common[-1]}
+    anchor = next(label for label, one in settings.items() if one == PaperRule(preset))
+    return {"anchor": anchor, "paper_anchor": panel.anchor}
 
 
 def _notes(inputs: Texts, rows: Sequence[Mapping[str, Any]]) -> list[str]:

@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import scipy  # it loads scipy.stats on its first use
@@ -27,6 +26,7 @@ from adapmixed_lab.reproduce.sources import Sources
 
 if TYPE_CHECKING:
     from adapmixed.ensemble import Ensemble
+    from adapmixed_lab.reproduce.dp_adapter import DPAdapter
 
 Ours = dict[str, Any]
 
@@ -164,7 +164,7 @@ def compare(
     *,
     state: str,
     runs: int = 1,
-    adapters: Mapping[str, Ensemble] = MappingProxyType({}),
+    adapters: Sequence[DPAdapter] = (),
 ) -> dict[str, Ours]:
     """Measure the references, then these mechanisms, on the same tokens.
 
@@ -178,11 +178,15 @@ def compare(
         queries: of each run.
         state: beginning of the names of state files.
         runs: stretches of text, each with an accountant of its own.
-        adapters: those of DP-SGD, by the name of their line.
+        adapters: those of DP-SGD, each with a line of its own.
 
     Raises:
         ValueError: as `evaluate`.
     """
+    folders: dict[str, Any] = {} if inputs.whole is None else {WHOLE: inputs.whole}
+    folders |= {one.line: [one.folder] for one in adapters}
+    # Loaded before anything is answered, so that a wrong folder raises early.
+    loaded = {name: inputs.sources.load(folder) for name, folder in folders.items()}
 
     def measured(
         ensemble: Ensemble, asked: Mapping[str, Mechanism], suffix: str = ""
@@ -200,10 +204,11 @@ def compare(
         references[POOL] = UnprotectedPool(inputs.pool)
     found = measured(inputs.ensemble, references | dict(mechanisms))
     lines = {name: found[name] for name in references}
-    whole = {} if inputs.whole is None else {WHOLE: inputs.sources.load(inputs.whole)}
-    for number, (name, alone) in enumerate((whole | dict(adapters)).items()):
+    for number, (name, alone) in enumerate(loaded.items()):
         both: dict[str, Mechanism] = {PUBLIC: PublicOnly(), name: Unprotected()}
         lines[name] = measured(alone, both, f"-alone-{number}")[name]
+    for one in adapters:
+        lines[one.line] |= one.promise()
     return lines | found
 
 
