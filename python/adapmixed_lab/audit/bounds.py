@@ -71,9 +71,9 @@ class Target:
     def objective(self, vectors: Array) -> Array:
         """Return the ratios of the ensembles that the vectors encode; +inf for any NaN."""
         models, vocab = self.shape
-        public, *members, other = search.unpacked(vectors, models + 2, vocab)
-        private = torch.stack(members)
-        there = search.neighbour(private, public, other, self.adjacency)
+        members, public = search.unpacked(vectors, models + 1, vocab)
+        private = members[:-1]
+        there = search.neighbour(private, public, members[-1], self.adjacency)
         charge = np.ones(len(vectors))
         if self.charge is not None:
             charge = np.maximum(self.charge(self.mechanism, private, public), 1e-300)

@@ -35,7 +35,7 @@ import tempfile
 import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 
 import numpy as np
@@ -287,14 +287,8 @@ DELTA, MANY = 1e-7, 64  # of the audits; many answers
 EXPOSED_DELTA, EXPOSED = 0.01, 16  # of the exposures; their answers
 
 
-def box(queries: int) -> ClippedMixing:
-    """Return a ClippedMixing for this number of answers."""
-    return ClippedMixing(0.85, 1.4, queries=queries)
-
-
-def pool(queries: int) -> ClippedLogPool:
-    """Return a ClippedLogPool for this number of answers."""
-    return ClippedLogPool(-0.15, 0.3, 1.0, queries=queries)
+box, pool = partial(ClippedMixing, 0.85, 1.4), partial(ClippedLogPool, -0.15, 0.3, 1.0)
+"""Mechanisms, given the number of answers."""
 
 
 def game(

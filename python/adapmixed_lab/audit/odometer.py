@@ -26,7 +26,6 @@ from itertools import product
 from typing import Literal
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -86,8 +85,7 @@ class Odometer:
 
     def queries(self, vectors: Array) -> Queries:
         """Return the queries of trees given by vectors, (B, K (N + 1) V)."""
-        public, *private = search.unpacked(vectors, self.models + 1, self.vocab)
-        return torch.stack(private), public
+        return search.unpacked(vectors, self.models, self.vocab)
 
     def _masses(self, private: Tensor, public: Tensor) -> Array:
         """Return (B, V^depth), the probability of every transcript."""

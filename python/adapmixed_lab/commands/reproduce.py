@@ -125,8 +125,8 @@ def _redraw(path: Path, out: Path) -> int:
     check_output("--out", out, folder=True)
     try:
         _show(read_experiment(path), out)
-    except (AttributeError, IndexError, KeyError, TypeError) as error:
-        raise ValueError(f"{path} must be an unchanged result file, got {error!r}") from error
+    except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
+        raise ValueError(f"{path} must be an unchanged result file: {error!r}") from error
     return 0
 
 

@@ -13,7 +13,6 @@ from typing import Any
 
 import numpy as np
 
-from adapmixed.data.text import missing_extra
 from adapmixed.limits import check_delta, check_number, check_optional_count
 from adapmixed.privacy.conversions import gdp_to_dp
 from adapmixed.privacy.planner import largest_within
@@ -127,12 +126,8 @@ def plan_noise(
         allows. ε is the accountant's upper bound, at most the target's.
 
     Raises:
-        ValueError: if the batch exceeds the records, ε cannot be reached, or Opacus is missing.
+        ValueError: if the batch exceeds the records, or ε cannot be reached.
     """
-    try:
-        import opacus  # noqa: F401
-    except ImportError as error:
-        raise missing_extra("DP-SGD", "opacus", "lab", error) from error
     if batch_size > records:
         raise ValueError(
             f"batch_size must be at most the {records} records of the corpus, got {batch_size}"

@@ -108,7 +108,7 @@ def builtin_dp_adapter(
         progress: called after every step with (steps done, steps in all).
 
     Raises:
-        ValueError: if the folder holds an adapter of other settings, or Opacus is not installed.
+        ValueError: if the folder holds an adapter of other settings.
     """
     blocks = None if key is None else SHARD_BLOCKS
     if not folder.exists():

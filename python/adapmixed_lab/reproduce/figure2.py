@@ -90,7 +90,26 @@ def figure2(inputs: Texts, *, queries: int = paper.RUN_QUERIES) -> dict[str, Any
         for panel in paper.FIGURE_2
     }
     chosen = {"queries": queries, "rule": "paper", "preset": repr(preset), "panels": panels}
-    notes = [*_notes(inputs, rows), *_trend_notes(rows)]
+    notes = [
+        "Every panel is drawn relative to its reference setting (ringed), as multiples of its ε "
+        "and changes of its perplexity. ε is drawn without its conversion from Rényi divergence, "
+        "which α alone moves. The panel that varies α includes the conversion.",
+        "ε follows the paper's rule. Our smaller ensembles are the first members of the whole one, "
+        "whose shards keep their size. The paper distributes all text over fewer, larger shards.",
+    ]
+    if inputs.sources.paper and not with_paper:
+        covered = paper.FIGURE_2_DATASET
+        notes.append(f"The paper's Figure 2 covers {covered} alone, so no points of it are shown.")
+    if inputs.sources.paper:
+        notes += [panel.remark for panel in paper.FIGURE_2 if panel.remark]
+    where = ", ".join(
+        f"({one['group']}) {panels[one['group']]['title']} {one['label']}"
+        for one in rows
+        if one["group"] in panels and (side := one["ours"]) and side["screened"] == side["queries"]
+    )
+    if where:
+        notes.append(f"Every query is screened, and answered by the public model, at {where}.")
+    notes += _trend_notes(rows)
     return build_result("figure2", inputs, rows=rows, settings=chosen, notes=notes)
 
 
@@ -129,34 +148,6 @@ def _anchors(panel: paper.Panel, settings: Settings, preset: AdaPMixED) -> dict[
         return {"anchor": common[-1], "paper_anchor": common[-1]}
     anchor = next(label for label, one in settings.items() if one == PaperRule(preset))
     return {"anchor": anchor, "paper_anchor": panel.anchor}
-
-
-def _notes(inputs: Texts, rows: Sequence[Mapping[str, Any]]) -> list[str]:
-    notes = [
-        "Every panel is drawn relative to its reference setting (ringed), as multiples of its ε "
-        "and changes of its perplexity. ε is drawn without its conversion from Rényi divergence, "
-        "which α alone moves. The panel that varies α includes the conversion.",
-        "ε follows the paper's rule. Our smaller ensembles are the first members of the whole one, "
-        "whose shards keep their size. The paper distributes all text over fewer, larger shards.",
-    ]
-    if inputs.sources.paper:
-        if inputs.sources.dataset != (covered := paper.FIGURE_2_DATASET):
-            notes.append(
-                f"The paper's Figure 2 covers {covered} alone, so no points of it are shown."
-            )
-        notes += [panel.remark for panel in paper.FIGURE_2 if panel.remark]
-    titles = {panel.letter: panel.title for panel in paper.FIGURE_2}
-    screened = [
-        f"({one['group']}) {titles[one['group']]} {one['label']}"
-        for one in rows
-        if one["group"] in titles
-        and one["ours"]
-        and one["ours"]["screened"] == one["ours"]["queries"]
-    ]
-    if screened:
-        where = ", ".join(screened)
-        notes.append(f"Every query is screened, and answered by the public model, at {where}.")
-    return notes
 
 
 def _trend_notes(rows: Sequence[Mapping[str, Any]]) -> list[str]:

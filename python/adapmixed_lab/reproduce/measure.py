@@ -273,7 +273,7 @@ def _ours(found: Evaluation, mechanism: Mechanism) -> Ours:
     """
     evaluations = found.runs
     worst = max(evaluations, key=lambda one: one.guarantee.epsilon or 0.0)
-    guarantee, count = worst.guarantee, len(evaluations)
+    said, count = worst.to_json(), len(evaluations)
     # How Rényi losses were summed: Σ_t max_i, or max_i Σ_t.
     rule = "paper" if isinstance(mechanism, PaperRule) else "per_model"
     return {
@@ -284,19 +284,12 @@ def _ours(found: Evaluation, mechanism: Mechanism) -> Ours:
         "epsilon": found.epsilon_mean,
         "epsilon_deviation": found.epsilon_deviation,
         "epsilons": [one.guarantee.epsilon for one in evaluations],
-        "delta": guarantee.delta,
-        "kind": guarantee.kind,
-        "guarantee": str(guarantee),
+        **{name: said[name] for name in ("delta", "kind", "guarantee", "unit", "adjacency")},
         "queries": found.queries,
         "runs": count,
-        "unit": guarantee.unit,
-        "adjacency": guarantee.adjacency,
-        "rule": rule if guarantee.method == "renyi" else None,
+        "rule": rule if said["method"] == "renyi" else None,
         "screened": sum(one.screened * one.queries for one in evaluations) / count,
         "seconds": sum(one.seconds for one in evaluations),
         "mechanism": repr(mechanism),
-        **{
-            part: sum(one.breakdown[part] for one in evaluations) / count
-            for part in worst.breakdown
-        },
+        **{p: sum(one.breakdown[p] for one in evaluations) / count for p in worst.breakdown},
     }

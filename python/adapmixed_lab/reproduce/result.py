@@ -83,19 +83,15 @@ def read_experiment(path: Path) -> dict[str, Any]:
     """Read a result file.
 
     Raises:
-        ValueError: if it is not JSON, has another format version, lacks a part, or names a data
-            set that could lead out of a folder.
+        ValueError, KeyError, TypeError: if it is not JSON, has another format version, lacks a
+            part, or names a data set that could lead out of a folder.
     """
-    try:
-        found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-        if found["format_version"] != FORMAT_VERSION:
-            version = found["format_version"]
-            raise ValueError(f"format_version must be {FORMAT_VERSION}, got {version!r}")
-        dataset = found["inputs"]["dataset"]
-        if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", dataset):  # it becomes a file's name
-            raise ValueError(f"dataset must be a name, got {dataset!r}")
-    except (KeyError, TypeError, ValueError) as error:
-        raise ValueError(f"{path} must be an unchanged result file: {error}") from error
+    found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    if (version := found["format_version"]) != FORMAT_VERSION:
+        raise ValueError(f"format_version must be {FORMAT_VERSION}, got {version!r}")
+    dataset = found["inputs"]["dataset"]
+    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", dataset):  # it becomes a file's name
+        raise ValueError(f"dataset must be a name, got {dataset!r}")
     return found
 
 
