@@ -9,6 +9,7 @@ import pytest
 import torch
 from report_cases import HOSTILE, Page
 
+from adapmixed.cli import main
 from adapmixed.data import Corpus, demo_base
 from adapmixed.synthesis import Synthesis, synthesize
 from adapmixed_lab.figures import synthesis as page_of
@@ -115,3 +116,11 @@ def test_the_page_escapes_texts_and_says_what_it_is(
     said = made.promise, "for the operator alone", "20, with 2 that were planted", HOSTILE[:8]
     assert all(words in page.text for words in (*said, "records that were cut"))
     assert path.stat().st_mode & 0o777 == 0o600
+
+
+def test_the_command_writes_the_page(tmp_path: Path) -> None:
+    command = ["synthesize", "--demo", "--epsilon", "10", "--max-tokens", "4", "--count", "1"]
+    command += ["--out", str(tmp_path / "texts.csv"), "--report", str(tmp_path / "page")]
+    assert main(command) == 0
+    page = Page((tmp_path / "page" / "synthesis.html").read_text(encoding="utf-8"))
+    assert "with 1 that were planted" in page.text
