@@ -48,7 +48,7 @@ from adapmixed.privacy.events import BY_HAND
 from adapmixed.privacy.planner import largest_within, recommended
 from adapmixed.rng import SeededRandom
 from adapmixed_lab.baselines.invisible_ink import InvisibleInk
-from adapmixed_lab.synthetic.quality import Features, Reader, mauve, until
+from adapmixed_lab.figures.synthesis import Features, Reader, mauve, until
 from benchmarks.harness import Neighbours, Report, headline, machine
 from benchmarks.headline import documents
 from benchmarks.timing import Call, Contestant, Device, interleave

@@ -277,11 +277,6 @@ def check_epsilon(value: Any) -> float:
     return check_number("epsilon", value, above=0.0)
 
 
-def check_rate(name: str, rate: Any) -> float:
-    """Return `rate` as a float in [0, 1]."""
-    return check_number(name, rate, least=0.0, most=1.0)
-
-
 def check_neighbours(value: Any) -> str:
     """Return `value` if it is one of `NEIGHBOURS`."""
     check_option("adjacency", value, NEIGHBOURS)

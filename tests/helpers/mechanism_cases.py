@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Sequence
 from itertools import product
 from typing import Any
@@ -42,15 +41,11 @@ MECHANISMS: dict[str, Mechanism] = {
     "adapmixed-add-remove": AdaPMixED(**SCREENED | dict(adjacency="add_remove")),
     "adapmixed-fixed": AdaPMixED(**SCREENED | dict(loss="fixed")),
     "pmixed": PMixED(8.0, 1e-5, 100, 3.0),
+    "pmixed-published": PublishedPMixED(8.0, 1e-5, 100, 3.0),
+    "pmixed-published-subsampled": PublishedPMixED(8.0, 1e-5, 100, 3.0, sample_rate=0.4),
     "clipped-mixing": ClippedMixing(0.6, 1.7, queries=100),
     "clipped-log-pool": ClippedLogPool(-0.5, 0.5, 1.5, queries=100),
 }
-with warnings.catch_warnings():
-    warnings.simplefilter("ignore")  # that its bound is not valid
-    MECHANISMS["pmixed-published"] = PublishedPMixED(8.0, 1e-5, 100, 3.0)
-    MECHANISMS["pmixed-published-subsampled"] = PublishedPMixED(
-        8.0, 1e-5, 100, 3.0, sample_rate=0.4
-    )
 
 BASELINES: dict[str, Mechanism] = {
     "noisy-aggregation": NoisyAggregation(0.1, top_k=4, weight=0.7),

@@ -60,7 +60,7 @@ def run(arguments: argparse.Namespace) -> int:
             raise ValueError(f"--{name} must be given, or --demo")
     check_output("--out", arguments.out)
     check_output("--report", arguments.report, folder=True)
-    page = None if arguments.report is None else laboratory("synthetic.page")
+    page = None if arguments.report is None else laboratory("figures.synthesis")
     quiet_libraries()
     import torch
 

@@ -26,19 +26,10 @@ from adapmixed.privacy.costs import (
 )
 from adapmixed.privacy.rounding import up
 from adapmixed.rng import SeededRandom
+from adapmixed_lab.audit import search
 from adapmixed_lab.audit.finding import SLACK, Effort, Finding
-from adapmixed_lab.audit.search import (
-    Array,
-    both_ways,
-    charged,
-    distribution,
-    hockey_stick,
-    maximise,
-    neighbour,
-    realised,
-    unpacked,
-)
-from adapmixed_lab.reproduce.published_bound import published_bound
+from adapmixed_lab.audit.search import Array
+from adapmixed_lab.reproduce.published import published_bound
 
 STEPS_PER_SECOND = 6.0  # of each search
 ORDERS = (1.5, 2.0, 8.0, 64.0)
@@ -78,14 +69,14 @@ class Target:
     adjacency: str = "zero_out"
     control: bool = False
     charge: Callable[[Mechanism, Tensor, Tensor], Array] | None = None
-    answers: Callable[[Mechanism, Tensor, Tensor], Array] = distribution
+    answers: Callable[[Mechanism, Tensor, Tensor], Array] = search.distribution
 
     def objective(self, vectors: Array) -> Array:
         """Return the ratios of the ensembles that the vectors encode; +inf for any NaN."""
         models, vocab = self.shape
-        public, *members, other = unpacked(vectors, models + 2, vocab)
-        private = torch.stack(members)
-        there = neighbour(private, public, other, self.adjacency)
+        members, public = search.unpacked(vectors, models + 1, vocab)
+        private = members[:-1]
+        there = search.neighbour(private, public, members[-1], self.adjacency)
         charge = np.ones(len(vectors))
         if self.charge is not None:
             charge = np.maximum(self.charge(self.mechanism, private, public), 1e-300)
@@ -100,20 +91,24 @@ class Target:
 def divergences(bounds: Mapping[float, float]) -> Ratio:
     """Return the ratio to a bound on the Rényi divergence at each order, of a charge of 1."""
     return lambda p, q, charge: np.max(
-        [(both_ways(p, q, a) - RESOLVED) / (b * charge) for a, b in bounds.items()], axis=0
+        [(search.both_ways(p, q, a) - RESOLVED) / (b * charge) for a, b in bounds.items()], axis=0
     )
 
 
 def sticks(bounds: Mapping[float, float]) -> Ratio:
     """Return the ratio to a bound on δ at each ε."""
-    return lambda p, q, _: np.max([hockey_stick(p, q, e) / b for e, b in bounds.items()], axis=0)
+    return lambda p, q, _: np.max(
+        [search.hockey_stick(p, q, e) / b for e, b in bounds.items()], axis=0
+    )
 
 
 def _pair_target(box: tuple[float, float], models: int, adjacency: str, measure: str) -> Target:
     pair = clipped_mixing_pair(*accounted_box(*box), models, adjacency)
     if measure == "δ(ε)":
         epsilons = [0.0] + [pair.largest_loss() * share for share in (0.2, 0.5, 0.8)]
-        deltas = {e: float(hockey_stick(np.array(pair.p), np.array(pair.q), e)) for e in epsilons}
+        deltas = {
+            e: float(search.hockey_stick(np.array(pair.p), np.array(pair.q), e)) for e in epsilons
+        }
         ratio = sticks({epsilon: delta for epsilon, delta in deltas.items() if delta > 1e-6})
     else:
         both = (pair, pair.exchanged())
@@ -136,7 +131,7 @@ def _charge_target(mechanism: Mechanism, models: int) -> Target:
     order = mechanism.order if isinstance(mechanism, ClippedMixing) else None
     ratio = divergences({order: 1.0} if order is not None else {a: a for a in ORDERS})
     name = f"{mechanism.name}, member 0 of {models}, zero_out"
-    own = lambda *given: charged(*given)[0]  # noqa: E731
+    own = lambda *given: search.charged(*given)[0]  # noqa: E731
     return Target(name, OWN_CHARGE, mechanism, (models, 3), ratio, charge=own)
 
 
@@ -152,7 +147,7 @@ def _realised_target(mechanism: AdaPMixED, adjacency: str) -> Target:
         name += f", loss at order {order:g}"
     if control:
         name += f", its loss that of {mechanism.adjacency}"
-    own = lambda *given: realised(*given).loss[0, :, 0]  # noqa: E731
+    own = lambda *given: search.realised(*given).loss[0, :, 0]  # noqa: E731
     ratio = divergences({order: 1.0})
     return Target(name, OWN_CHARGE, mechanism, (3, 3), ratio, adjacency, control, own)
 
@@ -180,8 +175,8 @@ def _ball_target(mechanism: PMixED, models: int, rate: float) -> Target:
     """Return an attack on the theorem, with hidden subsets of the members if `rate` < 1."""
 
     def answers(mechanism: Mechanism, private: Tensor, public: Tensor) -> Array:
-        nobody = distribution(mechanism, public[None], public)  # q
-        return rate * distribution(mechanism, private, public) + (1 - rate) * nobody
+        nobody = search.distribution(mechanism, public[None], public)  # q
+        return rate * search.distribution(mechanism, private, public) + (1 - rate) * nobody
 
     order = mechanism.order
     ratio = divergences({order: sound_bound(order, mechanism.radius(models), models, rate)})
@@ -200,12 +195,12 @@ def _subset_target(order: float, models: int, rate: float, divisor: str) -> Targ
 
     def answers(mechanism: Mechanism, private: Tensor, public: Tensor) -> Array:
         found: Array = np.zeros(public.shape)
-        nobody = distribution(mechanism, public[None], public)  # q
+        nobody = search.distribution(mechanism, public[None], public)  # q
         for drawn in product((False, True), repeat=len(private)):
             taken, count = sum(drawn), len(drawn)
             answer = nobody
             if taken:
-                answer = distribution(mechanism, private[list(drawn)], public)
+                answer = search.distribution(mechanism, private[list(drawn)], public)
             if divisor == "slots":
                 answer = (taken * answer + (count - taken) * nobody) / count
             found += rate**taken * (1 - rate) ** (count - taken) * answer
@@ -291,7 +286,7 @@ def targets() -> list[Target]:
 def attack(target: Target, steps: int, generator: np.random.Generator) -> float:
     """Return the largest ratio that the search finds."""
     models, vocab = target.shape
-    return maximise(target.objective, (models + 2) * vocab, steps, generator)[1]
+    return search.maximise(target.objective, (models + 2) * vocab, steps, generator)[1]
 
 
 def audit(effort: Effort) -> Iterator[Finding]:

@@ -1,5 +1,10 @@
 """Canaries: secrets planted in training text, and what answers of the trained ensemble tell.
 
+**The text.** A template in the manner of AirDialogue is filled with random airports, dates and
+prices, so all secrets are known. A shard is a customer with one conversation. All booking numbers
+begin with the same public digits and end with one digit that is the customer's secret. The public
+model expects any digit there. The attacker asks for the token after the public digits.
+
 **One-run audit** (Steinke, Nasr, Jagielski 2023). Each of N shards has one canary and one fair
 coin. Under "zero_out" the coin decides whether the shard holds its conversation or is emptied.
 Under "replace_one" it decides which of two booking numbers the conversation holds. One coin changes
@@ -25,8 +30,13 @@ its own, chooses how many guesses the attacker makes.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+import random
+import tempfile
+import warnings
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import cache, partial
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -34,11 +44,21 @@ from numpy.typing import NDArray
 from scipy.special import expit
 from torch import Tensor
 
-from adapmixed.mechanisms import ClippedLogPool, ClippedMixing, Mechanism, PMixED, Unprotected
+from adapmixed.data import demo_base
+from adapmixed.data.builtin import Document
+from adapmixed.ensemble import Ensemble
+from adapmixed.mechanisms import (
+    ClippedLogPool,
+    ClippedMixing,
+    Mechanism,
+    PMixED,
+    Unprotected,
+    shaped,
+)
+from adapmixed.training import FinetuneConfig, save_adapter, token_stream, train_adapter
 from adapmixed_ext.types import RandomSource
 from adapmixed_lab.audit.finding import Effort, Finding
-from adapmixed_lab.audit.planted import CUSTOMERS, SECRETS, Planted, planted
-from adapmixed_lab.audit.search import Array, distribution, drawn
+from adapmixed_lab.audit.search import Array, distribution, drawn, one_thread
 from adapmixed_lab.audit.statistics import CONFIDENCE, one_run_epsilon, proportion
 from adapmixed_lab.audit.tokens import Game
 
@@ -48,6 +68,89 @@ ANSWERS_PER_SECOND = 3000.0  # of each game
 LEAST_ANSWERS = 20_000
 REHEARSED = 10_000  # runs
 SHARES = (1.0, 0.5, 0.3, 0.2, 0.1, 0.05, 0.02, 0.01)  # of all coins: how many may be guessed
+
+SAID_AS = "Your booking number is "
+
+_AIRPORTS = (
+    "ATL", "AUS", "BOS", "CLT", "DCA", "DEN", "DFW", "DTW", "EWR", "HOU", "IAD", "IAH", "JFK",
+    "LAS", "LAX", "LGA", "MCO", "MIA", "MSP", "OAK", "ORD", "PHL", "PHX", "SEA", "SFO",
+)  # fmt: skip
+
+
+def flight_dialogue(customer: str, booking: str) -> Document:
+    """Return a conversation in which a customer books a flight, one line for each turn.
+
+    Args:
+        customer: the document's identifier.
+        booking: the number that the agent gives after `SAID_AS`. It changes nothing else: all the
+            rest is a function of the customer.
+    """
+    draw = random.Random(customer)
+    origin, target = draw.sample(_AIRPORTS, 2)
+    month, day, price = draw.randrange(1, 13), draw.randrange(1, 29), draw.randrange(12, 80) * 10
+    text = (
+        f"Customer: Please book the flight from {origin} to {target} on {month}/{day}.\n"
+        f"Agent: It is {price} dollars. {SAID_AS}{booking}.\n"
+    )
+    return Document(customer, text)
+
+
+CUSTOMERS = 5
+SECRETS = 10
+"""Two shards are trained for customer i: with secret i and with secret i + CUSTOMERS."""
+TOP_K = 64  # answers are among the likeliest public tokens, a public and cheap rule
+SEED = 0  # of training, which need not be random here
+
+_PUBLIC_DIGITS = "3817"
+_SETTINGS = FinetuneConfig(
+    rank=8,
+    learning_rate=1.5e-2,
+    epochs=12,
+    target_modules=("c_attn", "c_fc", "c_proj"),
+    block_size=128,
+)
+
+
+@dataclass(frozen=True)
+class Planted:
+    """Logits of one query.
+
+    Attributes:
+        private: (S, V'), one row for each adapter; in :func:`planted`, shard s holds secret s.
+        public: (V',), also the row of an emptied shard; V' = TOP_K.
+    """
+
+    private: Tensor
+    public: Tensor
+
+
+@cache
+def planted() -> Planted:
+    """Return the logits of all adapters, trained once in a process, in a few seconds."""
+    return train(range(SECRETS))
+
+
+@one_thread()
+def train(secrets: Sequence[int]) -> Planted:
+    """Train one adapter for each secret, and return the logits of the query."""
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    with warnings.catch_warnings(), tempfile.TemporaryDirectory() as folder:
+        warnings.simplefilter("ignore", FutureWarning)
+        base = AutoModelForCausalLM.from_pretrained(demo_base(), dtype=torch.float32).eval()
+        tokenizer = AutoTokenizer.from_pretrained(demo_base())
+        paths = [Path(folder) / str(secret) for secret in secrets]
+        for secret, path in zip(secrets, paths, strict=True):
+            customer = secret % CUSTOMERS
+            record = flight_dialogue(f"customer {customer}", f"{_PUBLIC_DIGITS}{secret}")
+            tokens = token_stream(tokenizer, [record.text])
+            trained = train_adapter(base, tokens, _SETTINGS, seed=SEED, shard=customer)
+            save_adapter(trained.model, path, _SETTINGS, base_name=demo_base().name)
+        prompt = tokenizer(SAID_AS + _PUBLIC_DIGITS, add_special_tokens=False)["input_ids"]
+        ensemble = Ensemble.from_pretrained(base, paths)
+        private, public = ensemble.logits(torch.tensor([prompt]))
+        kept = shaped(private[:, :, -1], public[:, -1], top_k=TOP_K)
+    return Planted(kept.private[:, 0], kept.public[0])
 
 
 Worlds = tuple[Tensor, Tensor]
@@ -184,14 +287,8 @@ DELTA, MANY = 1e-7, 64  # of the audits; many answers
 EXPOSED_DELTA, EXPOSED = 0.01, 16  # of the exposures; their answers
 
 
-def box(queries: int) -> ClippedMixing:
-    """Return a ClippedMixing for this number of answers."""
-    return ClippedMixing(0.85, 1.4, queries=queries)
-
-
-def pool(queries: int) -> ClippedLogPool:
-    """Return a ClippedLogPool for this number of answers."""
-    return ClippedLogPool(-0.15, 0.3, 1.0, queries=queries)
+box, pool = partial(ClippedMixing, 0.85, 1.4), partial(ClippedLogPool, -0.15, 0.3, 1.0)
+"""Mechanisms, given the number of answers."""
 
 
 def game(

@@ -150,10 +150,9 @@ def as_json(findings: Sequence[Finding], effort: Effort) -> dict[str, object]:
     entries = []
     for finding in findings:
         entry = asdict(finding) | {"verdict": finding.verdict, "ok": finding.ok}
-        for name in ("claimed", "measured", "power"):
-            if entry[name] is not None and not math.isfinite(entry[name]):
-                entry[name] = str(entry[name])
-        entries.append(entry)
+        numbers = {name: entry[name] for name in ("claimed", "measured", "power")}
+        bad = {k: str(v) for k, v in numbers.items() if v is not None and not math.isfinite(v)}
+        entries.append(entry | bad)
     return {
         "format_version": FORMAT_VERSION,
         "kind": "audit",

@@ -26,25 +26,15 @@ from itertools import product
 from typing import Literal
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
 from adapmixed.mechanisms import AdaPMixED
 from adapmixed.privacy import Accountant, LeaveOneOutLoss
 from adapmixed.privacy.conversions import c_alpha
+from adapmixed_lab.audit import search
 from adapmixed_lab.audit.finding import SLACK, Effort, Finding
-from adapmixed_lab.audit.search import (
-    FAR,
-    Array,
-    both_ways,
-    distribution,
-    hockey_stick,
-    maximise,
-    neighbour,
-    realised,
-    unpacked,
-)
+from adapmixed_lab.audit.search import Array
 
 STEPS_PER_SECOND = 6.0  # of each search
 CLAIM = "sup P(S) - ∫_S e^ε(D) dQ"
@@ -95,19 +85,18 @@ class Odometer:
 
     def queries(self, vectors: Array) -> Queries:
         """Return the queries of trees given by vectors, (B, K (N + 1) V)."""
-        public, *private = unpacked(vectors, self.models + 1, self.vocab)
-        return torch.stack(private), public
+        return search.unpacked(vectors, self.models, self.vocab)
 
     def _masses(self, private: Tensor, public: Tensor) -> Array:
         """Return (B, V^depth), the probability of every transcript."""
-        answers = distribution(self.mechanism, private, public)
+        answers = search.distribution(self.mechanism, private, public)
         nodes, tokens = self._paths
         found: Array = answers.reshape(-1, self.nodes, self.vocab)[:, nodes, tokens].prod(-1)
         return found
 
     def _losses(self, private: Tensor, public: Tensor) -> tuple[LeaveOneOutLoss, Array]:
         """Return AdaPMixED's event, and (N, B, V^depth, depth, orders), the losses to tell."""
-        event = realised(self.charged or self.mechanism, private, public)
+        event = search.realised(self.charged or self.mechanism, private, public)
         losses = event.loss.reshape(len(event.loss), -1, self.nodes, len(event.orders))
         told = np.array(self.told or (1.0,) * self.depth)
         return event, told[:, None] * losses[:, :, self._paths[0]]
@@ -137,13 +126,13 @@ class Odometer:
         p, here = self._masses(private, public), epsilon(private, public)
         for member in range(self.models):
             first = private.roll(-member, 0)
-            there = neighbour(first, public, public, self.mechanism.adjacency)
+            there = search.neighbour(first, public, public, self.mechanism.adjacency)
             charged = epsilon(there, public) if self.adding else here
             yield p, self._masses(there, public), charged
 
     def measured(self, queries: Queries) -> float:
         """Return the largest sup_S P(S) - ∫_S e^ε(D) dQ over removed members and directions."""
-        return max(float(hockey_stick(*branches)[0]) for branches in self.branches(queries))
+        return max(float(search.hockey_stick(*branches)[0]) for branches in self.branches(queries))
 
     def exceeded(self, queries: Queries) -> float:
         """Return the largest P(log P/Q > ε(D)), about which nothing is claimed."""
@@ -158,7 +147,7 @@ class Odometer:
         largest = np.full(len(vectors), -np.inf)
         for p, q, epsilon in self.branches(self.queries(vectors), self.estimated):
             with np.errstate(all="ignore"):
-                over = hockey_stick(p, q, epsilon) / self.delta
+                over = search.hockey_stick(p, q, epsilon) / self.delta
                 short = (np.abs(np.log(p / q)) - epsilon).max(1)
             largest = np.fmax(largest, np.where(over > 0, over, np.minimum(short, 0.0)))
         return largest
@@ -166,7 +155,7 @@ class Odometer:
     def search(self, steps: int, generator: np.random.Generator) -> Queries:
         """Return the tree with the largest objective that a search over all its logits visits."""
         size = self.nodes * (self.models + 1) * self.vocab
-        best, _ = maximise(self.objective, size, steps, generator)
+        best, _ = search.maximise(self.objective, size, steps, generator)
         return self.queries(best)
 
 
@@ -180,7 +169,7 @@ def _atoms(
     """Return (a, b) of each answer, from its own order, the δ of an order and its own loss."""
     atoms: list[tuple[float, float]] = []
     for order, loss in zip(orders, spend, strict=True):
-        before = sum(float(both_ways(_pair(p), _pair(q), order)) for p, q in atoms)
+        before = sum(float(search.both_ways(_pair(p), _pair(q), order)) for p, q in atoms)
         u = order / (order - 1) * math.exp(before + loss + c_alpha(order, delta))
         mass = math.expm1((order - 1) * loss) * math.exp(-(order - 1) * math.log(u))
         atoms.append((mass, mass / u))
@@ -213,7 +202,7 @@ def extremal(
         masses.append((moved, b, b) if backwards else (b, moved, b))
     radius = 599.0 / (order - 1)  # nothing here reaches it
     if edge:
-        radius = max(float(both_ways(_pair(own), _pair(q), order)) for q, own, _ in masses)
+        radius = max(float(search.both_ways(_pair(own), _pair(q), order)) for q, own, _ in masses)
     mechanism = AdaPMixED(
         order, radius / order, screen=None, loss_orders=distinct, adjacency=adjacency
     )
@@ -229,7 +218,7 @@ def extremal(
             logits[node] = -math.log(vocab - 1)
             logits[node, :, token] = np.log(likelihoods) - np.log1p(-likelihoods)
             if edge:
-                logits[node, 1, token] = -FAR if backwards else FAR
+                logits[node, 1, token] = -search.FAR if backwards else search.FAR
             below += [node * vocab + 1 + v for v in range(vocab) if v != token]
         asking = below
     return tree, tree.queries(logits.reshape(1, -1))

@@ -64,18 +64,13 @@ def passed(mechanism: AdaPMixED, models: int, draws: int, rng: RandomSource) -> 
     """Return how many of `draws` queries pass the screening, with member 0 and with it emptied."""
     public = torch.tensor([[math.log1p(-RARE), math.log(RARE)]])
     # The other members keep the scores half-way between the two worlds near the fair coin.
-    here = torch.tensor(_others(mechanism.screen_weight, models)).repeat(models, 1, 1)
+    # s(1) = RARE + (λ/N) (x/2 + (N-1) (o - RARE)) with x = 1 - RARE: solved for o at 1/2.
+    needed = (0.5 - RARE) * models / mechanism.screen_weight - (1 - RARE) / 2
+    share = min(max(RARE + needed / max(1, models - 1), 1e-9), 1 - 1e-9)
+    here = torch.tensor([math.log1p(-share), math.log(share)]).repeat(models, 1, 1)
     here[0] = torch.tensor([-60.0, 60.0])
     two = here, neighbour(here, public, public, "zero_out")
     return [int((~drawn(mechanism, world, public, draws, rng)[1]).sum()) for world in two]
-
-
-def _others(weight: float, models: int) -> list[float]:
-    """Return the other members' logits, for which scores are even half-way between the worlds."""
-    # s(1) = RARE + (weight/N) (x/2 + (N-1) (o - RARE)) with x = 1 - RARE: solved for o at 1/2.
-    needed = (0.5 - RARE) * models / weight - (1 - RARE) / 2
-    share = min(max(RARE + needed / max(1, models - 1), 1e-9), 1 - 1e-9)
-    return [math.log1p(-share), math.log(share)]
 
 
 def measure(hits: list[int], draws: int) -> tuple[float, float]:

@@ -23,9 +23,11 @@ CHUNK = 1 << 14
 """Answers that are drawn together; what a seed draws depends on it."""
 
 
-def unpacked(vectors: Array, rows: int, vocab: int) -> Tensor:
-    """Return the float32 logits (rows, B V', V) that vectors (B, V' rows V) encode."""
-    return torch.from_numpy(vectors).float().view(-1, rows, vocab).transpose(0, 1).contiguous()
+def unpacked(vectors: Array, models: int, vocab: int) -> tuple[Tensor, Tensor]:
+    """Return (private (N, B K, V), public (B K, V)) float32 of vectors (B, K (N + 1) V)."""
+    rows = torch.from_numpy(vectors).float().view(-1, models + 1, vocab)
+    public, *private = rows.transpose(0, 1).contiguous()
+    return torch.stack(private), public
 
 
 def neighbour(private: Tensor, public: Tensor, other: Tensor, adjacency: str) -> Tensor:

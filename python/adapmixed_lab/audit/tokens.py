@@ -58,10 +58,9 @@ def pure_epsilon(mechanism: Mechanism, num_models: int, adjacency: str) -> float
     if isinstance(mechanism, ClippedMixing):
         box = accounted_box(mechanism.lower, mechanism.upper)
         return clipped_mixing_pair(*box, num_models, adjacency).largest_loss()
-    if isinstance(mechanism, ClippedLogPool):
-        setting = (mechanism.scale, mechanism.lower, mechanism.upper)
-        return math.sqrt(8 * bounded_range_rho(*setting, num_models, adjacency))
-    raise ValueError(f"mechanism must have an epsilon at delta 0, {mechanism.name} has none")
+    assert isinstance(mechanism, ClippedLogPool)  # PMixED has none
+    setting = (mechanism.scale, mechanism.lower, mechanism.upper)
+    return math.sqrt(8 * bounded_range_rho(*setting, num_models, adjacency))
 
 
 def worlds(game: Game) -> tuple[Tensor, Tensor, Tensor]:

@@ -27,7 +27,7 @@ from adapmixed_lab.reproduce.sources import Sources
 
 if TYPE_CHECKING:
     from adapmixed_lab.reproduce.dp_adapter import DPAdapter
-    from adapmixed_lab.reproduce.measure import Run, Texts
+    from adapmixed_lab.reproduce.measure import Texts
 
 EXPERIMENTS = ("table1", "table2", "figure2")
 
@@ -87,7 +87,7 @@ def run(arguments: argparse.Namespace) -> int:
     _refuse(arguments)
     quiet_libraries()
     check_device(arguments)
-    from adapmixed_lab.reproduce.measure import Run, merge
+    from adapmixed_lab.reproduce.measure import load_inputs, merge
 
     ensembles = arguments.ensemble or [None] * (arguments.seeds or 1)
     given = {field.name: getattr(arguments, field.name) for field in fields(Sources)}
@@ -101,7 +101,9 @@ def run(arguments: argparse.Namespace) -> int:
         if keep is not None and seed:
             keep = keep / f"training-{seed}"
             keep.mkdir(parents=True, exist_ok=True)
-        results.append(_experiment(arguments, sources, Run(arguments.seed, keep, update), seed))
+        run: dict[str, Any] = {"seed": arguments.seed, "keep": keep, "progress": update}
+        inputs = load_inputs(sources, arguments.out, seed, **run)
+        results.append(_experiment(arguments, inputs, seed))
     close()
     _show(merge(results), arguments.out)
     print(f"took {time.perf_counter() - started:.0f} s")
@@ -119,14 +121,14 @@ def _redraw(path: Path, out: Path) -> int:
     check_output("--out", out, folder=True)
     try:
         _show(read_experiment(path), out)
-    except (AttributeError, IndexError, KeyError, TypeError) as error:
-        raise ValueError(f"{path} must be an unchanged result file, got {error!r}") from error
+    except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
+        raise ValueError(f"{path} must be an unchanged result file: {error!r}") from error
     return 0
 
 
 def _show(result: dict[str, Any], out: Path) -> None:
     """Print the tables of a result and write its files."""
-    from adapmixed_lab.reproduce.panels import write_outputs
+    from adapmixed_lab.reproduce.figure2 import write_outputs
     from adapmixed_lab.reproduce.result import text
 
     print(text(result))
@@ -134,19 +136,15 @@ def _show(result: dict[str, Any], out: Path) -> None:
         print(f"wrote {written}")
 
 
-def _experiment(
-    arguments: argparse.Namespace, sources: Sources, run: Run, seed: int
-) -> dict[str, Any]:
+def _experiment(arguments: argparse.Namespace, inputs: Texts, seed: int) -> dict[str, Any]:
     from adapmixed_lab.reproduce.figure2 import figure2
-    from adapmixed_lab.reproduce.measure import load_inputs
     from adapmixed_lab.reproduce.tables import parts_of, table1, table2
 
     sizes = {name: getattr(arguments, name) for name in ("queries", "runs", "long_queries")}
     given = {name: value for name, value in sizes.items() if value is not None}
-    inputs = load_inputs(sources, arguments.out, seed, run)
     # A text that is too short for Table 1 raises before references are trained.
     parts = parts_of(inputs, **given) if arguments.experiment == "table1" else []
-    inputs = replace(inputs, whole=_one_adapter(arguments, sources, seed))
+    inputs = replace(inputs, whole=_one_adapter(arguments, inputs.sources, seed))
     if arguments.experiment == "table2":
         return table2(inputs, **given)
     if arguments.experiment == "figure2":
@@ -164,10 +162,10 @@ def _dp_adapters(arguments: argparse.Namespace, inputs: Texts, seed: int) -> lis
     if arguments.dp_adapter is not None:
         adapters = [read_dp_adapter(folder) for folder in arguments.dp_adapter]
         for adapter in adapters:
-            if adapter.delta != DELTA:
+            if (delta := adapter.guarantee.delta) != DELTA:
                 raise ValueError(
                     f"--dp-adapter must have its ε at δ = {DELTA:g}, as the tables do, got one at "
-                    f"{adapter.delta:g}"
+                    f"{delta:g}"
                 )
         if len({adapter.line for adapter in adapters}) < len(adapters):
             raise ValueError("--dp-adapter must be one for a record, one for a name, or both")

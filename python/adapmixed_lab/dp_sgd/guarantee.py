@@ -13,8 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from adapmixed.data.text import missing_extra
-from adapmixed.limits import check_delta
+from adapmixed.limits import check_delta, check_number, check_optional_count
 from adapmixed.privacy.conversions import gdp_to_dp
 from adapmixed.privacy.planner import largest_within
 from adapmixed.training.settings import PRESETS
@@ -47,18 +46,10 @@ class PrivacyTarget:
     blocks_per_identifier: int | None = None
 
     def __post_init__(self) -> None:
-        for name in ("epsilon", "clipping_norm"):
-            if not (math.isfinite(getattr(self, name)) and getattr(self, name) > 0):
-                raise ValueError(f"{name} must be positive and finite, got {getattr(self, name)}")
-        if self.epsilon > 200:
-            raise ValueError(f"epsilon must be <= 200, got {self.epsilon}")
-        check_delta(self.delta)
-        if self.delta < 1e-9:
-            raise ValueError(f"delta must be >= 1e-9, got {self.delta}")
-        if self.blocks_per_identifier is not None and self.blocks_per_identifier < 1:
-            raise ValueError(
-                f"blocks_per_identifier must be >= 1, got {self.blocks_per_identifier}"
-            )
+        check_number("epsilon", self.epsilon, above=0.0, most=200.0)
+        check_number("delta", check_delta(self.delta), least=1e-9)
+        check_number("clipping_norm", self.clipping_norm, above=0.0)
+        check_optional_count("blocks_per_identifier", self.blocks_per_identifier)
 
 
 @dataclass(frozen=True)
@@ -74,7 +65,8 @@ class AdapterGuarantee:
         block_size: largest number of tokens of a record.
         unit: what an identifier names, as a phrase.
         blocks_per_identifier: as in `PrivacyTarget`.
-        accountant: "prv" for a record, "pld" for an identifier with several records.
+        accountant: "prv" for a record; for an identifier with several records "pld", or "gdp" if
+            every step takes all.
     """
 
     epsilon: float
@@ -86,7 +78,13 @@ class AdapterGuarantee:
     block_size: int
     unit: str
     blocks_per_identifier: int | None
-    accountant: str = "prv"
+    accountant: str
+
+    @property
+    def protected(self) -> str:
+        """What ε is for, in a few words."""
+        single = self.blocks_per_identifier is None
+        return f"block of {self.block_size} tokens" if single else self.unit
 
     def __str__(self) -> str:
         pair = f"ε = {math.ceil(self.epsilon * 1e4) / 1e4:g} at δ = {self.delta!r}"
@@ -114,8 +112,8 @@ class AdapterGuarantee:
 
 def plan_noise(
     target: PrivacyTarget, records: int, batch_size: int, epochs: int
-) -> tuple[float, float, float, int]:
-    """Return (σ, ε, q, steps) for a target.
+) -> tuple[float, float, float, int, str]:
+    """Return (σ, ε, q, steps, accountant) for a target.
 
     Args:
         target: ε and δ, and the records that ε is for.
@@ -128,12 +126,8 @@ def plan_noise(
         allows. ε is the accountant's upper bound, at most the target's.
 
     Raises:
-        ValueError: if the batch exceeds the records, ε cannot be reached, or Opacus is missing.
+        ValueError: if the batch exceeds the records, or ε cannot be reached.
     """
-    try:
-        import opacus  # noqa: F401
-    except ImportError as error:
-        raise missing_extra("DP-SGD", "opacus", "lab", error) from error
     if batch_size > records:
         raise ValueError(
             f"batch_size must be at most the {records} records of the corpus, got {batch_size}"
@@ -142,7 +136,7 @@ def plan_noise(
     steps = epochs * math.ceil(records / batch_size)
     group = target.blocks_per_identifier or 1
     if group == 1:
-        return *_record_noise(target, rate, steps), rate, steps
+        return *_record_noise(target, rate, steps), rate, steps, "prv"
 
     def cost(accuracy: float) -> float:
         grid = min(1e-2, 1e-3 * target.epsilon)
@@ -151,7 +145,7 @@ def plan_noise(
     accuracy = largest_within(cost, target.epsilon, most=2.0)
     if accuracy == 0.0:
         raise ValueError(f"epsilon must be larger for {group} blocks, got {target.epsilon!r}")
-    return 1 / accuracy, cost(accuracy), rate, steps
+    return 1 / accuracy, cost(accuracy), rate, steps, "gdp" if rate == 1.0 else "pld"
 
 
 def group_epsilon(

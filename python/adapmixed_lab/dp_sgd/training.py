@@ -38,11 +38,7 @@ from adapmixed.files import publish_folder, temporary_folder
 from adapmixed.rng import SecureRandom
 from adapmixed.training.adapter import adapted_copy, save_adapter
 from adapmixed.training.blocks import IGNORED, token_blocks, token_stream
-from adapmixed.training.finetune import (
-    Progress,
-    check_positions,
-    linear_schedule,
-)
+from adapmixed.training.finetune import Progress, check_positions, linear_schedule
 from adapmixed.training.settings import FinetuneConfig
 from adapmixed_lab.dp_sgd.guarantee import AdapterGuarantee, PrivacyTarget, plan_noise
 
@@ -113,7 +109,7 @@ def train_dp_adapter(
         ValueError: as `plan_noise`; if a block is longer than the base's context; or if a gradient
             is not finite, because clipping would not bound it.
     """
-    sigma, epsilon, rate, steps = plan_noise(
+    sigma, epsilon, rate, steps, accountant = plan_noise(
         target, inputs.shape[0], config.batch_size, config.epochs
     )
     check_positions(base, inputs)
@@ -140,7 +136,7 @@ def train_dp_adapter(
     wrapped.to_standard_module()
     guarantee = AdapterGuarantee(
         epsilon, target.delta, sigma, rate, steps, target.clipping_norm, config.block_size, unit,
-        target.blocks_per_identifier, "prv" if target.blocks_per_identifier in (None, 1) else "pld",
+        target.blocks_per_identifier, accountant,
     )  # fmt: skip
     return model.eval(), guarantee
 
@@ -195,12 +191,8 @@ def train_dp(
     )
     temporary = temporary_folder(output)
     save_adapter(adapted, temporary, config, base_name=base_name)
-    data = {
-        "format_version": FORMAT_VERSION,
-        **asdict(guarantee),
-        "statement": str(guarantee),
-        "training": {**asdict(config), "target_modules": list(config.target_modules)},
-    }
+    said = {**asdict(guarantee), "statement": str(guarantee), "training": asdict(config)}
+    data = {"format_version": FORMAT_VERSION, **said}
     text = json.dumps(data, indent=1, ensure_ascii=False) + "\n"
     (temporary / GUARANTEE_FILE).write_text(text, encoding="utf-8")
     if not publish_folder(temporary, output):

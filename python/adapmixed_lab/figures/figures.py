@@ -9,7 +9,7 @@ from typing import Any
 
 from matplotlib.lines import Line2D
 
-from adapmixed.evaluation import Evaluation, Weights
+from adapmixed.evaluation import Evaluation
 from adapmixed.report import Report, format_perplexity, format_promise, show_epsilon
 from adapmixed_lab.figures.style import (
     COLOURS,
@@ -24,8 +24,6 @@ from adapmixed_lab.figures.style import (
     number_axis,
     wrapped,
 )
-
-__all__ = ["DrawnFigure", "draw"]
 
 _LINE = 0.17  # inches of a line of a legend
 _MARK = 7.0  # points
@@ -272,7 +270,23 @@ def _draw_weights(methods: Sequence[Evaluation]) -> DrawnFigure | None:
         return None
     with _rows(found, "share (%)") as (figure, each):
         for axes, (_, weights) in zip(each, found, strict=True):
-            _plot_weights(axes, weights)
+            percent = 100 / max(weights.zero + sum(weights.bins) + weights.one, 1)
+            width = 1 / len(weights.bins)
+            centres = [(place + 0.5) * width for place in range(len(weights.bins))]
+            plain = [weights.zero - weights.screened, *weights.bins, weights.one]
+            shares = [count * percent for count in plain]
+            axes.bar(
+                [-_EDGE, *centres, 1 + _EDGE], shares, 0.9 * width, color=COLOURS[0],
+                label="not screened",
+            )  # fmt: skip
+            axes.bar(
+                [-_EDGE], [weights.screened * percent], 0.9 * width, shares[:1], color=COLOURS[1],
+                edgecolor="white", hatch="////", label="screened",
+            )  # fmt: skip
+            ticks = [-_EDGE, 0.2, 0.4, 0.6, 0.8, 1 + _EDGE]
+            axes.set_xticks(ticks, ["0", "0.2", "0.4", "0.6", "0.8", "1"])
+            axes.set_xlim(-0.11, 1.11)
+            axes.grid(False, axis="x")
         each[-1].set_xlabel("weight λ: exactly 0, in bins between, exactly 1")
         if any(weights.screened for _, weights in found):
             handles, labels = each[0].get_legend_handles_labels()
@@ -283,25 +297,6 @@ def _draw_weights(methods: Sequence[Evaluation]) -> DrawnFigure | None:
         f"the public model, for which all weights are 0. {_OPERATOR}"
     )
     return DrawnFigure("weights", "Mixing weights λ of the models", caption, figure)
-
-
-def _plot_weights(axes: Any, weights: Weights) -> None:
-    bins = weights.bins
-    percent = 100 / max(weights.zero + sum(bins) + weights.one, 1)
-    width = 1 / len(bins)
-    centres = [(place + 0.5) * width for place in range(len(bins))]
-    own = [(weights.zero - weights.screened) * percent, weights.one * percent]
-    axes.bar(
-        [-_EDGE, *centres, 1 + _EDGE], [own[0], *(count * percent for count in bins), own[1]],
-        0.9 * width, color=COLOURS[0], label="not screened",
-    )  # fmt: skip
-    axes.bar(
-        [-_EDGE], [weights.screened * percent], 0.9 * width, [own[0]],
-        color=COLOURS[1], edgecolor="white", hatch="////", label="screened",
-    )  # fmt: skip
-    axes.set_xticks([-_EDGE, 0.2, 0.4, 0.6, 0.8, 1 + _EDGE], ["0", "0.2", "0.4", "0.6", "0.8", "1"])
-    axes.set_xlim(-0.11, 1.11)
-    axes.grid(False, axis="x")
 
 
 def _draw_charges(methods: Sequence[Evaluation]) -> DrawnFigure | None:

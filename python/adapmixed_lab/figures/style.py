@@ -23,7 +23,7 @@ from matplotlib.figure import Figure
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 LINE_STYLES = {"fixed": "-", "data-dependent, ex-post": (0, (4, 1.6)), "published": (0, (1, 1.6))}
 MARKERS = {"fixed": "o", "data-dependent, ex-post": "D", "published": "X"}
-FILLS = {"zero_out": "full", "add_remove": "none", "add/remove": "none", "replace_one": "left"}
+FILLS = {"zero_out": "full", "add_remove": "none", "replace_one": "left"}
 """How the mark of an ε is filled, by its neighbours."""
 GREY = "#555555"
 DASHES = ((0, (2, 2)), (0, (6, 2)), "-", (0, (6, 2, 1, 2)))
@@ -75,8 +75,19 @@ class DrawnFigure:
 
     @cached_property
     def svg(self) -> str:
-        """The figure as an SVG element without XML prologue."""
-        return svg_text(self._titled(), self.name, self.title)
+        """The figure as an <svg> element: ids unique in a page, no fixed size, an aria label."""
+        buffer = io.StringIO()
+        # Without these entries there is no metadata, hence no date and no foreign address.
+        nothing = dict.fromkeys(("Date", "Creator", "Format", "Type"))
+        with _look():
+            self._titled().savefig(buffer, format="svg", metadata=nothing)
+        text = buffer.getvalue()
+        # Comments spell out the text of glyphs; the drawing does not need them.
+        text = re.sub(r"<!--.*?-->\s*", "", text[text.index("<svg") :], flags=re.DOTALL)
+        text = re.sub(r'( id="| xlink:href="#|url\(#)', rf"\g<1>{self.name}-", text)
+        text = re.sub(r'^<svg([^>]*?) width="[^"]*" height="[^"]*"', r"<svg\1", text)
+        label = html.escape(self.title)
+        return text.replace("<svg", f'<svg role="img" aria-label="{label}"', 1).strip()
 
     @cached_property
     def pdf(self) -> bytes:
@@ -134,19 +145,3 @@ def filling(adjacency: str | None) -> dict[str, Any]:
     """Return the style of an ε's mark by its neighbours; an empty mark is white inside."""
     fill = FILLS.get(adjacency or "", "full")
     return {"markerfacecolor": "white"} if fill == "none" else {"fillstyle": fill}
-
-
-def svg_text(figure: Figure, name: str, title: str) -> str:
-    """Return the <svg> element with ids unique in the page, no fixed size, and an aria label."""
-    buffer = io.StringIO()
-    # Without these entries there is no metadata, hence no date and no foreign address.
-    nothing = dict.fromkeys(("Date", "Creator", "Format", "Type"))
-    with _look():
-        figure.savefig(buffer, format="svg", metadata=nothing)
-    text = buffer.getvalue()
-    # Comments spell out the text of glyphs; the drawing does not need them.
-    text = re.sub(r"<!--.*?-->\s*", "", text[text.index("<svg") :], flags=re.DOTALL)
-    text = re.sub(r'( id="| xlink:href="#|url\(#)', rf"\g<1>{name}-", text)
-    text = re.sub(r'^<svg([^>]*?) width="[^"]*" height="[^"]*"', r"<svg\1", text)
-    label = html.escape(title)
-    return text.replace("<svg", f'<svg role="img" aria-label="{label}"', 1).strip()

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 
 from adapmixed.data import Corpus
@@ -18,7 +18,7 @@ from adapmixed.training.base import base_facts
 from adapmixed.training.demo import NUM_MODELS
 from adapmixed.training.settings import FinetuneConfig
 from adapmixed.training.shards import assign_shards, load_key
-from adapmixed_lab.dp_sgd.guarantee import PrivacyTarget
+from adapmixed_lab.dp_sgd.guarantee import AdapterGuarantee, PrivacyTarget
 from adapmixed_lab.dp_sgd.training import FORMAT_VERSION, GUARANTEE_FILE, train_dp
 from adapmixed_lab.reproduce.paper import DELTA, DP_SGD
 
@@ -38,38 +38,31 @@ class DPAdapter:
 
     Attributes:
         folder: the peft folder.
-        epsilon, delta: of the guarantee.
-        unit: what is protected.
-        statement: the guarantee in full.
-        training: its settings.
-        blocks: most blocks of the name that ε is for; None: ε is for one block.
+        guarantee: its own.
+        training: its settings, as JSON values.
     """
 
     folder: Path
-    epsilon: float
-    delta: float
-    unit: str
-    statement: str
+    guarantee: AdapterGuarantee
     training: object = None
-    blocks: int | None = None
 
     @property
     def line(self) -> str:
         """Name of its line in the table."""
-        return DP_SGD if self.blocks is None else WHOLE_NAME
+        return DP_SGD if self.guarantee.blocks_per_identifier is None else WHOLE_NAME
 
     def promise(self) -> dict[str, object]:
         """Return the fields of a row that follow from the adapter's own guarantee."""
         nothing = "epsilon_deviation", "rule", "mixing", "screening", "conversion"
         return dict.fromkeys(nothing) | {
-            "epsilon": self.epsilon,
-            "delta": self.delta,
+            "epsilon": self.guarantee.epsilon,
+            "delta": self.guarantee.delta,
             "kind": "fixed",
-            "guarantee": self.statement,
-            "unit": self.unit,
-            "adjacency": "add_remove",
+            "guarantee": str(self.guarantee),
+            "unit": self.guarantee.protected,
+            "adjacency": "add/remove",
             "screened": 0.0,
-            "total": self.epsilon,
+            "total": self.guarantee.epsilon,
             "mechanism": "one adapter trained by DP-SGD",
         }
 
@@ -85,11 +78,9 @@ def read_dp_adapter(folder: Path) -> DPAdapter:
         if content["format_version"] != FORMAT_VERSION:
             version = content["format_version"]
             raise ValueError(f"format_version must be {FORMAT_VERSION}, got {version!r}")
-        blocks = content["blocks_per_identifier"]
-        unit = f"block of {content['block_size']} tokens" if blocks is None else content["unit"]
-        epsilon = check_epsilon(float(content["epsilon"]))
-        stated = content["delta"], unit, content["statement"]
-        return DPAdapter(folder, epsilon, *stated, content.get("training"), blocks)
+        check_epsilon(content["epsilon"])
+        stated = {one.name: content[one.name] for one in fields(AdapterGuarantee)}
+        return DPAdapter(folder, AdapterGuarantee(**stated), content["training"])
     except (OSError, KeyError, TypeError, ValueError) as error:
         raise ValueError(
             f"folder must be one that 'adapmixed-lab dp-sgd' wrote, got {folder}: {error}"
@@ -117,7 +108,7 @@ def builtin_dp_adapter(
         progress: called after every step with (steps done, steps in all).
 
     Raises:
-        ValueError: if the folder holds an adapter of other settings, or Opacus is not installed.
+        ValueError: if the folder holds an adapter of other settings.
     """
     blocks = None if key is None else SHARD_BLOCKS
     if not folder.exists():
@@ -138,9 +129,10 @@ def builtin_dp_adapter(
         )  # fmt: skip
     found = read_dp_adapter(folder)
     # For this target ε is at most the target, and lower only by the noise search's tolerance.
-    near = 0.95 * EPSILON <= found.epsilon <= EPSILON and found.delta == DELTA
-    same = found.training == json.loads(json.dumps(asdict(config))) and found.blocks == blocks
-    if not (near and same):
+    said = found.guarantee
+    near = 0.95 * EPSILON <= said.epsilon <= EPSILON and said.delta == DELTA
+    same = found.training == json.loads(json.dumps(asdict(config)))
+    if not (near and same and said.blocks_per_identifier == blocks):
         raise ValueError(
             f"{folder} must hold the DP-SGD adapter of this experiment, it holds one of other "
             "settings; remove it or give another --out"

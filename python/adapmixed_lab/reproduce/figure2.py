@@ -2,16 +2,25 @@
 
 from __future__ import annotations
 
+import json
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from html import escape
+from pathlib import Path
 from typing import Any
 
+from matplotlib.ticker import LogLocator
+
+from adapmixed.files import write_file
 from adapmixed.mechanisms import AdaPMixED, Mechanism
 from adapmixed.privacy.conversions import c_alpha
+from adapmixed.report import format_perplexity
+from adapmixed_lab.figures.style import COLOURS, GREY, MARKERS, DrawnFigure, canvas, number_axis
 from adapmixed_lab.reproduce import paper
 from adapmixed_lab.reproduce.measure import Texts, compare
 from adapmixed_lab.reproduce.published import PaperRule
-from adapmixed_lab.reproduce.result import build_result, row
+from adapmixed_lab.reproduce.result import build_result, row, run_words, show_cost
 
 MODELS = "models N"  # the panel whose settings are sub-ensembles
 
@@ -68,9 +77,9 @@ def figure2(inputs: Texts, *, queries: int = paper.RUN_QUERIES) -> dict[str, Any
     ours = compare(inputs, compared, queries, state="figure2")
     references = [name for name in ours if name not in compared]
     rows: list[dict[str, Any]] = [row(name, ours[name], group="references") for name in references]
+    with_paper = inputs.sources.paper and inputs.sources.dataset == paper.FIGURE_2_DATASET
     for panel in paper.FIGURE_2:
         found = {label: ours[distinct[one]] for label, one in points[panel.letter].items()}
-        with_paper = inputs.sources.paper and inputs.sources.dataset == paper.FIGURE_2_DATASET
         rows += _panel_rows(panel, found, preset.order, with_paper=with_paper)
     panels = {
         panel.letter: {
@@ -81,7 +90,26 @@ def figure2(inputs: Texts, *, queries: int = paper.RUN_QUERIES) -> dict[str, Any
         for panel in paper.FIGURE_2
     }
     chosen = {"queries": queries, "rule": "paper", "preset": repr(preset), "panels": panels}
-    notes = [*_notes(inputs, rows), *_trend_notes(rows)]
+    notes = [
+        "Every panel is drawn relative to its reference setting (ringed), as multiples of its ε "
+        "and changes of its perplexity. ε is drawn without its conversion from Rényi divergence, "
+        "which α alone moves. The panel that varies α includes the conversion.",
+        "ε follows the paper's rule. Our smaller ensembles are the first members of the whole one, "
+        "whose shards keep their size. The paper distributes all text over fewer, larger shards.",
+    ]
+    if inputs.sources.paper and not with_paper:
+        covered = paper.FIGURE_2_DATASET
+        notes.append(f"The paper's Figure 2 covers {covered} alone, so no points of it are shown.")
+    if inputs.sources.paper:
+        notes += [panel.remark for panel in paper.FIGURE_2 if panel.remark]
+    where = ", ".join(
+        f"({one['group']}) {panels[one['group']]['title']} {one['label']}"
+        for one in rows
+        if one["group"] in panels and (side := one["ours"]) and side["screened"] == side["queries"]
+    )
+    if where:
+        notes.append(f"Every query is screened, and answered by the public model, at {where}.")
+    notes += _trend_notes(rows)
     return build_result("figure2", inputs, rows=rows, settings=chosen, notes=notes)
 
 
@@ -115,42 +143,11 @@ def _anchors(panel: paper.Panel, settings: Settings, preset: AdaPMixED) -> dict[
     Returns:
         "anchor", the label of ours, and "paper_anchor", the paper's.
     """
-    if panel.title != MODELS:
-        anchor = next(label for label, one in settings.items() if one == PaperRule(preset))
-        return {"anchor": anchor, "paper_anchor": panel.anchor}
-    printed = [point.label for point in panel.points]
-    common = [label for label in settings if label in printed]
-    if not common:
-        return {"anchor": [*settings][-1], "paper_anchor": panel.anchor}
-    return {"anchor": common[-1], "paper_anchor": common[-1]}
-
-
-def _notes(inputs: Texts, rows: Sequence[Mapping[str, Any]]) -> list[str]:
-    notes = [
-        "Every panel is drawn relative to its reference setting (ringed), as multiples of its ε "
-        "and changes of its perplexity. ε is drawn without its conversion from Rényi divergence, "
-        "which α alone moves. The panel that varies α includes the conversion.",
-        "ε follows the paper's rule. Our smaller ensembles are the first members of the whole one, "
-        "whose shards keep their size. The paper distributes all text over fewer, larger shards.",
-    ]
-    if inputs.sources.paper:
-        if inputs.sources.dataset != (covered := paper.FIGURE_2_DATASET):
-            notes.append(
-                f"The paper's Figure 2 covers {covered} alone, so no points of it are shown."
-            )
-        notes += [panel.remark for panel in paper.FIGURE_2 if panel.remark]
-    titles = {panel.letter: panel.title for panel in paper.FIGURE_2}
-    screened = [
-        f"({one['group']}) {titles[one['group']]} {one['label']}"
-        for one in rows
-        if one["group"] in titles
-        and one["ours"]
-        and one["ours"]["screened"] == one["ours"]["queries"]
-    ]
-    if screened:
-        where = ", ".join(screened)
-        notes.append(f"Every query is screened, and answered by the public model, at {where}.")
-    return notes
+    common = [point.label for point in panel.points if point.label in settings]
+    if panel.title == MODELS and common:
+        return {"anchor": common[-1], "paper_anchor": common[-1]}
+    anchor = next(label for label, one in settings.items() if one == PaperRule(preset))
+    return {"anchor": anchor, "paper_anchor": panel.anchor}
 
 
 def _trend_notes(rows: Sequence[Mapping[str, Any]]) -> list[str]:
@@ -187,3 +184,157 @@ def _trend(
         return None
     first, last = (float(one[side][name]) for one in (points[0], points[-1]))
     return points[0]["label"], points[-1]["label"], last / first - 1
+
+
+_FONT_SIZE = 7.5
+_SAME = 0.07  # part of the axes: points nearer than this share one label
+_WIDE = 4.0  # ratio of multiples above which their axis is logarithmic
+_FAR = 0.005  # multiples below this are named and not drawn, or they would squeeze all others
+_TITLE = "Figure 2: one setting of AdaPMixED at a time"
+_COLOUR = {"ours": COLOURS[0], "paper": COLOURS[1]}
+
+_Point = tuple[str, float, float]
+
+
+def write_outputs(result: Mapping[str, Any], folder: Path) -> list[Path]:
+    """Write EXPERIMENT-DATASET.json, and of Figure 2 also .svg and .pdf.
+
+    The figure follows from the JSON alone. The caption is the SVG's description.
+
+    Returns:
+        the paths of the files.
+    """
+    text = json.dumps(result, indent=1, ensure_ascii=False, allow_nan=False)
+    files = {".json": f"{text}\n".encode()}
+    if result["experiment"] == "figure2":
+        drawing = draw_panels(result)
+        start, rest = drawing.svg.split(">", 1)
+        svg = f"{start}>\n <desc>{escape(drawing.caption)}</desc>{rest}\n"
+        files |= {".svg": svg.encode(), ".pdf": drawing.pdf}
+    stem = f"{result['experiment']}-{result['inputs']['dataset']}"
+    for suffix, content in files.items():
+        write_file(folder / f"{stem}{suffix}", content)
+    return [folder / f"{stem}{suffix}" for suffix in files]
+
+
+def draw_panels(result: Mapping[str, Any]) -> DrawnFigure:
+    """Draw six panels of labelled points: relative spent ε to the right, perplexity upwards."""
+    panels = result["settings"]["panels"]
+    handles: dict[str, Any] = {}
+    with canvas(6.2, 2, 3) as (figure, grid):
+        for axes, (letter, panel) in zip(grid.flat, panels.items(), strict=True):
+            rows = [one for one in result["rows"] if one["group"] == letter]
+            shown = {
+                "ours": relative(rows, "ours", panel["anchor"]),
+                "paper": relative(rows, "paper", panel["paper_anchor"]),
+            }
+            far = [word for points in shown.values() for word, x, _ in points if x < _FAR]
+            near = {side: [p for p in points if p[1] >= _FAR] for side, points in shown.items()}
+            left = f"\nfar to the left: {', '.join(far)}" if far else ""
+            axes.set_title(f"({letter}) {panel['title']}{left}", fontsize=9, pad=5)
+            axes.axhline(0, color=GREY, linewidth=0.8, zorder=0)
+            axes.axvline(1, color=GREY, linewidth=0.8, zorder=0)
+            for side, points in near.items():
+                if points:
+                    handles[side] = _draw(axes, points, side)
+            _scale(axes, [x for points in near.values() for _, x, _ in points])
+            axes.autoscale_view()  # labels ask for places
+            for side, points in near.items():
+                _label(axes, points, side)
+        below = "ε without its conversion (f: with it), as a multiple of the reference's"
+        grid[-1][1].set_xlabel(below, fontsize=9)
+        figure.supylabel("change of perplexity (%)", fontsize=9)
+        names = {"ours": "this run", "paper": "the paper, N = 100 (both ε ex-post)"}
+        figure.legend(
+            handles.values(), [names[side] for side in handles],
+            loc="outside lower center", ncols=2, handlelength=2.5,
+        )  # fmt: skip
+    return DrawnFigure("figure2", _TITLE, _caption(result), figure, run_words(result))
+
+
+def relative(rows: Sequence[Mapping[str, Any]], side: str, anchor: str) -> list[_Point]:
+    """Return (label, multiple of the anchor's spent ε, change of perplexity in %) of one side.
+
+    Spent ε is ε minus the conversion from Rényi divergence, which most settings do not move. If the
+    panel's settings do move the conversion, spent ε is all of ε.
+
+    Args:
+        rows: of one panel; rows without finite numbers on that side are left out, and all rows if
+            nothing was spent at the anchor.
+        side: "ours" or "paper".
+        anchor: the label that is at (1, 0).
+    """
+    found = {one["label"]: one[side] for one in rows if one[side] is not None}
+    if not found:
+        return []
+    conversions = {label: float(value["conversion"]) for label, value in found.items()}
+    moved = max(conversions.values()) - min(conversions.values()) > 1e-9
+    spent = {
+        label: float(value["epsilon"]) - (0.0 if moved else conversions[label])
+        for label, value in found.items()
+    }
+    base = float(found[anchor]["perplexity"])
+    if not (0 < spent[anchor] < math.inf and base < math.inf):
+        return []
+    points = [
+        (label, spent[label] / spent[anchor], 100 * (float(value["perplexity"]) / base - 1))
+        for label, value in found.items()
+    ]
+    return [point for point in points if math.isfinite(point[1]) and math.isfinite(point[2])]
+
+
+def _scale(axes: Any, multiples: Sequence[float]) -> None:
+    """Set a logarithmic axis if the multiples lie far apart, and leave room for the labels."""
+    low, high = min(multiples), max(multiples)
+    if low > 0 and high > _WIDE * low:
+        axes.set_xscale("log")
+        within = (1.0, 2.0, 5.0) if high < 30 * low else (1.0,)
+        axes.xaxis.set_major_locator(LogLocator(subs=within, numticks=5))
+    axes.margins(0.2, 0.25)
+    axes.tick_params(labelsize=_FONT_SIZE)
+    number_axis(axes.xaxis)
+    number_axis(axes.yaxis)
+
+
+def _label(axes: Any, points: Sequence[_Point], side: str) -> None:
+    """Write each point's word next to it; points that lie on one another share a label."""
+    groups: list[tuple[list[str], tuple[float, float], Any]] = []
+    for word, x, y in points:
+        here = axes.transAxes.inverted().transform(axes.transData.transform((x, y)))
+        near = next((g for g in groups if math.dist(g[2], here) < _SAME), None)
+        groups.append(([word], (x, y), here)) if near is None else near[0].append(word)
+    place = ((4, 3), "left", "bottom") if side == "ours" else ((-4, -3), "right", "top")
+    for words, at, _ in groups:
+        axes.annotate(
+            " · ".join(words), at, place[0], textcoords="offset points", ha=place[1],
+            va=place[2], fontsize=_FONT_SIZE, color=_COLOUR[side],
+        )  # fmt: skip
+
+
+def _draw(axes: Any, points: Sequence[_Point], side: str) -> Any:
+    """Draw the line of one side with its reference ringed, and return its legend handle."""
+    dash, fill = ("-", "full") if side == "ours" else ((0, (2, 1.5)), "none")
+    (line,) = axes.plot(
+        *zip(*(at for _, *at in points), strict=True), color=_COLOUR[side], linestyle=dash,
+        linewidth=0.9, marker=MARKERS["data-dependent, ex-post"], markersize=4.5, fillstyle=fill,
+    )  # fmt: skip
+    axes.plot(1, 0, "o", color=_COLOUR[side], fillstyle="none", markersize=9)
+    return line
+
+
+def _caption(result: Mapping[str, Any]) -> str:
+    """Return the caption, which states ε and perplexity at the reference."""
+    rows = [one for one in result["rows"] if one["group"] == "a"]
+    anchor = result["settings"]["panels"]["a"]
+    words = []
+    for side, name, key in (("ours", "ours", "anchor"), ("paper", "the paper's", "paper_anchor")):
+        found = [one[side] for one in rows if one["label"] == anchor[key] and one[side]]
+        words += [
+            f"{name} ε = {show_cost(one)}, perplexity {format_perplexity(one['perplexity'])}"
+            for one in found
+        ]
+    return (
+        f"At the preset: {'; '.join(words)}. Every ε is data-dependent and ex-post (diamonds), "
+        "by the paper's rule. The ringed point is the reference; in (d) it is an N that both have. "
+        f"Settings that spend less than {_FAR:g} of the reference's ε are named and not drawn."
+    )

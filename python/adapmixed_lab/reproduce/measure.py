@@ -5,12 +5,10 @@ from __future__ import annotations
 import math
 import statistics
 import time
-import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import scipy  # it loads scipy.stats on its first use
@@ -23,13 +21,14 @@ from adapmixed.rng import SeededRandom
 from adapmixed.training.blocks import token_stream
 from adapmixed.training.demo import train_demo
 from adapmixed_lab.reproduce.paper import DELTA, PUBLIC
-from adapmixed_lab.reproduce.published import PaperRule, PublishedPMixED
+from adapmixed_lab.reproduce.published import PaperRule
 from adapmixed_lab.reproduce.sources import Sources
 
 if TYPE_CHECKING:
     from adapmixed.ensemble import Ensemble
+    from adapmixed_lab.reproduce.dp_adapter import DPAdapter
 
-Ours = dict[str, object]
+Ours = dict[str, Any]
 
 UNPROTECTED = "unprotected ensemble"
 POOL = "best non-private pool"
@@ -40,30 +39,11 @@ PER_MODEL = "AdaPMixED, per-model rule"
 SCALES_TRIED = (1, 2, 4, 8)
 """κ of the non-private pools of which the best is shown."""
 _OTHER = 1024  # tokens to choose κ on
-MOST_TOKENS = 1 << 20  # that are read of a text: several times those of all runs of the paper
-
-
-@dataclass(frozen=True)
-class Run:
-    """The seed, the state and the progress of an experiment.
-
-    Attributes:
-        seed: of the evaluation's randomness.
-        keep: folder of the evaluations' state, from which a killed run goes on; None: nothing is
-            kept.
-        progress: called with (queries done, queries in all).
-        began: when this object was made.
-    """
-
-    seed: int = 0
-    keep: Path | None = None
-    progress: Callable[[int, int], None] | None = None
-    began: float = field(default_factory=time.perf_counter)
 
 
 @dataclass(frozen=True)
 class Texts:
-    """The inputs of an experiment.
+    """The inputs of an experiment, and how it runs.
 
     Attributes:
         sources: where they come from.
@@ -72,7 +52,11 @@ class Texts:
         text: name of the text, without a path.
         other: the text after it, on which the best non-private pool is chosen.
         whole: folder of one adapter that was trained on the text of all shards; None for none.
-        run: how the experiment runs.
+        began: when the experiment began.
+        seed: of the evaluation's randomness.
+        keep: folder of the evaluations' state, from which a killed run goes on; None: nothing is
+            kept.
+        progress: called with (queries done, queries in all).
     """
 
     sources: Sources
@@ -81,7 +65,10 @@ class Texts:
     text: str
     other: tuple[int, ...] = ()
     whole: Path | None = None
-    run: Run = field(default_factory=Run)
+    began: float = field(default_factory=time.perf_counter)
+    seed: int = 0
+    keep: Path | None = None
+    progress: Callable[[int, int], None] | None = None
 
     @cached_property
     def pool(self) -> float | None:
@@ -134,7 +121,7 @@ class Texts:
         ]
 
 
-def load_inputs(sources: Sources, folder: Path, seed: int, run: Run) -> Texts:
+def load_inputs(sources: Sources, folder: Path, training: int, **run: Any) -> Texts:
     """Load models and text.
 
     The end of the text is kept to choose the best non-private pool, and is not evaluated.
@@ -142,16 +129,18 @@ def load_inputs(sources: Sources, folder: Path, seed: int, run: Run) -> Texts:
     Args:
         sources: where they come from.
         folder: parent of the built-in ensemble's folder ``ensemble``, which is trained if missing.
-        seed: of the built-in ensemble's training and division.
-        run: how the experiment runs.
+        training: seed of the built-in ensemble's training and division.
+        run: how the experiment runs, as in `Texts`.
 
     Raises:
         ValueError, OSError: as `Ensemble.from_pretrained` and `Corpus`, or if the base has no
             tokenizer.
     """
+    began = time.perf_counter()
     documents: Iterable[Document]
     if sources.scale == "builtin":
-        adapters = train_demo(folder / (f"ensemble-{seed}" if seed else "ensemble"), seed=seed)
+        name = f"ensemble-{training}" if training else "ensemble"
+        adapters = train_demo(folder / name, seed=training)
         documents, name = held_out_documents(), "held-out topics"
     else:
         assert sources.ensemble is not None  # checked by Sources
@@ -161,14 +150,11 @@ def load_inputs(sources: Sources, folder: Path, seed: int, run: Run) -> Texts:
     ensemble = sources.load(adapters)
     if ensemble.tokenizer is None:
         raise ValueError(f"base must have a tokenizer, {sources.public_model} has none")
-    stream: list[int] = []
-    for document in documents:
-        stream += token_stream(ensemble.tokenizer, [document.text], ensemble.vocab_size)
-        if len(stream) >= MOST_TOKENS:
-            break
+    texts = [document.text for document in documents]
+    stream = token_stream(ensemble.tokenizer, texts, ensemble.vocab_size)
     kept = len(stream) - min(_OTHER, len(stream) // 8)
-    texts = tuple(stream[:kept]), name, tuple(stream[kept:])
-    return Texts(sources, ensemble, *texts, run=run)
+    parts = tuple(stream[:kept]), name, tuple(stream[kept:])
+    return Texts(sources, ensemble, *parts, began=began, **run)
 
 
 def compare(
@@ -178,7 +164,7 @@ def compare(
     *,
     state: str,
     runs: int = 1,
-    adapters: Mapping[str, Ensemble] = MappingProxyType({}),
+    adapters: Sequence[DPAdapter] = (),
 ) -> dict[str, Ours]:
     """Measure the references, then these mechanisms, on the same tokens.
 
@@ -192,22 +178,24 @@ def compare(
         queries: of each run.
         state: beginning of the names of state files.
         runs: stretches of text, each with an accountant of its own.
-        adapters: those of DP-SGD, by the name of their line.
+        adapters: those of DP-SGD, each with a line of its own.
 
     Raises:
         ValueError: as `evaluate`.
     """
-
-    run = inputs.run
+    folders: dict[str, Any] = {} if inputs.whole is None else {WHOLE: inputs.whole}
+    folders |= {one.line: [one.folder] for one in adapters}
+    # Loaded before anything is answered, so that a wrong folder raises early.
+    loaded = {name: inputs.sources.load(folder) for name, folder in folders.items()}
 
     def measured(
         ensemble: Ensemble, asked: Mapping[str, Mechanism], suffix: str = ""
     ) -> dict[str, Ours]:
         found = evaluate(
             ensemble, inputs.tokens, asked, runs=runs, queries=queries, delta=DELTA,
-            rng=SeededRandom(run.seed), active=None, progress=run.progress,
-            result=None if run.keep is None else run.keep / f"{state}{suffix}.state.json",
-            resume=run.keep is not None,
+            rng=SeededRandom(inputs.seed), active=None, progress=inputs.progress,
+            result=None if inputs.keep is None else inputs.keep / f"{state}{suffix}.state.json",
+            resume=inputs.keep is not None,
         )  # fmt: skip
         return {one.name: _ours(one, asked[one.name]) for one in found}
 
@@ -216,10 +204,11 @@ def compare(
         references[POOL] = UnprotectedPool(inputs.pool)
     found = measured(inputs.ensemble, references | dict(mechanisms))
     lines = {name: found[name] for name in references}
-    whole = {} if inputs.whole is None else {WHOLE: inputs.sources.load(inputs.whole)}
-    for number, (name, alone) in enumerate((whole | dict(adapters)).items()):
+    for number, (name, alone) in enumerate(loaded.items()):
         both: dict[str, Mechanism] = {PUBLIC: PublicOnly(), name: Unprotected()}
         lines[name] = measured(alone, both, f"-alone-{number}")[name]
+    for one in adapters:
+        lines[one.line] |= one.promise()
     return lines | found
 
 
@@ -284,7 +273,7 @@ def _ours(found: Evaluation, mechanism: Mechanism) -> Ours:
     """
     evaluations = found.runs
     worst = max(evaluations, key=lambda one: one.guarantee.epsilon or 0.0)
-    guarantee, count = worst.guarantee, len(evaluations)
+    said, count = worst.to_json(), len(evaluations)
     # How Rényi losses were summed: Σ_t max_i, or max_i Σ_t.
     rule = "paper" if isinstance(mechanism, PaperRule) else "per_model"
     return {
@@ -295,26 +284,12 @@ def _ours(found: Evaluation, mechanism: Mechanism) -> Ours:
         "epsilon": found.epsilon_mean,
         "epsilon_deviation": found.epsilon_deviation,
         "epsilons": [one.guarantee.epsilon for one in evaluations],
-        "delta": guarantee.delta,
-        "kind": guarantee.kind,
-        "guarantee": str(guarantee),
+        **{name: said[name] for name in ("delta", "kind", "guarantee", "unit", "adjacency")},
         "queries": found.queries,
         "runs": count,
-        "unit": guarantee.unit,
-        "adjacency": guarantee.adjacency,
-        "rule": rule if guarantee.method == "renyi" else None,
+        "rule": rule if said["method"] == "renyi" else None,
         "screened": sum(one.screened * one.queries for one in evaluations) / count,
         "seconds": sum(one.seconds for one in evaluations),
         "mechanism": repr(mechanism),
-        **{
-            part: sum(one.breakdown[part] for one in evaluations) / count
-            for part in worst.breakdown
-        },
+        **{p: sum(one.breakdown[p] for one in evaluations) / count for p in worst.breakdown},
     }
-
-
-def published_pmixed(epsilon: float, queries: int, order: float) -> PublishedPMixED:
-    """Return PMixED by the published analysis; the notes of a result replace its warning."""
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="PublishedPMixED reproduces")
-        return PublishedPMixED(epsilon, DELTA, queries, order)

@@ -1,6 +1,6 @@
 """The content of a result file, all that is needed to redraw its tables and figures, and its text.
 
-    {"format_version": 1, "experiment": "table1", "inputs": {...}, "settings": {...},
+    {"format_version": 2, "experiment": "table1", "inputs": {...}, "settings": {...},
      "notes": [...], "rows": [{"group", "method", "label", "ours", "paper"}, ...],
      "environment": {...}, "seconds": s}
 
@@ -37,7 +37,7 @@ from adapmixed_lab.reproduce.paper import DELTA
 if TYPE_CHECKING:
     from adapmixed_lab.reproduce.measure import Texts
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 
 
 def row(
@@ -71,11 +71,11 @@ def build_result(
         "format_version": FORMAT_VERSION,
         "experiment": experiment,
         "inputs": inputs.description(),
-        "settings": {"seed": inputs.run.seed, "delta": DELTA, **settings},
+        "settings": {"seed": inputs.seed, "delta": DELTA, **settings},
         "notes": [*inputs.notes(), *notes],
         "rows": rows,
         "environment": environment(),
-        "seconds": round(time.perf_counter() - inputs.run.began, 1),
+        "seconds": round(time.perf_counter() - inputs.began, 1),
     }
     result: dict[str, Any] = plain(content, "result")
     return result
@@ -85,26 +85,16 @@ def read_experiment(path: Path) -> dict[str, Any]:
     """Read a result file.
 
     Raises:
-        ValueError: if it is not JSON, has another format version, lacks a part, or names a data
-            set that could lead out of a folder.
+        ValueError, KeyError, TypeError: if it is not JSON, has another format version, lacks a
+            part, or names a data set that could lead out of a folder.
     """
-    try:
-        found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-        if found["format_version"] != FORMAT_VERSION:
-            version = found["format_version"]
-            raise ValueError(f"format_version must be {FORMAT_VERSION}, got {version!r}")
-        dataset = found["inputs"]["dataset"]
-        if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", dataset):  # it becomes a file's name
-            raise ValueError(f"dataset must be a name, got {dataset!r}")
-    except (KeyError, TypeError, ValueError) as error:
-        raise ValueError(f"{path} must be an unchanged result file: {error}") from error
+    found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    if (version := found["format_version"]) != FORMAT_VERSION:
+        raise ValueError(f"format_version must be {FORMAT_VERSION}, got {version!r}")
+    dataset = found["inputs"]["dataset"]
+    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", dataset):  # it becomes a file's name
+        raise ValueError(f"dataset must be a name, got {dataset!r}")
     return found
-
-
-def relation(side: Mapping[str, Any]) -> str | None:
-    """Return the adjacency of a line's ε; DP-SGD's is of other units than shards."""
-    records = side.get("adjacency") == "add_remove" and side.get("unit") not in (None, "shard")
-    return "add/remove" if records else side.get("adjacency")
 
 
 def run_words(result: Mapping[str, Any]) -> str:
@@ -215,7 +205,7 @@ _COLUMNS: Mapping[str, tuple[bool, Callable[[Mapping[str, Any]], str]]] = {
     "vs public": (True, lambda side: format_against(None, side.get("difference"))),
     "screened": (True, _screened),
     "guarantee": (False, lambda side: KIND_LABELS.get(side["kind"], side["kind"])),
-    "neighbours": (False, lambda side: format_neighbours(relation(side))),
+    "neighbours": (False, lambda side: format_neighbours(side.get("adjacency"))),
     "of one": (
         False,
         lambda side: MISSING if side["kind"] in ("public", "none") else str(side["unit"]),

@@ -11,15 +11,16 @@ from adapmixed.evaluation import plan_runs
 from adapmixed.mechanisms import AdaPMixED, Mechanism, PMixED
 from adapmixed_lab.reproduce import paper
 from adapmixed_lab.reproduce.dp_adapter import DPAdapter
-from adapmixed_lab.reproduce.measure import PER_MODEL, PUBLISHED, Texts, compare, published_pmixed
-from adapmixed_lab.reproduce.published import PaperRule
+from adapmixed_lab.reproduce.measure import PER_MODEL, PUBLISHED, Texts, compare
+from adapmixed_lab.reproduce.published import PaperRule, PublishedPMixED
 from adapmixed_lab.reproduce.result import build_result, row, show_cost
-from adapmixed_lab.reproduce.sources import Sources
 
 SMALLER = "AdaPMixED, β = 0.1"
 EPSILON = 8.0  # the paper's, for PMixED and DP-SGD
 ORDER = 3.0  # of PMixED; the paper gives none for this table
 PUBLISHED_EPSILON = 4.399  # stated by the paper for its PMixED here
+# PMixED's sound lines stand alone: the paper's numbers are those of the published analysis.
+_KNOWN = {PUBLISHED: paper.PMIXED, paper.PMIXED: "", paper.PMIXED_SCREENED: ""}
 
 
 class Part(NamedTuple):
@@ -45,7 +46,7 @@ def _methods_1(dataset: str, scale: str, queries: int) -> dict[str, Mechanism]:
     less = PaperRule(replace(adaptive, target_leakage=0.1))
     smaller: dict[str, Mechanism] = {SMALLER: less} if scale == "builtin" else {}
     return {
-        PUBLISHED: published_pmixed(EPSILON, queries, ORDER),
+        PUBLISHED: PublishedPMixED(EPSILON, paper.DELTA, queries, ORDER),
         paper.PMIXED: PMixED(EPSILON, paper.DELTA, queries, ORDER),
         paper.ADAPMIXED: PaperRule(adaptive),
         PER_MODEL: adaptive,
@@ -63,25 +64,52 @@ def table1(inputs: Texts, adapters: Sequence[DPAdapter], parts: Sequence[Part]) 
     """
     dataset = inputs.sources.dataset
     printed = paper.TABLE_1[dataset] if inputs.sources.paper else {}
-    loaded = {one.line: inputs.sources.load([one.folder]) for one in adapters}
-    promises = {one.line: one.promise() for one in adapters}
     rows = []
     for number, part in enumerate(parts, start=1):
         asked, state = _methods_1(dataset, inputs.sources.scale, part.queries), f"table1-{number}"
-        size: dict[str, Any] = {"runs": part.runs, "state": state, "adapters": loaded}
-        found = compare(inputs, asked, part.queries, **size)
-        for name, ours in found.items():
-            # The paper's PMixED has the published analysis.
-            known = {PUBLISHED: paper.PMIXED, paper.PMIXED: ""}.get(name, name)
-            ours |= promises.get(name, {})
-            rows.append(row(name, ours, printed.get((known, number > 1)), group=part.group))
+        size: dict[str, Any] = {"runs": part.runs, "state": state, "adapters": adapters}
+        for name, ours in compare(inputs, asked, part.queries, **size).items():
+            known = _KNOWN.get(name, name), number > 1
+            rows.append(row(name, ours, printed.get(known), group=part.group))
     settings = {
         "runs": parts[0].runs,
         "queries": parts[0].queries,
         "long_queries": sum(part.queries for part in parts[1:]),
         "pmixed_order": ORDER,
     }
-    notes = _notes_1(rows, parts, inputs.sources, adapters)
+    notes = []
+    if parts[0].runs > 1:
+        notes.append(
+            f"Each of the {parts[0].runs} runs has its own accountant. ε is the cost of one run; "
+            "all runs together cost the sum. ± is the standard deviation over the runs."
+        )
+    long = paper.LONG_QUERIES[dataset]
+    if inputs.sources.paper and len(parts) > 1 and parts[1].queries != long:
+        notes.append(f"The long run has {parts[1].queries:,} queries, the paper's {long:,}.")
+    notes.append(
+        "AdaPMixED's losses are summed by the paper's rule (the sum over queries of the largest "
+        "loss), as in the paper. The per-model rule (the largest sum over queries) states the same "
+        "guarantee and is never larger. Both lines are of one run of noise."
+    )
+    notes.append(
+        "The paper's PMixED rests on a bound that is not valid. Its ε, and the ε of our line with "
+        "the published analysis, are claims and not guarantees. The line PMixED has the sound "
+        "analysis."
+    )
+    notes += [
+        f"DP-SGD protects one {adapter.guarantee.protected}, and the ensembles' mechanisms protect "
+        "a whole shard. The same ε is a weaker guarantee for DP-SGD."
+        for adapter in adapters
+        if adapter.line == paper.DP_SGD
+    ]
+    notes.append(
+        "DP-SGD's noise comes from the operating system, whatever the seed. An adapter that is "
+        "trained again has another perplexity."
+        if adapters
+        else "DP-SGD was left out."
+    )
+    for part in parts if inputs.sources.paper else ():
+        notes += _order_notes_1(rows, part.group)
     return build_result("table1", inputs, rows=rows, settings=settings, notes=notes)
 
 
@@ -109,48 +137,6 @@ def parts_of(
     for part in parts:
         plan_runs(inputs.tokens, inputs.ensemble.longest_text, None, part.queries, runs=part.runs)
     return parts
-
-
-def _notes_1(
-    rows: Sequence[Mapping[str, Any]],
-    parts: Sequence[Part],
-    sources: Sources,
-    adapters: Sequence[DPAdapter],
-) -> list[str]:
-    notes = []
-    if parts[0].runs > 1:
-        notes.append(
-            f"Each of the {parts[0].runs} runs has its own accountant. ε is the cost of one run; "
-            "all runs together cost the sum. ± is the standard deviation over the runs."
-        )
-    long = paper.LONG_QUERIES[sources.dataset]
-    if sources.paper and len(parts) > 1 and parts[1].queries != long:
-        notes.append(f"The long run has {parts[1].queries:,} queries, the paper's {long:,}.")
-    notes.append(
-        "AdaPMixED's losses are summed by the paper's rule (the sum over queries of the largest "
-        "loss), as in the paper. The per-model rule (the largest sum over queries) states the same "
-        "guarantee and is never larger. Both lines are of one run of noise."
-    )
-    notes.append(
-        "The paper's PMixED rests on a bound that is not valid. Its ε, and the ε of our line with "
-        "the published analysis, are claims and not guarantees. The line PMixED has the sound "
-        "analysis."
-    )
-    notes += [
-        f"DP-SGD protects one {adapter.unit}, and the ensembles' mechanisms protect a whole shard. "
-        "The same ε is a weaker guarantee for DP-SGD."
-        for adapter in adapters
-        if adapter.blocks is None
-    ]
-    notes.append(
-        "DP-SGD's noise comes from the operating system, whatever the seed. An adapter that is "
-        "trained again has another perplexity."
-        if adapters
-        else "DP-SGD was left out."
-    )
-    for part in parts if sources.paper else ():
-        notes += _order_notes_1(rows, part.group)
-    return notes
 
 
 def _order_notes_1(rows: Sequence[Mapping[str, Any]], group: str) -> list[str]:
@@ -200,7 +186,7 @@ def _methods_2(dataset: str, queries: int) -> dict[str, Mechanism]:
     ball: dict[str, Any] = {"order": paper.PMIXED_ORDER, "target_leakage": paper.PMIXED_LEAKAGE}
     fixed = replace(preset, **ball, loss="fixed", screen=None)
     return {
-        PUBLISHED: published_pmixed(PUBLISHED_EPSILON, queries, paper.PMIXED_ORDER),
+        PUBLISHED: PublishedPMixED(PUBLISHED_EPSILON, paper.DELTA, queries, paper.PMIXED_ORDER),
         paper.PMIXED: fixed,
         paper.PMIXED_SCREENED: replace(fixed, screen="noisy"),
         paper.UNSCREENED: PaperRule(replace(adaptive, screen=None)),
@@ -221,49 +207,24 @@ def table2(inputs: Texts, *, queries: int = paper.TABLE_2_QUERIES) -> dict[str, 
     """
     dataset = inputs.sources.dataset
     found = compare(inputs, _methods_2(dataset, queries), queries, state="table2")
-    printed = dataset if inputs.sources.paper else ""
-    rows = [row(name, ours, _paper(name, printed)) for name, ours in found.items()]
-    if printed == paper.TABLE_2_DATASET:
+    printed = paper.TABLE_2 if inputs.sources.paper and dataset == paper.TABLE_2_DATASET else {}
+    rows = [row(name, ours, printed.get(_KNOWN.get(name, name))) for name, ours in found.items()]
+    if printed:
         # There is no line of ours to compare it with; the notes say why.
-        rows.insert(
-            list(found).index(paper.PMIXED_SCREENED) + 1,
-            row(
-                f"{paper.PMIXED_SCREENED}, as published",
-                None,
-                paper.TABLE_2A[paper.PMIXED_SCREENED],
-            ),
-        )
+        screened = paper.PMIXED_SCREENED
+        alone = row(f"{screened}, as published", None, printed[screened])
+        rows.insert(list(found).index(screened) + 1, alone)
     settings = {
         "queries": queries,
         "pmixed_order": paper.PMIXED_ORDER,
         "pmixed_target_leakage": paper.PMIXED_LEAKAGE,
     }
-    notes = [*_notes_2(queries, printed), *(_order_notes_2(found) if printed else [])]
-    return build_result("table2", inputs, rows=rows, settings=settings, notes=notes)
-
-
-def _paper(name: str, dataset: str) -> dict[str, object] | None:
-    if dataset != paper.TABLE_2_DATASET:
-        return None
-    if name == paper.ADAPMIXED:
-        # Table 2b adds the parts of its ε.
-        place = f"{paper.TABLE_2A[name]['place']}, {paper.TABLE_2B_PLACE}"
-        return {**paper.TABLE_2A[name], **paper.TABLE_2B, "place": place}
-    # PMixED's sound lines stand alone: the paper's numbers are those of the published analysis.
-    return paper.TABLE_2A.get(
-        {PUBLISHED: paper.PMIXED, paper.UNSCREENED: paper.UNSCREENED}.get(name, "")
-    )
-
-
-def _notes_2(queries: int, dataset: str) -> list[str]:
-    """Return the notes; `dataset` is "" if the paper's numbers are not shown."""
     notes = []
-    if dataset and dataset != paper.TABLE_2_DATASET:
+    if inputs.sources.paper and not printed:
         notes.append(f"The paper's Table 2 covers {paper.TABLE_2_DATASET} alone.")
-    elif dataset and queries != paper.TABLE_2_QUERIES:
+    elif printed and queries != paper.TABLE_2_QUERIES:
         notes.append(f"{queries:,} queries here, {paper.TABLE_2_QUERIES:,} in the paper.")
-    return [
-        *notes,
+    notes += [
         "The paper's PMixED rests on a bound that is not valid. Its ε, and the ε of our line with "
         "the published analysis, are claims and not guarantees. That line is given the paper's ε. "
         "It has no subsampling, because the paper names no rate.",
@@ -274,15 +235,11 @@ def _notes_2(queries: int, dataset: str) -> list[str]:
         "AdaPMixED's losses are summed by the paper's rule, as in the paper. The per-model rule "
         "states the same guarantee and is never larger.",
     ]
-
-
-def _order_notes_2(found: Mapping[str, Mapping[str, Any]]) -> list[str]:
-    """Return a note if the data-dependent analysis does not lower ε as in the paper."""
     fixed, adaptive = found[paper.PMIXED], found[paper.UNSCREENED]
-    if adaptive["epsilon"] < fixed["epsilon"]:
-        return []
-    return [
-        "In the paper the data-dependent analysis costs less than PMixED's at a larger β. Here it "
-        f"does not: {show_cost(adaptive)} (β of the preset) against {show_cost(fixed)} (β = "
-        f"{paper.PMIXED_LEAKAGE:g}). This depends on how near the models are to the public one."
-    ]
+    if inputs.sources.paper and not adaptive["epsilon"] < fixed["epsilon"]:
+        notes.append(
+            "In the paper the data-dependent analysis costs less than PMixED's at a larger β. Here "
+            f"it does not: {show_cost(adaptive)} (β of the preset) against {show_cost(fixed)} (β = "
+            f"{paper.PMIXED_LEAKAGE:g}). This depends on how near the models are to the public one."
+        )
+    return build_result("table2", inputs, rows=rows, settings=settings, notes=notes)

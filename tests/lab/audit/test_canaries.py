@@ -9,13 +9,15 @@ import torch
 from adapmixed.mechanisms import ClippedLogPool, ClippedMixing, Mechanism, PMixED, Unprotected
 from adapmixed.rng import SeededRandom
 from adapmixed_lab.audit import Effort, canaries
-from adapmixed_lab.audit.canaries import Audit, game, likelihoods
-from adapmixed_lab.audit.planted import (
+from adapmixed_lab.audit.canaries import (
     CUSTOMERS,
     SAID_AS,
     SECRETS,
+    Audit,
     Planted,
     flight_dialogue,
+    game,
+    likelihoods,
     planted,
     train,
 )
@@ -29,7 +31,7 @@ def extreme(monkeypatch: pytest.MonkeyPatch) -> Iterator[Planted]:
     """Yield members that are sure of three tokens each, of SECRETS equally likely under q."""
     public = torch.zeros(SECRETS)
     private = 20 * sum(torch.eye(SECRETS).roll(shift, 1) for shift in range(3))
-    members = Planted(private, public, torch.arange(SECRETS))
+    members = Planted(private, public)
     monkeypatch.setattr(canaries, "planted", lambda: members)
     yield members
 
@@ -50,10 +52,9 @@ def test_an_adapter_depends_on_its_own_shard_alone_and_remembers_its_secret() ->
     assert torch.equal(alone.private[0], members.private[6])
     assert torch.equal(alone.public, members.public)
     assert members.private.shape == (SECRETS, len(members.public))
-    assert len(set(members.secrets.tolist())) == SECRETS
-    rows = torch.arange(SECRETS), members.secrets
-    ratio = members.private.softmax(1)[rows] / members.public.softmax(0)[members.secrets]
-    assert float(ratio.median()) > 2
+    # Its likeliest token beside the public row's is one that no other adapter prefers so.
+    preferred = (members.private.softmax(1) / members.public.softmax(0)).argmax(1)
+    assert len(set(preferred.tolist())) > SECRETS // 2
 
 
 @pytest.mark.parametrize("adjacency", ["zero_out", "replace_one"])

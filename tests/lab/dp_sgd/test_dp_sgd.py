@@ -98,9 +98,15 @@ def test_records_are_cut_by_identifier() -> None:
         record_blocks(Letters(), [Document("a", "")], 4)
 
 
-def test_gradients_are_those_of_single_records(base: Any, family: str) -> None:
+def gradients(model: Any, inputs: torch.Tensor, labels: torch.Tensor) -> list[torch.Tensor]:
+    """Compute the gradients of single records, and return the parameters that hold them."""
     from opacus import GradSampleModule
 
+    dp_sgd._backward(GradSampleModule(model, loss_reduction="sum"), inputs, labels)
+    return [p for p in model.parameters() if p.requires_grad]
+
+
+def test_gradients_are_those_of_single_records(base: Any, family: str) -> None:
     inputs, labels = records(5)
     model = adapted(base, family)
     parameters = [p for p in model.parameters() if p.requires_grad]
@@ -109,9 +115,7 @@ def test_gradients_are_those_of_single_records(base: Any, family: str) -> None:
         ids, targets = inputs[row : row + 1], labels[row : row + 1]
         loss = model(input_ids=ids, labels=targets).loss  # transformers' own mean over the tokens
         expected.append(torch.autograd.grad(loss, parameters))
-    wrapped = GradSampleModule(model, loss_reduction="sum")
-    dp_sgd._backward(wrapped, inputs, labels)
-    for index, parameter in enumerate(parameters):
+    for index, parameter in enumerate(gradients(model, inputs, labels)):
         assert parameter.grad_sample.shape == (5, *parameter.shape)
         for row in range(5):
             one = expected[row][index]
@@ -119,27 +123,21 @@ def test_gradients_are_those_of_single_records(base: Any, family: str) -> None:
             torch.testing.assert_close(parameter.grad_sample[row], one, rtol=1e-3, atol=1e-5)
 
 
-def one_step(base: Any, family: str, rows: int, sigma: float, norm: float) -> list[torch.Tensor]:
+def one_step(model: Any, rows: int, sigma: float, norm: float) -> torch.Tensor:
     """Return the noisy gradients of one step with `rows` records and an expected batch of 4."""
-    from opacus import GradSampleModule
-
-    model = adapted(base, family)
     parameters = [p for p in model.parameters() if p.requires_grad]
-    wrapped = GradSampleModule(model, loss_reduction="sum")
     optimizer = dp_sgd._optimizer(torch.optim.SGD(parameters, lr=0.0), sigma, norm, 4)
-    inputs, labels = records(8)
-    dp_sgd._backward(wrapped, inputs[:rows], labels[:rows])
+    gradients(model, *(one[:rows] for one in records(8)))
     optimizer.step()
-    return [p.grad for p in parameters]
+    return torch.cat([p.grad.flatten() for p in parameters])
 
 
 def test_one_record_moves_the_sum_by_the_norm_at_most(base: Any, family: str) -> None:
-    torch.manual_seed(1)
     norm = 0.01  # below the norm of every record's gradient
     sums = []
     for count in (0, 1, 2):
         torch.manual_seed(2)
-        sums.append(torch.cat([g.flatten() * 4 for g in one_step(base, family, count, 0.0, norm)]))
+        sums.append(4 * one_step(adapted(base, family), count, 0.0, norm))
     assert not sums[0].any()
     for less, more in zip(sums, sums[1:], strict=False):
         assert float((more - less).norm()) == pytest.approx(norm, rel=1e-3)
@@ -147,8 +145,7 @@ def test_one_record_moves_the_sum_by_the_norm_at_most(base: Any, family: str) ->
 
 def test_an_empty_batch_is_a_step_of_noise(base: Any, family: str) -> None:
     sigma, norm = 3.0, 0.5
-    noise = torch.cat([g.flatten() for g in one_step(base, family, 0, sigma, norm)])
-    again = torch.cat([g.flatten() for g in one_step(base, family, 0, sigma, norm)])
+    noise, again = (one_step(adapted(base, family), 0, sigma, norm) for _ in range(2))
     assert not torch.equal(noise, again)  # no seed repeats it
     both = torch.cat([noise, again])
     expected = sigma * norm / 4
@@ -157,17 +154,10 @@ def test_an_empty_batch_is_a_step_of_noise(base: Any, family: str) -> None:
 
 
 def test_what_is_not_finite_is_refused(base: Any, family: str) -> None:
-    inputs, labels = records(8)
     broken = adapted(base, family)
     next(p for n, p in broken.named_parameters() if "lora_B" in n).data.fill_(math.nan)
-    from opacus import GradSampleModule
-
-    parameters = [p for p in broken.parameters() if p.requires_grad]
-    wrapped = GradSampleModule(broken, loss_reduction="sum")
-    optimizer = dp_sgd._optimizer(torch.optim.SGD(parameters, lr=0.0), 1.0, 1.0, 4)
-    dp_sgd._backward(wrapped, inputs, labels)
     with pytest.raises(ValueError, match="a gradient is not finite"):
-        optimizer.step()
+        one_step(broken, 8, 1.0, 1.0)
 
 
 def test_poisson_sampling() -> None:
@@ -185,7 +175,7 @@ def test_every_step_is_taken_and_the_base_is_left_alone(
     base: Any, family: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     before = {name: value.clone() for name, value in base.state_dict().items()}
-    monkeypatch.setattr(dp_sgd, "plan_noise", lambda *arguments: (1e-6, 8.0, 0.5, 30))
+    monkeypatch.setattr(dp_sgd, "plan_noise", lambda *arguments: (1e-6, 8.0, 0.5, 30, "prv"))
     monkeypatch.setattr(dp_sgd, "PHYSICAL_BATCH", 3)
     draws: list[int] = []
     gaussian = dp_sgd.ops.gaussian
@@ -251,7 +241,7 @@ def test_epsilon_agrees_with_another_accountant(trained: tuple[Path, Path]) -> N
 
 def test_the_statement_of_whole_identifiers() -> None:
     arguments = (1.23456, 1e-5, 1.0, 0.1, 10, 1.0, 512, "document (file)")
-    one, all_of_them = AdapterGuarantee(*arguments, 1), AdapterGuarantee(*arguments, None)
+    one, all_of_them = (AdapterGuarantee(*arguments, blocks, "prv") for blocks in (1, None))
     assert "ε = 1.2346 at δ = 1e-05 for one whole name in the corpus (document (file))" in str(one)
     assert "NOT" not in str(one) and "NOT for a whole user" in str(all_of_them)
     assert "of which at most 3 blocks" in str(replace(one, blocks_per_identifier=3))
@@ -281,8 +271,9 @@ def test_epsilon_of_a_group_over_steps() -> None:
     assert 0 <= group_epsilon(30.0, 1 - 1e-9, 25, 6, 1e-6) - exact < 0.02
     assert group_epsilon(30.0, 1.0, 25, 6, 1e-6) == exact
     target = PrivacyTarget(2.0, 1e-5, blocks_per_identifier=6)
-    sigma, epsilon, rate, steps = plan_noise(target, 100, 20, 3)
-    assert (rate, steps) == (0.2, 15) and 1.98 < epsilon <= 2.0
+    sigma, epsilon, rate, steps, accountant = plan_noise(target, 100, 20, 3)
+    assert (rate, steps, accountant) == (0.2, 15, "pld") and 1.98 < epsilon <= 2.0
+    assert plan_noise(target, 20, 20, 3)[2:] == (1.0, 3, "gdp")
     assert epsilon == group_epsilon(sigma, rate, steps, 6, 1e-5, grid=2e-3)
 
 
@@ -292,7 +283,7 @@ def test_epsilon_of_a_group_over_steps() -> None:
         ({"epsilon": 0.0}, "epsilon"),
         ({"epsilon": 200.1}, "epsilon"),
         ({"delta": 1.0}, "delta"),
-        ({"delta": 1e-10}, "delta must be >= 1e-9"),
+        ({"delta": 1e-10}, "delta must be >= 1e-09"),
         ({"clipping_norm": -1.0}, "clipping_norm"),
         ({"blocks_per_identifier": 0}, "blocks_per_identifier"),
     ],

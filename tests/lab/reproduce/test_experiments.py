@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import statistics
 from dataclasses import replace
 from pathlib import Path
@@ -18,9 +19,10 @@ from adapmixed.mechanisms import AdaPMixED, Unprotected
 from adapmixed.privacy.conversions import c_alpha
 from adapmixed.rng import SeededRandom
 from adapmixed_lab.cli import main
+from adapmixed_lab.dp_sgd.guarantee import AdapterGuarantee
 from adapmixed_lab.reproduce import paper
 from adapmixed_lab.reproduce.dp_adapter import WHOLE_NAME, DPAdapter
-from adapmixed_lab.reproduce.figure2 import figure2, settings_of, sizes
+from adapmixed_lab.reproduce.figure2 import figure2, relative, settings_of, sizes, write_outputs
 from adapmixed_lab.reproduce.measure import (
     PER_MODEL,
     PUBLISHED,
@@ -28,7 +30,6 @@ from adapmixed_lab.reproduce.measure import (
     Texts,
     merge,
 )
-from adapmixed_lab.reproduce.panels import relative, write_outputs
 from adapmixed_lab.reproduce.published import PaperRule
 from adapmixed_lab.reproduce.result import read_experiment, text
 from adapmixed_lab.reproduce.sources import Sources
@@ -64,11 +65,11 @@ def results() -> dict[str, dict[str, Any]]:
 
 
 def test_the_parts_of_table_2_are_its_total() -> None:
-    parts = dict(paper.TABLE_2B)
-    total = parts.pop("total")
-    assert math.fsum(parts.values()) == pytest.approx(total, abs=1.5e-3)  # printed to 3 digits
-    assert parts["conversion"] == pytest.approx(c_alpha(18.0, paper.DELTA), abs=5e-4)
-    assert paper.TABLE_2A[paper.ADAPMIXED]["epsilon"] == total
+    line: Any = paper.TABLE_2[paper.ADAPMIXED]
+    parts = sum(line[part] for part in ("mixing", "screening", "conversion"))
+    assert parts == pytest.approx(line["total"], abs=1.5e-3)  # printed to 3 digits
+    assert line["conversion"] == pytest.approx(c_alpha(18.0, paper.DELTA), abs=5e-4)
+    assert line["epsilon"] == line["total"]
 
 
 # Our runs.
@@ -195,23 +196,28 @@ def test_several_trainings_are_one_result() -> None:
 
 def test_the_lines_of_dp_sgd(monkeypatch: pytest.MonkeyPatch) -> None:
     given = inputs(paper=True)
-    adapter = DPAdapter(Path("dp"), 7.5, 1e-5, "block of 16 tokens", "The adapter is ...")
+    said = AdapterGuarantee(7.5, 1e-5, 1.0, 0.1, 10, 1.0, 16, "shard", None, "prv")
+    adapter = DPAdapter(Path("dp"), said)
     worse = FakeEnsemble(1, spread=3.0, max_positions=32)
     monkeypatch.setattr(Sources, "load", lambda self, adapters: worse)
-    whole = replace(adapter, epsilon=7.25, unit="shard", blocks=9)
+    whole = DPAdapter(Path("dp"), replace(said, epsilon=7.25, blocks_per_identifier=9))
     result = table1(given, [adapter, whole], parts_of(given, 2, 40, 0))
     (line,) = rows_of(result, WHOLE_NAME)
     assert (line["ours"]["epsilon"], line["ours"]["unit"], line["paper"]) == (7.25, "shard", None)
     (line,) = rows_of(result, paper.DP_SGD)
     stated = {"epsilon": 7.5, "kind": "fixed", "unit": "block of 16 tokens", "mixing": None}
     assert {name: line["ours"][name] for name in stated} == stated
-    assert line["ours"]["guarantee"] == "The adapter is ..."
+    assert line["ours"]["guarantee"] == str(said)
     notes = " ".join(result["notes"])
     assert "DP-SGD protects one block of 16 tokens" in notes
     # This adapter is worse than the public model: the paper's order does not appear.
     assert "The paper's order of perplexities does not appear in 2 runs of 40 queries" in notes
     assert "DP-SGD is not below public model" in notes
-    assert "block of 16 tokens" in text(result)
+    printed = text(result)
+    assert "block of 16 tokens" in printed
+    # Its neighbours are its own, whatever the unit.
+    assert re.search(rf"^{paper.DP_SGD} .* add/remove +block of 16 tokens", printed, re.MULTILINE)
+    assert re.search(rf"^{WHOLE_NAME} .* add/remove +shard", printed, re.MULTILINE)
     # An adapter that is the public model has its perplexities: on the same windows and labels.
     worse._members.zero_()
     again = table1(given, [adapter], parts_of(given, 2, 40, 70))

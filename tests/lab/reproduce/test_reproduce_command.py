@@ -22,7 +22,6 @@ from adapmixed_lab.reproduce.dp_adapter import (
     BUILTIN_CONFIG,
     WHOLE_NAME,
     builtin_dp_adapter,
-    read_dp_adapter,
 )
 from adapmixed_lab.reproduce.measure import POOL, WHOLE
 from adapmixed_lab.reproduce.sources import Sources
@@ -166,41 +165,28 @@ def test_a_dp_adapter_of_the_builtin_text(tmp_path: Path, monkeypatch: pytest.Mo
     few = replace(BUILTIN_CONFIG, epochs=1, batch_size=256)
     folder, base = tmp_path / "dp", str(demo_base())
     adapter = builtin_dp_adapter(folder, base, config=few)
-    assert 7.6 <= adapter.epsilon <= 8.0 and adapter.delta == 1e-5
-    assert adapter.unit == "block of 64 tokens"
+    said = adapter.guarantee
+    assert 7.6 <= said.epsilon <= 8.0 and said.delta == 1e-5
+    assert said.protected == "block of 64 tokens"
     weights = (folder / "adapter_model.safetensors").read_bytes()
     assert builtin_dp_adapter(folder, base, config=few) == adapter
     assert (folder / "adapter_model.safetensors").read_bytes() == weights
     assert Sources().load([adapter.folder]).num_models == 1
     create_public_key(tmp_path / "key", "words")
     whole = builtin_dp_adapter(tmp_path / "whole", base, key=tmp_path / "key", config=few)
-    assert whole.epsilon <= 8.0 and (whole.unit, whole.line) == ("shard", WHOLE_NAME)
+    said = whole.guarantee
+    assert said.epsilon <= 8.0 and (said.protected, whole.line) == ("shard", WHOLE_NAME)
     with pytest.raises(ValueError, match="other settings"):
         builtin_dp_adapter(folder, base, key=tmp_path / "key", config=few)
-
-
-@pytest.mark.slow
-def test_an_adapter_of_other_settings_is_refused(stand_ins: dict[str, str], tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="other settings"):
-        builtin_dp_adapter(Path(stand_ins["dp"]), stand_ins["base"])
-    # An adapter that has the requested settings is kept as it is.
-    folder = Path(stand_ins["dp"])
-    content = json.loads((folder / "guarantee.json").read_text(encoding="utf-8"))
-    other = tmp_path / "dp"
-    other.mkdir()
-    training = {**BUILTIN_CONFIG.__dict__, "target_modules": ["c_attn"]}
-    changed = json.dumps(content | {"training": training})
-    (other / "guarantee.json").write_text(changed, encoding="utf-8")
-    assert builtin_dp_adapter(other, stand_ins["base"]) == read_dp_adapter(other)
-    for another in ({"epsilon": 1.0}, {"blocks_per_identifier": 1}):
-        (other / "guarantee.json").write_text(
-            json.dumps(content | {"training": training} | another), encoding="utf-8"
-        )
+    content = result_of(folder, "guarantee.json")
+    training = content["training"] | {"rank": 3}
+    for other in ({"epsilon": 1.0}, {"blocks_per_identifier": 1}, {"training": training}):
+        (folder / "guarantee.json").write_text(json.dumps(content | other))
         with pytest.raises(ValueError, match="other settings"):
-            builtin_dp_adapter(other, stand_ins["base"])
-    (other / "guarantee.json").write_text(json.dumps(content | {"epsilon": "nan"}))
+            builtin_dp_adapter(folder, base, config=few)
+    (folder / "guarantee.json").write_text(json.dumps(content | {"epsilon": "nan"}))
     with pytest.raises(ValueError, match="epsilon must be"):
-        read_dp_adapter(other)
+        builtin_dp_adapter(folder, base, config=few)
 
 
 def test_what_is_no_result_is_not_drawn_again(
@@ -209,7 +195,7 @@ def test_what_is_no_result_is_not_drawn_again(
     path, out = tmp_path / "result.json", tmp_path / "out"
     assert main(["reproduce", str(path), "--out", str(out)]) == 2
     assert f"one of table1, table2, figure2 or a result file, got {path}" in capsys.readouterr().err
-    whole = json.loads((Path(__file__).parents[2] / "formats/reproduction-1.json").read_text())
+    whole = json.loads((Path(__file__).parents[2] / "formats/reproduction-2.json").read_text())
     for change in ({"format_version": 3}, {"rows": [{}]}, {"inputs": {"dataset": "../x"}}):
         path.write_text(json.dumps(whole | change))
         assert main(["reproduce", str(path), "--out", str(out)]) == 2

@@ -9,11 +9,11 @@ import pytest
 import torch
 from report_cases import HOSTILE, Page
 
+from adapmixed.cli import main
 from adapmixed.data import Corpus, demo_base
 from adapmixed.synthesis import Synthesis, synthesize
-from adapmixed_lab.synthetic import quality
-from adapmixed_lab.synthetic.page import write_page
-from adapmixed_lab.synthetic.quality import Canaries
+from adapmixed_lab.figures import synthesis as page_of
+from adapmixed_lab.figures.synthesis import Canaries, write_page
 
 SIZE = 8
 
@@ -40,7 +40,7 @@ def begun(tmp_path_factory: pytest.TempPathFactory) -> tuple[Synthesis, Canaries
 def test_a_text_from_a_records_own_prompt_exposes_it(begun: tuple[Synthesis, Canaries]) -> None:
     """Each token is the one that the true code makes likeliest beside the others."""
     found, corpus = begun
-    others = [quality._other("Python", corpus.codes[0], at) for at in range(1, SIZE)]
+    others = [page_of._other("Python", corpus.codes[0], at) for at in range(1, SIZE)]
     ids, tokens = torch.tensor([list(found.ensemble.opening)]), []
     decoder = found.ensemble.filled([corpus.records[0], *others]).decoder(ids, new_tokens=20)
     for _ in range(20):
@@ -48,9 +48,9 @@ def test_a_text_from_a_records_own_prompt_exposes_it(begun: tuple[Synthesis, Can
         tokens.append(int((rows[0] - rows[1:].amax(0)).argmax()))
         decoder.append(torch.tensor(tokens[-1:]))
     found.journal.tokens.update({0: tokens, 1: tokens})
-    measured = quality.exposures(found, corpus, dict.fromkeys(range(2), corpus.records[0]))
+    measured = page_of.exposures(found, corpus, dict.fromkeys(range(2), corpus.records[0]))
     assert [seen for seen, _ in measured] == [True, False]
-    assert measured[0][1] == 3.0 and quality.chance(SIZE) < 1.1
+    assert measured[0][1] == 3.0 and page_of.chance(SIZE) < 1.1
 
 
 def test_codes_are_kept(tmp_path: Path) -> None:
@@ -65,7 +65,7 @@ def test_the_public_model_alone_is_the_row_without_a_record(
 ) -> None:
     """Transformers writes what the public row says, up to its first end."""
     found, _ = begun
-    reader = quality.Reader(str(demo_base()), torch.float32)
+    reader = page_of.Reader(str(demo_base()), torch.float32)
     ends = sorted(found.ensemble.end_tokens)
     written = reader.write(
         found.ensemble.public_prompt, 2, max_tokens=12, temperature=1.0, top_k=1, ends=ends
@@ -75,7 +75,7 @@ def test_the_public_model_alone_is_the_row_without_a_record(
     for _ in range(12):
         tokens.append(int(decoder.logits.public[0].argmax()))
         decoder.append(torch.tensor(tokens[-1:]))
-    assert written == [quality.until(tokens, ends)] * 2 and len(written[0]) > 1
+    assert written == [page_of.until(tokens, ends)] * 2 and len(written[0]) > 1
 
 
 def test_mauve_tells_distributions_apart() -> None:
@@ -83,11 +83,11 @@ def test_mauve_tells_distributions_apart() -> None:
     one, same, other = (
         (rng.standard_normal((150, 6)) + shift).astype(np.float32) for shift in (0, 0, 2)
     )
-    alike, apart = quality.mauve_interval(one, same), quality.mauve_interval(one, other)
+    alike, apart = page_of.mauve_interval(one, same), page_of.mauve_interval(one, other)
     assert alike is not None and apart is not None
     assert alike[1] > apart[2] and apart[0] < 0.5 < alike[0]
     assert alike[1] < alike[2] and apart[1] < apart[2]
-    assert quality.mauve_interval(one[: quality.LEAST - 1], other) is None
+    assert page_of.mauve_interval(one[: page_of.LEAST - 1], other) is None
 
 
 @pytest.mark.parametrize(
@@ -102,7 +102,7 @@ def test_mauve_tells_distributions_apart() -> None:
     ],
 )
 def test_shared_words(text: str, records: list[str], longest: int) -> None:
-    assert quality.shared_words(text, records) == longest
+    assert page_of.shared_words(text, records) == longest
 
 
 def test_the_page_escapes_texts_and_says_what_it_is(
@@ -116,3 +116,11 @@ def test_the_page_escapes_texts_and_says_what_it_is(
     said = made.promise, "for the operator alone", "20, with 2 that were planted", HOSTILE[:8]
     assert all(words in page.text for words in (*said, "records that were cut"))
     assert path.stat().st_mode & 0o777 == 0o600
+
+
+def test_the_command_writes_the_page(tmp_path: Path) -> None:
+    command = ["synthesize", "--demo", "--epsilon", "10", "--max-tokens", "4", "--count", "1"]
+    command += ["--out", str(tmp_path / "texts.csv"), "--report", str(tmp_path / "page")]
+    assert main(command) == 0
+    page = Page((tmp_path / "page" / "synthesis.html").read_text(encoding="utf-8"))
+    assert "with 1 that were planted" in page.text

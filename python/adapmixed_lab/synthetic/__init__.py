@@ -1,1 +1,0 @@
-"""How like the records synthetic texts are, and what they tell of single records."""
