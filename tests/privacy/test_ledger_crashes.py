@@ -24,7 +24,7 @@ from unittest.mock import Mock
 
 import numpy as np
 import pytest
-from adapmixed.serving.clients import read_usage
+from adapmixed.serving.keys import read_usage
 from privacy_cases import DELTA, POOLED, Offer, answer, charged, state
 from processes import ended, forked, status_of
 
