@@ -112,6 +112,9 @@ def test_messages(client: TestClient) -> None:
     for messages in bad:
         error = refused(client, True, messages=messages)
         assert error["param"].startswith("messages"), messages
+    for content in (1, None, "\udfff"):
+        error = refused(client, True, messages=[one, one | {"content": content}])
+        assert error["param"] == "messages[1].content" == error["message"].partition(" ")[0]
 
 
 @pytest.mark.parametrize("wrong", [TypeError("no"), KeyError("no"), ZeroDivisionError()])

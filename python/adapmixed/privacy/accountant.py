@@ -223,8 +223,8 @@ class Accountant:
     ) -> None:
         """Charge queries whose rows do not exist yet, for a mechanism of the same cost for all.
 
-        `mechanisms.Allowance` counts them in the process that draws. A charge that fails may or
-        may not be in the ledger, so it pays for nothing.
+        `mechanisms.Allowance` counts them. A charge that fails may or may not be in the ledger, so
+        it pays for nothing.
 
         Args:
             mechanism: how the queries will be answered.

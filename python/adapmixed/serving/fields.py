@@ -211,7 +211,8 @@ def _message(name: str, value: Any) -> dict[str, str]:
     more = any(one is not None for key, one in given.items() if key not in ("role", "content"))
     if role not in ROLES or not plain or more:
         raise bad_request(name, f"{name} must be {_MESSAGE} alone, got {shortened(value)}")
-    return {"role": role, "content": "".join(text_of(name, one["text"]) for one in parts)}
+    text = "".join(text_of(f"{name}.content", one["text"]) for one in parts)
+    return {"role": role, "content": text}
 
 
 def window_error(error: ValueError, *, chat: bool) -> RequestError:
