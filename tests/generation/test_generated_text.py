@@ -127,7 +127,6 @@ def test_a_long_text_is_decoded_from_its_last_tokens() -> None:
 
     tokenizer = Counting()
     text = "".join(random.Random(5).choice("aé€𝄞 ") for _ in range(900))
-    continuation = Continuation(tokenizer, [65])
-    pieces = [continuation.add(token) for token in text.encode()]
-    assert "".join([*pieces, continuation.rest()]) == text
+    for prompt in ("A", "aé€𝄞 " * 200, "𝄞" * 1000):
+        assert shown(tokenizer, list(prompt.encode()), list(text.encode())) == text
     assert tokenizer.longest < 100

@@ -11,6 +11,8 @@ from torch import Tensor
 
 from adapmixed.limits import check_type
 
+_CONTEXT = 64
+"""Tokens of a prompt that are decoded with its answer, whose first token then costs little."""
 _UNKNOWN = "\ufffd"
 
 StopRule = Callable[[Tensor], Tensor]
@@ -27,10 +29,13 @@ class Continuation:
 
     def __init__(self, tokenizer: Any, prompt: Sequence[int]) -> None:
         self._tokenizer = tokenizer
-        self._ids = list(prompt)
+        last = max(len(prompt) - _CONTEXT, 0)
+        # Of 4 tokens one begins a character. Without its beginning, all bytes behind it are lost.
+        ways = (list(prompt[start:]) for start in range(last, max(last - 4, -1), -1))
+        self._ids = next(filter(self._begins_whole, ways), list(prompt[last:]))
         self._shown = self._decoded()
         # Tokens before the last piece. A prompt of token ids may end inside a character.
-        self._before = 0 if self._shown.endswith(_UNKNOWN) else len(prompt)
+        self._before = 0 if self._shown.endswith(_UNKNOWN) else len(self._ids)
 
     def add(self, token: int) -> str:
         """Return the text that this token adds; what ends inside a character is held back."""
@@ -55,10 +60,16 @@ class Continuation:
         self._shown = text
         return piece
 
-    def _decoded(self) -> str:
+    def _begins_whole(self, ids: list[int]) -> bool:
+        """Return whether tokens do not begin inside a character."""
+        return any(not self._decoded(ids[:end]).startswith(_UNKNOWN) for end in range(1, 5))
+
+    def _decoded(self, ids: list[int] | None = None) -> str:
         return str(
             self._tokenizer.decode(
-                self._ids, skip_special_tokens=True, clean_up_tokenization_spaces=False
+                self._ids if ids is None else ids,
+                skip_special_tokens=True,
+                clean_up_tokenization_spaces=False,
             )
         )
 
