@@ -1,4 +1,4 @@
-"""Errors in OpenAI's form, each raised before a response starts and before anything is charged."""
+"""Errors in OpenAI's form. All but a stop and a fault are raised before anything is charged."""
 
 from __future__ import annotations
 
