@@ -35,7 +35,9 @@ def test_the_help_of_a_command_fits_a_screen(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setenv("COLUMNS", "100")
     for parser in (_parser(), laboratory_parser()):
         (found,) = (one for one in parser._actions if isinstance(one, argparse._SubParsersAction))
+        assert all(len(str(one.help)) > 20 for one in found._choices_actions)
         for name, command in found.choices.items():
+            assert command.description, name
             assert sum(bool(one.option_strings) for one in command._actions) <= 26, name
             assert len(command.format_help().splitlines()) <= 52, name
 

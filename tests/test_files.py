@@ -52,6 +52,13 @@ def test_a_write_through_a_link_replaces_the_file(tmp_path: Path) -> None:
     ]  # fmt: skip
 
 
+def test_a_failed_write_leaves_no_remains(tmp_path: Path) -> None:
+    (tmp_path / "folder").mkdir()
+    with pytest.raises(OSError):
+        write_file(tmp_path / "folder", b"private")
+    assert os.listdir(tmp_path) == ["folder"]
+
+
 def test_no_file_is_created_through_a_link(tmp_path: Path) -> None:
     """A link that leads nowhere may be a disk that is missing, or another user's trap."""
     file, link = linked(tmp_path)

@@ -64,7 +64,7 @@ def parser_of(prog: str, description: str, modules: Iterable[Any]) -> argparse.A
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     for module in modules:
         name = module.__name__.rpartition(".")[2].replace("_", "-")
-        first, _, description = module.__doc__.partition("\n\n")
+        first, _, description = (module.__doc__ or "").partition("\n\n")
         told = first.partition("``: ")[2].removesuffix(".")
         command = commands.add_parser(name, help=told, description=description)
         module.add_arguments(command)

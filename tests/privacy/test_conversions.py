@@ -2,6 +2,7 @@
 
 import itertools
 import math
+from functools import partial
 
 import mpmath
 import numpy as np
@@ -40,16 +41,16 @@ def test_c_alpha_of_the_paper():
 
 
 def test_zcdp_conversion_finds_the_best_order():
-    def cost(position, rho, delta):
-        order = 1 + math.exp(position)
-        return rdp_to_dp(order, order * rho, delta)
-
     for rho, delta in itertools.product([1e-8, 9.7e-5, 0.1, 30.0], [1e-5, 1e-9]):
-        epsilon, step = zcdp_to_dp(rho, delta), 31 / 4000
-        best = min(np.arange(-6, 25, step), key=lambda p, r=rho, d=delta: cost(p, r, d))
-        assert epsilon <= cost(best, rho, delta) * (1 + 1e-6)
-        nearer = (cost(best + share * step, rho, delta) for share in np.linspace(-1, 1, 2001))
-        assert min(nearer) * (1 - 1e-10) <= epsilon
+
+        def cost(position, rho=rho, delta=delta):
+            order = 1 + mpmath.exp(position)
+            return order * rho + mpmath.log1p(-1 / order) - mpmath.log(delta * order) / (order - 1)
+
+        near = min(np.arange(-6.0, 25.0, 0.1), key=cost)
+        with mpmath.workdps(60):
+            least = cost(mpmath.findroot(partial(mpmath.diff, cost), near))
+        assert least <= zcdp_to_dp(rho, delta) <= least * (1 + 1e-9)
     assert zcdp_to_dp(0.0, 1e-5) == 0.0
 
 

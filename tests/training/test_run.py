@@ -219,9 +219,9 @@ def test_a_run_goes_on_with_the_same_only(base: Path, tmp_path: Path) -> None:
 
 def test_the_text_of_killed_ranks_is_removed(base: Path, tmp_path: Path) -> None:
     """A run that goes on with fewer ranks removes what the others left; a living one keeps it."""
-    run = a_run(tmp_path, base)
-    quietly(run)
-    private = tmp_path / "ensemble.private"
+    run, private = a_run(tmp_path, base), tmp_path / "ensemble.private"
+    train_ensemble(run, say=lambda line: (private / "shards-001").mkdir(exist_ok=True))
+    assert not (private / "shards-001").exists()  # of a rank that was killed meanwhile
     left, living = private / "shards-003", private / "shards-004"
     for folder in (left, living):
         folder.mkdir()

@@ -238,6 +238,8 @@ def test_refusals(base: Path, tmp_path: Path, folders: Path) -> None:
     refuses("was begun with seed = 0, got 1", replace(run, seed=1), update=True)
     refuses("update must run in one process, got 2 ranks", run, update=True, place=Rank(0, 2))
     refuses("share_shards .* must be False for .* got True", replace(run, share_shards=True))
+    unnamed = replace(run, num_models=16, corpus=replace(run.corpus, id_column=None))
+    refuses("share_shards .* must be False for .* got False and None", unnamed)
     shared = replace(run, share_shards=True, num_models=4, output=tmp_path / "shared")
     text = json.dumps([row | {"team": "red"} for row in NEXT])
     (tmp_path / "teams.jsonl").write_text("\n".join(map(json.dumps, json.loads(text))))

@@ -4,7 +4,7 @@
   (`bounded_range_rho`). With per-shard budgets, one member costs `individual_rho`.
 - ClippedMixing with box [c, C] costs the privacy loss distribution of the worst pair in the box
   (`clipped_mixing_pair`). With per-shard budgets, one member costs the charge that the operator
-  `clip_project` returns (csrc/clip/charge.h).
+  `clip_project` returns (csrc/clip/formula.h).
 - PMixED with a ball of order α and radius R costs log(1 + (e^{(α-1)R} - 1)/N)/(α-1)
   (`sound_bound`), and so does AdaPMixED with loss="fixed".
 - AdaPMixED costs the Rényi divergence between the answers with and without each member, which the

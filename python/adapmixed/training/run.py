@@ -276,6 +276,7 @@ def train_ensemble(
         )
         folder.finish(manifest)
         shutil.rmtree(folder.next, ignore_errors=True)
+        folder.remove_shards()  # of ranks that were killed meanwhile
         _LOG.info("%s is complete", folder.output)
     return manifest
 
@@ -286,7 +287,7 @@ def _check_begun(run: TrainingRun, begun: Mapping[str, Any], *, update: bool) ->
     if begun and places != run.has_places:
         raise ValueError(
             f"share_shards (--share-shards) must be {not places} for {run.output}, as its training "
-            f"was begun, and the names those of id_column, got {not run.has_places} and "
+            f"was begun, and the names those of id_column, got {run.share_shards} and "
             f"{run.corpus.id_column!r}: use the same, or another output"
         )
     if update and not places:

@@ -122,7 +122,8 @@ def _redraw(path: Path, out: Path) -> int:
     try:
         _show(read_experiment(path), out)
     except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
-        raise ValueError(f"{path} must be an unchanged result file: {error!r}") from error
+        what = error if isinstance(error, ValueError) else repr(error)
+        raise ValueError(f"{path} must be an unchanged result file: {what}") from error
     return 0
 
 
