@@ -24,7 +24,6 @@ from unittest.mock import Mock
 
 import numpy as np
 import pytest
-from adapmixed.serving.keys import read_usage
 from privacy_cases import DELTA, POOLED, Offer, answer, charged, state
 from processes import ended, forked, status_of
 
@@ -37,6 +36,7 @@ from adapmixed.errors import (
 from adapmixed.privacy import Accountant, PublicAnswer, read_ledger
 from adapmixed.privacy import ledger as ledgers
 from adapmixed.privacy.ledger import Ledger, Record
+from adapmixed.serving.keys import read_usage
 
 
 @pytest.fixture
