@@ -17,8 +17,8 @@ from the public model's `TOP` likeliest tokens. The entries that no batch holds 
   public model answers. That ε is ex post and must not be published.
 
 MAUVE compares the last hidden states behind the texts, by the same base, with those behind as many
-tokens of the reference. Intervals are of 95 %, by resampling batches and the reference's entries.
-WORK keeps each batch, so that a run that was stopped goes on.
+tokens of the reference. Intervals are the central 95 % of resamples of batches and entries, "less
+ours" is the mean difference over them. WORK keeps each batch: a run that was stopped goes on.
 """
 
 from __future__ import annotations

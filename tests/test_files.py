@@ -52,10 +52,14 @@ def test_a_write_through_a_link_replaces_the_file(tmp_path: Path) -> None:
     ]  # fmt: skip
 
 
-def test_a_failed_write_leaves_no_remains(tmp_path: Path) -> None:
+def test_a_failed_write_leaves_no_remains(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "folder").mkdir()
     with pytest.raises(OSError):
         write_file(tmp_path / "folder", b"private")
+    monkeypatch.setattr(os, "fsync", lambda descriptor: os.write(descriptor, None))
+    for write in (write_file, create_file):
+        with pytest.raises(TypeError):
+            write(tmp_path / "file", b"private")
     assert os.listdir(tmp_path) == ["folder"]
 
 

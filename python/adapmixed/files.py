@@ -201,8 +201,12 @@ def _beside(target: Path) -> Path:
 def _written_beside(target: Path, data: bytes, mode: int) -> Path:
     temporary = _beside(target)
     descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
-    with open(descriptor, "wb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
+    try:
+        with open(descriptor, "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+    except BaseException:  # as on a full disk
+        temporary.unlink()
+        raise
     return temporary

@@ -179,8 +179,10 @@ def test_other_settings_and_a_second_process_are_refused(
         begun(base, texts, out=out)
     with pytest.raises(ValueError, match="count must be <="):
         begun(base, texts, count=9, out=tmp_path / "other.csv")
-    with pytest.raises(ValueError, match="out must be a new file"):
-        begun(base, texts, out=texts)
+    (tmp_path / "out.csv.private" / "journal.jsonl").unlink()
+    for known in (texts, out):
+        with pytest.raises(ValueError, match="out must be a new file"):
+            begun(base, texts, out=known)
     assert not (tmp_path / "other.csv.private").exists() and len(texts.read_text()) > 400
 
 
