@@ -14,12 +14,12 @@ from pathlib import Path
 
 SOURCES = (".py", ".pyi", ".c", ".cpp", ".h", ".cu", ".cuh")
 BUDGETS = {
-    "python/adapmixed": 22_931,
+    "python/adapmixed": 22_930,
     "python/adapmixed_lab": 6_807,
     "adapmixed_ext": 2_470,
     "csrc": 10_683,
     "benchmarks": 2_482,
-    "tests": 32_751,
+    "tests": 32_758,
     "docs": 5_186,
 }
 

@@ -53,6 +53,8 @@ def test_a_budget_of_every_shard_has_no_plan() -> None:
     assert made("clipped-mixing lower=0.5 upper=2", 3.0) == ClippedMixing(0.5, 2.0, order=8.0)
     assert made("clipped-mixing lower=0.5 upper=2 order=6", 3.0).order == 6.0
     assert made("clipped-log-pool lower=-0.5 upper=1", 3.0) == ClippedLogPool(-0.5, 1.0)
+    with pytest.raises(ValueError, match="epsilon must be None for PMixED, got 3.0"):
+        made("pmixed epsilon=8", 3.0)  # always planned
 
 
 @pytest.mark.parametrize(

@@ -23,7 +23,7 @@ from mechanism_cases import (
 )
 from torch import Tensor
 
-from adapmixed.mechanisms import AdaPMixED, ClippedLogPool, ClippedMixing, Mechanism
+from adapmixed.mechanisms import AdaPMixED, ClippedLogPool, ClippedMixing, Mechanism, PMixED
 from adapmixed.privacy import BoundedRangeAnswer, ClippedAnswer, RenyiBound
 from adapmixed.privacy.costs import bounded_range_rho, clipped_mixing_pair
 from adapmixed.rng import SeededRandom
@@ -73,6 +73,7 @@ FIXED = [
     *(ClippedMixing(*box, queries=1) for box in BOXES),
     *(ClippedLogPool(*setting) for setting in POOLS),
     *(AdaPMixED(*of, screen=None, loss="fixed") for of in [(6.0, 0.02), (2.0, 0.2)]),
+    PMixED(8.0, 1e-5, 100, 6.0),
 ]
 EVENTS = [(one, stated(one, *logits(1), None)) for one in FIXED]
 QUESTIONS = [
@@ -86,6 +87,10 @@ QUESTIONS = [
 def test_every_planned_mechanism_is_enumerated() -> None:
     known = {one.values[0].name for one in QUESTIONS}
     assert known >= {one.name for one in FIXED if one.planned_queries} - {"pmixed-published"}
+
+
+SLACK = {RenyiBound: 1e-13, BoundedRangeAnswer: 1e-14, ClippedAnswer: 1e-12}
+"""What float64 does not resolve of two answers."""
 
 
 def both(event: Any, here: Tensor, there: Tensor, adjacency: str) -> list[tuple[float, float]]:
@@ -115,7 +120,7 @@ def test_a_fixed_cost(grid: str, missing: int, mechanism: Mechanism, adjacency: 
     for neighbour in neighbours(present, public, adjacency, rows):
         there = log_probs(mechanism, torch.cat([neighbour, absent]), public, active=k)
         found += both(event, here, there, adjacency)
-    assert all(true <= most + 1e-12 for true, most in found)
+    assert all(true <= most + SLACK[type(event)] for true, most in found)
     assert max(true for true, _ in found) >= 0.05 * max(most for _, most in found)
 
 

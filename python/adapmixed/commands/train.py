@@ -40,7 +40,7 @@ _OF_RUN = "base output share_shards key_file device dtype seed threads"  # field
 
 @dataclass
 class TrainOptions:
-    """The options of a training, the last six of this command alone."""
+    """The options of a training; those of the group "ensemble" are of this command alone."""
 
     revision: str | None = option("commit, tag or branch of a hub name (default: newest)")
     preset: str | None = option("the paper's settings: %(choices)s", choices=PRESETS, metavar="SET")

@@ -232,10 +232,9 @@ def synthesize(
         base, describe, records=size, longest=longest, plain=plain, dtype=dtype, device=device
     )
     folder = None if out is None else out.with_name(f"{out.name}.private")
-    begun, spent = (
-        folder is not None and (folder / name).exists() for name in ("key", "journal.jsonl")
-    )
-    if out is not None and out.exists() and not (begun and spent):
+    kept = set(os.listdir(folder)) if folder is not None and folder.is_dir() else set()
+    begun = "key" in kept
+    if out is not None and out.exists() and not {"key", "journal.jsonl"} <= kept:
         raise ValueError(f"out must be a new file, or one with its folder {folder}, got {out}")
     key = (folder / "key").read_bytes() if folder is not None and begun else os.urandom(32)
     batches = dealt(texts.documents(), count, size, key=key)
