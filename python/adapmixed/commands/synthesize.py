@@ -37,9 +37,7 @@ class SynthesizeOptions:
     count: int | None = option("texts, a public number as all others here (default: 10)")
     max_tokens: int | None = option("most tokens of a text, its end included (default: 200)")
     batch: int | None = option("records of a text (default: the least with a clip 2 wide)")
-    longest: int | None = option(
-        "most tokens of a record in a prompt, which is cut (default: 256)"
-    )
+    longest: int | None = option("most tokens of a record in a prompt, which is cut (default: 256)")
     plain: bool = option("prompts as plain text, without the base's chat template")
     out: Path | None = option("CSV of the texts; OUT.private has the key and the journal")
     report: Path | None = option(

@@ -92,9 +92,9 @@ class Synthesis:
         """The guarantee as a sentence about all texts."""
         whose = "" if self.names is None else f" A record is everything of one '{self.names}'."
         return (
-            f"Each of the {len(self.batches.slots)} texts is drawn from records of its own, so what "
-            f"holds for one holds for all of them together. {self.guarantee}{whose} If a record "
-            "leaves, another may take its slot (replace-one)."
+            f"Each of the {len(self.batches.slots)} texts is drawn from records of its own, so "
+            f"what holds for one holds for all of them together. {self.guarantee}{whose} If a "
+            "record leaves, another may take its slot (replace-one)."
         )
 
     def __iter__(self) -> Iterator[tuple[int, str]]:

@@ -5,12 +5,14 @@ from __future__ import annotations
 import math
 import textwrap
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import cycle
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from adapmixed.mechanisms import AdaPMixED, Mechanism, PublicOnly, Unprotected, planned
+from adapmixed.privacy import Guarantee
 from adapmixed.privacy.planner import CHOSEN_SCALE, CHOSEN_SHAPE, plan
 from adapmixed.report import INTERVAL_WORDS, KEPT_WORDS, NUMBERS, TITLES, aligned, row
 from adapmixed_lab.baselines.invisible_ink import InvisibleInk
@@ -20,8 +22,10 @@ from adapmixed_lab.baselines.uniform_mixing import UniformMixing
 
 if TYPE_CHECKING:
     from adapmixed.evaluation import Evaluation
+    from adapmixed_lab.dp_sgd.guarantee import AdapterGuarantee
     from adapmixed_lab.figures.style import DrawnFigure
 
+ADD_REMOVE = "add/remove"  # a record or a name, of the text that DP-SGD reads
 WORDS = (
     "Every setting follows from ε, δ, the number of members, of tokens and of the vocabulary. "
     "'≤' is the ε that a setting was made for, and the column ε is what the accountant states.",
@@ -30,6 +34,7 @@ WORDS = (
     "that it stays at or below the same ε. adapmixed-paper has the paper's ball and screening for "
     "wikitext-103. Neither stops at a budget: the moment of stopping would tell about the members.",
     "submix is as published and claims an ε that does not hold, so none is stated.",
+    "dp-sgd is one adapter on all text. Its ε is for the unit in brackets, added or removed.",
     INTERVAL_WORDS,
     KEPT_WORDS,
 )
@@ -71,9 +76,22 @@ def methods(
     return found
 
 
+def trained(one: Evaluation, stated: AdapterGuarantee) -> Evaluation:
+    """Return the result of an unprotected adapter under the guarantee of its training."""
+    guarantee = Guarantee(
+        stated.epsilon, stated.delta, "fixed", ADD_REMOVE, queries=one.queries,
+        unit=stated.protected,
+    )  # fmt: skip
+    return replace(one, name=f"dp-sgd ({stated.protected})", guarantee=guarantee, kept=None)
+
+
 def text(found: Sequence[Evaluation]) -> str:
     """Return the table of all results, and what to know about it."""
-    lines = [*aligned([TITLES, *map(row, found)], NUMBERS), ""]
+    cells = [row(one) for one in found]
+    for line, one in zip(cells, found, strict=True):
+        if one.guarantee.adjacency == ADD_REMOVE:
+            line[TITLES.index("ε covers")] = "any number of tokens"
+    lines = [*aligned([TITLES, *cells], NUMBERS), ""]
     for words in WORDS:
         lines += textwrap.wrap(words, 100, subsequent_indent="  ", break_on_hyphens=False)
     return "\n".join(lines)
