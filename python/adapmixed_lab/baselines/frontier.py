@@ -113,6 +113,8 @@ def draw(found: Sequence[Evaluation]) -> DrawnFigure:
             middle = np.array([one.perplexity for one in several])
             ends = abs(np.array([figures.bar(one) for one in several]).T - middle)
             marks = {"marker": style.MARKERS.get(kind, "o"), "linestyle": style.LINE_STYLES[kind]}
+            if several[0].guarantee.adjacency == ADD_REMOVE:
+                marks["marker"] = "s"
             axes.errorbar(
                 paid, middle, ends, label=name, color=colour, markersize=6, elinewidth=1.0,
                 capsize=2.5, **marks,
@@ -126,7 +128,8 @@ def draw(found: Sequence[Evaluation]) -> DrawnFigure:
         style.number_axis(axes.yaxis)
         figure.legend(loc="outside lower left", ncols=3, handlelength=2)
     caption = (
-        "Circles are fixed guarantees. Diamonds, with dashed lines, are data-dependent ε. "
+        "Circles are fixed guarantees, squares those of DP-SGD. Diamonds, with dashed lines, are "
+        "data-dependent ε. "
         "Lines across have no ε. Bars are 95 % intervals of the difference to the public model."
     )
     if missing := [one.name for one in found if one not in shown]:
