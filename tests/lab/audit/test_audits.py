@@ -21,7 +21,7 @@ from adapmixed_lab.audit import (
     search,
     tokens,
 )
-from adapmixed_lab.audit.finding import as_json, lines, summary
+from adapmixed_lab.audit.finding import as_json
 
 ELSEWHERE = ("screening", "synthesis")  # test_command.py, test_synthesis.py
 
@@ -36,31 +36,24 @@ def test_an_audit_passes(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("measured", "control", "power", "verdict"),
+    ("measured", "control", "verdict"),
     [
-        (1.0, False, None, "holds"),
-        (math.nextafter(1.0, 2.0), False, None, "BROKEN"),
-        (math.nan, False, None, "BROKEN"),
-        (math.inf, False, None, "BROKEN"),
-        (1.5, True, None, "caught"),
-        (1.0, True, None, "NOT CAUGHT"),
-        (math.nan, True, None, "NOT CAUGHT"),
-        (0.9, False, 1.5, "holds"),
-        (0.9, False, 1.0, "no power"),
-        (0.9, False, math.nan, "no power"),
-        (1.5, False, 0.5, "BROKEN"),
+        (1.0, False, "holds"),
+        (math.nextafter(1.0, 2.0), False, "BROKEN"),
+        (math.nan, False, "BROKEN"),
+        (math.inf, False, "BROKEN"),
+        (1.5, True, "caught"),
+        (1.0, True, "NOT CAUGHT"),
+        (math.nan, True, "NOT CAUGHT"),
     ],
 )
-def test_verdicts(measured: float, control: bool, power: float | None, verdict: str) -> None:
-    finding = Finding("a", "b", "c", 1.0, measured, 0.999, control, power)
+def test_verdicts(measured: float, control: bool, verdict: str) -> None:
+    finding = Finding("a", "b", "c", 1.0, measured, 0.999, control)
     assert finding.verdict == verdict and finding.ok == (verdict in ("holds", "caught"))
-    entry = as_json([finding], Effort())["findings"][0]  # type: ignore[index]
-    assert entry["verdict"] == verdict and entry["power"] in (power, "nan")
-    if power is not None:
-        assert f"unprotected {power:g}" in lines(finding)[1]
-        without = "1 were attacked without" if verdict == "no power" else "0 of"
-        said = summary([finding]).startswith(f"0 of 1 claims hold, {without}")
-        assert said == (verdict != "holds")
+    (entry,) = as_json([finding], Effort())["findings"]  # type: ignore[misc]
+    assert entry["verdict"] == verdict and float(entry["measured"]) == pytest.approx(
+        measured, nan_ok=True
+    )
 
 
 @pytest.mark.parametrize(
@@ -120,7 +113,7 @@ def test_screening_with_a_weight_twice_as_stated_is_broken() -> None:
     stated = math.sqrt(2 * screening_rho(mechanism.screen_weight, mechanism.sigma, models))
     heavier = replace(mechanism, screen_weight=2 * mechanism.screen_weight)
     shifts = [
-        screening.measure(screening.passed(one, models, 1500, SeededRandom(6)), 1500)[0]
+        screening.measure(screening.passed(one, models, 1500, SeededRandom(6)), 1500)
         for one in (mechanism, heavier)
     ]
     assert 0.6 * stated < shifts[0] <= stated < shifts[1]

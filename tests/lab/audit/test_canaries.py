@@ -116,13 +116,14 @@ def test_more_than_is_stated_is_broken(
 
 
 @pytest.mark.slow
-def test_a_claim_that_no_protection_would_keep_too_is_said_to_be_tried_without_power(
+def test_a_claim_that_no_protection_would_break_is_told_by_its_control(
     extreme: Planted, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def found(stated: Mechanism, delta: float) -> list[str]:
-        attacks = [(Audit(game(stated, "zero_out", delta), 1), False)]
+        attacks = [Audit(game(stated, "zero_out", delta), 1)]
         monkeypatch.setattr(canaries, "attacks", lambda: attacks)
         return [finding.verdict for finding in canaries.audit(Effort(1.0, 4))]
 
-    assert found(BOX, 0.0) == ["holds"]
-    assert found(PMixED(20.0, 1e-7, queries=1, order=18.0), 1e-7) == ["no power"]
+    assert found(BOX, 0.0) == ["holds", "caught", "caught"]
+    weak = PMixED(20.0, 1e-7, queries=1, order=18.0)
+    assert found(weak, 1e-7)[:2] == ["holds", "NOT CAUGHT"]
