@@ -30,11 +30,6 @@ _MARK = 7.0  # points
 _ROW = 1.75  # inches of the axes of one of several methods
 _EDGE = 0.055  # how far outside [0, 1] the bars of exactly 0 and 1 stand
 _OPERATOR = "For the operator only."
-_PARTS = (
-    ("mixing", "#0072B2", ""),
-    ("screening", "#D55E00", "////"),
-    ("conversion", "#BBBBBB", ""),
-)
 _CURVE_WORDS = {
     "fixed": (
         "A fixed guarantee (solid line) is the planned ε from the first query on, however early "
@@ -53,14 +48,13 @@ _CURVE_WORDS = {
 def draw(report: Report) -> tuple[DrawnFigure, ...]:
     """Draw the figures that a report has data for.
 
-    These are ε over queries, perplexity over ε, and parts of ε. Diagnostics add weights and charges
-    of single models. Records of the members' training add their validation losses.
+    These are ε over queries and perplexity over ε. Diagnostics add weights and charges of single
+    models. Records of the members' training add their validation losses.
     """
     methods = report.methods
     drawings = (
         _draw_curves(methods),
         _draw_tradeoff(methods),
-        _draw_breakdown(methods),
         _draw_weights(methods),
         _draw_charges(methods),
         _draw_validation(report.validation),
@@ -204,41 +198,6 @@ def _words(method: Evaluation) -> str:
     words = _promise(method)
     words += f": ε = {show_epsilon(method.guarantee.epsilon)}" if _has_budget(method) else ""
     return f"{words}, perplexity {format_perplexity(method.perplexity)}"
-
-
-def _draw_breakdown(methods: Sequence[Evaluation]) -> DrawnFigure | None:
-    shown = [m for m in methods if m.guarantee.kind == "data-dependent, ex-post" and _has_budget(m)]
-    shown = [m for m in shown if all(math.isfinite(v) for v in m.breakdown.values())]
-    if not shown:
-        return None
-    with canvas(1.5 + 0.55 * len(shown)) as (figure, axes):
-        ends, starts = [0.0] * len(shown), [0.0] * len(shown)  # of the parts above and below 0
-        for part, colour, hatch in _PARTS:
-            for row, method in enumerate(shown):
-                width = method.breakdown.get(part, 0.0)
-                side = starts if width < 0 else ends  # a conversion at large δ can be below 0
-                axes.barh(
-                    row, width, 0.6, side[row], color=colour, edgecolor="white", linewidth=0.8,
-                    hatch=hatch, label="" if row else part,
-                )  # fmt: skip
-                side[row] += width
-        for row, method in enumerate(shown):
-            text = f"ε = {show_epsilon(method.guarantee.epsilon)}"
-            axes.annotate(text, (ends[row], row), (6, 0), textcoords="offset points", va="center")
-        axes.set_yticks(range(len(shown)), [wrapped(m.name) for m in shown])
-        axes.invert_yaxis()
-        axes.grid(False, axis="y")
-        axes.tick_params(axis="y", length=0)
-        axes.set_xlim(min(starts), 1.25 * max(ends))
-        axes.set(xlabel="part of ε (nats)")
-        number_axis(axes.xaxis)
-        figure.legend(loc="outside lower right", ncols=3, handlelength=1.4)
-    caption = (
-        "The parts are those of the shard with the largest ε. Mixing is the sum of its realised "
-        "losses. Screening is the cost of the noisy test that sends a query to the public model. "
-        "Conversion is the fixed cost of turning Rényi divergence into (ε,\u00a0δ)."
-    )
-    return DrawnFigure("breakdown", "Where the data-dependent ε goes", caption, figure)
 
 
 def _has_budget(method: Evaluation) -> bool:

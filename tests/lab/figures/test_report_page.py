@@ -80,7 +80,7 @@ def test_page_holds_its_sections_and_unique_ids(page: str) -> None:
     kinds = ["public", "fixed", "ex-post", "published", "none"]
     assert {f"badge {kind}" for kind in kinds} <= set(badges)
     assert SAMPLE["guarantee"] in parsed.text and SAMPLE["text"] in parsed.text
-    assert sum(tag == "svg" for tag, _ in parsed.elements) == 3
+    assert sum(tag == "svg" for tag, _ in parsed.elements) == 2
     ids = [a["id"] for _, a in parsed.elements if "id" in a]
     # Glyphs and markers are defined once per figure.
     assert len(ids) == len(set(ids)) > 10
@@ -115,7 +115,7 @@ def test_figures_are_the_same_bytes_and_leave_matplotlib_alone() -> None:
     before = dict(matplotlib.rcParams)
     first = draw(build())
     assert dict(matplotlib.rcParams) == before
-    assert [drawing.name for drawing in first] == ["curves", "tradeoff", "breakdown"]
+    assert [drawing.name for drawing in first] == ["curves", "tradeoff"]
     with matplotlib.rc_context({"font.size": 20, "svg.fonttype": "none", "axes.grid": False}):
         again = draw(build())
         assert [(d.svg, d.pdf) for d in again] == [(d.svg, d.pdf) for d in first]
@@ -140,10 +140,9 @@ def test_figures_appear_only_with_data_and_without_warnings() -> None:
         assert names == ["tradeoff"]
         lost = [evaluation("a", "fixed", epsilon=1.0, perplexity=math.inf)]
         assert [d.name for d in draw(build(lost))] == ["curves"]
-        # Values far apart, odd names, and parts below 0.
-        parts = {"mixing": 300.0, "screening": 0.0, "conversion": -1.0, "total": 299.0}
-        wide = evaluation("n" * 90, "data-dependent, ex-post", epsilon=299.0, breakdown=parts)
-        assert len(draw(build([*every_kind(), wide]))) == 3
-        assert len(draw(hostile_report())) == 3
+        # Values far apart, and odd names.
+        wide = evaluation("n" * 90, "data-dependent, ex-post", epsilon=299.0)
+        assert len(draw(build([*every_kind(), wide]))) == 2
+        assert len(draw(hostile_report())) == 2
     caption = draw(build())[1].caption
     assert "infinite: lost" in caption
