@@ -71,7 +71,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_options(parser, SharedOptions, "device dtype")
     groups: dict[str, tuple[type, str]] = {
         "size (defaults: the paper's)": (ReproduceOptions, "queries runs long_queries"),
-        "inputs of --scale full": (Sources, "base ensemble text text_column split"),
+        "inputs of --scale full": (Sources, "base ensemble text"),
         "DP-SGD (table1)": (ReproduceOptions, "dp_adapter without_dp_sgd"),
         "one adapter, all text": (ReproduceOptions, "one_adapter without_one_adapter"),
     }

@@ -53,7 +53,7 @@ class DPAdapter:
 
     def promise(self) -> dict[str, object]:
         """Return the fields of a row that follow from the adapter's own guarantee."""
-        nothing = "epsilon_deviation", "rule", "mixing", "screening", "conversion"
+        nothing = "epsilon_deviation", "mixing", "screening", "conversion"
         return dict.fromkeys(nothing) | {
             "epsilon": self.guarantee.epsilon,
             "delta": self.guarantee.delta,

@@ -85,23 +85,14 @@ def figure2(inputs: Texts, *, queries: int = paper.RUN_QUERIES) -> dict[str, Any
         panel.letter: {
             "title": panel.title,
             **_anchors(panel, points[panel.letter], preset),
-            "remark": panel.remark,
         }
         for panel in paper.FIGURE_2
     }
-    chosen = {"queries": queries, "rule": "paper", "preset": repr(preset), "panels": panels}
-    notes = [
-        "Every panel is drawn relative to its reference setting (ringed), as multiples of its ε "
-        "and changes of its perplexity. ε is drawn without its conversion from Rényi divergence, "
-        "which α alone moves. The panel that varies α includes the conversion.",
-        "ε follows the paper's rule. Our smaller ensembles are the first members of the whole one, "
-        "whose shards keep their size. The paper distributes all text over fewer, larger shards.",
-    ]
+    chosen = {"queries": queries, "preset": repr(preset), "panels": panels}
+    notes = []
     if inputs.sources.paper and not with_paper:
         covered = paper.FIGURE_2_DATASET
         notes.append(f"The paper's Figure 2 covers {covered} alone, so no points of it are shown.")
-    if inputs.sources.paper:
-        notes += [panel.remark for panel in paper.FIGURE_2 if panel.remark]
     where = ", ".join(
         f"({one['group']}) {panels[one['group']]['title']} {one['label']}"
         for one in rows
@@ -138,16 +129,10 @@ def _panel_rows(
 
 
 def _anchors(panel: paper.Panel, settings: Settings, preset: AdaPMixED) -> dict[str, str]:
-    """Return the reference of a panel: the preset, or a number of models that both sides have.
-
-    Returns:
-        "anchor", the label of ours, and "paper_anchor", the paper's.
-    """
-    common = [point.label for point in panel.points if point.label in settings]
-    if panel.title == MODELS and common:
-        return {"anchor": common[-1], "paper_anchor": common[-1]}
+    """Return "anchor", the label of our preset, and "paper_anchor", the same or the paper's."""
     anchor = next(label for label, one in settings.items() if one == PaperRule(preset))
-    return {"anchor": anchor, "paper_anchor": panel.anchor}
+    same = any(point.label == anchor for point in panel.points)
+    return {"anchor": anchor, "paper_anchor": anchor if same else panel.anchor}
 
 
 def _trend_notes(rows: Sequence[Mapping[str, Any]]) -> list[str]:
@@ -335,6 +320,7 @@ def _caption(result: Mapping[str, Any]) -> str:
         ]
     return (
         f"At the preset: {'; '.join(words)}. Every ε is data-dependent and ex-post (diamonds), "
-        "by the paper's rule. The ringed point is the reference; in (d) it is an N that both have. "
+        "by the paper's rule. The ringed points are the references: in (d) with the same N, if the "
+        "paper has ours. "
         f"Settings that spend less than {_FAR:g} of the reference's ε are named and not drawn."
     )

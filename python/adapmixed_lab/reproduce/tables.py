@@ -86,28 +86,12 @@ def table1(inputs: Texts, adapters: Sequence[DPAdapter], parts: Sequence[Part]) 
     long = paper.LONG_QUERIES[dataset]
     if inputs.sources.paper and len(parts) > 1 and parts[1].queries != long:
         notes.append(f"The long run has {parts[1].queries:,} queries, the paper's {long:,}.")
-    notes.append(
-        "AdaPMixED's losses are summed by the paper's rule (the sum over queries of the largest "
-        "loss), as in the paper. The per-model rule (the largest sum over queries) states the same "
-        "guarantee and is never larger. Both lines are of one run of noise."
-    )
-    notes.append(
-        "The paper's PMixED rests on a bound that is not valid. Its ε, and the ε of our line with "
-        "the published analysis, are claims and not guarantees. The line PMixED has the sound "
-        "analysis."
-    )
     notes += [
         f"DP-SGD protects one {adapter.guarantee.protected}, and the ensembles' mechanisms protect "
         "a whole shard. The same ε is a weaker guarantee for DP-SGD."
         for adapter in adapters
         if adapter.line == paper.DP_SGD
     ]
-    notes.append(
-        "DP-SGD's noise comes from the operating system, whatever the seed. An adapter that is "
-        "trained again has another perplexity."
-        if adapters
-        else "DP-SGD was left out."
-    )
     for part in parts if inputs.sources.paper else ():
         notes += _order_notes_1(rows, part.group)
     return build_result("table1", inputs, rows=rows, settings=settings, notes=notes)
@@ -224,17 +208,6 @@ def table2(inputs: Texts, *, queries: int = paper.TABLE_2_QUERIES) -> dict[str, 
         notes.append(f"The paper's Table 2 covers {paper.TABLE_2_DATASET} alone.")
     elif printed and queries != paper.TABLE_2_QUERIES:
         notes.append(f"{queries:,} queries here, {paper.TABLE_2_QUERIES:,} in the paper.")
-    notes += [
-        "The paper's PMixED rests on a bound that is not valid. Its ε, and the ε of our line with "
-        "the published analysis, are claims and not guarantees. That line is given the paper's ε. "
-        "It has no subsampling, because the paper names no rate.",
-        "Under the sound analysis screening makes PMixED more expensive, never cheaper, because "
-        "every query is charged and screening is charged, too. A lower ε needs fewer charged "
-        "queries. But how many queries pass the screening depends on private data, so that ε would "
-        "not be fixed.",
-        "AdaPMixED's losses are summed by the paper's rule, as in the paper. The per-model rule "
-        "states the same guarantee and is never larger.",
-    ]
     fixed, adaptive = found[paper.PMIXED], found[paper.UNSCREENED]
     if inputs.sources.paper and not adaptive["epsilon"] < fixed["epsilon"]:
         notes.append(

@@ -24,8 +24,6 @@ def hostile_report() -> Report:
     ]
     return build(
         evaluations,
-        config={HOSTILE: [HOSTILE, HOSTILE], "nested": {"a": HOSTILE}},
-        environment={"torch": HOSTILE},
         sample={
             "prompt": HOSTILE, "text": HOSTILE, "guarantee": HOSTILE, "mechanism": HOSTILE,
             HOSTILE: HOSTILE,
@@ -39,10 +37,10 @@ def test_hostile_text_stays_text() -> None:
     assert "<script" not in page.lower()
     parsed = Page(page)
     assert "script" not in {tag for tag, _ in parsed.elements}
-    # Name, sentence heading, sample (prompt, text, guarantee, method, key, value), configuration
-    # (twice the key, twice the value), environment, and the public method in two places.
-    assert parsed.text.count(HOSTILE) >= 14
-    assert page.count(escape(HOSTILE)) >= 14
+    # Name, sentence heading, sample (prompt, text, guarantee, method, key, value), and the public
+    # method in two places.
+    assert parsed.text.count(HOSTILE) >= 10
+    assert page.count(escape(HOSTILE)) >= 10
 
 
 @pytest.fixture(scope="module")
@@ -71,7 +69,7 @@ def test_page_holds_its_sections_and_unique_ids(page: str) -> None:
     parsed = Page(page)
     for title in (
         "Summary", "What each guarantee means", "Figures", "Generated sample",
-        "What this does not protect", "Configuration", "Environment",
+        "What this does not protect",
     ):  # fmt: skip
         assert title in parsed.text
     for source in every_kind():

@@ -195,8 +195,8 @@ def test_what_is_no_result_is_not_drawn_again(
     path, out = tmp_path / "result.json", tmp_path / "out"
     assert main(["reproduce", str(path), "--out", str(out)]) == 2
     assert f"one of table1, table2, figure2 or a result file, got {path}" in capsys.readouterr().err
-    whole = json.loads((Path(__file__).parents[2] / "formats/reproduction-2.json").read_text())
-    for change in ({"format_version": 3}, {"rows": [{}]}, {"inputs": {"dataset": "../x"}}):
+    whole = json.loads((Path(__file__).parents[2] / "formats/reproduction-3.json").read_text())
+    for change in ({"format_version": 4}, {"rows": [{}]}, {"inputs": {"dataset": "../x"}}):
         path.write_text(json.dumps(whole | change))
         assert main(["reproduce", str(path), "--out", str(out)]) == 2
         output = capsys.readouterr()
