@@ -156,7 +156,7 @@ def audit(effort: Effort) -> Iterator[Finding]:
             yield Finding("synthesis", name, claim, claimed, measured, 1.0, control)
 
 
-def _attacks(folder: Path, key: bytes) -> Iterator[tuple[str, str, float, float, bool]]:
+def _attacks(folder: Path, key: bytes) -> Iterator[tuple[str, str, Any, float, bool]]:
     claim = "slots with another record"
     for edit, leaves in (("changes its texts", False), ("leaves", True)):
         for by, named in (("names", True), ("positions", False)):

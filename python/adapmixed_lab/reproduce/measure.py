@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -24,9 +24,10 @@ from adapmixed_lab.reproduce.sources import Sources
 
 if TYPE_CHECKING:
     from adapmixed.ensemble import Ensemble
-    from adapmixed_lab.reproduce.dp_adapter import DPAdapter
 
 Ours = dict[str, Any]
+Reference = tuple[Any, Mapping[str, object]]
+"""What `Sources.load` takes, and the fields of the row that follow from a guarantee of its own."""
 
 UNPROTECTED = "unprotected ensemble"
 POOL = "best non-private pool"
@@ -49,7 +50,7 @@ class Texts:
         tokens: the evaluation text as one stream, each document followed by the end-of-text token.
         text: name of the text, without a path.
         other: the text after it, on which the best non-private pool is chosen.
-        whole: folder of one adapter that was trained on the text of all shards; None for none.
+        references: single adapters, by the names of their lines.
         seed: of the evaluation's randomness.
         keep: folder of the evaluations' state, from which a killed run goes on; None: nothing is
             kept.
@@ -61,7 +62,7 @@ class Texts:
     tokens: tuple[int, ...]
     text: str
     other: tuple[int, ...] = ()
-    whole: Path | None = None
+    references: Mapping[str, Reference] = field(default_factory=dict)
     seed: int = 0
     keep: Path | None = None
     progress: Callable[[int, int], None] | None = None
@@ -152,7 +153,6 @@ def compare(
     *,
     state: str,
     runs: int = 1,
-    adapters: Sequence[DPAdapter] = (),
 ) -> dict[str, Ours]:
     """Measure the references, then these mechanisms, on the same tokens.
 
@@ -166,15 +166,12 @@ def compare(
         queries: of each run.
         state: beginning of the names of state files.
         runs: stretches of text, each with an accountant of its own.
-        adapters: those of DP-SGD, each with a line of its own.
 
     Raises:
         ValueError: as `evaluate`.
     """
-    folders: dict[str, Any] = {} if inputs.whole is None else {WHOLE: inputs.whole}
-    folders |= {one.line: [one.folder] for one in adapters}
     # Loaded before anything is answered, so that a wrong folder raises early.
-    loaded = {name: inputs.sources.load(folder) for name, folder in folders.items()}
+    loaded = {name: inputs.sources.load(one) for name, (one, _) in inputs.references.items()}
 
     def measured(
         ensemble: Ensemble, asked: Mapping[str, Mechanism], suffix: str = ""
@@ -195,8 +192,7 @@ def compare(
     for number, (name, alone) in enumerate(loaded.items()):
         both: dict[str, Mechanism] = {PUBLIC: PublicOnly(), name: Unprotected()}
         lines[name] = measured(alone, both, f"-alone-{number}")[name]
-    for one in adapters:
-        lines[one.line] |= one.promise()
+        lines[name] |= inputs.references[name][1]
     return lines | found
 
 

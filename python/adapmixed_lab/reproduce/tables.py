@@ -10,7 +10,6 @@ from typing import Any, NamedTuple
 from adapmixed.evaluation import plan_runs
 from adapmixed.mechanisms import AdaPMixED, Mechanism, PMixED
 from adapmixed_lab.reproduce import paper
-from adapmixed_lab.reproduce.dp_adapter import DPAdapter
 from adapmixed_lab.reproduce.measure import PER_MODEL, PUBLISHED, Texts, compare
 from adapmixed_lab.reproduce.published import PaperRule, PublishedPMixED
 from adapmixed_lab.reproduce.result import build_result, row, show_cost
@@ -54,12 +53,11 @@ def _methods_1(dataset: str, scale: str, queries: int) -> dict[str, Mechanism]:
     }
 
 
-def table1(inputs: Texts, adapters: Sequence[DPAdapter], parts: Sequence[Part]) -> dict[str, Any]:
+def table1(inputs: Texts, parts: Sequence[Part]) -> dict[str, Any]:
     """Run Table 1.
 
     Args:
         inputs: models and text.
-        adapters: of DP-SGD, each with lines of its own.
         parts: of the table; see `parts_of`.
     """
     dataset = inputs.sources.dataset
@@ -67,8 +65,7 @@ def table1(inputs: Texts, adapters: Sequence[DPAdapter], parts: Sequence[Part]) 
     rows = []
     for number, part in enumerate(parts, start=1):
         asked, state = _methods_1(dataset, inputs.sources.scale, part.queries), f"table1-{number}"
-        size: dict[str, Any] = {"runs": part.runs, "state": state, "adapters": adapters}
-        for name, ours in compare(inputs, asked, part.queries, **size).items():
+        for name, ours in compare(inputs, asked, part.queries, runs=part.runs, state=state).items():
             known = _KNOWN.get(name, name), number > 1
             rows.append(row(name, ours, printed.get(known), group=part.group))
     settings = {
@@ -86,12 +83,12 @@ def table1(inputs: Texts, adapters: Sequence[DPAdapter], parts: Sequence[Part]) 
     long = paper.LONG_QUERIES[dataset]
     if inputs.sources.paper and len(parts) > 1 and parts[1].queries != long:
         notes.append(f"The long run has {parts[1].queries:,} queries, the paper's {long:,}.")
-    notes += [
-        f"DP-SGD protects one {adapter.guarantee.protected}, and the ensembles' mechanisms protect "
-        "a whole shard. The same ε is a weaker guarantee for DP-SGD."
-        for adapter in adapters
-        if adapter.line == paper.DP_SGD
-    ]
+    if paper.DP_SGD in inputs.references:
+        unit = inputs.references[paper.DP_SGD][1]["unit"]
+        notes.append(
+            f"DP-SGD protects one {unit}, and the ensembles' mechanisms protect a whole shard. The "
+            "same ε is a weaker guarantee for DP-SGD."
+        )
     for part in parts if inputs.sources.paper else ():
         notes += _order_notes_1(rows, part.group)
     return build_result("table1", inputs, rows=rows, settings=settings, notes=notes)

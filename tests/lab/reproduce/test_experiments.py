@@ -20,8 +20,8 @@ from adapmixed.privacy.conversions import c_alpha
 from adapmixed.rng import SeededRandom
 from adapmixed_lab.cli import main
 from adapmixed_lab.dp_sgd.guarantee import AdapterGuarantee
-from adapmixed_lab.reproduce import paper
-from adapmixed_lab.reproduce.dp_adapter import WHOLE_NAME, DPAdapter
+from adapmixed_lab.reproduce import dp_adapter, paper
+from adapmixed_lab.reproduce.dp_adapter import WHOLE_NAME, dp_line
 from adapmixed_lab.reproduce.figure2 import figure2, relative, settings_of, sizes, write_outputs
 from adapmixed_lab.reproduce.measure import (
     PER_MODEL,
@@ -55,7 +55,7 @@ def results() -> dict[str, dict[str, Any]]:
     """Run every experiment once, small."""
     given = inputs(paper=True)
     return {
-        "table1": table1(given, [], parts_of(given, 3, 40, 100)),
+        "table1": table1(given, parts_of(given, 3, 40, 100)),
         "table2": table2(given, queries=120),
         "figure2": figure2(inputs(20, paper=True), queries=24),
     }
@@ -158,8 +158,8 @@ def test_every_part_of_table_1_is_checked_before_the_first_answer() -> None:
 def test_one_adapter_on_all_text_is_a_reference(monkeypatch: pytest.MonkeyPatch) -> None:
     one = FakeEnsemble(1, spread=0.3, max_positions=32)
     monkeypatch.setattr(Sources, "load", lambda self, adapters: one)
-    given = replace(inputs(), whole=Path("one"))
-    result = table1(given, [], parts_of(given, 2, 40, 0))
+    given = replace(inputs(), references={WHOLE: (Path("one"), {})})
+    result = table1(given, parts_of(given, 2, 40, 0))
     (line,) = rows_of(result, WHOLE)
     (alone,) = evaluate(
         one, inputs().tokens, {"m": Unprotected()}, runs=2, queries=40, delta=1e-5,
@@ -193,13 +193,15 @@ def test_several_trainings_are_one_result() -> None:
 
 
 def test_the_lines_of_dp_sgd(monkeypatch: pytest.MonkeyPatch) -> None:
-    given = inputs(paper=True)
     said = AdapterGuarantee(7.5, 1e-5, 1.0, 0.1, 10, 1.0, 16, "shard", None, "prv")
-    adapter = DPAdapter(Path("dp"), said)
+    whole = replace(said, epsilon=7.25, blocks_per_identifier=9)
+    found = iter([(said, None), (whole, None)])
+    monkeypatch.setattr(dp_adapter, "read_dp_adapter", lambda folder: next(found))
+    lines = dict(dp_line(Path("dp")) for _ in range(2))
+    given = replace(inputs(paper=True), references=lines)
     worse = FakeEnsemble(1, spread=3.0, max_positions=32)
     monkeypatch.setattr(Sources, "load", lambda self, adapters: worse)
-    whole = DPAdapter(Path("dp"), replace(said, epsilon=7.25, blocks_per_identifier=9))
-    result = table1(given, [adapter, whole], parts_of(given, 2, 40, 0))
+    result = table1(given, parts_of(given, 2, 40, 0))
     (line,) = rows_of(result, WHOLE_NAME)
     assert (line["ours"]["epsilon"], line["ours"]["unit"], line["paper"]) == (7.25, "shard", None)
     (line,) = rows_of(result, paper.DP_SGD)
@@ -218,7 +220,7 @@ def test_the_lines_of_dp_sgd(monkeypatch: pytest.MonkeyPatch) -> None:
     assert re.search(rf"^{WHOLE_NAME} .* add/remove +shard", printed, re.MULTILINE)
     # An adapter that is the public model has its perplexities: on the same windows and labels.
     worse._members.zero_()
-    again = table1(given, [adapter], parts_of(given, 2, 40, 70))
+    again = table1(given, parts_of(given, 2, 40, 70))
     public = [one["ours"]["perplexities"] for one in rows_of(again, paper.PUBLIC)]
     for line, expected in zip(rows_of(again, paper.DP_SGD), public, strict=True):
         assert line["ours"]["perplexities"] == pytest.approx(expected, rel=1e-9)
