@@ -30,19 +30,6 @@ _MARK = 7.0  # points
 _ROW = 1.75  # inches of the axes of one of several methods
 _EDGE = 0.055  # how far outside [0, 1] the bars of exactly 0 and 1 stand
 _OPERATOR = "For the operator only."
-_CURVE_WORDS = {
-    "fixed": (
-        "A fixed guarantee (solid line) is the planned ε from the first query on, however early "
-        "the answers stop."
-    ),
-    "data-dependent, ex-post": (
-        "A data-dependent ε (dashed line) grows by the loss that each answer realised. Its curve "
-        "depends on the private data and is for the operator only."
-    ),
-    "published": (
-        "The dotted line is the claim of the published bound, which is invalid and no guarantee."
-    ),
-}
 
 
 def draw(report: Report) -> tuple[DrawnFigure, ...]:
@@ -91,8 +78,11 @@ def _draw_curves(methods: Sequence[Evaluation]) -> DrawnFigure | None:
         axes.set_ylabel("ε (nats)")
         _queries_axis(axes)
         figure.legend(axes.get_lines(), labels, loc="outside lower left")
-    kinds = {method.guarantee.kind for method, *_ in shown}
-    caption = " ".join(words for kind, words in _CURVE_WORDS.items() if kind in kinds)
+    caption = (
+        "Solid lines are fixed guarantees: the planned ε from the first query on. Dashed lines are "
+        f"data-dependent. {_OPERATOR} Dotted lines are claims of the published bound, which is "
+        "invalid."
+    )
     return DrawnFigure("curves", "Privacy spent against queries answered", caption, figure)
 
 
@@ -265,35 +255,20 @@ def _draw_charges(methods: Sequence[Evaluation]) -> DrawnFigure | None:
         return None
     with _rows(found, "charged so far") as (figure, each):
         for axes, (_, charges) in zip(each, found, strict=True):
-            _plot_charges(axes, charges)
+            axes.plot(
+                [0, *(done for done, _ in charges)],
+                [[0.0] * len(charges[0][1]), *(row for _, row in charges)],
+                color=COLOURS[0], linewidth=0.6,
+            )  # fmt: skip
             axes.set_ylim(bottom=0)
             _queries_axis(axes)
     caption = (
-        "Thin lines are single models, or quantiles over more than 128 models. Dark lines are the "
-        "median and the largest. Values are realised losses: Rényi divergences in nats at the "
-        "mechanism’s first order, without the cost of screening, which is the same for all models. "
-        "Under a budget of every shard, values are the charges of each shard. "
-        f"{_OPERATOR}"
+        "Lines are single models, or quantiles over more than 128 models. Values are realised "
+        "losses: Rényi divergences in nats at the mechanism’s first order, without the cost of "
+        "screening, which is the same for all models. Under a budget of every shard, values are "
+        f"the charges of each shard. {_OPERATOR}"
     )
     return DrawnFigure("charges", "Privacy loss of each model over time", caption, figure)
-
-
-def _plot_charges(axes: Any, charges: Sequence[tuple[int, Sequence[float]]]) -> None:
-    """Draw a line for each model, or each quantile of them."""
-    queries = [0, *(done for done, _ in charges)]
-    rows = [[0.0] * len(charges[0][1]), *(row for _, row in charges)]
-    axes.plot(queries, rows, color=COLOURS[5], linewidth=0.6)
-    last = sorted(rows[-1])
-    for value, style, word in (
-        (last[-1], "-", "largest"), (last[(len(last) - 1) // 2], (0, (4, 1.6)), "median")
-    ):  # fmt: skip
-        course = [row[rows[-1].index(value)] for row in rows]
-        axes.plot(queries, course, color=COLOURS[0], linestyle=style, linewidth=1.6)
-        if word == "largest" or value < 0.9 * last[-1]:  # else the words would overlap
-            axes.annotate(
-                f"{word} {value:.3g}", (queries[-1], value), (4, 0), fontsize=8,
-                textcoords="offset points", va="center", annotation_clip=False,
-            )  # fmt: skip
 
 
 def _draw_validation(validation: Sequence[Mapping[str, Any]]) -> DrawnFigure | None:

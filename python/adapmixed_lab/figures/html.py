@@ -1,6 +1,5 @@
 """The report as one self-contained HTML page, from the template ``report.html``."""
 
-import re
 from pathlib import Path
 from typing import Any
 
@@ -73,7 +72,6 @@ def template(name: str) -> Any:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters["typeset"] = _typeset
     environment.globals |= {"badge": _badge}
     return environment.get_template(name)
 
@@ -101,10 +99,3 @@ def _badge(kind: str) -> Markup:
     """Return the label of a kind of guarantee as markup."""
     label = KIND_LABELS.get(kind, kind)
     return Markup('<span class="badge {}">{}</span>').format(kind.rpartition(", ")[2], label)
-
-
-def _typeset(cell: str) -> str:
-    """Return the text with a typographic minus sign or dash."""
-    if cell == MISSING:
-        return "–"
-    return cell.replace("-", "−") if re.fullmatch(r"[-+±0-9.,%\[\] ]+", cell) else cell

@@ -6,7 +6,6 @@ import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from html import escape
 from pathlib import Path
 from typing import Any
 
@@ -15,12 +14,11 @@ from matplotlib.ticker import LogLocator
 from adapmixed.files import write_file
 from adapmixed.mechanisms import AdaPMixED, Mechanism
 from adapmixed.privacy.conversions import c_alpha
-from adapmixed.report import format_perplexity
 from adapmixed_lab.figures.style import COLOURS, GREY, MARKERS, DrawnFigure, canvas, number_axis
 from adapmixed_lab.reproduce import paper
 from adapmixed_lab.reproduce.measure import Texts, compare
 from adapmixed_lab.reproduce.published import PaperRule
-from adapmixed_lab.reproduce.result import build_result, row, run_words, show_cost
+from adapmixed_lab.reproduce.result import build_result, row, run_words
 
 MODELS = "models N"  # the panel whose settings are sub-ensembles
 
@@ -184,7 +182,7 @@ _Point = tuple[str, float, float]
 def write_outputs(result: Mapping[str, Any], folder: Path) -> list[Path]:
     """Write EXPERIMENT-DATASET.json, and of Figure 2 also .svg and .pdf.
 
-    The figure follows from the JSON alone. The caption is the SVG's description.
+    The figure follows from the JSON alone.
 
     Returns:
         the paths of the files.
@@ -193,9 +191,7 @@ def write_outputs(result: Mapping[str, Any], folder: Path) -> list[Path]:
     files = {".json": f"{text}\n".encode()}
     if result["experiment"] == "figure2":
         drawing = draw_panels(result)
-        start, rest = drawing.svg.split(">", 1)
-        svg = f"{start}>\n <desc>{escape(drawing.caption)}</desc>{rest}\n"
-        files |= {".svg": svg.encode(), ".pdf": drawing.pdf}
+        files |= {".svg": f"{drawing.svg}\n".encode(), ".pdf": drawing.pdf}
     stem = f"{result['experiment']}-{result['inputs']['dataset']}"
     for suffix, content in files.items():
         write_file(folder / f"{stem}{suffix}", content)
@@ -234,7 +230,7 @@ def draw_panels(result: Mapping[str, Any]) -> DrawnFigure:
             handles.values(), [names[side] for side in handles],
             loc="outside lower center", ncols=2, handlelength=2.5,
         )  # fmt: skip
-    return DrawnFigure("figure2", _TITLE, _caption(result), figure, run_words(result))
+    return DrawnFigure("figure2", _TITLE, "", figure, run_words(result))
 
 
 def relative(rows: Sequence[Mapping[str, Any]], side: str, anchor: str) -> list[_Point]:
@@ -305,22 +301,3 @@ def _draw(axes: Any, points: Sequence[_Point], side: str) -> Any:
     )  # fmt: skip
     axes.plot(1, 0, "o", color=_COLOUR[side], fillstyle="none", markersize=9)
     return line
-
-
-def _caption(result: Mapping[str, Any]) -> str:
-    """Return the caption, which states ε and perplexity at the reference."""
-    rows = [one for one in result["rows"] if one["group"] == "a"]
-    anchor = result["settings"]["panels"]["a"]
-    words = []
-    for side, name, key in (("ours", "ours", "anchor"), ("paper", "the paper's", "paper_anchor")):
-        found = [one[side] for one in rows if one["label"] == anchor[key] and one[side]]
-        words += [
-            f"{name} ε = {show_cost(one)}, perplexity {format_perplexity(one['perplexity'])}"
-            for one in found
-        ]
-    return (
-        f"At the preset: {'; '.join(words)}. Every ε is data-dependent and ex-post (diamonds), "
-        "by the paper's rule. The ringed points are the references: in (d) with the same N, if the "
-        "paper has ours. "
-        f"Settings that spend less than {_FAR:g} of the reference's ε are named and not drawn."
-    )
