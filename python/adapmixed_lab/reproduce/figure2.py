@@ -32,7 +32,7 @@ def sizes(num_models: int) -> tuple[int, ...]:
     return (*(n for n in (8, 16, 32, 64, 80, 100, 128) if n < num_models), num_models)
 
 
-def settings_of(preset: AdaPMixED, num_models: int) -> dict[str, Settings]:
+def settings_of(preset: PaperRule, num_models: int) -> dict[str, Settings]:
     """Return, by panel, the paper's values, and the preset's value if it is not among them.
 
     Numbers of models are those that the first members of the ensemble can give.
@@ -42,15 +42,13 @@ def settings_of(preset: AdaPMixED, num_models: int) -> dict[str, Settings]:
         points = {point.label: point.setting for point in panel.points}
         if panel.title == MODELS:
             counts = {str(n): n if n < num_models else None for n in sizes(num_models)}
-            found[panel.letter] = {label: PaperRule(preset, n) for label, n in counts.items()}
+            found[panel.letter] = {label: replace(preset, count=n) for label, n in counts.items()}
             continue
         own = {name: getattr(preset, name) for name in panel.points[0].setting}
         if own not in points.values():
             points["/".join(f"{value:g}" for value in own.values())] = own
         ordered: Any = sorted(points.items(), key=lambda item: tuple(item[1].values()))
-        found[panel.letter] = {
-            label: PaperRule(replace(preset, **changes)) for label, changes in ordered
-        }
+        found[panel.letter] = {label: replace(preset, **changes) for label, changes in ordered}
     return found
 
 
@@ -64,7 +62,9 @@ def figure2(inputs: Texts, *, queries: int = paper.RUN_QUERIES) -> dict[str, Any
     Raises:
         ValueError: if the text is too short.
     """
-    preset = replace(AdaPMixED.preset(inputs.sources.dataset), adjacency="add_remove")
+    preset = PaperRule(
+        **vars(AdaPMixED.preset(inputs.sources.dataset)) | {"adjacency": "add_remove"}
+    )
     points = settings_of(preset, inputs.ensemble.num_models)
     # The preset is a point of every panel, and runs once.
     distinct: dict[Mechanism, str] = {}
@@ -126,9 +126,9 @@ def _panel_rows(
     ]
 
 
-def _anchors(panel: paper.Panel, settings: Settings, preset: AdaPMixED) -> dict[str, str]:
+def _anchors(panel: paper.Panel, settings: Settings, preset: PaperRule) -> dict[str, str]:
     """Return "anchor", the label of our preset, and "paper_anchor", the same or the paper's."""
-    anchor = next(label for label, one in settings.items() if one == PaperRule(preset))
+    anchor = next(label for label, one in settings.items() if one == preset)
     same = any(point.label == anchor for point in panel.points)
     return {"anchor": anchor, "paper_anchor": anchor if same else panel.anchor}
 

@@ -35,7 +35,7 @@ from adapmixed_lab.reproduce.result import read_experiment, text
 from adapmixed_lab.reproduce.sources import Sources
 from adapmixed_lab.reproduce.tables import SMALLER, parts_of, table1, table2
 
-PRESET = AdaPMixED.preset("wikitext-103")
+PRESET = PaperRule(**vars(AdaPMixED.preset("wikitext-103")))
 
 
 def inputs(models: int = 3, tokens: int = 2000, **sources: Any) -> Texts:
@@ -84,14 +84,12 @@ def test_the_first_members_are_an_ensemble_of_their_own() -> None:
         common: dict[str, Any] = {"delta": 1e-5, "rng": SeededRandom(1)}
         return evaluate(ensemble, tokens, {"m": mechanism}, **common)[0]
 
-    mechanism = PaperRule(PRESET)
-    few, alone = run(whole, PaperRule(PRESET, 2)), run(part, mechanism)
+    few, alone = run(whole, replace(PRESET, count=2)), run(part, PRESET)
     assert few.perplexity == alone.perplexity
     assert few.guarantee == alone.guarantee
-    assert few.guarantee.epsilon != run(whole, mechanism).guarantee.epsilon
+    assert few.guarantee.epsilon != run(whole, PRESET).guarantee.epsilon
     with pytest.raises(ValueError, match="count"):
-        run(whole, PaperRule(PRESET, 6))
-    assert PaperRule(PRESET, 2).no_replacement == PRESET.no_replacement != ""
+        run(whole, replace(PRESET, count=6))
     assert sizes(64) == (8, 16, 32, 64) and sizes(5) == (5,) and sizes(100)[-2:] == (80, 100)
 
 
@@ -104,14 +102,14 @@ def test_settings_of_figure_2() -> None:
     assert labels["f"] == ["16", "17", "18", "19", "20"]
     # The preset is in every panel, and answers once.
     anchors = {"a": "4.5", "b": "60", "c": "0.2", "d": "64", "e": "-4, -2", "f": "18"}
-    assert {points[letter][label] for letter, label in anchors.items()} == {PaperRule(PRESET)}
+    assert {points[letter][label] for letter, label in anchors.items()} == {PRESET}
     every = [one for settings in points.values() for one in settings.values()]
     assert len(set(every)) == len(every) - len(anchors) + 1
-    assert points["d"]["16"] == PaperRule(PRESET, 16)
-    changed = AdaPMixED(18.0, 0.2, screen_weight=1e-2, sigma=1e-1)
-    assert points["e"]["-2, -1"] == PaperRule(changed)
+    assert points["d"]["16"] == replace(PRESET, count=16)
+    changed = PaperRule(18.0, 0.2, screen_weight=1e-2, sigma=1e-1)
+    assert points["e"]["-2, -1"] == changed
     # Another data set's preset joins the paper's values.
-    other = settings_of(AdaPMixED.preset("air-dialogue"), 64).values()
+    other = settings_of(PaperRule(**vars(AdaPMixED.preset("air-dialogue"))), 64).values()
     assert {"15", "0.3"} <= {label for settings in other for label in settings}
 
 

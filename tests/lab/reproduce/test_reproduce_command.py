@@ -46,6 +46,8 @@ def test_builtin_sample(
     experiment: str, options: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     copy_trained(tmp_path)
+    if experiment == "table1":
+        options = [*options, str(train_whole(tmp_path, str(demo_base())))]
     assert main(["reproduce", experiment, "--out", str(tmp_path), *options]) == 0
     printed = capsys.readouterr().out
     dataset = "pubmed" if "pubmed" in options else "wikitext-103"
