@@ -219,31 +219,20 @@ def _draw_weights(methods: Sequence[Evaluation]) -> DrawnFigure | None:
         return None
     with _rows(found, "share (%)") as (figure, each):
         for axes, (_, weights) in zip(each, found, strict=True):
-            percent = 100 / max(weights.zero + sum(weights.bins) + weights.one, 1)
+            counts = [weights.zero, *weights.bins, weights.one]
             width = 1 / len(weights.bins)
             centres = [(place + 0.5) * width for place in range(len(weights.bins))]
-            plain = [weights.zero - weights.screened, *weights.bins, weights.one]
-            shares = [count * percent for count in plain]
-            axes.bar(
-                [-_EDGE, *centres, 1 + _EDGE], shares, 0.9 * width, color=COLOURS[0],
-                label="not screened",
-            )  # fmt: skip
-            axes.bar(
-                [-_EDGE], [weights.screened * percent], 0.9 * width, shares[:1], color=COLOURS[1],
-                edgecolor="white", hatch="////", label="screened",
-            )  # fmt: skip
+            shares = [100 * count / max(sum(counts), 1) for count in counts]
+            axes.bar([-_EDGE, *centres, 1 + _EDGE], shares, 0.9 * width, color=COLOURS[0])
             ticks = [-_EDGE, 0.2, 0.4, 0.6, 0.8, 1 + _EDGE]
             axes.set_xticks(ticks, ["0", "0.2", "0.4", "0.6", "0.8", "1"])
             axes.set_xlim(-0.11, 1.11)
             axes.grid(False, axis="x")
         each[-1].set_xlabel("weight λ: exactly 0, in bins between, exactly 1")
-        if any(weights.screened for _, weights in found):
-            handles, labels = each[0].get_legend_handles_labels()
-            figure.legend(handles, labels, loc="outside lower right", ncols=2, handlelength=1.4)
     caption = (
         "Bars are shares of all (model, query) pairs. At a weight of 1 a model answers unchanged, "
-        "and at 0 it answers as the public model. Hatched bars are queries that screening sent to "
-        f"the public model, for which all weights are 0. {_OPERATOR}"
+        "and at 0 as the public model, as all do for a query that does not pass the screening. "
+        f"{_OPERATOR}"
     )
     return DrawnFigure("weights", "Mixing weights λ of the models", caption, figure)
 

@@ -12,7 +12,7 @@ from typing import Any
 from matplotlib.ticker import LogLocator
 
 from adapmixed.files import write_file
-from adapmixed.mechanisms import AdaPMixED, Mechanism
+from adapmixed.mechanisms import AdaPMixED
 from adapmixed.privacy.conversions import c_alpha
 from adapmixed_lab.figures.style import COLOURS, GREY, MARKERS, DrawnFigure, canvas, number_axis
 from adapmixed_lab.reproduce import paper
@@ -67,23 +67,16 @@ def figure2(inputs: Texts, *, queries: int = paper.RUN_QUERIES) -> dict[str, Any
     )
     points = settings_of(preset, inputs.ensemble.num_models)
     # The preset is a point of every panel, and runs once.
-    distinct: dict[Mechanism, str] = {}
-    for letter, settings in points.items():
-        for label, mechanism in settings.items():
-            distinct.setdefault(mechanism, f"{letter}: {label}")
-    compared = {name: mechanism for mechanism, name in distinct.items()}
+    compared = {repr(one): one for settings in points.values() for one in settings.values()}
     ours = compare(inputs, compared, queries, state="figure2")
     references = [name for name in ours if name not in compared]
     rows: list[dict[str, Any]] = [row(name, ours[name], group="references") for name in references]
     with_paper = inputs.sources.paper and inputs.sources.dataset == paper.FIGURE_2_DATASET
     for panel in paper.FIGURE_2:
-        found = {label: ours[distinct[one]] for label, one in points[panel.letter].items()}
+        found = {label: ours[repr(one)] for label, one in points[panel.letter].items()}
         rows += _panel_rows(panel, found, preset.order, with_paper=with_paper)
     panels = {
-        panel.letter: {
-            "title": panel.title,
-            **_anchors(panel, points[panel.letter], preset),
-        }
+        panel.letter: {"title": panel.title, **_anchors(panel, points[panel.letter], preset)}
         for panel in paper.FIGURE_2
     }
     chosen = {"queries": queries, "preset": repr(preset), "panels": panels}
@@ -91,13 +84,6 @@ def figure2(inputs: Texts, *, queries: int = paper.RUN_QUERIES) -> dict[str, Any
     if inputs.sources.paper and not with_paper:
         covered = paper.FIGURE_2_DATASET
         notes.append(f"The paper's Figure 2 covers {covered} alone, so no points of it are shown.")
-    where = ", ".join(
-        f"({one['group']}) {panels[one['group']]['title']} {one['label']}"
-        for one in rows
-        if one["group"] in panels and (side := one["ours"]) and side["screened"] == side["queries"]
-    )
-    if where:
-        notes.append(f"Every query is screened, and answered by the public model, at {where}.")
     notes += _trend_notes(rows)
     return build_result("figure2", inputs, rows=rows, settings=chosen, notes=notes)
 
