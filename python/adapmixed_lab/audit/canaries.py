@@ -59,7 +59,7 @@ from adapmixed_ext.types import RandomSource
 from adapmixed_lab.audit.finding import Effort, Finding
 from adapmixed_lab.audit.search import Array, distribution, drawn, one_thread
 from adapmixed_lab.audit.statistics import CONFIDENCE, one_run_epsilon, proportion
-from adapmixed_lab.audit.tokens import Game
+from adapmixed_lab.audit.tokens import TINY, Game
 
 Integers = NDArray[np.int64]
 
@@ -301,7 +301,7 @@ def attacks() -> list[Audit | Exposure]:
     found: list[Audit | Exposure] = []
     for adjacency in ("zero_out", "replace_one"):
         for make in (box, pool):
-            found.append(Audit(game(make(1), adjacency, 0.0), 1))
+            found.append(Audit(game(make(1), adjacency, TINY), 1))
             found.append(Audit(game(make(MANY), adjacency, DELTA), MANY))
     for answers in (1, MANY):
         ball = PMixED(1.0, DELTA, queries=answers, order=18.0)

@@ -67,10 +67,10 @@ def test_verdicts(measured: float, control: bool, verdict: str) -> None:
 def test_tokens_of_another_mechanism_than_the_stated_break_it(
     stated: Mechanism, running: Mechanism
 ) -> None:
-    game = tokens.Game("game", stated, 2, "replace_one", 0.0, running)
+    game = tokens.Game("game", stated, 2, "replace_one", tokens.TINY, running)
     found = tokens.play(game, 60_000, SeededRandom(2))
     assert found > game.claimed()
-    honest = tokens.Game("game", stated, 2, "replace_one", 0.0)
+    honest = tokens.Game("game", stated, 2, "replace_one", tokens.TINY)
     assert 0.6 * game.claimed() < tokens.play(honest, 60_000, SeededRandom(2)) <= game.claimed()
 
 
