@@ -86,38 +86,31 @@ BALL_DELTA = 0.05
 BALL = PMixED(1.0, BALL_DELTA, queries=1, order=4.0)
 
 
-def games() -> list[tuple[Game, bool]]:
-    """Return all pairs (game, whether it is a control)."""
+def games() -> list[Game]:
+    """Return all games; those that run another mechanism than they state are controls."""
     found = []
     for models in (2, 10):
         for mechanism in (BOX, POOL):
             for adjacency in ("zero_out", "replace_one"):
                 for delta in (TINY, 0.01):
-                    game = Game(mechanism.name, mechanism, models, adjacency, delta)
-                    found.append((game, False))
-        found.append((Game(BALL.name, BALL, models, "zero_out", BALL_DELTA), False))
+                    found.append(Game(mechanism.name, mechanism, models, adjacency, delta))
+        found.append(Game(BALL.name, BALL, models, "zero_out", BALL_DELTA))
     wide = ClippedMixing(0.3, 4.5, queries=1)
     sharp = ClippedLogPool(-1.0, 1.0, 4.0, queries=1)
     ball = PMixED(2.0, BALL_DELTA, queries=1, order=4.0)
     return [
         *found,
-        (Game("clipped-mixing, box 1.5 times as wide", BOX, 2, "zero_out", TINY, wide), True),
-        (Game("clipped-log-pool, scale doubled", POOL, 2, "zero_out", TINY, sharp), True),
-        (Game("pmixed, ball for ε = 2", BALL, 2, "zero_out", BALL_DELTA, ball), True),
+        Game("clipped-mixing, box 1.5 times as wide", BOX, 2, "zero_out", TINY, wide),
+        Game("clipped-log-pool, scale doubled", POOL, 2, "zero_out", TINY, sharp),
+        Game("pmixed, ball for ε = 2", BALL, 2, "zero_out", BALL_DELTA, ball),
     ]
 
 
 def audit(effort: Effort) -> Iterator[Finding]:
     """Play every game."""
-    every = games()
     draws = effort.count(DRAWS_PER_SECOND, 2000)
-    for index, (game, control) in enumerate(every):
-        yield Finding(
-            "tokens",
-            f"{game.name}, N = {game.num_models}, {game.adjacency}",
-            f"ε of one answer at δ = {game.delta:g}",
-            game.claimed(),
-            play(game, draws, effort.source(f"tokens/{index}")),
-            CONFIDENCE,
-            control,
-        )
+    for index, game in enumerate(games()):
+        name = f"{game.name}, N = {game.num_models}, {game.adjacency}"
+        claim, control = f"ε of one answer at δ = {game.delta:g}", game.running is not None
+        found = play(game, draws, effort.source(f"tokens/{index}"))
+        yield Finding("tokens", name, claim, game.claimed(), found, CONFIDENCE, control)
