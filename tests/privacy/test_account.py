@@ -41,7 +41,7 @@ from adapmixed.privacy.account import Account, Settings, ShardBudget
 from adapmixed.privacy.composition import clipped_mixing_epsilon
 from adapmixed.privacy.conversions import c_alpha, replace_one_epsilon, zcdp_to_dp
 from adapmixed.privacy.costs import RANGE_ERROR, bounded_range_rho, screening_rho
-from adapmixed.privacy.events import Counted
+from adapmixed.privacy.events import Binding, Event
 from adapmixed.privacy.guarantee import guarantee_of
 
 
@@ -249,7 +249,8 @@ class Unpriced:
 
 def test_no_answer_is_free_but_public_ones():
     given = [*FAMILIES.values(), UnprotectedAnswer(1), PublicAnswer(1)]
-    assert {type(one) for one in given} >= {*get_args(Counted)}
+    free = {Caveat, Binding, IndividualCharge}  # the last needs a budget
+    assert {type(one) for one in given} >= {*get_args(Event)} - free
     for event in given:
         found = added(event).guarantee()
         assert (found.kind == "public") == (found.epsilon == 0) == isinstance(event, PublicAnswer)
@@ -386,7 +387,7 @@ def test_a_state_of_something_else_is_refused():
     accountant.charge(Offer([Caveat("base")]))
     for name, value in (("num_models", "5"), ("order", 2), ("mechanism", None), ("more", 1)):
         changed = accountant.state()
-        changed["binding"][name] = value
+        changed["counts"][0][0][name] = value
         with pytest.raises(ValueError, match="must be|Binding must have mechanism"):
             Accountant.from_state(changed)
 
@@ -478,13 +479,15 @@ def test_an_accountant_of_the_log_pool_uses_its_range(adjacency):
     assert bad.states == ["begun", "failed"] and accountant.state() == before
 
 
-def test_charging_is_in_order_and_silent():
-    empty = Account(Settings(DELTA, None, "zero_out"), budget=ShardBudget("zcdp", 1.0))
+def test_charging_is_in_order_and_silent(monkeypatch):
+    one = ShardBudget("zcdp", 1.0)
+    monkeypatch.setattr(Account, "budget", one)
+    empty = Account(Settings(DELTA, one.epsilon(DELTA), "zero_out"))
     charges = np.array([[0.5, 0.75, 0.375], [0.0, 1.0, math.inf], [math.nan, 0.25, math.nan]])
     active = empty.admit(charges)
     assert active.tolist() == [[True, False, True], [True, True, False], [False, True, False]]
     account = empty.added([IndividualCharge("zcdp", None, np.where(active, charges, 0.0))])
-    assert account.spent.tolist() == [math.nextafter(0.875, 1.0), 1.0, 0.25]
+    assert account.total.tolist() == [math.nextafter(0.875, 1.0), 1.0, 0.25]
     again = account.admit(np.array([[0.125], [1e-300], [0.0]]))
     assert again.tolist() == [[False], [False], [True]]
 

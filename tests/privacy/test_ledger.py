@@ -28,7 +28,7 @@ from adapmixed.errors import (
 )
 from adapmixed.privacy import Accountant, PublicAnswer, read_ledger
 from adapmixed.privacy import ledger as ledgers
-from adapmixed.privacy.account import Binding
+from adapmixed.privacy.events import Binding
 
 
 @pytest.fixture
@@ -86,8 +86,8 @@ def test_tickets_and_their_binding_are_read_back(path: Path, largest: float | No
     assert state(reading.account) == state(whole) and reading.charges == 41
     assert reading.account.budget is not None and reading.account.budget.largest == largest
     expected = Binding(repr(pool), 3, "zcdp", None, largest, "e", None)
-    assert records[0].entry() == expected
-    paid = np.concatenate([one.entry()[0].charge for one in records[1:]], axis=1)
+    assert records[0].events() == [expected]
+    paid = np.concatenate([one.events()[0].charge for one in records[1:]], axis=1)
     assert ((paid == charges) | (paid == 0)).all() and (paid != charges).any()
 
 

@@ -40,7 +40,7 @@ BLOCK, MOST_BLOCKS, LEAST_BLOCKS = 64, 64, 8
 """Least queries of a block, most blocks of a run, and least blocks of an interval."""
 _RESAMPLES = 4000
 
-FORMAT_VERSION = 8
+FORMAT_VERSION = 9
 """Increases if an entry changes its meaning, or if older files lack a required entry."""
 
 NOTICE = (

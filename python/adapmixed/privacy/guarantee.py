@@ -33,10 +33,11 @@ from adapmixed.privacy.costs import answer_range, bounded_range_rho, screening_r
 from adapmixed.privacy.events import (
     CAVEATS,
     BoundedRangeAnswer,
+    Caveat,
     ClippedAnswer,
-    Counted,
+    Event,
     GaussianScreening,
-    PublicAnswer,
+    LeaveOneOutLoss,
     RenyiBound,
 )
 from adapmixed.privacy.rounding import add_up, array_add_up, times_up, up
@@ -308,7 +309,7 @@ def guarantee_of(
         queries=queries,
         public_queries=public,
         budget=_covered(account),
-        caveats=tuple(name for name in CAVEATS if name in account.caveats),
+        caveats=tuple(name for name in CAVEATS if Caveat(name) in account.counts),
         unit=unit,
         replaced=_replaced_epsilon(account, delta, adjacency),
     )
@@ -379,7 +380,7 @@ def _bounded_range(account: Account, delta: float, adjacency: str) -> float:
     return adaptive_epsilon(rho, max(costs), delta)
 
 
-def _charged_queries(account: Account, event: Counted) -> int:
+def _charged_queries(account: Account, event: Event) -> int:
     """Return how many queries are charged: the first one of a plan charges the whole plan."""
     budget: int | None = getattr(event, "budget", None)
     return account.counts[event] if budget is None else budget
@@ -388,7 +389,8 @@ def _charged_queries(account: Account, event: Counted) -> int:
 def _renyi(account: Account, delta: float, adjacency: str) -> Breakdown:
     rho = 0.0
     for event in account.counts:
-        if not isinstance(event, GaussianScreening | RenyiBound | PublicAnswer):
+        known = isinstance(event, GaussianScreening | RenyiBound | LeaveOneOutLoss)
+        if event.method and not known:
             raise TypeError(f"{type(event).__name__} has no cost here")
     for event in account.of(GaussianScreening):
         cost = screening_rho(event.weight, event.sigma, event.num_models)
@@ -396,7 +398,7 @@ def _renyi(account: Account, delta: float, adjacency: str) -> Breakdown:
     if account.renyi is None:  # screenings alone
         return _screenings(rho, delta)
     orders, _ = account.renyi
-    mixing = np.zeros((1, len(orders))) if account.losses is None else account.losses.total
+    mixing = np.zeros((1, len(orders))) if account.total is None else account.total
     for bound in account.of(RenyiBound):
         cost = times_up(_charged_queries(account, bound), bound.epsilon)
         mixing = array_add_up(mixing, np.full((1, 1), cost))
@@ -449,4 +451,4 @@ def _covered(account: Account) -> int | None:
     """Return the number of queries that are planned, or None if some costs are not planned."""
     priced = [event for event in account.counts if event.method]
     plans = {getattr(event, "budget", None) for event in priced}
-    return plans.pop() if len(plans) == 1 and account.losses is None else None
+    return plans.pop() if len(plans) == 1 else None

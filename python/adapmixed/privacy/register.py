@@ -190,7 +190,9 @@ def _composed(accounts: Sequence[Account], way: str) -> float | None:
     if len(settings) != 1 or any(one.settings.epsilon is not None for one in accounts):
         return None
     queries, joint = Counter[Any](), Account(settings.pop())
-    for event, answered in (item for one in accounts for item in one.counts.items()):
+    for event, answered in (
+        item for one in accounts for item in one.counts.items() if item[0].method
+    ):
         plan: Any = {"budget": 1} if getattr(event, "budget", None) else {}
         queries[replace(event, **plan)] += getattr(event, "budget", None) or answered
     for event, count in queries.items():
