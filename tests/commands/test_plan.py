@@ -42,17 +42,6 @@ def test_a_weak_answer_warns_as_its_guarantee_will(capsys):
     assert warning in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("order", [2.0, 8.0])
-@pytest.mark.parametrize("adjacency", ["zero_out", "replace_one"])
-def test_an_order_that_costs_too_much_names_one_that_does_not(order, adjacency):
-    def pmixed(order):
-        return PMixED(1.0, DELTA, 10, order, adjacency=adjacency)
-
-    with pytest.raises(ValueError, match="; a larger order costs less") as raised:
-        pmixed(order)
-    pmixed(float(str(raised.value).rpartition("order=")[2]))
-
-
 @pytest.mark.slow
 def test_planning_loads_no_torch():
     code = (

@@ -171,8 +171,6 @@ def _say_all(plans: list[Plan]) -> None:
         f"for all {plans[0].queries} tokens\n(queries={plans[0].queries}) states "
         f"ε({plans[0].queries}) from the first answer on, even if fewer follow."
     )
-    for mechanism, note in dict.fromkeys((one.mechanism, one.note) for one in plans if one.note):
-        print(f"{mechanism}: {note}.")
     if all(one.mechanism != "pmixed" for one in plans):
         print("pmixed: no fixed guarantee of this kind within the budget.")
 

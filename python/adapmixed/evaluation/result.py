@@ -24,7 +24,7 @@ import numpy as np
 
 from adapmixed.files import remove_leftovers, sole_writer, write_file
 from adapmixed.privacy import Accountant, Guarantee
-from adapmixed.privacy.encoding import CODECS, canonical, from_json, parse, to_json
+from adapmixed.privacy.encoding import READERS, canonical, from_json, parse
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -155,8 +155,8 @@ class Tally:
         return math.exp(mean) if mean < 700.0 else math.inf
 
 
-CODECS["Accountant"] = Accountant.state, Accountant.from_state
-CODECS["Curve"] = to_json, partial(from_json, Curve)
+READERS["Accountant"] = Accountant.from_state
+READERS["Curve"] = partial(from_json, Curve)
 
 
 def results(

@@ -26,8 +26,8 @@ from adapmixed.limits import (
     check_question,
 )
 from adapmixed.privacy.composition import adaptive_epsilon
-from adapmixed.privacy.conversions import larger_order, rdp_to_dp, zcdp_to_dp
-from adapmixed.privacy.encoding import CODECS, exactly, from_json, read_event, to_json
+from adapmixed.privacy.conversions import rdp_to_dp, zcdp_to_dp
+from adapmixed.privacy.encoding import READERS, from_json
 from adapmixed.privacy.events import (
     Binding,
     Caveat,
@@ -76,14 +76,12 @@ class ShardBudget:
     docs/theory/per-shard-budgets.md.
 
     Attributes:
-        measure: "renyi" if charges are D↔_order, "zcdp" if they are ρ.
         amount: B ≥ 0.
-        order: Rényi order > 1 for "renyi", None for "zcdp".
-        largest: for "zcdp", largest charge η²/8 of one answer, if all charges are of answers of a
-            bounded range; ε is then smaller. None if that is not known.
+        order: Rényi order > 1 if charges are D↔_order, None if they are ρ.
+        largest: largest charge ρ = η²/8 of one answer, if all charges are of answers of a bounded
+            range; ε is then smaller. None if that is not known.
     """
 
-    measure: str
     amount: float
     order: float | None = None
     largest: float | None = None
@@ -112,19 +110,14 @@ class ShardBudget:
         Raises:
             ValueError: the conversion to (ε, δ) at this order and delta costs more than epsilon.
         """
-        measure = "zcdp" if order is None else "renyi"
 
         def stated(amount: float) -> float:
-            return cls(measure, amount, order, largest).epsilon(delta, adjacency)
+            return cls(amount, order, largest).epsilon(delta, adjacency)
 
         if order is not None and stated(0.0) > epsilon:
-
-            def cost(other: float) -> float:
-                return cls(measure, 0.0, other).epsilon(delta, adjacency)
-
             raise ValueError(
                 f"epsilon must be > {stated(0.0)!r}, the cost of the conversion at order {order!r} "
-                f"and delta {delta!r}, got {epsilon!r}{larger_order(order, cost, epsilon)}"
+                f"and delta {delta!r}, got {epsilon!r}: a larger order costs less"
             )
         low, high = 0.0, 1.0
         while stated(high) <= epsilon:
@@ -134,16 +127,15 @@ class ShardBudget:
             if middle in (low, high):
                 break
             low, high = (middle, high) if stated(middle) <= epsilon else (low, middle)
-        return cls(measure, low, order, largest)
+        return cls(low, order, largest)
 
     @lru_cache(maxsize=256)  # noqa: B019  (a budget is a few numbers, and the cache is small)
     def epsilon(self, delta: float, adjacency: str = "zero_out") -> float:
         """Return ε at δ for any number of tokens, rounded up.
 
         The theorem is in docs/theory/per-shard-budgets.md. For replace-one, the statement passes
-        through the emptied shard. With "renyi", twice the Rényi budget is no bound there, so the
-        result is 2 ε(δ₁) with δ₁ = δ/(1 + e^ε(δ₁)). With "zcdp", all charges become four times as
-        large.
+        through the emptied shard. Twice the Rényi budget is no bound there, so the result is
+        2 ε(δ₁) with δ₁ = δ/(1 + e^ε(δ₁)). Charges ρ become four times as large.
 
         Args:
             delta: δ in (0, 1).
@@ -206,11 +198,11 @@ class Account:
                 under the account's settings.
         """
         _check_fits(mechanism, self.settings)
-        measure, order = mechanism.measure or (None, None)
+        _, order = mechanism.measure or (None, None)
         models = check_models(num_models)
         largest = mechanism.largest_charge(models)
         active = check_active(origin.active_tokens, "active_tokens")
-        of = measure, order, largest, origin.ensemble, active, origin.unit
+        of = order, largest, origin.ensemble, active, origin.unit
         binding = Binding(_described(mechanism), models, *of)
         return self if self.binding == binding else self.added([binding])
 
@@ -251,10 +243,9 @@ class Account:
                 "epsilon must be given to an accountant of IndividualCharges: without a budget of "
                 "every shard they give no guarantee"
             )
-        if (event.measure, event.order) != (budget.measure, budget.order):
+        if event.order != budget.order:
             raise ValueError(
-                f"measure and order must be those of the budget, "
-                f"{(budget.measure, budget.order)!r}, got {(event.measure, event.order)!r}"
+                f"order must be that of the budget, {budget.order!r}, got {event.order!r}"
             )
         if budget.largest is not None and (event.charge > budget.largest).any():
             raise ValueError(
@@ -377,6 +368,11 @@ class Account:
         return [event for event in self.counts if isinstance(event, kind)]
 
     @property
+    def charged(self) -> dict[Event, int]:
+        """Number of charged queries by event: the first one of a plan charges the whole plan."""
+        return {e: getattr(e, "budget", None) or n for e, n in self.counts.items()}
+
+    @property
     def planned(self) -> int:
         """Number of answered queries that belong to a plan."""
         return sum(n for e, n in self.counts.items() if getattr(e, "budget", None) is not None)
@@ -400,17 +396,11 @@ class Account:
             return "published"
         if self.of(LeaveOneOutLoss):
             return "data-dependent, ex-post"
-        counts = self.counts.items()
-        priced = any(n or getattr(e, "budget", None) for e, n in counts if e.method)
+        priced = any(n for e, n in self.charged.items() if e.method)
         return "fixed" if priced or self.total is not None else "public"
 
 
-# How `to_json` writes the fields of an account.
-CODECS["Settings"] = to_json, partial(from_json, Settings)
-CODECS["Mapping[Event, int]"] = (
-    lambda counts: [[to_json(event), queries] for event, queries in counts.items()],
-    lambda written: {read_event(event): exactly(int, queries) for event, queries in written},
-)
+READERS["Settings"] = partial(from_json, Settings)
 
 
 def _differences(known: Any, given: Any) -> tuple[dict[str, Any], dict[str, Any]]:

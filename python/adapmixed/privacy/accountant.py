@@ -261,8 +261,8 @@ class Accountant:
                     "spends of its own budget depends on the rows"
                 )
             active = bound.admit(charges)
-            paid = np.where(active, charges, 0.0)
-            own = IndividualCharge(bound.budget.measure, bound.budget.order, paid)
+            assert mechanism.measure is not None  # without, no account has a budget
+            own = IndividualCharge(*mechanism.measure, np.where(active, charges, 0.0))
             events = [own, *(event for event in events if isinstance(event, Caveat))]
         charged = self._added(bound, events)
         self._bind(bound)

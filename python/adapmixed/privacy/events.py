@@ -322,7 +322,6 @@ class Binding:
     Attributes:
         mechanism: the mechanism's `repr`.
         num_models: N.
-        measure: unit of the individual charges, "renyi" or "zcdp"; None without such charges.
         order: Rényi order of the individual charges; None without one.
         largest: largest individual charge of one answer, if answers have a bounded range.
         ensemble: the ensemble's fingerprint; None for logits made by hand.
@@ -334,7 +333,6 @@ class Binding:
 
     mechanism: str
     num_models: int
-    measure: str | None
     order: float | None
     largest: float | None
     ensemble: str | None

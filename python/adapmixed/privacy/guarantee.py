@@ -35,7 +35,6 @@ from adapmixed.privacy.events import (
     BoundedRangeAnswer,
     Caveat,
     ClippedAnswer,
-    Event,
     GaussianScreening,
     LeaveOneOutLoss,
     RenyiBound,
@@ -372,18 +371,12 @@ def _bounded_range(account: Account, delta: float, adjacency: str) -> float:
     settings = [(one.scale, one.lower, one.upper, one.num_models, adjacency) for one in pools]
     if len(pools) == 1:
         span = answer_range(*settings[0])
-        return bounded_range_epsilon(span, _charged_queries(account, pools[0]), delta)
+        return bounded_range_epsilon(span, account.charged[pools[0]], delta)
     costs = [bounded_range_rho(*setting) for setting in settings]
     rho = 0.0
     for pool, cost in zip(pools, costs, strict=True):
-        rho = add_up(rho, times_up(_charged_queries(account, pool), cost))
+        rho = add_up(rho, times_up(account.charged[pool], cost))
     return adaptive_epsilon(rho, max(costs), delta)
-
-
-def _charged_queries(account: Account, event: Event) -> int:
-    """Return how many queries are charged: the first one of a plan charges the whole plan."""
-    budget: int | None = getattr(event, "budget", None)
-    return account.counts[event] if budget is None else budget
 
 
 def _renyi(account: Account, delta: float, adjacency: str) -> Breakdown:
@@ -394,13 +387,13 @@ def _renyi(account: Account, delta: float, adjacency: str) -> Breakdown:
             raise TypeError(f"{type(event).__name__} has no cost here")
     for event in account.of(GaussianScreening):
         cost = screening_rho(event.weight, event.sigma, event.num_models)
-        rho = add_up(rho, times_up(account.counts[event], cost))
+        rho = add_up(rho, times_up(account.charged[event], cost))
     if account.renyi is None:  # screenings alone
         return _screenings(rho, delta)
     orders, _ = account.renyi
     mixing = np.zeros((1, len(orders))) if account.total is None else account.total
     for bound in account.of(RenyiBound):
-        cost = times_up(_charged_queries(account, bound), bound.epsilon)
+        cost = times_up(account.charged[bound], bound.epsilon)
         mixing = array_add_up(mixing, np.full((1, 1), cost))
     screening = np.array([times_up(order, rho) for order in orders])
     spent = array_add_up(mixing, screening)

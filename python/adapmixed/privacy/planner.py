@@ -103,7 +103,6 @@ class Plan:
         queries: T, number of private answers that the plan is for.
         adjacency: "zero_out" or "replace_one".
         over_time: (queries, ε) pairs, the cost of the first `SHARES` of the queries.
-        note: a condition of the guarantee, or the limit at which the search ended; "" for none.
     """
 
     mechanism: str
@@ -114,7 +113,6 @@ class Plan:
     queries: int
     adjacency: str
     over_time: tuple[tuple[int, float], ...]
-    note: str = ""
 
 
 def plan(
@@ -196,8 +194,7 @@ def _clipped_mixing(
         return clipped_mixing_epsilon(lower, upper, models, count, delta, adjacency, points=points)
 
     settings = {"lower": lower, "upper": upper}
-    note = f"no box wider than {MOST_BOX:g} is tried" if size >= widest else ""
-    return _planned("clipped-mixing", settings, (delta, models, queries, adjacency), shown, note)
+    return _planned("clipped-mixing", settings, (delta, models, queries, adjacency), shown)
 
 
 def _log_pool(
@@ -212,9 +209,8 @@ def _log_pool(
     width = min(span * models / scale * (1 - 2 * RANGE_ERROR), widest)
     width = lowered(width, 0.0, lambda width: stated(width) <= target)
     settings = {"scale": scale, "lower": 0.0, "upper": width}
-    note = f"no clip wider than {widest:g} is tried" if width >= widest else ""
     common = delta, models, queries, adjacency
-    return _planned("clipped-log-pool", settings, common, partial(stated, width), note)
+    return _planned("clipped-log-pool", settings, common, partial(stated, width))
 
 
 @lru_cache(maxsize=8)  # it is the same for every scale
@@ -270,14 +266,11 @@ def _planned(
     settings: Mapping[str, float],
     common: tuple[float, int, int, str],
     cost: Callable[[int], float],
-    note: str = "",
 ) -> Plan:
     delta, models, queries, adjacency = common
     counts = [max(1, math.floor(share * queries)) for share in SHARES]
     over_time = tuple((count, cost(count)) for count in counts)
-    return Plan(
-        mechanism, settings, over_time[-1][1], delta, models, queries, adjacency, over_time, note
-    )
+    return Plan(mechanism, settings, over_time[-1][1], delta, models, queries, adjacency, over_time)
 
 
 def largest_within(
