@@ -122,10 +122,7 @@ class ShardBudget:
         low, high = 0.0, 1.0
         while stated(high) <= epsilon:
             low, high = high, 2 * high
-        for _ in range(200):
-            middle = (low + high) / 2
-            if middle in (low, high):
-                break
+        while (middle := (low + high) / 2) not in (low, high):
             low, high = (middle, high) if stated(middle) <= epsilon else (low, middle)
         return cls(low, order, largest)
 

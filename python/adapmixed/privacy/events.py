@@ -21,6 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from adapmixed.limits import (
+    NEIGHBOURS,
     active_tokens,
     check_box,
     check_clip,
@@ -28,8 +29,8 @@ from adapmixed.limits import (
     check_flag,
     check_measure,
     check_models,
-    check_neighbours,
     check_number,
+    check_option,
     check_optional_queries,
     check_queries,
     check_scale,
@@ -109,7 +110,7 @@ class LeaveOneOutLoss:
         shape = (None, None, len(orders))
         _set(self, orders=orders, loss=checked_array("loss", self.loss, shape))
         check_models(self.num_models)
-        _set(self, adjacency=check_neighbours(self.adjacency))
+        check_option("adjacency", self.adjacency, NEIGHBOURS)
 
     @property
     def num_models(self) -> int:

@@ -18,7 +18,6 @@ from __future__ import annotations
 import errno
 import fcntl
 import hashlib
-import logging
 import os
 import sqlite3
 import threading
@@ -52,7 +51,6 @@ from adapmixed.privacy.encoding import (
 from adapmixed.privacy.events import Event
 from adapmixed.privacy.guarantee import Guarantee, guarantee_of
 
-_LOG = logging.getLogger(__name__)
 T = TypeVar("T")
 
 FORMAT_VERSION = 12
@@ -267,7 +265,6 @@ class Ledger:
             if isinstance(error, OSError) and not isinstance(error, LedgerError):
                 raise LedgerWriteError(f"{place} could not be opened: {error}") from error
             raise
-        _LOG.info("ledger %s: %d records", place, self.reading.charges)
 
     def append(self, events: Sequence[Event], account: Account) -> None:
         """Add one record, which is durable when this returns.
