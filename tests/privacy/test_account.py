@@ -174,11 +174,6 @@ def test_kinds():
                     accountant.guarantee("replace_one")
 
 
-def test_epsilon_at_another_delta():
-    fixed, again = added(bound(queries=10)), added(bound(queries=10), delta=1e-7)
-    assert fixed.get_epsilon(1e-7) == again.guarantee().epsilon > fixed.get_epsilon(DELTA)
-
-
 def test_what_is_infinite_for_one_model_is_infinite():
     values = np.zeros((3, 2, 1))
     values[1, 0, 0] = np.inf
@@ -207,6 +202,7 @@ UNEQUAL = [
     (random_losses(2), bound(order=17.0), "orders and adjacency"),
     (random_losses(2), bound(order=18.0, published=True), "orders and adjacency"),
     (random_losses(2), "unprotected", "events must be privacy events, got str"),
+    (random_losses(2), None, "events must be privacy events, got NoneType"),
     (clipped(3), clipped(lower=0.6), "lower .*fixed beforehand"),
     (clipped(3), clipped(upper=1.7), r"upper .* got \{'upper': 1.7"),
     (clipped(3), clipped(budget=900), "budget"),

@@ -107,8 +107,7 @@ class LeaveOneOutLoss:
         orders = tuple(check_number("orders", order, above=1.0) for order in self.orders)
         if not orders or len(set(orders)) != len(orders):
             raise ValueError(f"orders must be one or more distinct Rényi orders, got {orders!r}")
-        shape = (None, None, len(orders))
-        _set(self, orders=orders, loss=checked_array("loss", self.loss, shape))
+        _set(self, orders=orders, loss=checked_array("loss", self.loss, len(orders)))
         check_models(self.num_models)
         check_option("adjacency", self.adjacency, NEIGHBOURS)
 
@@ -251,7 +250,7 @@ class IndividualCharge:
 
     def __post_init__(self) -> None:
         _set(self, order=check_measure(self.measure, self.order))
-        _set(self, charge=checked_array("charge", self.charge, (None, None)))
+        _set(self, charge=checked_array("charge", self.charge))
         check_models(self.num_models)
 
     @property
@@ -403,13 +402,13 @@ Pay = Callable[[Sequence[Event], NDArray[np.float64] | None], NDArray[np.bool_] 
 members. It returns which members were charged, (N, B) bool; None for the whole ensemble."""
 
 
-def checked_array(name: str, values: Any, shape: tuple[int | None, ...]) -> NDArray[np.float64]:
-    """Return a read-only copy of a float64 array of upper bounds.
+def checked_array(name: str, values: Any, *orders: int) -> NDArray[np.float64]:
+    """Return a read-only copy of a float64 array of upper bounds, (N, B, *orders).
 
     Args:
         name: name of the argument, for messages.
         values: float64 numpy array.
-        shape: allowed lengths, None for any. The first length must be at least 1.
+        orders: K, if the array has orders.
 
     Raises:
         ValueError: the type or shape is another one, or an entry is NaN or below 0.
@@ -418,11 +417,8 @@ def checked_array(name: str, values: Any, shape: tuple[int | None, ...]) -> NDAr
     if not isinstance(values, np.ndarray) or values.dtype != np.float64:
         found = getattr(values, "dtype", type(values).__name__)
         raise ValueError(f"{name} must be a float64 numpy array, got {found}")
-    fits = values.ndim == len(shape) and all(
-        want in (None, have) for want, have in zip(shape, values.shape, strict=True)
-    )
-    if not fits or values.shape[0] < 1:
-        wanted = ", ".join("any" if one is None else str(one) for one in shape)
+    if values.ndim != 2 + len(orders) or values.shape[2:] != orders or len(values) < 1:
+        wanted = ", ".join(["N, B", *map(str, orders)])
         raise ValueError(f"{name} must have shape ({wanted}), N >= 1, got {values.shape}")
     if np.isnan(values).any() or (values < 0).any():
         raise ValueError(f"{name} must be >= 0 and not NaN in every entry")
