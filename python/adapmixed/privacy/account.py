@@ -126,7 +126,6 @@ class ShardBudget:
             low, high = (middle, high) if stated(middle) <= epsilon else (low, middle)
         return cls(low, order, largest)
 
-    @lru_cache(maxsize=256)  # noqa: B019  (a budget is a few numbers, and the cache is small)
     def epsilon(self, delta: float, adjacency: str = "zero_out") -> float:
         """Return ε at δ for any number of tokens, rounded up.
 
@@ -220,6 +219,7 @@ class Account:
             raise ValueError(f"events must be privacy events, got {type(event).__name__}")
         self._check_joins(event)
         setting, queries = setting_of(event)
+        self._check_plan(setting, queries)
         counts, total = {**self.counts, setting: self.counts.get(setting, 0) + queries}, self.total
         if isinstance(event, LeaveOneOutLoss | IndividualCharge):
             values = event.loss if isinstance(event, LeaveOneOutLoss) else event.charge
@@ -305,7 +305,6 @@ class Account:
                     "orders and adjacency must be the same in every event, got "
                     f"{here!r} after {self.renyi!r}"
                 )
-        self._check_plan(event)
 
     def _check_binds(self, binding: Binding) -> None:
         """Raise ValueError if the account has another binding, or events were added to it."""
@@ -341,11 +340,11 @@ class Account:
         found = (e for e in self.counts if isinstance(e, LeaveOneOutLoss | RenyiBound))
         return next(((e.orders, e.adjacency) for e in found), None)
 
-    def _check_plan(self, event: Event) -> None:
-        budget, (setting, queries) = getattr(event, "budget", None), setting_of(event)
+    def _check_plan(self, setting: Event, queries: int) -> None:
+        budget = getattr(setting, "budget", None)
         if budget is None:
             return
-        for known in self.of(type(event)):
+        for known in self.of(type(setting)):
             if known.budget is not None and known != setting:
                 was, now = _differences(known, setting)
                 raise ValueError(

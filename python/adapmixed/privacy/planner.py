@@ -180,20 +180,18 @@ def _clipped_mixing(
     def roughly(size: float) -> float:
         return renyi_epsilon(clipped_mixing_pair(*box(size), models, adjacency), queries, delta)
 
-    def cost(size: float, points: int = PLANNED_POINTS) -> float:
-        return clipped_mixing_epsilon(*box(size), models, queries, delta, adjacency, points=points)
+    def cost(size: float, points: int = PLANNED_POINTS, count: int = queries) -> float:
+        return clipped_mixing_epsilon(*box(size), models, count, delta, adjacency, points=points)
 
     size = largest_within(roughly, target, longest)
     size = largest_within(lambda size: cost(size, _SEARCH), target, longest, start=size)
     size = largest_within(cost, target, longest, start=size)
-    widest = math.log(MOST_BOX) / (1 + shape) * (1 - 1e-12)
-    lower, upper = box(min(size, widest))
+    size = min(size, math.log(MOST_BOX) / (1 + shape) * (1 - 1e-12))
 
     def shown(count: int) -> float:
-        points = PLANNED_POINTS if count == queries else _SHOWN
-        return clipped_mixing_epsilon(lower, upper, models, count, delta, adjacency, points=points)
+        return cost(size, PLANNED_POINTS if count == queries else _SHOWN, count)
 
-    settings = {"lower": lower, "upper": upper}
+    settings = dict(zip(("lower", "upper"), box(size), strict=True))
     return _planned("clipped-mixing", settings, (delta, models, queries, adjacency), shown)
 
 
