@@ -200,14 +200,14 @@ def test_show_verify_and_export(charged: Path, capsys: pytest.CaptureFixture[str
     first, *lines = map(json.loads, printed("export").splitlines())
     assert Accountant(1e-5).state()["settings"] == first["ledger"]["settings"]
     assert [line["sequence"] for line in lines] == [1, 2, 3, 4, 5]
-    assert lines[0]["binding"]["mechanism"] == mechanism
+    assert lines[0]["events"][0]["mechanism"] == mechanism
     kinds = [event["event"] for event in lines[1]["events"]]
     assert kinds == ["GaussianScreening", "LeaveOneOutLoss", "PublicAnswer"]
     assert lines[1]["events"][1]["loss"]["shape"][0] == 3  # of every member
     assert lines[-1]["hash"] == reading.digest
     charged.unlink()
     Accountant(1e-5, path=charged).close()  # nothing is charged yet
-    assert "ε = 0, δ = 0" in printed("show") and '"format_version":11' in printed("export")
+    assert "ε = 0, δ = 0" in printed("show") and '"format_version":12' in printed("export")
 
 
 @pytest.mark.parametrize("action", ["show", "verify", "export"])

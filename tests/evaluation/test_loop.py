@@ -217,7 +217,7 @@ def test_a_mechanism_does_not_depend_on_its_neighbours() -> None:
 def test_perplexity_under_budgets_of_shards(
     mechanism: Mechanism, order: float | None, tmp_path: Path
 ) -> None:
-    epsilon = ShardBudget("zcdp" if order is None else "renyi", 0.5, order).epsilon(DELTA)
+    epsilon = ShardBudget(0.5, order).epsilon(DELTA)
     (result,) = run(
         FakeEnsemble(), stream(401), {"pool": mechanism}, block=401, epsilon={"pool": epsilon},
         result=tmp_path / "result.json",

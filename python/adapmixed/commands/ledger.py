@@ -61,7 +61,7 @@ def run(arguments: argparse.Namespace) -> int:
     """
     from adapmixed.errors import LedgerCorruptError
     from adapmixed.privacy import read_ledger
-    from adapmixed.privacy.encoding import canonical, parse, write_real
+    from adapmixed.privacy.encoding import canonical, parse, written
     from adapmixed.privacy.register import together
 
     reading = read_ledger(arguments.path)
@@ -69,8 +69,8 @@ def run(arguments: argparse.Namespace) -> int:
     facts |= {"charges": reading.charges, "digest": reading.digest}
     if arguments.action == "export":
         for one in reading.records():
-            written = {"sequence": one.sequence, **parse(one.text), "hash": one.hash.hex()}
-            print(canonical(written if one.sequence else {"ledger": parse(one.text)}))
+            record = {"sequence": one.sequence, **parse(one.text), "hash": one.hash.hex()}
+            print(canonical(record if one.sequence else {"ledger": parse(one.text)}))
         return 0
     if arguments.action == "letter":
         print(_letter(reading, _ensemble(reading, arguments.ensemble)))
@@ -85,7 +85,7 @@ def run(arguments: argparse.Namespace) -> int:
             "ensemble": None if binding is None else binding.ensemble,
             "queries": guarantee.queries,
             "kind": guarantee.kind,
-            "epsilon": None if epsilon is None else write_real(float(epsilon)),
+            "epsilon": written(epsilon),
             "guarantee": str(guarantee),
         }
         if arguments.all:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from adapmixed.evaluation.result import Curve
-from adapmixed.privacy.encoding import CODECS, from_json, to_json
+from adapmixed.privacy.encoding import READERS, from_json
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -256,4 +256,4 @@ def _array(values: Tensor) -> Any:
     return values.cpu().numpy()
 
 
-CODECS["Diagnostics"] = to_json, partial(from_json, Diagnostics)
+READERS["Diagnostics"] = partial(from_json, Diagnostics)

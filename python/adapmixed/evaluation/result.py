@@ -24,7 +24,7 @@ import numpy as np
 
 from adapmixed.files import remove_leftovers, sole_writer, write_file
 from adapmixed.privacy import Accountant, Guarantee
-from adapmixed.privacy.encoding import CODECS, canonical, from_json, parse, to_json
+from adapmixed.privacy.encoding import READERS, canonical, from_json, parse
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -40,7 +40,7 @@ BLOCK, MOST_BLOCKS, LEAST_BLOCKS = 64, 64, 8
 """Least queries of a block, most blocks of a run, and least blocks of an interval."""
 _RESAMPLES = 4000
 
-FORMAT_VERSION = 8
+FORMAT_VERSION = 9
 """Increases if an entry changes its meaning, or if older files lack a required entry."""
 
 NOTICE = (
@@ -155,8 +155,8 @@ class Tally:
         return math.exp(mean) if mean < 700.0 else math.inf
 
 
-CODECS["Accountant"] = Accountant.state, Accountant.from_state
-CODECS["Curve"] = to_json, partial(from_json, Curve)
+READERS["Accountant"] = Accountant.from_state
+READERS["Curve"] = partial(from_json, Curve)
 
 
 def results(
