@@ -56,7 +56,6 @@ LEDGERS: list[tuple[list[str], str]] = [
     (["--epsilon", "2", *POOL, "--ledger", "."], "--ledger must name a file in an existing folder"),
 ]  # fmt: skip
 EVALUATE: list[tuple[list[str], str]] = [
-    (["--resume"], "--result must be given with resume"),
     (["--result", "."], "--result must name a file in an existing folder"),
     (["--result", "none/result.json"], "--result must name a file in an existing folder"),
     (["--base", "./no-base", "--json", "none/out.json"], "--json must name a file in an exist"),

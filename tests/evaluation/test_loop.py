@@ -173,22 +173,22 @@ def test_progress_reaches_the_total() -> None:
 @pytest.mark.parametrize(
     "tokens,settings,message",
     [
-        ([3], {}, "tokens must .* got 1"),
+        ([3], {}, "tokens must offer 1 queries .* got 1, which offer 0"),
         ([1, 2, 3], dict(block=513), "block must .* got 513"),
         ([1, 2, 3], dict(queries=0), "queries must .* got 0"),
-        ([1, 2, 3], dict(block=2, queries=2), "queries must .* got 2"),
+        ([1, 2, 3], dict(block=2, queries=2), "offer 2 queries .* got 3, which offer 1"),
         ([1, 2, 3], dict(delta=0.0), "delta must"),
         ([1, 2, 3], dict(adjacency="removed"), "adjacency must"),
         ([1, 2, 3], dict(epsilon=-1.0), "epsilon must"),
         ([1, 2, 3], dict(mechanisms={}), "mechanisms must"),
         (stream(100), dict(block=32, stride=32), "stride must .* got 32"),
         (stream(100), dict(block=32, stride=2.0), "stride must"),
-        (stream(100), dict(block=32, stride=4, queries=100), "queries must"),
+        (stream(100), dict(block=32, stride=4, queries=100), "offer 100 .*, which offer 99"),
         (stream(100), dict(block=32, runs=0), "runs must be an integer >= 1"),
-        (stream(100), dict(block=32, runs=4), "runs must be at most 3"),
+        (stream(100), dict(block=32, runs=4), "tokens must offer 1 queries to each of 4 runs in"),
         (stream(100), dict(block=32, runs=2, queries=0), "queries must"),
-        (stream(100), dict(block=32, runs=3, queries=32), "runs must be at most 2"),
-        (stream(100), dict(runs=2, block=200), "runs must be at most 1, since 100 tokens"),
+        (stream(100), dict(block=32, runs=3, queries=32), "100, which offer 31"),
+        (stream(100), dict(runs=2, block=200), "in blocks of 200, got 100, which offer 0"),
     ],
 )
 def test_refusals(tokens: list[int], settings: dict[str, Any], message: str) -> None:
@@ -222,7 +222,7 @@ def test_perplexity_under_budgets_of_shards(
         FakeEnsemble(), stream(401), {"pool": mechanism}, block=401, epsilon={"pool": epsilon},
         result=tmp_path / "result.json",
     )  # fmt: skip
-    kept = json.loads((tmp_path / "result.json").read_text())["state"]["runs"][0][0]["tally"]
+    kept = json.loads((tmp_path / "result.json").read_text())["state"]["methods"][0]["tally"]
     found = result.guarantee
     assert (found.method, found.kind) == ("per-shard budget", "fixed")
     assert {e for _, e in result.curve} == {found.epsilon} and found.epsilon <= epsilon

@@ -265,22 +265,22 @@ def _rows(found: Sequence[tuple[Evaluation, Any]], label: str) -> Iterator[tuple
 
 def _draw_weights(methods: Sequence[Evaluation]) -> DrawnFigure | None:
     """Draw the distribution of the weights λ, for every method that has weights."""
-    found = [(m, w) for m in methods if m.diagnosis and (w := m.diagnosis.weights) is not None]
+    found = [(m, d) for m in methods if (d := m.diagnosis) and d.weights.any()]
     if not found:
         return None
     with _rows(found, "share (%)") as (figure, each):
-        for axes, (_, weights) in zip(each, found, strict=True):
-            percent = 100 / max(weights.zero + sum(weights.bins) + weights.one, 1)
-            width = 1 / len(weights.bins)
-            centres = [(place + 0.5) * width for place in range(len(weights.bins))]
-            plain = [weights.zero - weights.screened, *weights.bins, weights.one]
-            shares = [count * percent for count in plain]
+        for axes, (_, counted) in zip(each, found, strict=True):
+            shares = 100 * counted.weights / counted.weights.sum()
+            screened = 100 * counted.screened / counted.weights.sum()
+            shares[0] -= screened
+            width = 1 / (len(shares) - 2)
+            centres = [(place + 0.5) * width for place in range(len(shares) - 2)]
             axes.bar(
                 [-_EDGE, *centres, 1 + _EDGE], shares, 0.9 * width, color=COLOURS[0],
                 label="not screened",
             )  # fmt: skip
             axes.bar(
-                [-_EDGE], [weights.screened * percent], 0.9 * width, shares[:1], color=COLOURS[1],
+                [-_EDGE], [screened], 0.9 * width, shares[:1], color=COLOURS[1],
                 edgecolor="white", hatch="////", label="screened",
             )  # fmt: skip
             ticks = [-_EDGE, 0.2, 0.4, 0.6, 0.8, 1 + _EDGE]
@@ -288,7 +288,7 @@ def _draw_weights(methods: Sequence[Evaluation]) -> DrawnFigure | None:
             axes.set_xlim(-0.11, 1.11)
             axes.grid(False, axis="x")
         each[-1].set_xlabel("weight λ: exactly 0, in bins between, exactly 1")
-        if any(weights.screened for _, weights in found):
+        if any(counted.screened for _, counted in found):
             handles, labels = each[0].get_legend_handles_labels()
             figure.legend(handles, labels, loc="outside lower right", ncols=2, handlelength=1.4)
     caption = (
@@ -310,17 +310,17 @@ def _draw_charges(methods: Sequence[Evaluation]) -> DrawnFigure | None:
             axes.set_ylim(bottom=0)
             _queries_axis(axes)
     caption = (
-        "Thin lines are single models, or quantiles over more than 128 models. Dark lines are the "
-        "median and the largest. Values are realised losses: Rényi divergences in nats at the "
-        "mechanism’s first order, without the cost of screening, which is the same for all models. "
-        "Under a budget of every shard, values are the charges of each shard. "
+        "Thin lines are single models. Dark lines are the median and the largest. Values are "
+        "realised losses: Rényi divergences in nats at the mechanism’s first order, without the "
+        "cost of screening, which is the same for all models. Under a budget of every shard, "
+        "values are the charges of each shard. "
         f"{_OPERATOR}"
     )
     return DrawnFigure("charges", "Privacy loss of each model over time", caption, figure)
 
 
 def _plot_charges(axes: Any, charges: Sequence[tuple[int, Sequence[float]]]) -> None:
-    """Draw a line for each model, or each quantile of them."""
+    """Draw a line for each model."""
     queries = [0, *(done for done, _ in charges)]
     rows = [[0.0] * len(charges[0][1]), *(row for _, row in charges)]
     axes.plot(queries, rows, color=COLOURS[5], linewidth=0.6)
