@@ -270,42 +270,29 @@ class Report:
 
     def verdict(self) -> list[str]:
         """Return which share of the gain without protection each mechanism keeps, at which ε."""
-        methods = self.runs or self.methods
-        kinds = ("fixed", "data-dependent, ex-post")
-        rated = [one for one in methods if one.guarantee.kind in kinds and one.kept is not None]
-        if not rated or rated[0].kept is None:
+        methods, kinds = self.runs or self.methods, ("fixed", "data-dependent, ex-post")
+        rated = [(one, one.kept) for one in methods if one.guarantee.kind in kinds and one.kept]
+        if not rated:
             return []
-        (best,) = (one for one in methods if one.name == rated[0].kept["of"])
+        (best,) = (one for one in methods if one.name == rated[0][1]["of"])
+        called = "the unprotected ensemble" if best.name == "unprotected" else f"'{best.name}'"
         if best.kept is None or best.kept["share"] is None:
-            return [_no_share(best)]
-        return [_sentence(one, best) for one in rated]
-
-
-def _sentence(one: Evaluation, best: Evaluation) -> str:
-    words = format_kept(one.kept)
-    if ((one.kept or {})["share"] or 0.0) <= 0:  # no share: its perplexity is infinite
-        words = f"nothing ({words})"
-    private = "" if one.guarantee.kind == "fixed" else " (a private number)"
-    return (
-        f"{one.name} keeps {words} of what {_called(best)} gains, at ε = "
-        f"{show_epsilon(one.epsilon_mean)}{private} for {covered(one)}."
-    )
-
-
-def _no_share(best: Evaluation) -> str:
-    """Return why no share of the gain can be stated."""
-    found = best.difference
-    start = "No share of the gain is stated:"
-    if found is not None and found["low"] is None:
-        return f"{start} that takes {BLOCK * LEAST_BLOCKS} scored tokens."
-    change = "" if found is None else f" (perplexity {format_against(None, found)})"
-    if found is None or found["mean"] >= 0:
-        return f"{start} on this text {_called(best)} gains nothing over the public model{change}."
-    return f"{start} on this text the gain of {_called(best)} cannot be told from zero{change}."
-
-
-def _called(best: Evaluation) -> str:
-    return "the unprotected ensemble" if best.name == "unprotected" else f"'{best.name}'"
+            change = format_against(None, best.difference)
+            why = f"on this text no gain of {called} over the public model is certain ({change})"
+            if best.difference is not None and best.difference["low"] is None:
+                why = f"that takes {BLOCK * LEAST_BLOCKS} scored tokens"
+            return [f"No share of the gain is stated: {why}."]
+        sentences = []
+        for one, kept in rated:
+            words = format_kept(kept)
+            if (kept["share"] or 0.0) <= 0:  # no share: its perplexity is infinite
+                words = f"nothing ({words})"
+            private = "" if one.guarantee.kind == "fixed" else " (a private number)"
+            sentences.append(
+                f"{one.name} keeps {words} of what {called} gains, at ε = "
+                f"{show_epsilon(one.epsilon_mean)}{private} for {covered(one)}."
+            )
+        return sentences
 
 
 def environment() -> dict[str, object]:

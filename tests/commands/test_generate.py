@@ -113,10 +113,8 @@ def test_a_ledger_is_not_bound_to_the_tokens_of_one_run(
     arguments = [*command, *MODELS, "--max-new-tokens", "3", "--ledger", str(ledger)]
     assert main([*arguments, "--mechanism", f"{name} {FIXED[name]}"]) == 2
     error = capsys.readouterr().err
-    choices = "--epsilon, a budget for any number of tokens, or " if name != "pmixed" else ""
-    assert f"--ledger needs {choices}queries= in --mechanism {name}" in error
-    tokens = 3 if command[0] == "generate" else 3 * 64
-    assert f"planned for the {tokens} tokens of this run" in error
+    budget = "--epsilon, for any number of tokens, or " if name != "pmixed" else ""
+    assert f"--ledger needs {budget}queries= in --mechanism {name}" in error
     assert not ledger.exists()
 
 

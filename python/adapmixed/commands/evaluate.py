@@ -32,8 +32,8 @@ from adapmixed.commands.options import (
     progress_bar,
     quiet_libraries,
     random_source,
-    write_private,
 )
+from adapmixed.files import write_file
 
 if TYPE_CHECKING:
     from adapmixed.mechanisms import Mechanism
@@ -121,7 +121,7 @@ def _run(arguments: argparse.Namespace, ranks: Ranks) -> int:
         found = [replace(one, tokens_per_second=None) for one in found]
         report = replace(report, evaluations=found)
     if arguments.json is not None:
-        write_private(arguments.json, report.json_text())
+        write_file(arguments.json, report.json_text().encode())
     if page is not None:
         written = page.write_page(report, arguments.report, figures=True)
         print(f"wrote {written[1]}", file=sys.stderr)

@@ -34,6 +34,7 @@ SAVE_SECONDS = 10.0
 # Positions per call of a mechanism: enough to share its overhead, few enough to bound its memory.
 _POSITIONS_PER_CALL = 64
 _PROBED = 8  # positions
+_DESCRIBED = "num_models vocab_size max_positions beginning unverified fingerprint"
 _IMPOSSIBLE = -1e9  # stands for log 0, which JSON cannot hold
 
 
@@ -122,14 +123,8 @@ def evaluate(
     budgets = dict(epsilon) if isinstance(epsilon, Mapping) else dict.fromkeys(mechanisms, epsilon)
     if unknown := sorted(budgets.keys() - mechanisms.keys()):
         raise ValueError(f"epsilon must name mechanisms of this evaluation, got {unknown!r}")
-    described = {
+    described = {name: getattr(ensemble, name) for name in _DESCRIBED.split()} | {
         "text": _digest(tokens),
-        "num_models": ensemble.num_models,
-        "vocab_size": ensemble.vocab_size,
-        "max_positions": ensemble.max_positions,
-        "beginning": list(ensemble.beginning),
-        "unverified": list(ensemble.unverified),
-        "fingerprint": ensemble.fingerprint,
         "block": block_of(ensemble.longest_text, block),
         "stride": stride,
         "runs": runs,
@@ -138,7 +133,7 @@ def evaluate(
         "delta": delta,
         "adjacency": adjacency,
         "diagnostics": diagnostics,
-        "mechanisms": [[name, repr(one), budgets.get(name)] for name, one in mechanisms.items()],
+        "mechanisms": [(name, repr(one), budgets.get(name)) for name, one in mechanisms.items()],
     }
     ranks.agree(described | {"memory_bytes": memory_bytes, "result": result is not None})
     bound = ensemble.num_models, origin.ensemble, origin.active_tokens, origin.unit
@@ -234,8 +229,8 @@ def plan_runs(
     total = available if queries is None else queries
     if not 1 <= total <= available:
         raise ValueError(
-            f"tokens must offer {queries or 1} queries to each of {runs} runs in {cuts}, got "
-            f"{length}, which offer {available}"
+            f"queries must be at least 1 and at most {available} for each of {runs} runs ({length} "
+            f"tokens in {cuts} offer no more), got {total}"
         )
     blocks = -(-total // (block - 1)) if stride is None else -(-(total + 1) // block)
     found = []

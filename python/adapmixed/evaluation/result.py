@@ -407,11 +407,11 @@ def read_state(path: Path, configuration: Mapping[str, Any]) -> dict[str, Any] |
     if not any(far):
         mine["probe"] = found["probe"]
     for name in [*mine, *found]:
-        if mine.get(name) != found.get(name):
+        now, then = canonical(mine.get(name)), canonical(found.get(name))
+        if now != then:
             raise ValueError(
-                f"{path} must be of the same evaluation to be resumed: {name} is "
-                f"{canonical(mine.get(name))}, but the file was begun with "
-                f"{canonical(found.get(name))}"
+                f"{path} must be of the same evaluation to be resumed: {name} is {now}, but the "
+                f"file was begun with {then}"
             )
     return dict(content["state"])
 

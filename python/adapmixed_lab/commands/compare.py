@@ -20,8 +20,8 @@ from adapmixed.commands.options import (
     progress_bar,
     quiet_libraries,
     random_source,
-    write_private,
 )
+from adapmixed.files import write_file
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -77,6 +77,6 @@ def run(arguments: argparse.Namespace) -> int:
     close()
     print(text(found))
     figure = draw(found)
-    write_private(arguments.out, figure.svg + "\n")
+    write_file(arguments.out, f"{figure.svg}\n".encode())
     print(f"wrote {arguments.out}: {figure.caption}")
     return 0
