@@ -121,19 +121,15 @@ def _said(error: Exception, parsed: argparse.Namespace) -> str:
 @contextmanager
 def _logging(shown: bool) -> Iterator[None]:
     """Show the packages' logs on standard error while a command runs, if `shown`."""
-    if not shown:
-        yield
-        return
     handler = logging.StreamHandler()
     handler.setFormatter(logging.Formatter("%(asctime)s %(name)s: %(message)s", "%H:%M:%S"))
-    loggers = [logging.getLogger(name) for name in ("adapmixed", "adapmixed_lab")]
-    levels = [logger.level for logger in loggers]
+    loggers = [logging.getLogger(name) for name in ("adapmixed", "adapmixed_lab") if shown]
     for logger in loggers:
         logger.addHandler(handler)
         logger.setLevel(logging.INFO)
     try:
         yield
     finally:
-        for logger, level in zip(loggers, levels, strict=True):
+        for logger in loggers:
             logger.removeHandler(handler)
-            logger.setLevel(level)
+            logger.setLevel(logging.NOTSET)
