@@ -113,7 +113,7 @@ def test_one_process_at_a_time_writes(tmp_path: Path) -> None:
     child = forked(lambda: answer(path, ensemble=Waiting()))
     os.read(begun[0], 1)
     before = path.read_bytes()
-    with pytest.raises(ValueError, match="result must name a file that no other process writes"):
+    with pytest.raises(BlockingIOError, match="must not be written by another process"):
         answer(path)
     assert path.read_bytes() == before
     os.write(end[1], b"x")

@@ -50,18 +50,15 @@ def run(arguments: argparse.Namespace) -> int:
     from adapmixed.serving import keys
 
     file = arguments.file
-    try:
-        if arguments.action == "add":
-            limits = {name: getattr(arguments, name) for name in keys.LIMITS}
-            print(keys.add_key(file, arguments.name, **limits))
-        elif arguments.action == "remove":
-            keys.remove_key(file, arguments.name)
-        else:
-            known = keys.read_keys(file)
-            used = None if arguments.ledger is None else keys.read_usage(arguments.ledger)
-            print(columns(_rows(known, used)))
-    except BlockingIOError:
-        raise ValueError(f"{file} must not be written by another process") from None
+    if arguments.action == "add":
+        limits = {name: getattr(arguments, name) for name in keys.LIMITS}
+        print(keys.add_key(file, arguments.name, **limits))
+    elif arguments.action == "remove":
+        keys.remove_key(file, arguments.name)
+    else:
+        known = keys.read_keys(file)
+        used = None if arguments.ledger is None else keys.read_usage(arguments.ledger)
+        print(columns(_rows(known, used)))
     return 0
 
 

@@ -109,9 +109,8 @@ def evaluate(
         ValueError: if there are no mechanisms, or too few tokens for one query.
         ValueError: if `block`, `stride`, `queries` or `runs` is out of range.
         ValueError: if an accountant with these settings does not take a mechanism.
-        ValueError: if the result file belongs to another evaluation, is being written by another
-            process or is damaged.
-        OSError: if it cannot be read or written.
+        ValueError: if the result file belongs to another evaluation or is damaged.
+        OSError: if it cannot be read or written, or another process writes it.
     """
     if not mechanisms:
         raise ValueError("mechanisms must name at least one mechanism, got none")
@@ -316,8 +315,7 @@ class Session:
             self.ensemble, text, window.queries, memory_bytes=self.memory_bytes, active=active,
             room=self._room,
         )  # fmt: skip
-        for private, public, tokens, targets in parts:
-            rows = shaped(private, public, active=active, tokens=tokens)
+        for rows, targets in parts:
             whole = self.ensemble.ranks.gather(rows.private)
             self._forward_seconds[run] += time.perf_counter() - start
             if whole is not None:  # in the main process
@@ -326,7 +324,7 @@ class Session:
                     self._answer(method, rows, targets)
             done += len(targets)
             self.tell(done)
-            del private, public, tokens, rows, whole  # the next chunk takes their memory
+            del rows, whole  # the next chunk takes their memory
             start = time.perf_counter()
         self.place += 1
 
@@ -380,9 +378,9 @@ def _probe(
     queries = len(begun(ensemble.beginning, text)) - 1
     sums: Any = 0.0
     parts = scored_parts(ensemble, text, queries, memory_bytes=memory_bytes, active=None)
-    for private, public, _, targets in parts:
-        rows = torch.cat([private, public[None]]).double().log_softmax(-1)
-        found = rows.gather(-1, targets.expand(len(rows), -1)[..., None])[..., 0]
+    for rows, targets in parts:
+        each = torch.cat([rows.private, rows.public[None]]).double().log_softmax(-1)
+        found = each.gather(-1, targets.expand(len(each), -1)[..., None])[..., 0]
         sums = sums + found.clamp_min(_IMPOSSIBLE).sum(-1)
     members = ensemble.ranks.gather(sums[:-1])
     if members is None:  # only the main process keeps the file
@@ -405,20 +403,18 @@ def scored_parts(
     memory_bytes: int,
     active: int | None,
     room: LogitsRoom | None = None,
-) -> Iterator[tuple[Tensor, Tensor, Tensor | None, Tensor]]:
-    """Read a text, and yield the logits that score its last tokens, a few positions at a time.
+) -> Iterator[tuple[Rows, Tensor]]:
+    """Read a text, and yield the rows that score its last tokens, a few positions at a time.
 
     Args:
         ensemble: the models.
         text: token ids, without those that begin a text.
         queries: how many of its last tokens are scored.
         memory_bytes: limit in bytes for one chunk's logits and activations.
-        active: as in `iter_logits`.
-        room: as in `iter_logits`.
+        active, room: as in `iter_logits`.
 
     Yields:
-        private (n, B, K), public (B, V), the tokens (B, K) of the private columns or None, and the
-        scored tokens (B,).
+        the rows of B positions and of this process's members, and the scored tokens (B,).
     """
     read = begun(ensemble.beginning, text)
     inputs = torch.tensor([read[:-1]], device=ensemble.device)
@@ -429,10 +425,8 @@ def scored_parts(
         targets = labels[where]
         for first in range(max(0, context - where.start), len(targets), _POSITIONS_PER_CALL):
             part = slice(first, first + _POSITIONS_PER_CALL)
-            yield (
-                private[:, 0, part],
-                public[0, part],
-                None if tokens is None else tokens[0, part],
-                targets[part],
-            )
+            speaking = None if tokens is None else tokens[0, part]
+            rows = shaped(private[:, 0, part], public[0, part], active=active, tokens=speaking)
+            yield rows, targets[part]
+            del rows
         del private, public, tokens

@@ -11,7 +11,7 @@ import hashlib
 import math
 import statistics
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -371,17 +371,9 @@ def held(path: Path) -> Iterator[None]:
     """Hold a result file alone, and remove what a killed evaluation left next to it.
 
     Raises:
-        ValueError: another process holds it.
-        OSError: its folder is missing, or cannot be written.
+        OSError: another process holds it, or its folder is missing or cannot be written.
     """
-    with ExitStack() as stack:
-        try:
-            stack.enter_context(sole_writer(path))
-        except BlockingIOError:
-            raise ValueError(
-                f"result must name a file that no other process writes, got {path}, which another "
-                "evaluation holds"
-            ) from None
+    with sole_writer(path):
         remove_leftovers(path.parent, path.name)
         yield
 
