@@ -57,7 +57,7 @@ def test_two_ledgers_and_their_letter(
         assert (found.words in capsys.readouterr().err) == (name == "b.db")
         assert main(["ledger", "show", "a.db", "--all"]) == 0
         shown = capsys.readouterr().out
-        assert all(str(one.guarantee) in shown for one in found.readings)
+        assert all(f"ledger {one.path}: {one.guarantee}\n" in shown for one in found.readings)
         assert found.words in shown
         assert main(["ledger", "letter", name]) == 0
         letter, epsilon = capsys.readouterr().out, found.stated.epsilon or 0.0

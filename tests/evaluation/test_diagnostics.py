@@ -25,8 +25,8 @@ from result_cases import (
 from torch import Tensor
 
 from adapmixed.evaluation import Diagnostics, Evaluation, evaluate
-from adapmixed.evaluation.diagnostics import BINS, utility_terms
-from adapmixed.evaluation.result import CURVE_POINTS, Curve
+from adapmixed.evaluation.diagnostics import BINS, Curve, utility_terms
+from adapmixed.evaluation.result import CURVE_POINTS
 from adapmixed.mechanisms import AdaPMixED, Mechanism, PMixED, Unprotected
 from adapmixed.privacy.account import ShardBudget
 from adapmixed.rng import SeededRandom

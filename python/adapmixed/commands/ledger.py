@@ -31,23 +31,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action = actions.add_parser(name, help=text, description=f"{text[0].upper()}{text[1:]}.")
         action.add_argument("path", type=Path, help="the ledger's database file")
         if name in ("show", "letter"):
-            action.add_argument(
-                "--ensemble",
-                type=Path,
-                help="ensemble folder (default: found by its register, if it is near the ledger)",
-            )
+            told = "ensemble folder (default: found by its register, if it is near the ledger)"
+            action.add_argument("--ensemble", type=Path, help=told)
         if name == "show":
-            action.add_argument(
-                "--all",
-                action="store_true",
-                help="also add up all ledgers of the ensemble",
-            )
+            told = "also add up all ledgers of the ensemble"
+            action.add_argument("--all", action="store_true", help=told)
         if name == "verify":
-            action.add_argument(
-                "--expect",
-                metavar="DIGEST",
-                help="a digest printed earlier; exit status 2 unless the ledger had it",
-            )
+            told = "a digest printed earlier; exit status 2 unless the ledger had it"
+            action.add_argument("--expect", metavar="DIGEST", help=told)
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -74,15 +65,15 @@ def run(arguments: argparse.Namespace) -> int:
         return 0
     if arguments.action == "show":
         account, guarantee = reading.account, reading.guarantee
-        settings, binding, epsilon = account.settings, account.binding, guarantee.epsilon
+        settings, binding = account.settings, account.binding
         facts |= {
             "delta": settings.delta,
-            "shard_budget": settings.epsilon,
+            "shard budget": settings.epsilon,
             "mechanism": None if binding is None else binding.mechanism,
             "ensemble": None if binding is None else binding.ensemble,
             "queries": guarantee.queries,
             "kind": guarantee.kind,
-            "epsilon": epsilon,
+            "epsilon": guarantee.epsilon,
         }
         if arguments.all:
             found = together(_ensemble(reading, arguments.ensemble), reading)
@@ -94,7 +85,7 @@ def run(arguments: argparse.Namespace) -> int:
             "an older copy or another ledger"
         )
     for name, value in facts.items():
-        print(f"{name.replace('_', ' ')}: {'-' if value is None else value}")
+        print(f"{name}: {'-' if value is None else value}")
     if arguments.action == "show":
         print(f"All lines above are for the operator only.\nguarantee: {reading.guarantee}")
     return 0

@@ -6,24 +6,62 @@ Everything here is an unprotected function of the private data, so it is for the
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
 
-from adapmixed.evaluation.result import Curve
+from adapmixed.mechanisms import Answer, NextToken, Ticket
 from adapmixed.privacy.encoding import CODECS, from_json, to_json
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-    from torch import Tensor
-
-    from adapmixed.mechanisms import Answer, NextToken, Ticket
+from adapmixed_ext import Projection
 
 BINS = 20
 """Number of bins for weights strictly between 0 and 1; weights of 0 and 1 are counted apart."""
 POINTS = 64
+UNPROTECTED = ("public", "unprotected")
+
+
+@dataclass
+class Curve:
+    """At most `most` points, evenly spaced over the calls, always with the last one.
+
+    If there would be more, every second point is dropped, and from then on only half as many calls
+    are kept. The choice of points depends only on the number of calls.
+
+    Attributes:
+        most: the largest number of points, even.
+        step: every how many calls a point is kept.
+        calls: number of calls so far.
+        points: (n, width), the kept points.
+        last: (1, width), the point of the last call; empty before the first.
+    """
+
+    most: int
+    step: int = 1
+    calls: int = 0
+    points: NDArray[np.float64] = field(default_factory=lambda: np.zeros((0, 0)))
+    last: NDArray[np.float64] = field(default_factory=lambda: np.zeros((0, 0)))
+
+    def add(self, point: Sequence[float]) -> None:
+        """Add the point of the next call."""
+        self.calls += 1
+        self.last = np.array([point])
+        if self.calls % self.step:
+            return
+        self.points = np.concatenate([self.points.reshape(-1, len(point)), self.last])
+        if len(self.points) > self.most:
+            self.points = self.points[1::2]
+            self.step *= 2
+
+    def all(self) -> NDArray[np.float64]:
+        """Return the points, in order."""
+        # Because `most` is even, the points belong to the calls that `step` divides.
+        ended = self.calls % self.step == 0
+        return self.points if ended else np.concatenate([self.points, self.last])
 
 
 @dataclass
@@ -60,8 +98,9 @@ class Diagnostics:
             targets: (B,) int64 token ids.
         """
         self.queries += len(targets)
-        found = ticket._distribution
-        if ticket.mechanism.name not in ("public", "unprotected") and _is_mixture(found):
+        found, protects = ticket._distribution, ticket.mechanism.name not in UNPROTECTED
+        # Others are no mixture Σ_i [λ_i p_i + (1−λ_i) q]/N, or one over a subset of the members.
+        if protects and type(found) is NextToken and isinstance(found.projection, Projection):
             self._add_mixture(found, answer, targets)
         charges = _charges(ticket)
         if charges is not None:
@@ -151,15 +190,6 @@ def utility_terms(
     return np.where(np.isneginf(own), -np.inf, terms)
 
 
-def _is_mixture(found: NextToken) -> bool:
-    """Return whether a mechanism that protects answers Σ_i [λ_i p_i + (1−λ_i) q]/N."""
-    from adapmixed.mechanisms import NextToken
-    from adapmixed_ext import Projection
-
-    whole = type(found) is NextToken  # not a mixture over a subset of the members
-    return whole and isinstance(found.projection, Projection)
-
-
 def _charges(ticket: Ticket) -> NDArray[np.float64] | None:
     """Return the charges of single models at the first order, (N, B), or None."""
     prepared, active = ticket._proposed, ticket._active
@@ -188,4 +218,5 @@ def _array(values: Tensor) -> Any:
     return values.cpu().numpy()
 
 
+CODECS["Curve"] = to_json, partial(from_json, Curve)
 CODECS["Diagnostics"] = to_json, partial(from_json, Diagnostics)

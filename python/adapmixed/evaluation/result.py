@@ -13,25 +13,19 @@ import statistics
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
 
 from adapmixed.ensemble.manifest import read_versioned
+from adapmixed.evaluation.diagnostics import Curve, Diagnostics
 from adapmixed.files import remove_leftovers, sole_writer, write_file
+from adapmixed.mechanisms import Answer, Ticket
 from adapmixed.privacy import Accountant, Guarantee
-from adapmixed.privacy.encoding import CODECS, canonical, from_json, to_json
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-    from torch import Tensor
-
-    from adapmixed.evaluation.diagnostics import Diagnostics
-    from adapmixed.mechanisms import Answer, Ticket
-
-_Floats: TypeAlias = "NDArray[np.float64]"
+from adapmixed.privacy.encoding import CODECS, canonical
 
 CURVE_POINTS = 512
 BLOCK, MOST_BLOCKS, LEAST_BLOCKS = 64, 64, 8
@@ -46,45 +40,6 @@ _ENTRIES = (
     "adjacency method order screened tokens_per_second breakdown curve perplexities"
 )
 _TOLERANCE = 1e-3  # of a probe: more than rounding on other machines, less than other ensembles
-
-
-@dataclass
-class Curve:
-    """At most `most` points, evenly spaced over the calls, always with the last one.
-
-    If there would be more, every second point is dropped, and from then on only half as many calls
-    are kept. The choice of points depends only on the number of calls.
-
-    Attributes:
-        most: the largest number of points, even.
-        step: every how many calls a point is kept.
-        calls: number of calls so far.
-        points: (n, width), the kept points.
-        last: (1, width), the point of the last call; empty before the first.
-    """
-
-    most: int
-    step: int = 1
-    calls: int = 0
-    points: NDArray[np.float64] = field(default_factory=lambda: np.zeros((0, 0)))
-    last: NDArray[np.float64] = field(default_factory=lambda: np.zeros((0, 0)))
-
-    def add(self, point: Sequence[float]) -> None:
-        """Add the point of the next call."""
-        self.calls += 1
-        self.last = np.array([point])
-        if self.calls % self.step:
-            return
-        self.points = np.concatenate([self.points.reshape(-1, len(point)), self.last])
-        if len(self.points) > self.most:
-            self.points = self.points[1::2]
-            self.step *= 2
-
-    def all(self) -> _Floats:
-        """Return the points, in order."""
-        # Because `most` is even, the points belong to the calls that `step` divides.
-        ended = self.calls % self.step == 0
-        return self.points if ended else np.concatenate([self.points, self.last])
 
 
 @dataclass
@@ -154,7 +109,6 @@ class Tally:
 
 
 CODECS["Accountant"] = Accountant.state, Accountant.from_state
-CODECS["Curve"] = to_json, partial(from_json, Curve)
 
 
 @dataclass(frozen=True)
@@ -348,17 +302,17 @@ def gain_kept(
     return float(mine.sum() / theirs.sum()), math.sqrt(squares)
 
 
-def _gaps(method: Evaluation, public: Evaluation) -> tuple[_Floats, _Floats] | None:
-    """Return the queries of every block and the method's loss above the public model's there."""
+def _gaps(method: Evaluation, public: Evaluation) -> NDArray[np.float64] | None:
+    """Return (2, blocks): the queries of each, and the method's loss above the public model's."""
     values = [value for one in (*method.runs, *public.runs) for _, value in one.perplexities]
     if not all(map(math.isfinite, values)):
         return None
     pairs = [(_losses(m), _losses(p)) for m, p in zip(method.runs, public.runs, strict=True)]
-    gaps = np.concatenate([own[:, 1] - other[:, 1] for own, other in pairs])
-    return np.concatenate([own[:, 0] for own, _ in pairs]), gaps
+    counts = np.concatenate([own[:, 0] for own, _ in pairs])
+    return np.stack([counts, np.concatenate([own[:, 1] - other[:, 1] for own, other in pairs])])
 
 
-def _losses(one: Evaluation) -> _Floats:
+def _losses(one: Evaluation) -> NDArray[np.float64]:
     """Return (queries, loss in nats) of every block, from the perplexities so far."""
     points = np.array([(0, 0.0), *((n, n * math.log(value)) for n, value in one.perplexities)])
     count = min(MOST_BLOCKS, max(1, one.queries // BLOCK))
