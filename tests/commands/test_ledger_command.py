@@ -57,7 +57,7 @@ def test_two_ledgers_and_their_letter(
         assert (found.words in capsys.readouterr().err) == (name == "b.db")
         assert main(["ledger", "show", "a.db", "--all"]) == 0
         shown = capsys.readouterr().out
-        assert all(str(one.guarantee) in shown for one in found.readings)
+        assert all(f"ledger {one.path}: {one.guarantee}\n" in shown for one in found.readings)
         assert found.words in shown
         assert main(["ledger", "letter", name]) == 0
         letter, epsilon = capsys.readouterr().out, found.stated.epsilon or 0.0
@@ -190,13 +190,12 @@ def test_show_verify_and_export(charged: Path, capsys: pytest.CaptureFixture[str
     reading, mechanism = read_ledger(charged), repr(MECHANISMS["adapmixed"])
     shown = printed("show")
     assert f"guarantee: {reading.guarantee}" in shown and "charges: 5\n" in shown
-    facts = json.loads(printed("show", "--json"))
-    assert facts["epsilon"] == reading.guarantee.epsilon and facts["queries"] == 12
-    assert facts["mechanism"] == mechanism and facts["shard_budget"] is None
-    assert facts["guarantee"] == str(reading.guarantee)
+    facts = dict(line.split(": ", 1) for line in shown.splitlines()[:-2])
+    assert float(facts["epsilon"]) == reading.guarantee.epsilon and facts["queries"] == "12"
+    assert facts["mechanism"] == mechanism and facts["shard budget"] == "-"
     shown = printed("verify")
-    assert "intact: yes" in shown and reading.digest in shown and "guarantee" not in shown
-    assert json.loads(printed("verify", "--json"))["charges"] == 5
+    assert "intact: yes\ncharges: 5\n" in shown and reading.digest in shown
+    assert "guarantee" not in shown
     first, *lines = map(json.loads, printed("export").splitlines())
     assert Accountant(1e-5).state()["settings"] == first["ledger"]["settings"]
     assert [line["sequence"] for line in lines] == [1, 2, 3, 4, 5]

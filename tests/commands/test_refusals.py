@@ -15,6 +15,7 @@ MODELS = ["--base", str(demo_base()), "--ensemble", str(DEMO_ENSEMBLE)]
 CLIPPED = "clipped-log-pool lower=-0.5 upper=0.5"
 POOL = ["--mechanism", CLIPPED]
 ASKED = ["--epsilon=3", "--tokens=9"]
+ANY = "for any number of tokens,"
 HUB = "--corpus must be hub:NAME[:CONFIG][@REVISION], got "
 GIVEN = {
     "generate": [*MODELS, "--prompt", "The"],
@@ -53,10 +54,17 @@ LEDGERS: list[tuple[list[str], str]] = [
     (["--epsilon", "2", *POOL, "--ledger", "x", "--no-create"],
      "--ledger must name an existing ledger with --no-create, got x"),
     (["--epsilon", "2", *POOL, "--no-create"], "--no-create needs --ledger"),
+    # No mechanism is taken by default, above all not one whose ε must not be published.
+    (["--ledger", "x"], "--mechanism must be given, or --plan: "),
+    # A second run of the same command would be rejected.
+    *((["--mechanism", text, "--ledger", "x"],
+       f"--ledger needs --epsilon, {ANY} or queries= in --mechanism {text.split()[0]}")
+      for text in (CLIPPED, "clipped-mixing lower=0.5 upper=2")),
+    (["--mechanism", "pmixed epsilon=8", "--ledger", "x"],
+     "--ledger needs queries= in --mechanism pmixed, the number of tokens of all runs"),
     (["--epsilon", "2", *POOL, "--ledger", "."], "--ledger must name a file in an existing folder"),
 ]  # fmt: skip
 EVALUATE: list[tuple[list[str], str]] = [
-    (["--resume"], "--result must be given with resume"),
     (["--result", "."], "--result must name a file in an existing folder"),
     (["--result", "none/result.json"], "--result must name a file in an existing folder"),
     (["--base", "./no-base", "--json", "none/out.json"], "--json must name a file in an exist"),

@@ -21,8 +21,8 @@ from adapmixed.commands.options import (
     progress_bar,
     quiet_libraries,
     random_source,
-    write_private,
 )
+from adapmixed.files import write_file
 
 if TYPE_CHECKING:
     from adapmixed.ensemble import Ensemble
@@ -103,6 +103,6 @@ def run(arguments: argparse.Namespace) -> int:
     close()
     print(text(found))
     figure = draw(found)
-    write_private(arguments.out, figure.svg + "\n")
+    write_file(arguments.out, f"{figure.svg}\n".encode())
     print(f"wrote {arguments.out}: {figure.caption}")
     return 0
