@@ -36,9 +36,7 @@ def check(operators: list[str], case: Case, plan: Plan, *orders: int, gpu: bool 
 
     def recorded(operator: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
         found = operator(*arguments, **named)
-        for one in found if isinstance(found, tuple) else (found,):
-            fields = vars(one).values() if dataclasses.is_dataclass(one) else (one,)
-            answers.extend(field for field in fields if isinstance(field, Tensor))
+        answers.extend(workload.parts(*(found if isinstance(found, tuple) else (found,))))
         return found
 
     for order in orders:

@@ -12,16 +12,11 @@ ROOT = Path(__file__).resolve().parents[2]
 DOCS = ROOT / "docs"
 sys.path.insert(0, str(DOCS / "_ext"))
 
-CHECKED = ("python", "sh", "{code-cell}")
+CHECKED = ("python", "sh")
 """Languages of blocks that run, or are parsed if a mark says that they cannot."""
 
-SHOWN = (
-    "", "text", "json", "toml", "yaml", "csv", "diff", "c", "cpp", "cmake", "tex", "bibtex",
-    "dockerfile", "nginx", "ini",
-    "{toctree}", "{include}", "{eval-rst}", "{image}", "{figure}", "{literalinclude}", "{note}",
-    "{warning}", "{tip}",
-)  # fmt: skip
-"""Languages of blocks that are only shown."""
+SHOWN = ("text", "json", "toml", "yaml", "ini")
+"""Languages of blocks that are only shown, as are directives in braces."""
 
 _ANSWERED = re.compile(
     r"(?<=\()\d+(?= so far\))|\d+(?= records)|(?<=charges: )\d+|(?<=queries: )\d+"
@@ -156,12 +151,9 @@ def shell_lines(text: str) -> list[str]:
     return [line.strip() for line in outside.splitlines() if line.strip()]
 
 
-def unmarked_commands(page: Path) -> list[str]:
-    """Return this package's commands that are indented, or in blocks without a language."""
-    text = split(page)[1]
-    text += "".join("    " + b.text.replace("\n", "\n    ") for b in blocks(page) if not b.language)
-    text = re.sub(r"\\\n\s*", " ", text)
-    return re.findall(r"^ {4,}(?:\$ )?(adapmixed(?:-lab)? [a-z].*)$", text, re.MULTILINE)
+def indented_commands(page: Path) -> list[str]:
+    """Return this package's commands in code that is marked by its indent alone."""
+    return re.findall(r"^ {4,}(?:\$ )?(adapmixed(?:-lab)? [a-z].*)$", split(page)[1], re.MULTILINE)
 
 
 def anchors(page: Path) -> set[str]:

@@ -357,7 +357,7 @@ def row_of(clipping: Clipping, i: int, b: int | None = None) -> Clipping:
     at = slice(None) if b is None else slice(b, b + 1)
     model = slice(i, i + 1)
     return dataclasses.replace(
-        clipping, charge=None, active=None, public_status=None,
+        clipping, charge=None, active=None, public_status=clipping.public_status[at],
         log_scale=clipping.log_scale[model, at], residual=clipping.residual[model, at],
         private_lse=clipping.private_lse[model, at], public_lse=clipping.public_lse[at],
         status=clipping.status[model, at],
@@ -588,7 +588,7 @@ def run_on_changed_rows(private: Tensor, public: Tensor) -> None:
     targets = torch.zeros(len(public), dtype=torch.int64, device=public.device)
     own = [torch.logsumexp(rows.double(), -1) for rows in (private, public)]
     for sums in (own, [torch.zeros_like(one) for one in own]):
-        given = (private, public, *sums, half, half, None, 0.0, 0.0)
+        given = (private, public, *sums, half, half, 0.0, 0.0, None)
         calls: list[Callable[[], Any]] = [
             *(partial(ops.leave_one_out, *given, [1.5, 18.0], zero_out, shape[0])
               for zero_out in (False, True)),
