@@ -108,8 +108,8 @@ def add_low_rank(
         raise ValueError("factors must be on 16 bytes")
     if tokens is not None:
         _check("tokens", tokens, shape[1:], factors, torch.int64)
-        if immediate(factors.device):
-            torch.ops.adapmixed.checked(tokens, "tokens", 0, vocab - 1)
+        if immediate(factors.device) and ((tokens < 0) | (tokens >= vocab)).any():
+            raise ValueError(f"tokens must lie in [0, {vocab}), got {tokens}")
     elif shape[2] != vocab:
         raise ValueError(f"private_logits must have all {vocab} tokens, got {shape[2]}")
     if shape[1]:

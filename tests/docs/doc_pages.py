@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import doctest
 import re
 import sys
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+
+from markdown_it import MarkdownIt
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCS = ROOT / "docs"
@@ -21,7 +24,6 @@ SHOWN = ("text", "json", "toml", "yaml", "ini")
 _ANSWERED = re.compile(
     r"(?<=\()\d+(?= so far\))|\d+(?= records)|(?<=charges: )\d+|(?<=queries: )\d+"
 )
-_FENCE = re.compile(r"^(?P<indent> *)(?P<fence>`{3,}|~{3,})(?P<info>[^\n`]*)$")
 
 
 @dataclass(frozen=True)
@@ -57,18 +59,6 @@ class Block:
         listed = [mark[7:].split(",") for mark in self.marks if mark.startswith("random=")]
         return {int(number) for numbers in listed for number in numbers}
 
-    def pieces(self) -> list[str]:
-        """Return what every run prints: the text between random lines and ellipses.
-
-        Each piece is one line, as `flat` makes it.
-        """
-        lines = self.text.splitlines()
-        kept = ["..." if at in self.random_lines else line for at, line in enumerate(lines, 1)]
-        parts = " ".join(kept).split("...")
-        return [
-            piece for piece in (flat(part, "measured" in self.marks) for part in parts) if piece
-        ]
-
 
 def flat(text: str, measured: bool) -> str:
     """Return a text as one line with single blanks.
@@ -83,17 +73,13 @@ def flat(text: str, measured: bool) -> str:
     return re.sub(r"# (?:h|min) left", "# s left", text)  # a slow machine's time
 
 
-def missing(shown: Block, printed: str) -> list[str]:
-    """Return the pieces of a shown output that a run did not print, in their order."""
-    found = flat(printed, "measured" in shown.marks)
-    left, at = [], 0
-    for piece in shown.pieces():
-        place = found.find(piece, at)
-        if place < 0:
-            left.append(piece)
-        else:
-            at = place + len(piece)
-    return left
+def is_printed(shown: Block, printed: str) -> bool:
+    """Tell whether a run printed what a block shows, but for random lines and ellipses."""
+    lines = shown.text.splitlines()
+    kept = ["..." if at in shown.random_lines else line for at, line in enumerate(lines, 1)]
+    want, got = (flat(one, "measured" in shown.marks) for one in (" ".join(kept), printed))
+    want = re.sub(r" ?\.{3} ?", "...", f"...{want}...")
+    return doctest.OutputChecker().check_output(want, got, doctest.ELLIPSIS)
 
 
 def pages() -> list[Path]:
@@ -108,31 +94,18 @@ def name_of(page: Path) -> str:
 @cache
 def split(page: Path) -> tuple[tuple[Block, ...], str]:
     """Return the fenced blocks, and the page with blank lines in their place."""
-    blocks: list[Block] = []
-    prose: list[str] = []
-    lines = page.read_text(encoding="utf-8").splitlines()
-    at = 0
-    while at < len(lines):
-        found = _FENCE.match(lines[at])
-        if found is None:
-            prose.append(lines[at])
-            at += 1
-            continue
-        end = re.compile(rf" *{found['fence'][0]}{{{len(found['fence'])},}}\s*$")
-        start = at + 1
-        at = start
-        while at < len(lines) and not end.match(lines[at]):
-            at += 1
-        assert at < len(lines), f"{name_of(page)}:{start}: the block does not end"
-        words = found["info"].split()
-        if words and words[0].startswith("{"):
-            words = words[:1]
-        language, *marks = words or [""]
-        indent = len(found["indent"])
-        text = "".join(line[indent:] + "\n" for line in lines[start:at])
-        blocks.append(Block(name_of(page), start + 1, language, tuple(marks), text))
-        at += 1
-        prose += [""] * (at - start + 1)
+    text, blocks = page.read_text(encoding="utf-8"), list[Block]()
+    prose = text.splitlines()
+    for token in MarkdownIt("commonmark").parse(text):
+        if token.type == "fence":
+            assert token.map is not None
+            start, end = token.map
+            ended = prose[end - 1].strip() == token.markup
+            assert ended, f"{name_of(page)}:{start + 1}: the block does not end"
+            language, *marks = token.info.split() or [""]
+            marks = [] if language.startswith("{") else marks
+            blocks.append(Block(name_of(page), start + 2, language, tuple(marks), token.content))
+            prose[start:end] = [""] * (end - start)
     return tuple(blocks), "\n".join(prose) + "\n"
 
 

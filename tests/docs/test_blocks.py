@@ -33,7 +33,7 @@ from doc_pages import (
     all_blocks,
     blocks,
     indented_commands,
-    missing,
+    is_printed,
     name_of,
     pages,
     shell_lines,
@@ -188,7 +188,7 @@ def _run_blocks(page: Path, tmp_path: Path) -> None:
             printed = _execute(block, names)
         if shown is None:
             continue
-        assert not missing(shown, printed), f"{shown} is not what {block} printed:\n{printed}"
+        assert is_printed(shown, printed), f"{shown} is not what {block} printed:\n{printed}"
         printed = " ".join(printed.split())
         for statement in _statements(shown.text):
             assert statement in printed, f"{block}: {statement}"
@@ -296,4 +296,4 @@ def test_the_readme_runs_after_the_demonstration(tmp_path: Path) -> None:
     script = f"adapmixed demo --out report\npython - <<'END'\n{asked.text}END\n"
     printed = _run(script, tmp_path, name_of(README))
     shown = next(one for one in blocks(README) if one.language == "text")
-    assert not missing(shown, printed), f"{shown}:\n{printed}"
+    assert is_printed(shown, printed), f"{shown}:\n{printed}"

@@ -211,21 +211,21 @@ def check_leave_one_out(case: Case, plan: Plan, ops: Any, report: Report) -> Non
         slots = plan.slots(case, k)
         given = case.private, case.public, weight, slots
         mixtures = Mixtures.of_weights(*given)
-        unbounded = may_be_unbounded(case.private, case.public, mixtures)[:, None]
-        unbounded = unbounded | (not case.close)
         for adjacency in plan.adjacencies:
+            unbounded = may_be_unbounded(case.private, case.public, mixtures, adjacency)
+            unbounded = unbounded | (not case.close)
             loss = ops.leave_one_out(
                 *given[:2], projection, orders=orders, adjacency=adjacency, num_models=slots
             )
             report.expect(loss.dtype == torch.float64, "leave_one_out: dtype")
             if adjacency == "zero_out":
-                idle = (weight == 0) & ~torch.from_numpy(unbounded[:, 0])
+                idle = (weight == 0) & ~torch.from_numpy(unbounded)
                 report.expect((loss[idle] == 0).all(), "leave_one_out: a weight of 0 loses")
             truth = mixtures.losses(models, orders, adjacency)
             exact = partial(exact_loss, given, adjacency, models, orders)
             compare_losses(
                 f"leave_one_out, {adjacency}", array(loss)[models], truth, exact, orders, report,
-                unbounded, case.close,
+                unbounded[models, :, None], case.close,
             )  # fmt: skip
 
 
@@ -276,16 +276,22 @@ def losses_hold(
     return good | (got == INF) & infinite
 
 
-def may_be_unbounded(private: Tensor, public: Tensor, mixtures: Mixtures) -> NDArray[np.bool_]:
-    """Tell which positions have a token at which `leave_one_out` states +inf, (B,).
+def may_be_unbounded(
+    private: Tensor, public: Tensor, mixtures: Mixtures, adjacency: str
+) -> NDArray[np.bool_]:
+    """Tell which rows have a token at which `leave_one_out` states +inf, (N, B).
 
-    That is one with q < e^-70 about which a member speaks, or to which none gives e^-80 q.
+    That is one with q < e^-70 about which a member speaks, or to which none gives e^-80 q: none of
+    all members or, if one is removed, of the others.
     """
     rare = torch.log_softmax(public.double(), -1) < -70
     spoken = (rare & ~torch.isneginf(private).all(0)).any(-1).cpu().numpy()
-    likely = (mixtures.bars >= np.exp(np.longdouble(-80)) * mixtures.q).sum(-3)
-    absent = mixtures.models - len(private)
-    return spoken | ((likely + absent == 0) & (mixtures.q > 0)).any(-1)
+    likely = mixtures.bars >= np.exp(np.longdouble(-80)) * mixtures.q
+    others = likely.sum(-3) + mixtures.models - len(private)
+    if adjacency == "add_remove" and mixtures.models > 1:
+        others = others - likely
+    silent = ((others == 0) & (mixtures.q > 0)).any(-1)
+    return np.broadcast_to(spoken | silent, private.shape[:2])
 
 
 def check_mixture(case: Case, plan: Plan, ops: Any, report: Report) -> None:
@@ -438,7 +444,8 @@ def check_clipped(
         private, public, given, orders=orders, adjacency=adjacency, num_models=slots
     )
     exact = mixtures.losses(range(len(private)), orders, adjacency)
-    unbounded = may_be_unbounded(private, public, mixtures)[:, None] | (not case.close)
+    unbounded = may_be_unbounded(private, public, mixtures, adjacency)[..., None]
+    unbounded = unbounded | (not case.close)
     lower = exact * (1 - 1e-12) - 2e-15  # the oracle's rows carry double rounding
     good = losses_hold(array(loss), lower, orders, unbounded)
     good |= (not case.close) & (array(loss) >= lower)

@@ -102,6 +102,6 @@ def test_fuzzed_calls(batch: int, device: torch.device) -> None:
 
 def test_every_kind_occurs() -> None:
     calls = [cases.fuzzed(seed)[0] for seed in range(100)]
-    assert all(any(f"({kind}," in case.name for case in calls) for kind in cases.KINDS)
+    assert all(any(case.name.startswith(kind) for case in calls) for kind in cases.KINDS)
     assert len({case.private.dtype for case in calls}) == 3
     assert any(case.private.shape[2] > 4000 for case in calls)

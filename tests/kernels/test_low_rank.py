@@ -129,7 +129,7 @@ def test_wrong_operands_are_refused() -> None:
         ((*given, torch.empty(3, 2, 80)[..., ::2], tokens), "private_logits"),
         ((*given, out, None), "private_logits must have all 90 tokens"),
         ((*given, out, tokens.int()), "tokens"),
-        ((*given, out, tokens + 50), r"tokens\[.*\] must be in \[0, 89\]"),
+        ((*given, out, tokens + 50), r"tokens must lie in \[0, 90\)"),
     ):
         with pytest.raises(ValueError, match=name):
             add_low_rank(*wrong)
