@@ -94,20 +94,8 @@ def test_a_batch_in_groups_is_its_positions(gpu: torch.device) -> None:
         assert torch.equal(workload.project(one).weight, weights[:, b : b + 1])
 
 
-def test_arguments_that_the_cpu_would_refuse(gpu: torch.device) -> None:
-    """A GPU cannot raise at once, so the answers are NaN and the losses infinite."""
-    x = workload.make(30).to(gpu)
-    projection = workload.project(x)
-    targets = x.targets.clone()
-    targets[1] = -1
-    targets[2] = x.public.shape[1]
-    log_prob = adapmixed_ext.log_prob(x.private, x.public, projection, targets)
-    assert log_prob.isnan().tolist() == [False, True, True]
-    weight = torch.full_like(projection.weight, 0.5)
-    weight[1, 1] = 1.5
-    loss = adapmixed_ext.leave_one_out(x.private, x.public, weight, orders=2.0)
-    assert (loss[:, 1] == torch.inf).all() and loss[:, [0, 2]].isfinite().all()
-    assert adapmixed_ext.mixture(x.private, x.public, weight)[1].isnan().all()
+def test_what_no_status_reports(gpu: torch.device) -> None:
+    checks.check_what_no_status_reports(gpu)
 
 
 def test_devices_are_not_mixed(gpu: torch.device) -> None:

@@ -585,6 +585,35 @@ def check_bad_rows(private: Tensor, public: Tensor, error: str) -> None:
     assert torch.equal(tokens == -1, worst)
 
 
+def check_what_no_status_reports(device: torch.device) -> None:
+    """Check targets, weights, noise and probabilities that the CPU refuses.
+
+    A call that is only queued cannot raise: it answers NaN, +inf or token -1.
+    """
+    private, public = (rows.to(device) for rows in cases.logits(0, 5, 2, 70, 1.0, 0.3))
+    weight = torch.full((5, 2), 0.25, dtype=torch.float64, device=device)
+    for target in (-1, 70):
+        targets = torch.tensor([3, target], device=device)
+        found = adapmixed_ext.log_prob(private, public, weight, targets)
+        assert found.isnan().tolist() == [False, True]
+    weight[1, 1] = 1.5
+    loss = adapmixed_ext.leave_one_out(private, public, weight, orders=2.0)
+    assert (loss[:, 1] == INF).all() and loss[:, 0].isfinite().all()
+    assert adapmixed_ext.mixture(private, public, weight)[1].isnan().all()
+    noise = torch.zeros(2, 6, dtype=torch.float64, device=device)
+    noise[1, 2] = math.nan
+    screening = adapmixed_ext.screen(
+        private, public, noise, weight=0.1, order=2.0, threshold=5.0, top_k=6
+    )
+    assert screening.passed.tolist() == [True, False] and screening.divergence[1] == INF
+    p = public.double().softmax(-1).repeat(2, 1)
+    p[0] *= 1.1
+    p[1, 3], p[1, 4] = -p[1, 3], 3 * p[1, 4]
+    p[2, 3] = math.nan
+    tokens = adapmixed_ext.sample(p, public.repeat(2, 1), rng=Source(1))
+    assert (tokens[:3] == -1).all() and tokens[3] >= 0
+
+
 def run_on_changed_rows(private: Tensor, public: Tensor) -> None:
     """Run operators on rows that are bad, or changed since their log-sum-exps were taken.
 
