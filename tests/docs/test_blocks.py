@@ -186,12 +186,9 @@ def _run_blocks(page: Path, tmp_path: Path) -> None:
             printed = _run_shell(block, tmp_path)
         else:
             printed = _execute(block, names)
-        if shown is None:
-            continue
-        assert is_printed(shown, printed), f"{shown} is not what {block} printed:\n{printed}"
-        printed = " ".join(printed.split())
-        for statement in _statements(shown.text):
-            assert statement in printed, f"{block}: {statement}"
+        assert shown is None or is_printed(shown, printed), (
+            f"{shown} is not what {block} printed:\n{printed}"
+        )
 
 
 def _run_shell(block: Block, folder: Path) -> str:
@@ -229,18 +226,6 @@ def _execute(block: Block, names: dict[str, object]) -> str:
     with contextlib.redirect_stdout(io.StringIO()) as printed:
         exec(compile("\n" * (block.line - 1) + block.text, block.page, "exec"), names)
     return printed.getvalue()
-
-
-def _statements(shown: str) -> list[str]:
-    """Return what an output shows of guarantees, up to an ellipsis, in single lines."""
-    found = []
-    for part in " ".join(shown.split()).split("(ε, δ)-differentially private")[1:]:
-        part = part.split("...")[0]
-        ended = re.match(
-            r".*?zero-out\)\)\.(?: Any change .*? (?:δ = \S+|not covered[^.]*)\.)?", part
-        )
-        found.append(f"(ε, δ)-differentially private{ended[0] if ended else part}".strip())
-    return found
 
 
 def _stand_ins(page: Path, ensemble: Path) -> None:
