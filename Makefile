@@ -115,7 +115,7 @@ lint: $(VENV)/.dev
 # frame is looked for on the CPU's alone. Torch's own threads are not instrumented, and a forked child
 # has no ThreadSanitizer. Older ThreadSanitizers do not start where addresses are randomised far.
 FIXED_ADDRESSES = $(shell setarch -R true 2>/dev/null && echo setarch -R)
-ON_CPU := $(addprefix tests/kernels/test_,contract.py gaussian.py low_rank.py sample.py workload.py)
+ON_CPU := $(addprefix tests/kernels/test_,contract.py draws.py low_rank.py workload.py)
 THREADS := tests/kernels/test_low_rank.py tests/kernels/test_workload.py
 SIMULATED := tests/cuda_on_cpu/test_kernels.py
 sanitized = $(FIXED_ADDRESSES) env LD_PRELOAD="$(foreach one,$(2) libstdc++.so,$(shell \
@@ -143,7 +143,7 @@ define built
 	  -DPython_EXECUTABLE="$(CURDIR)/$(BIN)/python" -Dpybind11_DIR="$$(python -m pybind11 --cmakedir)" && \
 	  cmake --build $(1); } >$(1).log 2>&1 || { cat $(1).log; exit 1; }
 	@rm -rf $(1)/site && mkdir -p $(1)/site/adapmixed_ext
-	@ln -s $(CURDIR)/adapmixed_ext/*.py $(CURDIR)/adapmixed_ext/reference $(1)/site/adapmixed_ext/
+	@ln -s $(CURDIR)/adapmixed_ext/*.py $(1)/site/adapmixed_ext/
 	@cp $(1)/_C*.so $(1)/site/adapmixed_ext/
 endef
 

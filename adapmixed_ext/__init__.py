@@ -34,14 +34,18 @@ except ImportError as error:
         "Python outside the repository if adapmixed is installed elsewhere"
     ) from error
 
-from ._clip import clip_project
-from ._leave_one_out import leave_one_out
-from ._log_pool import log_pool
-from ._mixture import log_prob, mixture
-from ._project import project
-from ._renyi import renyi_divergence
-from ._sample import gaussian, sample
-from ._screen import screen
+from .operators import (
+    clip_project,
+    gaussian,
+    leave_one_out,
+    log_pool,
+    log_prob,
+    mixture,
+    project,
+    renyi_divergence,
+    sample,
+    screen,
+)
 from .types import Clipping, LogPool, Projection, Screening
 
 __all__ = [

@@ -1,51 +1,116 @@
-"""The inputs that operators share: logits, their log-sum-exps, and checks of values.
+"""Checks of tensors for all operators, and the rows and log-sum-exps that operators share.
 
-``prepare`` is for callers that give the same rows to several operators.
+Every error names argument, value and rule. ``prepare`` is for callers that give the same rows to
+several operators.
 """
 
-import math
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from . import _tensors as check
-from ._registry import F64, backend, register, rows
-from ._tensors import ensemble_logits as ensemble_logits
-from .types import Clipping, Projection, raise_row_errors
+from adapmixed import limits
+
+from ._native import DTYPES, F64, call, immediate
+from .types import Clipping, Projection
 
 _ops = torch.ops.adapmixed
 
 
-# log_sum_exp: (B, V) or (N, B, V) -> float64 lse and int32 status, without the last axis. Errors
-# name the argument `name`.
-def _log_sum_exp(logits: Tensor, name: str) -> tuple[Tensor, Tensor]:
-    lse = logits.new_empty(logits.shape[:-1], dtype=F64)
-    status = logits.new_empty(logits.shape[:-1], dtype=torch.int32)
-    shape = tuple(logits.shape) if logits.dim() == 3 else (1, *logits.shape)
-    on = backend(logits.device)
-    on.call(
-        "log_sum_exp",
-        logits,
-        rows(logits),
-        *shape,
-        lse.data_ptr(),
-        status.data_ptr(),
-        workspace=on.workspace("log_sum_exp", shape),
+def tensor(name: str, value: object) -> Tensor:
+    """Return the value if it is a tensor that carries no gradient."""
+    if not isinstance(value, Tensor):
+        raise ValueError(f"{name} must be a torch.Tensor, got {type(value).__name__}")
+    if value.requires_grad:
+        raise ValueError(
+            f"{name} must not require grad, got requires_grad=True: the operators have no "
+            "gradient; call them under torch.no_grad() or detach the tensor"
+        )
+    if value.layout != torch.strided or value.is_nested:
+        raise ValueError(f"{name} must be a dense (strided) tensor, got {value.layout}")
+    if value.device.type not in ("cpu", "cuda"):
+        raise ValueError(f"{name} must be on a CPU or CUDA device, got {value.device}")
+    return value
+
+
+def of_type(name: str, value: object, dtype: torch.dtype, shape: tuple[int, ...],
+            like: Tensor) -> Tensor:  # fmt: skip
+    """Return the value if it is a tensor of exactly this dtype, shape and device."""
+    t = tensor(name, value)
+    if t.dtype != dtype or tuple(t.shape) != tuple(shape):
+        raise ValueError(
+            f"{name} must be {dtype} of shape {tuple(shape)}, got {t.dtype} {tuple(t.shape)}"
+        )
+    _on_device(name, t, like)
+    return t
+
+
+def typed(name: str, value: object, dtype: torch.dtype, shape: tuple[int, ...],
+          like: Tensor) -> Tensor:  # fmt: skip
+    """Return a contiguous tensor of exactly this dtype, shape and device."""
+    return of_type(name, value, dtype, shape, like).contiguous()
+
+
+def _on_device(name: str, value: Tensor, other: Tensor) -> None:
+    """Raise for a tensor on another device than ``other``: nothing is moved silently."""
+    if value.device != other.device:
+        raise ValueError(f"{name} must be on device {other.device}, got {value.device}")
+
+
+def logits(name: str, value: object, dims: int) -> Tensor:
+    """Return logits with ``dims`` axes, none empty but the positions, and last stride 1."""
+    t = tensor(name, value)
+    axes = {2: "(B, V)", 3: "(N, B, V)"}[dims]
+    if t.dim() != dims:
+        raise ValueError(f"{name} must have shape {axes}, got {tuple(t.shape)}")
+    if t.dtype not in DTYPES:
+        raise ValueError(f"{name} must be float32, bfloat16 or float16, got {t.dtype}")
+    limits.check_vocabulary(t.shape[-1], name)
+    if dims == 3:
+        limits.check_models(t.shape[0], f"{name}.shape[0]")
+    return t if t.stride(-1) == 1 or t.shape[-1] == 1 else t.contiguous()
+
+
+def same(name: str, value: Tensor, other_name: str, other: Tensor) -> None:
+    """Raise for two logit tensors of different dtype or device."""
+    if value.dtype != other.dtype:
+        raise ValueError(
+            f"{name} must have the dtype of {other_name}, {other.dtype}, got {value.dtype}"
+        )
+    _on_device(name, value, other)
+
+
+def ensemble_logits(private_logits: object, public_logits: object) -> tuple[Tensor, Tensor]:
+    """Return private (N, B, V) and public (B, V) logits that fit each other."""
+    private = logits("private_logits", private_logits, 3)
+    public = logits("public_logits", public_logits, 2)
+    same("public_logits", public, "private_logits", private)
+    if public.shape != private.shape[1:]:
+        raise ValueError(
+            f"public_logits must have shape (B, V) = {tuple(private.shape[1:])} to fit "
+            f"private_logits {tuple(private.shape)}, got {tuple(public.shape)}"
+        )
+    return private, public
+
+
+def slots(num_models: int | None, private: Tensor) -> int:
+    """Return the public number of members: N unless stated, never fewer than are present."""
+    present = private.shape[0]
+    return present if num_models is None else limits.check_models(num_models, least=present)
+
+
+def members(active: object, private: Tensor, name: str = "active") -> Tensor | None:
+    """Return which members take part, (N, B) bool, or None for all."""
+    return None if active is None else typed(name, active, torch.bool, private.shape[:2], private)
+
+
+def tokens(targets: object, public: Tensor) -> Tensor:
+    """Return targets (B,), which the CPU checks; a GPU's kernels give NaN for bad ones."""
+    t = typed("targets", targets, torch.int64, public.shape[:1], public)
+    found: Tensor = (
+        _ops.checked(t, "targets", 0, public.shape[-1] - 1) if immediate(t.device) else t
     )
-    if on.immediate:
-        raise_row_errors(name, status)
-    return lse, status
-
-
-def _log_sum_exp_fake(logits: Tensor, name: str) -> tuple[Tensor, Tensor]:
-    shape = logits.shape[:-1]
-    return logits.new_empty(shape, dtype=F64), logits.new_empty(shape, dtype=torch.int32)
-
-
-register(
-    "log_sum_exp(Tensor logits, str name) -> (Tensor, Tensor)", _log_sum_exp, _log_sum_exp_fake
-)
+    return found
 
 
 def log_sum_exp(logits: Tensor, name: str) -> tuple[Tensor, Tensor]:
@@ -63,46 +128,12 @@ def near_log_sum_exp(logits: Tensor, near: Tensor) -> Tensor:
         logits: (B, V) or (N, B, V).
         near: (B,) int64, a column of each position that is likely in its rows.
     """
-    if not backend(logits.device).immediate:
+    if not immediate(logits.device):
         return log_sum_exp(logits, "logits")[0]
     lse = logits.new_empty(logits.shape[:-1], dtype=F64)
-    shape = tuple(logits.shape) if logits.dim() == 3 else (1, *logits.shape)
-    backend(logits.device).call(
-        "near_log_sum_exp", logits, rows(logits), *shape, near.data_ptr(), lse.data_ptr()
-    )
+    shape = logits.shape if logits.dim() == 3 else (1, *logits.shape)
+    call("near_log_sum_exp", logits, logits, *shape, near, lse)
     return lse
-
-
-# checked: a copy of values known to lie in [least, most]. Callers go on with the copy, since a
-# compiler would drop a check without a result. If nothing can be raised at once, values outside
-# become NaN, and so does whatever is computed from them.
-def _checked(values: Tensor, name: str, least: float, most: float) -> Tensor:
-    if not backend(values.device).immediate:
-        good = (values >= least) & (values <= most) & values.isfinite()
-        return torch.where(good, values, math.nan)
-    if values.numel():
-        low, high = (float(extreme) for extreme in torch.aminmax(values))
-        if least <= low and high <= most and math.isfinite(low) and math.isfinite(high):
-            return values.clone()
-    good = (values >= least) & (values <= most) & values.isfinite()
-    bad = (~good).nonzero()
-    if bad.numel():
-        at = tuple(bad[0].tolist())
-        where = ", ".join(str(i) for i in at)
-        rule = "finite" if most == math.inf and least == -math.inf else f"in [{least:g}, {most:g}]"
-        raise ValueError(f"{name}[{where}] must be {rule}, got {float(values[at])}")
-    return values.clone()
-
-
-def _checked_fake(values: Tensor, name: str, least: float, most: float) -> Tensor:
-    return torch.empty_like(values)
-
-
-register(
-    "checked(Tensor values, str name, float least, float most) -> Tensor",
-    _checked,
-    _checked_fake,
-)
 
 
 class Inputs(NamedTuple):
@@ -118,11 +149,48 @@ class Inputs(NamedTuple):
 
 def prepare(private_logits: Tensor, public_logits: Tensor) -> Inputs:
     """Check the logits and pass over them once."""
-    private, public = check.ensemble_logits(private_logits, public_logits)
+    private, public = ensemble_logits(private_logits, public_logits)
     public_lse, public_status = log_sum_exp(public, "public_logits")
     private_lse, status = log_sum_exp(private, "private_logits")
     status = torch.where(public_status != 0, 5, status)
     return Inputs(private, public, private_lse, public_lse, status, public_status)
+
+
+def weighted(
+    private_logits: Tensor, public_logits: Tensor, projection: Projection | Clipping | Tensor
+) -> tuple[Any, ...]:
+    """Return the first arguments of operators on projected rows: logits, their sums, and weights.
+
+    The weights are (weight, residual, lower, upper, active), see csrc/common/operators.h.
+    """
+    if not isinstance(projection, Projection | Clipping):
+        known = prepare(private_logits, public_logits)[:4]
+        return *known, _bare_weights(projection, known[0]), None, 0.0, 0.0, None
+    private, public = ensemble_logits(private_logits, public_logits)
+    shape = private.shape[:2]
+
+    def part(name: str, shape: tuple[int, ...] = shape) -> Tensor:
+        return typed(f"projection.{name}", getattr(projection, name), F64, shape, private)
+
+    rows = private, public, part("private_lse"), part("public_lse", shape[1:])
+    if isinstance(projection, Projection):
+        return *rows, part("weight"), None, 0.0, 0.0, None
+    active = members(projection.active, private, "projection.active")
+    box = projection.lower, projection.upper
+    return *rows, part("log_scale"), part("residual"), *box, active
+
+
+def _bare_weights(projection: object, private: Tensor) -> Tensor:
+    weight, shape = tensor("projection", projection), tuple(private.shape[:2])
+    if not weight.is_floating_point() or tuple(weight.shape) != shape:
+        raise ValueError(
+            "projection must be a Projection or a floating-point weight tensor (N, B) = "
+            f"{shape}, got {weight.dtype} {tuple(weight.shape)}"
+        )
+    _on_device("projection", weight, private)
+    weight = weight.to(F64).contiguous()
+    checked: Tensor = _ops.checked(weight, "projection", 0.0, 1.0)
+    return checked
 
 
 def likeliest(public: Tensor, count: int, *, by_rank: bool = False) -> Tensor:
@@ -140,41 +208,3 @@ def likeliest(public: Tensor, count: int, *, by_rank: bool = False) -> Tensor:
     unequal = bits.long().bitwise_left_shift_(32).bitwise_or_(falling)
     tokens = unequal.topk(count, sorted=by_rank).indices
     return tokens if by_rank else tokens.sort(-1).values
-
-
-def weighted_inputs(
-    private_logits: Tensor,
-    public_logits: Tensor,
-    projection: Projection | Clipping | Tensor,
-    *,
-    by_kernel: bool = True,
-) -> tuple[Any, ...]:
-    """Return the first arguments of operators on projected rows: logits, sums, weights.
-
-    by_kernel: the operator's own CUDA kernels check the values of a result's weights.
-    """
-    if isinstance(projection, Projection | Clipping):
-        private, public = check.ensemble_logits(private_logits, public_logits)
-        known = (private, public, *check.row_sums(projection, private))
-    else:
-        known = prepare(private_logits, public_logits)[:4]
-    return *known, *check.weights(projection, known[0], by_kernel=by_kernel)
-
-
-def refuse_foreign(name: str, foreign: Tensor) -> None:
-    """Raise if rows are not those whose log-sum-exps were given."""
-    bad = foreign.nonzero()
-    if bad.numel():
-        where = ", ".join(str(i) for i in bad[0].tolist())
-        raise ValueError(
-            f"projection must belong to these logits: at {name}[{where}] they are not the rows "
-            f"that it was made from, or hold NaN, +inf or no finite value ({bad.shape[0]} such)"
-        )
-
-
-def refuse_targets(targets: Tensor, vocab: int) -> None:
-    """Raise for a target outside the vocabulary, which would be read outside the rows."""
-    outside = ((targets < 0) | (targets >= vocab)).nonzero()
-    if outside.numel():
-        at, got = int(outside[0]), int(targets[outside[0]])
-        raise ValueError(f"targets[{at}] must be a token in [0, {vocab}), got {got}")

@@ -17,13 +17,14 @@ from contextlib import suppress
 import torch
 from torch import Tensor
 
-from . import _tensors as check
-from ._registry import _DTYPES, address, backend, rows
+from . import inputs as check
+from ._native import call, immediate, native
 
 BLOCK = 16
 """Members that lie side by side."""
 PACK = 64
 """Tokens that lie side by side in the factors of a member in training."""
+_PARTS = ("start", "private_logits", "public_logits")  # may be rows of a larger tensor
 _PRIVATE = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
 
 
@@ -91,47 +92,40 @@ def add_low_rank(
     Raises:
         ValueError: wrong shapes, dtypes, devices, strides, or tokens (on a GPU: NaN instead).
     """
-    if check.tensor("factors", factors).dim() != 4:
-        raise ValueError(f"factors must have 4 dimensions, got {factors.dim()}")
-    if check.tensor("private_logits", private_logits).dim() != 3:
-        raise ValueError(f"private_logits must have 3 dimensions, got {private_logits.dim()}")
+    for name, one, dims in (("factors", factors, 4), ("private_logits", private_logits, 3)):
+        if check.tensor(name, one).dim() != dims:
+            raise ValueError(f"{name} must have {dims} dimensions, got {one.dim()}")
     if factors.dtype not in (torch.float32, torch.bfloat16):
         raise ValueError(f"factors must be float32 or bfloat16, got {factors.dtype}")
-    (vocab, blocks, rank, _), (models, positions, columns) = factors.shape, private_logits.shape
+    (vocab, _, rank, _), shape = factors.shape, private_logits.shape
+    members = blocks_of(shape[0]), rank, BLOCK
     of_all = check.tensor("start", start).dim() == 2
-    shapes = {
-        "start": (start, (positions, columns) if of_all else (models, positions, columns)),
-        "coefficients": (coefficients, (positions, blocks, rank, BLOCK)),
-        "private_logits": (private_logits, (models, positions, columns)),
-    }
-    for name, (one, shape) in shapes.items():
-        check.of_type(name, one, torch.float32, shape, factors)
-        if one.is_neg():  # its memory holds the numbers with the other sign
-            raise ValueError(f"{name} must not be a lazily negated view: call resolve_neg()")
-        if one.stride(-1) != 1:
-            raise ValueError(f"{name} must have contiguous rows")
-    if tuple(factors.shape[1:]) != (blocks_of(models), rank, BLOCK):
-        raise ValueError(f"factors must have {blocks_of(models)} blocks of {BLOCK}, got {blocks}")
-    if not (coefficients.is_contiguous() and factors.is_contiguous()) or factors.data_ptr() % 16:
-        raise ValueError("coefficients and factors must be contiguous, factors on 16 bytes")
-    if tokens is None and columns != vocab:
-        raise ValueError(f"private_logits must have all {vocab} tokens, got {columns}")
+    _check("factors", factors, (vocab, *members), factors, factors.dtype)
+    _check("start", start, shape[1:] if of_all else shape, factors)
+    _check("coefficients", coefficients, (shape[1], *members), factors)
+    _check("private_logits", private_logits, shape, factors)
+    if factors.data_ptr() % 16:
+        raise ValueError("factors must be on 16 bytes")
     if tokens is not None:
-        check.of_type("tokens", tokens, torch.int64, (positions, columns), factors)
-        if not tokens.is_contiguous():
-            raise ValueError("tokens must be contiguous")
-        if backend(factors.device).immediate and ((tokens < 0) | (tokens >= vocab)).any():
+        _check("tokens", tokens, shape[1:], factors, torch.int64)
+        if immediate(factors.device) and ((tokens < 0) | (tokens >= vocab)).any():
             raise ValueError(f"tokens must lie in [0, {vocab}), got {tokens}")
-    if positions:
-        backend(factors.device).call(
-            "add_low_rank",
-            factors,
-            (
-                (models, positions, columns), *rows(start)[:3], coefficients.data_ptr(),
-                factors.data_ptr(), _DTYPES[factors.dtype], address(tokens), rank, vocab,
-            ),
-            rows(private_logits)[:3],
-        )  # fmt: skip
+    elif shape[2] != vocab:
+        raise ValueError(f"private_logits must have all {vocab} tokens, got {shape[2]}")
+    if shape[1]:
+        address, _, _, dtype = native(factors)
+        operands = *native(start)[:3], coefficients.data_ptr(), address, dtype, tokens, rank, vocab
+        call("add_low_rank", factors, (shape, *operands), native(private_logits)[:3])
+
+
+def _check(
+    name: str, value: Tensor, shape: tuple[int, ...], like: Tensor,
+    dtype: torch.dtype = torch.float32,
+) -> None:  # fmt: skip
+    """Raise unless the compiled module can take the address of a tensor."""
+    one = check.of_type(name, value, dtype, shape, like)
+    if not (one.stride(-1) == 1 if name in _PARTS else one.is_contiguous()):
+        raise ValueError(f"{name} must be contiguous, or have contiguous rows if it has logits")
 
 
 def pack_tokens(factors: Tensor) -> Tensor:
@@ -172,30 +166,18 @@ def cross_entropy(
     if check.tensor("public_logits", public_logits).dim() != 2:
         raise ValueError(f"public_logits must have 2 dimensions, got {public_logits.dim()}")
     (rows, vocab), rank = public_logits.shape, coefficients.shape[-1]
-    shape = (-(-vocab // PACK), rank, PACK)
-    given = [("coefficients", coefficients, (rows, rank)), ("factors", factors, shape)]
-    if derivatives is not None:
-        given += [("derivatives[0]", derivatives[0], (rows, rank))]
-        given += [("derivatives[1]", derivatives[1], shape)]
-    check.of_type("public_logits", public_logits, torch.float32, (rows, vocab), public_logits)
-    if public_logits.device.type != "cpu" or public_logits.stride(-1) != 1:
-        raise ValueError("public_logits must be on the CPU and have contiguous rows")
-    for name, one, expected in given:
-        if not check.of_type(name, one, torch.float32, expected, public_logits).is_contiguous():
-            raise ValueError(f"{name} must be contiguous")
-    check.of_type("targets", targets, torch.int64, (rows,), public_logits)
-    least, most = targets.aminmax() if rows else (0, 0)
-    if not targets.is_contiguous() or least < 0 or most >= vocab:
-        raise ValueError(f"targets must be contiguous and lie in [0, {vocab}), got {targets}")
+    shapes = (rows, rank), (-(-vocab // PACK), rank, PACK)
     losses = torch.empty(rows, dtype=torch.float64)
-    of = (0, 0) if derivatives is None else tuple(one.data_ptr() for one in derivatives)
-    backend(public_logits.device).call(
-        "cross_entropy",
-        public_logits,
-        (
-            rows, vocab, rank, public_logits.data_ptr(), public_logits.stride(0),
-            coefficients.data_ptr(), factors.data_ptr(), targets.data_ptr(),
-        ),
-        (losses.data_ptr(), *of),
-    )  # fmt: skip
+    _check("public_logits", public_logits, (rows, vocab), losses)
+    _check("coefficients", coefficients, shapes[0], losses)
+    _check("factors", factors, shapes[1], losses)
+    for at, one in enumerate(derivatives or ()):
+        _check(f"derivatives[{at}]", one, shapes[at], losses)
+    _check("targets", targets, (rows,), losses, torch.int64)
+    torch.ops.adapmixed.checked(targets, "targets", 0, vocab - 1)
+    start, stride = public_logits.data_ptr(), public_logits.stride(0)
+    others = (one.data_ptr() for one in (coefficients, factors, targets))
+    written = (one.data_ptr() for one in derivatives) if derivatives else (0, 0)
+    operands = rows, vocab, rank, start, stride, *others
+    call("cross_entropy", losses, operands, (losses, *written))
     return losses

@@ -10,9 +10,7 @@ _ERRORS = {
     2: "contains +inf",
     3: "has no finite value (all -inf)",
     4: "has its largest logit beyond ±1e6: subtract a constant from the row",
-    5: "contains NaN or +inf, has no finite value or one beyond ±1e6",
 }
-_PUBLIC = 5  # the public row is bad, where nothing was raised at once
 
 
 class RandomSource(Protocol):
@@ -23,16 +21,19 @@ class RandomSource(Protocol):
         ...
 
 
+def first_of(bad: Tensor) -> list[int]:
+    """Return the index of the first value that is not 0; empty if there is none."""
+    found = bad.nonzero()
+    return list(found[0].tolist()) if found.numel() else []
+
+
 def raise_row_errors(name: str, status: Tensor) -> None:
     """Raise a ValueError that names the first bad row of ``name``; status: int32, 0 = good."""
-    bad = status.nonzero()
-    if bad.numel():
-        index = bad[0].tolist()
-        where = ", ".join(str(i) for i in index)
+    if at := first_of(status):
         raise ValueError(
-            f"{name}[{where}] {_ERRORS[int(status[tuple(index)])]}; logits must be finite or -inf, "
-            f"with at least one finite value a row ({bad.shape[0]} of {status.numel()} rows are "
-            f"bad)"
+            f"{name}{at} {_ERRORS[int(status[tuple(at)])]}; logits must be finite or -inf, with at "
+            f"least one finite value a row ({int((status != 0).sum())} of {status.numel()} rows "
+            "are bad)"
         )
 
 
@@ -40,19 +41,15 @@ class _OfRows:
     """A result with the statuses of the rows that it was computed from."""
 
     status: Tensor
-    public_status: Tensor | None
+    public_status: Tensor
 
     def check(self) -> Self:
         """Return self, or raise ValueError if a row of logits was bad. The CPU raises at once.
 
-        Public rows come first. A GPU is read once if all is well. Without ``public_status`` the
-        error says that a public row is bad, but not how.
+        Public rows come first. A GPU is read once if all is well.
         """
         if bool(self.status.any()):
-            known = self.public_status
-            if known is None:
-                known = (self.status == _PUBLIC).any(0) * _PUBLIC
-            raise_row_errors("public_logits", known)
+            raise_row_errors("public_logits", self.public_status)
             raise_row_errors("private_logits", self.status)
         return self
 
@@ -66,14 +63,14 @@ class Projection(_OfRows):
         private_lse: (N, B) float64, log-sum-exp of each private row.
         public_lse: (B,) float64, log-sum-exp of each public row.
         status: (N, B) int32, 0 if the row and its public row are good.
-        public_status: (B,) int32, 0 if the public row is good; None: not kept.
+        public_status: (B,) int32, 0 if the public row is good.
     """
 
     weight: Tensor
     private_lse: Tensor
     public_lse: Tensor
     status: Tensor
-    public_status: Tensor | None = None
+    public_status: Tensor
 
 
 @dataclass(frozen=True)
@@ -90,7 +87,7 @@ class Clipping(_OfRows):
         status: (N, B) int32, 0 if the row and its public row are good.
         lower: c, a ratio.
         upper: C; both are 1 if one of them is, since p̄_i = q then.
-        public_status: (B,) int32, 0 if the public row is good; None: not kept.
+        public_status: (B,) int32, 0 if the public row is good.
     """
 
     log_scale: Tensor
@@ -102,7 +99,7 @@ class Clipping(_OfRows):
     status: Tensor
     lower: float
     upper: float
-    public_status: Tensor | None = None
+    public_status: Tensor
 
 
 @dataclass(frozen=True)
@@ -113,13 +110,13 @@ class Screening(_OfRows):
         divergence: (B,) float64, D_α(s‖q[K]); private, for the operator only.
         passed: (B,) bool, divergence ≤ threshold.
         status: (N, B) int32, 0 if the row and its public row are good.
-        public_status: (B,) int32, 0 if the public row is good; None: not kept.
+        public_status: (B,) int32, 0 if the public row is good.
     """
 
     divergence: Tensor
     passed: Tensor
     status: Tensor
-    public_status: Tensor | None = None
+    public_status: Tensor
 
 
 @dataclass(frozen=True)
@@ -138,7 +135,7 @@ class LogPool(_OfRows):
         active: (N, B) bool, the members that take part; None: all.
         status: (N, B) int32, 0 if the row and its public row are good.
         log_weights: (B, V) float64, log p + log_normaliser; private.
-        public_status: (B,) int32, 0 if the public row is good; None: not kept.
+        public_status: (B,) int32, 0 if the public row is good.
     """
 
     log_normaliser: Tensor
@@ -152,4 +149,4 @@ class LogPool(_OfRows):
     active: Tensor | None
     status: Tensor
     log_weights: Tensor
-    public_status: Tensor | None = None
+    public_status: Tensor

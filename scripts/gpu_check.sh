@@ -234,7 +234,7 @@ build() {
   # The packages of this checkout around that module; PYTHONSAFEPATH keeps the checkout's own
   # adapmixed_ext, which has another module or none, from being found first.
   if [[ ! -e $site/ready ]]; then
-    ln -s "$root"/adapmixed_ext/{*.py,*.pyi,reference} "$site/adapmixed_ext/"
+    ln -s "$root"/adapmixed_ext/{*.py,*.pyi} "$site/adapmixed_ext/"
     cp "$module" "$site/adapmixed_ext/"
     touch "$site/ready"
     export PYTHONSAFEPATH=1 PYTHONPATH=$site:$root/python:$root${PYTHONPATH:+:$PYTHONPATH}

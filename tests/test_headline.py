@@ -70,15 +70,8 @@ def few(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_small_run_reports_every_setting_and_continues(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    command = ["headline", "--quick", "--keep", str(tmp_path / "kept"), "--workers", "1"]
-    command += [
-        "--seeds",
-        "2",
-        "--out",
-        str(tmp_path / "found"),
-        "--figure",
-        str(tmp_path / "figure.png"),
-    ]
+    command = f"headline --quick --workers 1 --seeds 2 --keep {tmp_path / 'kept'}".split()
+    command += ["--out", str(tmp_path / "found"), "--figure", str(tmp_path / "figure.png")]
     monkeypatch.setattr(sys, "argv", command)
     contents = []
     for _ in range(2):

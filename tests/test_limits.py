@@ -59,6 +59,15 @@ def planned(delta: float = 1e-5, models: int = 8, queries: int = 8) -> object:
     return plan(1.0, delta, models, queries, shapes=(), scales=(4.0,))
 
 
+def bound(models: int, active: int | None = None) -> None:
+    am.Accountant(1e-5).bind(am.ClippedLogPool(-1.0, 1.0), models, None, active)
+
+
+def lost(orders: Any = 2.0, num_models: int = 3) -> object:
+    weight = torch.ones(3, 2)
+    return ops.leave_one_out(*ROWS, weight, orders=orders, num_models=num_models)
+
+
 def command(*words: str) -> None:
     """Run a command; raise ValueError with what it prints if it refuses."""
     try:
@@ -88,31 +97,21 @@ COUNTED = {
 TABLE: list[tuple[Callable[..., object], str, float, float]] = [
     # door, the argument in the message, the last allowed number, the direction of the refused one
     (many, "private_logits", 65_536, UP),
-    (
-        lambda n: ops.leave_one_out(*ROWS, torch.ones(3, 2), orders=2.0, num_models=n),
-        "num_models",
-        65_536,
-        UP,
-    ),
+    (lambda n: lost(num_models=n), "num_models", 65_536, UP),
     (lambda n: stated(models=n), "num_models", 65_536, UP),
-    (lambda n: am.Accountant(1e-5).bind(am.ClippedLogPool(-1.0, 1.0), n), "num_models", 65_536, UP),
-    (lambda n: am.Accountant(1e-5).bind(am.ClippedLogPool(-1.0, 1.0), n), "num_models", 1, DOWN),
+    (bound, "num_models", 65_536, UP),
+    (bound, "num_models", 1, DOWN),
     (lambda n: privacy.BoundedRangeAnswer(1.0, -1.0, 1.0, n, 1), "num_models", 65_536, UP),
     (lambda n: planned(models=n), "num_models", 65_536, UP),
     (lambda n: privacy.IndividualCharge("zcdp", None, np.zeros((n, 1))), "models", 65_536, UP),
     (
-        lambda n: privacy.LeaveOneOutLoss((2.0,), np.zeros((n, 1, 1)), "zero_out"),
+        lambda n: privacy.LeaveOneOutLoss((2,), np.zeros((n, 1, 1)), "zero_out"),
         "models",
         65_536,
         UP,
     ),
     (lambda n: shaped(*ROWS, active=n), "active", 2, DOWN),
-    (
-        lambda n: am.Accountant(1e-5).bind(am.ClippedLogPool(-1.0, 1.0), 8, None, n),
-        "active_tokens",
-        2,
-        DOWN,
-    ),
+    (lambda n: bound(8, n), "active_tokens", 2, DOWN),
     (lambda n: privacy.GaussianScreening(n, 1, 0.5, 1.0), "num_models", 65_536, UP),
     (lambda x: privacy.GaussianScreening(8, 1, 0.5, x), "sigma", 1e-6, DOWN),
     (lambda x: privacy.GaussianScreening(8, 1, x, 1.0), "weight", 1.0, UP),
@@ -127,7 +126,7 @@ TABLE: list[tuple[Callable[..., object], str, float, float]] = [
     (ball, "order", 1_024, UP),
     (ball, "order", 1 + 1e-8, DOWN),
     (screened, "order", 1_024, UP),
-    (lambda x: ops.leave_one_out(*ROWS, torch.ones(3, 2), orders=[2.0, x]), "orders", 1_024.0, UP),
+    (lambda x: lost(orders=[2.0, x]), "orders", 1_024.0, UP),
     (lambda x: ops.clip_project(*ROWS, lower=0.5, upper=2, orders=x), "orders", 1_024.0, UP),
     (lambda x: ops.renyi_divergence(LOGITS, LOGITS, x), "orders", 1_024.0, UP),
     (lambda x: ops.renyi_divergence(LOGITS, LOGITS, x), "orders", 1 + 1e-8, DOWN),

@@ -57,10 +57,7 @@ def test_large_inputs(name: str, dtype: torch.dtype, gpu: torch.device) -> None:
         )  # fmt: skip
         assert not report.failures, report.failures
         # Both continue with the GPU's projection.
-        moved = adapmixed_ext.Projection(
-            *(t.cpu() for t in (projection.weight, projection.private_lse, projection.public_lse,
-                                projection.status))
-        )  # fmt: skip
+        moved = checks.moved(projection, "cpu")
         for adjacency in ("add_remove", "zero_out"):
             losses = [
                 adapmixed_ext.leave_one_out(
@@ -92,35 +89,19 @@ def test_a_batch_in_groups_is_its_positions(gpu: torch.device) -> None:
     (together,) = workload.many_orders(x)
     weights = workload.project(x).weight
     for b in (0, 11, 12, 19):
-        one = workload.Inputs(
-            x.private[:, b : b + 1], x.public[b : b + 1], x.noise[b : b + 1],
-            x.targets[b : b + 1], x.active[:, b : b + 1].contiguous(),
-        )  # fmt: skip
+        one = x.position(b)
         assert torch.equal(workload.many_orders(one)[0], together[:, b : b + 1])
         assert torch.equal(workload.project(one).weight, weights[:, b : b + 1])
 
 
-@pytest.mark.parametrize("count", [1, 7, 8, 1003, 200_001])
-def test_gaussian_is_that_of_the_cpu(count: int, gpu: torch.device) -> None:
-    for seed in range(5):
-        source = workload.Source(seed)
-        there = adapmixed_ext.gaussian(count, sigma=0.7, rng=source, device=gpu)
-        assert there.device == gpu
-        assert torch.equal(there.cpu(), adapmixed_ext.gaussian(count, sigma=0.7, rng=source))
+def test_what_no_status_reports(gpu: torch.device) -> None:
+    checks.check_what_no_status_reports(gpu)
 
 
-@pytest.mark.parametrize("shape", [(64, 50_257), (200, 17), (3, 2), (1, 262_144)])
-def test_sample_is_that_of_the_cpu(shape: tuple[int, int], gpu: torch.device) -> None:
-    generator = torch.Generator().manual_seed(23)
-    public = 3 * torch.randn(*shape, generator=generator)
-    public[:, 1::7] = -torch.inf
-    probabilities = public.double().softmax(-1)
-    for seed in range(5):
-        source = workload.Source(seed)
-        tokens = adapmixed_ext.sample(probabilities.to(gpu), public.to(gpu), rng=source)
-        expected = adapmixed_ext.sample(probabilities, public, rng=source)
-        assert torch.equal(tokens.cpu(), expected)
-        assert bool((public.gather(1, expected[:, None]) > -torch.inf).all())
+def test_devices_are_not_mixed(gpu: torch.device) -> None:
+    x = workload.make(32)
+    with pytest.raises(ValueError, match="public_logits must be on device cuda:0, got cpu"):
+        adapmixed_ext.project(x.private.to(gpu), x.public, order=2, radius=1.0)
 
 
 def test_the_build_serves_this_gpu(gpu: torch.device) -> None:

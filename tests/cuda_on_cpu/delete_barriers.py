@@ -16,7 +16,6 @@ import re
 import shutil
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -76,8 +75,8 @@ def prepare() -> None:
             shutil.copyfile(source, copy)
 
 
-def noticed() -> str:
-    """Build the kernels and return how the tests fail, or an empty string if they pass."""
+def noticed() -> bool:
+    """Build the kernels and tell whether the tests fail, or have no end."""
     module = simulated.build(BUILD / "source", BUILD / "build", "thread")
     compiler = os.environ.get("CXX", "c++").split()[0]
     fixed = ("setarch", "-R") if shutil.which("setarch") else ()
@@ -88,25 +87,17 @@ def noticed() -> str:
     tests = ("-m", "pytest", "-q", "-x", "tests/cuda_on_cpu/test_kernels.py", "-k", "test_tiles")
     try:
         done = subprocess.run(
-            [*fixed, sys.executable, *tests], capture_output=True, text=True, errors="replace",
-            timeout=LONGEST, env=environment, cwd=ROOT,
+            [*fixed, sys.executable, *tests], capture_output=True, timeout=LONGEST,
+            env=environment, cwd=ROOT,
         )  # fmt: skip
     except subprocess.TimeoutExpired:
-        return "no end"
-    said = done.stdout + done.stderr
-    if done.returncode == 0:
-        return ""
-    if "ThreadSanitizer: data race" in said:
-        return "race"
-    if "simt:" in said:
-        return "standstill"
-    return "wrong answer" if done.returncode == 1 else f"exit status {done.returncode}"
+        return True
+    return done.returncode != 0
 
 
 def main(part: str) -> int:
-    began = time.monotonic()
     prepare()
-    assert (found := noticed()) == "", f"the kernels as they are: {found}"
+    assert not noticed(), "the kernels as they are"
     chosen = [mutant for mutant in mutants() if part in mutant.name]
     missed = 0
     for mutant in chosen:
@@ -118,9 +109,10 @@ def main(part: str) -> int:
         finally:
             file.write_text(whole)
         missed += not found
-        print(f"{found or 'UNNOTICED':13} {mutant.name:24} {mutant.what}", flush=True)
-    took = time.monotonic() - began
-    print(f"{len(chosen) - missed} of {len(chosen)} noticed, in {took:.0f} s")
+        print(
+            f"{'noticed' if found else 'UNNOTICED':13} {mutant.name:24} {mutant.what}", flush=True
+        )
+    print(f"{len(chosen) - missed} of {len(chosen)} noticed")
     return 1 if missed or not chosen else 0
 
 

@@ -22,7 +22,7 @@ from types import ModuleType
 
 from torch import Tensor
 
-from adapmixed_ext import _registry
+from adapmixed_ext import _native
 
 ROOT = Path(__file__).resolve().parents[2]
 SANITIZER = os.environ.get("ADAPMIXED_SANITIZE", "")  # set by `make sanitize`
@@ -94,11 +94,11 @@ def kernels(
         workspaces.append(memory.fill_(0xFF))  # NaN in all words that are never written
         return 0, 0, memory.data_ptr()
 
-    before = _registry.backends["cpu"]
+    before = _native.backends["cpu"]
     built.set_order(order, seed)
     built.set_sizes(sizes_of_a_gpu)
-    _registry.backends["cpu"] = _registry.Backend(built, where, False)
+    _native.backends["cpu"] = _native.Backend(built, where, False)
     try:
         yield workspaces
     finally:
-        _registry.backends["cpu"] = before
+        _native.backends["cpu"] = before

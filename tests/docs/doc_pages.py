@@ -2,31 +2,28 @@
 
 from __future__ import annotations
 
+import doctest
 import re
 import sys
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
+from markdown_it import MarkdownIt
+
 ROOT = Path(__file__).resolve().parents[2]
 DOCS = ROOT / "docs"
 sys.path.insert(0, str(DOCS / "_ext"))
 
-CHECKED = ("python", "sh", "{code-cell}")
+CHECKED = ("python", "sh")
 """Languages of blocks that run, or are parsed if a mark says that they cannot."""
 
-SHOWN = (
-    "", "text", "json", "toml", "yaml", "csv", "diff", "c", "cpp", "cmake", "tex", "bibtex",
-    "dockerfile", "nginx", "ini",
-    "{toctree}", "{include}", "{eval-rst}", "{image}", "{figure}", "{literalinclude}", "{note}",
-    "{warning}", "{tip}",
-)  # fmt: skip
-"""Languages of blocks that are only shown."""
+SHOWN = ("text", "json", "toml", "yaml", "ini")
+"""Languages of blocks that are only shown, as are directives in braces."""
 
 _ANSWERED = re.compile(
     r"(?<=\()\d+(?= so far\))|\d+(?= records)|(?<=charges: )\d+|(?<=queries: )\d+"
 )
-_FENCE = re.compile(r"^(?P<indent> *)(?P<fence>`{3,}|~{3,})(?P<info>[^\n`]*)$")
 
 
 @dataclass(frozen=True)
@@ -62,18 +59,6 @@ class Block:
         listed = [mark[7:].split(",") for mark in self.marks if mark.startswith("random=")]
         return {int(number) for numbers in listed for number in numbers}
 
-    def pieces(self) -> list[str]:
-        """Return what every run prints: the text between random lines and ellipses.
-
-        Each piece is one line, as `flat` makes it.
-        """
-        lines = self.text.splitlines()
-        kept = ["..." if at in self.random_lines else line for at, line in enumerate(lines, 1)]
-        parts = " ".join(kept).split("...")
-        return [
-            piece for piece in (flat(part, "measured" in self.marks) for part in parts) if piece
-        ]
-
 
 def flat(text: str, measured: bool) -> str:
     """Return a text as one line with single blanks.
@@ -88,17 +73,12 @@ def flat(text: str, measured: bool) -> str:
     return re.sub(r"# (?:h|min) left", "# s left", text)  # a slow machine's time
 
 
-def missing(shown: Block, printed: str) -> list[str]:
-    """Return the pieces of a shown output that a run did not print, in their order."""
-    found = flat(printed, "measured" in shown.marks)
-    left, at = [], 0
-    for piece in shown.pieces():
-        place = found.find(piece, at)
-        if place < 0:
-            left.append(piece)
-        else:
-            at = place + len(piece)
-    return left
+def is_printed(shown: Block, printed: str) -> bool:
+    """Tell whether a run printed what a block shows, but for random lines and ellipses."""
+    lines = shown.text.splitlines()
+    kept = ["..." if at in shown.random_lines else line for at, line in enumerate(lines, 1)]
+    want, got = (flat(one, "measured" in shown.marks) for one in (" ".join(kept), printed))
+    return doctest.OutputChecker().check_output(f"... {want} ...", f"  {got}  ", doctest.ELLIPSIS)
 
 
 def pages() -> list[Path]:
@@ -113,31 +93,18 @@ def name_of(page: Path) -> str:
 @cache
 def split(page: Path) -> tuple[tuple[Block, ...], str]:
     """Return the fenced blocks, and the page with blank lines in their place."""
-    blocks: list[Block] = []
-    prose: list[str] = []
-    lines = page.read_text(encoding="utf-8").splitlines()
-    at = 0
-    while at < len(lines):
-        found = _FENCE.match(lines[at])
-        if found is None:
-            prose.append(lines[at])
-            at += 1
-            continue
-        end = re.compile(rf" *{found['fence'][0]}{{{len(found['fence'])},}}\s*$")
-        start = at + 1
-        at = start
-        while at < len(lines) and not end.match(lines[at]):
-            at += 1
-        assert at < len(lines), f"{name_of(page)}:{start}: the block does not end"
-        words = found["info"].split()
-        if words and words[0].startswith("{"):
-            words = words[:1]
-        language, *marks = words or [""]
-        indent = len(found["indent"])
-        text = "".join(line[indent:] + "\n" for line in lines[start:at])
-        blocks.append(Block(name_of(page), start + 1, language, tuple(marks), text))
-        at += 1
-        prose += [""] * (at - start + 1)
+    text, blocks = page.read_text(encoding="utf-8"), list[Block]()
+    prose = text.splitlines()
+    for token in MarkdownIt("commonmark").parse(text):
+        if token.type == "fence":
+            assert token.map is not None
+            start, end = token.map
+            ended = prose[end - 1].strip() == token.markup
+            assert ended, f"{name_of(page)}:{start + 1}: the block does not end"
+            language, *marks = token.info.split() or [""]
+            marks = [] if language.startswith("{") else marks
+            blocks.append(Block(name_of(page), start + 2, language, tuple(marks), token.content))
+            prose[start:end] = [""] * (end - start)
     return tuple(blocks), "\n".join(prose) + "\n"
 
 
@@ -156,12 +123,9 @@ def shell_lines(text: str) -> list[str]:
     return [line.strip() for line in outside.splitlines() if line.strip()]
 
 
-def unmarked_commands(page: Path) -> list[str]:
-    """Return this package's commands that are indented, or in blocks without a language."""
-    text = split(page)[1]
-    text += "".join("    " + b.text.replace("\n", "\n    ") for b in blocks(page) if not b.language)
-    text = re.sub(r"\\\n\s*", " ", text)
-    return re.findall(r"^ {4,}(?:\$ )?(adapmixed(?:-lab)? [a-z].*)$", text, re.MULTILINE)
+def indented_commands(page: Path) -> list[str]:
+    """Return this package's commands in code that is marked by its indent alone."""
+    return re.findall(r"^ {4,}(?:\$ )?(adapmixed(?:-lab)? [a-z].*)$", split(page)[1], re.MULTILINE)
 
 
 def anchors(page: Path) -> set[str]:

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
-from exact import Step, algorithm_1, stated
+from exact import stated
 from torch import Tensor
 
 import adapmixed_ext as ops
 from adapmixed.mechanisms import AdaPMixED, Ticket
 from adapmixed.rng import SeededRandom
+from adapmixed_ext import reference
 
 POSITIONS, VOCAB, MODELS, SEED = 60, 8, 3, 11
 
@@ -35,20 +36,35 @@ def ensemble(seed: int = 0, positions: int = POSITIONS) -> tuple[Tensor, Tensor]
     return private, public
 
 
-def by_hand(private: Tensor, public: Tensor, seed: int, **changes: Any) -> list[Step]:
-    """Run Algorithm 1 with the noise that the mechanism draws from the same seed."""
+class Steps(NamedTuple):
+    """The screening divergence and whether it passed, (B,), p, (B, V), and the losses, (N, B)."""
+
+    divergence: Tensor
+    passed: Tensor
+    p: Tensor
+    losses: Tensor  # 0 if the screening failed
+
+
+def by_hand(
+    private: Tensor, public: Tensor, seed: int, noise_first: bool = True, **changes: Any
+) -> Steps:
+    """Run Algorithm 1 with the noise that the mechanism draws from the same seed.
+
+    noise_first: else scores are re-scaled before, as in the authors' program, whose sensitivity is
+        not the stated one.
+    """
     s = SETTINGS | changes
-    noise = draws(len(public), min(s["screen_top_k"], public.shape[1]), s["sigma"], seed)
-    arguments = dict(
-        order=s["order"],
-        beta=s["target_leakage"],
-        screen_weight=s["screen_weight"],
-        threshold=s["threshold"],
-        noise_first=s.get("noise_first", True),
-    )
-    return [
-        algorithm_1(private[:, b], public[b], noise[b], **arguments) for b in range(len(public))
-    ]
+    order, weight, rows = s["order"], s["screen_weight"], (private, public)
+    top_k = min(s["screen_top_k"], public.shape[1])
+    noise = draws(len(public), top_k, s["sigma"], seed)
+    if not noise_first:
+        scores = reference.mixture(*rows, torch.full(private.shape[:2], weight))
+        noise *= scores.gather(1, public.topk(top_k).indices).sum(-1, keepdim=True)
+    screened = dict(weight=weight, order=order, threshold=s["threshold"], top_k=top_k)
+    divergence, passed = reference.screen(*rows, noise, **screened)
+    weights = reference.project(*rows, order=order, radius=s["target_leakage"] * order) * passed
+    losses = reference.leave_one_out(*rows, weights, orders=order)[..., 0]
+    return Steps(divergence, passed, reference.mixture(*rows, weights), losses)
 
 
 def propose(mechanism: AdaPMixED, private: Tensor, public: Tensor, seed: int = SEED) -> Ticket:

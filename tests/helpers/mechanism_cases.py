@@ -22,6 +22,7 @@ from adapmixed.mechanisms import (
 )
 from adapmixed.privacy import Event
 from adapmixed.rng import SeededRandom
+from adapmixed_ext import reference
 from adapmixed_lab.baselines.invisible_ink import InvisibleInk
 from adapmixed_lab.baselines.noisy_aggregation import NoisyAggregation
 from adapmixed_lab.baselines.submix import SubMix
@@ -57,24 +58,13 @@ BASELINES: dict[str, Mechanism] = {
 MECHANISMS |= BASELINES
 
 
-def _boxed(p: Tensor, q: Tensor, lower: float, upper: float) -> Tensor:
-    """Return clip(s p, lower q, upper q), with s from bisection such that the sum is 1."""
-    low = torch.full_like(p[..., :1], 1e-9)
-    high = 1 / low
-    for _ in range(200):
-        scale = (low * high).sqrt()
-        above = (scale * p).clamp(lower * q, upper * q).sum(-1, keepdim=True) > 1
-        low, high = torch.where(above, low, scale), torch.where(above, scale, high)
-    return (low * p).clamp(lower * q, upper * q)
-
-
 FORMULAS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
-    "clipped-mixing": lambda p, q: _boxed(p, q, 0.6, 1.7).mean(0),
-    "clipped-log-pool": lambda p, q: (
-        q.log() + 1.5 * (p.log() - q.log()).clamp(-0.5, 0.5).mean(0)
-    ).softmax(-1),
+    "clipped-mixing": lambda *rows: reference.clip_project(*rows, lower=0.6, upper=1.7).mean(0),
+    "clipped-log-pool": lambda *rows: reference.log_pool(*rows, lower=-0.5, upper=0.5, scale=1.5)[
+        0
+    ].exp(),
 }
-"""What is answered from, (B, V), by the members' p, (N, B, V), and q, unless weights give it."""
+"""What is answered from, (B, V), by the logits, (N, B, V) and (B, V), unless weights give it."""
 
 MODELS, VOCAB = 3, 6
 
@@ -156,9 +146,7 @@ def neighbours(private: Tensor, public: Tensor, adjacency: str, rows: Tensor) ->
 
 def both_ways(p: Tensor, q: Tensor, order: float) -> Tensor:
     """Return D↔_order, (B,), of log-probabilities (B, V)."""
-    forward = torch.logsumexp(order * p + (1 - order) * q, 1) / (order - 1)
-    backward = torch.logsumexp(order * q + (1 - order) * p, 1) / (order - 1)
-    return torch.maximum(forward, backward)
+    return torch.maximum(*reference.renyi_divergence(p, q, order))[:, 0]
 
 
 def hockey_stick(p: Tensor, q: Tensor, epsilon: float) -> float:

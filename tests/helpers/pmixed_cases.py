@@ -5,15 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from exact import log_probs
 from torch import Tensor
 
 from adapmixed.mechanisms import PMixED, Ticket
 from adapmixed.privacy.conversions import c_alpha
 from adapmixed.rng import SeededRandom
 from adapmixed_lab.reproduce.published import PublishedPMixED
-
-__all__ = ["DELTA", "answer", "budget", "log_probs", "published", "rows"]
 
 DELTA = 1e-5
 

@@ -211,21 +211,21 @@ def check_leave_one_out(case: Case, plan: Plan, ops: Any, report: Report) -> Non
         slots = plan.slots(case, k)
         given = case.private, case.public, weight, slots
         mixtures = Mixtures.of_weights(*given)
-        unbounded = may_be_unbounded(case.private, case.public, mixtures)[:, None]
-        unbounded = unbounded | (not case.close)
         for adjacency in plan.adjacencies:
+            unbounded = may_be_unbounded(case.private, case.public, mixtures, adjacency)
+            unbounded = unbounded | (not case.close)
             loss = ops.leave_one_out(
                 *given[:2], projection, orders=orders, adjacency=adjacency, num_models=slots
             )
             report.expect(loss.dtype == torch.float64, "leave_one_out: dtype")
             if adjacency == "zero_out":
-                idle = (weight == 0) & ~torch.from_numpy(unbounded[:, 0])
+                idle = (weight == 0) & ~torch.from_numpy(unbounded)
                 report.expect((loss[idle] == 0).all(), "leave_one_out: a weight of 0 loses")
             truth = mixtures.losses(models, orders, adjacency)
             exact = partial(exact_loss, given, adjacency, models, orders)
             compare_losses(
                 f"leave_one_out, {adjacency}", array(loss)[models], truth, exact, orders, report,
-                unbounded, case.close,
+                unbounded[models, :, None], case.close,
             )  # fmt: skip
 
 
@@ -276,16 +276,22 @@ def losses_hold(
     return good | (got == INF) & infinite
 
 
-def may_be_unbounded(private: Tensor, public: Tensor, mixtures: Mixtures) -> NDArray[np.bool_]:
-    """Tell which positions have a token at which `leave_one_out` states +inf, (B,).
+def may_be_unbounded(
+    private: Tensor, public: Tensor, mixtures: Mixtures, adjacency: str
+) -> NDArray[np.bool_]:
+    """Tell which rows have a token at which `leave_one_out` states +inf, (N, B).
 
-    That is one with q < e^-70 about which a member speaks, or to which none gives e^-80 q.
+    That is one with q < e^-70 about which a member speaks, or to which none gives e^-80 q: none of
+    all members or, if one is removed, of the others.
     """
     rare = torch.log_softmax(public.double(), -1) < -70
     spoken = (rare & ~torch.isneginf(private).all(0)).any(-1).cpu().numpy()
-    likely = (mixtures.bars >= np.exp(np.longdouble(-80)) * mixtures.q).sum(-3)
-    absent = mixtures.models - len(private)
-    return spoken | ((likely + absent == 0) & (mixtures.q > 0)).any(-1)
+    likely = mixtures.bars >= np.exp(np.longdouble(-80)) * mixtures.q
+    others = likely.sum(-3) + mixtures.models - len(private)
+    if adjacency == "add_remove" and mixtures.models > 1:
+        others = others - likely
+    silent = ((others == 0) & (mixtures.q > 0)).any(-1)
+    return np.broadcast_to(spoken | silent, private.shape[:2])
 
 
 def check_mixture(case: Case, plan: Plan, ops: Any, report: Report) -> None:
@@ -357,7 +363,7 @@ def row_of(clipping: Clipping, i: int, b: int | None = None) -> Clipping:
     at = slice(None) if b is None else slice(b, b + 1)
     model = slice(i, i + 1)
     return dataclasses.replace(
-        clipping, charge=None, active=None, public_status=None,
+        clipping, charge=None, active=None, public_status=clipping.public_status[at],
         log_scale=clipping.log_scale[model, at], residual=clipping.residual[model, at],
         private_lse=clipping.private_lse[model, at], public_lse=clipping.public_lse[at],
         status=clipping.status[model, at],
@@ -438,7 +444,8 @@ def check_clipped(
         private, public, given, orders=orders, adjacency=adjacency, num_models=slots
     )
     exact = mixtures.losses(range(len(private)), orders, adjacency)
-    unbounded = may_be_unbounded(private, public, mixtures)[:, None] | (not case.close)
+    unbounded = may_be_unbounded(private, public, mixtures, adjacency)[..., None]
+    unbounded = unbounded | (not case.close)
     lower = exact * (1 - 1e-12) - 2e-15  # the oracle's rows carry double rounding
     good = losses_hold(array(loss), lower, orders, unbounded)
     good |= (not case.close) & (array(loss) >= lower)
@@ -578,6 +585,35 @@ def check_bad_rows(private: Tensor, public: Tensor, error: str) -> None:
     assert torch.equal(tokens == -1, worst)
 
 
+def check_what_no_status_reports(device: torch.device) -> None:
+    """Check targets, weights, noise and probabilities that the CPU refuses.
+
+    A call that is only queued cannot raise: it answers NaN, +inf or token -1.
+    """
+    private, public = (rows.to(device) for rows in cases.logits(0, 5, 2, 70, 1.0, 0.3))
+    weight = torch.full((5, 2), 0.25, dtype=torch.float64, device=device)
+    for target in (-1, 70):
+        targets = torch.tensor([3, target], device=device)
+        found = adapmixed_ext.log_prob(private, public, weight, targets)
+        assert found.isnan().tolist() == [False, True]
+    weight[1, 1] = 1.5
+    loss = adapmixed_ext.leave_one_out(private, public, weight, orders=2.0)
+    assert (loss[:, 1] == INF).all() and loss[:, 0].isfinite().all()
+    assert adapmixed_ext.mixture(private, public, weight)[1].isnan().all()
+    noise = torch.zeros(2, 6, dtype=torch.float64, device=device)
+    noise[1, 2] = math.nan
+    screening = adapmixed_ext.screen(
+        private, public, noise, weight=0.1, order=2.0, threshold=5.0, top_k=6
+    )
+    assert screening.passed.tolist() == [True, False] and screening.divergence[1] == INF
+    p = public.double().softmax(-1).repeat(2, 1)
+    p[0] *= 1.1
+    p[1, 3], p[1, 4] = -p[1, 3], 3 * p[1, 4]
+    p[2, 3] = math.nan
+    tokens = adapmixed_ext.sample(p, public.repeat(2, 1), rng=Source(1))
+    assert (tokens[:3] == -1).all() and tokens[3] >= 0
+
+
 def run_on_changed_rows(private: Tensor, public: Tensor) -> None:
     """Run operators on rows that are bad, or changed since their log-sum-exps were taken.
 
@@ -588,7 +624,7 @@ def run_on_changed_rows(private: Tensor, public: Tensor) -> None:
     targets = torch.zeros(len(public), dtype=torch.int64, device=public.device)
     own = [torch.logsumexp(rows.double(), -1) for rows in (private, public)]
     for sums in (own, [torch.zeros_like(one) for one in own]):
-        given = (private, public, *sums, half, half, None, 0.0, 0.0)
+        given = (private, public, *sums, half, half, 0.0, 0.0, None)
         calls: list[Callable[[], Any]] = [
             *(partial(ops.leave_one_out, *given, [1.5, 18.0], zero_out, shape[0])
               for zero_out in (False, True)),

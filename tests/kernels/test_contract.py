@@ -86,24 +86,22 @@ def test_vocabularies_of_language_models(vocab: int, adjacency: str, device: tor
     check(operators, case, plan, device)
 
 
-def check_fuzzed(seeds: range) -> None:
-    values = 0
-    for seed in seeds:
-        torch.set_num_threads(1 + seed % 2)
-        assert _C.use_instruction_set(ISAS[seed // 2 % len(ISAS)])
-        values += check([*checks.CHECKS], *cases.fuzzed(seed), torch.device("cpu")).values
-    assert values > 200
-
-
 @pytest.mark.parametrize(
     "batch", [0, *(pytest.param(batch, marks=pytest.mark.slow) for batch in range(1, 11))]
 )
-def test_fuzzed_calls(batch: int) -> None:
-    check_fuzzed(range(60 * batch, 60 * batch + 60) if batch else range(25))
+def test_fuzzed_calls(batch: int, device: torch.device) -> None:
+    operators = [name for name in checks.CHECKS if device.type == "cpu" or name != "clip_project"]
+    each = 60 if batch and device.type == "cpu" else 25
+    values = 0
+    for seed in range(each * batch, each * batch + each):
+        torch.set_num_threads(1 + seed % 2)
+        assert _C.use_instruction_set(ISAS[seed // 2 % len(ISAS)])
+        values += check(operators, *cases.fuzzed(seed), device).values
+    assert values > 200
 
 
 def test_every_kind_occurs() -> None:
     calls = [cases.fuzzed(seed)[0] for seed in range(100)]
-    assert all(any(f"({kind}," in case.name for case in calls) for kind in cases.KINDS)
+    assert all(any(case.name.startswith(kind) for case in calls) for kind in cases.KINDS)
     assert len({case.private.dtype for case in calls}) == 3
     assert any(case.private.shape[2] > 4000 for case in calls)

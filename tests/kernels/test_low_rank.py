@@ -124,8 +124,8 @@ def test_wrong_operands_are_refused() -> None:
         ((start, given[1][..., 1:], given[2], out, tokens), "coefficients"),
         ((start, given[1], given[2].half(), out, tokens), "factors"),
         ((start, given[1], given[2][0], out, tokens), "factors"),
-        ((start, given[1], misplaced, out, tokens), "factors on 16 bytes"),
-        ((start, given[1], given[2], out.repeat(6, 1, 1), tokens), "factors must have 2 blocks"),
+        ((start, given[1], misplaced, out, tokens), "factors must be on 16 bytes"),
+        ((start, given[1], given[2], out.repeat(6, 1, 1), tokens), "factors must be"),
         ((*given, torch.empty(3, 2, 80)[..., ::2], tokens), "private_logits"),
         ((*given, out, None), "private_logits must have all 90 tokens"),
         ((*given, out, tokens.int()), "tokens"),
@@ -208,7 +208,7 @@ def test_wrong_operands_of_a_regression_are_refused() -> None:
         ((*given, (coefficients.double(), packs)), r"derivatives\[0\] must be"),
         ((*given, (coefficients, packs[1:])), r"derivatives\[1\] must be"),
         ((*given[:3], targets.int()), "targets must be torch.int64"),
-        ((*given[:3], targets + 100), r"targets must be contiguous and lie in \[0, 100\)"),
+        ((*given[:3], targets + 100), r"targets\[0\] must be in \[0, 99\]"),
     ):
         with pytest.raises(ValueError, match=name):
             cross_entropy(*wrong)

@@ -212,4 +212,7 @@ def test_an_empty_batch(name: str, device: torch.device) -> None:
 @pytest.mark.parametrize("kind", cases.BAD)
 def test_rows_that_changed_since_their_sums(kind: str, path: torch.device) -> None:
     private, public = cases.bad(kind)
-    checks.run_on_changed_rows(private.to(path), public.to(path))
+    rows = private.to(path), public.to(path)
+    if path.type == "cuda":
+        checks.check_bad_rows(*rows, checks.raised(private, public))
+    checks.run_on_changed_rows(*rows)

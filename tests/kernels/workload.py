@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import fields, is_dataclass
 from typing import Any, NamedTuple
 
 import cases
@@ -71,14 +72,19 @@ def project(x: Inputs, order: float = 18.0, radius: float = 3.6) -> Projection:
     return adapmixed_ext.project(x.private, x.public, order=order, radius=radius)
 
 
-def _parts(projection: Projection) -> tuple[Tensor, ...]:
-    return projection.weight, projection.private_lse, projection.public_lse, projection.status
+def parts(*results: Any) -> tuple[Tensor, ...]:
+    """Return all tensors of these results."""
+    found = [
+        [getattr(one, field.name) for field in fields(one)] if is_dataclass(one) else [one]
+        for one in results
+    ]
+    return tuple(part for one in found for part in one if isinstance(part, Tensor))
 
 
 def _project(x: Inputs) -> tuple[Tensor, ...]:
     # A large target, a small one with an integer order, and one that needs double precision.
     settings = ((18.0, 3.6), (3.0, 0.03), (2.5, 0.4))
-    return tuple(part for setting in settings for part in _parts(project(x, *setting)))
+    return parts(*(project(x, *setting) for setting in settings))
 
 
 def _leave_one_out(x: Inputs) -> tuple[Tensor, ...]:
@@ -118,41 +124,33 @@ def _log_pool(x: Inputs) -> tuple[Tensor, ...]:
         "lower": -0.25, "upper": 1.0, "num_models": len(x.private) + 2, "active": x.active,
     }  # fmt: skip
     pool = adapmixed_ext.log_pool(x.private, x.public, scale=2.0, **box)
-    return (
-        pool.log_normaliser, pool.span, pool.private_lse, pool.status,
-        adapmixed_ext.mixture(x.private, x.public, pool),
-        adapmixed_ext.log_prob(x.private, x.public, pool, x.targets),
-    )  # fmt: skip
+    p = adapmixed_ext.mixture(x.private, x.public, pool)
+    return parts(pool, p, adapmixed_ext.log_prob(x.private, x.public, pool, x.targets))
 
 
 def _clip_project(x: Inputs) -> tuple[Tensor, ...]:
     """Run clip_project and all that takes its result: mixtures, and losses in double precision."""
     logits = x.private, x.public
     slots = len(x.private) + 2
-    found: list[Tensor] = []
+    found: list[Any] = [adapmixed_ext.clip_project(*logits, lower=0.5, upper=2.0)]
     # Charges by moments, by powers of any order and by logarithms. One model does not fit its box.
     for lower, upper, orders in ((0.6, 1.65, ORDERS), (0.9, 9e5, (2.5,)), (0.0, 50.0, (64.0,))):
         clipping = adapmixed_ext.clip_project(
             *logits, lower=lower, upper=upper, orders=orders, num_models=slots, active=x.active
         )
-        assert clipping.charge is not None
-        found += [clipping.log_scale, clipping.residual, clipping.charge, clipping.private_lse,
-                  clipping.public_lse, clipping.status]  # fmt: skip
-        found.append(adapmixed_ext.mixture(*logits, clipping))
+        found += [clipping, adapmixed_ext.mixture(*logits, clipping)]
         found.append(adapmixed_ext.log_prob(*logits, clipping, x.targets))
         found.append(
             adapmixed_ext.leave_one_out(*logits, clipping, orders=orders, num_models=slots)
         )
-    bare = adapmixed_ext.clip_project(*logits, lower=0.5, upper=2.0)
-    return *found, bare.log_scale, bare.residual
+    return parts(*found)
 
 
 def _screen(x: Inputs) -> tuple[Tensor, ...]:
-    found = adapmixed_ext.screen(
+    return parts(adapmixed_ext.screen(
         x.private, x.public, x.noise, weight=0.1, order=18.0, threshold=0.5,
         top_k=x.noise.shape[1], active=x.active,
-    )  # fmt: skip
-    return found.divergence, found.passed, found.status
+    ))  # fmt: skip
 
 
 def _renyi_divergence(x: Inputs) -> tuple[Tensor, ...]:

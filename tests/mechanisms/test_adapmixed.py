@@ -39,37 +39,34 @@ def test_algorithm_1_line_by_line() -> None:
     private, public = ensemble()
     mechanism = AdaPMixED(**SETTINGS, adjacency="add_remove")
     steps = by_hand(private, public, SEED)
-    passed = torch.tensor([step.passed for step in steps])
+    passed = steps.passed
     # The comparison means something: both outcomes, none within rounding of the threshold, and
     # noise after re-scaling would have decided otherwise.
     assert 10 < int(passed.sum()) < POSITIONS - 10
-    assert min(abs(step.divergence - SETTINGS["threshold"]) for step in steps) > 1e-5
-    other = [step.passed for step in by_hand(private, public, SEED, noise_first=False)]
-    assert other != passed.tolist()
+    assert (steps.divergence - SETTINGS["threshold"]).abs().min() > 1e-5
+    assert not torch.equal(by_hand(private, public, SEED, noise_first=False).passed, passed)
 
     proposal = propose(mechanism, private, public)
     assert torch.equal(answered_from_q(proposal), ~passed)
-    mixture = torch.stack([step.p for step in steps])
     # The weight is the optimum up to 1e-5, from below.
     found = log_probs(mechanism, private, public, seed=SEED)
-    torch.testing.assert_close(found, mixture.log(), rtol=0.0, atol=3e-5)
+    torch.testing.assert_close(found, steps.p.log(), rtol=0.0, atol=3e-5)
     screening, loss, public_answers = costs(proposal)
     assert screening == GaussianScreening(MODELS, POSITIONS, 0.7, 0.06)
     assert public_answers == PublicAnswer(POSITIONS - int(passed.sum()))
     assert isinstance(loss, LeaveOneOutLoss)
     assert (loss.orders, loss.adjacency) == ((3.0,), "add_remove")
     assert loss.loss.shape == (MODELS, int(passed.sum()), 1)
-    expected = torch.stack([step.losses for step in steps if step.passed], dim=1)
-    np.testing.assert_allclose(loss.loss[:, :, 0], expected.numpy(), rtol=5e-4)
+    np.testing.assert_allclose(loss.loss[:, :, 0], steps.losses[:, passed].numpy(), rtol=5e-4)
 
 
 def test_total_is_screening_plus_realised_losses_plus_conversion() -> None:
     """The total has the largest sum of one member's losses."""
     private, public = ensemble()
     mechanism = AdaPMixED(**SETTINGS, adjacency="add_remove")
-    losses = [step.losses for step in by_hand(private, public, SEED)]
+    losses = by_hand(private, public, SEED).losses
     screening = POSITIONS * 3.0 * (0.7 / (MODELS * 0.06)) ** 2
-    expected = screening + float(sum(losses[1:], losses[0]).max()) + c_alpha(3, 1e-5)
+    expected = screening + float(losses.sum(1).max()) + c_alpha(3, 1e-5)
     accountant = Accountant(1e-5)
     accountant.charge(propose(mechanism, private, public))
     guarantee = accountant.guarantee()
@@ -82,10 +79,10 @@ def test_a_single_model_is_compared_with_the_public_one() -> None:
     private, public = ensemble()
     mechanism = AdaPMixED(**(SETTINGS | dict(screen_weight=0.2)))
     steps = by_hand(private[:1], public, SEED, screen_weight=0.2)
-    expected = [float(step.losses[0]) for step in steps if step.passed]
+    expected = steps.losses[0, steps.passed].numpy()
     for adjacency in ("add_remove", "zero_out"):
         proposal = propose(replace(mechanism, adjacency=adjacency), private[:1], public)
-        assert answered_from_q(proposal).tolist() == [not step.passed for step in steps]
+        assert torch.equal(answered_from_q(proposal), ~steps.passed)
         (loss,) = events_of(proposal, LeaveOneOutLoss)
         np.testing.assert_allclose(loss.loss[0, :, 0], expected, rtol=5e-4)
 
@@ -145,12 +142,10 @@ def test_without_screening_every_query_is_mixed_and_no_noise_is_drawn() -> None:
     assert not bool(answered_from_q(proposal).any())
     assert [type(event) for event in costs(proposal)] == [LeaveOneOutLoss, PublicAnswer]
     steps = by_hand(private, public, SEED, threshold=math.inf)
-    mixture = torch.stack([step.p for step in steps])
     found = log_probs(mechanism, private, public, seed=SEED)
-    torch.testing.assert_close(found, mixture.log(), rtol=0.0, atol=3e-5)
-    expected = torch.stack([step.losses for step in steps], dim=1)
+    torch.testing.assert_close(found, steps.p.log(), rtol=0.0, atol=3e-5)
     (loss,) = events_of(proposal, LeaveOneOutLoss)
-    np.testing.assert_allclose(loss.loss[:, :, 0], expected.numpy(), rtol=5e-4)
+    np.testing.assert_allclose(loss.loss[:, :, 0], steps.losses.numpy(), rtol=5e-4)
 
 
 def test_public_screening_is_the_noised_test_on_the_public_model_and_costs_nothing() -> None:
@@ -158,7 +153,7 @@ def test_public_screening_is_the_noised_test_on_the_public_model_and_costs_nothi
     settings = SETTINGS | dict(sigma=0.1)
     mechanism = AdaPMixED(**(settings | dict(screen="public")))
     alone = by_hand(public.expand(1, POSITIONS, VOCAB), public, SEED, sigma=0.1)
-    decisions = [not step.passed for step in alone]
+    decisions = (~alone.passed).tolist()
     assert 5 < sum(decisions) < POSITIONS - 5
     # The private models move the noisy test on these inputs, and cannot move the public one.
     noisy = answered_from_q(propose(AdaPMixED(**settings), private, public))

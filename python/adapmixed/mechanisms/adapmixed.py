@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar, Literal
 
 import torch
@@ -28,9 +28,8 @@ from adapmixed.privacy import (
     RenyiBound,
 )
 from adapmixed.privacy.costs import sound_bound
-from adapmixed_ext._project import project_inputs
-from adapmixed_ext._screen import screen_prepared
-from adapmixed_ext.inputs import Inputs
+from adapmixed_ext.inputs import Inputs, ensemble_logits
+from adapmixed_ext.operators import screen_prepared
 from adapmixed_ext.types import RandomSource
 
 Screen = Literal["noisy", "public"]
@@ -150,27 +149,26 @@ class AdaPMixED(Mechanism):
     def _prepare(self, rows: Rows, rng: RandomSource) -> NextToken:
         """Prepare Algorithm 1 up to the draw of the token (lines 8 and 17)."""
         # The projection comes first because the screening needs its log-sum-exps.
-        inputs, projection = project_inputs(
-            rows.private, rows.public, order=self.order, radius=self.radius
-        )
+        projection = ops.project(rows.private, rows.public, order=self.order, radius=self.radius)
         models, positions = rows.private.shape[:2]
         events: list[Event] = []
         passed = torch.ones(positions, dtype=torch.bool, device=rows.public.device)
         if self.screen is not None:
-            passed = self._screened(inputs, rows.width, rng)
+            passed = self._screened(rows, projection, rng)
             if self.screen == "noisy":
                 events.append(GaussianScreening(models, positions, self.screen_weight, self.sigma))
         if not bool(passed.all()):
             # Line 8: the query is answered from q, so every member has weight 0.
-            projection = ops.Projection(torch.where(passed, projection.weight, 0.0), *inputs[2:])
+            weight = torch.where(passed, projection.weight, 0.0)
+            projection = replace(projection, weight=weight)
         if self.loss == "fixed":
             bound = sound_bound(self.order, self.radius, models)
             events.append(RenyiBound(self.order, bound, models, positions))
             return NextToken(rows, projection, tuple(events), ~passed)
         orders = self.loss_orders or (float(self.order),)
         losses = ops.leave_one_out(
-            inputs.private,
-            inputs.public,
+            rows.private,
+            rows.public,
             projection,
             orders=orders,
             adjacency=self.adjacency,
@@ -181,14 +179,16 @@ class AdaPMixED(Mechanism):
         events.append(PublicAnswer(positions - answered.shape[1]))
         return NextToken(rows, projection, tuple(events), ~passed, losses=losses)
 
-    def _screened(self, inputs: Inputs, width: int, rng: RandomSource) -> Tensor:
+    def _screened(self, rows: Rows, projection: ops.Projection, rng: RandomSource) -> Tensor:
         """Run lines 1–8; return (B,) bool, True if the private models answer the query.
 
-        The tail, behind `width` columns of tokens, is no token that could be screened.
+        The tail, behind the columns of tokens, is no token that could be screened.
         """
-        positions, top_k = len(inputs.public), min(self.screen_top_k, width)
-        inputs = inputs._replace(
-            private=inputs.private[..., :width], public=inputs.public[:, :width]
+        positions, top_k = len(rows.public), min(self.screen_top_k, rows.width)
+        private, public = rows.private[..., : rows.width], rows.public[:, : rows.width]
+        sums = projection.private_lse, projection.public_lse
+        inputs = Inputs(
+            *ensemble_logits(private, public), *sums, projection.status, projection.public_status
         )
         # One draw per position, so that decisions do not depend on how calls group positions.
         noise = torch.empty(positions, top_k, dtype=torch.float64)
@@ -196,7 +196,7 @@ class AdaPMixED(Mechanism):
             noise[position] = ops.gaussian(top_k, sigma=self.sigma, rng=rng)
         result = screen_prepared(
             inputs,
-            noise.to(inputs.public.device),
+            noise.to(public.device),
             weight=self.screen_weight if self.screen == "noisy" else 0.0,
             order=self.order,
             threshold=self.threshold,

@@ -16,21 +16,10 @@ import pytest
 import torch
 from adapmixed_cases import SEED, SETTINGS, ensemble
 from dp_accounting import rdp
-from exact import (
-    answered_from_q,
-    both_ways,
-    costs,
-    divergence,
-    largest_weight,
-    losses,
-    mean,
-    members,
-    mpf,
-    stated,
-    uncharged,
-)
+from exact import answered_from_q, costs, log_probs, losses, mixtures, stated, uncharged
 from just_above import exactly
-from pmixed_cases import DELTA, answer, budget, log_probs, published, rows
+from oracle import one_way
+from pmixed_cases import DELTA, answer, budget, published, rows
 from torch import Tensor
 
 import adapmixed_ext as ops
@@ -40,6 +29,7 @@ from adapmixed.privacy import Accountant, LeaveOneOutLoss, RenyiBound
 from adapmixed.privacy.conversions import c_alpha, rdp_to_dp
 from adapmixed.privacy.costs import sound_bound
 from adapmixed.rng import SeededRandom
+from adapmixed_ext import reference
 from adapmixed_lab.reproduce.published import (
     PaperRule,
     PublishedPMixED,
@@ -90,17 +80,15 @@ def test_published_law_is_algorithm_2_with_the_subset_of_the_same_noise() -> Non
     assert set(chosen.sum(0).tolist()) == {0, 1, 2, 3, 4}  # empty and full subsets occur
     distribution = log_probs(mechanism, private, public, seed=9)
     for b in range(positions):
-        q = torch.softmax(public[b].double(), -1)
         members = chosen[:, b].nonzero()[:, 0].tolist()
-        expected = q
+        expected = torch.softmax(public[b].double(), -1)
         if members:
-            radius = mechanism.radius(len(members))
-            bars = []
-            for i in members:
-                p = torch.softmax(private[i, b].double(), -1)
-                weight = largest_weight(p, q, 3.0, radius)
-                bars.append(weight * p + (1 - weight) * q)
-            expected = torch.stack(bars).mean(0)
+            rows, radius = (
+                (private[members, b, None], public[None, b]),
+                mechanism.radius(len(members)),
+            )
+            weight = reference.project(*rows, order=3.0, radius=radius)
+            expected = reference.mixture(*rows, weight)[0]
         atol = 3e-5 if members else 1e-13
         torch.testing.assert_close(distribution[b], expected.log(), rtol=0.0, atol=atol)
     (event,) = costs(answer(mechanism, private, public, seed=9))
@@ -172,12 +160,11 @@ def test_the_published_bound_is_broken_by_the_published_mechanism() -> None:
     proposal = answer(mechanism, private, public)
     (event,) = costs(proposal)
     assert event.published and event.epsilon == pytest.approx(claimed, rel=1e-6)
-    bars, _ = members(proposal, 0)
-    here, removed = mean(bars), mean(bars[1:])
+    here, removed = mixtures(proposal).mean, mixtures(proposal).without(0, "add_remove")
     # 0.27903 with the exact weights, of which no one is exceeded.
-    assert 0.276 < float(divergence(here, removed, ORDER)) < 0.27904
+    assert 0.276 < float(one_way(here, removed, [ORDER])[0, 0]) < 0.27904
     # The other direction is safe.
-    assert float(divergence(removed, here, ORDER)) <= math.log(N / (N - 1))
+    assert float(one_way(removed, here, [ORDER])[0, 0]) <= math.log(N / (N - 1))
 
 
 def test_the_data_dependent_loss_and_the_sound_bound_hold_on_the_counterexample() -> None:
@@ -194,11 +181,8 @@ def test_the_data_dependent_loss_and_the_sound_bound_hold_on_the_counterexample(
     assert sound.radius(N) == pytest.approx(LEAKAGE * ORDER, rel=1e-9)
     proposal = answer(sound, private, public)
     (event,) = costs(proposal)
-    bars, q = members(proposal, 0)
-    here = mean(bars)
-    raised = both_ways(here, mean([q, *bars[1:]]), ORDER)
-    lowered = both_ways(here, mean([q, *bars[:-1]]), ORDER)
-    assert max(raised, lowered) <= mpf(event.epsilon)
+    raised, lowered = mixtures(proposal).losses([0, N - 1], [ORDER], "zero_out")[:, 0, 0]
+    assert max(raised, lowered) <= event.epsilon
     assert float(raised) > 0.93 * event.epsilon  # the supremum as the mass vanishes
 
 
