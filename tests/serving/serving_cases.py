@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 from processes import until
 from starlette.testclient import TestClient
-from stub_engine import END, ByteTokenizer, StubEngine
+from stub_engine import END, VOCAB, ByteTokenizer, StubEngine
 
 from adapmixed.ensemble import Ensemble
 from adapmixed.mechanisms import Mechanism
@@ -99,10 +99,11 @@ def served(
     accountant, mechanism = charged or (engine.accountant, engine.mechanism)
     tokenizer = tokenizer or ByteTokenizer()
     scheduler = Scheduler(engine, tokenizer, end_tokens, waiting=waiting)
-    admission = Admission(accountant, mechanism)
+    admission = Admission(accountant, mechanism, clients)
     metrics = Metrics(scheduler, admission)
-    settings = Defaults(**({"model": MODEL, "tokens": 16, "max_tokens": 256} | defaults))
-    service = Service(scheduler, admission, tokenizer, settings, metrics, clients, then_public, 1)
+    settings = {"model": MODEL, "tokens": 16, "max_tokens": 256, "vocab": VOCAB} | defaults
+    given = Defaults(window=engine.window, **settings)
+    service = Service(scheduler, admission, tokenizer, given, metrics, then_public, 1)
     try:
         yield Served(engine, accountant, scheduler, admission, metrics, service)
     finally:
@@ -135,7 +136,6 @@ def answering(
         of_base = {
             "tokenizer": ensemble.tokenizer, "end_tokens": ensemble.end_tokens,
             "vocab": ensemble.vocab_size,
-            "window": getattr(engine, "window", ensemble.max_positions),
         }  # fmt: skip
         given = served(engine, (accountant, mechanism), **(of_base | settings))
         yield stack.enter_context(given)

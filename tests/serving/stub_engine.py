@@ -28,6 +28,9 @@ class ByteTokenizer:
     def __call__(self, text: str, **options: object) -> dict[str, list[int]]:
         return {"input_ids": list(text.encode("utf-8"))}
 
+    def __len__(self) -> int:
+        return VOCAB
+
     def decode(self, ids: Sequence[int], **options: object) -> str:
         return bytes(token for token in ids if token != END).decode("utf-8", errors="replace")
 
@@ -74,7 +77,8 @@ class StubEngine:
         # One token has a probability of almost 1, whatever the members say.
         self._rows = torch.full((len(tokens), VOCAB), -60.0)
         self._rows[torch.arange(len(tokens)), torch.tensor(tokens)] = 0.0
-        self._seconds, self._window, self._batch, self._spread = seconds, window, batch, spread
+        self._seconds, self._batch, self._spread = seconds, batch, spread
+        self.window = window
         self._running: dict[Prompt, int] = {}
         self._rng = SeededRandom(1)
         if self.accountant.durable:
@@ -85,17 +89,6 @@ class StubEngine:
         self.go.set()
         self.fail: Exception | None = None
         self.released, self.clients = 0, set[str]()
-
-    def check(self, prompt: Prompt) -> None:
-        if outside := [token for token in prompt.tokens if not 0 <= token < VOCAB]:
-            raise ValueError(f"prompt must hold tokens in [0, {VOCAB}), got {outside[0]}")
-        if len(prompt.tokens) > self._window:
-            raise ValueError(
-                f"prompt must have at most {self._window} tokens, got {len(prompt.tokens)}"
-            )
-        left = self._window - len(prompt.tokens) + 1
-        if prompt.max_tokens > left:
-            raise ValueError(f"max_new_tokens must be <= {left}, got {prompt.max_tokens}")
 
     def room(self, waiting: Sequence[Prompt]) -> int:
         return min(len(waiting), self._batch - len(self._running))

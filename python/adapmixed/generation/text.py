@@ -177,7 +177,7 @@ def texts_of(prompts: object) -> list[str]:
     if not isinstance(prompts, Collection) or isinstance(prompts, bytes | dict | set | frozenset):
         raise ValueError(f"prompts must be a string or a list of strings, got {prompts!r}")
     for index, prompt in enumerate(prompts):
-        _check_text(f"prompts[{index}]", prompt)
+        check_text(f"prompts[{index}]", prompt)
     return list(prompts)
 
 
@@ -195,15 +195,15 @@ def messages_of(messages: object) -> list[dict[str, Any]]:
         if not isinstance(message, Mapping) or not {"role", "content"} <= message.keys():
             raise ValueError(f"{name} must be {{'role': ..., 'content': ...}}, got {message!r}")
         for key in ("role", "content"):
-            _check_text(f"{name}[{key!r}]", message[key])
+            check_text(f"{name}[{key!r}]", message[key])
         found.append(dict(message))
     if not found:
         raise ValueError("messages must hold at least one message, got none")
     return found
 
 
-def _check_text(name: str, text: object) -> None:
-    """Raise ValueError unless this is a string that UTF-8 can express."""
+def check_text(name: str, text: object) -> str:
+    """Return a string that UTF-8 can express; raise ValueError for anything else."""
     check_type(name, text, str, "a string")
     assert isinstance(text, str)
     try:
@@ -212,6 +212,7 @@ def _check_text(name: str, text: object) -> None:
         raise ValueError(
             f"{name} must hold Unicode characters, got half of a surrogate pair at {error.start}"
         ) from None
+    return text
 
 
 def templated(tokenizer: Any, messages: list[dict[str, Any]]) -> str:

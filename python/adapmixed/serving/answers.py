@@ -65,7 +65,7 @@ class Reply:
         try:
             await asyncio.wait((answering, leaving), return_when=asyncio.FIRST_COMPLETED)
         finally:
-            self._running.end()
+            self._running.cancelled = True
             leaving.cancel()
             gone = answering.cancel()
         if not gone and (whole := answering.result()) is not None:

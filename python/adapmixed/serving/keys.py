@@ -227,10 +227,7 @@ class Clients:
             )
 
     def give_back(self, key: Key, tokens: int) -> None:
-        """Count tokens of an admission as unused. Each admission gives back once.
-
-        If it cannot be written, the key keeps them counted.
-        """
+        """Count tokens of an admission as unused. Each admission gives back once."""
         take = "UPDATE used SET tokens = max(0, tokens - ?) WHERE name = ?"
         with WRITING, translated(self._path):
             self._database.execute(take, (tokens, key.name))

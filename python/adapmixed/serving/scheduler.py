@@ -7,7 +7,7 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
@@ -15,9 +15,9 @@ from typing import Any
 from adapmixed.errors import LedgerError
 from adapmixed.generation.text import AnswerText
 from adapmixed.serving.admission import Reservation
-from adapmixed.serving.engine import Engine, Piece, Prompt, Query
+from adapmixed.serving.engine import MOST_WAITING, Engine, Piece, Prompt, Query
 from adapmixed.serving.errors import queue_full, stopping
-from adapmixed.serving.metrics import Metrics, Timer
+from adapmixed.serving.metrics import Metrics
 
 _LOG = logging.getLogger(__name__)
 
@@ -27,39 +27,31 @@ class Running:
 
     Attributes:
         query: the request, which says whether the public model answers it alone.
-        reservation: its tokens of the plan; the scheduler closes it.
+        reservation: its tokens; the scheduler closes it.
         cancelled: whether no more tokens are drawn or delivered.
         released: the number of tokens that were released.
         left: the number of prompts whose answers have not ended.
 
     Args:
         query: the request.
-        reservation: its tokens of the plan.
+        reservation: its tokens.
         metrics: the operator's figures.
-        give_back: function of the number of tokens that were counted for a key and not used; None
-            if none were counted.
     """
 
-    def __init__(
-        self,
-        query: Query,
-        reservation: Reservation,
-        metrics: Metrics,
-        give_back: Callable[[int], None] | None = None,
-    ) -> None:
-        self.query, self.reservation = query, reservation
+    def __init__(self, query: Query, reservation: Reservation, metrics: Metrics) -> None:
+        self.query, self.reservation, self._metrics = query, reservation, metrics
         self.cancelled, self.released, self.left = False, 0, len(query.prompts)
-        self._timers, self._give_back = [Timer(metrics) for _ in query.prompts], give_back
+        self._begun, self._last = time.monotonic(), dict[int, float]()  # by the number of a prompt
         self._loop = asyncio.get_running_loop()
         self._pieces: asyncio.Queue[Piece | None] = asyncio.Queue()
-        self._failed = False
 
     def deliver(self, piece: Piece | None) -> None:
         """Take a piece, or None if the engine has stopped, in the engine's thread."""
-        if piece is None:
-            self._failed = True
-        else:
-            self._timers[piece.index].token()
+        if piece is not None:
+            now, last = time.monotonic(), self._last.get(piece.index)
+            waited = now - (self._begun if last is None else last)
+            self._metrics.released(waited, first=last is None)
+            self._last[piece.index] = now
         with suppress(RuntimeError):  # the event loop has ended, so nobody waits for this piece
             self._loop.call_soon_threadsafe(self._pieces.put_nowait, piece)
 
@@ -77,27 +69,6 @@ class Running:
             left -= piece.finish is not None
             yield piece
 
-    def end(self) -> None:
-        """End the answer if it goes on, and give back what it did not use. Repeats do nothing."""
-        if self.cancelled:
-            return
-        self.cancelled = True
-        # The engine may release one more token of each sequence before it sees the end. `left` is
-        # read first: a token may be released between the two.
-        used = self.left + self.released
-        if self._failed and not self.released:
-            used = 0
-        if self._give_back is not None and used < self.query.tokens:
-            unused = self.query.tokens - used
-            self._loop.run_in_executor(None, _logged, self._give_back, unused)
-
-
-def _logged(give_back: Callable[[int], None], unused: int) -> None:
-    try:
-        give_back(unused)
-    except Exception as error:
-        _LOG.error("tokens of a key could not be given back: %s", type(error).__name__)
-
 
 @dataclass(eq=False)
 class _Run:
@@ -114,7 +85,7 @@ class Scheduler:
     """A queue of answers, and the thread that runs the engine.
 
     Args:
-        engine: used by this thread alone, except for its `check`.
+        engine: used by this thread alone.
         tokenizer: the public model's tokenizer.
         end_tokens: tokens that end an answer; they add no text.
         waiting: largest number of sequences that wait for the engine, ≥ 1.
@@ -124,7 +95,12 @@ class Scheduler:
     """
 
     def __init__(
-        self, engine: Engine, tokenizer: Any, end_tokens: frozenset[int], *, waiting: int = 64
+        self,
+        engine: Engine,
+        tokenizer: Any,
+        end_tokens: frozenset[int],
+        *,
+        waiting: int = MOST_WAITING,
     ) -> None:
         self._engine, self._tokenizer, self._end_tokens = engine, tokenizer, end_tokens
         self._limit = waiting
@@ -152,16 +128,6 @@ class Scheduler:
         """True if no more queries are taken."""
         return self._ended or self._deadline is not None
 
-    def check(self, query: Query) -> None:
-        """Raise ValueError if the query could not be answered, even alone. Any thread may call it.
-
-        A query of more prompts than may wait could not be.
-        """
-        if not 1 <= len(query.prompts) <= self._limit:
-            raise ValueError(f"prompts must be 1 to {self._limit}, got {len(query.prompts)}")
-        for prompt in query.prompts:
-            self._engine.check(prompt)
-
     def check_room(self, sequences: int) -> None:
         """Check that so many more sequences may wait. Any thread may call this.
 
@@ -174,7 +140,7 @@ class Scheduler:
             raise queue_full()
 
     def submit(self, answer: Running) -> None:
-        """Queue a query that passed `check` and `check_room`. Any thread may call this.
+        """Queue a query that passed `check_room`. Any thread may call this.
 
         Pieces are delivered until every prompt has one with `finish`, or until a None: the engine
         has stopped.
