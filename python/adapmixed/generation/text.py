@@ -11,9 +11,8 @@ from torch import Tensor
 
 from adapmixed.limits import check_type
 
-_CONTEXT = 64
-"""Tokens of a prompt that are decoded with its answer, whose first token then costs little."""
 _UNKNOWN = "\ufffd"
+_BYTES = 4  # of the longest character, so that it has at most four tokens
 
 StopRule = Callable[[Tensor], Tensor]
 """A function from (b, s) int64 released tokens, −1 after an end, to (b,) bool, True for sequences
@@ -28,48 +27,51 @@ class Continuation:
     """
 
     def __init__(self, tokenizer: Any, prompt: Sequence[int]) -> None:
-        self._tokenizer = tokenizer
-        last = max(len(prompt) - _CONTEXT, 0)
-        # Of 4 tokens one begins a character. Without its beginning, all bytes behind it are lost.
-        ways = (list(prompt[start:]) for start in range(last, max(last - 4, -1), -1))
-        self._ids = next(filter(self._begins_whole, ways), list(prompt[last:]))
-        self._shown = self._decoded()
-        # Tokens before the last piece. A prompt of token ids may end inside a character.
-        self._before = 0 if self._shown.endswith(_UNKNOWN) else len(self._ids)
+        self._tokenizer, self._ids = tokenizer, list(prompt)
+        self._whole = len(prompt)  # tokens that are shown; those behind may end inside a character
+        while self._whole > max(len(prompt) - _BYTES, 0) and self._ends_inside(self._whole):
+            self._whole -= 1
+        self._shown = self._decoded(self._whole)
 
     def add(self, token: int) -> str:
         """Return the text that this token adds; what ends inside a character is held back."""
         self._ids.append(token)
-        if self._decoded().endswith(_UNKNOWN):  # the next token may complete a character
-            return ""
+        lost = ""
+        if len(self._ids) - self._whole >= _BYTES and self._ends_inside():
+            # No character has more tokens, so the first of these does not begin one.
+            lost, begun = self._new(self._whole + 1), self._ids[self._whole + 1 :]
+            self._ids, self._whole, self._shown = begun, 0, ""
+        if self._ends_inside():
+            return lost
         piece = self.rest()
         if piece:
             # So that a token's cost does not grow with the text. The last piece stays, because some
             # tokenizers drop the space of the first token.
-            self._ids = self._ids[self._before :]
-            self._before, self._shown = len(self._ids), self._decoded()
-        return piece
+            self._ids = self._ids[self._whole :]
+            self._whole, self._shown = len(self._ids), self._decoded()
+        return lost + piece
 
     def rest(self) -> str:
         """Return the text that was held back for an incomplete character."""
-        text = self._decoded()
+        piece, self._shown = self._new(None), self._decoded()
+        return piece
+
+    def _new(self, end: int | None) -> str:
+        """Return what the tokens up to this one add to the text that was shown."""
+        text = self._decoded(end)
         same = len(commonprefix([self._shown, text]))
         piece = text[same:]
         if same < len(self._shown) and piece.startswith(_UNKNOWN):  # bytes that were shown, too
             piece = _UNKNOWN + piece.lstrip(_UNKNOWN)
-        self._shown = text
         return piece
 
-    def _begins_whole(self, ids: list[int]) -> bool:
-        """Return whether tokens do not begin inside a character."""
-        return any(not self._decoded(ids[:end]).startswith(_UNKNOWN) for end in range(1, 5))
+    def _ends_inside(self, end: int | None = None) -> bool:
+        return self._decoded(end).endswith(_UNKNOWN)
 
-    def _decoded(self, ids: list[int] | None = None) -> str:
+    def _decoded(self, end: int | None = None) -> str:
         return str(
             self._tokenizer.decode(
-                self._ids if ids is None else ids,
-                skip_special_tokens=True,
-                clean_up_tokenization_spaces=False,
+                self._ids[:end], skip_special_tokens=True, clean_up_tokenization_spaces=False
             )
         )
 
