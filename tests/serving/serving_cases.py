@@ -26,7 +26,7 @@ from adapmixed.serving.admission import Admission
 from adapmixed.serving.app import Service
 from adapmixed.serving.batch import BatchEngine
 from adapmixed.serving.fields import Defaults
-from adapmixed.serving.keys import Clients, Key, add_key, read_keys
+from adapmixed.serving.keys import Clients, Key, add_key, read_keys, read_usage
 from adapmixed.serving.listener import Listener, bound
 from adapmixed.serving.metrics import Metrics
 from adapmixed.serving.scheduler import Scheduler
@@ -56,6 +56,11 @@ def a_client(folder: Path, **key: int) -> tuple[Clients, Key, dict[str, str]]:
     secret = add_key(folder / "keys.json", "alice", **key)
     clients, (alice,) = clients_of(folder), read_keys(folder / "keys.json")
     return clients, alice, {"authorization": f"Bearer {secret}"}
+
+
+def used(clients: Clients, key: Key) -> int:
+    """Return the tokens that a key has used."""
+    return read_usage(clients._path).get(key.name, 0)
 
 
 @dataclass

@@ -258,7 +258,7 @@ def _reread(path: Path, clients: Clients, stack: ExitStack) -> None:
         with lock:
             try:
                 keys = read_keys(path)
-                clients.replace(keys)
+                clients.keys = keys
             except (ValueError, OSError) as error:
                 said = f"The old keys stay: {error}"
             else:

@@ -88,7 +88,7 @@ class Service:
             Route(completions, partial(self._answer, chat=False), methods=["POST"]),
             Route(chats, partial(self._answer, chat=True), methods=["POST"]),
             Route(models, self._models, methods=["GET"]),
-            Route(f"{models}/{{name:path}}", self._model, methods=["GET"]),
+            Route(f"{models}/{{name:path}}", self._models, methods=["GET"]),
             Route(health, self._health, methods=["GET"]),
         ]
         self._router = Router(routes, redirect_slashes=False)
@@ -195,24 +195,17 @@ class Service:
         raise spent(f"the ensemble's budget does not pay for max_tokens of every prompt{rest}")
 
     async def _models(self, request: Request) -> Response:
-        """Answer /v1/models."""
-        return json_response({"object": "list", "data": [self._described()]})
-
-    async def _model(self, request: Request) -> Response:
-        """Answer /v1/models/NAME."""
-        name = request.path_params["name"]
-        if name != self.defaults.model:
+        """Answer /v1/models and /v1/models/NAME."""
+        name = request.path_params.get("name")
+        if name not in (None, self.defaults.model):
             raise no_model(name)
-        return json_response(self._described())
-
-    def _described(self) -> dict[str, Any]:
-        """Return OpenAI's description of the served model."""
-        return {
+        model = {
             "id": self.defaults.model,
             "object": "model",
             "created": self.created,
             "owned_by": "adapmixed",
         }
+        return json_response(model if name else {"object": "list", "data": [model]})
 
     async def _health(self, request: Request) -> Response:
         """Answer /health."""
@@ -257,8 +250,12 @@ def _check_local(headers: Headers) -> None:
     Raises:
         RequestError: 403: the request names another host, or comes from a page of another host.
     """
-    addresses = [f"//{headers.get('host', '')}", headers.get("origin", "//localhost")]
-    if not all(is_loopback(_host(address)) for address in addresses):
+    addresses = f"//{headers.get('host', '')}", headers.get("origin", "//localhost")
+    try:
+        local = all(is_loopback(urlsplit(address).hostname or "") for address in addresses)
+    except ValueError:
+        local = False
+    if not local:
         message = "a server without keys answers requests of its own machine alone"
         raise RequestError(403, message, "not_local")
 
@@ -268,13 +265,6 @@ def is_loopback(host: str) -> bool:
     with suppress(ValueError):
         return ipaddress.ip_address(host).is_loopback
     return host == "localhost"
-
-
-def _host(address: str) -> str:
-    try:
-        return urlsplit(address).hostname or ""
-    except ValueError:
-        return ""
 
 
 def _label(path: str) -> str:
