@@ -89,15 +89,16 @@ class Letters:
 
 def added(text: str, stop: tuple[str, ...]) -> tuple[list[str], bool]:
     """Return the pieces of an answer, and whether a stop string ended it."""
-    answer = AnswerText(Letters(), (65,), stop)
-    pieces, stopped = [], False
-    for token in text.encode():
-        piece, stopped = answer.add(token)
+    tokens, pieces, finish = text.encode(), [], None
+    answer = AnswerText(Letters(), (65,), stop, {0}, len(tokens))
+    for token in tokens:
+        assert finish is None
+        piece, finish = answer.add(token)
         pieces.append(piece)
-        if stopped:
-            return pieces, True
-    piece, stopped = answer.rest()
-    return [*pieces, piece], stopped
+        if finish == "stop":
+            break
+    assert finish
+    return pieces, finish == "stop"
 
 
 def test_an_answer_ends_before_a_stop_string_and_shows_nothing_of_it_early() -> None:
@@ -114,7 +115,11 @@ def test_an_answer_ends_before_a_stop_string_and_shows_nothing_of_it_early() -> 
 
 
 def test_text_without_stop_strings_is_not_held_back() -> None:
-    assert added("hello", ()) == (["h", "e", "l", "l", "o", ""], False)
+    assert added("hello", ()) == (["h", "e", "l", "l", "o"], False)
+
+
+def test_an_end_token_adds_no_text_and_frees_what_was_held_back() -> None:
+    assert added("hel\0lo", ("lo",)) == (["h", "e", "", "l"], True)
 
 
 def test_a_long_text_is_decoded_from_its_last_tokens() -> None:

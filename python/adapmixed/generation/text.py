@@ -77,37 +77,43 @@ class Continuation:
 
 
 class AnswerText:
-    """Decodes an answer token by token, and holds back text that may begin a stop string.
+    """Decodes an answer token by token to its end, without text that may begin a stop string.
 
     Args:
         tokenizer: the public model's tokenizer.
         prompt: token ids of the prompt.
         stop: strings that end the answer. The text ends before the first of them.
+        ends: tokens that end the answer, and add no text.
+        max_tokens: number of tokens that end it in any case.
     """
 
-    def __init__(self, tokenizer: Any, prompt: Sequence[int], stop: Sequence[str]) -> None:
+    def __init__(
+        self,
+        tokenizer: Any,
+        prompt: Sequence[int],
+        stop: Sequence[str],
+        ends: Collection[int],
+        max_tokens: int,
+    ) -> None:
         self._decoded = Continuation(tokenizer, prompt)
-        self._stop = stop
+        self._stop, self._ends, self._left = stop, ends, max_tokens
         self._held = ""
 
-    def add(self, token: int) -> tuple[str, bool]:
-        """Return the text that is certain now, and whether a stop string has ended the answer."""
-        self._held += self._decoded.add(token)
-        return self._certain()
-
-    def rest(self) -> tuple[str, bool]:
-        """Return the text that was held back, at the end of the answer, and as :meth:`add`."""
-        self._held += self._decoded.rest()
-        text, stopped = self._certain()
-        return (text, True) if stopped else (text + self._held, False)
-
-    def _certain(self) -> tuple[str, bool]:
+    def add(self, token: int) -> tuple[str, str | None]:
+        """Return the text that is certain now, and "stop" or "length" if the answer has ended."""
+        self._left -= 1
+        ended = token in self._ends
+        self._held += "" if ended else self._decoded.add(token)
+        if ended or not self._left:
+            self._held += self._decoded.rest()
         found = [place for one in self._stop if (place := self._held.find(one)) >= 0]
         if found:
-            return self._held[: min(found)], True
+            return self._held[: min(found)], "stop"
+        if ended or not self._left:
+            return self._held, "stop" if ended else "length"
         cut = len(self._held) - self._begun()
         text, self._held = self._held[:cut], self._held[cut:]
-        return text, False
+        return text, None
 
     def _begun(self) -> int:
         """Return the length of the longest end of the text that a stop string begins with."""

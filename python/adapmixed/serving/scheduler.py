@@ -78,7 +78,6 @@ class _Run:
     index: int
     prompt: Prompt
     text: AnswerText
-    released: int = 0
 
 
 class Scheduler:
@@ -148,11 +147,11 @@ class Scheduler:
         Raises:
             RequestError: 503: no more queries are taken. The reservation is still open.
         """
-        stop = answer.query.stop
-        runs = [
-            _Run(answer, index, prompt, AnswerText(self._tokenizer, prompt.tokens, stop))
-            for index, prompt in enumerate(answer.query.prompts)
-        ]
+        query, runs = answer.query, list[_Run]()
+        for index, prompt in enumerate(query.prompts):
+            ends = query.stop, self._end_tokens | query.stop_tokens, prompt.max_tokens
+            text = AnswerText(self._tokenizer, prompt.tokens, *ends)
+            runs.append(_Run(answer, index, prompt, text))
         with self._changed:
             if self.stopped:
                 raise stopping()
@@ -182,10 +181,7 @@ class Scheduler:
         """Run the engine until it is stopped or fails; then end every answer."""
         try:
             while self._wait():
-                gone = [run for run in self._running.values() if run.answer.cancelled]
-                self._leave(gone)
-                for run in gone:
-                    self._end(run)
+                self._drop_cancelled()
                 self._admit()
                 if self._running:
                     self._step()
@@ -213,15 +209,21 @@ class Scheduler:
             busy = bool(self._running or self._waiting)
             return busy and time.monotonic() < self._deadline
 
+    def _drop_cancelled(self) -> None:
+        """Let the sequences of clients that have left leave the queue and the batch."""
+        running = [run for run in self._running.values() if run.answer.cancelled]
+        self._leave(running)
+        with self._changed:
+            waiting = [run for run in self._waiting if run.answer.cancelled]
+            for run in waiting:
+                self._waiting.remove(run)
+        for run in (*running, *waiting):
+            self._end(run)
+
     def _admit(self) -> None:
         """Let waiting sequences join the batch, as many as the engine has room for."""
         with self._changed:
-            gone = [run for run in self._waiting if run.answer.cancelled]
-            for run in gone:
-                self._waiting.remove(run)
             waiting = [run.prompt for run in self._waiting]
-        for run in gone:
-            self._end(run)
         room = self._engine.room(waiting) if waiting else 0
         if waiting and not room and not self._running:
             raise RuntimeError("the engine has no room for a sequence that it could answer alone")
@@ -240,27 +242,13 @@ class Scheduler:
             if not prompt.public:
                 run.answer.reservation.charged()
             run.answer.released += 1
-            piece = self._piece(run, token)
+            piece = Piece(run.index, *run.text.add(token))
             if piece.finish is not None:  # a client that sees it may ask for what is free again
                 ended.append(run)
                 self._end(run)
             if not run.answer.cancelled:
                 run.answer.deliver(piece)
         self._leave(ended)
-
-    def _piece(self, run: _Run, token: int) -> Piece:
-        run.released += 1
-        stopped = token in self._end_tokens or token in run.answer.query.stop_tokens
-        text = ""
-        if not stopped:
-            text, stopped = run.text.add(token)
-            if stopped:
-                return Piece(run.index, text, "stop")
-        last = run.released == run.prompt.max_tokens
-        if stopped or last:
-            rest, found = run.text.rest()
-            return Piece(run.index, text + rest, "stop" if stopped or found else "length")
-        return Piece(run.index, text)
 
     def _leave(self, runs: list[_Run]) -> None:
         """Let sequences leave the batch."""
