@@ -9,7 +9,7 @@ from privacy_cases import DELTA
 
 from adapmixed.cli import main
 from adapmixed.errors import BudgetSpentError
-from adapmixed.mechanisms.planned import planned
+from adapmixed.mechanisms import planned
 from adapmixed.privacy import Accountant, planner
 from adapmixed.privacy.composition import PLANNED_POINTS, composed_epsilon
 from adapmixed.privacy.conversions import c_alpha
