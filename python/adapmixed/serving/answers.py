@@ -123,7 +123,8 @@ class Reply:
         return event({**self._head, "choices": [_choice(index, body, finish)], **usage})
 
     def _usage(self) -> dict[str, int]:
-        prompt, released = self._query.prompt_tokens, self._running.released
+        prompt = sum(len(one.tokens) for one in self._query.prompts)
+        released = self._running.released
         return {
             "prompt_tokens": prompt,
             "completion_tokens": released,

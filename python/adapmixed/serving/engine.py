@@ -62,11 +62,6 @@ class Query:
         return sum(prompt.max_tokens for prompt in self.prompts)
 
     @property
-    def prompt_tokens(self) -> int:
-        """The number of tokens of all prompts together."""
-        return sum(len(prompt.tokens) for prompt in self.prompts)
-
-    @property
     def public(self) -> bool:
         """Whether the public model answers alone, which costs nothing."""
         return all(prompt.public for prompt in self.prompts)
