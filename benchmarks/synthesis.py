@@ -17,8 +17,9 @@ from the public model's `TOP` likeliest tokens. The entries that no batch holds 
   public model answers. That ε is ex post and must not be published.
 
 MAUVE compares the last hidden states behind the texts, by the same base, with those behind as many
-tokens of the reference. Intervals are the central 95 % of resamples of batches and entries, "less
-ours" is the mean difference over them. WORK keeps each batch: a run that was stopped goes on.
+tokens of the reference, as a mean over clusterings. Differences are those to ours at the same ε and
+to the public model. All have basic 95 % intervals by resampling batches and entries. WORK keeps
+each batch: a run that was stopped goes on.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ from adapmixed.privacy.events import BY_HAND
 from adapmixed.privacy.planner import largest_within, recommended
 from adapmixed.rng import SeededRandom
 from adapmixed_lab.baselines.invisible_ink import InvisibleInk
-from adapmixed_lab.figures.synthesis import Features, Reader, mauve, until
+from adapmixed_lab.figures.synthesis import Features, Reader, corrected, mauve, until
 from benchmarks.harness import Neighbours, Report, headline, machine
 from benchmarks.headline import documents
 from benchmarks.timing import Call, Contestant, Device, interleave
@@ -181,7 +182,7 @@ class Bench:
 
 
 def compare(bench: Bench, report: Report) -> None:
-    """Report MAUVE of each rule, and its difference to ours, with 95 % intervals."""
+    """Report MAUVE of each rule, and its differences to ours and to public, with intervals."""
     kept, ensemble = bench.kept(), bench.ensemble(1)
     reader, ends = Reader(bench.base, torch.float32), ensemble.end_tokens
     start = ensemble.beginning or sorted(ends)[:1]
@@ -196,28 +197,32 @@ def compare(bench: Bench, report: Report) -> None:
     }
     rng = np.random.default_rng(0)
     again: dict[str, list[float]] = {name: [] for name in found}
-    for seed in range(RESAMPLES):
+    for _ in range(RESAMPLES):
         batches = rng.integers(len(kept), size=len(kept))
         others = real[rng.integers(len(real), size=len(real))]
         for name, one in found.items():
-            again[name].append(mauve(one[batches].reshape(-1, one.shape[-1]), others, seed))
+            again[name].append(mauve(one[batches].reshape(-1, one.shape[-1]), others))
     report.say(
         f"B = {bench.models}: {len(kept)} batches, {SEEDS} texts of each, "
         f"{len(real)} entries for reference\n"
     )
-    report.say(f"  {'':22}{'MAUVE':>7}  {'95 %':16}{'less ours':>10}  95 %")
-    for name, one in found.items():
-        value = mauve(one.reshape(-1, one.shape[-1]), real)
-        low, high = np.quantile(again[name], (0.025, 0.975))
-        row: dict[str, object] = {"batch": bench.models, "name": name, "mauve": value}
-        row |= {"interval": [low, high]}
-        words, ours = "", f"ours, {name.split(', ')[-1]}"
-        if ours in found and ours != name:
-            less = np.array(again[name]) - np.array(again[ours])
-            ends_of = np.quantile(less, (0.025, 0.975)).tolist()
-            row |= {"less_ours": float(less.mean()), "less_interval": ends_of}
-            words = f"{less.mean():+10.3f}  [{ends_of[0]:+.3f}, {ends_of[1]:+.3f}]"
-        report.say(f"  {name:22}{value:7.3f}  [{low:.3f}, {high:.3f}]  {words}".rstrip())
+    value = {name: mauve(one.reshape(-1, one.shape[-1]), real) for name, one in found.items()}
+    sides = f"{'less ours':>10}  {'95 %':18}{'less public':>11}  95 %"
+    report.say(f"  {'':22}{'MAUVE':>7}  {'95 %':16}{sides}")
+    for name in found:
+        low, high = corrected(value[name], again[name])
+        row: dict[str, object] = {"batch": bench.models, "name": name, "mauve": value[name]}
+        row["interval"] = low, high = max(0.0, low), min(1.0, high)
+        words = f"  {name:22}{value[name]:7.3f}  [{low:.3f}, {high:.3f}]"
+        for other in (f"ours, {name.split(', ')[-1]}", PUBLIC):
+            if other not in found or other == name:
+                words += " " * 30
+                continue
+            less = value[name] - value[other]
+            low, high = corrected(less, np.subtract(again[name], again[other]).tolist())
+            words += f"  {less:+10.3f}  [{low:+.3f}, {high:+.3f}]"
+            row[f"less {other}"] = less, low, high
+        report.say(words.rstrip())
         report.tables.setdefault("mauve", []).append(row)
     report.say()
 

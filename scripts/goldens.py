@@ -19,7 +19,8 @@ moved by at most 2e-6; and with boxes of shapes up to 64 for those of 2: four pl
 again with `project` in single precision: weights moved by at most 3e-5, losses by 4e-5; with
 `renyi_divergence`: at most 3e-5 above what stood there, +inf beyond e^709; and with `screen` in
 doubles alone: a divergence whose sum is beyond e^600 is infinite. The residual of a copy of the
-public row is 1. Recorded again without the claims of two audits that only their own code made.
+public row is 1. Recorded again without the claims of two audits that only their own code made; and
+with fewer claims of five audits, one of which has an unprotected ensemble as a control of each.
 """
 
 from __future__ import annotations

@@ -6,6 +6,7 @@ A module's docstring is its help, `add_arguments` adds the options, and `run` do
 from __future__ import annotations
 
 import argparse
+import errno
 import logging
 import os
 import sys
@@ -119,6 +120,8 @@ def _said(error: Exception, parsed: argparse.Namespace, typed: Sequence[str]) ->
     wanted = "a file or folder that this user may open"
     if isinstance(error, FileNotFoundError | IsADirectoryError):
         wanted = "an existing file"
+    if error.errno == errno.ENOSPC:
+        wanted = "a file on a disk with space left"
     return f"{named} {wanted}, got {file}: {str(error.strerror).lower()}"
 
 

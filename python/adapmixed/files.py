@@ -206,7 +206,9 @@ def _written_beside(target: Path, data: bytes, mode: int) -> Path:
             file.write(data)
             file.flush()
             os.fsync(file.fileno())
-    except BaseException:  # as on a full disk
+    except BaseException as error:  # as on a full disk
         temporary.unlink()
+        if isinstance(error, OSError):
+            error.filename = str(target)
         raise
     return temporary

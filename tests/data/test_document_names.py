@@ -26,7 +26,7 @@ pytestmark = pytest.mark.usefixtures("demo_ensemble")
 SHARDS, LENGTH = 16, 200
 PROMPT = torch.tensor([[1, 2, 3]])
 HEADING = PRESETS["wikitext-103"].new_document
-POSITIONS = "Shards were assigned by positions in a file"
+POSITIONS = "Documents were named by positions in a file"
 NAMES = "It was not recorded how documents were named"
 ARTICLES = [f"article {k}: some text of person {k}\nsecond line of {k}" for k in range(LENGTH)]
 WIKI = [f" = Person {k} = \n\n text about {k} \n more \n" for k in range(LENGTH)]

@@ -102,7 +102,7 @@ def test_runs_answer_as_if_each_were_alone() -> None:
     """Every run has its own text, accountant, budgets and randomness; mean and deviation."""
     tokens = stream(400)
     mechanisms: dict[str, Mechanism] = {
-        "public": PublicOnly(), "unprotected": Unprotected(), "noisy": PaperRule(NOISY),
+        "public": PublicOnly(), "unprotected": Unprotected(), "noisy": PaperRule(**vars(NOISY)),
         "pool": ClippedLogPool(-0.5, 0.5, 2.0), "pmixed": PMixED(8.0, DELTA, 90, 6.0),
     }  # fmt: skip
     settings: dict[str, Any] = dict(

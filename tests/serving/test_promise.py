@@ -127,7 +127,7 @@ def test_caveats_of_the_ledger_and_of_the_ensemble(text: str, epsilon: float | N
     accountant, mechanism = Accountant(DELTA, epsilon=epsilon), made(text, epsilon)
     answer(accountant, mechanism, 2, Origin(KNOWN.ensemble, ("shards", "positions")))
     line = promise(accountant, mechanism, MODELS, UNKNOWN)
-    assert DISJOINT in line and "assigned by positions" in line and BASE in line
+    assert DISJOINT in line and "named by positions" in line and BASE in line
     assert line.count(DISJOINT) == 1
 
 

@@ -101,7 +101,7 @@ def test_a_batch_is_spent_before_its_first_token(
             raise OSError(28, "No space left on device")
 
     monkeypatch.setattr("adapmixed.synthesis.journal.os.fsync", flushed)
-    with pytest.raises(OSError, match="No space left"):
+    with pytest.raises(OSError, match="No space left.*journal.jsonl"):
         dict(found)
     assert not dict(found)
     found.close()
@@ -161,6 +161,12 @@ def test_bad_arguments(base: Path, texts: Path, change: dict[str, Any], words: s
         dict(begun(base, texts, **change))
 
 
+def test_an_empty_column(base: Path, texts: Path) -> None:
+    texts.write_text("who,said\n1,\n2,  \n")
+    with pytest.raises(ValueError, match="texts must hold records, got none: the column 'said'"):
+        begun(base, texts)
+
+
 def test_other_settings_and_a_second_process_are_refused(
     base: Path, texts: Path, tmp_path: Path
 ) -> None:
@@ -202,7 +208,9 @@ def test_the_command(
              "--epsilon", 8, "--longest", 5, "--out", tmp_path / "out.csv"]  # fmt: skip
     assert cli.main(["synthesize", *map(str, given)]) == 0
     printed = capsys.readouterr()
-    assert "For all 2 texts together" in printed.out and "everything of one 'who'" in printed.out
+    assert "Each of the 2 texts" in printed.out and "everything of one 'who'" in printed.out
     assert "40 names" in printed.err and len((tmp_path / "out.csv").read_text().splitlines()) == 3
     assert cli.main(["synthesize", "--texts", "a.csv"]) == 2
     assert "--base must be given, or --demo" in capsys.readouterr().err
+    assert cli.main(["synthesize", "--demo", "--texts", str(texts)]) == 2
+    assert "--texts must not be given with --demo" in capsys.readouterr().err

@@ -17,6 +17,7 @@ from adapmixed.commands.options import (
     add_options,
     check_output,
     laboratory,
+    memory_bytes,
     option,
     progress_bar,
     quiet_libraries,
@@ -28,7 +29,7 @@ class SynthesizeOptions:
     """The options of this command alone."""
 
     texts: str | None = option("the records: CSV, JSON lines, Parquet, or a folder of texts")
-    column: str = option("column with the text of a record", "text")
+    column: str | None = option("column with the text of a record (default: text)")
     id_column: str | None = option("column of the name that makes one record of rows")
     describe: str | None = option('what a record is, as in "a clinic\'s discharge summary"')
     epsilon: float = option("ε of all texts together", 3.0)
@@ -36,28 +37,36 @@ class SynthesizeOptions:
     count: int | None = option("texts, a public number as all others here (default: 10)")
     max_tokens: int | None = option("most tokens of a text, its end included (default: 200)")
     batch: int | None = option("records of a text (default: the least with a clip 2 wide)")
-    longest: int = option("most tokens of a record in a prompt, which is cut", 256)
+    longest: int | None = option("most tokens of a record in a prompt, which is cut (default: 256)")
     plain: bool = option("prompts as plain text, without the base's chat template")
     out: Path | None = option("CSV of the texts; OUT.private has the key and the journal")
     report: Path | None = option(
         "PRIVATE: a page about texts and records, of which it plants some", metavar="FOLDER"
     )
     demo: bool = option("the built-in model and texts, in less than a minute")
+    top_k: int | None = option("likeliest public tokens that are kept", 100)
+    memory: int = option(
+        "for the prompts' caches, such as 512M (default: 4G)", 4 << 30, type=memory_bytes,
+        metavar="SIZE",
+    )  # fmt: skip
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of the command."""
     add_options(parser, SynthesizeOptions)
     add_options(parser, SharedOptions, "base", required=False)
-    add_options(parser, SharedOptions, "temperature top_k active memory device dtype")
-    parser.set_defaults(top_k=100)
+    add_options(parser, SharedOptions, "temperature active device dtype")
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Write the texts, then the guarantee."""
-    for name in () if arguments.demo else ("base", "texts", "describe", "out"):
+    own = ("base", "texts", "describe")
+    for name in () if arguments.demo else (*own, "out"):
         if getattr(arguments, name) is None:
             raise ValueError(f"--{name} must be given, or --demo")
+    for name in (*own, "column", "id_column") if arguments.demo else ():
+        if getattr(arguments, name) is not None:
+            raise ValueError(f"{name} must not be given with --demo, which has its own texts")
     check_output("--out", arguments.out)
     check_output("--report", arguments.report, folder=True)
     page = None if arguments.report is None else laboratory("figures.synthesis")
@@ -69,25 +78,24 @@ def run(arguments: argparse.Namespace) -> int:
 
     if arguments.demo:
         base: Any = demo_base()
-        texts, describe, plain, longest = Corpus("builtin"), "Python", True, 32
-        defaults = {"count": 4, "batch": 9, "max_tokens": 24}
+        texts, describe, plain = Corpus("builtin"), "Python", True
+        defaults = {"count": 4, "batch": 9, "max_tokens": 24, "longest": 32}
     else:
         base, describe, plain = arguments.base, arguments.describe, arguments.plain
-        texts = Corpus(arguments.texts, arguments.column, arguments.id_column)
-        longest, defaults = arguments.longest, {"count": 10, "max_tokens": 200}
+        texts = Corpus(arguments.texts, arguments.column or "text", arguments.id_column)
+        defaults = {"count": 10, "max_tokens": 200, "longest": 256}
     for name, default in defaults.items():
         if getattr(arguments, name) is None:
             setattr(arguments, name, default)
     if page is not None:
         texts = page.Canaries.among(texts, describe, min(32, arguments.count), arguments.report)
     update, close = progress_bar(0, "token")
-    shared = ("epsilon", "delta", "count", "max_tokens", "batch", "temperature", "top_k", "active")
+    shared = "epsilon delta count max_tokens batch longest temperature top_k active".split()
     found = synthesize(
         base,
         texts,
         describe,
         **{name: getattr(arguments, name) for name in shared},
-        longest=longest,
         plain=plain,
         memory_bytes=arguments.memory,
         dtype=getattr(torch, arguments.dtype),

@@ -40,10 +40,10 @@ CAVEATS = {
     "or guesses the seed. If two sources were made from it, there is none against anyone.",
     "shards": "Disjointness of the shards was not verified: records that lie in several of them, "
     "or that an edit of other records can move, are not covered.",
-    "positions": "Shards were assigned by positions in a file: an edit that changes the number or "
-    "order of documents can move all later ones to other shards, and is not covered.",
+    "positions": "Documents were named by positions in a file: an edit of their number or order "
+    "can rename all later ones, and is not covered.",
     "names": "It was not recorded how documents were named: if by positions in a file, an edit "
-    "of their number or order can move all later ones to other shards, and is not covered.",
+    "of their number or order can rename all later ones, and is not covered.",
     "base": "The public model was not compared with the one that the adapters were trained on.",
     "tokenizer": "The public model's tokenizer was not compared with the one of the training.",
 }

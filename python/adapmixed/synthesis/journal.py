@@ -103,9 +103,13 @@ class Journal:
             raise ValueError("a synthesis must be used in the process that made it, got a fork")
         if self._file is not None:
             line = _line(entry)
-            if self._file.write(line) != len(line):
-                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), self._file.name)
-            os.fsync(self._file.fileno())
+            try:
+                if self._file.write(line) != len(line):
+                    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+                os.fsync(self._file.fileno())
+            except OSError as error:
+                error.filename = self._file.name
+                raise
 
     def close(self) -> None:
         """Let another process write the file."""

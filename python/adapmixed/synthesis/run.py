@@ -21,7 +21,6 @@ import torch
 from torch import Tensor
 
 from adapmixed.data import Corpus
-from adapmixed.ensemble.ensemble import DEFAULT_MEMORY_BYTES
 from adapmixed.ensemble.prompts import LONGEST, PromptEnsemble
 from adapmixed.files import create_file, write_file
 from adapmixed.generation import PrivateGenerator
@@ -36,6 +35,8 @@ LEAST_WIDTH = 0.3
 """Width of the clip below which a record hardly shows."""
 GOOD_WIDTH = 2.0
 """Width of the clip that a batch is made for, if its size is not given."""
+MEMORY_BYTES = 4 << 30
+"""For the caches of all prompts of a batch, unless told otherwise."""
 
 Progress = Callable[[int, int], None]
 
@@ -91,8 +92,9 @@ class Synthesis:
         """The guarantee as a sentence about all texts."""
         whose = "" if self.names is None else f" A record is everything of one '{self.names}'."
         return (
-            f"For all {len(self.batches.slots)} texts together, as each has records of its own: "
-            f"{self.guarantee}{whose} If a record leaves, another may take its slot (replace-one)."
+            f"Each of the {len(self.batches.slots)} texts is drawn from records of its own, so "
+            f"what holds for one holds for all of them together. {self.guarantee}{whose} If a "
+            "record leaves, another may take its slot (replace-one)."
         )
 
     def __iter__(self) -> Iterator[tuple[int, str]]:
@@ -181,7 +183,7 @@ def synthesize(
     top_k: int | None = 100,
     temperature: float = 1.0,
     active: int | None = DEFAULT_ACTIVE,
-    memory_bytes: int = DEFAULT_MEMORY_BYTES,
+    memory_bytes: int = MEMORY_BYTES,
     dtype: torch.dtype | None = None,
     device: str | None = None,
     out: Path | None = None,
@@ -193,7 +195,8 @@ def synthesize(
 
     Args:
         base: an instruct model, a folder, a hub name or a transformers model.
-        texts: the records. With `id_column` everything under one name is one record.
+        texts: the records. With `id_column` everything under one name is one record. Rows without
+            text are none.
         describe: what a record is, as in "a clinic's discharge summary".
         epsilon: ε > 0 of all texts together, for the text of one record that is emptied.
         delta: δ in [1e-15, 0.1].
@@ -211,7 +214,8 @@ def synthesize(
 
     Raises:
         ValueError: an argument is not valid; ε buys a clip narrower than `LEAST_WIDTH`; the texts
-            fill fewer batches; `out` is another file, or was begun with other settings.
+            are empty, or fill fewer batches; `out` is another file, or was begun with other
+            settings.
         OSError: the journal cannot be written, or another process writes it.
     """
     check_count("count", count)
@@ -237,7 +241,12 @@ def synthesize(
     if out is not None and out.exists() and not {"key", "journal.jsonl"} <= kept:
         raise ValueError(f"out must be a new file, or one with its folder {folder}, got {out}")
     key = (folder / "key").read_bytes() if folder is not None and begun else os.urandom(32)
-    batches = dealt(texts.documents(), count, size, key=key)
+    documents = list(texts.documents())
+    if not documents:
+        column = texts.description()["text_column"]
+        where = texts.name if column is None else f"the column {column!r}"
+        raise ValueError(f"texts must hold records, got none: {where} is empty")
+    batches = dealt(documents, count, size, key=key)
     if folder is not None and not begun:
         folder.mkdir(mode=0o700, exist_ok=True)
         if not create_file(folder / "key", key):

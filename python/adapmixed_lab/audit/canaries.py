@@ -18,9 +18,8 @@ drawn uniformly from |R|, and the answers rank them. Let P_s be the distribution
 P' the one with it emptied. Then P_s(s is ranked first) <= e^ε P'(s is ranked first) + δ, with the
 ε of zero-out. The mean over s is at most e^ε/|R| + δ, which bounds the frequency of full exposure.
 
-**Power.** The same attack runs at the same effort on the ensemble without protection. If that does
-not exceed a claim, an attack that did not break the claim shows nothing. The finding then says "no
-power".
+**Controls.** The same attack runs at the same effort on the ensemble without protection. If that
+does not exceed a claim, an attack that did not break the claim shows nothing.
 
 Only answers are scored. The attacker knows the text and every adapter that the coins may give, and
 computes the exact likelihood of the answers in every world. A rehearsal, with coins and tokens of
@@ -60,7 +59,7 @@ from adapmixed_ext.types import RandomSource
 from adapmixed_lab.audit.finding import Effort, Finding
 from adapmixed_lab.audit.search import Array, distribution, drawn, one_thread
 from adapmixed_lab.audit.statistics import CONFIDENCE, one_run_epsilon, proportion
-from adapmixed_lab.audit.tokens import Game
+from adapmixed_lab.audit.tokens import TINY, Game
 
 Integers = NDArray[np.int64]
 
@@ -291,53 +290,38 @@ box, pool = partial(ClippedMixing, 0.85, 1.4), partial(ClippedLogPool, -0.15, 0.
 """Mechanisms, given the number of answers."""
 
 
-def game(
-    stated: Mechanism, adjacency: str, delta: float, running: Mechanism | None = None, bug: str = ""
-) -> Game:
-    """Return a claim about an ensemble of all customers; `bug` names the fault of a control."""
-    name = f"{bug}{stated.name}, N = {CUSTOMERS}, {adjacency}"
+def game(stated: Mechanism, adjacency: str, delta: float, running: Mechanism | None = None) -> Game:
+    """Return a claim about an ensemble of all customers."""
+    name = f"{stated.name}, N = {CUSTOMERS}, {adjacency}"
     return Game(name, stated, CUSTOMERS, adjacency, delta, running)
 
 
-def attacks() -> list[tuple[Audit | Exposure, bool]]:
-    """Return all pairs (attack, whether it is a control)."""
+def attacks() -> list[Audit | Exposure]:
+    """Return the attacks on all claims."""
     found: list[Audit | Exposure] = []
     for adjacency in ("zero_out", "replace_one"):
         for make in (box, pool):
-            found.append(Audit(game(make(1), adjacency, 0.0), 1))
+            found.append(Audit(game(make(1), adjacency, TINY), 1))
             found.append(Audit(game(make(MANY), adjacency, DELTA), MANY))
     for answers in (1, MANY):
         ball = PMixED(1.0, DELTA, queries=answers, order=18.0)
         found.append(Audit(game(ball, "zero_out", DELTA), answers))
     for make in (box, pool):
         found.append(Exposure(game(make(EXPOSED), "zero_out", EXPOSED_DELTA), EXPOSED))
-    plain, bug = Unprotected(), "unprotected, called "
-    controls: list[Audit | Exposure] = [
-        Audit(game(box(MANY), "zero_out", DELTA, plain, bug), MANY),
-        Audit(game(box(1), "zero_out", 0.0, bug="one person in every shard of "), 1, together=True),
-        Exposure(game(box(EXPOSED), "zero_out", EXPOSED_DELTA, plain, bug), EXPOSED),
-    ]
-    return [*((one, False) for one in found), *((one, True) for one in controls)]
+    return found
 
 
 def audit(effort: Effort) -> Iterator[Finding]:
-    """Play every game.
-
-    The power without protection does not depend on the mechanism, so games share it.
-    """
-    answers = effort.count(ANSWERS_PER_SECOND, LEAST_ANSWERS)
-
-    def measured(one: Audit | Exposure, label: str) -> float:
-        label = f"canaries/{label}"
-        return one.measure(answers // one.answers, effort.generator(label), effort.source(label))
-
-    powers: dict[str, float] = {}
-    for index, (one, control) in enumerate(attacks()):
-        game = one.game
-        key = f"{type(one).__name__} {game.adjacency} {game.delta:g} {one.answers}"
-        if not control and key not in powers:
-            plain = replace(one, game=replace(game, running=Unprotected()))
-            powers[key] = measured(plain, key)
-        name = f"{game.name}, {answers // one.answers} × {one.answers} answers"
-        found, power = measured(one, str(index)), None if control else powers[key]
-        yield Finding("canaries", name, *one.claim(), found, CONFIDENCE, control, power)
+    """Attack every claim, and as controls the same ensembles without protection."""
+    answers, claims = effort.count(ANSWERS_PER_SECOND, LEAST_ANSWERS), attacks()
+    every = [("", one) for one in claims]
+    for one in claims:
+        bare = replace(one, game=replace(one.game, running=Unprotected()))
+        every.append(("unprotected, called ", bare))
+    together = Audit(claims[0].game, 1, together=True)
+    every.append(("one person in every shard of ", together))
+    for index, (bug, one) in enumerate(every):
+        label, runs = f"canaries/{index}", answers // one.answers
+        found = one.measure(runs, effort.generator(label), effort.source(label))
+        name = f"{bug}{one.game.name}, {runs} × {one.answers} answers"
+        yield Finding("canaries", name, *one.claim(), found, CONFIDENCE, bool(bug))

@@ -29,8 +29,6 @@ class Finding:
         measured: the result of the attack: the true value is at least this.
         confidence: of `measured`; 1 for a computation.
         control: whether this is a deliberately broken variant, which the attack must catch.
-        power: what the same attack measures at the same effort without any protection; None: not
-            measured. If even that does not exceed the claim, the attack says nothing about it.
     """
 
     audit: str
@@ -40,22 +38,17 @@ class Finding:
     measured: float
     confidence: float
     control: bool = False
-    power: float | None = None
 
     @property
     def verdict(self) -> str:
         """One word for the result; NaN breaks a claim and catches no control."""
         if self.control:
             return "caught" if self.measured > self.claimed else "NOT CAUGHT"
-        if not self.measured <= self.claimed:
-            return "BROKEN"
-        if self.power is not None and not self.power > self.claimed:
-            return "no power"
-        return "holds"
+        return "holds" if self.measured <= self.claimed else "BROKEN"
 
     @property
     def ok(self) -> bool:
-        """Whether a claim holds against an attack with power, or a control is caught."""
+        """Whether a claim holds, or a control is caught."""
         return self.verdict in ("holds", "caught")
 
     @property
@@ -101,7 +94,7 @@ class Effort:
         return np.random.default_rng([self.seed, *label.encode()])
 
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 """Format version of `as_json`."""
 
 
@@ -111,38 +104,23 @@ def lines(finding: Finding) -> list[str]:
     They have five digits, so that 1 + SLACK is shown as 1.
     """
     ratio = "" if finding.ratio is None or finding.control else f", ratio {finding.ratio:.3f}"
-    power = "" if finding.power is None else f", unprotected {finding.power:.5g}"
     sure = "" if finding.confidence == 1 else f" ({100 * finding.confidence:g} %)"
     prefix = "control: " if finding.control else ""
     return [
         f"  {finding.verdict:<10}  {prefix}{finding.name}",
         f"              {finding.claim}: claimed {finding.claimed:.5g}, measured "
-        f"{finding.measured:.5g}{sure}{ratio}{power}",
+        f"{finding.measured:.5g}{sure}{ratio}",
     ]
 
 
 def summary(findings: Sequence[Finding]) -> str:
-    """Return one line that counts the claims that hold or lack power, and the caught controls."""
-    claims = [finding for finding in findings if not finding.control]
-    controls = [finding for finding in findings if finding.control]
-    powerless = sum(f.verdict == "no power" for f in claims)
+    """Return one line that counts the claims that hold and the controls that are caught."""
+    claims = [finding.ok for finding in findings if not finding.control]
+    controls = [finding.ok for finding in findings if finding.control]
     return (
-        f"{sum(f.verdict == 'holds' for f in claims)} of {len(claims)} claims hold, "
-        + (f"{powerless} were attacked without power, " if powerless else "")
-        + f"{sum(f.ok for f in controls)} of {len(controls)} controls are caught"
+        f"{sum(claims)} of {len(claims)} claims hold, "
+        f"{sum(controls)} of {len(controls)} controls are caught"
     )
-
-
-def outcome(findings: Sequence[Finding]) -> str:
-    """Return one word for all findings.
-
-    It is "broken" if a claim is broken or a control was not caught, else "no power" if a claim was
-    attacked without power, else "holds".
-    """
-    verdicts = {finding.verdict for finding in findings}
-    if verdicts & {"BROKEN", "NOT CAUGHT"}:
-        return "broken"
-    return "no power" if "no power" in verdicts else "holds"
 
 
 def as_json(findings: Sequence[Finding], effort: Effort) -> dict[str, object]:
@@ -150,15 +128,13 @@ def as_json(findings: Sequence[Finding], effort: Effort) -> dict[str, object]:
     entries = []
     for finding in findings:
         entry = asdict(finding) | {"verdict": finding.verdict, "ok": finding.ok}
-        numbers = {name: entry[name] for name in ("claimed", "measured", "power")}
-        bad = {k: str(v) for k, v in numbers.items() if v is not None and not math.isfinite(v)}
-        entries.append(entry | bad)
+        numbers = {name: entry[name] for name in ("claimed", "measured")}
+        entries.append(entry | {k: str(v) for k, v in numbers.items() if not math.isfinite(v)})
     return {
         "format_version": FORMAT_VERSION,
         "kind": "audit",
         "seconds": effort.seconds,
         "seed": effort.seed,
         "ok": all(finding.ok for finding in findings),
-        "outcome": outcome(findings),
         "findings": entries,
     }

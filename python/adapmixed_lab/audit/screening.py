@@ -19,7 +19,7 @@ from adapmixed.privacy.costs import screening_rho
 from adapmixed_ext.types import RandomSource
 from adapmixed_lab.audit.finding import Effort, Finding
 from adapmixed_lab.audit.search import Array, drawn, neighbour, renyi
-from adapmixed_lab.audit.statistics import CONFIDENCE, least_epsilon, least_shift
+from adapmixed_lab.audit.statistics import CONFIDENCE, least_shift
 
 BITS_PER_SECOND = 600.0  # of each setting, in each world
 DELTA = 0.01
@@ -73,30 +73,25 @@ def passed(mechanism: AdaPMixED, models: int, draws: int, rng: RandomSource) -> 
     return [int((~drawn(mechanism, world, public, draws, rng)[1]).sum()) for world in two]
 
 
-def measure(hits: list[int], draws: int) -> tuple[float, float]:
-    """Return lower bounds on the shift of a Gaussian with these counts, and on ε at `DELTA`."""
+def measure(hits: list[int], draws: int) -> float:
+    """Return a lower bound on the shift of a Gaussian with these counts."""
     # Two events, passed or not, in two directions: four tests share the error.
     each = 1 - (1 - CONFIDENCE) / 4
     passed = [(hit, draws) for hit in hits]
     failed = [(draws - hit, draws) for hit in hits]
     pairs = (passed, passed[::-1], failed, failed[::-1])
-    shift = max(least_shift(here, there, each) for here, there in pairs)
-    return shift, max(least_epsilon(here, there, DELTA, each) for here, there in pairs)
+    return max(least_shift(here, there, each) for here, there in pairs)
 
 
-def _findings(
+def finding(
     name: str, mechanism: AdaPMixED, models: int, hits: list[int], draws: int, control: bool
-) -> Iterator[Finding]:
+) -> Finding:
+    """Compare ε of the shift √(2ρ) that is charged with that of the shift that was seen."""
     name += f"λ = {mechanism.screen_weight:g}, σ = {mechanism.sigma:g}, N = {models}"
-    # ρ = shift²/2 is what is charged.
-    rho = screening_rho(mechanism.screen_weight, mechanism.sigma, models)
-    claimed = math.sqrt(2 * rho)
-    stated = {
-        "shift √(2ρ) of one bit": claimed,
-        f"Gaussian's ε of one bit at δ = {DELTA:g}": gdp_to_dp(claimed, DELTA),
-    }
-    for (claim, most), found in zip(stated.items(), measure(hits, draws), strict=True):
-        yield Finding("screening", name, claim, most, found, CONFIDENCE, control)
+    charged = math.sqrt(2 * screening_rho(mechanism.screen_weight, mechanism.sigma, models))
+    claimed, seen = (gdp_to_dp(shift, DELTA) for shift in (charged, measure(hits, draws)))
+    claim = f"Gaussian's ε of one bit at δ = {DELTA:g}"
+    return Finding("screening", name, claim, claimed, seen, CONFIDENCE, control)
 
 
 def audit(effort: Effort) -> Iterator[Finding]:
@@ -104,7 +99,7 @@ def audit(effort: Effort) -> Iterator[Finding]:
     draws = effort.count(BITS_PER_SECOND, 1000)
     for index, (mechanism, models) in enumerate(settings()):
         hits = passed(mechanism, models, draws, effort.source(f"screening/{index}"))
-        yield from _findings("adapmixed ", mechanism, models, hits, draws, False)
+        yield finding("adapmixed ", mechanism, models, hits, draws, False)
     generator, draws = effort.generator("screening/rescaled"), 20 * draws
     # Two of a thousand equally likely tokens are screened; one model is sure of one of them.
     vocab, weight = 1000, 0.01
@@ -112,4 +107,4 @@ def audit(effort: Effort) -> Iterator[Finding]:
     even = np.full(2, 1 / vocab)
     sure = even * (1 - weight) + weight * np.array([1.0, 0.0])
     hits = [rescaled_first(scores, mechanism, draws, generator) for scores in (sure, even)]
-    yield from _findings("re-scaled before the noise, ", mechanism, 1, hits, draws, True)
+    yield finding("re-scaled before the noise, ", mechanism, 1, hits, draws, True)

@@ -1,4 +1,4 @@
-"""Search ensembles for the largest loss: random restarts, local search, sums in float64."""
+"""What several audits ask of a mechanism, and divergences as sums in float64."""
 
 from __future__ import annotations
 
@@ -18,16 +18,8 @@ from adapmixed_ext.types import RandomSource
 Array = NDArray[np.float64]
 FAR = 30.0
 """The largest logit. It is beyond every clip, which puts a member at a corner of its box."""
-STARTS = 128
 CHUNK = 1 << 14
 """Answers that are drawn together; what a seed draws depends on it."""
-
-
-def unpacked(vectors: Array, models: int, vocab: int) -> tuple[Tensor, Tensor]:
-    """Return (private (N, B K, V), public (B K, V)) float32 of vectors (B, K (N + 1) V)."""
-    rows = torch.from_numpy(vectors).float().view(-1, models + 1, vocab)
-    public, *private = rows.transpose(0, 1).contiguous()
-    return torch.stack(private), public
 
 
 def neighbour(private: Tensor, public: Tensor, other: Tensor, adjacency: str) -> Tensor:
@@ -148,35 +140,3 @@ def one_thread() -> Iterator[None]:
         yield
     finally:
         torch.set_num_threads(threads)
-
-
-@one_thread()
-def maximise(
-    objective: Callable[[Array], Array], size: int, steps: int, generator: np.random.Generator
-) -> tuple[Array, float]:
-    """Return the vector (1, size) at which a search finds the largest value, and this value.
-
-    Args:
-        objective: the values (B,) of vectors (B, size).
-
-    The search starts from `STARTS` vectors of very different spread. Each step changes some entries
-    of every vector at random, and keeps a change that is better. Changes shrink over time. Several
-    times the worse half starts again from the better half.
-    """
-    spread = generator.choice([0.3, 2.0, 8.0, 20.0], (STARTS, 1))
-    best = np.clip(spread * generator.normal(size=(STARTS, size)), -FAR, FAR)
-    values = objective(best)
-    for step in range(steps):
-        width = 8.0 * 2.0 ** (-9 * step / steps)
-        moved = generator.random(best.shape) < 2 / size + 0.3 * generator.random((STARTS, 1))
-        trial = best + width * moved * generator.standard_t(2, best.shape)
-        trial = np.clip(trial, -FAR, FAR)
-        found = objective(trial)
-        better = found > values
-        best[better], values[better] = trial[better], found[better]
-        if step % max(1, steps // 5) == steps // 5 - 1:
-            order = np.argsort(values)
-            best[order[: STARTS // 2]] = best[order[STARTS // 2 :]]
-            values[order[: STARTS // 2]] = values[order[STARTS // 2 :]]
-    largest = int(values.argmax())
-    return best[largest : largest + 1], float(values[largest])

@@ -77,8 +77,7 @@ def chi_square_limit(freedom: int, confidence: float = CONFIDENCE) -> float:
 
 def binomial_deviation(hits: int, draws: int, probability: float) -> float:
     """Return 1 - the two-sided p-value: the confidence that this is not the probability."""
-    law = scipy.stats.binom(draws, probability)
-    return 1 - min(1.0, 2 * float(min(law.cdf(hits), law.sf(hits - 1))))
+    return 1 - float(scipy.stats.binomtest(hits, draws, probability).pvalue)
 
 
 def one_run_p_value(canaries: int, guesses: int, right: int, epsilon: float, delta: float) -> float:

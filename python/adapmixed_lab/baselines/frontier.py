@@ -5,12 +5,14 @@ from __future__ import annotations
 import math
 import textwrap
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import cycle
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from adapmixed.mechanisms import AdaPMixED, Mechanism, PublicOnly, Unprotected, planned
+from adapmixed.privacy import Guarantee
 from adapmixed.privacy.planner import CHOSEN_SCALE, CHOSEN_SHAPE, plan
 from adapmixed.report import INTERVAL_WORDS, KEPT_WORDS, NUMBERS, TITLES, aligned, row
 from adapmixed_lab.baselines.invisible_ink import InvisibleInk
@@ -20,8 +22,10 @@ from adapmixed_lab.baselines.uniform_mixing import UniformMixing
 
 if TYPE_CHECKING:
     from adapmixed.evaluation import Evaluation
+    from adapmixed_lab.dp_sgd.guarantee import AdapterGuarantee
     from adapmixed_lab.figures.style import DrawnFigure
 
+ADD_REMOVE = "add/remove"  # a record or a name, of the text that DP-SGD reads
 WORDS = (
     "Every setting follows from ε, δ, the number of members, of tokens and of the vocabulary. "
     "'≤' is the ε that a setting was made for, and the column ε is what the accountant states.",
@@ -30,6 +34,7 @@ WORDS = (
     "that it stays at or below the same ε. adapmixed-paper has the paper's ball and screening for "
     "wikitext-103. Neither stops at a budget: the moment of stopping would tell about the members.",
     "submix is as published and claims an ε that does not hold, so none is stated.",
+    "dp-sgd is one adapter on all text. Its ε is for the unit in brackets, added or removed.",
     INTERVAL_WORDS,
     KEPT_WORDS,
 )
@@ -71,9 +76,22 @@ def methods(
     return found
 
 
+def trained(one: Evaluation, stated: AdapterGuarantee) -> Evaluation:
+    """Return the result of an unprotected adapter under the guarantee of its training."""
+    guarantee = Guarantee(
+        stated.epsilon, stated.delta, "fixed", ADD_REMOVE, queries=one.queries,
+        unit=stated.protected,
+    )  # fmt: skip
+    return replace(one, name=f"dp-sgd ({stated.protected})", guarantee=guarantee, kept=None)
+
+
 def text(found: Sequence[Evaluation]) -> str:
     """Return the table of all results, and what to know about it."""
-    lines = [*aligned([TITLES, *map(row, found)], NUMBERS), ""]
+    cells = [row(one) for one in found]
+    for line, one in zip(cells, found, strict=True):
+        if one.guarantee.adjacency == ADD_REMOVE:
+            line[TITLES.index("ε covers")] = "any number of tokens"
+    lines = [*aligned([TITLES, *cells], NUMBERS), ""]
     for words in WORDS:
         lines += textwrap.wrap(words, 100, subsequent_indent="  ", break_on_hyphens=False)
     return "\n".join(lines)
@@ -95,6 +113,8 @@ def draw(found: Sequence[Evaluation]) -> DrawnFigure:
             middle = np.array([one.perplexity for one in several])
             ends = abs(np.array([figures.bar(one) for one in several]).T - middle)
             marks = {"marker": style.MARKERS.get(kind, "o"), "linestyle": style.LINE_STYLES[kind]}
+            if several[0].guarantee.adjacency == ADD_REMOVE:
+                marks["marker"] = "s"
             axes.errorbar(
                 paid, middle, ends, label=name, color=colour, markersize=6, elinewidth=1.0,
                 capsize=2.5, **marks,
@@ -108,7 +128,8 @@ def draw(found: Sequence[Evaluation]) -> DrawnFigure:
         style.number_axis(axes.yaxis)
         figure.legend(loc="outside lower left", ncols=3, handlelength=2)
     caption = (
-        "Circles are fixed guarantees. Diamonds, with dashed lines, are data-dependent ε. "
+        "Circles are fixed guarantees, squares those of DP-SGD. Diamonds, with dashed lines, are "
+        "data-dependent ε. "
         "Lines across have no ε. Bars are 95 % intervals of the difference to the public model."
     )
     if missing := [one.name for one in found if one not in shown]:

@@ -2,8 +2,7 @@
 
 Attack every privacy claim, and print the claimed value with the value that the attack showed. Exit
 status 1 means that a claim is broken, or that a deliberately broken variant (a control) is not
-caught. Exit status 3 means neither, but a claim was attacked without power. The page "Audit what is
-claimed" explains what a pass means.
+caught. The page "Audit what is claimed" explains what a pass means.
 """
 
 import argparse
@@ -13,10 +12,7 @@ from pathlib import Path
 from adapmixed.commands.options import check_output, quiet_libraries
 from adapmixed_lab.audit import AUDITS, Effort
 from adapmixed_lab.audit import run as run_audits
-from adapmixed_lab.audit.finding import as_json, lines, outcome, summary
-
-STATUS = {"holds": 0, "broken": 1, "no power": 3}
-"""Exit status of each outcome; it is 2 if the arguments are not allowed."""
+from adapmixed_lab.audit.finding import as_json, lines, summary
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -50,4 +46,4 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.json is not None:
         text = json.dumps(as_json(findings, effort), indent=2, ensure_ascii=False, allow_nan=False)
         arguments.json.write_text(text + "\n", encoding="utf-8")
-    return STATUS[outcome(findings)]
+    return int(not all(finding.ok for finding in findings))

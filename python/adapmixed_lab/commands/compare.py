@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from adapmixed.commands.evaluate import EvaluateOptions
 from adapmixed.commands.options import (
@@ -22,6 +23,11 @@ from adapmixed.commands.options import (
     random_source,
     write_private,
 )
+
+if TYPE_CHECKING:
+    from adapmixed.ensemble import Ensemble
+    from adapmixed.evaluation import Evaluation
+    from adapmixed.mechanisms import Mechanism
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -40,6 +46,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--out", type=Path, default=Path("compare.svg"),
         help="PRIVATE: file for the figure, an SVG (default: compare.svg)",
     )  # fmt: skip
+    parser.add_argument(
+        "--dp-adapter", type=Path, nargs="+", default=[], metavar="FOLDER",
+        help="adapters of 'adapmixed-lab dp-sgd' for this δ, on the text of the ensemble",
+    )  # fmt: skip
     add_options(parser, SharedOptions, "memory device dtype")
 
 
@@ -50,30 +60,44 @@ def run(arguments: argparse.Namespace) -> int:
     quiet_libraries()
     from adapmixed.data.text import read_text
     from adapmixed.evaluation import evaluate
+    from adapmixed.mechanisms import PublicOnly, Unprotected
     from adapmixed.ranks import ALONE
     from adapmixed.training.blocks import token_stream
-    from adapmixed_lab.baselines.frontier import draw, methods, text
+    from adapmixed_lab.baselines.frontier import draw, methods, text, trained
+    from adapmixed_lab.reproduce.dp_adapter import read_dp_adapter
 
+    adapters = [read_dp_adapter(folder) for folder in arguments.dp_adapter]
+    for adapter in adapters:
+        if (delta := adapter.guarantee.delta) != arguments.delta:
+            raise ValueError(f"--dp-adapter must have its ε at δ = {arguments.delta}, got {delta}")
     documents = read_text(arguments.text, name="--text")
     ensemble = load_ensemble(arguments, ALONE)
     texts = [document.text for document in documents]
     tokens = token_stream(ensemble.tokenizer, texts, ensemble.vocab_size)
     queries = arguments.queries
     of = arguments.delta, ensemble.num_models, queries, ensemble.vocab_size
-    asked = methods(arguments.epsilon, *of)
+    asked: dict[str, Mechanism] = methods(arguments.epsilon, *of)
     update, close = progress_bar(queries, "token")
-    found = evaluate(
-        ensemble,
-        tokens,
-        asked,
-        delta=arguments.delta,
-        rng=random_source(arguments.seed),
-        block=arguments.block,
-        queries=queries,
-        memory_bytes=arguments.memory,
-        active=None,  # members speak about all tokens, as in the papers
-        progress=update,
-    )
+
+    def measured(models: Ensemble, asked: dict[str, Mechanism]) -> list[Evaluation]:
+        return evaluate(
+            models,
+            tokens,
+            asked,
+            delta=arguments.delta,
+            rng=random_source(arguments.seed),
+            block=arguments.block,
+            queries=queries,
+            memory_bytes=arguments.memory,
+            active=None,  # members speak about all tokens, as in the papers
+            progress=update,
+        )
+
+    found = measured(ensemble, asked)
+    for adapter in adapters:
+        given = argparse.Namespace(**vars(arguments) | {"ensemble": [adapter.folder]})
+        alone = {"public": PublicOnly(), "adapter": Unprotected()}
+        found += [trained(measured(load_ensemble(given, ALONE), alone)[1], adapter.guarantee)]
     close()
     print(text(found))
     figure = draw(found)

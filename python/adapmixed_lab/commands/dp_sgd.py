@@ -21,7 +21,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of the command."""
     adapt = "peft's choice for the architecture"
     add_training_options(parser, output="new folder for the adapter", adapt=adapt)
-    parser.add_argument("--threads", type=int, help="threads of torch (default: torch's choice)")
     group = parser.add_argument_group("guarantee")
     group.add_argument("--epsilon", type=float, required=True, help="largest ε of the adapter")
     group.add_argument("--delta", type=float, required=True, help="δ of the guarantee")
@@ -41,8 +40,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Train and print the guarantee."""
-    import torch
-
     from adapmixed.training.base import documents_of
     from adapmixed.training.run import DTYPES
     from adapmixed_lab.dp_sgd.guarantee import PrivacyTarget, finetune_settings
@@ -56,8 +53,6 @@ def run(arguments: argparse.Namespace) -> int:
     documents = documents_of(corpus, arguments.base, facts.revision)
     settings = {} if arguments.preset is None else finetune_settings(arguments.preset)
     config = config_of(arguments, facts, facts.adapt(arguments.adapt), settings, training)
-    if arguments.threads is not None:
-        torch.set_num_threads(arguments.threads)
     update, close = progress_bar(0, "step")
     guarantee = train_dp(
         arguments.base,

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -26,8 +27,7 @@ from adapmixed.commands.options import (
 from adapmixed_lab.reproduce.sources import Sources
 
 if TYPE_CHECKING:
-    from adapmixed_lab.reproduce.dp_adapter import DPAdapter
-    from adapmixed_lab.reproduce.measure import Texts
+    from adapmixed_lab.reproduce.measure import Reference, Texts
 
 EXPERIMENTS = ("table1", "table2", "figure2")
 
@@ -45,18 +45,13 @@ class ReproduceOptions:
     queries: int | None = option("queries of one run")
     runs: int | None = option("runs of the first part of table1 (default: 8)")
     long_queries: int | None = option("queries of table1's long run; 0: none")
-    dp_adapter: Path | None = option(
-        "folders of 'adapmixed-lab dp-sgd', for a record or a name (builtin scale: both are "
-        "trained here)",
-        nargs="+",
+    references: Path | None = option(
+        "folders of 'adapmixed-lab dp-sgd', one for a record and one for a name, and of "
+        "'adapmixed train --models 1' over the text of all shards; without a folder these lines "
+        "are left out (builtin scale: all are trained here)",
+        nargs="*",
+        metavar="FOLDER",
     )
-    without_dp_sgd: bool = option("leave out DP-SGD")
-    one_adapter: Path | None = option(
-        "folder of 'adapmixed train --models 1' over the text of all shards (builtin scale: "
-        "trained here)",
-        metavar="ENSEMBLE",
-    )
-    without_one_adapter: bool = option("leave it out")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -67,13 +62,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "and files again",
     )
     add_options(parser, Sources, "dataset paper scale")
-    add_options(parser, ReproduceOptions, "out seed seeds")
+    add_options(parser, ReproduceOptions, "out seed seeds references")
     add_options(parser, SharedOptions, "device dtype")
     groups: dict[str, tuple[type, str]] = {
         "size (defaults: the paper's)": (ReproduceOptions, "queries runs long_queries"),
-        "inputs of --scale full": (Sources, "base ensemble text text_column split"),
-        "DP-SGD (table1)": (ReproduceOptions, "dp_adapter without_dp_sgd"),
-        "one adapter, all text": (ReproduceOptions, "one_adapter without_one_adapter"),
+        "inputs of --scale full": (Sources, "base ensemble text"),
     }
     for title, (kind, names) in groups.items():
         add_options(parser, kind, names, title=title)
@@ -145,77 +138,54 @@ def _experiment(arguments: argparse.Namespace, inputs: Texts, seed: int) -> dict
     given = {name: value for name, value in sizes.items() if value is not None}
     # A text that is too short for Table 1 raises before references are trained.
     parts = parts_of(inputs, **given) if arguments.experiment == "table1" else []
-    inputs = replace(inputs, whole=_one_adapter(arguments, inputs.sources, seed))
+    found = [*_references(arguments, inputs.sources.public_model, seed)]
+    inputs = replace(inputs, references=dict(found))
+    if len(inputs.references) < len(found):
+        raise ValueError(f"--references must have one of a kind, got {[name for name, _ in found]}")
     if arguments.experiment == "table2":
         return table2(inputs, **given)
     if arguments.experiment == "figure2":
         return figure2(inputs, **given)
-    return table1(inputs, _dp_adapters(arguments, inputs, seed), parts)
+    return table1(inputs, parts)
 
 
-def _dp_adapters(arguments: argparse.Namespace, inputs: Texts, seed: int) -> list[DPAdapter]:
-    """Return the given adapters, or at builtin scale train them; none to leave DP-SGD out."""
-    from adapmixed_lab.reproduce.dp_adapter import EPSILON, builtin_dp_adapter, read_dp_adapter
-    from adapmixed_lab.reproduce.paper import DELTA
-
-    if arguments.without_dp_sgd:
-        return []
-    if arguments.dp_adapter is not None:
-        adapters = [read_dp_adapter(folder) for folder in arguments.dp_adapter]
-        for adapter in adapters:
-            if (delta := adapter.guarantee.delta) != DELTA:
-                raise ValueError(
-                    f"--dp-adapter must have its ε at δ = {DELTA:g}, as the tables do, got one at "
-                    f"{delta:g}"
-                )
-        if len({adapter.line for adapter in adapters}) < len(adapters):
-            raise ValueError("--dp-adapter must be one for a record, one for a name, or both")
-        return adapters
-    if arguments.scale == "full":
-        raise ValueError(
-            "--dp-adapter or --without-dp-sgd must be given at --scale full, got neither; "
-            "'adapmixed-lab dp-sgd' writes an adapter"
-        )
-    ensemble = arguments.out / (f"ensemble-{seed}" if seed else "ensemble")
-    adapters = []
-    for unit, key in (("block", None), (f"shard-{seed}", ensemble.with_suffix(".key"))):
-        folder = arguments.out / f"dp-sgd-builtin-{unit}-{EPSILON:g}"
-        update, close = progress_bar(0, "step")
-        base = inputs.sources.public_model
-        adapters.append(builtin_dp_adapter(folder, base, key=key, progress=update))
-        close()
-    return adapters
-
-
-def _one_adapter(arguments: argparse.Namespace, sources: Sources, seed: int) -> Path | None:
-    """Return the given ensemble of one, or at builtin scale train it; None at full scale."""
+def _references(
+    arguments: argparse.Namespace, base: str, seed: int
+) -> Iterator[tuple[str, Reference]]:
+    """Yield the adapters by the names of their lines: given ones, or trained at builtin scale."""
     from adapmixed.ensemble import read_manifest
     from adapmixed.training.demo import train_whole
+    from adapmixed_lab.dp_sgd.training import GUARANTEE_FILE
+    from adapmixed_lab.reproduce.dp_adapter import EPSILON, builtin_dp_adapter, dp_line
+    from adapmixed_lab.reproduce.measure import WHOLE
 
-    given: Path | None = arguments.one_adapter
-    if given is not None:
-        count = len(read_manifest(given).members)
-        if count != 1:
-            raise ValueError(f"--one-adapter must be an ensemble of one member, got {count}")
-        return given
-    if arguments.without_one_adapter or arguments.scale == "full":
-        return None
-    return train_whole(arguments.out, sources.public_model, seed=seed)
+    out = arguments.out
+    if arguments.references is None and arguments.scale == "builtin":
+        yield WHOLE, (train_whole(out, base, seed=seed), {})
+        secret = out / (f"ensemble-{seed}.key" if seed else "ensemble.key")
+        units = {"block": None, f"shard-{seed}": secret} if arguments.experiment == "table1" else {}
+        for unit, key in units.items():
+            folder = out / f"dp-sgd-builtin-{unit}-{EPSILON:g}"
+            update, close = progress_bar(0, "step")
+            builtin_dp_adapter(folder, base, key=key, progress=update)
+            close()
+            yield dp_line(folder)
+    for folder in arguments.references or []:
+        if (folder / GUARANTEE_FILE).exists():
+            yield dp_line(folder)
+        elif len(read_manifest(folder).members) == 1:
+            yield WHOLE, (folder, {})
+        else:
+            raise ValueError(f"--references must have ensembles of one member, got {folder}")
 
 
 def _refuse(arguments: argparse.Namespace) -> None:
     """Raise ValueError for options of another experiment, and for several processes."""
     check_alone("reproduce")
-    for name in ("runs", "long_queries", "dp_adapter", "without_dp_sgd"):
+    for name in ("runs", "long_queries"):
         value = getattr(arguments, name)
-        if value not in (None, False) and arguments.experiment != "table1":
+        if value is not None and arguments.experiment != "table1":
             flag = "--" + name.replace("_", "-")
             raise ValueError(f"{flag} does not apply to {arguments.experiment}, got {value}")
     if arguments.seeds is not None and (arguments.seeds < 1 or arguments.scale == "full"):
         raise ValueError(f"--seeds must be >= 1 and at builtin scale, got {arguments.seeds}")
-    if arguments.without_one_adapter and arguments.one_adapter is not None:
-        raise ValueError(
-            f"--without-one-adapter excludes --one-adapter, got {arguments.one_adapter}"
-        )
-    if arguments.without_dp_sgd and arguments.dp_adapter is not None:
-        raise ValueError(f"--without-dp-sgd excludes --dp-adapter, got {arguments.dp_adapter}")

@@ -30,37 +30,18 @@ _MARK = 7.0  # points
 _ROW = 1.75  # inches of the axes of one of several methods
 _EDGE = 0.055  # how far outside [0, 1] the bars of exactly 0 and 1 stand
 _OPERATOR = "For the operator only."
-_PARTS = (
-    ("mixing", "#0072B2", ""),
-    ("screening", "#D55E00", "////"),
-    ("conversion", "#BBBBBB", ""),
-)
-_CURVE_WORDS = {
-    "fixed": (
-        "A fixed guarantee (solid line) is the planned ε from the first query on, however early "
-        "the answers stop."
-    ),
-    "data-dependent, ex-post": (
-        "A data-dependent ε (dashed line) grows by the loss that each answer realised. Its curve "
-        "depends on the private data and is for the operator only."
-    ),
-    "published": (
-        "The dotted line is the claim of the published bound, which is invalid and no guarantee."
-    ),
-}
 
 
 def draw(report: Report) -> tuple[DrawnFigure, ...]:
     """Draw the figures that a report has data for.
 
-    These are ε over queries, perplexity over ε, and parts of ε. Diagnostics add weights and charges
-    of single models. Records of the members' training add their validation losses.
+    These are ε over queries and perplexity over ε. Diagnostics add weights and charges of single
+    models. Records of the members' training add their validation losses.
     """
     methods = report.methods
     drawings = (
         _draw_curves(methods),
         _draw_tradeoff(methods),
-        _draw_breakdown(methods),
         _draw_weights(methods),
         _draw_charges(methods),
         _draw_validation(report.validation),
@@ -97,8 +78,11 @@ def _draw_curves(methods: Sequence[Evaluation]) -> DrawnFigure | None:
         axes.set_ylabel("ε (nats)")
         _queries_axis(axes)
         figure.legend(axes.get_lines(), labels, loc="outside lower left")
-    kinds = {method.guarantee.kind for method, *_ in shown}
-    caption = " ".join(words for kind, words in _CURVE_WORDS.items() if kind in kinds)
+    caption = (
+        "Solid lines are fixed guarantees: the planned ε from the first query on. Dashed lines are "
+        f"data-dependent. {_OPERATOR} Dotted lines are claims of the published bound, which is "
+        "invalid."
+    )
     return DrawnFigure("curves", "Privacy spent against queries answered", caption, figure)
 
 
@@ -206,41 +190,6 @@ def _words(method: Evaluation) -> str:
     return f"{words}, perplexity {format_perplexity(method.perplexity)}"
 
 
-def _draw_breakdown(methods: Sequence[Evaluation]) -> DrawnFigure | None:
-    shown = [m for m in methods if m.guarantee.kind == "data-dependent, ex-post" and _has_budget(m)]
-    shown = [m for m in shown if all(math.isfinite(v) for v in m.breakdown.values())]
-    if not shown:
-        return None
-    with canvas(1.5 + 0.55 * len(shown)) as (figure, axes):
-        ends, starts = [0.0] * len(shown), [0.0] * len(shown)  # of the parts above and below 0
-        for part, colour, hatch in _PARTS:
-            for row, method in enumerate(shown):
-                width = method.breakdown.get(part, 0.0)
-                side = starts if width < 0 else ends  # a conversion at large δ can be below 0
-                axes.barh(
-                    row, width, 0.6, side[row], color=colour, edgecolor="white", linewidth=0.8,
-                    hatch=hatch, label="" if row else part,
-                )  # fmt: skip
-                side[row] += width
-        for row, method in enumerate(shown):
-            text = f"ε = {show_epsilon(method.guarantee.epsilon)}"
-            axes.annotate(text, (ends[row], row), (6, 0), textcoords="offset points", va="center")
-        axes.set_yticks(range(len(shown)), [wrapped(m.name) for m in shown])
-        axes.invert_yaxis()
-        axes.grid(False, axis="y")
-        axes.tick_params(axis="y", length=0)
-        axes.set_xlim(min(starts), 1.25 * max(ends))
-        axes.set(xlabel="part of ε (nats)")
-        number_axis(axes.xaxis)
-        figure.legend(loc="outside lower right", ncols=3, handlelength=1.4)
-    caption = (
-        "The parts are those of the shard with the largest ε. Mixing is the sum of its realised "
-        "losses. Screening is the cost of the noisy test that sends a query to the public model. "
-        "Conversion is the fixed cost of turning Rényi divergence into (ε,\u00a0δ)."
-    )
-    return DrawnFigure("breakdown", "Where the data-dependent ε goes", caption, figure)
-
-
 def _has_budget(method: Evaluation) -> bool:
     """Return whether ε is finite and above 0."""
     return method.guarantee.epsilon is not None and 0 < method.guarantee.epsilon < math.inf
@@ -270,31 +219,20 @@ def _draw_weights(methods: Sequence[Evaluation]) -> DrawnFigure | None:
         return None
     with _rows(found, "share (%)") as (figure, each):
         for axes, (_, weights) in zip(each, found, strict=True):
-            percent = 100 / max(weights.zero + sum(weights.bins) + weights.one, 1)
+            counts = [weights.zero, *weights.bins, weights.one]
             width = 1 / len(weights.bins)
             centres = [(place + 0.5) * width for place in range(len(weights.bins))]
-            plain = [weights.zero - weights.screened, *weights.bins, weights.one]
-            shares = [count * percent for count in plain]
-            axes.bar(
-                [-_EDGE, *centres, 1 + _EDGE], shares, 0.9 * width, color=COLOURS[0],
-                label="not screened",
-            )  # fmt: skip
-            axes.bar(
-                [-_EDGE], [weights.screened * percent], 0.9 * width, shares[:1], color=COLOURS[1],
-                edgecolor="white", hatch="////", label="screened",
-            )  # fmt: skip
+            shares = [100 * count / max(sum(counts), 1) for count in counts]
+            axes.bar([-_EDGE, *centres, 1 + _EDGE], shares, 0.9 * width, color=COLOURS[0])
             ticks = [-_EDGE, 0.2, 0.4, 0.6, 0.8, 1 + _EDGE]
             axes.set_xticks(ticks, ["0", "0.2", "0.4", "0.6", "0.8", "1"])
             axes.set_xlim(-0.11, 1.11)
             axes.grid(False, axis="x")
         each[-1].set_xlabel("weight λ: exactly 0, in bins between, exactly 1")
-        if any(weights.screened for _, weights in found):
-            handles, labels = each[0].get_legend_handles_labels()
-            figure.legend(handles, labels, loc="outside lower right", ncols=2, handlelength=1.4)
     caption = (
         "Bars are shares of all (model, query) pairs. At a weight of 1 a model answers unchanged, "
-        "and at 0 it answers as the public model. Hatched bars are queries that screening sent to "
-        f"the public model, for which all weights are 0. {_OPERATOR}"
+        "and at 0 as the public model, as all do for a query that does not pass the screening. "
+        f"{_OPERATOR}"
     )
     return DrawnFigure("weights", "Mixing weights λ of the models", caption, figure)
 
@@ -306,35 +244,20 @@ def _draw_charges(methods: Sequence[Evaluation]) -> DrawnFigure | None:
         return None
     with _rows(found, "charged so far") as (figure, each):
         for axes, (_, charges) in zip(each, found, strict=True):
-            _plot_charges(axes, charges)
+            axes.plot(
+                [0, *(done for done, _ in charges)],
+                [[0.0] * len(charges[0][1]), *(row for _, row in charges)],
+                color=COLOURS[0], linewidth=0.6,
+            )  # fmt: skip
             axes.set_ylim(bottom=0)
             _queries_axis(axes)
     caption = (
-        "Thin lines are single models, or quantiles over more than 128 models. Dark lines are the "
-        "median and the largest. Values are realised losses: Rényi divergences in nats at the "
-        "mechanism’s first order, without the cost of screening, which is the same for all models. "
-        "Under a budget of every shard, values are the charges of each shard. "
-        f"{_OPERATOR}"
+        "Lines are single models, or quantiles over more than 128 models. Values are realised "
+        "losses: Rényi divergences in nats at the mechanism’s first order, without the cost of "
+        "screening, which is the same for all models. Under a budget of every shard, values are "
+        f"the charges of each shard. {_OPERATOR}"
     )
     return DrawnFigure("charges", "Privacy loss of each model over time", caption, figure)
-
-
-def _plot_charges(axes: Any, charges: Sequence[tuple[int, Sequence[float]]]) -> None:
-    """Draw a line for each model, or each quantile of them."""
-    queries = [0, *(done for done, _ in charges)]
-    rows = [[0.0] * len(charges[0][1]), *(row for _, row in charges)]
-    axes.plot(queries, rows, color=COLOURS[5], linewidth=0.6)
-    last = sorted(rows[-1])
-    for value, style, word in (
-        (last[-1], "-", "largest"), (last[(len(last) - 1) // 2], (0, (4, 1.6)), "median")
-    ):  # fmt: skip
-        course = [row[rows[-1].index(value)] for row in rows]
-        axes.plot(queries, course, color=COLOURS[0], linestyle=style, linewidth=1.6)
-        if word == "largest" or value < 0.9 * last[-1]:  # else the words would overlap
-            axes.annotate(
-                f"{word} {value:.3g}", (queries[-1], value), (4, 0), fontsize=8,
-                textcoords="offset points", va="center", annotation_clip=False,
-            )  # fmt: skip
 
 
 def _draw_validation(validation: Sequence[Mapping[str, Any]]) -> DrawnFigure | None:

@@ -1,7 +1,5 @@
 """The report as one self-contained HTML page, from the template ``report.html``."""
 
-import re
-from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -62,8 +60,6 @@ def render(report: Report, drawings: tuple[DrawnFigure, ...] = ()) -> str:
         utility=[UTILITY_TITLES, *report.utility_rows()],
         utility_words=UTILITY_WORDS,
         drawings=drawings,
-        config=list(_flatten(report.config)),
-        environment=list(_flatten(report.environment)),
     )
     return page
 
@@ -76,7 +72,6 @@ def template(name: str) -> Any:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters["typeset"] = _typeset
     environment.globals |= {"badge": _badge}
     return environment.get_template(name)
 
@@ -104,25 +99,3 @@ def _badge(kind: str) -> Markup:
     """Return the label of a kind of guarantee as markup."""
     label = KIND_LABELS.get(kind, kind)
     return Markup('<span class="badge {}">{}</span>').format(kind.rpartition(", ")[2], label)
-
-
-def _typeset(cell: str) -> str:
-    """Return the text with a typographic minus sign or dash."""
-    if cell == MISSING:
-        return "–"
-    return cell.replace("-", "−") if re.fullmatch(r"[-+±0-9.,%\[\] ]+", cell) else cell
-
-
-def _flatten(value: object, name: str = "") -> Iterator[tuple[str, str]]:
-    """Yield names and values; nested names are joined by dots."""
-    if isinstance(value, Mapping):
-        for key, item in value.items():
-            yield from _flatten(item, f"{name}.{key}" if name else str(key))
-    else:
-        items = value if isinstance(value, list | tuple) else [value]
-        yield name, ", ".join(map(_word, items)) or "–"
-
-
-def _word(value: object) -> str:
-    words = {None: "–", True: "yes", False: "no"}
-    return words[value] if value is None or isinstance(value, bool) else str(value)

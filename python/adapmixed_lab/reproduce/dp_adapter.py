@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, fields, replace
 from pathlib import Path
 
 from adapmixed.data import Corpus
@@ -20,6 +20,7 @@ from adapmixed.training.settings import FinetuneConfig
 from adapmixed.training.shards import assign_shards, load_key
 from adapmixed_lab.dp_sgd.guarantee import AdapterGuarantee, PrivacyTarget
 from adapmixed_lab.dp_sgd.training import FORMAT_VERSION, GUARANTEE_FILE, train_dp
+from adapmixed_lab.reproduce.measure import Reference
 from adapmixed_lab.reproduce.paper import DELTA, DP_SGD
 
 BUILTIN_CONFIG = FinetuneConfig(
@@ -32,43 +33,8 @@ SHARD_BLOCKS = 64
 WHOLE_NAME = f"{DP_SGD}, whole name"
 
 
-@dataclass(frozen=True)
-class DPAdapter:
-    """An adapter folder with its guarantee.
-
-    Attributes:
-        folder: the peft folder.
-        guarantee: its own.
-        training: its settings, as JSON values.
-    """
-
-    folder: Path
-    guarantee: AdapterGuarantee
-    training: object = None
-
-    @property
-    def line(self) -> str:
-        """Name of its line in the table."""
-        return DP_SGD if self.guarantee.blocks_per_identifier is None else WHOLE_NAME
-
-    def promise(self) -> dict[str, object]:
-        """Return the fields of a row that follow from the adapter's own guarantee."""
-        nothing = "epsilon_deviation", "rule", "mixing", "screening", "conversion"
-        return dict.fromkeys(nothing) | {
-            "epsilon": self.guarantee.epsilon,
-            "delta": self.guarantee.delta,
-            "kind": "fixed",
-            "guarantee": str(self.guarantee),
-            "unit": self.guarantee.protected,
-            "adjacency": "add/remove",
-            "screened": 0.0,
-            "total": self.guarantee.epsilon,
-            "mechanism": "one adapter trained by DP-SGD",
-        }
-
-
-def read_dp_adapter(folder: Path) -> DPAdapter:
-    """Read an adapter that ``adapmixed-lab dp-sgd`` wrote.
+def read_dp_adapter(folder: Path) -> tuple[AdapterGuarantee, object]:
+    """Return the guarantee and the settings of an adapter that ``adapmixed-lab dp-sgd`` wrote.
 
     Raises:
         ValueError: if the folder holds no readable guarantee of this format.
@@ -80,11 +46,35 @@ def read_dp_adapter(folder: Path) -> DPAdapter:
             raise ValueError(f"format_version must be {FORMAT_VERSION}, got {version!r}")
         check_epsilon(content["epsilon"])
         stated = {one.name: content[one.name] for one in fields(AdapterGuarantee)}
-        return DPAdapter(folder, AdapterGuarantee(**stated), content["training"])
+        return AdapterGuarantee(**stated), content["training"]
     except (OSError, KeyError, TypeError, ValueError) as error:
         raise ValueError(
             f"folder must be one that 'adapmixed-lab dp-sgd' wrote, got {folder}: {error}"
         ) from error
+
+
+def dp_line(folder: Path) -> tuple[str, Reference]:
+    """Return an adapter's line: its name, the folder, and the fields of its own guarantee.
+
+    Raises:
+        ValueError: as `read_dp_adapter`, and for another δ than the tables'.
+    """
+    said, _ = read_dp_adapter(folder)
+    if said.delta != DELTA:
+        raise ValueError(f"{folder} must have its ε at δ = {DELTA:g}, got one at {said.delta:g}")
+    promise = dict.fromkeys(("epsilon_deviation", "mixing", "screening", "conversion")) | {
+        "epsilon": said.epsilon,
+        "delta": said.delta,
+        "kind": "fixed",
+        "guarantee": str(said),
+        "unit": said.protected,
+        "adjacency": "add/remove",
+        "screened": 0.0,
+        "total": said.epsilon,
+        "mechanism": "one adapter trained by DP-SGD",
+    }
+    name = DP_SGD if said.blocks_per_identifier is None else WHOLE_NAME
+    return name, ([folder], promise)
 
 
 def builtin_dp_adapter(
@@ -94,7 +84,7 @@ def builtin_dp_adapter(
     key: Path | None = None,
     config: FinetuneConfig = BUILTIN_CONFIG,
     progress: Callable[[int, int], None] | None = None,
-) -> DPAdapter:
+) -> AdapterGuarantee:
     """Train an adapter by DP-SGD on the built-in private text; an existing one is kept.
 
     ε and δ are the paper's.
@@ -127,14 +117,13 @@ def builtin_dp_adapter(
             base, documents, folder, config, target, unit=unit, base_name=base_facts(base).name,
             progress=progress,
         )  # fmt: skip
-    found = read_dp_adapter(folder)
+    said, training = read_dp_adapter(folder)
     # For this target ε is at most the target, and lower only by the noise search's tolerance.
-    said = found.guarantee
     near = 0.95 * EPSILON <= said.epsilon <= EPSILON and said.delta == DELTA
-    same = found.training == json.loads(json.dumps(asdict(config)))
+    same = training == json.loads(json.dumps(asdict(config)))
     if not (near and same and said.blocks_per_identifier == blocks):
         raise ValueError(
             f"{folder} must hold the DP-SGD adapter of this experiment, it holds one of other "
             "settings; remove it or give another --out"
         )
-    return found
+    return said

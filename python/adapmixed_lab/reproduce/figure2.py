@@ -6,21 +6,19 @@ import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from html import escape
 from pathlib import Path
 from typing import Any
 
 from matplotlib.ticker import LogLocator
 
 from adapmixed.files import write_file
-from adapmixed.mechanisms import AdaPMixED, Mechanism
+from adapmixed.mechanisms import AdaPMixED
 from adapmixed.privacy.conversions import c_alpha
-from adapmixed.report import format_perplexity
 from adapmixed_lab.figures.style import COLOURS, GREY, MARKERS, DrawnFigure, canvas, number_axis
 from adapmixed_lab.reproduce import paper
 from adapmixed_lab.reproduce.measure import Texts, compare
 from adapmixed_lab.reproduce.published import PaperRule
-from adapmixed_lab.reproduce.result import build_result, row, run_words, show_cost
+from adapmixed_lab.reproduce.result import build_result, row, run_words
 
 MODELS = "models N"  # the panel whose settings are sub-ensembles
 
@@ -34,7 +32,7 @@ def sizes(num_models: int) -> tuple[int, ...]:
     return (*(n for n in (8, 16, 32, 64, 80, 100, 128) if n < num_models), num_models)
 
 
-def settings_of(preset: AdaPMixED, num_models: int) -> dict[str, Settings]:
+def settings_of(preset: PaperRule, num_models: int) -> dict[str, Settings]:
     """Return, by panel, the paper's values, and the preset's value if it is not among them.
 
     Numbers of models are those that the first members of the ensemble can give.
@@ -44,15 +42,13 @@ def settings_of(preset: AdaPMixED, num_models: int) -> dict[str, Settings]:
         points = {point.label: point.setting for point in panel.points}
         if panel.title == MODELS:
             counts = {str(n): n if n < num_models else None for n in sizes(num_models)}
-            found[panel.letter] = {label: PaperRule(preset, n) for label, n in counts.items()}
+            found[panel.letter] = {label: replace(preset, count=n) for label, n in counts.items()}
             continue
         own = {name: getattr(preset, name) for name in panel.points[0].setting}
         if own not in points.values():
             points["/".join(f"{value:g}" for value in own.values())] = own
         ordered: Any = sorted(points.items(), key=lambda item: tuple(item[1].values()))
-        found[panel.letter] = {
-            label: PaperRule(replace(preset, **changes)) for label, changes in ordered
-        }
+        found[panel.letter] = {label: replace(preset, **changes) for label, changes in ordered}
     return found
 
 
@@ -66,49 +62,28 @@ def figure2(inputs: Texts, *, queries: int = paper.RUN_QUERIES) -> dict[str, Any
     Raises:
         ValueError: if the text is too short.
     """
-    preset = replace(AdaPMixED.preset(inputs.sources.dataset), adjacency="add_remove")
+    preset = PaperRule(
+        **vars(AdaPMixED.preset(inputs.sources.dataset)) | {"adjacency": "add_remove"}
+    )
     points = settings_of(preset, inputs.ensemble.num_models)
     # The preset is a point of every panel, and runs once.
-    distinct: dict[Mechanism, str] = {}
-    for letter, settings in points.items():
-        for label, mechanism in settings.items():
-            distinct.setdefault(mechanism, f"{letter}: {label}")
-    compared = {name: mechanism for mechanism, name in distinct.items()}
+    compared = {repr(one): one for settings in points.values() for one in settings.values()}
     ours = compare(inputs, compared, queries, state="figure2")
     references = [name for name in ours if name not in compared]
     rows: list[dict[str, Any]] = [row(name, ours[name], group="references") for name in references]
     with_paper = inputs.sources.paper and inputs.sources.dataset == paper.FIGURE_2_DATASET
     for panel in paper.FIGURE_2:
-        found = {label: ours[distinct[one]] for label, one in points[panel.letter].items()}
+        found = {label: ours[repr(one)] for label, one in points[panel.letter].items()}
         rows += _panel_rows(panel, found, preset.order, with_paper=with_paper)
     panels = {
-        panel.letter: {
-            "title": panel.title,
-            **_anchors(panel, points[panel.letter], preset),
-            "remark": panel.remark,
-        }
+        panel.letter: {"title": panel.title, **_anchors(panel, points[panel.letter], preset)}
         for panel in paper.FIGURE_2
     }
-    chosen = {"queries": queries, "rule": "paper", "preset": repr(preset), "panels": panels}
-    notes = [
-        "Every panel is drawn relative to its reference setting (ringed), as multiples of its ε "
-        "and changes of its perplexity. ε is drawn without its conversion from Rényi divergence, "
-        "which α alone moves. The panel that varies α includes the conversion.",
-        "ε follows the paper's rule. Our smaller ensembles are the first members of the whole one, "
-        "whose shards keep their size. The paper distributes all text over fewer, larger shards.",
-    ]
+    chosen = {"queries": queries, "preset": repr(preset), "panels": panels}
+    notes = []
     if inputs.sources.paper and not with_paper:
         covered = paper.FIGURE_2_DATASET
         notes.append(f"The paper's Figure 2 covers {covered} alone, so no points of it are shown.")
-    if inputs.sources.paper:
-        notes += [panel.remark for panel in paper.FIGURE_2 if panel.remark]
-    where = ", ".join(
-        f"({one['group']}) {panels[one['group']]['title']} {one['label']}"
-        for one in rows
-        if one["group"] in panels and (side := one["ours"]) and side["screened"] == side["queries"]
-    )
-    if where:
-        notes.append(f"Every query is screened, and answered by the public model, at {where}.")
     notes += _trend_notes(rows)
     return build_result("figure2", inputs, rows=rows, settings=chosen, notes=notes)
 
@@ -137,17 +112,11 @@ def _panel_rows(
     ]
 
 
-def _anchors(panel: paper.Panel, settings: Settings, preset: AdaPMixED) -> dict[str, str]:
-    """Return the reference of a panel: the preset, or a number of models that both sides have.
-
-    Returns:
-        "anchor", the label of ours, and "paper_anchor", the paper's.
-    """
-    common = [point.label for point in panel.points if point.label in settings]
-    if panel.title == MODELS and common:
-        return {"anchor": common[-1], "paper_anchor": common[-1]}
-    anchor = next(label for label, one in settings.items() if one == PaperRule(preset))
-    return {"anchor": anchor, "paper_anchor": panel.anchor}
+def _anchors(panel: paper.Panel, settings: Settings, preset: PaperRule) -> dict[str, str]:
+    """Return "anchor", the label of our preset, and "paper_anchor", the same or the paper's."""
+    anchor = next(label for label, one in settings.items() if one == preset)
+    same = any(point.label == anchor for point in panel.points)
+    return {"anchor": anchor, "paper_anchor": anchor if same else panel.anchor}
 
 
 def _trend_notes(rows: Sequence[Mapping[str, Any]]) -> list[str]:
@@ -199,7 +168,7 @@ _Point = tuple[str, float, float]
 def write_outputs(result: Mapping[str, Any], folder: Path) -> list[Path]:
     """Write EXPERIMENT-DATASET.json, and of Figure 2 also .svg and .pdf.
 
-    The figure follows from the JSON alone. The caption is the SVG's description.
+    The figure follows from the JSON alone.
 
     Returns:
         the paths of the files.
@@ -208,9 +177,7 @@ def write_outputs(result: Mapping[str, Any], folder: Path) -> list[Path]:
     files = {".json": f"{text}\n".encode()}
     if result["experiment"] == "figure2":
         drawing = draw_panels(result)
-        start, rest = drawing.svg.split(">", 1)
-        svg = f"{start}>\n <desc>{escape(drawing.caption)}</desc>{rest}\n"
-        files |= {".svg": svg.encode(), ".pdf": drawing.pdf}
+        files |= {".svg": f"{drawing.svg}\n".encode(), ".pdf": drawing.pdf}
     stem = f"{result['experiment']}-{result['inputs']['dataset']}"
     for suffix, content in files.items():
         write_file(folder / f"{stem}{suffix}", content)
@@ -249,7 +216,7 @@ def draw_panels(result: Mapping[str, Any]) -> DrawnFigure:
             handles.values(), [names[side] for side in handles],
             loc="outside lower center", ncols=2, handlelength=2.5,
         )  # fmt: skip
-    return DrawnFigure("figure2", _TITLE, _caption(result), figure, run_words(result))
+    return DrawnFigure("figure2", _TITLE, "", figure, run_words(result))
 
 
 def relative(rows: Sequence[Mapping[str, Any]], side: str, anchor: str) -> list[_Point]:
@@ -320,21 +287,3 @@ def _draw(axes: Any, points: Sequence[_Point], side: str) -> Any:
     )  # fmt: skip
     axes.plot(1, 0, "o", color=_COLOUR[side], fillstyle="none", markersize=9)
     return line
-
-
-def _caption(result: Mapping[str, Any]) -> str:
-    """Return the caption, which states ε and perplexity at the reference."""
-    rows = [one for one in result["rows"] if one["group"] == "a"]
-    anchor = result["settings"]["panels"]["a"]
-    words = []
-    for side, name, key in (("ours", "ours", "anchor"), ("paper", "the paper's", "paper_anchor")):
-        found = [one[side] for one in rows if one["label"] == anchor[key] and one[side]]
-        words += [
-            f"{name} ε = {show_cost(one)}, perplexity {format_perplexity(one['perplexity'])}"
-            for one in found
-        ]
-    return (
-        f"At the preset: {'; '.join(words)}. Every ε is data-dependent and ex-post (diamonds), "
-        "by the paper's rule. The ringed point is the reference; in (d) it is an N that both have. "
-        f"Settings that spend less than {_FAR:g} of the reference's ε are named and not drawn."
-    )

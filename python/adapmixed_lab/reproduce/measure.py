@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import statistics
-import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -21,14 +20,14 @@ from adapmixed.rng import SeededRandom
 from adapmixed.training.blocks import token_stream
 from adapmixed.training.demo import train_demo
 from adapmixed_lab.reproduce.paper import DELTA, PUBLIC
-from adapmixed_lab.reproduce.published import PaperRule
 from adapmixed_lab.reproduce.sources import Sources
 
 if TYPE_CHECKING:
     from adapmixed.ensemble import Ensemble
-    from adapmixed_lab.reproduce.dp_adapter import DPAdapter
 
 Ours = dict[str, Any]
+Reference = tuple[Any, Mapping[str, object]]
+"""What `Sources.load` takes, and the fields of the row that follow from a guarantee of its own."""
 
 UNPROTECTED = "unprotected ensemble"
 POOL = "best non-private pool"
@@ -51,8 +50,7 @@ class Texts:
         tokens: the evaluation text as one stream, each document followed by the end-of-text token.
         text: name of the text, without a path.
         other: the text after it, on which the best non-private pool is chosen.
-        whole: folder of one adapter that was trained on the text of all shards; None for none.
-        began: when the experiment began.
+        references: single adapters, by the names of their lines.
         seed: of the evaluation's randomness.
         keep: folder of the evaluations' state, from which a killed run goes on; None: nothing is
             kept.
@@ -64,8 +62,7 @@ class Texts:
     tokens: tuple[int, ...]
     text: str
     other: tuple[int, ...] = ()
-    whole: Path | None = None
-    began: float = field(default_factory=time.perf_counter)
+    references: Mapping[str, Reference] = field(default_factory=dict)
     seed: int = 0
     keep: Path | None = None
     progress: Callable[[int, int], None] | None = None
@@ -99,26 +96,20 @@ class Texts:
         }
 
     def notes(self) -> list[str]:
-        """Return the notes on the references and on what the models stand for."""
+        """Return the notes on the best pool and on what the built-in models stand for."""
         notes = []
         if self.pool is not None:
             notes.append(
-                "The best non-private pool is the unclipped logarithmic pool, with the best κ of "
-                f"{SCALES_TRIED} on text after the evaluation's: {self.pool:g}. No line is bounded "
-                "by it or by the unprotected ensemble."
+                f"The best non-private pool has κ = {self.pool:g}, of {SCALES_TRIED} the best on "
+                "text after the evaluation's."
             )
-        if self.sources.scale == "full":
-            return notes
-        return [
-            *notes,
-            f"builtin: a 1.1-million-parameter GPT-2 with {self.ensemble.num_models} members over "
-            "Python's documentation stands in for GPT-2 small over "
-            f"{self.sources.dataset}. The members adapt the output layer alone. Some shards "
-            "are empty, and their members answer as the public model. The paper's settings are "
-            f"those of {self.sources.dataset}. Perplexities and ε are comparable in their order at "
-            "best, not in their size. A DP-SGD adapter trained here had a minute of training, and "
-            "is no measure of what DP-SGD can do.",
-        ]
+        if self.sources.scale == "builtin":
+            notes.append(
+                "builtin: a GPT-2 of 1.1 million parameters over Python's documentation stands in "
+                f"for GPT-2 small over {self.sources.dataset}. Perplexities and ε are comparable "
+                "in their order at best."
+            )
+        return notes
 
 
 def load_inputs(sources: Sources, folder: Path, training: int, **run: Any) -> Texts:
@@ -136,7 +127,6 @@ def load_inputs(sources: Sources, folder: Path, training: int, **run: Any) -> Te
         ValueError, OSError: as `Ensemble.from_pretrained` and `Corpus`, or if the base has no
             tokenizer.
     """
-    began = time.perf_counter()
     documents: Iterable[Document]
     if sources.scale == "builtin":
         name = f"ensemble-{training}" if training else "ensemble"
@@ -153,8 +143,7 @@ def load_inputs(sources: Sources, folder: Path, training: int, **run: Any) -> Te
     texts = [document.text for document in documents]
     stream = token_stream(ensemble.tokenizer, texts, ensemble.vocab_size)
     kept = len(stream) - min(_OTHER, len(stream) // 8)
-    parts = tuple(stream[:kept]), name, tuple(stream[kept:])
-    return Texts(sources, ensemble, *parts, began=began, **run)
+    return Texts(sources, ensemble, tuple(stream[:kept]), name, tuple(stream[kept:]), **run)
 
 
 def compare(
@@ -164,7 +153,6 @@ def compare(
     *,
     state: str,
     runs: int = 1,
-    adapters: Sequence[DPAdapter] = (),
 ) -> dict[str, Ours]:
     """Measure the references, then these mechanisms, on the same tokens.
 
@@ -178,15 +166,12 @@ def compare(
         queries: of each run.
         state: beginning of the names of state files.
         runs: stretches of text, each with an accountant of its own.
-        adapters: those of DP-SGD, each with a line of its own.
 
     Raises:
         ValueError: as `evaluate`.
     """
-    folders: dict[str, Any] = {} if inputs.whole is None else {WHOLE: inputs.whole}
-    folders |= {one.line: [one.folder] for one in adapters}
     # Loaded before anything is answered, so that a wrong folder raises early.
-    loaded = {name: inputs.sources.load(folder) for name, folder in folders.items()}
+    loaded = {name: inputs.sources.load(one) for name, (one, _) in inputs.references.items()}
 
     def measured(
         ensemble: Ensemble, asked: Mapping[str, Mechanism], suffix: str = ""
@@ -207,8 +192,7 @@ def compare(
     for number, (name, alone) in enumerate(loaded.items()):
         both: dict[str, Mechanism] = {PUBLIC: PublicOnly(), name: Unprotected()}
         lines[name] = measured(alone, both, f"-alone-{number}")[name]
-    for one in adapters:
-        lines[one.line] |= one.promise()
+        lines[name] |= inputs.references[name][1]
     return lines | found
 
 
@@ -262,7 +246,6 @@ def merge(results: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         "rows": rows,
         "notes": [*notes, words],
         "settings": first["settings"] | {"trainings": len(results)},
-        "seconds": round(sum(one["seconds"] for one in results), 1),
     }
 
 
@@ -274,8 +257,6 @@ def _ours(found: Evaluation, mechanism: Mechanism) -> Ours:
     evaluations = found.runs
     worst = max(evaluations, key=lambda one: one.guarantee.epsilon or 0.0)
     said, count = worst.to_json(), len(evaluations)
-    # How Rényi losses were summed: Σ_t max_i, or max_i Σ_t.
-    rule = "paper" if isinstance(mechanism, PaperRule) else "per_model"
     return {
         "perplexity": found.perplexity_mean,
         "perplexity_deviation": found.perplexity_deviation,
@@ -286,10 +267,7 @@ def _ours(found: Evaluation, mechanism: Mechanism) -> Ours:
         "epsilons": [one.guarantee.epsilon for one in evaluations],
         **{name: said[name] for name in ("delta", "kind", "guarantee", "unit", "adjacency")},
         "queries": found.queries,
-        "runs": count,
-        "rule": rule if said["method"] == "renyi" else None,
         "screened": sum(one.screened * one.queries for one in evaluations) / count,
-        "seconds": sum(one.seconds for one in evaluations),
         "mechanism": repr(mechanism),
         **{p: sum(one.breakdown[p] for one in evaluations) / count for p in worst.breakdown},
     }

@@ -149,14 +149,12 @@ class Panel:
         letter: "a" to "f".
         title: what is varied.
         anchor: the label of the paper's preset.
-        remark: what is wrong with the printed panel; "" if nothing.
     """
 
     letter: str
     title: str
     anchor: str
     points: tuple[Point, ...]
-    remark: str = ""
 
     @property
     def place(self) -> str:
@@ -164,15 +162,13 @@ class Panel:
         return f"Figure 2{self.letter} (fig:ablation)"
 
 
-def _panel(
-    letter: str, title: str, names: str, anchor: str, *points: Any, remark: str = ""
-) -> Panel:
+def _panel(letter: str, title: str, names: str, anchor: str, *points: Any) -> Panel:
     """Return a panel of points (label, the values of the named settings, ε, perplexity)."""
     made = (
         Point(label, dict(zip(names.split(), values, strict=True)), epsilon, perplexity)
         for label, *values, epsilon, perplexity in points
     )
-    return Panel(letter, title, anchor, tuple(made), remark)
+    return Panel(letter, title, anchor, tuple(made))
 
 
 FIGURE_2 = (
@@ -200,8 +196,7 @@ FIGURE_2 = (
         "e", "screening: log₁₀ of λ, σ", "screen_weight sigma", "-4, -2",
         ("-2, -1", 1e-2, 1e-1, 0.501, 30.26), ("-3, -2", 1e-3, 1e-2, 0.504, 29.77),
         ("-4, -2", 1e-4, 1e-2, 0.488, 29.34), ("-5, -3", 1e-5, 1e-3, 0.49, 29.1),
-        remark="The paper's source lists a fifth point, k = 3000 at (0.469, 32.56), which belongs "
-        "to panel (b) and lies outside these axes. It is left out.",
+        # The paper's source has a fifth point here, k = 3000 at (0.469, 32.56), which is (b)'s.
     ),
     _panel(
         "f", "Rényi order α", "order", "18",

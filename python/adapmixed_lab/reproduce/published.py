@@ -12,8 +12,8 @@ import scipy  # it loads scipy.special and scipy.stats on their first use
 import torch
 
 import adapmixed_ext as ops
-from adapmixed.limits import check_count, check_number
-from adapmixed.mechanisms import AdaPMixED, Mechanism, NextToken, PMixED, Rows
+from adapmixed.limits import check_count, check_number, check_optional_count
+from adapmixed.mechanisms import AdaPMixED, NextToken, PMixED, Rows
 from adapmixed.mechanisms.mechanism import public_token
 from adapmixed.privacy import LeaveOneOutLoss, RenyiBound
 from adapmixed.privacy.costs import sound_bound
@@ -147,37 +147,29 @@ class PublishedPMixED(PMixED):
 
 
 @dataclass(frozen=True)
-class PaperRule(Mechanism):
+class PaperRule(AdaPMixED):
     """AdaPMixED charged by the paper's rule, Σ_t max_i of the losses, at one order.
 
     The first members of an ensemble give many sizes from one forward pass. Shards keep their size,
     so a smaller ensemble has seen less text. The paper distributes all text over fewer and larger
     shards instead.
 
+    Attributes are as in AdaPMixED.
+
     Attributes:
-        adapmixed: answers the queries; it has one order.
         count: number of members that answer, the first ones, and the N of the costs; None: all.
     """
 
-    name: ClassVar[str] = "adapmixed"
-    no_budget: ClassVar[str] = AdaPMixED.no_budget
-
-    adapmixed: AdaPMixED
     count: int | None = None
 
     def __post_init__(self) -> None:
-        if self.count is not None:
-            check_count("count", self.count)
-        if len(self.adapmixed.loss_orders) > 1:
+        super().__post_init__()
+        check_optional_count("count", self.count)
+        if len(self.loss_orders) > 1:
             raise ValueError(
-                f"loss_orders must be one order, got {self.adapmixed.loss_orders!r}, because "
-                "the paper's rule has no more"
+                f"loss_orders must be one order, got {self.loss_orders!r}, because the paper's "
+                "rule has no more"
             )
-
-    @property
-    def no_replacement(self) -> str:
-        """The reason of AdaPMixED."""
-        return self.adapmixed.no_replacement
 
     def _prepare(self, rows: Rows, rng: RandomSource) -> NextToken:
         if self.count is not None:
@@ -187,7 +179,7 @@ class PaperRule(Mechanism):
                     f"{self.count}"
                 )
             rows = replace(rows, private=rows.private[: self.count])
-        prepared = self.adapmixed._prepare(rows, rng)
+        prepared = super()._prepare(rows, rng)
         events = tuple(
             replace(event, loss=np.broadcast_to(event.loss.max(0), event.loss.shape).copy())
             if isinstance(event, LeaveOneOutLoss)

@@ -1,8 +1,8 @@
 """The content of a result file, all that is needed to redraw its tables and figures, and its text.
 
-    {"format_version": 2, "experiment": "table1", "inputs": {...}, "settings": {...},
+    {"format_version": 3, "experiment": "table1", "inputs": {...}, "settings": {...},
      "notes": [...], "rows": [{"group", "method", "label", "ours", "paper"}, ...],
-     "environment": {...}, "seconds": s}
+     "environment": {...}}
 
 `group` names the rows that belong together: a part of a table or a panel of a figure.
 `label` is the setting if a group varies one. `ours` and `paper` may each be null. Infinities are
@@ -14,7 +14,6 @@ from __future__ import annotations
 import json
 import re
 import textwrap
-import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -37,7 +36,7 @@ from adapmixed_lab.reproduce.paper import DELTA
 if TYPE_CHECKING:
     from adapmixed_lab.reproduce.measure import Texts
 
-FORMAT_VERSION = 2
+FORMAT_VERSION = 3
 
 
 def row(
@@ -66,7 +65,7 @@ def build_result(
     settings: Mapping[str, object],
     notes: Sequence[str],
 ) -> dict[str, Any]:
-    """Collect an experiment into strict JSON values; "seconds" are since the run began."""
+    """Collect an experiment into strict JSON values."""
     content = {
         "format_version": FORMAT_VERSION,
         "experiment": experiment,
@@ -75,7 +74,6 @@ def build_result(
         "notes": [*inputs.notes(), *notes],
         "rows": rows,
         "environment": environment(),
-        "seconds": round(time.perf_counter() - inputs.began, 1),
     }
     result: dict[str, Any] = plain(content, "result")
     return result

@@ -39,16 +39,15 @@ class Sources:
     base: str | None = option(f"public model: folder or hub name (default: {BASE})")
     ensemble: Path | None = option("ensemble folders of 'adapmixed train'", nargs="+")
     text: str | None = option(
-        "test text, as --corpus of 'adapmixed train' (default: WikiText-103's)"
+        "test text, as --corpus of 'adapmixed train', of the hub its split 'test' (default: "
+        "WikiText-103's)"
     )
-    text_column: str | None = option("column with the text of a row (default: text)")
-    split: str | None = option("split of a hub data set (default: test) or of a folder")
     device: str = "cpu"
     dtype: str = "float32"
 
     def __post_init__(self) -> None:
         if self.scale == "builtin":
-            for name in ("base", "ensemble", "text", "text_column", "split"):
+            for name in ("base", "ensemble", "text"):
                 if getattr(self, name) is not None:
                     raise ValueError(
                         f"{name} applies to scale 'full', got {getattr(self, name)} at 'builtin'"
@@ -90,8 +89,5 @@ class Sources:
         from adapmixed.training import settings
 
         given = source_of(TEXTS[self.dataset] if self.text is None else self.text)
-        if self.text_column is not None:
-            given["text_column"] = self.text_column
-        hub = given["source"].startswith("hub:")
-        corpus = Corpus(**given, split=self.split or ("test" if hub else None))
+        corpus = Corpus(**given, split="test" if given["source"].startswith("hub:") else None)
         return corpus.with_new_document(settings.PRESETS[self.dataset].new_document)

@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import pairwise
-from typing import Any, NamedTuple
+from typing import Any
 
 from adapmixed.evaluation import plan_runs
 from adapmixed.mechanisms import AdaPMixED, Mechanism, PMixED
 from adapmixed_lab.reproduce import paper
-from adapmixed_lab.reproduce.dp_adapter import DPAdapter
 from adapmixed_lab.reproduce.measure import PER_MODEL, PUBLISHED, Texts, compare
 from adapmixed_lab.reproduce.published import PaperRule, PublishedPMixED
 from adapmixed_lab.reproduce.result import build_result, row, show_cost
@@ -23,19 +22,6 @@ PUBLISHED_EPSILON = 4.399  # stated by the paper for its PMixED here
 _KNOWN = {PUBLISHED: paper.PMIXED, paper.PMIXED: "", paper.PMIXED_SCREENED: ""}
 
 
-class Part(NamedTuple):
-    """One part of the table: a number of runs of a number of queries."""
-
-    runs: int
-    queries: int
-
-    @property
-    def group(self) -> str:
-        """Name of the part in the result."""
-        runs = "one run" if self.runs == 1 else f"{self.runs} runs"
-        return f"{runs} of {self.queries:,} queries"
-
-
 def _methods_1(dataset: str, scale: str, queries: int) -> dict[str, Mechanism]:
     """Return the private mechanisms, with budgets for `queries` queries.
 
@@ -43,73 +29,59 @@ def _methods_1(dataset: str, scale: str, queries: int) -> dict[str, Mechanism]:
     preset's β then costs far more, so builtin scale has a smaller β, too.
     """
     adaptive = replace(AdaPMixED.preset(dataset), adjacency="add_remove")  # as the paper's
-    less = PaperRule(replace(adaptive, target_leakage=0.1))
+    rule = PaperRule(**vars(adaptive))
+    less = replace(rule, target_leakage=0.1)
     smaller: dict[str, Mechanism] = {SMALLER: less} if scale == "builtin" else {}
     return {
         PUBLISHED: PublishedPMixED(EPSILON, paper.DELTA, queries, ORDER),
         paper.PMIXED: PMixED(EPSILON, paper.DELTA, queries, ORDER),
-        paper.ADAPMIXED: PaperRule(adaptive),
+        paper.ADAPMIXED: rule,
         PER_MODEL: adaptive,
         **smaller,
     }
 
 
-def table1(inputs: Texts, adapters: Sequence[DPAdapter], parts: Sequence[Part]) -> dict[str, Any]:
+def table1(inputs: Texts, parts: Sequence[tuple[int, int]]) -> dict[str, Any]:
     """Run Table 1.
 
     Args:
         inputs: models and text.
-        adapters: of DP-SGD, each with lines of its own.
-        parts: of the table; see `parts_of`.
+        parts: runs and queries of each part; see `parts_of`.
     """
     dataset = inputs.sources.dataset
     printed = paper.TABLE_1[dataset] if inputs.sources.paper else {}
     rows = []
-    for number, part in enumerate(parts, start=1):
-        asked, state = _methods_1(dataset, inputs.sources.scale, part.queries), f"table1-{number}"
-        size: dict[str, Any] = {"runs": part.runs, "state": state, "adapters": adapters}
-        for name, ours in compare(inputs, asked, part.queries, **size).items():
+    for number, (runs, queries) in enumerate(parts, start=1):
+        asked, state = _methods_1(dataset, inputs.sources.scale, queries), f"table1-{number}"
+        group = f"{'one run' if runs == 1 else f'{runs} runs'} of {queries:,} queries"
+        for name, ours in compare(inputs, asked, queries, runs=runs, state=state).items():
             known = _KNOWN.get(name, name), number > 1
-            rows.append(row(name, ours, printed.get(known), group=part.group))
+            rows.append(row(name, ours, printed.get(known), group=group))
+    (runs, queries), *others = parts
     settings = {
-        "runs": parts[0].runs,
-        "queries": parts[0].queries,
-        "long_queries": sum(part.queries for part in parts[1:]),
+        "runs": runs,
+        "queries": queries,
+        "long_queries": others[0][1] if others else 0,
         "pmixed_order": ORDER,
     }
     notes = []
-    if parts[0].runs > 1:
+    if runs > 1:
         notes.append(
-            f"Each of the {parts[0].runs} runs has its own accountant. ε is the cost of one run; "
+            f"Each of the {runs} runs has its own accountant. ε is the cost of one run; "
             "all runs together cost the sum. ± is the standard deviation over the runs."
         )
     long = paper.LONG_QUERIES[dataset]
-    if inputs.sources.paper and len(parts) > 1 and parts[1].queries != long:
-        notes.append(f"The long run has {parts[1].queries:,} queries, the paper's {long:,}.")
-    notes.append(
-        "AdaPMixED's losses are summed by the paper's rule (the sum over queries of the largest "
-        "loss), as in the paper. The per-model rule (the largest sum over queries) states the same "
-        "guarantee and is never larger. Both lines are of one run of noise."
-    )
-    notes.append(
-        "The paper's PMixED rests on a bound that is not valid. Its ε, and the ε of our line with "
-        "the published analysis, are claims and not guarantees. The line PMixED has the sound "
-        "analysis."
-    )
-    notes += [
-        f"DP-SGD protects one {adapter.guarantee.protected}, and the ensembles' mechanisms protect "
-        "a whole shard. The same ε is a weaker guarantee for DP-SGD."
-        for adapter in adapters
-        if adapter.line == paper.DP_SGD
-    ]
-    notes.append(
-        "DP-SGD's noise comes from the operating system, whatever the seed. An adapter that is "
-        "trained again has another perplexity."
-        if adapters
-        else "DP-SGD was left out."
-    )
-    for part in parts if inputs.sources.paper else ():
-        notes += _order_notes_1(rows, part.group)
+    if inputs.sources.paper and settings["long_queries"] not in (0, long):
+        words = f"The long run has {settings['long_queries']:,} queries, the paper's {long:,}."
+        notes.append(words)
+    if paper.DP_SGD in inputs.references:
+        unit = inputs.references[paper.DP_SGD][1]["unit"]
+        notes.append(
+            f"DP-SGD protects one {unit}, and the ensembles' mechanisms protect a whole shard. The "
+            "same ε is a weaker guarantee for DP-SGD."
+        )
+    for part in dict.fromkeys(str(one["group"]) for one in rows if inputs.sources.paper):
+        notes += _order_notes_1(rows, part)
     return build_result("table1", inputs, rows=rows, settings=settings, notes=notes)
 
 
@@ -118,8 +90,8 @@ def parts_of(
     runs: int = paper.RUNS,
     queries: int = paper.RUN_QUERIES,
     long_queries: int | None = None,
-) -> list[Part]:
-    """Return the parts of the table.
+) -> list[tuple[int, int]]:
+    """Return the runs and the queries of each part of the table.
 
     Args:
         inputs: models and text.
@@ -133,9 +105,9 @@ def parts_of(
     full = inputs.sources.scale == "full"
     usual = paper.LONG_QUERIES[inputs.sources.dataset] if full else paper.TABLE_2_QUERIES
     long = usual if long_queries is None else long_queries
-    parts = [Part(runs, queries)] + ([Part(1, long)] if long else [])
-    for part in parts:
-        plan_runs(inputs.tokens, inputs.ensemble.longest_text, None, part.queries, runs=part.runs)
+    parts = [(runs, queries), (1, long)][: 2 if long else 1]
+    for count, asked in parts:
+        plan_runs(inputs.tokens, inputs.ensemble.longest_text, None, asked, runs=count)
     return parts
 
 
@@ -184,13 +156,14 @@ def _methods_2(dataset: str, queries: int) -> dict[str, Mechanism]:
     preset = AdaPMixED.preset(dataset)
     adaptive = replace(preset, adjacency="add_remove")  # as the paper's
     ball: dict[str, Any] = {"order": paper.PMIXED_ORDER, "target_leakage": paper.PMIXED_LEAKAGE}
+    rule = PaperRule(**vars(adaptive))
     fixed = replace(preset, **ball, loss="fixed", screen=None)
     return {
         PUBLISHED: PublishedPMixED(PUBLISHED_EPSILON, paper.DELTA, queries, paper.PMIXED_ORDER),
         paper.PMIXED: fixed,
         paper.PMIXED_SCREENED: replace(fixed, screen="noisy"),
-        paper.UNSCREENED: PaperRule(replace(adaptive, screen=None)),
-        paper.ADAPMIXED: PaperRule(adaptive),
+        paper.UNSCREENED: replace(rule, screen=None),
+        paper.ADAPMIXED: rule,
         PER_MODEL: adaptive,
     }
 
@@ -224,17 +197,6 @@ def table2(inputs: Texts, *, queries: int = paper.TABLE_2_QUERIES) -> dict[str, 
         notes.append(f"The paper's Table 2 covers {paper.TABLE_2_DATASET} alone.")
     elif printed and queries != paper.TABLE_2_QUERIES:
         notes.append(f"{queries:,} queries here, {paper.TABLE_2_QUERIES:,} in the paper.")
-    notes += [
-        "The paper's PMixED rests on a bound that is not valid. Its ε, and the ε of our line with "
-        "the published analysis, are claims and not guarantees. That line is given the paper's ε. "
-        "It has no subsampling, because the paper names no rate.",
-        "Under the sound analysis screening makes PMixED more expensive, never cheaper, because "
-        "every query is charged and screening is charged, too. A lower ε needs fewer charged "
-        "queries. But how many queries pass the screening depends on private data, so that ε would "
-        "not be fixed.",
-        "AdaPMixED's losses are summed by the paper's rule, as in the paper. The per-model rule "
-        "states the same guarantee and is never larger.",
-    ]
     fixed, adaptive = found[paper.PMIXED], found[paper.UNSCREENED]
     if inputs.sources.paper and not adaptive["epsilon"] < fixed["epsilon"]:
         notes.append(

@@ -2,11 +2,10 @@
 
 import math
 from dataclasses import replace
+from typing import Any
 
-import mpmath
 import numpy as np
 import pytest
-from just_above import assert_just_above, exactly
 
 from adapmixed.mechanisms import ClippedLogPool, ClippedMixing, Mechanism
 from adapmixed.privacy.costs import screening_rho
@@ -22,7 +21,7 @@ from adapmixed_lab.audit import (
     search,
     tokens,
 )
-from adapmixed_lab.audit.finding import as_json, lines, summary
+from adapmixed_lab.audit.finding import as_json
 
 ELSEWHERE = ("screening", "synthesis")  # test_command.py, test_synthesis.py
 
@@ -37,31 +36,24 @@ def test_an_audit_passes(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("measured", "control", "power", "verdict"),
+    ("measured", "control", "verdict"),
     [
-        (1.0, False, None, "holds"),
-        (math.nextafter(1.0, 2.0), False, None, "BROKEN"),
-        (math.nan, False, None, "BROKEN"),
-        (math.inf, False, None, "BROKEN"),
-        (1.5, True, None, "caught"),
-        (1.0, True, None, "NOT CAUGHT"),
-        (math.nan, True, None, "NOT CAUGHT"),
-        (0.9, False, 1.5, "holds"),
-        (0.9, False, 1.0, "no power"),
-        (0.9, False, math.nan, "no power"),
-        (1.5, False, 0.5, "BROKEN"),
+        (1.0, False, "holds"),
+        (math.nextafter(1.0, 2.0), False, "BROKEN"),
+        (math.nan, False, "BROKEN"),
+        (math.inf, False, "BROKEN"),
+        (1.5, True, "caught"),
+        (1.0, True, "NOT CAUGHT"),
+        (math.nan, True, "NOT CAUGHT"),
     ],
 )
-def test_verdicts(measured: float, control: bool, power: float | None, verdict: str) -> None:
-    finding = Finding("a", "b", "c", 1.0, measured, 0.999, control, power)
+def test_verdicts(measured: float, control: bool, verdict: str) -> None:
+    finding = Finding("a", "b", "c", 1.0, measured, 0.999, control)
     assert finding.verdict == verdict and finding.ok == (verdict in ("holds", "caught"))
-    entry = as_json([finding], Effort())["findings"][0]  # type: ignore[index]
-    assert entry["verdict"] == verdict and entry["power"] in (power, "nan")
-    if power is not None:
-        assert f"unprotected {power:g}" in lines(finding)[1]
-        without = "1 were attacked without" if verdict == "no power" else "0 of"
-        said = summary([finding]).startswith(f"0 of 1 claims hold, {without}")
-        assert said == (verdict != "holds")
+    (entry,) = as_json([finding], Effort())["findings"]  # type: ignore[misc]
+    assert entry["verdict"] == verdict and float(entry["measured"]) == pytest.approx(
+        measured, nan_ok=True
+    )
 
 
 @pytest.mark.parametrize(
@@ -75,22 +67,26 @@ def test_verdicts(measured: float, control: bool, power: float | None, verdict: 
 def test_tokens_of_another_mechanism_than_the_stated_break_it(
     stated: Mechanism, running: Mechanism
 ) -> None:
-    game = tokens.Game("game", stated, 2, "replace_one", 0.0, running)
+    game = tokens.Game("game", stated, 2, "replace_one", tokens.TINY, running)
     found = tokens.play(game, 60_000, SeededRandom(2))
     assert found > game.claimed()
-    honest = tokens.Game("game", stated, 2, "replace_one", 0.0)
+    honest = tokens.Game("game", stated, 2, "replace_one", tokens.TINY)
     assert 0.6 * game.claimed() < tokens.play(honest, 60_000, SeededRandom(2)) <= game.claimed()
 
 
 @pytest.mark.parametrize("number", [0, 4])
-def test_a_probability_that_is_no_number_breaks_a_claim(number: int) -> None:
-    def answers(*given: object) -> search.Array:
-        found = search.distribution(*given)  # type: ignore[arg-type]
+def test_a_probability_that_is_no_number_breaks_a_claim(
+    number: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    distribution = search.distribution
+
+    def answers(*given: Any) -> search.Array:
+        found = distribution(*given)
         found[0, 0] = math.nan
         return found
 
-    broken = replace(bounds.targets()[number], answers=answers)
-    assert bounds.attack(broken, 2, np.random.default_rng(0)) == math.inf
+    monkeypatch.setattr(search, "distribution", answers)
+    assert bounds.attack(bounds.targets()[number], 2, np.random.default_rng(0)) == math.inf
 
 
 @pytest.mark.parametrize(
@@ -102,9 +98,7 @@ def test_a_probability_that_is_no_number_breaks_a_claim(number: int) -> None:
         ("adapmixed α = 18, member 0 of 3, zero_out", 0.9999),
         ("adapmixed α = 3, member 0 of 3, add_remove, loss at order 8", 0.9999),
         ("adapmixed, loss='fixed', α = 3, N = 3, zero_out", 0.9),
-        ("pmixed α = 3, rate 1, N = 3, zero_out", 0.9),
-        ("α = 2, subsets at rate 0.5, divided by subset, N = 3, zero_out", 0.6),
-        ("α = 2, subsets at rate 0.8, divided by slots, N = 2, zero_out", 0.6),
+        ("pmixed α = 3, N = 3, zero_out", 0.9),
         ("through the emptied shard, α = 6, N = 1, replace_one", 0.6),
     ],
 )
@@ -114,23 +108,12 @@ def test_attacks_come_near_their_claims(name: str, least: float) -> None:
         assert least < bounds.attack(target, 20, np.random.default_rng(7)) <= 1 + 1e-9
 
 
-def test_amplification_rate() -> None:
-    """The weight of a member in a hidden random subset, against 60-digit arithmetic."""
-    rate = bounds.amplification_rate
-    assert rate(0.03, 100, "slots") == 0.03
-    exact = exactly(lambda: 1 - (1 - mpmath.mpf(0.03)) ** 100)
-    assert_just_above(rate(0.03, 100, "subset"), exact)
-    assert rate(0.03, 1, "subset") == pytest.approx(0.03, rel=1e-14)
-    assert [rate(one, 9, "subset") for one in (0.0, 1.0)] == [0.0, 1.0]
-    assert rate(1 - 1e-12, 9, "subset") <= 1.0
-
-
 def test_screening_with_a_weight_twice_as_stated_is_broken() -> None:
     mechanism, models = screening.settings()[0]
     stated = math.sqrt(2 * screening_rho(mechanism.screen_weight, mechanism.sigma, models))
     heavier = replace(mechanism, screen_weight=2 * mechanism.screen_weight)
     shifts = [
-        screening.measure(screening.passed(one, models, 1500, SeededRandom(6)), 1500)[0]
+        screening.measure(screening.passed(one, models, 1500, SeededRandom(6)), 1500)
         for one in (mechanism, heavier)
     ]
     assert 0.6 * stated < shifts[0] <= stated < shifts[1]

@@ -22,6 +22,7 @@ from adapmixed_lab.audit.canaries import (
     train,
 )
 from adapmixed_lab.audit.statistics import chi_square, chi_square_limit
+from adapmixed_lab.audit.tokens import TINY
 
 BOX = ClippedMixing(0.8, 1.5, queries=1)
 
@@ -59,7 +60,7 @@ def test_an_adapter_depends_on_its_own_shard_alone_and_remembers_its_secret() ->
 
 @pytest.mark.parametrize("adjacency", ["zero_out", "replace_one"])
 def test_turning_a_coin_changes_one_member(adjacency: str, extreme: Planted) -> None:
-    audit = Audit(game(BOX, adjacency, 0.0), 1)
+    audit = Audit(game(BOX, adjacency, TINY), 1)
     (worlds, _), outcomes = audit.worlds(extreme), audit.outcomes()
     assert len({tuple(coins) for coins in outcomes}) == 2**CUSTOMERS
     for here, coins in enumerate(outcomes):
@@ -84,7 +85,7 @@ def test_answers_are_those_of_the_run_s_world() -> None:
 
 def test_guesses_are_those_of_the_likelihood() -> None:
     """The odds of one run agree with Bayes' rule written out."""
-    audit = Audit(game(BOX, "zero_out", 0.0), 3)
+    audit = Audit(game(BOX, "zero_out", TINY), 3)
     generator = np.random.default_rng(3)
     shares = generator.dirichlet(np.ones(4), 2**CUSTOMERS)
     seen = generator.multinomial(3, shares[7])[None]
@@ -109,20 +110,21 @@ def test_more_than_is_stated_is_broken(
     def measured(audit: Audit) -> float:
         return audit.measure(30_000, np.random.default_rng(5), SeededRandom(5))
 
-    honest = Audit(game(stated, adjacency, 0.0), 1)
-    broken = Audit(game(stated, adjacency, 0.0, running), 1)
+    honest = Audit(game(stated, adjacency, TINY), 1)
+    broken = Audit(game(stated, adjacency, TINY, running), 1)
     claimed = honest.game.claimed()
     assert 0.3 * claimed < measured(honest) <= claimed < measured(broken)
 
 
 @pytest.mark.slow
-def test_a_claim_that_no_protection_would_keep_too_is_said_to_be_tried_without_power(
+def test_a_claim_that_no_protection_would_break_is_told_by_its_control(
     extreme: Planted, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def found(stated: Mechanism, delta: float) -> list[str]:
-        attacks = [(Audit(game(stated, "zero_out", delta), 1), False)]
+        attacks = [Audit(game(stated, "zero_out", delta), 1)]
         monkeypatch.setattr(canaries, "attacks", lambda: attacks)
         return [finding.verdict for finding in canaries.audit(Effort(1.0, 4))]
 
-    assert found(BOX, 0.0) == ["holds"]
-    assert found(PMixED(20.0, 1e-7, queries=1, order=18.0), 1e-7) == ["no power"]
+    assert found(BOX, TINY) == ["holds", "caught", "caught"]
+    weak = PMixED(20.0, 1e-7, queries=1, order=18.0)
+    assert found(weak, 1e-7)[:2] == ["holds", "NOT CAUGHT"]

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import re
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
 import torch
+from peft import LoraConfig, get_peft_model
 from trained_demo import DEMO_ENSEMBLE
+from transformers import AutoModelForCausalLM
 
 from adapmixed.data import demo_base
 from adapmixed.data.builtin import held_out_documents
@@ -15,6 +19,8 @@ from adapmixed.privacy import Accountant
 from adapmixed.rng import SeededRandom
 from adapmixed_lab.baselines.frontier import WORDS, methods
 from adapmixed_lab.cli import main
+from adapmixed_lab.dp_sgd.guarantee import AdapterGuarantee
+from adapmixed_lab.dp_sgd.training import FORMAT_VERSION, GUARANTEE_FILE
 
 pytestmark = pytest.mark.usefixtures("demo_ensemble")
 
@@ -51,13 +57,26 @@ def test_a_member_within_the_ball_keeps_its_whole_distribution() -> None:
         assert bool((ticket._proposed.projection.weight == 1).all())  # type: ignore[union-attr]
 
 
+@pytest.fixture
+def dp_adapter(tmp_path: Path) -> Path:
+    """Return the folder of an adapter that changes nothing, with a guarantee for a shard."""
+    folder = tmp_path / "dp"
+    base = AutoModelForCausalLM.from_pretrained(demo_base())
+    get_peft_model(base, LoraConfig(r=1, target_modules=["c_attn"])).save_pretrained(folder)
+    stated = AdapterGuarantee(1.75, DELTA, 1.0, 0.5, 10, 1.0, 64, "shard", 8, "pld")
+    content = {"format_version": FORMAT_VERSION, "training": None, **asdict(stated)}
+    (folder / GUARANTEE_FILE).write_text(json.dumps(content))
+    return folder
+
+
 def test_the_command_prints_a_table_and_writes_a_figure(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, dp_adapter: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     text, figure = tmp_path / "text.txt", tmp_path / "compare.svg"
     text.write_text("\n\n".join(one.text for one in held_out_documents()[:20]), encoding="utf-8")
     command = ["compare", "--base", str(demo_base()), "--ensemble", str(DEMO_ENSEMBLE)]
     command += ["--text", str(text), "--epsilon", "2", "--seed", "1", "--out", str(figure)]
+    command += ["--dp-adapter", str(dp_adapter)]
     assert main([*command, "--queries", "24"]) == 0
     printed = capsys.readouterr().out
     table = [re.split(r"  +", line) for line in printed.split("\n\n")[0].splitlines()]
@@ -67,12 +86,16 @@ def test_the_command_prints_a_table_and_writes_a_figure(
     for name in ("clipped-log-pool", "invisible-ink", "noisy-aggregation", "uniform-mixing"):
         *_, epsilon, covered, kind = lines[f"{name}, ≤ 2"]
         assert 1.99 < float(epsilon) <= 2.0 and covered == "24 tokens" and "fixed" in kind
+    name, perplexity, *_, kept, epsilon, covered, kind = lines["dp-sgd (shard)"]
+    assert (perplexity, kept, epsilon) == (lines["public"][1], "-", "1.75")
+    assert covered == "any number of tokens" and kind == "fixed, add/remove"
     assert all(" ".join(words.split()) in " ".join(printed.split()) for words in WORDS)
     assert figure.read_text(encoding="utf-8").startswith("<svg role=")
     assert figure.stat().st_mode & 0o077 == 0
     for bad, words in (
         (["--queries", "99999"], "queries must be in"),
         (["--epsilon", "0"], "--epsilon must be > 0"),
+        (["--delta", "1e-6"], "--dp-adapter must have its ε at δ = 1e-06, got 1e-05"),
     ):
         assert main([*command, *bad]) == 2
         assert words in capsys.readouterr().err

@@ -206,7 +206,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     write_corpus(folder / "corpus.jsonl")
     arguments = ["--corpus", str(folder / "corpus.jsonl"), "--id-column", "user"]
     arguments += ["--epsilon", "2", "--delta", "1e-4", "--epochs", "2", "--block-size", "16"]
-    arguments += ["--training", "rank=2 batch_size=12", "--threads", "1"]
+    arguments += ["--training", "rank=2 batch_size=12"]
     output = str(folder / "adapter")
     assert main(["dp-sgd", "--base", str(base), "--output", output, *arguments]) == 0
     return base, folder / "adapter"

@@ -47,13 +47,12 @@ def diagnosis(models: int = 5, **changes: Any) -> Diagnosis:
 
 def diagnosed() -> list[Evaluation]:
     edge = Utility(*[math.inf] * 4)
-    parts = {"mixing": 0.5, "screening": 0.1, "conversion": 0.4, "total": 1.0}
     kind = "data-dependent, ex-post"
     plain = Diagnosis(0, None, None, (), False)
     zero = Weights(7, 7, (0,) * 20, 0)
     return [
         evaluation("public", "public", epsilon=0.0, diagnosis=plain),
-        evaluation("some", kind, epsilon=1.0, breakdown=parts, diagnosis=diagnosis()),
+        evaluation("some", kind, epsilon=1.0, diagnosis=diagnosis()),
         evaluation("many", kind, epsilon=1.0, screened=0.2, diagnosis=diagnosis(200)),
         evaluation("one" + HOSTILE, kind, epsilon=2.0, diagnosis=diagnosis(1)),
         evaluation("edge", "fixed", epsilon=3.0, diagnosis=diagnosis(2, utility=edge, weights=zero,
@@ -92,8 +91,8 @@ def test_figures_of_diagnostics() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         figures = draw(report)[2:]
-    assert [one.name for one in figures] == ["breakdown", "weights", "charges", "validation"]
-    for one in figures[1:]:
+    assert [one.name for one in figures] == ["weights", "charges", "validation"]
+    for one in figures:
         assert one.svg.startswith("<svg") and "nan" not in one.svg.lower()
         assert "For the operator only" in one.caption
 

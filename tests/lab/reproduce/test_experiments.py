@@ -20,8 +20,8 @@ from adapmixed.privacy.conversions import c_alpha
 from adapmixed.rng import SeededRandom
 from adapmixed_lab.cli import main
 from adapmixed_lab.dp_sgd.guarantee import AdapterGuarantee
-from adapmixed_lab.reproduce import paper
-from adapmixed_lab.reproduce.dp_adapter import WHOLE_NAME, DPAdapter
+from adapmixed_lab.reproduce import dp_adapter, paper
+from adapmixed_lab.reproduce.dp_adapter import WHOLE_NAME, dp_line
 from adapmixed_lab.reproduce.figure2 import figure2, relative, settings_of, sizes, write_outputs
 from adapmixed_lab.reproduce.measure import (
     PER_MODEL,
@@ -35,7 +35,7 @@ from adapmixed_lab.reproduce.result import read_experiment, text
 from adapmixed_lab.reproduce.sources import Sources
 from adapmixed_lab.reproduce.tables import SMALLER, parts_of, table1, table2
 
-PRESET = AdaPMixED.preset("wikitext-103")
+PRESET = PaperRule(**vars(AdaPMixED.preset("wikitext-103")))
 
 
 def inputs(models: int = 3, tokens: int = 2000, **sources: Any) -> Texts:
@@ -55,7 +55,7 @@ def results() -> dict[str, dict[str, Any]]:
     """Run every experiment once, small."""
     given = inputs(paper=True)
     return {
-        "table1": table1(given, [], parts_of(given, 3, 40, 100)),
+        "table1": table1(given, parts_of(given, 3, 40, 100)),
         "table2": table2(given, queries=120),
         "figure2": figure2(inputs(20, paper=True), queries=24),
     }
@@ -84,14 +84,12 @@ def test_the_first_members_are_an_ensemble_of_their_own() -> None:
         common: dict[str, Any] = {"delta": 1e-5, "rng": SeededRandom(1)}
         return evaluate(ensemble, tokens, {"m": mechanism}, **common)[0]
 
-    mechanism = PaperRule(PRESET)
-    few, alone = run(whole, PaperRule(PRESET, 2)), run(part, mechanism)
+    few, alone = run(whole, replace(PRESET, count=2)), run(part, PRESET)
     assert few.perplexity == alone.perplexity
     assert few.guarantee == alone.guarantee
-    assert few.guarantee.epsilon != run(whole, mechanism).guarantee.epsilon
+    assert few.guarantee.epsilon != run(whole, PRESET).guarantee.epsilon
     with pytest.raises(ValueError, match="count"):
-        run(whole, PaperRule(PRESET, 6))
-    assert PaperRule(PRESET, 2).no_replacement == PRESET.no_replacement != ""
+        run(whole, replace(PRESET, count=6))
     assert sizes(64) == (8, 16, 32, 64) and sizes(5) == (5,) and sizes(100)[-2:] == (80, 100)
 
 
@@ -104,14 +102,14 @@ def test_settings_of_figure_2() -> None:
     assert labels["f"] == ["16", "17", "18", "19", "20"]
     # The preset is in every panel, and answers once.
     anchors = {"a": "4.5", "b": "60", "c": "0.2", "d": "64", "e": "-4, -2", "f": "18"}
-    assert {points[letter][label] for letter, label in anchors.items()} == {PaperRule(PRESET)}
+    assert {points[letter][label] for letter, label in anchors.items()} == {PRESET}
     every = [one for settings in points.values() for one in settings.values()]
     assert len(set(every)) == len(every) - len(anchors) + 1
-    assert points["d"]["16"] == PaperRule(PRESET, 16)
-    changed = AdaPMixED(18.0, 0.2, screen_weight=1e-2, sigma=1e-1)
-    assert points["e"]["-2, -1"] == PaperRule(changed)
+    assert points["d"]["16"] == replace(PRESET, count=16)
+    changed = PaperRule(18.0, 0.2, screen_weight=1e-2, sigma=1e-1)
+    assert points["e"]["-2, -1"] == changed
     # Another data set's preset joins the paper's values.
-    other = settings_of(AdaPMixED.preset("air-dialogue"), 64).values()
+    other = settings_of(PaperRule(**vars(AdaPMixED.preset("air-dialogue"))), 64).values()
     assert {"15", "0.3"} <= {label for settings in other for label in settings}
 
 
@@ -126,8 +124,6 @@ def test_table_1(results: dict[str, dict[str, Any]]) -> None:
         (group, name) for group in (short, long) for name in names
     ]
     adaptive, per_model = rows_of(result, paper.ADAPMIXED), rows_of(result, PER_MODEL)
-    assert [r["ours"]["rule"] for r in adaptive] == ["paper", "paper"]
-    assert [r["ours"]["rule"] for r in per_model] == ["per_model", "per_model"]
     for one, other in zip(adaptive, per_model, strict=True):
         assert one["ours"]["adjacency"] == other["ours"]["adjacency"] == "add_remove"  # the paper's
         assert other["ours"]["epsilon"] < one["ours"]["epsilon"]
@@ -137,7 +133,7 @@ def test_table_1(results: dict[str, dict[str, Any]]) -> None:
         assert other["ours"]["kind"] == one["ours"]["kind"] == "data-dependent, ex-post"
     assert adaptive[0]["paper"]["epsilon"] == 0.494 and adaptive[1]["paper"]["epsilon"] == 5.248
     ours = adaptive[0]["ours"]
-    assert ours["runs"] == len(ours["perplexities"]) == 3 and ours["queries"] == 40
+    assert len(ours["perplexities"]) == 3 and ours["queries"] == 40
     assert ours["perplexity"] == pytest.approx(sum(ours["perplexities"]) / 3)
     assert ours["perplexity_deviation"] > 0 and adaptive[1]["ours"]["perplexity_deviation"] is None
     gap = ours["difference"]["mean"]
@@ -160,8 +156,8 @@ def test_every_part_of_table_1_is_checked_before_the_first_answer() -> None:
 def test_one_adapter_on_all_text_is_a_reference(monkeypatch: pytest.MonkeyPatch) -> None:
     one = FakeEnsemble(1, spread=0.3, max_positions=32)
     monkeypatch.setattr(Sources, "load", lambda self, adapters: one)
-    given = replace(inputs(), whole=Path("one"))
-    result = table1(given, [], parts_of(given, 2, 40, 0))
+    given = replace(inputs(), references={WHOLE: (Path("one"), {})})
+    result = table1(given, parts_of(given, 2, 40, 0))
     (line,) = rows_of(result, WHOLE)
     (alone,) = evaluate(
         one, inputs().tokens, {"m": Unprotected()}, runs=2, queries=40, delta=1e-5,
@@ -195,13 +191,15 @@ def test_several_trainings_are_one_result() -> None:
 
 
 def test_the_lines_of_dp_sgd(monkeypatch: pytest.MonkeyPatch) -> None:
-    given = inputs(paper=True)
     said = AdapterGuarantee(7.5, 1e-5, 1.0, 0.1, 10, 1.0, 16, "shard", None, "prv")
-    adapter = DPAdapter(Path("dp"), said)
+    whole = replace(said, epsilon=7.25, blocks_per_identifier=9)
+    found = iter([(said, None), (whole, None)])
+    monkeypatch.setattr(dp_adapter, "read_dp_adapter", lambda folder: next(found))
+    lines = dict(dp_line(Path("dp")) for _ in range(2))
+    given = replace(inputs(paper=True), references=lines)
     worse = FakeEnsemble(1, spread=3.0, max_positions=32)
     monkeypatch.setattr(Sources, "load", lambda self, adapters: worse)
-    whole = DPAdapter(Path("dp"), replace(said, epsilon=7.25, blocks_per_identifier=9))
-    result = table1(given, [adapter, whole], parts_of(given, 2, 40, 0))
+    result = table1(given, parts_of(given, 2, 40, 0))
     (line,) = rows_of(result, WHOLE_NAME)
     assert (line["ours"]["epsilon"], line["ours"]["unit"], line["paper"]) == (7.25, "shard", None)
     (line,) = rows_of(result, paper.DP_SGD)
@@ -220,7 +218,7 @@ def test_the_lines_of_dp_sgd(monkeypatch: pytest.MonkeyPatch) -> None:
     assert re.search(rf"^{WHOLE_NAME} .* add/remove +shard", printed, re.MULTILINE)
     # An adapter that is the public model has its perplexities: on the same windows and labels.
     worse._members.zero_()
-    again = table1(given, [adapter], parts_of(given, 2, 40, 70))
+    again = table1(given, parts_of(given, 2, 40, 70))
     public = [one["ours"]["perplexities"] for one in rows_of(again, paper.PUBLIC)]
     for line, expected in zip(rows_of(again, paper.DP_SGD), public, strict=True):
         assert line["ours"]["perplexities"] == pytest.approx(expected, rel=1e-9)
@@ -236,11 +234,8 @@ def test_table_2(results: dict[str, dict[str, Any]]) -> None:
     assert found["PMixED, published analysis"]["ours"]["kind"] == "published"
     as_published = found[f"{paper.PMIXED_SCREENED}, as published"]
     assert as_published["ours"] is None and as_published["paper"]["epsilon"] == 4.139
-    rules = {name: one["ours"]["rule"] for name, one in found.items() if one["ours"]}
-    assert {name for name, rule in rules.items() if rule == "paper"} == {
-        paper.UNSCREENED, paper.ADAPMIXED,
-    }  # fmt: skip
-    assert rules[PER_MODEL] == rules[paper.PMIXED] == "per_model"
+    rules = {name for name, one in found.items() if "PaperRule" in str(one["ours"])}
+    assert rules == {paper.UNSCREENED, paper.ADAPMIXED}
     adaptive = found[paper.ADAPMIXED]
     assert adaptive["paper"]["mixing"] == 0.472 and adaptive["paper"]["screened"] == 1026
     for one in found.values():
@@ -249,17 +244,16 @@ def test_table_2(results: dict[str, dict[str, Any]]) -> None:
             assert math.fsum(parts) == pytest.approx(one["ours"]["total"], rel=1e-9)
     printed = text(results["table2"])
     assert "published, invalid" in printed and "AdaPMixED (paper)" in printed
-    assert "Screening makes" not in printed and "screening makes PMixED more expensive" in printed
 
 
 def test_figure_2(results: dict[str, dict[str, Any]]) -> None:
     result = results["figure2"]
     panels = result["settings"]["panels"]
     ours = [one["ours"] for one in result["rows"] if one["ours"] and one["group"] != "references"]
-    assert {(one["rule"], one["adjacency"]) for one in ours} == {("paper", "add_remove")}
-    assert panels["d"] | {"remark": ""} == {
-        "title": "models N", "anchor": "16", "paper_anchor": "16", "remark": "",
-    }  # fmt: skip
+    assert {(one["mechanism"][:9], one["adjacency"]) for one in ours} == {
+        ("PaperRule", "add_remove")
+    }
+    assert panels["d"] == {"title": "models N", "anchor": "20", "paper_anchor": "100"}
     for letter, panel in panels.items():
         rows = [one for one in result["rows"] if one["group"] == letter]
         for side, anchor in (("ours", panel["anchor"]), ("paper", panel["paper_anchor"])):

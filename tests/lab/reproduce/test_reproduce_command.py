@@ -22,6 +22,7 @@ from adapmixed_lab.reproduce.dp_adapter import (
     BUILTIN_CONFIG,
     WHOLE_NAME,
     builtin_dp_adapter,
+    dp_line,
 )
 from adapmixed_lab.reproduce.measure import POOL, WHOLE
 from adapmixed_lab.reproduce.sources import Sources
@@ -35,9 +36,9 @@ def result_of(folder: Path, name: str) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("experiment", "options"),
     [
-        ("table1", ["--runs", "2", "--queries", "12", "--long-queries", "24", "--without-dp-sgd"]),
-        ("table2", ["--queries", "24", "--dataset", "pubmed", "--paper", "--without-one-adapter"]),
-        ("figure2", ["--queries", "8", "--seeds", "2", "--without-one-adapter"]),
+        ("table1", ["--runs", "2", "--queries", "12", "--long-queries", "24", "--references"]),
+        ("table2", ["--queries", "24", "--dataset", "pubmed", "--paper", "--references"]),
+        ("figure2", ["--queries", "8", "--seeds", "2", "--references"]),
     ],
 )
 @pytest.mark.slow
@@ -45,6 +46,8 @@ def test_builtin_sample(
     experiment: str, options: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     copy_trained(tmp_path)
+    if experiment == "table1":
+        options = [*options, str(train_whole(tmp_path, str(demo_base())))]
     assert main(["reproduce", experiment, "--out", str(tmp_path), *options]) == 0
     printed = capsys.readouterr().out
     dataset = "pubmed" if "pubmed" in options else "wikitext-103"
@@ -98,7 +101,7 @@ def test_full_scale_with_stand_ins(
 ) -> None:
     options = ["reproduce", "table1", "--scale", "full", "--out", str(tmp_path)]
     options += ["--base", stand_ins["base"], "--ensemble", stand_ins["ensemble"]]
-    options += ["--text", stand_ins["text"], "--dp-adapter", stand_ins["dp"]]
+    options += ["--text", stand_ins["text"], "--references", stand_ins["dp"]]
     options += ["--paper", "--runs", "2", "--queries", "20", "--long-queries", "64"]
     capsys.readouterr()
     assert main(options) == 0
@@ -133,8 +136,7 @@ def test_refusals(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
 
     refuses("ensemble", "table2", "--scale", "full")
     refuses("base", "table2", "--base", "gpt2")
-    both = ["--without-dp-sgd", "--dp-adapter", str(tmp_path)]
-    refuses("--without-dp-sgd", "table1", *both)
+    refuses("of one member", "table2", "--references", str(tmp_path / "ensemble"))
     refuses("queries", "table2", "--queries", "1000000000")
 
 
@@ -164,18 +166,17 @@ def test_a_dp_adapter_of_the_builtin_text(tmp_path: Path, monkeypatch: pytest.Mo
     pytest.importorskip("opacus", reason="opacus is not installed (the lab extra)")
     few = replace(BUILTIN_CONFIG, epochs=1, batch_size=256)
     folder, base = tmp_path / "dp", str(demo_base())
-    adapter = builtin_dp_adapter(folder, base, config=few)
-    said = adapter.guarantee
+    said = builtin_dp_adapter(folder, base, config=few)
     assert 7.6 <= said.epsilon <= 8.0 and said.delta == 1e-5
     assert said.protected == "block of 64 tokens"
     weights = (folder / "adapter_model.safetensors").read_bytes()
-    assert builtin_dp_adapter(folder, base, config=few) == adapter
+    assert builtin_dp_adapter(folder, base, config=few) == said
     assert (folder / "adapter_model.safetensors").read_bytes() == weights
-    assert Sources().load([adapter.folder]).num_models == 1
+    assert Sources().load([folder]).num_models == 1
     create_public_key(tmp_path / "key", "words")
-    whole = builtin_dp_adapter(tmp_path / "whole", base, key=tmp_path / "key", config=few)
-    said = whole.guarantee
-    assert said.epsilon <= 8.0 and (said.protected, whole.line) == ("shard", WHOLE_NAME)
+    said = builtin_dp_adapter(tmp_path / "whole", base, key=tmp_path / "key", config=few)
+    assert said.epsilon <= 8.0 and said.protected == "shard"
+    assert [dp_line(one)[0] for one in (folder, tmp_path / "whole")] == ["DP-SGD", WHOLE_NAME]
     with pytest.raises(ValueError, match="other settings"):
         builtin_dp_adapter(folder, base, key=tmp_path / "key", config=few)
     content = result_of(folder, "guarantee.json")
@@ -184,6 +185,9 @@ def test_a_dp_adapter_of_the_builtin_text(tmp_path: Path, monkeypatch: pytest.Mo
         (folder / "guarantee.json").write_text(json.dumps(content | other))
         with pytest.raises(ValueError, match="other settings"):
             builtin_dp_adapter(folder, base, config=few)
+    (folder / "guarantee.json").write_text(json.dumps(content | {"delta": 1e-6}))
+    with pytest.raises(ValueError, match="must have its ε at δ = 1e-05, got one at 1e-06"):
+        dp_line(folder)
     (folder / "guarantee.json").write_text(json.dumps(content | {"epsilon": "nan"}))
     with pytest.raises(ValueError, match="epsilon must be"):
         builtin_dp_adapter(folder, base, config=few)
@@ -195,8 +199,8 @@ def test_what_is_no_result_is_not_drawn_again(
     path, out = tmp_path / "result.json", tmp_path / "out"
     assert main(["reproduce", str(path), "--out", str(out)]) == 2
     assert f"one of table1, table2, figure2 or a result file, got {path}" in capsys.readouterr().err
-    whole = json.loads((Path(__file__).parents[2] / "formats/reproduction-2.json").read_text())
-    for change in ({"format_version": 3}, {"rows": [{}]}, {"inputs": {"dataset": "../x"}}):
+    whole = json.loads((Path(__file__).parents[2] / "formats/reproduction-3.json").read_text())
+    for change in ({"format_version": 4}, {"rows": [{}]}, {"inputs": {"dataset": "../x"}}):
         path.write_text(json.dumps(whole | change))
         assert main(["reproduce", str(path), "--out", str(out)]) == 2
         output = capsys.readouterr()

@@ -1,0 +1,425 @@
+"""The paper's own analysis is reproduced: its bound, which fails, its PMixED and its rule.
+
+Two-token ensembles are evaluated with 80 digits. The audit `bounds` searches for others.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from dataclasses import replace
+
+import dp_accounting
+import mpmath
+import numpy as np
+import pytest
+import torch
+from adapmixed_cases import SEED, SETTINGS, ensemble
+from dp_accounting import rdp
+from exact import (
+    answered_from_q,
+    both_ways,
+    costs,
+    divergence,
+    largest_weight,
+    losses,
+    mean,
+    members,
+    mpf,
+    stated,
+    uncharged,
+)
+from just_above import exactly
+from pmixed_cases import DELTA, answer, budget, log_probs, published, rows
+from torch import Tensor
+
+import adapmixed_ext as ops
+from adapmixed.evaluation.diagnostics import Diagnostics
+from adapmixed.mechanisms import AdaPMixED
+from adapmixed.privacy import Accountant, LeaveOneOutLoss, RenyiBound
+from adapmixed.privacy.conversions import c_alpha, rdp_to_dp
+from adapmixed.privacy.costs import sound_bound
+from adapmixed.rng import SeededRandom
+from adapmixed_lab.reproduce.published import (
+    PaperRule,
+    PublishedPMixED,
+    published_bound,
+    published_target_leakage,
+    subsampled_rdp,
+)
+
+SCREENED = AdaPMixED(**SETTINGS, adjacency="add_remove")
+
+
+def paper_leakage(order: float, per_query: float, models: int) -> float:
+    """Return the lemma's β."""
+    if models == 1:
+        return per_query / order
+    grown = math.log1p(models * math.expm1((order - 1) * per_query))
+    return grown / (4 * (order - 1) * order)
+
+
+@pytest.mark.parametrize("models", [1, 2, 80, 100])
+@pytest.mark.parametrize("order", [2.5, 6.0, 18.0])
+def test_published_radius_is_the_lemmas(order: float, models: int) -> None:
+    mechanism = published(order, 0.007, 100)
+    expected = paper_leakage(order, mechanism.per_query, models) * order
+    assert mechanism.radius(models) == pytest.approx(expected, rel=1e-12)
+
+
+@pytest.mark.parametrize("models", [1, 2, 5])
+def test_published_radius_with_subsampling_spends_equation_12(models: int) -> None:
+    mechanism = published(3.0, 0.007, 100, sample_rate=0.1)
+    beta = mechanism.radius(models) / 3
+
+    def amplified(leakage: float) -> float:
+        return subsampled_rdp(0.1, [published_bound(k, leakage, models) for k in (2, 3)])
+
+    assert amplified(beta * (1 - 1e-12)) <= mechanism.per_query < amplified(beta * (1 + 1e-9))
+
+
+def test_published_law_is_algorithm_2_with_the_subset_of_the_same_noise() -> None:
+    positions, models, vocab, rate = 40, 4, 5, 0.5
+    generator = torch.Generator().manual_seed(6)
+    public = torch.randn(positions, vocab, generator=generator)
+    private = public + torch.randn(models, positions, vocab, generator=generator)
+    mechanism = published(3.0, 0.02, sample_rate=rate)
+    rng = SeededRandom(9)
+    normal = torch.stack([ops.gaussian(models, sigma=1.0, rng=rng) for _ in range(positions)], 1)
+    chosen = torch.special.ndtr(normal) < rate
+    assert set(chosen.sum(0).tolist()) == {0, 1, 2, 3, 4}  # empty and full subsets occur
+    distribution = log_probs(mechanism, private, public, seed=9)
+    for b in range(positions):
+        q = torch.softmax(public[b].double(), -1)
+        members = chosen[:, b].nonzero()[:, 0].tolist()
+        expected = q
+        if members:
+            radius = mechanism.radius(len(members))
+            bars = []
+            for i in members:
+                p = torch.softmax(private[i, b].double(), -1)
+                weight = largest_weight(p, q, 3.0, radius)
+                bars.append(weight * p + (1 - weight) * q)
+            expected = torch.stack(bars).mean(0)
+        atol = 3e-5 if members else 1e-13
+        torch.testing.assert_close(distribution[b], expected.log(), rtol=0.0, atol=atol)
+    (event,) = costs(answer(mechanism, private, public, seed=9))
+    expected_event = RenyiBound(
+        3.0, mechanism.per_query, models, positions, True, mechanism.queries
+    )
+    assert event == expected_event
+
+
+def test_published_empty_subsets_answer_q_and_are_charged_all_the_same() -> None:
+    private, public = 5 * torch.randn(3, 4, 6), torch.randn(4, 6)
+    mechanism = published(3.0, 0.02, sample_rate=1e-9)
+    distribution = log_probs(mechanism, private, public)
+    exact = torch.log_softmax(public.double(), -1)
+    torch.testing.assert_close(distribution, exact, rtol=0.0, atol=1e-13)
+    proposal = answer(mechanism, private, public)
+    (event,) = costs(proposal)
+    assert (event.epsilon, event.queries) == (mechanism.per_query, 4)
+    # An empty subset is not told apart, because S is never revealed.
+    assert not bool(answered_from_q(proposal).any())
+
+
+def test_diagnostics_show_no_weights_of_subsets() -> None:
+    """The utility theorem is about a mean over all members."""
+    private, public = torch.randn(3, 4, 6), torch.randn(4, 6)
+    targets = torch.zeros(4, dtype=torch.int64)
+    mixed = []
+    for rate in (1.0, 0.5):
+        mechanism, found = published(3.0, 0.02, sample_rate=rate), Diagnostics()
+        proposal = mechanism.propose(private, public, targets=targets, rng=SeededRandom(0))
+        found.add(proposal, uncharged(proposal), targets)
+        mixed.append(found.diagnosis().weights is not None)
+    assert mixed == [True, False]
+
+
+def test_published_analysis_needs_integer_orders_under_subsampling() -> None:
+    with pytest.raises(ValueError, match="order must be an integer .*got 2.5"):
+        published(2.5, 0.1, sample_rate=0.5)
+    published(2.5, 0.1)
+
+
+def test_guarantee_of_the_published_analysis_promises_nothing() -> None:
+    mechanism = PublishedPMixED(8.0, DELTA, 4, 6)
+    events = costs(answer(mechanism, torch.zeros(3, 4, 5), torch.zeros(4, 5)))
+    guarantee = Accountant(DELTA).add(events).guarantee()
+    assert guarantee.kind == "published"
+    assert guarantee.epsilon == pytest.approx(8.0)
+
+
+# The counterexample, through the operators: q = (1 - 1e-8, 1e-8), order 3, beta 0.01, N = 80; one
+# model raises the rare token to the edge of its ball, the others lower it to theirs.
+
+ORDER, LEAKAGE, N, RARE = 3.0, 0.01, 80, 1e-8
+
+
+def counterexample() -> tuple[Tensor, Tensor]:
+    public = rows([[1 - RARE, RARE]])
+    raises = rows([[0.0, 1.0]])
+    lowers = rows([[1.0, 0.0]])
+    return torch.stack([raises] + [lowers] * (N - 1)), public
+
+
+def test_the_published_bound_is_broken_by_the_published_mechanism() -> None:
+    private, public = counterexample()
+    claimed = published_bound(ORDER, LEAKAGE, N)
+    assert claimed == pytest.approx(0.0016924, abs=5e-8)
+    mechanism = published(ORDER, claimed * (1 + 1e-9))
+    assert mechanism.radius(N) == pytest.approx(LEAKAGE * ORDER, rel=1e-6)
+    proposal = answer(mechanism, private, public)
+    (event,) = costs(proposal)
+    assert event.published and event.epsilon == pytest.approx(claimed, rel=1e-6)
+    bars, _ = members(proposal, 0)
+    here, removed = mean(bars), mean(bars[1:])
+    # 0.27903 with the exact weights, of which no one is exceeded.
+    assert 0.276 < float(divergence(here, removed, ORDER)) < 0.27904
+    # The other direction is safe.
+    assert float(divergence(removed, here, ORDER)) <= math.log(N / (N - 1))
+
+
+def test_the_data_dependent_loss_and_the_sound_bound_hold_on_the_counterexample() -> None:
+    private, public = counterexample()
+    mechanism = AdaPMixED(ORDER, LEAKAGE, screen=None, adjacency="add_remove")
+    proposal = mechanism.propose(private, public, rng=SeededRandom(0))
+    charges = proposal._proposed.losses[:, 0, 0]
+    assert 0.276 < float(charges[0]) < 0.27904
+    assert float(charges[0]) > 160 * published_bound(ORDER, LEAKAGE, N)
+    assert float(charges[1:].max()) < 0.01
+    # The budget whose sound radius is the counterexample's.
+    per_query = math.log1p(math.expm1(2 * LEAKAGE * ORDER) / N) / 2
+    sound = budget(ORDER, per_query)
+    assert sound.radius(N) == pytest.approx(LEAKAGE * ORDER, rel=1e-9)
+    proposal = answer(sound, private, public)
+    (event,) = costs(proposal)
+    bars, q = members(proposal, 0)
+    here = mean(bars)
+    raised = both_ways(here, mean([q, *bars[1:]]), ORDER)
+    lowered = both_ways(here, mean([q, *bars[:-1]]), ORDER)
+    assert max(raised, lowered) <= mpf(event.epsilon)
+    assert float(raised) > 0.93 * event.epsilon  # the supremum as the mass vanishes
+
+
+# The bound.
+
+
+def renyi(p, q, order):
+    """Return D_order(p ‖ q) of positive probability vectors, in the arithmetic of the arguments."""
+    log = mpmath.log if isinstance(p[0], mpmath.mpf) else math.log
+    return log(sum(a**order * b ** (1 - order) for a, b in zip(p, q, strict=True))) / (order - 1)
+
+
+def both(p, q, order):
+    return max(renyi(p, q, order), renyi(q, p, order))
+
+
+def pair(rare):
+    return (1 - rare, rare)
+
+
+def edge(public, toward, order, radius):
+    """Return the last rare mass with D↔ <= radius on the way from `public` to `toward`."""
+    low, high = mpmath.mpf(0), mpmath.mpf(1)
+    for _ in range(250):
+        middle = (low + high) / 2
+        moved = public + middle * (toward - public)
+        if both(pair(moved), pair(public), order) <= radius:
+            low = middle
+        else:
+            high = middle
+    return public + low * (toward - public)
+
+
+def extreme_ensemble(rare, order, beta):
+    """Return the rare mass of q, and of members raised and lowered to the edge of their ball."""
+    rare, radius = mpmath.mpf(rare), mpmath.mpf(beta) * order
+    raised = edge(rare, mpmath.mpf(1), order, radius)
+    lowered = edge(rare, rare * mpmath.mpf(10) ** -60, order, radius)
+    return rare, raised, lowered
+
+
+def add_remove_losses(rare, order, beta, num_models):
+    """Return (D(p ‖ p_{-1}), D(p_{-1} ‖ p)) with member 1 raised and all others lowered."""
+    _, raised, lowered = extreme_ensemble(rare, order, beta)
+    mixture = ((num_models - 1) * lowered + raised) / num_models
+    forward = renyi(pair(mixture), pair(lowered), order)
+    return forward, renyi(pair(lowered), pair(mixture), order)
+
+
+def zero_out_loss(rare, order, beta, num_models):
+    rare, raised, lowered = extreme_ensemble(rare, order, beta)
+    mixture = ((num_models - 1) * lowered + raised) / num_models
+    emptied = ((num_models - 1) * lowered + rare) / num_models
+    return both(pair(mixture), pair(emptied), order)
+
+
+def test_counterexample_to_the_published_bound():
+    with mpmath.workdps(80):
+        forward, backward = add_remove_losses("1e-8", 3, "0.01", 80)
+        claimed = published_bound(3, 0.01, 80)
+        assert claimed == pytest.approx(0.0016924, abs=5e-8)
+        assert float(forward) == pytest.approx(0.27903, abs=5e-6)
+        _, raised, lowered = extreme_ensemble("1e-8", 3, "0.01")
+        assert float(raised) == pytest.approx(1.8355e-6, abs=5e-11)
+        assert float(lowered) == pytest.approx(4.0214e-12, abs=5e-17)
+        assert float(renyi(pair(raised), pair(lowered), 3)) == pytest.approx(6.4271, abs=5e-5)
+        # The other direction is safe, by a bound that does not depend on the ball.
+        assert backward <= mpmath.log(mpmath.mpf(80) / 79)
+        # The sound bound speaks of zero-out, and holds on the same ensemble.
+        lost = float(zero_out_loss("1e-8", 3, "0.01", 80))
+        assert 0 < lost <= sound_bound(3, 0.03, 80)
+        assert lost == pytest.approx(0.00036310, abs=5e-9)
+        assert sound_bound(3, 0.03, 80) == pytest.approx(0.00038633, abs=5e-9)
+
+
+def test_violation_grows_without_limit():
+    with mpmath.workdps(80):
+        losses = [add_remove_losses(f"1e-{k}", 3, "0.01", 80)[0] for k in (4, 8, 12, 16, 20, 24)]
+        backward = add_remove_losses("1e-24", 3, "0.01", 80)[1]
+    # The table of docs/theory/errata.md.
+    stated = ("8.15e-05", "0.27903", "4.459", "9.064", "18.27")
+    for loss, number in zip([*losses[:4], losses[5]], stated, strict=True):
+        digits = len(number.split("e")[0].lstrip("0.").replace(".", ""))
+        assert f"{float(loss):.{digits}g}" == number
+    steps = np.diff([float(loss) for loss in losses])
+    assert (steps > 0).all()
+    # Asymptotically log(1/mass)/(order - 1): each step of four decades adds log(10^4)/2.
+    assert steps[-1] == pytest.approx(math.log(1e4) / 2, rel=0.05)
+    assert backward <= math.log(80 / 79)
+
+
+def test_supremum_of_the_sound_bound_is_approached():
+    bound = sound_bound(3, 0.03, 80)
+    with mpmath.workdps(120):
+        exact = [zero_out_loss(f"1e-{k}", 3, "0.01", 80) / bound for k in (2, 6, 12, 30)]
+        short = float(1 - exact[3])
+    ratios = [float(ratio) for ratio in exact]
+    assert ratios == sorted(ratios)
+    assert all(ratio <= 1 for ratio in ratios)
+    assert ratios[-1] > 1 - 1e-6
+    assert [f"{ratios[0]:.3g}", f"{ratios[1]:.3g}", f"{ratios[2]:.5g}"] == [
+        "0.0256", "0.589", "0.99937",
+    ]  # fmt: skip
+    assert f"{short:.0g}" == "6e-13"
+    assert ratios[0] < 0.95
+
+
+def test_amplifying_at_the_rate_while_dividing_by_the_subset_is_unsound():
+    rate, order, num_models = 0.06, 3, 100
+    with mpmath.workdps(60):
+        rare, raised, lowered = extreme_ensemble("1e-24", order, "0.05")
+        g = 1 - (1 - mpmath.mpf("0.06")) ** num_models
+        others = (num_models - 1) * lowered
+        distribution = (1 - g) * rare + g * (others + raised) / num_models
+        emptied = (1 - g) * rare + g * (others + rare) / num_models
+        loss = both(pair(distribution), pair(emptied), order)
+    assert loss > 8 * sound_bound(order, 0.15, num_models, rate)
+    sound = sound_bound(order, 0.15, num_models, float(g))
+    assert loss <= sound
+    # docs/theory/pmixed.md.
+    formula = sound_bound(order, 0.15, num_models, rate)
+    found = [float(loss), formula, sound]
+    assert found == pytest.approx([0.0011990, 0.00010495, 0.0017427], rel=5e-5)
+
+
+def test_a_ball_at_one_order_does_not_bound_lower_orders_proportionally():
+    order, beta = 3, 0.1
+    with mpmath.workdps(40):
+        edge_mass = edge(mpmath.mpf("0.6"), mpmath.mpf(1), order, mpmath.mpf(beta) * order)
+        second = both(pair(edge_mass), pair(mpmath.mpf("0.6")), 2)
+    assert second > 2 * beta  # so (2, 2β)-RDP, which the subsampling formula is given, fails
+    assert second <= order * beta  # monotonicity in the order: all that the ball gives
+
+
+# Poisson subsampling (equation 4 of the paper).
+
+
+@pytest.mark.parametrize("order", [2, 64])
+@pytest.mark.parametrize("rate", [1e-4, 0.5, 0.97])
+@pytest.mark.parametrize("sigma", [0.5, 20.0])
+def test_subsampled_gaussian_agrees_with_dp_accounting(order, rate, sigma):
+    delta = 1e-30
+    accountant = rdp.RdpAccountant([order])
+    event = dp_accounting.PoissonSampledDpEvent(rate, dp_accounting.GaussianDpEvent(sigma))
+    accountant.compose(event)
+    expected = accountant.get_epsilon(delta)
+    ours = subsampled_rdp(rate, [k / (2 * sigma**2) for k in range(2, order + 1)])
+    assert rdp_to_dp(order, ours, delta) == pytest.approx(expected, rel=1e-11)
+
+
+@pytest.mark.parametrize("order", [2, 18, 200])
+@pytest.mark.parametrize("rate", [1e-9, 0.03, 1 - 1e-9])
+@pytest.mark.parametrize("scale", [1e-12, 1e-3, 0.7, 40.0, 1e5])
+def test_subsampled_cost_against_the_exact_value(order, rate, scale):
+    def formula():
+        s, a = mpmath.mpf(rate), order
+        total = (1 - s) ** (a - 1) * (1 + (a - 1) * s)
+        for k in range(2, a + 1):
+            growth = mpmath.exp((k - 1) * mpmath.mpf(scale * k))
+            total += mpmath.binomial(a, k) * (1 - s) ** (a - k) * s**k * growth
+        return mpmath.log(total) / (a - 1)
+
+    found = subsampled_rdp(rate, [scale * k for k in range(2, order + 1)])
+    assert found == pytest.approx(float(exactly(formula)), rel=1e-11)
+
+
+def test_subsampling_at_the_ends_of_the_rate():
+    assert subsampled_rdp(0.0, [1.0] * 17) == subsampled_rdp(0.5, [0.0] * 17) == 0.0
+    assert subsampled_rdp(1.0, range(2, 19)) == pytest.approx(18.0)
+    assert subsampled_rdp(0.5, [math.inf] * 2) == math.inf
+
+
+def test_bad_arguments_raise():
+    with pytest.raises(ValueError, match="order must be an integer .* got 2.5"):
+        published_target_leakage(2.5, 0.1, 80, 0.1)
+    with pytest.raises(ValueError, match="sample_rate must be > 0, got 0.0"):
+        published_target_leakage(3, 0.1, 80, 0.0)
+    with pytest.raises(ValueError, match="models must be .* got 0"):
+        published_target_leakage(3, 0.1, 0)
+    with pytest.raises(ValueError, match="target_leakage must be >= 0"):
+        published_bound(3, -0.1, 80)
+
+
+# The charging rule.
+
+
+@pytest.mark.parametrize("screen", ["noisy", None])
+def test_the_largest_loss_of_each_query_is_charged_to_all(screen: str | None) -> None:
+    inner = replace(SCREENED, screen=screen)
+    private, public = ensemble()
+    proposal = PaperRule(**vars(inner)).propose(private, public, rng=SeededRandom(SEED))
+    realised = losses(proposal)[..., 0]
+    passed = ~answered_from_q(proposal)
+    assert bool(passed.all()) == (screen is None)
+    (event,) = (one for one in stated(proposal) if isinstance(one, LeaveOneOutLoss))
+    largest = realised[:, passed].amax(0)
+    assert event.loss[:, :, 0].tolist() == [largest.tolist()] * len(private)
+    # The other events, and the realised losses that diagnostics show, are AdaPMixED's own.
+    own = inner.propose(private, public, rng=SeededRandom(SEED))
+    assert torch.equal(losses(own), losses(proposal))
+    others, same = (
+        [one for one in stated(each) if not isinstance(one, LeaveOneOutLoss)]
+        for each in (proposal, own)
+    )
+    assert others == same
+    alone = Accountant(DELTA).add(event).guarantee()
+    expected = float(largest.sum()) + c_alpha(inner.order, DELTA)
+    assert alone.epsilon == pytest.approx(expected, rel=1e-12)
+
+
+def test_the_paper_rule_wants_one_order() -> None:
+    words = re.escape("loss_orders must be one order, got (2.0, 3.0)")
+    with pytest.raises(ValueError, match=words):
+        PaperRule(**vars(SCREENED) | {"loss_orders": (2.0, 3.0)})
+    PaperRule(**vars(SCREENED) | {"loss_orders": (2.0,)})
+
+
+def test_what_an_accountant_may_be_asked_is_as_of_adapmixed() -> None:
+    private, public = ensemble(positions=2)
+    for settings in ({"epsilon": 1.0}, {"adjacency": "replace_one"}):
+        proposal = PaperRule(**vars(SCREENED)).propose(private, public, rng=SeededRandom(SEED))
+        (name,) = settings
+        with pytest.raises(ValueError, match=f"{name} must be .* for PaperRule"):
+            Accountant(DELTA, **settings).charge(proposal)  # type: ignore[arg-type]
