@@ -165,8 +165,7 @@ class Bench:
                 found += evaluate(
                     ensemble, part, {name: mechanisms[name] for name in names}, delta=DELTA,
                     rng=SeededRandom(seed), active=active,
-                    block=CONFIG.block_size, resume=True,
-                    result=self.keep / f"{kind}-{models}-{seed}.json",
+                    block=CONFIG.block_size, result=self.keep / f"{kind}-{models}-{seed}.json",
                 )  # fmt: skip
         return found
 

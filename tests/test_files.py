@@ -80,7 +80,8 @@ def test_a_file_has_one_writer_under_all_its_names(tmp_path: Path, there: bool) 
     if there:
         file.write_bytes(b"")
     for held, other in ((file, link), (link, file)):
-        with sole_writer(held), pytest.raises(BlockingIOError), sole_writer(other):
+        words = pytest.raises(BlockingIOError, match="must not be written by another process")
+        with sole_writer(held), words, sole_writer(other):
             pass
         with sole_writer(other):
             pass

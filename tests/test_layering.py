@@ -122,7 +122,6 @@ HELP = (
         (HELP.format(["serve", "--help"]), True),
         ("import adapmixed_lab.cli", True),
         ("from adapmixed import Accountant, Guarantee", False),
-        ("from adapmixed.evaluation import read_result", False),
     ],
 )
 def test_what_a_user_waits_for(statement: str, light: bool) -> None:

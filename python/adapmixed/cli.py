@@ -99,48 +99,40 @@ def run_command(
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # nothing more to flush
         return 141  # a shell's status for a program that SIGPIPE ended
     except (ValueError, OSError, RuntimeError) as error:
-        text = as_typed(" ".join(_said(error, parsed, typed).split()), parsed.options)
+        text = as_typed(" ".join(_said(error, parsed).split()), parsed.options)
         print(f"{parser.prog} {parsed.command}: {text}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         return 130
 
 
-def _said(error: Exception, parsed: argparse.Namespace, typed: Sequence[str]) -> str:
+def _said(error: Exception, parsed: argparse.Namespace) -> str:
     """Return an error's message; that of the system names the option whose file it is about."""
     if not isinstance(error, OSError) or not isinstance(error.filename, str | bytes):
         return str(error)
-    file = Path(os.fsdecode(error.filename))
-    given, named = {one.split("=")[0] for one in typed}, "a path must be"
+    file, named = Path(os.fsdecode(error.filename)), "a path"
     for name, value in vars(parsed).items():
         option = f"--{name.replace('_', '-')}"
-        if option in given and isinstance(value, str | Path):
-            if Path(value) in (file, *file.parents):
-                named = f"{option} must name"
-    wanted = "a file or folder that this user may open"
-    if isinstance(error, FileNotFoundError | IsADirectoryError):
-        wanted = "an existing file"
+        if option in parsed.options and isinstance(value, str | Path):
+            named = option if Path(value) in (file, *file.parents) else named
+    wanted = "an existing file or folder that this user may open"
     if error.errno == errno.ENOSPC:
         wanted = "a file on a disk with space left"
-    return f"{named} {wanted}, got {file}: {str(error.strerror).lower()}"
+    return f"{named} must name {wanted}, got {file}: {str(error.strerror).lower()}"
 
 
 @contextmanager
 def _logging(shown: bool) -> Iterator[None]:
     """Show the packages' logs on standard error while a command runs, if `shown`."""
-    if not shown:
-        yield
-        return
     handler = logging.StreamHandler()
     handler.setFormatter(logging.Formatter("%(asctime)s %(name)s: %(message)s", "%H:%M:%S"))
-    loggers = [logging.getLogger(name) for name in ("adapmixed", "adapmixed_lab")]
-    levels = [logger.level for logger in loggers]
+    loggers = [logging.getLogger(name) for name in ("adapmixed", "adapmixed_lab") if shown]
     for logger in loggers:
         logger.addHandler(handler)
         logger.setLevel(logging.INFO)
     try:
         yield
     finally:
-        for logger, level in zip(loggers, levels, strict=True):
+        for logger in loggers:
             logger.removeHandler(handler)
-            logger.setLevel(level)
+            logger.setLevel(logging.NOTSET)

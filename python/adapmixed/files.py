@@ -149,8 +149,10 @@ def sole_writer(path: str | os.PathLike[str]) -> Iterator[None]:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             if _is_at(descriptor, lock):  # its last holder has not just removed it
                 break
-        except BaseException:
+        except BaseException as error:
             os.close(descriptor)
+            if isinstance(error, BlockingIOError):
+                raise BlockingIOError(f"{path} must not be written by another process") from None
             raise
         os.close(descriptor)
     try:

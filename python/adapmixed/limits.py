@@ -277,12 +277,6 @@ def check_epsilon(value: Any) -> float:
     return check_number("epsilon", value, above=0.0)
 
 
-def check_neighbours(value: Any) -> str:
-    """Return `value` if it is one of `NEIGHBOURS`."""
-    check_option("adjacency", value, NEIGHBOURS)
-    return str(value)
-
-
 def check_question(value: Any) -> str:
     """Return `value` if it is one of `QUESTIONS`."""
     check_option("adjacency", value, QUESTIONS)

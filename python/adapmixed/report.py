@@ -58,7 +58,6 @@ UTILITY_WORDS = (
     "over queries of each query’s largest term, which bounds the gap, too. These numbers depend on "
     "the private data and are for the operator only."
 )
-_PARTS = 6  # of the text, in the table of perplexity over time
 
 
 def row(one: Evaluation) -> list[str]:
@@ -246,17 +245,22 @@ class Report:
         found = []
         for one in self.methods:
             if one.diagnosis is not None and (utility := one.diagnosis.utility) is not None:
-                values = (utility.gap, utility.mean_bound, utility.bound)
+                values = (utility[key] for key in ("gap", "mean_bound", "bound"))
                 cells = [MISSING if value is None else f"{value:.4g}" for value in values]
                 found.append([one.name, *cells])
         return found
 
     def text(self) -> str:
         """Return what was run, the tables and, at the end, the verdict on every mechanism."""
-        methods = self.methods
-        lines = [printable(self.words()), "", *(self._runs_lines() or self._lines())]
-        if not self.runs and any(m.guarantee.method == "per-shard budget" for m in methods):
-            lines += ["", *_over_time(methods)]
+        shown, words, which = self.methods, f"{INTERVAL_WORDS} {KEPT_WORDS}", ""
+        if self.runs:
+            shown, words, which = self.runs, self.runs_words(), ", run 1"
+        lines = [printable(self.words()), "", *aligned([TITLES, *map(row, shown)], NUMBERS)]
+        if which or any(one.difference and one.difference["low"] is not None for one in shown):
+            lines += ["", *textwrap.wrap(words, 100)]
+        for one in shown:
+            said = printable(f"{one.name}{which}: {one.guarantee}")
+            lines += ["", textwrap.fill(said, 100, subsequent_indent="  ", break_on_hyphens=False)]
         if rows := self.utility_rows():
             lines += ["", "PRIVATE, for the operator: the utility theorem (nats per token)."]
             lines += aligned([UTILITY_TITLES, *rows], (False, True, True, True))
@@ -264,82 +268,31 @@ class Report:
         sentences = [printable(one) for one in self.verdict()]
         return "\n".join([*lines, *([""] if sentences else []), *sentences])
 
-    def _lines(self) -> list[str]:
-        lines = aligned([TITLES, *map(row, self.methods)], NUMBERS)
-        if any(one.difference and one.difference["low"] is not None for one in self.methods):
-            lines += ["", *textwrap.wrap(f"{INTERVAL_WORDS} {KEPT_WORDS}", 100)]
-        for one in self.methods:
-            words = printable(f"{one.name}: {one.guarantee}")
-            lines += ["", textwrap.fill(words, 100, subsequent_indent="  ", break_on_hyphens=False)]
-        return lines
-
-    def _runs_lines(self) -> list[str]:
-        if not self.runs:
-            return []
-        lines = aligned([TITLES, *map(row, self.runs)], NUMBERS)
-        lines += ["", *textwrap.wrap(self.runs_words(), 88)]
-        for one in self.runs:
-            lines += ["", printable(f"{one.name}, run 1: {one.guarantee}")]
-        return lines
-
     def verdict(self) -> list[str]:
         """Return which share of the gain without protection each mechanism keeps, at which ε."""
-        methods = self.runs or self.methods
-        kinds = ("fixed", "data-dependent, ex-post")
-        rated = [one for one in methods if one.guarantee.kind in kinds and one.kept is not None]
-        if not rated or rated[0].kept is None:
+        methods, kinds = self.runs or self.methods, ("fixed", "data-dependent, ex-post")
+        rated = [(one, one.kept) for one in methods if one.guarantee.kind in kinds and one.kept]
+        if not rated:
             return []
-        (best,) = (one for one in methods if one.name == rated[0].kept["of"])
+        (best,) = (one for one in methods if one.name == rated[0][1]["of"])
+        called = "the unprotected ensemble" if best.name == "unprotected" else f"'{best.name}'"
         if best.kept is None or best.kept["share"] is None:
-            return [_no_share(best)]
-        return [_sentence(one, best) for one in rated]
-
-
-def _sentence(one: Evaluation, best: Evaluation) -> str:
-    words = format_kept(one.kept)
-    if ((one.kept or {})["share"] or 0.0) <= 0:  # no share: its perplexity is infinite
-        words = f"nothing ({words})"
-    private = "" if one.guarantee.kind == "fixed" else " (a private number)"
-    return (
-        f"{one.name} keeps {words} of what {_called(best)} gains, at ε = "
-        f"{show_epsilon(one.epsilon_mean)}{private} for {covered(one)}."
-    )
-
-
-def _no_share(best: Evaluation) -> str:
-    """Return why no share of the gain can be stated."""
-    found = best.difference
-    start = "No share of the gain is stated:"
-    if found is not None and found["low"] is None:
-        return f"{start} that takes {BLOCK * LEAST_BLOCKS} scored tokens."
-    change = "" if found is None else f" (perplexity {format_against(None, found)})"
-    if found is None or found["mean"] >= 0:
-        return f"{start} on this text {_called(best)} gains nothing over the public model{change}."
-    return f"{start} on this text the gain of {_called(best)} cannot be told from zero{change}."
-
-
-def _called(best: Evaluation) -> str:
-    return "the unprotected ensemble" if best.name == "unprotected" else f"'{best.name}'"
-
-
-def _over_time(methods: Sequence[Evaluation]) -> list[str]:
-    """Return the lines of a table of perplexity by part of the text.
-
-    It rises as shards spend their budgets.
-    """
-    rows = [["perplexity of queries"], *([one.name] for one in methods)]
-    count = min(_PARTS, len(methods[0].perplexities))
-    for cells, one in zip(rows[1:], methods, strict=True):
-        before, loss_before, points = 0, 0.0, one.perplexities
-        for part in range(1, count + 1):
-            queries, perplexity = points[part * len(points) // count - 1]
-            loss = queries * math.log(perplexity)
-            mean = (loss - loss_before) / (queries - before) if math.isfinite(loss) else math.inf
-            cells.append(f"{math.exp(mean) if mean < 700.0 else math.inf:.2f}")
-            if one is methods[0]:
-                rows[0].append(f"{before + 1} to {queries}")
-            before, loss_before = queries, loss
-    return aligned(rows, [False] + [True] * count)
+            change = format_against(None, best.difference)
+            why = f"on this text no gain of {called} over the public model is certain ({change})"
+            if best.difference is not None and best.difference["low"] is None:
+                why = f"that takes {BLOCK * LEAST_BLOCKS} scored tokens"
+            return [f"No share of the gain is stated: {why}."]
+        sentences = []
+        for one, kept in rated:
+            words = format_kept(kept)
+            if (kept["share"] or 0.0) <= 0:  # no share: its perplexity is infinite
+                words = f"nothing ({words})"
+            private = "" if one.guarantee.kind == "fixed" else " (a private number)"
+            sentences.append(
+                f"{one.name} keeps {words} of what {called} gains, at ε = "
+                f"{show_epsilon(one.epsilon_mean)}{private} for {covered(one)}."
+            )
+        return sentences
 
 
 def environment() -> dict[str, object]:

@@ -21,12 +21,6 @@ pytestmark = pytest.mark.usefixtures("demo_ensemble")
 MODELS = ["--base", str(demo_base()), "--ensemble", str(DEMO_ENSEMBLE)]
 FIRST = ["--mechanism", "public", "--top-k", "1"]  # the likeliest public token, without a draw
 POOL = ["--mechanism", "clipped-log-pool lower=-0.5 upper=0.5"]
-FIXED = {
-    "clipped-log-pool": "lower=-0.5 upper=0.5",
-    "clipped-mixing": "lower=0.5 upper=2",
-    "pmixed": "epsilon=8",
-}
-"""Mechanisms whose ε is fixed in advance, with settings."""
 
 
 def typed(monkeypatch: pytest.MonkeyPatch, text: str) -> None:
@@ -88,36 +82,6 @@ def test_what_depends_on_private_data_is_for_the_operator(
     assert shown.out == plain.out and plain.out.strip()
     assert main([*arguments, *POOL]) == 0
     assert "ε = " in capsys.readouterr().err  # fixed in advance, so public
-
-
-@pytest.mark.parametrize("command", [["generate", "--prompt", "The"], ["chat", "--plain"]])
-def test_the_mechanism_must_be_chosen(
-    command: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """No mechanism is taken by default, above all not one whose ε must not be published."""
-    ledger = tmp_path / "ledger.db"
-    assert main([*command, *MODELS, "--ledger", str(ledger)]) == 2
-    output = capsys.readouterr()
-    assert output.out == "" and len(output.err.splitlines()) == 1
-    assert f"adapmixed {command[0]}: --mechanism must be given, or --plan: " in output.err
-    assert not ledger.exists()
-
-
-@pytest.mark.parametrize("name", FIXED)
-@pytest.mark.parametrize("command", [["generate", "--prompt", "The"], ["chat", "--plain"]])
-def test_a_ledger_is_not_bound_to_the_tokens_of_one_run(
-    command: list[str], name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Without --epsilon or queries=, a second run of the same command would be rejected."""
-    ledger = tmp_path / "ledger.db"
-    arguments = [*command, *MODELS, "--max-new-tokens", "3", "--ledger", str(ledger)]
-    assert main([*arguments, "--mechanism", f"{name} {FIXED[name]}"]) == 2
-    error = capsys.readouterr().err
-    choices = "--epsilon, a budget for any number of tokens, or " if name != "pmixed" else ""
-    assert f"--ledger needs {choices}queries= in --mechanism {name}" in error
-    tokens = 3 if command[0] == "generate" else 3 * 64
-    assert f"planned for the {tokens} tokens of this run" in error
-    assert not ledger.exists()
 
 
 @pytest.mark.parametrize("plan", [["queries=8"], ["queries=none"], ["", "--epsilon", "2"]])

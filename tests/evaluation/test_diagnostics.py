@@ -24,9 +24,9 @@ from result_cases import (
 )
 from torch import Tensor
 
-from adapmixed.evaluation import Evaluation, evaluate, read_result
-from adapmixed.evaluation.diagnostics import BINS, Diagnosis, utility_terms
-from adapmixed.evaluation.result import CURVE_POINTS, Curve
+from adapmixed.evaluation import Diagnostics, Evaluation, evaluate
+from adapmixed.evaluation.diagnostics import BINS, Curve, utility_terms
+from adapmixed.evaluation.result import CURVE_POINTS
 from adapmixed.mechanisms import AdaPMixED, Mechanism, PMixED, Unprotected
 from adapmixed.privacy.account import ShardBudget
 from adapmixed.rng import SeededRandom
@@ -119,20 +119,19 @@ def diagnosed(
     return {one.name: one for one in found}
 
 
-def diagnosis(evaluation: Evaluation) -> Diagnosis:
+def diagnosis(evaluation: Evaluation) -> Diagnostics:
     assert evaluation.diagnosis is not None
     return evaluation.diagnosis
 
 
+def utility_of(evaluation: Evaluation) -> dict[str, Any]:
+    utility = diagnosis(evaluation).utility
+    assert utility is not None
+    return utility
+
+
 def at_most(least: float, most: float) -> bool:
     return least <= most or (math.isfinite(most) and least <= most + 1e-12 * max(1.0, abs(most)))
-
-
-def check_bound(found: Diagnosis) -> None:
-    utility = found.utility
-    assert utility is not None
-    assert at_most(utility.mean_bound, utility.bound)
-    assert utility.gap is None or at_most(utility.gap, utility.mean_bound)
 
 
 @pytest.mark.parametrize("table", TABLES, ids=lambda table: table.__name__)
@@ -143,37 +142,34 @@ def test_the_theorem_holds(table: Callable[[int], tuple[Tensor, Tensor]]) -> Non
         found = diagnosed(ensemble, MIXING | {"unprotected": Unprotected()}, tokens)
         unprotected = math.log(found.pop("unprotected").perplexity)
         for one in found.values():
-            check_bound(diagnosis(one))
-            utility = diagnosis(one).utility
-            assert utility is not None
-            assert utility.loss == pytest.approx(math.log(one.perplexity), rel=1e-12)
-            assert utility.ensemble_loss == pytest.approx(unprotected, rel=1e-12, abs=1e-12)
+            utility = utility_of(one)
+            assert at_most(utility["mean_bound"], utility["bound"])
+            assert utility["gap"] is None or at_most(utility["gap"], utility["mean_bound"])
+            assert utility["loss"] == pytest.approx(math.log(one.perplexity), rel=1e-12)
+            assert utility["ensemble_loss"] == pytest.approx(unprotected, rel=1e-12, abs=1e-12)
 
 
 def test_what_the_edges_are() -> None:
     tokens = [0, 3] * 12  # reads 0 and 3, whose next are 3 and 0
     private, public = tables(0)
     found = diagnosed(TableEnsemble(*equal(0)), MIXING, tokens)["unscreened"]
-    utility, weights = diagnosis(found).utility, diagnosis(found).weights
-    assert utility is not None and weights is not None
-    assert utility.bound == 0.0 and utility.gap == pytest.approx(0.0, abs=1e-14)
-    assert (weights.one, weights.zero, sum(weights.bins)) == (3 * found.queries, 0, 0)
+    utility, (zero, *bins, one) = utility_of(found), diagnosis(found).weights.tolist()
+    assert utility["bound"] == 0.0 and utility["gap"] == pytest.approx(0.0, abs=1e-14)
+    assert (one, zero, sum(bins)) == (3 * found.queries, 0, 0)
     screened = diagnosed(TableEnsemble(private, public), MIXING, tokens)["always screened"]
-    weights = diagnosis(screened).weights
-    assert screened.screened == 1.0 and weights is not None
-    assert weights.zero == weights.screened == 3 * screened.queries
+    assert screened.screened == 1.0
+    assert diagnosis(screened).weights[0] == diagnosis(screened).screened == 3 * screened.queries
     lacking = public.clone()
     lacking[:, 3] = -INF
     # The private models lack a token that the public model gives, so nothing can be lost.
     without = private.clone()
     without[:, :, 3] = -INF
     found = diagnosed(TableEnsemble(without, public), MIXING, tokens)["noisy"]
-    utility = diagnosis(found).utility
-    assert utility is not None and utility.gap == utility.mean_bound == -INF < utility.bound < INF
+    utility = utility_of(found)
+    assert utility["gap"] == utility["mean_bound"] == -INF < utility["bound"] < INF
     # No model gives the token, so both sides of the gap are infinite.
     found = diagnosed(TableEnsemble(without, lacking), MIXING, tokens)["noisy"]
-    utility = diagnosis(found).utility
-    assert utility is not None and utility.gap is None and found.perplexity == INF
+    assert utility_of(found)["gap"] is None and found.perplexity == INF
 
 
 def test_terms_where_a_probability_or_a_weight_is_zero() -> None:
@@ -194,14 +190,15 @@ def test_weights_charges_and_screening_are_those_of_the_proposals() -> None:
     mechanisms = {name: one for name, one in MECHANISMS.items() if name != "budgeted"}
     found = diagnosed(FakeEnsemble(), mechanisms, stream(40), queries=QUERIES)
     for name in ("public", "unprotected", "pool"):
-        assert diagnosis(found[name]).utility is None and diagnosis(found[name]).weights is None
-    assert diagnosis(found["pmixed"]).charges == ()  # its charge is that of the whole ensemble
-    assert diagnosis(found["pool"]).charges == ()  # planned beforehand, for all alike
+        told = diagnosis(found[name]).report()
+        assert told["utility"] is None and told["weights"] is None
+    assert diagnosis(found["pmixed"]).charges == []  # its charge is that of the whole ensemble
+    assert diagnosis(found["pool"]).charges == []  # planned beforehand, for all alike
     one = found["noisy"]
-    weights = diagnosis(one).weights
-    assert weights is not None and len(weights.bins) == BINS
-    assert weights.zero + sum(weights.bins) + weights.one == 3 * QUERIES
-    assert weights.screened == 3 * round(one.screened * QUERIES) > 0 < sum(weights.bins)
+    weights = diagnosis(one).report()["weights"]
+    assert len(weights["bins"]) == BINS
+    assert weights["zero"] + sum(weights["bins"]) + weights["one"] == 3 * QUERIES
+    assert weights["screened"] == 3 * round(one.screened * QUERIES) > 0 < sum(weights["bins"])
     done, charges = diagnosis(one).charges[-1]
     assert done == QUERIES and max(charges) == pytest.approx(one.breakdown["mixing"], rel=1e-4)
     # Answered again in a single proposal, the weights are the same.
@@ -215,7 +212,7 @@ def test_weights_charges_and_screening_are_those_of_the_proposals() -> None:
         for weight in projection.weight.ravel().tolist():
             place = 0 if weight == 0 else BINS + 1 if weight == 1 else int(weight * BINS) + 1
             expected[place] += 1
-    assert [weights.zero, *weights.bins, weights.one] == expected.tolist()
+    assert diagnosis(one).weights.tolist() == expected.tolist()
 
 
 def test_members_are_charged_until_their_shards_have_spent_their_budgets() -> None:
@@ -236,10 +233,9 @@ def test_results_are_the_same_with_diagnostics() -> None:
 
 def test_interrupted_diagnostics_go_on_to_the_same_bits(tmp_path: Path) -> None:
     def found(runs: Any) -> list[Any]:
-        return [e.diagnosis for one in runs for e in one.runs]
+        return [diagnosis(e).report() for one in runs for e in one.runs]
 
     reference, path = found(answer(diagnostics=True)), tmp_path / "result.json"
-    assert None not in reference
 
     def stop(done: int, total: int) -> None:
         if done > total // RUNS + 5:
@@ -247,12 +243,8 @@ def test_interrupted_diagnostics_go_on_to_the_same_bits(tmp_path: Path) -> None:
 
     with pytest.raises(KeyboardInterrupt):
         answer(path, diagnostics=True, progress=stop)
-    half = read_result(path)
-    assert not half.complete and half.evaluations[2].diagnosis == reference[2 * RUNS]
-    with pytest.raises(ValueError, match="diagnostics is false, but the file was begun with true"):
-        answer(path, resume=True)
-    assert found(answer(path, resume=True, diagnostics=True)) == reference
-    assert found(read_result(path).evaluations) == reference
+    assert found(answer(path, diagnostics=True)) == reference
+    assert found(answer(path, diagnostics=True)) == reference
 
 
 @pytest.mark.parametrize("calls", [1, 2, 511, 512, 513, 1024, 1025, 1536, 5000])

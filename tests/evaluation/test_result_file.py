@@ -17,7 +17,6 @@ from fake_ensemble import FakeEnsemble
 from processes import forked, status_of
 from result_cases import (
     BLOCK,
-    EPSILONS,
     MECHANISMS,
     QUERIES,
     RUNS,
@@ -26,7 +25,6 @@ from result_cases import (
     stream,
 )
 
-from adapmixed.evaluation import read_result
 from adapmixed.evaluation.result import FORMAT_VERSION
 from adapmixed.rng import SecureRandom, SeededRandom
 
@@ -37,6 +35,11 @@ CALLS = ("open", "fsync", "replace", "unlink")
 @pytest.fixture(scope="module")
 def reference() -> list[Any]:
     return numbers(answer())
+
+
+def windows_in(path: Path) -> int:
+    """Return the number of windows that are answered in a file."""
+    return int(json.loads(path.read_bytes())["state"]["place"])
 
 
 def killed_before(number: int, path: Path, **changed: Any) -> int:
@@ -55,34 +58,31 @@ def killed_before(number: int, path: Path, **changed: Any) -> int:
 
         for name in CALLS:
             setattr(os, name, dying(getattr(os, name)))
-        answer(path, resume=True, **changed)
+        answer(path, **changed)
 
     return status_of(forked(work))
 
 
 @pytest.mark.slow
 def test_killed_before_every_change_of_the_disk(tmp_path: Path) -> None:
-    reference, saves = numbers(answer(runs=1)), 1 + -(-QUERIES // (BLOCK - 1))
+    reference, windows = numbers(answer(runs=1)), -(-QUERIES // (BLOCK - 1))
     for number in itertools.count(1):
         path = tmp_path / f"{number}.json"
         status = killed_before(number, path, runs=1)
         assert status in (0, -signal.SIGKILL)
         saved = max(number - 2, 0) // 5  # the lock's open; open, fsync, replace, open and fsync of
         # the folder
-        if path.exists() and status:
-            stored = read_result(path)
-            done = stored.evaluations[0].queries if stored.evaluations else 0
-            assert done < QUERIES or stored.complete
+        if path.exists():
+            assert max(saved, 1) - 1 <= windows_in(path) <= windows
         ensemble = FakeEnsemble()
-        again = answer(path, resume=True, ensemble=ensemble, runs=1)
-        assert numbers(again) == reference, number
+        assert numbers(answer(path, ensemble=ensemble, runs=1)) == reference, number
         if status == 0:
             break
         # Saved windows are not answered again; the first read is the probe.
-        assert len(ensemble.budgets) - 1 <= saves - max(saved, 1)
+        assert len(ensemble.budgets) - 1 <= windows + 1 - max(saved, 1)
         left = {p.name for p in tmp_path.iterdir()} - {f"{n}.json" for n in range(number + 1)}
         assert not left
-    assert number > 5 * saves
+    assert number > 5 * (windows + 1)
 
 
 def test_goes_on_with_new_noise(tmp_path: Path) -> None:
@@ -95,10 +95,8 @@ def test_goes_on_with_new_noise(tmp_path: Path) -> None:
 
     with pytest.raises(KeyboardInterrupt):
         answer(tmp_path / "result.json", progress=stop, **only)
-    (stored,) = read_result(tmp_path / "result.json").evaluations
-    assert 0 < stored.queries < QUERIES
-    again = answer(tmp_path / "result.json", resume=True, **only)
-    assert numbers(again) == numbers(answer(**only))
+    assert windows_in(tmp_path / "result.json") == 1
+    assert numbers(answer(tmp_path / "result.json", **only)) == numbers(answer(**only))
 
 
 def test_one_process_at_a_time_writes(tmp_path: Path) -> None:
@@ -115,34 +113,26 @@ def test_one_process_at_a_time_writes(tmp_path: Path) -> None:
     child = forked(lambda: answer(path, ensemble=Waiting()))
     os.read(begun[0], 1)
     before = path.read_bytes()
-    with pytest.raises(ValueError, match="result must name a file that no other process writes"):
-        answer(path, resume=True)
+    with pytest.raises(BlockingIOError, match="must not be written by another process"):
+        answer(path)
     assert path.read_bytes() == before
     os.write(end[1], b"x")
-    assert status_of(child) == 0 and read_result(path).complete
+    assert status_of(child) == 0
     assert list(tmp_path.iterdir()) == [path]
     # Leftovers of a killed process do no harm.
     other = tmp_path / "other.json"
     (tmp_path / ".other.json.lock").touch()
-    assert numbers(answer(other)) == numbers(read_result(path).evaluations)
+    assert numbers(answer(other)) == numbers(answer(path))
     assert sorted(tmp_path.iterdir()) == [other, path]
 
 
-def test_a_result_is_read_back_without_the_models(tmp_path: Path, reference: list[Any]) -> None:
+def test_a_complete_file_is_read_and_not_written(tmp_path: Path, reference: list[Any]) -> None:
     path = tmp_path / "result.json"
     assert numbers(answer(path)) == reference
-    stored = read_result(path)
-    assert stored.complete and numbers(stored.evaluations) == reference
-    assert stored.configuration["runs"] == RUNS
-    assert stored.configuration["methods"]["budgeted"]["epsilon"] == EPSILONS["budgeted"]
     assert path.stat().st_mode & 0o077 == 0
-    content = json.loads(path.read_text(encoding="ascii"))
-    assert content["format_version"] == FORMAT_VERSION
-    assert "PRIVATE, for the operator" in content["notice"]
-    # A complete evaluation answers nothing again and writes nothing.
     before, ensemble = path.read_bytes(), FakeEnsemble()
-    assert numbers(answer(path, resume=True, ensemble=ensemble)) == reference
-    assert path.read_bytes() == before and len(ensemble.budgets) == 1
+    assert numbers(answer(path, ensemble=ensemble)) == reference
+    assert path.read_bytes() == before and len(ensemble.budgets) == 1  # the probe
 
 
 def interrupted(path: Path, windows: int, **changed: Any) -> None:
@@ -172,39 +162,49 @@ def test_secure_randomness_is_never_stored_nor_used_again(tmp_path: Path) -> Non
 
     interrupted(path, 4, rng=Watched())
     text = path.read_text(encoding="ascii")
-    assert json.loads(text)["configuration"]["randomness"] == "system"
+    assert json.loads(text)["configuration"]["randomness"] is None
     assert '"counter":null' in text and '"counter":0' not in text
     first = len(made)
     assert any(source._next for source in made)
-    runs = answer(path, rng=Watched(), resume=True)
+    runs = answer(path, rng=Watched())
     assert [one.queries for one in runs] == [QUERIES] * len(MECHANISMS)
     keys = [bytes(source._key.tolist()) for source in made]
     assert len(set(keys)) == len(keys) > first
     text += path.read_text(encoding="ascii")
     for key in keys:
         assert key.hex() not in text and base64.b64encode(key).decode().rstrip("=") not in text
-    with pytest.raises(ValueError, match='randomness is .*"seed":3.*begun with "system"'):
-        answer(path, resume=True)
+    with pytest.raises(ValueError, match='randomness is .*"seed":3.*begun with null'):
+        answer(path)
+
+
+def of_files(fingerprint: str) -> FakeEnsemble:
+    found = FakeEnsemble()
+    found.fingerprint = fingerprint
+    return found
 
 
 CHANGED: dict[str, tuple[dict[str, Any], str]] = {
-    "seed": (dict(rng=SeededRandom(4)), "randomness.seed is 4"),
+    "seed": (dict(rng=SeededRandom(4)), 'randomness is {"seed":4'),
     "delta": (dict(delta=1e-6, epsilon={"budgeted": 8.0}), "delta is 1e-06"),
     "block": (dict(block=21), "block is 21"),
     "queries": (dict(queries=30), "queries is 30"),
-    "text": (dict(tokens=stream(100, seed=2)), "text.sha256 is"),
+    "runs": (dict(runs=1), "runs is 1"),
+    "text": (dict(tokens=stream(100, seed=2)), "text is"),
+    "diagnostics": (dict(diagnostics=True), "diagnostics is true"),
     "mechanism": (
         dict(mechanisms=MECHANISMS | {"public": MECHANISMS["unprotected"]}),
-        r"methods\.public\.mechanism is .Unprotected",
+        r"mechanisms is \[\[.public.,.Unprotected",
     ),
-    "epsilon": (dict(epsilon={"budgeted": 8.0}), r"methods\.budgeted\.epsilon is 8.0"),
-    "models": (dict(ensemble=FakeEnsemble(models=4)), "ensemble.num_models is 4"),
-    "ensemble": (dict(ensemble=FakeEnsemble(seed=1)), "ensemble is another one, by its logits"),
+    "epsilon": (dict(epsilon={"budgeted": 8.0}), r"mechanisms is .*,8.0\]\], but"),
+    "models": (dict(ensemble=FakeEnsemble(models=4)), "num_models is 4"),
+    "ensemble": (dict(ensemble=FakeEnsemble(seed=1)), "probe is"),
+    "files": (dict(ensemble=of_files("b" * 64)), "fingerprint is .b{64}., .* with null"),
 }
 
 
 @pytest.mark.parametrize("name", CHANGED)
 def test_another_evaluation_is_refused(tmp_path: Path, name: str) -> None:
+    """The fingerprint shows differences that eight tokens do not; null stands for no files."""
     path = tmp_path / "result.json"
     interrupted(path, 3)
     changed, words = CHANGED[name]
@@ -212,22 +212,8 @@ def test_another_evaluation_is_refused(tmp_path: Path, name: str) -> None:
     if name in ("delta", "models"):
         changed = changed | {"mechanisms": {n: m for n, m in MECHANISMS.items() if n != "pmixed"}}
     with pytest.raises(ValueError, match=words):
-        answer(path, resume=True, **changed)
+        answer(path, **changed)
     assert path.read_bytes() == before
-
-
-def test_other_files_of_the_same_answers_are_refused(tmp_path: Path, reference: list[Any]) -> None:
-    """The fingerprint shows differences that eight tokens do not; None stands for no files."""
-    path, ensemble = tmp_path / "result.json", FakeEnsemble()
-    ensemble.fingerprint = "a" * 64
-    assert numbers(answer(path, ensemble=ensemble)) == reference
-    assert read_result(path).configuration["ensemble"]["fingerprint"] == "a" * 64
-    for fingerprint, words in (("b" * 64, ".b{64}."), (None, "null")):
-        other = FakeEnsemble()
-        other.fingerprint = fingerprint
-        with pytest.raises(ValueError, match=rf"fingerprint is {words}, .* with .a{{64}}."):
-            answer(path, resume=True, ensemble=other)
-    assert numbers(answer(path, resume=True, ensemble=ensemble)) == reference
 
 
 def test_a_damaged_file_is_refused(tmp_path: Path) -> None:
@@ -237,47 +223,38 @@ def test_a_damaged_file_is_refused(tmp_path: Path) -> None:
     generator = random.Random(1)
     for length in [0, 1, len(whole) - 1, *(generator.randrange(len(whole)) for _ in range(5))]:
         path.write_bytes(whole[:length])
-        with pytest.raises(ValueError, match="it is truncated or corrupted"):
-            answer(path, resume=True)
+        with pytest.raises(ValueError, match="must be JSON|must be as evaluate wrote it"):
+            answer(path)
     for _ in range(20):
         at = generator.randrange(len(whole) - 1)
         spoilt = bytearray(whole)
         spoilt[at] ^= 1 << generator.randrange(7)
         path.write_bytes(bytes(spoilt))
         with pytest.raises(ValueError):
-            read_result(path)
-        with pytest.raises(ValueError):
-            answer(path, resume=True)
+            answer(path)
         assert path.read_bytes() == bytes(spoilt)
     at = whole.index(b'"loss":') + 7
     path.write_bytes(whole[:at] + (b"1" if whole[at : at + 1] == b"2" else b"2") + whole[at + 1 :])
-    with pytest.raises(ValueError, match="truncated or corrupted: its checksum differs"):
-        answer(path, resume=True)
+    with pytest.raises(ValueError, match="must be as evaluate wrote it .*, its checksum differs"):
+        answer(path)
     for version in (1, FORMAT_VERSION + 1):
         changed = json.loads(whole) | {"format_version": version}
         path.write_text(json.dumps(changed), encoding="ascii")
-        with pytest.raises(
-            ValueError, match=f"format_version must be {FORMAT_VERSION}, got {version}"
-        ):
-            answer(path, resume=True)
+        with pytest.raises(ValueError, match=f"must be {FORMAT_VERSION}, got {version}"):
+            answer(path)
 
 
 def test_files_that_cannot_be(tmp_path: Path) -> None:
-    path = tmp_path / "result.json"
-    interrupted(path, 2)
-    with pytest.raises(ValueError, match="must name a new file unless it is resumed"):
-        answer(path)
-    with pytest.raises(ValueError, match="must name a file in an existing folder"):
-        answer(tmp_path / "none" / "result.json")
-    with pytest.raises(ValueError, match="must name a file in an existing folder"):
-        answer(tmp_path)
-    with pytest.raises(ValueError, match="result must be given with resume"):
-        answer(resume=True)
+    for path in (tmp_path / "none" / "result.json", tmp_path):
+        ensemble = FakeEnsemble()
+        with pytest.raises(OSError):
+            answer(path, ensemble=ensemble)
+        assert len(ensemble.budgets) == 1  # the probe
 
 
 def test_the_file_is_not_written_more_often_than_asked(tmp_path: Path) -> None:
     path = tmp_path / "result.json"
     interrupted(path, 4, save_seconds=1e6)
-    assert read_result(path).evaluations == []
-    assert numbers(answer(path, resume=True, save_seconds=1e6)) == numbers(answer())
-    assert read_result(path).complete
+    assert windows_in(path) == 0
+    assert numbers(answer(path, save_seconds=1e6)) == numbers(answer())
+    assert windows_in(path) == 2 * RUNS

@@ -50,17 +50,20 @@ def test_every_token_is_scored_once_with_its_context(stride: int | None) -> None
 
 
 @pytest.mark.parametrize("stride", [None, 1, 40, 99])
-@pytest.mark.parametrize("memory_bytes", [1000, 33])
-def test_perplexity_of_sliding_windows(stride: int | None, memory_bytes: int) -> None:
+@pytest.mark.parametrize(
+    ("memory_bytes", "queries"), [(1000, None), (33, None), (1000, 99), (33, 130)]
+)
+def test_perplexity_of_windows(stride: int | None, memory_bytes: int, queries: int | None) -> None:
     tokens, fake = stream(250), FakeEnsemble()
     mechanisms: dict[str, Mechanism] = {"public": PublicOnly(), "unprotected": Unprotected()}
     results = evaluate(
         fake, tokens, mechanisms, delta=DELTA, rng=SeededRandom(0), block=100, stride=stride,
-        memory_bytes=memory_bytes,
+        memory_bytes=memory_bytes, queries=queries,
     )  # type: ignore[arg-type]  # fmt: skip
     assert set(fake.budgets) == {memory_bytes}
     sums = [0.0, 0.0]
-    starts = contexts(len(tokens), 100, stride)
+    starts = dict([*contexts(len(tokens), 100, stride).items()][:queries])
+    assert len(fake.budgets) == len(set(starts.values()))  # no window more than is needed
     for t, start in starts.items():
         private, public = fake.logits(torch.tensor([tokens[start:t]]))
         for number, rows in enumerate((public[0, -1:], private[:, 0, -1])):
@@ -95,7 +98,7 @@ def test_runs_are_disjoint_and_as_many_as_there_are(stride: int | None) -> None:
                     assert sum(w.queries for w in run) == total
                     assert run[0].start % block == 0
             if queries is not None and queries < block and most:
-                assert most == sum(length - a > queries for a in range(0, length, block))
+                assert most == length // block  # whole blocks
 
 
 def test_runs_answer_as_if_each_were_alone() -> None:

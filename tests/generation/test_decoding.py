@@ -16,7 +16,7 @@ from adapmixed.ensemble import Ensemble
 from adapmixed.errors import BudgetSpentError
 from adapmixed.mechanisms import ClippedLogPool, ClippedMixing, Mechanism, PMixED, PublicOnly
 from adapmixed.privacy import Accountant, read_ledger
-from adapmixed.privacy.account import Binding
+from adapmixed.privacy.events import Binding
 from adapmixed.rng import SecureRandom, SeededRandom
 
 
@@ -27,9 +27,9 @@ class LoggedAccountant(Accountant):
         super().__init__(1e-5, **settings)
         self.log = log
 
-    def _commit(self, entry: Any, account: Any) -> None:
-        super()._commit(entry, account)
-        if not isinstance(entry, Binding):
+    def _commit(self, events: Any, account: Any) -> None:
+        super()._commit(events, account)
+        if not isinstance(events[0], Binding):
             self.log.append(("charge", None))
 
 

@@ -37,7 +37,7 @@ MECHANISMS: dict[str, Mechanism] = {
     "box": ClippedMixing(0.8, 1.5, queries=QUERIES),
     "budgeted": ClippedMixing(0.5, 2.0, order=4.0),
 }
-EPSILONS = {"budgeted": ShardBudget("renyi", 0.05, 4.0).epsilon(DELTA)}
+EPSILONS = {"budgeted": ShardBudget(0.05, 4.0).epsilon(DELTA)}
 """Budget of every shard, which some shards spend before the end."""
 
 

@@ -22,7 +22,7 @@ DELTA = 1e-5
 def bounded(mechanism: Mechanism, amount: float) -> Accountant:
     """Return an accountant with this budget for every shard."""
     assert mechanism.measure is not None
-    budget = ShardBudget(mechanism.measure[0], amount, mechanism.measure[1])
+    budget = ShardBudget(amount, mechanism.measure[1])
     return Accountant(DELTA, epsilon=budget.epsilon(DELTA))
 
 

@@ -45,7 +45,7 @@ def exhausted(mechanism: Mechanism, models: int, member: int, **bound: Any) -> A
     accountant.bind(mechanism, models, **bound)
     spent = np.zeros(models)
     spent[member] = accountant.limit
-    accountant._kept = replace(accountant._account, spent=spent)
+    accountant._kept = replace(accountant._account, total=spent)
     return accountant
 
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 import math
 import shutil
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import mpmath
 import numpy as np
 
+from adapmixed.mechanisms import AdaPMixED, ClippedLogPool, ClippedMixing
 from adapmixed.privacy import (
     Accountant,
     BoundedRangeAnswer,
@@ -93,26 +93,7 @@ TOTALS: dict[str, tuple[dict[str, Any], Callable[[int], list[Event]]]] = {
 }  # fmt: skip
 
 
-@dataclass(frozen=True)
-class Kind:
-    """A mechanism, as an accountant sees it."""
-
-    name: str = "a mechanism"
-    measure: tuple[str, float | None] | None = None
-    no_budget: str = ""
-    no_total: str = ""
-    no_replacement: str = ""
-    planned_queries: int | None = None
-    largest: float | None = None
-
-    def largest_charge(self, num_models: int) -> float | None:
-        return self.largest
-
-    def cost_ahead(self, num_models: int, queries: int) -> Sequence[Event]:
-        raise AssertionError("nothing is charged ahead")
-
-
-POOLED, BOXED = Kind(measure=("zcdp", None)), Kind(measure=("renyi", 4.0))
+POOLED, BOXED = ClippedLogPool(-1.0, 1.0, scale=8.0), ClippedMixing(0.5, 2.0, order=4.0)
 
 
 class Offer:
@@ -127,7 +108,7 @@ class Offer:
         ensemble: str | None = None,
         models: int = 5,
     ) -> None:
-        default = Kind() if charges is None else POOLED
+        default = AdaPMixED(18.0, 0.2) if charges is None else POOLED
         self.mechanism = default if mechanism is None else mechanism
         self.charges = None if charges is None else np.array(charges, dtype=np.float64)
         self.num_models = models if self.charges is None else len(self.charges)

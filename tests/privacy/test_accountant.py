@@ -103,7 +103,7 @@ def test_what_raises_writes_nothing(tmp_path: Path) -> None:
             with pytest.raises(ValueError, match=seeds):
                 use()
         assert {file.name: file.read_bytes() for file in tmp_path.iterdir()} == before
-        assert accountant.charges == 0 and accountant.state()["binding"] is None
+        assert accountant.charges == 0 and accountant.state()["counts"] == []
         accountant.charge(proposed(BOX))
     assert read_ledger(path).charges == 2  # the binding and the charge
     in_memory = Accountant(DELTA)
@@ -120,7 +120,7 @@ def test_a_ledger_remembers_whom_it_protects(tmp_path: Path) -> None:
                 accountant.bind(POOL, 3, "these members", None, "another")
         read = read_ledger(path)
         assert words in str(read.guarantee)
-        assert json.loads(list(read.records())[1].text)["binding"]["unit"] == unit
+        assert json.loads(list(read.records())[1].text)["events"][0]["unit"] == unit
         assert Accountant.from_state(to_json(read.account)).guarantee() == read.guarantee
 
 

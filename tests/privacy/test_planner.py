@@ -7,7 +7,6 @@ import pytest
 import torch
 from privacy_cases import DELTA
 
-from adapmixed.cli import main
 from adapmixed.errors import BudgetSpentError
 from adapmixed.mechanisms import planned
 from adapmixed.privacy import Accountant, planner
@@ -115,11 +114,9 @@ def test_the_best_order_of_a_ball_is_found(target):
     assert best * (1 - 1e-5) < found.settings["target_leakage"] < best * (1 + 1e-6)
 
 
-def test_plans_that_end_before_the_target_say_so():
+def test_plans_end_at_the_widest_settings():
     box, narrow, wide = planner.plan(200.0, DELTA, 5, 10, shapes=(4.0,), scales=(1.0, 4.0))[:3]
-    assert box.epsilon < 160 and box.note == "no box wider than 1e+06 is tried"
-    assert narrow.epsilon < 140 and narrow.note == "no clip wider than 40 is tried"
-    assert wide.epsilon > 199 and not wide.note
+    assert box.epsilon < 160 and narrow.epsilon < 140 and wide.epsilon > 199
 
 
 @pytest.mark.parametrize(
@@ -164,32 +161,6 @@ def test_ends_of_the_inverse_questions():
     assert queries_for(1.0, DELTA, 64, lower=1.0, upper=1.0) == 2**40
     assert models_for(1e-3, DELTA, 10**12, lower=0.1, upper=10.0) is None
     assert models_for(50.0, DELTA, 1, lower=0.9, upper=1.1) == 2
-
-
-SPAN = 2 * 1.25 / 64
-ONE = SPAN + 2 * math.log(1 - math.sqrt(DELTA * -math.expm1(-SPAN)))  # exact for one answer
-POOL = ["--lower=-0.25", "--upper=1", "--scale=2"]
-
-
-@pytest.mark.parametrize(
-    ("arguments", "said"),
-    [
-        (["--epsilon=1", "--models=64", *POOL], "186 tokens to 64 models within ε = 1 at"),
-        (["--epsilon=1", "--tokens=186", *POOL], "64 models for 186 tokens within ε = 1 at"),
-        (["--models=64", "--tokens=1", *POOL], "for 1 token to 64 models at"),
-        (["--models=64", "--tokens=99840", "--lower=0", "--upper=4"],
-         "clipped-mixing lower=0.0 upper=4.0: ε = inf for 99840 tokens"),
-        (["--epsilon=1e-3", "--tokens=100000000000", *POOL], "more than 65536 models for"),
-        (["--epsilon=1", "--models=64", "--lower=1", "--upper=1"], f"{2**40} tokens or more"),
-    ],
-)  # fmt: skip
-def test_what_is_left_out_is_the_answer(capsys, arguments, said):
-    assert main(["plan", *arguments]) == 0
-    printed = capsys.readouterr().out
-    assert said in printed
-    if "--tokens=1" in arguments:
-        epsilon = float(printed.split("ε = ")[1].split()[0])
-        assert epsilon == pytest.approx(1.01 * ONE, rel=0.01) and epsilon > ONE
 
 
 # The public rule

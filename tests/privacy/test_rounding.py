@@ -92,9 +92,10 @@ def test_masses_are_within_what_is_allowed_for_them(adjacency):
     """
     generator = np.random.default_rng(6)
     for step in range(600):
-        size, models = 10.0 ** generator.uniform(-9, 0), int(generator.integers(2, 1000))
+        size, models = 10.0 ** generator.uniform(-9, 0), int(generator.integers(1, 1000))
         skew = 10.0 ** generator.uniform(-2, 2) if step % 3 else 1 + 1e-3 * generator.uniform(-1, 1)
         lower, upper = max(0.0, 1 - size), 1 + size * skew
+        lower, models = (lower, models) if step % 5 else (0.0, 1 + step % 3)
         pair = clipped_mixing_pair(lower, upper, models, adjacency)
         exact = [atom for atom in exact_pair(lower, upper, models, adjacency) if any(atom)]
         for atom, found in zip(exact, zip(pair.p, pair.q, strict=True), strict=True):

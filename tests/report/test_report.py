@@ -209,20 +209,15 @@ def test_the_best_reference_is_named_and_a_loss_is_no_gain() -> None:
     ]
 
 
+NO_GAIN = "on this text no gain of the unprotected ensemble over the public model is certain "
+
+
 @pytest.mark.parametrize(
     ("gain", "words"),
     [
         ([0.3] * 7, "that takes 512 scored tokens."),
-        (
-            [-0.1] * 16,
-            "on this text the unprotected ensemble gains nothing over the public model (perplexity "
-            "+10.5% [+10.5, +10.5]).",
-        ),
-        (
-            [0.5, -0.45] * 8,
-            "on this text the gain of the unprotected ensemble cannot be told from zero (perplexity"
-            " -2.5% ",
-        ),
+        ([-0.1] * 16, NO_GAIN + "(+10.5% [+10.5, +10.5])."),
+        ([0.5, -0.45] * 8, NO_GAIN + "(-2.5% "),
     ],
 )
 def test_without_a_gain_there_is_no_share(gain: list[float], words: str) -> None:

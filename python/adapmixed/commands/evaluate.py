@@ -32,8 +32,8 @@ from adapmixed.commands.options import (
     progress_bar,
     quiet_libraries,
     random_source,
-    write_private,
 )
+from adapmixed.files import write_file
 
 if TYPE_CHECKING:
     from adapmixed.mechanisms import Mechanism
@@ -53,8 +53,9 @@ class EvaluateOptions:
     block: int | None = option("tokens of a block (default: 512, or the model's window)")
     stride: int | None = option("tokens between overlapping windows (default: no overlap)")
     runs: int = option("runs on disjoint parts of the text, shown as means", 1)
-    result: Path | None = option("PRIVATE: state of the evaluation")
-    resume: bool = option("continue from --result, if it exists")
+    result: Path | None = option(
+        "PRIVATE: state of the evaluation, from which the same command goes on after a kill"
+    )
     diagnostics: bool = option("PRIVATE: add the utility theorem, weights and losses of members")
     seed: int | None = option("seed of the randomness (default: the system's)")
 
@@ -77,11 +78,8 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _run(arguments: argparse.Namespace, ranks: Ranks) -> int:
-    from adapmixed.evaluation.result import check_result
-
-    if ranks.is_main or arguments.result is None:
-        check_result(arguments.result, resume=arguments.resume)
     if ranks.is_main:
+        check_output("--result", arguments.result)
         check_output("--json", arguments.json)
         check_output("--report", arguments.report, folder=True)
     page = laboratory("figures.html") if arguments.report and ranks.is_main else None
@@ -100,7 +98,7 @@ def _run(arguments: argparse.Namespace, ranks: Ranks) -> int:
     asked = _mechanisms(arguments, total)
     losses = validation_losses(Path(arguments.ensemble))  # raises before the models run
     update, close = progress_bar(total * arguments.runs, "token", shown=ranks.is_main)
-    names = "delta adjacency result resume diagnostics active"
+    names = "delta adjacency result diagnostics active"
     found = evaluate(
         ensemble,
         tokens,
@@ -123,7 +121,7 @@ def _run(arguments: argparse.Namespace, ranks: Ranks) -> int:
         found = [replace(one, tokens_per_second=None) for one in found]
         report = replace(report, evaluations=found)
     if arguments.json is not None:
-        write_private(arguments.json, report.json_text())
+        write_file(arguments.json, report.json_text().encode())
     if page is not None:
         written = page.write_page(report, arguments.report, figures=True)
         print(f"wrote {written[1]}", file=sys.stderr)

@@ -24,28 +24,17 @@ LIMITS = {
 
 
 ACTIONS = {
-    "add": (
-        "make a key and print it once",
-        "Make a key, add its hash to a file of keys, which may be new, and print the key. It "
-        "cannot be shown again.",
-    ),
-    "list": (
-        "print names, limits and used tokens",
-        "Print the name and the limits of every key, but no hash.",
-    ),
-    "remove": (
-        "remove a key",
-        "Remove a key from a file. A running server lets it in until it gets SIGHUP. What the "
-        "client has used stays counted, also for a new key with its name.",
-    ),
+    "add": "make a key, add its hash to a file, which may be new, and print the key once",
+    "list": "print the names and limits of all keys, and no hash",
+    "remove": "remove a key; what the client used stays counted, also for a new key of its name",
 }
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of the command."""
     actions = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
-    for name, (text, description) in ACTIONS.items():
-        action = actions.add_parser(name, help=text, description=description)
+    for name, text in ACTIONS.items():
+        action = actions.add_parser(name, help=text, description=f"{text[0].upper()}{text[1:]}.")
         action.add_argument("file", type=Path, metavar="FILE", help="file of keys")
         if name != "list":
             action.add_argument("name", metavar="NAME", help="name of the client")
@@ -61,18 +50,15 @@ def run(arguments: argparse.Namespace) -> int:
     from adapmixed.serving import keys
 
     file = arguments.file
-    try:
-        if arguments.action == "add":
-            limits = {name: getattr(arguments, name) for name in keys.LIMITS}
-            print(keys.add_key(file, arguments.name, **limits))
-        elif arguments.action == "remove":
-            keys.remove_key(file, arguments.name)
-        else:
-            known = keys.read_keys(file)
-            used = None if arguments.ledger is None else keys.read_usage(arguments.ledger)
-            print(columns(_rows(known, used)))
-    except BlockingIOError:
-        raise ValueError(f"{file} must not be written by another process") from None
+    if arguments.action == "add":
+        limits = {name: getattr(arguments, name) for name in keys.LIMITS}
+        print(keys.add_key(file, arguments.name, **limits))
+    elif arguments.action == "remove":
+        keys.remove_key(file, arguments.name)
+    else:
+        known = keys.read_keys(file)
+        used = None if arguments.ledger is None else keys.read_usage(arguments.ledger)
+        print(columns(_rows(known, used)))
     return 0
 
 

@@ -7,7 +7,6 @@ output is for the operator only.
 from __future__ import annotations
 
 import argparse
-import json
 from decimal import ROUND_CEILING, ROUND_FLOOR, Context, Decimal
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -31,26 +30,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     for name, text in ACTIONS.items():
         action = actions.add_parser(name, help=text, description=f"{text[0].upper()}{text[1:]}.")
         action.add_argument("path", type=Path, help="the ledger's database file")
-        if name in ("show", "verify"):
-            action.add_argument("--json", action="store_true", help="print one JSON object")
         if name in ("show", "letter"):
-            action.add_argument(
-                "--ensemble",
-                type=Path,
-                help="ensemble folder (default: found by its register, if it is near the ledger)",
-            )
+            told = "ensemble folder (default: found by its register, if it is near the ledger)"
+            action.add_argument("--ensemble", type=Path, help=told)
         if name == "show":
-            action.add_argument(
-                "--all",
-                action="store_true",
-                help="also add up all ledgers of the ensemble",
-            )
+            told = "also add up all ledgers of the ensemble"
+            action.add_argument("--all", action="store_true", help=told)
         if name == "verify":
-            action.add_argument(
-                "--expect",
-                metavar="DIGEST",
-                help="a digest printed earlier; exit status 2 unless the ledger had it",
-            )
+            told = "a digest printed earlier; exit status 2 unless the ledger had it"
+            action.add_argument("--expect", metavar="DIGEST", help=told)
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -61,32 +49,31 @@ def run(arguments: argparse.Namespace) -> int:
     """
     from adapmixed.errors import LedgerCorruptError
     from adapmixed.privacy import read_ledger
-    from adapmixed.privacy.encoding import canonical, parse, write_real
+    from adapmixed.privacy.encoding import canonical, parse
     from adapmixed.privacy.register import together
 
     reading = read_ledger(arguments.path)
-    facts: dict[str, Any] = {"path": reading.path, "intact": True}
+    facts: dict[str, Any] = {"path": reading.path, "intact": "yes"}
     facts |= {"charges": reading.charges, "digest": reading.digest}
     if arguments.action == "export":
         for one in reading.records():
-            written = {"sequence": one.sequence, **parse(one.text), "hash": one.hash.hex()}
-            print(canonical(written if one.sequence else {"ledger": parse(one.text)}))
+            record = {"sequence": one.sequence, **parse(one.text), "hash": one.hash.hex()}
+            print(canonical(record if one.sequence else {"ledger": parse(one.text)}))
         return 0
     if arguments.action == "letter":
         print(_letter(reading, _ensemble(reading, arguments.ensemble)))
         return 0
     if arguments.action == "show":
         account, guarantee = reading.account, reading.guarantee
-        settings, binding, epsilon = account.settings, account.binding, guarantee.epsilon
+        settings, binding = account.settings, account.binding
         facts |= {
             "delta": settings.delta,
-            "shard_budget": settings.epsilon,
+            "shard budget": settings.epsilon,
             "mechanism": None if binding is None else binding.mechanism,
             "ensemble": None if binding is None else binding.ensemble,
             "queries": guarantee.queries,
             "kind": guarantee.kind,
-            "epsilon": None if epsilon is None else write_real(float(epsilon)),
-            "guarantee": str(guarantee),
+            "epsilon": guarantee.epsilon,
         }
         if arguments.all:
             found = together(_ensemble(reading, arguments.ensemble), reading)
@@ -97,16 +84,10 @@ def run(arguments: argparse.Namespace) -> int:
             f"--expect must be a digest that {reading.path} had, got {arguments.expect!r}: it is "
             "an older copy or another ledger"
         )
-    if arguments.json:
-        print(json.dumps(facts, indent=2, ensure_ascii=False, allow_nan=False))
-        return 0
-    stated = facts.pop("guarantee", None)
-    words = {True: "yes", None: "-"}
     for name, value in facts.items():
-        said = words[value] if value is None or value is True else value
-        print(f"{name.replace('_', ' ')}: {said}")
-    if stated is not None:
-        print(f"All lines above are for the operator only.\nguarantee: {stated}")
+        print(f"{name}: {'-' if value is None else value}")
+    if arguments.action == "show":
+        print(f"All lines above are for the operator only.\nguarantee: {reading.guarantee}")
     return 0
 
 

@@ -15,7 +15,8 @@ from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from adapmixed.commands.options import add_options, option, write_private
+from adapmixed.commands.options import add_options, option
+from adapmixed.files import write_file
 from adapmixed.limits import QUESTIONS
 
 if TYPE_CHECKING:
@@ -160,7 +161,11 @@ def mechanism_of(
     planned = epsilon is None or _always_planned(kind)
     if planned and "queries" in known and "queries" not in given:
         if ledger:
-            raise ValueError(_needs_plan(kind, queries))
+            budget = "" if _always_planned(kind) else "--epsilon, for any number of tokens, or "
+            raise ValueError(
+                f"--ledger needs {budget}queries= in --mechanism {name}, the number of tokens of "
+                "all runs: a plan for this run alone would reject a later one"
+            )
         settings["queries"] = queries
     if epsilon is not None:
         settings = _UNDER_BUDGET.get(name, {}) | settings
@@ -185,20 +190,6 @@ def _always_planned(kind: Any) -> bool:
     """Return whether no budget of shards can replace a plan."""
     fields = dataclasses.fields(kind)
     return any(one.name == "queries" and one.default is dataclasses.MISSING for one in fields)
-
-
-def _needs_plan(kind: Any, queries: int | None) -> str:
-    """Return why a ledger needs a plan for more than the tokens of one run."""
-    name = kind.name
-    choices = f"queries= in --mechanism {name}, the number of tokens of all runs"
-    if not _always_planned(kind):
-        choices = f"--epsilon, a budget for any number of tokens, or {choices}"
-    if queries is None:
-        return f"--ledger needs {choices}: a server does not know how many tokens it will answer"
-    return (
-        f"--ledger needs {choices}: without it, {name} would be planned for the {queries} tokens "
-        "of this run, and a later run would be rejected"
-    )
 
 
 def _parsed(text: str) -> tuple[str, dict[str, Any]]:
@@ -300,7 +291,7 @@ def save_plan(path: Path, folder: Path, mechanism: str, one: Plan) -> None:
         "adjacency": one.adjacency,
         "tokens": one.queries,
     }
-    write_private(path, json.dumps(content, indent=2) + "\n")
+    write_file(path, f"{json.dumps(content, indent=2)}\n".encode())
 
 
 def read_plan(path: Path) -> dict[str, Any]:
@@ -309,21 +300,20 @@ def read_plan(path: Path) -> dict[str, Any]:
     Raises:
         ValueError: the file is no saved plan, has another version, or was changed by hand.
     """
+    from adapmixed.ensemble.manifest import read_versioned
+
+    entries = ("ensemble", "mechanism", "delta", "adjacency", "tokens")
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-        version, kind = found["format_version"], found["kind"]
-        if (version, kind) != (PLAN_VERSION, "plan"):
-            raise ValueError(f"it has format_version {version!r} and kind {kind!r}")
-        _, delta, way = found["ensemble"], found["delta"], found["adjacency"]
-        mechanism = mechanism_of(found["mechanism"], delta=delta, epsilon=None, queries=1, way=way)
-        if mechanism.planned_queries != found["tokens"]:
-            raise ValueError(f"tokens must be queries= of mechanism, got {found['tokens']!r}")
-    except (ValueError, TypeError, KeyError) as error:
-        why = f"it has no {error}" if isinstance(error, KeyError) else error
+        found = read_versioned(path, PLAN_VERSION, *entries)
+        _, text, delta, way, tokens = (found[name] for name in entries)
+        mechanism = mechanism_of(text, delta=delta, epsilon=None, queries=1, way=way)
+        if mechanism.planned_queries != tokens:
+            raise ValueError(f"tokens must be queries= of mechanism, got {tokens!r}")
+    except (ValueError, TypeError) as error:
         raise ValueError(
-            f"--plan must name a file that 'adapmixed plan --save' wrote, got {path}: {why}"
+            f"--plan must name a file that 'adapmixed plan --save' wrote, got {path}: {error}"
         ) from error
-    return dict(found)
+    return found
 
 
 def take_plan(arguments: argparse.Namespace, *, several: bool = False) -> None:

@@ -209,16 +209,6 @@ def laboratory(module: str) -> Any:
         raise missing_extra("the report's page", "matplotlib", "lab", error) from error
 
 
-def write_private(path: Path, text: str) -> None:
-    """Write a text file. A new one can be read by its owner alone."""
-
-    def opened(name: str, flags: int) -> int:
-        return os.open(name, flags, 0o600)
-
-    with open(path, "w", encoding="utf-8", opener=opened) as file:
-        file.write(text)
-
-
 def columns(rows: Sequence[Sequence[str]], left: int | None = None) -> str:
     """Return lines of cells; columns after the first `left` are aligned on the right."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]

@@ -1,8 +1,7 @@
 """``adapmixed plan``: recommend a mechanism for a privacy budget.
 
 Recommend one mechanism with its settings, by a public rule, for a number of tokens within (epsilon,
-delta). Without --ensemble and --models, show what several numbers of shards allow. With --lower and
---upper, compute instead whichever of --epsilon, --models and --tokens is left out. Only public
+delta). Without --ensemble and --models, show what several numbers of shards allow. Only public
 numbers are used.
 """
 
@@ -15,12 +14,11 @@ from pathlib import Path
 
 from adapmixed.commands.mechanisms import CHOOSING, save_plan
 from adapmixed.commands.options import add_options, check_output, columns, option
-from adapmixed.limits import MOST_MODELS, MOST_QUERIES, QUESTIONS, check_optional_queries
+from adapmixed.limits import QUESTIONS, check_optional_queries
 from adapmixed.privacy import planner
 from adapmixed.privacy.guarantee import Guarantee, format_epsilon, weak_warnings
 from adapmixed.privacy.planner import Plan
 
-_ASKED = ("epsilon", "models", "tokens")
 _REPLY = 100  # tokens
 _MEASURED = "SmolLM2-135M, 3500 change logs"
 _RULES = {
@@ -45,9 +43,6 @@ class PlanOptions:
     mechanism: str | None = option("to recommend (default: clipped-mixing)", choices=tuple(_RULES))
     all: bool = option("list other settings, too")
     save: Path | None = option("PRIVATE: the recommended plan, for --plan of other commands")
-    lower: float | None = option("a ratio or, with --scale, a log-ratio")
-    upper: float | None = option("in the unit of --lower")
-    scale: float | None = option("of clipped-log-pool (default: settings are of clipped-mixing)")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -56,7 +51,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Recommend a plan, print what numbers of shards allow, or answer an inverse question."""
+    """Recommend a plan, or print what several numbers of shards allow."""
     check_optional_queries(arguments.tokens, "--tokens")
     arguments.unit = "shard"
     if arguments.ensemble is not None:
@@ -67,59 +62,19 @@ def run(arguments: argparse.Namespace) -> int:
         found = read_manifest(arguments.ensemble)
         arguments.models, unit = len(found.members), found.unit
         arguments.unit = "shard" if unit is None else repr(unit)
-    inverse = arguments.lower is not None
-    missing = [name for name in _ASKED if getattr(arguments, name) is None]
+    if arguments.epsilon is None or arguments.tokens is None:
+        raise ValueError("--epsilon and --tokens must be given, got one of them or neither")
     given = [name for name in ("save", "mechanism", "all") if getattr(arguments, name)]
     given += ["periods"] if arguments.periods != 1 else []
-    if inverse != (arguments.upper is not None):
-        raise ValueError("--lower and --upper must be given together, got one of them")
-    if arguments.scale is not None and not inverse:
-        raise ValueError("--scale needs --lower and --upper")
-    if given and (inverse or missing):
-        raise ValueError(
-            f"--{given[0]} needs --epsilon, --tokens and --ensemble or --models, without --lower "
-            "and --upper"
-        )
+    if given and arguments.models is None:
+        raise ValueError(f"--{given[0]} needs --ensemble or --models")
     check_output("--save", arguments.save)
     if arguments.save is not None and arguments.ensemble is None:
         raise ValueError("--save needs --ensemble: a saved plan is of its present members")
-    if len(missing) != 1 if inverse else missing not in ([], ["models"]):
-        raise ValueError(
-            "--epsilon and --tokens must be given, or two of --epsilon, --models and --tokens "
-            "with --lower and --upper, got "
-            f"{'no ' + ', '.join('--' + name for name in missing) if missing else 'all three'}"
-        )
-    if inverse:
-        epsilon = _answer(arguments, missing[0])
-    else:
-        epsilon = _shards(arguments) if missing else _recommended(arguments)
+    epsilon = _shards(arguments) if arguments.models is None else _recommended(arguments)
     for warning in weak_warnings(epsilon, arguments.delta):
         print(warning)
     return 0
-
-
-def _answer(arguments: argparse.Namespace, asked: str) -> float:
-    """Print the ε, the number of models or of queries that the settings allow; return the ε."""
-    delta, way, epsilon = arguments.delta, arguments.adjacency, arguments.epsilon
-    models, tokens = arguments.models, arguments.tokens
-    settings = {name: getattr(arguments, name) for name in ("lower", "upper", "scale")}
-    if asked == "epsilon":
-        epsilon = planner.epsilon_of(delta, models, tokens, way, **settings)
-        said = f"ε = {format_epsilon(epsilon)} for {_plural(tokens, 'token')}"
-        said += f" to {_plural(models, 'model')}"
-    elif asked == "tokens":
-        found = planner.queries_for(epsilon, delta, models, way, **settings)
-        more = " or more" if found == MOST_QUERIES else ""
-        said = f"{_plural(found, 'token')}{more} to {_plural(models, 'model')}"
-        said += f" within ε = {format_epsilon(epsilon)}"
-    else:
-        least = planner.models_for(epsilon, delta, tokens, way, **settings)
-        said = f"more than {MOST_MODELS} models" if least is None else _plural(least, "model")
-        said += f" for {_plural(tokens, 'token')} within ε = {format_epsilon(epsilon)}"
-    name = "clipped-mixing" if settings["scale"] is None else "clipped-log-pool"
-    listed = " ".join(f"{key}={value!r}" for key, value in settings.items() if value is not None)
-    print(f"{name} {listed}: {said} at δ = {float(delta)!r};\n{_neighbours(arguments)}")
-    return float(epsilon)
 
 
 def _neighbours(arguments: argparse.Namespace) -> str:
@@ -216,8 +171,6 @@ def _say_all(plans: list[Plan]) -> None:
         f"for all {plans[0].queries} tokens\n(queries={plans[0].queries}) states "
         f"ε({plans[0].queries}) from the first answer on, even if fewer follow."
     )
-    for mechanism, note in dict.fromkeys((one.mechanism, one.note) for one in plans if one.note):
-        print(f"{mechanism}: {note}.")
     if all(one.mechanism != "pmixed" for one in plans):
         print("pmixed: no fixed guarantee of this kind within the budget.")
 

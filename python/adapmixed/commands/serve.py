@@ -169,7 +169,7 @@ def _serve(arguments: argparse.Namespace, stack: ExitStack) -> int:
     ensemble = load_ensemble(arguments, ALONE)
     of = mechanism, ensemble.num_models, Origin.of(ensemble, arguments.active)
     empty = Accountant(arguments.delta, epsilon=arguments.epsilon, adjacency=arguments.adjacency)
-    checked(promised(empty, *of), mechanism, allow_weak=arguments.allow_weak)
+    promise(empty, *of, allow_weak=arguments.allow_weak)
     accountant = stack.enter_context(accounted(arguments))
     settings = {"memory_bytes": arguments.memory, "active": arguments.active}
     engine: Engine
@@ -309,17 +309,26 @@ def promised(
     return replace(trial.guarantee(), queries=now.queries, public_queries=now.public_queries)
 
 
-def checked(guarantee: Guarantee, mechanism: Mechanism, *, allow_weak: bool) -> Guarantee:
-    """Return a guarantee of :func:`promised` that may be served.
+def promise(
+    accountant: Accountant,
+    mechanism: Mechanism,
+    num_models: int,
+    origin: Origin,
+    *,
+    allow_weak: bool = True,
+) -> str:
+    """Return what may be published of an account's answers and of all answers to come.
+
+    Arguments and errors are those of :func:`promised`.
 
     Raises:
-        ValueError: it is weak, without a limit, private or none, and --allow-weak is not given.
+        ValueError: the guarantee is weak, without a limit, private or none, and not allowed.
     """
     from adapmixed.privacy.guarantee import weak_warnings
 
-    if allow_weak:
-        return guarantee
-    if not guarantee.limited:
+    found = promised(accountant, mechanism, num_models, origin)
+    fixed = found.kind in ("fixed", "public") and found.epsilon is not None
+    if not found.limited and not allow_weak:
         ways = ["queries= in --mechanism"] if hasattr(mechanism, "queries") else []
         ways += [] if mechanism.no_budget else ["--epsilon"]
         limits = f"{' or '.join(ways)} would limit it"
@@ -327,30 +336,15 @@ def checked(guarantee: Guarantee, mechanism: Mechanism, *, allow_weak: bool) -> 
             "--allow-weak must be given to serve this mechanism, whose ε has no limit and grows "
             f"with every answer; {limits if ways else f'no option of {mechanism.name} limits it'}"
         )
-    fixed = guarantee.kind in ("fixed", "public") and guarantee.epsilon is not None
-    if not fixed or weak_warnings(guarantee.epsilon or 0.0, guarantee.delta):
-        raise ValueError(f"--allow-weak must be given to serve this mechanism: {_said(guarantee)}")
-    return guarantee
-
-
-def promise(accountant: Accountant, mechanism: Mechanism, num_models: int, origin: Origin) -> str:
-    """Return what may be published of an account's answers and of all answers to come.
-
-    Arguments and errors are those of :func:`promised`.
-    """
-    found = promised(accountant, mechanism, num_models, origin)
-    if found.limited:
-        return _said(found)
-    now = replace(accountant.guarantee(), caveats=found.caveats)
-    so_far = [str(now)] if now.queries else replace(found, epsilon=math.inf).warnings
-    return " ".join(["The ε of all answers has no limit and grows with every answer.", *so_far])
-
-
-def _said(guarantee: Guarantee) -> str:
-    """Return what may be published of a guarantee."""
-    if guarantee.kind.startswith("data-dependent"):
+    if not found.limited:
+        now = replace(accountant.guarantee(), caveats=found.caveats)
+        so_far = [str(now)] if now.queries else replace(found, epsilon=math.inf).warnings
+        said = " ".join(["The ε of all answers has no limit and grows with every answer.", *so_far])
+    elif found.kind.startswith("data-dependent"):
         words = "The cost of its answers depends on the private data and is for the operator alone."
-        return " ".join([words, *guarantee.warnings])
-    if guarantee.kind == "none":
-        return "Its answers have no privacy guarantee."
-    return str(guarantee)
+        said = " ".join([words, *found.warnings])
+    else:
+        said = str(found) if found.kind != "none" else "Its answers have no privacy guarantee."
+    if not allow_weak and (not fixed or weak_warnings(found.epsilon or 0.0, found.delta)):
+        raise ValueError(f"--allow-weak must be given to serve this mechanism: {said}")
+    return said

@@ -1,4 +1,4 @@
-"""Diagnostics of single models and their weights during an evaluation, in bounded memory.
+"""Diagnostics of single models and their weights during an evaluation.
 
 Everything here is an unprotected function of the private data, so it is for the operator only.
 """
@@ -6,111 +6,62 @@ Everything here is an unprotected function of the private data, so it is for the
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
 
-from adapmixed.evaluation.result import Curve
-from adapmixed.privacy.encoding import CODECS, from_json, to_json
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-    from torch import Tensor
-
-    from adapmixed.mechanisms import Answer, NextToken, Ticket
+from adapmixed.mechanisms import Answer, NextToken, Ticket
+from adapmixed.privacy.encoding import READERS, from_json
+from adapmixed_ext import Projection
 
 BINS = 20
 """Number of bins for weights strictly between 0 and 1; weights of 0 and 1 are counted apart."""
 POINTS = 64
-MODELS = 128
-"""The largest number of models with a curve each; of more models, `QUANTILES` are kept."""
-
-QUANTILES = (0.0, 0.05, 0.25, 0.5, 0.75, 0.95, 1.0)
-"""Quantiles over models of their charges, kept if there are too many models for a curve each."""
+UNPROTECTED = ("public", "unprotected")
 
 
-@dataclass(frozen=True)
-class Utility:
-    """The paper's utility theorem (label util_analysis) on the answered queries, in nats.
+@dataclass
+class Curve:
+    """At most `most` points, evenly spaced over the calls, always with the last one.
 
-    Let λ_j,t be the mixing weight of model j in query t, and p̄ = Σ_j p_j / N the unprotected
-    ensemble. The theorem says that the answers' mean negative log-likelihood exceeds that of p̄ by
-    at most max_t max_j (1 − λ_j,t) log(p_j(x_t)/p_0(x_t)). Its proof bounds every query by that
-    query's largest term, so the mean of these terms is a bound, too.
+    If there would be more, every second point is dropped, and from then on only half as many calls
+    are kept. The choice of points depends only on the number of calls.
 
     Attributes:
-        bound: the theorem's right side, the largest term over all queries and models.
-        mean_bound: the mean over queries of each query's largest term.
-        loss: mean negative log-likelihood of the answers.
-        ensemble_loss: mean negative log-likelihood of the unprotected ensemble, on the same queries
-            and logits.
+        most: the largest number of points, even.
+        step: every how many calls a point is kept.
+        calls: number of calls so far.
+        points: (n, width), the kept points.
+        last: (1, width), the point of the last call; empty before the first.
     """
 
-    bound: float
-    mean_bound: float
-    loss: float
-    ensemble_loss: float
+    most: int
+    step: int = 1
+    calls: int = 0
+    points: NDArray[np.float64] = field(default_factory=lambda: np.zeros((0, 0)))
+    last: NDArray[np.float64] = field(default_factory=lambda: np.zeros((0, 0)))
 
-    @property
-    def gap(self) -> float | None:
-        """The theorem's left side, loss − ensemble_loss; None if both are infinite."""
-        if math.isinf(self.loss) and math.isinf(self.ensemble_loss):
-            return None
-        return self.loss - self.ensemble_loss
+    def add(self, point: Sequence[float]) -> None:
+        """Add the point of the next call."""
+        self.calls += 1
+        self.last = np.array([point])
+        if self.calls % self.step:
+            return
+        self.points = np.concatenate([self.points.reshape(-1, len(point)), self.last])
+        if len(self.points) > self.most:
+            self.points = self.points[1::2]
+            self.step *= 2
 
-
-@dataclass(frozen=True)
-class Weights:
-    """Counts of the mixing weights λ_j,t by value.
-
-    Attributes:
-        zero: weights of exactly 0, with those of screened queries.
-        screened: weights of screened queries.
-        bins: weights strictly between 0 and 1, in bins of equal width.
-        one: weights of exactly 1.
-    """
-
-    zero: int
-    screened: int
-    bins: tuple[int, ...]
-    one: int
-
-
-@dataclass(frozen=True)
-class Diagnosis:
-    """The diagnostics of one mechanism, beyond perplexity and ε.
-
-    Attributes:
-        models: number of models that are charged individually; 0 if none is.
-        utility: the utility theorem on these queries; None for a mechanism without mixing weights
-            for all models.
-        weights: counts of the mixing weights; None for such a mechanism.
-        charges: (queries so far, each model's charges for them), at most 65 points with the last at
-            the end. With `quantiles`, the `QUANTILES` over models stand for the single models. For
-            AdaPMixED these are realised Rényi divergences in nats at the first order, without the
-            price of screening, which all models pay. With a budget of every shard they are the
-            charges to it.
-        quantiles: whether `charges` holds quantiles.
-    """
-
-    models: int
-    utility: Utility | None
-    weights: Weights | None
-    charges: tuple[tuple[int, tuple[float, ...]], ...]
-    quantiles: bool
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the entry of report.json, in nats and counts; infinities are still floats."""
-        utility, weights = self.utility, self.weights
-        return {
-            "utility": None if utility is None else vars(utility) | {"gap": utility.gap},
-            "weights": None if weights is None else vars(weights),
-            "charges": self.charges,
-            "charged_models": self.models,
-            "quantiles": QUANTILES if self.quantiles else None,
-        }
+    def all(self) -> NDArray[np.float64]:
+        """Return the points, in order."""
+        # Because `most` is even, the points belong to the calls that `step` divides.
+        ended = self.calls % self.step == 0
+        return self.points if ended else np.concatenate([self.points, self.last])
 
 
 @dataclass
@@ -122,9 +73,13 @@ class Diagnostics:
         screened: number of weights of screened queries, which are zero.
         sums: (4,) the bound of the utility theorem, and over queries the sums of the largest terms,
             of the losses and of the unprotected ensemble's losses.
-        weights: (BINS + 2,) counts of weights of exactly 0, in bins, and of exactly 1.
-        charged: (N,) charges of single models; empty if no single model is charged.
-        curve: its points hold the queries so far, and the charges or their quantiles.
+        weights: (BINS + 2,) counts of weights of exactly 0, in bins of equal width, and of
+            exactly 1; zeros for a mechanism without mixing weights for all models.
+        charged: (N,) charges of single models; empty if no single model is charged. For AdaPMixED
+            these are realised Rényi divergences in nats at the first order, without the price of
+            screening, which all models pay. With a budget of every shard they are the charges to
+            it.
+        curve: its points hold the queries so far, and the charges for them.
     """
 
     queries: int = 0
@@ -143,15 +98,14 @@ class Diagnostics:
             targets: (B,) int64 token ids.
         """
         self.queries += len(targets)
-        found = ticket._distribution
-        if ticket.mechanism.name not in ("public", "unprotected") and _is_mixture(found):
+        found, protects = ticket._distribution, ticket.mechanism.name not in UNPROTECTED
+        # Others are no mixture Σ_i [λ_i p_i + (1−λ_i) q]/N, or one over a subset of the members.
+        if protects and type(found) is NextToken and isinstance(found.projection, Projection):
             self._add_mixture(found, answer, targets)
         charges = _charges(ticket)
         if charges is not None:
             self.charged = (self.charged if len(self.charged) else 0.0) + charges.sum(1)
-        many = len(self.charged) > MODELS
-        kept = np.quantile(self.charged, QUANTILES) if many else self.charged
-        self.curve.add((self.queries, *kept))
+        self.curve.add((self.queries, *self.charged))
 
     def _add_mixture(self, found: NextToken, answer: Answer, targets: Tensor) -> None:
         own, public = target_log_probs(found, targets)
@@ -168,22 +122,39 @@ class Diagnostics:
         self.weights = self.weights + np.bincount(_bins(weight).ravel(), minlength=BINS + 2)
         self.screened += len(own) * int(answer.public.sum())
 
-    def diagnosis(self) -> Diagnosis:
-        """Return the diagnosis of the queries so far."""
-        utility = weights = None
-        if self.weights.any():
-            bound, *sums = self.sums.tolist()
-            utility = Utility(bound, *(one / self.queries for one in sums))
-            zero, *bins, one = map(int, self.weights)
-            weights = Weights(zero, self.screened, tuple(bins), one)
-        rows = self.curve.all().tolist()
-        return Diagnosis(
-            models=len(self.charged),
-            utility=utility,
-            weights=weights,
-            charges=tuple((int(done), tuple(kept)) for done, *kept in rows if kept),
-            quantiles=len(self.charged) > MODELS,
-        )
+    @property
+    def utility(self) -> dict[str, float | None] | None:
+        """The paper's utility theorem (label util_analysis) on the answered queries, in nats.
+
+        Let λ_j,t be the mixing weight of model j in query t, and p̄ = Σ_j p_j / N the unprotected
+        ensemble. The theorem says that the answers' mean negative log-likelihood, "loss", exceeds
+        that of p̄, "ensemble_loss", by at most max_t max_j (1 − λ_j,t) log(p_j(x_t)/p_0(x_t)), the
+        "bound". Its proof bounds every query by that query's largest term, so the mean of these
+        terms is a bound, too, "mean_bound". "gap" is the left side, loss − ensemble_loss, or None
+        if both are infinite. None for a mechanism without mixing weights for all models.
+        """
+        if not self.weights.any():
+            return None
+        bound, *sums = self.sums.tolist()
+        mean_bound, loss, ensemble_loss = (one / self.queries for one in sums)
+        gap = None if math.isinf(loss) and math.isinf(ensemble_loss) else loss - ensemble_loss
+        told = {"bound": bound, "mean_bound": mean_bound, "loss": loss}
+        return told | {"ensemble_loss": ensemble_loss, "gap": gap}
+
+    @property
+    def charges(self) -> list[tuple[int, list[float]]]:
+        """(queries so far, each model's charges for them), at most 65 points, the last at the end.
+
+        Empty if no single model is charged.
+        """
+        return [(int(done), kept) for done, *kept in self.curve.all().tolist() if kept]
+
+    def report(self) -> dict[str, Any]:
+        """Return the entry of report.json, in nats and counts; infinities are still floats."""
+        utility, (zero, *bins, one) = self.utility, map(int, self.weights.tolist())
+        weights = {"zero": zero, "screened": self.screened, "bins": bins, "one": one}
+        told = {"utility": utility, "weights": None if utility is None else weights}
+        return told | {"charges": self.charges}
 
 
 def target_log_probs(
@@ -219,15 +190,6 @@ def utility_terms(
     return np.where(np.isneginf(own), -np.inf, terms)
 
 
-def _is_mixture(found: NextToken) -> bool:
-    """Return whether a mechanism that protects answers Σ_i [λ_i p_i + (1−λ_i) q]/N."""
-    from adapmixed.mechanisms import NextToken
-    from adapmixed_ext import Projection
-
-    whole = type(found) is NextToken  # not a mixture over a subset of the members
-    return whole and isinstance(found.projection, Projection)
-
-
 def _charges(ticket: Ticket) -> NDArray[np.float64] | None:
     """Return the charges of single models at the first order, (N, B), or None."""
     prepared, active = ticket._proposed, ticket._active
@@ -256,4 +218,5 @@ def _array(values: Tensor) -> Any:
     return values.cpu().numpy()
 
 
-CODECS["Diagnostics"] = to_json, partial(from_json, Diagnostics)
+READERS["Curve"] = partial(from_json, Curve)
+READERS["Diagnostics"] = partial(from_json, Diagnostics)

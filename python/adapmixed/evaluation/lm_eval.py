@@ -18,7 +18,7 @@ from adapmixed.ensemble.ensemble import DEFAULT_MEMORY_BYTES
 from adapmixed.ensemble.vocabulary import begun, text_ids
 from adapmixed.evaluation.loop import scored_parts
 from adapmixed.limits import DEFAULT_ACTIVE
-from adapmixed.mechanisms import Mechanism, Origin, shaped
+from adapmixed.mechanisms import Mechanism, Origin
 from adapmixed.privacy import Accountant, Guarantee
 from adapmixed_ext.types import RandomSource
 
@@ -158,8 +158,7 @@ class MixtureLM(TemplateLM):  # type: ignore[misc]
             self._ensemble, text, len(continuation), memory_bytes=self._memory_bytes, active=active
         )
         total, greedy = 0.0, True
-        for private, public, tokens, targets in parts:
-            rows = shaped(private, public, active=active, tokens=tokens)
+        for rows, targets in parts:
             ticket = self._mechanism.propose_rows(
                 rows, targets=targets, rng=self._rng, origin=self._origin
             )

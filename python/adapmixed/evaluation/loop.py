@@ -6,6 +6,8 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
+from itertools import accumulate
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -16,9 +18,8 @@ from adapmixed.ensemble.ensemble import DEFAULT_MEMORY_BYTES
 from adapmixed.ensemble.output_layer import LogitsRoom
 from adapmixed.ensemble.vocabulary import begun
 from adapmixed.evaluation.diagnostics import Diagnostics
-from adapmixed.evaluation.result import Evaluation, ResultFile, Tally, check_result, results
-from adapmixed.evaluation.windows import Window, block_of, plan_runs
-from adapmixed.limits import DEFAULT_ACTIVE, check_active
+from adapmixed.evaluation.result import Evaluation, Tally, compared, held, read_state, save_state
+from adapmixed.limits import DEFAULT_ACTIVE, check_active, check_count, check_optional_count
 from adapmixed.mechanisms import Mechanism, Origin, Rows, shaped
 from adapmixed.privacy import Accountant
 from adapmixed.privacy.encoding import from_json, to_json
@@ -33,6 +34,7 @@ SAVE_SECONDS = 10.0
 # Positions per call of a mechanism: enough to share its overhead, few enough to bound its memory.
 _POSITIONS_PER_CALL = 64
 _PROBED = 8  # positions
+_DESCRIBED = "num_models vocab_size max_positions beginning unverified fingerprint"
 _IMPOSSIBLE = -1e9  # stands for log 0, which JSON cannot hold
 
 
@@ -52,7 +54,6 @@ def evaluate(
     memory_bytes: int = DEFAULT_MEMORY_BYTES,
     progress: Callable[[int, int], None] | None = None,
     result: str | os.PathLike[str] | None = None,
-    resume: bool = False,
     diagnostics: bool = False,
     active: int | None = DEFAULT_ACTIVE,
 ) -> list[Evaluation]:
@@ -91,14 +92,12 @@ def evaluate(
         memory_bytes: limit in bytes for one chunk's logits and activations.
         progress: called with (queries done, queries in all) of all runs, also before the first
             answer.
-        result: a private file for the state, from which `read_result` restores the results; None to
-            keep nothing. It is written at the end and after a window, at most every 10 seconds. If
-            the process ends, later answers are lost.
-        resume: whether to continue from that file if it exists. With a seed, the same memory limit
-            and the same number of threads, the result equals that of an uninterrupted run in every
-            bit. Without a seed the rest is answered with new randomness.
-        diagnostics: whether to add a :class:`Diagnosis` of every mechanism. It is private; nothing
-            else changes.
+        result: a private file for the state; None to keep none. It is written at the end and after
+            a window, at most every 10 seconds. The same call goes on from it after an interruption,
+            which loses later answers. With a seed, the same memory limit and the same number of
+            threads, the result equals that of an uninterrupted run in every bit. Without a seed the
+            rest is answered with new randomness.
+        diagnostics: whether to add :class:`Diagnostics` of every mechanism, which are private.
         active: K ≥ 2, number of the public model's likeliest tokens about which members speak;
             None, or V and more, for all.
 
@@ -110,68 +109,155 @@ def evaluate(
         ValueError: if there are no mechanisms, or too few tokens for one query.
         ValueError: if `block`, `stride`, `queries` or `runs` is out of range.
         ValueError: if an accountant with these settings does not take a mechanism.
-        ValueError: if the result file exists without `resume`, belongs to another evaluation, is
-            being written by another process or is corrupted.
+        ValueError: if the result file belongs to another evaluation or is damaged.
+        OSError: if it cannot be read or written, or another process writes it.
     """
     if not mechanisms:
         raise ValueError("mechanisms must name at least one mechanism, got none")
     check_active(active)
-    ranks = ensemble.ranks
-    if ranks.alone or result is None:  # else told to all ranks at the first write
-        check_result(result, resume=resume)
-    window = ensemble.longest_text
-    windows, total = plan_runs(tokens, window, block, queries, runs=runs, stride=stride)
+    ranks, origin = ensemble.ranks, Origin.of(ensemble, active)
+    windows, total = plan_runs(
+        tokens, ensemble.longest_text, block, queries, runs=runs, stride=stride
+    )
     budgets = dict(epsilon) if isinstance(epsilon, Mapping) else dict.fromkeys(mechanisms, epsilon)
     if unknown := sorted(budgets.keys() - mechanisms.keys()):
         raise ValueError(f"epsilon must name mechanisms of this evaluation, got {unknown!r}")
-    if not ranks.alone:
-        ranks.agree(
-            {
-                "the mechanisms": dict(mechanisms),
-                "the budgets": budgets,
-                "the tokens": list(tokens),
-                "the settings of the evaluation": (windows, adjacency, memory_bytes, active),
-                "whether a result file is kept": result is not None,
-            }
-        )
-    session = Session(
-        ensemble, tokens, windows, dict(mechanisms), delta, budgets, adjacency, rng, memory_bytes,
-        active, diagnostics, progress,
-    )  # fmt: skip
-    for one in session.methods(0):  # raises before the models run if no accountant takes one
-        one.tally.accountant.check_left(one.mechanism, total)
-    if result is None:
-        session.tell()
-        while not session.complete:
-            session.step()
-    else:
-        file = ResultFile(result, session.description(block_of(window, block), stride))
-        _answer_and_keep(session, file, resume)
-    return session.results()
+    described = {name: getattr(ensemble, name) for name in _DESCRIBED.split()} | {
+        "text": _digest(tokens),
+        "block": block_of(ensemble.longest_text, block),
+        "stride": stride,
+        "runs": runs,
+        "queries": total,
+        "active": origin.active_tokens,
+        "delta": delta,
+        "adjacency": adjacency,
+        "diagnostics": diagnostics,
+        "mechanisms": [(name, repr(one), budgets.get(name)) for name, one in mechanisms.items()],
+    }
+    ranks.agree(described | {"memory_bytes": memory_bytes, "result": result is not None})
+    bound = ensemble.num_models, origin.ensemble, origin.active_tokens, origin.unit
 
+    def method(name: str, source: SecureRandom | SeededRandom) -> Method:
+        accountant = Accountant(delta, epsilon=budgets.get(name), adjacency=adjacency)
+        accountant.bind(mechanisms[name], *bound)  # raises before the models run
+        accountant.check_left(mechanisms[name], total)
+        tally = Tally(name, accountant, Diagnostics() if diagnostics else None)
+        return Method(mechanisms[name], source.child(mechanisms[name].name), tally)
 
-def _answer_and_keep(session: "Session", file: ResultFile, resume: bool) -> None:
-    """Answer all windows; the main process keeps the file and tells the others where to start."""
-    ranks = session.ensemble.ranks
+    sources = [rng.child(f"run {run}") if run else rng for run in range(runs)]
+    methods = [[method(name, source) for name in mechanisms] for source in sources]
+    session = Session(ensemble, tokens, windows, methods, origin, memory_bytes, progress)
+    path = None if result is None else Path(result)
+    randomness = {"seed": rng.seed, "label": rng.label} if isinstance(rng, SeededRandom) else None
+    configuration = described | {"randomness": randomness}  # nothing of a key
+    if path is not None:
+        configuration["probe"] = _probe(ensemble, tokens, windows[0][0], memory_bytes)
 
     def begin() -> Tensor:
-        state = file.begin(resume=resume)
-        if state is not None:
-            session.restore(state)
+        assert path is not None
+        state = read_state(path, configuration)
+        if state is None:
+            save_state(path, configuration, session.state())  # raises if it cannot be written
         else:
-            file.save(session.state(), complete=False)  # raises if it cannot be written
+            session.restore(state)
         return torch.tensor([session.place])
 
-    with file.held() if ranks.is_main else nullcontext():
-        place = ranks.tell(begin, (1,), torch.int64, torch.device("cpu"))
-        session.go_to(int(place))
+    with nullcontext() if path is None or not ranks.is_main else held(path):
+        if path is not None:
+            session.place = int(ranks.tell(begin, (1,), torch.int64, torch.device("cpu")))
         saved = time.monotonic()
         session.tell()
         while not session.complete:
             session.step()
-            if ranks.is_main and (session.complete or time.monotonic() - saved >= SAVE_SECONDS):
-                file.save(session.state(), complete=session.complete)
+            due = session.complete or time.monotonic() - saved >= SAVE_SECONDS
+            if path is not None and ranks.is_main and due:
+                save_state(path, configuration, session.state())
                 saved = time.monotonic()
+    return session.results()
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """A part of the stream that the models read at once; each scored token is one query.
+
+    Attributes:
+        start: index of the first token read.
+        first: index of the first token scored, > start; the tokens before it are context.
+        stop: index after the last token scored; the last token is scored but not read.
+    """
+
+    start: int
+    first: int
+    stop: int
+
+    @property
+    def queries(self) -> int:
+        """The number of scored tokens."""
+        return self.stop - self.first
+
+
+def plan_runs(
+    tokens: Sequence[int],
+    window: int | None,
+    block: int | None,
+    queries: int | None,
+    *,
+    runs: int = 1,
+    stride: int | None = None,
+) -> tuple[list[list[Window]], int]:
+    """Return the windows of every run and the queries in each; see :func:`evaluate`.
+
+    Args:
+        tokens: the token stream.
+        window: the longest input of the models in tokens; None for no limit.
+        block, queries, runs, stride: as in :func:`evaluate`.
+
+    Raises:
+        ValueError: as :func:`evaluate`.
+    """
+    check_count("runs", runs)
+    block = check_count("block", block_of(window, block), 2, window)
+    check_optional_count("queries", queries)
+    cuts = f"blocks of {block}"
+    if stride is not None:  # every scored token has at least block - stride tokens of context
+        check_count("stride", stride, 1, block - 1)
+        cuts += f" that slide by {stride}"
+    length = len(tokens)
+    share = length if runs == 1 else length // block // runs * block  # whole blocks
+    available = sum(one.queries for one in _cut(0, share, block, stride))
+    total = available if queries is None else queries
+    if not 1 <= total <= available:
+        raise ValueError(
+            f"queries must be at least 1 and at most {available} for each of {runs} runs ({length} "
+            f"tokens in {cuts} offer no more), got {total}"
+        )
+    blocks = -(-total // (block - 1)) if stride is None else -(-(total + 1) // block)
+    found = []
+    for start in range(0, runs * blocks * block, blocks * block):
+        found.append(_cut(start, min(start + blocks * block, length), block, stride, total))
+    return found, total
+
+
+def block_of(window: int | None, block: int | None) -> int:
+    """Return the tokens per block; by default 512, or the models' window if that is shorter."""
+    return min(512, window or 512) if block is None else block
+
+
+def _cut(
+    start: int, stop: int, block: int, stride: int | None, queries: int | None = None
+) -> list[Window]:
+    """Return blocks whose first token is not scored, or windows that slide by `stride`.
+
+    With a number of queries, the last window ends with them.
+    """
+    found, first, left = list[Window](), start + 1, stop if queries is None else queries
+    for at in range(start, stop, stride or block):
+        first = first if stride else at + 1
+        if first >= stop or left < 1:  # a last block of one token has nothing to score
+            break
+        found.append(Window(at, first, min(at + block, stop, first + left)))
+        first, left = found[-1].stop, left - found[-1].queries
+    return found
 
 
 @dataclass
@@ -185,34 +271,29 @@ class Method:
 
 @dataclass
 class Session:
-    """An evaluation in progress: arguments of `evaluate`, the next window, and all totals so far.
+    """An evaluation in progress: all totals so far, and the next window.
 
     Attributes:
+        ensemble, tokens, memory_bytes, progress: as in :func:`evaluate`.
         windows: those of each run.
+        methods: those of each run.
+        origin: of the rows.
         place: number of windows answered, over all runs.
     """
 
     ensemble: "Ensemble"
     tokens: Sequence[int]
     windows: Sequence[Sequence[Window]]
-    mechanisms: Mapping[str, Mechanism]
-    delta: float
-    budgets: Mapping[str, float | None]
-    adjacency: str
-    rng: SecureRandom | SeededRandom
+    methods: Sequence[Sequence[Method]]
+    origin: Origin
     memory_bytes: int
-    active: int | None
-    diagnostics: bool
     progress: Callable[[int, int], None] | None
+    place: int = 0
 
     def __post_init__(self) -> None:
-        self.place = 0
         self._order = [(run, one) for run, windows in enumerate(self.windows) for one in windows]
-        self._total = sum(one.queries for _, one in self._order)
-        self._done = 0
-        self._origin = Origin.of(self.ensemble, self.active)
-        self._runs: list[list[Method]] = []
-        self._forward_seconds: list[float] = []
+        self._before = [0, *accumulate(one.queries for _, one in self._order)]
+        self._forward_seconds = [0.0] * len(self.windows)
         self._room = LogitsRoom()
 
     @property
@@ -220,59 +301,38 @@ class Session:
         """Whether every window of every run is answered."""
         return self.place == len(self._order)
 
-    def methods(self, run: int) -> list[Method]:
-        """Return the mechanisms of a run, before its first answer."""
-        source = self.rng if run == 0 else self.rng.child(f"run {run}")
-        found, origin = [], self._origin
-        bound = self.ensemble.num_models, origin.ensemble, origin.active_tokens, origin.unit
-        for name, mechanism in self.mechanisms.items():
-            epsilon = self.budgets.get(name)
-            accountant = Accountant(self.delta, epsilon=epsilon, adjacency=self.adjacency)
-            accountant.bind(mechanism, *bound)
-            tally = Tally(name, accountant, Diagnostics() if self.diagnostics else None)
-            found.append(Method(mechanism, source.child(mechanism.name), tally))
-        return found
-
-    def tell(self) -> None:
-        """Tell how many queries are done, in the main process."""
+    def tell(self, more: int = 0) -> None:
+        """Tell how many queries are done, `more` of them in the next window."""
         if self.progress is not None and self.ensemble.ranks.is_main:
-            self.progress(self._done, self._total)
+            self.progress(self._before[self.place] + more, self._before[-1])
 
     def step(self) -> None:
         """Answer the next window."""
         run, window = self._order[self.place]
-        self._begin(run)
-        start = time.perf_counter()
+        start, done, active = time.perf_counter(), 0, self.origin.active_tokens
         text = self.tokens[window.start : window.stop]
         parts = scored_parts(
-            self.ensemble, text, window.queries, memory_bytes=self.memory_bytes,
-            active=self.active, room=self._room,
+            self.ensemble, text, window.queries, memory_bytes=self.memory_bytes, active=active,
+            room=self._room,
         )  # fmt: skip
-        for private, public, tokens, targets in parts:
-            rows = shaped(private, public, active=self._origin.active_tokens, tokens=tokens)
+        for rows, targets in parts:
             whole = self.ensemble.ranks.gather(rows.private)
             self._forward_seconds[run] += time.perf_counter() - start
             if whole is not None:  # in the main process
                 rows = replace(rows, private=whole)
-                for method in self._runs[run]:
+                for method in self.methods[run]:
                     self._answer(method, rows, targets)
-            self._done += len(targets)
-            self.tell()
-            del private, public, tokens, rows, whole  # the next chunk takes their memory
+            done += len(targets)
+            self.tell(done)
+            del rows, whole  # the next chunk takes their memory
             start = time.perf_counter()
         self.place += 1
-
-    def _begin(self, run: int) -> None:
-        """Begin the runs up to this one."""
-        while len(self._runs) <= run:
-            self._runs.append(self.methods(len(self._runs)))
-            self._forward_seconds.append(0.0)
 
     def _answer(self, method: Method, rows: Rows, targets: Tensor) -> None:
         """Answer, charge and count B queries, whose (B,) int64 targets are scored."""
         start = time.perf_counter()
         ticket = method.mechanism.propose_rows(
-            rows, targets=targets, rng=method.rng, origin=self._origin
+            rows, targets=targets, rng=method.rng, origin=self.origin
         )
         method.tally.accountant.charge(ticket)
         answer = ticket.release()
@@ -283,87 +343,49 @@ class Session:
         """Return the results of all mechanisms; an empty list off the main process."""
         if not self.ensemble.ranks.is_main:
             return []
-        tallies = [[method.tally for method in methods] for methods in self._runs]
-        return results(tallies, self._forward_seconds)
+        runs = zip(self.methods, self._forward_seconds, strict=True)
+        found = [[one.tally.result(seconds) for one in methods] for methods, seconds in runs]
+        first = zip(*found, strict=True)
+        return compared([replace(one, further=tuple(further)) for one, *further in first])
 
     def state(self) -> dict[str, Any]:
         """Return the private state to continue from, as strict JSON values."""
         return {
             "place": self.place,
             "forward_seconds": list(self._forward_seconds),
-            "runs": [
-                [
-                    {"tally": to_json(one.tally), "counter": getattr(one.rng, "position", None)}
-                    for one in methods
-                ]
-                for methods in self._runs
+            "methods": [
+                {"tally": to_json(one.tally), "counter": getattr(one.rng, "position", None)}
+                for methods in self.methods
+                for one in methods
             ],
         }
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Continue from the `state()` of a session with the same settings."""
-        self._begin(len(state["runs"]) - 1)
-        for methods, written in zip(self._runs, state["runs"], strict=True):
-            for method, one in zip(methods, written, strict=True):
-                method.tally = from_json(Tally, one["tally"])
-                if isinstance(method.rng, SeededRandom):
-                    method.rng.skip_to(one["counter"])
-        self._forward_seconds = list(state["forward_seconds"])
-        self.place = state["place"]
+        methods = [one for methods in self.methods for one in methods]
+        for method, written in zip(methods, state["methods"], strict=True):
+            method.tally = from_json(Tally, written["tally"])
+            if isinstance(method.rng, SeededRandom):
+                method.rng.skip_to(written["counter"])
+        self._forward_seconds, self.place = list(state["forward_seconds"]), state["place"]
 
-    def go_to(self, place: int) -> None:
-        """Continue after this number of windows, as the main process does."""
-        self.place = place
-        self._done = sum(one.queries for _, one in self._order[:place])
 
-    def description(self, block: int, stride: int | None) -> dict[str, Any]:
-        """Return strict JSON values, private, that are equal only if results are."""
-        ensemble, rng = self.ensemble, self.rng
-        return {
-            "text": {"tokens": len(self.tokens), "sha256": _digest(self.tokens)},
-            "ensemble": {
-                "num_models": ensemble.num_models,
-                "vocab_size": ensemble.vocab_size,
-                "max_positions": ensemble.max_positions,
-                "beginning": list(ensemble.beginning),
-                "unverified": list(ensemble.unverified),
-                "fingerprint": ensemble.fingerprint,
-            },
-            "block": block,
-            "stride": stride,
-            "runs": len(self.windows),
-            "queries": sum(one.queries for one in self.windows[0]),
-            "active": self._origin.active_tokens,
-            "delta": self.delta,
-            "adjacency": self.adjacency,
-            # Nothing of a key is written.
-            "randomness": {"seed": rng.seed, "label": rng.label}
-            if isinstance(rng, SeededRandom)
-            else "system",
-            "diagnostics": self.diagnostics,
-            "order": list(self.mechanisms),
-            "methods": {
-                name: {"mechanism": repr(mechanism), "epsilon": self.budgets.get(name)}
-                for name, mechanism in self.mechanisms.items()
-            },
-            "probe": self._probe(),
-        }
-
-    def _probe(self) -> list[float]:
-        """Return each model's mean log-probability of the first tokens, the public model's last."""
-        ensemble, window = self.ensemble, self.windows[0][0]
-        text = self.tokens[window.start : min(window.stop, window.start + _PROBED + 1)]
-        queries = len(begun(ensemble.beginning, text)) - 1
-        sums: Any = 0.0
-        parts = scored_parts(ensemble, text, queries, memory_bytes=self.memory_bytes, active=None)
-        for private, public, _, targets in parts:
-            rows = torch.cat([private, public[None]]).double().log_softmax(-1)
-            found = rows.gather(-1, targets.expand(len(rows), -1)[..., None])[..., 0]
-            sums = sums + found.clamp_min(_IMPOSSIBLE).sum(-1)
-        members = ensemble.ranks.gather(sums[:-1])
-        if members is None:  # only the main process keeps the file
-            return []
-        return [float(value) for value in torch.cat([members, sums[-1:]]) / queries]
+def _probe(
+    ensemble: "Ensemble", tokens: Sequence[int], window: Window, memory_bytes: int
+) -> list[float]:
+    """Return each model's mean log-probability of the first tokens, the public model's last."""
+    text = tokens[window.start : min(window.stop, window.start + _PROBED + 1)]
+    queries = len(begun(ensemble.beginning, text)) - 1
+    sums: Any = 0.0
+    parts = scored_parts(ensemble, text, queries, memory_bytes=memory_bytes, active=None)
+    for rows, targets in parts:
+        each = torch.cat([rows.private, rows.public[None]]).double().log_softmax(-1)
+        found = each.gather(-1, targets.expand(len(each), -1)[..., None])[..., 0]
+        sums = sums + found.clamp_min(_IMPOSSIBLE).sum(-1)
+    members = ensemble.ranks.gather(sums[:-1])
+    if members is None:  # only the main process keeps the file
+        return []
+    return [float(value) for value in torch.cat([members, sums[-1:]]) / queries]
 
 
 def _digest(tokens: Sequence[int]) -> str:
@@ -381,20 +403,18 @@ def scored_parts(
     memory_bytes: int,
     active: int | None,
     room: LogitsRoom | None = None,
-) -> Iterator[tuple[Tensor, Tensor, Tensor | None, Tensor]]:
-    """Read a text, and yield the logits that score its last tokens, a few positions at a time.
+) -> Iterator[tuple[Rows, Tensor]]:
+    """Read a text, and yield the rows that score its last tokens, a few positions at a time.
 
     Args:
         ensemble: the models.
         text: token ids, without those that begin a text.
         queries: how many of its last tokens are scored.
         memory_bytes: limit in bytes for one chunk's logits and activations.
-        active: as in `iter_logits`.
-        room: as in `iter_logits`.
+        active, room: as in `iter_logits`.
 
     Yields:
-        private (n, B, K), public (B, V), the tokens (B, K) of the private columns or None, and the
-        scored tokens (B,).
+        the rows of B positions and of this process's members, and the scored tokens (B,).
     """
     read = begun(ensemble.beginning, text)
     inputs = torch.tensor([read[:-1]], device=ensemble.device)
@@ -405,10 +425,8 @@ def scored_parts(
         targets = labels[where]
         for first in range(max(0, context - where.start), len(targets), _POSITIONS_PER_CALL):
             part = slice(first, first + _POSITIONS_PER_CALL)
-            yield (
-                private[:, 0, part],
-                public[0, part],
-                None if tokens is None else tokens[0, part],
-                targets[part],
-            )
+            speaking = None if tokens is None else tokens[0, part]
+            rows = shaped(private[:, 0, part], public[0, part], active=active, tokens=speaking)
+            yield rows, targets[part]
+            del rows
         del private, public, tokens

@@ -1,92 +1,45 @@
 """Running totals of mechanisms in bounded memory, their results, comparisons, and the result file.
 
 The file holds the state of an evaluation, from which it continues after an interruption. It is one
-JSON object, which is replaced atomically, so a process that is killed at any moment leaves the
-state of the last write. It is for the operator: it has each model's charges, losses and
-perplexities. Of the randomness it has only a seed, if there is one, and how many random numbers
-were drawn from it.
+JSON object, which is replaced atomically. It is private, since it has each model's charges. Of the
+randomness it has only a seed, if there is one, and how many random numbers were drawn from it.
 """
 
 from __future__ import annotations
 
 import hashlib
 import math
-import os
 import statistics
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
 
+from adapmixed.ensemble.manifest import read_versioned
+from adapmixed.evaluation.diagnostics import Curve, Diagnostics
 from adapmixed.files import remove_leftovers, sole_writer, write_file
+from adapmixed.mechanisms import Answer, Ticket
 from adapmixed.privacy import Accountant, Guarantee
-from adapmixed.privacy.encoding import CODECS, canonical, from_json, parse, to_json
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-    from torch import Tensor
-
-    from adapmixed.evaluation.diagnostics import Diagnosis, Diagnostics
-    from adapmixed.mechanisms import Answer, Ticket
-
-_Floats: TypeAlias = "NDArray[np.float64]"
+from adapmixed.privacy.encoding import READERS, canonical
 
 CURVE_POINTS = 512
 BLOCK, MOST_BLOCKS, LEAST_BLOCKS = 64, 64, 8
 """Least queries of a block, most blocks of a run, and least blocks of an interval."""
 _RESAMPLES = 4000
 
-FORMAT_VERSION = 8
-"""Increases if an entry changes its meaning, or if older files lack a required entry."""
+FORMAT_VERSION = 9
+"""Of a result file; increases if an entry changes its meaning, or if a required one is new."""
 
-NOTICE = (
-    "PRIVATE, for the operator: losses, perplexities and what each model was charged depend on the "
-    "private data and must not be published."
+_ENTRIES = (
+    "name perplexity change difference kept queries planned epsilon delta kind guarantee unit "
+    "adjacency method order screened tokens_per_second breakdown curve perplexities"
 )
 _TOLERANCE = 1e-3  # of a probe: more than rounding on other machines, less than other ensembles
-
-
-@dataclass
-class Curve:
-    """At most `most` points, evenly spaced over the calls, always with the last one.
-
-    If there would be more, every second point is dropped, and from then on only half as many calls
-    are kept. The choice of points depends only on the number of calls.
-
-    Attributes:
-        most: the largest number of points, even.
-        step: every how many calls a point is kept.
-        calls: number of calls so far.
-        points: (n, width), the kept points.
-        last: (1, width), the point of the last call; empty before the first.
-    """
-
-    most: int
-    step: int = 1
-    calls: int = 0
-    points: NDArray[np.float64] = field(default_factory=lambda: np.zeros((0, 0)))
-    last: NDArray[np.float64] = field(default_factory=lambda: np.zeros((0, 0)))
-
-    def add(self, point: Sequence[float]) -> None:
-        """Add the point of the next call."""
-        self.calls += 1
-        self.last = np.array([point])
-        if self.calls % self.step:
-            return
-        self.points = np.concatenate([self.points.reshape(-1, len(point)), self.last])
-        if len(self.points) > self.most:
-            self.points = self.points[1::2]
-            self.step *= 2
-
-    def all(self) -> _Floats:
-        """Return the points, in order."""
-        # Because `most` is even, the points belong to the calls that `step` divides.
-        ended = self.calls % self.step == 0
-        return self.points if ended else np.concatenate([self.points, self.last])
 
 
 @dataclass
@@ -147,7 +100,7 @@ class Tally:
             curve=tuple((done, None if math.isnan(cost) else cost) for done, cost, _ in points),
             perplexities=tuple((done, perplexity) for done, _, perplexity in points),
             breakdown=self.accountant.breakdown(),
-            diagnosis=None if self.diagnostics is None else self.diagnostics.diagnosis(),
+            diagnosis=self.diagnostics,
         )
 
     def _perplexity(self, queries: int) -> float:
@@ -155,25 +108,7 @@ class Tally:
         return math.exp(mean) if mean < 700.0 else math.inf
 
 
-CODECS["Accountant"] = Accountant.state, Accountant.from_state
-CODECS["Curve"] = to_json, partial(from_json, Curve)
-
-
-def results(
-    tallies: Sequence[Sequence[Tally]], forward_seconds: Sequence[float]
-) -> list[Evaluation]:
-    """Return the compared results of every mechanism over the runs that have begun.
-
-    Args:
-        tallies: those of each run, in the order of the mechanisms.
-        forward_seconds: time of the models' forward passes in each run.
-    """
-    found = [
-        [one.result(seconds) for one in run]
-        for run, seconds in zip(tallies, forward_seconds, strict=True)
-    ]
-    first = zip(*found, strict=True)
-    return compared([replace(one, further=tuple(further)) for one, *further in first])
+READERS["Accountant"] = Accountant.from_state
 
 
 @dataclass(frozen=True)
@@ -201,7 +136,7 @@ class Evaluation:
         perplexities: (queries, perplexity over the queries so far) at the same points. With a
             budget of every shard it approaches the public model's as shards spend their budgets.
         breakdown: the parts of ε in nats: "mixing", "screening", "conversion" and "total".
-        diagnosis: the diagnostics of `evaluate(..., diagnostics=True)`, or None.
+        diagnosis: the totals of `evaluate(..., diagnostics=True)`, or None.
         further: the results of the other runs.
         change: relative change of perplexity against the public model, the first result whose
             guarantee is of kind "public"; None without one, if its perplexity is infinite, or with
@@ -224,7 +159,7 @@ class Evaluation:
     curve: tuple[tuple[int, float | None], ...]
     perplexities: tuple[tuple[int, float], ...]
     breakdown: Mapping[str, float]
-    diagnosis: Diagnosis | None = None
+    diagnosis: Diagnostics | None = None
     further: tuple[Evaluation, ...] = ()
     change: float | None = None
     difference: Mapping[str, Any] | None = None
@@ -265,22 +200,10 @@ class Evaluation:
 
     def to_json(self) -> dict[str, Any]:
         """Return the entry of report.json for the first run; infinities are still floats."""
-        guarantee = self.guarantee
-        first = "name perplexity change difference kept queries"
-        last = "screened tokens_per_second breakdown curve perplexities"
-        entry = {name: getattr(self, name) for name in first.split()} | {
-            "planned": guarantee.budget,
-            "epsilon": guarantee.epsilon,
-            "delta": guarantee.delta,
-            "kind": guarantee.kind,
-            "guarantee": str(guarantee),
-            "unit": guarantee.unit,
-            "adjacency": guarantee.adjacency,
-            "method": guarantee.method,
-            "order": guarantee.order,
-        }
-        entry |= {name: getattr(self, name) for name in last.split()}
-        return entry | ({} if self.diagnosis is None else {"diagnostics": self.diagnosis.to_json()})
+        known = vars(self.guarantee) | vars(self)
+        known |= {"planned": self.guarantee.budget, "guarantee": str(self.guarantee)}
+        entry = {name: known[name] for name in _ENTRIES.split()}
+        return entry | ({} if self.diagnosis is None else {"diagnostics": self.diagnosis.report()})
 
     def runs_to_json(self) -> dict[str, Any]:
         """Return the entry of report.json for all runs; infinities are still floats."""
@@ -379,17 +302,17 @@ def gain_kept(
     return float(mine.sum() / theirs.sum()), math.sqrt(squares)
 
 
-def _gaps(method: Evaluation, public: Evaluation) -> tuple[_Floats, _Floats] | None:
-    """Return the queries of every block and the method's loss above the public model's there."""
+def _gaps(method: Evaluation, public: Evaluation) -> NDArray[np.float64] | None:
+    """Return (2, blocks): the queries of each, and the method's loss above the public model's."""
     values = [value for one in (*method.runs, *public.runs) for _, value in one.perplexities]
     if not all(map(math.isfinite, values)):
         return None
     pairs = [(_losses(m), _losses(p)) for m, p in zip(method.runs, public.runs, strict=True)]
-    gaps = np.concatenate([own[:, 1] - other[:, 1] for own, other in pairs])
-    return np.concatenate([own[:, 0] for own, _ in pairs]), gaps
+    counts = np.concatenate([own[:, 0] for own, _ in pairs])
+    return np.stack([counts, np.concatenate([own[:, 1] - other[:, 1] for own, other in pairs])])
 
 
-def _losses(one: Evaluation) -> _Floats:
+def _losses(one: Evaluation) -> NDArray[np.float64]:
     """Return (queries, loss in nats) of every block, from the perplexities so far."""
     points = np.array([(0, 0.0), *((n, n * math.log(value)) for n, value in one.perplexities)])
     count = min(MOST_BLOCKS, max(1, one.queries // BLOCK))
@@ -397,158 +320,55 @@ def _losses(one: Evaluation) -> _Floats:
     return np.diff(points[np.unique(np.searchsorted(points[:, 0], wanted))], axis=0)
 
 
-class ResultFile:
-    """The file with the state of an evaluation.
+@contextmanager
+def held(path: Path) -> Iterator[None]:
+    """Hold a result file alone, and remove what a killed evaluation left next to it.
+
+    Raises:
+        OSError: another process holds it, or its folder is missing or cannot be written.
+    """
+    with sole_writer(path):
+        remove_leftovers(path.parent, path.name)
+        yield
+
+
+def read_state(path: Path, configuration: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Return the state that a result file holds, or None if there is no file.
 
     Args:
-        path: path of the file.
+        path: path of the file, which this process holds.
         configuration: strict JSON values that describe the evaluation. The numbers of "probe" may
             differ by rounding.
+
+    Raises:
+        ValueError: the file has another configuration or version, or is damaged.
     """
-
-    def __init__(self, path: str | os.PathLike[str], configuration: dict[str, Any]) -> None:
-        self.path = Path(path)
-        self.configuration = configuration
-
-    @contextmanager
-    def held(self) -> Iterator[None]:
-        """Lock the file against other writers while the context is entered.
-
-        Raises:
-            ValueError: if another process holds it.
-        """
-        with ExitStack() as stack:
-            try:
-                stack.enter_context(sole_writer(self.path))
-            except BlockingIOError:
-                raise ValueError(
-                    f"result must name a file that no other process writes, got {self.path}, which "
-                    "another evaluation holds"
-                ) from None
-            yield
-
-    def begin(self, *, resume: bool) -> dict[str, Any] | None:
-        """Return the state to continue from, or None to begin; call it while the file is `held`.
-
-        Raises:
-            ValueError: as `check_result`; or if the file has another configuration or version, or
-                is truncated or corrupted.
-        """
-        remove_leftovers(self.path.parent, self.path.name)
-        check_result(self.path, resume=resume)
-        if not self.path.exists():
-            return None
-        content = read_content(self.path)
-        for name, mine, found in _differences(self.configuration, content["configuration"], ""):
+    if not path.exists():
+        return None
+    content = read_versioned(path, FORMAT_VERSION, "configuration", "state", "checksum")
+    if _written(content["configuration"], content["state"]) != path.read_bytes():
+        raise ValueError(f"{path} must be as evaluate wrote it (--result), its checksum differs")
+    mine, found = dict(configuration), content["configuration"]
+    far = [abs(a - b) > _TOLERANCE for a, b in zip(mine["probe"], found["probe"], strict=False)]
+    if not any(far):
+        mine["probe"] = found["probe"]
+    for name in [*mine, *found]:
+        now, then = canonical(mine.get(name)), canonical(found.get(name))
+        if now != then:
             raise ValueError(
-                f"{self.path} must be of the same evaluation to be resumed: {name} is {mine}, but "
-                f"the file was begun with {found}"
+                f"{path} must be of the same evaluation to be resumed: {name} is {now}, but the "
+                f"file was begun with {then}"
             )
-        state: dict[str, Any] = content["state"]
-        return state
-
-    def save(self, state: dict[str, Any], *, complete: bool) -> None:
-        """Replace the file atomically; it is on the device when this returns."""
-        content = {
-            "format_version": FORMAT_VERSION,
-            "notice": NOTICE,
-            "configuration": self.configuration,
-            "complete": complete,
-            "state": state,
-        }
-        write_file(self.path, _written(content), mode=0o600)
+    return dict(content["state"])
 
 
-def check_result(path: str | os.PathLike[str] | None, *, resume: bool) -> None:
-    """Check where a result is to be kept.
-
-    Raises:
-        ValueError: if there is a file and `resume` is False, no path and `resume` is True, or if
-            the path cannot be that of a file.
-    """
-    if path is None:
-        if resume:
-            raise ValueError("result must be given with resume, the file to continue from")
-        return
-    place = Path(path)
-    if place.is_dir() or not place.parent.is_dir():
-        raise ValueError(f"result must name a file in an existing folder, got {path}")
-    if place.exists() and not resume:
-        raise ValueError(f"result must name a new file unless it is resumed, got {path}")
+def save_state(path: Path, configuration: Mapping[str, Any], state: Mapping[str, Any]) -> None:
+    """Replace a result file atomically; it is on the device when this returns."""
+    write_file(path, _written(configuration, state), mode=0o600)
 
 
-def read_content(path: str | os.PathLike[str]) -> dict[str, Any]:
-    """Return the content that `ResultFile.save` wrote.
-
-    Raises:
-        ValueError: if the file is truncated, corrupted, no result file, or of another version.
-        OSError: if it cannot be read.
-    """
-    data = Path(path).read_bytes()
-    try:
-        content: dict[str, Any] = dict(parse(data.decode("utf-8")))
-        version = content["format_version"]
-        if version == FORMAT_VERSION:
-            del content["checksum"]
-            if _written(content) != data:
-                raise ValueError("its checksum differs")
-    except (ValueError, TypeError, KeyError, RecursionError) as error:
-        raise ValueError(
-            f"{path} must be a whole result file as evaluate wrote it (--result), it is truncated "
-            f"or corrupted: {error}"
-        ) from error
-    if version != FORMAT_VERSION:
-        raise ValueError(f"{path}: format_version must be {FORMAT_VERSION}, got {version!r}")
-    return content
-
-
-@dataclass(frozen=True)
-class StoredResult:
-    """The content of a result file.
-
-    Attributes:
-        configuration: the description of the evaluation: methods, δ, digest of the text, ensemble,
-            windows and seed.
-        complete: whether the evaluation was complete.
-        evaluations: one :class:`Evaluation` per mechanism over the runs that had begun. An
-            incomplete evaluation has fewer queries, and none of these if nothing was answered.
-    """
-
-    configuration: dict[str, Any]
-    complete: bool
-    evaluations: list[Evaluation]
-
-
-def read_result(path: str | os.PathLike[str]) -> StoredResult:
-    """Read a result file, which is private and for the operator.
-
-    Raises:
-        ValueError: if the file is truncated, corrupted, no result file, or of another version.
-        OSError: if it cannot be read.
-    """
-    content = read_content(path)
-    state = content["state"]
-    tallies = [[from_json(Tally, one["tally"]) for one in run] for run in state["runs"]]
-    found = results(tallies, state["forward_seconds"])
-    return StoredResult(content["configuration"], content["complete"], found)
-
-
-def _written(content: dict[str, Any]) -> bytes:
+def _written(configuration: Mapping[str, Any], state: Mapping[str, Any]) -> bytes:
     """Return the file's bytes, with a checksum over all entries."""
+    content = {"format_version": FORMAT_VERSION, "configuration": configuration, "state": state}
     checksum = hashlib.sha256(canonical(content).encode("ascii")).hexdigest()
     return f"{canonical(content | {'checksum': f'sha256:{checksum}'})}\n".encode("ascii")
-
-
-def _differences(mine: Any, found: Any, name: str) -> Iterator[tuple[str, str, str]]:
-    """Yield (name, mine, found) of every entry that differs."""
-    if name == "probe":
-        same = len(mine) == len(found)
-        same = same and all(abs(a - b) <= _TOLERANCE for a, b in zip(mine, found, strict=True))
-        if not same:
-            yield "ensemble", "another one, by its logits for the first tokens", "other logits"
-    elif isinstance(mine, dict) and isinstance(found, dict):
-        for key in [*mine, *(key for key in found if key not in mine)]:
-            where = f"{name}.{key}" if name else key
-            yield from _differences(mine.get(key), found.get(key), where)
-    elif mine != found:
-        yield name, canonical(mine), canonical(found)

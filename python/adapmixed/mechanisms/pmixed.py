@@ -18,7 +18,7 @@ from adapmixed.limits import (
 from adapmixed.mechanisms.mechanism import Mechanism, NextToken
 from adapmixed.mechanisms.rows import Rows
 from adapmixed.privacy import RenyiBound
-from adapmixed.privacy.conversions import c_alpha, emptied_share, larger_order
+from adapmixed.privacy.conversions import c_alpha, emptied_share
 from adapmixed.privacy.costs import radius_for_epsilon, sound_bound
 from adapmixed_ext.types import RandomSource
 
@@ -65,11 +65,11 @@ class PMixED(Mechanism):
         check_question(self.adjacency)
         epsilon, conversion = self._step(self.order)
         if not epsilon > conversion:
-            larger = larger_order(self.order, lambda order: self._step(order)[1], epsilon)
             of = "" if self.adjacency == "zero_out" else " of each of two zero-outs"
             raise ValueError(
                 f"epsilon{of} must be > {conversion!r}, the cost of the conversion at "
-                f"order {self.order!r} and delta {self.delta!r}, got {epsilon}{larger}"
+                f"order {self.order!r} and delta {self.delta!r}, got {epsilon}: a larger order "
+                "costs less"
             )
 
     @property

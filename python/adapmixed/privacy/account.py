@@ -1,8 +1,8 @@
-"""The sums of all charges of an accountant, and the settings and binding that they fall under.
+"""The sums of all charges of an accountant, and the settings that they fall under.
 
-Events of a fixed cost are counted. Realised losses and individual charges enter arrays, rounded up
-at each addition, so that the same events give the same bits on every machine. The module
-`guarantee` computes the ε that follows.
+Events are counted. The arrays of realised losses and individual charges are summed, rounded up at
+each addition, so that the same events give the same bits on every machine. The module `guarantee`
+computes the ε that follows.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from adapmixed.limits import (
     check_question,
 )
 from adapmixed.privacy.composition import adaptive_epsilon
-from adapmixed.privacy.conversions import larger_order, rdp_to_dp, zcdp_to_dp
-from adapmixed.privacy.encoding import CODECS, from_json, read_event, to_json
+from adapmixed.privacy.conversions import rdp_to_dp, zcdp_to_dp
+from adapmixed.privacy.encoding import READERS, from_json
 from adapmixed.privacy.events import (
+    Binding,
     Caveat,
-    Counted,
     Event,
     GaussianScreening,
     IndividualCharge,
@@ -39,33 +39,12 @@ from adapmixed.privacy.events import (
     PublicAnswer,
     RenyiBound,
     UnprotectedAnswer,
+    setting_of,
 )
 from adapmixed.privacy.rounding import array_add_up, times_up
 
 if TYPE_CHECKING:
     from adapmixed.mechanisms import Mechanism
-
-
-@dataclass(frozen=True)
-class Losses:
-    """Sums of realised losses, as upper bounds.
-
-    Attributes:
-        orders: K Rényi orders, fixed in advance.
-        adjacency: neighbours that the losses are about.
-        total: (N, K) float64, sums of the losses.
-        queries: number of queries whose losses were added.
-    """
-
-    orders: tuple[float, ...]
-    adjacency: str
-    total: NDArray[np.float64] = field(compare=False)
-    queries: int = 0
-
-    def add(self, event: LeaveOneOutLoss) -> Losses:
-        """Return the sums with one more event."""
-        total, queries = _summed(self.total, event.loss), self.queries + event.queries
-        return replace(self, total=total, queries=queries)
 
 
 @dataclass(frozen=True)
@@ -90,31 +69,6 @@ class Settings:
 
 
 @dataclass(frozen=True)
-class Binding:
-    """The mechanism and ensemble whose charges add up to one total.
-
-    Attributes:
-        mechanism: the mechanism's `repr`.
-        num_models: N.
-        measure: unit of the individual charges, "renyi" or "zcdp"; None without such charges.
-        order: Rényi order of the individual charges; None without one.
-        largest: largest individual charge of one answer, if answers have a bounded range.
-        ensemble: the ensemble's fingerprint; None for logits made by hand.
-        active_tokens: K of the active vocabulary; None if members speak about all tokens.
-        unit: the column whose every name has a member of its own; None if shards are protected.
-    """
-
-    mechanism: str
-    num_models: int
-    measure: str | None
-    order: float | None
-    largest: float | None
-    ensemble: str | None
-    active_tokens: int | None
-    unit: str | None = None
-
-
-@dataclass(frozen=True)
 class ShardBudget:
     """The largest sum of each member's own charges, fixed before the first query.
 
@@ -122,14 +76,12 @@ class ShardBudget:
     docs/theory/per-shard-budgets.md.
 
     Attributes:
-        measure: "renyi" if charges are D↔_order, "zcdp" if they are ρ.
         amount: B ≥ 0.
-        order: Rényi order > 1 for "renyi", None for "zcdp".
-        largest: for "zcdp", largest charge η²/8 of one answer, if all charges are of answers of a
-            bounded range; ε is then smaller. None if that is not known.
+        order: Rényi order > 1 if charges are D↔_order, None if they are ρ.
+        largest: largest charge ρ = η²/8 of one answer, if all charges are of answers of a bounded
+            range; ε is then smaller. None if that is not known.
     """
 
-    measure: str
     amount: float
     order: float | None = None
     largest: float | None = None
@@ -158,38 +110,28 @@ class ShardBudget:
         Raises:
             ValueError: the conversion to (ε, δ) at this order and delta costs more than epsilon.
         """
-        measure = "zcdp" if order is None else "renyi"
 
         def stated(amount: float) -> float:
-            return cls(measure, amount, order, largest).epsilon(delta, adjacency)
+            return cls(amount, order, largest).epsilon(delta, adjacency)
 
         if order is not None and stated(0.0) > epsilon:
-
-            def cost(other: float) -> float:
-                return cls(measure, 0.0, other).epsilon(delta, adjacency)
-
             raise ValueError(
                 f"epsilon must be > {stated(0.0)!r}, the cost of the conversion at order {order!r} "
-                f"and delta {delta!r}, got {epsilon!r}{larger_order(order, cost, epsilon)}"
+                f"and delta {delta!r}, got {epsilon!r}: a larger order costs less"
             )
         low, high = 0.0, 1.0
         while stated(high) <= epsilon:
             low, high = high, 2 * high
-        for _ in range(200):
-            middle = (low + high) / 2
-            if middle in (low, high):
-                break
+        while (middle := (low + high) / 2) not in (low, high):
             low, high = (middle, high) if stated(middle) <= epsilon else (low, middle)
-        return cls(measure, low, order, largest)
+        return cls(low, order, largest)
 
-    @lru_cache(maxsize=256)  # noqa: B019  (a budget is a few numbers, and the cache is small)
     def epsilon(self, delta: float, adjacency: str = "zero_out") -> float:
         """Return ε at δ for any number of tokens, rounded up.
 
         The theorem is in docs/theory/per-shard-budgets.md. For replace-one, the statement passes
-        through the emptied shard. With "renyi", twice the Rényi budget is no bound there, so the
-        result is 2 ε(δ₁) with δ₁ = δ/(1 + e^ε(δ₁)). With "zcdp", all charges become four times as
-        large.
+        through the emptied shard. Twice the Rényi budget is no bound there, so the result is
+        2 ε(δ₁) with δ₁ = δ/(1 + e^ε(δ₁)). Charges ρ become four times as large.
 
         Args:
             delta: δ in (0, 1).
@@ -207,32 +149,42 @@ class ShardBudget:
 
 @dataclass(frozen=True)
 class Account:
-    """The settings, the binding and the sums of all charges. :meth:`added` returns another account.
+    """The settings, and the sums of all charges. :meth:`added` returns another account.
 
     Attributes:
         settings: settings of the accountant.
-        binding: None before the first ticket is charged, and if only events were added.
-        budget: budget of every shard; None until the binding or an individual charge fixes it.
-        counts: number of answered queries by event of a fixed cost, whose own `queries` is 0.
-        losses: sums of realised losses; None before the first.
-        spent: (N,) float64, sums of individual charges; None before the first.
-        charged: number of queries that were charged individually.
-        caveats: names of `CAVEATS`.
+        counts: number of answered queries by event; the keys are of no query (`setting_of`).
+        total: (N, K) sums of realised losses or (N,) of individual charges, float64, as upper
+            bounds; None before the first.
     """
 
     settings: Settings
-    binding: Binding | None = None
-    budget: ShardBudget | None = None
-    counts: Mapping[Counted, int] = field(default_factory=dict)
-    losses: Losses | None = None
-    spent: NDArray[np.float64] | None = field(default=None, compare=False)
-    charged: int = 0
-    caveats: frozenset[str] = frozenset()
+    counts: Mapping[Event, int] = field(default_factory=dict)
+    total: NDArray[np.float64] | None = field(default=None, compare=False)
 
     @property
     def empty(self) -> bool:
         """True if nothing was charged and no event was added."""
-        return not (self.counts or self.caveats or self.losses) and self.spent is None
+        return all(isinstance(event, Binding) for event in self.counts)
+
+    @property
+    def binding(self) -> Binding | None:
+        """None before the first ticket is charged, and if only events were added."""
+        return next(iter(self.of(Binding)), None)
+
+    @property
+    def budget(self) -> ShardBudget | None:
+        """Budget of every shard; None until the binding or an individual charge fixes it.
+
+        Raises:
+            ValueError: the conversion at their order costs more than ε.
+        """
+        found, asked = [*self.of(Binding), *self.of(IndividualCharge)], self.settings
+        if not found or asked.epsilon is None:
+            return None
+        largest = getattr(found[0], "largest", None)
+        of = asked.epsilon, asked.delta, found[0].order, asked.adjacency, largest
+        return ShardBudget.for_epsilon(*of)
 
     def bound_to(self, mechanism: Mechanism, num_models: int, origin: Origin) -> Account:
         """Return the account bound to this mechanism and ensemble, or this one if it is already.
@@ -242,38 +194,13 @@ class Account:
                 under the account's settings.
         """
         _check_fits(mechanism, self.settings)
-        measure, order = mechanism.measure or (None, None)
+        _, order = mechanism.measure or (None, None)
         models = check_models(num_models)
         largest = mechanism.largest_charge(models)
         active = check_active(origin.active_tokens, "active_tokens")
-        of = measure, order, largest, origin.ensemble, active, origin.unit
-        return self.bound(Binding(_described(mechanism), models, *of))
-
-    def bound(self, binding: Binding) -> Account:
-        """Return the account with this binding, or this account if it has it already.
-
-        Raises:
-            ValueError: the account has another binding, or events were added to it.
-        """
-        if self.binding == binding:
-            return self
-        if self.binding is None and not self.empty:
-            raise ValueError(
-                "accountant must have charged nothing before it is bound to a mechanism, got one "
-                "to which events were added: tickets need an accountant of their own"
-            )
-        if self.binding is not None:
-            # A fingerprint is a digest of the private members, so no message shows it.
-            told = replace(self.binding, ensemble=binding.ensemble, largest=binding.largest)
-            was, now = _differences(told, binding)
-            differ = f"{was!r}, got {now!r}" if was else "got another ensemble"
-            raise ValueError(
-                f"accountant must be charged for what it is bound to, {differ}: "
-                "another mechanism or ensemble, also one with a member retrained or withdrawn, "
-                "needs an accountant of its own (another --ledger), whose ε and δ add"
-            )
-        budget = self._budget(binding.measure, binding.order, binding.largest)
-        return replace(self, binding=binding, budget=budget)
+        of = order, largest, origin.ensemble, active, origin.unit
+        binding = Binding(_described(mechanism), models, *of)
+        return self if self.binding == binding else self.added([binding])
 
     def added(self, events: Iterable[Event]) -> Account:
         """Return the account with all of these events, in order.
@@ -288,55 +215,44 @@ class Account:
         return found
 
     def _added(self, event: Event) -> Account:
-        if isinstance(event, Caveat):
-            return replace(self, caveats=self.caveats | {event.name})
-        if isinstance(event, IndividualCharge):
-            return self._charged(event)
-        if not isinstance(event, Counted | LeaveOneOutLoss):
+        if not isinstance(event, Event):
             raise ValueError(f"events must be privacy events, got {type(event).__name__}")
-        if self.settings.epsilon is not None and not isinstance(event, PublicAnswer):
-            raise ValueError(
-                "events must be IndividualCharge under a budget of every shard, got "
-                f"{type(event).__name__}: its cost is not one member's own"
-            )
-        self._check_family(event)
-        if isinstance(event, LeaveOneOutLoss):
-            self._check_orders(event.orders, event.adjacency)
-            empty = Losses(event.orders, event.adjacency, np.zeros(event.loss.shape[::2]))
-            return replace(self, losses=(self.losses or empty).add(event))
-        setting, counts = replace(event, queries=0), dict(self.counts)
-        if isinstance(event, RenyiBound):
-            self._check_orders((event.order,), event.adjacency)
-        self._check_plan(event, setting)
-        counts[setting] = counts.get(setting, 0) + event.queries
-        return replace(self, counts=counts)
+        self._check_joins(event)
+        setting, queries = setting_of(event)
+        self._check_plan(setting, queries)
+        counts, total = {**self.counts, setting: self.counts.get(setting, 0) + queries}, self.total
+        if isinstance(event, LeaveOneOutLoss | IndividualCharge):
+            values = event.loss if isinstance(event, LeaveOneOutLoss) else event.charge
+            total = np.zeros((len(values), *values.shape[2:])) if total is None else total
+            for position in range(queries):
+                total = array_add_up(total, values[:, position])
+        found = replace(self, counts=counts, total=total)
+        found._check_budget(event)
+        return found
 
-    def _charged(self, event: IndividualCharge) -> Account:
-        budget = self.budget or self._budget(event.measure, event.order)
-        if budget is None:
+    def _check_budget(self, event: Event) -> None:
+        """Raise ValueError unless every shard has a budget, and the last event kept within it."""
+        budget = self.budget
+        if not isinstance(event, IndividualCharge):
+            return
+        if budget is None or self.total is None:
             raise ValueError(
                 "epsilon must be given to an accountant of IndividualCharges: without a budget of "
                 "every shard they give no guarantee"
             )
-        if (event.measure, event.order) != (budget.measure, budget.order):
+        if event.order != budget.order:
             raise ValueError(
-                f"measure and order must be those of the budget, "
-                f"{(budget.measure, budget.order)!r}, got {(event.measure, event.order)!r}"
+                f"order must be that of the budget, {budget.order!r}, got {event.order!r}"
             )
-        self._check_family(event)
         if budget.largest is not None and (event.charge > budget.largest).any():
             raise ValueError(
                 f"charge must be <= {budget.largest!r}, the largest of one answer, got one above it"
             )
-        spent = np.zeros(event.num_models) if self.spent is None else self.spent
-        spent = _summed(spent, event.charge)
-        if (spent > budget.amount).any():
+        if (self.total > budget.amount).any():
             raise ValueError(
                 f"charge must keep every shard within its budget {budget.amount!r}, got one that "
                 "exceeds it"
             )
-        charged = self.charged + event.queries
-        return replace(self, budget=budget, spent=spent, charged=charged)
 
     def admit(self, charge: NDArray[np.float64]) -> NDArray[np.bool_]:
         """Return which members may contribute, one position after another.
@@ -350,21 +266,31 @@ class Account:
         Returns:
             (N, B) bool, True for members that contribute. Private.
         """
-        assert self.budget is not None  # a binding to a mechanism with charges has fixed it
+        budget = self.budget
+        assert budget is not None  # a binding to a mechanism with charges has fixed it
         active = np.zeros(charge.shape, dtype=np.bool_)
-        spent = np.zeros(len(charge)) if self.spent is None else self.spent
+        spent = np.zeros(len(charge)) if self.total is None else self.total
         for position in range(charge.shape[1]):
             total = array_add_up(spent, charge[:, position])
-            active[:, position] = total <= self.budget.amount
+            active[:, position] = total <= budget.amount
             spent = np.where(active[:, position], total, spent)
         return active
 
-    def _check_family(self, event: Counted | LeaveOneOutLoss | IndividualCharge) -> None:
-        method, known = event.method, self.method
-        if None not in (method, known) and method != known:
+    def _check_joins(self, event: Event) -> None:
+        """Raise unless the cost of an event can be added to the others."""
+        if isinstance(event, Binding):
+            return self._check_binds(event)
+        name = type(event).__name__
+        own = isinstance(event, IndividualCharge | PublicAnswer | Caveat)
+        if self.settings.epsilon is not None and not own:
             raise ValueError(
-                f"events must come from one mechanism, got {type(event).__name__} after a total of "
-                f"method {known!r}: no joint total is proved; keep an accountant for each, whose "
+                f"events must be IndividualCharge under a budget of every shard, got {name}: its "
+                "cost is not one member's own"
+            )
+        if None not in (event.method, self.method) and event.method != self.method:
+            raise ValueError(
+                f"events must come from one mechanism, got {name} after a total of method "
+                f"{self.method!r}: no joint total is proved; keep an accountant for each, whose "
                 "fixed ε and δ add"
             )
         models = getattr(event, "num_models", None)
@@ -372,47 +298,53 @@ class Account:
             raise ValueError(
                 f"num_models must be the same in every event, got {models} after {self.num_models}"
             )
+        if isinstance(event, LeaveOneOutLoss | RenyiBound):
+            here = event.orders, event.adjacency
+            if self.renyi not in (None, here):
+                raise ValueError(
+                    "orders and adjacency must be the same in every event, got "
+                    f"{here!r} after {self.renyi!r}"
+                )
+
+    def _check_binds(self, binding: Binding) -> None:
+        """Raise ValueError if the account has another binding, or events were added to it."""
+        if not (self.binding or self.empty):
+            raise ValueError(
+                "accountant must have charged nothing before it is bound to a mechanism, got one "
+                "to which events were added: tickets need an accountant of their own"
+            )
+        if self.binding not in (None, binding):
+            # A fingerprint is a digest of the private members, so no message shows it.
+            told = replace(self.binding, ensemble=binding.ensemble, largest=binding.largest)
+            was, now = _differences(told, binding)
+            differ = f"{was!r}, got {now!r}" if was else "got another ensemble"
+            raise ValueError(
+                f"accountant must be charged for what it is bound to, {differ}: "
+                "another mechanism or ensemble, also one with a member retrained or withdrawn, "
+                "needs an accountant of its own (another --ledger), whose ε and δ add"
+            )
 
     @property
     def method(self) -> str | None:
         """The method that composes all charges, of each event; None before the first cost."""
-        if self.spent is not None:
-            return IndividualCharge.method
-        if self.losses is not None:
-            return LeaveOneOutLoss.method
         return next(filter(None, (event.method for event in self.counts)), None)
 
     @property
     def num_models(self) -> int | None:
-        """N; None until an event names it."""
-        if self.losses is not None:
-            return len(self.losses.total)
-        if self.spent is not None:
-            return len(self.spent)
-        return next((int(e.num_models) for e in self.counts if hasattr(e, "num_models")), None)
-
-    def _check_orders(self, orders: tuple[float, ...], adjacency: str) -> None:
-        known = self.renyi
-        if known is not None and known != (orders, adjacency):
-            raise ValueError(
-                "orders and adjacency must be the same in every event, got "
-                f"{(orders, adjacency)!r} after {known!r}"
-            )
+        """N of the costs; None before the first one."""
+        return next((int(e.num_models) for e in self.counts if e.method), None)
 
     @property
     def renyi(self) -> tuple[tuple[float, ...], str] | None:
         """Rényi orders and the neighbours of their costs; None without Rényi costs."""
-        if self.losses is not None:
-            return self.losses.orders, self.losses.adjacency
-        for bound in self.of(RenyiBound):
-            return (bound.order,), bound.adjacency
-        return None
+        found = (e for e in self.counts if isinstance(e, LeaveOneOutLoss | RenyiBound))
+        return next(((e.orders, e.adjacency) for e in found), None)
 
-    def _check_plan(self, event: Counted, setting: Counted) -> None:
-        budget = getattr(event, "budget", None)
+    def _check_plan(self, setting: Event, queries: int) -> None:
+        budget = getattr(setting, "budget", None)
         if budget is None:
             return
-        for known in self.of(type(event)):
+        for known in self.of(type(setting)):
             if known.budget is not None and known != setting:
                 was, now = _differences(known, setting)
                 raise ValueError(
@@ -420,7 +352,7 @@ class Account:
                     f"after {was!r}: settings and number must be fixed beforehand; another plan "
                     "needs another accountant, whose ε and δ add"
                 )
-        answered = self.counts.get(setting, 0) + event.queries
+        answered = self.counts.get(setting, 0) + queries
         if answered > budget:
             raise BudgetSpentError(
                 f"queries must stay within the {budget} that the guarantee was planned for, got "
@@ -430,6 +362,11 @@ class Account:
     def of(self, kind: type) -> list[Any]:
         """Return the counted events of one class."""
         return [event for event in self.counts if isinstance(event, kind)]
+
+    @property
+    def charged(self) -> dict[Event, int]:
+        """Number of charged queries by event: the first one of a plan charges the whole plan."""
+        return {e: getattr(e, "budget", None) or n for e, n in self.counts.items()}
 
     @property
     def planned(self) -> int:
@@ -444,8 +381,7 @@ class Account:
     @property
     def queries(self) -> int:
         """Number of answered queries. A screening is part of an answer, not a query."""
-        counted = sum(n for e, n in self.counts.items() if not isinstance(e, GaussianScreening))
-        return counted + self.charged + (0 if self.losses is None else self.losses.queries)
+        return sum(n for e, n in self.counts.items() if not isinstance(e, GaussianScreening))
 
     @property
     def kind(self) -> str:
@@ -454,42 +390,13 @@ class Account:
             return "none"
         if any(bound.published for bound in self.of(RenyiBound)):
             return "published"
-        if self.losses is not None:
+        if self.of(LeaveOneOutLoss):
             return "data-dependent, ex-post"
-        counts = self.counts.items()
-        priced = any(n or getattr(e, "budget", None) for e, n in counts if e.method)
-        return "fixed" if priced or self.spent is not None else "public"
-
-    def _budget(
-        self, measure: str | None, order: float | None, largest: float | None = None
-    ) -> ShardBudget | None:
-        epsilon, delta = self.settings.epsilon, self.settings.delta
-        if epsilon is None or measure is None:
-            return None
-        adjacency = self.settings.adjacency
-        return ShardBudget.for_epsilon(epsilon, delta, order, adjacency, largest)
+        priced = any(n for e, n in self.charged.items() if e.method)
+        return "fixed" if priced or self.total is not None else "public"
 
 
-def _summed(total: NDArray[np.float64], values: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return (N, ...) sums with the (N, B, ...) values of B queries, one after another."""
-    for position in range(values.shape[1]):
-        total = array_add_up(total, values[:, position])
-    return total
-
-
-def _read_counts(written: list[Any]) -> dict[Any, int]:
-    events: list[Any] = [read_event(one) for one in written]
-    return {replace(event, queries=0): event.queries for event in events}
-
-
-# How `to_json` writes the fields of an account.
-for _kind in (Settings, Binding, ShardBudget, Losses):
-    CODECS[_kind.__name__] = to_json, partial(from_json, _kind)
-CODECS["frozenset[str]"] = sorted, frozenset
-CODECS["Mapping[Counted, int]"] = (  # each event with its number of queries
-    lambda counts: [to_json(replace(event, queries=n)) for event, n in counts.items()],
-    _read_counts,
-)
+READERS["Settings"] = partial(from_json, Settings)
 
 
 def _differences(known: Any, given: Any) -> tuple[dict[str, Any], dict[str, Any]]:

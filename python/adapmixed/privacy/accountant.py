@@ -12,11 +12,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from adapmixed.limits import check_delta, check_queries
-from adapmixed.privacy.account import Account, Binding, Settings, ShardBudget, check_left
+from adapmixed.privacy.account import Account, Settings, ShardBudget, check_left
 from adapmixed.privacy.encoding import from_json, to_json
-from adapmixed.privacy.events import BY_HAND, Caveat, Event, IndividualCharge, Origin
+from adapmixed.privacy.events import BY_HAND, Binding, Caveat, Event, IndividualCharge, Origin
 from adapmixed.privacy.guarantee import Guarantee, fixed_epsilon, guarantee_of, parts_of
-from adapmixed.privacy.ledger import Content, Ledger
+from adapmixed.privacy.ledger import Ledger
 from adapmixed.privacy.register import enter
 
 if TYPE_CHECKING:
@@ -109,9 +109,8 @@ class Accountant:
             ValueError: as :attr:`limit`.
         """
         self._check_budget("spent")
-        account = self._account
-        models = account.num_models if account.binding is None else account.binding.num_models
-        return np.zeros(models or 0) if account.spent is None else account.spent.copy()
+        spent, binding = self._account.total, self._account.binding
+        return spent.copy() if spent is not None else np.zeros(binding.num_models if binding else 0)
 
     @property
     def limit(self) -> float:
@@ -167,8 +166,8 @@ class Accountant:
         self._ensembles.setdefault(os.path.realpath(ensemble), None)
 
     def _bind(self, account: Account) -> None:
-        if account is not self._account and account.binding is not None:
-            self._commit(account.binding, account)
+        if account is not self._account:
+            self._commit(account.of(Binding), account)
 
     def check_left(self, mechanism: Mechanism, queries: int) -> None:
         """Check that the mechanism's plan has room for so many more queries.
@@ -262,8 +261,8 @@ class Accountant:
                     "spends of its own budget depends on the rows"
                 )
             active = bound.admit(charges)
-            paid = np.where(active, charges, 0.0)
-            own = IndividualCharge(bound.budget.measure, bound.budget.order, paid)
+            assert mechanism.measure is not None  # without, no account has a budget
+            own = IndividualCharge(*mechanism.measure, np.where(active, charges, 0.0))
             events = [own, *(event for event in events if isinstance(event, Caveat))]
         charged = self._added(bound, events)
         self._bind(bound)
@@ -302,16 +301,16 @@ class Accountant:
         self.check_seeded(Caveat("seeded") in events)
         return account.added(events)
 
-    def _commit(self, entry: Content, account: Account) -> None:
+    def _commit(self, events: Sequence[Event], account: Account) -> None:
         if self._ledger is None:
             self._kept = account
             return
         has = account.kind, *account.counts  # decide what the register has
         for ensemble, had in [*self._ensembles.items()]:
-            if not isinstance(entry, Binding) and had != has:
+            if not account.empty and had != has:
                 enter(ensemble, replace(self._ledger.reading, account=account))
                 self._ensembles[ensemble] = has
-        self._ledger.append(entry, account)
+        self._ledger.append(events, account)
 
     def guarantee(self, adjacency: str | None = None) -> Guarantee:
         """Return the guarantee of all charges so far.

@@ -7,7 +7,6 @@ Every cost is rounded up (`rounding`). Arguments of exact value 0 cost exactly 0
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from functools import lru_cache
 
 from adapmixed.privacy.rounding import sum_up, up
@@ -33,18 +32,6 @@ def c_alpha(order: float, delta: float) -> float:
     # log1p keeps digits for large orders; below 2 the difference order - 1 is exact.
     first = math.log1p(-1 / order) if order >= 2 else math.log((order - 1) / order)
     return sum_up(first, -math.log(delta) / (order - 1), -math.log(order) / (order - 1))
-
-
-def larger_order(order: float, cost: Callable[[float], float], epsilon: float) -> str:
-    """Return a clause that names a larger order whose conversion costs at most half of ε.
-
-    It is "; a larger order costs less, for instance order=…", or "" if doubling finds none.
-    """
-    for doublings in range(1, 17):
-        found = order * 2.0**doublings
-        if cost(found) <= epsilon / 2:
-            return f"; a larger order costs less, for instance order={found:g}"
-    return ""
 
 
 def rdp_to_dp(order: float, epsilon: float, delta: float, adjacency: str = "zero_out") -> float:

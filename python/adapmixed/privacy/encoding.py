@@ -1,7 +1,7 @@
 """Dataclasses and events as JSON text that gives back every bit.
 
-The type of a field decides how its value is written. Numbers keep the digits that give the same
-float64 again, infinity is the string "inf", and arrays are base64 of little-endian float64.
+Numbers keep the digits that give the same float64 again, infinity is the string "inf", and arrays
+are base64 of little-endian float64. The declared type of a field decides how it is read.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import base64
 import json
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import fields
+from dataclasses import fields, is_dataclass
 from functools import partial
 from typing import Any, NoReturn, TypeVar, get_args
 
@@ -32,13 +32,24 @@ def exactly(kind: type, value: Any) -> Any:
     return value
 
 
-def write_real(value: float) -> float | str:
-    """Return a float64 as a JSON value; +inf becomes "inf"."""
-    return "inf" if value == math.inf else exactly(float, value)
+def written(value: Any) -> Any:
+    """Return a dataclass, an accountant, an array, or a number or several as a JSON value."""
+    if is_dataclass(value):
+        return to_json(value)
+    if hasattr(value, "state"):
+        return value.state()
+    if isinstance(value, np.ndarray):
+        data = np.ascontiguousarray(value, dtype="<f8").tobytes()
+        return {"shape": list(value.shape), "data": base64.b64encode(data).decode("ascii")}
+    if isinstance(value, Mapping):
+        return [[written(key), written(one)] for key, one in value.items()]
+    if isinstance(value, tuple):
+        return [written(one) for one in value]
+    return "inf" if value == math.inf else value
 
 
 def read_real(value: Any) -> float:
-    """Return the float64 that `write_real` has written."""
+    """Return a float64 as `written`."""
     if value == "inf":
         return math.inf
     number: float = exactly(float, value)
@@ -47,79 +58,62 @@ def read_real(value: Any) -> float:
     return number
 
 
-def write_array(value: NDArray[np.float64]) -> dict[str, Any]:
-    """Return a float64 array as a JSON object with its shape and its bytes in base64."""
-    data = np.ascontiguousarray(value, dtype="<f8").tobytes()
-    return {"shape": list(value.shape), "data": base64.b64encode(data).decode("ascii")}
-
-
-def read_array(written: Any) -> NDArray[np.float64]:
-    """Return the float64 array that `write_array` has written."""
-    check_keys("array", written, {"shape", "data"})
-    shape = [exactly(int, length) for length in exactly(list, written["shape"])]
-    data = base64.b64decode(exactly(str, written["data"]), validate=True)
+def read_array(found: Any) -> NDArray[np.float64]:
+    """Return a float64 array as `written`."""
+    check_keys("array", found, {"shape", "data"})
+    shape = [exactly(int, length) for length in exactly(list, found["shape"])]
+    data = base64.b64decode(exactly(str, found["data"]), validate=True)
     if min(shape, default=0) < 0 or len(data) != 8 * math.prod(shape):
         raise ValueError(f"must hold {shape} numbers, got {len(data)} bytes")
     return np.frombuffer(data, dtype="<f8").astype(np.float64).reshape(shape)
 
 
-CODECS: dict[str, tuple[Callable[[Any], Any], Callable[[Any], Any]]] = {
-    **{
-        kind.__name__: (partial(exactly, kind), partial(exactly, kind)) for kind in (int, str, bool)
+READERS: dict[str, Callable[[Any], Any]] = {
+    **{kind.__name__: partial(exactly, kind) for kind in (int, str, bool)},
+    "float": read_real,
+    "tuple[float, ...]": lambda found: tuple(map(read_real, exactly(list, found))),
+    "NDArray[np.float64]": read_array,
+    "Mapping[Event, int]": lambda found: {
+        read_event(event): exactly(int, queries) for event, queries in found
     },
-    "float": (write_real, read_real),
-    "tuple[float, ...]": (
-        lambda value: [write_real(number) for number in value],
-        lambda written: tuple(read_real(number) for number in exactly(list, written)),
-    ),
-    "NDArray[np.float64]": (write_array, read_array),
 }
-"""How fields of a declared type are written, and read. `account` adds its own."""
+"""How a field of a declared type is read. Other modules add their own."""
 
 
-def _converted(name: str, kind: str, value: Any, *, read: bool) -> Any:
-    """Return a field's value as it is written, or read from a file."""
-    if value is None and kind.endswith(" | None"):
+def _read(name: str, kind: str, found: Any) -> Any:
+    if found is None and kind.endswith(" | None"):
         return None
     try:
-        return CODECS[kind.removesuffix(" | None")][read](value)
+        return READERS[kind.removesuffix(" | None")](found)
     except (TypeError, ValueError) as error:
         raise ValueError(f"{name} {error}") from error
 
 
 def to_json(value: Any) -> dict[str, Any]:
-    """Return a dataclass as a JSON object, each field by its declared type.
-
-    An event has its class name under "event".
-    """
+    """Return a dataclass as a JSON object. An event has its class name under "event"."""
     name = type(value).__name__
     head = {"event": name} if EVENTS.get(name) is type(value) else {}
-    return head | {
-        one.name: _converted(one.name, str(one.type), getattr(value, one.name), read=False)
-        for one in fields(value)
-    }
+    return head | {one.name: written(getattr(value, one.name)) for one in fields(value)}
 
 
-def from_json(kind: type[T], written: Any) -> T:
+def from_json(kind: type[T], found: Any) -> T:
     """Return the object of this class that `to_json` has written.
 
     Raises:
         ValueError: a field is missing, unknown, of another type, or not valid for the class.
     """
     known = {one.name: str(one.type) for one in fields(kind)}  # type: ignore[arg-type]
-    check_keys(kind.__name__, written, known)
-    return kind(
-        **{name: _converted(name, of, written[name], read=True) for name, of in known.items()}
-    )
+    check_keys(kind.__name__, found, known)
+    return kind(**{name: _read(name, of, found[name]) for name, of in known.items()})
 
 
-def read_event(written: Any) -> Event:
+def read_event(found: Any) -> Event:
     """Return the event that `to_json` has written.
 
     Raises:
         ValueError: the event is unknown, so it cannot be charged, or a field is not valid.
     """
-    given = dict(exactly(dict, written))
+    given = dict(exactly(dict, found))
     name = given.pop("event", None)
     if type(name) is not str or name not in EVENTS:
         raise ValueError(f"event must be one of {', '.join(EVENTS)}, got {name!r}")
@@ -141,9 +135,9 @@ def _no_constant(name: str) -> NoReturn:
     raise ValueError(f"numbers must be finite, got {name}")
 
 
-def check_keys(name: str, written: Any, keys: Mapping[str, Any] | set[str]) -> dict[str, Any]:
+def check_keys(name: str, found: Any, keys: Mapping[str, Any] | set[str]) -> dict[str, Any]:
     """Return the object if it has these keys and no others; raise ValueError otherwise."""
-    if type(written) is not dict or set(written) != set(keys):
-        found = ", ".join(written) if isinstance(written, dict) else repr(written)
-        raise ValueError(f"{name} must have {', '.join(keys)}, got {found}")
-    return written
+    if type(found) is not dict or set(found) != set(keys):
+        given = ", ".join(found) if isinstance(found, dict) else repr(found)
+        raise ValueError(f"{name} must have {', '.join(keys)}, got {given}")
+    return found

@@ -3,8 +3,9 @@
 A mechanism emits events and does no accounting. Every answered query appears in exactly one of the
 answering events: `LeaveOneOutLoss`, `RenyiBound`, `ClippedAnswer`, `BoundedRangeAnswer`,
 `IndividualCharge`, `PublicAnswer` or `UnprotectedAnswer`. A noisy screening before the answer
-appears in a `GaussianScreening` as well. A `Caveat` names an assumption that was not met. `method`
-is how an event is composed to a total (`Guarantee.method`), None for one that fits any.
+appears in a `GaussianScreening` as well. A `Caveat` names an assumption that was not met, and the
+`Binding` whose answers these are. `method` is how an event is composed to a total
+(`Guarantee.method`), None for one that fits any.
 
 Shapes: N = `num_models`, B = queries of the event, K = number of Rényi orders. An event with a bad
 field raises a ValueError that names the field, its value and what is allowed.
@@ -13,13 +14,14 @@ field raises a ValueError that names the field, its value and what is allowed.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from adapmixed.limits import (
+    NEIGHBOURS,
     active_tokens,
     check_box,
     check_clip,
@@ -27,8 +29,8 @@ from adapmixed.limits import (
     check_flag,
     check_measure,
     check_models,
-    check_neighbours,
     check_number,
+    check_option,
     check_optional_queries,
     check_queries,
     check_scale,
@@ -80,9 +82,11 @@ class GaussianScreening:
         _set(self, sigma=check_sigma(self.sigma))
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True)
 class LeaveOneOutLoss:
     """Realised losses D↔_α(p ‖ p') of every model at every answered query.
+
+    Two are equal if their orders and neighbours are, whatever the losses.
 
     Attributes:
         orders: K distinct Rényi orders α, each > 1 and finite, fixed before the first query.
@@ -94,7 +98,7 @@ class LeaveOneOutLoss:
     method: ClassVar[str] = "renyi"
 
     orders: tuple[float, ...]
-    loss: NDArray[np.float64]
+    loss: NDArray[np.float64] = field(compare=False)
     adjacency: str
 
     def __post_init__(self) -> None:
@@ -103,10 +107,9 @@ class LeaveOneOutLoss:
         orders = tuple(check_number("orders", order, above=1.0) for order in self.orders)
         if not orders or len(set(orders)) != len(orders):
             raise ValueError(f"orders must be one or more distinct Rényi orders, got {orders!r}")
-        shape = (None, None, len(orders))
-        _set(self, orders=orders, loss=checked_array("loss", self.loss, shape))
+        _set(self, orders=orders, loss=checked_array("loss", self.loss, len(orders)))
         check_models(self.num_models)
-        _set(self, adjacency=check_neighbours(self.adjacency))
+        check_option("adjacency", self.adjacency, NEIGHBOURS)
 
     @property
     def num_models(self) -> int:
@@ -149,6 +152,11 @@ class RenyiBound:
         _set(self, epsilon=check_number("epsilon", self.epsilon, least=0.0, infinite=True))
         check_flag("published", self.published)
         _check_counts(self)
+
+    @property
+    def orders(self) -> tuple[float, ...]:
+        """The Rényi order, as of `LeaveOneOutLoss`."""
+        return (self.order,)
 
     @property
     def adjacency(self) -> str:
@@ -221,9 +229,11 @@ class BoundedRangeAnswer:
         _check_counts(self)
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True)
 class IndividualCharge:
     """The charge of each member for answers under per-shard budgets.
+
+    Two are equal if their units are, whatever the charges.
 
     Attributes:
         measure: unit of the charges, "renyi" (D↔_order) or "zcdp" (ρ).
@@ -236,11 +246,11 @@ class IndividualCharge:
 
     measure: str
     order: float | None
-    charge: NDArray[np.float64]
+    charge: NDArray[np.float64] = field(compare=False)
 
     def __post_init__(self) -> None:
         _set(self, order=check_measure(self.measure, self.order))
-        _set(self, charge=checked_array("charge", self.charge, (None, None)))
+        _set(self, charge=checked_array("charge", self.charge))
         check_models(self.num_models)
 
     @property
@@ -296,11 +306,38 @@ class Caveat:
         name: one of `CAVEATS`.
     """
 
+    method: ClassVar[None] = None
+
     name: str
 
     def __post_init__(self) -> None:
         if self.name not in CAVEATS:
             raise ValueError(f"name must be one of {(*CAVEATS,)}, got {self.name!r}")
+
+
+@dataclass(frozen=True)
+class Binding:
+    """The mechanism and ensemble whose charges add up to one total. It costs nothing.
+
+    Attributes:
+        mechanism: the mechanism's `repr`.
+        num_models: N.
+        order: Rényi order of the individual charges; None without one.
+        largest: largest individual charge of one answer, if answers have a bounded range.
+        ensemble: the ensemble's fingerprint; None for logits made by hand.
+        active_tokens: K of the active vocabulary; None if members speak about all tokens.
+        unit: the column whose every name has a member of its own; None if shards are protected.
+    """
+
+    method: ClassVar[None] = None
+
+    mechanism: str
+    num_models: int
+    order: float | None
+    largest: float | None
+    ensemble: str | None
+    active_tokens: int | None
+    unit: str | None = None
 
 
 @dataclass(frozen=True)
@@ -334,31 +371,44 @@ class Origin:
 BY_HAND = Origin()
 """Origin of logits whose ensemble is not known."""
 
-Counted = (
+Event = (
     GaussianScreening
+    | LeaveOneOutLoss
     | RenyiBound
     | ClippedAnswer
     | BoundedRangeAnswer
+    | IndividualCharge
     | PublicAnswer
     | UnprotectedAnswer
+    | Caveat
+    | Binding
 )
-"""Events whose cost does not depend on private data."""
-
-Event = Counted | LeaveOneOutLoss | IndividualCharge | Caveat
 """Any privacy event."""
+
+
+def setting_of(event: Event) -> tuple[Event, int]:
+    """Return an event of no query, which is the key of its sums, and its number of queries."""
+    if isinstance(event, LeaveOneOutLoss):
+        return replace(event, loss=event.loss[:, :0]), event.queries
+    if isinstance(event, IndividualCharge):
+        return replace(event, charge=event.charge[:, :0]), event.queries
+    if isinstance(event, Caveat | Binding):
+        return event, 0
+    return replace(event, queries=0), event.queries
+
 
 Pay = Callable[[Sequence[Event], NDArray[np.float64] | None], NDArray[np.bool_] | None]
 """A function that charges the events of an answer, or under budgets the (N, B) charges of its
 members. It returns which members were charged, (N, B) bool; None for the whole ensemble."""
 
 
-def checked_array(name: str, values: Any, shape: tuple[int | None, ...]) -> NDArray[np.float64]:
-    """Return a read-only copy of a float64 array of upper bounds.
+def checked_array(name: str, values: Any, *orders: int) -> NDArray[np.float64]:
+    """Return a read-only copy of a float64 array of upper bounds, (N, B, *orders).
 
     Args:
         name: name of the argument, for messages.
         values: float64 numpy array.
-        shape: allowed lengths, None for any. The first length must be at least 1.
+        orders: K, if the array has orders.
 
     Raises:
         ValueError: the type or shape is another one, or an entry is NaN or below 0.
@@ -367,11 +417,8 @@ def checked_array(name: str, values: Any, shape: tuple[int | None, ...]) -> NDAr
     if not isinstance(values, np.ndarray) or values.dtype != np.float64:
         found = getattr(values, "dtype", type(values).__name__)
         raise ValueError(f"{name} must be a float64 numpy array, got {found}")
-    fits = values.ndim == len(shape) and all(
-        want in (None, have) for want, have in zip(shape, values.shape, strict=True)
-    )
-    if not fits or values.shape[0] < 1:
-        wanted = ", ".join("any" if one is None else str(one) for one in shape)
+    if values.ndim != 2 + len(orders) or values.shape[2:] != orders or len(values) < 1:
+        wanted = ", ".join(["N, B", *map(str, orders)])
         raise ValueError(f"{name} must have shape ({wanted}), N >= 1, got {values.shape}")
     if np.isnan(values).any() or (values < 0).any():
         raise ValueError(f"{name} must be >= 0 and not NaN in every entry")

@@ -33,10 +33,10 @@ from adapmixed.privacy.costs import answer_range, bounded_range_rho, screening_r
 from adapmixed.privacy.events import (
     CAVEATS,
     BoundedRangeAnswer,
+    Caveat,
     ClippedAnswer,
-    Counted,
     GaussianScreening,
-    PublicAnswer,
+    LeaveOneOutLoss,
     RenyiBound,
 )
 from adapmixed.privacy.rounding import add_up, array_add_up, times_up, up
@@ -308,7 +308,7 @@ def guarantee_of(
         queries=queries,
         public_queries=public,
         budget=_covered(account),
-        caveats=tuple(name for name in CAVEATS if name in account.caveats),
+        caveats=tuple(name for name in CAVEATS if Caveat(name) in account.counts),
         unit=unit,
         replaced=_replaced_epsilon(account, delta, adjacency),
     )
@@ -371,34 +371,29 @@ def _bounded_range(account: Account, delta: float, adjacency: str) -> float:
     settings = [(one.scale, one.lower, one.upper, one.num_models, adjacency) for one in pools]
     if len(pools) == 1:
         span = answer_range(*settings[0])
-        return bounded_range_epsilon(span, _charged_queries(account, pools[0]), delta)
+        return bounded_range_epsilon(span, account.charged[pools[0]], delta)
     costs = [bounded_range_rho(*setting) for setting in settings]
     rho = 0.0
     for pool, cost in zip(pools, costs, strict=True):
-        rho = add_up(rho, times_up(_charged_queries(account, pool), cost))
+        rho = add_up(rho, times_up(account.charged[pool], cost))
     return adaptive_epsilon(rho, max(costs), delta)
-
-
-def _charged_queries(account: Account, event: Counted) -> int:
-    """Return how many queries are charged: the first one of a plan charges the whole plan."""
-    budget: int | None = getattr(event, "budget", None)
-    return account.counts[event] if budget is None else budget
 
 
 def _renyi(account: Account, delta: float, adjacency: str) -> Breakdown:
     rho = 0.0
     for event in account.counts:
-        if not isinstance(event, GaussianScreening | RenyiBound | PublicAnswer):
+        known = isinstance(event, GaussianScreening | RenyiBound | LeaveOneOutLoss)
+        if event.method and not known:
             raise TypeError(f"{type(event).__name__} has no cost here")
     for event in account.of(GaussianScreening):
         cost = screening_rho(event.weight, event.sigma, event.num_models)
-        rho = add_up(rho, times_up(account.counts[event], cost))
+        rho = add_up(rho, times_up(account.charged[event], cost))
     if account.renyi is None:  # screenings alone
         return _screenings(rho, delta)
     orders, _ = account.renyi
-    mixing = np.zeros((1, len(orders))) if account.losses is None else account.losses.total
+    mixing = np.zeros((1, len(orders))) if account.total is None else account.total
     for bound in account.of(RenyiBound):
-        cost = times_up(_charged_queries(account, bound), bound.epsilon)
+        cost = times_up(account.charged[bound], bound.epsilon)
         mixing = array_add_up(mixing, np.full((1, 1), cost))
     screening = np.array([times_up(order, rho) for order in orders])
     spent = array_add_up(mixing, screening)
@@ -449,4 +444,4 @@ def _covered(account: Account) -> int | None:
     """Return the number of queries that are planned, or None if some costs are not planned."""
     priced = [event for event in account.counts if event.method]
     plans = {getattr(event, "budget", None) for event in priced}
-    return plans.pop() if len(plans) == 1 and account.losses is None else None
+    return plans.pop() if len(plans) == 1 else None

@@ -3,7 +3,7 @@
 docs/how-to/keep-a-ledger.md states the promises and their limits; docs/reference/file-formats.md
 shows the file. It is a SQLite database in WAL mode with one table of records, each with a hash over
 all before it, one row of totals, and the tokens that a server's keys have used. Record 0 holds the
-settings, every other one the binding or the events of one charge. A charge takes three steps:
+settings, every other one the events of one charge. A charge takes three steps:
 
 1. It is added to a copy of the totals. If it cannot be charged, this raises before a write.
 2. One transaction adds its record and replaces the totals. Both are then on the device.
@@ -18,7 +18,6 @@ from __future__ import annotations
 import errno
 import fcntl
 import hashlib
-import logging
 import os
 import sqlite3
 import threading
@@ -39,7 +38,7 @@ from adapmixed.errors import (
     LedgerWriteError,
 )
 from adapmixed.files import check_locks, flush
-from adapmixed.privacy.account import Account, Binding, Settings
+from adapmixed.privacy.account import Account, Settings
 from adapmixed.privacy.encoding import (
     canonical,
     check_keys,
@@ -52,10 +51,9 @@ from adapmixed.privacy.encoding import (
 from adapmixed.privacy.events import Event
 from adapmixed.privacy.guarantee import Guarantee, guarantee_of
 
-_LOG = logging.getLogger(__name__)
 T = TypeVar("T")
 
-FORMAT_VERSION = 11
+FORMAT_VERSION = 12
 """Version of the format. It rises when the content or its meaning changes. Older files are not
 read."""
 
@@ -101,13 +99,9 @@ _DEVICE = {
 _BUSY = {sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED}
 
 
-Content = Binding | Sequence[Event]
-"""What a record after the first holds: the binding, or the events of one charge."""
-
-
 @dataclass(frozen=True)
 class Record:
-    """The settings, the binding, or the events of one charge, as stored.
+    """The settings, or the events of one charge or of the binding, as stored.
 
     Attributes:
         sequence: number of the record, from 0.
@@ -126,13 +120,9 @@ class Record:
         digest = _hash("record", previous, b"%d" % sequence, written.encode())
         return Record(sequence, written, digest)
 
-    def next(self, entry: Content) -> Record:
-        """Return the record of an entry that follows this one."""
-        if isinstance(entry, Binding):
-            written: dict[str, Any] = {"binding": to_json(entry)}
-        else:
-            written = {"events": [to_json(event) for event in entry]}
-        return Record.after(self, canonical(written))
+    def next(self, events: Sequence[Event]) -> Record:
+        """Return the record of events that follows this one."""
+        return Record.after(self, canonical({"events": [to_json(event) for event in events]}))
 
     def check_after(self, before: Record | None) -> None:
         """Raise LedgerCorruptError unless this is the record after another one, or the first."""
@@ -142,18 +132,15 @@ class Record:
         if self.hash != due.hash:
             raise LedgerCorruptError(f"record {due.sequence} was altered: its hash does not fit")
 
-    def entry(self) -> Content:
-        """Return the entry of a record after the first.
+    def events(self) -> list[Event]:
+        """Return the events of a record after the first.
 
         Raises:
             LedgerCorruptError: a part is missing or unknown, or a field has another type.
         """
         try:
-            written = exactly(dict, parse(self.text))
-            if set(written) == {"binding"}:
-                return from_json(Binding, written["binding"])
-            values = check_keys("record", written, {"events"})
-            return [read_event(one) for one in exactly(list, values["events"])]
+            written = check_keys("record", parse(self.text), {"events"})
+            return [read_event(one) for one in exactly(list, written["events"])]
         except (ValueError, TypeError, RecursionError) as error:
             raise LedgerCorruptError(
                 f"record {self.sequence} could not be read: {error}"
@@ -168,7 +155,7 @@ class Reading:
         path: path of the database.
         first: record 0.
         last: the last record.
-        account: settings, binding and totals. Private.
+        account: settings and totals. Private.
     """
 
     path: str
@@ -278,17 +265,16 @@ class Ledger:
             if isinstance(error, OSError) and not isinstance(error, LedgerError):
                 raise LedgerWriteError(f"{place} could not be opened: {error}") from error
             raise
-        _LOG.info("ledger %s: %d records", place, self.reading.charges)
 
-    def append(self, entry: Content, account: Account) -> None:
+    def append(self, events: Sequence[Event], account: Account) -> None:
         """Add one record, which is durable when this returns.
 
         After an error, nothing may be released, and this object can charge no more. The ledger may
         hold the charge when it is opened again.
 
         Args:
-            entry: what was charged.
-            account: the account with the record.
+            events: what was charged.
+            account: the account with them.
 
         Raises:
             LedgerClosedError: the ledger is closed, a charge failed before, or the file was
@@ -301,7 +287,7 @@ class Ledger:
         now = self.reading
         try:
             self._check_in_place()
-            self._write(Reading(self.path, now.first, now.last.next(entry), account))
+            self._write(Reading(self.path, now.first, now.last.next(events), account))
         except BaseException as error:
             self._unusable = f"a charge failed ({error or type(error).__name__})"
             raise
@@ -424,12 +410,9 @@ def _read(connection: sqlite3.Connection, place: str, whole: bool) -> Reading:
     settings = from_json(Settings, parse(reading.first.text)["settings"])
     last, account = reading.first, Account(settings)
     for record in _chain(rows, last):
-        last, entry = record, record.entry()
+        last, events = record, record.events()
         try:
-            if isinstance(entry, Binding):
-                account = account.bound(entry)
-            else:
-                account = account.added(entry)
+            account = account.added(events)
         except ValueError as error:
             raise LedgerCorruptError(
                 f"record {record.sequence} cannot be charged: {error}"

@@ -103,7 +103,6 @@ class Plan:
         queries: T, number of private answers that the plan is for.
         adjacency: "zero_out" or "replace_one".
         over_time: (queries, ε) pairs, the cost of the first `SHARES` of the queries.
-        note: a condition of the guarantee, or the limit at which the search ended; "" for none.
     """
 
     mechanism: str
@@ -114,7 +113,6 @@ class Plan:
     queries: int
     adjacency: str
     over_time: tuple[tuple[int, float], ...]
-    note: str = ""
 
 
 def plan(
@@ -182,22 +180,19 @@ def _clipped_mixing(
     def roughly(size: float) -> float:
         return renyi_epsilon(clipped_mixing_pair(*box(size), models, adjacency), queries, delta)
 
-    def cost(size: float, points: int = PLANNED_POINTS) -> float:
-        return clipped_mixing_epsilon(*box(size), models, queries, delta, adjacency, points=points)
+    def cost(size: float, points: int = PLANNED_POINTS, count: int = queries) -> float:
+        return clipped_mixing_epsilon(*box(size), models, count, delta, adjacency, points=points)
 
     size = largest_within(roughly, target, longest)
     size = largest_within(lambda size: cost(size, _SEARCH), target, longest, start=size)
     size = largest_within(cost, target, longest, start=size)
-    widest = math.log(MOST_BOX) / (1 + shape) * (1 - 1e-12)
-    lower, upper = box(min(size, widest))
+    size = min(size, math.log(MOST_BOX) / (1 + shape) * (1 - 1e-12))
 
     def shown(count: int) -> float:
-        points = PLANNED_POINTS if count == queries else _SHOWN
-        return clipped_mixing_epsilon(lower, upper, models, count, delta, adjacency, points=points)
+        return cost(size, PLANNED_POINTS if count == queries else _SHOWN, count)
 
-    settings = {"lower": lower, "upper": upper}
-    note = f"no box wider than {MOST_BOX:g} is tried" if size >= widest else ""
-    return _planned("clipped-mixing", settings, (delta, models, queries, adjacency), shown, note)
+    settings = dict(zip(("lower", "upper"), box(size), strict=True))
+    return _planned("clipped-mixing", settings, (delta, models, queries, adjacency), shown)
 
 
 def _log_pool(
@@ -212,9 +207,8 @@ def _log_pool(
     width = min(span * models / scale * (1 - 2 * RANGE_ERROR), widest)
     width = lowered(width, 0.0, lambda width: stated(width) <= target)
     settings = {"scale": scale, "lower": 0.0, "upper": width}
-    note = f"no clip wider than {widest:g} is tried" if width >= widest else ""
     common = delta, models, queries, adjacency
-    return _planned("clipped-log-pool", settings, common, partial(stated, width), note)
+    return _planned("clipped-log-pool", settings, common, partial(stated, width))
 
 
 @lru_cache(maxsize=8)  # it is the same for every scale
@@ -270,14 +264,11 @@ def _planned(
     settings: Mapping[str, float],
     common: tuple[float, int, int, str],
     cost: Callable[[int], float],
-    note: str = "",
 ) -> Plan:
     delta, models, queries, adjacency = common
     counts = [max(1, math.floor(share * queries)) for share in SHARES]
     over_time = tuple((count, cost(count)) for count in counts)
-    return Plan(
-        mechanism, settings, over_time[-1][1], delta, models, queries, adjacency, over_time, note
-    )
+    return Plan(mechanism, settings, over_time[-1][1], delta, models, queries, adjacency, over_time)
 
 
 def largest_within(

@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 
 from adapmixed.errors import LedgerCorruptError, LedgerError
 from adapmixed.files import remove_leftovers, write_file
-from adapmixed.limits import MOST_QUERIES
+from adapmixed.limits import check_queries
 from adapmixed.privacy.account import Account
 from adapmixed.privacy.events import ClippedAnswer
 from adapmixed.privacy.guarantee import Guarantee, fixed_epsilon, format_epsilon, guarantee_of
@@ -190,16 +190,17 @@ def _composed(accounts: Sequence[Account], way: str) -> float | None:
     if len(settings) != 1 or any(one.settings.epsilon is not None for one in accounts):
         return None
     queries, joint = Counter[Any](), Account(settings.pop())
-    for event, answered in (item for one in accounts for item in one.counts.items()):
-        plan: Any = {"budget": 1} if getattr(event, "budget", None) else {}
-        queries[replace(event, **plan)] += getattr(event, "budget", None) or answered
+    charged: list[tuple[Any, int]] = [item for one in accounts for item in one.charged.items()]
+    for event, count in charged:
+        if hasattr(event, "budget"):  # the plans' numbers add up
+            event = replace(event, budget=1 if isinstance(event, ClippedAnswer) else None)
+        queries[event] += count
     for event, count in queries.items():
-        if count > MOST_QUERIES:
-            return None
-        plan = {"budget": count if isinstance(event, ClippedAnswer) else None}
-        event = replace(event, queries=count, **(plan if hasattr(event, "budget") else {}))
+        if not event.method:
+            continue
+        whole = {"budget": count} if isinstance(event, ClippedAnswer) else {}
         try:
-            joint = joint.added([event])
-        except ValueError:  # of several mechanisms, boxes, orders or N
+            joint = joint.added([replace(event, queries=check_queries(count, least=0), **whole)])
+        except ValueError:  # of several mechanisms, boxes, orders or N, or too many
             return None
     return fixed_epsilon(joint, joint.settings.delta)

@@ -63,9 +63,8 @@ class Tree:
     def budget(self) -> ShardBudget:
         """The budget of every shard."""
         assert self.mechanism.measure is not None
-        measure, order = self.mechanism.measure
         largest = self.mechanism.largest_charge(self.models)
-        return ShardBudget(measure, self.amount, order, largest)
+        return ShardBudget(self.amount, self.mechanism.measure[1], largest)
 
     def node(self, history: History) -> tuple[Tensor, Tensor]:
         """Return (private (N, V), public (V,)) logits of the query after this history."""

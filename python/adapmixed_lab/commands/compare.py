@@ -21,8 +21,8 @@ from adapmixed.commands.options import (
     progress_bar,
     quiet_libraries,
     random_source,
-    write_private,
 )
+from adapmixed.files import write_file
 
 if TYPE_CHECKING:
     from adapmixed.ensemble import Ensemble
@@ -66,10 +66,12 @@ def run(arguments: argparse.Namespace) -> int:
     from adapmixed_lab.baselines.frontier import draw, methods, text, trained
     from adapmixed_lab.reproduce.dp_adapter import read_dp_adapter
 
-    adapters = [read_dp_adapter(folder) for folder in arguments.dp_adapter]
-    for adapter in adapters:
-        if (delta := adapter.guarantee.delta) != arguments.delta:
-            raise ValueError(f"--dp-adapter must have its ε at δ = {arguments.delta}, got {delta}")
+    adapters = {folder: read_dp_adapter(folder)[0] for folder in arguments.dp_adapter}
+    for stated in adapters.values():
+        if stated.delta != arguments.delta:
+            raise ValueError(
+                f"--dp-adapter must have its ε at δ = {arguments.delta}, got {stated.delta}"
+            )
     documents = read_text(arguments.text, name="--text")
     ensemble = load_ensemble(arguments, ALONE)
     texts = [document.text for document in documents]
@@ -94,13 +96,13 @@ def run(arguments: argparse.Namespace) -> int:
         )
 
     found = measured(ensemble, asked)
-    for adapter in adapters:
-        given = argparse.Namespace(**vars(arguments) | {"ensemble": [adapter.folder]})
+    for folder, stated in adapters.items():
+        given = argparse.Namespace(**vars(arguments) | {"ensemble": [folder]})
         alone = {"public": PublicOnly(), "adapter": Unprotected()}
-        found += [trained(measured(load_ensemble(given, ALONE), alone)[1], adapter.guarantee)]
+        found += [trained(measured(load_ensemble(given, ALONE), alone)[1], stated)]
     close()
     print(text(found))
     figure = draw(found)
-    write_private(arguments.out, figure.svg + "\n")
+    write_file(arguments.out, f"{figure.svg}\n".encode())
     print(f"wrote {arguments.out}: {figure.caption}")
     return 0

@@ -214,15 +214,14 @@ def _rows(found: Sequence[tuple[Evaluation, Any]], label: str) -> Iterator[tuple
 
 def _draw_weights(methods: Sequence[Evaluation]) -> DrawnFigure | None:
     """Draw the distribution of the weights λ, for every method that has weights."""
-    found = [(m, w) for m in methods if m.diagnosis and (w := m.diagnosis.weights) is not None]
+    found = [(m, d) for m in methods if (d := m.diagnosis) and d.weights.any()]
     if not found:
         return None
     with _rows(found, "share (%)") as (figure, each):
-        for axes, (_, weights) in zip(each, found, strict=True):
-            counts = [weights.zero, *weights.bins, weights.one]
-            width = 1 / len(weights.bins)
-            centres = [(place + 0.5) * width for place in range(len(weights.bins))]
-            shares = [100 * count / max(sum(counts), 1) for count in counts]
+        for axes, (_, counted) in zip(each, found, strict=True):
+            shares = 100 * counted.weights / counted.weights.sum()
+            width = 1 / (len(shares) - 2)
+            centres = [(place + 0.5) * width for place in range(len(shares) - 2)]
             axes.bar([-_EDGE, *centres, 1 + _EDGE], shares, 0.9 * width, color=COLOURS[0])
             ticks = [-_EDGE, 0.2, 0.4, 0.6, 0.8, 1 + _EDGE]
             axes.set_xticks(ticks, ["0", "0.2", "0.4", "0.6", "0.8", "1"])
@@ -252,7 +251,7 @@ def _draw_charges(methods: Sequence[Evaluation]) -> DrawnFigure | None:
             axes.set_ylim(bottom=0)
             _queries_axis(axes)
     caption = (
-        "Lines are single models, or quantiles over more than 128 models. Values are realised "
+        "Lines are single models. Values are realised "
         "losses: Rényi divergences in nats at the mechanism’s first order, without the cost of "
         "screening, which is the same for all models. Under a budget of every shard, values are "
         f"the charges of each shard. {_OPERATOR}"

@@ -180,7 +180,6 @@ def compare(
             ensemble, inputs.tokens, asked, runs=runs, queries=queries, delta=DELTA,
             rng=SeededRandom(inputs.seed), active=None, progress=inputs.progress,
             result=None if inputs.keep is None else inputs.keep / f"{state}{suffix}.state.json",
-            resume=inputs.keep is not None,
         )  # fmt: skip
         return {one.name: _ours(one, asked[one.name]) for one in found}
 

@@ -88,13 +88,13 @@ def test_an_accountant_that_lets_too_much_through_is_seen(monkeypatch: pytest.Mo
     with monkeypatch.context() as patch:  # what was spent before is forgotten
         admit = Account.admit
         patch.setattr(
-            Account, "admit", lambda self, charge: admit(replace(self, spent=None), charge)
+            Account, "admit", lambda self, charge: admit(replace(self, total=None), charge)
         )
         with pytest.raises(ValueError, match="charge must keep every shard within its budget"):
             audit._extremal_tree(*setting).divergence()
-        charged = Account._charged
+        added = Account._added
         patch.setattr(
-            Account, "_charged", lambda self, event: charged(replace(self, spent=None), event)
+            Account, "_added", lambda self, event: added(replace(self, total=None), event)
         )
         assert audit._extremal_tree(*setting).divergence() > 1.2
     with monkeypatch.context() as patch:  # an exhausted member answers all the same

@@ -12,6 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from report_cases import HOSTILE, Page, build, by_name, evaluation
 from trained_demo import DEMO_ENSEMBLE
@@ -20,8 +21,8 @@ from adapmixed.cli import main
 from adapmixed.data import demo_base
 from adapmixed.data.builtin import held_out_documents
 from adapmixed.ensemble import read_manifest, write_manifest
-from adapmixed.evaluation import Evaluation, Weights
-from adapmixed.evaluation.diagnostics import QUANTILES, Diagnosis, Utility
+from adapmixed.evaluation import Diagnostics, Evaluation
+from adapmixed.evaluation.diagnostics import Curve
 from adapmixed.report import validation_losses
 from adapmixed_lab.figures.figures import draw
 
@@ -30,34 +31,30 @@ pytestmark = pytest.mark.usefixtures("demo_ensemble")
 FORMATS = Path(__file__).parents[2] / "formats"
 
 
-def diagnosis(models: int = 5, **changes: Any) -> Diagnosis:
-    quantiles = models > 128
+def diagnosis(models: int = 5, **changes: Any) -> Diagnostics:
+    curve = Curve(64)
+    for done in (60, 120):
+        curve.add((done, *(0.001 * done * (i + 1) for i in range(models))))
     values: dict[str, Any] = dict(
-        models=models,
-        utility=Utility(bound=2.5, mean_bound=0.75, loss=4.1, ensemble_loss=4.0),
-        weights=Weights(zero=30, screened=20, bins=(1,) * 20, one=50),
-        charges=tuple(
-            (done, tuple(0.001 * done * (i + 1) for i in range(7 if quantiles else models)))
-            for done in (60, 120)
-        ),
-        quantiles=quantiles,
+        queries=100,
+        screened=20,
+        sums=np.array([2.5, 75.0, 410.0, 400.0]),
+        weights=np.array([30.0, *[1.0] * 20, 50.0]),
+        curve=curve,
     )
-    return Diagnosis(**(values | changes))
+    return Diagnostics(**(values | changes))
 
 
 def diagnosed() -> list[Evaluation]:
-    edge = Utility(*[math.inf] * 4)
-    kind = "data-dependent, ex-post"
-    plain = Diagnosis(0, None, None, (), False)
-    zero = Weights(7, 7, (0,) * 20, 0)
+    kind, zero = "data-dependent, ex-post", np.array([7.0, *[0.0] * 21])
+    edge = diagnosis(0, sums=np.full(4, math.inf), weights=zero, screened=7)
     return [
-        evaluation("public", "public", epsilon=0.0, diagnosis=plain),
+        evaluation("public", "public", epsilon=0.0, diagnosis=Diagnostics()),
         evaluation("some", kind, epsilon=1.0, diagnosis=diagnosis()),
         evaluation("many", kind, epsilon=1.0, screened=0.2, diagnosis=diagnosis(200)),
         evaluation("one" + HOSTILE, kind, epsilon=2.0, diagnosis=diagnosis(1)),
-        evaluation("edge", "fixed", epsilon=3.0, diagnosis=diagnosis(2, utility=edge, weights=zero,
-                   charges=((120, (0.0, 0.0)),))),
-    ]  # fmt: skip
+        evaluation("edge", "fixed", epsilon=3.0, diagnosis=edge),
+    ]
 
 
 VALIDATION = [
@@ -72,7 +69,7 @@ def test_report_holds_what_was_found() -> None:
         {"gap": 0.1, "bound": 2.5, "mean_bound": 0.75, "loss": 4.1, "ensemble_loss": 4.0}
     )
     assert found["some"]["weights"]["zero"] == 30 and len(found["some"]["weights"]["bins"]) == 20
-    assert found["some"]["quantiles"] is None and found["many"]["quantiles"] == list(QUANTILES)
+    assert [len(found[name]["charges"][-1][1]) for name in ("some", "many")] == [5, 200]
     assert found["edge"]["utility"]["gap"] is None and found["edge"]["utility"]["bound"] == "inf"
     assert found["public"]["utility"] is None
     assert report.to_json()["validation"] == VALIDATION

@@ -132,7 +132,7 @@ def test_diagnostics_show_no_weights_of_subsets() -> None:
         mechanism, found = published(3.0, 0.02, sample_rate=rate), Diagnostics()
         proposal = mechanism.propose(private, public, targets=targets, rng=SeededRandom(0))
         found.add(proposal, uncharged(proposal), targets)
-        mixed.append(found.diagnosis().weights is not None)
+        mixed.append(found.utility is not None)
     assert mixed == [True, False]
 
 
