@@ -37,8 +37,7 @@ from adapmixed import AdaPMixED, Ensemble, PublicOnly, Unprotected, UnprotectedP
 from adapmixed.data import demo_base
 from adapmixed.data.corpus import Corpus
 from adapmixed.evaluation import Evaluation, evaluate
-from adapmixed.mechanisms import Mechanism
-from adapmixed.mechanisms.planned import planned
+from adapmixed.mechanisms import Mechanism, planned
 from adapmixed.privacy.planner import (
     CHOSEN_SCALE,
     CHOSEN_SHAPE,

@@ -19,7 +19,6 @@ from adapmixed.data import Document, demo_base
 from adapmixed.ensemble.vocabulary import beginning_of, begun, text_ids
 from adapmixed.evaluation import Evaluation, evaluate
 from adapmixed.rng import SeededRandom
-from adapmixed.serving.errors import RequestError
 from adapmixed.serving.fields import conversation_of, prompts_of
 from adapmixed.training import finetune, token_blocks, token_stream, train_ensemble
 from adapmixed_lab.dp_sgd.training import record_blocks
@@ -138,7 +137,7 @@ def test_prompts_begin_with_one(ensemble: Ensemble) -> None:
     for content in (TEXT, tokenizer.bos_token + TEXT):
         (found,) = conversation_of(tokenizer, [{"role": "user", "content": content}])
         assert found == (BOS, *ids)
-    with pytest.raises(RequestError):
+    with pytest.raises(ValueError, match="at least one token"):
         prompts_of(tokenizer, [[]])
 
 

@@ -23,7 +23,7 @@ from adapmixed.mechanisms import planned as mechanism_of_plan
 from adapmixed.mechanisms import shaped
 from adapmixed.privacy import plan
 from adapmixed.privacy.planner import epsilon_of, models_for, queries_for
-from adapmixed.serving.fields import _temperature
+from adapmixed.serving.fields import _temperature as served
 
 LOGITS = torch.randn(3, 2, 8, generator=torch.Generator().manual_seed(0))
 ROWS = LOGITS, LOGITS[0].clone()
@@ -76,13 +76,6 @@ def command(*words: str) -> None:
         status = int(str(error.code))
     if status:
         raise ValueError(words)
-
-
-def served(value: float) -> object:
-    try:
-        return _temperature(value)
-    except Exception as error:  # the answer of status 400
-        raise ValueError(str(error)) from None
 
 
 def orders(count: int) -> tuple[float, ...]:

@@ -18,8 +18,6 @@ from adapmixed.ensemble import Ensemble
 from adapmixed.ensemble.lora import Adapter
 from adapmixed.mechanisms import ClippedLogPool, Unprotected
 from adapmixed.rng import SeededRandom
-from adapmixed.serving.batch import BatchEngine
-from adapmixed.serving.engine import Prompt
 from adapmixed.training import token_stream
 from adapmixed.training.base import base_facts
 
@@ -85,8 +83,6 @@ def test_tokens_that_the_model_lacks_are_never_released_and_refused_in_prompts()
     with pytest.raises(ValueError, match=reason):
         generator.generate(f"w3 w{VOCAB} w4", max_new_tokens=2)
     assert accountant.queries == 0
-    with pytest.raises(ValueError, match=reason):
-        BatchEngine(ensemble, ClippedLogPool(-0.25, 0.5), accountant).check(Prompt((VOCAB,), 1))
     assert token_stream(tokenizer([0, 1, VOCAB], eos_token="w0"), ["w1 w61 w1"], VOCAB) == [1, 1, 0]
 
 

@@ -65,19 +65,19 @@ def test_an_answer_may_end_inside_a_character(tokenizer: Any) -> None:
     prompt, answer = tokens_of(tokenizer, "a"), spelled(tokenizer, WORLD * 3)
     assert shown(tokenizer, prompt, answer[:7]) == WORLD * 2 + "\ufffd"
     assert shown(tokenizer, prompt, answer[:8]) == WORLD * 2 + "\ufffd"
-    assert shown(tokenizer, prompt + answer[:4], []) == ""
+    assert shown(tokenizer, prompt + answer[:4], answer[4:6]) == WORLD
 
 
-@pytest.mark.parametrize("count", [3, 100])
-def test_bytes_that_are_no_character_become_one_sign(tokenizer: Any, count: int) -> None:
-    """All bytes beside a wrong one are lost, as they are decoded together."""
+@pytest.mark.parametrize("count", [1, 3, 100])
+def test_a_byte_that_begins_no_character_becomes_a_sign(tokenizer: Any, count: int) -> None:
+    """It is shown once no character can begin with it, and no other is lost with it."""
     spelling = spelled(tokenizer, WORLD)
-    wrong = spelling + spelling[:1] + spelling * count
+    wrong = spelling + spelling[:1] * count + spelling * 2
     continuation = Continuation(tokenizer, tokens_of(tokenizer, "a"))
-    before = "".join(map(continuation.add, wrong))
-    assert before == WORLD  # the next byte might complete a character
-    after = "".join(map(continuation.add, spelled(tokenizer, " ok.") + spelling))
-    assert after == "\ufffd ok." + WORLD
+    pieces = [*map(continuation.add, wrong)]
+    assert "".join(pieces) == WORLD + "\ufffd" * count + WORLD * 2
+    assert not any("\ufffd" in piece for piece in pieces[:6])
+    assert "".join(map(continuation.add, spelled(tokenizer, " ok."))) == " ok."
 
 
 class Letters:
@@ -89,15 +89,16 @@ class Letters:
 
 def added(text: str, stop: tuple[str, ...]) -> tuple[list[str], bool]:
     """Return the pieces of an answer, and whether a stop string ended it."""
-    answer = AnswerText(Letters(), (65,), stop)
-    pieces, stopped = [], False
-    for token in text.encode():
-        piece, stopped = answer.add(token)
+    tokens, pieces, finish = text.encode(), [], None
+    answer = AnswerText(Letters(), (65,), stop, {0}, len(tokens))
+    for token in tokens:
+        assert finish is None
+        piece, finish = answer.add(token)
         pieces.append(piece)
-        if stopped:
-            return pieces, True
-    piece, stopped = answer.rest()
-    return [*pieces, piece], stopped
+        if finish == "stop":
+            break
+    assert finish
+    return pieces, finish == "stop"
 
 
 def test_an_answer_ends_before_a_stop_string_and_shows_nothing_of_it_early() -> None:
@@ -114,10 +115,16 @@ def test_an_answer_ends_before_a_stop_string_and_shows_nothing_of_it_early() -> 
 
 
 def test_text_without_stop_strings_is_not_held_back() -> None:
-    assert added("hello", ()) == (["h", "e", "l", "l", "o", ""], False)
+    assert added("hello", ()) == (["h", "e", "l", "l", "o"], False)
+
+
+def test_an_end_token_adds_no_text_and_frees_what_was_held_back() -> None:
+    assert added("hel\0lo", ("lo",)) == (["h", "e", "", "l"], True)
 
 
 def test_a_long_text_is_decoded_from_its_last_tokens() -> None:
+    """Also one of bytes that are no characters."""
+
     class Counting(Letters):
         longest = 0
 
@@ -125,8 +132,14 @@ def test_a_long_text_is_decoded_from_its_last_tokens() -> None:
             self.longest = max(self.longest, len(ids))
             return super().decode(ids, **settings)
 
-    tokenizer = Counting()
-    text = "".join(random.Random(5).choice("aé€𝄞 ") for _ in range(900))
-    for prompt in ("A", "aé€𝄞 " * 200, "𝄞" * 1000):
-        assert shown(tokenizer, list(prompt.encode()), list(text.encode())) == text
-    assert tokenizer.longest < 100
+    tokenizer, draw = Counting(), random.Random(5)
+    text = "".join(draw.choice("aé€𝄞 ") for _ in range(900)).encode()
+    for answer in (text, draw.randbytes(900), text[1:2] * 900):
+        continuation = Continuation(tokenizer, list("aé€𝄞 ".encode() * 200))
+        pieces = [continuation.add(token) for token in answer[:10]]
+        tokenizer.longest = 0
+        pieces += [continuation.add(token) for token in answer[10:]] + [continuation.rest()]
+        whole = answer.decode(errors="replace")
+        assert answer != text or "".join(pieces) == whole
+        assert "".join(pieces).replace("\ufffd", "") == whole.replace("\ufffd", "")
+        assert tokenizer.longest < 20

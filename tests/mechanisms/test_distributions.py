@@ -93,7 +93,7 @@ def rows(seed: int) -> tuple[Tensor, Tensor]:
 
 def drawn(found: NextToken) -> list[Any]:
     """Return the log of each token's probability; one of the tail is drawn after the tail."""
-    logits = found.rows.tail.logits
+    logits = found.rows.tail
     columns = sampling_weights(found.probabilities(), found.rows.public)[0]
     within = sampling_weights(logits.double().softmax(-1), logits)[0]
     assert min(one for one in columns[:-1] if one) >= 2**52  # as many bits as a double can have

@@ -214,7 +214,7 @@ def test_bad_targets_raise_before_anything_is_proposed(name: str) -> None:
         (torch.zeros(11, dtype=torch.int64), r"targets must be torch.int64 of shape \(12,\)"),
         (torch.zeros(12, 1, dtype=torch.int64), r"targets must be torch.int64 of shape \(12,\)"),
         (torch.zeros(12, dtype=torch.int32), "targets must be torch.int64 .* got torch.int32"),
-        ([0] * 12, "targets must be a torch.Tensor, got list"),
+        ([0] * 12, "targets must be a torch.Tensor, got "),
     ):
         with pytest.raises(ValueError, match=message):
             propose(name, targets=targets)
@@ -368,23 +368,21 @@ def test_as_many_queries_are_released_as_were_charged() -> None:
 
 
 @pytest.mark.parametrize(
-    ("other", "words"),
+    "other",
     [
-        ({"mechanism": replace(POOL, scale=1.6)}, "that were charged in advance"),
-        ({"mechanism": replace(POOL, queries=101)}, "that were charged in advance"),
-        ({"origin": Origin("cd" * 32, ("names",))}, "that were charged in advance"),
-        ({"origin": Origin(None, ("names",))}, "that were charged in advance"),
-        ({"origin": replace(KNOWN, active_tokens=4)}, "that were charged in advance"),
+        {"mechanism": replace(POOL, scale=1.6)},
+        {"mechanism": replace(POOL, queries=101)},
+        {"origin": Origin("cd" * 32, ("names",))},
+        {"origin": Origin(None, ("names",))},
+        {"origin": replace(KNOWN, active_tokens=4)},
         # The ledger would otherwise state a guarantee without the assumption it rests on.
-        ({"rng": SeededRandom(0)}, r"no caveat .* got \['seeded'\]"),
-        ({"origin": Origin(KNOWN.ensemble, ("base", "names"))}, r"no caveat .* got \['base'\]"),
+        {"rng": SeededRandom(0)},
+        {"origin": Origin(KNOWN.ensemble, ("base", "names"))},
     ],
 )
-def test_another_mechanism_ensemble_or_caveat_is_not_paid_for(
-    other: dict[str, Any], words: str
-) -> None:
+def test_another_mechanism_ensemble_or_caveat_is_not_paid_for(other: dict[str, Any]) -> None:
     count, ticket = prepaid(8), proposed(1, **other)
-    with pytest.raises(ValueError, match=words):
+    with pytest.raises(ValueError, match="that were charged in advance"):
         count.charge(ticket)
     with pytest.raises(ValueError, match="its charge failed"):
         ticket.release()

@@ -8,7 +8,7 @@ import torch
 from privacy_cases import DELTA
 
 from adapmixed.errors import BudgetSpentError
-from adapmixed.mechanisms.planned import planned
+from adapmixed.mechanisms import planned
 from adapmixed.privacy import Accountant, planner
 from adapmixed.privacy.composition import PLANNED_POINTS, composed_epsilon
 from adapmixed.privacy.conversions import c_alpha

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 from processes import until
 from starlette.testclient import TestClient
-from stub_engine import END, ByteTokenizer, StubEngine
+from stub_engine import END, VOCAB, ByteTokenizer, StubEngine
 
 from adapmixed.ensemble import Ensemble
 from adapmixed.mechanisms import Mechanism
@@ -26,7 +26,7 @@ from adapmixed.serving.admission import Admission
 from adapmixed.serving.app import Service
 from adapmixed.serving.batch import BatchEngine
 from adapmixed.serving.fields import Defaults
-from adapmixed.serving.keys import Clients, Key, add_key, read_keys
+from adapmixed.serving.keys import Clients, Key, add_key, read_keys, read_usage
 from adapmixed.serving.listener import Listener, bound
 from adapmixed.serving.metrics import Metrics
 from adapmixed.serving.scheduler import Scheduler
@@ -56,6 +56,11 @@ def a_client(folder: Path, **key: int) -> tuple[Clients, Key, dict[str, str]]:
     secret = add_key(folder / "keys.json", "alice", **key)
     clients, (alice,) = clients_of(folder), read_keys(folder / "keys.json")
     return clients, alice, {"authorization": f"Bearer {secret}"}
+
+
+def used(clients: Clients, key: Key) -> int:
+    """Return the tokens that a key has used."""
+    return read_usage(clients._path).get(key.name, 0)
 
 
 @dataclass
@@ -99,10 +104,11 @@ def served(
     accountant, mechanism = charged or (engine.accountant, engine.mechanism)
     tokenizer = tokenizer or ByteTokenizer()
     scheduler = Scheduler(engine, tokenizer, end_tokens, waiting=waiting)
-    admission = Admission(accountant, mechanism)
+    admission = Admission(accountant, mechanism, clients)
     metrics = Metrics(scheduler, admission)
-    settings = Defaults(**({"model": MODEL, "tokens": 16, "max_tokens": 256} | defaults))
-    service = Service(scheduler, admission, tokenizer, settings, metrics, clients, then_public, 1)
+    settings = {"model": MODEL, "tokens": 16, "max_tokens": 256, "vocab": VOCAB} | defaults
+    given = Defaults(window=engine.window, **settings)
+    service = Service(scheduler, admission, tokenizer, given, metrics, then_public, 1)
     try:
         yield Served(engine, accountant, scheduler, admission, metrics, service)
     finally:
@@ -135,7 +141,6 @@ def answering(
         of_base = {
             "tokenizer": ensemble.tokenizer, "end_tokens": ensemble.end_tokens,
             "vocab": ensemble.vocab_size,
-            "window": getattr(engine, "window", ensemble.max_positions),
         }  # fmt: skip
         given = served(engine, (accountant, mechanism), **(of_base | settings))
         yield stack.enter_context(given)

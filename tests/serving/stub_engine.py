@@ -28,6 +28,9 @@ class ByteTokenizer:
     def __call__(self, text: str, **options: object) -> dict[str, list[int]]:
         return {"input_ids": list(text.encode("utf-8"))}
 
+    def __len__(self) -> int:
+        return VOCAB
+
     def decode(self, ids: Sequence[int], **options: object) -> str:
         return bytes(token for token in ids if token != END).decode("utf-8", errors="replace")
 
@@ -41,12 +44,10 @@ class StubEngine:
     Args:
         text: recited again and again; every sequence begins with its first byte.
         queries: tokens of the mechanism's plan.
-        accountant: charged; None for a new one.
         ends: whether the text ends once it was recited.
         seconds: how long a step takes.
         window: positions of the window.
         batch: largest number of sequences in the batch.
-        spread: how far the private rows are from the public ones.
 
     Attributes:
         go: cleared, it makes steps wait.
@@ -59,43 +60,26 @@ class StubEngine:
         self,
         text: str = TEXT,
         queries: int = 100_000,
-        accountant: Accountant | None = None,
         *,
         ends: bool = False,
         seconds: float = 0.0,
         window: int = 4096,
         batch: int = 64,
-        spread: float = 0.0,
     ) -> None:
         self.mechanism = ClippedLogPool(-0.5, 0.5, queries=queries)
-        self.accountant = Accountant(1e-5) if accountant is None else accountant
+        self.accountant = Accountant(1e-5)
         self.accountant.bind(self.mechanism, MODELS)
         tokens = list(text.encode("utf-8")) + ([END] if ends else [])
         # One token has a probability of almost 1, whatever the members say.
         self._rows = torch.full((len(tokens), VOCAB), -60.0)
         self._rows[torch.arange(len(tokens)), torch.tensor(tokens)] = 0.0
-        self._seconds, self._window, self._batch, self._spread = seconds, window, batch, spread
+        self._seconds, self._batch, self.window = seconds, batch, window
         self._running: dict[Prompt, int] = {}
         self._rng = SeededRandom(1)
-        if self.accountant.durable:
-            from adapmixed.rng import SecureRandom
-
-            self._rng = SecureRandom()  # type: ignore[assignment]
         self.go = threading.Event()
         self.go.set()
         self.fail: Exception | None = None
         self.released, self.clients = 0, set[str]()
-
-    def check(self, prompt: Prompt) -> None:
-        if outside := [token for token in prompt.tokens if not 0 <= token < VOCAB]:
-            raise ValueError(f"prompt must hold tokens in [0, {VOCAB}), got {outside[0]}")
-        if len(prompt.tokens) > self._window:
-            raise ValueError(
-                f"prompt must have at most {self._window} tokens, got {len(prompt.tokens)}"
-            )
-        left = self._window - len(prompt.tokens) + 1
-        if prompt.max_tokens > left:
-            raise ValueError(f"max_new_tokens must be <= {left}, got {prompt.max_tokens}")
 
     def room(self, waiting: Sequence[Prompt]) -> int:
         return min(len(waiting), self._batch - len(self._running))
@@ -112,8 +96,7 @@ class StubEngine:
             raise self.fail
         places = torch.tensor([count % len(self._rows) for count in self._running.values()])
         public = self._rows[places]
-        noise = torch.linspace(-self._spread, self._spread, MODELS)[:, None, None]
-        private = public + noise * torch.sin(torch.arange(VOCAB) + 1.0)
+        private = public.expand(MODELS, -1, -1)
         alone = torch.tensor([prompt.public for prompt in self._running])
         tokens = torch.empty(len(alone), dtype=torch.int64)
         for here, mechanism, payer in (

@@ -262,7 +262,7 @@ def test_a_fault_of_the_server_says_nothing(
         assert answer.status_code == 500
         assert check_error(answer.json(), 500)["message"] == "the server has made an error"
         monkeypatch.setattr("adapmixed.serving.fields.prompts_of", prompts_of)
-        monkeypatch.setattr("adapmixed.serving.answers.Reply._piece", fails)
+        monkeypatch.setattr("adapmixed.serving.answers.Reply._bodies", fails)
         (event,) = events(server.client().post(COMPLETIONS, json=ASK | {"stream": True}).text)
         check_error(event, 500)
         assert server.settled()

@@ -191,8 +191,10 @@ def test_all_sequences_fit_the_memory(ensemble: Ensemble) -> None:
     engine = engine_of(ensemble, memory_bytes=2 * engine._bytes(29) - 1)
     engine.admit([wide])
     assert engine.room([one]) == 0
-    with pytest.raises(ValueError, match="prompt and answer must fit the server's memory"):
-        engine_of(ensemble, memory_bytes=needed).check(wide)
+    assert engine_of(ensemble, memory_bytes=needed).window == 19
+    assert engine.window == POSITIONS
+    with pytest.raises(ValueError, match="memory_bytes must be >= "):
+        engine_of(ensemble, memory_bytes=engine._bytes(1) - 1)
 
 
 def test_a_long_prompt_is_read_in_parts(

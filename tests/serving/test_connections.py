@@ -13,7 +13,7 @@ from processes import until
 from serving_cases import ASK, Served, asks, check_error, listening, opened, served
 from stub_engine import StubEngine
 
-from adapmixed.serving import answers, app, listener
+from adapmixed.serving import app, listener
 
 HEAD = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\n"
 
@@ -59,7 +59,7 @@ def test_a_client_that_leaves_the_queue(slow: tuple[Served, int]) -> None:
 
 def test_a_client_that_does_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its answer ends, and others do not wait for it."""
-    monkeypatch.setattr(answers, "SEND_SECONDS", 0.3)
+    monkeypatch.setattr(listener, "SEND_SECONDS", 0.3)
     engine, small = StubEngine(window=10**6, queries=10**6), {"send_buffer": 4096}
     with served(engine, max_tokens=10**5) as server, listening(server.app, **small) as port:
         stuck = socket.socket()

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import socket
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -21,7 +19,6 @@ from serving_cases import (
     Served,
     answering,
     check_error,
-    listening,
 )
 from transformers import AutoModelForCausalLM
 
@@ -30,7 +27,7 @@ from adapmixed.mechanisms import ClippedLogPool
 from adapmixed.privacy import Accountant, read_ledger
 from adapmixed.privacy.register import entered, register_of
 
-QUERIES = 3000
+QUERIES = 1200
 
 
 @dataclass
@@ -115,40 +112,6 @@ def test_a_stop_token_ends_an_answer(server: Server) -> None:
     texts = [json.loads(one)["choices"][0]["text"] for one in pieces]
     assert done == "[DONE]" and "".join(texts) == tokenizer.decode(shown)
     assert server.settled() - before == 6
-
-
-@pytest.mark.parametrize(
-    "fields",
-    [
-        {"max_tokens": 201}, {"prompt": []}, {"prompt": "x " * 300}, {"stop": "a<|endoftext|>"},
-        {"prompt": [[1 << 20]]}, {"prompt": [1] * 200, "max_tokens": 100},
-    ],
-    ids=lambda fields: json.dumps(fields)[:40],
-)  # fmt: skip
-def test_refused_fields(server: Server, fields: dict[str, Any]) -> None:
-    """What depends on the engine; the other fields are in `test_fields.py`."""
-    before = server.settled()
-    reply = server.ask(**({"max_tokens": 3} | fields))
-    assert reply.status_code == 400, reply.text
-    named = check_error(reply.json(), 400)["param"]
-    assert named in fields or named == "max_tokens"
-    assert server.settled() == before
-
-
-def test_a_client_that_leaves_is_not_charged_further(server: Server) -> None:
-    before = server.settled()
-    body = {"model": MODEL, "prompt": "The", "max_tokens": 200, "stream": True, "top_k": 40}
-    content = json.dumps(body).encode()
-    head = f"Host: localhost\r\nContent-Length: {len(content)}\r\n\r\n"
-    with listening(server.served.app) as port:
-        with socket.create_connection(("127.0.0.1", port), 30) as connection:
-            connection.sendall(f"POST {COMPLETIONS} HTTP/1.1\r\n{head}".encode() + content)
-            while b"choices" not in connection.recv(1 << 12):
-                pass
-        charged = server.settled()
-        assert before < charged < before + 200
-        time.sleep(0.3)
-    assert server.settled() == charged
 
 
 def test_the_end_of_the_plan(server: Server) -> None:

@@ -158,7 +158,7 @@ class Special(ByteTokenizer):
 
 def test_stop_tokens() -> None:
     engine = StubEngine("one\x01two<mid>.")
-    with served(engine, tokenizer=Special(), vocab=VOCAB) as server:
+    with served(engine, tokenizer=Special()) as server:
         client = server.client()
         for stop, text, used in (
             ({"stop": "<mid>"}, "one", 4),  # before, the text "<mid>" alone ended it: 12
@@ -187,7 +187,7 @@ def test_stop_tokens() -> None:
             assert "must be a list of at most 64 tokens in [0, 257), got" in error["message"]
     # The models have no such token, so it is a text as any other.
     with served(engine, tokenizer=Special(), vocab=1) as server:
-        assert passes(server.client(), False, stop="<mid>", max_tokens=20)["usage"]
+        assert passes(server.client(), False, prompt=[0], stop="<mid>", max_tokens=20)["usage"]
 
 
 def test_stream_options(client: TestClient) -> None:

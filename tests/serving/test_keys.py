@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 from processes import until
-from serving_cases import ASK, COMPLETIONS, a_client, check_error, clients_of, served
+from serving_cases import ASK, COMPLETIONS, a_client, check_error, clients_of, served, used
 from stub_engine import StubEngine
 
 from adapmixed.cli import main
@@ -113,12 +113,12 @@ def test_used_tokens_stay_with_the_ledger(
     link.symlink_to(ledger.name)
     add_key(file, "alice", tokens=9)
     (alice,) = read_keys(file)
-    for path, used in ((link, 4), (ledger, 8)):
+    for path, tokens in ((link, 4), (ledger, 8)):
         with Accountant(1e-5, path=ledger) as accountant:
             clients = Clients([alice], path)
             clients.admit(alice, 4)
             accountant.add(BoundedRangeAnswer(1.0, -1.0, 1.0, 3, 1, 9))
-            assert clients.used(alice) == used
+            assert used(clients, alice) == tokens
             clients.close()
     assert read_ledger(ledger).guarantee.queries == 2
     assert {one.name for one in tmp_path.iterdir()} == {
@@ -250,7 +250,7 @@ def test_a_share_of_the_budget(tmp_path: Path, share: dict[str, int]) -> None:
             answer = client.post(COMPLETIONS, json=two | {"max_tokens": 21})
             assert "40 tokens left" in check_error(answer.json(), 429)["message"]
         assert client.post(COMPLETIONS, json=two | {"max_tokens": 20}).is_success
-        until(lambda: clients.used(alice) == 6)  # three tokens each
+        until(lambda: used(clients, alice) == 6)  # three tokens each
         if share:
             answer = client.post(COMPLETIONS, json=two | {"max_tokens": 20})
             assert "34 tokens left" in check_error(answer.json(), 429)["message"]
@@ -317,7 +317,7 @@ def test_threads_cannot_overspend(tmp_path: Path) -> None:
 
     with ThreadPoolExecutor(4) as pool:
         assert sum(pool.map(granted, range(80))) == 33
-    assert clients.used(key) == 99
+    assert used(clients, key) == 99
 
 
 def test_a_server_with_keys_has_one(tmp_path: Path) -> None:

@@ -160,7 +160,7 @@ def test_members_change_nothing_but_the_tokens(
         given: dict[str, Any] = {"tokenizer": Letters(), "end_tokens": frozenset({3})}
         name = "vllm" if in_vllm else "adapmixed"
         with answering(
-            name, BASE, ensemble, mechanism, accountant, max_tokens=1024, vocab=1 << 20, **given
+            name, BASE, ensemble, mechanism, accountant, max_tokens=1024, **given
         ) as served:
             capfd.readouterr()
             results.append(seen(served, caplog))

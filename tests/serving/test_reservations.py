@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 from processes import until
-from serving_cases import ASK, COMPLETIONS, a_client, asks, listening, opened, served
+from serving_cases import ASK, COMPLETIONS, a_client, asks, listening, opened, served, used
 from stub_engine import ByteTokenizer, StubEngine
 
 from adapmixed.mechanisms import ClippedLogPool
@@ -89,7 +89,7 @@ def test_a_prompt_that_cannot_be_decoded_reserves_nothing(tmp_path: Path) -> Non
         answer = server.client(headers=headers).post(COMPLETIONS, json=asked)
         assert answer.status_code == 500
         assert server.settled(1.0), server.admission.reserved
-        assert clients.used(alice) == 0
+        assert used(clients, alice) == 0
 
 
 def test_a_key_loses_nothing_if_the_server_stops_before_its_answer(tmp_path: Path) -> None:
@@ -104,7 +104,7 @@ def test_a_key_loses_nothing_if_the_server_stops_before_its_answer(tmp_path: Pat
         clients.admit = stopped  # type: ignore[method-assign]
         answer = server.client(headers=headers).post(COMPLETIONS, json=ASK)
         assert answer.status_code == 503
-        until(lambda: clients.used(alice) == server.admission.reserved == 0)
+        until(lambda: used(clients, alice) == server.admission.reserved == 0)
 
 
 def test_free_answers_are_not_spent_while_others_run() -> None:
@@ -150,10 +150,10 @@ def test_a_key_pays_for_the_token_that_was_under_way(tmp_path: Path) -> None:
             until(lambda: engine.released >= 5)
             engine.go.clear()  # the next step waits
             time.sleep(0.05)
-        until(lambda: clients.used(alice) < 250)
+        until(lambda: all(run.answer.cancelled for run in server.scheduler._running.values()))
         engine.go.set()
-        assert server.settled()
-        assert engine.released <= clients.used(alice) < 250
+        until(lambda: used(clients, alice) == engine.released)
+        assert server.settled() and engine.released < 250
 
 
 def test_two_requests_cannot_take_the_last_place(
@@ -200,5 +200,5 @@ def test_what_a_spent_plan_answers(then_public: bool, tmp_path: Path) -> None:
     refused = (429, 0, 0)
     spent = [whole, stream, private, whole] if then_public else [refused, refused, private, refused]
     assert told[::2] == [private, *spent]
-    assert clients.used(alice) == engine.accountant.planned == 10
+    assert used(clients, alice) == engine.accountant.planned == 10
     clients.close()

@@ -57,8 +57,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def methods(queries: int, num_models: int) -> dict[str, Mechanism]:
     """Return the methods to compare; fixed guarantees are planned for `queries` tokens."""
-    from adapmixed.mechanisms import AdaPMixED, PMixED, PublicOnly, Unprotected
-    from adapmixed.mechanisms.planned import planned
+    from adapmixed.mechanisms import AdaPMixED, PMixED, PublicOnly, Unprotected, planned
     from adapmixed.privacy.planner import chosen
 
     found: dict[str, Mechanism] = {

@@ -147,7 +147,6 @@ def _serve(arguments: argparse.Namespace, stack: ExitStack) -> int:
     from adapmixed.serving.admission import Admission
     from adapmixed.serving.app import Service
     from adapmixed.serving.batch import BatchEngine
-    from adapmixed.serving.engine import Prompt
     from adapmixed.serving.fields import Defaults
     from adapmixed.serving.keys import Clients, read_keys
     from adapmixed.serving.listener import Listener, bound, raise_file_limit, url_of
@@ -178,11 +177,8 @@ def _serve(arguments: argparse.Namespace, stack: ExitStack) -> int:
         from adapmixed.vllm.engine import VllmEngine
 
         engine = VllmEngine(arguments.base, ensemble, mechanism, accountant, **settings)
-        window: int | None = engine.window
     else:
         engine = BatchEngine(ensemble, mechanism, accountant, **settings)
-        window = ensemble.max_positions
-    engine.check(Prompt((0,), 1))  # else the memory holds no answer
     clients = None
     if keys is not None:
         clients = Clients(keys, arguments.ledger)
@@ -190,7 +186,7 @@ def _serve(arguments: argparse.Namespace, stack: ExitStack) -> int:
         _reread(arguments.keys, clients, stack)
     scheduler = Scheduler(engine, ensemble.tokenizer, ensemble.end_tokens)
     stack.callback(scheduler.stop, 0.0)
-    admission = Admission(accountant, mechanism)
+    admission = Admission(accountant, mechanism, clients)
     metrics = Metrics(scheduler, admission)
     if arguments.metrics_port is not None:
         figures.close()
@@ -199,10 +195,10 @@ def _serve(arguments: argparse.Namespace, stack: ExitStack) -> int:
         arguments.name or Path(os.path.abspath(arguments.ensemble)).name,
         min(DEFAULT_TOKENS, arguments.max_tokens),
         arguments.max_tokens,
-        window,
+        engine.window,
         ensemble.vocab_size,
     )
-    parts = scheduler, admission, ensemble.tokenizer, defaults, metrics, clients
+    parts = scheduler, admission, ensemble.tokenizer, defaults, metrics
     service = Service(*parts, then_public=then_public)
     planned = admission.left is not None
     left = f" {admission.left} tokens are left of the plan." if planned else ""
@@ -262,7 +258,7 @@ def _reread(path: Path, clients: Clients, stack: ExitStack) -> None:
         with lock:
             try:
                 keys = read_keys(path)
-                clients.replace(keys)
+                clients.keys = keys
             except (ValueError, OSError) as error:
                 said = f"The old keys stay: {error}"
             else:

@@ -565,11 +565,9 @@ def check_window(limit: int | None, length: int, max_new_tokens: int) -> None:
     """Raise ValueError if answers to prompts of this length do not fit a window of so many."""
     # The last token is released but never read back.
     if limit is not None and length > limit:
-        raise ValueError(
-            f"prompt must have at most {limit} tokens, the model's window, got {length}"
-        )
+        raise ValueError(f"prompt must have at most {limit} tokens, the window, got {length}")
     if limit is not None and length + max_new_tokens - 1 > limit:
         raise ValueError(
             f"max_new_tokens must be <= {limit - length + 1} after a prompt of {length} tokens "
-            f"(the model's window is {limit}), got {max_new_tokens}"
+            f"(the window is {limit}), got {max_new_tokens}"
         )

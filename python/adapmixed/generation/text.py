@@ -11,9 +11,8 @@ from torch import Tensor
 
 from adapmixed.limits import check_type
 
-_CONTEXT = 64
-"""Tokens of a prompt that are decoded with its answer, whose first token then costs little."""
 _UNKNOWN = "\ufffd"
+_BYTES = 4  # of the longest character, so that it has at most four tokens
 
 StopRule = Callable[[Tensor], Tensor]
 """A function from (b, s) int64 released tokens, −1 after an end, to (b,) bool, True for sequences
@@ -28,84 +27,93 @@ class Continuation:
     """
 
     def __init__(self, tokenizer: Any, prompt: Sequence[int]) -> None:
-        self._tokenizer = tokenizer
-        last = max(len(prompt) - _CONTEXT, 0)
-        # Of 4 tokens one begins a character. Without its beginning, all bytes behind it are lost.
-        ways = (list(prompt[start:]) for start in range(last, max(last - 4, -1), -1))
-        self._ids = next(filter(self._begins_whole, ways), list(prompt[last:]))
-        self._shown = self._decoded()
-        # Tokens before the last piece. A prompt of token ids may end inside a character.
-        self._before = 0 if self._shown.endswith(_UNKNOWN) else len(self._ids)
+        self._tokenizer, self._ids = tokenizer, list(prompt)
+        self._whole = len(prompt)  # tokens that are shown; those behind may end inside a character
+        while self._whole > max(len(prompt) - _BYTES, 0) and self._ends_inside(self._whole):
+            self._whole -= 1
+        self._shown = self._decoded(self._whole)
 
     def add(self, token: int) -> str:
         """Return the text that this token adds; what ends inside a character is held back."""
         self._ids.append(token)
-        if self._decoded().endswith(_UNKNOWN):  # the next token may complete a character
-            return ""
+        lost = ""
+        if len(self._ids) - self._whole >= _BYTES and self._ends_inside():
+            # No character has more tokens, so the first of these does not begin one.
+            lost, begun = self._new(self._whole + 1), self._ids[self._whole + 1 :]
+            self._ids, self._whole, self._shown = begun, 0, ""
+        if self._ends_inside():
+            return lost
         piece = self.rest()
         if piece:
             # So that a token's cost does not grow with the text. The last piece stays, because some
             # tokenizers drop the space of the first token.
-            self._ids = self._ids[self._before :]
-            self._before, self._shown = len(self._ids), self._decoded()
-        return piece
+            self._ids = self._ids[self._whole :]
+            self._whole, self._shown = len(self._ids), self._decoded()
+        return lost + piece
 
     def rest(self) -> str:
         """Return the text that was held back for an incomplete character."""
-        text = self._decoded()
+        piece, self._shown = self._new(None), self._decoded()
+        return piece
+
+    def _new(self, end: int | None) -> str:
+        """Return what the tokens up to this one add to the text that was shown."""
+        text = self._decoded(end)
         same = len(commonprefix([self._shown, text]))
         piece = text[same:]
         if same < len(self._shown) and piece.startswith(_UNKNOWN):  # bytes that were shown, too
             piece = _UNKNOWN + piece.lstrip(_UNKNOWN)
-        self._shown = text
         return piece
 
-    def _begins_whole(self, ids: list[int]) -> bool:
-        """Return whether tokens do not begin inside a character."""
-        return any(not self._decoded(ids[:end]).startswith(_UNKNOWN) for end in range(1, 5))
+    def _ends_inside(self, end: int | None = None) -> bool:
+        return self._decoded(end).endswith(_UNKNOWN)
 
-    def _decoded(self, ids: list[int] | None = None) -> str:
+    def _decoded(self, end: int | None = None) -> str:
         return str(
             self._tokenizer.decode(
-                self._ids if ids is None else ids,
-                skip_special_tokens=True,
-                clean_up_tokenization_spaces=False,
+                self._ids[:end], skip_special_tokens=True, clean_up_tokenization_spaces=False
             )
         )
 
 
 class AnswerText:
-    """Decodes an answer token by token, and holds back text that may begin a stop string.
+    """Decodes an answer token by token to its end, without text that may begin a stop string.
 
     Args:
         tokenizer: the public model's tokenizer.
         prompt: token ids of the prompt.
         stop: strings that end the answer. The text ends before the first of them.
+        ends: tokens that end the answer, and add no text.
+        max_tokens: number of tokens that end it in any case.
     """
 
-    def __init__(self, tokenizer: Any, prompt: Sequence[int], stop: Sequence[str]) -> None:
+    def __init__(
+        self,
+        tokenizer: Any,
+        prompt: Sequence[int],
+        stop: Sequence[str],
+        ends: Collection[int],
+        max_tokens: int,
+    ) -> None:
         self._decoded = Continuation(tokenizer, prompt)
-        self._stop = stop
+        self._stop, self._ends, self._left = stop, ends, max_tokens
         self._held = ""
 
-    def add(self, token: int) -> tuple[str, bool]:
-        """Return the text that is certain now, and whether a stop string has ended the answer."""
-        self._held += self._decoded.add(token)
-        return self._certain()
-
-    def rest(self) -> tuple[str, bool]:
-        """Return the text that was held back, at the end of the answer, and as :meth:`add`."""
-        self._held += self._decoded.rest()
-        text, stopped = self._certain()
-        return (text, True) if stopped else (text + self._held, False)
-
-    def _certain(self) -> tuple[str, bool]:
+    def add(self, token: int) -> tuple[str, str | None]:
+        """Return the text that is certain now, and "stop" or "length" if the answer has ended."""
+        self._left -= 1
+        ended = token in self._ends
+        self._held += "" if ended else self._decoded.add(token)
+        if ended or not self._left:
+            self._held += self._decoded.rest()
         found = [place for one in self._stop if (place := self._held.find(one)) >= 0]
         if found:
-            return self._held[: min(found)], True
+            return self._held[: min(found)], "stop"
+        if ended or not self._left:
+            return self._held, "stop" if ended else "length"
         cut = len(self._held) - self._begun()
         text, self._held = self._held[:cut], self._held[cut:]
-        return text, False
+        return text, None
 
     def _begun(self) -> int:
         """Return the length of the longest end of the text that a stop string begins with."""
@@ -177,7 +185,7 @@ def texts_of(prompts: object) -> list[str]:
     if not isinstance(prompts, Collection) or isinstance(prompts, bytes | dict | set | frozenset):
         raise ValueError(f"prompts must be a string or a list of strings, got {prompts!r}")
     for index, prompt in enumerate(prompts):
-        _check_text(f"prompts[{index}]", prompt)
+        check_text(f"prompts[{index}]", prompt)
     return list(prompts)
 
 
@@ -195,15 +203,15 @@ def messages_of(messages: object) -> list[dict[str, Any]]:
         if not isinstance(message, Mapping) or not {"role", "content"} <= message.keys():
             raise ValueError(f"{name} must be {{'role': ..., 'content': ...}}, got {message!r}")
         for key in ("role", "content"):
-            _check_text(f"{name}[{key!r}]", message[key])
+            check_text(f"{name}[{key!r}]", message[key])
         found.append(dict(message))
     if not found:
         raise ValueError("messages must hold at least one message, got none")
     return found
 
 
-def _check_text(name: str, text: object) -> None:
-    """Raise ValueError unless this is a string that UTF-8 can express."""
+def check_text(name: str, text: object) -> str:
+    """Return a string that UTF-8 can express; raise ValueError for anything else."""
     check_type(name, text, str, "a string")
     assert isinstance(text, str)
     try:
@@ -212,6 +220,7 @@ def _check_text(name: str, text: object) -> None:
         raise ValueError(
             f"{name} must hold Unicode characters, got half of a surrogate pair at {error.start}"
         ) from None
+    return text
 
 
 def templated(tokenizer: Any, messages: list[dict[str, Any]]) -> str:

@@ -1,14 +1,16 @@
 """Mechanisms, which turn logits into a ticket that is charged and then released."""
 
+from typing import Any
+
 from adapmixed.mechanisms.adapmixed import AdaPMixED
 from adapmixed.mechanisms.baselines import PublicOnly, Unprotected, UnprotectedPool
 from adapmixed.mechanisms.clipped_log_pool import ClippedLogPool
 from adapmixed.mechanisms.clipped_mixing import ClippedMixing
 from adapmixed.mechanisms.mechanism import Allowance, Answer, Mechanism, NextToken, Ticket
-from adapmixed.mechanisms.planned import planned
 from adapmixed.mechanisms.pmixed import PMixED
 from adapmixed.mechanisms.rows import Rows, shaped
 from adapmixed.privacy.events import Origin
+from adapmixed.privacy.planner import Plan
 
 __all__ = [
     "AdaPMixED",
@@ -28,3 +30,17 @@ __all__ = [
     "planned",
     "shaped",
 ]
+
+
+def planned(one: Plan) -> Mechanism:
+    """Return the mechanism with a plan's settings, for exactly the plan's number of queries.
+
+    Args:
+        one: a plan from :func:`adapmixed.privacy.plan`.
+    """
+    settings: dict[str, Any] = dict(one.settings)
+    if one.mechanism == PMixED.name:
+        epsilon, order = settings["epsilon"], settings["order"]
+        return PMixED(epsilon, one.delta, one.queries, order, adjacency=one.adjacency)
+    kind = ClippedMixing if one.mechanism == ClippedMixing.name else ClippedLogPool
+    return kind(**settings, queries=one.queries)

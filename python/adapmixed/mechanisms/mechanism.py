@@ -299,16 +299,10 @@ class Allowance:
     def _take(self, ticket: Ticket, events: Sequence[Event], charges: object) -> None:
         origin = ticket.origin
         of = ticket.mechanism, ticket.num_models, origin.ensemble, origin.active_tokens
-        if of != self._of:
+        if of != self._of or {one for one in events if isinstance(one, Caveat)} - self._caveats:
             raise ValueError(
-                "ticket must be of the mechanism, the number of models, the ensemble and the "
-                "active vocabulary that were charged in advance"
-            )
-        unknown = {event.name for event in events if isinstance(event, Caveat)}
-        unknown -= {caveat.name for caveat in self._caveats}
-        if unknown:
-            raise ValueError(
-                f"ticket must have no caveat that was not charged in advance, got {sorted(unknown)}"
+                "ticket must be of the mechanism, the number of models, the ensemble, the active "
+                "vocabulary and the caveats that were charged in advance"
             )
         queries = sum(getattr(event, "queries", 0) for event in events)
         if queries > self._left:

@@ -25,22 +25,10 @@ from adapmixed.limits import (
     check_number,
     check_optional_count,
     check_temperature,
+    check_type,
 )
 from adapmixed_ext.inputs import ensemble_logits, likeliest, log_sum_exp, near_log_sum_exp
 from adapmixed_ext.types import RandomSource
-
-
-@dataclass(frozen=True)
-class Tail:
-    """The tokens about which members do not speak.
-
-    Attributes:
-        logits: (B, V) public logits; −inf for active tokens, and for tokens that top-k removes.
-        lse: (B,) float64, their log-sum-exp; −inf if no token is left.
-    """
-
-    logits: Tensor
-    lse: Tensor
 
 
 @dataclass(frozen=True)
@@ -52,7 +40,9 @@ class Rows:
         public: (B, k) public logits, or (B, k + 1).
         tokens: (B, k) int64, ids of the columns, ascending; None if they are the V tokens.
         vocab_size: V.
-        tail: the tail; None if no token is in it.
+        tail: (B, V) public logits of the tokens about which members do not speak, −inf for active
+            ones, and for tokens that top-k removes; None without such tokens.
+        tail_lse: (B,) float64, log-sum-exps of the tail, −inf if no token is left; None without.
         spare: whether a number behind each private row is free; see :func:`shaped`.
         private_lse: (N, B) float64, `near_log_sum_exp` of the private rows, all of them finite, if
             it is known; else None.
@@ -64,7 +54,8 @@ class Rows:
     public: Tensor
     tokens: Tensor | None
     vocab_size: int
-    tail: Tail | None = None
+    tail: Tensor | None = None
+    tail_lse: Tensor | None = None
     spare: bool = False
     private_lse: Tensor | None = None
     lse_differences: Tensor | None = None
@@ -105,15 +96,15 @@ class Rows:
         Raises:
             ValueError: a row has NaN, +inf or no finite logit.
         """
-        if self.tail is None:
+        if self.tail_lse is None:
             return self
         public_lse = self._log_sum_exp(self.public, "public_logits")
         private_lse = self.private_lse
         if private_lse is None:
             private_lse = self._log_sum_exp(self.private, "private_logits")
         differences = private_lse - public_lse  # the column leaves them as they are
-        column = (self.tail.lse + differences).float().unsqueeze(-1)
-        last = self.tail.lse.float().unsqueeze(-1)
+        column = (self.tail_lse + differences).float().unsqueeze(-1)
+        last = self.tail_lse.float().unsqueeze(-1)
         public = torch.cat([self.public.float(), last], -1)
         shape, strides = (*column.shape[:2], self.width + 1), self.private.stride()
         if self.spare and self.private.dtype == torch.float32 and min(strides[:2]) > self.width:
@@ -151,8 +142,7 @@ class Rows:
     def check_targets(self, targets: Tensor) -> None:
         """Raise ValueError unless these are (B,) int64 tokens of the vocabulary."""
         positions = len(self.public)
-        if not isinstance(targets, Tensor):
-            raise ValueError(f"targets must be a torch.Tensor, got {type(targets).__name__}")
+        check_type("targets", targets, Tensor, "a torch.Tensor")
         if targets.dtype != torch.int64 or tuple(targets.shape) != (positions,):
             raise ValueError(
                 f"targets must be torch.int64 of shape ({positions},), got {targets.dtype} "
@@ -183,7 +173,7 @@ class Rows:
         if not len(within):
             rng.reserve()
             return tokens
-        logits = self.tail.logits[within]
+        logits = self.tail[within]
         probabilities = logits.double().softmax(-1)
         return tokens.index_copy(0, within, ops.sample(probabilities, logits, rng=rng))
 
@@ -198,12 +188,12 @@ class Rows:
             same = self.tokens == targets.unsqueeze(1)
             places, found = same.to(torch.int64).argmax(1), same.any(1)
         share = torch.where(found, 0.0, -math.inf).double()
-        if self.tail is None:
+        if self.tail is None or self.tail_lse is None:
             return places, share
-        logits = self.tail.logits.gather(1, targets.unsqueeze(1)).squeeze(1).double()
+        logits = self.tail.gather(1, targets.unsqueeze(1)).squeeze(1).double()
         within = ~logits.isneginf()
         places = torch.where(within, self.width, places)
-        return places, torch.where(within, logits - self.tail.lse, share)
+        return places, torch.where(within, logits - self.tail_lse, share)
 
 
 LARGEST = 2.0**18
@@ -290,15 +280,16 @@ def shaped(
             ids = ids.expand(low.shape)
             rest = rest.scatter(1, ids, torch.where(low, public, rest.gather(1, ids)))
         private, public = (one.masked_fill(low, -math.inf) for one in (private, public))
-    tail = None if rest is None else Tail(rest, rest.double().logsumexp(-1))
+    lse = None if rest is None else rest.double().logsumexp(-1)
     if not cut and low is None:
-        return Rows(private, public, tokens, vocab, tail)
+        return Rows(private, public, tokens, vocab, rest, lse)
     largest = private.amax(-1, keepdim=True)
     if cut or rest is not None:  # public reasons alone: a shift changes the bits of other rows
         private = _divided(private, _shift(largest, temperature), temperature)
     silent = largest.isneginf()
     private = torch.where(silent, public, private) if bool(silent.any()) else private
-    return Rows(private, public, tokens, vocab, tail, spare and private is private_logits)
+    spare = spare and private is private_logits
+    return Rows(private, public, tokens, vocab, rest, lse, spare)
 
 
 def _cut(

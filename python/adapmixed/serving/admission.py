@@ -1,14 +1,17 @@
-"""Reserve a plan's tokens before an answer starts, so that no answer ends for want of budget."""
+"""Reserve an answer's tokens before it starts, so that it does not end for want of budget."""
 
 from __future__ import annotations
 
+import logging
 import threading
 
 from adapmixed.mechanisms import Mechanism
 from adapmixed.privacy import Accountant
 from adapmixed.privacy.account import check_left
 from adapmixed.serving.errors import RequestError
+from adapmixed.serving.keys import ANYONE, Clients, Key
 
+_LOG = logging.getLogger(__name__)
 _RESERVED = (
     "running answers have reserved too many tokens of the ensemble's budget; try again later, or "
     "with fewer max_tokens"
@@ -16,7 +19,7 @@ _RESERVED = (
 
 
 class Admission:
-    """The tokens of a mechanism's plan that running answers have reserved, in memory.
+    """The tokens of the plan, reserved in memory, and those of keys, counted durably.
 
     What was charged before is read from the accountant, so a restart begins with the ledger's count
     and no reservations. From then on each charged token moves from the reserved ones to the spent
@@ -25,23 +28,29 @@ class Admission:
     Args:
         accountant: charged by the engine alone, and bound to the mechanism.
         mechanism: how queries are answered.
+        clients: the keys; None if callers of this machine need none.
     """
 
-    def __init__(self, accountant: Accountant, mechanism: Mechanism) -> None:
-        self._accountant, self._mechanism = accountant, mechanism
+    def __init__(
+        self, accountant: Accountant, mechanism: Mechanism, clients: Clients | None = None
+    ) -> None:
+        self._accountant, self._mechanism, self.clients = accountant, mechanism, clients
         self._lock = threading.Lock()
         self._reserved = 0
         self._spent = accountant.planned
 
-    def reserve(self, tokens: int) -> Reservation:
-        """Reserve tokens of the plan.
+    def reserve(self, tokens: int, key: Key = ANYONE) -> Reservation:
+        """Reserve tokens of the plan, and count them for a key.
 
         Args:
             tokens: largest number of tokens of all answers to one query.
+            key: the key that asks.
 
         Raises:
             BudgetSpentError: fewer are left of the plan. Nothing is reserved.
-            RequestError: 503: others have reserved what is left. Nothing is reserved.
+            RequestError: 503: others have reserved what is left; 429: the key has fewer left.
+                Nothing is reserved.
+            LedgerError: the key's tokens could not be counted durably. Nothing is reserved.
         """
         with self._lock:
             # Public answers cost nothing; a step may be charged before its tokens are freed.
@@ -52,7 +61,15 @@ class Admission:
             if planned is not None and self._spent + self._reserved + tokens > planned:
                 raise RequestError(503, _RESERVED, "reserved", headers={"retry-after": "5"})
             self._reserved += tokens
-        return Reservation(self, tokens)
+        reservation = Reservation(self, tokens)
+        if self.clients is not None:
+            try:
+                self.clients.admit(key, tokens)
+            except BaseException:
+                reservation.close()
+                raise
+            reservation.key = key
+        return reservation
 
     @property
     def reserved(self) -> int:
@@ -73,10 +90,15 @@ class Admission:
 
 
 class Reservation:
-    """Tokens that one query has reserved. Any thread may call every method."""
+    """Tokens that one query has reserved. Any thread may call every method.
+
+    Attributes:
+        key: gets back what is not used; None if it was counted for no key.
+    """
 
     def __init__(self, admission: Admission, tokens: int) -> None:
         self._admission, self._left = admission, tokens
+        self.key: Key | None = None
 
     def charged(self) -> None:
         """Count a token as spent, no longer as reserved."""
@@ -84,11 +106,18 @@ class Reservation:
 
     def close(self) -> None:
         """Free what was not charged. To close twice is allowed."""
-        self._free(self._left)
+        unused = self._free(self._left)
+        if self.key is not None and self._admission.clients is not None and unused:
+            try:
+                self._admission.clients.give_back(self.key, unused)
+            except Exception as error:  # the key keeps them counted
+                name = type(error).__name__
+                _LOG.error("tokens of a key could not be given back: %s", name)
 
-    def _free(self, tokens: int, spent: int = 0) -> None:
+    def _free(self, tokens: int, spent: int = 0) -> int:
         with self._admission._lock:
             freed = min(tokens, self._left)
             self._left -= freed
             self._admission._reserved -= freed
             self._admission._spent += spent
+        return freed

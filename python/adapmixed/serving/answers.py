@@ -16,9 +16,6 @@ from adapmixed.serving.engine import Piece
 from adapmixed.serving.errors import RequestError, encoded, internal, json_response
 from adapmixed.serving.scheduler import Running
 
-SEND_SECONDS = 60.0
-"""Seconds that a client may take until it reads more of a stream."""
-
 PUBLIC = "public-model"
 """`system_fingerprint` of an answer that the public model gave alone."""
 _LOG = logging.getLogger(__name__)
@@ -40,9 +37,10 @@ class Reply:
     def __init__(self, running: Running, model: str) -> None:
         self._running, self._query = running, running.query
         chat = self._query.chat
+        kind = "chat.completion.chunk" if self._query.stream else "chat.completion"
         self._head = {
             "id": f"{'chatcmpl' if chat else 'cmpl'}-{secrets.token_hex(16)}",
-            "object": "chat.completion" if chat else "text_completion",
+            "object": kind if chat else "text_completion",
             "created": int(time.time()),
             "model": model,
         }
@@ -65,7 +63,7 @@ class Reply:
         try:
             await asyncio.wait((answering, leaving), return_when=asyncio.FIRST_COMPLETED)
         finally:
-            self._running.end()
+            self._running.cancelled = True
             leaving.cancel()
             gone = answering.cancel()
         if not gone and (whole := answering.result()) is not None:
@@ -73,15 +71,13 @@ class Reply:
 
     async def _whole(self) -> Response:
         """Wait for the whole answer and return it."""
-        count = len(self._query.prompts)
-        texts: list[list[str]] = [[] for _ in range(count)]
-        finishes: list[str | None] = [None] * count
+        texts = [""] * len(self._query.prompts)
+        finishes: list[str | None] = [None] * len(texts)
         async for piece in self._running.pieces():
-            texts[piece.index].append(piece.text)
+            texts[piece.index] += piece.text
             finishes[piece.index] = piece.finish
         choices = []
-        for index, parts in enumerate(texts):
-            text = "".join(parts)
+        for index, text in enumerate(texts):
             message = {"role": "assistant", "content": text, "refusal": None}
             body = {"message": message} if self._query.chat else {"text": text}
             choices.append(_choice(index, body, finishes[index]))
@@ -92,51 +88,43 @@ class Reply:
 
         An error is an event, too, and the stream then ends without "[DONE]".
         """
-        try:
-            await _sent(send, type="http.response.start", status=200, headers=_STREAM)
-            async for part in self._events():
-                if part:
-                    await _sent(send, type="http.response.body", body=part, more_body=True)
-            await _sent(send, type="http.response.body", body=b"", more_body=False)
-        except TimeoutError:
-            _LOG.info("a client has not read its stream for %g seconds", SEND_SECONDS)
-        except OSError:
-            pass
+        await send({"type": "http.response.start", "status": 200, "headers": _STREAM})
+        async for part in self._events():
+            await send({"type": "http.response.body", "body": part, "more_body": True})
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
 
     async def _events(self) -> AsyncIterator[bytes]:
         try:
             if self._query.chat:
                 yield self._event(0, {"delta": {"role": "assistant", "content": ""}}, None)
             async for piece in self._running.pieces():
-                yield self._piece(piece)
-            last = {**self._chunk(), "choices": [], "usage": self._usage()}
-            yield (event(last) if self._query.include_usage else b"") + b"data: [DONE]\n\n"
+                for body, finish in self._bodies(piece):
+                    yield self._event(piece.index, body, finish)
+            if self._query.include_usage:
+                yield event({**self._head, "choices": [], "usage": self._usage()})
+            yield b"data: [DONE]\n\n"
         except RequestError as error:
             yield event(error.body)
         except Exception as error:
             _LOG.error("a stream has failed: %s", type(error).__name__)
             yield event(internal().body)
 
-    def _piece(self, piece: Piece) -> bytes:
-        """Return the events for one piece; none if it has no text and ends nothing."""
+    def _bodies(self, piece: Piece) -> list[tuple[dict[str, Any], str | None]]:
+        """Return what the events for a piece tell; none if it has no text and ends nothing."""
         if not self._query.chat:
-            some = piece.text or piece.finish
-            return self._event(piece.index, {"text": piece.text}, piece.finish) if some else b""
-        delta = {"delta": {"content": piece.text}}
-        found = self._event(piece.index, delta, None) if piece.text else b""
-        end = self._event(piece.index, {"delta": {}}, piece.finish) if piece.finish else b""
-        return found + end
+            return [({"text": piece.text}, piece.finish)] if piece.text or piece.finish else []
+        found: list[tuple[dict[str, Any], str | None]] = []
+        if piece.text:
+            found.append(({"delta": {"content": piece.text}}, None))
+        return [*found, ({"delta": {}}, piece.finish)] if piece.finish else found
 
     def _event(self, index: int, body: dict[str, Any], finish: str | None) -> bytes:
         usage = {"usage": None} if self._query.include_usage else {}
-        return event({**self._chunk(), "choices": [_choice(index, body, finish)], **usage})
-
-    def _chunk(self) -> dict[str, Any]:
-        suffix = ".chunk" if self._query.chat else ""
-        return {**self._head, "object": f"{self._head['object']}{suffix}"}
+        return event({**self._head, "choices": [_choice(index, body, finish)], **usage})
 
     def _usage(self) -> dict[str, int]:
-        prompt, released = self._query.prompt_tokens, self._running.released
+        prompt = sum(len(one.tokens) for one in self._query.prompts)
+        released = self._running.released
         return {
             "prompt_tokens": prompt,
             "completion_tokens": released,
@@ -146,11 +134,6 @@ class Reply:
 
 def _choice(index: int, body: dict[str, Any], finish: str | None) -> dict[str, Any]:
     return {"index": index, **body, "logprobs": None, "finish_reason": finish}
-
-
-async def _sent(send: Send, **message: object) -> None:
-    async with asyncio.timeout(SEND_SECONDS):
-        await send(message)
 
 
 def event(content: Any) -> bytes:

@@ -7,7 +7,7 @@ import ipaddress
 import logging
 import time
 import traceback
-from contextlib import ExitStack, suppress
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -33,8 +33,8 @@ from adapmixed.serving.errors import (
     spent,
     stopping,
 )
-from adapmixed.serving.fields import Defaults, parsed, query_of, window_error
-from adapmixed.serving.keys import ANYONE, Clients, Key
+from adapmixed.serving.fields import Defaults, parsed, query_of
+from adapmixed.serving.keys import ANYONE, Key
 from adapmixed.serving.metrics import Metrics
 from adapmixed.serving.scheduler import Running, Scheduler
 
@@ -64,11 +64,10 @@ class Service:
 
     Attributes:
         scheduler: answers queries.
-        admission: the tokens of the mechanism's plan.
+        admission: the tokens of the mechanism's plan, and the keys.
         tokenizer: the public model's tokenizer.
         defaults: the served model's name, and what requests leave out.
         metrics: the operator's figures.
-        clients: the keys; None if callers of this machine need none.
         then_public: whether the public model answers what the plan does not pay for.
         created: time of the start, in seconds.
     """
@@ -78,7 +77,6 @@ class Service:
     tokenizer: Any
     defaults: Defaults
     metrics: Metrics
-    clients: Clients | None = None
     then_public: bool = False
     created: int = field(default_factory=lambda: int(time.time()))
 
@@ -90,7 +88,7 @@ class Service:
             Route(completions, partial(self._answer, chat=False), methods=["POST"]),
             Route(chats, partial(self._answer, chat=True), methods=["POST"]),
             Route(models, self._models, methods=["GET"]),
-            Route(f"{models}/{{name:path}}", self._model, methods=["GET"]),
+            Route(f"{models}/{{name:path}}", self._models, methods=["GET"]),
             Route(health, self._health, methods=["GET"]),
         ]
         self._router = Router(routes, redirect_slashes=False)
@@ -132,10 +130,10 @@ class Service:
         headers = Headers(scope=scope)
         if scope["path"] == OPEN_PATH:
             return ANYONE
-        if self.clients is None:
+        if self.admission.clients is None:
             _check_local(headers)
             return ANYONE
-        key = self.clients.find(headers.get("authorization"))
+        key = self.admission.clients.find(headers.get("authorization"))
         if key is None:
             message = "the header Authorization must be 'Bearer KEY' with a key of this server"
             given = {"www-authenticate": "Bearer"}
@@ -153,24 +151,13 @@ class Service:
             raise queue_full()
         self._unread += 1
         try:
-            async with self._readers:
-                query = await asyncio.to_thread(self._query, body, key, chat=chat)
+            async with self._readers:  # reading may take long, so not in the event loop's thread
+                query = await asyncio.to_thread(
+                    lambda: query_of(parsed(body), self.defaults, self.tokenizer, key, chat=chat)
+                )
         finally:
             self._unread -= 1
         return Reply(await self._begin(query, key), self.defaults.model)
-
-    def _query(self, body: bytes, key: Key, *, chat: bool) -> Query:
-        """Return what a body asks for; this may take long, so not in the event loop's thread.
-
-        Raises:
-            RequestError: 404 or 400: the request cannot be answered.
-        """
-        query = query_of(parsed(body), self.defaults, self.tokenizer, key, chat=chat)
-        try:
-            self.scheduler.check(query)
-        except ValueError as error:
-            raise window_error(error, chat=chat) from None
-        return query
 
     async def _begin(self, query: Query, key: Key) -> Running:
         """Reserve, count and submit a request; one at a time, so that what was checked holds.
@@ -180,58 +167,45 @@ class Service:
                 tokens that are left; 429 if the client asks too often, or if the plan or the key
                 has too few tokens left. Nothing is reserved then.
         """
-        clients = self.clients
         async with self._turn:
             self.scheduler.check_room(len(query.prompts))
-            if clients is not None:
-                clients.check_rate(key)
-            with ExitStack() as undo:
-                query, reservation = self._reserved(query)
-                undo.callback(reservation.close)
-                give_back = None
-                if clients is not None and not query.public:
-                    try:
-                        await asyncio.to_thread(clients.admit, key, query.tokens)
-                    except LedgerError:  # no later answer could be counted either
-                        self.scheduler.fail("the tokens of a key could not be counted durably")
-                        raise stopping() from None
-                    give_back = partial(clients.give_back, key)
-                    undo.callback(give_back, query.tokens)
-                running = Running(query, reservation, self.metrics, give_back)
+            if self.admission.clients is not None:
+                self.admission.clients.check_rate(key)
+            query, reservation = await asyncio.to_thread(self._reserved, query, key)
+            try:
+                running = Running(query, reservation, self.metrics)
                 self.scheduler.submit(running)
-                undo.pop_all()
+            except BaseException:
+                reservation.close()
+                raise
         return running
 
-    def _reserved(self, query: Query) -> tuple[Query, Reservation]:
-        """Return a query that can be paid for, with its tokens of the plan."""
+    def _reserved(self, query: Query, key: Key) -> tuple[Query, Reservation]:
+        """Return a query that can be paid for, with its tokens."""
         try:
-            return query, self.admission.reserve(query.tokens)
+            return query, self.admission.reserve(query.tokens, key)
         except BudgetSpentError:
             if self.then_public:
                 return query.of_public(), Reservation(self.admission, 0)
+        except LedgerError:  # no later answer could be counted either
+            self.scheduler.fail("the tokens of a key could not be counted durably")
+            raise stopping() from None
         left = self.admission.unspent
         rest = "" if left is None else f": {left} tokens are left of its plan"
         raise spent(f"the ensemble's budget does not pay for max_tokens of every prompt{rest}")
 
     async def _models(self, request: Request) -> Response:
-        """Answer /v1/models."""
-        return json_response({"object": "list", "data": [self._described()]})
-
-    async def _model(self, request: Request) -> Response:
-        """Answer /v1/models/NAME."""
-        name = request.path_params["name"]
-        if name != self.defaults.model:
+        """Answer /v1/models and /v1/models/NAME."""
+        name = request.path_params.get("name")
+        if name not in (None, self.defaults.model):
             raise no_model(name)
-        return json_response(self._described())
-
-    def _described(self) -> dict[str, Any]:
-        """Return OpenAI's description of the served model."""
-        return {
+        model = {
             "id": self.defaults.model,
             "object": "model",
             "created": self.created,
             "owned_by": "adapmixed",
         }
+        return json_response(model if name else {"object": "list", "data": [model]})
 
     async def _health(self, request: Request) -> Response:
         """Answer /health."""
@@ -276,8 +250,12 @@ def _check_local(headers: Headers) -> None:
     Raises:
         RequestError: 403: the request names another host, or comes from a page of another host.
     """
-    addresses = [f"//{headers.get('host', '')}", headers.get("origin", "//localhost")]
-    if not all(is_loopback(_host(address)) for address in addresses):
+    addresses = f"//{headers.get('host', '')}", headers.get("origin", "//localhost")
+    try:
+        local = all(is_loopback(urlsplit(address).hostname or "") for address in addresses)
+    except ValueError:
+        local = False
+    if not local:
         message = "a server without keys answers requests of its own machine alone"
         raise RequestError(403, message, "not_local")
 
@@ -287,13 +265,6 @@ def is_loopback(host: str) -> bool:
     with suppress(ValueError):
         return ipaddress.ip_address(host).is_loopback
     return host == "localhost"
-
-
-def _host(address: str) -> str:
-    try:
-        return urlsplit(address).hostname or ""
-    except ValueError:
-        return ""
 
 
 def _label(path: str) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -10,8 +11,6 @@ import torch
 from torch import Tensor
 
 from adapmixed.ensemble.ensemble import DEFAULT_MEMORY_BYTES
-from adapmixed.ensemble.vocabulary import check_prompt
-from adapmixed.generation.generator import check_window
 from adapmixed.generation.text import left_padded
 from adapmixed.limits import DEFAULT_ACTIVE, check_count
 from adapmixed.mechanisms import Mechanism
@@ -54,6 +53,9 @@ class BatchEngine:
         memory_bytes: limit for logits, activations, keys and values of all sequences, in bytes.
         active: as in `PrivateGenerator`.
 
+    Attributes:
+        window: positions of the models' window, or as many as the memory holds of one sequence.
+
     Raises:
         ValueError: an argument is not valid, several processes share the ensemble, the accountant
             cannot be charged for this mechanism and ensemble, or it has a ledger and rng is seeded.
@@ -75,17 +77,12 @@ class BatchEngine:
         self._ensemble, self._memory, self._active = ensemble, memory_bytes, active
         self._drawing = Drawing(ensemble, mechanism, accountant, active, rng)
         self._batches: list[_Batch] = []
-
-    def check(self, prompt: Prompt) -> None:
-        """Raise ValueError if this prompt could not be answered, even alone."""
-        ensemble = self._ensemble
-        check_prompt(prompt.tokens, ensemble.vocab_size, ensemble.tokenizer)
-        check_window(ensemble.max_positions, len(prompt.tokens), prompt.max_tokens)
-        needed = self._bytes(_window([prompt]))
-        if needed > self._memory:
+        positions = ensemble.max_positions or memory_bytes  # a position takes more than a byte
+        self.window = bisect_right(range(1, positions + 1), memory_bytes, key=self._bytes)
+        if not self.window:
             raise ValueError(
-                f"prompt and answer must fit the server's memory of {self._memory} bytes, but "
-                f"{len(prompt.tokens)} + {prompt.max_tokens} tokens take {needed}"
+                f"memory_bytes must be >= {self._bytes(1)}, which one token takes, got "
+                f"{memory_bytes}"
             )
 
     def room(self, waiting: Sequence[Prompt]) -> int:

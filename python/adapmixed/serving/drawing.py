@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
+from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -47,14 +49,14 @@ class Drawing:
     ) -> None:
         self._generator = PrivateGenerator(ensemble, mechanism, accountant, rng=rng, active=active)
         self._rng, self._origin = self._generator.rng, self._generator.origin
-        self._seeded, self._num_models = getattr(self._rng, "seeded", True), ensemble.num_models
         self._mechanism, self._accountant = mechanism, accountant
+        models, seeded = ensemble.num_models, getattr(self._rng, "seeded", True)
+        of: dict[str, Any] = {"origin": self._origin, "seeded": seeded}
+        self._charge_ahead = partial(accountant.charge_ahead, mechanism, models, **of)
         self._allowance: Allowance | None = None  # None if charges depend on the rows
         if accountant.epsilon is None:
             with suppress(ValueError):
-                self._allowance = Allowance(
-                    mechanism, self._num_models, self._origin, seeded=self._seeded
-                )
+                self._allowance = Allowance(mechanism, models, **of)
         self._unpaid = Accountant(accountant.delta)  # for answers of the public model alone
         self._writer = ThreadPoolExecutor(1, "adapmixed-ledger")  # its thread starts when needed
 
@@ -69,14 +71,7 @@ class Drawing:
         if self._allowance is None or not tokens:
             yield
             return
-        writing = self._writer.submit(
-            self._accountant.charge_ahead,
-            self._mechanism,
-            self._num_models,
-            tokens,
-            self._origin,
-            seeded=self._seeded,
-        )
+        writing = self._writer.submit(self._charge_ahead, tokens)
         try:
             yield
         finally:

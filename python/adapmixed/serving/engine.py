@@ -1,8 +1,8 @@
 """Questions, the pieces that answer them, and the interface of an engine.
 
 An engine holds a batch of sequences. `step` makes one token for each of them whose prompt has been
-read, and charges all of these tokens before it returns any. Another engine needs these five methods
-alone.
+read, and charges all of these tokens before it returns any. Another engine needs a window and these
+four methods alone.
 """
 
 from __future__ import annotations
@@ -10,6 +10,9 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
+
+MOST_WAITING = 64
+"""Largest number of sequences that wait for an engine, and of prompts of a request."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -59,11 +62,6 @@ class Query:
         return sum(prompt.max_tokens for prompt in self.prompts)
 
     @property
-    def prompt_tokens(self) -> int:
-        """The number of tokens of all prompts together."""
-        return sum(len(prompt.tokens) for prompt in self.prompts)
-
-    @property
     def public(self) -> bool:
         """Whether the public model answers alone, which costs nothing."""
         return all(prompt.public for prompt in self.prompts)
@@ -89,10 +87,13 @@ class Piece:
 
 
 class Engine(Protocol):
-    """An engine for one thread, except for `check`, which any thread may call."""
+    """An engine for one thread. What fits its window it can answer, at least alone.
 
-    def check(self, prompt: Prompt) -> None:
-        """Raise ValueError if this sequence could not be answered, even alone."""
+    Attributes:
+        window: positions for a prompt and its answer, whose last token is not read.
+    """
+
+    window: int
 
     def room(self, waiting: Sequence[Prompt]) -> int:
         """Return how many of the waiting sequences, from the first, should join now."""

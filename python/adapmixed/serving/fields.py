@@ -4,20 +4,18 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
-from typing import Any, NoReturn
+from typing import Any
 
-from adapmixed.ensemble.vocabulary import text_ids
+from adapmixed.ensemble.vocabulary import check_prompt, text_ids
+from adapmixed.generation.generator import check_window
 from adapmixed.generation.refused import NO_DRAW, REASONS
-from adapmixed.generation.text import stop_tokens, templated
-from adapmixed.limits import LEAST_TEMPERATURE, MOST_TEMPERATURE, check_temperature
-from adapmixed.serving.engine import Prompt, Query
+from adapmixed.generation.text import check_text, stop_tokens, templated
+from adapmixed.limits import check_count, check_flag, check_temperature
+from adapmixed.serving.engine import MOST_WAITING, Prompt, Query
 from adapmixed.serving.errors import RequestError, bad_request, no_model, shortened
 from adapmixed.serving.keys import Key
 
 ROLES = ("system", "developer", "user", "assistant")
-MOST = 1024
-"""Largest number of prompts of a request, checked before any is read."""
-
 _FORMS = "a string, a list of strings, a list of token ids, or a list of lists of token ids"
 _MESSAGE = (
     f'{{"role": ..., "content": ...}} with the role {" or ".join(ROLES)}, and a string or a list '
@@ -74,72 +72,24 @@ def parsed(body: bytes) -> dict[str, Any]:
     """Return the JSON object that a body holds.
 
     Raises:
-        RequestError: 400: it is not an object in UTF-8, a key occurs twice, it is nested too
-            deeply, or it holds NaN or an infinity.
+        RequestError: 400: it is not an object in UTF-8, a key occurs twice, or it is nested too
+            deeply.
     """
     try:
-        found = json.loads(
-            body.decode("utf-8"), object_pairs_hook=_unique, parse_constant=_no_constant
-        )
-    except RequestError:
-        raise
-    except RecursionError:
-        raise bad_request(None, "the body must not be nested so deeply") from None
-    except ValueError:  # also of UTF-8, and of integers with thousands of digits
-        raise bad_request(None, "the body must be one JSON object in UTF-8") from None
+        found = json.loads(body.decode("utf-8"), object_pairs_hook=_unique)
+    except (ValueError, RecursionError):  # also of integers with thousands of digits
+        found = None
     if not isinstance(found, dict):
-        raise bad_request(None, "the body must be one JSON object in UTF-8")
+        message = "the body must be one JSON object in UTF-8, not nested deeply, each field once"
+        raise bad_request(None, message)
     return found
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found: dict[str, Any] = {}
-    for name, value in pairs:
-        if name in found:
-            raise bad_request(name[:60], f"the field {shortened(name)} must be given once")
-        found[name] = value
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        raise ValueError("a field is given twice")
     return found
-
-
-def _no_constant(text: str) -> NoReturn:
-    raise bad_request(None, f"the body must be JSON, which has no {text}")
-
-
-def text_of(param: str, value: Any) -> str:
-    """Return a value as a string of Unicode characters.
-
-    Raises:
-        RequestError: 400: it is no string, or it holds half of a surrogate pair.
-    """
-    if not isinstance(value, str):
-        raise bad_request(param, f"{param} must be a string, got {shortened(value)}")
-    try:
-        value.encode("utf-8")
-    except UnicodeEncodeError:
-        raise bad_request(param, f"{param} must not hold half of a surrogate pair") from None
-    return value
-
-
-def whole_of(param: str, value: Any) -> int:
-    """Return a value as an integer ≥ 1. true is no integer.
-
-    Raises:
-        RequestError: 400: it is not.
-    """
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise bad_request(param, f"{param} must be an integer >= 1, got {shortened(value)}")
-    return value
-
-
-def flag_of(param: str, value: Any) -> bool:
-    """Return a value as a bool; null is false.
-
-    Raises:
-        RequestError: 400: it is neither true, false nor null.
-    """
-    if value is not None and not isinstance(value, bool):
-        raise bad_request(param, f"{param} must be true or false, got {shortened(value)}")
-    return bool(value)
 
 
 def prompts_of(tokenizer: Any, value: Any) -> tuple[tuple[int, ...], ...]:
@@ -150,26 +100,24 @@ def prompts_of(tokenizer: Any, value: Any) -> tuple[tuple[int, ...], ...]:
         value: the field `prompt`.
 
     Raises:
-        RequestError: 400: it has another form, or a prompt holds no token.
+        ValueError: it has another form, or a prompt holds no token.
     """
-    ids = isinstance(value, list) and value and isinstance(value[0], int)
-    value = [value] if ids or isinstance(value, str) else value
-    if not isinstance(value, list) or not 1 <= len(value) <= MOST:
-        message = f"prompt must be {_FORMS}, 1 to {MOST} of them, got {shortened(value)}"
-        raise bad_request("prompt", message)
-    prompts = tuple(_tokens(tokenizer, one) for one in value)
-    if not all(prompts):
-        raise bad_request("prompt", "prompt must hold at least one token, got none")
-    return prompts
+    one = isinstance(value, str) or isinstance(value, list) and value and type(value[0]) is int
+    prompts = [value] if one else value
+    if not isinstance(prompts, list) or not 1 <= len(prompts) <= MOST_WAITING:
+        raise ValueError(f"prompt must be {_FORMS}, 1 to {MOST_WAITING} of them")
+    return tuple(_tokens(tokenizer, one) for one in prompts)
 
 
 def _tokens(tokenizer: Any, prompt: Any) -> tuple[int, ...]:
     if isinstance(prompt, str):
-        return tuple(text_ids(tokenizer, text_of("prompt", prompt)))
-    if isinstance(prompt, list):
-        if all(isinstance(one, int) and not isinstance(one, bool) for one in prompt):
-            return tuple(prompt)
-    raise bad_request("prompt", f"prompt must be {_FORMS}")
+        check_text("prompt", prompt)
+        prompt = text_ids(tokenizer, prompt)
+    if not isinstance(prompt, list) or not all(type(token) is int for token in prompt):
+        raise ValueError(f"prompt must be {_FORMS}")
+    if not prompt:
+        raise ValueError("prompt must hold at least one token, got none")
+    return tuple(prompt)
 
 
 def conversation_of(tokenizer: Any, value: Any) -> tuple[tuple[int, ...], ...]:
@@ -180,24 +128,16 @@ def conversation_of(tokenizer: Any, value: Any) -> tuple[tuple[int, ...], ...]:
         value: the field `messages`.
 
     Raises:
-        RequestError: 400: it has another form, there is no chat template, or it rejects these
-            messages.
+        ValueError: it has another form, or the chat template rejects these messages.
+        RequestError: 400: there is no chat template.
     """
     if not isinstance(value, list) or not value:
-        message = f"messages must be a list of at least one message, got {shortened(value)}"
-        raise bad_request("messages", message)
+        raise ValueError("messages must be a list of at least one message")
     messages = [_message(f"messages[{index}]", one) for index, one in enumerate(value)]
     if not getattr(tokenizer, "chat_template", None):
         message = "the model has no chat template: use /v1/completions"
         raise bad_request("messages", message, "no_chat_template")
-    try:
-        text = templated(tokenizer, messages)
-    except ValueError as error:
-        raise bad_request("messages", str(error)) from None
-    tokens = tuple(text_ids(tokenizer, text))
-    if not tokens:
-        raise bad_request("messages", "messages must hold at least one token, got none")
-    return (tokens,)
+    return (_tokens(tokenizer, templated(tokenizer, messages)),)
 
 
 def _message(name: str, value: Any) -> dict[str, str]:
@@ -210,19 +150,9 @@ def _message(name: str, value: Any) -> dict[str, str]:
     )
     more = any(one is not None for key, one in given.items() if key not in ("role", "content"))
     if role not in ROLES or not plain or more:
-        raise bad_request(name, f"{name} must be {_MESSAGE} alone, got {shortened(value)}")
-    text = "".join(text_of(f"{name}.content", one["text"]) for one in parts)
+        raise ValueError(f"{name} must be {_MESSAGE} alone")
+    text = "".join(check_text(f"{name}.content", one["text"]) for one in parts)
     return {"role": role, "content": text}
-
-
-def window_error(error: ValueError, *, chat: bool) -> RequestError:
-    """Return the error for a query that an engine could not answer, even alone."""
-    text = str(error).replace("max_new_tokens ", "max_tokens ", 1)
-    param = "messages" if chat else "prompt"
-    if text.startswith("max_tokens "):
-        param = "max_tokens"
-    fits = text.startswith(("prompts ", "prompt must hold "))
-    return bad_request(param, text, None if fits else "context_length_exceeded")
 
 
 @dataclass(frozen=True)
@@ -233,16 +163,15 @@ class Defaults:
         model: name of the served model.
         tokens: largest number of tokens of an answer without max_tokens.
         max_tokens: largest max_tokens of a request.
-        window: positions of the model's window; None for any number. Without max_tokens an answer
-            ends where the window does.
+        window: the engine's. Without max_tokens an answer ends where the window does.
         vocab: number of tokens that the models have logits of.
     """
 
     model: str
-    tokens: int = 256
-    max_tokens: int = 1024
-    window: int | None = None
-    vocab: int = 1 << 20
+    tokens: int
+    max_tokens: int
+    window: int
+    vocab: int
 
 
 def query_of(
@@ -260,8 +189,46 @@ def query_of(
     Raises:
         RequestError: 404 for another model, 400 for any other fault.
     """
-    if text_of("model", fields.get("model")) != defaults.model:
-        raise no_model(fields["model"])
+    try:
+        check_text("model", fields.get("model"))
+        if fields["model"] != defaults.model:
+            raise no_model(fields["model"])
+        _check_allowed(fields, chat)
+        stream = _flag("stream", fields.get("stream"))
+        include_usage = _include_usage(fields.get("stream_options"), stream)
+        cap = min(defaults.max_tokens, key.max_tokens or defaults.max_tokens)
+        given = _max_tokens(fields, cap)
+        shape = _temperature(fields.get("temperature")), _top_k(fields.get("top_k"))
+        stops = _stops(fields, tokenizer, defaults.vocab)
+        if chat:
+            prompts = conversation_of(tokenizer, fields.get("messages"))
+        else:
+            prompts = prompts_of(tokenizer, fields.get("prompt"))
+        for tokens in prompts:
+            check_prompt(tokens, defaults.vocab, tokenizer)
+    except ValueError as error:
+        raise _refused(error, chat) from None
+    most, longest = given or min(defaults.tokens, cap), max(map(len, prompts))
+    if given is None:
+        most = max(1, min(most, defaults.window - longest + 1))
+    try:
+        check_window(defaults.window, longest, most)
+    except ValueError as error:
+        raise _refused(error, chat, "context_length_exceeded") from None
+    asked = tuple(Prompt(tokens, most, *shape, client=key.name) for tokens in prompts)
+    return Query(asked, *stops, chat, stream, include_usage)
+
+
+def _refused(error: ValueError, chat: bool, code: str | None = None) -> RequestError:
+    """Return the error for a field, whose name the message begins with, or our own name for it."""
+    name, _, words = str(error).partition(" ")
+    ours = {"stop_strings": "stop", "max_new_tokens": "max_tokens"}
+    name = "messages" if chat and name == "prompt" else ours.get(name, name)
+    return bad_request(name, f"{name} {words}"[:500], code)
+
+
+def _check_allowed(fields: dict[str, Any], chat: bool) -> None:
+    """Raise RequestError, 400, unless all fields are served or have no effect."""
     for name, value in fields.items():
         if value is None or name in IGNORED or name in SERVED[chat]:
             continue
@@ -272,68 +239,44 @@ def query_of(
             allows = " or ".join(["null", *map(json.dumps, neutral)])
             message = f"{shown} must be {allows}, got {shortened(value)}: {why}"
             raise bad_request(name[:60], message, "unsupported_parameter")
-    stream = flag_of("stream", fields.get("stream"))
-    include_usage = _include_usage(fields.get("stream_options"), stream)
-    cap = min(defaults.max_tokens, key.max_tokens or defaults.max_tokens)
-    given = _max_tokens(fields, cap)
-    shape = _temperature(fields.get("temperature")), _top_k(fields.get("top_k"))
-    stops = _stops(fields, tokenizer, defaults.vocab)
-    if chat:
-        prompts = conversation_of(tokenizer, fields.get("messages"))
-    else:
-        prompts = prompts_of(tokenizer, fields.get("prompt"))
-    most = given or min(defaults.tokens, cap)
-    if given is None and defaults.window is not None:
-        most = max(1, min(most, defaults.window - max(map(len, prompts)) + 1))
-    asked = tuple(Prompt(tokens, most, *shape, client=key.name) for tokens in prompts)
-    return Query(asked, *stops, chat, stream, include_usage)
+
+
+def _flag(name: str, value: Any) -> bool:
+    return value is not None and check_flag(name, value)
 
 
 def _include_usage(options: Any, stream: bool) -> bool:
     if options is None:
         return False
     if not stream or not isinstance(options, dict):
-        message = "stream_options must be an object, and given with stream alone"
-        raise bad_request("stream_options", message)
+        raise ValueError("stream_options must be an object, and given with stream alone")
     for name, value in options.items():
         if name == "include_obfuscation" and value is False:  # there is none
             continue
         if name != "include_usage" and value is not None:
-            message = f"stream_options must hold include_usage alone, got {shortened(name)}"
-            raise bad_request("stream_options", message)
-    return flag_of("stream_options.include_usage", options.get("include_usage"))
+            raise ValueError(f"stream_options must hold include_usage alone, got {name!r}")
+    return _flag("stream_options.include_usage", options.get("include_usage"))
 
 
 def _max_tokens(fields: dict[str, Any], cap: int) -> int | None:
     names = ("max_completion_tokens", "max_tokens")
-    given = {name: whole_of(name, fields[name]) for name in names if fields.get(name) is not None}
-    if len(set(given.values())) > 1:
-        message = "max_tokens and max_completion_tokens must be equal if both are given"
-        raise bad_request("max_tokens", message)
-    for name, count in given.items():
-        if count > cap:
-            raise bad_request(name, f"{name} must be <= {cap}, got {shortened(count)}")
-        return count
-    return None
+    some = (name for name in names if fields.get(name) is not None)
+    given = [check_count(name, fields[name], most=cap) for name in some]
+    if len(set(given)) > 1:
+        raise ValueError("max_tokens must be equal to max_completion_tokens if both are given")
+    return given[0] if given else None
 
 
 def _temperature(value: Any) -> float:
-    if value is None:
-        return 1.0
     if value == 0 and not isinstance(value, bool):
-        raise bad_request("temperature", f"temperature must be > 0, got {value}: {NO_DRAW}")
-    try:
-        return check_temperature(value)
-    except ValueError:
-        span = f"{LEAST_TEMPERATURE:g} to {MOST_TEMPERATURE:g}"
-        message = f"temperature must be {span}, got {shortened(value)}"
-        raise bad_request("temperature", message) from None
+        raise ValueError(f"temperature must be > 0, got {value}: {NO_DRAW}")
+    return 1.0 if value is None else check_temperature(value)
 
 
 def _top_k(value: Any) -> int | None:
     if value is None or (type(value) is int and value in (0, -1)):  # vLLM's values for all tokens
         return None
-    return whole_of("top_k", value)
+    return check_count("top_k", value)
 
 
 def _stops(
@@ -342,20 +285,15 @@ def _stops(
     """Return the strings and the tokens that end an answer."""
     value = fields.get("stop")
     texts = value if isinstance(value, list) else [] if value is None else [value]
-    if len(texts) > MAX_STOPS:
-        raise bad_request("stop", f"stop must be at most {MAX_STOPS} strings, got {len(texts)}")
-    stops = tuple(text_of("stop", text) for text in texts)
-    if not all(1 <= len(text) <= MAX_STOP_CHARACTERS for text in stops):
-        message = f"stop must be strings of 1 to {MAX_STOP_CHARACTERS} characters"
-        raise bad_request("stop", message)
-    try:
-        special = stop_tokens(tokenizer, stops, vocab)
-    except ValueError as error:
-        raise bad_request("stop", str(error).replace("stop_strings", "stop", 1)) from None
+    stops = tuple(check_text("stop", text) for text in texts)
+    if len(stops) > MAX_STOPS or not all(1 <= len(text) <= MAX_STOP_CHARACTERS for text in stops):
+        raise ValueError(
+            f"stop must be at most {MAX_STOPS} strings of 1 to {MAX_STOP_CHARACTERS} characters"
+        )
+    special = stop_tokens(tokenizer, stops, vocab)
     ids = [] if fields.get("stop_token_ids") is None else fields["stop_token_ids"]
     fits = isinstance(ids, list) and len(ids) <= MAX_STOP_TOKENS
     if not fits or not all(type(one) is int and 0 <= one < vocab for one in ids):
         allows = f"a list of at most {MAX_STOP_TOKENS} tokens in [0, {vocab})"
-        message = f"stop_token_ids must be {allows}, got {shortened(ids)}"
-        raise bad_request("stop_token_ids", message)
+        raise ValueError(f"stop_token_ids must be {allows}, got {shortened(ids)}")
     return stops, special | frozenset(ids)

@@ -139,38 +139,32 @@ def _write(path: str | os.PathLike[str], keys: Sequence[Key]) -> None:
 class Clients:
     """The keys of a server in use, their rates, and the tokens that they have used.
 
-    Any thread may call every method but `check_rate`. Those that read or write used tokens raise
-    LedgerError if the database is damaged, or cannot be read or written.
+    Any thread may call every method but `check_rate`. Those that count tokens raise LedgerError if
+    the database is damaged, or cannot be read or written.
 
     Args:
         keys: keys with different names.
         ledger: path of the ledger whose database counts used tokens by the name of a key.
+
+    Attributes:
+        keys: those that are let in from now on; answers that run already go on. A key that stays as
+            it was keeps its rate.
     """
 
     def __init__(self, keys: Sequence[Key], ledger: str | os.PathLike[str]) -> None:
         if not keys:
             raise ValueError("keys must hold at least one key, got none")
-        self._keys, self._path = keys, os.path.realpath(ledger)
+        self.keys, self._path = keys, os.path.realpath(ledger)
         self._rates: dict[Key, tuple[float, float]] = {}  # requests left, and when
         with translated(self._path):
             self._database = connected(self._path)
-
-    def replace(self, keys: Sequence[Key]) -> None:
-        """Let in these keys alone from now on. Answers that run already go on.
-
-        A key that stays as it was keeps its rate. Tokens are counted by name.
-
-        Args:
-            keys: keys with different names; none lets nobody in.
-        """
-        self._keys = keys
 
     def find(self, authorization: str | None) -> Key | None:
         """Return the key that a header belongs to, in the same time for every key; or None."""
         scheme, _, secret = (authorization or "").partition(" ")
         digest = hashlib.sha256(secret.strip().encode("utf-8", "surrogateescape")).hexdigest()
         found = None
-        for key in self._keys:
+        for key in self.keys:
             if hmac.compare_digest(digest, key.sha256):
                 found = key
         return found if scheme.lower() == "bearer" else None
@@ -197,13 +191,6 @@ class Clients:
             headers = {"retry-after": str(seconds)}
             raise RequestError(429, message, "rate_limit_exceeded", headers=headers)
 
-    def used(self, key: Key) -> int:
-        """Return the tokens that a key has used."""
-        with WRITING, translated(self._path):
-            query = "SELECT tokens FROM used WHERE name = ?"
-            row = self._database.execute(query, (key.name,)).fetchone()
-        return 0 if row is None else int(row[0])
-
     def admit(self, key: Key, tokens: int) -> None:
         """Count the tokens of a request, durably, before its answer starts.
 
@@ -221,16 +208,13 @@ class Clients:
         with WRITING, translated(self._path):
             counted = self._database.execute(add, (key.name, tokens, key.tokens)).rowcount
         if counted != 1:
-            left = max(0, (key.tokens or 0) - self.used(key))
+            left = max(0, (key.tokens or 0) - read_usage(self._path).get(key.name, 0))
             raise spent(
                 f"this key does not pay for max_tokens of every prompt: it has {left} tokens left"
             )
 
     def give_back(self, key: Key, tokens: int) -> None:
-        """Count tokens of an admission as unused. Each admission gives back once.
-
-        If it cannot be written, the key keeps them counted.
-        """
+        """Count tokens of an admission as unused. Each admission gives back once."""
         take = "UPDATE used SET tokens = max(0, tokens - ?) WHERE name = ?"
         with WRITING, translated(self._path):
             self._database.execute(take, (tokens, key.name))

@@ -16,12 +16,14 @@ import h11
 import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from adapmixed.serving.answers import SEND_SECONDS
 from adapmixed.serving.app import Service
 from adapmixed.serving.errors import bad_request, encoded
 
 HEADER_SECONDS = 60.0
 """Seconds that a connection may take until its first request has come."""
+
+SEND_SECONDS = 60.0
+"""Seconds that a client may take until it reads more of an answer, where the system can tell."""
 
 STOP_SECONDS = 30.0
 """Seconds that running answers have after a signal."""

@@ -6,7 +6,6 @@ shards are not among them. Seconds can depend on private rows, as all times can.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -60,6 +59,11 @@ class Metrics:
         """Count a request. `path` is one of the server's paths, or "other"."""
         self._requests.labels(path, str(status)).inc()
 
+    def released(self, seconds: float, *, first: bool) -> None:
+        """Count a released token, so long after the request if it is the first, or another."""
+        (self._first if first else self._between).observe(seconds)
+        self._released.inc()
+
     def serve(self, port: int) -> Callable[[], None]:
         """Serve the figures at http://127.0.0.1:port/metrics from a thread.
 
@@ -77,19 +81,3 @@ class Metrics:
             thread.join()
 
         return close
-
-
-class Timer:
-    """Counts the tokens of one sequence, and the seconds before each, from the request on."""
-
-    def __init__(self, metrics: Metrics) -> None:
-        self._metrics, self._first = metrics, True
-        self._last = time.monotonic()
-
-    def token(self) -> None:
-        """Count a released token."""
-        now = time.monotonic()
-        waited = self._metrics._first if self._first else self._metrics._between
-        waited.observe(now - self._last)
-        self._metrics._released.inc()
-        self._last, self._first = now, False

@@ -7,7 +7,7 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
@@ -15,9 +15,9 @@ from typing import Any
 from adapmixed.errors import LedgerError
 from adapmixed.generation.text import AnswerText
 from adapmixed.serving.admission import Reservation
-from adapmixed.serving.engine import Engine, Piece, Prompt, Query
+from adapmixed.serving.engine import MOST_WAITING, Engine, Piece, Prompt, Query
 from adapmixed.serving.errors import queue_full, stopping
-from adapmixed.serving.metrics import Metrics, Timer
+from adapmixed.serving.metrics import Metrics
 
 _LOG = logging.getLogger(__name__)
 
@@ -27,39 +27,31 @@ class Running:
 
     Attributes:
         query: the request, which says whether the public model answers it alone.
-        reservation: its tokens of the plan; the scheduler closes it.
+        reservation: its tokens; the scheduler closes it.
         cancelled: whether no more tokens are drawn or delivered.
         released: the number of tokens that were released.
         left: the number of prompts whose answers have not ended.
 
     Args:
         query: the request.
-        reservation: its tokens of the plan.
+        reservation: its tokens.
         metrics: the operator's figures.
-        give_back: function of the number of tokens that were counted for a key and not used; None
-            if none were counted.
     """
 
-    def __init__(
-        self,
-        query: Query,
-        reservation: Reservation,
-        metrics: Metrics,
-        give_back: Callable[[int], None] | None = None,
-    ) -> None:
-        self.query, self.reservation = query, reservation
+    def __init__(self, query: Query, reservation: Reservation, metrics: Metrics) -> None:
+        self.query, self.reservation, self._metrics = query, reservation, metrics
         self.cancelled, self.released, self.left = False, 0, len(query.prompts)
-        self._timers, self._give_back = [Timer(metrics) for _ in query.prompts], give_back
+        self._begun, self._last = time.monotonic(), dict[int, float]()  # by the number of a prompt
         self._loop = asyncio.get_running_loop()
         self._pieces: asyncio.Queue[Piece | None] = asyncio.Queue()
-        self._failed = False
 
     def deliver(self, piece: Piece | None) -> None:
         """Take a piece, or None if the engine has stopped, in the engine's thread."""
-        if piece is None:
-            self._failed = True
-        else:
-            self._timers[piece.index].token()
+        if piece is not None:
+            now, last = time.monotonic(), self._last.get(piece.index)
+            waited = now - (self._begun if last is None else last)
+            self._metrics.released(waited, first=last is None)
+            self._last[piece.index] = now
         with suppress(RuntimeError):  # the event loop has ended, so nobody waits for this piece
             self._loop.call_soon_threadsafe(self._pieces.put_nowait, piece)
 
@@ -77,27 +69,6 @@ class Running:
             left -= piece.finish is not None
             yield piece
 
-    def end(self) -> None:
-        """End the answer if it goes on, and give back what it did not use. Repeats do nothing."""
-        if self.cancelled:
-            return
-        self.cancelled = True
-        # The engine may release one more token of each sequence before it sees the end. `left` is
-        # read first: a token may be released between the two.
-        used = self.left + self.released
-        if self._failed and not self.released:
-            used = 0
-        if self._give_back is not None and used < self.query.tokens:
-            unused = self.query.tokens - used
-            self._loop.run_in_executor(None, _logged, self._give_back, unused)
-
-
-def _logged(give_back: Callable[[int], None], unused: int) -> None:
-    try:
-        give_back(unused)
-    except Exception as error:
-        _LOG.error("tokens of a key could not be given back: %s", type(error).__name__)
-
 
 @dataclass(eq=False)
 class _Run:
@@ -107,14 +78,13 @@ class _Run:
     index: int
     prompt: Prompt
     text: AnswerText
-    released: int = 0
 
 
 class Scheduler:
     """A queue of answers, and the thread that runs the engine.
 
     Args:
-        engine: used by this thread alone, except for its `check`.
+        engine: used by this thread alone.
         tokenizer: the public model's tokenizer.
         end_tokens: tokens that end an answer; they add no text.
         waiting: largest number of sequences that wait for the engine, ≥ 1.
@@ -124,7 +94,12 @@ class Scheduler:
     """
 
     def __init__(
-        self, engine: Engine, tokenizer: Any, end_tokens: frozenset[int], *, waiting: int = 64
+        self,
+        engine: Engine,
+        tokenizer: Any,
+        end_tokens: frozenset[int],
+        *,
+        waiting: int = MOST_WAITING,
     ) -> None:
         self._engine, self._tokenizer, self._end_tokens = engine, tokenizer, end_tokens
         self._limit = waiting
@@ -152,16 +127,6 @@ class Scheduler:
         """True if no more queries are taken."""
         return self._ended or self._deadline is not None
 
-    def check(self, query: Query) -> None:
-        """Raise ValueError if the query could not be answered, even alone. Any thread may call it.
-
-        A query of more prompts than may wait could not be.
-        """
-        if not 1 <= len(query.prompts) <= self._limit:
-            raise ValueError(f"prompts must be 1 to {self._limit}, got {len(query.prompts)}")
-        for prompt in query.prompts:
-            self._engine.check(prompt)
-
     def check_room(self, sequences: int) -> None:
         """Check that so many more sequences may wait. Any thread may call this.
 
@@ -174,7 +139,7 @@ class Scheduler:
             raise queue_full()
 
     def submit(self, answer: Running) -> None:
-        """Queue a query that passed `check` and `check_room`. Any thread may call this.
+        """Queue a query that passed `check_room`. Any thread may call this.
 
         Pieces are delivered until every prompt has one with `finish`, or until a None: the engine
         has stopped.
@@ -182,11 +147,11 @@ class Scheduler:
         Raises:
             RequestError: 503: no more queries are taken. The reservation is still open.
         """
-        stop = answer.query.stop
-        runs = [
-            _Run(answer, index, prompt, AnswerText(self._tokenizer, prompt.tokens, stop))
-            for index, prompt in enumerate(answer.query.prompts)
-        ]
+        query, runs = answer.query, list[_Run]()
+        for index, prompt in enumerate(query.prompts):
+            ends = query.stop, self._end_tokens | query.stop_tokens, prompt.max_tokens
+            text = AnswerText(self._tokenizer, prompt.tokens, *ends)
+            runs.append(_Run(answer, index, prompt, text))
         with self._changed:
             if self.stopped:
                 raise stopping()
@@ -216,10 +181,7 @@ class Scheduler:
         """Run the engine until it is stopped or fails; then end every answer."""
         try:
             while self._wait():
-                gone = [run for run in self._running.values() if run.answer.cancelled]
-                self._leave(gone)
-                for run in gone:
-                    self._end(run)
+                self._drop_cancelled()
                 self._admit()
                 if self._running:
                     self._step()
@@ -247,15 +209,21 @@ class Scheduler:
             busy = bool(self._running or self._waiting)
             return busy and time.monotonic() < self._deadline
 
+    def _drop_cancelled(self) -> None:
+        """Let the sequences of clients that have left leave the queue and the batch."""
+        running = [run for run in self._running.values() if run.answer.cancelled]
+        self._leave(running)
+        with self._changed:
+            waiting = [run for run in self._waiting if run.answer.cancelled]
+            for run in waiting:
+                self._waiting.remove(run)
+        for run in (*running, *waiting):
+            self._end(run)
+
     def _admit(self) -> None:
         """Let waiting sequences join the batch, as many as the engine has room for."""
         with self._changed:
-            gone = [run for run in self._waiting if run.answer.cancelled]
-            for run in gone:
-                self._waiting.remove(run)
             waiting = [run.prompt for run in self._waiting]
-        for run in gone:
-            self._end(run)
         room = self._engine.room(waiting) if waiting else 0
         if waiting and not room and not self._running:
             raise RuntimeError("the engine has no room for a sequence that it could answer alone")
@@ -274,27 +242,13 @@ class Scheduler:
             if not prompt.public:
                 run.answer.reservation.charged()
             run.answer.released += 1
-            piece = self._piece(run, token)
+            piece = Piece(run.index, *run.text.add(token))
             if piece.finish is not None:  # a client that sees it may ask for what is free again
                 ended.append(run)
                 self._end(run)
             if not run.answer.cancelled:
                 run.answer.deliver(piece)
         self._leave(ended)
-
-    def _piece(self, run: _Run, token: int) -> Piece:
-        run.released += 1
-        stopped = token in self._end_tokens or token in run.answer.query.stop_tokens
-        text = ""
-        if not stopped:
-            text, stopped = run.text.add(token)
-            if stopped:
-                return Piece(run.index, text, "stop")
-        last = run.released == run.prompt.max_tokens
-        if stopped or last:
-            rest, found = run.text.rest()
-            return Piece(run.index, text + rest, "stop" if stopped or found else "length")
-        return Piece(run.index, text)
 
     def _leave(self, runs: list[_Run]) -> None:
         """Let sequences leave the batch."""

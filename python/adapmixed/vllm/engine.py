@@ -10,8 +10,6 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from adapmixed.ensemble.vocabulary import check_prompt
-from adapmixed.generation.generator import check_window
 from adapmixed.limits import DEFAULT_ACTIVE
 from adapmixed.mechanisms import Mechanism
 from adapmixed.privacy import Accountant
@@ -85,7 +83,6 @@ class VllmEngine:
                 f"{vllm.__version__} for {current_platform.device_type}"
             )
         self._heads = heads = Heads(ensemble, active)
-        self._ensemble = ensemble
         self._drawing = drawing = Drawing(ensemble, mechanism, accountant, active)
         row = ensemble.sequence_bytes(1, answer_bytes=drawing.answer_bytes, active=active)
         self._sequences = max(1, min(_SEQUENCES, memory_bytes // 2 // row))
@@ -120,11 +117,6 @@ class VllmEngine:
     def close(self) -> None:
         """Free vLLM's memory, so that this process can have another one."""
         self._core.shutdown()
-
-    def check(self, prompt: Prompt) -> None:
-        """Raise ValueError if this prompt could not be answered, even alone."""
-        check_prompt(prompt.tokens, self._ensemble.vocab_size, self._ensemble.tokenizer)
-        check_window(self.window, len(prompt.tokens), prompt.max_tokens)
 
     def room(self, waiting: Sequence[Prompt]) -> int:
         """Return how many of the waiting prompts, from the first, should join now."""

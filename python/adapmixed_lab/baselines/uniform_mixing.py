@@ -89,7 +89,7 @@ class UniformMixing(Baseline):
         _, projection = unprotected(rows)
         count = torch.ones_like(rows.public, dtype=torch.float64)
         if rows.tail is not None:
-            count[:, -1] = (~rows.tail.logits.isneginf()).sum(-1)
+            count[:, -1] = (~rows.tail.isneginf()).sum(-1)
         count = count.masked_fill(rows.public.isneginf(), 0.0)
         uniform = count / count.sum(-1, keepdim=True)
         mean = ops.mixture(rows.private, rows.public, projection)
