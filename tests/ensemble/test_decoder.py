@@ -59,8 +59,8 @@ def lively(ensemble: Ensemble, rtol: float) -> None:
     assert_alone(ensemble, decoder, held, rtol)
     drop(decoder, held, 0)
     assert decoder.length == max(held.values())  # the padding that was left has gone
-    assert_alone(ensemble, decoder, held, rtol)
     append(decoder, held)
+    assert_alone(ensemble, decoder, held, rtol)
     drop(decoder, held, 3, 2)
     decoder.join(reads(ensemble, [4], [12], new=3))
     held |= {4: 12}

@@ -70,7 +70,7 @@ def test_budget_bounds_the_logits_and_names_what_is_needed(
         for _, private, public, _ in ensemble.iter_logits(ids, memory_bytes=limit):
             assert (private.numel() + public.numel()) * 4 <= limit
     needed = budget(ensemble, 2, 9, 1, True)
-    with pytest.raises(ValueError, match=f"memory_bytes must be >= {needed} .*a batch of 1 or"):
+    with pytest.raises(ValueError, match=f"memory_bytes must be >= {needed} "):
         ensemble.decoder(ids, memory_bytes=needed - 1)
     ensemble.decoder(ids[:1], memory_bytes=needed - 1)
 

@@ -43,7 +43,6 @@ class Decoder:
         self._ids = ids
         self._mask = mask
         self._logits: Logits | None
-        self._going: Tensor | None = None  # the sequences of `_logits` that were not dropped
         self._room = LogitsRoom()
         self._unread = 0  # positions at the end that the cache does not hold yet
         self._cut(int(self._padding().min()))
@@ -90,12 +89,7 @@ class Decoder:
         """
         assert self._logits is not None, "read() or append() must come first"
         private, public, tokens = self._logits
-        private, public = private[:, :, -1], public[:, -1]
-        tokens = None if tokens is None else tokens[:, -1]
-        if self._going is not None:
-            private, public = private[:, self._going], public[self._going]
-            tokens = None if tokens is None else tokens[self._going]
-        return Logits(private, public, tokens)
+        return Logits(private[:, :, -1], public[:, -1], None if tokens is None else tokens[:, -1])
 
     def append(self, tokens: Tensor) -> None:
         """Advance by one token per sequence, the same for every member.
@@ -120,10 +114,10 @@ class Decoder:
         self._advance(new, self._mask)
 
     def drop(self, ended: Tensor) -> None:
-        """Drop sequences that ended; the others keep their order.
+        """Drop sequences that ended, before `append` advances the others, which keep their order.
 
-        Padding that the others have in common is dropped, too. If prompts are not read to the end,
-        the reading begins anew.
+        The logits are lost until then. Padding that the others have in common is dropped, too. If
+        prompts are not read to the end, the reading begins anew.
 
         Args:
             ended: (b,) bool, at least one of them False.
@@ -140,8 +134,7 @@ class Decoder:
             for layer in written_layers(self._cache):
                 kept = going if len(layer.keys) == len(ended) else in_all_blocks
                 keep_rows(layer, kept, self._ensemble.begun + self.length - first, self.window)
-            # The logits are not copied here: usually nobody reads them again.
-            self._going = going if self._going is None else self._going[going]
+            self._logits = None
         self._ids = self._ids[going]
         if self._mask is not None:
             self._mask = self._mask[going]
@@ -167,7 +160,6 @@ class Decoder:
         self._check_read()
         other._check_read()
         self._logits = other._logits = None
-        self._going = None
         self._ends = torch.cat([self._ends, other._ends])
         sequences = len(self._ids), len(other._ids)
         pairs = zip(written_layers(self._cache), written_layers(other._cache), strict=True)
@@ -213,7 +205,6 @@ class Decoder:
         self._unread = length
 
     def _advance(self, ids: Tensor, mask: Tensor | None) -> None:
-        self._going = None
         self._logits = None  # free the old logits before computing the new ones
         self._logits = self._ensemble.forward(
             ids, mask, self._cache, active=self._active, last_only=True, room=self._room

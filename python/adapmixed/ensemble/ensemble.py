@@ -6,7 +6,6 @@ import ctypes
 import logging
 import os
 import threading
-from bisect import bisect_right
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import cached_property
@@ -77,8 +76,7 @@ class Ensemble:
             "positions": documents were assigned by their position in a file, so that one edit can
             move others.
             "names": the folder does not record how documents were assigned.
-            "base": the public model may not be the one of the training.
-            "tokenizer": the tokenizer may not be the one of the training.
+            "base": the public model or its tokenizer may not be the one of the training.
         unit: the column of names if every name has a member of its own, which guarantees then
             protect with everything under it; None if they protect a shard.
         fingerprint: hexadecimal digest of the base and of the members' files in their order; None
@@ -602,8 +600,7 @@ class Ensemble:
             active: as in `forward`.
 
         Raises:
-            ValueError: if not even one position fits; the message names the bytes needed, and what
-                would fit.
+            ValueError: if not even one position fits; the message names the bytes needed.
         """
         window = self.begun + length if window is None else window
         cache, logits, activations = self._needs(batch, window, answer_bytes, active)
@@ -616,18 +613,10 @@ class Ensemble:
         if memory_bytes >= needed:
             return min(length, (memory_bytes - cache - fixed) // per_position)
 
-        def least(batch: int, active: int | None) -> int:
-            return sum(self._needs(batch, window, answer_bytes, active))
-
-        ways = [f"a batch of {most}"] if (most := memory_bytes // least(1, active)) else []
-        widths = range(LEAST_ACTIVE, active or self.vocab_size)
-        if fitting := bisect_right(widths, memory_bytes, key=lambda width: least(batch, width)):
-            ways.append(f"active = {widths[fitting - 1]}")
-        hint = f"; {' or '.join(ways)} would fit" if ways else ""
         raise ValueError(
             f"memory_bytes must be >= {needed} for {batch} sequences of {self.num_models} members "
             f"and the public model, got {memory_bytes}: keys and values of {window} positions take "
-            f"{cache} bytes, and computing one position {fixed + per_position}{hint}"
+            f"{cache} bytes, and computing one position {fixed + per_position}"
         )
 
     def _needs(
