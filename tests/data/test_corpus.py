@@ -175,7 +175,7 @@ def test_bad_rows_are_named(tmp_path: Path, row: dict[str, Any], reason: str) ->
         ("a.txt", b"ab\xff", "must be UTF-8"),
         ("a.txt", "one".encode("utf-16-le"), "must be UTF-8 .*converts UTF-16"),
         ("a.txt", "мир\nмир".encode("utf-16-le"), "must be UTF-8 .*converts UTF-16"),
-        ("a.csv", b"user,text\nann\n", "line 2 must have 2 columns, got 1"),
+        ("a.csv", b"user,text\nann\n", "line 2 must have 2 columns"),
         ("a.csv", b'text\n"one\n', "must be a CSV file"),
         ("a.csv", b"text,text\na,b\n", "a.csv: columns must differ"),
         ("a.tsv", b"user\ttext\nann\tone\n", "corpus must hold .* rows of CSV, JSON lines"),

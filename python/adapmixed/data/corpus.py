@@ -8,7 +8,6 @@ renumber all later documents and move them to other shards (`Corpus.positional`)
 
 from __future__ import annotations
 
-import hashlib
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
@@ -174,13 +173,11 @@ class Corpus:
             "new_document": self.new_document,
         }
 
-    def files(self) -> list[str] | dict[str, int | str]:
-        """Return the local files' names, which may be private; of more than 100 only a digest."""
+    def files(self) -> list[str]:
+        """Return the local files' names, which may be private."""
         if self.kind in (BUILTIN, "hub"):
             return []
-        names = [relative_name(Path(self.source), file) for file in self._files()]
-        digest = hashlib.sha256("\n".join(names).encode()).hexdigest()
-        return names if len(names) <= 100 else {"number": len(names), "sha256": digest}
+        return [relative_name(Path(self.source), file) for file in self._files()]
 
     def documents(self, render: Render = None) -> Iterator[Document]:
         """Yield the documents that hold text, in the order of the source.

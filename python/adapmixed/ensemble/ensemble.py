@@ -292,7 +292,6 @@ class Ensemble:
         input_ids: Tensor,
         *,
         memory_bytes: int = DEFAULT_MEMORY_BYTES,
-        attention_mask: Tensor | None = None,
         room: LogitsRoom | None = None,
         active: int | None = None,
     ) -> Iterator[tuple[slice, Tensor, Tensor, Tensor | None]]:
@@ -306,7 +305,6 @@ class Ensemble:
             memory_bytes: limit in bytes for a chunk's logits, an estimate of one layer's
                 activations and, if there are several chunks, the cache. Weights and adapters are
                 not counted.
-            attention_mask: as in `logits`.
             room: memory that a caller keeps between inputs, so that it is used again.
             active: K, number of the likeliest public tokens about which members speak; None, or V
                 and more, for all.
@@ -319,14 +317,14 @@ class Ensemble:
             ValueError: as in `logits`, or if the limit does not hold the cache and one position;
                 the message names the bytes needed. It is raised at the call, not at the first step.
         """
-        ids, mask = self.check_ids(input_ids, attention_mask)
+        ids, _ = self.check_ids(input_ids, None)
         active = active_tokens(active, self.vocab_size)
         batch, length = ids.shape
         chunk = self.chunk_size(batch, length, memory_bytes, last_only=False, active=active)
-        return self._chunks(ids, mask, chunk, room or LogitsRoom(), active)
+        return self._chunks(ids, chunk, room or LogitsRoom(), active)
 
     def _chunks(
-        self, ids: Tensor, mask: Tensor | None, chunk: int, room: LogitsRoom, active: int | None
+        self, ids: Tensor, chunk: int, room: LogitsRoom, active: int | None
     ) -> Iterator[tuple[slice, Tensor, Tensor, Tensor | None]]:
         batch, length = ids.shape
         members = self.output_layer.num_models * row_width(self.vocab_size, active)
@@ -334,8 +332,7 @@ class Ensemble:
         cache = self.new_cache(length + self.begun, batch, chunk) if chunk < length else None
         for start in range(0, length, chunk):
             stop = min(start + chunk, length)
-            part = None if mask is None else mask[:, :stop]
-            result = self.forward(ids[:, start:stop], part, cache, active=active, room=room)
+            result = self.forward(ids[:, start:stop], None, cache, active=active, room=room)
             yield slice(start, stop), *result
             del result  # so that the caller can free it before the next one is computed
 

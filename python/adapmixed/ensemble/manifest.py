@@ -208,19 +208,14 @@ def checked_layers(adapted: Any) -> dict[str, tuple[int, ...]]:
     Raises:
         ValueError: if `adapted` does not map at least one name to distinct integers >= 1.
     """
-    if not isinstance(adapted, Mapping) or not adapted:
-        raise ValueError(f"adapted must map layers to their ranks, got {adapted!r}")
-    for name, ranks in adapted.items():
-        valid = (
-            isinstance(ranks, list | tuple)
-            and ranks
-            and all(type(rank) is int and rank >= 1 for rank in ranks)
-        )
-        if not valid or len(set(ranks)) < len(ranks):
+    layers: Mapping[str, Any] = adapted if isinstance(adapted, Mapping) else {}
+    for ranks in layers.values() or [()]:
+        numbers = isinstance(ranks, list | tuple) and all(type(one) is int for one in ranks)
+        if not numbers or not 1 <= len(set(ranks)) == len(ranks) or min(ranks) < 1:
             raise ValueError(
-                f"adapted must map layer names to distinct integers >= 1, got {name!r}: {ranks!r}"
+                f"adapted must map layer names to distinct integers >= 1, got {adapted!r}"
             )
-    return {name: tuple(sorted(adapted[name])) for name in sorted(adapted)}
+    return {name: tuple(sorted(layers[name])) for name in sorted(layers)}
 
 
 def check_shards(members: Sequence[str | None], shards: Sequence[Mapping[str, Any]]) -> None:

@@ -22,6 +22,7 @@ from adapmixed.ensemble.manifest import (
     MEMBER_FILE,
     Manifest,
     check_distinct,
+    checked_layers,
     read_json,
     read_manifest,
     read_member_record,
@@ -168,11 +169,13 @@ def _listed(
         paths = [None if path is None else Path(path) for path in folder]
         if not paths:
             raise ValueError("an ensemble must have at least one private model, got 0")
-        first = next((path for path in paths if path is not None), None)
-        if adapted is None and first is None:
-            raise ValueError("adapted must be given if all members are missing")
+        if adapted is None:
+            first = next((path for path in paths if path is not None), None)
+            if first is None:
+                raise ValueError("adapted must be given if all members are missing")
+            adapted = adapter_layers(first)
         names = tuple(None if path is None else str(i) for i, path in enumerate(paths))
-        manifest = Manifest("", names, adapter_layers(first) if adapted is None else adapted)
+        manifest = Manifest("", names, checked_layers(adapted))
     check_distinct([path.resolve() for path in paths if path is not None])
     return manifest, paths
 
@@ -377,7 +380,7 @@ def _check_copy(key: str, copy: Tensor, own: Tensor) -> None:
         step = max(torch.finfo(one.dtype).eps for one in (own, copy))
         same = all(
             torch.allclose(one.float(), other.float(), rtol=step, atol=_SMALLEST)
-            for one, other in zip(own.split(_ROWS), copy.split(_ROWS), strict=True)
+            for one, other in zip(*(torch.split(t, _ROWS) for t in (own, copy)), strict=True)
         )
     if not same:
         raise ValueError(f"{key} must equal the base's weights, which all members share")
