@@ -35,7 +35,8 @@ class Decoder:
         answer_bytes: AnswerBytes | None = None,
         unread: bool = False,
     ) -> None:
-        if mask is not None and not bool(mask[:, -1].all()):
+        mask = torch.ones_like(ids) if mask is None else mask
+        if not bool(mask[:, -1].all()):
             raise ValueError("attention_mask must end in 1 in every row: pad on the left to decode")
         self._ensemble, self._active = ensemble, active
         self._memory_bytes = memory_bytes
@@ -78,8 +79,7 @@ class Decoder:
             start = self.length - self._unread
             self._unread = max(left, self._unread - self._chunk)
             stop = self.length - self._unread
-            part = None if self._mask is None else self._mask[:, :stop]
-            self._advance(self._ids[:, start:stop], part)
+            self._advance(self._ids[:, start:stop], self._mask[:, :stop])
 
     @property
     def logits(self) -> Logits:
@@ -109,8 +109,7 @@ class Decoder:
         self._ensemble.check_length(length + 1)
         new = tokens.to(self._ensemble.model.device, torch.int64)[:, None]
         self._ids = torch.cat([self._ids, new], dim=1)
-        if self._mask is not None:
-            self._mask = torch.cat([self._mask, torch.ones_like(new)], dim=1)
+        self._mask = torch.cat([self._mask, torch.ones_like(new)], dim=1)
         self._advance(new, self._mask)
 
     def drop(self, ended: Tensor) -> None:
@@ -135,9 +134,7 @@ class Decoder:
                 kept = going if len(layer.keys) == len(ended) else in_all_blocks
                 keep_rows(layer, kept, self._ensemble.begun + self.length - first, self.window)
             self._logits = None
-        self._ids = self._ids[going]
-        if self._mask is not None:
-            self._mask = self._mask[going]
+        self._ids, self._mask = self._ids[going], self._mask[going]
         self._cut(first)
         if self._unread:
             self._begin()
@@ -166,28 +163,16 @@ class Decoder:
         for layer, joining in pairs:
             join_rows(layer, joining, sequences, self.window)
         width = max(self.length, other.length)
-        masks = [one._all_masked(width) for one in (self, other)]
-        self._ids = torch.cat([pad(one._ids, (width - one.length, 0)) for one in (self, other)])
-        self._set_mask(torch.cat(masks))
-
-    def _all_masked(self, width: int) -> Tensor:
-        """Return the (b, width) mask with padding on the left."""
-        mask = torch.ones_like(self._ids) if self._mask is None else self._mask
-        return pad(mask, (width - self.length, 0))
+        wider = [(one._ids, one._mask, (width - one.length, 0)) for one in (self, other)]
+        self._ids = torch.cat([pad(ids, room) for ids, _, room in wider])
+        self._mask = torch.cat([pad(mask, room) for _, mask, room in wider])
 
     def _cut(self, first: int) -> None:
         """Forget the ids and the mask of the first positions, which hold padding alone."""
-        self._ids = self._ids[:, first:]
-        if self._mask is not None:
-            self._set_mask(self._mask[:, first:])
-
-    def _set_mask(self, mask: Tensor) -> None:
-        self._mask = None if bool(mask.all()) else mask
+        self._ids, self._mask = self._ids[:, first:], self._mask[:, first:]
 
     def _padding(self) -> Tensor:
         """Return (b,) int64, the positions before each sequence's first token."""
-        if self._mask is None:
-            return torch.zeros_like(self._ids[:, 0])
         return (self._mask.cumsum(dim=1) == 0).sum(dim=1)
 
     def _check_read(self) -> None:
@@ -204,8 +189,9 @@ class Decoder:
         self._cache = self._ensemble.new_cache(self.window, batch, self._chunk)
         self._unread = length
 
-    def _advance(self, ids: Tensor, mask: Tensor | None) -> None:
+    def _advance(self, ids: Tensor, mask: Tensor) -> None:
         self._logits = None  # free the old logits before computing the new ones
+        padded = None if bool(mask.all()) else mask
         self._logits = self._ensemble.forward(
-            ids, mask, self._cache, active=self._active, last_only=True, room=self._room
+            ids, padded, self._cache, active=self._active, last_only=True, room=self._room
         )
