@@ -59,14 +59,14 @@ _COMPUTE = (
 """Settings of peft that decide what a plain LoRA adapter computes."""
 _NAMES = ("base_model_name_or_path", "revision", "peft_version", "inference_mode", "auto_mapping")
 _ASIDE = (
-    *_NAMES, "peft_type", "task_type", "init_lora_weights", "lora_dropout", "loftq_config",
+    *_NAMES, "peft_type", "task_type", "lora_dropout", "loftq_config",
     "megatron_core", "eva_config", "qalora_group_size", "runtime_config", "fan_in_fan_out",
 )  # fmt: skip
 """Settings that leave a trained adapter's computation alone. Any other must have its default."""
-_INITIALISATIONS = (True, False, None, "gaussian", "eva", "orthogonal")  # the base stays as it is
+_USUAL = {"init_lora_weights": (True, "gaussian", "eva", "orthogonal")}  # the base stays as it is
 _ROWS = 4096  # compared at once
 _SMALLEST = 2.0**-24  # the step of the smallest numbers in fp16
-_RESIZED = "an adapter of resized embeddings is trained again without resize_token_embeddings"
+_RESIZED = "resized embeddings cannot be shared: train without resize_token_embeddings"
 
 
 def read_members(
@@ -287,25 +287,19 @@ def _read_config(path: Path) -> tuple[dict[str, Any], Any]:
     kind = raw.get("peft_type") if isinstance(raw, dict) else None
     if kind != "LORA":
         raise ValueError(f"{path}: peft_type must be LORA, got {kind!r}")
-    if missing := {"r", "lora_alpha"} - raw.keys():
-        raise ValueError(f"{file} must hold r and lora_alpha, got no {min(missing)}")
     plain = LoraConfig()
     for name, value in raw.items():
-        if name not in _COMPUTE + _ASIDE and value and value != getattr(plain, name, None):
+        usual = _USUAL.get(name, (getattr(plain, name, None),))
+        if name not in _COMPUTE + _ASIDE and value and value not in usual:
             raise ValueError(f"{path}: {name} must be unset for plain LoRA, got {value!r}")
-    if raw.get("init_lora_weights", True) not in _INITIALISATIONS:
-        raise ValueError(
-            f"{path}: init_lora_weights={raw['init_lora_weights']!r} may have changed the "
-            "base's weights; convert the adapter to a plain LoRA adapter first"
-        )
     known = {name: raw[name] for name in (*_COMPUTE, "base_model_name_or_path") if name in raw}
     try:
-        config = LoraConfig(**known)
+        config = LoraConfig(**known | {name: raw[name] for name in ("r", "lora_alpha")})
         os.fspath(config.base_model_name_or_path or "")
         patterns = dict(config.rank_pattern or {}) | dict(config.alpha_pattern or {})
         for pattern in [*patterns, config.target_modules, config.exclude_modules]:
             re.compile(pattern if isinstance(pattern, str) else "")
-    except (TypeError, ValueError, re.error) as error:
+    except (KeyError, TypeError, ValueError, re.error) as error:
         raise ValueError(f"{file} must hold settings of LoRA: {error}") from error
     return raw, config
 
@@ -315,8 +309,6 @@ def _update(config: Any, name: str, layer: nn.Module, pair: Mapping[str, Tensor]
     from peft.utils.other import get_pattern_key
 
     size_in, size_out = layer_shape(layer)
-    if set(pair) != {"A", "B"}:
-        raise ValueError(f"weights must be lora_A and lora_B, got only lora_{min(pair)}")
     rank, alpha = (
         special.get(get_pattern_key(special, name), usual)
         for special, usual in (
@@ -324,15 +316,14 @@ def _update(config: Any, name: str, layer: nn.Module, pair: Mapping[str, Tensor]
             (config.alpha_pattern or {}, config.lora_alpha),
         )
     )
-    if type(rank) is not int or rank < 1 or type(alpha) not in (int, float):
-        raise ValueError(f"rank and alpha must be numbers, got {rank!r}, {alpha!r}")
-    a, b = pair["A"].to(torch.float32), pair["B"].to(torch.float32)
-    if tuple(a.shape) != (rank, size_in) or tuple(b.shape) != (size_out, rank):
+    expected = {"lora_A": (rank, size_in), "lora_B": (size_out, rank)}
+    found = {f"lora_{which}": tuple(value.shape) for which, value in pair.items()}
+    if found != expected or rank < 1 or type(alpha) not in (int, float):
         raise ValueError(
-            f"lora_A and lora_B must have shapes {(rank, size_in)} and "
-            f"{(size_out, rank)} with {rank} of r or rank_pattern, got {tuple(a.shape)} and "
-            f"{tuple(b.shape)} ({_RESIZED})"
+            f"weights must have shapes {expected} by r or rank_pattern, and alpha must be a "
+            f"number, got {found} and {alpha!r} ({_RESIZED})"
         )
+    a, b = pair["A"].to(torch.float32), pair["B"].to(torch.float32)
     up = b * (alpha / (math.sqrt(rank) if config.use_rslora else rank))
     if not all(map(torch.isfinite, (*a.aminmax(), *up.aminmax()))):
         raise ValueError("the adapter's weights must be finite")
@@ -365,16 +356,11 @@ def _check_copy(key: str, copy: Tensor, own: Tensor) -> None:
     dtype, so neither need be the other's rounding. A copy that was rounded, and stored in float32
     again, counts as rounded.
     """
-    if own.shape != copy.shape:
-        raise ValueError(
-            f"{key} must have the shape {tuple(own.shape)} of the base's, got "
-            f"{tuple(copy.shape)} ({_RESIZED})"
-        )
     if copy.dtype == torch.float32 and not torch.equal(own, copy):
         for short in (torch.bfloat16, torch.float16):
             if torch.equal(copy.to(short).float(), copy):
                 copy = copy.to(short)
-    if own.dtype == copy.dtype or not copy.is_floating_point():
+    if own.dtype == copy.dtype or own.shape != copy.shape or not copy.is_floating_point():
         same = torch.equal(own, copy)
     else:
         step = max(torch.finfo(one.dtype).eps for one in (own, copy))
@@ -383,7 +369,10 @@ def _check_copy(key: str, copy: Tensor, own: Tensor) -> None:
             for one, other in zip(*(torch.split(t, _ROWS) for t in (own, copy)), strict=True)
         )
     if not same:
-        raise ValueError(f"{key} must equal the base's weights, which all members share")
+        raise ValueError(
+            f"{key} must equal the base's weights of shape {tuple(own.shape)}, which all members "
+            f"share, got other ones of shape {tuple(copy.shape)} ({_RESIZED})"
+        )
 
 
 def _weights_file(folder: Path) -> Path:
