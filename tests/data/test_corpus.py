@@ -193,7 +193,7 @@ def test_refused_sources(tmp_path: Path) -> None:
         with pytest.raises(ValueError, match=reason):
             Corpus(source, **settings)
 
-    refuses("must be a file, a folder, hub:NAME or 'builtin', got 'nowhere'", "nowhere")
+    refuses(r"must be a file, a folder, 'builtin' or hub:NAME.*, got 'nowhere'", "nowhere")
     refuses("holds none of them", str(tmp_path))
     (tmp_path / "a.txt").write_text("x")
     (tmp_path / "a.jsonl").write_text("{}")
@@ -205,6 +205,21 @@ def test_refused_sources(tmp_path: Path) -> None:
     refuses("regular expression", rows, new_document="(")
     refuses("id_column must not be the text_column", rows, id_column="text")
     refuses("chat_column excludes text_column", rows, text_column="x", chat_column="messages")
+
+
+@pytest.mark.parametrize("revision", [None, "main", "refs/pr/1"])
+@pytest.mark.parametrize("config", [None, "en"])
+def test_a_hub_data_set_is_named_with_its_configuration_and_revision(
+    config: str | None, revision: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[Any] = []
+    monkeypatch.setattr("adapmixed.data.corpus.hub_rows", lambda *given: asked.append(given) or ())
+    text = "hub:some/name" + f":{config}" * bool(config) + f"@{revision}" * bool(revision)
+    corpus = Corpus(text)
+    assert list(corpus.documents()) == []
+    assert asked == [("some/name", config, revision, "train")]
+    described = {"source": "hub:some/name", "config": config, "revision": revision}
+    assert described.items() <= corpus.description().items()
 
 
 @pytest.mark.parametrize("link", [os.symlink, os.link])

@@ -269,14 +269,14 @@ def parquet_rows(file: Path, columns: Sequence[str]) -> Iterator[Row]:
                 yield f"{file}, row {number}", row
 
 
-def hub_rows(name: str, config: str | None, split: str, revision: str | None) -> Iterator[Row]:
+def hub_rows(name: str, config: str | None, revision: str | None, split: str) -> Iterator[Row]:
     """Yield the rows of one split of a data set, streamed through `datasets`.
 
     Args:
         name: name on the hub, or a local folder that `datasets` can load.
         config: the data set's configuration if it has several, or None.
-        split: the split, for instance "train".
         revision: commit, tag or branch; None for the newest.
+        split: the split, for instance "train".
 
     Raises:
         ValueError: if the data set cannot be opened, or `datasets` is not installed.

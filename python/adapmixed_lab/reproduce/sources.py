@@ -85,13 +85,11 @@ class Sources:
 
     def corpus(self) -> Corpus:
         """Return the evaluation text of the full scale."""
-        from adapmixed.commands.train import source_of
         from adapmixed.data import Corpus
         from adapmixed.training import settings
 
-        given = source_of(TEXTS[self.dataset] if self.text is None else self.text)
-        if self.text_column is not None:
-            given["text_column"] = self.text_column
-        hub = given["source"].startswith("hub:")
-        corpus = Corpus(**given, split=self.split or ("test" if hub else None))
+        source = TEXTS[self.dataset] if self.text is None else self.text
+        hub = source.startswith("hub:")
+        column = {} if self.text_column is None else {"text_column": self.text_column}
+        corpus = Corpus(source, split=self.split or ("test" if hub else None), **column)
         return corpus.with_new_document(settings.PRESETS[self.dataset].new_document)
