@@ -201,6 +201,16 @@ def test_a_public_model_from_the_hub_is_compared(
     write_manifest(folder, Manifest("some-org/Tiny", ("m0", "m1"), ADAPTED, revision="abc"))
     assert Ensemble.from_pretrained("some-org/Tiny", folder).unverified == ("shards",)
     assert Ensemble.from_pretrained("Tiny", folder).unverified == ("shards", "base")
+    # What is compared is what was loaded, of which main may be a newer commit.
+    write_manifest(folder, Manifest("", ("m0", "m1"), ADAPTED, base_files=files))
+    shutil.copytree(cached / "snapshots" / "abc", cached / "snapshots" / "def")
+    (cached / "snapshots" / "def" / "model.safetensors").write_bytes(b"newer")
+    newer = named("x")
+    newer.config._commit_hash = "def"
+    monkeypatch.setattr("adapmixed.ensemble.members.load_base", lambda *_, **__: (newer, None))
+    with pytest.raises(ValueError, match=f"{DIFFERS} model.safetensors$"):
+        Ensemble.from_pretrained("some-org/Tiny", folder)
+    monkeypatch.setattr("adapmixed.ensemble.members.load_base", lambda *_, **__: (named("x"), None))
     # The hub's cache may lack files: that is no other base, and was not compared.
     lacking = files | {"tokenizer.json": "0" * 64}
     write_manifest(folder, Manifest("", ("m0", "m1"), ADAPTED, base_files=lacking))

@@ -230,8 +230,9 @@ class Corpus:
     def _parts(self) -> Iterator[tuple[str, Iterator[Row]]]:
         """Yield (name, rows) of every file or of the data set; positions count within each."""
         if self._hub is not None:
+            name, config, revision = self._hub.groups()
             split = self.split or "train"
-            yield split, hub_rows(*self._hub.groups(), split)
+            yield split, hub_rows(name, config, revision, split)
             return
         columns = [self._column, *([self.id_column] if self.id_column is not None else [])]
         for file in self._files():

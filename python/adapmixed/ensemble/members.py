@@ -87,17 +87,18 @@ def read_members(
     manifest, paths = _listed(folder, adapted)
     source = source_of(base)
     root = Path(folder) if isinstance(folder, str | os.PathLike) else None
-    compare = partial(compare_files, base, manifest.revision, root, manifest.base_files)
-    found, verified = compare()
+    compare, on_hub = partial(compare_files, base, root, manifest.base_files), is_hub_name(source)
+    found, verified = ({}, False) if on_hub else compare()
     model, tokenizer = load_base(base, dtype, revision=manifest.revision)
+    commit = getattr(model.config, "_commit_hash", None)
+    if on_hub:  # loading has downloaded the files, perhaps of a newer commit than was here
+        found, verified = compare(commit or manifest.revision)
     here, trained = beginning_of(tokenizer), manifest.beginning
     if tokenizer is not None and trained is not None and trained != here:
         raise ValueError(
             f"beginning in {FILE_NAME} must be {list(here)}, the tokens with which the base's "
             f"tokenizer begins a text, got {list(trained)}: train the ensemble again"
         )
-    if manifest.base_files and not verified:
-        found, verified = compare()  # loading a hub name has downloaded its files
     if device is not None:
         model = model.to(device)
     ranks = ranks.over(len(paths), repeated=set(manifest.adapted) == {head_name(model)})
@@ -113,15 +114,11 @@ def read_members(
     check_tokenizers(present, tokenizer, name, vocab_size)
     _check_records(manifest, paths, read)
     check_names(None if verified else source, {str(p): one.base_name for p, one in read.items()})
-    if not verified:
+    if manifest.revision is not None and on_hub and manifest.base_model == source:
         # A full hub name with its commit identifies the files. Names in the members verify nothing,
         # so that the guarantee does not depend on who is missing.
-        verified = (
-            manifest.revision is not None and is_hub_name(source) and manifest.base_model == source
-        )
-    digest = fingerprint(
-        base, member_digests(paths, read), found, getattr(model.config, "_commit_hash", None)
-    )
+        verified = True
+    digest = fingerprint(base, member_digests(paths, read), found, commit)
     if not ranks.alone:
         facts = {
             "the ensemble": manifest,

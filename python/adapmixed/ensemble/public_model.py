@@ -260,7 +260,7 @@ def source_of(base: Any) -> str | None:
 
 
 def compare_files(
-    base: Any, revision: str | None, folder: Path | None, recorded: Mapping[str, str]
+    base: Any, folder: Path | None, recorded: Mapping[str, str], revision: str | None = None
 ) -> tuple[dict[str, str], bool]:
     """Compare the base's files, those of its tokenizer included, with the ensemble's record.
 
@@ -269,10 +269,10 @@ def compare_files(
 
     Args:
         base: as in `load_base`.
-        revision: the hub's commit, or None.
         folder: the ensemble folder, for messages.
         recorded: `Manifest.base_files`. Without them only the files of a base folder are read,
             because hashing takes its time.
+        revision: the commit of a hub name that was loaded, or None.
 
     Returns:
         the digests of the files (:func:`base_files`), and whether they are all that were recorded.
