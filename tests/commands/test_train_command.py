@@ -12,7 +12,7 @@ from training_cases import write_base, write_corpus
 
 from adapmixed.cli import _parser, main
 from adapmixed.commands import train
-from adapmixed.commands.train import source_of, training_of
+from adapmixed.commands.train import training_of
 from adapmixed.ensemble import read_manifest
 from adapmixed.mechanisms import AdaPMixED
 from adapmixed.training import FinetuneConfig
@@ -117,14 +117,6 @@ def test_the_help_names_all_settings(capsys: pytest.CaptureFixture[str]) -> None
         parsed("--help")
     shown = capsys.readouterr().out.split("other settings")[1].split("--adapt")[0]
     assert all(key in shown for key in str(error.value).split("keys are ")[1].split(", "))
-
-
-def test_the_name_of_a_hub_data_set() -> None:
-    assert source_of("a:b@c") == {"source": "a:b@c"}
-    for part, revision in (("", None), (":en", None), ("", "refs/pr/1"), (":en", "main")):
-        name = "hub:some/name" + part + (f"@{revision}" if revision else "")
-        found = {"source": "hub:some/name", "config": part[1:] or None, "revision": revision}
-        assert source_of(name) == found
 
 
 def test_a_block_is_no_longer_than_the_window_unless_it_is_given() -> None:

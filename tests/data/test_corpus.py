@@ -151,41 +151,59 @@ def test_hub_data_sets_are_read_through_datasets(
         pairs(Corpus(source, split="none"))
 
 
-@pytest.mark.parametrize(
-    ("row", "reason"),
-    [
-        ({"text": "x"}, "line 1: column must be one of text, got 'user'"),
-        ({"user": None, "text": "x"}, "user must be a name"),
-        ({"user": 1.5, "text": "x"}, "user must be a name"),
-        ({"user": "a", "text": 3}, "text must be text"),
-        ({"user": "a", "text": "\ud800"}, "text must be Unicode"),
-    ],
-)
-def test_bad_rows_are_named(tmp_path: Path, row: dict[str, Any], reason: str) -> None:
-    corpus = Corpus(str(write_rows(tmp_path / "rows.jsonl", [row])), id_column="user")
-    with pytest.raises(ValueError, match=reason):
-        pairs(corpus)
+TALK = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "hello"}]
+BAD_ROWS = [
+    ({"text": "x"}, "line 1: column must be one of text, got 'user'"),
+    ({"user": None, "text": "x"}, "user must be a name"),
+    ({"user": 1.5, "text": "x"}, "user must be a name"),
+    ({"user": "a", "text": 3}, "text must be text"),
+    ({"user": "a", "text": "\ud800"}, "text must be Unicode"),
+]
+BAD_TALKS = [
+    ("hi", "message 0 is not one"),
+    ([*TALK, "bye"], "message 2 is not one"),
+    ([{"from": "human", "value": "hi"}], "message 0 is not one"),
+    ([{"role": "user", "content": None}], "message 0 is not one"),
+    ([TALK[0], TALK[0]], "must fit the base's chat template: roles must alternate"),
+    ([{"role": "user", "content": "\ud800"}], "must be Unicode text"),
+]
 
 
 @pytest.mark.parametrize(
-    ("name", "content", "reason"),
+    ("name", "content", "settings", "reason"),
     [
-        ("a.jsonl", b'{"text": "x"}\n{\n', "line 2 must be a JSON object"),
-        ("a.jsonl", b'{"text": "x", "text": "y"}\n', "line 1 .*: names in an object must differ"),
-        ("a.txt", b"ab\xff", "must be UTF-8"),
-        ("a.txt", "one".encode("utf-16-le"), "must be UTF-8 .*converts UTF-16"),
-        ("a.txt", "мир\nмир".encode("utf-16-le"), "must be UTF-8 .*converts UTF-16"),
-        ("a.csv", b"user,text\nann\n", "line 2 must have 2 columns, got 1"),
-        ("a.csv", b'text\n"one\n', "must be a CSV file"),
-        ("a.csv", b"text,text\na,b\n", "a.csv: columns must differ"),
-        ("a.tsv", b"user\ttext\nann\tone\n", "corpus must hold .* rows of CSV, JSON lines"),
-        ("a.txt.gz", b"", "corpus must hold unpacked text"),
+        *(
+            ("a.jsonl", json.dumps(row).encode(), {"id_column": "user"}, reason)
+            for row, reason in BAD_ROWS
+        ),
+        *(
+            (
+                "a.jsonl",
+                b"\n\n" + json.dumps({"messages": value}).encode(),
+                {"chat_column": "messages"},
+                f"a.jsonl, line 3: messages .*{reason}",
+            )
+            for value, reason in BAD_TALKS
+        ),
+        ("a.jsonl", b'{"text": "x"}\n{\n', {}, "line 2 must be a JSON object"),
+        ("a.jsonl", b'{"text": "x", "text": "y"}', {}, "line 1 .*: names in an object must differ"),
+        ("a.txt", b"ab\xff", {}, "must be UTF-8"),
+        ("a.txt", "one".encode("utf-16-le"), {}, "must be UTF-8 .*converts UTF-16"),
+        ("a.txt", "мир\nмир".encode("utf-16-le"), {}, "must be UTF-8 .*converts UTF-16"),
+        ("a.csv", b"user,text\nann\n", {}, "line 2 must have 2 columns"),
+        ("a.csv", b"user,text\nann,b,c\n", {}, "line 2 must have 2 columns"),
+        ("a.csv", b'text\n"one\n', {}, "must be a CSV file"),
+        ("a.csv", b"text,text\na,b\n", {}, "a.csv: columns must differ"),
+        ("a.tsv", b"user\ttext\nann\tone\n", {}, "corpus must hold .* rows of CSV, JSON lines"),
+        ("a.txt.gz", b"", {}, "corpus must hold unpacked text"),
     ],
 )
-def test_bad_files_are_named(tmp_path: Path, name: str, content: bytes, reason: str) -> None:
+def test_what_cannot_be_read_is_named(
+    tmp_path: Path, name: str, content: bytes, settings: dict[str, Any], reason: str
+) -> None:
     (tmp_path / name).write_bytes(content)
     with pytest.raises(ValueError, match=reason):
-        pairs(Corpus(str(tmp_path / name), text_column="text"))
+        list(Corpus(str(tmp_path / name), **settings).documents(render))
 
 
 def test_refused_sources(tmp_path: Path) -> None:
@@ -193,7 +211,7 @@ def test_refused_sources(tmp_path: Path) -> None:
         with pytest.raises(ValueError, match=reason):
             Corpus(source, **settings)
 
-    refuses("must be a file, a folder, hub:NAME or 'builtin', got 'nowhere'", "nowhere")
+    refuses(r"must be a file, a folder, 'builtin' or hub:NAME.*, got 'nowhere'", "nowhere")
     refuses("holds none of them", str(tmp_path))
     (tmp_path / "a.txt").write_text("x")
     (tmp_path / "a.jsonl").write_text("{}")
@@ -205,6 +223,21 @@ def test_refused_sources(tmp_path: Path) -> None:
     refuses("regular expression", rows, new_document="(")
     refuses("id_column must not be the text_column", rows, id_column="text")
     refuses("chat_column excludes text_column", rows, text_column="x", chat_column="messages")
+
+
+@pytest.mark.parametrize("revision", [None, "main", "refs/pr/1"])
+@pytest.mark.parametrize("config", [None, "en"])
+def test_a_hub_data_set_is_named_with_its_configuration_and_revision(
+    config: str | None, revision: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[Any] = []
+    monkeypatch.setattr("adapmixed.data.corpus.hub_rows", lambda *given: asked.append(given) or ())
+    text = "hub:some/name" + f":{config}" * bool(config) + f"@{revision}" * bool(revision)
+    corpus = Corpus(text)
+    assert list(corpus.documents()) == []
+    assert asked == [("some/name", config, revision, "train")]
+    described = {"source": "hub:some/name", "config": config, "revision": revision}
+    assert described.items() <= corpus.description().items()
 
 
 @pytest.mark.parametrize("link", [os.symlink, os.link])
@@ -299,9 +332,6 @@ def render(messages: list[dict[str, Any]]) -> str:
     return "".join(f"<{message['role']}>{message['content']}\n" for message in messages)
 
 
-TALK = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "hello"}]
-
-
 @pytest.mark.parametrize(("name", "write"), [("a.jsonl", write_rows), ("a.parquet", write_table)])
 def test_conversations_are_rendered(
     tmp_path: Path, name: str, write: Callable[[Path, list[dict[str, Any]]], Path]
@@ -318,23 +348,6 @@ def test_conversations_are_rendered(
     assert by_position.with_new_document("x") == by_position
     with pytest.raises(ValueError, match="render must be given for chat_column 'messages'"):
         corpus.documents()
-
-
-@pytest.mark.parametrize(
-    ("value", "reason"),
-    [
-        ("hi", "message 0 is not one"),
-        ([*TALK, "bye"], "message 2 is not one"),
-        ([{"from": "human", "value": "hi"}], "message 0 is not one"),
-        ([{"role": "user", "content": None}], "message 0 is not one"),
-        ([TALK[0], TALK[0]], "must fit the base's chat template: roles must alternate"),
-        ([{"role": "user", "content": "\ud800"}], "must be Unicode text"),
-    ],
-)
-def test_bad_conversations_are_named(tmp_path: Path, value: Any, reason: str) -> None:
-    path = write_rows(tmp_path / "a.jsonl", [{"messages": TALK}, {"messages": value}])
-    with pytest.raises(ValueError, match=f"a.jsonl, line 3: messages .*{reason}"):
-        list(Corpus(str(path), chat_column="messages").documents(render))
 
 
 def test_text_to_score(tmp_path: Path) -> None:

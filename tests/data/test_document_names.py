@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -45,62 +45,51 @@ def changed(folder: Path, first: str, second: str, name: str, **settings: Any) -
     return sum(one != other for one, other in zip(*found, strict=True))
 
 
-def edited(items: Sequence[Any], *new: Any) -> list[Any]:
-    """Return the items with the eighth replaced by new ones."""
-    return [*items[:7], *new, *items[8:]]
-
-
 def lines(rows: list[dict[str, Any]]) -> str:
     return "".join(json.dumps(row) + "\n" for row in rows)
 
 
-@pytest.mark.parametrize(
-    ("new", "moves"),
-    [
-        (("article 7: other words\nsecond line",), False),
-        (("article 7: some text\n\nsecond line of 7",), True),
-        (("",), True),
-        ((), True),
-    ],
-)
-def test_edits_of_articles_between_blank_lines(tmp_path: Path, new: Any, moves: bool) -> None:
-    texts = ("\n\n".join(ARTICLES), "\n\n".join(edited(ARTICLES, *new)))
-    count = changed(tmp_path, *texts, "notes.txt")
-    assert count > 10 if moves else count == 1
+def blank_lines(items: list[str]) -> str:
+    return "\n\n".join(items)
+
+
+def wiki_rows(items: list[str]) -> str:
+    return lines([{"text": line} for line in "".join(items).splitlines()])
 
 
 @pytest.mark.parametrize(
-    ("new", "moves"),
+    ("kind", "new", "moves"),
     [
-        ((" = Person 7 = \n\n other text \n\n more \n",), False),
-        ((" = Person 7 = \n\n text about 7 \n = More of mine = \n more \n",), True),
-        (("",), True),
+        ("articles", ("article 7: other words\nsecond line",), False),
+        ("articles", ("article 7: some text\n\nsecond line of 7",), True),
+        ("articles", ("",), True),
+        ("articles", (), True),
+        ("headings", (" = Person 7 = \n\n other text \n\n more \n",), False),
+        ("headings", (" = Person 7 = \n\n text \n = More of mine = \n more \n",), True),
+        ("headings", ("",), True),
+        ("rows", ({"user": "user-7", "text": "other\n\ntext"},), False),
+        ("rows", ({"user": "user-7", "text": ""},), False),
+        ("rows", ({"user": "user-7", "text": None},), False),
+        ("rows", (), True),
+        ("rows", (ROWS[7], {"user": "user-7", "text": "one more"}), True),
     ],
 )
-def test_edits_of_articles_with_headings(tmp_path: Path, new: Any, moves: bool) -> None:
-    texts = ("".join(WIKI), "".join(edited(WIKI, *new)))
-    count = changed(tmp_path, *texts, "wiki.txt", new_document=HEADING)
-    assert count > 10 if moves else count == 1
-    joined = [lines([{"text": line} for line in text.splitlines()]) for text in texts]
-    count = changed(tmp_path, *joined, "wiki.jsonl", new_document=HEADING)
-    assert count > 10 if moves else count == 1
-
-
-@pytest.mark.parametrize(
-    ("new", "moves"),
-    [
-        (({"user": "user-7", "text": "other\n\ntext"},), False),
-        (({"user": "user-7", "text": ""},), False),
-        (({"user": "user-7", "text": None},), False),
-        ((), True),
-        ((ROWS[7], {"user": "user-7", "text": "one more"}), True),
-    ],
-)
-def test_edits_of_rows(tmp_path: Path, new: Any, moves: bool) -> None:
-    texts = lines(ROWS), lines(edited(ROWS, *new))
-    count = changed(tmp_path, *texts, "rows.jsonl")
-    assert count > 10 if moves else count == 1
-    assert changed(tmp_path, *texts, "rows.jsonl", id_column="user") == 1  # a name is stable
+def test_an_edit_moves_others_that_positions_name(
+    kind: str, new: tuple[Any, ...], moves: bool, tmp_path: Path
+) -> None:
+    items: Any = {"articles": ARTICLES, "headings": WIKI, "rows": ROWS}[kind]
+    heading = {"new_document": HEADING}
+    written: dict[str, list[tuple[str, Callable[[Any], str], dict[str, Any]]]] = {
+        "articles": [("notes.txt", blank_lines, {})],
+        "headings": [("wiki.txt", "".join, heading), ("wiki.jsonl", wiki_rows, heading)],
+        "rows": [("rows.jsonl", lines, {})],
+    }
+    for name, write, settings in written[kind]:
+        texts = (write(items), write([*items[:7], *new, *items[8:]]))
+        count = changed(tmp_path, *texts, name, **settings)
+        assert count > 10 if moves else count == 1
+    if kind == "rows":  # a name is stable
+        assert changed(tmp_path, *texts, name, id_column="user") == 1
 
 
 def test_which_corpora_are_positional(tmp_path: Path) -> None:

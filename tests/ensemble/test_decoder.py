@@ -59,8 +59,8 @@ def lively(ensemble: Ensemble, rtol: float) -> None:
     assert_alone(ensemble, decoder, held, rtol)
     drop(decoder, held, 0)
     assert decoder.length == max(held.values())  # the padding that was left has gone
-    assert_alone(ensemble, decoder, held, rtol)
     append(decoder, held)
+    assert_alone(ensemble, decoder, held, rtol)
     drop(decoder, held, 3, 2)
     decoder.join(reads(ensemble, [4], [12], new=3))
     held |= {4: 12}
@@ -120,38 +120,29 @@ def test_room_is_reserved_for_those_who_are_left(
     assert decoder.window == 5
 
 
-def test_a_prompt_is_read_in_parts(base: Any, make_adapters: Callable[..., list[Path]]) -> None:
+@pytest.mark.parametrize("leaves_at", [0, 2, 5, None])
+def test_a_prompt_is_read_in_parts(
+    base: Any, make_adapters: Callable[..., list[Path]], leaves_at: int | None
+) -> None:
+    """A sequence that leaves before all is read begins the reading of the others anew."""
     ensemble = Ensemble.from_pretrained(base, make_adapters(2))
-    ids, mask = left_padded([TOKENS[row, :length].tolist() for row, length in ((0, 9), (1, 4))])
+    held = {0: 9, 1: 4, 2: 6}
+    ids, mask = left_padded([TOKENS[row, :length].tolist() for row, length in held.items()])
     decoder = ensemble.decoder(ids, attention_mask=mask, new_tokens=3, unread=True)
-    for left in (9, 5, 1):
+    if leaves_at is not None:
+        decoder.read(leaves_at)
+        drop(decoder, held, 0)
+        assert (decoder.length, decoder.unread, decoder.window) == (6, 6, 9)
+    for left in (9, 5, 1) if leaves_at is None else (6, 2):
         assert decoder.unread == left
         for call in (
-            lambda: decoder.append(torch.tensor([1, 1])),
+            lambda: decoder.append(torch.tensor([1] * len(held))),
             lambda: decoder.join(ensemble.decoder(ids)),
             lambda: ensemble.decoder(ids).join(decoder),
         ):
             with pytest.raises(ValueError, match=rf"read\(\) must be called first: {left} posit"):
                 call()
         decoder.read(4)
-    held = {0: 9, 1: 4}
     assert_alone(ensemble, decoder, held, 1e-5)
     append(decoder, held)
     assert_alone(ensemble, decoder, held, 1e-5)
-
-
-@pytest.mark.parametrize("read", [0, 2, 5])
-def test_a_sequence_leaves_before_all_is_read(
-    base: Any, make_adapters: Callable[..., list[Path]], read: int
-) -> None:
-    ensemble = Ensemble.from_pretrained(base, make_adapters(2))
-    lengths = {0: 9, 1: 4, 2: 6}
-    ids, mask = left_padded([TOKENS[row, :length].tolist() for row, length in lengths.items()])
-    decoder = ensemble.decoder(ids, attention_mask=mask, new_tokens=3, unread=True)
-    decoder.read(read)
-    drop(decoder, lengths, 0)
-    assert (decoder.length, decoder.unread, decoder.window) == (6, 6, 9)
-    decoder.read()
-    assert_alone(ensemble, decoder, lengths, 1e-5)
-    append(decoder, lengths)
-    assert_alone(ensemble, decoder, lengths, 1e-5)

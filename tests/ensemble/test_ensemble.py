@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from ensemble_cases import Make, budget
+from ensemble_cases import Make
 from tiny_models import POSITIONS, VOCAB
 
 from adapmixed.ensemble import Ensemble
@@ -37,42 +37,26 @@ def test_given_model_is_left_alone_and_dropout_is_off(
     assert all(torch.equal(before[name], after[name]) for name in before)
 
 
-@pytest.mark.parametrize("chunk", [1, 2, 4, 9])
-def test_chunks_equal_the_whole(
-    base: Any, make_adapters: Make, ids: torch.Tensor, chunk: int
-) -> None:
-    """Also behind padding."""
-    ensemble = Ensemble.from_pretrained(base, make_adapters(3))
-    limit = budget(ensemble, 2, 9, chunk, False)
-    for padding in (0, 3):
-        mask = torch.ones_like(ids)
-        mask[0, :padding] = 0
-        given = {"attention_mask": mask if padding else None}
-        live = mask.bool()
-        whole, parts = ensemble.logits(ids, **given), []
-        for part, *rows, _ in ensemble.iter_logits(ids, memory_bytes=limit, **given):
-            assert part == slice(len(parts) * chunk, min((len(parts) + 1) * chunk, 9))
-            parts.append(rows)
-        private, public = (torch.cat(one, dim=-2) for one in zip(*parts, strict=True))
-        torch.testing.assert_close(private[:, live], whole[0][:, live], rtol=0, atol=2e-5)
-        torch.testing.assert_close(public[live], whole[1][live], rtol=0, atol=2e-5)
-
-
-def test_budget_bounds_the_logits_and_names_what_is_needed(
+def test_memory_bounds_the_logits_and_what_is_needed_is_named(
     base: Any, make_adapters: Make, ids: torch.Tensor
 ) -> None:
     ensemble = Ensemble.from_pretrained(base, make_adapters(3))
-    needed = budget(ensemble, 2, 9, 1, False)
-    assert needed >= 4 * 2 * VOCAB * 4
-    with pytest.raises(ValueError, match=f"memory_bytes must be >= {needed} "):
-        ensemble.iter_logits(ids, memory_bytes=needed - 1)
-    for limit in (needed, 3 * needed, 5 * needed):
-        for _, private, public, _ in ensemble.iter_logits(ids, memory_bytes=limit):
-            assert (private.numel() + public.numel()) * 4 <= limit
-    needed = budget(ensemble, 2, 9, 1, True)
-    with pytest.raises(ValueError, match=f"memory_bytes must be >= {needed} .*a batch of 1 or"):
-        ensemble.decoder(ids, memory_bytes=needed - 1)
+    for read in (ensemble.iter_logits, ensemble.decoder):
+        with pytest.raises(ValueError, match="memory_bytes must be >= ") as short:
+            read(ids, memory_bytes=1)
+        needed = int(str(short.value).split(">= ")[1].split()[0])
+        assert needed >= 4 * 2 * VOCAB * 4
+        with pytest.raises(ValueError, match=f"memory_bytes must be >= {needed} "):
+            read(ids, memory_bytes=needed - 1)
+        read(ids, memory_bytes=needed)
     ensemble.decoder(ids[:1], memory_bytes=needed - 1)
+    for limit in (needed, 2 * needed, 4 * needed):
+        stop = 0
+        for part, private, public, _ in ensemble.iter_logits(ids, memory_bytes=limit):
+            assert (private.numel() + public.numel()) * 4 <= limit
+            assert part == slice(stop, stop + public.shape[1])
+            stop = part.stop
+        assert stop == ids.shape[1]
 
 
 def test_input_limits(base: Any, make_adapters: Make, ids: torch.Tensor) -> None:

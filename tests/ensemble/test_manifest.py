@@ -11,12 +11,16 @@ from tiny_models import ADAPTED
 
 from adapmixed.ensemble import Manifest, read_manifest, write_manifest
 
+RECORD = {
+    "documents": 1, "sha256": "b" * 64, "identifiers": ["a" * 32], "identifier_key": "c" * 32,
+}  # fmt: skip
+
 
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
         ({"format_version": 5}, "format_version must be 4, got 5"),
-        ({"adapted": {"lm_head": 8}}, "adapted must map layer names to .* got 'lm_head': 8"),
+        ({"adapted": {"lm_head": 8}}, "adapted must map layer names to .* got .*'lm_head': 8"),
         ({"num_models": 3}, "num_models"),
         ({"members": [], "num_models": 0}, "at least one"),
         ({"members": ["a", "a"]}, "distinct"),
@@ -25,7 +29,7 @@ from adapmixed.ensemble import Manifest, read_manifest, write_manifest
         ({"base_files": {"vocab.json": "0" * 32}}, "base_files"),
         ({"revision": 5}, "revision must be a string"),
         ({"training": "x"}, "training must be an object"),
-        ({"shards": [{}]}, "each of the 2 members"),
+        ({"shards": [RECORD]}, "each of the 2 members"),
     ],
 )
 def test_manifest_refusals(tmp_path: Path, change: dict[str, Any], reason: str) -> None:
@@ -43,7 +47,7 @@ def test_manifest_round_trip(tmp_path: Path) -> None:
         {"lm_head": (2, 8)},
         base_files={"merges.txt": "d" * 64},
         training={"rank": 4},
-        shards=({"documents": 1, "sha256": "b" * 64}, {"documents": 0, "sha256": "c" * 64}),
+        shards=(RECORD, RECORD | {"documents": 0, "identifiers": []}),
     )
     write_manifest(tmp_path, manifest)
     assert read_manifest(tmp_path) == manifest

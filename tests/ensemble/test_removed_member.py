@@ -105,7 +105,7 @@ def every_way(ensemble: Ensemble) -> list[Tensor]:
         found.append(decoder.logits[:2])
         if step == 3:
             decoder.drop(torch.tensor([True, False]))
-        decoder.append(torch.full((len(decoder.logits[1]),), step + 1))
+        decoder.append(torch.full((2 if step < 3 else 1,), step + 1))
     return [torch.cat([public[None], private]) for private, public in found]
 
 

@@ -6,19 +6,16 @@ import json
 import shutil
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
-import torch
 from misuse_cases import answer, name_base, named, public_folder, two_adapters
 from tiny_models import ADAPTED, tiny_model
-from trained_demo import DEMO_ENSEMBLE
-from transformers import AutoTokenizer
 
-from adapmixed.data import demo_base
 from adapmixed.ensemble import Ensemble, Manifest, write_manifest
-from adapmixed.ensemble.public_model import base_files, of_tokenizer
+from adapmixed.ensemble.public_model import base_files
 
-pytestmark = pytest.mark.usefixtures("demo_ensemble")
+DIFFERS = "which differs from base_files of ensemble.json in"
 
 
 @pytest.fixture
@@ -43,107 +40,114 @@ def test_a_public_model_of_another_name_is_refused(adapters: list[Path], tmp_pat
         Ensemble.from_pretrained(named("some-org/Tiny"), adapters)
 
 
-def test_a_public_model_of_other_weights_is_refused(adapters: list[Path], tmp_path: Path) -> None:
+def test_a_public_model_of_other_files_is_refused(adapters: list[Path], tmp_path: Path) -> None:
+    """Weights in one file or several, and files that only one of folder and record has."""
     folder = adapters[0].parent
-    shards = {"plain": "1GB", "in-parts": "20KB"}
-    for name, size in shards.items():
-        tiny_model("gpt2").save_pretrained(tmp_path / name, max_shard_size=size)
-        tiny_model("gpt2", 1).save_pretrained(tmp_path / f"{name}-other", max_shard_size=size)
-        files = base_files(tmp_path / name)
-        assert files.keys() == base_files(tmp_path / f"{name}-other").keys()
-        write_manifest(folder, Manifest("", ("m0", "m1"), ADAPTED, base_files=files))
-        # The digest decides, whatever the folder is called. A model object has that of its source.
-        assert "base" not in Ensemble.from_pretrained(tmp_path / name, folder).unverified
-        # An object may have been changed since it was read.
-        assert "base" in Ensemble.from_pretrained(named(str(tmp_path / name)), folder).unverified
-        for base in (tmp_path / f"{name}-other", named(str(tmp_path / f"{name}-other"))):
-            with pytest.raises(ValueError, match="has another SHA-256"):
-                Ensemble.from_pretrained(base, folder)
-    assert (tmp_path / "in-parts" / "model.safetensors.index.json").is_file()
-    assert base_files(folder) == {}
-    parts = sorted((tmp_path / "in-parts").glob("model-*.safetensors"))
-    assert len(parts) > 1
-    for part in parts:
-        kept = part.read_bytes()
-        part.write_bytes(kept[:-1] + bytes([kept[-1] ^ 1]))
-        with pytest.raises(ValueError, match="has another SHA-256"):
-            Ensemble.from_pretrained(tmp_path / "in-parts", folder)
-        part.write_bytes(kept)
-
-
-def test_weights_of_the_older_form_are_compared(adapters: list[Path], tmp_path: Path) -> None:
-    """`pytorch_model.bin` is compared too, in one file or several."""
-    folder = adapters[0].parent
-    for parts in (1, 2):
-        for seed in range(2):
-            base = tmp_path / f"bin-{parts}-{seed}"
-            model = tiny_model("gpt2", seed)
-            model.config.save_pretrained(base)
-            state = list(model.state_dict().items())
-            names = [f"pytorch_model-{part}.bin" for part in range(parts)]
-            names = names if parts > 1 else ["pytorch_model.bin"]
-            for part, name in enumerate(names):
-                torch.save(dict(state[part::parts]), base / name)
-            if parts > 1:
-                where = {key: names[i % parts] for i, (key, _) in enumerate(state)}
-                index = {"metadata": {}, "weight_map": where}
-                (base / "pytorch_model.bin.index.json").write_text(json.dumps(index))
-        files = base_files(tmp_path / f"bin-{parts}-0")
-        assert files.keys() == {"config.json", *names}
-        write_manifest(folder, Manifest("", ("m0", "m1"), ADAPTED, base_files=files))
-        assert Ensemble.from_pretrained(tmp_path / f"bin-{parts}-0", folder).unverified == (
-            "shards",
-        )
-        with pytest.raises(ValueError, match="has another SHA-256"):
-            Ensemble.from_pretrained(tmp_path / f"bin-{parts}-1", folder)
-
-
-def test_another_tokenizer_is_refused(adapters: list[Path], tmp_path: Path) -> None:
-    """The files that determine a tokenizer are compared; a copy in another layout is the same."""
-    folder, base = adapters[0].parent, tmp_path / "Tiny"
-    tiny_model("gpt2").save_pretrained(base)
-    vocabulary = {"<|endoftext|>": 0, **{letter: i for i, letter in enumerate("abcdefgh", 1)}}
-    forms = {
-        "vocab.json": json.dumps(vocabulary | {"ab": 9}),
-        "merges.txt": "#version: 0.2\na b\n",
-        "tokenizer_config.json": json.dumps({"tokenizer_class": "GPT2Tokenizer"}),
-    }
-    for name, text in forms.items():
-        (base / name).write_text(text)
-    recorded = base_files(base)
-    tokenizer = of_tokenizer(recorded)
-    assert tokenizer.keys() == forms.keys()
-    plain = Manifest("", ("m0", "m1"), ADAPTED, base_files=recorded)
-    write_manifest(folder, plain)
-    assert Ensemble.from_pretrained(base, folder).unverified == ("shards",)
-    config = {"model_max_length": 7, "tokenizer_class": "GPT2Tokenizer", "chat_template": "x"}
-    for name, same in (
-        ("vocab.json", json.dumps(dict(reversed((vocabulary | {"ab": 9}).items())), indent=3)),
-        ("tokenizer_config.json", json.dumps(config)),
-    ):
-        (base / name).write_text(same)
+    for size, several in (("1GB", False), ("20KB", True)):
+        base = tmp_path / size
+        tiny_model("gpt2").save_pretrained(base, max_shard_size=size)
+        manifest = Manifest("", ("m0", "m1"), ADAPTED, base_files=base_files(base))
+        write_manifest(folder, manifest)
+        # The digest decides, whatever the folder is called. A model object has that of its source,
+        # but may have been changed since it was read.
         assert Ensemble.from_pretrained(base, folder).unverified == ("shards",)
-    for name, other in (
-        ("vocab.json", json.dumps(vocabulary | {"bc": 9})),
-        ("merges.txt", "#version: 0.2\nb c\n"),
-        ("tokenizer_config.json", json.dumps(config | {"add_prefix_space": True})),
-    ):
-        kept = (base / name).read_text()
-        (base / name).write_text(other)
-        with pytest.raises(ValueError, match=f"{name} has another SHA-256"):
-            Ensemble.from_pretrained(base, folder)
-        (base / name).write_text(kept)
-    # A file that the training lacked raises; without a record, the guarantee says it.
-    (base / "added_tokens.json").write_text("{}")
-    with pytest.raises(ValueError, match="in the same files: .* has added_tokens.json, merges"):
+        object_of = named(str(base))
+        assert Ensemble.from_pretrained(object_of, folder).unverified == ("shards", "base")
+        parts = sorted(base.glob("*.safetensors"))
+        assert (len(parts) > 1) == several
+        for part in parts:
+            kept = part.read_bytes()
+            part.write_bytes(kept[:-1] + bytes([kept[-1] ^ 1]))
+            for given in (base, object_of):
+                with pytest.raises(ValueError, match=f"{DIFFERS} {part.name}$"):
+                    Ensemble.from_pretrained(given, folder)
+            part.write_bytes(kept)
+    (base / "merges.txt").write_text("#version: 0.2")
+    with pytest.raises(ValueError, match=f"{DIFFERS} merges.txt$"):
         Ensemble.from_pretrained(base, folder)
-    words = "tokenizer was not compared"
-    model = {name: digest for name, digest in recorded.items() if name not in tokenizer}
-    for files, missing in ((model, "tokenizer"), ({}, "base")):
-        write_manifest(folder, replace(plain, base_files=files))
-        ensemble = Ensemble.from_pretrained(base, folder)
-        assert ensemble.unverified == ("shards", missing)
-        assert (words in answer(ensemble=ensemble)) == (missing == "tokenizer")
+    (base / "merges.txt").unlink()
+    lacking = {**manifest.base_files, "tokenizer.json": "0" * 64}
+    write_manifest(folder, replace(manifest, base_files=lacking))
+    with pytest.raises(ValueError, match=f"{DIFFERS} tokenizer.json$"):
+        Ensemble.from_pretrained(base, folder)
+
+
+Files = dict[str, Any]
+WHOLE: Files = {
+    "config.json": {"activation": "gelu", "dtype": "float32"},
+    "model.safetensors": "weights",
+    "tokenizer.json": {"model": {}, "padding": None},
+    "tokenizer_config.json": {"model_max_length": 8, "tokenizer_class": "A"},
+    "added_tokens.json": {"padding": 7},
+}
+
+
+def write(folder: Path, files: Files) -> dict[str, str]:
+    for name, content in files.items():
+        text = content if isinstance(content, str) else json.dumps(content, indent=len(name))
+        (folder / name).write_text(text, encoding="utf-8")
+    return base_files(folder)
+
+
+@pytest.mark.parametrize(
+    ("change", "same"),
+    [
+        ({"config.json": {"dtype": "bfloat16", "activation": "gelu", "_name_or_path": "a"}}, True),
+        ({"config.json": {"activation": "relu", "dtype": "float32"}}, False),
+        ({"tokenizer.json": {"padding": {"length": 3}, "model": {}}}, True),
+        ({"tokenizer.json": {"model": {"padding": 3}}}, False),
+        ({"tokenizer.json": {"model": {}, "normalizer": {"type": "Lowercase"}}}, False),
+        # transformers makes it a special token
+        ({"tokenizer.json": {"model": {}, "padding": {"pad_token": "a"}}}, False),
+        ({"tokenizer_config.json": {"tokenizer_class": "A", "chat_template": "x"}}, True),
+        ({"tokenizer_config.json": {"tokenizer_class": "A", "add_prefix_space": True}}, False),
+        ({"special_tokens_map.json": {"eos_token": "a"}}, False),
+        ({"added_tokens.json": {"padding": 8}}, False),  # a token, not a setting
+        ({"model.safetensors": "other"}, False),
+        ({"pytorch_model.bin": "other", "merges.txt": "a b", "README.md": "a"}, True),  # not read
+    ],
+)
+def test_settings_that_change_an_answer_change_a_digest(
+    change: Files, same: bool, tmp_path: Path
+) -> None:
+    before = write(tmp_path, WHOLE)
+    assert before.keys() == WHOLE.keys()
+    assert (write(tmp_path, change) == before) == same
+
+
+@pytest.mark.parametrize(
+    ("files", "others"),
+    [
+        ({"pytorch_model.bin": "a", "tokenizer.model": "b"}, {}),
+        (
+            {"1.bin": "a", "2.bin": "b"},
+            {"pytorch_model.bin.index.json": {"weight_map": {"x": "1.bin", "y": "2.bin"}}},
+        ),
+        (
+            {"config.json": {"transformers_weights": "other.safetensors"}, "other.safetensors": ""},
+            {"model.safetensors": "a"},
+        ),
+        ({"vocab.json": {"a": 1}, "merges.txt": "a", "tekken.json": {}}, {"README.md": "a"}),
+        (
+            {
+                "tokenizer_config.json": {"fast_tokenizer_files": ["tokenizer.5.0.0.json"]},
+                "tokenizer.json": {},
+                "tokenizer.5.0.0.json": {},  # which some versions of transformers load
+            },
+            {"vocab.json": {}},
+        ),
+    ],
+)
+def test_files_that_are_loaded_have_a_digest(files: Files, others: Files, tmp_path: Path) -> None:
+    assert write(tmp_path, others | files).keys() == files.keys()
+    for name, content in files.items():
+        before = base_files(tmp_path)
+        other = f"{content}x" if isinstance(content, str) else content | {"x": 1}
+        assert write(tmp_path, {name: other}) != before
+        write(tmp_path, {name: content})
+    (tmp_path / "tokenizer.json").write_text("{")
+    with pytest.raises(ValueError, match="tokenizer.json must be JSON"):
+        base_files(tmp_path)
 
 
 def test_a_fingerprint_is_of_the_base_and_its_tokenizer(
@@ -165,100 +169,6 @@ def test_a_fingerprint_is_of_the_base_and_its_tokenizer(
     assert len({first, second, third}) == 3
 
 
-def test_a_tokenizer_under_other_file_names_is_refused(tmp_path: Path) -> None:
-    """The demonstration's vocabulary has permuted ids, in vocab.json and merges.txt."""
-    base = tmp_path / "base"
-    shutil.copytree(demo_base(), base)
-    model = json.loads((base / "tokenizer.json").read_text(encoding="utf-8"))["model"]
-    (base / "tokenizer.json").unlink()
-    names = [name for name, number in model["vocab"].items() if number >= 300]
-    numbers = [model["vocab"][name] for name in names]
-    permuted = model["vocab"] | dict(zip(names, numbers[1:] + numbers[:1], strict=True))
-    (base / "vocab.json").write_text(json.dumps(permuted), encoding="utf-8")
-    pairs = [one if isinstance(one, str) else " ".join(one) for one in model["merges"]]
-    (base / "merges.txt").write_text("\n".join(["#version: 0.2", *pairs]), encoding="utf-8")
-    with pytest.raises(ValueError, match="records tokenizer.json.* has merges.txt.*vocab.json"):
-        Ensemble.from_pretrained(base, DEMO_ENSEMBLE)
-    for name in of_tokenizer(base_files(base)):
-        (base / name).unlink()
-    assert Ensemble.from_pretrained(base, DEMO_ENSEMBLE).tokenizer is None
-
-
-def test_another_configuration_is_refused(adapters: list[Path], tmp_path: Path) -> None:
-    """A setting of the model, or the name of another file of weights, is another base."""
-    folder = adapters[0].parent
-    base = public_folder(folder)
-    path = base / "config.json"
-    config = json.loads(path.read_text(encoding="utf-8"))
-    path.write_text(json.dumps({"dtype": "bfloat16"} | config, indent=7))
-    ensemble = Ensemble.from_pretrained(base, folder)
-    assert ensemble.unverified == ("shards",)
-    path.write_text(json.dumps(config | {"activation_function": "relu"}))
-    with pytest.raises(ValueError, match=r"config.json has another SHA-256"):
-        Ensemble.from_pretrained(base, folder)
-    write_manifest(folder, Manifest("", ("m0", "m1"), ADAPTED))
-    other = Ensemble.from_pretrained(base, folder)
-    assert other.unverified == ("shards", "base")
-    assert other.fingerprint != ensemble.fingerprint
-    shutil.copy(base / "model.safetensors", base / "other.safetensors")
-    path.write_text(json.dumps(config | {"transformers_weights": "other.safetensors"}))
-    files = base_files(base)
-    assert files.keys() == {"config.json", "other.safetensors"}
-    weights = {name: files[name] for name in files if name != "config.json"}
-    write_manifest(folder, Manifest("", ("m0", "m1"), ADAPTED, base_files=weights))
-    with pytest.raises(ValueError, match="records other.safetensors, but .* has config.json"):
-        Ensemble.from_pretrained(base, folder)
-
-
-def test_a_tokenizer_for_a_version_of_transformers_is_compared(tmp_path: Path) -> None:
-    """`fast_tokenizer_files` names files that transformers loads in place of tokenizer.json."""
-    base = tmp_path / "base"
-    shutil.copytree(demo_base(), base)
-    path = base / "tokenizer_config.json"
-    config = json.loads(path.read_text(encoding="utf-8"))
-    names = ["tokenizer.json", "tokenizer.5.0.0.json"]
-    path.write_text(json.dumps(config | {"fast_tokenizer_files": names}))
-    content = json.loads((base / "tokenizer.json").read_text(encoding="utf-8"))
-    (base / names[1]).write_text(json.dumps(content))
-    files = base_files(base)
-    assert names[1] in files
-    lowered = content | {"normalizer": {"type": "Lowercase"}}
-    (base / names[1]).write_text(json.dumps(lowered))
-    assert AutoTokenizer.from_pretrained(base).tokenize("THE") == ["the"]  # it is the one loaded
-    assert of_tokenizer(base_files(base)) != of_tokenizer(files)
-
-
-def test_what_determines_a_tokenizer(tmp_path: Path) -> None:
-    (tmp_path / "tokenizer.model").write_bytes(b"pieces")
-    (tmp_path / "README.md").write_text("a")
-    assert base_files(tmp_path).keys() == {"tokenizer.model"}
-    first = base_files(tmp_path)["tokenizer.model"]
-    (tmp_path / "tokenizer.model").write_bytes(b"other")
-    assert base_files(tmp_path)["tokenizer.model"] != first
-    (tmp_path / "tokenizer.json").write_text('{"padding": null, "model": {}}')
-    found = base_files(tmp_path)
-    assert found.keys() == {"tokenizer.json"}  # the other vocabulary is not read
-    (tmp_path / "tokenizer.json").write_text('{"model": {}, "padding": {"length": 3}}')
-    assert base_files(tmp_path) == found
-    (tmp_path / "tokenizer.json").write_text('{"model": {"padding": 3}}')
-    assert base_files(tmp_path) != found
-    (tmp_path / "tokenizer.json").write_text('{"model": {}, "normalizer": {"type": "Lowercase"}}')
-    assert base_files(tmp_path) != found
-    found = base_files(tmp_path)
-    (tmp_path / "tokenizer.json").write_text('{"model": {}, "padding": {"pad_token": "a"}}')
-    assert base_files(tmp_path) != found  # transformers makes it a special token
-    (tmp_path / "added_tokens.json").write_text('{"padding": 7}')  # a token, not a setting
-    found = base_files(tmp_path)
-    (tmp_path / "added_tokens.json").write_text('{"padding": 8}')
-    assert base_files(tmp_path) != found
-    (tmp_path / "tokenizer.json").unlink()
-    (tmp_path / "tekken.json").write_text('{"vocab": []}')
-    assert "tekken.json" in base_files(tmp_path)
-    (tmp_path / "tokenizer.json").write_text("{")
-    with pytest.raises(ValueError, match="tokenizer.json must be JSON"):
-        base_files(tmp_path)
-
-
 def test_a_public_model_from_the_hub_is_compared(
     adapters: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -276,7 +186,7 @@ def test_a_public_model_from_the_hub_is_compared(
     assert Ensemble.from_pretrained("some-org/Tiny", folder).unverified == ("shards",)
     changed = files | {"model.safetensors": "0" * 64}
     write_manifest(folder, Manifest("", ("m0", "m1"), ADAPTED, base_files=changed))
-    with pytest.raises(ValueError, match="has another SHA-256"):
+    with pytest.raises(ValueError, match=DIFFERS):
         Ensemble.from_pretrained("some-org/Tiny", folder)
     # Without a digest, the full hub name with its commit decides.
     for members in (("m0", "m1"), ("m0", None), (None, None)):
@@ -291,16 +201,20 @@ def test_a_public_model_from_the_hub_is_compared(
     write_manifest(folder, Manifest("some-org/Tiny", ("m0", "m1"), ADAPTED, revision="abc"))
     assert Ensemble.from_pretrained("some-org/Tiny", folder).unverified == ("shards",)
     assert Ensemble.from_pretrained("Tiny", folder).unverified == ("shards", "base")
-    # The hub's cache may lack files of the tokenizer: that is no other tokenizer. (This base has
-    # none, so that no caveat says it.)
-    (cached / "snapshots" / "abc" / "tokenizer_config.json").write_text("{}")
-    found = base_files(cached / "snapshots" / "abc")
-    manifest = Manifest("", ("m0", "m1"), ADAPTED, base_files=found)
-    write_manifest(folder, manifest)
-    assert Ensemble.from_pretrained("some-org/Tiny", folder).unverified == ("shards",)
-    lacking = found | {"tokenizer.json": "0" * 64}
-    write_manifest(folder, replace(manifest, base_files=lacking))
-    assert Ensemble.from_pretrained("some-org/Tiny", folder).unverified == ("shards",)
+    # What is compared is what was loaded, of which main may be a newer commit.
+    write_manifest(folder, Manifest("", ("m0", "m1"), ADAPTED, base_files=files))
+    shutil.copytree(cached / "snapshots" / "abc", cached / "snapshots" / "def")
+    (cached / "snapshots" / "def" / "model.safetensors").write_bytes(b"newer")
+    newer = named("x")
+    newer.config._commit_hash = "def"
+    monkeypatch.setattr("adapmixed.ensemble.members.load_base", lambda *_, **__: (newer, None))
+    with pytest.raises(ValueError, match=f"{DIFFERS} model.safetensors$"):
+        Ensemble.from_pretrained("some-org/Tiny", folder)
+    monkeypatch.setattr("adapmixed.ensemble.members.load_base", lambda *_, **__: (named("x"), None))
+    # The hub's cache may lack files: that is no other base, and was not compared.
+    lacking = files | {"tokenizer.json": "0" * 64}
+    write_manifest(folder, Manifest("", ("m0", "m1"), ADAPTED, base_files=lacking))
+    assert Ensemble.from_pretrained("some-org/Tiny", folder).unverified == ("shards", "base")
 
 
 def test_a_guarantee_says_that_the_public_model_was_not_compared(adapters: list[Path]) -> None:

@@ -237,6 +237,16 @@ def test_the_text_of_killed_ranks_is_removed(base: Path, tmp_path: Path) -> None
     assert not (private / "shards-001").exists() and (private / "shards-old").exists()
 
 
+def test_a_corpus_that_cannot_be_read_is_not_called_the_base(
+    base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = replace(a_run(tmp_path, base), base="some-org/model")
+    monkeypatch.setattr("adapmixed.training.run.base_facts", lambda *_: Mock(revision=None))
+    monkeypatch.setattr(Corpus, "documents", Mock(side_effect=PermissionError("corpus.jsonl")))
+    with pytest.raises(PermissionError, match="^corpus.jsonl$"):
+        quietly(run)
+
+
 def test_refusals_before_any_work(base: Path, tmp_path: Path) -> None:
     run = a_run(tmp_path, base)
 

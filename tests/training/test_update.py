@@ -210,17 +210,7 @@ def test_a_member_of_an_older_training_does_not_load(
     shutil.copytree(folders / "old" / place.name, place)
     with pytest.raises(ValueError, match="shard.json differs from ensemble.json"):
         Ensemble.from_pretrained(base, folder)
-    # Records of one's own may have fewer entries, or digests under another key.
-    path = folder / "ensemble.json"
-    manifest = json.loads(path.read_text())
-    del manifest["unit"]
-    for shard in manifest["shards"]:
-        shard.update(identifier_key="0" * 32, sha256=shard["sha256"][::-1], identifiers=[])
-        if shard["documents"]:
-            del shard["documents"]
-    path.write_text(json.dumps(manifest))
-    assert Ensemble.from_pretrained(base, folder).num_models == PLACES
-    (place / "shard.json").write_text("{}")
+    (place / "shard.json").write_text("{}")  # a service cannot read it, or lacks it
     assert Ensemble.from_pretrained(base, folder).num_models == PLACES
 
 

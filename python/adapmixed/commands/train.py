@@ -8,7 +8,6 @@ continues. Under torchrun the processes take members in turn.
 from __future__ import annotations
 
 import argparse
-import re
 import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -206,23 +205,13 @@ def add_training_options(
     )
 
 
-def source_of(text: str) -> dict[str, Any]:
-    """Return the arguments of `Corpus` for a source or for hub:NAME[:CONFIG][@REVISION]."""
-    if not text.startswith("hub:"):
-        return {"source": text}
-    found = re.fullmatch("(?P<source>hub:[^:@]+)(:(?P<config>[^:@]+))?(@(?P<revision>.+))?", text)
-    if found is None:
-        raise ValueError(f"corpus must be hub:NAME[:CONFIG][@REVISION], got {text!r}")
-    return found.groupdict()
-
-
 def corpus_of(arguments: argparse.Namespace) -> Corpus:
     """Return the corpus that the options name; a preset gives the default of --new-document."""
     from adapmixed.data import Corpus
     from adapmixed.training.settings import PRESETS as SETTINGS
 
     corpus = Corpus(
-        **source_of(arguments.corpus),
+        arguments.corpus,
         text_column=arguments.text_column or "text",
         chat_column=arguments.chat_column,
         id_column=arguments.id_column,

@@ -8,7 +8,6 @@ renumber all later documents and move them to other shards (`Corpus.positional`)
 
 from __future__ import annotations
 
-import hashlib
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
@@ -35,6 +34,8 @@ from adapmixed.data.text import (
 
 BUILTIN = "builtin"
 HUB = "hub:"
+_HUB = re.compile("hub:(?P<name>[^:@]+)(?::(?P<config>[^:@]+))?(?:@(?P<revision>.+))?")
+_HUB_FORM = "hub:NAME[:CONFIG][@REVISION]"
 _ROWS = ("hub", "csv", "json", "parquet")
 Render = Callable[[list[dict[str, Any]]], str] | None  # from messages to text
 
@@ -44,15 +45,14 @@ class Corpus:
     """The source of documents and of their names.
 
     Attributes:
-        source: "builtin", "hub:NAME", a file or a folder.
+        source: "builtin", a file, a folder, or "hub:NAME[:CONFIG][@REVISION]" for a hub data set
+            with its configuration and its commit, tag or branch.
         text_column: the column of rows that holds the text. A list of strings there is joined by
             line breaks.
         id_column: the column of rows that names the user or document, as a string or an integer;
             None for the row's position.
         split: the split of a hub data set; None for "train". Or "train", "validation", "test" or
             "all" for a folder; None if its names tell one split at most.
-        config: the configuration of a hub data set, or None.
-        revision: commit, tag or branch of a hub data set, or None.
         new_document: a regular expression that matches the beginning of a document's first line
             or row, for text files and for rows without `id_column`; or None.
         chat_column: instead of `text_column`, a column of lists of {"role", "content"}, of which
@@ -66,19 +66,14 @@ class Corpus:
     text_column: str = "text"
     id_column: str | None = None
     split: str | None = None
-    config: str | None = None
-    revision: str | None = None
     new_document: str | None = None
     chat_column: str | None = None
 
     def __post_init__(self) -> None:
         rows = self.kind in _ROWS
-        if self.kind != "hub":
-            folder = self.kind != BUILTIN and Path(self.source).is_dir()
-            for name in ("split", "config", "revision")[folder:]:
-                if (got := getattr(self, name)) is not None:
-                    where = "folders and hub" if name == "split" else "hub"
-                    raise ValueError(f"{name} applies to {where} data sets, got {got}")
+        folder = self.kind not in (BUILTIN, "hub") and Path(self.source).is_dir()
+        if self.split is not None and self.kind != "hub" and not folder:
+            raise ValueError(f"split applies to folders and hub data sets, got {self.split}")
         for name in ("id_column", "chat_column"):
             if (got := getattr(self, name)) is not None and not rows:
                 raise ValueError(f"{name} applies to rows, not to {self.name}: {got!r}")
@@ -114,11 +109,13 @@ class Corpus:
         if self.source == BUILTIN:
             return BUILTIN
         if self.source.startswith(HUB):
+            if _HUB.fullmatch(self.source) is None:
+                raise ValueError(f"corpus must be {_HUB_FORM}, got {self.source!r}")
             return "hub"
         path = Path(self.source)
         if not path.exists():
             raise ValueError(
-                f"corpus must be a file, a folder, {HUB}NAME or {BUILTIN!r}, got {self.source!r}"
+                f"corpus must be a file, a folder, {BUILTIN!r} or {_HUB_FORM}, got {self.source!r}"
             )
         if path.is_file():
             check_kind("corpus", path)
@@ -135,7 +132,9 @@ class Corpus:
     @property
     def name(self) -> str:
         """The source's name, without a path of this machine."""
-        return self.source if self.kind in (BUILTIN, "hub") else Path(self.source).resolve().name
+        if self._hub is not None:
+            return HUB + self._hub["name"]
+        return self.source if self.kind == BUILTIN else Path(self.source).resolve().name
 
     @property
     def unit(self) -> str:
@@ -169,18 +168,16 @@ class Corpus:
             "chat_column": self.chat_column,
             "id_column": self.id_column,
             "split": self.split or ("train" if self.kind == "hub" else None),
-            "config": self.config,
-            "revision": self.revision,
+            "config": self._hub and self._hub["config"],
+            "revision": self._hub and self._hub["revision"],
             "new_document": self.new_document,
         }
 
-    def files(self) -> list[str] | dict[str, int | str]:
-        """Return the local files' names, which may be private; of more than 100 only a digest."""
+    def files(self) -> list[str]:
+        """Return the local files' names, which may be private."""
         if self.kind in (BUILTIN, "hub"):
             return []
-        names = [relative_name(Path(self.source), file) for file in self._files()]
-        digest = hashlib.sha256("\n".join(names).encode()).hexdigest()
-        return names if len(names) <= 100 else {"number": len(names), "sha256": digest}
+        return [relative_name(Path(self.source), file) for file in self._files()]
 
     def documents(self, render: Render = None) -> Iterator[Document]:
         """Yield the documents that hold text, in the order of the source.
@@ -212,6 +209,10 @@ class Corpus:
         return files[0] if len(files) == 1 and files[0].parent == source else source
 
     @property
+    def _hub(self) -> re.Match[str] | None:
+        return _HUB.fullmatch(self.source)
+
+    @property
     def _column(self) -> str:
         return self.chat_column or self.text_column
 
@@ -228,9 +229,10 @@ class Corpus:
 
     def _parts(self) -> Iterator[tuple[str, Iterator[Row]]]:
         """Yield (name, rows) of every file or of the data set; positions count within each."""
-        if self.kind == "hub":
-            name, split = self.source.removeprefix(HUB), self.split or "train"
-            yield split, hub_rows(name, self.config, split, self.revision)
+        if self._hub is not None:
+            name, config, revision = self._hub.groups()
+            split = self.split or "train"
+            yield split, hub_rows(name, config, revision, split)
             return
         columns = [self._column, *([self.id_column] if self.id_column is not None else [])]
         for file in self._files():

@@ -230,16 +230,16 @@ def csv_rows(file: Path) -> Iterator[Row]:
     Raises:
         ValueError: if a row has more or fewer columns, or a column occurs twice.
     """
-    reader = csv.reader(text_lines(file), strict=True)
+    reader = csv.DictReader(text_lines(file), strict=True)
     try:
-        names = next(reader, [])
+        names = reader.fieldnames or ()
         for name in names:
             check_column(str(file), name, names)
-        for row in filter(None, reader):  # an empty line is no row
+        for row in reader:
             where = f"{file}, line {reader.line_num}"
-            if len(row) != len(names):
-                raise ValueError(f"{where} must have {len(names)} columns, got {len(row)}")
-            yield where, dict(zip(names, row, strict=True))
+            if None in row or None in row.values():  # more or fewer of them
+                raise ValueError(f"{where} must have {len(names)} columns")
+            yield where, row
     except csv.Error as error:
         raise ValueError(f"{file} must be a CSV file: {error}") from error
 
@@ -269,14 +269,14 @@ def parquet_rows(file: Path, columns: Sequence[str]) -> Iterator[Row]:
                 yield f"{file}, row {number}", row
 
 
-def hub_rows(name: str, config: str | None, split: str, revision: str | None) -> Iterator[Row]:
+def hub_rows(name: str, config: str | None, revision: str | None, split: str) -> Iterator[Row]:
     """Yield the rows of one split of a data set, streamed through `datasets`.
 
     Args:
         name: name on the hub, or a local folder that `datasets` can load.
         config: the data set's configuration if it has several, or None.
-        split: the split, for instance "train".
         revision: commit, tag or branch; None for the newest.
+        split: the split, for instance "train".
 
     Raises:
         ValueError: if the data set cannot be opened, or `datasets` is not installed.

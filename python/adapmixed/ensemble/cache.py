@@ -103,14 +103,6 @@ class PreallocatedLayer(DynamicLayer):  # type: ignore[misc]  # transformers is 
         values = self.values = self._append(1, self.values, value_states)
         return keys, values
 
-    def hold(self, blocks: list[Tensor | None], length: int, positions: int) -> None:
-        """Replace everything by the first `length` positions of new blocks for keys and values.
-
-        From now on the layer reserves `positions` if it needs larger blocks.
-        """
-        self._blocks, self._positions = blocks, positions
-        self.keys, self.values = (block[..., :length, :] for block in blocks if block is not None)
-
     def _append(self, which: int, held: Tensor | None, new: Tensor) -> Tensor:
         start = 0 if held is None else held.shape[-2]
         stop = start + new.shape[-2]
@@ -175,10 +167,12 @@ def join_rows(layer: Any, other: Any, sequences: tuple[int, int], positions: int
 
 
 def _hold(layer: Any, blocks: list[Tensor], held: int, length: int, positions: int) -> None:
-    """Let a layer hold the first `held` positions of new blocks, the last ones of `length`."""
+    """Let a layer hold the first `held` positions of new blocks, the last ones of `length`.
+
+    From now on it reserves `positions` if it needs larger blocks.
+    """
+    layer.keys, layer.values = (block[..., :held, :] for block in blocks)
     if isinstance(layer, PreallocatedLayer):
-        layer.hold(list(blocks), held, positions)
-    else:
-        layer.keys, layer.values = blocks
+        layer._blocks, layer._positions = list(blocks), positions
     if hasattr(layer, "cumulative_length"):  # a sliding window counts what it has forgotten, too
         layer.cumulative_length = length

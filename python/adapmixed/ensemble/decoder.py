@@ -35,7 +35,8 @@ class Decoder:
         answer_bytes: AnswerBytes | None = None,
         unread: bool = False,
     ) -> None:
-        if mask is not None and not bool(mask[:, -1].all()):
+        mask = torch.ones_like(ids) if mask is None else mask
+        if not bool(mask[:, -1].all()):
             raise ValueError("attention_mask must end in 1 in every row: pad on the left to decode")
         self._ensemble, self._active = ensemble, active
         self._memory_bytes = memory_bytes
@@ -43,7 +44,6 @@ class Decoder:
         self._ids = ids
         self._mask = mask
         self._logits: Logits | None
-        self._going: Tensor | None = None  # the sequences of `_logits` that were not dropped
         self._room = LogitsRoom()
         self._unread = 0  # positions at the end that the cache does not hold yet
         self._cut(int(self._padding().min()))
@@ -79,8 +79,7 @@ class Decoder:
             start = self.length - self._unread
             self._unread = max(left, self._unread - self._chunk)
             stop = self.length - self._unread
-            part = None if self._mask is None else self._mask[:, :stop]
-            self._advance(self._ids[:, start:stop], part)
+            self._advance(self._ids[:, start:stop], self._mask[:, :stop])
 
     @property
     def logits(self) -> Logits:
@@ -90,12 +89,7 @@ class Decoder:
         """
         assert self._logits is not None, "read() or append() must come first"
         private, public, tokens = self._logits
-        private, public = private[:, :, -1], public[:, -1]
-        tokens = None if tokens is None else tokens[:, -1]
-        if self._going is not None:
-            private, public = private[:, self._going], public[self._going]
-            tokens = None if tokens is None else tokens[self._going]
-        return Logits(private, public, tokens)
+        return Logits(private[:, :, -1], public[:, -1], None if tokens is None else tokens[:, -1])
 
     def append(self, tokens: Tensor) -> None:
         """Advance by one token per sequence, the same for every member.
@@ -115,15 +109,14 @@ class Decoder:
         self._ensemble.check_length(length + 1)
         new = tokens.to(self._ensemble.model.device, torch.int64)[:, None]
         self._ids = torch.cat([self._ids, new], dim=1)
-        if self._mask is not None:
-            self._mask = torch.cat([self._mask, torch.ones_like(new)], dim=1)
+        self._mask = torch.cat([self._mask, torch.ones_like(new)], dim=1)
         self._advance(new, self._mask)
 
     def drop(self, ended: Tensor) -> None:
-        """Drop sequences that ended; the others keep their order.
+        """Drop sequences that ended, before `append` advances the others, which keep their order.
 
-        Padding that the others have in common is dropped, too. If prompts are not read to the end,
-        the reading begins anew.
+        The logits are lost until then. Padding that the others have in common is dropped, too. If
+        prompts are not read to the end, the reading begins anew.
 
         Args:
             ended: (b,) bool, at least one of them False.
@@ -140,11 +133,8 @@ class Decoder:
             for layer in written_layers(self._cache):
                 kept = going if len(layer.keys) == len(ended) else in_all_blocks
                 keep_rows(layer, kept, self._ensemble.begun + self.length - first, self.window)
-            # The logits are not copied here: usually nobody reads them again.
-            self._going = going if self._going is None else self._going[going]
-        self._ids = self._ids[going]
-        if self._mask is not None:
-            self._mask = self._mask[going]
+            self._logits = None
+        self._ids, self._mask = self._ids[going], self._mask[going]
         self._cut(first)
         if self._unread:
             self._begin()
@@ -167,35 +157,22 @@ class Decoder:
         self._check_read()
         other._check_read()
         self._logits = other._logits = None
-        self._going = None
         self._ends = torch.cat([self._ends, other._ends])
         sequences = len(self._ids), len(other._ids)
         pairs = zip(written_layers(self._cache), written_layers(other._cache), strict=True)
         for layer, joining in pairs:
             join_rows(layer, joining, sequences, self.window)
         width = max(self.length, other.length)
-        masks = [one._all_masked(width) for one in (self, other)]
-        self._ids = torch.cat([pad(one._ids, (width - one.length, 0)) for one in (self, other)])
-        self._set_mask(torch.cat(masks))
-
-    def _all_masked(self, width: int) -> Tensor:
-        """Return the (b, width) mask with padding on the left."""
-        mask = torch.ones_like(self._ids) if self._mask is None else self._mask
-        return pad(mask, (width - self.length, 0))
+        wider = [(one._ids, one._mask, (width - one.length, 0)) for one in (self, other)]
+        self._ids = torch.cat([pad(ids, room) for ids, _, room in wider])
+        self._mask = torch.cat([pad(mask, room) for _, mask, room in wider])
 
     def _cut(self, first: int) -> None:
         """Forget the ids and the mask of the first positions, which hold padding alone."""
-        self._ids = self._ids[:, first:]
-        if self._mask is not None:
-            self._set_mask(self._mask[:, first:])
-
-    def _set_mask(self, mask: Tensor) -> None:
-        self._mask = None if bool(mask.all()) else mask
+        self._ids, self._mask = self._ids[:, first:], self._mask[:, first:]
 
     def _padding(self) -> Tensor:
         """Return (b,) int64, the positions before each sequence's first token."""
-        if self._mask is None:
-            return torch.zeros_like(self._ids[:, 0])
         return (self._mask.cumsum(dim=1) == 0).sum(dim=1)
 
     def _check_read(self) -> None:
@@ -212,9 +189,9 @@ class Decoder:
         self._cache = self._ensemble.new_cache(self.window, batch, self._chunk)
         self._unread = length
 
-    def _advance(self, ids: Tensor, mask: Tensor | None) -> None:
-        self._going = None
+    def _advance(self, ids: Tensor, mask: Tensor) -> None:
         self._logits = None  # free the old logits before computing the new ones
+        padded = None if bool(mask.all()) else mask
         self._logits = self._ensemble.forward(
-            ids, mask, self._cache, active=self._active, last_only=True, room=self._room
+            ids, padded, self._cache, active=self._active, last_only=True, room=self._room
         )

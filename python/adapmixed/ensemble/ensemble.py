@@ -6,7 +6,6 @@ import ctypes
 import logging
 import os
 import threading
-from bisect import bisect_right
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import cached_property
@@ -77,8 +76,7 @@ class Ensemble:
             "positions": documents were assigned by their position in a file, so that one edit can
             move others.
             "names": the folder does not record how documents were assigned.
-            "base": the public model may not be the one of the training.
-            "tokenizer": the tokenizer may not be the one of the training.
+            "base": the public model or its tokenizer may not be the one of the training.
         unit: the column of names if every name has a member of its own, which guarantees then
             protect with everything under it; None if they protect a shard.
         fingerprint: hexadecimal digest of the base and of the members' files in their order; None
@@ -294,7 +292,6 @@ class Ensemble:
         input_ids: Tensor,
         *,
         memory_bytes: int = DEFAULT_MEMORY_BYTES,
-        attention_mask: Tensor | None = None,
         room: LogitsRoom | None = None,
         active: int | None = None,
     ) -> Iterator[tuple[slice, Tensor, Tensor, Tensor | None]]:
@@ -308,7 +305,6 @@ class Ensemble:
             memory_bytes: limit in bytes for a chunk's logits, an estimate of one layer's
                 activations and, if there are several chunks, the cache. Weights and adapters are
                 not counted.
-            attention_mask: as in `logits`.
             room: memory that a caller keeps between inputs, so that it is used again.
             active: K, number of the likeliest public tokens about which members speak; None, or V
                 and more, for all.
@@ -321,14 +317,14 @@ class Ensemble:
             ValueError: as in `logits`, or if the limit does not hold the cache and one position;
                 the message names the bytes needed. It is raised at the call, not at the first step.
         """
-        ids, mask = self.check_ids(input_ids, attention_mask)
+        ids, _ = self.check_ids(input_ids, None)
         active = active_tokens(active, self.vocab_size)
         batch, length = ids.shape
         chunk = self.chunk_size(batch, length, memory_bytes, last_only=False, active=active)
-        return self._chunks(ids, mask, chunk, room or LogitsRoom(), active)
+        return self._chunks(ids, chunk, room or LogitsRoom(), active)
 
     def _chunks(
-        self, ids: Tensor, mask: Tensor | None, chunk: int, room: LogitsRoom, active: int | None
+        self, ids: Tensor, chunk: int, room: LogitsRoom, active: int | None
     ) -> Iterator[tuple[slice, Tensor, Tensor, Tensor | None]]:
         batch, length = ids.shape
         members = self.output_layer.num_models * row_width(self.vocab_size, active)
@@ -336,8 +332,7 @@ class Ensemble:
         cache = self.new_cache(length + self.begun, batch, chunk) if chunk < length else None
         for start in range(0, length, chunk):
             stop = min(start + chunk, length)
-            part = None if mask is None else mask[:, :stop]
-            result = self.forward(ids[:, start:stop], part, cache, active=active, room=room)
+            result = self.forward(ids[:, start:stop], None, cache, active=active, room=room)
             yield slice(start, stop), *result
             del result  # so that the caller can free it before the next one is computed
 
@@ -413,12 +408,10 @@ class Ensemble:
                 f"got {tuple(attention_mask.shape)}"
             )
         mask = attention_mask.to(self.device, torch.int64)
-        other = mask[(mask != 0) & (mask != 1)]
-        if other.numel():
-            raise ValueError(f"attention_mask must hold 0 and 1 alone, got {int(other[0])}")
-        if not bool(mask.any(dim=1).all()):
-            row = int((~mask.any(dim=1)).nonzero()[0])
-            raise ValueError(f"attention_mask must have a 1 in every row, got none in row {row}")
+        if not bool(((mask == 0) | (mask == 1)).all() and mask.any(dim=1).all()):
+            raise ValueError(
+                f"attention_mask must hold 0 and 1 alone, with a 1 in every row, got {mask}"
+            )
         return ids, mask
 
     def check_tokens(self, name: str, tokens: Tensor) -> None:
@@ -602,8 +595,7 @@ class Ensemble:
             active: as in `forward`.
 
         Raises:
-            ValueError: if not even one position fits; the message names the bytes needed, and what
-                would fit.
+            ValueError: if not even one position fits; the message names the bytes needed.
         """
         window = self.begun + length if window is None else window
         cache, logits, activations = self._needs(batch, window, answer_bytes, active)
@@ -616,18 +608,10 @@ class Ensemble:
         if memory_bytes >= needed:
             return min(length, (memory_bytes - cache - fixed) // per_position)
 
-        def least(batch: int, active: int | None) -> int:
-            return sum(self._needs(batch, window, answer_bytes, active))
-
-        ways = [f"a batch of {most}"] if (most := memory_bytes // least(1, active)) else []
-        widths = range(LEAST_ACTIVE, active or self.vocab_size)
-        if fitting := bisect_right(widths, memory_bytes, key=lambda width: least(batch, width)):
-            ways.append(f"active = {widths[fitting - 1]}")
-        hint = f"; {' or '.join(ways)} would fit" if ways else ""
         raise ValueError(
             f"memory_bytes must be >= {needed} for {batch} sequences of {self.num_models} members "
             f"and the public model, got {memory_bytes}: keys and values of {window} positions take "
-            f"{cache} bytes, and computing one position {fixed + per_position}{hint}"
+            f"{cache} bytes, and computing one position {fixed + per_position}"
         )
 
     def _needs(

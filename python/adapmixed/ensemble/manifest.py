@@ -30,7 +30,7 @@ from pathlib import Path
 from typing import Any
 
 from adapmixed.files import write_file
-from adapmixed.limits import check_option, check_optional_count, check_type
+from adapmixed.limits import check_option, check_type
 
 FORMAT_VERSION = 4
 FILE_NAME = "ensemble.json"
@@ -41,7 +41,6 @@ DOCUMENT_NAMES = ("stable", "positions")
 or by positions in a file."""
 _DIGEST = re.compile("[0-9a-f]{32,128}")
 _SHA256 = re.compile("[0-9a-f]{64}")
-_NO_CONTENT = "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855"  # SHA-256 of b""
 
 
 @dataclass(frozen=True)
@@ -63,7 +62,6 @@ class Manifest:
             (`vocabulary.beginning_of`), or None if not recorded.
         unit: the column of names if every name has a member of its own, which `shards` show; or
             None.
-        disjoint: whether `shards` shows that no two members share an identifier.
 
     Raises:
         ValueError: if an entry has another form, if two shards overlap or are hashed under
@@ -80,7 +78,6 @@ class Manifest:
     document_names: str | None = None
     beginning: tuple[int, ...] | None = None
     unit: str | None = None
-    disjoint: bool = field(init=False, default=False)
 
     def __post_init__(self) -> None:
         if not self.members:
@@ -104,13 +101,12 @@ class Manifest:
                 f"beginning must be a list of token ids or null, got {self.beginning!r}"
             )
         object.__setattr__(self, "adapted", checked_layers(self.adapted))
-        object.__setattr__(self, "disjoint", check_shards(self.members, self.shards))
-        if self.unit is not None:
-            each = all(len(one.get("identifiers") or ()) <= 1 for one in self.shards)
-            if not (self.unit and self.shards and self.disjoint and each):
-                raise ValueError(
-                    f"unit must be null unless shards give every name a member, got {self.unit!r}"
-                )
+        check_shards(self.members, self.shards)
+        each = bool(self.shards) and all(len(one["identifiers"]) <= 1 for one in self.shards)
+        if self.unit is not None and not (self.unit and each):
+            raise ValueError(
+                f"unit must be null unless shards give every name a member, got {self.unit!r}"
+            )
 
     def paths(self, folder: str | os.PathLike[str]) -> list[Path | None]:
         """Return the members' folders below `folder`, None for a missing member."""
@@ -129,7 +125,7 @@ def read_manifest(folder: str | os.PathLike[str]) -> Manifest:
         why = ", it is a single adapter: give a list of such folders in Python, or write that file"
         raise ValueError(f"folder must hold {FILE_NAME}, {folder} does not{why * single}")
     data = read_versioned(path, FORMAT_VERSION, "num_models", "members", "adapted")
-    names = [one.name for one in fields(Manifest) if one.init]
+    names = [one.name for one in fields(Manifest)]
     given = {name: data[name] for name in names if data.get(name) is not None}
     try:
         for name in given.keys() & {"members", "shards", "beginning"}:
@@ -148,7 +144,7 @@ def read_manifest(folder: str | os.PathLike[str]) -> Manifest:
 
 def write_manifest(folder: str | os.PathLike[str], manifest: Manifest) -> None:
     """Write `folder/ensemble.json` in the current format, atomically."""
-    entries = {one.name: getattr(manifest, one.name) for one in fields(Manifest) if one.init}
+    entries = {one.name: getattr(manifest, one.name) for one in fields(Manifest)}
     if manifest.unit is None:
         del entries["unit"]
     data = {"format_version": FORMAT_VERSION, "num_models": len(manifest.members), **entries}
@@ -212,33 +208,24 @@ def checked_layers(adapted: Any) -> dict[str, tuple[int, ...]]:
     Raises:
         ValueError: if `adapted` does not map at least one name to distinct integers >= 1.
     """
-    if not isinstance(adapted, Mapping) or not adapted:
-        raise ValueError(f"adapted must map layers to their ranks, got {adapted!r}")
-    for name, ranks in adapted.items():
-        valid = (
-            isinstance(ranks, list | tuple)
-            and ranks
-            and all(type(rank) is int and rank >= 1 for rank in ranks)
-        )
-        if not valid or len(set(ranks)) < len(ranks):
+    layers: Mapping[str, Any] = adapted if isinstance(adapted, Mapping) else {}
+    for ranks in layers.values() or [()]:
+        numbers = isinstance(ranks, list | tuple) and all(type(one) is int for one in ranks)
+        if not numbers or not 1 <= len(set(ranks)) == len(ranks) or min(ranks) < 1:
             raise ValueError(
-                f"adapted must map layer names to distinct integers >= 1, got {name!r}: {ranks!r}"
+                f"adapted must map layer names to distinct integers >= 1, got {adapted!r}"
             )
-    return {name: tuple(sorted(adapted[name])) for name in sorted(adapted)}
+    return {name: tuple(sorted(layers[name])) for name in sorted(layers)}
 
 
-def check_shards(members: Sequence[str | None], shards: Sequence[Mapping[str, Any]]) -> bool:
-    """Return whether the records prove that the shards are disjoint.
+def check_shards(members: Sequence[str | None], shards: Sequence[Mapping[str, Any]]) -> None:
+    """Check that the shards of N members are disjoint.
 
     Args:
         members: N folder names, None for missing members. Their records count like any other, so
             that the result does not depend on who is missing.
-        shards: N records or none. A record is {"documents": count, "sha256": digest of the content,
-            "identifiers": [keyed hash, ...], "identifier_key": digest of the key}; every entry is
-            optional.
-
-    Returns:
-        False if the records do not tell.
+        shards: N records, or none. A record is {"documents": count, "sha256": digest of the
+            content, "identifiers": [keyed hash, ...], "identifier_key": digest of the key}.
 
     Raises:
         ValueError: if a record has another form.
@@ -249,54 +236,35 @@ def check_shards(members: Sequence[str | None], shards: Sequence[Mapping[str, An
         raise ValueError(
             f"shards must describe each of the {len(members)} members, got {len(shards)}"
         )
-    owner: dict[tuple[str, str], int] = {}  # what a shard has alone -> its member
+    owner: dict[str, int] = {}  # what a shard has alone -> its member
     names = [name or f"missing member {index}" for index, name in enumerate(members)]
-    known, keyed = bool(shards), -1
     for index, shard in enumerate(shards):
-        _check_record(names[index], shard)
-        identifiers, empty = shard.get("identifiers") or (), shard.get("documents") == 0
-        known = known and (bool(identifiers) or empty)  # an empty list alone shows nothing
-        if shard.get("identifiers") is not None:
-            keyed = index if keyed < 0 else keyed
-            if shard.get("identifier_key") != shards[keyed].get("identifier_key"):
-                raise ValueError(
-                    f"identifiers of {names[keyed]} and {names[index]} must be hashed under one "
-                    "key, otherwise an overlap of their shards could not be found"
-                )
-        own = []
-        if not empty and shard.get("sha256") not in (None, _NO_CONTENT):
-            own.append(("hold the same content", shard["sha256"]))
-        own += [("share the identifier", one) for one in identifiers]
-        for what in own:
+        if not _is_record(shard):
+            raise ValueError(
+                "shards must be records as training.shard_record makes them, got another one for "
+                f"{names[index]}"
+            )
+        if shard["identifier_key"] != shards[0]["identifier_key"]:
+            raise ValueError(
+                f"identifiers of {names[0]} and {names[index]} must be hashed under one key, "
+                "otherwise an overlap of their shards could not be found"
+            )
+        for what in (*shard["identifiers"], shard["sha256"]) if shard["documents"] else ():
             if (other := owner.setdefault(what, index)) != index:
                 raise ValueError(
-                    f"shards must be disjoint, {names[other]} and {names[index]} {what[0]} "
-                    f"{what[1][:12]}..., whose person or document no guarantee covers"
+                    f"shards must be disjoint, {names[other]} and {names[index]} share an "
+                    f"identifier or all content ({what[:12]}...), whose person or document no "
+                    "guarantee covers"
                 )
-    return known or len(members) == 1
 
 
-def _check_record(member: str, shard: Mapping[str, Any]) -> None:
-    check_type(f"shards: that of {member}", shard, Mapping, "an object")
-    documents = check_optional_count(f"documents of {member}", shard.get("documents"), 0)
-    identifiers = shard.get("identifiers")
-    check_type(f"identifiers of {member}", identifiers, list, "a list", optional=True)
-    for name in ("sha256", "identifier_key"):
-        if shard.get(name) is not None and not _is_digest(shard[name]):
-            raise ValueError(f"{name} of {member} must be hexadecimal digits, got {shard[name]!r}")
-    if identifiers is None:
-        return
-    for one in identifiers:
-        if not _is_digest(one):
-            raise ValueError(f"identifiers of {member} must be hexadecimal digests, got {one!r}")
-    if shard.get("identifier_key") is None:
-        raise ValueError(f"identifier_key of {member} must be given with its identifiers, got none")
-    if documents is not None and (len(identifiers) > documents or (documents and not identifiers)):
-        raise ValueError(
-            f"identifiers of {member} must be those of its {documents} documents, got "
-            f"{len(identifiers)}"
-        )
-
-
-def _is_digest(value: Any) -> bool:
-    return isinstance(value, str) and _DIGEST.fullmatch(value) is not None
+def _is_record(shard: Any) -> bool:
+    """Return whether this is a whole record: a shard with documents has identifiers, too."""
+    entries: Mapping[str, Any] = shard if isinstance(shard, Mapping) else {}
+    documents, identifiers = entries.get("documents"), entries.get("identifiers")
+    if type(documents) is not int or not isinstance(identifiers, list):
+        return False
+    digests = (*identifiers, entries.get("sha256"), entries.get("identifier_key"))
+    return min(documents, 1) <= len(identifiers) <= documents and all(
+        isinstance(one, str) and _DIGEST.fullmatch(one) for one in digests
+    )

@@ -59,13 +59,14 @@ _COMPUTE = (
 """Settings of peft that decide what a plain LoRA adapter computes."""
 _NAMES = ("base_model_name_or_path", "revision", "peft_version", "inference_mode", "auto_mapping")
 _ASIDE = (
-    *_NAMES, "peft_type", "task_type", "init_lora_weights", "lora_dropout", "loftq_config",
+    *_NAMES, "peft_type", "task_type", "lora_dropout", "loftq_config",
     "megatron_core", "eva_config", "qalora_group_size", "runtime_config", "fan_in_fan_out",
 )  # fmt: skip
 """Settings that leave a trained adapter's computation alone. Any other must have its default."""
-_INITIALISATIONS = (True, False, None, "gaussian", "eva", "orthogonal")  # the base stays as it is
+_USUAL = {"init_lora_weights": (True, "gaussian", "eva", "orthogonal")}  # the base stays as it is
 _ROWS = 4096  # compared at once
 _SMALLEST = 2.0**-24  # the step of the smallest numbers in fp16
+_RESIZED = "resized embeddings cannot be shared: train without resize_token_embeddings"
 
 
 def read_members(
@@ -86,12 +87,18 @@ def read_members(
     manifest, paths = _listed(folder, adapted)
     source = source_of(base)
     root = Path(folder) if isinstance(folder, str | os.PathLike) else None
-    compare = partial(compare_files, base, manifest.revision, root, manifest.base_files)
-    found, same_base, same_tokenizer = compare()
+    compare, on_hub = partial(compare_files, base, root, manifest.base_files), is_hub_name(source)
+    found, verified = ({}, False) if on_hub else compare()
     model, tokenizer = load_base(base, dtype, revision=manifest.revision)
-    _check_beginning(manifest, tokenizer)
-    if manifest.base_files and not (same_base and same_tokenizer):
-        found, same_base, same_tokenizer = compare()  # loading a hub name has downloaded its files
+    commit = getattr(model.config, "_commit_hash", None)
+    if on_hub:  # loading has downloaded the files, perhaps of a newer commit than was here
+        found, verified = compare(commit or manifest.revision)
+    here, trained = beginning_of(tokenizer), manifest.beginning
+    if tokenizer is not None and trained is not None and trained != here:
+        raise ValueError(
+            f"beginning in {FILE_NAME} must be {list(here)}, the tokens with which the base's "
+            f"tokenizer begins a text, got {list(trained)}: train the ensemble again"
+        )
     if device is not None:
         model = model.to(device)
     ranks = ranks.over(len(paths), repeated=set(manifest.adapted) == {head_name(model)})
@@ -101,32 +108,37 @@ def read_members(
     name = source or type(base).__name__
     _LOG.info("public model %s: %s on %s", name, model.dtype, model.device)
     read = dict(zip(present, read_adapters(model, present), strict=True))
+    for path, adapter in read.items():
+        exact = root is None and adapted is None
+        _check_layers(path, adapter.layers, manifest.adapted, exact=exact)
     check_tokenizers(present, tokenizer, name, vocab_size)
     _check_records(manifest, paths, read)
-    check_names(None if same_base else source, {str(p): one.base_name for p, one in read.items()})
-    if not same_base:
-        # A full hub name with its commit identifies the tokenizer together with the weights. Names
-        # in the members verify nothing, so that the guarantee does not depend on who is missing.
-        same_base = same_tokenizer = (
-            manifest.revision is not None and is_hub_name(source) and manifest.base_model == source
-        )
-    digest = fingerprint(
-        base, member_digests(paths, read), found, getattr(model.config, "_commit_hash", None)
-    )
+    check_names(None if verified else source, {str(p): one.base_name for p, one in read.items()})
+    if manifest.revision is not None and on_hub and manifest.base_model == source:
+        # A full hub name with its commit identifies the files. Names in the members verify nothing,
+        # so that the guarantee does not depend on who is missing.
+        verified = True
+    digest = fingerprint(base, member_digests(paths, read), found, commit)
     if not ranks.alone:
         facts = {
             "the ensemble": manifest,
             "what members share": find_trunk(model, manifest.adapted),
             "all files": digest,
             "the base": source if root is None else None,
-            "whether the base was verified": (same_base, same_tokenizer),
+            "whether the base was verified": verified,
             "the dtype": model.dtype,
             "the vocabulary": vocab_size,
             "the tokenizer": tokenizer and sorted(tokenizer.get_vocab().items()),
         }
         ranks.agree(facts)
-    # A model object may have changed since it was loaded from the files that it names.
-    same_base = same_base and isinstance(base, str | os.PathLike)
+    several = len(paths) > 1  # otherwise there is nobody else's shard
+    unverified = {
+        "shards": several and not manifest.shards,
+        "positions": several and manifest.document_names == "positions",
+        "names": several and bool(manifest.shards) and manifest.document_names is None,
+        # A model object may have changed since it was loaded from the files that it names.
+        "base": not (verified and isinstance(base, str | os.PathLike)),
+    }
     return {
         "model": model,
         "tokenizer": tokenizer,
@@ -134,11 +146,7 @@ def read_members(
         "adapters": [MISSING if path is None else read[path] for path in mine],
         "adapted": manifest.adapted,
         "ranks": ranks,
-        "unverified": (
-            *_unverified_shards(manifest),
-            *(() if same_base else ("base",)),
-            *(() if same_tokenizer or not same_base or tokenizer is None else ("tokenizer",)),
-        ),
+        "unverified": tuple(caveat for caveat, applies in unverified.items() if applies),
         "unit": manifest.unit,
         "fingerprint": digest,
         "folder": None if root is None else os.fspath(root),
@@ -154,26 +162,19 @@ def _listed(
         paths = manifest.paths(folder)
         if adapted is not None:
             raise ValueError(f"adapted must be None for {folder}: its ensemble.json names layers")
-        ensemble_layers(paths, manifest.adapted)
     else:
         paths = [None if path is None else Path(path) for path in folder]
         if not paths:
             raise ValueError("an ensemble must have at least one private model, got 0")
+        if adapted is None:
+            first = next((path for path in paths if path is not None), None)
+            if first is None:
+                raise ValueError("adapted must be given if all members are missing")
+            adapted = adapter_layers(first)
         names = tuple(None if path is None else str(i) for i, path in enumerate(paths))
-        manifest = Manifest("", names, ensemble_layers(paths, adapted))
+        manifest = Manifest("", names, checked_layers(adapted))
     check_distinct([path.resolve() for path in paths if path is not None])
     return manifest, paths
-
-
-def _check_beginning(manifest: Manifest, tokenizer: Any) -> None:
-    """Raise ValueError if members were trained on texts that begin otherwise than prompts do."""
-    trained = manifest.beginning
-    if trained is None or tokenizer is None or trained == (here := beginning_of(tokenizer)):
-        return
-    raise ValueError(
-        f"beginning in {FILE_NAME} must be {list(here)}, the tokens with which the base's "
-        f"tokenizer begins a text, got {list(trained)}: train the ensemble again"
-    )
 
 
 def _check_records(
@@ -187,32 +188,19 @@ def _check_records(
         if path is None or path not in read:
             continue
         try:
-            own = dict(read_member_record(path)["shard"])
-        except (OSError, TypeError, ValueError):  # a service need not have it, or cannot read it
-            own = {}
-        names = own.keys() & record.keys()
-        if own.get("identifier_key") != record.get("identifier_key"):
-            names -= {"identifier_key", "identifiers", "sha256"}  # which do not mean the same
-        if any(own[name] != record[name] for name in names):
+            own = read_member_record(path)["shard"]
+        except (OSError, ValueError):  # a service need not have it, or cannot read it
+            own = record
+        if own != record:
             raise ValueError(
                 f"shards must describe what each member was trained on, but {path / MEMBER_FILE} "
                 f"differs from {FILE_NAME}: the member may be of another training"
             )
-        if record.get("documents") == 0 and not read[path].is_zero:
+        if record["documents"] == 0 and not read[path].is_zero:
             raise ValueError(
                 f"shards must describe what each member was trained on: the record of {path} "
                 "has 0 documents, but its adapter is not zero"
             )
-
-
-def _unverified_shards(manifest: Manifest) -> tuple[str, ...]:
-    """Return the caveats about how documents were assigned to shards."""
-    if len(manifest.members) == 1:
-        return ()
-    positions = ("positions",) if manifest.document_names == "positions" else ()
-    if not manifest.disjoint:
-        return ("shards", *positions)
-    return ("names",) if manifest.document_names is None else positions
 
 
 # Adapters
@@ -233,12 +221,13 @@ def read_adapters(model: Any, folders: Sequence[Path]) -> list[Adapter]:
             peft type, DoRA, biases or extra trained modules.
     """
     modules, found = dict(model.named_modules()), []
+    tensors = dict(model.named_parameters(remove_duplicate=False))
     targeted: dict[str, set[str]] = {}  # by the settings, which members mostly share
     for path in folders:
         raw, config = _read_config(path)
         content = _weights_file(path).read_bytes()
         try:
-            updates = _updates(model, modules, config, content)
+            updates = _updates(modules, tensors, config, content)
             _check_targets(config, modules, set(updates), targeted)
         except ValueError as error:
             raise ValueError(f"{path}: {error}") from error
@@ -247,7 +236,7 @@ def read_adapters(model: Any, folders: Sequence[Path]) -> list[Adapter]:
 
 
 def _updates(
-    model: Any, modules: Mapping[str, Any], config: Any, content: bytes
+    modules: Mapping[str, Any], tensors: Mapping[str, Tensor], config: Any, content: bytes
 ) -> dict[str, Update]:
     """Return the update of every layer in the content of a weights file."""
     from safetensors import SafetensorError
@@ -259,24 +248,23 @@ def _updates(
         raise ValueError(f"weights must be a readable safetensors file: {error}") from error
     pairs: dict[str, dict[str, Tensor]] = {}
     for key, value in weights.items():
-        match = _LORA_WEIGHT.fullmatch(key)
-        if match is None and _is_copy_of_base(model, key, value):
-            continue
-        if match is None:
+        name = key.removeprefix(_PREFIX).replace(".base_layer.", ".")
+        if (match := _LORA_WEIGHT.fullmatch(key)) is not None:
+            pair = pairs.setdefault(match[1], {})
+            if match[2] in pair:
+                raise ValueError(f"weights must be of one adapter, got {key} besides another")
+            pair[match[2]] = value
+        elif name in tensors:
+            _check_copy(key, value, tensors[name].detach().cpu())
+        else:
             raise ValueError(
                 f"weights must be lora_A and lora_B of linear layers, got {key} with "
                 f"target_modules={config.target_modules!r}"
             )
-        pair = pairs.setdefault(match[1], {})
-        if match[2] in pair:
-            raise ValueError(f"weights must be of one adapter, got {key} besides another")
-        pair[match[2]] = value
     updates: dict[str, Update] = {}
     for name, pair in sorted(pairs.items()):
         if name not in modules:
             raise ValueError(f"the adapter adapts {name}, which the base does not have")
-        if modules[name] is model.get_output_embeddings() and "B" in pair:
-            _check_rows(f"lora_B of {name}", pair["B"], modules[name].weight)
         try:
             updates[name] = _update(config, name, modules[name], pair)
         except ValueError as error:
@@ -296,25 +284,19 @@ def _read_config(path: Path) -> tuple[dict[str, Any], Any]:
     kind = raw.get("peft_type") if isinstance(raw, dict) else None
     if kind != "LORA":
         raise ValueError(f"{path}: peft_type must be LORA, got {kind!r}")
-    if missing := {"r", "lora_alpha"} - raw.keys():
-        raise ValueError(f"{file} must hold r and lora_alpha, got no {min(missing)}")
     plain = LoraConfig()
     for name, value in raw.items():
-        if name not in _COMPUTE + _ASIDE and value and value != getattr(plain, name, None):
+        usual = _USUAL.get(name, (getattr(plain, name, None),))
+        if name not in _COMPUTE + _ASIDE and value and value not in usual:
             raise ValueError(f"{path}: {name} must be unset for plain LoRA, got {value!r}")
-    if raw.get("init_lora_weights", True) not in _INITIALISATIONS:
-        raise ValueError(
-            f"{path}: init_lora_weights={raw['init_lora_weights']!r} may have changed the "
-            "base's weights; convert the adapter to a plain LoRA adapter first"
-        )
     known = {name: raw[name] for name in (*_COMPUTE, "base_model_name_or_path") if name in raw}
     try:
-        config = LoraConfig(**known)
+        config = LoraConfig(**known | {name: raw[name] for name in ("r", "lora_alpha")})
         os.fspath(config.base_model_name_or_path or "")
         patterns = dict(config.rank_pattern or {}) | dict(config.alpha_pattern or {})
         for pattern in [*patterns, config.target_modules, config.exclude_modules]:
             re.compile(pattern if isinstance(pattern, str) else "")
-    except (TypeError, ValueError, re.error) as error:
+    except (KeyError, TypeError, ValueError, re.error) as error:
         raise ValueError(f"{file} must hold settings of LoRA: {error}") from error
     return raw, config
 
@@ -324,8 +306,6 @@ def _update(config: Any, name: str, layer: nn.Module, pair: Mapping[str, Tensor]
     from peft.utils.other import get_pattern_key
 
     size_in, size_out = layer_shape(layer)
-    if set(pair) != {"A", "B"}:
-        raise ValueError(f"weights must be lora_A and lora_B, got only lora_{min(pair)}")
     rank, alpha = (
         special.get(get_pattern_key(special, name), usual)
         for special, usual in (
@@ -333,15 +313,14 @@ def _update(config: Any, name: str, layer: nn.Module, pair: Mapping[str, Tensor]
             (config.alpha_pattern or {}, config.lora_alpha),
         )
     )
-    if type(rank) is not int or rank < 1 or type(alpha) not in (int, float):
-        raise ValueError(f"rank and alpha must be numbers, got {rank!r}, {alpha!r}")
-    a, b = pair["A"].to(torch.float32), pair["B"].to(torch.float32)
-    if tuple(a.shape) != (rank, size_in) or tuple(b.shape) != (size_out, rank):
+    expected = {"lora_A": (rank, size_in), "lora_B": (size_out, rank)}
+    found = {f"lora_{which}": tuple(value.shape) for which, value in pair.items()}
+    if found != expected or rank < 1 or type(alpha) not in (int, float):
         raise ValueError(
-            f"lora_A and lora_B must have shapes {(rank, size_in)} and "
-            f"{(size_out, rank)} with {rank} of r or rank_pattern, got {tuple(a.shape)} and "
-            f"{tuple(b.shape)}"
+            f"weights must have shapes {expected} by r or rank_pattern, and alpha must be a "
+            f"number, got {found} and {alpha!r} ({_RESIZED})"
         )
+    a, b = pair["A"].to(torch.float32), pair["B"].to(torch.float32)
     up = b * (alpha / (math.sqrt(rank) if config.use_rslora else rank))
     if not all(map(torch.isfinite, (*a.aminmax(), *up.aminmax()))):
         raise ValueError("the adapter's weights must be finite")
@@ -367,50 +346,29 @@ def _check_targets(
         )
 
 
-def _is_copy_of_base(model: nn.Module, key: str, value: Tensor) -> bool:
-    """Return whether a tensor is the base's own; peft stores some of them with adapted heads.
+def _check_copy(key: str, copy: Tensor, own: Tensor) -> None:
+    """Raise ValueError unless a tensor holds the base's numbers, each rounded to its own dtype.
 
-    Raises:
-        ValueError: if the tensor differs from the base's, which all members share.
-    """
-    name = key.removeprefix(_PREFIX).replace(".base_layer.", ".")
-    own = dict(model.named_parameters(remove_duplicate=False)).get(name)
-    if own is None:
-        return False
-    if own.ndim == 2 and own.shape[1:] == value.shape[1:]:
-        _check_rows(key, value, own)
-    if own.shape != value.shape or not _are_roundings(own.detach().cpu(), value):
-        raise ValueError(f"{key} must equal the base's weights, which all members share")
-    return True
-
-
-def _are_roundings(own: Tensor, copy: Tensor) -> bool:
-    """Return whether two tensors may be the same numbers, each rounded to its own dtype.
-
-    The base's file may hold the numbers in a third dtype, so neither need be the other's rounding.
-    A copy that was rounded, and stored in float32 again, counts as rounded.
+    peft stores some of them with adapted heads. The base's file may hold the numbers in a third
+    dtype, so neither need be the other's rounding. A copy that was rounded, and stored in float32
+    again, counts as rounded.
     """
     if copy.dtype == torch.float32 and not torch.equal(own, copy):
         for short in (torch.bfloat16, torch.float16):
             if torch.equal(copy.to(short).float(), copy):
                 copy = copy.to(short)
-    if own.dtype == copy.dtype or not copy.is_floating_point():
-        return torch.equal(own, copy)
-    step = max(torch.finfo(one.dtype).eps for one in (own, copy))
-    parts = zip(torch.split(own, _ROWS), torch.split(copy, _ROWS), strict=True)
-    return all(
-        torch.allclose(one.float(), other.float(), rtol=step, atol=_SMALLEST)
-        for one, other in parts
-    )
-
-
-def _check_rows(key: str, found: Tensor, own: Tensor) -> None:
-    """Raise ValueError if a tensor with a row for each token has other rows than the base."""
-    if len(found) != len(own):
+    if own.dtype == copy.dtype or own.shape != copy.shape or not copy.is_floating_point():
+        same = torch.equal(own, copy)
+    else:
+        step = max(torch.finfo(one.dtype).eps for one in (own, copy))
+        same = all(
+            torch.allclose(one.float(), other.float(), rtol=step, atol=_SMALLEST)
+            for one, other in zip(*(torch.split(t, _ROWS) for t in (own, copy)), strict=True)
+        )
+    if not same:
         raise ValueError(
-            f"{key} must have the {len(own)} rows of the base, got {len(found)}: the "
-            "adapter was trained with resized embeddings, which members cannot share; train it "
-            "without resize_token_embeddings"
+            f"{key} must equal the base's weights of shape {tuple(own.shape)}, which all members "
+            f"share, got other ones of shape {tuple(copy.shape)} ({_RESIZED})"
         )
 
 
@@ -461,41 +419,28 @@ def adapter_layers(folder: Folder) -> dict[str, tuple[int, ...]]:
     return dict(sorted(found.items()))
 
 
-def ensemble_layers(
-    paths: Sequence[Path | None], adapted: Mapping[str, Sequence[int]] | None
-) -> dict[str, tuple[int, ...]]:
-    """Return the layers that members may adapt, with their ranks.
+def _check_layers(
+    path: Path,
+    layers: Mapping[str, tuple[int, ...]],
+    declared: Mapping[str, tuple[int, ...]],
+    *,
+    exact: bool,
+) -> None:
+    """Raise ValueError unless a member's layers and ranks are declared, all of them if `exact`.
 
-    The answer must not depend on which members are present.
-
-    Args:
-        paths: one peft folder per member, None for a missing member.
-        adapted: the layers and ranks that the caller declares, or None.
-
-    Raises:
-        ValueError: if `adapted` is needed and missing, or does not cover every member.
+    What is computed must not depend on which members are present.
     """
-    found = {path: adapter_layers(path) for path in paths if path is not None}
-    if adapted is None:
-        if not found:
-            raise ValueError("adapted must be given if all members are missing")
-        first = next(iter(found))
-        other = next((path for path in found if found[path] != found[first]), None)
-        if other is not None:  # else the layers would depend on which members are present
+    if exact and layers != declared:
+        raise ValueError(
+            f"adapted must be given if members differ: {path} adapts other layers or ranks than "
+            "the first one"
+        )
+    for name, (rank,) in layers.items():
+        if rank not in declared.get(name, ()):
             raise ValueError(
-                f"adapted must be given if members differ: {first} and {other} adapt different "
-                "layers or ranks"
+                "adapted must hold the full names and ranks of every member's layers: "
+                f"{path} adapts {name} with rank {rank}, got {declared.get(name)}"
             )
-        return found[first]
-    declared = checked_layers(adapted)
-    for path, layers in found.items():
-        for name, (rank,) in layers.items():
-            if rank not in declared.get(name, ()):
-                raise ValueError(
-                    "adapted must hold the full names and ranks of every member's layers: "
-                    f"{path} adapts {name} with rank {rank}, got {declared.get(name)}"
-                )
-    return declared
 
 
 # Tokenizers of adapters
@@ -536,27 +481,24 @@ def check_tokenizers(folders: Sequence[Path], tokenizer: Any, base: str, vocab_s
 def _difference(folder: Path, tokenizer: Any, vocab_size: int) -> str | None:
     try:
         loaded, file = load_tokenizer(folder), folder / ADDED_TOKENS
-        if loaded is not None:
-            ids = loaded.get_vocab()
-        else:
-            ids = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
-        own = {token: int(index) for token, index in ids.items() if index < vocab_size}
+        added = read_json(file) if loaded is None and file.is_file() else {}
+        expected = _tokens(tokenizer.get_vocab(), vocab_size)
+        own = _tokens(expected | added if loaded is None else loaded.get_vocab(), vocab_size)
     except Exception as error:  # damaged files raise many types of exception
         raise ValueError(f"{folder}: its tokenizer cannot be read: {error}") from error
-    vocabulary = tokenizer.get_vocab().items()
-    expected = {token: index for token, index in vocabulary if index < vocab_size}
     if loaded is not None and loaded.pad_token not in expected:  # it cuts no text
         own.pop(loaded.pad_token, None)
-    for token, index in sorted(own.items(), key=lambda item: item[1]):
-        if expected.get(token) != index:
-            return f"token {token!r} has id {index} there and {expected.get(token)} in the base"
-    if loaded is None:  # settings alone, or added tokens
-        return None
-    if len(own) < len(expected):
-        return f"it has {len(own)} tokens, the base {len(expected)}"
-    if _rules(loaded, expected) != _rules(tokenizer, expected):
+    if differing := {token for token, _ in own.items() ^ expected.items()}:
+        token = min(differing)
+        there, here = own.get(token), expected.get(token)
+        return f"token {token!r} has id {there} there and {here} in the base"
+    if loaded is not None and _rules(loaded, expected) != _rules(tokenizer, expected):
         return "the tokens are the same but other rules cut text into them"
     return None
+
+
+def _tokens(vocabulary: Mapping[str, int], vocab_size: int) -> dict[str, int]:
+    return {token: index for token, index in vocabulary.items() if index < vocab_size}
 
 
 def _rules(tokenizer: Any, known: Mapping[str, int]) -> Any:
@@ -577,28 +519,22 @@ def _digest(settings: Mapping[str, Any], weights: bytes) -> str:
     return f"{WEIGHTS_FILE} {of_weights}\n{ADAPTER_CONFIG} {of_settings}"
 
 
-def adapter_digest(folder: Path) -> str:
-    """Return the digests of a peft folder's weights and of its settings, but for names and modes.
+def member_digests(
+    members: Sequence[Path | None], read: Mapping[Path, Adapter] | None = None
+) -> list[str]:
+    """Return digests of each member's weights and settings, but for names and modes.
+
+    That of None is "missing". What was read already is not read again.
 
     Raises:
         ValueError: as `read_adapters`, for files that are missing and for the settings.
     """
-    return _digest(_read_config(folder)[0], _weights_file(folder).read_bytes())
-
-
-def member_digests(
-    members: Sequence[Path | None], read: Mapping[Path, Adapter] | None = None
-) -> list[str]:
-    """Return the digest of each member's folder (`adapter_digest`), "missing" for None.
-
-    What was read already is not read again.
-
-    Raises:
-        ValueError: as `adapter_digest`.
-    """
     known = {path: one.digest for path, one in (read or {}).items()}
     return [
-        "missing" if path is None else known.get(path) or adapter_digest(path) for path in members
+        "missing"
+        if path is None
+        else known.get(path) or _digest(_read_config(path)[0], _weights_file(path).read_bytes())
+        for path in members
     ]
 
 

@@ -98,18 +98,8 @@ def check_base(base: Any) -> None:
     name = os.fspath(base)
     local = Path(name)
     if not name or not local.is_dir():
-        if isinstance(base, os.PathLike):
-            raise ValueError(f"base must be an existing folder, got {name!r}")
-        # What the hub has no such name for is a path; so is a name below a folder that is here.
-        try:
-            cached = isinstance(try_to_load_from_cache(name, _CONFIG), str)
-            below = "/" in name and local.parent.is_dir() and not cached
-            is_path = below or local.exists()
-        except HFValidationError:
-            below, is_path = False, True
-        if is_path:
-            why = f", which is a path since {local.parent} is a folder here" if below else ""
-            raise ValueError(f"base must be an existing folder or a hub name, got {name!r}{why}")
+        if isinstance(base, os.PathLike) or not _may_be_hub_name(name):
+            raise ValueError(f"base must be an existing folder or a hub name, got {name!r}")
         return
     for file, kind in ((FILE_NAME, "an ensemble"), (ADAPTER_CONFIG, "an adapter")):
         if (local / file).is_file() and not (local / _CONFIG).is_file():
@@ -117,6 +107,19 @@ def check_base(base: Any) -> None:
                 f"base must be a public model, got {name} with {file} but no {_CONFIG}, "
                 f"which is {kind}: base and folder may be swapped"
             )
+
+
+def _may_be_hub_name(name: str) -> bool:
+    """Return False for a path: one that exists, or is no name of the hub.
+
+    So is a name below a folder that is here, unless the hub's model of that name was downloaded.
+    """
+    try:
+        cached = isinstance(try_to_load_from_cache(name, _CONFIG), str)
+    except HFValidationError:
+        return False
+    below = "/" in name and Path(name).parent.is_dir()
+    return not Path(name).exists() and (cached or not below)
 
 
 @contextmanager
@@ -207,15 +210,6 @@ def file_digests(find: Callable[[str], Path | None]) -> dict[str, str]:
     return {name: _digest(name, path) for name, path in sorted(found.items())}
 
 
-def of_tokenizer(files: Mapping[str, str]) -> dict[str, str]:
-    """Return the tokenizer's part of the digests of :func:`base_files`."""
-    return {
-        name: digest
-        for name, digest in files.items()
-        if name != _CONFIG and not name.endswith((".safetensors", ".bin"))
-    }
-
-
 def _weights(find: Callable[[str], Path | None]) -> list[str]:
     """Return the names of the files that the weights are loaded from."""
     named = _content(find(_CONFIG)).get("transformers_weights")
@@ -266,27 +260,25 @@ def source_of(base: Any) -> str | None:
 
 
 def compare_files(
-    base: Any, revision: str | None, folder: Path | None, recorded: Mapping[str, str]
-) -> tuple[dict[str, str], bool, bool]:
-    """Compare the base's files with the ensemble's record.
+    base: Any, folder: Path | None, recorded: Mapping[str, str], revision: str | None = None
+) -> tuple[dict[str, str], bool]:
+    """Compare the base's files, those of its tokenizer included, with the ensemble's record.
 
-    Files with other names than the recorded ones raise, because the base is loaded from them. This
-    does not apply to the hub's cache, which holds only the files that were requested so far. A base
-    without a tokenizer passes.
+    A file that only one of the two has raises as well, because the base is loaded from it. This
+    does not apply to the hub's cache, which holds only the files that were requested so far.
 
     Args:
         base: as in `load_base`.
-        revision: the hub's commit, or None.
         folder: the ensemble folder, for messages.
         recorded: `Manifest.base_files`. Without them only the files of a base folder are read,
             because hashing takes its time.
+        revision: the commit of a hub name that was loaded, or None.
 
     Returns:
-        the digests of the files (:func:`base_files`), and whether the model, and whether the
-        tokenizer, was compared and is the recorded one.
+        the digests of the files (:func:`base_files`), and whether they are all that were recorded.
 
     Raises:
-        ValueError: if the model or its tokenizer differs from the record.
+        ValueError: if the base differs from the record.
     """
     source = source_of(base) if recorded or isinstance(base, str | os.PathLike) else None
     whole = source is not None and Path(source).is_dir()
@@ -296,26 +288,14 @@ def compare_files(
             config = try_to_load_from_cache(source, _CONFIG, revision=revision)
             files = os.path.dirname(config) if isinstance(config, str) else None
     found = {} if files is None else base_files(files)
-    for name in sorted(found.keys() & recorded.keys()):
-        if found[name] != recorded[name]:
-            raise ValueError(
-                f"base must be the one that {folder} was trained with: {source}/{name} has another "
-                f"SHA-256 ({found[name][:12]}...) than ensemble.json records "
-                f"({recorded[name][:12]}...)"
-            )
-    here, expected = set(of_tokenizer(found)), set(of_tokenizer(recorded))
-    model_here, model_expected = found.keys() - here, recorded.keys() - expected
-    for what, names, record in (
-        ("weights", model_here, model_expected),
-        ("tokenizer", here, expected),
-    ):
-        if whole and names and record and names != record:
-            raise ValueError(
-                f"base must have the {what} that {folder} was trained with, in the same files: "
-                f"ensemble.json records {', '.join(sorted(record))}, but {source} has "
-                f"{', '.join(sorted(names))}"
-            )
-    return found, bool(model_here) and model_here == model_expected, here == expected
+    names = found.keys() | recorded.keys() if whole else found.keys() & recorded.keys()
+    differing = [name for name in sorted(names) if found.get(name) != recorded.get(name)]
+    if recorded and differing:
+        raise ValueError(
+            f"base must have the files that {folder} was trained with, got {source}, which differs "
+            f"from base_files of {FILE_NAME} in {', '.join(differing)}"
+        )
+    return found, bool(found) and found == recorded
 
 
 def check_names(source: str | None, names: Mapping[str, str | None]) -> None:

@@ -163,11 +163,12 @@ def _fault(ensemble: Ensemble) -> str | None:
         return "left padding changes its logits in chunks"
     memory = ensemble.sequence_bytes(_TOKENS + _PADDING)
     decoder, joining = (
-        ensemble.decoder(row[:, :-1], memory_bytes=memory, new_tokens=1) for row in (padded, ids)
+        ensemble.decoder(row[:, :-2], memory_bytes=memory, new_tokens=2) for row in (padded, ids)
     )
     decoder.join(joining)
-    decoder.append(tokens[-1:].repeat(2))
+    decoder.append(tokens[-2:-1].repeat(2))
     decoder.drop(torch.tensor([True, False], device=device))
+    decoder.append(tokens[-1:])
     if _differ(_rows(decoder.logits), whole[:, :, -1]):
         return "sequences that join and leave a batch change its logits"
     return None

@@ -172,11 +172,11 @@ def train_ensemble(
         start_server()
     with reading_base(run.base):
         facts = base_facts(run.base, run.revision)
-        documents = documents_of(run.corpus, run.base, facts.revision)
-        names: set[str] = set()
-        if run.corpus.id_column is not None:
-            reading = documents_of(run.corpus, run.base, facts.revision)
-            names = {document.identifier for document in reading}
+    documents = documents_of(run.corpus, run.base, facts.revision)
+    names: set[str] = set()
+    if run.corpus.id_column is not None:
+        reading = documents_of(run.corpus, run.base, facts.revision)
+        names = {document.identifier for document in reading}
     if facts.longest_block is not None and run.config.block_size > facts.longest_block:
         before = f" after the {len(facts.beginning)} that begin a text" if facts.beginning else ""
         raise ValueError(

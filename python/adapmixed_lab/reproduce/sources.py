@@ -84,10 +84,9 @@ class Sources:
 
     def corpus(self) -> Corpus:
         """Return the evaluation text of the full scale."""
-        from adapmixed.commands.train import source_of
         from adapmixed.data import Corpus
         from adapmixed.training import settings
 
-        given = source_of(TEXTS[self.dataset] if self.text is None else self.text)
-        corpus = Corpus(**given, split="test" if given["source"].startswith("hub:") else None)
+        source = TEXTS[self.dataset] if self.text is None else self.text
+        corpus = Corpus(source, split="test" if source.startswith("hub:") else None)
         return corpus.with_new_document(settings.PRESETS[self.dataset].new_document)
