@@ -217,6 +217,15 @@ class Ranks:
                         f"rank {self.rank} has {texts.get(name, 'nothing')[:200]})"
                     )
 
+    def wait(self) -> None:
+        """Return when every process has made this call, however long that takes.
+
+        The processes must be joined without `cuda`.
+        """
+        if not self.alone:
+            timeout = timedelta(seconds=_LONGEST_TIMEOUT)
+            self._run(lambda: dist.monitored_barrier(timeout=timeout), _LONGEST_TIMEOUT)
+
     def _share(self, num_models: int, rank: int) -> slice:
         """Return the slice of the members that one process holds."""
         share, more = divmod(num_models, self.world)
@@ -236,14 +245,15 @@ class Ranks:
 
         self._run(wait_for_all)
 
-    def _run(self, call: Callable[[], object]) -> None:
+    def _run(self, call: Callable[[], object], timeout: float | None = None) -> None:
         self._check_unbroken()
+        timeout = self._timeout if timeout is None else timeout
         started = time.monotonic()
         try:
             call()
         except RuntimeError as error:
-            silent = time.monotonic() - started >= 0.9 * self._timeout
-            what = f"has not answered for {self._timeout:g} s" if silent else "has ended"
+            silent = time.monotonic() - started >= 0.9 * timeout
+            what = f"has not answered for {timeout:g} s" if silent else "has ended"
             self._broken.append(
                 f"another rank {what} while rank {self.rank} of {self.world} waited for it: the "
                 "run is over and nothing more is released; what was charged stays charged"

@@ -54,6 +54,7 @@ def rows() -> list[dict[str, str]]:
 
 def write_corpus(path: Path, changed: list[dict[str, str]] | None = None) -> Corpus:
     content = "".join(json.dumps(row) + "\n" for row in changed or rows())
+    path.parent.mkdir(exist_ok=True)
     path.write_text(content, encoding="utf-8")
     return Corpus(str(path), id_column="user")
 

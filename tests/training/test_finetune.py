@@ -63,13 +63,8 @@ def test_the_best_epoch_is_kept(base: Any, kind: str) -> None:
 def test_a_least_number_of_steps(base: Any, kind: str) -> None:
     """As many steps as six epochs have give the same member; all of the shard is read once."""
     given: dict[str, Any] = {"seed": 0, "shard": 2, "held_out": stream(2, 20)}
-    told: list[tuple[int, int]] = []
     plain = train_adapter(base, stream(1), config(kind), **given)
-    steps = train_adapter(
-        base, stream(1), config(kind, epochs=1, steps=18), **given,
-        progress=lambda *step: told.append(step),
-    )  # fmt: skip
-    assert told == [(step, 18) for step in range(1, 19)]
+    steps = train_adapter(base, stream(1), config(kind, epochs=1, steps=18), **given)
     assert len(steps.losses) == 4 and steps.epoch == 4
     assert steps.held_out_losses[-1] == plain.held_out_losses[-1] != plain.held_out_losses[-2]
     for least, losses in ((2, 1), (3, 1), (4, 4)):  # one epoch has three steps

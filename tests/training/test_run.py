@@ -16,7 +16,6 @@ from unittest.mock import Mock
 import pytest
 import torch
 from families import tiny
-from processes import forked
 from training_cases import (
     CONFIG,
     KEY,
@@ -25,16 +24,14 @@ from training_cases import (
     a_run,
     contents,
     rows,
-    status_of,
     write_base,
     write_corpus,
 )
 
 from adapmixed.data import Corpus
 from adapmixed.ensemble import Ensemble, read_manifest
-from adapmixed.ranks import Rank
+from adapmixed.files import sole_writer
 from adapmixed.training import TrainingRun, assign_shards, train_ensemble
-from adapmixed.training import folder as folders
 
 HOMES = dict(zip(USERS, assign_shards(USERS, NUM_MODELS, key=bytes.fromhex(KEY)), strict=True))
 
@@ -85,15 +82,13 @@ def test_an_ensemble_is_whole_and_loads(
         assert b"user-1" not in content and b"says that" not in content, name
     # Each member has one line with the time left, which is 0 in the last line.
     assert all(f"({number} of 40" in line for number, line in enumerate(lines, start=1))
-    assert lines[-1].endswith("(40 of 40, 0 s left)")
+    assert lines[-1].endswith("(40 of 40, 00:00 left)")
     ensemble = Ensemble.from_pretrained(base, run.output)
     private, public = ensemble.logits(torch.arange(6)[None])
     for index, shard in enumerate(manifest.shards):
         same = bool(torch.equal(private[index], public))
         assert same == (shard["documents"] == 0)
-        assert (
-            caplog.messages[index].endswith(": 0 documents, 0 tokens, the public model")
-        ) == same
+        assert (caplog.messages[index].endswith(": 0 documents, 0 tokens, validation None")) == same
     # Each member has its own seed, so the initial A of empty shards (with B = 0) differs.
     empty = [
         n for n, s in zip(manifest.members, manifest.shards, strict=True) if not s["documents"]
@@ -117,7 +112,7 @@ def test_the_operators_files_are_private(base: Path, tmp_path: Path) -> None:
     assert len(bytes.fromhex((private / "shard.key").read_text())) == 32
     # The shards' text was removed.
     assert sorted(path.name for path in private.iterdir()) == [
-        "folder.lock", "rank-000.lock", "run.json", "shard.key",
+        "run.json", "shard.key",
     ]  # fmt: skip
     other = a_run(tmp_path, base, "other", key_file=None)
     quietly(other)
@@ -157,37 +152,19 @@ def test_a_member_depends_on_its_shard_alone(
         assert other == {"ensemble.json"} | own_member, name
 
 
-def test_ranks_give_the_same(base: Path, tmp_path: Path, reference: dict[str, bytes]) -> None:
-    run = a_run(tmp_path, base)
-    children = [forked(lambda rank=rank: quietly(run, place=Rank(rank, 3))) for rank in range(3)]
-    assert [status_of(child) for child in children] == [0, 0, 0]
-    assert contents(run.output) == reference
-
-
-def test_a_rank_that_never_began_is_an_error(
-    base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, reference: dict[str, bytes]
-) -> None:
-    monkeypatch.setattr(folders, "START_SECONDS", 0.3)
-    run = a_run(tmp_path, base)
-    with pytest.raises(RuntimeError, match="rank 1 of 2 never began and left 2 members untrained"):
-        quietly(run, place=Rank(0, 2))
-    assert not (run.output / "ensemble.json").exists()
-    # Only the other rank's members are missing, and it trains them.
-    assert quietly(run, place=Rank(1, 2)) == reference
-
-
-def test_ranks_that_ask_at_once_are_not_taken_for_the_rank(tmp_path: Path) -> None:
-    with folders.idle(tmp_path, 1) as one, folders.idle(tmp_path, 1) as other:
-        assert one and other
-
-
-def test_one_process_at_a_time(base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(folders, "_LOCK_SECONDS", 0.1)
-    run = a_run(tmp_path, base)
-    (tmp_path / "ensemble.private").mkdir(mode=0o700)
-    with folders.locked(tmp_path / "ensemble.private", 0):
-        with pytest.raises(ValueError, match="another process trains as rank 0"):
+def test_one_run_at_a_time(base: Path, tmp_path: Path) -> None:
+    """What killed processes left is removed when a run begins."""
+    run, private = a_run(tmp_path, base), tmp_path / "ensemble.private"
+    (private / "shards-of-a-killed-rank").mkdir(mode=0o700, parents=True)
+    private.chmod(0o700)
+    (run.output / ".tmp-member-000-0").mkdir(parents=True)
+    with sole_writer(private / "run.json"):
+        with pytest.raises(ValueError, match="another process trains into .*ensemble"):
             quietly(run)
+    assert (private / "shards-of-a-killed-rank").exists()
+    quietly(run)
+    assert [path.name for path in private.iterdir()] == ["run.json"]
+    assert not any(path.startswith(".") for path in contents(run.output))
 
 
 def test_a_run_goes_on_with_the_same_only(base: Path, tmp_path: Path) -> None:
@@ -217,26 +194,6 @@ def test_a_run_goes_on_with_the_same_only(base: Path, tmp_path: Path) -> None:
     quietly(run)
 
 
-def test_the_text_of_killed_ranks_is_removed(base: Path, tmp_path: Path) -> None:
-    """A run that goes on with fewer ranks removes what the others left; a living one keeps it."""
-    run, private = a_run(tmp_path, base), tmp_path / "ensemble.private"
-    train_ensemble(run, say=lambda line: (private / "shards-001").mkdir(exist_ok=True))
-    assert not (private / "shards-001").exists()  # of a rank that was killed meanwhile
-    left, living = private / "shards-003", private / "shards-004"
-    for folder in (left, living):
-        folder.mkdir()
-        (folder / "shard-00001.jsonl").write_text("private")
-    with folders.locked(private, 4):
-        quietly(run)
-        assert not left.exists() and living.exists()
-    quietly(run)
-    assert not living.exists()
-    (private / "shards-001").mkdir()  # of a rank that does not begin again
-    (private / "shards-old").mkdir()
-    train_ensemble(run, place=Rank(0, 4), say=lambda line: None)
-    assert not (private / "shards-001").exists() and (private / "shards-old").exists()
-
-
 def test_refusals_before_any_work(base: Path, tmp_path: Path) -> None:
     run = a_run(tmp_path, base)
 
@@ -250,7 +207,6 @@ def test_refusals_before_any_work(base: Path, tmp_path: Path) -> None:
     unknown = replace(CONFIG, target_modules=("lm_head", "nosuch"))
     refuses("target_modules must name linear layers of .*'nosuch'", replace(run, config=unknown))
     refuses("workers must be an integer >= 1, got 0", run, workers=0)
-    refuses("ranks must be at most the 4 members, got 5", run, place=Rank(0, 5))
     refuses("revision applies to hub names", replace(run, revision="main"))
     (tmp_path / "operator.key").write_text("x" * 64)
     refuses("64 hexadecimal digits", run)

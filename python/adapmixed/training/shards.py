@@ -206,21 +206,6 @@ def create_key(path: Path) -> None:
     create_file(path, os.urandom(KEY_BYTES).hex().encode() + b"\n", mode=0o600)
 
 
-def create_public_key(path: Path, words: str) -> None:
-    """Write the key of a partition that everybody may repeat, because the text is public.
-
-    Args:
-        path: file of the key.
-        words: a public phrase, which determines the key.
-
-    Raises:
-        ValueError: if the file exists and holds another key.
-    """
-    key = hashlib.sha256(words.encode()).digest()
-    if not create_file(path, key.hex().encode() + b"\n", mode=0o600) and load_key(path) != key:
-        raise ValueError(f"{path} must hold the key of this text, it holds another: remove it")
-
-
 def load_key(path: Path) -> bytes:
     """Read the partition's key, 64 hexadecimal digits in a file that only its owner can read.
 
@@ -253,10 +238,9 @@ class Spool:
 
     def read(self, shard: int) -> list[Document]:
         """Return a shard's documents sorted by identifier, else in the order of the corpus."""
-        path = _file(self.folder, shard)
-        if not path.exists():
+        if shard not in self.sizes:
             return []
-        with open(path, encoding="utf-8") as lines:
+        with open(_file(self.folder, shard), encoding="utf-8") as lines:
             documents = [Document(*json.loads(line)) for line in lines]
         return sorted(documents, key=lambda document: document.identifier)
 
