@@ -54,19 +54,16 @@ class Rank:
             ValueError: if only one of RANK and WORLD_SIZE is set, one of the three is no integer,
                 or RANK is not below WORLD_SIZE.
         """
-        names = ("RANK", "WORLD_SIZE")
-        given = [os.environ.get(name) for name in names]
-        if given == [None, None]:
+        defaults = {"RANK": "", "WORLD_SIZE": "", "LOCAL_RANK": "0"}
+        rank, world, local = given = [os.environ.get(*one) for one in defaults.items()]
+        if rank == world == "":
             return cls()
-        if not all(value is not None and value.isdecimal() for value in given):
-            raise ValueError(f"RANK and WORLD_SIZE must both be integers >= 0, got {given}")
-        rank, world = (int(value or 0) for value in given)
-        if rank >= world:
-            raise ValueError(f"RANK must be below WORLD_SIZE {world}, got {rank}")
-        local = os.environ.get("LOCAL_RANK", "0")
-        if not local.isdecimal():
-            raise ValueError(f"LOCAL_RANK must be an integer >= 0, got {local!r}")
-        return cls(rank, world, int(local))
+        if not all(one.isdecimal() for one in given) or int(rank) >= int(world):
+            raise ValueError(
+                "RANK and WORLD_SIZE must be integers, RANK the smaller one, and LOCAL_RANK an "
+                f"integer >= 0, got {given}"
+            )
+        return cls(int(rank), int(world), int(local))
 
 
 class Ranks:

@@ -16,6 +16,8 @@ from adapmixed.ranks import Ranks
 from adapmixed.training import TrainingRun, train_ensemble
 from adapmixed.training.pool import MemberTrainer
 
+PRIVATE = {"run.json", "shard.key"}
+
 
 @pytest.fixture(scope="module")
 def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -29,31 +31,32 @@ def train(run: TrainingRun, **ranks: Ranks) -> dict[str, bytes]:
 
 def test_ranks_give_the_same_even_if_one_is_killed(base: Path, tmp_path: Path) -> None:
     reference = train(a_run(tmp_path, base, "one"))
-    run, killed = a_run(tmp_path, base, "three"), a_run(tmp_path, base, "killed")
-    assert all(found is None for found in in_ranks(3, lambda ranks: work(run, ranks), tmp_path))
+    run = a_run(tmp_path, base, "three")
+    found = in_ranks(3, lambda ranks: len(train(run, ranks=ranks)), tmp_path)
+    assert all(isinstance(one, int) for one in found), found
     assert contents(run.output) == reference
-    assert {path.name for path in (tmp_path / "three.private").iterdir()} == {"run.json"}
+    assert {path.name for path in (tmp_path / "three.private").iterdir()} == PRIVATE
 
-    def dies(self: MemberTrainer, *_: object) -> None:
+    def dies(*_: object) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
 
-    def work_or_die(ranks: Ranks) -> None:
-        if not ranks.is_main:
-            MemberTrainer.train = dies  # type: ignore[method-assign]  # in this child alone
-        work(killed, ranks)
+    for victim in range(2):
+        run = a_run(tmp_path, base, f"killed-{victim}")
 
-    children = started(2, work_or_die, tmp_path)
-    assert [status_of(child) for child in children] == [0, -signal.SIGKILL]
-    error = result(tmp_path, 0)
-    assert isinstance(error, ProcessError) and "another rank has ended" in str(error)
-    left = {path.split("/")[0] for path in contents(killed.output)}
-    assert left == {f"member-{index:03d}" for index in range(0, NUM_MODELS, 2)}
-    assert train(killed) == reference
-    assert {path.name for path in (tmp_path / "killed.private").iterdir()} == {"run.json"}
+        def work(ranks: Ranks, run: TrainingRun = run, victim: int = victim) -> None:
+            if ranks.rank == victim:
+                MemberTrainer.train = dies  # type: ignore[assignment]  # in this child alone
+            train(run, ranks=ranks)
 
-
-def work(run: TrainingRun, ranks: Ranks) -> None:
-    train(run, ranks=ranks)
+        ended = [status_of(child) for child in started(2, work, tmp_path)]
+        assert ended[victim] == -signal.SIGKILL and ended[1 - victim] == 0
+        error = result(tmp_path, 1 - victim)
+        assert isinstance(error, ProcessError) and "another rank has ended" in str(error)
+        left = {path.split("/")[0] for path in contents(run.output)}
+        assert left == {f"member-{index:03d}" for index in range(1 - victim, NUM_MODELS, 2)}
+        assert train(run) == reference
+        private = run.output.with_name(f"killed-{victim}.private")
+        assert {path.name for path in private.iterdir()} == PRIVATE
 
 
 def test_ranks_that_train_something_else(base: Path, tmp_path: Path) -> None:
@@ -66,11 +69,11 @@ def test_ranks_that_train_something_else(base: Path, tmp_path: Path) -> None:
     }
     for name, other in changed.items():
         for error in in_ranks(
-            2, lambda ranks, o=other: work((run, o)[ranks.rank], ranks), tmp_path
+            2, lambda ranks, o=other: train((run, o)[ranks.rank], ranks=ranks), tmp_path
         ):  # type: ignore[misc]
             assert isinstance(error, ValueError)
             assert f"ranks must agree on {name}, but rank 1 differs" in str(error)
     assert contents(run.output) == {}
-    five = in_ranks(NUM_MODELS + 1, lambda ranks: work(run, ranks), tmp_path)
+    five = in_ranks(NUM_MODELS + 1, lambda ranks: train(run, ranks=ranks), tmp_path)
     assert all("got 5 processes for 4 members" in str(error) for error in five)
     assert not (tmp_path / "ensemble.private" / "run.json").exists()

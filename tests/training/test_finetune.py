@@ -11,10 +11,8 @@ import torch
 from families import tiny
 from tiny_models import VOCAB
 from training_cases import CONFIG as RUN_CONFIG
-from training_cases import NUM_MODELS, USERS, a_run, rows, write_base, write_corpus
+from training_cases import NUM_MODELS, a_run, rows, write_base, write_corpus
 
-from adapmixed.ensemble import Ensemble
-from adapmixed.ensemble.manifest import read_member_record
 from adapmixed.training import FinetuneConfig, train_adapter, train_ensemble
 from adapmixed.training.blocks import Blocks, token_blocks
 from adapmixed.training.finetune import mean_loss
@@ -104,41 +102,6 @@ def test_the_end_of_a_stream_is_held_out() -> None:
     assert hold_out_end(tokens[:8], 0.05) == (tokens[:6], tokens[6:8])  # one predicts nothing
     assert hold_out_end(tokens[:7], 0.05) == (tokens[:7], [])
     assert hold_out_end([], 0.5) == ([], [])
-
-
-@pytest.mark.parametrize("target", ["lm_head", "c_attn"])
-@pytest.mark.slow
-def test_every_shard_of_some_text_is_validated(tmp_path: Path, target: str) -> None:
-    """A shard of one user holds out the end of its text, other shards whole users or the end.
-
-    An empty shard gives the public model.
-    """
-    folder = write_base(tmp_path / "tiny-base")
-    run = a_run(
-        tmp_path, folder, num_models=40, validation_fraction=0.1,
-        config=replace(RUN_CONFIG, target_modules=(target,), early_stopping=True),
-    )  # fmt: skip
-    train_ensemble(run, say=lambda line: None)
-    records = [read_member_record(run.output / f"member-{i:03d}") for i in range(40)]
-    counts = [len(record["shard"]["identifiers"]) for record in records]
-    assert sum(counts) == len(USERS) and counts.count(0) > 1 and counts.count(1) > 1
-    private, public = Ensemble.from_pretrained(folder, run.output).logits(torch.arange(6)[None])
-    for record, count, logits in zip(records, counts, private, strict=True):
-        validation = record["validation"]
-        if count == 0:
-            assert validation is None and record["epoch"] == 0 and record["losses"] == []
-            assert torch.equal(logits, public)
-            continue
-        assert validation["tokens"] >= 2 and len(validation["losses"]) == 2
-        assert validation["documents"] % 5 == 0 and record["tokens"] > 0
-        assert record["shard"]["documents"] == 5 * count
-        assert (
-            validation["loss"]
-            == [validation["public_loss"], *validation["losses"]][record["epoch"]]
-        )
-        if count == 1:
-            whole = record["tokens"] + validation["tokens"]
-            assert (validation["documents"], validation["tokens"]) == (0, int(0.1 * whole))
 
 
 def test_a_shards_hold_out_depends_on_it_alone(tmp_path: Path) -> None:

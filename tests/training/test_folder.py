@@ -63,7 +63,7 @@ def test_killed_before_every_change_of_the_disk(
         train(run)
         assert contents(run.output) == reference, number
         left = {path.name for path in (tmp_path / f"{number}.private").iterdir()}
-        assert left == {"run.json"}
+        assert left == {"run.json", "shard.key"}
     assert number > 20
 
 

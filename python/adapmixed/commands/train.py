@@ -31,11 +31,10 @@ if TYPE_CHECKING:
     from adapmixed.data import Corpus
     from adapmixed.training import FinetuneConfig
     from adapmixed.training.base import BaseFacts
-    from adapmixed.training.settings import TrainingPreset
 
 NUM_MODELS = 64
 ADAPT = "head"  # without a preset
-_OF_RUN = "base output share_shards key_file device dtype seed threads"  # fields of `TrainingRun`
+_OF_RUN = "base output share_shards device dtype seed threads"  # fields of `TrainingRun`
 
 
 @dataclass
@@ -79,9 +78,6 @@ class TrainOptions:
         f"in tens, or {NUM_MODELS} without --id-column)"
     )
     share_shards: bool = option("hash the names of --id-column to shards, which they may share")
-    key_file: Path | None = option(
-        "key of the division, 64 hex digits (default: OUTPUT.private/shard.key, which is made)"
-    )
     update: bool = option("train members again whose names came, changed or left")
     seed: int = option("seed of the members' training", 0)
     workers: int = option("processes that train members", 1)
@@ -91,7 +87,7 @@ class TrainOptions:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of the command."""
     add_training_options(parser)
-    names = "seed models share_shards key_file update workers threads"
+    names = "seed models share_shards update workers threads"
     add_options(parser, TrainOptions, names, title="ensemble")
 
 
@@ -109,6 +105,8 @@ def run(arguments: argparse.Namespace) -> int:
     held_out = training.pop("validation_fraction", 0.05)
     facts = facts_of(arguments)
     preset = SETTINGS.get(arguments.preset)
+    has_places = arguments.id_column and not arguments.share_shards
+    num_models = preset.num_models if preset else None if has_places else NUM_MODELS
     config = _config(arguments, facts, training)
     print(f"Corpus {corpus.name}. What stays in one shard: {corpus.unit}.", file=sys.stderr)
     if corpus.positional:
@@ -125,7 +123,7 @@ def run(arguments: argparse.Namespace) -> int:
             TrainingRun(
                 **{name: getattr(arguments, name) for name in _OF_RUN.split()},
                 corpus=corpus,
-                num_models=_num_models(arguments, preset),
+                num_models=num_models if arguments.models is None else arguments.models,
                 config=config,
                 revision=facts.revision,
                 validation_fraction=held_out,
@@ -141,14 +139,6 @@ def run(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _num_models(arguments: argparse.Namespace, preset: TrainingPreset | None) -> int | None:
-    if arguments.models is not None:
-        return int(arguments.models)
-    if preset is not None:
-        return preset.num_models
-    return None if arguments.id_column and not arguments.share_shards else NUM_MODELS
-
-
 def _config(
     arguments: argparse.Namespace, facts: BaseFacts, training: dict[str, Any]
 ) -> FinetuneConfig:
@@ -160,7 +150,7 @@ def _config(
     targets = facts.adapt(arguments.adapt or (None if preset else ADAPT))
     settings: dict[str, Any] = {}
     if preset is not None:
-        settings = preset.finetune_settings()
+        settings = preset.settings
     elif facts.targets(targets) == (facts.head,):
         settings = HEAD
     if "steps" in training:

@@ -14,6 +14,7 @@ from adapmixed.data.corpus import BUILTIN, Corpus
 from adapmixed.ensemble.public_model import reading_base
 from adapmixed.files import create_file, write_file
 from adapmixed.training.base import base_facts
+from adapmixed.training.folder import TrainingFolder
 from adapmixed.training.run import TrainingRun, train_ensemble
 from adapmixed.training.settings import HEAD, FinetuneConfig
 
@@ -83,8 +84,8 @@ def _trained(
     folder: Path, base: str, corpus: Corpus, words: str, num_models: int, *, seed: int, workers: int
 ) -> Path:
     """Train an ensemble whose key is made of public words; return its folder."""
-    key = folder.with_name(folder.name + ".key")
-    folder.parent.mkdir(parents=True, exist_ok=True)
+    key = TrainingFolder(folder, 0).key_file
+    key.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     create_file(key, f"{hashlib.sha256(words.encode()).hexdigest()}\n".encode())
     with reading_base(base):
         config = replace(CONFIG, target_modules=(base_facts(base).head,))
@@ -95,7 +96,6 @@ def _trained(
         num_models=num_models,
         config=config,
         seed=seed,
-        key_file=key,
         validation_fraction=0.0,
         share_shards=True,
     )

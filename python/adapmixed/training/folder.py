@@ -14,6 +14,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import time
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from itertools import chain
@@ -40,6 +41,8 @@ from adapmixed.files import (
 
 FORMAT_VERSION = 1
 """Of `run.json`."""
+LATE_SECONDS = 60.0
+"""Longest time after which a file that one machine has made is seen by another one."""
 # What an update may change. Names of files are a record; the text is compared by its digest.
 _CORPUS = {"corpus", "corpus_hmac", "corpus_files", "places"}
 
@@ -50,6 +53,7 @@ class TrainingFolder:
     def __init__(self, output: Path, num_models: int) -> None:
         self.output = output
         self.private = output.with_name(output.name + ".private")
+        self.key_file = self.private / "shard.key"
         self.next = output / ".next"
         self.members = tuple(f"member-{index:03d}" for index in range(num_models))
 
@@ -88,7 +92,7 @@ class TrainingFolder:
                 raise ValueError(
                     f"another process trains into {self.output}: wait for it or end it"
                 ) from None
-            for name in ("run.json", "shard.key"):
+            for name in ("run.json", self.key_file.name):
                 remove_leftovers(self.private, name)
             temporary = (folder.glob(".tmp-*") for folder in (self.output, self.next))
             for left in chain(self.private.glob("shards-*"), *temporary):
@@ -119,8 +123,7 @@ class TrainingFolder:
         if not (begun := self.begun()):
             return
         known, given = (
-            {"id_column": one["corpus"]["id_column"], **one}
-            for one in (begun, json.loads(json.dumps(settings)))  # tuples become lists
+            {"id_column": one["corpus"]["id_column"], **one} for one in (begun, settings)
         )
         changed = [name for name in given if known.get(name) != given[name]]
         for name in changed:
@@ -185,6 +188,7 @@ class TrainingFolder:
 
     def record(self, member: int) -> dict[str, Any]:
         """Return the record of a finished member; see `read_member_record`."""
+        await_path(self.output / self.members[member])
         return read_member_record(self.output / self.members[member])
 
     def finish(self, manifest: Manifest) -> None:
@@ -197,6 +201,13 @@ class TrainingFolder:
             write_manifest(self.output, manifest)
         if read_manifest(self.output) != manifest:
             raise ValueError(f"{self.output / FILE_NAME} must be as training wrote it, but differs")
+
+
+def await_path(path: Path) -> None:
+    """Wait for what another process has made: another machine may see it a little later."""
+    started = time.monotonic()
+    while not path.exists() and time.monotonic() - started < LATE_SECONDS:
+        time.sleep(0.1)
 
 
 def _run_text(settings: Mapping[str, Any]) -> bytes:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import json
 import logging
 import multiprocessing
@@ -36,7 +35,6 @@ if TYPE_CHECKING:
     from adapmixed.training.run import TrainingRun
 
 _LOG = logging.getLogger(__name__)
-_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # glibc's malloc.h
 _worker: MemberTrainer | None = None
 
 
@@ -184,16 +182,8 @@ def _begin(trainer: Callable[[], MemberTrainer], threads: int) -> None:
     """Prepare a worker process."""
     global _worker
     threading.Thread(target=_end_with_parent, daemon=True).start()
-    _keep_freed_memory()
     torch.set_num_threads(threads)
     _worker = trainer()
-
-
-def _keep_freed_memory() -> None:
-    """Let glibc keep up to 1 GiB of freed memory, so that steps need no new pages."""
-    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
-    if mallopt is not None and mallopt(_M_MMAP_THRESHOLD, 1 << 30):
-        mallopt(_M_TRIM_THRESHOLD, 1 << 30)
 
 
 def _end_with_parent() -> None:

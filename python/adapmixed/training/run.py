@@ -40,7 +40,7 @@ from adapmixed.ensemble.public_model import load_base, reading_base
 from adapmixed.limits import check_count, check_models, check_option
 from adapmixed.ranks import ALONE, Rank, Ranks
 from adapmixed.training.base import base_facts, documents_of
-from adapmixed.training.folder import TrainingFolder
+from adapmixed.training.folder import TrainingFolder, await_path
 from adapmixed.training.pool import MemberTrainer, Progress, train_members
 from adapmixed.training.settings import FinetuneConfig
 from adapmixed.training.shards import (
@@ -81,8 +81,6 @@ class TrainingRun:
         config: the settings of every member's training.
         seed: seed of the run, which is public.
         revision: commit, tag or branch of a hub name, or None; the commit is recorded.
-        key_file: file with the partition's key; None for `<output>.private/shard.key`, which is
-            created if it is missing.
         validation_fraction: expected share of each shard that is held out for validation, in [0, 1)
             (`shards.hold_out`, `shards.hold_out_end`).
         threads: threads of every process, >= 1.
@@ -102,7 +100,6 @@ class TrainingRun:
     config: FinetuneConfig
     seed: int = 0
     revision: str | None = None
-    key_file: Path | None = None
     validation_fraction: float = 0.05
     threads: int = 1
     device: str = "cpu"
@@ -203,10 +200,11 @@ def train_ensemble(
     }
     folder = TrainingFolder(run.output, num_models)
     with folder.held() if ranks.is_main else nullcontext():
-        if ranks.is_main and run.key_file is None:
-            create_key(folder.private / "shard.key")
+        if ranks.is_main:
+            create_key(folder.key_file)
         ranks.wait()  # until the main process has made the folders
-        key = load_key(run.key_file or folder.private / "shard.key")
+        await_path(folder.key_file)
+        key = load_key(folder.key_file)
         settings["key_check"] = hmac.new(key, b"adapmixed key", hashlib.sha256).hexdigest()
         table = None
         if run.has_places:

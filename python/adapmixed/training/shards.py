@@ -202,7 +202,7 @@ def _digest(identifier: str, key: bytes) -> int:
 
 
 def create_key(path: Path) -> None:
-    """Draw a key from the operating system and write it to a file that only its owner can read."""
+    """Draw a key and write it to a file that only its owner can read, unless the file exists."""
     create_file(path, os.urandom(KEY_BYTES).hex().encode() + b"\n", mode=0o600)
 
 

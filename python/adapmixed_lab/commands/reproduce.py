@@ -155,6 +155,7 @@ def _experiment(arguments: argparse.Namespace, inputs: Texts, seed: int) -> dict
 
 def _dp_adapters(arguments: argparse.Namespace, inputs: Texts, seed: int) -> list[DPAdapter]:
     """Return the given adapters, or at builtin scale train them; none to leave DP-SGD out."""
+    from adapmixed.training.folder import TrainingFolder
     from adapmixed_lab.reproduce.dp_adapter import EPSILON, builtin_dp_adapter, read_dp_adapter
     from adapmixed_lab.reproduce.paper import DELTA
 
@@ -178,7 +179,7 @@ def _dp_adapters(arguments: argparse.Namespace, inputs: Texts, seed: int) -> lis
         )
     ensemble = arguments.out / (f"ensemble-{seed}" if seed else "ensemble")
     adapters = []
-    for unit, key in (("block", None), (f"shard-{seed}", ensemble.with_suffix(".key"))):
+    for unit, key in (("block", None), (f"shard-{seed}", TrainingFolder(ensemble, 0).key_file)):
         folder = arguments.out / f"dp-sgd-builtin-{unit}-{EPSILON:g}"
         update, close = progress_bar(0, "step")
         base = inputs.sources.public_model
