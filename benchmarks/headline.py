@@ -53,6 +53,7 @@ from adapmixed.training import FinetuneConfig, TrainingRun, train_ensemble
 from adapmixed.training.blocks import token_stream
 from adapmixed.training.folder import TrainingFolder
 from adapmixed.training.settings import HEAD
+from adapmixed.training.shards import create_key
 from benchmarks.harness import Report, headline, machine
 
 FOLDER = Path("/usr/share/doc")
@@ -119,10 +120,7 @@ def trained(
     corpus = folder.with_name("corpus.jsonl")
     rows = [json.dumps({"id": str(at), "text": text}) for at, text in enumerate(texts)]
     corpus.write_text("\n".join(rows), encoding="utf-8")
-    key = TrainingFolder(folder, 0).key_file
-    key.parent.mkdir(mode=0o700, exist_ok=True)
-    key.touch(0o600)
-    key.write_text(hashlib.sha256(f"key {seed}".encode()).hexdigest() + "\n", encoding="ascii")
+    create_key(TrainingFolder(folder, 0).key_file, f"key {seed}")
     run = TrainingRun(
         base, Corpus(str(corpus), id_column="id"), folder, models, config, seed=seed,
         share_shards=True,

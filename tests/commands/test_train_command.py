@@ -49,11 +49,10 @@ def config(*options: str, facts: BaseFacts = FACTS) -> FinetuneConfig:
     ],
 )
 def test_presets(name: str, epochs: int, rate: float, num_models: int) -> None:
-    common: dict[str, Any] = {
-        "rank": 4, "alpha": 32.0, "learning_rate": rate, "weight_decay": 0.01, "block_size": 512,
-    }  # fmt: skip
-    members = FinetuneConfig(**common, epochs=epochs, batch_size=8)
-    assert config("--preset", name) == members
+    assert config("--preset", name) == FinetuneConfig(
+        rank=4, alpha=32.0, learning_rate=rate, weight_decay=0.01, block_size=512,
+        epochs=epochs, batch_size=8,
+    )  # fmt: skip
     assert PRESETS[name].num_models == num_models
     assert isinstance(AdaPMixED.preset(name), AdaPMixED)  # the mechanism's preset has the same name
 

@@ -266,12 +266,11 @@ def test_ranks_that_cannot_join(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 
 def test_ranks_of_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     found = {(): Rank(0, 1), ("5", "8", "1"): Rank(5, 8, 1), ("0", "2"): Rank(0, 2)}
-    refused: list[tuple[str, ...]] = [("0",), ("2", "2"), ("-1", "2"), ("0", "2", "x")]
-    for given in (*found, *refused):
+    for given in (*found, ("0",), ("2", "2"), ("-1", "2"), ("0", "2", "x")):
         names = ("RANK", "WORLD_SIZE", "LOCAL_RANK")
         monkeypatch.setattr(os, "environ", dict(zip(names, given, strict=False)))
         if given in found:
             assert Rank.from_environment() == found[given]
-        else:
-            with pytest.raises(ValueError, match="RANK and WORLD_SIZE must be integers"):
-                Rank.from_environment()
+            continue
+        with pytest.raises(ValueError, match="RANK and WORLD_SIZE must be integers"):
+            Rank.from_environment()

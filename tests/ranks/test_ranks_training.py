@@ -7,33 +7,27 @@ import signal
 from dataclasses import replace
 from pathlib import Path
 
-import pytest
 from rank_cases import in_ranks, result, started, status_of
 from training_cases import CONFIG, NUM_MODELS, a_run, contents, rows, write_base, write_corpus
 
 from adapmixed.errors import ProcessError
-from adapmixed.ranks import Ranks
+from adapmixed.ranks import ALONE, Ranks
 from adapmixed.training import TrainingRun, train_ensemble
 from adapmixed.training.pool import MemberTrainer
 
 PRIVATE = {"run.json", "shard.key"}
 
 
-@pytest.fixture(scope="module")
-def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_base(tmp_path_factory.mktemp("models") / "tiny-base")
-
-
-def train(run: TrainingRun, **ranks: Ranks) -> dict[str, bytes]:
-    train_ensemble(run, say=lambda line: None, **ranks)
+def train(run: TrainingRun, ranks: Ranks = ALONE) -> dict[str, bytes]:
+    train_ensemble(run, say=lambda line: None, ranks=ranks)
     return contents(run.output)
 
 
-def test_ranks_give_the_same_even_if_one_is_killed(base: Path, tmp_path: Path) -> None:
+def test_ranks_give_the_same_even_if_one_is_killed(tmp_path: Path) -> None:
+    base = write_base(tmp_path / "base")
     reference = train(a_run(tmp_path, base, "one"))
     run = a_run(tmp_path, base, "three")
-    found = in_ranks(3, lambda ranks: len(train(run, ranks=ranks)), tmp_path)
-    assert all(isinstance(one, int) for one in found), found
+    in_ranks(3, lambda ranks: train(run, ranks), tmp_path)
     assert contents(run.output) == reference
     assert {path.name for path in (tmp_path / "three.private").iterdir()} == PRIVATE
 
@@ -46,7 +40,7 @@ def test_ranks_give_the_same_even_if_one_is_killed(base: Path, tmp_path: Path) -
         def work(ranks: Ranks, run: TrainingRun = run, victim: int = victim) -> None:
             if ranks.rank == victim:
                 MemberTrainer.train = dies  # type: ignore[assignment]  # in this child alone
-            train(run, ranks=ranks)
+            train(run, ranks)
 
         ended = [status_of(child) for child in started(2, work, tmp_path)]
         assert ended[victim] == -signal.SIGKILL and ended[1 - victim] == 0
@@ -55,25 +49,23 @@ def test_ranks_give_the_same_even_if_one_is_killed(base: Path, tmp_path: Path) -
         left = {path.split("/")[0] for path in contents(run.output)}
         assert left == {f"member-{index:03d}" for index in range(1 - victim, NUM_MODELS, 2)}
         assert train(run) == reference
-        private = run.output.with_name(f"killed-{victim}.private")
-        assert {path.name for path in private.iterdir()} == PRIVATE
+        assert {path.name for path in tmp_path.glob(f"killed-{victim}.private/*")} == PRIVATE
 
 
-def test_ranks_that_train_something_else(base: Path, tmp_path: Path) -> None:
+def test_ranks_that_train_something_else(tmp_path: Path) -> None:
     """Nothing is recorded, so that the right run can begin."""
-    run = a_run(tmp_path, base)
+    run = a_run(tmp_path, write_base(tmp_path / "base"))
     corpus = write_corpus(tmp_path / "other" / "corpus.jsonl", rows()[1:])
     changed = {
         "epochs": replace(run, config=replace(CONFIG, epochs=3)),
         "corpus_hmac": replace(run, corpus=corpus),
     }
     for name, other in changed.items():
-        for error in in_ranks(
-            2, lambda ranks, o=other: train((run, o)[ranks.rank], ranks=ranks), tmp_path
-        ):  # type: ignore[misc]
+        work = lambda ranks, other=other: train((run, other)[ranks.rank], ranks)  # noqa: E731
+        for error in in_ranks(2, work, tmp_path):
             assert isinstance(error, ValueError)
             assert f"ranks must agree on {name}, but rank 1 differs" in str(error)
     assert contents(run.output) == {}
-    five = in_ranks(NUM_MODELS + 1, lambda ranks: train(run, ranks=ranks), tmp_path)
+    five = in_ranks(NUM_MODELS + 1, lambda ranks: train(run, ranks), tmp_path)
     assert all("got 5 processes for 4 members" in str(error) for error in five)
     assert not (tmp_path / "ensemble.private" / "run.json").exists()

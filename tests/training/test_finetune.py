@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from families import tiny
 from tiny_models import VOCAB
-from training_cases import CONFIG as RUN_CONFIG
-from training_cases import NUM_MODELS, a_run, rows, write_base, write_corpus
 
-from adapmixed.training import FinetuneConfig, train_adapter, train_ensemble
+from adapmixed.training import FinetuneConfig, train_adapter
 from adapmixed.training.blocks import Blocks, token_blocks
 from adapmixed.training.finetune import mean_loss
 from adapmixed.training.shards import hold_out_end
@@ -102,17 +98,3 @@ def test_the_end_of_a_stream_is_held_out() -> None:
     assert hold_out_end(tokens[:8], 0.05) == (tokens[:6], tokens[6:8])  # one predicts nothing
     assert hold_out_end(tokens[:7], 0.05) == (tokens[:7], [])
     assert hold_out_end([], 0.5) == ([], [])
-
-
-def test_a_shards_hold_out_depends_on_it_alone(tmp_path: Path) -> None:
-    """A user's text changes no other member, even if the end of the text is held out."""
-    folder = write_base(tmp_path / "tiny-base")
-    config = replace(RUN_CONFIG, target_modules=("lm_head",), early_stopping=True, epochs=1)
-    files = []
-    for name, changed in (("first", rows()), ("second", rows()[1:])):
-        run = a_run(tmp_path, folder, name, config=config, validation_fraction=0.1)
-        write_corpus(tmp_path / "corpus.jsonl", changed)
-        train_ensemble(run, say=lambda line: None)
-        files.append([(run.output / f"member-{i:03d}/shard.json").read_bytes()
-                      for i in range(NUM_MODELS)])  # fmt: skip
-    assert sum(a != b for a, b in zip(*files, strict=True)) == 1

@@ -8,7 +8,6 @@ import json
 import logging
 import os
 import stat
-import threading
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -34,7 +33,7 @@ from adapmixed.data import Corpus
 from adapmixed.ensemble import Ensemble, read_manifest
 from adapmixed.ensemble.manifest import read_member_record
 from adapmixed.files import sole_writer
-from adapmixed.training import TrainingRun, assign_shards, folder, train_ensemble
+from adapmixed.training import TrainingRun, assign_shards, train_ensemble
 from adapmixed.training.folder import await_path
 
 HOMES = dict(zip(USERS, assign_shards(USERS, NUM_MODELS, key=bytes.fromhex(KEY)), strict=True))
@@ -155,7 +154,9 @@ def test_a_member_depends_on_its_shard_alone(
     """
     config = CONFIG
     if adapt == "lm_head":
-        config = replace(CONFIG, target_modules=(adapt,), steps=40, shared_a=True)
+        config = replace(
+            CONFIG, target_modules=(adapt,), steps=40, shared_a=True, early_stopping=True
+        )
         reference = quietly(a_run(tmp_path, base, "reference", config=config))
     victim = USERS[3]
     own = iter([row for row in rows() if row["user"] == victim][::-1])
@@ -192,13 +193,9 @@ def test_one_run_at_a_time(base: Path, tmp_path: Path) -> None:
 def test_what_another_machine_made_is_awaited(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    late = threading.Timer(0.3, (tmp_path / "late").touch)
-    late.start()
+    monkeypatch.setattr("time.sleep", lambda _: (tmp_path / "late").touch())
     await_path(tmp_path / "late")
     assert (tmp_path / "late").exists()
-    late.join()
-    monkeypatch.setattr(folder, "LATE_SECONDS", 0.2)
-    await_path(tmp_path / "never")
 
 
 def test_a_run_goes_on_with_the_same_only(base: Path, tmp_path: Path) -> None:

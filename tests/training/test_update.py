@@ -241,9 +241,8 @@ def test_refusals(base: Path, tmp_path: Path, folders: Path) -> None:
     unnamed = replace(run, num_models=16, corpus=replace(run.corpus, id_column=None))
     refuses("share_shards .* must be False for .* got False and None", unnamed)
     shared = replace(run, share_shards=True, num_models=4, output=tmp_path / "shared")
-    text = json.dumps([row | {"team": "red"} for row in NEXT])
-    (tmp_path / "teams.jsonl").write_text("\n".join(map(json.dumps, json.loads(text))))
-    teams = replace(run.corpus, source=str(tmp_path / "teams.jsonl"), id_column="team")
+    teams = write_corpus(tmp_path / "teams.jsonl", [row | {"team": "red"} for row in NEXT])
+    teams = replace(teams, id_column="team")
     refuses(
         "was begun with id_column = 'user', got 'team'", replace(run, corpus=teams), update=True
     )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 from dataclasses import replace
@@ -12,11 +11,12 @@ from adapmixed.data import demo_base
 from adapmixed.data.builtin import private_documents
 from adapmixed.data.corpus import BUILTIN, Corpus
 from adapmixed.ensemble.public_model import reading_base
-from adapmixed.files import create_file, write_file
+from adapmixed.files import write_file
 from adapmixed.training.base import base_facts
 from adapmixed.training.folder import TrainingFolder
 from adapmixed.training.run import TrainingRun, train_ensemble
 from adapmixed.training.settings import HEAD, FinetuneConfig
+from adapmixed.training.shards import create_key
 
 NUM_MODELS = 64
 CONFIG = FinetuneConfig(
@@ -84,9 +84,7 @@ def _trained(
     folder: Path, base: str, corpus: Corpus, words: str, num_models: int, *, seed: int, workers: int
 ) -> Path:
     """Train an ensemble whose key is made of public words; return its folder."""
-    key = TrainingFolder(folder, 0).key_file
-    key.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    create_file(key, f"{hashlib.sha256(words.encode()).hexdigest()}\n".encode())
+    create_key(TrainingFolder(folder, 0).key_file, words)
     with reading_base(base):
         config = replace(CONFIG, target_modules=(base_facts(base).head,))
     run = TrainingRun(

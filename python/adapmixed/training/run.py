@@ -56,7 +56,6 @@ from adapmixed.training.shards import (
     sharing_line,
     spool,
 )
-from adapmixed.workers import start_server
 
 _LOG = logging.getLogger(__name__)
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
@@ -166,8 +165,6 @@ def train_ensemble(
         raise ValueError(f"update must run in one process, got {ranks.world} ranks")
     begun = TrainingFolder(run.output, 0).begun()
     _check_begun(run, begun, update=update)
-    if workers > 1:
-        start_server()
     with reading_base(run.base):
         facts = base_facts(run.base, run.revision)
         documents = documents_of(run.corpus, run.base, facts.revision)

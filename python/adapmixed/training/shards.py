@@ -201,9 +201,17 @@ def _digest(identifier: str, key: bytes) -> int:
     return int(keyed_name(identifier, key, b"adapmixed.shard"), 16)
 
 
-def create_key(path: Path) -> None:
-    """Draw a key and write it to a file that only its owner can read, unless the file exists."""
-    create_file(path, os.urandom(KEY_BYTES).hex().encode() + b"\n", mode=0o600)
+def create_key(path: Path, words: str | None = None) -> None:
+    """Write a key to a file that only its owner can read, unless the file exists.
+
+    Args:
+        path: the file; its folder is created if it is missing.
+        words: of which the key is made if the text is public, so that everybody may repeat its
+            division; None to draw the key from the operating system.
+    """
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    key = os.urandom(KEY_BYTES) if words is None else hashlib.sha256(words.encode()).digest()
+    create_file(path, key.hex().encode() + b"\n", mode=0o600)
 
 
 def load_key(path: Path) -> bytes:
