@@ -50,7 +50,9 @@ from adapmixed.privacy.planner import (
 from adapmixed.rng import SeededRandom
 from adapmixed.training import FinetuneConfig, TrainingRun, train_ensemble
 from adapmixed.training.blocks import token_stream
+from adapmixed.training.folder import TrainingFolder
 from adapmixed.training.settings import HEAD
+from adapmixed.training.shards import create_key
 from benchmarks.harness import Report, headline, machine
 
 FOLDER = Path("/usr/share/doc")
@@ -113,16 +115,14 @@ def trained(
     seed: int,
     workers: int,
 ) -> Ensemble:
-    """Return a folder's ensemble, trained if missing; corpus and key lie in the parent folder."""
+    """Return a folder's ensemble, trained if missing; the corpus lies in the parent folder."""
     corpus = folder.with_name("corpus.jsonl")
     rows = [json.dumps({"id": str(at), "text": text}) for at, text in enumerate(texts)]
     corpus.write_text("\n".join(rows), encoding="utf-8")
-    key = folder.with_name(f"{seed}.key")
-    key.touch(0o600)
-    key.write_text(hashlib.sha256(f"key {seed}".encode()).hexdigest() + "\n", encoding="ascii")
+    create_key(TrainingFolder(folder, 0).key_file, f"key {seed}")
     run = TrainingRun(
         base, Corpus(str(corpus), id_column="id"), folder, models, config, seed=seed,
-        key_file=key, share_shards=True,
+        share_shards=True,
     )  # fmt: skip
     train_ensemble(run, workers=workers)
     return Ensemble.from_pretrained(base, folder)

@@ -25,7 +25,6 @@ from transformers import (
     PreTrainedTokenizerFast,
 )
 
-from adapmixed.commands.options import progress_bar
 from adapmixed.training.blocks import Blocks, token_blocks, token_stream
 from adapmixed.training.finetune import fit
 from adapmixed.training.settings import FinetuneConfig
@@ -112,10 +111,8 @@ def build_base(folder: Path, seed: int) -> None:
     )
     blocks = Blocks(*token_blocks(stream, PUBLIC.block_size))
     generator = torch.Generator().manual_seed(seed)
-    update, close = progress_bar(0, "step")
-    losses = list(fit(model, blocks, PUBLIC, generator=generator, progress=update))
-    close()
-    print("public loss by epoch:", " ".join(f"{loss:.3f}" for loss in losses), flush=True)
+    for epoch, loss in enumerate(fit(model, blocks, PUBLIC, generator=generator), start=1):
+        print(f"public loss of epoch {epoch}: {loss:.3f}", flush=True)
     shutil.rmtree(folder, ignore_errors=True)
     model.half().save_pretrained(folder)
     tokenizer.save_pretrained(folder)

@@ -23,7 +23,7 @@ FORMATS = Path(__file__).parent / "formats"
 def _run(path: Path) -> None:
     settings = json.loads(path.read_text(encoding="utf-8"))["settings"]
     folder = training.TrainingFolder(path.parent / "ensemble", 4)
-    folder.prepare()
+    folder.private.mkdir(exist_ok=True)
     shutil.copyfile(path, folder.private / "run.json")
     folder.check_settings(settings)
 

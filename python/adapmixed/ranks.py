@@ -54,19 +54,16 @@ class Rank:
             ValueError: if only one of RANK and WORLD_SIZE is set, one of the three is no integer,
                 or RANK is not below WORLD_SIZE.
         """
-        names = ("RANK", "WORLD_SIZE")
-        given = [os.environ.get(name) for name in names]
-        if given == [None, None]:
+        defaults = {"RANK": "", "WORLD_SIZE": "", "LOCAL_RANK": "0"}
+        rank, world, local = given = [os.environ.get(*one) for one in defaults.items()]
+        if rank == world == "":
             return cls()
-        if not all(value is not None and value.isdecimal() for value in given):
-            raise ValueError(f"RANK and WORLD_SIZE must both be integers >= 0, got {given}")
-        rank, world = (int(value or 0) for value in given)
-        if rank >= world:
-            raise ValueError(f"RANK must be below WORLD_SIZE {world}, got {rank}")
-        local = os.environ.get("LOCAL_RANK", "0")
-        if not local.isdecimal():
-            raise ValueError(f"LOCAL_RANK must be an integer >= 0, got {local!r}")
-        return cls(rank, world, int(local))
+        if not all(one.isdecimal() for one in given) or int(rank) >= int(world):
+            raise ValueError(
+                "RANK and WORLD_SIZE must be integers, RANK the smaller one, and LOCAL_RANK an "
+                f"integer >= 0, got {given}"
+            )
+        return cls(int(rank), int(world), int(local))
 
 
 class Ranks:
@@ -217,6 +214,15 @@ class Ranks:
                         f"rank {self.rank} has {texts.get(name, 'nothing')[:200]})"
                     )
 
+    def wait(self) -> None:
+        """Return when every process has made this call, however long that takes.
+
+        The processes must be joined without `cuda`.
+        """
+        if not self.alone:
+            timeout = timedelta(seconds=_LONGEST_TIMEOUT)
+            self._run(lambda: dist.monitored_barrier(timeout=timeout), _LONGEST_TIMEOUT)
+
     def _share(self, num_models: int, rank: int) -> slice:
         """Return the slice of the members that one process holds."""
         share, more = divmod(num_models, self.world)
@@ -236,14 +242,15 @@ class Ranks:
 
         self._run(wait_for_all)
 
-    def _run(self, call: Callable[[], object]) -> None:
+    def _run(self, call: Callable[[], object], timeout: float | None = None) -> None:
         self._check_unbroken()
+        timeout = self._timeout if timeout is None else timeout
         started = time.monotonic()
         try:
             call()
         except RuntimeError as error:
-            silent = time.monotonic() - started >= 0.9 * self._timeout
-            what = f"has not answered for {self._timeout:g} s" if silent else "has ended"
+            silent = time.monotonic() - started >= 0.9 * timeout
+            what = f"has not answered for {timeout:g} s" if silent else "has ended"
             self._broken.append(
                 f"another rank {what} while rank {self.rank} of {self.world} waited for it: the "
                 "run is over and nothing more is released; what was charged stays charged"

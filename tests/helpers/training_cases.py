@@ -16,6 +16,7 @@ from processes import forked, status_of
 
 from adapmixed.data import Corpus, demo_base
 from adapmixed.training import FinetuneConfig, TrainingRun
+from adapmixed.training.folder import TrainingFolder
 
 CONFIG = FinetuneConfig(
     rank=2, alpha=4, target_modules=("c_attn",), learning_rate=0.01, epochs=2, batch_size=2,
@@ -54,30 +55,36 @@ def rows() -> list[dict[str, str]]:
 
 def write_corpus(path: Path, changed: list[dict[str, str]] | None = None) -> Corpus:
     content = "".join(json.dumps(row) + "\n" for row in changed or rows())
+    path.parent.mkdir(exist_ok=True)
     path.write_text(content, encoding="utf-8")
     return Corpus(str(path), id_column="user")
 
 
 def a_run(folder: Path, base: Path, name: str = "ensemble", **changes: Any) -> TrainingRun:
-    """Return a run over the corpus into `folder / name`, with its key outside the run's folders.
+    """Return a run over the corpus into `folder / name`, whose key is `KEY`.
 
     Users share shards unless `changes` say otherwise.
     """
-    key = folder / "operator.key"
-    if not key.exists():
-        key.write_text(KEY + "\n")
-        key.chmod(0o600)
+    write_key(folder / name)
     run = TrainingRun(
         base=str(base),
         corpus=write_corpus(folder / "corpus.jsonl"),
         output=folder / name,
         num_models=NUM_MODELS,
         config=CONFIG,
-        key_file=key,
         validation_fraction=0.2,
         share_shards=True,
     )
     return replace(run, **changes)
+
+
+def write_key(output: Path) -> Path:
+    """Write `KEY` where a run into `output` reads it, and return the file."""
+    key = TrainingFolder(output, 0).key_file
+    key.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    key.write_text(KEY + "\n")
+    key.chmod(0o600)
+    return key
 
 
 def contents(folder: Path) -> dict[str, bytes]:

@@ -239,7 +239,7 @@ def test_a_whole_life(device: str, tmp_path: Path, capsys: pytest.CaptureFixture
 def test_the_demonstration(tmp_path: Path) -> None:
     folder = tmp_path / "report"
     folder.mkdir()
-    for name in ("ensemble", "ensemble.key", "ensemble.private"):
+    for name in ("ensemble", "ensemble.private"):
         (folder / name).symlink_to(DEMO_ENSEMBLE.with_name(name))
     run, port = started(["--demo"], tmp_path)
     status, text = asks(port, {"model": "adapmixed-demo", "prompt": "The try statement"})

@@ -2,20 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from families import tiny
 from tiny_models import VOCAB
-from training_cases import CONFIG as RUN_CONFIG
-from training_cases import NUM_MODELS, USERS, a_run, rows, write_base, write_corpus
 
-from adapmixed.ensemble import Ensemble
-from adapmixed.ensemble.manifest import read_member_record
-from adapmixed.training import FinetuneConfig, train_adapter, train_ensemble
+from adapmixed.training import FinetuneConfig, train_adapter
 from adapmixed.training.blocks import Blocks, token_blocks
 from adapmixed.training.finetune import mean_loss
 from adapmixed.training.shards import hold_out_end
@@ -63,13 +57,8 @@ def test_the_best_epoch_is_kept(base: Any, kind: str) -> None:
 def test_a_least_number_of_steps(base: Any, kind: str) -> None:
     """As many steps as six epochs have give the same member; all of the shard is read once."""
     given: dict[str, Any] = {"seed": 0, "shard": 2, "held_out": stream(2, 20)}
-    told: list[tuple[int, int]] = []
     plain = train_adapter(base, stream(1), config(kind), **given)
-    steps = train_adapter(
-        base, stream(1), config(kind, epochs=1, steps=18), **given,
-        progress=lambda *step: told.append(step),
-    )  # fmt: skip
-    assert told == [(step, 18) for step in range(1, 19)]
+    steps = train_adapter(base, stream(1), config(kind, epochs=1, steps=18), **given)
     assert len(steps.losses) == 4 and steps.epoch == 4
     assert steps.held_out_losses[-1] == plain.held_out_losses[-1] != plain.held_out_losses[-2]
     for least, losses in ((2, 1), (3, 1), (4, 4)):  # one epoch has three steps
@@ -109,52 +98,3 @@ def test_the_end_of_a_stream_is_held_out() -> None:
     assert hold_out_end(tokens[:8], 0.05) == (tokens[:6], tokens[6:8])  # one predicts nothing
     assert hold_out_end(tokens[:7], 0.05) == (tokens[:7], [])
     assert hold_out_end([], 0.5) == ([], [])
-
-
-@pytest.mark.parametrize("target", ["lm_head", "c_attn"])
-@pytest.mark.slow
-def test_every_shard_of_some_text_is_validated(tmp_path: Path, target: str) -> None:
-    """A shard of one user holds out the end of its text, other shards whole users or the end.
-
-    An empty shard gives the public model.
-    """
-    folder = write_base(tmp_path / "tiny-base")
-    run = a_run(
-        tmp_path, folder, num_models=40, validation_fraction=0.1,
-        config=replace(RUN_CONFIG, target_modules=(target,), early_stopping=True),
-    )  # fmt: skip
-    train_ensemble(run, say=lambda line: None)
-    records = [read_member_record(run.output / f"member-{i:03d}") for i in range(40)]
-    counts = [len(record["shard"]["identifiers"]) for record in records]
-    assert sum(counts) == len(USERS) and counts.count(0) > 1 and counts.count(1) > 1
-    private, public = Ensemble.from_pretrained(folder, run.output).logits(torch.arange(6)[None])
-    for record, count, logits in zip(records, counts, private, strict=True):
-        validation = record["validation"]
-        if count == 0:
-            assert validation is None and record["epoch"] == 0 and record["losses"] == []
-            assert torch.equal(logits, public)
-            continue
-        assert validation["tokens"] >= 2 and len(validation["losses"]) == 2
-        assert validation["documents"] % 5 == 0 and record["tokens"] > 0
-        assert record["shard"]["documents"] == 5 * count
-        assert (
-            validation["loss"]
-            == [validation["public_loss"], *validation["losses"]][record["epoch"]]
-        )
-        if count == 1:
-            whole = record["tokens"] + validation["tokens"]
-            assert (validation["documents"], validation["tokens"]) == (0, int(0.1 * whole))
-
-
-def test_a_shards_hold_out_depends_on_it_alone(tmp_path: Path) -> None:
-    """A user's text changes no other member, even if the end of the text is held out."""
-    folder = write_base(tmp_path / "tiny-base")
-    config = replace(RUN_CONFIG, target_modules=("lm_head",), early_stopping=True, epochs=1)
-    files = []
-    for name, changed in (("first", rows()), ("second", rows()[1:])):
-        run = a_run(tmp_path, folder, name, config=config, validation_fraction=0.1)
-        write_corpus(tmp_path / "corpus.jsonl", changed)
-        train_ensemble(run, say=lambda line: None)
-        files.append([(run.output / f"member-{i:03d}/shard.json").read_bytes()
-                      for i in range(NUM_MODELS)])  # fmt: skip
-    assert sum(a != b for a, b in zip(*files, strict=True)) == 1

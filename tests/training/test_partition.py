@@ -1,11 +1,15 @@
-"""Shards come from a keyed hash of identifiers alone."""
+"""Shards come from a keyed hash of identifiers alone, and are read whole or not at all."""
 
 from __future__ import annotations
+
+from pathlib import Path
 
 import pytest
 import torch
 
+from adapmixed.data.builtin import Document
 from adapmixed.training import assign_shards
+from adapmixed.training.shards import spool
 
 KEY = bytes(range(16))
 NAMES = [f"user-{i}" for i in range(4000)]
@@ -40,3 +44,14 @@ def test_assignment_is_balanced_and_keyed() -> None:
 def test_assignment_refusals(number: int, key: bytes, reason: str) -> None:
     with pytest.raises(ValueError, match=reason):
         assign_shards(["a"], number, key=key)
+
+
+def test_a_shard_whose_file_is_gone_is_not_read_as_empty(tmp_path: Path) -> None:
+    """Another run may have removed the file; the member would be trained on nothing."""
+    documents = [Document(name, "text") for name in "ab"]
+    shards = spool(documents, {"a": 0, "b": 1}.__getitem__, key=KEY, wanted={0}, folder=tmp_path)
+    assert shards.read(0) == documents[:1] and shards.read(1) == []
+    for file in tmp_path.iterdir():
+        file.unlink()
+    with pytest.raises(FileNotFoundError):
+        shards.read(0)

@@ -16,7 +16,6 @@ from unittest.mock import Mock
 import pytest
 import torch
 from families import tiny
-from processes import forked
 from training_cases import (
     CONFIG,
     KEY,
@@ -25,16 +24,17 @@ from training_cases import (
     a_run,
     contents,
     rows,
-    status_of,
     write_base,
     write_corpus,
+    write_key,
 )
 
 from adapmixed.data import Corpus
 from adapmixed.ensemble import Ensemble, read_manifest
-from adapmixed.ranks import Rank
+from adapmixed.ensemble.manifest import read_member_record
+from adapmixed.files import sole_writer
 from adapmixed.training import TrainingRun, assign_shards, train_ensemble
-from adapmixed.training import folder as folders
+from adapmixed.training.folder import await_path
 
 HOMES = dict(zip(USERS, assign_shards(USERS, NUM_MODELS, key=bytes.fromhex(KEY)), strict=True))
 
@@ -58,12 +58,18 @@ def quietly(run: TrainingRun, **settings: Any) -> dict[str, bytes]:
     return contents(run.output)
 
 
+@pytest.mark.parametrize("target", ["lm_head", "c_attn"])
 @pytest.mark.slow
 def test_an_ensemble_is_whole_and_loads(
-    base: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    base: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture, target: str
 ) -> None:
+    """A shard of one user holds out the end of its text, other shards whole users or the end.
+
+    An empty shard gives the public model.
+    """
     caplog.set_level(logging.INFO, logger="adapmixed.training.pool")
-    run = a_run(tmp_path, base, num_models=40, key_file=None)
+    config = replace(CONFIG, target_modules=(target,), early_stopping=True)
+    run = a_run(tmp_path, base, num_models=40, validation_fraction=0.1, config=config)
     lines: list[str] = []
     train_ensemble(run, say=lines.append)
     manifest = read_manifest(run.output)
@@ -72,7 +78,6 @@ def test_an_ensemble_is_whole_and_loads(
     documents = [shard["documents"] for shard in manifest.shards]
     assert warning.startswith(f"warning: {documents.count(0)} of the 40 shards to train on are em")
     assert len(manifest.members) == len(manifest.shards) == len(lines) == 40
-    assert sum(shard["documents"] for shard in manifest.shards) == len(rows())
     assert manifest.base_model == "tiny-base"
     assert manifest.base_files.keys() == {
         "config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"
@@ -85,27 +90,41 @@ def test_an_ensemble_is_whole_and_loads(
         assert b"user-1" not in content and b"says that" not in content, name
     # Each member has one line with the time left, which is 0 in the last line.
     assert all(f"({number} of 40" in line for number, line in enumerate(lines, start=1))
-    assert lines[-1].endswith("(40 of 40, 0 s left)")
-    ensemble = Ensemble.from_pretrained(base, run.output)
-    private, public = ensemble.logits(torch.arange(6)[None])
-    for index, shard in enumerate(manifest.shards):
-        same = bool(torch.equal(private[index], public))
-        assert same == (shard["documents"] == 0)
-        assert (
-            caplog.messages[index].endswith(": 0 documents, 0 tokens, the public model")
-        ) == same
+    assert lines[-1].endswith("(40 of 40, 00:00 left)")
+    records = [read_member_record(run.output / f"member-{i:03d}") for i in range(40)]
+    counts = [len(record["shard"]["identifiers"]) for record in records]
+    assert sum(counts) == len(USERS) and counts.count(0) > 1 and counts.count(1) > 1
+    private, public = Ensemble.from_pretrained(base, run.output).logits(torch.arange(6)[None])
+    for record, count, logits, logged in zip(
+        records, counts, private, caplog.messages, strict=True
+    ):
+        validation = record["validation"]
+        assert record["shard"]["documents"] == 5 * count
+        assert torch.equal(logits, public) == (record["epoch"] == 0)
+        assert logged.endswith(": 0 documents, 0 tokens, validation None") == (count == 0)
+        if count == 0:
+            assert validation is None and record["epoch"] == 0 and record["losses"] == []
+            continue
+        assert validation["tokens"] >= 2 and len(validation["losses"]) == 2
+        assert validation["documents"] % 5 == 0 and record["tokens"] > 0
+        losses = [validation["public_loss"], *validation["losses"]]
+        assert validation["loss"] == losses[record["epoch"]] == min(losses)
+        if count == 1:
+            whole = record["tokens"] + validation["tokens"]
+            assert (validation["documents"], validation["tokens"]) == (0, int(0.1 * whole))
     # Each member has its own seed, so the initial A of empty shards (with B = 0) differs.
-    empty = [
-        n for n, s in zip(manifest.members, manifest.shards, strict=True) if not s["documents"]
-    ]
+    empty = [f"member-{i:03d}" for i, count in enumerate(counts) if not count]
     weights = {(run.output / name / "adapter_model.safetensors").read_bytes() for name in empty}
-    assert len(weights) == len(empty) > 1
+    assert len(weights) == len(empty)
 
 
 def test_the_operators_files_are_private(base: Path, tmp_path: Path) -> None:
-    run = a_run(tmp_path, base, key_file=None)
+    run, other = (
+        replace(a_run(tmp_path, base), output=tmp_path / name / "ensemble")
+        for name in ("one", "other")
+    )
     quietly(run)
-    private = tmp_path / "ensemble.private"
+    private = tmp_path / "one" / "ensemble.private"
     assert stat.S_IMODE(private.stat().st_mode) == 0o700
     assert stat.S_IMODE((private / "shard.key").stat().st_mode) == 0o600
     member = [*(run.output / "member-000").iterdir()]
@@ -117,13 +136,11 @@ def test_the_operators_files_are_private(base: Path, tmp_path: Path) -> None:
     assert len(bytes.fromhex((private / "shard.key").read_text())) == 32
     # The shards' text was removed.
     assert sorted(path.name for path in private.iterdir()) == [
-        "folder.lock", "rank-000.lock", "run.json", "shard.key",
+        "run.json", "shard.key",
     ]  # fmt: skip
-    other = a_run(tmp_path, base, "other", key_file=None)
     quietly(other)
-    assert (private / "shard.key").read_text() != (
-        tmp_path / "other.private" / "shard.key"
-    ).read_text()
+    drawn = other.output.with_name("ensemble.private") / "shard.key"
+    assert (private / "shard.key").read_text() != drawn.read_text()
 
 
 @pytest.mark.slow
@@ -137,7 +154,9 @@ def test_a_member_depends_on_its_shard_alone(
     """
     config = CONFIG
     if adapt == "lm_head":
-        config = replace(CONFIG, target_modules=(adapt,), steps=40, shared_a=True)
+        config = replace(
+            CONFIG, target_modules=(adapt,), steps=40, shared_a=True, early_stopping=True
+        )
         reference = quietly(a_run(tmp_path, base, "reference", config=config))
     victim = USERS[3]
     own = iter([row for row in rows() if row["user"] == victim][::-1])
@@ -157,37 +176,26 @@ def test_a_member_depends_on_its_shard_alone(
         assert other == {"ensemble.json"} | own_member, name
 
 
-def test_ranks_give_the_same(base: Path, tmp_path: Path, reference: dict[str, bytes]) -> None:
-    run = a_run(tmp_path, base)
-    children = [forked(lambda rank=rank: quietly(run, place=Rank(rank, 3))) for rank in range(3)]
-    assert [status_of(child) for child in children] == [0, 0, 0]
-    assert contents(run.output) == reference
-
-
-def test_a_rank_that_never_began_is_an_error(
-    base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, reference: dict[str, bytes]
-) -> None:
-    monkeypatch.setattr(folders, "START_SECONDS", 0.3)
-    run = a_run(tmp_path, base)
-    with pytest.raises(RuntimeError, match="rank 1 of 2 never began and left 2 members untrained"):
-        quietly(run, place=Rank(0, 2))
-    assert not (run.output / "ensemble.json").exists()
-    # Only the other rank's members are missing, and it trains them.
-    assert quietly(run, place=Rank(1, 2)) == reference
-
-
-def test_ranks_that_ask_at_once_are_not_taken_for_the_rank(tmp_path: Path) -> None:
-    with folders.idle(tmp_path, 1) as one, folders.idle(tmp_path, 1) as other:
-        assert one and other
-
-
-def test_one_process_at_a_time(base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(folders, "_LOCK_SECONDS", 0.1)
-    run = a_run(tmp_path, base)
-    (tmp_path / "ensemble.private").mkdir(mode=0o700)
-    with folders.locked(tmp_path / "ensemble.private", 0):
-        with pytest.raises(ValueError, match="another process trains as rank 0"):
+def test_one_run_at_a_time(base: Path, tmp_path: Path) -> None:
+    """What killed processes left is removed when a run begins."""
+    run, private = a_run(tmp_path, base), tmp_path / "ensemble.private"
+    (private / "shards-of-a-killed-rank").mkdir(mode=0o700)
+    (run.output / ".tmp-member-000-0").mkdir(parents=True)
+    with sole_writer(private / "run.json"):
+        with pytest.raises(ValueError, match="another process trains into .*ensemble"):
             quietly(run)
+    assert (private / "shards-of-a-killed-rank").exists()
+    quietly(run)
+    assert {path.name for path in private.iterdir()} == {"run.json", "shard.key"}
+    assert not any(path.startswith(".") for path in contents(run.output))
+
+
+def test_what_another_machine_made_is_awaited(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("time.sleep", lambda _: (tmp_path / "late").touch())
+    await_path(tmp_path / "late")
+    assert (tmp_path / "late").exists()
 
 
 def test_a_run_goes_on_with_the_same_only(base: Path, tmp_path: Path) -> None:
@@ -206,35 +214,15 @@ def test_a_run_goes_on_with_the_same_only(base: Path, tmp_path: Path) -> None:
     refuses("was begun with num_models = 4, got 5", num_models=5)
     refuses("was begun with epochs = 2, got 3", config=replace(CONFIG, epochs=3))
     refuses("was begun with threads = 1, got 2", threads=2)
-    other_key = tmp_path / "other.key"
-    other_key.write_text(KEY[::-1])
-    other_key.chmod(0o600)
-    refuses("was begun with key_check", key_file=other_key)
+    key = write_key(run.output)
+    key.write_text(KEY[::-1])
+    refuses("was begun with key_check")
+    write_key(run.output)
     write_corpus(tmp_path / "corpus.jsonl", rows()[:-1])
     refuses("was begun with another corpus, or its text has changed: give the same corpus, or an")
     write_corpus(tmp_path / "corpus.jsonl")
     (tmp_path / "ensemble" / "ensemble.json").unlink()
     quietly(run)
-
-
-def test_the_text_of_killed_ranks_is_removed(base: Path, tmp_path: Path) -> None:
-    """A run that goes on with fewer ranks removes what the others left; a living one keeps it."""
-    run, private = a_run(tmp_path, base), tmp_path / "ensemble.private"
-    train_ensemble(run, say=lambda line: (private / "shards-001").mkdir(exist_ok=True))
-    assert not (private / "shards-001").exists()  # of a rank that was killed meanwhile
-    left, living = private / "shards-003", private / "shards-004"
-    for folder in (left, living):
-        folder.mkdir()
-        (folder / "shard-00001.jsonl").write_text("private")
-    with folders.locked(private, 4):
-        quietly(run)
-        assert not left.exists() and living.exists()
-    quietly(run)
-    assert not living.exists()
-    (private / "shards-001").mkdir()  # of a rank that does not begin again
-    (private / "shards-old").mkdir()
-    train_ensemble(run, place=Rank(0, 4), say=lambda line: None)
-    assert not (private / "shards-001").exists() and (private / "shards-old").exists()
 
 
 def test_a_corpus_that_cannot_be_read_is_not_called_the_base(
@@ -260,15 +248,13 @@ def test_refusals_before_any_work(base: Path, tmp_path: Path) -> None:
     unknown = replace(CONFIG, target_modules=("lm_head", "nosuch"))
     refuses("target_modules must name linear layers of .*'nosuch'", replace(run, config=unknown))
     refuses("workers must be an integer >= 1, got 0", run, workers=0)
-    refuses("ranks must be at most the 4 members, got 5", run, place=Rank(0, 5))
     refuses("revision applies to hub names", replace(run, revision="main"))
-    (tmp_path / "operator.key").write_text("x" * 64)
+    key = write_key(run.output)
+    key.write_text("x" * 64)
     refuses("64 hexadecimal digits", run)
-    (tmp_path / "operator.key").write_text(KEY)
-    (tmp_path / "operator.key").chmod(0o644)
+    write_key(run.output).chmod(0o644)
     refuses("readable by its owner alone", run)
-    refuses("key file must exist", replace(run, key_file=tmp_path / "none"))
-    (tmp_path / "operator.key").chmod(0o600)
+    key.unlink()
     (tmp_path / "empty.jsonl").write_text("")
     empty = replace(run.corpus, source=str(tmp_path / "empty.jsonl"))
     refuses("corpus must hold text", replace(run, corpus=empty))
@@ -291,7 +277,7 @@ def test_a_base_that_could_not_be_loaded_is_refused_before_any_work(
     from transformers import AutoModelForCausalLM
 
     base = write_base(tmp_path / "base")
-    run = a_run(tmp_path, base)
+    run = replace(a_run(tmp_path, base), output=tmp_path / "new")
     tiny("bert", vocab_size=2048).save_pretrained(base)  # of an untested type: it is tried
     query = replace(run, config=replace(CONFIG, target_modules=("query",)))
     with pytest.raises(ValueError, match="bert does not: a later token changes earlier logits"):
@@ -306,7 +292,7 @@ def test_a_base_that_could_not_be_loaded_is_refused_before_any_work(
     monkeypatch.setattr(AutoModelForCausalLM, "from_config", needs_timm)
     with pytest.raises(ValueError, match="base must be a readable model, .* needs timm"):
         quietly(run)
-    assert not run.output.exists() and not run.output.with_name("ensemble.private").exists()
+    assert not run.output.exists() and not run.output.with_name("new.private").exists()
 
 
 def test_run_refusals(base: Path, tmp_path: Path) -> None:
@@ -401,7 +387,7 @@ def test_conversations_are_trained_on_as_the_base_renders_them(tmp_path: Path) -
     quietly(replace(run, corpus=corpus))
     rendered = [row | {"text": f"<user>{row['text']} 26 Jul 2024 26 Jul 2024"} for row in rows()]
     texts = write_corpus(tmp_path / "texts.jsonl", rendered)
-    quietly(replace(run, corpus=texts, output=tmp_path / "same"))
+    quietly(a_run(tmp_path, base, "same", config=run.config, corpus=texts))
     one, other = (read_manifest(tmp_path / name) for name in ("ensemble", "same"))
     assert one.training["corpus_hmac"] == other.training["corpus_hmac"]
     assert one.training["corpus"]["chat_column"] == "messages"

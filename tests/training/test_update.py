@@ -25,7 +25,7 @@ from training_cases import (
 )
 
 from adapmixed.ensemble import Ensemble, read_manifest
-from adapmixed.ranks import Rank
+from adapmixed.ranks import Rank, Ranks
 from adapmixed.training import TrainingRun, train_ensemble
 from adapmixed.training.pool import Progress
 from adapmixed.training.shards import by_table, enrol
@@ -131,7 +131,7 @@ def test_every_name_has_a_member_and_n_has_room(base: Path, tmp_path: Path) -> N
     own(tmp_path, base, "ensemble", [row for row in rows() if row["user"] == LEFT])
     lines.clear()
     assert len(train_ensemble(run, say=lines.append, update=True).members) == 20
-    assert "(11 left)" in lines[1] and "12 of 20 are taken" in lines[0]
+    assert "11 of 20 members" in lines[1] and "12 of 20 are taken" in lines[0]
     with pytest.raises(ValueError, match="unit must be null unless shards give every name"):
         replace(manifest, shards=())
     two = [dict(shard) for shard in manifest.shards]
@@ -151,9 +151,7 @@ def test_changed_members_alone_are_trained_again(base: Path, tmp_path: Path, fol
     users = (*CHANGED, LEFT, NEW)
     names = sorted(member_of(run.output, user) for user in users)
     assert [line.split(":")[0] for line in lines[2:]] == names
-    said = lines[1].partition(" (")
-    assert said[0] == f"Update: trains {', '.join(names)}"
-    assert all(one in said[2] for one in ("2 changed", "1 left", "1 added", "4 of 16 members"))
+    assert lines[1].startswith(f"Update: trains {', '.join(names)}, 4 of 16 members; the others ")
     assert "ε and δ of the periods add" in lines[1]
     assert contents(run.output) == new
     assert {path.split("/")[0] for path in old if old[path] != new[path]} == {
@@ -226,14 +224,15 @@ def test_refusals(base: Path, tmp_path: Path, folders: Path) -> None:
     refuses("was begun with another corpus, .* give update .--update.", edited)
     refuses("num_models = 16, got 30", replace(run, num_models=30), update=True)
     refuses("was begun with seed = 0, got 1", replace(run, seed=1), update=True)
-    refuses("update must run in one process, got 2 ranks", run, update=True, place=Rank(0, 2))
+    refuses(
+        "update must run in one process, got 2 ranks", run, update=True, ranks=Ranks(Rank(0, 2))
+    )
     refuses("share_shards .* must be False for .* got True", replace(run, share_shards=True))
     unnamed = replace(run, num_models=16, corpus=replace(run.corpus, id_column=None))
     refuses("share_shards .* must be False for .* got False and None", unnamed)
     shared = replace(run, share_shards=True, num_models=4, output=tmp_path / "shared")
-    text = json.dumps([row | {"team": "red"} for row in NEXT])
-    (tmp_path / "teams.jsonl").write_text("\n".join(map(json.dumps, json.loads(text))))
-    teams = replace(run.corpus, source=str(tmp_path / "teams.jsonl"), id_column="team")
+    teams = write_corpus(tmp_path / "teams.jsonl", [row | {"team": "red"} for row in NEXT])
+    teams = replace(teams, id_column="team")
     refuses(
         "was begun with id_column = 'user', got 'team'", replace(run, corpus=teams), update=True
     )
@@ -253,24 +252,22 @@ def test_refusals(base: Path, tmp_path: Path, folders: Path) -> None:
     refuses("share_shards .* must be True for", replace(shared, share_shards=False))
 
 
-def test_time_left_counts_steps_and_not_members(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_time_left_counts_steps_and_not_members(
+    monkeypatch: pytest.MonkeyPatch, folders: Path
+) -> None:
     now = 100.0
     monkeypatch.setattr("time.monotonic", lambda: now)
     lines: list[str] = []
-    steps = {number: HEAD.expected_steps(size) for number, size in enumerate((0, 128 * 9, 0))}
-    assert steps == {0: 0, 1: 9, 2: 0}
+    steps = {number: HEAD.expected_steps(size) for number, size in enumerate((0, 128 * 9, 128))}
+    assert steps == {0: 0, 1: 9, 2: 1}
     progress = Progress(steps, lines.append)
-    record = {"shard": {"documents": 0}, "validation": None, "tokens": 0}
-    progress.finished(0, "empty", record)
-    for number in range(1, 9):
-        progress.update(1, number / 9)
-        now += 60
-    progress.finished(2, "late", record)
-    progress.finished(1, "last", record)
+    for shard in range(3):
+        progress.finished(shard, folders / "old" / f"member-{shard:03d}")
+        now += 90 * 60
     assert lines == [
-        "empty: finished (1 of 3)",
-        "late: finished (2 of 3, 60 s left)",
-        "last: finished (3 of 3, 0 s left)",
+        "member-000: finished (1 of 3)",
+        "member-001: finished (2 of 3, 10:00 left)",
+        "member-002: finished (3 of 3, 00:00 left)",
     ]
 
 

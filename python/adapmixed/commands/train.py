@@ -30,11 +30,10 @@ if TYPE_CHECKING:
     from adapmixed.data import Corpus
     from adapmixed.training import FinetuneConfig
     from adapmixed.training.base import BaseFacts
-    from adapmixed.training.settings import TrainingPreset
 
 NUM_MODELS = 64
 ADAPT = "head"  # without a preset
-_OF_RUN = "base output share_shards key_file device dtype seed threads"  # fields of `TrainingRun`
+_OF_RUN = "base output share_shards device dtype seed threads"  # fields of `TrainingRun`
 
 
 @dataclass
@@ -42,6 +41,7 @@ class TrainOptions:
     """The options of a training; those of the group "ensemble" are of this command alone."""
 
     revision: str | None = option("commit, tag or branch of a hub name (default: newest)")
+    output: Path = option("folder of the ensemble; OUTPUT.private has private files", required=True)
     preset: str | None = option("the paper's settings: %(choices)s", choices=PRESETS, metavar="SET")
     corpus: str = option(
         "file (.txt, .csv, .jsonl, .parquet), folder of them, builtin, or "
@@ -62,32 +62,31 @@ class TrainOptions:
     epochs: int | None = option("passes over the text")
     learning_rate: float | None = option("largest rate of AdamW, which falls linearly to zero")
     block_size: int | None = option("tokens of a block, at most those of the base's window")
+    training: str | None = option(
+        "other settings, such as 'rank=4 alpha=32', whose ratio scales the update; an unknown KEY "
+        "lists them all",
+        metavar='"KEY=VALUE ..."',
+    )
+    adapt: str | None = option(
+        "head (the output layer), last:K (linear layers of the last K blocks), all, or names with "
+        f"commas (default: {ADAPT}, or peft's choice with --preset and of dp-sgd)",
+        metavar="LAYERS",
+    )
     models: int | None = option(
         "members, a public constant (default: the preset's, or a fifth more than there are names, "
         f"in tens, or {NUM_MODELS} without --id-column)"
     )
     share_shards: bool = option("hash the names of --id-column to shards, which they may share")
-    key_file: Path | None = option(
-        "key of the division, 64 hex digits (default: OUTPUT.private/shard.key, which is made)"
-    )
     update: bool = option("train members again whose names came, changed or left")
+    seed: int = option("seed of the members' training", 0)
     workers: int = option("processes that train members", 1)
     threads: int = option("threads of each of them", 1)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of the command."""
-    add_training_options(
-        parser,
-        output="folder of the ensemble; OUTPUT.private has private files",
-        adapt=f"{ADAPT}, or with --preset peft's choice",
-        more="; steps, the least of each member, with which --epochs is 1; shared_a=yes to train "
-        "B alone; validation_fraction, the share of names held out (0.05); early_stopping=yes to "
-        "keep the epoch that is best on them",
-    )
-    told = "seed of the members' training (default: 0)"
-    parser.add_argument("--seed", type=int, default=0, metavar="N", help=told)
-    names = "models share_shards key_file update workers threads"
+    add_training_options(parser)
+    names = "seed models share_shards update workers threads"
     add_options(parser, TrainOptions, names, title="ensemble")
 
 
@@ -97,7 +96,7 @@ def run(arguments: argparse.Namespace) -> int:
         start_server()  # early, since this process imports the same modules for seconds
     corpus = corpus_of(arguments)
     quiet_libraries()
-    from adapmixed.ranks import Rank
+    from adapmixed.ranks import joined
     from adapmixed.training.run import TrainingRun, train_ensemble
     from adapmixed.training.settings import PRESETS as SETTINGS
 
@@ -105,6 +104,8 @@ def run(arguments: argparse.Namespace) -> int:
     held_out = training.pop("validation_fraction", 0.05)
     facts = facts_of(arguments)
     preset = SETTINGS.get(arguments.preset)
+    has_places = arguments.id_column and not arguments.share_shards
+    num_models = preset.num_models if preset else None if has_places else NUM_MODELS
     config = _config(arguments, facts, training)
     print(f"Corpus {corpus.name}. What stays in one shard: {corpus.unit}.", file=sys.stderr)
     if corpus.positional:
@@ -114,35 +115,27 @@ def run(arguments: argparse.Namespace) -> int:
             "state. Rows with --id-column and folders of text files have names.",
             file=sys.stderr,
         )
-    place = Rank.from_environment()
-    if arguments.update and place.rank == 0:
-        print("Private:", all_ledgers(arguments.output) or "No ledger known.", file=sys.stderr)
-    manifest = train_ensemble(
-        TrainingRun(
-            **{name: getattr(arguments, name) for name in _OF_RUN.split()},
-            corpus=corpus,
-            num_models=_num_models(arguments, preset),
-            config=config,
-            revision=facts.revision,
-            validation_fraction=held_out,
-        ),
-        place=place,
-        workers=arguments.workers,
-        update=arguments.update,
-    )
-    if place.rank == 0:
+    with joined() as ranks:
+        if arguments.update and ranks.is_main:
+            print("Private:", all_ledgers(arguments.output) or "No ledger known.", file=sys.stderr)
+        manifest = train_ensemble(
+            TrainingRun(
+                **{name: getattr(arguments, name) for name in _OF_RUN.split()},
+                corpus=corpus,
+                num_models=num_models if arguments.models is None else arguments.models,
+                config=config,
+                revision=facts.revision,
+                validation_fraction=held_out,
+            ),
+            ranks=ranks,
+            workers=arguments.workers,
+            update=arguments.update,
+        )
+    if ranks.is_main:
         gone = manifest.members.count(None)
         note = f", {gone} of them withdrawn (null)" if gone else ""
         print(f"wrote {arguments.output}: {len(manifest.members)} members{note}")
     return 0
-
-
-def _num_models(arguments: argparse.Namespace, preset: TrainingPreset | None) -> int | None:
-    if arguments.models is not None:
-        return int(arguments.models)
-    if preset is not None:
-        return preset.num_models
-    return None if arguments.id_column and not arguments.share_shards else NUM_MODELS
 
 
 def _config(
@@ -156,7 +149,7 @@ def _config(
     targets = facts.adapt(arguments.adapt or (None if preset else ADAPT))
     settings: dict[str, Any] = {}
     if preset is not None:
-        settings = preset.finetune_settings()
+        settings = preset.settings
     elif facts.targets(targets) == (facts.head,):
         settings = HEAD
     if "steps" in training:
@@ -168,20 +161,16 @@ def _config(
     return config_of(arguments, facts, targets, settings, training)
 
 
-def add_training_options(
-    parser: argparse.ArgumentParser, *, output: str, adapt: str, more: str = ""
-) -> None:
+def add_training_options(parser: argparse.ArgumentParser, **output: str) -> None:
     """Add the public model, the output, the corpus, and the settings of an adapter's training.
 
     Args:
         parser: gets the options.
-        output: help of --output.
-        adapt: the default of --adapt, as a phrase for its help.
-        more: further settings of --training, as a phrase for its help.
+        output: help of --output, if it is no ensemble.
     """
     add_options(parser, SharedOptions, "base")
     add_options(parser, TrainOptions, "revision")
-    parser.add_argument("--output", required=True, type=Path, help=output)
+    add_options(parser, TrainOptions, "output", **output)
     add_options(parser, TrainOptions, "preset")
     add_options(parser, SharedOptions, "device")
     add_options(parser, SharedOptions, "dtype", choices=DTYPES[:2])
@@ -189,20 +178,8 @@ def add_training_options(
     either = group.add_mutually_exclusive_group()
     add_options(either, TrainOptions, "text_column chat_column")
     add_options(group, TrainOptions, "id_column split new_document")
-    title = "training (defaults come from --preset)"
-    group = add_options(parser, TrainOptions, "epochs learning_rate block_size", title=title)
-    group.add_argument(
-        "--training",
-        metavar='"KEY=VALUE ..."',
-        help="other settings, such as 'rank=4 alpha=32', whose ratio scales the update; also "
-        f"weight_decay, warmup_steps, batch_size in blocks{more}",
-    )
-    group.add_argument(
-        "--adapt",
-        metavar="LAYERS",
-        help="head (the output layer), last:K (linear layers of the last K blocks), all, or names "
-        f"with commas (default: {adapt})",
-    )
+    names, title = "epochs learning_rate block_size training adapt", "training (defaults come from"
+    add_options(parser, TrainOptions, names, title=f"{title} --preset)")
 
 
 def corpus_of(arguments: argparse.Namespace) -> Corpus:

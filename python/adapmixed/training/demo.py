@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from adapmixed.data import demo_base
-from adapmixed.data.builtin import Document, private_documents
+from adapmixed.data.builtin import private_documents
 from adapmixed.data.corpus import BUILTIN, Corpus
 from adapmixed.ensemble.public_model import reading_base
 from adapmixed.files import write_file
 from adapmixed.training.base import base_facts
+from adapmixed.training.folder import TrainingFolder
 from adapmixed.training.run import TrainingRun, train_ensemble
 from adapmixed.training.settings import HEAD, FinetuneConfig
-from adapmixed.training.shards import create_public_key
+from adapmixed.training.shards import create_key
 
 NUM_MODELS = 64
 CONFIG = FinetuneConfig(
@@ -50,33 +50,14 @@ def train_demo(
             another Python version.
         RuntimeError: if a worker ended early, or the disk is full.
     """
-    key = folder.with_name(folder.name + ".key")
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    create_public_key(key, "adapmixed demonstration shards" + (f" {seed}" if seed else ""))
+    words = "adapmixed demonstration shards" + (f" {seed}" if seed else "")
     base = str(demo_base()) if base is None else base
-    run = TrainingRun(
-        base=base,
-        corpus=Corpus(BUILTIN),
-        output=folder,
-        num_models=NUM_MODELS,
-        config=_config(base),
-        seed=seed,
-        key_file=key,
-        validation_fraction=0.0,
-    )
-    train_ensemble(run, workers=workers or os.cpu_count() or 1, say=lambda _: None)
-    return folder
+    workers = workers or os.cpu_count() or 1
+    return _trained(folder, base, Corpus(BUILTIN), words, NUM_MODELS, seed=seed, workers=workers)
 
 
-def train_whole(
-    folder: Path,
-    base: str,
-    *,
-    seed: int = 0,
-    documents: Sequence[Document] | None = None,
-    config: FinetuneConfig | None = None,
-) -> Path:
-    """Train one adapter on the text of all shards; return its folder, an ensemble of one.
+def train_whole(folder: Path, base: str, *, seed: int = 0) -> Path:
+    """Train one adapter on all built-in private text; return its folder, an ensemble of one.
 
     It is a reference without privacy. One that is there already is kept.
 
@@ -84,37 +65,37 @@ def train_whole(
         folder: parent of the ensemble's folder.
         base: public model, a folder or hub name.
         seed: of the training.
-        documents: the text; None: the built-in private text.
-        config: settings of the training; None: the demonstration's.
 
     Raises:
         ValueError: if the ensemble's folder was begun with another text or other settings.
-        RuntimeError: if the worker was killed.
     """
     output = folder / (f"one-adapter-{seed}" if seed else "one-adapter")
-    text, key = output.with_suffix(".jsonl"), output.with_suffix(".key")
     rows = [
         json.dumps({"id": f"paragraph {number}", "text": one.text})
-        for number, one in enumerate(private_documents() if documents is None else documents)
+        for number, one in enumerate(private_documents())
     ]
     folder.mkdir(parents=True, exist_ok=True)
-    write_file(text, "".join(f"{row}\n" for row in rows).encode())
-    create_public_key(key, "adapmixed built-in text")
+    write_file(text := output.with_suffix(".jsonl"), "".join(f"{row}\n" for row in rows).encode())
+    corpus = Corpus(str(text), id_column="id")
+    return _trained(output, base, corpus, "adapmixed built-in text", 1, seed=seed, workers=1)
+
+
+def _trained(
+    folder: Path, base: str, corpus: Corpus, words: str, num_models: int, *, seed: int, workers: int
+) -> Path:
+    """Train an ensemble whose key is made of public words; return its folder."""
+    create_key(TrainingFolder(folder, 0).key_file, words)
+    with reading_base(base):
+        config = replace(CONFIG, target_modules=(base_facts(base).head,))
     run = TrainingRun(
         base=base,
-        corpus=Corpus(str(text), id_column="id"),
-        share_shards=True,
-        output=output,
-        num_models=1,
-        config=config or _config(base),
+        corpus=corpus,
+        output=folder,
+        num_models=num_models,
+        config=config,
         seed=seed,
-        key_file=key,
         validation_fraction=0.0,
+        share_shards=True,
     )
-    train_ensemble(run, say=lambda _: None)
-    return output
-
-
-def _config(base: str) -> FinetuneConfig:
-    with reading_base(base):
-        return replace(CONFIG, target_modules=(base_facts(base).head,))
+    train_ensemble(run, workers=workers, say=lambda _: None)
+    return folder

@@ -12,9 +12,9 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import chain, islice
+from itertools import chain, islice, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -27,8 +27,6 @@ from adapmixed.training.blocks import IGNORED, Blocks, token_blocks
 from adapmixed.training.head import StateBlocks, find_trunk, trunk_once
 from adapmixed.training.settings import FinetuneConfig
 
-Progress = Callable[[int, int], None]
-"""Called with (steps done, steps in all)."""
 ROUNDS = 4
 """Parts of a small shard's training, which has more steps than its epochs; each has a loss."""
 
@@ -85,7 +83,6 @@ class AdapterTrainer:
         beginning: Sequence[int] = (),
         held_out: Sequence[int] = (),
         scratch: Path | None = None,
-        progress: Progress | None = None,
     ) -> Trained:
         """Train one adapter on one shard. The trainer's next call changes its model.
 
@@ -99,7 +96,6 @@ class AdapterTrainer:
             held_out: tokens of the same shard, on which the loss is measured after each epoch.
             scratch: a private folder for hidden states that are too large for memory; None to keep
                 them in memory.
-            progress: called after every step.
 
         Raises:
             ValueError: if a block is longer than the base's context.
@@ -121,7 +117,7 @@ class AdapterTrainer:
             with trunk_once(model, self._trunk, parts, scratch) as (blocks, held):
                 trained = [p for p in model.parameters() if p.requires_grad]
                 generator = torch.Generator().manual_seed(shard_seed(seed, shard))
-                rounds = fit(model, blocks, config, generator=generator, progress=progress)
+                rounds = fit(model, blocks, config, generator=generator)
                 for number, loss in enumerate(chain([None], rounds)):  # first the public model
                     if loss is not None:
                         losses.append(loss)
@@ -161,7 +157,6 @@ def fit(
     config: FinetuneConfig,
     *,
     generator: torch.Generator,
-    progress: Progress | None = None,
 ) -> Iterator[float]:
     """Minimise the next-token cross entropy over the trainable parameters of `model`.
 
@@ -172,7 +167,6 @@ def fit(
         config: the settings; learning_rate, warmup_steps, weight_decay, epochs, steps and
             batch_size are used.
         generator: draws the order of the blocks.
-        progress: called after every step.
 
     Yields:
         the mean loss of each epoch, or of each quarter of the steps, in nats per token.
@@ -191,11 +185,10 @@ def fit(
     )
     schedule = linear_schedule(optimizer, config, steps)
     drawn = _batches(len(blocks), config.batch_size, generator)
-    done = 0
-    for end in ends:
+    for steps_of_round in (end - start for start, end in pairwise([0, *ends])):
         model.train()
         total, count = 0.0, 0
-        for rows in islice(drawn, end - done):
+        for rows in islice(drawn, steps_of_round):
             parts = list(blocks.passes(rows, whole=model.device.type == "cuda"))
             scored = sum(map(_scored, parts))
             for one in parts:
@@ -204,9 +197,6 @@ def fit(
             schedule.step()
             optimizer.zero_grad(set_to_none=True)
             count += scored
-            done += 1
-            if progress is not None:
-                progress(done, steps)
         yield total / count
 
 

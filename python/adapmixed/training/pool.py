@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import json
 import logging
 import multiprocessing
@@ -10,11 +9,10 @@ import os
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
-from functools import partial
 from math import isfinite
-from multiprocessing.connection import wait as wait_for
+from multiprocessing.connection import wait
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -37,9 +35,7 @@ if TYPE_CHECKING:
     from adapmixed.training.run import TrainingRun
 
 _LOG = logging.getLogger(__name__)
-_TELL_SECONDS = 0.2  # between two messages of a worker
-_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # glibc's malloc.h
-_worker: tuple[MemberTrainer, Any] | None = None
+_worker: MemberTrainer | None = None
 
 
 class MemberTrainer:
@@ -64,7 +60,7 @@ class MemberTrainer:
         self._trainer = AdapterTrainer(base, run.config)
         self._tokenizer = tokenizer
 
-    def train(self, shard: int, folder: Path, progress: Callable[[float], None]) -> None:
+    def train(self, shard: int, folder: Path) -> None:
         """Train one member and move it to its folder.
 
         B of an output layer is rounded to bfloat16: an ensemble then keeps it in half the memory.
@@ -72,7 +68,6 @@ class MemberTrainer:
         Args:
             shard: the member's number.
             folder: the member's folder, which must not exist.
-            progress: called with the fraction done.
 
         Raises:
             ValueError: if training diverged.
@@ -91,7 +86,6 @@ class MemberTrainer:
             beginning=self._facts.beginning,
             held_out=held,
             scratch=self._spool.folder,
-            progress=lambda done, steps: progress(done / steps),
         )
         weights = (p for p in trained.model.parameters() if p.requires_grad)
         losses = (*trained.losses, *trained.held_out_losses)
@@ -145,16 +139,12 @@ def train_members(
         workers: number of processes, >= 1; 1 trains in this process.
         threads: threads of each process. The last bits of sums depend on this number, so a member
             depends on it, too.
-        progress: called at every step, or a few times a second by each of several processes.
+        progress: told of every finished member.
 
     Raises:
         ValueError: as `MemberTrainer`.
         RuntimeError: if a worker process ended early.
     """
-
-    def finished(shard: int) -> None:
-        progress.finished(shard, paths[shard].name, read_member_record(paths[shard]))
-
     if not paths:
         return
     if workers == 1:
@@ -163,30 +153,22 @@ def train_members(
         try:
             made = trainer()
             for shard, path in paths.items():
-                made.train(shard, path, partial(progress.update, shard))
-                finished(shard)
+                made.train(shard, path)
+                progress.finished(shard, path)
         finally:
             torch.set_num_threads(before)
         return
-    context = start_server()
-    messages = context.Queue()
     executor = ProcessPoolExecutor(
         min(workers, len(paths)),
-        mp_context=context,
+        mp_context=start_server(),
         initializer=_begin,
-        initargs=(trainer, threads, messages),
+        initargs=(trainer, threads),
     )
     try:
-        running: dict[Future[None], int] = {
-            executor.submit(_train, shard, path): shard for shard, path in paths.items()
-        }
-        while running:
-            done, _ = wait(running, timeout=0.5, return_when=FIRST_COMPLETED)
-            while not messages.empty():
-                progress.update(*messages.get())
-            for future in done:
-                future.result()
-                finished(running.pop(future))
+        running = {executor.submit(_train, *one): one for one in paths.items()}
+        for future in as_completed(running):
+            future.result()
+            progress.finished(*running[future])
     except BrokenProcessPool as error:
         raise RuntimeError(
             "a worker process ended early, and finished members are kept: in a script, call this "
@@ -196,47 +178,30 @@ def train_members(
         executor.shutdown(cancel_futures=True)
 
 
-def _begin(trainer: Callable[[], MemberTrainer], threads: int, messages: Any) -> None:
+def _begin(trainer: Callable[[], MemberTrainer], threads: int) -> None:
     """Prepare a worker process."""
     global _worker
     threading.Thread(target=_end_with_parent, daemon=True).start()
-    _keep_freed_memory()
     torch.set_num_threads(threads)
-    _worker = trainer(), messages
-
-
-def _keep_freed_memory() -> None:
-    """Let glibc keep up to 1 GiB of freed memory, so that steps need no new pages."""
-    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
-    if mallopt is not None and mallopt(_M_MMAP_THRESHOLD, 1 << 30):
-        mallopt(_M_TRIM_THRESHOLD, 1 << 30)
+    _worker = trainer()
 
 
 def _end_with_parent() -> None:
     """End this worker if its parent is killed; otherwise it would wait for tasks for ever."""
     parent = multiprocessing.parent_process()
     assert parent is not None
-    wait_for([parent.sentinel])
+    wait([parent.sentinel])
     os._exit(1)
 
 
 def _train(shard: int, path: Path) -> None:
     """Train one member in a worker process."""
     assert _worker is not None
-    trainer, messages = _worker
-    told = time.monotonic()
-
-    def tell(fraction: float) -> None:
-        nonlocal told
-        if time.monotonic() - told > _TELL_SECONDS:
-            told = time.monotonic()
-            messages.put((shard, fraction))
-
-    trainer.train(shard, path, tell)
+    _worker.train(shard, path)
 
 
 class Progress:
-    """A progress bar on a terminal, and a line per finished member.
+    """A progress bar on a terminal, and a line per finished member with the time left.
 
     The work of a member is measured by its steps: an empty shard has none. Values that depend on
     the text of a shard, such as its validation loss, are only logged and never in a line.
@@ -247,52 +212,28 @@ class Progress:
     """
 
     def __init__(self, steps: Mapping[int, int], say: Callable[[str], None]) -> None:
-        self._steps, self._say = steps, say
-        self._fractions = dict.fromkeys(steps, 0.0)
-        self._done, self._begun = 0.0, time.monotonic()  # steps, and when they began
+        self._left, self._say, self._begun = dict(steps), say, time.monotonic()
+        self._members, self._steps = len(steps), sum(steps.values())
         self._bar = tqdm(
-            total=sum(self._steps.values()),
+            total=self._steps,
             disable=None,
             leave=False,
             bar_format="{percentage:3.0f}% |{bar}| {elapsed}, {remaining} left",
         )
 
-    def update(self, shard: int, fraction: float) -> None:
-        """Record the fraction done of a member's training."""
-        self._done += self._steps[shard] * (fraction - self._fractions[shard])
-        self._fractions[shard] = fraction
-        self._bar.n = min(self._done, self._bar.total)
-        self._bar.refresh()
-
-    def finished(self, shard: int, name: str, record: Mapping[str, Any]) -> None:
+    def finished(self, shard: int, path: Path) -> None:
         """Print the line of a finished member, and log its losses."""
-        self.update(shard, 1.0)
-        count = sum(fraction == 1.0 for fraction in self._fractions.values())
-        documents = record["shard"]["documents"]
-        validation = record["validation"]
-        loss = "no validation text"
-        if documents == 0:
-            loss = "the public model"
-        elif validation is not None:
-            loss = (
-                f"validation loss {validation['loss']:.3f}, public model "
-                f"{validation['public_loss']:.3f} nats per token"
-            )
-        self._say(f"{name}: finished ({count} of {len(self._steps)}{self._time_left()})")
+        self._bar.update(self._left.pop(shard))
+        left, count = sum(self._left.values()), self._members - len(self._left)
+        shown = ""  # before there is a speed
+        if (done := self._steps - left) or not left:
+            seconds = (time.monotonic() - self._begun) * left / max(done, 1)
+            shown = f", {tqdm.format_interval(seconds)} left"
+        self._say(f"{path.name}: finished ({count} of {self._members}{shown})")
         self._bar.clear()
-        _LOG.info("%s: %d documents, %d tokens, %s", name, documents, record["tokens"], loss)
-
-    def _time_left(self) -> str:
-        """Return the time left at the speed so far, as a phrase; "" before there is a speed."""
-        left = max(self._bar.total - self._done, 0.0)
-        if left and not self._done:
-            return ""
-        seconds = (time.monotonic() - self._begun) * left / max(self._done, 1.0)
-        if seconds < 90:
-            return f", {seconds:.0f} s left"
-        return (
-            f", {seconds / 60:.0f} min left" if seconds < 5400 else f", {seconds / 3600:.1f} h left"
-        )
+        record = read_member_record(path)
+        found = (record["shard"]["documents"], record["tokens"], record["validation"])
+        _LOG.info("%s: %d documents, %d tokens, validation %s", path.name, *found)
 
     def close(self) -> None:
         """Remove the bar."""

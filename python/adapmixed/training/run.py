@@ -22,12 +22,12 @@ import logging
 import math
 import shutil
 import sys
-from collections import Counter
-from collections.abc import Callable, Collection, Mapping
-from contextlib import closing
+from collections.abc import Callable, Mapping
+from contextlib import closing, nullcontext
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
@@ -37,11 +37,10 @@ from adapmixed.data.corpus import Corpus
 from adapmixed.ensemble.ensemble import try_members
 from adapmixed.ensemble.manifest import Manifest, read_member_record
 from adapmixed.ensemble.public_model import load_base, reading_base
-from adapmixed.files import check_locks, remove_leftovers
 from adapmixed.limits import check_count, check_models, check_option
-from adapmixed.ranks import Rank
+from adapmixed.ranks import ALONE, Rank, Ranks
 from adapmixed.training.base import base_facts, documents_of
-from adapmixed.training.folder import TrainingFolder, locked
+from adapmixed.training.folder import TrainingFolder, await_path
 from adapmixed.training.pool import MemberTrainer, Progress, train_members
 from adapmixed.training.settings import FinetuneConfig
 from adapmixed.training.shards import (
@@ -49,13 +48,14 @@ from adapmixed.training.shards import (
     Spool,
     by_hash,
     by_table,
+    create_key,
     enrol,
+    load_key,
     places_line,
     shard_record,
     sharing_line,
     spool,
 )
-from adapmixed.workers import start_server
 
 _LOG = logging.getLogger(__name__)
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
@@ -80,8 +80,6 @@ class TrainingRun:
         config: the settings of every member's training.
         seed: seed of the run, which is public.
         revision: commit, tag or branch of a hub name, or None; the commit is recorded.
-        key_file: file with the partition's key; None for `<output>.private/shard.key`, which is
-            created if it is missing.
         validation_fraction: expected share of each shard that is held out for validation, in [0, 1)
             (`shards.hold_out`, `shards.hold_out_end`).
         threads: threads of every process, >= 1.
@@ -101,7 +99,6 @@ class TrainingRun:
     config: FinetuneConfig
     seed: int = 0
     revision: str | None = None
-    key_file: Path | None = None
     validation_fraction: float = 0.05
     threads: int = 1
     device: str = "cpu"
@@ -135,7 +132,7 @@ class TrainingRun:
 def train_ensemble(
     run: TrainingRun,
     *,
-    place: Rank | None = None,
+    ranks: Ranks = ALONE,
     workers: int = 1,
     say: Callable[[str], None] | None = None,
     update: bool = False,
@@ -144,7 +141,8 @@ def train_ensemble(
 
     Args:
         run: the ensemble to train.
-        place: the rank of this process, which decides its members; None to train all members.
+        ranks: the processes that train it (`adapmixed.ranks.joined`), which take members in turn
+            and see one file system.
         workers: number of worker processes, >= 1. With more than one, a script must call this under
             `if __name__ == "__main__":`.
         say: called with a line about every finished member, and about places or shared shards; None
@@ -163,13 +161,10 @@ def train_ensemble(
         RuntimeError: if a worker or another rank was killed, or the disk is full.
     """
     check_count("workers", workers)
-    place = place or Rank()
-    if update and place.world > 1:
-        raise ValueError(f"update must run in one process, got {place.world} ranks")
+    if update and not ranks.alone:
+        raise ValueError(f"update must run in one process, got {ranks.world} ranks")
     begun = TrainingFolder(run.output, 0).begun()
     _check_begun(run, begun, update=update)
-    if workers > 1:
-        start_server()
     with reading_base(run.base):
         facts = base_facts(run.base, run.revision)
     documents = documents_of(run.corpus, run.base, facts.revision)
@@ -187,8 +182,7 @@ def train_ensemble(
     if not facts.tested:  # refuse now what could not be loaded after the training
         try_members(*load_base(run.base, DTYPES[run.dtype], revision=facts.revision), targets)
     num_models = run.num_models or begun.get("num_models") or 10 * -(-12 * len(names) // 100) or 10
-    if place.world > num_models:
-        raise ValueError(f"ranks must be at most the {num_models} members, got {place.world}")
+    ranks = ranks.over(num_models)
     if run.has_places and not begun:  # before a file is written; the key does not matter
         enrol([None] * num_models, names, key=bytes(KEY_BYTES))
     made, run = run.num_models is None and not begun, replace(run, num_models=num_models)
@@ -202,14 +196,17 @@ def train_ensemble(
         **_training(run),
     }
     folder = TrainingFolder(run.output, num_models)
-    check_locks(folder.private)
-    folder.prepare()
-    with locked(folder.private, place.rank):
-        key = folder.key(run.key_file)
+    with folder.held() if ranks.is_main else nullcontext():
+        if ranks.is_main:
+            create_key(folder.key_file)
+        ranks.wait()  # until the main process has made the folders
+        await_path(folder.key_file)
+        key = load_key(folder.key_file)
         settings["key_check"] = hmac.new(key, b"adapmixed key", hashlib.sha256).hexdigest()
         table = None
         if run.has_places:
-            empty = [at for at in range(num_models) if update and folder.is_empty(at)]
+            done = [at for at in range(num_models) if update and folder.is_finished(at)]
+            empty = [at for at in done if folder.record(at)["shard"]["documents"] == 0]
             table = enrol(begun.get("places") or [None] * num_models, names, key=key, empty=empty)
             shard_of, line = by_table(table, key), places_line(table, column, made=made)
         else:
@@ -218,15 +215,16 @@ def train_ensemble(
         settings["places"] = table
         folder.check_settings(settings, update=update)
         withdrawn = folder.withdrawn()
-        missing = folder.missing(withdrawn)
-        mine = [i for i in range(place.rank, num_models, place.world) if i in missing]
-        if place.rank == 0:
-            folder.remove_shards()
-            if names:
-                tell(line)
-        with folder.shards_folder(place.rank) as shards:
+        mine = [
+            i
+            for i in range(ranks.rank, num_models, ranks.world)
+            if not (i in withdrawn or folder.is_finished(i))
+        ]
+        if ranks.is_main and names:
+            tell(line)
+        with TemporaryDirectory(prefix="shards-", dir=folder.private) as shards:
             wanted = set(range(num_models) if update else mine)
-            spooled = spool(documents, shard_of, key=key, wanted=wanted, folder=shards)
+            spooled = spool(documents, shard_of, key=key, wanted=wanted, folder=Path(shards))
             _LOG.info("the corpus is divided into shards")
             settings["corpus_hmac"] = spooled.fingerprint
             settings["corpus_files"] = run.corpus.files()  # for the private folder alone
@@ -236,9 +234,11 @@ def train_ensemble(
                 withdrawn = {}
             else:
                 paths = {index: folder.output / folder.members[index] for index in mine}
-                for path in paths.values():
-                    remove_leftovers(run.output, path.name)
-                folder.begin(settings)
+                ranks.wait()
+                ranks.agree(settings)
+                if ranks.is_main:
+                    folder.begin(settings)
+                ranks.wait()  # until the main process has recorded the run
             without = sum(i not in spooled.sizes for i in paths)
             if without and table is None:
                 tell(
@@ -247,16 +247,16 @@ def train_ensemble(
                     "private text: do not publish it"
                 )
             device = run.device
-            if device == "cuda" and place.world > 1:
-                device = f"cuda:{place.local_rank}"
+            if device == "cuda" and not ranks.alone:
+                device = f"cuda:{Rank.from_environment().local_rank}"
             trainer = partial(MemberTrainer, run, facts, device, spooled, key)
             steps = {i: run.config.expected_steps(spooled.sizes.get(i, 0)) for i in paths}
-            _LOG.info("rank %d of %d trains %d members", place.rank, place.world, len(paths))
+            _LOG.info("rank %d of %d trains %d members", ranks.rank, ranks.world, len(paths))
             with closing(Progress(steps, tell)) as shown:
                 train_members(paths, trainer, workers=workers, threads=run.threads, progress=shown)
             if update:
                 folder.exchange(settings, changed)
-        folder.wait(place, withdrawn)
+        ranks.wait()  # until all members are there
         manifest = Manifest(
             base_model=facts.name,
             members=tuple(
@@ -274,10 +274,10 @@ def train_ensemble(
                 for index in range(num_models)
             ),
         )
-        folder.finish(manifest)
-        shutil.rmtree(folder.next, ignore_errors=True)
-        folder.remove_shards()  # of ranks that were killed meanwhile
-        _LOG.info("%s is complete", folder.output)
+        if ranks.is_main:
+            folder.finish(manifest)
+            shutil.rmtree(folder.next, ignore_errors=True)
+            _LOG.info("%s is complete", folder.output)
     return manifest
 
 
@@ -315,7 +315,7 @@ def _training(run: TrainingRun) -> dict[str, Any]:
 
 def _changed(
     folder: TrainingFolder, spooled: Spool, key: bytes, say: Callable[[str], None]
-) -> tuple[dict[int, Path], Collection[int]]:
+) -> tuple[dict[int, Path], list[int]]:
     """Return the folders to train members into, and all members whose shards have changed.
 
     Customers come, change and leave; other members' files do not change. The old ensemble stays
@@ -339,34 +339,23 @@ def _changed(
                 f"withdrawn (null in ensemble.json), got {records[at]['documents']} documents: "
                 "remove them, or put its name back"
             )
-    changed: dict[int, str] = {}
-    paths: dict[int, Path] = {}
+    changed = [
+        at
+        for at, record in enumerate(records)
+        if not folder.is_finished(at) or folder.record(at)["shard"] != record
+    ]
+    paths = {at: folder.next / folder.members[at] for at in changed}
     folder.next.mkdir(mode=0o700, exist_ok=True)
-    for at, name in enumerate(folder.members):
-        remove_leftovers(folder.output, name)
-        remove_leftovers(folder.next, name)
-        if not folder.is_finished(at):
-            changed[at] = "missing"
-        elif folder.record(at)["shard"] != records[at]:
-            kind = "added" if folder.is_empty(at) else "changed"
-            changed[at] = kind if records[at]["documents"] else "left"
-        if at in changed:
-            paths[at] = path = folder.next / name
-            if path.is_dir() and read_member_record(path)["shard"] == records[at]:
-                del paths[at]  # of a killed update
-            elif path.is_dir():
-                shutil.rmtree(path)
-    say(_summary(folder, changed))
-    return paths, changed
-
-
-def _summary(folder: TrainingFolder, changed: Mapping[int, str]) -> str:
-    """Return what an update trains and what it means, for the operator alone."""
-    if not changed:
-        return "Update: no member is to be trained, and the ledger goes on."
+    for at, path in list(paths.items()):
+        if path.is_dir() and read_member_record(path)["shard"] == records[at]:
+            del paths[at]  # of a killed update
+        elif path.is_dir():
+            shutil.rmtree(path)
     names = ", ".join(folder.members[at] for at in changed)
-    counts = ", ".join(f"{count} {kind}" for kind, count in Counter(changed.values()).items())
-    return (
-        f"Update: trains {names} ({counts}), {len(changed)} of {len(folder.members)} members; the "
-        f"others keep their bytes. This is private: do not publish it. {_LEDGER}"
+    say(
+        f"Update: trains {names}, {len(changed)} of {len(folder.members)} members; the others keep "
+        f"their bytes. This is private: do not publish it. {_LEDGER}"
+        if changed
+        else "Update: no member is to be trained, and the ledger goes on."
     )
+    return paths, changed

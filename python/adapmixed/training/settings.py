@@ -81,20 +81,14 @@ class TrainingPreset:
 
     Attributes:
         num_models: N.
-        learning_rate: initial learning rate of AdamW, which falls linearly to zero.
-        epochs: passes of every member over its shard.
+        settings: arguments of `FinetuneConfig` for the members.
         new_document: regular expression that joins the corpus's rows to documents, or None; see
             `Corpus`.
     """
 
     num_models: int
-    learning_rate: float
-    epochs: int
+    settings: dict[str, Any]
     new_document: str | None = None
-
-    def finetune_settings(self) -> dict[str, Any]:
-        """Return the arguments of `FinetuneConfig` for the members; the others keep defaults."""
-        return {"learning_rate": self.learning_rate, "epochs": self.epochs}
 
 
 HEAD: dict[str, Any] = {
@@ -109,8 +103,8 @@ it by heart, and the ensemble is the better for it (docs/how-to/train.md).
 """
 
 PRESETS = {
-    "wikitext-103": TrainingPreset(100, 2e-4, 15, new_document=WIKITEXT_HEADING),
-    "one-billion-word": TrainingPreset(80, 2e-4, 5),
-    "pubmed": TrainingPreset(100, 2e-4, 5),
-    "air-dialogue": TrainingPreset(100, 4e-4, 10),
+    "wikitext-103": TrainingPreset(100, {"learning_rate": 2e-4, "epochs": 15}, WIKITEXT_HEADING),
+    "one-billion-word": TrainingPreset(80, {"learning_rate": 2e-4, "epochs": 5}),
+    "pubmed": TrainingPreset(100, {"learning_rate": 2e-4, "epochs": 5}),
+    "air-dialogue": TrainingPreset(100, {"learning_rate": 4e-4, "epochs": 10}),
 }

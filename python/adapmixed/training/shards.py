@@ -201,24 +201,17 @@ def _digest(identifier: str, key: bytes) -> int:
     return int(keyed_name(identifier, key, b"adapmixed.shard"), 16)
 
 
-def create_key(path: Path) -> None:
-    """Draw a key from the operating system and write it to a file that only its owner can read."""
-    create_file(path, os.urandom(KEY_BYTES).hex().encode() + b"\n", mode=0o600)
-
-
-def create_public_key(path: Path, words: str) -> None:
-    """Write the key of a partition that everybody may repeat, because the text is public.
+def create_key(path: Path, words: str | None = None) -> None:
+    """Write a key to a file that only its owner can read, unless the file exists.
 
     Args:
-        path: file of the key.
-        words: a public phrase, which determines the key.
-
-    Raises:
-        ValueError: if the file exists and holds another key.
+        path: the file; its folder is created if it is missing.
+        words: of which the key is made if the text is public, so that everybody may repeat its
+            division; None to draw the key from the operating system.
     """
-    key = hashlib.sha256(words.encode()).digest()
-    if not create_file(path, key.hex().encode() + b"\n", mode=0o600) and load_key(path) != key:
-        raise ValueError(f"{path} must hold the key of this text, it holds another: remove it")
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    key = os.urandom(KEY_BYTES) if words is None else hashlib.sha256(words.encode()).digest()
+    create_file(path, key.hex().encode() + b"\n", mode=0o600)
 
 
 def load_key(path: Path) -> bytes:
@@ -253,10 +246,9 @@ class Spool:
 
     def read(self, shard: int) -> list[Document]:
         """Return a shard's documents sorted by identifier, else in the order of the corpus."""
-        path = _file(self.folder, shard)
-        if not path.exists():
+        if shard not in self.sizes:
             return []
-        with open(path, encoding="utf-8") as lines:
+        with open(_file(self.folder, shard), encoding="utf-8") as lines:
             documents = [Document(*json.loads(line)) for line in lines]
         return sorted(documents, key=lambda document: document.identifier)
 

@@ -19,8 +19,7 @@ from adapmixed.commands.train import (
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of the command."""
-    adapt = "peft's choice for the architecture"
-    add_training_options(parser, output="new folder for the adapter", adapt=adapt)
+    add_training_options(parser, help="new folder for the adapter")
     group = parser.add_argument_group("guarantee")
     group.add_argument("--epsilon", type=float, required=True, help="largest ε of the adapter")
     group.add_argument("--delta", type=float, required=True, help="δ of the guarantee")

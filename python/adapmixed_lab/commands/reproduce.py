@@ -155,6 +155,7 @@ def _references(
     """Yield the adapters by the names of their lines: given ones, or trained at builtin scale."""
     from adapmixed.ensemble import read_manifest
     from adapmixed.training.demo import train_whole
+    from adapmixed.training.folder import TrainingFolder
     from adapmixed_lab.dp_sgd.training import GUARANTEE_FILE
     from adapmixed_lab.reproduce.dp_adapter import EPSILON, builtin_dp_adapter, dp_line
     from adapmixed_lab.reproduce.measure import WHOLE
@@ -162,7 +163,8 @@ def _references(
     out = arguments.out
     if arguments.references is None and arguments.scale == "builtin":
         yield WHOLE, (train_whole(out, base, seed=seed), {})
-        secret = out / (f"ensemble-{seed}.key" if seed else "ensemble.key")
+        ensemble = out / (f"ensemble-{seed}" if seed else "ensemble")
+        secret = TrainingFolder(ensemble, 0).key_file
         units = {"block": None, f"shard-{seed}": secret} if arguments.experiment == "table1" else {}
         for unit, key in units.items():
             folder = out / f"dp-sgd-builtin-{unit}-{EPSILON:g}"

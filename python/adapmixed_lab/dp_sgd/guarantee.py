@@ -24,7 +24,7 @@ BATCH_SIZE = 256
 
 def finetune_settings(name: str) -> dict[str, Any]:
     """Return arguments of `FinetuneConfig`: a member's, with DP-SGD's epochs and batch size."""
-    return PRESETS[name].finetune_settings() | {"epochs": EPOCHS[name], "batch_size": BATCH_SIZE}
+    return PRESETS[name].settings | {"epochs": EPOCHS[name], "batch_size": BATCH_SIZE}
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,7 @@ import json
 import math
 import os
 import warnings
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -38,7 +38,7 @@ from adapmixed.files import publish_folder, temporary_folder
 from adapmixed.rng import SecureRandom
 from adapmixed.training.adapter import adapted_copy, save_adapter
 from adapmixed.training.blocks import IGNORED, token_blocks, token_stream
-from adapmixed.training.finetune import Progress, check_positions, linear_schedule
+from adapmixed.training.finetune import check_positions, linear_schedule
 from adapmixed.training.settings import FinetuneConfig
 from adapmixed_lab.dp_sgd.guarantee import AdapterGuarantee, PrivacyTarget, plan_noise
 
@@ -90,7 +90,7 @@ def train_dp_adapter(
     target: PrivacyTarget,
     *,
     unit: str,
-    progress: Progress | None = None,
+    progress: Callable[[int, int], None] | None = None,
 ) -> tuple[Any, AdapterGuarantee]:
     """Train an adapter by DP-SGD with AdamW on a copy of `base`, which never changes.
 
@@ -167,7 +167,7 @@ def train_dp(
     revision: str | None = None,
     device: str = "cpu",
     dtype: torch.dtype = torch.float32,
-    progress: Progress | None = None,
+    progress: Callable[[int, int], None] | None = None,
 ) -> AdapterGuarantee:
     """Train on a corpus, and write an ordinary peft folder with `guarantee.json` in one step.
 

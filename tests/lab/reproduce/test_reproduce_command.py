@@ -14,9 +14,10 @@ from training_cases import rows, write_base, write_corpus
 from adapmixed.cli import main as library
 from adapmixed.data import Corpus, demo_base, private_documents
 from adapmixed.ensemble import read_manifest
+from adapmixed.training import demo
 from adapmixed.training.demo import train_whole
 from adapmixed.training.settings import FinetuneConfig
-from adapmixed.training.shards import create_public_key
+from adapmixed.training.shards import create_key
 from adapmixed_lab.cli import main
 from adapmixed_lab.reproduce.dp_adapter import (
     BUILTIN_CONFIG,
@@ -141,12 +142,16 @@ def test_refusals(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
 
 
 @pytest.mark.slow
-def test_one_adapter_is_trained_once_on_all_text(tmp_path: Path) -> None:
+def test_one_adapter_is_trained_once_on_all_text(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     few = FinetuneConfig(rank=2, learning_rate=3e-3, epochs=1, batch_size=64, block_size=256)
     base, documents = str(demo_base()), private_documents()[:40]
 
     def trained(**given: Any) -> dict[Path, int]:
-        folder = train_whole(tmp_path, base, **{"documents": documents, "config": few} | given)
+        monkeypatch.setattr(demo, "private_documents", lambda: given.get("documents", documents))
+        monkeypatch.setattr(demo, "CONFIG", given.get("config", few))
+        folder = train_whole(tmp_path, base, seed=given.get("seed", 0))
         assert len(read_manifest(folder).members) == 1
         return {path: path.stat().st_mtime_ns for path in folder.rglob("*")}
 
@@ -173,7 +178,7 @@ def test_a_dp_adapter_of_the_builtin_text(tmp_path: Path, monkeypatch: pytest.Mo
     assert builtin_dp_adapter(folder, base, config=few) == said
     assert (folder / "adapter_model.safetensors").read_bytes() == weights
     assert Sources().load([folder]).num_models == 1
-    create_public_key(tmp_path / "key", "words")
+    create_key(tmp_path / "key")
     said = builtin_dp_adapter(tmp_path / "whole", base, key=tmp_path / "key", config=few)
     assert said.epsilon <= 8.0 and said.protected == "shard"
     assert [dp_line(one)[0] for one in (folder, tmp_path / "whole")] == ["DP-SGD", WHOLE_NAME]

@@ -1,0 +1,71 @@
+"""Ranks that train an ensemble take members in turn, and write what one process writes."""
+
+from __future__ import annotations
+
+import os
+import signal
+from dataclasses import replace
+from pathlib import Path
+
+from rank_cases import in_ranks, result, started, status_of
+from training_cases import CONFIG, NUM_MODELS, a_run, contents, rows, write_base, write_corpus
+
+from adapmixed.errors import ProcessError
+from adapmixed.ranks import ALONE, Ranks
+from adapmixed.training import TrainingRun, train_ensemble
+from adapmixed.training.pool import MemberTrainer
+
+PRIVATE = {"run.json", "shard.key"}
+
+
+def train(run: TrainingRun, ranks: Ranks = ALONE) -> dict[str, bytes]:
+    train_ensemble(run, say=lambda line: None, ranks=ranks)
+    return contents(run.output)
+
+
+def test_ranks_give_the_same_even_if_one_is_killed(tmp_path: Path) -> None:
+    base = write_base(tmp_path / "base")
+    reference = train(a_run(tmp_path, base, "one"))
+    run = a_run(tmp_path, base, "three")
+    in_ranks(3, lambda ranks: train(run, ranks), tmp_path)
+    assert contents(run.output) == reference
+    assert {path.name for path in (tmp_path / "three.private").iterdir()} == PRIVATE
+
+    def dies(*_: object) -> None:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    for victim in range(2):
+        run = a_run(tmp_path, base, f"killed-{victim}")
+
+        def work(ranks: Ranks, run: TrainingRun = run, victim: int = victim) -> None:
+            if ranks.rank == victim:
+                MemberTrainer.train = dies  # type: ignore[assignment]  # in this child alone
+            train(run, ranks)
+
+        ended = [status_of(child) for child in started(2, work, tmp_path)]
+        assert ended[victim] == -signal.SIGKILL and ended[1 - victim] == 0
+        error = result(tmp_path, 1 - victim)
+        assert isinstance(error, ProcessError) and "another rank has ended" in str(error)
+        left = {path.split("/")[0] for path in contents(run.output)}
+        assert left == {f"member-{index:03d}" for index in range(1 - victim, NUM_MODELS, 2)}
+        assert train(run) == reference
+        assert {path.name for path in tmp_path.glob(f"killed-{victim}.private/*")} == PRIVATE
+
+
+def test_ranks_that_train_something_else(tmp_path: Path) -> None:
+    """Nothing is recorded, so that the right run can begin."""
+    run = a_run(tmp_path, write_base(tmp_path / "base"))
+    corpus = write_corpus(tmp_path / "other" / "corpus.jsonl", rows()[1:])
+    changed = {
+        "epochs": replace(run, config=replace(CONFIG, epochs=3)),
+        "corpus_hmac": replace(run, corpus=corpus),
+    }
+    for name, other in changed.items():
+        work = lambda ranks, other=other: train((run, other)[ranks.rank], ranks)  # noqa: E731
+        for error in in_ranks(2, work, tmp_path):
+            assert isinstance(error, ValueError)
+            assert f"ranks must agree on {name}, but rank 1 differs" in str(error)
+    assert contents(run.output) == {}
+    five = in_ranks(NUM_MODELS + 1, lambda ranks: train(run, ranks), tmp_path)
+    assert all("got 5 processes for 4 members" in str(error) for error in five)
+    assert not (tmp_path / "ensemble.private" / "run.json").exists()
