@@ -171,7 +171,7 @@ def leave_one_out(
             bad rows, or rows that do not belong to the projection.
     """
     values = limits.check_orders(orders)
-    limits.check_neighbours(adjacency)
+    limits.check_option("adjacency", adjacency, limits.NEIGHBOURS)
     given = check.weighted(private_logits, public_logits, projection)
     slots = check.slots(num_models, given[0])
     loss: Tensor = _ops.leave_one_out(*given, values, adjacency == "zero_out", slots)
