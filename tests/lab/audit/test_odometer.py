@@ -11,7 +11,8 @@ import torch
 from numpy.typing import NDArray
 
 from adapmixed.mechanisms import AdaPMixED, adapmixed
-from adapmixed.privacy import account
+from adapmixed.privacy import LeaveOneOutLoss
+from adapmixed.privacy.account import Account
 from adapmixed.privacy.conversions import c_alpha
 from adapmixed_lab.audit import odometer as audit
 from adapmixed_lab.audit.odometer import Odometer, extremal
@@ -85,13 +86,17 @@ def test_an_accountant_that_states_too_little_is_broken(monkeypatch: pytest.Monk
     here = audit.EXTREMAL[2][1](delta=DELTA)
     several = audit.SEVERAL[0][1](delta=DELTA)
     assert here.measured() <= DELTA and several.measured() <= DELTA
-    add = account.Losses.add
+    add = Account._added
 
     def changed(loss: Callable[[NDArray[np.float64]], NDArray[np.float64]]) -> Any:
-        return lambda self, event: add(self, replace(event, loss=loss(event.loss)))
+        def added(self: Account, event: Any) -> Account:
+            lost = isinstance(event, LeaveOneOutLoss)
+            return add(self, replace(event, loss=loss(event.loss)) if lost else event)
+
+        return added
 
     with monkeypatch.context() as patch:  # less than what is lost
-        patch.setattr(account.Losses, "add", changed(lambda loss: 0.99 * loss))
+        patch.setattr(Account, "_added", changed(lambda loss: 0.99 * loss))
         assert here.measured() > DELTA
     conversion = "adapmixed.privacy.guarantee.c_alpha"
     with monkeypatch.context() as patch:  # docs/how-to/audit.md: 1e-5 too small
@@ -102,11 +107,11 @@ def test_an_accountant_that_states_too_little_is_broken(monkeypatch: pytest.Monk
         assert several.measured() > 1.5 * DELTA
     with monkeypatch.context() as patch:  # the mean of the members in place of the largest
         mean = changed(lambda loss: np.broadcast_to(loss.mean(0), loss.shape).copy())
-        patch.setattr(account.Losses, "add", mean)
+        patch.setattr(Account, "_added", mean)
         assert here.measured() > DELTA
     with monkeypatch.context() as patch:  # the last answer in place of all
-        forgetting = lambda self, event: add(replace(self, total=0 * self.total), event)  # noqa: E731
-        patch.setattr(account.Losses, "add", forgetting)
+        forgetting = lambda self, event: add(replace(self, total=None), event)  # noqa: E731
+        patch.setattr(Account, "_added", forgetting)
         assert here.measured() > DELTA
 
 

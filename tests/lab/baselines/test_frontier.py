@@ -93,7 +93,7 @@ def test_the_command_prints_a_table_and_writes_a_figure(
     assert figure.read_text(encoding="utf-8").startswith("<svg role=")
     assert figure.stat().st_mode & 0o077 == 0
     for bad, words in (
-        (["--queries", "99999"], "queries must be in"),
+        (["--queries", "99999"], "--queries must be at least 1 and at most"),
         (["--epsilon", "0"], "--epsilon must be > 0"),
         (["--delta", "1e-6"], "--dp-adapter must have its ε at δ = 1e-06, got 1e-05"),
     ):
