@@ -202,13 +202,10 @@ def compare(bench: Bench, report: Report) -> None:
         others = real[rng.integers(len(real), size=len(real))]
         for name, one in found.items():
             again[name].append(mauve(one[batches].reshape(-1, one.shape[-1]), others))
-    report.say(
-        f"B = {bench.models}: {len(kept)} batches, {SEEDS} texts of each, "
-        f"{len(real)} entries for reference\n"
-    )
+    size = f"{len(kept)} batches, {SEEDS} texts of each, {len(real)} entries for reference"
+    report.say(f"B = {bench.models}: {size}\n")
     value = {name: mauve(one.reshape(-1, one.shape[-1]), real) for name, one in found.items()}
-    sides = f"{'less ours':>10}  {'95 %':18}{'less public':>11}  95 %"
-    report.say(f"  {'':22}{'MAUVE':>7}  {'95 %':16}{sides}")
+    report.say(f"{'MAUVE':>31}  {'95 %':18}less ours  {'95 %':17}less public  95 %")
     for name in found:
         low, high = corrected(value[name], again[name])
         row: dict[str, object] = {"batch": bench.models, "name": name, "mauve": value[name]}
