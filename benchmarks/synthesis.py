@@ -18,7 +18,7 @@ from the public model's `TOP` likeliest tokens. The entries that no batch holds 
 
 MAUVE compares the last hidden states behind the texts, by the same base, with those behind as many
 tokens of the reference, as a mean over clusterings. Differences are those to ours at the same ε and
-to the public model. All have basic 95 % intervals by resampling batches and entries. WORK keeps
+to the public model. All have 95 % intervals by resampling batches and entries. WORK keeps
 each batch: a run that was stopped goes on.
 """
 
@@ -49,7 +49,7 @@ from adapmixed.privacy.events import BY_HAND
 from adapmixed.privacy.planner import largest_within, recommended
 from adapmixed.rng import SeededRandom
 from adapmixed_lab.baselines.invisible_ink import InvisibleInk
-from adapmixed_lab.figures.synthesis import Features, Reader, corrected, mauve, until
+from adapmixed_lab.figures.synthesis import Features, Reader, centred, mauve, until
 from benchmarks.harness import Neighbours, Report, headline, machine
 from benchmarks.headline import documents
 from benchmarks.timing import Call, Contestant, Device, interleave
@@ -207,7 +207,7 @@ def compare(bench: Bench, report: Report) -> None:
     value = {name: mauve(one.reshape(-1, one.shape[-1]), real) for name, one in found.items()}
     report.say(f"{'MAUVE':>31}  {'95 %':18}less ours  {'95 %':17}less public  95 %")
     for name in found:
-        low, high = corrected(value[name], again[name])
+        low, high = centred(value[name], again[name])
         row: dict[str, object] = {"batch": bench.models, "name": name, "mauve": value[name]}
         row["interval"] = low, high = max(0.0, low), min(1.0, high)
         words = f"  {name:22}{value[name]:7.3f}  [{low:.3f}, {high:.3f}]"
@@ -216,7 +216,7 @@ def compare(bench: Bench, report: Report) -> None:
                 words += " " * 30
                 continue
             less = value[name] - value[other]
-            low, high = corrected(less, np.subtract(again[name], again[other]).tolist())
+            low, high = centred(less, np.subtract(again[name], again[other]).tolist())
             words += f"  {less:+10.3f}  [{low:+.3f}, {high:+.3f}]"
             row[f"less {other}"] = less, low, high
         report.say(words.rstrip())

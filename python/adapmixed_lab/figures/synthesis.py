@@ -109,14 +109,13 @@ def mauve(texts: Features, others: Features) -> float:
     return float(np.mean(found))
 
 
-def corrected(value: float, resampled: Sequence[float]) -> tuple[float, float]:
-    """Return the basic 95 % bootstrap interval of a value.
+def centred(value: float, resampled: Sequence[float]) -> tuple[float, float]:
+    """Return a 95 % interval: the quantiles of resamples, moved so that their mean is the value.
 
-    Resamples hold fewer different texts, so their MAUVE is lower. The basic interval mirrors their
-    quantiles at the value, which corrects for that.
+    Resamples hold fewer different texts, so their MAUVE is lower than that of as many new ones.
     """
-    low, high = np.quantile(resampled, (0.025, 0.975))
-    return 2 * value - float(high), 2 * value - float(low)
+    low, high = np.quantile(resampled, (0.025, 0.975)) - np.mean(resampled) + value
+    return float(low), float(high)
 
 
 @contextmanager
@@ -142,7 +141,7 @@ def mauve_interval(texts: Features, others: Features) -> tuple[float, float, flo
         one, other = (some[rng.integers(len(some), size=len(some))] for some in (texts, others))
         again.append(mauve(one, other))
     value = mauve(texts, others)
-    low, high = corrected(value, again)
+    low, high = centred(value, again)
     return value, max(0.0, low), min(1.0, high)
 
 

@@ -87,7 +87,7 @@ def test_mauve_tells_distributions_apart() -> None:
     assert alike is not None and apart is not None
     assert alike[1] > apart[2] and apart[0] < 0.5 < alike[0]
     assert alike[1] < alike[2] and apart[1] < apart[2]
-    assert page_of.corrected(0.5, [0.3, 0.4]) == pytest.approx((0.6025, 0.6975))
+    assert page_of.centred(0.5, [0.3, 0.4]) == pytest.approx((0.4525, 0.5475))
     assert page_of.mauve_interval(one[: page_of.LEAST - 1], other) is None
 
 
