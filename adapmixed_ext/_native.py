@@ -51,6 +51,16 @@ if _C.with_cuda:
     backends["cuda"] = Backend(_C.cuda, _queue, False)
 
 
+def backend(device: torch.device) -> Backend:
+    """Return the operators of a device, or raise if there are none in this build."""
+    if device.type not in backends:
+        raise RuntimeError(
+            f"adapmixed_ext was built without kernels for {device}: move the tensors to the CPU "
+            "(build_info() says what was built)"
+        )
+    return backends[device.type]
+
+
 def immediate(device: torch.device) -> bool:
     """Tell whether calls on a device raise errors in the data; the device may be absent."""
     return device.type == "cpu" and backends["cpu"].immediate
@@ -64,12 +74,7 @@ def call(name: str, like: Tensor, *arguments: Any, workspace: tuple[Any, ...] = 
         arguments: tensors, numbers, None for null, and tuples of these.
         workspace: what the size of a GPU's workspace depends on; the CPU's threads have their own.
     """
-    if like.device.type not in backends:
-        raise RuntimeError(
-            f"adapmixed_ext was built without kernels for {like.device}: move the tensors to the "
-            "CPU (build_info() says what was built)"
-        )
-    on, memory = backends[like.device.type], None
+    on, memory = backend(like.device), None
     if workspace and not on.immediate:
         size = getattr(on.module, f"{name}_workspace")(*workspace)
         memory = like.new_empty(size, dtype=torch.uint8)

@@ -13,7 +13,7 @@ from torch import Tensor
 from adapmixed import limits
 
 from . import inputs as check
-from ._native import F64, immediate
+from ._native import F64, backend, immediate
 from .inputs import Inputs, log_sum_exp, prepare
 from .types import Clipping, LogPool, Projection, RandomSource, Screening
 
@@ -475,6 +475,7 @@ def _device(device: torch.device | str) -> torch.device:
         found = torch.device("meta")
     if found.type not in ("cpu", "cuda"):
         raise ValueError(f"device must be a CPU or CUDA device, got {device!r}")
+    backend(found)  # before torch makes a tensor there
     return found
 
 

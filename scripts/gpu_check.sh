@@ -292,7 +292,7 @@ checks() {
   done
   while read -r file; do
     beside must "tests-$(basename "$file" .py)" 240 "${pytest[@]}" -k cuda "$file"
-  done < <(grep -lE 'device: torch\.device[,)]' tests/kernels/test_*.py)
+  done < <(grep -lE '\b(device|path): torch\.device([,)]|$)' tests/kernels/test_*.py)
   wait
 
   # Only our kernels: torch's are known for harmless reports.

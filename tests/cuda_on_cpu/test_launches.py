@@ -100,6 +100,9 @@ def test_a_build_without_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delitem(_native.backends, "cpu")
     with pytest.raises(RuntimeError, match="without kernels for cpu"):
         _native.call("project", torch.zeros(1))
+    monkeypatch.delitem(_native.backends, "cuda", raising=False)
+    with pytest.raises(RuntimeError, match="without kernels for cuda:1"):
+        adapmixed_ext.gaussian(3, sigma=1.0, rng=Source(1), device="cuda:1")
 
 
 def test_errors_of_the_runtime() -> None:

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import ast
 import os
 import re
 import shutil
@@ -13,6 +14,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 STUBS = Path(__file__).with_name("stubs")
+KERNEL_TESTS = sorted((ROOT / "tests" / "kernels").glob("test_*.py"))
 # Replaces Python: it reports a GPU and notes its commands.
 FAKE = """#!/bin/sh
 echo "$PYTHONPATH|$ADAPMIXED_COMMIT|$*" >>{calls}
@@ -31,6 +33,8 @@ class Checkout:
         self.calls, self.results = folder / "calls", folder / "results"
         for name in ("scripts", "adapmixed_ext", "tests/cuda", "tests/kernels"):
             (folder / name).mkdir(parents=True)
+        for file in KERNEL_TESTS:
+            shutil.copy(file, folder / "tests" / "kernels")
         self.script = shutil.copy(ROOT / "scripts" / "gpu_check.sh", folder / "scripts")
         self.module = folder / "module.so"
         for name in ("adapmixed_ext/a.py", "adapmixed_ext/a.pyi", "module.so",
@@ -57,6 +61,15 @@ class Checkout:
         return dict(found)
 
 
+def runs_on_a_gpu(file: Path) -> bool:
+    """Tell whether a test takes a fixture that is a GPU, too."""
+    functions = [
+        one for one in ast.parse(file.read_text()).body if isinstance(one, ast.FunctionDef)
+    ]
+    tests = [one for one in functions if one.name.startswith("test_")]
+    return any({"device", "path"} & {given.arg for given in one.args.args} for one in tests)
+
+
 def test_its_stages_and_their_order(tmp_path: Path) -> None:
     """A stage that fails is told, and stops nothing."""
     checkout = Checkout(tmp_path, broken="tests/cuda/test_a.py")
@@ -64,9 +77,11 @@ def test_its_stages_and_their_order(tmp_path: Path) -> None:
     said, _ = run.communicate(timeout=60)
     assert run.returncode == 1, said
     tables = [checkout.table(part) for part in ("speed", "checks", "compare")]
+    kernels = [f"tests-{file.stem}" for file in KERNEL_TESTS if runs_on_a_gpu(file)]
+    assert "tests-test_draws" in kernels
     assert list(map(list, tables)) == [
         ["import", "smoke", "benchmarks-speed", "ncu"],
-        ["import", "tests-cuda-test_a", "tests-cuda-test_b", "sanitizer-memcheck",
+        ["import", "tests-cuda-test_a", "tests-cuda-test_b", *kernels, "sanitizer-memcheck",
          "sanitizer-racecheck", "sanitizer-synccheck", "sanitizer-initcheck"],
         ["import", "benchmarks-compare", "generation"],
     ]  # fmt: skip
