@@ -145,14 +145,19 @@ def numbers(guarantee: Any) -> dict[str, Any]:
     return {name: getattr(guarantee, name) for name in names.split()}
 
 
-def commanded(
-    main: Callable[[Sequence[str]], int], *arguments: object, file: Path | None = None
-) -> dict[str, Any]:
-    """Run a command; return the JSON that it printed or wrote to a file, and its exit status."""
-    with contextlib.redirect_stdout(io.StringIO()) as printed:
+def printed(main: Callable[[Sequence[str]], int], *arguments: object) -> tuple[int, str]:
+    """Run a command; return its exit status and what it printed."""
+    with contextlib.redirect_stdout(io.StringIO()) as output:
         status = main([str(one) for one in arguments])
-    text = file.read_text(encoding="utf-8") if file else printed.getvalue()
-    return {**json.loads(text), "status": status}
+    return status, output.getvalue()
+
+
+def commanded(
+    main: Callable[[Sequence[str]], int], *arguments: object, file: Path
+) -> dict[str, Any]:
+    """Run a command; return the JSON that it wrote to a file, and its exit status."""
+    status, _ = printed(main, *arguments)
+    return {**json.loads(file.read_text(encoding="utf-8")), "status": status}
 
 
 # Operators.
@@ -271,9 +276,11 @@ def answers(at: int, given: str, ledger: Path | None = None) -> dict[str, Any]:
     counts = [accountant.queries, accountant.planned]
     result = {"answers": found, "charge": spent, "counts": counts, "parts": accountant.breakdown()}
     if ledger:
-        shown = commanded(cli.main, "ledger", "show", ledger, "--json")
-        result |= {"shown": {name: shown[name] for name in ("queries", "kind", "epsilon")}}
-        result |= {"verified": commanded(cli.main, "ledger", "verify", ledger, "--json")["status"]}
+        lines = printed(cli.main, "ledger", "show", ledger)[1].splitlines()
+        said = dict(line.split(": ", 1) for line in lines if ": " in line)
+        shown = {"queries": int(said["queries"]), "kind": said["kind"]}
+        result |= {"shown": shown | {"epsilon": float(said["epsilon"])}}
+        result |= {"verified": printed(cli.main, "ledger", "verify", ledger)[0]}
         result |= {"read": numbers(am.read_ledger(ledger).guarantee)}
     return result | numbers(accountant.guarantee())
 
