@@ -200,8 +200,8 @@ def mixture(
         (B, V) float64; rows sum to 1 up to rounding. It is private.
 
     Raises:
-        ValueError: wrong shapes, dtypes or devices; a weight outside [0, 1]; bad rows, or rows that
-            do not belong to the projection.
+        ValueError: wrong shapes, dtypes or devices; a tensor of weights outside [0, 1]; bad rows,
+            or rows that do not belong to the projection.
     """
     if isinstance(projection, LogPool):
         log_weights, log_normaliser = _pool(private_logits, public_logits, projection)
@@ -234,8 +234,8 @@ def log_prob(
         (B,) float64, in nats; −inf if the mixture cannot produce the target.
 
     Raises:
-        ValueError: wrong shapes, dtypes or devices; a target outside [0, V); a weight outside
-            [0, 1]; log p > 0, which shows that the rows do not belong to the projection.
+        ValueError: wrong shapes, dtypes or devices; a target outside [0, V); a tensor of weights
+            outside [0, 1]; log p > 0, which shows that the rows do not belong to the projection.
     """
     if isinstance(projection, LogPool):
         log_weights, log_normaliser = _pool(private_logits, public_logits, projection)
