@@ -66,6 +66,9 @@ def test_an_answer_may_end_inside_a_character(tokenizer: Any) -> None:
     assert shown(tokenizer, prompt, answer[:7]) == WORLD * 2 + "\ufffd"
     assert shown(tokenizer, prompt, answer[:8]) == WORLD * 2 + "\ufffd"
     assert shown(tokenizer, prompt + answer[:4], answer[4:6]) == WORLD
+    assert shown(tokenizer, prompt + answer[:4], []) == ""
+    for told in (answer[:4], tokens_of(tokenizer, "\ufffd")):
+        assert shown(tokenizer, prompt + told, tokens_of(tokenizer, "ok\ufffd.")) == " ok\ufffd."
 
 
 @pytest.mark.parametrize("count", [1, 3, 100])

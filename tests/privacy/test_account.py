@@ -384,6 +384,11 @@ def test_a_state_of_something_else_is_refused():
         changed["counts"][0][0][name] = value
         with pytest.raises(ValueError, match="must be|Binding must have mechanism"):
             Accountant.from_state(changed)
+    for queries in (-1, 1.0, True):
+        changed = accountant.state()
+        changed["counts"][0][1] = queries
+        with pytest.raises(ValueError, match="counts queries must be an integer"):
+            Accountant.from_state(changed)
 
 
 @pytest.mark.parametrize(

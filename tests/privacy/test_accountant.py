@@ -76,6 +76,15 @@ def test_a_forked_child_spends_nothing() -> None:
     assert accountant.queries == 1
 
 
+def test_public_answers_cost_nothing_under_a_budget_of_every_shard(tmp_path: Path) -> None:
+    with Accountant(DELTA, epsilon=2.0, path=tmp_path / "ledger") as accountant:
+        for count in (1, 2):
+            ticket = proposed(PublicOnly())
+            accountant.charge(ticket)
+            assert ticket.release().tokens.shape == (1,) and accountant.queries == count
+        assert accountant.guarantee().epsilon == 0 and not accountant.spent.any()
+
+
 def test_what_raises_writes_nothing(tmp_path: Path) -> None:
     """Neither the failed charge is written nor the binding that would come before it."""
     path = tmp_path / "ledger.db"

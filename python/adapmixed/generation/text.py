@@ -32,6 +32,7 @@ class Continuation:
         while self._whole > max(len(prompt) - _BYTES, 0) and self._ends_inside(self._whole):
             self._whole -= 1
         self._shown = self._decoded(self._whole)
+        self._inside = self._whole < len(prompt)  # signs of lost bytes are the prompt's, not shown
 
     def add(self, token: int) -> str:
         """Return the text that this token adds; what ends inside a character is held back."""
@@ -45,6 +46,7 @@ class Continuation:
             return lost
         piece = self.rest()
         if piece:
+            self._inside = False
             # So that a token's cost does not grow with the text. The last piece stays, because some
             # tokenizers drop the space of the first token.
             self._ids = self._ids[self._whole :]
@@ -63,7 +65,7 @@ class Continuation:
         piece = text[same:]
         if same < len(self._shown) and piece.startswith(_UNKNOWN):  # bytes that were shown, too
             piece = _UNKNOWN + piece.lstrip(_UNKNOWN)
-        return piece
+        return piece.lstrip(_UNKNOWN) if self._inside else piece
 
     def _ends_inside(self, end: int | None = None) -> bool:
         return self._decoded(end).endswith(_UNKNOWN)

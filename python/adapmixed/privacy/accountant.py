@@ -254,14 +254,13 @@ class Accountant:
     ) -> NDArray[np.bool_] | None:
         """Charge events or, under budgets, the members that can pay; return who was charged."""
         bound, active = self._account.bound_to(mechanism, num_models, origin), None
-        if bound.budget is not None:
+        if mechanism.measure is not None and bound.budget is not None:
             if charges is None:
                 raise ValueError(
                     "epsilon must be None for queries that are charged in advance: what a shard "
                     "spends of its own budget depends on the rows"
                 )
             active = bound.admit(charges)
-            assert mechanism.measure is not None  # without, no account has a budget
             own = IndividualCharge(*mechanism.measure, np.where(active, charges, 0.0))
             events = [own, *(event for event in events if isinstance(event, Caveat))]
         charged = self._added(bound, events)

@@ -17,6 +17,7 @@ from typing import Any, NoReturn, TypeVar, get_args
 import numpy as np
 from numpy.typing import NDArray
 
+from adapmixed.limits import check_count
 from adapmixed.privacy.events import Event
 
 T = TypeVar("T")
@@ -74,7 +75,7 @@ READERS: dict[str, Callable[[Any], Any]] = {
     "tuple[float, ...]": lambda found: tuple(map(read_real, exactly(list, found))),
     "NDArray[np.float64]": read_array,
     "Mapping[Event, int]": lambda found: {
-        read_event(event): exactly(int, queries) for event, queries in found
+        read_event(event): check_count("queries", queries, 0) for event, queries in found
     },
 }
 """How a field of a declared type is read. Other modules add their own."""
