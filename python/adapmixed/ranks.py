@@ -85,7 +85,8 @@ class Ranks:
         self.rank, self.world = place.rank, place.world
         self._timeout = timeout_seconds
         self._repeated = self.alone  # whether every process has all members
-        self._broken: list[str] = []  # shared by what `over` returns
+        self._broken: list[str] = []  # shared by what `over` returns, as the next one
+        self._patient: list[Any] = []  # the group of `wait`, until the processes leave
 
     @property
     def alone(self) -> bool:
@@ -215,13 +216,9 @@ class Ranks:
                     )
 
     def wait(self) -> None:
-        """Return when every process has made this call, however long that takes.
-
-        The processes must be joined without `cuda`.
-        """
+        """Return when every process has made this call, however long that takes."""
         if not self.alone:
-            timeout = timedelta(seconds=_LONGEST_TIMEOUT)
-            self._run(lambda: dist.monitored_barrier(timeout=timeout), _LONGEST_TIMEOUT)
+            self._run(lambda: dist.barrier(self._patient[0]), _LONGEST_TIMEOUT)
 
     def _share(self, num_models: int, rank: int) -> slice:
         """Return the slice of the members that one process holds."""
@@ -326,6 +323,10 @@ def joined(
             "the instruction set": build_info()["instruction_set"],
         }
     )
+    # The timeout of a call does not replace that of its group, so `wait` has a group of its own.
+    longest = timedelta(seconds=_LONGEST_TIMEOUT)
+    ranks._patient.append(dist.new_group(timeout=longest, backend="gloo"))
     yield ranks
+    ranks._patient.clear()
     # Not after an error, when the others may be gone and this process is about to end.
     dist.destroy_process_group()
