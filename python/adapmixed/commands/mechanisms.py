@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from adapmixed.commands.options import add_options, option
 from adapmixed.files import write_file
-from adapmixed.limits import QUESTIONS
+from adapmixed.limits import QUESTIONS, check_type
 
 if TYPE_CHECKING:
     from adapmixed.mechanisms import Mechanism
@@ -306,6 +306,7 @@ def read_plan(path: Path) -> dict[str, Any]:
     try:
         found = read_versioned(path, PLAN_VERSION, *entries)
         _, text, delta, way, tokens = (found[name] for name in entries)
+        check_type("mechanism", text, str, "a string")
         mechanism = mechanism_of(text, delta=delta, epsilon=None, queries=1, way=way)
         if mechanism.planned_queries != tokens:
             raise ValueError(f"tokens must be queries= of mechanism, got {tokens!r}")
