@@ -303,7 +303,7 @@ def joined(
 
     if dist.is_initialized():
         raise ValueError("processes must join once: this one is still joined to others")
-    started = time.monotonic()
+    started, ranks = time.monotonic(), Ranks(place, timeout_seconds)
     try:
         dist.init_process_group(
             "cpu:gloo,cuda:nccl" if cuda else "gloo",
@@ -311,11 +311,13 @@ def joined(
             world_size=place.world,
             timeout=timedelta(seconds=timeout_seconds),
         )
+        # The timeout of a call does not replace that of its group, so `wait` has one of its own.
+        longest = timedelta(seconds=_LONGEST_TIMEOUT)
+        ranks._patient.append(dist.new_group(timeout=longest, backend="gloo"))
     except RuntimeError as error:
         late = time.monotonic() - started >= 0.9 * timeout_seconds
         why = f"within {timeout_seconds:g} s" if late else f"({str(error)[:200]})"
         raise ProcessError(f"the {place.world} ranks did not come together {why}") from error
-    ranks = Ranks(place, timeout_seconds)
     ranks.agree(
         {
             "the version of adapmixed": __version__,
@@ -323,10 +325,7 @@ def joined(
             "the instruction set": build_info()["instruction_set"],
         }
     )
-    # The timeout of a call does not replace that of its group, so `wait` has a group of its own.
-    longest = timedelta(seconds=_LONGEST_TIMEOUT)
-    ranks._patient.append(dist.new_group(timeout=longest, backend="gloo"))
     yield ranks
-    ranks._patient.clear()
+    ranks._patient.clear()  # its threads, too, must end here
     # Not after an error, when the others may be gone and this process is about to end.
     dist.destroy_process_group()
