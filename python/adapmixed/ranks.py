@@ -85,7 +85,8 @@ class Ranks:
         self.rank, self.world = place.rank, place.world
         self._timeout = timeout_seconds
         self._repeated = self.alone  # whether every process has all members
-        self._broken: list[str] = []  # shared by what `over` returns
+        self._broken: list[str] = []  # shared by what `over` returns, as the next one
+        self._patient: list[Any] = []  # the group of `wait`, until the processes leave
 
     @property
     def alone(self) -> bool:
@@ -215,13 +216,9 @@ class Ranks:
                     )
 
     def wait(self) -> None:
-        """Return when every process has made this call, however long that takes.
-
-        The processes must be joined without `cuda`.
-        """
+        """Return when every process has made this call, however long that takes."""
         if not self.alone:
-            timeout = timedelta(seconds=_LONGEST_TIMEOUT)
-            self._run(lambda: dist.monitored_barrier(timeout=timeout), _LONGEST_TIMEOUT)
+            self._run(lambda: dist.barrier(self._patient[0]), _LONGEST_TIMEOUT)
 
     def _share(self, num_models: int, rank: int) -> slice:
         """Return the slice of the members that one process holds."""
@@ -306,7 +303,7 @@ def joined(
 
     if dist.is_initialized():
         raise ValueError("processes must join once: this one is still joined to others")
-    started = time.monotonic()
+    started, ranks = time.monotonic(), Ranks(place, timeout_seconds)
     try:
         dist.init_process_group(
             "cpu:gloo,cuda:nccl" if cuda else "gloo",
@@ -314,11 +311,13 @@ def joined(
             world_size=place.world,
             timeout=timedelta(seconds=timeout_seconds),
         )
+        # The timeout of a call does not replace that of its group, so `wait` has one of its own.
+        longest = timedelta(seconds=_LONGEST_TIMEOUT)
+        ranks._patient.append(dist.new_group(timeout=longest, backend="gloo"))
     except RuntimeError as error:
         late = time.monotonic() - started >= 0.9 * timeout_seconds
         why = f"within {timeout_seconds:g} s" if late else f"({str(error)[:200]})"
         raise ProcessError(f"the {place.world} ranks did not come together {why}") from error
-    ranks = Ranks(place, timeout_seconds)
     ranks.agree(
         {
             "the version of adapmixed": __version__,
@@ -327,5 +326,6 @@ def joined(
         }
     )
     yield ranks
+    ranks._patient.clear()  # its threads, too, must end here
     # Not after an error, when the others may be gone and this process is about to end.
     dist.destroy_process_group()

@@ -68,6 +68,7 @@ EVALUATE: list[tuple[list[str], str]] = [
     (["--result", "."], "--result must name a file in an existing folder"),
     (["--result", "none/result.json"], "--result must name a file in an existing folder"),
     (["--base", "./no-base", "--json", "none/out.json"], "--json must name a file in an exist"),
+    (["--base", "./no-base", "--json", "/dev/null"], "--json must name a file in an exist"),
     (["--base", "./no-base"], "no-base"),
     (["--text", "none.txt"], "--text must name a text file or a directory of *.txt files, got"),
     (["--epsilon=2"], "--epsilon must be None for AdaPMixED, got 2.0: its losses depend"),

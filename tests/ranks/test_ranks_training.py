@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -50,6 +51,20 @@ def test_ranks_give_the_same_even_if_one_is_killed(tmp_path: Path) -> None:
         assert left == {f"member-{index:03d}" for index in range(1 - victim, NUM_MODELS, 2)}
         assert train(run) == reference
         assert {path.name for path in tmp_path.glob(f"killed-{victim}.private/*")} == PRIVATE
+
+
+def test_ranks_wait_longer_than_their_timeout(tmp_path: Path) -> None:
+    """One has more members to train than the others have."""
+
+    def work(ranks: Ranks) -> bool:
+        for slow in range(3):
+            time.sleep(4.0 * (ranks.rank == slow))
+            ranks.wait()
+        return True
+
+    children = started(3, work, tmp_path, timeout=3.0)
+    assert [status_of(child) for child in children] == [0] * 3
+    assert [result(tmp_path, rank) for rank in range(3)] == [True] * 3
 
 
 def test_ranks_that_train_something_else(tmp_path: Path) -> None:

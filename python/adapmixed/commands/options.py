@@ -188,9 +188,9 @@ def check_output(name: str, path: Path | None, *, folder: bool = False) -> None:
             raise ValueError(f"{name} must name a folder, got the file {path}") from None
         target = path
     else:
-        if path.is_dir() or not path.parent.is_dir():
+        if (path.exists() and not path.is_file()) or not path.parent.is_dir():
             raise ValueError(f"{name} must name a file in an existing folder, got {path}")
-        target = path if path.exists() else path.parent
+        target = Path(os.path.realpath(path)).parent  # where it is replaced
     if not os.access(target, os.W_OK):
         raise ValueError(f"{name} must be writable, got {target}")
 
