@@ -140,7 +140,10 @@ def plan_noise(
 
     def cost(accuracy: float) -> float:
         grid = min(1e-2, 1e-3 * target.epsilon)
-        return group_epsilon(1 / accuracy, rate, steps, group, target.delta, grid=grid)
+        try:
+            return group_epsilon(1 / accuracy, rate, steps, group, target.delta, grid=grid)
+        except ValueError:  # dp-accounting's, if a difference of its logarithms rounds below 0
+            return math.inf
 
     accuracy = largest_within(cost, target.epsilon, most=2.0)
     if accuracy == 0.0:

@@ -124,7 +124,8 @@ def test_evaluate_writes_the_page(
     write_manifest(ensemble, replace(whole, members=whole.members[:2], shards=whole.shards[:2]))
     for index, member in enumerate(whole.members[:2]):
         shutil.copytree(DEMO_ENSEMBLE / member, ensemble / member)
-        record = {"format_version": 1, "shard": {}, "tokens": 700, "losses": [5.0, 4.5 - index]}
+        record = {"format_version": 1, "shard": whole.shards[index], "tokens": 700}
+        record["losses"] = [5.0, 4.5 - index]
         record["validation"] = {"documents": 3, "loss": 4.25 + index, "public_loss": 4.5}
         (ensemble / member / "shard.json").write_text(json.dumps(record), encoding="utf-8")
     text.write_text("\n\n".join(one.text for one in held_out_documents()[:2]), encoding="utf-8")
