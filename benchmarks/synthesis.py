@@ -3,9 +3,9 @@
     python scripts/real_models.py                                # makes the model's folder
     python -m benchmarks.synthesis --base FOLDER --keep WORK --out PREFIX [--speed]
 
-The records are entries of change logs of the installed Debian packages (`benchmarks.headline`) of
-more than `SHORTEST` characters, cut to `RECORD` tokens. They are dealt to batches by a hash. From
-each batch all rules draw a text of `TOKENS` tokens for every ε and seed, from the same prompts and
+The records are entries of change logs of the installed Debian packages (`benchmarks.headline`, cut
+there) of more than `SHORTEST` characters, cut to `RECORD` tokens and dealt to batches by a hash.
+From each all rules draw a text of `TOKENS` tokens for every ε and seed, from the same prompts and
 from the public model's `TOP` likeliest tokens. The entries that no batch holds are the reference.
 
 - public: the prompt without a record.

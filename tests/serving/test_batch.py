@@ -12,10 +12,11 @@ from typing import Any
 import pytest
 import torch
 from decoding_cases import answered
-from tiny_models import POSITIONS, VOCAB
+from tiny_models import POSITIONS, VOCAB, around, tiny_model, tokenizer
 
 from adapmixed import limits
 from adapmixed.ensemble import Ensemble
+from adapmixed.ensemble.prompts import PromptEnsemble
 from adapmixed.mechanisms import ClippedLogPool, ClippedMixing, PublicOnly, Unprotected
 from adapmixed.privacy import Accountant
 from adapmixed.rng import SeededRandom
@@ -103,6 +104,23 @@ def test_each_sequence_answers_as_it_does_alone(
         )  # fmt: skip
         assert tokens == alone[0].tolist()
     assert accountant.queries == sum(prompt.max_tokens for prompt in asked)
+
+
+def test_prompts_with_records_are_served_as_members(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits, "LEAST_TEMPERATURE", 1e-6)
+    words = around(tokenizer([59, *range(59), 60, 70], eos_token="w60"), 0)
+    model = tiny_model("llama", max_position_embeddings=64)
+    made = PromptEnsemble(model, "w20 w21", records=3, longest=5, plain=True, tokenizer=words)
+    ensemble, mechanism = made.filled(["w5 w6", "w7", None]), ClippedLogPool(0.0, 4.0, queries=99)
+    asked = [Prompt((*made.opening, *range(9, 9 + more)), 6, temperature=COLD) for more in range(3)]
+    accountant = Accountant(1e-5)
+    found = run(engine_of(ensemble, mechanism, accountant=accountant), asked)
+    for prompt, tokens in found.items():
+        alone = answered(
+            ensemble, mechanism, torch.tensor([prompt.tokens]), max_new_tokens=6, temperature=COLD
+        )
+        assert tokens == alone[0].tolist()
+    assert accountant.queries == 18 and accountant.guarantee().kind == "fixed"
 
 
 @pytest.mark.parametrize(
