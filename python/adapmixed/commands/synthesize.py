@@ -17,7 +17,6 @@ from adapmixed.commands.options import (
     add_options,
     check_output,
     laboratory,
-    memory_bytes,
     option,
     progress_bar,
     quiet_libraries,
@@ -44,11 +43,6 @@ class SynthesizeOptions:
         "PRIVATE: a page about texts and records, of which it plants some", metavar="FOLDER"
     )
     demo: bool = option("the built-in model and texts, in less than a minute")
-    top_k: int | None = option("likeliest public tokens that are kept", 100)
-    memory: int = option(
-        "for the prompts' caches, such as 512M (default: 4G)", 4 << 30, type=memory_bytes,
-        metavar="SIZE",
-    )  # fmt: skip
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -56,6 +50,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_options(parser, SynthesizeOptions)
     add_options(parser, SharedOptions, "base", required=False)
     add_options(parser, SharedOptions, "temperature active device dtype")
+    kept, caches = "likeliest public tokens that are kept (default: 100)", "for the prompts' caches"
+    add_options(parser, SharedOptions, "top_k", default=100, help=kept)
+    add_options(parser, SharedOptions, "memory", default=4 << 30, help=f"{caches} (default: 4G)")
 
 
 def run(arguments: argparse.Namespace) -> int:

@@ -63,8 +63,8 @@ class TrainOptions:
     learning_rate: float | None = option("largest rate of AdamW, which falls linearly to zero")
     block_size: int | None = option("tokens of a block, at most those of the base's window")
     training: str | None = option(
-        "other settings, such as 'rank=4 alpha=32', whose ratio scales the update; an unknown KEY "
-        "lists them all",
+        "other settings, such as 'rank=4 alpha=32', whose ratio scales the update; the page 'Train "
+        "an ensemble' has them all",
         metavar='"KEY=VALUE ..."',
     )
     adapt: str | None = option(

@@ -237,8 +237,9 @@ def csv_rows(file: Path) -> Iterator[Row]:
             check_column(str(file), name, names)
         for row in reader:
             where = f"{file}, line {reader.line_num}"
-            if None in row or None in row.values():  # more or fewer of them
-                raise ValueError(f"{where} must have {len(names)} columns")
+            if None in row or None in row.values():
+                got = "more" if None in row else "fewer"
+                raise ValueError(f"{where} must have {len(names)} columns, got {got}")
             yield where, row
     except csv.Error as error:
         raise ValueError(f"{file} must be a CSV file: {error}") from error

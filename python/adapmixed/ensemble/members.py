@@ -108,8 +108,8 @@ def read_members(
     name = source or type(base).__name__
     _LOG.info("public model %s: %s on %s", name, model.dtype, model.device)
     read = dict(zip(present, read_adapters(model, present), strict=True))
+    exact = root is None and adapted is None
     for path, adapter in read.items():
-        exact = root is None and adapted is None
         _check_layers(path, adapter.layers, manifest.adapted, exact=exact)
     check_tokenizers(present, tokenizer, name, vocab_size)
     _check_records(manifest, paths, read)

@@ -47,7 +47,6 @@ CAVEATS = {
     "names": "It was not recorded how documents were named: if by positions in a file, an edit "
     "of their number or order can rename all later ones, and is not covered.",
     "base": "The public model was not compared with the one that the adapters were trained on.",
-    "tokenizer": "The public model's tokenizer was not compared with the one of the training.",
 }
 """Assumptions that may not hold, and what a guarantee then says."""
 

@@ -92,7 +92,7 @@ def until(tokens: Sequence[int], ends: Collection[int]) -> list[int]:
 def mauve(texts: Features, others: Features) -> float:
     """Return MAUVE of two sets of features: 1 for equal distributions (arXiv 2102.01454).
 
-    It is the mean over `CLUSTERINGS` clusterings, which differ more than their number suggests.
+    It is the mean over `CLUSTERINGS` clusterings, since that of one depends on its seed.
 
     Raises:
         ValueError: the package mauve-text is missing.
