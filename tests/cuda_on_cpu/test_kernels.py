@@ -53,7 +53,7 @@ def check(operators: list[str], case: Case, plan: Plan, *orders: int, gpu: bool 
 TABLE = [
     case
     for case in (
-        *cases.small()[:5], *cases.masked(), *cases.identical()[1:3], *cases.strided()[:1],
+        *cases.small()[:6], *cases.masked(), *cases.identical()[1:3], *cases.strided()[:1],
         *cases.canary(), *cases.corners(), *cases.demanding(), *cases.offsets()[::4],
         *cases.boxed()[-2:],
     )
