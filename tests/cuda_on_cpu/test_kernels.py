@@ -233,6 +233,12 @@ def test_parts_and_tiles_of_a_gpu(models: int) -> None:
     check(operators, case, plan, 1, gpu=True)
 
 
+def test_a_row_of_more_chunks_than_threads() -> None:
+    """Each thread takes two chunks of 256 tokens; a draw may end in either."""
+    case = Case("chunks", *cases.logits(6, 1, 3, 66_000, 2.0, 0.7))
+    check(["sample"], case, FEW, 1)
+
+
 def test_rows_that_are_alike(device_or_cpu: Any) -> None:
     """Identical models lose next to nothing; emptied ones nothing, others something.
 
