@@ -53,7 +53,7 @@ def check(operators: list[str], case: Case, plan: Plan, *orders: int, gpu: bool 
 TABLE = [
     case
     for case in (
-        *cases.small()[:5], *cases.masked(), *cases.identical()[1:3], *cases.strided()[:1],
+        *cases.small()[:6], *cases.masked(), *cases.identical()[1:3], *cases.strided()[:1],
         *cases.canary(), *cases.corners(), *cases.demanding(), *cases.offsets()[::4],
         *cases.boxed()[-2:],
     )
@@ -231,6 +231,12 @@ def test_parts_and_tiles_of_a_gpu(models: int) -> None:
         rows = ensemble(models, 150 if models == 85 else 40, shift=0.0, noise=0.5)
         case = Case("gpu", *rows, orders=(3.0,), weights=weight_of(0.25))
     check(operators, case, plan, 1, gpu=True)
+
+
+def test_a_row_of_more_chunks_than_threads() -> None:
+    """Each thread takes two chunks of 256 tokens; a draw may end in either."""
+    case = Case("chunks", *cases.logits(6, 1, 3, 66_000, 2.0, 0.7))
+    check(["sample"], case, FEW, 1)
 
 
 def test_rows_that_are_alike(device_or_cpu: Any) -> None:

@@ -240,7 +240,7 @@ def small() -> list[Case]:
 
 def wide() -> list[Case]:
     """Return vocabularies too large for the multi-precision oracle, with tiles and a tail."""
-    return drawn(1_000, 10_000, 6)
+    return drawn(1_000, 12_500, 8)
 
 
 def logit_rows(private: list[float], public: list[float]) -> tuple[Tensor, Tensor]:

@@ -44,6 +44,7 @@ def test_branches_are_distributions(models: int, vocab: int, depth: int, adjacen
     ball = AdaPMixED(3.0, 0.5, screen=None, adjacency=adjacency)
     found = [*Odometer(ball, torch.stack(private), public, 0.05, (1.0,) * depth).branches()]
     assert len(found) == models and {one.shape for one in found[0]} == {(vocab**depth,)}
+    assert len({q.tobytes() for _, q, _ in found}) == models  # each lacks another member
     for p, q, epsilon in found:
         assert (p.sum(), q.sum()) == pytest.approx((1, 1), rel=1e-12)
         # ε is known before the last token is drawn, and differs from branch to branch.

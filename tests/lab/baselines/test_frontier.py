@@ -58,25 +58,29 @@ def test_a_member_within_the_ball_keeps_its_whole_distribution() -> None:
 
 
 @pytest.fixture
-def dp_adapter(tmp_path: Path) -> Path:
-    """Return the folder of an adapter that changes nothing, with a guarantee for a shard."""
-    folder = tmp_path / "dp"
-    base = AutoModelForCausalLM.from_pretrained(demo_base())
-    get_peft_model(base, LoraConfig(r=1, target_modules=["c_attn"])).save_pretrained(folder)
-    stated = AdapterGuarantee(1.75, DELTA, 1.0, 0.5, 10, 1.0, 64, "shard", 8, "pld")
-    content = {"format_version": FORMAT_VERSION, "training": None, **asdict(stated)}
-    (folder / GUARANTEE_FILE).write_text(json.dumps(content))
-    return folder
+def dp_adapters(tmp_path: Path) -> list[str]:
+    """Return the folders of two adapters with a guarantee; that for a shard changes nothing."""
+    folders = []
+    for unit, changes_nothing in (("shard", True), ("user", False)):
+        config = LoraConfig(r=1, target_modules=["c_attn"], init_lora_weights=changes_nothing)
+        folder = tmp_path / unit
+        base = AutoModelForCausalLM.from_pretrained(demo_base())
+        get_peft_model(base, config).save_pretrained(folder)
+        stated = AdapterGuarantee(1.75, DELTA, 1.0, 0.5, 10, 1.0, 64, unit, 8, "pld")
+        content = {"format_version": FORMAT_VERSION, "training": None, **asdict(stated)}
+        (folder / GUARANTEE_FILE).write_text(json.dumps(content))
+        folders.append(str(folder))
+    return folders
 
 
 def test_the_command_prints_a_table_and_writes_a_figure(
-    tmp_path: Path, dp_adapter: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, dp_adapters: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     text, figure = tmp_path / "text.txt", tmp_path / "compare.svg"
     text.write_text("\n\n".join(one.text for one in held_out_documents()[:20]), encoding="utf-8")
     command = ["compare", "--base", str(demo_base()), "--ensemble", str(DEMO_ENSEMBLE)]
     command += ["--text", str(text), "--epsilon", "2", "--seed", "1", "--out", str(figure)]
-    command += ["--dp-adapter", str(dp_adapter)]
+    command += ["--dp-adapter", *dp_adapters]
     assert main([*command, "--queries", "24"]) == 0
     printed = capsys.readouterr().out
     table = [re.split(r"  +", line) for line in printed.split("\n\n")[0].splitlines()]
@@ -89,6 +93,7 @@ def test_the_command_prints_a_table_and_writes_a_figure(
     name, perplexity, *_, kept, epsilon, covered, kind = lines["dp-sgd (shard)"]
     assert (perplexity, kept, epsilon) == (lines["public"][1], "-", "1.75")
     assert covered == "any number of tokens" and kind == "fixed, add/remove"
+    assert lines["dp-sgd (user)"][1] not in (perplexity, lines["unprotected"][1])
     assert all(" ".join(words.split()) in " ".join(printed.split()) for words in WORDS)
     assert figure.read_text(encoding="utf-8").startswith("<svg role=")
     assert figure.stat().st_mode & 0o077 == 0
