@@ -92,7 +92,7 @@ class Letters:
 
 def added(text: str, stop: tuple[str, ...]) -> tuple[list[str], bool]:
     """Return the pieces of an answer, and whether a stop string ended it."""
-    tokens, pieces, finish = text.encode(), [], None
+    tokens, pieces, finish = text.encode(errors="surrogateescape"), [], None
     answer = AnswerText(Letters(), (65,), stop, {0}, len(tokens))
     for token in tokens:
         assert finish is None
@@ -119,6 +119,7 @@ def test_an_answer_ends_before_a_stop_string_and_shows_nothing_of_it_early() -> 
 
 def test_text_without_stop_strings_is_not_held_back() -> None:
     assert added("hello", ()) == (["h", "e", "l", "l", "o"], False)
+    assert added("hel\udcc3", ()) == (["h", "e", "l", "\ufffd"], False)  # but a begun character
 
 
 def test_an_end_token_adds_no_text_and_frees_what_was_held_back() -> None:

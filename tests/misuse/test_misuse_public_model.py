@@ -201,6 +201,10 @@ def test_a_public_model_from_the_hub_is_compared(
     write_manifest(folder, Manifest("some-org/Tiny", ("m0", "m1"), ADAPTED, revision="abc"))
     assert Ensemble.from_pretrained("some-org/Tiny", folder).unverified == ("shards",)
     assert Ensemble.from_pretrained("Tiny", folder).unverified == ("shards", "base")
+    # A folder may change, whatever it is called.
+    local = str(shutil.copytree(cached / "snapshots" / "abc", tmp_path / "Tiny"))
+    write_manifest(folder, Manifest(local, ("m0", "m1"), ADAPTED, revision="abc"))
+    assert Ensemble.from_pretrained(local, folder).unverified == ("shards", "base")
     # What is compared is what was loaded, of which main may be a newer commit.
     write_manifest(folder, Manifest("", ("m0", "m1"), ADAPTED, base_files=files))
     shutil.copytree(cached / "snapshots" / "abc", cached / "snapshots" / "def")

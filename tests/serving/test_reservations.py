@@ -19,6 +19,7 @@ from adapmixed.privacy import Accountant
 from adapmixed.rng import SecureRandom
 from adapmixed.serving.admission import Admission, Reservation
 from adapmixed.serving.engine import Prompt
+from adapmixed.serving.errors import RequestError
 
 
 def test_tokens_are_reserved_until_they_are_charged_or_given_back() -> None:
@@ -42,6 +43,8 @@ def test_tokens_are_reserved_until_they_are_charged_or_given_back() -> None:
             engine.go.clear()
             until(lambda: admission.reserved == 800 - engine.released)
             assert admission.left == 200
+            with pytest.raises(RequestError, match="reserved too many"):
+                admission.reserve(201)
         engine.go.set()
         assert server.settled() and not engine._running
         assert admission.left == admission.unspent == 1000 - engine.accountant.queries > 200

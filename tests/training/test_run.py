@@ -69,7 +69,7 @@ def test_an_ensemble_is_whole_and_loads(
     """
     caplog.set_level(logging.INFO, logger="adapmixed.training.pool")
     config = replace(CONFIG, target_modules=(target,), early_stopping=True)
-    run = a_run(tmp_path, base, num_models=40, validation_fraction=0.1, config=config)
+    run = a_run(tmp_path, base, num_models=40, validation_fraction=0.3, config=config)
     lines: list[str] = []
     train_ensemble(run, say=lines.append)
     manifest = read_manifest(run.output)
@@ -106,12 +106,12 @@ def test_an_ensemble_is_whole_and_loads(
             assert validation is None and record["epoch"] == 0 and record["losses"] == []
             continue
         assert validation["tokens"] >= 2 and len(validation["losses"]) == 2
-        assert validation["documents"] % 5 == 0 and record["tokens"] > 0
+        assert validation["documents"] == 5 * (count > 1) and record["tokens"] > 0
         losses = [validation["public_loss"], *validation["losses"]]
         assert validation["loss"] == losses[record["epoch"]] == min(losses)
         if count == 1:
             whole = record["tokens"] + validation["tokens"]
-            assert (validation["documents"], validation["tokens"]) == (0, int(0.1 * whole))
+            assert validation["tokens"] == int(0.3 * whole)
     # Each member has its own seed, so the initial A of empty shards (with B = 0) differs.
     empty = [f"member-{i:03d}" for i, count in enumerate(counts) if not count]
     weights = {(run.output / name / "adapter_model.safetensors").read_bytes() for name in empty}
