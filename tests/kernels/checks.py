@@ -606,12 +606,14 @@ def check_what_no_status_reports(device: torch.device) -> None:
         private, public, noise, weight=0.1, order=2.0, threshold=5.0, top_k=6
     )
     assert screening.passed.tolist() == [True, False] and screening.divergence[1] == INF
-    p = public.double().softmax(-1).repeat(2, 1)
+    p, q = public.double().softmax(-1).repeat(3, 1), public.repeat(3, 1)
     p[0] *= 1.1
-    p[1, 3], p[1, 4] = -p[1, 3], 3 * p[1, 4]
+    p[1, 3], p[1, 4] = -p[1, 3], p[1, 4] + 2 * p[1, 3]  # the sum stays
     p[2, 3] = math.nan
-    tokens = adapmixed_ext.sample(p, public.repeat(2, 1), rng=Source(1))
-    assert (tokens[:3] == -1).all() and tokens[3] >= 0
+    p[3], q[3, 0] = 0.0, -INF
+    p[3, 0] = 1.0
+    tokens = adapmixed_ext.sample(p, q, rng=Source(1))
+    assert (tokens[:4] == -1).all() and (tokens[4:] >= 0).all()
 
 
 def run_on_changed_rows(private: Tensor, public: Tensor) -> None:
