@@ -6,7 +6,9 @@ several operators.
 
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from adapmixed import limits
@@ -201,6 +203,9 @@ def likeliest(public: Tensor, count: int, *, by_rank: bool = False) -> Tensor:
         count: at most V.
         by_rank: the likeliest comes first; else tokens ascend.
     """
+    if public.device.type == "cpu" and not by_rank:
+        rows = [_largest(row, count) for row in public.float().numpy()]
+        return torch.from_numpy(np.stack(rows) if rows else np.empty((0, count), dtype=np.int64))
     bits = (public.float() + 0.0).view(torch.int32)  # adding 0 turns -0 into 0
     # The bits of positive numbers order as integers, those of negative ones the other way round.
     bits ^= (bits >> 31) & 0x7FFFFFFF
@@ -208,3 +213,13 @@ def likeliest(public: Tensor, count: int, *, by_rank: bool = False) -> Tensor:
     unequal = bits.long().bitwise_left_shift_(32).bitwise_or_(falling)
     tokens = unequal.topk(count, sorted=by_rank).indices
     return tokens if by_rank else tokens.sort(-1).values
+
+
+def _largest(row: NDArray[np.float32], count: int) -> NDArray[np.int64]:
+    """Return the places of the largest numbers; NumPy's selection is many times topk's speed."""
+    least = np.partition(row, -count)[-count]
+    places = np.flatnonzero(row >= least)
+    if len(places) != count:  # ties, or NaN, which no caller answers
+        above, equal = np.flatnonzero(~(row <= least)), np.flatnonzero(row == least)
+        places = np.sort(np.concatenate([above, equal])[:count])
+    return places

@@ -271,7 +271,7 @@ def batches(bench: Bench) -> None:
 
 def sizes(bench: Bench) -> None:
     """Time one query against N and V, to see whether time is linear in N V."""
-    numbers, vocabs = (8, 100, 1000), (32_000, 50_257, 128_256)
+    numbers, vocabs = (8, 100, 1000), (4_097, 32_000, 50_257, 128_256)
     if bench.sizes.quick:
         numbers, vocabs = (8, 12, 40), (256, 512, 700)
     _grid(bench, "sizes", (("fp32", *shape, 1) for shape in itertools.product(numbers, vocabs)))

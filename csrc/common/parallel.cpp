@@ -1,16 +1,14 @@
 #include "common/parallel.h"
 
+#include <dlfcn.h>
 #include <pthread.h>
 
 #include <algorithm>
 #include <atomic>
-#include <condition_variable>
 #include <exception>
 #include <memory>
 #include <mutex>
 #include <new>
-#include <thread>
-#include <vector>
 
 #if defined(__x86_64__)
 #include <xmmintrin.h>
@@ -41,11 +39,18 @@ class ExactFloatingPoint {
 #endif
 };
 
-struct Job {
-  Job(void (*body_)(void*, std::int64_t, std::int64_t), void* context_, std::int64_t count_,
-      std::int64_t grain_)
-      : body(body_), context(context_), count(count_), grain(grain_) {}
+// ThreadSanitizer does not see how OpenMP starts and joins its threads.
+#if defined(__SANITIZE_THREAD__)
+extern "C" void __tsan_acquire(void*);
+extern "C" void __tsan_release(void*);
+void joins(void* job) { __tsan_acquire(job); }
+void parts(void* job) { __tsan_release(job); }
+#else
+void joins(void*) {}
+void parts(void*) {}
+#endif
 
+struct Job {
   void (*body)(void*, std::int64_t, std::int64_t);
   void* context;
   std::int64_t count;
@@ -70,67 +75,17 @@ struct Job {
   }
 };
 
-class Pool {
- public:
-  void run(Job& job, int helpers) {
-    const std::lock_guard<std::mutex> one_job_at_a_time(run_mutex_);
-    {
-      const std::lock_guard<std::mutex> lock(mutex_);
-      while (static_cast<int>(threads_.size()) < helpers) {
-        const int index = static_cast<int>(threads_.size());
-        threads_.emplace_back([this, index] { serve(index); });
-        threads_.back().detach();
-      }
-      job_ = &job;
-      helpers_ = helpers;
-      running_ = helpers;
-      ++generation_;
-    }
-    wake_.notify_all();
-    job.run();
-    std::unique_lock<std::mutex> lock(mutex_);
-    done_.wait(lock, [this] { return running_ == 0; });
-    job_ = nullptr;
-  }
+// A forked child has none of its parent's threads, and OpenMP would wait for them.
+bool forked = false;
+const int registered = pthread_atfork(nullptr, nullptr, [] { forked = true; });
 
- private:
-  void serve(int index) {
-    std::uint64_t seen = 0;
-    std::unique_lock<std::mutex> lock(mutex_);
-    for (;;) {
-      wake_.wait(lock, [&] { return generation_ != seen && job_ != nullptr; });
-      seen = generation_;
-      if (index >= helpers_) continue;
-      Job* job = job_;
-      lock.unlock();
-      job->run();
-      lock.lock();
-      if (--running_ == 0) done_.notify_all();
-    }
-  }
+// Calls a function in a team of threads, to which the caller belongs, and waits for all.
+using Team = void (*)(void (*function)(void*), void* context, unsigned threads, unsigned flags);
 
-  std::mutex run_mutex_;
-  std::mutex mutex_;
-  std::condition_variable wake_, done_;
-  std::vector<std::thread> threads_;
-  Job* job_ = nullptr;
-  int helpers_ = 0;
-  int running_ = 0;
-  std::uint64_t generation_ = 0;
-};
-
-// Never destroyed: detached threads wait on it until the process ends. A forked child gets a new
-// pool, because the parent's threads do not exist there and its mutexes may stay locked forever.
-std::atomic<Pool*> pool{nullptr};
-
-Pool& current_pool() {
-  static const bool registered = [] {
-    pool.store(new Pool);
-    pthread_atfork(nullptr, nullptr, [] { pool.store(new Pool); });
-    return true;
-  }();
-  (void)registered;
-  return *pool.load();
+// The OpenMP that torch has loaded, whatever its make; null without one.
+Team openmp() {
+  static const auto found = reinterpret_cast<Team>(dlsym(RTLD_DEFAULT, "GOMP_parallel"));
+  return forked ? nullptr : found;
 }
 
 }  // namespace
@@ -139,11 +94,17 @@ void parallel_ranges(std::int64_t count, std::int64_t grain, int threads,
                      void (*body)(void*, std::int64_t, std::int64_t), void* context) {
   if (count <= 0) return;
   grain = std::max<std::int64_t>(grain, 1);
-  Job job(body, context, count, grain);
-  const std::int64_t ranges = (count + grain - 1) / grain;
-  const int helpers = static_cast<int>(std::min<std::int64_t>(std::max(threads, 1), ranges)) - 1;
-  if (helpers > 0) {
-    current_pool().run(job, helpers);
+  Job job{body, context, count, grain};
+  const std::int64_t size = std::min<std::int64_t>(threads, (count + grain - 1) / grain);
+  if (const Team team = size > 1 ? openmp() : nullptr) {
+    const auto work = [](void* one) {
+      joins(one);
+      static_cast<Job*>(one)->run();
+      parts(one);
+    };
+    parts(&job);
+    team(work, &job, static_cast<unsigned>(size), 0);
+    joins(&job);
   } else {
     job.run();
   }

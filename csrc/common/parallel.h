@@ -1,5 +1,5 @@
-// A small pool of std::threads. OpenMP would clash with torch's runtime and does not survive a
-// fork.
+// Loops over the threads of torch's own OpenMP. Others would compete with them for the cores: they
+// spin for a while after each of torch's operations.
 #pragma once
 
 #include <cstddef>
@@ -8,8 +8,9 @@
 namespace adapmixed::cpu {
 
 // Calls body(context, begin, end) over disjoint ranges that cover [0, count). It uses at most
-// `threads` threads, including the caller. Ranges are multiples of `grain` tasks. Denormals are on
-// inside the body; the caller's flush-to-zero setting is restored afterwards.
+// `threads` threads, including the caller, which is alone in a forked child. Ranges are multiples
+// of `grain` tasks. Denormals are on inside the body; the caller's flush-to-zero setting is
+// restored afterwards.
 void parallel_ranges(std::int64_t count, std::int64_t grain, int threads,
                      void (*body)(void*, std::int64_t, std::int64_t), void* context);
 

@@ -73,10 +73,8 @@ class Rows:
         but for rounding. A new row depends on the old one and on the public row alone, so every
         guarantee holds. Private logits are copied only if a row changes.
         """
-        if self.tail is not None:  # which needs these sums anyway
-            lse = near_log_sum_exp(self.private, self.public.argmax(-1))
-            if bool((lse.abs() < LARGEST / 2).all()):  # then so are the largest logits
-                return replace(self, private_lse=lse)
+        if self.private_lse is not None:
+            return self
         largest = self.private.amax(-1, keepdim=True)
         bad, far = ~largest.isfinite(), largest.abs() > LARGEST
         if not bool((bad | far).any()):
@@ -98,10 +96,11 @@ class Rows:
         """
         if self.tail_lse is None:
             return self
-        public_lse = self._log_sum_exp(self.public, "public_logits")
+        likely = self.public.argmax(-1)
+        public_lse = _sums(self.public, likely, "public_logits")
         private_lse = self.private_lse
         if private_lse is None:
-            private_lse = self._log_sum_exp(self.private, "private_logits")
+            private_lse = _sums(self.private, likely, "private_logits")
         differences = private_lse - public_lse  # the column leaves them as they are
         column = (self.tail_lse + differences).float().unsqueeze(-1)
         last = self.tail_lse.float().unsqueeze(-1)
@@ -113,16 +112,6 @@ class Rows:
         else:
             private = torch.cat([self.private.float(), column], -1)
         return replace(self, private=private, public=public, lse_differences=differences)
-
-    def _log_sum_exp(self, logits: Tensor, name: str) -> Tensor:
-        """Return a number for every row that depends on this row and the public one alone.
-
-        Raises:
-            ValueError: a row has NaN, +inf or no finite logit.
-        """
-        found = near_log_sum_exp(logits, self.public.argmax(-1))
-        lost = found.isnan()
-        return torch.where(lost, log_sum_exp(logits, name)[0], found) if bool(lost.any()) else found
 
     def unsure(self, confidence: float | None, public_lse: Tensor | None = None) -> Tensor:
         """Return (B,) bool, True if the likeliest public token has at most this probability.
@@ -252,7 +241,7 @@ def shaped(
     kept = min(support, speaking)
     rest = None
     if kept < vocab:
-        log_sum_exp(public, "public_logits")  # for its errors
+        _sums(public, public.argmax(-1), "public_logits")  # for its errors
         whole = public
         if tokens is None or kept < speaking:
             private, tokens = _cut(private, whole, tokens, kept)
@@ -283,13 +272,33 @@ def shaped(
     lse = None if rest is None else rest.double().logsumexp(-1)
     if not cut and low is None:
         return Rows(private, public, tokens, vocab, rest, lse)
+    spare = spare and private is private_logits
+    if rest is not None and temperature == 1.0:  # these sums are needed anyway
+        sums = near_log_sum_exp(private, public.argmax(-1))
+        if bool((sums.abs() < LARGEST / 2).all()):  # then so are the largest logits
+            return Rows(private, public, tokens, vocab, rest, lse, spare, sums)
     largest = private.amax(-1, keepdim=True)
     if cut or rest is not None:  # public reasons alone: a shift changes the bits of other rows
         private = _divided(private, _shift(largest, temperature), temperature)
     silent = largest.isneginf()
     private = torch.where(silent, public, private) if bool(silent.any()) else private
-    spare = spare and private is private_logits
-    return Rows(private, public, tokens, vocab, rest, lse, spare)
+    return Rows(private, public, tokens, vocab, rest, lse, spare and private is private_logits)
+
+
+def _sums(logits: Tensor, likely: Tensor, name: str) -> Tensor:
+    """Return a log-sum-exp for every row that depends on this row and a likely column alone.
+
+    Args:
+        logits: (B, k) or (N, B, k).
+        likely: (B,) int64, a column that is likely in the rows of a position.
+        name: name of the logits, for errors.
+
+    Raises:
+        ValueError: a row has NaN, +inf or no finite logit.
+    """
+    found = near_log_sum_exp(logits, likely)
+    lost = found.isnan()
+    return torch.where(lost, log_sum_exp(logits, name)[0], found) if bool(lost.any()) else found
 
 
 def _cut(
