@@ -142,7 +142,7 @@ def sole_writer(path: str | os.PathLike[str]) -> Iterator[None]:
     """
     place = _place(path)
     check_locks(place)
-    lock = place.with_name(f".{place.name}.lock")
+    lock, process = place.with_name(f".{place.name}.lock"), os.getpid()
     while True:
         descriptor = os.open(lock, os.O_RDWR | os.O_CREAT, 0o600)
         try:
@@ -158,7 +158,9 @@ def sole_writer(path: str | os.PathLike[str]) -> Iterator[None]:
     try:
         yield
     finally:
-        lock.unlink(missing_ok=True)
+        with suppress(OSError):  # a file that stays locks nothing
+            if os.getpid() == process:  # a forked child must not, as its parent holds the lock
+                lock.unlink()
         os.close(descriptor)
 
 

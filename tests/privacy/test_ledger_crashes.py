@@ -18,6 +18,7 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
@@ -255,26 +256,27 @@ def public_folder() -> Iterator[Path]:
     shutil.rmtree(folder)
 
 
-@pytest.mark.parametrize("closed", ["", "-lock", "folder"])
-def test_files_that_are_read_only_are_refused(public_folder: Path, closed: str) -> None:
+def test_files_that_are_read_only_are_refused(public_folder: Path) -> None:
     """A reader needs no right to write, and leaves no file."""
     path = public_folder / "ledger.db"
-    if closed != "folder":
-        charged(2, path=path).close()
-        for suffix in ("", "-lock"):
-            os.chmod(f"{path}{suffix}", 0o444 if suffix == closed else 0o666)
-        before = sorted(public_folder.iterdir())
-    public_folder.chmod(0o555)
 
-    def work() -> None:
-        if closed != "folder":
-            reading = read_ledger(path)
-            assert reading.charges == len([*reading.records()]) - 1 == 2 and read_usage(path) == {}
-            assert sorted(public_folder.iterdir()) == before
+    def refused() -> None:
         with pytest.raises(LedgerWriteError, match="ledger.db"):
             Accountant(DELTA, path=path)
 
-    as_nobody(work)
+    def read_and_refused() -> None:
+        reading = read_ledger(path)
+        assert reading.charges == len([*reading.records()]) - 1 == 2 and read_usage(path) == {}
+        assert [*public_folder.iterdir()] == [path]
+        refused()
+
+    public_folder.chmod(0o555)
+    as_nobody(refused)
+    charged(2, path=path).close()
+    path.chmod(0o444)
+    for mode in (0o555, 0o777):  # then the file alone is read-only
+        public_folder.chmod(mode)
+        as_nobody(read_and_refused)
 
 
 def test_a_folder_is_no_ledger(tmp_path: Path) -> None:
@@ -321,7 +323,7 @@ def test_other_writers_are_refused_or_seen(path: Path, monkeypatch: pytest.Monke
 
     ledger = Accountant(DELTA, path=path)
     with monkeypatch.context() as patched:
-        patched.setattr(ledgers, "_locked", lambda _: os.open(os.devnull, 0))
+        patched.setattr(ledgers, "sole_writer", nullcontext)
         with Accountant(DELTA, path=path) as second:
             second.add(answer(1))
     with pytest.raises(LedgerClosedError, match="was charged by another writer"):

@@ -16,13 +16,12 @@ is killed later, the charge is counted, released or not.
 from __future__ import annotations
 
 import errno
-import fcntl
 import hashlib
 import os
 import sqlite3
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import closing, contextmanager, suppress
+from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
@@ -37,7 +36,7 @@ from adapmixed.errors import (
     LedgerMismatchError,
     LedgerWriteError,
 )
-from adapmixed.files import check_locks, flush
+from adapmixed.files import flush, sole_writer
 from adapmixed.privacy.account import Account, Settings
 from adapmixed.privacy.encoding import (
     canonical,
@@ -220,7 +219,7 @@ class Ledger:
         reading: the ledger as it is now.
 
     Args:
-        path: path of the database on a local file system. A lock file lies next to it.
+        path: path of the database on a local file system. A lock file lies next to it meanwhile.
         settings: settings that the ledger must have.
         create: if False, raise LedgerWriteError if there is no ledger.
 
@@ -236,13 +235,12 @@ class Ledger:
         self, path: str | os.PathLike[str], settings: Settings, *, create: bool = True
     ) -> None:
         self.path = place = os.path.realpath(path)
-        self._lock, self._process = -1, os.getpid()
+        self._lock = ExitStack()
         self._connection: sqlite3.Connection | None = None
         self._unusable: str | None = None
         try:
             _check_file(place, missing=create)
-            check_locks(place)
-            self._lock = _locked(f"{place}-lock")
+            self._lock.enter_context(sole_writer(place))
             if not os.path.lexists(place):
                 _create(place, settings)
             if os.stat(place).st_nlink > 1:
@@ -260,6 +258,10 @@ class Ledger:
                         f"{name} must be what the ledger was created with, "
                         f"{getattr(kept, name)!r}, got {value!r}"
                     )
+        except BlockingIOError:
+            raise LedgerBusyError(
+                f"{place} is held by another writer: one process at a time may charge a ledger"
+            ) from None
         except BaseException as error:
             self.close()
             if isinstance(error, OSError) and not isinstance(error, LedgerError):
@@ -335,19 +337,8 @@ class Ledger:
                 with suppress(LedgerClosedError):  # another file has its path
                     self._check_in_place()
                     _remove(self.path)
-        self._unlock()
+        self._lock.close()
         self._unusable = self._unusable or "it was closed"
-
-    def _unlock(self) -> None:
-        if self._lock >= 0:
-            file, self._lock = self._lock, -1
-            if os.getpid() == self._process:  # a forked child must not, as its parent holds it
-                fcntl.flock(file, fcntl.LOCK_UN)
-            os.close(file)
-
-    def __del__(self) -> None:
-        if hasattr(self, "_lock"):
-            self._unlock()
 
 
 def read_ledger(path: str | os.PathLike[str], *, whole: bool = True) -> Reading:
@@ -481,29 +472,6 @@ def _check_file(path: str, *, missing: bool = False) -> None:
         raise LedgerWriteError(f"{path} must be the file of a ledger, got a folder")
     if not missing and not os.path.lexists(path):
         raise LedgerWriteError(f"{path} must be a ledger, but there is no such file")
-
-
-def _locked(path: str) -> int:
-    """Lock a file against a second writer, in this process and in others; return its descriptor.
-
-    The system drops the lock when the process and its forked children end, however they end. The
-    file stays: to remove it could let in two writers.
-
-    Raises:
-        LedgerBusyError: another writer holds it.
-        OSError: the file cannot be opened.
-    """
-    file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError as error:
-        os.close(file)
-        if isinstance(error, BlockingIOError | PermissionError):
-            raise LedgerBusyError(
-                f"{path} is held by another writer: one process at a time may charge a ledger"
-            ) from None
-        raise
-    return file
 
 
 @contextmanager
