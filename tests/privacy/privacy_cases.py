@@ -206,19 +206,6 @@ def theorem_epsilon(rho: float, largest: float, delta: float) -> float:
 
 # docs/theory/clipped-mixing.md
 
-BOXES = [
-    (np.exp(-0.25), np.exp(0.25)),
-    (np.exp(-1.0), np.exp(1.0)),
-    (np.exp(-0.25), np.exp(2.0)),
-    (0.5, 20.0),
-    (0.1, 1.05),  # C + c < 2
-    (0.5, 1.2),
-    (0.0, 3.0),
-    (0.0, 1.5),
-    (1.0, 2.0),
-    (0.5, 1.0),
-]
-
 
 def random_distributions(
     generator: Any, vocabulary: int, num_models: int, lower: float, upper: float
