@@ -65,7 +65,7 @@ def killed_after(number: int, work: Callable[[], object]) -> int:
 
     def counting() -> None:
         sqlite3.connect = functools.partial(sqlite3.connect, factory=Counted)  # type: ignore
-        for name in ("rename", "fsync", "unlink"):
+        for name in ("replace", "fsync", "unlink"):
             setattr(os, name, step(getattr(os, name)))
         work()
 

@@ -15,7 +15,6 @@ is killed later, the charge is counted, released or not.
 
 from __future__ import annotations
 
-import errno
 import hashlib
 import os
 import sqlite3
@@ -25,6 +24,7 @@ from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, TypeVar
 from urllib.parse import quote
 
@@ -36,7 +36,7 @@ from adapmixed.errors import (
     LedgerMismatchError,
     LedgerWriteError,
 )
-from adapmixed.files import flush, sole_writer
+from adapmixed.files import remove_leftovers, sole_writer, write_file
 from adapmixed.privacy.account import Account, Settings
 from adapmixed.privacy.encoding import (
     canonical,
@@ -494,10 +494,7 @@ def translated(path: str) -> Iterator[None]:
             raise LedgerCorruptError(
                 f"{path} is not an intact ledger: {error}; if it was one, count it as spent in full"
             ) from error
-        advice = ""
-        if os.path.lexists(f"{path}-wal") and not os.access(os.path.dirname(path) or ".", os.W_OK):
-            advice = f"; copy it, with {path}-wal, to a folder that you may write to"
-        raise LedgerWriteError(f"{path} could not be read or written: {error}{advice}") from error
+        raise LedgerWriteError(f"{path} could not be read or written: {error}") from error
 
 
 def _connect(path: str, mode: str) -> sqlite3.Connection:
@@ -543,11 +540,9 @@ def _check_database(connection: sqlite3.Connection, path: str) -> None:
         raise LedgerCorruptError(f"{path} is not the database of a ledger")
     (version,) = connection.execute("PRAGMA user_version").fetchone()
     if version != FORMAT_VERSION:
-        advice = "read it with the version of adapmixed that wrote it"
-        if version < FORMAT_VERSION:
-            advice = "begin another ledger, and add the ε and δ that this one promised to its own"
         raise LedgerCorruptError(
-            f"{path} must have format_version {FORMAT_VERSION}, got {version}: {advice}"
+            f"{path} must have format_version {FORMAT_VERSION}, got {version}: read it with the "
+            "version of adapmixed that wrote it; another ledger's ε and δ add to its own"
         )
     if dict(connection.execute("SELECT name, sql FROM sqlite_master")) != SCHEMA:
         raise LedgerCorruptError(f"{path} does not have the tables of a ledger")
@@ -555,7 +550,6 @@ def _check_database(connection: sqlite3.Connection, path: str) -> None:
 
 def _make_durable(connection: sqlite3.Connection, path: str) -> None:
     """Have every commit wait for the device, and raise LedgerWriteError if that cannot be."""
-    # WAL from the creation: a later change of the mode could be interrupted.
     (mode,) = connection.execute("PRAGMA journal_mode = WAL").fetchone()
     if mode != "wal":
         raise LedgerWriteError(
@@ -592,34 +586,26 @@ def _create(path: str, settings: Settings) -> None:
 
     Raises:
         LedgerCorruptError: the write-ahead log of a lost database is there.
-        LedgerWriteError: the database cannot be written.
+        OSError: the file cannot be written.
     """
     if os.path.lexists(f"{path}-wal"):
         raise LedgerCorruptError(f"{path} must exist if {path}-wal does, but there is no such file")
     written = {"format_version": FORMAT_VERSION, "identity": os.urandom(16).hex()}
     first = Record.after(None, canonical(written | {"settings": to_json(settings)}))
-    fresh = f"{path}-new"
-    try:
-        _remove(fresh)
-        os.close(os.open(fresh, os.O_CREAT | os.O_EXCL | os.O_RDWR | os.O_CLOEXEC, 0o600))
-        with translated(path), closing(_connect(fresh, "rw")) as connection:
-            _make_durable(connection, path)
-            connection.execute("BEGIN IMMEDIATE")
+    totals = Reading(path, first, first, Account(settings)).totals
+    with TemporaryDirectory() as folder, translated(path):
+        fresh = Path(folder, "ledger.db")
+        with closing(sqlite3.connect(fresh, isolation_level=None)) as connection:
             for statement in SCHEMA.values():
                 connection.execute(statement)
-            totals = Reading(path, first, first, Account(settings)).totals
             connection.execute("INSERT INTO record VALUES (?, ?, ?)", tuple(vars(first).values()))
             connection.execute("INSERT INTO totals VALUES (1, ?, ?)", totals)
             connection.execute(f"PRAGMA application_id = {APPLICATION_ID}")
             connection.execute(f"PRAGMA user_version = {FORMAT_VERSION}")
-            connection.execute("COMMIT")
-            connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
-        if os.path.lexists(f"{fresh}-wal"):
-            raise OSError(errno.EIO, "the new database could not be completed")
-        os.rename(fresh, path)
-        flush(Path(path).parent)
-    finally:
-        _remove(fresh)
+            connection.execute("PRAGMA journal_mode = WAL")  # for whoever opens it
+        content = fresh.read_bytes()
+    remove_leftovers(Path(path).parent, Path(path).name)
+    write_file(path, content)
 
 
 def _remove(path: str) -> None:
