@@ -9,13 +9,11 @@ import errno
 import fcntl
 import functools
 import os
-import random
 import resource
 import shutil
 import signal
 import sqlite3
 import tempfile
-import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
@@ -25,8 +23,8 @@ from unittest.mock import Mock
 
 import numpy as np
 import pytest
-from privacy_cases import DELTA, POOLED, answer, charged, offer, state
-from processes import ended, forked, status_of
+from privacy_cases import DELTA, answer, charged, offer, state
+from processes import ended
 
 from adapmixed.errors import (
     LedgerBusyError,
@@ -72,7 +70,15 @@ def killed_after(number: int, work: Callable[[], object]) -> int:
     return ended(counting)
 
 
-def test_a_process_that_ends_at_any_step(tmp_path: Path) -> None:
+def offered(number: int, epsilon: float | None, models: int = 3) -> Any:
+    """Return a ticket, under a budget with a charge of each member."""
+    if epsilon is None:
+        return offer(answer(number, models), models=models)
+    return offer(charges=np.random.default_rng(number).exponential(2e-3, (models, 1)))
+
+
+@pytest.mark.parametrize("epsilon", [pytest.param(None, marks=pytest.mark.slow), 1.0])
+def test_a_process_that_ends_at_any_step(tmp_path: Path, epsilon: float | None) -> None:
     """Of a creation, a binding and charges: all that was released is charged, one query at most
     is charged and not released, and the ledger goes on with the same bits."""
     outcomes = Counter[str]()
@@ -80,10 +86,10 @@ def test_a_process_that_ends_at_any_step(tmp_path: Path) -> None:
         path, released = tmp_path / f"{number}.db", tmp_path / f"{number}.released"
 
         def work(path: Path = path, released: Path = released) -> None:
-            ledger = Accountant(DELTA, path=path)
+            ledger = Accountant(DELTA, epsilon=epsilon, path=path)
             with open(released, "ab", buffering=0) as file:
                 for query in range(2):
-                    ledger.charge(offer(answer(query)))
+                    ledger.charge(offered(query, epsilon))
                     file.write(b"x")
 
         status = killed_after(number, work)
@@ -101,75 +107,22 @@ def test_a_process_that_ends_at_any_step(tmp_path: Path) -> None:
             "no name yet" if not path.exists() else f"{queries} charged, {given} released"
         ] += 1
         assert given <= queries <= given + 1
-        with Accountant(DELTA, path=path) as ledger:
+        with Accountant(DELTA, epsilon=epsilon, path=path) as ledger:
             assert ledger.queries == queries
             if ledger.charges:
                 with pytest.raises(ValueError, match="must be charged for what it is bound to"):
-                    ledger.charge(offer(answer(9, 6), models=6))
+                    ledger.charge(offered(9, epsilon, models=6))
             for query in range(queries, 3):
-                ledger.charge(offer(answer(query)))
-            whole = Accountant(DELTA)
+                ledger.charge(offered(query, epsilon))
+            whole = Accountant(DELTA, epsilon=epsilon)
             for query in range(3):
-                whole.charge(offer(answer(query)))
+                whole.charge(offered(query, epsilon))
             assert state(ledger) == state(whole) == state(read_ledger(path).account)
     assert status == 0 and all(
         outcomes[found]
         for found in ("no name yet", "bound, nothing charged", "1 charged, 0 released",
                       "1 charged, 1 released", "2 charged, 1 released")
     ), outcomes  # fmt: skip
-
-
-def serve(path: Path, told: int, epsilon: float | None) -> None:
-    """Charge and release until killed: a byte when the ledger is open, and one for each release."""
-    with Accountant(DELTA, epsilon=epsilon, path=path) as accountant:
-        os.write(told, b"o")
-        while True:
-            accountant.charge(offered(accountant.queries, epsilon))
-            os.write(told, b"r")
-
-
-def offered(number: int, epsilon: float | None) -> Any:
-    if epsilon is None:
-        return offer(answer(number, 3), models=3)
-    charges = np.random.default_rng(number).exponential(2e-3, (3, 1))
-    return offer(charges=charges, mechanism=POOLED)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("epsilon", [None, 1.0])
-def test_kills_at_random_moments(tmp_path: Path, epsilon: float | None) -> None:
-    """A kill falls within a charge, or the opening: as long after a release as one took before."""
-    generator, found, seconds = random.Random(), Counter[str](), 0.02
-    for number in range(100):
-        path = tmp_path / f"{number // 10}.db"
-        before = read_ledger(path).account.queries if path.exists() else 0
-        told, telling = os.pipe()
-        child = forked(lambda path=path, telling=telling: serve(path, telling, epsilon))  # type: ignore[misc]
-        os.close(telling)
-        said = b""
-        for _ in range(generator.randrange(4)):
-            started = time.monotonic()
-            said += os.read(told, 1)
-            seconds = time.monotonic() - started
-        time.sleep(generator.uniform(0.0, seconds))
-        os.kill(child, signal.SIGKILL)
-        assert status_of(child) == -signal.SIGKILL, "the child ended by itself"
-        with os.fdopen(told, "rb") as rest:
-            released = (said + rest.read()).count(b"r")
-        if not path.exists():
-            assert released == 0
-            continue
-        reading = read_ledger(path)
-        queries = reading.account.queries
-        assert before + released <= queries <= before + released + 1
-        found["all released" if queries == before + released else "charged, not released"] += 1
-        with Accountant(DELTA, epsilon=epsilon, path=path) as ledger:
-            whole = Accountant(DELTA, epsilon=epsilon)
-            for query in range(queries):
-                whole.charge(offered(query, epsilon))
-            assert queries == 0 or state(ledger) == state(whole)
-            assert state(ledger) == state(reading.account)
-    assert min(found["all released"], found["charged, not released"]) > 5, found
 
 
 def refuses_until_reopened(ledger: Accountant, path: Path, charges: int = 1) -> None:
