@@ -127,13 +127,14 @@ def check_locks(path: str | os.PathLike[str]) -> None:
 
 
 @contextmanager
-def sole_writer(path: str | os.PathLike[str]) -> Iterator[None]:
+def sole_writer(path: str | os.PathLike[str], *, wait: bool = False) -> Iterator[None]:
     """Hold a lock that only one process can have.
 
     The lock is a file next to the file, which is removed at the end.
 
     Args:
         path: path of the file, or a link to it. All symbolic links to it have the same lock.
+        wait: wait until no other process holds the lock, in place of raising.
 
     Raises:
         BlockingIOError: another process holds the lock.
@@ -146,7 +147,7 @@ def sole_writer(path: str | os.PathLike[str]) -> Iterator[None]:
     while True:
         descriptor = os.open(lock, os.O_RDWR | os.O_CREAT, 0o600)
         try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(descriptor, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
             if _is_at(descriptor, lock):  # its last holder has not just removed it
                 break
         except BaseException as error:
