@@ -114,12 +114,22 @@ def test_screenings_alone_compose_exactly():
     assert (free.epsilon, free.kind, free.order) == (0.0, "fixed", None)
 
 
+SCHEDULES = [
+    [pooled(), pooled(scale=5.0, lower=-3.0, upper=4.0)],
+    [pooled(1, budget=50), pooled(scale=5.0)],
+    [bound(epsilon=0.1), bound(epsilon=0.4)],
+    [GaussianScreening(5, 1, 0.1, 1.0), GaussianScreening(5, 1, 0.1, 2.0), bound()],
+    [GaussianScreening(5, 1, 0.1, 1.0), bound(budget=50)],
+]
+"""No event tells if the first answer decided the second setting."""
+
+
 def test_kinds():
     public, published = PublicAnswer(3), bound(order=18.0, published=True)
     removed = losses(np.zeros((5, 1, 1)), adjacency="add_remove")
     cases = {
         "public": [[], [public], [UnprotectedAnswer(0)], [public, pooled(0)]],
-        "fixed": [[public, bound(), GaussianScreening(5, 1, 0.1, 1.0)], [clipped(0), public]],
+        "fixed": [*SCHEDULES, [clipped(0), public]],
         "data-dependent, ex-post": [[public, losses(np.zeros((5, 1, 1)))]],
         "published": [[removed, published]],
         "none": [[published, UnprotectedAnswer(1)], [pooled(3), UnprotectedAnswer(1)]],
@@ -130,6 +140,8 @@ def test_kinds():
             guarantee = accountant.guarantee()
             assert guarantee.kind == kind and guarantee.unit == "shard"
             assert (guarantee.epsilon is None) == (kind == "none")
+            scheduled = "published if the number of queries and the settings of each were"
+            assert (scheduled in str(guarantee)) == (events in SCHEDULES)
             epsilon = math.inf if kind == "none" else guarantee.epsilon
             assert accountant.breakdown()["total"] == epsilon
             if kind == "public":
@@ -262,23 +274,6 @@ def test_the_first_answer_charges_the_whole_plan_which_is_not_exceeded(name, tmp
     if unplanned is not None:
         beside = added(one, unplanned(1)).guarantee()
         assert beside.budget is None and beside.epsilon > first.epsilon
-
-
-@pytest.mark.parametrize(
-    "events",
-    [
-        [pooled(), pooled(scale=5.0, lower=-3.0, upper=4.0)],
-        [pooled(1, budget=50), pooled(scale=5.0)],
-        [bound(epsilon=0.1), bound(epsilon=0.4)],
-        [GaussianScreening(5, 1, 0.1, 1.0), GaussianScreening(5, 1, 0.1, 2.0), bound()],
-        [GaussianScreening(5, 1, 0.1, 1.0), bound(budget=50)],
-    ],
-)
-def test_what_may_follow_a_schedule_says_that_it_must_be_fixed(events):
-    """No event tells if the first answer decided the second setting."""
-    guarantee = added(*events).guarantee()
-    assert guarantee.kind == "fixed" and guarantee.budget is None
-    assert "published if the number of queries and the settings of each were" in str(guarantee)
 
 
 @pytest.mark.parametrize("one", [bound(queries=10), clipped(), pooled(100)])
