@@ -297,9 +297,16 @@ def test_other_writers_are_refused_or_seen(path: Path, monkeypatch: pytest.Monke
             look()
 
 
-def test_a_file_system_without_locks(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_cannot_keep_a_ledger_gets_no_files(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A file system without locks, and a database that does not wait for the device."""
     refused = Mock(side_effect=OSError(errno.ENOLCK, os.strerror(errno.ENOLCK)))
-    monkeypatch.setattr(fcntl, "flock", refused)
-    with pytest.raises(ValueError, match=f"{path} must lie on a file system with locks"):
+    with monkeypatch.context() as patched:
+        patched.setattr(fcntl, "flock", refused)
+        with pytest.raises(ValueError, match=f"{path} must lie on a file system with locks"):
+            Accountant(DELTA, path=path)
+    monkeypatch.setattr(ledgers, "_DURABLE", {"synchronous": 9})
+    with pytest.raises(LedgerWriteError, match="refuses synchronous = 9"):
         Accountant(DELTA, path=path)
     assert not list(path.parent.iterdir())

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import shutil
 import sqlite3
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -24,7 +25,6 @@ from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any, TypeVar
 from urllib.parse import quote
 
@@ -36,7 +36,7 @@ from adapmixed.errors import (
     LedgerMismatchError,
     LedgerWriteError,
 )
-from adapmixed.files import remove_leftovers, sole_writer, write_file
+from adapmixed.files import remove_leftovers, sole_writer, temporary_folder, write_file
 from adapmixed.privacy.account import Account, Settings
 from adapmixed.privacy.encoding import (
     canonical,
@@ -336,7 +336,8 @@ class Ledger:
             if not empty and self._unusable is None and self.reading.account.empty:
                 with suppress(LedgerClosedError):  # another file has its path
                     self._check_in_place()
-                    _remove(self.path)
+                    for suffix in ("", "-wal", "-shm"):  # a reader may keep the last two
+                        Path(f"{self.path}{suffix}").unlink(missing_ok=True)
         self._lock.close()
         self._unusable = self._unusable or "it was closed"
 
@@ -593,23 +594,19 @@ def _create(path: str, settings: Settings) -> None:
     written = {"format_version": FORMAT_VERSION, "identity": os.urandom(16).hex()}
     first = Record.after(None, canonical(written | {"settings": to_json(settings)}))
     totals = Reading(path, first, first, Account(settings)).totals
-    with TemporaryDirectory() as folder, translated(path):
-        fresh = Path(folder, "ledger.db")
-        with closing(sqlite3.connect(fresh, isolation_level=None)) as connection:
+    place = Path(path)
+    remove_leftovers(place.parent, place.name)
+    folder = temporary_folder(place)
+    fresh = folder / "ledger.db"
+    try:
+        with translated(path), closing(sqlite3.connect(fresh, isolation_level=None)) as connection:
             for statement in SCHEMA.values():
                 connection.execute(statement)
             connection.execute("INSERT INTO record VALUES (?, ?, ?)", tuple(vars(first).values()))
             connection.execute("INSERT INTO totals VALUES (1, ?, ?)", totals)
             connection.execute(f"PRAGMA application_id = {APPLICATION_ID}")
             connection.execute(f"PRAGMA user_version = {FORMAT_VERSION}")
-            connection.execute("PRAGMA journal_mode = WAL")  # for whoever opens it
-        content = fresh.read_bytes()
-    remove_leftovers(Path(path).parent, Path(path).name)
-    write_file(path, content)
-
-
-def _remove(path: str) -> None:
-    """Remove a database and its logs, if they are there."""
-    for suffix in ("", "-journal", "-wal", "-shm"):
-        with suppress(FileNotFoundError):
-            os.unlink(path + suffix)
+            _make_durable(connection, path)  # writes go to a log only from here on
+        write_file(place, fresh.read_bytes())
+    finally:
+        shutil.rmtree(folder)
