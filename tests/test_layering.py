@@ -24,7 +24,7 @@ MODULES = {
 # Parts below `adapmixed`, bottom up: each imports those before it, and of these lines one another
 # not. "ext" is adapmixed_ext, "lab" adapmixed_lab.
 ORDER = [
-    {"limits", "errors", "rng", "files", "workers", "data"}, {"ext"}, {"ranks", "privacy"},
+    {"limits", "errors", "rng", "files", "workers", "data"}, {"ext"}, {"ranks", "privacy", "text"},
     {"mechanisms", "ensemble"}, {"training", "generation"}, {"serving", "evaluation", "synthesis"},
     {"vllm", "report"}, {"commands"}, {"cli"}, {"__main__", "lab"},
 ]  # fmt: skip

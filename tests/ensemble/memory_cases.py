@@ -30,10 +30,10 @@ from adapmixed.ensemble.ensemble import DEFAULT_MEMORY_BYTES
 from adapmixed.ensemble.lora import Adapter
 from adapmixed.ensemble.output_layer import LogitsRoom
 from adapmixed.generation import PrivateGenerator
-from adapmixed.generation.text import StopRule
 from adapmixed.mechanisms import AdaPMixED, ClippedLogPool, Mechanism, PMixED
 from adapmixed.privacy import Accountant
 from adapmixed.rng import SeededRandom
+from adapmixed.text import StopRule
 
 POOL = ClippedLogPool(-0.25, 0.5, queries=10000)
 Shape = dict[str, float]

@@ -12,8 +12,8 @@ from tiny_models import VOCAB
 from torch import Tensor
 from transformers.cache_utils import DynamicLayer
 
-from adapmixed.ensemble import Decoder, Ensemble
-from adapmixed.ensemble.cache import PreallocatedLayer
+from adapmixed.ensemble import Ensemble
+from adapmixed.ensemble.decoder import Decoder, PreallocatedLayer
 
 ROWS, HEADS, WIDTH = 3, 2, 4
 

@@ -12,9 +12,10 @@ from ensemble_cases import FAST
 from families import linear_names, tiny
 from tiny_models import POSITIONS, VOCAB, write_adapter
 
-from adapmixed.ensemble import Decoder, Ensemble
+from adapmixed.ensemble import Ensemble
+from adapmixed.ensemble.decoder import Decoder
 from adapmixed.ensemble.support import TESTED
-from adapmixed.generation.text import left_padded
+from adapmixed.text import left_padded
 
 TOKENS = torch.randint(1, VOCAB, (6, POSITIONS), generator=torch.Generator().manual_seed(11))
 

@@ -17,10 +17,9 @@ from tiny_models import VOCAB, adapted_layers, peft_logits, write_adapter
 from torch import Tensor
 
 from adapmixed.ensemble import Ensemble
-from adapmixed.ensemble.cache import written_layers
-from adapmixed.ensemble.lora import block_names
+from adapmixed.ensemble.decoder import written_layers
+from adapmixed.ensemble.lora import SHARES_NO_BLOCK, block_names
 from adapmixed.ensemble.support import TESTED
-from adapmixed.ensemble.trunk import SHARES_NO_BLOCK
 
 # Tolerances relative to the largest logit. The loop multiplies the same shapes, while passes of
 # other shapes round all activations otherwise. Missing positions move logits by 0.6 of it or more.

@@ -60,7 +60,7 @@ def test_shared_keys_and_values_pass_the_trial(
 ) -> None:
     """The upper layers cache nothing; test_families.py has the logits, decoding and memory."""
     monkeypatch.setattr("adapmixed.ensemble.ensemble.TESTED", frozenset())
-    monkeypatch.setattr("adapmixed.ensemble.trunk.SHARES_NO_BLOCK", frozenset())
+    monkeypatch.setattr("adapmixed.ensemble.lora.SHARES_NO_BLOCK", frozenset())
     model = tiny(family)
     ensemble = Ensemble(model, adapters(model))
     assert ensemble.trunk.repeats_input  # its blocks cannot be shared, which the trial finds

@@ -15,7 +15,6 @@ from tiny_models import around
 from adapmixed.ensemble import Ensemble
 from adapmixed.errors import BudgetSpentError
 from adapmixed.generation import PrivateGenerator
-from adapmixed.generation.text import left_padded
 from adapmixed.mechanisms import (
     AdaPMixED,
     ClippedLogPool,
@@ -27,6 +26,7 @@ from adapmixed.mechanisms import (
 )
 from adapmixed.privacy import Accountant, read_ledger
 from adapmixed.rng import SecureRandom, SeededRandom
+from adapmixed.text import left_padded
 
 POOL = ClippedLogPool(-0.1, 0.1)
 PROMPT = "The statement executes the first clause"

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from adapmixed.ensemble.lora import MISSING, Adapter, Update, head_name, layer_shape
+from adapmixed.ensemble.lora import MISSING, Adapter, Update, find_trunk, head_name, layer_shape
 from adapmixed.ensemble.manifest import (
     FILE_NAME,
     MEMBER_FILE,
@@ -41,9 +41,8 @@ from adapmixed.ensemble.public_model import (
     load_tokenizer,
     source_of,
 )
-from adapmixed.ensemble.trunk import find_trunk
-from adapmixed.ensemble.vocabulary import beginning_of
 from adapmixed.ranks import Ranks
+from adapmixed.text import beginning_of
 
 _LOG = logging.getLogger(__name__)
 Folder = str | os.PathLike[str]
