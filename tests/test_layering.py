@@ -31,7 +31,7 @@ ORDER = [
 PAGE = ("adapmixed.commands.options", "adapmixed_lab.figures.html")
 """The library imports this of the laboratory, when the report's page is asked for."""
 FOREIGN = {
-    "privacy": {"numpy", "dp_accounting"}, "ext": {"torch"}, "mechanisms": {"torch", "numpy"},
+    "privacy": {"numpy", "dp_accounting"}, "ext": {"torch", "numpy"}, "mechanisms": {"torch", "numpy"},
     "rng": {"torch"}, "ranks": {"torch"}, "limits": set(), "errors": set(), "files": set(),
     "cli": set(), "__main__": set(),
 }  # fmt: skip

@@ -376,10 +376,10 @@ class PrivateGenerator:
         """
 
         def of_one(rows: int, vocab_size: int, element: int, active: int | None) -> int:
-            copied, width, answered = shaped_bytes(
+            copied, width = shaped_bytes(
                 rows, vocab_size, element, temperature=temperature, top_k=top_k, active=active
             )
-            return copied + self.mechanism.answer_bytes(rows, width, answered)
+            return copied + self.mechanism.answer_bytes(width)
 
         return of_one
 
