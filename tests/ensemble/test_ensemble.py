@@ -1,26 +1,18 @@
-"""Forward passes of an ensemble: shapes, chunks, decoding, padding, limits."""
+"""An ensemble's model, memory, limits and threads."""
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from ensemble_cases import Make
-from tiny_models import POSITIONS, VOCAB
+from families import tiny
+from tiny_models import POSITIONS, VOCAB, adapted_layers, write_adapter
 
 from adapmixed.ensemble import Ensemble
-
-
-def test_shapes_and_attributes(base: Any, make_adapters: Make, ids: torch.Tensor) -> None:
-    ensemble = Ensemble.from_pretrained(base, make_adapters(3))
-    private, public = ensemble.logits(ids)
-    assert tuple(private.shape) == (3, 2, 9, VOCAB)
-    assert tuple(public.shape) == (2, 9, VOCAB)
-    assert (ensemble.num_models, ensemble.vocab_size) == (3, VOCAB)
-    assert (ensemble.max_positions, ensemble.tokenizer) == (POSITIONS, None)
-    assert ensemble.device == torch.device("cpu")
-    assert private.stride(-1) == 1 and not private.requires_grad and not private.is_inference()
 
 
 def test_given_model_is_left_alone_and_dropout_is_off(
@@ -92,3 +84,37 @@ def test_input_limits(base: Any, make_adapters: Make, ids: torch.Tensor) -> None
     mask[0, -1] = 0
     with pytest.raises(ValueError, match="pad on the left"):
         ensemble.decoder(ids, attention_mask=mask)
+
+
+def test_logits_that_somebody_keeps_stay_as_they_are(tmp_path: Path) -> None:
+    """The memory is used again unless a view or an array over it is held."""
+    base = tiny("gpt2")
+    folder = write_adapter(base, tmp_path / "a", seed=0, target_modules=["lm_head"])
+    ensemble = Ensemble.from_pretrained(base, [folder])
+    decoder = ensemble.decoder(torch.tensor([[1, 2, 3]]), new_tokens=4)
+    place = decoder.logits[0].data_ptr()
+    decoder.append(torch.tensor([4]))
+    assert decoder.logits[0].data_ptr() == place
+    kept, copied = decoder.logits[0][0].numpy(), decoder.logits[0][0].clone()
+    decoder.append(torch.tensor([5]))
+    assert decoder.logits[0].data_ptr() != place
+    assert (kept == copied.numpy()).all() and not torch.equal(decoder.logits[0][0], copied)
+
+
+def test_threads_share_an_ensemble(tmp_path: Path) -> None:
+    base, names = tiny("llama"), ["lm_head", "1.mlp.up_proj"]
+    folders = [
+        write_adapter(base, tmp_path / str(i), seed=i, target_modules=one)
+        for i, one in enumerate((names[:1], names[1:], names))
+    ]
+    ensemble = Ensemble.from_pretrained(base, folders, adapted=adapted_layers(folders))
+    generator = torch.Generator().manual_seed(3)
+    inputs = [torch.randint(1, VOCAB, (size, 4 + size), generator=generator) for size in (1, 2, 3)]
+    expected = [ensemble.logits(ids)[0] for ids in inputs]
+
+    def asks(number: int) -> bool:
+        found = [ensemble.logits(inputs[number])[0] for _ in range(40)]
+        return all(torch.equal(one, expected[number]) for one in found)
+
+    with ThreadPoolExecutor(3) as threads:
+        assert all(threads.map(asks, range(3)))

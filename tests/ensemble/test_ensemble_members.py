@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from ensemble_cases import Make, rewrite
+from families import tiny
 from safetensors.torch import load_file
 from tiny_models import TARGETS, VOCAB, adapted_layers, peft_logits, write_adapter
 
@@ -196,6 +197,31 @@ def test_members_are_counted_once(base: Any, make_adapters: Make) -> None:
         Ensemble.from_pretrained(base, [folder, folder.parent / "." / folder.name])
     with pytest.raises(ValueError, match="num_models"):
         Ensemble(base, [])
+
+
+def test_members_that_differ_cannot_be_missing_without_a_constant(tmp_path: Path) -> None:
+    base = tiny("gpt2")
+    head = write_adapter(base, tmp_path / "a", seed=0, target_modules=["lm_head"])
+    deep = write_adapter(base, tmp_path / "b", seed=1, target_modules=["c_attn"])
+    assert Ensemble.from_pretrained(base, [head, None]).trunk.head == "lm_head"
+    for members in ([head, deep], [head, deep, None], [None, head, deep]):
+        with pytest.raises(ValueError, match="if members differ: .*[ab] adapts other"):
+            Ensemble.from_pretrained(base, members)
+    with pytest.raises(ValueError, match="adapted must be given if all members are missing"):
+        Ensemble.from_pretrained(base, [None, None])
+    with pytest.raises(ValueError, match="adapts transformer.h.0.* with rank 3, got None"):
+        Ensemble.from_pretrained(base, [head, deep], adapted={"lm_head": [3]})
+    with pytest.raises(ValueError, match="got .*4"):
+        Ensemble.from_pretrained(base, [head], adapted={"lm_head": [4]})
+    write_manifest(tmp_path, Manifest("tiny", ("a",), {"lm_head": (3,)}))
+    with pytest.raises(ValueError, match="its ensemble.json names layers"):
+        Ensemble.from_pretrained(base, tmp_path, adapted={"lm_head": (3,)})
+    with pytest.raises(ValueError, match="adapted must name layers of the base"):
+        Ensemble.from_pretrained(base, [head], adapted={"lm_head": [3], "nothing": [1]})
+    both = {"lm_head": [3]} | {f"transformer.h.{i}.attn.c_attn": [3] for i in range(2)}
+    for other in (deep, None):
+        trunk = Ensemble.from_pretrained(base, [head, other], adapted=both).trunk
+        assert trunk.head is None and len(trunk.blocks) == 2
 
 
 def test_a_fingerprint_is_of_what_answers(make_adapters: Make) -> None:
