@@ -204,9 +204,9 @@ def test_members_that_differ_cannot_be_missing_without_a_constant(tmp_path: Path
     head = write_adapter(base, tmp_path / "a", seed=0, target_modules=["lm_head"])
     deep = write_adapter(base, tmp_path / "b", seed=1, target_modules=["c_attn"])
     assert Ensemble.from_pretrained(base, [head, None]).trunk.head == "lm_head"
-    for members in ([head, deep], [head, deep, None], [None, head, deep]):
+    for listed in ([head, deep], [head, deep, None], [None, head, deep]):
         with pytest.raises(ValueError, match="if members differ: .*[ab] adapts other"):
-            Ensemble.from_pretrained(base, members)
+            Ensemble.from_pretrained(base, listed)
     with pytest.raises(ValueError, match="adapted must be given if all members are missing"):
         Ensemble.from_pretrained(base, [None, None])
     with pytest.raises(ValueError, match="adapts transformer.h.0.* with rank 3, got None"):
