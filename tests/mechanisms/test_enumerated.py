@@ -124,25 +124,6 @@ def test_a_fixed_cost(grid: str, missing: int, mechanism: Mechanism, adjacency: 
     assert max(true for true, _ in found) >= 0.05 * max(most for _, most in found)
 
 
-@pytest.mark.parametrize("grid", ["V2-N2", "V2-N3", "V3-N2"])
-def test_a_mean_over_those_that_are_there_would_cost_more(grid: str) -> None:
-    """So N is a constant, and a missing member answers q."""
-    private, public, rows, _ = everything(grid)
-    pool, box = ClippedLogPool(*POOLS[0]), ClippedMixing(0.6, 1.6, queries=1)
-    others = neighbours(private, public, "add_remove", rows)
-    here = log_probs(pool, private, public)
-    worst = max(
-        float(both_ways(here, log_probs(pool, one, public), a).max()) / a
-        for one in others
-        for a in (1.5, 2.0, 9.0)
-    )
-    assert worst > 1.5 * bounded_range_rho(2.0, -0.25, 0.5, len(private), "zero_out")
-    pair = clipped_mixing_pair(0.6, 1.6, len(private), "zero_out")
-    bound = search.hockey_stick(np.array(pair.p), np.array(pair.q), 0.0)
-    there = log_probs(box, others[0], public)
-    assert hockey_stick(log_probs(box, private, public), there, 0.0) > 1.2 * bound
-
-
 @every_grid
 @pytest.mark.parametrize(
     "mechanism",
