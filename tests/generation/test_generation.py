@@ -391,12 +391,3 @@ def test_an_accountant_of_something_else_raises_at_construction(
         monkeypatch.undo()
         assert accountant.charges == 1 and accountant.queries == 0
         generator(demo, POOL, **settings).generate(PROMPT, max_new_tokens=1)
-    # A seeded source, and a mechanism without a budget of every shard.
-    for other, given, message in (
-        (FIRST, {"rng": SeededRandom(1), "accountant": Accountant(1e-5, path=tmp_path / "a.db")},
-         r"rng must be SecureRandom\(\) if charges go to a ledger"),
-        (AdaPMixED(3.0, 0.1), {"accountant": Accountant(1e-5, epsilon=3.0)}, "its screening tells"),
-    ):  # fmt: skip
-        with pytest.raises(ValueError, match=message):
-            generator(demo, other, **given)
-    assert read_ledger(tmp_path / "a.db").charges == 0
