@@ -16,9 +16,7 @@ from adapmixed.ensemble import Ensemble
 from adapmixed.errors import BudgetSpentError
 from adapmixed.generation import PrivateGenerator
 from adapmixed.mechanisms import (
-    AdaPMixED,
     ClippedLogPool,
-    ClippedMixing,
     PMixED,
     PublicOnly,
     Unprotected,
@@ -365,29 +363,3 @@ def test_generators_of_one_plan_share_its_queries(demo: Ensemble) -> None:
     with pytest.raises(BudgetSpentError, match=f"got up to {2 * left} more"):
         second.generate(["If", "The"], max_new_tokens=left)
     assert accountant.queries == 9 - left
-
-
-@pytest.mark.parametrize("epsilon", [None, 2.0])
-def test_an_accountant_of_something_else_raises_at_construction(
-    demo: Ensemble, base: Any, make_adapters: Callable[..., Any], epsilon: float | None,
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path,
-) -> None:  # fmt: skip
-    """Another mechanism, other settings, another ensemble and another N all raise."""
-    words = "accountant must be charged for what it is bound to, .*'{}'.* needs an accountant of"
-    with Accountant(1e-5, epsilon=epsilon, path=tmp_path / "ledger.db") as accountant:
-        settings: dict[str, Any] = {"accountant": accountant, "rng": SecureRandom()}
-        generator(demo, POOL, **settings)
-        others = (ClippedLogPool(-0.1, 0.2), ClippedMixing(0.5, 2.0, order=8.0, queries=None))
-        for other in others if epsilon else (*others[:1], FIRST, AdaPMixED(3.0, 0.1)):
-            with pytest.raises(ValueError, match=words.format("mechanism")):
-                generator(demo, other, **settings)
-        other_ensemble = Ensemble.from_pretrained(base, make_adapters(2))
-        other_ensemble.tokenizer = demo.tokenizer
-        with pytest.raises(ValueError, match="what it is bound to, .*another mechanism or ens"):
-            generator(other_ensemble, POOL, **settings)
-        monkeypatch.setattr(demo, "num_models", 3)
-        with pytest.raises(ValueError, match=words.format("num_models")):
-            generator(demo, POOL, **settings)
-        monkeypatch.undo()
-        assert accountant.charges == 1 and accountant.queries == 0
-        generator(demo, POOL, **settings).generate(PROMPT, max_new_tokens=1)
