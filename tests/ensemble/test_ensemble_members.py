@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import json
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -140,37 +141,27 @@ def test_a_member_of_all_linear_layers_may_adapt_some(base: Any, make_adapters: 
 
 
 def test_refused_weights(base: Any, make_adapters: Make) -> None:
-    def missing_layer(weights: dict[str, torch.Tensor]) -> None:
-        name = sorted(weights)[0].replace("lora_A", "lora_*").replace("lora_B", "lora_*")
-        del weights[name.replace("*", "A")], weights[name.replace("*", "B")]
+    def some(weights: dict[str, torch.Tensor], part: str) -> list[str]:
+        return sorted(name for name in weights if part in name)
 
-    def missing_half(weights: dict[str, torch.Tensor]) -> None:
-        del weights[next(name for name in weights if "lora_B" in name)]
-
-    def foreign_module(weights: dict[str, torch.Tensor]) -> None:
-        for name in list(weights):
-            weights[name.replace(".0.", ".9.")] = weights.pop(name)
-
-    def not_finite(weights: dict[str, torch.Tensor]) -> None:
-        next(value for name, value in weights.items() if "lora_B" in name)[0, 0] = float("nan")
-
-    def embedding(weights: dict[str, torch.Tensor]) -> None:
-        weights["base_model.model.transformer.wte.lora_embedding_A"] = torch.zeros(3, 61)
-
-    def wider(weights: dict[str, torch.Tensor]) -> None:
-        for name, value in weights.items():
-            weights[name] = value.repeat(1, 2) if "lora_A" in name else value
-
-    cases = [
-        (missing_layer, "must agree"),
-        (missing_half, r"got {'lora_A': \(3, \d+\)} and"),
-        (foreign_module, "adapts .*9.*, which the base does not have"),
-        (not_finite, "must be finite"),
-        (embedding, "lora_A and lora_B of linear layers"),
-        (wider, "must have shapes"),
+    cases: list[tuple[Callable[[dict[str, torch.Tensor]], object], str]] = [
+        (lambda w: [w.pop(some(w, part)[0]) for part in ("lora_A", "lora_B")], "must agree"),
+        (lambda w: w.pop(some(w, "lora_B")[0]), r"got {'lora_A': \(3, \d+\)} and"),
+        (
+            lambda w: [w.update({name.replace(".0.", ".9."): w.pop(name)}) for name in list(w)],
+            "adapts .*9.*, which the base does not have",
+        ),
+        (lambda w: w[some(w, "lora_B")[0]][0].fill_(float("nan")), "must be finite"),
+        (
+            lambda w: w.update({"base_model.model.wte.lora_embedding_A": torch.zeros(3, 61)}),
+            "lora_A and lora_B of linear layers",
+        ),
+        (
+            lambda w: w.update({name: w[name].repeat(1, 2) for name in some(w, "lora_A")}),
+            "must have shapes",
+        ),
     ]
-    folders = make_adapters(len(cases))
-    for folder, (change, reason) in zip(folders, cases, strict=True):
+    for folder, (change, reason) in zip(make_adapters(len(cases)), cases, strict=True):
         with pytest.raises(ValueError, match=reason):
             read_adapters(base, [rewrite(folder, change)])
 

@@ -246,79 +246,50 @@ def test_a_tokenizer_is_needed(
 
 
 USER = {"role": "user", "content": "a"}
+WRONG: list[tuple[str, str, list[Any]]] = [
+    ("stream", "prompts", [3, None, b"a", ["a", 3], "a\udcffb", []]),
+    ("stream", "max_new_tokens", ["3", None, True, 0]),
+    ("stream", "stop_strings", [3, "stop", [""], [3]]),
+    ("stream", "temperature", ["cold", 0.0, float("nan")]),
+    ("stream", "top_k", [2.5, 0]),
+    ("chat", "messages", ["hello", [], ["a"], [USER | {"content": 3}], [{"content": "\ud800"}]]),
+    ("new", "ensemble", ["my-ensemble", None]),
+    ("new", "mechanism", ["pmixed", PMixED]),
+    ("new", "accountant", [1e-5, None]),
+    ("new", "rng", [3]),
+    ("new", "memory_bytes", ["1G", 0]),
+    ("stream_tokens", "input_ids", [[[1, 2]]]),
+    (
+        "stream_tokens",
+        "attention_mask",
+        [[[1, 1], [1, 1]], *torch.tensor([[[0, 2]] * 2, [[0, 0]] * 2])],
+    ),
+    ("stream_tokens", "ends", [5, "ab", [True], [1, 0.5]]),
+    ("stream_tokens", "stop", ["END"]),
+]
 
 
-@pytest.mark.parametrize(
-    "method,given,message",
-    [
-        *(("generate", {"prompts": value}, "prompts") for value in (3, None, b"a")),
-        ("stream", {"prompts": ["a", 3]}, r"prompts\[1\]"),
-        ("stream", {"prompts": "a\udcffb"}, r"prompts\[0\] must hold Unicode .* pair at 1"),
-        ("stream", {"prompts": []}, "prompts"),
-        ("chat", {"messages": [USER | {"content": "\ud800"}]}, r"\['content'\] must hold Unicode"),
-        *(
-            ("stream", {"max_new_tokens": value}, "max_new_tokens")
-            for value in ("3", None, True, 0)
-        ),
-        *(("stream", {"stop_strings": value}, "stop_strings") for value in (3, "stop", [""], [3])),
-        *(
-            ("stream", {"temperature": value}, "temperature")
-            for value in ("cold", 0.0, float("nan"))
-        ),
-        *(("stream", {"top_k": value}, "top_k") for value in (2.5, 0)),
-        *(("chat", {"messages": value}, "messages") for value in ("hello", [])),
-        *(
-            ("chat", {"messages": [value]}, r"messages\[0\]")
-            for value in ("a", USER | {"content": 3})
-        ),
-    ],
-)
+@pytest.mark.parametrize("method,name,values", WRONG)
 def test_arguments_of_another_kind_raise(
-    demo: Ensemble,
-    method: str,
-    given: dict[str, Any],
-    message: str,
-    monkeypatch: pytest.MonkeyPatch,
+    demo: Ensemble, method: str, name: str, values: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(demo.tokenizer, "chat_template", "{{ messages[0]['content'] }}")
-    first = {"messages": [USER]} if method == "chat" else {"prompts": "a"}
-    here = generator(demo)
-    with pytest.raises(ValueError, match=message):
-        getattr(here, method)(**({"max_new_tokens": 3} | first | given))
-    assert here.guarantee.queries == 0
-
-
-@pytest.mark.parametrize(
-    "name,value",
-    [
-        *(("ensemble", value) for value in ("my-ensemble", None)),
-        *(("mechanism", value) for value in ("pmixed", PMixED)),
-        *(("accountant", value) for value in (1e-5, None)),
-        ("rng", 3),
-        *(("memory_bytes", value) for value in ("1G", 0)),
-    ],
-)
-def test_a_generator_of_other_parts_raises(demo: Ensemble, name: str, value: Any) -> None:
-    parts: dict[str, Any] = {"ensemble": demo, "mechanism": FIRST, "accountant": Accountant(1e-5)}
-    parts |= {"rng": SeededRandom(0), name: value}
-    with pytest.raises(ValueError, match=f"{name} must be"):
-        PrivateGenerator(**parts)
-
-
-@pytest.mark.parametrize(
-    ("name", "value"),
-    [
-        ("input_ids", [[1, 2]]),
-        ("attention_mask", [[1, 1], [1, 1]]),
-        *(("attention_mask", torch.tensor(mask)) for mask in ([[0, 2], [1, 1]], [[1, 1], [0, 0]])),
-        *(("ends", value) for value in (5, "ab", [True], [1, 0.5])),
-        ("stop", "END"),
-    ],
-)
-def test_a_query_of_another_kind_raises(demo: Ensemble, name: str, value: Any) -> None:
-    given: dict[str, Any] = {"input_ids": torch.ones(2, 2, dtype=torch.int64), name: value}
-    with pytest.raises(ValueError, match=f"{name} must (be|hold|have) "):
-        generator(demo, FIRST).stream_tokens(**given, max_new_tokens=2)
+    accountant = Accountant(1e-5)
+    parts: dict[str, Any] = {"ensemble": demo, "mechanism": FIRST, "accountant": accountant}
+    here = PrivateGenerator(**parts)
+    call, given = {
+        "new": (PrivateGenerator, parts),
+        "stream": (here.stream, {"prompts": "a", "max_new_tokens": 3}),
+        "chat": (here.chat, {"messages": [USER], "max_new_tokens": 3}),
+        "stream_tokens": (
+            here.stream_tokens,
+            {"input_ids": torch.ones(2, 2, dtype=torch.int64), "max_new_tokens": 3},
+        ),
+    }[method]
+    for value in values:
+        with pytest.raises(ValueError, match=rf"{name}(\[0\]|\[1\])?.* must (be|hold|have) "):
+            call(**given | {name: value})  # type: ignore[operator]
+    assert accountant.queries == 0
 
 
 def test_generators_of_one_binding_share_an_accountant_and_its_budget(
