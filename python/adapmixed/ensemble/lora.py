@@ -52,7 +52,7 @@ class Adapter:
         updates: maps a layer's full name to its update (A, scale * B), of shapes (in, r) and
             (r, out), fp32.
         base_name: the public model that the adapter's folder names, or None.
-        digest: `members.adapter_digest` of what was read; empty without files.
+        digest: that of `members.member_digests`, of what was read; empty without files.
     """
 
     updates: Mapping[str, Update]
