@@ -72,15 +72,16 @@ def by_definition(
     return found, q
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+SHAPED: list[dict[str, Any]] = [
+    *({"active": active} for active in (2, 4, 8, 9, None)),
+    *({"active": active, "top_k": 5} for active in (3, 5, 7)),
+    *({"active": active, "top_k": 5, "temperature": 0.7} for active in (None, 3)),
+]
+SHORT = [(SHAPED[-1], dtype) for dtype in (torch.bfloat16, torch.float16)]
+
+
 @pytest.mark.parametrize(
-    "shape",
-    [
-        *({"active": active} for active in (2, 4, 8, 9, None)),
-        *({"active": active, "top_k": 5} for active in (3, 5, 7)),
-        *({"active": active, "top_k": 5, "temperature": 0.7} for active in (3, None)),
-    ],
-    ids=str,
+    ("shape", "dtype"), [*((shape, torch.float32) for shape in SHAPED), *SHORT], ids=str
 )
 @pytest.mark.parametrize("mechanism", MECHANISMS, ids=lambda one: one.name)
 def test_answers_are_those_of_rows_by_definition(
