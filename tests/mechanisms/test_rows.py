@@ -22,7 +22,6 @@ from adapmixed.mechanisms import (
     Mechanism,
     PMixED,
     PublicOnly,
-    Ticket,
     Unprotected,
     UnprotectedPool,
     shaped,
@@ -241,12 +240,6 @@ def rows(dtype: torch.dtype = torch.float32) -> tuple[Tensor, Tensor]:
     return private.to(dtype), public.to(dtype)
 
 
-def released(proposal: Ticket) -> Tensor:
-    tokens = uncharged(proposal).tokens
-    assert tokens is not None
-    return tokens
-
-
 SHAPES: list[dict[str, Any]] = [
     {"temperature": 0.01},
     {"temperature": 0.01, "top_k": 5},
@@ -313,7 +306,8 @@ def test_no_private_row_raises_once_rows_are_answerable(
         moved = found.private[4] - found.private[4].amax(-1, keepdim=True)
         assert torch.allclose(moved, exact - exact.amax(-1, keepdim=True), atol=2.0)
     proposal = inner.propose_rows(found, rng=SeededRandom(0))
-    assert len(released(proposal)) == 4
+    tokens = uncharged(proposal).tokens
+    assert tokens is not None and len(tokens) == 4
 
 
 def test_an_active_vocabulary_of_all_tokens_is_none() -> None:
