@@ -16,7 +16,6 @@ from torch import Tensor
 
 from adapmixed.ensemble.ensemble import DEFAULT_MEMORY_BYTES
 from adapmixed.ensemble.output_layer import LogitsRoom
-from adapmixed.ensemble.vocabulary import begun
 from adapmixed.evaluation.diagnostics import Diagnostics
 from adapmixed.evaluation.result import Evaluation, Tally, compared, held, read_state, save_state
 from adapmixed.limits import DEFAULT_ACTIVE, check_active, check_count, check_optional_count
@@ -24,6 +23,7 @@ from adapmixed.mechanisms import Mechanism, Origin, Rows, shaped
 from adapmixed.privacy import Accountant
 from adapmixed.privacy.encoding import from_json, to_json
 from adapmixed.rng import SecureRandom, SeededRandom
+from adapmixed.text import begun
 from adapmixed_ext.inputs import prepare
 
 if TYPE_CHECKING:

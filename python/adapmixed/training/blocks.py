@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from adapmixed.ensemble.vocabulary import beginning_of, end_of_text
+from adapmixed.text import beginning_of, end_of_text
 
 IGNORED = -100
 """The label that torch's cross entropy ignores."""
@@ -80,7 +80,7 @@ def token_blocks(
     Args:
         tokens: the stream; fewer than two tokens give no block, since nothing can be predicted.
         block_size: t, tokens of the stream per block, >= 2.
-        beginning: the k tokens that every block begins with (`vocabulary.beginning_of`).
+        beginning: the k tokens that every block begins with (`text.beginning_of`).
 
     Returns:
         (input_ids, labels), each (blocks, k + t) int64. Labels are -100 where nothing is scored: at
