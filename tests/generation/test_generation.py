@@ -77,7 +77,9 @@ def test_too_little_memory_names_what_is_needed(demo: Ensemble, settings: dict[s
         with pytest.raises(ValueError, match=f"memory_bytes must be >= {found[-1]} "):
             read(found[-1] - 1, active, count)
     assert found == sorted(set(found))
-    assert [one.guarantee.queries for one in made] == [0, 2, 0] * 3 + [0, 100, 0]
+    with pytest.raises(ValueError, match="active = 300 would fit"):
+        read(found[1], None, 2)
+    assert [one.guarantee.queries for one in made] == [0, 2, 0] * 3 + [0, 100, 0] + [0]
 
 
 def test_pieces_are_the_released_tokens(demo: Ensemble) -> None:

@@ -6,6 +6,7 @@ import ctypes
 import logging
 import os
 import threading
+from bisect import bisect_right
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import cached_property
@@ -601,7 +602,8 @@ class Ensemble:
             active: as in `forward`.
 
         Raises:
-            ValueError: if not even one position fits; the message names the bytes needed.
+            ValueError: if not even one position fits; the message names the bytes needed, and what
+                would fit.
         """
         window = self.begun + length if window is None else window
         cache, logits, activations = self._needs(batch, window, answer_bytes, active)
@@ -614,10 +616,18 @@ class Ensemble:
         if memory_bytes >= needed:
             return min(length, (memory_bytes - cache - fixed) // per_position)
 
+        def least(batch: int, active: int | None) -> int:
+            return sum(self._needs(batch, window, answer_bytes, active))
+
+        ways = [f"a batch of {most}"] if (most := memory_bytes // least(1, active)) else []
+        widths = range(LEAST_ACTIVE, active or self.vocab_size)
+        if fitting := bisect_right(widths, memory_bytes, key=lambda width: least(batch, width)):
+            ways.append(f"active = {widths[fitting - 1]}")
+        hint = f"; {' or '.join(ways)} would fit" if ways else ""
         raise ValueError(
             f"memory_bytes must be >= {needed} for {batch} sequences of {self.num_models} members "
             f"and the public model, got {memory_bytes}: keys and values of {window} positions take "
-            f"{cache} bytes, and computing one position {fixed + per_position}"
+            f"{cache} bytes, and computing one position {fixed + per_position}{hint}"
         )
 
     def _needs(
