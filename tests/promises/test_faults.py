@@ -121,7 +121,7 @@ FAULTS: list[tuple[str, str, Replacement, str]] = [
     ("adapmixed.privacy.ledger:Record.check_after", "a record's hash is not compared",
      NOTHING,
      "privacy/test_ledger_tampering.py::test_tampered_files_are_refused"),
-    ("adapmixed.serving.drawing:Drawing.check_all_drawn", "what was not drawn pays for later steps",
+    ("adapmixed.serving.engine:Drawing.check_all_drawn", "what was not drawn pays for later steps",
      NOTHING,
      "serving/test_batch.py::test_what_is_one_charge"),
     # No member and no plan is charged beyond its budget.

@@ -27,8 +27,9 @@ from serving_cases import (
 )
 from stub_engine import TEXT, StubEngine
 
+from adapmixed.serving import scheduler
+from adapmixed.serving.admission import Key, add_key
 from adapmixed.serving.fields import prompts_of
-from adapmixed.serving.keys import Key, add_key
 
 
 @pytest.fixture(scope="module")
@@ -129,7 +130,7 @@ def test_models_and_health(server: Served) -> None:
     assert model == client.get("/v1/models/demo").json()
     assert set(model) == {"id", "object", "created", "owned_by"} and model["id"] == "demo"
     assert client.get("/health").json() == {"status": "ok"}
-    with served(model="org/name é") as other:
+    with served(name="org/name é") as other:
         assert other.client().get("/v1/models/org/name é").json()["id"] == "org/name é"
 
 
@@ -179,14 +180,15 @@ def test_a_page_of_another_site_cannot_spend_the_budget(server: Served) -> None:
         assert client.post(COMPLETIONS, json=ASK, headers=headers).status_code == 200
 
 
-def test_the_order_of_checks(tmp_path: Any) -> None:
+def test_the_order_of_checks(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each request has the faults of all later checks, too."""
     file = tmp_path / "keys.json"
     secret = add_key(file, "a", requests_per_minute=2)
     poor = add_key(file, "poor", tokens=10)
     engine = StubEngine(queries=20)
     clients = clients_of(tmp_path)
-    with served(engine, clients=clients, waiting=2) as server:
+    monkeypatch.setattr(scheduler, "MOST_WAITING", 2)
+    with served(engine, clients=clients) as server:
         engine.go.clear()
         client = server.client()
         mine = {"authorization": f"Bearer {secret}"}

@@ -115,7 +115,7 @@ def test_malformed_http(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptu
 
 def test_many_clients_at_once() -> None:
     """Each gets the whole text, and all tokens are charged once."""
-    with served(StubEngine(batch=8), waiting=64) as server, listening(server.app) as port:
+    with served(StubEngine(batch=8)) as server, listening(server.app) as port:
         with ThreadPoolExecutor(20) as pool:
             found = list(pool.map(lambda _: asks(port, ASK | {"max_tokens": 20}), range(60)))
         assert [status for status, _ in found] == [200] * 60

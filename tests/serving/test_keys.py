@@ -23,9 +23,9 @@ from adapmixed.commands.serve import _reread
 from adapmixed.errors import LedgerCorruptError
 from adapmixed.files import sole_writer
 from adapmixed.privacy import Accountant, BoundedRangeAnswer, read_ledger
-from adapmixed.serving import keys as keys_module
+from adapmixed.serving import admission
+from adapmixed.serving.admission import Clients, Key, add_key, read_keys, read_usage, remove_key
 from adapmixed.serving.errors import RequestError
-from adapmixed.serving.keys import Clients, Key, add_key, read_keys, read_usage, remove_key
 
 A, B = "0" * 64, "1" * 64
 
@@ -229,7 +229,7 @@ def test_who_is_let_in(tmp_path: Path) -> None:
 
 def test_the_rate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     now, key = [100.0], Key("a", A, requests_per_minute=3)
-    monkeypatch.setattr(keys_module.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(admission.time, "monotonic", lambda: now[0])
     clients = clients_of(tmp_path, key)
     for seconds, most, wait in ((0.0, 3, "20"), (20.01, 1, "20"), (1e6, 3, "20")):
         now[0] += seconds

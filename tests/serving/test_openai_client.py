@@ -11,7 +11,7 @@ from processes import until
 from serving_cases import Served, clients_of, listening, served
 from stub_engine import TEXT, StubEngine
 
-from adapmixed.serving.keys import add_key
+from adapmixed.serving.admission import add_key
 
 MESSAGES = [{"role": "user", "content": "Once"}]
 EXPECTED = TEXT.encode()[:20].decode()

@@ -17,6 +17,7 @@ from stub_engine import ByteTokenizer, StubEngine
 from adapmixed.mechanisms import ClippedLogPool
 from adapmixed.privacy import Accountant
 from adapmixed.rng import SecureRandom
+from adapmixed.serving import scheduler
 from adapmixed.serving.admission import Admission, Reservation
 from adapmixed.serving.engine import Prompt
 from adapmixed.serving.errors import RequestError
@@ -168,7 +169,8 @@ def test_two_requests_cannot_take_the_last_place(
     monkeypatch.setattr(clients, "admit", lambda *one: (time.sleep(0.05), admit(*one))[1])
     engine = StubEngine(batch=1)
     engine.go.clear()
-    with served(engine, clients=clients, waiting=1) as server, ThreadPoolExecutor(6) as pool:
+    monkeypatch.setattr(scheduler, "MOST_WAITING", 1)
+    with served(engine, clients=clients) as server, ThreadPoolExecutor(6) as pool:
         with listening(server.app) as port:
             asked = [pool.submit(asks, port, ASK, **headers)]
             until(lambda: server.scheduler.running)

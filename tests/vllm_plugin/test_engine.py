@@ -23,8 +23,10 @@ from adapmixed.ensemble import Ensemble  # noqa: E402
 from adapmixed.errors import BudgetSpentError  # noqa: E402
 from adapmixed.mechanisms import AdaPMixED, ClippedLogPool, Unprotected  # noqa: E402
 from adapmixed.privacy import Accountant, read_ledger  # noqa: E402
-from adapmixed.serving.drawing import Drawing  # noqa: E402
-from adapmixed.serving.engine import Prompt  # noqa: E402
+from adapmixed.serving.engine import (
+    Drawing,  # noqa: E402
+    Prompt,  # noqa: E402
+)
 from adapmixed.vllm import engine as engine_module  # noqa: E402
 from adapmixed.vllm.engine import VllmEngine  # noqa: E402
 from adapmixed.vllm.heads import Heads  # noqa: E402

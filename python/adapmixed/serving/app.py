@@ -8,7 +8,6 @@ import logging
 import time
 import traceback
 from contextlib import suppress
-from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 from urllib.parse import urlsplit
@@ -21,9 +20,9 @@ from starlette.routing import Route, Router
 from starlette.types import Message, Receive, Scope, Send
 
 from adapmixed.errors import BudgetSpentError, LedgerError
-from adapmixed.serving.admission import Admission, Reservation
+from adapmixed.serving.admission import ANYONE, Admission, Key, Reservation
 from adapmixed.serving.answers import Reply
-from adapmixed.serving.engine import Query
+from adapmixed.serving.engine import Engine
 from adapmixed.serving.errors import (
     RequestError,
     internal,
@@ -33,10 +32,9 @@ from adapmixed.serving.errors import (
     spent,
     stopping,
 )
-from adapmixed.serving.fields import Defaults, parsed, query_of
-from adapmixed.serving.keys import ANYONE, Key
+from adapmixed.serving.fields import Query, ServedModel, parsed, query_of
 from adapmixed.serving.metrics import Metrics
-from adapmixed.serving.scheduler import Running, Scheduler
+from adapmixed.serving.scheduler import Scheduler
 
 MAX_BODY = 1 << 20
 """Largest body of a request, in bytes."""
@@ -55,32 +53,26 @@ _LOG = logging.getLogger(__name__)
 _ACCESS = logging.getLogger("adapmixed.serving.access")
 
 
-@dataclass(eq=False)
 class Service:
     """The ASGI application, for one event loop, with the parts that it answers with.
 
     It counts and logs every request. The log has method, path and status alone. A path that is not
     served is logged as "other", for a client may have put anything there.
 
-    Attributes:
-        scheduler: answers queries.
+    Args:
+        engine: answers queries, in a thread that this starts.
+        model: the served model.
         admission: the tokens of the mechanism's plan, and the keys.
-        tokenizer: the public model's tokenizer.
-        defaults: the served model's name, and what requests leave out.
-        metrics: the operator's figures.
         then_public: whether the public model answers what the plan does not pay for.
-        created: time of the start, in seconds.
     """
 
-    scheduler: Scheduler
-    admission: Admission
-    tokenizer: Any
-    defaults: Defaults
-    metrics: Metrics
-    then_public: bool = False
-    created: int = field(default_factory=lambda: int(time.time()))
-
-    def __post_init__(self) -> None:
+    def __init__(
+        self, engine: Engine, model: ServedModel, admission: Admission, *, then_public: bool = False
+    ) -> None:
+        self.admission, self._model, self._then_public = admission, model, then_public
+        self.scheduler = Scheduler(engine, model)
+        self.metrics = Metrics(self.scheduler, admission)
+        self._created = int(time.time())
         self._readers, self._unread = asyncio.Semaphore(READERS), 0
         self._turn = asyncio.Lock()
         completions, chats, models, health = _PATHS
@@ -153,13 +145,13 @@ class Service:
         try:
             async with self._readers:  # reading may take long, so not in the event loop's thread
                 query = await asyncio.to_thread(
-                    lambda: query_of(parsed(body), self.defaults, self.tokenizer, key, chat=chat)
+                    lambda: query_of(parsed(body), self._model, key, chat=chat)
                 )
         finally:
             self._unread -= 1
-        return Reply(await self._begin(query, key), self.defaults.model)
+        return await self._begin(query, key)
 
-    async def _begin(self, query: Query, key: Key) -> Running:
+    async def _begin(self, query: Query, key: Key) -> Reply:
         """Reserve, count and submit a request; one at a time, so that what was checked holds.
 
         Raises:
@@ -169,23 +161,21 @@ class Service:
         """
         async with self._turn:
             self.scheduler.check_room(len(query.prompts))
-            if self.admission.clients is not None:
-                self.admission.clients.check_rate(key)
             query, reservation = await asyncio.to_thread(self._reserved, query, key)
             try:
-                running = Running(query, reservation, self.metrics)
-                self.scheduler.submit(running)
+                answer = Reply(query, reservation, self.metrics, self._model.name)
+                self.scheduler.submit(answer)
             except BaseException:
                 reservation.close()
                 raise
-        return running
+        return answer
 
     def _reserved(self, query: Query, key: Key) -> tuple[Query, Reservation]:
         """Return a query that can be paid for, with its tokens."""
         try:
             return query, self.admission.reserve(query.tokens, key)
         except BudgetSpentError:
-            if self.then_public:
+            if self._then_public:
                 return query.of_public(), Reservation(self.admission, 0)
         except LedgerError:  # no later answer could be counted either
             self.scheduler.fail("the tokens of a key could not be counted durably")
@@ -197,12 +187,12 @@ class Service:
     async def _models(self, request: Request) -> Response:
         """Answer /v1/models and /v1/models/NAME."""
         name = request.path_params.get("name")
-        if name not in (None, self.defaults.model):
+        if name not in (None, self._model.name):
             raise no_model(name)
         model = {
-            "id": self.defaults.model,
+            "id": self._model.name,
             "object": "model",
-            "created": self.created,
+            "created": self._created,
             "owned_by": "adapmixed",
         }
         return json_response(model if name else {"object": "list", "data": [model]})
@@ -212,7 +202,7 @@ class Service:
         if self.scheduler.stopped:
             raise stopping()
         told: dict[str, Any] = {"status": "ok"}
-        if self.then_public:
+        if self._then_public:
             left = self.admission.unspent or 0
             told |= {"answers": "ensemble" if left else "public model", "plan_tokens_left": left}
         return json_response(told)

@@ -13,8 +13,7 @@ import torch
 from adapmixed.limits import DEFAULT_ACTIVE
 from adapmixed.mechanisms import Mechanism
 from adapmixed.privacy import Accountant
-from adapmixed.serving.drawing import Drawing
-from adapmixed.serving.engine import Prompt
+from adapmixed.serving.engine import Drawing, Prompt
 from adapmixed.vllm.heads import Heads
 
 os.environ |= {  # read when vLLM is imported

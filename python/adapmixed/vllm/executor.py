@@ -10,8 +10,7 @@ from torch import Tensor, nn
 from vllm.v1.executor.uniproc_executor import UniProcExecutor
 from vllm.v1.outputs import SamplerOutput
 
-from adapmixed.serving.drawing import Drawing
-from adapmixed.serving.engine import Prompt
+from adapmixed.serving.engine import Drawing, Prompt
 from adapmixed.vllm.heads import Heads
 
 
