@@ -7,16 +7,15 @@ import ipaddress
 import logging
 import time
 import traceback
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from functools import partial
 from typing import Any
 from urllib.parse import urlsplit
 
 from starlette.datastructures import Headers
-from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
-from starlette.routing import Route, Router
 from starlette.types import Message, Receive, Scope, Send
 
 from adapmixed.errors import BudgetSpentError, LedgerError
@@ -48,7 +47,7 @@ READERS, UNREAD = 2, 64
 OPEN_PATH = "/health"
 """The path that needs no key."""
 
-_PATHS = ("/v1/completions", "/v1/chat/completions", "/v1/models", OPEN_PATH)
+_MODELS = "/v1/models/"  # and the name of one
 _LOG = logging.getLogger(__name__)
 _ACCESS = logging.getLogger("adapmixed.serving.access")
 
@@ -75,15 +74,13 @@ class Service:
         self._created = int(time.time())
         self._readers, self._unread = asyncio.Semaphore(READERS), 0
         self._turn = asyncio.Lock()
-        completions, chats, models, health = _PATHS
-        routes = [
-            Route(completions, partial(self._answer, chat=False), methods=["POST"]),
-            Route(chats, partial(self._answer, chat=True), methods=["POST"]),
-            Route(models, self._models, methods=["GET"]),
-            Route(f"{models}/{{name:path}}", self._models, methods=["GET"]),
-            Route(health, self._health, methods=["GET"]),
-        ]
-        self._router = Router(routes, redirect_slashes=False)
+        self._handlers: dict[str, tuple[str, Callable[[Request], Awaitable[Any]]]] = {
+            "/v1/completions": ("POST", partial(self._answer, chat=False)),
+            "/v1/chat/completions": ("POST", partial(self._answer, chat=True)),
+            "/v1/models": ("GET", self._models),
+            "/v1/models/...": ("GET", self._models),
+            OPEN_PATH: ("GET", self._health),
+        }
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request. WebSockets and other protocols are not served."""
@@ -97,14 +94,22 @@ class Service:
                 status = message["status"]
             await send(message)
 
-        path = _label(scope["path"])
+        path = "/v1/models/..." if scope["path"].startswith(_MODELS) else scope["path"]
+        path = path if path in self._handlers else "other"
         try:
             try:
-                # With an "app", the router raises what it does not find.
-                scope["app"], scope["state"] = self, {"key": self._key(scope)}
-                await self._router(scope, receive, counted)
-            except (RequestError, HTTPException) as error:
-                await _refusal(error).response()(scope, receive, counted)
+                key = self._key(scope)
+                if path == "other":
+                    raise RequestError(404, "this path is not served")
+                method, handler = self._handlers[path]
+                if scope["method"] not in (method, "HEAD" if method == "GET" else method):
+                    message, allowed = "this path does not take this method", {"allow": method}
+                    raise RequestError(405, message, headers=allowed)
+                scope["state"] = {"key": key}
+                response = await handler(Request(scope, receive))
+                await response(scope, receive, counted)
+            except RequestError as error:
+                await error.response()(scope, receive, counted)
         except Exception as error:
             _LOG.error("a request has failed: %s", _place(error))
             if not status:
@@ -186,8 +191,9 @@ class Service:
 
     async def _models(self, request: Request) -> Response:
         """Answer /v1/models and /v1/models/NAME."""
-        name = request.path_params.get("name")
-        if name not in (None, self._model.name):
+        name = request.scope["path"].removeprefix(_MODELS)
+        listed = name == request.scope["path"]
+        if not listed and name != self._model.name:
             raise no_model(name)
         model = {
             "id": self._model.name,
@@ -195,7 +201,7 @@ class Service:
             "created": self._created,
             "owned_by": "adapmixed",
         }
-        return json_response(model if name else {"object": "list", "data": [model]})
+        return json_response({"object": "list", "data": [model]} if listed else model)
 
     async def _health(self, request: Request) -> Response:
         """Answer /health."""
@@ -255,21 +261,6 @@ def is_loopback(host: str) -> bool:
     with suppress(ValueError):
         return ipaddress.ip_address(host).is_loopback
     return host == "localhost"
-
-
-def _label(path: str) -> str:
-    """Return what the log and the figures may say of a path."""
-    if path in _PATHS:
-        return path
-    return "/v1/models/..." if path.startswith("/v1/models/") else "other"
-
-
-def _refusal(error: RequestError | HTTPException) -> RequestError:
-    """Return an error in OpenAI's form, also for the router's of status 404 or 405."""
-    if isinstance(error, RequestError):
-        return error
-    message = "is not served" if error.status_code == 404 else "does not take this method"
-    return RequestError(error.status_code, f"this path {message}", headers=error.headers)
 
 
 def _place(error: Exception) -> str:

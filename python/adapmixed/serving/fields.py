@@ -286,8 +286,6 @@ def _include_usage(options: Any, stream: bool) -> bool:
     if not stream or not isinstance(options, dict):
         raise ValueError("stream_options must be an object, and given with stream alone")
     for name, value in options.items():
-        if name == "include_obfuscation" and value is False:  # there is none
-            continue
         if name != "include_usage" and value is not None:
             raise ValueError(f"stream_options must hold include_usage alone, got {name!r}")
     return _flag("stream_options.include_usage", options.get("include_usage"))
