@@ -104,6 +104,8 @@ def start(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..
 
     def drawing(self: Drawing, logits: Any, asked: Sequence[Prompt]) -> Any:
         tokens = draw(self, logits, asked)
+        if not runs:  # the engine compares its rows with ours
+            return tokens
         (run,) = runs
         private, public, _ = run.engine._heads.kept  # type: ignore[attr-defined]
         for row, prompt in enumerate(asked):
