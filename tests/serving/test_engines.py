@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -23,9 +24,11 @@ from serving_cases import (
 from transformers import AutoModelForCausalLM
 
 from adapmixed.ensemble import Ensemble
+from adapmixed.errors import LedgerWriteError
 from adapmixed.mechanisms import ClippedLogPool
 from adapmixed.privacy import Accountant, read_ledger
 from adapmixed.privacy.register import entered, register_of
+from adapmixed.serving.engine import Drawing
 
 QUERIES = 1200
 
@@ -134,3 +137,38 @@ def test_the_public_model_answers_beyond_the_plan(name: str, tmp_path: Path) -> 
             assert "system_fingerprint" not in server.ask(max_tokens=left).json()
         assert server.ask(max_tokens=4).json()["system_fingerprint"] == "public-model"
         assert server.settled() == 5
+
+
+@pytest.mark.parametrize("name", ENGINES)
+@pytest.mark.parametrize("fault", ["the disk is full", "a row is not answered"])
+def test_a_step_draws_what_is_charged_and_nothing_else(
+    name: str, fault: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The charge is written before the draw. A step that fails gives nothing, and is the last."""
+    done: list[str] = []
+    commit, answered = Accountant._commit, Drawing._answered
+
+    def committed(self: Accountant, *charge: Any) -> None:
+        time.sleep(0.1)
+        if "fails" in done:
+            raise LedgerWriteError(fault)
+        commit(self, *charge)
+        done.append("charge")
+
+    def drawn(self: Drawing, *row: Any) -> Any:
+        done.append("draw")
+        return answered(self, *row)
+
+    with running(name, tmp_path, 50) as server:
+        monkeypatch.setattr(Accountant, "_commit", committed)
+        monkeypatch.setattr(Drawing, "_answered", drawn)
+        count = used(server.ask(max_tokens=4))
+        assert server.settled() == count and done == ["charge", "draw"] * count
+        if fault == "the disk is full":
+            done[:] = ["fails"]
+        else:
+            server.served.engine._drawing._allowance.add(1)
+        reply = server.ask(max_tokens=4)
+        assert check_error(reply.json(), reply.status_code)["code"] == "stopping"
+        assert server.served.scheduler.failed
+        assert done == ["fails"] or server.settled() == count + 1

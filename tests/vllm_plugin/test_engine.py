@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import os
-import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +19,6 @@ pytest.importorskip("vllm.v1", reason="vllm is not installed: `make test-vllm` h
 from vllm.v1.core.sched.scheduler import Scheduler  # noqa: E402
 
 from adapmixed.ensemble import Ensemble  # noqa: E402
-from adapmixed.errors import BudgetSpentError  # noqa: E402
 from adapmixed.mechanisms import AdaPMixED, ClippedLogPool, Unprotected  # noqa: E402
 from adapmixed.privacy import Accountant, read_ledger  # noqa: E402
 from adapmixed.serving.engine import (
@@ -203,49 +201,6 @@ def test_the_public_model_alone(start: Callable[..., Run]) -> None:
         if prompt.public:
             assert float(public[token]) >= float(public.max()) - 0.2
     assert all(len(tokens) == 6 for tokens in found.values())
-
-
-def test_no_token_is_drawn_before_the_charge_is_written(
-    start: Callable[..., Run], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    done: list[str] = []
-
-    class Slow(Accountant):
-        def _commit(self, entry: Any, account: Any) -> None:
-            time.sleep(0.2)
-            super()._commit(entry, account)
-            done.append("charge")
-
-    run = start(accountant=Slow(1e-5))
-    answered = Drawing._answered
-
-    def drawn(self: Drawing, *row: Any) -> Any:
-        done.append("draw")
-        return answered(self, *row)
-
-    monkeypatch.setattr(Drawing, "_answered", drawn)
-    run.engine.admit(prompts(TEXTS[:2], 5))
-    for _ in range(2):
-        done.clear()
-        run.engine.step()
-        assert done == ["charge", "draw"]
-
-
-def test_a_failed_charge_releases_nothing(start: Callable[..., Run]) -> None:
-    run = start(replace(POOL, queries=3))
-    run.engine.admit(prompts(TEXTS[:2], 5))
-    assert len(run.engine.step()) == 2
-    with pytest.raises(BudgetSpentError):
-        run.engine.step()
-    assert run.accountant.queries == len(run.draws) == 2
-
-
-def test_what_is_charged_must_be_drawn(start: Callable[..., Run]) -> None:
-    run = start()
-    run.engine.admit(prompts(TEXTS[:2], 5))
-    run.engine._drawing._allowance.add(1)  # type: ignore[union-attr]
-    with pytest.raises(RuntimeError, match="released in the same step"):
-        run.engine.step()
 
 
 def test_rows_without_a_step_are_not_drawn(start: Callable[..., Run]) -> None:
