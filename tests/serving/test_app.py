@@ -22,11 +22,12 @@ from serving_cases import (
     asks,
     check_error,
     clients_of,
-    listening,
     served,
+    stoppable,
 )
 from stub_engine import TEXT, StubEngine
 
+from adapmixed.errors import LedgerWriteError
 from adapmixed.serving import scheduler
 from adapmixed.serving.admission import Key, add_key
 from adapmixed.serving.fields import prompts_of
@@ -228,28 +229,42 @@ def test_the_order_of_checks(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> 
         assert client.post(COMPLETIONS, json=fine | {"max_tokens": 10}, headers=mine).is_success
 
 
+PRIVATE = "private_logits[3, 0] must not be NaN"
+
+
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [(ValueError(PRIVATE), "ValueError"), (SystemExit(PRIVATE), "SystemExit"),
+     (type("PanicException", (BaseException,), {})(PRIVATE), "PanicException"),
+     (LedgerWriteError("the disk is full"), "LedgerWriteError: the disk is full")],
+)  # fmt: skip
 @pytest.mark.parametrize("stream", [False, True])
-def test_an_engine_that_fails(stream: bool, caplog: pytest.LogCaptureFixture) -> None:
-    """The answer that runs and the one that waits end with an error that says nothing."""
+def test_an_engine_that_fails(
+    error: BaseException, said: str, stream: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The answer that runs and the one that waits end with an error; then the server ends."""
     engine, body = StubEngine(batch=1), ASK | {"stream": stream}
-    with served(engine) as server, listening(server.app) as port, ThreadPoolExecutor() as pool:
-        engine.go.clear()
-        asked = []
-        for count in (1, 2):
-            asked.append(pool.submit(asks, port, body))
-            until(lambda n=count: server.scheduler.running + server.scheduler.waiting == n)
-        engine.fail = ValueError("private_logits[3, 0] must not be NaN")
-        engine.go.set()
-        for status, text in (one.result() for one in asked):
-            assert status == (200 if stream else 503) and "private" not in text
-            (found,) = events(text) if stream else [json.loads(text)]
-            check_error(found, 503)
+    with served(engine) as server, stoppable(server.app) as (_, thread, port):
+        with ThreadPoolExecutor() as pool:
+            engine.go.clear()
+            asked = []
+            for count in (1, 2):
+                asked.append(pool.submit(asks, port, body))
+                until(lambda n=count: server.scheduler.running + server.scheduler.waiting == n)
+            engine.fail = error
+            engine.go.set()
+            for status, text in (one.result() for one in asked):
+                assert status == (200 if stream else 503) and "private" not in text
+                (found,) = events(text) if stream else [json.loads(text)]
+                assert check_error(found, 503)["code"] == "stopping"
         client = server.client()
         assert server.settled() and server.scheduler.failed
         assert check_error(client.get("/health").json(), 503)["code"] == "stopping"
         assert client.post(COMPLETIONS, json=ASK).status_code == 503
         assert client.get("/v1/models").is_success
-    assert "ValueError" in caplog.text and "private" not in caplog.text
+        thread.join(5.0)
+        assert not thread.is_alive()  # so that whoever watches it starts it again
+    assert said in caplog.text and "private" not in caplog.text
 
 
 def test_a_fault_of_the_server_says_nothing(

@@ -134,17 +134,6 @@ def test_free_answers_are_not_spent_while_others_run() -> None:
     assert accountant.planned == 0 and admission.reserve(0) and admission.left == 100 - 17
 
 
-@pytest.mark.parametrize("error", [SystemExit, type("PanicException", (BaseException,), {})])
-def test_any_end_of_the_engine_thread_ends_the_server(error: type[BaseException]) -> None:
-    class Dead(StubEngine):
-        def step(self) -> list[tuple[Prompt, int]]:
-            raise error
-
-    with served(Dead()) as server:
-        server.client().post(COMPLETIONS, json=ASK)
-        assert server.scheduler.failed
-
-
 def test_a_key_pays_for_the_token_that_was_under_way(tmp_path: Path) -> None:
     """A client leaves while a step runs: its token is charged, so the key has used it, too."""
     clients, alice, headers = a_client(tmp_path, tokens=250)

@@ -23,7 +23,6 @@ from trained_demo import DEMO_ENSEMBLE
 from adapmixed.cli import main
 from adapmixed.commands import serve
 from adapmixed.data import demo_base
-from adapmixed.errors import LedgerWriteError
 from adapmixed.privacy import read_ledger
 from adapmixed.serving import listener as listener_module
 
@@ -132,17 +131,6 @@ def test_a_graceful_stop(twice: bool) -> None:
         else:
             assert last == "data: [DONE]" and server.engine.released == 60
         assert server.admission.reserved == 0
-
-
-def test_a_failed_engine_ends_the_server() -> None:
-    """So that whoever watches it starts it again; the client gets an error."""
-    with served(StubEngine(seconds=0.01), max_tokens=1000) as server:
-        with stoppable(server.app) as (_, thread, port):
-            server.engine.fail = LedgerWriteError("the disk is full")
-            status, text = asks(port, ASK)
-            assert status == 503 and check_error(json.loads(text), status)["code"] == "stopping"
-            thread.join(5.0)
-            assert not thread.is_alive() and server.scheduler.failed
 
 
 def test_silent_connections_are_closed(monkeypatch: pytest.MonkeyPatch) -> None:
