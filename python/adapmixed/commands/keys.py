@@ -34,32 +34,21 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
             action.add_argument("name", metavar="NAME", help="name of the client")
         for limit, told in LIMITS.items() if name == "add" else ():
             action.add_argument(f"--{limit}", type=int, metavar="N", help=told)
-        if name == "list":
-            told = "the server's ledger: also print used tokens, those of removed keys, too"
-            action.add_argument("--ledger", type=Path, metavar="FILE", help=told)
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Add, list or remove keys."""
-    from adapmixed.serving.admission import LIMITS, add_key, read_keys, read_usage, remove_key
+    from adapmixed.serving.admission import LIMITS, add_key, read_keys, remove_key
 
     file = arguments.file
     if arguments.action == "add":
         print(add_key(file, arguments.name, **{name: getattr(arguments, name) for name in LIMITS}))
-        return 0
-    if arguments.action == "remove":
+    elif arguments.action == "remove":
         remove_key(file, arguments.name)
-        return 0
-    used = None if arguments.ledger is None else read_usage(arguments.ledger)
-
-    def row(name: str, limits: list[int | None]) -> list[str]:
-        count = [] if used is None else [str(used.get(name, 0))]
-        return [name, *count, *("-" if limit is None else str(limit) for limit in limits)]
-
-    keys = read_keys(file)
-    rows = [["name", *([] if used is None else ["used"]), *LIMITS]]
-    rows += [row(key.name, [getattr(key, limit) for limit in LIMITS]) for key in keys]
-    for name in sorted((used or {}).keys() - {key.name for key in keys}):
-        rows.append([*row(name, []), "removed", *[""] * (len(LIMITS) - 1)])
-    print(columns(rows))
+    else:
+        rows = [["name", *LIMITS]]
+        for key in read_keys(file):
+            limits = (getattr(key, name) for name in LIMITS)
+            rows.append([key.name, *("-" if one is None else str(one) for one in limits)])
+        print(columns(rows))
     return 0
