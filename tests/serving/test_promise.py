@@ -130,8 +130,7 @@ def test_caveats_of_the_ledger_and_of_the_ensemble(text: str, epsilon: float | N
     assert line.count(DISJOINT) == 1
 
 
-@pytest.mark.parametrize("confidence", CONFIDENCES)
-def test_a_plan_that_is_spent(confidence: str) -> None:
+def test_a_plan_that_is_spent() -> None:
     accountant, mechanism = Accountant(DELTA), made(f"{POOL} queries=3")
     answer(accountant, mechanism, 3, UNKNOWN)
     assert promise(accountant, mechanism, MODELS, UNKNOWN) == str(accountant.guarantee())
