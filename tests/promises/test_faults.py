@@ -138,7 +138,7 @@ FAULTS: list[tuple[str, str, Replacement, str]] = [
      "generation/test_decoding.py::test_what_exceeds_the_rest_of_a_budget_is_refused_at_the_call"),
     ("adapmixed.serving.admission:Admission.reserve", "running answers have nothing reserved",
      instead(lambda self, tokens, key=None: Reservation(self, tokens)),
-     "serving/test_reservations.py::test_tokens_are_reserved_until_they_are_charged_or_given_back"),
+     "serving/test_admission.py::test_tokens_are_reserved_until_they_are_charged_or_given_back"),
     ("adapmixed.privacy.account:_check_fits", "losses of all are charged to one shard's budget",
      NOTHING,
      "privacy/test_accountant.py::test_mechanisms_without_a_guarantee_under_the_settings"),

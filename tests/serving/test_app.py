@@ -1,14 +1,17 @@
-"""Answers over HTTP: bodies, streams, errors and their order, and what never leaves."""
+"""Answers over HTTP: bodies, streams, errors and their order, figures, and what never leaves."""
 
 from __future__ import annotations
 
 import json
 import logging
 import re
+import socket
 import time
+import urllib.request
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from threading import Thread
 from typing import Any
 
 import pytest
@@ -31,6 +34,8 @@ from adapmixed.errors import LedgerWriteError
 from adapmixed.serving import scheduler
 from adapmixed.serving.admission import Key, add_key
 from adapmixed.serving.fields import prompts_of
+from adapmixed.serving.listener import bound
+from adapmixed.serving.metrics import Metrics
 
 
 @pytest.fixture(scope="module")
@@ -300,3 +305,63 @@ def test_prompts_and_keys_are_not_logged(tmp_path: Path, caplog: pytest.LogCaptu
     ours = [one.getMessage() for one in caplog.records if one.name.startswith("adapmixed")]
     assert "POST /v1/completions 200" in ours and "GET other 401" in ours
     assert not any("SECRET" in text for text in ours)
+
+
+NAMES = {
+    "adapmixed_requests", "adapmixed_released_tokens", "adapmixed_first_token_seconds",
+    "adapmixed_between_tokens_seconds", "adapmixed_running_sequences",
+    "adapmixed_waiting_sequences", "adapmixed_plan_tokens_left",
+}  # fmt: skip
+
+
+def value(metrics: Metrics, name: str, **labels: str) -> Any:
+    return metrics.registry.get_sample_value(f"adapmixed_{name}", labels)
+
+
+def test_the_figures() -> None:
+    engine = StubEngine(queries=100)
+    with served(engine) as server:
+        client, metrics = server.client(), server.metrics
+        for body in (ASK, ASK | {"prompt": ["a", "b"], "stream": True}, ASK | {"seed": 1}):
+            client.post("/v1/completions?q=secret", json=body)
+        client.get("/secret")
+        client.get("/v1/models/secret")
+        assert server.settled()
+        assert value(metrics, "requests_total", path="/v1/completions", status="200") == 2
+        assert value(metrics, "requests_total", path="/v1/completions", status="400") == 1
+        assert value(metrics, "requests_total", path="other", status="404") == 1
+        assert value(metrics, "requests_total", path="/v1/models/...", status="404") == 1
+        assert value(metrics, "released_tokens_total") == 24 == engine.released
+        assert value(metrics, "first_token_seconds_count") == 3
+        assert value(metrics, "between_tokens_seconds_count") == 21
+        assert value(metrics, "plan_tokens_left") == 76
+        engine.go.clear()
+        assert value(metrics, "running_sequences") == 0
+        thread = Thread(target=client.post, args=("/v1/completions",), kwargs={"json": ASK})
+        thread.start()
+        until(lambda: value(metrics, "running_sequences") == 1)
+        assert value(metrics, "plan_tokens_left") == 68  # reserved, not yet charged
+        engine.go.set()
+        thread.join()
+
+
+def test_the_listener() -> None:
+    with bound("127.0.0.1", 0) as found:
+        port = found.getsockname()[1]
+    with served() as server:
+        close = server.metrics.serve(port)
+        try:
+            with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics") as answer:
+                text = answer.read().decode()
+            found = set(re.findall(r"^# TYPE (\w+?)(?:_total|_created)? ", text, re.MULTILINE))
+            assert found == NAMES
+            with pytest.raises(OSError):
+                server.metrics.serve(port)
+            with socket.socket() as other:  # a loopback address that it does not listen at
+                other.settimeout(2.0)
+                with pytest.raises(OSError):
+                    other.connect(("127.0.0.2", port))
+        finally:
+            close()
+    with pytest.raises(OSError):
+        urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics")
