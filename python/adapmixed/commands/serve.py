@@ -319,15 +319,7 @@ def promise(
     from adapmixed.privacy.guarantee import weak_warnings
 
     found = promised(accountant, mechanism, num_models, origin)
-    fixed = found.kind in ("fixed", "public") and found.epsilon is not None
-    if not found.limited and not allow_weak:
-        ways = ["queries= in --mechanism"] if hasattr(mechanism, "queries") else []
-        ways += [] if mechanism.no_budget else ["--epsilon"]
-        limits = f"{' or '.join(ways)} would limit it"
-        raise ValueError(
-            "--allow-weak must be given to serve this mechanism, whose ε has no limit and grows "
-            f"with every answer; {limits if ways else f'no option of {mechanism.name} limits it'}"
-        )
+    fixed = found.limited and found.kind in ("fixed", "public") and found.epsilon is not None
     if not found.limited:
         now = replace(accountant.guarantee(), caveats=found.caveats)
         so_far = [str(now)] if now.queries else replace(found, epsilon=math.inf).warnings
