@@ -119,15 +119,6 @@ def test_a_chat_stream(server: Served, usage: bool) -> None:
     assert "".join(one["delta"].get("content", "") for one in choices) == "Grüße: the "
 
 
-def test_an_answer_that_ends_by_itself() -> None:
-    with served(StubEngine("é!", ends=True)) as server:
-        body = server.client().post(COMPLETIONS, json=ASK | {"max_tokens": 50}).json()
-        assert body["choices"][0]["text"] == "é!"
-        assert body["choices"][0]["finish_reason"] == "stop"
-        assert body["usage"]["completion_tokens"] == 4  # the end token was charged, too
-        assert server.settled() and server.engine.accountant.queries == 4
-
-
 def test_models_and_health(server: Served) -> None:
     client = server.client()
     listed = client.get("/v1/models").json()

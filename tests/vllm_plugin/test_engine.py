@@ -19,7 +19,7 @@ pytest.importorskip("vllm.v1", reason="vllm is not installed: `make test-vllm` h
 from vllm.v1.core.sched.scheduler import Scheduler  # noqa: E402
 
 from adapmixed.ensemble import Ensemble  # noqa: E402
-from adapmixed.mechanisms import AdaPMixED, ClippedLogPool, Unprotected  # noqa: E402
+from adapmixed.mechanisms import AdaPMixED, ClippedLogPool  # noqa: E402
 from adapmixed.privacy import Accountant, read_ledger  # noqa: E402
 from adapmixed.serving.engine import (
     Drawing,  # noqa: E402
@@ -188,19 +188,6 @@ def test_every_mechanism(start: Callable[..., Run], mechanism: Any, epsilon: flo
     run = start(mechanism, Accountant(1e-5, epsilon=epsilon))
     run.ask(prompts(TEXTS, 4))
     assert run.accountant.queries == 32
-
-
-def test_the_public_model_alone(start: Callable[..., Run]) -> None:
-    """Its tokens cost nothing, and no member enters them."""
-    run = start(Unprotected())
-    alone = prompts(TEXTS[:4], 6, temperature=0.01, public=True)
-    beside = prompts(TEXTS[:4], 6)
-    found = run.ask([*alone, *beside])
-    assert run.accountant.queries == 4 * 6
-    for prompt, _, public, token in run.draws:
-        if prompt.public:
-            assert float(public[token]) >= float(public.max()) - 0.2
-    assert all(len(tokens) == 6 for tokens in found.values())
 
 
 def test_rows_without_a_step_are_not_drawn(start: Callable[..., Run]) -> None:

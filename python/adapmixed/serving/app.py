@@ -74,7 +74,7 @@ class Service:
         self._created = int(time.time())
         self._readers, self._unread = asyncio.Semaphore(READERS), 0
         self._turn = asyncio.Lock()
-        self._handlers: dict[str, tuple[str, Callable[[Request], Awaitable[Any]]]] = {
+        self._handlers: dict[str, tuple[str, Callable[[Request, Key], Awaitable[Any]]]] = {
             "/v1/completions": ("POST", partial(self._answer, chat=False)),
             "/v1/chat/completions": ("POST", partial(self._answer, chat=True)),
             "/v1/models": ("GET", self._models),
@@ -105,8 +105,7 @@ class Service:
                 if scope["method"] not in (method, "HEAD" if method == "GET" else method):
                     message, allowed = "this path does not take this method", {"allow": method}
                     raise RequestError(405, message, headers=allowed)
-                scope["state"] = {"key": key}
-                response = await handler(Request(scope, receive))
+                response = await handler(Request(scope, receive), key)
                 await response(scope, receive, counted)
             except RequestError as error:
                 await error.response()(scope, receive, counted)
@@ -137,9 +136,8 @@ class Service:
             raise RequestError(401, message, "invalid_api_key", headers=given)
         return key
 
-    async def _answer(self, request: Request, *, chat: bool) -> Any:
+    async def _answer(self, request: Request, key: Key, *, chat: bool) -> Any:
         """Return the response to a query, which is an ASGI application."""
-        key: Key = request.scope["state"]["key"]
         try:
             body = await _body(request)
         except ClientDisconnect:
@@ -189,7 +187,7 @@ class Service:
         rest = "" if left is None else f": {left} tokens are left of its plan"
         raise spent(f"the ensemble's budget does not pay for max_tokens of every prompt{rest}")
 
-    async def _models(self, request: Request) -> Response:
+    async def _models(self, request: Request, key: Key) -> Response:
         """Answer /v1/models and /v1/models/NAME."""
         name = request.scope["path"].removeprefix(_MODELS)
         listed = name == request.scope["path"]
@@ -203,7 +201,7 @@ class Service:
         }
         return json_response({"object": "list", "data": [model]} if listed else model)
 
-    async def _health(self, request: Request) -> Response:
+    async def _health(self, request: Request, key: Key) -> Response:
         """Answer /health."""
         if self.scheduler.stopped:
             raise stopping()
