@@ -8,7 +8,7 @@ import pytest
 from mechanism_cases import MECHANISMS
 
 from adapmixed.cli import main
-from adapmixed.commands.mechanisms import kinds, label_of, mechanism_of
+from adapmixed.commands.mechanisms import kinds, mechanism_of
 from adapmixed.mechanisms import (
     AdaPMixED,
     ClippedLogPool,
@@ -40,7 +40,7 @@ def made(text: str, epsilon: float | None = None, queries: int = 100) -> Any:
 )  # fmt: skip
 def test_a_text_describes_a_mechanism(text: str, expected: Any) -> None:
     assert made(text) == expected
-    assert made(label_of(f"  {text.replace(' ', '   ')} ")) == expected
+    assert made(f"  {text.replace(' ', '   ')} ") == expected
 
 
 def test_a_budget_of_every_shard_has_no_plan() -> None:
