@@ -31,9 +31,9 @@ ORDER = [
 PAGE = ("adapmixed.commands.options", "adapmixed_lab.figures.html")
 """The library imports this of the laboratory, when the report's page is asked for."""
 FOREIGN = {
-    "privacy": {"numpy", "dp_accounting"}, "ext": {"torch"}, "mechanisms": {"torch", "numpy"},
-    "rng": {"torch"}, "ranks": {"torch"}, "limits": set(), "errors": set(), "files": set(),
-    "cli": set(), "__main__": set(),
+    "privacy": {"numpy", "dp_accounting"}, "ext": {"torch", "numpy"},
+    "mechanisms": {"torch", "numpy"}, "rng": {"torch"}, "ranks": {"torch"}, "limits": set(),
+    "errors": set(), "files": set(), "cli": set(), "__main__": set(),
 }  # fmt: skip
 
 
