@@ -75,11 +75,15 @@ def test_what_it_refuses(
     assert not list(tmp_path.iterdir())  # nothing was made
 
 
-def test_a_port_that_is_taken(capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize("option", ["--port", "--metrics-port"])
+def test_a_port_that_is_taken(option: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """It is found before models are loaded."""
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = str(taken.getsockname()[1])
-        assert main(["serve", *MODELS, *POOL, "--ledger", "x", "--port", port]) == 2
-    assert "in use" in capsys.readouterr().err
+        given = [*MODELS, *POOL, "--ledger", "x", "--port", "0", option, port]
+        assert main(["serve", *given]) == 2
+    error = capsys.readouterr().err
+    assert "in use" in error and "Loading" not in error
 
 
 def test_without_the_extra(

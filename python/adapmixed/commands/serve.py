@@ -148,10 +148,12 @@ def _serve(arguments: argparse.Namespace, stack: ExitStack) -> int:
     from adapmixed.serving.batch import BatchEngine
     from adapmixed.serving.fields import ServedModel
     from adapmixed.serving.listener import Listener, bound, raise_file_limit, url_of
+    from adapmixed.serving.metrics import LOOPBACK
 
     raise_file_limit()
     keys = None if arguments.keys is None else read_keys(arguments.keys)
     listening = stack.enter_context(bound(arguments.host, arguments.port))
+    figures = stack.enter_context(bound(LOOPBACK, arguments.metrics_port or 0))
     mechanism = _demo(arguments) if arguments.demo is not None else _chosen(arguments)
     then_public = arguments.when_spent == "public"
     if then_public and mechanism.planned_queries is None:
@@ -191,6 +193,7 @@ def _serve(arguments: argparse.Namespace, stack: ExitStack) -> int:
     service = Service(engine, model, admission, then_public=then_public)
     stack.callback(service.scheduler.stop, 0.0)
     if arguments.metrics_port is not None:
+        figures.close()
         stack.callback(service.metrics.serve(arguments.metrics_port))
     planned = admission.left is not None
     left = f" {admission.left} tokens are left of the plan." if planned else ""
