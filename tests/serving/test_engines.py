@@ -30,7 +30,7 @@ from adapmixed.privacy import Accountant, read_ledger
 from adapmixed.privacy.register import entered, register_of
 from adapmixed.serving.engine import Drawing
 
-QUERIES = 1200
+QUERIES = 600
 
 
 @dataclass
@@ -118,11 +118,11 @@ def test_a_stop_token_ends_an_answer(server: Server) -> None:
 
 def test_the_end_of_the_plan(server: Server) -> None:
     """The last test of this server. All prompts of a list are reserved together or not at all."""
-    while (reply := server.ask(prompt=["The"] * 4, max_tokens=150)).status_code == 200:
+    while (reply := server.ask(prompt=["The"] * 4, max_tokens=75)).status_code == 200:
         server.settled()
     assert check_error(reply.json(), 429)["code"] == "insufficient_quota"
     while (left := QUERIES - server.settled()) > 0:
-        assert left < 600
+        assert left < 300
         assert server.ask(max_tokens=min(left, 200)).status_code == 200
     for stream in (False, True):
         assert server.ask(max_tokens=1, stream=stream).status_code == 429
