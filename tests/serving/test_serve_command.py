@@ -11,6 +11,7 @@ import subprocess
 import sys
 import urllib.request
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -138,12 +139,15 @@ def test_silent_connections_are_closed(monkeypatch: pytest.MonkeyPatch) -> None:
     """Half a header keeps no connection, neither as the first request nor as a later one."""
     monkeypatch.setattr(listener_module, "HEADER_SECONDS", 0.5)
     half, whole = b"POST /v1/compl", b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n"
-    with served() as server, stoppable(server.app) as (_, _, port):
+    with served() as server, stoppable(server.app) as (_, _, port), ExitStack() as stack:
+        opened = []
         for before in (b"", whole):
-            with socket.create_connection(("127.0.0.1", port), timeout=10.0) as connection:
-                connection.sendall(before + half)
-                found = connection.makefile("rb").read()  # until it is closed
-                assert (b"200 OK" in found) == bool(before)
+            connection = socket.create_connection(("127.0.0.1", port), timeout=10.0)
+            opened.append((before, stack.enter_context(connection)))
+            connection.sendall(before + half)
+        for before, connection in opened:
+            found = connection.makefile("rb").read()  # until it is closed
+            assert (b"200 OK" in found) == bool(before)
 
 
 def started(arguments: list[str], cwd: Path) -> tuple[subprocess.Popen[str], int]:
