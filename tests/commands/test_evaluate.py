@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 from trained_demo import DEMO_ENSEMBLE
 
-from adapmixed.cli import _parser, main
+from adapmixed.cli import main
 from adapmixed.commands import options
-from adapmixed.commands.evaluate import _mechanisms
-from adapmixed.commands.mechanisms import take_plan
 from adapmixed.data import demo_base, held_out_text
 from adapmixed.mechanisms import (
     AdaPMixED,
+    ClippedLogPool,
     ClippedMixing,
     Mechanism,
     PMixED,
@@ -29,40 +26,6 @@ MODELS = ["--base", str(demo_base()), "--ensemble", str(DEMO_ENSEMBLE)]
 POOL = "clipped-log-pool lower=-0.25 upper=1 scale=2"
 
 
-def parsed(*options: str) -> argparse.Namespace:
-    arguments = _parser().parse_args(["evaluate", *MODELS, "--text", "none", *options])
-    take_plan(arguments, several=True)
-    return arguments
-
-
-def asked(*texts: str, options: tuple[str, ...] = ()) -> dict[str, Mechanism]:
-    given = [f"--mechanism={text}" for text in texts]
-    return _mechanisms(parsed(*given, *options), queries=50)
-
-
-def test_methods_of_the_command_line() -> None:
-    """Each with its name: its text, if several are of one kind."""
-    texts = ("pmixed epsilon=6  order=4", "clipped-mixing lower=0.5 upper=2")
-    found = asked(
-        *texts, "clipped-mixing  lower=0.8 upper=1.5 queries=100", options=("--delta", "1e-6")
-    )
-    expected: dict[str, Any] = {
-        "public": PublicOnly(),
-        "unprotected": Unprotected(),
-        "pmixed": PMixED(6.0, 1e-6, 50, 4.0),
-        "clipped-mixing lower=0.5 upper=2": ClippedMixing(0.5, 2.0, 50),
-        "clipped-mixing lower=0.8 upper=1.5 queries=100": ClippedMixing(0.8, 1.5, 100),
-    }
-    assert found == expected and list(found) == list(expected)
-
-
-def test_both_references_come_first_and_adapmixed_is_the_default() -> None:
-    references = {"public": PublicOnly(), "unprotected": Unprotected()}
-    assert asked() == references | {"adapmixed": AdaPMixED(18.0, 0.2)}
-    assert list(asked("public")) == list(references)
-    assert list(asked("unprotected", "public")) == list(references)
-
-
 @pytest.fixture
 def text(tmp_path: Path) -> Path:
     path = tmp_path / "text.txt"
@@ -71,8 +34,17 @@ def text(tmp_path: Path) -> Path:
 
 
 BUDGETED = ["--epsilon=2", f"--mechanism={POOL}", "--mechanism=clipped-mixing lower=0.5 upper=2"]
-FIXED = ["--mechanism=adapmixed", "--mechanism=adapmixed screen=public", f"--mechanism={POOL}"]
-FIXED.append("--mechanism=pmixed epsilon=7")
+FIXED = ["--mechanism=adapmixed", "--mechanism=adapmixed  screen=public", f"--mechanism={POOL}"]
+FIXED += ["--mechanism=pmixed epsilon=7", "--delta=1e-6"]
+MADE: dict[bool, dict[str, Mechanism]] = {
+    True: {"clipped-log-pool": ClippedLogPool(-0.25, 1.0, 2.0),
+           "clipped-mixing": ClippedMixing(0.5, 2.0, order=8.0)},
+    False: {"adapmixed": AdaPMixED(18.0, 0.2),
+            "adapmixed screen=public": AdaPMixED(18.0, 0.2, screen="public"),
+            "clipped-log-pool": ClippedLogPool(-0.25, 1.0, 2.0, 18),
+            "pmixed": PMixED(7.0, 1e-6, 18, 3.0)},
+}  # fmt: skip
+"""Each with its name, or its text if several are of one kind."""
 
 
 @pytest.mark.parametrize("budgeted", [True, False])
@@ -86,9 +58,10 @@ def test_methods_side_by_side_and_a_result_to_go_on_from(
     assert main(command) == 0
     first, report = path.read_bytes(), json.loads(path.read_text(encoding="utf-8"))
     methods = {method["name"]: method for method in report["methods"]}
-    private = ["clipped-log-pool", "clipped-mixing"]
+    private, made = MADE[budgeted], report["config"]["mechanisms"]
+    references: dict[str, Mechanism] = {"public": PublicOnly(), "unprotected": Unprotected()}
+    assert made == {name: repr(one) for name, one in (references | private).items()}
     if not budgeted:
-        private = ["adapmixed", "adapmixed screen=public", "clipped-log-pool", "pmixed"]
         assert 6.999 < methods["pmixed"]["epsilon"] <= 7
         assert "Up to 18 answered queries" in methods["pmixed"]["guarantee"]
     assert list(methods) == ["public", "unprotected", *private]

@@ -8,14 +8,13 @@ import pytest
 from mechanism_cases import MECHANISMS
 
 from adapmixed.cli import main
-from adapmixed.commands.mechanisms import kinds, label_of, mechanism_of
+from adapmixed.commands.mechanisms import kinds, mechanism_of
 from adapmixed.mechanisms import (
     AdaPMixED,
     ClippedLogPool,
     ClippedMixing,
     PMixED,
     PublicOnly,
-    Unprotected,
 )
 
 
@@ -27,7 +26,6 @@ def made(text: str, epsilon: float | None = None, queries: int = 100) -> Any:
     ("text", "expected"),
     [
         ("public", PublicOnly()),
-        ("unprotected", Unprotected()),
         ("adapmixed", AdaPMixED(18.0, 0.2)),
         ("adapmixed screen=none loss_orders=2,18", AdaPMixED(18.0, 0.2, None, loss_orders=(2, 18))),
         ("adapmixed threshold=inf adjacency=add_remove",
@@ -36,17 +34,13 @@ def made(text: str, epsilon: float | None = None, queries: int = 100) -> Any:
         ("adapmixed preset=pubmed sigma=0.5 screen_top_k=7",
          AdaPMixED(15.0, 0.3, sigma=0.5, screen_weight=1e-3, screen_top_k=7)),
         ("pmixed epsilon=8", PMixED(8.0, 1e-5, 100, 3.0)),
-        ("pmixed epsilon=8 queries=7", PMixED(8.0, 1e-5, 7, 3.0)),
         ("clipped-mixing lower=0.5 upper=2", ClippedMixing(0.5, 2.0, 100)),
-        ("clipped-log-pool lower=-0.5 upper=1 scale=2", ClippedLogPool(-0.5, 1.0, 2.0, 100)),
         ("clipped-log-pool lower=-0.5 upper=1 queries=none", ClippedLogPool(-0.5, 1.0)),
-        ("clipped-log-pool lower=0 upper=1 public_confidence=0.9",
-         ClippedLogPool(0.0, 1.0, 1.0, 100, 0.9)),
     ],
 )  # fmt: skip
 def test_a_text_describes_a_mechanism(text: str, expected: Any) -> None:
     assert made(text) == expected
-    assert made(label_of(f"  {text.replace(' ', '   ')} ")) == expected
+    assert made(f"  {text.replace(' ', '   ')} ") == expected
 
 
 def test_a_budget_of_every_shard_has_no_plan() -> None:
@@ -83,24 +77,12 @@ KEYS = "keys are epsilon, queries, order"
         ("pmixed epsilon=3 epsilon=4", "once for every key, got 'epsilon=4'"),
         ("pmixed --epsilon=3", f"--mechanism pmixed does not take --epsilon: {KEYS}"),
         ("pmixed epsilon=x", "--mechanism pmixed: epsilon must be a number, got 'x'"),
-        ("pmixed epsilon=nan", "--mechanism pmixed: epsilon must be > 0, got nan"),
         ("pmixed epsilon=6 delta=1e-6", "does not take delta: use --delta"),
         ("pmixed epsilon=8 queries=2.5", "queries must be an integer, got '2.5'"),
-        ("pmixed preset=pubmed", "--mechanism pmixed does not take preset"),
-        ("pmixed", "--mechanism pmixed needs epsilon"),
         ("public x=1", "does not take x: keys are none"),
         ("clipped-mixing", "--mechanism clipped-mixing needs lower, upper"),
-        (
-            "clipped-log-pool lower=-1,upper=1,scale=2",
-            "--mechanism clipped-log-pool: lower must be a number, got '-1,upper=1,scale=2'",
-        ),
-        ("clipped-log-pool lower=1 upper=2", r"lower \(a log-ratio\) must be <= 0"),
         ("adapmixed loss_orders=2,x", "must be a number, got 'x'"),
-        ("adapmixed order=none", "order must be a number, got 'none'"),
-        ("adapmixed order=1", "order must be > 1, got 1.0"),
-        ("adapmixed queries=2", "--mechanism adapmixed does not take queries"),
         ("adapmixed preset=bogus", "preset must be one of wikitext-103, .*, got 'bogus'"),
-        ("adapmixed preset=pubmed x=1", "--mechanism adapmixed does not take x"),
     ],
 )
 def test_refusals(text: str, words: str) -> None:

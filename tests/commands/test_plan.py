@@ -146,38 +146,6 @@ def test_commands_charge_what_was_planned(save: Save, capsys: Any) -> None:
     assert str(stated) in shown and "Private members must not choose them" in shown
 
 
-@pytest.mark.parametrize("command", ["generate", "chat", "serve"])
-def test_a_spent_plan_says_what_to_do(command: str, save: Save, capsys: Any) -> None:
-    save("--tokens", "2")
-    assert run("generate") == 0
-    before, files = Path("ledger").read_bytes(), sorted(Path().iterdir())
-    capsys.readouterr()
-    assert run(command) == 2
-    error = capsys.readouterr().err
-    assert "--plan must have tokens left, but all 2 of plan.json are spent in --ledger" in error
-    assert "a new plan needs a new ledger" in error and len(error.splitlines()) == 1
-    assert Path("ledger").read_bytes() == before and sorted(Path().iterdir()) == files
-
-
-@pytest.mark.parametrize("command", COMMANDS)
-def test_a_plan_of_another_ensemble_is_refused(command: str, save: Save, capsys: Any) -> None:
-    """A member that left makes another ensemble, as for a ledger."""
-    save()
-    other, manifest = Path("other"), read_manifest(DEMO_ENSEMBLE)
-    other.mkdir()
-    first, *rest = (name for name in manifest.members if name is not None)
-    for name in rest:
-        (other / name).symlink_to(DEMO_ENSEMBLE / name)
-    members = tuple(None if name == first else name for name in manifest.members)
-    write_manifest(other, replace(manifest, members=members))
-    files = sorted(Path().iterdir())
-    assert run(command, models=["--base", str(demo_base()), "--ensemble", "other"]) == 2
-    error = capsys.readouterr().err
-    assert "--plan must be of --ensemble other with its present members" in error
-    assert "'adapmixed plan --ensemble other' plans" in error and len(error.splitlines()) == 1
-    assert sorted(Path().iterdir()) == files
-
-
 @pytest.mark.parametrize(
     ("command", "given"),
     [
@@ -187,13 +155,36 @@ def test_a_plan_of_another_ensemble_is_refused(command: str, save: Save, capsys:
         ("evaluate", ["--adjacency", "zero_out"]),
     ],
 )
-def test_what_the_plan_has_is_not_given_again(
+def test_what_a_plan_does_not_pay_for(
     command: str, given: list[str], save: Save, capsys: Any
 ) -> None:
-    save()
-    assert run(command, *given) == 2
-    assert f"{given[0]} must not be given with --plan" in capsys.readouterr().err
-    assert [path.name for path in Path().iterdir()] == ["plan.json"]
+    """Another ensemble, which one without a member is, too; options again; a spent ledger."""
+    save("--tokens", "2")
+    other, manifest = Path("other"), read_manifest(DEMO_ENSEMBLE)
+    other.mkdir()
+    first, *rest = (name for name in manifest.members if name is not None)
+    for name in rest:
+        (other / name).symlink_to(DEMO_ENSEMBLE / name)
+    members = tuple(None if name == first else name for name in manifest.members)
+    write_manifest(other, replace(manifest, members=members))
+
+    def refused(*options: str, models: list[str] = MODELS) -> str:
+        before = {path: path.is_file() and path.read_bytes() for path in Path().iterdir()}
+        capsys.readouterr()
+        assert run(command, *options, models=models) == 2
+        assert {path: path.is_file() and path.read_bytes() for path in Path().iterdir()} == before
+        (error,) = capsys.readouterr().err.splitlines()
+        return str(error)
+
+    assert f"{given[0]} must not be given with --plan" in refused(*given)
+    error = refused(models=["--base", str(demo_base()), "--ensemble", "other"])
+    assert "--plan must be of --ensemble other with its present members" in error
+    assert "'adapmixed plan --ensemble other' plans" in error
+    if command != "evaluate":
+        assert run("generate") == 0
+        error = refused()
+        assert "--plan must have tokens left, but all 2 of plan.json are spent in --led" in error
+        assert "a new plan needs a new ledger" in error
 
 
 @pytest.mark.parametrize(

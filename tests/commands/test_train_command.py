@@ -129,10 +129,13 @@ def test_from_a_corpus_to_an_answer(tmp_path: Path, capsys: pytest.CaptureFixtur
     base, output = write_base(tmp_path / "tiny-base"), tmp_path / "ensemble"
     write_corpus(tmp_path / "corpus.jsonl")
     arguments = ["--corpus", str(tmp_path / "corpus.jsonl"), "--id-column", "user"]
-    arguments += ["--models", "40", "--epochs", "1", "--block-size", "16", "--output", str(output)]
+    arguments += ["--models", "40", "--epochs", "1", "--block-size", "16"]
+    arguments += ["--training", "validation_fraction=0.4", "--preset", "air-dialogue", "--output"]
     models = ["--base", str(base)]
-    assert main(["train", *models, *arguments, "--preset", "air-dialogue"]) == 0
+    assert main(["train", *models, *arguments, str(output)]) == 0
     printed = capsys.readouterr()
+    assert printed.err.count(": finished (") == 40 and "(40 of 40, 00:00 left)" in printed.err
+    assert not any(word in printed.err for word in ("loss", "documents,", "tokens"))
     assert printed.out == f"wrote {output}: 40 members\n"
     assert "What stays in one shard: all documents of one 'user'." in printed.err
     assert "Places: 12 of 40 are taken, each by one 'user'." in printed.err
@@ -144,6 +147,11 @@ def test_from_a_corpus_to_an_answer(tmp_path: Path, capsys: pytest.CaptureFixtur
     assert main(["generate", *models, *answer]) == 0
     said = capsys.readouterr().err
     assert "Up to 2 answered queries are" in said and "for everything of one 'user' with ε" in said
+    # Losses are logged for the operator alone.
+    shared = [str(tmp_path / "verbose"), "--verbose", "--share-shards", "--models", "3"]
+    assert main(["train", *models, *arguments, *shared]) == 0
+    lines = [line for line in capsys.readouterr().err.splitlines() if "public_loss" in line]
+    assert lines and all("adapmixed.training.pool: member-00" in line for line in lines)
 
 
 def test_a_base_that_is_not_there_is_named(
@@ -164,20 +172,3 @@ def test_a_base_that_is_not_there_is_named(
     assert "that can be read, got 'modle': no connection" in error
     assert error.startswith("Base 'modle' is not a folder here; asking the model hub for it.\n")
     assert not (tmp_path / "out").exists()
-
-
-def test_validation_losses_are_logged_for_the_operator_alone(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    base = write_base(tmp_path / "tiny-base")
-    write_corpus(tmp_path / "corpus.jsonl")
-    arguments = ["train", "--base", str(base), "--corpus", str(tmp_path / "corpus.jsonl")]
-    arguments += ["--id-column", "user", "--models", "3", "--epochs", "1", "--block-size", "16"]
-    arguments += ["--training", "validation_fraction=0.4", "--share-shards", "--output"]
-    assert main([*arguments, str(tmp_path / "quiet")]) == 0
-    quiet = capsys.readouterr().err
-    assert quiet.count(": finished (") == 3 and "(3 of 3, 00:00 left)" in quiet
-    assert not any(word in quiet for word in ("loss", "documents,", "tokens"))
-    assert main([*arguments, str(tmp_path / "verbose"), "--verbose"]) == 0
-    lines = [line for line in capsys.readouterr().err.splitlines() if "public_loss" in line]
-    assert lines and all("adapmixed.training.pool: member-00" in line for line in lines)

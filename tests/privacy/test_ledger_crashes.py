@@ -35,7 +35,7 @@ from adapmixed.errors import (
 from adapmixed.privacy import Accountant, PublicAnswer, read_ledger
 from adapmixed.privacy import ledger as ledgers
 from adapmixed.privacy.ledger import Ledger, Record
-from adapmixed.serving.keys import read_usage
+from adapmixed.serving.admission import read_usage
 
 
 @pytest.fixture

@@ -22,14 +22,11 @@ from stub_engine import END, VOCAB, ByteTokenizer, StubEngine
 from adapmixed.ensemble import Ensemble
 from adapmixed.mechanisms import Mechanism
 from adapmixed.privacy import Accountant
-from adapmixed.serving.admission import Admission
+from adapmixed.serving.admission import Admission, Clients, Key, add_key, read_keys, read_usage
 from adapmixed.serving.app import Service
 from adapmixed.serving.batch import BatchEngine
-from adapmixed.serving.fields import Defaults
-from adapmixed.serving.keys import Clients, Key, add_key, read_keys, read_usage
+from adapmixed.serving.fields import ServedModel
 from adapmixed.serving.listener import Listener, bound
-from adapmixed.serving.metrics import Metrics
-from adapmixed.serving.scheduler import Scheduler
 
 MODEL = "demo"
 IN_VLLM = pytest.mark.skipif(
@@ -65,14 +62,15 @@ def used(clients: Clients, key: Key) -> int:
 
 @dataclass
 class Served:
-    """A service over an engine, and its parts."""
+    """A service over an engine."""
 
     engine: Any
     accountant: Accountant
-    scheduler: Scheduler
-    admission: Admission
-    metrics: Metrics
     app: Service
+
+    def __post_init__(self) -> None:
+        one = self.app
+        self.scheduler, self.admission, self.metrics = one.scheduler, one.admission, one.metrics
 
     def client(self, **options: Any) -> TestClient:
         """Return a client in this process, whose requests run in threads of their own."""
@@ -93,28 +91,25 @@ def served(
     charged: tuple[Accountant, Mechanism] | None = None,
     *,
     clients: Clients | None = None,
-    waiting: int = 64,
-    tokenizer: Any = None,
-    end_tokens: frozenset[int] = frozenset({END}),
     then_public: bool = False,
-    **defaults: Any,
+    **model: Any,
 ) -> Iterator[Served]:
     """Yield a service, by default over a stub engine, and stop its engine's thread at the end."""
     engine = engine or StubEngine()
     accountant, mechanism = charged or (engine.accountant, engine.mechanism)
-    tokenizer = tokenizer or ByteTokenizer()
-    scheduler = Scheduler(engine, tokenizer, end_tokens, waiting=waiting)
+    of_model = {
+        "name": MODEL, "tokenizer": ByteTokenizer(), "end_tokens": frozenset({END}),
+        "vocab": VOCAB, "max_tokens": 300,
+    } | model  # fmt: skip
     admission = Admission(accountant, mechanism, clients)
-    metrics = Metrics(scheduler, admission)
-    settings = {"model": MODEL, "tokens": 16, "max_tokens": 256, "vocab": VOCAB} | defaults
-    given = Defaults(window=engine.window, **settings)
-    service = Service(scheduler, admission, tokenizer, given, metrics, then_public, 1)
+    given = ServedModel(window=engine.window, **of_model)
+    service = Service(engine, given, admission, then_public=then_public)
     try:
-        yield Served(engine, accountant, scheduler, admission, metrics, service)
+        yield Served(engine, accountant, service)
     finally:
         if isinstance(engine, StubEngine):
             engine.go.set()
-        scheduler.stop(0.0)
+        service.scheduler.stop(0.0)
 
 
 @contextlib.contextmanager

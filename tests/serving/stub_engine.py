@@ -78,7 +78,7 @@ class StubEngine:
         self._rng = SeededRandom(1)
         self.go = threading.Event()
         self.go.set()
-        self.fail: Exception | None = None
+        self.fail: BaseException | None = None
         self.released, self.clients = 0, set[str]()
 
     def room(self, waiting: Sequence[Prompt]) -> int:

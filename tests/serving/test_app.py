@@ -1,14 +1,17 @@
-"""Answers over HTTP: bodies, streams, errors and their order, and what never leaves."""
+"""Answers over HTTP: bodies, streams, errors and their order, figures, and what never leaves."""
 
 from __future__ import annotations
 
 import json
 import logging
 import re
+import socket
 import time
+import urllib.request
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from threading import Thread
 from typing import Any
 
 import pytest
@@ -22,13 +25,17 @@ from serving_cases import (
     asks,
     check_error,
     clients_of,
-    listening,
     served,
+    stoppable,
 )
 from stub_engine import TEXT, StubEngine
 
+from adapmixed.errors import LedgerWriteError
+from adapmixed.serving import scheduler
+from adapmixed.serving.admission import Key, add_key
 from adapmixed.serving.fields import prompts_of
-from adapmixed.serving.keys import Key, add_key
+from adapmixed.serving.listener import bound
+from adapmixed.serving.metrics import Metrics
 
 
 @pytest.fixture(scope="module")
@@ -112,15 +119,6 @@ def test_a_chat_stream(server: Served, usage: bool) -> None:
     assert "".join(one["delta"].get("content", "") for one in choices) == "Grüße: the "
 
 
-def test_an_answer_that_ends_by_itself() -> None:
-    with served(StubEngine("é!", ends=True)) as server:
-        body = server.client().post(COMPLETIONS, json=ASK | {"max_tokens": 50}).json()
-        assert body["choices"][0]["text"] == "é!"
-        assert body["choices"][0]["finish_reason"] == "stop"
-        assert body["usage"]["completion_tokens"] == 4  # the end token was charged, too
-        assert server.settled() and server.engine.accountant.queries == 4
-
-
 def test_models_and_health(server: Served) -> None:
     client = server.client()
     listed = client.get("/v1/models").json()
@@ -129,7 +127,7 @@ def test_models_and_health(server: Served) -> None:
     assert model == client.get("/v1/models/demo").json()
     assert set(model) == {"id", "object", "created", "owned_by"} and model["id"] == "demo"
     assert client.get("/health").json() == {"status": "ok"}
-    with served(model="org/name é") as other:
+    with served(name="org/name é") as other:
         assert other.client().get("/v1/models/org/name é").json()["id"] == "org/name é"
 
 
@@ -179,14 +177,15 @@ def test_a_page_of_another_site_cannot_spend_the_budget(server: Served) -> None:
         assert client.post(COMPLETIONS, json=ASK, headers=headers).status_code == 200
 
 
-def test_the_order_of_checks(tmp_path: Any) -> None:
+def test_the_order_of_checks(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each request has the faults of all later checks, too."""
     file = tmp_path / "keys.json"
     secret = add_key(file, "a", requests_per_minute=2)
     poor = add_key(file, "poor", tokens=10)
     engine = StubEngine(queries=20)
     clients = clients_of(tmp_path)
-    with served(engine, clients=clients, waiting=2) as server:
+    monkeypatch.setattr(scheduler, "MOST_WAITING", 2)
+    with served(engine, clients=clients) as server:
         engine.go.clear()
         client = server.client()
         mine = {"authorization": f"Bearer {secret}"}
@@ -226,28 +225,42 @@ def test_the_order_of_checks(tmp_path: Any) -> None:
         assert client.post(COMPLETIONS, json=fine | {"max_tokens": 10}, headers=mine).is_success
 
 
+PRIVATE = "private_logits[3, 0] must not be NaN"
+
+
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [(ValueError(PRIVATE), "ValueError"), (SystemExit(PRIVATE), "SystemExit"),
+     (type("PanicException", (BaseException,), {})(PRIVATE), "PanicException"),
+     (LedgerWriteError("the disk is full"), "LedgerWriteError: the disk is full")],
+)  # fmt: skip
 @pytest.mark.parametrize("stream", [False, True])
-def test_an_engine_that_fails(stream: bool, caplog: pytest.LogCaptureFixture) -> None:
-    """The answer that runs and the one that waits end with an error that says nothing."""
+def test_an_engine_that_fails(
+    error: BaseException, said: str, stream: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The answer that runs and the one that waits end with an error; then the server ends."""
     engine, body = StubEngine(batch=1), ASK | {"stream": stream}
-    with served(engine) as server, listening(server.app) as port, ThreadPoolExecutor() as pool:
-        engine.go.clear()
-        asked = []
-        for count in (1, 2):
-            asked.append(pool.submit(asks, port, body))
-            until(lambda n=count: server.scheduler.running + server.scheduler.waiting == n)
-        engine.fail = ValueError("private_logits[3, 0] must not be NaN")
-        engine.go.set()
-        for status, text in (one.result() for one in asked):
-            assert status == (200 if stream else 503) and "private" not in text
-            (found,) = events(text) if stream else [json.loads(text)]
-            check_error(found, 503)
+    with served(engine) as server, stoppable(server.app) as (_, thread, port):
+        with ThreadPoolExecutor() as pool:
+            engine.go.clear()
+            asked = []
+            for count in (1, 2):
+                asked.append(pool.submit(asks, port, body))
+                until(lambda n=count: server.scheduler.running + server.scheduler.waiting == n)
+            engine.fail = error
+            engine.go.set()
+            for status, text in (one.result() for one in asked):
+                assert status == (200 if stream else 503) and "private" not in text
+                (found,) = events(text) if stream else [json.loads(text)]
+                assert check_error(found, 503)["code"] == "stopping"
         client = server.client()
         assert server.settled() and server.scheduler.failed
         assert check_error(client.get("/health").json(), 503)["code"] == "stopping"
         assert client.post(COMPLETIONS, json=ASK).status_code == 503
         assert client.get("/v1/models").is_success
-    assert "ValueError" in caplog.text and "private" not in caplog.text
+        thread.join(5.0)
+        assert not thread.is_alive()  # so that whoever watches it starts it again
+    assert said in caplog.text and "private" not in caplog.text
 
 
 def test_a_fault_of_the_server_says_nothing(
@@ -283,3 +296,63 @@ def test_prompts_and_keys_are_not_logged(tmp_path: Path, caplog: pytest.LogCaptu
     ours = [one.getMessage() for one in caplog.records if one.name.startswith("adapmixed")]
     assert "POST /v1/completions 200" in ours and "GET other 401" in ours
     assert not any("SECRET" in text for text in ours)
+
+
+NAMES = {
+    "adapmixed_requests", "adapmixed_released_tokens", "adapmixed_first_token_seconds",
+    "adapmixed_between_tokens_seconds", "adapmixed_running_sequences",
+    "adapmixed_waiting_sequences", "adapmixed_plan_tokens_left",
+}  # fmt: skip
+
+
+def value(metrics: Metrics, name: str, **labels: str) -> Any:
+    return metrics.registry.get_sample_value(f"adapmixed_{name}", labels)
+
+
+def test_the_figures() -> None:
+    engine = StubEngine(queries=100)
+    with served(engine) as server:
+        client, metrics = server.client(), server.metrics
+        for body in (ASK, ASK | {"prompt": ["a", "b"], "stream": True}, ASK | {"seed": 1}):
+            client.post("/v1/completions?q=secret", json=body)
+        client.get("/secret")
+        client.get("/v1/models/secret")
+        assert server.settled()
+        assert value(metrics, "requests_total", path="/v1/completions", status="200") == 2
+        assert value(metrics, "requests_total", path="/v1/completions", status="400") == 1
+        assert value(metrics, "requests_total", path="other", status="404") == 1
+        assert value(metrics, "requests_total", path="/v1/models/...", status="404") == 1
+        assert value(metrics, "released_tokens_total") == 24 == engine.released
+        assert value(metrics, "first_token_seconds_count") == 3
+        assert value(metrics, "between_tokens_seconds_count") == 21
+        assert value(metrics, "plan_tokens_left") == 76
+        engine.go.clear()
+        assert value(metrics, "running_sequences") == 0
+        thread = Thread(target=client.post, args=("/v1/completions",), kwargs={"json": ASK})
+        thread.start()
+        until(lambda: value(metrics, "running_sequences") == 1)
+        assert value(metrics, "plan_tokens_left") == 68  # reserved, not yet charged
+        engine.go.set()
+        thread.join()
+
+
+def test_the_listener() -> None:
+    with bound("127.0.0.1", 0) as found:
+        port = found.getsockname()[1]
+    with served() as server:
+        close = server.metrics.serve(port)
+        try:
+            with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics") as answer:
+                text = answer.read().decode()
+            found = set(re.findall(r"^# TYPE (\w+?)(?:_total|_created)? ", text, re.MULTILINE))
+            assert found == NAMES
+            with pytest.raises(OSError):
+                server.metrics.serve(port)
+            with socket.socket() as other:  # a loopback address that it does not listen at
+                other.settimeout(2.0)
+                with pytest.raises(OSError):
+                    other.connect(("127.0.0.2", port))
+        finally:
+            close()
+    with pytest.raises(OSError):
+        urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -144,10 +143,6 @@ def test_what_is_one_charge(
         assert (accountant.charges, accountant.queries) == (2 + 2 * charges, 8)
         with pytest.raises(ValueError, match="'active_tokens'"):
             BatchEngine(ensemble, mechanism, accountant, active=9)
-        if engine._drawing._allowance is not None:
-            engine._drawing._allowance.add(1)  # as if a row had not been answered
-            with pytest.raises(RuntimeError, match="released in the same step"):
-                engine.step()
 
 
 def test_the_public_model_alone(base: Any, make_adapters: Callable[..., list[Path]]) -> None:
@@ -166,29 +161,6 @@ def test_the_public_model_alone(base: Any, make_adapters: Callable[..., list[Pat
         assert len(engine.step()) == 2 and accountant.queries == 1
         found.append(list(run(engine_of(ensemble), asked).values()))
     assert all(one == found[0] for one in found)
-
-
-def test_no_token_is_drawn_before_the_charge_is_written(ensemble: Ensemble) -> None:
-    done = []
-
-    class Slow(Accountant):
-        def _commit(self, entry: Any, account: Any) -> None:
-            time.sleep(0.2)
-            super()._commit(entry, account)
-            done.append("charge")
-
-    class Drawn(SeededRandom):
-        def reserve(self) -> tuple[torch.Tensor, int]:
-            done.append("draw")
-            return super().reserve()
-
-    mechanism = ClippedLogPool(-0.5, 0.5, queries=100)
-    engine = BatchEngine(ensemble, mechanism, Slow(1e-5), rng=Drawn(0))
-    engine.admit([Prompt((1, 2), 5)])
-    for _ in range(2):
-        done.clear()
-        engine.step()
-        assert done == ["charge", "draw"]
 
 
 def test_all_sequences_fit_the_memory(ensemble: Ensemble) -> None:

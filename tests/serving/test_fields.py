@@ -64,10 +64,10 @@ def test_unknown_fields(client: TestClient, chat: bool) -> None:
 
 
 def test_caps(client: TestClient) -> None:
-    assert "max_tokens must be <= 256, got 257" in refused(client, False, max_tokens=257)["message"]
+    assert "max_tokens must be <= 300, got 301" in refused(client, False, max_tokens=301)["message"]
     for value in (0, -1, 1.5, "1", 10**400):
         refused(client, False, max_tokens=value)
-    assert passes(client, False, max_tokens=None)["usage"]["completion_tokens"] == 16
+    assert passes(client, False, max_tokens=None)["usage"]["completion_tokens"] == 256
     chat = passes(client, True, max_tokens=None, max_completion_tokens=3)
     assert chat["usage"]["completion_tokens"] == 3
     assert passes(client, True, max_tokens=3, max_completion_tokens=3)

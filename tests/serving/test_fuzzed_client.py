@@ -111,7 +111,7 @@ def test_a_thousand_requests() -> None:
         if os.path.isdir("/proc/self/fd"):
             files.append(len(os.listdir("/proc/self/fd")))
 
-    with served(engine, waiting=64) as server, listening(server.app) as port:
+    with served(engine) as server, listening(server.app) as port:
         for number in range(1000):
             if number == WARM:
                 look()

@@ -28,7 +28,7 @@ from serving_cases import ENGINES, MODEL, answering, listening
 from adapmixed.ensemble import Ensemble
 from adapmixed.mechanisms import ClippedLogPool
 from adapmixed.privacy import Accountant, read_ledger
-from adapmixed.serving.keys import Clients, add_key, read_keys, read_usage
+from adapmixed.serving.admission import Clients, add_key, read_keys, read_usage
 
 STREAMS = 4
 ROUNDS = 10  # kills of one ledger, unless its plan is spent before

@@ -1,4 +1,4 @@
-"""The `openai` package against a real server: blocking, asynchronous and streaming."""
+"""The `openai` package against a real server: blocking and streaming."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from processes import until
 from serving_cases import Served, clients_of, listening, served
 from stub_engine import TEXT, StubEngine
 
-from adapmixed.serving.keys import add_key
+from adapmixed.serving.admission import add_key
 
 MESSAGES = [{"role": "user", "content": "Once"}]
 EXPECTED = TEXT.encode()[:20].decode()
@@ -31,37 +31,26 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Served, s
         yield found, f"http://127.0.0.1:{port}/v1", secret
 
 
-def test_blocking(openai: Any, server: tuple[Served, str, str]) -> None:
+def test_answers(openai: Any, server: tuple[Served, str, str]) -> None:
+    """Blocking and streaming, of both paths."""
     _, url, secret = server
     with openai.OpenAI(base_url=url, api_key=secret) as client:
         assert [model.id for model in client.models.list()] == ["demo"]
         assert client.models.retrieve("demo").owned_by == "adapmixed"
-        done = client.completions.create(model="demo", prompt="Once", max_tokens=20)
-        assert done.choices[0].text == EXPECTED and done.usage.completion_tokens == 20
-        done = client.completions.create(model="demo", prompt=["a", "b"], max_tokens=20, n=1)
+        ask = partial(client.completions.create, model="demo", max_tokens=20)
+        done = ask(prompt=["a", "b"], n=1)
         assert [choice.text for choice in done.choices] == [EXPECTED] * 2
-        chat = client.chat.completions.create(
-            model="demo", messages=MESSAGES, max_completion_tokens=20, temperature=0.7, user="me"
-        )
-        assert chat.choices[0].message.content == EXPECTED
-        assert chat.choices[0].finish_reason == "length"
-
-
-def test_streaming(openai: Any, server: tuple[Served, str, str]) -> None:
-    _, url, secret = server
-    with openai.OpenAI(base_url=url, api_key=secret) as client:
-        chunks = list(
-            client.chat.completions.create(
-                model="demo", messages=MESSAGES, max_tokens=20, stream=True,
-                stream_options={"include_usage": True},
-            )
-        )  # fmt: skip
-        assert chunks[-1].usage.completion_tokens == 20 and not chunks[-1].choices
-        deltas = [chunk.choices[0].delta for chunk in chunks[:-1]]
+        assert done.usage.completion_tokens == 40
+        assert "".join(part.choices[0].text for part in ask(prompt="a", stream=True)) == EXPECTED
+        ask = partial(client.chat.completions.create, model="demo", messages=MESSAGES, user="me")
+        done = ask(max_completion_tokens=20, temperature=0.7)
+        assert done.choices[0].message.content == EXPECTED
+        assert done.choices[0].finish_reason == "length"
+        *parts, last = ask(max_tokens=20, stream=True, stream_options={"include_usage": True})
+        assert last.usage.completion_tokens == 20 and not last.choices
+        deltas = [part.choices[0].delta for part in parts]
         assert deltas[0].role == "assistant"
         assert "".join(delta.content or "" for delta in deltas) == EXPECTED
-        parts = client.completions.create(model="demo", prompt="a", max_tokens=20, stream=True)
-        assert "".join(part.choices[0].text for part in parts) == EXPECTED
 
 
 def test_errors(openai: Any, server: tuple[Served, str, str]) -> None:

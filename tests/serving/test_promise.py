@@ -14,7 +14,6 @@ from adapmixed.rng import SecureRandom
 MODELS, DELTA = 4, 1e-5
 KNOWN, UNKNOWN = Origin("ab" * 32, ()), Origin("ab" * 32, ("base",))
 GROWS = "has no limit and grows with every answer"
-LIMITS = "queries= in --mechanism or --epsilon would limit it"
 DISJOINT, BASE = "Disjointness of the shards was not verified", "The public model was not compared"
 FIXED = "adapmixed loss=fixed target_leakage=0.02"
 POOL = "clipped-log-pool lower=-0.25 upper=1 scale=2"
@@ -42,17 +41,14 @@ def gated(mechanism: Mechanism, epsilon: float | None = None) -> Guarantee:
 
 
 @pytest.mark.parametrize(
-    ("text", "words"),
-    [(FIXED, "no option of adapmixed limits it")]
-    + [(f"{POOL} queries=none public_confidence={one}", LIMITS) for one in CONFIDENCES],
+    "text", [FIXED, *(f"{POOL} queries=none public_confidence={one}" for one in CONFIDENCES)]
 )
-def test_without_a_plan_epsilon_has_no_limit(text: str, words: str) -> None:
+def test_without_a_plan_epsilon_has_no_limit(text: str) -> None:
     mechanism = made(text)
     found = gated(mechanism)
     assert found.kind == "fixed" and not found.limited
-    with pytest.raises(ValueError, match=f"^--allow-weak must be given .* {GROWS}") as raised:
+    with pytest.raises(ValueError, match=f"^--allow-weak must be given .* {GROWS}"):
         promise(Accountant(DELTA), mechanism, MODELS, KNOWN, allow_weak=False)
-    assert str(raised.value).endswith(words)
 
 
 @pytest.mark.parametrize("text", [FIXED, f"{POOL} queries=none"])
@@ -130,8 +126,7 @@ def test_caveats_of_the_ledger_and_of_the_ensemble(text: str, epsilon: float | N
     assert line.count(DISJOINT) == 1
 
 
-@pytest.mark.parametrize("confidence", CONFIDENCES)
-def test_a_plan_that_is_spent(confidence: str) -> None:
+def test_a_plan_that_is_spent() -> None:
     accountant, mechanism = Accountant(DELTA), made(f"{POOL} queries=3")
     answer(accountant, mechanism, 3, UNKNOWN)
     assert promise(accountant, mechanism, MODELS, UNKNOWN) == str(accountant.guarantee())

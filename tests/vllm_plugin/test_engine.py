@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import os
-import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -20,11 +19,12 @@ pytest.importorskip("vllm.v1", reason="vllm is not installed: `make test-vllm` h
 from vllm.v1.core.sched.scheduler import Scheduler  # noqa: E402
 
 from adapmixed.ensemble import Ensemble  # noqa: E402
-from adapmixed.errors import BudgetSpentError  # noqa: E402
-from adapmixed.mechanisms import AdaPMixED, ClippedLogPool, Unprotected  # noqa: E402
+from adapmixed.mechanisms import AdaPMixED, ClippedLogPool  # noqa: E402
 from adapmixed.privacy import Accountant, read_ledger  # noqa: E402
-from adapmixed.serving.drawing import Drawing  # noqa: E402
-from adapmixed.serving.engine import Prompt  # noqa: E402
+from adapmixed.serving.engine import (
+    Drawing,  # noqa: E402
+    Prompt,  # noqa: E402
+)
 from adapmixed.vllm import engine as engine_module  # noqa: E402
 from adapmixed.vllm.engine import VllmEngine  # noqa: E402
 from adapmixed.vllm.heads import Heads  # noqa: E402
@@ -102,6 +102,8 @@ def start(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..
 
     def drawing(self: Drawing, logits: Any, asked: Sequence[Prompt]) -> Any:
         tokens = draw(self, logits, asked)
+        if not runs:  # the engine compares its rows with ours
+            return tokens
         (run,) = runs
         private, public, _ = run.engine._heads.kept  # type: ignore[attr-defined]
         for row, prompt in enumerate(asked):
@@ -186,62 +188,6 @@ def test_every_mechanism(start: Callable[..., Run], mechanism: Any, epsilon: flo
     run = start(mechanism, Accountant(1e-5, epsilon=epsilon))
     run.ask(prompts(TEXTS, 4))
     assert run.accountant.queries == 32
-
-
-def test_the_public_model_alone(start: Callable[..., Run]) -> None:
-    """Its tokens cost nothing, and no member enters them."""
-    run = start(Unprotected())
-    alone = prompts(TEXTS[:4], 6, temperature=0.01, public=True)
-    beside = prompts(TEXTS[:4], 6)
-    found = run.ask([*alone, *beside])
-    assert run.accountant.queries == 4 * 6
-    for prompt, _, public, token in run.draws:
-        if prompt.public:
-            assert float(public[token]) >= float(public.max()) - 0.2
-    assert all(len(tokens) == 6 for tokens in found.values())
-
-
-def test_no_token_is_drawn_before_the_charge_is_written(
-    start: Callable[..., Run], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    done: list[str] = []
-
-    class Slow(Accountant):
-        def _commit(self, entry: Any, account: Any) -> None:
-            time.sleep(0.2)
-            super()._commit(entry, account)
-            done.append("charge")
-
-    run = start(accountant=Slow(1e-5))
-    answered = Drawing._answered
-
-    def drawn(self: Drawing, *row: Any) -> Any:
-        done.append("draw")
-        return answered(self, *row)
-
-    monkeypatch.setattr(Drawing, "_answered", drawn)
-    run.engine.admit(prompts(TEXTS[:2], 5))
-    for _ in range(2):
-        done.clear()
-        run.engine.step()
-        assert done == ["charge", "draw"]
-
-
-def test_a_failed_charge_releases_nothing(start: Callable[..., Run]) -> None:
-    run = start(replace(POOL, queries=3))
-    run.engine.admit(prompts(TEXTS[:2], 5))
-    assert len(run.engine.step()) == 2
-    with pytest.raises(BudgetSpentError):
-        run.engine.step()
-    assert run.accountant.queries == len(run.draws) == 2
-
-
-def test_what_is_charged_must_be_drawn(start: Callable[..., Run]) -> None:
-    run = start()
-    run.engine.admit(prompts(TEXTS[:2], 5))
-    run.engine._drawing._allowance.add(1)  # type: ignore[union-attr]
-    with pytest.raises(RuntimeError, match="released in the same step"):
-        run.engine.step()
 
 
 def test_rows_without_a_step_are_not_drawn(start: Callable[..., Run]) -> None:

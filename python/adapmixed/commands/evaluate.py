@@ -8,6 +8,7 @@ output is for the operator only.
 from __future__ import annotations
 
 import argparse
+import shlex
 import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -17,7 +18,6 @@ from adapmixed.commands.mechanisms import (
     BASELINES,
     CHOOSING,
     add_mechanism_options,
-    label_of,
     mechanism_of,
     take_plan,
 )
@@ -150,7 +150,7 @@ def _mechanisms(arguments: argparse.Namespace, queries: int) -> dict[str, Mechan
     for text, name in zip(texts, names, strict=True):
         given = {"delta": arguments.delta, "way": arguments.adjacency, "queries": queries}
         one = mechanism_of(text, **given, epsilon=_epsilon(arguments, name))
-        label = name if names.count(name) == 1 else label_of(text)
+        label = name if names.count(name) == 1 else " ".join(shlex.split(text))
         if label in found and label not in always:
             raise ValueError(f"--mechanism must not be repeated, got {label!r} twice")
         found[label] = one

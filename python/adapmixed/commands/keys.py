@@ -8,12 +8,8 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from adapmixed.commands.options import columns
-
-if TYPE_CHECKING:
-    from adapmixed.serving.keys import Key
 
 LIMITS = {
     "max-tokens": "largest max_tokens of a request (default: the server's)",
@@ -21,8 +17,6 @@ LIMITS = {
     "requests-per-minute": "largest number of requests at once, and of further ones in each minute "
     "(default: no limit)",
 }
-
-
 ACTIONS = {
     "add": "make a key, add its hash to a file, which may be new, and print the key once",
     "list": "print the names and limits of all keys, and no hash",
@@ -40,38 +34,21 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
             action.add_argument("name", metavar="NAME", help="name of the client")
         for limit, told in LIMITS.items() if name == "add" else ():
             action.add_argument(f"--{limit}", type=int, metavar="N", help=told)
-        if name == "list":
-            told = "the server's ledger: also print used tokens, those of removed keys, too"
-            action.add_argument("--ledger", type=Path, metavar="FILE", help=told)
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Add, list or remove keys."""
-    from adapmixed.serving import keys
+    from adapmixed.serving.admission import LIMITS, add_key, read_keys, remove_key
 
     file = arguments.file
     if arguments.action == "add":
-        limits = {name: getattr(arguments, name) for name in keys.LIMITS}
-        print(keys.add_key(file, arguments.name, **limits))
+        print(add_key(file, arguments.name, **{name: getattr(arguments, name) for name in LIMITS}))
     elif arguments.action == "remove":
-        keys.remove_key(file, arguments.name)
+        remove_key(file, arguments.name)
     else:
-        known = keys.read_keys(file)
-        used = None if arguments.ledger is None else keys.read_usage(arguments.ledger)
-        print(columns(_rows(known, used)))
+        rows = [["name", *LIMITS]]
+        for key in read_keys(file):
+            limits = (getattr(key, name) for name in LIMITS)
+            rows.append([key.name, *("-" if one is None else str(one) for one in limits)])
+        print(columns(rows))
     return 0
-
-
-def _rows(keys: list[Key], used: dict[str, int] | None) -> list[list[str]]:
-    """Return the lines of the list, each as its cells."""
-    from adapmixed.serving.keys import LIMITS
-
-    def row(name: str, limits: list[int | None]) -> list[str]:
-        count = [] if used is None else [str(used.get(name, 0))]
-        return [name, *count, *("-" if limit is None else str(limit) for limit in limits)]
-
-    rows = [["name", *([] if used is None else ["used"]), *LIMITS]]
-    rows += [row(key.name, [getattr(key, limit) for limit in LIMITS]) for key in keys]
-    for name in sorted((used or {}).keys() - {key.name for key in keys}):
-        rows.append([*row(name, []), "removed", *[""] * (len(LIMITS) - 1)])
-    return rows

@@ -114,11 +114,6 @@ def mechanism_for(arguments: argparse.Namespace, queries: int | None) -> Mechani
     )
 
 
-def label_of(text: str) -> str:
-    """Return the text of --mechanism with single spaces."""
-    return " ".join(shlex.split(text))
-
-
 def mechanism_of(
     text: str | None,
     *,

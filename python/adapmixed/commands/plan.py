@@ -77,15 +77,6 @@ def run(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _neighbours(arguments: argparse.Namespace) -> str:
-    asked = Guarantee(0.0, arguments.delta, "fixed", arguments.adjacency, unit=arguments.unit)
-    return f"neighbouring: {asked.neighbours}."
-
-
-def _plural(number: int, noun: str) -> str:
-    return f"{number} {noun if number == 1 else noun + 's'}"
-
-
 def _question(arguments: argparse.Namespace, models: int) -> tuple[float, float, int, int, str]:
     """Return the first arguments of `planner.plan`."""
     epsilon, delta, queries = arguments.epsilon, arguments.delta, arguments.tokens
@@ -93,9 +84,10 @@ def _question(arguments: argparse.Namespace, models: int) -> tuple[float, float,
 
 
 def _say_question(arguments: argparse.Namespace, more: str = "") -> None:
+    asked = Guarantee(0.0, arguments.delta, "fixed", arguments.adjacency, unit=arguments.unit)
     print(
         f"Within ε = {format_epsilon(arguments.epsilon)} at δ = {float(arguments.delta)!r} for "
-        f"{arguments.tokens} tokens{more};\n{_neighbours(arguments)}\n"
+        f"{arguments.tokens} tokens{more};\nneighbouring: {asked.neighbours}.\n"
     )
 
 
@@ -129,7 +121,8 @@ def _recommended(arguments: argparse.Namespace) -> float:
     print(f'Recommended: --mechanism "{mechanism}"')
     replies = f", about {one.queries / _REPLY:,.0f} replies of {_REPLY} tokens"
     many = replies if one.queries >= 1.5 * _REPLY else ""
-    print(f"  ε = {format_epsilon(one.epsilon)} for {_plural(one.queries, 'token')}{many}.")
+    tokens = f"{one.queries} token{'s' * (one.queries > 1)}"
+    print(f"  ε = {format_epsilon(one.epsilon)} for {tokens}{many}.")
     _say_meaning(one, periods, arguments.unit)
     rule = _RULES[name].format(shape=planner.CHOSEN_SHAPE, scale=planner.CHOSEN_SCALE)
     print(f"The rule: {rule}. It looks at no member and at no text.\n{CHOOSING}")

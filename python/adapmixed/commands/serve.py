@@ -37,10 +37,9 @@ from adapmixed.limits import check_count
 if TYPE_CHECKING:
     from adapmixed.mechanisms import Mechanism, Origin
     from adapmixed.privacy import Accountant, Guarantee
+    from adapmixed.serving.admission import Clients
     from adapmixed.serving.engine import Engine
-    from adapmixed.serving.keys import Clients
 
-DEFAULT_TOKENS = 256  # largest number of tokens of an answer without max_tokens
 DEMO_EPSILON, DEMO_TOKENS = 3.0, 4096
 DEMO_NAME = "adapmixed-demo"
 _CHOSEN_BY_DEMO = ("base", "ensemble", "ledger", "plan", "mechanism", "epsilon")
@@ -144,14 +143,12 @@ def _serve(arguments: argparse.Namespace, stack: ExitStack) -> int:
     from adapmixed.mechanisms import Origin
     from adapmixed.privacy import Accountant
     from adapmixed.ranks import ALONE
-    from adapmixed.serving.admission import Admission
+    from adapmixed.serving.admission import Admission, Clients, read_keys
     from adapmixed.serving.app import Service
     from adapmixed.serving.batch import BatchEngine
-    from adapmixed.serving.fields import Defaults
-    from adapmixed.serving.keys import Clients, read_keys
+    from adapmixed.serving.fields import ServedModel
     from adapmixed.serving.listener import Listener, bound, raise_file_limit, url_of
-    from adapmixed.serving.metrics import LOOPBACK, Metrics
-    from adapmixed.serving.scheduler import Scheduler
+    from adapmixed.serving.metrics import LOOPBACK
 
     raise_file_limit()
     keys = None if arguments.keys is None else read_keys(arguments.keys)
@@ -184,22 +181,20 @@ def _serve(arguments: argparse.Namespace, stack: ExitStack) -> int:
         clients = Clients(keys, arguments.ledger)
         stack.callback(clients.close)
         _reread(arguments.keys, clients, stack)
-    scheduler = Scheduler(engine, ensemble.tokenizer, ensemble.end_tokens)
-    stack.callback(scheduler.stop, 0.0)
     admission = Admission(accountant, mechanism, clients)
-    metrics = Metrics(scheduler, admission)
+    model = ServedModel(
+        arguments.name or Path(os.path.abspath(arguments.ensemble)).name,
+        ensemble.tokenizer,
+        ensemble.end_tokens,
+        ensemble.vocab_size,
+        engine.window,
+        arguments.max_tokens,
+    )
+    service = Service(engine, model, admission, then_public=then_public)
+    stack.callback(service.scheduler.stop, 0.0)
     if arguments.metrics_port is not None:
         figures.close()
-        stack.callback(metrics.serve(arguments.metrics_port))
-    defaults = Defaults(
-        arguments.name or Path(os.path.abspath(arguments.ensemble)).name,
-        min(DEFAULT_TOKENS, arguments.max_tokens),
-        arguments.max_tokens,
-        engine.window,
-        ensemble.vocab_size,
-    )
-    parts = scheduler, admission, ensemble.tokenizer, defaults, metrics
-    service = Service(*parts, then_public=then_public)
+        stack.callback(service.metrics.serve(arguments.metrics_port))
     planned = admission.left is not None
     left = f" {admission.left} tokens are left of the plan." if planned else ""
     left += " Then the public model answers." if then_public else ""
@@ -207,10 +202,10 @@ def _serve(arguments: argparse.Namespace, stack: ExitStack) -> int:
     every = all_ledgers(arguments.ensemble, arguments.ledger)
     if every and accountant.guarantee().kind == "public":  # the first token costs a whole plan
         every = f"Before the first private token of this one: {every}"
-    line = f"Serving {defaults.model} at {url}. {promise(accountant, *of)}{left} {every}"
+    line = f"Serving {model.name} at {url}. {promise(accountant, *of)}{left} {every}"
     ready = partial(print, line.rstrip(), file=sys.stderr, flush=True)
     Listener(service, ready, tls=arguments.tls).run(sockets=[listening])
-    return 1 if scheduler.failed else 0
+    return 1 if service.scheduler.failed else 0
 
 
 def _chosen(arguments: argparse.Namespace) -> Mechanism:
@@ -250,7 +245,7 @@ def _demo(arguments: argparse.Namespace) -> Mechanism:
 
 def _reread(path: Path, clients: Clients, stack: ExitStack) -> None:
     """Read the file of keys again at every SIGHUP. If it is bad, the old keys stay."""
-    from adapmixed.serving.keys import read_keys
+    from adapmixed.serving.admission import read_keys
 
     lock = threading.Lock()
 
@@ -327,15 +322,7 @@ def promise(
     from adapmixed.privacy.guarantee import weak_warnings
 
     found = promised(accountant, mechanism, num_models, origin)
-    fixed = found.kind in ("fixed", "public") and found.epsilon is not None
-    if not found.limited and not allow_weak:
-        ways = ["queries= in --mechanism"] if hasattr(mechanism, "queries") else []
-        ways += [] if mechanism.no_budget else ["--epsilon"]
-        limits = f"{' or '.join(ways)} would limit it"
-        raise ValueError(
-            "--allow-weak must be given to serve this mechanism, whose ε has no limit and grows "
-            f"with every answer; {limits if ways else f'no option of {mechanism.name} limits it'}"
-        )
+    fixed = found.limited and found.kind in ("fixed", "public") and found.epsilon is not None
     if not found.limited:
         now = replace(accountant.guarantee(), caveats=found.caveats)
         so_far = [str(now)] if now.queries else replace(found, epsilon=math.inf).warnings

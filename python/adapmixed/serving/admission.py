@@ -1,20 +1,249 @@
-"""Reserve an answer's tokens before it starts, so that it does not end for want of budget."""
+"""Who may ask for how many tokens: keys, their file and rates, and what is reserved.
+
+The file holds a hash of each key. The tokens that each has used are a table of the ledger's
+database. Admissions are on the device before their answers start, and what an answer gives back is
+written later. So a process that is killed loses a key at most tokens of its own. An answer's tokens
+of the plan are reserved in memory before it starts, so that it does not end for want of budget.
+"""
 
 from __future__ import annotations
 
+import hashlib
+import hmac
+import json
 import logging
+import math
+import os
+import re
+import secrets
 import threading
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
 
-from adapmixed.mechanisms import Mechanism
+from adapmixed.files import sole_writer, write_file
+from adapmixed.limits import check_optional_queries
 from adapmixed.privacy import Accountant
-from adapmixed.serving.errors import RequestError
-from adapmixed.serving.keys import ANYONE, Clients, Key
+from adapmixed.privacy.ledger import WRITING, connected, looked_up, translated
+from adapmixed.serving.errors import RequestError, spent
+
+if TYPE_CHECKING:
+    from adapmixed.mechanisms import Mechanism
 
 _LOG = logging.getLogger(__name__)
+FORMAT_VERSION = 1
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+_HASH = re.compile(r"[0-9a-f]{64}")
 _RESERVED = (
     "running answers have reserved too many tokens of the ensemble's budget; try again later, or "
     "with fewer max_tokens"
 )
+LIMITS = ("max_tokens", "tokens", "requests_per_minute")
+"""The limits that a key may have."""
+
+
+@dataclass(frozen=True)
+class Key:
+    """A key in the file.
+
+    Attributes:
+        name: the client's name, which its used tokens are counted for.
+        sha256: SHA-256 of the key, in hexadecimal digits.
+        max_tokens: largest max_tokens of a request; None for the server's.
+        tokens: largest number of tokens that all answers may have together; None for all.
+        requests_per_minute: largest number of requests at once, and of further ones in each minute;
+            None for any.
+    """
+
+    name: str
+    sha256: str
+    max_tokens: int | None = None
+    tokens: int | None = None
+    requests_per_minute: int | None = None
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.name, str) or not _NAME.fullmatch(self.name):
+            raise ValueError(
+                "name must be 1 to 64 letters, digits, '.', '_' or '-', and begin with a letter or "
+                f"digit, got {self.name!r}"
+            )
+        if not isinstance(self.sha256, str) or not _HASH.fullmatch(self.sha256):
+            raise ValueError(f"sha256 of {self.name} must be 64 hexadecimal digits")
+        for limit in LIMITS:
+            check_optional_queries(getattr(self, limit), f"{limit} of {self.name}")
+
+
+ANYONE = Key("anyone", "0" * 64)
+"""Who sends the requests of a server without keys."""
+
+
+def read_keys(path: str | os.PathLike[str]) -> list[Key]:
+    """Return the keys of a file.
+
+    Raises:
+        ValueError: the file is no file of keys, or two keys have the same name or hash.
+        OSError: it cannot be read.
+    """
+    try:
+        whole = json.loads(Path(path).read_text(encoding="utf-8"))
+        if whole.keys() != {"format_version", "keys"} or whole["format_version"] != FORMAT_VERSION:
+            raise ValueError(f'it must be {{"format_version": {FORMAT_VERSION}, "keys": [...]}}')
+        keys = [Key(**one) for one in whole["keys"]]
+    except (AttributeError, TypeError, ValueError, RecursionError) as error:
+        raise ValueError(f"{path} must be a file of keys: {error}") from error
+    for field in ("name", "sha256"):
+        if len({getattr(key, field) for key in keys}) < len(keys):
+            raise ValueError(f"{path} must not hold two keys with the same {field}")
+    return keys
+
+
+def add_key(path: str | os.PathLike[str], name: str, **limits: int | None) -> str:
+    """Add a key to a file, which is made if it is not there.
+
+    Args:
+        path: the file. It is replaced in one step, and its owner alone may read it.
+        name: name of the new key.
+        limits: of `LIMITS`; None for no limit.
+
+    Returns:
+        The key. It is in no file, so it cannot be shown again.
+
+    Raises:
+        ValueError: the name is taken or not valid, a limit is, or the file is no file of keys.
+        OSError: the file cannot be read or written, or another process is writing it.
+    """
+    secret = f"adapmixed-{secrets.token_urlsafe(32)}"
+    key = Key(name, hashlib.sha256(secret.encode("ascii")).hexdigest(), **limits)
+    with sole_writer(path):
+        keys = read_keys(path) if Path(path).exists() else []
+        if name in {one.name for one in keys}:
+            raise ValueError(f"NAME must be new, but {path} has a key with the name {name}")
+        _write(path, [*keys, key])
+    return secret
+
+
+def remove_key(path: str | os.PathLike[str], name: str) -> None:
+    """Remove a key from a file.
+
+    Args:
+        path: the file. It is replaced in one step.
+        name: name of the key.
+
+    Raises:
+        ValueError: the file has no such key, or it is no file of keys.
+        OSError: the file cannot be read or written, or another process is writing it.
+    """
+    with sole_writer(path):
+        keys = read_keys(path)
+        left = [key for key in keys if key.name != name]
+        if len(left) == len(keys):
+            raise ValueError(f"NAME must be that of a key in {path}, got {name!r}")
+        _write(path, left)
+
+
+def _write(path: str | os.PathLike[str], keys: Sequence[Key]) -> None:
+    written = [{k: v for k, v in asdict(one).items() if v is not None} for one in keys]
+    text = json.dumps({"format_version": FORMAT_VERSION, "keys": written}, indent=2) + "\n"
+    write_file(path, text.encode("ascii"), mode=0o600)
+
+
+class Clients:
+    """The keys of a server in use, their rates, and the tokens that they have used.
+
+    Any thread may call every method, but one at a time `check_rate`. Those that count tokens raise
+    LedgerError if the database is damaged, or cannot be read or written.
+
+    Args:
+        keys: keys with different names.
+        ledger: path of the ledger whose database counts used tokens by the name of a key.
+
+    Attributes:
+        keys: those that are let in from now on; answers that run already go on. A key that stays as
+            it was keeps its rate.
+    """
+
+    def __init__(self, keys: Sequence[Key], ledger: str | os.PathLike[str]) -> None:
+        if not keys:
+            raise ValueError("keys must hold at least one key, got none")
+        self.keys, self._path = keys, os.path.realpath(ledger)
+        self._rates: dict[Key, tuple[float, float]] = {}  # requests left, and when
+        with translated(self._path):
+            self._database = connected(self._path)
+
+    def find(self, authorization: str | None) -> Key | None:
+        """Return the key that a header belongs to, in the same time for every key; or None."""
+        scheme, _, secret = (authorization or "").partition(" ")
+        digest = hashlib.sha256(secret.strip().encode("utf-8", "surrogateescape")).hexdigest()
+        found = None
+        for key in self.keys:
+            if hmac.compare_digest(digest, key.sha256):
+                found = key
+        return found if scheme.lower() == "bearer" else None
+
+    def check_rate(self, key: Key) -> None:
+        """Count a request.
+
+        A key that has been idle for a minute may send as many requests at once as its limit says,
+        and as many again, evenly, in each minute after. So at most twice as many pass in a minute.
+
+        Raises:
+            RequestError: 429: more requests came than that. This one is not counted.
+        """
+        most = key.requests_per_minute
+        if most is None:
+            return
+        now = time.monotonic()
+        left, since = self._rates.get(key, (float(most), now))
+        left = min(most, left + (now - since) * most / 60.0)
+        self._rates[key] = (left if left < 1 else left - 1), now
+        if left < 1:
+            seconds = max(1, math.ceil((1 - left) * 60.0 / most))
+            message = f"this key may make {most} requests per minute"
+            headers = {"retry-after": str(seconds)}
+            raise RequestError(429, message, "rate_limit_exceeded", headers=headers)
+
+    def admit(self, key: Key, tokens: int) -> None:
+        """Count the tokens of a request, durably, before its answer starts.
+
+        Args:
+            key: the key that asks.
+            tokens: largest number of tokens of all its answers.
+
+        Raises:
+            RequestError: 429: the key has fewer tokens left. None are counted.
+        """
+        add = (
+            "INSERT INTO used SELECT ?1, ?2 WHERE ?3 IS NULL OR ?2 <= ?3 ON CONFLICT DO UPDATE "
+            "SET tokens = tokens + ?2 WHERE ?3 IS NULL OR tokens + ?2 <= ?3"
+        )
+        with WRITING, translated(self._path):
+            counted = self._database.execute(add, (key.name, tokens, key.tokens)).rowcount
+        if counted != 1:
+            left = max(0, (key.tokens or 0) - read_usage(self._path).get(key.name, 0))
+            raise spent(
+                f"this key does not pay for max_tokens of every prompt: it has {left} tokens left"
+            )
+
+    def give_back(self, key: Key, tokens: int) -> None:
+        """Count tokens of an admission as unused. Each admission gives back once."""
+        take = "UPDATE used SET tokens = max(0, tokens - ?) WHERE name = ?"
+        with WRITING, translated(self._path):
+            self._database.execute(take, (tokens, key.name))
+
+    def close(self) -> None:
+        """Close the database. To close twice is allowed."""
+        self._database.close()
+
+
+def read_usage(ledger: str | os.PathLike[str]) -> dict[str, int]:
+    """Return the tokens that each key has used; a server may write the ledger meanwhile.
+
+    Raises:
+        LedgerError: as `Clients`.
+    """
+    return looked_up(ledger, lambda found: dict(found.execute("SELECT name, tokens FROM used")))
 
 
 class Admission:
@@ -47,11 +276,13 @@ class Admission:
 
         Raises:
             BudgetSpentError: fewer are left of the plan. Nothing is reserved.
-            RequestError: 503: others have reserved what is left; 429: the key has fewer left.
-                Nothing is reserved.
+            RequestError: 503: others have reserved what is left; 429: the key asks too often, or
+                has fewer left. Nothing is reserved.
             LedgerError: the key's tokens could not be counted durably. Nothing is reserved.
         """
         with self._lock:
+            if self.clients is not None:
+                self.clients.check_rate(key)
             # Public answers cost nothing; a step may be charged before its tokens are freed.
             charged = self._accountant.planned
             self._spent = min(self._spent, charged) if self._reserved else charged

@@ -7,23 +7,21 @@ import ipaddress
 import logging
 import time
 import traceback
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
-from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 from urllib.parse import urlsplit
 
 from starlette.datastructures import Headers
-from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
-from starlette.routing import Route, Router
 from starlette.types import Message, Receive, Scope, Send
 
 from adapmixed.errors import BudgetSpentError, LedgerError
-from adapmixed.serving.admission import Admission, Reservation
+from adapmixed.serving.admission import ANYONE, Admission, Key, Reservation
 from adapmixed.serving.answers import Reply
-from adapmixed.serving.engine import Query
+from adapmixed.serving.engine import Engine
 from adapmixed.serving.errors import (
     RequestError,
     internal,
@@ -33,10 +31,9 @@ from adapmixed.serving.errors import (
     spent,
     stopping,
 )
-from adapmixed.serving.fields import Defaults, parsed, query_of
-from adapmixed.serving.keys import ANYONE, Key
+from adapmixed.serving.fields import Query, ServedModel, parsed, query_of
 from adapmixed.serving.metrics import Metrics
-from adapmixed.serving.scheduler import Running, Scheduler
+from adapmixed.serving.scheduler import Scheduler
 
 MAX_BODY = 1 << 20
 """Largest body of a request, in bytes."""
@@ -50,48 +47,40 @@ READERS, UNREAD = 2, 64
 OPEN_PATH = "/health"
 """The path that needs no key."""
 
-_PATHS = ("/v1/completions", "/v1/chat/completions", "/v1/models", OPEN_PATH)
+_MODELS = "/v1/models/"  # and the name of one
 _LOG = logging.getLogger(__name__)
 _ACCESS = logging.getLogger("adapmixed.serving.access")
 
 
-@dataclass(eq=False)
 class Service:
     """The ASGI application, for one event loop, with the parts that it answers with.
 
     It counts and logs every request. The log has method, path and status alone. A path that is not
     served is logged as "other", for a client may have put anything there.
 
-    Attributes:
-        scheduler: answers queries.
+    Args:
+        engine: answers queries, in a thread that this starts.
+        model: the served model.
         admission: the tokens of the mechanism's plan, and the keys.
-        tokenizer: the public model's tokenizer.
-        defaults: the served model's name, and what requests leave out.
-        metrics: the operator's figures.
         then_public: whether the public model answers what the plan does not pay for.
-        created: time of the start, in seconds.
     """
 
-    scheduler: Scheduler
-    admission: Admission
-    tokenizer: Any
-    defaults: Defaults
-    metrics: Metrics
-    then_public: bool = False
-    created: int = field(default_factory=lambda: int(time.time()))
-
-    def __post_init__(self) -> None:
+    def __init__(
+        self, engine: Engine, model: ServedModel, admission: Admission, *, then_public: bool = False
+    ) -> None:
+        self.admission, self._model, self._then_public = admission, model, then_public
+        self.scheduler = Scheduler(engine, model)
+        self.metrics = Metrics(self.scheduler, admission)
+        self._created = int(time.time())
         self._readers, self._unread = asyncio.Semaphore(READERS), 0
         self._turn = asyncio.Lock()
-        completions, chats, models, health = _PATHS
-        routes = [
-            Route(completions, partial(self._answer, chat=False), methods=["POST"]),
-            Route(chats, partial(self._answer, chat=True), methods=["POST"]),
-            Route(models, self._models, methods=["GET"]),
-            Route(f"{models}/{{name:path}}", self._models, methods=["GET"]),
-            Route(health, self._health, methods=["GET"]),
-        ]
-        self._router = Router(routes, redirect_slashes=False)
+        self._handlers: dict[str, tuple[str, Callable[[Request, Key], Awaitable[Any]]]] = {
+            "/v1/completions": ("POST", partial(self._answer, chat=False)),
+            "/v1/chat/completions": ("POST", partial(self._answer, chat=True)),
+            "/v1/models": ("GET", self._models),
+            "/v1/models/...": ("GET", self._models),
+            OPEN_PATH: ("GET", self._health),
+        }
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request. WebSockets and other protocols are not served."""
@@ -105,14 +94,21 @@ class Service:
                 status = message["status"]
             await send(message)
 
-        path = _label(scope["path"])
+        path = "/v1/models/..." if scope["path"].startswith(_MODELS) else scope["path"]
+        path = path if path in self._handlers else "other"
         try:
             try:
-                # With an "app", the router raises what it does not find.
-                scope["app"], scope["state"] = self, {"key": self._key(scope)}
-                await self._router(scope, receive, counted)
-            except (RequestError, HTTPException) as error:
-                await _refusal(error).response()(scope, receive, counted)
+                key = self._key(scope)
+                if path == "other":
+                    raise RequestError(404, "this path is not served")
+                method, handler = self._handlers[path]
+                if scope["method"] not in (method, "HEAD" if method == "GET" else method):
+                    message, allowed = "this path does not take this method", {"allow": method}
+                    raise RequestError(405, message, headers=allowed)
+                response = await handler(Request(scope, receive), key)
+                await response(scope, receive, counted)
+            except RequestError as error:
+                await error.response()(scope, receive, counted)
         except Exception as error:
             _LOG.error("a request has failed: %s", _place(error))
             if not status:
@@ -140,9 +136,8 @@ class Service:
             raise RequestError(401, message, "invalid_api_key", headers=given)
         return key
 
-    async def _answer(self, request: Request, *, chat: bool) -> Any:
+    async def _answer(self, request: Request, key: Key, *, chat: bool) -> Any:
         """Return the response to a query, which is an ASGI application."""
-        key: Key = request.scope["state"]["key"]
         try:
             body = await _body(request)
         except ClientDisconnect:
@@ -153,13 +148,13 @@ class Service:
         try:
             async with self._readers:  # reading may take long, so not in the event loop's thread
                 query = await asyncio.to_thread(
-                    lambda: query_of(parsed(body), self.defaults, self.tokenizer, key, chat=chat)
+                    lambda: query_of(parsed(body), self._model, key, chat=chat)
                 )
         finally:
             self._unread -= 1
-        return Reply(await self._begin(query, key), self.defaults.model)
+        return await self._begin(query, key)
 
-    async def _begin(self, query: Query, key: Key) -> Running:
+    async def _begin(self, query: Query, key: Key) -> Reply:
         """Reserve, count and submit a request; one at a time, so that what was checked holds.
 
         Raises:
@@ -169,23 +164,21 @@ class Service:
         """
         async with self._turn:
             self.scheduler.check_room(len(query.prompts))
-            if self.admission.clients is not None:
-                self.admission.clients.check_rate(key)
             query, reservation = await asyncio.to_thread(self._reserved, query, key)
             try:
-                running = Running(query, reservation, self.metrics)
-                self.scheduler.submit(running)
+                answer = Reply(query, reservation, self.metrics, self._model.name)
+                self.scheduler.submit(answer)
             except BaseException:
                 reservation.close()
                 raise
-        return running
+        return answer
 
     def _reserved(self, query: Query, key: Key) -> tuple[Query, Reservation]:
         """Return a query that can be paid for, with its tokens."""
         try:
             return query, self.admission.reserve(query.tokens, key)
         except BudgetSpentError:
-            if self.then_public:
+            if self._then_public:
                 return query.of_public(), Reservation(self.admission, 0)
         except LedgerError:  # no later answer could be counted either
             self.scheduler.fail("the tokens of a key could not be counted durably")
@@ -194,25 +187,26 @@ class Service:
         rest = "" if left is None else f": {left} tokens are left of its plan"
         raise spent(f"the ensemble's budget does not pay for max_tokens of every prompt{rest}")
 
-    async def _models(self, request: Request) -> Response:
+    async def _models(self, request: Request, key: Key) -> Response:
         """Answer /v1/models and /v1/models/NAME."""
-        name = request.path_params.get("name")
-        if name not in (None, self.defaults.model):
+        name = request.scope["path"].removeprefix(_MODELS)
+        listed = name == request.scope["path"]
+        if not listed and name != self._model.name:
             raise no_model(name)
         model = {
-            "id": self.defaults.model,
+            "id": self._model.name,
             "object": "model",
-            "created": self.created,
+            "created": self._created,
             "owned_by": "adapmixed",
         }
-        return json_response(model if name else {"object": "list", "data": [model]})
+        return json_response({"object": "list", "data": [model]} if listed else model)
 
-    async def _health(self, request: Request) -> Response:
+    async def _health(self, request: Request, key: Key) -> Response:
         """Answer /health."""
         if self.scheduler.stopped:
             raise stopping()
         told: dict[str, Any] = {"status": "ok"}
-        if self.then_public:
+        if self._then_public:
             left = self.admission.unspent or 0
             told |= {"answers": "ensemble" if left else "public model", "plan_tokens_left": left}
         return json_response(told)
@@ -265,21 +259,6 @@ def is_loopback(host: str) -> bool:
     with suppress(ValueError):
         return ipaddress.ip_address(host).is_loopback
     return host == "localhost"
-
-
-def _label(path: str) -> str:
-    """Return what the log and the figures may say of a path."""
-    if path in _PATHS:
-        return path
-    return "/v1/models/..." if path.startswith("/v1/models/") else "other"
-
-
-def _refusal(error: RequestError | HTTPException) -> RequestError:
-    """Return an error in OpenAI's form, also for the router's of status 404 or 405."""
-    if isinstance(error, RequestError):
-        return error
-    message = "is not served" if error.status_code == 404 else "does not take this method"
-    return RequestError(error.status_code, f"this path {message}", headers=error.headers)
 
 
 def _place(error: Exception) -> str:

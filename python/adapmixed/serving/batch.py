@@ -14,8 +14,7 @@ from adapmixed.ensemble.ensemble import DEFAULT_MEMORY_BYTES
 from adapmixed.limits import DEFAULT_ACTIVE, check_count
 from adapmixed.mechanisms import Mechanism
 from adapmixed.privacy import Accountant
-from adapmixed.serving.drawing import Drawing
-from adapmixed.serving.engine import Prompt
+from adapmixed.serving.engine import Drawing, Prompt
 from adapmixed.text import left_padded
 from adapmixed_ext.types import RandomSource
 

@@ -1,4 +1,4 @@
-"""Questions, the pieces that answer them, and the interface of an engine.
+"""What an engine is asked, its interface, and how all engines draw: charged, then released.
 
 An engine holds a batch of sequences. `step` makes one token for each of them whose prompt has been
 read, and charges all of these tokens before it returns any. Another engine needs a window and these
@@ -7,9 +7,23 @@ four methods alone.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
-from dataclasses import dataclass, replace
-from typing import Protocol
+from collections.abc import Collection, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from adapmixed.ensemble import Ensemble
+from adapmixed.ensemble.output_layer import Logits
+from adapmixed.generation.generator import PrivateGenerator, charged
+from adapmixed.limits import DEFAULT_ACTIVE
+from adapmixed.mechanisms import Allowance, Mechanism, PublicOnly, shaped
+from adapmixed.privacy import Accountant
+from adapmixed_ext.types import RandomSource
 
 MOST_WAITING = 64
 """Largest number of sequences that wait for an engine, and of prompts of a request."""
@@ -34,56 +48,6 @@ class Prompt:
     top_k: int | None = None
     public: bool = False
     client: str = ""
-
-
-@dataclass(frozen=True)
-class Query:
-    """The question of a client, checked by `serving.fields` and read by a tokenizer.
-
-    Attributes:
-        prompts: every prompt becomes a sequence of its own. All have the same settings.
-        stop: strings that end an answer. They are charged, but not part of its text.
-        stop_tokens: tokens that end an answer, as such strings do.
-        chat: whether it is a chat completion.
-        stream: whether every piece of text is sent at once.
-        include_usage: whether a stream ends with the number of tokens.
-    """
-
-    prompts: tuple[Prompt, ...]
-    stop: tuple[str, ...] = ()
-    stop_tokens: frozenset[int] = frozenset()
-    chat: bool = False
-    stream: bool = False
-    include_usage: bool = False
-
-    @property
-    def tokens(self) -> int:
-        """The largest number of tokens of all answers together."""
-        return sum(prompt.max_tokens for prompt in self.prompts)
-
-    @property
-    def public(self) -> bool:
-        """Whether the public model answers alone, which costs nothing."""
-        return all(prompt.public for prompt in self.prompts)
-
-    def of_public(self) -> Query:
-        """Return this question to the public model alone."""
-        return replace(self, prompts=tuple(replace(one, public=True) for one in self.prompts))
-
-
-@dataclass(frozen=True)
-class Piece:
-    """Text that one released token adds to an answer.
-
-    Attributes:
-        index: number of the prompt that is answered.
-        text: the text; "" if the token ends inside a character, or may begin a stop string.
-        finish: "stop" or "length" with the last piece of this prompt, else None.
-    """
-
-    index: int
-    text: str
-    finish: str | None = None
 
 
 class Engine(Protocol):
@@ -113,3 +77,111 @@ class Engine(Protocol):
 
     def leave(self, ended: Collection[Prompt]) -> None:
         """Remove sequences from the batch."""
+
+
+class Drawing:
+    """Draws what an engine releases. Nothing is drawn that the accountant was not charged for.
+
+    If the mechanism's cost is fixed, all tokens of a step are one charge, which is written while
+    the models compute. Otherwise rows with the same temperature and top-k are one charge.
+
+    Args:
+        ensemble: whose rows are answered.
+        mechanism: how a query is answered.
+        accountant: charged for every token before it is drawn.
+        active: as in `PrivateGenerator`.
+        rng: source of all randomness; None for `SecureRandom()`.
+
+    Raises:
+        ValueError: the accountant cannot be charged for this mechanism and ensemble, or it has
+            a ledger and rng is seeded.
+    """
+
+    def __init__(
+        self,
+        ensemble: Ensemble,
+        mechanism: Mechanism,
+        accountant: Accountant,
+        active: int | None = DEFAULT_ACTIVE,
+        rng: RandomSource | None = None,
+    ) -> None:
+        self._generator = PrivateGenerator(ensemble, mechanism, accountant, rng=rng, active=active)
+        self._rng, self._origin = self._generator.rng, self._generator.origin
+        self._mechanism, self._accountant = mechanism, accountant
+        models, seeded = ensemble.num_models, getattr(self._rng, "seeded", True)
+        of: dict[str, Any] = {"origin": self._origin, "seeded": seeded}
+        self._charge_ahead = partial(accountant.charge_ahead, mechanism, models, **of)
+        self._allowance: Allowance | None = None  # None if charges depend on the rows
+        if accountant.epsilon is None:
+            with suppress(ValueError):
+                self._allowance = Allowance(mechanism, models, **of)
+        self._unpaid = Accountant(accountant.delta)  # for answers of the public model alone
+        self._writer = ThreadPoolExecutor(1, "adapmixed-ledger")  # its thread starts when needed
+
+    @contextmanager
+    def ahead(self, tokens: int) -> Iterator[None]:
+        """Charge so many private tokens while the block computes their rows, if cost is fixed.
+
+        Raises:
+            BudgetSpentError: the plan is spent, although the server reserves its tokens.
+            LedgerError: the charge could not be made durable. No token of the step may be drawn.
+        """
+        if self._allowance is None or not tokens:
+            yield
+            return
+        writing = self._writer.submit(self._charge_ahead, tokens)
+        try:
+            yield
+        finally:
+            writing.result()
+        self._allowance.add(tokens)
+
+    def draw(self, logits: Logits, prompts: Sequence[Prompt]) -> Tensor:
+        """Return a token for every row, (B,) int64 on the CPU.
+
+        Prompts of the public model alone are answered as by members that all equal it.
+
+        Args:
+            logits: of B rows.
+            prompts: what each of them continues.
+        """
+        shapes = [(one.temperature, one.top_k, one.public) for one in prompts]
+        found = torch.empty(len(shapes), dtype=torch.int64)
+        for shape in dict.fromkeys(shapes):
+            rows = torch.tensor([index for index, one in enumerate(shapes) if one == shape])
+            private, public, tokens = logits
+            if len(rows) < len(shapes):
+                here = rows.to(public.device)
+                private, public = private[:, here], public[here]
+                tokens = None if tokens is None else tokens[here]
+            found[rows] = self._answered(Logits(private, public, tokens), *shape)
+        return found
+
+    def _answered(
+        self, logits: Logits, temperature: float, top_k: int | None, alone: bool
+    ) -> Tensor:
+        private, public, tokens = logits
+        if alone:
+            said = public if tokens is None else public.gather(1, tokens)
+            private = said.expand(len(private), -1, -1)
+        rows = shaped(
+            private, public,
+            temperature=temperature, top_k=top_k, active=self._origin.active_tokens, tokens=tokens,
+        )  # fmt: skip
+        mechanism = PublicOnly() if alone else self._mechanism
+        payer = self._unpaid if alone else self._allowance or self._accountant
+        return charged(rows, mechanism, payer, self._rng, self._origin).cpu()
+
+    def check_all_drawn(self) -> None:
+        """Raise RuntimeError if a step drew less than it charged: that could pay for others."""
+        if self._allowance is not None and self._allowance.left:
+            raise RuntimeError("all queries that were charged must be released in the same step")
+
+    def answer_bytes(self, rows: int, vocab_size: int, element: int, active: int | None) -> int:
+        """Return the bytes of one answer in addition to its logits, for any temperature and top-k.
+
+        Sequences of one shape are copied out of the batch before they are divided.
+        """
+        one = self._generator.answer_bytes(temperature=2.0, top_k=None)
+        held = one(rows, vocab_size, element, active)
+        return held + rows * min(vocab_size, active or vocab_size) * element

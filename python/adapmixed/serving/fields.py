@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from adapmixed.generation.generator import check_window
 from adapmixed.generation.refused import NO_DRAW, REASONS
 from adapmixed.limits import check_count, check_flag, check_temperature
-from adapmixed.serving.engine import MOST_WAITING, Prompt, Query
+from adapmixed.serving.admission import Key
+from adapmixed.serving.engine import MOST_WAITING, Prompt
 from adapmixed.serving.errors import RequestError, bad_request, no_model, shortened
-from adapmixed.serving.keys import Key
 from adapmixed.text import check_prompt, check_text, stop_tokens, templated, text_ids
 
 ROLES = ("system", "developer", "user", "assistant")
@@ -20,6 +20,7 @@ _MESSAGE = (
     f'{{"role": ..., "content": ...}} with the role {" or ".join(ROLES)}, and a string or a list '
     'of {"type": "text", "text": ...}'
 )
+DEFAULT_TOKENS = 256  # largest number of tokens of an answer without max_tokens
 MAX_STOPS = 4
 MAX_STOP_CHARACTERS = 256
 MAX_STOP_TOKENS = 64
@@ -155,33 +156,67 @@ def _message(name: str, value: Any) -> dict[str, str]:
 
 
 @dataclass(frozen=True)
-class Defaults:
-    """The served model, the values of fields that a request leaves out, and the largest max_tokens.
+class ServedModel:
+    """The served model, as requests and their answers see it.
 
     Attributes:
-        model: name of the served model.
-        tokens: largest number of tokens of an answer without max_tokens.
-        max_tokens: largest max_tokens of a request.
-        window: the engine's. Without max_tokens an answer ends where the window does.
+        name: what requests call it.
+        tokenizer: the public model's tokenizer.
+        end_tokens: tokens that end an answer; they add no text.
         vocab: number of tokens that the models have logits of.
+        window: the engine's. Without max_tokens an answer ends where the window does.
+        max_tokens: largest max_tokens of a request.
     """
 
-    model: str
-    tokens: int
-    max_tokens: int
-    window: int
+    name: str
+    tokenizer: Any
+    end_tokens: frozenset[int]
     vocab: int
+    window: int
+    max_tokens: int
 
 
-def query_of(
-    fields: dict[str, Any], defaults: Defaults, tokenizer: Any, key: Key, *, chat: bool
-) -> Query:
+@dataclass(frozen=True)
+class Query:
+    """The question of a client, checked, and read by a tokenizer.
+
+    Attributes:
+        prompts: every prompt becomes a sequence of its own. All have the same settings.
+        stop: strings that end an answer. They are charged, but not part of its text.
+        stop_tokens: tokens that end an answer, as such strings do.
+        chat: whether it is a chat completion.
+        stream: whether every piece of text is sent at once.
+        include_usage: whether a stream ends with the number of tokens.
+    """
+
+    prompts: tuple[Prompt, ...]
+    stop: tuple[str, ...] = ()
+    stop_tokens: frozenset[int] = frozenset()
+    chat: bool = False
+    stream: bool = False
+    include_usage: bool = False
+
+    @property
+    def tokens(self) -> int:
+        """The largest number of tokens of all answers together."""
+        return sum(prompt.max_tokens for prompt in self.prompts)
+
+    @property
+    def public(self) -> bool:
+        """Whether the public model answers alone, which costs nothing."""
+        return all(prompt.public for prompt in self.prompts)
+
+    def of_public(self) -> Query:
+        """Return this question to the public model alone."""
+        return replace(self, prompts=tuple(replace(one, public=True) for one in self.prompts))
+
+
+def query_of(fields: dict[str, Any], model: ServedModel, key: Key, *, chat: bool) -> Query:
     """Return what a request asks for. No field is ignored unless it has no effect.
 
     Args:
         fields: the JSON object of the body.
-        defaults: the server's values.
-        tokenizer: the public model's tokenizer.
+        model: the served model.
         key: the client's key.
         chat: whether the request is a chat completion.
 
@@ -190,28 +225,28 @@ def query_of(
     """
     try:
         check_text("model", fields.get("model"))
-        if fields["model"] != defaults.model:
+        if fields["model"] != model.name:
             raise no_model(fields["model"])
         _check_allowed(fields, chat)
         stream = _flag("stream", fields.get("stream"))
         include_usage = _include_usage(fields.get("stream_options"), stream)
-        cap = min(defaults.max_tokens, key.max_tokens or defaults.max_tokens)
+        cap = min(model.max_tokens, key.max_tokens or model.max_tokens)
         given = _max_tokens(fields, cap)
         shape = _temperature(fields.get("temperature")), _top_k(fields.get("top_k"))
-        stops = _stops(fields, tokenizer, defaults.vocab)
+        stops = _stops(fields, model.tokenizer, model.vocab)
         if chat:
-            prompts = conversation_of(tokenizer, fields.get("messages"))
+            prompts = conversation_of(model.tokenizer, fields.get("messages"))
         else:
-            prompts = prompts_of(tokenizer, fields.get("prompt"))
+            prompts = prompts_of(model.tokenizer, fields.get("prompt"))
         for tokens in prompts:
-            check_prompt(tokens, defaults.vocab, tokenizer)
+            check_prompt(tokens, model.vocab, model.tokenizer)
     except ValueError as error:
         raise _refused(error, chat) from None
-    most, longest = given or min(defaults.tokens, cap), max(map(len, prompts))
+    most, longest = given or min(DEFAULT_TOKENS, cap), max(map(len, prompts))
     if given is None:
-        most = max(1, min(most, defaults.window - longest + 1))
+        most = max(1, min(most, model.window - longest + 1))
     try:
-        check_window(defaults.window, longest, most)
+        check_window(model.window, longest, most)
     except ValueError as error:
         raise _refused(error, chat, "context_length_exceeded") from None
     asked = tuple(Prompt(tokens, most, *shape, client=key.name) for tokens in prompts)
@@ -250,8 +285,6 @@ def _include_usage(options: Any, stream: bool) -> bool:
     if not stream or not isinstance(options, dict):
         raise ValueError("stream_options must be an object, and given with stream alone")
     for name, value in options.items():
-        if name == "include_obfuscation" and value is False:  # there is none
-            continue
         if name != "include_usage" and value is not None:
             raise ValueError(f"stream_options must hold include_usage alone, got {name!r}")
     return _flag("stream_options.include_usage", options.get("include_usage"))

@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     from adapmixed.serving.scheduler import Scheduler
 
 LOOPBACK = "127.0.0.1"
-_FIRST = (0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0, 120.0)
-_BETWEEN = (0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0)
 
 
 class Metrics:
@@ -36,15 +34,10 @@ class Metrics:
             "requests", "HTTP requests by path and status.", ("path", "status"), **of
         )
         self._released = Counter("released_tokens", "Tokens released to answers.", **of)
-        self._first = Histogram(
-            "first_token_seconds",
-            "Seconds from a request to its first token.",
-            buckets=_FIRST,
-            **of,
-        )
-        self._between = Histogram(
-            "between_tokens_seconds", "Seconds from a token to the next.", buckets=_BETWEEN, **of
-        )
+        told = "Seconds from a request to its first token."
+        self._first = Histogram("first_token_seconds", told, **of)
+        told = "Seconds from a token to the next."
+        self._between = Histogram("between_tokens_seconds", told, **of)
         Gauge("running_sequences", "Sequences in the batch.", **of).set_function(
             lambda: scheduler.running
         )

@@ -2,79 +2,27 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import threading
 import time
 from collections import deque
-from collections.abc import AsyncIterator
-from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any
 
 from adapmixed.errors import LedgerError
-from adapmixed.serving.admission import Reservation
-from adapmixed.serving.engine import MOST_WAITING, Engine, Piece, Prompt, Query
+from adapmixed.serving.answers import Piece, Reply
+from adapmixed.serving.engine import MOST_WAITING, Engine, Prompt
 from adapmixed.serving.errors import queue_full, stopping
-from adapmixed.serving.metrics import Metrics
+from adapmixed.serving.fields import ServedModel
 from adapmixed.text import AnswerText
 
 _LOG = logging.getLogger(__name__)
-
-
-class Running:
-    """A request on its way through the engine. It is made and read in the event loop's thread.
-
-    Attributes:
-        query: the request, which says whether the public model answers it alone.
-        reservation: its tokens; the scheduler closes it.
-        cancelled: whether no more tokens are drawn or delivered.
-        released: the number of tokens that were released.
-        left: the number of prompts whose answers have not ended.
-
-    Args:
-        query: the request.
-        reservation: its tokens.
-        metrics: the operator's figures.
-    """
-
-    def __init__(self, query: Query, reservation: Reservation, metrics: Metrics) -> None:
-        self.query, self.reservation, self._metrics = query, reservation, metrics
-        self.cancelled, self.released, self.left = False, 0, len(query.prompts)
-        self._begun, self._last = time.monotonic(), dict[int, float]()  # by the number of a prompt
-        self._loop = asyncio.get_running_loop()
-        self._pieces: asyncio.Queue[Piece | None] = asyncio.Queue()
-
-    def deliver(self, piece: Piece | None) -> None:
-        """Take a piece, or None if the engine has stopped, in the engine's thread."""
-        if piece is not None:
-            now, last = time.monotonic(), self._last.get(piece.index)
-            waited = now - (self._begun if last is None else last)
-            self._metrics.released(waited, first=last is None)
-            self._last[piece.index] = now
-        with suppress(RuntimeError):  # the event loop has ended, so nobody waits for this piece
-            self._loop.call_soon_threadsafe(self._pieces.put_nowait, piece)
-
-    async def pieces(self) -> AsyncIterator[Piece]:
-        """Yield the pieces of all prompts as they are released.
-
-        Raises:
-            RequestError: 503: the engine has stopped. All released tokens were charged.
-        """
-        left = len(self.query.prompts)
-        while left:
-            piece = await self._pieces.get()
-            if piece is None:
-                raise stopping(charged=self.released > 0)
-            left -= piece.finish is not None
-            yield piece
 
 
 @dataclass(eq=False)
 class _Run:
     """One prompt of a query on its way through the engine."""
 
-    answer: Running
+    answer: Reply
     index: int
     prompt: Prompt
     text: AnswerText
@@ -85,24 +33,14 @@ class Scheduler:
 
     Args:
         engine: used by this thread alone.
-        tokenizer: the public model's tokenizer.
-        end_tokens: tokens that end an answer; they add no text.
-        waiting: largest number of sequences that wait for the engine, ≥ 1.
+        model: whose tokenizer and end tokens make an answer's text.
 
     Attributes:
         failed: True if the engine has raised an error, so that nothing more can be answered.
     """
 
-    def __init__(
-        self,
-        engine: Engine,
-        tokenizer: Any,
-        end_tokens: frozenset[int],
-        *,
-        waiting: int = MOST_WAITING,
-    ) -> None:
-        self._engine, self._tokenizer, self._end_tokens = engine, tokenizer, end_tokens
-        self._limit = waiting
+    def __init__(self, engine: Engine, model: ServedModel) -> None:
+        self._engine, self._model = engine, model
         self._changed = threading.Condition()
         self._waiting: deque[_Run] = deque()
         self._running: dict[Prompt, _Run] = {}
@@ -135,10 +73,10 @@ class Scheduler:
         """
         if self.stopped:
             raise stopping()
-        if len(self._waiting) + sequences > self._limit:
+        if len(self._waiting) + sequences > MOST_WAITING:
             raise queue_full()
 
-    def submit(self, answer: Running) -> None:
+    def submit(self, answer: Reply) -> None:
         """Queue a query that passed `check_room`. Any thread may call this.
 
         Pieces are delivered until every prompt has one with `finish`, or until a None: the engine
@@ -149,8 +87,8 @@ class Scheduler:
         """
         query, runs = answer.query, list[_Run]()
         for index, prompt in enumerate(query.prompts):
-            ends = query.stop, self._end_tokens | query.stop_tokens, prompt.max_tokens
-            text = AnswerText(self._tokenizer, prompt.tokens, *ends)
+            ends = query.stop, self._model.end_tokens | query.stop_tokens, prompt.max_tokens
+            text = AnswerText(self._model.tokenizer, prompt.tokens, *ends)
             runs.append(_Run(answer, index, prompt, text))
         with self._changed:
             if self.stopped:

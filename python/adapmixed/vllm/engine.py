@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Collection, Sequence
+from functools import partial
 from itertools import count
 from typing import TYPE_CHECKING
 
@@ -13,8 +14,7 @@ import torch
 from adapmixed.limits import DEFAULT_ACTIVE
 from adapmixed.mechanisms import Mechanism
 from adapmixed.privacy import Accountant
-from adapmixed.serving.drawing import Drawing
-from adapmixed.serving.engine import Prompt
+from adapmixed.serving.engine import Drawing, Prompt
 from adapmixed.vllm.heads import Heads
 
 os.environ |= {  # read when vLLM is imported
@@ -32,7 +32,6 @@ from vllm.v1.engine import EngineCoreRequest  # noqa: E402
 from vllm.v1.engine.core_client import InprocClient  # noqa: E402
 
 from adapmixed.vllm.executor import PrivateExecutor  # noqa: E402
-from adapmixed.vllm.self_test import check_same_rows  # noqa: E402
 
 if TYPE_CHECKING:
     from adapmixed.ensemble import Ensemble
@@ -105,14 +104,21 @@ class VllmEngine:
         config = EngineArgs(**(arguments | others)).create_engine_config()
         self._core = InprocClient(config, PrivateExecutor, False)
         self.window = int(config.model_config.max_model_len) - 1
-        core = self._core.engine_core
-        executor: PrivateExecutor = core.model_executor
-        check_same_rows(executor.runner, ensemble, heads)
-        ensemble.give_up_trunk()
         self._running: dict[str, Prompt] = {}
         self._names: dict[Prompt, str] = {}
         self._numbers = count()
-        executor.begin(core.scheduler, heads, drawing, self._running)
+        core = self._core.engine_core
+        executor: PrivateExecutor = core.model_executor
+        tokens = [(7 * place + 3) % ensemble.vocab_size for place in range(min(16, self.window))]
+        rows = partial(heads.checked_rows, tokens=tokens)
+        executor.begin(core.scheduler, rows, drawing, self._running)
+        first = Prompt(tuple(tokens), 1, public=True)
+        self.admit([first])
+        while not self.step():
+            pass
+        self.leave([first])
+        ensemble.give_up_trunk()
+        executor.begin(core.scheduler, heads.rows, drawing, self._running)
 
     def close(self) -> None:
         """Free vLLM's memory, so that this process can have another one."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -10,9 +10,11 @@ from torch import Tensor, nn
 from vllm.v1.executor.uniproc_executor import UniProcExecutor
 from vllm.v1.outputs import SamplerOutput
 
-from adapmixed.serving.drawing import Drawing
-from adapmixed.serving.engine import Prompt
-from adapmixed.vllm.heads import Heads
+from adapmixed.ensemble.output_layer import Logits
+from adapmixed.serving.engine import Drawing, Prompt
+
+Rows = Callable[[Tensor, Tensor], Logits]
+"""From hidden states and public logits to the logits of all members, as `Heads.rows`."""
 
 
 class PrivateExecutor(UniProcExecutor):  # type: ignore[misc]
@@ -27,18 +29,18 @@ class PrivateExecutor(UniProcExecutor):  # type: ignore[misc]
         return self.driver_worker.worker.model_runner
 
     def begin(
-        self, scheduler: Any, heads: Heads, drawing: Drawing, prompts: Mapping[str, Prompt]
+        self, scheduler: Any, rows: Rows, drawing: Drawing, prompts: Mapping[str, Prompt]
     ) -> None:
         """Draw private tokens from here on.
 
         Args:
             scheduler: vLLM's scheduler.
-            heads: the members' output layers.
+            rows: the members' rows.
             drawing: draws, and charges.
             prompts: the running prompts by the names of their requests.
         """
         self._scheduler, self._drawing, self._prompts = scheduler, drawing, prompts
-        self._sampler = self.runner.sampler = PrivateSampler(self.runner.sampler, heads, drawing)
+        self._sampler = self.runner.sampler = PrivateSampler(self.runner.sampler, rows, drawing)
 
     def execute_model(self, scheduler_output: Any, non_block: bool = False) -> Any:
         """Run the public model, and charge the tokens that the step will draw."""
@@ -67,7 +69,7 @@ class PrivateSampler(nn.Module):
 
     Args:
         public: vLLM's sampler.
-        heads: the members' output layers.
+        rows: the members' rows.
         drawing: draws, and charges.
 
     Attributes:
@@ -75,10 +77,10 @@ class PrivateSampler(nn.Module):
             it.
     """
 
-    def __init__(self, public: Any, heads: Heads, drawing: Drawing) -> None:
+    def __init__(self, public: Any, rows: Rows, drawing: Drawing) -> None:
         super().__init__()
         self.logprobs_mode = public.logprobs_mode
-        self._heads, self._drawing = heads, drawing
+        self._rows, self._drawing = rows, drawing
         self.step: tuple[Tensor, list[int], list[Prompt]] | None = None
 
     def forward(self, logits: Tensor, sampling_metadata: Any) -> Any:
@@ -99,5 +101,5 @@ class PrivateSampler(nn.Module):
             if rows:
                 if len(rows) < len(logits):
                     hidden, logits = hidden[rows], logits[rows]
-                tokens[rows] = self._drawing.draw(self._heads.rows(hidden, logits), prompts)
+                tokens[rows] = self._drawing.draw(self._rows(hidden, logits), prompts)
         return SamplerOutput(tokens.to(torch.int32).unsqueeze(-1), logprobs_tensors=None)

@@ -1,16 +1,23 @@
 """The private rows of members that adapt the output layer alone, from the last hidden states.
 
-The ensemble's output layer computes them, behind the logits of vLLM's public model.
+The ensemble's output layer computes them, behind the logits of vLLM's public model. Before anything
+is served, they are compared once with those of our own engine.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+import torch
 from torch import Tensor
 
 from adapmixed.ensemble import Ensemble
 from adapmixed.ensemble.ensemble import LOGIT_SCALES
 from adapmixed.ensemble.output_layer import Logits, LogitsRoom
 from adapmixed.limits import active_tokens
+
+TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 5e-2, torch.float16: 1e-2}
+"""Largest difference of two logits, as a part of the row's range."""
 
 
 class Heads:
@@ -38,6 +45,7 @@ class Heads:
                 raise ValueError(
                     f"base must not cap or scale its logits inside vLLM: {name} = {value}"
                 )
+        self._ensemble = ensemble
         self._layer, self._zero = ensemble.output_layer, ensemble.zero_members
         self._active = active_tokens(active, ensemble.vocab_size)
         self._room = LogitsRoom()
@@ -52,3 +60,43 @@ class Heads:
         self._layer.active, self._layer.room = self._active, self._room
         found = self._layer.behind(public[None], hidden[None])[0]
         return self._layer.split(found, self._zero)
+
+    def checked_rows(self, hidden: Tensor, public: Tensor, tokens: Sequence[int]) -> Logits:
+        """Return `rows` of one position, compared with the ensemble's own after these tokens.
+
+        Raises:
+            RuntimeError: rows differ by more than `TOLERANCE`. By how much is private.
+        """
+        found = self.rows(hidden, public)
+        own = self._ensemble.decoder(torch.tensor([tokens]), active=self._active).logits
+        private = found.private, own.private
+        if found.tokens is not None and own.tokens is not None:  # they may differ in near ties
+            here, there = found.tokens[0], own.tokens[0]
+            both = here[torch.isin(here, there)]
+            private = (
+                found.private[..., torch.searchsorted(here, both)],
+                own.private[..., torch.searchsorted(there, both)],
+            )
+        pairs = (found.public, own.public), private
+        tolerance = TOLERANCE[public.dtype]
+        if not all(_same(one, other, tolerance) for one, other in pairs):
+            raise RuntimeError(
+                "vLLM must compute the rows of adapmixed's own engine, but they differ: this model "
+                "or this setting of vLLM cannot be served: leave out --device vllm"
+            )
+        return found
+
+
+def _same(found: Tensor, wanted: Tensor, tolerance: float) -> bool:
+    """Return whether rows are equal; one that overflows is, whatever is in it, as in a query."""
+    usable = [~(one.isnan() | one.isposinf()).any(-1) for one in (found, wanted)]
+    if not torch.equal(*usable):
+        return False
+    found, wanted = found[usable[0]], wanted[usable[0]]
+    masked = torch.isneginf(wanted)
+    if not torch.equal(torch.isneginf(found), masked):
+        return False
+    least = wanted.masked_fill(masked, torch.inf).amin(-1, keepdim=True)
+    allowed = tolerance * (wanted.amax(-1, keepdim=True) - least)
+    difference = (found.double() - wanted.double()).masked_fill(masked, 0.0).abs()
+    return bool((difference <= allowed).all())

@@ -1,4 +1,4 @@
-"""Keys: their file, who they let in, how often, and the tokens that survive a restart."""
+"""Keys, shares and the plan: who is let in, what is reserved, and what a kill keeps."""
 
 from __future__ import annotations
 
@@ -8,24 +8,49 @@ import os
 import signal
 import stat
 import time
+from collections.abc import Collection
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from processes import until
-from serving_cases import ASK, COMPLETIONS, a_client, check_error, clients_of, served, used
-from stub_engine import StubEngine
+from serving_cases import (
+    ASK,
+    COMPLETIONS,
+    a_client,
+    asks,
+    check_error,
+    clients_of,
+    listening,
+    opened,
+    served,
+    used,
+)
+from stub_engine import ByteTokenizer, StubEngine
 
 from adapmixed.cli import main
 from adapmixed.commands.serve import _reread
 from adapmixed.errors import LedgerCorruptError
 from adapmixed.files import sole_writer
+from adapmixed.mechanisms import ClippedLogPool
 from adapmixed.privacy import Accountant, BoundedRangeAnswer, read_ledger
-from adapmixed.serving import keys as keys_module
+from adapmixed.rng import SecureRandom
+from adapmixed.serving import admission, scheduler
+from adapmixed.serving.admission import (
+    Admission,
+    Clients,
+    Key,
+    Reservation,
+    add_key,
+    read_keys,
+    read_usage,
+    remove_key,
+)
+from adapmixed.serving.engine import Prompt
 from adapmixed.serving.errors import RequestError
-from adapmixed.serving.keys import Clients, Key, add_key, read_keys, read_usage, remove_key
 
 A, B = "0" * 64, "1" * 64
 
@@ -46,6 +71,12 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     keys = read_keys(file)
     assert [key.name for key in keys] == ["alice", "bob"]
     assert (keys[0].tokens, keys[0].max_tokens, keys[1].requests_per_minute) == (9, 3, 5)
+    assert main(["keys", "list", str(file)]) == 0
+    assert [line.split() for line in capsys.readouterr().out.splitlines()] == [
+        ["name", "max_tokens", "tokens", "requests_per_minute"],
+        ["alice", "3", "9", "-"],
+        ["bob", "-", "-", "5"],
+    ]
     assert list(tmp_path.iterdir()) == [file]
     for arguments in (
         ["alice"],
@@ -59,33 +90,6 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     with sole_writer(file):
         assert main(["keys", "add", str(file), "carol"]) == 2
     assert len(read_keys(file)) == 2
-
-
-def test_the_list(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    file, ledger = tmp_path / "keys.json", tmp_path / "usage"
-    secrets = [add_key(file, "alice", tokens=40), add_key(file, "bob", max_tokens=3)]
-    clients = clients_of(tmp_path)
-    for name, tokens in (("bob", 7), ("carol", 5)):
-        clients.admit(Key(name, A), tokens)
-    listing = ["keys", "list", str(file)]
-    assert main(listing) == 0
-    shown = capsys.readouterr().out
-    assert [line.split() for line in shown.splitlines()] == [
-        ["name", "max_tokens", "tokens", "requests_per_minute"],
-        ["alice", "-", "40", "-"],
-        ["bob", "3", "-", "-"],
-    ]
-    assert main([*listing, "--ledger", str(ledger)]) == 0  # while the server has the file
-    shown += (whole := capsys.readouterr().out)
-    assert [line.split()[:3] for line in whole.splitlines()[1:]] == [
-        ["alice", "0", "-"], ["bob", "7", "3"], ["carol", "5", "removed"],
-    ]  # fmt: skip
-    hidden = [*secrets, *(key.sha256 for key in read_keys(file))]
-    assert not any(one in shown for one in hidden)
-    assert main([*listing, "--ledger", str(tmp_path / "mistyped")]) == 2
-    assert main(["keys", "list", str(tmp_path / "mistyped")]) == 2
-    error = capsys.readouterr().err.splitlines()
-    assert len(error) == 2 and "mistyped must be a ledger" in error[0]
 
 
 def test_a_key_is_removed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -105,9 +109,7 @@ def test_a_key_is_removed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
     assert read_keys(file) == [bob]
 
 
-def test_used_tokens_stay_with_the_ledger(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_used_tokens_stay_with_the_ledger(tmp_path: Path) -> None:
     """While it is charged, too. Under a second name a key does not get its share again."""
     file, ledger, link = (tmp_path / name for name in ("keys.json", "real.db", "current.db"))
     link.symlink_to(ledger.name)
@@ -122,11 +124,7 @@ def test_used_tokens_stay_with_the_ledger(
             clients.close()
     assert read_ledger(ledger).guarantee.queries == 2
     assert {one.name for one in tmp_path.iterdir()} == {"keys.json", "real.db", "current.db"}
-    listed = []
-    for path in (link, ledger):
-        assert main(["keys", "list", str(file), "--ledger", str(path)]) == 0
-        listed.append(capsys.readouterr().out)
-    assert listed[0] == listed[1] and listed[0].splitlines()[1].split()[:2] == ["alice", "8"]
+    assert read_usage(link) == read_usage(ledger) == {"alice": 8}
 
 
 def test_the_file_is_read_again(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -227,7 +225,7 @@ def test_who_is_let_in(tmp_path: Path) -> None:
 
 def test_the_rate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     now, key = [100.0], Key("a", A, requests_per_minute=3)
-    monkeypatch.setattr(keys_module.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(admission.time, "monotonic", lambda: now[0])
     clients = clients_of(tmp_path, key)
     for seconds, most, wait in ((0.0, 3, "20"), (20.01, 1, "20"), (1e6, 3, "20")):
         now[0] += seconds
@@ -321,3 +319,178 @@ def test_threads_cannot_overspend(tmp_path: Path) -> None:
 def test_a_server_with_keys_has_one(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="at least one key"):
         Clients([], tmp_path / "usage")
+
+
+def test_tokens_are_reserved_until_they_are_charged_or_given_back() -> None:
+    """While two prompts of a list are answered, others get what is left, and no more."""
+    engine, body = StubEngine(queries=1000), ASK | {"prompt": ["a", "b"], "stream": True}
+    engine.go.clear()
+    with served(engine, max_tokens=1001) as server, listening(server.app) as port:
+        admission, client = server.admission, server.client()
+
+        def asked(tokens: int) -> tuple[int, str]:
+            answer = client.post(COMPLETIONS, json=ASK | {"max_tokens": tokens})
+            return answer.status_code, answer.json()["error"]["code"]
+
+        with opened(port, body | {"max_tokens": 400}):
+            until(lambda: server.scheduler.running == 2)
+            assert (admission.reserved, admission.left) == (800, 200)
+            assert asked(201) == (503, "reserved") and asked(1001) == (429, "insufficient_quota")
+            admission.reserve(200).close()
+            engine.go.set()
+            until(lambda: engine.released >= 10)
+            engine.go.clear()
+            until(lambda: admission.reserved == 800 - engine.released)
+            assert admission.left == 200
+            with pytest.raises(RequestError, match="reserved too many"):
+                admission.reserve(201)
+        engine.go.set()
+        assert server.settled() and not engine._running
+        assert admission.left == admission.unspent == 1000 - engine.accountant.queries > 200
+
+
+class Slow(StubEngine):
+    """A charge is written while the models compute, and sequences leave a cache by a copy."""
+
+    def step(self) -> list[tuple[Prompt, int]]:
+        released = super().step()
+        time.sleep(0.02)
+        return released
+
+    def leave(self, ended: Collection[Prompt]) -> None:
+        time.sleep(0.02)
+        super().leave(ended)
+
+
+def test_answers_that_the_plan_pays_for() -> None:
+    """Two at once, and others after each other: what an answer leaves is free once it has ended."""
+    asked = ASK | {"max_tokens": 50}
+    for engine, at_once, count in (
+        (Slow(queries=100), 2, 2),
+        (Slow("ab", queries=100, ends=True), 1, 5),
+    ):
+        with served(engine) as server, listening(server.app) as port:
+            with ThreadPoolExecutor(at_once) as pool:
+                found = pool.map(lambda _, port=port: asks(port, asked)[0], range(count))
+                assert list(found) == [200] * count
+
+
+class Strict(ByteTokenizer):
+    """A tokenizer in Python that has no text for an id of the padded vocabulary."""
+
+    def decode(self, ids: Any, **options: object) -> str:
+        if 70 in ids:
+            raise IndexError("piece id is out of range")
+        return super().decode(ids, **options)
+
+
+def test_a_prompt_that_cannot_be_decoded_reserves_nothing(tmp_path: Path) -> None:
+    clients, alice, headers = a_client(tmp_path, tokens=100)
+    with served(StubEngine(queries=100), tokenizer=Strict(), clients=clients) as server:
+        asked = ASK | {"prompt": [97, 70], "max_tokens": 40}
+        answer = server.client(headers=headers).post(COMPLETIONS, json=asked)
+        assert answer.status_code == 500
+        assert server.settled(1.0), server.admission.reserved
+        assert used(clients, alice) == 0
+
+
+def test_a_key_loses_nothing_if_the_server_stops_before_its_answer(tmp_path: Path) -> None:
+    clients, alice, headers = a_client(tmp_path, tokens=100)
+    with served(StubEngine(queries=100), clients=clients) as server:
+        admit = clients.admit
+
+        def stopped(*counted: Any) -> None:
+            server.scheduler.stop(0)
+            admit(*counted)
+
+        clients.admit = stopped  # type: ignore[method-assign]
+        answer = server.client(headers=headers).post(COMPLETIONS, json=ASK)
+        assert answer.status_code == 503
+        until(lambda: used(clients, alice) == server.admission.reserved == 0)
+
+
+def test_free_answers_are_not_spent_while_others_run() -> None:
+    """Of 23 answers beside one that goes on, none finds its plan spent: all are public."""
+    mechanism = ClippedLogPool(-0.5, 0.5, queries=100, public_confidence=0.5)
+    accountant, public = Accountant(1e-5), torch.tensor([[5.0, 0.0, 0.0, 0.0]])
+    accountant.bind(mechanism, 3)
+    admission = Admission(accountant, mechanism)
+
+    def token(reservation: Reservation) -> None:
+        ticket = mechanism.propose(public.repeat(3, 1, 1), public, rng=SecureRandom())
+        accountant.charge(ticket)
+        ticket.release()
+        reservation.charged()
+
+    goes_on = admission.reserve(40)
+    for _ in range(23):
+        token(goes_on)
+        short = admission.reserve(10)
+        for _ in range(10):
+            token(short)
+        short.close()
+    assert accountant.planned == 0 and admission.reserve(0) and admission.left == 100 - 17
+
+
+def test_a_key_pays_for_the_token_that_was_under_way(tmp_path: Path) -> None:
+    """A client leaves while a step runs: its token is charged, so the key has used it, too."""
+    clients, alice, headers = a_client(tmp_path, tokens=250)
+    engine, body = StubEngine(seconds=0.005), ASK | {"max_tokens": 250, "stream": True}
+    with served(engine, clients=clients) as server, listening(server.app) as port:
+        with opened(port, body, **headers):
+            until(lambda: engine.released >= 5)
+            engine.go.clear()  # the next step waits
+            time.sleep(0.05)
+        until(lambda: all(run.answer.cancelled for run in server.scheduler._running.values()))
+        engine.go.set()
+        until(lambda: used(clients, alice) == engine.released)
+        assert server.settled() and engine.released < 250
+
+
+def test_two_requests_cannot_take_the_last_place(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A place is checked before the key is counted, which takes a while; it must still be there."""
+    clients, alice, headers = a_client(tmp_path, tokens=10_000)
+    admit = clients.admit
+    monkeypatch.setattr(clients, "admit", lambda *one: (time.sleep(0.05), admit(*one))[1])
+    engine = StubEngine(batch=1)
+    engine.go.clear()
+    monkeypatch.setattr(scheduler, "MOST_WAITING", 1)
+    with served(engine, clients=clients) as server, ThreadPoolExecutor(6) as pool:
+        with listening(server.app) as port:
+            asked = [pool.submit(asks, port, ASK, **headers)]
+            until(lambda: server.scheduler.running)
+            asked += [pool.submit(asks, port, ASK, **headers) for _ in range(5)]
+            until(lambda: sum(one.done() for one in asked) == 4)
+            engine.go.set()
+            found = sorted(one.result()[0] for one in asked)
+    assert found == [200, 200, 503, 503, 503, 503]
+
+
+@pytest.mark.parametrize("then_public", [False, True])
+def test_what_a_spent_plan_answers(then_public: bool, tmp_path: Path) -> None:
+    """The public model costs neither plan nor key, and says so in the body, also of a stream."""
+    clients, alice, headers = a_client(tmp_path, tokens=10)
+    engine, told = StubEngine(queries=10), []
+    with served(engine, clients=clients, then_public=then_public) as server:
+        client = server.client(headers=headers)
+        for tokens, stream in ((6, False), (6, False), (6, True), (4, False), (6, False)):
+            asked = ASK | {"max_tokens": tokens, "stream": stream}
+            answer = client.post(COMPLETIONS, json=asked)
+            public = answer.text.count('"system_fingerprint":"public-model"')
+            told.append((answer.status_code, public, answer.text.count('"length"')))
+            assert server.settled()
+            told.append(client.get("/health").json())
+    health: list[Any] = [{"status": "ok"}] * 2
+    if then_public:
+        health = [{"answers": "ensemble", "plan_tokens_left": 4}]
+        health += [{"answers": "public model", "plan_tokens_left": 0}]
+        health = [{"status": "ok"} | one for one in health]
+    assert told[1::2] == [health[0]] * 3 + [health[1]] * 2
+    private, whole, stream = (200, 0, 1), (200, 1, 1), (200, 4, 1)  # 6 bytes, 4 letters
+    refused = (429, 0, 0)
+    spent = [whole, stream, private, whole] if then_public else [refused, refused, private, refused]
+    assert told[::2] == [private, *spent]
+    assert used(clients, alice) == engine.accountant.planned == 10
+    clients.close()
