@@ -29,6 +29,8 @@ from adapmixed.privacy import (
     PublicAnswer,
     RenyiBound,
 )
+from adapmixed.rng import SeededRandom
+from adapmixed_ext.inputs import likeliest
 
 
 def test_algorithm_1_line_by_line() -> None:
@@ -112,6 +114,19 @@ def test_public_screening_is_the_noised_test_on_the_public_model_and_costs_nothi
         accountant = Accountant(1e-5)
         accountant.charge(proposal)
         assert accountant.breakdown()["screening"] == 0.0
+
+
+def test_noise_is_added_to_probabilities_among_all_tokens() -> None:
+    """Among the active tokens alone they would be larger, and the noise less."""
+    private, public = ensemble()
+    q, active = public.double().log_softmax(-1), likeliest(public, 4)
+    speaking = private.double().gather(2, active.expand(MODELS, -1, -1)).log_softmax(-1)
+    speaking += q.gather(1, active).logsumexp(-1, keepdim=True)
+    rows = q.expand(MODELS, -1, -1).scatter(2, active.expand(MODELS, -1, -1), speaking)
+    mechanism = AdaPMixED(**SETTINGS)
+    found = mechanism.propose(private, public, rng=SeededRandom(SEED), active=4)
+    expected = answered_from_q(propose(mechanism, rows.float(), q.float()))
+    assert torch.equal(answered_from_q(found), expected) and 5 < int(expected.sum()) < POSITIONS - 5
 
 
 def test_fixed_loss_is_charged_for_every_query() -> None:
