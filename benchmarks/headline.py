@@ -36,6 +36,7 @@ from transformers import AutoTokenizer
 from adapmixed import AdaPMixED, Ensemble, PublicOnly, Unprotected, UnprotectedPool
 from adapmixed.data import demo_base
 from adapmixed.data.corpus import Corpus
+from adapmixed.ensemble.vocabulary import token_stream
 from adapmixed.evaluation import Evaluation, evaluate
 from adapmixed.mechanisms import Mechanism, planned
 from adapmixed.privacy.planner import (
@@ -49,7 +50,6 @@ from adapmixed.privacy.planner import (
 )
 from adapmixed.rng import SeededRandom
 from adapmixed.training import FinetuneConfig, TrainingRun, train_ensemble
-from adapmixed.training.blocks import token_stream
 from adapmixed.training.folder import TrainingFolder
 from adapmixed.training.settings import HEAD
 from adapmixed.training.shards import create_key

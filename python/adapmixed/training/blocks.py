@@ -1,15 +1,12 @@
-"""Turn text into blocks of tokens to train on."""
+"""Cut a stream of tokens into blocks to train on."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
-
-from adapmixed.ensemble.vocabulary import beginning_of, end_of_text
 
 IGNORED = -100
 """The label that torch's cross entropy ignores."""
@@ -46,30 +43,6 @@ class Blocks:
             targets = self.labels[part, 1:]
             last = int((targets != IGNORED).any(0).nonzero().max()) + 1
             yield self.inputs[part, :last], targets[:, :last]
-
-
-def token_stream(tokenizer: Any, texts: Sequence[str], vocab_size: int | None = None) -> list[int]:
-    """Return the token ids of all texts in order, each followed by the end-of-text token.
-
-    A BOS that a chat template has written is left out, since every block begins with one.
-
-    Args:
-        tokenizer: the base's tokenizer.
-        texts: the texts.
-        vocab_size: V of the base, to leave out what only the tokenizer has; None for all tokens.
-
-    Raises:
-        ValueError: if the tokenizer has no end-of-text token.
-    """
-    end = end_of_text(tokenizer, vocab_size)
-    beginning = list(beginning_of(tokenizer))
-    stream: list[int] = []
-    for text in texts:
-        ids = list(tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"])
-        ids = ids[len(beginning) :] if ids[: len(beginning)] == beginning else ids
-        stream += ids if vocab_size is None else [one for one in ids if one < vocab_size]
-        stream.append(end)
-    return stream
 
 
 def token_blocks(

@@ -33,11 +33,11 @@ from torch import Tensor
 import adapmixed_ext as ops
 from adapmixed.data.builtin import Document
 from adapmixed.ensemble.public_model import load_base
-from adapmixed.ensemble.vocabulary import beginning_of
+from adapmixed.ensemble.vocabulary import beginning_of, token_stream
 from adapmixed.files import publish_folder, temporary_folder
 from adapmixed.rng import SecureRandom
 from adapmixed.training.adapter import adapted_copy, save_adapter
-from adapmixed.training.blocks import IGNORED, token_blocks, token_stream
+from adapmixed.training.blocks import IGNORED, token_blocks
 from adapmixed.training.finetune import check_positions, linear_schedule
 from adapmixed.training.settings import FinetuneConfig
 from adapmixed_lab.dp_sgd.guarantee import AdapterGuarantee, PrivacyTarget, plan_noise

@@ -22,7 +22,7 @@ from adapmixed.data import demo_base
 from adapmixed.data.builtin import held_out_documents
 from adapmixed.ensemble import read_manifest, write_manifest
 from adapmixed.evaluation import Diagnostics, Evaluation
-from adapmixed.evaluation.diagnostics import Curve
+from adapmixed.evaluation.result import Curve
 from adapmixed.report import validation_losses
 from adapmixed_lab.figures.figures import draw
 
