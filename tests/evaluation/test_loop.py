@@ -55,36 +55,6 @@ def run(ensemble: Any, tokens: list[int], mechanisms: Any = None, **settings: An
     return evaluate(ensemble, tokens, mechanisms, **(arguments | settings))
 
 
-def target_log_probs(ensemble: Any, tokens: list[int], block: int) -> dict[str, Tensor]:
-    """Return log q(target) and log mean_i p_i(target) of every scored token, by plain softmax."""
-    public_parts, private_parts = [], []
-    for start in range(0, len(tokens), block):
-        ids = torch.tensor([tokens[start : start + block]])
-        private, public = ensemble.logits(ids)
-        targets = ids[0, 1:]
-        where = torch.arange(len(targets))
-        public_parts.append(torch.softmax(public[0, :-1].double(), -1)[where, targets])
-        mean = torch.softmax(private[:, 0, :-1].double(), -1).mean(0)
-        private_parts.append(mean[where, targets])
-    return {"public": torch.cat(public_parts).log(), "unprotected": torch.cat(private_parts).log()}
-
-
-@pytest.mark.parametrize("length,block,queries", [(100, 32, 96), (100, 10, 90), (97, 32, 93)])
-def test_perplexity_of_a_real_model(
-    ensemble: Ensemble, length: int, block: int, queries: int
-) -> None:
-    """The first token of each block is not scored; a last block of one token scores nothing."""
-    tokens = stream(length, vocab=VOCAB)
-    mechanisms = {"public": PublicOnly(), "unprotected": Unprotected()}
-    results = run(ensemble, tokens, mechanisms, block=block, memory_bytes=1 << 24)
-    direct = target_log_probs(ensemble, tokens, block)
-    for result in results:
-        expected = direct[result.name]
-        assert result.queries == len(expected) == queries
-        assert result.perplexity == pytest.approx(float(torch.exp(-expected.mean())), rel=1e-6)
-    assert results[0].perplexity != pytest.approx(results[1].perplexity, rel=1e-2)
-
-
 def test_default_block_is_512_or_the_window(ensemble: Ensemble) -> None:
     tokens = stream(3 * POSITIONS, vocab=VOCAB)
     (result,) = run(ensemble, tokens, memory_bytes=1 << 24)
