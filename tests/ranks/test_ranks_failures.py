@@ -113,16 +113,6 @@ def test_no_rank_knows_a_token_before_it_is_charged(tmp_path: Path) -> None:
     assert released(tmp_path) == SEQUENCES == charged(tmp_path)
 
 
-def test_a_run_that_nothing_happens_to(tmp_path: Path) -> None:
-    for mechanism in (POOL, ADAPTIVE):
-        folder = tmp_path / mechanism.name
-        folder.mkdir()
-        children = started(2, lambda ranks, m=mechanism, f=folder: serve(ranks, f, m), folder)  # type: ignore[misc]
-        assert [status_of(child) for child in children] == [0, 0]
-        seen = [(folder / f"seen-{rank}").read_bytes() for rank in range(2)]
-        assert seen[0] == seen[1] and len(seen[0]) == STEPS * SEQUENCES == charged(folder)
-
-
 @pytest.mark.slow
 def test_a_silent_rank_ends_the_run(tmp_path: Path) -> None:
     arm = dies_before(8, 1, signal.SIGSTOP)

@@ -11,8 +11,8 @@ from pathlib import Path
 import psutil
 import pytest
 import torch
-from processes import forked, status_of, until
-from training_cases import CONFIG, a_run, contents, killed_before, write_base
+from processes import forked, killed_before, status_of, until
+from training_cases import CONFIG, a_run, contents, write_base
 
 from adapmixed.training import FinetuneConfig, TrainingRun, head, train_ensemble
 

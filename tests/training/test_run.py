@@ -225,16 +225,6 @@ def test_a_run_goes_on_with_the_same_only(base: Path, tmp_path: Path) -> None:
     quietly(run)
 
 
-def test_a_corpus_that_cannot_be_read_is_not_called_the_base(
-    base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    run = replace(a_run(tmp_path, base), base="some-org/model")
-    monkeypatch.setattr("adapmixed.training.run.base_facts", lambda *_: Mock(revision=None))
-    monkeypatch.setattr(Corpus, "documents", Mock(side_effect=PermissionError("corpus.jsonl")))
-    with pytest.raises(PermissionError, match="^corpus.jsonl$"):
-        quietly(run)
-
-
 def test_refusals_before_any_work(base: Path, tmp_path: Path) -> None:
     run = a_run(tmp_path, base)
 

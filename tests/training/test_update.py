@@ -12,13 +12,13 @@ from typing import Any
 
 import pytest
 import torch
+from processes import killed_before
 from training_cases import (
     CONFIG,
     KEY,
     USERS,
     a_run,
     contents,
-    killed_before,
     rows,
     write_base,
     write_corpus,
