@@ -19,8 +19,8 @@ from adapmixed.ensemble.lora import block_names, head_name, linear_names
 from adapmixed.ensemble.support import TESTED
 from adapmixed.training import FinetuneConfig, blocks, shard_seed, train_adapter
 from adapmixed.training import head as head_module
-from adapmixed.training.adapter import adapted_copy
 from adapmixed.training.blocks import Blocks, token_blocks
+from adapmixed.training.finetune import adapted_copy
 from adapmixed.training.head import find_trunk, trunk_once
 
 CONFIG = FinetuneConfig(

@@ -26,7 +26,6 @@ import torch
 from torch import Tensor, nn
 
 from adapmixed.ensemble.lora import head_name
-from adapmixed.training.adapter import lora_layers
 from adapmixed.training.blocks import IGNORED, Blocks
 from adapmixed_ext.low_rank import cross_entropy, pack_tokens, unpack_tokens
 
@@ -131,6 +130,11 @@ def trunk_once(
             quick.finish()
         inner.set_submodule(trunk.name, module)
         inner.set_submodule(head, layer)
+
+
+def lora_layers(model: Any) -> list[Any]:
+    """Return peft's LoRA layers of a model."""
+    return [module for module in model.modules() if hasattr(module, "lora_A")]
 
 
 def adapts_head_alone(inner: Any) -> bool:

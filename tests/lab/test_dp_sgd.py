@@ -21,18 +21,20 @@ from training_cases import write_base, write_corpus
 from adapmixed.data import Document
 from adapmixed.ensemble import Ensemble
 from adapmixed.privacy.conversions import gdp_to_dp
-from adapmixed.training.adapter import adapted_copy
 from adapmixed.training.blocks import IGNORED
+from adapmixed.training.finetune import adapted_copy
 from adapmixed.training.settings import FinetuneConfig
+from adapmixed_lab import dp_sgd
 from adapmixed_lab.cli import main
-from adapmixed_lab.dp_sgd import training as dp_sgd
-from adapmixed_lab.dp_sgd.guarantee import (
+from adapmixed_lab.dp_sgd import (
     AdapterGuarantee,
     PrivacyTarget,
     group_epsilon,
     plan_noise,
+    poisson_sample,
+    record_blocks,
+    train_dp_adapter,
 )
-from adapmixed_lab.dp_sgd.training import poisson_sample, record_blocks, train_dp_adapter
 
 pytestmark = pytest.mark.skipif(
     find_spec("opacus") is None, reason="opacus is not installed (the lab extra)"
