@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from adapmixed.data import Corpus, demo_base
-from adapmixed.training import FinetuneConfig, TrainingRun
+from adapmixed.training import FinetuneConfig, TrainingRun, train_ensemble
 from adapmixed.training.folder import TrainingFolder
 
 CONFIG = FinetuneConfig(
@@ -88,3 +88,9 @@ def contents(folder: Path) -> dict[str, bytes]:
         for path in sorted(folder.rglob("*"))
         if path.is_file()
     }
+
+
+def trained(run: TrainingRun, **settings: Any) -> dict[str, bytes]:
+    """Train without a word, and return the ensemble's files."""
+    train_ensemble(run, say=lambda line: None, **settings)
+    return contents(run.output)
