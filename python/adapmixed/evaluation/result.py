@@ -137,7 +137,6 @@ class Tally:
             queries=queries,
             guarantee=guarantee,
             screened=0.0 if guarantee.kind == "public" else self.screened / queries,
-            seconds=self.seconds,
             tokens_per_second=queries / (self.seconds + forward_seconds),
             curve=tuple((done, None if math.isnan(cost) else cost) for done, cost, _ in points),
             perplexities=tuple((done, perplexity) for done, _, perplexity in points),
@@ -170,7 +169,6 @@ class Evaluation:
         guarantee: the accountant's guarantee after all queries.
         screened: share of queries that screening answered with the public model; 0 for a mechanism
             that never reads the private models.
-        seconds: time spent in the mechanism, without the models' forward pass.
         tokens_per_second: queries divided by the time of the mechanism and the shared forward pass;
             None if it is not shown.
         curve: (queries, ε) after each call of the mechanism and at the end. Long evaluations keep
@@ -197,7 +195,6 @@ class Evaluation:
     queries: int
     guarantee: Guarantee
     screened: float
-    seconds: float
     tokens_per_second: float | None
     curve: tuple[tuple[int, float | None], ...]
     perplexities: tuple[tuple[int, float], ...]
