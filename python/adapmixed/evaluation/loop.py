@@ -18,7 +18,8 @@ from adapmixed.ensemble.ensemble import DEFAULT_MEMORY_BYTES
 from adapmixed.ensemble.output_layer import LogitsRoom
 from adapmixed.ensemble.vocabulary import begun
 from adapmixed.evaluation.diagnostics import Diagnostics
-from adapmixed.evaluation.result import Evaluation, Tally, compared, held, read_state, save_state
+from adapmixed.evaluation.result import Evaluation, Tally, compared, read_state, save_state
+from adapmixed.files import remove_leftovers, sole_writer
 from adapmixed.limits import DEFAULT_ACTIVE, check_active, check_count, check_optional_count
 from adapmixed.mechanisms import Mechanism, Origin, Rows, shaped
 from adapmixed.privacy import Accountant
@@ -155,6 +156,7 @@ def evaluate(
 
     def begin() -> Tensor:
         assert path is not None
+        remove_leftovers(path.parent, path.name)  # of a killed evaluation
         state = read_state(path, configuration)
         if state is None:
             save_state(path, configuration, session.state())  # raises if it cannot be written
@@ -162,7 +164,7 @@ def evaluate(
             session.restore(state)
         return torch.tensor([session.place])
 
-    with nullcontext() if path is None or not ranks.is_main else held(path):
+    with nullcontext() if path is None or not ranks.is_main else sole_writer(path):
         if path is not None:
             session.place = int(ranks.tell(begin, (1,), torch.int64, torch.device("cpu")))
         saved = time.monotonic()

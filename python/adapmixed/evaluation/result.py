@@ -10,8 +10,7 @@ from __future__ import annotations
 import hashlib
 import math
 import statistics
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -22,7 +21,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from adapmixed.ensemble.manifest import read_versioned
-from adapmixed.files import remove_leftovers, sole_writer, write_file
+from adapmixed.files import write_file
 from adapmixed.mechanisms import Answer, Ticket
 from adapmixed.privacy import Accountant, Guarantee
 from adapmixed.privacy.encoding import READERS, canonical, from_json
@@ -358,18 +357,6 @@ def _losses(one: Evaluation) -> NDArray[np.float64]:
     count = min(MOST_BLOCKS, max(1, one.queries // BLOCK))
     wanted = np.arange(count + 1) * one.queries / count
     return np.diff(points[np.unique(np.searchsorted(points[:, 0], wanted))], axis=0)
-
-
-@contextmanager
-def held(path: Path) -> Iterator[None]:
-    """Hold a result file alone, and remove what a killed evaluation left next to it.
-
-    Raises:
-        OSError: another process holds it, or its folder is missing or cannot be written.
-    """
-    with sole_writer(path):
-        remove_leftovers(path.parent, path.name)
-        yield
 
 
 def read_state(path: Path, configuration: Mapping[str, Any]) -> dict[str, Any] | None:
