@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 from fake_ensemble import SpreadEnsemble
-from rank_cases import in_ranks, result, started, status_of
+from rank_cases import environment, in_ranks, result, started, status_of
 from torch import Tensor
 
 from adapmixed.errors import BudgetSpentError, ProcessError
@@ -223,7 +223,7 @@ def test_ranks_that_do_not_come(tmp_path: Path) -> None:
         with pytest.raises(ValueError, match=f"timeout_seconds must be .* got {float(seconds)}"):
             with joined(timeout_seconds=seconds):
                 pass
-    with joined(place=Rank()) as ranks:
+    with joined() as ranks:
         assert ranks is ALONE
 
 
@@ -247,10 +247,10 @@ def test_ranks_that_cannot_join(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
-        monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
-        monkeypatch.setenv("MASTER_PORT", str(taken.getsockname()[1]))
+        for name, value in environment(0, 2, taken.getsockname()[1]).items():
+            monkeypatch.setenv(name, value)
         with pytest.raises(ProcessError, match=r"did not come together \(.*address"):
-            with joined(place=Rank(0, 2)):
+            with joined():
                 pass
 
 
