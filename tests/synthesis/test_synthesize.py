@@ -153,6 +153,7 @@ def test_rows_without_names_carry_a_caveat(base: Path, texts: Path) -> None:
     [
         ({"count": 0}, "count must be an integer >= 1"),
         ({"count": 9}, "count must be <= 8, the batches of 5 that 40 names fill"),
+        ({"count": 1, "batch": 41}, "texts must hold at least 41 names, a batch, got 40"),
         ({"epsilon": 0.2}, r"batch must be >= \d+ at epsilon = 0.2 for 6 tokens, got 5"),
         ({"epsilon": 1e-9}, "batch must be >= more than any"),
         ({"epsilon": 1e-9, "batch": None}, "epsilon must pay for 6 tokens"),
@@ -247,12 +248,3 @@ def test_a_change_of_one_record_stays_in_its_slot() -> None:
     after = dealt(changed, 8, 20, key=KEY).slots
     places = [(b, k) for b in range(8) for k in range(20) if before[b][k] != after[b][k]]
     assert [after[b][k] for b, k in places] == ["text of n3!"]
-
-
-@pytest.mark.parametrize(
-    "count,size,words",
-    [(5, 2, "count must be <= 4, .* that 8 names fill"), (1, 9, "at least 9 names")],
-)
-def test_too_few_names(count: int, size: int, words: str) -> None:
-    with pytest.raises(ValueError, match=words):
-        dealt(documents(*"abcdefgh"), count, size, key=KEY)
