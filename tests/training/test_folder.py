@@ -13,7 +13,7 @@ import pytest
 from processes import forked, killed_before, status_of, until
 from training_cases import CONFIG, a_run, contents, trained
 
-from adapmixed.training import FinetuneConfig, head, train_ensemble
+from adapmixed.training import FinetuneConfig, blocks, train_ensemble
 
 HEAD = replace(CONFIG, target_modules=("lm_head",))
 
@@ -31,7 +31,7 @@ def test_killed_before_every_change_of_the_disk(
     tiny: Path, tmp_path: Path, config: FinetuneConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """This includes the hidden states of output-layer members, which are in a file here."""
-    monkeypatch.setattr(head, "IN_MEMORY", 0)
+    monkeypatch.setattr(blocks, "IN_MEMORY", 0)
     small = {"num_models": 1, "config": replace(config, epochs=1), "validation_fraction": 0.0}
     run = a_run(tmp_path, tiny, "undisturbed", **small)
     reference = trained(run)

@@ -26,8 +26,15 @@ import torch
 from torch import Tensor
 
 from adapmixed.ensemble.support import max_positions
-from adapmixed.training.blocks import IGNORED, Blocks, token_blocks
-from adapmixed.training.head import StateBlocks, find_trunk, lora_layers, trunk_once
+from adapmixed.training.blocks import (
+    IGNORED,
+    Blocks,
+    StateBlocks,
+    find_trunk,
+    lora_layers,
+    token_blocks,
+    trunk_once,
+)
 from adapmixed.training.settings import FinetuneConfig
 
 ROUNDS = 4
@@ -167,7 +174,7 @@ class AdapterTrainer:
 
     AdamW minimises the next-token cross entropy. After an optional warm-up, its learning rate falls
     linearly from `learning_rate` to zero over all steps. If the output layer alone is adapted,
-    everything below it runs once per token and in eval mode (`head.trunk_once`).
+    everything below it runs once per token and in eval mode (`blocks.trunk_once`).
     """
 
     def __init__(self, base: Any, config: FinetuneConfig) -> None:
