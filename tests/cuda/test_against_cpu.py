@@ -15,6 +15,7 @@ from torch import Tensor
 
 import adapmixed_ext
 from adapmixed_ext import _C
+from adapmixed_ext.inputs import likeliest
 
 # N, B, V: usual sizes, the largest vocabularies, many models, a batch.
 SHAPES = {
@@ -113,3 +114,9 @@ def test_the_build_serves_this_gpu(gpu: torch.device) -> None:
     binary = any(n // 10 == major and n <= here for n in real)
     ptx = any(n <= here for n, name in zip(real, names, strict=True) if "-real" not in name)
     assert binary or ptx, names
+
+
+def test_the_likeliest_tokens_ascend_and_ties_go_to_the_smaller(gpu: torch.device) -> None:
+    rows = torch.randint(-40, 40, (8, 50_257), generator=torch.Generator().manual_seed(0)).float()
+    for count in (1, 4_096, 50_257):
+        assert torch.equal(likeliest(rows.to(gpu), count).cpu(), likeliest(rows, count))

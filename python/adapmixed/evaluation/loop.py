@@ -25,6 +25,7 @@ from adapmixed.mechanisms import Mechanism, Origin, Rows, shaped
 from adapmixed.privacy import Accountant
 from adapmixed.privacy.encoding import from_json, to_json
 from adapmixed.rng import SecureRandom, SeededRandom
+from adapmixed_ext.inputs import prepare
 
 if TYPE_CHECKING:
     from adapmixed.ensemble import Ensemble
@@ -152,7 +153,7 @@ def evaluate(
     randomness = {"seed": rng.seed, "label": rng.label} if isinstance(rng, SeededRandom) else None
     configuration = described | {"randomness": randomness}  # nothing of a key
     if path is not None:
-        configuration["probe"] = _probe(ensemble, tokens, windows[0][0], memory_bytes)
+        configuration["probe"] = _probe(ensemble, tokens, windows[0][0], memory_bytes, origin)
 
     def begin() -> Tensor:
         assert path is not None
@@ -373,17 +374,27 @@ class Session:
 
 
 def _probe(
-    ensemble: "Ensemble", tokens: Sequence[int], window: Window, memory_bytes: int
+    ensemble: "Ensemble",
+    tokens: Sequence[int],
+    window: Window,
+    memory_bytes: int,
+    origin: Origin,
 ) -> list[float]:
     """Return each model's mean log-probability of the first tokens, the public model's last."""
     text = tokens[window.start : min(window.stop, window.start + _PROBED + 1)]
     queries = len(begun(ensemble.beginning, text)) - 1
     sums: Any = 0.0
-    parts = scored_parts(ensemble, text, queries, memory_bytes=memory_bytes, active=None)
+    speaking = origin.active_tokens
+    parts = scored_parts(ensemble, text, queries, memory_bytes=memory_bytes, active=speaking)
     for rows, targets in parts:
-        each = torch.cat([rows.private, rows.public[None]]).double().log_softmax(-1)
-        found = each.gather(-1, targets.expand(len(each), -1)[..., None])[..., 0]
-        sums = sums + found.clamp_min(_IMPOSSIBLE).sum(-1)
+        places, share = rows.places(targets)
+        whole = rows.with_tail()
+        private, public, *lses = prepare(whole.private, whole.public)[:4]
+        found = [
+            logits.gather(-1, places.expand(lse.shape)[..., None])[..., 0] - lse + share
+            for logits, lse in zip((private, public[None]), (lses[0], lses[1][None]), strict=True)
+        ]
+        sums = sums + torch.cat(found).clamp_min(_IMPOSSIBLE).sum(-1)
     members = ensemble.ranks.gather(sums[:-1])
     if members is None:  # only the main process keeps the file
         return []
