@@ -17,15 +17,14 @@ from torch import Tensor
 from adapmixed.ensemble.ensemble import DEFAULT_MEMORY_BYTES
 from adapmixed.ensemble.output_layer import LogitsRoom
 from adapmixed.ensemble.vocabulary import begun
-from adapmixed.evaluation.diagnostics import Diagnostics
+from adapmixed.evaluation.diagnostics import Diagnostics, target_log_probs
 from adapmixed.evaluation.result import Evaluation, Tally, compared, read_state, save_state
 from adapmixed.files import remove_leftovers, sole_writer
 from adapmixed.limits import DEFAULT_ACTIVE, check_active, check_count, check_optional_count
-from adapmixed.mechanisms import Mechanism, Origin, Rows, shaped
+from adapmixed.mechanisms import Mechanism, Origin, Rows, Unprotected, shaped
 from adapmixed.privacy import Accountant
 from adapmixed.privacy.encoding import from_json, to_json
 from adapmixed.rng import SecureRandom, SeededRandom
-from adapmixed_ext.inputs import prepare
 
 if TYPE_CHECKING:
     from adapmixed.ensemble import Ensemble
@@ -384,21 +383,16 @@ def _probe(
     text = tokens[window.start : min(window.stop, window.start + _PROBED + 1)]
     queries = len(begun(ensemble.beginning, text)) - 1
     sums: Any = 0.0
-    speaking = origin.active_tokens
-    parts = scored_parts(ensemble, text, queries, memory_bytes=memory_bytes, active=speaking)
+    active = origin.active_tokens
+    parts = scored_parts(ensemble, text, queries, memory_bytes=memory_bytes, active=active)
     for rows, targets in parts:
-        places, share = rows.places(targets)
-        whole = rows.with_tail()
-        private, public, *lses = prepare(whole.private, whole.public)[:4]
-        found = [
-            logits.gather(-1, places.expand(lse.shape)[..., None])[..., 0] - lse + share
-            for logits, lse in zip((private, public[None]), (lses[0], lses[1][None]), strict=True)
-        ]
-        sums = sums + torch.cat(found).clamp_min(_IMPOSSIBLE).sum(-1)
-    members = ensemble.ranks.gather(sums[:-1])
+        plain = Unprotected().propose_rows(rows, rng=SeededRandom(0))._proposed
+        found = np.vstack(target_log_probs(plain, targets))
+        sums = sums + np.maximum(found, _IMPOSSIBLE).sum(1)
+    members = ensemble.ranks.gather(torch.from_numpy(sums[:-1]))
     if members is None:  # only the main process keeps the file
         return []
-    return [float(value) for value in torch.cat([members, sums[-1:]]) / queries]
+    return [*(members / queries).tolist(), float(sums[-1]) / queries]
 
 
 def _digest(tokens: Sequence[int]) -> str:
